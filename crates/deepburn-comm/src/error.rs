@@ -1,0 +1,266 @@
+//! What can go wrong between ranks.
+//!
+//! A [`CommError`] is the same value on every rank: the first failure ends the group, and all
+//! present and later calls return it. Every message names the ranks, what they were exchanging and
+//! what to do about it.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::{Operation, Signature, Tag};
+
+/// Why a collective could not be completed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CommError {
+    /// Two ranks started different collectives at the same place of the common order.
+    #[error(
+        "collective {sequence}: {left}, but {right}{}; all ranks must start the same collectives \
+         in the same order: look for a branch that depends on the rank or on its data",
+        left.difference(right)
+    )]
+    Mismatch {
+        /// Number of the collective in the common order, from 0.
+        sequence: u64,
+        /// The rank that was there first.
+        left: Box<Side>,
+        /// The rank that disagrees.
+        right: Box<Side>,
+    },
+
+    /// Ranks did not arrive in time.
+    #[error(
+        "rank {rank} waited {:.3} s in {call} for {}; find out what holds them up (a crash, a \
+         dead-lock, a collective that they skip), or raise the time-out if they are only slow",
+        waited.as_secs_f64(), Listed(absent)
+    )]
+    Timeout {
+        /// The rank that waited.
+        rank: usize,
+        /// What it waited in.
+        call: Call,
+        /// For how long.
+        waited: Duration,
+        /// The ranks it waited for.
+        absent: Vec<Absence>,
+    },
+
+    /// A rank ended with an error or a panic.
+    #[error("rank {rank} failed and all ranks stop: {cause}")]
+    PeerFailed {
+        /// The rank that failed.
+        rank: usize,
+        /// Its error or panic message.
+        cause: String,
+    },
+
+    /// A rank ended normally while others still needed it.
+    #[error(
+        "rank {waiting} waits in {call} for rank {rank}, which has ended; all ranks must run the \
+         same number of collectives: compare the number of steps of both"
+    )]
+    Left {
+        /// The rank that has ended.
+        rank: usize,
+        /// The rank that waits for it.
+        waiting: usize,
+        /// What it waits in.
+        call: Call,
+    },
+
+    /// A rank used its handle after it had left the group.
+    #[error(
+        "rank {rank} cannot start {operation} of {tag}: it has left the process group; use the \
+         group only inside the function that the ranks run"
+    )]
+    AfterLeave {
+        /// The rank.
+        rank: usize,
+        /// What it tried to start.
+        operation: Operation,
+        /// What it was to exchange.
+        tag: Tag,
+    },
+
+    /// A collective cannot be done with these arguments; nothing was exchanged.
+    #[error("rank {rank} cannot start {operation} of {tag}: {reason}")]
+    InvalidArgument {
+        /// The rank that called.
+        rank: usize,
+        /// What it called.
+        operation: Operation,
+        /// What it was to exchange.
+        tag: Tag,
+        /// The argument, its value, the rule and the remedy.
+        reason: String,
+    },
+
+    /// A group of no ranks was asked for.
+    #[error("the number of ranks is 0; a process group has at least one rank: pass 1 or more")]
+    NoRanks,
+}
+
+/// One collective at its place in the common order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Call {
+    /// Number of the collective, counted from 0 by every rank for itself.
+    pub sequence: u64,
+    /// What was called.
+    pub operation: Operation,
+    /// What is exchanged.
+    pub tag: Tag,
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "collective {} ({} of {})", self.sequence, self.operation, self.tag)
+    }
+}
+
+/// A rank that others wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Absence {
+    /// The rank.
+    pub rank: usize,
+    /// The last collective that it started, if any.
+    pub last: Option<Call>,
+}
+
+impl fmt::Display for Absence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.last {
+            Some(call) => write!(f, "rank {}, last seen in {call}", self.rank),
+            None => write!(f, "rank {}, which has started no collective", self.rank),
+        }
+    }
+}
+
+/// Absences, one after the other.
+struct Listed<'a>(&'a [Absence]);
+
+impl fmt::Display for Listed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, absence) in self.0.iter().enumerate() {
+            write!(f, "{}{absence}", if i == 0 { "" } else { " and " })?;
+        }
+        Ok(())
+    }
+}
+
+/// What one rank called.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Side {
+    /// The rank.
+    pub rank: usize,
+    /// What it called.
+    pub operation: Operation,
+    /// What it wants to exchange.
+    pub tag: Tag,
+    /// Rust type of its arrays; `()` for a barrier.
+    pub payload: &'static str,
+    /// Its arrays; `None` where it passed none (a barrier, a rank that only receives).
+    pub signature: Option<Signature>,
+}
+
+impl Side {
+    /// Whether both can take part in one exchange.
+    pub(crate) fn agrees_with(&self, other: &Self) -> bool {
+        let same_arrays = match (&self.signature, &other.signature) {
+            (Some(mine), Some(theirs)) => mine == theirs,
+            _ => true,
+        };
+        self.operation == other.operation
+            && self.tag == other.tag
+            && self.payload == other.payload
+            && same_arrays
+    }
+
+    /// The first difference between the arrays of both sides, if there is one, as an insertion
+    /// into a sentence. Buckets hold hundreds of arrays: showing them all would hide it.
+    fn difference(&self, other: &Self) -> String {
+        if self.payload != other.payload {
+            return format!(" (payloads {} and {})", self.payload, other.payload);
+        }
+        let (Some(mine), Some(theirs)) = (&self.signature, &other.signature) else {
+            return String::new();
+        };
+        let pairs = mine.numels.iter().zip(&mine.dtypes);
+        let differing = pairs
+            .zip(theirs.numels.iter().zip(&theirs.dtypes))
+            .enumerate()
+            .find(|(_, (left, right))| left != right);
+        differing.map_or_else(String::new, |(i, ((left, left_type), (right, right_type)))| {
+            format!(" (array {i}: {left} x {left_type} and {right} x {right_type})")
+        })
+    }
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} called {} of {}", self.rank, self.operation, self.tag)?;
+        if let Some(signature) = &self.signature {
+            let (arrays, elements) = (signature.numels.len(), signature.total());
+            write!(f, " with {elements} elements in {arrays} arrays")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ReduceOp;
+
+    fn side(rank: usize, numels: &[usize], dtype: &'static str) -> Side {
+        Side {
+            rank,
+            operation: Operation::AllReduce(ReduceOp::Sum),
+            tag: Tag::new("norm", 3),
+            payload: "Host<f32>",
+            signature: Some(Signature {
+                numels: numels.to_vec(),
+                dtypes: vec![dtype; numels.len()],
+            }),
+        }
+    }
+
+    fn mismatch(left: Side, right: Side) -> String {
+        assert!(!left.agrees_with(&right));
+        CommError::Mismatch { sequence: 7, left: left.into(), right: right.into() }.to_string()
+    }
+
+    #[test]
+    fn a_mismatch_names_both_sides_and_the_first_difference() {
+        let message = mismatch(side(0, &[4, 5], "f32"), side(2, &[4, 6], "f32"));
+        let expected = "collective 7: rank 0 called all_reduce(sum) of norm#3 with 9 elements in \
+                        2 arrays, but rank 2 called all_reduce(sum) of norm#3 with 10 elements in \
+                        2 arrays (array 1: 5 x f32 and 6 x f32); ";
+        assert!(message.starts_with(expected), "{message}");
+        let message = mismatch(side(0, &[4], "f32"), side(1, &[4], "f64"));
+        assert!(message.contains("(array 0: 4 x f32 and 4 x f64)"), "{message}");
+        let message = mismatch(side(0, &[4], "f32"), side(1, &[4, 1], "f32"));
+        assert!(message.contains("in 1 arrays, but rank 1"), "{message}");
+        let other = Side { payload: "Tensor", ..side(1, &[4], "f32") };
+        let message = mismatch(side(0, &[4], "f32"), other);
+        assert!(message.contains("(payloads Host<f32> and Tensor)"), "{message}");
+    }
+
+    #[test]
+    fn a_side_without_arrays_agrees_with_any_arrays() {
+        let silent = Side { signature: None, ..side(1, &[], "f32") };
+        assert!(silent.agrees_with(&side(0, &[3], "f32")));
+        assert!(!Side { tag: Tag::new("norm", 4), ..silent }.agrees_with(&side(0, &[3], "f32")));
+    }
+
+    #[test]
+    fn a_timeout_lists_the_absent_and_where_they_were() {
+        let call =
+            Call { sequence: 9, operation: Operation::Barrier, tag: Tag::new("end of step", 4) };
+        let absent = vec![Absence { rank: 1, last: Some(call) }, Absence { rank: 3, last: None }];
+        let error =
+            CommError::Timeout { rank: 0, call, waited: Duration::from_millis(1500), absent };
+        let expected = "rank 0 waited 1.500 s in collective 9 (barrier of end of step#4) for rank \
+                        1, last seen in collective 9 (barrier of end of step#4) and rank 3, which \
+                        has started no collective; ";
+        assert!(error.to_string().starts_with(expected), "{error}");
+    }
+}

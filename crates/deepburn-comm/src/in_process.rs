@@ -1,0 +1,235 @@
+//! The process group whose ranks are threads of one process.
+//!
+//! [`Member`] is one rank's handle. Starting a collective leaves the arrays at a
+//! [`Rendezvous`] and returns; the exchange itself is done by the ranks that wait for it, in
+//! place, on their own threads (`exchange`). There is no thread in the background. The states of
+//! an exchange and its races are described in `in_process/README.md`.
+//!
+//! Refused: collectives that differ between ranks, arguments that do not fit, use after leaving.
+
+mod exchange;
+mod rendezvous;
+mod round;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::{
+    CommError, Operation, Payload, Pending, ProcessGroup, ReduceOp, Side, Signature, Statistics,
+    Tag,
+};
+pub(crate) use rendezvous::Failure;
+use rendezvous::{Rendezvous, Ticket};
+
+/// One rank's handle on a process group of threads.
+///
+/// It carries every [`Payload`], in one common order: device tensors, host numbers and bytes may
+/// follow each other, and the group notices a rank that mixes them differently. Clones are the
+/// same rank. When the last clone is dropped the rank has left, and others that still wait for it
+/// are told so.
+#[derive(Debug, Clone)]
+pub struct Member {
+    seat: Arc<Seat>,
+}
+
+/// What the clones of a member share; leaves the group when the last is gone.
+#[derive(Debug)]
+struct Seat {
+    rank: usize,
+    rendezvous: Arc<Rendezvous>,
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.rendezvous.leave(self.rank);
+    }
+}
+
+impl Member {
+    /// The members of a new group, by rank. A rank that waits longer than `timeout` for others
+    /// ends the group; `Duration::MAX` waits for ever.
+    ///
+    /// # Errors
+    /// When `world_size` is 0.
+    pub fn group(world_size: usize, timeout: Duration) -> Result<Vec<Self>, CommError> {
+        if world_size == 0 {
+            return Err(CommError::NoRanks);
+        }
+        let rendezvous = Arc::new(Rendezvous::new(world_size, timeout));
+        let seat = |rank| Seat { rank, rendezvous: rendezvous.clone() };
+        Ok((0..world_size).map(|rank| Self { seat: Arc::new(seat(rank)) }).collect())
+    }
+
+    /// This rank, from 0.
+    pub fn rank(&self) -> usize {
+        self.seat.rank
+    }
+
+    /// Number of ranks.
+    pub fn world_size(&self) -> usize {
+        self.seat.rendezvous.world_size()
+    }
+
+    /// Returns when every rank has called it, whatever payload it otherwise exchanges.
+    ///
+    /// # Errors
+    /// When a rank failed, disagreed or did not arrive in time.
+    pub fn barrier(&self, tag: Tag) -> Result<(), CommError> {
+        exchange::barrier(&self.start(Operation::Barrier, tag, None, Vec::<()>::new())?)
+    }
+
+    /// Ends the group: every present and later call of any rank fails with the cause of the first
+    /// call of `abort`.
+    pub fn abort(&self, cause: CommError) {
+        self.seat.rendezvous.abort(self.rank(), cause);
+    }
+
+    /// Declares that this rank starts no more collectives. Handles that it still holds can be
+    /// waited for; ranks that wait for a collective this rank has not started get
+    /// [`CommError::Left`].
+    pub fn leave(&self) {
+        self.seat.rendezvous.leave(self.rank());
+    }
+
+    /// The collectives that this rank has started so far.
+    pub fn statistics(&self) -> Statistics {
+        self.seat.rendezvous.statistics(self.rank())
+    }
+
+    /// What ended the group, if something did.
+    pub(crate) fn failure(&self) -> Option<Failure> {
+        self.seat.rendezvous.failure()
+    }
+
+    /// Takes the next place in the common order and leaves `arrays` there.
+    fn start<T: Send + Sync + 'static>(
+        &self,
+        operation: Operation,
+        tag: Tag,
+        signature: Option<Signature>,
+        arrays: Vec<T>,
+    ) -> Result<Ticket, CommError> {
+        let payload = std::any::type_name::<T>();
+        let side = Side { rank: self.rank(), operation, tag, payload, signature };
+        Rendezvous::post(&self.seat.rendezvous, side, Arc::new(arrays))
+    }
+
+    /// Starts a collective in which all arrays are reduced with `op`.
+    fn start_reduction<T: Payload>(
+        &self,
+        operation: Operation,
+        tag: Tag,
+        arrays: Vec<T>,
+        op: ReduceOp,
+    ) -> Result<Ticket, CommError> {
+        if let Some(array) = arrays.iter().find(|array| !array.supports(op)) {
+            let reason = format!(
+                "elements of type {} have no {op}; convert the array to a float type",
+                array.dtype()
+            );
+            return Err(self.refused(operation, tag, reason));
+        }
+        self.start(operation, tag, Some(Signature::of(&arrays)), arrays)
+    }
+
+    fn refused(&self, operation: Operation, tag: Tag, reason: String) -> CommError {
+        CommError::InvalidArgument { rank: self.rank(), operation, tag, reason }
+    }
+}
+
+impl<T: Payload> ProcessGroup<T> for Member {
+    fn rank(&self) -> usize {
+        self.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.world_size()
+    }
+
+    fn all_reduce(&self, tag: Tag, arrays: Vec<T>, op: ReduceOp) -> Result<Pending<T>, CommError> {
+        let ticket = self.start_reduction(Operation::AllReduce(op), tag, arrays, op)?;
+        Ok(Pending::new(move || exchange::all_reduce(&ticket, op)))
+    }
+
+    fn reduce_scatter(
+        &self,
+        tag: Tag,
+        arrays: Vec<T>,
+        op: ReduceOp,
+    ) -> Result<Pending<T>, CommError> {
+        let ticket = self.start_reduction(Operation::ReduceScatter(op), tag, arrays, op)?;
+        Ok(Pending::new(move || exchange::reduce_scatter(&ticket, op)))
+    }
+
+    fn all_gather(
+        &self,
+        tag: Tag,
+        chunks: Vec<T>,
+        numels: Vec<usize>,
+    ) -> Result<Pending<T>, CommError> {
+        let operation = Operation::AllGather;
+        check_chunks(&chunks, &numels, self.world_size())
+            .map_err(|reason| self.refused(operation, tag, reason))?;
+        let dtypes = chunks.iter().map(Payload::dtype).collect();
+        let signature = Signature { numels: numels.clone(), dtypes };
+        let ticket = self.start(operation, tag, Some(signature), chunks)?;
+        Ok(Pending::new(move || exchange::all_gather(&ticket, &numels)))
+    }
+
+    fn broadcast(
+        &self,
+        tag: Tag,
+        arrays: Option<Vec<T>>,
+        root: usize,
+    ) -> Result<Pending<T>, CommError> {
+        let operation = Operation::Broadcast { root };
+        check_root(root, self.rank(), self.world_size(), arrays.is_some())
+            .map_err(|reason| self.refused(operation, tag, reason))?;
+        let signature = arrays.as_deref().map(Signature::of);
+        let ticket = self.start(operation, tag, signature, arrays.unwrap_or_default())?;
+        Ok(Pending::new(move || exchange::broadcast::<T>(&ticket, root)))
+    }
+
+    fn barrier(&self, tag: Tag) -> Result<(), CommError> {
+        self.barrier(tag)
+    }
+
+    fn abort(&self, cause: CommError) {
+        self.abort(cause);
+    }
+}
+
+/// Whether the chunks of one rank are what an all-gather of `numels` elements needs.
+fn check_chunks<T: Payload>(
+    chunks: &[T],
+    numels: &[usize],
+    world_size: usize,
+) -> Result<(), String> {
+    if chunks.len() != numels.len() {
+        let (chunks, numels) = (chunks.len(), numels.len());
+        return Err(format!(
+            "{chunks} chunks but {numels} sizes were given; pass one size a chunk"
+        ));
+    }
+    for (i, (chunk, &numel)) in chunks.iter().zip(numels).enumerate() {
+        let (found, needed) = (chunk.numel(), numel.div_ceil(world_size));
+        if found != needed {
+            return Err(format!(
+                "chunk {i} has {found} elements, but an array of {numel} elements on {world_size} \
+                 ranks has chunks of ceil({numel} / {world_size}) = {needed}; cut or pad the chunk"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a rank may take part in a broadcast from `root`.
+fn check_root(root: usize, rank: usize, world_size: usize, has_arrays: bool) -> Result<(), String> {
+    if root >= world_size {
+        return Err(format!("root is {root}, but the ranks are 0 to {}", world_size - 1));
+    }
+    if rank == root && !has_arrays {
+        return Err("the root passed no arrays; it must pass those that the others get".into());
+    }
+    Ok(())
+}

@@ -1,0 +1,153 @@
+//! The arithmetic of the collectives, as the waiting rank does it.
+//!
+//! Each function waits for the deposits of all ranks and makes this rank's result of them. Arrays
+//! of other ranks are read in place; a copy is made only where the result is new data. Reductions
+//! hand the arrays over in rank order, so the order of additions depends on nothing else.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::rendezvous::{Deposit, Ticket};
+use crate::{CommError, Payload, ReduceOp};
+
+/// What all ranks brought, by rank.
+struct Contributions<T> {
+    by_rank: Vec<Arc<Vec<T>>>,
+}
+
+impl<T: Payload> Contributions<T> {
+    fn wait(ticket: &Ticket) -> Result<Self, CommError> {
+        Ok(Self { by_rank: ticket.deposits()?.into_iter().map(arrays).collect() })
+    }
+
+    fn world_size(&self) -> usize {
+        self.by_rank.len()
+    }
+
+    /// Array `index` of every rank.
+    fn array(&self, index: usize) -> Vec<T> {
+        self.by_rank.iter().map(|arrays| arrays[index].clone()).collect()
+    }
+
+    fn num_arrays(&self) -> usize {
+        self.by_rank[0].len()
+    }
+
+    /// Chunk `rank` of the reduction of every array, in the memory of that rank.
+    fn reduce_chunk(&self, rank: usize, op: ReduceOp) -> Vec<T> {
+        let reduce = |index| {
+            let inputs = self.array(index);
+            let (range, padded_len) = chunk(inputs[0].numel(), self.world_size(), rank);
+            T::reduce_range(&inputs, range, padded_len, op, rank)
+        };
+        (0..self.num_arrays()).map(reduce).collect()
+    }
+
+    /// The first rank whose arrays live where those of `rank` do.
+    fn first_at_home_of(&self, rank: usize) -> usize {
+        let mine = &self.by_rank[rank];
+        let shares = |other: &Arc<Vec<T>>| {
+            other.iter().zip(mine.iter()).all(|(theirs, own)| theirs.shares_home(own))
+        };
+        self.by_rank[..rank].iter().position(shares).unwrap_or(rank)
+    }
+}
+
+/// Chunk `rank` of the reduction.
+pub(crate) fn reduce_scatter<T: Payload>(
+    ticket: &Ticket,
+    op: ReduceOp,
+) -> Result<Vec<T>, CommError> {
+    let contributions = Contributions::<T>::wait(ticket)?;
+    Ok(ticket.compute(|| contributions.reduce_chunk(ticket.rank(), op)))
+}
+
+/// The whole reduction: chunks reduced by whoever is there, then concatenated by each rank for
+/// itself, because the result is its own to change.
+pub(crate) fn all_reduce<T: Payload>(ticket: &Ticket, op: ReduceOp) -> Result<Vec<T>, CommError> {
+    let contributions = Contributions::<T>::wait(ticket)?;
+    let world_size = contributions.world_size();
+    // Own chunk first, then those after it: ranks that arrive together start apart.
+    let wanted: Vec<_> = (0..world_size).map(|i| (ticket.rank() + i) % world_size).collect();
+    let reduce = |rank| -> Deposit { Arc::new(contributions.reduce_chunk(rank, op)) };
+    let mut chunks = ticket.results(&wanted, reduce)?;
+    chunks.rotate_right(ticket.rank());
+    let chunks = Contributions::<T> { by_rank: chunks.into_iter().map(arrays).collect() };
+    let numels = contributions.by_rank[0].iter().map(Payload::numel);
+    Ok(ticket.compute(|| {
+        let concat = |(i, numel)| T::concat(&chunks.array(i), numel, ticket.rank());
+        numels.enumerate().map(concat).collect()
+    }))
+}
+
+/// The chunks of all ranks, concatenated once for each memory that ranks live in.
+pub(crate) fn all_gather<T: Payload>(
+    ticket: &Ticket,
+    numels: &[usize],
+) -> Result<Vec<T>, CommError> {
+    let contributions = Contributions::<T>::wait(ticket)?;
+    let home = contributions.first_at_home_of(ticket.rank());
+    let gather = |home| -> Deposit {
+        let concat = |(i, numel): (usize, &usize)| T::concat(&contributions.array(i), *numel, home);
+        Arc::new(numels.iter().enumerate().map(concat).collect::<Vec<_>>())
+    };
+    let results = ticket.results(&[home], gather)?;
+    Ok(results.into_iter().flat_map(|result| arrays::<T>(result).to_vec()).collect())
+}
+
+/// The arrays of `root`, in the memory of this rank's own if it brought some.
+pub(crate) fn broadcast<T: Payload>(ticket: &Ticket, root: usize) -> Result<Vec<T>, CommError> {
+    let contributions = Contributions::<T>::wait(ticket)?;
+    let mine = &contributions.by_rank[ticket.rank()];
+    let receive = |(i, array): (usize, &T)| match mine.get(i) {
+        Some(home) => array.to_home_of(home),
+        None => array.clone(),
+    };
+    Ok(ticket.compute(|| contributions.by_rank[root].iter().enumerate().map(receive).collect()))
+}
+
+/// Nothing but the meeting.
+pub(crate) fn barrier(ticket: &Ticket) -> Result<(), CommError> {
+    ticket.deposits().map(drop)
+}
+
+/// The elements of chunk `rank`, and the padded length that all chunks have.
+fn chunk(numel: usize, world_size: usize, rank: usize) -> (Range<usize>, usize) {
+    let padded_len = numel.div_ceil(world_size);
+    let start = padded_len.saturating_mul(rank).min(numel);
+    let end = start.saturating_add(padded_len).min(numel);
+    (start..end, padded_len)
+}
+
+fn arrays<T: Payload>(deposit: Deposit) -> Arc<Vec<T>> {
+    deposit.downcast().expect("ranks meet only in rounds of one payload type")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_last_chunks_may_be_short_or_empty() {
+        let chunks: Vec<_> = (0..4).map(|rank| chunk(5, 4, rank)).collect();
+        assert_eq!(chunks, [(0..2, 2), (2..4, 2), (4..5, 2), (5..5, 2)]);
+        assert_eq!(chunk(0, 3, 1), (0..0, 0));
+        assert_eq!(chunk(1, 1, 0), (0..1, 1));
+    }
+
+    proptest! {
+        #[test]
+        fn chunks_tile_the_array(numel in 0usize..10_000, world_size in 1usize..64) {
+            let mut next = 0;
+            for rank in 0..world_size {
+                let (range, padded_len) = chunk(numel, world_size, rank);
+                prop_assert_eq!(range.start, next);
+                prop_assert!(range.len() <= padded_len);
+                next = range.end;
+            }
+            prop_assert_eq!(next, numel);
+        }
+    }
+}

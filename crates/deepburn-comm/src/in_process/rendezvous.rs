@@ -1,0 +1,279 @@
+//! The place where rank threads meet: sequence numbers, the check that all ranks do the same,
+//! waiting, and the end of the group.
+//!
+//! [`Rendezvous`] knows nothing of element types: arrays are deposited as [`Deposit`]s and
+//! results are computed by closures. That is what lets all payload types share one order.
+//!
+//! Lock discipline: all state is behind one mutex, and no payload is computed, copied or dropped
+//! while it is held (payloads may run a device, and their `Drop` may too). The mutex orders memory
+//! as well: whatever a rank wrote before it deposited is visible to those who fetch the deposit.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::round::{Progress, Round};
+use crate::{Absence, Call, CommError, Side, Statistics, panic};
+
+/// Arrays or results of one rank, their type erased.
+pub(crate) type Deposit = Arc<dyn Any + Send + Sync>;
+
+/// Meeting place of the ranks of one group.
+#[derive(Debug)]
+pub(crate) struct Rendezvous {
+    world_size: usize,
+    timeout: Duration,
+    state: Mutex<State>,
+    /// Notified when a round completes, a result is there, a rank leaves or the group ends.
+    /// One for all rounds: ranks mostly wait for the same one.
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    ranks: Vec<Attendance>,
+    rounds: BTreeMap<u64, Round>,
+    failure: Option<Failure>,
+}
+
+/// What is known of one rank.
+#[derive(Debug, Default)]
+struct Attendance {
+    next_sequence: u64,
+    last: Option<Call>,
+    has_left: bool,
+    statistics: Statistics,
+}
+
+/// What ended the group.
+#[derive(Debug, Clone)]
+pub(crate) struct Failure {
+    /// The rank that found out.
+    pub(crate) reporter: usize,
+    /// When.
+    pub(crate) at: Instant,
+    /// What every rank is told.
+    pub(crate) cause: CommError,
+}
+
+impl Rendezvous {
+    pub(crate) fn new(world_size: usize, timeout: Duration) -> Self {
+        let ranks = (0..world_size).map(|_| Attendance::default()).collect();
+        let state = State { ranks, rounds: BTreeMap::new(), failure: None };
+        Self { world_size, timeout, state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    pub(crate) fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    pub(crate) fn statistics(&self, rank: usize) -> Statistics {
+        self.lock().ranks[rank].statistics.clone()
+    }
+
+    pub(crate) fn failure(&self) -> Option<Failure> {
+        self.lock().failure.clone()
+    }
+
+    /// Deposits what `side.rank` brings to its next round. Never blocks on other ranks.
+    pub(crate) fn post(
+        this: &Arc<Self>,
+        side: Side,
+        deposit: Deposit,
+    ) -> Result<Ticket, CommError> {
+        let mut guard = this.lock();
+        let state = &mut *guard;
+        if let Some(failure) = &state.failure {
+            return Err(failure.cause.clone());
+        }
+        let call = state.ranks[side.rank].start(&side)?;
+        let new_round = || Round::new(this.world_size);
+        let round = state.rounds.entry(call.sequence).or_insert_with(new_round);
+        let rank = side.rank;
+        if let Some(other) = round.disagreement(&side) {
+            let left = Box::new(other.clone());
+            let cause =
+                CommError::Mismatch { sequence: call.sequence, left, right: Box::new(side) };
+            return Err(this.fail(guard, rank, cause));
+        }
+        if round.deposit(side, deposit) == Progress::Complete {
+            this.changed.notify_all();
+        }
+        Ok(Ticket { rendezvous: this.clone(), rank, call })
+    }
+
+    pub(crate) fn abort(&self, reporter: usize, cause: CommError) {
+        self.fail(self.lock(), reporter, cause);
+    }
+
+    pub(crate) fn leave(&self, rank: usize) {
+        self.lock().ranks[rank].has_left = true;
+        self.changed.notify_all();
+    }
+
+    /// Ends the group, unless it has ended already, and returns the cause that every rank gets.
+    fn fail(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        reporter: usize,
+        cause: CommError,
+    ) -> CommError {
+        let failure = Failure { reporter, at: Instant::now(), cause };
+        let Failure { reporter, cause, .. } = state.failure.get_or_insert(failure).clone();
+        let abandoned = std::mem::take(&mut state.rounds);
+        drop(state);
+        self.changed.notify_all();
+        tracing::debug!(reporter, %cause, "the process group has ended");
+        drop(abandoned); // after the lock: these are payloads
+        cause
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A poisoned state is usable: no payload code runs under the lock, and each change that
+        // is made there is complete before anything that could panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sleeps until something changed or the deadline is over.
+    fn sleep<'a>(
+        &self,
+        state: MutexGuard<'a, State>,
+        deadline: Option<Instant>,
+    ) -> MutexGuard<'a, State> {
+        match deadline {
+            None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            Some(deadline) => {
+                let rest = deadline.saturating_duration_since(Instant::now());
+                let woken = self.changed.wait_timeout(state, rest);
+                woken.unwrap_or_else(PoisonError::into_inner).0
+            }
+        }
+    }
+}
+
+impl Attendance {
+    /// Gives the rank its next sequence number.
+    fn start(&mut self, side: &Side) -> Result<Call, CommError> {
+        let Side { rank, operation, tag, .. } = *side;
+        if self.has_left {
+            return Err(CommError::AfterLeave { rank, operation, tag });
+        }
+        let call = Call { sequence: self.next_sequence, operation, tag };
+        let elements = side.signature.as_ref().map_or(0, |signature| signature.total());
+        self.statistics.record(operation, tag, elements);
+        self.next_sequence += 1;
+        self.last = Some(call);
+        Ok(call)
+    }
+}
+
+/// A rank's claim on the result of one round. Dropping it gives the claim up.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    rendezvous: Arc<Rendezvous>,
+    rank: usize,
+    call: Call,
+}
+
+impl Ticket {
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// What every rank has brought, by rank, as soon as the last has.
+    pub(crate) fn deposits(&self) -> Result<Vec<Deposit>, CommError> {
+        self.wait_until(Round::deposits)
+    }
+
+    /// The results `wanted` of this round, in that order. Each is computed once, by whichever rank
+    /// gets to it first, so that no rank depends on another to wait: one that has dropped its
+    /// handle, or is busy elsewhere, holds nobody up.
+    pub(crate) fn results(
+        &self,
+        wanted: &[usize],
+        compute: impl Fn(usize) -> Deposit,
+    ) -> Result<Vec<Deposit>, CommError> {
+        while let Some(index) = self.wait_until(|round| round.claim(wanted, self.rank))? {
+            let result = self.compute(|| compute(index));
+            let mut state = self.rendezvous.lock();
+            if let Some(round) = state.rounds.get_mut(&self.call.sequence) {
+                round.finish(index, result.clone());
+            }
+            drop(state);
+            self.rendezvous.changed.notify_all();
+        }
+        self.wait_until(|round| round.results(wanted))
+    }
+
+    /// Runs payload code. A panic in there ends the group at once, because others may wait for
+    /// what this rank was computing, and goes on unwinding.
+    pub(crate) fn compute<R>(&self, work: impl FnOnce() -> R) -> R {
+        catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| {
+            let cause = format!("panic in {}: {}", self.call, panic::message(&*payload));
+            self.rendezvous.abort(self.rank, CommError::PeerFailed { rank: self.rank, cause });
+            resume_unwind(payload)
+        })
+    }
+
+    /// Blocks until `poll` has an answer; until then it says whom the round waits for.
+    fn wait_until<R>(
+        &self,
+        poll: impl Fn(&mut Round) -> Result<R, Vec<usize>>,
+    ) -> Result<R, CommError> {
+        let rendezvous = &*self.rendezvous;
+        let deadline = Instant::now().checked_add(rendezvous.timeout);
+        let mut state = rendezvous.lock();
+        loop {
+            if let Some(failure) = &state.failure {
+                return Err(failure.cause.clone());
+            }
+            let round = state
+                .rounds
+                .get_mut(&self.call.sequence)
+                .expect("a round stays until its last ticket is dropped or the group has failed");
+            let absent = match poll(round) {
+                Ok(answer) => return Ok(answer),
+                Err(absent) => absent,
+            };
+            // Looked at only after `poll`: what arrived together with the deadline counts.
+            if let Some(cause) = self.in_vain(&state, absent, deadline) {
+                return Err(rendezvous.fail(state, self.rank, cause));
+            }
+            state = rendezvous.sleep(state, deadline);
+        }
+    }
+
+    /// Why it is no use to wait for `absent` any longer.
+    fn in_vain(
+        &self,
+        state: &State,
+        absent: Vec<usize>,
+        deadline: Option<Instant>,
+    ) -> Option<CommError> {
+        let call = self.call;
+        // A rank that computes a result of a complete round may have left; it will still finish.
+        let missing = state.rounds.get(&call.sequence).map(Round::missing).unwrap_or_default();
+        if let Some(&rank) = missing.iter().find(|rank| state.ranks[**rank].has_left) {
+            return Some(CommError::Left { rank, waiting: self.rank, call });
+        }
+        deadline.is_some_and(|deadline| deadline <= Instant::now()).then(|| {
+            let seen = |rank| Absence { rank, last: state.ranks[rank].last };
+            let absent = absent.into_iter().map(seen).collect();
+            CommError::Timeout { rank: self.rank, call, waited: self.rendezvous.timeout, absent }
+        })
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let mut state = self.rendezvous.lock();
+        let finished = match state.rounds.get_mut(&self.call.sequence).map(Round::release) {
+            Some(Progress::Complete) => state.rounds.remove(&self.call.sequence),
+            _ => None,
+        };
+        drop(state);
+        drop(finished); // after the lock: these are payloads
+    }
+}

@@ -1,0 +1,175 @@
+//! One collective: what every rank has brought to it, and the results that ranks share.
+
+use super::rendezvous::Deposit;
+use crate::Side;
+
+/// How far a round has come in one respect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// Ranks are missing.
+    Open,
+    /// Every rank is through.
+    Complete,
+}
+
+/// The state of one collective, from the first deposit to the last released ticket.
+#[derive(Debug)]
+pub(crate) struct Round {
+    /// By rank.
+    deposits: Vec<Option<Deposit>>,
+    /// The call that the others are compared with: the first that brought arrays, or else the
+    /// first.
+    reference: Option<Side>,
+    /// One for each rank; which are used, and for what, is up to the collective.
+    results: Vec<Slot>,
+    /// Number of ranks that have their result or gave it up.
+    num_released: usize,
+}
+
+/// A result that is computed by the rank that first needs it.
+#[derive(Debug, Clone)]
+enum Slot {
+    /// Nobody works on it; holds nothing.
+    Unclaimed,
+    /// A rank is computing it; holds nothing yet.
+    Claimed {
+        /// That rank.
+        by: usize,
+    },
+    /// Holds the result until the round ends.
+    Ready(Deposit),
+}
+
+impl Round {
+    pub(crate) fn new(world_size: usize) -> Self {
+        Self {
+            deposits: vec![None; world_size],
+            reference: None,
+            results: vec![Slot::Unclaimed; world_size],
+            num_released: 0,
+        }
+    }
+
+    /// The call that `side` contradicts.
+    pub(crate) fn disagreement(&self, side: &Side) -> Option<&Side> {
+        self.reference.as_ref().filter(|reference| !reference.agrees_with(side))
+    }
+
+    /// Adds what a rank brings.
+    pub(crate) fn deposit(&mut self, side: Side, deposit: Deposit) -> Progress {
+        self.deposits[side.rank] = Some(deposit);
+        if self.reference.as_ref().is_none_or(|reference| reference.signature.is_none()) {
+            self.reference = Some(side);
+        }
+        progress(self.deposits.iter().all(Option::is_some))
+    }
+
+    /// The ranks that have brought nothing yet.
+    pub(crate) fn missing(&self) -> Vec<usize> {
+        let ranks = self.deposits.iter().enumerate();
+        ranks.filter(|(_, deposit)| deposit.is_none()).map(|(rank, _)| rank).collect()
+    }
+
+    /// Handles on all deposits, or the missing ranks.
+    pub(crate) fn deposits(&mut self) -> Result<Vec<Deposit>, Vec<usize>> {
+        let all: Option<Vec<_>> = self.deposits.iter().cloned().collect();
+        all.ok_or_else(|| self.missing())
+    }
+
+    /// Claims for rank `by` the first of the `wanted` results that nobody works on; `None` if
+    /// there is no such result left.
+    pub(crate) fn claim(
+        &mut self,
+        wanted: &[usize],
+        by: usize,
+    ) -> Result<Option<usize>, Vec<usize>> {
+        let unclaimed = |index: &&usize| matches!(self.results[**index], Slot::Unclaimed);
+        let claimed = wanted.iter().find(unclaimed).copied();
+        if let Some(index) = claimed {
+            self.results[index] = Slot::Claimed { by };
+        }
+        Ok(claimed)
+    }
+
+    /// Hands in a claimed result.
+    pub(crate) fn finish(&mut self, index: usize, result: Deposit) {
+        self.results[index] = Slot::Ready(result);
+    }
+
+    /// The `wanted` results, or the ranks that are still computing some.
+    pub(crate) fn results(&mut self, wanted: &[usize]) -> Result<Vec<Deposit>, Vec<usize>> {
+        let mut ready = Vec::with_capacity(wanted.len());
+        let mut computing = Vec::new();
+        for &index in wanted {
+            match &self.results[index] {
+                Slot::Ready(result) => ready.push(result.clone()),
+                Slot::Claimed { by } if !computing.contains(by) => computing.push(*by),
+                Slot::Claimed { .. } | Slot::Unclaimed => {}
+            }
+        }
+        if ready.len() == wanted.len() { Ok(ready) } else { Err(computing) }
+    }
+
+    /// Notes that a rank needs the round no more.
+    pub(crate) fn release(&mut self) -> Progress {
+        self.num_released += 1;
+        progress(self.num_released == self.deposits.len())
+    }
+}
+
+fn progress(complete: bool) -> Progress {
+    if complete { Progress::Complete } else { Progress::Open }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{Operation, Signature, Tag};
+
+    fn side(rank: usize, numels: Option<&[usize]>) -> Side {
+        let signature = numels
+            .map(|numels| Signature { numels: numels.to_vec(), dtypes: vec!["f32"; numels.len()] });
+        let operation = Operation::Broadcast { root: 1 };
+        Side { rank, operation, tag: Tag::new("weights", 0), payload: "Host", signature }
+    }
+
+    #[test]
+    fn a_round_is_complete_with_the_last_deposit_and_ends_with_the_last_release() {
+        let mut round = Round::new(2);
+        assert_eq!(round.deposit(side(1, None), Arc::new(1)), Progress::Open);
+        assert_eq!(round.deposits().unwrap_err(), [0]);
+        assert_eq!(round.deposit(side(0, None), Arc::new(0)), Progress::Complete);
+        let deposits = round.deposits().unwrap();
+        assert_eq!(deposits[1].downcast_ref(), Some(&1));
+        assert_eq!(round.release(), Progress::Open);
+        assert_eq!(round.release(), Progress::Complete);
+    }
+
+    #[test]
+    fn calls_are_compared_with_the_first_that_brought_arrays() {
+        let mut round = Round::new(3);
+        round.deposit(side(0, None), Arc::new(()));
+        assert!(round.disagreement(&side(1, Some(&[4]))).is_none());
+        round.deposit(side(1, Some(&[4])), Arc::new(()));
+        assert_eq!(round.disagreement(&side(2, Some(&[5]))).unwrap().rank, 1);
+        assert!(round.disagreement(&side(2, None)).is_none());
+    }
+
+    #[test]
+    fn a_result_is_claimed_once() {
+        let mut round = Round::new(3);
+        assert_eq!(round.claim(&[1, 0, 2], 1), Ok(Some(1)));
+        assert_eq!(round.claim(&[2, 0, 1], 2), Ok(Some(2)));
+        assert_eq!(round.claim(&[1, 0, 2], 1), Ok(Some(0)));
+        assert_eq!(round.claim(&[1, 0, 2], 1), Ok(None));
+        round.finish(1, Arc::new("one"));
+        round.finish(0, Arc::new("zero"));
+        assert_eq!(round.results(&[0, 1, 2]).unwrap_err(), [2]);
+        round.finish(2, Arc::new("two"));
+        let results = round.results(&[2, 0]).unwrap();
+        assert_eq!(results[0].downcast_ref(), Some(&"two"));
+        assert_eq!(results[1].downcast_ref(), Some(&"zero"));
+    }
+}

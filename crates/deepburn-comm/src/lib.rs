@@ -1,0 +1,46 @@
+//! Collectives between the ranks of a sharded training job.
+//!
+//! [`ProcessGroup`] is what a rank sees: reductions, gathers, broadcasts and barriers that start
+//! at once and are finished through a [`Pending`] handle. A [`Payload`] is what travels: host
+//! arrays ([`Host`]) here, device tensors where they are defined, so that this crate knows no
+//! tensor library. [`Member`] is the engine for rank threads of one process, and [`run_ranks`]
+//! runs a function on every rank and reports the failure that came first.
+//!
+//! The crate refuses to guess: ranks that start different collectives, a rank that ends early and
+//! a rank that never arrives are a [`CommError`] on every rank, never a hang.
+//!
+//! ```
+//! use std::time::Duration;
+//! use deepburn_comm::{CommError, Host, ProcessGroup, ReduceOp, Tag, run_ranks};
+//!
+//! let sums = run_ranks(3, Duration::from_secs(60), |member| {
+//!     let mine = Host::from(vec![member.rank() as f32, 1.0]);
+//!     let pending = member.all_reduce(Tag::new("sum", 0), vec![mine], ReduceOp::Sum)?;
+//!     Ok::<_, CommError>(pending.wait()?.remove(0).into_vec())
+//! })
+//! .unwrap();
+//! assert_eq!(sums, vec![vec![3.0, 3.0]; 3]);
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod error;
+mod group;
+mod host;
+mod in_process;
+mod operation;
+mod panic;
+mod payload;
+mod ranks;
+mod statistics;
+mod tag;
+
+pub use error::{Absence, Call, CommError, Side};
+pub use group::{Pending, ProcessGroup};
+pub use host::{Element, Host};
+pub use in_process::Member;
+pub use operation::Operation;
+pub use payload::{Payload, ReduceOp, Signature};
+pub use ranks::{FailureCause, RankFailure, run_ranks};
+pub use statistics::{Count, Statistics};
+pub use tag::Tag;

@@ -1,0 +1,60 @@
+//! The kinds of collectives.
+
+use std::fmt;
+
+use crate::ReduceOp;
+
+/// A kind of collective with the parameters on which all ranks must agree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Operation {
+    /// Reduction whose whole result goes to every rank.
+    AllReduce(ReduceOp),
+    /// Reduction of which each rank gets its chunk.
+    ReduceScatter(ReduceOp),
+    /// Concatenation of the chunks of all ranks.
+    AllGather,
+    /// Copy from one rank to all.
+    Broadcast {
+        /// The rank that is copied from.
+        root: usize,
+    },
+    /// Nothing but waiting for each other.
+    Barrier,
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AllReduce(op) => write!(f, "all_reduce({op})"),
+            Self::ReduceScatter(op) => write!(f, "reduce_scatter({op})"),
+            Self::AllGather => f.write_str("all_gather"),
+            Self::Broadcast { root } => write!(f, "broadcast(from rank {root})"),
+            Self::Barrier => f.write_str("barrier"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operations_read_with_their_parameters() {
+        let all = [
+            Operation::AllReduce(ReduceOp::Max),
+            Operation::ReduceScatter(ReduceOp::Mean),
+            Operation::AllGather,
+            Operation::Broadcast { root: 2 },
+            Operation::Barrier,
+        ];
+        let names = all.map(|operation| operation.to_string());
+        let expected = [
+            "all_reduce(max)",
+            "reduce_scatter(mean)",
+            "all_gather",
+            "broadcast(from rank 2)",
+            "barrier",
+        ];
+        assert_eq!(names, expected);
+    }
+}

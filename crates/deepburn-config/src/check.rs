@@ -1,0 +1,333 @@
+//! Holds what was written against the tables: names, kinds, ranges, features that do not exist.
+//!
+//! [`check`] looks at every value and reports all it finds. What concerns several keys at once is
+//! left to the sections' own rules.
+
+use crate::diagnosis::{Diagnosis, Findings, Severity};
+use crate::key::{Asks, Key, Literal, Spelling, Status, entries};
+
+use crate::kind::{Kind, Variant};
+use crate::node::Node;
+use crate::source::join;
+
+/// Names less similar than this are no slips of each other.
+const SIMILAR: f64 = 0.7;
+
+/// Sections of up to this many keys are listed when no name is near.
+const LISTED: usize = 16;
+
+/// Checks a whole file against the table of its top level.
+pub(crate) fn check(keys: &'static [Key], node: &Node, findings: &mut Findings) {
+    let mut check = Check { top: keys, findings };
+    match Kind::Section(keys).accepts(node) {
+        Ok(()) => check.section(keys, node, ""),
+        Err(_) => check.findings.error(
+            "",
+            format!("the file holds {}, must be a section", node.noun()),
+            "wrap the keys in { ... }",
+        ),
+    }
+}
+
+struct Check<'a> {
+    /// Where to look for a key that stands in the wrong section.
+    top: &'static [Key],
+    findings: &'a mut Findings,
+}
+
+impl Check<'_> {
+    fn section(&mut self, keys: &'static [Key], node: &Node, path: &str) {
+        for (name, value) in node.entries() {
+            match keys.iter().find(|key| key.is_called(name)) {
+                Some(key) => {
+                    self.spelling(key, name, value, path);
+                    self.value(key, value, node, &join(path, name));
+                }
+                None => self.unknown(keys, name, value, path),
+            }
+        }
+        for key in keys {
+            self.contradiction(key, node, path);
+            if key.required && !key.names().any(|n| node.get(n).is_some_and(|v| !v.is_null())) {
+                let remedy = format!("add it: {}", key.kind);
+                self.findings.error(join(path, key.name), "is missing and has no default", remedy);
+            }
+        }
+    }
+
+    fn spelling(&mut self, key: &Key, name: &str, value: &Node, path: &str) {
+        if key
+            .spellings
+            .iter()
+            .any(|spelling| matches!(spelling, Spelling::Outdated(old) if *old == name))
+        {
+            let message = format!("is taken as {}", key.name);
+            let remedy = format!("rename it to {}", key.name);
+            self.push(Severity::Warning, &join(path, name), value, message, remedy);
+        }
+    }
+
+    /// One key under two names.
+    fn contradiction(&mut self, key: &Key, node: &Node, path: &str) {
+        let given: Vec<_> =
+            key.names().filter_map(|name| node.get(name).map(|value| (name, value))).collect();
+        let [(first, value), (second, other), ..] = given.as_slice() else { return };
+        let same = value.means(other);
+        let severity = if same { Severity::Warning } else { Severity::Error };
+        let message = format!("{value} and {second}: {other} are two names of one key");
+        let remedy = format!("keep {} and remove the other", key.name);
+        self.push(severity, &join(path, first), value, message, remedy);
+    }
+
+    fn value(&mut self, key: &'static Key, value: &Node, siblings: &Node, path: &str) {
+        if self.by_status(key, value, path) || value.is_auto() && key.auto {
+            return;
+        }
+        let absent = value.is_null() && (key.default == Literal::Null);
+        if absent {
+            return;
+        }
+        if let Err(rule) = key.kind.accepts(value) {
+            let message = format!("{value} is {}, must be {rule}", fault(key, value));
+            self.push(Severity::Error, path, value, message, example(key));
+            return;
+        }
+        match key.kind {
+            Kind::Section(keys) | Kind::SectionOrPath(keys) => self.section(keys, value, path),
+            Kind::Variants(variants) => self.variant(variants, value, siblings, path),
+            _ => {}
+        }
+    }
+
+    /// What the key's status says about a value; whether that is all there is to say.
+    fn by_status(&mut self, key: &Key, value: &Node, path: &str) -> bool {
+        match key.status {
+            Status::Honoured => false,
+            Status::Inert(why) => {
+                let message = format!("changes nothing here: {why}");
+                self.push(Severity::Note, path, value, message, String::new());
+                false
+            }
+            Status::Refused { why, remedy } => {
+                self.push(Severity::Error, path, value, why.into(), remedy.into());
+                true
+            }
+            Status::Unavailable { .. } if value.is_auto() && key.auto => false,
+            Status::Unavailable { feature, asks, remedy } => {
+                // A value of the wrong kind is told so instead.
+                let readable = key.kind.accepts(value).is_ok();
+                let asked = readable && key.asks(asks, value);
+                if asked {
+                    let path = match asks {
+                        Asks::Enabled => join(path, "enabled"),
+                        _ => path.to_owned(),
+                    };
+                    let message = match asks {
+                        Asks::Enabled | Asks::AnyEnabled => {
+                            format!(
+                                "true asks for {feature}, which is not available in this version"
+                            )
+                        }
+                        _ => format!(
+                            "{value} asks for {feature}, which is not available in this version"
+                        ),
+                    };
+                    self.push(Severity::Error, &path, value, message, remedy.into());
+                }
+                asked && !matches!(key.kind, Kind::Section(_))
+            }
+        }
+    }
+
+    fn variant(
+        &mut self,
+        variants: &'static [Variant],
+        params: &Node,
+        siblings: &Node,
+        path: &str,
+    ) {
+        let named = siblings.get("type").and_then(Node::as_text);
+        // An unknown or missing type is reported by the section's own rule.
+        let Some(variant) = named.and_then(|name| find_variant(variants, name)) else { return };
+        if matches!(variant.status, Status::Honoured) {
+            self.section(variant.keys, params, path);
+        }
+    }
+
+    fn unknown(&mut self, keys: &'static [Key], name: &str, value: &Node, path: &str) {
+        let remedy = if let Some(nearest) = nearest(keys.iter().flat_map(Key::names), name) {
+            format!("did you mean {nearest}?")
+        } else if let Some(elsewhere) = self.elsewhere(name) {
+            format!("did you mean {elsewhere}?")
+        } else if keys.len() <= LISTED {
+            let known: Vec<_> = keys.iter().map(|key| key.name).collect();
+            format!("remove it; known here: {}", known.join(", "))
+        } else {
+            "remove it".to_owned()
+        };
+        self.push(Severity::Error, &join(path, name), value, "is no known key".into(), remedy);
+    }
+
+    /// The path of a key that has exactly this name in another section.
+    fn elsewhere(&self, name: &str) -> Option<String> {
+        entries(self.top)
+            .into_iter()
+            .find(|entry| entry.key.is_called(name))
+            .map(|entry| entry.path)
+    }
+
+    fn push(
+        &mut self,
+        severity: Severity,
+        path: &str,
+        value: &Node,
+        message: String,
+        remedy: String,
+    ) {
+        self.findings.push(Diagnosis::new(severity, path, message, remedy).at(value));
+    }
+}
+
+/// What is wrong with a value of the wrong kind.
+fn fault(key: &Key, value: &Node) -> &'static str {
+    match (&key.kind, value.as_real()) {
+        (Kind::Integer(_) | Kind::Real(_) | Kind::PerGroup(_), Some(real)) if real.is_nan() => {
+            "not a number"
+        }
+        (Kind::Integer(_) | Kind::Real(_) | Kind::PerGroup(_), Some(real))
+            if real.is_infinite() =>
+        {
+            "not finite"
+        }
+        (Kind::Integer(_), Some(_)) if value.as_integer().is_none() => "not integral",
+        (Kind::Integer(_) | Kind::Real(_) | Kind::PerGroup(_), Some(_)) => "out of range",
+        (Kind::Choice(_), None) if value.as_text().is_some() => "none of the choices",
+        (Kind::Pair(_), None) => "not such a pair",
+        _ => value.noun(),
+    }
+}
+
+/// A remedy that fits every value: what to write, or to leave the key out.
+fn example(key: &Key) -> String {
+    match key.default {
+        Literal::Null if key.required => format!("give {}", key.kind),
+        Literal::Null => "give such a value or leave the key out".to_owned(),
+        default => format!("write {default} or leave the key out, which means {default}"),
+    }
+}
+
+/// The variant of this name.
+pub(crate) fn find_variant(variants: &'static [Variant], name: &str) -> Option<&'static Variant> {
+    variants.iter().find(|variant| variant.name.eq_ignore_ascii_case(name))
+}
+
+/// The known name nearest to `name`, if it is near enough for a slip.
+pub(crate) fn nearest(
+    known: impl Iterator<Item = &'static str>,
+    name: &str,
+) -> Option<&'static str> {
+    // The distance costs the product of the lengths: no key is this long.
+    if name.len() > 100 {
+        return None;
+    }
+    known
+        .map(|known| (strsim::normalized_damerau_levenshtein(known, name), known))
+        .filter(|(similarity, _)| *similarity >= SIMILAR)
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, known)| known)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INNER: &[Key] = &[
+        Key::count("stage", 0, ""),
+        Key::flag("overlap_comm", false, "").spelled(&[Spelling::Outdated("overlap_reduce")]),
+        Key::flag("pin_memory", true, "").inert("memory is memory"),
+        Key::required("lr", Kind::Real(crate::kind::Reals::NotNegative), ""),
+    ];
+    const TOP: &[Key] = &[
+        Key::section("zero_optimization", INNER, ""),
+        Key::section("wandb", &[Key::flag("enabled", false, "")], "").unavailable(
+            "the monitor",
+            Asks::Enabled,
+            "set it to false",
+        ),
+        Key::count("train_batch_size", 1, ""),
+    ];
+
+    fn findings(json: &str) -> Vec<String> {
+        let origin = crate::source::Origin { document: "test", name: "test" };
+        let node = crate::source::parse_json(json, origin).unwrap();
+        let mut findings = Findings::default();
+        check(TOP, &node, &mut findings);
+        let list = match findings.verdict("test") {
+            Ok(notes) => notes,
+            Err(report) => report.diagnoses,
+        };
+        list.into_iter()
+            .map(|mut diagnosis| {
+                diagnosis.at = None;
+                diagnosis.to_string()
+            })
+            .collect()
+    }
+
+    #[test]
+    fn unknown_keys_name_the_nearest_then_another_section_then_all() {
+        assert_eq!(
+            findings("{\"train_batchsize\": 1, \"stage\": 3, \"q\": 0}"),
+            [
+                "error: train_batchsize: is no known key; did you mean train_batch_size?",
+                "error: stage: is no known key; did you mean zero_optimization.stage?",
+                "error: q: is no known key; remove it; known here: zero_optimization, wandb, \
+                    train_batch_size",
+            ]
+        );
+    }
+
+    #[test]
+    fn outdated_names_warn_and_contradictions_are_errors() {
+        assert_eq!(
+            findings("{\"zero_optimization\": {\"lr\": 1, \"overlap_reduce\": true}}"),
+            ["warning: zero_optimization.overlap_reduce: is taken as overlap_comm; rename it \
+                    to overlap_comm"]
+        );
+        let both = findings(
+            "{\"zero_optimization\": {\"lr\": 1, \"overlap_reduce\": true, \"overlap_comm\": \
+                false}}",
+        );
+        assert!(
+            both[0].starts_with(
+                "error: zero_optimization.overlap_comm: false and overlap_reduce: true"
+            ),
+            "{both:?}"
+        );
+    }
+
+    #[test]
+    fn inert_missing_and_unavailable_are_told_apart() {
+        assert_eq!(
+            findings(
+                "{\"zero_optimization\": {\"pin_memory\": true}, \"wandb\": {\"enabled\": true}}"
+            ),
+            [
+                "error: zero_optimization.lr: is missing and has no default; add it: a finite \
+                    number of at least 0",
+                "error: wandb.enabled: true asks for the monitor, which is not available in \
+                    this version; set it to false",
+                "note: zero_optimization.pin_memory: changes nothing here: memory is memory",
+            ]
+        );
+        assert_eq!(findings("{\"wandb\": {\"enabled\": false}}"), [""; 0]);
+    }
+
+    #[test]
+    fn the_top_must_be_a_section() {
+        assert_eq!(
+            findings("[]"),
+            ["error: the file holds a list, must be a section; wrap the keys in { ... }"]
+        );
+    }
+}

@@ -1,0 +1,280 @@
+//! What is wrong or worth knowing about a configuration.
+//!
+//! A [`Diagnosis`] names the key, the value, the rule and the remedy. A [`Report`] holds all
+//! of them for one file: everything is looked at before anything is refused, so that a user mends
+//! a file once. [`ConfigError`] adds what goes wrong before there is a value to look at.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::{Serialize, Serializer};
+
+use crate::node::{Node, Position};
+
+/// How much a diagnosis matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// The configuration is refused.
+    Error,
+    /// It is accepted, but probably does not do what its author thinks.
+    Warning,
+    /// It is accepted, and something is worth knowing.
+    Note,
+}
+
+impl fmt::Display for Severity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Error => "error",
+            Self::Warning => "warning",
+            Self::Note => "note",
+        })
+    }
+}
+
+/// One finding about one key.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Diagnosis {
+    /// How much it matters.
+    pub severity: Severity,
+    /// Full path of the key, `zero_optimization.stage` for example; empty for the whole file.
+    pub key: String,
+    /// Line and column of the value, where it came from a text.
+    #[serde(serialize_with = "position", skip_serializing_if = "Option::is_none")]
+    pub at: Option<Position>,
+    /// The value and the rule.
+    pub message: String,
+    /// What to write instead; empty where nothing needs to change.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub remedy: String,
+}
+
+fn position<S: Serializer>(at: &Option<Position>, serializer: S) -> Result<S::Ok, S::Error> {
+    at.map(|at| [at.line, at.column]).serialize(serializer)
+}
+
+impl Diagnosis {
+    /// A diagnosis without a place.
+    pub fn new(
+        severity: Severity,
+        key: impl Into<String>,
+        message: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        let (key, message, remedy) = (key.into(), message.into(), remedy.into());
+        Self { severity, key, at: None, message, remedy }
+    }
+
+    /// The same, at the place of `node`.
+    pub(crate) fn at(mut self, node: &Node) -> Self {
+        self.at = node.at;
+        self
+    }
+}
+
+impl fmt::Display for Diagnosis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.severity)?;
+        if !self.key.is_empty() {
+            write!(f, "{}", self.key)?;
+            if let Some(at) = self.at {
+                write!(f, " (line {}, column {})", at.line, at.column)?;
+            }
+            f.write_str(": ")?;
+        }
+        f.write_str(&self.message)?;
+        if !self.remedy.is_empty() {
+            write!(f, "; {}", self.remedy)?;
+        }
+        Ok(())
+    }
+}
+
+/// Every finding about one configuration, errors first.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Report {
+    /// What was looked at: a path, or `inline configuration`.
+    pub source: String,
+    /// The findings.
+    pub diagnoses: Vec<Diagnosis>,
+}
+
+impl Report {
+    /// The findings that refuse the configuration.
+    pub fn errors(&self) -> impl Iterator<Item = &Diagnosis> {
+        self.diagnoses.iter().filter(|diagnosis| diagnosis.severity == Severity::Error)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let problems = self.errors().count();
+        let plural = if problems == 1 { "problem" } else { "problems" };
+        write!(f, "{}: {problems} {plural}", self.source)?;
+        for diagnosis in &self.diagnoses {
+            write!(f, "\n  {diagnosis}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Report {}
+
+/// Collects findings while a configuration is looked at.
+#[derive(Debug, Default)]
+pub(crate) struct Findings(Vec<Diagnosis>);
+
+impl Findings {
+    pub(crate) fn push(&mut self, diagnosis: Diagnosis) {
+        self.0.push(diagnosis);
+    }
+
+    pub(crate) fn error(
+        &mut self,
+        key: impl Into<String>,
+        message: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
+        self.push(Diagnosis::new(Severity::Error, key, message, remedy));
+    }
+
+    pub(crate) fn warning(
+        &mut self,
+        key: impl Into<String>,
+        message: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
+        self.push(Diagnosis::new(Severity::Warning, key, message, remedy));
+    }
+
+    pub(crate) fn note(&mut self, key: impl Into<String>, message: impl Into<String>) {
+        self.push(Diagnosis::new(Severity::Note, key, message, ""));
+    }
+
+    /// The warnings and notes, or everything as a report when something is wrong.
+    pub(crate) fn verdict(mut self, source: &str) -> Result<Vec<Diagnosis>, Report> {
+        self.0.sort_by_key(|diagnosis| diagnosis.severity);
+        match self.0.first() {
+            Some(first) if first.severity == Severity::Error => {
+                Err(Report { source: source.into(), diagnoses: self.0 })
+            }
+            _ => Ok(self.0),
+        }
+    }
+}
+
+/// Why a configuration could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// There is no such file.
+    #[error("{path}: there is no such {what}; looked for {}", list(.tried))]
+    NotFound {
+        /// As the user gave it.
+        path: String,
+        /// What it should have been: `file`, `file or folder`.
+        what: &'static str,
+        /// Every place that was looked at.
+        tried: Vec<PathBuf>,
+    },
+    /// The file is there and cannot be read.
+    #[error("{}: cannot be read: {reason}; give a readable UTF-8 text file", .path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// The text is no JSON (with comments) or no YAML.
+    #[error("{source_name}: line {line}, column {column}: {reason}; {remedy}")]
+    Syntax {
+        /// What was read.
+        source_name: String,
+        /// Line, from 1.
+        line: usize,
+        /// Column, from 1.
+        column: usize,
+        /// The parser's finding.
+        reason: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// Keys that are given twice in one section.
+    #[error(
+        "Duplicate keys in {document}: [{}] ({source_name}, {}); keep one of each",
+        .keys.join(", "),
+        .places.join(", ")
+    )]
+    DuplicateKeys {
+        /// `DeepSpeed config`, or another noun for the whole file.
+        document: &'static str,
+        /// What was read.
+        source_name: String,
+        /// Full paths of the keys.
+        keys: Vec<String>,
+        /// Line and column of each repetition.
+        places: Vec<String>,
+    },
+    /// Nested deeper than any configuration is.
+    #[error("{source_name}: sections are nested deeper than {limit} levels; flatten the file")]
+    TooDeep {
+        /// What was read.
+        source_name: String,
+        /// Levels that are allowed.
+        limit: usize,
+    },
+    /// The text is neither a path nor base64 of a configuration.
+    #[error(
+        "{given}: neither an existing file nor a base64-encoded configuration ({reason}); give \
+            the path of a DeepSpeed JSON"
+    )]
+    NeitherPathNorBase64 {
+        /// What was given, shortened.
+        given: String,
+        /// Why base64 does not fit.
+        reason: String,
+    },
+    /// An override that cannot be applied.
+    #[error("--set {given}: {reason}; {remedy}")]
+    Override {
+        /// As given.
+        given: String,
+        /// What is wrong.
+        reason: String,
+        /// What to write instead.
+        remedy: String,
+    },
+    /// The values are wrong: everything that is, in one report.
+    #[error(transparent)]
+    Invalid(#[from] Report),
+}
+
+fn list(paths: &[PathBuf]) -> String {
+    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_come_first_and_decide() {
+        let mut findings = Findings::default();
+        findings.note("a", "good to know");
+        findings.error("b.c", "-1 is below 0", "give 0 or more");
+        findings.warning("d", "has no effect", "");
+        let report = findings.verdict("x.json").unwrap_err();
+        assert_eq!(
+            report.to_string(),
+            "x.json: 1 problem\n  error: b.c: -1 is below 0; give 0 or more\n  \
+             warning: d: has no effect\n  note: a: good to know"
+        );
+    }
+
+    #[test]
+    fn without_errors_the_findings_are_kept() {
+        let mut findings = Findings::default();
+        findings.note("a", "good to know");
+        assert_eq!(findings.verdict("x").unwrap().len(), 1);
+    }
+}

@@ -1,0 +1,320 @@
+//! The job file of `finetune`: what is trained, on what, for how long.
+//!
+//! ```json
+//! { "model":     { "architecture": "gpt2", "pretrained": null, "config": { "n_layer": 12 } },
+//!   "data":      { "kind": "text", "path": "corpus.txt", "splits": { "train": "90%", "eval": "10%" } },
+//!   "training":  { "max_steps": 100, "ranks": 2, "output_dir": "output" },
+//!   "deepspeed": "ds_zero3.json" }
+//! ```
+//! Everything has a default, so `{}` is a job once its DeepSpeed part gives a batch size. [`Job::load`]
+//! reads the file, applies the command line's values, and returns the job and the DeepSpeed
+//! configuration beside it; [`Job::facts`] is what the latter is resolved with. Paths are made
+//! findable from the current folder and must exist; hub names, checkpoints and classification are
+//! refused in this version.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde_json::{Map, Value as Json};
+
+use crate::check::check;
+use crate::diagnosis::{ConfigError, Diagnosis, Findings};
+use crate::job_sections::{Places, read_data, read_model, read_training};
+use crate::keys::DEEPSPEED;
+use crate::keys::job::JOB;
+use crate::lookup::find;
+use crate::node::{Node, Value};
+use crate::overrides::Override;
+use crate::resolve::{Facts, Resolved};
+use crate::section::Section;
+use crate::source::{Origin, parse_json, read_text};
+use crate::splits::SplitPlan;
+use crate::written::Written;
+
+/// Folder in which configurations are looked for after the place that was given.
+pub const CONFIG_FOLDER: &str = "configs";
+
+/// What a command line asks for. Options come after `sets`, so an option wins.
+#[derive(Debug, Clone, Default)]
+pub struct JobRequest {
+    /// The job file, looked for as given and then in `configs/`.
+    pub config: PathBuf,
+    /// `path.to.key=VALUE`, in order.
+    pub sets: Vec<String>,
+    /// A DeepSpeed configuration that takes the place of the job file's.
+    pub deepspeed: Option<PathBuf>,
+    /// Takes the place of `training.ranks`.
+    pub ranks: Option<usize>,
+    /// Takes the place of `training.backend`.
+    pub backend: Option<String>,
+    /// Takes the place of `training.output_dir`.
+    pub output_dir: Option<PathBuf>,
+}
+
+/// A job, checked and with every default.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Job {
+    /// What is trained.
+    pub model: ModelJob,
+    /// What it is trained on.
+    pub data: DataJob,
+    /// For how long, on how many ranks, and where the results go.
+    pub training: TrainingJob,
+    /// Warnings and notes about the job file.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<Diagnosis>,
+}
+
+/// The model of a job.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ModelJob {
+    /// What is trained.
+    pub architecture: Architecture,
+    /// Folder of a checkpoint in Hugging Face's layout; `None` draws weights from the seed.
+    pub pretrained: Option<PathBuf>,
+    /// Hugging Face's config fields, which override those of the checkpoint.
+    pub config: Map<String, Json>,
+}
+
+/// Models that can be trained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Architecture {
+    /// GPT-2.
+    Gpt2,
+}
+
+/// The data of a job.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct DataJob {
+    /// What the data is.
+    pub kind: DataKind,
+    /// Where it comes from, and which part trains.
+    pub splits: SplitPlan,
+    /// Folder or `tokenizer.json`; `None` leaves it to the model's folder or trains one.
+    pub tokenizer: Option<PathBuf>,
+    /// Entries of a tokenizer that is trained, at most.
+    pub vocab_size: usize,
+    /// Tokens of a sample.
+    pub sequence_length: usize,
+    /// Draw samples in a new order every epoch.
+    pub shuffle: bool,
+    /// Drop the samples that do not fill a last global batch.
+    pub drop_last: bool,
+}
+
+/// Kinds of data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DataKind {
+    /// `.txt` and `.jsonl` files, tokenized when they are read.
+    Text,
+    /// Raw little-endian tokens.
+    Tokens,
+    /// The embedded synthetic corpus.
+    Synthetic,
+}
+
+/// The run of a job.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TrainingJob {
+    /// Passes over the train split; `None` where only `max_steps` ends training.
+    pub epochs: Option<usize>,
+    /// Optimizer steps after which training ends; `None` where only `epochs` does.
+    pub max_steps: Option<usize>,
+    /// Seed of weights, order and dropout.
+    pub seed: u64,
+    /// Ranks.
+    pub ranks: usize,
+    /// Where tensors live.
+    pub backend: Backend,
+    /// Folder of everything that is written.
+    pub output_dir: PathBuf,
+    /// Optimizer steps between two evaluations.
+    pub eval_steps: Option<usize>,
+    /// Optimizer steps between two printed lines.
+    pub logging_steps: Option<usize>,
+    /// Learning rate for a DeepSpeed configuration that leaves it open.
+    pub learning_rate: Option<f64>,
+    /// Micro-batch for a DeepSpeed configuration that leaves it open, in samples.
+    pub micro_batch_size: Option<usize>,
+    /// Steps of the warm-up for a DeepSpeed configuration that leaves them open.
+    pub warmup_steps: Option<usize>,
+}
+
+/// Where tensors live.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Backend {
+    /// The CPU, in plain Rust.
+    Flex,
+    /// Any GPU through WebGPU.
+    Wgpu,
+    /// NVIDIA GPUs.
+    Cuda,
+    /// libtorch.
+    Tch,
+}
+
+impl Backend {
+    /// The name in a job file, which is also the name of the cargo feature.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Flex => "flex",
+            Self::Wgpu => "wgpu",
+            Self::Cuda => "cuda",
+            Self::Tch => "tch",
+        }
+    }
+
+    /// Whether its device is the host.
+    pub fn is_host(self) -> bool {
+        self == Self::Flex
+    }
+}
+
+impl Job {
+    /// Reads a job: the file, then the values of the command line, then its options.
+    ///
+    /// # Errors
+    /// [`ConfigError`]; wrong values of the job file in one [`crate::Report`]. The DeepSpeed
+    /// configuration is parsed here and checked by [`crate::resolve()`].
+    pub fn load(request: &JobRequest) -> Result<(Self, Written), ConfigError> {
+        let configs = [PathBuf::new(), PathBuf::from(CONFIG_FOLDER)];
+        let path = find(&request.config, &configs, "file")?;
+        let text = read_text(&path)?;
+        let folder = path.parent().unwrap_or(Path::new("")).to_path_buf();
+        Self::parse(&text, &path.display().to_string(), &folder, request)
+    }
+
+    /// The same for a text; `folder` is the one that the file would be in.
+    ///
+    /// # Errors
+    /// As [`Job::load`].
+    pub fn parse(
+        text: &str,
+        name: &str,
+        folder: &Path,
+        request: &JobRequest,
+    ) -> Result<(Self, Written), ConfigError> {
+        let mut root = parse_json(text, Origin { document: "job file", name })?;
+        let overrides = overrides(request)?;
+        let (deepspeed, job): (Vec<_>, Vec<_>) =
+            overrides.into_iter().partition(|set| set.is_inside("deepspeed"));
+        for set in job {
+            set.apply(JOB, &mut root)?;
+        }
+        let beside = folder.to_path_buf();
+        // A path from the command line is meant from where the command is typed.
+        let folders = match request.deepspeed {
+            Some(_) => [PathBuf::new(), beside, PathBuf::from(CONFIG_FOLDER)],
+            None => [beside, PathBuf::new(), PathBuf::from(CONFIG_FOLDER)],
+        };
+        let mut written = take_deepspeed(&mut root, name, &folders)?;
+        for set in deepspeed {
+            set.inner().apply(DEEPSPEED, written.node_mut())?;
+        }
+        Ok((Self::read(&root, name, folder, &written)?, written))
+    }
+
+    fn read(
+        root: &Node,
+        name: &str,
+        folder: &Path,
+        written: &Written,
+    ) -> Result<Self, ConfigError> {
+        let mut findings = Findings::default();
+        check(JOB, root, &mut findings);
+        let top = Section::new(JOB, Some(root), "");
+        let places = Places { folder };
+        let mut job = Self {
+            model: read_model(&top.section("model"), places, &mut findings),
+            data: read_data(&top.section("data"), written, places, &mut findings),
+            training: read_training(&top.section("training"), written, &mut findings),
+            notes: Vec::new(),
+        };
+        let has_eval = job.data.splits.has_eval();
+        if job.training.eval_steps.is_some() && !has_eval {
+            let remedy = "add data.splits, for example {\"train\": \"90%\", \"eval\": \"10%\"}, \
+                or remove it";
+            findings.error(
+                "training.eval_steps",
+                "there is nothing to evaluate: data.splits.eval is missing",
+                remedy,
+            );
+        }
+        job.notes = findings.verdict(name)?;
+        Ok(job)
+    }
+
+    /// What the job knows for [`crate::resolve()`]; the width of the model and the number of steps are
+    /// left for the caller to add once the model and the data are known. `total_steps` is
+    /// `max_steps` until then.
+    pub fn facts(&self) -> Facts {
+        Facts {
+            world_size: self.training.ranks,
+            host_device: self.training.backend.is_host(),
+            hidden_size: None,
+            total_steps: self.training.max_steps,
+            warmup_steps: self.training.warmup_steps,
+            learning_rate: self.training.learning_rate,
+            micro_batch_size: self.training.micro_batch_size,
+        }
+    }
+}
+
+/// A job with its plan: the content of `job.json`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ResolvedJob {
+    /// The job.
+    #[serde(flatten)]
+    pub job: Job,
+    /// The DeepSpeed configuration as it was written, overrides included.
+    pub deepspeed: Json,
+    /// What it means, what every `"auto"` became, and what was noted about it.
+    pub resolved: Resolved,
+}
+
+impl ResolvedJob {
+    /// Puts the three together.
+    pub fn new(job: Job, written: &Written, resolved: Resolved) -> Self {
+        Self { job, deepspeed: written.to_json(), resolved }
+    }
+}
+
+fn overrides(request: &JobRequest) -> Result<Vec<Override>, ConfigError> {
+    let text = |path: &Path| Node::text(path.to_string_lossy());
+    let mut overrides: Vec<_> =
+        request.sets.iter().map(|set| Override::parse(set)).collect::<Result<_, _>>()?;
+    let number = |ranks: usize| Node::new(Value::Number(ranks.to_string()));
+    let options = [
+        ("ranks", request.ranks.map(number)),
+        ("backend", request.backend.as_deref().map(Node::text)),
+        ("output_dir", request.output_dir.as_deref().map(text)),
+    ];
+    for (name, value) in options {
+        overrides.extend(value.map(|value| Override::of(&["training", name], value)));
+    }
+    overrides
+        .extend(request.deepspeed.as_deref().map(|path| Override::of(&["deepspeed"], text(path))));
+    Ok(overrides)
+}
+
+/// Takes the DeepSpeed part out of the job: a section, or the file that it names.
+fn take_deepspeed(
+    root: &mut Node,
+    name: &str,
+    folders: &[PathBuf],
+) -> Result<Written, ConfigError> {
+    let part = root.entries_mut().and_then(|entries| {
+        entries.iter().position(|(key, _)| key == "deepspeed").map(|at| entries.remove(at).1)
+    });
+    match part {
+        None => Ok(Written::empty()),
+        Some(Node { value: Value::Null, .. }) => Ok(Written::empty()),
+        Some(Node { value: Value::Text(path), .. }) => {
+            Written::from_file(&find(Path::new(&path), folders, "file")?)
+        }
+        Some(section) => Ok(Written::new(section, &format!("deepspeed section of {name}"))),
+    }
+}

@@ -1,0 +1,195 @@
+//! The sections of a job file, read and checked: what must exist exists, what excludes each other is
+//! reported.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value as Json};
+
+use crate::diagnosis::Findings;
+use crate::job::{Architecture, Backend, DataJob, DataKind, ModelJob, TrainingJob};
+use crate::keys::DEEPSPEED;
+use crate::lookup::find;
+use crate::section::Section;
+use crate::splits::SplitPlan;
+use crate::written::Written;
+
+/// Where the paths in a job file are looked for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Places<'a> {
+    /// The job file's folder.
+    pub(crate) folder: &'a Path,
+}
+
+impl Places<'_> {
+    /// The file or folder that a key names. Reports it where there is none.
+    fn find(
+        self,
+        section: &Section<'_>,
+        key: &str,
+        remedy: &str,
+        findings: &mut Findings,
+    ) -> Option<PathBuf> {
+        let given = section.text(key)?;
+        self.existing(given, section.path_of(key), remedy, findings)
+    }
+
+    fn existing(
+        self,
+        given: &str,
+        key: String,
+        remedy: &str,
+        findings: &mut Findings,
+    ) -> Option<PathBuf> {
+        let folders = [PathBuf::new(), self.folder.to_path_buf()];
+        let found = if given.is_empty() {
+            None
+        } else {
+            find(Path::new(given), &folders, "file or folder").ok()
+        };
+        if found.is_none() {
+            let message = format!(
+                "\"{given}\": there is no such file or folder, from the current folder or \
+                    beside the job file"
+            );
+            findings.error(key, message, remedy);
+        }
+        found
+    }
+}
+
+/// What is trained.
+pub(crate) fn read_model(
+    model: &Section<'_>,
+    places: Places<'_>,
+    findings: &mut Findings,
+) -> ModelJob {
+    let hub =
+        "give the folder of a downloaded checkpoint; the hub is not available in this version";
+    let pretrained = places.find(model, "pretrained", hub, findings);
+    if let Some(path) = pretrained.as_deref().filter(|path| !path.is_dir()) {
+        let message = format!("\"{}\" is a file, must be a folder", path.display());
+        findings.push(model.error(
+            "pretrained",
+            message,
+            "give the folder that holds model.safetensors",
+        ));
+    }
+    let config = match model.given("config").map(|node| (node, node.to_json())) {
+        None => Map::new(),
+        Some((_, Json::Object(map))) => map,
+        Some((node, _)) => {
+            let message = format!("{node} is {}, must be a section of config fields", node.noun());
+            findings.push(model.error("config", message, "write { \"n_layer\": 12 } for example"));
+            Map::new()
+        }
+    };
+    ModelJob { architecture: Architecture::Gpt2, pretrained, config }
+}
+
+/// What it is trained on; `written` has the default of `drop_last`.
+pub(crate) fn read_data(
+    data: &Section<'_>,
+    written: &Written,
+    places: Places<'_>,
+    findings: &mut Findings,
+) -> DataJob {
+    let kind = match data.choice("kind") {
+        "tokens" => DataKind::Tokens,
+        "synthetic" => DataKind::Synthetic,
+        _ => DataKind::Text,
+    };
+    let give = "give an existing file or folder; the hub is not available in this version";
+    let path = places.find(data, "path", give, findings);
+    let deepspeed = Section::new(DEEPSPEED, Some(written.node()), "");
+    let splits = data.section("splits");
+    let existing =
+        |given: &str, key, findings: &mut Findings| places.existing(given, key, give, findings);
+    let splits = SplitPlan::read(&splits, path, existing, findings);
+    check_kind(kind, data, &splits, findings);
+    DataJob {
+        kind: if kind == DataKind::Text && splits.is_embedded() {
+            DataKind::Synthetic
+        } else {
+            kind
+        },
+        splits,
+        tokenizer: places.find(
+            data,
+            "tokenizer",
+            "give the folder of a tokenizer or a tokenizer.json",
+            findings,
+        ),
+        vocab_size: data.count("vocab_size"),
+        sequence_length: data.count("sequence_length"),
+        shuffle: data.flag("shuffle"),
+        drop_last: data
+            .optional_flag("drop_last")
+            .unwrap_or_else(|| deepspeed.flag("dataloader_drop_last")),
+    }
+}
+
+/// What a kind needs, and what it cannot use.
+fn check_kind(kind: DataKind, data: &Section<'_>, splits: &SplitPlan, findings: &mut Findings) {
+    let has_path = data.given("path").is_some();
+    match kind {
+        DataKind::Tokens if splits.is_embedded() && !has_path => {
+            findings.error(
+                "data.path",
+                "is missing, and kind \"tokens\" needs it",
+                "give a .bin file of little-endian u16 tokens, or .u32.bin",
+            );
+        }
+        DataKind::Synthetic if has_path || !splits.is_embedded() => {
+            findings.error(
+                "data.path",
+                "kind \"synthetic\" is embedded and reads no files",
+                "remove the path or write kind \"text\"",
+            );
+        }
+        _ => {}
+    }
+    if kind == DataKind::Tokens && data.given("vocab_size").is_some() {
+        findings.warning("data.vocab_size", "is ignored: tokens need no tokenizer", "remove it");
+    }
+}
+
+/// For how long, on how many ranks; `written` has defaults of ranks and log.
+pub(crate) fn read_training(
+    training: &Section<'_>,
+    written: &Written,
+    findings: &mut Findings,
+) -> TrainingJob {
+    let (epochs, max_steps) =
+        (training.optional_count("epochs"), training.optional_count("max_steps"));
+    if epochs.is_none() && max_steps.is_none() {
+        findings.note("training.epochs", "is 1: neither epochs nor max_steps is given");
+    }
+    if training.text("output_dir").is_some_and(|folder| folder.trim().is_empty()) {
+        findings.error(
+            "training.output_dir",
+            "\"\" names no folder",
+            "give a folder, output for example",
+        );
+    }
+    let deepspeed = Section::new(DEEPSPEED, Some(written.node()), "");
+    TrainingJob {
+        epochs: epochs.or(if max_steps.is_none() { Some(1) } else { None }),
+        max_steps,
+        seed: training.count("seed") as u64,
+        ranks: training.optional_count("ranks").or(written.processes()).unwrap_or(1),
+        backend: match training.choice("backend") {
+            "wgpu" => Backend::Wgpu,
+            "cuda" => Backend::Cuda,
+            "tch" => Backend::Tch,
+            _ => Backend::Flex,
+        },
+        output_dir: PathBuf::from(training.text("output_dir").unwrap_or("output")),
+        eval_steps: training.optional_count("eval_steps"),
+        logging_steps: training
+            .optional_count("logging_steps")
+            .or(deepspeed.optional_count("steps_per_print")),
+        learning_rate: training.optional_real("learning_rate"),
+        micro_batch_size: training.optional_count("micro_batch_size"),
+        warmup_steps: training.optional_count("warmup_steps"),
+    }
+}

@@ -1,0 +1,343 @@
+//! What a key is: its name, kind, default, meaning, and what becomes of it here.
+//!
+//! A configuration format is a table of [`Key`]s, one table a section. The same table checks what
+//! was written, supplies the default, finds the nearest known name, decides whether a value asks for
+//! a feature that does not exist, and is listed for users ([`entries`]): a key is declared once.
+
+use std::fmt;
+
+use crate::kind::{Integers, Kind, Reals};
+use crate::node::{Node, Value};
+
+/// A key of a section.
+#[derive(Debug, Clone, Copy)]
+pub struct Key {
+    /// Name inside its section.
+    pub name: &'static str,
+    /// Other names that mean the same.
+    pub spellings: &'static [Spelling],
+    /// Values it takes.
+    pub kind: Kind,
+    /// Value when it is not given.
+    pub default: Literal,
+    /// What one unit of the value is, `elements` for example; empty where there is none.
+    pub unit: &'static str,
+    /// Its effect, in one or two sentences.
+    pub doc: &'static str,
+    /// What becomes of it here.
+    pub status: Status,
+    /// Whether `"auto"` is resolved.
+    pub auto: bool,
+    /// Whether leaving it out is an error.
+    pub required: bool,
+    /// ZeRO stages at which it has an effect, first and last.
+    pub stages: (u8, u8),
+}
+
+/// Another name of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Spelling {
+    /// An equal name.
+    Alias(&'static str),
+    /// A name that is understood and warned about.
+    Outdated(&'static str),
+}
+
+impl Spelling {
+    /// The name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Alias(name) | Self::Outdated(name) => name,
+        }
+    }
+}
+
+/// A default, as it stands in a table.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Literal {
+    /// Nothing: the key is absent, or its default depends on others.
+    Null,
+    /// A flag.
+    Flag(bool),
+    /// An integer.
+    Integer(i64),
+    /// A number.
+    Real(f64),
+    /// Two numbers.
+    Pair([f64; 2]),
+    /// A string.
+    Text(&'static str),
+}
+
+impl Literal {
+    /// The same as a written value.
+    pub fn node(self) -> Node {
+        Node::new(match self {
+            Self::Null => Value::Null,
+            Self::Flag(flag) => Value::Flag(flag),
+            Self::Integer(integer) => Value::Number(integer.to_string()),
+            Self::Real(real) => real_node(real),
+            Self::Pair(pair) => Value::List(pair.map(|real| Node::new(real_node(real))).into()),
+            Self::Text(text) => Value::Text(text.into()),
+        })
+    }
+}
+
+fn real_node(real: f64) -> Value {
+    // `Debug` writes 1e-8 where `Display` writes seven zeros.
+    Value::Number(format!("{real:?}"))
+}
+
+impl fmt::Display for Literal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Real(real) => write!(f, "{real:?}"),
+            Self::Pair([first, second]) => write!(f, "[{first:?}, {second:?}]"),
+            _ => self.node().fmt(f),
+        }
+    }
+}
+
+/// What becomes of a key here.
+#[derive(Debug, Clone, Copy)]
+pub enum Status {
+    /// It does what it says.
+    Honoured,
+    /// It is accepted, changes nothing, and a note says why.
+    Inert(&'static str),
+    /// The feature does not exist in this version: a value that asks for it is an error.
+    Unavailable {
+        /// The feature's name.
+        feature: &'static str,
+        /// Which values ask for it.
+        asks: Asks,
+        /// What to write instead.
+        remedy: &'static str,
+    },
+    /// It must not be given at all.
+    Refused {
+        /// Why.
+        why: &'static str,
+        /// What to write instead.
+        remedy: &'static str,
+    },
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Honoured => f.write_str("honoured"),
+            Self::Inert(why) => write!(f, "accepted, changes nothing: {why}"),
+            Self::Unavailable { feature, .. } => write!(f, "not available yet: {feature}"),
+            Self::Refused { why, .. } => write!(f, "refused: {why}"),
+        }
+    }
+}
+
+/// Which values of a key ask for its feature.
+#[derive(Debug, Clone, Copy)]
+pub enum Asks {
+    /// Every value but the default.
+    Differs,
+    /// Every value but the default and these strings.
+    NotOneOf(&'static [&'static str]),
+    /// A section with `enabled: true`.
+    Enabled,
+    /// A section with `enabled: true` anywhere in it.
+    AnyEnabled,
+    /// Every value but `null` and `false`.
+    Present,
+}
+
+impl Key {
+    /// A key with a default.
+    pub const fn new(name: &'static str, kind: Kind, default: Literal, doc: &'static str) -> Self {
+        Self {
+            name,
+            spellings: &[],
+            kind,
+            default,
+            unit: "",
+            doc,
+            status: Status::Honoured,
+            auto: false,
+            required: false,
+            stages: (0, 3),
+        }
+    }
+
+    /// A key without a default: `null` and leaving it out are the same.
+    pub const fn optional(name: &'static str, kind: Kind, doc: &'static str) -> Self {
+        Self::new(name, kind, Literal::Null, doc)
+    }
+
+    /// A key that must be given.
+    pub const fn required(name: &'static str, kind: Kind, doc: &'static str) -> Self {
+        Self { required: true, ..Self::optional(name, kind, doc) }
+    }
+
+    /// A flag.
+    pub const fn flag(name: &'static str, default: bool, doc: &'static str) -> Self {
+        Self::new(name, Kind::Flag, Literal::Flag(default), doc)
+    }
+
+    /// An integer of at least 0.
+    pub const fn count(name: &'static str, default: i64, doc: &'static str) -> Self {
+        Self::new(name, Kind::Integer(Integers::COUNT), Literal::Integer(default), doc)
+    }
+
+    /// An integer of at least 1.
+    pub const fn positive(name: &'static str, default: i64, doc: &'static str) -> Self {
+        Self::new(name, Kind::Integer(Integers::POSITIVE), Literal::Integer(default), doc)
+    }
+
+    /// A number.
+    pub const fn real(name: &'static str, range: Reals, default: f64, doc: &'static str) -> Self {
+        Self::new(name, Kind::Real(range), Literal::Real(default), doc)
+    }
+
+    /// A section.
+    pub const fn section(name: &'static str, keys: &'static [Self], doc: &'static str) -> Self {
+        Self::optional(name, Kind::Section(keys), doc)
+    }
+
+    /// The same with other names.
+    pub const fn spelled(self, spellings: &'static [Spelling]) -> Self {
+        Self { spellings, ..self }
+    }
+
+    /// The same with a unit.
+    pub const fn unit(self, unit: &'static str) -> Self {
+        Self { unit, ..self }
+    }
+
+    /// The same with `"auto"` allowed.
+    pub const fn auto(self) -> Self {
+        Self { auto: true, ..self }
+    }
+
+    /// The same, with an effect at these stages only.
+    pub const fn at_stages(self, first: u8, last: u8) -> Self {
+        Self { stages: (first, last), ..self }
+    }
+
+    /// The same, changing nothing.
+    pub const fn inert(self, why: &'static str) -> Self {
+        Self { status: Status::Inert(why), ..self }
+    }
+
+    /// The same, asking for a feature that does not exist.
+    pub const fn unavailable(
+        self,
+        feature: &'static str,
+        asks: Asks,
+        remedy: &'static str,
+    ) -> Self {
+        Self { status: Status::Unavailable { feature, asks, remedy }, ..self }
+    }
+
+    /// The same, never allowed.
+    pub const fn refused(self, why: &'static str, remedy: &'static str) -> Self {
+        Self { status: Status::Refused { why, remedy }, ..self }
+    }
+
+    /// Whether `name` means this key.
+    pub fn is_called(&self, name: &str) -> bool {
+        self.name == name || self.spellings.iter().any(|spelling| spelling.name() == name)
+    }
+
+    /// Every name of this key.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> {
+        std::iter::once(self.name).chain(self.spellings.iter().map(|spelling| spelling.name()))
+    }
+
+    /// The keys of the section that this key is; nothing where it is none.
+    pub fn keys(&self) -> &'static [Self] {
+        match self.kind {
+            Kind::Section(keys) | Kind::SectionOrPath(keys) => keys,
+            _ => &[],
+        }
+    }
+
+    /// Whether this value asks for more than the default.
+    pub(crate) fn asks(&self, asks: Asks, node: &Node) -> bool {
+        let is_default = node.is_null() || node.means(&self.default.node());
+        match asks {
+            Asks::Differs => !is_default,
+            Asks::NotOneOf(names) => {
+                let known = |text: &str| names.iter().any(|name| name.eq_ignore_ascii_case(text));
+                !is_default && !node.as_text().is_some_and(known)
+            }
+            Asks::Enabled => node.get("enabled").and_then(Node::as_flag) == Some(true),
+            Asks::AnyEnabled => any_enabled(node),
+            Asks::Present => !node.is_null() && node.as_flag() != Some(false),
+        }
+    }
+}
+
+fn any_enabled(node: &Node) -> bool {
+    node.entries().iter().any(|(name, node)| {
+        (name == "enabled" && node.as_flag() == Some(true)) || any_enabled(node)
+    })
+}
+
+/// One line of a listing of keys.
+#[derive(Debug, Clone)]
+pub struct KeyEntry {
+    /// Full path; `optimizer.params[AdamW].lr` for a parameter of one variant.
+    pub path: String,
+    /// The key.
+    pub key: Key,
+    /// What becomes of it: its own status, or that of the section it is in.
+    pub status: Status,
+}
+
+/// Every key below a table, depth first, in the order of the tables.
+pub fn entries(keys: &'static [Key]) -> Vec<KeyEntry> {
+    let mut list = Vec::new();
+    list_section(keys, "", Status::Honoured, &mut list);
+    list
+}
+
+fn list_section(keys: &'static [Key], path: &str, inherited: Status, list: &mut Vec<KeyEntry>) {
+    for key in keys {
+        let path = crate::source::join(path, key.name);
+        let status = if matches!(key.status, Status::Honoured) { inherited } else { key.status };
+        list.push(KeyEntry { path: path.clone(), key: *key, status });
+        list_section(key.keys(), &path, status, list);
+        let Kind::Variants(variants) = key.kind else { continue };
+        for variant in variants {
+            let path = format!("{path}[{}]", variant.name);
+            list_section(variant.keys, &path, variant.status, list);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(json: &str) -> Node {
+        let origin = crate::source::Origin { document: "test", name: "test" };
+        crate::source::parse_json(json, origin).unwrap()
+    }
+
+    #[test]
+    fn only_values_that_ask_for_a_feature_do() {
+        let size = Key::count("zero_hpz_partition_size", 1, "");
+        assert!(!size.asks(Asks::Differs, &node("1.0")) && size.asks(Asks::Differs, &node("8")));
+        let dtype = Key::optional("communication_data_type", Kind::Text, "");
+        let asks = Asks::NotOneOf(&["fp32"]);
+        assert!(!dtype.asks(asks, &node("\"FP32\"")) && !dtype.asks(asks, &node("null")));
+        assert!(dtype.asks(asks, &node("\"fp16\"")));
+        let section = Key::section("s", &[], "");
+        assert!(!section.asks(Asks::Enabled, &node("{\"enabled\": false}")));
+        assert!(section.asks(Asks::Enabled, &node("{\"enabled\": true}")));
+        assert!(!section.asks(Asks::Enabled, &node("{\"x\": {\"enabled\": true}}")));
+        assert!(section.asks(Asks::AnyEnabled, &node("{\"x\": {\"enabled\": true}}")));
+        assert!(
+            !section.asks(Asks::Present, &node("false"))
+                && section.asks(Asks::Present, &node("{}"))
+        );
+    }
+}

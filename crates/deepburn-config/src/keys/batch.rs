@@ -1,0 +1,269 @@
+//! The batch triple: `train_batch_size = micro batch * accumulation steps * world size`.
+//!
+//! Follows DeepSpeed's order of resolution and its wording. It refuses triples that do not multiply
+//! to each other and says which three changes would mend them.
+
+use crate::diagnosis::{Diagnosis, Severity};
+use crate::key::Key;
+
+use crate::kind::{Integers, Kind};
+use crate::plan::BatchPlan;
+use crate::resolve::Context;
+use crate::section::Section;
+
+pub(crate) const TRAIN_BATCH_SIZE: Key = Key::optional(
+    "train_batch_size",
+    Kind::Integer(Integers::ANY),
+    "Samples of one optimizer step over all ranks.",
+)
+.unit("samples")
+.auto();
+
+pub(crate) const MICRO_BATCH_SIZE: Key = Key::optional(
+    "train_micro_batch_size_per_gpu",
+    Kind::Integer(Integers::ANY),
+    "Samples of one forward and backward pass on one rank.",
+)
+.unit("samples")
+.auto();
+
+pub(crate) const ACCUMULATION_STEPS: Key = Key::optional(
+    "gradient_accumulation_steps",
+    Kind::Integer(Integers::ANY),
+    "Forward and backward passes of one optimizer step.",
+)
+.unit("passes")
+.auto();
+
+const TRAIN: &str = TRAIN_BATCH_SIZE.name;
+const MICRO: &str = MICRO_BATCH_SIZE.name;
+const STEPS: &str = ACCUMULATION_STEPS.name;
+
+/// The three numbers as far as they are known; signed, since 0 and less are told to the user.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Triple {
+    train: Option<i64>,
+    micro: Option<i64>,
+    steps: Option<i64>,
+}
+
+/// Resolves and checks the triple.
+pub(crate) fn resolve(top: &Section<'_>, context: &mut Context<'_>) -> BatchPlan {
+    let world = context.facts.world_size as i64;
+    let given = supply(top, context);
+    let Some(triple) = complete(given, world) else {
+        // A key that is there and unreadable has been reported; it is not missing.
+        if ![TRAIN, MICRO].iter().any(|name| top.given(name).is_some()) {
+            context.findings.error(
+                MICRO,
+                "Either train_batch_size or train_micro_batch_size_per_gpu needs to be provided",
+                format!("add \"{MICRO}\": 1, or training.micro_batch_size in the job file"),
+            );
+        }
+        return BatchPlan {
+            train_batch_size: 0,
+            micro_batch_size: 0,
+            gradient_accumulation_steps: 0,
+            world_size: 0,
+        };
+    };
+    if let Err(diagnosis) = verify(triple, world) {
+        let Diagnosis { severity, key, message, remedy, .. } = diagnosis;
+        context.findings.push(top.diagnosis(severity, &key, message, remedy));
+    }
+    let [train, micro, steps] = triple;
+    for (name, value) in [(TRAIN, train), (MICRO, micro), (STEPS, steps)] {
+        if top.is_auto(name) {
+            context.autos.answer(name, value, "the other batch sizes and the world size");
+        }
+    }
+    let size = |value: i64| usize::try_from(value).unwrap_or(0);
+    BatchPlan {
+        train_batch_size: size(train),
+        micro_batch_size: size(micro),
+        gradient_accumulation_steps: size(steps),
+        world_size: context.facts.world_size,
+    }
+}
+
+/// What the file gives, and the job's micro-batch where the file leaves it open.
+fn supply(top: &Section<'_>, context: &Context<'_>) -> Triple {
+    let read = |name| top.given(name).and_then(crate::node::Node::as_integer);
+    let mut triple = Triple { train: read(TRAIN), micro: read(MICRO), steps: read(STEPS) };
+    let open = triple.micro.is_none() && top.given(MICRO).is_none();
+    if open && (top.is_auto(MICRO) || triple.train.is_none()) {
+        triple.micro = context.facts.micro_batch_size.map(|size| size as i64);
+    }
+    triple
+}
+
+/// DeepSpeed's order of resolution; `None` when neither batch size is known.
+fn complete(given: Triple, world: i64) -> Option<[i64; 3]> {
+    // What divides by zero or overflows becomes 0, which `verify` then names.
+    let over = |a: i64, b: i64| a.checked_div_euclid(b).unwrap_or(0);
+    let times = |a: i64, b: i64| a.checked_mul(b).unwrap_or(0);
+    Some(match (given.train, given.micro, given.steps) {
+        (Some(train), Some(micro), Some(steps)) => [train, micro, steps],
+        (Some(train), Some(micro), None) => [train, micro, over(over(train, micro), world)],
+        (Some(train), None, Some(steps)) => [train, over(over(train, world), steps), steps],
+        (None, Some(micro), Some(steps)) => [times(times(micro, steps), world), micro, steps],
+        (Some(train), None, None) => [train, over(train, world), 1],
+        (None, Some(micro), None) => [times(micro, world), micro, 1],
+        (None, None, _) => return None,
+    })
+}
+
+fn verify([train, micro, steps]: [i64; 3], world: i64) -> Result<(), Diagnosis> {
+    let error = |key, message: String, remedy: String| {
+        Err(Diagnosis::new(Severity::Error, key, message, remedy))
+    };
+    if train <= 0 {
+        return error(
+            TRAIN,
+            format!("Train batch size: {train} has to be greater than 0"),
+            "give 1 or more".into(),
+        );
+    }
+    if micro <= 0 {
+        let message = format!("Micro batch size per gpu: {micro} has to be greater than 0");
+        return error(
+            MICRO,
+            message,
+            format!(
+                "raise train_batch_size to {steps} * {world} (steps * world size) at least, or \
+                    give {MICRO}"
+            ),
+        );
+    }
+    if steps <= 0 {
+        let message = format!("Gradient accumulation steps: {steps} has to be greater than 0");
+        return error(
+            STEPS,
+            message,
+            format!(
+                "raise train_batch_size to {micro} * {world} (micro batch * world size) at \
+                    least, or give {STEPS}"
+            ),
+        );
+    }
+    let product = i128::from(micro) * i128::from(steps) * i128::from(world);
+    if i128::from(train) != product {
+        let message = format!(
+            "Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * \
+             gradient_acc_step * world_size {train} != {micro} * {steps} * {world}"
+        );
+        return error(TRAIN, message, mend([train, micro, steps], world, product));
+    }
+    Ok(())
+}
+
+/// The single changes that make the triple agree.
+fn mend([train, micro, steps]: [i64; 3], world: i64, product: i128) -> String {
+    let exact = |a: i64, b: i128| (i128::from(a) % b == 0).then(|| i128::from(a) / b);
+    let by_steps = exact(train, i128::from(micro) * i128::from(world)).filter(|fix| *fix > 0);
+    let by_micro = exact(train, i128::from(steps) * i128::from(world)).filter(|fix| *fix > 0);
+    let by_world = exact(train, i128::from(micro) * i128::from(steps)).filter(|fix| *fix > 0);
+    let mut fixes = vec![format!("train_batch_size {product}")];
+    fixes.extend(by_steps.map(|fix| format!("{STEPS} {fix}")));
+    fixes.extend(by_micro.map(|fix| format!("{MICRO} {fix}")));
+    fixes.extend(by_world.map(|fix| format!("{fix} ranks")));
+    format!("set one of: {}", fixes.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    type Row = ([Option<i64>; 3], i64, Result<[i64; 3], &'static str>);
+
+    /// Made by running DeepSpeed's own rules: train, micro, steps, world.
+    const DEEPSPEED: [Row; 17] = [
+        ([Some(32), Some(4), Some(8)], 1, Ok([32, 4, 8])),
+        ([Some(32), Some(4), Some(8)], 8, Err("32 != 4 * 8 * 8")),
+        ([Some(32), Some(4), Some(8)], 2, Err("32 != 4 * 8 * 2")),
+        ([Some(4), Some(1), Some(4)], 1, Ok([4, 1, 4])),
+        ([Some(4), Some(1), Some(4)], 2, Err("4 != 1 * 4 * 2")),
+        ([Some(32), Some(16), None], 2, Ok([32, 16, 1])),
+        ([Some(32), Some(8), None], 2, Ok([32, 8, 2])),
+        (
+            [Some(33), Some(17), None],
+            2,
+            Err("Gradient accumulation steps: 0 has to be greater than 0"),
+        ),
+        (
+            [Some(32), Some(18), None],
+            2,
+            Err("Gradient accumulation steps: 0 has to be greater than 0"),
+        ),
+        ([Some(32), None, Some(4)], 2, Ok([32, 4, 4])),
+        ([None, Some(4), Some(8)], 2, Ok([64, 4, 8])),
+        ([Some(64), None, None], 1, Ok([64, 64, 1])),
+        ([Some(64), None, None], 3, Err("64 != 21 * 1 * 3")),
+        ([None, Some(4), None], 8, Ok([32, 4, 1])),
+        ([None, None, Some(4)], 2, Err("neither")),
+        (
+            [Some(4), Some(8), None],
+            1,
+            Err("Gradient accumulation steps: 0 has to be greater than 0"),
+        ),
+        ([Some(0), Some(4), Some(8)], 1, Err("Train batch size: 0 has to be greater than 0")),
+    ];
+
+    fn run([train, micro, steps]: [Option<i64>; 3], world: i64) -> Result<[i64; 3], String> {
+        let triple = complete(Triple { train, micro, steps }, world).ok_or("neither")?;
+        verify(triple, world).map_err(|diagnosis| diagnosis.message)?;
+        Ok(triple)
+    }
+
+    #[test]
+    fn triples_resolve_as_in_deepspeed() {
+        for (given, world, expected) in DEEPSPEED {
+            match (run(given, world), expected) {
+                (Ok(triple), Ok(expected)) => assert_eq!(triple, expected, "{given:?}"),
+                (Err(message), Err(part)) => {
+                    assert!(message.contains(part), "{given:?}: {message}")
+                }
+                (got, _) => panic!("{given:?}: {got:?}, expected {expected:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_mismatch_names_every_single_change_that_mends_it() {
+        let remedy = verify([32, 4, 8], 2).unwrap_err().remedy;
+        assert_eq!(
+            remedy,
+            "set one of: train_batch_size 64, gradient_accumulation_steps 4, \
+             train_micro_batch_size_per_gpu 2, 1 ranks"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_accepted_multiplies(
+            train in proptest::option::of(any::<i64>()),
+            micro in proptest::option::of(-4i64..1 << 40),
+            steps in proptest::option::of(-4i64..1 << 40),
+            world in 1i64..64,
+        ) {
+            if let Ok([train, micro, steps]) = run([train, micro, steps], world) {
+                prop_assert!(micro > 0 && steps > 0);
+                prop_assert_eq!(micro.checked_mul(steps).and_then(|n| n.checked_mul(world)), Some(train));
+            }
+        }
+
+        #[test]
+        fn two_of_three_are_enough(micro in 1i64..1000, steps in 1i64..1000, world in 1i64..64) {
+            let train = micro * steps * world;
+            for given in [
+                [Some(train), Some(micro), None],
+                [Some(train), None, Some(steps)],
+                [None, Some(micro), Some(steps)],
+            ] {
+                prop_assert_eq!(run(given, world), Ok([train, micro, steps]));
+            }
+        }
+    }
+}

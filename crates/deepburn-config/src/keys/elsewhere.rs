@@ -1,0 +1,342 @@
+//! Sections of features that do not exist in this version: known by name, refused when asked for.
+//!
+//! Each is accepted as long as it is switched off, so that a file that carries it unused works.
+
+use crate::key::{Asks, Key, Literal};
+
+use crate::kind::{Integers, Kind, Reals};
+
+pub(super) const ENABLED: Key = Key::flag("enabled", false, "Whether it is on.");
+pub(super) const fn text(name: &'static str, doc: &'static str) -> Key {
+    Key::optional(name, Kind::Text, doc)
+}
+pub(super) const fn free(name: &'static str, doc: &'static str) -> Key {
+    Key::optional(name, Kind::Free, doc)
+}
+pub(super) const fn number(name: &'static str, doc: &'static str) -> Key {
+    Key::optional(name, Kind::Real(Reals::Any), doc)
+}
+
+pub(crate) const CHECKPOINT: &[Key] = &[
+    Key::new(
+        "tag_validation",
+        Kind::Choice(&["Ignore", "Warn", "Fail"]),
+        Literal::Text("Warn"),
+        "What to do when ranks save under different tags.",
+    ),
+    Key::flag("load_universal", false, "Load a universal checkpoint.").unavailable(
+        "loading universal checkpoints",
+        Asks::Differs,
+        "set it to false",
+    ),
+    Key::flag("use_node_local_storage", false, "Every node writes to its own disk."),
+    Key::section(
+        "parallel_write",
+        &[Key::flag("pipeline_stage", false, "Pipeline stages write at the same time.")],
+        "Who writes.",
+    ),
+    free("writer", "Writer of checkpoints.").unavailable(
+        "the checkpoint writer",
+        Asks::Present,
+        "remove it",
+    ),
+];
+
+pub(super) const RECOMPUTE: &str = "activation checkpointing";
+const LEAVE_OUT: &str = "set it to its default or remove it";
+
+pub(crate) const ACTIVATION_CHECKPOINTING: &[Key] = &[
+    Key::flag("partition_activations", false, "Shard saved activations over model-parallel ranks.")
+        .unavailable(RECOMPUTE, Asks::Differs, LEAVE_OUT),
+    Key::flag("cpu_checkpointing", false, "Keep saved activations in host memory.").unavailable(
+        RECOMPUTE,
+        Asks::Differs,
+        LEAVE_OUT,
+    ),
+    Key::flag("contiguous_memory_optimization", false, "Keep saved activations in one buffer.")
+        .unavailable(RECOMPUTE, Asks::Differs, LEAVE_OUT),
+    Key::optional(
+        "number_checkpoints",
+        Kind::Integer(Integers::COUNT),
+        "Regions that are recomputed.",
+    )
+    .unavailable(RECOMPUTE, Asks::Differs, LEAVE_OUT),
+    Key::flag("synchronize_checkpoint_boundary", false, "Wait for the device at the boundaries.")
+        .unavailable(RECOMPUTE, Asks::Differs, LEAVE_OUT),
+    Key::flag("profile", false, "Time the regions.").unavailable(
+        RECOMPUTE,
+        Asks::Differs,
+        LEAVE_OUT,
+    ),
+];
+
+pub(crate) const AMP: Key = Key::section(
+    "amp",
+    &[
+        ENABLED,
+        text("opt_level", "Level of NVIDIA's Apex."),
+        free("loss_scale", "Apex's loss scale."),
+        free("keep_batchnorm_fp32", "Keep batch norm in fp32."),
+        free("cast_model_type", "Type of the model."),
+        free("cast_model_outputs", "Type of the outputs."),
+    ],
+    "NVIDIA's Apex mixed precision.",
+)
+.unavailable(
+    "Apex mixed precision",
+    Asks::Enabled,
+    "set amp.enabled to false, which trains in fp32",
+);
+
+pub(crate) const TORCH_AUTOCAST: Key = Key::section(
+    "torch_autocast",
+    &[
+        ENABLED,
+        text("dtype", "Type of the operations."),
+        free("lower_precision_safe_modules", "Modules that are cast."),
+    ],
+    "PyTorch's autocast.",
+)
+.unavailable(
+    "autocast",
+    Asks::Enabled,
+    "set torch_autocast.enabled to false, which trains in fp32",
+);
+
+pub(crate) const HYBRID_ENGINE: Key = Key::section(
+    "hybrid_engine",
+    &[
+        ENABLED,
+        number("max_out_tokens", "Longest answer."),
+        number("inference_tp_size", "Ranks that share a layer."),
+        free("release_inference_cache", "Free the cache after generation."),
+        free("pin_parameters", "Page-lock the parameters."),
+        number("tp_gather_partition_size", "Parameters gathered at once."),
+        free("enable_cuda_graph", "Record CUDA graphs."),
+    ],
+    "Generation while training.",
+)
+.unavailable("the hybrid engine", Asks::Enabled, "set hybrid_engine.enabled to false");
+
+pub(crate) const COMPILE: Key = Key::section(
+    "compile",
+    &[
+        Key::flag("deepcompile", false, "Compile the distributed graph.").unavailable(
+            "DeepCompile",
+            Asks::Differs,
+            "set it to false",
+        ),
+        free("enabled", "Compile the model.").unavailable(
+            "compilation",
+            Asks::Present,
+            "set it to false",
+        ),
+        free("backend", "Compiler."),
+        free("kwargs", "Arguments of the compiler."),
+        free("autoep_non_moe", "Compile around experts."),
+        free("free_activation", "Free activations early."),
+        free("free_activation_threshold", "Smallest activation freed early."),
+        free("offload_activation", "Keep activations in host memory."),
+        free("offload_activation_pin_memory", "Page-lock them."),
+        free("offload_opt_states", "Keep optimizer states in host memory."),
+        free("double_buffer", "Two buffers."),
+        free("symmetric_memory", "Memory at equal addresses."),
+        free("debug_log", "Write the graphs."),
+        free("offload_parameters", "Keep parameters in host memory."),
+        free("sync_before_reduce", "Wait before a reduction."),
+        free("sync_after_reduce", "Wait after a reduction."),
+        free("sync_before_allgather", "Wait before a gather."),
+        free("sync_after_allgather", "Wait after a gather."),
+        free("keep_int_input_tensors", "Keep integer inputs."),
+        free("keep_all_input_tensors", "Keep all inputs."),
+        free("passes", "Passes of the compiler."),
+    ],
+    "Compilation of the model.",
+);
+
+pub(crate) const ELASTICITY: Key = Key::section(
+    "elasticity",
+    &[
+        ENABLED,
+        Key::positive("max_train_batch_size", 2000, "Largest global batch.").unit("samples"),
+        Key::optional("micro_batch_sizes", Kind::List, "Micro-batches to choose from."),
+        Key::positive("min_gpus", 1, "Fewest ranks.").unit("ranks"),
+        Key::positive("max_gpus", 10_000, "Most ranks.").unit("ranks"),
+        Key::count("min_time", 0, "Shortest run.").unit("minutes"),
+        Key::real("version", Reals::Positive, 0.2, "Version of the algorithm."),
+        Key::flag("prefer_larger_batch", true, "On a tie the larger batch."),
+        Key::flag("ignore_non_elastic_batch_info", false, "Let it override the batch sizes."),
+        Key::positive("num_gpus_per_node", 1, "Ranks of a node.").unit("ranks"),
+        Key::positive("model_parallel_size", 1, "Ranks that share a layer.").unit("ranks"),
+    ],
+    "Batch sizes for any number of ranks.",
+)
+.unavailable(
+    "elasticity",
+    Asks::Enabled,
+    "set elasticity.enabled to false and give the batch sizes",
+);
+
+pub(crate) const AUTOTUNING: Key = Key::section(
+    "autotuning",
+    &[
+        ENABLED,
+        Key::flag("fast", true, "Tune the micro-batch only."),
+        Key::new(
+            "results_dir",
+            Kind::Text,
+            Literal::Text("autotuning_results"),
+            "Folder of the results.",
+        ),
+        Key::new("exps_dir", Kind::Text, Literal::Text("autotuning_exps"), "Folder of the trials."),
+        Key::flag("overwrite", true, "Overwrite them."),
+        Key::positive("start_profile_step", 3, "First measured step."),
+        Key::positive("end_profile_step", 5, "Last measured step."),
+        text("metric_path", "File of the metric."),
+        Key::new("metric", Kind::Text, Literal::Text("throughput"), "What is made best."),
+        Key::new("tuner_type", Kind::Text, Literal::Text("gridsearch"), "How trials are chosen."),
+        Key::positive("tuner_early_stopping", 5, "Trials without a gain."),
+        Key::positive("tuner_num_trials", 50, "Most trials."),
+        free("arg_mappings", "Arguments of the script."),
+        number("max_train_batch_size", "Largest global batch."),
+        number("min_train_batch_size", "Smallest global batch."),
+        number("max_train_micro_batch_size_per_gpu", "Largest micro-batch."),
+        number("min_train_micro_batch_size_per_gpu", "Smallest micro-batch."),
+        Key::positive("num_tuning_micro_batch_sizes", 3, "Micro-batches that are tried."),
+        number("mp_size", "Ranks that share a layer."),
+        free("model_info", "Size of the model."),
+        text("model_info_path", "File of the size of the model."),
+    ],
+    "Search for fast settings.",
+)
+.unavailable("autotuning", Asks::Enabled, "set autotuning.enabled to false");
+
+const DYNAMIC_BATCHING: &[Key] = &[
+    ENABLED,
+    text("metrics_path", "Lengths of the samples."),
+    Key::new(
+        "lr_scaling_method",
+        Kind::Text,
+        Literal::Text("linear"),
+        "How the learning rate follows the batch.",
+    ),
+    Key::positive("min_batch_size", 1, "Smallest batch.").unit("samples"),
+    Key::optional("max_batch_size", Kind::Integer(Integers::POSITIVE), "Largest batch.")
+        .unit("samples"),
+    Key::new(
+        "sequence_picking_order",
+        Kind::Text,
+        Literal::Text("dataloader"),
+        "Order of the samples.",
+    ),
+    Key::optional("max_tokens", Kind::Integer(Integers::POSITIVE), "Most tokens of a batch.")
+        .unit("tokens"),
+    Key::flag("verbose", false, "Print the batches."),
+];
+
+const DATA_SAMPLING: &[Key] = &[
+    ENABLED,
+    Key::positive("num_epochs", 1000, "Most epochs."),
+    Key::count("num_workers", 0, "Workers of the loader."),
+    Key::flag("pin_memory", false, "Page-lock the batches."),
+    free("curriculum_learning", "Easy samples first."),
+    Key::section("dynamic_batching", DYNAMIC_BATCHING, "Batches of about equal length."),
+];
+
+pub(crate) const DATA_EFFICIENCY: Key = Key::section(
+    "data_efficiency",
+    &[
+        ENABLED,
+        Key::count("seed", 1234, "Seed of the sampling."),
+        Key::section("data_sampling", DATA_SAMPLING, "Which samples come when."),
+        Key::section(
+            "data_routing",
+            &[ENABLED, free("random_ltd", "Drop tokens in the middle layers.")],
+            "Which tokens go where.",
+        ),
+    ],
+    "Curriculum, dynamic batches and token dropping.",
+)
+.unavailable(
+    "data efficiency (curriculum, dynamic batching, random-LTD)",
+    Asks::AnyEnabled,
+    "set every `enabled` in it to false",
+);
+
+pub(crate) const CURRICULUM_LEARNING: Key = Key::section(
+    "curriculum_learning",
+    &[
+        ENABLED,
+        text("curriculum_type", "What is made harder."),
+        number("min_difficulty", "Difficulty at the start."),
+        number("max_difficulty", "Difficulty at the end."),
+        text("schedule_type", "How it rises."),
+        free("schedule_config", "Parameters of the rise."),
+    ],
+    "Short sequences first.",
+)
+.unavailable("curriculum learning", Asks::Enabled, "set curriculum_learning.enabled to false");
+
+pub(crate) const PROGRESSIVE_LAYER_DROP: Key = Key::section(
+    "progressive_layer_drop",
+    &[
+        ENABLED,
+        number("theta", "Share of layers kept at the end."),
+        number("gamma", "Speed of the decline."),
+    ],
+    "Drop layers more and more.",
+)
+.unavailable(
+    "progressive layer drop",
+    Asks::Enabled,
+    "set progressive_layer_drop.enabled to false",
+);
+
+pub(crate) const COMPRESSION_TRAINING: Key = Key::section(
+    "compression_training",
+    &[
+        free("layer_reduction", "Keep fewer layers."),
+        free("weight_quantization", "Quantise weights."),
+        free("activation_quantization", "Quantise activations."),
+        free("sparse_pruning", "Prune single weights."),
+        free("row_pruning", "Prune rows."),
+        free("head_pruning", "Prune heads."),
+        free("channel_pruning", "Prune channels."),
+    ],
+    "Quantisation and pruning.",
+)
+.unavailable("compression", Asks::AnyEnabled, "remove compression_training");
+
+pub(crate) const QUANTIZE_TRAINING: Key = free("quantize_training", "Mixture of quantisation.")
+    .unavailable("quantised training", Asks::Present, "remove it");
+pub(crate) const WEIGHT_QUANTIZATION: Key = free(
+    "weight_quantization",
+    "Quantisation of weights for inference.",
+)
+.unavailable("weight quantisation", Asks::Present, "remove it");
+pub(crate) const EIGENVALUE: Key = free("eigenvalue", "Eigenvalues for mixture of quantisation.")
+    .unavailable("quantised training", Asks::AnyEnabled, "remove it");
+pub(crate) const SPARSE_ATTENTION: Key = free("sparse_attention", "Sparse attention.").unavailable(
+    "sparse attention",
+    Asks::Present,
+    "remove it",
+);
+pub(crate) const SPARSE_GRADIENTS: Key =
+    Key::flag("sparse_gradients", false, "Send embedding gradients as sparse tensors.")
+        .unavailable("sparse gradients", Asks::Differs, "set it to false; they are reduced dense");
+pub(crate) const NEBULA: Key = free("nebula", "Checkpoints through a service.").unavailable(
+    "Nebula checkpoints",
+    Asks::AnyEnabled,
+    "remove it",
+);
+pub(crate) const DATASTATES: Key = free("datastates_ckpt", "Asynchronous checkpoints.")
+    .unavailable("DataStates checkpoints", Asks::Present, "remove it");
+pub(crate) const GRAPH_HARVESTING: Key = Key::flag(
+    "graph_harvesting",
+    false,
+    "Record CUDA graphs.",
+)
+.unavailable("CUDA graphs", Asks::Differs, "set it to false");
+pub(crate) const MANAGED_ACCUMULATION: Key =
+    Key::flag("managed_gradient_accumulation", true, "Let the engine count micro-batches.")
+        .unavailable("accumulation counted by the caller", Asks::Differs, "set it to true");

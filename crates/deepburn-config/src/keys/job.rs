@@ -1,0 +1,212 @@
+//! The keys of a job file: `model`, `data`, `training`, `deepspeed`.
+
+use crate::key::{Asks, Key, Literal};
+
+use crate::keys::DEEPSPEED;
+use crate::kind::{Integers, Kind, Reals};
+
+/// Where `training.backend` may run. Which of them a program has is decided when it is built.
+pub(crate) const BACKENDS: &[&str] = &["flex", "wgpu", "cuda", "tch"];
+
+/// Smallest vocabulary of a byte-level tokenizer: 256 bytes and the end of text.
+const SMALLEST_VOCABULARY: i64 = 257;
+
+const IN_DEEPSPEED: &str = "is not a key of the job file";
+
+/// A key that Hugging Face's trainer has here and DeepSpeed has in its own file.
+const fn belongs(name: &'static str, remedy: &'static str) -> Key {
+    Key::optional(name, Kind::Free, "Belongs in the deepspeed section.")
+        .refused(IN_DEEPSPEED, remedy)
+}
+
+const fn positive(name: &'static str, doc: &'static str) -> Key {
+    Key::optional(name, Kind::Integer(Integers::POSITIVE), doc)
+}
+
+const MODEL: &[Key] = &[
+    Key::new(
+        "architecture",
+        Kind::Choice(&["gpt2", "imdb_encoder"]),
+        Literal::Text("gpt2"),
+        "What is trained: gpt2.",
+    )
+    .unavailable("the IMDB encoder", Asks::Differs, "write \"gpt2\""),
+    Key::optional(
+        "pretrained",
+        Kind::Text,
+        "Folder of a checkpoint in Hugging Face's layout; without it weights are drawn from the \
+            seed. Looked for from the current folder, then beside the job file.",
+    ),
+    Key::optional(
+        "config",
+        Kind::Free,
+        "Hugging Face's config fields; they override those of the checkpoint.",
+    ),
+];
+
+const SPLITS: &[Key] = &[
+    Key::optional(
+        "train",
+        Kind::Text,
+        "What trains: a share of data.path (\"90%\"), or a file or folder.",
+    ),
+    Key::optional("eval", Kind::Text, "What evaluates during training, in the same form."),
+    Key::optional("test", Kind::Text, "What is kept for a final test, in the same form."),
+];
+
+const DATA: &[Key] = &[
+    Key::new(
+        "kind",
+        Kind::Choice(&["text", "tokens", "synthetic", "classification"]),
+        Literal::Text("text"),
+        "What the data is: text files, raw token files, or the embedded synthetic corpus.",
+    )
+    .unavailable(
+        "classification",
+        Asks::NotOneOf(&["text", "tokens", "synthetic"]),
+        "write \"text\", \"tokens\" or \"synthetic\"",
+    ),
+    Key::optional(
+        "path",
+        Kind::Text,
+        "File or folder, looked for from the current folder, then beside the job file. Without \
+            it, text is the embedded synthetic corpus.",
+    ),
+    Key::optional("name", Kind::Text, "Configuration of a hub data set.").unavailable(
+        "hub data sets",
+        Asks::Present,
+        "remove it and give data.path",
+    ),
+    Key::section(
+        "splits",
+        SPLITS,
+        "Which part trains, evaluates, tests; without it everything trains.",
+    ),
+    Key::optional(
+        "tokenizer",
+        Kind::Text,
+        "Folder or tokenizer.json; without it one is trained on the train split, or the \
+            pretrained model's is taken.",
+    ),
+    Key::new(
+        "vocab_size",
+        Kind::Integer(Integers { min: SMALLEST_VOCABULARY, max: 1 << 24 }),
+        Literal::Integer(512),
+        "Entries of the tokenizer that is trained, at most.",
+    )
+    .unit("tokens"),
+    Key::positive("sequence_length", 128, "Length of a sample.").unit("tokens"),
+    Key::flag("shuffle", true, "Draw samples in a new order every epoch."),
+    Key::optional(
+        "drop_last",
+        Kind::Flag,
+        "Drop the samples that do not fill a last global batch; by default dataloader_drop_last \
+            of the deepspeed section.",
+    ),
+];
+
+const TRAINING: &[Key] = &[
+    positive(
+        "epochs",
+        "Passes over the train split; 1 when max_steps is not given \
+        either.",
+    )
+    .unit("epochs"),
+    positive(
+        "max_steps",
+        "Optimizer steps after which training ends, whatever the \
+        epochs.",
+    )
+    .unit("steps"),
+    Key::count("seed", 42, "Seed of weights, order and dropout."),
+    Key::optional(
+        "ranks",
+        Kind::Integer(Integers { min: 1, max: 64 }),
+        "Ranks, one thread \
+        each; by default num_processes of an Accelerate file, or 1.",
+    )
+    .unit("ranks"),
+    Key::new(
+        "backend",
+        Kind::Choice(BACKENDS),
+        Literal::Text("flex"),
+        "Where tensors live. \
+        wgpu, cuda and tch need a program built with the feature of that name.",
+    ),
+    Key::new(
+        "output_dir",
+        Kind::Text,
+        Literal::Text("output"),
+        "Folder of everything that is \
+        written, made when it is missing.",
+    ),
+    positive(
+        "eval_steps",
+        "Optimizer steps between two evaluations; none without \
+        it.",
+    )
+    .unit("steps"),
+    positive(
+        "logging_steps",
+        "Optimizer steps between two printed lines; by default \
+        steps_per_print of the deepspeed section.",
+    )
+    .unit("steps"),
+    positive("save_steps", "Optimizer steps between two checkpoints.").unit("steps").unavailable(
+        "saving training checkpoints",
+        Asks::Present,
+        "remove it; output_dir/model \
+            is written at the end",
+    ),
+    Key::optional("resume", Kind::Free, "Checkpoint to go on from.").unavailable(
+        "resuming from a training checkpoint",
+        Asks::Present,
+        "remove it",
+    ),
+    Key::optional(
+        "learning_rate",
+        Kind::Real(Reals::NotNegative),
+        "Learning rate where the \
+        deepspeed section gives none or says \"auto\".",
+    ),
+    positive(
+        "micro_batch_size",
+        "Samples of a micro-batch where the deepspeed section gives \
+        none or says \"auto\".",
+    )
+    .unit("samples"),
+    positive(
+        "warmup_steps",
+        "Length of the warm-up where the deepspeed section says \
+        \"auto\".",
+    )
+    .unit("steps"),
+    belongs("gradient_accumulation_steps", "write deepspeed.gradient_accumulation_steps"),
+    belongs("train_batch_size", "write deepspeed.train_batch_size"),
+    belongs(
+        "per_device_train_batch_size",
+        "write training.micro_batch_size or \
+        deepspeed.train_micro_batch_size_per_gpu",
+    ),
+    belongs("max_grad_norm", "write deepspeed.gradient_clipping"),
+    belongs("weight_decay", "write deepspeed.optimizer.params.weight_decay"),
+    belongs("fp16", "write deepspeed.fp16.enabled"),
+    belongs("bf16", "write deepspeed.bf16.enabled"),
+];
+
+/// The top level of a job file.
+pub(crate) const JOB: &[Key] = &[
+    Key::section("model", MODEL, "What is trained."),
+    Key::section("data", DATA, "What it is trained on."),
+    Key::section(
+        "training",
+        TRAINING,
+        "For how long, on how many ranks, and where the results go.",
+    ),
+    Key::optional(
+        "deepspeed",
+        Kind::SectionOrPath(DEEPSPEED),
+        "DeepSpeed configuration, verbatim or as a path, looked for beside the job file, in the \
+            current folder and in configs/.",
+    ),
+];

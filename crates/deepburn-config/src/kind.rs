@@ -1,0 +1,224 @@
+//! The values that keys take: kinds, ranges, and variants with parameters of their own.
+
+use std::fmt;
+
+use crate::key::{Key, Status};
+use crate::node::{Node, Value};
+
+/// The values that a key takes.
+#[derive(Debug, Clone, Copy)]
+pub enum Kind {
+    /// `true` or `false`.
+    Flag,
+    /// An integer in a range; `5e8` is one.
+    Integer(Integers),
+    /// A finite number in a range.
+    Real(Reals),
+    /// A finite number, or a list of one: DeepSpeed allows a list over parameter groups, of which
+    /// there is one.
+    PerGroup(Reals),
+    /// Two finite numbers.
+    Pair(Reals),
+    /// Any string.
+    Text,
+    /// One of some strings, in any case.
+    Choice(&'static [&'static str]),
+    /// A list of anything.
+    List,
+    /// A section with keys of its own.
+    Section(&'static [Key]),
+    /// A section whose keys depend on the `type` beside it.
+    Variants(&'static [Variant]),
+    /// A section, or the path of a file that holds it.
+    SectionOrPath(&'static [Key]),
+    /// Anything: handed on as it is.
+    Free,
+}
+
+/// A named choice with parameters of its own: an optimizer, a schedule.
+#[derive(Debug, Clone, Copy)]
+pub struct Variant {
+    /// Value of `type`; compared without regard to case.
+    pub name: &'static str,
+    /// What it is.
+    pub doc: &'static str,
+    /// Whether it exists here.
+    pub status: Status,
+    /// Its parameters.
+    pub keys: &'static [Key],
+}
+
+/// Integers from `min` to `max`, both included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Integers {
+    /// Smallest.
+    pub min: i64,
+    /// Largest.
+    pub max: i64,
+}
+
+impl Integers {
+    /// 0 and more.
+    pub const COUNT: Self = Self { min: 0, max: i64::MAX };
+    /// 1 and more.
+    pub const POSITIVE: Self = Self { min: 1, max: i64::MAX };
+    /// Every integer.
+    pub const ANY: Self = Self { min: i64::MIN, max: i64::MAX };
+}
+
+impl fmt::Display for Integers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.min, self.max) {
+            (i64::MIN, i64::MAX) => f.write_str("an integer"),
+            (min, i64::MAX) => write!(f, "an integer of at least {min}"),
+            (min, max) => write!(f, "an integer from {min} to {max}"),
+        }
+    }
+}
+
+/// Finite numbers in an interval.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Reals {
+    /// Every finite number.
+    Any,
+    /// 0 and more.
+    NotNegative,
+    /// More than 0.
+    Positive,
+    /// 0 to 1, 1 excluded: decay factors of moments.
+    Decay,
+    /// 0 to 1, both included.
+    Share,
+}
+
+impl Reals {
+    fn contain(self, number: f64) -> bool {
+        number.is_finite()
+            && match self {
+                Self::Any => true,
+                Self::NotNegative => number >= 0.0,
+                Self::Positive => number > 0.0,
+                Self::Decay => (0.0..1.0).contains(&number),
+                Self::Share => (0.0..=1.0).contains(&number),
+            }
+    }
+}
+
+impl fmt::Display for Reals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Any => "a finite number",
+            Self::NotNegative => "a finite number of at least 0",
+            Self::Positive => "a finite number above 0",
+            Self::Decay => "a number from 0 to below 1",
+            Self::Share => "a number from 0 to 1",
+        })
+    }
+}
+
+impl Kind {
+    /// Whether a value is of this kind; sections are looked into elsewhere.
+    ///
+    /// # Errors
+    /// The rule that it breaks, for a sentence that starts with "must be".
+    pub(crate) fn accepts(&self, node: &Node) -> Result<(), String> {
+        let real_in = |node: &Node, range: Reals| node.as_real().is_some_and(|r| range.contain(r));
+        let (accepted, rule) = match self {
+            Self::Flag => (node.as_flag().is_some(), "true or false, without quotes".to_owned()),
+            Self::Integer(range) => {
+                let inside = |integer| (range.min..=range.max).contains(&integer);
+                (node.as_integer().is_some_and(inside), format!("{range}, without quotes"))
+            }
+            Self::Real(range) => (real_in(node, *range), format!("{range}, without quotes")),
+            Self::PerGroup(range) => (
+                match &node.value {
+                    Value::List(nodes) => matches!(nodes.as_slice(), [one] if real_in(one, *range)),
+                    _ => real_in(node, *range),
+                },
+                format!("{range}, or a list of one such number (there is one parameter group)"),
+            ),
+            Self::Pair(range) => (
+                matches!(&node.value, Value::List(nodes)
+                    if nodes.len() == 2 && nodes.iter().all(|node| real_in(node, *range))),
+                format!("a list of two numbers, each {range}"),
+            ),
+            Self::Text => (node.as_text().is_some(), "a string".to_owned()),
+            Self::Choice(names) => {
+                let known = |text: &str| names.iter().any(|name| name.eq_ignore_ascii_case(text));
+                (node.as_text().is_some_and(known), format!("one of {}", names.join(", ")))
+            }
+            Self::List => (matches!(node.value, Value::List(_)), "a list".to_owned()),
+            Self::Section(_) | Self::Variants(_) => {
+                (matches!(node.value, Value::Map(_)), "a section, { ... }".to_owned())
+            }
+            Self::SectionOrPath(_) => (
+                matches!(node.value, Value::Map(_) | Value::Text(_)),
+                "a section, { ... }, or the path of a file".to_owned(),
+            ),
+            Self::Free => (true, String::new()),
+        };
+        if accepted { Ok(()) } else { Err(rule) }
+    }
+}
+
+/// The noun of the kind, for listings.
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flag => f.write_str("flag"),
+            Self::Integer(range) => range.fmt(f),
+            Self::Real(range) | Self::PerGroup(range) => range.fmt(f),
+            Self::Pair(range) => write!(f, "two of {range}"),
+            Self::Text => f.write_str("string"),
+            Self::Choice(names) => write!(f, "one of {}", names.join(", ")),
+            Self::List => f.write_str("list"),
+            Self::Section(_) | Self::Variants(_) => f.write_str("section"),
+            Self::SectionOrPath(_) => f.write_str("section or path"),
+            Self::Free => f.write_str("any value"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(json: &str) -> Node {
+        let origin = crate::source::Origin { document: "test", name: "test" };
+        crate::source::parse_json(json, origin).unwrap()
+    }
+
+    #[test]
+    fn kinds_accept_what_they_say() {
+        let integer = Kind::Integer(Integers { min: 0, max: 3 });
+        for (kind, good, bad) in [
+            (Kind::Flag, &["true", "false"][..], &["1", "\"true\"", "null"][..]),
+            (
+                integer,
+                &["0", "3", "3.0", "3e0"],
+                &["4", "-1", "1.5", "true", "\"2\"", "NaN", "[1]"],
+            ),
+            (Kind::Real(Reals::Decay), &["0", "0.999"], &["1", "-0.1", "NaN", "Infinity", "true"]),
+            (Kind::Real(Reals::Share), &["0", "1", "1e-9"], &["1.001", "-1e-9"]),
+            (Kind::Real(Reals::Positive), &["1e-300", "5"], &["0", "-5", "1e999"]),
+            (
+                Kind::PerGroup(Reals::NotNegative),
+                &["0.1", "[0.1]"],
+                &["[0.1, 0.2]", "[]", "[true]"],
+            ),
+            (
+                Kind::Pair(Reals::Decay),
+                &["[0.9, 0.999]"],
+                &["0.9", "[0.9]", "[0.9, 1.0]", "[0, \"\"]"],
+            ),
+            (Kind::Choice(&["Log", "linear"]), &["\"log\"", "\"LINEAR\""], &["\"cos\"", "3"]),
+        ] {
+            for good in good {
+                assert!(kind.accepts(&node(good)).is_ok(), "{kind}: {good}");
+            }
+            for bad in bad {
+                assert!(kind.accepts(&node(bad)).is_err(), "{kind}: {bad}");
+            }
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! DeepSpeed JSON as users have it, and what it means here.
+//!
+//! ```text
+//! text ── Written ─┬─ resolve(Written, Facts) ──► Resolved { plan, notes, autos }
+//! job file ─► Job ─┘                        └──► Report: everything that is wrong, in one message
+//! ```
+//!
+//! - [`Written`] is a DeepSpeed configuration as it was written: JSON with comments, a value in
+//!   memory, base64, or Accelerate's YAML.
+//! - [`resolve()`] turns it into a [`Plan`]: every default filled in, every `"auto"` answered.
+//! - [`Job`] is the job file of `finetune`, which has a DeepSpeed configuration in it.
+//! - [`deepspeed_keys`] and [`job_keys`] list every key with its kind, default, unit, effect and status.
+//!
+//! Nothing is ignored in silence: unknown keys are errors with the nearest known name, keys of
+//! features that do not exist yet are errors where they ask for them, and keys that change nothing
+//! here are noted. Wrong input never panics.
+//!
+//! ```
+//! use deepburn_config::{Facts, Written, resolve};
+//!
+//! let written = Written::from_json(r#"{
+//!     "train_micro_batch_size_per_gpu": 4, // per rank
+//!     "optimizer": { "type": "AdamW", "params": { "lr": 1e-4 } },
+//!     "zero_optimization": { "stage": 3, "reduce_bucket_size": 5e8 },
+//! }"#)?;
+//! let resolved = resolve(&written, &Facts::on_host(2))?;
+//! assert_eq!(resolved.plan.batch.train_batch_size, 8);
+//! assert_eq!(resolved.plan.gradient_clipping, Some(1.0));
+//! # Ok::<(), deepburn_config::ConfigError>(())
+//! ```
+
+mod accelerate;
+mod check;
+mod diagnosis;
+mod job;
+mod job_sections;
+mod key;
+mod keys;
+mod kind;
+mod lookup;
+mod node;
+mod overrides;
+mod plan;
+mod resolve;
+mod section;
+mod source;
+mod splits;
+mod variant;
+mod written;
+
+pub use diagnosis::{ConfigError, Diagnosis, Report, Severity};
+pub use job::{
+    Architecture, Backend, CONFIG_FOLDER, DataJob, DataKind, Job, JobRequest, ModelJob,
+    ResolvedJob, TrainingJob,
+};
+pub use key::{Asks, Key, KeyEntry, Literal, Spelling, Status, entries};
+pub use kind::{Integers, Kind, Reals, Variant};
+pub use lookup::find;
+pub use node::{Node, Position, Value};
+pub use plan::{
+    AdamPlan, BatchPlan, GatherPlan, GradientPlan, GradientReduction, MomentumCycle, OneCyclePlan,
+    OptimizerPlan, Plan, ReductionPlan, ReportPlan, SchedulePlan, Stage, WarmupShape, ZeroPlan,
+};
+pub use resolve::{AutoAnswer, Facts, Resolved, resolve, resolve_batch};
+pub use source::{MAX_BYTES, MAX_DEPTH};
+pub use splits::SplitPlan;
+pub use written::Written;
+
+/// Every key of a DeepSpeed configuration, depth first.
+pub fn deepspeed_keys() -> Vec<KeyEntry> {
+    entries(keys::DEEPSPEED)
+}
+
+/// Every key of a job file, that of its DeepSpeed section included.
+pub fn job_keys() -> Vec<KeyEntry> {
+    entries(keys::job::JOB)
+}

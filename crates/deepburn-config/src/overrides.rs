@@ -1,0 +1,233 @@
+//! `--set path.to.key=VALUE`: one value of a file, given on the command line.
+//!
+//! The path must be one that the tables know; sections on the way are created. VALUE is JSON, or a
+//! string when it is none. Whether the value fits its key is checked with the rest of the file.
+
+use crate::check::nearest;
+use crate::diagnosis::ConfigError;
+use crate::key::Key;
+
+use crate::kind::{Kind, Variant};
+use crate::node::{Node, Value};
+use crate::source::{Origin, parse_json};
+
+/// One override, as given and taken apart.
+#[derive(Debug, Clone)]
+pub(crate) struct Override {
+    given: String,
+    path: Vec<String>,
+    value: Node,
+}
+
+impl Override {
+    /// Takes `path.to.key=VALUE` apart.
+    pub(crate) fn parse(given: &str) -> Result<Self, ConfigError> {
+        let malformed = || ConfigError::Override {
+            given: Node::text(given).to_string(),
+            reason: "is no path.to.key=VALUE".into(),
+            remedy: "write for example --set training.max_steps=100".into(),
+        };
+        let (path, value) = given.split_once('=').ok_or_else(malformed)?;
+        let path: Vec<_> = path.trim().split('.').map(str::to_owned).collect();
+        if path.iter().any(String::is_empty) {
+            return Err(malformed());
+        }
+        let origin = Origin { document: "--set", name: given };
+        let value = match parse_json(value, origin) {
+            Ok(node) => node,
+            // A slip inside a list or a section is a slip, not a string.
+            Err(error) if value.trim_start().starts_with(['{', '[']) => return Err(error),
+            Err(_) => Node::text(value),
+        };
+        Ok(Self { given: given.to_owned(), path, value })
+    }
+
+    /// An override of the program's own options.
+    pub(crate) fn of(path: &[&str], value: Node) -> Self {
+        let path: Vec<_> = path.iter().map(|&name| name.to_owned()).collect();
+        Self { given: format!("{}={value}", path.join(".")), path, value }
+    }
+
+    /// Whether it concerns a key inside the section `name`.
+    pub(crate) fn is_inside(&self, name: &str) -> bool {
+        self.path.len() > 1 && self.path[0] == name
+    }
+
+    /// The same relative to its first section.
+    pub(crate) fn inner(&self) -> Self {
+        Self { path: self.path[1..].to_vec(), ..self.clone() }
+    }
+
+    /// Puts the value into the tree.
+    pub(crate) fn apply(&self, keys: &'static [Key], root: &mut Node) -> Result<(), ConfigError> {
+        self.descend(Scope::Keys(keys), root, 0)
+    }
+
+    fn descend(&self, scope: Scope, node: &mut Node, depth: usize) -> Result<(), ConfigError> {
+        let name = &self.path[depth];
+        let key = match scope {
+            Scope::Keys(keys) => Some(
+                keys.iter()
+                    .find(|key| key.is_called(name))
+                    .ok_or_else(|| self.unknown(keys, depth))?,
+            ),
+            Scope::Anything => None,
+        };
+        let inner = key.map_or(Scope::Anything, |key| Scope::below(key, node));
+        let found = node.noun();
+        let Some(entries) = node.entries_mut() else { return Err(self.no_section(depth, found)) };
+        if depth + 1 == self.path.len() {
+            // Every spelling goes: the key must not be there under two names.
+            entries.retain(|(old, _)| old != name && !key.is_some_and(|key| key.is_called(old)));
+            entries
+                .push((key.map_or(name.as_str(), |key| key.name).to_owned(), self.value.clone()));
+            return Ok(());
+        }
+        if key.is_some_and(|key| {
+            matches!(inner, Scope::Keys([])) && !matches!(key.kind, Kind::Section(_))
+        }) {
+            return Err(self.no_section(depth + 1, "a single value"));
+        }
+        let at = entries
+            .iter()
+            .position(|(old, _)| old == name || key.is_some_and(|key| key.is_called(old)));
+        let at = at.unwrap_or_else(|| {
+            entries.push((name.clone(), Node::map(Vec::new())));
+            entries.len() - 1
+        });
+        let child = &mut entries[at].1;
+        if child.is_null() {
+            child.value = Value::Map(Vec::new());
+        }
+        self.descend(inner, child, depth + 1)
+    }
+
+    fn unknown(&self, keys: &'static [Key], depth: usize) -> ConfigError {
+        let name = &self.path[depth];
+        let remedy = match nearest(keys.iter().flat_map(Key::names), name) {
+            Some(nearest) => format!("did you mean {nearest}?"),
+            None => {
+                let known: Vec<_> = keys.iter().take(12).map(|key| key.name).collect();
+                format!(
+                    "known here are {}{}",
+                    known.join(", "),
+                    if keys.len() > 12 { ", ..." } else { "" }
+                )
+            }
+        };
+        let reason = format!("{} is no known key", self.path[..=depth].join("."));
+        ConfigError::Override { given: self.given.clone(), reason, remedy }
+    }
+
+    fn no_section(&self, depth: usize, found: &str) -> ConfigError {
+        let above = if depth == 0 { "the file".into() } else { self.path[..depth].join(".") };
+        ConfigError::Override {
+            given: self.given.clone(),
+            reason: format!("{above} is {found}, not a section"),
+            remedy: "set a section of keys there first".into(),
+        }
+    }
+}
+
+/// What is known about the names below a node.
+#[derive(Debug, Clone, Copy)]
+enum Scope {
+    /// These and no others.
+    Keys(&'static [Key]),
+    /// Any name: a map that is handed on.
+    Anything,
+}
+
+impl Scope {
+    /// What is known below `key`, which stands in `section`.
+    fn below(key: &'static Key, section: &Node) -> Self {
+        match key.kind {
+            Kind::Free => Self::Anything,
+            Kind::Variants(variants) => {
+                let named = section.get("type").and_then(Node::as_text);
+                let variant: Option<&Variant> =
+                    named.and_then(|name| crate::check::find_variant(variants, name));
+                // Without a known type the check that follows has more to say.
+                variant.map_or(Self::Anything, |variant| Self::Keys(variant.keys))
+            }
+            _ => Self::Keys(key.keys()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::keys::job::JOB;
+
+    fn set(json: &str, given: &str) -> Result<serde_json::Value, String> {
+        let mut root = parse_json(json, Origin { document: "job file", name: "test" }).unwrap();
+        let applied = Override::parse(given).and_then(|set| set.apply(JOB, &mut root));
+        applied.map(|()| root.to_json()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn values_are_json_or_strings_and_sections_are_created() {
+        assert_eq!(set("{}", "training.max_steps=5e1"), Ok(json!({"training": {"max_steps": 50}})));
+        assert_eq!(
+            set("{\"data\": null}", "data.path=a b=c.txt"),
+            Ok(json!({"data": {"path": "a b=c.txt"}}))
+        );
+        assert_eq!(
+            set("{\"data\": {\"path\": \"x\"}}", "data.path=null"),
+            Ok(json!({"data": {"path": null}}))
+        );
+        assert_eq!(
+            set("{}", "model.config.n_layer=2"),
+            Ok(json!({"model": {"config": {"n_layer": 2}}}))
+        );
+        assert_eq!(set("{}", "deepspeed={\"a\": 1}"), Ok(json!({"deepspeed": {"a": 1}})));
+        assert_eq!(
+            set("{}", "model.config.a.b=[1]"),
+            Ok(json!({"model": {"config": {"a": {"b": [1]}}}}))
+        );
+    }
+
+    #[test]
+    fn a_value_replaces_every_spelling() {
+        let json = "{\"deepspeed\": {\"zero_optimization\": {\"max_live_parameters\": 1}}}";
+        assert_eq!(
+            set(json, "deepspeed.zero_optimization.stage3_max_live_parameters=2"),
+            Ok(json!({"deepspeed": {"zero_optimization": {"stage3_max_live_parameters": 2}}}))
+        );
+    }
+
+    #[test]
+    fn parameters_are_those_of_the_type() {
+        let json = "{\"deepspeed\": {\"optimizer\": {\"type\": \"AdamW\"}}}";
+        assert_eq!(
+            set(json, "deepspeed.optimizer.params.lr=0.5").unwrap()["deepspeed"]["optimizer"]["params"],
+            json!({"lr": 0.5})
+        );
+        let error = set(json, "deepspeed.optimizer.params.momentun=0").unwrap_err();
+        assert!(error.contains("is no known key"), "{error}");
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (given, part) in [
+            ("training.max_steps", "is no path.to.key=VALUE"),
+            ("training..x=1", "is no path.to.key=VALUE"),
+            ("=1", "is no path.to.key=VALUE"),
+            ("training.max_step=1", "did you mean max_steps?"),
+            ("traning.max_steps=1", "did you mean training?"),
+            ("training.seed.x=1", "training.seed is a single value, not a section"),
+            ("model.pretrained.x=1", "model.pretrained is a single value"),
+            ("training.max_steps.x=1", "not a section"),
+            ("data.splits={\"train\": }", "line 1"),
+            ("deepspeed.zero_optimization.stge=1", "did you mean stage?"),
+        ] {
+            let message = set("{}", given).expect_err(given);
+            assert!(message.contains(part), "{given}: {message}");
+        }
+        let message = set("{\"training\": 3}", "training.max_steps=1").unwrap_err();
+        assert!(message.contains("training is a number, not a section"), "{message}");
+    }
+}

@@ -1,0 +1,371 @@
+//! The resolved plan: what a DeepSpeed configuration means for one job.
+//!
+//! Nothing here is optional unless "off" is a real choice: every default is filled in, every
+//! derived number is derived, and the rest of DeepBurn reads only these small policy values.
+
+use serde::Serialize;
+
+/// Everything a training run needs to know, resolved for one world size.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Plan {
+    /// How many samples make a micro-batch, a rank's step and a global step.
+    pub batch: BatchPlan,
+    /// The optimizer and its hyper-parameters.
+    pub optimizer: OptimizerPlan,
+    /// The learning-rate schedule; constant when the configuration names none.
+    pub schedule: SchedulePlan,
+    /// What is sharded, and how it travels.
+    pub zero: ZeroPlan,
+    /// Largest global gradient norm let through; `None` when clipping is off (0 in the file).
+    pub gradient_clipping: Option<f64>,
+    /// How gradients of different ranks become one.
+    pub reduction: ReductionPlan,
+    /// What is printed and measured while training.
+    pub report: ReportPlan,
+}
+
+/// The batch triple, consistent by construction:
+/// `train_batch_size == micro_batch_size * gradient_accumulation_steps * world_size`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct BatchPlan {
+    /// Samples per optimizer step over all ranks.
+    pub train_batch_size: usize,
+    /// Samples per rank in one forward and backward pass.
+    pub micro_batch_size: usize,
+    /// Forward and backward passes per optimizer step.
+    pub gradient_accumulation_steps: usize,
+    /// Data-parallel ranks.
+    pub world_size: usize,
+}
+
+/// The optimizer, with the hyper-parameters it has.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum OptimizerPlan {
+    /// Adam with decoupled weight decay (DeepSpeed's `AdamW`, and its `Adam` by default).
+    AdamW(AdamPlan),
+    /// Adam with L2 regularisation (`Adam` with `adam_w_mode: false`, or `torch_adam` Adam).
+    Adam(AdamPlan),
+    /// Stochastic gradient descent with momentum.
+    Sgd {
+        /// Learning rate of the first step.
+        lr: f64,
+        /// Momentum factor; 0 keeps no state.
+        momentum: f64,
+        /// Dampening of the momentum.
+        dampening: f64,
+        /// L2 penalty.
+        weight_decay: f64,
+        /// Nesterov's variant.
+        nesterov: bool,
+    },
+    /// Lion (Chen et al. 2023): sign of an interpolated momentum, decoupled decay.
+    Lion {
+        /// Learning rate of the first step.
+        lr: f64,
+        /// Interpolation and momentum factors.
+        betas: [f64; 2],
+        /// Decoupled weight decay.
+        weight_decay: f64,
+    },
+    /// Adagrad (Duchi et al. 2011).
+    Adagrad {
+        /// Learning rate of the first step.
+        lr: f64,
+        /// Added to the square root of the accumulated squares.
+        eps: f64,
+        /// L2 penalty.
+        weight_decay: f64,
+    },
+}
+
+/// Hyper-parameters of the Adam family.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct AdamPlan {
+    /// Learning rate of the first step.
+    pub lr: f64,
+    /// Decay of the first and second moment.
+    pub betas: [f64; 2],
+    /// Added to the square root of the second moment.
+    pub eps: f64,
+    /// Weight decay; decoupled or L2 is the variant's choice.
+    pub weight_decay: f64,
+    /// Whether the moments are divided by `1 - beta^t`.
+    pub bias_correction: bool,
+}
+
+impl OptimizerPlan {
+    /// Learning rate that the optimizer has when no schedule sets it.
+    pub fn lr(&self) -> f64 {
+        match self {
+            Self::AdamW(adam) | Self::Adam(adam) => adam.lr,
+            Self::Sgd { lr, .. } | Self::Lion { lr, .. } | Self::Adagrad { lr, .. } => *lr,
+        }
+    }
+}
+
+/// Shape of the warm-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WarmupShape {
+    /// `ln(i + 1) / ln(N)`.
+    Log,
+    /// `i / N`.
+    Linear,
+}
+
+/// The learning-rate schedule with every default filled in.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum SchedulePlan {
+    /// The optimizer's own learning rate throughout.
+    Constant {
+        /// Learning rate.
+        lr: f64,
+    },
+    /// DeepSpeed's WarmupLR.
+    Warmup {
+        /// Learning rate before the warm-up.
+        min_lr: f64,
+        /// Learning rate after it.
+        max_lr: f64,
+        /// Applied steps until `max_lr` (at least 2).
+        warmup_steps: usize,
+        /// Shape of the rise.
+        shape: WarmupShape,
+        /// Index of the last step before training; -1 for a new run.
+        last_batch_iteration: i64,
+    },
+    /// DeepSpeed's WarmupDecayLR: warm-up, then linear to `min_lr`.
+    WarmupDecay {
+        /// Learning rate before the warm-up and at the end.
+        min_lr: f64,
+        /// Learning rate at the end of the warm-up.
+        max_lr: f64,
+        /// Applied steps until `max_lr`.
+        warmup_steps: usize,
+        /// Applied steps of the whole schedule.
+        total_steps: usize,
+        /// Shape of the rise.
+        shape: WarmupShape,
+        /// Index of the last step before training; -1 for a new run.
+        last_batch_iteration: i64,
+    },
+    /// DeepSpeed's WarmupCosineLR: ratios of the optimizer's learning rate.
+    WarmupCosine {
+        /// Learning rate that the ratios multiply.
+        lr: f64,
+        /// Ratio at the start of the warm-up.
+        warmup_min_ratio: f64,
+        /// Ratio at the end of the schedule.
+        cos_min_ratio: f64,
+        /// Applied steps of the warm-up.
+        warmup_steps: usize,
+        /// Applied steps of the whole schedule.
+        total_steps: usize,
+        /// Shape of the rise.
+        shape: WarmupShape,
+        /// Index of the last step before training; -1 for a new run.
+        last_batch_iteration: i64,
+    },
+    /// DeepSpeed's LRRangeTest.
+    LrRangeTest {
+        /// Learning rate at the start.
+        min_lr: f64,
+        /// Applied steps per unit of `step_rate`.
+        step_size: usize,
+        /// Rise per `step_size` steps, as a fraction of `min_lr`.
+        step_rate: f64,
+        /// Rise in steps rather than continuously.
+        staircase: bool,
+        /// Index of the last step before training; -1 for a new run.
+        last_batch_iteration: i64,
+    },
+    /// DeepSpeed's OneCycle, learning rate and (optionally) momentum.
+    OneCycle(OneCyclePlan),
+    /// PyTorch's StepLR, counted in applied steps.
+    Step {
+        /// Learning rate of the first step.
+        lr: f64,
+        /// Applied steps between two decays.
+        step_size: usize,
+        /// Factor of each decay.
+        gamma: f64,
+    },
+    /// PyTorch's CosineAnnealingLR, counted in applied steps.
+    CosineAnnealing {
+        /// Learning rate of the first step.
+        lr: f64,
+        /// Applied steps of half a period.
+        t_max: usize,
+        /// Learning rate at the end of half a period.
+        eta_min: f64,
+    },
+    /// PyTorch's LinearLR, counted in applied steps.
+    Linear {
+        /// Learning rate that the factors multiply.
+        lr: f64,
+        /// Factor at the first step.
+        start_factor: f64,
+        /// Factor at the end.
+        end_factor: f64,
+        /// Applied steps from one factor to the other.
+        total_iters: usize,
+    },
+    /// PyTorch's ExponentialLR, counted in applied steps.
+    Exponential {
+        /// Learning rate of the first step.
+        lr: f64,
+        /// Factor of each step.
+        gamma: f64,
+    },
+}
+
+/// Parameters of the one-cycle policy.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct OneCyclePlan {
+    /// Learning rate at both ends of the cycle.
+    pub min_lr: f64,
+    /// Learning rate at its top.
+    pub max_lr: f64,
+    /// Decay of the learning rate after the cycle, per decay interval.
+    pub decay_lr_rate: f64,
+    /// Applied steps of the rise.
+    pub first_step_size: usize,
+    /// Applied steps of the fall.
+    pub second_step_size: usize,
+    /// Stairs of the rise; 0 for a continuous one.
+    pub first_stair_count: usize,
+    /// Stairs of the fall; 0 for a continuous one.
+    pub second_stair_count: usize,
+    /// Applied steps of a decay interval; 0 for no decay.
+    pub decay_step_size: usize,
+    /// The momentum cycle, `None` when `cycle_momentum` is off.
+    pub momentum: Option<MomentumCycle>,
+    /// Index of the last step before training; -1 for a new run.
+    pub last_batch_iteration: i64,
+}
+
+/// Momentum (Adam's beta1) over one cycle, opposite to the learning rate.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct MomentumCycle {
+    /// Momentum at the top of the learning rate.
+    pub min: f64,
+    /// Momentum at both ends of the cycle.
+    pub max: f64,
+    /// Growth of the momentum after the cycle, per decay interval; the value is kept below 1.
+    pub decay_rate: f64,
+}
+
+/// How much of the model states is sharded (Rajbhandari et al. 2020).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub enum Stage {
+    /// Nothing: plain data parallelism.
+    #[serde(rename = "0")]
+    Disabled,
+    /// Optimizer states.
+    #[serde(rename = "1")]
+    OptimizerStates,
+    /// Optimizer states and gradients.
+    #[serde(rename = "2")]
+    Gradients,
+    /// Optimizer states, gradients and parameters.
+    #[serde(rename = "3")]
+    Parameters,
+}
+
+impl Stage {
+    /// The number users know: 0 to 3.
+    pub fn number(self) -> u8 {
+        self as u8
+    }
+    /// Whether each rank keeps only its share of the gradients.
+    pub fn shards_gradients(self) -> bool {
+        self >= Self::Gradients
+    }
+    /// Whether each rank keeps only its share of the optimizer states.
+    pub fn shards_optimizer(self) -> bool {
+        self >= Self::OptimizerStates
+    }
+    /// Whether each rank keeps only its share of the parameters.
+    pub fn shards_parameters(self) -> bool {
+        self == Self::Parameters
+    }
+}
+
+/// What is sharded and how it travels; sizes are counted in elements, as DeepSpeed does.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ZeroPlan {
+    /// What is sharded.
+    pub stage: Stage,
+    /// How gradients are collected and reduced.
+    pub gradients: GradientPlan,
+    /// Elements of one all-gather of updated parameters (stages 1 and 2).
+    pub allgather_bucket_size: usize,
+    /// How parameters come and go (stage 3).
+    pub parameters: GatherPlan,
+    /// Elements updated by the optimizer at once.
+    pub sub_group_size: usize,
+}
+
+/// How gradients are collected and reduced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct GradientPlan {
+    /// Elements collected before a bucket is reduced; a larger gradient travels alone.
+    pub reduce_bucket_size: usize,
+    /// Let backward go on while a bucket is being reduced.
+    pub overlap_comm: bool,
+    /// Copy the gradients of a bucket into one buffer, so that they leave the graph's memory.
+    pub contiguous_gradients: bool,
+    /// Reduce each share at its owner only; otherwise all-reduce and keep the share.
+    pub reduce_scatter: bool,
+    /// A parameter that got no gradient counts as zero; otherwise it is an error.
+    pub ignore_unused_parameters: bool,
+}
+
+/// How sharded parameters come and go (stage 3); counted in elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct GatherPlan {
+    /// Elements gathered ahead of their use.
+    pub prefetch_bucket_size: usize,
+    /// Parameters up to this size stay gathered.
+    pub persistence_threshold: usize,
+    /// Limit of all persistent parameters together; `usize::MAX` for none.
+    pub model_persistence_threshold: usize,
+    /// Most elements gathered at a time.
+    pub max_live_parameters: usize,
+    /// A parameter used again within this many elements is not released.
+    pub max_reuse_distance: usize,
+    /// Whether a 16-bit copy of the whole model may be gathered for saving.
+    pub gather_16bit_weights_on_model_save: bool,
+}
+
+/// How the gradients of all ranks become one.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct ReductionPlan {
+    /// Mean or sum.
+    pub op: GradientReduction,
+    /// Divide before the sum (by the world size) rather than after it.
+    pub prescale: bool,
+    /// Part of the division that is made before the sum, against overflow.
+    pub predivide_factor: f64,
+}
+
+/// Mean or sum over the ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GradientReduction {
+    /// Mean over the ranks.
+    Mean,
+    /// Sum over the ranks.
+    Sum,
+}
+
+/// What is printed and measured while training.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct ReportPlan {
+    /// Optimizer steps between two printed lines; `None` prints none.
+    pub steps_per_print: Option<usize>,
+    /// Time forward, backward and step apart.
+    pub wall_clock_breakdown: bool,
+}

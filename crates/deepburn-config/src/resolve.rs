@@ -1,0 +1,181 @@
+//! From what was written to what it means: the resolved [`Plan`].
+//!
+//! [`resolve`] looks at everything before it refuses anything. It needs a few [`Facts`] that no
+//! configuration holds: how many ranks there are, where tensors live, and what the job knows about
+//! `"auto"`. What each `"auto"` became is part of the answer.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::check::{check, find_variant};
+use crate::diagnosis::{Diagnosis, Findings, Report};
+use crate::key::Key;
+
+use crate::keys::{DEEPSPEED, batch, optimizer, precision, report, scheduler, zero};
+use crate::kind::Kind;
+use crate::node::Node;
+use crate::plan::{BatchPlan, GradientReduction, Plan, ReductionPlan, Stage};
+use crate::section::Section;
+use crate::source::join;
+use crate::written::Written;
+
+/// What a configuration is resolved for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Facts {
+    /// Data-parallel ranks, at least 1.
+    pub world_size: usize,
+    /// Whether tensors live in host memory, so that offload to it already holds.
+    pub host_device: bool,
+    /// Width of the model, from which `"auto"` bucket sizes follow.
+    pub hidden_size: Option<usize>,
+    /// Optimizer steps of the run, for schedules that need their length.
+    pub total_steps: Option<usize>,
+    /// Steps of the warm-up where the file says `"auto"`.
+    pub warmup_steps: Option<usize>,
+    /// Learning rate where the file gives none or says `"auto"`.
+    pub learning_rate: Option<f64>,
+    /// Samples of a micro-batch where the file gives none or says `"auto"`.
+    pub micro_batch_size: Option<usize>,
+}
+
+impl Facts {
+    /// Facts of a run on the host about which nothing else is known.
+    pub fn on_host(world_size: usize) -> Self {
+        Self {
+            world_size,
+            host_device: true,
+            hidden_size: None,
+            total_steps: None,
+            warmup_steps: None,
+            learning_rate: None,
+            micro_batch_size: None,
+        }
+    }
+}
+
+/// A configuration that was accepted.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Resolved {
+    /// What it means.
+    pub plan: Plan,
+    /// Warnings and notes, warnings first.
+    pub notes: Vec<Diagnosis>,
+    /// What each `"auto"` became, by full key path.
+    pub autos: BTreeMap<String, AutoAnswer>,
+}
+
+/// What an `"auto"` became, and why.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct AutoAnswer {
+    /// The value.
+    pub value: serde_json::Value,
+    /// Where it comes from.
+    pub from: String,
+}
+
+/// Answers to `"auto"`, collected while sections are resolved.
+#[derive(Debug, Default)]
+pub(crate) struct Autos(BTreeMap<String, AutoAnswer>);
+
+impl Autos {
+    pub(crate) fn answer(&mut self, path: &str, value: impl Into<serde_json::Value>, from: &str) {
+        self.0.insert(path.to_owned(), AutoAnswer { value: value.into(), from: from.to_owned() });
+    }
+}
+
+/// What the sections' rules share.
+pub(crate) struct Context<'a> {
+    pub(crate) facts: &'a Facts,
+    /// ZeRO stage, which optimizers depend on.
+    pub(crate) stage: u8,
+    pub(crate) findings: Findings,
+    pub(crate) autos: Autos,
+}
+
+/// Resolves a configuration.
+///
+/// # Errors
+/// A [`Report`] with everything that is wrong, and the warnings and notes too.
+pub fn resolve(written: &Written, facts: &Facts) -> Result<Resolved, Report> {
+    let (top, mut context) = open(written, facts);
+    let batch = batch::resolve(&top, &mut context);
+    precision::check(&top, &mut context);
+    let optimizer = optimizer::resolve(&top, &mut context);
+    let schedule = scheduler::resolve(&top, &optimizer, &mut context);
+    let zero = zero::resolve(&top, &mut context);
+    let plan = Plan {
+        batch,
+        schedule,
+        optimizer,
+        gradient_clipping: Some(top.real("gradient_clipping")).filter(|clip| *clip > 0.0),
+        reduction: reduction(&top, zero.stage, &mut context),
+        report: report::resolve(&top),
+        zero,
+    };
+    default_autos(DEEPSPEED, written.node(), "", &mut context.autos);
+    let notes = context.findings.verdict(written.source())?;
+    Ok(Resolved { plan, notes, autos: context.autos.0 })
+}
+
+/// Resolves the batch sizes alone, from which the length of an epoch follows.
+///
+/// # Errors
+/// A [`Report`] about the batch sizes and about single keys that are wrong.
+pub fn resolve_batch(written: &Written, facts: &Facts) -> Result<BatchPlan, Report> {
+    let (top, mut context) = open(written, facts);
+    let batch = batch::resolve(&top, &mut context);
+    context.findings.verdict(written.source())?;
+    Ok(batch)
+}
+
+fn open<'a>(written: &'a Written, facts: &'a Facts) -> (Section<'a>, Context<'a>) {
+    let mut findings = Findings::default();
+    check(DEEPSPEED, written.node(), &mut findings);
+    if facts.world_size == 0 {
+        findings.error(
+            "",
+            "0 ranks cannot train: the world size must be 1 or more",
+            "use 1 rank or more",
+        );
+    }
+    let top = Section::new(DEEPSPEED, Some(written.node()), "");
+    let stage = top.section("zero_optimization").integer("stage") as u8;
+    (top, Context { facts, stage, findings, autos: Autos::default() })
+}
+
+fn reduction(top: &Section<'_>, stage: Stage, context: &mut Context<'_>) -> ReductionPlan {
+    const OP: &str = "gradient_allreduce_op";
+    let op = match top.choice(OP) {
+        "sum" => GradientReduction::Sum,
+        _ => GradientReduction::Mean,
+    };
+    if op == GradientReduction::Sum && stage == Stage::Parameters {
+        let message = "\"sum\" is not supported with ZeRO stage 3";
+        context.findings.push(top.error(OP, message, "write \"mean\", or use stage 0, 1 or 2"));
+    }
+    ReductionPlan {
+        op,
+        prescale: top.flag("prescale_gradients"),
+        predivide_factor: top.real("gradient_predivide_factor"),
+    }
+}
+
+/// Every `"auto"` that no rule answered has become the table's default.
+fn default_autos(keys: &'static [Key], section: &Node, path: &str, autos: &mut Autos) {
+    for (name, value) in section.entries() {
+        let Some(key) = keys.iter().find(|key| key.is_called(name)) else { continue };
+        let path = join(path, key.name);
+        if value.is_auto() && key.auto && !autos.0.contains_key(&path) {
+            autos.answer(&path, key.default.node().to_json(), "the default");
+        }
+        let inner = match key.kind {
+            Kind::Variants(variants) => section
+                .get("type")
+                .and_then(|node| find_variant(variants, node.as_text()?))
+                .map_or(&[][..], |variant| variant.keys),
+            _ => key.keys(),
+        };
+        default_autos(inner, value, &path, autos);
+    }
+}

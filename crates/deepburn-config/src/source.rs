@@ -1,0 +1,335 @@
+//! From text to [`Node`]: JSON with comments and trailing commas, YAML, base64, inline values.
+//!
+//! Refuses what cannot be a configuration before anyone looks at a key: syntax errors with line and
+//! column, duplicate keys, nesting beyond [`MAX_DEPTH`], files beyond [`MAX_BYTES`], text that is
+//! not UTF-8. Hostile input ends in a [`ConfigError`], never in a panic: the parser limits its own
+//! recursion and the tree that leaves here is at most [`MAX_DEPTH`] deep.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use base64::Engine;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE};
+use jsonc_parser::common::Ranged;
+use jsonc_parser::{CollectOptions, ParseOptions, ast, parse_to_ast};
+
+use crate::diagnosis::ConfigError;
+use crate::node::{Node, Position, Value};
+
+/// Levels of sections and lists that are read. The deepest DeepSpeed section has seven.
+pub const MAX_DEPTH: usize = 64;
+
+/// Largest configuration file that is read, in bytes.
+pub const MAX_BYTES: u64 = 4 << 20;
+
+/// Comments, trailing commas and `NaN` (which is then refused by name); nothing looser, because a
+/// missing comma or quote is nearly always a slip.
+const JSON_WITH_COMMENTS: ParseOptions = ParseOptions {
+    allow_comments: true,
+    allow_loose_object_property_names: false,
+    allow_trailing_commas: true,
+    allow_missing_commas: false,
+    allow_single_quoted_strings: false,
+    allow_hexadecimal_numbers: false,
+    allow_unary_plus_numbers: false,
+    allow_bare_decimal_point_numbers: false,
+    allow_non_finite_numbers: true,
+    allow_extended_string_escapes: false,
+};
+
+/// What a text is, and what messages call it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Origin<'a> {
+    /// `DeepSpeed config` or `job file`.
+    pub(crate) document: &'static str,
+    /// A path, or `inline configuration`.
+    pub(crate) name: &'a str,
+}
+
+/// Reads a file of at most [`MAX_BYTES`] as UTF-8, without its byte-order mark.
+pub(crate) fn read_text(path: &Path) -> Result<String, ConfigError> {
+    let unreadable = |reason: String| ConfigError::Unreadable { path: path.to_path_buf(), reason };
+    let file = File::open(path).map_err(|error| unreadable(error.to_string()))?;
+    let mut bytes = Vec::new();
+    let read = file.take(MAX_BYTES + 1).read_to_end(&mut bytes);
+    if read.map_err(|error| unreadable(error.to_string()))? as u64 > MAX_BYTES {
+        return Err(unreadable(format!("it is larger than {MAX_BYTES} bytes")));
+    }
+    let text = String::from_utf8(bytes).map_err(|error| unreadable(error.to_string()))?;
+    Ok(match text.strip_prefix('\u{feff}') {
+        Some(rest) => rest.to_owned(),
+        None => text,
+    })
+}
+
+/// Parses JSON with comments.
+///
+/// # Errors
+/// Syntax, duplicate keys, too deep.
+pub(crate) fn parse_json(text: &str, origin: Origin<'_>) -> Result<Node, ConfigError> {
+    let syntax = |line, column, reason: String| ConfigError::Syntax {
+        source_name: origin.name.into(),
+        line,
+        column,
+        reason,
+        remedy: "write JSON; comments and trailing commas are allowed",
+    };
+    let parsed =
+        parse_to_ast(text, &CollectOptions::default(), &JSON_WITH_COMMENTS).map_err(|e| match e
+            .kind()
+        {
+            jsonc_parser::errors::ParseErrorKind::NestingDepthExceeded => too_deep(origin),
+            kind => syntax(e.line_display(), e.column_display(), kind.to_string()),
+        })?;
+    let root = parsed.value.ok_or_else(|| syntax(1, 1, "the text is empty".into()))?;
+    let mut builder = Builder { lines: LineStarts::of(text), repeated: Vec::new(), origin };
+    let node = builder.node(&root, "", 0)?;
+    builder.finish(node)
+}
+
+fn too_deep(origin: Origin<'_>) -> ConfigError {
+    ConfigError::TooDeep { source_name: origin.name.into(), limit: MAX_DEPTH }
+}
+
+/// Turns the parser's tree into ours and notes every key that is there twice.
+struct Builder<'a> {
+    lines: LineStarts<'a>,
+    repeated: Vec<(String, Position)>,
+    origin: Origin<'a>,
+}
+
+impl Builder<'_> {
+    fn node(
+        &mut self,
+        value: &ast::Value<'_>,
+        path: &str,
+        depth: usize,
+    ) -> Result<Node, ConfigError> {
+        if depth > MAX_DEPTH {
+            return Err(too_deep(self.origin));
+        }
+        let converted = match value {
+            ast::Value::NullKeyword(_) => Value::Null,
+            ast::Value::BooleanLit(flag) => Value::Flag(flag.value),
+            ast::Value::NumberLit(number) => Value::Number(number.value.to_owned()),
+            ast::Value::StringLit(text) => Value::Text(text.value.to_string()),
+            ast::Value::Array(list) => Value::List(
+                list.elements
+                    .iter()
+                    .enumerate()
+                    .map(|(i, element)| self.node(element, &format!("{path}[{i}]"), depth + 1))
+                    .collect::<Result<_, _>>()?,
+            ),
+            ast::Value::Object(map) => Value::Map(self.entries(map, path, depth)?),
+        };
+        Ok(Node { value: converted, at: Some(self.lines.position(value.start())) })
+    }
+
+    fn entries(
+        &mut self,
+        map: &ast::Object<'_>,
+        path: &str,
+        depth: usize,
+    ) -> Result<Vec<(String, Node)>, ConfigError> {
+        let mut seen = HashSet::new();
+        let mut entries = Vec::with_capacity(map.properties.len());
+        for property in &map.properties {
+            let name = property.name.as_str();
+            let full = join(path, name);
+            if !seen.insert(name) {
+                self.repeated.push((full.clone(), self.lines.position(property.start())));
+            }
+            entries.push((name.to_owned(), self.node(&property.value, &full, depth + 1)?));
+        }
+        Ok(entries)
+    }
+
+    fn finish(self, node: Node) -> Result<Node, ConfigError> {
+        if self.repeated.is_empty() {
+            return Ok(node);
+        }
+        let place = |at: &Position| format!("line {}, column {}", at.line, at.column);
+        Err(ConfigError::DuplicateKeys {
+            document: self.origin.document,
+            source_name: self.origin.name.into(),
+            keys: self.repeated.iter().map(|(key, _)| key.clone()).collect(),
+            places: self.repeated.iter().map(|(_, at)| place(at)).collect(),
+        })
+    }
+}
+
+/// Byte offset of each line's start.
+struct LineStarts<'a> {
+    text: &'a str,
+    starts: Vec<usize>,
+}
+
+impl<'a> LineStarts<'a> {
+    fn of(text: &'a str) -> Self {
+        let after_breaks = text.match_indices('\n').map(|(at, _)| at + 1);
+        Self { text, starts: std::iter::once(0).chain(after_breaks).collect() }
+    }
+
+    fn position(&self, byte: usize) -> Position {
+        let line = self.starts.partition_point(|&start| start <= byte);
+        let start = self.starts[line - 1];
+        let column = self.text.get(start..byte).map_or(0, |before| before.chars().count());
+        Position { line, column: column + 1 }
+    }
+}
+
+/// Parses YAML; numbers keep the value that YAML gives them.
+///
+/// # Errors
+/// Syntax, duplicate keys and too deep nesting, all as the parser words them.
+pub(crate) fn parse_yaml(text: &str, name: &str) -> Result<Node, ConfigError> {
+    let value: serde_json::Value = serde_saphyr::from_str(text).map_err(|error| {
+        let (line, column) =
+            error.location().map_or((1, 1), |at| (at.line() as usize, at.column() as usize));
+        let reason = error.without_snippet().to_string();
+        let remedy = "write YAML as `accelerate config` does";
+        ConfigError::Syntax { source_name: name.into(), line, column, reason, remedy }
+    })?;
+    from_value(&value, Origin { document: "Accelerate config", name })
+}
+
+/// Takes over a value that is in memory already.
+///
+/// # Errors
+/// [`ConfigError::TooDeep`].
+pub(crate) fn from_value(
+    value: &serde_json::Value,
+    origin: Origin<'_>,
+) -> Result<Node, ConfigError> {
+    convert(value, 0).ok_or_else(|| too_deep(origin))
+}
+
+/// `None` where it is nested too deep.
+fn convert(value: &serde_json::Value, depth: usize) -> Option<Node> {
+    use serde_json::Value as Json;
+    if depth > MAX_DEPTH {
+        return None;
+    }
+    Some(Node::new(match value {
+        Json::Null => Value::Null,
+        Json::Bool(flag) => Value::Flag(*flag),
+        Json::Number(number) => Value::Number(number.to_string()),
+        Json::String(text) => Value::Text(text.clone()),
+        Json::Array(list) => Value::List(
+            list.iter().map(|element| convert(element, depth + 1)).collect::<Option<_>>()?,
+        ),
+        Json::Object(map) => Value::Map(
+            map.iter()
+                .map(|(name, element)| Some((name.clone(), convert(element, depth + 1)?)))
+                .collect::<Option<_>>()?,
+        ),
+    }))
+}
+
+/// The text that base64 (URL-safe or standard alphabet) stands for; the reason where it is none.
+pub(crate) fn decode_base64(encoded: &str) -> Result<String, String> {
+    let encoded = encoded.trim();
+    let bytes = URL_SAFE
+        .decode(encoded)
+        .or_else(|_| STANDARD.decode(encoded))
+        .map_err(|error| error.to_string())?;
+    String::from_utf8(bytes).map_err(|error| error.to_string())
+}
+
+/// `path.name`, or `name` at the top.
+pub(crate) fn join(path: &str, name: &str) -> String {
+    if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ORIGIN: Origin<'static> = Origin { document: "DeepSpeed config", name: "ds.json" };
+
+    fn json(text: &str) -> Result<Node, ConfigError> {
+        parse_json(text, ORIGIN)
+    }
+
+    #[test]
+    fn comments_and_trailing_commas_are_read() {
+        let node = json("{ // one\n \"a\": [1, 2,], /* two */ \"b\": {\"c\": null,},\n}").unwrap();
+        assert_eq!(node.to_json(), serde_json::json!({"a": [1, 2], "b": {"c": null}}));
+    }
+
+    #[test]
+    fn values_know_their_place() {
+        let node = json("{\n  \"\u{e9}\": 1, \"b\": 2\n}").unwrap();
+        assert_eq!(node.get("b").unwrap().at, Some(Position { line: 2, column: 16 }));
+    }
+
+    #[test]
+    fn duplicate_keys_are_all_named_with_their_places() {
+        let error = json("{\"a\": 1, \"s\": {\"x\": 1,\n\"x\": 2}, \"a\": 3}").unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "Duplicate keys in DeepSpeed config: [s.x, a] (ds.json, line 2, column 1, \
+             line 2, column 10); keep one of each"
+        );
+    }
+
+    #[test]
+    fn syntax_errors_have_line_and_column() {
+        for (text, place) in [
+            ("", "line 1, column 1"),
+            ("{\"a\": 1 \"b\": 2}", "line 1, column 8"),
+            ("{\n\"a\": \n}", "line 3"),
+            ("{'a': 1}", "line 1, column 2"),
+            ("{\"a\": 0x10}", "line 1, column 7"),
+            ("{\"a\": 1} {}", "line 1, column 10"),
+            ("[1, 2", "line 1"),
+            ("{\"a\": tru}", "line 1, column 7"),
+            ("\"\\ud800\"", "line 1"),
+        ] {
+            let message = json(text).expect_err(text).to_string();
+            assert!(message.contains(place), "{text}: {message}");
+        }
+    }
+
+    #[test]
+    fn deep_nesting_is_refused_before_the_stack_is_gone() {
+        for depth in [MAX_DEPTH + 2, 600, 200_000] {
+            let lists = "[".repeat(depth) + &"]".repeat(depth);
+            assert!(matches!(json(&lists), Err(ConfigError::TooDeep { .. })), "{depth}");
+            let maps = "{\"a\":".repeat(depth) + "1" + &"}".repeat(depth);
+            assert!(matches!(json(&maps), Err(ConfigError::TooDeep { .. })), "{depth}");
+            assert!(json(&"[".repeat(depth)).is_err());
+            assert!(parse_yaml(&lists, "x.yaml").is_err());
+        }
+        assert!(json(&("[".repeat(MAX_DEPTH) + &"]".repeat(MAX_DEPTH))).is_ok());
+    }
+
+    #[test]
+    fn base64_of_both_alphabets_is_read() {
+        let text = "{\"a\": \"???>>>\"}";
+        assert_eq!(decode_base64(&URL_SAFE.encode(text)).unwrap(), text);
+        assert_eq!(decode_base64(&STANDARD.encode(text)).unwrap(), text);
+        assert!(decode_base64("ds_config.json").is_err());
+    }
+
+    #[test]
+    fn files_that_are_no_text_are_refused_with_their_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("ds.json");
+        std::fs::write(&file, [0xff, 0xfe, 0x00]).unwrap();
+        for path in [file.as_path(), folder.path(), Path::new("/nowhere/ds.json")] {
+            let message = read_text(path).unwrap_err().to_string();
+            assert!(message.contains(&path.display().to_string()), "{message}");
+        }
+        std::fs::write(&file, "\u{feff}{}").unwrap();
+        assert_eq!(read_text(&file).unwrap(), "{}");
+    }
+
+    #[test]
+    fn yaml_errors_have_a_place() {
+        let message = parse_yaml("a: 1\na: 2\n", "x.yaml").unwrap_err().to_string();
+        assert!(message.contains("x.yaml: line 2"), "{message}");
+    }
+}

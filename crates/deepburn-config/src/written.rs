@@ -1,0 +1,116 @@
+//! A DeepSpeed configuration as it was written.
+//!
+//! [`Written`] is the tree of a JSON text, with comments and places, or of an Accelerate YAML that
+//! says the same. It has been parsed and nothing more: what it means, and whether it is right, is
+//! for [`crate::resolve`] to say.
+
+use std::path::Path;
+
+use crate::accelerate;
+use crate::diagnosis::ConfigError;
+use crate::node::{Node, Value};
+use crate::source::{Origin, decode_base64, from_value, parse_json, read_text};
+
+/// A DeepSpeed configuration, parsed and not yet checked.
+#[derive(Debug, Clone)]
+pub struct Written {
+    root: Node,
+    source: String,
+    processes: Option<usize>,
+}
+
+const DOCUMENT: &str = "DeepSpeed config";
+const INLINE: &str = "inline configuration";
+
+impl Written {
+    /// Reads a file: JSON with comments, or Accelerate YAML where it is called `.yaml` or `.yml`.
+    ///
+    /// # Errors
+    /// [`ConfigError`]: unreadable, no JSON or YAML, duplicate keys, too deep; a [`crate::Report`]
+    /// where a YAML file is no Accelerate configuration.
+    pub fn from_file(path: &Path) -> Result<Self, ConfigError> {
+        let text = read_text(path)?;
+        let name = path.display().to_string();
+        let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or("");
+        if extension.eq_ignore_ascii_case("yaml") || extension.eq_ignore_ascii_case("yml") {
+            let folder = path.parent().unwrap_or(Path::new(""));
+            return accelerate::translate(&text, &name, folder);
+        }
+        Self::parse(&text, &name)
+    }
+
+    /// Parses JSON with comments.
+    ///
+    /// # Errors
+    /// [`ConfigError`]: no JSON, duplicate keys, too deep.
+    pub fn from_json(text: &str) -> Result<Self, ConfigError> {
+        Self::parse(text, INLINE)
+    }
+
+    /// Takes a value that is in memory already.
+    ///
+    /// # Errors
+    /// [`ConfigError::TooDeep`].
+    pub fn from_value(value: &serde_json::Value) -> Result<Self, ConfigError> {
+        let root = from_value(value, Origin { document: DOCUMENT, name: INLINE })?;
+        Ok(Self::new(root, INLINE))
+    }
+
+    /// Reads what DeepSpeed's own command line takes: the path of a file, or a base64 string.
+    ///
+    /// # Errors
+    /// [`ConfigError`], naming both attempts where it is neither.
+    pub fn from_argument(argument: &str) -> Result<Self, ConfigError> {
+        let path = Path::new(argument);
+        if path.exists() {
+            return Self::from_file(path);
+        }
+        let text = decode_base64(argument).map_err(|reason| ConfigError::NeitherPathNorBase64 {
+            given: Node::text(argument).to_string(),
+            reason,
+        })?;
+        Self::parse(&text, "base64 configuration")
+    }
+
+    /// An empty configuration: every default.
+    pub fn empty() -> Self {
+        Self::new(Node::new(Value::Map(Vec::new())), INLINE)
+    }
+
+    pub(crate) fn new(root: Node, source: &str) -> Self {
+        Self { root, source: source.to_owned(), processes: None }
+    }
+
+    /// The same with the number of processes that an Accelerate file gives.
+    pub(crate) fn with_processes(self, processes: Option<usize>) -> Self {
+        Self { processes, ..self }
+    }
+
+    fn parse(text: &str, name: &str) -> Result<Self, ConfigError> {
+        Ok(Self::new(parse_json(text, Origin { document: DOCUMENT, name })?, name))
+    }
+
+    /// The path it came from, or what it was.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// Ranks that the file itself asks for: `num_processes` of an Accelerate file.
+    pub fn processes(&self) -> Option<usize> {
+        self.processes
+    }
+
+    /// The tree.
+    pub fn node(&self) -> &Node {
+        &self.root
+    }
+
+    pub(crate) fn node_mut(&mut self) -> &mut Node {
+        &mut self.root
+    }
+
+    /// The same as plain JSON.
+    pub fn to_json(&self) -> serde_json::Value {
+        self.root.to_json()
+    }
+}

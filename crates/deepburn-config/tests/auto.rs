@@ -1,0 +1,133 @@
+//! `"auto"` is answered, and the answer is shown.
+
+use deepburn_config::{Facts, Resolved, SchedulePlan, Written, resolve};
+use serde_json::{Value, json};
+
+/// What the Hugging Face integration lets its users write.
+fn all_auto() -> Value {
+    json!({
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "fp16": {"enabled": "auto", "loss_scale": 0, "initial_scale_power": 16},
+        "bf16": {"enabled": "auto"},
+        "optimizer": {"type": "AdamW", "params": {
+            "lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"
+        }},
+        "scheduler": {"type": "WarmupDecayLR", "params": {
+            "warmup_min_lr": "auto", "warmup_max_lr": "auto",
+            "warmup_num_steps": "auto", "total_num_steps": "auto"
+        }},
+        "zero_optimization": {
+            "stage": 3,
+            "reduce_bucket_size": "auto",
+            "stage3_prefetch_bucket_size": "auto",
+            "stage3_param_persistence_threshold": "auto",
+            "stage3_gather_16bit_weights_on_model_save": "auto"
+        },
+    })
+}
+
+fn facts() -> Facts {
+    Facts {
+        hidden_size: Some(25),
+        total_steps: Some(100),
+        warmup_steps: Some(10),
+        learning_rate: Some(5e-5),
+        micro_batch_size: Some(3),
+        ..Facts::on_host(2)
+    }
+}
+
+fn resolved(json: &Value, facts: &Facts) -> Result<Resolved, String> {
+    resolve(&Written::from_value(json).unwrap(), facts).map_err(|report| report.to_string())
+}
+
+#[test]
+fn every_auto_has_an_answer() {
+    let resolved = resolved(&all_auto(), &facts()).unwrap();
+    let answers: Value =
+        resolved.autos.iter().map(|(key, answer)| (key.clone(), answer.value.clone())).collect();
+    assert_eq!(
+        answers,
+        json!({
+            "bf16.enabled": false,
+            "fp16.enabled": false,
+            "gradient_accumulation_steps": 1,
+            "gradient_clipping": 1.0,
+            "optimizer.params.betas": [0.9, 0.999],
+            "optimizer.params.eps": 1e-8,
+            "optimizer.params.lr": 5e-5,
+            "optimizer.params.weight_decay": 0.0,
+            "scheduler.params.total_num_steps": 100,
+            "scheduler.params.warmup_max_lr": 5e-5,
+            "scheduler.params.warmup_min_lr": 0.0,
+            "scheduler.params.warmup_num_steps": 10,
+            "train_batch_size": 6,
+            "train_micro_batch_size_per_gpu": 3,
+            "zero_optimization.reduce_bucket_size": 625,
+            "zero_optimization.stage3_gather_16bit_weights_on_model_save": false,
+            "zero_optimization.stage3_param_persistence_threshold": 250,
+            // floor(0.9 * 625) = 562
+            "zero_optimization.stage3_prefetch_bucket_size": 562,
+        })
+    );
+}
+
+#[test]
+fn the_plan_has_the_answers() {
+    let plan = resolved(&all_auto(), &facts()).unwrap().plan;
+    assert_eq!(plan.optimizer.lr(), 5e-5);
+    assert_eq!(plan.zero.gradients.reduce_bucket_size, 625);
+    assert_eq!(plan.zero.parameters.prefetch_bucket_size, 562);
+    assert_eq!(plan.zero.parameters.persistence_threshold, 250);
+    let SchedulePlan::WarmupDecay { max_lr, warmup_steps, total_steps, .. } = plan.schedule else {
+        panic!("{:?}", plan.schedule)
+    };
+    assert_eq!((max_lr, warmup_steps, total_steps), (5e-5, 10, 100));
+}
+
+#[test]
+fn without_facts_auto_is_the_default_or_an_error_that_says_what_is_missing() {
+    let mut json = all_auto();
+    let message = resolved(&json, &Facts::on_host(2)).unwrap_err();
+    assert!(message.contains("\"auto\" needs the number of optimizer steps"), "{message}");
+    assert!(message.contains("training.micro_batch_size in the job file"), "{message}");
+    json["scheduler"] = json!({"type": "WarmupLR", "params": {"warmup_num_steps": "auto", "warmup_max_lr": "auto"}});
+    json["train_batch_size"] = 8.into();
+    let resolved = resolved(&json, &Facts::on_host(2)).unwrap();
+    assert_eq!(resolved.plan.batch.micro_batch_size, 4);
+    assert_eq!(resolved.plan.zero.gradients.reduce_bucket_size, 500_000_000);
+    assert_eq!(resolved.plan.optimizer.lr(), 1e-3);
+    assert_eq!(resolved.autos["scheduler.params.warmup_num_steps"].value, 1000);
+}
+
+#[test]
+fn explicit_values_win_over_the_job_with_a_warning() {
+    let json = json!({"train_micro_batch_size_per_gpu": 7, "optimizer": {"type": "Adagrad", "params": {"lr": 0.5, "eps": "auto"}}});
+    let resolved = resolved(&json, &facts()).unwrap();
+    assert_eq!(resolved.plan.batch.micro_batch_size, 7);
+    assert_eq!(resolved.plan.optimizer.lr(), 0.5);
+    assert_eq!(resolved.autos["optimizer.params.eps"].value, 1e-10);
+    assert!(resolved.notes.iter().any(|note| note.message.contains("not training.learning_rate")));
+}
+
+#[test]
+fn auto_where_nobody_allows_it_is_an_error() {
+    let json = json!({"train_batch_size": 2, "zero_optimization": {"stage": "auto"}});
+    let message = resolved(&json, &facts()).unwrap_err();
+    assert!(
+        message.contains(
+            "zero_optimization.stage: \"auto\" is a string, must be an integer from 0 to 3"
+        ),
+        "{message}"
+    );
+}
+
+#[test]
+fn the_batch_alone_can_be_had_before_the_steps_are_known() {
+    let written = Written::from_value(&all_auto()).unwrap();
+    let early = Facts { total_steps: None, ..facts() };
+    assert_eq!(deepburn_config::resolve_batch(&written, &early).unwrap().train_batch_size, 6);
+}

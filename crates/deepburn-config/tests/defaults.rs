@@ -1,0 +1,228 @@
+//! An empty configuration means what DeepSpeed 0.19 means by it.
+
+use deepburn_config::{
+    AdamPlan, Facts, GradientReduction, OptimizerPlan, Plan, SchedulePlan, Stage, WarmupShape,
+    Written, resolve,
+};
+use serde_json::{Value, json};
+
+fn plan(json: &Value) -> Plan {
+    let written = Written::from_value(json).unwrap();
+    resolve(&written, &Facts::on_host(1)).unwrap_or_else(|report| panic!("{report}")).plan
+}
+
+fn with(more: &Value) -> Plan {
+    let mut json = json!({"train_batch_size": 1});
+    for (key, value) in more.as_object().unwrap() {
+        json[key] = value.clone();
+    }
+    plan(&json)
+}
+
+fn schedule(kind: &str, params: Value) -> SchedulePlan {
+    with(&json!({
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.25}},
+        "scheduler": {"type": kind, "params": params},
+    }))
+    .schedule
+}
+
+#[test]
+fn zero() {
+    let plan = plan(&json!({"train_batch_size": 1})).zero;
+    assert_eq!(plan.stage, Stage::Disabled);
+    assert_eq!(plan.gradients.reduce_bucket_size, 500_000_000);
+    assert_eq!(plan.allgather_bucket_size, 500_000_000);
+    assert!(plan.gradients.reduce_scatter);
+    assert!(plan.gradients.contiguous_gradients);
+    assert!(plan.gradients.ignore_unused_parameters);
+    assert_eq!(plan.sub_group_size, 1_000_000_000);
+    assert_eq!(plan.parameters.prefetch_bucket_size, 50_000_000);
+    assert_eq!(plan.parameters.persistence_threshold, 100_000);
+    assert_eq!(plan.parameters.model_persistence_threshold, usize::MAX);
+    assert_eq!(plan.parameters.max_live_parameters, 1_000_000_000);
+    assert_eq!(plan.parameters.max_reuse_distance, 1_000_000_000);
+    assert!(!plan.parameters.gather_16bit_weights_on_model_save);
+}
+
+#[test]
+fn communication_overlaps_at_stage_3_only() {
+    for stage in 0..=3u8 {
+        let zero = with(&json!({"zero_optimization": {"stage": stage}})).zero;
+        assert_eq!(zero.stage.number(), stage);
+        assert_eq!(zero.gradients.overlap_comm, stage == 3);
+    }
+}
+
+#[test]
+fn the_rest() {
+    let plan = plan(&json!({"train_batch_size": 1}));
+    assert_eq!(plan.gradient_clipping, Some(1.0));
+    assert_eq!(plan.reduction.op, GradientReduction::Mean);
+    assert!(!plan.reduction.prescale);
+    assert_eq!(plan.reduction.predivide_factor, 1.0);
+    assert_eq!(plan.report.steps_per_print, None);
+    assert!(!plan.report.wall_clock_breakdown);
+    assert_eq!(with(&json!({"gradient_clipping": 0})).gradient_clipping, None);
+    assert_eq!(with(&json!({"gradient_clipping": 0.5})).gradient_clipping, Some(0.5));
+}
+
+const ADAM: AdamPlan =
+    AdamPlan { lr: 1e-3, betas: [0.9, 0.999], eps: 1e-8, weight_decay: 0.0, bias_correction: true };
+
+#[test]
+fn optimizers() {
+    let named = |name: &str| with(&json!({"optimizer": {"type": name}})).optimizer;
+    assert_eq!(named("AdamW"), OptimizerPlan::AdamW(ADAM));
+    assert_eq!(named("adam"), OptimizerPlan::AdamW(ADAM));
+    assert_eq!(
+        named("SGD"),
+        OptimizerPlan::Sgd {
+            lr: 1e-3,
+            momentum: 0.0,
+            dampening: 0.0,
+            weight_decay: 0.0,
+            nesterov: false
+        }
+    );
+    assert_eq!(
+        named("Lion"),
+        OptimizerPlan::Lion { lr: 1e-3, betas: [0.9, 0.999], weight_decay: 0.0 }
+    );
+    assert_eq!(
+        named("Adagrad"),
+        OptimizerPlan::Adagrad { lr: 1e-2, eps: 1e-10, weight_decay: 0.0 }
+    );
+}
+
+/// DeepSpeed's table: name, torch_adam, adam_w_mode, decoupled. Offload changes nothing.
+#[test]
+fn adam_decouples_unless_told_otherwise() {
+    for (name, torch_adam, adam_w_mode, decoupled) in [
+        ("AdamW", false, false, true),
+        ("AdamW", true, false, true),
+        ("AdamW", false, true, true),
+        ("AdamW", true, true, true),
+        ("Adam", false, false, false),
+        ("Adam", true, false, false),
+        ("Adam", false, true, true),
+        ("Adam", true, true, true),
+    ] {
+        for device in ["none", "cpu"] {
+            let plan = with(&json!({
+                "optimizer": {"type": name, "params": {"torch_adam": torch_adam, "adam_w_mode": adam_w_mode}},
+                "zero_optimization": {"stage": 2, "offload_optimizer": {"device": device}},
+            }));
+            let got = matches!(plan.optimizer, OptimizerPlan::AdamW(_));
+            assert_eq!(got, decoupled, "{name} torch_adam {torch_adam} adam_w_mode {adam_w_mode}");
+        }
+    }
+}
+
+#[test]
+fn torch_adamw_decays_by_its_own_default() {
+    let decay =
+        |params: Value| match with(&json!({"optimizer": {"type": "AdamW", "params": params}}))
+            .optimizer
+        {
+            OptimizerPlan::AdamW(adam) => adam.weight_decay,
+            other => panic!("{other:?}"),
+        };
+    assert_eq!(decay(json!({"torch_adam": true})), 0.01);
+    assert_eq!(decay(json!({"torch_adam": true, "weight_decay": 0})), 0.0);
+    assert_eq!(decay(json!({})), 0.0);
+}
+
+#[test]
+fn schedules() {
+    let last_batch_iteration = -1;
+    let shape = WarmupShape::Log;
+    assert_eq!(with(&json!({})).schedule, SchedulePlan::Constant { lr: 1e-3 });
+    assert_eq!(
+        schedule("WarmupLR", json!({})),
+        SchedulePlan::Warmup {
+            min_lr: 0.0,
+            max_lr: 0.25,
+            warmup_steps: 1000,
+            shape,
+            last_batch_iteration
+        }
+    );
+    assert_eq!(
+        schedule("WarmupDecayLR", json!({"total_num_steps": 1e4})),
+        SchedulePlan::WarmupDecay {
+            min_lr: 0.0,
+            max_lr: 1e-3,
+            warmup_steps: 1000,
+            total_steps: 10_000,
+            shape,
+            last_batch_iteration
+        }
+    );
+    assert_eq!(
+        schedule(
+            "WarmupCosineLR",
+            json!({"total_num_steps": 10, "warmup_num_steps": 4, "warmup_type": "linear"})
+        ),
+        SchedulePlan::WarmupCosine {
+            lr: 0.25,
+            warmup_min_ratio: 0.0,
+            cos_min_ratio: 1e-4,
+            warmup_steps: 4,
+            total_steps: 10,
+            shape: WarmupShape::Linear,
+            last_batch_iteration,
+        }
+    );
+    assert_eq!(
+        schedule("LRRangeTest", json!({})),
+        SchedulePlan::LrRangeTest {
+            min_lr: 1e-3,
+            step_size: 2000,
+            step_rate: 1.0,
+            staircase: false,
+            last_batch_iteration
+        }
+    );
+    assert_eq!(
+        schedule("StepLR", json!({"step_size": 1, "gamma": 0.6})),
+        SchedulePlan::Step { lr: 0.25, step_size: 1, gamma: 0.6 }
+    );
+    assert_eq!(
+        schedule("CosineAnnealingLR", json!({"T_max": 7})),
+        SchedulePlan::CosineAnnealing { lr: 0.25, t_max: 7, eta_min: 0.0 }
+    );
+    assert_eq!(
+        schedule("LinearLR", json!({})),
+        SchedulePlan::Linear { lr: 0.25, start_factor: 1.0 / 3.0, end_factor: 1.0, total_iters: 5 }
+    );
+    assert_eq!(
+        schedule("ExponentialLR", json!({"gamma": 0.5})),
+        SchedulePlan::Exponential { lr: 0.25, gamma: 0.5 }
+    );
+}
+
+#[test]
+fn one_cycle_mirrors_its_rise() {
+    let plan = schedule(
+        "OneCycle",
+        json!({"cycle_min_lr": [0.01], "cycle_max_lr": 0.1, "cycle_first_step_size": 4, "cycle_first_stair_count": 2}),
+    );
+    let SchedulePlan::OneCycle(cycle) = plan else { panic!("{plan:?}") };
+    assert_eq!((cycle.min_lr, cycle.max_lr), (0.01, 0.1));
+    assert_eq!((cycle.first_step_size, cycle.second_step_size), (4, 4));
+    assert_eq!((cycle.first_stair_count, cycle.second_stair_count), (2, 2));
+    assert_eq!(cycle.decay_step_size, 0);
+    let momentum = cycle.momentum.unwrap();
+    assert_eq!((momentum.min, momentum.max, momentum.decay_rate), (0.8, 0.9, 0.0));
+}
+
+#[test]
+fn a_warm_up_has_two_steps_at_least() {
+    let SchedulePlan::Warmup { warmup_steps, .. } =
+        schedule("WarmupLR", json!({"warmup_num_steps": 1}))
+    else {
+        panic!("not a warm-up")
+    };
+    assert_eq!(warmup_steps, 2);
+}

@@ -1,0 +1,339 @@
+//! The job file: defaults, paths, command line, and every way to get it wrong.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use deepburn_config::{
+    Backend, DataKind, Job, JobRequest, ResolvedJob, SplitPlan, Written, resolve,
+};
+use serde_json::json;
+
+fn parse(text: &str, folder: &Path, sets: &[&str]) -> Result<(Job, Written), String> {
+    let request = JobRequest {
+        sets: sets.iter().map(|set| set.to_string()).collect(),
+        ..JobRequest::default()
+    };
+    Job::parse(text, "job.json", folder, &request).map_err(|error| error.to_string())
+}
+
+fn job(text: &str, sets: &[&str]) -> Job {
+    parse(text, Path::new(""), sets).unwrap_or_else(|error| panic!("{error}")).0
+}
+
+#[test]
+fn everything_has_a_default() {
+    let job = job("{} // nothing", &[]);
+    assert_eq!(job.model.pretrained, None);
+    assert_eq!(job.data.kind, DataKind::Synthetic);
+    assert_eq!(job.data.splits, SplitPlan::Shares { path: None, train: 1.0, eval: 0.0, test: 0.0 });
+    assert_eq!((job.data.sequence_length, job.data.vocab_size), (128, 512));
+    assert!(job.data.shuffle && !job.data.drop_last);
+    assert_eq!((job.training.epochs, job.training.max_steps), (Some(1), None));
+    assert_eq!(
+        (job.training.seed, job.training.ranks, job.training.backend),
+        (42, 1, Backend::Flex)
+    );
+    assert_eq!(job.training.output_dir, PathBuf::from("output"));
+    assert_eq!((job.training.eval_steps, job.training.logging_steps), (None, None));
+}
+
+#[test]
+fn the_command_line_wins_and_options_come_last() {
+    let folder = tempfile::tempdir().unwrap();
+    let other = folder.path().join("other.json");
+    fs::write(&other, "{\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": 1}}").unwrap();
+    let config = folder.path().join("job.json");
+    fs::write(&config, "{\"training\": {\"ranks\": 3}, \"deepspeed\": {\"train_batch_size\": 1}}")
+        .unwrap();
+    let request = JobRequest {
+        config,
+        sets: vec![
+            "training.ranks=4".into(),
+            "training.max_steps=1e2".into(),
+            "deepspeed.zero_optimization.stage=2".into(),
+        ],
+        deepspeed: Some(other),
+        ranks: Some(2),
+        backend: Some("TCH".into()),
+        output_dir: Some("runs/a".into()),
+    };
+    let (job, written) = Job::load(&request).unwrap();
+    assert_eq!((job.training.ranks, job.training.backend), (2, Backend::Tch));
+    assert_eq!((job.training.max_steps, job.training.epochs), (Some(100), None));
+    assert_eq!(job.training.output_dir, PathBuf::from("runs/a"));
+    assert_eq!(
+        written.to_json(),
+        json!({"train_batch_size": 8, "zero_optimization": {"stage": 2}})
+    );
+    let facts = job.facts();
+    assert_eq!((facts.world_size, facts.host_device, facts.total_steps), (2, false, Some(100)));
+}
+
+#[test]
+fn deepspeed_files_are_found_beside_the_job() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(
+        folder.path().join("ds.json"),
+        "{\"dataloader_drop_last\": true, \"steps_per_print\": 7}",
+    )
+    .unwrap();
+    fs::write(folder.path().join("acc.yaml"), "num_processes: 3\ndeepspeed_config: {}\n").unwrap();
+    let (job, _) = parse("{\"deepspeed\": \"ds.json\"}", folder.path(), &[]).unwrap();
+    assert!(job.data.drop_last);
+    assert_eq!(job.training.logging_steps, Some(7));
+    let (job, _) = parse("{\"deepspeed\": \"acc.yaml\"}", folder.path(), &[]).unwrap();
+    assert_eq!(job.training.ranks, 3);
+    let (job, _) =
+        parse("{\"deepspeed\": \"acc.yaml\"}", folder.path(), &["training.ranks=2"]).unwrap();
+    assert_eq!(job.training.ranks, 2);
+}
+
+#[test]
+fn splits_are_shares_or_paths() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["train.txt", "eval.txt"] {
+        fs::write(folder.path().join(name), "text").unwrap();
+    }
+    let splits = |text: &str| parse(text, folder.path(), &[]).map(|(job, _)| job.data.splits);
+    assert_eq!(
+        splits(r#"{"data": {"splits": {"train": "90%", "eval": "7.5 %"}}}"#),
+        Ok(SplitPlan::Shares { path: None, train: 0.9, eval: 0.075, test: 0.0 })
+    );
+    assert_eq!(
+        splits(r#"{"data": {"splits": {"train": "train.txt", "eval": "eval.txt"}}}"#),
+        Ok(SplitPlan::Paths {
+            train: folder.path().join("train.txt"),
+            eval: Some(folder.path().join("eval.txt")),
+            test: None
+        })
+    );
+    let (job, _) = parse(r#"{"data": {"path": "train.txt"}}"#, folder.path(), &[]).unwrap();
+    assert_eq!(job.data.kind, DataKind::Text);
+}
+
+#[test]
+fn null_means_not_given() {
+    let text = r#"{"model": null, "data": {"path": null, "splits": null, "tokenizer": null}, "training": {"max_steps": null, "save_steps": null, "resume": false}, "deepspeed": null}"#;
+    assert_eq!(job(text, &["model.config=null", "data.kind=text"]).data.kind, DataKind::Synthetic);
+}
+
+#[test]
+fn model_fields_are_handed_on() {
+    let job = job(
+        r#"{"model": {"config": {"n_layer": 2, "extra": [1, null]}}}"#,
+        &["model.config.n_embd=48e0"],
+    );
+    assert_eq!(json!(job.model.config), json!({"n_layer": 2, "extra": [1, null], "n_embd": 48}));
+}
+
+#[test]
+fn job_json_holds_everything() {
+    let text = r#"{"training": {"max_steps": 5, "micro_batch_size": 2}, "deepspeed": {"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 3}}}"#;
+    let (job, written) = parse(text, Path::new(""), &[]).unwrap();
+    let resolved = resolve(&written, &job.facts()).unwrap();
+    let json = serde_json::to_value(ResolvedJob::new(job, &written, resolved)).unwrap();
+    assert_eq!(json["training"]["max_steps"], 5);
+    assert_eq!(json["data"]["splits"]["from"], "shares");
+    assert_eq!(json["deepspeed"]["zero_optimization"]["stage"], 3);
+    assert_eq!(json["resolved"]["plan"]["batch"]["train_batch_size"], 2);
+    assert_eq!(json["resolved"]["plan"]["zero"]["stage"], "3");
+    assert_eq!(json["resolved"]["autos"]["train_micro_batch_size_per_gpu"]["value"], 2);
+    assert_eq!(json["resolved"]["notes"][0]["severity"], "warning");
+}
+
+#[test]
+fn mistakes_name_the_key_the_value_and_the_remedy() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("a.txt"), "text").unwrap();
+    for (text, parts) in [
+        (r#"{"modle": {}}"#, ["modle", "no known key", "did you mean model?"]),
+        (
+            r#"{"training": {"max_step": 3}}"#,
+            ["training.max_step", "no known key", "did you mean max_steps?"],
+        ),
+        (r#"{"training": {"ranks": 0}}"#, ["training.ranks", "0 is out of range", "from 1 to 64"]),
+        (
+            r#"{"training": {"ranks": 65}}"#,
+            ["training.ranks", "65 is out of range", "from 1 to 64"],
+        ),
+        (
+            r#"{"training": {"ranks": "two"}}"#,
+            ["training.ranks", "\"two\" is a string", "from 1 to 64"],
+        ),
+        (
+            r#"{"training": {"backend": "cpu"}}"#,
+            ["training.backend", "\"cpu\" is none of the choices", "one of flex, wgpu, cuda, tch"],
+        ),
+        (
+            r#"{"training": {"max_steps": 0}}"#,
+            ["training.max_steps", "0 is out of range", "at least 1"],
+        ),
+        (
+            r#"{"training": {"epochs": 1.5}}"#,
+            ["training.epochs", "1.5 is not integral", "at least 1"],
+        ),
+        (r#"{"training": {"seed": -1}}"#, ["training.seed", "-1 is out of range", "write 42"]),
+        (
+            r#"{"training": {"learning_rate": NaN}}"#,
+            ["training.learning_rate", "NaN is not a number", "at least 0"],
+        ),
+        (
+            r#"{"training": {"learning_rate": Infinity}}"#,
+            ["training.learning_rate", "Infinity is not finite", "at least 0"],
+        ),
+        (
+            r#"{"training": {"output_dir": " "}}"#,
+            ["training.output_dir", "names no folder", "give a folder"],
+        ),
+        (
+            r#"{"training": {"output_dir": null}}"#,
+            ["training.output_dir", "null", "write \"output\""],
+        ),
+        (
+            r#"{"training": {"save_steps": 10}}"#,
+            ["training.save_steps", "10 asks for saving training checkpoints", "remove it"],
+        ),
+        (
+            r#"{"training": {"resume": true}}"#,
+            ["training.resume", "true asks for resuming", "remove it"],
+        ),
+        (
+            r#"{"training": {"eval_steps": 5}}"#,
+            ["training.eval_steps", "nothing to evaluate", "add data.splits"],
+        ),
+        (
+            r#"{"training": {"fp16": true}}"#,
+            ["training.fp16", "not a key of the job file", "deepspeed.fp16.enabled"],
+        ),
+        (
+            r#"{"training": {"gradient_accumulation_steps": 2}}"#,
+            [
+                "training.gradient_accumulation_steps",
+                "not a key of the job",
+                "deepspeed.gradient_accumulation_steps",
+            ],
+        ),
+        (r#"{"training": []}"#, ["training", "[] is a list", "{ ... }"]),
+        (
+            r#"{"model": {"architecture": "llama"}}"#,
+            ["model.architecture", "\"llama\" is none of the choices", "one of gpt2"],
+        ),
+        (
+            r#"{"model": {"architecture": "imdb_encoder"}}"#,
+            ["model.architecture", "not available in this version", "write \"gpt2\""],
+        ),
+        (
+            r#"{"model": {"pretrained": "openai-community/gpt2"}}"#,
+            [
+                "model.pretrained",
+                "\"openai-community/gpt2\"",
+                "the hub is not available in this version",
+            ],
+        ),
+        (
+            r#"{"model": {"pretrained": "a.txt"}}"#,
+            ["model.pretrained", "is a file, must be a folder", "model.safetensors"],
+        ),
+        (r#"{"model": {"pretrained": ""}}"#, ["model.pretrained", "\"\"", "folder"]),
+        (r#"{"model": {"config": 3}}"#, ["model.config", "3 is a number", "n_layer"]),
+        (
+            r#"{"data": {"kind": "classification"}}"#,
+            ["data.kind", "not available in this version", "\"tokens\""],
+        ),
+        (
+            r#"{"data": {"kind": "images"}}"#,
+            ["data.kind", "\"images\" is none of the choices", "one of text, tokens"],
+        ),
+        (r#"{"data": {"kind": "tokens"}}"#, ["data.path", "is missing", "give a .bin file"]),
+        (
+            r#"{"data": {"kind": "synthetic", "path": "a.txt"}}"#,
+            ["data.path", "reads no files", "remove the path"],
+        ),
+        (
+            r#"{"data": {"path": "nowhere.txt"}}"#,
+            ["data.path", "\"nowhere.txt\"", "existing file or folder"],
+        ),
+        (r#"{"data": {"name": "wikitext-2-raw-v1"}}"#, ["data.name", "hub data sets", "remove it"]),
+        (
+            r#"{"data": {"sequence_length": 0}}"#,
+            ["data.sequence_length", "0 is out of range", "write 128"],
+        ),
+        (r#"{"data": {"vocab_size": 10}}"#, ["data.vocab_size", "10 is out of range", "from 257"]),
+        (
+            r#"{"data": {"tokenizer": "nowhere"}}"#,
+            ["data.tokenizer", "\"nowhere\"", "tokenizer.json"],
+        ),
+        (r#"{"data": {"shuffle": 1}}"#, ["data.shuffle", "1 is a number", "true or false"]),
+        (
+            r#"{"data": {"splits": {"train": "90"}}}"#,
+            ["data.splits.train", "\"90\"", "existing file"],
+        ),
+        (
+            r#"{"data": {"splits": {"train": "110%"}}}"#,
+            ["data.splits.train", "\"110%\" is no share", "\"90%\""],
+        ),
+        (
+            r#"{"data": {"splits": {"train": "NaN%"}}}"#,
+            ["data.splits.train", "\"NaN%\" is no share", "\"90%\""],
+        ),
+        (
+            r#"{"data": {"splits": {"train": "90%", "eval": "20%"}}}"#,
+            ["data.splits", "add up to 110.0000%", "\"90%\""],
+        ),
+        (
+            r#"{"data": {"splits": {"eval": "10%"}}}"#,
+            ["data.splits.train", "nothing would train", "\"90%\""],
+        ),
+        (
+            r#"{"data": {"splits": {"eval": "a.txt"}}}"#,
+            ["data.splits.train", "nothing would train", "\"90%\""],
+        ),
+        (
+            r#"{"data": {"splits": {"train": "90%", "eval": "a.txt"}}}"#,
+            ["data.splits", "some are shares", "paths for all"],
+        ),
+        (
+            r#"{"data": {"path": "a.txt", "splits": {"train": "a.txt"}}}"#,
+            ["data.splits", "so is data.path", "no data.path"],
+        ),
+        (
+            r#"{"data": {"splits": {"trian": "90%"}}}"#,
+            ["data.splits.trian", "no known key", "did you mean train?"],
+        ),
+        (
+            r#"{"deepspeed": "nowhere.json"}"#,
+            ["nowhere.json", "no such file", "configs/nowhere.json"],
+        ),
+        (
+            r#"{"deepspeed": 3}"#,
+            ["deepspeed section of job.json", "the file holds a number", "{ ... }"],
+        ),
+        (
+            r#"{"training": {"seed": 1, "seed": 2}}"#,
+            ["Duplicate keys in job file: [training.seed]", "line 1", "keep one"],
+        ),
+        (r#"[]"#, ["job.json", "a list", "{ ... }"]),
+        ("", ["job.json", "line 1, column 1", "write JSON"]),
+    ] {
+        let message = match parse(text, folder.path(), &[]) {
+            Err(message) => message,
+            Ok((job, written)) => match resolve(&written, &job.facts()) {
+                Err(report) => report.to_string(),
+                Ok(_) => panic!("accepted {text}"),
+            },
+        };
+        for part in parts {
+            assert!(message.contains(part), "{text}\nno {part:?} in\n{message}");
+        }
+    }
+}
+
+#[test]
+fn a_missing_job_file_names_every_place() {
+    let request = JobRequest { config: "nowhere.json".into(), ..JobRequest::default() };
+    let message = Job::load(&request).unwrap_err().to_string();
+    assert_eq!(
+        message,
+        "nowhere.json: there is no such file; looked for nowhere.json, configs/nowhere.json"
+    );
+}

@@ -1,0 +1,581 @@
+//! Wrong DeepSpeed configurations: one message each, with the key, the value and the remedy.
+
+use deepburn_config::{Facts, Severity, Written, resolve};
+use serde_json::{Value, json};
+
+/// `fragment` is put beside a batch size; every part must be in the message.
+fn refused(fragment: &str, parts: &[&str]) {
+    let text = format!("{{\"train_micro_batch_size_per_gpu\": 1, {fragment}}}");
+    let message = match Written::from_json(&text) {
+        Err(error) => error.to_string(),
+        Ok(written) => match resolve(&written, &Facts::on_host(2)) {
+            Err(report) => report.to_string(),
+            Ok(resolved) => panic!("accepted {fragment}: {:#?}", resolved.notes),
+        },
+    };
+    for part in parts {
+        assert!(message.contains(part), "{fragment}\nno {part:?} in\n{message}");
+    }
+}
+
+#[test]
+fn values_of_the_wrong_kind() {
+    for (fragment, key, value, remedy) in [
+        (r#""gradient_clipping": -1"#, "gradient_clipping", "-1 is out of range", "write 1.0"),
+        (r#""gradient_clipping": NaN"#, "gradient_clipping", "NaN is not a number", "write 1.0"),
+        (
+            r#""gradient_clipping": Infinity"#,
+            "gradient_clipping",
+            "Infinity is not finite",
+            "write 1.0",
+        ),
+        (r#""gradient_clipping": 1e999"#, "gradient_clipping", "1e999 is not finite", "write 1.0"),
+        (r#""gradient_clipping": true"#, "gradient_clipping", "true is a boolean", "write 1.0"),
+        (
+            r#""gradient_clipping": "1.0""#,
+            "gradient_clipping",
+            "\"1.0\" is a string",
+            "without quotes",
+        ),
+        (r#""gradient_clipping": null"#, "gradient_clipping", "null is null", "write 1.0"),
+        (r#""gradient_clipping": [1.0]"#, "gradient_clipping", "[1.0] is a list", "write 1.0"),
+        (r#""train_batch_size": 1.5"#, "train_batch_size", "1.5 is not integral", "an integer"),
+        (r#""train_batch_size": true"#, "train_batch_size", "true is a boolean", "an integer"),
+        (r#""train_batch_size": "32""#, "train_batch_size", "\"32\" is a string", "an integer"),
+        (r#""train_batch_size": 1e30"#, "train_batch_size", "1e30 is not integral", "an integer"),
+        (r#""train_batch_size": NaN"#, "train_batch_size", "NaN is not a number", "an integer"),
+        (
+            r#""train_batch_size": -8"#,
+            "train_batch_size",
+            "Train batch size: -8 has to be greater than 0",
+            "give 1 or more",
+        ),
+        (
+            r#""gradient_accumulation_steps": 0"#,
+            "gradient_accumulation_steps",
+            "Train batch size: 0",
+            "give 1 or more",
+        ),
+        (
+            r#""gradient_accumulation_steps": {}"#,
+            "gradient_accumulation_steps",
+            "a section of 0 keys",
+            "an integer",
+        ),
+        (r#""steps_per_print": 0"#, "steps_per_print", "0 is out of range", "at least 1"),
+        (r#""wall_clock_breakdown": 1"#, "wall_clock_breakdown", "1 is a number", "true or false"),
+        (
+            r#""gradient_predivide_factor": 0"#,
+            "gradient_predivide_factor",
+            "0 is out of range",
+            "above 0",
+        ),
+        (
+            r#""gradient_allreduce_op": "max""#,
+            "gradient_allreduce_op",
+            "\"max\" is none of the choices",
+            "one of mean, sum",
+        ),
+        (r#""zero_optimization": true"#, "zero_optimization", "true is a boolean", "{ ... }"),
+        (r#""zero_optimization": 3"#, "zero_optimization", "3 is a number", "{ ... }"),
+        (
+            r#""zero_optimization": {"stage": 4}"#,
+            "zero_optimization.stage",
+            "4 is out of range",
+            "from 0 to 3",
+        ),
+        (
+            r#""zero_optimization": {"stage": "3"}"#,
+            "zero_optimization.stage",
+            "\"3\" is a string",
+            "without quotes",
+        ),
+        (
+            r#""zero_optimization": {"stage": true}"#,
+            "zero_optimization.stage",
+            "true is a boolean",
+            "from 0 to 3",
+        ),
+        (
+            r#""zero_optimization": {"reduce_bucket_size": 0}"#,
+            "zero_optimization.reduce_bucket_size",
+            "0 is out of range",
+            "at least 1",
+        ),
+        (
+            r#""zero_optimization": {"reduce_bucket_size": 0.5}"#,
+            "zero_optimization.reduce_bucket_size",
+            "0.5 is not integral",
+            "write 500000000",
+        ),
+        (
+            r#""zero_optimization": {"reduce_bucket_size": -5e8}"#,
+            "zero_optimization.reduce_bucket_size",
+            "-5e8 is out of range",
+            "write 500000000",
+        ),
+        (
+            r#""zero_optimization": {"overlap_comm": "yes"}"#,
+            "zero_optimization.overlap_comm",
+            "\"yes\" is a string",
+            "true or false",
+        ),
+        (
+            r#""zero_optimization": {"sub_group_size": false}"#,
+            "zero_optimization.sub_group_size",
+            "false is a boolean",
+            "write 1000000000",
+        ),
+        (
+            r#""zero_optimization": {"max_live_parameters": -1}"#,
+            "zero_optimization.max_live_parameters",
+            "-1 is out of range",
+            "write 1000000000",
+        ),
+        (
+            r#""zero_optimization": {"offload_optimizer": {"device": "gpu"}}"#,
+            "zero_optimization.offload_optimizer.device",
+            "\"gpu\" is none of the choices",
+            "one of none, cpu, nvme",
+        ),
+        (
+            r#""zero_optimization": {"offload_optimizer": "cpu"}"#,
+            "zero_optimization.offload_optimizer",
+            "\"cpu\" is a string",
+            "{ ... }",
+        ),
+        (
+            r#""zero_optimization": {"offload_optimizer": {"ratio": 1.5}}"#,
+            "zero_optimization.offload_optimizer.ratio",
+            "1.5 is out of range",
+            "from 0 to 1",
+        ),
+        (r#""fp16": {"loss_scale": -1}"#, "fp16.loss_scale", "-1 is out of range", "at least 0"),
+        (r#""fp16": {"loss_scale": NaN}"#, "fp16.loss_scale", "NaN is not a number", "write 0.0"),
+        (
+            r#""fp16": {"loss_scale": Infinity}"#,
+            "fp16.loss_scale",
+            "Infinity is not finite",
+            "write 0.0",
+        ),
+        (r#""fp16": {"loss_scale": true}"#, "fp16.loss_scale", "true is a boolean", "write 0.0"),
+        (
+            r#""fp16": {"loss_scale_window": 0}"#,
+            "fp16.loss_scale_window",
+            "0 is out of range",
+            "write 1000",
+        ),
+        (
+            r#""fp16": {"loss_scale_window": true}"#,
+            "fp16.loss_scale_window",
+            "true is a boolean",
+            "write 1000",
+        ),
+        (
+            r#""fp16": {"min_loss_scale": -2}"#,
+            "fp16.min_loss_scale",
+            "-2 is out of range",
+            "write 1",
+        ),
+        (
+            r#""fp16": {"initial_scale_power": 200}"#,
+            "fp16.initial_scale_power",
+            "200 is out of range",
+            "from 0 to 127",
+        ),
+        (r#""fp16": {"hysteresis": 0}"#, "fp16.hysteresis", "0 is out of range", "write 2"),
+        (r#""optimizer": {"type": 3}"#, "optimizer.type", "3 is a number", "give string"),
+        (r#""optimizer": []"#, "optimizer", "[] is a list", "{ ... }"),
+        (
+            r#""optimizer": {"type": "AdamW", "params": {"lr": NaN}}"#,
+            "optimizer.params.lr",
+            "NaN is not a number",
+            "write 0.001",
+        ),
+        (
+            r#""optimizer": {"type": "AdamW", "params": {"lr": -1e-4}}"#,
+            "optimizer.params.lr",
+            "-1e-4 is out of range",
+            "write 0.001",
+        ),
+        (
+            r#""optimizer": {"type": "AdamW", "params": {"lr": "1e-4"}}"#,
+            "optimizer.params.lr",
+            "\"1e-4\" is a string",
+            "without quotes",
+        ),
+        (
+            r#""optimizer": {"type": "AdamW", "params": {"betas": [0.9]}}"#,
+            "optimizer.params.betas",
+            "[0.9] is",
+            "a list of two numbers",
+        ),
+        (
+            r#""optimizer": {"type": "AdamW", "params": {"betas": [0.9, 1.0]}}"#,
+            "optimizer.params.betas",
+            "[0.9,1",
+            "from 0 to below 1",
+        ),
+        (
+            r#""optimizer": {"type": "AdamW", "params": {"eps": -1}}"#,
+            "optimizer.params.eps",
+            "-1 is out of range",
+            "write 1e-8",
+        ),
+        (
+            r#""optimizer": {"type": "AdamW", "params": []}"#,
+            "optimizer.params",
+            "[] is a list",
+            "{ ... }",
+        ),
+        (
+            r#""scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}"#,
+            "scheduler.params.warmup_num_steps",
+            "0 is out of range",
+            "write 1000",
+        ),
+        (
+            r#""scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": -5}}"#,
+            "scheduler.params.warmup_num_steps",
+            "-5 is out of range",
+            "write 1000",
+        ),
+        (
+            r#""scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": null}}"#,
+            "scheduler.params.warmup_num_steps",
+            "null is null",
+            "write 1000",
+        ),
+        (
+            r#""scheduler": {"type": "WarmupLR", "params": {"warmup_type": "cosine"}}"#,
+            "scheduler.params.warmup_type",
+            "\"cosine\" is none",
+            "one of log, linear",
+        ),
+        (
+            r#""scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": [0.1, 0.2, 0.3]}}"#,
+            "scheduler.params.warmup_max_lr",
+            "[0.1,0.2,0.3] is a list",
+            "one parameter group",
+        ),
+        (
+            r#""scheduler": {"type": "LRRangeTest", "params": {"lr_range_test_step_size": 0}}"#,
+            "scheduler.params.lr_range_test_step_size",
+            "0 is out of range",
+            "write 2000",
+        ),
+        (
+            r#""scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0, "cycle_max_lr": 1, "cycle_first_step_size": 0}}"#,
+            "scheduler.params.cycle_first_step_size",
+            "0 is out of range",
+            "write 2000",
+        ),
+        (
+            r#""scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0, "cycle_max_lr": 1, "cycle_second_step_size": -1}}"#,
+            "scheduler.params.cycle_second_step_size",
+            "-1 is out of range",
+            "at least 0",
+        ),
+        (r#""aio": {"block_size": "1M"}"#, "aio.block_size", "\"1M\" is a string", "write 1048576"),
+        (
+            r#""tensorboard": {"enabled": "no"}"#,
+            "tensorboard.enabled",
+            "\"no\" is a string",
+            "write false",
+        ),
+        (
+            r#""checkpoint": {"tag_validation": "loud"}"#,
+            "checkpoint.tag_validation",
+            "\"loud\" is none",
+            "one of Ignore, Warn, Fail",
+        ),
+    ] {
+        refused(fragment, &[key, value, remedy]);
+    }
+}
+
+#[test]
+fn unknown_keys_and_names() {
+    for (fragment, key, remedy) in [
+        (r#""train_batchsize": 3"#, "train_batchsize", "did you mean train_batch_size?"),
+        (
+            r#""zero_optimisation": {"stage": 3}"#,
+            "zero_optimisation",
+            "did you mean zero_optimization?",
+        ),
+        (r#""stage": 3"#, "stage", "did you mean zero_optimization.stage?"),
+        (r#""lr": 1e-4"#, "lr", "did you mean optimizer.params[AdamW].lr?"),
+        (
+            r#""zero_optimization": {"overlap_com": true}"#,
+            "zero_optimization.overlap_com",
+            "did you mean overlap_comm?",
+        ),
+        (r#""zero_optimization": {"bananas": 1}"#, "zero_optimization.bananas", "remove it"),
+        (r#""fp16": {"enable": true}"#, "fp16.enable", "did you mean enabled?"),
+        (
+            r#""optimizer": {"type": "AdamW", "params": {"weight_decy": 0}}"#,
+            "optimizer.params.weight_decy",
+            "did you mean weight_decay?",
+        ),
+        (r#""optimizer": {"type": "AdamWW"}"#, "optimizer.type", "did you mean AdamW?"),
+        (
+            r#""optimizer": {"type": "Shampoo"}"#,
+            "\"Shampoo\" is no known optimizer",
+            "use one of AdamW, Adam, SGD, Lion, Adagrad",
+        ),
+        (r#""optimizer": {"params": {"lr": 1}}"#, "optimizer.type: is missing", "add it: string"),
+        (r#""optimizer": {}"#, "optimizer.type: is missing", "add it: string"),
+        (
+            r#""scheduler": {"type": "WarmupLr2"}"#,
+            "\"WarmupLr2\" is no known schedule",
+            "did you mean WarmupLR?",
+        ),
+        (
+            r#""scheduler": {"type": "StepLR", "params": {"step_size": 1, "gemma": 0.6}}"#,
+            "scheduler.params.gemma",
+            "did you mean gamma?",
+        ),
+        (
+            r#""scheduler": {"type": "WarmupDecayLR"}"#,
+            "scheduler.params.total_num_steps: is missing",
+            "add it",
+        ),
+        (
+            r#""scheduler": {"type": "WarmupDecayLR", "params": {}}"#,
+            "scheduler.params.total_num_steps: is missing",
+            "add it",
+        ),
+        (
+            r#""scheduler": {"type": "WarmupLR", "params": {"total_num_steps": 5}}"#,
+            "scheduler.params.total_num_steps",
+            "use WarmupDecayLR",
+        ),
+    ] {
+        refused(fragment, &[key, remedy]);
+    }
+}
+
+#[test]
+fn features_that_do_not_exist() {
+    for (fragment, parts) in [
+        (
+            r#""bf16": {"enabled": true}"#,
+            ["bf16.enabled", "bf16 training", "set bf16.enabled to false"],
+        ),
+        (
+            r#""bfloat16": {"enabled": true}"#,
+            ["bfloat16.enabled", "bf16 training", "set bf16.enabled to false"],
+        ),
+        (
+            r#""fp16": {"enabled": true}, "bf16": {"enabled": true}"#,
+            [
+                "bf16.enabled",
+                "bfloat16 and fp16 modes cannot be simultaneously enabled",
+                "set one of",
+            ],
+        ),
+        (r#""amp": {"enabled": true}"#, ["amp.enabled", "Apex", "set amp.enabled to false"]),
+        (
+            r#""zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/x"}}"#,
+            ["offload_param.device", "nvme", "write \"cpu\" or \"none\""],
+        ),
+        (
+            r#""zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme"}}"#,
+            ["offload_optimizer.device", "nvme", "write \"cpu\" or \"none\""],
+        ),
+        (
+            r#""zero_optimization": {"zero_hpz_partition_size": 8}"#,
+            ["zero_hpz_partition_size", "ZeRO++", "set it to 1"],
+        ),
+        (
+            r#""zero_optimization": {"zero_quantized_gradients": true}"#,
+            ["zero_quantized_gradients", "ZeRO++", "set it to false"],
+        ),
+        (
+            r#""zero_optimization": {"mics_shard_size": 4}"#,
+            ["mics_shard_size", "MiCS", "set it to -1"],
+        ),
+        (r#""zero_optimization": {"zenflow": {}}"#, ["zenflow", "ZenFlow", "remove it"]),
+        (
+            r#""activation_checkpointing": {"cpu_checkpointing": true}"#,
+            ["cpu_checkpointing", "activation checkpointing", "default"],
+        ),
+        (
+            r#""activation_checkpointing": {"number_checkpoints": 4}"#,
+            ["number_checkpoints", "activation checkpointing", "default"],
+        ),
+        (
+            r#""pipeline": {"stages": 2}"#,
+            ["pipeline.stages", "pipeline parallelism", "set it to 1"],
+        ),
+        (
+            r#""tensor_parallel": {"autotp_size": 2}"#,
+            ["autotp_size", "tensor parallelism", "set it to 0"],
+        ),
+        (
+            r#""sequence_parallel_size": 2"#,
+            ["sequence_parallel_size", "sequence parallelism", "set it to 1"],
+        ),
+        (
+            r#""tensorboard": {"enabled": true}"#,
+            ["tensorboard.enabled", "TensorBoard", "metrics.jsonl"],
+        ),
+        (r#""wandb": {"enabled": true}"#, ["wandb.enabled", "Weights & Biases", "metrics.jsonl"]),
+        (r#""csv_monitor": {"enabled": true}"#, ["csv_monitor.enabled", "CSV", "metrics.jsonl"]),
+        (r#""comet": {"enabled": true}"#, ["comet.enabled", "Comet", "metrics.jsonl"]),
+        (
+            r#""comms_logger": {"enabled": true}"#,
+            ["comms_logger.enabled", "communication log", "false"],
+        ),
+        (
+            r#""flops_profiler": {"enabled": true}"#,
+            ["flops_profiler.enabled", "flops profiler", "false"],
+        ),
+        (r#""elasticity": {"enabled": true}"#, ["elasticity.enabled", "elasticity", "false"]),
+        (r#""autotuning": {"enabled": true}"#, ["autotuning.enabled", "autotuning", "false"]),
+        (
+            r#""curriculum_learning": {"enabled": true}"#,
+            ["curriculum_learning.enabled", "curriculum", "false"],
+        ),
+        (
+            r#""data_efficiency": {"enabled": false, "data_sampling": {"dynamic_batching": {"enabled": true}}}"#,
+            ["data_efficiency", "dynamic batching", "false"],
+        ),
+        (
+            r#""compression_training": {"weight_quantization": {"shared_parameters": {"enabled": true}}}"#,
+            ["compression_training", "compression", "remove"],
+        ),
+        (r#""sparse_gradients": true"#, ["sparse_gradients", "true", "set it to false"]),
+        (
+            r#""sparse_attention": {"mode": "fixed"}"#,
+            ["sparse_attention", "a section of 1 keys", "remove it"],
+        ),
+        (r#""communication_data_type": "fp16""#, ["communication_data_type", "\"fp16\"", "fp32"]),
+        (
+            r#""data_types": {"grad_accum_dtype": "bf16"}"#,
+            ["data_types.grad_accum_dtype", "\"bf16\"", "fp32"],
+        ),
+        (
+            r#""checkpoint": {"load_universal": true}"#,
+            ["checkpoint.load_universal", "universal", "false"],
+        ),
+        (r#""memory_breakdown": true"#, ["memory_breakdown", "true", "metrics.jsonl"]),
+        (r#""optimizer": {"type": "Lamb"}"#, ["optimizer.type", "LAMB", "use AdamW"]),
+        (r#""optimizer": {"type": "Muon"}"#, ["optimizer.type", "Muon", "use AdamW"]),
+        (r#""optimizer": {"type": "ZeroOneAdam"}"#, ["optimizer.type", "0/1 Adam", "use AdamW"]),
+        (
+            r#""optimizer": {"type": "AdamW", "params": {"amsgrad": true}}"#,
+            ["optimizer.params.amsgrad", "AMSGrad", "false"],
+        ),
+        (
+            r#""optimizer": {"type": "AdamW", "params": {"max_grad_norm": 1.0}}"#,
+            [
+                "optimizer.params.max_grad_norm",
+                "'max_grad_norm' is not supported",
+                "gradient_clipping",
+            ],
+        ),
+        (
+            r#""scheduler": {"type": "ReduceLROnPlateau"}"#,
+            ["scheduler.type", "plateau", "WarmupLR"],
+        ),
+    ] {
+        refused(fragment, &parts);
+    }
+}
+
+#[test]
+fn keys_that_exclude_each_other() {
+    for (fragment, parts) in [
+        (
+            r#""gradient_allreduce_op": "sum", "zero_optimization": {"stage": 3}"#,
+            ["gradient_allreduce_op", "\"sum\" is not supported with ZeRO stage 3", "mean"],
+        ),
+        (
+            r#""zero_optimization": {"stage": 2, "allgather_bucket_size": 1001}"#,
+            ["allgather_bucket_size", "1001 is odd", "write 1002"],
+        ),
+        (
+            r#""zero_optimization": {"stage": 2, "cpu_offload": true, "offload_optimizer": {"device": "none"}}"#,
+            ["zero_optimization.cpu_offload", "contradicts", "offload_optimizer"],
+        ),
+        (
+            r#""zero_optimization": {"overlap_reduce": true, "overlap_comm": false}"#,
+            ["overlap_comm", "two names of one key", "remove the other"],
+        ),
+        (
+            r#""zero_optimization": {"max_live_parameters": 1, "stage3_max_live_parameters": 2}"#,
+            ["stage3_max_live_parameters", "two names of one key", "remove the other"],
+        ),
+        (
+            r#""bf16": {}, "bfloat16": {"enabled": false}"#,
+            ["bf16", "two names of one key", "remove the other"],
+        ),
+        (
+            r#""optimizer": {"type": "SGD", "params": {"nesterov": true}}"#,
+            ["optimizer.params.nesterov", "needs a momentum above 0", "momentum to 0.9"],
+        ),
+        (
+            r#""zero_optimization": {"stage": 2}, "zero_optimization": {"stage": 3}"#,
+            ["Duplicate keys in DeepSpeed config: [zero_optimization]", "line 1", "keep one"],
+        ),
+    ] {
+        refused(fragment, &parts);
+    }
+}
+
+#[test]
+fn everything_wrong_is_in_one_message() {
+    let parts = [
+        ": 4 problems",
+        "gradient_clipping",
+        "zero_optimization.stage",
+        "fp16.hysteresis",
+        "no known key",
+    ];
+    refused(
+        r#""gradient_clipping": -1, "zero_optimization": {"stage": 7}, "fp16": {"hysteresis": 0}, "nonsense": 0"#,
+        &parts,
+    );
+}
+
+#[test]
+fn no_ranks_and_no_host_are_refused() {
+    let written = Written::from_value(&json!({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 1, "cpu_offload": true}})).unwrap();
+    let message = resolve(&written, &Facts::on_host(0)).unwrap_err().to_string();
+    assert!(message.contains("0 ranks cannot train"), "{message}");
+    let device = Facts { host_device: false, ..Facts::on_host(1) };
+    let message = resolve(&written, &device).unwrap_err().to_string();
+    assert!(
+        message.contains("offload of optimizer states to cpu, which is not available"),
+        "{message}"
+    );
+    let resolved = resolve(&written, &Facts::on_host(1)).unwrap();
+    assert!(
+        resolved.notes.iter().any(|note| note.key == "zero_optimization.cpu_offload"
+            && note.severity == Severity::Warning)
+    );
+}
+
+#[test]
+fn switched_off_features_are_accepted() {
+    let json: Value = json!({
+        "train_micro_batch_size_per_gpu": 1.0,
+        "optimizer": {"type": "AdamW"},
+        "fp16": {"enabled": false, "initial_scale_power": 32}, "bf16": {"enabled": false}, "amp": {"enabled": false},
+        "tensorboard": {"enabled": false, "output_path": "x"}, "wandb": {"enabled": false}, "csv_monitor": null,
+        "comms_logger": {"enabled": false, "prof_ops": []}, "flops_profiler": {"enabled": false, "profile_step": 1},
+        "profiling": {"enabled": false, "profile_steps": [1, 10]}, "elasticity": {"enabled": false}, "autotuning": {"enabled": false, "fast": true},
+        "data_efficiency": {"enabled": false, "data_routing": {"enabled": false, "random_ltd": {"enabled": false}}},
+        "compression_training": {"layer_reduction": {"enabled": false}}, "curriculum_learning": {"enabled": false},
+        "pipeline": {"stages": "auto"}, "tensor_parallel": {"autotp_size": 0}, "sequence_parallel_size": 1,
+        "sparse_gradients": false, "sparse_attention": null, "communication_data_type": "fp32", "data_types": {"grad_accum_dtype": "fp32"},
+        "activation_checkpointing": {"partition_activations": false, "number_checkpoints": null}, "checkpoint": {"load_universal": false},
+        "zero_optimization": {"stage": 3, "offload_param": {"device": "none"}, "zero_hpz_partition_size": 1, "mics_shard_size": -1, "allgather_bucket_size": 1001,
+            "cpu_offload_param": false, "stage3_gather_fp16_weights_on_model_save": true, "round_robin_gradients": true},
+    });
+    let resolved = resolve(&Written::from_value(&json).unwrap(), &Facts::on_host(1))
+        .unwrap_or_else(|report| panic!("{report}"));
+    assert!(resolved.plan.zero.parameters.gather_16bit_weights_on_model_save);
+    assert_eq!(resolved.autos["pipeline.stages"].value, 1);
+}

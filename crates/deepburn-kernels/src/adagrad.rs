@@ -1,0 +1,170 @@
+//! Adagrad: each element's learning rate falls with the squares it has seen.
+//!
+//! Main type: [`AdagradStep`]. Source: Duchi et al. 2011, diagonal form, with `eps` outside the
+//! root as PyTorch has it. A learning-rate decay of its own is a schedule's business.
+
+use crate::blocks::{BLOCK, PARALLEL_FROM, check_lengths};
+use crate::real::Real;
+use rayon::prelude::*;
+
+/// Hyper-parameters of Adagrad.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Adagrad {
+    /// Learning rate of this step.
+    pub lr: f64,
+    /// Added to the square root of the accumulated squares.
+    pub eps: f64,
+    /// L2 penalty.
+    pub weight_decay: f64,
+}
+
+/// One step as published; the gradient is already unscaled.
+///
+/// # Panics
+/// When the slices differ in length.
+pub fn adagrad_reference<R: Real>(rule: &Adagrad, param: &mut [R], grad: &[R], sum: &mut [R]) {
+    check_lengths("adagrad", param.len(), &[("grad", grad.len()), ("sum", sum.len())]);
+    let [lr, eps, decay] = [rule.lr, rule.eps, rule.weight_decay].map(|x| R::from_f64(x));
+    for i in 0..param.len() {
+        let g = grad[i] + decay * param[i];
+        sum[i] = sum[i] + g * g;
+        param[i] = param[i] - lr * g / (sum[i].sqrt() + eps);
+    }
+}
+
+/// The scalars of one step, computed in `f64` and narrowed once.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdagradStep {
+    lr: f32,
+    eps: f32,
+    l2: f32,
+}
+
+impl AdagradStep {
+    /// The step; Adagrad's time is in its accumulated squares.
+    pub fn new(rule: &Adagrad) -> Self {
+        Self { lr: rule.lr as f32, eps: rule.eps as f32, l2: rule.weight_decay as f32 }
+    }
+}
+
+/// One fused pass over a share; `grad_scale` multiplies the gradient.
+///
+/// # Panics
+/// When the slices differ in length.
+pub fn adagrad(
+    step: &AdagradStep,
+    grad_scale: f32,
+    param: &mut [f32],
+    grad: &[f32],
+    sum: &mut [f32],
+) {
+    check_lengths("adagrad", param.len(), &[("grad", grad.len()), ("sum", sum.len())]);
+    if param.len() < PARALLEL_FROM {
+        return adagrad_block(step, grad_scale, param, grad, sum);
+    }
+    (param.par_chunks_mut(BLOCK), grad.par_chunks(BLOCK), sum.par_chunks_mut(BLOCK))
+        .into_par_iter()
+        .for_each(|(param, grad, sum)| adagrad_block(step, grad_scale, param, grad, sum));
+}
+
+fn adagrad_block(
+    step: &AdagradStep,
+    grad_scale: f32,
+    param: &mut [f32],
+    grad: &[f32],
+    sum: &mut [f32],
+) {
+    let step = *step;
+    for ((p, g), sum) in param.iter_mut().zip(grad).zip(sum) {
+        let g = *g * grad_scale + step.l2 * *p;
+        *sum += g * g;
+        *p -= step.lr * g / (sum.sqrt() + step.eps);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{assert_close, in_pool, noise, strong_noise, with_values_anywhere};
+    use proptest::prelude::*;
+
+    const RULE: Adagrad = Adagrad { lr: 0.01, eps: 1e-10, weight_decay: 0.1 };
+
+    #[test]
+    fn reference_by_hand() {
+        let rule = Adagrad { weight_decay: 0.0, eps: 0.0, ..RULE };
+        let (mut p, mut sum) = ([1.0_f64], [0.0]);
+        adagrad_reference(&rule, &mut p, &[3.0], &mut sum);
+        assert!((p[0] - 0.99).abs() < 1e-15 && sum[0] == 9.0);
+        adagrad_reference(&rule, &mut p, &[4.0], &mut sum);
+        assert!((p[0] - (0.99 - 0.01 * 4.0 / 5.0)).abs() < 1e-15 && sum[0] == 25.0);
+    }
+
+    /// Parameters after 5 steps of PyTorch 2.9.0 in fp32 on the CPU from `p = 1, -0.5, 0.25, 1e-3`
+    /// with `g = p / t`; written by
+    /// `torch.optim.Adagrad([p], lr=.01, eps=1e-10, weight_decay=.1, foreach=False)`.
+    const TORCH_ADAGRAD: [f32; 4] = [0.9773941, -0.47753546, 0.22781955, 0.000028752082];
+
+    #[test]
+    fn fused_agrees_with_torch() {
+        let (mut p, mut sum) = ([1.0_f32, -0.5, 0.25, 1e-3], [0.0; 4]);
+        for t in 1..=5 {
+            let g = p.map(|p| p / t as f32);
+            adagrad(&AdagradStep::new(&RULE), 1.0, &mut p, &g, &mut sum);
+        }
+        // PyTorch fuses the multiply-add of the decay: a last bit now and then.
+        assert_close(&p, &TORCH_ADAGRAD, 3e-7, 1e-9);
+    }
+
+    #[test]
+    fn fused_follows_the_f64_reference_at_every_size() {
+        for len in [0, 1, 7, 33, BLOCK + 1, PARALLEL_FROM, 1_000_007] {
+            let (mut p, mut sum) = (noise(len, 1), vec![0.0; len]);
+            let mut p64 = p.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
+            let mut sum64 = vec![0.0; len];
+            for t in 1..=3 {
+                let g = strong_noise(len, 10 + t);
+                let g64 = g.iter().map(|x| f64::from(*x) * 0.25).collect::<Vec<_>>();
+                adagrad(&AdagradStep::new(&RULE), 0.25, &mut p, &g, &mut sum);
+                adagrad_reference(&RULE, &mut p64, &g64, &mut sum64);
+            }
+            let narrowed = p64.iter().map(|x| *x as f32).collect::<Vec<_>>();
+            // Three updates of at most lr 1e-2 with a relative error of some 1e-6, and the rounding
+            // of p itself.
+            assert_close(&p, &narrowed, 3e-7, 5e-8);
+        }
+    }
+
+    #[test]
+    fn the_number_of_threads_changes_no_bit() {
+        let len = 2 * PARALLEL_FROM + 5;
+        let run = |threads| {
+            in_pool(threads, || {
+                let (mut p, mut sum) = (noise(len, 1), vec![0.5; len]);
+                adagrad(&AdagradStep::new(&RULE), 0.5, &mut p, &noise(len, 3), &mut sum);
+                (p, sum)
+            })
+        };
+        let one = run(1);
+        assert!(one == run(2) && one == run(3));
+    }
+
+    #[test]
+    fn padding_stays_zero() {
+        let (mut p, mut sum) = ([0.0; 3], [0.0; 3]);
+        adagrad(&AdagradStep::new(&RULE), 1.0, &mut p, &[0.0; 3], &mut sum);
+        assert_eq!((p, sum), ([0.0; 3], [0.0; 3]));
+    }
+
+    proptest! {
+        #[test]
+        fn a_bad_gradient_stays_alone((grad, bad) in with_values_anywhere(200)) {
+            let (mut p, mut sum) = (noise(grad.len(), 1), vec![0.0; grad.len()]);
+            adagrad(&AdagradStep::new(&RULE), 1.0, &mut p, &grad, &mut sum);
+            for i in 0..grad.len() {
+                prop_assert_eq!(sum[i].is_finite(), !bad.contains(&i));
+                prop_assert!(p[i].is_finite() || bad.contains(&i));
+            }
+        }
+    }
+}

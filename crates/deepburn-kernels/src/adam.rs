@@ -1,0 +1,396 @@
+//! Adam and AdamW.
+//!
+//! Main type: [`AdamStep`]. Sources: Kingma & Ba 2015, algorithm 1; Loshchilov & Hutter 2019,
+//! algorithm 2, for the decoupled decay. AMSGrad is not here.
+
+use crate::blocks::{BLOCK, PARALLEL_FROM, check_lengths, check_time};
+use crate::real::Real;
+use rayon::prelude::*;
+
+/// Where the weight decay acts.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum WeightDecay {
+    /// On the parameter itself, `p *= 1 - lr * decay` (AdamW).
+    Decoupled(f64),
+    /// On the gradient, `g += decay * p`, and through it on the moments (Adam).
+    L2(f64),
+}
+
+/// Hyper-parameters of Adam and AdamW.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Adam {
+    /// Learning rate of this step.
+    pub lr: f64,
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the square root of the second moment.
+    pub eps: f64,
+    /// Amount and place of the weight decay.
+    pub weight_decay: WeightDecay,
+    /// Whether the moments are divided by `1 - beta^t`.
+    pub bias_correction: bool,
+}
+
+impl Adam {
+    /// `1 - beta1^t` and `1 - beta2^t`; ones without bias correction.
+    fn biases(&self, t: u64) -> (f64, f64) {
+        check_time("adam", t);
+        if self.bias_correction {
+            (1.0 - self.beta1.powf(t as f64), 1.0 - self.beta2.powf(t as f64))
+        } else {
+            (1.0, 1.0)
+        }
+    }
+}
+
+/// One step at time `t` (from 1), as published; the gradient is already unscaled.
+///
+/// # Panics
+/// When the slices differ in length or `t` is 0.
+pub fn adam_reference<R: Real>(
+    rule: &Adam,
+    t: u64,
+    param: &mut [R],
+    grad: &[R],
+    m: &mut [R],
+    v: &mut [R],
+) {
+    check_lengths("adam", param.len(), &[("grad", grad.len()), ("m", m.len()), ("v", v.len())]);
+    let [lr, beta1, beta2, eps] =
+        [rule.lr, rule.beta1, rule.beta2, rule.eps].map(|scalar| R::from_f64(scalar));
+    let (bias1, bias2) = rule.biases(t);
+    let (bias1, bias2) = (R::from_f64(bias1), R::from_f64(bias2));
+    for i in 0..param.len() {
+        let mut g = grad[i];
+        match rule.weight_decay {
+            WeightDecay::Decoupled(decay) => {
+                param[i] = param[i] * (R::ONE - lr * R::from_f64(decay));
+            }
+            WeightDecay::L2(decay) => g = g + R::from_f64(decay) * param[i],
+        }
+        m[i] = beta1 * m[i] + (R::ONE - beta1) * g;
+        v[i] = beta2 * v[i] + (R::ONE - beta2) * g * g;
+        let m_hat = m[i] / bias1;
+        let v_hat = v[i] / bias2;
+        param[i] = param[i] - lr * m_hat / (v_hat.sqrt() + eps);
+    }
+}
+
+/// The scalars of one step, computed in `f64` and narrowed once.
+///
+/// Both kinds of decay are in it, the absent one as the neutral number, so that one loop without
+/// a branch serves both.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamStep {
+    /// `1 - beta1`.
+    gain1: f32,
+    beta2: f32,
+    /// `1 - beta2`.
+    gain2: f32,
+    eps: f32,
+    /// `lr / bias1`.
+    step_size: f32,
+    sqrt_bias2: f32,
+    /// `1 - lr * decay` when decoupled, else 1.
+    keep: f32,
+    /// `decay` when L2, else 0.
+    l2: f32,
+}
+
+impl AdamStep {
+    /// The step at time `t`, the number of this update counted from 1.
+    ///
+    /// # Panics
+    /// When `t` is 0.
+    pub fn new(rule: &Adam, t: u64) -> Self {
+        let (bias1, bias2) = rule.biases(t);
+        let (keep, l2) = match rule.weight_decay {
+            WeightDecay::Decoupled(decay) => (1.0 - rule.lr * decay, 0.0),
+            WeightDecay::L2(decay) => (1.0, decay),
+        };
+        Self {
+            gain1: (1.0 - rule.beta1) as f32,
+            beta2: rule.beta2 as f32,
+            gain2: (1.0 - rule.beta2) as f32,
+            eps: rule.eps as f32,
+            step_size: (rule.lr / bias1) as f32,
+            sqrt_bias2: bias2.sqrt() as f32,
+            keep: keep as f32,
+            l2: l2 as f32,
+        }
+    }
+}
+
+/// One fused pass of Adam or AdamW over a share; `grad_scale` multiplies the gradient.
+///
+/// The operations and their order are those of PyTorch's single-tensor `AdamW` in fp32.
+///
+/// # Panics
+/// When the slices differ in length.
+pub fn adam(
+    step: &AdamStep,
+    grad_scale: f32,
+    param: &mut [f32],
+    grad: &[f32],
+    m: &mut [f32],
+    v: &mut [f32],
+) {
+    check_lengths("adam", param.len(), &[("grad", grad.len()), ("m", m.len()), ("v", v.len())]);
+    if param.len() < PARALLEL_FROM {
+        return adam_block(step, grad_scale, param, grad, m, v);
+    }
+    (
+        param.par_chunks_mut(BLOCK),
+        grad.par_chunks(BLOCK),
+        m.par_chunks_mut(BLOCK),
+        v.par_chunks_mut(BLOCK),
+    )
+        .into_par_iter()
+        .for_each(|(param, grad, m, v)| adam_block(step, grad_scale, param, grad, m, v));
+}
+
+fn adam_block(
+    step: &AdamStep,
+    grad_scale: f32,
+    param: &mut [f32],
+    grad: &[f32],
+    m: &mut [f32],
+    v: &mut [f32],
+) {
+    // A local copy tells the optimiser that no store below can change a scalar.
+    let step = *step;
+    for (((p, g), m), v) in param.iter_mut().zip(grad).zip(m).zip(v) {
+        let decayed = *p * step.keep;
+        let g = *g * grad_scale + step.l2 * decayed;
+        *m = lerp(*m, g, step.gain1);
+        *v = *v * step.beta2 + step.gain2 * g * g;
+        let denominator = v.sqrt() / step.sqrt_bias2 + step.eps;
+        *p = decayed - step.step_size * *m / denominator;
+    }
+}
+
+/// `from + weight * (to - from)`, from the nearer end, so that weight 1 gives `to` to the bit.
+#[inline(always)]
+fn lerp(from: f32, to: f32, weight: f32) -> f32 {
+    if weight < 0.5 { from + weight * (to - from) } else { to - (to - from) * (1.0 - weight) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{assert_close, in_pool, noise, strong_noise, with_values_anywhere};
+    use proptest::prelude::*;
+
+    fn rule(weight_decay: WeightDecay, bias_correction: bool) -> Adam {
+        Adam { lr: 0.1, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay, bias_correction }
+    }
+
+    const GRADIENTS: [f64; 5] = [0.5, -0.25, 0.125, 1.0, 0.0];
+
+    /// `[p, m, v]` after each of five steps from `p = 1` with [`GRADIENTS`], lr .1, betas .9/.999,
+    /// eps 1e-8; computed in double precision from the published formulae by a separate program.
+    struct Golden {
+        rule: Adam,
+        states: [[f64; 3]; 5],
+    }
+
+    fn goldens() -> [Golden; 4] {
+        [
+            Golden {
+                rule: rule(WeightDecay::Decoupled(0.1), true),
+                states: [
+                    [0.890000002, 0.04999999999999999, 0.0002500000000000002],
+                    [0.8544662986878464, 0.019999999999999997, 0.0003122500000000003],
+                    [0.8118787219097757, 0.030499999999999996, 0.0003275627500000003],
+                    [0.7394707437093355, 0.12744999999999998, 0.001327235187250001],
+                    [0.6777370102907773, 0.11470499999999999, 0.001325907952062751],
+                ],
+            },
+            Golden {
+                rule: rule(WeightDecay::L2(0.1), true),
+                states: [
+                    [0.9000000016666666, 0.059999999999999984, 0.0003600000000000003],
+                    [0.8544413674617626, 0.03800000001666665, 0.00038523999994666703],
+                    [0.8005694720858496, 0.055244413689617605, 0.0004291414946375637],
+                    [0.7279986481960308, 0.15772566704151433, 0.0015952353623564551],
+                    [0.6636209811464157, 0.14923308681932324, 0.0015989399473118513],
+                ],
+            },
+            Golden {
+                rule: rule(WeightDecay::Decoupled(0.0), true),
+                states: [
+                    [0.900000002, 0.04999999999999999, 0.0002500000000000002],
+                    [0.8733662987078463, 0.019999999999999997, 0.0003122500000000003],
+                    [0.8393233849166541, 0.030499999999999996, 0.0003275627500000003],
+                    [0.7750341939353117, 0.12744999999999998, 0.001327235187250001],
+                    [0.7206951679538468, 0.11470499999999999, 0.001325907952062751],
+                ],
+            },
+            Golden {
+                rule: rule(WeightDecay::Decoupled(0.1), false),
+                states: [
+                    [0.6737724339830358, 0.04999999999999999, 0.0002500000000000002],
+                    [0.5538524066995517, 0.019999999999999997, 0.0003122500000000003],
+                    [0.37979353546799743, 0.030499999999999996, 0.0003275627500000003],
+                    [0.02615857032758756, 0.12744999999999998, 0.001327235187250001],
+                    [-0.2891138869714582, 0.11470499999999999, 0.001325907952062751],
+                ],
+            },
+        ]
+    }
+
+    #[test]
+    fn reference_gives_the_published_numbers() {
+        for golden in goldens() {
+            let (mut p, mut m, mut v) = ([1.0_f64], [0.0], [0.0]);
+            for (i, (g, expected)) in GRADIENTS.iter().zip(golden.states).enumerate() {
+                adam_reference(&golden.rule, i as u64 + 1, &mut p, &[*g], &mut m, &mut v);
+                // Different but equivalent orders of f64 operations: some 1e-16 a step.
+                for (actual, expected) in [p[0], m[0], v[0]].into_iter().zip(expected) {
+                    assert!((actual - expected).abs() < 1e-12, "{actual} {expected}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn fused_gives_the_published_numbers_in_f32() {
+        for golden in goldens() {
+            let (mut p, mut m, mut v) = ([1.0_f32], [0.0_f32], [0.0_f32]);
+            for (i, (g, expected)) in GRADIENTS.iter().zip(golden.states).enumerate() {
+                let step = AdamStep::new(&golden.rule, i as u64 + 1);
+                // Half the gradient and twice the scale: the multiplier is really applied.
+                adam(&step, 2.0, &mut p, &[*g as f32 / 2.0], &mut m, &mut v);
+                let narrowed = expected.map(|x| x as f32);
+                // Five steps of a dozen roundings of 6e-8 each, on numbers up to 1.
+                assert_close(&[p[0], m[0], v[0]], &narrowed, 1e-6, 5e-7);
+            }
+        }
+    }
+
+    /// AdamW of PyTorch 2.9.0 in fp32 on the CPU (lr 1e-3, betas .9/.95, eps 1e-8, decay .1):
+    /// parameters after 10 steps from `p = 1, -0.5, 0.25, 1e-3` with `g = p / t`; written by
+    /// `torch.optim.AdamW([p], lr=1e-3, betas=(.9, .95), weight_decay=.1, foreach=False)`.
+    const TORCH_ADAMW: [f32; 4] = [0.990987, -0.49149328, 0.24175607, -0.00029137946];
+
+    #[test]
+    fn fused_agrees_with_torch() {
+        let rule = Adam {
+            lr: 1e-3,
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            weight_decay: WeightDecay::Decoupled(0.1),
+            bias_correction: true,
+        };
+        let mut p = [1.0_f32, -0.5, 0.25, 1e-3];
+        let (mut m, mut v) = ([0.0; 4], [0.0; 4]);
+        for t in 1..=10 {
+            let g = p.map(|p| p / t as f32);
+            adam(&AdamStep::new(&rule, t), 1.0, &mut p, &g, &mut m, &mut v);
+        }
+        // PyTorch fuses a multiply-add in the first moment: a last bit now and then.
+        assert_close(&p, &TORCH_ADAMW, 3e-7, 1e-9);
+    }
+
+    #[test]
+    fn beta1_of_zero_keeps_the_gradient_itself() {
+        let rule = Adam { beta1: 0.0, ..rule(WeightDecay::Decoupled(0.0), true) };
+        let (mut p, mut m, mut v) = ([1.0], [1e10], [0.0]);
+        adam(&AdamStep::new(&rule, 1), 1.0, &mut p, &[0.1], &mut m, &mut v);
+        assert_eq!(m, [0.1]);
+    }
+
+    #[test]
+    fn fused_follows_the_f64_reference_at_every_size() {
+        for len in [0, 1, 7, 8, 33, 1000, BLOCK - 1, BLOCK + 1, PARALLEL_FROM, 1_000_007] {
+            for weight_decay in [WeightDecay::Decoupled(0.1), WeightDecay::L2(0.1)] {
+                let rule = Adam { lr: 1e-2, ..rule(weight_decay, true) };
+                let (mut p, mut m, mut v) = (noise(len, 1), vec![0.0; len], vec![0.0; len]);
+                let mut p64 = p.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
+                let (mut m64, mut v64) = (vec![0.0; len], vec![0.0; len]);
+                for t in 1..=3 {
+                    let g = strong_noise(len, 10 + t);
+                    let g64 = g.iter().map(|x| f64::from(*x) * 0.25).collect::<Vec<_>>();
+                    adam(&AdamStep::new(&rule, t), 0.25, &mut p, &g, &mut m, &mut v);
+                    adam_reference(&rule, t, &mut p64, &g64, &mut m64, &mut v64);
+                }
+                let narrowed = p64.iter().map(|x| *x as f32).collect::<Vec<_>>();
+                // Three updates of lr 1e-2, each with a relative error of some 1e-6 (1 - .999 alone
+                // is narrowed from 1e-3 with 6e-8, 1 - beta2^t likewise), and the rounding of p.
+                assert_close(&p, &narrowed, 3e-7, 5e-8);
+            }
+        }
+    }
+
+    #[test]
+    fn the_number_of_threads_changes_no_bit() {
+        let len = 3 * PARALLEL_FROM + 5;
+        let step = AdamStep::new(&rule(WeightDecay::Decoupled(0.1), true), 3);
+        let run = |threads| {
+            in_pool(threads, || {
+                let (mut p, mut m, mut v) = (noise(len, 1), noise(len, 2), vec![0.5; len]);
+                adam(&step, 0.5, &mut p, &noise(len, 3), &mut m, &mut v);
+                (p, m, v)
+            })
+        };
+        let one = run(1);
+        assert!(one == run(2) && one == run(3));
+    }
+
+    #[test]
+    fn padding_stays_zero() {
+        for weight_decay in [WeightDecay::Decoupled(0.1), WeightDecay::L2(0.1)] {
+            let (mut p, mut m, mut v) = ([0.0; 5], [0.0; 5], [0.0; 5]);
+            for t in 1..=3 {
+                let step = AdamStep::new(&rule(weight_decay, true), t);
+                adam(&step, 0.5, &mut p, &[0.0; 5], &mut m, &mut v);
+            }
+            assert_eq!((p, m, v), ([0.0; 5], [0.0; 5], [0.0; 5]));
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "adam: `v` has 3 elements and `param` has 2")]
+    fn slices_of_different_lengths_are_refused() {
+        let step = AdamStep::new(&rule(WeightDecay::L2(0.0), true), 1);
+        adam(&step, 1.0, &mut [0.0; 2], &[0.0; 2], &mut [0.0; 2], &mut [0.0; 3]);
+    }
+
+    #[test]
+    #[should_panic(expected = "the first step has time 1")]
+    fn time_zero_is_refused() {
+        AdamStep::new(&rule(WeightDecay::L2(0.0), true), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn a_bad_gradient_stays_alone((grad, bad) in with_values_anywhere(200)) {
+            let len = grad.len();
+            let step = AdamStep::new(&rule(WeightDecay::Decoupled(0.1), true), 1);
+            let (mut p, mut m, mut v) = (noise(len, 1), vec![0.0; len], vec![0.0; len]);
+            adam(&step, 1.0, &mut p, &grad, &mut m, &mut v);
+            for i in 0..len {
+                prop_assert_eq!(m[i].is_finite() && v[i].is_finite(), !bad.contains(&i));
+                prop_assert!(p[i].is_finite() || bad.contains(&i));
+            }
+        }
+
+        #[test]
+        fn cutting_a_share_changes_no_bit(len in 1_usize..300, cut in 0.0..1.0) {
+            let cut = (len as f64 * cut) as usize;
+            let step = AdamStep::new(&rule(WeightDecay::L2(0.1), true), 2);
+            let (grad, m, v) = (noise(len, 2), noise(len, 3), vec![0.1; len]);
+            let (mut p, mut pm, mut pv) = (noise(len, 1), m.clone(), v.clone());
+            adam(&step, 0.3, &mut p, &grad, &mut pm, &mut pv);
+            let (mut q, mut qm, mut qv) = (noise(len, 1), m, v);
+            for range in [0..cut, cut..len] {
+                adam(&step, 0.3, &mut q[range.clone()], &grad[range.clone()],
+                    &mut qm[range.clone()], &mut qv[range]);
+            }
+            prop_assert!(p == q && pm == qm && pv == qv);
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! Arithmetic on flat host buffers: what the sharded optimizer does to each rank's share.
+//!
+//! A share is one `f32` slice per quantity (master parameter, gradient, each optimizer state), all
+//! of one length. Every optimizer comes twice: first a plain reference, generic over [`Real`] and
+//! written as its source prints it, then the version used in training, one fused pass that also
+//! folds the gradient multiplier in (`grad_scale`, from [`unscale_and_clip`]).
+//!
+//! A step is taken in two calls: `XStep::new(&rule, t)` computes the scalars in `f64` and narrows
+//! them once, and `x(&step, grad_scale, ...)` goes over the elements.
+//!
+//! The loops are plain iterations that the compiler vectorises with the baseline instruction set;
+//! that already saturates memory (`benches/adam.rs`), so there is no dispatch on the processor.
+//!
+//! # Promises
+//! - The same bits on every machine and at every thread count: updates are elementwise and use no
+//!   fused multiply-add, sums have a fixed shape ([`sum_of_squares`]).
+//! - Zero padding stays zero: an element whose parameter, gradient and states are 0 remains 0.
+//! - A non-finite element stays alone: it never reaches its neighbours.
+//!
+//! Slices of different lengths and a time before 1 are mistakes of the caller and panic.
+
+mod adagrad;
+mod adam;
+mod blocks;
+mod clip;
+mod lion;
+mod norm;
+mod real;
+mod sgd;
+#[cfg(test)]
+mod testing;
+
+pub use adagrad::{Adagrad, AdagradStep, adagrad, adagrad_reference};
+pub use adam::{Adam, AdamStep, WeightDecay, adam, adam_reference};
+pub use clip::unscale_and_clip;
+pub use lion::{Lion, LionStep, lion, lion_reference};
+pub use norm::{GradientStats, all_finite, gradient_stats, sum_of_squares};
+pub use real::Real;
+pub use sgd::{Sgd, SgdStep, sgd, sgd_reference};

@@ -1,0 +1,180 @@
+//! Lion: the sign of an interpolated momentum.
+//!
+//! Main type: [`LionStep`]. Source: Chen et al. 2023, "Symbolic Discovery of Optimization
+//! Algorithms", algorithm 2; the sign of 0 is 0.
+
+use crate::blocks::{BLOCK, PARALLEL_FROM, check_lengths};
+use crate::real::Real;
+use rayon::prelude::*;
+
+/// Hyper-parameters of Lion.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Lion {
+    /// Learning rate of this step.
+    pub lr: f64,
+    /// Weight of the momentum in the direction.
+    pub beta1: f64,
+    /// Decay of the momentum.
+    pub beta2: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+}
+
+/// One step as published; the gradient is already unscaled.
+///
+/// # Panics
+/// When the slices differ in length.
+pub fn lion_reference<R: Real>(rule: &Lion, param: &mut [R], grad: &[R], m: &mut [R]) {
+    check_lengths("lion", param.len(), &[("grad", grad.len()), ("m", m.len())]);
+    let [lr, beta1, beta2, decay] =
+        [rule.lr, rule.beta1, rule.beta2, rule.weight_decay].map(|scalar| R::from_f64(scalar));
+    for i in 0..param.len() {
+        let c = beta1 * m[i] + (R::ONE - beta1) * grad[i];
+        let sign = if c > R::ZERO {
+            R::ONE
+        } else if c < R::ZERO {
+            -R::ONE
+        } else {
+            R::ZERO
+        };
+        param[i] = param[i] - lr * (sign + decay * param[i]);
+        m[i] = beta2 * m[i] + (R::ONE - beta2) * grad[i];
+    }
+}
+
+/// The scalars of one step, computed in `f64` and narrowed once.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LionStep {
+    lr: f32,
+    beta1: f32,
+    /// `1 - beta1`.
+    gain1: f32,
+    beta2: f32,
+    /// `1 - beta2`.
+    gain2: f32,
+    /// `1 - lr * decay`.
+    keep: f32,
+}
+
+impl LionStep {
+    /// The step; Lion has no bias correction, so every time is alike.
+    pub fn new(rule: &Lion) -> Self {
+        Self {
+            lr: rule.lr as f32,
+            beta1: rule.beta1 as f32,
+            gain1: (1.0 - rule.beta1) as f32,
+            beta2: rule.beta2 as f32,
+            gain2: (1.0 - rule.beta2) as f32,
+            keep: (1.0 - rule.lr * rule.weight_decay) as f32,
+        }
+    }
+}
+
+/// One fused pass over a share; `grad_scale` multiplies the gradient.
+///
+/// A NaN direction moves nothing, but stays visible in the momentum.
+///
+/// # Panics
+/// When the slices differ in length.
+pub fn lion(step: &LionStep, grad_scale: f32, param: &mut [f32], grad: &[f32], m: &mut [f32]) {
+    check_lengths("lion", param.len(), &[("grad", grad.len()), ("m", m.len())]);
+    if param.len() < PARALLEL_FROM {
+        return lion_block(step, grad_scale, param, grad, m);
+    }
+    (param.par_chunks_mut(BLOCK), grad.par_chunks(BLOCK), m.par_chunks_mut(BLOCK))
+        .into_par_iter()
+        .for_each(|(param, grad, m)| lion_block(step, grad_scale, param, grad, m));
+}
+
+fn lion_block(step: &LionStep, grad_scale: f32, param: &mut [f32], grad: &[f32], m: &mut [f32]) {
+    let step = *step;
+    for ((p, g), m) in param.iter_mut().zip(grad).zip(m) {
+        let g = *g * grad_scale;
+        let c = *m * step.beta1 + step.gain1 * g;
+        let up = if c > 0.0 { step.lr } else { 0.0 };
+        let down = if c < 0.0 { step.lr } else { 0.0 };
+        *p = *p * step.keep - up + down;
+        *m = *m * step.beta2 + step.gain2 * g;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{assert_close, in_pool, noise, with_values_anywhere};
+    use proptest::prelude::*;
+
+    const RULE: Lion = Lion { lr: 0.01, beta1: 0.9, beta2: 0.99, weight_decay: 0.1 };
+
+    #[test]
+    fn reference_by_hand() {
+        // c = .1 * .5 > 0: p = 1 - .01 * (1 + .1); m = .01 * .5. Then c = .9 * .005 - .1 * .25 < 0.
+        let (mut p, mut m) = ([1.0_f64], [0.0]);
+        lion_reference(&RULE, &mut p, &[0.5], &mut m);
+        assert!((p[0] - 0.989).abs() < 1e-15 && (m[0] - 0.005).abs() < 1e-15);
+        lion_reference(&RULE, &mut p, &[-0.25], &mut m);
+        assert!((p[0] - (0.989 + 0.01 - 0.01 * 0.1 * 0.989)).abs() < 1e-15);
+        assert!((m[0] - (0.99 * 0.005 - 0.01 * 0.25)).abs() < 1e-15);
+    }
+
+    #[test]
+    fn a_zero_direction_only_decays() {
+        let (mut p, mut m) = ([1.0_f32], [0.0_f32]);
+        lion(&LionStep::new(&RULE), 1.0, &mut p, &[0.0], &mut m);
+        assert_eq!((p, m), ([0.999], [0.0]));
+    }
+
+    #[test]
+    fn fused_follows_the_f64_reference_at_every_size() {
+        let step = LionStep::new(&RULE);
+        for len in [0, 1, 7, 33, BLOCK + 1, PARALLEL_FROM, 1_000_007] {
+            let (mut p, mut m) = (noise(len, 1), vec![0.0; len]);
+            let mut p64 = p.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
+            let mut m64 = vec![0.0; len];
+            let mut near_zero = vec![false; len];
+            for t in 1..=3 {
+                let g = noise(len, 10 + t);
+                let g64 = g.iter().map(|x| f64::from(*x) * 0.25).collect::<Vec<_>>();
+                for i in 0..len {
+                    near_zero[i] |= (0.9 * m64[i] + 0.1 * g64[i]).abs() < 1e-8;
+                }
+                lion(&step, 0.25, &mut p, &g, &mut m);
+                lion_reference(&RULE, &mut p64, &g64, &mut m64);
+            }
+            for i in 0..len {
+                // Three roundings of numbers below 1; a direction within rounding of 0 may take
+                // either sign, which moves the parameter by up to 2 lr a step.
+                let tolerance = if near_zero[i] { 0.06 } else { 3e-7 };
+                assert!((f64::from(p[i]) - p64[i]).abs() < tolerance, "element {i} of {len}");
+            }
+            let narrowed = m64.iter().map(|x| *x as f32).collect::<Vec<_>>();
+            assert_close(&m, &narrowed, 1e-6, 1e-9);
+        }
+    }
+
+    #[test]
+    fn the_number_of_threads_changes_no_bit() {
+        let len = 2 * PARALLEL_FROM + 5;
+        let run = |threads| {
+            in_pool(threads, || {
+                let (mut p, mut m) = (noise(len, 1), noise(len, 2));
+                lion(&LionStep::new(&RULE), 0.5, &mut p, &noise(len, 3), &mut m);
+                (p, m)
+            })
+        };
+        let one = run(1);
+        assert!(one == run(2) && one == run(3));
+    }
+
+    proptest! {
+        #[test]
+        fn a_bad_gradient_stays_alone((grad, bad) in with_values_anywhere(200)) {
+            let (mut p, mut m) = (noise(grad.len(), 1), vec![0.0; grad.len()]);
+            lion(&LionStep::new(&RULE), 1.0, &mut p, &grad, &mut m);
+            for i in 0..grad.len() {
+                prop_assert!(p[i].is_finite());
+                prop_assert_eq!(m[i].is_finite(), !bad.contains(&i));
+            }
+        }
+    }
+}

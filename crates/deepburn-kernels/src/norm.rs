@@ -1,0 +1,139 @@
+//! Sums of squares and the check for overflow.
+//!
+//! Squares are summed in `f64` in one fixed shape: eight lanes inside a block, a pairwise tree
+//! over the blocks. The shape depends on the length alone, so the sum is the same to the bit at
+//! every thread count, and its error grows with the logarithm of the length.
+
+use crate::blocks::{BLOCK, PARALLEL_FROM};
+use rayon::prelude::*;
+
+/// What one pass over a gradient tells.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GradientStats {
+    /// Sum of the squared elements; NaN or infinite when an element is not finite.
+    pub sum_of_squares: f64,
+    /// Whether every element is finite.
+    pub finite: bool,
+}
+
+/// Sum of the squared elements, the same to the bit whatever the thread count.
+pub fn sum_of_squares(values: &[f32]) -> f64 {
+    if values.len() < PARALLEL_FROM {
+        return pairwise(&values.chunks(BLOCK).map(block_sum_of_squares).collect::<Vec<_>>());
+    }
+    pairwise(&values.par_chunks(BLOCK).map(block_sum_of_squares).collect::<Vec<_>>())
+}
+
+/// The sum of squares and whether all is finite, in one pass.
+///
+/// The sum alone tells: a finite `f32` squared is below 1.2e77, so no sum of fewer than 1e231 of
+/// them overflows an `f64`, and an element that is not finite makes the sum so.
+pub fn gradient_stats(values: &[f32]) -> GradientStats {
+    let sum_of_squares = sum_of_squares(values);
+    GradientStats { sum_of_squares, finite: sum_of_squares.is_finite() }
+}
+
+/// Whether every element is finite; stops early after a block that is not.
+pub fn all_finite(values: &[f32]) -> bool {
+    // Without early exit inside the block, so that it vectorises.
+    let block = |block: &[f32]| block.iter().fold(true, |all, x| all & x.is_finite());
+    if values.len() < PARALLEL_FROM {
+        values.chunks(BLOCK).all(block)
+    } else {
+        values.par_chunks(BLOCK).all(block)
+    }
+}
+
+fn block_sum_of_squares(block: &[f32]) -> f64 {
+    let (lanes, tail) = block.as_chunks::<8>();
+    let mut sums = [0.0_f64; 8];
+    for lane in lanes {
+        for (sum, x) in sums.iter_mut().zip(lane) {
+            *sum += f64::from(*x) * f64::from(*x);
+        }
+    }
+    for (sum, x) in sums.iter_mut().zip(tail) {
+        *sum += f64::from(*x) * f64::from(*x);
+    }
+    pairwise(&sums)
+}
+
+/// Sum by halves.
+fn pairwise(sums: &[f64]) -> f64 {
+    match sums {
+        [] => 0.0,
+        [sum] => *sum,
+        _ => {
+            let (left, right) = sums.split_at(sums.len().div_ceil(2));
+            pairwise(left) + pairwise(right)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{in_pool, noise, with_values_anywhere};
+    use proptest::prelude::*;
+
+    #[test]
+    fn small_sums_are_exact() {
+        assert_eq!(sum_of_squares(&[]), 0.0);
+        assert_eq!(sum_of_squares(&[3.0]), 9.0);
+        assert_eq!(sum_of_squares(&[3.0, -4.0]), 25.0);
+        // 1^2 + ... + n^2 = n (n + 1) (2n + 1) / 6, below 2^53 and so exact in any order.
+        for n in [7_u64, 8, 9, 1000, 20_000, 150_001] {
+            let values = (1..=n).map(|x| x as f32).collect::<Vec<_>>();
+            assert_eq!(sum_of_squares(&values), (n * (n + 1) * (2 * n + 1) / 6) as f64);
+        }
+    }
+
+    #[test]
+    fn the_largest_numbers_do_not_overflow() {
+        let stats = gradient_stats(&vec![f32::MAX; 100_000]);
+        assert!(stats.finite);
+        let expected = f64::from(f32::MAX).powi(2) * 1e5;
+        assert!((stats.sum_of_squares / expected - 1.0).abs() < 1e-12);
+        assert!(gradient_stats(&[f32::MIN_POSITIVE, -f32::MAX, 1e-45]).finite);
+    }
+
+    #[test]
+    fn the_number_of_threads_changes_no_bit() {
+        for len in [PARALLEL_FROM - 1, PARALLEL_FROM, 1_000_007] {
+            let values = noise(len, 5);
+            let sums = [1, 2, 3].map(|n| in_pool(n, || sum_of_squares(&values)).to_bits());
+            assert!(sums[0] == sums[1] && sums[1] == sums[2]);
+            let naive = values.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
+            // A million roundings of 1e-16 in the naive sum.
+            assert!((f64::from_bits(sums[0]) / naive - 1.0).abs() < 1e-11);
+        }
+    }
+
+    #[test]
+    fn one_bad_element_among_a_million_is_found() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for place in [0, 1, BLOCK - 1, BLOCK, 500_000, 1_000_006] {
+                let mut values = noise(1_000_007, 1);
+                assert!(all_finite(&values) && gradient_stats(&values).finite);
+                values[place] = bad;
+                assert!(!all_finite(&values) && !gradient_stats(&values).finite);
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn both_checks_see_every_bad_element((values, bad) in with_values_anywhere(300)) {
+            prop_assert_eq!(all_finite(&values), bad.is_empty());
+            prop_assert_eq!(gradient_stats(&values).finite, bad.is_empty());
+        }
+
+        #[test]
+        fn zero_padding_leaves_a_short_sum_alone(len in 0_usize..200, padding in 0_usize..50) {
+            let mut values = noise(len, 9);
+            let sum = sum_of_squares(&values);
+            values.resize(len + padding, 0.0);
+            prop_assert_eq!(sum_of_squares(&values), sum);
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! Stochastic gradient descent with momentum.
+//!
+//! Main type: [`SgdStep`]. Source: Sutskever et al. 2013 in the form that PyTorch's `SGD` gives
+//! it (dampening, L2 penalty, Nesterov's variant; the first step takes the gradient undampened).
+
+use crate::blocks::{BLOCK, PARALLEL_FROM, check_lengths, check_time};
+use crate::real::Real;
+use rayon::prelude::*;
+
+/// Hyper-parameters of stochastic gradient descent.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sgd {
+    /// Learning rate of this step.
+    pub lr: f64,
+    /// Momentum factor; 0 keeps no state.
+    pub momentum: f64,
+    /// Share of the gradient that the momentum does not take, after the first step.
+    pub dampening: f64,
+    /// L2 penalty.
+    pub weight_decay: f64,
+    /// Nesterov's variant: look ahead along the new momentum.
+    pub nesterov: bool,
+}
+
+impl Sgd {
+    /// Whether a momentum buffer (zero at first, as long as the parameter) goes with each share.
+    pub fn keeps_momentum(&self) -> bool {
+        self.momentum != 0.0
+    }
+
+    /// Factor of the gradient in the momentum at time `t`.
+    fn gradient_gain(&self, t: u64) -> f64 {
+        check_time("sgd", t);
+        if t == 1 { 1.0 } else { 1.0 - self.dampening }
+    }
+}
+
+/// One step at time `t` (from 1), as published; the gradient is already unscaled. The momentum
+/// slice is left alone when the rule keeps none.
+///
+/// # Panics
+/// When `grad` (or `momentum`, where kept) differs from `param` in length or `t` is 0.
+pub fn sgd_reference<R: Real>(rule: &Sgd, t: u64, param: &mut [R], grad: &[R], momentum: &mut [R]) {
+    check_lengths("sgd", param.len(), &[("grad", grad.len())]);
+    let [lr, mu, gain, decay] =
+        [rule.lr, rule.momentum, rule.gradient_gain(t), rule.weight_decay].map(|x| R::from_f64(x));
+    for i in 0..param.len() {
+        let g = grad[i] + decay * param[i];
+        let direction = if rule.keeps_momentum() {
+            momentum[i] = mu * momentum[i] + gain * g;
+            if rule.nesterov { g + mu * momentum[i] } else { momentum[i] }
+        } else {
+            g
+        };
+        param[i] = param[i] - lr * direction;
+    }
+}
+
+/// The scalars of one step, computed in `f64` and narrowed once.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SgdStep {
+    lr: f32,
+    l2: f32,
+    momentum: Option<MomentumStep>,
+}
+
+/// `buffer = momentum * buffer + gain * g`, then move along `ahead * g + along * buffer`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct MomentumStep {
+    momentum: f32,
+    gain: f32,
+    ahead: f32,
+    along: f32,
+}
+
+impl SgdStep {
+    /// The step at time `t`, the number of this update counted from 1.
+    ///
+    /// # Panics
+    /// When `t` is 0.
+    pub fn new(rule: &Sgd, t: u64) -> Self {
+        let gain = rule.gradient_gain(t) as f32;
+        let momentum = rule.momentum as f32;
+        let (ahead, along) = if rule.nesterov { (1.0, momentum) } else { (0.0, 1.0) };
+        Self {
+            lr: rule.lr as f32,
+            l2: rule.weight_decay as f32,
+            momentum: rule.keeps_momentum().then_some(MomentumStep {
+                momentum,
+                gain,
+                ahead,
+                along,
+            }),
+        }
+    }
+}
+
+/// One fused pass over a share; `grad_scale` multiplies the gradient. `momentum` is there exactly
+/// when the rule keeps one.
+///
+/// # Panics
+/// When the slices differ in length, or a momentum is missing or superfluous.
+pub fn sgd(
+    step: &SgdStep,
+    grad_scale: f32,
+    param: &mut [f32],
+    grad: &[f32],
+    momentum: Option<&mut [f32]>,
+) {
+    check_lengths("sgd", param.len(), &[("grad", grad.len())]);
+    match (step.momentum, momentum) {
+        (None, None) => plain(step, grad_scale, param, grad),
+        (Some(rule), Some(momentum)) => {
+            check_lengths("sgd", param.len(), &[("momentum", momentum.len())]);
+            with_momentum(step, &rule, grad_scale, param, grad, momentum);
+        }
+        (None, Some(_)) => panic!("sgd: a momentum buffer was given and the momentum factor is 0"),
+        (Some(_), None) => panic!("sgd: no momentum buffer was given and the factor is not 0"),
+    }
+}
+
+fn plain(step: &SgdStep, grad_scale: f32, param: &mut [f32], grad: &[f32]) {
+    let SgdStep { lr, l2, .. } = *step;
+    let block = |param: &mut [f32], grad: &[f32]| {
+        for (p, g) in param.iter_mut().zip(grad) {
+            *p -= lr * (*g * grad_scale + l2 * *p);
+        }
+    };
+    if param.len() < PARALLEL_FROM {
+        return block(param, grad);
+    }
+    (param.par_chunks_mut(BLOCK), grad.par_chunks(BLOCK))
+        .into_par_iter()
+        .for_each(|(param, grad)| block(param, grad));
+}
+
+fn with_momentum(
+    step: &SgdStep,
+    rule: &MomentumStep,
+    grad_scale: f32,
+    param: &mut [f32],
+    grad: &[f32],
+    momentum: &mut [f32],
+) {
+    let SgdStep { lr, l2, .. } = *step;
+    let rule = *rule;
+    let block = |param: &mut [f32], grad: &[f32], momentum: &mut [f32]| {
+        for ((p, g), buffer) in param.iter_mut().zip(grad).zip(momentum) {
+            let g = *g * grad_scale + l2 * *p;
+            *buffer = *buffer * rule.momentum + rule.gain * g;
+            *p -= lr * (rule.ahead * g + rule.along * *buffer);
+        }
+    };
+    if param.len() < PARALLEL_FROM {
+        return block(param, grad, momentum);
+    }
+    (param.par_chunks_mut(BLOCK), grad.par_chunks(BLOCK), momentum.par_chunks_mut(BLOCK))
+        .into_par_iter()
+        .for_each(|(param, grad, momentum)| block(param, grad, momentum));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{assert_close, in_pool, noise, with_values_anywhere};
+    use proptest::prelude::*;
+
+    const PLAIN: Sgd =
+        Sgd { lr: 0.1, momentum: 0.0, dampening: 0.0, weight_decay: 0.0, nesterov: false };
+
+    fn rules() -> [Sgd; 5] {
+        [
+            PLAIN,
+            Sgd { weight_decay: 0.1, ..PLAIN },
+            Sgd { momentum: 0.9, ..PLAIN },
+            Sgd { momentum: 0.9, dampening: 0.5, weight_decay: 0.1, ..PLAIN },
+            Sgd { momentum: 0.9, weight_decay: 0.1, nesterov: true, ..PLAIN },
+        ]
+    }
+
+    #[test]
+    fn reference_by_hand() {
+        // p0 = 1, g = 0.5 twice. Momentum: b = 0.5 then 0.9 * 0.5 + 0.5 * 0.5 (dampening 0.5).
+        let rule = Sgd { momentum: 0.9, dampening: 0.5, ..PLAIN };
+        let (mut p, mut b) = ([1.0_f64], [0.0]);
+        sgd_reference(&rule, 1, &mut p, &[0.5], &mut b);
+        assert!((p[0] - 0.95).abs() < 1e-15 && b[0] == 0.5);
+        sgd_reference(&rule, 2, &mut p, &[0.5], &mut b);
+        assert!((b[0] - 0.7).abs() < 1e-15 && (p[0] - 0.88).abs() < 1e-15);
+        // Nesterov, first step: b = 0.5, direction = 0.5 + 0.9 * 0.5.
+        let rule = Sgd { momentum: 0.9, nesterov: true, ..PLAIN };
+        let (mut p, mut b) = ([1.0_f64], [0.0]);
+        sgd_reference(&rule, 1, &mut p, &[0.5], &mut b);
+        assert!((p[0] - 0.905).abs() < 1e-15);
+    }
+
+    /// Parameters after 5 steps of PyTorch 2.9.0 in fp32 on the CPU from `p = 1, -0.5, 0.25, 1e-3`
+    /// with `g = p / t`, one row for each of [`rules`]; written by
+    /// `torch.optim.SGD([p], lr=.1, momentum=.., dampening=.., weight_decay=.., nesterov=..)`.
+    const TORCH_SGD: [[f32; 4]; 5] = [
+        [0.7897207, -0.39486036, 0.19743018, 0.0007897208],
+        [0.7491651, -0.37458256, 0.18729128, 0.00074916513],
+        [0.32786998, -0.16393499, 0.081967495, 0.00032787008],
+        [0.38413805, -0.19206902, 0.09603451, 0.00038413802],
+        [0.14082986, -0.07041493, 0.035207465, 0.00014082987],
+    ];
+
+    #[test]
+    fn fused_agrees_with_torch() {
+        for (rule, expected) in rules().iter().zip(TORCH_SGD) {
+            let mut p = [1.0_f32, -0.5, 0.25, 1e-3];
+            let mut buffer = [0.0; 4];
+            for t in 1..=5 {
+                let g = p.map(|p| p / t as f32);
+                let momentum = rule.keeps_momentum().then_some(&mut buffer[..]);
+                sgd(&SgdStep::new(rule, t), 1.0, &mut p, &g, momentum);
+            }
+            // PyTorch fuses multiply-adds: a last bit at each of five steps.
+            assert_close(&p, &expected, 6e-7, 1e-9);
+        }
+    }
+
+    #[test]
+    fn fused_follows_the_f64_reference_at_every_size() {
+        for len in [0, 1, 7, 33, BLOCK + 1, PARALLEL_FROM, 1_000_007] {
+            for rule in rules() {
+                let (mut p, mut b) = (noise(len, 1), vec![0.0; len]);
+                let mut p64 = p.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
+                let mut b64 = vec![0.0; len];
+                for t in 1..=3 {
+                    let g = noise(len, 10 + t);
+                    let g64 = g.iter().map(|x| f64::from(*x) * 0.25).collect::<Vec<_>>();
+                    let momentum = rule.keeps_momentum().then_some(&mut b[..]);
+                    sgd(&SgdStep::new(&rule, t), 0.25, &mut p, &g, momentum);
+                    sgd_reference(&rule, t, &mut p64, &g64, &mut b64);
+                }
+                let narrowed = p64.iter().map(|x| *x as f32).collect::<Vec<_>>();
+                // Three roundings of numbers below 2 and of updates below 0.2.
+                assert_close(&p, &narrowed, 2e-7, 3e-7);
+            }
+        }
+    }
+
+    #[test]
+    fn the_number_of_threads_changes_no_bit() {
+        let len = 2 * PARALLEL_FROM + 5;
+        for rule in rules() {
+            let run = |threads| {
+                in_pool(threads, || {
+                    let (mut p, mut b) = (noise(len, 1), noise(len, 2));
+                    let momentum = rule.keeps_momentum().then_some(&mut b[..]);
+                    sgd(&SgdStep::new(&rule, 2), 0.5, &mut p, &noise(len, 3), momentum);
+                    (p, b)
+                })
+            };
+            let one = run(1);
+            assert!(one == run(2) && one == run(3));
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "no momentum buffer")]
+    fn a_missing_momentum_is_refused() {
+        let step = SgdStep::new(&Sgd { momentum: 0.9, ..PLAIN }, 1);
+        sgd(&step, 1.0, &mut [0.0], &[0.0], None);
+    }
+
+    #[test]
+    #[should_panic(expected = "momentum factor is 0")]
+    fn a_superfluous_momentum_is_refused() {
+        sgd(&SgdStep::new(&PLAIN, 1), 1.0, &mut [0.0], &[0.0], Some(&mut [0.0]));
+    }
+
+    proptest! {
+        #[test]
+        fn a_bad_gradient_stays_alone((grad, bad) in with_values_anywhere(200)) {
+            for rule in rules() {
+                let (mut p, mut b) = (noise(grad.len(), 1), vec![0.0; grad.len()]);
+                let momentum = rule.keeps_momentum().then_some(&mut b[..]);
+                sgd(&SgdStep::new(&rule, 1), 1.0, &mut p, &grad, momentum);
+                for (i, p) in p.iter().enumerate() {
+                    prop_assert_eq!(p.is_finite(), !bad.contains(&i));
+                }
+            }
+        }
+    }
+}

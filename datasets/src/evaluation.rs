@@ -1,0 +1,105 @@
+//! Evaluation: every sample once, and the same number of batches on every rank.
+//!
+//! Ranks take part in collectives while they evaluate, so one that had fewer batches than the
+//! others would leave them waiting. [`EvaluationBatches`] therefore fills up: missing rows, and
+//! missing batches, are padding that weighs nothing ([`crate::IGNORE_INDEX`] labels). A batch says
+//! how many of its rows are samples.
+
+use crate::{Collate, DataError, Shard};
+
+/// One rank's share of an evaluation, in order: samples `r, r + W, ...`.
+#[derive(Debug)]
+pub struct EvaluationBatches<'a, D> {
+    data: &'a D,
+    shard: Shard,
+    rows: usize,
+    next: usize,
+}
+
+impl<'a, D: Collate> EvaluationBatches<'a, D> {
+    /// Batches of `rows` rows.
+    ///
+    /// # Errors
+    /// [`DataError::Rank`]; [`DataError::Zero`] where `rows` is 0. Fewer samples than ranks are
+    /// fine: some ranks then have padding only.
+    pub fn new(data: &'a D, shard: Shard, rows: usize) -> Result<Self, DataError> {
+        match rows {
+            0 => Err(DataError::Zero { name: "evaluation batch size" }),
+            _ => Ok(Self { data, shard: shard.validate()?, rows, next: 0 }),
+        }
+    }
+
+    /// Batches in all, the same on every rank: `ceil(ceil(n / W) / rows)`.
+    pub fn num_batches(&self) -> usize {
+        self.data.num_samples().div_ceil(self.shard.num_ranks).div_ceil(self.rows)
+    }
+}
+
+impl<D: Collate> Iterator for EvaluationBatches<'_, D> {
+    type Item = Result<D::Batch, DataError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.next == self.num_batches() {
+            return None;
+        }
+        let mine = (self.shard.rank..self.data.num_samples()).step_by(self.shard.num_ranks);
+        let samples: Vec<usize> = mine.skip(self.next * self.rows).take(self.rows).collect();
+        self.next += 1;
+        Some(self.data.collate(&samples, self.rows))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{MicroBatch, Packing, Sequences, TokenStream};
+
+    fn evaluate(num_samples: usize, shard: Shard, rows: usize) -> Vec<MicroBatch> {
+        let stream = TokenStream::Owned((0..2 * num_samples as u32).collect());
+        let data = Sequences::pack(stream, Packing::drop_rest(2), "stream").unwrap();
+        let batches = EvaluationBatches::new(&data, shard, rows).unwrap();
+        let announced = batches.num_batches();
+        let batches: Vec<_> = batches.map(Result::unwrap).collect();
+        assert_eq!(batches.len(), announced);
+        batches
+    }
+
+    #[test]
+    fn ranks_without_samples_take_part_with_padding() {
+        let batches = evaluate(1, Shard { rank: 2, num_ranks: 3 }, 4);
+        assert_eq!(batches.len(), 1);
+        assert_eq!((batches[0].samples, batches[0].num_targets()), (0, 0));
+        assert_eq!(batches[0].shape, [4, 2]);
+    }
+
+    #[test]
+    fn no_rows_and_no_such_rank_are_refused() {
+        let stream = TokenStream::Owned(vec![1, 2]);
+        let data = Sequences::pack(stream, Packing::drop_rest(2), "stream").unwrap();
+        assert!(EvaluationBatches::new(&data, Shard::WHOLE, 0).is_err());
+        assert!(EvaluationBatches::new(&data, Shard { rank: 1, num_ranks: 1 }, 1).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn every_sample_counts_once(n in 1usize..50, world in 1usize..6, rows in 1usize..6) {
+            let mut seen = Vec::new();
+            let mut lengths = Vec::new();
+            for rank in 0..world {
+                let batches = evaluate(n, Shard { rank, num_ranks: world }, rows);
+                lengths.push(batches.len());
+                for batch in batches {
+                    prop_assert_eq!(batch.shape, [rows, 2]);
+                    prop_assert_eq!(batch.num_targets(), batch.samples);
+                    let real = batch.input_ids.chunks(2).take(batch.samples);
+                    seen.extend(real.map(|row| row[0] as usize / 2));
+                }
+            }
+            prop_assert!(lengths.iter().all(|&length| length == lengths[0]));
+            seen.sort_unstable();
+            prop_assert!(seen.into_iter().eq(0..n));
+        }
+    }
+}

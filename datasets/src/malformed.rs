@@ -1,0 +1,213 @@
+//! Malformed input, one line a case: each must be an error whose message says where and why.
+
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use crate::*;
+
+const BYTE_LEVEL: &str = r#"{"version": "1.0", "added_tokens": [], "model": {"type": "BPE",
+    "vocab": {"a": 0}, "merges": ["a b"]}}"#;
+
+/// Writes `contents` to `name` in a folder that lives as long as the test.
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn file(&self, name: &str, contents: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.0.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, contents).unwrap();
+        path
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+}
+
+fn tokens(path: PathBuf) -> DataSource {
+    let content = Content::Tokens { splits: Splits::all(path), tokenizer: None };
+    DataSource { content, packing: Packing::drop_rest(4), vocab_size: Some(100) }
+}
+
+fn text_with(path: PathBuf, tokenizer: TokenizerChoice) -> DataSource {
+    let content = Content::Text { splits: Splits::all(path), field: "text".into(), tokenizer };
+    DataSource { content, packing: Packing::drop_rest(4), vocab_size: None }
+}
+
+fn text(path: PathBuf) -> DataSource {
+    text_with(path, TokenizerChoice::Train { vocab_size: 257 })
+}
+
+fn shares(train: f64, eval: f64, test: f64) -> DataSource {
+    let corpus = MarkovCorpus::new(100, 0);
+    let content = Content::Markov { corpus, fractions: Fractions { train, eval, test } };
+    DataSource { content, packing: Packing::drop_rest(4), vocab_size: None }
+}
+
+fn sequence_length(value: usize) -> DataSource {
+    DataSource { packing: Packing::drop_rest(value), ..shares(1.0, 0.0, 0.0) }
+}
+
+/// Cases of raw token files: the source, and what its message must contain.
+fn token_cases(folder: &Folder) -> Vec<(DataSource, &'static str)> {
+    let file = |name: &str, contents: &[u8]| tokens(folder.file(name, contents));
+    vec![
+        (tokens(folder.path("no/such.bin")), "cannot read"),
+        (tokens(folder.path("folder.bin")), "folder.bin"),
+        (file("t.npy", &[0; 16]), "name must end in `.bin`"),
+        (file("bin", &[0; 16]), "name must end in `.bin`"),
+        (file("empty.bin", &[]), "empty.bin` is empty"),
+        (file("odd.bin", &[0; 9]), "9 bytes"),
+        (file("ragged.u32.bin", &[0; 18]), "no multiple of the 4 bytes"),
+        (file("short.bin", &[0; 6]), "has 3 tokens, fewer than one sequence"),
+        (file("short.u32.bin", &[0; 12]), "data.sequence_length = 4"),
+        (file("id.bin", &[1, 0, 2, 0, 100, 0, 0, 0]), "id 100 at token 2"),
+        (file("id.u32.bin", &[255; 16]), "id 4294967295 at token 0"),
+        (
+            DataSource { vocab_size: Some(0), ..tokens(folder.path("id.bin")) },
+            "model.config.vocab_size = 0",
+        ),
+    ]
+}
+
+/// Cases of text files.
+fn text_cases(folder: &Folder) -> Vec<(DataSource, &'static str)> {
+    let file = |name: &str, contents: &[u8]| text(folder.file(name, contents));
+    vec![
+        (text(folder.path("no/such.txt")), "cannot read"),
+        (file("empty.txt", b""), "is empty"),
+        (file("bom.txt", b"\xef\xbb\xbf"), "is empty"),
+        (file("blank.jsonl", b"\n \n\n"), "is empty"),
+        (text(folder.path("hollow")), "has no .txt or .jsonl file"),
+        (file("a.parquet", b"PAR1"), "not a text file this reader knows"),
+        (file("noextension", b"words"), "not a text file this reader knows"),
+        (file("latin1.txt", b"caf\xe9"), "invalid byte at offset 3"),
+        (file("utf16.txt", b"\xff\xfeh\0i\0"), "invalid byte at offset 0"),
+        (file("cut.txt", "wor\u{4e2d}".as_bytes().split_last().unwrap().1), "offset 3"),
+        (file("latin1.jsonl", b"{\"text\": \"x\"}\n{\"text\": \"\xe9\"}"), "offset 24"),
+        (file("broken.jsonl", b"{\"text\": \"x\"}\n{\"text\": \"y\""), "line 2: not valid JSON"),
+        (file("trailing.jsonl", b"{\"text\": \"x\"} {}"), "line 1: not valid JSON"),
+        (file("list.jsonl", b"[\"x\"]"), "line 1: found an array, not an object"),
+        (file("field.jsonl", b"{\"body\": \"x\"}"), "no field `text`, only [`body`]"),
+        (file("number.jsonl", b"{\"text\": 5}"), "field `text` is a number"),
+        (file("null.jsonl", b"{\"text\": null}"), "field `text` is null"),
+        (file("deep.jsonl", "[".repeat(100_000).as_bytes()), "line 1: not valid JSON"),
+        (file("short.txt", b"abc"), "the train split has 3 tokens"),
+    ]
+}
+
+/// Cases of tokenizer files and sizes, on text that is in order.
+fn tokenizer_cases(folder: &Folder) -> Vec<(DataSource, &'static str)> {
+    let good = folder.file("good.txt", "good words and more of them");
+    let load = |path: PathBuf| text_with(good.clone(), TokenizerChoice::Load(path));
+    let file = |name: &str, contents: &str| load(folder.file(name, contents));
+    let pair = |name: &str, vocab: &str, merges: &[u8]| {
+        folder.file(&format!("{name}/vocab.json"), vocab);
+        load(folder.file(&format!("{name}/merges.txt"), merges).parent().unwrap().to_owned())
+    };
+    folder.file("only/vocab.json", "{}");
+    folder.file("eos/tokenizer_config.json", r#"{"eos_token": "</s>"}"#);
+    folder.file("config/tokenizer_config.json", "{");
+    let trained = Tokenizer::train(&["x"], 257).unwrap();
+    for name in ["eos", "config"] {
+        let from = folder.path("trained");
+        trained.save(&from).unwrap();
+        fs::copy(from.join("tokenizer.json"), folder.path(name).join("tokenizer.json")).unwrap();
+    }
+    vec![
+        (load(folder.path("no/such")), "cannot read"),
+        (load(folder.path("hollow")), "holds no tokenizer"),
+        (load(folder.path("only")), "holds no tokenizer"),
+        (load(good.clone()), "cannot be loaded"),
+        (file("empty.json", ""), "cannot be loaded"),
+        (file("null.json", "null"), "cannot be loaded"),
+        (file("model.json", r#"{"version": "1.0", "model": {"type": "?"}}"#), "cannot be loaded"),
+        (file("future.json", r#"{"version": "9.0", "model": {}}"#), "cannot be loaded"),
+        (file("merge.json", BYTE_LEVEL), "cannot be loaded"),
+        (pair("list", "[]", b""), "not a map of tokens to ids"),
+        (pair("negative", r#"{"a": -1}"#, b""), "not a map of tokens to ids"),
+        (pair("one", r#"{"a": 0}"#, b"#version: 0.2\na\n"), "merges.txt line 2"),
+        (pair("unknown", r#"{"a": 0}"#, b"a b\n"), "disagree"),
+        (pair("bytes", r#"{"a": 0}"#, b"a \xff\n"), "merges.txt"),
+        (load(folder.path("eos")), "eos_token `</s>` is not in its vocabulary"),
+        (load(folder.path("config")), "tokenizer_config.json is not valid JSON"),
+        (text_with(good.clone(), TokenizerChoice::Train { vocab_size: 256 }), "set it to 257"),
+        (text_with(good.clone(), TokenizerChoice::Train { vocab_size: 0 }), "set it to 257"),
+        (DataSource { vocab_size: Some(200), ..text(good.clone()) }, "the model's vocabulary 200"),
+    ]
+}
+
+/// Cases of settings, on data that is in order.
+fn setting_cases() -> Vec<(DataSource, &'static str)> {
+    let synthetic = |bytes| DataSource {
+        content: Content::Synthetic {
+            corpus: SyntheticCorpus { seed: 0, bytes },
+            fractions: Fractions { train: 0.99, eval: 0.01, test: 0.0 },
+            tokenizer: TokenizerChoice::Train { vocab_size: 257 },
+        },
+        ..shares(1.0, 0.0, 0.0)
+    };
+    vec![
+        (sequence_length(0), "data.sequence_length = 0"),
+        (sequence_length(1), "data.sequence_length = 1"),
+        (sequence_length(101), "has 100 tokens"),
+        (sequence_length(usize::MAX), "has 100 tokens"),
+        (shares(0.0, 1.0, 0.0), "nothing would train"),
+        (shares(-0.5, 0.0, 0.0), "train = -0.5"),
+        (shares(0.5, f64::NAN, 0.0), "eval = NaN"),
+        (shares(0.5, 0.0, f64::INFINITY), "test = inf"),
+        (shares(0.8, 0.3, 0.0), "must not add up to more than 1"),
+        (shares(0.5, 0.01, 0.0), "the eval split of the synthetic corpus is empty"),
+        (synthetic(0), "data.bytes = 0"),
+        (synthetic(100), "the eval split"),
+    ]
+}
+
+#[test]
+fn every_case_is_an_error_that_says_why() {
+    let folder = Folder(tempfile::tempdir().unwrap());
+    fs::create_dir(folder.path("hollow")).unwrap();
+    fs::create_dir(folder.path("folder.bin")).unwrap();
+    folder.file("hollow/README.md", "no data");
+    let mut cases = token_cases(&folder);
+    cases.extend(text_cases(&folder));
+    cases.extend(tokenizer_cases(&folder));
+    cases.extend(setting_cases());
+    let mut wrong = Vec::new();
+    for (source, expected) in &cases {
+        match catch_unwind(AssertUnwindSafe(|| open(source))) {
+            Err(_) => wrong.push(format!("panic, expected `{expected}`: {source:?}")),
+            Ok(Ok(_)) => wrong.push(format!("accepted, expected `{expected}`: {source:?}")),
+            Ok(Err(error)) => {
+                let message = error.to_string();
+                if !message.contains(expected) || message.contains('\n') {
+                    wrong.push(format!("expected `{expected}`: {message}"));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), cases.len(), wrong.join("\n"));
+}
+
+#[test]
+fn a_sampler_needs_a_sample_for_each_rank() {
+    let new = |n, rank, num_ranks| {
+        let shard = Shard { rank, num_ranks };
+        DistributedSampler::new(n, shard, Order::Sequential).map(drop).unwrap_err().to_string()
+    };
+    assert!(new(3, 0, 4).contains("3 training sequences cannot feed 4 ranks"));
+    assert!(new(3, 0, 4).contains("use at most 3 ranks"));
+    assert!(new(3, 3, 3).contains("rank 3 is not in a group of 3"));
+    assert!(new(3, 0, 0).contains("rank 0 is not in a group of 0"));
+    assert!(new(0, 0, 1).contains("0 training sequences"));
+}
+
+#[test]
+fn folders_that_cannot_be_written_are_named() {
+    let folder = Folder(tempfile::tempdir().unwrap());
+    let file = folder.file("taken", "");
+    let error = Tokenizer::train(&["x"], 257).unwrap().save(&file.join("model")).unwrap_err();
+    assert!(error.to_string().contains("cannot write"), "{error}");
+    assert!(Path::new(&file).is_file());
+}

@@ -1,0 +1,305 @@
+//! Which rank sees which sample, and when.
+//!
+//! [`DistributedSampler`] gives rank `r` of `W` the samples at places `r, r + W, r + 2W, ...` of
+//! an order, without end. The order and what happens at the end of an epoch are an [`Order`]:
+//!
+//! - **Sequential**: samples as they lie. Each rank goes round its own list; where `W` does not
+//!   divide the number of samples, lists differ by one in length and the shorter ones come round
+//!   sooner. Every sample is in exactly one list.
+//! - **Shuffled**: a new permutation each epoch, the same on all ranks: Fisher-Yates over
+//!   ChaCha8 keyed by `(seed, epoch)`. All ranks draw `floor(n / W)` samples an epoch; the
+//!   `n mod W` last of the permutation sit out, other ones each time. No sample is seen twice.
+//!
+//! Where a sampler stands is a [`Position`], which it can be set to at once, without replay.
+//! Refused: fewer samples than ranks.
+
+use serde::{Deserialize, Serialize};
+
+use crate::DataError;
+use crate::draws::Draws;
+
+/// A rank's place among the ranks that share the samples.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shard {
+    /// This rank, from 0.
+    pub rank: usize,
+    /// Ranks in all.
+    pub num_ranks: usize,
+}
+
+impl Shard {
+    /// The shard of a group of one.
+    pub const WHOLE: Self = Self { rank: 0, num_ranks: 1 };
+
+    /// Checks that the group has this rank.
+    ///
+    /// # Errors
+    /// [`DataError::Rank`].
+    pub fn validate(self) -> Result<Self, DataError> {
+        let Self { rank, num_ranks } = self;
+        if rank < num_ranks { Ok(self) } else { Err(DataError::Rank { rank, num_ranks }) }
+    }
+}
+
+/// The order in which samples are dealt to ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// As they lie, round and round.
+    Sequential,
+    /// A permutation per epoch.
+    Shuffled {
+        /// Fixes all permutations. Must be the same on all ranks.
+        seed: u64,
+    },
+}
+
+/// How far the ranks have come. The same on all of them, so one copy in a checkpoint is enough.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Position {
+    /// Samples each rank has drawn since training began.
+    pub drawn: u64,
+    /// Ranks that drew.
+    pub num_ranks: u64,
+}
+
+/// An endless stream of sample indices for one rank.
+#[derive(Debug, Clone)]
+pub struct DistributedSampler {
+    num_samples: usize,
+    shard: Shard,
+    order: Order,
+    /// Samples this rank has drawn since the beginning.
+    drawn: u64,
+    /// This rank's places in the permutation of the epoch last drawn from.
+    shuffled: Option<(u64, Vec<usize>)>,
+}
+
+impl DistributedSampler {
+    /// A sampler at the beginning.
+    ///
+    /// # Errors
+    /// [`DataError::Rank`], or [`DataError::FewerSamplesThanRanks`].
+    pub fn new(num_samples: usize, shard: Shard, order: Order) -> Result<Self, DataError> {
+        let num_ranks = shard.validate()?.num_ranks;
+        if num_samples < num_ranks {
+            return Err(DataError::FewerSamplesThanRanks { samples: num_samples, num_ranks });
+        }
+        Ok(Self { num_samples, shard, order, drawn: 0, shuffled: None })
+    }
+
+    /// Samples a rank draws in an epoch, the same number on all ranks, for counting steps:
+    /// `floor(n / W)` shuffled, `ceil(n / W)` sequential, so that the longest list is seen whole.
+    pub fn samples_per_epoch(&self) -> usize {
+        match self.order {
+            Order::Sequential => self.num_samples.div_ceil(self.shard.num_ranks),
+            Order::Shuffled { .. } => self.num_samples / self.shard.num_ranks,
+        }
+    }
+
+    /// Epochs gone by, with the fraction of the current one.
+    pub fn epoch(&self) -> f64 {
+        self.drawn as f64 / self.samples_per_epoch() as f64
+    }
+
+    /// The next `count` samples of this rank.
+    pub fn take_samples(&mut self, count: usize) -> Vec<usize> {
+        (0..count).map(|_| self.draw()).collect()
+    }
+
+    /// Where this sampler stands.
+    pub fn position(&self) -> Position {
+        Position { drawn: self.drawn, num_ranks: self.shard.num_ranks as u64 }
+    }
+
+    /// Goes to `position` at once. Taken with the same number of ranks, the samples that follow
+    /// are those that would have followed there. Taken with another, training goes on after the
+    /// same number of samples in all, rounded down; the order of samples is then another, because
+    /// it depends on the number of ranks.
+    ///
+    /// # Errors
+    /// [`DataError::Position`] for one that no sampler can have.
+    pub fn seek(&mut self, position: Position) -> Result<(), DataError> {
+        let Position { drawn, num_ranks } = position;
+        let damaged = DataError::Position { drawn, num_ranks };
+        let now = self.shard.num_ranks as u64;
+        self.drawn = match num_ranks {
+            0 => return Err(damaged),
+            then if then == now => drawn,
+            then => drawn.checked_mul(then).ok_or(damaged)? / now,
+        };
+        Ok(())
+    }
+
+    fn draw(&mut self) -> usize {
+        let drawn = self.drawn;
+        // Wraps after more samples than any training sees; a damaged position must not panic.
+        self.drawn = drawn.wrapping_add(1);
+        let Shard { rank, num_ranks } = self.shard;
+        match self.order {
+            Order::Sequential => {
+                // Places rank, rank + W, ... below n.
+                let mine = (self.num_samples - rank).div_ceil(num_ranks);
+                rank + (drawn % mine as u64) as usize * num_ranks
+            }
+            Order::Shuffled { seed } => {
+                let per_epoch = self.samples_per_epoch() as u64;
+                self.permuted(seed, drawn / per_epoch)[(drawn % per_epoch) as usize]
+            }
+        }
+    }
+
+    /// This rank's samples of `epoch`, computed when the epoch changes.
+    fn permuted(&mut self, seed: u64, epoch: u64) -> &[usize] {
+        if self.shuffled.as_ref().is_none_or(|&(cached, _)| cached != epoch) {
+            let order = Draws::new(seed, epoch).permutation(self.num_samples);
+            let Shard { rank, num_ranks } = self.shard;
+            let mine = order.into_iter().skip(rank).step_by(num_ranks);
+            self.shuffled = Some((epoch, mine.take(self.samples_per_epoch()).collect()));
+        }
+        self.shuffled.as_ref().map_or(&[], |(_, mine)| mine)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn sampler(n: usize, rank: usize, num_ranks: usize, order: Order) -> DistributedSampler {
+        DistributedSampler::new(n, Shard { rank, num_ranks }, order).unwrap()
+    }
+
+    /// The order of the reference runs, written by:
+    /// ```python
+    /// mine = list(range(rank, n, world))
+    /// idx = [mine[(pos + i) % len(mine)] for i in range(mb)]; pos += mb
+    /// ```
+    fn reference(n: usize, rank: usize, world: usize, mb: usize, steps: usize) -> Vec<Vec<usize>> {
+        let mine: Vec<usize> = (rank..n).step_by(world).collect();
+        let mut batches = Vec::new();
+        let mut pos = 0;
+        for _ in 0..steps {
+            batches.push((0..mb).map(|i| mine[(pos + i) % mine.len()]).collect());
+            pos += mb;
+        }
+        batches
+    }
+
+    /// n = 11, world = 3, mb = 4: what Python printed.
+    #[test]
+    fn sequential_order_of_the_python_reference() {
+        let expected = [
+            [[0, 3, 6, 9], [0, 3, 6, 9], [0, 3, 6, 9]],
+            [[1, 4, 7, 10], [1, 4, 7, 10], [1, 4, 7, 10]],
+            [[2, 5, 8, 2], [5, 8, 2, 5], [8, 2, 5, 8]],
+        ];
+        for (rank, batches) in expected.iter().enumerate() {
+            let mut sampler = sampler(11, rank, 3, Order::Sequential);
+            for batch in batches {
+                assert_eq!(sampler.take_samples(4), batch);
+            }
+        }
+    }
+
+    #[test]
+    fn epochs_are_counted_alike_on_all_ranks() {
+        for (order, per_epoch) in [(Order::Sequential, 4), (Order::Shuffled { seed: 1 }, 3)] {
+            for rank in 0..3 {
+                let mut sampler = sampler(11, rank, 3, order);
+                assert_eq!((sampler.samples_per_epoch(), sampler.epoch()), (per_epoch, 0.0));
+                sampler.take_samples(per_epoch + per_epoch);
+                assert_eq!(sampler.epoch(), 2.0);
+            }
+        }
+    }
+
+    #[test]
+    fn epochs_and_seeds_shuffle_differently() {
+        let draw = |seed| sampler(100, 0, 1, Order::Shuffled { seed }).take_samples(200);
+        assert_eq!(draw(1), draw(1));
+        assert_ne!(draw(1), draw(2));
+        assert_ne!(draw(1)[..100], draw(1)[100..]);
+    }
+
+    #[test]
+    fn those_who_sit_out_change() {
+        let mut seen = [false; 11];
+        for rank in 0..3 {
+            let drawn = sampler(11, rank, 3, Order::Shuffled { seed: 3 }).take_samples(30);
+            drawn.into_iter().for_each(|sample| seen[sample] = true);
+        }
+        assert!(seen.iter().all(|&seen| seen), "{seen:?}");
+    }
+
+    #[test]
+    fn a_position_survives_a_change_of_ranks() {
+        let mut four = sampler(100, 0, 4, Order::Sequential);
+        four.take_samples(9);
+        let mut eight = sampler(100, 3, 8, Order::Sequential);
+        eight.seek(four.position()).unwrap();
+        assert_eq!(eight.position(), Position { drawn: 4, num_ranks: 8 });
+        assert_eq!(eight.take_samples(1), [3 + 4 * 8]);
+    }
+
+    #[test]
+    fn damaged_positions_are_refused_or_harmless() {
+        let mut sampler = sampler(10, 1, 2, Order::Shuffled { seed: 0 });
+        assert!(sampler.seek(Position { drawn: 1, num_ranks: 0 }).is_err());
+        assert!(sampler.seek(Position { drawn: u64::MAX, num_ranks: 3 }).is_err());
+        sampler.seek(Position { drawn: u64::MAX, num_ranks: 2 }).unwrap();
+        assert_eq!(sampler.take_samples(3).len(), 3);
+        let json = r#"{"drawn": 5, "num_ranks": 2}"#;
+        let position: Position = serde_json::from_str(json).unwrap();
+        assert_eq!(position, Position { drawn: 5, num_ranks: 2 });
+        for bad in
+            ["{}", r#"{"drawn": -1, "num_ranks": 2}"#, r#"{"drawn": 1, "num_ranks": 1, "x": 0}"#]
+        {
+            assert!(serde_json::from_str::<Position>(bad).is_err(), "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn sequential_is_the_reference(n in 1usize..60, world in 1usize..7, mb in 1usize..9) {
+            prop_assume!(n >= world);
+            for rank in 0..world {
+                let mut sampler = sampler(n, rank, world, Order::Sequential);
+                for batch in reference(n, rank, world, mb, 12) {
+                    prop_assert_eq!(sampler.take_samples(mb), batch);
+                }
+            }
+        }
+
+        #[test]
+        fn an_epoch_shows_every_sample_once(n in 1usize..80, world in 1usize..7, seed: u64, epoch in 0u64..4) {
+            prop_assume!(n >= world);
+            let mut sequential = Vec::new();
+            let mut shuffled = Vec::new();
+            for rank in 0..world {
+                let mine = (n - rank).div_ceil(world);
+                sequential.extend(sampler(n, rank, world, Order::Sequential).take_samples(mine));
+                let mut sampler = sampler(n, rank, world, Order::Shuffled { seed });
+                let drawn = epoch * sampler.samples_per_epoch() as u64;
+                sampler.seek(Position { drawn, num_ranks: world as u64 }).unwrap();
+                shuffled.extend(sampler.take_samples(sampler.samples_per_epoch()));
+            }
+            sequential.sort_unstable();
+            prop_assert!(sequential.into_iter().eq(0..n));
+            shuffled.sort_unstable();
+            shuffled.dedup();
+            prop_assert_eq!(shuffled.len(), n - n % world);
+        }
+
+        #[test]
+        fn resuming_continues(n in 4usize..50, at in 0usize..200, seed: u64, shuffle: bool) {
+            let order = if shuffle { Order::Shuffled { seed } } else { Order::Sequential };
+            let mut uninterrupted = sampler(n, 1, 4, order);
+            uninterrupted.take_samples(at);
+            let mut resumed = sampler(n, 1, 4, order);
+            resumed.seek(uninterrupted.position()).unwrap();
+            prop_assert_eq!(resumed.take_samples(100), uninterrupted.take_samples(100));
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Splits: which part of the data trains, which evaluates, which tests.
+//!
+//! Either one path is cut by [`Fractions`], in order and without shuffling, so that
+//! text which is continued elsewhere stays on one side; or each split has a path of its own.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+use crate::DataError;
+
+/// Shares of one corpus. They may leave a part unused.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Fractions {
+    /// Share that trains, above 0.
+    pub train: f64,
+    /// Share that evaluates during training; 0 for none.
+    pub eval: f64,
+    /// Share kept for a final test; 0 for none.
+    pub test: f64,
+}
+
+/// The name of a part and the items in it.
+pub(crate) type Part = (&'static str, Range<usize>);
+
+/// Fractions are typed by people: 0.7 + 0.2 + 0.1 is 0.9999999999999999 and means all.
+const TOLERANCE: f64 = 1e-9;
+
+impl Fractions {
+    /// Everything trains.
+    pub const ALL: Self = Self { train: 1.0, eval: 0.0, test: 0.0 };
+
+    /// Checks the shares on their own.
+    ///
+    /// # Errors
+    /// [`DataError::Fraction`] where one is no number in `[0, 1]`, train is zero, or they add up
+    /// to more than 1.
+    pub fn validate(self) -> Result<Self, DataError> {
+        let wrong = |name, value, rule| Err(DataError::Fraction { name, value, rule });
+        for (name, value) in self.named() {
+            if !(0.0..=1.0).contains(&value) {
+                return wrong(name, value, "a share must be a number from 0 to 1");
+            }
+        }
+        if self.train == 0.0 {
+            return wrong("train", 0.0, "nothing would train; give it a share above 0");
+        }
+        let sum = self.train + self.eval + self.test;
+        if sum > 1.0 + TOLERANCE {
+            return wrong("train + eval + test", sum, "shares must not add up to more than 1");
+        }
+        Ok(self)
+    }
+
+    /// Cuts `len` items: part k ends at `floor(len * (share_1 + .. + share_k))`.
+    /// A share of zero gives `None`.
+    pub(crate) fn cut(self, len: usize) -> Result<[Option<Part>; 3], DataError> {
+        let mut sum = 0.0;
+        let mut start = 0;
+        Ok(self.validate()?.named().map(|(name, share)| {
+            sum += share;
+            let end = ((len as f64 * (sum + TOLERANCE)) as usize).clamp(start, len);
+            let part = (share > 0.0).then_some((name, start..end));
+            start = end;
+            part
+        }))
+    }
+
+    fn named(self) -> [(&'static str, f64); 3] {
+        [("train", self.train), ("eval", self.eval), ("test", self.test)]
+    }
+}
+
+/// Where each split comes from.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Splits {
+    /// One file or folder, cut by share: text between characters, tokens between sequences.
+    Shares {
+        /// The file or folder.
+        path: PathBuf,
+        /// The shares.
+        fractions: Fractions,
+    },
+    /// A file or folder for each.
+    Paths {
+        /// What trains.
+        train: PathBuf,
+        /// What evaluates during training.
+        eval: Option<PathBuf>,
+        /// What is kept for a final test.
+        test: Option<PathBuf>,
+    },
+}
+
+impl Splits {
+    /// All of `path` trains.
+    pub fn all(path: impl Into<PathBuf>) -> Self {
+        Self::Shares { path: path.into(), fractions: Fractions::ALL }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn ends(train: f64, eval: f64, test: f64, len: usize) -> Vec<Option<Range<usize>>> {
+        let parts = Fractions { train, eval, test }.cut(len).unwrap();
+        parts.into_iter().map(|part| part.map(|(_, range)| range)).collect()
+    }
+
+    #[test]
+    fn shares_are_cut_as_floor() {
+        assert_eq!(
+            ends(0.9, 0.1, 0.0, 1_115_394),
+            [Some(0..1_003_854), Some(1_003_854..1_115_394), None]
+        );
+        assert_eq!(ends(0.7, 0.2, 0.1, 10), [Some(0..7), Some(7..9), Some(9..10)]);
+        assert_eq!(ends(0.5, 0.0, 0.25, 8), [Some(0..4), None, Some(4..6)]);
+        assert_eq!(ends(1.0, 0.0, 0.0, 0), [Some(0..0), None, None]);
+    }
+
+    #[test]
+    fn shares_that_make_no_sense_are_refused() {
+        for (train, eval, test) in [
+            (0.0, 0.5, 0.5),
+            (-0.1, 0.0, 0.0),
+            (f64::NAN, 0.0, 0.0),
+            (0.9, 0.2, 0.0),
+            (1.5, 0.0, 0.0),
+        ] {
+            assert!(Fractions { train, eval, test }.validate().is_err(), "{train} {eval} {test}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn parts_follow_each_other(a in 0.01f64..1.0, b in 0.0f64..1.0, len in 0usize..10_000) {
+            let eval = (1.0 - a) * b;
+            let cut = Fractions { train: a, eval, test: 1.0 - a - eval }.cut(len);
+            let mut at = 0;
+            for (_, range) in cut.unwrap().into_iter().flatten() {
+                prop_assert_eq!(range.start, at);
+                at = range.end;
+            }
+            prop_assert!(at + 1 >= len.min(at + 1));
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Text on disk: `.txt` files of one document each, `.jsonl` files of one document a line.
+//!
+//! [`read_documents`] takes a file or a folder. Folders are read in the order of their sorted
+//! paths, so the corpus does not depend on the file system. It refuses anything that is not UTF-8,
+//! naming the byte, and lines without the text field, naming the line. A byte-order mark at the
+//! start of a file is not part of its text; empty documents are left out.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::DataError;
+
+/// The field of a `.jsonl` line that holds the text, unless another is named.
+pub const JSONL_FIELD: &str = "text";
+
+#[derive(Clone, Copy)]
+enum Format {
+    Plain,
+    JsonLines,
+}
+
+impl Format {
+    fn of(path: &Path) -> Option<Self> {
+        match path.extension()?.to_str()? {
+            "txt" => Some(Self::Plain),
+            "jsonl" => Some(Self::JsonLines),
+            _ => None,
+        }
+    }
+}
+
+/// The documents in a file or folder, in a fixed order. `field` is where `.jsonl` lines hold
+/// their text, usually [`JSONL_FIELD`].
+///
+/// # Errors
+/// A path that cannot be read, has no text, is not UTF-8 or not JSON lines; see [`DataError`].
+pub fn read_documents(path: &Path, field: &str) -> Result<Vec<String>, DataError> {
+    let mut documents = Vec::new();
+    for file in text_files(path)? {
+        match Format::of(&file) {
+            Some(Format::Plain) => documents.push(read_utf8(&file)?),
+            Some(Format::JsonLines) => read_json_lines(&file, field, &mut documents)?,
+            None => return Err(DataError::UnknownTextFile { path: file }),
+        }
+    }
+    documents.retain(|document| !document.is_empty());
+    match documents.is_empty() {
+        true => Err(DataError::Empty { what: format!("the text at `{}`", path.display()) }),
+        false => Ok(documents),
+    }
+}
+
+/// The text files at `path`: itself, or those in the folder and its subfolders, sorted by path.
+/// Other files in a folder are passed over, and so are links to folders, which may form a ring.
+///
+/// # Errors
+/// A path that cannot be read; [`DataError::NoTextFiles`] for a folder without any.
+pub fn text_files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
+    if !fs::metadata(path).map_err(DataError::unreadable(path))?.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut files = Vec::new();
+    let mut folders = vec![path.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).map_err(DataError::unreadable(&folder))? {
+            let entry = entry.map_err(DataError::unreadable(&folder))?;
+            let kind = entry.file_type().map_err(DataError::unreadable(entry.path()))?;
+            let entry = entry.path();
+            if kind.is_dir() {
+                folders.push(entry);
+            } else if Format::of(&entry).is_some() && !entry.is_dir() {
+                files.push(entry);
+            }
+        }
+    }
+    files.sort();
+    match files.is_empty() {
+        true => Err(DataError::NoTextFiles { path: path.to_owned() }),
+        false => Ok(files),
+    }
+}
+
+fn read_utf8(path: &Path) -> Result<String, DataError> {
+    let bytes = fs::read(path).map_err(DataError::unreadable(path))?;
+    let mut text = String::from_utf8(bytes).map_err(|error| DataError::NotUtf8 {
+        path: path.to_owned(),
+        offset: error.utf8_error().valid_up_to(),
+    })?;
+    if text.starts_with('\u{feff}') {
+        text.drain(..'\u{feff}'.len_utf8());
+    }
+    Ok(text)
+}
+
+fn read_json_lines(path: &Path, field: &str, documents: &mut Vec<String>) -> Result<(), DataError> {
+    for (index, line) in read_utf8(path)?.lines().enumerate() {
+        if line.trim().is_empty() {
+            continue;
+        }
+        let text = text_field(line, field).map_err(|reason| DataError::JsonLine {
+            path: path.to_owned(),
+            line: index + 1,
+            reason,
+            field: field.to_owned(),
+        })?;
+        documents.push(text);
+    }
+    Ok(())
+}
+
+/// The string at `field` of the object in `line`, or what is wrong with it.
+fn text_field(line: &str, field: &str) -> Result<String, String> {
+    let mut object = match serde_json::from_str(line) {
+        Ok(Value::Object(object)) => object,
+        Ok(other) => return Err(format!("found {}, not an object", kind(&other))),
+        Err(error) => return Err(format!("not valid JSON ({error})")),
+    };
+    match object.remove(field) {
+        Some(Value::String(text)) => Ok(text),
+        Some(other) => Err(format!("field `{field}` is {}, not a string", kind(&other))),
+        None => {
+            let names: Vec<_> = object.keys().take(8).map(|name| format!("`{name}`")).collect();
+            Err(format!("no field `{field}`, only [{}]", names.join(", ")))
+        }
+    }
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(files: &[(&str, &[u8])]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, bytes) in files {
+            let path = dir.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, bytes).unwrap();
+        }
+        dir
+    }
+
+    #[test]
+    fn folders_are_read_in_the_order_of_their_paths() {
+        let dir = folder(&[
+            ("b.txt", b"second"),
+            ("a/z.jsonl", b"{\"text\": \"first\"}\n\n{\"id\": 1, \"text\": \"one more\"}\r\n"),
+            ("c/d/e.txt", b"third"),
+            ("c/skipped.md", b"no"),
+            ("empty.txt", b""),
+        ]);
+        let documents = read_documents(dir.path(), JSONL_FIELD).unwrap();
+        assert_eq!(documents, ["first", "one more", "second", "third"]);
+    }
+
+    #[test]
+    fn another_field_can_be_named() {
+        let dir = folder(&[("a.jsonl", br#"{"text": 1, "body": "caf\u00e9"}"#)]);
+        assert_eq!(read_documents(&dir.path().join("a.jsonl"), "body").unwrap(), ["caf\u{e9}"]);
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_no_text() {
+        let dir = folder(&[
+            ("a.txt", b"\xef\xbb\xbfplain"),
+            ("b.jsonl", b"\xef\xbb\xbf{\"text\": \"json\"}"),
+        ]);
+        assert_eq!(read_documents(dir.path(), JSONL_FIELD).unwrap(), ["plain", "json"]);
+    }
+
+    #[test]
+    fn the_first_byte_that_is_not_utf8_is_named() {
+        let dir = folder(&[("a.txt", b"abc\xc3\xa9\xff")]);
+        let error = read_documents(dir.path(), JSONL_FIELD).unwrap_err();
+        assert!(matches!(error, DataError::NotUtf8 { offset: 5, .. }), "{error}");
+    }
+
+    #[test]
+    fn the_line_and_its_fields_are_named() {
+        let dir = folder(&[("a.jsonl", b"{\"text\": \"x\"}\n\n{\"content\": \"y\"}")]);
+        let message = read_documents(dir.path(), JSONL_FIELD).unwrap_err().to_string();
+        assert!(
+            message.contains("a.jsonl` line 3: no field `text`, only [`content`]"),
+            "{message}"
+        );
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn rings_of_links_end() {
+        let dir = folder(&[("a/x.txt", b"x")]);
+        std::os::unix::fs::symlink(dir.path(), dir.path().join("a/up")).unwrap();
+        std::os::unix::fs::symlink(dir.path().join("a/x.txt"), dir.path().join("y.txt")).unwrap();
+        assert_eq!(read_documents(dir.path(), JSONL_FIELD).unwrap(), ["x", "x"]);
+    }
+}

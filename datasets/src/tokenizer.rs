@@ -1,0 +1,369 @@
+//! The tokenizer: text to ids and back, loaded from a model's files or trained on the corpus.
+//!
+//! [`Tokenizer`] wraps the `tokenizers` library with the three things training needs: the same
+//! ids on every run whatever the number of threads, a vocabulary size that an embedding can trust,
+//! and the end-of-text token that separates documents. Truncation and padding that a tokenizer
+//! file asks for are switched off: a corpus is cut by [`crate::Packing`], never silently.
+
+use std::path::Path;
+
+use rayon::prelude::*;
+use tokenizers::models::bpe::{BPE, BpeTrainer};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::{AddedToken, PreTokenizerWrapper, TokenizerBuilder};
+
+use crate::DataError;
+use crate::chunks::{CHUNK_BYTES, cut_at_lines};
+use crate::tokenizer_files::TokenizerFiles;
+
+/// The token between documents, as GPT-2 spells it.
+pub const END_OF_TEXT: &str = "<|endoftext|>";
+
+/// 256 bytes and the end-of-text token.
+const MIN_VOCAB_SIZE: usize = 257;
+
+/// Text used for training, at most: merges hardly change beyond, time and memory do.
+const TRAINING_BYTES: usize = 32 << 20;
+
+/// A tokenizer and the files it is saved as.
+#[derive(Debug, Clone)]
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    end_of_text: Option<u32>,
+    vocab_size: usize,
+    cuts_at_lines: bool,
+    files: TokenizerFiles,
+}
+
+impl Tokenizer {
+    /// Loads `path`: a `tokenizer.json` (under any name), or a folder with `tokenizer.json`, or
+    /// with `vocab.json` and `merges.txt` (byte-level BPE as GPT-2's).
+    ///
+    /// The end-of-text token is the `eos_token` of the folder's `tokenizer_config.json`, else
+    /// [`END_OF_TEXT`] where the vocabulary has it.
+    ///
+    /// # Errors
+    /// [`DataError::Unreadable`], [`DataError::NoTokenizer`] or [`DataError::InvalidTokenizer`].
+    pub fn load(path: &Path) -> Result<Self, DataError> {
+        let files = TokenizerFiles::read(path)?;
+        let inner = files.build(path)?;
+        let eos = files.eos_token(path)?;
+        if let Some(token) = eos.as_deref().filter(|token| inner.token_to_id(token).is_none()) {
+            return Err(DataError::InvalidTokenizer {
+                path: path.to_owned(),
+                reason: format!("its eos_token `{token}` is not in its vocabulary"),
+            });
+        }
+        Self::new(inner, eos.as_deref(), files)
+    }
+
+    /// Trains a byte-level BPE with at most `vocab_size` entries, [`END_OF_TEXT`] at id 0.
+    /// The same documents and size give the same tokenizer, byte for byte. Only the first 32 MiB
+    /// of text count; a small corpus may end with fewer entries than asked for.
+    ///
+    /// # Errors
+    /// [`DataError::SmallVocabulary`] below 257.
+    pub fn train<D: AsRef<str>>(documents: &[D], vocab_size: usize) -> Result<Self, DataError> {
+        if vocab_size < MIN_VOCAB_SIZE {
+            return Err(DataError::SmallVocabulary { value: vocab_size, minimum: MIN_VOCAB_SIZE });
+        }
+        let mut trainer = BpeTrainer::builder()
+            .vocab_size(vocab_size)
+            // A pair seen once says nothing about the next document.
+            .min_frequency(2)
+            .show_progress(false)
+            .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+            .special_tokens(vec![AddedToken::from(END_OF_TEXT, true)])
+            .build();
+        let mut bytes = 0;
+        let chunks: Vec<&str> = documents
+            .iter()
+            .flat_map(|document| cut_at_lines(document.as_ref(), CHUNK_BYTES))
+            .take_while(|chunk| {
+                let taken = bytes < TRAINING_BYTES;
+                bytes += chunk.len();
+                taken
+            })
+            .collect();
+        let failed = failed("training");
+        let mut typed = TokenizerBuilder::new()
+            .with_model(BPE::default())
+            .with_normalizer(None::<tokenizers::NormalizerWrapper>)
+            .with_pre_tokenizer(Some(ByteLevel::new(false, true, true)))
+            .with_post_processor(Some(ByteLevel::new(true, false, true)))
+            .with_decoder(Some(ByteLevel::new(false, true, true)))
+            .build()
+            .map_err(&failed)?;
+        typed.train(&mut trainer, chunks.into_iter()).map_err(&failed)?;
+        // Through its file, so that a trained tokenizer and its saved copy are the same thing.
+        let json = typed.to_string(true).map_err(&failed)?;
+        let inner = tokenizers::Tokenizer::from_bytes(&json).map_err(&failed)?;
+        Self::new(inner, Some(END_OF_TEXT), TokenizerFiles::trained(json))
+    }
+
+    fn new(
+        mut inner: tokenizers::Tokenizer,
+        end_of_text: Option<&str>,
+        files: TokenizerFiles,
+    ) -> Result<Self, DataError> {
+        inner.with_truncation(None).map_err(failed("switching truncation off"))?;
+        inner.with_padding(None);
+        let largest_id = inner.get_vocab(true).into_values().max();
+        Ok(Self {
+            end_of_text: inner.token_to_id(end_of_text.unwrap_or(END_OF_TEXT)),
+            vocab_size: largest_id.map_or(0, |id| id as usize + 1),
+            cuts_at_lines: cuts_at_lines(&inner),
+            inner,
+            files,
+        })
+    }
+
+    /// Entries an embedding needs: the largest id plus one.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// The id between documents, where the tokenizer has one.
+    pub fn end_of_text(&self) -> Option<u32> {
+        self.end_of_text
+    }
+
+    /// The ids of `text`, without special tokens around it. Special tokens spelled out inside of
+    /// the text become their ids.
+    ///
+    /// # Errors
+    /// [`DataError::Tokenizer`] where the model has neither a token nor an unknown token for it.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        let encoding = self.inner.encode_fast(text, false).map_err(failed("encoding"))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The ids of all documents in order, with the end-of-text token between them.
+    ///
+    /// Works on all threads; the result is that of [`Tokenizer::encode`] document by document.
+    ///
+    /// # Errors
+    /// Those of [`Tokenizer::encode`].
+    pub fn encode_documents<D>(&self, documents: &[D]) -> Result<Vec<u32>, DataError>
+    where
+        D: AsRef<str> + Sync,
+    {
+        let encode_document = |document: &D| {
+            let chunks = match self.cuts_at_lines {
+                true => cut_at_lines(document.as_ref(), CHUNK_BYTES),
+                false => vec![document.as_ref()],
+            };
+            let ids = chunks.into_par_iter().map(|chunk| self.encode(chunk));
+            Ok(ids.collect::<Result<Vec<_>, _>>()?.concat())
+        };
+        let encoded = documents.par_iter().map(encode_document);
+        let encoded = encoded.collect::<Result<Vec<Vec<u32>>, DataError>>()?;
+        Ok(match self.end_of_text {
+            Some(id) => encoded.join(&id),
+            None => encoded.concat(),
+        })
+    }
+
+    /// The text of `ids`. A byte-level tokenizer gives back exactly what was encoded; ids that
+    /// cut a character in two give U+FFFD. With `skip_special`, special tokens are left out.
+    ///
+    /// # Errors
+    /// [`DataError::Tokenizer`] for an id outside of the vocabulary.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, DataError> {
+        if let Some(id) = ids.iter().find(|&&id| id as usize >= self.vocab_size) {
+            let reason = format!("id {id} is not below the vocabulary size {}", self.vocab_size);
+            return Err(DataError::Tokenizer { doing: "decoding", reason });
+        }
+        self.inner.decode(ids, skip_special).map_err(failed("decoding"))
+    }
+
+    /// Writes the files that `transformers.AutoTokenizer.from_pretrained` reads into `folder`,
+    /// which is created if need be: those it was loaded from unchanged, and those that were
+    /// missing. Each appears complete or not at all.
+    ///
+    /// # Errors
+    /// [`DataError::Unwritable`].
+    pub fn save(&self, folder: &Path) -> Result<(), DataError> {
+        let end_of_text = self.end_of_text.and_then(|id| self.inner.id_to_token(id));
+        self.files.write(&self.inner, end_of_text.as_deref(), folder)
+    }
+}
+
+/// Whether [`cut_at_lines`] keeps the ids: the pieces must be GPT-2's, of the text as it is, and
+/// no added token may reach over a line's end.
+fn cuts_at_lines(tokenizer: &tokenizers::Tokenizer) -> bool {
+    let is_gpt2 = matches!(
+        tokenizer.get_pre_tokenizer(),
+        Some(PreTokenizerWrapper::ByteLevel(level)) if level.use_regex && !level.add_prefix_space
+    );
+    let stays_in_line = |token: &AddedToken| {
+        !token.lstrip && !token.rstrip && !token.single_word && !token.content.contains('\n')
+    };
+    is_gpt2
+        && tokenizer.get_normalizer().is_none()
+        && tokenizer.get_added_tokens_decoder().values().all(stays_in_line)
+}
+
+fn failed(doing: &'static str) -> impl Fn(tokenizers::Error) -> DataError {
+    move |error| DataError::Tokenizer { doing, reason: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::PathBuf;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::SyntheticCorpus;
+
+    fn corpus() -> Vec<String> {
+        SyntheticCorpus { seed: 5, bytes: 60_000 }.documents().unwrap()
+    }
+
+    fn trained() -> Tokenizer {
+        Tokenizer::train(&corpus(), 400).unwrap()
+    }
+
+    /// Test data that a checkout may have beside it.
+    fn shared(path: &str) -> Option<PathBuf> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data").join(path);
+        path.exists().then_some(path)
+    }
+
+    #[test]
+    fn training_gives_the_size_asked_for_and_shortens_text() {
+        let tokenizer = trained();
+        assert_eq!((tokenizer.vocab_size(), tokenizer.end_of_text()), (400, Some(0)));
+        let text = &corpus()[0];
+        let ids = tokenizer.encode(text).unwrap();
+        assert!(ids.len() * 2 < text.len(), "{} ids for {} bytes", ids.len(), text.len());
+        assert_eq!(tokenizer.decode(&ids, false).unwrap(), *text);
+    }
+
+    #[test]
+    fn training_is_deterministic_to_the_byte() {
+        let saved = || {
+            let dir = tempfile::tempdir().unwrap();
+            trained().save(dir.path()).unwrap();
+            let files = ["tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json"];
+            files.map(|name| fs::read_to_string(dir.path().join(name)).unwrap())
+        };
+        let first = saved();
+        (0..3).for_each(|_| assert!(saved() == first));
+    }
+
+    #[test]
+    fn a_corpus_without_merges_has_bytes_only() {
+        assert_eq!(Tokenizer::train(&["x"], 1000).unwrap().vocab_size(), MIN_VOCAB_SIZE);
+        assert_eq!(Tokenizer::train::<&str>(&[], 1000).unwrap().vocab_size(), MIN_VOCAB_SIZE);
+        let error = Tokenizer::train(&["x"], 256).unwrap_err();
+        assert!(matches!(error, DataError::SmallVocabulary { value: 256, .. }), "{error}");
+    }
+
+    #[test]
+    fn documents_are_separated_and_special_tokens_are_seen() {
+        let tokenizer = trained();
+        let ids = tokenizer.encode_documents(&["a", "b", "c"]).unwrap();
+        let letter = |text| tokenizer.encode(text).unwrap();
+        assert_eq!(ids, [letter("a"), vec![0], letter("b"), vec![0], letter("c")].concat());
+        assert_eq!(tokenizer.encode(&format!("a{END_OF_TEXT}b")).unwrap(), ids[..3]);
+        assert_eq!(tokenizer.decode(&ids, true).unwrap(), "abc");
+        assert_eq!(tokenizer.decode(&ids[..3], false).unwrap(), "a<|endoftext|>b");
+        assert!(tokenizer.decode(&[400], false).is_err());
+    }
+
+    #[test]
+    fn a_saved_tokenizer_loads_from_folder_file_and_vocabulary() {
+        let tokenizer = trained();
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("model");
+        tokenizer.save(&folder).unwrap();
+        let text = &corpus()[1];
+        let ids = tokenizer.encode(text).unwrap();
+        for path in [folder.clone(), folder.join("tokenizer.json")] {
+            let loaded = Tokenizer::load(&path).unwrap();
+            assert_eq!((loaded.vocab_size(), loaded.end_of_text()), (400, Some(0)));
+            assert_eq!(loaded.encode(text).unwrap(), ids);
+        }
+        fs::remove_file(folder.join("tokenizer.json")).unwrap();
+        let loaded = Tokenizer::load(&folder).unwrap();
+        assert_eq!((loaded.vocab_size(), loaded.end_of_text()), (400, Some(0)));
+        assert_eq!(loaded.encode(text).unwrap(), ids);
+        assert_eq!(loaded.encode(END_OF_TEXT).unwrap(), [0]);
+    }
+
+    #[test]
+    fn ids_do_not_depend_on_threads_or_chunks() {
+        let text = corpus().concat().repeat(4);
+        assert!(cut_at_lines(&text, CHUNK_BYTES).len() > 2);
+        let tokenizer = trained();
+        let whole = tokenizer.encode(&text).unwrap();
+        for threads in [1, 3] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let ids = pool.install(|| tokenizer.encode_documents(&[&text])).unwrap();
+            assert!(ids == whole);
+        }
+    }
+
+    #[test]
+    fn tokenizers_of_another_kind_are_not_cut_at_lines() {
+        let json = r#"{"version": "1.0", "truncation": {"direction": "Right", "max_length": 2,
+            "strategy": "LongestFirst", "stride": 0}, "padding": null, "added_tokens": [],
+            "normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null,
+            "decoder": null, "model": {"type": "WordLevel", "unk_token": "?",
+            "vocab": {"?": 0, "one": 1, "two": 2, "three": 7}}}"#;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("words.json");
+        fs::write(&path, json).unwrap();
+        let tokenizer = Tokenizer::load(&path).unwrap();
+        assert!(!tokenizer.cuts_at_lines);
+        assert_eq!((tokenizer.vocab_size(), tokenizer.end_of_text()), (8, None));
+        // Truncation is off, and nothing separates documents.
+        let ids = tokenizer.encode_documents(&["one two three four", "one"]).unwrap();
+        assert_eq!(ids, [1, 2, 7, 0, 1]);
+        tokenizer.save(&dir.path().join("out")).unwrap();
+        assert_eq!(fs::read_to_string(dir.path().join("out/tokenizer.json")).unwrap(), json);
+    }
+
+    /// Known counts: tinyshakespeare, split 90/10 by characters, with GPT-2's own tokenizer.
+    #[test]
+    fn gpt2_counts_of_tinyshakespeare() {
+        let (Some(text), Some(folder)) =
+            (shared("tinyshakespeare.txt"), shared("hub/models/openai-community/gpt2"))
+        else {
+            return;
+        };
+        let text = fs::read_to_string(text).unwrap();
+        let (train, eval) = text.split_at(text.len() / 10 * 9 + text.len() % 10 * 9 / 10);
+        let tokenizer = Tokenizer::load(&folder).unwrap();
+        assert_eq!((tokenizer.vocab_size(), tokenizer.end_of_text()), (50257, Some(50256)));
+        assert_eq!(tokenizer.encode_documents(&[train]).unwrap().len(), 301_966);
+        assert_eq!(tokenizer.encode_documents(&[eval]).unwrap().len(), 36_059);
+        assert_eq!(tokenizer.encode("Hello world").unwrap(), [15496, 995]);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn any_text_comes_back(text in any::<String>(), lines in "([ a-z\n\t\r.,]{0,12}){0,8}") {
+            static TOKENIZER: std::sync::LazyLock<Tokenizer> = std::sync::LazyLock::new(trained);
+            for text in [text, lines] {
+                let ids = TOKENIZER.encode(&text).unwrap();
+                prop_assert_eq!(TOKENIZER.decode(&ids, false).unwrap(), text);
+            }
+        }
+
+        #[test]
+        fn cutting_at_lines_keeps_the_ids(text in "([a-z0-9 '.!\u{e9}\u{a0}\t]{0,5}\n{0,2}){0,20}") {
+            static TOKENIZER: std::sync::LazyLock<Tokenizer> = std::sync::LazyLock::new(trained);
+            let cut: Vec<u32> = cut_at_lines(&text, 1)
+                .into_iter()
+                .flat_map(|chunk| TOKENIZER.encode(chunk).unwrap())
+                .collect();
+            prop_assert_eq!(cut, TOKENIZER.encode(&text).unwrap());
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! The activation functions a GPT-2 config may name.
+//!
+//! Main type: [`Activation`]. Names of other functions are refused when the config is read.
+
+use burn::tensor::{Tensor, activation, backend::Backend};
+
+/// The non-linearity between the two projections of a block's MLP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `gelu_new`: GELU with the tanh approximation; GPT-2's own.
+    GeluNew,
+    /// `gelu_pytorch_tanh`: the same formula under PyTorch's name.
+    GeluPytorchTanh,
+    /// `gelu`: the exact GELU, `x * Phi(x)`.
+    Gelu,
+    /// `relu`: `max(0, x)`.
+    Relu,
+    /// `silu` (also `swish`): `x * sigmoid(x)`.
+    Silu,
+    /// `tanh`.
+    Tanh,
+}
+
+impl Activation {
+    /// All functions, in the order in which messages list them.
+    pub(crate) const ALL: [Self; 6] =
+        [Self::GeluNew, Self::GeluPytorchTanh, Self::Gelu, Self::Relu, Self::Silu, Self::Tanh];
+
+    /// The name in `config.json`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::GeluNew => "gelu_new",
+            Self::GeluPytorchTanh => "gelu_pytorch_tanh",
+            Self::Gelu => "gelu",
+            Self::Relu => "relu",
+            Self::Silu => "silu",
+            Self::Tanh => "tanh",
+        }
+    }
+
+    /// The function of that name, if it is one of these.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        if name == "swish" {
+            return Some(Self::Silu);
+        }
+        Self::ALL.into_iter().find(|function| function.name() == name)
+    }
+
+    /// Applies the function to each element.
+    pub(crate) fn forward<B: Backend, const D: usize>(self, x: Tensor<B, D>) -> Tensor<B, D> {
+        match self {
+            Self::GeluNew | Self::GeluPytorchTanh => gelu_tanh(x),
+            Self::Gelu => activation::gelu(x),
+            Self::Relu => activation::relu(x),
+            Self::Silu => x.clone() * activation::sigmoid(x),
+            Self::Tanh => activation::tanh(x),
+        }
+    }
+}
+
+/// `0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))` (Hendrycks and Gimpel, 2016).
+///
+/// Written with `0.5 (1 + tanh(u)) = sigmoid(2 u)`: one transcendental function whose backward
+/// needs its output alone, and two tensors fewer to keep for it.
+fn gelu_tanh<B: Backend, const D: usize>(x: Tensor<B, D>) -> Tensor<B, D> {
+    const TWICE_SQRT_2_OVER_PI: f64 =
+        2.0 * std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2;
+    let square = x.clone() * x.clone();
+    let slope = square * (0.044_715 * TWICE_SQRT_2_OVER_PI) + TWICE_SQRT_2_OVER_PI;
+    activation::sigmoid(slope * x.clone()) * x
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn_flex::Flex;
+
+    #[test]
+    fn names_read_back() {
+        for function in Activation::ALL {
+            assert_eq!(Activation::from_name(function.name()), Some(function));
+        }
+        assert_eq!(Activation::from_name("swish"), Some(Activation::Silu));
+        assert_eq!(Activation::from_name("Gelu"), None);
+    }
+
+    #[test]
+    fn gelu_tanh_follows_its_formula_in_f64() {
+        let xs: Vec<f32> = (-80..=80).map(|i| i as f32 * 0.1).chain([-60.0, 60.0]).collect();
+        let x = Tensor::<Flex, 1>::from_floats(xs.as_slice(), &Default::default());
+        let ys: Vec<f32> = Activation::GeluNew.forward(x).into_data().to_vec().unwrap();
+        for (x, y) in xs.iter().zip(ys) {
+            let x = f64::from(*x);
+            let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+            let expected = 0.5 * x * (1.0 + u.tanh());
+            // One f32 rounding a step, about ten steps.
+            assert!((f64::from(y) - expected).abs() <= 1e-6 * (1.0 + x.abs()), "{x}: {y}");
+        }
+    }
+}

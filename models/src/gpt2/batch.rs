@@ -1,0 +1,275 @@
+//! Token batches that have been checked against the model they are for.
+//!
+//! Main type: [`CausalBatch`]. A device tensor cannot be looked into cheaply, so lengths, token ids
+//! and labels are checked here, on the host, before any tensor exists.
+
+use burn::tensor::{Int, Tensor, TensorData, backend::Backend};
+use thiserror::Error;
+
+use super::config::Gpt2Config;
+
+/// The label of a position that is not to be learnt.
+pub const IGNORED_LABEL: i64 = -100;
+
+/// Sequences of equal length with what each position should predict.
+#[derive(Clone, Debug)]
+pub struct CausalBatch<B: Backend> {
+    /// `[batch, length]`.
+    pub(crate) input_ids: Tensor<B, 2, Int>,
+    /// Rows of the flattened `[batch * length]` stream that predict something, never empty.
+    pub(crate) positions: Tensor<B, 1, Int>,
+    /// `[positions, 1]`: the token each of them should predict.
+    pub(crate) targets: Tensor<B, 2, Int>,
+    tokens: usize,
+}
+
+/// Why tokens are refused.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum InputError {
+    /// No sequences, or sequences of no tokens.
+    #[error("a batch of {batch} sequences of {length} tokens is empty; both must be at least 1")]
+    Empty {
+        /// Number of sequences.
+        batch: usize,
+        /// Tokens in each.
+        length: usize,
+    },
+    /// The number of values is not that of the shape.
+    #[error("{found} {what} given for {batch} sequences of {length} tokens, {expected} needed")]
+    Count {
+        /// "input ids" or "labels".
+        what: &'static str,
+        /// How many were given.
+        found: usize,
+        /// How many there should be.
+        expected: usize,
+        /// Number of sequences.
+        batch: usize,
+        /// Tokens in each.
+        length: usize,
+    },
+    /// The model has no embedding for positions that late.
+    #[error(
+        "sequences of {length} tokens are longer than the model allows (`n_positions` = {n_positions}); \
+         shorten them"
+    )]
+    TooLong {
+        /// Tokens in each sequence.
+        length: usize,
+        /// The longest the model takes.
+        n_positions: usize,
+    },
+    /// A token or label that the vocabulary does not have.
+    #[error(
+        "{what} {value} (sequence {sequence}, position {position}) is not in the model's vocabulary \
+         (`vocab_size` = {vocab_size}); is the tokenizer the model's own?"
+    )]
+    Token {
+        /// "input id" or "label".
+        what: &'static str,
+        /// The value.
+        value: i64,
+        /// Its sequence in the batch, from 0.
+        sequence: usize,
+        /// Its position in the sequence, from 0.
+        position: usize,
+        /// Ids are below this.
+        vocab_size: usize,
+    },
+}
+
+impl<B: Backend> CausalBatch<B> {
+    /// A batch of `[batch, length]` tokens, flattened row by row, for models of this `config`.
+    ///
+    /// `labels` name for each position the token *at* it, as in `transformers`: position `p` of a
+    /// sequence learns to predict label `p + 1` of the same sequence, unless that is
+    /// [`IGNORED_LABEL`]. `None` means that the labels are the inputs.
+    ///
+    /// # Errors
+    /// [`InputError`] if a count, a length or a token does not fit.
+    pub fn new(
+        config: &Gpt2Config,
+        input_ids: &[u32],
+        labels: Option<&[i64]>,
+        [batch, length]: [usize; 2],
+        device: &B::Device,
+    ) -> Result<Self, InputError> {
+        check_tokens(config, input_ids, [batch, length])?;
+        if let Some(labels) = labels {
+            check_labels(config, labels, [batch, length])?;
+        }
+        let label =
+            |index: usize| labels.map_or(i64::from(input_ids[index]), |labels| labels[index]);
+        let (mut positions, mut targets): (Vec<i32>, Vec<i32>) = (0..batch * length)
+            .filter(|row| (row + 1) % length != 0 && label(row + 1) != IGNORED_LABEL)
+            // Both fit: a batch of 2^31 tokens does not, and ids are below 2^24.
+            .map(|row| (row as i32, label(row + 1) as i32))
+            .unzip();
+        let tokens = positions.len();
+        if tokens == 0 {
+            // One row that counts for nothing keeps every tensor non-empty and every operation,
+            // and with them every exchange between ranks, the same as for other batches.
+            (positions, targets) = (vec![0], vec![0]);
+        }
+        let rows = positions.len();
+        Ok(Self {
+            input_ids: id_tensor(input_ids, [batch, length], device),
+            positions: Tensor::from_data(TensorData::new(positions, [rows]), device),
+            targets: Tensor::from_data(TensorData::new(targets, [rows, 1]), device),
+            tokens,
+        })
+    }
+
+    /// The tokens, `[batch, length]`.
+    #[must_use]
+    pub fn input_ids(&self) -> Tensor<B, 2, Int> {
+        self.input_ids.clone()
+    }
+
+    /// How many positions predict something: the weight of this batch among others.
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+}
+
+/// Checks token ids against the model's vocabulary and length.
+pub(crate) fn check_tokens(
+    config: &Gpt2Config,
+    input_ids: &[u32],
+    [batch, length]: [usize; 2],
+) -> Result<(), InputError> {
+    if batch == 0 || length == 0 {
+        return Err(InputError::Empty { batch, length });
+    }
+    if length > config.n_positions {
+        return Err(InputError::TooLong { length, n_positions: config.n_positions });
+    }
+    check_count("input ids", input_ids.len(), [batch, length])?;
+    let vocab_size = config.vocab_size;
+    match input_ids.iter().position(|id| *id as usize >= vocab_size) {
+        None => Ok(()),
+        Some(index) => Err(InputError::Token {
+            what: "input id",
+            value: input_ids[index].into(),
+            sequence: index / length,
+            position: index % length,
+            vocab_size,
+        }),
+    }
+}
+
+fn check_labels(
+    config: &Gpt2Config,
+    labels: &[i64],
+    [batch, length]: [usize; 2],
+) -> Result<(), InputError> {
+    check_count("labels", labels.len(), [batch, length])?;
+    let vocab_size = config.vocab_size;
+    let fits = |label: i64| {
+        label == IGNORED_LABEL || usize::try_from(label).is_ok_and(|label| label < vocab_size)
+    };
+    match labels.iter().position(|label| !fits(*label)) {
+        None => Ok(()),
+        Some(index) => Err(InputError::Token {
+            what: "label",
+            value: labels[index],
+            sequence: index / length,
+            position: index % length,
+            vocab_size,
+        }),
+    }
+}
+
+fn check_count(
+    what: &'static str,
+    found: usize,
+    [batch, length]: [usize; 2],
+) -> Result<(), InputError> {
+    let expected = batch.saturating_mul(length);
+    if found == expected && i32::try_from(expected).is_ok() {
+        return Ok(());
+    }
+    Err(InputError::Count { what, found, expected, batch, length })
+}
+
+/// Token ids, which are below 2^24, as a tensor.
+pub(crate) fn id_tensor<B: Backend>(
+    ids: &[u32],
+    shape: [usize; 2],
+    device: &B::Device,
+) -> Tensor<B, 2, Int> {
+    let ids: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
+    Tensor::from_data(TensorData::new(ids, shape), device)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn_flex::Flex;
+
+    fn config() -> Gpt2Config {
+        Gpt2Config { vocab_size: 10, n_positions: 4, ..Gpt2Config::small() }
+    }
+
+    fn batch(
+        ids: &[u32],
+        labels: Option<&[i64]>,
+        shape: [usize; 2],
+    ) -> Result<CausalBatch<Flex>, InputError> {
+        CausalBatch::new(&config(), ids, labels, shape, &Default::default())
+    }
+
+    fn ints<const D: usize>(tensor: Tensor<Flex, D, Int>) -> Vec<i32> {
+        tensor.into_data().to_vec().unwrap()
+    }
+
+    #[test]
+    fn labels_are_shifted_inside_each_sequence() {
+        let batch = batch(&[1, 2, 3, 4, 5, 6], None, [2, 3]).unwrap();
+        assert_eq!(ints(batch.positions.clone()), [0, 1, 3, 4]);
+        assert_eq!(ints(batch.targets.clone()), [2, 3, 5, 6]);
+        assert_eq!(ints(batch.input_ids()), [1, 2, 3, 4, 5, 6]);
+        assert_eq!(batch.tokens(), 4);
+    }
+
+    #[test]
+    fn ignored_labels_leave_no_position() {
+        let labels = [9, -100, 8, -100, 7, -100];
+        let batch = batch(&[1, 2, 3, 4, 5, 6], Some(&labels), [2, 3]).unwrap();
+        assert_eq!(ints(batch.positions.clone()), [1, 3]);
+        assert_eq!(ints(batch.targets.clone()), [8, 7]);
+        assert_eq!(batch.tokens(), 2);
+    }
+
+    #[test]
+    fn a_batch_that_predicts_nothing_counts_nothing() {
+        for batch in [
+            batch(&[1, 2], Some(&[-100, -100]), [1, 2]).unwrap(),
+            batch(&[1, 2], None, [2, 1]).unwrap(),
+        ] {
+            assert_eq!(batch.tokens(), 0);
+            assert_eq!(batch.positions.dims(), [1]);
+        }
+    }
+
+    #[test]
+    fn misfits_are_refused_with_their_place() {
+        type Labels<'a> = Option<&'a [i64]>;
+        let table: [(&[u32], Labels, [usize; 2], &str); 9] = [
+            (&[], None, [0, 3], "a batch of 0 sequences of 3 tokens is empty"),
+            (&[], None, [1, 0], "is empty"),
+            (&[1; 5], None, [1, 5], "longer than the model allows (`n_positions` = 4)"),
+            (&[1, 2], None, [1, 3], "2 input ids given for 1 sequences of 3 tokens, 3 needed"),
+            (&[1, 2], None, [usize::MAX, 2], "needed"),
+            (&[1, 2, 3, 10], None, [2, 2], "input id 10 (sequence 1, position 1) is not in"),
+            (&[u32::MAX, 2], None, [1, 2], "input id 4294967295 (sequence 0, position 0)"),
+            (&[1, 2], Some(&[1]), [1, 2], "1 labels given for 1 sequences of 2 tokens, 2 needed"),
+            (&[1, 2], Some(&[1, -1]), [1, 2], "label -1 (sequence 0, position 1)"),
+        ];
+        for (ids, labels, shape, expected) in table {
+            let message = batch(ids, labels, shape).unwrap_err().to_string();
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+}

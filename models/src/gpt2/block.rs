@@ -1,0 +1,47 @@
+//! One transformer block.
+//!
+//! Main type: [`Block`].
+
+use burn::module::Module;
+use burn::tensor::{Tensor, backend::Backend};
+
+use super::attention::{Attention, CausalMask, KeyValues};
+use super::config::Gpt2Config;
+use super::mlp::Mlp;
+use super::norm::LayerNorm;
+use super::weights::WeightInit;
+
+/// Attention and MLP, each of the normalised stream and each added to it.
+#[derive(Module, Debug)]
+pub(crate) struct Block<B: Backend> {
+    ln_1: LayerNorm<B>,
+    attn: Attention<B>,
+    ln_2: LayerNorm<B>,
+    mlp: Mlp<B>,
+}
+
+impl<B: Backend> Block<B> {
+    /// Block number `block`, from 0.
+    pub(crate) fn new(init: &WeightInit<B>, block: usize, config: &Gpt2Config) -> Self {
+        let (width, epsilon) = (config.n_embd, config.layer_norm_epsilon);
+        let path = format!("h.{block}");
+        Self {
+            ln_1: LayerNorm::new(init, &format!("{path}.ln_1"), width, epsilon),
+            attn: Attention::new(init, &format!("{path}.attn"), block, config),
+            ln_2: LayerNorm::new(init, &format!("{path}.ln_2"), width, epsilon),
+            mlp: Mlp::new(init, &format!("{path}.mlp"), config),
+        }
+    }
+
+    /// `x` and the result: `[batch * queries, width]`.
+    pub(crate) fn forward(
+        &self,
+        x: Tensor<B, 2>,
+        mask: &CausalMask<B>,
+        cache: Option<&mut Option<KeyValues<B>>>,
+    ) -> Tensor<B, 2> {
+        // The branch is on the left of each sum: nothing else holds it, so it can be reused.
+        let x = self.attn.forward(self.ln_1.forward(x.clone()), mask, cache) + x;
+        self.mlp.forward(self.ln_2.forward(x.clone())) + x
+    }
+}

@@ -1,0 +1,263 @@
+//! Writing a GPT-2 checkpoint in the layout of `transformers`.
+//!
+//! Main type: [`CheckpointWriter`]. It takes one tensor at a time, in any order, because the tensors
+//! of a sharded model are gathered one at a time; it holds none of them. The weights get their name
+//! when they are complete: until then nothing in the folder changes that a reader would look at.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Tensor, TensorData, backend::Backend};
+use safetensors::tensor::{Metadata, TensorInfo};
+use serde_json::{Map, Value, json};
+
+use super::checkpoint::{CONFIG, CheckpointError, TensorProblem, WEIGHTS};
+use super::config::Gpt2Config;
+use super::model::Gpt2;
+use super::parameters::hf_name;
+use super::precision::SavedPrecision;
+
+/// Values converted and written at a time.
+const CHUNK: usize = 1 << 18;
+
+/// A checkpoint being written.
+///
+/// Dropped before [`CheckpointWriter::finish`], it leaves nothing behind.
+#[derive(Debug)]
+pub struct CheckpointWriter {
+    folder: PathBuf,
+    config: Gpt2Config,
+    precision: SavedPrecision,
+    file: File,
+    /// The unfinished file; None once it has its name.
+    unfinished: Option<PathBuf>,
+    /// Tensors still to come, by module path.
+    pending: Pending,
+}
+
+type Pending = BTreeMap<String, Slot>;
+
+/// Where in the file a tensor goes.
+#[derive(Debug)]
+struct Slot {
+    shape: Vec<usize>,
+    /// Its first byte, from the beginning of the file.
+    start: u64,
+}
+
+impl CheckpointWriter {
+    /// Starts a checkpoint for a model of `config` in `folder`, which is created if need be.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`] if the folder cannot be written to.
+    pub fn create(
+        folder: impl AsRef<Path>,
+        config: &Gpt2Config,
+        precision: SavedPrecision,
+    ) -> Result<Self, CheckpointError> {
+        let folder = folder.as_ref().to_owned();
+        fs::create_dir_all(&folder).map_err(|e| CheckpointError::io("create", &folder, e))?;
+        let unfinished = unfinished(&folder.join(WEIGHTS));
+        let (header, pending) = lay_out(config, precision);
+        let io = |source| CheckpointError::io("write", &unfinished, source);
+        let mut file = File::create(&unfinished).map_err(io)?;
+        file.write_all(&header).map_err(io)?;
+        let unfinished = Some(unfinished);
+        Ok(Self { folder, config: config.clone(), precision, file, unfinished, pending })
+    }
+
+    /// Writes the parameter at a module path; float data of any width.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Tensors`] if the model has no such parameter, it was written before or its
+    /// shape is another; an I/O error.
+    pub fn write(&mut self, path: &str, data: TensorData) -> Result<(), CheckpointError> {
+        let found = format!("{:?} of {:?}", data.shape.to_vec(), data.dtype);
+        let Some(Slot { shape, start }) = self.pending.get(path) else {
+            let expected = "a parameter of the model that was not written yet".to_owned();
+            return Err(self.problem(path, expected, found));
+        };
+        let (same_shape, start) = (data.shape.iter().eq(shape), *start);
+        let data = if data.dtype.is_float() { data.convert::<f32>() } else { data };
+        let (true, Ok(values)) = (same_shape, data.as_slice::<f32>()) else {
+            return Err(self.problem(path, format!("{shape:?} of a float type"), found));
+        };
+        self.write_values(start, values)
+            .map_err(|source| CheckpointError::io("write", &self.weights(), source))?;
+        self.pending.remove(path);
+        Ok(())
+    }
+
+    fn write_values(&mut self, start: u64, values: &[f32]) -> std::io::Result<()> {
+        self.file.seek(SeekFrom::Start(start))?;
+        let mut bytes = Vec::with_capacity(CHUNK.min(values.len()) * self.precision.size());
+        for chunk in values.chunks(CHUNK) {
+            bytes.clear();
+            self.precision.encode(chunk, &mut bytes);
+            self.file.write_all(&bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Names the weights, then writes `config.json` and `generation_config.json`.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Tensors`] naming every parameter that was not written; an I/O error.
+    pub fn finish(mut self) -> Result<(), CheckpointError> {
+        if !self.pending.is_empty() {
+            let missing = |(path, Slot { shape, .. }): (&String, &Slot)| TensorProblem {
+                name: hf_name(path),
+                expected: format!("{shape:?}"),
+                found: "nothing: it was not written".to_owned(),
+            };
+            let problems = self.pending.iter().map(missing).collect();
+            return Err(CheckpointError::Tensors { folder: self.folder.clone(), problems });
+        }
+        let weights = self.weights();
+        if let Some(unfinished) = &self.unfinished {
+            self.file
+                .sync_all()
+                .and_then(|()| fs::rename(unfinished, &weights))
+                .map_err(|source| CheckpointError::io("write", &weights, source))?;
+            self.unfinished = None;
+        }
+        write_json(&self.folder.join(CONFIG), &model_config(&self.config, self.precision))?;
+        write_json(&self.folder.join("generation_config.json"), &generation_config(&self.config))
+    }
+
+    fn weights(&self) -> PathBuf {
+        self.folder.join(WEIGHTS)
+    }
+
+    fn problem(&self, path: &str, expected: String, found: String) -> CheckpointError {
+        let problems = vec![TensorProblem { name: hf_name(path), expected, found }];
+        CheckpointError::Tensors { folder: self.folder.clone(), problems }
+    }
+}
+
+impl Drop for CheckpointWriter {
+    fn drop(&mut self) {
+        if let Some(path) = self.unfinished.take() {
+            // There is nobody to tell, and an unfinished file misleads no reader.
+            _ = fs::remove_file(path);
+        }
+    }
+}
+
+impl<B: Backend> Gpt2<B> {
+    /// Writes the model as a checkpoint that [`Checkpoint`](super::Checkpoint) and `transformers` load.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`].
+    pub fn save(
+        &self,
+        folder: impl AsRef<Path>,
+        precision: SavedPrecision,
+    ) -> Result<(), CheckpointError> {
+        let writer = CheckpointWriter::create(folder, self.config(), precision)?;
+        let mut saver = Saver { writer, path: Vec::new(), outcome: Ok(()) };
+        self.visit(&mut saver);
+        saver.outcome?;
+        saver.writer.finish()
+    }
+}
+
+/// Writes a module's parameters as it visits them.
+struct Saver {
+    writer: CheckpointWriter,
+    path: Vec<String>,
+    outcome: Result<(), CheckpointError>,
+}
+
+impl<B: Backend> ModuleVisitor<B> for Saver {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        if self.outcome.is_ok() {
+            self.outcome = self.writer.write(&self.path.join("."), param.val().into_data());
+        }
+    }
+}
+
+/// The header of the file, and where each tensor goes.
+fn lay_out(config: &Gpt2Config, precision: SavedPrecision) -> (Vec<u8>, Pending) {
+    let mut parameters = config.parameters();
+    parameters.sort_by_cached_key(|parameter| hf_name(&parameter.path));
+    let mut end = 0;
+    let mut infos = Vec::with_capacity(parameters.len());
+    for parameter in &parameters {
+        let start = end;
+        end += parameter.shape.iter().product::<usize>() * precision.size();
+        let (dtype, shape) = (precision.safetensors(), parameter.shape.clone());
+        infos.push((
+            hf_name(&parameter.path),
+            TensorInfo { dtype, shape, data_offsets: (start, end) },
+        ));
+    }
+    let starts: Vec<_> = infos.iter().map(|(_, info)| info.data_offsets.0).collect();
+    let format = [("format".to_owned(), "pt".to_owned())].into();
+    let header = Metadata::new(Some(format), infos)
+        .expect("the tensors follow each other without gaps, each as long as its shape says");
+    let mut text = serde_json::to_vec(&header).expect("names and numbers always are JSON");
+    // Tensors begin at a multiple of 8, as safetensors aligns them.
+    text.resize(text.len().next_multiple_of(8), b' ');
+    let data_start = 8 + text.len() as u64;
+    let header = [&(text.len() as u64).to_le_bytes()[..], &text].concat();
+    let pending = parameters
+        .into_iter()
+        .zip(starts)
+        .map(|(parameter, start)| {
+            let start = data_start + start as u64;
+            (parameter.path, Slot { shape: parameter.shape, start })
+        })
+        .collect();
+    (header, pending)
+}
+
+/// `config.json`: the config with what is known of the weights.
+fn model_config(config: &Gpt2Config, precision: SavedPrecision) -> Map<String, Value> {
+    let mut fields = Map::from(config.clone());
+    fields.insert("architectures".into(), json!(["GPT2LMHeadModel"]));
+    fields.insert("dtype".into(), json!(precision.torch_name()));
+    if let Some(older_name) = fields.get_mut("torch_dtype") {
+        *older_name = json!(precision.torch_name());
+    }
+    fields.sort_keys();
+    fields
+}
+
+/// `generation_config.json`: the special tokens that generation needs.
+fn generation_config(config: &Gpt2Config) -> Map<String, Value> {
+    let mut fields = Map::new();
+    fields.insert("_from_model_config".into(), json!(true));
+    for name in ["bos_token_id", "eos_token_id", "pad_token_id", "transformers_version"] {
+        if let Some(value) = config.carried.0.get(name).filter(|value| !value.is_null()) {
+            fields.insert(name.into(), value.clone());
+        }
+    }
+    fields
+}
+
+/// Writes a JSON file whole or not at all.
+fn write_json(path: &Path, fields: &Map<String, Value>) -> Result<(), CheckpointError> {
+    let text = serde_json::to_string_pretty(fields).expect("a JSON object always is JSON") + "\n";
+    let unfinished = unfinished(path);
+    fs::write(&unfinished, text)
+        .and_then(|()| fs::rename(&unfinished, path))
+        .map_err(|source| CheckpointError::io("write", path, source))
+}
+
+/// The name a file has until it is complete: hidden, beside it, of this process alone.
+fn unfinished(path: &Path) -> PathBuf {
+    let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+    path.with_file_name(format!(".{name}.{}.unfinished", std::process::id()))
+}

@@ -1,0 +1,291 @@
+//! The configuration of a GPT-2 model.
+//!
+//! Main type: [`Gpt2Config`], with the field names of `transformers`. Its values are checked as a
+//! whole by [`Gpt2Config::validate`]; what a `config.json` may hold is `config_json`'s matter.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use thiserror::Error;
+
+use super::activation::Activation;
+
+/// The largest value of a width, length or vocabulary: products of two fit 64 bits with room.
+const MAX_SIZE: usize = 1 << 24;
+/// The largest number of blocks.
+const MAX_LAYERS: usize = 1 << 12;
+
+/// A GPT-2 architecture and its dropout and initialisation, named as in `config.json`.
+///
+/// Serialised as the JSON object of a `config.json`, including the fields that were read with it
+/// and do not concern training.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Map<String, Value>", into = "Map<String, Value>")]
+pub struct Gpt2Config {
+    /// Number of tokens; ids are below it.
+    pub vocab_size: usize,
+    /// Longest sequence in tokens.
+    pub n_positions: usize,
+    /// Width of the residual stream.
+    pub n_embd: usize,
+    /// Number of blocks.
+    pub n_layer: usize,
+    /// Attention heads of a block; divides `n_embd`.
+    pub n_head: usize,
+    /// Inner width of the MLP; `None` means `4 * n_embd`.
+    pub n_inner: Option<usize>,
+    /// Non-linearity of the MLP.
+    pub activation_function: Activation,
+    /// Dropout probability of what each attention and MLP adds to the residual stream.
+    pub resid_pdrop: f64,
+    /// Dropout probability of the embeddings.
+    pub embd_pdrop: f64,
+    /// Dropout probability of the attention weights.
+    pub attn_pdrop: f64,
+    /// Added to the variance in layer normalisation.
+    pub layer_norm_epsilon: f64,
+    /// Standard deviation of the initial weights.
+    pub initializer_range: f64,
+    /// Divide attention scores by the square root of the head's width.
+    pub scale_attn_weights: bool,
+    /// Divide attention scores by the block's number, from 1, too.
+    pub scale_attn_by_inverse_layer_idx: bool,
+    /// Compute attention scores in f32 even where the weights are narrower.
+    pub reorder_and_upcast_attn: bool,
+    /// Use the token embedding as the output projection.
+    pub tie_word_embeddings: bool,
+    /// Fields of `config.json` that do not concern training, kept to be written back.
+    pub carried: Carried,
+}
+
+/// Fields of `config.json` that are kept as they are.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Carried(pub(crate) Map<String, Value>);
+
+/// Why a configuration is refused.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// The text is not a JSON object.
+    #[error("the config is not a JSON object: {0}")]
+    Syntax(String),
+    /// A field that GPT-2 does not have.
+    #[error("unknown field `{name}` (value {value}){hint}")]
+    Unknown {
+        /// The field.
+        name: String,
+        /// Its value, as JSON.
+        value: String,
+        /// "; did you mean ..?" with the nearest known name, or empty.
+        hint: String,
+    },
+    /// A value that is out of range or of the wrong type.
+    #[error("`{name}` is {value}, but it must be {rule}")]
+    Value {
+        /// The field.
+        name: &'static str,
+        /// What was found.
+        value: String,
+        /// What is accepted.
+        rule: String,
+    },
+    /// A value that `transformers` accepts and this implementation does not.
+    #[error("`{name}` = {value} is not supported: {remedy}")]
+    Unsupported {
+        /// The field.
+        name: &'static str,
+        /// What was found.
+        value: String,
+        /// What to do about it.
+        remedy: &'static str,
+    },
+    /// Two names of one field disagree.
+    #[error(
+        "`{alias}` is {alias_value} and `{name}` is {value}, but they name the same field; keep one"
+    )]
+    Conflict {
+        /// The other name.
+        alias: &'static str,
+        /// Its value, as JSON.
+        alias_value: String,
+        /// The field.
+        name: &'static str,
+        /// Its value, as JSON.
+        value: String,
+    },
+}
+
+impl Gpt2Config {
+    /// GPT-2 small, 124M parameters: `openai-community/gpt2`.
+    #[must_use]
+    pub fn small() -> Self {
+        let carried = ["bos_token_id", "eos_token_id"].map(|id| (id.to_owned(), 50256.into()));
+        Self {
+            vocab_size: 50257,
+            n_positions: 1024,
+            n_embd: 768,
+            n_layer: 12,
+            n_head: 12,
+            n_inner: None,
+            activation_function: Activation::GeluNew,
+            resid_pdrop: 0.1,
+            embd_pdrop: 0.1,
+            attn_pdrop: 0.1,
+            layer_norm_epsilon: 1e-5,
+            initializer_range: 0.02,
+            scale_attn_weights: true,
+            scale_attn_by_inverse_layer_idx: false,
+            reorder_and_upcast_attn: false,
+            tie_word_embeddings: true,
+            carried: Carried(carried.into_iter().collect()),
+        }
+    }
+
+    /// Inner width of the MLP.
+    #[must_use]
+    pub fn inner_width(&self) -> usize {
+        self.n_inner.unwrap_or(4 * self.n_embd)
+    }
+
+    /// Number of trainable values; a tied embedding counts once.
+    #[must_use]
+    pub fn num_parameters(&self) -> usize {
+        self.parameters().iter().map(|parameter| parameter.shape.iter().product::<usize>()).sum()
+    }
+
+    /// Tokens after which generation stops: `eos_token_id`, one or several.
+    #[must_use]
+    pub fn eos_token_ids(&self) -> Vec<u32> {
+        let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+        match self.carried.0.get("eos_token_id") {
+            Some(Value::Array(ids)) => ids.iter().filter_map(id).collect(),
+            Some(value) => id(value).into_iter().collect(),
+            None => Vec::new(),
+        }
+    }
+
+    /// Checks every value against its range and the values it has to agree with.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] for the first field that is wrong.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        check_size("vocab_size", self.vocab_size, MAX_SIZE)?;
+        check_size("n_positions", self.n_positions, MAX_SIZE)?;
+        check_size("n_embd", self.n_embd, MAX_SIZE)?;
+        check_size("n_layer", self.n_layer, MAX_LAYERS)?;
+        check_size("n_head", self.n_head, MAX_SIZE)?;
+        if let Some(width) = self.n_inner {
+            check_size("n_inner", width, MAX_SIZE)?;
+        }
+        if !self.n_embd.is_multiple_of(self.n_head) {
+            let rule = format!("a divisor of `n_embd` = {}", self.n_embd);
+            return Err(value_error("n_head", self.n_head, rule));
+        }
+        for (name, value) in [
+            ("resid_pdrop", self.resid_pdrop),
+            ("embd_pdrop", self.embd_pdrop),
+            ("attn_pdrop", self.attn_pdrop),
+        ] {
+            if !(0.0..1.0).contains(&value) {
+                return Err(value_error(name, value, "a probability in [0, 1)"));
+            }
+        }
+        // As f32, in which it is used, it must not vanish or overflow.
+        if !(self.layer_norm_epsilon as f32).is_normal() || self.layer_norm_epsilon < 0.0 {
+            let rule = "a positive number that f32 can hold";
+            return Err(value_error("layer_norm_epsilon", self.layer_norm_epsilon, rule));
+        }
+        if !(0.0..1e3).contains(&self.initializer_range) {
+            return Err(value_error("initializer_range", self.initializer_range, "in [0, 1000)"));
+        }
+        Ok(())
+    }
+}
+
+fn check_size(name: &'static str, value: usize, max: usize) -> Result<(), ConfigError> {
+    if (1..=max).contains(&value) {
+        return Ok(());
+    }
+    Err(value_error(name, value, format!("an integer from 1 to {max}")))
+}
+
+pub(crate) fn value_error(
+    name: &'static str,
+    value: impl ToString,
+    rule: impl Into<String>,
+) -> ConfigError {
+    ConfigError::Value { name, value: value.to_string(), rule: rule.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sized(n_embd: usize, n_layer: usize, n_head: usize) -> Gpt2Config {
+        Gpt2Config { n_embd, n_layer, n_head, ..Gpt2Config::small() }
+    }
+
+    #[test]
+    fn published_sizes() {
+        assert_eq!(Gpt2Config::small().num_parameters(), 124_439_808);
+        assert_eq!(sized(1024, 24, 16).num_parameters(), 354_823_168);
+        assert_eq!(sized(1280, 36, 20).num_parameters(), 774_030_080);
+        assert_eq!(sized(1600, 48, 25).num_parameters(), 1_557_611_200);
+        let one_more = sized(768, 13, 12).num_parameters();
+        assert_eq!(one_more - Gpt2Config::small().num_parameters(), 7_087_872);
+    }
+
+    #[test]
+    fn an_untied_head_counts() {
+        let untied = Gpt2Config { tie_word_embeddings: false, ..Gpt2Config::small() };
+        assert_eq!(untied.num_parameters(), 124_439_808 + 50257 * 768);
+    }
+
+    #[test]
+    fn values_out_of_range_are_named() {
+        type Edit = fn(&mut Gpt2Config);
+        let table: [(&str, Edit); 17] = [
+            ("vocab_size", |c| c.vocab_size = 0),
+            ("vocab_size", |c| c.vocab_size = usize::MAX),
+            ("n_positions", |c| c.n_positions = 0),
+            ("n_embd", |c| c.n_embd = 0),
+            ("n_embd", |c| c.n_embd = 1 << 40),
+            ("n_layer", |c| c.n_layer = 0),
+            ("n_layer", |c| c.n_layer = 1 << 30),
+            ("n_head", |c| c.n_head = 0),
+            ("n_head", |c| c.n_head = 7),
+            ("n_inner", |c| c.n_inner = Some(0)),
+            ("resid_pdrop", |c| c.resid_pdrop = 1.0),
+            ("embd_pdrop", |c| c.embd_pdrop = -0.1),
+            ("attn_pdrop", |c| c.attn_pdrop = f64::NAN),
+            ("layer_norm_epsilon", |c| c.layer_norm_epsilon = 0.0),
+            ("layer_norm_epsilon", |c| c.layer_norm_epsilon = f64::NAN),
+            ("initializer_range", |c| c.initializer_range = f64::INFINITY),
+            ("initializer_range", |c| c.initializer_range = -1.0),
+        ];
+        for (field, edit) in table {
+            let mut config = Gpt2Config::small();
+            edit(&mut config);
+            let message = config.validate().unwrap_err().to_string();
+            assert!(message.starts_with(&format!("`{field}` is ")), "{message}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn parameter_count_follows_the_closed_form(
+            vocab in 1_usize..300, positions in 1_usize..50, head in 1_usize..5,
+            width in 1_usize..9, layers in 1_usize..5, inner in proptest::option::of(1_usize..40),
+        ) {
+            let d = head * width;
+            let config = Gpt2Config {
+                vocab_size: vocab, n_positions: positions, n_embd: d, n_layer: layers,
+                n_head: head, n_inner: inner, ..Gpt2Config::small()
+            };
+            let i = inner.unwrap_or(4 * d);
+            let block = 4 * d + (3 * d * d + 3 * d) + (d * d + d) + (d * i + i) + (i * d + d);
+            prop_assert!(config.validate().is_ok());
+            let total = (vocab + positions) * d + layers * block + 2 * d;
+            prop_assert_eq!(config.num_parameters(), total);
+        }
+    }
+}

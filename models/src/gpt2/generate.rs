@@ -1,0 +1,361 @@
+//! Continuing a prompt.
+//!
+//! Main type: [`Generation`], an iterator over new tokens. Keys and values of earlier positions are
+//! kept, so that a new token costs one position. A prompt that would outgrow the model's positions is
+//! refused beforehand; the window does not slide.
+
+use burn::tensor::backend::Backend;
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+use thiserror::Error;
+
+use super::attention::{CausalMask, KeyValues};
+use super::batch::{InputError, check_tokens, id_tensor};
+use super::model::Gpt2;
+
+/// How to continue.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GenerateOptions {
+    /// The most tokens to add.
+    pub max_new_tokens: usize,
+    /// How to choose among likely tokens.
+    pub sampling: Sampling,
+    /// Tokens after which to stop; they are still given out. `config.eos_token_ids()` is the
+    /// model's own choice.
+    pub stop: Vec<u32>,
+}
+
+/// How the next token is chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Sampling {
+    /// The likeliest; the lower id of equals.
+    Greedy,
+    /// At random, by the model's probabilities after the filters, applied in this order.
+    Random {
+        /// Decides everything that is random.
+        seed: u64,
+        /// Logits are divided by it; below 1 is bolder, above 1 more even. Positive.
+        temperature: f64,
+        /// Keep this many of the likeliest tokens. None keeps all.
+        top_k: Option<usize>,
+        /// Keep the likeliest tokens that together reach this probability, in (0, 1]. 1 keeps all.
+        top_p: f64,
+    },
+}
+
+/// Why a prompt is not continued.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum GenerateError {
+    /// The prompt itself.
+    #[error("the prompt cannot be used: {0}")]
+    Prompt(#[from] InputError),
+    /// Prompt and continuation have more positions than the model.
+    #[error(
+        "{prompt} tokens of prompt and {max_new_tokens} new ones are more than the model's \
+         `n_positions` = {n_positions}; shorten the prompt or ask for fewer"
+    )]
+    TooLong {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// New tokens asked for.
+        max_new_tokens: usize,
+        /// Positions of the model.
+        n_positions: usize,
+    },
+    /// A sampling option is out of range.
+    #[error("`{name}` is {value}, but it must be {rule}")]
+    Option {
+        /// The option.
+        name: &'static str,
+        /// Its value.
+        value: f64,
+        /// What is accepted.
+        rule: &'static str,
+    },
+}
+
+/// A prompt being continued: yields new tokens until a stop token or the limit.
+#[derive(Debug)]
+pub struct Generation<'a, B: Backend> {
+    model: &'a Gpt2<B>,
+    device: B::Device,
+    /// One entry a block.
+    cache: Vec<Option<KeyValues<B>>>,
+    /// Tokens the cache holds.
+    seen: usize,
+    /// Tokens still to be fed: the prompt, later the last token. Empty when done.
+    unseen: Vec<u32>,
+    left: usize,
+    chooser: Chooser,
+    stop: Vec<u32>,
+}
+
+impl<B: Backend> Gpt2<B> {
+    /// Continues `prompt`.
+    ///
+    /// # Errors
+    /// [`GenerateError`] if the prompt is empty, has tokens outside the vocabulary or leaves no room
+    /// for `max_new_tokens`, or an option is out of range.
+    pub fn generate(
+        &self,
+        prompt: &[u32],
+        options: &GenerateOptions,
+    ) -> Result<Generation<'_, B>, GenerateError> {
+        let (config, max_new_tokens) = (self.config(), options.max_new_tokens);
+        check_tokens(config, prompt, [1, prompt.len()])?;
+        if prompt.len().saturating_add(max_new_tokens) > config.n_positions {
+            let (prompt, n_positions) = (prompt.len(), config.n_positions);
+            return Err(GenerateError::TooLong { prompt, max_new_tokens, n_positions });
+        }
+        Ok(Generation {
+            model: self,
+            device: self.device(),
+            cache: vec![None; config.n_layer],
+            seen: 0,
+            unseen: prompt.to_vec(),
+            left: max_new_tokens,
+            chooser: Chooser::new(&options.sampling)?,
+            stop: options.stop.clone(),
+        })
+    }
+}
+
+impl<B: Backend> Generation<'_, B> {
+    /// Logits of what follows the unseen tokens, which are seen from then on.
+    fn advance(&mut self) -> Vec<f32> {
+        let queries = self.unseen.len();
+        let mask = CausalMask::new(1, self.seen, queries, &self.device);
+        let ids = id_tensor(&self.unseen, [1, queries], &self.device);
+        let hidden = self.model.hidden(ids, &mask, Some(&mut self.cache));
+        self.seen += queries;
+        let last = hidden.narrow(0, queries - 1, 1);
+        self.model.logits(last).into_data().iter::<f32>().collect()
+    }
+}
+
+impl<B: Backend> Iterator for Generation<'_, B> {
+    type Item = u32;
+
+    fn next(&mut self) -> Option<u32> {
+        if self.left == 0 {
+            return None;
+        }
+        let logits = self.advance();
+        let token = self.chooser.choose(&logits);
+        self.unseen = vec![token];
+        self.left = if self.stop.contains(&token) { 0 } else { self.left - 1 };
+        Some(token)
+    }
+}
+
+/// Chooses tokens from logits.
+#[derive(Debug)]
+enum Chooser {
+    Greedy,
+    Random { generator: Box<ChaCha8Rng>, temperature: f64, top_k: usize, top_p: f64 },
+}
+
+impl Chooser {
+    fn new(sampling: &Sampling) -> Result<Self, GenerateError> {
+        let Sampling::Random { seed, temperature, top_k, top_p } = *sampling else {
+            return Ok(Self::Greedy);
+        };
+        let refuse = |name, value, rule| Err(GenerateError::Option { name, value, rule });
+        if !(temperature.is_finite() && temperature > 0.0) {
+            return refuse(
+                "temperature",
+                temperature,
+                "positive (greedy choice is its limit at 0)",
+            );
+        }
+        if !(top_p > 0.0 && top_p <= 1.0) {
+            return refuse("top_p", top_p, "in (0, 1]");
+        }
+        let top_k = match top_k {
+            Some(0) => return refuse("top_k", 0.0, "at least 1, or absent to keep all tokens"),
+            Some(count) => count,
+            None => usize::MAX,
+        };
+        let generator = Box::new(ChaCha8Rng::seed_from_u64(seed));
+        Ok(Self::Random { generator, temperature, top_k, top_p })
+    }
+
+    /// The id of the chosen token. `logits` has at least one.
+    fn choose(&mut self, logits: &[f32]) -> u32 {
+        // Likeliest first, the lower id of equals; ids fit, the vocabulary is below 2^24.
+        let mut ranked: Vec<(u32, f64)> =
+            (0..).zip(logits.iter().map(|logit| f64::from(*logit))).collect();
+        let better = |a: &(u32, f64), b: &(u32, f64)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+        match self {
+            Self::Greedy => ranked.into_iter().min_by(better).map_or(0, |(id, _)| id),
+            Self::Random { generator, temperature, top_k, top_p } => {
+                ranked.sort_unstable_by(better);
+                ranked.truncate(*top_k);
+                weigh(&mut ranked, *temperature);
+                keep_mass(&mut ranked, *top_p);
+                // 53 random bits: uniform in [0, 1).
+                let uniform = (generator.next_u64() >> 11) as f64 / (1_u64 << 53) as f64;
+                draw(&ranked, uniform)
+            }
+        }
+    }
+}
+
+/// Turns logits, highest first, into probabilities at a temperature.
+fn weigh(ranked: &mut [(u32, f64)], temperature: f64) {
+    let highest = ranked[0].1;
+    for (_, value) in ranked.iter_mut() {
+        *value = ((*value - highest) / temperature).exp();
+    }
+    let sum: f64 = ranked.iter().map(|(_, value)| value).sum();
+    ranked.iter_mut().for_each(|(_, value)| *value /= sum);
+}
+
+/// Keeps the shortest beginning whose probabilities reach `mass`; at least one token.
+fn keep_mass(ranked: &mut Vec<(u32, f64)>, mass: f64) {
+    let mut sum = 0.0;
+    let reached = ranked.iter().position(|(_, probability)| {
+        sum += probability;
+        sum >= mass
+    });
+    if let Some(last) = reached {
+        ranked.truncate(last + 1);
+    }
+}
+
+/// The token at `uniform`, in [0, 1), of the cumulated weights.
+fn draw(ranked: &[(u32, f64)], uniform: f64) -> u32 {
+    let mut left = uniform * ranked.iter().map(|(_, weight)| weight).sum::<f64>();
+    for (id, weight) in ranked {
+        left -= weight;
+        if left < 0.0 {
+            return *id;
+        }
+    }
+    // Rounding used up all of it: the last one.
+    ranked[ranked.len() - 1].0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpt2::Gpt2Config;
+    use burn::tensor::Tensor;
+    use burn_flex::Flex;
+
+    fn random(temperature: f64, top_k: Option<usize>, top_p: f64) -> Sampling {
+        Sampling::Random { seed: 9, temperature, top_k, top_p }
+    }
+
+    fn frequencies(sampling: &Sampling, logits: &[f32]) -> Vec<f64> {
+        let mut chooser = Chooser::new(sampling).unwrap();
+        let mut counts = vec![0.0; logits.len()];
+        for _ in 0..20_000 {
+            counts[chooser.choose(logits) as usize] += 1.0 / 20_000.0;
+        }
+        counts
+    }
+
+    /// Logits of probabilities 1/2, 1/8, 1/4, 1/8.
+    const LOGITS: [f32; 4] = [0.0, -1.386_294_4, -std::f32::consts::LN_2, -1.386_294_4];
+
+    #[test]
+    fn random_choice_follows_the_probabilities() {
+        let table: [(Sampling, [f64; 4]); 5] = [
+            (random(1.0, None, 1.0), [0.5, 0.125, 0.25, 0.125]),
+            // Squared probabilities, of sum 11/32.
+            (random(0.5, None, 1.0), [8.0 / 11.0, 0.5 / 11.0, 2.0 / 11.0, 0.5 / 11.0]),
+            (random(1.0, Some(2), 1.0), [2.0 / 3.0, 0.0, 1.0 / 3.0, 0.0]),
+            (random(1.0, None, 0.6), [2.0 / 3.0, 0.0, 1.0 / 3.0, 0.0]),
+            (random(1.0, None, 0.1), [1.0, 0.0, 0.0, 0.0]),
+        ];
+        for (sampling, expected) in table {
+            for (found, expected) in frequencies(&sampling, &LOGITS).iter().zip(expected) {
+                // Four standard errors of a frequency, at most 0.5 / sqrt(20000).
+                assert!((found - expected).abs() < 0.0142, "{sampling:?}: {found} {expected}");
+                assert_eq!(*found == 0.0, expected == 0.0);
+            }
+        }
+    }
+
+    #[test]
+    fn greedy_takes_the_first_of_equals_and_survives_wild_logits() {
+        let choose = |logits: &[f32]| Chooser::Greedy.choose(logits);
+        assert_eq!(choose(&[1.0, 3.0, 3.0]), 1);
+        assert_eq!(choose(&[f32::NEG_INFINITY; 3]), 0);
+        let mut chooser = Chooser::new(&random(1.0, None, 0.9)).unwrap();
+        assert!(chooser.choose(&[f32::NAN; 3]) < 3);
+    }
+
+    fn model() -> Gpt2<Flex> {
+        let config = Gpt2Config {
+            vocab_size: 23,
+            n_positions: 12,
+            n_embd: 12,
+            n_layer: 2,
+            n_head: 3,
+            initializer_range: 0.5,
+            ..Gpt2Config::small()
+        };
+        Gpt2::new(&config, 11, &Default::default()).unwrap()
+    }
+
+    fn options(max_new_tokens: usize, sampling: Sampling) -> GenerateOptions {
+        GenerateOptions { max_new_tokens, sampling, stop: Vec::new() }
+    }
+
+    #[test]
+    fn the_cache_gives_the_logits_of_the_whole_sequence() {
+        let model = model();
+        let prompt = [3, 1, 4];
+        let mut generation = model.generate(&prompt, &options(8, Sampling::Greedy)).unwrap();
+        let mut tokens = prompt.to_vec();
+        for _ in 0..8 {
+            let cached = generation.advance();
+            let ids = id_tensor::<Flex>(&tokens, [1, tokens.len()], &Default::default());
+            let whole: Tensor<Flex, 3> = model.forward(ids).narrow(1, tokens.len() - 1, 1);
+            let whole: Vec<f32> = whole.into_data().to_vec().unwrap();
+            for (a, b) in cached.iter().zip(&whole) {
+                assert!((a - b).abs() < 1e-5, "{a} {b}");
+            }
+            let token = Chooser::Greedy.choose(&whole);
+            generation.unseen = vec![token];
+            tokens.push(token);
+        }
+    }
+
+    #[test]
+    fn a_seed_decides_and_stop_tokens_end() {
+        let model = model();
+        let sampling = random(1.5, None, 1.0);
+        let all: Vec<u32> = model.generate(&[1], &options(11, sampling.clone())).unwrap().collect();
+        assert_eq!(all.len(), 11);
+        let again = model.generate(&[1], &options(11, sampling.clone())).unwrap();
+        assert_eq!(again.collect::<Vec<_>>(), all);
+        let stop = GenerateOptions { stop: vec![all[4]], ..options(11, sampling) };
+        let first = all.iter().position(|token| *token == all[4]).unwrap();
+        let stopped: Vec<u32> = model.generate(&[1], &stop).unwrap().collect();
+        assert_eq!(stopped, all[..=first]);
+    }
+
+    #[test]
+    fn refusals() {
+        let model = model();
+        let greedy = |count| options(count, Sampling::Greedy);
+        let table: [(&[u32], GenerateOptions, &str); 8] = [
+            (&[], greedy(1), "is empty"),
+            (&[23], greedy(1), "input id 23 (sequence 0, position 0)"),
+            (&[1; 13], greedy(0), "`n_positions` = 12"),
+            (&[1; 10], greedy(3), "10 tokens of prompt and 3 new ones are more than"),
+            (&[1], greedy(usize::MAX), "are more than"),
+            (&[1], options(1, random(0.0, None, 1.0)), "`temperature` is 0"),
+            (&[1], options(1, random(1.0, Some(0), 1.0)), "`top_k` is 0"),
+            (&[1], options(1, random(1.0, None, f64::NAN)), "`top_p` is NaN"),
+        ];
+        for (prompt, options, expected) in table {
+            let message = model.generate(prompt, &options).unwrap_err().to_string();
+            assert!(message.contains(expected), "{message}");
+        }
+        assert_eq!(model.generate(&[1; 12], &greedy(0)).unwrap().next(), None);
+    }
+}

@@ -1,0 +1,95 @@
+//! The feed-forward half of a block.
+//!
+//! Main type: [`Mlp`].
+
+use burn::module::Module;
+use burn::nn::{Dropout, DropoutConfig, Linear};
+use burn::tensor::{Tensor, backend::Backend};
+
+use super::activation::Activation;
+use super::config::Gpt2Config;
+use super::weights::{Values, WeightInit};
+
+/// Two projections with a non-linearity between, and dropout after.
+#[derive(Module, Debug)]
+pub(crate) struct Mlp<B: Backend> {
+    c_fc: Linear<B>,
+    c_proj: Linear<B>,
+    dropout: Dropout,
+    #[module(skip)]
+    activation: Activation,
+}
+
+impl<B: Backend> Mlp<B> {
+    pub(crate) fn new(init: &WeightInit<B>, path: &str, config: &Gpt2Config) -> Self {
+        let (width, inner) = (config.n_embd, config.inner_width());
+        let (std, residual_std) = (config.initializer_range, config.residual_std());
+        Self {
+            c_fc: conv1d(init, &format!("{path}.c_fc"), [width, inner], std),
+            c_proj: conv1d(init, &format!("{path}.c_proj"), [inner, width], residual_std),
+            dropout: DropoutConfig::new(config.resid_pdrop).init(),
+            activation: config.activation_function,
+        }
+    }
+
+    /// `x` and the result: `[rows, width]`.
+    pub(crate) fn forward(&self, x: Tensor<B, 2>) -> Tensor<B, 2> {
+        let inner = self.activation.forward(self.c_fc.forward(x));
+        self.dropout.forward(self.c_proj.forward(inner))
+    }
+}
+
+/// The projection that `transformers` calls Conv1D: weight `[in, out]`, as Burn's linear layer has it.
+pub(crate) fn conv1d<B: Backend>(
+    init: &WeightInit<B>,
+    path: &str,
+    shape: [usize; 2],
+    std: f64,
+) -> Linear<B> {
+    Linear {
+        weight: init.param(&format!("{path}.weight"), shape, Values::Normal { std }),
+        bias: Some(init.param(&format!("{path}.bias"), [shape[1]], Values::Zeros)),
+    }
+}
+
+impl Gpt2Config {
+    /// Standard deviation of the initial projections that add to the residual stream, two a block
+    /// (Radford et al. 2019, section 2.3).
+    pub(crate) fn residual_std(&self) -> f64 {
+        self.initializer_range / ((2 * self.n_layer) as f64).sqrt()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn_flex::Flex;
+
+    #[test]
+    fn a_linear_activation_makes_it_two_products() {
+        let device = Default::default();
+        let config = Gpt2Config {
+            n_embd: 2,
+            n_head: 1,
+            n_inner: Some(3),
+            activation_function: Activation::Relu,
+            ..Gpt2Config::small()
+        };
+        let mut mlp = Mlp::<Flex>::new(&WeightInit::new(1, &device), "mlp", &config);
+        let set = |values: &[f32], shape: [usize; 2]| {
+            let x = Tensor::<Flex, 1>::from_floats(values, &device).reshape(shape);
+            burn::module::Param::from_tensor(x)
+        };
+        mlp.c_fc.weight = set(&[1.0, 0.0, 2.0, 0.0, 1.0, -3.0], [2, 3]);
+        mlp.c_proj.weight = set(&[1.0, 0.0, 0.0, 1.0, 5.0, 5.0], [3, 2]);
+        let x = Tensor::from_floats([[2.0, 4.0]], &device);
+        // [2, 4, -8] after the first product; the negative one is cut off.
+        assert_eq!(mlp.forward(x).into_data().to_vec::<f32>().unwrap(), [2.0, 4.0]);
+    }
+
+    #[test]
+    fn residual_projections_start_smaller_in_deep_models() {
+        let config = Gpt2Config { n_layer: 8, ..Gpt2Config::small() };
+        assert_eq!(config.residual_std(), 0.005);
+    }
+}

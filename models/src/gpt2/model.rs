@@ -1,0 +1,256 @@
+//! The GPT-2 language model.
+//!
+//! Main type: [`Gpt2`]. Its forward pass trusts its input, as device tensors cannot be checked
+//! cheaply; user data goes through [`CausalBatch`], which does check.
+
+use burn::module::{Module, Param};
+use burn::nn::{Dropout, DropoutConfig, Embedding};
+use burn::tensor::{Int, Tensor, backend::Backend};
+
+use super::attention::{CausalMask, KeyValues};
+use super::batch::CausalBatch;
+use super::block::Block;
+use super::config::{ConfigError, Gpt2Config};
+use super::loss::{CausalLoss, cross_entropy_sum};
+use super::norm::LayerNorm;
+use super::parameters::HEAD;
+use super::weights::{Values, WeightInit};
+
+/// GPT-2 with its language-model head.
+///
+/// Dropout is active on backends that differentiate and nowhere else.
+#[derive(Module, Debug)]
+pub struct Gpt2<B: Backend> {
+    wte: Embedding<B>,
+    wpe: Embedding<B>,
+    drop: Dropout,
+    h: Vec<Block<B>>,
+    ln_f: LayerNorm<B>,
+    /// The head's own weight, `[vocab, width]`; without it the head is `wte`, the same parameter.
+    lm_head: Option<Head<B>>,
+    #[module(skip)]
+    config: Gpt2Config,
+}
+
+/// An output projection of its own.
+#[derive(Module, Debug)]
+struct Head<B: Backend> {
+    weight: Param<Tensor<B, 2>>,
+}
+
+impl<B: Backend> Gpt2<B> {
+    /// A model with initial weights that depend on `seed` and each parameter's path alone: normal
+    /// with the config's `initializer_range`, smaller by `sqrt(2 n_layer)` where a projection adds to
+    /// the residual stream, biases 0, norms 1. They are drawn when first used.
+    ///
+    /// # Errors
+    /// [`ConfigError`] if `config` does not hold together.
+    pub fn new(config: &Gpt2Config, seed: u64, device: &B::Device) -> Result<Self, ConfigError> {
+        config.validate()?;
+        let init = WeightInit::new(seed, device);
+        let (vocab, width) = (config.vocab_size, config.n_embd);
+        let normal = Values::Normal { std: config.initializer_range };
+        let table = |path: &str, rows| init.param(path, [rows, width], normal);
+        Ok(Self {
+            wte: Embedding { weight: table("wte.weight", vocab) },
+            wpe: Embedding { weight: table("wpe.weight", config.n_positions) },
+            drop: DropoutConfig::new(config.embd_pdrop).init(),
+            h: (0..config.n_layer).map(|block| Block::new(&init, block, config)).collect(),
+            ln_f: LayerNorm::new(&init, "ln_f", width, config.layer_norm_epsilon),
+            lm_head: (!config.tie_word_embeddings).then(|| Head { weight: table(HEAD, vocab) }),
+            config: config.clone(),
+        })
+    }
+
+    /// The model's configuration.
+    #[must_use]
+    pub fn config(&self) -> &Gpt2Config {
+        &self.config
+    }
+
+    /// Where the model's weights are.
+    pub(crate) fn device(&self) -> B::Device {
+        self.wte.weight.lazy_device()
+    }
+
+    /// Logits `[batch, length, vocab]` of what follows each position of `input_ids`
+    /// `[batch, length]`.
+    ///
+    /// # Panics
+    /// If `length` exceeds `n_positions`. Ids outside the vocabulary are the backend's to notice;
+    /// [`CausalBatch`] checks both beforehand.
+    pub fn forward(&self, input_ids: Tensor<B, 2, Int>) -> Tensor<B, 3> {
+        let [batch, length] = input_ids.dims();
+        let mask = CausalMask::new(batch, 0, length, &input_ids.device());
+        let hidden = self.hidden(input_ids, &mask, None);
+        self.logits(hidden).reshape([batch, length, self.config.vocab_size])
+    }
+
+    /// The language-model loss of a batch.
+    ///
+    /// Only the positions that predict something go through the final norm and the head.
+    pub fn loss(&self, batch: &CausalBatch<B>) -> CausalLoss<B> {
+        let [rows, length] = batch.input_ids.dims();
+        let mask = CausalMask::new(rows, 0, length, &batch.input_ids.device());
+        let hidden = self.hidden(batch.input_ids.clone(), &mask, None);
+        let logits = self.logits(hidden.select(0, batch.positions.clone()));
+        let sum = cross_entropy_sum(logits, batch.targets.clone());
+        let tokens = batch.tokens();
+        CausalLoss { sum: if tokens == 0 { sum * 0.0 } else { sum }, tokens }
+    }
+
+    /// The residual stream after the last block, `[batch * queries, width]`.
+    ///
+    /// With `cache`, one entry a block, `input_ids` continue the positions it holds.
+    pub(crate) fn hidden(
+        &self,
+        input_ids: Tensor<B, 2, Int>,
+        mask: &CausalMask<B>,
+        mut cache: Option<&mut [Option<KeyValues<B>>]>,
+    ) -> Tensor<B, 2> {
+        assert!(
+            mask.keys <= self.config.n_positions,
+            "sequences of {} tokens are longer than n_positions = {}",
+            mask.keys,
+            self.config.n_positions
+        );
+        let mut x = self.embed(input_ids, mask);
+        for (index, block) in self.h.iter().enumerate() {
+            x = block.forward(x, mask, cache.as_mut().map(|cache| &mut cache[index]));
+        }
+        x
+    }
+
+    /// Token plus position embeddings, `[batch * queries, width]`.
+    fn embed(&self, input_ids: Tensor<B, 2, Int>, mask: &CausalMask<B>) -> Tensor<B, 2> {
+        let CausalMask { batch, queries, keys, .. } = *mask;
+        let width = self.config.n_embd;
+        // With a sequence a row, the positions are one row shared by all.
+        let tokens = self.wte.forward(input_ids).reshape([batch, queries * width]);
+        let positions = self.wpe.weight.val().slice([keys - queries..keys, 0..width]);
+        let embedded = tokens + positions.reshape([1, queries * width]);
+        self.drop.forward(embedded.reshape([batch * queries, width]))
+    }
+
+    /// Logits `[rows, vocab]` of rows of the residual stream.
+    pub(crate) fn logits(&self, hidden: Tensor<B, 2>) -> Tensor<B, 2> {
+        let table = self.lm_head.as_ref().map_or(&self.wte.weight, |head| &head.weight);
+        self.ln_f.forward(hidden).matmul(table.val().transpose())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::module::ModuleMapper;
+    use burn::tensor::{DType, TensorData};
+    use burn_flex::Flex;
+    use proptest::prelude::*;
+
+    fn config() -> Gpt2Config {
+        Gpt2Config {
+            vocab_size: 19,
+            n_positions: 9,
+            n_embd: 10,
+            n_layer: 2,
+            n_head: 2,
+            initializer_range: 0.3,
+            ..Gpt2Config::small()
+        }
+    }
+
+    fn model() -> Gpt2<Flex> {
+        Gpt2::new(&config(), 4, &Default::default()).unwrap()
+    }
+
+    /// Logits of each position, one after the other.
+    fn logits(ids: &[i32], batch: usize) -> Vec<f32> {
+        let shape = [batch, ids.len() / batch];
+        let ids = Tensor::from_data(TensorData::new(ids.to_vec(), shape), &Default::default());
+        model().forward(ids).into_data().to_vec().unwrap()
+    }
+
+    fn loss(model: &Gpt2<Flex>, ids: &[u32], shape: [usize; 2]) -> CausalLoss<Flex> {
+        let batch = CausalBatch::new(&config(), ids, None, shape, &Default::default()).unwrap();
+        model.loss(&batch)
+    }
+
+    #[test]
+    fn an_invalid_config_is_refused() {
+        let config = Gpt2Config { n_head: 3, ..config() };
+        assert!(Gpt2::<Flex>::new(&config, 0, &Default::default()).is_err());
+    }
+
+    #[test]
+    fn initial_loss_is_near_that_of_guessing() {
+        let config = Gpt2Config { initializer_range: 0.02, ..config() };
+        let model = Gpt2::<Flex>::new(&config, 1, &Default::default()).unwrap();
+        let mean = loss(&model, &[1, 5, 18, 0, 7, 3], [1, 6]).mean().into_scalar();
+        assert!((mean - 19_f32.ln()).abs() < 0.1, "{mean}");
+    }
+
+    struct ToBf16;
+
+    impl ModuleMapper<Flex> for ToBf16 {
+        fn map_float<const D: usize>(
+            &mut self,
+            param: Param<Tensor<Flex, D>>,
+        ) -> Param<Tensor<Flex, D>> {
+            param.map(|tensor| tensor.cast(DType::BF16))
+        }
+    }
+
+    #[test]
+    fn bf16_weights_give_an_f32_loss() {
+        let ids = [1, 5, 18, 0, 7, 3, 2, 2];
+        let full = loss(&model(), &ids, [2, 4]).mean().into_scalar();
+        let half = loss(&model().map(&mut ToBf16), &ids, [2, 4]).mean();
+        assert_eq!(half.dtype(), DType::F32);
+        // bfloat16 has 8 bits of precision.
+        assert!((half.into_scalar() - full).abs() < 0.05 * full);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+        #[test]
+        fn later_tokens_change_nothing_earlier(
+            ids in proptest::collection::vec(0_i32..19, 2..9), at in 1_usize..8, other in 0_i32..19,
+        ) {
+            let at = at.min(ids.len() - 1);
+            let mut changed = ids.clone();
+            changed[at] = other;
+            let (before, after) = (logits(&ids, 1), logits(&changed, 1));
+            prop_assert_eq!(&before[..at * 19], &after[..at * 19]);
+        }
+
+        #[test]
+        fn sequences_of_a_batch_are_independent(
+            ids in proptest::collection::vec(0_i32..19, 5..9), first in 0_i32..19,
+        ) {
+            let mut other = ids.clone();
+            other[0] = first;
+            let both = logits(&[other.clone(), ids.clone()].concat(), 2);
+            let apart = [logits(&other, 1), logits(&ids, 1)].concat();
+            for (a, b) in both.iter().zip(&apart) {
+                prop_assert!((a - b).abs() < 1e-5);
+            }
+        }
+
+        #[test]
+        fn loss_is_the_cross_entropy_of_the_logits(
+            ids in proptest::collection::vec(0_u32..19, 8),
+        ) {
+            let signed: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
+            let logits = logits(&signed, 2);
+            let expected: f64 = [0, 1, 2, 4, 5, 6].iter().map(|row| {
+                let row_logits = &logits[row * 19..(row + 1) * 19];
+                let sum: f64 = row_logits.iter().map(|x| f64::from(*x).exp()).sum();
+                sum.ln() - f64::from(row_logits[ids[row + 1] as usize])
+            }).sum();
+            let loss = loss(&model(), &ids, [2, 4]);
+            prop_assert_eq!(loss.tokens, 6);
+            prop_assert!((f64::from(loss.sum.into_scalar()) - expected).abs() < 1e-4);
+        }
+    }
+}

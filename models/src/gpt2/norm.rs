@@ -1,0 +1,72 @@
+//! Layer normalisation with the parameter names of `transformers`.
+//!
+//! Burn's own module calls them `gamma` and `beta` and computes in the dtype of its input; this one
+//! calls them `weight` and `bias` and always computes in at least f32.
+
+use burn::module::{Module, Param};
+use burn::tensor::{Tensor, TensorPrimitive, backend::Backend};
+
+use super::precision::in_f32;
+use super::weights::{Values, WeightInit};
+
+/// `(x - mean) / sqrt(var + epsilon) * weight + bias` over the last axis, biased variance.
+#[derive(Module, Debug)]
+pub(crate) struct LayerNorm<B: Backend> {
+    weight: Param<Tensor<B, 1>>,
+    bias: Param<Tensor<B, 1>>,
+    epsilon: f64,
+}
+
+impl<B: Backend> LayerNorm<B> {
+    pub(crate) fn new(init: &WeightInit<B>, path: &str, width: usize, epsilon: f64) -> Self {
+        Self {
+            weight: init.param(&format!("{path}.weight"), [width], Values::Ones),
+            bias: init.param(&format!("{path}.bias"), [width], Values::Zeros),
+            epsilon,
+        }
+    }
+
+    /// `x`: `[.., width]`; the result has its shape and dtype.
+    pub(crate) fn forward<const D: usize>(&self, x: Tensor<B, D>) -> Tensor<B, D> {
+        let dtype = x.dtype();
+        let normalised = B::layer_norm(
+            in_f32(x).into_primitive().tensor(),
+            in_f32(self.weight.val()).into_primitive().tensor(),
+            Some(in_f32(self.bias.val()).into_primitive().tensor()),
+            self.epsilon,
+        );
+        Tensor::<B, D>::from_primitive(TensorPrimitive::Float(normalised)).cast(dtype)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::DType;
+    use burn_flex::Flex;
+
+    fn forward(dtype: DType, values: &[f32]) -> Vec<f32> {
+        let device = Default::default();
+        let norm = LayerNorm::<Flex>::new(&WeightInit::new(1, &device), "ln", values.len(), 1e-5);
+        let x = Tensor::<Flex, 1>::from_floats(values, &device).cast(dtype).unsqueeze::<2>();
+        let y = norm.forward(x);
+        assert_eq!(y.dtype(), dtype);
+        y.into_data().convert::<f32>().to_vec().unwrap()
+    }
+
+    #[test]
+    fn matches_the_formula() {
+        let y = forward(DType::F32, &[1.0, 2.0, 3.0, 6.0]);
+        let deviation = (3.5_f32 + 1e-5).sqrt();
+        for (y, x) in y.iter().zip([-2.0, -1.0, 0.0, 3.0]) {
+            assert!((y - x / deviation).abs() < 1e-6);
+        }
+    }
+
+    #[test]
+    fn half_precision_is_computed_in_f32() {
+        // The squares overflow f16 (65504) by far.
+        let y = forward(DType::F16, &[-3000.0, 3000.0]);
+        assert_eq!(y, [-1.0, 1.0]);
+    }
+}

@@ -1,0 +1,115 @@
+//! One safetensors file, opened for reading tensor by tensor.
+//!
+//! Main type: [`TensorFile`]. The header is checked completely when the file is opened (lengths,
+//! offsets, overlaps, the file's own size); tensors are streamed afterwards, so that a file is never
+//! in memory as a whole. See the format at <https://github.com/huggingface/safetensors>.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
+
+use super::checkpoint::CheckpointError;
+use super::precision::SavedPrecision;
+
+/// The largest header safetensors allows, in bytes.
+const MAX_HEADER: u64 = 100_000_000;
+/// Bytes read at a time; a multiple of every element's size.
+const CHUNK: usize = 1 << 20;
+
+/// A file whose header has been found sound.
+#[derive(Debug)]
+pub(crate) struct TensorFile {
+    path: PathBuf,
+    file: File,
+    /// Where the tensors begin, in bytes.
+    data_start: u64,
+    header: Metadata,
+}
+
+impl TensorFile {
+    /// Opens the file and checks its header against its size.
+    pub(crate) fn open(path: &Path) -> Result<Self, CheckpointError> {
+        let io = |source| CheckpointError::io("open", path, source);
+        let format = |reason: String| CheckpointError::Format { path: path.to_owned(), reason };
+        let mut file = File::open(path).map_err(io)?;
+        let metadata = file.metadata().map_err(io)?;
+        if !metadata.is_file() {
+            return Err(format("it is not a regular file".into()));
+        }
+        let size = metadata.len();
+        if size < 8 {
+            return Err(format(format!(
+                "it has {size} bytes, fewer than the 8 of a header length"
+            )));
+        }
+        let mut length = [0; 8];
+        file.read_exact(&mut length).map_err(io)?;
+        let length = u64::from_le_bytes(length);
+        if length > MAX_HEADER.min(size - 8) {
+            return Err(format(format!(
+                "it announces a header of {length} bytes, but has {size} bytes in all (and {MAX_HEADER} is the most)"
+            )));
+        }
+        // At most MAX_HEADER, so it fits.
+        let mut header = vec![0; length as usize];
+        file.read_exact(&mut header).map_err(io)?;
+        let header: Metadata = serde_json::from_slice(&header)
+            .map_err(|error| format(format!("its header is wrong: {error}")))?;
+        let (data, expected) = (size - 8 - length, header.data_len() as u64);
+        if data != expected {
+            return Err(format(format!(
+                "its header describes {expected} bytes of tensors, but {data} bytes follow; is it truncated?"
+            )));
+        }
+        Ok(Self { path: path.to_owned(), file, data_start: 8 + length, header })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Names of the tensors, in file order.
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.header.offset_keys()
+    }
+
+    pub(crate) fn info(&self, name: &str) -> Option<&TensorInfo> {
+        self.header.info(name)
+    }
+
+    /// Reads a tensor that [`Self::info`] knows, of a type that [`float_type`] knows, as f32.
+    pub(crate) fn read(&mut self, name: &str) -> Result<Vec<f32>, CheckpointError> {
+        let path = &self.path;
+        let info = self.header.info(name).and_then(|info| Some((info, float_type(info.dtype)?)));
+        let Some((info, precision)) = info else {
+            let reason = format!("it has no tensor `{name}` of f32, f16 or bf16");
+            return Err(CheckpointError::Format { path: path.clone(), reason });
+        };
+        let io = |source| CheckpointError::io("read", path, source);
+        let (start, end) = info.data_offsets;
+        self.file.seek(SeekFrom::Start(self.data_start + start as u64)).map_err(io)?;
+        let mut values = Vec::with_capacity((end - start) / precision.size());
+        let mut chunk = vec![0; CHUNK.min(end - start)];
+        let mut left = end - start;
+        while left > 0 {
+            let chunk = &mut chunk[..CHUNK.min(left)];
+            self.file.read_exact(chunk).map_err(io)?;
+            precision.decode(chunk, &mut values);
+            left -= chunk.len();
+        }
+        Ok(values)
+    }
+}
+
+/// The float type of a safetensors type that weights may have.
+pub(crate) fn float_type(dtype: Dtype) -> Option<SavedPrecision> {
+    match dtype {
+        Dtype::F32 => Some(SavedPrecision::F32),
+        Dtype::F16 => Some(SavedPrecision::F16),
+        Dtype::BF16 => Some(SavedPrecision::Bf16),
+        _ => None,
+    }
+}

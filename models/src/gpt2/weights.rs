@@ -1,0 +1,124 @@
+//! Seeded initial weights.
+//!
+//! Main type: [`WeightInit`]. Values come from a generator on the host keyed by the caller's seed
+//! and the parameter's path, so they depend on nothing else: not on the device, the order in which
+//! parameters are made, the number of threads or what was drawn before. They are made when the
+//! parameter is first used; a parameter that a checkpoint fills never draws them.
+
+use burn::module::{Param, ParamId};
+use burn::tensor::{Tensor, TensorData, backend::Backend};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::SeedableRng;
+use rand_distr::{Distribution, StandardNormal};
+
+/// What a parameter starts as.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Values {
+    Zeros,
+    Ones,
+    /// Independent normal values of mean 0.
+    Normal {
+        std: f64,
+    },
+}
+
+/// Makes the parameters of one model.
+#[derive(Debug)]
+pub(crate) struct WeightInit<'a, B: Backend> {
+    seed: u64,
+    device: &'a B::Device,
+}
+
+impl<'a, B: Backend> WeightInit<'a, B> {
+    pub(crate) fn new(seed: u64, device: &'a B::Device) -> Self {
+        Self { seed, device }
+    }
+
+    /// The parameter at module path `path`, lazily filled with `values`.
+    pub(crate) fn param<const D: usize>(
+        &self,
+        path: &str,
+        shape: [usize; D],
+        values: Values,
+    ) -> Param<Tensor<B, D>> {
+        let (seed, path) = (self.seed, path.to_owned());
+        Param::uninitialized(
+            ParamId::new(),
+            move |device, require_grad| {
+                let data =
+                    TensorData::new(draw(seed, &path, shape.iter().product(), values), shape);
+                Tensor::from_data(data, device).set_require_grad(require_grad)
+            },
+            self.device.clone(),
+            true,
+            shape.into(),
+        )
+    }
+}
+
+/// `count` values for the parameter at `path`: one ChaCha stream a path.
+fn draw(seed: u64, path: &str, count: usize, values: Values) -> Vec<f32> {
+    match values {
+        Values::Zeros => vec![0.0; count],
+        Values::Ones => vec![1.0; count],
+        Values::Normal { std } => {
+            let mut generator = ChaCha8Rng::seed_from_u64(seed);
+            generator.set_stream(fnv1a(path));
+            StandardNormal
+                .sample_iter(&mut generator)
+                .take(count)
+                .map(|value: f64| (value * std) as f32)
+                .collect()
+        }
+    }
+}
+
+/// FNV-1a, 64 bits (Fowler, Noll, Vo): a hash that is the same in every build.
+fn fnv1a(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn_flex::Flex;
+
+    const NORMAL: Values = Values::Normal { std: 0.02 };
+
+    #[test]
+    fn values_depend_on_seed_and_path_alone() {
+        let first = draw(7, "h.0.c_fc", 1000, NORMAL);
+        assert_eq!(first, draw(7, "h.0.c_fc", 1000, NORMAL));
+        assert_eq!(first[..10], draw(7, "h.0.c_fc", 10, NORMAL)[..]);
+        assert_ne!(first, draw(8, "h.0.c_fc", 1000, NORMAL));
+        assert_ne!(first, draw(7, "h.1.c_fc", 1000, NORMAL));
+    }
+
+    #[test]
+    fn normal_values_have_the_asked_moments() {
+        let values = draw(3, "wte", 200_000, NORMAL);
+        let mean = values.iter().map(|v| f64::from(*v)).sum::<f64>() / 2e5;
+        let std = (values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / 2e5).sqrt();
+        // Five standard errors: 0.02 / sqrt(2e5) and 0.02 / sqrt(4e5).
+        assert!(mean.abs() < 2.3e-4, "{mean}");
+        assert!((std - 0.02).abs() < 1.6e-4, "{std}");
+    }
+
+    #[test]
+    fn hash_matches_published_vectors() {
+        assert_eq!(fnv1a(""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(fnv1a("a"), 0xaf63_dc4c_8601_ec8c);
+        assert_eq!(fnv1a("foobar"), 0x8594_4171_f739_67e8);
+    }
+
+    #[test]
+    fn a_copied_parameter_draws_the_same_values() {
+        let device = Default::default();
+        let param = WeightInit::<Flex>::new(1, &device).param("w", [3, 5], NORMAL);
+        let copy = param.clone();
+        assert!(!param.is_initialized());
+        assert_eq!(param.val().into_data(), copy.val().into_data());
+    }
+}

@@ -1,0 +1,532 @@
+//! Checkpoints survive a round trip to the bit, and files that are wrong are refused by name without
+//! a panic and without leaving anything behind.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use burn::tensor::{DType, Int, Tensor, TensorData};
+use burn_flex::Flex;
+use deepburn_models::gpt2::{
+    Checkpoint, CheckpointError, CheckpointWriter, Gpt2, Gpt2Config, SavedPrecision, hf_name,
+};
+use proptest::prelude::*;
+use safetensors::tensor::{Dtype, TensorView, serialize};
+use serde_json::{Map, Value, json};
+use tempfile::TempDir;
+
+/// A tensor as it is put into a test file.
+#[derive(Clone, Debug)]
+struct Entry {
+    name: String,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+fn entry(name: impl Into<String>, shape: &[usize], value: impl Fn(usize) -> f32) -> Entry {
+    let bytes = (0..shape.iter().product()).flat_map(|i| value(i).to_le_bytes()).collect();
+    Entry { name: name.into(), dtype: Dtype::F32, shape: shape.to_vec(), bytes }
+}
+
+fn config(tied: bool) -> Gpt2Config {
+    Gpt2Config {
+        vocab_size: 11,
+        n_positions: 6,
+        n_embd: 4,
+        n_layer: 2,
+        n_head: 2,
+        n_inner: Some(3),
+        tie_word_embeddings: tied,
+        ..Gpt2Config::small()
+    }
+}
+
+/// All tensors of the config, with values that differ everywhere.
+fn entries(config: &Gpt2Config) -> Vec<Entry> {
+    let parameters = config.parameters().into_iter().enumerate();
+    parameters
+        .map(|(n, p)| {
+            entry(hf_name(&p.path), &p.shape, |i| ((n * 37 + i) as f32 * 0.731).sin() * 0.5)
+        })
+        .collect()
+}
+
+fn bytes_of(entries: &[Entry]) -> Vec<u8> {
+    let views = entries
+        .iter()
+        .map(|e| (e.name.clone(), TensorView::new(e.dtype, e.shape.clone(), &e.bytes).unwrap()));
+    serialize(views, None).unwrap()
+}
+
+fn write_config(folder: &Path, config: &Gpt2Config) {
+    fs::write(folder.join("config.json"), serde_json::to_string(config).unwrap()).unwrap();
+}
+
+fn folder_of(config: &Gpt2Config, entries: &[Entry]) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    write_config(folder.path(), config);
+    fs::write(folder.path().join("model.safetensors"), bytes_of(entries)).unwrap();
+    folder
+}
+
+fn load(folder: &Path) -> Result<Gpt2<Flex>, CheckpointError> {
+    let checkpoint = Checkpoint::open(folder)?;
+    let config = checkpoint.config().clone();
+    checkpoint.load(&config, &Default::default())
+}
+
+fn logits(model: &Gpt2<Flex>) -> TensorData {
+    let ids = Tensor::<Flex, 2, Int>::from_ints([[1, 5, 10, 0], [3, 3, 2, 9]], &Default::default());
+    model.forward(ids).into_data()
+}
+
+fn files(folder: &Path) -> Vec<String> {
+    let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name();
+    let mut names: Vec<_> =
+        fs::read_dir(folder).unwrap().map(|entry| name(entry).into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn saving_and_loading_keeps_every_bit() {
+    for tied in [true, false] {
+        let folder = tempfile::tempdir().unwrap();
+        let first = folder.path().join("new/first");
+        let model = Gpt2::<Flex>::new(&config(tied), 3, &Default::default()).unwrap();
+        model.save(&first, SavedPrecision::F32).unwrap();
+        assert_eq!(files(&first), ["config.json", "generation_config.json", "model.safetensors"]);
+        let loaded = load(&first).unwrap();
+        assert_eq!(logits(&loaded), logits(&model));
+        let second = folder.path().join("second");
+        loaded.save(&second, SavedPrecision::F32).unwrap();
+        for name in files(&first) {
+            assert!(fs::read(first.join(&name)).unwrap() == fs::read(second.join(&name)).unwrap());
+        }
+    }
+}
+
+#[test]
+fn a_saved_transformers_checkpoint_is_the_same_file() {
+    let data = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    for name in ["tiny", "odd"] {
+        let folder = tempfile::tempdir().unwrap();
+        load(&data.join(name)).unwrap().save(folder.path(), SavedPrecision::F32).unwrap();
+        let read = |folder: &Path, file| fs::read(folder.join(file)).unwrap();
+        let file = "model.safetensors";
+        assert!(read(folder.path(), file) == read(&data.join(name), file), "{name}");
+        let config = |folder: &Path| -> Map<String, Value> {
+            serde_json::from_slice(&read(folder, "config.json")).unwrap()
+        };
+        assert_eq!(config(folder.path()), config(&data.join(name)));
+    }
+}
+
+#[test]
+fn half_precision_is_read_and_written() {
+    let config = config(true);
+    let full = folder_of(&config, &entries(&config));
+    let model = load(full.path()).unwrap();
+    for (precision, dtype, name) in [
+        (SavedPrecision::F16, Dtype::F16, "float16"),
+        (SavedPrecision::Bf16, Dtype::BF16, "bfloat16"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        model.save(folder.path(), precision).unwrap();
+        let bytes = fs::read(folder.path().join("model.safetensors")).unwrap();
+        let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        assert_eq!(file.tensor("transformer.wte.weight").unwrap().dtype(), dtype);
+        let text = fs::read_to_string(folder.path().join("config.json")).unwrap();
+        assert!(text.contains(&format!("\"dtype\": \"{name}\"")), "{text}");
+        // Rounded once, the values keep their bits from then on.
+        let rounded = load(folder.path()).unwrap();
+        let again = tempfile::tempdir().unwrap();
+        rounded.save(again.path(), precision).unwrap();
+        assert!(bytes == fs::read(again.path().join("model.safetensors")).unwrap());
+        let (full, rounded): (Vec<f32>, Vec<f32>) =
+            (logits(&model).to_vec().unwrap(), logits(&rounded).to_vec().unwrap());
+        // bfloat16 has 8 bits of precision; the logits are of the order of 1.
+        assert!(full.iter().zip(&rounded).all(|(a, b)| (a - b).abs() < 0.05));
+    }
+}
+
+#[test]
+fn other_layouts_of_the_same_weights() {
+    let config = config(true);
+    let plain = entries(&config);
+    let expected = logits(&load(folder_of(&config, &plain).path()).unwrap());
+    let renamed: Vec<Entry> = plain
+        .iter()
+        .map(|e| Entry { name: e.name.replace("transformer.", ""), ..e.clone() })
+        .collect();
+    let mut old = plain.clone();
+    old.push(entry("transformer.h.0.attn.bias", &[1, 1, 6, 6], |_| 1.0));
+    old.push(entry("h.1.attn.masked_bias", &[], |_| f32::NEG_INFINITY));
+    let mut repeated = plain.clone();
+    repeated.push(Entry { name: "lm_head.weight".into(), ..plain[0].clone() });
+    for layout in [renamed, old, repeated] {
+        let folder = folder_of(&config, &layout);
+        assert_eq!(logits(&load(folder.path()).unwrap()), expected);
+    }
+}
+
+fn sharded(weight_map: impl Fn(&str) -> String) -> TempDir {
+    let (config, folder) = (config(true), tempfile::tempdir().unwrap());
+    write_config(folder.path(), &config);
+    let all = entries(&config);
+    for (shard, part) in all.chunks(10).enumerate() {
+        fs::write(folder.path().join(format!("part{shard}.safetensors")), bytes_of(part)).unwrap();
+    }
+    let map: Map<_, _> = all.iter().map(|e| (e.name.clone(), weight_map(&e.name).into())).collect();
+    let index = json!({"metadata": {"total_size": 1}, "weight_map": map});
+    fs::write(folder.path().join("model.safetensors.index.json"), index.to_string()).unwrap();
+    folder
+}
+
+fn shard_of(name: &str) -> String {
+    let index = entries(&config(true)).iter().position(|e| e.name == name).unwrap();
+    format!("part{}.safetensors", index / 10)
+}
+
+#[test]
+fn shards_are_put_together() {
+    let folder = sharded(shard_of);
+    let whole = folder_of(&config(true), &entries(&config(true)));
+    assert_eq!(logits(&load(folder.path()).unwrap()), logits(&load(whole.path()).unwrap()));
+}
+
+#[test]
+fn wrong_shards_are_refused() {
+    type Map = fn(&str) -> String;
+    let table: [(Map, &str); 4] = [
+        (|_| "part0.safetensors".into(), "should be in part0.safetensors, which does not have it"),
+        (|_| "part9.safetensors".into(), "cannot open"),
+        (|name| format!("../{}", shard_of(name)), "is not a file name in its own folder"),
+        (|name| format!("/tmp/{}", shard_of(name)), "is not a file name in its own folder"),
+    ];
+    for (map, expected) in table {
+        let message = load(sharded(map).path()).unwrap_err().to_string();
+        assert!(message.contains(expected), "{message}");
+    }
+    for index in ["", "[]", "{}", r#"{"weight_map": {"a": 1}}"#] {
+        let folder = sharded(shard_of);
+        fs::write(folder.path().join("model.safetensors.index.json"), index).unwrap();
+        let message = load(folder.path()).unwrap_err().to_string();
+        assert!(message.contains("index.json cannot be used"), "{message}");
+    }
+}
+
+#[test]
+fn tensors_that_do_not_fit_are_all_named() {
+    type Edit = fn(&mut Vec<Entry>);
+    let table: [(bool, Edit, &[&str]); 14] = [
+        (
+            true,
+            |e| drop(e.remove(3)),
+            &["`transformer.h.0.ln_1.bias`: expected [4] of F32, F16 or BF16, found nothing"],
+        ),
+        (
+            true,
+            |e| e.truncate(1),
+            &["in 27 tensors", "transformer.wpe.weight", "h.1.mlp.c_proj.bias", "ln_f.bias"],
+        ),
+        (true, |e| e.clear(), &["in 28 tensors"]),
+        (
+            true,
+            |e| e.push(entry("transformer.h.2.ln_1.bias", &[4], |_| 0.0)),
+            &["`transformer.h.2.ln_1.bias`: expected no such tensor, found [4]"],
+        ),
+        (
+            true,
+            |e| e.push(entry("score.weight", &[2, 4], |_| 0.0)),
+            &["`score.weight`: expected no such tensor"],
+        ),
+        (
+            true,
+            |e| e[4].shape = vec![12, 4],
+            &["c_attn.weight`: expected [4, 12] of F32, F16 or BF16, found [12, 4] of F32"],
+        ),
+        (true, |e| e[4].shape = vec![48], &["found [48] of F32"]),
+        (
+            true,
+            |e| e[0].dtype = Dtype::I32,
+            &["wte.weight`: expected [11, 4]", "found [11, 4] of I32"],
+        ),
+        (
+            true,
+            |e| {
+                e[2].dtype = Dtype::F64;
+                e[2].shape = vec![2];
+                e.remove(7);
+            },
+            &["in 2 tensors", "found [2] of F64", "c_proj.bias"],
+        ),
+        (
+            true,
+            |e| e[5] = entry(e[5].name.clone(), &[12], |i| if i == 3 { f32::NAN } else { 0.0 }),
+            &["c_attn.bias`: expected finite values, found 1 of 12 that are infinite or NaN"],
+        ),
+        (
+            true,
+            |e| {
+                for i in [0, 9] {
+                    e[i] = entry(e[i].name.clone(), &e[i].shape.clone(), |_| f32::INFINITY);
+                }
+            },
+            &["in 2 tensors", "wte.weight`: expected finite", "h.0.ln_2.bias"],
+        ),
+        (
+            true,
+            |e| e.push(entry("lm_head.weight", &[11, 4], |_| 0.25)),
+            &[
+                "`lm_head.weight`: expected the values of `transformer.wte.weight`",
+                "`tie_word_embeddings`: false",
+                "44 of 44 values",
+            ],
+        ),
+        (
+            true,
+            |e| e.push(entry("lm_head.weight", &[10, 4], |_| 0.25)),
+            &["`lm_head.weight`: expected [11, 4] of", "found [10, 4]"],
+        ),
+        (false, |e| drop(e.pop()), &["`lm_head.weight`: expected [11, 4]", "found nothing"]),
+    ];
+    for (tied, edit, expected) in table {
+        let config = config(tied);
+        let mut entries = entries(&config);
+        edit(&mut entries);
+        let error = load(folder_of(&config, &entries).path()).unwrap_err();
+        assert!(matches!(error, CheckpointError::Tensors { .. }));
+        for part in expected {
+            assert!(error.to_string().contains(part), "{part:?} is not in: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_tensor_given_under_both_names_is_refused() {
+    let config = config(true);
+    let mut entries = entries(&config);
+    entries.push(Entry { name: "ln_f.bias".into(), ..entries[3].clone() });
+    let message = load(folder_of(&config, &entries).path()).unwrap_err().to_string();
+    assert!(message.contains("are the same tensor, given twice"), "{message}");
+}
+
+/// A safetensors file with this text as header.
+fn with_header(header: &str, data: usize) -> Vec<u8> {
+    let length = (header.len() as u64).to_le_bytes();
+    [&length[..], header.as_bytes(), &vec![0; data]].concat()
+}
+
+#[test]
+fn malformed_weight_files_are_refused() {
+    let sound = bytes_of(&entries(&config(true)));
+    let tensor = |shape: &str, offsets: &str| {
+        format!(r#"{{"a": {{"dtype": "F32", "shape": {shape}, "data_offsets": {offsets}}}}}"#)
+    };
+    let two = r#"{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
+                  "b": {"dtype": "F32", "shape": [2], "data_offsets": [OFFSETS]}}"#;
+    let two = |offsets: &str, data| with_header(&two.replace("OFFSETS", offsets), data);
+    let table: Vec<(&str, Vec<u8>, &str)> = vec![
+        ("empty", vec![], "0 bytes, fewer than the 8"),
+        ("seven bytes", vec![0; 7], "7 bytes"),
+        ("length zero", vec![0; 8], "its header is wrong"),
+        ("length alone", 64_u64.to_le_bytes().to_vec(), "announces a header of 64 bytes"),
+        (
+            "length one over",
+            [&9_u64.to_le_bytes()[..], b"{}      "].concat(),
+            "announces a header of 9",
+        ),
+        (
+            "length enormous",
+            [&u64::MAX.to_le_bytes()[..], b"{}"].concat(),
+            "announces a header of 18446744073709551615",
+        ),
+        (
+            "length above the limit",
+            [&100_000_001_u64.to_le_bytes()[..], b"{}"].concat(),
+            "100000001",
+        ),
+        (
+            "length of half the header",
+            [&8_u64.to_le_bytes()[..], &sound[8..]].concat(),
+            "its header is wrong",
+        ),
+        ("truncated by one", sound[..sound.len() - 1].to_vec(), "is it truncated?"),
+        ("truncated in the header", sound[..100].to_vec(), "announces a header"),
+        ("half", sound[..sound.len() / 2].to_vec(), "cannot be used"),
+        ("trailing bytes", [&sound[..], &[0; 4]].concat(), "bytes follow"),
+        ("not json", with_header("hello, world", 0), "its header is wrong"),
+        ("not utf-8", [&2_u64.to_le_bytes()[..], &[0xff, 0xfe]].concat(), "its header is wrong"),
+        ("a list", with_header("[]", 0), "its header is wrong"),
+        ("a tensor that is a number", with_header(r#"{"a": 1}"#, 0), "its header is wrong"),
+        ("nested deeply", with_header(&"[".repeat(100_000), 0), "its header is wrong"),
+        ("no dtype", with_header(r#"{"a": {"shape": [1], "data_offsets": [0, 4]}}"#, 4), "dtype"),
+        (
+            "unknown dtype",
+            with_header(r#"{"a": {"dtype": "F31", "shape": [1], "data_offsets": [0, 4]}}"#, 4),
+            "F31",
+        ),
+        ("negative shape", with_header(&tensor("[-1]", "[0, 4]"), 4), "its header is wrong"),
+        ("fractional shape", with_header(&tensor("[1.5]", "[0, 6]"), 6), "its header is wrong"),
+        (
+            "shape that overflows",
+            with_header(&tensor("[4294967296, 4294967296, 4]", "[0, 4]"), 4),
+            "overflow",
+        ),
+        ("shape longer than its bytes", with_header(&tensor("[2]", "[0, 4]"), 4), "invalid shape"),
+        (
+            "offsets backwards",
+            with_header(&tensor("[1]", "[4, 0]"), 4),
+            "invalid offset for tensor `a`",
+        ),
+        (
+            "offsets beyond the file",
+            with_header(&tensor("[100]", "[0, 400]"), 4),
+            "is it truncated?",
+        ),
+        (
+            "offsets at the end of time",
+            with_header(&tensor("[1]", "[18446744073709551612, 18446744073709551615]"), 4),
+            "invalid offset",
+        ),
+        ("a gap before", with_header(&tensor("[1]", "[4, 8]"), 8), "invalid offset"),
+        ("one offset", with_header(&tensor("[1]", "[0]"), 4), "its header is wrong"),
+        ("overlap", two("4, 12", 12), "invalid offset for tensor `b`"),
+        ("the same bytes twice", two("0, 8", 8), "invalid offset"),
+        ("a hole", two("12, 20", 20), "invalid offset for tensor `b`"),
+        ("nothing covers the end", two("8, 16", 24), "bytes follow"),
+        (
+            "metadata that is a number",
+            with_header(r#"{"__metadata__": 3}"#, 0),
+            "its header is wrong",
+        ),
+    ];
+    for (what, bytes, expected) in table {
+        let folder = tempfile::tempdir().unwrap();
+        write_config(folder.path(), &config(true));
+        fs::write(folder.path().join("model.safetensors"), bytes).unwrap();
+        let message = load(folder.path()).expect_err(what).to_string();
+        assert!(message.contains("model.safetensors cannot be used: "), "{what}: {message}");
+        assert!(message.contains(expected), "{what}: {message}");
+    }
+}
+
+#[test]
+fn folders_that_are_no_checkpoints_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let expect = |expected: &str| {
+        let message = load(folder.path()).unwrap_err().to_string();
+        assert!(message.contains(expected), "{message}");
+    };
+    expect("cannot read");
+    fs::write(folder.path().join("config.json"), [0xff, 0xfe]).unwrap();
+    expect("cannot read");
+    fs::write(folder.path().join("config.json"), "{\"n_embd\": }").unwrap();
+    expect("config.json: the config is not a JSON object");
+    fs::write(folder.path().join("config.json"), "{\"n_head\": 5}").unwrap();
+    expect("config.json: `n_head` is 5");
+    write_config(folder.path(), &config(true));
+    expect("has neither model.safetensors nor model.safetensors.index.json");
+    fs::write(folder.path().join("pytorch_model.bin"), "").unwrap();
+    expect("save_pretrained, which writes safetensors");
+    fs::create_dir(folder.path().join("model.safetensors")).unwrap();
+    expect("model.safetensors");
+    assert!(load(&folder.path().join("absent")).is_err());
+}
+
+#[test]
+fn overriding_a_size_names_the_tensors_it_changes() {
+    let own = config(true);
+    let folder = folder_of(&own, &entries(&own));
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    let longer = Gpt2Config { n_positions: 7, ..own };
+    let error = checkpoint.load::<Flex>(&longer, &Default::default()).unwrap_err().to_string();
+    assert!(error.contains("in 1 tensors: `transformer.wpe.weight`: expected [7, 4]"), "{error}");
+}
+
+#[test]
+fn an_unfinished_checkpoint_leaves_the_old_one() {
+    let (config, folder) = (config(true), tempfile::tempdir().unwrap());
+    let model = Gpt2::<Flex>::new(&config, 1, &Default::default()).unwrap();
+    model.save(folder.path(), SavedPrecision::F32).unwrap();
+    let before = fs::read(folder.path().join("model.safetensors")).unwrap();
+
+    let create = || CheckpointWriter::create(folder.path(), &config, SavedPrecision::F32).unwrap();
+    let zeros = |shape: &[usize]| TensorData::zeros::<f32, _>(shape.to_vec());
+    let mut writer = create();
+    writer.write("wte.weight", zeros(&[11, 4])).unwrap();
+    for (path, data, expected) in [
+        ("wte.weight", zeros(&[11, 4]), "not written yet, found [11, 4]"),
+        ("wte", zeros(&[11, 4]), "not written yet"),
+        ("wpe.weight", zeros(&[4, 6]), "expected [6, 4] of a float type, found [4, 6]"),
+        ("ln_f.bias", TensorData::zeros::<i32, _>([4]), "expected [4] of a float type"),
+    ] {
+        let message = writer.write(path, data).unwrap_err().to_string();
+        assert!(message.contains(expected), "{message}");
+    }
+    // What was refused is still missing, so the file cannot be finished with a hole in it.
+    let error = writer.finish().unwrap_err().to_string();
+    assert!(error.contains("in 27 tensors") && error.contains("transformer.wpe.weight"), "{error}");
+    drop(create());
+    assert_eq!(
+        files(folder.path()),
+        ["config.json", "generation_config.json", "model.safetensors"]
+    );
+    assert!(before == fs::read(folder.path().join("model.safetensors")).unwrap());
+}
+
+#[test]
+fn tensors_may_come_in_any_order_and_width() {
+    let config = config(false);
+    let source = entries(&config);
+    let expected = folder_of(&config, &source);
+    let folder = tempfile::tempdir().unwrap();
+    let mut writer = CheckpointWriter::create(folder.path(), &config, SavedPrecision::F32).unwrap();
+    for (parameter, entry) in config.parameters().iter().zip(&source).rev() {
+        let values: Vec<f32> =
+            entry.bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        let data = TensorData::new(values, parameter.shape.clone()).convert_dtype(DType::F64);
+        writer.write(&parameter.path, data).unwrap();
+    }
+    writer.finish().unwrap();
+    assert_eq!(logits(&load(folder.path()).unwrap()), logits(&load(expected.path()).unwrap()));
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    fs::write(&file, "").unwrap();
+    let model = Gpt2::<Flex>::new(&config(true), 1, &Default::default()).unwrap();
+    let message = model.save(file.join("model"), SavedPrecision::F32).unwrap_err().to_string();
+    assert!(message.contains("cannot create"), "{message}");
+}
+
+#[test]
+fn initial_weights_depend_on_the_seed_alone() {
+    let make = |seed| Gpt2::<Flex>::new(&config(true), seed, &Default::default()).unwrap();
+    assert_eq!(logits(&make(5)), logits(&make(5)));
+    assert_ne!(logits(&make(5)), logits(&make(6)));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    /// Any damage to the header region is an error or harmless, never a panic.
+    #[test]
+    fn damaged_files_never_panic(
+        edits in proptest::collection::vec((0_usize..3000, any::<u8>()), 1..6),
+        cut in proptest::option::of(0_usize..6000),
+    ) {
+        let mut bytes = bytes_of(&entries(&config(true)));
+        for (at, value) in edits {
+            bytes[at] = value;
+        }
+        bytes.truncate(cut.unwrap_or(bytes.len()));
+        let folder = tempfile::tempdir().unwrap();
+        write_config(folder.path(), &config(true));
+        fs::write(folder.path().join("model.safetensors"), bytes).unwrap();
+        _ = load(folder.path());
+    }
+}

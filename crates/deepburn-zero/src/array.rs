@@ -1,0 +1,247 @@
+//! Device tensors as the payload of collectives.
+
+use std::ops::Range;
+
+use burn_backend::{Backend, Shape, Slice, TensorData, TensorMetadata};
+use deepburn_comm::{Payload, ReduceOp};
+
+use crate::host_data::{float_from_host, float_into_host, int_into_host, read_float};
+use crate::rows::RowGradient;
+
+/// A device tensor that travels between ranks.
+///
+/// Ranks of one process read each other's tensors in place, so handing one over costs nothing;
+/// what a rank receives is a fresh allocation, never a view that would keep the sender's alive.
+#[derive(Debug, Clone)]
+pub enum DeviceArray<B: Backend> {
+    /// An ordinary tensor of any shape, read in its flat order.
+    Dense(B::FloatTensorPrimitive),
+    /// The gradient of an embedding: whole only where it is reduced.
+    Rows(RowGradient<B>),
+}
+
+impl<B: Backend> DeviceArray<B> {
+    pub(crate) fn device(&self) -> B::Device {
+        match self {
+            Self::Dense(tensor) => B::float_device(tensor),
+            Self::Rows(rows) => rows.device(),
+        }
+    }
+
+    /// The tensor, flat.
+    pub(crate) fn into_flat(self) -> B::FloatTensorPrimitive {
+        let tensor = match self {
+            Self::Dense(tensor) => tensor,
+            Self::Rows(rows) => rows.into_dense(),
+        };
+        let numel = tensor.shape().num_elements();
+        B::float_reshape(tensor, Shape::from(vec![numel]))
+    }
+
+    fn shape(&self) -> Shape {
+        match self {
+            Self::Dense(tensor) => tensor.shape(),
+            Self::Rows(rows) => rows.shape().clone(),
+        }
+    }
+
+    /// The part that is an ordinary tensor; a gradient may consist of rows alone.
+    fn dense(&self) -> Option<&B::FloatTensorPrimitive> {
+        match self {
+            Self::Dense(tensor) => Some(tensor),
+            Self::Rows(rows) => rows.dense(),
+        }
+    }
+}
+
+impl<B: Backend> Payload for DeviceArray<B> {
+    fn numel(&self) -> usize {
+        self.shape().num_elements()
+    }
+
+    fn dtype(&self) -> &'static str {
+        match self {
+            Self::Dense(tensor) => tensor.dtype().name(),
+            Self::Rows(rows) => rows.dtype().name(),
+        }
+    }
+
+    fn shares_home(&self, other: &Self) -> bool {
+        self.device() == other.device()
+    }
+
+    fn reduce_range(
+        inputs: &[Self],
+        range: Range<usize>,
+        padded_len: usize,
+        op: ReduceOp,
+        home: usize,
+    ) -> Self {
+        let device = inputs[home].device();
+        let dtype = inputs[home].dtype_value();
+        if range.is_empty() {
+            let zeros = B::float_zeros(Shape::from(vec![padded_len]), &device, dtype.into());
+            return Self::Dense(zeros);
+        }
+        let dense = inputs
+            .iter()
+            .filter_map(Self::dense)
+            .map(|tensor| B::float_to_device(flat_range::<B>(tensor, range.clone()), &device))
+            .reduce(|sum, part| match op {
+                ReduceOp::Sum | ReduceOp::Mean => B::float_add(sum, part),
+                ReduceOp::Max => maximum::<B>(sum, part),
+            });
+        let mut result = with_rows(inputs, dense, &range, &device);
+        if op == ReduceOp::Mean && inputs.len() > 1 {
+            result = B::float_div_scalar(result, (inputs.len() as f64).into());
+        }
+        Self::Dense(pad::<B>(result, padded_len))
+    }
+
+    fn concat(chunks: &[Self], numel: usize, home: usize) -> Self {
+        let device = chunks[home].device();
+        let mut missing = numel;
+        let parts: Vec<_> = chunks
+            .iter()
+            .map_while(|chunk| {
+                let len = chunk.numel().min(missing);
+                missing -= len;
+                let flat = chunk.clone().into_flat();
+                (len > 0).then(|| B::float_to_device(narrow::<B>(flat, 0..len), &device))
+            })
+            .collect();
+        match <[_; 1]>::try_from(parts) {
+            Ok([whole]) => Self::Dense(whole),
+            Err(parts) if parts.is_empty() => Self::Dense(chunks[home].clone().into_flat()),
+            Err(parts) => Self::Dense(B::float_cat(parts, 0)),
+        }
+    }
+
+    fn to_home_of(&self, home: &Self) -> Self {
+        match self {
+            Self::Dense(tensor) => {
+                Self::Dense(B::float_to_device(tensor.clone(), &home.device()))
+            }
+            Self::Rows(rows) => {
+                Self::Dense(B::float_to_device(rows.clone().into_dense(), &home.device()))
+            }
+        }
+    }
+}
+
+impl<B: Backend> DeviceArray<B> {
+    fn dtype_value(&self) -> burn_backend::DType {
+        match self {
+            Self::Dense(tensor) => tensor.dtype(),
+            Self::Rows(rows) => rows.dtype(),
+        }
+    }
+}
+
+/// Elements `range` of the flat order of `tensor`, flat.
+///
+/// Cuts whole rows before it flattens, because flattening copies a tensor that is not contiguous
+/// (the gradient of a transposed weight, say): so only the rows in question are copied.
+pub(crate) fn flat_range<B: Backend>(
+    tensor: &B::FloatTensorPrimitive,
+    range: Range<usize>,
+) -> B::FloatTensorPrimitive {
+    let shape = tensor.shape();
+    let row_len = shape.iter().skip(1).product::<usize>().max(1);
+    let rows = range.start / row_len..range.end.div_ceil(row_len);
+    let skipped = rows.start * row_len;
+    let cut = if shape.num_dims() > 0 && rows != (0..shape[0]) {
+        let mut slices = vec![Slice::from(rows.clone())];
+        slices.extend(shape.iter().skip(1).map(|&len| Slice::from(0..len)));
+        B::float_slice(tensor.clone(), &slices)
+    } else {
+        tensor.clone()
+    };
+    let flat = B::float_reshape(cut, Shape::from(vec![rows.len() * row_len]));
+    narrow::<B>(flat, range.start - skipped..range.end - skipped)
+}
+
+/// Elements `range` of a flat tensor.
+fn narrow<B: Backend>(
+    flat: B::FloatTensorPrimitive,
+    range: Range<usize>,
+) -> B::FloatTensorPrimitive {
+    if range == (0..flat.shape().num_elements()) {
+        return flat;
+    }
+    B::float_slice(flat, &[Slice::from(range)])
+}
+
+/// A flat tensor followed by zeros up to `len`.
+fn pad<B: Backend>(flat: B::FloatTensorPrimitive, len: usize) -> B::FloatTensorPrimitive {
+    let missing = len - flat.shape().num_elements();
+    if missing == 0 {
+        return flat;
+    }
+    let zeros = B::float_zeros(
+        Shape::from(vec![missing]),
+        &B::float_device(&flat),
+        flat.dtype().into(),
+    );
+    B::float_cat(vec![flat, zeros], 0)
+}
+
+/// Element-wise maximum in which a NaN of either side wins.
+fn maximum<B: Backend>(
+    left: B::FloatTensorPrimitive,
+    right: B::FloatTensorPrimitive,
+) -> B::FloatTensorPrimitive {
+    let device = B::float_device(&left);
+    let bool_dtype = burn_backend::get_device_settings::<B>(&device).bool_dtype;
+    let keep_left = B::float_greater(left.clone(), right.clone(), bool_dtype);
+    let left_nan = B::float_is_nan(left.clone(), bool_dtype);
+    let larger = B::float_mask_where(right, keep_left, left.clone());
+    B::float_mask_where(larger, left_nan, left)
+}
+
+/// Adds the rows of every input, in rank order, to the sum of the dense parts.
+fn with_rows<B: Backend>(
+    inputs: &[DeviceArray<B>],
+    dense: Option<B::FloatTensorPrimitive>,
+    range: &Range<usize>,
+    device: &B::Device,
+) -> B::FloatTensorPrimitive {
+    let blocks = inputs.iter().filter_map(|input| match input {
+        DeviceArray::Dense(_) => None,
+        DeviceArray::Rows(rows) => Some(rows.blocks()),
+    });
+    let mut blocks = blocks.flatten().peekable();
+    if let (Some(dense), None) = (&dense, blocks.peek()) {
+        return dense.clone();
+    }
+    let mut sum = match dense {
+        Some(dense) => float_into_host::<B>(dense),
+        None => vec![0.0; range.len()],
+    };
+    for block in blocks {
+        let indices = int_into_host::<B>(block.indices.clone());
+        let values = float_into_host::<B>(block.values.clone());
+        let row_len = values.len() / indices.len().max(1);
+        for (index, row) in indices.iter().zip(values.chunks_exact(row_len.max(1))) {
+            let start = *index as usize * row_len;
+            let first = range.start.max(start);
+            let last = range.end.min(start + row_len);
+            if first >= last {
+                continue;
+            }
+            let target = &mut sum[first - range.start..last - range.start];
+            for (sum, value) in target.iter_mut().zip(&row[first - start..last - start]) {
+                *sum += value;
+            }
+        }
+    }
+    let len = sum.len();
+    float_from_host::<B>(TensorData::new(sum, vec![len]), device)
+}
+
+/// Copies a view into memory of its own, so that it does not keep the whole alive.
+pub(crate) fn own<B: Backend>(array: DeviceArray<B>) -> DeviceArray<B> {
+    let device = array.device();
+    let data = read_float::<B>(array.into_flat());
+    DeviceArray::Dense(B::float_from_data(data, &device))
+}

@@ -1,0 +1,50 @@
+//! What can go wrong while training in pieces.
+
+use deepburn_comm::CommError;
+
+/// A failure of sharded training.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum ZeroError {
+    /// A collective failed.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// A parameter is of a type that cannot be trained.
+    #[error(
+        "parameter {path} is stored as {dtype}: sharded training keeps parameters in f32; cast \
+         the module to f32 before sharding it"
+    )]
+    ParameterType {
+        /// Module path of the parameter.
+        path: String,
+        /// Its element type.
+        dtype: &'static str,
+    },
+    /// Nothing to train.
+    #[error("the module has no trainable parameter: call `require_grad` on what is to be trained")]
+    NothingTrainable,
+    /// A gradient is infinite or NaN.
+    #[error(
+        "the gradient of parameter {path} is not finite, so the step was not taken: lower the \
+         learning rate, clip gradients or look for a division by zero in the loss"
+    )]
+    GradientNotFinite {
+        /// Module path of the first such parameter, in the model's order.
+        path: String,
+    },
+    /// A parameter took no part in the loss although the configuration rules that out.
+    #[error(
+        "{} got no gradient and `ignore_unused_parameters` is false: freeze them or set it to \
+         true, which counts them as zero",
+        .paths.join(", ")
+    )]
+    UnusedParameters {
+        /// Module paths.
+        paths: Vec<String>,
+    },
+    /// A path that names no parameter.
+    #[error("the model has no parameter {path}: parameters are named by their module path")]
+    UnknownParameter {
+        /// The path as given.
+        path: String,
+    },
+}

@@ -1,0 +1,275 @@
+//! Makes sharded parameters whole when ops need them, and decides how long they stay whole.
+//!
+//! An op reads a parameter; the [`Gatherer`] serves it from what it keeps, waits for a gather that
+//! is under way, or starts one. Once the order of uses is known it also fetches ahead, many
+//! parameters in one all-gather. Limits are counted in elements, as the configuration gives them:
+//! never more than `max_live_parameters` are kept or fetched ahead, `prefetch_bucket_size` bounds
+//! one look-ahead, and a parameter stays whole only if it is used again within
+//! `max_reuse_distance`.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use burn_backend::{Backend, TensorMetadata};
+use deepburn_comm::{CommError, Pending, Tag};
+use deepburn_config::GatherPlan;
+
+use crate::array::DeviceArray;
+use crate::group::Group;
+use crate::ledger::{Category, Ledger, Lease};
+use crate::parameter::Parameter;
+use crate::trace::{Phase, Trace};
+
+/// Which record of uses a pass follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pass {
+    /// Forward and backward.
+    Train,
+    /// Forward only.
+    Evaluate,
+}
+
+/// Serves whole parameters to the ops of one rank.
+#[derive(Debug)]
+pub(crate) struct Gatherer<B: Backend> {
+    group: Group<B>,
+    plan: GatherPlan,
+    ledger: Ledger,
+    /// Set once, right after the parameters that refer back to this value are built.
+    parameters: OnceLock<Arc<[Arc<Parameter<B>>]>>,
+    state: Mutex<State<B>>,
+}
+
+#[derive(Debug)]
+struct State<B: Backend> {
+    traces: [Trace; 2],
+    pass: Pass,
+    phase: Phase,
+    kept: HashMap<usize, Gathered<B>>,
+    flights: Vec<Flight<B>>,
+}
+
+/// A whole parameter, and its entry in the ledger.
+#[derive(Debug)]
+struct Gathered<B: Backend> {
+    tensor: B::FloatTensorPrimitive,
+    _lease: Lease,
+}
+
+/// One all-gather under way.
+#[derive(Debug)]
+struct Flight<B: Backend> {
+    indices: Vec<usize>,
+    pending: Pending<DeviceArray<B>>,
+}
+
+impl<B: Backend> Gatherer<B> {
+    pub(crate) fn new(group: Group<B>, plan: GatherPlan, ledger: Ledger) -> Self {
+        let state = State {
+            traces: Default::default(),
+            pass: Pass::Train,
+            phase: Phase::Forward,
+            kept: HashMap::new(),
+            flights: Vec::new(),
+        };
+        let state = Mutex::new(state);
+        Self { group, plan, ledger, parameters: OnceLock::new(), state }
+    }
+
+    /// Tells the gatherer which parameters it serves.
+    pub(crate) fn serve(&self, parameters: Arc<[Arc<Parameter<B>>]>) {
+        // A second call would be a second model; the first one stays.
+        let _ = self.parameters.set(parameters);
+    }
+
+    /// Starts a pass: releases what an earlier one left and goes to the start of its record.
+    pub(crate) fn start_pass(&self, pass: Pass) -> Result<(), CommError> {
+        let mut state = self.lock();
+        self.release(&mut state)?;
+        state.pass = pass;
+        state.phase = Phase::Forward;
+        state.trace().start_pass();
+        Ok(())
+    }
+
+    /// From here on uses belong to the backward pass.
+    pub(crate) fn start_backward(&self) {
+        self.lock().phase = Phase::Backward;
+    }
+
+    /// Releases everything that is not resident; gathers still under way are awaited, so that
+    /// all ranks agree on what has been exchanged.
+    pub(crate) fn release_all(&self) -> Result<(), CommError> {
+        self.release(&mut self.lock())
+    }
+
+    /// Gathers the whole copies of resident parameters that the optimizer made out of date, all
+    /// in one collective.
+    pub(crate) fn refresh_resident(&self, resident: &[usize]) -> Result<(), CommError> {
+        let stale: Vec<usize> =
+            resident.iter().copied().filter(|i| !self.parameter(*i).is_resident()).collect();
+        if stale.is_empty() {
+            return Ok(());
+        }
+        let flight = self.start("resident", stale)?;
+        for (index, tensor) in self.finish(flight)? {
+            self.parameter(index).make_resident(tensor);
+        }
+        Ok(())
+    }
+
+    /// The whole parameter outside of any pass, for saving. All ranks call this together.
+    pub(crate) fn gather_once(&self, index: usize) -> Result<B::FloatTensorPrimitive, CommError> {
+        let flight = self.start("whole parameter", vec![index])?;
+        let (_, tensor) = self.finish(flight)?.swap_remove(0);
+        Ok(tensor)
+    }
+
+    /// The whole parameter, for an op that needs it now.
+    pub(crate) fn gather(&self, index: usize) -> B::FloatTensorPrimitive {
+        match self.try_gather(index) {
+            Ok(tensor) => tensor,
+            // A tensor op cannot return an error; the rank's runner takes it from here.
+            Err(error) => std::panic::panic_any(error),
+        }
+    }
+
+    fn try_gather(&self, index: usize) -> Result<B::FloatTensorPrimitive, CommError> {
+        let mut state = self.lock();
+        let phase = state.phase;
+        state.trace().visit(index, phase);
+        if !state.kept.contains_key(&index) && state.flight_of(index).is_none() {
+            let flight = self.start("gather", vec![index])?;
+            state.flights.push(flight);
+        }
+        self.look_ahead(&mut state)?;
+        if let Some(position) = state.flight_of(index) {
+            let flight = state.flights.remove(position);
+            for (index, tensor) in self.finish(flight)? {
+                let gathered = self.hold(tensor);
+                state.kept.insert(index, gathered);
+            }
+        }
+        let keep = self.keeps(&mut state, index);
+        let gathered = match state.kept.remove(&index) {
+            Some(gathered) => gathered,
+            None => unreachable!("parameter {index} was kept or in a flight that just landed"),
+        };
+        let tensor = gathered.tensor.clone();
+        if keep {
+            state.kept.insert(index, gathered);
+        }
+        Ok(tensor)
+    }
+
+    /// Starts one all-gather for the parameters that come next, as far as the limits allow.
+    fn look_ahead(&self, state: &mut State<B>) -> Result<(), CommError> {
+        let phase = state.phase;
+        let room = self.plan.max_live_parameters.saturating_sub(self.live(state));
+        let room = room.min(self.plan.prefetch_bucket_size);
+        // Wait for half a bucket of room, or each use would fetch just one more parameter.
+        let ahead: usize = state.flights.iter().flat_map(|f| &f.indices).map(|i| self.numel(*i)).sum();
+        if ahead > self.plan.prefetch_bucket_size / 2 {
+            return Ok(());
+        }
+        let mut batch = Vec::new();
+        let mut size = 0;
+        let pass = state.pass as usize;
+        for next in state.traces[pass].upcoming(phase) {
+            let known = state.kept.contains_key(&next)
+                || state.flight_of(next).is_some()
+                || batch.contains(&next);
+            if known {
+                continue;
+            }
+            size += self.numel(next);
+            if size > room {
+                break;
+            }
+            batch.push(next);
+        }
+        if !batch.is_empty() {
+            let flight = self.start("prefetch", batch)?;
+            state.flights.push(flight);
+        }
+        Ok(())
+    }
+
+    /// Whether a parameter that an op just read stays whole.
+    fn keeps(&self, state: &mut State<B>, index: usize) -> bool {
+        let live = self.live(state);
+        let limit = self.plan.max_reuse_distance;
+        live <= self.plan.max_live_parameters
+            && state.trace().reuse_distance(index, |i| self.numel(i), limit).is_some()
+    }
+
+    /// Elements whole or on their way to be.
+    fn live(&self, state: &State<B>) -> usize {
+        let flying = state.flights.iter().flat_map(|flight| &flight.indices);
+        state.kept.keys().chain(flying).map(|index| self.numel(*index)).sum()
+    }
+
+    fn release(&self, state: &mut State<B>) -> Result<(), CommError> {
+        for flight in std::mem::take(&mut state.flights) {
+            flight.pending.wait()?;
+        }
+        state.kept.clear();
+        Ok(())
+    }
+
+    /// Starts the all-gather of the shards of `indices` as one message.
+    fn start(&self, purpose: &'static str, indices: Vec<usize>) -> Result<Flight<B>, CommError> {
+        let shards = indices.iter().map(|index| match self.parameter(*index).shard() {
+            Some(shard) => DeviceArray::Dense(shard),
+            None => unreachable!("only sharded parameters are gathered"),
+        });
+        let numels = indices.iter().map(|index| self.numel(*index)).collect();
+        let tag = Tag::new(purpose, indices[0] as u64);
+        let pending = self.group.arrays().all_gather(tag, shards.collect(), numels)?;
+        Ok(Flight { indices, pending })
+    }
+
+    /// Waits for an all-gather: whole parameters in their shapes.
+    fn finish(
+        &self,
+        flight: Flight<B>,
+    ) -> Result<Vec<(usize, B::FloatTensorPrimitive)>, CommError> {
+        let arrays = flight.pending.wait()?;
+        let whole = flight.indices.into_iter().zip(arrays).map(|(index, array)| {
+            let shape = self.parameter(index).shape().clone();
+            (index, B::float_reshape(array.into_flat(), shape))
+        });
+        Ok(whole.collect())
+    }
+
+    fn hold(&self, tensor: B::FloatTensorPrimitive) -> Gathered<B> {
+        let bytes = tensor.shape().num_elements() * tensor.dtype().size();
+        Gathered { tensor, _lease: self.ledger.hold(Category::Gathered, bytes) }
+    }
+
+    fn parameter(&self, index: usize) -> &Arc<Parameter<B>> {
+        match self.parameters.get() {
+            Some(parameters) => &parameters[index],
+            None => unreachable!("parameters are served before any of them is read"),
+        }
+    }
+
+    fn numel(&self, index: usize) -> usize {
+        self.parameter(index).numel()
+    }
+
+    /// Only the rank's own thread comes here; the lock is there because tensors must be `Sync`.
+    fn lock(&self) -> MutexGuard<'_, State<B>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<B: Backend> State<B> {
+    fn trace(&mut self) -> &mut Trace {
+        &mut self.traces[self.pass as usize]
+    }
+
+    fn flight_of(&self, index: usize) -> Option<usize> {
+        self.flights.iter().position(|flight| flight.indices.contains(&index))
+    }
+}

@@ -1,0 +1,120 @@
+//! The memory ledger: bytes held by one rank, by category, now and at their peak.
+//!
+//! Whoever holds memory keeps a [`Lease`] beside it; the bytes leave the ledger when the lease is
+//! dropped. The ledger counts what this rank holds even where ranks of one process read one
+//! allocation together, so that its figures are those of one rank on a machine of its own.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// What memory is held for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Category {
+    /// Parameters that stay: whole ones, shards, and persistent copies at stage 3.
+    Parameters,
+    /// Accumulated gradients.
+    Gradients,
+    /// Optimizer states.
+    Optimizer,
+    /// Sharded parameters made whole for an op, and kept for reuse or fetched ahead.
+    Gathered,
+    /// Gradients waiting in the bucket or being reduced.
+    Buckets,
+    /// Everything else that flows through tensor ops: activations and their gradients.
+    Activations,
+}
+
+impl Category {
+    /// All categories, in the order of a report.
+    pub const ALL: [Category; 6] = [
+        Self::Parameters,
+        Self::Gradients,
+        Self::Optimizer,
+        Self::Gathered,
+        Self::Buckets,
+        Self::Activations,
+    ];
+}
+
+/// Bytes of one category.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Held now.
+    pub current: usize,
+    /// Most held at a time since the peaks were reset.
+    pub peak: usize,
+}
+
+#[derive(Debug, Default)]
+struct Counter {
+    current: AtomicUsize,
+    peak: AtomicUsize,
+}
+
+/// A handle on the counters of one rank; clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct Ledger {
+    counters: Arc<[Counter; 6]>,
+}
+
+impl Ledger {
+    /// An empty ledger.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Enters `bytes` under `category` until the lease is dropped.
+    pub fn hold(&self, category: Category, bytes: usize) -> Lease {
+        // A statistic: no other memory is published through these counters.
+        let counter = &self.counters[category as usize];
+        let now = counter.current.fetch_add(bytes, Relaxed) + bytes;
+        counter.peak.fetch_max(now, Relaxed);
+        Lease { ledger: self.clone(), category, bytes }
+    }
+
+    /// Bytes of one category.
+    pub fn usage(&self, category: Category) -> Usage {
+        let counter = &self.counters[category as usize];
+        Usage { current: counter.current.load(Relaxed), peak: counter.peak.load(Relaxed) }
+    }
+
+    /// Starts a new period: every peak becomes what is held now.
+    pub fn reset_peaks(&self) {
+        for counter in self.counters.iter() {
+            counter.peak.store(counter.current.load(Relaxed), Relaxed);
+        }
+    }
+}
+
+/// Bytes entered in a ledger for as long as this value lives.
+#[derive(Debug)]
+#[must_use = "the bytes leave the ledger when the lease is dropped"]
+pub struct Lease {
+    ledger: Ledger,
+    category: Category,
+    bytes: usize,
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.ledger.counters[self.category as usize].current.fetch_sub(self.bytes, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_counts_while_it_lives() {
+        let ledger = Ledger::new();
+        let first = ledger.hold(Category::Gathered, 100);
+        drop(ledger.hold(Category::Gathered, 50));
+        assert_eq!(ledger.usage(Category::Gathered), Usage { current: 100, peak: 150 });
+        assert_eq!(ledger.usage(Category::Parameters), Usage::default());
+        ledger.reset_peaks();
+        assert_eq!(ledger.usage(Category::Gathered).peak, 100);
+        drop(first);
+        assert_eq!(ledger.usage(Category::Gathered), Usage { current: 0, peak: 100 });
+    }
+}

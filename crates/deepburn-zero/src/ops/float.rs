@@ -1,0 +1,219 @@
+//! Float tensors: views of a parameter are recorded, gradients of embeddings stay rows.
+
+use burn_backend::ops::{FloatTensorOps, GridSampleOptions};
+use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IndexingUpdateOp, IntTensor};
+use burn_backend::{
+    Backend, BoolDType, DType, Distribution, ExecutionError, FloatDType, IntDType, Scalar, Shape,
+    Slice, TensorData, TensorMetadata,
+};
+
+use crate::ops::forward;
+use crate::session;
+use crate::view::View;
+use crate::{Zero, ZeroTensor};
+
+impl<B: Backend> FloatTensorOps<Zero<B>> for Zero<B> {
+    fn float_into_data(
+        tensor: FloatTensor<Self>,
+    ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
+        B::float_into_data(tensor.into_full())
+    }
+
+    fn float_device(tensor: &FloatTensor<Self>) -> Device<Self> {
+        tensor.device()
+    }
+
+    fn float_to_device(tensor: FloatTensor<Self>, device: &Device<Self>) -> FloatTensor<Self> {
+        if tensor.device() == *device {
+            return tensor;
+        }
+        ZeroTensor::full(B::float_to_device(tensor.into_full(), device))
+    }
+
+    /// Draws from the stream of this rank, so that neither the stage nor the timing of other
+    /// ranks changes what is drawn.
+    fn float_random(
+        shape: Shape,
+        distribution: Distribution,
+        device: &Device<Self>,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        let drawn = session::with_random(|random| match dtype {
+            FloatDType::F64 => random.draw::<f64>(shape.clone(), distribution),
+            _ => random.draw::<f32>(shape.clone(), distribution),
+        });
+        ZeroTensor::full(match drawn {
+            Some(data) => B::float_from_data(data.convert_dtype(DType::from(dtype)), device),
+            None => B::float_random(shape, distribution, device, dtype),
+        })
+    }
+
+    /// Adding to the gradient of an embedding keeps it in rows: that is how autodiff sums the
+    /// gradients of a weight that is tied to another layer.
+    fn float_add(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
+        match (lhs, rhs) {
+            (ZeroTensor::Rows(left), ZeroTensor::Rows(right)) => {
+                ZeroTensor::Rows(left.add_rows(right))
+            }
+            (ZeroTensor::Rows(rows), other) | (other, ZeroTensor::Rows(rows))
+                if other.shape() == *rows.shape() =>
+            {
+                ZeroTensor::Rows(rows.add_dense(other.into_full()))
+            }
+            (left, right) => ZeroTensor::full(B::float_add(left.into_full(), right.into_full())),
+        }
+    }
+
+    fn float_detach(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+        tensor
+    }
+
+    fn float_set_require_grad(tensor: FloatTensor<Self>, _require: bool) -> FloatTensor<Self> {
+        tensor
+    }
+
+    fn float_is_require_grad(_tensor: &FloatTensor<Self>) -> bool {
+        false
+    }
+
+    fn float_reshape(tensor: FloatTensor<Self>, shape: Shape) -> FloatTensor<Self> {
+        tensor.view(View::Reshape(shape))
+    }
+
+    fn float_swap_dims(tensor: FloatTensor<Self>, dim1: usize, dim2: usize) -> FloatTensor<Self> {
+        tensor.view(View::SwapDims(dim1, dim2))
+    }
+
+    fn float_transpose(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+        let rank = tensor.rank();
+        tensor.view(View::SwapDims(rank - 2, rank - 1))
+    }
+
+    fn float_permute(tensor: FloatTensor<Self>, axes: &[usize]) -> FloatTensor<Self> {
+        tensor.view(View::Permute(axes.to_vec()))
+    }
+
+    fn float_slice(tensor: FloatTensor<Self>, slices: &[Slice]) -> FloatTensor<Self> {
+        tensor.view(View::Slice(slices.to_vec()))
+    }
+
+    fn float_expand(tensor: FloatTensor<Self>, shape: Shape) -> FloatTensor<Self> {
+        tensor.view(View::Expand(shape))
+    }
+
+    fn float_cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
+        tensor.view(View::Cast(dtype))
+    }
+
+    forward! {
+        fn float_from_data(data: [TensorData], device: [&Device<Self>]) -> float;
+        fn float_into_int(tensor: float, out_dtype: [IntDType]) -> [IntTensor<Self>];
+        fn float_empty(shape: [Shape], device: [&Device<Self>], dtype: [FloatDType]) -> float;
+        fn float_add_scalar(lhs: float, rhs: [Scalar]) -> float;
+        fn float_sub(lhs: float, rhs: float) -> float;
+        fn float_sub_scalar(lhs: float, rhs: [Scalar]) -> float;
+        fn float_mul(lhs: float, rhs: float) -> float;
+        fn float_mul_scalar(lhs: float, rhs: [Scalar]) -> float;
+        fn float_div(lhs: float, rhs: float) -> float;
+        fn float_div_scalar(lhs: float, rhs: [Scalar]) -> float;
+        fn float_remainder(lhs: float, rhs: float) -> float;
+        fn float_remainder_scalar(lhs: float, rhs: [Scalar]) -> float;
+        fn float_matmul(lhs: float, rhs: float) -> float;
+        fn float_cross(lhs: float, rhs: float, dim: [usize]) -> float;
+        fn float_recip(tensor: float) -> float;
+        fn float_flip(tensor: float, axes: [&[usize]]) -> float;
+        fn float_gather(dim: [usize], tensor: float, indices: [IntTensor<Self>]) -> float;
+        fn float_scatter_add(dim: [usize], tensor: float, indices: [IntTensor<Self>], value: float) -> float;
+        fn float_select(tensor: float, dim: [usize], indices: [IntTensor<Self>]) -> float;
+        fn float_select_add(tensor: float, dim: [usize], indices: [IntTensor<Self>], value: float) -> float;
+        fn float_slice_assign(tensor: float, slices: [&[Slice]], value: float) -> float;
+        fn float_mask_where(tensor: float, mask: [BoolTensor<Self>], value: float) -> float;
+        fn float_mask_fill(tensor: float, mask: [BoolTensor<Self>], value: [Scalar]) -> float;
+        fn float_equal(lhs: float, rhs: float, out_dtype: [BoolDType]) -> [BoolTensor<Self>];
+        fn float_equal_elem(lhs: float, rhs: [Scalar], out_dtype: [BoolDType]) -> [BoolTensor<Self>];
+        fn float_greater(lhs: float, rhs: float, out_dtype: [BoolDType]) -> [BoolTensor<Self>];
+        fn float_greater_elem(lhs: float, rhs: [Scalar], out_dtype: [BoolDType]) -> [BoolTensor<Self>];
+        fn float_greater_equal(lhs: float, rhs: float, out_dtype: [BoolDType]) -> [BoolTensor<Self>];
+        fn float_greater_equal_elem(lhs: float, rhs: [Scalar], out_dtype: [BoolDType]) -> [BoolTensor<Self>];
+        fn float_lower(lhs: float, rhs: float, out_dtype: [BoolDType]) -> [BoolTensor<Self>];
+        fn float_lower_elem(lhs: float, rhs: [Scalar], out_dtype: [BoolDType]) -> [BoolTensor<Self>];
+        fn float_lower_equal(lhs: float, rhs: float, out_dtype: [BoolDType]) -> [BoolTensor<Self>];
+        fn float_lower_equal_elem(lhs: float, rhs: [Scalar], out_dtype: [BoolDType]) -> [BoolTensor<Self>];
+        fn float_sum(tensor: float) -> float;
+        fn float_sum_dim(tensor: float, dim: [usize]) -> float;
+        fn float_mean_dim(tensor: float, dim: [usize]) -> float;
+        fn float_cumsum(tensor: float, dim: [usize]) -> float;
+        fn float_cumprod(tensor: float, dim: [usize]) -> float;
+        fn float_cummin(tensor: float, dim: [usize]) -> float;
+        fn float_cummax(tensor: float, dim: [usize]) -> float;
+        fn float_exp(tensor: float) -> float;
+        fn float_log(tensor: float) -> float;
+        fn float_log1p(tensor: float) -> float;
+        fn float_powf(lhs: float, rhs: float) -> float;
+        fn float_powf_scalar_impl(tensor: float, value: [Scalar]) -> float;
+        fn float_sqrt(tensor: float) -> float;
+        fn float_abs(tensor: float) -> float;
+        fn float_cos(tensor: float) -> float;
+        fn float_sin(tensor: float) -> float;
+        fn float_tan(tensor: float) -> float;
+        fn float_cosh(tensor: float) -> float;
+        fn float_sinh(tensor: float) -> float;
+        fn float_tanh(tensor: float) -> float;
+        fn float_acos(tensor: float) -> float;
+        fn float_acosh(tensor: float) -> float;
+        fn float_asin(tensor: float) -> float;
+        fn float_asinh(tensor: float) -> float;
+        fn float_atan(tensor: float) -> float;
+        fn float_atanh(tensor: float) -> float;
+        fn float_atan2(lhs: float, rhs: float) -> float;
+        fn float_round(tensor: float) -> float;
+        fn float_floor(tensor: float) -> float;
+        fn float_ceil(tensor: float) -> float;
+        fn float_trunc(tensor: float) -> float;
+        fn float_erf(tensor: float) -> float;
+        fn float_argmax(tensor: float, dim: [usize], out_dtype: [IntDType]) -> [IntTensor<Self>];
+        fn float_argtopk(tensor: float, dim: [usize], k: [usize], out_dtype: [IntDType]) -> [IntTensor<Self>];
+        fn float_argmin(tensor: float, dim: [usize], out_dtype: [IntDType]) -> [IntTensor<Self>];
+        fn float_unfold(tensor: float, dim: [usize], size: [usize], step: [usize]) -> float;
+        fn float_zeros(shape: [Shape], device: [&Device<Self>], dtype: [FloatDType]) -> float;
+        fn float_ones(shape: [Shape], device: [&Device<Self>], dtype: [FloatDType]) -> float;
+        fn float_full(shape: [Shape], fill_value: [Scalar], device: [&Device<Self>], dtype: [FloatDType]) -> float;
+        fn float_repeat_dim(tensor: float, dim: [usize], times: [usize]) -> float;
+        fn float_clamp_min(tensor: float, min: [Scalar]) -> float;
+        fn float_clamp_max(tensor: float, max: [Scalar]) -> float;
+        fn float_clamp(tensor: float, min: [Scalar], max: [Scalar]) -> float;
+        fn float_neg(tensor: float) -> float;
+        fn float_scatter_nd(data: float, indices: [IntTensor<Self>], values: float, reduction: [IndexingUpdateOp]) -> float;
+        fn float_gather_nd(data: float, indices: [IntTensor<Self>]) -> float;
+        fn float_not_equal(lhs: float, rhs: float, out_dtype: [BoolDType]) -> [BoolTensor<Self>];
+        fn float_not_equal_elem(lhs: float, rhs: [Scalar], out_dtype: [BoolDType]) -> [BoolTensor<Self>];
+        fn float_prod(tensor: float) -> float;
+        fn float_prod_dim(tensor: float, dim: [usize]) -> float;
+        fn float_mean(tensor: float) -> float;
+        fn float_powi(lhs: float, rhs: [IntTensor<Self>]) -> float;
+        fn float_powi_scalar(lhs: float, rhs: [Scalar]) -> float;
+        fn float_powi_scalar_impl(lhs: float, rhs: [Scalar]) -> float;
+        fn float_powf_scalar(tensor: float, value: [Scalar]) -> float;
+        fn float_cat(tensors: floats, dim: [usize]) -> float;
+        fn float_topk(tensor: float, dim: [usize], k: [usize]) -> float;
+        fn float_max(tensor: float) -> float;
+        fn float_max_dim(tensor: float, dim: [usize]) -> float;
+        fn float_max_dim_with_indices(tensor: float, dim: [usize], indices_dtype: [IntDType]) -> float_and_int;
+        fn float_min(tensor: float) -> float;
+        fn float_min_dim(tensor: float, dim: [usize]) -> float;
+        fn float_min_dim_with_indices(tensor: float, dim: [usize], indices_dtype: [IntDType]) -> float_and_int;
+        fn float_max_abs(tensor: float) -> float;
+        fn float_max_abs_dim(tensor: float, dim: [usize]) -> float;
+        fn float_any(tensor: float, out_dtype: [BoolDType]) -> [BoolTensor<Self>];
+        fn float_any_dim(tensor: float, dim: [usize], out_dtype: [BoolDType]) -> [BoolTensor<Self>];
+        fn float_all(tensor: float, out_dtype: [BoolDType]) -> [BoolTensor<Self>];
+        fn float_all_dim(tensor: float, dim: [usize], out_dtype: [BoolDType]) -> [BoolTensor<Self>];
+        fn float_sign(tensor: float) -> float;
+        fn float_sort(tensor: float, dim: [usize], descending: [bool]) -> float;
+        fn float_sort_with_indices(tensor: float, dim: [usize], descending: [bool], indices_dtype: [IntDType]) -> float_and_int;
+        fn float_argsort(tensor: float, dim: [usize], descending: [bool], out_dtype: [IntDType]) -> [IntTensor<Self>];
+        fn float_grid_sample_2d(tensor: float, grid: float, options: [GridSampleOptions]) -> float;
+        fn float_is_nan(tensor: float, out_dtype: [BoolDType]) -> [BoolTensor<Self>];
+        fn float_is_inf(tensor: float, out_dtype: [BoolDType]) -> [BoolTensor<Self>];
+    }
+}

@@ -1,0 +1,87 @@
+//! How one parameter is cut into shards.
+//!
+//! Every parameter is flattened and cut into `world_size` chunks of `ceil(numel / world_size)`
+//! elements; the last chunks are padded with zeros, so that all shards have one length and every
+//! collective is uniform. A rank may own nothing but padding. The cut is the same at every stage:
+//! stages differ in which of the model states are kept cut, never in where the cuts are.
+
+use std::ops::Range;
+
+/// The cut of one parameter of `numel` elements over `world_size` ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Partition {
+    numel: usize,
+    world_size: usize,
+}
+
+impl Partition {
+    /// Cuts `numel` elements into `world_size >= 1` chunks.
+    pub fn new(numel: usize, world_size: usize) -> Self {
+        assert!(world_size > 0, "a group has at least one rank");
+        Self { numel, world_size }
+    }
+
+    /// Elements of the parameter, padding excluded.
+    pub fn numel(&self) -> usize {
+        self.numel
+    }
+
+    /// Elements of every shard, padding included.
+    pub fn shard_len(&self) -> usize {
+        self.numel.div_ceil(self.world_size)
+    }
+
+    /// The flat elements that `rank` owns; empty for a rank that holds only padding.
+    pub fn owned(&self, rank: usize) -> Range<usize> {
+        let start = (rank * self.shard_len()).min(self.numel);
+        let end = ((rank + 1) * self.shard_len()).min(self.numel);
+        start..end
+    }
+
+    /// Zeros at the end of the shard of `rank`.
+    pub fn padding(&self, rank: usize) -> usize {
+        self.shard_len() - self.owned(rank).len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// `[numel, world size, shard length, owned elements by rank]`, from running DeepSpeed's
+    /// stage-3 partitioning of single parameters.
+    const LAYOUTS: &[(usize, usize, usize, &[usize])] = &[
+        (15, 2, 8, &[8, 7]),
+        (8100, 2, 4050, &[4050, 4050]),
+        (3, 4, 1, &[1, 1, 1, 0]),
+        (1, 8, 1, &[1, 0, 0, 0, 0, 0, 0, 0]),
+        (0, 3, 0, &[0, 0, 0]),
+    ];
+
+    #[test]
+    fn layouts_equal_deepspeeds() {
+        for &(numel, world_size, shard_len, owned) in LAYOUTS {
+            let partition = Partition::new(numel, world_size);
+            assert_eq!(partition.shard_len(), shard_len);
+            let lengths: Vec<_> = (0..world_size).map(|r| partition.owned(r).len()).collect();
+            assert_eq!(lengths, owned);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn shards_tile_the_parameter(numel in 0usize..10_000, world_size in 1usize..70) {
+            let partition = Partition::new(numel, world_size);
+            let mut next = 0;
+            for rank in 0..world_size {
+                let owned = partition.owned(rank);
+                prop_assert_eq!(owned.start, next);
+                prop_assert_eq!(owned.len() + partition.padding(rank), partition.shard_len());
+                next = owned.end;
+            }
+            prop_assert_eq!(next, numel);
+            prop_assert!(partition.shard_len() * world_size < numel + world_size);
+        }
+    }
+}

@@ -1,0 +1,344 @@
+//! Gradients on their way from autodiff to the optimizer.
+//!
+//! Autodiff reports each parameter's gradient the moment it is final. It goes into a bucket; a
+//! full bucket is reduced over all ranks while backward goes on; what comes back is added to the
+//! accumulated gradient, and the full gradient is gone. From stage 2 on a rank keeps its shard of
+//! the sum only.
+//!
+//! [Note: Order of additions] Every stage reduces every micro-batch over the ranks, in rank order,
+//! and then adds it to what earlier micro-batches gave. Summing micro-batches first would save
+//! messages at stages 0 and 1, but it adds in another order, and the same job would end in other
+//! bits at another stage.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use burn_backend::{Backend, Shape, TensorMetadata};
+use deepburn_comm::{CommError, Payload, Pending, ReduceOp, Tag};
+use deepburn_config::{GradientPlan, GradientReduction, ReductionPlan};
+
+use crate::array::{DeviceArray, own};
+use crate::group::Group;
+use crate::ledger::{Category, Ledger, Lease};
+use crate::parameter::Parameter;
+use crate::tensor::{ReducedGradient, ZeroTensor};
+
+/// Collects, reduces and accumulates the gradients of one rank.
+#[derive(Debug)]
+pub(crate) struct GradientReducer<B: Backend> {
+    group: Group<B>,
+    parameters: Arc<[Arc<Parameter<B>>]>,
+    ledger: Ledger,
+    plan: GradientPlan,
+    scaling: Scaling,
+    /// Whether only the owned shard of a reduced gradient is kept.
+    shards: bool,
+    /// Elements at which the bucket is reduced.
+    capacity: usize,
+    bucket: Vec<Collected<B>>,
+    in_flight: VecDeque<Flight<B>>,
+    accumulated: Vec<Option<Accumulated<B>>>,
+    /// Sums of this rank alone, while synchronisation is off.
+    unreduced: Vec<Option<Collected<B>>>,
+    synchronise: bool,
+}
+
+/// A full gradient of this rank.
+#[derive(Debug)]
+struct Collected<B: Backend> {
+    index: usize,
+    array: DeviceArray<B>,
+    _lease: Lease,
+}
+
+/// A bucket being reduced.
+#[derive(Debug)]
+struct Flight<B: Backend> {
+    gradients: Vec<Collected<B>>,
+    pending: Pending<DeviceArray<B>>,
+}
+
+/// A flat reduced gradient: this rank's shard of it, or all of it.
+#[derive(Debug)]
+struct Accumulated<B: Backend> {
+    tensor: B::FloatTensorPrimitive,
+    _lease: Lease,
+}
+
+/// Multiplications around the sum over the ranks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Scaling {
+    before: f64,
+    op: ReduceOp,
+    after: f64,
+}
+
+impl Scaling {
+    /// DeepSpeed's three ways to average: divide after the sum, before it, or partly before it.
+    fn new(plan: &ReductionPlan, world_size: usize) -> Self {
+        let world_size = world_size as f64;
+        let factor = plan.predivide_factor;
+        match plan.op {
+            GradientReduction::Sum => Self { before: 1.0, op: ReduceOp::Sum, after: 1.0 },
+            GradientReduction::Mean if plan.prescale => {
+                Self { before: 1.0 / world_size, op: ReduceOp::Sum, after: 1.0 }
+            }
+            GradientReduction::Mean if factor != 1.0 => {
+                Self { before: 1.0 / factor, op: ReduceOp::Sum, after: factor / world_size }
+            }
+            GradientReduction::Mean => Self { before: 1.0, op: ReduceOp::Mean, after: 1.0 },
+        }
+    }
+}
+
+/// A bucket never holds more than this fraction of the model. A bucket sized for a large model
+/// would keep every gradient of a small one until the end of backward, which is what reducing
+/// early is there to avoid; between ranks of one process small messages cost nothing.
+pub(crate) const BUCKETS_PER_MODEL: usize = 16;
+
+impl<B: Backend> GradientReducer<B> {
+    pub(crate) fn new(
+        group: Group<B>,
+        parameters: Arc<[Arc<Parameter<B>>]>,
+        plan: GradientPlan,
+        reduction: &ReductionPlan,
+        shards: bool,
+        ledger: Ledger,
+    ) -> Self {
+        let trainable = parameters.iter().filter(|parameter| parameter.is_trainable());
+        let share = trainable.map(|p| p.numel()).sum::<usize>().div_ceil(BUCKETS_PER_MODEL);
+        let scaling = Scaling::new(reduction, group.world_size());
+        Self {
+            scaling,
+            shards,
+            capacity: plan.reduce_bucket_size.min(share).max(1),
+            bucket: Vec::new(),
+            in_flight: VecDeque::new(),
+            accumulated: parameters.iter().map(|_| None).collect(),
+            unreduced: parameters.iter().map(|_| None).collect(),
+            synchronise: true,
+            group,
+            parameters,
+            ledger,
+            plan,
+        }
+    }
+
+    /// Whether gradients are reduced as they come. While off, they add up on this rank alone and
+    /// join the next reduction.
+    pub(crate) fn set_synchronise(&mut self, on: bool) {
+        self.synchronise = on;
+    }
+
+    /// Takes the final gradient of parameter `index` out of autodiff's container and leaves a
+    /// marker that holds no memory.
+    pub(crate) fn collect(
+        &mut self,
+        index: usize,
+        slot: &mut ZeroTensor<B>,
+    ) -> Result<(), CommError> {
+        let marker = ZeroTensor::Reduced(ReducedGradient {
+            shape: slot.shape(),
+            dtype: slot.dtype(),
+            device: slot.device(),
+            path: self.parameters[index].shared_path(),
+        });
+        let array = match std::mem::replace(slot, marker) {
+            ZeroTensor::Rows(rows) => DeviceArray::Rows(rows),
+            other => DeviceArray::Dense(other.into_full()),
+        };
+        let array = match self.unreduced[index].take() {
+            Some(earlier) => add(earlier.array, array),
+            None => array,
+        };
+        let collected = self.collected(index, array);
+        if self.synchronise {
+            self.enter(collected)
+        } else {
+            self.unreduced[index] = Some(collected);
+            Ok(())
+        }
+    }
+
+    /// Ends a backward pass: reduces what is left in the bucket and adds up all results. Returns
+    /// once every rank has come here, because autodiff's clean-up after a backward pass waits for
+    /// passes of other ranks that would wait for this one.
+    pub(crate) fn finish_backward(&mut self) -> Result<(), CommError> {
+        self.flush()?;
+        while let Some(flight) = self.in_flight.pop_front() {
+            self.land(flight)?;
+        }
+        self.group.barrier(Tag::new("end of backward", 0))
+    }
+
+    /// The accumulated gradients by parameter index, flat: this rank's shard, or all elements at
+    /// stages 0 and 1. `None` for a parameter that got no gradient. Clears the accumulation.
+    pub(crate) fn take(&mut self) -> Vec<Option<B::FloatTensorPrimitive>> {
+        self.accumulated.iter_mut().map(|slot| slot.take().map(|sum| sum.tensor)).collect()
+    }
+
+    /// The accumulated gradient of one parameter, flat, as in [`take`](Self::take).
+    pub(crate) fn accumulated(&self, index: usize) -> Option<B::FloatTensorPrimitive> {
+        self.accumulated[index].as_ref().map(|sum| sum.tensor.clone())
+    }
+
+    /// Forgets all gradients, also those that were never reduced.
+    pub(crate) fn clear(&mut self) {
+        self.accumulated.iter_mut().for_each(|slot| *slot = None);
+        self.unreduced.iter_mut().for_each(|slot| *slot = None);
+    }
+
+    fn collected(&self, index: usize, array: DeviceArray<B>) -> Collected<B> {
+        let bytes = match &array {
+            DeviceArray::Rows(rows) => rows.bytes(),
+            DeviceArray::Dense(tensor) => tensor.shape().num_elements() * tensor.dtype().size(),
+        };
+        Collected { index, array, _lease: self.ledger.hold(Category::Buckets, bytes) }
+    }
+
+    /// Puts a gradient into the bucket; one that fills a bucket by itself travels alone.
+    fn enter(&mut self, mut gradient: Collected<B>) -> Result<(), CommError> {
+        let numel = gradient.array.numel();
+        let held: usize = self.bucket.iter().map(|held| held.array.numel()).sum();
+        if held > 0 && held + numel > self.capacity {
+            self.flush()?;
+        }
+        if self.plan.contiguous_gradients && numel < self.capacity {
+            if let DeviceArray::Dense(tensor) = gradient.array {
+                let flat = B::float_reshape(tensor, Shape::from(vec![numel]));
+                gradient.array = DeviceArray::Dense(flat);
+            }
+        }
+        self.bucket.push(gradient);
+        if held + numel >= self.capacity {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Starts the reduction of the bucket. At most one other bucket is in flight meanwhile.
+    fn flush(&mut self) -> Result<(), CommError> {
+        if self.bucket.is_empty() {
+            return Ok(());
+        }
+        let mut gradients = std::mem::take(&mut self.bucket);
+        if self.scaling.before != 1.0 {
+            for gradient in &mut gradients {
+                gradient.array = scale(gradient.array.clone(), self.scaling.before);
+            }
+        }
+        let tag = Tag::new("gradients", fingerprint(gradients.iter().map(|g| g.index)));
+        let arrays = gradients.iter().map(|gradient| gradient.array.clone()).collect();
+        let group = self.group.arrays();
+        let pending = if self.shards && self.plan.reduce_scatter {
+            group.reduce_scatter(tag, arrays, self.scaling.op)?
+        } else {
+            group.all_reduce(tag, arrays, self.scaling.op)?
+        };
+        self.in_flight.push_back(Flight { gradients, pending });
+        let allowed = if self.plan.overlap_comm { 1 } else { 0 };
+        while self.in_flight.len() > allowed {
+            if let Some(flight) = self.in_flight.pop_front() {
+                self.land(flight)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for a bucket and adds its results to the accumulated gradients.
+    fn land(&mut self, flight: Flight<B>) -> Result<(), CommError> {
+        let Flight { gradients, pending } = flight;
+        let indices: Vec<usize> = gradients.iter().map(|gradient| gradient.index).collect();
+        let results = pending.wait()?;
+        drop(gradients);
+        for (index, mut result) in indices.into_iter().zip(results) {
+            if self.shards && !self.plan.reduce_scatter {
+                result = self.owned(index, result);
+            }
+            let result = scale(result, self.scaling.after);
+            self.accumulate(index, result.into_flat());
+        }
+        Ok(())
+    }
+
+    /// This rank's shard of a whole gradient, in memory of its own.
+    fn owned(&self, index: usize, whole: DeviceArray<B>) -> DeviceArray<B> {
+        let partition = self.parameters[index].partition();
+        let range = partition.owned(self.group.rank());
+        let shard = [whole];
+        let copy = DeviceArray::reduce_range(&shard, range, partition.shard_len(), ReduceOp::Sum, 0);
+        own(copy)
+    }
+
+    fn accumulate(&mut self, index: usize, gradient: B::FloatTensorPrimitive) {
+        let sum = match self.accumulated[index].take() {
+            Some(Accumulated { tensor, _lease }) => {
+                Accumulated { tensor: B::float_add(tensor, gradient), _lease }
+            }
+            None => {
+                let bytes = gradient.shape().num_elements() * gradient.dtype().size();
+                let _lease = self.ledger.hold(Category::Gradients, bytes);
+                Accumulated { tensor: gradient, _lease }
+            }
+        };
+        self.accumulated[index] = Some(sum);
+    }
+}
+
+/// Adds two gradients of one parameter.
+fn add<B: Backend>(left: DeviceArray<B>, right: DeviceArray<B>) -> DeviceArray<B> {
+    match (left, right) {
+        (DeviceArray::Dense(a), DeviceArray::Dense(b)) => {
+            DeviceArray::Dense(B::float_add(B::float_reshape(a, b.shape()), b))
+        }
+        (DeviceArray::Rows(a), DeviceArray::Rows(b)) => DeviceArray::Rows(a.add_rows(b)),
+        (DeviceArray::Rows(rows), DeviceArray::Dense(tensor))
+        | (DeviceArray::Dense(tensor), DeviceArray::Rows(rows)) => {
+            DeviceArray::Rows(rows.add_dense(tensor))
+        }
+    }
+}
+
+/// Multiplies a gradient by `factor`, which is mostly 1.
+fn scale<B: Backend>(array: DeviceArray<B>, factor: f64) -> DeviceArray<B> {
+    match array {
+        array if factor == 1.0 => array,
+        DeviceArray::Dense(tensor) => {
+            DeviceArray::Dense(B::float_mul_scalar(tensor, factor.into()))
+        }
+        DeviceArray::Rows(rows) => DeviceArray::Rows(rows.scale(factor)),
+    }
+}
+
+/// A number that differs for different lists of parameters (FNV-1a), so that ranks whose
+/// gradients come in different orders notice.
+fn fingerprint(indices: impl Iterator<Item = usize>) -> u64 {
+    indices.fold(0xcbf2_9ce4_8422_2325, |hash, index| {
+        (hash ^ index as u64).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(prescale: bool, predivide_factor: f64, op: GradientReduction) -> ReductionPlan {
+        ReductionPlan { op, prescale, predivide_factor }
+    }
+
+    #[test]
+    fn all_ways_to_average_divide_by_the_world_size() {
+        for (prescale, factor) in [(false, 1.0), (true, 1.0), (false, 2.0), (false, 4.0)] {
+            let scaling = Scaling::new(&plan(prescale, factor, GradientReduction::Mean), 4);
+            let mean = if scaling.op == ReduceOp::Mean { 0.25 } else { 1.0 };
+            assert_eq!(scaling.before * mean * scaling.after, 0.25);
+        }
+        let sum = Scaling::new(&plan(true, 2.0, GradientReduction::Sum), 4);
+        assert_eq!(sum, Scaling { before: 1.0, op: ReduceOp::Sum, after: 1.0 });
+    }
+
+    #[test]
+    fn fingerprints_tell_orders_apart() {
+        assert_ne!(fingerprint([1, 2].into_iter()), fingerprint([2, 1].into_iter()));
+    }
+}

@@ -1,0 +1,207 @@
+//! Turns the parameters of a module into handles on sharded ones.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use burn::module::{Module, ModuleMapper, Param, ParamId};
+use burn::tensor::{Tensor, TensorPrimitive};
+use burn_autodiff::Autodiff;
+use burn_backend::distributed::DistributedParamId;
+use burn_backend::{Backend, DType, Shape, TensorMetadata};
+use deepburn_comm::{Payload, ReduceOp, Tag};
+
+use crate::array::{DeviceArray, own};
+use crate::error::ZeroError;
+use crate::gather::Gatherer;
+use crate::group::Group;
+use crate::ledger::Ledger;
+use crate::parameter::{Description, Parameter};
+use crate::partition::Partition;
+use crate::{Zero, ZeroTensor};
+
+/// The autodiff backend on which sharded modules train.
+pub type Training<B> = Autodiff<Zero<B>>;
+
+/// Replaces each parameter of a module by a handle.
+///
+/// A parameter that occurs twice (the same [`ParamId`], a tied weight) becomes one parameter with
+/// one shard and one autodiff leaf; it is known by the first path at which it occurs.
+pub(crate) struct Sharder<B: Backend> {
+    group: Group<B>,
+    ledger: Ledger,
+    gatherer: Option<Weak<Gatherer<B>>>,
+    path: Vec<String>,
+    parameters: Vec<Arc<Parameter<B>>>,
+    /// Index and autodiff tensor of each parameter already seen.
+    seen: HashMap<ParamId, (usize, Box<dyn Any>)>,
+    failure: Option<ZeroError>,
+}
+
+/// Parameters in the order of the module, and where each of its parameters went.
+pub(crate) struct Table<B: Backend> {
+    pub(crate) parameters: Arc<[Arc<Parameter<B>>]>,
+    pub(crate) indices: HashMap<ParamId, usize>,
+}
+
+impl<B: Backend> Sharder<B> {
+    /// Shards through `gatherer`, or keeps parameters whole without one.
+    pub(crate) fn new(
+        group: Group<B>,
+        gatherer: Option<Weak<Gatherer<B>>>,
+        ledger: Ledger,
+    ) -> Self {
+        Self {
+            group,
+            ledger,
+            gatherer,
+            path: Vec::new(),
+            parameters: Vec::new(),
+            seen: HashMap::new(),
+            failure: None,
+        }
+    }
+
+    /// Shards `module`; every rank starts from the values of rank 0.
+    pub(crate) fn shard<M: Module<Training<B>>>(
+        mut self,
+        module: M,
+    ) -> Result<(M, Table<B>), ZeroError> {
+        let module = module.map(&mut self);
+        if let Some(failure) = self.failure {
+            return Err(failure);
+        }
+        if !self.parameters.iter().any(|parameter| parameter.is_trainable()) {
+            return Err(ZeroError::NothingTrainable);
+        }
+        let indices = self.seen.into_iter().map(|(id, (index, _))| (id, index)).collect();
+        Ok((module, Table { parameters: self.parameters.into(), indices }))
+    }
+
+    /// Distributes the values of rank 0 and keeps what this rank is to hold.
+    fn adopt(
+        &mut self,
+        tensor: B::FloatTensorPrimitive,
+        trainable: bool,
+    ) -> Result<Arc<Parameter<B>>, ZeroError> {
+        let path = self.path.join(".");
+        if tensor.dtype() != DType::F32 {
+            return Err(ZeroError::ParameterType { path, dtype: tensor.dtype().name() });
+        }
+        let index = self.parameters.len();
+        let description = Description {
+            index,
+            path: path.into(),
+            shape: tensor.shape(),
+            dtype: tensor.dtype(),
+            device: B::float_device(&tensor),
+            partition: Partition::new(tensor.shape().num_elements(), self.group.world_size()),
+            trainable,
+        };
+        let tag = Tag::new("initial weights", index as u64);
+        let own_values = vec![DeviceArray::Dense(tensor)];
+        let mut values = self.group.arrays().broadcast(tag, Some(own_values), 0)?.wait()?;
+        let values = values.swap_remove(0);
+        Ok(Arc::new(match &self.gatherer {
+            Some(gatherer) => {
+                let shard = shard_of(values, description.partition, self.group.rank());
+                let ledger = self.ledger.clone();
+                Parameter::sharded(description, shard, gatherer.clone(), ledger)
+            }
+            None => {
+                // Laid out as a gathered parameter is, so that every stage runs the same kernels.
+                let flat = values.into_flat();
+                let whole = B::float_reshape(flat, description.shape.clone());
+                Parameter::whole(description, whole, self.ledger.clone())
+            }
+        }))
+    }
+}
+
+impl<B: Backend> ModuleMapper<Training<B>> for Sharder<B> {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(
+        &mut self,
+        param: Param<Tensor<Training<B>, D>>,
+    ) -> Param<Tensor<Training<B>, D>> {
+        let (id, tensor, mapper) = param.consume();
+        if self.failure.is_some() {
+            return Param::from_mapped_value(id, tensor, mapper);
+        }
+        if let Some((_, twin)) = self.seen.get(&id) {
+            if let Some(twin) = twin.downcast_ref::<Tensor<Training<B>, D>>() {
+                return Param::from_mapped_value(id, twin.clone(), mapper);
+            }
+        }
+        let trainable = tensor.is_require_grad();
+        let values = tensor.clone().inner().into_primitive().tensor().into_full();
+        match self.adopt(values, trainable) {
+            Ok(parameter) => {
+                let handle = leaf::<B, D>(parameter.clone());
+                self.seen.insert(id, (parameter.index(), Box::new(handle.clone())));
+                self.parameters.push(parameter);
+                Param::from_mapped_value(id, handle, mapper)
+            }
+            Err(failure) => {
+                self.failure = Some(failure);
+                Param::from_mapped_value(id, tensor, mapper)
+            }
+        }
+    }
+}
+
+/// A fresh autodiff leaf on a parameter. Fresh, because leaves that two ranks shared would join
+/// their graphs and with them their locks.
+fn leaf<B: Backend, const D: usize>(parameter: Arc<Parameter<B>>) -> Tensor<Training<B>, D> {
+    let trainable = parameter.is_trainable();
+    let primitive = TensorPrimitive::Float(ZeroTensor::parameter(parameter));
+    let tensor = Tensor::from_inner(Tensor::<Zero<B>, D>::from_primitive(primitive));
+    if trainable { tensor.require_grad() } else { tensor }
+}
+
+/// The flat, zero-padded chunk of `rank`, in memory of its own.
+fn shard_of<B: Backend>(
+    whole: DeviceArray<B>,
+    partition: Partition,
+    rank: usize,
+) -> B::FloatTensorPrimitive {
+    let range = partition.owned(rank);
+    let chunk = DeviceArray::reduce_range(&[whole], range, partition.shard_len(), ReduceOp::Sum, 0);
+    own(chunk).into_flat()
+}
+
+/// Marks the trainable parameters, so that autodiff reports their gradients. A mark lasts for one
+/// backward pass.
+pub(crate) struct Marker<'a, F: Fn(usize) -> DistributedParamId> {
+    pub(crate) indices: &'a HashMap<ParamId, usize>,
+    pub(crate) mark: F,
+}
+
+impl<B: Backend, F: Fn(usize) -> DistributedParamId> ModuleMapper<Training<B>> for Marker<'_, F> {
+    fn map_float<const D: usize>(
+        &mut self,
+        param: Param<Tensor<Training<B>, D>>,
+    ) -> Param<Tensor<Training<B>, D>> {
+        let (id, tensor, mapper) = param.consume();
+        let tensor = match self.indices.get(&id) {
+            Some(index) if tensor.is_require_grad() => tensor.set_distributed((self.mark)(*index)),
+            _ => tensor,
+        };
+        Param::from_mapped_value(id, tensor, mapper)
+    }
+}
+
+/// The whole parameter from its flat elements.
+pub(crate) fn in_shape<B: Backend>(
+    flat: B::FloatTensorPrimitive,
+    shape: &Shape,
+) -> B::FloatTensorPrimitive {
+    B::float_reshape(flat, shape.clone())
+}

@@ -1,0 +1,144 @@
+//! The float tensor of [`Zero`](crate::Zero): data, or something that can become data.
+
+use std::sync::Arc;
+
+use burn_backend::{Backend, DType, Shape, TensorMetadata};
+
+use crate::ledger::Lease;
+use crate::parameter::Parameter;
+use crate::rows::RowGradient;
+use crate::session;
+use crate::view::View;
+
+/// A float tensor of the decorated backend.
+///
+/// Autodiff keeps these values for the backward pass, so the memory of training is decided by
+/// what they hold: a parameter saved by forward is a handle, not data.
+#[derive(Debug, Clone)]
+pub enum ZeroTensor<B: Backend> {
+    /// Ordinary data, all of it on this rank.
+    Full(FullTensor<B>),
+    /// A parameter of a sharded model under recorded views. Holds no data of its own; an op that
+    /// needs some reads the parameter, gathering it first where it is sharded.
+    Parameter(ParameterView<B>),
+    /// The gradient of an embedding, kept as rows. Holds the rows that were looked up.
+    Rows(RowGradient<B>),
+    /// A gradient that was handed over to be reduced. Holds nothing.
+    Reduced(ReducedGradient<B>),
+}
+
+/// Data, entered in the ledger as an activation for as long as it or a view of it lives.
+#[derive(Debug, Clone)]
+pub struct FullTensor<B: Backend> {
+    pub(crate) tensor: B::FloatTensorPrimitive,
+    pub(crate) lease: Option<Arc<Lease>>,
+}
+
+/// A parameter under recorded views.
+#[derive(Debug, Clone)]
+pub struct ParameterView<B: Backend> {
+    pub(crate) parameter: Arc<Parameter<B>>,
+    views: Vec<View>,
+    shape: Shape,
+    dtype: DType,
+}
+
+/// What is left of a gradient in autodiff's container once it has been handed over.
+#[derive(Debug, Clone)]
+pub struct ReducedGradient<B: Backend> {
+    pub(crate) shape: Shape,
+    pub(crate) dtype: DType,
+    pub(crate) device: B::Device,
+    pub(crate) path: Arc<str>,
+}
+
+impl<B: Backend> ParameterView<B> {
+    pub(crate) fn new(parameter: Arc<Parameter<B>>) -> Self {
+        let (shape, dtype) = (parameter.shape().clone(), parameter.dtype());
+        Self { parameter, views: Vec::new(), shape, dtype }
+    }
+
+    pub(crate) fn viewed(mut self, view: View) -> Self {
+        self.shape = view.shape(self.shape);
+        self.dtype = view.dtype(self.dtype);
+        self.views.push(view);
+        self
+    }
+
+    fn read(self) -> B::FloatTensorPrimitive {
+        let whole = self.parameter.read();
+        self.views.iter().fold(whole, |tensor, view| view.apply::<B>(tensor))
+    }
+}
+
+impl<B: Backend> ZeroTensor<B> {
+    /// Wraps the result of an op.
+    pub(crate) fn full(tensor: B::FloatTensorPrimitive) -> Self {
+        let bytes = tensor.shape().num_elements() * tensor.dtype().size();
+        Self::Full(FullTensor { lease: session::hold_activation(bytes), tensor })
+    }
+
+    /// The handle of a parameter.
+    pub(crate) fn parameter(parameter: Arc<Parameter<B>>) -> Self {
+        Self::Parameter(ParameterView::new(parameter))
+    }
+
+    /// The data, gathered from all ranks where it is sharded.
+    ///
+    /// # Panics
+    /// With a [`CommError`](deepburn_comm::CommError) as payload when a collective fails: tensor
+    /// ops cannot return errors. [`run_ranks`](deepburn_comm::run_ranks) turns it back into one.
+    pub fn into_full(self) -> B::FloatTensorPrimitive {
+        match self {
+            Self::Full(full) => full.tensor,
+            Self::Parameter(view) => view.read(),
+            Self::Rows(rows) => rows.into_dense(),
+            Self::Reduced(gradient) => panic!(
+                "the gradient of parameter {} was handed over for reduction during backward; \
+                 read it through the engine, not through autodiff's container",
+                gradient.path
+            ),
+        }
+    }
+
+    /// Applies a view: recorded on a parameter, and sharing memory on data.
+    pub(crate) fn view(self, view: View) -> Self {
+        match self {
+            Self::Full(full) => Self::Full(FullTensor {
+                tensor: view.apply::<B>(full.tensor),
+                lease: full.lease,
+            }),
+            Self::Parameter(parameter) => Self::Parameter(parameter.viewed(view)),
+            other => Self::full(view.apply::<B>(other.into_full())),
+        }
+    }
+
+    pub(crate) fn device(&self) -> B::Device {
+        match self {
+            Self::Full(full) => B::float_device(&full.tensor),
+            Self::Parameter(view) => view.parameter.device().clone(),
+            Self::Rows(rows) => rows.device(),
+            Self::Reduced(gradient) => gradient.device.clone(),
+        }
+    }
+}
+
+impl<B: Backend> TensorMetadata for ZeroTensor<B> {
+    fn dtype(&self) -> DType {
+        match self {
+            Self::Full(full) => full.tensor.dtype(),
+            Self::Parameter(view) => view.dtype,
+            Self::Rows(rows) => rows.dtype(),
+            Self::Reduced(gradient) => gradient.dtype,
+        }
+    }
+
+    fn shape(&self) -> Shape {
+        match self {
+            Self::Full(full) => full.tensor.shape(),
+            Self::Parameter(view) => view.shape.clone(),
+            Self::Rows(rows) => rows.shape().clone(),
+            Self::Reduced(gradient) => gradient.shape.clone(),
+        }
+    }
+}

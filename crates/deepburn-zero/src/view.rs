@@ -1,0 +1,64 @@
+//! Views recorded on a parameter that is not whole.
+//!
+//! Reshaping, permuting, slicing, expanding or casting a sharded parameter moves no data: the
+//! view is remembered and applied to the whole parameter when an op at last needs it.
+
+use burn_backend::{Backend, DType, FloatDType, Shape, Slice, SliceOps, TensorMetadata};
+
+/// One recorded view.
+#[derive(Debug, Clone)]
+pub(crate) enum View {
+    Reshape(Shape),
+    SwapDims(usize, usize),
+    Permute(Vec<usize>),
+    Slice(Vec<Slice>),
+    Expand(Shape),
+    Cast(FloatDType),
+}
+
+impl View {
+    /// Applies the view to data.
+    pub(crate) fn apply<B: Backend>(
+        &self,
+        tensor: B::FloatTensorPrimitive,
+    ) -> B::FloatTensorPrimitive {
+        match self {
+            Self::Reshape(shape) => B::float_reshape(tensor, shape.clone()),
+            Self::SwapDims(dim1, dim2) => B::float_swap_dims(tensor, *dim1, *dim2),
+            Self::Permute(axes) => B::float_permute(tensor, axes),
+            Self::Slice(slices) => B::float_slice(tensor, slices),
+            Self::Expand(shape) => B::float_expand(tensor, shape.clone()),
+            Self::Cast(dtype) if tensor.dtype() == DType::from(*dtype) => tensor,
+            Self::Cast(dtype) => B::float_cast(tensor, *dtype),
+        }
+    }
+
+    /// The shape after the view of a tensor of `shape`.
+    ///
+    /// Burn checks arguments before it calls a backend, so an impossible view cannot come here.
+    pub(crate) fn shape(&self, shape: Shape) -> Shape {
+        match self {
+            Self::Reshape(shape) => shape.clone(),
+            // In Burn's own order of dimensions; a partial expand has been completed before.
+            Self::Expand(shape) => shape.clone(),
+            Self::SwapDims(dim1, dim2) => {
+                shape.swapped(*dim1, *dim2).expect("dimensions were checked by burn-tensor")
+            }
+            Self::Permute(axes) => {
+                shape.permuted(axes).expect("axes were checked by burn-tensor")
+            }
+            Self::Slice(slices) => {
+                shape.slice(slices).expect("slices were checked by burn-tensor")
+            }
+            Self::Cast(_) => shape,
+        }
+    }
+
+    /// The element type after the view.
+    pub(crate) fn dtype(&self, dtype: DType) -> DType {
+        match self {
+            Self::Cast(cast) => (*cast).into(),
+            _ => dtype,
+        }
+    }
+}

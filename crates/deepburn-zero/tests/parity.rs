@@ -1,0 +1,269 @@
+//! Sharded training against its unsharded twin, on uneven shapes and several rank counts.
+
+mod model;
+
+use std::time::Duration;
+
+use burn::tensor::TensorData;
+use burn_flex::Flex;
+use deepburn_comm::run_ranks;
+use deepburn_config::{GradientReduction, OptimizerPlan, Stage};
+use deepburn_zero::{Category, Group, ModelStates, Policy, ZeroError};
+use model::{Net, STAGES, Trained, policy, rows};
+
+/// What a rank saw: losses, gradients of the first step by path, final weights, gradient norms.
+#[derive(Debug, Clone, PartialEq)]
+struct Outcome {
+    losses: Vec<f32>,
+    gradients: Vec<(String, Option<Vec<f32>>)>,
+    weights: Vec<Vec<f32>>,
+    norms: Vec<f64>,
+}
+
+const STEPS: usize = 3;
+const MICRO_BATCHES: usize = 2;
+/// Divisible by every number of ranks used here.
+const SAMPLES: usize = 12;
+
+fn values(data: TensorData) -> Vec<f32> {
+    data.iter::<f32>().collect()
+}
+
+fn train(world_size: usize, policy: &Policy) -> Outcome {
+    let ranks = run_ranks(world_size, Duration::from_secs(60), |member| {
+        let group = Group::<Flex>::new(member);
+        let rank = group.rank();
+        let (mut net, mut states) = ModelStates::shard(Net::<Trained>::new(), policy.clone(), group)?;
+        let mut outcome =
+            Outcome { losses: vec![], gradients: vec![], weights: vec![], norms: vec![] };
+        for step in 0..STEPS {
+            for micro_batch in 0..MICRO_BATCHES {
+                let all = rows(SAMPLES, (step * MICRO_BATCHES + micro_batch) as u64);
+                let per_rank = SAMPLES / world_size;
+                net = states.start_training_pass(net)?;
+                let loss = net.loss(&all[rank * per_rank..(rank + 1) * per_rank]);
+                outcome.losses.push(loss.clone().into_scalar());
+                states.start_backward();
+                drop(loss.div_scalar(MICRO_BATCHES as f64).backward());
+                states.finish_pass()?;
+            }
+            if step == 0 {
+                for index in 0..states.parameters().len() {
+                    let path = states.parameters()[index].path().to_owned();
+                    let gradient = states.gradient_data(&path)?.map(values);
+                    outcome.gradients.push((path, gradient));
+                }
+            }
+            outcome.norms.push(states.step(1e-2, None, Some(1.0))?.gradient_norm);
+        }
+        for index in 0..states.parameters().len() {
+            outcome.weights.push(values(states.parameter_data(index)?));
+        }
+        Ok::<_, ZeroError>(outcome)
+    });
+    let mut ranks = ranks.unwrap_or_else(|failure| panic!("{failure}"));
+    let first = ranks.swap_remove(0);
+    for other in ranks {
+        assert_eq!(other.weights, first.weights, "ranks ended with different weights");
+        assert_eq!(other.norms, first.norms, "ranks saw different norms");
+    }
+    first
+}
+
+/// 1e-5: sums of 12 samples in another order, with gradients up to about 1.
+#[test]
+fn gradients_equal_those_of_one_rank_on_the_whole_batch() {
+    let twin = train(1, &policy(Stage::Disabled));
+    for world_size in [2, 3, 4] {
+        for stage in STAGES {
+            let sharded = train(world_size, &policy(stage));
+            for ((path, expected), (_, actual)) in twin.gradients.iter().zip(&sharded.gradients) {
+                let what = format!("{path} at stage {stage:?} on {world_size} ranks");
+                match (expected, actual) {
+                    (Some(expected), Some(actual)) => {
+                        let worst = expected.iter().zip(actual).map(|(a, b)| (a - b).abs());
+                        let worst = worst.fold(0.0, f32::max);
+                        assert!(worst < 1e-5, "{what}: {worst}");
+                    }
+                    (expected, actual) => assert_eq!(expected, actual, "{what}"),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn frozen_and_unused_parameters_get_no_gradient() {
+    let outcome = train(2, &policy(Stage::Parameters));
+    for (path, gradient) in &outcome.gradients {
+        let expected = !path.starts_with("frozen") && !path.starts_with("unused");
+        assert_eq!(gradient.is_some(), expected, "{path}");
+    }
+    let paths: Vec<_> = outcome.gradients.iter().map(|(path, _)| path.as_str()).collect();
+    assert_eq!(paths.iter().filter(|path| path.starts_with("tokens")).count(), 1, "{paths:?}");
+}
+
+#[test]
+fn stages_agree_to_the_bit() {
+    for world_size in [1, 2, 3, 4] {
+        let plain = train(world_size, &policy(Stage::Disabled));
+        assert!(plain.norms.iter().all(|norm| norm.is_finite() && *norm > 0.0));
+        for stage in STAGES {
+            let sharded = train(world_size, &policy(stage));
+            assert_eq!(sharded, plain, "stage {stage:?} on {world_size} ranks");
+        }
+    }
+}
+
+#[test]
+fn buckets_prefetch_persistence_and_limits_change_nothing() {
+    let plain = train(3, &policy(Stage::Parameters));
+    let variants: [fn(&mut Policy); 8] = [
+        |p| p.zero.gradients.reduce_bucket_size = 1,
+        |p| p.zero.gradients.overlap_comm = false,
+        |p| p.zero.gradients.contiguous_gradients = false,
+        |p| p.zero.gradients.reduce_scatter = false,
+        |p| p.zero.parameters.prefetch_bucket_size = 0,
+        |p| p.zero.parameters.persistence_threshold = 40,
+        |p| {
+            p.zero.parameters.persistence_threshold = 40;
+            p.zero.parameters.model_persistence_threshold = 50;
+        },
+        |p| {
+            p.zero.parameters.max_live_parameters = 60;
+            p.zero.parameters.max_reuse_distance = 30;
+        },
+    ];
+    for (number, change) in variants.into_iter().enumerate() {
+        let mut changed = policy(Stage::Parameters);
+        change(&mut changed);
+        assert_eq!(train(3, &changed), plain, "variant {number}");
+    }
+    let mut small = policy(Stage::Gradients);
+    small.zero.allgather_bucket_size = 10;
+    assert_eq!(train(3, &small), plain);
+}
+
+#[test]
+fn every_optimizer_gives_the_same_bits_at_every_stage() {
+    let rules = [
+        OptimizerPlan::Sgd {
+            lr: 1e-2,
+            momentum: 0.9,
+            dampening: 0.1,
+            weight_decay: 0.01,
+            nesterov: false,
+        },
+        OptimizerPlan::Sgd {
+            lr: 1e-2,
+            momentum: 0.0,
+            dampening: 0.0,
+            weight_decay: 0.0,
+            nesterov: false,
+        },
+        OptimizerPlan::Lion { lr: 1e-3, betas: [0.9, 0.99], weight_decay: 0.1 },
+        OptimizerPlan::Adagrad { lr: 1e-2, eps: 1e-10, weight_decay: 0.01 },
+    ];
+    for rule in rules {
+        let run = |stage| train(2, &Policy { optimizer: rule.clone(), ..policy(stage) });
+        let plain = run(Stage::Disabled);
+        for stage in STAGES {
+            assert_eq!(run(stage), plain, "{rule:?} at stage {stage:?}");
+        }
+    }
+}
+
+#[test]
+fn ways_to_average_agree() {
+    let mean = train(4, &policy(Stage::Gradients));
+    let mut prescaled = policy(Stage::Gradients);
+    prescaled.reduction.prescale = true;
+    let mut predivided = policy(Stage::Gradients);
+    predivided.reduction.predivide_factor = 2.0;
+    // Divisions by powers of two are exact, so even the bits agree on four ranks.
+    assert_eq!(train(4, &prescaled), mean);
+    assert_eq!(train(4, &predivided), mean);
+
+    let mut summed = policy(Stage::Disabled);
+    summed.reduction.op = GradientReduction::Sum;
+    let sum = train(4, &summed);
+    for ((path, mean), (_, sum)) in mean.gradients.iter().zip(&sum.gradients) {
+        let (Some(mean), Some(sum)) = (mean, sum) else { continue };
+        let fours: Vec<f32> = mean.iter().map(|value| value * 4.0).collect();
+        assert_eq!(&fours, sum, "{path}");
+    }
+}
+
+/// Model states in bytes per rank, by the formula of 16 bytes a parameter.
+#[test]
+fn the_ledger_shows_the_formula() {
+    let mut frozen_bytes = 0;
+    for world_size in [1usize, 2, 4] {
+        for stage in STAGES {
+            let usage = run_ranks(world_size, Duration::from_secs(60), |member| {
+                let group = Group::<Flex>::new(member);
+                let (net, states) =
+                    ModelStates::shard(Net::<Trained>::new(), policy(stage), group)?;
+                let net = states.start_training_pass(net)?;
+                let loss = net.loss(&rows(3, 1));
+                states.start_backward();
+                drop(loss.backward());
+                states.finish_pass()?;
+                let ledger = states.ledger();
+                let all = Category::ALL.map(|category| ledger.usage(category).current);
+                let padded = |cut: bool, f: &dyn Fn(usize) -> bool| -> usize {
+                    let kept = states.parameters().iter().filter(|p| f(p.index()));
+                    let len = kept.map(|p| {
+                        if cut { p.partition().shard_len() } else { p.numel() }
+                    });
+                    len.sum::<usize>() * 4
+                };
+                let with_gradient: Vec<bool> = states
+                    .parameters()
+                    .iter()
+                    .map(|p| p.is_trainable() && !p.path().starts_with("unused"))
+                    .collect();
+                let expected = [
+                    padded(stage.shards_parameters(), &|_| true),
+                    padded(stage.shards_gradients(), &|i| with_gradient[i]),
+                ];
+                let frozen = padded(false, &|i| !states.parameters()[i].is_trainable());
+                Ok::<_, ZeroError>((all, expected, frozen))
+            });
+            for (all, expected, frozen) in usage.unwrap_or_else(|failure| panic!("{failure}")) {
+                assert_eq!(all[..2], expected, "stage {stage:?} on {world_size} ranks");
+                assert_eq!(all[3], 0, "gathered parameters are left over");
+                assert_eq!(all[4], 0, "buckets are left over");
+                frozen_bytes = frozen;
+            }
+        }
+    }
+    assert!(frozen_bytes > 0);
+}
+
+#[test]
+fn nothing_is_gathered_between_forward_and_backward_without_reuse() {
+    let mut tight = policy(Stage::Parameters);
+    tight.zero.parameters.max_live_parameters = 100;
+    tight.zero.parameters.max_reuse_distance = 0;
+    let peaks = run_ranks(4, Duration::from_secs(60), |member| {
+        let group = Group::<Flex>::new(member);
+        let (mut net, states) = ModelStates::shard(Net::<Trained>::new(), tight.clone(), group)?;
+        let mut peaks = vec![];
+        for step in 0..3 {
+            net = states.start_training_pass(net)?;
+            states.ledger().reset_peaks();
+            let loss = net.loss(&rows(2, step));
+            assert_eq!(states.ledger().usage(Category::Gathered).current, 0);
+            states.start_backward();
+            drop(loss.backward());
+            states.finish_pass()?;
+            peaks.push(states.ledger().usage(Category::Gathered).peak);
+        }
+        Ok::<_, ZeroError>(peaks)
+    });
+    for peak in peaks.unwrap_or_else(|failure| panic!("{failure}")).concat() {
+        // One hundred elements kept or fetched ahead, and the one parameter an op asks for.
+        assert!(peak <= (100 + 78) * 4, "{peak}");
+    }
+}

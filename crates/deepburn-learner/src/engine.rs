@@ -1,0 +1,355 @@
+//! The engine: forward, backward and step on a sharded model.
+//!
+//! Main type: [`Engine`], what [`initialize`] makes of a Burn module and a [`Plan`]. Its calls are
+//! DeepSpeed's, and like there every micro-batch goes through forward, backward and step; only the
+//! step at an accumulation boundary updates the parameters.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use burn::module::AutodiffModule;
+use burn::tensor::Tensor;
+use burn::tensor::backend::Backend;
+use deepburn_comm::CommError;
+use deepburn_config::{BatchPlan, Plan};
+use deepburn_zero::{Category, Group, Ledger, ModelStates, Parameter, Policy, Training};
+use std::sync::Arc;
+
+use crate::EngineError;
+use crate::schedule::Schedule;
+
+/// Shards `module` over `group` as `plan` says and makes it trainable.
+///
+/// Every rank calls this with the same module structure; all start from the values of rank 0. The
+/// engine stays on the thread that made it.
+///
+/// # Errors
+/// When the plan was made for another number of ranks, the module has parameters that cannot be
+/// trained, or the ranks' modules differ.
+pub fn initialize<B: Backend, M: AutodiffModule<Training<B>>>(
+    module: M,
+    plan: &Plan,
+    group: Group<B>,
+) -> Result<Engine<B, M>, EngineError> {
+    Engine::new(module, plan, group)
+}
+
+/// A model in training on one rank.
+pub struct Engine<B: Backend, M: AutodiffModule<Training<B>>> {
+    /// Empty only while a call maps it.
+    module: Option<M>,
+    states: ModelStates<B>,
+    schedule: Schedule,
+    batch: BatchPlan,
+    clip: Option<f64>,
+    progress: Progress,
+    /// Overrides whether the present micro-batch ends an accumulation.
+    boundary: Option<bool>,
+    last_step: Option<Step>,
+}
+
+/// Where the engine is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Progress {
+    /// Micro-batches since the beginning.
+    micro_steps: u64,
+    /// Micro-batches since the last optimizer step.
+    accumulated: usize,
+    /// Optimizer steps, skipped ones included.
+    global_steps: u64,
+    /// Optimizer steps that were left out.
+    skipped_steps: u64,
+    /// Samples over all ranks.
+    global_samples: u64,
+}
+
+/// An optimizer step, as it was taken.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Step {
+    /// Number of the step, from 1.
+    pub number: u64,
+    /// Learning rate that it used.
+    pub learning_rate: f64,
+    /// Global L2 norm of the gradients before clipping.
+    pub gradient_norm: f64,
+}
+
+impl<B: Backend, M: AutodiffModule<Training<B>>> Engine<B, M> {
+    fn new(module: M, plan: &Plan, group: Group<B>) -> Result<Self, EngineError> {
+        let (planned, actual) = (plan.batch.world_size, group.world_size());
+        if planned != actual {
+            return Err(EngineError::WorldSize { planned, actual });
+        }
+        let policy = Policy {
+            zero: plan.zero.clone(),
+            reduction: plan.reduction,
+            optimizer: plan.optimizer.clone(),
+        };
+        let (module, states) = ModelStates::shard(module, policy, group)?;
+        Ok(Self {
+            module: Some(module),
+            states,
+            schedule: Schedule::new(&plan.schedule),
+            batch: plan.batch,
+            clip: plan.gradient_clipping,
+            progress: Progress::default(),
+            boundary: None,
+            last_step: None,
+        })
+    }
+
+    /// Starts the random streams of dropout anew. All ranks pass the same seed; each draws its
+    /// own numbers from it.
+    pub fn seed(&mut self, seed: u64) {
+        self.states.seed(seed);
+    }
+
+    /// The module, on handles of sharded parameters.
+    pub fn module(&self) -> &M {
+        match &self.module {
+            Some(module) => module,
+            None => unreachable!("every call that takes the module puts it back"),
+        }
+    }
+
+    /// Runs the forward pass of a micro-batch.
+    ///
+    /// # Errors
+    /// When a collective fails inside an op; other panics of `run` pass through.
+    pub fn forward<T>(&mut self, run: impl FnOnce(&M) -> T) -> Result<T, EngineError> {
+        if let Some(module) = self.module.take() {
+            // On failure the module is gone; so is the group, and no later call gets far enough
+            // to miss it.
+            self.module = Some(self.states.start_training_pass(module)?);
+        }
+        guard(|| run(self.module()))
+    }
+
+    /// Runs a forward pass on the module without autodiff. Parameters are gathered and released
+    /// as in training; dropout is off. All ranks call this together, the same number of times.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn evaluate<T>(&self, run: impl FnOnce(&M::InnerModule) -> T) -> Result<T, EngineError> {
+        self.states.start_evaluation_pass()?;
+        let module = self.module().valid();
+        let result = guard(|| run(&module))?;
+        self.states.finish_pass()?;
+        Ok(result)
+    }
+
+    /// Runs the backward pass of the mean loss of a micro-batch. The loss is divided by the number
+    /// of micro-batches of a step, so that gradients add up to those of the whole batch.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn backward(&mut self, loss: Tensor<Training<B>, 1>) -> Result<(), EngineError> {
+        let share = 1.0 / self.batch.gradient_accumulation_steps as f64;
+        self.backward_weighted(loss, share)
+    }
+
+    /// Runs the backward pass with a weight of the caller's instead of one over the number of
+    /// micro-batches: for ragged micro-batches, this micro-batch's tokens times the world size
+    /// over the tokens of the whole step on all ranks.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn backward_weighted(
+        &mut self,
+        loss: Tensor<Training<B>, 1>,
+        weight: f64,
+    ) -> Result<(), EngineError> {
+        let loss = if weight == 1.0 { loss } else { loss.mul_scalar(weight) };
+        self.states.start_backward();
+        // The gradients were taken as they became final; what autodiff returns holds none.
+        guard(|| drop(loss.backward()))?;
+        self.states.finish_pass()?;
+        self.progress.accumulated += 1;
+        Ok(())
+    }
+
+    /// Ends a micro-batch; at an accumulation boundary, updates the parameters and returns what
+    /// was done.
+    ///
+    /// # Errors
+    /// When no backward came before, a collective fails, or a gradient is not finite.
+    pub fn step(&mut self) -> Result<Option<Step>, EngineError> {
+        if self.progress.accumulated == 0 {
+            let (call, when) = ("step", "before any backward");
+            return Err(EngineError::Order { call, when });
+        }
+        let boundary = self.is_gradient_accumulation_boundary();
+        self.progress.micro_steps += 1;
+        if !boundary {
+            return Ok(None);
+        }
+        self.progress.accumulated = 0;
+        let learning_rate = self.schedule.learning_rate();
+        let report = self.states.step(learning_rate, self.schedule.beta1(), self.clip)?;
+        self.schedule.advance();
+        self.progress.global_steps += 1;
+        self.progress.global_samples += self.batch.train_batch_size as u64;
+        let step = Step {
+            number: self.progress.global_steps,
+            learning_rate,
+            gradient_norm: report.gradient_norm,
+        };
+        self.last_step = Some(step);
+        Ok(Some(step))
+    }
+
+    /// Forgets the gradients accumulated so far.
+    pub fn zero_grad(&mut self) {
+        self.states.zero_grad();
+        self.progress.accumulated = 0;
+    }
+
+    /// Whether the step of the present micro-batch updates the parameters.
+    pub fn is_gradient_accumulation_boundary(&self) -> bool {
+        let accumulated = self.progress.accumulated.max(1);
+        self.boundary.unwrap_or(accumulated >= self.batch.gradient_accumulation_steps)
+    }
+
+    /// Decides by hand whether the next steps are accumulation boundaries; `None` counts
+    /// micro-batches again.
+    pub fn set_gradient_accumulation_boundary(&mut self, boundary: Option<bool>) {
+        self.boundary = boundary;
+    }
+
+    /// Changes the samples per optimizer step by changing the number of micro-batches.
+    ///
+    /// # Errors
+    /// When the size is not a multiple of micro-batch size times ranks, or gradients are under
+    /// way.
+    pub fn set_train_batch_size(&mut self, train_batch_size: usize) -> Result<(), EngineError> {
+        if self.progress.accumulated > 0 {
+            let (call, when) = ("set_train_batch_size", "in the middle of an accumulation");
+            return Err(EngineError::Order { call, when });
+        }
+        let BatchPlan { micro_batch_size, world_size, .. } = self.batch;
+        let parallel = micro_batch_size * world_size;
+        if train_batch_size == 0 || train_batch_size % parallel != 0 {
+            let error = EngineError::BatchSize { train_batch_size, micro_batch_size, world_size };
+            return Err(error);
+        }
+        self.batch.train_batch_size = train_batch_size;
+        self.batch.gradient_accumulation_steps = train_batch_size / parallel;
+        Ok(())
+    }
+
+    /// Runs forward and backward passes whose gradients stay on this rank; the first backward
+    /// pass after it reduces them together with its own. Saves messages where the last bit does
+    /// not matter: micro-batches are then added up before ranks are, not after.
+    ///
+    /// # Errors
+    /// At stages 2 and 3, which do not keep whole gradients; and those of `run`.
+    pub fn no_sync<T>(
+        &mut self,
+        run: impl FnOnce(&mut Self) -> Result<T, EngineError>,
+    ) -> Result<T, EngineError> {
+        let stage = self.states.stage();
+        if stage.shards_gradients() {
+            return Err(EngineError::NoSync { stage: stage.number() });
+        }
+        self.states.set_synchronise(false);
+        let result = run(self);
+        self.states.set_synchronise(true);
+        result
+    }
+
+    /// Learning rate of the coming optimizer step.
+    pub fn learning_rate(&self) -> f64 {
+        self.schedule.learning_rate()
+    }
+
+    /// The last optimizer step.
+    pub fn last_step(&self) -> Option<Step> {
+        self.last_step
+    }
+
+    /// Global L2 norm of the gradients of the last optimizer step, before clipping.
+    pub fn global_gradient_norm(&self) -> Option<f64> {
+        self.last_step.map(|step| step.gradient_norm)
+    }
+
+    /// Whether the last call of [`step`](Self::step) at a boundary changed the parameters.
+    pub fn was_step_applied(&self) -> bool {
+        self.last_step.is_some()
+    }
+
+    /// Optimizer steps so far, skipped ones included.
+    pub fn global_steps(&self) -> u64 {
+        self.progress.global_steps
+    }
+
+    /// Optimizer steps that were left out because of an overflow; none in fp32.
+    pub fn skipped_steps(&self) -> u64 {
+        self.progress.skipped_steps
+    }
+
+    /// Samples over all ranks so far.
+    pub fn global_samples(&self) -> u64 {
+        self.progress.global_samples
+    }
+
+    /// Micro-batches of this rank so far.
+    pub fn micro_steps(&self) -> u64 {
+        self.progress.micro_steps
+    }
+
+    /// The batch triple in force.
+    pub fn batch(&self) -> BatchPlan {
+        self.batch
+    }
+
+    /// The process group.
+    pub fn group(&self) -> &Group<B> {
+        self.states.group()
+    }
+
+    /// This rank, from 0.
+    pub fn rank(&self) -> usize {
+        self.group().rank()
+    }
+
+    /// Bytes held by this rank.
+    pub fn ledger(&self) -> &Ledger {
+        self.states.ledger()
+    }
+
+    /// Parameters in the order of the module.
+    pub fn parameters(&self) -> &[Arc<Parameter<B>>] {
+        self.states.parameters()
+    }
+
+    /// Model states behind the module, for what this engine has no call for.
+    pub fn states(&self) -> &ModelStates<B> {
+        &self.states
+    }
+
+    /// Bytes of model states on this rank: parameters, gradients at their peak, optimizer.
+    pub fn model_state_bytes(&self) -> usize {
+        let ledger = self.ledger();
+        ledger.usage(Category::Parameters).current
+            + ledger.usage(Category::Gradients).peak
+            + ledger.usage(Category::Optimizer).current
+    }
+}
+
+/// Runs tensor ops and turns the failure of a collective inside them back into an error.
+fn guard<T>(run: impl FnOnce() -> T) -> Result<T, EngineError> {
+    // The engine is not used again after a failed collective: the group is gone.
+    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| match panic.downcast::<CommError>() {
+        Ok(error) => EngineError::from(*error),
+        Err(panic) => resume_unwind(panic),
+    })
+}
+
+impl<B: Backend, M: AutodiffModule<Training<B>>> std::fmt::Debug for Engine<B, M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine")
+            .field("states", &self.states)
+            .field("batch", &self.batch)
+            .field("progress", &self.progress)
+            .finish_non_exhaustive()
+    }
+}

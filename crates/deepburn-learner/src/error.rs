@@ -1,0 +1,66 @@
+//! What can go wrong in an engine.
+
+use deepburn_comm::CommError;
+use deepburn_zero::ZeroError;
+
+/// A failure of the engine. Every one ends the run: ranks that went on would wait for this one.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum EngineError {
+    /// Sharded training failed.
+    #[error(transparent)]
+    Zero(#[from] ZeroError),
+    /// The group has another size than the plan was made for.
+    #[error(
+        "the plan was made for {planned} ranks and the group has {actual}: resolve the \
+         configuration for the group that runs it"
+    )]
+    WorldSize {
+        /// Ranks of the plan.
+        planned: usize,
+        /// Ranks of the group.
+        actual: usize,
+    },
+    /// A batch size that micro-batches cannot make up.
+    #[error(
+        "train batch size {train_batch_size} must be divisible by micro-batch data parallelism: \
+         {micro_batch_size} samples x {world_size} ranks = {}; the nearest is {}",
+        .micro_batch_size * .world_size,
+        nearest(*.train_batch_size, .micro_batch_size * .world_size)
+    )]
+    BatchSize {
+        /// What was asked for.
+        train_batch_size: usize,
+        /// Samples of a micro-batch.
+        micro_batch_size: usize,
+        /// Ranks.
+        world_size: usize,
+    },
+    /// `no_sync` where gradients are not kept whole.
+    #[error(
+        "no_sync keeps whole gradients on every rank, which ZeRO stage {stage} is there to avoid: \
+         use stage 0 or 1, or accumulate gradients with synchronisation"
+    )]
+    NoSync {
+        /// The stage.
+        stage: u8,
+    },
+    /// Calls in an impossible order.
+    #[error("{call} was called {when}: the order is forward, backward, step")]
+    Order {
+        /// The call.
+        call: &'static str,
+        /// When it came.
+        when: &'static str,
+    },
+}
+
+impl From<CommError> for EngineError {
+    fn from(error: CommError) -> Self {
+        Self::Zero(error.into())
+    }
+}
+
+/// The multiple of `unit` that is nearest to `size`, at least one.
+fn nearest(size: usize, unit: usize) -> usize {
+    (size as f64 / unit.max(1) as f64).round().max(1.0) as usize * unit
+}

@@ -1,0 +1,406 @@
+//! The record of a run: `metrics.jsonl`, one JSON object a line.
+//!
+//! Main types: [`StepRow`] for each optimizer step, [`EvalRow`] for each evaluation,
+//! [`MetricsWriter`] and [`read_metrics`]. A number that is not finite is written as `null`, which
+//! JSON has instead, and read back as NaN. Every line is on its way to the disk when the call that
+//! wrote it returns; what a killed run left of its last line is dropped, anything else that is not
+//! a row is an error.
+
+use serde::{Deserialize, Deserializer, Serialize};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// One optimizer step, applied or skipped.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StepRow {
+    /// Number of the step, from 1.
+    pub step: u64,
+    /// Mean loss over micro-batches and ranks.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub loss: f64,
+    /// Learning rate used by this step.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub lr: f64,
+    /// Global gradient norm, unscaled, before clipping; `None` when the step was skipped.
+    pub grad_norm: Option<f64>,
+    /// Loss scale used by this step's backward pass.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub loss_scale: f64,
+    /// Whether the update was left out because of a gradient that is not finite.
+    pub skipped: bool,
+    /// Tokens (or samples, where there are no tokens) over all ranks.
+    pub tokens: u64,
+    /// Wall-clock seconds of the step.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub step_seconds: f64,
+    /// Tokens a second over all ranks.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub tokens_per_second: f64,
+    /// Memory of this rank.
+    pub memory: MemoryRow,
+}
+
+/// Memory of one rank, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemoryRow {
+    /// Parameters or shards of them.
+    pub parameters: u64,
+    /// Accumulated gradients.
+    pub gradients: u64,
+    /// Optimizer states.
+    pub optimizer: u64,
+    /// Most that gathered parameters took during the step.
+    pub gathered_peak: u64,
+    /// Most that activations took during the step.
+    pub activations_peak: u64,
+    /// Resident memory of the whole process.
+    pub rss: u64,
+}
+
+/// One evaluation.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EvalRow {
+    /// Optimizer steps made before it.
+    pub step: u64,
+    /// Mean loss over the evaluation data.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub eval_loss: f64,
+    /// Share of right answers, 0 to 1, where there is such a thing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_accuracy: Option<f64>,
+}
+
+/// A line of `metrics.jsonl`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Row {
+    /// An optimizer step.
+    Step(StepRow),
+    /// An evaluation.
+    Eval(EvalRow),
+}
+
+impl Row {
+    /// The step that the row is about.
+    pub fn step(&self) -> u64 {
+        match self {
+            Self::Step(row) => row.step,
+            Self::Eval(row) => row.step,
+        }
+    }
+
+    /// Reads one line. The kind is told by `eval_loss` first, so that a wrong field is reported
+    /// for the kind that was meant.
+    fn parse(line: &str) -> Result<Self, serde_json::Error> {
+        let value: serde_json::Value = serde_json::from_str(line)?;
+        if value.get("eval_loss").is_some() {
+            EvalRow::deserialize(value).map(Self::Eval)
+        } else {
+            StepRow::deserialize(value).map(Self::Step)
+        }
+    }
+
+    fn to_json(self) -> Result<String, serde_json::Error> {
+        match self {
+            Self::Step(row) => serde_json::to_string(&row),
+            Self::Eval(row) => serde_json::to_string(&row),
+        }
+    }
+}
+
+impl From<StepRow> for Row {
+    fn from(row: StepRow) -> Self {
+        Self::Step(row)
+    }
+}
+
+impl From<EvalRow> for Row {
+    fn from(row: EvalRow) -> Self {
+        Self::Eval(row)
+    }
+}
+
+fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
+}
+
+/// Why a record could not be written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum MetricsError {
+    /// The file system refused.
+    #[error(
+        "cannot {action} metrics file `{}`: {source}; check that the folder exists and is writable",
+        path.display()
+    )]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A complete line is not a row.
+    #[error(
+        "metrics file `{}`, line {line}: {source}; each line must be one JSON object of a step or an evaluation",
+        path.display()
+    )]
+    Row {
+        /// The file.
+        path: PathBuf,
+        /// Its line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
+}
+
+/// Appends rows to a record, each line flushed.
+#[derive(Debug)]
+pub struct MetricsWriter {
+    file: File,
+    path: PathBuf,
+}
+
+impl MetricsWriter {
+    /// A new record; one that is there already is replaced.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn create(path: &Path) -> Result<Self, MetricsError> {
+        let file = File::create(path).map_err(|source| file_error("create", path, source))?;
+        Ok(Self { file, path: path.to_path_buf() })
+    }
+
+    /// Goes on with the record of a run that resumes after `step`: later rows, which the resumed
+    /// run makes again, are dropped. Without a record there, starts one.
+    ///
+    /// # Errors
+    /// When the file cannot be read or written, or a line is not a row.
+    pub fn resume(path: &Path, step: u64) -> Result<Self, MetricsError> {
+        let mut kept = String::new();
+        if path.exists() {
+            // The lines as they are: numbers printed again might differ in their last digit.
+            for (line, row) in read_lines(path)? {
+                if row.step() <= step {
+                    kept.push_str(&line);
+                    kept.push('\n');
+                }
+            }
+        }
+        let rewritten = path.with_extension("jsonl.partial");
+        fs::write(&rewritten, kept).map_err(|source| file_error("write", &rewritten, source))?;
+        fs::rename(&rewritten, path).map_err(|source| file_error("replace", path, source))?;
+        let file = OpenOptions::new()
+            .append(true)
+            .open(path)
+            .map_err(|source| file_error("open", path, source))?;
+        Ok(Self { file, path: path.to_path_buf() })
+    }
+
+    /// Appends one row.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn write(&mut self, row: impl Into<Row>) -> Result<(), MetricsError> {
+        // One write for line and line end: nobody who follows the file sees half a row.
+        let line = row.into().to_json().map_err(io::Error::from);
+        line.and_then(|line| self.file.write_all(format!("{line}\n").as_bytes()))
+            .and_then(|()| self.file.flush())
+            .map_err(|source| file_error("write", &self.path, source))
+    }
+}
+
+/// All rows of a record, in the file's order.
+///
+/// # Errors
+/// When the file cannot be read, or a complete line is not a row.
+pub fn read_metrics(path: &Path) -> Result<Vec<Row>, MetricsError> {
+    Ok(read_lines(path)?.into_iter().map(|(_, row)| row).collect())
+}
+
+fn read_lines(path: &Path) -> Result<Vec<(String, Row)>, MetricsError> {
+    let bytes = fs::read(path).map_err(|source| file_error("read", path, source))?;
+    // Only what ends in a line end was written completely.
+    let complete = bytes.iter().rposition(|byte| *byte == b'\n').unwrap_or(0);
+    let text = std::str::from_utf8(&bytes[..complete]).map_err(|error| {
+        file_error("read", path, io::Error::new(io::ErrorKind::InvalidData, error))
+    })?;
+    let mut rows = Vec::new();
+    for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let row = Row::parse(line).map_err(|source| MetricsError::Row {
+            path: path.to_path_buf(),
+            line: index + 1,
+            source,
+        })?;
+        rows.push((line.to_owned(), row));
+    }
+    Ok(rows)
+}
+
+fn file_error(action: &'static str, path: &Path, source: io::Error) -> MetricsError {
+    MetricsError::File { action, path: path.to_path_buf(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn step_row(step: u64) -> StepRow {
+        StepRow {
+            step,
+            loss: 2.5,
+            lr: 1e-4,
+            grad_norm: Some(0.75),
+            loss_scale: 65536.0,
+            skipped: false,
+            tokens: 1024,
+            step_seconds: 0.5,
+            tokens_per_second: 2048.0,
+            memory: MemoryRow {
+                parameters: 1,
+                gradients: 2,
+                optimizer: 3,
+                gathered_peak: 4,
+                activations_peak: 5,
+                rss: 6,
+            },
+        }
+    }
+
+    fn written(rows: &[Row]) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let mut writer = MetricsWriter::create(&path).unwrap();
+        for row in rows {
+            writer.write(*row).unwrap();
+        }
+        (folder, path)
+    }
+
+    #[test]
+    fn lines_have_the_documented_fields() {
+        let (_folder, path) = written(&[
+            step_row(1).into(),
+            EvalRow { step: 1, eval_loss: 2.25, eval_accuracy: None }.into(),
+            EvalRow { step: 1, eval_loss: 2.25, eval_accuracy: Some(0.5) }.into(),
+        ]);
+        assert_eq!(
+            fs::read_to_string(path).unwrap(),
+            concat!(
+                r#"{"step":1,"loss":2.5,"lr":0.0001,"grad_norm":0.75,"loss_scale":65536.0,"#,
+                r#""skipped":false,"tokens":1024,"step_seconds":0.5,"tokens_per_second":2048.0,"#,
+                r#""memory":{"parameters":1,"gradients":2,"optimizer":3,"gathered_peak":4,"#,
+                r#""activations_peak":5,"rss":6}}"#,
+                "\n",
+                r#"{"step":1,"eval_loss":2.25}"#,
+                "\n",
+                r#"{"step":1,"eval_loss":2.25,"eval_accuracy":0.5}"#,
+                "\n",
+            )
+        );
+    }
+
+    #[test]
+    fn what_is_not_finite_is_null_and_comes_back_as_nan() {
+        let row = StepRow {
+            loss: f64::NAN,
+            lr: f64::INFINITY,
+            grad_norm: Some(f64::NEG_INFINITY),
+            skipped: true,
+            ..step_row(7)
+        };
+        let (_folder, path) = written(&[row.into()]);
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.contains(r#""loss":null,"lr":null,"grad_norm":null"#), "{text}");
+        let [Row::Step(read)] = read_metrics(&path).unwrap()[..] else { panic!("one step row") };
+        assert!(read.loss.is_nan() && read.lr.is_nan() && read.skipped);
+        assert_eq!(read.grad_norm, None);
+    }
+
+    #[test]
+    fn every_line_is_there_when_its_call_returns() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let mut writer = MetricsWriter::create(&path).unwrap();
+        assert_eq!(read_metrics(&path).unwrap(), []);
+        for step in 1..=3 {
+            writer.write(step_row(step)).unwrap();
+            assert_eq!(read_metrics(&path).unwrap().len(), step as usize);
+        }
+    }
+
+    #[test]
+    fn half_a_last_line_is_dropped_and_resuming_mends_it() {
+        let (_folder, path) = written(&[step_row(1).into(), step_row(2).into()]);
+        let mut text = fs::read_to_string(&path).unwrap();
+        text.truncate(text.len() - 20);
+        fs::write(&path, text).unwrap();
+        assert_eq!(read_metrics(&path).unwrap(), [step_row(1).into()]);
+        MetricsWriter::resume(&path, 5).unwrap().write(step_row(2)).unwrap();
+        assert_eq!(read_metrics(&path).unwrap(), [step_row(1).into(), step_row(2).into()]);
+    }
+
+    #[test]
+    fn resuming_drops_what_will_be_made_again() {
+        let eval = |step| Row::from(EvalRow { step, eval_loss: 1.0, eval_accuracy: None });
+        let (folder, path) = written(&[
+            step_row(1).into(),
+            step_row(2).into(),
+            eval(2),
+            step_row(3).into(),
+            eval(3),
+        ]);
+        MetricsWriter::resume(&path, 2).unwrap().write(step_row(3)).unwrap();
+        let rows = read_metrics(&path).unwrap();
+        assert_eq!(rows, [step_row(1).into(), step_row(2).into(), eval(2), step_row(3).into()]);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no partial file is left");
+        let fresh = folder.path().join("other.jsonl");
+        MetricsWriter::resume(&fresh, 0).unwrap().write(step_row(1)).unwrap();
+        assert_eq!(read_metrics(&fresh).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn errors_name_file_and_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let good = r#"{"step":1,"eval_loss":2.25}"#;
+        for bad in
+            ["{}", "[1]", "{", r#"{"step":-1,"eval_loss":1}"#, r#"{"step":1,"eval_loss":"x"}"#]
+        {
+            fs::write(&path, format!("{good}\n{bad}\n")).unwrap();
+            let message = read_metrics(&path).unwrap_err().to_string();
+            assert!(message.contains("metrics.jsonl`, line 2: "), "{message}");
+        }
+        fs::write(&path, b"\xff\xfe\n").unwrap();
+        assert!(read_metrics(&path).unwrap_err().to_string().contains("cannot read"));
+        let message = MetricsWriter::create(&folder.path().join("no/m.jsonl")).unwrap_err();
+        assert!(message.to_string().contains("no/m.jsonl"), "{message}");
+    }
+
+    proptest! {
+        #[test]
+        fn rows_come_back(
+            step in any::<u64>(), loss in any::<f64>(), norm in any::<f32>(), rss in any::<u64>(),
+        ) {
+            prop_assume!(loss.is_finite() && norm.is_finite());
+            let memory = MemoryRow { rss, ..MemoryRow::default() };
+            let row = StepRow { loss, grad_norm: Some(norm.into()), memory, ..step_row(step) };
+            let line = Row::from(row).to_json().unwrap();
+            let Row::Step(read) = Row::parse(&line).unwrap() else { panic!("a step row") };
+            // The JSON reader may be wrong in a double's last bits, never in a float's.
+            prop_assert!((read.loss - loss).abs() <= 1e-14 * loss.abs() + f64::MIN_POSITIVE);
+            prop_assert_eq!(read.grad_norm.map(|norm| norm as f32), Some(norm));
+            prop_assert_eq!((read.step, read.memory), (step, memory));
+        }
+
+        #[test]
+        fn no_line_panics(line in ".{0,80}") {
+            let _ = Row::parse(&line);
+        }
+    }
+}

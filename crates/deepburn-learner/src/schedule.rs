@@ -1,0 +1,141 @@
+//! Learning rates, and OneCycle's momentum, by applied optimizer step.
+//!
+//! Main type: [`Schedule`], a plan plus a position. The position is DeepSpeed's
+//! `last_batch_iteration`: -1 before the first step, then one more after every step that was
+//! applied; a step skipped for an overflow does not move it. Everything is a closed formula of the
+//! position, so resuming is [`Schedule::seek`].
+//!
+//! Consequences of DeepSpeed's rules, kept because runs are compared with it: the warm-ups hold the
+//! minimum for the first two steps, and the cosine warm-up starts from a hard 0 whatever its
+//! minimal ratio. PyTorch's schedules count the same steps, the first one at their time 0.
+
+mod one_cycle;
+mod warmup;
+
+use deepburn_config::SchedulePlan;
+use std::f64::consts::PI;
+use warmup::Warmup;
+
+/// The learning rate of the coming step, and what the steps before it did to it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Schedule {
+    plan: SchedulePlan,
+    position: i64,
+}
+
+impl Schedule {
+    /// The schedule of `plan`, at the position that the plan starts from.
+    pub fn new(plan: &SchedulePlan) -> Self {
+        let position = match plan {
+            SchedulePlan::Warmup { last_batch_iteration, .. }
+            | SchedulePlan::WarmupDecay { last_batch_iteration, .. }
+            | SchedulePlan::WarmupCosine { last_batch_iteration, .. }
+            | SchedulePlan::LrRangeTest { last_batch_iteration, .. } => *last_batch_iteration,
+            SchedulePlan::OneCycle(cycle) => cycle.last_batch_iteration,
+            SchedulePlan::Constant { .. }
+            | SchedulePlan::Step { .. }
+            | SchedulePlan::CosineAnnealing { .. }
+            | SchedulePlan::Linear { .. }
+            | SchedulePlan::Exponential { .. } => -1,
+        };
+        let mut schedule = Self { plan: plan.clone(), position: -1 };
+        schedule.seek(position);
+        schedule
+    }
+
+    /// Learning rate of the coming optimizer step.
+    pub fn learning_rate(&self) -> f64 {
+        let i = self.position;
+        match &self.plan {
+            SchedulePlan::Constant { lr } => *lr,
+            SchedulePlan::Warmup { min_lr, max_lr, warmup_steps, shape, .. } => {
+                let warmup = Warmup::new(*warmup_steps, *shape);
+                min_lr + (max_lr - min_lr) * warmup.progress(i).unwrap_or(1.0)
+            }
+            SchedulePlan::WarmupDecay {
+                min_lr, max_lr, warmup_steps, total_steps, shape, ..
+            } => {
+                let warmup = Warmup::new(*warmup_steps, *shape);
+                let gamma = warmup.progress(i).unwrap_or_else(|| warmup.remaining(i, *total_steps));
+                min_lr + (max_lr - min_lr) * gamma
+            }
+            SchedulePlan::WarmupCosine { lr, .. } => lr * self.cosine_ratio(),
+            SchedulePlan::LrRangeTest { min_lr, step_size, step_rate, staircase, .. } => {
+                let intervals = self.steps_applied() / (*step_size).max(1) as f64;
+                let intervals = if *staircase { intervals.floor() } else { intervals };
+                min_lr * (1.0 + step_rate * intervals)
+            }
+            SchedulePlan::OneCycle(cycle) => one_cycle::learning_rate(cycle, i),
+            SchedulePlan::Step { lr, step_size, gamma } => {
+                lr * gamma.powf((self.steps_applied() / (*step_size).max(1) as f64).floor())
+            }
+            SchedulePlan::CosineAnnealing { lr, t_max, eta_min } => {
+                let phase = PI * self.steps_applied() / (*t_max).max(1) as f64;
+                eta_min + (lr - eta_min) * (1.0 + phase.cos()) / 2.0
+            }
+            SchedulePlan::Linear { lr, start_factor, end_factor, total_iters } => {
+                let total = (*total_iters).max(1) as f64;
+                let done = self.steps_applied().min(total) / total;
+                lr * (start_factor + (end_factor - start_factor) * done)
+            }
+            SchedulePlan::Exponential { lr, gamma } => lr * gamma.powf(self.steps_applied()),
+        }
+    }
+
+    /// Momentum (Adam's beta1) of the coming step, where the schedule cycles it.
+    pub fn beta1(&self) -> Option<f64> {
+        match &self.plan {
+            SchedulePlan::OneCycle(cycle) => one_cycle::beta1(cycle, self.position),
+            _ => None,
+        }
+    }
+
+    /// Goes on to the next step; to be called after each step that was applied, and only then.
+    pub fn advance(&mut self) {
+        self.position = self.position.saturating_add(1);
+    }
+
+    /// Index of the last applied step; -1 before the first. This is what a checkpoint keeps.
+    pub fn position(&self) -> i64 {
+        self.position
+    }
+
+    /// Takes the position of a checkpoint; below -1 there is none, so -1 is meant.
+    pub fn seek(&mut self, position: i64) {
+        self.position = position.max(-1);
+    }
+
+    /// Steps applied so far, the time of PyTorch's schedules.
+    fn steps_applied(&self) -> f64 {
+        self.position as f64 + 1.0
+    }
+
+    /// Ratio of the cosine warm-up to the optimizer's learning rate; 0 for the other plans.
+    fn cosine_ratio(&self) -> f64 {
+        let SchedulePlan::WarmupCosine {
+            warmup_min_ratio,
+            cos_min_ratio,
+            warmup_steps,
+            total_steps,
+            shape,
+            ..
+        } = &self.plan
+        else {
+            return 0.0;
+        };
+        if self.position < 0 {
+            return 0.0;
+        }
+        let warmup = Warmup::new(*warmup_steps, *shape);
+        match warmup.progress(self.position) {
+            Some(gamma) => warmup_min_ratio + (1.0 - warmup_min_ratio) * gamma,
+            None => {
+                let phase = PI * warmup.decayed(self.position, *total_steps);
+                cos_min_ratio + (1.0 - cos_min_ratio) * (1.0 + phase.cos()) / 2.0
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,69 @@
+//! The one-cycle policy (Smith 2018): the learning rate rises and falls once while the momentum
+//! falls and rises, then both decay.
+//!
+//! Two deliberate departures from DeepSpeed, both about momentum: the first step runs with the
+//! cycle's maximal momentum, where DeepSpeed leaves the minimal one in the optimizer; and the
+//! growth after the cycle stops at [`HIGHEST_GROWN_BETA1`], where DeepSpeed goes past 1 and Adam
+//! diverges.
+
+use deepburn_config::OneCyclePlan;
+
+/// Where momentum stops growing after the cycle, unless the cycle itself goes higher.
+pub(super) const HIGHEST_GROWN_BETA1: f64 = 0.999;
+
+/// Learning rate of the step after position `i`.
+pub(super) fn learning_rate(plan: &OneCyclePlan, i: i64) -> f64 {
+    match phase(plan, i) {
+        Phase::Cycle { height } => plan.min_lr + (plan.max_lr - plan.min_lr) * height,
+        Phase::Decay { intervals } => plan.min_lr / (1.0 + plan.decay_lr_rate * intervals),
+    }
+}
+
+/// Momentum of the step after position `i`; `None` when the plan does not cycle it.
+pub(super) fn beta1(plan: &OneCyclePlan, i: i64) -> Option<f64> {
+    let cycle = plan.momentum.as_ref()?;
+    Some(match phase(plan, i) {
+        Phase::Cycle { height } => cycle.max - (cycle.max - cycle.min) * height,
+        Phase::Decay { intervals } => {
+            let grown = cycle.max * (1.0 + cycle.decay_rate * intervals);
+            grown.min(HIGHEST_GROWN_BETA1.max(cycle.max))
+        }
+    })
+}
+
+/// Where a step stands.
+enum Phase {
+    /// In the cycle, at a height from 0 (its ends) to 1 (its top).
+    Cycle { height: f64 },
+    /// After the cycle, by this many decay intervals; 0 when there is no decay.
+    Decay { intervals: f64 },
+}
+
+fn phase(plan: &OneCyclePlan, i: i64) -> Phase {
+    let step = usize::try_from(i.saturating_add(1)).unwrap_or(0);
+    let (first, second) = (plan.first_step_size, plan.second_step_size);
+    let total = first.saturating_add(second);
+    if step >= total {
+        let intervals = match plan.decay_step_size {
+            0 => 0.0,
+            size => (step - total) as f64 / size as f64,
+        };
+        return Phase::Decay { intervals };
+    }
+    let height = if step <= first {
+        stair(step, first, plan.first_stair_count)
+    } else {
+        stair(total - step, second, plan.second_stair_count)
+    };
+    Phase::Cycle { height }
+}
+
+/// `step / size`, on the stair below when there are stairs. In whole numbers, so that the top is
+/// reached exactly whatever the sizes.
+fn stair(step: usize, size: usize, stairs: usize) -> f64 {
+    match (size, stairs) {
+        (0, _) => 0.0,
+        (_, 0) => step as f64 / size as f64,
+        _ => (step as u128 * stairs as u128 / size as u128) as f64 / stairs as f64,
+    }
+}

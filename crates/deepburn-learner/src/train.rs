@@ -1,0 +1,255 @@
+//! The training loop: batches in, optimizer steps and their record out.
+
+use std::time::Instant;
+
+use burn::module::AutodiffModule;
+use burn::tensor::ElementConversion;
+use burn::tensor::backend::Backend;
+use deepburn_comm::Tag;
+use deepburn_zero::{Category, Training};
+
+use crate::engine::Step;
+use crate::metrics::{EvalRow, MemoryRow, StepRow};
+use crate::task::{Batch, Evaluation, Task};
+use crate::{Engine, EngineError};
+
+/// A failure of the training loop: what failed, and in which step.
+#[derive(Debug, thiserror::Error)]
+#[error("step {step}: {cause}")]
+pub struct TrainError {
+    /// Number of the optimizer step, from 1.
+    pub step: u64,
+    /// What failed.
+    #[source]
+    pub cause: Cause,
+}
+
+/// What failed in a step.
+#[derive(Debug, thiserror::Error)]
+pub enum Cause {
+    /// The engine.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The data or a hook.
+    #[error(transparent)]
+    Outside(Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// A failure of data or of a hook.
+pub type OutsideError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Something that watches a run. Every rank has its own hooks and calls them at the same steps.
+pub trait Hook {
+    /// Called after each optimizer step.
+    ///
+    /// # Errors
+    /// An error ends the run on all ranks.
+    fn after_step(&mut self, row: &StepRow) -> Result<(), OutsideError>;
+
+    /// Called after each evaluation.
+    ///
+    /// # Errors
+    /// An error ends the run on all ranks.
+    fn after_evaluation(&mut self, row: &EvalRow) -> Result<(), OutsideError>;
+}
+
+/// Where micro-batches come from.
+pub trait BatchSource<T> {
+    /// The next micro-batch for training; never ends.
+    ///
+    /// # Errors
+    /// When the data cannot be read.
+    fn next_batch(&mut self) -> Result<T, OutsideError>;
+
+    /// All micro-batches for evaluation on this rank, the same number on every rank; `None`
+    /// without evaluation data.
+    ///
+    /// # Errors
+    /// When the data cannot be read.
+    fn evaluation(&mut self) -> Result<Option<Vec<T>>, OutsideError>;
+}
+
+/// How long to train and when to evaluate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TrainPlan {
+    /// Optimizer steps.
+    pub max_steps: u64,
+    /// Optimizer steps between two evaluations; `None` evaluates at the end only.
+    pub eval_steps: Option<u64>,
+}
+
+/// Trains until `plan.max_steps`. All ranks call this together.
+///
+/// # Errors
+/// The first failure of this rank, with the step in which it happened.
+pub fn train<B, M, T>(
+    engine: &mut Engine<B, M>,
+    task: &T,
+    source: &mut impl BatchSource<T::Batch>,
+    plan: TrainPlan,
+    hooks: &mut [Box<dyn Hook + '_>],
+) -> Result<(), TrainError>
+where
+    B: Backend,
+    M: AutodiffModule<Training<B>>,
+    T: Task<B, M>,
+{
+    while engine.global_steps() < plan.max_steps {
+        let step = engine.global_steps() + 1;
+        let failed = |cause| TrainError { step, cause };
+        let row = train_step(engine, task, source).map_err(failed)?;
+        for hook in hooks.iter_mut() {
+            hook.after_step(&row).map_err(|error| failed(Cause::Outside(error)))?;
+        }
+        let due = plan.eval_steps.is_some_and(|every| step % every.max(1) == 0);
+        if due || step == plan.max_steps {
+            if let Some(row) = evaluate(engine, task, source).map_err(failed)? {
+                for hook in hooks.iter_mut() {
+                    hook.after_evaluation(&row).map_err(|e| failed(Cause::Outside(e)))?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One optimizer step: all its micro-batches and the update.
+fn train_step<B, M, T>(
+    engine: &mut Engine<B, M>,
+    task: &T,
+    source: &mut impl BatchSource<T::Batch>,
+) -> Result<StepRow, Cause>
+where
+    B: Backend,
+    M: AutodiffModule<Training<B>>,
+    T: Task<B, M>,
+{
+    let started = Instant::now();
+    engine.ledger().reset_peaks();
+    let batches = (0..engine.batch().gradient_accumulation_steps)
+        .map(|_| source.next_batch())
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(Cause::Outside)?;
+    let totals = Totals::over_ranks(engine, &batches)?;
+
+    let world_size = engine.group().world_size() as f64;
+    let mut loss_sum = 0.0;
+    let mut taken = None;
+    for batch in batches {
+        let targets = batch.num_targets() as f64;
+        let loss = engine.forward(|model| task.loss(model, &batch))?.map_err(Cause::Outside)?;
+        loss_sum += targets * loss.clone().into_scalar().elem::<f64>();
+        engine.backward_weighted(loss, targets * world_size / totals.targets)?;
+        taken = engine.step()?;
+    }
+    let loss = engine.group().sum(Tag::new("loss", 0), vec![loss_sum]).map_err(EngineError::from)?;
+
+    let step = taken.ok_or(EngineError::Order {
+        call: "train",
+        when: "with accumulation boundaries set by hand",
+    })?;
+    Ok(step_row(engine, step, loss[0] / totals.targets, totals.tokens, started))
+}
+
+/// Sums over all micro-batches of a step, on all ranks.
+struct Totals {
+    tokens: f64,
+    targets: f64,
+}
+
+impl Totals {
+    fn over_ranks<B, M>(
+        engine: &Engine<B, M>,
+        batches: &[impl Batch],
+    ) -> Result<Self, EngineError>
+    where
+        B: Backend,
+        M: AutodiffModule<Training<B>>,
+    {
+        let tokens: usize = batches.iter().map(Batch::num_tokens).sum();
+        let targets: usize = batches.iter().map(Batch::num_targets).sum();
+        let mine = vec![tokens as f64, targets as f64];
+        let sums = engine.group().sum(Tag::new("batch totals", 0), mine)?;
+        // A step without any target has loss 0 and gradient 0, not 0/0.
+        Ok(Self { tokens: sums[0], targets: sums[1].max(1.0) })
+    }
+}
+
+fn step_row<B, M>(
+    engine: &Engine<B, M>,
+    step: Step,
+    loss: f64,
+    tokens: f64,
+    started: Instant,
+) -> StepRow
+where
+    B: Backend,
+    M: AutodiffModule<Training<B>>,
+{
+    let step_seconds = started.elapsed().as_secs_f64();
+    StepRow {
+        step: step.number,
+        loss,
+        lr: step.learning_rate,
+        grad_norm: Some(step.gradient_norm),
+        loss_scale: 1.0,
+        skipped: false,
+        tokens: tokens as u64,
+        step_seconds,
+        tokens_per_second: tokens / step_seconds,
+        memory: memory_row(engine),
+    }
+}
+
+/// Memory of this rank over the step that just ended.
+fn memory_row<B, M>(engine: &Engine<B, M>) -> MemoryRow
+where
+    B: Backend,
+    M: AutodiffModule<Training<B>>,
+{
+    let usage = |category| engine.ledger().usage(category);
+    MemoryRow {
+        parameters: usage(Category::Parameters).current as u64,
+        gradients: usage(Category::Gradients).peak as u64,
+        optimizer: usage(Category::Optimizer).current as u64,
+        gathered_peak: usage(Category::Gathered).peak as u64,
+        activations_peak: usage(Category::Activations).peak as u64,
+        rss: memory_stats::memory_stats().map_or(0, |stats| stats.physical_mem as u64),
+    }
+}
+
+/// Mean loss over the evaluation data of all ranks; `None` without such data.
+///
+/// # Errors
+/// When the data cannot be read or a collective fails.
+pub fn evaluate<B, M, T>(
+    engine: &Engine<B, M>,
+    task: &T,
+    source: &mut impl BatchSource<T::Batch>,
+) -> Result<Option<EvalRow>, Cause>
+where
+    B: Backend,
+    M: AutodiffModule<Training<B>>,
+    T: Task<B, M>,
+{
+    let Some(batches) = source.evaluation().map_err(Cause::Outside)? else {
+        return Ok(None);
+    };
+    let mut sums = [0.0; 3];
+    let mut counts_correct = true;
+    for batch in &batches {
+        let measured = engine.evaluate(|model| task.evaluate(model, batch))?;
+        let Evaluation { loss_sum, num_correct } = measured.map_err(Cause::Outside)?;
+        sums[0] += loss_sum;
+        sums[1] += batch.num_targets() as f64;
+        sums[2] += num_correct.unwrap_or(0) as f64;
+        counts_correct &= num_correct.is_some();
+    }
+    let tag = Tag::new("evaluation", 0);
+    let sums = engine.group().sum(tag, sums.to_vec()).map_err(EngineError::from)?;
+    Ok(Some(EvalRow {
+        step: engine.global_steps(),
+        eval_loss: sums[0] / sums[1],
+        eval_accuracy: counts_correct.then(|| sums[2] / sums[1]),
+    }))
+}

@@ -1,0 +1,114 @@
+//! DeepBurn trains Burn models bigger than one device.
+//!
+//! It shards parameters, gradients and optimizer states over ranks the way DeepSpeed's ZeRO does,
+//! reads the DeepSpeed JSON that people already have, and leaves the model alone: any Burn module
+//! that is generic over its backend trains sharded.
+//!
+//! # A model of your own on two ranks
+//! ```
+//! use burn::module::Module;
+//! use burn::nn::{Linear, LinearConfig};
+//! use burn::tensor::{Distribution, Tensor, activation::relu, backend::Backend};
+//! use burn_flex::{Flex, FlexDevice};
+//! use deepburn::prelude::*;
+//!
+//! #[derive(Module, Debug)]
+//! struct Mlp<B: Backend> {
+//!     up: Linear<B>,
+//!     down: Linear<B>,
+//! }
+//!
+//! impl<B: Backend> Mlp<B> {
+//!     fn loss(&self, x: Tensor<B, 2>) -> Tensor<B, 1> {
+//!         let y = self.down.forward(relu(self.up.forward(x.clone())));
+//!         (y - x).powf_scalar(2.0).mean()
+//!     }
+//! }
+//!
+//! let plan = deepburn::plan(r#"{"train_micro_batch_size_per_gpu": 8,
+//!     "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
+//!     "zero_optimization": {"stage": 3}}"#, 2)?;
+//! let losses = deepburn::run_ranks(2, |group| {
+//!     let model = Mlp::<Training<Flex>> {
+//!         up: LinearConfig::new(16, 64).init(&FlexDevice),
+//!         down: LinearConfig::new(64, 16).init(&FlexDevice),
+//!     };
+//!     let mut engine = deepburn::initialize(model, &plan, group)?;
+//!     let mut last = 0.0;
+//!     for _ in 0..20 {
+//!         let x = Tensor::random([8, 16], Distribution::Default, &FlexDevice);
+//!         let loss = engine.forward(|model| model.loss(x))?;
+//!         last = loss.clone().into_scalar();
+//!         engine.backward(loss)?;
+//!         engine.step()?;
+//!     }
+//!     Ok(last)
+//! })?;
+//! assert!(losses.iter().all(|loss| *loss < 0.3));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+use std::time::Duration;
+
+use burn::tensor::backend::Backend;
+
+pub use deepburn_comm as comm;
+pub use deepburn_config as config;
+pub use deepburn_kernels as kernels;
+pub use deepburn_learner::{
+    Batch, BatchSource, Cause, Engine, EngineError, Evaluation, Hook, OutsideError, Step, Task,
+    TrainError, TrainPlan, evaluate, initialize, metrics, schedule, train,
+};
+pub use deepburn_zero as zero;
+
+use deepburn_comm::RankFailure;
+use deepburn_config::{ConfigError, Facts, Plan, Report, Written, resolve};
+use deepburn_zero::Group;
+
+/// What most programs need.
+pub mod prelude {
+    pub use deepburn_config::Plan;
+    pub use deepburn_learner::{Engine, initialize};
+    pub use deepburn_zero::{Group, Training, Zero};
+}
+
+/// How long a rank waits for the others in a collective before the run ends with an error that
+/// names the ranks that did not come: DeepSpeed's 30 minutes.
+pub const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+
+/// Resolves a DeepSpeed configuration, given as JSON, for ranks on the host.
+///
+/// # Errors
+/// Everything that is wrong with it, in one message.
+pub fn plan(json: &str, world_size: usize) -> Result<Plan, PlanError> {
+    let written = Written::from_json(json)?;
+    Ok(resolve(&written, &Facts::on_host(world_size))?.plan)
+}
+
+/// Why a configuration gives no plan.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// It cannot be read.
+    #[error(transparent)]
+    Unreadable(#[from] ConfigError),
+    /// It can be read, and asks for what cannot be done.
+    #[error(transparent)]
+    Refused(#[from] Report),
+}
+
+/// Runs `run` on `world_size` ranks, each a thread with a device of its own or a shared one, and
+/// returns what they return, in rank order.
+///
+/// # Errors
+/// The first failure, with the rank it happened on; the other ranks are ended by it.
+pub fn run_ranks<B, R, E>(
+    world_size: usize,
+    run: impl Fn(Group<B>) -> Result<R, E> + Sync,
+) -> Result<Vec<R>, RankFailure<E>>
+where
+    B: Backend,
+    R: Send,
+    E: Send + std::fmt::Display,
+{
+    deepburn_comm::run_ranks(world_size, COLLECTIVE_TIMEOUT, |member| run(Group::new(member)))
+}

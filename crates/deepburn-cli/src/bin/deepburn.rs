@@ -1,0 +1,15 @@
+//! The tools beside the main job: check a configuration, estimate memory, generate text.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use deepburn_cli::{Tools, exit, run_tool, show_notes};
+
+/// As in `finetune`.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    show_notes();
+    exit(run_tool(Tools::parse()))
+}

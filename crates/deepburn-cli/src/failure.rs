@@ -1,0 +1,52 @@
+//! How a command ends: exit status and the one message on standard error.
+
+use std::error::Error;
+use std::fmt;
+use std::process::ExitCode;
+
+/// Why a command failed.
+#[derive(Debug)]
+pub enum Failure {
+    /// Something that the user gave is wrong: status 2. Nothing was written.
+    Mistake(Box<dyn Error + Send + Sync>),
+    /// Something failed while running: status 1.
+    Run(Box<dyn Error + Send + Sync>),
+}
+
+impl Failure {
+    /// A user's mistake.
+    pub fn mistake(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self::Mistake(error.into())
+    }
+
+    /// A failure while running.
+    pub fn run(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self::Run(error.into())
+    }
+
+    /// Status of the process.
+    pub fn status(&self) -> u8 {
+        match self {
+            Self::Mistake(_) => 2,
+            Self::Run(_) => 1,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Self::Mistake(error) | Self::Run(error)) = self;
+        write!(f, "error: {error}")
+    }
+}
+
+/// Prints the failure, if there is one, and gives the exit status.
+pub fn exit(result: Result<(), Failure>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("{failure}");
+            ExitCode::from(failure.status())
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! `finetune`: the main job, from a job file to a trained model.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::Tensor;
+use burn::tensor::backend::Backend;
+use clap::Parser;
+use deepburn::metrics::{MetricsError, MetricsWriter, read_metrics};
+use deepburn::zero::{Group, Training, ZeroError};
+use deepburn::{Engine, EngineError, Hook, TrainError, TrainPlan};
+use deepburn_config::JobRequest;
+use deepburn_datasets::{DataError, Shard, Tokenizer};
+use deepburn_models::gpt2::{
+    Checkpoint, CheckpointError, CheckpointWriter, Gpt2, Gpt2Config, SavedPrecision,
+};
+
+use crate::causal::{NextToken, TokenSource};
+use crate::failure::Failure;
+use crate::preparation::{Preparation, prepare};
+use crate::progress::{Progress, Record};
+use crate::report::{Environment, Report};
+
+/// Fine-tunes a language model, sharded over ranks as a DeepSpeed configuration says.
+#[derive(Debug, Parser)]
+#[command(name = "finetune", version)]
+pub struct Arguments {
+    /// Job file: as given, or in configs/.
+    #[arg(long)]
+    config: PathBuf,
+    /// Sets one value of the job file, such as `training.max_steps=10`.
+    #[arg(long = "set", value_name = "PATH.TO.KEY=VALUE")]
+    sets: Vec<String>,
+    /// Ranks, each a thread of this process.
+    #[arg(long, visible_alias = "num_gpus", value_name = "N")]
+    ranks: Option<usize>,
+    /// DeepSpeed configuration in place of the job file's.
+    #[arg(long, value_name = "FILE")]
+    deepspeed: Option<PathBuf>,
+    /// Where tensors live: flex, or cuda where compiled in.
+    #[arg(long, value_name = "NAME")]
+    backend: Option<String>,
+    /// Folder for everything that is written.
+    #[arg(long, value_name = "DIR")]
+    output_dir: Option<PathBuf>,
+    /// Goes on from a checkpoint. Not available in this version.
+    #[arg(long, value_name = "TAG", num_args = 0..=1)]
+    resume: Option<Option<String>>,
+}
+
+/// A failure of one rank.
+#[derive(Debug, thiserror::Error)]
+enum RankError {
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    #[error(transparent)]
+    Train(#[from] TrainError),
+    #[error(transparent)]
+    Zero(#[from] ZeroError),
+    #[error(transparent)]
+    Data(#[from] DataError),
+    #[error(transparent)]
+    Metrics(#[from] MetricsError),
+    #[error("saving the model: {0}")]
+    Save(#[from] CheckpointError),
+}
+
+/// Runs the job.
+///
+/// # Errors
+/// A user's mistake before anything was written, or a failure while running.
+pub fn finetune(arguments: Arguments) -> Result<(), Failure> {
+    if arguments.resume.is_some() {
+        let message = "--resume: training checkpoints are not available in this version; start \
+                       from output_dir/model with --set model.pretrained=DIR";
+        return Err(Failure::mistake(message));
+    }
+    let request = JobRequest {
+        config: arguments.config,
+        sets: arguments.sets,
+        deepspeed: arguments.deepspeed,
+        ranks: arguments.ranks,
+        backend: arguments.backend,
+        output_dir: arguments.output_dir,
+    };
+    let preparation = prepare(&request)?;
+    match preparation.job.training.backend {
+        #[cfg(feature = "cuda")]
+        deepburn_config::Backend::Cuda => {
+            run::<burn_cuda::Cuda<f32, i32>>(&preparation, burn_cuda::CudaDevice::default())
+        }
+        _ => run::<burn_flex::Flex>(&preparation, burn_flex::FlexDevice),
+    }?;
+    write_report(&request, &preparation)
+}
+
+/// Trains on backend `B`, every rank on `device`.
+fn run<B: Backend>(preparation: &Preparation, device: B::Device) -> Result<(), Failure> {
+    let output = &preparation.job.training.output_dir;
+    let model = build_model::<B>(preparation, &device)?;
+    let record = serde_json::to_string_pretty(&preparation.record).map_err(Failure::run)?;
+    write_whole(&output.join("job.json"), &record).map_err(Failure::run)?;
+
+    let ranks = preparation.job.training.ranks;
+    tracing::info!(
+        "{} parameters, ZeRO stage {}, {ranks} ranks, {} steps",
+        preparation.model.num_parameters(),
+        preparation.plan.zero.stage.number(),
+        preparation.max_steps
+    );
+    // Every rank takes its own handle on the one model that was built.
+    let models = Mutex::new(vec![model; ranks]);
+    let trained = deepburn::run_ranks(ranks, |group: Group<B>| {
+        let model = models.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        train_rank(preparation, model, group, device.clone())
+    });
+    trained.map(drop).map_err(|failure| Failure::run(failure.to_string()))
+}
+
+/// The model on the training backend, all weights drawn or read.
+fn build_model<B: Backend>(
+    preparation: &Preparation,
+    device: &B::Device,
+) -> Result<Gpt2<Training<B>>, Failure> {
+    let config = &preparation.model;
+    let model = match &preparation.job.model.pretrained {
+        Some(folder) => {
+            let checkpoint = Checkpoint::open(folder).map_err(Failure::mistake)?;
+            checkpoint.load(config, device).map_err(Failure::mistake)?
+        }
+        None => {
+            Gpt2::new(config, preparation.job.training.seed, device).map_err(Failure::mistake)?
+        }
+    };
+    // Weights are drawn when first used; the handles of all ranks are to share one draw.
+    model.visit(&mut Draw);
+    Ok(model)
+}
+
+struct Draw;
+
+impl<B: Backend> ModuleVisitor<B> for Draw {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        drop(param.val());
+    }
+}
+
+/// What one rank does.
+fn train_rank<B: Backend>(
+    preparation: &Preparation,
+    model: Option<Gpt2<Training<B>>>,
+    group: Group<B>,
+    device: B::Device,
+) -> Result<(), RankError> {
+    let Preparation { job, plan, corpus, .. } = preparation;
+    let Some(model) = model else {
+        unreachable!("there is a model for every rank");
+    };
+    let shard = Shard { rank: group.rank(), num_ranks: group.world_size() };
+    let rows = plan.batch.micro_batch_size;
+    let (train, eval) = (corpus.train.clone(), corpus.eval.clone());
+    let mut source = TokenSource::new(train, eval, shard, preparation.order, rows)?;
+    let mut engine = deepburn::initialize(model, plan, group)?;
+    engine.seed(job.training.seed);
+
+    let task = NextToken { config: preparation.model.clone(), device };
+    let eval_steps = job.training.eval_steps.map(|steps| steps as u64);
+    let length = TrainPlan { max_steps: preparation.max_steps, eval_steps };
+    let mut hooks = hooks(preparation, engine.rank())?;
+    deepburn::train(&mut engine, &task, &mut source, length, &mut hooks)?;
+    drop(hooks);
+    save_model(&engine, preparation)
+}
+
+/// What watches the run: rank 0 records and shows it.
+fn hooks(preparation: &Preparation, rank: usize) -> Result<Vec<Box<dyn Hook>>, RankError> {
+    if rank != 0 {
+        return Ok(Vec::new());
+    }
+    let job = &preparation.job;
+    let every = job.training.logging_steps.or(preparation.plan.report.steps_per_print);
+    let writer = MetricsWriter::create(&job.training.output_dir.join("metrics.jsonl"))?;
+    let progress = Progress::new(preparation.max_steps, every.map(|steps| steps as u64));
+    Ok(vec![Box::new(Record(writer)), Box::new(progress)])
+}
+
+/// Gathers the model parameter by parameter; rank 0 writes it in Hugging Face's layout.
+fn save_model<B: Backend>(
+    engine: &Engine<B, Gpt2<Training<B>>>,
+    preparation: &Preparation,
+) -> Result<(), RankError> {
+    let folder = preparation.job.training.output_dir.join("model");
+    let mut writer = match engine.rank() {
+        0 => Some(start_saving(&folder, &preparation.model, preparation.corpus.tokenizer.as_ref())?),
+        _ => None,
+    };
+    for parameter in engine.parameters() {
+        let data = engine.states().parameter_data(parameter.index())?;
+        if let Some(writer) = &mut writer {
+            writer.write(parameter.path(), data)?;
+        }
+    }
+    if let Some(writer) = writer {
+        writer.finish()?;
+    }
+    Ok(())
+}
+
+fn start_saving(
+    folder: &Path,
+    config: &Gpt2Config,
+    tokenizer: Option<&Tokenizer>,
+) -> Result<CheckpointWriter, RankError> {
+    let writer = CheckpointWriter::create(folder, config, SavedPrecision::F32)?;
+    if let Some(tokenizer) = tokenizer {
+        tokenizer.save(folder)?;
+    }
+    Ok(writer)
+}
+
+/// Draws the curves of the run.
+fn write_report(request: &JobRequest, preparation: &Preparation) -> Result<(), Failure> {
+    let output = &preparation.job.training.output_dir;
+    let rows = read_metrics(&output.join("metrics.jsonl")).map_err(Failure::run)?;
+    let title = request.config.file_stem().map(|name| name.to_string_lossy().into_owned());
+    let report = Report {
+        title: title.as_deref().unwrap_or("finetune"),
+        job: &preparation.record,
+        rows: &rows,
+        environment: &Environment::detect(),
+    };
+    report.write(&output.join("report.html")).map_err(Failure::run)?;
+    eprintln!("model, metrics and report are in {}", output.display());
+    Ok(())
+}
+
+/// Writes a file that is there whole or not at all.
+fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
+    let partial = path.with_extension("partial");
+    fs::write(&partial, text)?;
+    fs::rename(&partial, path)
+}

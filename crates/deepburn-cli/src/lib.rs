@@ -1,0 +1,27 @@
+//! The commands of DeepBurn: `finetune`, the main job, and `deepburn`, the tools beside it.
+
+mod causal;
+mod corpus;
+mod failure;
+mod finetune;
+mod preparation;
+mod progress;
+mod report;
+mod tools;
+
+pub use failure::{Failure, exit};
+pub use finetune::{Arguments, finetune};
+pub use tools::{Command, Tools, run as run_tool};
+
+/// Shows warnings and notes on standard error; `RUST_LOG` chooses which.
+pub fn show_notes() {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,deepburn_cli=info"));
+    // A second call keeps the first subscriber.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .without_time()
+        .with_target(false)
+        .try_init();
+}

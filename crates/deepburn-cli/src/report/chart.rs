@@ -1,0 +1,315 @@
+//! One chart: a few lines over the step, as an inline SVG with a caption.
+//!
+//! What is not finite leaves a gap. Long runs are thinned to the extremes of each stretch of steps,
+//! so that no spike is lost and the page stays small.
+
+use super::ReportError;
+use super::html::{Escaped, push};
+use plotters::prelude::*;
+use std::ops::Range;
+
+/// Drawn size; the page scales it. Small, so that the labels stay readable on a telephone.
+const SIZE: (u32, u32) = (420, 240);
+
+/// Stretches of steps that a line is thinned to; each keeps its lowest and its highest point.
+const STRETCHES: usize = 300;
+
+/// Values beyond this are drawn as gaps: nothing else of the curve would be visible.
+const LARGEST: f64 = 1e100;
+
+/// Grid and axes; the style sheet replaces this very colour by the theme's.
+const LINES: RGBColor = RGBColor(0xAA, 0xAA, 0xAA);
+
+/// Colours that can be told apart on a light and on a dark page.
+const COLOURS: [RGBColor; 6] = [
+    RGBColor(0x3B, 0x82, 0xF6),
+    RGBColor(0xF9, 0x73, 0x16),
+    RGBColor(0x16, 0xA3, 0x4A),
+    RGBColor(0xA8, 0x55, 0xF7),
+    RGBColor(0x08, 0x91, 0xB2),
+    RGBColor(0xDB, 0x27, 0x77),
+];
+
+/// A named line.
+#[derive(Debug, Clone)]
+pub(super) struct Series {
+    name: &'static str,
+    /// Unbroken stretches of (step, value).
+    segments: Vec<Vec<(f64, f64)>>,
+}
+
+impl Series {
+    pub(super) fn new(name: &'static str, points: impl Iterator<Item = (f64, f64)>) -> Self {
+        let points = thinned(points.collect());
+        let drawable = |(_, y): &(f64, f64)| y.is_finite() && y.abs() <= LARGEST;
+        let segments = points
+            .split(|point| !drawable(point))
+            .filter(|segment| !segment.is_empty())
+            .map(<[_]>::to_vec)
+            .collect();
+        Self { name, segments }
+    }
+
+    fn points(&self) -> impl Iterator<Item = (f64, f64)> {
+        self.segments.iter().flatten().copied()
+    }
+}
+
+/// The lowest and the highest point of each stretch, in order; short lines stay whole. A point
+/// that is not finite stands for its stretch, so that gaps survive.
+fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
+    if points.len() <= 2 * STRETCHES {
+        return points;
+    }
+    let mut kept = Vec::with_capacity(2 * STRETCHES);
+    for stretch in points.chunks(points.len().div_ceil(STRETCHES)) {
+        if let Some(gap) = stretch.iter().find(|(_, y)| !y.is_finite()) {
+            kept.push(*gap);
+        }
+        let finite = || stretch.iter().filter(|(_, y)| y.is_finite());
+        let lowest = finite().min_by(|a, b| a.1.total_cmp(&b.1));
+        let highest = finite().max_by(|a, b| a.1.total_cmp(&b.1));
+        if let (Some(lowest), Some(highest)) = (lowest, highest) {
+            let (first, second) =
+                if lowest.0 <= highest.0 { (lowest, highest) } else { (highest, lowest) };
+            kept.push(*first);
+            if first.0 < second.0 {
+                kept.push(*second);
+            }
+        }
+    }
+    kept
+}
+
+/// Lines over the step, on one vertical axis.
+#[derive(Debug, Clone)]
+pub(super) struct Chart {
+    title: &'static str,
+    series: Vec<Series>,
+    starts_at_zero: bool,
+}
+
+impl Chart {
+    pub(super) fn new(title: &'static str, series: Vec<Series>) -> Self {
+        Self { title, series, starts_at_zero: false }
+    }
+
+    /// Lets the vertical axis begin at 0, for amounts that are compared by their size.
+    pub(super) fn starting_at_zero(self) -> Self {
+        Self { starts_at_zero: true, ..self }
+    }
+
+    /// The chart as an HTML figure; a sentence where there is nothing to draw.
+    pub(super) fn to_figure(&self) -> Result<String, ReportError> {
+        let title = Escaped(self.title);
+        let mut html = String::new();
+        push(&mut html, format_args!("<figure>\n<figcaption>{title}</figcaption>\n"));
+        if self.series.iter().all(|series| series.segments.is_empty()) {
+            html.push_str("<p>No finite values.</p>\n</figure>\n");
+            return Ok(html);
+        }
+        if self.series.len() > 1 {
+            self.push_key(&mut html);
+        }
+        let mut svg = String::new();
+        self.draw(&mut svg).map_err(|reason| ReportError::Chart { chart: self.title, reason })?;
+        let svg = svg.replacen("<svg ", &format!("<svg role=\"img\" aria-label=\"{title}\" "), 1);
+        html.push_str(&svg);
+        html.push_str("</figure>\n");
+        Ok(html)
+    }
+
+    fn push_key(&self, html: &mut String) {
+        html.push_str("<p>");
+        for (series, RGBColor(r, g, b)) in self.series.iter().zip(COLOURS) {
+            let name = Escaped(series.name);
+            push(
+                html,
+                format_args!(
+                    "<span class=\"key\"><i style=\"background:#{r:02X}{g:02X}{b:02X}\"></i>{name}</span>"
+                ),
+            );
+        }
+        html.push_str("</p>\n");
+    }
+
+    fn draw(&self, svg: &mut String) -> Result<(), String> {
+        let says = |error: DrawingAreaErrorKind<_>| error.to_string();
+        let area = SVGBackend::with_string(svg, SIZE).into_drawing_area();
+        let (x, y) = self.ranges();
+        let mut chart = ChartBuilder::on(&area)
+            .margin(6)
+            .margin_right(18)
+            .x_label_area_size(26)
+            .y_label_area_size(54)
+            .build_cartesian_2d(x, y)
+            .map_err(says)?;
+        chart
+            .configure_mesh()
+            .x_labels(6)
+            .y_labels(5)
+            .x_label_formatter(&|step| compact(*step))
+            .y_label_formatter(&|value| compact(*value))
+            .label_style(("sans-serif", 14))
+            .axis_style(LINES)
+            .bold_line_style(LINES)
+            .light_line_style(TRANSPARENT)
+            .draw()
+            .map_err(says)?;
+        for (series, colour) in self.series.iter().zip(COLOURS) {
+            for segment in &series.segments {
+                match segment.as_slice() {
+                    // A line through one point is invisible.
+                    [point] => chart.plotting_area().draw(&Circle::new(*point, 2, colour.filled())),
+                    points => chart
+                        .plotting_area()
+                        .draw(&PathElement::new(points, colour.stroke_width(2))),
+                }
+                .map_err(says)?;
+            }
+        }
+        area.present().map_err(says)
+    }
+
+    /// What both axes show.
+    fn ranges(&self) -> (Range<f64>, Range<f64>) {
+        let bounds = |value: fn((f64, f64)) -> f64| {
+            let values = self.series.iter().flat_map(Series::points).map(value);
+            values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| {
+                (low.min(value), high.max(value))
+            })
+        };
+        let (first, last) = bounds(|(step, _)| step);
+        let (low, high) = bounds(|(_, value)| value);
+        let y = padded(if self.starts_at_zero { low.min(0.0) } else { low }, high);
+        let y = if self.starts_at_zero && low >= 0.0 { 0.0..y.end } else { y };
+        let x = if first < last { first..last } else { first - 0.5..last + 0.5 };
+        (x, y)
+    }
+}
+
+/// The range with a margin; one that is empty next to its numbers' size is widened, since an axis
+/// whose ticks floats cannot tell apart cannot be drawn.
+fn padded(low: f64, high: f64) -> Range<f64> {
+    let size = low.abs().max(high.abs());
+    let margin = if size < 1e-30 {
+        1.0
+    } else if high - low < 1e-9 * size {
+        0.1 * size
+    } else {
+        0.05 * (high - low)
+    };
+    low - margin..high + margin
+}
+
+/// A label of at most some six characters: `0.25`, `1.5k`, `64M`, `3e-5`.
+fn compact(value: f64) -> String {
+    let size = value.abs();
+    let (value, suffix) = match size {
+        _ if size < 1e-12 => return "0".to_owned(),
+        _ if !(1e-3..1e15).contains(&size) => return scientific(value),
+        _ if size >= 1e12 => (value / 1e12, "T"),
+        _ if size >= 1e9 => (value / 1e9, "G"),
+        _ if size >= 1e6 => (value / 1e6, "M"),
+        _ if size >= 1e4 => (value / 1e3, "k"),
+        _ => (value, ""),
+    };
+    let text = format!("{value:.4}");
+    format!("{}{suffix}", text.trim_end_matches('0').trim_end_matches('.'))
+}
+
+fn scientific(value: f64) -> String {
+    let text = format!("{value:.2e}");
+    match text.split_once('e') {
+        Some((digits, power)) => {
+            format!("{}e{power}", digits.trim_end_matches('0').trim_end_matches('.'))
+        }
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn series(values: &[f64]) -> Series {
+        Series::new("a", values.iter().enumerate().map(|(i, y)| (i as f64 + 1.0, *y)))
+    }
+
+    #[test]
+    fn labels_are_short() {
+        for (value, text) in [
+            (0.0, "0"),
+            (1e-17, "0"),
+            (0.25, "0.25"),
+            (0.1 + 0.2, "0.3"),
+            (-1.5, "-1.5"),
+            (3e-5, "3e-5"),
+            (2.5e-4, "2.5e-4"),
+            (65536.0, "65.536k"),
+            (6.4e7, "64M"),
+            (4.294967296e9, "4.295G"),
+            (1e20, "1e20"),
+        ] {
+            assert_eq!(compact(value), text);
+        }
+    }
+
+    #[test]
+    fn gaps_cut_a_line() {
+        let series = series(&[1.0, 2.0, f64::NAN, 3.0, f64::INFINITY, f64::NAN, 4.0, 1e300]);
+        let lengths = series.segments.iter().map(Vec::len).collect::<Vec<_>>();
+        assert_eq!(lengths, [2, 1, 1]);
+    }
+
+    #[test]
+    fn thinning_keeps_spikes_and_gaps() {
+        let mut values = (0..100_000).map(|i| f64::from(i % 7)).collect::<Vec<_>>();
+        values[54_321] = 99.0;
+        values[11_111] = -99.0;
+        values[77_777] = f64::NAN;
+        let series = series(&values);
+        let points = series.points().collect::<Vec<_>>();
+        assert!(points.len() <= 2 * STRETCHES);
+        assert!(points.contains(&(54_322.0, 99.0)) && points.contains(&(11_112.0, -99.0)));
+        assert_eq!(series.segments.len(), 2);
+        assert!(points.is_sorted_by(|a, b| a.0 < b.0));
+    }
+
+    #[test]
+    fn ranges_are_never_empty() {
+        for values in [
+            &[0.0][..],
+            &[5.0, 5.0],
+            &[1.0, 1.0 + f64::EPSILON],
+            &[-1e100, 1e100],
+            &[1e-300, 2e-300],
+            &[3.0, 4.0],
+        ] {
+            for chart in [
+                Chart::new("t", vec![series(values)]),
+                Chart::new("t", vec![series(values)]).starting_at_zero(),
+            ] {
+                let (x, y) = chart.ranges();
+                assert!(x.start < x.end && y.start < y.end && (y.end - y.start).is_finite());
+                assert!(values.iter().all(|value| y.contains(value)), "{values:?} {y:?}");
+                assert!(chart.to_figure().unwrap().contains("</svg>"));
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_to_draw_is_said() {
+        let chart = Chart::new("t", vec![series(&[f64::NAN])]);
+        assert!(chart.to_figure().unwrap().contains("No finite values."));
+    }
+
+    #[test]
+    fn a_key_names_each_of_several_lines() {
+        let figure = Chart::new("t", vec![series(&[1.0, 2.0]); 2]).to_figure().unwrap();
+        assert_eq!(figure.matches("class=\"key\"").count(), 2);
+        // The drawing names its colours as the key does.
+        assert_eq!(figure.matches("#3B82F6").count(), 2, "{figure}");
+        assert!(figure.contains("#AAAAAA"), "the style sheet recolours the grid by this value");
+    }
+}

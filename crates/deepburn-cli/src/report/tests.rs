@@ -1,0 +1,128 @@
+//! Pages of synthetic runs.
+
+use super::*;
+use serde_json::json;
+
+fn step(step: u64, loss: f64) -> Row {
+    Row::Step(StepRow {
+        step,
+        loss,
+        lr: 1e-4 * (step as f64 / 100.0).min(1.0),
+        grad_norm: (step % 10 != 3).then_some(1.0 / step as f64 + 0.5),
+        loss_scale: f64::from(1_u32 << (16 - (step / 500).min(8))),
+        skipped: step % 10 == 3,
+        tokens: 4096,
+        step_seconds: 0.5,
+        tokens_per_second: 8192.0 + (step % 17) as f64 * 30.0,
+        memory: MemoryRow {
+            parameters: 124_000_000,
+            gradients: 124_000_000,
+            optimizer: 249_000_000,
+            gathered_peak: 154_000_000,
+            activations_peak: 300_000_000 + (step % 5) * 10_000_000,
+            rss: 1_900_000_000,
+        },
+    })
+}
+
+fn eval(step: u64) -> Row {
+    Row::Eval(EvalRow {
+        step,
+        eval_loss: 4.0 + 6.0 / step as f64,
+        eval_accuracy: Some(1.0 - 1.0 / step as f64),
+    })
+}
+
+fn page(rows: &[Row]) -> String {
+    let job = json!({
+        "model": {"architecture": "gpt2", "pretrained": null, "config": {"n_layer": 12}},
+        "data": {"kind": "text", "path": "corpus/<script>alert(1)</script>.txt"},
+        "training": {"max_steps": 3000, "splits": [1, 2]},
+        "deepspeed": {"zero_optimization": {"stage": 3}},
+    });
+    let environment = Environment::detect();
+    Report { title: "gpt2 & <b>friends</b>", job: &job, rows, environment: &environment }
+        .to_html()
+        .unwrap()
+}
+
+/// A run of 3,000 steps with evaluations, a diverged stretch and skipped steps.
+fn long_run() -> Vec<Row> {
+    (1..=3000)
+        .flat_map(|k| {
+            let loss = 4.0 + 6.5 / (k as f64).sqrt() + ((k * 7919) % 100) as f64 / 400.0;
+            let loss = if (1400..1450).contains(&k) { f64::NAN } else { loss };
+            std::iter::once(step(k, loss)).chain((k % 250 == 0).then(|| eval(k)))
+        })
+        .collect()
+}
+
+#[test]
+fn a_page_loads_and_runs_nothing() {
+    let html = page(&long_run());
+    for forbidden in ["<script", "http://", "https://", "<link", "<img", "@import", "url("] {
+        // The SVG name space is a name, not an address that is fetched.
+        let html = html.replace("http://www.w3.org/2000/svg", "");
+        assert!(!html.contains(forbidden), "{forbidden}");
+    }
+}
+
+#[test]
+fn what_users_wrote_is_escaped() {
+    let html = page(&[]);
+    assert!(html.contains("<title>gpt2 &amp; &lt;b&gt;friends&lt;/b&gt;</title>"));
+    assert!(html.contains("<td>corpus/&lt;script&gt;alert(1)&lt;/script&gt;.txt</td>"));
+    assert_eq!(html.matches("alert(1)").count(), 2);
+    assert_eq!(Escaped("\"'<&>\u{1}\n").to_string(), "&quot;&#39;&lt;&amp;&gt;\u{FFFD}\n");
+}
+
+#[test]
+fn the_job_is_a_table_and_folded_json() {
+    let html = page(&[]);
+    assert!(html.contains("<th scope=\"row\">model.config.n_layer</th><td>12</td>"));
+    assert!(html.contains("<th scope=\"row\">training.splits</th><td>[1,2]</td>"));
+    assert!(!html.contains("model.pretrained") && !html.contains("<th scope=\"row\">deepspeed"));
+    assert!(html.contains("<details>") && html.contains("&quot;stage&quot;: 3"));
+}
+
+#[test]
+fn every_length_of_run_has_a_page() {
+    for (rows, drawn) in [
+        (vec![], 0),
+        (vec![step(1, 5.0)], 6),
+        (vec![eval(1)], 2),
+        (vec![step(1, f64::NAN)], 5),
+        (vec![step(1, 5.0), step(2, 4.0), eval(2)], 7),
+    ] {
+        let html = page(&rows);
+        assert_eq!(html.matches("</svg>").count(), drawn, "{} rows", rows.len());
+        assert!(html.starts_with("<!DOCTYPE html>") && html.ends_with("</html>\n"));
+    }
+}
+
+#[test]
+fn a_long_run_has_all_curves_in_a_small_page() {
+    let html = page(&long_run());
+    assert_eq!(html.matches("</svg>").count(), 7);
+    assert!(html.len() < 400_000, "{} bytes", html.len());
+    assert!(html.contains("<td>3000 (300 skipped)</td>"));
+    assert!(html.contains("<td>12,288,000</td>") && html.contains("<td>25 min 0 s</td>"));
+    assert!(html.contains("<td>4.0020 at step 3000</td>"));
+}
+
+#[test]
+fn a_written_page_replaces_the_old_one_at_once() {
+    let folder = std::env::temp_dir().join(format!("deepburn-report-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let path = folder.join("report.html");
+    fs::write(&path, "old").unwrap();
+    let (job, environment) = (json!({}), Environment::detect());
+    let rows = [step(1, 5.0)];
+    let report = Report { title: "t", job: &job, rows: &rows, environment: &environment };
+    report.write(&path).unwrap();
+    assert!(fs::read_to_string(&path).unwrap().ends_with("</html>\n"));
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "no partial file is left");
+    let error = report.write(&folder.join("missing/report.html")).unwrap_err().to_string();
+    assert!(error.contains("missing/report.html"), "{error}");
+    fs::remove_dir_all(&folder).unwrap();
+}

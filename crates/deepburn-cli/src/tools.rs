@@ -1,0 +1,198 @@
+//! `deepburn`: check a configuration, estimate memory, generate text, show the environment.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use burn_flex::{Flex, FlexDevice};
+use clap::{Parser, Subcommand};
+use deepburn::zero::estimate::{ElementBytes, ParameterSize, estimate};
+use deepburn_config::{Facts, Stage, Written, resolve};
+use deepburn_datasets::Tokenizer;
+use deepburn_models::gpt2::{Checkpoint, GenerateOptions, Gpt2Config, Sampling};
+
+use crate::failure::Failure;
+use crate::report::Environment;
+
+/// DeepBurn's tools.
+#[derive(Debug, Parser)]
+#[command(name = "deepburn", version)]
+pub struct Tools {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// One tool.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Says what a DeepSpeed (JSON) or Accelerate (YAML) configuration means, or what is wrong
+    /// with it.
+    CheckConfig {
+        /// The file, its base64 or inline JSON.
+        config: String,
+        /// Ranks to resolve it for; 1, or what an Accelerate file says.
+        #[arg(long)]
+        ranks: Option<usize>,
+    },
+    /// Predicts the memory of model states and buffers on every rank.
+    Estimate {
+        /// A model's config.json, or a folder that has one; GPT-2 small without it.
+        #[arg(long)]
+        model: Option<PathBuf>,
+        /// ZeRO stage, 0 to 3; all of them without it.
+        #[arg(long)]
+        stage: Option<u8>,
+        /// Ranks.
+        #[arg(long, default_value_t = 1)]
+        ranks: u64,
+        /// DeepSpeed configuration whose buckets, limits and optimizer are taken.
+        #[arg(long)]
+        deepspeed: Option<PathBuf>,
+    },
+    /// Continues a text.
+    Generate {
+        /// Folder of a model with its tokenizer.
+        #[arg(long)]
+        model: PathBuf,
+        /// The text to continue.
+        #[arg(long)]
+        prompt: String,
+        /// Tokens to add at most.
+        #[arg(long, default_value_t = 40)]
+        max_new_tokens: usize,
+        /// Draw from this many of the likeliest tokens; without it and --top-p, the likeliest is
+        /// taken.
+        #[arg(long)]
+        top_k: Option<usize>,
+        /// Draw from the likeliest tokens that together reach this probability.
+        #[arg(long)]
+        top_p: Option<f64>,
+        /// Divides the logits: below 1 bolder, above 1 more even.
+        #[arg(long, default_value_t = 1.0)]
+        temperature: f64,
+        /// Decides what is drawn.
+        #[arg(long, default_value_t = 0)]
+        seed: u64,
+    },
+    /// Shows the version and the machine.
+    Env,
+}
+
+/// Runs a tool.
+///
+/// # Errors
+/// A user's mistake, or a failure while running.
+pub fn run(tools: Tools) -> Result<(), Failure> {
+    match tools.command {
+        Command::CheckConfig { config, ranks } => check_config(&config, ranks),
+        Command::Estimate { model, stage, ranks, deepspeed } => {
+            show_estimates(model.as_deref(), stage, ranks, deepspeed.as_deref())
+        }
+        Command::Generate { model, prompt, max_new_tokens, top_k, top_p, temperature, seed } => {
+            let sampling = match (top_k, top_p) {
+                (None, None) => Sampling::Greedy,
+                _ => Sampling::Random { seed, temperature, top_k, top_p: top_p.unwrap_or(1.0) },
+            };
+            generate(&model, &prompt, max_new_tokens, sampling)
+        }
+        Command::Env => {
+            print(&format!("{:#?}", Environment::detect()));
+            Ok(())
+        }
+    }
+}
+
+fn check_config(config: &str, ranks: Option<usize>) -> Result<(), Failure> {
+    let written = Written::from_argument(config).map_err(Failure::mistake)?;
+    let ranks = at_least_one("--ranks", ranks.or(written.processes()).unwrap_or(1))?;
+    let resolved = resolve(&written, &Facts::on_host(ranks)).map_err(Failure::mistake)?;
+    for note in &resolved.notes {
+        eprintln!("{note}");
+    }
+    print(&serde_json::to_string_pretty(&resolved).map_err(Failure::run)?);
+    Ok(())
+}
+
+fn show_estimates(
+    model: Option<&Path>,
+    stage: Option<u8>,
+    ranks: u64,
+    deepspeed: Option<&Path>,
+) -> Result<(), Failure> {
+    let ranks = at_least_one("--ranks", ranks as usize)?;
+    let config = model.map_or_else(|| Ok(Gpt2Config::small()), read_model_config)?;
+    let sizes: Vec<ParameterSize> = config
+        .parameters()
+        .iter()
+        .map(|parameter| ParameterSize {
+            numel: parameter.shape.iter().product::<usize>() as u64,
+            trainable: true,
+        })
+        .collect();
+    let written = match deepspeed {
+        Some(path) => Written::from_file(path).map_err(Failure::mistake)?,
+        None => Written::from_json(r#"{"train_micro_batch_size_per_gpu": 1}"#)
+            .map_err(Failure::run)?,
+    };
+    let facts = Facts { hidden_size: Some(config.n_embd), ..Facts::on_host(ranks) };
+    let plan = resolve(&written, &facts).map_err(Failure::mistake)?.plan;
+    let given = deepspeed.map(|_| plan.zero.stage.number());
+    for stage in stages(stage.or(given))? {
+        let zero = deepburn_config::ZeroPlan { stage, ..plan.zero.clone() };
+        let bytes = ElementBytes::fp32(&plan.optimizer);
+        print(&estimate(&sizes, &zero, ranks as u64, bytes).to_string());
+    }
+    Ok(())
+}
+
+/// The stage asked for, or all of them.
+fn stages(number: Option<u8>) -> Result<Vec<Stage>, Failure> {
+    let all =
+        [Stage::Disabled, Stage::OptimizerStates, Stage::Gradients, Stage::Parameters];
+    match number {
+        None => Ok(all.to_vec()),
+        Some(number) => match all.get(usize::from(number)) {
+            Some(stage) => Ok(vec![*stage]),
+            None => Err(Failure::mistake(format!("--stage: {number} is not a ZeRO stage; use 0 to 3"))),
+        },
+    }
+}
+
+fn read_model_config(path: &Path) -> Result<Gpt2Config, Failure> {
+    let file = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
+    let named = |error: &dyn std::fmt::Display| {
+        Failure::mistake(format!("--model: {}: {error}", file.display()))
+    };
+    let text = fs::read_to_string(&file).map_err(|error| named(&error))?;
+    text.parse().map_err(|error| named(&error))
+}
+
+fn generate(
+    folder: &Path,
+    prompt: &str,
+    max_new_tokens: usize,
+    sampling: Sampling,
+) -> Result<(), Failure> {
+    let checkpoint = Checkpoint::open(folder).map_err(Failure::mistake)?;
+    let tokenizer = Tokenizer::load(folder).map_err(Failure::mistake)?;
+    let config = checkpoint.config().clone();
+    let model = checkpoint.load::<Flex>(&config, &FlexDevice).map_err(Failure::mistake)?;
+    let tokens = tokenizer.encode(prompt).map_err(Failure::mistake)?;
+    let options = GenerateOptions { max_new_tokens, sampling, stop: config.eos_token_ids() };
+    let generation = model.generate(&tokens, &options).map_err(Failure::mistake)?;
+    let all: Vec<u32> = tokens.iter().copied().chain(generation).collect();
+    print(&tokenizer.decode(&all, true).map_err(Failure::run)?);
+    Ok(())
+}
+
+fn at_least_one(what: &str, count: usize) -> Result<usize, Failure> {
+    match count {
+        0 => Err(Failure::mistake(format!("{what}: 0 ranks cannot run anything; use at least 1"))),
+        count => Ok(count),
+    }
+}
+
+/// Prints to standard output; a reader that has gone away (`| head`) is no failure.
+fn print(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{text}");
+}

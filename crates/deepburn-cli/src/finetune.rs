@@ -114,7 +114,7 @@ fn run<B: Backend>(preparation: &Preparation, device: B::Device) -> Result<(), F
     let models = Mutex::new(vec![model; ranks]);
     let trained = deepburn::run_ranks(ranks, |group: Group<B>| {
         let model = models.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        train_rank(preparation, model, group, device.clone())
+        Ok(train_rank(preparation, model, group, device.clone())?)
     });
     trained.map(drop).map_err(|failure| Failure::run(failure.to_string()))
 }

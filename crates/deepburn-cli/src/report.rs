@@ -12,7 +12,7 @@ mod summary;
 
 use chart::{Chart, Series};
 use deepburn::metrics::{EvalRow, MemoryRow, Row, StepRow};
-pub use environment::Environment;
+pub(crate) use environment::Environment;
 use html::Escaped;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -24,20 +24,20 @@ const CURVES: &str = "<p class=\"note\">Curves over optimizer steps; a gap is a 
 
 /// A page about one run.
 #[derive(Debug, Clone, Copy)]
-pub struct Report<'a> {
+pub(crate) struct Report<'a> {
     /// Headline, such as the name of the job file.
-    pub title: &'a str,
+    pub(crate) title: &'a str,
     /// The resolved job.
-    pub job: &'a Value,
+    pub(crate) job: &'a Value,
     /// The rows of `metrics.jsonl`; none yet is fine.
-    pub rows: &'a [Row],
+    pub(crate) rows: &'a [Row],
     /// Where the run took place.
-    pub environment: &'a Environment,
+    pub(crate) environment: &'a Environment,
 }
 
 /// Why there is no report.
 #[derive(Debug, thiserror::Error)]
-pub enum ReportError {
+pub(crate) enum ReportError {
     /// A curve could not be drawn.
     #[error("cannot draw the curve of {chart}: {reason}")]
     Chart {
@@ -64,7 +64,7 @@ impl Report<'_> {
     ///
     /// # Errors
     /// When a curve cannot be drawn or the file cannot be written.
-    pub fn write(&self, path: &Path) -> Result<(), ReportError> {
+    pub(crate) fn write(&self, path: &Path) -> Result<(), ReportError> {
         let page = self.to_html()?;
         let partial = path.with_extension("html.partial");
         fs::write(&partial, page)
@@ -76,7 +76,7 @@ impl Report<'_> {
     ///
     /// # Errors
     /// When a curve cannot be drawn.
-    pub fn to_html(&self) -> Result<String, ReportError> {
+    pub(crate) fn to_html(self) -> Result<String, ReportError> {
         let (steps, evals) = split(self.rows);
         let mut body = String::new();
         let title = Escaped(self.title);

@@ -88,7 +88,7 @@ proptest! {
     }
 
     #[test]
-    fn any_value_at_known_paths(values in proptest::collection::vec((known_path(), leaf()), 1..8), world in 1usize..9) {
+    fn any_value_at_known_paths(values in proptest::collection::vec((known_path(), leaf()), 1..8), world in 0usize..9) {
         let mut root = Map::new();
         for (path, value) in values {
             put(&mut root, &path, value);
@@ -101,6 +101,13 @@ proptest! {
             }
             Err(report) => prop_assert!(report.errors().all(|error| !error.message.is_empty() && !error.remedy.is_empty())),
         }
+    }
+
+    #[test]
+    fn any_triple(train in any::<i64>(), micro in any::<i64>(), steps in any::<i64>(), world in 0usize..9, small in any::<bool>()) {
+        let shrink = |size: i64| if small { size % 9 } else { size };
+        let json = json!({"train_batch_size": shrink(train), "train_micro_batch_size_per_gpu": shrink(micro), "gradient_accumulation_steps": shrink(steps)});
+        let _ = resolve(&Written::from_value(&json).unwrap(), &Facts::on_host(world));
     }
 
     #[test]

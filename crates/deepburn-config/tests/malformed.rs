@@ -53,7 +53,7 @@ fn values_of_the_wrong_kind() {
         (
             r#""gradient_accumulation_steps": 0"#,
             "gradient_accumulation_steps",
-            "Train batch size: 0",
+            "Gradient accumulation steps: 0 has to be greater than 0",
             "give 1 or more",
         ),
         (
@@ -544,6 +544,10 @@ fn no_ranks_and_no_host_are_refused() {
     let written = Written::from_value(&json!({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 1, "cpu_offload": true}})).unwrap();
     let message = resolve(&written, &Facts::on_host(0)).unwrap_err().to_string();
     assert!(message.contains("0 ranks cannot train"), "{message}");
+    let triple = r#"{"train_batch_size": 8, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}"#;
+    let written_triple = Written::from_json(triple).unwrap();
+    let message = resolve(&written_triple, &Facts::on_host(0)).unwrap_err().to_string();
+    assert!(message.contains("8 != 4 * 2 * 0"), "{message}");
     let device = Facts { host_device: false, ..Facts::on_host(1) };
     let message = resolve(&written, &device).unwrap_err().to_string();
     assert!(

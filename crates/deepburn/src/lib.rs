@@ -101,14 +101,9 @@ pub enum PlanError {
 ///
 /// # Errors
 /// The first failure, with the rank it happened on; the other ranks are ended by it.
-pub fn run_ranks<B, R, E>(
+pub fn run_ranks<B: Backend, R: Send>(
     world_size: usize,
-    run: impl Fn(Group<B>) -> Result<R, E> + Sync,
-) -> Result<Vec<R>, RankFailure<E>>
-where
-    B: Backend,
-    R: Send,
-    E: Send + std::fmt::Display,
-{
+    run: impl Fn(Group<B>) -> Result<R, OutsideError> + Sync,
+) -> Result<Vec<R>, RankFailure<OutsideError>> {
     deepburn_comm::run_ranks(world_size, COLLECTIVE_TIMEOUT, |member| run(Group::new(member)))
 }

@@ -4,20 +4,20 @@ use std::{env, fs, thread};
 
 /// Program and machine of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Environment {
+pub(crate) struct Environment {
     /// Version of this program.
-    pub version: String,
+    pub(crate) version: String,
     /// Operating system and architecture.
-    pub system: String,
+    pub(crate) system: String,
     /// Name of the processor, where the system tells it.
-    pub processor: Option<String>,
+    pub(crate) processor: Option<String>,
     /// Threads that the process may run at a time.
-    pub cores: usize,
+    pub(crate) cores: usize,
 }
 
 impl Environment {
     /// This process on this machine; what the system does not tell is left out.
-    pub fn detect() -> Self {
+    pub(crate) fn detect() -> Self {
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let system = format!("{} {} ({})", env::consts::OS, release.trim(), env::consts::ARCH);
         Self {

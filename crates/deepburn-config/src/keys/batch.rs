@@ -49,7 +49,7 @@ struct Triple {
 
 /// Resolves and checks the triple.
 pub(crate) fn resolve(top: &Section<'_>, context: &mut Context<'_>) -> BatchPlan {
-    let world = context.facts.world_size as i64;
+    let world = i64::try_from(context.facts.world_size).unwrap_or(i64::MAX);
     let given = supply(top, context);
     let Some(triple) = complete(given, world) else {
         // A key that is there and unreadable has been reported; it is not missing.
@@ -67,7 +67,7 @@ pub(crate) fn resolve(top: &Section<'_>, context: &mut Context<'_>) -> BatchPlan
             world_size: 0,
         };
     };
-    if let Err(diagnosis) = verify(triple, world) {
+    if let Err(diagnosis) = verify(triple, given, world) {
         let Diagnosis { severity, key, message, remedy, .. } = diagnosis;
         context.findings.push(top.diagnosis(severity, &key, message, remedy));
     }
@@ -92,16 +92,17 @@ fn supply(top: &Section<'_>, context: &Context<'_>) -> Triple {
     let mut triple = Triple { train: read(TRAIN), micro: read(MICRO), steps: read(STEPS) };
     let open = triple.micro.is_none() && top.given(MICRO).is_none();
     if open && (top.is_auto(MICRO) || triple.train.is_none()) {
-        triple.micro = context.facts.micro_batch_size.map(|size| size as i64);
+        triple.micro =
+            context.facts.micro_batch_size.map(|size| i64::try_from(size).unwrap_or(i64::MAX));
     }
     triple
 }
 
 /// DeepSpeed's order of resolution; `None` when neither batch size is known.
 fn complete(given: Triple, world: i64) -> Option<[i64; 3]> {
-    // What divides by zero or overflows becomes 0, which `verify` then names.
+    // What divides by zero becomes 0, which `verify` names; what overflows no longer multiplies.
     let over = |a: i64, b: i64| a.checked_div_euclid(b).unwrap_or(0);
-    let times = |a: i64, b: i64| a.checked_mul(b).unwrap_or(0);
+    let times = |a: i64, b: i64| a.saturating_mul(b);
     Some(match (given.train, given.micro, given.steps) {
         (Some(train), Some(micro), Some(steps)) => [train, micro, steps],
         (Some(train), Some(micro), None) => [train, micro, over(over(train, micro), world)],
@@ -113,40 +114,29 @@ fn complete(given: Triple, world: i64) -> Option<[i64; 3]> {
     })
 }
 
-fn verify([train, micro, steps]: [i64; 3], world: i64) -> Result<(), Diagnosis> {
+/// `given` says whose fault a number below 1 is: a derived one follows from a given one.
+fn verify(triple: [i64; 3], given: Triple, world: i64) -> Result<(), Diagnosis> {
+    let [train, micro, steps] = triple;
     let error = |key, message: String, remedy: String| {
         Err(Diagnosis::new(Severity::Error, key, message, remedy))
     };
-    if train <= 0 {
-        return error(
-            TRAIN,
-            format!("Train batch size: {train} has to be greater than 0"),
-            "give 1 or more".into(),
-        );
-    }
-    if micro <= 0 {
-        let message = format!("Micro batch size per gpu: {micro} has to be greater than 0");
-        return error(
-            MICRO,
-            message,
-            format!(
-                "raise train_batch_size to {steps} * {world} (steps * world size) at least, or \
-                    give {MICRO}"
+    let texts = ["Train batch size", "Micro batch size per gpu", "Gradient accumulation steps"];
+    let sizes =
+        [(TRAIN, train, given.train), (MICRO, micro, given.micro), (STEPS, steps, given.steps)];
+    let too_small = |(_, (_, size, _)): &(&str, (&str, i64, Option<i64>))| *size <= 0;
+    let mut wrong: Vec<_> = texts.into_iter().zip(sizes).filter(too_small).collect();
+    wrong.sort_by_key(|(_, (_, _, given))| given.is_none());
+    if let Some((text, (key, size, given))) = wrong.first() {
+        let remedy = match given {
+            Some(_) => "give 1 or more".to_owned(),
+            None => format!(
+                "raise train_batch_size, which is too small for {world} ranks, or give {key}"
             ),
-        );
+        };
+        return error(*key, format!("{text}: {size} has to be greater than 0"), remedy);
     }
-    if steps <= 0 {
-        let message = format!("Gradient accumulation steps: {steps} has to be greater than 0");
-        return error(
-            STEPS,
-            message,
-            format!(
-                "raise train_batch_size to {micro} * {world} (micro batch * world size) at \
-                    least, or give {STEPS}"
-            ),
-        );
-    }
-    let product = i128::from(micro) * i128::from(steps) * i128::from(world);
+    // Saturates far above any i64, to which it is then unequal.
+    let product = (i128::from(micro) * i128::from(steps)).saturating_mul(i128::from(world));
     if i128::from(train) != product {
         let message = format!(
             "Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * \
@@ -159,14 +149,15 @@ fn verify([train, micro, steps]: [i64; 3], world: i64) -> Result<(), Diagnosis> 
 
 /// The single changes that make the triple agree.
 fn mend([train, micro, steps]: [i64; 3], world: i64, product: i128) -> String {
-    let exact = |a: i64, b: i128| (i128::from(a) % b == 0).then(|| i128::from(a) / b);
+    // A world of 0 ranks, reported elsewhere, must not divide.
+    let exact = |a: i64, b: i128| (b != 0 && i128::from(a) % b == 0).then(|| i128::from(a) / b);
     let by_steps = exact(train, i128::from(micro) * i128::from(world)).filter(|fix| *fix > 0);
     let by_micro = exact(train, i128::from(steps) * i128::from(world)).filter(|fix| *fix > 0);
     let by_world = exact(train, i128::from(micro) * i128::from(steps)).filter(|fix| *fix > 0);
     let mut fixes = vec![format!("train_batch_size {product}")];
     fixes.extend(by_steps.map(|fix| format!("{STEPS} {fix}")));
     fixes.extend(by_micro.map(|fix| format!("{MICRO} {fix}")));
-    fixes.extend(by_world.map(|fix| format!("{fix} ranks")));
+    fixes.extend(by_world.map(|fix| format!("a world size of {fix}")));
     format!("set one of: {}", fixes.join(", "))
 }
 
@@ -212,8 +203,9 @@ mod tests {
     ];
 
     fn run([train, micro, steps]: [Option<i64>; 3], world: i64) -> Result<[i64; 3], String> {
-        let triple = complete(Triple { train, micro, steps }, world).ok_or("neither")?;
-        verify(triple, world).map_err(|diagnosis| diagnosis.message)?;
+        let given = Triple { train, micro, steps };
+        let triple = complete(given, world).ok_or("neither")?;
+        verify(triple, given, world).map_err(|diagnosis| diagnosis.message)?;
         Ok(triple)
     }
 
@@ -232,11 +224,12 @@ mod tests {
 
     #[test]
     fn a_mismatch_names_every_single_change_that_mends_it() {
-        let remedy = verify([32, 4, 8], 2).unwrap_err().remedy;
+        let given = Triple { train: Some(32), micro: Some(4), steps: Some(8) };
+        let remedy = verify([32, 4, 8], given, 2).unwrap_err().remedy;
         assert_eq!(
             remedy,
             "set one of: train_batch_size 64, gradient_accumulation_steps 4, \
-             train_micro_batch_size_per_gpu 2, 1 ranks"
+             train_micro_batch_size_per_gpu 2, a world size of 1"
         );
     }
 

@@ -1,0 +1,41 @@
+//! Jobs that go wrong while they run: status 1, one message with rank and step.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use serde_json::json;
+
+use crate::job::{Job, STAGES};
+
+#[test]
+fn a_loss_that_is_no_number_names_step_and_parameter() {
+    for stage in STAGES {
+        let job = Job::tiny()
+            .sharded(stage, 3)
+            .with("deepspeed.optimizer", json!({"type": "SGD", "params": {"lr": 1e38}}));
+        let ending = job.run().failed(1, &["rank 0", "step 2", "wte.weight", "not finite"]);
+        assert!(!job.folder().join("output/model").exists(), "{}", ending.stderr);
+        // The steps before it are on record.
+        let metrics = fs::read_to_string(job.folder().join("output/metrics.jsonl")).unwrap();
+        assert_eq!(metrics.lines().count(), 1, "{metrics}");
+    }
+}
+
+/// A record that cannot be written ends the run, on all ranks.
+#[test]
+fn a_full_disk_names_rank_step_and_file() {
+    let job = Job::tiny();
+    fs::create_dir(job.folder().join("output")).unwrap();
+    symlink("/dev/full", job.folder().join("output/metrics.jsonl")).unwrap();
+    job.run().failed(1, &["rank 0", "step 1", "metrics.jsonl"]);
+    assert!(!job.folder().join("output/model").exists());
+}
+
+/// A run that fails leaves no model of its own, and no page that says it went well.
+#[test]
+fn a_failed_run_leaves_no_report() {
+    let optimizer = json!({"type": "SGD", "params": {"lr": 1e38}});
+    let job = Job::tiny().with("deepspeed.optimizer", optimizer);
+    job.run().failed(1, &["step 2"]);
+    assert!(!job.folder().join("output/report.html").exists());
+}

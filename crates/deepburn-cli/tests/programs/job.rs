@@ -1,0 +1,176 @@
+//! A job in a folder of its own, and what a run of it leaves there.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use deepburn::metrics::{EvalRow, Row, StepRow, read_metrics};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::program::{Ending, finetune};
+
+/// Where the data files of these tests are.
+pub(crate) fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
+}
+
+/// A GPT-2 of 3 layers, width 48 and 512 tokens, without dropout.
+pub(crate) fn tiny_model() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tests/data/tiny")
+}
+
+/// Ranks and stages that every invariant is tried on.
+pub(crate) const STAGES: [u8; 4] = [0, 1, 2, 3];
+
+/// A job file that is still being written.
+pub(crate) struct Job {
+    json: Value,
+    folder: TempDir,
+}
+
+impl Job {
+    /// The tiny model on its tokens: 2 ranks, 4 steps of 2 micro-batches of 2 sequences of 32.
+    pub(crate) fn tiny() -> Self {
+        let json = json!({
+            "model": {"pretrained": tiny_model()},
+            "data": {
+                "kind": "tokens", "path": data("tokens.bin"),
+                "sequence_length": 32, "shuffle": false,
+            },
+            "training": {"max_steps": 4, "ranks": 2, "output_dir": "output"},
+            "deepspeed": {
+                "train_micro_batch_size_per_gpu": 2,
+                "gradient_accumulation_steps": 2,
+                "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1}},
+                "gradient_clipping": 0.5,
+                "zero_optimization": {"stage": 3},
+            },
+        });
+        Self { json, folder: tempfile::tempdir().unwrap() }
+    }
+
+    /// A model of seeded weights in which no size divides by 2 or 4: width 45, inner width 37,
+    /// 131 tokens. Every rank count from 2 to 4 has to pad.
+    pub(crate) fn uneven() -> Self {
+        let job = Self::tiny();
+        let mut state = 1_u64;
+        let mut draw = move || {
+            // The linear congruential generator of Knuth's MMIX.
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            ((state >> 33) % 131) as u16
+        };
+        let tokens: Vec<u8> = (0..4000).flat_map(|_| draw().to_le_bytes()).collect();
+        fs::write(job.folder().join("uneven.bin"), tokens).unwrap();
+        job.with("data.path", "uneven.bin").with("model.pretrained", Value::Null).with(
+            "model.config",
+            json!({
+                "n_layer": 2, "n_embd": 45, "n_head": 5, "n_inner": 37, "n_positions": 33,
+                "vocab_size": 131, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0,
+            }),
+        )
+    }
+
+    /// Sets a value; sections on the way are made.
+    pub(crate) fn with(mut self, path: &str, value: impl Into<Value>) -> Self {
+        *self.at(path) = value.into();
+        self
+    }
+
+    /// Sets a value inside `zero_optimization`.
+    pub(crate) fn zero(self, key: &str, value: impl Into<Value>) -> Self {
+        self.with(&format!("deepspeed.zero_optimization.{key}"), value)
+    }
+
+    /// Sets the stage and the number of ranks.
+    pub(crate) fn sharded(self, stage: u8, ranks: usize) -> Self {
+        self.zero("stage", stage).with("training.ranks", ranks)
+    }
+
+    fn at(&mut self, path: &str) -> &mut Value {
+        path.split('.').fold(&mut self.json, |node, key| &mut node[key])
+    }
+
+    /// The folder of the job file, which is the current folder of the program too.
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The job file's content.
+    pub(crate) fn json(&self) -> &Value {
+        &self.json
+    }
+
+    /// Writes the job file and runs it.
+    pub(crate) fn run(&self) -> Ending {
+        fs::write(self.folder().join("job.json"), self.json.to_string()).unwrap();
+        finetune(self.folder(), &["--config", "job.json"])
+    }
+
+    /// Runs the job, which must end well.
+    #[track_caller]
+    pub(crate) fn train(&self) -> Trained {
+        self.run().succeeded();
+        Trained::read(&self.folder().join("output"))
+    }
+}
+
+/// What a run left.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Trained {
+    pub(crate) steps: Vec<StepRow>,
+    pub(crate) evaluations: Vec<EvalRow>,
+    /// The file of weights, byte for byte.
+    pub(crate) weights: Vec<u8>,
+}
+
+impl Trained {
+    fn read(output: &Path) -> Self {
+        let mut trained = Self {
+            steps: Vec::new(),
+            evaluations: Vec::new(),
+            weights: fs::read(output.join("model/model.safetensors")).unwrap(),
+        };
+        for row in read_metrics(&output.join("metrics.jsonl")).unwrap() {
+            match row {
+                Row::Step(row) => trained.steps.push(row),
+                Row::Eval(row) => trained.evaluations.push(row),
+            }
+        }
+        trained
+    }
+
+    /// Everything that must not depend on how the job is run: losses and norms to the bit, the
+    /// weights byte for byte.
+    pub(crate) fn numbers(&self) -> (Vec<[u64; 2]>, &[u8]) {
+        let bits = |row: &StepRow| [row.loss.to_bits(), row.grad_norm.unwrap().to_bits()];
+        (self.steps.iter().map(bits).collect(), &self.weights)
+    }
+
+    /// The weights by name.
+    pub(crate) fn tensors(&self) -> Vec<(String, Vec<f32>)> {
+        tensors(&self.weights)
+    }
+}
+
+/// The tensors of a safetensors file of f32, by name.
+pub(crate) fn tensors(file: &[u8]) -> Vec<(String, Vec<f32>)> {
+    let mut tensors: Vec<_> = safetensors::SafeTensors::deserialize(file)
+        .unwrap()
+        .iter()
+        .map(|(name, view)| {
+            let bytes = view.data().chunks_exact(4);
+            let values = bytes.map(|it| f32::from_le_bytes(it.try_into().unwrap())).collect();
+            (name.to_owned(), values)
+        })
+        .collect();
+    tensors.sort_by(|a, b| a.0.cmp(&b.0));
+    tensors
+}
+
+/// All that a run writes into its folder.
+pub(crate) const OUTPUTS: [&str; 4] = ["metrics.jsonl", "job.json", "report.html", "model"];
+
+/// Asserts that a run wrote nothing into `output`.
+pub(crate) fn left(output: &Path) -> Vec<&'static str> {
+    OUTPUTS.into_iter().filter(|name| output.join(name).exists()).collect()
+}

@@ -1,0 +1,15 @@
+//! `finetune` and `deepburn` from end to end: the programs are run as a user runs them.
+//!
+//! `data/` holds the token file and two traces of PyTorch with DeepSpeed on the small model in
+//! `models/tests/data/tiny`.
+
+mod determinism;
+mod failures;
+mod job;
+mod malformed;
+mod memory;
+mod outputs;
+mod program;
+mod ranks;
+mod schedules;
+mod traces;

@@ -1,0 +1,123 @@
+//! The ledger of a run against the published formulae and against `deepburn estimate`.
+
+use deepburn::config::{Facts, Written, ZeroPlan, resolve};
+use deepburn::metrics::MemoryRow;
+use deepburn::zero::estimate::{ElementBytes, Estimate, ParameterSize, estimate};
+use deepburn_models::gpt2::Gpt2Config;
+use serde_json::{Map, Value, json};
+
+use crate::job::{Job, STAGES};
+use crate::program::deepburn;
+
+const RANKS: u64 = 4;
+
+/// 0.2 million parameters: enough that shards of which the last is padded are no matter.
+fn model() -> Value {
+    json!({"n_layer": 3, "n_embd": 64, "n_head": 4, "n_positions": 64, "vocab_size": 512})
+}
+
+fn job() -> Job {
+    let job = Job::tiny().with("model", json!({"config": model()}));
+    job.with("training.max_steps", 2).zero("stage3_param_persistence_threshold", 0)
+}
+
+fn config() -> Gpt2Config {
+    let Value::Object(overrides) = model() else { unreachable!("it is an object") };
+    Gpt2Config::small().with_overrides(&overrides).unwrap()
+}
+
+fn num_parameters() -> u64 {
+    config().parameters().iter().map(|it| it.shape.iter().product::<usize>() as u64).sum()
+}
+
+fn memory(job: Job, stage: u8) -> MemoryRow {
+    let steps = job.sharded(stage, RANKS as usize).train().steps;
+    assert_eq!(steps[0].memory.optimizer, steps[1].memory.optimizer);
+    steps[1].memory
+}
+
+/// Rajbhandari et al. 2020 with fp32 parameters and gradients: 4 + 4 + 8 bytes an element.
+#[test]
+fn model_states_are_those_of_the_formulae() {
+    let psi = num_parameters();
+    for (stage, formula) in [
+        (0, 16 * psi),
+        (1, 8 * psi + 8 * psi / RANKS),
+        (2, 4 * psi + 12 * psi / RANKS),
+        (3, 16 * psi / RANKS),
+    ] {
+        let MemoryRow { parameters, gradients, optimizer, .. } = memory(job(), stage);
+        let states = (parameters + gradients + optimizer) as f64;
+        let off = (states / formula as f64 - 1.0).abs();
+        assert!(off < 0.05, "stage {stage}: {states} bytes, formula {formula}");
+    }
+}
+
+/// The library's estimate for a job, resolved as the program does.
+fn predicted(job: &Job, stage: u8) -> Estimate {
+    let written = Written::from_json(&job.json()["deepspeed"].to_string()).unwrap();
+    let facts = Facts { hidden_size: Some(64), ..Facts::on_host(RANKS as usize) };
+    let plan = resolve(&written, &facts).unwrap().plan;
+    let size = |numel: usize| ParameterSize { numel: numel as u64, trainable: true };
+    let sizes: Vec<_> =
+        config().parameters().iter().map(|it| size(it.shape.iter().product())).collect();
+    assert_eq!(plan.zero.stage.number(), stage);
+    let zero = ZeroPlan { ..plan.zero.clone() };
+    estimate(&sizes, &zero, RANKS, ElementBytes::fp32(&plan.optimizer))
+}
+
+#[test]
+fn the_estimate_is_the_ledger_to_the_byte() {
+    for (optimizer, threshold) in [
+        (json!({"type": "AdamW", "params": {"lr": 1e-3}}), 0),
+        (json!({"type": "AdamW", "params": {"lr": 1e-3}}), 100_000),
+        (json!({"type": "AdamW", "params": {"lr": 1e-3}}), 200),
+        (json!({"type": "SGD", "params": {"lr": 1e-3}}), 200),
+        (json!({"type": "SGD", "params": {"lr": 1e-3, "momentum": 0.9}}), 0),
+        (json!({"type": "Lion", "params": {"lr": 1e-4}}), 0),
+    ] {
+        for stage in STAGES {
+            let job = job()
+                .with("deepspeed.optimizer", optimizer.clone())
+                .zero("stage3_param_persistence_threshold", threshold)
+                .sharded(stage, RANKS as usize);
+            let predicted = predicted(&job, stage);
+            let ledger = job.train().steps[1].memory;
+            let states = predicted.states;
+            assert_eq!(
+                [ledger.parameters, ledger.gradients, ledger.optimizer],
+                [states.parameters, states.gradients, states.optimizer],
+                "{optimizer} at stage {stage}, threshold {threshold}"
+            );
+            assert!(ledger.gathered_peak <= predicted.buffers.gathered_limit, "{ledger:?}");
+            tool_says(&job, stage, &predicted);
+        }
+    }
+}
+
+/// `deepburn estimate` prints that estimate.
+fn tool_says(job: &Job, stage: u8, predicted: &Estimate) {
+    let Value::Object(fields) = &job.json()["model"]["config"] else { unreachable!("see above") };
+    let mut fields: Map<String, Value> = fields.clone();
+    fields.insert("model_type".to_owned(), json!("gpt2"));
+    std::fs::write(job.folder().join("config.json"), Value::from(fields).to_string()).unwrap();
+    let deepspeed = job.json()["deepspeed"].to_string();
+    std::fs::write(job.folder().join("ds.json"), deepspeed).unwrap();
+    let (stage, ranks) = (stage.to_string(), RANKS.to_string());
+    let ending = deepburn(
+        job.folder(),
+        &["estimate", "--model", "config.json", "--deepspeed", "ds.json", "--ranks", &ranks,
+          "--stage", &stage],
+    );
+    assert_eq!(ending.succeeded().stdout.trim(), predicted.to_string().trim());
+}
+
+/// A limit on live parameters is kept, up to the largest parameter, which an op needs whole.
+#[test]
+fn gathered_parameters_stay_below_their_limit() {
+    let free = memory(job(), 3).gathered_peak;
+    let job = job().zero("stage3_max_live_parameters", 60_000).zero("stage3_max_reuse_distance", 0);
+    let limited = memory(job.zero("stage3_prefetch_bucket_size", 0), 3).gathered_peak;
+    assert!(limited <= 4 * 60_000, "{limited} bytes");
+    assert!(limited < free, "{limited} bytes limited, {free} free");
+}

@@ -1,0 +1,268 @@
+//! What a run that ends well leaves, and what can be done with it.
+
+use std::fs;
+use std::path::Path;
+
+use burn_flex::{Flex, FlexDevice};
+use deepburn_models::gpt2::{Checkpoint, Gpt2};
+use serde_json::{Value, json};
+
+use crate::job::{Job, OUTPUTS, STAGES, left, tensors, tiny_model};
+use crate::program::{deepburn, finetune};
+
+fn read_json(path: &Path) -> Value {
+    serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
+}
+
+#[test]
+fn every_step_has_every_field() {
+    let job = Job::tiny();
+    let stderr = job.run().succeeded().stderr;
+    assert!(!stderr.contains('\u{1b}'), "colours in a file: {stderr}");
+    let text = fs::read_to_string(job.folder().join("output/metrics.jsonl")).unwrap();
+    assert_eq!(text.lines().count(), 4);
+    for (line, step) in text.lines().zip(1..) {
+        let row: Value = serde_json::from_str(line).unwrap();
+        let keys: Vec<_> = row.as_object().unwrap().keys().map(String::as_str).collect();
+        assert_eq!(
+            keys,
+            ["step", "loss", "lr", "grad_norm", "loss_scale", "skipped", "tokens",
+             "step_seconds", "tokens_per_second", "memory"]
+        );
+        let memory: Vec<_> = row["memory"].as_object().unwrap().keys().collect();
+        assert_eq!(
+            memory,
+            ["parameters", "gradients", "optimizer", "gathered_peak", "activations_peak", "rss"]
+        );
+        assert_eq!(row["step"], json!(step));
+        // 2 ranks, 2 micro-batches of 2 sequences of 32.
+        assert_eq!(row["tokens"], json!(256));
+        assert_eq!(row["skipped"], json!(false));
+        let positive = ["loss", "lr", "grad_norm", "step_seconds", "tokens_per_second"];
+        assert!(positive.iter().all(|key| row[key].as_f64().unwrap() > 0.0), "{row}");
+        assert!(row["memory"]["rss"].as_u64().unwrap() > 1_000_000, "{row}");
+    }
+}
+
+#[test]
+fn the_job_is_recorded_with_its_plan_and_every_auto() {
+    let job = Job::tiny()
+        .with("deepspeed.train_batch_size", "auto")
+        .with("deepspeed.optimizer.params.lr", "auto")
+        .with("training.learning_rate", 0.02)
+        .with(
+            "deepspeed.scheduler",
+            json!({"type": "WarmupDecayLR", "params": {"total_num_steps": "auto",
+                   "warmup_num_steps": "auto", "warmup_max_lr": "auto"}}),
+        )
+        .zero("reduce_bucket_size", "auto");
+    job.train();
+    let record = read_json(&job.folder().join("output/job.json"));
+    let (resolved, autos) = (&record["resolved"], &record["resolved"]["autos"]);
+    assert_eq!(resolved["plan"]["batch"]["train_batch_size"], json!(8));
+    assert_eq!(resolved["plan"]["optimizer"]["lr"], json!(0.02));
+    assert_eq!(resolved["plan"]["schedule"]["total_steps"], json!(4));
+    assert_eq!(resolved["plan"]["zero"]["stage"], json!("3"));
+    // As written, and what it became.
+    assert_eq!(record["deepspeed"]["train_batch_size"], json!("auto"));
+    for key in [
+        "train_batch_size",
+        "optimizer.params.lr",
+        "scheduler.params.total_num_steps",
+        "scheduler.params.warmup_num_steps",
+        "scheduler.params.warmup_max_lr",
+        "zero_optimization.reduce_bucket_size",
+    ] {
+        assert!(autos.to_string().contains(key), "no {key} in {autos:#}");
+    }
+    assert_eq!(record["training"]["seed"], json!(42));
+}
+
+#[test]
+fn the_report_needs_nothing_but_itself() {
+    let job = Job::tiny();
+    job.train();
+    let page = fs::read_to_string(job.folder().join("output/report.html")).unwrap();
+    assert!(page.contains("<svg") && page.contains("</html>"));
+    for outside in ["src=\"http", "href=\"http", "url(http", "<script src", "<link rel", "@import"] {
+        assert!(!page.contains(outside), "{outside}");
+    }
+    // Loss, lr, norm, throughput and memory.
+    for curve in ["loss", "learning rate", "norm", "tokens", "memory"] {
+        assert!(page.to_lowercase().contains(curve), "{curve}");
+    }
+}
+
+/// With a learning rate of 0 the model that comes out is the one that went in, whatever it was
+/// sharded into in between.
+#[test]
+fn saving_changes_no_bit() {
+    let original = tensors(&fs::read(tiny_model().join("model.safetensors")).unwrap());
+    for stage in STAGES {
+        for ranks in [1, 3] {
+            let job = Job::tiny().sharded(stage, ranks);
+            let optimizer = json!({"type": "AdamW", "params": {"lr": 0.0, "weight_decay": 0.1}});
+            let trained = job.with("deepspeed.optimizer", optimizer).train();
+            let saved = trained.tensors();
+            assert_eq!(saved.len(), original.len());
+            for ((name, saved), (expected_name, expected)) in saved.iter().zip(&original) {
+                assert_eq!(name, expected_name);
+                let bits = |values: &[f32]| values.iter().map(|it| it.to_bits()).collect::<Vec<_>>();
+                assert!(bits(saved) == bits(expected), "{name} at stage {stage}, {ranks} ranks");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_model_loads_again_and_training_goes_on_from_it() {
+    let job = Job::tiny();
+    let before = job.train();
+    let folder = job.folder().join("output/model");
+    let checkpoint = Checkpoint::open(&folder).unwrap();
+    let config = checkpoint.config().clone();
+    let _: Gpt2<Flex> = checkpoint.load(&config, &FlexDevice).unwrap();
+    let given = read_json(&tiny_model().join("config.json"));
+    let saved = read_json(&folder.join("config.json"));
+    for (key, value) in given.as_object().unwrap() {
+        if key != "transformers_version" {
+            assert_eq!(&saved[key], value, "{key}");
+        }
+    }
+    // Into the folder that it comes from: what is replaced was read before.
+    let next = job.with("model.pretrained", "output/model");
+    let (first, last) = (next.train().steps[0], before.steps[0]);
+    assert!(first.loss < last.loss, "{first:?} {last:?}");
+}
+
+#[test]
+fn evaluations_are_rows_of_their_own() {
+    let job = Job::tiny()
+        .with("data.splits", json!({"train": "80%", "eval": "10%", "test": "10%"}))
+        .with("training.eval_steps", 2)
+        .with("training.max_steps", 5);
+    let at = |stage, ranks| {
+        Job::tiny()
+            .with("data.splits", json!({"train": "80%", "eval": "10%"}))
+            .with("training.eval_steps", 2)
+            .with("deepspeed.optimizer.params.lr", 0.0)
+            .sharded(stage, ranks)
+            .train()
+            .evaluations[0]
+            .eval_loss
+    };
+    let steps: Vec<_> = job.train().evaluations.iter().map(|row| row.step).collect();
+    assert_eq!(steps, [2, 4, 5]);
+    // Every sequence counts once, however many ranks share them.
+    let alone = at(0, 1);
+    for (stage, ranks) in [(1, 2), (2, 3), (3, 4)] {
+        let shared = at(stage, ranks);
+        assert!((alone - shared).abs() < 1e-6, "{alone} on one rank, {shared} on {ranks}");
+    }
+}
+
+#[test]
+fn a_text_model_writes_text() {
+    let job = Job::uneven()
+        .with("data", json!({"kind": "synthetic", "sequence_length": 32, "vocab_size": 300}))
+        .with("model.config.vocab_size", 300)
+        .with("model.config.n_positions", 64)
+        .sharded(3, 2);
+    job.train();
+    let model = job.folder().join("output/model");
+    assert!(model.join("tokenizer.json").is_file());
+    let generate = |more: &[&str]| {
+        let start = ["generate", "--model", "output/model", "--prompt", "The cat", "--max-new-tokens", "8"];
+        deepburn(job.folder(), &[&start, more].concat()).succeeded().stdout
+    };
+    let greedy = generate(&[]);
+    assert!(greedy.starts_with("The cat"), "{greedy}");
+    assert_eq!(greedy, generate(&[]));
+    let drawn = generate(&["--top-k", "50", "--top-p", "0.9", "--temperature", "1.5", "--seed", "7"]);
+    assert_eq!(drawn, generate(&["--top-k", "50", "--top-p", "0.9", "--temperature", "1.5", "--seed", "7"]));
+}
+
+/// The guides load or are refused with what `configs/guides/README.md` promises.
+#[test]
+fn guides_load_or_are_diagnosed() {
+    let guides = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/guides");
+    for (file, ranks, refused) in [
+        ("S0.json", "1", Some("fp16.enabled")),
+        ("S0.json", "2", Some("32 != 4 * 8 * 2")),
+        ("S1.json", "1", Some("fp16.enabled")),
+        ("S1.json", "2", Some("32 != 4 * 8 * 2")),
+        ("S2.json", "1", Some("AdamW")),
+        ("S2.json", "2", Some("1bit-Adam is not compatible with ZeRO")),
+        ("S3.yaml", "2", Some("mixed_precision")),
+        ("S4.json", "1", None),
+        ("S4.json", "2", Some("4 != 1 * 4 * 2")),
+    ] {
+        let ending = deepburn(&guides, &["check-config", file, "--ranks", ranks]);
+        match refused {
+            Some(part) => {
+                ending.failed(2, &[part]);
+            }
+            None => {
+                let plan: Value = serde_json::from_str(&ending.succeeded().stdout).unwrap();
+                assert_eq!(plan["plan"]["zero"]["stage"], json!("2"));
+            }
+        }
+    }
+}
+
+/// S4 is a guide as it was published: it trains.
+#[test]
+fn a_guide_trains() {
+    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/guides/S4.json");
+    let job = Job::tiny().with("deepspeed", guide.to_str().unwrap()).with("training.ranks", 1);
+    assert_eq!(job.train().steps.len(), 4);
+}
+
+#[test]
+fn a_job_is_found_in_configs_and_its_files_beside_it() {
+    let job = Job::tiny();
+    let configs = job.folder().join("configs");
+    fs::create_dir(&configs).unwrap();
+    fs::write(configs.join("ds.json"), job.json()["deepspeed"].to_string()).unwrap();
+    fs::copy(crate::job::data("tokens.bin"), configs.join("own.bin")).unwrap();
+    let job = job.with("deepspeed", "ds.json").with("data.path", "own.bin");
+    fs::write(configs.join("mine.json"), job.json().to_string()).unwrap();
+    finetune(job.folder(), &["--config", "mine.json", "--output-dir", "results/deep/er"]).succeeded();
+    assert_eq!(left(&job.folder().join("results/deep/er")), OUTPUTS);
+    assert_eq!(left(&job.folder().join("output")), [""; 0]);
+    // From elsewhere it is not found, and the message says where it was looked for.
+    let elsewhere = tempfile::tempdir().unwrap();
+    let ending = finetune(elsewhere.path(), &["--config", "mine.json"]);
+    ending.failed(2, &["mine.json", "configs/mine.json"]);
+}
+
+/// Options win over `--set`, `--set` over the file.
+#[test]
+fn the_command_line_wins() {
+    let job = Job::tiny();
+    let file = job.folder().join("job.json");
+    fs::write(&file, job.json().to_string()).unwrap();
+    let deepspeed = json!({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 1}});
+    fs::write(job.folder().join("other.json"), deepspeed.to_string()).unwrap();
+    let arguments = [
+        "--config", "job.json", "--set", "training.max_steps=2", "--set", "training.ranks=2",
+        "--set", "deepspeed.gradient_accumulation_steps=3", "--num_gpus", "3", "--deepspeed",
+        "other.json", "--backend", "flex", "--output-dir", "elsewhere",
+    ];
+    finetune(job.folder(), &arguments).succeeded();
+    let record = read_json(&job.folder().join("elsewhere/job.json"));
+    assert_eq!(record["training"]["ranks"], json!(3));
+    assert_eq!(record["training"]["max_steps"], json!(2));
+    assert_eq!(record["resolved"]["plan"]["batch"]["train_batch_size"], json!(9));
+    assert_eq!(record["resolved"]["plan"]["zero"]["stage"], json!("1"));
+}
+
+#[test]
+fn resuming_is_refused() {
+    let job = Job::tiny();
+    job.train();
+    for more in [&["--resume"][..], &["--resume", "latest"]] {
+        let arguments = [&["--config", "job.json"], more].concat();
+        finetune(job.folder(), &arguments).failed(2, &["--resume", "model.pretrained"]);
+    }
+}

@@ -1,0 +1,73 @@
+//! A program under test, run to its end.
+
+use std::path::Path;
+use std::process::Command;
+
+/// How a program ended.
+#[derive(Debug)]
+pub(crate) struct Ending {
+    pub(crate) status: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+/// Runs `finetune` with its current folder at `folder`.
+pub(crate) fn finetune<S: AsRef<str>>(folder: &Path, arguments: &[S]) -> Ending {
+    run(env!("CARGO_BIN_EXE_finetune"), folder, arguments)
+}
+
+/// Runs `deepburn` with its current folder at `folder`.
+pub(crate) fn deepburn<S: AsRef<str>>(folder: &Path, arguments: &[S]) -> Ending {
+    run(env!("CARGO_BIN_EXE_deepburn"), folder, arguments)
+}
+
+fn run<S: AsRef<str>>(program: &str, folder: &Path, arguments: &[S]) -> Ending {
+    let output = Command::new(program)
+        .args(arguments.iter().map(AsRef::as_ref))
+        .current_dir(folder)
+        .env_remove("RUST_LOG")
+        .env("RUST_BACKTRACE", "1")
+        .output()
+        .unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    Ending {
+        status: output.status.code(),
+        stdout: text(output.stdout),
+        stderr: text(output.stderr),
+    }
+}
+
+impl Ending {
+    /// The program ended well.
+    #[track_caller]
+    pub(crate) fn succeeded(self) -> Self {
+        assert_eq!(self.status, Some(0), "{}", self.stderr);
+        self
+    }
+
+    /// The program ended with `status` and one message, in which all of `parts` are.
+    #[track_caller]
+    pub(crate) fn failed(self, status: i32, parts: &[&str]) -> Self {
+        if let Some(fault) = self.fault(status, parts) {
+            panic!("{fault}");
+        }
+        self
+    }
+
+    /// What is not as [`failed`](Self::failed) wants it.
+    pub(crate) fn fault(&self, status: i32, parts: &[&str]) -> Option<String> {
+        let messages = self.stderr.lines().filter(|line| line.starts_with("error: ")).count();
+        let shown = |what: &str| Some(format!("{what}\nstderr: {}", self.stderr));
+        if self.status != Some(status) {
+            return shown(&format!("status {:?}, expected {status}", self.status));
+        }
+        if messages != 1 {
+            return shown(&format!("{messages} messages, expected 1"));
+        }
+        if ["panicked", "stack backtrace", "RUST_BACKTRACE"].iter().any(|it| self.stderr.contains(it)) {
+            return shown("a panic shows");
+        }
+        let missing = parts.iter().find(|part| !self.stderr.contains(**part));
+        missing.and_then(|part| shown(&format!("no {part:?} in the message")))
+    }
+}

@@ -1,0 +1,156 @@
+//! What sharded training sends: how many collectives, how many elements, in which messages.
+
+mod model;
+
+use std::time::Duration;
+
+use burn_flex::Flex;
+use deepburn_comm::{Count, Operation, Statistics, run_ranks};
+use deepburn_config::Stage;
+use deepburn_zero::{Group, ModelStates, Policy, ZeroError};
+use model::{Net, STAGES, Trained, policy, rows};
+
+/// Counters of rank 0 before training and after each of `steps` steps of one micro-batch.
+fn statistics(world_size: usize, policy: &Policy, steps: usize) -> Vec<Statistics> {
+    let ranks = run_ranks(world_size, Duration::from_secs(60), |member| {
+        let mut seen = vec![];
+        let group = Group::<Flex>::new(member.clone());
+        let (mut net, mut states) = ModelStates::shard(Net::<Trained>::new(), policy.clone(), group)?;
+        seen.push(member.statistics());
+        for step in 0..steps {
+            net = states.start_training_pass(net)?;
+            let loss = net.loss(&rows(2, step as u64));
+            states.start_backward();
+            drop(loss.backward());
+            states.finish_pass()?;
+            states.step(1e-2, None, Some(1.0))?;
+            seen.push(member.statistics());
+        }
+        Ok::<_, ZeroError>(seen)
+    });
+    ranks.unwrap_or_else(|failure| panic!("{failure}")).swap_remove(0)
+}
+
+/// What the last step added to the counters.
+fn last_step(
+    seen: &[Statistics],
+    select: impl Fn(Operation, &str) -> bool + Copy,
+) -> Count {
+    let total = |statistics: &Statistics| statistics.total(select);
+    let (before, after) = (total(&seen[seen.len() - 2]), total(&seen[seen.len() - 1]));
+    Count { calls: after.calls - before.calls, elements: after.elements - before.elements }
+}
+
+/// Elements of the parameters that get a gradient: trainable and used.
+const WITH_GRADIENT: u64 = 13 * 6 + 2 * 6 + 4 * (6 * 6 + 6) + (6 * 7 + 7) + (7 * 6 + 6);
+/// All trainable elements: the unused layer too.
+const TRAINABLE: u64 = WITH_GRADIENT + 3 * 5 + 5;
+
+#[test]
+fn each_gradient_is_reduced_once_a_micro_batch() {
+    for stage in STAGES {
+        let seen = statistics(2, &policy(stage), 3);
+        let gradients = |_: Operation, purpose: &str| purpose == "gradients";
+        let count = last_step(&seen, gradients);
+        assert_eq!(count.elements, WITH_GRADIENT, "stage {stage:?}");
+        let scattered = last_step(&seen, |operation, purpose| {
+            matches!(operation, Operation::ReduceScatter(_)) && purpose == "gradients"
+        });
+        let expected = if stage.shards_gradients() { WITH_GRADIENT } else { 0 };
+        assert_eq!(scattered.elements, expected, "stage {stage:?}");
+    }
+}
+
+#[test]
+fn gradients_travel_in_buckets() {
+    let calls = |size| {
+        let mut policy = policy(Stage::Gradients);
+        policy.zero.gradients.reduce_bucket_size = size;
+        last_step(&statistics(2, &policy, 2), |_, purpose| purpose == "gradients").calls
+    };
+    // One message a gradient; 15 parameters get one.
+    assert_eq!(calls(1), 15);
+    assert!(calls(50) < 15);
+    // However large a bucket may be, it stays below a sixteenth of the model.
+    assert_eq!(calls(500_000_000), calls(TRAINABLE.div_ceil(16) as usize));
+}
+
+#[test]
+fn updated_parameters_are_gathered_once_a_step_at_stages_1_and_2() {
+    for stage in STAGES {
+        let seen = statistics(2, &policy(stage), 2);
+        let count = last_step(&seen, |_, purpose| purpose == "updated parameters");
+        let sharded_but_whole = matches!(stage, Stage::OptimizerStates | Stage::Gradients);
+        assert_eq!(count.calls, u64::from(sharded_but_whole), "stage {stage:?}");
+        if sharded_but_whole {
+            assert_eq!(count.elements, TRAINABLE);
+        }
+    }
+}
+
+/// All-gathers of the last of three steps for a change of the policy at stage 3.
+fn gathers(change: impl Fn(&mut Policy)) -> u64 {
+    let mut policy = policy(Stage::Parameters);
+    change(&mut policy);
+    last_step(&statistics(2, &policy, 3), |op, _| op == Operation::AllGather).calls
+}
+
+#[test]
+fn gathers_are_coalesced_once_the_order_is_known() {
+    let first_step = {
+        let seen = statistics(2, &policy(Stage::Parameters), 1);
+        last_step(&seen, |op, _| op == Operation::AllGather).calls
+    };
+    let known = gathers(|_| {});
+    // One gather a use while recording; then one for the first use of each phase and one that
+    // fetches the rest ahead. Nothing is gathered twice, since everything may stay.
+    assert!(first_step > 20, "{first_step}");
+    assert!(known <= 4, "{known}");
+}
+
+#[test]
+fn without_prefetch_each_parameter_is_gathered_by_itself() {
+    let kept = gathers(|policy| policy.zero.parameters.prefetch_bucket_size = 0);
+    let dropped = gathers(|policy| {
+        policy.zero.parameters.prefetch_bucket_size = 0;
+        policy.zero.parameters.max_reuse_distance = 0;
+    });
+    // 17 parameters are used in forward, the frozen ones and the tied one among them.
+    assert_eq!(kept, 17);
+    assert!(dropped > kept, "{dropped}");
+}
+
+#[test]
+fn smaller_prefetch_buckets_make_more_messages() {
+    let sizes = [1_000_000, 100, 50, 0];
+    let calls = sizes.map(|size| {
+        gathers(|policy| {
+            policy.zero.parameters.prefetch_bucket_size = size;
+            policy.zero.parameters.max_reuse_distance = 0;
+        })
+    });
+    assert!(calls.is_sorted() && calls[0] < calls[3], "{calls:?}");
+}
+
+#[test]
+fn persistent_parameters_are_gathered_together_after_a_step() {
+    let mut small = policy(Stage::Parameters);
+    small.zero.parameters.persistence_threshold = 1_000_000;
+    let seen = statistics(2, &small, 3);
+    let resident = last_step(&seen, |_, purpose| purpose == "resident");
+    assert_eq!(resident.calls, 1);
+    let all = last_step(&seen, |op, _| op == Operation::AllGather);
+    assert_eq!(all.calls, 1, "nothing else needs to be gathered");
+}
+
+#[test]
+fn one_rank_takes_the_same_path() {
+    let purposes = |world_size| {
+        let seen = statistics(world_size, &policy(Stage::Parameters), 2);
+        let mut purposes: Vec<_> =
+            seen[2].iter().map(|(operation, purpose, _)| format!("{operation} {purpose}")).collect();
+        purposes.sort();
+        purposes
+    };
+    assert_eq!(purposes(1), purposes(2));
+}

@@ -44,7 +44,7 @@ pub struct BatchPlan {
 pub enum OptimizerPlan {
     /// Adam with decoupled weight decay (DeepSpeed's `AdamW`, and its `Adam` by default).
     AdamW(AdamPlan),
-    /// Adam with L2 regularisation (`Adam` with `adam_w_mode: false`, or `torch_adam` Adam).
+    /// Adam with L2 regularisation (`Adam` with `adam_w_mode: false`).
     Adam(AdamPlan),
     /// Stochastic gradient descent with momentum.
     Sgd {

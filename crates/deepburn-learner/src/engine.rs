@@ -41,6 +41,7 @@ pub struct Engine<B: Backend, M: AutodiffModule<Training<B>>> {
     schedule: Schedule,
     batch: BatchPlan,
     clip: Option<f64>,
+    gathers_for_saving: bool,
     progress: Progress,
     /// Overrides whether the present micro-batch ends an accumulation.
     boundary: Option<bool>,
@@ -52,6 +53,8 @@ pub struct Engine<B: Backend, M: AutodiffModule<Training<B>>> {
 struct Progress {
     /// Micro-batches since the beginning.
     micro_steps: u64,
+    /// Whether a forward pass waits for its backward pass.
+    in_forward: bool,
     /// Micro-batches since the last optimizer step.
     accumulated: usize,
     /// Optimizer steps, skipped ones included.
@@ -91,6 +94,7 @@ impl<B: Backend, M: AutodiffModule<Training<B>>> Engine<B, M> {
             schedule: Schedule::new(&plan.schedule),
             batch: plan.batch,
             clip: plan.gradient_clipping,
+            gathers_for_saving: plan.zero.parameters.gather_16bit_weights_on_model_save,
             progress: Progress::default(),
             boundary: None,
             last_step: None,
@@ -121,6 +125,7 @@ impl<B: Backend, M: AutodiffModule<Training<B>>> Engine<B, M> {
             // to miss it.
             self.module = Some(self.states.start_training_pass(module)?);
         }
+        self.progress.in_forward = true;
         guard(|| run(self.module()))
     }
 
@@ -141,7 +146,8 @@ impl<B: Backend, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// of micro-batches of a step, so that gradients add up to those of the whole batch.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    /// As [`forward`](Self::forward), and when the loss did not come from it: gradients are
+    /// only reported for parameters that were prepared there.
     pub fn backward(&mut self, loss: Tensor<Training<B>, 1>) -> Result<(), EngineError> {
         let share = 1.0 / self.batch.gradient_accumulation_steps as f64;
         self.backward_weighted(loss, share)
@@ -158,6 +164,10 @@ impl<B: Backend, M: AutodiffModule<Training<B>>> Engine<B, M> {
         loss: Tensor<Training<B>, 1>,
         weight: f64,
     ) -> Result<(), EngineError> {
+        if !std::mem::take(&mut self.progress.in_forward) {
+            let (call, when) = ("backward", "without a forward pass through `Engine::forward`");
+            return Err(EngineError::Order { call, when });
+        }
         let loss = if weight == 1.0 { loss } else { loss.mul_scalar(weight) };
         self.states.start_backward();
         // The gradients were taken as they became final; what autodiff returns holds none.
@@ -256,6 +266,10 @@ impl<B: Backend, M: AutodiffModule<Training<B>>> Engine<B, M> {
         result
     }
 
+    pub(crate) fn gathers_for_saving(&self) -> bool {
+        self.gathers_for_saving
+    }
+
     /// Learning rate of the coming optimizer step.
     pub fn learning_rate(&self) -> f64 {
         self.schedule.learning_rate()
@@ -336,7 +350,7 @@ impl<B: Backend, M: AutodiffModule<Training<B>>> Engine<B, M> {
 }
 
 /// Runs tensor ops and turns the failure of a collective inside them back into an error.
-fn guard<T>(run: impl FnOnce() -> T) -> Result<T, EngineError> {
+pub(crate) fn guard<T>(run: impl FnOnce() -> T) -> Result<T, EngineError> {
     // The engine is not used again after a failed collective: the group is gone.
     catch_unwind(AssertUnwindSafe(run)).map_err(|panic| match panic.downcast::<CommError>() {
         Ok(error) => EngineError::from(*error),

@@ -26,11 +26,7 @@ pub trait Task<B: Backend, M: AutodiffModule<Training<B>>> {
     ///
     /// # Errors
     /// When the batch does not fit the model.
-    fn loss(
-        &self,
-        model: &M,
-        batch: &Self::Batch,
-    ) -> Result<Tensor<Training<B>, 1>, OutsideError>;
+    fn loss(&self, model: &M, batch: &Self::Batch) -> Result<Tensor<Training<B>, 1>, OutsideError>;
 
     /// The measure of a batch without autodiff.
     ///

@@ -142,7 +142,8 @@ where
         engine.backward_weighted(loss, targets * world_size / totals.targets)?;
         taken = engine.step()?;
     }
-    let loss = engine.group().sum(Tag::new("loss", 0), vec![loss_sum]).map_err(EngineError::from)?;
+    let loss =
+        engine.group().sum(Tag::new("loss", 0), vec![loss_sum]).map_err(EngineError::from)?;
 
     let step = taken.ok_or(EngineError::Order {
         call: "train",
@@ -158,10 +159,7 @@ struct Totals {
 }
 
 impl Totals {
-    fn over_ranks<B, M>(
-        engine: &Engine<B, M>,
-        batches: &[impl Batch],
-    ) -> Result<Self, EngineError>
+    fn over_ranks<B, M>(engine: &Engine<B, M>, batches: &[impl Batch]) -> Result<Self, EngineError>
     where
         B: Backend,
         M: AutodiffModule<Training<B>>,

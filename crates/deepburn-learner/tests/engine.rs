@@ -207,6 +207,27 @@ fn step_needs_a_backward() {
 }
 
 #[test]
+fn backward_needs_a_forward_through_the_engine() {
+    with_engine(&plan(3, 1, 1), 0.0, |engine| {
+        let loss = engine.module().loss(0);
+        assert!(matches!(engine.backward(loss), Err(EngineError::Order { .. })));
+        Ok(())
+    });
+}
+
+#[test]
+fn a_loss_without_parameters_is_an_error() {
+    let failure = run_ranks(2, Duration::from_secs(60), |member| {
+        let mut engine = initialize(net(0.0), &plan(2, 1, 2), Group::<Flex>::new(member))?;
+        let loss = engine.forward(|_| Tensor::<Trained, 1>::ones([1], &FlexDevice).require_grad())?;
+        engine.backward(loss)?;
+        engine.step().map(|_| ())
+    });
+    let message = failure.unwrap_err().to_string();
+    assert!(message.contains("no parameter got a gradient"), "{message}");
+}
+
+#[test]
 fn a_boundary_can_be_set_by_hand() {
     with_engine(&plan(3, 4, 1), 0.0, |engine| {
         micro_batch(engine, 0)?;

@@ -119,9 +119,7 @@ impl<B: Backend> Payload for DeviceArray<B> {
 
     fn to_home_of(&self, home: &Self) -> Self {
         match self {
-            Self::Dense(tensor) => {
-                Self::Dense(B::float_to_device(tensor.clone(), &home.device()))
-            }
+            Self::Dense(tensor) => Self::Dense(B::float_to_device(tensor.clone(), &home.device())),
             Self::Rows(rows) => {
                 Self::Dense(B::float_to_device(rows.clone().into_dense(), &home.device()))
             }
@@ -178,11 +176,8 @@ fn pad<B: Backend>(flat: B::FloatTensorPrimitive, len: usize) -> B::FloatTensorP
     if missing == 0 {
         return flat;
     }
-    let zeros = B::float_zeros(
-        Shape::from(vec![missing]),
-        &B::float_device(&flat),
-        flat.dtype().into(),
-    );
+    let zeros =
+        B::float_zeros(Shape::from(vec![missing]), &B::float_device(&flat), flat.dtype().into());
     B::float_cat(vec![flat, zeros], 0)
 }
 

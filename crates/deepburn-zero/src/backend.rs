@@ -6,9 +6,7 @@ use burn_backend::distributed::{
     DistributedBackend, DistributedConfig, DistributedParams, TensorRef,
 };
 use burn_backend::tensor::Device;
-use burn_backend::{
-    Backend, BackendTypes, DType, DTypeUsageSet, ExecutionError, TensorData,
-};
+use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet, ExecutionError, TensorData};
 
 use crate::session;
 use crate::tensor::ZeroTensor;

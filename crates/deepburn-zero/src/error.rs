@@ -41,6 +41,12 @@ pub enum ZeroError {
         /// Module paths.
         paths: Vec<String>,
     },
+    /// The loss does not depend on the model.
+    #[error(
+        "no parameter got a gradient: compute the loss from the module that the engine hands out, \
+         without detaching it"
+    )]
+    NoGradients,
     /// A path that names no parameter.
     #[error("the model has no parameter {path}: parameters are named by their module path")]
     UnknownParameter {

@@ -16,7 +16,7 @@ use deepburn_config::GatherPlan;
 
 use crate::array::DeviceArray;
 use crate::group::Group;
-use crate::ledger::{Category, Ledger, Lease};
+use crate::ledger::{Category, Lease, Ledger};
 use crate::parameter::Parameter;
 use crate::trace::{Phase, Trace};
 
@@ -27,6 +27,8 @@ pub enum Pass {
     Train,
     /// Forward only.
     Evaluate,
+    /// Reading parameters to save them.
+    Save,
 }
 
 /// Serves whole parameters to the ops of one rank.
@@ -42,7 +44,7 @@ pub(crate) struct Gatherer<B: Backend> {
 
 #[derive(Debug)]
 struct State<B: Backend> {
-    traces: [Trace; 2],
+    traces: [Trace; 3],
     pass: Pass,
     phase: Phase,
     kept: HashMap<usize, Gathered<B>>,
@@ -168,7 +170,8 @@ impl<B: Backend> Gatherer<B> {
         let room = self.plan.max_live_parameters.saturating_sub(self.live(state));
         let room = room.min(self.plan.prefetch_bucket_size);
         // Wait for half a bucket of room, or each use would fetch just one more parameter.
-        let ahead: usize = state.flights.iter().flat_map(|f| &f.indices).map(|i| self.numel(*i)).sum();
+        let ahead: usize =
+            state.flights.iter().flat_map(|f| &f.indices).map(|i| self.numel(*i)).sum();
         if ahead > self.plan.prefetch_bucket_size / 2 {
             return Ok(());
         }

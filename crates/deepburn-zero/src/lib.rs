@@ -28,7 +28,7 @@ pub use backend::Zero;
 pub use error::ZeroError;
 pub use gather::Pass;
 pub use group::{Group, ZeroGroup};
-pub use ledger::{Category, Ledger, Lease, Usage};
+pub use ledger::{Category, Lease, Ledger, Usage};
 pub use parameter::Parameter;
 pub use partition::Partition;
 pub use random::RandomStream;

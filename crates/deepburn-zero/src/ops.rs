@@ -4,6 +4,7 @@
 //! would silently lose whatever faster version the inner backend has. One line a method; a float
 //! argument is made whole on the way in, a float result is entered in the ledger on the way out.
 //! Only what treats parameters in a special way is written by hand.
+#![deny(clippy::missing_trait_methods)]
 
 mod activation;
 mod boolean;

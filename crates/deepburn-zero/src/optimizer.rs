@@ -6,7 +6,7 @@
 use deepburn_config::{AdamPlan, OptimizerPlan};
 use deepburn_kernels as kernels;
 
-use crate::ledger::{Category, Ledger, Lease};
+use crate::ledger::{Category, Lease, Ledger};
 
 /// Optimizer states of one rank, and the rule that updates with them.
 #[derive(Debug)]

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
 
 use crate::gather::Gatherer;
-use crate::ledger::{Category, Ledger, Lease};
+use crate::ledger::{Category, Lease, Ledger};
 use crate::partition::Partition;
 
 /// A parameter by its place in the model.

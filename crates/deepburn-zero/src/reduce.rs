@@ -19,7 +19,7 @@ use deepburn_config::{GradientPlan, GradientReduction, ReductionPlan};
 
 use crate::array::{DeviceArray, own};
 use crate::group::Group;
-use crate::ledger::{Category, Ledger, Lease};
+use crate::ledger::{Category, Lease, Ledger};
 use crate::parameter::Parameter;
 use crate::tensor::{ReducedGradient, ZeroTensor};
 
@@ -266,7 +266,8 @@ impl<B: Backend> GradientReducer<B> {
         let partition = self.parameters[index].partition();
         let range = partition.owned(self.group.rank());
         let shard = [whole];
-        let copy = DeviceArray::reduce_range(&shard, range, partition.shard_len(), ReduceOp::Sum, 0);
+        let copy =
+            DeviceArray::reduce_range(&shard, range, partition.shard_len(), ReduceOp::Sum, 0);
         own(copy)
     }
 

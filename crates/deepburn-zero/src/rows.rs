@@ -105,8 +105,8 @@ impl<B: Backend> RowGradient<B> {
                 self.blocks[0].values.dtype().into(),
             ),
         };
-        self.blocks.into_iter().fold(start, |sum, block| {
-            B::float_select_add(sum, 0, block.indices, block.values)
-        })
+        self.blocks
+            .into_iter()
+            .fold(start, |sum, block| B::float_select_add(sum, 0, block.indices, block.values))
     }
 }

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use burn_backend::Backend;
 use burn_backend::distributed::DistributedParamId;
 
-use crate::ledger::{Category, Ledger, Lease};
+use crate::ledger::{Category, Lease, Ledger};
 use crate::random::RandomStream;
 use crate::reduce::GradientReducer;
 

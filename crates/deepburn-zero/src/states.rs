@@ -132,6 +132,11 @@ impl<B: Backend> ModelStates<B> {
         Ok(self.gatherer.start_pass(Pass::Evaluate)?)
     }
 
+    /// Prepares for reading parameters in order to save them.
+    pub fn start_saving_pass(&self) -> Result<(), ZeroError> {
+        Ok(self.gatherer.start_pass(Pass::Save)?)
+    }
+
     /// Says that forward is over and backward begins.
     pub fn start_backward(&self) {
         self.gatherer.start_backward();
@@ -227,6 +232,9 @@ impl<B: Backend> ModelStates<B> {
     /// used counts as zero.
     fn take_gradients(&self) -> Result<Vec<Option<Vec<f32>>>, ZeroError> {
         let taken = self.reducer.borrow_mut().take();
+        if taken.iter().all(Option::is_none) {
+            return Err(ZeroError::NoGradients);
+        }
         let trainable = self.parameters.iter().filter(|parameter| parameter.is_trainable());
         let unused = trainable.filter(|parameter| taken[parameter.index()].is_none());
         let paths: Vec<String> = unused.map(|parameter| parameter.path().to_owned()).collect();

@@ -104,10 +104,9 @@ impl<B: Backend> ZeroTensor<B> {
     /// Applies a view: recorded on a parameter, and sharing memory on data.
     pub(crate) fn view(self, view: View) -> Self {
         match self {
-            Self::Full(full) => Self::Full(FullTensor {
-                tensor: view.apply::<B>(full.tensor),
-                lease: full.lease,
-            }),
+            Self::Full(full) => {
+                Self::Full(FullTensor { tensor: view.apply::<B>(full.tensor), lease: full.lease })
+            }
             Self::Parameter(parameter) => Self::Parameter(parameter.viewed(view)),
             other => Self::full(view.apply::<B>(other.into_full())),
         }

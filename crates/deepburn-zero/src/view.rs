@@ -44,12 +44,8 @@ impl View {
             Self::SwapDims(dim1, dim2) => {
                 shape.swapped(*dim1, *dim2).expect("dimensions were checked by burn-tensor")
             }
-            Self::Permute(axes) => {
-                shape.permuted(axes).expect("axes were checked by burn-tensor")
-            }
-            Self::Slice(slices) => {
-                shape.slice(slices).expect("slices were checked by burn-tensor")
-            }
+            Self::Permute(axes) => shape.permuted(axes).expect("axes were checked by burn-tensor"),
+            Self::Slice(slices) => shape.slice(slices).expect("slices were checked by burn-tensor"),
             Self::Cast(_) => shape,
         }
     }

@@ -15,7 +15,8 @@ fn statistics(world_size: usize, policy: &Policy, steps: usize) -> Vec<Statistic
     let ranks = run_ranks(world_size, Duration::from_secs(60), |member| {
         let mut seen = vec![];
         let group = Group::<Flex>::new(member.clone());
-        let (mut net, mut states) = ModelStates::shard(Net::<Trained>::new(), policy.clone(), group)?;
+        let (mut net, mut states) =
+            ModelStates::shard(Net::<Trained>::new(), policy.clone(), group)?;
         seen.push(member.statistics());
         for step in 0..steps {
             net = states.start_training_pass(net)?;
@@ -32,10 +33,7 @@ fn statistics(world_size: usize, policy: &Policy, steps: usize) -> Vec<Statistic
 }
 
 /// What the last step added to the counters.
-fn last_step(
-    seen: &[Statistics],
-    select: impl Fn(Operation, &str) -> bool + Copy,
-) -> Count {
+fn last_step(seen: &[Statistics], select: impl Fn(Operation, &str) -> bool + Copy) -> Count {
     let total = |statistics: &Statistics| statistics.total(select);
     let (before, after) = (total(&seen[seen.len() - 2]), total(&seen[seen.len() - 1]));
     Count { calls: after.calls - before.calls, elements: after.elements - before.elements }
@@ -147,8 +145,10 @@ fn persistent_parameters_are_gathered_together_after_a_step() {
 fn one_rank_takes_the_same_path() {
     let purposes = |world_size| {
         let seen = statistics(world_size, &policy(Stage::Parameters), 2);
-        let mut purposes: Vec<_> =
-            seen[2].iter().map(|(operation, purpose, _)| format!("{operation} {purpose}")).collect();
+        let mut purposes: Vec<_> = seen[2]
+            .iter()
+            .map(|(operation, purpose, _)| format!("{operation} {purpose}"))
+            .collect();
         purposes.sort();
         purposes
     };

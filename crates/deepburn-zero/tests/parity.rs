@@ -33,7 +33,8 @@ fn train(world_size: usize, policy: &Policy) -> Outcome {
     let ranks = run_ranks(world_size, Duration::from_secs(60), |member| {
         let group = Group::<Flex>::new(member);
         let rank = group.rank();
-        let (mut net, mut states) = ModelStates::shard(Net::<Trained>::new(), policy.clone(), group)?;
+        let (mut net, mut states) =
+            ModelStates::shard(Net::<Trained>::new(), policy.clone(), group)?;
         let mut outcome =
             Outcome { losses: vec![], gradients: vec![], weights: vec![], norms: vec![] };
         for step in 0..STEPS {
@@ -213,9 +214,7 @@ fn the_ledger_shows_the_formula() {
                 let all = Category::ALL.map(|category| ledger.usage(category).current);
                 let padded = |cut: bool, f: &dyn Fn(usize) -> bool| -> usize {
                     let kept = states.parameters().iter().filter(|p| f(p.index()));
-                    let len = kept.map(|p| {
-                        if cut { p.partition().shard_len() } else { p.numel() }
-                    });
+                    let len = kept.map(|p| if cut { p.partition().shard_len() } else { p.numel() });
                     len.sum::<usize>() * 4
                 };
                 let with_gradient: Vec<bool> = states

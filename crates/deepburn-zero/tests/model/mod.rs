@@ -97,8 +97,13 @@ pub fn rows(count: usize, seed: u64) -> Vec<[i64; 5]> {
 }
 
 pub fn policy(stage: Stage) -> Policy {
-    let adam =
-        AdamPlan { lr: 1e-2, betas: [0.9, 0.999], eps: 1e-8, weight_decay: 0.01, bias_correction: true };
+    let adam = AdamPlan {
+        lr: 1e-2,
+        betas: [0.9, 0.999],
+        eps: 1e-8,
+        weight_decay: 0.01,
+        bias_correction: true,
+    };
     Policy {
         zero: ZeroPlan {
             stage,

@@ -1,0 +1,202 @@
+//! Saving the weights of a sharded module, buffers included.
+
+use std::time::Duration;
+
+use burn::module::Module;
+use burn::nn::conv::{Conv1d, Conv1dConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::tensor::backend::Backend;
+use burn::tensor::{Tensor, TensorData};
+use burn_flex::{Flex, FlexDevice};
+use deepburn_comm::run_ranks;
+use deepburn_config::{Facts, Plan, Written, resolve};
+use deepburn_learner::{Engine, HalfPrecision, SaveError, initialize};
+use deepburn_zero::{Group, Training};
+use half::bf16;
+use safetensors::SafeTensors;
+
+/// A convolution, running statistics (buffers) and a linear layer of uneven sizes.
+#[derive(Module, Debug)]
+struct Net<B: Backend> {
+    convolution: Conv1d<B>,
+    norm: BatchNorm<B>,
+    linear: Linear<B>,
+}
+
+type Trained = Training<Flex>;
+
+impl<B: Backend> Net<B> {
+    fn new() -> Self {
+        let device = &B::Device::default();
+        Self {
+            convolution: Conv1dConfig::new(3, 5, 3).init(device),
+            norm: BatchNormConfig::new(5).init(device),
+            linear: LinearConfig::new(5, 7).init(device),
+        }
+    }
+
+    fn loss(&self, seed: usize) -> Tensor<B, 1> {
+        let values: Vec<f32> = (0..48).map(|i| ((seed * 5 + i * 7) % 13) as f32 / 13.0).collect();
+        let data = TensorData::new(values, [2, 3, 8]);
+        let x = Tensor::<B, 3>::from_data(data, &B::Device::default());
+        let h = self.norm.forward(self.convolution.forward(x)).mean_dim(2).squeeze_dim::<2>(2);
+        self.linear.forward(h).powf_scalar(2.0).mean()
+    }
+}
+
+fn plan(stage: u8, gather: bool) -> Plan {
+    let text = format!(
+        r#"{{"train_micro_batch_size_per_gpu": 2, "optimizer": {{"type": "AdamW",
+            "params": {{"lr": 0.01}}}}, "zero_optimization": {{"stage": {stage},
+            "stage3_gather_16bit_weights_on_model_save": {gather}}}}}"#
+    );
+    let facts = Facts::on_host(2);
+    resolve(&Written::from_json(&text).unwrap(), &facts).unwrap().plan
+}
+
+/// Trains three steps on two ranks and saves; what each rank returned.
+fn train_and_save(
+    plan: &Plan,
+    path: &std::path::Path,
+    change: impl Fn(&mut Engine<Flex, Net<Trained>>) + Sync,
+) -> Vec<Result<bool, String>> {
+    let ranks = run_ranks(2, Duration::from_secs(60), |member| {
+        let mut engine = initialize(Net::new(), plan, Group::new(member))?;
+        for step in 0..3 {
+            let seed = step * 2 + engine.rank();
+            let loss = engine.forward(|net| net.loss(seed))?;
+            engine.backward(loss)?;
+            engine.step()?;
+        }
+        change(&mut engine);
+        let saved = engine.save_16bit_model(path, HalfPrecision::Bf16);
+        Ok::<_, SaveError>(saved.map_err(|error| error.to_string()))
+    });
+    ranks.unwrap_or_else(|failure| panic!("{failure}"))
+}
+
+#[test]
+fn weights_and_buffers_are_saved_by_module_path() {
+    for stage in 0..=3 {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        let expected = std::sync::Mutex::new(vec![]);
+        let saved = train_and_save(&plan(stage, true), &path, |engine| {
+            let indices = 0..engine.parameters().len();
+            let values = indices.map(|index| {
+                let data = engine.states().parameter_data(index).unwrap();
+                (engine.parameters()[index].path().to_owned(), data.to_vec::<f32>().unwrap())
+            });
+            let values: Vec<_> = values.collect();
+            if engine.rank() == 0 {
+                *expected.lock().unwrap() = values;
+            }
+        });
+        assert_eq!(saved, [Ok(true), Ok(true)], "stage {stage}");
+
+        let bytes = std::fs::read(&path).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let mut names = file.names();
+        names.sort();
+        assert_eq!(
+            names,
+            [
+                "convolution.bias",
+                "convolution.weight",
+                "linear.bias",
+                "linear.weight",
+                "norm.beta",
+                "norm.gamma",
+                "norm.running_mean",
+                "norm.running_var",
+            ]
+        );
+        let read = |name: &str| -> Vec<f32> {
+            let data = file.tensor(name).unwrap();
+            let pairs = data.data().chunks_exact(2);
+            pairs.map(|pair| bf16::from_le_bytes([pair[0], pair[1]]).to_f32()).collect()
+        };
+        for (name, values) in expected.lock().unwrap().iter() {
+            if name.contains("running") {
+                continue;
+            }
+            let rounded: Vec<f32> = values.iter().map(|v| bf16::from_f32(*v).to_f32()).collect();
+            assert_eq!(read(name), rounded, "{name} at stage {stage}");
+        }
+        // Training moved the buffers away from where they start.
+        assert!(read("norm.running_mean").iter().any(|value| *value != 0.0));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing else is left");
+    }
+}
+
+#[test]
+fn stage_3_saves_only_when_told_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let saved = train_and_save(&plan(3, false), &path, |_| {});
+    assert_eq!(saved, [Ok(false), Ok(false)]);
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_path_that_cannot_be_written_is_an_error_and_no_hang() {
+    for stage in [2, 3] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("missing").join("model.safetensors");
+        let saved = train_and_save(&plan(stage, true), &path, |_| {});
+        assert!(saved[0].as_ref().unwrap_err().contains("cannot be written"));
+        assert_eq!(saved[1], Ok(true), "the other rank has done its part");
+    }
+}
+
+#[test]
+fn stages_agree_on_a_module_with_buffers() {
+    let folder = tempfile::tempdir().unwrap();
+    let losses = |stage: u8| {
+        let ranks = run_ranks(2, Duration::from_secs(60), |member| {
+            // Weights of one fixed draw: every rank starts from rank 0's.
+            let mut engine = initialize(fixed(), &plan(stage, true), Group::new(member))?;
+            let mut losses = vec![];
+            for step in 0..4 {
+                let seed = step * 2 + engine.rank();
+                let loss = engine.forward(|net| net.loss(seed))?;
+                losses.push(loss.clone().into_scalar());
+                engine.backward(loss)?;
+                engine.step()?;
+            }
+            losses.push(engine.evaluate(|net| net.loss(9).into_scalar())?);
+            Ok::<_, SaveError>(losses)
+        });
+        ranks.unwrap_or_else(|failure| panic!("{failure}"))
+    };
+    let plain = losses(0);
+    for stage in 1..=3 {
+        assert_eq!(losses(stage), plain, "stage {stage}");
+    }
+    drop(folder);
+}
+
+/// A net whose weights depend on their place alone.
+fn fixed() -> Net<Trained> {
+    use burn::module::{ModuleMapper, Param};
+    struct Numbered(usize);
+    impl ModuleMapper<Trained> for Numbered {
+        fn map_float<const D: usize>(
+            &mut self,
+            param: Param<Tensor<Trained, D>>,
+        ) -> Param<Tensor<Trained, D>> {
+            let (id, tensor, mapper) = param.consume();
+            if !tensor.is_require_grad() {
+                return Param::from_mapped_value(id, tensor, mapper);
+            }
+            let count = tensor.shape().num_elements();
+            let values: Vec<f32> =
+                (0..count).map(|i| ((self.0 + i) * 37 % 101) as f32 / 101.0 - 0.5).collect();
+            self.0 += count;
+            let data = TensorData::new(values, tensor.shape());
+            let tensor = Tensor::from_data(data, &FlexDevice).require_grad();
+            Param::from_mapped_value(id, tensor, mapper)
+        }
+    }
+    Net::new().map(&mut Numbered(0))
+}

@@ -1,0 +1,212 @@
+//! A rank that fails ends all ranks, with its name and its cause.
+
+use std::time::{Duration, Instant};
+
+use burn::tensor::{ElementConversion, Tensor};
+use burn_flex::Flex;
+use deepburn::prelude::*;
+use deepburn::{Batch, BatchSource, Evaluation, OutsideError, Task, TrainPlan};
+
+use crate::net::{Net, ROWS, batch, plan};
+
+const RANKS: usize = 3;
+const FAILING_RANK: usize = 1;
+const FAILING_STEP: u64 = 2;
+const INNER: usize = 7;
+
+/// Far below the time-out of a collective, far above any delay of a busy machine.
+const SOON: Duration = Duration::from_secs(20);
+
+/// What goes wrong on one rank in one step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Fault {
+    /// A panic between two layers of forward.
+    Forward,
+    /// A panic between forward and backward.
+    BeforeBackward,
+    /// An error of the data.
+    Data,
+    /// A loss that is not a number, on this rank alone.
+    NotANumber,
+}
+
+/// A micro-batch, and what is wrong with it.
+struct Sample {
+    tokens: [i64; ROWS],
+    fault: Option<Fault>,
+}
+
+impl Batch for Sample {
+    fn num_tokens(&self) -> usize {
+        ROWS
+    }
+
+    fn num_targets(&self) -> usize {
+        ROWS
+    }
+}
+
+/// Samples of one rank, of which the one of `at` is faulty.
+struct Samples {
+    state: u64,
+    step: u64,
+    fault: Option<Fault>,
+}
+
+impl BatchSource<Sample> for Samples {
+    fn next_batch(&mut self) -> Result<Sample, OutsideError> {
+        self.step += 1;
+        let fault = self.fault.filter(|_| self.step == FAILING_STEP);
+        match fault {
+            Some(Fault::Data) => Err("the data source is dry".into()),
+            fault => Ok(Sample { tokens: batch(&mut self.state), fault }),
+        }
+    }
+
+    fn evaluation(&mut self) -> Result<Option<Vec<Sample>>, OutsideError> {
+        Ok(None)
+    }
+}
+
+struct Regression;
+
+impl Task<Flex, Net<Training<Flex>>> for Regression {
+    type Batch = Sample;
+
+    fn loss(
+        &self,
+        net: &Net<Training<Flex>>,
+        batch: &Sample,
+    ) -> Result<Tensor<Training<Flex>, 1>, OutsideError> {
+        let fault = batch.fault;
+        let loss = net.loss(batch.tokens, || {
+            if fault == Some(Fault::Forward) {
+                panic!("a fault in a layer");
+            }
+        });
+        match fault {
+            Some(Fault::BeforeBackward) => panic!("a fault after forward"),
+            Some(Fault::NotANumber) => Ok(loss.mul_scalar(f32::NAN)),
+            _ => Ok(loss),
+        }
+    }
+
+    fn evaluate(&self, net: &Net<Zero<Flex>>, batch: &Sample) -> Result<Evaluation, OutsideError> {
+        let loss_sum = net.loss(batch.tokens, || {}).into_scalar().elem();
+        Ok(Evaluation { loss_sum, num_correct: None })
+    }
+}
+
+/// Trains three ranks, one of them with a fault, and returns how it ended.
+fn train(stage: u8, fault: Fault) -> String {
+    let started = Instant::now();
+    let plan = plan(stage, RANKS, 1);
+    let ended = deepburn::run_ranks(RANKS, |group: Group<Flex>| {
+        let rank = group.rank();
+        let fault = (rank == FAILING_RANK).then_some(fault);
+        let mut samples = Samples { state: 5 + rank as u64, step: 0, fault };
+        let mut engine = deepburn::initialize(Net::<Training<Flex>>::new(INNER), &plan, group)?;
+        let length = TrainPlan { max_steps: 5, eval_steps: None };
+        deepburn::train(&mut engine, &Regression, &mut samples, length, &mut [])?;
+        Ok(())
+    });
+    assert!(started.elapsed() < SOON, "stage {stage}, {fault:?} took {:?}", started.elapsed());
+    match ended {
+        Ok(_) => panic!("stage {stage}: {fault:?} went unnoticed"),
+        Err(failure) => failure.to_string(),
+    }
+}
+
+#[track_caller]
+fn names(message: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(message.contains(part), "no {part:?} in: {message}");
+    }
+}
+
+#[test]
+fn a_panic_ends_all_ranks_with_the_name_of_its_own() {
+    for stage in 0..=3 {
+        let message = train(stage, Fault::Forward);
+        names(&message, &["rank 1", "a fault in a layer", "failures.rs"]);
+        let message = train(stage, Fault::BeforeBackward);
+        names(&message, &["rank 1", "a fault after forward", "failures.rs"]);
+    }
+}
+
+#[test]
+fn data_that_ends_is_named_with_rank_and_step() {
+    for stage in 0..=3 {
+        names(&train(stage, Fault::Data), &["rank 1", "step 2", "the data source is dry"]);
+    }
+}
+
+/// A NaN of one rank is in the gradients of all, so any rank may report it.
+#[test]
+fn a_loss_that_is_no_number_names_step_and_parameter() {
+    for stage in 0..=3 {
+        let message = train(stage, Fault::NotANumber);
+        names(&message, &["rank ", "step 2", "tokens.weight", "not finite"]);
+    }
+}
+
+/// Trains with another model on rank 2.
+fn differ(stage: u8, other: impl Fn() -> usize + Sync) -> String {
+    let plan = plan(stage, RANKS, 1);
+    let started = Instant::now();
+    let ended = deepburn::run_ranks(RANKS, |group: Group<Flex>| {
+        let inner = if group.rank() == 2 { other() } else { INNER };
+        let engine = deepburn::initialize(Net::<Training<Flex>>::new(inner), &plan, group)?;
+        drop(engine);
+        Ok(())
+    });
+    assert!(started.elapsed() < SOON, "stage {stage} took {:?}", started.elapsed());
+    ended.expect_err("different models went unnoticed").to_string()
+}
+
+#[test]
+fn different_models_name_both_sides() {
+    for stage in 0..=3 {
+        names(&differ(stage, || INNER + 2), &["rank 2", "rank "]);
+    }
+}
+
+/// A rank that skips a step leaves the others waiting for it; they are told, not left.
+#[test]
+fn a_rank_that_ends_early_is_named() {
+    for stage in 0..=3 {
+        let plan = plan(stage, RANKS, 1);
+        let started = Instant::now();
+        let ended = deepburn::run_ranks(RANKS, |group: Group<Flex>| {
+            let rank = group.rank();
+            let mut data = 3 + rank as u64;
+            let mut engine = deepburn::initialize(Net::<Training<Flex>>::new(INNER), &plan, group)?;
+            for _ in 0..if rank == 2 { 1 } else { 3 } {
+                let batch = batch(&mut data);
+                let loss = engine.forward(|net| net.loss(batch, || {}))?;
+                engine.backward(loss)?;
+                engine.step()?;
+            }
+            Ok(())
+        });
+        assert!(started.elapsed() < SOON, "stage {stage} took {:?}", started.elapsed());
+        names(&ended.expect_err("went unnoticed").to_string(), &["rank 2", "ended"]);
+    }
+}
+
+/// A run after a failed one is not touched by it.
+#[test]
+fn failures_leave_nothing_behind() {
+    for stage in 0..=3 {
+        train(stage, Fault::Forward);
+        let plan = plan(stage, 2, 1);
+        let done = deepburn::run_ranks(2, |group: Group<Flex>| {
+            let mut samples = Samples { state: 5, step: 0, fault: None };
+            let mut engine = deepburn::initialize(Net::<Training<Flex>>::new(INNER), &plan, group)?;
+            let length = TrainPlan { max_steps: 3, eval_steps: None };
+            deepburn::train(&mut engine, &Regression, &mut samples, length, &mut [])?;
+            Ok(engine.global_steps())
+        });
+        assert_eq!(done.unwrap_or_else(|failure| panic!("{failure}")), [3, 3]);
+    }
+}

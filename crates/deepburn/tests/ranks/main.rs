@@ -1,0 +1,5 @@
+//! Ranks that fail, and ranks that go on for long, through the public interface.
+
+mod failures;
+mod net;
+mod stress;

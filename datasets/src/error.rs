@@ -104,7 +104,7 @@ pub enum DataError {
         offset: usize,
     },
     /// A line of a `.jsonl` file is not an object with the text in it.
-    #[error("`{}` line {line}: {reason}; each line must be a JSON object with a string field `{field}` (the field's name is data.text_field)", path.display())]
+    #[error("`{}` line {line}: {reason}; each line must be a JSON object with a string field `{field}`", path.display())]
     JsonLine {
         /// The file.
         path: PathBuf,
@@ -139,7 +139,7 @@ pub enum DataError {
     },
     /// A vocabulary too small for a byte-level tokenizer.
     #[error(
-        "data.tokenizer_vocab_size = {value}: a byte-level vocabulary holds 256 bytes and the end-of-text token; set it to {minimum} or more"
+        "data.vocab_size = {value}: a byte-level vocabulary holds 256 bytes and the end-of-text token; set it to {minimum} or more"
     )]
     SmallVocabulary {
         /// The size asked for.

@@ -33,7 +33,8 @@ impl TokenBatch {
         let MicroBatch { input_ids, labels, shape, .. } = &self.0;
         // Neither is negative but for the mark of padding: they were read as unsigned numbers.
         let ids: Vec<u32> = input_ids.iter().map(|id| *id as u32).collect();
-        let label = |label: &i32| if *label == IGNORE_INDEX { IGNORED_LABEL } else { (*label).into() };
+        let label =
+            |label: &i32| if *label == IGNORE_INDEX { IGNORED_LABEL } else { (*label).into() };
         let labels: Vec<i64> = labels.iter().map(label).collect();
         CausalBatch::new(config, &ids, Some(&labels), *shape, device)
     }
@@ -57,7 +58,11 @@ impl<B: Backend> Task<B, Gpt2<Training<B>>> for NextToken<B::Device> {
         Ok(model.loss(&batch).mean())
     }
 
-    fn evaluate(&self, model: &Gpt2<Zero<B>>, batch: &TokenBatch) -> Result<Evaluation, OutsideError> {
+    fn evaluate(
+        &self,
+        model: &Gpt2<Zero<B>>,
+        batch: &TokenBatch,
+    ) -> Result<Evaluation, OutsideError> {
         let batch = batch.on(&self.config, &self.device)?;
         let loss_sum = model.loss(&batch).sum.into_scalar().elem::<f64>();
         Ok(Evaluation { loss_sum, num_correct: None })

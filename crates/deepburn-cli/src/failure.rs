@@ -4,6 +4,8 @@ use std::error::Error;
 use std::fmt;
 use std::process::ExitCode;
 
+use crate::progress::tell;
+
 /// Why a command failed.
 #[derive(Debug)]
 pub enum Failure {
@@ -45,7 +47,7 @@ pub fn exit(result: Result<(), Failure>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("{failure}");
+            tell(&failure.to_string());
             ExitCode::from(failure.status())
         }
     }

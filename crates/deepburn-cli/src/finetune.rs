@@ -19,8 +19,8 @@ use deepburn_models::gpt2::{
 
 use crate::causal::{NextToken, TokenSource};
 use crate::failure::Failure;
-use crate::preparation::{Preparation, prepare};
-use crate::progress::{Progress, Record};
+use crate::preparation::{Preparation, check_output, prepare};
+use crate::progress::{Progress, Record, tell};
 use crate::report::{Environment, Report};
 
 /// Fine-tunes a language model, sharded over ranks as a DeepSpeed configuration says.
@@ -34,7 +34,7 @@ pub struct Arguments {
     #[arg(long = "set", value_name = "PATH.TO.KEY=VALUE")]
     sets: Vec<String>,
     /// Ranks, each a thread of this process.
-    #[arg(long, visible_alias = "num_gpus", value_name = "N")]
+    #[arg(long, visible_alias = "num_gpus", value_name = "N", allow_negative_numbers = true)]
     ranks: Option<usize>,
     /// DeepSpeed configuration in place of the job file's.
     #[arg(long, value_name = "FILE")]
@@ -63,8 +63,10 @@ enum RankError {
     Data(#[from] DataError),
     #[error(transparent)]
     Metrics(#[from] MetricsError),
-    #[error("saving the model: {0}")]
-    Save(#[from] CheckpointError),
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    #[error("step {step}: saving the model: {cause}")]
+    Save { step: u64, cause: Box<RankError> },
 }
 
 /// Runs the job.
@@ -100,6 +102,7 @@ pub fn finetune(arguments: Arguments) -> Result<(), Failure> {
 fn run<B: Backend>(preparation: &Preparation, device: B::Device) -> Result<(), Failure> {
     let output = &preparation.job.training.output_dir;
     let model = build_model::<B>(preparation, &device)?;
+    check_output(output)?;
     let record = serde_json::to_string_pretty(&preparation.record).map_err(Failure::run)?;
     write_whole(&output.join("job.json"), &record).map_err(Failure::run)?;
 
@@ -171,7 +174,9 @@ fn train_rank<B: Backend>(
     let mut hooks = hooks(preparation, engine.rank())?;
     deepburn::train(&mut engine, &task, &mut source, length, &mut hooks)?;
     drop(hooks);
+    let step = engine.global_steps();
     save_model(&engine, preparation)
+        .map_err(|cause| RankError::Save { step, cause: Box::new(cause) })
 }
 
 /// What watches the run: rank 0 records and shows it.
@@ -182,7 +187,9 @@ fn hooks(preparation: &Preparation, rank: usize) -> Result<Vec<Box<dyn Hook>>, R
     let job = &preparation.job;
     let every = job.training.logging_steps.or(preparation.plan.report.steps_per_print);
     let writer = MetricsWriter::create(&job.training.output_dir.join("metrics.jsonl"))?;
-    let progress = Progress::new(preparation.max_steps, every.map(|steps| steps as u64));
+    let every = every.map(|steps| steps as u64);
+    let breakdown = preparation.plan.report.wall_clock_breakdown;
+    let progress = Progress::new(preparation.max_steps, every, breakdown);
     Ok(vec![Box::new(Record(writer)), Box::new(progress)])
 }
 
@@ -193,7 +200,9 @@ fn save_model<B: Backend>(
 ) -> Result<(), RankError> {
     let folder = preparation.job.training.output_dir.join("model");
     let mut writer = match engine.rank() {
-        0 => Some(start_saving(&folder, &preparation.model, preparation.corpus.tokenizer.as_ref())?),
+        0 => {
+            Some(start_saving(&folder, &preparation.model, preparation.corpus.tokenizer.as_ref())?)
+        }
         _ => None,
     };
     for parameter in engine.parameters() {
@@ -232,7 +241,7 @@ fn write_report(request: &JobRequest, preparation: &Preparation) -> Result<(), F
         environment: &Environment::detect(),
     };
     report.write(&output.join("report.html")).map_err(Failure::run)?;
-    eprintln!("model, metrics and report are in {}", output.display());
+    tell(&format!("model, metrics and report are in {}", output.display()));
     Ok(())
 }
 

@@ -1,9 +1,12 @@
 //! The commands of DeepBurn: `finetune`, the main job, and `deepburn`, the tools beside it.
 
+use std::io::IsTerminal;
+
 mod causal;
 mod corpus;
 mod failure;
 mod finetune;
+mod memory;
 mod preparation;
 mod progress;
 mod report;
@@ -21,6 +24,9 @@ pub fn show_notes() {
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        // Like `progress::tell`: notes that nobody reads stop nothing.
+        .log_internal_errors(false)
         .without_time()
         .with_target(false)
         .try_init();

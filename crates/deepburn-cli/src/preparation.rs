@@ -16,6 +16,7 @@ use serde_json::{Map, Value};
 
 use crate::corpus::open_corpus;
 use crate::failure::Failure;
+use crate::memory::{check_model, check_step};
 
 /// A job that is ready to run.
 pub(crate) struct Preparation {
@@ -40,6 +41,8 @@ pub(crate) fn prepare(request: &JobRequest) -> Result<Preparation, Failure> {
     let batch = resolve_batch(&written, &facts).map_err(Failure::mistake)?;
     let model = model_config(&job)?;
     check_length(&job, &model)?;
+    check_model(&model)?;
+    check_step(batch, job.data.sequence_length)?;
     let corpus = open_corpus(&job, &model).map_err(Failure::mistake)?;
     let model = with_tokenizer(model, &job, &corpus)?;
 
@@ -51,7 +54,6 @@ pub(crate) fn prepare(request: &JobRequest) -> Result<Preparation, Failure> {
     facts.hidden_size = Some(model.n_embd);
     facts.total_steps = Some(max_steps);
     let (plan, record) = resolve_plan(&job, &written, &facts)?;
-    check_output(&job.training.output_dir)?;
     Ok(Preparation { job, plan, model, corpus, order, max_steps: max_steps as u64, record })
 }
 
@@ -116,12 +118,7 @@ fn with_tokenizer(model: Gpt2Config, job: &Job, corpus: &Corpus) -> Result<Gpt2C
 }
 
 /// Optimizer steps: `max_steps`, or what the epochs give, whichever is less.
-fn num_steps(
-    job: &Job,
-    corpus: &Corpus,
-    order: Order,
-    batch: BatchPlan,
-) -> Result<usize, Failure> {
+fn num_steps(job: &Job, corpus: &Corpus, order: Order, batch: BatchPlan) -> Result<usize, Failure> {
     let shard = Shard { rank: 0, num_ranks: job.training.ranks };
     let sampler = DistributedSampler::new(corpus.train.len(), shard, order);
     let per_rank = sampler.map_err(Failure::mistake)?.samples_per_epoch();
@@ -161,7 +158,7 @@ fn show(note: &Diagnosis) {
 }
 
 /// Makes sure that results can be written, before hours are spent on them.
-fn check_output(folder: &Path) -> Result<(), Failure> {
+pub(crate) fn check_output(folder: &Path) -> Result<(), Failure> {
     let refused = |error: std::io::Error| {
         Failure::mistake(format!(
             "training.output_dir: {} cannot be written to ({error}); give a folder that can",
@@ -170,7 +167,17 @@ fn check_output(folder: &Path) -> Result<(), Failure> {
     };
     fs::create_dir_all(folder).map_err(refused)?;
     let probe = tempfile_in(folder);
-    fs::write(&probe, b"").and_then(|()| fs::remove_file(&probe)).map_err(refused)
+    fs::write(&probe, b"").and_then(|()| fs::remove_file(&probe)).map_err(refused)?;
+    let in_the_way = ["metrics.jsonl", "job.json", "report.html"].map(|it| folder.join(it));
+    let in_the_way = in_the_way.iter().find(|it| it.is_dir());
+    let model = folder.join("model");
+    match in_the_way.or((model.exists() && !model.is_dir()).then_some(&model)) {
+        None => Ok(()),
+        Some(path) => Err(Failure::mistake(format!(
+            "training.output_dir: {} is in the way of the results; move it or give another folder",
+            path.display()
+        ))),
+    }
 }
 
 fn tempfile_in(folder: &Path) -> std::path::PathBuf {

@@ -1,21 +1,27 @@
 //! What a run shows while it goes on: a bar on a terminal, plain lines elsewhere.
 
+use std::io::Write;
+
 use deepburn::metrics::{EvalRow, MetricsWriter, StepRow};
-use deepburn::{Hook, OutsideError};
+use deepburn::{Hook, OutsideError, PhaseTimes};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// Shows steps on standard error.
 pub(crate) struct Progress {
     bar: ProgressBar,
     total: u64,
-    /// Steps between two plain lines.
+    /// Steps between two lines.
     every: u64,
+    /// Whether lines are wanted on a terminal too.
+    lines: bool,
+    /// Whether lines say where the time went.
+    breakdown: bool,
 }
 
 impl Progress {
-    /// Progress of `total` steps; without a terminal, a line every `every` steps (about twenty in
-    /// all when it is `None`).
-    pub(crate) fn new(total: u64, every: Option<u64>) -> Self {
+    /// Progress of `total` steps, with a line every `every` steps; where that is `None`, about
+    /// twenty lines in all and only without a terminal. `breakdown` adds the time of each phase.
+    pub(crate) fn new(total: u64, every: Option<u64>, breakdown: bool) -> Self {
         let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
         let template = "{bar:30} {pos}/{len} {msg} [{elapsed} < {eta}]";
         if let Ok(style) = ProgressStyle::with_template(template) {
@@ -23,12 +29,14 @@ impl Progress {
         }
         bar.set_message("first step");
         bar.tick();
-        Self { bar, total, every: every.unwrap_or(total.div_ceil(20)).max(1) }
+        let lines = every.is_some() || breakdown;
+        let every = every.unwrap_or(if breakdown { 1 } else { total.div_ceil(20) }).max(1);
+        Self { bar, total, every, lines, breakdown }
     }
 
     fn line(&self, text: String) {
         if self.bar.is_hidden() {
-            eprintln!("{text}");
+            tell(&text);
         } else {
             self.bar.println(text);
         }
@@ -36,12 +44,13 @@ impl Progress {
 }
 
 impl Hook for Progress {
-    fn after_step(&mut self, row: &StepRow) -> Result<(), OutsideError> {
+    fn after_step(&mut self, row: &StepRow, times: PhaseTimes) -> Result<(), OutsideError> {
         let StepRow { step, loss, lr, tokens_per_second, .. } = *row;
         let message = format!("loss {loss:.4}  lr {lr:.2e}  {tokens_per_second:.0} tokens/s");
         let due = step == 1 || step % self.every == 0 || step == self.total;
-        if self.bar.is_hidden() && due {
-            self.line(format!("step {step}/{}  {message}", self.total));
+        if due && (self.lines || self.bar.is_hidden()) {
+            let phases = if self.breakdown { seconds(times) } else { String::new() };
+            self.line(format!("step {step}/{}  {message}{phases}", self.total));
         }
         self.bar.set_position(step);
         self.bar.set_message(message);
@@ -59,11 +68,23 @@ impl Hook for Progress {
     }
 }
 
+/// The time of each phase of a step.
+fn seconds(times: PhaseTimes) -> String {
+    let [forward, backward, step] =
+        [times.forward, times.backward, times.step].map(|time| time.as_secs_f64());
+    format!("  forward {forward:.3} s  backward {backward:.3} s  optimizer {step:.3} s")
+}
+
+/// Writes a line to standard error; a reader that has gone away (`2>&1 | head`) is no failure.
+pub(crate) fn tell(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
 /// Writes every row to `metrics.jsonl`.
 pub(crate) struct Record(pub(crate) MetricsWriter);
 
 impl Hook for Record {
-    fn after_step(&mut self, row: &StepRow) -> Result<(), OutsideError> {
+    fn after_step(&mut self, row: &StepRow, _times: PhaseTimes) -> Result<(), OutsideError> {
         Ok(self.0.write(*row)?)
     }
 

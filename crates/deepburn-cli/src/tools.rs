@@ -12,6 +12,7 @@ use deepburn_datasets::Tokenizer;
 use deepburn_models::gpt2::{Checkpoint, GenerateOptions, Gpt2Config, Sampling};
 
 use crate::failure::Failure;
+use crate::progress::tell;
 use crate::report::Environment;
 
 /// DeepBurn's tools.
@@ -31,7 +32,7 @@ pub enum Command {
         /// The file, its base64 or inline JSON.
         config: String,
         /// Ranks to resolve it for; 1, or what an Accelerate file says.
-        #[arg(long)]
+        #[arg(long, allow_negative_numbers = true)]
         ranks: Option<usize>,
     },
     /// Predicts the memory of model states and buffers on every rank.
@@ -40,10 +41,10 @@ pub enum Command {
         #[arg(long)]
         model: Option<PathBuf>,
         /// ZeRO stage, 0 to 3; all of them without it.
-        #[arg(long)]
+        #[arg(long, allow_negative_numbers = true)]
         stage: Option<u8>,
         /// Ranks.
-        #[arg(long, default_value_t = 1)]
+        #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
         ranks: u64,
         /// DeepSpeed configuration whose buckets, limits and optimizer are taken.
         #[arg(long)]
@@ -60,16 +61,16 @@ pub enum Command {
         /// Tokens to add at most.
         #[arg(long, default_value_t = 40)]
         max_new_tokens: usize,
-        /// Draw from this many of the likeliest tokens; without it and --top-p, the likeliest is
-        /// taken.
-        #[arg(long)]
+        /// Draw from this many of the likeliest tokens; without it, --top-p and --temperature, the
+        /// likeliest is taken.
+        #[arg(long, allow_negative_numbers = true)]
         top_k: Option<usize>,
         /// Draw from the likeliest tokens that together reach this probability.
-        #[arg(long)]
+        #[arg(long, allow_negative_numbers = true)]
         top_p: Option<f64>,
-        /// Divides the logits: below 1 bolder, above 1 more even.
-        #[arg(long, default_value_t = 1.0)]
-        temperature: f64,
+        /// Draw from logits divided by this: below 1 bolder, above 1 more even.
+        #[arg(long, allow_negative_numbers = true)]
+        temperature: Option<f64>,
         /// Decides what is drawn.
         #[arg(long, default_value_t = 0)]
         seed: u64,
@@ -89,9 +90,14 @@ pub fn run(tools: Tools) -> Result<(), Failure> {
             show_estimates(model.as_deref(), stage, ranks, deepspeed.as_deref())
         }
         Command::Generate { model, prompt, max_new_tokens, top_k, top_p, temperature, seed } => {
-            let sampling = match (top_k, top_p) {
-                (None, None) => Sampling::Greedy,
-                _ => Sampling::Random { seed, temperature, top_k, top_p: top_p.unwrap_or(1.0) },
+            let sampling = match (top_k, top_p, temperature) {
+                (None, None, None) => Sampling::Greedy,
+                _ => Sampling::Random {
+                    seed,
+                    temperature: temperature.unwrap_or(1.0),
+                    top_k,
+                    top_p: top_p.unwrap_or(1.0),
+                },
             };
             generate(&model, &prompt, max_new_tokens, sampling)
         }
@@ -103,11 +109,15 @@ pub fn run(tools: Tools) -> Result<(), Failure> {
 }
 
 fn check_config(config: &str, ranks: Option<usize>) -> Result<(), Failure> {
-    let written = Written::from_argument(config).map_err(Failure::mistake)?;
+    let written = match config.trim_start().starts_with('{') {
+        true => Written::from_json(config),
+        false => Written::from_argument(config),
+    }
+    .map_err(Failure::mistake)?;
     let ranks = at_least_one("--ranks", ranks.or(written.processes()).unwrap_or(1))?;
     let resolved = resolve(&written, &Facts::on_host(ranks)).map_err(Failure::mistake)?;
     for note in &resolved.notes {
-        eprintln!("{note}");
+        tell(&note.to_string());
     }
     print(&serde_json::to_string_pretty(&resolved).map_err(Failure::run)?);
     Ok(())
@@ -131,8 +141,9 @@ fn show_estimates(
         .collect();
     let written = match deepspeed {
         Some(path) => Written::from_file(path).map_err(Failure::mistake)?,
-        None => Written::from_json(r#"{"train_micro_batch_size_per_gpu": 1}"#)
-            .map_err(Failure::run)?,
+        None => {
+            Written::from_json(r#"{"train_micro_batch_size_per_gpu": 1}"#).map_err(Failure::run)?
+        }
     };
     let facts = Facts { hidden_size: Some(config.n_embd), ..Facts::on_host(ranks) };
     let plan = resolve(&written, &facts).map_err(Failure::mistake)?.plan;
@@ -147,13 +158,14 @@ fn show_estimates(
 
 /// The stage asked for, or all of them.
 fn stages(number: Option<u8>) -> Result<Vec<Stage>, Failure> {
-    let all =
-        [Stage::Disabled, Stage::OptimizerStates, Stage::Gradients, Stage::Parameters];
+    let all = [Stage::Disabled, Stage::OptimizerStates, Stage::Gradients, Stage::Parameters];
     match number {
         None => Ok(all.to_vec()),
         Some(number) => match all.get(usize::from(number)) {
             Some(stage) => Ok(vec![*stage]),
-            None => Err(Failure::mistake(format!("--stage: {number} is not a ZeRO stage; use 0 to 3"))),
+            None => {
+                Err(Failure::mistake(format!("--stage: {number} is not a ZeRO stage; use 0 to 3")))
+            }
         },
     }
 }

@@ -304,8 +304,6 @@ pub struct ZeroPlan {
     pub allgather_bucket_size: usize,
     /// How parameters come and go (stage 3).
     pub parameters: GatherPlan,
-    /// Elements updated by the optimizer at once.
-    pub sub_group_size: usize,
 }
 
 /// How gradients are collected and reduced.

@@ -36,7 +36,6 @@ fn zero() {
     assert!(plan.gradients.reduce_scatter);
     assert!(plan.gradients.contiguous_gradients);
     assert!(plan.gradients.ignore_unused_parameters);
-    assert_eq!(plan.sub_group_size, 1_000_000_000);
     assert_eq!(plan.parameters.prefetch_bucket_size, 50_000_000);
     assert_eq!(plan.parameters.persistence_threshold, 100_000);
     assert_eq!(plan.parameters.model_persistence_threshold, usize::MAX);

@@ -5,6 +5,8 @@
 //! step at an accumulation boundary updates the parameters.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use burn::module::AutodiffModule;
 use burn::tensor::Tensor;
@@ -12,7 +14,6 @@ use burn::tensor::backend::Backend;
 use deepburn_comm::CommError;
 use deepburn_config::{BatchPlan, Plan};
 use deepburn_zero::{Category, Group, Ledger, ModelStates, Parameter, Policy, Training};
-use std::sync::Arc;
 
 use crate::EngineError;
 use crate::schedule::Schedule;
@@ -43,6 +44,7 @@ pub struct Engine<B: Backend, M: AutodiffModule<Training<B>>> {
     clip: Option<f64>,
     gathers_for_saving: bool,
     progress: Progress,
+    times: PhaseTimes,
     /// Overrides whether the present micro-batch ends an accumulation.
     boundary: Option<bool>,
     last_step: Option<Step>,
@@ -63,6 +65,17 @@ struct Progress {
     skipped_steps: u64,
     /// Samples over all ranks.
     global_samples: u64,
+}
+
+/// Wall-clock time by phase, since the last time it was asked for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PhaseTimes {
+    /// Forward passes, gathers included.
+    pub forward: Duration,
+    /// Backward passes, gathers and reductions included.
+    pub backward: Duration,
+    /// Optimizer steps, gathers of updated parameters included.
+    pub step: Duration,
 }
 
 /// An optimizer step, as it was taken.
@@ -96,6 +109,7 @@ impl<B: Backend, M: AutodiffModule<Training<B>>> Engine<B, M> {
             clip: plan.gradient_clipping,
             gathers_for_saving: plan.zero.parameters.gather_16bit_weights_on_model_save,
             progress: Progress::default(),
+            times: PhaseTimes::default(),
             boundary: None,
             last_step: None,
         })
@@ -126,7 +140,10 @@ impl<B: Backend, M: AutodiffModule<Training<B>>> Engine<B, M> {
             self.module = Some(self.states.start_training_pass(module)?);
         }
         self.progress.in_forward = true;
-        guard(|| run(self.module()))
+        let started = Instant::now();
+        let result = guard(|| run(self.module()));
+        self.times.forward += started.elapsed();
+        result
     }
 
     /// Runs a forward pass on the module without autodiff. Parameters are gathered and released
@@ -169,10 +186,12 @@ impl<B: Backend, M: AutodiffModule<Training<B>>> Engine<B, M> {
             return Err(EngineError::Order { call, when });
         }
         let loss = if weight == 1.0 { loss } else { loss.mul_scalar(weight) };
+        let started = Instant::now();
         self.states.start_backward();
         // The gradients were taken as they became final; what autodiff returns holds none.
         guard(|| drop(loss.backward()))?;
         self.states.finish_pass()?;
+        self.times.backward += started.elapsed();
         self.progress.accumulated += 1;
         Ok(())
     }
@@ -194,7 +213,9 @@ impl<B: Backend, M: AutodiffModule<Training<B>>> Engine<B, M> {
         }
         self.progress.accumulated = 0;
         let learning_rate = self.schedule.learning_rate();
+        let started = Instant::now();
         let report = self.states.step(learning_rate, self.schedule.beta1(), self.clip)?;
+        self.times.step += started.elapsed();
         self.schedule.advance();
         self.progress.global_steps += 1;
         self.progress.global_samples += self.batch.train_batch_size as u64;
@@ -237,7 +258,7 @@ impl<B: Backend, M: AutodiffModule<Training<B>>> Engine<B, M> {
         }
         let BatchPlan { micro_batch_size, world_size, .. } = self.batch;
         let parallel = micro_batch_size * world_size;
-        if train_batch_size == 0 || train_batch_size % parallel != 0 {
+        if train_batch_size == 0 || !train_batch_size.is_multiple_of(parallel) {
             let error = EngineError::BatchSize { train_batch_size, micro_batch_size, world_size };
             return Err(error);
         }
@@ -308,6 +329,11 @@ impl<B: Backend, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// Micro-batches of this rank so far.
     pub fn micro_steps(&self) -> u64 {
         self.progress.micro_steps
+    }
+
+    /// Where the time went since this was last called.
+    pub fn take_times(&mut self) -> PhaseTimes {
+        std::mem::take(&mut self.times)
     }
 
     /// The batch triple in force.

@@ -8,7 +8,7 @@ pub mod schedule;
 mod task;
 mod train;
 
-pub use engine::{Engine, Step, initialize};
+pub use engine::{Engine, PhaseTimes, Step, initialize};
 pub use error::EngineError;
 pub use save::{HalfPrecision, SaveError};
 pub use task::{Batch, Evaluation, Task};

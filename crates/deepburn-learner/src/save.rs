@@ -84,7 +84,8 @@ impl<B: Backend, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let written = if self.rank() == 0 {
             self.write(path, views, &overflow)
         } else {
-            guard(|| views.iter().for_each(|(_, view)| drop(view.tensor.read()))).map_err(Into::into)
+            guard(|| views.iter().for_each(|(_, view)| drop(view.tensor.read())))
+                .map_err(Into::into)
         };
         self.states().finish_pass().map_err(EngineError::from)?;
         written.map(|()| true)
@@ -109,9 +110,7 @@ impl<B: Backend, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let result = match (written, overflow.borrow_mut().take()) {
             (Err(error), _) => Err(failed(error.to_string())),
             (Ok(()), Some(path)) => Err(SaveError::Overflow { path }),
-            (Ok(()), None) => {
-                fs::rename(&partial, path).map_err(|error| failed(error.to_string()))
-            }
+            (Ok(()), None) => fs::rename(&partial, path).map_err(|error| failed(error.to_string())),
         };
         if result.is_err() {
             // Best effort: the error that is reported matters more than this one.

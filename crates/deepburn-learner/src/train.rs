@@ -8,7 +8,7 @@ use burn::tensor::backend::Backend;
 use deepburn_comm::Tag;
 use deepburn_zero::{Category, Training};
 
-use crate::engine::Step;
+use crate::engine::{PhaseTimes, Step};
 use crate::metrics::{EvalRow, MemoryRow, StepRow};
 use crate::task::{Batch, Evaluation, Task};
 use crate::{Engine, EngineError};
@@ -40,11 +40,11 @@ pub type OutsideError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Something that watches a run. Every rank has its own hooks and calls them at the same steps.
 pub trait Hook {
-    /// Called after each optimizer step.
+    /// Called after each optimizer step, with its record and where this rank's time went.
     ///
     /// # Errors
     /// An error ends the run on all ranks.
-    fn after_step(&mut self, row: &StepRow) -> Result<(), OutsideError>;
+    fn after_step(&mut self, row: &StepRow, times: PhaseTimes) -> Result<(), OutsideError>;
 
     /// Called after each evaluation.
     ///
@@ -98,15 +98,17 @@ where
         let step = engine.global_steps() + 1;
         let failed = |cause| TrainError { step, cause };
         let row = train_step(engine, task, source).map_err(failed)?;
+        let times = engine.take_times();
         for hook in hooks.iter_mut() {
-            hook.after_step(&row).map_err(|error| failed(Cause::Outside(error)))?;
+            hook.after_step(&row, times).map_err(|error| failed(Cause::Outside(error)))?;
         }
-        let due = plan.eval_steps.is_some_and(|every| step % every.max(1) == 0);
-        if due || step == plan.max_steps {
-            if let Some(row) = evaluate(engine, task, source).map_err(failed)? {
-                for hook in hooks.iter_mut() {
-                    hook.after_evaluation(&row).map_err(|e| failed(Cause::Outside(e)))?;
-                }
+        let due = plan.eval_steps.is_some_and(|every| step.is_multiple_of(every.max(1)));
+        if !due && step != plan.max_steps {
+            continue;
+        }
+        if let Some(row) = evaluate(engine, task, source).map_err(failed)? {
+            for hook in hooks.iter_mut() {
+                hook.after_evaluation(&row).map_err(|error| failed(Cause::Outside(error)))?;
             }
         }
     }

@@ -219,7 +219,8 @@ fn backward_needs_a_forward_through_the_engine() {
 fn a_loss_without_parameters_is_an_error() {
     let failure = run_ranks(2, Duration::from_secs(60), |member| {
         let mut engine = initialize(net(0.0), &plan(2, 1, 2), Group::<Flex>::new(member))?;
-        let loss = engine.forward(|_| Tensor::<Trained, 1>::ones([1], &FlexDevice).require_grad())?;
+        let loss =
+            engine.forward(|_| Tensor::<Trained, 1>::ones([1], &FlexDevice).require_grad())?;
         engine.backward(loss)?;
         engine.step().map(|_| ())
     });

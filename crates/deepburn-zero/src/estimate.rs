@@ -399,7 +399,6 @@ mod tests {
                 max_reuse_distance: 1_000_000_000,
                 gather_16bit_weights_on_model_save: false,
             },
-            sub_group_size: 1_000_000_000,
         }
     }
 

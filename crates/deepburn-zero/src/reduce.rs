@@ -203,11 +203,10 @@ impl<B: Backend> GradientReducer<B> {
         if held > 0 && held + numel > self.capacity {
             self.flush()?;
         }
-        if self.plan.contiguous_gradients && numel < self.capacity {
-            if let DeviceArray::Dense(tensor) = gradient.array {
-                let flat = B::float_reshape(tensor, Shape::from(vec![numel]));
-                gradient.array = DeviceArray::Dense(flat);
-            }
+        let joins = self.plan.contiguous_gradients && numel < self.capacity;
+        if joins && let DeviceArray::Dense(tensor) = gradient.array {
+            let flat = B::float_reshape(tensor, Shape::from(vec![numel]));
+            gradient.array = DeviceArray::Dense(flat);
         }
         self.bucket.push(gradient);
         if held + numel >= self.capacity {

@@ -135,10 +135,10 @@ impl<B: Backend> ModuleMapper<Training<B>> for Sharder<B> {
         if self.failure.is_some() {
             return Param::from_mapped_value(id, tensor, mapper);
         }
-        if let Some((_, twin)) = self.seen.get(&id) {
-            if let Some(twin) = twin.downcast_ref::<Tensor<Training<B>, D>>() {
-                return Param::from_mapped_value(id, twin.clone(), mapper);
-            }
+        if let Some((_, twin)) = self.seen.get(&id)
+            && let Some(twin) = twin.downcast_ref::<Tensor<Training<B>, D>>()
+        {
+            return Param::from_mapped_value(id, twin.clone(), mapper);
         }
         let trainable = tensor.is_require_grad();
         let values = tensor.clone().inner().into_primitive().tensor().into_full();

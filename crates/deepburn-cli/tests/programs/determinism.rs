@@ -44,7 +44,7 @@ fn ways_to_travel() -> Vec<Value> {
         json!({"contiguous_gradients": false, "overlap_comm": false}),
         json!({"reduce_scatter": false}),
         json!({"reduce_scatter": false, "reduce_bucket_size": 333}),
-        json!({"allgather_bucket_size": 1}),
+        json!({"allgather_bucket_size": 2}),
         json!({"allgather_bucket_size": 5000}),
         json!({"sub_group_size": 100}),
         json!({"sub_group_size": 4097}),

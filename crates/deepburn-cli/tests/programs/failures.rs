@@ -13,7 +13,7 @@ fn a_loss_that_is_no_number_names_step_and_parameter() {
         let job = Job::tiny()
             .sharded(stage, 3)
             .with("deepspeed.optimizer", json!({"type": "SGD", "params": {"lr": 1e38}}));
-        let ending = job.run().failed(1, &["rank 0", "step 2", "wte.weight", "not finite"]);
+        let ending = job.run().failed(1, &["rank ", "step 2", "wte.weight", "not finite"]);
         assert!(!job.folder().join("output/model").exists(), "{}", ending.stderr);
         // The steps before it are on record.
         let metrics = fs::read_to_string(job.folder().join("output/metrics.jsonl")).unwrap();
@@ -38,4 +38,12 @@ fn a_failed_run_leaves_no_report() {
     let job = Job::tiny().with("deepspeed.optimizer", optimizer);
     job.run().failed(1, &["step 2"]);
     assert!(!job.folder().join("output/report.html").exists());
+}
+
+/// The model is written under other names first; what stands where it belongs stays.
+#[test]
+fn a_model_that_cannot_be_saved_names_rank_step_and_file() {
+    let job = Job::tiny();
+    fs::create_dir_all(job.folder().join("output/model/config.json")).unwrap();
+    job.run().failed(1, &["rank 0", "step 4", "config.json"]);
 }

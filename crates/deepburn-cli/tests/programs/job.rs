@@ -19,7 +19,7 @@ pub(crate) fn tiny_model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tests/data/tiny")
 }
 
-/// Ranks and stages that every invariant is tried on.
+/// Stages that every invariant is tried on.
 pub(crate) const STAGES: [u8; 4] = [0, 1, 2, 3];
 
 /// A job file that is still being written.
@@ -170,7 +170,7 @@ pub(crate) fn tensors(file: &[u8]) -> Vec<(String, Vec<f32>)> {
 /// All that a run writes into its folder.
 pub(crate) const OUTPUTS: [&str; 4] = ["metrics.jsonl", "job.json", "report.html", "model"];
 
-/// Asserts that a run wrote nothing into `output`.
+/// What of it a run left in `output`.
 pub(crate) fn left(output: &Path) -> Vec<&'static str> {
     OUTPUTS.into_iter().filter(|name| output.join(name).exists()).collect()
 }

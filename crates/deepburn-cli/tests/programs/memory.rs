@@ -1,6 +1,6 @@
 //! The ledger of a run against the published formulae and against `deepburn estimate`.
 
-use deepburn::config::{Facts, Written, ZeroPlan, resolve};
+use deepburn::config::{Facts, Written, resolve};
 use deepburn::metrics::MemoryRow;
 use deepburn::zero::estimate::{ElementBytes, Estimate, ParameterSize, estimate};
 use deepburn_models::gpt2::Gpt2Config;
@@ -62,8 +62,7 @@ fn predicted(job: &Job, stage: u8) -> Estimate {
     let sizes: Vec<_> =
         config().parameters().iter().map(|it| size(it.shape.iter().product())).collect();
     assert_eq!(plan.zero.stage.number(), stage);
-    let zero = ZeroPlan { ..plan.zero.clone() };
-    estimate(&sizes, &zero, RANKS, ElementBytes::fp32(&plan.optimizer))
+    estimate(&sizes, &plan.zero, RANKS, ElementBytes::fp32(&plan.optimizer))
 }
 
 #[test]
@@ -106,8 +105,17 @@ fn tool_says(job: &Job, stage: u8, predicted: &Estimate) {
     let (stage, ranks) = (stage.to_string(), RANKS.to_string());
     let ending = deepburn(
         job.folder(),
-        &["estimate", "--model", "config.json", "--deepspeed", "ds.json", "--ranks", &ranks,
-          "--stage", &stage],
+        &[
+            "estimate",
+            "--model",
+            "config.json",
+            "--deepspeed",
+            "ds.json",
+            "--ranks",
+            &ranks,
+            "--stage",
+            &stage,
+        ],
     );
     assert_eq!(ending.succeeded().stdout.trim(), predicted.to_string().trim());
 }

@@ -64,7 +64,10 @@ impl Ending {
         if messages != 1 {
             return shown(&format!("{messages} messages, expected 1"));
         }
-        if ["panicked", "stack backtrace", "RUST_BACKTRACE"].iter().any(|it| self.stderr.contains(it)) {
+        if ["panicked", "stack backtrace", "RUST_BACKTRACE"]
+            .iter()
+            .any(|it| self.stderr.contains(it))
+        {
             return shown("a panic shows");
         }
         let missing = parts.iter().find(|part| !self.stderr.contains(**part));

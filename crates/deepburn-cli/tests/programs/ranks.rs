@@ -8,8 +8,11 @@ use serde_json::json;
 
 use crate::job::{Job, STAGES, Trained};
 
+/// Makes a job; a function, because a job has a folder of its own.
+type Kind = fn() -> Job;
+
 /// Trains one step on `ranks` ranks with 12 sequences in each of two micro-batches over all ranks.
-fn step(kind: fn() -> Job, stage: u8, ranks: usize) -> Trained {
+fn step(kind: Kind, stage: u8, ranks: usize) -> Trained {
     kind()
         .sharded(stage, ranks)
         .with("training.max_steps", 1)
@@ -21,7 +24,7 @@ fn step(kind: fn() -> Job, stage: u8, ranks: usize) -> Trained {
 
 #[test]
 fn gradients_equal_those_of_one_rank_on_the_whole_batch() {
-    let kinds: [(&str, fn() -> Job); 3] = [
+    let kinds: [(&str, Kind); 3] = [
         ("tied", Job::uneven),
         ("untied", || Job::uneven().with("model.config.tie_word_embeddings", false)),
         ("tiny", Job::tiny),

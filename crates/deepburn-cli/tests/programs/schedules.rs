@@ -12,24 +12,42 @@ fn schedules() -> Vec<Value> {
     let of = |kind: &str, params: Value| json!({"type": kind, "params": params});
     vec![
         of("WarmupLR", json!({"warmup_num_steps": 6, "warmup_max_lr": 0.01})),
-        of("WarmupLR", json!({"warmup_num_steps": 6, "warmup_type": "linear",
-                              "warmup_min_lr": 1e-4})),
-        of("WarmupLR", json!({"warmup_num_steps": "auto", "warmup_max_lr": "auto",
-                              "warmup_min_lr": "auto"})),
+        of(
+            "WarmupLR",
+            json!({"warmup_num_steps": 6, "warmup_type": "linear",
+                              "warmup_min_lr": 1e-4}),
+        ),
+        of(
+            "WarmupLR",
+            json!({"warmup_num_steps": "auto", "warmup_max_lr": "auto",
+                              "warmup_min_lr": "auto"}),
+        ),
         of("WarmupDecayLR", json!({"warmup_num_steps": 4, "total_num_steps": 10})),
         of("WarmupDecayLR", json!({"warmup_num_steps": 4, "total_num_steps": "auto"})),
         of("WarmupCosineLR", json!({"warmup_num_steps": 4, "total_num_steps": 12})),
-        of("WarmupCosineLR", json!({"warmup_num_steps": 3, "total_num_steps": "auto",
-                                    "warmup_min_ratio": 0.1, "cos_min_ratio": 0.2})),
+        of(
+            "WarmupCosineLR",
+            json!({"warmup_num_steps": 3, "total_num_steps": "auto",
+                                    "warmup_min_ratio": 0.1, "cos_min_ratio": 0.2}),
+        ),
         of("LRRangeTest", json!({"lr_range_test_min_lr": 1e-4, "lr_range_test_step_size": 3})),
-        of("LRRangeTest", json!({"lr_range_test_min_lr": 1e-4, "lr_range_test_step_size": 3,
-                                 "lr_range_test_staircase": true})),
-        of("OneCycle", json!({"cycle_min_lr": 1e-4, "cycle_max_lr": 1e-2,
+        of(
+            "LRRangeTest",
+            json!({"lr_range_test_min_lr": 1e-4, "lr_range_test_step_size": 3,
+                                 "lr_range_test_staircase": true}),
+        ),
+        of(
+            "OneCycle",
+            json!({"cycle_min_lr": 1e-4, "cycle_max_lr": 1e-2,
                               "cycle_first_step_size": 4, "decay_step_size": 2,
-                              "decay_lr_rate": 0.5})),
-        of("OneCycle", json!({"cycle_min_lr": 1e-4, "cycle_max_lr": 1e-2,
+                              "decay_lr_rate": 0.5}),
+        ),
+        of(
+            "OneCycle",
+            json!({"cycle_min_lr": 1e-4, "cycle_max_lr": 1e-2,
                               "cycle_first_step_size": 4, "cycle_second_step_size": 6,
-                              "cycle_first_stair_count": 2, "cycle_momentum": false})),
+                              "cycle_first_stair_count": 2, "cycle_momentum": false}),
+        ),
         of("StepLR", json!({"step_size": 3, "gamma": 0.5})),
         of("CosineAnnealingLR", json!({"T_max": 10, "eta_min": 1e-4})),
         of("LinearLR", json!({"start_factor": 0.1, "total_iters": 8})),
@@ -50,7 +68,9 @@ fn every_schedule_gives_its_learning_rates() {
         assert_eq!(steps.len(), STEPS);
         let mut expected = Schedule::new(&plan(&job).schedule);
         for row in &steps {
-            assert_eq!(row.lr, expected.learning_rate(), "{schedule}, step {}", row.step);
+            let off = row.lr - expected.learning_rate();
+            // The last digit may be lost between printing and reading.
+            assert!(off.abs() <= 1e-12 * row.lr, "{schedule}, step {}: {off}", row.step);
             expected.advance();
         }
         assert!(steps.windows(2).any(|rows| rows[0].lr != rows[1].lr), "{schedule} is constant");
@@ -74,7 +94,7 @@ fn plan(job: &Job) -> deepburn::config::Plan {
 fn every_optimizer_learns() {
     for optimizer in [
         json!({"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1}}),
-        json!({"type": "AdamW", "params": {"lr": 1e-2, "bias_correction": false}}),
+        json!({"type": "AdamW", "params": {"lr": 2e-3, "bias_correction": false}}),
         json!({"type": "Adam", "params": {"lr": 1e-2, "weight_decay": 0.01, "adam_w_mode": false}}),
         json!({"type": "SGD", "params": {"lr": 0.5}}),
         json!({"type": "SGD", "params": {"lr": 0.2, "momentum": 0.9, "nesterov": true}}),
@@ -82,11 +102,11 @@ fn every_optimizer_learns() {
         json!({"type": "Adagrad", "params": {"lr": 1e-2}}),
     ] {
         let at = |stage| {
-            let job = Job::tiny().with("training.max_steps", STEPS).sharded(stage, 3);
+            let job = Job::tiny().with("training.max_steps", 7).sharded(stage, 3);
             job.with("deepspeed.optimizer", optimizer.clone()).train()
         };
         let plain = at(0);
-        let (first, last) = (plain.steps[0].loss, plain.steps[STEPS - 1].loss);
+        let (first, last) = (plain.steps[0].loss, plain.steps[6].loss);
         assert!(last < first - 0.02, "{optimizer}: from {first} to {last}");
         for stage in [1, 2, 3] {
             assert!(at(stage).numbers() == plain.numbers(), "{optimizer} at stage {stage}");

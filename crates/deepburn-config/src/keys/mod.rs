@@ -79,14 +79,14 @@ pub(crate) const DEEPSPEED: &[Key] = &[
     Key::section("fp16", precision::FP16, "Half precision with loss scaling.").unavailable(
         "fp16 training",
         Asks::Enabled,
-        "set fp16.enabled to false, which trains in fp32",
+        "set fp16.enabled to false (in an Accelerate file, mixed_precision: no), which trains in fp32",
     ),
     Key::section("bf16", precision::BF16, "bfloat16 training with fp32 master weights.")
         .spelled(&[Spelling::Alias("bfloat16")])
         .unavailable(
             "bf16 training",
             Asks::Enabled,
-            "set bf16.enabled to false, which trains in fp32",
+            "set bf16.enabled to false (in an Accelerate file, mixed_precision: no), which trains in fp32",
         ),
     report::STEPS_PER_PRINT,
     report::WALL_CLOCK_BREAKDOWN,

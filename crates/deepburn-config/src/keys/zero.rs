@@ -102,6 +102,7 @@ pub(crate) const KEYS: &[Key] = &[
         once.",
     )
     .unit(ELEMENTS)
+    .inert("each parameter's share is updated in one pass")
     .auto(),
     // Parameters, stage 3.
     Key::count(
@@ -292,7 +293,6 @@ pub(crate) fn resolve(top: &Section<'_>, context: &mut Context<'_>) -> ZeroPlan 
             gather_16bit_weights_on_model_save: zero
                 .flag("stage3_gather_16bit_weights_on_model_save"),
         },
-        sub_group_size: zero.count("sub_group_size"),
     }
 }
 

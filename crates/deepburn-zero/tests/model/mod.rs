@@ -123,7 +123,6 @@ pub fn policy(stage: Stage) -> Policy {
                 max_reuse_distance: 1_000_000_000,
                 gather_16bit_weights_on_model_save: false,
             },
-            sub_group_size: 1_000_000_000,
         },
         reduction: ReductionPlan {
             op: GradientReduction::Mean,

@@ -82,8 +82,24 @@ pub fn text_files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
     }
 }
 
+/// The bytes of a regular file: a pipe or a device could keep its reader waiting for ever.
+pub(crate) fn read_regular(path: &Path) -> Result<Vec<u8>, DataError> {
+    check_regular(path)?;
+    fs::read(path).map_err(DataError::unreadable(path))
+}
+
+/// Refuses what is there and no regular file.
+pub(crate) fn check_regular(path: &Path) -> Result<(), DataError> {
+    let metadata = fs::metadata(path).map_err(DataError::unreadable(path))?;
+    if metadata.is_file() {
+        return Ok(());
+    }
+    let cause = std::io::Error::other("it is not a regular file");
+    Err(DataError::unreadable(path)(cause))
+}
+
 fn read_utf8(path: &Path) -> Result<String, DataError> {
-    let bytes = fs::read(path).map_err(DataError::unreadable(path))?;
+    let bytes = read_regular(path)?;
     let mut text = String::from_utf8(bytes).map_err(|error| DataError::NotUtf8 {
         path: path.to_owned(),
         offset: error.utf8_error().valid_up_to(),

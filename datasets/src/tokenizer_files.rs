@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use tokenizers::ModelWrapper;
 
 use crate::DataError;
+use crate::text::read_regular;
 use crate::tokenizer::END_OF_TEXT;
 
 const TOKENIZER: &str = "tokenizer.json";
@@ -28,7 +29,7 @@ pub(crate) struct TokenizerFiles(BTreeMap<&'static str, Vec<u8>>);
 impl TokenizerFiles {
     /// The tokenizer files in a folder, or the one file named.
     pub(crate) fn read(path: &Path) -> Result<Self, DataError> {
-        let read = |path: &Path| fs::read(path).map_err(DataError::unreadable(path));
+        let read = read_regular;
         if !fs::metadata(path).map_err(DataError::unreadable(path))?.is_dir() {
             return Ok(Self(BTreeMap::from([(TOKENIZER, read(path)?)])));
         }

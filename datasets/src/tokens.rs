@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use memmap2::Mmap;
 
 use crate::DataError;
+use crate::text::check_regular;
 
 /// Ids travel as `i32`, in which negative numbers mark ignored labels.
 pub(crate) const MAX_VOCAB_SIZE: usize = 1 << 31;
@@ -76,6 +77,7 @@ impl TokenFile {
     /// A name, size or id that breaks the rules of this module; a file that cannot be read.
     pub fn open(path: &Path, vocab_size: Option<usize>) -> Result<Self, DataError> {
         let width = TokenWidth::of(path)?;
+        check_regular(path)?;
         let file = File::open(path).map_err(DataError::unreadable(path))?;
         let bytes = file.metadata().map_err(DataError::unreadable(path))?.len();
         if bytes == 0 {

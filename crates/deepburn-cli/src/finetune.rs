@@ -65,6 +65,11 @@ enum RankError {
     Metrics(#[from] MetricsError),
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    #[error(
+        "parameter {path} is not finite, so the model was not saved: training diverged in its last \
+         step; lower the learning rate"
+    )]
+    Diverged { path: String },
     #[error("step {step}: saving the model: {cause}")]
     Save { step: u64, cause: Box<RankError> },
 }
@@ -207,6 +212,9 @@ fn save_model<B: Backend>(
     };
     for parameter in engine.parameters() {
         let data = engine.states().parameter_data(parameter.index())?;
+        if data.iter::<f32>().any(|value| !value.is_finite()) {
+            return Err(RankError::Diverged { path: parameter.path().to_owned() });
+        }
         if let Some(writer) = &mut writer {
             writer.write(parameter.path(), data)?;
         }

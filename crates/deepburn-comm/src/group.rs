@@ -50,6 +50,13 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
     /// Returns when every rank has called it.
     fn barrier(&self, tag: Tag) -> Result<(), CommError>;
 
+    /// Asks whether the group still works, without exchanging anything: for a rank that computes
+    /// for long between two collectives.
+    ///
+    /// # Errors
+    /// What ended the group.
+    fn check(&self) -> Result<(), CommError>;
+
     /// Ends the group: every present and later call of any rank fails with `cause`.
     fn abort(&self, cause: CommError);
 }

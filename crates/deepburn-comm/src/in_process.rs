@@ -194,6 +194,10 @@ impl<T: Payload> ProcessGroup<T> for Member {
         self.barrier(tag)
     }
 
+    fn check(&self) -> Result<(), CommError> {
+        self.failure().map_or(Ok(()), |failure| Err(failure.cause))
+    }
+
     fn abort(&self, cause: CommError) {
         self.abort(cause);
     }

@@ -313,7 +313,7 @@ pub struct GradientPlan {
     pub reduce_bucket_size: usize,
     /// Let backward go on while a bucket is being reduced.
     pub overlap_comm: bool,
-    /// Copy the gradients of a bucket into one buffer, so that they leave the graph's memory.
+    /// Flatten each gradient that joins a bucket, so that no view keeps a larger block alive.
     pub contiguous_gradients: bool,
     /// Reduce each share at its owner only; otherwise all-reduce and keep the share.
     pub reduce_scatter: bool,

@@ -104,6 +104,7 @@ pub fn resolve(written: &Written, facts: &Facts) -> Result<Resolved, Report> {
     let optimizer = optimizer::resolve(&top, &mut context);
     let schedule = scheduler::resolve(&top, &optimizer, &mut context);
     let zero = zero::resolve(&top, &mut context);
+    check_rate(&top, optimizer.lr(), &mut context);
     let plan = Plan {
         batch,
         schedule,
@@ -116,6 +117,19 @@ pub fn resolve(written: &Written, facts: &Facts) -> Result<Resolved, Report> {
     default_autos(DEEPSPEED, written.node(), "", &mut context.autos);
     let notes = context.findings.verdict(written.source())?;
     Ok(Resolved { plan, notes, autos: context.autos.0 })
+}
+
+/// Parameters are f32; a rate beyond what that holds would make all of them infinite.
+fn check_rate(top: &Section<'_>, lr: f64, context: &mut Context<'_>) {
+    if lr > f64::from(f32::MAX) {
+        let params = top.section("optimizer").section("params");
+        let message = format!("{lr:e} is larger than an f32 can hold ({:e})", f32::MAX);
+        context.findings.push(params.error(
+            "lr",
+            message,
+            "give a learning rate, 1e-4 for example",
+        ));
+    }
 }
 
 /// Resolves the batch sizes alone, from which the length of an epoch follows.

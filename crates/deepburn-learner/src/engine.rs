@@ -214,7 +214,7 @@ impl<B: Backend, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.progress.accumulated = 0;
         let learning_rate = self.schedule.learning_rate();
         let started = Instant::now();
-        let report = self.states.step(learning_rate, self.schedule.beta1(), self.clip)?;
+        let report = self.states.step(learning_rate, self.schedule.betas(), self.clip)?;
         self.times.step += started.elapsed();
         self.schedule.advance();
         self.progress.global_steps += 1;

@@ -1,4 +1,9 @@
 //! The learner: an engine around a sharded model, schedules, the training loop and its record.
+//!
+//! [`initialize`] makes an [`Engine`] of any Burn module; its forward, backward and step are all that a
+//! loop of one's own needs. [`train`] is such a loop for a [`Task`] and a [`BatchSource`], with
+//! [`Hook`]s that watch it and rows for `metrics.jsonl` ([`metrics`]). [`schedule`] has the learning
+//! rates.
 
 mod engine;
 mod error;

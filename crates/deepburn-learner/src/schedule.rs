@@ -90,6 +90,12 @@ impl Schedule {
         }
     }
 
+    /// Adam's betas of the coming step, where the schedule cycles momentum: DeepSpeed's OneCycle
+    /// sets the second to 0.99.
+    pub fn betas(&self) -> Option<[f64; 2]> {
+        self.beta1().map(|beta1| [beta1, one_cycle::BETA2])
+    }
+
     /// Goes on to the next step; to be called after each step that was applied, and only then.
     pub fn advance(&mut self) {
         self.position = self.position.saturating_add(1);

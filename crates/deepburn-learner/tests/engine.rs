@@ -1,5 +1,6 @@
 //! The engine's calls, on a small regression.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use burn::module::{Module, ModuleMapper, Param};
@@ -171,6 +172,26 @@ fn no_sync_gives_the_same_gradients_up_to_rounding() {
 }
 
 #[test]
+fn a_step_right_after_no_sync_reduces_what_it_left() {
+    let norms = |quiet: bool| {
+        with_engine(&plan(0, 2, 2), 0.0, |engine| {
+            let rank = engine.rank();
+            micro_batch(engine, rank)?;
+            engine.step()?;
+            if quiet {
+                engine.no_sync(|engine| micro_batch(engine, 2 + rank))?;
+            } else {
+                micro_batch(engine, 2 + rank)?;
+            }
+            engine.step()?;
+            Ok(engine.global_gradient_norm())
+        })
+    };
+    // One micro-batch each way, so that even the order of additions is the same.
+    assert_eq!(norms(true), norms(false));
+}
+
+#[test]
 fn no_sync_is_refused_where_gradients_are_sharded() {
     for stage in [2, 3] {
         with_engine(&plan(stage, 1, 2), 0.0, |engine| {
@@ -289,6 +310,27 @@ fn dropout_differs_between_ranks_and_repeats_between_stages() {
     for stage in 1..=3 {
         assert_eq!(losses(stage, 9), plain);
     }
+}
+
+#[test]
+fn a_rank_that_computes_for_long_notices_the_failure_of_another() {
+    let finished = AtomicBool::new(false);
+    let failure = run_ranks(2, Duration::from_secs(60), |member| {
+        let mut engine = initialize(net(0.0), &plan(0, 1, 2), Group::<Flex>::new(member))?;
+        let rank = engine.rank();
+        engine.forward(|_| {
+            assert!(rank == 0, "rank 1 gives up");
+            let mut sum = Tensor::<deepburn_zero::Zero<Flex>, 1>::ones([1], &FlexDevice);
+            // Minutes of ops without a single collective.
+            for _ in 0..500_000_000u64 {
+                sum = sum + 1.0;
+            }
+            finished.store(true, Ordering::SeqCst);
+        })
+    });
+    let message = failure.unwrap_err().to_string();
+    assert!(message.contains("rank 1") && message.contains("gives up"), "{message}");
+    assert!(!finished.load(Ordering::SeqCst));
 }
 
 #[test]

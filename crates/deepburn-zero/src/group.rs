@@ -69,6 +69,11 @@ impl<B: Backend> Group<B> {
         self.reduce(tag, values, ReduceOp::Max)
     }
 
+    /// Asks whether the group still works, without exchanging anything.
+    pub(crate) fn check(&self) -> Result<(), CommError> {
+        self.arrays().check()
+    }
+
     /// Returns when every rank has called it.
     pub fn barrier(&self, tag: Tag) -> Result<(), CommError> {
         self.arrays().barrier(tag)

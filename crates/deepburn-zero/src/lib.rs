@@ -1,4 +1,17 @@
 //! ZeRO for Burn: parameters, gradients and optimizer states in pieces.
+//!
+//! [`Zero<B>`](Zero) decorates a backend below autodiff. [`ModelStates::shard`] turns the parameters
+//! of any module into handles on values that live here, whole or cut over the ranks of a [`Group`]
+//! as the stage says; tensor ops gather what they need, autodiff's gradients are reduced as they
+//! become final, and [`ModelStates::step`] updates what this rank owns. A [`Ledger`] counts the bytes
+//! of all that, and [`estimate`] predicts them.
+//!
+//! Refused: parameters that are not f32, a model without anything to train, a step on gradients that
+//! are not finite. A [`ModelStates`] stays on the thread that made it.
+//!
+//! Running statistics (Burn's `RunningState`, in batch norm) are buffers: they start from rank 0's
+//! values and are then each rank's own. Clones of a module share them between threads, so every rank
+//! builds such a module itself.
 #![recursion_limit = "256"]
 
 mod array;

@@ -56,11 +56,11 @@ impl Optimizer {
     pub(crate) fn start_step(
         &mut self,
         lr: f64,
-        beta1: Option<f64>,
+        betas: Option<[f64; 2]>,
         scale: f32,
     ) -> impl FnMut(usize, &mut [f32], &[f32]) + '_ {
         self.time += 1;
-        let step = scalars(&self.plan, lr, beta1, self.time);
+        let step = scalars(&self.plan, lr, betas, self.time);
         let states = &mut self.states;
         move |index, parameter, gradient| {
             if let Some(state) = &mut states[index] {
@@ -91,12 +91,13 @@ fn arrays(plan: &OptimizerPlan) -> (bool, bool) {
     }
 }
 
-fn scalars(plan: &OptimizerPlan, lr: f64, beta1: Option<f64>, time: u64) -> Step {
+fn scalars(plan: &OptimizerPlan, lr: f64, betas: Option<[f64; 2]>, time: u64) -> Step {
     let adam = |plan: &AdamPlan, weight_decay| {
+        let [beta1, beta2] = betas.unwrap_or(plan.betas);
         let rule = kernels::Adam {
             lr,
-            beta1: beta1.unwrap_or(plan.betas[0]),
-            beta2: plan.betas[1],
+            beta1,
+            beta2,
             eps: plan.eps,
             weight_decay,
             bias_correction: plan.bias_correction,
@@ -109,13 +110,14 @@ fn scalars(plan: &OptimizerPlan, lr: f64, beta1: Option<f64>, time: u64) -> Step
         }
         OptimizerPlan::Adam(ref plan) => adam(plan, kernels::WeightDecay::L2(plan.weight_decay)),
         OptimizerPlan::Sgd { momentum, dampening, weight_decay, nesterov, .. } => {
-            let momentum = beta1.filter(|_| momentum != 0.0).unwrap_or(momentum);
+            let cycled = betas.map(|[beta1, _]| beta1).filter(|_| momentum != 0.0);
+            let momentum = cycled.unwrap_or(momentum);
             let rule = kernels::Sgd { lr, momentum, dampening, weight_decay, nesterov };
             Step::Sgd(kernels::SgdStep::new(&rule, time), rule.keeps_momentum())
         }
-        OptimizerPlan::Lion { betas, weight_decay, .. } => {
-            let beta1 = beta1.unwrap_or(betas[0]);
-            let rule = kernels::Lion { lr, beta1, beta2: betas[1], weight_decay };
+        OptimizerPlan::Lion { betas: own, weight_decay, .. } => {
+            let [beta1, beta2] = betas.unwrap_or(own);
+            let rule = kernels::Lion { lr, beta1, beta2, weight_decay };
             Step::Lion(kernels::LionStep::new(&rule))
         }
         OptimizerPlan::Adagrad { eps, weight_decay, .. } => {

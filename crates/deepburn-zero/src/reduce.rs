@@ -164,11 +164,27 @@ impl<B: Backend> GradientReducer<B> {
     /// once every rank has come here, because autodiff's clean-up after a backward pass waits for
     /// passes of other ranks that would wait for this one.
     pub(crate) fn finish_backward(&mut self) -> Result<(), CommError> {
+        self.drain()?;
+        self.group.barrier(Tag::new("end of backward", 0))
+    }
+
+    /// Reduces what synchronisation left behind when it was switched off and no later pass took
+    /// along, so that a step never acts on a part of the gradient.
+    pub(crate) fn reduce_rest(&mut self) -> Result<(), CommError> {
+        for index in 0..self.unreduced.len() {
+            if let Some(gradient) = self.unreduced[index].take() {
+                self.enter(gradient)?;
+            }
+        }
+        self.drain()
+    }
+
+    fn drain(&mut self) -> Result<(), CommError> {
         self.flush()?;
         while let Some(flight) = self.in_flight.pop_front() {
             self.land(flight)?;
         }
-        self.group.barrier(Tag::new("end of backward", 0))
+        Ok(())
     }
 
     /// The accumulated gradients by parameter index, flat: this rank's shard, or all elements at

@@ -15,7 +15,9 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use burn_backend::Backend;
 use burn_backend::distributed::DistributedParamId;
+use deepburn_comm::CommError;
 
+use crate::group::Group;
 use crate::ledger::{Category, Lease, Ledger};
 use crate::random::RandomStream;
 use crate::reduce::GradientReducer;
@@ -27,12 +29,16 @@ thread_local! {
 #[derive(Default)]
 struct Session {
     ledger: Option<Ledger>,
+    /// Asks whether the rank's group still works.
+    check: Option<Check>,
     random: Option<(RandomStream, usize)>,
     /// One reducer for each sharded model on this thread, by model number.
     reducers: Vec<(u32, Rc<dyn Any>)>,
     /// Model number and parameter index behind each mark.
     marks: HashMap<DistributedParamId, (u32, usize)>,
 }
+
+type Check = Rc<dyn Fn() -> Result<(), CommError>>;
 
 /// Numbers sharded models, so that a gradient finds the reducer of its own model.
 static NEXT_MODEL: AtomicU32 = AtomicU32::new(0);
@@ -47,11 +53,13 @@ impl Binding {
         reducer: Rc<RefCell<GradientReducer<B>>>,
         ledger: Ledger,
         random: RandomStream,
-        rank: usize,
+        group: Group<B>,
     ) -> Self {
+        let rank = group.rank();
         let model = NEXT_MODEL.fetch_add(1, Relaxed);
         SESSION.with_borrow_mut(|session| {
             session.ledger = Some(ledger);
+            session.check = Some(Rc::new(move || group.check()));
             session.random = Some((random, rank));
             session.reducers.push((model, reducer));
         });
@@ -75,6 +83,7 @@ impl Drop for Binding {
             session.marks.retain(|_, (model, _)| *model != self.model);
             if session.reducers.is_empty() {
                 session.ledger = None;
+                session.check = None;
                 session.random = None;
             }
         });
@@ -102,7 +111,17 @@ pub(crate) fn reducers<B: Backend>() -> Vec<Rc<RefCell<GradientReducer<B>>>> {
 }
 
 /// Enters an activation in this rank's ledger.
+///
+/// Every op comes here, so this is also where a rank that computes for long notices that another
+/// one has failed.
+///
+/// # Panics
+/// With the [`CommError`] that ended the group: a tensor op cannot return it.
 pub(crate) fn hold_activation(bytes: usize) -> Option<Arc<Lease>> {
+    let check = SESSION.with_borrow(|session| session.check.clone());
+    if let Some(Err(error)) = check.map(|check| check()) {
+        std::panic::panic_any(error);
+    }
     SESSION.with_borrow(|session| {
         let ledger = session.ledger.as_ref()?;
         Some(Arc::new(ledger.hold(Category::Activations, bytes)))

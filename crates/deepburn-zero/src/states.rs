@@ -92,7 +92,7 @@ impl<B: Backend> ModelStates<B> {
         let owned: Vec<_> = parameters.iter().map(owned).collect();
         let optimizer = Optimizer::new(optimizer, &owned, &ledger);
         let random = RandomStream::new(0, rank);
-        let binding = Binding::new(reducer.clone(), ledger.clone(), random, rank);
+        let binding = Binding::new(reducer.clone(), ledger.clone(), random, group.clone());
         let resident = match stage {
             Stage::Parameters => resident(&parameters, &zero.parameters),
             _ => Vec::new(),
@@ -158,20 +158,20 @@ impl<B: Backend> ModelStates<B> {
     }
 
     /// Updates the parameters with the accumulated gradients and clears them. All ranks call this
-    /// together. `beta1` replaces the optimizer's own where a schedule cycles momentum.
+    /// together. `betas` replace the optimizer's own where a schedule cycles momentum.
     ///
     /// # Errors
     /// When a gradient is not finite: then nothing was updated.
     pub fn step(
         &mut self,
         lr: f64,
-        beta1: Option<f64>,
+        betas: Option<[f64; 2]>,
         clip: Option<f64>,
     ) -> Result<StepReport, ZeroError> {
         let gradients = self.take_gradients()?;
         let gradient_norm = self.global_norm(&gradients)?;
         let scale = unscale_and_clip(gradient_norm, 1.0, clip) as f32;
-        self.update(gradients, lr, beta1, scale)?;
+        self.update(gradients, lr, betas, scale)?;
         self.gatherer.refresh_resident(&self.resident)?;
         Ok(StepReport { gradient_norm })
     }
@@ -231,6 +231,7 @@ impl<B: Backend> ModelStates<B> {
     /// The accumulated gradients as host memory, by parameter index; a parameter that was not
     /// used counts as zero.
     fn take_gradients(&self) -> Result<Vec<Option<Vec<f32>>>, ZeroError> {
+        self.reducer.borrow_mut().reduce_rest()?;
         let taken = self.reducer.borrow_mut().take();
         if taken.iter().all(Option::is_none) {
             return Err(ZeroError::NoGradients);
@@ -276,12 +277,12 @@ impl<B: Backend> ModelStates<B> {
         &mut self,
         gradients: Vec<Option<Vec<f32>>>,
         lr: f64,
-        beta1: Option<f64>,
+        betas: Option<[f64; 2]>,
         scale: f32,
     ) -> Result<(), ZeroError> {
         let share = self.share;
         let mut publisher = Publisher::new(&self.group, self.allgather_bucket_size);
-        let mut update = self.optimizer.start_step(lr, beta1, scale);
+        let mut update = self.optimizer.start_step(lr, betas, scale);
         for (parameter, gradient) in self.parameters.iter().zip(gradients) {
             if !parameter.is_trainable() {
                 continue;

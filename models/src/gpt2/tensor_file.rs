@@ -4,7 +4,7 @@
 //! offsets, overlaps, the file's own size); tensors are streamed afterwards, so that a file is never
 //! in memory as a whole. See the format at <https://github.com/huggingface/safetensors>.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
@@ -34,12 +34,12 @@ impl TensorFile {
     pub(crate) fn open(path: &Path) -> Result<Self, CheckpointError> {
         let io = |source| CheckpointError::io("open", path, source);
         let format = |reason: String| CheckpointError::Format { path: path.to_owned(), reason };
-        let mut file = File::open(path).map_err(io)?;
-        let metadata = file.metadata().map_err(io)?;
-        if !metadata.is_file() {
+        // Asked before it is opened: opening a pipe waits for its writer.
+        if !fs::metadata(path).map_err(io)?.is_file() {
             return Err(format("it is not a regular file".into()));
         }
-        let size = metadata.len();
+        let mut file = File::open(path).map_err(io)?;
+        let size = file.metadata().map_err(io)?.len();
         if size < 8 {
             return Err(format(format!(
                 "it has {size} bytes, fewer than the 8 of a header length"

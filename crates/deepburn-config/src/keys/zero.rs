@@ -43,8 +43,8 @@ pub(crate) const KEYS: &[Key] = &[
     Key::flag(
         "contiguous_gradients",
         true,
-        "Copy the gradients of a bucket into one \
-        buffer.",
+        "Flatten each gradient that joins a bucket, \
+        so that no view keeps a larger block alive.",
     )
     .auto(),
     Key::flag(
@@ -53,6 +53,7 @@ pub(crate) const KEYS: &[Key] = &[
         "Reduce each share at its owner only, rather than \
         all-reduce and keep the share.",
     )
+    .at_stages(2, 3)
     .auto(),
     Key::flag(
         "ignore_unused_parameters",

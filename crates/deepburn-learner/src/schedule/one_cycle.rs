@@ -8,6 +8,9 @@
 
 use deepburn_config::OneCyclePlan;
 
+/// Adam's second beta while momentum is cycled.
+pub(super) const BETA2: f64 = 0.99;
+
 /// Where momentum stops growing after the cycle, unless the cycle itself goes higher.
 pub(super) const HIGHEST_GROWN_BETA1: f64 = 0.999;
 

@@ -104,7 +104,7 @@ pub fn resolve(written: &Written, facts: &Facts) -> Result<Resolved, Report> {
     let optimizer = optimizer::resolve(&top, &mut context);
     let schedule = scheduler::resolve(&top, &optimizer, &mut context);
     let zero = zero::resolve(&top, &mut context);
-    check_rate(&top, optimizer.lr(), &mut context);
+    check_rate(optimizer.lr(), &mut context);
     let plan = Plan {
         batch,
         schedule,
@@ -120,15 +120,11 @@ pub fn resolve(written: &Written, facts: &Facts) -> Result<Resolved, Report> {
 }
 
 /// Parameters are f32; a rate beyond what that holds would make all of them infinite.
-fn check_rate(top: &Section<'_>, lr: f64, context: &mut Context<'_>) {
+fn check_rate(lr: f64, context: &mut Context<'_>) {
     if lr > f64::from(f32::MAX) {
-        let params = top.section("optimizer").section("params");
         let message = format!("{lr:e} is larger than an f32 can hold ({:e})", f32::MAX);
-        context.findings.push(params.error(
-            "lr",
-            message,
-            "give a learning rate, 1e-4 for example",
-        ));
+        let remedy = "give a learning rate, 1e-4 for example";
+        context.findings.error("optimizer.params.lr", message, remedy);
     }
 }
 
@@ -191,5 +187,19 @@ fn default_autos(keys: &'static [Key], section: &Node, path: &str, autos: &mut A
             _ => key.keys(),
         };
         default_autos(inner, value, &path, autos);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_beyond_f32_is_refused() {
+        let text = r#"{"train_micro_batch_size_per_gpu": 1,
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e39}}}"#;
+        let written = Written::from_json(text).unwrap();
+        let error = resolve(&written, &Facts::on_host(1)).unwrap_err().to_string();
+        assert!(error.contains("optimizer.params.lr") && error.contains("1e39"), "{error}");
     }
 }

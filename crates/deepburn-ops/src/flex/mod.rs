@@ -1,0 +1,3 @@
+//! The CPU backend: kernels on host slices.
+
+mod optimizer;

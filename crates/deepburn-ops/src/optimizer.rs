@@ -1,0 +1,60 @@
+//! What an optimizer step does with the elements that a rank owns.
+
+use burn_backend::tensor::FloatTensor;
+use burn_backend::{Backend, FloatDType, Shape, TensorData, TensorMetadata};
+use deepburn_kernels::{self as kernels, AdamStep, GradientStats};
+
+use crate::host::{float_from_host, float_into_host};
+
+/// The arrays that Adam updates: flat, f32, of one length.
+#[derive(Debug)]
+pub struct AdamArrays<B: Backend> {
+    /// The parameter in full precision.
+    pub master: FloatTensor<B>,
+    /// First moment.
+    pub first: FloatTensor<B>,
+    /// Second moment.
+    pub second: FloatTensor<B>,
+}
+
+/// Optimizer and loss-scaling kernels of a backend.
+///
+/// Provided methods go through host memory; a backend overrides them where it has kernels.
+pub trait OptimizerOps: Backend {
+    /// One step of Adam or AdamW in one pass. `gradient` is flat, of the arrays' length, f32 or 16
+    /// bits wide, and is multiplied by `grad_scale` on the way in. With `working`, the updated
+    /// master is also returned rounded to that type.
+    fn adam(
+        step: &AdamStep,
+        grad_scale: f32,
+        arrays: AdamArrays<Self>,
+        gradient: FloatTensor<Self>,
+        working: Option<FloatDType>,
+    ) -> (AdamArrays<Self>, Option<FloatTensor<Self>>) {
+        let device = Self::float_device(&arrays.master);
+        let mut master = float_into_host::<Self>(arrays.master);
+        let mut first = float_into_host::<Self>(arrays.first);
+        let mut second = float_into_host::<Self>(arrays.second);
+        let gradient = float_into_host::<Self>(gradient);
+        kernels::adam(step, grad_scale, &mut master, &gradient, &mut first, &mut second);
+        let tensor = |values: Vec<f32>| {
+            let shape = Shape::from(vec![values.len()]);
+            float_from_host::<Self>(TensorData::new(values, shape), &device)
+        };
+        let master = tensor(master);
+        let working = working.map(|dtype| Self::cast(master.clone(), dtype));
+        let arrays = AdamArrays { master, first: tensor(first), second: tensor(second) };
+        (arrays, working)
+    }
+
+    /// Sum of squares of a flat gradient of any float type, in f64 on the CPU (at least in f32
+    /// with a tree of partial sums elsewhere), and whether all of it is finite, in one pass.
+    fn gradient_stats(gradient: FloatTensor<Self>) -> GradientStats {
+        kernels::gradient_stats(&float_into_host::<Self>(gradient))
+    }
+
+    /// Rounds to nearest even; what is too large for the type becomes infinite.
+    fn cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
+        if tensor.dtype() == dtype.into() { tensor } else { Self::float_cast(tensor, dtype) }
+    }
+}

@@ -9,6 +9,7 @@ use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use clap::Parser;
 use deepburn::metrics::{MetricsError, MetricsWriter, read_metrics};
+use deepburn::ops::OptimizerOps;
 use deepburn::zero::{Group, Training, ZeroError};
 use deepburn::{Engine, EngineError, Hook, TrainError, TrainPlan};
 use deepburn_config::JobRequest;
@@ -104,7 +105,7 @@ pub fn finetune(arguments: Arguments) -> Result<(), Failure> {
 }
 
 /// Trains on backend `B`, every rank on `device`.
-fn run<B: Backend>(preparation: &Preparation, device: B::Device) -> Result<(), Failure> {
+fn run<B: OptimizerOps>(preparation: &Preparation, device: B::Device) -> Result<(), Failure> {
     let output = &preparation.job.training.output_dir;
     let model = build_model::<B>(preparation, &device)?;
     check_output(output)?;
@@ -128,7 +129,7 @@ fn run<B: Backend>(preparation: &Preparation, device: B::Device) -> Result<(), F
 }
 
 /// The model on the training backend, all weights drawn or read.
-fn build_model<B: Backend>(
+fn build_model<B: OptimizerOps>(
     preparation: &Preparation,
     device: &B::Device,
 ) -> Result<Gpt2<Training<B>>, Failure> {
@@ -156,7 +157,7 @@ impl<B: Backend> ModuleVisitor<B> for Draw {
 }
 
 /// What one rank does.
-fn train_rank<B: Backend>(
+fn train_rank<B: OptimizerOps>(
     preparation: &Preparation,
     model: Option<Gpt2<Training<B>>>,
     group: Group<B>,
@@ -199,7 +200,7 @@ fn hooks(preparation: &Preparation, rank: usize) -> Result<Vec<Box<dyn Hook>>, R
 }
 
 /// Gathers the model parameter by parameter; rank 0 writes it in Hugging Face's layout.
-fn save_model<B: Backend>(
+fn save_model<B: OptimizerOps>(
     engine: &Engine<B, Gpt2<Training<B>>>,
     preparation: &Preparation,
 ) -> Result<(), RankError> {
@@ -211,7 +212,7 @@ fn save_model<B: Backend>(
         _ => None,
     };
     for parameter in engine.parameters() {
-        let data = engine.states().parameter_data(parameter.index())?;
+        let data = engine.states().master_data(parameter.index())?;
         if data.iter::<f32>().any(|value| !value.is_finite()) {
             return Err(RankError::Diverged { path: parameter.path().to_owned() });
         }

@@ -150,7 +150,7 @@ fn show_estimates(
     let given = deepspeed.map(|_| plan.zero.stage.number());
     for stage in stages(stage.or(given))? {
         let zero = deepburn_config::ZeroPlan { stage, ..plan.zero.clone() };
-        let bytes = ElementBytes::fp32(&plan.optimizer);
+        let bytes = ElementBytes::new(&plan.optimizer, &plan.precision);
         print(&estimate(&sizes, &zero, ranks as u64, bytes).to_string());
     }
     Ok(())

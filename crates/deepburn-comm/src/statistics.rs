@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::iter::Sum;
 
-use crate::{Operation, Tag};
+use crate::{Operation, Signature, Tag};
 
 /// How often something was exchanged, and how much.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -27,7 +27,8 @@ impl Sum for Count {
 /// Every collective that one rank has started, counted by operation and purpose of the tag.
 #[derive(Debug, Clone, Default)]
 pub struct Statistics {
-    counts: HashMap<(Operation, &'static str), Count>,
+    /// By operation, purpose of the tag and element type.
+    counts: HashMap<(Operation, &'static str, &'static str), Count>,
 }
 
 impl Statistics {
@@ -44,13 +45,24 @@ impl Statistics {
 
     /// All counts, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = (Operation, &'static str, Count)> {
-        self.counts.iter().map(|((operation, purpose), count)| (*operation, *purpose, *count))
+        self.counts.iter().map(|((operation, purpose, _), count)| (*operation, *purpose, *count))
     }
 
-    pub(crate) fn record(&mut self, operation: Operation, tag: Tag, elements: usize) {
-        let count = self.counts.entry((operation, tag.purpose())).or_default();
+    /// The element types that travelled for a purpose, by name, sorted.
+    pub fn element_types(&self, purpose: &str) -> Vec<&'static str> {
+        let counted = self.counts.keys().filter(|(_, counted, _)| *counted == purpose);
+        let mut types: Vec<_> = counted.map(|(_, _, dtype)| *dtype).collect();
+        types.sort_unstable();
+        types.dedup();
+        types
+    }
+
+    /// Counts a collective; the arrays of one have one element type, and a barrier has none.
+    pub(crate) fn record(&mut self, operation: Operation, tag: Tag, arrays: Option<&Signature>) {
+        let dtype = arrays.and_then(|arrays| arrays.dtypes.first()).copied().unwrap_or_default();
+        let count = self.counts.entry((operation, tag.purpose(), dtype)).or_default();
         count.calls += 1;
-        count.elements += elements as u64;
+        count.elements += arrays.map_or(0, Signature::total) as u64;
     }
 }
 
@@ -62,15 +74,21 @@ mod tests {
     #[test]
     fn counts_add_up_by_operation_and_purpose() {
         let mut statistics = Statistics::default();
-        statistics.record(Operation::AllGather, Tag::new("gather", 0), 10);
-        statistics.record(Operation::AllGather, Tag::new("gather", 1), 5);
-        statistics.record(Operation::AllReduce(ReduceOp::Sum), Tag::new("norm", 0), 1);
-        statistics.record(Operation::AllReduce(ReduceOp::Sum), Tag::new("gather", 0), 2);
+        let mut record = |operation, tag, elements, dtype| {
+            let arrays = Signature { numels: vec![elements], dtypes: vec![dtype] };
+            statistics.record(operation, tag, Some(&arrays));
+        };
+        record(Operation::AllGather, Tag::new("gather", 0), 10, "f32");
+        record(Operation::AllGather, Tag::new("gather", 1), 5, "bf16");
+        record(Operation::AllReduce(ReduceOp::Sum), Tag::new("norm", 0), 1, "f64");
+        record(Operation::AllReduce(ReduceOp::Sum), Tag::new("gather", 0), 2, "f32");
+        assert_eq!(statistics.element_types("gather"), ["bf16", "f32"]);
+        assert_eq!(statistics.element_types("norm"), ["f64"]);
         assert_eq!(statistics.purpose("gather"), Count { calls: 3, elements: 17 });
         let gathers = statistics.total(|operation, _| operation == Operation::AllGather);
         assert_eq!(gathers, Count { calls: 2, elements: 15 });
         assert_eq!(statistics.total(|_, _| true), Count { calls: 4, elements: 18 });
         assert_eq!(statistics.purpose("absent"), Count::default());
-        assert_eq!(statistics.iter().count(), 3);
+        assert_eq!(statistics.iter().count(), 4);
     }
 }

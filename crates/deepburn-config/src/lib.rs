@@ -58,8 +58,9 @@ pub use kind::{Integers, Kind, Reals, Variant};
 pub use lookup::find;
 pub use node::{Node, Position, Value};
 pub use plan::{
-    AdamPlan, BatchPlan, GatherPlan, GradientPlan, GradientReduction, MomentumCycle, OneCyclePlan,
-    OptimizerPlan, Plan, ReductionPlan, ReportPlan, SchedulePlan, Stage, WarmupShape, ZeroPlan,
+    AdamPlan, BatchPlan, DynamicScalePlan, GatherPlan, GradientPlan, GradientReduction,
+    LossScalePlan, MomentumCycle, OneCyclePlan, OptimizerPlan, OverflowPlan, Plan, Precision,
+    PrecisionPlan, ReductionPlan, ReportPlan, SchedulePlan, Stage, WarmupShape, ZeroPlan,
 };
 pub use resolve::{AutoAnswer, Facts, Resolved, resolve, resolve_batch};
 pub use source::{MAX_BYTES, MAX_DEPTH};

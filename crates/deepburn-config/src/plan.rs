@@ -16,6 +16,8 @@ pub struct Plan {
     pub schedule: SchedulePlan,
     /// What is sharded, and how it travels.
     pub zero: ZeroPlan,
+    /// Element types, and what keeps small gradients from vanishing in them.
+    pub precision: PrecisionPlan,
     /// Largest global gradient norm let through; `None` when clipping is off (0 in the file).
     pub gradient_clipping: Option<f64>,
     /// How gradients of different ranks become one.
@@ -336,6 +338,102 @@ pub struct GatherPlan {
     pub max_reuse_distance: usize,
     /// Whether a 16-bit copy of the whole model may be gathered for saving.
     pub gather_16bit_weights_on_model_save: bool,
+}
+
+/// A float type as configurations name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Precision {
+    /// 32 bits.
+    Fp32,
+    /// IEEE half precision: 5 bits of exponent, largest number 65504.
+    Fp16,
+    /// bfloat16: the exponent of fp32 with 8 bits of precision.
+    Bf16,
+}
+
+impl Precision {
+    /// The name that configurations use.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fp32 => "fp32",
+            Self::Fp16 => "fp16",
+            Self::Bf16 => "bf16",
+        }
+    }
+
+    /// Bytes of an element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::Fp32 => 4,
+            Self::Fp16 | Self::Bf16 => 2,
+        }
+    }
+}
+
+/// Element types of what is kept and of what travels. The optimizer always works in fp32.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct PrecisionPlan {
+    /// Type of the parameters that forward and backward use; in 16 bits the optimizer keeps fp32
+    /// masters beside them.
+    pub compute: Precision,
+    /// Type in which gradients travel between ranks.
+    pub communication: Precision,
+    /// Type in which the gradients of micro-batches add up.
+    pub accumulation: Precision,
+    /// Factor of the loss.
+    pub loss_scale: LossScalePlan,
+    /// What becomes of a step whose gradients are not finite.
+    pub overflow: OverflowPlan,
+}
+
+impl PrecisionPlan {
+    /// Everything in fp32; a gradient that is not finite ends the run.
+    pub const FP32: Self = Self {
+        compute: Precision::Fp32,
+        communication: Precision::Fp32,
+        accumulation: Precision::Fp32,
+        loss_scale: LossScalePlan::Static { scale: 1.0 },
+        overflow: OverflowPlan::End,
+    };
+}
+
+/// The factor of the loss that keeps small gradients above the smallest number of their type.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum LossScalePlan {
+    /// The same throughout; 1 in fp32 and bf16.
+    Static {
+        /// The factor.
+        scale: f64,
+    },
+    /// As large as gradients allow.
+    Dynamic(DynamicScalePlan),
+}
+
+/// How the dynamic loss scale moves.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct DynamicScalePlan {
+    /// Scale of the first step.
+    pub initial_scale: f64,
+    /// Good steps before the scale doubles.
+    pub window: u64,
+    /// Overflows before the scale halves, for the first time and after each doubling.
+    pub hysteresis: u64,
+    /// Whether every good step refills the hysteresis.
+    pub consecutive_hysteresis: bool,
+    /// The scale never goes below; an overflow there ends the run.
+    pub min_scale: f64,
+}
+
+/// What becomes of a step whose gradients are not finite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OverflowPlan {
+    /// It is left out on all ranks.
+    Skip,
+    /// It ends the run with the name of the parameter.
+    End,
 }
 
 /// How the gradients of all ranks become one.

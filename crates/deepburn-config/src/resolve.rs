@@ -100,7 +100,7 @@ pub(crate) struct Context<'a> {
 pub fn resolve(written: &Written, facts: &Facts) -> Result<Resolved, Report> {
     let (top, mut context) = open(written, facts);
     let batch = batch::resolve(&top, &mut context);
-    precision::check(&top, &mut context);
+    let precision = precision::resolve(&top, &mut context);
     let optimizer = optimizer::resolve(&top, &mut context);
     let schedule = scheduler::resolve(&top, &optimizer, &mut context);
     let zero = zero::resolve(&top, &mut context);
@@ -109,6 +109,7 @@ pub fn resolve(written: &Written, facts: &Facts) -> Result<Resolved, Report> {
         batch,
         schedule,
         optimizer,
+        precision,
         gradient_clipping: Some(top.real("gradient_clipping")).filter(|clip| *clip > 0.0),
         reduction: reduction(&top, zero.stage, &mut context),
         report: report::resolve(&top),

@@ -153,12 +153,15 @@ impl<'a> Section<'a> {
     }
 
     /// One of a choice's names, in the table's spelling.
+    /// The choice that was made, spelled as in the table; the table has no default for it.
+    pub(crate) fn optional_choice(&self, name: &str) -> Option<&'static str> {
+        let Kind::Choice(names) = self.key(name).kind else { return self.no_default(name) };
+        let given = self.text(name)?;
+        names.iter().find(|known| given.eq_ignore_ascii_case(known)).copied()
+    }
+
     pub(crate) fn choice(&self, name: &str) -> &'static str {
-        let key = self.key(name);
-        let Kind::Choice(names) = key.kind else { return self.no_default(name) };
-        let given = self.text(name);
-        let known = names.iter().find(|known| given.is_some_and(|g| g.eq_ignore_ascii_case(known)));
-        match (known, key.default) {
+        match (self.optional_choice(name), self.key(name).default) {
             (Some(known), _) => known,
             (None, Literal::Text(default)) => default,
             _ => self.no_default(name),

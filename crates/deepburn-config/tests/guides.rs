@@ -2,7 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use deepburn_config::{Facts, Resolved, Severity, Stage, Written, resolve};
+use deepburn_config::{
+    DynamicScalePlan, Facts, LossScalePlan, OverflowPlan, Precision, Resolved, Severity, Stage,
+    Written, resolve,
+};
 
 fn guide(name: &str) -> Written {
     let folder: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/guides");
@@ -22,7 +25,6 @@ fn refused(name: &str, world_size: usize, parts: &[&str]) {
     }
 }
 
-const FP16: &str = "fp16.enabled (line ";
 const MISMATCH: &str =
     "train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size";
 
@@ -41,41 +43,34 @@ fn warns(resolved: &Resolved, key: &str, part: &str) {
 }
 
 #[test]
-fn s0_asks_for_fp16_and_disagrees_on_two_ranks() {
-    let fp16 = "true asks for fp16 training, which is not available in this version; set fp16.enabled to false";
-    let skips = "about 17 updates will be skipped";
+fn s0_trains_in_fp16_and_disagrees_on_two_ranks() {
     let alias = "zero_optimization.overlap_reduce (line 30, column 23): is taken as overlap_comm";
-    refused("S0.json", 1, &[": 1 problem\n", FP16, fp16, skips, alias]);
     refused(
         "S0.json",
         2,
-        &[": 2 problems\n", MISMATCH, "32 != 4 * 8 * 2", "set one of: train_batch_size 64"],
+        &[": 1 problem\n", MISMATCH, "32 != 4 * 8 * 2", "set one of: train_batch_size 64", alias],
     );
-    let written = mended("S0.json", |json| json["fp16"]["enabled"] = false.into());
-    let resolved = outcome(&written, 1).unwrap();
+    let resolved = outcome(&guide("S0.json"), 1).unwrap();
     assert_eq!(resolved.plan.zero.stage, Stage::Parameters);
     assert!(resolved.plan.zero.gradients.overlap_comm);
     assert_eq!(resolved.plan.zero.parameters.persistence_threshold, 10_000);
+    assert_eq!(resolved.plan.precision.compute, Precision::Fp16);
+    warns(&resolved, "fp16.initial_scale_power", "about 17 updates will be skipped");
     warns(&resolved, "zero_optimization.overlap_reduce", "is taken as overlap_comm");
     assert!(resolved.notes.iter().any(|note| note.message.contains("already live in host memory")));
 }
 
 #[test]
-fn s1_asks_for_fp16_and_a_profiler_no_version_has() {
+fn s1_asks_for_a_profiler_no_version_has() {
     let profiler = "profiling.enabled (line 35, column 16): true asks for the step profiler";
     let ignored =
         "warning: zero_optimization.offload_param.device (line 19, column 17): \"cpu\" is ignored";
-    refused(
-        "S1.json",
-        1,
-        &[": 2 problems\n", FP16, profiler, "set profiling.enabled to false", ignored],
-    );
-    refused("S1.json", 2, &[": 3 problems\n", FP16, profiler, MISMATCH]);
-    let written = mended("S1.json", |json| {
-        json["fp16"]["enabled"] = false.into();
-        json["profiling"]["enabled"] = false.into();
-    });
-    warns(&outcome(&written, 1).unwrap(), "zero_optimization.offload_param.device", "is ignored");
+    refused("S1.json", 1, &[": 1 problem\n", profiler, "set profiling.enabled to false", ignored]);
+    refused("S1.json", 2, &[": 2 problems\n", profiler, MISMATCH]);
+    let written = mended("S1.json", |json| json["profiling"]["enabled"] = false.into());
+    let resolved = outcome(&written, 1).unwrap();
+    assert_eq!(resolved.plan.precision.overflow, OverflowPlan::Skip);
+    warns(&resolved, "zero_optimization.offload_param.device", "is ignored");
 }
 
 #[test]
@@ -96,20 +91,25 @@ fn s2_asks_for_an_optimizer_that_zero_excludes() {
 }
 
 #[test]
-fn s3_asks_for_fp16_through_accelerate() {
+fn s3_trains_in_fp16_through_accelerate() {
     let written = guide("S3.yaml");
     assert_eq!(written.processes(), Some(2));
     for world_size in [1, 2] {
-        refused(
-            "S3.yaml",
-            world_size,
-            &[": 1 problem\n", "fp16.enabled: true asks for fp16 training"],
-        );
-        let written = mended("S3.yaml", |json| json["fp16"]["enabled"] = false.into());
         let resolved = outcome(&written, world_size).unwrap();
         assert_eq!(resolved.plan.zero.stage, Stage::Parameters);
         assert_eq!(resolved.plan.batch.train_batch_size, 2 * world_size);
         assert_eq!(resolved.autos["train_batch_size"].value, 2 * world_size);
+        assert_eq!(resolved.plan.precision.compute, Precision::Fp16);
+        assert_eq!(
+            resolved.plan.precision.loss_scale,
+            LossScalePlan::Dynamic(DynamicScalePlan {
+                initial_scale: 65536.0,
+                window: 1000,
+                hysteresis: 2,
+                consecutive_hysteresis: false,
+                min_scale: 1.0,
+            })
+        );
         warns(&resolved, "optimizer", "AdamW with lr 0.001");
     }
 }

@@ -359,12 +359,12 @@ fn unknown_keys_and_names() {
 fn features_that_do_not_exist() {
     for (fragment, parts) in [
         (
-            r#""bf16": {"enabled": true}"#,
-            ["bf16.enabled", "bf16 training", "set bf16.enabled to false"],
+            r#""bf16": {"enabled": true, "bf16_optimizer_states": true}"#,
+            ["bf16.bf16_optimizer_states", "bf16 optimizer states", "set it to false"],
         ),
         (
-            r#""bfloat16": {"enabled": true}"#,
-            ["bfloat16.enabled", "bf16 training", "set bf16.enabled to false"],
+            r#""bfloat16": {"bf16_master_weights_and_grads": true}"#,
+            ["bfloat16.bf16_master_weights_and_grads", "bf16 master weights", "set it to false"],
         ),
         (
             r#""fp16": {"enabled": true}, "bf16": {"enabled": true}"#,
@@ -450,10 +450,14 @@ fn features_that_do_not_exist() {
             r#""sparse_attention": {"mode": "fixed"}"#,
             ["sparse_attention", "a section of 1 keys", "remove it"],
         ),
-        (r#""communication_data_type": "fp16""#, ["communication_data_type", "\"fp16\"", "fp32"]),
+        (r#""communication_data_type": "fp8""#, ["communication_data_type", "\"fp8\"", "bf16"]),
         (
-            r#""data_types": {"grad_accum_dtype": "bf16"}"#,
-            ["data_types.grad_accum_dtype", "\"bf16\"", "fp32"],
+            r#""data_types": {"param_dtype": "bf16"}"#,
+            ["data_types.param_dtype", "\"bf16\"", "set fp16.enabled or bf16.enabled"],
+        ),
+        (
+            r#""fp16": {"enabled": true, "loss_scale": 1e300}"#,
+            ["fp16.loss_scale", "1e300 is larger than an f32 can hold", "write 0"],
         ),
         (
             r#""checkpoint": {"load_universal": true}"#,

@@ -9,13 +9,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use burn::module::AutodiffModule;
-use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
+use burn::tensor::{DType, Tensor};
 use deepburn_comm::CommError;
-use deepburn_config::{BatchPlan, Plan};
-use deepburn_zero::{Category, Group, Ledger, ModelStates, Parameter, Policy, Training};
+use deepburn_config::{BatchPlan, OverflowPlan, Plan};
+use deepburn_ops::OptimizerOps;
+use deepburn_zero::{
+    Category, Group, Ledger, ModelStates, Parameter, Policy, Rates, StepOutcome, Training,
+    ZeroError,
+};
 
 use crate::EngineError;
+use crate::loss_scale::LossScaler;
 use crate::schedule::Schedule;
 
 /// Shards `module` over `group` as `plan` says and makes it trainable.
@@ -26,7 +31,7 @@ use crate::schedule::Schedule;
 /// # Errors
 /// When the plan was made for another number of ranks, the module has parameters that cannot be
 /// trained, or the ranks' modules differ.
-pub fn initialize<B: Backend, M: AutodiffModule<Training<B>>>(
+pub fn initialize<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     module: M,
     plan: &Plan,
     group: Group<B>,
@@ -40,6 +45,8 @@ pub struct Engine<B: Backend, M: AutodiffModule<Training<B>>> {
     module: Option<M>,
     states: ModelStates<B>,
     schedule: Schedule,
+    scaler: LossScaler,
+    overflow: OverflowPlan,
     batch: BatchPlan,
     clip: Option<f64>,
     gathers_for_saving: bool,
@@ -85,11 +92,21 @@ pub struct Step {
     pub number: u64,
     /// Learning rate that it used.
     pub learning_rate: f64,
-    /// Global L2 norm of the gradients before clipping.
-    pub gradient_norm: f64,
+    /// Factor of the loss in its backward passes.
+    pub loss_scale: f64,
+    /// Global L2 norm of the gradients before clipping, unscaled; `None` for a step that was skipped
+    /// because a gradient was not finite.
+    pub gradient_norm: Option<f64>,
 }
 
-impl<B: Backend, M: AutodiffModule<Training<B>>> Engine<B, M> {
+impl Step {
+    /// Whether it left the parameters as they were.
+    pub fn is_skipped(&self) -> bool {
+        self.gradient_norm.is_none()
+    }
+}
+
+impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     fn new(module: M, plan: &Plan, group: Group<B>) -> Result<Self, EngineError> {
         let (planned, actual) = (plan.batch.world_size, group.world_size());
         if planned != actual {
@@ -98,6 +115,7 @@ impl<B: Backend, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let policy = Policy {
             zero: plan.zero.clone(),
             reduction: plan.reduction,
+            precision: plan.precision,
             optimizer: plan.optimizer.clone(),
         };
         let (module, states) = ModelStates::shard(module, policy, group)?;
@@ -105,6 +123,8 @@ impl<B: Backend, M: AutodiffModule<Training<B>>> Engine<B, M> {
             module: Some(module),
             states,
             schedule: Schedule::new(&plan.schedule),
+            scaler: LossScaler::new(&plan.precision.loss_scale),
+            overflow: plan.precision.overflow,
             batch: plan.batch,
             clip: plan.gradient_clipping,
             gathers_for_saving: plan.zero.parameters.gather_16bit_weights_on_model_save,
@@ -185,7 +205,10 @@ impl<B: Backend, M: AutodiffModule<Training<B>>> Engine<B, M> {
             let (call, when) = ("backward", "without a forward pass through `Engine::forward`");
             return Err(EngineError::Order { call, when });
         }
-        let loss = if weight == 1.0 { loss } else { loss.mul_scalar(weight) };
+        // A 16-bit loss would overflow by its scale alone.
+        let loss = if loss.dtype() == DType::F32 { loss } else { loss.cast(DType::F32) };
+        let factor = weight * self.scaler.scale();
+        let loss = if factor == 1.0 { loss } else { loss.mul_scalar(factor) };
         let started = Instant::now();
         self.states.start_backward();
         // The gradients were taken as they became final; what autodiff returns holds none.
@@ -200,7 +223,8 @@ impl<B: Backend, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// was done.
     ///
     /// # Errors
-    /// When no backward came before, a collective fails, or a gradient is not finite.
+    /// When no backward came before or a collective fails; when a gradient is not finite in fp32
+    /// (or bf16 without `check_grad_overflow`), or with the loss scale at its minimum.
     pub fn step(&mut self) -> Result<Option<Step>, EngineError> {
         if self.progress.accumulated == 0 {
             let (call, when) = ("step", "before any backward");
@@ -212,20 +236,40 @@ impl<B: Backend, M: AutodiffModule<Training<B>>> Engine<B, M> {
             return Ok(None);
         }
         self.progress.accumulated = 0;
-        let learning_rate = self.schedule.learning_rate();
+        let rates = Rates { lr: self.schedule.learning_rate(), betas: self.schedule.betas() };
+        let loss_scale = self.scaler.scale();
         let started = Instant::now();
-        let report = self.states.step(learning_rate, self.schedule.betas(), self.clip)?;
+        let outcome = self.states.step(rates, loss_scale, self.clip)?;
         self.times.step += started.elapsed();
-        self.schedule.advance();
+        let gradient_norm = match outcome {
+            StepOutcome::Applied { gradient_norm } => {
+                self.scaler.applied();
+                self.schedule.advance();
+                Some(gradient_norm)
+            }
+            StepOutcome::Overflow { parameter } => {
+                self.skip(parameter)?;
+                None
+            }
+        };
         self.progress.global_steps += 1;
         self.progress.global_samples += self.batch.train_batch_size as u64;
-        let step = Step {
-            number: self.progress.global_steps,
-            learning_rate,
-            gradient_norm: report.gradient_norm,
-        };
+        let number = self.progress.global_steps;
+        let step = Step { number, learning_rate: rates.lr, loss_scale, gradient_norm };
         self.last_step = Some(step);
         Ok(Some(step))
+    }
+
+    /// Answers an overflow: a skipped step leaves optimizer and schedule as they were.
+    fn skip(&mut self, parameter: String) -> Result<(), EngineError> {
+        if self.overflow == OverflowPlan::End {
+            return Err(ZeroError::GradientNotFinite { path: parameter }.into());
+        }
+        self.scaler
+            .overflowed()
+            .map_err(|cause| EngineError::LossScale { path: parameter, cause })?;
+        self.progress.skipped_steps += 1;
+        Ok(())
     }
 
     /// Forgets the gradients accumulated so far.
@@ -301,14 +345,25 @@ impl<B: Backend, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.last_step
     }
 
-    /// Global L2 norm of the gradients of the last optimizer step, before clipping.
+    /// Global L2 norm of the gradients of the last optimizer step, unscaled, before clipping; `None`
+    /// before the first step and for a skipped one.
     pub fn global_gradient_norm(&self) -> Option<f64> {
-        self.last_step.map(|step| step.gradient_norm)
+        self.last_step.and_then(|step| step.gradient_norm)
+    }
+
+    /// Factor of the loss of the coming optimizer step; 1 in fp32 and bf16.
+    pub fn loss_scale(&self) -> f64 {
+        self.scaler.scale()
+    }
+
+    /// The state of the loss scale.
+    pub fn loss_scaler(&self) -> &LossScaler {
+        &self.scaler
     }
 
     /// Whether the last call of [`step`](Self::step) at a boundary changed the parameters.
     pub fn was_step_applied(&self) -> bool {
-        self.last_step.is_some()
+        self.last_step.is_some_and(|step| !step.is_skipped())
     }
 
     /// Optimizer steps so far, skipped ones included.
@@ -316,7 +371,7 @@ impl<B: Backend, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.progress.global_steps
     }
 
-    /// Optimizer steps that were left out because of an overflow; none in fp32.
+    /// Optimizer steps that were left out because a gradient was not finite; none in fp32.
     pub fn skipped_steps(&self) -> u64 {
         self.progress.skipped_steps
     }

@@ -3,6 +3,8 @@
 use deepburn_comm::CommError;
 use deepburn_zero::ZeroError;
 
+use crate::loss_scale::ScaleExhausted;
+
 /// A failure of the engine. Every one ends the run: ranks that went on would wait for this one.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum EngineError {
@@ -43,6 +45,18 @@ pub enum EngineError {
     NoSync {
         /// The stage.
         stage: u8,
+    },
+    /// Gradients overflow at the smallest loss scale.
+    #[error(
+        "{cause}: current loss scale already at minimum - cannot decrease scale anymore. The first \
+         gradient that is not finite is that of parameter {path}: lower the learning rate or \
+         fp16.min_loss_scale, or train in bf16"
+    )]
+    LossScale {
+        /// Module path of the parameter.
+        path: String,
+        /// Where the scale is.
+        cause: ScaleExhausted,
     },
     /// Calls in an impossible order.
     #[error("{call} was called {when}: the order is forward, backward, step")]

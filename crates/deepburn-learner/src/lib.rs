@@ -7,6 +7,7 @@
 
 mod engine;
 mod error;
+mod loss_scale;
 pub mod metrics;
 mod save;
 pub mod schedule;
@@ -15,6 +16,7 @@ mod train;
 
 pub use engine::{Engine, PhaseTimes, Step, initialize};
 pub use error::EngineError;
+pub use loss_scale::{LossScaler, ScaleExhausted};
 pub use save::{HalfPrecision, SaveError};
 pub use task::{Batch, Evaluation, Task};
 pub use train::{BatchSource, Cause, Hook, OutsideError, TrainError, TrainPlan, evaluate, train};

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use burn::module::{AutodiffModule, ModuleVisitor, Param};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, TensorPrimitive};
+use deepburn_ops::OptimizerOps;
 use deepburn_zero::{Training, Zero, ZeroTensor};
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, View};
@@ -49,7 +50,7 @@ pub enum SaveError {
     },
 }
 
-impl<B: Backend, M: AutodiffModule<Training<B>>> Engine<B, M> {
+impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// Writes the weights in 16 bits to the safetensors file `path`. All ranks call this together.
     ///
     /// Returns false and writes nothing at stage 3 unless the configuration sets

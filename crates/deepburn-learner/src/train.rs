@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use burn::module::AutodiffModule;
 use burn::tensor::ElementConversion;
-use burn::tensor::backend::Backend;
 use deepburn_comm::Tag;
+use deepburn_ops::OptimizerOps;
 use deepburn_zero::{Category, Training};
 
 use crate::engine::{PhaseTimes, Step};
@@ -90,7 +90,7 @@ pub fn train<B, M, T>(
     hooks: &mut [Box<dyn Hook + '_>],
 ) -> Result<(), TrainError>
 where
-    B: Backend,
+    B: OptimizerOps,
     M: AutodiffModule<Training<B>>,
     T: Task<B, M>,
 {
@@ -122,7 +122,7 @@ fn train_step<B, M, T>(
     source: &mut impl BatchSource<T::Batch>,
 ) -> Result<StepRow, Cause>
 where
-    B: Backend,
+    B: OptimizerOps,
     M: AutodiffModule<Training<B>>,
     T: Task<B, M>,
 {
@@ -163,7 +163,7 @@ struct Totals {
 impl Totals {
     fn over_ranks<B, M>(engine: &Engine<B, M>, batches: &[impl Batch]) -> Result<Self, EngineError>
     where
-        B: Backend,
+        B: OptimizerOps,
         M: AutodiffModule<Training<B>>,
     {
         let tokens: usize = batches.iter().map(Batch::num_tokens).sum();
@@ -183,7 +183,7 @@ fn step_row<B, M>(
     started: Instant,
 ) -> StepRow
 where
-    B: Backend,
+    B: OptimizerOps,
     M: AutodiffModule<Training<B>>,
 {
     let step_seconds = started.elapsed().as_secs_f64();
@@ -191,9 +191,9 @@ where
         step: step.number,
         loss,
         lr: step.learning_rate,
-        grad_norm: Some(step.gradient_norm),
-        loss_scale: 1.0,
-        skipped: false,
+        grad_norm: step.gradient_norm,
+        loss_scale: step.loss_scale,
+        skipped: step.is_skipped(),
         tokens: tokens as u64,
         step_seconds,
         tokens_per_second: tokens / step_seconds,
@@ -204,7 +204,7 @@ where
 /// Memory of this rank over the step that just ended.
 fn memory_row<B, M>(engine: &Engine<B, M>) -> MemoryRow
 where
-    B: Backend,
+    B: OptimizerOps,
     M: AutodiffModule<Training<B>>,
 {
     let usage = |category| engine.ledger().usage(category);
@@ -228,7 +228,7 @@ pub fn evaluate<B, M, T>(
     source: &mut impl BatchSource<T::Batch>,
 ) -> Result<Option<EvalRow>, Cause>
 where
-    B: Backend,
+    B: OptimizerOps,
     M: AutodiffModule<Training<B>>,
     T: Task<B, M>,
 {

@@ -4,7 +4,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, FloatDType, Shape, TensorData, TensorMetadata};
 use deepburn_kernels::{self as kernels, AdamStep, GradientStats};
 
-use crate::host::{float_from_host, float_into_host};
+use crate::host::{float_from_host, float_into_host, read_float};
 
 /// The arrays that Adam updates: flat, f32, of one length.
 #[derive(Debug)]
@@ -56,5 +56,22 @@ pub trait OptimizerOps: Backend {
     /// Rounds to nearest even; what is too large for the type becomes infinite.
     fn cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         if tensor.dtype() == dtype.into() { tensor } else { Self::float_cast(tensor, dtype) }
+    }
+
+    /// Copies flat tensors of one type one after the other into memory of their own, followed by
+    /// zeros up to `len` elements.
+    ///
+    /// # Panics
+    /// When there is no tensor or they have more than `len` elements together.
+    fn flatten(parts: Vec<FloatTensor<Self>>, len: usize) -> FloatTensor<Self> {
+        let (device, dtype) = (Self::float_device(&parts[0]), parts[0].dtype());
+        let mut bytes = Vec::with_capacity(len * dtype.size());
+        for part in parts {
+            bytes.extend_from_slice(&read_float::<Self>(part).bytes);
+        }
+        assert!(bytes.len() <= len * dtype.size(), "flatten: the parts are longer than {len}");
+        bytes.resize(len * dtype.size(), 0);
+        let data = TensorData::from_bytes_vec(bytes, Shape::from(vec![len]), dtype);
+        float_from_host::<Self>(data, &device)
     }
 }

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use burn_backend::{Backend, Shape, Slice, TensorData, TensorMetadata};
+use burn_backend::{Backend, DType, FloatDType, Shape, Slice, TensorData, TensorMetadata};
 use deepburn_comm::{Payload, ReduceOp};
+use deepburn_ops::{float_from_host, float_into_host, int_into_host, read_float};
 
-use crate::host_data::{float_from_host, float_into_host, int_into_host, read_float};
 use crate::rows::RowGradient;
 
 /// A device tensor that travels between ranks.
@@ -36,6 +36,22 @@ impl<B: Backend> DeviceArray<B> {
         };
         let numel = tensor.shape().num_elements();
         B::float_reshape(tensor, Shape::from(vec![numel]))
+    }
+
+    /// The array in elements of `dtype`.
+    pub(crate) fn in_type(self, dtype: FloatDType) -> Self {
+        match self {
+            Self::Dense(tensor) => Self::Dense(in_type::<B>(tensor, dtype)),
+            Self::Rows(rows) => Self::Rows(rows.in_type(dtype)),
+        }
+    }
+
+    fn element_type(&self) -> FloatDType {
+        match self {
+            Self::Dense(tensor) => tensor.dtype(),
+            Self::Rows(rows) => rows.dtype(),
+        }
+        .into()
     }
 
     fn shape(&self) -> Shape {
@@ -78,15 +94,19 @@ impl<B: Backend> Payload for DeviceArray<B> {
         home: usize,
     ) -> Self {
         let device = inputs[home].device();
-        let dtype = inputs[home].dtype_value();
+        let dtype = inputs[home].element_type();
         if range.is_empty() {
-            let zeros = B::float_zeros(Shape::from(vec![padded_len]), &device, dtype.into());
+            let zeros = B::float_zeros(Shape::from(vec![padded_len]), &device, dtype);
             return Self::Dense(zeros);
         }
+        // 16-bit numbers are summed in f32 and rounded once: a sum in 16 bits would overflow where
+        // the mean does not, and lose what small ranks add.
+        let sum_type = if dtype == FloatDType::F64 { dtype } else { FloatDType::F32 };
         let dense = inputs
             .iter()
             .filter_map(Self::dense)
             .map(|tensor| B::float_to_device(flat_range::<B>(tensor, range.clone()), &device))
+            .map(|part| in_type::<B>(part, sum_type))
             .reduce(|sum, part| match op {
                 ReduceOp::Sum | ReduceOp::Mean => B::float_add(sum, part),
                 ReduceOp::Max => maximum::<B>(sum, part),
@@ -95,7 +115,7 @@ impl<B: Backend> Payload for DeviceArray<B> {
         if op == ReduceOp::Mean && inputs.len() > 1 {
             result = B::float_div_scalar(result, (inputs.len() as f64).into());
         }
-        Self::Dense(pad::<B>(result, padded_len))
+        Self::Dense(pad::<B>(in_type::<B>(result, dtype), padded_len))
     }
 
     fn concat(chunks: &[Self], numel: usize, home: usize) -> Self {
@@ -127,13 +147,12 @@ impl<B: Backend> Payload for DeviceArray<B> {
     }
 }
 
-impl<B: Backend> DeviceArray<B> {
-    fn dtype_value(&self) -> burn_backend::DType {
-        match self {
-            Self::Dense(tensor) => tensor.dtype(),
-            Self::Rows(rows) => rows.dtype(),
-        }
-    }
+/// The tensor in elements of `dtype`.
+pub(crate) fn in_type<B: Backend>(
+    tensor: B::FloatTensorPrimitive,
+    dtype: FloatDType,
+) -> B::FloatTensorPrimitive {
+    if tensor.dtype() == DType::from(dtype) { tensor } else { B::float_cast(tensor, dtype) }
 }
 
 /// Elements `range` of the flat order of `tensor`, flat.
@@ -160,7 +179,7 @@ pub(crate) fn flat_range<B: Backend>(
 }
 
 /// Elements `range` of a flat tensor.
-fn narrow<B: Backend>(
+pub(crate) fn narrow<B: Backend>(
     flat: B::FloatTensorPrimitive,
     range: Range<usize>,
 ) -> B::FloatTensorPrimitive {
@@ -194,7 +213,7 @@ fn maximum<B: Backend>(
     B::float_mask_where(larger, left_nan, left)
 }
 
-/// Adds the rows of every input, in rank order, to the sum of the dense parts.
+/// Adds the rows of every input, in rank order, to the sum of the dense parts, in f32.
 fn with_rows<B: Backend>(
     inputs: &[DeviceArray<B>],
     dense: Option<B::FloatTensorPrimitive>,

@@ -8,15 +8,12 @@
 
 use std::fmt;
 
-use deepburn_config::{GatherPlan, OptimizerPlan, Stage, ZeroPlan};
+use deepburn_config::{GatherPlan, OptimizerPlan, Precision, PrecisionPlan, Stage, ZeroPlan};
 
 use crate::reduce::BUCKETS_PER_MODEL;
 
 /// Bytes of an fp32 element.
 const FP32: u64 = 4;
-
-/// Bytes of an fp16 or bf16 element.
-const HALF: u64 = 2;
 
 /// One parameter; tied parameters are listed once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,8 +76,8 @@ impl Estimate {
     }
 }
 
-/// Bytes of each model state per element of a parameter; with Adam 16 in all, in fp32 and in mixed
-/// precision alike.
+/// Bytes of each model state per element of a parameter; with Adam 16 in all in fp32, and in mixed
+/// precision with 16-bit gradients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ElementBytes {
     /// The parameter that forward and backward use.
@@ -92,14 +89,15 @@ pub struct ElementBytes {
 }
 
 impl ElementBytes {
-    /// Everything in fp32.
-    pub fn fp32(optimizer: &OptimizerPlan) -> Self {
-        Self { parameter: FP32, gradient: FP32, optimizer: optimizer_state(optimizer) }
-    }
-
-    /// Parameters and gradients in 16 bits; the optimizer keeps fp32 parameters besides its states.
-    pub fn mixed(optimizer: &OptimizerPlan) -> Self {
-        Self { parameter: HALF, gradient: HALF, optimizer: FP32 + optimizer_state(optimizer) }
+    /// What training in these types takes: 16-bit parameters have fp32 masters, which the
+    /// optimizer keeps. With fp32 accumulation, the default, mixed precision takes 18 bytes.
+    pub fn new(optimizer: &OptimizerPlan, precision: &PrecisionPlan) -> Self {
+        let masters = if precision.compute == Precision::Fp32 { 0 } else { FP32 };
+        Self {
+            parameter: precision.compute.bytes() as u64,
+            gradient: precision.accumulation.bytes() as u64,
+            optimizer: masters + optimizer_state(optimizer),
+        }
     }
 }
 
@@ -402,6 +400,12 @@ mod tests {
         }
     }
 
+    /// The published rule: gradients in 16 bits, too.
+    fn mixed() -> PrecisionPlan {
+        let bf16 = Precision::Bf16;
+        PrecisionPlan { compute: bf16, accumulation: bf16, ..PrecisionPlan::FP32 }
+    }
+
     fn sizes(numels: &[u64]) -> Vec<ParameterSize> {
         numels.iter().map(|numel| ParameterSize { numel: *numel, trainable: true }).collect()
     }
@@ -418,7 +422,7 @@ mod tests {
             (124_440_000, 8, [1.991, 0.6844, 0.4666, 0.2489]),
         ] {
             for (stage, expected) in STAGES.into_iter().zip(gigabytes) {
-                let states = formula(psi, stage, ranks, ElementBytes::mixed(&ADAM));
+                let states = formula(psi, stage, ranks, ElementBytes::new(&ADAM, &mixed()));
                 assert!((states.total() as f64 / 1e9 - expected).abs() < 6e-5, "{psi} {stage:?}");
             }
         }
@@ -427,7 +431,7 @@ mod tests {
     #[test]
     fn fp32_moves_bytes_from_the_optimizer_to_the_others() {
         let states = |stage| {
-            let states = formula(1000, stage, 4, ElementBytes::fp32(&ADAM));
+            let states = formula(1000, stage, 4, ElementBytes::new(&ADAM, &PrecisionPlan::FP32));
             [states.parameters, states.gradients, states.optimizer]
         };
         assert_eq!(states(Stage::Disabled), [4000, 4000, 8000]);
@@ -449,13 +453,13 @@ mod tests {
         let adagrad = OptimizerPlan::Adagrad { lr: 0.1, eps: 1e-10, weight_decay: 0.0 };
         for (optimizer, bytes) in [(ADAM, 8), (sgd(0.0), 0), (sgd(0.9), 4), (lion, 4), (adagrad, 4)]
         {
-            assert_eq!(ElementBytes::fp32(&optimizer).optimizer, bytes);
-            assert_eq!(ElementBytes::mixed(&optimizer).optimizer, bytes + 4);
+            assert_eq!(ElementBytes::new(&optimizer, &PrecisionPlan::FP32).optimizer, bytes);
+            assert_eq!(ElementBytes::new(&optimizer, &mixed()).optimizer, bytes + 4);
         }
     }
 
     fn estimated(parameters: &[ParameterSize], zero: &ZeroPlan, ranks: u64) -> Estimate {
-        estimate(parameters, zero, ranks, ElementBytes::fp32(&ADAM))
+        estimate(parameters, zero, ranks, ElementBytes::new(&ADAM, &PrecisionPlan::FP32))
     }
 
     #[test]
@@ -559,7 +563,9 @@ mod tests {
         for stage in STAGES {
             for ranks in [1, 2, 3, 4, 7] {
                 let exact = estimated(&parameters, &plan(stage), ranks).states.total() as f64;
-                let ideal = formula(psi, stage, ranks, ElementBytes::fp32(&ADAM)).total() as f64;
+                let ideal =
+                    formula(psi, stage, ranks, ElementBytes::new(&ADAM, &PrecisionPlan::FP32))
+                        .total() as f64;
                 assert!((exact / ideal - 1.0).abs() < 1e-3, "{stage:?} {ranks}");
             }
         }
@@ -622,7 +628,7 @@ mod tests {
             ranks in 1..9_u64,
             stage in prop::sample::select(&STAGES[..]),
         ) {
-            let bytes = ElementBytes::fp32(&ADAM);
+            let bytes = ElementBytes::new(&ADAM, &PrecisionPlan::FP32);
             let exact = estimated(&sizes(&numels), &plan(stage), ranks).states.total();
             let ideal = formula(numels.iter().sum(), stage, ranks, bytes).total();
             // The formula's three categories are rounded up to a byte each.

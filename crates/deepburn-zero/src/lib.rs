@@ -3,11 +3,12 @@
 //! [`Zero<B>`](Zero) decorates a backend below autodiff. [`ModelStates::shard`] turns the parameters
 //! of any module into handles on values that live here, whole or cut over the ranks of a [`Group`]
 //! as the stage says; tensor ops gather what they need, autodiff's gradients are reduced as they
-//! become final, and [`ModelStates::step`] updates what this rank owns. A [`Ledger`] counts the bytes
-//! of all that, and [`estimate`] predicts them.
+//! become final, and [`ModelStates::step`] updates what this rank owns. With 16-bit parameters the
+//! optimizer keeps f32 masters of what it updates. A [`Ledger`] counts the bytes of all that, and
+//! [`estimate`] predicts them.
 //!
-//! Refused: parameters that are not f32, a model without anything to train, a step on gradients that
-//! are not finite. A [`ModelStates`] stays on the thread that made it.
+//! Refused: modules whose parameters are not f32 before sharding, a model without anything to train.
+//! A step on gradients that are not finite changes nothing. A [`ModelStates`] stays on the thread that made it.
 //!
 //! Running statistics (Burn's `RunningState`, in batch norm) are buffers: they start from rank 0's
 //! values and are then each rank's own. Clones of a module share them between threads, so every rank
@@ -20,17 +21,19 @@ mod error;
 pub mod estimate;
 mod gather;
 mod group;
-mod host_data;
 mod ledger;
 mod ops;
 mod optimizer;
 mod parameter;
 mod partition;
+mod precision;
+mod publish;
 mod random;
 mod reduce;
 mod rows;
 mod session;
 mod sharding;
+mod share;
 mod states;
 mod tensor;
 mod trace;
@@ -42,10 +45,11 @@ pub use error::ZeroError;
 pub use gather::Pass;
 pub use group::{Group, ZeroGroup};
 pub use ledger::{Category, Lease, Ledger, Usage};
+pub use optimizer::Rates;
 pub use parameter::Parameter;
 pub use partition::Partition;
 pub use random::RandomStream;
 pub use rows::RowGradient;
 pub use sharding::Training;
-pub use states::{ModelStates, Policy, StepReport};
+pub use states::{ModelStates, Policy, StepOutcome};
 pub use tensor::{FullTensor, ParameterView, ReducedGradient, ZeroTensor};

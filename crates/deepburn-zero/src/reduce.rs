@@ -13,7 +13,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use burn_backend::{Backend, Shape, TensorMetadata};
+use burn_backend::{Backend, FloatDType, Shape, TensorMetadata};
 use deepburn_comm::{CommError, Payload, Pending, ReduceOp, Tag};
 use deepburn_config::{GradientPlan, GradientReduction, ReductionPlan};
 
@@ -31,6 +31,7 @@ pub(crate) struct GradientReducer<B: Backend> {
     ledger: Ledger,
     plan: GradientPlan,
     scaling: Scaling,
+    types: Types,
     /// Whether only the owned shard of a reduced gradient is kept.
     shards: bool,
     /// Elements at which the bucket is reduced.
@@ -65,6 +66,15 @@ struct Accumulated<B: Backend> {
     _lease: Lease,
 }
 
+/// Element types of gradients after autodiff made them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Types {
+    /// Between ranks.
+    pub(crate) communication: FloatDType,
+    /// In the sum over micro-batches.
+    pub(crate) accumulation: FloatDType,
+}
+
 /// Multiplications around the sum over the ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Scaling {
@@ -75,18 +85,23 @@ struct Scaling {
 
 impl Scaling {
     /// DeepSpeed's three ways to average: divide after the sum, before it, or partly before it.
-    fn new(plan: &ReductionPlan, world_size: usize) -> Self {
+    ///
+    /// What travels in 16 bits is a sum, which overflows where a mean would not; dividing before it
+    /// is there against that.
+    fn new(plan: &ReductionPlan, world_size: usize, communication: FloatDType) -> Self {
         let world_size = world_size as f64;
         let factor = plan.predivide_factor;
+        let sum = Self { before: 1.0, op: ReduceOp::Sum, after: 1.0 };
         match plan.op {
-            GradientReduction::Sum => Self { before: 1.0, op: ReduceOp::Sum, after: 1.0 },
-            GradientReduction::Mean if plan.prescale => {
-                Self { before: 1.0 / world_size, op: ReduceOp::Sum, after: 1.0 }
-            }
+            GradientReduction::Sum => sum,
+            GradientReduction::Mean if plan.prescale => Self { before: 1.0 / world_size, ..sum },
             GradientReduction::Mean if factor != 1.0 => {
-                Self { before: 1.0 / factor, op: ReduceOp::Sum, after: factor / world_size }
+                Self { before: 1.0 / factor, after: factor / world_size, ..sum }
             }
-            GradientReduction::Mean => Self { before: 1.0, op: ReduceOp::Mean, after: 1.0 },
+            GradientReduction::Mean if communication == FloatDType::F32 => {
+                Self { op: ReduceOp::Mean, ..sum }
+            }
+            GradientReduction::Mean => Self { after: 1.0 / world_size, ..sum },
         }
     }
 }
@@ -102,14 +117,16 @@ impl<B: Backend> GradientReducer<B> {
         parameters: Arc<[Arc<Parameter<B>>]>,
         plan: GradientPlan,
         reduction: &ReductionPlan,
+        types: Types,
         shards: bool,
         ledger: Ledger,
     ) -> Self {
         let trainable = parameters.iter().filter(|parameter| parameter.is_trainable());
         let share = trainable.map(|p| p.numel()).sum::<usize>().div_ceil(BUCKETS_PER_MODEL);
-        let scaling = Scaling::new(reduction, group.world_size());
+        let scaling = Scaling::new(reduction, group.world_size(), types.communication);
         Self {
             scaling,
+            types,
             shards,
             capacity: plan.reduce_bucket_size.min(share).max(1),
             bucket: Vec::new(),
@@ -148,14 +165,15 @@ impl<B: Backend> GradientReducer<B> {
             other => DeviceArray::Dense(other.into_full()),
         };
         let array = match self.unreduced[index].take() {
-            Some(earlier) => add(earlier.array, array),
+            Some(earlier) => add(earlier.array, array.in_type(self.types.accumulation)),
             None => array,
         };
-        let collected = self.collected(index, array);
         if self.synchronise {
-            self.enter(collected)
+            let array = array.in_type(self.types.communication);
+            self.enter(self.collected(index, array))
         } else {
-            self.unreduced[index] = Some(collected);
+            let array = array.in_type(self.types.accumulation);
+            self.unreduced[index] = Some(self.collected(index, array));
             Ok(())
         }
     }
@@ -172,8 +190,9 @@ impl<B: Backend> GradientReducer<B> {
     /// along, so that a step never acts on a part of the gradient.
     pub(crate) fn reduce_rest(&mut self) -> Result<(), CommError> {
         for index in 0..self.unreduced.len() {
-            if let Some(gradient) = self.unreduced[index].take() {
-                self.enter(gradient)?;
+            if let Some(Collected { array, .. }) = self.unreduced[index].take() {
+                let array = array.in_type(self.types.communication);
+                self.enter(self.collected(index, array))?;
             }
         }
         self.drain()
@@ -270,7 +289,7 @@ impl<B: Backend> GradientReducer<B> {
             if self.shards && !self.plan.reduce_scatter {
                 result = self.owned(index, result);
             }
-            let result = scale(result, self.scaling.after);
+            let result = scale(result.in_type(self.types.accumulation), self.scaling.after);
             self.accumulate(index, result.into_flat());
         }
         Ok(())
@@ -344,13 +363,16 @@ mod tests {
 
     #[test]
     fn all_ways_to_average_divide_by_the_world_size() {
-        for (prescale, factor) in [(false, 1.0), (true, 1.0), (false, 2.0), (false, 4.0)] {
-            let scaling = Scaling::new(&plan(prescale, factor, GradientReduction::Mean), 4);
-            let mean = if scaling.op == ReduceOp::Mean { 0.25 } else { 1.0 };
-            assert_eq!(scaling.before * mean * scaling.after, 0.25);
+        for communication in [FloatDType::F32, FloatDType::F16, FloatDType::BF16] {
+            for (prescale, factor) in [(false, 1.0), (true, 1.0), (false, 2.0), (false, 4.0)] {
+                let plan = plan(prescale, factor, GradientReduction::Mean);
+                let scaling = Scaling::new(&plan, 4, communication);
+                let mean = if scaling.op == ReduceOp::Mean { 0.25 } else { 1.0 };
+                assert_eq!(scaling.before * mean * scaling.after, 0.25);
+            }
+            let sum = Scaling::new(&plan(true, 2.0, GradientReduction::Sum), 4, communication);
+            assert_eq!(sum, Scaling { before: 1.0, op: ReduceOp::Sum, after: 1.0 });
         }
-        let sum = Scaling::new(&plan(true, 2.0, GradientReduction::Sum), 4);
-        assert_eq!(sum, Scaling { before: 1.0, op: ReduceOp::Sum, after: 1.0 });
     }
 
     #[test]

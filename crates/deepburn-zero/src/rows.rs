@@ -5,7 +5,9 @@
 //! output layer, a second array as large would be added to the first. Nothing is whole here until
 //! each owner reduces its shard.
 
-use burn_backend::{Backend, DType, Shape, TensorMetadata};
+use burn_backend::{Backend, DType, FloatDType, Shape, TensorMetadata};
+
+use crate::array::in_type;
 
 /// Rows of a gradient: row `indices[i]` gets `values[i]`.
 #[derive(Debug, Clone)]
@@ -84,6 +86,15 @@ impl<B: Backend> RowGradient<B> {
         self.dense = self.dense.map(|dense| B::float_mul_scalar(dense, factor.into()));
         for block in &mut self.blocks {
             block.values = B::float_mul_scalar(block.values.clone(), factor.into());
+        }
+        self
+    }
+
+    /// The gradient in elements of `dtype`.
+    pub(crate) fn in_type(mut self, dtype: FloatDType) -> Self {
+        self.dense = self.dense.map(|dense| in_type::<B>(dense, dtype));
+        for block in &mut self.blocks {
+            block.values = in_type::<B>(block.values.clone(), dtype);
         }
         self
     }

@@ -8,16 +8,19 @@ use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{Tensor, TensorPrimitive};
 use burn_autodiff::Autodiff;
 use burn_backend::distributed::DistributedParamId;
-use burn_backend::{Backend, DType, Shape, TensorMetadata};
-use deepburn_comm::{Payload, ReduceOp, Tag};
+use burn_backend::{Backend, DType, FloatDType, Shape, TensorMetadata};
+use deepburn_comm::Tag;
+use deepburn_ops::OptimizerOps;
 
-use crate::array::{DeviceArray, own};
+use crate::array::DeviceArray;
 use crate::error::ZeroError;
 use crate::gather::Gatherer;
 use crate::group::Group;
 use crate::ledger::Ledger;
+use crate::optimizer::Owned;
 use crate::parameter::{Description, Parameter};
 use crate::partition::Partition;
+use crate::share::{Share, chunk};
 use crate::{Zero, ZeroTensor};
 
 /// The autodiff backend on which sharded modules train.
@@ -29,10 +32,15 @@ pub type Training<B> = Autodiff<Zero<B>>;
 /// one shard and one autodiff leaf; it is known by the first path at which it occurs.
 pub(crate) struct Sharder<B: Backend> {
     group: Group<B>,
+    share: Share,
     ledger: Ledger,
     gatherer: Option<Weak<Gatherer<B>>>,
+    /// Type that ops use, where it is not f32.
+    working: Option<FloatDType>,
     path: Vec<String>,
     parameters: Vec<Arc<Parameter<B>>>,
+    /// What the optimizer starts from, by parameter index; `None` for a frozen parameter.
+    owned: Vec<Option<Owned<B>>>,
     /// Index and autodiff tensor of each parameter already seen.
     seen: HashMap<ParamId, (usize, Box<dyn Any>)>,
     failure: Option<ZeroError>,
@@ -42,21 +50,28 @@ pub(crate) struct Sharder<B: Backend> {
 pub(crate) struct Table<B: Backend> {
     pub(crate) parameters: Arc<[Arc<Parameter<B>>]>,
     pub(crate) indices: HashMap<ParamId, usize>,
+    pub(crate) owned: Vec<Option<Owned<B>>>,
 }
 
-impl<B: Backend> Sharder<B> {
-    /// Shards through `gatherer`, or keeps parameters whole without one.
+impl<B: OptimizerOps> Sharder<B> {
+    /// Shards through `gatherer`, or keeps parameters whole without one; in the type `working`, or
+    /// in f32 without one.
     pub(crate) fn new(
         group: Group<B>,
+        share: Share,
         gatherer: Option<Weak<Gatherer<B>>>,
+        working: Option<FloatDType>,
         ledger: Ledger,
     ) -> Self {
         Self {
             group,
+            share,
             ledger,
             gatherer,
+            working,
             path: Vec::new(),
             parameters: Vec::new(),
+            owned: Vec::new(),
             seen: HashMap::new(),
             failure: None,
         }
@@ -75,7 +90,7 @@ impl<B: Backend> Sharder<B> {
             return Err(ZeroError::NothingTrainable);
         }
         let indices = self.seen.into_iter().map(|(id, (index, _))| (id, index)).collect();
-        Ok((module, Table { parameters: self.parameters.into(), indices }))
+        Ok((module, Table { parameters: self.parameters.into(), indices, owned: self.owned }))
     }
 
     /// Distributes the values of rank 0 and keeps what this rank is to hold.
@@ -89,36 +104,37 @@ impl<B: Backend> Sharder<B> {
             return Err(ZeroError::ParameterType { path, dtype: tensor.dtype().name() });
         }
         let index = self.parameters.len();
-        let description = Description {
-            index,
-            path: path.into(),
-            shape: tensor.shape(),
-            dtype: tensor.dtype(),
-            device: B::float_device(&tensor),
-            partition: Partition::new(tensor.shape().num_elements(), self.group.world_size()),
-            trainable,
-        };
+        let device = B::float_device(&tensor);
+        let shape = tensor.shape();
+        let partition = Partition::new(shape.num_elements(), self.group.world_size());
         let tag = Tag::new("initial weights", index as u64);
         let own_values = vec![DeviceArray::Dense(tensor)];
         let mut values = self.group.arrays().broadcast(tag, Some(own_values), 0)?.wait()?;
-        let values = values.swap_remove(0);
+        // Laid out as a gathered parameter is, so that every stage runs the same kernels.
+        let values = values.swap_remove(0).into_flat();
+        self.owned.push(trainable.then(|| match self.working {
+            Some(_) => Owned::Masters(self.share.of_whole::<B>(&values, partition)),
+            None => Owned::Elements(self.share.len(partition), device.clone()),
+        }));
+        let dtype = self.working.map_or(DType::F32, DType::from);
+        let path = path.into();
+        let description = Description { index, path, shape, dtype, device, partition, trainable };
+        let in_type = |tensor| B::cast(tensor, self.working.unwrap_or(FloatDType::F32));
+        let ledger = self.ledger.clone();
         Ok(Arc::new(match &self.gatherer {
             Some(gatherer) => {
-                let shard = shard_of(values, description.partition, self.group.rank());
-                let ledger = self.ledger.clone();
+                let shard = in_type(chunk::<B>(&values, partition, self.group.rank()));
                 Parameter::sharded(description, shard, gatherer.clone(), ledger)
             }
             None => {
-                // Laid out as a gathered parameter is, so that every stage runs the same kernels.
-                let flat = values.into_flat();
-                let whole = B::float_reshape(flat, description.shape.clone());
-                Parameter::whole(description, whole, self.ledger.clone())
+                let whole = in_shape::<B>(in_type(values), &description.shape);
+                Parameter::whole(description, whole, ledger)
             }
         }))
     }
 }
 
-impl<B: Backend> ModuleMapper<Training<B>> for Sharder<B> {
+impl<B: OptimizerOps> ModuleMapper<Training<B>> for Sharder<B> {
     fn enter_module(&mut self, name: &str, _container: &str) {
         self.path.push(name.to_owned());
     }
@@ -164,17 +180,6 @@ fn leaf<B: Backend, const D: usize>(parameter: Arc<Parameter<B>>) -> Tensor<Trai
     let primitive = TensorPrimitive::Float(ZeroTensor::parameter(parameter));
     let tensor = Tensor::from_inner(Tensor::<Zero<B>, D>::from_primitive(primitive));
     if trainable { tensor.require_grad() } else { tensor }
-}
-
-/// The flat, zero-padded chunk of `rank`, in memory of its own.
-fn shard_of<B: Backend>(
-    whole: DeviceArray<B>,
-    partition: Partition,
-    rank: usize,
-) -> B::FloatTensorPrimitive {
-    let range = partition.owned(rank);
-    let chunk = DeviceArray::reduce_range(&[whole], range, partition.shard_len(), ReduceOp::Sum, 0);
-    own(chunk).into_flat()
 }
 
 /// Marks the trainable parameters, so that autodiff reports their gradients. A mark lasts for one

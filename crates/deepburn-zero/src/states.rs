@@ -2,28 +2,32 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use burn::module::{Module, ParamId};
-use burn_backend::{Backend, Shape, TensorData};
-use deepburn_comm::{CommError, Tag};
-use deepburn_config::{GatherPlan, OptimizerPlan, ReductionPlan, Stage, ZeroPlan};
-use deepburn_kernels::{sum_of_squares, unscale_and_clip};
+use burn_backend::{Backend, FloatDType, Shape, TensorData};
+use deepburn_comm::Tag;
+use deepburn_config::{
+    GatherPlan, OptimizerPlan, Precision, PrecisionPlan, ReductionPlan, Stage, ZeroPlan,
+};
+use deepburn_kernels::unscale_and_clip;
+use deepburn_ops::{OptimizerOps, read_float};
 
-use crate::array::{DeviceArray, flat_range};
+use crate::array::DeviceArray;
 use crate::error::ZeroError;
 use crate::gather::{Gatherer, Pass};
 use crate::group::Group;
-use crate::host_data::{float_from_host, float_into_host, read_float};
 use crate::ledger::Ledger;
-use crate::optimizer::Optimizer;
+use crate::optimizer::{Optimizer, Rates};
 use crate::parameter::Parameter;
+use crate::precision::element_type;
+use crate::publish::Publisher;
 use crate::random::RandomStream;
-use crate::reduce::GradientReducer;
+use crate::reduce::{GradientReducer, Types};
 use crate::session::{self, Binding};
 use crate::sharding::{Marker, Sharder, Table, Training, in_shape};
+use crate::share::Share;
 
 /// How the states of a model are kept.
 #[derive(Debug, Clone)]
@@ -32,15 +36,25 @@ pub struct Policy {
     pub zero: ZeroPlan,
     /// How gradients of different ranks become one.
     pub reduction: ReductionPlan,
+    /// Element types.
+    pub precision: PrecisionPlan,
     /// The optimizer.
     pub optimizer: OptimizerPlan,
 }
 
 /// What an optimizer step did.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct StepReport {
-    /// Global L2 norm of the gradients before clipping.
-    pub gradient_norm: f64,
+#[derive(Debug, Clone, PartialEq)]
+pub enum StepOutcome {
+    /// It updated the parameters.
+    Applied {
+        /// Global L2 norm of the gradients before clipping, unscaled.
+        gradient_norm: f64,
+    },
+    /// It changed nothing on any rank, because a gradient is infinite or NaN.
+    Overflow {
+        /// Module path of the first such parameter, in the model's order.
+        parameter: String,
+    },
 }
 
 /// The states of a sharded model on one rank. Bound to the thread that made it.
@@ -53,14 +67,14 @@ pub struct ModelStates<B: Backend> {
     /// Parameters that stay whole at stage 3.
     resident: Vec<usize>,
     reducer: Rc<RefCell<GradientReducer<B>>>,
-    optimizer: Optimizer,
+    optimizer: Optimizer<B>,
     allgather_bucket_size: usize,
     ignore_unused: bool,
     ledger: Ledger,
     binding: Binding,
 }
 
-impl<B: Backend> ModelStates<B> {
+impl<B: OptimizerOps> ModelStates<B> {
     /// Shards `module` over `group` as `policy` says; every rank starts from the values of rank 0.
     /// The returned module is used like the one passed in.
     ///
@@ -71,12 +85,15 @@ impl<B: Backend> ModelStates<B> {
         policy: Policy,
         group: Group<B>,
     ) -> Result<(M, Self), ZeroError> {
-        let Policy { zero, reduction, optimizer } = policy;
+        let Policy { zero, reduction, precision, optimizer } = policy;
         let (rank, stage, ledger) = (group.rank(), zero.stage, Ledger::new());
         let gatherer = Arc::new(Gatherer::new(group.clone(), zero.parameters, ledger.clone()));
         let through = stage.shards_parameters().then(|| Arc::downgrade(&gatherer));
-        let sharder = Sharder::new(group.clone(), through, ledger.clone());
-        let (module, Table { parameters, indices }) = sharder.shard(module)?;
+        let share = Share { stage, rank };
+        let working =
+            (precision.compute != Precision::Fp32).then(|| element_type(precision.compute));
+        let sharder = Sharder::new(group.clone(), share, through, working, ledger.clone());
+        let (module, Table { parameters, indices, owned }) = sharder.shard(module)?;
         gatherer.serve(parameters.clone());
 
         let reducer = Rc::new(RefCell::new(GradientReducer::new(
@@ -84,13 +101,14 @@ impl<B: Backend> ModelStates<B> {
             parameters.clone(),
             zero.gradients,
             &reduction,
+            Types {
+                communication: element_type(precision.communication),
+                accumulation: element_type(precision.accumulation),
+            },
             stage.shards_gradients(),
             ledger.clone(),
         )));
-        let share = Share { stage, rank };
-        let owned = |p: &Arc<Parameter<B>>| p.is_trainable().then(|| share.updated(p).len());
-        let owned: Vec<_> = parameters.iter().map(owned).collect();
-        let optimizer = Optimizer::new(optimizer, &owned, &ledger);
+        let optimizer = Optimizer::new(optimizer, working, owned, &ledger);
         let random = RandomStream::new(0, rank);
         let binding = Binding::new(reducer.clone(), ledger.clone(), random, group.clone());
         let resident = match stage {
@@ -158,22 +176,29 @@ impl<B: Backend> ModelStates<B> {
     }
 
     /// Updates the parameters with the accumulated gradients and clears them. All ranks call this
-    /// together. `betas` replace the optimizer's own where a schedule cycles momentum.
+    /// together. `loss_scale` is the factor that the loss had in backward; the norm is clipped to
+    /// `clip`.
     ///
     /// # Errors
-    /// When a gradient is not finite: then nothing was updated.
+    /// When a collective fails, or there are no gradients.
     pub fn step(
         &mut self,
-        lr: f64,
-        betas: Option<[f64; 2]>,
+        rates: Rates,
+        loss_scale: f64,
         clip: Option<f64>,
-    ) -> Result<StepReport, ZeroError> {
+    ) -> Result<StepOutcome, ZeroError> {
         let gradients = self.take_gradients()?;
-        let gradient_norm = self.global_norm(&gradients)?;
-        let scale = unscale_and_clip(gradient_norm, 1.0, clip) as f32;
-        self.update(gradients, lr, betas, scale)?;
+        let scaled_norm = match self.global_norm(&gradients)? {
+            Norm::Finite(norm) => norm,
+            Norm::NotFinite { first } => {
+                let parameter = self.parameters[first].path().to_owned();
+                return Ok(StepOutcome::Overflow { parameter });
+            }
+        };
+        let scale = unscale_and_clip(scaled_norm, loss_scale, clip) as f32;
+        self.update(gradients, rates, scale)?;
         self.gatherer.refresh_resident(&self.resident)?;
-        Ok(StepReport { gradient_norm })
+        Ok(StepOutcome::Applied { gradient_norm: scaled_norm / loss_scale })
     }
 
     /// The parameters in the order of the module.
@@ -196,7 +221,7 @@ impl<B: Backend> ModelStates<B> {
         &self.ledger
     }
 
-    /// The whole values of parameter `index`. All ranks call this together.
+    /// The whole values of parameter `index` in the type that ops use. All ranks call this together.
     pub fn parameter_data(&self, index: usize) -> Result<TensorData, ZeroError> {
         let parameter = &self.parameters[index];
         let whole = match parameter.shard() {
@@ -204,6 +229,28 @@ impl<B: Backend> ModelStates<B> {
             _ => parameter.read(),
         };
         Ok(read_float::<B>(whole))
+    }
+
+    /// The whole values of parameter `index` in full precision: its masters where ops use 16 bits.
+    /// A frozen parameter has none, and gives what ops use. All ranks call this together.
+    pub fn master_data(&self, index: usize) -> Result<TensorData, ZeroError> {
+        let Some(master) = self.optimizer.master(index) else {
+            return self.parameter_data(index);
+        };
+        let parameter = &self.parameters[index];
+        let flat = if self.share.stage.shards_optimizer() {
+            let shard = vec![DeviceArray::Dense(master.clone())];
+            let tag = Tag::new("masters", index as u64);
+            let group = self.group.arrays();
+            group
+                .all_gather(tag, shard, vec![parameter.numel()])?
+                .wait()?
+                .swap_remove(0)
+                .into_flat()
+        } else {
+            master.clone()
+        };
+        Ok(read_float::<B>(in_shape::<B>(flat, parameter.shape())))
     }
 
     /// The whole accumulated gradient of the parameter at `path`; `None` if it got none. All
@@ -228,9 +275,8 @@ impl<B: Backend> ModelStates<B> {
         Ok(Some(read_float::<B>(in_shape::<B>(flat, parameter.shape()))))
     }
 
-    /// The accumulated gradients as host memory, by parameter index; a parameter that was not
-    /// used counts as zero.
-    fn take_gradients(&self) -> Result<Vec<Option<Vec<f32>>>, ZeroError> {
+    /// The accumulated gradients by parameter index; `None` for one that was not used.
+    fn take_gradients(&self) -> Result<Vec<Option<B::FloatTensorPrimitive>>, ZeroError> {
         self.reducer.borrow_mut().reduce_rest()?;
         let taken = self.reducer.borrow_mut().take();
         if taken.iter().all(Option::is_none) {
@@ -242,61 +288,72 @@ impl<B: Backend> ModelStates<B> {
         if !paths.is_empty() && !self.ignore_unused {
             return Err(ZeroError::UnusedParameters { paths });
         }
-        Ok(taken.into_iter().map(|sum| sum.map(float_into_host::<B>)).collect())
+        Ok(taken)
     }
 
     /// L2 norm over all parameters: each rank sums the squares it owns, padding excluded, and the
     /// ranks' sums are added in rank order. The cut is the same at every stage, and so is the sum.
-    fn global_norm(&self, gradients: &[Option<Vec<f32>>]) -> Result<f64, ZeroError> {
-        let mut squares = 0.0;
-        let mut first_bad = None;
+    fn global_norm(
+        &self,
+        gradients: &[Option<B::FloatTensorPrimitive>],
+    ) -> Result<Norm, ZeroError> {
+        let (mut squares, mut first_bad) = (0.0, None);
         for (parameter, gradient) in self.parameters.iter().zip(gradients) {
             if let Some(gradient) = gradient {
-                let owned = parameter.partition().owned(self.share.rank);
-                let sum = sum_of_squares(&gradient[self.share.in_gradient(owned)]);
-                squares += sum;
-                if !sum.is_finite() && first_bad.is_none() {
-                    first_bad = Some(parameter.index());
+                let owned = self.share.owned_gradient::<B>(gradient, parameter.partition());
+                let stats = B::gradient_stats(owned);
+                squares += stats.sum_of_squares;
+                if !stats.finite {
+                    first_bad.get_or_insert(parameter.index());
                 }
             }
         }
-        let total = self.group.sum(Tag::new("gradient norm", 0), vec![squares])?[0];
-        if total.is_finite() {
-            return Ok(total.sqrt());
+        // One message for both: a rank whose share is finite must not go on by itself.
+        let bad = if first_bad.is_some() { 1.0 } else { 0.0 };
+        let sums = self.group.sum(Tag::new("gradient norm", 0), vec![squares, bad])?;
+        if sums[1] == 0.0 {
+            return Ok(Norm::Finite(sums[0].sqrt()));
         }
         // The smallest index over the ranks, as the largest negative one.
         let mine = first_bad.map_or(f64::NEG_INFINITY, |index| -(index as f64));
         let first = -self.group.max(Tag::new("gradient norm", 1), vec![mine])?[0];
-        let path = self.parameters[first as usize].path().to_owned();
-        Err(ZeroError::GradientNotFinite { path })
+        Ok(Norm::NotFinite { first: first as usize })
     }
 
     /// Updates every trainable parameter, then hands updated shards round where they are not
     /// what a rank keeps (stages 1 and 2).
     fn update(
         &mut self,
-        gradients: Vec<Option<Vec<f32>>>,
-        lr: f64,
-        betas: Option<[f64; 2]>,
+        gradients: Vec<Option<B::FloatTensorPrimitive>>,
+        rates: Rates,
         scale: f32,
     ) -> Result<(), ZeroError> {
         let share = self.share;
         let mut publisher = Publisher::new(&self.group, self.allgather_bucket_size);
-        let mut update = self.optimizer.start_step(lr, betas, scale);
+        let mut step = self.optimizer.start_step(rates, scale);
         for (parameter, gradient) in self.parameters.iter().zip(gradients) {
             if !parameter.is_trainable() {
                 continue;
             }
-            let updated = share.updated(parameter);
-            let unused = || vec![0.0; share.gradient_len(parameter)];
-            let gradient = gradient.unwrap_or_else(unused);
-            let mut values = share.take_values(parameter);
-            let range = share.in_gradient(updated.clone());
-            update(parameter.index(), &mut values[..updated.len()], &gradient[range]);
-            drop(gradient);
-            match share.put_values(parameter, values) {
-                Some(shard) => publisher.enter(parameter, shard)?,
-                None => continue,
+            let (index, partition) = (parameter.index(), parameter.partition());
+            let gradient = match gradient {
+                Some(kept) => share.of_gradient::<B>(kept, partition),
+                None => {
+                    let shape = Shape::from(vec![share.len(partition)]);
+                    B::float_zeros(shape, parameter.device(), FloatDType::F32)
+                }
+            };
+            let values = if step.has_master(index) {
+                drop(parameter.take());
+                None
+            } else {
+                Some(share.take_values(parameter))
+            };
+            let updated = step.update(index, values, gradient);
+            match share.stage {
+                Stage::Disabled => parameter.put(in_shape::<B>(updated, parameter.shape())),
+                Stage::Parameters => parameter.put(updated),
+                Stage::OptimizerStates | Stage::Gradients => publisher.enter(parameter, updated)?,
             }
         }
         publisher.flush()?;
@@ -304,115 +361,13 @@ impl<B: Backend> ModelStates<B> {
     }
 }
 
-/// What one rank keeps and updates of a parameter at a stage.
-#[derive(Debug, Clone, Copy)]
-struct Share {
-    stage: Stage,
-    rank: usize,
-}
-
-impl Share {
-    /// Elements that this rank updates: all at stage 0, those it owns from stage 1 on.
-    fn updated<B: Backend>(self, parameter: &Parameter<B>) -> Range<usize> {
-        if self.stage.shards_optimizer() {
-            parameter.partition().owned(self.rank)
-        } else {
-            0..parameter.numel()
-        }
-    }
-
-    /// Elements of the gradient that this rank keeps.
-    fn gradient_len<B: Backend>(self, parameter: &Parameter<B>) -> usize {
-        if self.stage.shards_gradients() {
-            parameter.partition().shard_len()
-        } else {
-            parameter.numel()
-        }
-    }
-
-    /// Where elements `range` of the parameter are in the kept gradient.
-    fn in_gradient(self, range: Range<usize>) -> Range<usize> {
-        if self.stage.shards_gradients() { 0..range.len() } else { range }
-    }
-
-    /// Takes the updated elements out of a parameter, perhaps with padding behind them. Whole
-    /// parameters of stages 1 and 2 are let go here, before their successors arrive.
-    fn take_values<B: Backend>(self, parameter: &Parameter<B>) -> Vec<f32> {
-        let stored = parameter.take();
-        match self.stage {
-            Stage::Disabled | Stage::Parameters => float_into_host::<B>(stored),
-            Stage::OptimizerStates | Stage::Gradients => {
-                float_into_host::<B>(flat_range::<B>(&stored, self.updated(parameter)))
-            }
-        }
-    }
-
-    /// Puts updated elements back, or returns them as a shard for the other ranks.
-    fn put_values<B: Backend>(
-        self,
-        parameter: &Parameter<B>,
-        mut values: Vec<f32>,
-    ) -> Option<B::FloatTensorPrimitive> {
-        let shape = match self.stage {
-            Stage::Disabled => parameter.shape().clone(),
-            _ => {
-                values.resize(parameter.partition().shard_len(), 0.0);
-                Shape::from(vec![values.len()])
-            }
-        };
-        let tensor = float_from_host::<B>(TensorData::new(values, shape), parameter.device());
-        match self.stage {
-            Stage::Disabled | Stage::Parameters => {
-                parameter.put(tensor);
-                None
-            }
-            Stage::OptimizerStates | Stage::Gradients => Some(tensor),
-        }
-    }
-}
-
-/// All-gathers updated shards into whole parameters, many in one message.
-struct Publisher<'a, B: Backend> {
-    group: &'a Group<B>,
-    bucket_size: usize,
-    bucket: Vec<(Arc<Parameter<B>>, B::FloatTensorPrimitive)>,
-}
-
-impl<'a, B: Backend> Publisher<'a, B> {
-    fn new(group: &'a Group<B>, bucket_size: usize) -> Self {
-        Self { group, bucket_size, bucket: Vec::new() }
-    }
-
-    fn enter(
-        &mut self,
-        parameter: &Arc<Parameter<B>>,
-        shard: B::FloatTensorPrimitive,
-    ) -> Result<(), CommError> {
-        let held: usize = self.bucket.iter().map(|(parameter, _)| parameter.numel()).sum();
-        if held > 0 && held + parameter.numel() > self.bucket_size {
-            self.flush()?;
-        }
-        self.bucket.push((parameter.clone(), shard));
-        Ok(())
-    }
-
-    fn flush(&mut self) -> Result<(), CommError> {
-        let Some((first, _)) = self.bucket.first() else {
-            return Ok(());
-        };
-        let tag = Tag::new("updated parameters", first.index() as u64);
-        let numels = self.bucket.iter().map(|(parameter, _)| parameter.numel()).collect();
-        let (parameters, shards): (Vec<_>, Vec<_>) = self
-            .bucket
-            .drain(..)
-            .map(|(parameter, shard)| (parameter, DeviceArray::Dense(shard)))
-            .unzip();
-        let whole = self.group.arrays().all_gather(tag, shards, numels)?.wait()?;
-        for (parameter, array) in parameters.into_iter().zip(whole) {
-            parameter.put(in_shape::<B>(array.into_flat(), parameter.shape()));
-        }
-        Ok(())
-    }
+/// L2 norm of the gradients of all ranks.
+enum Norm {
+    Finite(f64),
+    /// A gradient is infinite or NaN, first that of parameter `first`.
+    NotFinite {
+        first: usize,
+    },
 }
 
 /// Parameters small enough to stay whole, in model order until the limit for all is reached.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use burn_flex::Flex;
 use deepburn_comm::{Count, Operation, Statistics, run_ranks};
 use deepburn_config::Stage;
-use deepburn_zero::{Group, ModelStates, Policy, ZeroError};
+use deepburn_zero::{Group, ModelStates, Policy, Rates, ZeroError};
 use model::{Net, STAGES, Trained, policy, rows};
 
 /// Counters of rank 0 before training and after each of `steps` steps of one micro-batch.
@@ -24,7 +24,7 @@ fn statistics(world_size: usize, policy: &Policy, steps: usize) -> Vec<Statistic
             states.start_backward();
             drop(loss.backward());
             states.finish_pass()?;
-            states.step(1e-2, None, Some(1.0))?;
+            states.step(Rates { lr: 1e-2, betas: None }, 1.0, Some(1.0))?;
             seen.push(member.statistics());
         }
         Ok::<_, ZeroError>(seen)

@@ -8,7 +8,7 @@ use burn::tensor::TensorData;
 use burn_flex::Flex;
 use deepburn_comm::run_ranks;
 use deepburn_config::{GradientReduction, OptimizerPlan, Stage};
-use deepburn_zero::{Category, Group, ModelStates, Policy, ZeroError};
+use deepburn_zero::{Category, Group, ModelStates, Policy, Rates, StepOutcome, ZeroError};
 use model::{Net, STAGES, Trained, policy, rows};
 
 /// What a rank saw: losses, gradients of the first step by path, final weights, gradient norms.
@@ -55,7 +55,11 @@ fn train(world_size: usize, policy: &Policy) -> Outcome {
                     outcome.gradients.push((path, gradient));
                 }
             }
-            outcome.norms.push(states.step(1e-2, None, Some(1.0))?.gradient_norm);
+            let rates = Rates { lr: 1e-2, betas: None };
+            match states.step(rates, 1.0, Some(1.0))? {
+                StepOutcome::Applied { gradient_norm } => outcome.norms.push(gradient_norm),
+                StepOutcome::Overflow { parameter } => panic!("{parameter} overflows"),
+            }
         }
         for index in 0..states.parameters().len() {
             outcome.weights.push(values(states.parameter_data(index)?));

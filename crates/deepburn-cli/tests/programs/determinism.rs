@@ -12,7 +12,21 @@ fn dropout() -> Value {
 /// A kind of job, as a function because a job has a folder of its own.
 type Kind = fn() -> Job;
 
-const KINDS: [(&str, Kind); 4] = [
+/// fp16 whose first steps overflow, so that skipped steps are among those compared.
+fn fp16() -> Job {
+    let fp16 = json!({"enabled": true, "initial_scale_power": 24, "hysteresis": 1});
+    Job::uneven().with("deepspeed.fp16", fp16).with("training.max_steps", 9)
+}
+
+const KINDS: [(&str, Kind); 7] = [
+    ("bf16", || Job::uneven().with("deepspeed.bf16.enabled", true)),
+    ("bf16, accumulated in bf16 with dropout", || {
+        Job::tiny()
+            .with("deepspeed.bf16.enabled", true)
+            .with("deepspeed.data_types.grad_accum_dtype", "bf16")
+            .with("model.config", dropout())
+    }),
+    ("fp16", fp16),
     ("tiny", Job::tiny),
     ("tiny with dropout", || Job::tiny().with("model.config", dropout())),
     ("uneven", || Job::uneven().with("data.shuffle", true)),

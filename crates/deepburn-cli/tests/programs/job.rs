@@ -141,8 +141,11 @@ impl Trained {
 
     /// Everything that must not depend on how the job is run: losses and norms to the bit, the
     /// weights byte for byte.
-    pub(crate) fn numbers(&self) -> (Vec<[u64; 2]>, &[u8]) {
-        let bits = |row: &StepRow| [row.loss.to_bits(), row.grad_norm.unwrap().to_bits()];
+    pub(crate) fn numbers(&self) -> (Vec<[u64; 3]>, &[u8]) {
+        // A skipped step has no norm.
+        let bits = |row: &StepRow| {
+            [row.loss, row.grad_norm.unwrap_or(-1.0), row.loss_scale].map(f64::to_bits)
+        };
         (self.steps.iter().map(bits).collect(), &self.weights)
     }
 

@@ -62,7 +62,7 @@ fn predicted(job: &Job, stage: u8) -> Estimate {
     let sizes: Vec<_> =
         config().parameters().iter().map(|it| size(it.shape.iter().product())).collect();
     assert_eq!(plan.zero.stage.number(), stage);
-    estimate(&sizes, &plan.zero, RANKS, ElementBytes::fp32(&plan.optimizer))
+    estimate(&sizes, &plan.zero, RANKS, ElementBytes::new(&plan.optimizer, &plan.precision))
 }
 
 #[test]

@@ -161,8 +161,7 @@ impl Attendance {
             return Err(CommError::AfterLeave { rank, operation, tag });
         }
         let call = Call { sequence: self.next_sequence, operation, tag };
-        let elements = side.signature.as_ref().map_or(0, |signature| signature.total());
-        self.statistics.record(operation, tag, elements);
+        self.statistics.record(operation, tag, side.signature.as_ref());
         self.next_sequence += 1;
         self.last = Some(call);
         Ok(call)

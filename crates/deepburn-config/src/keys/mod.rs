@@ -17,7 +17,7 @@ pub(crate) mod scheduler;
 pub(crate) mod torch_schedules;
 pub(crate) mod zero;
 
-use crate::key::{Asks, Key, Literal, Spelling};
+use crate::key::{Key, Literal, Spelling};
 
 use crate::kind::{Kind, Reals};
 
@@ -65,29 +65,11 @@ pub(crate) const DEEPSPEED: &[Key] = &[
         1.0,
         "Part of that division made before the sum, against overflow in 16 bits.",
     ),
-    Key::optional(
-        "communication_data_type",
-        Kind::Choice(&["fp32", "fp16", "bf16", "bfp16"]),
-        "Type in which gradients travel; by default that of the model.",
-    )
-    .unavailable(
-        "reduction in 16 bits",
-        Asks::NotOneOf(&["fp32"]),
-        "remove it or set it to \"fp32\"",
-    ),
+    precision::COMMUNICATION,
     Key::section("data_types", precision::DATA_TYPES, "Types of what is kept besides the weights."),
-    Key::section("fp16", precision::FP16, "Half precision with loss scaling.").unavailable(
-        "fp16 training",
-        Asks::Enabled,
-        "set fp16.enabled to false (in an Accelerate file, mixed_precision: no), which trains in fp32",
-    ),
+    Key::section("fp16", precision::FP16, "Half precision with loss scaling and fp32 masters."),
     Key::section("bf16", precision::BF16, "bfloat16 training with fp32 master weights.")
-        .spelled(&[Spelling::Alias("bfloat16")])
-        .unavailable(
-            "bf16 training",
-            Asks::Enabled,
-            "set bf16.enabled to false (in an Accelerate file, mixed_precision: no), which trains in fp32",
-        ),
+        .spelled(&[Spelling::Alias("bfloat16")]),
     report::STEPS_PER_PRINT,
     report::WALL_CLOCK_BREAKDOWN,
     report::MEMORY_BREAKDOWN,

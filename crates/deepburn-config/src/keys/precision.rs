@@ -1,11 +1,12 @@
-//! Precision: `fp16`, `bf16` and `data_types`.
+//! Precision: `fp16`, `bf16`, `data_types` and the type in which gradients travel.
 //!
-//! Training is in fp32 in this version, so these sections are only ever accepted switched off. They
-//! are checked in full all the same: a file that is wrong is told so whatever it asks for.
+//! Sections are checked in full also where they are switched off: a file that is wrong is told so
+//! whatever it asks for.
 
 use crate::key::{Asks, Key, Literal};
 
 use crate::kind::{Integers, Kind, Reals};
+use crate::plan::{DynamicScalePlan, LossScalePlan, OverflowPlan, Precision, PrecisionPlan};
 use crate::resolve::Context;
 use crate::section::Section;
 
@@ -14,7 +15,9 @@ const USABLE_SCALE_POWER: i64 = 16;
 
 pub(crate) const FP16: &[Key] = &[
     Key::flag("enabled", false, "Train in fp16.").auto(),
-    Key::flag("auto_cast", false, "Cast the inputs of the model to fp16.").auto(),
+    Key::flag("auto_cast", false, "Cast the inputs of the model to fp16.")
+        .auto()
+        .inert("what feeds a model decides the type of its inputs; tokens have none"),
     Key::real("loss_scale", Reals::NotNegative, 0.0, "Fixed loss scale; 0 for a dynamic one.")
         .auto(),
     Key::new(
@@ -47,7 +50,8 @@ pub(crate) const FP16: &[Key] = &[
 
 pub(crate) const BF16: &[Key] = &[
     Key::flag("enabled", false, "Train in bfloat16.").auto(),
-    Key::flag("immediate_grad_update", false, "Accumulate each gradient as soon as it is final."),
+    Key::flag("immediate_grad_update", false, "Accumulate each gradient as soon as it is final.")
+        .inert("gradients are always accumulated as soon as they are final"),
     Key::flag("check_grad_overflow", true, "Skip a step whose gradients are not finite."),
     Key::flag(
         "bf16_master_weights_and_grads",
@@ -62,17 +66,28 @@ pub(crate) const BF16: &[Key] = &[
     ),
 ];
 
+/// Float types by name; `bfp16` is how some releases of DeepSpeed spell bfloat16.
 const TYPES: Kind = Kind::Choice(&["fp32", "fp16", "bf16", "bfp16"]);
 const FP32: Asks = Asks::NotOneOf(&["fp32"]);
 const WRITE_FP32: &str = "remove it or set it to \"fp32\"";
 
+pub(crate) const COMMUNICATION: Key = Key::optional(
+    "communication_data_type",
+    TYPES,
+    "Type in which gradients travel; by default that of the model.",
+);
+
 pub(crate) const DATA_TYPES: &[Key] = &[
-    Key::optional("grad_accum_dtype", TYPES, "Type in which gradients are accumulated; fp32 here.")
-        .unavailable("accumulation in 16 bits", FP32, WRITE_FP32),
+    Key::optional(
+        "grad_accum_dtype",
+        TYPES,
+        "Type in which the gradients of micro-batches add up; fp32 by default, where DeepSpeed \
+            takes the model's type and loses small gradients.",
+    ),
     Key::optional("param_dtype", TYPES, "Type of the parameters.").unavailable(
-        "16-bit parameters",
+        "a type of parameters apart from fp16 and bf16",
         FP32,
-        WRITE_FP32,
+        "remove it and set fp16.enabled or bf16.enabled",
     ),
     Key::optional("buffer_dtype", TYPES, "Type of the buffers.").unavailable(
         "16-bit buffers",
@@ -85,19 +100,20 @@ pub(crate) const DATA_TYPES: &[Key] = &[
         Literal::Text("auto"),
         "Modules that stay in fp32.",
     )
-    .inert("everything stays in fp32"),
+    .unavailable("modules that stay in fp32", Asks::Differs, "remove it"),
 ];
 
-/// Checks both sections and resolves their `enabled: "auto"`.
-pub(crate) fn check(top: &Section<'_>, context: &mut Context<'_>) {
+/// Resolves all of them.
+pub(crate) fn resolve(top: &Section<'_>, context: &mut Context<'_>) -> PrecisionPlan {
     let (fp16, bf16) = (top.section("fp16"), top.section("bf16"));
     for section in [&fp16, &bf16] {
         if section.is_auto("enabled") {
             let path = section.path_of("enabled");
-            context.findings.push(
-                section.note("enabled", "\"auto\" is resolved to false: training is in fp32"),
-            );
-            context.autos.answer(&path, false, "training is in fp32 in this version");
+            let why = "nothing but this file says in which type to train";
+            let message =
+                format!("\"auto\" is resolved to false: {why}; write true to train in it");
+            context.findings.push(section.note("enabled", message));
+            context.autos.answer(&path, false, why);
         }
     }
     if fp16.flag("enabled") && bf16.flag("enabled") {
@@ -107,9 +123,62 @@ pub(crate) fn check(top: &Section<'_>, context: &mut Context<'_>) {
             "set one of fp16.enabled and bf16.enabled to false",
         ));
     }
-    if fp16.real("loss_scale") == 0.0 {
-        check_dynamic_scale(&fp16, context);
+    match fp16.real("loss_scale") {
+        0.0 => check_dynamic_scale(&fp16, context),
+        fixed if fixed > f64::from(f32::MAX) => context.findings.push(fp16.error(
+            "loss_scale",
+            format!(
+                "{fixed:e} is larger than an f32 can hold ({:e}), and so is every loss",
+                f32::MAX
+            ),
+            "write 0 for a dynamic scale",
+        )),
+        _ => {}
     }
+    let compute = match (fp16.flag("enabled"), bf16.flag("enabled")) {
+        (true, _) => Precision::Fp16,
+        (false, true) => Precision::Bf16,
+        (false, false) => Precision::Fp32,
+    };
+    let skips = match compute {
+        Precision::Fp32 => false,
+        Precision::Fp16 => true,
+        Precision::Bf16 => bf16.flag("check_grad_overflow"),
+    };
+    let scaled = compute == Precision::Fp16;
+    let data_types = top.section("data_types");
+    PrecisionPlan {
+        compute,
+        communication: named(top.optional_choice(COMMUNICATION.name)).unwrap_or(compute),
+        accumulation: named(data_types.optional_choice("grad_accum_dtype"))
+            .unwrap_or(Precision::Fp32),
+        loss_scale: if scaled { loss_scale(&fp16) } else { LossScalePlan::Static { scale: 1.0 } },
+        overflow: if skips { OverflowPlan::Skip } else { OverflowPlan::End },
+    }
+}
+
+fn named(name: Option<&str>) -> Option<Precision> {
+    Some(match name? {
+        "fp16" => Precision::Fp16,
+        "bf16" | "bfp16" => Precision::Bf16,
+        _ => Precision::Fp32,
+    })
+}
+
+fn loss_scale(fp16: &Section<'_>) -> LossScalePlan {
+    let scale = fp16.real("loss_scale");
+    if scale != 0.0 {
+        return LossScalePlan::Static { scale };
+    }
+    // Numbers below their range were reported; they are not used.
+    let at_least_one = |name| fp16.integer(name).max(1) as u64;
+    LossScalePlan::Dynamic(DynamicScalePlan {
+        initial_scale: 2_f64.powi(fp16.integer("initial_scale_power") as i32),
+        window: at_least_one("loss_scale_window"),
+        hysteresis: at_least_one("hysteresis"),
+        consecutive_hysteresis: fp16.flag("consecutive_hysteresis"),
+        min_scale: at_least_one("min_loss_scale") as f64,
+    })
 }
 
 /// A scale that never grows or never stops shrinking is a mistake even where it is switched off.

@@ -11,8 +11,8 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_flex::{Flex, FlexDevice};
 use deepburn_config::{
-    AdamPlan, GatherPlan, GradientPlan, GradientReduction, OptimizerPlan, ReductionPlan, Stage,
-    ZeroPlan,
+    AdamPlan, GatherPlan, GradientPlan, GradientReduction, OptimizerPlan, PrecisionPlan,
+    ReductionPlan, Stage, ZeroPlan,
 };
 use deepburn_zero::{Policy, Training};
 
@@ -129,6 +129,7 @@ pub fn policy(stage: Stage) -> Policy {
             prescale: false,
             predivide_factor: 1.0,
         },
+        precision: PrecisionPlan::FP32,
         optimizer: OptimizerPlan::AdamW(adam),
     }
 }

@@ -60,7 +60,7 @@ fn run(stage: u8, ranks: usize, delays: Delays) -> Vec<u64> {
                 engine.backward(loss)?;
                 wait();
                 if let Some(step) = engine.step()? {
-                    numbers.push(step.gradient_norm.to_bits());
+                    numbers.extend(step.gradient_norm.map(f64::to_bits));
                 }
             }
         }

@@ -30,7 +30,7 @@ fn of_finetune() {
         (&["--set", "deepspeed.zero_optimization.level=1"], &["zero_optimization.level"]),
         (&["--set", "deepspeed.optimizer.params.lr=nan"], &["optimizer.params.lr"]),
         (&["--set", "deepspeed.optimizer.params.rate=1"], &["rate"]),
-        (&["--set", "deepspeed.fp16.enabled=true"], &["fp16.enabled"]),
+        (&["--set", "deepspeed.fp16.enabled=1"], &["fp16.enabled"]),
         (&["--set", "deepspeed=nowhere.json"], &["nowhere.json"]),
         (&["--set", "training.resume=latest"], &["training.resume"]),
         (&["--ranks", "0"], &["training.ranks"]),

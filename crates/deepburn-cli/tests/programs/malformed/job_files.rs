@@ -80,7 +80,7 @@ fn are_no_accelerate_file() {
         ("distributed_type: DEEPSPEED\ndeepspeed_config: [1, 2]", "deepspeed_config"),
         ("distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 7", "zero_stage"),
         ("distributed_type: DEEPSPEED\nnum_processes: 0", "num_processes"),
-        ("distributed_type: DEEPSPEED\nmixed_precision: bf16", "bf16"),
+        ("distributed_type: DEEPSPEED\nmixed_precision: fp8", "fp16"),
         ("distributed_type: DEEPSPEED\nnum_machines: 4", "num_machines"),
         ("a: b: c: d", "wrong.yaml"),
         ("a: &x [*x]", "wrong.yaml"),

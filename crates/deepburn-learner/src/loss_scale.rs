@@ -1,0 +1,264 @@
+//! The loss scale: a factor of the loss that keeps small gradients above what fp16 can hold.
+//!
+//! Main type: [`LossScaler`]. It follows DeepSpeed's dynamic scaler step by step: from its start the
+//! scale doubles after `window + 1` good updates and then after every `window` (PyTorch's grows one
+//! earlier), it takes `hysteresis` overflows, in a row or not, until the first halving, and the
+//! hysteresis is refilled by a doubling, not by a good step. One scaler serves all ZeRO stages; DeepSpeed's
+//! stage 0 has another, which knows no hysteresis and never gives up.
+
+use deepburn_config::{DynamicScalePlan, LossScalePlan};
+
+/// The loss scale of a run.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LossScaler {
+    scale: f64,
+    /// `None` for a scale that never moves.
+    dynamic: Option<Dynamic>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Dynamic {
+    plan: DynamicScalePlan,
+    /// Updates so far, skipped ones included.
+    updates: u64,
+    /// Number of the last update that overflowed; -1 before the first.
+    last_overflow: i64,
+    /// Overflows until the scale halves.
+    hysteresis: u64,
+}
+
+/// The scale is at its minimum and gradients still overflow.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+#[error("gradients overflow at a loss scale of {minimum}")]
+pub struct ScaleExhausted {
+    /// `fp16.min_loss_scale`.
+    pub minimum: f64,
+}
+
+impl LossScaler {
+    /// A scaler at its start.
+    pub fn new(plan: &LossScalePlan) -> Self {
+        match *plan {
+            LossScalePlan::Static { scale } => Self { scale, dynamic: None },
+            LossScalePlan::Dynamic(plan) => {
+                let hysteresis = plan.hysteresis;
+                let dynamic = Dynamic { plan, updates: 0, last_overflow: -1, hysteresis };
+                Self { scale: plan.initial_scale, dynamic: Some(dynamic) }
+            }
+        }
+    }
+
+    /// Factor of the loss of the coming step.
+    pub fn scale(&self) -> f64 {
+        self.scale
+    }
+
+    /// Overflows until the scale halves; `None` for a fixed scale.
+    pub fn hysteresis(&self) -> Option<u64> {
+        self.dynamic.map(|dynamic| dynamic.hysteresis)
+    }
+
+    /// Takes note of a step whose gradients were finite.
+    pub fn applied(&mut self) {
+        let Some(Dynamic { plan, updates, last_overflow, hysteresis }) = &mut self.dynamic else {
+            return;
+        };
+        if plan.consecutive_hysteresis {
+            *hysteresis = plan.hysteresis;
+        }
+        let good = *updates as i64 - *last_overflow - 1;
+        if good > 0 && (good as u64).is_multiple_of(plan.window) {
+            *hysteresis = plan.hysteresis;
+            self.scale *= 2.0;
+        }
+        *updates += 1;
+    }
+
+    /// Takes note of a step that was skipped.
+    ///
+    /// # Errors
+    /// When the scale is due to halve and cannot: the scaler is then unchanged.
+    pub fn overflowed(&mut self) -> Result<(), ScaleExhausted> {
+        let Some(Dynamic { plan, updates, last_overflow, hysteresis }) = &mut self.dynamic else {
+            return Ok(());
+        };
+        if plan.hysteresis == 1 || *hysteresis == 1 {
+            if self.scale == plan.min_scale {
+                return Err(ScaleExhausted { minimum: plan.min_scale });
+            }
+            self.scale = (self.scale / 2.0).max(plan.min_scale);
+        } else {
+            *hysteresis -= 1;
+        }
+        *last_overflow = *updates as i64;
+        *updates += 1;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn scaler(power: i32, window: u64, hysteresis: u64) -> LossScaler {
+        LossScaler::new(&LossScalePlan::Dynamic(DynamicScalePlan {
+            initial_scale: 2_f64.powi(power),
+            window,
+            hysteresis,
+            consecutive_hysteresis: false,
+            min_scale: 1.0,
+        }))
+    }
+
+    fn with(mut scaler: LossScaler, change: impl Fn(&mut DynamicScalePlan)) -> LossScaler {
+        if let Some(dynamic) = &mut scaler.dynamic {
+            change(&mut dynamic.plan);
+        }
+        scaler
+    }
+
+    /// `[scale used, scale after, hysteresis after]` of each update; `g` is a good one, `o` an
+    /// overflow. The last element is `None` where the scaler gives up.
+    fn follow(mut scaler: LossScaler, updates: &str) -> Vec<Option<[f64; 3]>> {
+        let update = |update| {
+            let used = scaler.scale();
+            match update {
+                'g' => scaler.applied(),
+                _ => scaler.overflowed().ok()?,
+            }
+            Some([used, scaler.scale(), scaler.hysteresis()? as f64])
+        };
+        updates.chars().map(update).collect()
+    }
+
+    fn all(rows: &[[f64; 3]]) -> Vec<Option<[f64; 3]>> {
+        rows.iter().copied().map(Some).collect()
+    }
+
+    // The rows below came from running the scaler of DeepSpeed 0.19.6.
+
+    #[test]
+    fn doubles_after_the_window_and_one() {
+        let rows = [
+            [256.0, 256.0, 1.0],
+            [256.0, 256.0, 1.0],
+            [256.0, 512.0, 1.0],
+            [512.0, 512.0, 1.0],
+            [512.0, 1024.0, 1.0],
+            [1024.0, 1024.0, 1.0],
+            [1024.0, 2048.0, 1.0],
+            [2048.0, 2048.0, 1.0],
+        ];
+        assert_eq!(follow(scaler(8, 2, 1), "gggggggg"), all(&rows));
+    }
+
+    #[test]
+    fn halves_down_to_its_minimum_and_gives_up_there() {
+        let quarter = with(scaler(4, 2, 1), |plan| plan.min_scale = 0.25);
+        let mut rows: Vec<_> =
+            (0..6).map(|i| Some([16.0 / 2_f64.powi(i), 8.0 / 2_f64.powi(i), 1.0])).collect();
+        rows.push(None);
+        assert_eq!(follow(quarter, "ooooooo"), rows);
+
+        let one: Vec<_> = (0..4)
+            .map(|i| Some([16.0 / 2_f64.powi(i), 8.0 / 2_f64.powi(i), 1.0]))
+            .chain([None])
+            .collect();
+        assert_eq!(follow(scaler(4, 1000, 1), "ooooo"), one);
+        let two = [vec![Some([16.0, 16.0, 1.0])], one].concat();
+        assert_eq!(follow(scaler(4, 1000, 2), "oooooo"), two);
+    }
+
+    #[test]
+    fn overflows_and_good_steps_mixed() {
+        let rows = [
+            [256.0, 128.0, 1.0],
+            [128.0, 64.0, 1.0],
+            [64.0, 64.0, 1.0],
+            [64.0, 64.0, 1.0],
+            [64.0, 128.0, 1.0],
+            [128.0, 64.0, 1.0],
+        ];
+        assert_eq!(follow(scaler(8, 2, 1), "oogggo"), all(&rows));
+    }
+
+    #[test]
+    fn hysteresis_is_refilled_by_doubling_only() {
+        let updates = "ogogggggo";
+        let rows = [
+            [256.0, 256.0, 1.0],
+            [256.0, 256.0, 1.0],
+            [256.0, 128.0, 1.0],
+            [128.0, 128.0, 1.0],
+            [128.0, 128.0, 1.0],
+            [128.0, 128.0, 1.0],
+            [128.0, 256.0, 2.0],
+            [256.0, 256.0, 2.0],
+            [256.0, 256.0, 1.0],
+        ];
+        assert_eq!(follow(scaler(8, 3, 2), updates), all(&rows));
+
+        let consecutive = with(scaler(8, 3, 2), |plan| plan.consecutive_hysteresis = true);
+        let rows = [
+            [256.0, 256.0, 1.0],
+            [256.0, 256.0, 2.0],
+            [256.0, 256.0, 1.0],
+            [256.0, 256.0, 2.0],
+            [256.0, 256.0, 2.0],
+            [256.0, 256.0, 2.0],
+            [256.0, 512.0, 2.0],
+            [512.0, 512.0, 2.0],
+            [512.0, 512.0, 1.0],
+        ];
+        assert_eq!(follow(consecutive, updates), all(&rows));
+
+        let rows = [
+            [256.0, 256.0, 2.0],
+            [256.0, 256.0, 1.0],
+            [256.0, 256.0, 1.0],
+            [256.0, 256.0, 1.0],
+            [256.0, 256.0, 1.0],
+            [256.0, 512.0, 3.0],
+            [512.0, 512.0, 2.0],
+            [512.0, 512.0, 1.0],
+        ];
+        assert_eq!(follow(scaler(8, 3, 3), "ooggggoo"), all(&rows));
+    }
+
+    #[test]
+    fn a_guides_power_of_32_loses_17_updates_and_gives_up_at_the_34th() {
+        let rows = follow(scaler(32, 1000, 2), &"o".repeat(34));
+        assert_eq!(rows[16], Some([131_072.0, 65_536.0, 1.0]));
+        assert!(rows[..33].iter().all(Option::is_some));
+        assert_eq!(rows[33], None);
+    }
+
+    #[test]
+    fn the_default_first_grows_on_update_1001() {
+        let rows = follow(scaler(16, 1000, 2), &"g".repeat(1001));
+        assert_eq!(rows[999], Some([65_536.0, 65_536.0, 2.0]));
+        assert_eq!(rows[1000], Some([65_536.0, 131_072.0, 2.0]));
+    }
+
+    #[test]
+    fn a_fixed_scale_stays() {
+        let mut fixed = LossScaler::new(&LossScalePlan::Static { scale: 128.0 });
+        fixed.overflowed().unwrap();
+        fixed.applied();
+        assert_eq!((fixed.scale(), fixed.hysteresis()), (128.0, None));
+    }
+
+    proptest! {
+        #[test]
+        fn the_scale_stays_a_power_of_two_at_or_above_its_minimum(
+            updates in "[go]{0,200}", window in 1_u64..5, hysteresis in 1_u64..4,
+        ) {
+            let rows = follow(scaler(8, window, hysteresis), &updates);
+            for row in rows.into_iter().map_while(|row| row) {
+                prop_assert!(row[1] >= 1.0 && row[1].log2().fract() == 0.0);
+                prop_assert!((1.0..=hysteresis as f64).contains(&row[2]));
+            }
+        }
+    }
+}

@@ -119,6 +119,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             optimizer: plan.optimizer.clone(),
         };
         let (module, states) = ModelStates::shard(module, policy, group)?;
+        states.set_micro_batches(plan.batch.gradient_accumulation_steps);
         Ok(Self {
             module: Some(module),
             states,
@@ -308,6 +309,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         }
         self.batch.train_batch_size = train_batch_size;
         self.batch.gradient_accumulation_steps = train_batch_size / parallel;
+        self.states.set_micro_batches(self.batch.gradient_accumulation_steps);
         Ok(())
     }
 

@@ -201,7 +201,7 @@ fn pad<B: Backend>(flat: B::FloatTensorPrimitive, len: usize) -> B::FloatTensorP
 }
 
 /// Element-wise maximum in which a NaN of either side wins.
-fn maximum<B: Backend>(
+pub(crate) fn maximum<B: Backend>(
     left: B::FloatTensorPrimitive,
     right: B::FloatTensorPrimitive,
 ) -> B::FloatTensorPrimitive {

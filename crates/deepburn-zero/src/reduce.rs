@@ -17,7 +17,7 @@ use burn_backend::{Backend, FloatDType, Shape, TensorMetadata};
 use deepburn_comm::{CommError, Payload, Pending, ReduceOp, Tag};
 use deepburn_config::{GradientPlan, GradientReduction, ReductionPlan};
 
-use crate::array::{DeviceArray, own};
+use crate::array::{DeviceArray, maximum, own};
 use crate::group::Group;
 use crate::ledger::{Category, Lease, Ledger};
 use crate::parameter::Parameter;
@@ -30,6 +30,7 @@ pub(crate) struct GradientReducer<B: Backend> {
     parameters: Arc<[Arc<Parameter<B>>]>,
     ledger: Ledger,
     plan: GradientPlan,
+    reduction: ReductionPlan,
     scaling: Scaling,
     types: Types,
     /// Whether only the owned shard of a reduced gradient is kept.
@@ -61,8 +62,12 @@ struct Flight<B: Backend> {
 
 /// A flat reduced gradient: this rank's shard of it, or all of it.
 #[derive(Debug)]
-struct Accumulated<B: Backend> {
-    tensor: B::FloatTensorPrimitive,
+pub(crate) struct Accumulated<B: Backend> {
+    pub(crate) tensor: B::FloatTensorPrimitive,
+    /// Largest magnitude, `[1]`, that the sum had on its way; only where that decides something.
+    pub(crate) peak: Option<B::FloatTensorPrimitive>,
+    /// Micro-batches in it.
+    count: usize,
     _lease: Lease,
 }
 
@@ -86,9 +91,18 @@ struct Scaling {
 impl Scaling {
     /// DeepSpeed's three ways to average: divide after the sum, before it, or partly before it.
     ///
-    /// What travels in 16 bits is a sum, which overflows where a mean would not; dividing before it
-    /// is there against that.
-    fn new(plan: &ReductionPlan, world_size: usize, communication: FloatDType) -> Self {
+    /// [Note: Overflow in fp16] By default fp16 gradients are divided before their sum, which then
+    /// overflows only where one of them does. DeepSpeed's stages 0 and 1, though, add up the
+    /// micro-batches of a step in fp16 and skip a step in which that overflows. To skip such steps
+    /// too, at every stage, a part of the division waits until after the sum: as much as there
+    /// are micro-batches, if there are so many ranks.
+    fn new(
+        plan: &ReductionPlan,
+        world_size: usize,
+        micro_batches: usize,
+        communication: FloatDType,
+    ) -> Self {
+        let later = world_size.min(micro_batches) as f64;
         let world_size = world_size as f64;
         let factor = plan.predivide_factor;
         let sum = Self { before: 1.0, op: ReduceOp::Sum, after: 1.0 };
@@ -98,10 +112,10 @@ impl Scaling {
             GradientReduction::Mean if factor != 1.0 => {
                 Self { before: 1.0 / factor, after: factor / world_size, ..sum }
             }
-            GradientReduction::Mean if communication == FloatDType::F32 => {
-                Self { op: ReduceOp::Mean, ..sum }
+            GradientReduction::Mean if communication == FloatDType::F16 => {
+                Self { before: later / world_size, after: 1.0 / later, ..sum }
             }
-            GradientReduction::Mean => Self { after: 1.0 / world_size, ..sum },
+            GradientReduction::Mean => Self { op: ReduceOp::Mean, ..sum },
         }
     }
 }
@@ -116,15 +130,16 @@ impl<B: Backend> GradientReducer<B> {
         group: Group<B>,
         parameters: Arc<[Arc<Parameter<B>>]>,
         plan: GradientPlan,
-        reduction: &ReductionPlan,
+        reduction: ReductionPlan,
         types: Types,
         shards: bool,
         ledger: Ledger,
     ) -> Self {
         let trainable = parameters.iter().filter(|parameter| parameter.is_trainable());
         let share = trainable.map(|p| p.numel()).sum::<usize>().div_ceil(BUCKETS_PER_MODEL);
-        let scaling = Scaling::new(reduction, group.world_size(), types.communication);
+        let scaling = Scaling::new(&reduction, group.world_size(), 1, types.communication);
         Self {
+            reduction,
             scaling,
             types,
             shards,
@@ -145,6 +160,12 @@ impl<B: Backend> GradientReducer<B> {
     /// join the next reduction.
     pub(crate) fn set_synchronise(&mut self, on: bool) {
         self.synchronise = on;
+    }
+
+    /// How many micro-batches make a step, from the next one on.
+    pub(crate) fn set_micro_batches(&mut self, count: usize) {
+        let (ranks, communication) = (self.group.world_size(), self.types.communication);
+        self.scaling = Scaling::new(&self.reduction, ranks, count, communication);
     }
 
     /// Takes the final gradient of parameter `index` out of autodiff's container and leaves a
@@ -208,8 +229,8 @@ impl<B: Backend> GradientReducer<B> {
 
     /// The accumulated gradients by parameter index, flat: this rank's shard, or all elements at
     /// stages 0 and 1. `None` for a parameter that got no gradient. Clears the accumulation.
-    pub(crate) fn take(&mut self) -> Vec<Option<B::FloatTensorPrimitive>> {
-        self.accumulated.iter_mut().map(|slot| slot.take().map(|sum| sum.tensor)).collect()
+    pub(crate) fn take(&mut self) -> Vec<Option<Accumulated<B>>> {
+        self.accumulated.iter_mut().map(Option::take).collect()
     }
 
     /// The accumulated gradient of one parameter, flat, as in [`take`](Self::take).
@@ -307,16 +328,30 @@ impl<B: Backend> GradientReducer<B> {
 
     fn accumulate(&mut self, index: usize, gradient: B::FloatTensorPrimitive) {
         let sum = match self.accumulated[index].take() {
-            Some(Accumulated { tensor, _lease }) => {
-                Accumulated { tensor: B::float_add(tensor, gradient), _lease }
+            Some(Accumulated { tensor, peak, count, _lease }) => {
+                let peak = self.watches_peaks(count).then(|| {
+                    let magnitude = B::float_max_abs(tensor.clone());
+                    match peak {
+                        Some(peak) => maximum::<B>(peak, magnitude),
+                        None => magnitude,
+                    }
+                });
+                let tensor = B::float_add(tensor, gradient);
+                Accumulated { tensor, peak, count: count + 1, _lease }
             }
             None => {
                 let bytes = gradient.shape().num_elements() * gradient.dtype().size();
                 let _lease = self.ledger.hold(Category::Gradients, bytes);
-                Accumulated { tensor: gradient, _lease }
+                Accumulated { tensor: gradient, peak: None, count: 1, _lease }
             }
         };
         self.accumulated[index] = Some(sum);
+    }
+
+    /// Whether a sum over `count` micro-batches may have left fp16 although what travelled did not.
+    fn watches_peaks(&self, count: usize) -> bool {
+        let Types { communication, accumulation } = self.types;
+        count > 1 && communication == FloatDType::F16 && accumulation == FloatDType::F32
     }
 }
 
@@ -366,11 +401,14 @@ mod tests {
         for communication in [FloatDType::F32, FloatDType::F16, FloatDType::BF16] {
             for (prescale, factor) in [(false, 1.0), (true, 1.0), (false, 2.0), (false, 4.0)] {
                 let plan = plan(prescale, factor, GradientReduction::Mean);
-                let scaling = Scaling::new(&plan, 4, communication);
-                let mean = if scaling.op == ReduceOp::Mean { 0.25 } else { 1.0 };
-                assert_eq!(scaling.before * mean * scaling.after, 0.25);
+                for micro_batches in [1, 2, 4, 16] {
+                    let scaling = Scaling::new(&plan, 4, micro_batches, communication);
+                    let mean = if scaling.op == ReduceOp::Mean { 0.25 } else { 1.0 };
+                    assert_eq!(scaling.before * mean * scaling.after, 0.25);
+                    assert!(scaling.before <= 1.0, "no gradient may grow before the sum");
+                }
             }
-            let sum = Scaling::new(&plan(true, 2.0, GradientReduction::Sum), 4, communication);
+            let sum = Scaling::new(&plan(true, 2.0, GradientReduction::Sum), 4, 2, communication);
             assert_eq!(sum, Scaling { before: 1.0, op: ReduceOp::Sum, after: 1.0 });
         }
     }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use burn::module::{Module, ParamId};
-use burn_backend::{Backend, FloatDType, Shape, TensorData};
+use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
 use deepburn_comm::Tag;
 use deepburn_config::{
     GatherPlan, OptimizerPlan, Precision, PrecisionPlan, ReductionPlan, Stage, ZeroPlan,
@@ -24,7 +24,7 @@ use crate::parameter::Parameter;
 use crate::precision::element_type;
 use crate::publish::Publisher;
 use crate::random::RandomStream;
-use crate::reduce::{GradientReducer, Types};
+use crate::reduce::{Accumulated, GradientReducer, Types};
 use crate::session::{self, Binding};
 use crate::sharding::{Marker, Sharder, Table, Training, in_shape};
 use crate::share::Share;
@@ -68,6 +68,8 @@ pub struct ModelStates<B: Backend> {
     resident: Vec<usize>,
     reducer: Rc<RefCell<GradientReducer<B>>>,
     optimizer: Optimizer<B>,
+    /// Type that ops use.
+    compute: FloatDType,
     allgather_bucket_size: usize,
     ignore_unused: bool,
     ledger: Ledger,
@@ -100,7 +102,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             group.clone(),
             parameters.clone(),
             zero.gradients,
-            &reduction,
+            reduction,
             Types {
                 communication: element_type(precision.communication),
                 accumulation: element_type(precision.accumulation),
@@ -125,6 +127,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             resident,
             reducer,
             optimizer,
+            compute: element_type(precision.compute),
             allgather_bucket_size: zero.allgather_bucket_size,
             ignore_unused: zero.gradients.ignore_unused_parameters,
             ledger,
@@ -168,6 +171,11 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// Whether gradients are reduced as they come; see the engine's `no_sync`.
     pub fn set_synchronise(&self, on: bool) {
         self.reducer.borrow_mut().set_synchronise(on);
+    }
+
+    /// How many micro-batches make a step, from the next one on; 1 before this is called.
+    pub fn set_micro_batches(&self, count: usize) {
+        self.reducer.borrow_mut().set_micro_batches(count);
     }
 
     /// Forgets all accumulated gradients.
@@ -276,7 +284,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     }
 
     /// The accumulated gradients by parameter index; `None` for one that was not used.
-    fn take_gradients(&self) -> Result<Vec<Option<B::FloatTensorPrimitive>>, ZeroError> {
+    fn take_gradients(&self) -> Result<Vec<Option<Accumulated<B>>>, ZeroError> {
         self.reducer.borrow_mut().reduce_rest()?;
         let taken = self.reducer.borrow_mut().take();
         if taken.iter().all(Option::is_none) {
@@ -293,17 +301,14 @@ impl<B: OptimizerOps> ModelStates<B> {
 
     /// L2 norm over all parameters: each rank sums the squares it owns, padding excluded, and the
     /// ranks' sums are added in rank order. The cut is the same at every stage, and so is the sum.
-    fn global_norm(
-        &self,
-        gradients: &[Option<B::FloatTensorPrimitive>],
-    ) -> Result<Norm, ZeroError> {
+    fn global_norm(&self, gradients: &[Option<Accumulated<B>>]) -> Result<Norm, ZeroError> {
         let (mut squares, mut first_bad) = (0.0, None);
         for (parameter, gradient) in self.parameters.iter().zip(gradients) {
             if let Some(gradient) = gradient {
-                let owned = self.share.owned_gradient::<B>(gradient, parameter.partition());
-                let stats = B::gradient_stats(owned);
+                let owned = self.share.owned_gradient::<B>(&gradient.tensor, parameter.partition());
+                let stats = B::gradient_stats(owned.clone());
                 squares += stats.sum_of_squares;
-                if !stats.finite {
+                if !(stats.finite && self.fits(owned, gradient.peak.as_ref())) {
                     first_bad.get_or_insert(parameter.index());
                 }
             }
@@ -320,11 +325,26 @@ impl<B: OptimizerOps> ModelStates<B> {
         Ok(Norm::NotFinite { first: first as usize })
     }
 
+    /// Whether an accumulated gradient had a place in the type that ops use, all the time. In fp16
+    /// DeepSpeed adds gradients up in that type and skips a step in which they overflow; so it is
+    /// here, although a sum in f32 holds them.
+    fn fits(
+        &self,
+        gradient: B::FloatTensorPrimitive,
+        peak: Option<&B::FloatTensorPrimitive>,
+    ) -> bool {
+        if self.compute != FloatDType::F16 || gradient.dtype() == DType::F16 {
+            return true;
+        }
+        let fits = |tensor| B::gradient_stats(B::cast(tensor, FloatDType::F16)).finite;
+        peak.is_none_or(|peak| fits(peak.clone())) && fits(gradient)
+    }
+
     /// Updates every trainable parameter, then hands updated shards round where they are not
     /// what a rank keeps (stages 1 and 2).
     fn update(
         &mut self,
-        gradients: Vec<Option<B::FloatTensorPrimitive>>,
+        gradients: Vec<Option<Accumulated<B>>>,
         rates: Rates,
         scale: f32,
     ) -> Result<(), ZeroError> {
@@ -337,7 +357,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             }
             let (index, partition) = (parameter.index(), parameter.partition());
             let gradient = match gradient {
-                Some(kept) => share.of_gradient::<B>(kept, partition),
+                Some(sum) => share.of_gradient::<B>(sum.tensor, partition),
                 None => {
                     let shape = Shape::from(vec![share.len(partition)]);
                     B::float_zeros(shape, parameter.device(), FloatDType::F32)

@@ -1,13 +1,19 @@
-//! Throughput of the fused kernels on shares of several sizes, against the plain reference.
+//! One Adam step on the parameters of GPT-2 (124,439,808), against a copy of as many bytes.
 //!
-//! `cargo bench -p deepburn-kernels`; one line a kernel and size. Adam moves 28 bytes an element
-//! (reads four floats, writes three), so GB/s can be held against the machine's memory bandwidth.
+//! `cargo bench -p deepburn-kernels --bench adam [-- ROUNDS]`; `peer_adamw.py` runs it in turn with
+//! PyTorch's optimizer. Every round times every case once, so that what disturbs the machine
+//! disturbs all alike, and a case is held against the copy of its own round; medians are printed.
+//!
+//! Bytes are those read and written. A step in single precision reads four floats an element and
+//! writes three; the copy reads 14 bytes an element and writes 14, one long copy a thread.
 
 use deepburn_kernels::{
-    Adam, AdamStep, WeightDecay, adam, adam_reference, all_finite, gradient_stats,
+    Adam, AdamShare, AdamStep, Gradient, WeightDecay, WorkingCopy, adam, unscale_and_clip,
 };
+use half::{bf16, f16};
+use rayon::prelude::*;
 use std::hint::black_box;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 const RULE: Adam = Adam {
     lr: 1e-4,
@@ -18,36 +24,149 @@ const RULE: Adam = Adam {
     bias_correction: true,
 };
 
+const CASES: [&str; 7] = [
+    "copy",
+    "adam flat",
+    "adam 148 tensors",
+    "adam f32 to bf16",
+    "adam f32 to f16",
+    "adam bf16 to bf16",
+    "adam f16 to f16",
+];
+
+/// Elements of each parameter of GPT-2 124M, in the order of its checkpoint.
+fn gpt2() -> Vec<usize> {
+    const WIDTH: usize = 768;
+    let layer = [
+        [WIDTH, WIDTH],
+        [WIDTH * 3 * WIDTH, 3 * WIDTH],
+        [WIDTH * WIDTH, WIDTH],
+        [WIDTH, WIDTH],
+        [WIDTH * 4 * WIDTH, 4 * WIDTH],
+        [4 * WIDTH * WIDTH, WIDTH],
+    ];
+    let layers = (0..12).flat_map(|_| layer.into_iter().flatten());
+    [50_257 * WIDTH, 1024 * WIDTH].into_iter().chain(layers).chain([WIDTH, WIDTH]).collect()
+}
+
 fn main() {
-    println!("{:<24} {:>10} {:>14} {:>8}", "kernel", "elements", "Melements/s", "GB/s");
-    for len in [4_096, 65_536, 1_048_576, 16_777_216] {
-        let mut param = vec![0.5_f32; len];
-        let grad = vec![1e-3_f32; len];
-        let (mut m, mut v) = (vec![0.0_f32; len], vec![0.0_f32; len]);
-        let step = AdamStep::new(&RULE, 10);
-        report("adam fused", len, 28, || adam(&step, 0.5, &mut param, &grad, &mut m, &mut v));
-        report("adam reference", len, 28, || {
-            adam_reference(&RULE, 10, &mut param, &grad, &mut m, &mut v);
-        });
-        report("gradient_stats", len, 4, || {
-            black_box(gradient_stats(&grad));
-        });
-        report("all_finite", len, 4, || {
-            black_box(all_finite(&grad));
-        });
+    // `cargo bench` passes `--bench` on.
+    let rounds = std::env::args().skip(1).find_map(|arg| arg.parse().ok()).unwrap_or(15);
+    let mut bench = Bench::new(gpt2());
+    bench.round();
+    let rounds = (0..rounds).map(|_| bench.round()).collect::<Vec<_>>();
+
+    println!("{} elements, {} threads", bench.param.len(), rayon::current_num_threads());
+    for (case, name) in CASES.iter().enumerate() {
+        let seconds = median(rounds.iter().map(|round| round[case]));
+        let of_copy = median(rounds.iter().map(|round| round[0] / round[case]));
+        let gigabytes = 28.0 * bench.param.len() as f64 / 1e9;
+        // A working copy adds two bytes to the 28, a 16-bit gradient takes two away.
+        let bytes = if name.starts_with("adam f32 to") { 30.0 / 28.0 } else { 1.0 };
+        println!(
+            "{name:<20} {seconds:>8.4} s {:>7.2} GB/s {:>6.2} of the copy's bandwidth",
+            bytes * gigabytes / seconds,
+            bytes * of_copy
+        );
     }
 }
 
-/// The best of many runs: on a shared machine the fastest one was disturbed least.
-fn report(kernel: &str, len: usize, bytes_per_element: usize, mut run: impl FnMut()) {
-    run();
-    let (start, mut best) = (Instant::now(), Duration::MAX);
-    while start.elapsed() < Duration::from_millis(500) {
-        let run_start = Instant::now();
-        run();
-        best = best.min(run_start.elapsed());
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values = values.collect::<Vec<_>>();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+struct Bench {
+    tensors: Vec<usize>,
+    param: Vec<f32>,
+    m: Vec<f32>,
+    v: Vec<f32>,
+    grad: Vec<f32>,
+    half_grad: Vec<f16>,
+    brain_grad: Vec<bf16>,
+    half_copy: Vec<f16>,
+    brain_copy: Vec<bf16>,
+    from: Vec<u16>,
+    to: Vec<u16>,
+}
+
+impl Bench {
+    fn new(tensors: Vec<usize>) -> Self {
+        let len = tensors.iter().sum::<usize>();
+        let grad = (0..len).map(|i| ((i % 1009) as f32 - 504.0) * 1e-5).collect::<Vec<_>>();
+        Self {
+            tensors,
+            param: grad.iter().map(|g| g * 10.0).collect(),
+            m: vec![1e-3; len],
+            v: vec![1e-6; len],
+            half_grad: grad.iter().map(|g| f16::from_f32(*g)).collect(),
+            brain_grad: grad.iter().map(|g| bf16::from_f32(*g)).collect(),
+            half_copy: vec![f16::ONE; len],
+            brain_copy: vec![bf16::ONE; len],
+            from: vec![1; 7 * len],
+            to: vec![0; 7 * len],
+            grad,
+        }
     }
-    let rate = len as f64 / best.as_secs_f64();
-    let gigabytes = rate * bytes_per_element as f64 / 1e9;
-    println!("{kernel:<24} {len:>10} {:>14.1} {gigabytes:>8.2}", rate / 1e6);
+
+    /// Seconds of each of [`CASES`].
+    fn round(&mut self) -> [f64; 7] {
+        let (single, flat) = (Gradient::F32(&self.grad), [self.param.len()]);
+        let (half, brain) = (Gradient::F16(&self.half_grad), Gradient::Bf16(&self.brain_grad));
+        let (half_copy, brain_copy) = (&mut self.half_copy, &mut self.brain_copy);
+        let mut state = [&mut self.param[..], &mut self.m, &mut self.v];
+        let mut update =
+            |tensors: &[usize], grad: Gradient<'_>, working: Option<WorkingCopy<'_>>| {
+                seconds(|| {
+                    step_over(tensors, grad, state.each_mut().map(|array| &mut **array), working)
+                })
+            };
+        [
+            seconds(|| copy(&self.from, &mut self.to)),
+            update(&flat, single, None),
+            update(&self.tensors, single, None),
+            update(&flat, single, Some(WorkingCopy::Bf16(brain_copy))),
+            update(&flat, single, Some(WorkingCopy::F16(half_copy))),
+            update(&flat, brain, Some(WorkingCopy::Bf16(brain_copy))),
+            update(&flat, half, Some(WorkingCopy::F16(half_copy))),
+        ]
+    }
+}
+
+/// A step over tensors that lie one after the other; a working copy is that of a single one.
+fn step_over(
+    tensors: &[usize],
+    grad: Gradient<'_>,
+    [param, m, v]: [&mut [f32]; 3],
+    mut working: Option<WorkingCopy<'_>>,
+) {
+    let step = AdamStep::new(&RULE, 10);
+    let scale = unscale_and_clip(3.0, 1.0, Some(1.0)) as f32;
+    let mut start = 0;
+    for len in tensors {
+        let range = start..start + len;
+        let share = AdamShare {
+            param: &mut param[range.clone()],
+            m: &mut m[range.clone()],
+            v: &mut v[range.clone()],
+            working: working.take(),
+        };
+        adam(&step, scale, grad.slice(range), share);
+        start += len;
+    }
+}
+
+/// One copy a thread, long enough that the C library stores past the caches.
+fn copy(from: &[u16], to: &mut [u16]) {
+    let share = from.len().div_ceil(rayon::current_num_threads());
+    to.par_chunks_mut(share)
+        .zip(from.par_chunks(share))
+        .for_each(|(to, from)| black_box(to).copy_from_slice(black_box(from)));
+}
+
+fn seconds(run: impl FnOnce()) -> f64 {
+    let start = Instant::now();
+    run();
+    start.elapsed().as_secs_f64()
 }

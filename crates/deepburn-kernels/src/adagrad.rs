@@ -23,7 +23,7 @@ pub struct Adagrad {
 /// # Panics
 /// When the slices differ in length.
 pub fn adagrad_reference<R: Real>(rule: &Adagrad, param: &mut [R], grad: &[R], sum: &mut [R]) {
-    check_lengths("adagrad", param.len(), &[("grad", grad.len()), ("sum", sum.len())]);
+    check_lengths("adagrad", ("param", param.len()), &[("grad", grad.len()), ("sum", sum.len())]);
     let [lr, eps, decay] = [rule.lr, rule.eps, rule.weight_decay].map(|x| R::from_f64(x));
     for i in 0..param.len() {
         let g = grad[i] + decay * param[i];
@@ -58,7 +58,7 @@ pub fn adagrad(
     grad: &[f32],
     sum: &mut [f32],
 ) {
-    check_lengths("adagrad", param.len(), &[("grad", grad.len()), ("sum", sum.len())]);
+    check_lengths("adagrad", ("param", param.len()), &[("grad", grad.len()), ("sum", sum.len())]);
     if param.len() < PARALLEL_FROM {
         return adagrad_block(step, grad_scale, param, grad, sum);
     }

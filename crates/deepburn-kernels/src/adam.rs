@@ -1,10 +1,13 @@
 //! Adam and AdamW.
 //!
-//! Main type: [`AdamStep`]. Sources: Kingma & Ba 2015, algorithm 1; Loshchilov & Hutter 2019,
+//! Main types: [`AdamStep`], the scalars of one step, and [`AdamShare`], what it updates. Sources: Kingma & Ba 2015, algorithm 1; Loshchilov & Hutter 2019,
 //! algorithm 2, for the decoupled decay. AMSGrad is not here.
 
 use crate::blocks::{BLOCK, PARALLEL_FROM, check_lengths, check_time};
+use crate::element::Element;
+use crate::gradient::{Gradient, with_elements};
 use crate::real::Real;
+use crate::working::WorkingCopy;
 use rayon::prelude::*;
 
 /// Where the weight decay acts.
@@ -57,7 +60,11 @@ pub fn adam_reference<R: Real>(
     m: &mut [R],
     v: &mut [R],
 ) {
-    check_lengths("adam", param.len(), &[("grad", grad.len()), ("m", m.len()), ("v", v.len())]);
+    check_lengths(
+        "adam",
+        ("param", param.len()),
+        &[("grad", grad.len()), ("m", m.len()), ("v", v.len())],
+    );
     let [lr, beta1, beta2, eps] =
         [rule.lr, rule.beta1, rule.beta2, rule.eps].map(|scalar| R::from_f64(scalar));
     let (bias1, bias2) = rule.biases(t);
@@ -123,51 +130,80 @@ impl AdamStep {
     }
 }
 
+/// What one step updates, all of one length.
+#[derive(Debug)]
+pub struct AdamShare<'a> {
+    /// Master parameter.
+    pub param: &'a mut [f32],
+    /// First moment, zero before the first step.
+    pub m: &'a mut [f32],
+    /// Second moment, zero before the first step.
+    pub v: &'a mut [f32],
+    /// Where the new parameter is written rounded to 16 bits as well.
+    pub working: Option<WorkingCopy<'a>>,
+}
+
 /// One fused pass of Adam or AdamW over a share; `grad_scale` multiplies the gradient.
 ///
-/// The operations and their order are those of PyTorch's single-tensor `AdamW` in fp32.
+/// The operations and their order are those of PyTorch's single-tensor `AdamW` in fp32, whatever
+/// the gradient is held in: it is widened element by element.
 ///
 /// # Panics
 /// When the slices differ in length.
-pub fn adam(
-    step: &AdamStep,
+pub fn adam(step: &AdamStep, grad_scale: f32, grad: Gradient<'_>, share: AdamShare<'_>) {
+    let AdamShare { param, m, v, working } = share;
+    let len = param.len();
+    let working_len = working.as_ref().map_or(len, WorkingCopy::len);
+    check_lengths(
+        "adam",
+        ("param", len),
+        &[("grad", grad.len()), ("m", m.len()), ("v", v.len()), ("working", working_len)],
+    );
+    let scalars = Scalars { step: *step, grad_scale };
+    with_elements!(grad, grad => match working {
+        // Elements without a size: nothing is allocated and nothing written.
+        None => fused(scalars, (param, grad, m, v, &mut vec![(); len])),
+        Some(WorkingCopy::F16(working)) => fused(scalars, (param, grad, m, v, working)),
+        Some(WorkingCopy::Bf16(working)) => fused(scalars, (param, grad, m, v, working)),
+    });
+}
+
+#[derive(Clone, Copy)]
+struct Scalars {
+    step: AdamStep,
     grad_scale: f32,
-    param: &mut [f32],
-    grad: &[f32],
-    m: &mut [f32],
-    v: &mut [f32],
-) {
-    check_lengths("adam", param.len(), &[("grad", grad.len()), ("m", m.len()), ("v", v.len())]);
-    if param.len() < PARALLEL_FROM {
-        return adam_block(step, grad_scale, param, grad, m, v);
+}
+
+/// Parameter, gradient, moments and working copy of a share or of one block of it.
+type Slices<'a, G, W> = (&'a mut [f32], &'a [G], &'a mut [f32], &'a mut [f32], &'a mut [W]);
+
+fn fused<G: Element, W: Element>(scalars: Scalars, slices: Slices<'_, G, W>) {
+    if slices.0.len() < PARALLEL_FROM {
+        return adam_block(scalars, slices);
     }
+    let (param, grad, m, v, working) = slices;
     (
         param.par_chunks_mut(BLOCK),
         grad.par_chunks(BLOCK),
         m.par_chunks_mut(BLOCK),
         v.par_chunks_mut(BLOCK),
+        working.par_chunks_mut(BLOCK),
     )
         .into_par_iter()
-        .for_each(|(param, grad, m, v)| adam_block(step, grad_scale, param, grad, m, v));
+        .for_each(|block| adam_block(scalars, block));
 }
 
-fn adam_block(
-    step: &AdamStep,
-    grad_scale: f32,
-    param: &mut [f32],
-    grad: &[f32],
-    m: &mut [f32],
-    v: &mut [f32],
-) {
-    // A local copy tells the optimiser that no store below can change a scalar.
-    let step = *step;
-    for (((p, g), m), v) in param.iter_mut().zip(grad).zip(m).zip(v) {
+fn adam_block<G: Element, W: Element>(scalars: Scalars, block: Slices<'_, G, W>) {
+    let Scalars { step, grad_scale } = scalars;
+    let (param, grad, m, v, working) = block;
+    for ((((p, g), m), v), w) in param.iter_mut().zip(grad).zip(m).zip(v).zip(working) {
         let decayed = *p * step.keep;
-        let g = *g * grad_scale + step.l2 * decayed;
+        let g = g.widen() * grad_scale + step.l2 * decayed;
         *m = lerp(*m, g, step.gain1);
         *v = *v * step.beta2 + step.gain2 * g * g;
         let denominator = v.sqrt() / step.sqrt_bias2 + step.eps;
         *p = decayed - step.step_size * *m / denominator;
+        *w = W::narrow(*p);
     }
 }
 
@@ -180,8 +216,16 @@ fn lerp(from: f32, to: f32, weight: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{assert_close, in_pool, noise, strong_noise, with_values_anywhere};
+    use crate::testing::{
+        Held, SIZES, assert_close, in_pool, noise, strong_noise, with_values_anywhere,
+    };
     use proptest::prelude::*;
+    use std::ops::Range;
+
+    /// A step on a gradient in single precision, without a working copy.
+    fn update(step: &AdamStep, grad_scale: f32, grad: &[f32], [param, m, v]: [&mut [f32]; 3]) {
+        adam(step, grad_scale, Gradient::F32(grad), AdamShare { param, m, v, working: None });
+    }
 
     fn rule(weight_decay: WeightDecay, bias_correction: bool) -> Adam {
         Adam { lr: 0.1, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay, bias_correction }
@@ -262,7 +306,7 @@ mod tests {
             for (i, (g, expected)) in GRADIENTS.iter().zip(golden.states).enumerate() {
                 let step = AdamStep::new(&golden.rule, i as u64 + 1);
                 // Half the gradient and twice the scale: the multiplier is really applied.
-                adam(&step, 2.0, &mut p, &[*g as f32 / 2.0], &mut m, &mut v);
+                update(&step, 2.0, &[*g as f32 / 2.0], [&mut p, &mut m, &mut v]);
                 let narrowed = expected.map(|x| x as f32);
                 // Five steps of a dozen roundings of 6e-8 each, on numbers up to 1.
                 assert_close(&[p[0], m[0], v[0]], &narrowed, 1e-6, 5e-7);
@@ -289,7 +333,7 @@ mod tests {
         let (mut m, mut v) = ([0.0; 4], [0.0; 4]);
         for t in 1..=10 {
             let g = p.map(|p| p / t as f32);
-            adam(&AdamStep::new(&rule, t), 1.0, &mut p, &g, &mut m, &mut v);
+            update(&AdamStep::new(&rule, t), 1.0, &g, [&mut p, &mut m, &mut v]);
         }
         // PyTorch fuses a multiply-add in the first moment: a last bit now and then.
         assert_close(&p, &TORCH_ADAMW, 3e-7, 1e-9);
@@ -299,45 +343,89 @@ mod tests {
     fn beta1_of_zero_keeps_the_gradient_itself() {
         let rule = Adam { beta1: 0.0, ..rule(WeightDecay::Decoupled(0.0), true) };
         let (mut p, mut m, mut v) = ([1.0], [1e10], [0.0]);
-        adam(&AdamStep::new(&rule, 1), 1.0, &mut p, &[0.1], &mut m, &mut v);
+        update(&AdamStep::new(&rule, 1), 1.0, &[0.1], [&mut p, &mut m, &mut v]);
         assert_eq!(m, [0.1]);
     }
 
     #[test]
-    fn fused_follows_the_f64_reference_at_every_size() {
-        for len in [0, 1, 7, 8, 33, 1000, BLOCK - 1, BLOCK + 1, PARALLEL_FROM, 1_000_007] {
-            for weight_decay in [WeightDecay::Decoupled(0.1), WeightDecay::L2(0.1)] {
-                let rule = Adam { lr: 1e-2, ..rule(weight_decay, true) };
-                let (mut p, mut m, mut v) = (noise(len, 1), vec![0.0; len], vec![0.0; len]);
-                let mut p64 = p.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
-                let (mut m64, mut v64) = (vec![0.0; len], vec![0.0; len]);
-                for t in 1..=3 {
-                    let g = strong_noise(len, 10 + t);
-                    let g64 = g.iter().map(|x| f64::from(*x) * 0.25).collect::<Vec<_>>();
-                    adam(&AdamStep::new(&rule, t), 0.25, &mut p, &g, &mut m, &mut v);
-                    adam_reference(&rule, t, &mut p64, &g64, &mut m64, &mut v64);
+    fn fused_follows_the_f64_reference_at_every_size_and_format() {
+        for len in SIZES {
+            // The long size once, in the format with the most to convert.
+            let kinds = if len < 10_000_000 { &[0, 1, 2][..] } else { &[1] };
+            for (decay, kind) in kinds.iter().flat_map(|kind| [(0, *kind), (1, *kind)]) {
+                let decay = [WeightDecay::Decoupled(0.1), WeightDecay::L2(0.1)][decay];
+                if len < 10_000_000 || decay == WeightDecay::L2(0.1) {
+                    follows_the_f64_reference(&Adam { lr: 1e-2, ..rule(decay, true) }, len, kind);
                 }
-                let narrowed = p64.iter().map(|x| *x as f32).collect::<Vec<_>>();
-                // Three updates of lr 1e-2, each with a relative error of some 1e-6 (1 - .999 alone
-                // is narrowed from 1e-3 with 6e-8, 1 - beta2^t likewise), and the rounding of p.
-                assert_close(&p, &narrowed, 3e-7, 5e-8);
             }
         }
+    }
+
+    fn follows_the_f64_reference(rule: &Adam, len: usize, kind: usize) {
+        let (mut param, mut m, mut v) = (noise(len, 1), vec![0.0; len], vec![0.0; len]);
+        let mut p64 = param.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
+        let (mut m64, mut v64) = (vec![0.0; len], vec![0.0; len]);
+        for t in 1..=3 {
+            let grad = &Held::all(&strong_noise(len, 10 + t))[kind];
+            let g64 = (0..len).map(|i| f64::from(grad.gradient().get(i)) * 0.25);
+            let g64 = g64.collect::<Vec<_>>();
+            let working = &mut Held::all(&vec![f32::NAN; len])[kind];
+            let share = AdamShare {
+                param: &mut param,
+                m: &mut m,
+                v: &mut v,
+                working: working.working_copy(),
+            };
+            adam(&AdamStep::new(rule, t), 0.25, grad.gradient(), share);
+            adam_reference(rule, t, &mut p64, &g64, &mut m64, &mut v64);
+            // The working copy is the parameter, rounded: to the bit.
+            assert!(kind == 0 || *working == Held::all(&param)[kind]);
+        }
+        let narrowed = p64.iter().map(|x| *x as f32).collect::<Vec<_>>();
+        // Relative: at each of three steps `1 - lr * decay` is narrowed, the decayed parameter is
+        // rounded and so is the new one, and the reference is narrowed once: ten times 2^-24.
+        // Absolute: three updates of at most lr 1e-2, each wrong by some 1e-6 of itself (1 - .999
+        // alone is narrowed from 1e-3 with 6e-8, 1 - beta2^t likewise). What the gradient was held
+        // in adds nothing: the reference reads the same numbers.
+        assert_close(&param, &narrowed, 6e-7, 5e-8);
     }
 
     #[test]
     fn the_number_of_threads_changes_no_bit() {
         let len = 3 * PARALLEL_FROM + 5;
         let step = AdamStep::new(&rule(WeightDecay::Decoupled(0.1), true), 3);
-        let run = |threads| {
-            in_pool(threads, || {
-                let (mut p, mut m, mut v) = (noise(len, 1), noise(len, 2), vec![0.5; len]);
-                adam(&step, 0.5, &mut p, &noise(len, 3), &mut m, &mut v);
-                (p, m, v)
-            })
-        };
-        let one = run(1);
-        assert!(one == run(2) && one == run(3));
+        for grad in Held::all(&noise(len, 3)) {
+            let run = |threads| {
+                let (mut param, mut m, mut v) = (noise(len, 1), noise(len, 2), vec![0.5; len]);
+                let mut working = grad.clone();
+                let share = AdamShare {
+                    param: &mut param,
+                    m: &mut m,
+                    v: &mut v,
+                    working: working.working_copy(),
+                };
+                in_pool(threads, || adam(&step, 0.5, grad.gradient(), share));
+                (param, m, v, working)
+            };
+            let one = run(1);
+            assert!(one == run(2) && one == run(3));
+        }
+    }
+
+    #[test]
+    fn a_gradient_in_16_bits_does_what_the_same_numbers_in_32_do() {
+        let step = AdamStep::new(&rule(WeightDecay::L2(0.1), true), 2);
+        for held in Held::all(&noise(1000, 4)) {
+            let mut widened = vec![0.0; 1000];
+            crate::widen(held.gradient(), &mut widened);
+            let run = |grad| {
+                let (mut param, mut m, mut v) = (noise(1000, 1), noise(1000, 2), vec![0.5; 1000]);
+                let share = AdamShare { param: &mut param, m: &mut m, v: &mut v, working: None };
+                adam(&step, 0.5, grad, share);
+                (param, m, v)
+            };
+            assert!(run(held.gradient()) == run(Gradient::F32(&widened)));
+        }
     }
 
     #[test]
@@ -346,7 +434,7 @@ mod tests {
             let (mut p, mut m, mut v) = ([0.0; 5], [0.0; 5], [0.0; 5]);
             for t in 1..=3 {
                 let step = AdamStep::new(&rule(weight_decay, true), t);
-                adam(&step, 0.5, &mut p, &[0.0; 5], &mut m, &mut v);
+                update(&step, 0.5, &[0.0; 5], [&mut p, &mut m, &mut v]);
             }
             assert_eq!((p, m, v), ([0.0; 5], [0.0; 5], [0.0; 5]));
         }
@@ -356,7 +444,7 @@ mod tests {
     #[should_panic(expected = "adam: `v` has 3 elements and `param` has 2")]
     fn slices_of_different_lengths_are_refused() {
         let step = AdamStep::new(&rule(WeightDecay::L2(0.0), true), 1);
-        adam(&step, 1.0, &mut [0.0; 2], &[0.0; 2], &mut [0.0; 2], &mut [0.0; 3]);
+        update(&step, 1.0, &[0.0; 2], [&mut [0.0; 2], &mut [0.0; 2], &mut [0.0; 3]]);
     }
 
     #[test]
@@ -365,16 +453,37 @@ mod tests {
         AdamStep::new(&rule(WeightDecay::L2(0.0), true), 0);
     }
 
+    #[test]
+    #[should_panic(expected = "adam: `working` has 1 elements and `param` has 2")]
+    fn a_working_copy_of_another_length_is_refused() {
+        let step = AdamStep::new(&rule(WeightDecay::L2(0.0), true), 1);
+        let (param, m, v) = (&mut [0.0; 2], &mut [0.0; 2], &mut [0.0; 2]);
+        let mut working = [half::f16::ZERO];
+        let working = Some(WorkingCopy::F16(&mut working));
+        adam(&step, 1.0, Gradient::F32(&[0.0; 2]), AdamShare { param, m, v, working });
+    }
+
     proptest! {
         #[test]
         fn a_bad_gradient_stays_alone((grad, bad) in with_values_anywhere(200)) {
             let len = grad.len();
             let step = AdamStep::new(&rule(WeightDecay::Decoupled(0.1), true), 1);
-            let (mut p, mut m, mut v) = (noise(len, 1), vec![0.0; len], vec![0.0; len]);
-            adam(&step, 1.0, &mut p, &grad, &mut m, &mut v);
-            for i in 0..len {
-                prop_assert_eq!(m[i].is_finite() && v[i].is_finite(), !bad.contains(&i));
-                prop_assert!(p[i].is_finite() || bad.contains(&i));
+            for grad in Held::all(&grad) {
+                let (mut param, mut m, mut v) = (noise(len, 1), vec![0.0; len], vec![0.0; len]);
+                let mut working = grad.clone();
+                let share = AdamShare {
+                    param: &mut param,
+                    m: &mut m,
+                    v: &mut v,
+                    working: working.working_copy(),
+                };
+                adam(&step, 1.0, grad.gradient(), share);
+                for i in 0..len {
+                    prop_assert_eq!(m[i].is_finite() && v[i].is_finite(), !bad.contains(&i));
+                    prop_assert!(param[i].is_finite() || bad.contains(&i));
+                    let copied = working.gradient().get(i);
+                    prop_assert!(copied.is_finite() || bad.contains(&i));
+                }
             }
         }
 
@@ -382,15 +491,22 @@ mod tests {
         fn cutting_a_share_changes_no_bit(len in 1_usize..300, cut in 0.0..1.0) {
             let cut = (len as f64 * cut) as usize;
             let step = AdamStep::new(&rule(WeightDecay::L2(0.1), true), 2);
-            let (grad, m, v) = (noise(len, 2), noise(len, 3), vec![0.1; len]);
-            let (mut p, mut pm, mut pv) = (noise(len, 1), m.clone(), v.clone());
-            adam(&step, 0.3, &mut p, &grad, &mut pm, &mut pv);
-            let (mut q, mut qm, mut qv) = (noise(len, 1), m, v);
-            for range in [0..cut, cut..len] {
-                adam(&step, 0.3, &mut q[range.clone()], &grad[range.clone()],
-                    &mut qm[range.clone()], &mut qv[range]);
+            for grad in Held::all(&noise(len, 2)) {
+                let run = |ranges: &[Range<usize>]| {
+                    let (mut p, mut m, mut v) = (noise(len, 1), noise(len, 3), vec![0.1; len]);
+                    for range in ranges {
+                        let share = AdamShare {
+                            param: &mut p[range.clone()],
+                            m: &mut m[range.clone()],
+                            v: &mut v[range.clone()],
+                            working: None,
+                        };
+                        adam(&step, 0.3, grad.gradient().slice(range.clone()), share);
+                    }
+                    (p, m, v)
+                };
+                prop_assert!(run(&[0..len, len..len]) == run(&[0..cut, cut..len]));
             }
-            prop_assert!(p == q && pm == qm && pv == qv);
         }
     }
 }

@@ -2,6 +2,8 @@
 //!
 //! The size never depends on the number of threads, so neither does any result.
 
+use rayon::prelude::*;
+
 /// Elements of one block: four `f32` arrays of this length (Adam's) fill half of a 512 KiB
 /// second-level cache.
 pub(crate) const BLOCK: usize = 16 * 1024;
@@ -9,12 +11,28 @@ pub(crate) const BLOCK: usize = 16 * 1024;
 /// Slices shorter than this stay on the calling thread: waking others costs more than it saves.
 pub(crate) const PARALLEL_FROM: usize = 4 * BLOCK;
 
-/// Panics unless every state is as long as the parameter.
-pub(crate) fn check_lengths(kernel: &str, param: usize, others: &[(&str, usize)]) {
+/// Goes over two slices of one length, block by block; the results are in the order of the blocks.
+pub(crate) fn map_blocks<A: Send, B: Sync, R: Send>(
+    out: &mut [A],
+    from: &[B],
+    block: impl Fn(&mut [A], &[B]) -> R + Sync,
+) -> Vec<R> {
+    if out.len() < PARALLEL_FROM {
+        let blocks = out.chunks_mut(BLOCK).zip(from.chunks(BLOCK));
+        return blocks.map(|(out, from)| block(out, from)).collect();
+    }
+    let blocks = out.par_chunks_mut(BLOCK).zip(from.par_chunks(BLOCK));
+    blocks.map(|(out, from)| block(out, from)).collect()
+}
+
+/// Panics unless every other slice is as long as the first.
+pub(crate) fn check_lengths(kernel: &str, first: (&str, usize), others: &[(&str, usize)]) {
+    let (first, expected) = first;
     for (name, len) in others {
         assert!(
-            *len == param,
-            "{kernel}: `{name}` has {len} elements and `param` has {param}; a share's slices have one length"
+            *len == expected,
+            "{kernel}: `{name}` has {len} elements and `{first}` has {expected}; they go together, \
+             element by element"
         );
     }
 }

@@ -23,17 +23,28 @@ mod adagrad;
 mod adam;
 mod blocks;
 mod clip;
+mod element;
+mod flat;
+mod gradient;
 mod lion;
 mod norm;
 mod real;
 mod sgd;
 #[cfg(test)]
 mod testing;
+mod unscale;
+mod working;
 
 pub use adagrad::{Adagrad, AdagradStep, adagrad, adagrad_reference};
-pub use adam::{Adam, AdamStep, WeightDecay, adam, adam_reference};
+pub use adam::{Adam, AdamShare, AdamStep, WeightDecay, adam, adam_reference};
 pub use clip::unscale_and_clip;
+pub use flat::{flatten, flatten_reference, unflatten};
+pub use gradient::{Gradient, widen};
 pub use lion::{Lion, LionStep, lion, lion_reference};
-pub use norm::{GradientStats, all_finite, gradient_stats, sum_of_squares};
+pub use norm::{
+    GradientStats, all_finite, gradient_stats, gradient_stats_reference, sum_of_squares,
+};
 pub use real::Real;
 pub use sgd::{Sgd, SgdStep, sgd, sgd_reference};
+pub use unscale::{unscale, unscale_reference};
+pub use working::{WorkingCopy, cast, cast_reference};

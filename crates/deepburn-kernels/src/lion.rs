@@ -25,7 +25,7 @@ pub struct Lion {
 /// # Panics
 /// When the slices differ in length.
 pub fn lion_reference<R: Real>(rule: &Lion, param: &mut [R], grad: &[R], m: &mut [R]) {
-    check_lengths("lion", param.len(), &[("grad", grad.len()), ("m", m.len())]);
+    check_lengths("lion", ("param", param.len()), &[("grad", grad.len()), ("m", m.len())]);
     let [lr, beta1, beta2, decay] =
         [rule.lr, rule.beta1, rule.beta2, rule.weight_decay].map(|scalar| R::from_f64(scalar));
     for i in 0..param.len() {
@@ -77,7 +77,7 @@ impl LionStep {
 /// # Panics
 /// When the slices differ in length.
 pub fn lion(step: &LionStep, grad_scale: f32, param: &mut [f32], grad: &[f32], m: &mut [f32]) {
-    check_lengths("lion", param.len(), &[("grad", grad.len()), ("m", m.len())]);
+    check_lengths("lion", ("param", param.len()), &[("grad", grad.len()), ("m", m.len())]);
     if param.len() < PARALLEL_FROM {
         return lion_block(step, grad_scale, param, grad, m);
     }

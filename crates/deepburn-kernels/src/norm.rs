@@ -5,6 +5,8 @@
 //! every thread count, and its error grows with the logarithm of the length.
 
 use crate::blocks::{BLOCK, PARALLEL_FROM};
+use crate::element::Element;
+use crate::gradient::{Gradient, with_elements};
 use rayon::prelude::*;
 
 /// What one pass over a gradient tells.
@@ -16,21 +18,42 @@ pub struct GradientStats {
     pub finite: bool,
 }
 
-/// Sum of the squared elements, the same to the bit whatever the thread count.
-pub fn sum_of_squares(values: &[f32]) -> f64 {
-    if values.len() < PARALLEL_FROM {
-        return pairwise(&values.chunks(BLOCK).map(block_sum_of_squares).collect::<Vec<_>>());
+impl GradientStats {
+    /// From the sums over the blocks, in their order.
+    ///
+    /// The sum alone tells: a finite `f32` squared is below 1.2e77, so no sum of fewer than 1e231
+    /// of them overflows an `f64`, and an element that is not finite makes the sum so.
+    pub(crate) fn of_sums(sums: &[f64]) -> Self {
+        let sum_of_squares = pairwise(sums);
+        Self { sum_of_squares, finite: sum_of_squares.is_finite() }
     }
-    pairwise(&values.par_chunks(BLOCK).map(block_sum_of_squares).collect::<Vec<_>>())
 }
 
-/// The sum of squares and whether all is finite, in one pass.
-///
-/// The sum alone tells: a finite `f32` squared is below 1.2e77, so no sum of fewer than 1e231 of
-/// them overflows an `f64`, and an element that is not finite makes the sum so.
-pub fn gradient_stats(values: &[f32]) -> GradientStats {
-    let sum_of_squares = sum_of_squares(values);
-    GradientStats { sum_of_squares, finite: sum_of_squares.is_finite() }
+/// What [`gradient_stats`] finds, one element after the other.
+pub fn gradient_stats_reference(grad: Gradient<'_>) -> GradientStats {
+    let elements = || (0..grad.len()).map(|i| grad.get(i));
+    GradientStats {
+        sum_of_squares: elements().map(|x| f64::from(x).powi(2)).sum(),
+        finite: elements().all(f32::is_finite),
+    }
+}
+
+/// The sum of squares and whether all is finite, in one pass, the same to the bit whatever the
+/// thread count.
+pub fn gradient_stats(grad: Gradient<'_>) -> GradientStats {
+    GradientStats::of_sums(&with_elements!(grad, elements => block_sums(elements)))
+}
+
+/// Sum of the squared elements, the same to the bit whatever the thread count.
+pub fn sum_of_squares(values: &[f32]) -> f64 {
+    gradient_stats(Gradient::F32(values)).sum_of_squares
+}
+
+fn block_sums<G: Element>(elements: &[G]) -> Vec<f64> {
+    if elements.len() < PARALLEL_FROM {
+        return elements.chunks(BLOCK).map(block_sum_of_squares).collect();
+    }
+    elements.par_chunks(BLOCK).map(block_sum_of_squares).collect()
 }
 
 /// Whether every element is finite; stops early after a block that is not.
@@ -44,18 +67,26 @@ pub fn all_finite(values: &[f32]) -> bool {
     }
 }
 
-fn block_sum_of_squares(block: &[f32]) -> f64 {
+#[inline(always)]
+pub(crate) fn block_sum_of_squares<G: Element>(block: &[G]) -> f64 {
     let (lanes, tail) = block.as_chunks::<8>();
     let mut sums = [0.0_f64; 8];
     for lane in lanes {
         for (sum, x) in sums.iter_mut().zip(lane) {
-            *sum += f64::from(*x) * f64::from(*x);
+            *sum += square(*x);
         }
     }
     for (sum, x) in sums.iter_mut().zip(tail) {
-        *sum += f64::from(*x) * f64::from(*x);
+        *sum += square(*x);
     }
     pairwise(&sums)
+}
+
+/// Exact: the product of two `f32` has at most 48 significant bits.
+#[inline(always)]
+fn square<G: Element>(x: G) -> f64 {
+    let x = f64::from(x.widen());
+    x * x
 }
 
 /// Sum by halves.
@@ -73,7 +104,8 @@ fn pairwise(sums: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{in_pool, noise, with_values_anywhere};
+    use crate::testing::{Held, SIZES, in_pool, noise, with_values_anywhere};
+    use half::{bf16, f16};
     use proptest::prelude::*;
 
     #[test]
@@ -90,11 +122,11 @@ mod tests {
 
     #[test]
     fn the_largest_numbers_do_not_overflow() {
-        let stats = gradient_stats(&vec![f32::MAX; 100_000]);
+        let stats = gradient_stats(Gradient::F32(&vec![f32::MAX; 100_000]));
         assert!(stats.finite);
         let expected = f64::from(f32::MAX).powi(2) * 1e5;
         assert!((stats.sum_of_squares / expected - 1.0).abs() < 1e-12);
-        assert!(gradient_stats(&[f32::MIN_POSITIVE, -f32::MAX, 1e-45]).finite);
+        assert!(gradient_stats(Gradient::F32(&[f32::MIN_POSITIVE, -f32::MAX, 1e-45])).finite);
     }
 
     #[test]
@@ -110,13 +142,43 @@ mod tests {
     }
 
     #[test]
+    fn every_size_and_format_follows_the_reference() {
+        for len in SIZES {
+            for held in Held::all(&noise(len, 7)) {
+                let stats = gradient_stats(held.gradient());
+                let reference = gradient_stats_reference(held.gradient());
+                assert!(stats.finite && reference.finite);
+                // A sum of n numbers of one sign, in any order, is wrong by n 2^-53 of itself at most:
+                // twice that between two orders.
+                let difference = (stats.sum_of_squares - reference.sum_of_squares).abs();
+                assert!(
+                    difference <= len as f64 * f64::EPSILON * reference.sum_of_squares,
+                    "{len}: {difference:e}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn sixteen_bit_squares_are_not_rounded_in_16_bits() {
+        let stats = gradient_stats(Gradient::F16(&[f16::MAX, f16::from_bits(1)]));
+        assert_eq!(stats.sum_of_squares, 65504.0_f64.powi(2) + 2.0_f64.powi(-48));
+        let stats = gradient_stats(Gradient::Bf16(&[bf16::MAX]));
+        assert_eq!(stats.sum_of_squares, f64::from(bf16::MAX).powi(2));
+        assert!(stats.finite);
+    }
+
+    #[test]
     fn one_bad_element_among_a_million_is_found() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             for place in [0, 1, BLOCK - 1, BLOCK, 500_000, 1_000_006] {
                 let mut values = noise(1_000_007, 1);
-                assert!(all_finite(&values) && gradient_stats(&values).finite);
+                assert!(all_finite(&values));
                 values[place] = bad;
-                assert!(!all_finite(&values) && !gradient_stats(&values).finite);
+                assert!(!all_finite(&values));
+                for held in Held::all(&values) {
+                    assert!(!gradient_stats(held.gradient()).finite);
+                }
             }
         }
     }
@@ -125,7 +187,10 @@ mod tests {
         #[test]
         fn both_checks_see_every_bad_element((values, bad) in with_values_anywhere(300)) {
             prop_assert_eq!(all_finite(&values), bad.is_empty());
-            prop_assert_eq!(gradient_stats(&values).finite, bad.is_empty());
+            for held in Held::all(&values) {
+                prop_assert_eq!(gradient_stats(held.gradient()).finite, bad.is_empty());
+                prop_assert_eq!(gradient_stats_reference(held.gradient()).finite, bad.is_empty());
+            }
         }
 
         #[test]

@@ -41,7 +41,7 @@ impl Sgd {
 /// # Panics
 /// When `grad` (or `momentum`, where kept) differs from `param` in length or `t` is 0.
 pub fn sgd_reference<R: Real>(rule: &Sgd, t: u64, param: &mut [R], grad: &[R], momentum: &mut [R]) {
-    check_lengths("sgd", param.len(), &[("grad", grad.len())]);
+    check_lengths("sgd", ("param", param.len()), &[("grad", grad.len())]);
     let [lr, mu, gain, decay] =
         [rule.lr, rule.momentum, rule.gradient_gain(t), rule.weight_decay].map(|x| R::from_f64(x));
     for i in 0..param.len() {
@@ -107,11 +107,11 @@ pub fn sgd(
     grad: &[f32],
     momentum: Option<&mut [f32]>,
 ) {
-    check_lengths("sgd", param.len(), &[("grad", grad.len())]);
+    check_lengths("sgd", ("param", param.len()), &[("grad", grad.len())]);
     match (step.momentum, momentum) {
         (None, None) => plain(step, grad_scale, param, grad),
         (Some(rule), Some(momentum)) => {
-            check_lengths("sgd", param.len(), &[("momentum", momentum.len())]);
+            check_lengths("sgd", ("param", param.len()), &[("momentum", momentum.len())]);
             with_momentum(step, &rule, grad_scale, param, grad, momentum);
         }
         (None, Some(_)) => panic!("sgd: a momentum buffer was given and the momentum factor is 0"),

@@ -1,7 +1,50 @@
 //! What the tests of this crate share: data, thread pools, comparisons.
 
+use crate::blocks::{BLOCK, PARALLEL_FROM};
+use crate::{Gradient, WorkingCopy};
+use half::{bf16, f16};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
+
+/// None, one, odd ones, around a block, around the step from one thread to many, long.
+pub(crate) const SIZES: [usize; 10] =
+    [0, 1, 7, 33, BLOCK - 1, BLOCK + 1, PARALLEL_FROM - 1, PARALLEL_FROM, 1_000_007, 10_000_000];
+
+/// Numbers rounded to one of the formats of a gradient or of a working copy.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Held {
+    F32(Vec<f32>),
+    F16(Vec<f16>),
+    Bf16(Vec<bf16>),
+}
+
+impl Held {
+    /// The same numbers in every format.
+    pub(crate) fn all(values: &[f32]) -> [Self; 3] {
+        [
+            Self::F32(values.to_vec()),
+            Self::F16(values.iter().map(|x| f16::from_f32_const(*x)).collect()),
+            Self::Bf16(values.iter().map(|x| bf16::from_f32_const(*x)).collect()),
+        ]
+    }
+
+    pub(crate) fn gradient(&self) -> Gradient<'_> {
+        match self {
+            Self::F32(values) => Gradient::F32(values),
+            Self::F16(values) => Gradient::F16(values),
+            Self::Bf16(values) => Gradient::Bf16(values),
+        }
+    }
+
+    /// `None` for single precision, which is no working copy.
+    pub(crate) fn working_copy(&mut self) -> Option<WorkingCopy<'_>> {
+        match self {
+            Self::F32(_) => None,
+            Self::F16(values) => Some(WorkingCopy::F16(values)),
+            Self::Bf16(values) => Some(WorkingCopy::Bf16(values)),
+        }
+    }
+}
 
 /// Deterministic numbers in [-1, 1) (a 64-bit linear congruential generator).
 pub(crate) fn noise(len: usize, seed: u64) -> Vec<f32> {

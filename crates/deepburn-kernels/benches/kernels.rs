@@ -1,0 +1,90 @@
+//! Throughput of the kernels on shares of several sizes, some against their plain references.
+//!
+//! `cargo bench -p deepburn-kernels --bench kernels`; one line a kernel and size. GB/s counts what
+//! is read and written (Adam in single precision: four floats read, three written).
+
+use deepburn_kernels::{
+    Adam, AdamShare, AdamStep, Gradient, WeightDecay, WorkingCopy, adam, adam_reference,
+    all_finite, cast, flatten, gradient_stats, unflatten, unscale, widen,
+};
+use half::{bf16, f16};
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+const RULE: Adam = Adam {
+    lr: 1e-4,
+    beta1: 0.9,
+    beta2: 0.999,
+    eps: 1e-8,
+    weight_decay: WeightDecay::Decoupled(0.01),
+    bias_correction: true,
+};
+
+fn main() {
+    println!("{:<28} {:>10} {:>14} {:>8}", "kernel", "elements", "Melements/s", "GB/s");
+    for len in [768, 4_096, 65_536, 1_048_576, 16_777_216] {
+        optimizer(len);
+        let grad = vec![1e-3_f32; len];
+        let half = vec![f16::from_f32(1e-3); len];
+        let brain = vec![bf16::from_f32(1e-3); len];
+        gradients(len, "f32", 4, Gradient::F32(&grad));
+        gradients(len, "f16", 2, Gradient::F16(&half));
+        gradients(len, "bf16", 2, Gradient::Bf16(&brain));
+        copies(&grad, half, brain);
+    }
+}
+
+fn optimizer(len: usize) {
+    let (mut param, grad) = (vec![0.5_f32; len], vec![1e-3_f32; len]);
+    let (mut m, mut v) = (vec![0.0_f32; len], vec![0.0_f32; len]);
+    let step = AdamStep::new(&RULE, 10);
+    report("adam fused", len, 28, || {
+        let share = AdamShare { param: &mut param, m: &mut m, v: &mut v, working: None };
+        adam(&step, 0.5, Gradient::F32(&grad), share);
+    });
+    report("adam reference", len, 28, || {
+        adam_reference(&RULE, 10, &mut param, &grad, &mut m, &mut v);
+    });
+}
+
+fn gradients(len: usize, format: &str, size: usize, grad: Gradient<'_>) {
+    let mut out = vec![0.0; len];
+    report(&format!("gradient_stats {format}"), len, size, || {
+        black_box(gradient_stats(grad));
+    });
+    report(&format!("unscale {format}"), len, size + 4, || {
+        black_box(unscale(grad, 0.5, &mut out));
+    });
+    report(&format!("widen {format}"), len, size + 4, || widen(grad, &mut out));
+    if let Gradient::F32(grad) = grad {
+        report("all_finite", len, 4, || {
+            black_box(all_finite(grad));
+        });
+    }
+}
+
+fn copies(values: &[f32], mut half: Vec<f16>, mut brain: Vec<bf16>) {
+    let len = values.len();
+    report("cast f16", len, 6, || cast(values, WorkingCopy::F16(&mut half)));
+    report("cast bf16", len, 6, || cast(values, WorkingCopy::Bf16(&mut brain)));
+    let parts = values.chunks(len.div_ceil(7)).collect::<Vec<_>>();
+    let mut flat = vec![0.0; len];
+    report("flatten 7 parts", len, 8, || flatten(&parts, &mut flat));
+    let mut back = vec![0.0; len];
+    let mut parts = back.chunks_mut(len.div_ceil(7)).collect::<Vec<_>>();
+    report("unflatten 7 parts", len, 8, || unflatten(&flat, &mut parts));
+}
+
+/// The best of many runs: on a shared machine the fastest one was disturbed least.
+fn report(kernel: &str, len: usize, bytes_per_element: usize, mut run: impl FnMut()) {
+    run();
+    let (start, mut best) = (Instant::now(), Duration::MAX);
+    while start.elapsed() < Duration::from_millis(200) {
+        let run_start = Instant::now();
+        run();
+        best = best.min(run_start.elapsed());
+    }
+    let rate = len as f64 / best.as_secs_f64();
+    let gigabytes = rate * bytes_per_element as f64 / 1e9;
+    println!("{kernel:<28} {len:>10} {:>14.1} {gigabytes:>8.2}", rate / 1e6);
+}

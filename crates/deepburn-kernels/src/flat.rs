@@ -1,0 +1,160 @@
+//! Many slices in one flat buffer and back: how a bucket is laid out for a collective.
+//!
+//! The parts lie one after the other; what remains of the buffer is padding, zero.
+
+use crate::blocks::{PARALLEL_FROM, map_blocks};
+use rayon::prelude::*;
+
+/// What [`flatten`] writes into a buffer of `len` elements.
+///
+/// # Panics
+/// When the parts together are longer than `len`.
+pub fn flatten_reference<T: Copy + Default>(parts: &[&[T]], len: usize) -> Vec<T> {
+    let mut flat = parts.concat();
+    check_room("flatten", flat.len(), len);
+    flat.resize(len, T::default());
+    flat
+}
+
+/// Copies the parts into `flat`, one after the other, and zeroes the rest of it.
+///
+/// # Panics
+/// When the parts together are longer than `flat`.
+pub fn flatten<T>(parts: &[&[T]], flat: &mut [T])
+where
+    T: Copy + Default + Send + Sync,
+{
+    let used = parts.iter().map(|part| part.len()).sum();
+    check_room("flatten", used, flat.len());
+    let (mut rest, padding) = flat.split_at_mut(used);
+    let mut copies = Vec::with_capacity(parts.len());
+    for part in parts {
+        let (here, after) = rest.split_at_mut(part.len());
+        copies.push((here, *part));
+        rest = after;
+    }
+    copy_all(copies, used);
+    padding.fill(T::default());
+}
+
+/// Copies `flat` back into the parts that [`flatten`] made it of; its padding is left alone.
+///
+/// # Panics
+/// When the parts together are longer than `flat`.
+pub fn unflatten<T>(flat: &[T], parts: &mut [&mut [T]])
+where
+    T: Copy + Send + Sync,
+{
+    let used = parts.iter().map(|part| part.len()).sum();
+    check_room("unflatten", used, flat.len());
+    let mut rest = flat;
+    let mut copies = Vec::with_capacity(parts.len());
+    for part in parts {
+        let (here, after) = rest.split_at(part.len());
+        copies.push((&mut **part, here));
+        rest = after;
+    }
+    copy_all(copies, used);
+}
+
+/// Carries out copies of `elements` in all, `(to, from)` of one length each. Short ones stay whole,
+/// long ones are cut.
+fn copy_all<T: Copy + Send + Sync>(copies: Vec<(&mut [T], &[T])>, elements: usize) {
+    let copy = |(to, from): (&mut [T], &[T])| {
+        map_blocks(to, from, |to, from| to.copy_from_slice(from));
+    };
+    if elements < PARALLEL_FROM {
+        return copies.into_iter().for_each(copy);
+    }
+    copies.into_par_iter().for_each(copy);
+}
+
+fn check_room(kernel: &str, used: usize, len: usize) {
+    assert!(
+        used <= len,
+        "{kernel}: the parts have {used} elements and the flat buffer has {len}; it holds them all"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{in_pool, noise};
+    use half::f16;
+    use proptest::prelude::*;
+
+    /// Cuts `values` into parts of the given lengths.
+    fn cut<T>(values: &[T], lengths: &[usize]) -> Vec<Vec<T>>
+    where
+        T: Clone,
+    {
+        let mut rest = values;
+        lengths
+            .iter()
+            .map(|len| {
+                let (part, after) = rest.split_at(*len);
+                rest = after;
+                part.to_vec()
+            })
+            .collect()
+    }
+
+    fn there_and_back<T>(values: &[T], lengths: &[usize], padding: usize, dirt: T)
+    where
+        T: Copy + Default + Send + Sync + PartialEq,
+    {
+        let parts = cut(values, lengths);
+        let slices = parts.iter().map(Vec::as_slice).collect::<Vec<_>>();
+        let used = lengths.iter().sum::<usize>();
+        let mut flat = vec![dirt; used + padding];
+        flatten(&slices, &mut flat);
+        assert!(flat == flatten_reference(&slices, used + padding));
+        assert!(flat[used..].iter().all(|x| *x == T::default()));
+
+        let mut back = lengths.iter().map(|len| vec![dirt; *len]).collect::<Vec<_>>();
+        unflatten(&flat, &mut back.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>());
+        assert!(back == parts);
+    }
+
+    #[test]
+    fn long_parts_come_back() {
+        let lengths = [0, 1, PARALLEL_FROM + 3, 7, 4_000_000, 0, 768, 5_000_001];
+        let values = noise(lengths.iter().sum(), 1);
+        there_and_back(&values, &lengths, 5, f32::NAN);
+        let halves = values.iter().map(|x| f16::from_f32(*x)).collect::<Vec<_>>();
+        there_and_back(&halves, &lengths, 0, f16::INFINITY);
+        for threads in 1..=3 {
+            in_pool(threads, || there_and_back(&values, &lengths[..5], 3, 1.0));
+        }
+    }
+
+    #[test]
+    fn no_part_at_all_is_padding_alone() {
+        let mut flat = [7_u8; 3];
+        flatten(&[], &mut flat);
+        assert_eq!(flat, [0; 3]);
+        unflatten(&flat, &mut []);
+    }
+
+    #[test]
+    #[should_panic(expected = "flatten: the parts have 3 elements and the flat buffer has 2")]
+    fn a_buffer_too_short_is_refused() {
+        flatten(&[&[1, 2], &[3]], &mut [0; 2]);
+    }
+
+    #[test]
+    #[should_panic(expected = "unflatten: the parts have 3 elements and the flat buffer has 2")]
+    fn parts_too_long_are_refused() {
+        unflatten(&[1, 2], &mut [&mut [0; 3]]);
+    }
+
+    proptest! {
+        #[test]
+        fn parts_come_back(
+            lengths in prop::collection::vec(0_usize..40, 0..12), padding in 0_usize..20,
+        ) {
+            let values = (1..=lengths.iter().sum::<usize>() as u64).collect::<Vec<_>>();
+            there_and_back(&values, &lengths, padding, u64::MAX);
+        }
+    }
+}

@@ -2,7 +2,7 @@
 
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, FloatDType, Shape, TensorData, TensorMetadata};
-use deepburn_kernels::{self as kernels, AdamStep, GradientStats};
+use deepburn_kernels::{self as kernels, AdamShare, AdamStep, Gradient, GradientStats};
 
 use crate::host::{float_from_host, float_into_host, read_float};
 
@@ -36,7 +36,8 @@ pub trait OptimizerOps: Backend {
         let mut first = float_into_host::<Self>(arrays.first);
         let mut second = float_into_host::<Self>(arrays.second);
         let gradient = float_into_host::<Self>(gradient);
-        kernels::adam(step, grad_scale, &mut master, &gradient, &mut first, &mut second);
+        let share = AdamShare { param: &mut master, m: &mut first, v: &mut second, working: None };
+        kernels::adam(step, grad_scale, Gradient::F32(&gradient), share);
         let tensor = |values: Vec<f32>| {
             let shape = Shape::from(vec![values.len()]);
             float_from_host::<Self>(TensorData::new(values, shape), &device)
@@ -50,7 +51,7 @@ pub trait OptimizerOps: Backend {
     /// Sum of squares of a flat gradient of any float type, in f64 on the CPU (at least in f32
     /// with a tree of partial sums elsewhere), and whether all of it is finite, in one pass.
     fn gradient_stats(gradient: FloatTensor<Self>) -> GradientStats {
-        kernels::gradient_stats(&float_into_host::<Self>(gradient))
+        kernels::gradient_stats(Gradient::F32(&float_into_host::<Self>(gradient)))
     }
 
     /// Rounds to nearest even; what is too large for the type becomes infinite.

@@ -1,5 +1,112 @@
-use burn_flex::Flex;
+//! Optimizer kernels straight on the memory of flex tensors: nothing is copied that is not shared.
 
-use crate::optimizer::OptimizerOps;
+use burn_backend::ops::FloatTensorOps;
+use burn_backend::tensor::FloatTensor;
+use burn_backend::{DType, Element, FloatDType, Shape, TensorData, TensorMetadata};
+use burn_flex::{Flex, FlexTensor};
+use deepburn_kernels::{
+    self as kernels, AdamShare, AdamStep, Gradient, GradientStats, WorkingCopy,
+};
+use half::{bf16, f16};
 
-impl OptimizerOps for Flex {}
+use crate::optimizer::{AdamArrays, OptimizerOps};
+
+impl OptimizerOps for Flex {
+    fn adam(
+        step: &AdamStep,
+        grad_scale: f32,
+        arrays: AdamArrays<Self>,
+        gradient: FloatTensor<Self>,
+        working: Option<FloatDType>,
+    ) -> (AdamArrays<Self>, Option<FloatTensor<Self>>) {
+        let AdamArrays { master, first, second } = arrays;
+        let (mut master, mut first, mut second) =
+            (master.to_contiguous(), first.to_contiguous(), second.to_contiguous());
+        let len = master.layout().num_elements();
+        let gradient = readable(gradient);
+        // `storage_mut` copies what somebody else holds too; states and masters are held once.
+        let mut update = |working: Option<WorkingCopy<'_>>| {
+            let param = master.storage_mut();
+            let share =
+                AdamShare { param, m: first.storage_mut(), v: second.storage_mut(), working };
+            kernels::adam(step, grad_scale, elements(&gradient), share);
+        };
+        let copy = match working {
+            Some(FloatDType::F16) => Some(filled::<f16>(len, |copy| update(Some(copy.into())))),
+            Some(FloatDType::BF16) => Some(filled::<bf16>(len, |copy| update(Some(copy.into())))),
+            _ => {
+                update(None);
+                None
+            }
+        };
+        (AdamArrays { master, first, second }, copy)
+    }
+
+    fn gradient_stats(gradient: FloatTensor<Self>) -> GradientStats {
+        kernels::gradient_stats(elements(&readable(gradient)))
+    }
+
+    fn cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
+        let shape = tensor.shape();
+        let len = shape.num_elements();
+        let cast = match (tensor.dtype(), dtype) {
+            (held, wanted) if held == DType::from(wanted) => return tensor,
+            (DType::F32, FloatDType::F16) => {
+                let tensor = readable(tensor);
+                filled::<f16>(len, |copy| kernels::cast(slice(&tensor), copy.into()))
+            }
+            (DType::F32, FloatDType::BF16) => {
+                let tensor = readable(tensor);
+                filled::<bf16>(len, |copy| kernels::cast(slice(&tensor), copy.into()))
+            }
+            (DType::F16 | DType::BF16, FloatDType::F32) => {
+                let tensor = readable(tensor);
+                filled::<f32>(len, |copy| kernels::widen(elements(&tensor), copy))
+            }
+            _ => return Self::float_cast(tensor, dtype),
+        };
+        cast.reshape(shape)
+    }
+
+    fn flatten(parts: Vec<FloatTensor<Self>>, len: usize) -> FloatTensor<Self> {
+        fn copied<E: Element + bytemuck::Pod + Default>(
+            parts: &[FlexTensor],
+            len: usize,
+        ) -> FlexTensor {
+            let parts: Vec<&[E]> = parts.iter().map(slice).collect();
+            filled(len, |flat| kernels::flatten(&parts, flat))
+        }
+        let parts: Vec<_> = parts.into_iter().map(readable).collect();
+        match parts[0].dtype() {
+            DType::F64 => copied::<f64>(&parts, len),
+            DType::F16 => copied::<f16>(&parts, len),
+            DType::BF16 => copied::<bf16>(&parts, len),
+            _ => copied::<f32>(&parts, len),
+        }
+    }
+}
+
+/// The tensor in a form whose elements are one slice; a contiguous view stays a view.
+fn readable(tensor: FlexTensor) -> FlexTensor {
+    if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() }
+}
+
+fn slice<E: Element + bytemuck::Pod>(tensor: &FlexTensor) -> &[E] {
+    tensor.as_slice().expect("the tensor was made contiguous, and its type asked for")
+}
+
+/// The elements of a [`readable`] f32, f16 or bf16 tensor.
+fn elements(tensor: &FlexTensor) -> Gradient<'_> {
+    match tensor.dtype() {
+        DType::F16 => Gradient::F16(slice(tensor)),
+        DType::BF16 => Gradient::Bf16(slice(tensor)),
+        _ => Gradient::F32(slice(tensor)),
+    }
+}
+
+/// A flat tensor of `len` elements that `fill` writes.
+fn filled<E: Element + Default>(len: usize, fill: impl FnOnce(&mut [E])) -> FlexTensor {
+    let mut values = vec![E::default(); len];
+    fill(&mut values);
+    FlexTensor::from_data(TensorData::new(values, Shape::from(vec![len])))
+}

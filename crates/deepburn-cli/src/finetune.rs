@@ -99,6 +99,14 @@ pub fn finetune(arguments: Arguments) -> Result<(), Failure> {
         deepburn_config::Backend::Cuda => {
             run::<burn_cuda::Cuda<f32, i32>>(&preparation, burn_cuda::CudaDevice::default())
         }
+        #[cfg(feature = "tch")]
+        deepburn_config::Backend::Tch => {
+            run::<burn_tch::LibTorch<f32>>(&preparation, burn_tch::LibTorchDevice::Cpu)
+        }
+        #[cfg(feature = "wgpu")]
+        deepburn_config::Backend::Wgpu => {
+            run::<burn_wgpu::Wgpu<f32, i32>>(&preparation, burn_wgpu::WgpuDevice::default())
+        }
         _ => run::<burn_flex::Flex>(&preparation, burn_flex::FlexDevice),
     }?;
     write_report(&request, &preparation)

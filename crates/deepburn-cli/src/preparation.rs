@@ -62,12 +62,8 @@ fn check_backend(backend: Backend) -> Result<(), Failure> {
     let compiled = match backend {
         Backend::Flex => true,
         Backend::Cuda => cfg!(feature = "cuda"),
-        Backend::Wgpu | Backend::Tch => {
-            return Err(Failure::mistake(format!(
-                "training.backend: \"{}\" is not available in this version; use \"flex\"",
-                backend.name()
-            )));
-        }
+        Backend::Tch => cfg!(feature = "tch"),
+        Backend::Wgpu => cfg!(feature = "wgpu"),
     };
     if compiled {
         return Ok(());

@@ -169,7 +169,7 @@ impl Backend {
 
     /// Whether its device is the host.
     pub fn is_host(self) -> bool {
-        self == Self::Flex
+        matches!(self, Self::Flex | Self::Tch)
     }
 }
 

@@ -7,8 +7,12 @@
 mod host;
 mod optimizer;
 
+#[cfg(feature = "cube")]
+mod cube;
 #[cfg(feature = "flex")]
 mod flex;
+#[cfg(feature = "tch")]
+mod tch;
 
 pub use host::{float_from_host, float_into_host, int_into_host, read_float};
 pub use optimizer::{AdamArrays, OptimizerOps};

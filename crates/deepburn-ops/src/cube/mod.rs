@@ -1,0 +1,3 @@
+//! GPUs through CubeCL: wgpu and CUDA.
+
+mod optimizer;

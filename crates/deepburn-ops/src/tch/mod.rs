@@ -1,0 +1,3 @@
+//! LibTorch, on the CPU or on CUDA.
+
+mod optimizer;

@@ -3,7 +3,7 @@
 //! Main types: [`AdamStep`], the scalars of one step, and [`AdamShare`], what it updates. Sources: Kingma & Ba 2015, algorithm 1; Loshchilov & Hutter 2019,
 //! algorithm 2, for the decoupled decay. AMSGrad is not here.
 
-use crate::blocks::{BLOCK, PARALLEL_FROM, check_lengths, check_time};
+use crate::blocks::{BLOCK, PARALLEL_FROM, TILE, check_lengths, check_time, vectorized};
 use crate::element::Element;
 use crate::gradient::{Gradient, with_elements};
 use crate::real::Real;
@@ -179,7 +179,10 @@ type Slices<'a, G, W> = (&'a mut [f32], &'a [G], &'a mut [f32], &'a mut [f32], &
 
 fn fused<G: Element, W: Element>(scalars: Scalars, slices: Slices<'_, G, W>) {
     if slices.0.len() < PARALLEL_FROM {
-        return adam_block(scalars, slices);
+        return vectorized(
+            #[inline(always)]
+            || adam_block(scalars, slices),
+        );
     }
     let (param, grad, m, v, working) = slices;
     (
@@ -190,20 +193,37 @@ fn fused<G: Element, W: Element>(scalars: Scalars, slices: Slices<'_, G, W>) {
         working.par_chunks_mut(BLOCK),
     )
         .into_par_iter()
-        .for_each(|block| adam_block(scalars, block));
+        .for_each(|block| {
+            vectorized(
+                #[inline(always)]
+                || adam_block(scalars, block),
+            )
+        });
 }
 
+#[inline(always)]
 fn adam_block<G: Element, W: Element>(scalars: Scalars, block: Slices<'_, G, W>) {
-    let Scalars { step, grad_scale } = scalars;
     let (param, grad, m, v, working) = block;
-    for ((((p, g), m), v), w) in param.iter_mut().zip(grad).zip(m).zip(v).zip(working) {
+    let mut room = [0.0; TILE];
+    let tiles = param.chunks_mut(TILE).zip(grad.chunks(TILE));
+    let states = m.chunks_mut(TILE).zip(v.chunks_mut(TILE)).zip(working.chunks_mut(TILE));
+    for ((param, grad), ((m, v), working)) in tiles.zip(states) {
+        let grad = G::widen_all(grad, &mut room[..grad.len()]);
+        adam_tile(scalars, param, grad, m, v);
+        W::narrow_all(param, working);
+    }
+}
+
+#[inline(always)]
+fn adam_tile(scalars: Scalars, param: &mut [f32], grad: &[f32], m: &mut [f32], v: &mut [f32]) {
+    let Scalars { step, grad_scale } = scalars;
+    for (((p, g), m), v) in param.iter_mut().zip(grad).zip(m).zip(v) {
         let decayed = *p * step.keep;
-        let g = g.widen() * grad_scale + step.l2 * decayed;
+        let g = *g * grad_scale + step.l2 * decayed;
         *m = lerp(*m, g, step.gain1);
         *v = *v * step.beta2 + step.gain2 * g * g;
         let denominator = v.sqrt() / step.sqrt_bias2 + step.eps;
         *p = decayed - step.step_size * *m / denominator;
-        *w = W::narrow(*p);
     }
 }
 
@@ -413,6 +433,26 @@ mod tests {
     }
 
     #[test]
+    fn the_instruction_set_changes_no_bit() {
+        let len = 3 * TILE + 5;
+        let step = AdamStep::new(&rule(WeightDecay::L2(0.1), true), 3);
+        let (param, m, v, grad) = (noise(len, 1), noise(len, 2), vec![0.5; len], noise(len, 3));
+        let grad = grad.iter().map(|g| half::bf16::from_f32(*g)).collect::<Vec<_>>();
+        let start = (param, m, v, vec![half::f16::ZERO; len]);
+
+        let (mut p, mut m, mut v, mut w) = start.clone();
+        let scalars = Scalars { step, grad_scale: 0.3 };
+        adam_block(scalars, (&mut p, &grad, &mut m, &mut v, &mut w));
+        let baseline = (p, m, v, w);
+
+        let (mut param, mut m, mut v, mut w) = start;
+        let working = Some(WorkingCopy::F16(&mut w));
+        let share = AdamShare { param: &mut param, m: &mut m, v: &mut v, working };
+        adam(&step, 0.3, Gradient::Bf16(&grad), share);
+        assert!((param, m, v, w) == baseline);
+    }
+
+    #[test]
     fn a_gradient_in_16_bits_does_what_the_same_numbers_in_32_do() {
         let step = AdamStep::new(&rule(WeightDecay::L2(0.1), true), 2);
         for held in Held::all(&noise(1000, 4)) {
@@ -431,12 +471,22 @@ mod tests {
     #[test]
     fn padding_stays_zero() {
         for weight_decay in [WeightDecay::Decoupled(0.1), WeightDecay::L2(0.1)] {
-            let (mut p, mut m, mut v) = ([0.0; 5], [0.0; 5], [0.0; 5]);
-            for t in 1..=3 {
-                let step = AdamStep::new(&rule(weight_decay, true), t);
-                update(&step, 0.5, &[0.0; 5], [&mut p, &mut m, &mut v]);
+            for grad in Held::all(&[0.0; 5]) {
+                let (mut param, mut m, mut v) = ([0.0; 5], [0.0; 5], [0.0; 5]);
+                let mut working = grad.clone();
+                for t in 1..=3 {
+                    let step = AdamStep::new(&rule(weight_decay, true), t);
+                    let share = AdamShare {
+                        param: &mut param,
+                        m: &mut m,
+                        v: &mut v,
+                        working: working.working_copy(),
+                    };
+                    adam(&step, 0.5, grad.gradient(), share);
+                }
+                assert_eq!((param, m, v), ([0.0; 5], [0.0; 5], [0.0; 5]));
+                assert_eq!(working, grad);
             }
-            assert_eq!((p, m, v), ([0.0; 5], [0.0; 5], [0.0; 5]));
         }
     }
 

@@ -14,6 +14,23 @@ pub(crate) trait Element: Copy + Debug + Send + Sync + 'static {
     /// The nearest number, of two equally near the even one; what is beyond the largest becomes
     /// infinite, NaN stays NaN.
     fn narrow(value: f32) -> Self;
+
+    /// Some elements as `f32`, in `room` where they are not already; it is as long as they.
+    #[inline(always)]
+    fn widen_all<'a>(elements: &'a [Self], room: &'a mut [f32]) -> &'a [f32] {
+        for (wide, x) in room.iter_mut().zip(elements) {
+            *wide = x.widen();
+        }
+        room
+    }
+
+    /// Each of some `f32` narrowed.
+    #[inline(always)]
+    fn narrow_all(values: &[f32], elements: &mut [Self]) {
+        for (x, value) in elements.iter_mut().zip(values) {
+            *x = Self::narrow(*value);
+        }
+    }
 }
 
 impl Element for f32 {
@@ -25,6 +42,11 @@ impl Element for f32 {
     #[inline(always)]
     fn narrow(value: f32) -> Self {
         value
+    }
+
+    #[inline(always)]
+    fn widen_all<'a>(elements: &'a [Self], _: &'a mut [f32]) -> &'a [f32] {
+        elements
     }
 }
 

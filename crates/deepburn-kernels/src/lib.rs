@@ -1,19 +1,24 @@
 //! Arithmetic on flat host buffers: what the sharded optimizer does to each rank's share.
 //!
-//! A share is one `f32` slice per quantity (master parameter, gradient, each optimizer state), all
-//! of one length. Every optimizer comes twice: first a plain reference, generic over [`Real`] and
-//! written as its source prints it, then the version used in training, one fused pass that also
-//! folds the gradient multiplier in (`grad_scale`, from [`unscale_and_clip`]).
+//! A share is one slice per quantity, all of one length: master parameter and optimizer states in
+//! single precision, the gradient as it arrived ([`Gradient`]), where wanted the 16-bit copy that
+//! is computed with ([`WorkingCopy`]). Every kernel comes twice: first a plain reference, written
+//! as its source prints it (the optimizers' generic over [`Real`]), then the version used in
+//! training.
 //!
-//! A step is taken in two calls: `XStep::new(&rule, t)` computes the scalars in `f64` and narrows
-//! them once, and `x(&step, grad_scale, ...)` goes over the elements.
+//! - Optimizers: [`adam`], [`sgd`], [`lion`], [`adagrad`]. A step is taken in two calls:
+//!   `XStep::new(&rule, t)` computes the scalars in `f64` and narrows them once, and `x(&step,
+//!   grad_scale, ...)` goes over the elements once, with the gradient's multiplier
+//!   ([`unscale_and_clip`]) folded in.
+//! - Gradients: [`gradient_stats`] finds norm and overflow, [`unscale`] multiplies as well.
+//! - Formats: [`cast`], [`widen`]. Buckets: [`flatten`], [`unflatten`].
 //!
-//! The loops are plain iterations that the compiler vectorises with the baseline instruction set;
-//! that already saturates memory (`benches/adam.rs`), so there is no dispatch on the processor.
+//! The loops are plain iterations that the compiler vectorises. Where the baseline instruction set
+//! would be slower than memory, the loop is compiled for several and chosen when it runs.
 //!
 //! # Promises
 //! - The same bits on every machine and at every thread count: updates are elementwise and use no
-//!   fused multiply-add, sums have a fixed shape ([`sum_of_squares`]).
+//!   fused multiply-add, conversions are written out, sums have a fixed shape ([`sum_of_squares`]).
 //! - Zero padding stays zero: an element whose parameter, gradient and states are 0 remains 0.
 //! - A non-finite element stays alone: it never reaches its neighbours.
 //!

@@ -1,13 +1,17 @@
 //! Sums of squares and the check for overflow.
 //!
-//! Squares are summed in `f64` in one fixed shape: eight lanes inside a block, a pairwise tree
+//! Squares are summed in `f64` in one fixed shape: sixteen lanes inside a block, a pairwise tree
 //! over the blocks. The shape depends on the length alone, so the sum is the same to the bit at
 //! every thread count, and its error grows with the logarithm of the length.
 
-use crate::blocks::{BLOCK, PARALLEL_FROM};
+use crate::blocks::{BLOCK, PARALLEL_FROM, TILE, vectorized};
 use crate::element::Element;
 use crate::gradient::{Gradient, with_elements};
 use rayon::prelude::*;
+
+/// Sums that a block is spread over: enough for two of the widest vectors, so that an addition need
+/// not wait for the one before.
+const LANES: usize = 16;
 
 /// What one pass over a gradient tells.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -50,10 +54,16 @@ pub fn sum_of_squares(values: &[f32]) -> f64 {
 }
 
 fn block_sums<G: Element>(elements: &[G]) -> Vec<f64> {
+    let sum = |block: &[G]| {
+        vectorized(
+            #[inline(always)]
+            || block_sum_of_squares(block),
+        )
+    };
     if elements.len() < PARALLEL_FROM {
-        return elements.chunks(BLOCK).map(block_sum_of_squares).collect();
+        return elements.chunks(BLOCK).map(sum).collect();
     }
-    elements.par_chunks(BLOCK).map(block_sum_of_squares).collect()
+    elements.par_chunks(BLOCK).map(sum).collect()
 }
 
 /// Whether every element is finite; stops early after a block that is not.
@@ -69,24 +79,27 @@ pub fn all_finite(values: &[f32]) -> bool {
 
 #[inline(always)]
 pub(crate) fn block_sum_of_squares<G: Element>(block: &[G]) -> f64 {
-    let (lanes, tail) = block.as_chunks::<8>();
-    let mut sums = [0.0_f64; 8];
-    for lane in lanes {
-        for (sum, x) in sums.iter_mut().zip(lane) {
-            *sum += square(*x);
-        }
-    }
-    for (sum, x) in sums.iter_mut().zip(tail) {
-        *sum += square(*x);
+    let mut sums = [0.0; LANES];
+    let mut room = [0.0; TILE];
+    for tile in block.chunks(TILE) {
+        add_squares(&mut sums, G::widen_all(tile, &mut room[..tile.len()]));
     }
     pairwise(&sums)
 }
 
-/// Exact: the product of two `f32` has at most 48 significant bits.
 #[inline(always)]
-fn square<G: Element>(x: G) -> f64 {
-    let x = f64::from(x.widen());
-    x * x
+fn add_squares(sums: &mut [f64; LANES], tile: &[f32]) {
+    let (lanes, tail) = tile.as_chunks::<LANES>();
+    for lane in lanes {
+        // An `f32` squared is exact: the product has at most 48 significant bits.
+        let squares = lane.map(|x| f64::from(x) * f64::from(x));
+        for i in 0..LANES {
+            sums[i] += squares[i];
+        }
+    }
+    for (sum, x) in sums.iter_mut().zip(tail) {
+        *sum += f64::from(*x) * f64::from(*x);
+    }
 }
 
 /// Sum by halves.
@@ -156,6 +169,14 @@ mod tests {
                     "{len}: {difference:e}"
                 );
             }
+        }
+    }
+
+    #[test]
+    fn the_instruction_set_changes_no_bit() {
+        for len in [1, LANES + 1, TILE + 3, BLOCK] {
+            let values = noise(len, 2);
+            assert_eq!(sum_of_squares(&values), block_sum_of_squares(&values));
         }
     }
 

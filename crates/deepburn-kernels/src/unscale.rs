@@ -30,7 +30,7 @@ pub fn unscale_reference(grad: Gradient<'_>, scale: f32, out: &mut [f32]) -> Gra
 pub fn unscale(grad: Gradient<'_>, scale: f32, out: &mut [f32]) -> GradientStats {
     check_lengths("unscale", ("grad", grad.len()), &[("out", out.len())]);
     let sums = with_elements!(grad, grad => {
-        map_blocks(out, grad, |out, grad| unscale_block(out, grad, scale))
+        map_blocks(out, grad, #[inline(always)] |out, grad| unscale_block(out, grad, scale))
     });
     GradientStats::of_sums(&sums)
 }

@@ -71,16 +71,19 @@ pub fn cast_reference(values: &[f32], to: WorkingCopy<'_>) {
 pub fn cast(values: &[f32], to: WorkingCopy<'_>) {
     check_lengths("cast", ("values", values.len()), &[("to", to.len())]);
     match to {
-        WorkingCopy::F16(to) => map_blocks(to, values, cast_block),
-        WorkingCopy::Bf16(to) => map_blocks(to, values, cast_block),
+        WorkingCopy::F16(to) => map_blocks(
+            to,
+            values,
+            #[inline(always)]
+            |to, values| f16::narrow_all(values, to),
+        ),
+        WorkingCopy::Bf16(to) => map_blocks(
+            to,
+            values,
+            #[inline(always)]
+            |to, values| bf16::narrow_all(values, to),
+        ),
     };
-}
-
-#[inline(always)]
-fn cast_block<W: Element>(to: &mut [W], values: &[f32]) {
-    for (to, x) in to.iter_mut().zip(values) {
-        *to = W::narrow(*x);
-    }
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use clap::Parser;
 use deepburn::metrics::{MetricsError, MetricsWriter, read_metrics};
-use deepburn::ops::OptimizerOps;
+use deepburn::ops::{OptimizerOps, StreamOps};
 use deepburn::zero::{Group, Training, ZeroError};
 use deepburn::{Engine, EngineError, Hook, TrainError, TrainPlan};
 use deepburn_config::JobRequest;
@@ -113,9 +113,12 @@ pub fn finetune(arguments: Arguments) -> Result<(), Failure> {
 }
 
 /// Trains on backend `B`, every rank on `device`.
-fn run<B: OptimizerOps>(preparation: &Preparation, device: B::Device) -> Result<(), Failure> {
+fn run<B: OptimizerOps + StreamOps>(
+    preparation: &Preparation,
+    device: B::Device,
+) -> Result<(), Failure> {
     let output = &preparation.job.training.output_dir;
-    let model = build_model::<B>(preparation, &device)?;
+    let model = B::in_shared_stream(|| build_model::<B>(preparation, &device))?;
     check_output(output)?;
     let record = serde_json::to_string_pretty(&preparation.record).map_err(Failure::run)?;
     write_whole(&output.join("job.json"), &record).map_err(Failure::run)?;

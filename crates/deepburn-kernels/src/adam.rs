@@ -128,6 +128,22 @@ impl AdamStep {
             l2: l2 as f32,
         }
     }
+
+    /// The scalars as the device kernel takes them, the factor of the gradient last.
+    #[cfg(feature = "cube")]
+    pub(crate) fn scalars(&self, grad_scale: f32) -> [f32; 9] {
+        [
+            self.gain1,
+            self.beta2,
+            self.gain2,
+            self.eps,
+            self.step_size,
+            self.sqrt_bias2,
+            self.keep,
+            self.l2,
+            grad_scale,
+        ]
+    }
 }
 
 /// What one step updates, all of one length.

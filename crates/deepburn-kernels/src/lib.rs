@@ -28,6 +28,8 @@ mod adagrad;
 mod adam;
 mod blocks;
 mod clip;
+#[cfg(feature = "cube")]
+pub mod cube;
 mod element;
 mod flat;
 mod gradient;

@@ -6,6 +6,7 @@
 
 mod host;
 mod optimizer;
+mod stream;
 
 #[cfg(feature = "cube")]
 mod cube;
@@ -16,3 +17,4 @@ mod tch;
 
 pub use host::{float_from_host, float_into_host, int_into_host, read_float};
 pub use optimizer::{AdamArrays, OptimizerOps};
+pub use stream::StreamOps;

@@ -31,21 +31,7 @@ pub trait OptimizerOps: Backend {
         gradient: FloatTensor<Self>,
         working: Option<FloatDType>,
     ) -> (AdamArrays<Self>, Option<FloatTensor<Self>>) {
-        let device = Self::float_device(&arrays.master);
-        let mut master = float_into_host::<Self>(arrays.master);
-        let mut first = float_into_host::<Self>(arrays.first);
-        let mut second = float_into_host::<Self>(arrays.second);
-        let gradient = float_into_host::<Self>(gradient);
-        let share = AdamShare { param: &mut master, m: &mut first, v: &mut second, working: None };
-        kernels::adam(step, grad_scale, Gradient::F32(&gradient), share);
-        let tensor = |values: Vec<f32>| {
-            let shape = Shape::from(vec![values.len()]);
-            float_from_host::<Self>(TensorData::new(values, shape), &device)
-        };
-        let master = tensor(master);
-        let working = working.map(|dtype| Self::cast(master.clone(), dtype));
-        let arrays = AdamArrays { master, first: tensor(first), second: tensor(second) };
-        (arrays, working)
+        adam_on_host::<Self>(step, grad_scale, arrays, gradient, working)
     }
 
     /// Sum of squares of a flat gradient of any float type, in f64 on the CPU (at least in f32
@@ -65,14 +51,45 @@ pub trait OptimizerOps: Backend {
     /// # Panics
     /// When there is no tensor or they have more than `len` elements together.
     fn flatten(parts: Vec<FloatTensor<Self>>, len: usize) -> FloatTensor<Self> {
-        let (device, dtype) = (Self::float_device(&parts[0]), parts[0].dtype());
-        let mut bytes = Vec::with_capacity(len * dtype.size());
-        for part in parts {
-            bytes.extend_from_slice(&read_float::<Self>(part).bytes);
-        }
-        assert!(bytes.len() <= len * dtype.size(), "flatten: the parts are longer than {len}");
-        bytes.resize(len * dtype.size(), 0);
-        let data = TensorData::from_bytes_vec(bytes, Shape::from(vec![len]), dtype);
-        float_from_host::<Self>(data, &device)
+        flatten_on_host::<Self>(parts, len)
     }
+}
+
+pub(crate) fn adam_on_host<B: OptimizerOps>(
+    step: &AdamStep,
+    grad_scale: f32,
+    arrays: AdamArrays<B>,
+    gradient: FloatTensor<B>,
+    working: Option<FloatDType>,
+) -> (AdamArrays<B>, Option<FloatTensor<B>>) {
+    let device = B::float_device(&arrays.master);
+    let mut master = float_into_host::<B>(arrays.master);
+    let mut first = float_into_host::<B>(arrays.first);
+    let mut second = float_into_host::<B>(arrays.second);
+    let gradient = float_into_host::<B>(gradient);
+    let share = AdamShare { param: &mut master, m: &mut first, v: &mut second, working: None };
+    kernels::adam(step, grad_scale, Gradient::F32(&gradient), share);
+    let tensor = |values: Vec<f32>| {
+        let shape = Shape::from(vec![values.len()]);
+        float_from_host::<B>(TensorData::new(values, shape), &device)
+    };
+    let master = tensor(master);
+    let working = working.map(|dtype| B::cast(master.clone(), dtype));
+    let arrays = AdamArrays { master, first: tensor(first), second: tensor(second) };
+    (arrays, working)
+}
+
+pub(crate) fn flatten_on_host<B: Backend>(
+    parts: Vec<FloatTensor<B>>,
+    len: usize,
+) -> FloatTensor<B> {
+    let (device, dtype) = (B::float_device(&parts[0]), parts[0].dtype());
+    let mut bytes = Vec::with_capacity(len * dtype.size());
+    for part in parts {
+        bytes.extend_from_slice(&read_float::<B>(part).bytes);
+    }
+    assert!(bytes.len() <= len * dtype.size(), "flatten: the parts are longer than {len}");
+    bytes.resize(len * dtype.size(), 0);
+    let data = TensorData::from_bytes_vec(bytes, Shape::from(vec![len]), dtype);
+    float_from_host::<B>(data, &device)
 }

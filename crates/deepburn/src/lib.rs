@@ -50,8 +50,6 @@
 
 use std::time::Duration;
 
-use burn::tensor::backend::Backend;
-
 pub use deepburn_comm as comm;
 pub use deepburn_config as config;
 pub use deepburn_kernels as kernels;
@@ -65,6 +63,7 @@ pub use deepburn_zero as zero;
 
 use deepburn_comm::RankFailure;
 use deepburn_config::{ConfigError, Facts, Plan, Report, Written, resolve};
+use deepburn_ops::StreamOps;
 use deepburn_zero::Group;
 
 /// What most programs need.
@@ -103,9 +102,11 @@ pub enum PlanError {
 ///
 /// # Errors
 /// The first failure, with the rank it happened on; the other ranks are ended by it.
-pub fn run_ranks<B: Backend, R: Send>(
+pub fn run_ranks<B: StreamOps, R: Send>(
     world_size: usize,
     run: impl Fn(Group<B>) -> Result<R, OutsideError> + Sync,
 ) -> Result<Vec<R>, RankFailure<OutsideError>> {
-    deepburn_comm::run_ranks(world_size, COLLECTIVE_TIMEOUT, |member| run(Group::new(member)))
+    deepburn_comm::run_ranks(world_size, COLLECTIVE_TIMEOUT, |member| {
+        B::in_shared_stream(|| run(Group::new(member)))
+    })
 }

@@ -1,3 +1,4 @@
 //! GPUs through CubeCL: wgpu and CUDA.
 
 mod optimizer;
+mod stream;

@@ -10,6 +10,7 @@ use deepburn_kernels::{
 use half::{bf16, f16};
 
 use crate::optimizer::{AdamArrays, OptimizerOps};
+use crate::stream::StreamOps;
 
 impl OptimizerOps for Flex {
     fn adam(
@@ -85,6 +86,8 @@ impl OptimizerOps for Flex {
         }
     }
 }
+
+impl StreamOps for Flex {}
 
 /// The tensor in a form whose elements are one slice; a contiguous view stays a view.
 fn readable(tensor: FlexTensor) -> FlexTensor {

@@ -1,0 +1,28 @@
+//! Rounding to 16 bits and back.
+
+use cubecl::prelude::*;
+
+use super::buffer::{Buffer, ElementType, cubes, with_element};
+
+/// The elements in another type: rounded to nearest even, infinite where they are too large.
+pub fn cast<R: Runtime>(client: &ComputeClient<R>, from: &Buffer, to: ElementType) -> Buffer {
+    let result = Buffer::empty(client, from.len(), to);
+    if from.is_empty() {
+        return result;
+    }
+    let (count, dim) = cubes(client, from.len());
+    // SAFETY: every unit checks that its element exists.
+    unsafe {
+        with_element!(from.dtype(), F => with_element!(to, T => {
+            cast_kernel::launch_unchecked::<F, T, R>(client, count, dim, from.arg(), result.arg());
+        }));
+    }
+    result
+}
+
+#[cube(launch_unchecked)]
+fn cast_kernel<F: Float, T: Float>(from: &Array<F>, to: &mut Array<T>) {
+    if ABSOLUTE_POS < to.len() {
+        to[ABSOLUTE_POS] = T::cast_from(from[ABSOLUTE_POS]);
+    }
+}

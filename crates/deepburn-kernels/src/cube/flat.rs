@@ -1,0 +1,63 @@
+//! Many arrays as one.
+
+use cubecl::prelude::*;
+
+use super::buffer::{Buffer, cubes, with_element};
+
+/// A new buffer of `len` elements: the parts one after the other, then zeros.
+///
+/// # Panics
+/// When the parts are longer than `len` together or of several types, or there is none.
+pub fn flatten<R: Runtime>(client: &ComputeClient<R>, parts: &[Buffer], len: usize) -> Buffer {
+    let dtype = parts[0].dtype();
+    let used: usize = parts.iter().map(Buffer::len).sum();
+    assert!(used <= len, "flatten: the parts have {used} elements and the whole has {len}");
+    let flat = Buffer::empty(client, len, dtype);
+    let mut start = 0;
+    for part in parts {
+        assert!(part.dtype() == dtype, "flatten: {:?} among {dtype:?}", part.dtype());
+        copy(client, part, &flat, start, part.len());
+        start += part.len();
+    }
+    if start < len {
+        // Of no element, so that all that is left is padding.
+        copy(client, &Buffer::empty(client, 0, dtype), &flat, start, len - start);
+    }
+    flat
+}
+
+/// Writes `count` elements from `start` on: those of `part`, then zeros.
+fn copy<R: Runtime>(
+    client: &ComputeClient<R>,
+    part: &Buffer,
+    flat: &Buffer,
+    start: usize,
+    count: usize,
+) {
+    if count == 0 {
+        return;
+    }
+    let extent = [start as u32, part.len() as u32, count as u32];
+    let extent = client.create_from_slice(u32::as_bytes(&extent));
+    let (cubes, dim) = cubes(client, count);
+    // SAFETY: every unit checks that its element exists, and the caller that `flat` is long enough.
+    unsafe {
+        let extent = ArrayArg::from_raw_parts(extent, 3);
+        with_element!(flat.dtype(), T => {
+            copy_kernel::launch_unchecked::<T, R>(client, cubes, dim, extent, part.arg(), flat.arg());
+        });
+    }
+}
+
+#[cube(launch_unchecked)]
+fn copy_kernel<T: Float>(extent: &Array<u32>, part: &Array<T>, flat: &mut Array<T>) {
+    let i = ABSOLUTE_POS;
+    let start = extent[0] as usize;
+    if i < extent[2] as usize {
+        if i < extent[1] as usize {
+            flat[start + i] = part[i];
+        } else {
+            flat[start + i] = T::from_int(0);
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! The device kernels against references in f64, on whatever device there is.
+//!
+//! `cargo test --release -p deepburn-kernels --features wgpu --test cube` (a software device will do),
+//! `--features cuda` on an NVIDIA GPU.
+#![cfg(any(feature = "wgpu", feature = "cuda"))]
+
+use cubecl::Runtime;
+use cubecl::client::ComputeClient;
+use cubecl::prelude::*;
+use deepburn_kernels::cube::{self, AdamBuffers, Buffer, ElementType};
+use deepburn_kernels::{Adam, AdamStep, WeightDecay, adam_reference};
+use half::{bf16, f16};
+
+#[cfg(feature = "cuda")]
+type Device = cubecl::cuda::CudaRuntime;
+#[cfg(not(feature = "cuda"))]
+type Device = cubecl::wgpu::WgpuRuntime;
+
+type Client = ComputeClient<Device>;
+
+fn client() -> Client {
+    Device::client(&Default::default())
+}
+
+/// None, one, odd ones, around a cube, long.
+const SIZES: [usize; 8] = [0, 1, 7, 255, 257, 65_537, 1_000_007, 10_000_000];
+
+/// Types that the device can store and convert; f32 always.
+fn types(client: &Client) -> Vec<ElementType> {
+    let supports = |dtype: &ElementType| match dtype {
+        ElementType::F32 => true,
+        ElementType::F16 => client.properties().supports_type(f16::as_type_native_unchecked()),
+        ElementType::Bf16 => client.properties().supports_type(bf16::as_type_native_unchecked()),
+    };
+    let all = [ElementType::F32, ElementType::F16, ElementType::Bf16];
+    let types: Vec<_> = all.into_iter().filter(supports).collect();
+    println!("types of this device: {types:?}");
+    types
+}
+
+/// Deterministic numbers in [-1, 1) (a 64-bit linear congruential generator).
+fn noise(len: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let next = |_| {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..len).map(next).collect()
+}
+
+/// The numbers as a type holds them.
+fn held(values: &[f32], dtype: ElementType) -> Vec<f32> {
+    values
+        .iter()
+        .map(|x| match dtype {
+            ElementType::F32 => *x,
+            ElementType::F16 => f16::from_f32(*x).to_f32(),
+            ElementType::Bf16 => bf16::from_f32(*x).to_f32(),
+        })
+        .collect()
+}
+
+fn upload(client: &Client, values: &[f32], dtype: ElementType) -> Buffer {
+    let bytes: Vec<u8> = match dtype {
+        ElementType::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        ElementType::F16 => values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect(),
+        ElementType::Bf16 => values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect(),
+    };
+    if values.is_empty() {
+        return Buffer::empty(client, 0, dtype);
+    }
+    Buffer::new(client.create_from_slice(&bytes), values.len(), dtype)
+}
+
+fn download(client: &Client, buffer: Buffer) -> Vec<f32> {
+    let (len, dtype) = (buffer.len(), buffer.dtype());
+    let bytes = client.read_one(buffer.into_handle()).unwrap();
+    let bytes = &bytes[..len * dtype.size()];
+    match dtype {
+        ElementType::F32 => f32::from_bytes(bytes).to_vec(),
+        _ => bytes
+            .chunks_exact(2)
+            .map(|it| {
+                let bits = u16::from_le_bytes([it[0], it[1]]);
+                match dtype {
+                    ElementType::F16 => f16::from_bits(bits).to_f32(),
+                    _ => bf16::from_bits(bits).to_f32(),
+                }
+            })
+            .collect(),
+    }
+}
+
+fn rule(weight_decay: WeightDecay) -> Adam {
+    Adam { lr: 1e-2, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay, bias_correction: true }
+}
+
+#[test]
+fn adam_follows_the_f64_reference() {
+    let client = client();
+    let types = types(&client);
+    for (case, len) in SIZES.into_iter().enumerate() {
+        for &dtype in &types {
+            // Each size with one kind of decay, each kind with every type.
+            let decay =
+                if case % 2 == 0 { WeightDecay::Decoupled(0.1) } else { WeightDecay::L2(0.1) };
+            let rule = rule(decay);
+            let start = noise(len, 1);
+            // No gradient near 0, where the sign-like first steps would amplify a rounding.
+            let strong = |seed| noise(len, seed).iter().map(|x| x + 0.5_f32.copysign(*x)).collect();
+            let mut p64: Vec<f64> = start.iter().map(|x| f64::from(*x)).collect();
+            let (mut m64, mut v64) = (vec![0.0; len], vec![0.0; len]);
+            let param = upload(&client, &start, ElementType::F32);
+            let zeros = vec![0.0; len];
+            let (m, v) = (
+                upload(&client, &zeros, ElementType::F32),
+                upload(&client, &zeros, ElementType::F32),
+            );
+            let working = (dtype != ElementType::F32).then(|| Buffer::empty(&client, len, dtype));
+            for t in 1..=3 {
+                let grad: Vec<f32> = strong(10 + t);
+                let g64: Vec<f64> =
+                    held(&grad, dtype).iter().map(|x| f64::from(*x) * 0.25).collect();
+                let share = AdamBuffers { param: &param, m: &m, v: &v, working: working.as_ref() };
+                let grad = upload(&client, &grad, dtype);
+                cube::adam(&client, &AdamStep::new(&rule, t), 0.25, &grad, share);
+                adam_reference(&rule, t, &mut p64, &g64, &mut m64, &mut v64);
+            }
+            let param = download(&client, param);
+            for (i, (p, expected)) in param.iter().zip(&p64).enumerate() {
+                // Three updates of 1e-2, each with a relative error of some 1e-6: scalars narrowed
+                // from f64 (6e-8 of 1 - beta2 = 1e-3), and a square root and a division that a
+                // device may round to a few last bits; and three roundings of p.
+                let error = (f64::from(*p) - expected).abs();
+                assert!(
+                    error <= 6e-7 * expected.abs() + 1e-7,
+                    "{dtype:?} {len} {i}: {p} {expected}"
+                );
+            }
+            if let Some(working) = working {
+                // The copy is the parameter, rounded: to the bit.
+                assert_eq!(download(&client, working), held(&param, dtype), "{len}");
+            }
+        }
+    }
+}
+
+#[test]
+fn padding_stays_zero_and_a_bad_gradient_alone() {
+    let client = client();
+    let step = AdamStep::new(&rule(WeightDecay::Decoupled(0.1)), 1);
+    let mut values = noise(300, 1);
+    let mut grad = noise(300, 2);
+    for i in 290..300 {
+        (values[i], grad[i]) = (0.0, 0.0);
+    }
+    for (place, bad) in [(0, f32::NAN), (7, f32::INFINITY), (289, f32::NEG_INFINITY)] {
+        grad[place] = bad;
+    }
+    let zeros = vec![0.0; 300];
+    let [param, m, v] = [&values, &zeros, &zeros].map(|x| upload(&client, x, ElementType::F32));
+    let share = AdamBuffers { param: &param, m: &m, v: &v, working: None };
+    cube::adam(&client, &step, 1.0, &upload(&client, &grad, ElementType::F32), share);
+    for (i, p) in download(&client, param).into_iter().enumerate() {
+        if i >= 290 {
+            assert_eq!(p, 0.0, "padding at {i}");
+        } else if ![0, 7, 289].contains(&i) {
+            assert!(p.is_finite(), "{i}: {p}");
+        }
+    }
+}
+
+#[test]
+fn stats_follow_the_f64_reference() {
+    let client = client();
+    for dtype in types(&client) {
+        for len in SIZES {
+            let values = noise(len, 3);
+            let stats = cube::gradient_stats(&client, &upload(&client, &values, dtype));
+            let expected: f64 = held(&values, dtype).iter().map(|x| f64::from(*x).powi(2)).sum();
+            assert!(stats.finite);
+            // A unit adds at most 10^7 / 2^18 = 39 squares, then a tree of 8: 47 roundings of 6e-8.
+            let error = (stats.sum_of_squares - expected).abs();
+            assert!(
+                error <= 3e-6 * expected,
+                "{dtype:?} {len}: {} {expected}",
+                stats.sum_of_squares
+            );
+            let again = cube::gradient_stats(&client, &upload(&client, &values, dtype));
+            assert_eq!(stats, again, "the same bits each time");
+        }
+    }
+}
+
+#[test]
+fn stats_see_every_bad_element() {
+    let client = client();
+    for dtype in types(&client) {
+        for len in [1, 257, 100_003] {
+            for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                for place in [0, len / 2, len - 1] {
+                    let mut values = noise(len, 4);
+                    values[place] = bad;
+                    let stats = cube::gradient_stats(&client, &upload(&client, &values, dtype));
+                    assert!(!stats.finite, "{bad} at {place} of {len} {dtype:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn squares_beyond_f32_are_no_overflow() {
+    let client = client();
+    let stats =
+        cube::gradient_stats(&client, &upload(&client, &[f32::MAX; 1000], ElementType::F32));
+    assert!(stats.finite);
+    assert!((stats.sum_of_squares / (f64::from(f32::MAX).powi(2) * 1e3) - 1.0).abs() < 1e-12);
+}
+
+#[test]
+fn casts_round_to_nearest_even_and_overflow_to_infinity() {
+    let client = client();
+    let edges = [
+        0.0,
+        -0.0,
+        1.0,
+        1.0 + 1.0 / 2048.0,
+        1.0 + 3.0 / 2048.0,
+        1.0 + 1.0 / 256.0,
+        65_504.0,
+        65_519.9,
+        65_520.0,
+        -65_520.0,
+        1e6,
+        3.4e38,
+        -3.4e38,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+    ];
+    for dtype in types(&client) {
+        for len in SIZES {
+            let mut values: Vec<f32> = noise(len, 5).iter().map(|x| x * 1000.0).collect();
+            let count = edges.len().min(len);
+            values[..count].copy_from_slice(&edges[..count]);
+            let cast = cube::cast(&client, &upload(&client, &values, ElementType::F32), dtype);
+            assert_eq!(download(&client, cast.clone()), held(&values, dtype), "{dtype:?} {len}");
+            let back = cube::cast(&client, &cast, ElementType::F32);
+            assert_eq!(download(&client, back), held(&values, dtype), "{dtype:?} {len}");
+        }
+        let nan = cube::cast(&client, &upload(&client, &[f32::NAN], ElementType::F32), dtype);
+        assert!(download(&client, nan)[0].is_nan(), "{dtype:?}");
+    }
+}
+
+#[test]
+fn flat_arrays_are_their_parts_and_zeros() {
+    let client = client();
+    for dtype in types(&client) {
+        for lens in [vec![0], vec![1], vec![7, 0, 300], vec![65_537, 1_000_007, 3]] {
+            let parts: Vec<Vec<f32>> =
+                lens.iter().enumerate().map(|(i, len)| noise(*len, i as u64)).collect();
+            let buffers: Vec<_> = parts.iter().map(|part| upload(&client, part, dtype)).collect();
+            let used: usize = lens.iter().sum();
+            for padding in [0, 1, 1000] {
+                let flat = cube::flatten(&client, &buffers, used + padding);
+                let mut expected = held(&parts.concat(), dtype);
+                expected.resize(used + padding, 0.0);
+                assert_eq!(download(&client, flat), expected, "{lens:?} {padding} {dtype:?}");
+            }
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "adam: `v` has 3 elements and `param` has 2")]
+fn buffers_of_different_lengths_are_refused() {
+    let client = client();
+    let [a, b] = [2, 3].map(|len| Buffer::empty(&client, len, ElementType::F32));
+    let share = AdamBuffers { param: &a, m: &a, v: &b, working: None };
+    cube::adam(&client, &AdamStep::new(&rule(WeightDecay::L2(0.0)), 1), 1.0, &a, share);
+}

@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use clap::Parser;
 use deepburn::metrics::{MetricsError, MetricsWriter, read_metrics};
-use deepburn::ops::OptimizerOps;
+use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Group, Training, ZeroError};
 use deepburn::{Engine, EngineError, Hook, TrainError, TrainPlan};
 use deepburn_config::JobRequest;
@@ -105,7 +105,7 @@ pub fn finetune(arguments: Arguments) -> Result<(), Failure> {
 }
 
 /// Trains on backend `B`, every rank on `device`.
-fn run<B: OptimizerOps>(preparation: &Preparation, device: B::Device) -> Result<(), Failure> {
+fn run<B: FusedOps + OptimizerOps>(preparation: &Preparation, device: B::Device) -> Result<(), Failure> {
     let output = &preparation.job.training.output_dir;
     let model = build_model::<B>(preparation, &device)?;
     check_output(output)?;
@@ -129,7 +129,7 @@ fn run<B: OptimizerOps>(preparation: &Preparation, device: B::Device) -> Result<
 }
 
 /// The model on the training backend, all weights drawn or read.
-fn build_model<B: OptimizerOps>(
+fn build_model<B: FusedOps + OptimizerOps>(
     preparation: &Preparation,
     device: &B::Device,
 ) -> Result<Gpt2<Training<B>>, Failure> {
@@ -157,7 +157,7 @@ impl<B: Backend> ModuleVisitor<B> for Draw {
 }
 
 /// What one rank does.
-fn train_rank<B: OptimizerOps>(
+fn train_rank<B: FusedOps + OptimizerOps>(
     preparation: &Preparation,
     model: Option<Gpt2<Training<B>>>,
     group: Group<B>,
@@ -200,7 +200,7 @@ fn hooks(preparation: &Preparation, rank: usize) -> Result<Vec<Box<dyn Hook>>, R
 }
 
 /// Gathers the model parameter by parameter; rank 0 writes it in Hugging Face's layout.
-fn save_model<B: OptimizerOps>(
+fn save_model<B: FusedOps + OptimizerOps>(
     engine: &Engine<B, Gpt2<Training<B>>>,
     preparation: &Preparation,
 ) -> Result<(), RankError> {

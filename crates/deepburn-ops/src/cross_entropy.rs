@@ -28,7 +28,8 @@ pub trait CrossEntropyOps: Backend {
         weight: FloatTensor<Self>,
         targets: IntTensor<Self>,
     ) -> FloatTensor<Self> {
-        Self::head_loss(hidden, weight, targets, HeadGradients { hidden: false, weight: false }).loss
+        Self::head_loss(hidden, weight, targets, HeadGradients { hidden: false, weight: false })
+            .loss
     }
 
     /// The same, with those gradients of the sum that are wanted.
@@ -208,8 +209,5 @@ pub fn cross_entropy<B: CrossEntropyOps>(
     logits: Tensor<B, 2>,
     targets: Tensor<B, 1, Int>,
 ) -> Tensor<B, 1> {
-    portable::tensor(B::fused_cross_entropy(
-        portable::primitive(logits),
-        targets.into_primitive(),
-    ))
+    portable::tensor(B::fused_cross_entropy(portable::primitive(logits), targets.into_primitive()))
 }

@@ -29,10 +29,7 @@ pub trait LinearOps: Backend {
     }
 
     /// The gradient by `x`, given that by the result.
-    fn linear_x_gradient(
-        grad: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
+    fn linear_x_gradient(grad: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
         portable::linear::x_gradient::<Self>(grad, weight)
     }
 
@@ -105,11 +102,7 @@ impl<B: LinearOps, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
             weight: x.is_tracked().then(|| weight.primitive.clone()),
         };
         let output = B::fused_linear(x.primitive, weight.primitive, added);
-        match LinearStep
-            .prepare::<C>([x.node, weight.node, bias.node])
-            .compute_bound()
-            .stateful()
-        {
+        match LinearStep.prepare::<C>([x.node, weight.node, bias.node]).compute_bound().stateful() {
             OpsKind::Tracked(step) => step.finish(saved, output),
             OpsKind::UnTracked(step) => step.finish(output),
         }

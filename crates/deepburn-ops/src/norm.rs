@@ -97,8 +97,7 @@ impl<B: LayerNormOps> Backward<B, 3> for LayerNormStep {
         let grad = grads.consume::<B>(&ops.node);
         let gradients = B::layer_norm_backward(grad, ops.state);
         let [x, gamma, beta] = ops.parents;
-        for (node, gradient) in
-            [(x, gradients.x), (gamma, gradients.gamma), (beta, gradients.beta)]
+        for (node, gradient) in [(x, gradients.x), (gamma, gradients.gamma), (beta, gradients.beta)]
         {
             if let Some(node) = node {
                 grads.register::<B>(node.id, gradient);
@@ -122,9 +121,7 @@ impl<B: LayerNormOps, C: CheckpointStrategy> LayerNormOps for Autodiff<B, C> {
                     B::layer_norm_forward(x.clone(), gamma.clone(), beta, epsilon);
                 step.finish(LayerNormSaved { x, gamma, mean, reciprocal_deviation }, output)
             }
-            OpsKind::UnTracked(step) => {
-                step.finish(B::fused_layer_norm(x, gamma, beta, epsilon))
-            }
+            OpsKind::UnTracked(step) => step.finish(B::fused_layer_norm(x, gamma, beta, epsilon)),
         }
     }
 }

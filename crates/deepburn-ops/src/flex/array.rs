@@ -52,7 +52,9 @@ pub(crate) fn from_values(
     let shape = shape.into();
     match dtype {
         DType::F32 => FlexTensor::from_data(TensorData::new(values, shape)),
-        DType::F16 => FlexTensor::from_data(TensorData::new(narrowed(&values, f16::from_f32), shape)),
+        DType::F16 => {
+            FlexTensor::from_data(TensorData::new(narrowed(&values, f16::from_f32), shape))
+        }
         DType::BF16 => {
             FlexTensor::from_data(TensorData::new(narrowed(&values, bf16::from_f32), shape))
         }

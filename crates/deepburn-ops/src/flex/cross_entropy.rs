@@ -3,9 +3,9 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{DType, Slice, TensorMetadata};
-use burn_backend::ops::FloatTensorOps;
 use burn_flex::{Flex, FlexTensor};
 use rayon::prelude::*;
 

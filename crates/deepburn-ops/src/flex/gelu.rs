@@ -5,7 +5,9 @@ use burn_backend::tensor::FloatTensor;
 use burn_flex::Flex;
 use rayon::prelude::*;
 
-use super::array::{BLOCK, from_values, into_widened, is_supported, narrow, unwritten, values_mut, widen};
+use super::array::{
+    BLOCK, from_values, into_widened, is_supported, narrow, unwritten, values_mut, widen,
+};
 use super::vector::{exp, vectorised};
 use crate::gelu::{CUBIC, GeluOps, TWICE_SQRT_2_OVER_PI};
 use crate::portable;

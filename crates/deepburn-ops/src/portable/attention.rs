@@ -154,9 +154,8 @@ fn scores<B: Backend>(
     if rows == 1 {
         return scores;
     }
-    let row = |row| {
-        (0..visible).map(move |key| if key <= first + row { 0.0 } else { f32::NEG_INFINITY })
-    };
+    let row =
+        |row| (0..visible).map(move |key| if key <= first + row { 0.0 } else { f32::NEG_INFINITY });
     let bias: Vec<f32> = (0..rows).flat_map(row).collect();
     let device = scores.device();
     let dtype = scores.dtype();

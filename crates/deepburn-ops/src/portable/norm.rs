@@ -49,7 +49,6 @@ pub fn backward<B: Backend>(
     let beta_grad = weights(grad.clone().sum_dim(0));
     let scaled = grad * in_f32(gamma).unsqueeze::<2>();
     let along = (scaled.clone() * normalised.clone()).mean_dim(1);
-    let x_grad =
-        (scaled.clone() - scaled.mean_dim(1) - normalised * along) * reciprocal_deviation;
+    let x_grad = (scaled.clone() - scaled.mean_dim(1) - normalised * along) * reciprocal_deviation;
     LayerNormGradients { x: primitive(cast(x_grad, dtype)), gamma: gamma_grad, beta: beta_grad }
 }

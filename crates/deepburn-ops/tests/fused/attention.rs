@@ -100,9 +100,13 @@ fn check(size: Size) {
 
 #[test]
 fn odd_sizes() {
-    for size in
-        [Size(1, 1, 1, 1), Size(1, 1, 2, 3), Size(2, 5, 3, 7), Size(3, 33, 1, 16), Size(1, 64, 2, 5)]
-    {
+    for size in [
+        Size(1, 1, 1, 1),
+        Size(1, 1, 2, 3),
+        Size(2, 5, 3, 7),
+        Size(3, 33, 1, 16),
+        Size(1, 64, 2, 5),
+    ] {
         check(size);
     }
 }
@@ -128,10 +132,7 @@ fn upcasting_multiplies_queries_and_keys_in_f32() {
 #[test]
 fn extreme_scores_stay_finite() {
     // Scores of 1e38 and their negatives.
-    let projected = Array {
-        shape: [2, 3],
-        values: vec![1e19, -1e19, 2.0, 1e19, 1e19, 4.0],
-    };
+    let projected = Array { shape: [2, 3], values: vec![1e19, -1e19, 2.0, 1e19, 1e19, 4.0] };
     let arrays = [projected, Array { shape: [2, 1], values: vec![1.0; 2] }];
     let options = CausalAttention { batch: 1, heads: 1, scale: 1.0, upcast: false };
     for way in [KERNELS, PORTABLE] {

@@ -5,7 +5,9 @@ use burn_flex::{Flex, FlexTensor};
 use deepburn_ops::{CrossEntropyOps, HeadGradients, HeadLoss, portable};
 use proptest::prelude::*;
 
-use crate::{Array, DTYPES, assert_close, indices, reference, same_on_all_threads, tolerance, values};
+use crate::{
+    Array, DTYPES, assert_close, indices, reference, same_on_all_threads, tolerance, values,
+};
 
 const ALL: HeadGradients<bool> = HeadGradients { hidden: true, weight: true };
 

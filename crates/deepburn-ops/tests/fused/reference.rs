@@ -3,7 +3,13 @@
 use crate::Array;
 
 /// Output and gradients by x, gamma and beta.
-pub(crate) fn layer_norm(x: &Array, gamma: &Array, beta: &Array, epsilon: f64, dy: &Array) -> [Vec<f64>; 4] {
+pub(crate) fn layer_norm(
+    x: &Array,
+    gamma: &Array,
+    beta: &Array,
+    epsilon: f64,
+    dy: &Array,
+) -> [Vec<f64>; 4] {
     let [rows, width] = x.shape;
     let mut result = [vec![], vec![], vec![0.0; width], vec![0.0; width]];
     for row in 0..rows {
@@ -69,9 +75,11 @@ pub(crate) fn cross_entropy(logits: &Array, targets: &[i64]) -> (f64, Array) {
         let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let sum: f64 = row.iter().map(|x| (x - max).exp()).sum();
         loss += sum.ln() + max - row[*target as usize];
-        gradient.extend(row.iter().enumerate().map(|(i, x)| {
-            (x - max).exp() / sum - f64::from(u8::from(i == *target as usize))
-        }));
+        gradient.extend(
+            row.iter()
+                .enumerate()
+                .map(|(i, x)| (x - max).exp() / sum - f64::from(u8::from(i == *target as usize))),
+        );
     }
     (loss, Array { shape: logits.shape, values: gradient })
 }

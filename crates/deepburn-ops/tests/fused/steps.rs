@@ -92,7 +92,8 @@ fn layer_norm_without_beta_of_higher_rank() {
     let flat = layer_norm(x.clone(), gamma.clone(), None, 1e-5);
     let cube = layer_norm(x.reshape([2, 3, 4]), gamma, None, 1e-5);
     assert_eq!(cube.dims(), [2, 3, 4]);
-    let [flat, cube] = [flat.into_data(), cube.into_data()].map(|data| data.to_vec::<f32>().unwrap());
+    let [flat, cube] =
+        [flat.into_data(), cube.into_data()].map(|data| data.to_vec::<f32>().unwrap());
     assert_eq!(flat, cube);
 }
 
@@ -110,9 +111,8 @@ fn gelu_step() {
 #[test]
 fn linear_step() {
     let shapes = [[5, 4], [4, 6], [1, 6]];
-    let fused = |x: &[Tensor<B, 2>]| {
-        linear(x[0].clone(), x[1].clone(), Some(x[2].clone().flatten(0, 1)))
-    };
+    let fused =
+        |x: &[Tensor<B, 2>]| linear(x[0].clone(), x[1].clone(), Some(x[2].clone().flatten(0, 1)));
     let plain = |x: &[Tensor<B, 2>]| x[0].clone().matmul(x[1].clone()) + x[2].clone();
     compare(&arrays(shapes), fused, plain);
     let arrays = arrays([[5, 4], [4, 6]]);
@@ -141,9 +141,8 @@ fn head_step() {
 
 #[test]
 fn cross_entropy_step() {
-    let fused = |x: &[Tensor<B, 2>]| {
-        cross_entropy(x[0].clone(), targets(&[3, 0, 10, 3, -100])).unsqueeze()
-    };
+    let fused =
+        |x: &[Tensor<B, 2>]| cross_entropy(x[0].clone(), targets(&[3, 0, 10, 3, -100])).unsqueeze();
     compare(&arrays([[5, 11]]), fused, |x| plain_loss(x[0].clone()));
 }
 

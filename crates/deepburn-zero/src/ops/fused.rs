@@ -1,7 +1,7 @@
 //! Fused ops. A parameter that backward needs stays a handle: autodiff keeps what it is given here.
 
-use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::DType;
+use burn_backend::tensor::{FloatTensor, IntTensor};
 use deepburn_ops::{
     AttentionDropout, AttentionOps, AttentionOutput, AttentionSaved, CausalAttention,
     CrossEntropyOps, GeluOps, HeadGradients, HeadLoss, LayerNormGradients, LayerNormOps,
@@ -64,8 +64,7 @@ impl<B: LinearOps> LinearOps for Zero<B> {
     }
 
     fn linear_gradients(grad: FloatTensor<Self>, x: FloatTensor<Self>) -> LinearGradients<Self> {
-        let LinearGradients { weight, bias } =
-            B::linear_gradients(grad.into_full(), x.into_full());
+        let LinearGradients { weight, bias } = B::linear_gradients(grad.into_full(), x.into_full());
         LinearGradients { weight: ZeroTensor::full(weight), bias: ZeroTensor::full(bias) }
     }
 }
@@ -110,7 +109,7 @@ impl<B: AttentionOps> AttentionOps for Zero<B> {
         attention: &CausalAttention,
         dropout: Option<AttentionDropout<Self>>,
     ) -> FloatTensor<Self> {
-        let dropout = dropout.map(open_dropout);
+        let dropout = dropout.map(AttentionDropout::on);
         ZeroTensor::full(B::causal_attention(projected.into_full(), attention, dropout))
     }
 
@@ -119,8 +118,11 @@ impl<B: AttentionOps> AttentionOps for Zero<B> {
         attention: &CausalAttention,
         dropout: Option<AttentionDropout<Self>>,
     ) -> AttentionOutput<Self> {
-        let AttentionOutput { output, log_sums } =
-            B::attention_forward(projected.into_full(), attention, dropout.map(open_dropout));
+        let AttentionOutput { output, log_sums } = B::attention_forward(
+            projected.into_full(),
+            attention,
+            dropout.map(AttentionDropout::on),
+        );
         AttentionOutput { output: ZeroTensor::full(output), log_sums: ZeroTensor::full(log_sums) }
     }
 
@@ -133,12 +135,8 @@ impl<B: AttentionOps> AttentionOps for Zero<B> {
             projected: saved.projected.into_full(),
             output: saved.output.into_full(),
             log_sums: saved.log_sums.into_full(),
-            dropout: saved.dropout.map(open_dropout),
+            dropout: saved.dropout.map(AttentionDropout::on),
         };
         ZeroTensor::full(B::attention_backward(grad.into_full(), saved, attention))
     }
-}
-
-fn open_dropout<B: AttentionOps>(dropout: AttentionDropout<Zero<B>>) -> AttentionDropout<B> {
-    AttentionDropout { dropped: dropout.dropped, probability: dropout.probability }
 }

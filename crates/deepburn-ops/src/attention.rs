@@ -10,8 +10,8 @@ use burn_autodiff::checkpoint::base::Checkpointer;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, Ops, OpsKind, unary};
-use burn_backend::Backend;
 use burn_backend::tensor::{BoolTensor, FloatTensor};
+use burn_backend::{Backend, BackendTypes};
 
 use crate::portable;
 
@@ -38,6 +38,16 @@ pub struct AttentionDropout<B: Backend> {
     pub dropped: BoolTensor<B>,
     /// Share of the weights that is dropped, below 1.
     pub probability: f64,
+}
+
+impl<B: Backend> AttentionDropout<B> {
+    /// The same for another backend with the same kind of bool tensors.
+    pub fn on<Other>(self) -> AttentionDropout<Other>
+    where
+        Other: Backend + BackendTypes<BoolTensorPrimitive = B::BoolTensorPrimitive>,
+    {
+        AttentionDropout { dropped: self.dropped, probability: self.probability }
+    }
 }
 
 /// Causal self-attention of sequences of equal length.
@@ -122,13 +132,7 @@ impl<B: AttentionOps, C: CheckpointStrategy> AttentionOps for Autodiff<B, C> {
         attention: &CausalAttention,
         dropout: Option<AttentionDropout<Self>>,
     ) -> FloatTensor<Self> {
-        // The same mask: autodiff has no booleans of its own.
-        let dropout = match dropout {
-            Some(AttentionDropout { dropped, probability }) => {
-                Some(AttentionDropout::<B> { dropped, probability })
-            }
-            None => None,
-        };
+        let dropout = dropout.map(AttentionDropout::on::<B>);
         match AttentionStep.prepare::<C>([projected.node]).compute_bound().stateful() {
             OpsKind::Tracked(step) => {
                 let projected = projected.primitive;

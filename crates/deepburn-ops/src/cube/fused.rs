@@ -1,10 +1,11 @@
-//! The portable forms of the fused ops: hand-written backward formulae in the device's own ops.
+//! Forward and backward in ops of the backend, fused or not as it does them.
 
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
 
 use crate::{AttentionOps, CrossEntropyOps, GeluOps, LayerNormOps, LinearOps};
 
-macro_rules! portable {
+/// Families of which the provided methods are used.
+macro_rules! as_provided {
     ($($family:ident),*) => { $(
         impl<R, F, I, BT> $family for CubeBackend<R, F, I, BT>
         where
@@ -17,4 +18,4 @@ macro_rules! portable {
     )* };
 }
 
-portable!(AttentionOps, CrossEntropyOps, GeluOps, LayerNormOps, LinearOps);
+as_provided!(LayerNormOps, GeluOps, LinearOps, CrossEntropyOps, AttentionOps);

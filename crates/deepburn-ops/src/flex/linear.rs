@@ -48,11 +48,11 @@ impl LinearOps for Flex {
         weight: FloatTensor<Self>,
         bias: Option<FloatTensor<Self>>,
     ) -> FloatTensor<Self> {
-        let Some(bias) = bias.filter(|_| x.dtype() == DType::F32) else {
-            return portable::linear::forward::<Self>(x, weight, None);
+        let (DType::F32, Some(bias)) = (x.dtype(), &bias) else {
+            return portable::linear::forward::<Self>(x, weight, bias);
         };
         let (rows, columns) = (x.shape()[0], weight.shape()[1]);
-        let (x_values, weight_values, bias) = (widen(&x), widen(&weight), widen(&bias));
+        let (x_values, weight_values, bias) = (widen(&x), widen(&weight), widen(bias));
         let mut y = unwritten(rows * columns);
         y.par_chunks_mut(ROWS * columns.max(1)).for_each(|rows| {
             rows.chunks_exact_mut(columns).for_each(|row| row.copy_from_slice(&bias));

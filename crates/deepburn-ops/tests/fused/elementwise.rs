@@ -138,29 +138,37 @@ fn gelu_of_extremes() {
     assert!(y[6].is_nan() && y[7] == f64::INFINITY, "{y:?}");
 }
 
+fn check_linear([rows, columns, out]: [usize; 3], dtype: DType) {
+    let [x, weight, dy] = [([rows, columns], 1), ([columns, out], 2), ([rows, out], 3)]
+        .map(|(shape, seed)| Array::new(shape, seed).rounded(dtype));
+    let bias = Array::new([1, out], 4).rounded(dtype);
+    let mut y = reference::product(&x, false, &weight, false);
+    let dx = reference::product(&dy, false, &weight, true);
+    let dw = reference::product(&x, true, &dy, false);
+    let db: Vec<f64> = (0..out).map(|i| (0..rows).map(|r| dy.row(r)[i]).sum()).collect();
+    let plain = y.values.clone();
+    y.values.iter_mut().enumerate().for_each(|(i, y)| *y += bias.values[i % out]);
+    let [x, weight, dy] = [x, weight, dy].map(|array| primitive(array.tensor(dtype)));
+    let bias = primitive(bias.vector(dtype));
+    let close = |found: FlexTensor, expected: &[f64], what| {
+        assert_eq!(found.dtype(), dtype);
+        // In 16 bits the product is rounded, and then its sum with the bias.
+        assert_close(&values(found), expected, 2.0 * tolerance(dtype), what);
+    };
+    close(Flex::fused_linear(x.clone(), weight.clone(), Some(bias)), &y.values, "y");
+    close(Flex::fused_linear(x.clone(), weight.clone(), None), &plain, "y without bias");
+    close(Flex::linear_x_gradient(dy.clone(), weight), &dx.values, "dx");
+    let grads = Flex::linear_gradients(dy, x);
+    close(grads.weight, &dw.values, "dW");
+    close(grads.bias, &db, "db");
+}
+
 #[test]
 fn affine_maps_and_their_gradients() {
-    for [rows, columns, out] in [[1, 1, 1], [3, 5, 7], [130, 33, 65], [2, 300, 3]] {
-        let [x, weight, dy] = [([rows, columns], 1), ([columns, out], 2), ([rows, out], 3)]
-            .map(|(shape, seed)| Array::new(shape, seed));
-        let bias = Array::new([1, out], 4);
-        let mut y = reference::product(&x, false, &weight, false);
-        let dx = reference::product(&dy, false, &weight, true);
-        let dw = reference::product(&x, true, &dy, false);
-        let db: Vec<f64> = (0..out).map(|i| (0..rows).map(|r| dy.row(r)[i]).sum()).collect();
-        let plain = y.values.clone();
-        y.values.iter_mut().enumerate().for_each(|(i, y)| *y += bias.values[i % out]);
-        let [x, weight, dy] = [x, weight, dy].map(|a| primitive(a.tensor(DType::F32)));
-        let bias = primitive(bias.vector(DType::F32));
-        let close = |found: FlexTensor, expected: &[f64], what| {
-            assert_close(&values(found), expected, 1e-5, what);
-        };
-        close(Flex::fused_linear(x.clone(), weight.clone(), Some(bias)), &y.values, "y");
-        close(Flex::fused_linear(x.clone(), weight.clone(), None), &plain, "y without bias");
-        close(Flex::linear_x_gradient(dy.clone(), weight), &dx.values, "dx");
-        let grads = Flex::linear_gradients(dy, x);
-        close(grads.weight, &dw.values, "dW");
-        close(grads.bias, &db, "db");
+    for size in [[1, 1, 1], [3, 5, 7], [130, 33, 65], [2, 300, 3]] {
+        for dtype in DTYPES {
+            check_linear(size, dtype);
+        }
     }
 }
 

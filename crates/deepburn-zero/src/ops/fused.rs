@@ -109,7 +109,7 @@ impl<B: AttentionOps> AttentionOps for Zero<B> {
         attention: &CausalAttention,
         dropout: Option<AttentionDropout<Self>>,
     ) -> FloatTensor<Self> {
-        let dropout = dropout.map(open_dropout);
+        let dropout = dropout.map(AttentionDropout::on);
         ZeroTensor::full(B::causal_attention(projected.into_full(), attention, dropout))
     }
 
@@ -118,8 +118,11 @@ impl<B: AttentionOps> AttentionOps for Zero<B> {
         attention: &CausalAttention,
         dropout: Option<AttentionDropout<Self>>,
     ) -> AttentionOutput<Self> {
-        let AttentionOutput { output, log_sums } =
-            B::attention_forward(projected.into_full(), attention, dropout.map(open_dropout));
+        let AttentionOutput { output, log_sums } = B::attention_forward(
+            projected.into_full(),
+            attention,
+            dropout.map(AttentionDropout::on),
+        );
         AttentionOutput { output: ZeroTensor::full(output), log_sums: ZeroTensor::full(log_sums) }
     }
 
@@ -132,12 +135,8 @@ impl<B: AttentionOps> AttentionOps for Zero<B> {
             projected: saved.projected.into_full(),
             output: saved.output.into_full(),
             log_sums: saved.log_sums.into_full(),
-            dropout: saved.dropout.map(open_dropout),
+            dropout: saved.dropout.map(AttentionDropout::on),
         };
         ZeroTensor::full(B::attention_backward(grad.into_full(), saved, attention))
     }
-}
-
-fn open_dropout<B: AttentionOps>(dropout: AttentionDropout<Zero<B>>) -> AttentionDropout<B> {
-    AttentionDropout { dropped: dropout.dropped, probability: dropout.probability }
 }

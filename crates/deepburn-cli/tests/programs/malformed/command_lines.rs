@@ -40,7 +40,8 @@ fn of_finetune() {
         (&["--num_gpus", "99999999999999999999999"], &["--ranks"]),
         (&["--ranks", "2", "--ranks", "3"], &["--ranks"]),
         (&["--backend", "metal"], &["training.backend", "metal"]),
-        (&["--backend", "tch"], &["training.backend", "tch"]),
+        #[cfg(not(feature = "tch"))]
+        (&["--backend", "tch"], &["training.backend", "--features tch"]),
         (&["--deepspeed", "nowhere.json"], &["nowhere.json"]),
         (&["--output-dir", ""], &["output"]),
         (&["--output-dir", "job.json/x"], &["training.output_dir", "job.json/x"]),

@@ -142,9 +142,12 @@ fn of_the_training() {
         ("training.ranks", "\"2\"", &["training.ranks"]),
         ("training.ranks", "1e9", &["training.ranks"]),
         ("training.ranks", "\"auto\"", &["training.ranks"]),
-        ("training.backend", "\"wgpu\"", &["training.backend", "wgpu", "flex"]),
+        #[cfg(not(feature = "wgpu"))]
+        ("training.backend", "\"wgpu\"", &["training.backend", "--features wgpu", "flex"]),
+        #[cfg(not(feature = "cuda"))]
         ("training.backend", "\"cuda\"", &["training.backend", "--features cuda"]),
-        ("training.backend", "\"tch\"", &["training.backend", "tch", "flex"]),
+        #[cfg(not(feature = "tch"))]
+        ("training.backend", "\"tch\"", &["training.backend", "--features tch", "flex"]),
         ("training.backend", "\"ndarray\"", &["training.backend"]),
         ("training.backend", "\"\"", &["training.backend"]),
         ("training.backend", "null", &["training.backend"]),

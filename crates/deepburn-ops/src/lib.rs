@@ -12,6 +12,8 @@ mod stream;
 mod cube;
 #[cfg(feature = "flex")]
 mod flex;
+#[cfg(feature = "fusion")]
+mod fusion;
 #[cfg(feature = "tch")]
 mod tch;
 

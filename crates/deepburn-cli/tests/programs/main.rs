@@ -3,6 +3,7 @@
 //! `data/` holds the token file and two traces of PyTorch with DeepSpeed on the small model in
 //! `models/tests/data/tiny`.
 
+mod backends;
 mod determinism;
 mod failures;
 mod job;

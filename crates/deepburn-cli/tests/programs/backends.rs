@@ -1,0 +1,84 @@
+//! Backends other than the CPU's own, those that this build has.
+//!
+//! `cargo test --release --workspace --features wgpu --test programs backends` (a software device of
+//! Vulkan will do); likewise `--features tch` and `--features cuda`.
+
+use deepburn::metrics::StepRow;
+
+use crate::job::{Job, STAGES, Trained};
+
+/// Names of all backends.
+const ALL: [&str; 4] = ["flex", "wgpu", "cuda", "tch"];
+
+/// Whether this build has a backend.
+fn compiled(backend: &str) -> bool {
+    match backend {
+        "wgpu" => cfg!(feature = "wgpu"),
+        "cuda" => cfg!(feature = "cuda"),
+        "tch" => cfg!(feature = "tch"),
+        _ => true,
+    }
+}
+
+/// The backends of this build.
+pub(crate) fn backends() -> impl Iterator<Item = &'static str> {
+    ALL.into_iter().filter(|backend| compiled(backend))
+}
+
+/// Those that are not flex.
+fn others() -> impl Iterator<Item = &'static str> {
+    backends().filter(|backend| *backend != "flex")
+}
+
+/// What ranks of one process have to share.
+fn on(job: Job, backend: &str, stage: u8, ranks: usize) -> Trained {
+    job.sharded(stage, ranks).with("training.backend", backend).train()
+}
+
+#[test]
+fn a_backend_that_is_not_compiled_in_names_its_feature() {
+    for backend in ALL.into_iter().filter(|backend| !compiled(backend)) {
+        let ending = Job::tiny().with("training.backend", backend).run();
+        ending.failed(2, &["training.backend", backend, &format!("--features {backend}")]);
+    }
+}
+
+/// A GPT-2 of two layers in which no size is even, from seeded weights.
+#[test]
+fn two_layers_learn_as_on_flex() {
+    for backend in others() {
+        for ranks in [1, 2] {
+            let flex = on(Job::uneven(), "flex", 0, ranks);
+            let other = on(Job::uneven(), backend, 0, ranks);
+            for (row, expected) in other.steps.iter().zip(&flex.steps) {
+                near(row, expected, &format!("{backend}, {ranks} ranks"));
+            }
+        }
+    }
+}
+
+/// Orders of addition that differ leave some 1e-6 of a loss of 5 a step, and AdamW's first steps
+/// amplify them.
+#[track_caller]
+fn near(row: &StepRow, expected: &StepRow, what: &str) {
+    let what = format!("{what}: {row:?} {expected:?}");
+    assert!((row.loss - expected.loss).abs() < 1e-4, "{what}");
+    let [norm, expected] = [row, expected].map(|row| row.grad_norm.unwrap());
+    assert!((norm - expected).abs() < 1e-3 * expected, "{what}");
+}
+
+/// As on flex, for a number of ranks.
+#[test]
+#[cfg_attr(feature = "fusion", ignore = "what fusion fuses depends on what ran before")]
+fn stages_agree_to_the_bit() {
+    for backend in others() {
+        for job in [Job::tiny, Job::uneven] {
+            let plain = on(job(), backend, 0, 2);
+            for stage in STAGES {
+                let other = on(job(), backend, stage, 2);
+                let same = other.numbers() == plain.numbers();
+                assert!(same, "{backend}, stage {stage}:\n{other:?}\n{plain:?}");
+            }
+        }
+    }
+}

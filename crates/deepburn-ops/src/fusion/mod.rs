@@ -1,0 +1,4 @@
+//! Burn's lazy tensors, over any backend that can fuse: kernels are queued like ops of its own.
+
+mod optimizer;
+mod stream;

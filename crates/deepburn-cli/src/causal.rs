@@ -2,6 +2,7 @@
 
 use burn::tensor::backend::Backend;
 use burn::tensor::{ElementConversion, Tensor};
+use deepburn::ops::FusedOps;
 use deepburn::zero::{Training, Zero};
 use deepburn::{Batch, BatchSource, Evaluation, OutsideError, Task};
 use deepburn_datasets::{
@@ -46,7 +47,7 @@ pub(crate) struct NextToken<D> {
     pub(crate) device: D,
 }
 
-impl<B: Backend> Task<B, Gpt2<Training<B>>> for NextToken<B::Device> {
+impl<B: FusedOps> Task<B, Gpt2<Training<B>>> for NextToken<B::Device> {
     type Batch = TokenBatch;
 
     fn loss(

@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use clap::Parser;
 use deepburn::metrics::{MetricsError, MetricsWriter, read_metrics};
-use deepburn::ops::{OptimizerOps, StreamOps};
+use deepburn::ops::{FusedOps, OptimizerOps, StreamOps};
 use deepburn::zero::{Group, Training, ZeroError};
 use deepburn::{Engine, EngineError, Hook, TrainError, TrainPlan};
 use deepburn_config::JobRequest;
@@ -113,7 +113,7 @@ pub fn finetune(arguments: Arguments) -> Result<(), Failure> {
 }
 
 /// Trains on backend `B`, every rank on `device`.
-fn run<B: OptimizerOps + StreamOps>(
+fn run<B: FusedOps + OptimizerOps + StreamOps>(
     preparation: &Preparation,
     device: B::Device,
 ) -> Result<(), Failure> {
@@ -140,7 +140,7 @@ fn run<B: OptimizerOps + StreamOps>(
 }
 
 /// The model on the training backend, all weights drawn or read.
-fn build_model<B: OptimizerOps>(
+fn build_model<B: FusedOps + OptimizerOps>(
     preparation: &Preparation,
     device: &B::Device,
 ) -> Result<Gpt2<Training<B>>, Failure> {
@@ -168,7 +168,7 @@ impl<B: Backend> ModuleVisitor<B> for Draw {
 }
 
 /// What one rank does.
-fn train_rank<B: OptimizerOps>(
+fn train_rank<B: FusedOps + OptimizerOps>(
     preparation: &Preparation,
     model: Option<Gpt2<Training<B>>>,
     group: Group<B>,
@@ -211,7 +211,7 @@ fn hooks(preparation: &Preparation, rank: usize) -> Result<Vec<Box<dyn Hook>>, R
 }
 
 /// Gathers the model parameter by parameter; rank 0 writes it in Hugging Face's layout.
-fn save_model<B: OptimizerOps>(
+fn save_model<B: FusedOps + OptimizerOps>(
     engine: &Engine<B, Gpt2<Training<B>>>,
     preparation: &Preparation,
 ) -> Result<(), RankError> {

@@ -1,11 +1,23 @@
 //! Fused tensor ops for Burn backends.
 //!
 //! One extension trait a family connects the kernels to a backend: [`OptimizerOps`] for what an
-//! optimizer step does with the elements that a rank owns. A provided method is written in ops that
-//! every backend has, or on host memory; a backend overrides it where it has a kernel.
+//! optimizer step does with the elements that a rank owns, and, with forward and backward,
+//! [`LayerNormOps`], [`GeluOps`], [`LinearOps`], [`CrossEntropyOps`] and [`AttentionOps`], together
+//! [`FusedOps`]. A provided method is written in ops that every backend has, or on host memory; a
+//! backend overrides it where it has a kernel.
+//!
+//! `Autodiff<B>` records each fused op as one step that keeps what its backward formula needs and
+//! nothing else. Models call the functions on tensors: [`layer_norm`], [`gelu_tanh`], [`linear`],
+//! [`linear_cross_entropy`], [`cross_entropy`], [`causal_attention`].
 
+mod attention;
+mod cross_entropy;
+mod gelu;
 mod host;
+mod linear;
+mod norm;
 mod optimizer;
+pub mod portable;
 mod stream;
 
 #[cfg(feature = "cube")]
@@ -17,6 +29,21 @@ mod fusion;
 #[cfg(feature = "tch")]
 mod tch;
 
+pub use attention::{
+    AttentionDropout, AttentionOps, AttentionOutput, AttentionSaved, CausalAttention,
+    attention_over_cache, causal_attention,
+};
+pub use cross_entropy::{
+    CrossEntropyOps, HeadGradients, HeadLoss, cross_entropy, linear_cross_entropy,
+};
+pub use gelu::{GeluOps, gelu_tanh};
 pub use host::{float_from_host, float_into_host, int_into_host, read_float};
+pub use linear::{LinearGradients, LinearOps, linear};
+pub use norm::{LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved, layer_norm};
 pub use optimizer::{AdamArrays, OptimizerOps};
 pub use stream::StreamOps;
+
+/// Every family with forward and backward: what a fused model asks of its backend.
+pub trait FusedOps: LayerNormOps + GeluOps + LinearOps + CrossEntropyOps + AttentionOps {}
+
+impl<B: LayerNormOps + GeluOps + LinearOps + CrossEntropyOps + AttentionOps> FusedOps for B {}

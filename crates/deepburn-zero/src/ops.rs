@@ -9,6 +9,7 @@
 mod activation;
 mod boolean;
 mod float;
+mod fused;
 mod int;
 mod module;
 mod quantized;

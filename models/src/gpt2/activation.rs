@@ -2,7 +2,8 @@
 //!
 //! Main type: [`Activation`]. Names of other functions are refused when the config is read.
 
-use burn::tensor::{Tensor, activation, backend::Backend};
+use burn::tensor::{Tensor, activation};
+use deepburn_ops::{GeluOps, gelu_tanh};
 
 /// The non-linearity between the two projections of a block's MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +50,7 @@ impl Activation {
     }
 
     /// Applies the function to each element.
-    pub(crate) fn forward<B: Backend, const D: usize>(self, x: Tensor<B, D>) -> Tensor<B, D> {
+    pub(crate) fn forward<B: GeluOps, const D: usize>(self, x: Tensor<B, D>) -> Tensor<B, D> {
         match self {
             Self::GeluNew | Self::GeluPytorchTanh => gelu_tanh(x),
             Self::Gelu => activation::gelu(x),
@@ -58,18 +59,6 @@ impl Activation {
             Self::Tanh => activation::tanh(x),
         }
     }
-}
-
-/// `0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))` (Hendrycks and Gimpel, 2016).
-///
-/// Written with `0.5 (1 + tanh(u)) = sigmoid(2 u)`: one transcendental function whose backward
-/// needs its output alone, and two tensors fewer to keep for it.
-fn gelu_tanh<B: Backend, const D: usize>(x: Tensor<B, D>) -> Tensor<B, D> {
-    const TWICE_SQRT_2_OVER_PI: f64 =
-        2.0 * std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2;
-    let square = x.clone() * x.clone();
-    let slope = square * (0.044_715 * TWICE_SQRT_2_OVER_PI) + TWICE_SQRT_2_OVER_PI;
-    activation::sigmoid(slope * x.clone()) * x
 }
 
 #[cfg(test)]

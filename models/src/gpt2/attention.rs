@@ -6,57 +6,22 @@
 
 use burn::module::Module;
 use burn::nn::{Dropout, DropoutConfig, Linear};
-use burn::tensor::{DType, Tensor, TensorData, activation::softmax, backend::Backend};
+use burn::tensor::{Tensor, backend::Backend};
+use deepburn_ops::{CausalAttention, FusedOps, attention_over_cache, causal_attention};
 
 use super::config::Gpt2Config;
-use super::mlp::conv1d;
-use super::precision::in_f32;
+use super::mlp::{conv1d, project};
 use super::weights::WeightInit;
 
-/// Which positions a block of queries may look at, and the extent of the block.
-///
-/// Built once a forward pass and shared by all layers.
-#[derive(Clone, Debug)]
-pub(crate) struct CausalMask<B: Backend> {
+/// The extent of a block of positions that follow others.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent {
     /// Rows of the batch.
     pub(crate) batch: usize,
+    /// Earlier positions in each row.
+    pub(crate) past: usize,
     /// New positions in each row.
     pub(crate) queries: usize,
-    /// Positions looked at: those before the queries, and the queries.
-    pub(crate) keys: usize,
-    /// `[1, queries * keys]`, added to scores: 0 where allowed, minus infinity elsewhere; every row
-    /// has an allowed key. None for a single query, which may look at everything.
-    bias: Option<Tensor<B, 2>>,
-}
-
-impl<B: Backend> CausalMask<B> {
-    /// The mask of `queries` positions that follow `past` ones.
-    pub(crate) fn new(batch: usize, past: usize, queries: usize, device: &B::Device) -> Self {
-        let keys = past + queries;
-        let bias = (queries > 1).then(|| {
-            let row = |query| {
-                (0..keys).map(move |key| if key <= past + query { 0.0 } else { f32::NEG_INFINITY })
-            };
-            let values: Vec<f32> = (0..queries).flat_map(row).collect();
-            Tensor::from_data(TensorData::new(values, [1, queries * keys]), (device, DType::F32))
-        });
-        Self { batch, queries, keys, bias }
-    }
-
-    /// `scores`: `[batch, heads, queries, keys]` of any float type; attention weights in f32.
-    fn weights(&self, scores: Tensor<B, 4>) -> Tensor<B, 4> {
-        let shape = scores.dims();
-        let scores = in_f32(scores);
-        let masked = match &self.bias {
-            // With a head a row, the mask is one row shared by all: no copy of it is made.
-            Some(bias) => {
-                let rows = scores.reshape([shape[0] * shape[1], shape[2] * shape[3]]);
-                (rows + bias.clone()).reshape(shape)
-            }
-            None => scores,
-        };
-        softmax(masked, 3)
-    }
 }
 
 /// The keys and values of the positions one attention layer has seen: `[batch, heads, keys, width]`.
@@ -111,38 +76,43 @@ impl<B: Backend> Attention<B> {
     pub(crate) fn forward(
         &self,
         x: Tensor<B, 2>,
-        mask: &CausalMask<B>,
+        extent: Extent,
         cache: Option<&mut Option<KeyValues<B>>>,
-    ) -> Tensor<B, 2> {
-        let [rows, width] = x.dims();
-        let [queries, keys, values] = self.split_heads(self.c_attn.forward(x), mask);
-        let (keys, values) = match cache {
-            Some(cache) => extend(cache, keys, values),
-            None => (keys, values),
+    ) -> Tensor<B, 2>
+    where
+        B: FusedOps,
+    {
+        let projected = project(&self.c_attn, x);
+        let attention = CausalAttention {
+            batch: extent.batch,
+            heads: self.n_head,
+            scale: self.scale,
+            upcast: self.upcast,
         };
-        let dtype = values.dtype();
-        let weights = self.attn_dropout.forward(mask.weights(self.scores(queries, keys)));
-        let context = weights.cast(dtype).matmul(values);
-        let merged = context.swap_dims(1, 2).reshape([rows, width]);
-        self.resid_dropout.forward(self.c_proj.forward(merged))
+        let merged = match cache {
+            Some(cache) => {
+                let [queries, keys, values] = self.split_heads(projected, extent);
+                let (keys, values) = extend(cache, keys, values);
+                attention_over_cache(queries, keys, values, &attention)
+            }
+            None => {
+                // As everywhere: dropout is for backends that differentiate.
+                let learns = B::ad_enabled(&projected.device());
+                let dropout = if learns { self.attn_dropout.prob } else { 0.0 };
+                causal_attention(projected, &attention, dropout)
+            }
+        };
+        self.resid_dropout.forward(project(&self.c_proj, merged))
     }
 
     /// `[batch * queries, 3 * width]` to queries, keys and values `[batch, heads, queries, width / heads]`,
     /// all three views of the input.
-    fn split_heads(&self, projected: Tensor<B, 2>, mask: &CausalMask<B>) -> [Tensor<B, 4>; 3] {
+    fn split_heads(&self, projected: Tensor<B, 2>, extent: Extent) -> [Tensor<B, 4>; 3] {
         let head_width = projected.dims()[1] / (3 * self.n_head);
         let heads = projected
-            .reshape([mask.batch, mask.queries, 3 * self.n_head, head_width])
+            .reshape([extent.batch, extent.queries, 3 * self.n_head, head_width])
             .swap_dims(1, 2);
         [0, 1, 2].map(|part| heads.clone().narrow(1, part * self.n_head, self.n_head))
-    }
-
-    /// Scaled scores `[batch, heads, queries, keys]`.
-    fn scores(&self, queries: Tensor<B, 4>, keys: Tensor<B, 4>) -> Tensor<B, 4> {
-        let keys = keys.swap_dims(2, 3);
-        let (queries, keys) =
-            if self.upcast { (in_f32(queries), in_f32(keys)) } else { (queries, keys) };
-        (queries * self.scale).matmul(keys)
     }
 }
 
@@ -166,58 +136,57 @@ fn extend<B: Backend>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use burn::tensor::TensorData;
     use burn_flex::Flex;
 
-    fn weights(mask: &CausalMask<Flex>, scores: Vec<f32>, heads: usize) -> Vec<f32> {
-        let shape = [mask.batch, heads, mask.queries, mask.keys];
-        let scores = Tensor::from_data(TensorData::new(scores, shape), &Default::default());
-        mask.weights(scores).into_data().to_vec().unwrap()
+    fn config() -> Gpt2Config {
+        Gpt2Config { n_embd: 6, n_head: 2, initializer_range: 0.5, ..Gpt2Config::small() }
     }
 
-    #[test]
-    fn later_positions_have_weight_zero() {
-        let mask = CausalMask::new(2, 0, 3, &Default::default());
-        let scores = (0..2 * 2 * 9).map(|i| (i * 7 % 5) as f32).collect();
-        for head in weights(&mask, scores, 2).chunks(9) {
-            assert_eq!([head[1], head[2], head[5]], [0.0; 3]);
-            assert_eq!(head[0], 1.0);
-            for row in head.chunks(3) {
-                assert!((row.iter().sum::<f32>() - 1.0).abs() < 1e-6);
-            }
-        }
+    fn attention(config: &Gpt2Config) -> Attention<Flex> {
+        Attention::new(&WeightInit::new(5, &Default::default()), "a", 0, config)
     }
 
-    #[test]
-    fn earlier_positions_are_all_visible() {
-        let mask = CausalMask::new(1, 2, 2, &Default::default());
-        let rows = weights(&mask, vec![0.0; 8], 1);
-        assert_eq!(rows[..4], [1.0 / 3.0, 1.0 / 3.0, 1.0 / 3.0, 0.0]);
-        assert_eq!(rows[4..], [0.25; 4]);
-        let single = CausalMask::new(1, 3, 1, &Default::default());
-        assert_eq!(weights(&single, vec![0.0; 4], 1), [0.25; 4]);
+    fn rows(count: usize) -> Tensor<Flex, 2> {
+        let values = (0..count * 6).map(|i| (i as f32 * 1.7).sin()).collect();
+        Tensor::from_data(TensorData::new(values, [count, 6]), &Default::default())
     }
 
-    #[test]
-    fn extreme_scores_stay_finite() {
-        let mask = CausalMask::new(1, 0, 2, &Default::default());
-        let rows = weights(&mask, vec![-1e38, 3e38, -3e38, 3e38], 1);
-        assert_eq!(rows, [1.0, 0.0, 0.0, 1.0]);
+    fn extent(past: usize, queries: usize) -> Extent {
+        Extent { batch: 1, past, queries }
     }
 
     #[test]
     fn upcasting_changes_nothing_in_f32() {
-        let device = Default::default();
-        let config =
-            Gpt2Config { n_embd: 6, n_head: 2, initializer_range: 0.5, ..Gpt2Config::small() };
-        let upcast = Gpt2Config { reorder_and_upcast_attn: true, ..config.clone() };
-        let [plain, upcast] = [config, upcast].map(|config| {
-            let attention = Attention::<Flex>::new(&WeightInit::new(5, &device), "a", 0, &config);
-            let x = Tensor::from_data(
-                TensorData::new((0..24).map(|i| (i as f32).sin()).collect(), [4, 6]),
-                &device,
-            );
-            attention.forward(x, &CausalMask::new(2, 0, 2, &device), None).into_data()
+        let upcast = Gpt2Config { reorder_and_upcast_attn: true, ..config() };
+        let [plain, upcast] = [config(), upcast].map(|config| {
+            let extent = Extent { batch: 2, past: 0, queries: 2 };
+            attention(&config).forward(rows(4), extent, None).into_data()
         });
         assert_eq!(plain, upcast);
+    }
+
+    #[test]
+    fn a_cache_changes_nothing_but_the_order_of_work() {
+        let attention = attention(&config());
+        let whole = attention.forward(rows(5), extent(0, 5), None);
+        let mut cache = None;
+        let parts = [0..3, 3..4, 4..5].map(|part| {
+            let x = rows(5).slice([part.clone(), 0..6]);
+            attention.forward(x, extent(part.start, part.len()), Some(&mut cache))
+        });
+        let parts = Tensor::cat(parts.to_vec(), 0);
+        let difference: f32 = (whole - parts).abs().max().into_scalar();
+        assert!(difference < 1e-6, "{difference}");
+    }
+
+    #[test]
+    fn later_layers_scale_by_their_number() {
+        let config = Gpt2Config { scale_attn_by_inverse_layer_idx: true, ..config() };
+        let device = Default::default();
+        let init = WeightInit::<Flex>::new(1, &device);
+        let scale = |block| Attention::new(&init, "a", block, &config).scale;
+        let [first, third] = [0, 2].map(scale);
+        assert!((first / third - 3.0).abs() < 1e-12);
     }
 }

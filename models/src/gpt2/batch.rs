@@ -18,8 +18,8 @@ pub struct CausalBatch<B: Backend> {
     pub(crate) input_ids: Tensor<B, 2, Int>,
     /// Rows of the flattened `[batch * length]` stream that predict something, never empty.
     pub(crate) positions: Tensor<B, 1, Int>,
-    /// `[positions, 1]`: the token each of them should predict.
-    pub(crate) targets: Tensor<B, 2, Int>,
+    /// `[positions]`: the token each of them should predict.
+    pub(crate) targets: Tensor<B, 1, Int>,
     tokens: usize,
 }
 
@@ -115,7 +115,7 @@ impl<B: Backend> CausalBatch<B> {
         Ok(Self {
             input_ids: id_tensor(input_ids, [batch, length], device),
             positions: Tensor::from_data(TensorData::new(positions, [rows]), device),
-            targets: Tensor::from_data(TensorData::new(targets, [rows, 1]), device),
+            targets: Tensor::from_data(TensorData::new(targets, [rows]), device),
             tokens,
         })
     }

@@ -5,11 +5,12 @@
 //! refused beforehand; the window does not slide.
 
 use burn::tensor::backend::Backend;
+use deepburn_ops::FusedOps;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use thiserror::Error;
 
-use super::attention::{CausalMask, KeyValues};
+use super::attention::{Extent, KeyValues};
 use super::batch::{InputError, check_tokens, id_tensor};
 use super::model::Gpt2;
 
@@ -120,20 +121,20 @@ impl<B: Backend> Gpt2<B> {
     }
 }
 
-impl<B: Backend> Generation<'_, B> {
+impl<B: FusedOps> Generation<'_, B> {
     /// Logits of what follows the unseen tokens, which are seen from then on.
     fn advance(&mut self) -> Vec<f32> {
         let queries = self.unseen.len();
-        let mask = CausalMask::new(1, self.seen, queries, &self.device);
+        let extent = Extent { batch: 1, past: self.seen, queries };
         let ids = id_tensor(&self.unseen, [1, queries], &self.device);
-        let hidden = self.model.hidden(ids, &mask, Some(&mut self.cache));
+        let hidden = self.model.hidden(ids, extent, Some(&mut self.cache));
         self.seen += queries;
         let last = hidden.narrow(0, queries - 1, 1);
         self.model.logits(last).into_data().iter::<f32>().collect()
     }
 }
 
-impl<B: Backend> Iterator for Generation<'_, B> {
+impl<B: FusedOps> Iterator for Generation<'_, B> {
     type Item = u32;
 
     fn next(&mut self) -> Option<u32> {

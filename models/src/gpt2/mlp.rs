@@ -5,6 +5,7 @@
 use burn::module::Module;
 use burn::nn::{Dropout, DropoutConfig, Linear};
 use burn::tensor::{Tensor, backend::Backend};
+use deepburn_ops::{FusedOps, LinearOps, linear};
 
 use super::activation::Activation;
 use super::config::Gpt2Config;
@@ -33,10 +34,18 @@ impl<B: Backend> Mlp<B> {
     }
 
     /// `x` and the result: `[rows, width]`.
-    pub(crate) fn forward(&self, x: Tensor<B, 2>) -> Tensor<B, 2> {
-        let inner = self.activation.forward(self.c_fc.forward(x));
-        self.dropout.forward(self.c_proj.forward(inner))
+    pub(crate) fn forward(&self, x: Tensor<B, 2>) -> Tensor<B, 2>
+    where
+        B: FusedOps,
+    {
+        let inner = self.activation.forward(project(&self.c_fc, x));
+        self.dropout.forward(project(&self.c_proj, inner))
     }
+}
+
+/// Applies a projection to rows.
+pub(crate) fn project<B: LinearOps>(projection: &Linear<B>, x: Tensor<B, 2>) -> Tensor<B, 2> {
+    linear(x, projection.weight.val(), projection.bias.as_ref().map(|bias| bias.val()))
 }
 
 /// The projection that `transformers` calls Conv1D: weight `[in, out]`, as Burn's linear layer has it.

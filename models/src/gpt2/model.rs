@@ -6,12 +6,13 @@
 use burn::module::{Module, Param};
 use burn::nn::{Dropout, DropoutConfig, Embedding};
 use burn::tensor::{Int, Tensor, backend::Backend};
+use deepburn_ops::{FusedOps, linear_cross_entropy};
 
-use super::attention::{CausalMask, KeyValues};
+use super::attention::{Extent, KeyValues};
 use super::batch::CausalBatch;
 use super::block::Block;
 use super::config::{ConfigError, Gpt2Config};
-use super::loss::{CausalLoss, cross_entropy_sum};
+use super::loss::CausalLoss;
 use super::norm::LayerNorm;
 use super::parameters::HEAD;
 use super::weights::{Values, WeightInit};
@@ -73,6 +74,13 @@ impl<B: Backend> Gpt2<B> {
         self.wte.weight.lazy_device()
     }
 
+    /// The output projection, `[vocab, width]`.
+    fn head(&self) -> Tensor<B, 2> {
+        self.lm_head.as_ref().map_or(&self.wte.weight, |head| &head.weight).val()
+    }
+}
+
+impl<B: FusedOps> Gpt2<B> {
     /// Logits `[batch, length, vocab]` of what follows each position of `input_ids`
     /// `[batch, length]`.
     ///
@@ -81,8 +89,7 @@ impl<B: Backend> Gpt2<B> {
     /// [`CausalBatch`] checks both beforehand.
     pub fn forward(&self, input_ids: Tensor<B, 2, Int>) -> Tensor<B, 3> {
         let [batch, length] = input_ids.dims();
-        let mask = CausalMask::new(batch, 0, length, &input_ids.device());
-        let hidden = self.hidden(input_ids, &mask, None);
+        let hidden = self.hidden(input_ids, Extent { batch, past: 0, queries: length }, None);
         self.logits(hidden).reshape([batch, length, self.config.vocab_size])
     }
 
@@ -91,10 +98,10 @@ impl<B: Backend> Gpt2<B> {
     /// Only the positions that predict something go through the final norm and the head.
     pub fn loss(&self, batch: &CausalBatch<B>) -> CausalLoss<B> {
         let [rows, length] = batch.input_ids.dims();
-        let mask = CausalMask::new(rows, 0, length, &batch.input_ids.device());
-        let hidden = self.hidden(batch.input_ids.clone(), &mask, None);
-        let logits = self.logits(hidden.select(0, batch.positions.clone()));
-        let sum = cross_entropy_sum(logits, batch.targets.clone());
+        let extent = Extent { batch: rows, past: 0, queries: length };
+        let hidden = self.hidden(batch.input_ids.clone(), extent, None);
+        let hidden = self.ln_f.forward(hidden.select(0, batch.positions.clone()));
+        let sum = linear_cross_entropy(hidden, self.head(), batch.targets.clone());
         let tokens = batch.tokens();
         CausalLoss { sum: if tokens == 0 { sum * 0.0 } else { sum }, tokens }
     }
@@ -105,37 +112,35 @@ impl<B: Backend> Gpt2<B> {
     pub(crate) fn hidden(
         &self,
         input_ids: Tensor<B, 2, Int>,
-        mask: &CausalMask<B>,
+        extent: Extent,
         mut cache: Option<&mut [Option<KeyValues<B>>]>,
     ) -> Tensor<B, 2> {
+        let (positions, n_positions) = (extent.past + extent.queries, self.config.n_positions);
         assert!(
-            mask.keys <= self.config.n_positions,
-            "sequences of {} tokens are longer than n_positions = {}",
-            mask.keys,
-            self.config.n_positions
+            positions <= n_positions,
+            "sequences of {positions} tokens are longer than n_positions = {n_positions}"
         );
-        let mut x = self.embed(input_ids, mask);
+        let mut x = self.embed(input_ids, extent);
         for (index, block) in self.h.iter().enumerate() {
-            x = block.forward(x, mask, cache.as_mut().map(|cache| &mut cache[index]));
+            x = block.forward(x, extent, cache.as_mut().map(|cache| &mut cache[index]));
         }
         x
     }
 
     /// Token plus position embeddings, `[batch * queries, width]`.
-    fn embed(&self, input_ids: Tensor<B, 2, Int>, mask: &CausalMask<B>) -> Tensor<B, 2> {
-        let CausalMask { batch, queries, keys, .. } = *mask;
+    fn embed(&self, input_ids: Tensor<B, 2, Int>, extent: Extent) -> Tensor<B, 2> {
+        let Extent { batch, past, queries } = extent;
         let width = self.config.n_embd;
         // With a sequence a row, the positions are one row shared by all.
         let tokens = self.wte.forward(input_ids).reshape([batch, queries * width]);
-        let positions = self.wpe.weight.val().slice([keys - queries..keys, 0..width]);
+        let positions = self.wpe.weight.val().slice([past..past + queries, 0..width]);
         let embedded = tokens + positions.reshape([1, queries * width]);
         self.drop.forward(embedded.reshape([batch * queries, width]))
     }
 
     /// Logits `[rows, vocab]` of rows of the residual stream.
     pub(crate) fn logits(&self, hidden: Tensor<B, 2>) -> Tensor<B, 2> {
-        let table = self.lm_head.as_ref().map_or(&self.wte.weight, |head| &head.weight);
-        self.ln_f.forward(hidden).matmul(table.val().transpose())
+        self.ln_f.forward(hidden).matmul(self.head().transpose())
     }
 }
 

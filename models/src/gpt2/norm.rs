@@ -4,9 +4,9 @@
 //! calls them `weight` and `bias` and always computes in at least f32.
 
 use burn::module::{Module, Param};
-use burn::tensor::{Tensor, TensorPrimitive, backend::Backend};
+use burn::tensor::{Tensor, backend::Backend};
+use deepburn_ops::{LayerNormOps, layer_norm};
 
-use super::precision::in_f32;
 use super::weights::{Values, WeightInit};
 
 /// `(x - mean) / sqrt(var + epsilon) * weight + bias` over the last axis, biased variance.
@@ -27,15 +27,11 @@ impl<B: Backend> LayerNorm<B> {
     }
 
     /// `x`: `[.., width]`; the result has its shape and dtype.
-    pub(crate) fn forward<const D: usize>(&self, x: Tensor<B, D>) -> Tensor<B, D> {
-        let dtype = x.dtype();
-        let normalised = B::layer_norm(
-            in_f32(x).into_primitive().tensor(),
-            in_f32(self.weight.val()).into_primitive().tensor(),
-            Some(in_f32(self.bias.val()).into_primitive().tensor()),
-            self.epsilon,
-        );
-        Tensor::<B, D>::from_primitive(TensorPrimitive::Float(normalised)).cast(dtype)
+    pub(crate) fn forward<const D: usize>(&self, x: Tensor<B, D>) -> Tensor<B, D>
+    where
+        B: LayerNormOps,
+    {
+        layer_norm(x, self.weight.val(), Some(self.bias.val()), self.epsilon)
     }
 }
 

@@ -1,20 +1,9 @@
-//! Which float type is used where: what is computed in f32 whatever the weights are, and what a
-//! checkpoint is saved in.
+//! What float type a checkpoint is saved in.
 //!
 //! Main type: [`SavedPrecision`].
 
-use burn::tensor::{DType, Tensor, backend::Backend, bf16, f16};
+use burn::tensor::{bf16, f16};
 use safetensors::Dtype;
-
-/// A half-precision tensor as f32; any other as it is.
-///
-/// Layer norm, softmax and cross-entropy go through this: in f16 their sums overflow.
-pub(crate) fn in_f32<B: Backend, const D: usize>(x: Tensor<B, D>) -> Tensor<B, D> {
-    match x.dtype() {
-        DType::F16 | DType::BF16 => x.cast(DType::F32),
-        _ => x,
-    }
-}
 
 /// The float type of the tensors in a saved checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -86,7 +75,6 @@ impl SavedPrecision {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn_flex::Flex;
 
     #[test]
     fn encoding_reads_back() {
@@ -109,13 +97,5 @@ mod tests {
         fn map_bits(&self) -> Vec<u32> {
             self.iter().map(|v| v.to_bits()).collect()
         }
-    }
-
-    #[test]
-    fn only_half_precision_is_cast() {
-        let x = Tensor::<Flex, 1>::from_floats([1.5, 2.0], &Default::default());
-        assert_eq!(in_f32(x.clone()).dtype(), DType::F32);
-        assert_eq!(in_f32(x.clone().cast(DType::BF16)).dtype(), DType::F32);
-        assert_eq!(in_f32(x.cast(DType::F64)).dtype(), DType::F64);
     }
 }

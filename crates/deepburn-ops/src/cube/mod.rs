@@ -1,4 +1,5 @@
 //! GPUs through CubeCL: wgpu and CUDA.
 
+mod fused;
 mod optimizer;
 mod stream;

@@ -1,3 +1,4 @@
 //! LibTorch, on the CPU or on CUDA.
 
+mod fused;
 mod optimizer;

@@ -1,0 +1,71 @@
+//! GELU with the tanh approximation:
+//! `0.5 x (1 + tanh(u))`, `u = sqrt(2 / pi) (x + 0.044715 x^3)` (Hendrycks and Gimpel 2016).
+//!
+//! Computed as `x sigmoid(2 u)`, which is the same. Main trait: [`GeluOps`]. Kept for backward: the
+//! input alone.
+
+use burn::tensor::Tensor;
+use burn_autodiff::Autodiff;
+use burn_autodiff::checkpoint::base::Checkpointer;
+use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn_autodiff::grads::Gradients;
+use burn_autodiff::ops::{Backward, Ops, OpsKind, unary};
+use burn_backend::Backend;
+use burn_backend::tensor::FloatTensor;
+
+use crate::norm::on_rows;
+use crate::portable;
+
+/// The coefficient of the cube.
+pub(crate) const CUBIC: f64 = 0.044_715;
+/// `2 sqrt(2 / pi)`.
+pub(crate) const TWICE_SQRT_2_OVER_PI: f64 =
+    2.0 * std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2;
+
+/// GELU with the tanh approximation, element by element, on matrices.
+///
+/// Computed in at least f32, whatever the type of the input.
+pub trait GeluOps: Backend {
+    /// Of the shape and type of `x`. This is the method that autodiff records.
+    fn gelu_tanh(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        portable::gelu::forward::<Self>(x)
+    }
+
+    /// The gradient by `x`, given that by the result.
+    fn gelu_tanh_backward(grad: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
+        portable::gelu::backward::<Self>(grad, x)
+    }
+}
+
+#[derive(Debug)]
+struct GeluStep;
+
+impl<B: GeluOps> Backward<B, 1> for GeluStep {
+    type State = FloatTensor<B>;
+
+    fn backward(
+        self,
+        ops: Ops<Self::State, 1>,
+        grads: &mut Gradients,
+        _checkpointer: &mut Checkpointer,
+    ) {
+        unary::<B, _>(ops.parents, ops.node, grads, |grad| B::gelu_tanh_backward(grad, ops.state));
+    }
+}
+
+impl<B: GeluOps, C: CheckpointStrategy> GeluOps for Autodiff<B, C> {
+    fn gelu_tanh(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        match GeluStep.prepare::<C>([x.node]).compute_bound().stateful() {
+            OpsKind::Tracked(step) => {
+                let output = B::gelu_tanh(x.primitive.clone());
+                step.finish(x.primitive, output)
+            }
+            OpsKind::UnTracked(step) => step.finish(B::gelu_tanh(x.primitive)),
+        }
+    }
+}
+
+/// GELU with the tanh approximation, of each element.
+pub fn gelu_tanh<B: GeluOps, const D: usize>(x: Tensor<B, D>) -> Tensor<B, D> {
+    on_rows(x, B::gelu_tanh)
+}

@@ -1,0 +1,120 @@
+//! Affine maps: `y = x W + b`.
+//!
+//! Main trait: [`LinearOps`]. Kept for backward: the input if the weight learns, the weight if the
+//! gradient goes further; of a sharded weight that is a handle.
+
+use burn::tensor::Tensor;
+use burn_autodiff::Autodiff;
+use burn_autodiff::checkpoint::base::Checkpointer;
+use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn_autodiff::grads::Gradients;
+use burn_autodiff::ops::{Backward, Ops, OpsKind};
+use burn_backend::ops::FloatTensorOps;
+use burn_backend::tensor::FloatTensor;
+use burn_backend::{Backend, TensorMetadata};
+
+use crate::norm::on_rows;
+use crate::portable;
+
+/// Affine maps of the rows of a matrix.
+pub trait LinearOps: Backend {
+    /// `x` `[rows, in]` times `weight` `[in, out]` plus `bias` `[out]`. This is the method that
+    /// autodiff records.
+    fn fused_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Option<FloatTensor<Self>>,
+    ) -> FloatTensor<Self> {
+        portable::linear::forward::<Self>(x, weight, bias)
+    }
+
+    /// The gradient by `x`, given that by the result.
+    fn linear_x_gradient(grad: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
+        portable::linear::x_gradient::<Self>(grad, weight)
+    }
+
+    /// The gradients by weight and bias, given that by the result.
+    fn linear_gradients(grad: FloatTensor<Self>, x: FloatTensor<Self>) -> LinearGradients<Self> {
+        portable::linear::gradients::<Self>(grad, x)
+    }
+}
+
+/// Gradients by what is learnt.
+#[derive(Debug)]
+pub struct LinearGradients<B: Backend> {
+    /// `[in, out]`.
+    pub weight: FloatTensor<B>,
+    /// `[out]`.
+    pub bias: FloatTensor<B>,
+}
+
+/// What backward needs, where it is needed.
+#[derive(Debug, Clone)]
+struct LinearSaved<B: Backend> {
+    x: Option<FloatTensor<B>>,
+    weight: Option<FloatTensor<B>>,
+}
+
+#[derive(Debug)]
+struct LinearStep;
+
+impl<B: LinearOps> Backward<B, 3> for LinearStep {
+    type State = LinearSaved<B>;
+
+    fn backward(
+        self,
+        ops: Ops<Self::State, 3>,
+        grads: &mut Gradients,
+        _checkpointer: &mut Checkpointer,
+    ) {
+        let grad = grads.consume::<B>(&ops.node);
+        let [x_node, weight_node, bias_node] = ops.parents;
+        if let (Some(node), Some(weight)) = (x_node, ops.state.weight) {
+            grads.register::<B>(node.id, B::linear_x_gradient(grad.clone(), weight));
+        }
+        let Some(x) = ops.state.x else { return };
+        let gradients = B::linear_gradients(grad, x);
+        if let Some(node) = weight_node {
+            grads.register::<B>(node.id, gradients.weight);
+        }
+        if let Some(node) = bias_node {
+            grads.register::<B>(node.id, gradients.bias);
+        }
+    }
+}
+
+impl<B: LinearOps, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
+    fn fused_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Option<FloatTensor<Self>>,
+    ) -> FloatTensor<Self> {
+        // A bias that is not there is one that does not learn.
+        let (bias, added) = match bias {
+            Some(bias) => (bias.clone(), Some(bias.primitive)),
+            None => {
+                let device = Self::float_device(&x);
+                (Self::float_empty([0].into(), &device, x.dtype().into()), None)
+            }
+        };
+        let saved = LinearSaved {
+            x: (weight.is_tracked() || bias.is_tracked()).then(|| x.primitive.clone()),
+            weight: x.is_tracked().then(|| weight.primitive.clone()),
+        };
+        let output = B::fused_linear(x.primitive, weight.primitive, added);
+        match LinearStep.prepare::<C>([x.node, weight.node, bias.node]).compute_bound().stateful() {
+            OpsKind::Tracked(step) => step.finish(saved, output),
+            OpsKind::UnTracked(step) => step.finish(output),
+        }
+    }
+}
+
+/// `x weight + bias` over the last axis of `x`; `weight` is `[in, out]`, `bias` `[out]`.
+pub fn linear<B: LinearOps, const D: usize>(
+    x: Tensor<B, D>,
+    weight: Tensor<B, 2>,
+    bias: Option<Tensor<B, 1>>,
+) -> Tensor<B, D> {
+    let (weight, bias) = (portable::primitive(weight), bias.map(portable::primitive));
+    on_rows(x, |x| B::fused_linear(x, weight, bias))
+}

@@ -1,0 +1,162 @@
+//! Layer normalisation: `(x - mean) / sqrt(var + epsilon) * gamma + beta`, biased variance.
+//!
+//! Main trait: [`LayerNormOps`]. Kept for backward: the input and two numbers a row.
+
+use burn::tensor::{Tensor, TensorPrimitive};
+use burn_autodiff::Autodiff;
+use burn_autodiff::checkpoint::base::Checkpointer;
+use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn_autodiff::grads::Gradients;
+use burn_autodiff::ops::{Backward, Ops, OpsKind};
+use burn_backend::tensor::FloatTensor;
+use burn_backend::{Backend, TensorMetadata};
+
+use crate::portable;
+
+/// Layer normalisation of the rows of a matrix.
+///
+/// Means and deviations are in at least f32, whatever the type of the input.
+pub trait LayerNormOps: Backend {
+    /// Rows of `x` `[rows, width]` normalised, times `gamma` plus `beta`, both `[width]`. Of the
+    /// shape and type of `x`. This is the method that autodiff records.
+    fn fused_layer_norm(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> FloatTensor<Self> {
+        Self::layer_norm_forward(x, gamma, beta, epsilon).output
+    }
+
+    /// The same, with what backward needs of each row.
+    fn layer_norm_forward(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> LayerNormOutput<Self> {
+        portable::norm::forward::<Self>(x, gamma, beta, epsilon)
+    }
+
+    /// Gradients by the inputs, given that by the output. Each has the type of what it is for.
+    fn layer_norm_backward(
+        grad: FloatTensor<Self>,
+        saved: LayerNormSaved<Self>,
+    ) -> LayerNormGradients<Self> {
+        portable::norm::backward::<Self>(grad, saved)
+    }
+}
+
+/// Result of a forward pass.
+#[derive(Debug)]
+pub struct LayerNormOutput<B: Backend> {
+    /// `[rows, width]`.
+    pub output: FloatTensor<B>,
+    /// Mean of each row, `[rows, 1]`, at least f32.
+    pub mean: FloatTensor<B>,
+    /// `1 / sqrt(var + epsilon)` of each row, `[rows, 1]`, at least f32.
+    pub reciprocal_deviation: FloatTensor<B>,
+}
+
+/// What backward needs.
+#[derive(Debug, Clone)]
+pub struct LayerNormSaved<B: Backend> {
+    /// The input, `[rows, width]`.
+    pub x: FloatTensor<B>,
+    /// `[width]`.
+    pub gamma: FloatTensor<B>,
+    /// As in [`LayerNormOutput`].
+    pub mean: FloatTensor<B>,
+    /// As in [`LayerNormOutput`].
+    pub reciprocal_deviation: FloatTensor<B>,
+}
+
+/// Gradients by the inputs.
+#[derive(Debug)]
+pub struct LayerNormGradients<B: Backend> {
+    /// `[rows, width]`.
+    pub x: FloatTensor<B>,
+    /// `[width]`.
+    pub gamma: FloatTensor<B>,
+    /// `[width]`.
+    pub beta: FloatTensor<B>,
+}
+
+#[derive(Debug)]
+struct LayerNormStep;
+
+impl<B: LayerNormOps> Backward<B, 3> for LayerNormStep {
+    type State = LayerNormSaved<B>;
+
+    fn backward(
+        self,
+        ops: Ops<Self::State, 3>,
+        grads: &mut Gradients,
+        _checkpointer: &mut Checkpointer,
+    ) {
+        let grad = grads.consume::<B>(&ops.node);
+        let gradients = B::layer_norm_backward(grad, ops.state);
+        let [x, gamma, beta] = ops.parents;
+        for (node, gradient) in [(x, gradients.x), (gamma, gradients.gamma), (beta, gradients.beta)]
+        {
+            if let Some(node) = node {
+                grads.register::<B>(node.id, gradient);
+            }
+        }
+    }
+}
+
+impl<B: LayerNormOps, C: CheckpointStrategy> LayerNormOps for Autodiff<B, C> {
+    fn fused_layer_norm(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> FloatTensor<Self> {
+        let step = LayerNormStep.prepare::<C>([x.node, gamma.node, beta.node]);
+        let (x, gamma, beta) = (x.primitive, gamma.primitive, beta.primitive);
+        match step.compute_bound().stateful() {
+            OpsKind::Tracked(step) => {
+                let LayerNormOutput { output, mean, reciprocal_deviation } =
+                    B::layer_norm_forward(x.clone(), gamma.clone(), beta, epsilon);
+                step.finish(LayerNormSaved { x, gamma, mean, reciprocal_deviation }, output)
+            }
+            OpsKind::UnTracked(step) => step.finish(B::fused_layer_norm(x, gamma, beta, epsilon)),
+        }
+    }
+}
+
+/// Normalises over the last axis of `x` and applies `gamma` and, if given, `beta`, both as long as
+/// that axis.
+pub fn layer_norm<B: LayerNormOps, const D: usize>(
+    x: Tensor<B, D>,
+    gamma: Tensor<B, 1>,
+    beta: Option<Tensor<B, 1>>,
+    epsilon: f64,
+) -> Tensor<B, D> {
+    let beta = beta.unwrap_or_else(|| gamma.clone().detach().zeros_like());
+    let [gamma, beta] = [gamma, beta].map(portable::primitive);
+    on_rows(x, |x| B::fused_layer_norm(x, gamma, beta, epsilon))
+}
+
+/// Applies a function of `[rows, width]` to a tensor of any rank.
+pub(crate) fn on_rows<B: Backend, const D: usize>(
+    x: Tensor<B, D>,
+    function: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
+) -> Tensor<B, D> {
+    let mut shape = x.shape();
+    let width = shape[D - 1];
+    let x = match D {
+        2 => portable::primitive(x),
+        _ => {
+            let rows = shape.iter().take(D - 1).product::<usize>();
+            portable::primitive(x.reshape([rows, width]))
+        }
+    };
+    let y = function(x);
+    if D == 2 {
+        return Tensor::from_primitive(TensorPrimitive::Float(y));
+    }
+    shape[D - 1] = y.shape()[1];
+    portable::tensor::<B, 2>(y).reshape(shape)
+}

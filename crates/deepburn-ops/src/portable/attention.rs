@@ -1,0 +1,187 @@
+//! Causal attention, in blocks of query rows.
+
+use std::ops::Range;
+
+use burn::tensor::{DType, Tensor, TensorData};
+use burn_backend::Backend;
+
+use super::{cast, in_f32, primitive, tensor};
+use crate::attention::{
+    AttentionDropout, AttentionOutput, AttentionSaved, CausalAttention, QUERY_BLOCK,
+};
+
+/// Queries, keys or values by head: `[batch, heads, positions, head width]`.
+type Heads<B> = Tensor<B, 4>;
+
+/// [`AttentionOps::attention_forward`](crate::AttentionOps::attention_forward).
+pub fn forward<B: Backend>(
+    projected: B::FloatTensorPrimitive,
+    attention: &CausalAttention,
+    dropout: Option<AttentionDropout<B>>,
+) -> AttentionOutput<B> {
+    let [queries, keys, values] = split_heads(tensor(projected), attention);
+    let (output, log_sums) = attend(queries, [keys, values], attention, dropout.as_ref());
+    AttentionOutput { output: primitive(merge_heads(output)), log_sums: primitive(log_sums) }
+}
+
+/// Attention of `queries`, which are the last positions of `keys` and `values`; no dropout.
+pub fn over_cache<B: Backend>(
+    queries: Heads<B>,
+    keys: Heads<B>,
+    values: Heads<B>,
+    attention: &CausalAttention,
+) -> Tensor<B, 2> {
+    merge_heads(attend(queries, [keys, values], attention, None).0)
+}
+
+/// Output by head and logarithms of each row's sum of exponentials, `[batch * heads, queries]`.
+fn attend<B: Backend>(
+    queries: Heads<B>,
+    [keys, values]: [Heads<B>; 2],
+    attention: &CausalAttention,
+    dropout: Option<&AttentionDropout<B>>,
+) -> (Heads<B>, Tensor<B, 2>) {
+    let [batch, heads, rows, _] = queries.dims();
+    let past = keys.dims()[2] - rows;
+    let blocks = (0..rows).step_by(QUERY_BLOCK).map(|start| {
+        let block = start..rows.min(start + QUERY_BLOCK);
+        let visible = past + block.end;
+        let scores = scores(
+            rows_of(&queries, block.clone()),
+            rows_of(&keys, 0..visible),
+            past + block.start,
+            attention,
+        );
+        let max = scores.clone().max_dim(3);
+        let exponentials = (scores - max.clone()).exp();
+        let sums = exponentials.clone().sum_dim(3);
+        let log_sums = sums.clone().log() + max;
+        let weights = drop_weights(exponentials / sums, dropout, &block);
+        let output = cast(weights, values.dtype()).matmul(rows_of(&values, 0..visible));
+        (output, log_sums.reshape([batch * heads, block.len()]))
+    });
+    let (outputs, log_sums) = blocks.unzip();
+    (Tensor::cat(outputs, 2), Tensor::cat(log_sums, 1))
+}
+
+/// [`AttentionOps::attention_backward`](crate::AttentionOps::attention_backward).
+///
+/// With weights `p`, dropped-out weights `q = p m`, and `c = sum(dy y)` for each row:
+/// `dv = q^T dy`, `ds = p (m (dy v^T) - c)` (Dao et al. 2022, appendix B.2).
+pub fn backward<B: Backend>(
+    grad: B::FloatTensorPrimitive,
+    saved: AttentionSaved<B>,
+    attention: &CausalAttention,
+) -> B::FloatTensorPrimitive {
+    let CausalAttention { batch, heads, .. } = *attention;
+    let projected: Tensor<B, 2> = tensor(saved.projected);
+    let dtype = projected.dtype();
+    let [queries, keys, values] = split_heads(projected, attention);
+    let by_head = |rows: B::FloatTensorPrimitive| {
+        let [all, width] = tensor::<B, 2>(rows.clone()).dims();
+        tensor::<B, 2>(rows)
+            .reshape([batch, all / batch.max(1), heads, width / heads])
+            .swap_dims(1, 2)
+    };
+    let grad = by_head(grad);
+    let corrections = (in_f32(grad.clone()) * in_f32(by_head(saved.output))).sum_dim(3);
+    let [_, _, rows, head_width] = queries.dims();
+    let log_sums = tensor::<B, 2>(saved.log_sums).reshape([batch, heads, rows, 1]);
+    let zeros = in_f32(keys.clone()).zeros_like();
+    let (mut key_grad, mut value_grad) = (zeros.clone(), zeros);
+    let mut query_grads = Vec::new();
+    for start in (0..rows).step_by(QUERY_BLOCK) {
+        let block = start..rows.min(start + QUERY_BLOCK);
+        let (grad, queries) = (rows_of(&grad, block.clone()), rows_of(&queries, block.clone()));
+        let [keys, values] = [&keys, &values].map(|all| rows_of(all, 0..block.end));
+        let scores = scores(queries.clone(), keys.clone(), start, attention);
+        let weights = (scores - rows_of(&log_sums, block.clone())).exp();
+        let dropped = cast(drop_weights(weights.clone(), saved.dropout.as_ref(), &block), dtype);
+        let value_part = dropped.swap_dims(2, 3).matmul(grad.clone());
+        let weights_grad = in_f32(grad.matmul(values.swap_dims(2, 3)));
+        let weights_grad = drop_weights(weights_grad, saved.dropout.as_ref(), &block);
+        let scores_grad = weights * (weights_grad - rows_of(&corrections, block.clone()));
+        let scores_grad = cast(scores_grad * attention.scale, dtype);
+        query_grads.push(scores_grad.clone().matmul(keys));
+        let key_part = scores_grad.swap_dims(2, 3).matmul(queries);
+        let visible = [0..batch, 0..heads, 0..block.end, 0..head_width];
+        let add = |sum: Heads<B>, part| {
+            let added = sum.clone().slice(visible.clone()) + in_f32(part);
+            sum.slice_assign(visible.clone(), added)
+        };
+        key_grad = add(key_grad, key_part);
+        value_grad = add(value_grad, value_part);
+    }
+    let query_grad = in_f32(Tensor::cat(query_grads, 2));
+    let packed = Tensor::cat(vec![query_grad, key_grad, value_grad], 1);
+    primitive(cast(merge_heads(packed), dtype))
+}
+
+/// `[batch * positions, 3 * width]` to queries, keys and values by head.
+fn split_heads<B: Backend>(
+    projected: Tensor<B, 2>,
+    &CausalAttention { batch, heads, .. }: &CausalAttention,
+) -> [Heads<B>; 3] {
+    let [rows, width] = projected.dims();
+    let by_head = projected
+        .reshape([batch, rows / batch.max(1), 3 * heads, width / (3 * heads)])
+        .swap_dims(1, 2);
+    [0, 1, 2].map(|part| by_head.clone().narrow(1, part * heads, heads))
+}
+
+/// `[batch, heads, positions, head width]` to `[batch * positions, heads * head width]`.
+fn merge_heads<B: Backend>(by_head: Heads<B>) -> Tensor<B, 2> {
+    let [batch, heads, rows, head_width] = by_head.dims();
+    by_head.swap_dims(1, 2).reshape([batch * rows, heads * head_width])
+}
+
+fn rows_of<B: Backend>(all: &Tensor<B, 4>, rows: Range<usize>) -> Tensor<B, 4> {
+    all.clone().narrow(2, rows.start, rows.len())
+}
+
+/// Scaled scores `[batch, heads, rows, keys]` in at least f32; minus infinity where a key comes
+/// after the query. The first query is at position `first` of the keys, the last at their end.
+fn scores<B: Backend>(
+    queries: Heads<B>,
+    keys: Heads<B>,
+    first: usize,
+    attention: &CausalAttention,
+) -> Tensor<B, 4> {
+    let ([batch, heads, rows, _], visible) = (queries.dims(), keys.dims()[2]);
+    let (queries, keys) =
+        if attention.upcast { (in_f32(queries), in_f32(keys)) } else { (queries, keys) };
+    let scores = in_f32((queries * attention.scale).matmul(keys.swap_dims(2, 3)));
+    if rows == 1 {
+        return scores;
+    }
+    let row =
+        |row| (0..visible).map(move |key| if key <= first + row { 0.0 } else { f32::NEG_INFINITY });
+    let bias: Vec<f32> = (0..rows).flat_map(row).collect();
+    let device = scores.device();
+    let dtype = scores.dtype();
+    let bias = Tensor::<B, 2>::from_data(
+        TensorData::new(bias, [1, rows * visible]),
+        (&device, DType::F32),
+    );
+    // With a head a row, the mask is one row shared by all: no copy of it is made.
+    let by_head = scores.reshape([batch * heads, rows * visible]);
+    (by_head + cast(bias, dtype)).reshape([batch, heads, rows, visible])
+}
+
+/// Weights `[batch, heads, rows, keys]` of the queries `block`, some of them dropped and the others
+/// made larger by as much.
+fn drop_weights<B: Backend>(
+    weights: Tensor<B, 4>,
+    dropout: Option<&AttentionDropout<B>>,
+    block: &Range<usize>,
+) -> Tensor<B, 4> {
+    let Some(dropout) = dropout else { return weights };
+    let [batch, heads, rows, visible] = weights.dims();
+    let all: Tensor<B, 3, burn::tensor::Bool> = Tensor::from_primitive(dropout.dropped.clone());
+    debug_assert_eq!(all.dims()[0], batch * heads);
+    let dropped = all
+        .narrow(1, block.start, rows)
+        .narrow(2, 0, visible)
+        .reshape([batch, heads, rows, visible]);
+    weights.mask_fill(dropped, 0.0) * (1.0 / (1.0 - dropout.probability))
+}

@@ -1,0 +1,109 @@
+//! Softmax cross-entropy, with the linear layer before it.
+
+use burn::tensor::{DType, Int, Tensor};
+use burn_backend::{Backend, TensorMetadata};
+
+use super::{cast, in_f32, primitive, tensor};
+use crate::cross_entropy::{HeadGradients, HeadLoss, tokens_in_chunk};
+
+/// Summed loss `[1]` of a chunk of f32 logits `[tokens, vocab]` and, if asked for, its gradient by
+/// them.
+fn chunk<B: Backend>(
+    logits: Tensor<B, 2>,
+    targets: Tensor<B, 1, Int>,
+    gradient: bool,
+) -> (Tensor<B, 1>, Option<Tensor<B, 2>>) {
+    let targets: Tensor<B, 2, Int> = targets.unsqueeze_dim(1);
+    let masked = targets.clone().lower_elem(0);
+    let targets = targets.clamp_min(0);
+    let shifted = logits.clone() - logits.max_dim(1);
+    let target = shifted.clone().gather(1, targets.clone());
+    let exponentials = shifted.exp();
+    let sums = exponentials.clone().sum_dim(1);
+    let loss = (sums.clone().log() - target).mask_fill(masked.clone(), 0.0).sum();
+    let gradient = gradient.then(|| {
+        let probabilities = exponentials / sums;
+        let ones = targets.clone().float().cast(probabilities.dtype()) * 0.0 - 1.0;
+        let [rows, vocab] = probabilities.dims();
+        probabilities
+            .scatter(1, targets, ones, burn::tensor::IndexingUpdateOp::Add)
+            .mask_fill(masked.expand([rows, vocab]), 0.0)
+    });
+    (loss, gradient)
+}
+
+/// [`CrossEntropyOps::head_loss`](crate::CrossEntropyOps::head_loss).
+///
+/// Products are in the type of the inputs, so that 16-bit ones use the hardware made for them; what
+/// is added up over chunks is in f32.
+pub fn head_loss<B: Backend>(
+    hidden: B::FloatTensorPrimitive,
+    weight: B::FloatTensorPrimitive,
+    targets: B::IntTensorPrimitive,
+    wanted: HeadGradients<bool>,
+) -> HeadLoss<B> {
+    let (hidden, weight): (Tensor<B, 2>, Tensor<B, 2>) = (tensor(hidden), tensor(weight));
+    let targets: Tensor<B, 1, Int> = Tensor::from_primitive(targets);
+    let ([tokens, width], [vocab, _]) = (hidden.dims(), weight.dims());
+    let (device, dtype) = (hidden.device(), hidden.dtype());
+    let sum_dtype = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    let mut loss = Tensor::<B, 1>::zeros([1], (&device, sum_dtype));
+    let mut hidden_grads = Vec::new();
+    let mut weight_grad: Option<Tensor<B, 2>> = None;
+    let step = tokens_in_chunk(tokens, vocab);
+    for start in (0..tokens).step_by(step) {
+        let rows = start..tokens.min(start + step);
+        let rows_of_hidden = hidden.clone().slice([rows.clone(), 0..width]);
+        let logits = in_f32(rows_of_hidden.clone().matmul(weight.clone().transpose()));
+        let any = wanted.hidden || wanted.weight;
+        let (sum, gradient) = chunk(logits, targets.clone().slice([rows]), any);
+        loss = loss + sum;
+        let Some(gradient) = gradient.map(|gradient| cast(gradient, dtype)) else { continue };
+        if wanted.hidden {
+            hidden_grads.push(in_f32(gradient.clone().matmul(weight.clone())));
+        }
+        if wanted.weight {
+            let part = in_f32(gradient.transpose().matmul(rows_of_hidden));
+            weight_grad = Some(match weight_grad {
+                Some(sum) => sum + part,
+                None => part,
+            });
+        }
+    }
+    let zeros = |rows| Tensor::<B, 2>::zeros([rows, width], (&device, sum_dtype));
+    let hidden_grad = wanted.hidden.then(|| match hidden_grads.is_empty() {
+        true => zeros(0),
+        false => Tensor::cat(hidden_grads, 0),
+    });
+    let weight_grad = wanted.weight.then(|| weight_grad.unwrap_or_else(|| zeros(vocab)));
+    HeadLoss {
+        loss: primitive(loss),
+        gradients: HeadGradients {
+            hidden: hidden_grad.map(primitive),
+            weight: weight_grad.map(primitive),
+        },
+    }
+}
+
+/// [`CrossEntropyOps::logits_loss`](crate::CrossEntropyOps::logits_loss).
+pub fn logits_loss<B: Backend>(
+    logits: B::FloatTensorPrimitive,
+    targets: B::IntTensorPrimitive,
+    gradient: bool,
+) -> (B::FloatTensorPrimitive, Option<B::FloatTensorPrimitive>) {
+    let logits: Tensor<B, 2> = in_f32(tensor(logits));
+    let (loss, gradient) = chunk(logits, Tensor::from_primitive(targets), gradient);
+    (primitive(loss), gradient.map(primitive))
+}
+
+/// [`CrossEntropyOps::scale_gradient`](crate::CrossEntropyOps::scale_gradient).
+pub fn scale_gradient<B: Backend>(
+    gradient: B::FloatTensorPrimitive,
+    factor: B::FloatTensorPrimitive,
+    dtype: DType,
+) -> B::FloatTensorPrimitive {
+    debug_assert_eq!(factor.shape().num_elements(), 1);
+    let gradient: Tensor<B, 2> = tensor(gradient);
+    let factor: Tensor<B, 1> = cast(tensor(factor), gradient.dtype());
+    primitive(cast(gradient * factor.unsqueeze::<2>(), dtype))
+}

@@ -1,0 +1,40 @@
+//! Affine maps.
+
+use burn::tensor::Tensor;
+use burn_backend::{Backend, TensorMetadata};
+
+use super::{cast, in_f32, primitive, tensor};
+use crate::linear::LinearGradients;
+
+/// [`LinearOps::fused_linear`](crate::LinearOps::fused_linear).
+pub fn forward<B: Backend>(
+    x: B::FloatTensorPrimitive,
+    weight: B::FloatTensorPrimitive,
+    bias: Option<B::FloatTensorPrimitive>,
+) -> B::FloatTensorPrimitive {
+    let product = B::float_matmul(x, weight);
+    match bias {
+        Some(bias) => primitive(tensor::<B, 2>(product) + tensor::<B, 1>(bias).unsqueeze()),
+        None => product,
+    }
+}
+
+/// [`LinearOps::linear_x_gradient`](crate::LinearOps::linear_x_gradient).
+pub fn x_gradient<B: Backend>(
+    grad: B::FloatTensorPrimitive,
+    weight: B::FloatTensorPrimitive,
+) -> B::FloatTensorPrimitive {
+    B::float_matmul(grad, B::float_transpose(weight))
+}
+
+/// [`LinearOps::linear_gradients`](crate::LinearOps::linear_gradients). The sum for the bias is in
+/// f32.
+pub fn gradients<B: Backend>(
+    grad: B::FloatTensorPrimitive,
+    x: B::FloatTensorPrimitive,
+) -> LinearGradients<B> {
+    let dtype = grad.dtype();
+    let weight = B::float_matmul(B::float_transpose(x), grad.clone());
+    let bias: Tensor<B, 2> = in_f32(tensor(grad)).sum_dim(0);
+    LinearGradients { weight, bias: primitive(cast(bias.squeeze_dim::<1>(0), dtype)) }
+}

@@ -1,0 +1,54 @@
+//! Layer normalisation.
+
+use burn::tensor::Tensor;
+use burn_backend::Backend;
+
+use super::{cast, in_f32, primitive, tensor};
+use crate::norm::{LayerNormGradients, LayerNormOutput, LayerNormSaved};
+
+/// [`LayerNormOps::layer_norm_forward`](crate::LayerNormOps::layer_norm_forward).
+pub fn forward<B: Backend>(
+    x: B::FloatTensorPrimitive,
+    gamma: B::FloatTensorPrimitive,
+    beta: B::FloatTensorPrimitive,
+    epsilon: f64,
+) -> LayerNormOutput<B> {
+    let x: Tensor<B, 2> = tensor(x);
+    let dtype = x.dtype();
+    let x = in_f32(x);
+    let mean = x.clone().mean_dim(1);
+    let centred = x - mean.clone();
+    let variance = (centred.clone() * centred.clone()).mean_dim(1);
+    let reciprocal_deviation = (variance + epsilon).sqrt().recip();
+    let row = |weights| in_f32(tensor::<B, 1>(weights)).unsqueeze::<2>();
+    let output = centred * reciprocal_deviation.clone() * row(gamma) + row(beta);
+    LayerNormOutput {
+        output: primitive(cast(output, dtype)),
+        mean: primitive(mean),
+        reciprocal_deviation: primitive(reciprocal_deviation),
+    }
+}
+
+/// [`LayerNormOps::layer_norm_backward`](crate::LayerNormOps::layer_norm_backward).
+///
+/// With `n = (x - mean) r` and `g = dy gamma`: `dx = r (g - mean(g) - n mean(g n))`, where means
+/// run over a row (Ba, Kiros and Hinton 2016).
+pub fn backward<B: Backend>(
+    grad: B::FloatTensorPrimitive,
+    saved: LayerNormSaved<B>,
+) -> LayerNormGradients<B> {
+    let (grad, x): (Tensor<B, 2>, Tensor<B, 2>) = (tensor(grad), tensor(saved.x));
+    let gamma: Tensor<B, 1> = tensor(saved.gamma);
+    let (dtype, weight_dtype) = (x.dtype(), gamma.dtype());
+    let grad = in_f32(grad);
+    let mean: Tensor<B, 2> = tensor(saved.mean);
+    let reciprocal_deviation: Tensor<B, 2> = tensor(saved.reciprocal_deviation);
+    let normalised = (in_f32(x) - mean) * reciprocal_deviation.clone();
+    let weights = |sum: Tensor<B, 2>| primitive(cast(sum.squeeze_dim::<1>(0), weight_dtype));
+    let gamma_grad = weights((grad.clone() * normalised.clone()).sum_dim(0));
+    let beta_grad = weights(grad.clone().sum_dim(0));
+    let scaled = grad * in_f32(gamma).unsqueeze::<2>();
+    let along = (scaled.clone() * normalised.clone()).mean_dim(1);
+    let x_grad = (scaled.clone() - scaled.mean_dim(1) - normalised * along) * reciprocal_deviation;
+    LayerNormGradients { x: primitive(cast(x_grad, dtype)), gamma: gamma_grad, beta: beta_grad }
+}

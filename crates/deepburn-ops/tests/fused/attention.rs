@@ -1,0 +1,205 @@
+//! Causal attention.
+
+use burn::tensor::{Bool, DType, Tensor, TensorData};
+use burn_flex::{Flex, FlexTensor};
+use deepburn_ops::{
+    AttentionDropout, AttentionOps, AttentionOutput, AttentionSaved, CausalAttention,
+    attention_over_cache, causal_attention, portable,
+};
+use proptest::prelude::*;
+
+use crate::{Array, DTYPES, assert_close, reference, same_on_all_threads, tolerance, values};
+
+type Attention = (
+    fn(FlexTensor, &CausalAttention, Option<AttentionDropout<Flex>>) -> AttentionOutput<Flex>,
+    fn(FlexTensor, AttentionSaved<Flex>, &CausalAttention) -> FlexTensor,
+);
+
+const KERNELS: Attention = (Flex::attention_forward, Flex::attention_backward);
+const PORTABLE: Attention =
+    (portable::attention::forward::<Flex>, portable::attention::backward::<Flex>);
+
+/// Sequences, positions, heads and width of a head.
+#[derive(Clone, Copy, Debug)]
+struct Size(usize, usize, usize, usize);
+
+impl Size {
+    fn arrays(self, dtype: DType) -> [Array; 2] {
+        let Size(batch, positions, heads, width) = self;
+        [([batch * positions, 3 * heads * width], 1), ([batch * positions, heads * width], 2)]
+            .map(|(shape, seed)| Array::new(shape, seed).rounded(dtype))
+    }
+
+    fn options(self) -> CausalAttention {
+        let Size(batch, _, heads, _) = self;
+        CausalAttention { batch, heads, scale: 0.7, upcast: false }
+    }
+}
+
+/// Whether a weight is dropped: about a third are.
+fn is_dropped(head: usize, query: usize, key: usize) -> bool {
+    (head * 5 + query * 11 + key * 7).is_multiple_of(3)
+}
+
+fn dropout(Size(batch, positions, heads, _): Size) -> AttentionDropout<Flex> {
+    let all = (0..batch * heads).flat_map(|head| {
+        (0..positions).flat_map(move |q| (0..positions).map(move |k| is_dropped(head, q, k)))
+    });
+    let data = TensorData::new(all.collect::<Vec<_>>(), [batch * heads, positions, positions]);
+    let dropped: Tensor<Flex, 3, Bool> = Tensor::from_data(data, &Default::default());
+    AttentionDropout { dropped: dropped.into_primitive(), probability: 1.0 / 3.0 }
+}
+
+/// Output and gradient.
+fn run(
+    (forward, backward): Attention,
+    [projected, dy]: &[Array; 2],
+    options: &CausalAttention,
+    dropout: Option<AttentionDropout<Flex>>,
+    dtype: DType,
+) -> [Vec<f64>; 2] {
+    let [projected, dy] =
+        [projected, dy].map(|array| array.tensor(dtype).into_primitive().tensor());
+    let AttentionOutput { output, log_sums } = forward(projected.clone(), options, dropout.clone());
+    let saved = AttentionSaved { projected, output: output.clone(), log_sums, dropout };
+    let gradient = backward(dy, saved, options);
+    assert_eq!((output.dtype(), gradient.dtype()), (dtype, dtype));
+    [values(output), values(gradient)]
+}
+
+fn check(size: Size) {
+    let Size(batch, positions, heads, _) = size;
+    for dtype in DTYPES {
+        let arrays = size.arrays(dtype);
+        for drops in [false, true] {
+            let factor = |head, query, key| match drops && is_dropped(head, query, key) {
+                true => 0.0,
+                false if drops => 1.5,
+                false => 1.0,
+            };
+            let [y, gradient] =
+                reference::attention(&arrays[0], [batch, heads], 0.7, factor, &arrays[1]);
+            for (kind, way) in [("kernels", KERNELS), ("portable", PORTABLE)] {
+                let dropout = drops.then(|| dropout(size));
+                let found = run(way, &arrays, &size.options(), dropout, dtype);
+                // In 16 bits the saved output is rounded, and backward subtracts with it; the
+                // portable way also rounds scores, weights and partial sums over queries.
+                let rounding = match dtype {
+                    DType::F32 => 1.0,
+                    _ if kind == "portable" => 4.0 + positions as f64 / 8.0,
+                    _ => 4.0,
+                };
+                let tolerance = tolerance(dtype) * rounding;
+                let what = format!("{kind} {size:?} {dtype:?} dropout {drops}");
+                assert_close(&found[0], &y, tolerance, &format!("y of {what}"));
+                assert_close(&found[1], &gradient, tolerance, &format!("gradient of {what}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn odd_sizes() {
+    for size in [
+        Size(1, 1, 1, 1),
+        Size(1, 1, 2, 3),
+        Size(2, 5, 3, 7),
+        Size(3, 33, 1, 16),
+        Size(1, 64, 2, 5),
+    ] {
+        check(size);
+    }
+}
+
+#[test]
+fn sequences_of_several_blocks() {
+    check(Size(2, 129, 1, 8));
+    check(Size(1, 300, 2, 4));
+}
+
+#[test]
+fn upcasting_multiplies_queries_and_keys_in_f32() {
+    let size = Size(1, 9, 2, 8);
+    let arrays = size.arrays(DType::BF16);
+    let options = CausalAttention { upcast: true, ..size.options() };
+    let [expected, _] = reference::attention(&arrays[0], [1, 2], 0.7, |_, _, _| 1.0, &arrays[1]);
+    for way in [KERNELS, PORTABLE] {
+        let found = run(way, &arrays, &options, None, DType::BF16);
+        assert_close(&found[0], &expected, tolerance(DType::BF16), "y");
+    }
+}
+
+#[test]
+fn extreme_scores_stay_finite() {
+    // Scores of 1e38 and their negatives.
+    let projected = Array { shape: [2, 3], values: vec![1e19, -1e19, 2.0, 1e19, 1e19, 4.0] };
+    let arrays = [projected, Array { shape: [2, 1], values: vec![1.0; 2] }];
+    let options = CausalAttention { batch: 1, heads: 1, scale: 1.0, upcast: false };
+    for way in [KERNELS, PORTABLE] {
+        let [y, _] = run(way, &arrays, &options, None, DType::F32);
+        assert_eq!(y, [2.0, 4.0]);
+    }
+}
+
+#[test]
+fn nan_reaches_who_sees_it() {
+    let size = Size(1, 4, 1, 2);
+    let mut arrays = size.arrays(DType::F32);
+    // A key of position 2.
+    arrays[0].values[2 * 6 + 2] = f64::NAN;
+    // The portable way adds minus infinity to scores that are not seen, and of NaN that is NaN.
+    for (way, expected) in [(KERNELS, [false, false, true, true]), (PORTABLE, [true; 4])] {
+        let [y, gradient] = run(way, &arrays, &size.options(), None, DType::F32);
+        let seen: Vec<bool> = y.chunks(2).map(|row| row[0].is_nan()).collect();
+        assert_eq!(seen, expected);
+        assert!(gradient.iter().any(|value| value.is_nan()));
+    }
+}
+
+#[test]
+fn the_cache_gives_what_whole_sequences_give() {
+    let size = Size(2, 6, 2, 4);
+    let [projected, _] = size.arrays(DType::F32);
+    let whole = causal_attention(projected.tensor(DType::F32), &size.options(), 0.0);
+    let heads = projected.tensor(DType::F32).reshape([2, 6, 6, 4]).swap_dims(1, 2);
+    let [queries, keys, values] = [0, 1, 2].map(|part| heads.clone().narrow(1, part * 2, 2));
+    let last = attention_over_cache(queries.narrow(2, 4, 2), keys, values, &size.options());
+    let expected = whole.reshape([2, 6, 8]).narrow(1, 4, 2).reshape([4, 8]);
+    let difference: f32 = (last - expected).abs().max().into_scalar();
+    assert!(difference < 1e-6, "{difference}");
+}
+
+#[test]
+fn dropout_keeps_the_expectation() {
+    // All values are 1, so an output is the sum of its weights: 1 without dropout.
+    let mut projected = Array::new([256, 3 * 8], 1);
+    for (i, value) in projected.values.iter_mut().enumerate() {
+        *value = if i % 24 >= 16 { 1.0 } else { *value };
+    }
+    let options = CausalAttention { batch: 2, heads: 4, scale: 0.5, upcast: false };
+    let y = causal_attention(projected.tensor(DType::F32), &options, 0.25);
+    let y: Vec<f32> = y.into_data().to_vec().unwrap();
+    let mean = y.iter().sum::<f32>() / y.len() as f32;
+    // 1024 independent rows; a row's deviation is at most sqrt(0.25 / 0.75), at the first position,
+    // and far less on average. Each head has two equal columns.
+    assert!((mean - 1.0).abs() < 0.05, "{mean}");
+    assert!(y.iter().any(|value| (value - 1.0).abs() > 0.01));
+}
+
+#[test]
+fn bits_do_not_depend_on_threads() {
+    let size = Size(3, 150, 2, 16);
+    let arrays = size.arrays(DType::F32);
+    same_on_all_threads(|| run(KERNELS, &arrays, &size.options(), None, DType::F32).concat());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 16, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_size(
+        batch in 1_usize..4, positions in 1_usize..40, heads in 1_usize..4, width in 1_usize..20,
+    ) {
+        check(Size(batch, positions, heads, width));
+    }
+}

@@ -1,0 +1,94 @@
+//! Forward and gradients of every family against references in f64: the kernels of the CPU backend,
+//! and the portable way, which other backends start from.
+
+mod attention;
+mod cross_entropy;
+mod elementwise;
+mod reference;
+mod steps;
+
+use burn::tensor::{DType, Int, Tensor, TensorData};
+use burn_flex::Flex;
+
+/// Shape and values of a matrix.
+#[derive(Clone, Debug)]
+pub(crate) struct Array {
+    pub(crate) shape: [usize; 2],
+    pub(crate) values: Vec<f64>,
+}
+
+impl Array {
+    /// Deterministic values of about unit size; `seed` tells arrays apart.
+    pub(crate) fn new(shape: [usize; 2], seed: u64) -> Self {
+        let value = |i: usize| {
+            let bits = (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15 ^ (seed << 17));
+            let bits = (bits ^ (bits >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            // 20 bits: exact in f32.
+            ((bits ^ (bits >> 32)) & 0xf_ffff) as f64 / 524_288.0 - 1.0
+        };
+        Self { shape, values: (0..shape[0] * shape[1]).map(value).collect() }
+    }
+
+    /// The values as `dtype` rounds them.
+    pub(crate) fn rounded(mut self, dtype: DType) -> Self {
+        let data = TensorData::new(self.values.clone(), self.shape).convert_dtype(dtype);
+        self.values = data.iter::<f64>().collect();
+        self
+    }
+
+    pub(crate) fn row(&self, row: usize) -> &[f64] {
+        &self.values[row * self.shape[1]..(row + 1) * self.shape[1]]
+    }
+
+    pub(crate) fn tensor(&self, dtype: DType) -> Tensor<Flex, 2> {
+        let data = TensorData::new(self.values.clone(), self.shape);
+        Tensor::from_data(data.convert_dtype(dtype), (&Default::default(), dtype))
+    }
+
+    pub(crate) fn vector(&self, dtype: DType) -> Tensor<Flex, 1> {
+        self.tensor(dtype).flatten(0, 1)
+    }
+}
+
+pub(crate) fn indices(values: &[i64]) -> Tensor<Flex, 1, Int> {
+    Tensor::from_data(TensorData::new(values.to_vec(), [values.len()]), &Default::default())
+}
+
+pub(crate) fn values(primitive: burn_flex::FlexTensor) -> Vec<f64> {
+    burn_flex::FlexTensor::into_data(primitive).iter::<f64>().collect()
+}
+
+/// Largest difference, by the size of the expected values, at least 1.
+#[track_caller]
+pub(crate) fn assert_close(found: &[f64], expected: &[f64], tolerance: f64, what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let size = expected.iter().fold(1.0_f64, |size, value| size.max(value.abs()));
+    for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let difference = (found - expected).abs();
+        assert!(difference <= tolerance * size, "{what}[{i}]: {found} instead of {expected}");
+    }
+}
+
+/// One rounding of the result in 16 bits (f16 has 11 bits of precision, bf16 8), everything inside
+/// being in f32; f32 itself to the 1e-5 that fused ops owe unfused ones.
+pub(crate) fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => 1e-3,
+        DType::BF16 => 8e-3,
+        _ => 1e-5,
+    }
+}
+
+pub(crate) const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+/// Runs on 1, 2 and 5 threads and checks that the bits are the same.
+#[track_caller]
+pub(crate) fn same_on_all_threads(run: impl Fn() -> Vec<f64> + Sync) {
+    let bits = |threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(&run).into_iter().map(f64::to_bits).collect::<Vec<_>>()
+    };
+    let one = bits(1);
+    assert_eq!(one, bits(2));
+    assert_eq!(one, bits(5));
+}

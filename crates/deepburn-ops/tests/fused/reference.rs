@@ -1,0 +1,135 @@
+//! The formulas in f64, as plainly as they can be written.
+
+use crate::Array;
+
+/// Output and gradients by x, gamma and beta.
+pub(crate) fn layer_norm(
+    x: &Array,
+    gamma: &Array,
+    beta: &Array,
+    epsilon: f64,
+    dy: &Array,
+) -> [Vec<f64>; 4] {
+    let [rows, width] = x.shape;
+    let mut result = [vec![], vec![], vec![0.0; width], vec![0.0; width]];
+    for row in 0..rows {
+        let (x, dy) = (x.row(row), dy.row(row));
+        let n = width as f64;
+        let mean = x.iter().sum::<f64>() / n;
+        let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n;
+        let reciprocal = 1.0 / (variance + epsilon).sqrt();
+        let normalised: Vec<f64> = x.iter().map(|x| (x - mean) * reciprocal).collect();
+        let scaled: Vec<f64> = dy.iter().zip(&gamma.values).map(|(d, g)| d * g).collect();
+        let mean_scaled = scaled.iter().sum::<f64>() / n;
+        let along = scaled.iter().zip(&normalised).map(|(s, n)| s * n).sum::<f64>() / n;
+        for i in 0..width {
+            result[0].push(normalised[i] * gamma.values[i] + beta.values[i]);
+            result[1].push(reciprocal * (scaled[i] - mean_scaled - normalised[i] * along));
+            result[2][i] += dy[i] * normalised[i];
+            result[3][i] += dy[i];
+        }
+    }
+    result
+}
+
+/// Output and gradient.
+pub(crate) fn gelu(x: &Array, dy: &Array) -> [Vec<f64>; 2] {
+    let c = (2.0 / std::f64::consts::PI).sqrt();
+    let u = |x: f64| c * (x + 0.044_715 * x.powi(3));
+    let y = x.values.iter().map(|x| 0.5 * x * (1.0 + u(*x).tanh())).collect();
+    let dx = x.values.iter().zip(&dy.values).map(|(&x, dy)| {
+        let t = u(x).tanh();
+        let slope = c * (1.0 + 3.0 * 0.044_715 * x * x);
+        dy * (0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * slope)
+    });
+    [y, dx.collect()]
+}
+
+/// `left right`, either transposed if asked.
+pub(crate) fn product(left: &Array, left_t: bool, right: &Array, right_t: bool) -> Array {
+    let at = |a: &Array, t: bool, i: usize, j: usize| {
+        let (i, j) = if t { (j, i) } else { (i, j) };
+        a.values[i * a.shape[1] + j]
+    };
+    let dims = |a: &Array, t: bool| if t { [a.shape[1], a.shape[0]] } else { a.shape };
+    let ([m, k], [_, n]) = (dims(left, left_t), dims(right, right_t));
+    let mut values = Vec::new();
+    for i in 0..m {
+        for j in 0..n {
+            values.push((0..k).map(|l| at(left, left_t, i, l) * at(right, right_t, l, j)).sum());
+        }
+    }
+    Array { shape: [m, n], values }
+}
+
+/// Summed loss and its gradient by logits.
+pub(crate) fn cross_entropy(logits: &Array, targets: &[i64]) -> (f64, Array) {
+    let mut loss = 0.0;
+    let mut gradient = Vec::new();
+    for (row, target) in targets.iter().enumerate() {
+        let row = logits.row(row);
+        if *target < 0 {
+            gradient.extend(row.iter().map(|_| 0.0));
+            continue;
+        }
+        let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = row.iter().map(|x| (x - max).exp()).sum();
+        loss += sum.ln() + max - row[*target as usize];
+        gradient.extend(
+            row.iter()
+                .enumerate()
+                .map(|(i, x)| (x - max).exp() / sum - f64::from(u8::from(i == *target as usize))),
+        );
+    }
+    (loss, Array { shape: logits.shape, values: gradient })
+}
+
+/// Output and gradient by the packed input. `factor(head, query, key)` multiplies weights.
+pub(crate) fn attention(
+    projected: &Array,
+    [batch, heads]: [usize; 2],
+    scale: f64,
+    factor: impl Fn(usize, usize, usize) -> f64,
+    dy: &Array,
+) -> [Vec<f64>; 2] {
+    let positions = projected.shape[0] / batch;
+    let width = projected.shape[1] / 3;
+    let head_width = width / heads;
+    let mut y = vec![0.0; batch * positions * width];
+    let mut gradient = vec![0.0; projected.values.len()];
+    for head in 0..batch * heads {
+        let column = head % heads * head_width;
+        let row_of = |position: usize| head / heads * positions + position;
+        let at = |position, part, i| row_of(position) * 3 * width + part * width + column + i;
+        let out = |position, i| row_of(position) * width + column + i;
+        let input = &projected.values;
+        for query in 0..positions {
+            let dot = |key| -> f64 {
+                (0..head_width).map(|i| input[at(query, 0, i)] * input[at(key, 1, i)]).sum()
+            };
+            let scores: Vec<f64> = (0..=query).map(|key| scale * dot(key)).collect();
+            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+            let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp() / sum).collect();
+            let mut weights_grad = vec![0.0; query + 1];
+            for key in 0..=query {
+                let factor = factor(head, query, key);
+                for i in 0..head_width {
+                    let dy = dy.values[out(query, i)];
+                    y[out(query, i)] += weights[key] * factor * input[at(key, 2, i)];
+                    gradient[at(key, 2, i)] += weights[key] * factor * dy;
+                    weights_grad[key] += factor * dy * input[at(key, 2, i)];
+                }
+            }
+            let mean: f64 = weights.iter().zip(&weights_grad).map(|(w, g)| w * g).sum();
+            for key in 0..=query {
+                let score_grad = weights[key] * (weights_grad[key] - mean) * scale;
+                for i in 0..head_width {
+                    gradient[at(query, 0, i)] += score_grad * input[at(key, 1, i)];
+                    gradient[at(key, 1, i)] += score_grad * input[at(query, 0, i)];
+                }
+            }
+        }
+    }
+    [y, gradient]
+}

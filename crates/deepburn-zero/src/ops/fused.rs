@@ -1,0 +1,142 @@
+//! Fused ops. A parameter that backward needs stays a handle: autodiff keeps what it is given here.
+
+use burn_backend::DType;
+use burn_backend::tensor::{FloatTensor, IntTensor};
+use deepburn_ops::{
+    AttentionDropout, AttentionOps, AttentionOutput, AttentionSaved, CausalAttention,
+    CrossEntropyOps, GeluOps, HeadGradients, HeadLoss, LayerNormGradients, LayerNormOps,
+    LayerNormOutput, LayerNormSaved, LinearGradients, LinearOps,
+};
+
+use crate::ops::forward;
+use crate::{Zero, ZeroTensor};
+
+impl<B: LayerNormOps> LayerNormOps for Zero<B> {
+    forward! {
+        fn fused_layer_norm(x: float, gamma: float, beta: float, epsilon: [f64]) -> float;
+    }
+
+    fn layer_norm_forward(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> LayerNormOutput<Self> {
+        let LayerNormOutput { output, mean, reciprocal_deviation } =
+            B::layer_norm_forward(x.into_full(), gamma.into_full(), beta.into_full(), epsilon);
+        LayerNormOutput {
+            output: ZeroTensor::full(output),
+            mean: ZeroTensor::full(mean),
+            reciprocal_deviation: ZeroTensor::full(reciprocal_deviation),
+        }
+    }
+
+    fn layer_norm_backward(
+        grad: FloatTensor<Self>,
+        saved: LayerNormSaved<Self>,
+    ) -> LayerNormGradients<Self> {
+        let saved = LayerNormSaved {
+            x: saved.x.into_full(),
+            gamma: saved.gamma.into_full(),
+            mean: saved.mean.into_full(),
+            reciprocal_deviation: saved.reciprocal_deviation.into_full(),
+        };
+        let LayerNormGradients { x, gamma, beta } = B::layer_norm_backward(grad.into_full(), saved);
+        LayerNormGradients {
+            x: ZeroTensor::full(x),
+            gamma: ZeroTensor::full(gamma),
+            beta: ZeroTensor::full(beta),
+        }
+    }
+}
+
+impl<B: GeluOps> GeluOps for Zero<B> {
+    forward! {
+        fn gelu_tanh(x: float) -> float;
+        fn gelu_tanh_backward(grad: float, x: float) -> float;
+    }
+}
+
+impl<B: LinearOps> LinearOps for Zero<B> {
+    forward! {
+        fn fused_linear(x: float, weight: float, bias: maybe_float) -> float;
+        fn linear_x_gradient(grad: float, weight: float) -> float;
+    }
+
+    fn linear_gradients(grad: FloatTensor<Self>, x: FloatTensor<Self>) -> LinearGradients<Self> {
+        let LinearGradients { weight, bias } = B::linear_gradients(grad.into_full(), x.into_full());
+        LinearGradients { weight: ZeroTensor::full(weight), bias: ZeroTensor::full(bias) }
+    }
+}
+
+impl<B: CrossEntropyOps> CrossEntropyOps for Zero<B> {
+    forward! {
+        fn linear_cross_entropy(hidden: float, weight: float, targets: [IntTensor<Self>]) -> float;
+        fn fused_cross_entropy(logits: float, targets: [IntTensor<Self>]) -> float;
+        fn scale_gradient(gradient: float, factor: float, dtype: [DType]) -> float;
+    }
+
+    fn head_loss(
+        hidden: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        wanted: HeadGradients<bool>,
+    ) -> HeadLoss<Self> {
+        let HeadLoss { loss, gradients } =
+            B::head_loss(hidden.into_full(), weight.into_full(), targets, wanted);
+        HeadLoss {
+            loss: ZeroTensor::full(loss),
+            gradients: HeadGradients {
+                hidden: gradients.hidden.map(ZeroTensor::full),
+                weight: gradients.weight.map(ZeroTensor::full),
+            },
+        }
+    }
+
+    fn logits_loss(
+        logits: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        gradient: bool,
+    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
+        let (loss, gradient) = B::logits_loss(logits.into_full(), targets, gradient);
+        (ZeroTensor::full(loss), gradient.map(ZeroTensor::full))
+    }
+}
+
+impl<B: AttentionOps> AttentionOps for Zero<B> {
+    fn causal_attention(
+        projected: FloatTensor<Self>,
+        attention: &CausalAttention,
+        dropout: Option<AttentionDropout<Self>>,
+    ) -> FloatTensor<Self> {
+        let dropout = dropout.map(AttentionDropout::on);
+        ZeroTensor::full(B::causal_attention(projected.into_full(), attention, dropout))
+    }
+
+    fn attention_forward(
+        projected: FloatTensor<Self>,
+        attention: &CausalAttention,
+        dropout: Option<AttentionDropout<Self>>,
+    ) -> AttentionOutput<Self> {
+        let AttentionOutput { output, log_sums } = B::attention_forward(
+            projected.into_full(),
+            attention,
+            dropout.map(AttentionDropout::on),
+        );
+        AttentionOutput { output: ZeroTensor::full(output), log_sums: ZeroTensor::full(log_sums) }
+    }
+
+    fn attention_backward(
+        grad: FloatTensor<Self>,
+        saved: AttentionSaved<Self>,
+        attention: &CausalAttention,
+    ) -> FloatTensor<Self> {
+        let saved = AttentionSaved {
+            projected: saved.projected.into_full(),
+            output: saved.output.into_full(),
+            log_sums: saved.log_sums.into_full(),
+            dropout: saved.dropout.map(AttentionDropout::on),
+        };
+        ZeroTensor::full(B::attention_backward(grad.into_full(), saved, attention))
+    }
+}

@@ -20,7 +20,7 @@ use deepburn_models::gpt2::{
 
 use crate::causal::{NextToken, TokenSource};
 use crate::failure::Failure;
-use crate::preparation::{Preparation, check_output, prepare};
+use crate::preparation::{Preparation, check_output, check_types, prepare};
 use crate::progress::{Progress, Record, tell};
 use crate::report::{Environment, Report};
 
@@ -40,7 +40,7 @@ pub struct Arguments {
     /// DeepSpeed configuration in place of the job file's.
     #[arg(long, value_name = "FILE")]
     deepspeed: Option<PathBuf>,
-    /// Where tensors live: flex, or cuda where compiled in.
+    /// Where tensors live: flex, or wgpu, cuda or tch where compiled in.
     #[arg(long, value_name = "NAME")]
     backend: Option<String>,
     /// Folder for everything that is written.
@@ -117,6 +117,7 @@ fn run<B: FusedOps + OptimizerOps + StreamOps>(
     preparation: &Preparation,
     device: B::Device,
 ) -> Result<(), Failure> {
+    check_types::<B>(preparation, &device)?;
     let output = &preparation.job.training.output_dir;
     let model = B::in_shared_stream(|| build_model::<B>(preparation, &device))?;
     check_output(output)?;

@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
-use burn::tensor::{DType, Tensor};
 use clap::Parser;
 use deepburn::metrics::{MetricsError, MetricsWriter, read_metrics};
 use deepburn::ops::{FusedOps, OptimizerOps, StreamOps};
 use deepburn::zero::{Group, Training, ZeroError};
 use deepburn::{Engine, EngineError, Hook, TrainError, TrainPlan};
-use deepburn_config::{JobRequest, Precision};
+use deepburn_config::JobRequest;
 use deepburn_datasets::{DataError, Shard, Tokenizer};
 use deepburn_models::gpt2::{
     Checkpoint, CheckpointError, CheckpointWriter, Gpt2, Gpt2Config, SavedPrecision,
@@ -20,7 +20,7 @@ use deepburn_models::gpt2::{
 
 use crate::causal::{NextToken, TokenSource};
 use crate::failure::Failure;
-use crate::preparation::{Preparation, check_output, prepare};
+use crate::preparation::{Preparation, check_output, check_types, prepare};
 use crate::progress::{Progress, Record, tell};
 use crate::report::{Environment, Report};
 
@@ -40,7 +40,7 @@ pub struct Arguments {
     /// DeepSpeed configuration in place of the job file's.
     #[arg(long, value_name = "FILE")]
     deepspeed: Option<PathBuf>,
-    /// Where tensors live: flex, or cuda where compiled in.
+    /// Where tensors live: flex, or wgpu, cuda or tch where compiled in.
     #[arg(long, value_name = "NAME")]
     backend: Option<String>,
     /// Folder for everything that is written.
@@ -117,8 +117,8 @@ fn run<B: FusedOps + OptimizerOps + StreamOps>(
     preparation: &Preparation,
     device: B::Device,
 ) -> Result<(), Failure> {
+    check_types::<B>(preparation, &device)?;
     let output = &preparation.job.training.output_dir;
-    check_precision::<B>(preparation.plan.precision.compute, &device)?;
     let model = B::in_shared_stream(|| build_model::<B>(preparation, &device))?;
     check_output(output)?;
     let record = serde_json::to_string_pretty(&preparation.record).map_err(Failure::run)?;
@@ -158,24 +158,6 @@ fn build_model<B: FusedOps + OptimizerOps>(
     // Weights are drawn when first used; the handles of all ranks are to share one draw.
     model.visit(&mut Draw);
     Ok(model)
-}
-
-/// Refuses a type that the device does not compute in.
-fn check_precision<B: Backend>(precision: Precision, device: &B::Device) -> Result<(), Failure> {
-    let dtype = match precision {
-        Precision::Fp32 => return Ok(()),
-        Precision::Fp16 => DType::F16,
-        Precision::Bf16 => DType::BF16,
-    };
-    if B::supports_dtype(device, dtype) {
-        return Ok(());
-    }
-    let name = precision.name();
-    Err(Failure::mistake(format!(
-        "{name}.enabled: {} does not compute in {name} on this device; set it to false or use another \
-         training.backend",
-        B::name(device)
-    )))
 }
 
 struct Draw;

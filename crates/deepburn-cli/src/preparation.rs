@@ -6,9 +6,10 @@
 use std::fs;
 use std::path::Path;
 
+use burn::tensor::DType;
 use deepburn_config::{
-    Backend, BatchPlan, Diagnosis, Facts, Job, JobRequest, Plan, ResolvedJob, Severity, Written,
-    resolve, resolve_batch,
+    Backend, BatchPlan, Diagnosis, Facts, Job, JobRequest, Plan, Precision, ResolvedJob, Severity,
+    Written, resolve, resolve_batch,
 };
 use deepburn_datasets::{Corpus, DistributedSampler, Order, Shard};
 use deepburn_models::gpt2::{Checkpoint, Gpt2Config};
@@ -72,6 +73,35 @@ fn check_backend(backend: Backend) -> Result<(), Failure> {
         "training.backend: \"{0}\" is not compiled in: build with `--features {0}`, or use \"flex\"",
         backend.name()
     )))
+}
+
+/// Refuses float types that the device cannot compute with.
+pub(crate) fn check_types<B: burn::tensor::backend::Backend>(
+    preparation: &Preparation,
+    device: &B::Device,
+) -> Result<(), Failure> {
+    let precision = &preparation.plan.precision;
+    for (wanted, key) in [
+        (precision.compute, "deepspeed.{}.enabled"),
+        (precision.communication, "deepspeed.communication_data_type"),
+        (precision.accumulation, "deepspeed.data_types.grad_accum_dtype"),
+    ] {
+        let dtype = match wanted {
+            Precision::Fp32 => DType::F32,
+            Precision::Fp16 => DType::F16,
+            Precision::Bf16 => DType::BF16,
+        };
+        if !B::supports_dtype(device, dtype) {
+            return Err(Failure::mistake(format!(
+                "{}: the device of training.backend \"{}\" cannot compute in {2}; use another type \
+                 or \"flex\"",
+                key.replace("{}", wanted.name()),
+                preparation.job.training.backend.name(),
+                wanted.name()
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// The checkpoint's config, or GPT-2 small, with the job's overrides.

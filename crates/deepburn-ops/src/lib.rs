@@ -24,6 +24,8 @@ mod stream;
 mod cube;
 #[cfg(feature = "flex")]
 mod flex;
+#[cfg(feature = "fusion")]
+mod fusion;
 #[cfg(feature = "tch")]
 mod tch;
 

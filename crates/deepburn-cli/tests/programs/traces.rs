@@ -4,7 +4,8 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::job::{Job, data};
+use crate::backends::backends;
+use crate::job::{Job, STAGES, data};
 
 /// A trace and the job that must reproduce it.
 fn job(trace: &Value) -> Job {
@@ -28,26 +29,33 @@ struct Nearness {
 const FP32: Nearness = Nearness { loss: 1e-4, norm: 1e-3, steps: usize::MAX };
 
 fn reproduces(name: &str, nearness: Nearness) {
+    for backend in backends() {
+        for stage in STAGES {
+            reproduces_on(backend, stage, name, &nearness);
+        }
+    }
+}
+
+fn reproduces_on(backend: &str, stage: u8, name: &str, nearness: &Nearness) {
     let trace: Value =
         serde_json::from_str(&fs::read_to_string(data(&format!("traces/{name}.json"))).unwrap())
             .unwrap();
     let expected = trace["rows"].as_array().unwrap();
-    for stage in crate::job::STAGES {
-        let steps = job(&trace).zero("stage", stage).train().steps;
-        assert_eq!(steps.len(), expected.len());
-        for (row, expected) in steps.iter().zip(expected).take(nearness.steps) {
-            let number = |key: &str| expected[key].as_f64();
-            let what = format!("{name} at stage {stage}, step {}: {row:?}", row.step);
-            assert_eq!(Some(row.step as f64), number("step"), "{what}");
-            assert!((row.loss - number("loss").unwrap()).abs() < nearness.loss, "{what}");
-            assert!((row.lr - number("lr").unwrap()).abs() < 1e-9, "{what}");
-            assert_eq!(Some(row.loss_scale), number("loss_scale"), "{what}");
-            assert_eq!(Some(row.skipped), expected["skipped"].as_bool(), "{what}");
-            assert_eq!(row.grad_norm.is_none(), row.skipped, "{what}");
-            // DeepSpeed keeps no norm at stage 0.
-            if let Some(norm) = number("grad_norm") {
-                assert!((row.grad_norm.unwrap() - norm).abs() < nearness.norm * norm, "{what}");
-            }
+    let job = job(&trace).zero("stage", stage).with("training.backend", backend);
+    let steps = job.train().steps;
+    assert_eq!(steps.len(), expected.len());
+    for (row, expected) in steps.iter().zip(expected).take(nearness.steps) {
+        let number = |key: &str| expected[key].as_f64();
+        let what = format!("{name} on {backend} at stage {stage}, step {}: {row:?}", row.step);
+        assert_eq!(Some(row.step as f64), number("step"), "{what}");
+        assert!((row.loss - number("loss").unwrap()).abs() < nearness.loss, "{what}");
+        assert!((row.lr - number("lr").unwrap()).abs() < 1e-9, "{what}");
+        assert_eq!(Some(row.loss_scale), number("loss_scale"), "{what}");
+        assert_eq!(Some(row.skipped), expected["skipped"].as_bool(), "{what}");
+        assert_eq!(row.grad_norm.is_none(), row.skipped, "{what}");
+        // DeepSpeed keeps no norm at stage 0.
+        if let Some(norm) = number("grad_norm") {
+            assert!((row.grad_norm.unwrap() - norm).abs() < nearness.norm * norm, "{what}");
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::program::deepburn;
 
 #[test]
 fn of_finetune() {
-    let with_job: [(&[&str], &[&str]); 38] = [
+    let with_job: [(&[&str], &[&str]); 37] = [
         (&["--set", "training.max_steps"], &["training.max_steps", "path.to.key=VALUE"]),
         (&["--set", "=3"], &["path.to.key=VALUE"]),
         (&["--set", ""], &["path.to.key=VALUE"]),
@@ -40,8 +40,6 @@ fn of_finetune() {
         (&["--num_gpus", "99999999999999999999999"], &["--ranks"]),
         (&["--ranks", "2", "--ranks", "3"], &["--ranks"]),
         (&["--backend", "metal"], &["training.backend", "metal"]),
-        #[cfg(not(feature = "tch"))]
-        (&["--backend", "tch"], &["training.backend", "--features tch"]),
         (&["--deepspeed", "nowhere.json"], &["nowhere.json"]),
         (&["--output-dir", ""], &["output"]),
         (&["--output-dir", "job.json/x"], &["training.output_dir", "job.json/x"]),

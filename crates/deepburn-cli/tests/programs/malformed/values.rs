@@ -142,12 +142,6 @@ fn of_the_training() {
         ("training.ranks", "\"2\"", &["training.ranks"]),
         ("training.ranks", "1e9", &["training.ranks"]),
         ("training.ranks", "\"auto\"", &["training.ranks"]),
-        #[cfg(not(feature = "wgpu"))]
-        ("training.backend", "\"wgpu\"", &["training.backend", "--features wgpu", "flex"]),
-        #[cfg(not(feature = "cuda"))]
-        ("training.backend", "\"cuda\"", &["training.backend", "--features cuda"]),
-        #[cfg(not(feature = "tch"))]
-        ("training.backend", "\"tch\"", &["training.backend", "--features tch", "flex"]),
         ("training.backend", "\"ndarray\"", &["training.backend"]),
         ("training.backend", "\"\"", &["training.backend"]),
         ("training.backend", "null", &["training.backend"]),

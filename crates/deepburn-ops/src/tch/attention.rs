@@ -1,0 +1,91 @@
+use burn_backend::tensor::FloatTensor;
+use burn_tch::{LibTorch, TchElement};
+use tch::{Device, Tensor};
+
+use super::wrap;
+use crate::attention::{
+    AttentionDropout, AttentionOps, AttentionOutput, AttentionSaved, CausalAttention,
+};
+use crate::portable;
+
+/// LibTorch's fused kernel for the CPU: scores of a block at a time, in at least f32.
+impl<E: TchElement> AttentionOps for LibTorch<E> {
+    fn attention_forward(
+        projected: FloatTensor<Self>,
+        attention: &CausalAttention,
+        dropout: Option<AttentionDropout<Self>>,
+    ) -> AttentionOutput<Self> {
+        if dropout.is_some() || !has_kernel(&projected.tensor) {
+            return portable::attention::forward::<Self>(projected, attention, dropout);
+        }
+        let [queries, keys, values] = split_heads(&projected.tensor, attention);
+        let (output, log_sums) = Tensor::internal_scaled_dot_product_flash_attention_for_cpu(
+            &queries,
+            &keys,
+            &values,
+            0.0,
+            true,
+            None::<Tensor>,
+            attention.scale,
+        );
+        let [batch, heads, positions, _] = sizes(&queries);
+        AttentionOutput {
+            output: wrap(merge_heads(output)),
+            log_sums: wrap(log_sums.reshape([batch * heads, positions])),
+        }
+    }
+
+    fn attention_backward(
+        grad: FloatTensor<Self>,
+        saved: AttentionSaved<Self>,
+        attention: &CausalAttention,
+    ) -> FloatTensor<Self> {
+        if saved.dropout.is_some() || !has_kernel(&saved.projected.tensor) {
+            return portable::attention::backward::<Self>(grad, saved, attention);
+        }
+        let [queries, keys, values] = split_heads(&saved.projected.tensor, attention);
+        let [batch, heads, positions, head_width] = sizes(&queries);
+        let by_head =
+            |rows: Tensor| rows.reshape([batch, positions, heads, head_width]).transpose(1, 2);
+        let (queries, keys, values) =
+            Tensor::internal_scaled_dot_product_flash_attention_for_cpu_backward(
+                &by_head(grad.tensor),
+                &queries,
+                &keys,
+                &values,
+                &by_head(saved.output.tensor),
+                &saved.log_sums.tensor.reshape([batch, heads, positions]),
+                0.0,
+                true,
+                None::<Tensor>,
+                attention.scale,
+            );
+        wrap(Tensor::cat(&[queries, keys, values].map(merge_heads), 1))
+    }
+}
+
+fn has_kernel(projected: &Tensor) -> bool {
+    projected.device() == Device::Cpu && projected.numel() > 0
+}
+
+/// `[batch * positions, 3 * width]` to views of queries, keys and values by head,
+/// `[batch, heads, positions, head width]`.
+fn split_heads(
+    projected: &Tensor,
+    &CausalAttention { batch, heads, .. }: &CausalAttention,
+) -> [Tensor; 3] {
+    let (batch, heads) = (batch as i64, heads as i64);
+    let [rows, width] = <[i64; 2]>::try_from(projected.size()).expect("it is a matrix");
+    let by_head = projected.reshape([batch, rows / batch, 3, heads, width / (3 * heads)]);
+    [0, 1, 2].map(|part| by_head.select(2, part).transpose(1, 2))
+}
+
+/// `[batch, heads, positions, head width]` to `[batch * positions, heads * head width]`.
+fn merge_heads(by_head: Tensor) -> Tensor {
+    let [batch, heads, positions, head_width] = sizes(&by_head);
+    by_head.transpose(1, 2).reshape([batch * positions, heads * head_width])
+}
+
+fn sizes(by_head: &Tensor) -> [i64; 4] {
+    by_head.size().try_into().expect("it is split by head")
+}

@@ -1,0 +1,119 @@
+use burn_backend::tensor::{FloatTensor, IntTensor};
+use burn_backend::{DType, TensorMetadata};
+use burn_tch::{LibTorch, TchElement};
+use tch::{Kind, Tensor};
+
+use super::{wide, wrap};
+use crate::cross_entropy::{CrossEntropyOps, HeadGradients, HeadLoss, tokens_in_chunk};
+
+impl<E: TchElement> CrossEntropyOps for LibTorch<E> {
+    fn head_loss(
+        hidden: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        wanted: HeadGradients<bool>,
+    ) -> HeadLoss<Self> {
+        let (hidden, weight, targets) = (hidden.tensor, weight.tensor, targets.tensor);
+        let (tokens, vocab) = (hidden.size()[0], weight.size()[0]);
+        let (kind, options) = (hidden.kind(), (wide(hidden.kind()), hidden.device()));
+        let mut loss = Tensor::zeros([1], options);
+        let mut hidden_grads = Vec::new();
+        let mut weight_grad: Option<Tensor> = None;
+        let step = tokens_in_chunk(tokens as usize, vocab as usize);
+        for start in (0..tokens).step_by(step) {
+            let rows = (step as i64).min(tokens - start);
+            let hidden = hidden.narrow(0, start, rows);
+            let logits = hidden.mm(&weight.tr());
+            let any = wanted.hidden || wanted.weight;
+            let (sum, gradient) = chunk(logits, targets.narrow(0, start, rows), any);
+            loss += sum;
+            let Some(gradient) = gradient.map(|gradient| gradient.to_kind(kind)) else { continue };
+            if wanted.hidden {
+                hidden_grads.push(gradient.mm(&weight).to_kind(options.0));
+            }
+            if wanted.weight {
+                weight_grad = Some(added(weight_grad, &gradient, &hidden));
+            }
+        }
+        let none = |rows| Tensor::zeros([rows, hidden.size()[1]], options);
+        let hidden_grad = wanted.hidden.then(|| match hidden_grads.is_empty() {
+            true => none(0),
+            false => Tensor::cat(&hidden_grads, 0),
+        });
+        let weight_grad = wanted.weight.then(|| weight_grad.unwrap_or_else(|| none(vocab)));
+        HeadLoss {
+            loss: wrap(loss),
+            gradients: HeadGradients {
+                hidden: hidden_grad.map(wrap),
+                weight: weight_grad.map(wrap),
+            },
+        }
+    }
+
+    fn logits_loss(
+        logits: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        gradient: bool,
+    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
+        let (loss, gradient) = chunk(logits.tensor, targets.tensor, gradient);
+        (wrap(loss.reshape([1])), gradient.map(wrap))
+    }
+
+    fn scale_gradient(
+        mut gradient: FloatTensor<Self>,
+        factor: FloatTensor<Self>,
+        dtype: DType,
+    ) -> FloatTensor<Self> {
+        let factor = factor.tensor.to_kind(gradient.tensor.kind()).reshape([1, 1]);
+        let scaled = match gradient.mut_ops(|gradient| gradient.g_mul_(&factor)) {
+            Some(scaled) => scaled,
+            None => wrap(gradient.tensor * factor),
+        };
+        if scaled.dtype() == dtype {
+            return scaled;
+        }
+        wrap(scaled.tensor.to_kind(kind_of(dtype)))
+    }
+}
+
+/// Summed loss of logits `[tokens, vocab]` and, if asked for, its gradient by them, in at least f32.
+fn chunk(logits: Tensor, targets: Tensor, gradient: bool) -> (Tensor, Option<Tensor>) {
+    let mut log_probabilities = logits.log_softmax(1, wide(logits.kind()));
+    drop(logits);
+    let targets = targets.to_kind(Kind::Int64).unsqueeze(1);
+    let masked = targets.lt(0);
+    let targets = targets.clamp_min(0);
+    let mut losses = log_probabilities.gather(1, &targets, false).neg();
+    let loss = losses.masked_fill_(&masked, 0.0).sum(log_probabilities.kind());
+    let gradient = gradient.then(|| {
+        let mut probabilities = log_probabilities.exp_();
+        let ones = Tensor::full(targets.size(), -1.0, (probabilities.kind(), targets.device()));
+        let _ = probabilities.scatter_add_(1, &targets, &ones);
+        // Masked rows are few or none, so they are not worth a pass over all.
+        let rows = masked.squeeze_dim(1).nonzero().squeeze_dim(1);
+        if rows.numel() > 0 {
+            let _ = probabilities.index_fill_(0, &rows, 0.0);
+        }
+        probabilities
+    });
+    (loss, gradient)
+}
+
+/// `sum + gradient^T hidden`, in at least f32.
+fn added(sum: Option<Tensor>, gradient: &Tensor, hidden: &Tensor) -> Tensor {
+    let gradient = gradient.tr();
+    match sum {
+        None => gradient.mm(hidden).to_kind(wide(hidden.kind())),
+        Some(mut sum) if sum.kind() == hidden.kind() => sum.addmm_(&gradient, hidden),
+        Some(mut sum) => sum.g_add_(&gradient.mm(hidden)),
+    }
+}
+
+fn kind_of(dtype: DType) -> Kind {
+    match dtype {
+        DType::F64 => Kind::Double,
+        DType::F16 => Kind::Half,
+        DType::BF16 => Kind::BFloat16,
+        _ => Kind::Float,
+    }
+}

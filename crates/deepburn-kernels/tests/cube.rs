@@ -97,7 +97,7 @@ fn rule(weight_decay: WeightDecay) -> Adam {
 }
 
 #[test]
-fn adam_follows_the_f64_reference() {
+fn device_kernels_adam_follows_the_f64_reference() {
     let client = client();
     let types = types(&client);
     for (case, len) in SIZES.into_iter().enumerate() {
@@ -147,7 +147,7 @@ fn adam_follows_the_f64_reference() {
 }
 
 #[test]
-fn padding_stays_zero_and_a_bad_gradient_alone() {
+fn device_kernels_padding_stays_zero_and_a_bad_gradient_alone() {
     let client = client();
     let step = AdamStep::new(&rule(WeightDecay::Decoupled(0.1)), 1);
     let mut values = noise(300, 1);
@@ -172,7 +172,7 @@ fn padding_stays_zero_and_a_bad_gradient_alone() {
 }
 
 #[test]
-fn stats_follow_the_f64_reference() {
+fn device_kernels_stats_follow_the_f64_reference() {
     let client = client();
     for dtype in types(&client) {
         for len in SIZES {
@@ -194,7 +194,7 @@ fn stats_follow_the_f64_reference() {
 }
 
 #[test]
-fn stats_see_every_bad_element() {
+fn device_kernels_stats_see_every_bad_element() {
     let client = client();
     for dtype in types(&client) {
         for len in [1, 257, 100_003] {
@@ -211,7 +211,7 @@ fn stats_see_every_bad_element() {
 }
 
 #[test]
-fn squares_beyond_f32_are_no_overflow() {
+fn device_kernels_squares_beyond_f32_are_no_overflow() {
     let client = client();
     let stats =
         cube::gradient_stats(&client, &upload(&client, &[f32::MAX; 1000], ElementType::F32));
@@ -220,7 +220,7 @@ fn squares_beyond_f32_are_no_overflow() {
 }
 
 #[test]
-fn casts_round_to_nearest_even_and_overflow_to_infinity() {
+fn device_kernels_casts_round_to_nearest_even_and_overflow_to_infinity() {
     let client = client();
     let edges = [
         0.0,
@@ -255,7 +255,7 @@ fn casts_round_to_nearest_even_and_overflow_to_infinity() {
 }
 
 #[test]
-fn flat_arrays_are_their_parts_and_zeros() {
+fn device_kernels_flat_arrays_are_their_parts_and_zeros() {
     let client = client();
     for dtype in types(&client) {
         for lens in [vec![0], vec![1], vec![7, 0, 300], vec![65_537, 1_000_007, 3]] {
@@ -275,7 +275,7 @@ fn flat_arrays_are_their_parts_and_zeros() {
 
 #[test]
 #[should_panic(expected = "adam: `v` has 3 elements and `param` has 2")]
-fn buffers_of_different_lengths_are_refused() {
+fn device_kernels_buffers_of_different_lengths_are_refused() {
     let client = client();
     let [a, b] = [2, 3].map(|len| Buffer::empty(&client, len, ElementType::F32));
     let share = AdamBuffers { param: &a, m: &a, v: &b, working: None };

@@ -11,6 +11,7 @@ use crate::job::{Job, STAGES, Trained};
 const ALL: [&str; 4] = ["flex", "wgpu", "cuda", "tch"];
 
 /// Whether this build has a backend.
+#[allow(clippy::match_like_matches_macro)] // The arms are constants of one build only.
 fn compiled(backend: &str) -> bool {
     match backend {
         "wgpu" => cfg!(feature = "wgpu"),

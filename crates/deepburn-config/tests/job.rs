@@ -66,7 +66,7 @@ fn the_command_line_wins_and_options_come_last() {
         json!({"train_batch_size": 8, "zero_optimization": {"stage": 2}})
     );
     let facts = job.facts();
-    assert_eq!((facts.world_size, facts.host_device, facts.total_steps), (2, false, Some(100)));
+    assert_eq!((facts.world_size, facts.host_device, facts.total_steps), (2, true, Some(100)));
 }
 
 #[test]

@@ -19,6 +19,17 @@ pub enum ZeroError {
         /// Its element type.
         dtype: &'static str,
     },
+    /// The device does not compute in the type that was asked for.
+    #[error(
+        "{backend} does not compute in {dtype} on this device: train in another type (fp16, bf16 or \
+         neither) or on another backend"
+    )]
+    UnsupportedType {
+        /// The backend's name.
+        backend: String,
+        /// The element type.
+        dtype: &'static str,
+    },
     /// Nothing to train.
     #[error("the module has no trainable parameter: call `require_grad` on what is to be trained")]
     NothingTrainable,

@@ -105,6 +105,12 @@ impl<B: OptimizerOps> Sharder<B> {
         }
         let index = self.parameters.len();
         let device = B::float_device(&tensor);
+        if let Some(working) =
+            self.working.filter(|dtype| !B::supports_dtype(&device, (*dtype).into()))
+        {
+            let (backend, dtype) = (B::name(&device), DType::from(working).name());
+            return Err(ZeroError::UnsupportedType { backend, dtype });
+        }
         let shape = tensor.shape();
         let partition = Partition::new(shape.num_elements(), self.group.world_size());
         let tag = Tag::new("initial weights", index as u64);

@@ -82,3 +82,22 @@ fn stages_agree_to_the_bit() {
         }
     }
 }
+
+/// 16 bits where the device has them; where not, a message that says so.
+#[test]
+fn sixteen_bits_train_or_are_refused_by_name() {
+    for backend in others() {
+        for precision in ["fp16", "bf16"] {
+            let job = |backend: &str| {
+                Job::uneven()
+                    .with("training.backend", backend)
+                    .with(&format!("deepspeed.{precision}.enabled"), true)
+            };
+            let Some(other) = job(backend).train_if_typed() else { continue };
+            for (row, expected) in other.steps.iter().zip(&job("flex").train().steps) {
+                // 8 bits of precision in bf16, rounded in other places.
+                assert!((row.loss - expected.loss).abs() < 2e-2, "{row:?} {expected:?}");
+            }
+        }
+    }
+}

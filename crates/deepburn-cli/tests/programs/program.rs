@@ -27,6 +27,8 @@ fn run<S: AsRef<str>>(program: &str, folder: &Path, arguments: &[S]) -> Ending {
         .current_dir(folder)
         .env_remove("RUST_LOG")
         .env("RUST_BACKTRACE", "1")
+        // Without it, what looks for a GPU reports that there is no desktop, as an error.
+        .env("XDG_RUNTIME_DIR", folder)
         .output()
         .unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();

@@ -26,8 +26,7 @@ impl<B: FusionBackend + OptimizerOps> OptimizerOps for Fusion<B> {
         let AdamArrays { master, first, second } = arrays;
         let shape = master.shape();
         // The copy of a master in its own type is the master.
-        let working =
-            working.filter(|dtype| matches!(dtype, FloatDType::F16 | FloatDType::BF16));
+        let working = working.filter(|dtype| matches!(dtype, FloatDType::F16 | FloatDType::BF16));
         let mut results = vec![(shape.clone(), DType::F32); 3];
         results.extend(working.map(|dtype| (shape, dtype.into())));
         let update = Adam { step: *step, grad_scale, working };
@@ -73,8 +72,7 @@ impl<B: FusionBackend + OptimizerOps> Kernel<B> for Adam {
         let [master, first, second, gradient] =
             <[_; 4]>::try_from(inputs).expect("queued with three arrays and a gradient");
         let arrays = AdamArrays { master, first, second };
-        let (arrays, copy) =
-            B::adam(&self.step, self.grad_scale, arrays, gradient, self.working);
+        let (arrays, copy) = B::adam(&self.step, self.grad_scale, arrays, gradient, self.working);
         let AdamArrays { master, first, second } = arrays;
         [master, first, second].into_iter().chain(copy).collect()
     }

@@ -45,9 +45,8 @@ impl<E: TchElement> AttentionOps for LibTorch<E> {
         }
         let [queries, keys, values] = split_heads(&saved.projected.tensor, attention);
         let [batch, heads, positions, head_width] = sizes(&queries);
-        let by_head = |rows: Tensor| {
-            rows.reshape([batch, positions, heads, head_width]).transpose(1, 2)
-        };
+        let by_head =
+            |rows: Tensor| rows.reshape([batch, positions, heads, head_width]).transpose(1, 2);
         let (queries, keys, values) =
             Tensor::internal_scaled_dot_product_flash_attention_for_cpu_backward(
                 &by_head(grad.tensor),

@@ -16,10 +16,7 @@ impl<E: TchElement> LinearOps for LibTorch<E> {
         })
     }
 
-    fn linear_x_gradient(
-        grad: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
+    fn linear_x_gradient(grad: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
         wrap(grad.tensor.mm(&weight.tensor.tr()))
     }
 

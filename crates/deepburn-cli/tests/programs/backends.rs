@@ -94,13 +94,8 @@ fn sixteen_bits_train_or_are_refused_by_name() {
                     .with("training.backend", backend)
                     .with(&format!("deepspeed.{precision}.enabled"), true)
             };
-            let other = job(backend);
-            let ending = other.run();
-            if ending.status != Some(0) {
-                ending.failed(2, &[precision, backend]);
-                continue;
-            }
-            for (row, expected) in other.train().steps.iter().zip(&job("flex").train().steps) {
+            let Some(other) = job(backend).train_if_typed() else { continue };
+            for (row, expected) in other.steps.iter().zip(&job("flex").train().steps) {
                 // 8 bits of precision in bf16, rounded in other places.
                 assert!((row.loss - expected.loss).abs() < 2e-2, "{row:?} {expected:?}");
             }

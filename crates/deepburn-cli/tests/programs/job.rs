@@ -112,6 +112,18 @@ impl Job {
         self.run().succeeded();
         Trained::read(&self.folder().join("output"))
     }
+
+    /// The same, or nothing where the device refuses to compute in the job's types.
+    #[track_caller]
+    pub(crate) fn train_if_typed(&self) -> Option<Trained> {
+        let ending = self.run();
+        if ending.status == Some(2) {
+            ending.failed(2, &["deepspeed.", "cannot compute in"]);
+            return None;
+        }
+        ending.succeeded();
+        Some(Trained::read(&self.folder().join("output")))
+    }
 }
 
 /// What a run left.

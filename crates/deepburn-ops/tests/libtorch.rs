@@ -90,7 +90,12 @@ fn gelu_is_the_portable_one() {
     for dtype in DTYPES {
         for shape in [[0, 3], [1, 1], [33, 70]] {
             let (x, grad) = (random(shape, dtype), random(shape, dtype));
-            assert_close(B::gelu_tanh(x.clone()), portable::gelu::forward::<B>(x.clone()), "y", dtype);
+            assert_close(
+                B::gelu_tanh(x.clone()),
+                portable::gelu::forward::<B>(x.clone()),
+                "y",
+                dtype,
+            );
             let fused = B::gelu_tanh_backward(grad.clone(), x.clone());
             assert_close(fused, portable::gelu::backward::<B>(grad, x), "dx", dtype);
         }
@@ -109,7 +114,12 @@ fn affine_maps_are_the_portable_ones() {
                 assert_close(fused, plain, "y", dtype);
             }
             let fused = B::linear_x_gradient(grad.clone(), weight.clone());
-            assert_close(fused, portable::linear::x_gradient::<B>(grad.clone(), weight), "dx", dtype);
+            assert_close(
+                fused,
+                portable::linear::x_gradient::<B>(grad.clone(), weight),
+                "dx",
+                dtype,
+            );
             let fused = B::linear_gradients(grad.clone(), x.clone());
             let plain = portable::linear::gradients::<B>(grad, x);
             assert_close(fused.weight, plain.weight, "dw", dtype);
@@ -132,8 +142,7 @@ fn losses_are_the_portable_ones() {
             let targets = Tensor::<B, 1, Int>::from_data(targets, &DEVICE).into_primitive();
             for (by_hidden, by_weight) in [(true, true), (false, true), (true, false)] {
                 let wanted = HeadGradients { hidden: by_hidden, weight: by_weight };
-                let fused =
-                    B::head_loss(hidden.clone(), weight.clone(), targets.clone(), wanted);
+                let fused = B::head_loss(hidden.clone(), weight.clone(), targets.clone(), wanted);
                 let plain = portable::cross_entropy::head_loss::<B>(
                     hidden.clone(),
                     weight.clone(),
@@ -182,8 +191,7 @@ fn attention_is_the_portable_one() {
                     let dropped = draws.lower_elem(probability).into_primitive();
                     AttentionDropout { dropped, probability }
                 });
-                let fused =
-                    B::attention_forward(projected.clone(), &attention, dropout.clone());
+                let fused = B::attention_forward(projected.clone(), &attention, dropout.clone());
                 let plain = portable::attention::forward::<B>(
                     projected.clone(),
                     &attention,
@@ -227,8 +235,7 @@ fn adam_updates_in_place_and_leaves_what_others_hold() {
         let place = first.tensor.data_ptr();
         let arrays = AdamArrays { master, first, second };
         let working = Some(burn_backend::FloatDType::BF16);
-        let (arrays, copy) =
-            B::adam(&AdamStep::new(&rule, 3), 1.0, arrays, gradient, working);
+        let (arrays, copy) = B::adam(&AdamStep::new(&rule, 3), 1.0, arrays, gradient, working);
         assert_eq!(values(shared), before, "somebody else holds the master");
         assert_eq!(arrays.first.tensor.data_ptr(), place, "nobody else holds the moment");
         let copy = values(copy.unwrap());
@@ -246,8 +253,7 @@ fn stats_see_every_bad_element() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             for place in [0, 500, 999] {
                 let good = Tensor::<B, 1>::ones([1000], &DEVICE);
-                let stats =
-                    B::gradient_stats(good.clone().cast(dtype).into_primitive().tensor());
+                let stats = B::gradient_stats(good.clone().cast(dtype).into_primitive().tensor());
                 assert!(stats.finite && stats.sum_of_squares == 1000.0);
                 let bad = Tensor::<B, 1>::full([1], bad, &DEVICE);
                 let with_bad = good.slice_assign([place..place + 1], bad).cast(dtype);

@@ -41,6 +41,9 @@ impl<E: TchElement> AttentionOps for LibTorch<E> {
         attention: &CausalAttention,
     ) -> FloatTensor<Self> {
         if saved.dropout.is_some() || !has_kernel(&saved.projected.tensor) {
+            // Burn forgets that a transposed tensor of LibTorch shares memory, and computes in place.
+            let output = wrap(saved.output.tensor.copy());
+            let saved = AttentionSaved { output, ..saved };
             return portable::attention::backward::<Self>(grad, saved, attention);
         }
         let [queries, keys, values] = split_heads(&saved.projected.tensor, attention);

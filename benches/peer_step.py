@@ -12,10 +12,13 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=6)
 parser.add_argument("--batch", type=int, default=4)
 parser.add_argument("--length", type=int, default=128)
+parser.add_argument("--bf16", action="store_true")
 options = parser.parse_args()
 
 torch.manual_seed(0)
 model = GPT2LMHeadModel(GPT2Config(resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))
+if options.bf16:
+    model = model.bfloat16()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 seconds = []
 for _ in range(options.steps):

@@ -150,7 +150,8 @@ fn show_estimates(
     let given = deepspeed.map(|_| plan.zero.stage.number());
     for stage in stages(stage.or(given))? {
         let zero = deepburn_config::ZeroPlan { stage, ..plan.zero.clone() };
-        let bytes = ElementBytes::new(&plan.optimizer, &plan.precision);
+        let micro_batches = plan.batch.gradient_accumulation_steps;
+        let bytes = ElementBytes::new(&plan.optimizer, &plan.precision, micro_batches);
         print(&estimate(&sizes, &zero, ranks as u64, bytes).to_string());
     }
     Ok(())

@@ -90,12 +90,17 @@ pub struct ElementBytes {
 
 impl ElementBytes {
     /// What training in these types takes: 16-bit parameters have fp32 masters, which the
-    /// optimizer keeps. With fp32 accumulation, the default, mixed precision takes 18 bytes.
-    pub fn new(optimizer: &OptimizerPlan, precision: &PrecisionPlan) -> Self {
+    /// optimizer keeps. With fp32 accumulation, the default, mixed precision takes 18 bytes, and
+    /// 16 where a step has one micro-batch, whose gradient stays in the type it travels in.
+    pub fn new(optimizer: &OptimizerPlan, precision: &PrecisionPlan, micro_batches: usize) -> Self {
         let masters = if precision.compute == Precision::Fp32 { 0 } else { FP32 };
+        let gradient = match micro_batches {
+            1 => precision.accumulation.bytes().min(precision.communication.bytes()),
+            _ => precision.accumulation.bytes(),
+        };
         Self {
             parameter: precision.compute.bytes() as u64,
-            gradient: precision.accumulation.bytes() as u64,
+            gradient: gradient as u64,
             optimizer: masters + optimizer_state(optimizer),
         }
     }
@@ -422,7 +427,7 @@ mod tests {
             (124_440_000, 8, [1.991, 0.6844, 0.4666, 0.2489]),
         ] {
             for (stage, expected) in STAGES.into_iter().zip(gigabytes) {
-                let states = formula(psi, stage, ranks, ElementBytes::new(&ADAM, &mixed()));
+                let states = formula(psi, stage, ranks, ElementBytes::new(&ADAM, &mixed(), 2));
                 assert!((states.total() as f64 / 1e9 - expected).abs() < 6e-5, "{psi} {stage:?}");
             }
         }
@@ -431,7 +436,7 @@ mod tests {
     #[test]
     fn fp32_moves_bytes_from_the_optimizer_to_the_others() {
         let states = |stage| {
-            let states = formula(1000, stage, 4, ElementBytes::new(&ADAM, &PrecisionPlan::FP32));
+            let states = formula(1000, stage, 4, ElementBytes::new(&ADAM, &PrecisionPlan::FP32, 2));
             [states.parameters, states.gradients, states.optimizer]
         };
         assert_eq!(states(Stage::Disabled), [4000, 4000, 8000]);
@@ -453,13 +458,13 @@ mod tests {
         let adagrad = OptimizerPlan::Adagrad { lr: 0.1, eps: 1e-10, weight_decay: 0.0 };
         for (optimizer, bytes) in [(ADAM, 8), (sgd(0.0), 0), (sgd(0.9), 4), (lion, 4), (adagrad, 4)]
         {
-            assert_eq!(ElementBytes::new(&optimizer, &PrecisionPlan::FP32).optimizer, bytes);
-            assert_eq!(ElementBytes::new(&optimizer, &mixed()).optimizer, bytes + 4);
+            assert_eq!(ElementBytes::new(&optimizer, &PrecisionPlan::FP32, 2).optimizer, bytes);
+            assert_eq!(ElementBytes::new(&optimizer, &mixed(), 2).optimizer, bytes + 4);
         }
     }
 
     fn estimated(parameters: &[ParameterSize], zero: &ZeroPlan, ranks: u64) -> Estimate {
-        estimate(parameters, zero, ranks, ElementBytes::new(&ADAM, &PrecisionPlan::FP32))
+        estimate(parameters, zero, ranks, ElementBytes::new(&ADAM, &PrecisionPlan::FP32, 2))
     }
 
     #[test]
@@ -564,7 +569,7 @@ mod tests {
             for ranks in [1, 2, 3, 4, 7] {
                 let exact = estimated(&parameters, &plan(stage), ranks).states.total() as f64;
                 let ideal =
-                    formula(psi, stage, ranks, ElementBytes::new(&ADAM, &PrecisionPlan::FP32))
+                    formula(psi, stage, ranks, ElementBytes::new(&ADAM, &PrecisionPlan::FP32, 2))
                         .total() as f64;
                 assert!((exact / ideal - 1.0).abs() < 1e-3, "{stage:?} {ranks}");
             }
@@ -628,7 +633,7 @@ mod tests {
             ranks in 1..9_u64,
             stage in prop::sample::select(&STAGES[..]),
         ) {
-            let bytes = ElementBytes::new(&ADAM, &PrecisionPlan::FP32);
+            let bytes = ElementBytes::new(&ADAM, &PrecisionPlan::FP32, 2);
             let exact = estimated(&sizes(&numels), &plan(stage), ranks).states.total();
             let ideal = formula(numels.iter().sum(), stage, ranks, bytes).total();
             // The formula's three categories are rounded up to a byte each.

@@ -17,7 +17,7 @@ use burn_backend::{Backend, FloatDType, Shape, TensorMetadata};
 use deepburn_comm::{CommError, Payload, Pending, ReduceOp, Tag};
 use deepburn_config::{GradientPlan, GradientReduction, ReductionPlan};
 
-use crate::array::{DeviceArray, maximum, own};
+use crate::array::{DeviceArray, in_type, maximum, own};
 use crate::group::Group;
 use crate::ledger::{Category, Lease, Ledger};
 use crate::parameter::Parameter;
@@ -60,7 +60,9 @@ struct Flight<B: Backend> {
     pending: Pending<DeviceArray<B>>,
 }
 
-/// A flat reduced gradient: this rank's shard of it, or all of it.
+/// A flat reduced gradient: this rank's shard of it, or all of it. That of a single micro-batch is
+/// in the type in which it travelled, if the type of sums holds the same values: widening it would
+/// cost memory and a pass, and the optimizer reads either.
 #[derive(Debug)]
 pub(crate) struct Accumulated<B: Backend> {
     pub(crate) tensor: B::FloatTensorPrimitive,
@@ -78,6 +80,13 @@ pub(crate) struct Types {
     pub(crate) communication: FloatDType,
     /// In the sum over micro-batches.
     pub(crate) accumulation: FloatDType,
+}
+
+impl Types {
+    /// Whether sums are in a type that holds every value that travels.
+    fn widens(self) -> bool {
+        self.communication == self.accumulation || self.accumulation == FloatDType::F32
+    }
 }
 
 /// Multiplications around the sum over the ranks.
@@ -310,7 +319,9 @@ impl<B: Backend> GradientReducer<B> {
             if self.shards && !self.plan.reduce_scatter {
                 result = self.owned(index, result);
             }
-            let result = scale(result.in_type(self.types.accumulation), self.scaling.after);
+            if self.scaling.after != 1.0 || !self.types.widens() {
+                result = scale(result.in_type(self.types.accumulation), self.scaling.after);
+            }
             self.accumulate(index, result.into_flat());
         }
         Ok(())
@@ -327,25 +338,24 @@ impl<B: Backend> GradientReducer<B> {
     }
 
     fn accumulate(&mut self, index: usize, gradient: B::FloatTensorPrimitive) {
-        let sum = match self.accumulated[index].take() {
-            Some(Accumulated { tensor, peak, count, _lease }) => {
+        let (tensor, peak, count) = match self.accumulated[index].take() {
+            Some(Accumulated { tensor: sum, peak, count, _lease }) => {
                 let peak = self.watches_peaks(count).then(|| {
-                    let magnitude = B::float_max_abs(tensor.clone());
+                    let magnitude = B::float_max_abs(sum.clone());
                     match peak {
                         Some(peak) => maximum::<B>(peak, magnitude),
                         None => magnitude,
                     }
                 });
-                let tensor = B::float_add(tensor, gradient);
-                Accumulated { tensor, peak, count: count + 1, _lease }
+                let [sum, gradient] =
+                    [sum, gradient].map(|part| in_type::<B>(part, self.types.accumulation));
+                (B::float_add(sum, gradient), peak, count + 1)
             }
-            None => {
-                let bytes = gradient.shape().num_elements() * gradient.dtype().size();
-                let _lease = self.ledger.hold(Category::Gradients, bytes);
-                Accumulated { tensor: gradient, peak: None, count: 1, _lease }
-            }
+            None => (gradient, None, 1),
         };
-        self.accumulated[index] = Some(sum);
+        let bytes = tensor.shape().num_elements() * tensor.dtype().size();
+        let _lease = self.ledger.hold(Category::Gradients, bytes);
+        self.accumulated[index] = Some(Accumulated { tensor, peak, count, _lease });
     }
 
     /// Whether a sum over `count` micro-batches may have left fp16 although what travelled did not.

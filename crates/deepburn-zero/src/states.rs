@@ -70,6 +70,7 @@ pub struct ModelStates<B: Backend> {
     optimizer: Optimizer<B>,
     /// Type that ops use.
     compute: FloatDType,
+    types: Types,
     allgather_bucket_size: usize,
     ignore_unused: bool,
     ledger: Ledger,
@@ -94,6 +95,10 @@ impl<B: OptimizerOps> ModelStates<B> {
         let share = Share { stage, rank };
         let working =
             (precision.compute != Precision::Fp32).then(|| element_type(precision.compute));
+        let types = Types {
+            communication: element_type(precision.communication),
+            accumulation: element_type(precision.accumulation),
+        };
         let sharder = Sharder::new(group.clone(), share, through, working, ledger.clone());
         let (module, Table { parameters, indices, owned }) = sharder.shard(module)?;
         gatherer.serve(parameters.clone());
@@ -103,10 +108,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             parameters.clone(),
             zero.gradients,
             reduction,
-            Types {
-                communication: element_type(precision.communication),
-                accumulation: element_type(precision.accumulation),
-            },
+            types,
             stage.shards_gradients(),
             ledger.clone(),
         )));
@@ -128,6 +130,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             reducer,
             optimizer,
             compute: element_type(precision.compute),
+            types,
             allgather_bucket_size: zero.allgather_bucket_size,
             ignore_unused: zero.gradients.ignore_unused_parameters,
             ledger,
@@ -280,6 +283,8 @@ impl<B: OptimizerOps> ModelStates<B> {
         } else {
             sum
         };
+        // One type, however many micro-batches there were.
+        let flat = B::cast(flat, self.types.accumulation);
         Ok(Some(read_float::<B>(in_shape::<B>(flat, parameter.shape()))))
     }
 

@@ -62,31 +62,41 @@ fn predicted(job: &Job, stage: u8) -> Estimate {
     let sizes: Vec<_> =
         config().parameters().iter().map(|it| size(it.shape.iter().product())).collect();
     assert_eq!(plan.zero.stage.number(), stage);
-    estimate(&sizes, &plan.zero, RANKS, ElementBytes::new(&plan.optimizer, &plan.precision))
+    let micro_batches = plan.batch.gradient_accumulation_steps;
+    let bytes = ElementBytes::new(&plan.optimizer, &plan.precision, micro_batches);
+    estimate(&sizes, &plan.zero, RANKS, bytes)
 }
 
 #[test]
 fn the_estimate_is_the_ledger_to_the_byte() {
-    for (optimizer, threshold) in [
-        (json!({"type": "AdamW", "params": {"lr": 1e-3}}), 0),
-        (json!({"type": "AdamW", "params": {"lr": 1e-3}}), 100_000),
-        (json!({"type": "AdamW", "params": {"lr": 1e-3}}), 200),
-        (json!({"type": "SGD", "params": {"lr": 1e-3}}), 200),
-        (json!({"type": "SGD", "params": {"lr": 1e-3, "momentum": 0.9}}), 0),
-        (json!({"type": "Lion", "params": {"lr": 1e-4}}), 0),
+    let adam = json!({"type": "AdamW", "params": {"lr": 1e-3}});
+    let sgd = |momentum| json!({"type": "SGD", "params": {"lr": 1e-3, "momentum": momentum}});
+    for (optimizer, precision, micro_batches, threshold) in [
+        (adam.clone(), "fp32", 2, 0),
+        (adam.clone(), "fp32", 2, 100_000),
+        (adam.clone(), "fp32", 1, 200),
+        (adam.clone(), "bf16", 1, 200),
+        (adam, "bf16", 2, 0),
+        (sgd(0.0), "fp32", 2, 200),
+        (sgd(0.9), "fp32", 2, 0),
+        (json!({"type": "Lion", "params": {"lr": 1e-4}}), "fp16", 2, 0),
     ] {
         for stage in STAGES {
-            let job = job()
+            let mut job = job()
                 .with("deepspeed.optimizer", optimizer.clone())
+                .with("deepspeed.gradient_accumulation_steps", micro_batches)
                 .zero("stage3_param_persistence_threshold", threshold)
                 .sharded(stage, RANKS as usize);
+            if precision != "fp32" {
+                job = job.with(&format!("deepspeed.{precision}"), json!({"enabled": true}));
+            }
             let predicted = predicted(&job, stage);
             let ledger = job.train().steps[1].memory;
             let states = predicted.states;
             assert_eq!(
                 [ledger.parameters, ledger.gradients, ledger.optimizer],
                 [states.parameters, states.gradients, states.optimizer],
-                "{optimizer} at stage {stage}, threshold {threshold}"
+                "{optimizer} in {precision} at stage {stage}, threshold {threshold}"
             );
             assert!(ledger.gathered_peak <= predicted.buffers.gathered_limit, "{ledger:?}");
             tool_says(&job, stage, &predicted);

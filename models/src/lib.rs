@@ -2,6 +2,11 @@
 //!
 //! Nothing here knows of ranks, shards or DeepSpeed: a model is generic over its backend and is
 //! sharded from outside. [`gpt2`] is the GPT-2 of the `transformers` library, to the digit, with
-//! its checkpoints, loss and text generation.
+//! its checkpoints, loss and text generation; [`imdb`] an encoder that classifies reviews.
 
 pub mod gpt2;
+pub mod imdb;
+
+mod norm;
+mod projection;
+mod weights;

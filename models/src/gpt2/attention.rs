@@ -10,8 +10,8 @@ use burn::tensor::{Tensor, backend::Backend};
 use deepburn_ops::{FusedOps, Reach, SelfAttention, attention_over_cache, self_attention};
 
 use super::config::Gpt2Config;
-use super::mlp::{conv1d, project};
-use super::weights::WeightInit;
+use crate::projection::{conv1d, project};
+use crate::weights::WeightInit;
 
 /// The extent of a block of positions that follow others.
 #[derive(Clone, Copy, Debug)]

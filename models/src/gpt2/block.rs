@@ -9,8 +9,8 @@ use deepburn_ops::FusedOps;
 use super::attention::{Attention, Extent, KeyValues};
 use super::config::Gpt2Config;
 use super::mlp::Mlp;
-use super::norm::LayerNorm;
-use super::weights::WeightInit;
+use crate::norm::LayerNorm;
+use crate::weights::WeightInit;
 
 /// Attention and MLP, each of the normalised stream and each added to it.
 #[derive(Module, Debug)]

@@ -5,11 +5,12 @@
 use burn::module::Module;
 use burn::nn::{Dropout, DropoutConfig, Linear};
 use burn::tensor::{Tensor, backend::Backend};
-use deepburn_ops::{FusedOps, LinearOps, linear};
+use deepburn_ops::FusedOps;
 
 use super::activation::Activation;
 use super::config::Gpt2Config;
-use super::weights::{Values, WeightInit};
+use crate::projection::{conv1d, project};
+use crate::weights::WeightInit;
 
 /// Two projections with a non-linearity between, and dropout after.
 #[derive(Module, Debug)]
@@ -40,24 +41,6 @@ impl<B: Backend> Mlp<B> {
     {
         let inner = self.activation.forward(project(&self.c_fc, x));
         self.dropout.forward(project(&self.c_proj, inner))
-    }
-}
-
-/// Applies a projection to rows.
-pub(crate) fn project<B: LinearOps>(projection: &Linear<B>, x: Tensor<B, 2>) -> Tensor<B, 2> {
-    linear(x, projection.weight.val(), projection.bias.as_ref().map(|bias| bias.val()))
-}
-
-/// The projection that `transformers` calls Conv1D: weight `[in, out]`, as Burn's linear layer has it.
-pub(crate) fn conv1d<B: Backend>(
-    init: &WeightInit<B>,
-    path: &str,
-    shape: [usize; 2],
-    std: f64,
-) -> Linear<B> {
-    Linear {
-        weight: init.param(&format!("{path}.weight"), shape, Values::Normal { std }),
-        bias: Some(init.param(&format!("{path}.bias"), [shape[1]], Values::Zeros)),
     }
 }
 

@@ -35,11 +35,9 @@ mod generate;
 mod loss;
 mod mlp;
 mod model;
-mod norm;
 mod parameters;
 mod precision;
 mod tensor_file;
-mod weights;
 
 pub use activation::Activation;
 pub use batch::{CausalBatch, IGNORED_LABEL, InputError};

@@ -13,9 +13,9 @@ use super::batch::CausalBatch;
 use super::block::Block;
 use super::config::{ConfigError, Gpt2Config};
 use super::loss::CausalLoss;
-use super::norm::LayerNorm;
 use super::parameters::HEAD;
-use super::weights::{Values, WeightInit};
+use crate::norm::LayerNorm;
+use crate::weights::{Values, WeightInit};
 
 /// GPT-2 with its language-model head.
 ///

@@ -7,7 +7,7 @@ use burn::module::{Module, Param};
 use burn::tensor::{Tensor, backend::Backend};
 use deepburn_ops::{LayerNormOps, layer_norm};
 
-use super::weights::{Values, WeightInit};
+use crate::weights::{Values, WeightInit};
 
 /// `(x - mean) / sqrt(var + epsilon) * weight + bias` over the last axis, biased variance.
 #[derive(Module, Debug)]

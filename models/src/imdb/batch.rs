@@ -1,0 +1,189 @@
+//! Texts that have been checked against the model they are for.
+//!
+//! Main type: [`TextBatch`]. A device tensor cannot be looked into cheaply, so ids, lengths and
+//! labels are checked here, on the host, before any tensor exists.
+
+use std::sync::Arc;
+
+use burn::tensor::{Int, Tensor, TensorData, backend::Backend};
+use thiserror::Error;
+
+use super::config::EncoderConfig;
+
+/// Texts padded to one length, and the class of each.
+#[derive(Clone, Debug)]
+pub struct TextBatch<B: Backend> {
+    /// `[texts, length]`.
+    pub(crate) input_ids: Tensor<B, 2, Int>,
+    /// `[texts, length, 1]`: the weight of each position in its text's mean.
+    pub(crate) weights: Tensor<B, 3>,
+    /// Tokens of each text; the rest of its row is padding.
+    pub(crate) lengths: Arc<[usize]>,
+    /// `[texts]`: the class, negative for a row that is no text.
+    pub(crate) labels: Tensor<B, 1, Int>,
+}
+
+/// Why texts are refused.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum TextBatchError {
+    /// The numbers of ids, lengths and labels do not go together.
+    #[error(
+        "{ids} token ids, {lengths} lengths and {labels} labels do not make a batch: there must be a \
+         length and a label for each row of ids, and at least one id"
+    )]
+    Counts {
+        /// Token ids.
+        ids: usize,
+        /// Lengths.
+        lengths: usize,
+        /// Labels.
+        labels: usize,
+    },
+    /// A text is longer than its row.
+    #[error("text {text} has {found} tokens, but its row {length}")]
+    Length {
+        /// Its row.
+        text: usize,
+        /// Its length.
+        found: usize,
+        /// That of all rows.
+        length: usize,
+    },
+    /// The model has no positions that late.
+    #[error("texts of {length} tokens are longer than the model allows (`max_len` = {max_len})")]
+    TooLong {
+        /// Tokens of a row.
+        length: usize,
+        /// The longest the model takes.
+        max_len: usize,
+    },
+    /// A token the model does not know.
+    #[error("token {id} of text {text} is outside of the vocabulary (`vocab_size` = {vocab_size})")]
+    Token {
+        /// Its row.
+        text: usize,
+        /// The token.
+        id: u32,
+        /// Tokens of the model.
+        vocab_size: usize,
+    },
+    /// A class the model does not know.
+    #[error("text {text} is of class {label}, but the model has `num_classes` = {num_classes}")]
+    Label {
+        /// Its row.
+        text: usize,
+        /// Its class.
+        label: i64,
+        /// Classes of the model.
+        num_classes: usize,
+    },
+}
+
+impl<B: Backend> TextBatch<B> {
+    /// A batch of `lengths.len()` texts from rows of token ids, padded with any id. A row of
+    /// length 0 has a negative label and counts for nothing; it is there to keep ranks in step.
+    ///
+    /// # Errors
+    /// [`TextBatchError`].
+    pub fn new(
+        config: &EncoderConfig,
+        input_ids: &[u32],
+        lengths: &[usize],
+        labels: &[i64],
+        device: &B::Device,
+    ) -> Result<Self, TextBatchError> {
+        let length = check(config, input_ids, lengths, labels)?;
+        let texts = lengths.len();
+        // Ids were found to be below 2^24.
+        let ids: Vec<i32> = input_ids.iter().map(|id| *id as i32).collect();
+        let weights: Vec<f32> = lengths
+            .iter()
+            .flat_map(|own| {
+                let weight = 1.0 / (*own).max(1) as f32;
+                (0..length).map(move |position| if position < *own { weight } else { 0.0 })
+            })
+            .collect();
+        let labels: Vec<i32> = labels.iter().map(|label| *label as i32).collect();
+        Ok(Self {
+            input_ids: Tensor::from_data(TensorData::new(ids, [texts, length]), device),
+            weights: Tensor::from_data(TensorData::new(weights, [texts, length, 1]), device),
+            lengths: lengths.into(),
+            labels: Tensor::from_data(TensorData::new(labels, [texts]), device),
+        })
+    }
+}
+
+/// The length of the rows.
+fn check(
+    config: &EncoderConfig,
+    input_ids: &[u32],
+    lengths: &[usize],
+    labels: &[i64],
+) -> Result<usize, TextBatchError> {
+    let texts = lengths.len();
+    if texts == 0
+        || input_ids.is_empty()
+        || labels.len() != texts
+        || !input_ids.len().is_multiple_of(texts)
+    {
+        return Err(TextBatchError::Counts {
+            ids: input_ids.len(),
+            lengths: texts,
+            labels: labels.len(),
+        });
+    }
+    let length = input_ids.len() / texts;
+    let EncoderConfig { vocab_size, max_len, num_classes, .. } = *config;
+    if length > max_len {
+        return Err(TextBatchError::TooLong { length, max_len });
+    }
+    if let Some((text, &found)) = lengths.iter().enumerate().find(|(_, own)| **own > length) {
+        return Err(TextBatchError::Length { text, found, length });
+    }
+    let unknown = |id: &u32| *id as usize >= vocab_size;
+    if let Some(at) = input_ids.iter().position(unknown) {
+        return Err(TextBatchError::Token { text: at / length, id: input_ids[at], vocab_size });
+    }
+    let rows = labels.iter().zip(lengths).enumerate();
+    for (text, (&label, &own)) in rows {
+        let known = if own == 0 { label < 0 } else { (0..num_classes as i64).contains(&label) };
+        if !known {
+            return Err(TextBatchError::Label { text, label, num_classes });
+        }
+    }
+    Ok(length)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn_flex::Flex;
+
+    fn batch(ids: &[u32], lengths: &[usize], labels: &[i64]) -> Result<(), TextBatchError> {
+        let config = EncoderConfig { vocab_size: 10, max_len: 3, ..EncoderConfig::guide() };
+        TextBatch::<Flex>::new(&config, ids, lengths, labels, &Default::default()).map(drop)
+    }
+
+    #[test]
+    fn what_fits_is_taken() {
+        assert_eq!(batch(&[1, 2, 3, 9, 0, 0], &[3, 1], &[0, 1]), Ok(()));
+        assert_eq!(batch(&[1, 2, 0, 0], &[2, 0], &[1, -100]), Ok(()));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_named() {
+        let counts = TextBatchError::Counts { ids: 3, lengths: 2, labels: 2 };
+        assert_eq!(batch(&[1, 2, 3], &[1, 1], &[0, 0]), Err(counts));
+        assert!(matches!(batch(&[], &[], &[]), Err(TextBatchError::Counts { .. })));
+        let too_long = TextBatchError::TooLong { length: 4, max_len: 3 };
+        assert_eq!(batch(&[1, 2, 3, 4], &[4], &[0]), Err(too_long));
+        let length = TextBatchError::Length { text: 1, found: 3, length: 2 };
+        assert_eq!(batch(&[1, 2, 3, 4], &[2, 3], &[0, 0]), Err(length));
+        let token = TextBatchError::Token { text: 1, id: 10, vocab_size: 10 };
+        assert_eq!(batch(&[1, 2, 10, 4], &[2, 2], &[0, 0]), Err(token));
+        for (lengths, label) in [([1, 1], 2), ([1, 1], -1), ([1, 0], 0)] {
+            let error = TextBatchError::Label { text: 1, label, num_classes: 2 };
+            assert_eq!(batch(&[1, 2], &lengths, &[0, label]), Err(error));
+        }
+    }
+}

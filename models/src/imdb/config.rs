@@ -1,0 +1,186 @@
+//! How large an encoder is.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use thiserror::Error;
+
+/// The largest value of a width, length or vocabulary: products of two fit 64 bits with room.
+const MAX_SIZE: usize = 1 << 24;
+
+/// An encoder's architecture. Absent fields of a `config.json` are those of
+/// [`EncoderConfig::guide`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EncoderConfig {
+    /// `deepburn_encoder`.
+    pub model_type: ModelType,
+    /// Number of tokens; ids are below it.
+    pub vocab_size: usize,
+    /// Width of the residual stream; even, as half of it is sines.
+    pub embed_dim: usize,
+    /// Attention heads of a layer; divides `embed_dim`.
+    pub num_heads: usize,
+    /// Number of layers.
+    pub num_layers: usize,
+    /// Inner width of the feed-forward half of a layer, and of the classifier.
+    pub hidden_dim: usize,
+    /// Longest text in tokens.
+    pub max_len: usize,
+    /// Dropout probability, everywhere.
+    pub dropout: f64,
+    /// Number of classes.
+    pub num_classes: usize,
+    /// Added to the variance in layer normalisation.
+    pub layer_norm_epsilon: f64,
+}
+
+/// What `config.json` calls this model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ModelType {
+    /// `deepburn_encoder`.
+    #[default]
+    #[serde(rename = "deepburn_encoder")]
+    Encoder,
+}
+
+impl Default for EncoderConfig {
+    fn default() -> Self {
+        Self::guide()
+    }
+}
+
+/// Why a configuration is refused.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum EncoderConfigError {
+    /// A field that the encoder does not have, or of another type.
+    #[error("{0}")]
+    Field(String),
+    /// A value that is out of range.
+    #[error("`{name}` is {value}, but it must be {rule}")]
+    Value {
+        /// The field.
+        name: &'static str,
+        /// What was found.
+        value: String,
+        /// What is accepted.
+        rule: String,
+    },
+}
+
+impl EncoderConfig {
+    /// Six layers of width 256: the model of a published guide to training on IMDB reviews, for a
+    /// byte-pair vocabulary of GPT-2's size.
+    #[must_use]
+    pub fn guide() -> Self {
+        Self {
+            model_type: ModelType::Encoder,
+            vocab_size: 50257,
+            embed_dim: 256,
+            num_heads: 8,
+            num_layers: 6,
+            hidden_dim: 1024,
+            max_len: 1024,
+            dropout: 0.2,
+            num_classes: 2,
+            layer_norm_epsilon: 1e-5,
+        }
+    }
+
+    /// This configuration with some fields of a `config.json` in place of its own.
+    ///
+    /// # Errors
+    /// [`EncoderConfigError::Field`] for one that is unknown or of another type.
+    pub fn with_overrides(&self, fields: &Map<String, Value>) -> Result<Self, EncoderConfigError> {
+        let wrong = |error: serde_json::Error| EncoderConfigError::Field(error.to_string());
+        let Value::Object(mut all) = serde_json::to_value(self).map_err(wrong)? else {
+            unreachable!("a struct with named fields is an object");
+        };
+        all.extend(fields.clone());
+        serde_json::from_value(all.into()).map_err(wrong)
+    }
+
+    /// Checks that the values hold together.
+    ///
+    /// # Errors
+    /// [`EncoderConfigError::Value`] naming the first that does not.
+    pub fn validate(&self) -> Result<(), EncoderConfigError> {
+        let wrong = |name, value: String, rule: String| {
+            Err(EncoderConfigError::Value { name, value, rule })
+        };
+        for (name, value) in [
+            ("vocab_size", self.vocab_size),
+            ("embed_dim", self.embed_dim),
+            ("num_heads", self.num_heads),
+            ("num_layers", self.num_layers),
+            ("hidden_dim", self.hidden_dim),
+            ("max_len", self.max_len),
+            ("num_classes", self.num_classes),
+        ] {
+            let least = if name == "num_classes" { 2 } else { 1 };
+            if !(least..=MAX_SIZE).contains(&value) {
+                return wrong(name, value.to_string(), format!("from {least} to {MAX_SIZE}"));
+            }
+        }
+        let (width, heads) = (self.embed_dim, self.num_heads);
+        if !width.is_multiple_of(2) {
+            return wrong("embed_dim", width.to_string(), "even".to_owned());
+        }
+        if !width.is_multiple_of(heads) {
+            return wrong(
+                "num_heads",
+                heads.to_string(),
+                format!("a divisor of embed_dim {width}"),
+            );
+        }
+        if !(0.0..1.0).contains(&self.dropout) {
+            return wrong("dropout", self.dropout.to_string(), "at least 0 and below 1".to_owned());
+        }
+        if !(self.layer_norm_epsilon > 0.0 && self.layer_norm_epsilon.is_finite()) {
+            let value = self.layer_norm_epsilon.to_string();
+            return wrong("layer_norm_epsilon", value, "above 0".to_owned());
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn overridden(fields: Value) -> Result<EncoderConfig, EncoderConfigError> {
+        let Value::Object(fields) = fields else { panic!("not an object") };
+        EncoderConfig::guide().with_overrides(&fields)
+    }
+
+    #[test]
+    fn fields_are_read_or_named() {
+        let config = overridden(json!({"num_layers": 2, "model_type": "deepburn_encoder"}));
+        assert_eq!(config.unwrap(), EncoderConfig { num_layers: 2, ..EncoderConfig::guide() });
+        for (fields, named) in [
+            (json!({"n_layer": 2}), "n_layer"),
+            (json!({"num_layers": "two"}), "two"),
+            (json!({"model_type": "gpt2"}), "gpt2"),
+        ] {
+            let message = overridden(fields).unwrap_err().to_string();
+            assert!(message.contains(named), "{message}");
+        }
+    }
+
+    #[test]
+    fn values_that_do_not_hold_together_are_named() {
+        assert_eq!(EncoderConfig::guide().validate(), Ok(()));
+        for (fields, named) in [
+            (json!({"num_heads": 3}), "num_heads"),
+            (json!({"embed_dim": 0}), "embed_dim"),
+            (json!({"embed_dim": 9, "num_heads": 3}), "embed_dim"),
+            (json!({"max_len": 1_u64 << 40}), "max_len"),
+            (json!({"dropout": 1.0}), "dropout"),
+            (json!({"num_classes": 1}), "num_classes"),
+            (json!({"layer_norm_epsilon": 0.0}), "layer_norm_epsilon"),
+        ] {
+            let message = overridden(fields).unwrap().validate().unwrap_err().to_string();
+            assert!(message.starts_with(&format!("`{named}` is ")), "{message}");
+        }
+    }
+}

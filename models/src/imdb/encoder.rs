@@ -1,0 +1,109 @@
+//! The encoder with its classifier.
+//!
+//! Main type: [`Encoder`].
+
+use burn::module::Module;
+use burn::nn::{Dropout, DropoutConfig, Embedding, Linear};
+use burn::tensor::activation::relu;
+use burn::tensor::{Int, Tensor, backend::Backend};
+use deepburn_ops::{FusedOps, Reach, SelfAttention, cross_entropy};
+
+use super::batch::TextBatch;
+use super::config::{EncoderConfig, EncoderConfigError};
+use super::layer::EncoderLayer;
+use super::parameters::default_std;
+use super::positions::sinusoids;
+use crate::projection::{conv1d, project};
+use crate::weights::{Values, WeightInit};
+
+/// A transformer encoder and a classifier of the mean over a text's tokens.
+///
+/// Dropout is active on backends that differentiate and nowhere else.
+#[derive(Module, Debug)]
+pub struct Encoder<B: Backend> {
+    embedding: Embedding<B>,
+    layers: Vec<EncoderLayer<B>>,
+    classifier1: Linear<B>,
+    classifier2: Linear<B>,
+    dropout: Dropout,
+    #[module(skip)]
+    config: EncoderConfig,
+}
+
+impl<B: Backend> Encoder<B> {
+    /// A model with initial weights that depend on `seed` and each parameter's path alone:
+    /// embeddings of deviation 1, affine maps with the deviations that torch gives them, biases 0,
+    /// norms 1. They are drawn when first used.
+    ///
+    /// # Errors
+    /// [`EncoderConfigError`] if `config` does not hold together.
+    pub fn new(
+        config: &EncoderConfig,
+        seed: u64,
+        device: &B::Device,
+    ) -> Result<Self, EncoderConfigError> {
+        config.validate()?;
+        let init = WeightInit::new(seed, device);
+        let EncoderConfig { vocab_size, embed_dim, hidden_dim, num_classes, .. } = *config;
+        let weight =
+            init.param("embedding.weight", [vocab_size, embed_dim], Values::Normal { std: 1.0 });
+        let affine =
+            |path: &str, shape: [usize; 2]| conv1d(&init, path, shape, default_std(shape[0]));
+        Ok(Self {
+            embedding: Embedding { weight },
+            layers: (0..config.num_layers)
+                .map(|layer| EncoderLayer::new(&init, layer, config))
+                .collect(),
+            classifier1: affine("classifier1", [embed_dim, hidden_dim]),
+            classifier2: affine("classifier2", [hidden_dim, num_classes]),
+            dropout: DropoutConfig::new(config.dropout).init(),
+            config: config.clone(),
+        })
+    }
+
+    /// The model's configuration.
+    #[must_use]
+    pub fn config(&self) -> &EncoderConfig {
+        &self.config
+    }
+}
+
+impl<B: FusedOps> Encoder<B> {
+    /// Logits `[texts, num_classes]`.
+    pub fn forward(&self, batch: &TextBatch<B>) -> Tensor<B, 2> {
+        let [texts, length] = batch.input_ids.dims();
+        let EncoderConfig { embed_dim: width, num_heads: heads, .. } = self.config;
+        let attention = SelfAttention {
+            batch: texts,
+            heads,
+            scale: 1.0 / ((width / heads) as f64).sqrt(),
+            upcast: false,
+            reach: Reach::Lengths(batch.lengths.clone()),
+        };
+        let mut x = self.embed(batch.input_ids.clone());
+        for layer in &self.layers {
+            x = layer.forward(x, &attention);
+        }
+        let weights = batch.weights.clone().cast(x.dtype());
+        // A product of a row with a matrix for each text: padding has weight 0.
+        let means = weights.swap_dims(1, 2).matmul(x.reshape([texts, length, width]));
+        let inner = relu(project(&self.classifier1, means.reshape([texts, width])));
+        project(&self.classifier2, self.dropout.forward(inner))
+    }
+
+    /// Cross-entropy summed over the texts, `[1]`, at least f32, and the logits.
+    pub fn loss(&self, batch: &TextBatch<B>) -> (Tensor<B, 1>, Tensor<B, 2>) {
+        let logits = self.forward(batch);
+        (cross_entropy(logits.clone(), batch.labels.clone()), logits)
+    }
+
+    /// Token embeddings plus positions, `[texts * length, width]`.
+    fn embed(&self, input_ids: Tensor<B, 2, Int>) -> Tensor<B, 2> {
+        let [texts, length] = input_ids.dims();
+        let width = self.config.embed_dim;
+        let tokens = self.embedding.forward(input_ids).reshape([texts, length * width]);
+        let positions = sinusoids::<B>(length, width, &tokens.device()).cast(tokens.dtype());
+        let embedded = tokens + positions.reshape([1, length * width]);
+        self.dropout.forward(embedded.reshape([texts * length, width]))
+    }
+}

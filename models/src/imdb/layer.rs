@@ -1,0 +1,68 @@
+//! One encoder layer, as `torch.nn.TransformerEncoderLayer` computes it by default.
+//!
+//! Main type: [`EncoderLayer`].
+
+use burn::module::Module;
+use burn::nn::{Dropout, DropoutConfig, Linear};
+use burn::tensor::activation::relu;
+use burn::tensor::{Tensor, backend::Backend};
+use deepburn_ops::{FusedOps, SelfAttention, self_attention};
+
+use super::config::EncoderConfig;
+use super::parameters::default_std;
+use crate::norm::LayerNorm;
+use crate::projection::{conv1d, project};
+use crate::weights::WeightInit;
+
+/// Attention over the tokens of a text and a feed-forward half; each is added to the residual
+/// stream, which is then normalised.
+#[derive(Module, Debug)]
+pub(crate) struct EncoderLayer<B: Backend> {
+    in_proj: Linear<B>,
+    out_proj: Linear<B>,
+    linear1: Linear<B>,
+    linear2: Linear<B>,
+    norm1: LayerNorm<B>,
+    norm2: LayerNorm<B>,
+    dropout: Dropout,
+}
+
+impl<B: Backend> EncoderLayer<B> {
+    /// Layer number `layer`, from 0.
+    pub(crate) fn new(init: &WeightInit<B>, layer: usize, config: &EncoderConfig) -> Self {
+        let (width, inner) = (config.embed_dim, config.hidden_dim);
+        let path = format!("layers.{layer}");
+        // Glorot and Bengio 2010, of the three projections as one matrix, as torch does it.
+        let in_std = (2.0 / (4 * width) as f64).sqrt();
+        let linear = |leaf: &str, shape: [usize; 2], std| {
+            conv1d(init, &format!("{path}.{leaf}"), shape, std)
+        };
+        let norm = |leaf: &str| {
+            LayerNorm::new(init, &format!("{path}.{leaf}"), width, config.layer_norm_epsilon)
+        };
+        Self {
+            in_proj: linear("in_proj", [width, 3 * width], in_std),
+            out_proj: linear("out_proj", [width, width], default_std(width)),
+            linear1: linear("linear1", [width, inner], default_std(width)),
+            linear2: linear("linear2", [inner, width], default_std(inner)),
+            norm1: norm("norm1"),
+            norm2: norm("norm2"),
+            dropout: DropoutConfig::new(config.dropout).init(),
+        }
+    }
+
+    /// `x` and the result: `[texts * length, width]`.
+    pub(crate) fn forward(&self, x: Tensor<B, 2>, attention: &SelfAttention) -> Tensor<B, 2>
+    where
+        B: FusedOps,
+    {
+        // As everywhere: dropout is for backends that differentiate.
+        let dropout = if B::ad_enabled(&x.device()) { self.dropout.prob } else { 0.0 };
+        let attended = self_attention(project(&self.in_proj, x.clone()), attention, dropout);
+        let attended = self.dropout.forward(project(&self.out_proj, attended));
+        let x = self.norm1.forward(attended + x);
+        let inner = self.dropout.forward(relu(project(&self.linear1, x.clone())));
+        let fed = self.dropout.forward(project(&self.linear2, inner));
+        self.norm2.forward(fed + x)
+    }
+}

@@ -1,0 +1,26 @@
+//! Affine maps of rows.
+
+use burn::nn::Linear;
+use burn::tensor::{Tensor, backend::Backend};
+use deepburn_ops::{LinearOps, linear};
+
+use crate::weights::{Values, WeightInit};
+
+/// Applies a projection to `[rows, in]`; the result is `[rows, out]`.
+pub(crate) fn project<B: LinearOps>(projection: &Linear<B>, x: Tensor<B, 2>) -> Tensor<B, 2> {
+    linear(x, projection.weight.val(), projection.bias.as_ref().map(|bias| bias.val()))
+}
+
+/// A projection with weight `[in, out]`, as Burn's linear layer and the Conv1D of `transformers` have
+/// it, and bias 0.
+pub(crate) fn conv1d<B: Backend>(
+    init: &WeightInit<B>,
+    path: &str,
+    shape: [usize; 2],
+    std: f64,
+) -> Linear<B> {
+    Linear {
+        weight: init.param(&format!("{path}.weight"), shape, Values::Normal { std }),
+        bias: Some(init.param(&format!("{path}.bias"), [shape[1]], Values::Zeros)),
+    }
+}

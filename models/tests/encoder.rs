@@ -1,0 +1,133 @@
+//! The encoder against torch's own layers, whose weights and logits are in `data/encoder.json`.
+
+use std::collections::HashMap;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::{Tensor, TensorData, backend::Backend};
+use burn_flex::Flex;
+use deepburn_models::gpt2::ParameterShape;
+use deepburn_models::imdb::{Encoder, EncoderConfig, TextBatch};
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+struct Recorded {
+    weights: HashMap<String, Vec<f32>>,
+    ids: Vec<u32>,
+    lengths: Vec<usize>,
+    labels: Vec<i64>,
+    logits: Vec<f32>,
+    loss: f32,
+}
+
+fn recorded() -> Recorded {
+    serde_json::from_str(include_str!("data/encoder.json")).unwrap()
+}
+
+fn config() -> EncoderConfig {
+    EncoderConfig {
+        vocab_size: 11,
+        embed_dim: 8,
+        num_heads: 2,
+        num_layers: 2,
+        hidden_dim: 12,
+        max_len: 9,
+        num_classes: 3,
+        ..EncoderConfig::guide()
+    }
+}
+
+/// Puts recorded weights in the place of a module's own.
+struct Fill {
+    path: Vec<String>,
+    weights: HashMap<String, Vec<f32>>,
+}
+
+impl ModuleMapper<Flex> for Fill {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.to_owned());
+    }
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+    fn map_float<const D: usize>(
+        &mut self,
+        param: Param<Tensor<Flex, D>>,
+    ) -> Param<Tensor<Flex, D>> {
+        let values = self.weights.remove(&self.path.join(".")).expect("torch has it too");
+        param.map(|own| Tensor::from_data(TensorData::new(values, own.dims()), &own.device()))
+    }
+}
+
+fn model() -> Encoder<Flex> {
+    let mut fill = Fill { path: Vec::new(), weights: recorded().weights };
+    let model = Encoder::new(&config(), 1, &Default::default()).unwrap().map(&mut fill);
+    assert!(fill.weights.is_empty(), "{:?}", fill.weights.keys());
+    model
+}
+
+fn logits(ids: &[u32], lengths: &[usize], labels: &[i64]) -> (Vec<f32>, f32) {
+    let batch = TextBatch::new(&config(), ids, lengths, labels, &Default::default()).unwrap();
+    let (loss, logits) = model().loss(&batch);
+    (logits.into_data().to_vec().unwrap(), loss.into_scalar())
+}
+
+#[track_caller]
+fn assert_close(found: &[f32], expected: &[f32]) {
+    assert_eq!(found.len(), expected.len());
+    for (found, expected) in found.iter().zip(expected) {
+        // Logits of order 1 after some dozens of roundings of 6e-8.
+        assert!((found - expected).abs() < 2e-6, "{found} instead of {expected}");
+    }
+}
+
+#[test]
+fn logits_and_loss_are_those_of_torch() {
+    let Recorded { ids, lengths, labels, logits: expected, loss, .. } = recorded();
+    let (found, found_loss) = logits(&ids, &lengths, &labels);
+    assert_close(&found, &expected);
+    assert!((found_loss - loss).abs() < 2e-6, "{found_loss} instead of {loss}");
+}
+
+#[test]
+fn padding_changes_nothing() {
+    let Recorded { ids, lengths, labels, logits: expected, .. } = recorded();
+    // Two more columns, any id in the padding, and a row that is no text.
+    let padded: Vec<u32> = ids
+        .chunks(5)
+        .zip(&lengths)
+        .flat_map(|(row, own)| [&row[..*own], &[9, 1, 8, 2, 6, 3, 7][..7 - own]].concat())
+        .chain([4; 7])
+        .collect();
+    let (found, _) =
+        logits(&padded, &[&lengths[..], &[0]].concat(), &[&labels[..], &[-100]].concat());
+    assert_close(&found[..expected.len()], &expected);
+    assert!(found.iter().all(|logit| logit.is_finite()));
+}
+
+#[derive(Default)]
+struct Lister {
+    path: Vec<String>,
+    found: Vec<ParameterShape>,
+}
+
+impl<B: Backend> ModuleVisitor<B> for Lister {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.to_owned());
+    }
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        let shape = param.lazy_shape().to_vec();
+        self.found.push(ParameterShape { path: self.path.join("."), shape });
+    }
+}
+
+#[test]
+fn the_list_of_parameters_is_what_the_module_holds() {
+    let mut lister = Lister::default();
+    model().visit(&mut lister);
+    assert_eq!(lister.found, config().parameters());
+    let values: usize = recorded().weights.values().map(Vec::len).sum();
+    assert_eq!(config().num_parameters(), values);
+}

@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use crate::DataError;
+use crate::draws::Draws;
 
 /// Shares of one corpus. They may leave a part unused.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -21,6 +22,9 @@ pub struct Fractions {
 
 /// The name of a part and the items in it.
 pub(crate) type Part = (&'static str, Range<usize>);
+
+/// Stream of draws that no epoch uses.
+const SPLIT_STREAM: u64 = u64::MAX;
 
 /// Fractions are typed by people: 0.7 + 0.2 + 0.1 is 0.9999999999999999 and means all.
 const TOLERANCE: f64 = 1e-9;
@@ -62,6 +66,25 @@ impl Fractions {
             let part = (share > 0.0).then_some((name, start..end));
             start = end;
             part
+        }))
+    }
+
+    /// Divides `items` in an order that `seed` draws, so that each part is like the whole even
+    /// where the items are sorted, by class for example. A share of zero gives `None`.
+    ///
+    /// # Errors
+    /// As [`Fractions::validate`].
+    pub fn divide_shuffled<T>(
+        self,
+        items: Vec<T>,
+        seed: u64,
+    ) -> Result<[Option<Vec<T>>; 3], DataError> {
+        let parts = self.cut(items.len())?;
+        let mut items: Vec<Option<T>> = items.into_iter().map(Some).collect();
+        let order = Draws::new(seed, SPLIT_STREAM).permutation(items.len());
+        Ok(parts.map(|part| {
+            let (_, places) = part?;
+            Some(order[places].iter().filter_map(|&index| items[index].take()).collect())
         }))
     }
 
@@ -107,6 +130,21 @@ mod tests {
     fn ends(train: f64, eval: f64, test: f64, len: usize) -> Vec<Option<Range<usize>>> {
         let parts = Fractions { train, eval, test }.cut(len).unwrap();
         parts.into_iter().map(|part| part.map(|(_, range)| range)).collect()
+    }
+
+    #[test]
+    fn a_shuffled_division_has_every_item_once() {
+        let fractions = Fractions { train: 0.8, eval: 0.1, test: 0.0 };
+        let divide = |seed| fractions.divide_shuffled((0..50).collect(), seed).unwrap();
+        let [Some(train), Some(eval), None] = divide(7) else { panic!("{:?}", divide(7)) };
+        assert_eq!((train.len(), eval.len()), (40, 5));
+        let mut all: Vec<i32> = [train.clone(), eval].concat();
+        assert!(!all.is_sorted());
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 45);
+        assert_eq!(divide(7)[0], Some(train.clone()));
+        assert_ne!(divide(8)[0], Some(train));
     }
 
     #[test]

@@ -1,15 +1,139 @@
 //! Language modelling: how GPT-2 learns from token sequences.
 
+use std::path::{Path, PathBuf};
+
 use burn::tensor::backend::Backend;
 use burn::tensor::{ElementConversion, Tensor};
-use deepburn::ops::FusedOps;
+use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Training, Zero};
 use deepburn::{Batch, BatchSource, Evaluation, OutsideError, Task};
+use deepburn_config::{BatchPlan, Job};
 use deepburn_datasets::{
-    BatchLoader, DataError, DistributedSampler, EvaluationBatches, IGNORE_INDEX, MicroBatch, Order,
-    Sequences, Shard,
+    BatchLoader, Corpus, DataError, DistributedSampler, EvaluationBatches, IGNORE_INDEX,
+    MicroBatch, Order, Sequences, Shard,
 };
-use deepburn_models::gpt2::{CausalBatch, Gpt2, Gpt2Config, IGNORED_LABEL, InputError};
+use deepburn_models::gpt2::{
+    CausalBatch, Checkpoint, CheckpointWriter, Gpt2, Gpt2Config, IGNORED_LABEL, InputError,
+    SavedPrecision,
+};
+use serde_json::Map;
+
+use crate::corpus::open_corpus;
+use crate::failure::Failure;
+use crate::finetune::RankError;
+use crate::memory::{check_model, check_step};
+use crate::recipe::Recipe;
+
+/// A language model and the text it learns.
+pub(crate) struct Causal {
+    pub(crate) config: Gpt2Config,
+    corpus: Corpus,
+    order: Order,
+    /// A checkpoint to start from.
+    pretrained: Option<PathBuf>,
+    seed: u64,
+}
+
+impl Causal {
+    /// Reads and checks model and data.
+    ///
+    /// # Errors
+    /// Always a user's mistake.
+    pub(crate) fn prepare(job: &Job, batch: BatchPlan, order: Order) -> Result<Self, Failure> {
+        let config = model_config(job)?;
+        check_length(job, &config)?;
+        check_model(&config.parameters())?;
+        check_step(batch, job.data.sequence_length)?;
+        let corpus = open_corpus(job, &config).map_err(Failure::mistake)?;
+        let config = with_tokenizer(config, job, &corpus)?;
+        let (pretrained, seed) = (job.model.pretrained.clone(), job.training.seed);
+        Ok(Self { config, corpus, order, pretrained, seed })
+    }
+
+    /// Samples that a rank draws in an epoch.
+    pub(crate) fn samples_per_epoch(&self, shard: Shard) -> Result<usize, DataError> {
+        let sampler = DistributedSampler::new(self.corpus.train.len(), shard, self.order)?;
+        Ok(sampler.samples_per_epoch())
+    }
+}
+
+impl<B: FusedOps + OptimizerOps> Recipe<B> for Causal {
+    type Model = Gpt2<Training<B>>;
+    type Task = NextToken<B::Device>;
+    type Source = TokenSource;
+
+    fn model(&self, device: &B::Device) -> Result<Self::Model, Failure> {
+        match &self.pretrained {
+            Some(folder) => {
+                let checkpoint = Checkpoint::open(folder).map_err(Failure::mistake)?;
+                checkpoint.load(&self.config, device).map_err(Failure::mistake)
+            }
+            None => Gpt2::new(&self.config, self.seed, device).map_err(Failure::mistake),
+        }
+    }
+
+    fn task(&self, device: B::Device) -> Self::Task {
+        NextToken { config: self.config.clone(), device }
+    }
+
+    fn source(&self, shard: Shard, rows: usize) -> Result<TokenSource, DataError> {
+        let Corpus { train, eval, .. } = self.corpus.clone();
+        TokenSource::new(train, eval, shard, self.order, rows)
+    }
+
+    fn test(&self, shard: Shard, rows: usize) -> Result<Option<TokenSource>, DataError> {
+        let Corpus { train, test, .. } = self.corpus.clone();
+        let Some(test) = test else { return Ok(None) };
+        TokenSource::new(train, Some(test), shard, self.order, rows).map(Some)
+    }
+
+    fn start_saving(&self, folder: &Path) -> Result<CheckpointWriter, RankError> {
+        let writer = CheckpointWriter::create(folder, &self.config, SavedPrecision::F32)?;
+        if let Some(tokenizer) = &self.corpus.tokenizer {
+            tokenizer.save(folder)?;
+        }
+        Ok(writer)
+    }
+}
+
+/// The checkpoint's config, or GPT-2 small, with the job's overrides.
+fn model_config(job: &Job) -> Result<Gpt2Config, Failure> {
+    let base = match &job.model.pretrained {
+        Some(folder) => Checkpoint::open(folder).map_err(Failure::mistake)?.config().clone(),
+        None => Gpt2Config::small(),
+    };
+    let named = |error| Failure::mistake(format!("model.config: {error}"));
+    let config = base.with_overrides(&job.model.config).map_err(named)?;
+    config.validate().map_err(named)?;
+    Ok(config)
+}
+
+fn check_length(job: &Job, model: &Gpt2Config) -> Result<(), Failure> {
+    let length = job.data.sequence_length;
+    if length <= model.n_positions {
+        return Ok(());
+    }
+    Err(Failure::mistake(format!(
+        "data.sequence_length: {length} is longer than the model allows \
+         (model.config.n_positions = {}); use at most that",
+        model.n_positions
+    )))
+}
+
+/// A new model ends its texts as the tokenizer does; a pretrained one has its own way.
+fn with_tokenizer(model: Gpt2Config, job: &Job, corpus: &Corpus) -> Result<Gpt2Config, Failure> {
+    let end = corpus.tokenizer.as_ref().and_then(|tokenizer| tokenizer.end_of_text());
+    let (None, Some(end)) = (&job.model.pretrained, end) else {
+        return Ok(model);
+    };
+    let mut ids = Map::new();
+    for name in ["bos_token_id", "eos_token_id"] {
+        if !job.model.config.contains_key(name) {
+            ids.insert(name.to_owned(), end.into());
+        }
+    }
+    model.with_overrides(&ids).map_err(Failure::mistake)
+}
 
 /// A micro-batch of token sequences.
 pub(crate) struct TokenBatch(MicroBatch);
@@ -66,7 +190,7 @@ impl<B: FusedOps> Task<B, Gpt2<Training<B>>> for NextToken<B::Device> {
     ) -> Result<Evaluation, OutsideError> {
         let batch = batch.on(&self.config, &self.device)?;
         let loss_sum = model.loss(&batch).sum.into_scalar().elem::<f64>();
-        Ok(Evaluation { loss_sum, num_correct: None })
+        Ok(Evaluation { loss_sum, answers: None })
     }
 }
 

@@ -24,14 +24,14 @@ pub(crate) fn open_corpus(job: &Job, config: &Gpt2Config) -> Result<Corpus, Data
         Some(path) => TokenizerChoice::Load(path.clone()),
         None => TokenizerChoice::Train { vocab_size: data.vocab_size },
     };
-    let content = match (data.kind, &data.splits) {
+    let content = match (&data.kind, &data.splits) {
         (DataKind::Tokens, splits) => Content::Tokens { splits: files(splits), tokenizer },
         (DataKind::Text, splits) => Content::Text {
             splits: files(splits),
             field: JSONL_FIELD.to_owned(),
             tokenizer: choice,
         },
-        (DataKind::Synthetic, splits) => Content::Synthetic {
+        (DataKind::Synthetic | DataKind::Classification { .. }, splits) => Content::Synthetic {
             corpus: SyntheticCorpus { seed: job.training.seed, bytes: SYNTHETIC_BYTES },
             fractions: match splits {
                 SplitPlan::Shares { train, eval, test, .. } => {
@@ -61,7 +61,7 @@ fn files(splits: &SplitPlan) -> Splits {
             path: path.clone().unwrap_or_default(),
             fractions: Fractions { train: *train, eval: *eval, test: *test },
         },
-        SplitPlan::Paths { train, eval, test } => {
+        SplitPlan::Paths { train, eval, test, .. } => {
             Splits::Paths { train: train.clone(), eval: eval.clone(), test: test.clone() }
         }
     }

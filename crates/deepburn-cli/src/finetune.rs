@@ -10,18 +10,17 @@ use burn::tensor::backend::Backend;
 use clap::Parser;
 use deepburn::metrics::{MetricsError, MetricsWriter, read_metrics};
 use deepburn::ops::{FusedOps, OptimizerOps, StreamOps};
-use deepburn::zero::{Group, Training, ZeroError};
-use deepburn::{Engine, EngineError, Hook, TrainError, TrainPlan};
+use deepburn::zero::{Group, ZeroError};
+use deepburn::{Engine, EngineError, Hook, Measured, TrainError, TrainPlan};
 use deepburn_config::JobRequest;
-use deepburn_datasets::{DataError, Shard, Tokenizer};
-use deepburn_models::gpt2::{
-    Checkpoint, CheckpointError, CheckpointWriter, Gpt2, Gpt2Config, SavedPrecision,
-};
+use deepburn_datasets::{DataError, Shard};
+use deepburn_models::gpt2::CheckpointError;
+use serde_json::json;
 
-use crate::causal::{NextToken, TokenSource};
 use crate::failure::Failure;
 use crate::preparation::{Preparation, check_output, check_types, prepare};
 use crate::progress::{Progress, Record, tell};
+use crate::recipe::{Recipe, Subject};
 use crate::report::{Environment, Report};
 
 /// Fine-tunes a language model, sharded over ranks as a DeepSpeed configuration says.
@@ -53,7 +52,7 @@ pub struct Arguments {
 
 /// A failure of one rank.
 #[derive(Debug, thiserror::Error)]
-enum RankError {
+pub(crate) enum RankError {
     #[error(transparent)]
     Engine(#[from] EngineError),
     #[error(transparent)]
@@ -71,6 +70,8 @@ enum RankError {
          step; lower the learning rate"
     )]
     Diverged { path: String },
+    #[error("test.json cannot be written ({cause}); make room in the output folder")]
+    Test { cause: std::io::Error },
     #[error("step {step}: saving the model: {cause}")]
     Save { step: u64, cause: Box<RankError> },
 }
@@ -97,29 +98,46 @@ pub fn finetune(arguments: Arguments) -> Result<(), Failure> {
     match preparation.job.training.backend {
         #[cfg(feature = "cuda")]
         deepburn_config::Backend::Cuda => {
-            run::<burn_cuda::Cuda<f32, i32>>(&preparation, burn_cuda::CudaDevice::default())
+            run_on::<burn_cuda::Cuda<f32, i32>>(&preparation, burn_cuda::CudaDevice::default())
         }
         #[cfg(feature = "tch")]
         deepburn_config::Backend::Tch => {
-            run::<burn_tch::LibTorch<f32>>(&preparation, burn_tch::LibTorchDevice::Cpu)
+            run_on::<burn_tch::LibTorch<f32>>(&preparation, burn_tch::LibTorchDevice::Cpu)
         }
         #[cfg(feature = "wgpu")]
         deepburn_config::Backend::Wgpu => {
-            run::<burn_wgpu::Wgpu<f32, i32>>(&preparation, burn_wgpu::WgpuDevice::default())
+            run_on::<burn_wgpu::Wgpu<f32, i32>>(&preparation, burn_wgpu::WgpuDevice::default())
         }
-        _ => run::<burn_flex::Flex>(&preparation, burn_flex::FlexDevice),
+        _ => run_on::<burn_flex::Flex>(&preparation, burn_flex::FlexDevice),
     }?;
     write_report(&request, &preparation)
 }
 
 /// Trains on backend `B`, every rank on `device`.
-fn run<B: FusedOps + OptimizerOps + StreamOps>(
+fn run_on<B: FusedOps + OptimizerOps + StreamOps>(
     preparation: &Preparation,
+    device: B::Device,
+) -> Result<(), Failure> {
+    match &preparation.subject {
+        Subject::Causal(recipe) => run::<B, _>(preparation, recipe, device),
+        Subject::Classification(recipe) => run::<B, _>(preparation, recipe, device),
+    }
+}
+
+/// Trains what `recipe` says on backend `B`, every rank on `device`.
+fn run<B: FusedOps + OptimizerOps + StreamOps, R: Recipe<B>>(
+    preparation: &Preparation,
+    recipe: &R,
     device: B::Device,
 ) -> Result<(), Failure> {
     check_types::<B>(preparation, &device)?;
     let output = &preparation.job.training.output_dir;
-    let model = B::in_shared_stream(|| build_model::<B>(preparation, &device))?;
+    let model = B::in_shared_stream(|| -> Result<_, Failure> {
+        let model = recipe.model(&device)?;
+        // Weights are drawn when first used; the handles of all ranks are to share one draw.
+        model.visit(&mut Draw);
+        Ok(model)
+    })?;
     check_output(output)?;
     let record = serde_json::to_string_pretty(&preparation.record).map_err(Failure::run)?;
     write_whole(&output.join("job.json"), &record).map_err(Failure::run)?;
@@ -127,7 +145,7 @@ fn run<B: FusedOps + OptimizerOps + StreamOps>(
     let ranks = preparation.job.training.ranks;
     tracing::info!(
         "{} parameters, ZeRO stage {}, {ranks} ranks, {} steps",
-        preparation.model.num_parameters(),
+        preparation.subject.num_parameters(),
         preparation.plan.zero.stage.number(),
         preparation.max_steps
     );
@@ -135,29 +153,9 @@ fn run<B: FusedOps + OptimizerOps + StreamOps>(
     let models = Mutex::new(vec![model; ranks]);
     let trained = deepburn::run_ranks(ranks, |group: Group<B>| {
         let model = models.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        Ok(train_rank(preparation, model, group, device.clone())?)
+        Ok(train_rank(preparation, recipe, model, group, device.clone())?)
     });
     trained.map(drop).map_err(|failure| Failure::run(failure.to_string()))
-}
-
-/// The model on the training backend, all weights drawn or read.
-fn build_model<B: FusedOps + OptimizerOps>(
-    preparation: &Preparation,
-    device: &B::Device,
-) -> Result<Gpt2<Training<B>>, Failure> {
-    let config = &preparation.model;
-    let model = match &preparation.job.model.pretrained {
-        Some(folder) => {
-            let checkpoint = Checkpoint::open(folder).map_err(Failure::mistake)?;
-            checkpoint.load(config, device).map_err(Failure::mistake)?
-        }
-        None => {
-            Gpt2::new(config, preparation.job.training.seed, device).map_err(Failure::mistake)?
-        }
-    };
-    // Weights are drawn when first used; the handles of all ranks are to share one draw.
-    model.visit(&mut Draw);
-    Ok(model)
 }
 
 struct Draw;
@@ -169,32 +167,63 @@ impl<B: Backend> ModuleVisitor<B> for Draw {
 }
 
 /// What one rank does.
-fn train_rank<B: FusedOps + OptimizerOps>(
+fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     preparation: &Preparation,
-    model: Option<Gpt2<Training<B>>>,
+    recipe: &R,
+    model: Option<R::Model>,
     group: Group<B>,
     device: B::Device,
 ) -> Result<(), RankError> {
-    let Preparation { job, plan, corpus, .. } = preparation;
+    let Preparation { job, plan, .. } = preparation;
     let Some(model) = model else {
         unreachable!("there is a model for every rank");
     };
     let shard = Shard { rank: group.rank(), num_ranks: group.world_size() };
     let rows = plan.batch.micro_batch_size;
-    let (train, eval) = (corpus.train.clone(), corpus.eval.clone());
-    let mut source = TokenSource::new(train, eval, shard, preparation.order, rows)?;
+    let mut source = recipe.source(shard, rows)?;
     let mut engine = deepburn::initialize(model, plan, group)?;
     engine.seed(job.training.seed);
 
-    let task = NextToken { config: preparation.model.clone(), device };
+    let task = recipe.task(device);
     let eval_steps = job.training.eval_steps.map(|steps| steps as u64);
     let length = TrainPlan { max_steps: preparation.max_steps, eval_steps };
     let mut hooks = hooks(preparation, engine.rank())?;
     deepburn::train(&mut engine, &task, &mut source, length, &mut hooks)?;
     drop(hooks);
+    drop(source);
     let step = engine.global_steps();
-    save_model(&engine, preparation)
+    if let Some(mut test) = recipe.test(shard, rows)? {
+        let measured = deepburn::evaluate(&engine, &task, &mut test)
+            .map_err(|cause| TrainError { step, cause })?;
+        if let Some(measured) = measured.filter(|_| engine.rank() == 0) {
+            record_test(&measured, &job.training.output_dir)?;
+        }
+    }
+    save_model(&engine, recipe, &job.training.output_dir)
         .map_err(|cause| RankError::Save { step, cause: Box::new(cause) })
+}
+
+/// Writes `test.json`: what the final test found, on data that trained nothing.
+fn record_test(measured: &Measured, output: &Path) -> Result<(), RankError> {
+    let Measured { row, num_targets, answers } = measured;
+    let mut record = json!({
+        "test_loss": row.eval_loss,
+        "perplexity": row.eval_loss.exp(),
+        "targets": num_targets,
+    });
+    let mut line = format!("test loss {:.4}", row.eval_loss);
+    match (row.eval_accuracy, answers) {
+        (Some(accuracy), Some(answers)) => {
+            record["test_accuracy"] = json!(accuracy);
+            // A row for each class, in it how often each class was the answer.
+            record["confusion"] = json!(answers);
+            line += &format!(", accuracy {:.2} %", 100.0 * accuracy);
+        }
+        _ => line += &format!(", perplexity {:.2}", row.eval_loss.exp()),
+    }
+    tell(&line);
+    write_whole(&output.join("test.json"), &format!("{record:#}\n"))
+        .map_err(|cause| RankError::Test { cause })
 }
 
 /// What watches the run: rank 0 records and shows it.
@@ -212,15 +241,13 @@ fn hooks(preparation: &Preparation, rank: usize) -> Result<Vec<Box<dyn Hook>>, R
 }
 
 /// Gathers the model parameter by parameter; rank 0 writes it in Hugging Face's layout.
-fn save_model<B: FusedOps + OptimizerOps>(
-    engine: &Engine<B, Gpt2<Training<B>>>,
-    preparation: &Preparation,
+fn save_model<B: FusedOps + OptimizerOps, R: Recipe<B>>(
+    engine: &Engine<B, R::Model>,
+    recipe: &R,
+    output: &Path,
 ) -> Result<(), RankError> {
-    let folder = preparation.job.training.output_dir.join("model");
     let mut writer = match engine.rank() {
-        0 => {
-            Some(start_saving(&folder, &preparation.model, preparation.corpus.tokenizer.as_ref())?)
-        }
+        0 => Some(recipe.start_saving(&output.join("model"))?),
         _ => None,
     };
     for parameter in engine.parameters() {
@@ -236,18 +263,6 @@ fn save_model<B: FusedOps + OptimizerOps>(
         writer.finish()?;
     }
     Ok(())
-}
-
-fn start_saving(
-    folder: &Path,
-    config: &Gpt2Config,
-    tokenizer: Option<&Tokenizer>,
-) -> Result<CheckpointWriter, RankError> {
-    let writer = CheckpointWriter::create(folder, config, SavedPrecision::F32)?;
-    if let Some(tokenizer) = tokenizer {
-        tokenizer.save(folder)?;
-    }
-    Ok(writer)
 }
 
 /// Draws the curves of the run.

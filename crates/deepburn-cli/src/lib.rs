@@ -3,13 +3,16 @@
 use std::io::IsTerminal;
 
 mod causal;
+mod classification;
 mod corpus;
 mod failure;
 mod finetune;
 mod memory;
 mod preparation;
 mod progress;
+mod recipe;
 mod report;
+mod texts;
 mod tools;
 
 pub use failure::{Failure, exit};

@@ -4,7 +4,7 @@
 use std::fs;
 
 use deepburn_config::BatchPlan;
-use deepburn_models::gpt2::Gpt2Config;
+use deepburn_models::gpt2::ParameterShape;
 
 use crate::failure::Failure;
 
@@ -15,16 +15,16 @@ const FP32: u64 = 4;
 const MAX_TOKENS: usize = 1 << 31;
 
 /// Refuses models of which not even the parameters fit, which every job builds once.
-pub(crate) fn check_model(model: &Gpt2Config) -> Result<(), Failure> {
+pub(crate) fn check_model(parameters: &[ParameterShape]) -> Result<(), Failure> {
     let numel = |shape: &[usize]| shape.iter().fold(1_u64, |n, it| n.saturating_mul(*it as u64));
-    let sizes = model.parameters().into_iter().map(|parameter| numel(&parameter.shape));
+    let sizes = parameters.iter().map(|parameter| numel(&parameter.shape));
     let bytes = sizes.fold(0, u64::saturating_add).saturating_mul(FP32);
     let Some(memory) = machine_memory().filter(|memory| bytes > *memory) else {
         return Ok(());
     };
     Err(Failure::mistake(format!(
         "model.config: the parameters alone take {} GiB, this machine has {} GiB of memory; lower \
-         n_layer, n_embd, n_inner, n_positions or vocab_size",
+         its widths, its layers or vocab_size",
         bytes >> 30,
         memory >> 30
     )))
@@ -63,6 +63,7 @@ fn kibibytes(info: &str, name: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use deepburn_models::gpt2::Gpt2Config;
 
     fn batch(micro_batch_size: usize, gradient_accumulation_steps: usize) -> BatchPlan {
         BatchPlan {
@@ -75,10 +76,10 @@ mod tests {
 
     #[test]
     fn models_beyond_the_machine_are_refused() {
-        assert!(check_model(&Gpt2Config::small()).is_ok());
+        assert!(check_model(&Gpt2Config::small().parameters()).is_ok());
         let huge = Gpt2Config { n_embd: 1 << 24, n_head: 1, ..Gpt2Config::small() };
-        let message = check_model(&huge).unwrap_err().to_string();
-        assert!(message.contains("n_embd"), "{message}");
+        let message = check_model(&huge.parameters()).unwrap_err().to_string();
+        assert!(message.contains("vocab_size"), "{message}");
     }
 
     #[test]

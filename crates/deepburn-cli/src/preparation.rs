@@ -8,24 +8,22 @@ use std::path::Path;
 
 use burn::tensor::DType;
 use deepburn_config::{
-    Backend, BatchPlan, Diagnosis, Facts, Job, JobRequest, Plan, Precision, ResolvedJob, Severity,
-    Written, resolve, resolve_batch,
+    Architecture, Backend, BatchPlan, Diagnosis, Facts, Job, JobRequest, Plan, Precision,
+    ResolvedJob, Severity, Written, resolve, resolve_batch,
 };
-use deepburn_datasets::{Corpus, DistributedSampler, Order, Shard};
-use deepburn_models::gpt2::{Checkpoint, Gpt2Config};
-use serde_json::{Map, Value};
+use deepburn_datasets::{Order, Shard};
+use serde_json::Value;
 
-use crate::corpus::open_corpus;
+use crate::causal::Causal;
+use crate::classification::Classification;
 use crate::failure::Failure;
-use crate::memory::{check_model, check_step};
+use crate::recipe::Subject;
 
 /// A job that is ready to run.
 pub(crate) struct Preparation {
     pub(crate) job: Job,
     pub(crate) plan: Plan,
-    pub(crate) model: Gpt2Config,
-    pub(crate) corpus: Corpus,
-    pub(crate) order: Order,
+    pub(crate) subject: Subject,
     pub(crate) max_steps: u64,
     /// The content of `job.json`.
     pub(crate) record: Value,
@@ -40,22 +38,21 @@ pub(crate) fn prepare(request: &JobRequest) -> Result<Preparation, Failure> {
     check_backend(job.training.backend)?;
     let mut facts = job.facts();
     let batch = resolve_batch(&written, &facts).map_err(Failure::mistake)?;
-    let model = model_config(&job)?;
-    check_length(&job, &model)?;
-    check_model(&model)?;
-    check_step(batch, job.data.sequence_length)?;
-    let corpus = open_corpus(&job, &model).map_err(Failure::mistake)?;
-    let model = with_tokenizer(model, &job, &corpus)?;
-
     let order = match job.data.shuffle {
         true => Order::Shuffled { seed: job.training.seed },
         false => Order::Sequential,
     };
-    let max_steps = num_steps(&job, &corpus, order, batch)?;
-    facts.hidden_size = Some(model.n_embd);
+    let subject = match job.model.architecture {
+        Architecture::Gpt2 => Subject::Causal(Causal::prepare(&job, batch, order)?),
+        Architecture::ImdbEncoder => {
+            Subject::Classification(Classification::prepare(&job, batch, order)?)
+        }
+    };
+    let max_steps = num_steps(&job, &subject, batch)?;
+    facts.hidden_size = Some(subject.width());
     facts.total_steps = Some(max_steps);
     let (plan, record) = resolve_plan(&job, &written, &facts)?;
-    Ok(Preparation { job, plan, model, corpus, order, max_steps: max_steps as u64, record })
+    Ok(Preparation { job, plan, subject, max_steps: max_steps as u64, record })
 }
 
 /// Refuses backends that this program was built without.
@@ -104,50 +101,10 @@ pub(crate) fn check_types<B: burn::tensor::backend::Backend>(
     Ok(())
 }
 
-/// The checkpoint's config, or GPT-2 small, with the job's overrides.
-fn model_config(job: &Job) -> Result<Gpt2Config, Failure> {
-    let base = match &job.model.pretrained {
-        Some(folder) => Checkpoint::open(folder).map_err(Failure::mistake)?.config().clone(),
-        None => Gpt2Config::small(),
-    };
-    let named = |error| Failure::mistake(format!("model.config: {error}"));
-    let config = base.with_overrides(&job.model.config).map_err(named)?;
-    config.validate().map_err(named)?;
-    Ok(config)
-}
-
-fn check_length(job: &Job, model: &Gpt2Config) -> Result<(), Failure> {
-    let length = job.data.sequence_length;
-    if length <= model.n_positions {
-        return Ok(());
-    }
-    Err(Failure::mistake(format!(
-        "data.sequence_length: {length} is longer than the model allows \
-         (model.config.n_positions = {}); use at most that",
-        model.n_positions
-    )))
-}
-
-/// A new model ends its texts as the tokenizer does; a pretrained one has its own way.
-fn with_tokenizer(model: Gpt2Config, job: &Job, corpus: &Corpus) -> Result<Gpt2Config, Failure> {
-    let end = corpus.tokenizer.as_ref().and_then(|tokenizer| tokenizer.end_of_text());
-    let (None, Some(end)) = (&job.model.pretrained, end) else {
-        return Ok(model);
-    };
-    let mut ids = Map::new();
-    for name in ["bos_token_id", "eos_token_id"] {
-        if !job.model.config.contains_key(name) {
-            ids.insert(name.to_owned(), end.into());
-        }
-    }
-    model.with_overrides(&ids).map_err(Failure::mistake)
-}
-
 /// Optimizer steps: `max_steps`, or what the epochs give, whichever is less.
-fn num_steps(job: &Job, corpus: &Corpus, order: Order, batch: BatchPlan) -> Result<usize, Failure> {
+fn num_steps(job: &Job, subject: &Subject, batch: BatchPlan) -> Result<usize, Failure> {
     let shard = Shard { rank: 0, num_ranks: job.training.ranks };
-    let sampler = DistributedSampler::new(corpus.train.len(), shard, order);
-    let per_rank = sampler.map_err(Failure::mistake)?.samples_per_epoch();
+    let per_rank = subject.samples_per_epoch(shard).map_err(Failure::mistake)?;
     let per_step = batch.micro_batch_size * batch.gradient_accumulation_steps;
     let by_epochs = job.training.epochs.map(|epochs| {
         let samples = epochs.saturating_mul(per_rank);

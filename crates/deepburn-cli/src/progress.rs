@@ -61,9 +61,15 @@ impl Hook for Progress {
     }
 
     fn after_evaluation(&mut self, row: &EvalRow) -> Result<(), OutsideError> {
-        let perplexity = row.eval_loss.exp();
-        let EvalRow { step, eval_loss, .. } = row;
-        self.line(format!("step {step}: eval loss {eval_loss:.4}, perplexity {perplexity:.2}"));
+        let EvalRow { step, eval_loss, eval_accuracy } = *row;
+        self.line(match eval_accuracy {
+            Some(share) => {
+                format!("step {step}: eval loss {eval_loss:.4}, accuracy {:.2} %", 100.0 * share)
+            }
+            None => {
+                format!("step {step}: eval loss {eval_loss:.4}, perplexity {:.2}", eval_loss.exp())
+            }
+        });
         Ok(())
     }
 }

@@ -19,7 +19,7 @@ use serde_json::{Map, Value as Json};
 
 use crate::check::check;
 use crate::diagnosis::{ConfigError, Diagnosis, Findings};
-use crate::job_sections::{Places, read_data, read_model, read_training};
+use crate::job_sections::{Places, check_pair, read_data, read_model, read_training};
 use crate::keys::DEEPSPEED;
 use crate::keys::job::JOB;
 use crate::lookup::find;
@@ -82,6 +82,8 @@ pub struct ModelJob {
 pub enum Architecture {
     /// GPT-2.
     Gpt2,
+    /// A transformer encoder that classifies texts.
+    ImdbEncoder,
 }
 
 /// The data of a job.
@@ -104,7 +106,7 @@ pub struct DataJob {
 }
 
 /// Kinds of data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DataKind {
     /// `.txt` and `.jsonl` files, tokenized when they are read.
@@ -113,6 +115,13 @@ pub enum DataKind {
     Tokens,
     /// The embedded synthetic corpus.
     Synthetic,
+    /// Texts with a class each: tables, or the embedded synthetic reviews.
+    Classification {
+        /// Field of the text.
+        text_field: String,
+        /// Field of the class.
+        label_field: String,
+    },
 }
 
 /// The run of a job.
@@ -233,6 +242,7 @@ impl Job {
             training: read_training(&top.section("training"), written, &mut findings),
             notes: Vec::new(),
         };
+        check_pair(&job.model, &job.data, &mut findings);
         let has_eval = job.data.splits.has_eval();
         if job.training.eval_steps.is_some() && !has_eval {
             let remedy = "add data.splits, for example {\"train\": \"90%\", \"eval\": \"10%\"}, \

@@ -83,7 +83,18 @@ pub(crate) fn read_model(
             Map::new()
         }
     };
-    ModelJob { architecture: Architecture::Gpt2, pretrained, config }
+    let architecture = match model.choice("architecture") {
+        "imdb_encoder" => Architecture::ImdbEncoder,
+        _ => Architecture::Gpt2,
+    };
+    if architecture == Architecture::ImdbEncoder && pretrained.is_some() {
+        findings.error(
+            "model.pretrained",
+            "imdb_encoder starts from weights of its own in this version",
+            "remove it",
+        );
+    }
+    ModelJob { architecture, pretrained, config }
 }
 
 /// What it is trained on; `written` has the default of `drop_last`.
@@ -96,6 +107,11 @@ pub(crate) fn read_data(
     let kind = match data.choice("kind") {
         "tokens" => DataKind::Tokens,
         "synthetic" => DataKind::Synthetic,
+        "classification" => {
+            let field = |key| data.text(key).unwrap_or(key).to_owned();
+            let (text_field, label_field) = (field("text_field"), field("label_field"));
+            DataKind::Classification { text_field, label_field }
+        }
         _ => DataKind::Text,
     };
     let give = "give an existing file or folder; the hub is not available in this version";
@@ -105,7 +121,7 @@ pub(crate) fn read_data(
     let existing =
         |given: &str, key, findings: &mut Findings| places.existing(given, key, give, findings);
     let splits = SplitPlan::read(&splits, path, existing, findings);
-    check_kind(kind, data, &splits, findings);
+    check_kind(&kind, data, &splits, findings);
     DataJob {
         kind: if kind == DataKind::Text && splits.is_embedded() {
             DataKind::Synthetic
@@ -129,7 +145,7 @@ pub(crate) fn read_data(
 }
 
 /// What a kind needs, and what it cannot use.
-fn check_kind(kind: DataKind, data: &Section<'_>, splits: &SplitPlan, findings: &mut Findings) {
+fn check_kind(kind: &DataKind, data: &Section<'_>, splits: &SplitPlan, findings: &mut Findings) {
     let has_path = data.given("path").is_some();
     match kind {
         DataKind::Tokens if splits.is_embedded() && !has_path => {
@@ -137,6 +153,14 @@ fn check_kind(kind: DataKind, data: &Section<'_>, splits: &SplitPlan, findings: 
                 "data.path",
                 "is missing, and kind \"tokens\" needs it",
                 "give a .bin file of little-endian u16 tokens, or .u32.bin",
+            );
+        }
+        DataKind::Text | DataKind::Tokens if splits.holds_out() => {
+            findings.error(
+                "data.splits.eval",
+                "is a share of a split with a path of its own, which only kind \"classification\" \
+                    can take: text goes on from sample to sample",
+                "give a file, or shares of data.path for all splits",
             );
         }
         DataKind::Synthetic if has_path || !splits.is_embedded() => {
@@ -148,8 +172,33 @@ fn check_kind(kind: DataKind, data: &Section<'_>, splits: &SplitPlan, findings: 
         }
         _ => {}
     }
-    if kind == DataKind::Tokens && data.given("vocab_size").is_some() {
+    let classifies = matches!(kind, DataKind::Classification { .. });
+    for key in ["text_field", "label_field"].into_iter().filter(|key| data.given(key).is_some()) {
+        if !classifies {
+            let path = format!("data.{key}");
+            findings.warning(&path, "is ignored: only classification reads it", "remove it");
+        }
+    }
+    if *kind == DataKind::Tokens && data.given("vocab_size").is_some() {
         findings.warning("data.vocab_size", "is ignored: tokens need no tokenizer", "remove it");
+    }
+}
+
+/// A model and the data it can learn from.
+pub(crate) fn check_pair(model: &ModelJob, data: &DataJob, findings: &mut Findings) {
+    let classifies = matches!(data.kind, DataKind::Classification { .. });
+    match model.architecture {
+        Architecture::Gpt2 if classifies => findings.error(
+            "data.kind",
+            "\"classification\" is for model.architecture \"imdb_encoder\"; this is \"gpt2\"",
+            "write \"text\", or change the architecture",
+        ),
+        Architecture::ImdbEncoder if !classifies => findings.error(
+            "data.kind",
+            "model.architecture \"imdb_encoder\" learns from texts with a class each",
+            "write \"classification\"",
+        ),
+        _ => {}
     }
 }
 

@@ -1,7 +1,7 @@
 //! `data.path` and `data.splits`: where data comes from, and which part trains.
 //!
-//! A split is a share of `data.path`, written `"90%"`, or a path of its own; never a mixture. Without
-//! splits everything trains.
+//! A split is a share of `data.path`, written `"90%"`, or a path of its own; the one mixture is an
+//! `eval` that is a share of the path `train`. Without splits everything trains.
 
 use std::path::PathBuf;
 
@@ -31,6 +31,8 @@ pub enum SplitPlan {
         train: PathBuf,
         /// What evaluates during training.
         eval: Option<PathBuf>,
+        /// Share of `train` that evaluates instead of training, drawn at random; 0 for none.
+        eval_share: f64,
         /// What is kept for a final test.
         test: Option<PathBuf>,
     },
@@ -47,8 +49,13 @@ impl SplitPlan {
     pub fn has_eval(&self) -> bool {
         match self {
             Self::Shares { eval, .. } => *eval > 0.0,
-            Self::Paths { eval, .. } => eval.is_some(),
+            Self::Paths { eval, eval_share, .. } => eval.is_some() || *eval_share > 0.0,
         }
+    }
+
+    /// Whether a part of what has a path of its own evaluates.
+    pub(crate) fn holds_out(&self) -> bool {
+        matches!(self, Self::Paths { eval_share, .. } if *eval_share > 0.0)
     }
 
     /// Whether no file is named at all.
@@ -77,7 +84,9 @@ impl SplitPlan {
         if shares == total {
             return Self::read_shares(section, given, path, findings);
         }
-        if shares > 0 || path.is_some() {
+        let [_, eval, _] = given;
+        let held_out = eval.filter(|text| text.ends_with('%') && shares == 1);
+        if (shares > 0 && held_out.is_none()) || path.is_some() {
             let message = "splits are paths, and so is data.path, or some are shares: which \
                 part trains is not clear";
             findings.error(
@@ -91,13 +100,17 @@ impl SplitPlan {
             let name = NAMES[at];
             given[at].map(|text| existing(text, section.path_of(name), findings))
         };
-        let [train, eval, test] = [find(0), find(1), find(2)];
+        let (train, test) = (find(0), find(2));
+        let eval = if held_out.is_some() { None } else { find(1) };
+        let eval_share = held_out.map_or(0.0, |text| share(section, "eval", text, findings));
         let Some(train) = train else {
             findings.push(section.error("train", "is missing: nothing would train", EXAMPLE));
             return Self::everything(path);
         };
         match train {
-            Some(train) => Self::Paths { train, eval: eval.flatten(), test: test.flatten() },
+            Some(train) => {
+                Self::Paths { train, eval: eval.flatten(), eval_share, test: test.flatten() }
+            }
             None => Self::everything(path),
         }
     }
@@ -109,15 +122,9 @@ impl SplitPlan {
         findings: &mut Findings,
     ) -> Self {
         let mut shares = [0.0; 3];
-        for (share, (name, text)) in shares.iter_mut().zip(NAMES.into_iter().zip(given)) {
-            let Some(text) = text else { continue };
-            match text.trim_end_matches('%').trim_end().parse::<f64>() {
-                Ok(percent) if (0.0..=100.0).contains(&percent) => *share = percent / 100.0,
-                _ => findings.push(section.error(
-                    name,
-                    format!("\"{text}\" is no share from 0% to 100%"),
-                    EXAMPLE,
-                )),
+        for (part, (name, text)) in shares.iter_mut().zip(NAMES.into_iter().zip(given)) {
+            if let Some(text) = text {
+                *part = share(section, name, text, findings);
             }
         }
         let [train, eval, test] = shares;
@@ -133,5 +140,17 @@ impl SplitPlan {
             );
         }
         Self::Shares { path, train, eval, test }
+    }
+}
+
+/// The share that a split's text says; what is none is reported, and reads as 0.
+fn share(section: &Section<'_>, name: &str, text: &str, findings: &mut Findings) -> f64 {
+    match text.trim_end_matches('%').trim_end().parse::<f64>() {
+        Ok(percent) if (0.0..=100.0).contains(&percent) => percent / 100.0,
+        _ => {
+            let message = format!("\"{text}\" is no share from 0% to 100%");
+            findings.push(section.error(name, message, EXAMPLE));
+            0.0
+        }
     }
 }

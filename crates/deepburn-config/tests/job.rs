@@ -104,6 +104,7 @@ fn splits_are_shares_or_paths() {
         Ok(SplitPlan::Paths {
             train: folder.path().join("train.txt"),
             eval: Some(folder.path().join("eval.txt")),
+            eval_share: 0.0,
             test: None
         })
     );

@@ -18,5 +18,7 @@ pub use engine::{Engine, PhaseTimes, Step, initialize};
 pub use error::EngineError;
 pub use loss_scale::{LossScaler, ScaleExhausted};
 pub use save::{HalfPrecision, SaveError};
-pub use task::{Batch, Evaluation, Task};
-pub use train::{BatchSource, Cause, Hook, OutsideError, TrainError, TrainPlan, evaluate, train};
+pub use task::{Batch, Confusion, Evaluation, Task};
+pub use train::{
+    BatchSource, Cause, Hook, Measured, OutsideError, TrainError, TrainPlan, evaluate, train,
+};

@@ -10,7 +10,7 @@ use deepburn_zero::{Category, Training};
 
 use crate::engine::{PhaseTimes, Step};
 use crate::metrics::{EvalRow, MemoryRow, StepRow};
-use crate::task::{Batch, Evaluation, Task};
+use crate::task::{Batch, Confusion, Evaluation, Task};
 use crate::{Engine, EngineError};
 
 /// A failure of the training loop: what failed, and in which step.
@@ -106,9 +106,10 @@ where
         if !due && step != plan.max_steps {
             continue;
         }
-        if let Some(row) = evaluate(engine, task, source).map_err(failed)? {
+        if let Some(measured) = evaluate(engine, task, source).map_err(failed)? {
             for hook in hooks.iter_mut() {
-                hook.after_evaluation(&row).map_err(|error| failed(Cause::Outside(error)))?;
+                hook.after_evaluation(&measured.row)
+                    .map_err(|error| failed(Cause::Outside(error)))?;
             }
         }
     }
@@ -218,6 +219,17 @@ where
     }
 }
 
+/// What an evaluation found.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Measured {
+    /// The record of it.
+    pub row: EvalRow,
+    /// Targets that were judged.
+    pub num_targets: u64,
+    /// Which answers were given, where there is such a thing.
+    pub answers: Option<Confusion>,
+}
+
 /// Mean loss over the evaluation data of all ranks; `None` without such data.
 ///
 /// # Errors
@@ -226,7 +238,7 @@ pub fn evaluate<B, M, T>(
     engine: &Engine<B, M>,
     task: &T,
     source: &mut impl BatchSource<T::Batch>,
-) -> Result<Option<EvalRow>, Cause>
+) -> Result<Option<Measured>, Cause>
 where
     B: OptimizerOps,
     M: AutodiffModule<Training<B>>,
@@ -235,21 +247,28 @@ where
     let Some(batches) = source.evaluation().map_err(Cause::Outside)? else {
         return Ok(None);
     };
-    let mut sums = [0.0; 3];
-    let mut counts_correct = true;
+    // Loss, targets, then the counts of answers.
+    let mut sums = vec![0.0; 2];
     for batch in &batches {
         let measured = engine.evaluate(|model| task.evaluate(model, batch))?;
-        let Evaluation { loss_sum, num_correct } = measured.map_err(Cause::Outside)?;
-        sums[0] += loss_sum;
-        sums[1] += batch.num_targets() as f64;
-        sums[2] += num_correct.unwrap_or(0) as f64;
-        counts_correct &= num_correct.is_some();
+        let Evaluation { loss_sum, answers } = measured.map_err(Cause::Outside)?;
+        let counts = answers.iter().flat_map(Confusion::counts);
+        let found: Vec<f64> =
+            [loss_sum, batch.num_targets() as f64].into_iter().chain(counts).collect();
+        sums.resize(found.len(), 0.0);
+        sums.iter_mut().zip(found).for_each(|(sum, found)| *sum += found);
     }
     let tag = Tag::new("evaluation", 0);
-    let sums = engine.group().sum(tag, sums.to_vec()).map_err(EngineError::from)?;
-    Ok(Some(EvalRow {
-        step: engine.global_steps(),
-        eval_loss: sums[0] / sums[1],
-        eval_accuracy: counts_correct.then(|| sums[2] / sums[1]),
+    let sums = engine.group().sum(tag, sums).map_err(EngineError::from)?;
+    let answers = (sums.len() > 2).then(|| Confusion::from_counts(&sums[2..]));
+    let accuracy = answers.as_ref().map(|answers| answers.num_correct() as f64 / sums[1]);
+    Ok(Some(Measured {
+        row: EvalRow {
+            step: engine.global_steps(),
+            eval_loss: sums[0] / sums[1],
+            eval_accuracy: accuracy,
+        },
+        num_targets: sums[1] as u64,
+        answers,
     }))
 }

@@ -54,9 +54,9 @@ pub use deepburn_comm as comm;
 pub use deepburn_config as config;
 pub use deepburn_kernels as kernels;
 pub use deepburn_learner::{
-    Batch, BatchSource, Cause, Engine, EngineError, Evaluation, HalfPrecision, Hook, LossScaler,
-    OutsideError, PhaseTimes, SaveError, Step, Task, TrainError, TrainPlan, evaluate, initialize,
-    metrics, schedule, train,
+    Batch, BatchSource, Cause, Confusion, Engine, EngineError, Evaluation, HalfPrecision, Hook,
+    LossScaler, Measured, OutsideError, PhaseTimes, SaveError, Step, Task, TrainError, TrainPlan,
+    evaluate, initialize, metrics, schedule, train,
 };
 pub use deepburn_ops as ops;
 pub use deepburn_zero as zero;

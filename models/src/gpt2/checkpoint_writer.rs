@@ -1,4 +1,4 @@
-//! Writing a GPT-2 checkpoint in the layout of `transformers`.
+//! Writing a checkpoint in the layout of `transformers`.
 //!
 //! Main type: [`CheckpointWriter`]. It takes one tensor at a time, in any order, because the tensors
 //! of a sharded model are gathered one at a time; it holds none of them. The weights get their name
@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 use super::checkpoint::{CONFIG, CheckpointError, TensorProblem, WEIGHTS};
 use super::config::Gpt2Config;
 use super::model::Gpt2;
-use super::parameters::hf_name;
+use super::parameters::{ParameterShape, hf_name};
 use super::precision::SavedPrecision;
 
 /// Values converted and written at a time.
@@ -29,8 +29,9 @@ const CHUNK: usize = 1 << 18;
 #[derive(Debug)]
 pub struct CheckpointWriter {
     folder: PathBuf,
-    config: Gpt2Config,
     precision: SavedPrecision,
+    /// JSON files that go beside the weights, by name.
+    documents: Documents,
     file: File,
     /// The unfinished file; None once it has its name.
     unfinished: Option<PathBuf>,
@@ -39,17 +40,20 @@ pub struct CheckpointWriter {
 }
 
 type Pending = BTreeMap<String, Slot>;
+pub(crate) type Documents = Vec<(&'static str, Map<String, Value>)>;
 
 /// Where in the file a tensor goes.
 #[derive(Debug)]
 struct Slot {
+    /// Its name in the file.
+    name: String,
     shape: Vec<usize>,
     /// Its first byte, from the beginning of the file.
     start: u64,
 }
 
 impl CheckpointWriter {
-    /// Starts a checkpoint for a model of `config` in `folder`, which is created if need be.
+    /// Starts a checkpoint for a GPT-2 of `config` in `folder`, which is created if need be.
     ///
     /// # Errors
     /// [`CheckpointError::Io`] if the folder cannot be written to.
@@ -58,15 +62,30 @@ impl CheckpointWriter {
         config: &Gpt2Config,
         precision: SavedPrecision,
     ) -> Result<Self, CheckpointError> {
-        let folder = folder.as_ref().to_owned();
+        let documents = vec![
+            (CONFIG, model_config(config, precision)),
+            ("generation_config.json", generation_config(config)),
+        ];
+        Self::start(folder.as_ref(), config.parameters(), hf_name, precision, documents)
+    }
+
+    /// Starts a checkpoint of any model: its parameters, and how each is called in the file.
+    pub(crate) fn start(
+        folder: &Path,
+        parameters: Vec<ParameterShape>,
+        name: fn(&str) -> String,
+        precision: SavedPrecision,
+        documents: Documents,
+    ) -> Result<Self, CheckpointError> {
+        let folder = folder.to_owned();
         fs::create_dir_all(&folder).map_err(|e| CheckpointError::io("create", &folder, e))?;
         let unfinished = unfinished(&folder.join(WEIGHTS));
-        let (header, pending) = lay_out(config, precision);
+        let (header, pending) = lay_out(parameters, name, precision);
         let io = |source| CheckpointError::io("write", &unfinished, source);
         let mut file = File::create(&unfinished).map_err(io)?;
         file.write_all(&header).map_err(io)?;
         let unfinished = Some(unfinished);
-        Ok(Self { folder, config: config.clone(), precision, file, unfinished, pending })
+        Ok(Self { folder, precision, documents, file, unfinished, pending })
     }
 
     /// Writes the parameter at a module path; float data of any width.
@@ -76,14 +95,14 @@ impl CheckpointWriter {
     /// shape is another; an I/O error.
     pub fn write(&mut self, path: &str, data: TensorData) -> Result<(), CheckpointError> {
         let found = format!("{:?} of {:?}", data.shape.to_vec(), data.dtype);
-        let Some(Slot { shape, start }) = self.pending.get(path) else {
+        let Some(Slot { name, shape, start }) = self.pending.get(path) else {
             let expected = "a parameter of the model that was not written yet".to_owned();
-            return Err(self.problem(path, expected, found));
+            return Err(self.problem(path.to_owned(), expected, found));
         };
         let (same_shape, start) = (data.shape.iter().eq(shape), *start);
         let data = if data.dtype.is_float() { data.convert::<f32>() } else { data };
         let (true, Ok(values)) = (same_shape, data.as_slice::<f32>()) else {
-            return Err(self.problem(path, format!("{shape:?} of a float type"), found));
+            return Err(self.problem(name.clone(), format!("{shape:?} of a float type"), found));
         };
         self.write_values(start, values)
             .map_err(|source| CheckpointError::io("write", &self.weights(), source))?;
@@ -102,18 +121,18 @@ impl CheckpointWriter {
         Ok(())
     }
 
-    /// Names the weights, then writes `config.json` and `generation_config.json`.
+    /// Names the weights, then writes `config.json` and what else goes beside them.
     ///
     /// # Errors
     /// [`CheckpointError::Tensors`] naming every parameter that was not written; an I/O error.
     pub fn finish(mut self) -> Result<(), CheckpointError> {
         if !self.pending.is_empty() {
-            let missing = |(path, Slot { shape, .. }): (&String, &Slot)| TensorProblem {
-                name: hf_name(path),
+            let missing = |Slot { name, shape, .. }: &Slot| TensorProblem {
+                name: name.clone(),
                 expected: format!("{shape:?}"),
                 found: "nothing: it was not written".to_owned(),
             };
-            let problems = self.pending.iter().map(missing).collect();
+            let problems = self.pending.values().map(missing).collect();
             return Err(CheckpointError::Tensors { folder: self.folder.clone(), problems });
         }
         let weights = self.weights();
@@ -124,16 +143,18 @@ impl CheckpointWriter {
                 .map_err(|source| CheckpointError::io("write", &weights, source))?;
             self.unfinished = None;
         }
-        write_json(&self.folder.join(CONFIG), &model_config(&self.config, self.precision))?;
-        write_json(&self.folder.join("generation_config.json"), &generation_config(&self.config))
+        for (name, fields) in &self.documents {
+            write_json(&self.folder.join(name), fields)?;
+        }
+        Ok(())
     }
 
     fn weights(&self) -> PathBuf {
         self.folder.join(WEIGHTS)
     }
 
-    fn problem(&self, path: &str, expected: String, found: String) -> CheckpointError {
-        let problems = vec![TensorProblem { name: hf_name(path), expected, found }];
+    fn problem(&self, name: String, expected: String, found: String) -> CheckpointError {
+        let problems = vec![TensorProblem { name, expected, found }];
         CheckpointError::Tensors { folder: self.folder.clone(), problems }
     }
 }
@@ -189,19 +210,20 @@ impl<B: Backend> ModuleVisitor<B> for Saver {
 }
 
 /// The header of the file, and where each tensor goes.
-fn lay_out(config: &Gpt2Config, precision: SavedPrecision) -> (Vec<u8>, Pending) {
-    let mut parameters = config.parameters();
-    parameters.sort_by_cached_key(|parameter| hf_name(&parameter.path));
+fn lay_out(
+    mut parameters: Vec<ParameterShape>,
+    name: fn(&str) -> String,
+    precision: SavedPrecision,
+) -> (Vec<u8>, Pending) {
+    parameters.sort_by_cached_key(|parameter| name(&parameter.path));
     let mut end = 0;
     let mut infos = Vec::with_capacity(parameters.len());
     for parameter in &parameters {
         let start = end;
         end += parameter.shape.iter().product::<usize>() * precision.size();
         let (dtype, shape) = (precision.safetensors(), parameter.shape.clone());
-        infos.push((
-            hf_name(&parameter.path),
-            TensorInfo { dtype, shape, data_offsets: (start, end) },
-        ));
+        infos
+            .push((name(&parameter.path), TensorInfo { dtype, shape, data_offsets: (start, end) }));
     }
     let starts: Vec<_> = infos.iter().map(|(_, info)| info.data_offsets.0).collect();
     let format = [("format".to_owned(), "pt".to_owned())].into();
@@ -217,7 +239,8 @@ fn lay_out(config: &Gpt2Config, precision: SavedPrecision) -> (Vec<u8>, Pending)
         .zip(starts)
         .map(|(parameter, start)| {
             let start = data_start + start as u64;
-            (parameter.path, Slot { shape: parameter.shape, start })
+            let name = name(&parameter.path);
+            (parameter.path, Slot { name, shape: parameter.shape, start })
         })
         .collect();
     (header, pending)

@@ -21,6 +21,7 @@
 //! ```
 
 mod batch;
+mod checkpoint;
 mod config;
 mod encoder;
 mod layer;

@@ -28,9 +28,8 @@ const MODEL: &[Key] = &[
         "architecture",
         Kind::Choice(&["gpt2", "imdb_encoder"]),
         Literal::Text("gpt2"),
-        "What is trained: gpt2.",
-    )
-    .unavailable("the IMDB encoder", Asks::Differs, "write \"gpt2\""),
+        "What is trained: gpt2, a language model, or imdb_encoder, which classifies texts.",
+    ),
     Key::optional(
         "pretrained",
         Kind::Text,
@@ -59,13 +58,11 @@ const DATA: &[Key] = &[
         "kind",
         Kind::Choice(&["text", "tokens", "synthetic", "classification"]),
         Literal::Text("text"),
-        "What the data is: text files, raw token files, or the embedded synthetic corpus.",
-    )
-    .unavailable(
-        "classification",
-        Asks::NotOneOf(&["text", "tokens", "synthetic"]),
-        "write \"text\", \"tokens\" or \"synthetic\"",
+        "What the data is: text files, raw token files, the embedded synthetic corpus, or texts \
+            with a class each.",
     ),
+    Key::new("text_field", Kind::Text, Literal::Text("text"), "Field or column of the text."),
+    Key::new("label_field", Kind::Text, Literal::Text("label"), "Field or column of the class."),
     Key::optional(
         "path",
         Kind::Text,

@@ -93,7 +93,7 @@ impl Task<Flex, Net<Training<Flex>>> for Regression {
 
     fn evaluate(&self, net: &Net<Zero<Flex>>, batch: &Sample) -> Result<Evaluation, OutsideError> {
         let loss_sum = net.loss(batch.tokens, || {}).into_scalar().elem();
-        Ok(Evaluation { loss_sum, num_correct: None })
+        Ok(Evaluation { loss_sum, answers: None })
     }
 }
 

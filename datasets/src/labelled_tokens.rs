@@ -1,0 +1,190 @@
+//! Texts with a class each, as a classifier is fed them.
+//!
+//! [`LabelledTexts`] holds the tokens of all texts, cut to a length, one after the other; as a
+//! [`Collate`] it pads the texts of a batch to the longest of them and says how long each is, so
+//! that a model never mistakes padding for text, whatever its id.
+
+use rayon::prelude::*;
+
+use crate::{Collate, DataError, IGNORE_INDEX, LabelledText, Tokenizer};
+
+/// Tokens and classes of texts.
+#[derive(Debug, Clone)]
+pub struct LabelledTexts {
+    /// The tokens of all texts.
+    tokens: Vec<u32>,
+    /// Where in `tokens` each text ends.
+    ends: Vec<usize>,
+    labels: Vec<u32>,
+    truncated: usize,
+}
+
+impl LabelledTexts {
+    /// Tokenizes `texts`, on all threads, and keeps the first `max_length` tokens of each. A text
+    /// without any token becomes one end-of-text token (id 0 where there is none).
+    ///
+    /// # Errors
+    /// [`DataError::Empty`] without texts; [`DataError::Zero`] for a length of 0; those of
+    /// [`Tokenizer::encode`].
+    pub fn tokenize(
+        texts: &[LabelledText],
+        tokenizer: &Tokenizer,
+        max_length: usize,
+        what: &str,
+    ) -> Result<Self, DataError> {
+        if texts.is_empty() {
+            return Err(DataError::Empty { what: what.to_owned() });
+        }
+        if max_length == 0 {
+            return Err(DataError::Zero { name: "data.sequence_length" });
+        }
+        let encoded = texts.par_iter().map(|text| tokenizer.encode(&text.text));
+        let encoded: Vec<Vec<u32>> = encoded.collect::<Result<_, DataError>>()?;
+        let (mut tokens, mut ends, mut truncated) = (Vec::new(), Vec::new(), 0);
+        for ids in encoded {
+            match ids.is_empty() {
+                true => tokens.push(tokenizer.end_of_text().unwrap_or(0)),
+                false => tokens.extend_from_slice(&ids[..ids.len().min(max_length)]),
+            }
+            truncated += usize::from(ids.len() > max_length);
+            ends.push(tokens.len());
+        }
+        let labels = texts.iter().map(|text| text.label).collect();
+        Ok(Self { tokens, ends, labels, truncated })
+    }
+
+    /// Number of texts, at least 1.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.labels.len()
+    }
+
+    /// Texts that were longer than they may be.
+    pub fn truncated(&self) -> usize {
+        self.truncated
+    }
+
+    /// Classes that a model must tell apart: the largest plus one.
+    pub fn num_classes(&self) -> usize {
+        self.labels.iter().max().map_or(0, |label| *label as usize + 1)
+    }
+
+    /// Tokens of each text.
+    pub fn lengths(&self) -> Vec<usize> {
+        (0..self.len()).map(|index| self.ids(index).len()).collect()
+    }
+
+    /// The tokens of text `index`.
+    fn ids(&self, index: usize) -> &[u32] {
+        let start = if index == 0 { 0 } else { self.ends[index - 1] };
+        &self.tokens[start..self.ends[index]]
+    }
+}
+
+/// Texts padded to the longest of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LabelledBatch {
+    /// Token ids, row after row, each as long as the longest text. Padding is id 0.
+    pub input_ids: Vec<u32>,
+    /// Tokens of each text; 0 for a row that is no text.
+    pub lengths: Vec<usize>,
+    /// Class of each text, [`IGNORE_INDEX`] for a row that is no text.
+    pub labels: Vec<i64>,
+}
+
+impl LabelledBatch {
+    /// Rows that are texts.
+    pub fn num_texts(&self) -> usize {
+        self.lengths.iter().filter(|length| **length > 0).count()
+    }
+
+    /// Tokens of the texts, padding excluded.
+    pub fn num_tokens(&self) -> usize {
+        self.lengths.iter().sum()
+    }
+}
+
+impl Collate for LabelledTexts {
+    type Batch = LabelledBatch;
+
+    fn num_samples(&self) -> usize {
+        self.len()
+    }
+
+    fn collate(&self, indices: &[usize], rows: usize) -> Result<LabelledBatch, DataError> {
+        debug_assert!(indices.len() <= rows);
+        let longest = indices.iter().map(|index| self.ids(*index).len()).max().unwrap_or(1);
+        let mut input_ids = Vec::with_capacity(rows * longest);
+        for (row, index) in indices.iter().enumerate() {
+            input_ids.extend_from_slice(self.ids(*index));
+            input_ids.resize((row + 1) * longest, 0);
+        }
+        input_ids.resize(rows * longest, 0);
+        let mut lengths: Vec<usize> = indices.iter().map(|it| self.ids(*it).len()).collect();
+        lengths.resize(rows, 0);
+        let mut labels: Vec<i64> = indices.iter().map(|it| self.labels[*it].into()).collect();
+        labels.resize(rows, IGNORE_INDEX.into());
+        Ok(LabelledBatch { input_ids, lengths, labels })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SyntheticReviews;
+
+    fn reviews() -> (Vec<LabelledText>, Tokenizer) {
+        let texts = SyntheticReviews { seed: 1, count: 40 }.texts();
+        let documents: Vec<&str> = texts.iter().map(|it| it.text.as_str()).collect();
+        let tokenizer = Tokenizer::train(&documents, 300).unwrap();
+        (texts, tokenizer)
+    }
+
+    #[test]
+    fn batches_are_padded_to_their_longest_text() {
+        let (mut texts, tokenizer) = reviews();
+        texts[1].text = "It is.".into();
+        texts[2].text = String::new();
+        let data = LabelledTexts::tokenize(&texts, &tokenizer, 500, "the texts").unwrap();
+        let batch = data.collate(&[1, 2], 3).unwrap();
+        let own = tokenizer.encode("It is.").unwrap();
+        assert_eq!(batch.lengths, [own.len(), 1, 0]);
+        assert_eq!(batch.input_ids.len(), 3 * own.len());
+        assert_eq!(batch.input_ids[..own.len()], own);
+        let labels = [texts[1].label, texts[2].label].map(i64::from);
+        assert_eq!(batch.labels, [labels[0], labels[1], -100]);
+        assert_eq!((batch.num_texts(), batch.num_tokens()), (2, own.len() + 1));
+        assert_eq!(data.num_classes(), 2);
+    }
+
+    #[test]
+    fn long_texts_are_cut() {
+        let (texts, tokenizer) = reviews();
+        let whole = LabelledTexts::tokenize(&texts, &tokenizer, 1 << 20, "the texts").unwrap();
+        let cut = LabelledTexts::tokenize(&texts, &tokenizer, 7, "the texts").unwrap();
+        assert_eq!((whole.truncated(), cut.truncated()), (0, 40));
+        for (whole, cut) in whole.lengths().into_iter().zip(cut.lengths()) {
+            assert!(whole > 7 && cut == 7);
+        }
+        let ids = tokenizer.encode(&texts[5].text).unwrap();
+        assert_eq!(cut.collate(&[5], 1).unwrap().input_ids, ids[..7]);
+    }
+
+    #[test]
+    fn nothing_is_an_error() {
+        let (texts, tokenizer) = reviews();
+        let empty = LabelledTexts::tokenize(&[], &tokenizer, 5, "the train split");
+        assert!(empty.unwrap_err().to_string().contains("the train split"));
+        let zero = LabelledTexts::tokenize(&texts, &tokenizer, 0, "the train split");
+        assert!(matches!(zero, Err(DataError::Zero { .. })));
+    }
+
+    #[test]
+    fn a_batch_of_no_texts_has_a_shape() {
+        let (texts, tokenizer) = reviews();
+        let data = LabelledTexts::tokenize(&texts, &tokenizer, 9, "the texts").unwrap();
+        let batch = data.collate(&[], 2).unwrap();
+        assert_eq!(batch.input_ids, [0, 0]);
+        assert_eq!(batch.num_texts(), 0);
+    }
+}

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use crate::tokens::MAX_VOCAB_SIZE;
 use crate::{
-    DataError, Fractions, MarkovCorpus, Packing, Sequences, Splits, SyntheticCorpus, TokenFile,
-    TokenStream, Tokenizer, read_documents,
+    DataError, Fractions, Join, MarkovCorpus, Packing, Sequences, Splits, SyntheticCorpus,
+    TokenFile, TokenStream, Tokenizer, read_documents,
 };
 
 /// What the data is and where it lies.
@@ -27,8 +27,10 @@ pub enum Content {
     Text {
         /// The files or folders of the splits.
         splits: Splits,
-        /// Field of a `.jsonl` line, usually [`crate::JSONL_FIELD`].
+        /// Field of a row that holds its text, usually [`crate::TEXT_FIELD`].
         field: String,
+        /// What stands between documents.
+        join: Join,
         /// What turns it into tokens.
         tokenizer: TokenizerChoice,
     },
@@ -104,13 +106,42 @@ pub fn open(source: &DataSource) -> Result<Corpus, DataError> {
     }
     match &source.content {
         Content::Tokens { splits, tokenizer } => open_tokens(splits, tokenizer.as_deref(), source),
-        Content::Text { splits: Splits::Shares { path, fractions }, field, tokenizer } => {
-            fractions.validate()?;
-            let documents = read_documents(path, field)?;
-            tokenize(divide(&documents, *fractions)?, tokenizer, source)
+        Content::Text { splits, field, join, tokenizer } => {
+            open_text(splits, |files| read(files, field, *join), (tokenizer, *join), source)
         }
-        Content::Text { splits: Splits::Paths { train, eval, test }, field, tokenizer } => {
-            let read = |path: &PathBuf| read_documents(path, field);
+        Content::Synthetic { corpus, fractions, tokenizer } => {
+            let documents = corpus.documents()?;
+            tokenize(divide(&documents, *fractions)?, (tokenizer, Join::EndOfText), source)
+        }
+        Content::Markov { corpus, fractions } => {
+            let tokens = TokenStream::Owned(corpus.generate()?);
+            let what = "the synthetic corpus";
+            let all = Sequences::pack(tokens, packing, what)?;
+            finish(all.split(*fractions, what)?, None, corpus.vocab_size, source)
+        }
+    }
+}
+
+/// The documents of `files`, ready to be tokenized.
+fn read(files: &[PathBuf], field: &str, join: Join) -> Result<Vec<String>, DataError> {
+    let documents = files.iter().map(|file| read_documents(file, field));
+    Ok(join.prepare(documents.collect::<Result<Vec<_>, _>>()?.concat()))
+}
+
+fn open_text(
+    splits: &Splits,
+    read: impl Fn(&[PathBuf]) -> Result<Vec<String>, DataError>,
+    how: (&TokenizerChoice, Join),
+    source: &DataSource,
+) -> Result<Corpus, DataError> {
+    match splits {
+        Splits::Shares { files, fractions } => {
+            fractions.validate()?;
+            let documents = read(files)?;
+            tokenize(divide(&documents, *fractions)?, how, source)
+        }
+        Splits::Paths { train, eval, test } => {
+            let read = |files: &Vec<PathBuf>| read(files);
             let train = Some(read(train)?);
             let eval = eval.as_ref().map(read).transpose()?;
             let test = test.as_ref().map(read).transpose()?;
@@ -119,18 +150,16 @@ pub fn open(source: &DataSource) -> Result<Corpus, DataError> {
                 let documents = documents.as_ref()?;
                 Some((name, documents.iter().map(String::as_str).collect()))
             });
-            tokenize(texts, tokenizer, source)
+            tokenize(texts, how, source)
         }
-        Content::Synthetic { corpus, fractions, tokenizer } => {
-            let documents = corpus.documents()?;
-            tokenize(divide(&documents, *fractions)?, tokenizer, source)
-        }
-        Content::Markov { corpus, fractions } => {
-            let tokens = TokenStream::Owned(corpus.generate()?);
-            let what = "the synthetic corpus";
-            let all = Sequences::pack(tokens, packing, what)?;
-            finish(all.split(*fractions, what)?, None, corpus.vocab_size, source)
-        }
+    }
+}
+
+/// The one file of a split of tokens.
+fn single(files: &[PathBuf]) -> Result<&Path, DataError> {
+    match files {
+        [file] => Ok(file),
+        _ => Err(DataError::ManyTokenFiles { files: files.len() }),
     }
 }
 
@@ -153,14 +182,14 @@ fn open_tokens(
         Ok((Sequences::pack(TokenStream::Mapped(file), source.packing, &what)?, what))
     };
     let parts = match splits {
-        Splits::Shares { path, fractions } => {
+        Splits::Shares { files, fractions } => {
             fractions.validate()?;
-            let (all, what) = pack(path)?;
+            let (all, what) = pack(single(files)?)?;
             all.split(*fractions, &what)?
         }
         Splits::Paths { train, eval, test } => {
-            let mut part = |path: Option<&PathBuf>| {
-                path.map(|path| Ok::<_, DataError>(pack(path)?.0)).transpose()
+            let mut part = |files: Option<&Vec<PathBuf>>| {
+                files.map(|files| Ok::<_, DataError>(pack(single(files)?)?.0)).transpose()
             };
             [part(Some(train))?, part(eval.as_ref())?, part(test.as_ref())?]
         }
@@ -201,7 +230,7 @@ fn take_chars<'a>(rest: &mut Vec<&'a str>, mut count: usize) -> Vec<&'a str> {
 
 fn tokenize(
     texts: [Option<Text<'_>>; 3],
-    choice: &TokenizerChoice,
+    (choice, join): (&TokenizerChoice, Join),
     source: &DataSource,
 ) -> Result<Corpus, DataError> {
     let tokenizer = match (choice, &texts[0]) {
@@ -220,7 +249,7 @@ fn tokenize(
     let mut parts = [None, None, None];
     for (part, text) in parts.iter_mut().zip(texts) {
         let Some((name, documents)) = text else { continue };
-        let tokens = TokenStream::Owned(tokenizer.encode_documents(&documents)?);
+        let tokens = TokenStream::Owned(join.encode(&tokenizer, &documents)?);
         let what = format!("the {name} split");
         *part = Some(Sequences::pack(tokens, source.packing, &what)?);
     }
@@ -263,7 +292,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::JSONL_FIELD;
+    use crate::TEXT_FIELD;
 
     const SHARES: Fractions = Fractions { train: 0.8, eval: 0.1, test: 0.1 };
     const TRAIN: TokenizerChoice = TokenizerChoice::Train { vocab_size: 300 };
@@ -273,7 +302,8 @@ mod tests {
     }
 
     fn text(splits: Splits) -> Content {
-        Content::Text { splits, field: JSONL_FIELD.into(), tokenizer: TRAIN }
+        let (field, join) = (TEXT_FIELD.into(), Join::EndOfText);
+        Content::Text { splits, field, join, tokenizer: TRAIN }
     }
 
     fn all(sequences: &Sequences) -> Vec<i32> {
@@ -316,8 +346,11 @@ mod tests {
             fs::write(folder.join("part.txt"), part).unwrap();
         }
         let path = dir.path().join("all.txt");
-        let by_share = open(&source(text(Splits::Shares { path, fractions: SHARES }), 16)).unwrap();
-        let paths = Splits::Paths { train, eval: Some(eval), test: Some(test) };
+        let by_share =
+            open(&source(text(Splits::Shares { files: vec![path], fractions: SHARES }), 16))
+                .unwrap();
+        let paths =
+            Splits::Paths { train: vec![train], eval: Some(vec![eval]), test: Some(vec![test]) };
         let by_path = open(&source(text(paths), 16)).unwrap();
         assert_eq!(all(&by_share.train), all(&by_path.train));
         assert_eq!(all(&by_share.eval.unwrap()), all(&by_path.eval.unwrap()));
@@ -333,7 +366,8 @@ mod tests {
         fs::write(dir.path().join("t.txt"), &documents[0]).unwrap();
         let content = Content::Text {
             splits: Splits::all(dir.path().join("t.txt")),
-            field: JSONL_FIELD.into(),
+            field: TEXT_FIELD.into(),
+            join: Join::EndOfText,
             tokenizer: TokenizerChoice::Load(dir.path().into()),
         };
         let opened = open(&source(content.clone(), 8)).unwrap();
@@ -352,13 +386,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = token_file(dir.path(), "all.bin", 0..100);
         let eval = token_file(dir.path(), "eval.bin", 200..220);
-        let shares = Splits::Shares { path: path.clone(), fractions: SHARES };
+        let shares = Splits::Shares { files: vec![path.clone()], fractions: SHARES };
         let tokens = |splits| source(Content::Tokens { splits, tokenizer: None }, 10);
         let opened = open(&tokens(shares)).unwrap();
         assert_eq!((opened.vocab_size, opened.train.len()), (100, 8));
         assert_eq!(opened.test.unwrap().get(0)[0], 90);
 
-        let paths = Splits::Paths { train: path, eval: Some(eval), test: None };
+        let paths = Splits::Paths { train: vec![path], eval: Some(vec![eval]), test: None };
         let opened = open(&tokens(paths.clone())).unwrap();
         assert_eq!((opened.vocab_size, opened.train.len()), (220, 10));
         assert_eq!(opened.eval.unwrap().get(1)[9], 219);

@@ -84,13 +84,13 @@ pub enum DataError {
         value: usize,
     },
     /// A folder has no text in it.
-    #[error("folder `{}` has no .txt or .jsonl file, in any subfolder; data.path must name such a file or a folder of them", path.display())]
+    #[error("folder `{}` has no .txt, .jsonl, .csv or .parquet file, in any subfolder; data.path must name such a file or a folder of them", path.display())]
     NoTextFiles {
         /// The folder.
         path: PathBuf,
     },
-    /// A file is neither `.txt` nor `.jsonl`.
-    #[error("`{}` is not a text file this reader knows: data.kind \"text\" reads .txt (one document) and .jsonl (one document a line); convert or rename it", path.display())]
+    /// A file whose name ends in none of the formats that are read.
+    #[error("`{}` is not a text file this reader knows: data.kind \"text\" reads .txt (one document), .jsonl (one document a line), .csv and .parquet (one document a row); convert or rename it", path.display())]
     UnknownTextFile {
         /// The file.
         path: PathBuf,
@@ -103,8 +103,8 @@ pub enum DataError {
         /// Offset of the first byte that is not part of a valid character.
         offset: usize,
     },
-    /// A line of a `.jsonl` file is not an object with the text in it.
-    #[error("`{}` line {line}: {reason}; each line must be a JSON object with a string field `{field}`", path.display())]
+    /// A line of a `.jsonl` file is not an object with the fields asked for.
+    #[error("`{}` line {line}: {reason}; each line must be a JSON object with the fields of data.fields", path.display())]
     JsonLine {
         /// The file.
         path: PathBuf,
@@ -112,9 +112,132 @@ pub enum DataError {
         line: usize,
         /// What is wrong with it.
         reason: String,
-        /// The field looked for.
-        field: String,
     },
+    /// A `.csv` file that breaks the format.
+    #[error("`{}` cannot be read as CSV: {reason}; each row needs as many fields as the first line has names, in UTF-8, with quotes around fields that hold commas or line ends", path.display())]
+    InvalidCsv {
+        /// The file.
+        path: PathBuf,
+        /// What the reader said, with the place.
+        reason: String,
+    },
+    /// A `.parquet` file that is damaged, or none.
+    #[error("`{}` cannot be read as parquet: {reason}; fetch the file again, or write it anew with snappy, zstd or no compression", path.display())]
+    InvalidParquet {
+        /// The file.
+        path: PathBuf,
+        /// What the reader said.
+        reason: String,
+    },
+    /// A table without a column that is asked for.
+    #[error("`{}` has no column `{column}`, only {columns}; name the right one in data.fields", path.display())]
+    NoColumn {
+        /// The file.
+        path: PathBuf,
+        /// The column looked for.
+        column: String,
+        /// The first columns there are.
+        columns: String,
+    },
+    /// A value that a column must not have.
+    #[error("`{}` {place}: {reason}; text must be a string and a label an integer from 0: mend or leave out the row, or name another column in data.fields", path.display())]
+    Cell {
+        /// The file.
+        path: PathBuf,
+        /// The row or line, from 1.
+        place: String,
+        /// The column and what is wrong with its value.
+        reason: String,
+    },
+    /// A file without columns where labels are needed.
+    #[error("`{}` is plain text and has no labels; classification reads .parquet, .csv and .jsonl with a text and a label column", path.display())]
+    NoTable {
+        /// The file.
+        path: PathBuf,
+    },
+    /// More than one token file for a split.
+    #[error(
+        "data.splits: {files} token files for one split; tokens are read from one file a split: concatenate them"
+    )]
+    ManyTokenFiles {
+        /// How many.
+        files: usize,
+    },
+    /// A server that does not answer.
+    #[error(
+        "cannot fetch `{url}`: {reason}; check the network and HF_ENDPOINT, or give the path of a local copy"
+    )]
+    Unreachable {
+        /// What was asked for.
+        url: String,
+        /// What went wrong last.
+        reason: String,
+    },
+    /// A server that answers, but not with what was asked for.
+    #[error(
+        "cannot fetch `{url}`: {reason}; check the id and the revision, or give the path of a local copy"
+    )]
+    Hub {
+        /// What was asked for.
+        url: String,
+        /// What it answered.
+        reason: String,
+    },
+    /// Contents that are not those the Hub announced; nothing of them is kept.
+    #[error(
+        "`{url}` is damaged: its contents have {found}, announced is {expected}; fetch it again later, from another HF_ENDPOINT, or give the path of a local copy"
+    )]
+    Corrupted {
+        /// The file.
+        url: String,
+        /// The hash announced.
+        expected: String,
+        /// The hash found.
+        found: String,
+    },
+    /// Files that are not in the cache while nothing may be fetched.
+    #[error("{wanted} of `{id}` is not in the cache and HF_HUB_OFFLINE is set: looked in `{}`, {reason}; unset HF_HUB_OFFLINE to fetch it, set HF_HOME to a cache that has it, or give the path of a local copy", looked.display())]
+    Offline {
+        /// The repository.
+        id: String,
+        /// The files, in words.
+        wanted: String,
+        /// The folder of the cache that would hold them.
+        looked: PathBuf,
+        /// What is there.
+        reason: String,
+    },
+    /// Files that a repository or a folder does not have.
+    #[error(
+        "`{place}` does not have {wanted}: {reason}; check data.name and data.splits, or the path"
+    )]
+    NotFound {
+        /// The repository or folder.
+        place: String,
+        /// The files, in words.
+        wanted: String,
+        /// What is there.
+        reason: String,
+    },
+    /// A path that is none, and no Hub id either.
+    #[error(
+        "`{text}` is no existing folder, no existing file and no Hub id of the form `owner/name`; correct the path, or the id"
+    )]
+    NoLocation {
+        /// What was given.
+        text: String,
+    },
+    /// A single file where splits are asked for by name.
+    #[error("`{}` is a single file, which has no split `{split}`; give shares of it in data.splits, or the folder or Hub id of a data set", path.display())]
+    SplitOfFile {
+        /// The file.
+        path: PathBuf,
+        /// The split asked for.
+        split: String,
+    },
+    /// No place for the Hub's cache.
+    #[error("there is no home folder to keep the Hub's cache in; set HF_HOME to a folder")]
+    NoHome,
     /// A folder holds no tokenizer.
     #[error("`{}` holds no tokenizer: expected tokenizer.json, or vocab.json together with merges.txt; set data.tokenizer to such a folder, to a tokenizer.json, or to null to train one", path.display())]
     NoTokenizer {

@@ -8,6 +8,7 @@
 //! ```
 //!
 //! - [`open`] reads what a [`DataSource`] names: raw token files, text, or a synthetic corpus.
+//! - [`read_labelled`] reads texts and their classes.
 //! - [`Sequences`] is a token stream cut into training samples of equal length.
 //! - [`DistributedSampler`] decides which rank sees which sample, and when.
 //! - [`BatchLoader`] assembles micro-batches in the background and knows how to resume.
@@ -18,12 +19,19 @@
 mod batch;
 mod chunks;
 mod corpus;
+mod csv;
 mod draws;
 mod error;
 mod evaluation;
+mod format;
+mod join;
+mod json_lines;
 mod labelled;
+mod labelled_tokens;
 mod loader;
 mod packing;
+mod parquet;
+mod records;
 mod reviews;
 mod sampler;
 mod splits;
@@ -37,14 +45,16 @@ pub use batch::{Collate, IGNORE_INDEX, MicroBatch};
 pub use corpus::{Content, Corpus, DataSource, TokenizerChoice, open};
 pub use error::DataError;
 pub use evaluation::EvaluationBatches;
-pub use labelled::{LabelledBatch, LabelledText, LabelledTexts};
+pub use join::Join;
+pub use labelled::{LABEL_FIELD, LabelledText, read_labelled};
+pub use labelled_tokens::{LabelledBatch, LabelledTexts};
 pub use loader::BatchLoader;
 pub use packing::{Packing, Remainder, Sequences, TokenStream};
 pub use reviews::SyntheticReviews;
 pub use sampler::{DistributedSampler, Order, Position, Shard};
 pub use splits::{Fractions, Splits};
 pub use synthetic::{MarkovCorpus, SyntheticCorpus};
-pub use text::{JSONL_FIELD, read_documents, text_files};
+pub use text::{TEXT_FIELD, read_documents, text_files};
 pub use tokenizer::{END_OF_TEXT, Tokenizer};
 pub use tokens::{TokenFile, TokenWidth};
 

@@ -31,7 +31,8 @@ fn tokens(path: PathBuf) -> DataSource {
 }
 
 fn text_with(path: PathBuf, tokenizer: TokenizerChoice) -> DataSource {
-    let content = Content::Text { splits: Splits::all(path), field: "text".into(), tokenizer };
+    let (splits, field) = (Splits::all(path), "text".into());
+    let content = Content::Text { splits, field, join: Join::default(), tokenizer };
     DataSource { content, packing: Packing::drop_rest(4), vocab_size: None }
 }
 
@@ -79,8 +80,13 @@ fn text_cases(folder: &Folder) -> Vec<(DataSource, &'static str)> {
         (file("empty.txt", b""), "is empty"),
         (file("bom.txt", b"\xef\xbb\xbf"), "is empty"),
         (file("blank.jsonl", b"\n \n\n"), "is empty"),
-        (text(folder.path("hollow")), "has no .txt or .jsonl file"),
-        (file("a.parquet", b"PAR1"), "not a text file this reader knows"),
+        (text(folder.path("hollow")), "has no .txt, .jsonl, .csv or .parquet file"),
+        (file("a.docx", b"PK"), "not a text file this reader knows"),
+        (file("head.parquet", b"PAR1"), "cannot be read as parquet"),
+        (file("zero.parquet", &[0; 64]), "cannot be read as parquet"),
+        (file("length.parquet", b"PAR1\xff\xff\xff\x7fPAR1"), "cannot be read as parquet"),
+        (file("names.csv", b"a,b\n1,2"), "no column `text`, only [`a`, `b`]"),
+        (file("ragged.csv", b"text,b\nx,1\ny"), "cannot be read as CSV"),
         (file("noextension", b"words"), "not a text file this reader knows"),
         (file("latin1.txt", b"caf\xe9"), "invalid byte at offset 3"),
         (file("utf16.txt", b"\xff\xfeh\0i\0"), "invalid byte at offset 0"),

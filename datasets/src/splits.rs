@@ -96,28 +96,28 @@ impl Fractions {
 /// Where each split comes from.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Splits {
-    /// One file or folder, cut by share: text between characters, tokens between sequences.
+    /// One corpus, cut by share: text between characters, tokens between sequences.
     Shares {
-        /// The file or folder.
-        path: PathBuf,
+        /// Its files or folders, in order.
+        files: Vec<PathBuf>,
         /// The shares.
         fractions: Fractions,
     },
-    /// A file or folder for each.
+    /// Files or folders for each, in order.
     Paths {
         /// What trains.
-        train: PathBuf,
+        train: Vec<PathBuf>,
         /// What evaluates during training.
-        eval: Option<PathBuf>,
+        eval: Option<Vec<PathBuf>>,
         /// What is kept for a final test.
-        test: Option<PathBuf>,
+        test: Option<Vec<PathBuf>>,
     },
 }
 
 impl Splits {
     /// All of `path` trains.
     pub fn all(path: impl Into<PathBuf>) -> Self {
-        Self::Shares { path: path.into(), fractions: Fractions::ALL }
+        Self::Shares { files: vec![path.into()], fractions: Fractions::ALL }
     }
 }
 

@@ -1,52 +1,39 @@
-//! Text on disk: `.txt` files of one document each, `.jsonl` files of one document a line.
+//! Text on disk: `.txt` files of one document each, and tables (`.jsonl`, `.csv`, `.parquet`) of
+//! one document a row.
 //!
 //! [`read_documents`] takes a file or a folder. Folders are read in the order of their sorted
 //! paths, so the corpus does not depend on the file system. It refuses anything that is not UTF-8,
-//! naming the byte, and lines without the text field, naming the line. A byte-order mark at the
-//! start of a file is not part of its text; empty documents are left out.
+//! naming the byte, and rows without the text field, naming the row. A byte-order mark at the
+//! start of a file is not part of its text.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
-
 use crate::DataError;
+use crate::format::Format;
+use crate::records::read_rows;
 
-/// The field of a `.jsonl` line that holds the text, unless another is named.
-pub const JSONL_FIELD: &str = "text";
+/// The field of a row that holds the text, unless another is named.
+pub const TEXT_FIELD: &str = "text";
 
-#[derive(Clone, Copy)]
-enum Format {
-    Plain,
-    JsonLines,
-}
-
-impl Format {
-    fn of(path: &Path) -> Option<Self> {
-        match path.extension()?.to_str()? {
-            "txt" => Some(Self::Plain),
-            "jsonl" => Some(Self::JsonLines),
-            _ => None,
-        }
-    }
-}
-
-/// The documents in a file or folder, in a fixed order. `field` is where `.jsonl` lines hold
-/// their text, usually [`JSONL_FIELD`].
+/// The documents in a file or folder, in a fixed order, empty ones too. `field` is where rows of a
+/// table hold their text, usually [`TEXT_FIELD`].
 ///
 /// # Errors
-/// A path that cannot be read, has no text, is not UTF-8 or not JSON lines; see [`DataError`].
+/// A path that cannot be read, has no text, is not UTF-8 or a damaged table; see [`DataError`].
 pub fn read_documents(path: &Path, field: &str) -> Result<Vec<String>, DataError> {
     let mut documents = Vec::new();
     for file in text_files(path)? {
-        match Format::of(&file) {
-            Some(Format::Plain) => documents.push(read_utf8(&file)?),
-            Some(Format::JsonLines) => read_json_lines(&file, field, &mut documents)?,
-            None => return Err(DataError::UnknownTextFile { path: file }),
+        if Format::of(&file) == Some(Format::Plain) {
+            documents.push(read_utf8(&file)?);
+            continue;
         }
+        read_rows(&file, &[field], &mut |mut row| {
+            documents.push(row.text(0)?);
+            Ok(())
+        })?;
     }
-    documents.retain(|document| !document.is_empty());
-    match documents.is_empty() {
+    match documents.iter().all(String::is_empty) {
         true => Err(DataError::Empty { what: format!("the text at `{}`", path.display()) }),
         false => Ok(documents),
     }
@@ -98,7 +85,8 @@ pub(crate) fn check_regular(path: &Path) -> Result<(), DataError> {
     Err(DataError::unreadable(path)(cause))
 }
 
-fn read_utf8(path: &Path) -> Result<String, DataError> {
+/// The text of a file, without its byte-order mark.
+pub(crate) fn read_utf8(path: &Path) -> Result<String, DataError> {
     let bytes = read_regular(path)?;
     let mut text = String::from_utf8(bytes).map_err(|error| DataError::NotUtf8 {
         path: path.to_owned(),
@@ -108,50 +96,6 @@ fn read_utf8(path: &Path) -> Result<String, DataError> {
         text.drain(..'\u{feff}'.len_utf8());
     }
     Ok(text)
-}
-
-fn read_json_lines(path: &Path, field: &str, documents: &mut Vec<String>) -> Result<(), DataError> {
-    for (index, line) in read_utf8(path)?.lines().enumerate() {
-        if line.trim().is_empty() {
-            continue;
-        }
-        let text = text_field(line, field).map_err(|reason| DataError::JsonLine {
-            path: path.to_owned(),
-            line: index + 1,
-            reason,
-            field: field.to_owned(),
-        })?;
-        documents.push(text);
-    }
-    Ok(())
-}
-
-/// The string at `field` of the object in `line`, or what is wrong with it.
-fn text_field(line: &str, field: &str) -> Result<String, String> {
-    let mut object = match serde_json::from_str(line) {
-        Ok(Value::Object(object)) => object,
-        Ok(other) => return Err(format!("found {}, not an object", kind(&other))),
-        Err(error) => return Err(format!("not valid JSON ({error})")),
-    };
-    match object.remove(field) {
-        Some(Value::String(text)) => Ok(text),
-        Some(other) => Err(format!("field `{field}` is {}, not a string", kind(&other))),
-        None => {
-            let names: Vec<_> = object.keys().take(8).map(|name| format!("`{name}`")).collect();
-            Err(format!("no field `{field}`, only [{}]", names.join(", ")))
-        }
-    }
-}
-
-fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a string",
-        Value::Array(_) => "an array",
-        Value::Object(_) => "an object",
-    }
 }
 
 #[cfg(test)]
@@ -177,8 +121,8 @@ mod tests {
             ("c/skipped.md", b"no"),
             ("empty.txt", b""),
         ]);
-        let documents = read_documents(dir.path(), JSONL_FIELD).unwrap();
-        assert_eq!(documents, ["first", "one more", "second", "third"]);
+        let documents = read_documents(dir.path(), TEXT_FIELD).unwrap();
+        assert_eq!(documents, ["first", "one more", "second", "third", ""]);
     }
 
     #[test]
@@ -193,20 +137,20 @@ mod tests {
             ("a.txt", b"\xef\xbb\xbfplain"),
             ("b.jsonl", b"\xef\xbb\xbf{\"text\": \"json\"}"),
         ]);
-        assert_eq!(read_documents(dir.path(), JSONL_FIELD).unwrap(), ["plain", "json"]);
+        assert_eq!(read_documents(dir.path(), TEXT_FIELD).unwrap(), ["plain", "json"]);
     }
 
     #[test]
     fn the_first_byte_that_is_not_utf8_is_named() {
         let dir = folder(&[("a.txt", b"abc\xc3\xa9\xff")]);
-        let error = read_documents(dir.path(), JSONL_FIELD).unwrap_err();
+        let error = read_documents(dir.path(), TEXT_FIELD).unwrap_err();
         assert!(matches!(error, DataError::NotUtf8 { offset: 5, .. }), "{error}");
     }
 
     #[test]
     fn the_line_and_its_fields_are_named() {
         let dir = folder(&[("a.jsonl", b"{\"text\": \"x\"}\n\n{\"content\": \"y\"}")]);
-        let message = read_documents(dir.path(), JSONL_FIELD).unwrap_err().to_string();
+        let message = read_documents(dir.path(), TEXT_FIELD).unwrap_err().to_string();
         assert!(
             message.contains("a.jsonl` line 3: no field `text`, only [`content`]"),
             "{message}"
@@ -219,6 +163,6 @@ mod tests {
         let dir = folder(&[("a/x.txt", b"x")]);
         std::os::unix::fs::symlink(dir.path(), dir.path().join("a/up")).unwrap();
         std::os::unix::fs::symlink(dir.path().join("a/x.txt"), dir.path().join("y.txt")).unwrap();
-        assert_eq!(read_documents(dir.path(), JSONL_FIELD).unwrap(), ["x", "x"]);
+        assert_eq!(read_documents(dir.path(), TEXT_FIELD).unwrap(), ["x", "x"]);
     }
 }

@@ -13,7 +13,7 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, PreTokenizerWrapper, TokenizerBuilder};
 
 use crate::DataError;
-use crate::chunks::{CHUNK_BYTES, cut_at_lines};
+use crate::chunks::{CHUNK_BYTES, cut_at_spaces};
 use crate::tokenizer_files::TokenizerFiles;
 
 /// The token between documents, as GPT-2 spells it.
@@ -31,7 +31,7 @@ pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     end_of_text: Option<u32>,
     vocab_size: usize,
-    cuts_at_lines: bool,
+    cuts_at_spaces: bool,
     files: TokenizerFiles,
 }
 
@@ -78,7 +78,7 @@ impl Tokenizer {
         let mut bytes = 0;
         let chunks: Vec<&str> = documents
             .iter()
-            .flat_map(|document| cut_at_lines(document.as_ref(), CHUNK_BYTES))
+            .flat_map(|document| cut_at_spaces(document.as_ref(), CHUNK_BYTES))
             .take_while(|chunk| {
                 let taken = bytes < TRAINING_BYTES;
                 bytes += chunk.len();
@@ -112,7 +112,7 @@ impl Tokenizer {
         Ok(Self {
             end_of_text: inner.token_to_id(end_of_text.unwrap_or(END_OF_TEXT)),
             vocab_size: largest_id.map_or(0, |id| id as usize + 1),
-            cuts_at_lines: cuts_at_lines(&inner),
+            cuts_at_spaces: cuts_at_spaces(&inner),
             inner,
             files,
         })
@@ -140,28 +140,37 @@ impl Tokenizer {
 
     /// The ids of all documents in order, with the end-of-text token between them.
     ///
-    /// Works on all threads; the result is that of [`Tokenizer::encode`] document by document.
-    ///
     /// # Errors
     /// Those of [`Tokenizer::encode`].
     pub fn encode_documents<D>(&self, documents: &[D]) -> Result<Vec<u32>, DataError>
     where
         D: AsRef<str> + Sync,
     {
+        let encoded = self.encode_each(documents)?;
+        Ok(match self.end_of_text {
+            Some(id) => encoded.join(&id),
+            None => encoded.concat(),
+        })
+    }
+
+    /// The ids of each document. Works on all threads; the result is that of
+    /// [`Tokenizer::encode`] document by document.
+    ///
+    /// # Errors
+    /// Those of [`Tokenizer::encode`].
+    pub fn encode_each<D>(&self, documents: &[D]) -> Result<Vec<Vec<u32>>, DataError>
+    where
+        D: AsRef<str> + Sync,
+    {
         let encode_document = |document: &D| {
-            let chunks = match self.cuts_at_lines {
-                true => cut_at_lines(document.as_ref(), CHUNK_BYTES),
+            let chunks = match self.cuts_at_spaces {
+                true => cut_at_spaces(document.as_ref(), CHUNK_BYTES),
                 false => vec![document.as_ref()],
             };
             let ids = chunks.into_par_iter().map(|chunk| self.encode(chunk));
             Ok(ids.collect::<Result<Vec<_>, _>>()?.concat())
         };
-        let encoded = documents.par_iter().map(encode_document);
-        let encoded = encoded.collect::<Result<Vec<Vec<u32>>, DataError>>()?;
-        Ok(match self.end_of_text {
-            Some(id) => encoded.join(&id),
-            None => encoded.concat(),
-        })
+        documents.par_iter().map(encode_document).collect()
     }
 
     /// The text of `ids`. A byte-level tokenizer gives back exactly what was encoded; ids that
@@ -189,19 +198,20 @@ impl Tokenizer {
     }
 }
 
-/// Whether [`cut_at_lines`] keeps the ids: the pieces must be GPT-2's, of the text as it is, and
-/// no added token may reach over a line's end.
-fn cuts_at_lines(tokenizer: &tokenizers::Tokenizer) -> bool {
+/// Whether [`cut_at_spaces`] keeps the ids: the pieces must be GPT-2's, of the text as it is, and
+/// no added token may reach over a space.
+fn cuts_at_spaces(tokenizer: &tokenizers::Tokenizer) -> bool {
     let is_gpt2 = matches!(
         tokenizer.get_pre_tokenizer(),
         Some(PreTokenizerWrapper::ByteLevel(level)) if level.use_regex && !level.add_prefix_space
     );
-    let stays_in_line = |token: &AddedToken| {
-        !token.lstrip && !token.rstrip && !token.single_word && !token.content.contains('\n')
+    let is_one_word = |token: &AddedToken| {
+        let plain = !token.lstrip && !token.rstrip && !token.single_word;
+        plain && !token.content.contains(char::is_whitespace)
     };
     is_gpt2
         && tokenizer.get_normalizer().is_none()
-        && tokenizer.get_added_tokens_decoder().values().all(stays_in_line)
+        && tokenizer.get_added_tokens_decoder().values().all(is_one_word)
 }
 
 fn failed(doing: &'static str) -> impl Fn(tokenizers::Error) -> DataError {
@@ -297,7 +307,7 @@ mod tests {
     #[test]
     fn ids_do_not_depend_on_threads_or_chunks() {
         let text = corpus().concat().repeat(4);
-        assert!(cut_at_lines(&text, CHUNK_BYTES).len() > 2);
+        assert!(cut_at_spaces(&text, CHUNK_BYTES).len() > 2);
         let tokenizer = trained();
         let whole = tokenizer.encode(&text).unwrap();
         for threads in [1, 3] {
@@ -308,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn tokenizers_of_another_kind_are_not_cut_at_lines() {
+    fn tokenizers_of_another_kind_are_not_cut_at_spaces() {
         let json = r#"{"version": "1.0", "truncation": {"direction": "Right", "max_length": 2,
             "strategy": "LongestFirst", "stride": 0}, "padding": null, "added_tokens": [],
             "normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null,
@@ -318,7 +328,7 @@ mod tests {
         let path = dir.path().join("words.json");
         fs::write(&path, json).unwrap();
         let tokenizer = Tokenizer::load(&path).unwrap();
-        assert!(!tokenizer.cuts_at_lines);
+        assert!(!tokenizer.cuts_at_spaces);
         assert_eq!((tokenizer.vocab_size(), tokenizer.end_of_text()), (8, None));
         // Truncation is off, and nothing separates documents.
         let ids = tokenizer.encode_documents(&["one two three four", "one"]).unwrap();
@@ -357,9 +367,9 @@ mod tests {
         }
 
         #[test]
-        fn cutting_at_lines_keeps_the_ids(text in "([a-z0-9 '.!\u{e9}\u{a0}\t]{0,5}\n{0,2}){0,20}") {
+        fn cutting_at_spaces_keeps_the_ids(text in "([a-z0-9 '.!\u{e9}\u{a0}\t]{0,5}\n{0,2}){0,20}") {
             static TOKENIZER: std::sync::LazyLock<Tokenizer> = std::sync::LazyLock::new(trained);
-            let cut: Vec<u32> = cut_at_lines(&text, 1)
+            let cut: Vec<u32> = cut_at_spaces(&text, 1)
                 .into_iter()
                 .flat_map(|chunk| TOKENIZER.encode(chunk).unwrap())
                 .collect();

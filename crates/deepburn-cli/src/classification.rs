@@ -11,7 +11,7 @@ use deepburn::{Batch, BatchSource, Confusion, Evaluation, OutsideError, Task};
 use deepburn_config::{BatchPlan, Job};
 use deepburn_datasets::{
     BatchLoader, DataError, DistributedSampler, EvaluationBatches, LabelledBatch, LabelledTexts,
-    Order, Shard, Tokenizer,
+    Order, Shard,
 };
 use deepburn_models::gpt2::{CheckpointWriter, SavedPrecision};
 use deepburn_models::imdb::{Encoder, EncoderConfig, TextBatch, TextBatchError};

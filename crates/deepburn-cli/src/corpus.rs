@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use deepburn_config::{DataKind, Job, SplitPlan};
 use deepburn_datasets::{
-    Content, Corpus, DataError, DataSource, Fractions, JSONL_FIELD, Packing, Splits,
-    SyntheticCorpus, TokenizerChoice, open,
+    Content, Corpus, DataError, DataSource, Fractions, Join, Packing, Splits, SyntheticCorpus,
+    TEXT_FIELD, TokenizerChoice, open,
 };
 use deepburn_models::gpt2::Gpt2Config;
 
@@ -28,7 +28,8 @@ pub(crate) fn open_corpus(job: &Job, config: &Gpt2Config) -> Result<Corpus, Data
         (DataKind::Tokens, splits) => Content::Tokens { splits: files(splits), tokenizer },
         (DataKind::Text, splits) => Content::Text {
             splits: files(splits),
-            field: JSONL_FIELD.to_owned(),
+            field: TEXT_FIELD.to_owned(),
+            join: Join::EndOfText,
             tokenizer: choice,
         },
         (DataKind::Synthetic | DataKind::Classification { .. }, splits) => Content::Synthetic {
@@ -58,11 +59,12 @@ fn tokenizer_of(checkpoint: &Path) -> Option<PathBuf> {
 fn files(splits: &SplitPlan) -> Splits {
     match splits {
         SplitPlan::Shares { path, train, eval, test } => Splits::Shares {
-            path: path.clone().unwrap_or_default(),
+            files: path.iter().cloned().collect(),
             fractions: Fractions { train: *train, eval: *eval, test: *test },
         },
         SplitPlan::Paths { train, eval, test, .. } => {
-            Splits::Paths { train: train.clone(), eval: eval.clone(), test: test.clone() }
+            let files = |path: &Option<PathBuf>| path.clone().map(|path| vec![path]);
+            Splits::Paths { train: vec![train.clone()], eval: files(eval), test: files(test) }
         }
     }
 }

@@ -1,0 +1,203 @@
+//! `.parquet` files: tables by column, as the Hub stores data sets.
+//!
+//! Only the columns that are asked for are decoded. Pages may be plain, or compressed with snappy
+//! or zstd, which are what writers use unless they are told otherwise. The library asserts what
+//! the format promises, so on some damaged files it panics; such a file is refused like any other
+//! damaged one.
+
+use std::fs::File;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+
+use ::parquet::errors::ParquetError;
+use ::parquet::file::reader::{FileReader, SerializedFileReader};
+use ::parquet::record::{Field, Row as Record};
+use ::parquet::schema::types::Type;
+
+use crate::DataError;
+use crate::records::{Cell, Row, Visit, no_column};
+use crate::text::check_regular;
+
+/// See [`crate::records::read_rows`]. Places are rows, from 1.
+pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: Visit<'_>) -> Result<(), DataError> {
+    check_regular(path)?;
+    let file = File::open(path).map_err(DataError::unreadable(path))?;
+    // What a panic may have left half done is the reader, which ends here.
+    let read = AssertUnwindSafe(|| read_file(file, path, columns, visit));
+    catch_unwind(read).unwrap_or_else(|_| Err(invalid(path, "its parts contradict each other")))
+}
+
+fn read_file(file: File, path: &Path, columns: &[&str], visit: Visit<'_>) -> Result<(), DataError> {
+    let invalid = |error: ParquetError| invalid(path, &error.to_string());
+    let reader = SerializedFileReader::new(file).map_err(invalid)?;
+    let schema = reader.metadata().file_metadata().schema();
+    let fields = columns.iter().map(|column| {
+        let found = schema.get_fields().iter().find(|field| field.name() == *column);
+        let names = schema.get_fields().iter().map(|field| field.name());
+        found.map(Arc::clone).ok_or_else(|| no_column(path, column, names))
+    });
+    let fields = fields.collect::<Result<Vec<_>, _>>()?;
+    let projection = Type::group_type_builder(schema.name()).with_fields(fields).build();
+    let records = reader.get_row_iter(Some(projection.map_err(invalid)?)).map_err(invalid)?;
+    for (index, record) in records.enumerate() {
+        let cells = cells(record.map_err(invalid)?);
+        visit(Row { path, place: ("row", index + 1), columns, cells })?;
+    }
+    Ok(())
+}
+
+fn invalid(path: &Path, reason: &str) -> DataError {
+    DataError::InvalidParquet { path: path.to_owned(), reason: reason.replace('\n', " ") }
+}
+
+fn cells(record: Record) -> Vec<Cell> {
+    record.into_columns().into_iter().map(|(_, field)| cell(field)).collect()
+}
+
+fn cell(field: Field) -> Cell {
+    match field {
+        Field::Str(text) => Cell::Text(text),
+        // Some writers leave out that the bytes are text.
+        Field::Bytes(bytes) => match String::from_utf8(bytes.data().to_vec()) {
+            Ok(text) => Cell::Text(text),
+            Err(_) => Cell::Other("bytes that are not UTF-8"),
+        },
+        Field::Bool(flag) => Cell::Integer(flag.into()),
+        Field::Byte(value) => Cell::Integer(value.into()),
+        Field::Short(value) => Cell::Integer(value.into()),
+        Field::Int(value) => Cell::Integer(value.into()),
+        Field::Long(value) => Cell::Integer(value),
+        Field::UByte(value) => Cell::Integer(value.into()),
+        Field::UShort(value) => Cell::Integer(value.into()),
+        Field::UInt(value) => Cell::Integer(value.into()),
+        Field::ULong(value) => match i64::try_from(value) {
+            Ok(value) => Cell::Integer(value),
+            Err(_) => Cell::Other("a number above 2^63"),
+        },
+        Field::Null => Cell::Other("null"),
+        Field::Group(_) => Cell::Other("a group of fields"),
+        Field::ListInternal(_) => Cell::Other("a list"),
+        Field::MapInternal(_) => Cell::Other("a map"),
+        _ => Cell::Other("a fraction or a date"),
+    }
+}
+
+/// Tables for tests, written by the same crate.
+#[cfg(test)]
+pub(crate) mod fixture {
+    use std::fs::File;
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use ::parquet::basic::{Compression, ZstdLevel};
+    use ::parquet::data_type::{ByteArrayType, Int64Type};
+    use ::parquet::file::properties::WriterProperties;
+    use ::parquet::file::writer::SerializedFileWriter;
+    use ::parquet::schema::parser::parse_message_type;
+
+    /// A column and what is in it.
+    pub(crate) enum Column<'a> {
+        Text(&'a str, Vec<Option<&'a str>>),
+        Label(&'a str, Vec<i64>),
+    }
+
+    impl Column<'_> {
+        fn declaration(&self) -> String {
+            match self {
+                Self::Text(name, _) => format!("optional binary {name} (UTF8);"),
+                Self::Label(name, _) => format!("required int64 {name};"),
+            }
+        }
+    }
+
+    /// Writes `columns` as one row group, compressed.
+    pub(crate) fn write_table(path: &Path, columns: &[Column<'_>]) {
+        let fields: String = columns.iter().map(Column::declaration).collect();
+        let schema = parse_message_type(&format!("message schema {{ {fields} }}")).unwrap();
+        let zstd = Compression::ZSTD(ZstdLevel::default());
+        let properties = WriterProperties::builder().set_compression(zstd).build();
+        let file = File::create(path).unwrap();
+        let mut writer =
+            SerializedFileWriter::new(file, Arc::new(schema), Arc::new(properties)).unwrap();
+        let mut group = writer.next_row_group().unwrap();
+        for column in columns {
+            let mut open = group.next_column().unwrap().unwrap();
+            match column {
+                Column::Text(_, texts) => {
+                    let levels: Vec<i16> =
+                        texts.iter().map(|text| i16::from(text.is_some())).collect();
+                    let values: Vec<_> = texts.iter().flatten().map(|&text| text.into()).collect();
+                    open.typed::<ByteArrayType>()
+                        .write_batch(&values, Some(&levels), None)
+                        .unwrap();
+                }
+                Column::Label(_, labels) => {
+                    open.typed::<Int64Type>().write_batch(labels, None, None).unwrap();
+                }
+            }
+            open.close().unwrap();
+        }
+        group.close().unwrap();
+        writer.close().unwrap();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use proptest::prelude::*;
+
+    use super::fixture::{Column, write_table};
+    use super::*;
+
+    fn table() -> Vec<u8> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("t.parquet");
+        let texts = vec![Some("one"), None, Some("caf\u{e9}")];
+        write_table(&path, &[Column::Text("text", texts), Column::Label("label", vec![2, 0, -1])]);
+        fs::read(path).unwrap()
+    }
+
+    fn read(contents: &[u8], columns: &[&str]) -> Result<Vec<Vec<Cell>>, DataError> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("t.parquet");
+        fs::write(&path, contents).unwrap();
+        let mut rows = Vec::new();
+        read_rows(&path, columns, &mut |row| {
+            rows.push(row.cells);
+            Ok(())
+        })?;
+        Ok(rows)
+    }
+
+    #[test]
+    fn columns_come_in_the_order_asked_for() {
+        let text = |text: &str| Cell::Text(text.into());
+        let rows = read(&table(), &["label", "text"]).unwrap();
+        let expected = [
+            [Cell::Integer(2), text("one")],
+            [Cell::Integer(0), Cell::Other("null")],
+            [Cell::Integer(-1), text("caf\u{e9}")],
+        ];
+        assert_eq!(rows, expected);
+        assert_eq!(read(&table(), &["label"]).unwrap().len(), 3);
+        let message = read(&table(), &["body"]).unwrap_err().to_string();
+        assert!(message.contains("no column `body`, only [`text`, `label`]"), "{message}");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(256))]
+
+        /// Damage that no checksum reveals may change what is read, and must end nothing else.
+        #[test]
+        fn damaged_tables_never_panic(place in 0.0f64..1.0, byte: u8, cut in 0.0f64..2.0) {
+            let mut contents = table();
+            let at = (contents.len() as f64 * place) as usize;
+            contents[at] = byte;
+            contents.truncate((contents.len() as f64 * cut) as usize);
+            let _ = read(&contents, &["text", "label"]);
+        }
+    }
+}

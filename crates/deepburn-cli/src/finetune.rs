@@ -13,10 +13,8 @@ use deepburn::ops::{FusedOps, OptimizerOps, StreamOps};
 use deepburn::zero::{Group, Training, ZeroError};
 use deepburn::{Engine, EngineError, Hook, TrainError, TrainPlan};
 use deepburn_config::JobRequest;
-use deepburn_datasets::{DataError, Shard, Tokenizer};
-use deepburn_models::gpt2::{
-    Checkpoint, CheckpointError, CheckpointWriter, Gpt2, Gpt2Config, SavedPrecision,
-};
+use deepburn_datasets::{DataError, Shard};
+use deepburn_models::gpt2::{Checkpoint, CheckpointError, CheckpointWriter, Gpt2, SavedPrecision};
 
 use crate::causal::{NextToken, TokenSource};
 use crate::failure::Failure;
@@ -123,6 +121,16 @@ fn run<B: FusedOps + OptimizerOps + StreamOps>(
     check_output(output)?;
     let record = serde_json::to_string_pretty(&preparation.record).map_err(Failure::run)?;
     write_whole(&output.join("job.json"), &record).map_err(Failure::run)?;
+    // An earlier run's page would pass for this one's, should this one fail.
+    match fs::remove_file(output.join("report.html")) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(Failure::run(error));
+        }
+        _ => {}
+    }
+    if output.join("model").exists() {
+        tracing::info!("until this run ends, {}/model is an earlier one's", output.display());
+    }
 
     let ranks = preparation.job.training.ranks;
     tracing::info!(
@@ -218,9 +226,7 @@ fn save_model<B: FusedOps + OptimizerOps>(
 ) -> Result<(), RankError> {
     let folder = preparation.job.training.output_dir.join("model");
     let mut writer = match engine.rank() {
-        0 => {
-            Some(start_saving(&folder, &preparation.model, preparation.corpus.tokenizer.as_ref())?)
-        }
+        0 => Some(CheckpointWriter::create(&folder, &preparation.model, SavedPrecision::F32)?),
         _ => None,
     };
     for parameter in engine.parameters() {
@@ -233,21 +239,12 @@ fn save_model<B: FusedOps + OptimizerOps>(
         }
     }
     if let Some(writer) = writer {
+        if let Some(tokenizer) = &preparation.corpus.tokenizer {
+            tokenizer.save(&folder)?;
+        }
         writer.finish()?;
     }
     Ok(())
-}
-
-fn start_saving(
-    folder: &Path,
-    config: &Gpt2Config,
-    tokenizer: Option<&Tokenizer>,
-) -> Result<CheckpointWriter, RankError> {
-    let writer = CheckpointWriter::create(folder, config, SavedPrecision::F32)?;
-    if let Some(tokenizer) = tokenizer {
-        tokenizer.save(folder)?;
-    }
-    Ok(writer)
 }
 
 /// Draws the curves of the run.

@@ -1,8 +1,10 @@
-//! Causal multi-head self-attention.
+//! Multi-head self-attention, causal or over padded sequences.
 //!
 //! Main trait: [`AttentionOps`]. Queries, keys and values come as one matrix, as a projection makes
 //! them, and so does their gradient. Scores exist for a block of query rows at a time; backward makes
 //! them again from the logarithm of each row's sum (Dao et al. 2022).
+
+use std::sync::Arc;
 
 use burn::tensor::{Bool, Distribution, Tensor};
 use burn_autodiff::Autodiff;
@@ -18,9 +20,37 @@ use crate::portable;
 /// Query rows whose scores exist at the same time.
 pub(crate) const QUERY_BLOCK: usize = 128;
 
+/// Which keys a query sees.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reach {
+    /// Those up to its own position.
+    Causal,
+    /// The first ones of its sequence, as many as this says for each sequence, at least one; those
+    /// after them are padding.
+    Lengths(Arc<[usize]>),
+}
+
+impl Reach {
+    /// Keys that query `query` of sequence `sequence` sees, out of `positions`.
+    pub(crate) fn seen(&self, sequence: usize, query: usize, positions: usize) -> usize {
+        match self {
+            Self::Causal => query + 1,
+            Self::Lengths(lengths) => lengths[sequence].clamp(1, positions.max(1)),
+        }
+    }
+
+    /// Keys that a block of queries up to `end` has to do with, out of `positions`.
+    pub(crate) fn keys(&self, end: usize, positions: usize) -> usize {
+        match self {
+            Self::Causal => end,
+            Self::Lengths(_) => positions,
+        }
+    }
+}
+
 /// How to attend.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct CausalAttention {
+#[derive(Debug, Clone, PartialEq)]
+pub struct SelfAttention {
     /// Sequences.
     pub batch: usize,
     /// Heads; each is as wide as the model divided by their number.
@@ -29,6 +59,8 @@ pub struct CausalAttention {
     pub scale: f64,
     /// Multiply 16-bit queries and keys in f32 also where that is slower.
     pub upcast: bool,
+    /// What is seen.
+    pub reach: Reach,
 }
 
 /// Attention weights that are dropped; the others are divided by the share that stays.
@@ -50,16 +82,16 @@ impl<B: Backend> AttentionDropout<B> {
     }
 }
 
-/// Causal self-attention of sequences of equal length.
+/// Self-attention of sequences of equal length.
 ///
 /// Softmax is in at least f32, whatever the type of the input.
 pub trait AttentionOps: Backend {
     /// `projected` is `[batch * positions, 3 * width]`: queries, keys and values side by side, each
     /// head after head. The result is `[batch * positions, width]`. At least one position. This is
     /// the method that autodiff records.
-    fn causal_attention(
+    fn self_attention(
         projected: FloatTensor<Self>,
-        attention: &CausalAttention,
+        attention: &SelfAttention,
         dropout: Option<AttentionDropout<Self>>,
     ) -> FloatTensor<Self> {
         Self::attention_forward(projected, attention, dropout).output
@@ -68,7 +100,7 @@ pub trait AttentionOps: Backend {
     /// The same, with what backward needs of each row.
     fn attention_forward(
         projected: FloatTensor<Self>,
-        attention: &CausalAttention,
+        attention: &SelfAttention,
         dropout: Option<AttentionDropout<Self>>,
     ) -> AttentionOutput<Self> {
         portable::attention::forward::<Self>(projected, attention, dropout)
@@ -78,7 +110,7 @@ pub trait AttentionOps: Backend {
     fn attention_backward(
         grad: FloatTensor<Self>,
         saved: AttentionSaved<Self>,
-        attention: &CausalAttention,
+        attention: &SelfAttention,
     ) -> FloatTensor<Self> {
         portable::attention::backward::<Self>(grad, saved, attention)
     }
@@ -111,7 +143,7 @@ pub struct AttentionSaved<B: Backend> {
 struct AttentionStep;
 
 impl<B: AttentionOps> Backward<B, 1> for AttentionStep {
-    type State = (AttentionSaved<B>, CausalAttention);
+    type State = (AttentionSaved<B>, SelfAttention);
 
     fn backward(
         self,
@@ -127,9 +159,9 @@ impl<B: AttentionOps> Backward<B, 1> for AttentionStep {
 }
 
 impl<B: AttentionOps, C: CheckpointStrategy> AttentionOps for Autodiff<B, C> {
-    fn causal_attention(
+    fn self_attention(
         projected: FloatTensor<Self>,
-        attention: &CausalAttention,
+        attention: &SelfAttention,
         dropout: Option<AttentionDropout<Self>>,
     ) -> FloatTensor<Self> {
         let dropout = dropout.map(AttentionDropout::on::<B>);
@@ -139,23 +171,23 @@ impl<B: AttentionOps, C: CheckpointStrategy> AttentionOps for Autodiff<B, C> {
                 let AttentionOutput { output, log_sums } =
                     B::attention_forward(projected.clone(), attention, dropout.clone());
                 let saved = AttentionSaved { projected, output: output.clone(), log_sums, dropout };
-                step.finish((saved, *attention), output)
+                step.finish((saved, attention.clone()), output)
             }
             OpsKind::UnTracked(step) => {
-                step.finish(B::causal_attention(projected.primitive, attention, dropout))
+                step.finish(B::self_attention(projected.primitive, attention, dropout))
             }
         }
     }
 }
 
-/// Causal self-attention of `projected` `[batch * positions, 3 * width]`, queries, keys and values
+/// Self-attention of `projected` `[batch * positions, 3 * width]`, queries, keys and values
 /// side by side; the result is `[batch * positions, width]`.
 ///
 /// Each attention weight is dropped with probability `dropout`, drawn from the backend's random
 /// numbers.
-pub fn causal_attention<B: AttentionOps>(
+pub fn self_attention<B: AttentionOps>(
     projected: Tensor<B, 2>,
-    attention: &CausalAttention,
+    attention: &SelfAttention,
     dropout: f64,
 ) -> Tensor<B, 2> {
     let drawn = (dropout > 0.0).then(|| {
@@ -169,7 +201,7 @@ pub fn causal_attention<B: AttentionOps>(
         let dropped: Tensor<B, 3, Bool> = Tensor::cat((0..attention.batch).map(draw).collect(), 0);
         AttentionDropout { dropped: dropped.into_primitive(), probability: dropout }
     });
-    portable::tensor(B::causal_attention(portable::primitive(projected), attention, drawn))
+    portable::tensor(B::self_attention(portable::primitive(projected), attention, drawn))
 }
 
 /// Attention of `queries` `[batch, heads, queries, head width]`, which are the last positions of
@@ -179,7 +211,7 @@ pub fn attention_over_cache<B: Backend>(
     queries: Tensor<B, 4>,
     keys: Tensor<B, 4>,
     values: Tensor<B, 4>,
-    attention: &CausalAttention,
+    attention: &SelfAttention,
 ) -> Tensor<B, 2> {
     portable::attention::over_cache(queries, keys, values, attention)
 }

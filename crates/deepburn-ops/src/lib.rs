@@ -8,7 +8,7 @@
 //!
 //! `Autodiff<B>` records each fused op as one step that keeps what its backward formula needs and
 //! nothing else. Models call the functions on tensors: [`layer_norm`], [`gelu_tanh`], [`linear`],
-//! [`linear_cross_entropy`], [`cross_entropy`], [`causal_attention`].
+//! [`linear_cross_entropy`], [`cross_entropy`], [`self_attention`].
 
 mod attention;
 mod cross_entropy;
@@ -30,8 +30,8 @@ mod fusion;
 mod tch;
 
 pub use attention::{
-    AttentionDropout, AttentionOps, AttentionOutput, AttentionSaved, CausalAttention,
-    attention_over_cache, causal_attention,
+    AttentionDropout, AttentionOps, AttentionOutput, AttentionSaved, Reach, SelfAttention,
+    attention_over_cache, self_attention,
 };
 pub use cross_entropy::{
     CrossEntropyOps, HeadGradients, HeadLoss, cross_entropy, linear_cross_entropy,

@@ -6,8 +6,9 @@ use burn_backend::TensorMetadata;
 use burn_tch::{LibTorch, LibTorchDevice, TchTensor};
 use deepburn_kernels::{Adam, AdamStep, WeightDecay, adam_reference};
 use deepburn_ops::{
-    AdamArrays, AttentionDropout, AttentionOps, AttentionSaved, CausalAttention, CrossEntropyOps,
-    GeluOps, HeadGradients, LayerNormOps, LayerNormSaved, LinearOps, OptimizerOps, portable,
+    AdamArrays, AttentionDropout, AttentionOps, AttentionSaved, CrossEntropyOps, GeluOps,
+    HeadGradients, LayerNormOps, LayerNormSaved, LinearOps, OptimizerOps, Reach, SelfAttention,
+    portable,
 };
 
 type B = LibTorch<f32>;
@@ -181,7 +182,8 @@ fn attention_is_the_portable_one() {
         {
             let width = heads * head_width;
             let scale = 1.0 / (head_width as f64).sqrt();
-            let attention = CausalAttention { batch, heads, scale, upcast: false };
+            let attention =
+                SelfAttention { batch, heads, scale, upcast: false, reach: Reach::Causal };
             let projected = random([batch * positions, 3 * width], dtype);
             let grad = random([batch * positions, width], dtype);
             for dropout in [None, Some(0.3)] {

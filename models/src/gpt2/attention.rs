@@ -7,7 +7,7 @@
 use burn::module::Module;
 use burn::nn::{Dropout, DropoutConfig, Linear};
 use burn::tensor::{Tensor, backend::Backend};
-use deepburn_ops::{CausalAttention, FusedOps, attention_over_cache, causal_attention};
+use deepburn_ops::{FusedOps, Reach, SelfAttention, attention_over_cache, self_attention};
 
 use super::config::Gpt2Config;
 use super::mlp::{conv1d, project};
@@ -83,11 +83,12 @@ impl<B: Backend> Attention<B> {
         B: FusedOps,
     {
         let projected = project(&self.c_attn, x);
-        let attention = CausalAttention {
+        let attention = SelfAttention {
             batch: extent.batch,
             heads: self.n_head,
             scale: self.scale,
             upcast: self.upcast,
+            reach: Reach::Causal,
         };
         let merged = match cache {
             Some(cache) => {
@@ -99,7 +100,7 @@ impl<B: Backend> Attention<B> {
                 // As everywhere: dropout is for backends that differentiate.
                 let learns = B::ad_enabled(&projected.device());
                 let dropout = if learns { self.attn_dropout.prob } else { 0.0 };
-                causal_attention(projected, &attention, dropout)
+                self_attention(projected, &attention, dropout)
             }
         };
         self.resid_dropout.forward(project(&self.c_proj, merged))

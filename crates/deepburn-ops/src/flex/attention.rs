@@ -1,4 +1,4 @@
-//! Causal attention: a head of a sequence is one piece of work, done block of queries by block.
+//! Self-attention: a head of a sequence is one piece of work, done block of queries by block.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -13,17 +13,24 @@ use super::array::{from_values, is_supported, unwritten, widen};
 use super::product::{Matrix, MatrixMut, Onto, Threads, multiply};
 use super::vector::{combine, dot, exp, max, vectorised};
 use crate::attention::{
-    AttentionDropout, AttentionOps, AttentionOutput, AttentionSaved, CausalAttention, QUERY_BLOCK,
+    AttentionDropout, AttentionOps, AttentionOutput, AttentionSaved, QUERY_BLOCK, Reach,
+    SelfAttention,
 };
 use crate::portable;
 
 vectorised! {
     /// Turns the scores of a block of queries, the first of which sees `visible` keys and each later
-    /// one a key more, into weights; 0 for keys that are not seen.
-    fn softmax_rows(scores: &mut [f32], keys: usize, visible: usize, log_sums: &mut [f32]) {
+    /// one `more`, into weights; 0 for keys that are not seen.
+    fn softmax_rows(
+        scores: &mut [f32],
+        keys: usize,
+        visible: usize,
+        more: usize,
+        log_sums: &mut [f32],
+    ) {
         let rows = scores.chunks_exact_mut(keys).zip(log_sums).enumerate();
         for (query, (row, log_sum)) in rows {
-            let (seen, unseen) = row.split_at_mut(visible + query);
+            let (seen, unseen) = row.split_at_mut(visible + query * more);
             let largest = max(seen);
             for score in seen.iter_mut() {
                 *score = exp(*score - largest);
@@ -41,10 +48,16 @@ vectorised! {
 
 vectorised! {
     /// Turns scores into weights with the logarithms of their sums.
-    fn weigh_rows(scores: &mut [f32], keys: usize, visible: usize, log_sums: &[f32]) {
+    fn weigh_rows(
+        scores: &mut [f32],
+        keys: usize,
+        visible: usize,
+        more: usize,
+        log_sums: &[f32],
+    ) {
         let rows = scores.chunks_exact_mut(keys).zip(log_sums).enumerate();
         for (query, (row, log_sum)) in rows {
-            let (seen, unseen) = row.split_at_mut(visible + query);
+            let (seen, unseen) = row.split_at_mut(visible + query * more);
             for score in seen {
                 *score = exp(*score - log_sum);
             }
@@ -88,8 +101,8 @@ struct Extent {
 }
 
 impl Extent {
-    fn new(projected: &[usize], attention: &CausalAttention) -> Self {
-        let CausalAttention { batch, heads, scale, .. } = *attention;
+    fn new(projected: &[usize], attention: &SelfAttention) -> Self {
+        let &SelfAttention { batch, heads, scale, .. } = attention;
         let (positions, width) = (projected[0] / batch.max(1), projected[1] / (3 * heads));
         assert_eq!([batch * positions, 3 * heads * width], projected, "{attention:?}");
         Self { batch, heads, positions, width, scale: scale as f32 }
@@ -194,16 +207,30 @@ impl Factors {
 /// What the work reads.
 struct Inputs<'a> {
     extent: Extent,
+    reach: &'a Reach,
     projected: Cow<'a, [f32]>,
     factors: Option<Factors>,
 }
 
 impl Inputs<'_> {
-    /// Writes the scaled scores of the queries `rows` and all keys up to the last of them.
+    /// Keys that the queries `rows` have to do with.
+    fn keys(&self, rows: &Range<usize>) -> usize {
+        self.reach.keys(rows.end, self.extent.positions)
+    }
+
+    /// Keys that the first of the queries `rows` of a head sees, and how many more each next one.
+    fn seen(&self, head: usize, rows: &Range<usize>) -> (usize, usize) {
+        let Extent { heads, positions, .. } = self.extent;
+        let visible = self.reach.seen(head / heads, rows.start, positions);
+        (visible, usize::from(*self.reach == Reach::Causal))
+    }
+
+    /// Writes the scaled scores of the queries `rows` and all keys they have to do with.
     fn scores(&self, out: &mut [f32], head: usize, rows: &Range<usize>) {
-        let [queries, keys] = [(rows, 0), (&(0..rows.end), 1)]
+        let all = self.keys(rows);
+        let [queries, keys] = [(rows, 0), (&(0..all), 1)]
             .map(|(rows, part)| self.extent.projected(&self.projected, head, rows, part));
-        let out = MatrixMut::new(out, rows.len(), rows.end, rows.end);
+        let out = MatrixMut::new(out, rows.len(), all, all);
         let scale = self.extent.scale;
         multiply(out, Onto::Nothing, queries, keys.transposed(), scale, Threads::One);
     }
@@ -212,10 +239,11 @@ impl Inputs<'_> {
         let extent = self.extent;
         let mut scratch = unwritten(QUERY_BLOCK.min(extent.positions) * extent.positions);
         for rows in extent.blocks() {
-            let keys = rows.end;
+            let keys = self.keys(&rows);
             let weights = &mut scratch[..rows.len() * keys];
             self.scores(weights, head, &rows);
-            softmax_rows(weights, keys, rows.start + 1, &mut log_sums[rows.clone()]);
+            let (visible, more) = self.seen(head, &rows);
+            softmax_rows(weights, keys, visible, more, &mut log_sums[rows.clone()]);
             if let Some(factors) = &self.factors {
                 factors.apply(weights, head, &rows);
             }
@@ -235,8 +263,8 @@ impl Inputs<'_> {
         let mut corrections = [0.0; QUERY_BLOCK];
         // The last block sees all keys, so it writes what the others add to.
         for rows in extent.blocks().rev() {
-            let keys = rows.end;
-            let onto = if keys == extent.positions { Onto::Nothing } else { Onto::Sum };
+            let keys = self.keys(&rows);
+            let onto = if rows.end == extent.positions { Onto::Nothing } else { Onto::Sum };
             let place = |rows: &Range<usize>, part| {
                 let start = extent.place(head, rows, part, 3);
                 // SAFETY: these columns of the gradient are this head's alone, and each block is
@@ -249,7 +277,8 @@ impl Inputs<'_> {
             let values = extent.projected(&self.projected, head, &(0..keys), 2);
             self.scores(weights, head, &rows);
             let log_sums = &given.log_sums[head * extent.positions..][rows.clone()];
-            weigh_rows(weights, keys, rows.start + 1, log_sums);
+            let (visible, more) = self.seen(head, &rows);
+            weigh_rows(weights, keys, visible, more, log_sums);
 
             let out = MatrixMut::new(scores_grad, rows.len(), keys, keys);
             multiply(out, Onto::Nothing, grad, values.transposed(), 1.0, Threads::One);
@@ -295,7 +324,7 @@ struct Given<'a> {
 impl AttentionOps for Flex {
     fn attention_forward(
         projected: FloatTensor<Self>,
-        attention: &CausalAttention,
+        attention: &SelfAttention,
         dropout: Option<AttentionDropout<Self>>,
     ) -> AttentionOutput<Self> {
         if !is_supported(&projected) {
@@ -303,7 +332,8 @@ impl AttentionOps for Flex {
         }
         let extent = Extent::new(&projected.shape(), attention);
         let factors = dropout.map(|dropout| Factors::new(dropout, extent.positions));
-        let inputs = Inputs { extent, projected: widen(&projected), factors };
+        let inputs =
+            Inputs { extent, reach: &attention.reach, projected: widen(&projected), factors };
         let rows = extent.batch * extent.positions;
         let mut output = unwritten(rows * extent.row());
         let mut log_sums = unwritten(extent.batch * extent.heads * extent.positions);
@@ -322,7 +352,7 @@ impl AttentionOps for Flex {
     fn attention_backward(
         grad: FloatTensor<Self>,
         saved: AttentionSaved<Self>,
-        attention: &CausalAttention,
+        attention: &SelfAttention,
     ) -> FloatTensor<Self> {
         let AttentionSaved { projected, output, log_sums, dropout } = saved;
         if !is_supported(&projected) {
@@ -331,7 +361,8 @@ impl AttentionOps for Flex {
         }
         let extent = Extent::new(&projected.shape(), attention);
         let factors = dropout.map(|dropout| Factors::new(dropout, extent.positions));
-        let inputs = Inputs { extent, projected: widen(&projected), factors };
+        let inputs =
+            Inputs { extent, reach: &attention.reach, projected: widen(&projected), factors };
         let (grad, output, log_sums) = (widen(&grad), widen(&output), widen(&log_sums));
         let given = Given { grad: &grad, output: &output, log_sums: &log_sums };
         let mut gradient = unwritten(inputs.projected.len());

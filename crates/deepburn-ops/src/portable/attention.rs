@@ -1,4 +1,4 @@
-//! Causal attention, in blocks of query rows.
+//! Self-attention, in blocks of query rows.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use burn_backend::Backend;
 
 use super::{cast, in_f32, primitive, tensor};
 use crate::attention::{
-    AttentionDropout, AttentionOutput, AttentionSaved, CausalAttention, QUERY_BLOCK,
+    AttentionDropout, AttentionOutput, AttentionSaved, QUERY_BLOCK, Reach, SelfAttention,
 };
 
 /// Queries, keys or values by head: `[batch, heads, positions, head width]`.
@@ -16,7 +16,7 @@ type Heads<B> = Tensor<B, 4>;
 /// [`AttentionOps::attention_forward`](crate::AttentionOps::attention_forward).
 pub fn forward<B: Backend>(
     projected: B::FloatTensorPrimitive,
-    attention: &CausalAttention,
+    attention: &SelfAttention,
     dropout: Option<AttentionDropout<B>>,
 ) -> AttentionOutput<B> {
     let [queries, keys, values] = split_heads(tensor(projected), attention);
@@ -29,7 +29,7 @@ pub fn over_cache<B: Backend>(
     queries: Heads<B>,
     keys: Heads<B>,
     values: Heads<B>,
-    attention: &CausalAttention,
+    attention: &SelfAttention,
 ) -> Tensor<B, 2> {
     merge_heads(attend(queries, [keys, values], attention, None).0)
 }
@@ -38,14 +38,14 @@ pub fn over_cache<B: Backend>(
 fn attend<B: Backend>(
     queries: Heads<B>,
     [keys, values]: [Heads<B>; 2],
-    attention: &CausalAttention,
+    attention: &SelfAttention,
     dropout: Option<&AttentionDropout<B>>,
 ) -> (Heads<B>, Tensor<B, 2>) {
     let [batch, heads, rows, _] = queries.dims();
     let past = keys.dims()[2] - rows;
     let blocks = (0..rows).step_by(QUERY_BLOCK).map(|start| {
         let block = start..rows.min(start + QUERY_BLOCK);
-        let visible = past + block.end;
+        let visible = attention.reach.keys(past + block.end, past + rows);
         let scores = scores(
             rows_of(&queries, block.clone()),
             rows_of(&keys, 0..visible),
@@ -71,9 +71,9 @@ fn attend<B: Backend>(
 pub fn backward<B: Backend>(
     grad: B::FloatTensorPrimitive,
     saved: AttentionSaved<B>,
-    attention: &CausalAttention,
+    attention: &SelfAttention,
 ) -> B::FloatTensorPrimitive {
-    let CausalAttention { batch, heads, .. } = *attention;
+    let &SelfAttention { batch, heads, .. } = attention;
     let projected: Tensor<B, 2> = tensor(saved.projected);
     let dtype = projected.dtype();
     let [queries, keys, values] = split_heads(projected, attention);
@@ -93,7 +93,8 @@ pub fn backward<B: Backend>(
     for start in (0..rows).step_by(QUERY_BLOCK) {
         let block = start..rows.min(start + QUERY_BLOCK);
         let (grad, queries) = (rows_of(&grad, block.clone()), rows_of(&queries, block.clone()));
-        let [keys, values] = [&keys, &values].map(|all| rows_of(all, 0..block.end));
+        let seen = attention.reach.keys(block.end, rows);
+        let [keys, values] = [&keys, &values].map(|all| rows_of(all, 0..seen));
         let scores = scores(queries.clone(), keys.clone(), start, attention);
         let weights = (scores - rows_of(&log_sums, block.clone())).exp();
         let dropped = cast(drop_weights(weights.clone(), saved.dropout.as_ref(), &block), dtype);
@@ -104,7 +105,7 @@ pub fn backward<B: Backend>(
         let scores_grad = cast(scores_grad * attention.scale, dtype);
         query_grads.push(scores_grad.clone().matmul(keys));
         let key_part = scores_grad.swap_dims(2, 3).matmul(queries);
-        let visible = [0..batch, 0..heads, 0..block.end, 0..head_width];
+        let visible = [0..batch, 0..heads, 0..seen, 0..head_width];
         let add = |sum: Heads<B>, part| {
             let added = sum.clone().slice(visible.clone()) + in_f32(part);
             sum.slice_assign(visible.clone(), added)
@@ -120,7 +121,7 @@ pub fn backward<B: Backend>(
 /// `[batch * positions, 3 * width]` to queries, keys and values by head.
 fn split_heads<B: Backend>(
     projected: Tensor<B, 2>,
-    &CausalAttention { batch, heads, .. }: &CausalAttention,
+    &SelfAttention { batch, heads, .. }: &SelfAttention,
 ) -> [Heads<B>; 3] {
     let [rows, width] = projected.dims();
     let by_head = projected
@@ -139,33 +140,40 @@ fn rows_of<B: Backend>(all: &Tensor<B, 4>, rows: Range<usize>) -> Tensor<B, 4> {
     all.clone().narrow(2, rows.start, rows.len())
 }
 
-/// Scaled scores `[batch, heads, rows, keys]` in at least f32; minus infinity where a key comes
-/// after the query. The first query is at position `first` of the keys, the last at their end.
+/// Scaled scores `[batch, heads, rows, keys]` in at least f32; minus infinity where a query does not
+/// see a key. The first query is at position `first` of the keys.
 fn scores<B: Backend>(
     queries: Heads<B>,
     keys: Heads<B>,
     first: usize,
-    attention: &CausalAttention,
+    attention: &SelfAttention,
 ) -> Tensor<B, 4> {
     let ([batch, heads, rows, _], visible) = (queries.dims(), keys.dims()[2]);
     let (queries, keys) =
         if attention.upcast { (in_f32(queries), in_f32(keys)) } else { (queries, keys) };
     let scores = in_f32((queries * attention.scale).matmul(keys.swap_dims(2, 3)));
-    if rows == 1 {
-        return scores;
-    }
-    let row =
-        |row| (0..visible).map(move |key| if key <= first + row { 0.0 } else { f32::NEG_INFINITY });
-    let bias: Vec<f32> = (0..rows).flat_map(row).collect();
-    let device = scores.device();
-    let dtype = scores.dtype();
-    let bias = Tensor::<B, 2>::from_data(
-        TensorData::new(bias, [1, rows * visible]),
-        (&device, DType::F32),
-    );
-    // With a head a row, the mask is one row shared by all: no copy of it is made.
-    let by_head = scores.reshape([batch * heads, rows * visible]);
-    (by_head + cast(bias, dtype)).reshape([batch, heads, rows, visible])
+    let bias = |sequence, query| {
+        let seen = attention.reach.seen(sequence, query, visible);
+        (0..visible).map(move |key| if key < seen { 0.0 } else { f32::NEG_INFINITY })
+    };
+    let (device, dtype) = (scores.device(), scores.dtype());
+    let tensor = |bias: Vec<f32>, shape: [usize; 3]| {
+        let bias = Tensor::<B, 3>::from_data(TensorData::new(bias, shape), (&device, DType::F32));
+        cast(bias, dtype)
+    };
+    // The mask is shared by all rows that have the same one: no copy of it is made.
+    let (bias, shape) = match attention.reach {
+        Reach::Causal if rows == 1 => return scores,
+        Reach::Causal => {
+            let bias = (0..rows).flat_map(|row| bias(0, first + row)).collect();
+            (tensor(bias, [1, 1, rows * visible]), [1, batch * heads, rows * visible])
+        }
+        Reach::Lengths(_) => {
+            let bias = (0..batch).flat_map(|sequence| bias(sequence, 0)).collect();
+            (tensor(bias, [batch, 1, visible]), [batch, heads * rows, visible])
+        }
+    };
+    (scores.reshape(shape) + bias).reshape([batch, heads, rows, visible])
 }
 
 /// Weights `[batch, heads, rows, keys]` of the queries `block`, some of them dropped and the others

@@ -4,7 +4,7 @@ use tch::{Device, Tensor};
 
 use super::wrap;
 use crate::attention::{
-    AttentionDropout, AttentionOps, AttentionOutput, AttentionSaved, CausalAttention,
+    AttentionDropout, AttentionOps, AttentionOutput, AttentionSaved, Reach, SelfAttention,
 };
 use crate::portable;
 
@@ -12,10 +12,10 @@ use crate::portable;
 impl<E: TchElement> AttentionOps for LibTorch<E> {
     fn attention_forward(
         projected: FloatTensor<Self>,
-        attention: &CausalAttention,
+        attention: &SelfAttention,
         dropout: Option<AttentionDropout<Self>>,
     ) -> AttentionOutput<Self> {
-        if dropout.is_some() || !has_kernel(&projected.tensor) {
+        if dropout.is_some() || !has_kernel(&projected.tensor, attention) {
             return portable::attention::forward::<Self>(projected, attention, dropout);
         }
         let [queries, keys, values] = split_heads(&projected.tensor, attention);
@@ -38,9 +38,9 @@ impl<E: TchElement> AttentionOps for LibTorch<E> {
     fn attention_backward(
         grad: FloatTensor<Self>,
         saved: AttentionSaved<Self>,
-        attention: &CausalAttention,
+        attention: &SelfAttention,
     ) -> FloatTensor<Self> {
-        if saved.dropout.is_some() || !has_kernel(&saved.projected.tensor) {
+        if saved.dropout.is_some() || !has_kernel(&saved.projected.tensor, attention) {
             // Burn forgets that a transposed tensor of LibTorch shares memory, and computes in place.
             let output = wrap(saved.output.tensor.copy());
             let saved = AttentionSaved { output, ..saved };
@@ -67,15 +67,16 @@ impl<E: TchElement> AttentionOps for LibTorch<E> {
     }
 }
 
-fn has_kernel(projected: &Tensor) -> bool {
-    projected.device() == Device::Cpu && projected.numel() > 0
+fn has_kernel(projected: &Tensor, attention: &SelfAttention) -> bool {
+    let causal = attention.reach == Reach::Causal;
+    causal && projected.device() == Device::Cpu && projected.numel() > 0
 }
 
 /// `[batch * positions, 3 * width]` to views of queries, keys and values by head,
 /// `[batch, heads, positions, head width]`.
 fn split_heads(
     projected: &Tensor,
-    &CausalAttention { batch, heads, .. }: &CausalAttention,
+    &SelfAttention { batch, heads, .. }: &SelfAttention,
 ) -> [Tensor; 3] {
     let (batch, heads) = (batch as i64, heads as i64);
     let [rows, width] = <[i64; 2]>::try_from(projected.size()).expect("it is a matrix");

@@ -1,18 +1,18 @@
-//! Causal attention.
+//! Self-attention.
 
 use burn::tensor::{Bool, DType, Tensor, TensorData};
 use burn_flex::{Flex, FlexTensor};
 use deepburn_ops::{
-    AttentionDropout, AttentionOps, AttentionOutput, AttentionSaved, CausalAttention,
-    attention_over_cache, causal_attention, portable,
+    AttentionDropout, AttentionOps, AttentionOutput, AttentionSaved, Reach, SelfAttention,
+    attention_over_cache, portable, self_attention,
 };
 use proptest::prelude::*;
 
 use crate::{Array, DTYPES, assert_close, reference, same_on_all_threads, tolerance, values};
 
 type Attention = (
-    fn(FlexTensor, &CausalAttention, Option<AttentionDropout<Flex>>) -> AttentionOutput<Flex>,
-    fn(FlexTensor, AttentionSaved<Flex>, &CausalAttention) -> FlexTensor,
+    fn(FlexTensor, &SelfAttention, Option<AttentionDropout<Flex>>) -> AttentionOutput<Flex>,
+    fn(FlexTensor, AttentionSaved<Flex>, &SelfAttention) -> FlexTensor,
 );
 
 const KERNELS: Attention = (Flex::attention_forward, Flex::attention_backward);
@@ -30,9 +30,9 @@ impl Size {
             .map(|(shape, seed)| Array::new(shape, seed).rounded(dtype))
     }
 
-    fn options(self) -> CausalAttention {
+    fn options(self) -> SelfAttention {
         let Size(batch, _, heads, _) = self;
-        CausalAttention { batch, heads, scale: 0.7, upcast: false }
+        SelfAttention { batch, heads, scale: 0.7, upcast: false, reach: Reach::Causal }
     }
 }
 
@@ -54,7 +54,7 @@ fn dropout(Size(batch, positions, heads, _): Size) -> AttentionDropout<Flex> {
 fn run(
     (forward, backward): Attention,
     [projected, dy]: &[Array; 2],
-    options: &CausalAttention,
+    options: &SelfAttention,
     dropout: Option<AttentionDropout<Flex>>,
     dtype: DType,
 ) -> [Vec<f64>; 2] {
@@ -68,7 +68,15 @@ fn run(
 }
 
 fn check(size: Size) {
-    let Size(batch, positions, heads, _) = size;
+    let Size(batch, positions, ..) = size;
+    // Among them 0, which counts as 1, and one that is too long.
+    let lengths = (0..batch).map(|sequence| (sequence * 7 + 2) % (positions + 2)).collect();
+    check_reach(size, &size.options());
+    check_reach(size, &SelfAttention { reach: Reach::Lengths(lengths), ..size.options() });
+}
+
+fn check_reach(size: Size, options: &SelfAttention) {
+    let positions = size.1;
     for dtype in DTYPES {
         let arrays = size.arrays(dtype);
         for drops in [false, true] {
@@ -77,11 +85,10 @@ fn check(size: Size) {
                 false if drops => 1.5,
                 false => 1.0,
             };
-            let [y, gradient] =
-                reference::attention(&arrays[0], [batch, heads], 0.7, factor, &arrays[1]);
+            let [y, gradient] = reference::attention(&arrays[0], options, factor, &arrays[1]);
             for (kind, way) in [("kernels", KERNELS), ("portable", PORTABLE)] {
                 let dropout = drops.then(|| dropout(size));
-                let found = run(way, &arrays, &size.options(), dropout, dtype);
+                let found = run(way, &arrays, options, dropout, dtype);
                 // In 16 bits the saved output is rounded, and backward subtracts with it; the
                 // portable way also rounds scores, weights and partial sums over queries.
                 let rounding = match dtype {
@@ -90,7 +97,7 @@ fn check(size: Size) {
                     _ => 4.0,
                 };
                 let tolerance = tolerance(dtype) * rounding;
-                let what = format!("{kind} {size:?} {dtype:?} dropout {drops}");
+                let what = format!("{kind} {size:?} {dtype:?} {:?} dropout {drops}", options.reach);
                 assert_close(&found[0], &y, tolerance, &format!("y of {what}"));
                 assert_close(&found[1], &gradient, tolerance, &format!("gradient of {what}"));
             }
@@ -121,8 +128,8 @@ fn sequences_of_several_blocks() {
 fn upcasting_multiplies_queries_and_keys_in_f32() {
     let size = Size(1, 9, 2, 8);
     let arrays = size.arrays(DType::BF16);
-    let options = CausalAttention { upcast: true, ..size.options() };
-    let [expected, _] = reference::attention(&arrays[0], [1, 2], 0.7, |_, _, _| 1.0, &arrays[1]);
+    let options = SelfAttention { upcast: true, ..size.options() };
+    let [expected, _] = reference::attention(&arrays[0], &options, |_, _, _| 1.0, &arrays[1]);
     for way in [KERNELS, PORTABLE] {
         let found = run(way, &arrays, &options, None, DType::BF16);
         assert_close(&found[0], &expected, tolerance(DType::BF16), "y");
@@ -134,7 +141,8 @@ fn extreme_scores_stay_finite() {
     // Scores of 1e38 and their negatives.
     let projected = Array { shape: [2, 3], values: vec![1e19, -1e19, 2.0, 1e19, 1e19, 4.0] };
     let arrays = [projected, Array { shape: [2, 1], values: vec![1.0; 2] }];
-    let options = CausalAttention { batch: 1, heads: 1, scale: 1.0, upcast: false };
+    let options =
+        SelfAttention { batch: 1, heads: 1, scale: 1.0, upcast: false, reach: Reach::Causal };
     for way in [KERNELS, PORTABLE] {
         let [y, _] = run(way, &arrays, &options, None, DType::F32);
         assert_eq!(y, [2.0, 4.0]);
@@ -160,7 +168,7 @@ fn nan_reaches_who_sees_it() {
 fn the_cache_gives_what_whole_sequences_give() {
     let size = Size(2, 6, 2, 4);
     let [projected, _] = size.arrays(DType::F32);
-    let whole = causal_attention(projected.tensor(DType::F32), &size.options(), 0.0);
+    let whole = self_attention(projected.tensor(DType::F32), &size.options(), 0.0);
     let heads = projected.tensor(DType::F32).reshape([2, 6, 6, 4]).swap_dims(1, 2);
     let [queries, keys, values] = [0, 1, 2].map(|part| heads.clone().narrow(1, part * 2, 2));
     let last = attention_over_cache(queries.narrow(2, 4, 2), keys, values, &size.options());
@@ -176,8 +184,9 @@ fn dropout_keeps_the_expectation() {
     for (i, value) in projected.values.iter_mut().enumerate() {
         *value = if i % 24 >= 16 { 1.0 } else { *value };
     }
-    let options = CausalAttention { batch: 2, heads: 4, scale: 0.5, upcast: false };
-    let y = causal_attention(projected.tensor(DType::F32), &options, 0.25);
+    let options =
+        SelfAttention { batch: 2, heads: 4, scale: 0.5, upcast: false, reach: Reach::Causal };
+    let y = self_attention(projected.tensor(DType::F32), &options, 0.25);
     let y: Vec<f32> = y.into_data().to_vec().unwrap();
     let mean = y.iter().sum::<f32>() / y.len() as f32;
     // 1024 independent rows; a row's deviation is at most sqrt(0.25 / 0.75), at the first position,

@@ -1,5 +1,7 @@
 //! The formulas in f64, as plainly as they can be written.
 
+use deepburn_ops::{Reach, SelfAttention};
+
 use crate::Array;
 
 /// Output and gradients by x, gamma and beta.
@@ -87,8 +89,7 @@ pub(crate) fn cross_entropy(logits: &Array, targets: &[i64]) -> (f64, Array) {
 /// Output and gradient by the packed input. `factor(head, query, key)` multiplies weights.
 pub(crate) fn attention(
     projected: &Array,
-    [batch, heads]: [usize; 2],
-    scale: f64,
+    &SelfAttention { batch, heads, scale, ref reach, .. }: &SelfAttention,
     factor: impl Fn(usize, usize, usize) -> f64,
     dy: &Array,
 ) -> [Vec<f64>; 2] {
@@ -107,12 +108,16 @@ pub(crate) fn attention(
             let dot = |key| -> f64 {
                 (0..head_width).map(|i| input[at(query, 0, i)] * input[at(key, 1, i)]).sum()
             };
-            let scores: Vec<f64> = (0..=query).map(|key| scale * dot(key)).collect();
+            let seen = match reach {
+                Reach::Causal => query + 1,
+                Reach::Lengths(lengths) => lengths[head / heads].clamp(1, positions),
+            };
+            let scores: Vec<f64> = (0..seen).map(|key| scale * dot(key)).collect();
             let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
             let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp() / sum).collect();
-            let mut weights_grad = vec![0.0; query + 1];
-            for key in 0..=query {
+            let mut weights_grad = vec![0.0; seen];
+            for key in 0..seen {
                 let factor = factor(head, query, key);
                 for i in 0..head_width {
                     let dy = dy.values[out(query, i)];
@@ -122,7 +127,7 @@ pub(crate) fn attention(
                 }
             }
             let mean: f64 = weights.iter().zip(&weights_grad).map(|(w, g)| w * g).sum();
-            for key in 0..=query {
+            for key in 0..seen {
                 let score_grad = weights[key] * (weights_grad[key] - mean) * scale;
                 for i in 0..head_width {
                     gradient[at(query, 0, i)] += score_grad * input[at(key, 1, i)];

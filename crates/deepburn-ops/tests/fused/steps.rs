@@ -4,8 +4,8 @@ use burn::tensor::{DType, Int, Tensor, TensorData, activation};
 use burn_autodiff::Autodiff;
 use burn_flex::Flex;
 use deepburn_ops::{
-    CausalAttention, causal_attention, cross_entropy, gelu_tanh, layer_norm, linear,
-    linear_cross_entropy,
+    Reach, SelfAttention, cross_entropy, gelu_tanh, layer_norm, linear, linear_cross_entropy,
+    self_attention,
 };
 use deepburn_zero::Zero;
 
@@ -148,7 +148,8 @@ fn cross_entropy_step() {
 
 #[test]
 fn attention_step() {
-    let options = CausalAttention { batch: 2, heads: 2, scale: 0.6, upcast: false };
+    let options =
+        SelfAttention { batch: 2, heads: 2, scale: 0.6, upcast: false, reach: Reach::Causal };
     let plain = |x: &[Tensor<B, 2>]| {
         let heads = x[0].clone().reshape([2, 5, 6, 3]).swap_dims(1, 2);
         let [q, k, v] = [0, 1, 2].map(|part| heads.clone().narrow(1, part * 2, 2));
@@ -161,17 +162,18 @@ fn attention_step() {
         let weights = activation::softmax(scores.mask_fill(future, f32::NEG_INFINITY), 3);
         weights.matmul(v).swap_dims(1, 2).reshape([10, 6])
     };
-    compare(&arrays([[10, 18]]), |x| causal_attention(x[0].clone(), &options, 0.0), plain);
+    compare(&arrays([[10, 18]]), |x| self_attention(x[0].clone(), &options, 0.0), plain);
 }
 
 #[test]
 fn dropped_weights_carry_no_gradient() {
-    let options = CausalAttention { batch: 1, heads: 1, scale: 1.0, upcast: false };
+    let options =
+        SelfAttention { batch: 1, heads: 1, scale: 1.0, upcast: false, reach: Reach::Causal };
     let x = input(&Array::new([1, 6], 1), DType::F32).require_grad();
     // With a single position there is one weight: either it stays, as 2, or nothing is left.
     let mut seen = [false; 2];
     for _ in 0..100 {
-        let y = causal_attention(x.clone(), &options, 0.5);
+        let y = self_attention(x.clone(), &options, 0.5);
         let kept = y.clone().abs().sum().into_scalar() > 0.0;
         let grads = y.sum().backward();
         let grad: Vec<f32> = x.grad(&grads).unwrap().into_data().to_vec().unwrap();

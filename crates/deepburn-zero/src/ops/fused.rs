@@ -3,9 +3,9 @@
 use burn_backend::DType;
 use burn_backend::tensor::{FloatTensor, IntTensor};
 use deepburn_ops::{
-    AttentionDropout, AttentionOps, AttentionOutput, AttentionSaved, CausalAttention,
-    CrossEntropyOps, GeluOps, HeadGradients, HeadLoss, LayerNormGradients, LayerNormOps,
-    LayerNormOutput, LayerNormSaved, LinearGradients, LinearOps,
+    AttentionDropout, AttentionOps, AttentionOutput, AttentionSaved, CrossEntropyOps, GeluOps,
+    HeadGradients, HeadLoss, LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved,
+    LinearGradients, LinearOps, SelfAttention,
 };
 
 use crate::ops::forward;
@@ -104,18 +104,18 @@ impl<B: CrossEntropyOps> CrossEntropyOps for Zero<B> {
 }
 
 impl<B: AttentionOps> AttentionOps for Zero<B> {
-    fn causal_attention(
+    fn self_attention(
         projected: FloatTensor<Self>,
-        attention: &CausalAttention,
+        attention: &SelfAttention,
         dropout: Option<AttentionDropout<Self>>,
     ) -> FloatTensor<Self> {
         let dropout = dropout.map(AttentionDropout::on);
-        ZeroTensor::full(B::causal_attention(projected.into_full(), attention, dropout))
+        ZeroTensor::full(B::self_attention(projected.into_full(), attention, dropout))
     }
 
     fn attention_forward(
         projected: FloatTensor<Self>,
-        attention: &CausalAttention,
+        attention: &SelfAttention,
         dropout: Option<AttentionDropout<Self>>,
     ) -> AttentionOutput<Self> {
         let AttentionOutput { output, log_sums } = B::attention_forward(
@@ -129,7 +129,7 @@ impl<B: AttentionOps> AttentionOps for Zero<B> {
     fn attention_backward(
         grad: FloatTensor<Self>,
         saved: AttentionSaved<Self>,
-        attention: &CausalAttention,
+        attention: &SelfAttention,
     ) -> FloatTensor<Self> {
         let saved = AttentionSaved {
             projected: saved.projected.into_full(),

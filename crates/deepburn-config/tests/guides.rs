@@ -130,6 +130,20 @@ fn s4_loads_on_one_rank_and_disagrees_on_two() {
     );
 }
 
+/// Unscaled gradients have no place in fp16.
+#[test]
+fn narrow_gradients_are_warned_of() {
+    for (keys, key) in [
+        (r#""communication_data_type": "fp16""#, "communication_data_type"),
+        (r#""data_types": {"grad_accum_dtype": "fp16"}"#, "data_types.grad_accum_dtype"),
+    ] {
+        let text = format!(r#"{{"train_batch_size": 1, "bf16": {{"enabled": true}}, {keys}}}"#);
+        let written = Written::from_json(&text).unwrap();
+        let resolved = resolve(&written, &Facts::on_host(1)).unwrap();
+        warns(&resolved, key, "fewer magnitudes than bf16");
+    }
+}
+
 /// Scales that will hardly ever let a step through are told before anything runs.
 #[test]
 fn scales_that_cannot_work_are_warned_of() {

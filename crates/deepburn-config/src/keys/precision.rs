@@ -169,11 +169,28 @@ pub(crate) fn resolve(top: &Section<'_>, context: &mut Context<'_>) -> Precision
     };
     let scaled = compute == Precision::Fp16;
     let data_types = top.section("data_types");
+    let communication = named(top.optional_choice(COMMUNICATION.name)).unwrap_or(compute);
+    let accumulation =
+        named(data_types.optional_choice("grad_accum_dtype")).unwrap_or(Precision::Fp32);
+    for (section, key, gradients) in
+        [(top, COMMUNICATION.name, communication), (&data_types, "grad_accum_dtype", accumulation)]
+    {
+        if !scaled && gradients == Precision::Fp16 {
+            context.findings.push(section.warning(
+                key,
+                format!(
+                    "fp16 holds fewer magnitudes than {}, and nothing scales the loss: gradients \
+                     below 6e-8 are lost, and those beyond 65504 overflow",
+                    compute.name()
+                ),
+                "write \"fp32\" or leave the key out",
+            ));
+        }
+    }
     PrecisionPlan {
         compute,
-        communication: named(top.optional_choice(COMMUNICATION.name)).unwrap_or(compute),
-        accumulation: named(data_types.optional_choice("grad_accum_dtype"))
-            .unwrap_or(Precision::Fp32),
+        communication,
+        accumulation,
         loss_scale: if scaled { loss_scale(&fp16) } else { LossScalePlan::Static { scale: 1.0 } },
         overflow: if skips { OverflowPlan::Skip } else { OverflowPlan::End },
     }

@@ -13,14 +13,13 @@ use deepburn_datasets::{
     MicroBatch, Order, Sequences, Shard,
 };
 use deepburn_models::gpt2::{
-    CausalBatch, Checkpoint, CheckpointWriter, Gpt2, Gpt2Config, IGNORED_LABEL, InputError,
-    SavedPrecision,
+    CausalBatch, Checkpoint, CheckpointError, CheckpointWriter, Gpt2, Gpt2Config, IGNORED_LABEL,
+    InputError, SavedPrecision,
 };
 use serde_json::Map;
 
 use crate::corpus::open_corpus;
 use crate::failure::Failure;
-use crate::finetune::RankError;
 use crate::memory::{check_model, check_step};
 use crate::recipe::Recipe;
 
@@ -87,12 +86,12 @@ impl<B: FusedOps + OptimizerOps> Recipe<B> for Causal {
         TokenSource::new(train, Some(test), shard, self.order, rows).map(Some)
     }
 
-    fn start_saving(&self, folder: &Path) -> Result<CheckpointWriter, RankError> {
-        let writer = CheckpointWriter::create(folder, &self.config, SavedPrecision::F32)?;
-        if let Some(tokenizer) = &self.corpus.tokenizer {
-            tokenizer.save(folder)?;
-        }
-        Ok(writer)
+    fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError> {
+        CheckpointWriter::create(folder, &self.config, SavedPrecision::F32)
+    }
+
+    fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.corpus.tokenizer.as_ref()
     }
 }
 

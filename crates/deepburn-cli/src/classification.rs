@@ -11,13 +11,12 @@ use deepburn::{Batch, BatchSource, Confusion, Evaluation, OutsideError, Task};
 use deepburn_config::{BatchPlan, Job};
 use deepburn_datasets::{
     BatchLoader, DataError, DistributedSampler, EvaluationBatches, LabelledBatch, LabelledTexts,
-    Order, Shard,
+    Order, Shard, Tokenizer,
 };
-use deepburn_models::gpt2::{CheckpointWriter, SavedPrecision};
+use deepburn_models::gpt2::{CheckpointError, CheckpointWriter, SavedPrecision};
 use deepburn_models::imdb::{Encoder, EncoderConfig, TextBatch, TextBatchError};
 
 use crate::failure::Failure;
-use crate::finetune::RankError;
 use crate::memory::{check_model, check_step};
 use crate::recipe::Recipe;
 use crate::texts::{Texts, open_texts};
@@ -107,10 +106,12 @@ impl<B: FusedOps + OptimizerOps> Recipe<B> for Classification {
         TextSource::new(train, Some(test), shard, self.order, rows).map(Some)
     }
 
-    fn start_saving(&self, folder: &Path) -> Result<CheckpointWriter, RankError> {
-        let writer = self.config.checkpoint_writer(folder, SavedPrecision::F32)?;
-        self.texts.tokenizer.save(folder)?;
-        Ok(writer)
+    fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError> {
+        self.config.checkpoint_writer(folder, SavedPrecision::F32)
+    }
+
+    fn tokenizer(&self) -> Option<&Tokenizer> {
+        Some(&self.texts.tokenizer)
     }
 }
 

@@ -141,6 +141,16 @@ fn run<B: FusedOps + OptimizerOps + StreamOps, R: Recipe<B>>(
     check_output(output)?;
     let record = serde_json::to_string_pretty(&preparation.record).map_err(Failure::run)?;
     write_whole(&output.join("job.json"), &record).map_err(Failure::run)?;
+    // An earlier run's page would pass for this one's, should this one fail.
+    match fs::remove_file(output.join("report.html")) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(Failure::run(error));
+        }
+        _ => {}
+    }
+    if output.join("model").exists() {
+        tracing::info!("until this run ends, {}/model is an earlier one's", output.display());
+    }
 
     let ranks = preparation.job.training.ranks;
     tracing::info!(
@@ -246,8 +256,9 @@ fn save_model<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     recipe: &R,
     output: &Path,
 ) -> Result<(), RankError> {
+    let folder = output.join("model");
     let mut writer = match engine.rank() {
-        0 => Some(recipe.start_saving(&output.join("model"))?),
+        0 => Some(recipe.writer(&folder)?),
         _ => None,
     };
     for parameter in engine.parameters() {
@@ -260,6 +271,9 @@ fn save_model<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         }
     }
     if let Some(writer) = writer {
+        if let Some(tokenizer) = recipe.tokenizer() {
+            tokenizer.save(&folder)?;
+        }
         writer.finish()?;
     }
     Ok(())

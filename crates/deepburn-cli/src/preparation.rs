@@ -128,6 +128,12 @@ fn resolve_plan(job: &Job, written: &Written, facts: &Facts) -> Result<(Plan, Va
         show(note);
     }
     let plan = resolved.plan.clone();
+    if plan.zero.parameters.gather_16bit_weights_on_model_save {
+        let key = "zero_optimization.stage3_gather_16bit_weights_on_model_save";
+        tracing::info!(
+            "{key}: finetune saves the model in fp32; only save_16bit_model asks for it"
+        );
+    }
     let record = ResolvedJob::new(job.clone(), written, resolved);
     let record = serde_json::to_value(record).map_err(Failure::run)?;
     Ok((plan, record))

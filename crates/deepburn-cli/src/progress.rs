@@ -16,6 +16,8 @@ pub(crate) struct Progress {
     lines: bool,
     /// Whether lines say where the time went.
     breakdown: bool,
+    /// Steps skipped so far.
+    skipped: u64,
 }
 
 impl Progress {
@@ -31,7 +33,7 @@ impl Progress {
         bar.tick();
         let lines = every.is_some() || breakdown;
         let every = every.unwrap_or(if breakdown { 1 } else { total.div_ceil(20) }).max(1);
-        Self { bar, total, every, lines, breakdown }
+        Self { bar, total, every, lines, breakdown, skipped: 0 }
     }
 
     fn line(&self, text: String) {
@@ -45,8 +47,10 @@ impl Progress {
 
 impl Hook for Progress {
     fn after_step(&mut self, row: &StepRow, times: PhaseTimes) -> Result<(), OutsideError> {
-        let StepRow { step, loss, lr, tokens_per_second, .. } = *row;
-        let message = format!("loss {loss:.4}  lr {lr:.2e}  {tokens_per_second:.0} tokens/s");
+        let StepRow { step, loss, lr, tokens_per_second, skipped, .. } = *row;
+        let mark = if skipped { "  skipped" } else { "" };
+        let message = format!("loss {loss:.4}  lr {lr:.2e}  {tokens_per_second:.0} tokens/s{mark}");
+        self.skipped += u64::from(skipped);
         let due = step == 1 || step % self.every == 0 || step == self.total;
         if due && (self.lines || self.bar.is_hidden()) {
             let phases = if self.breakdown { seconds(times) } else { String::new() };
@@ -56,6 +60,12 @@ impl Hook for Progress {
         self.bar.set_message(message);
         if step == self.total {
             self.bar.finish();
+            if self.skipped > 0 {
+                let (skipped, total) = (self.skipped, self.total);
+                tracing::warn!(
+                    "{skipped} of {total} steps were skipped, because a gradient was not finite"
+                );
+            }
         }
         Ok(())
     }

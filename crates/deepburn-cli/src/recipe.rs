@@ -6,13 +6,12 @@ use burn::module::AutodiffModule;
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::Training;
 use deepburn::{BatchSource, Task};
-use deepburn_datasets::{DataError, Shard};
-use deepburn_models::gpt2::CheckpointWriter;
+use deepburn_datasets::{DataError, Shard, Tokenizer};
+use deepburn_models::gpt2::{CheckpointError, CheckpointWriter};
 
 use crate::causal::Causal;
 use crate::classification::Classification;
 use crate::failure::Failure;
-use crate::finetune::RankError;
 
 /// A micro-batch of the recipe `R` on backend `B`.
 pub(crate) type BatchOf<B, R> = <<R as Recipe<B>>::Task as Task<B, <R as Recipe<B>>::Model>>::Batch;
@@ -38,8 +37,11 @@ pub(crate) trait Recipe<B: FusedOps + OptimizerOps>: Sync {
     /// A share of the data kept for a final test, given out as evaluation data; `None` without.
     fn test(&self, shard: Shard, rows: usize) -> Result<Option<Self::Source>, DataError>;
 
-    /// Starts writing the model, and writes what goes beside it.
-    fn start_saving(&self, folder: &Path) -> Result<CheckpointWriter, RankError>;
+    /// Starts writing the model.
+    fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError>;
+
+    /// What goes beside the model.
+    fn tokenizer(&self) -> Option<&Tokenizer>;
 }
 
 /// What a job is about, with its data.

@@ -199,7 +199,13 @@ fn fault(key: &Key, value: &Node) -> &'static str {
         {
             "not finite"
         }
-        (Kind::Integer(_), Some(_)) if value.as_integer().is_none() => "not integral",
+        (Kind::Integer(_), Some(real)) if value.as_integer().is_none() => {
+            if real.fract() == 0.0 {
+                "too large"
+            } else {
+                "not integral"
+            }
+        }
         (Kind::Integer(_) | Kind::Real(_) | Kind::PerGroup(_), Some(_)) => "out of range",
         (Kind::Choice(_), None) if value.as_text().is_some() => "none of the choices",
         (Kind::Pair(_), None) => "not such a pair",

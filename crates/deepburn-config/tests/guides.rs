@@ -129,3 +129,35 @@ fn s4_loads_on_one_rank_and_disagrees_on_two() {
         &[": 1 problem\n", MISMATCH, "4 != 1 * 4 * 2", "gradient_accumulation_steps 2"],
     );
 }
+
+/// Unscaled gradients have no place in fp16.
+#[test]
+fn narrow_gradients_are_warned_of() {
+    for (keys, key) in [
+        (r#""communication_data_type": "fp16""#, "communication_data_type"),
+        (r#""data_types": {"grad_accum_dtype": "fp16"}"#, "data_types.grad_accum_dtype"),
+    ] {
+        let text = format!(r#"{{"train_batch_size": 1, "bf16": {{"enabled": true}}, {keys}}}"#);
+        let written = Written::from_json(&text).unwrap();
+        let resolved = resolve(&written, &Facts::on_host(1)).unwrap();
+        warns(&resolved, key, "fewer magnitudes than bf16");
+    }
+}
+
+/// Scales that will hardly ever let a step through are told before anything runs.
+#[test]
+fn scales_that_cannot_work_are_warned_of() {
+    for (fp16, key, part) in [
+        (r#""loss_scale": 1099511627776"#, "fp16.loss_scale", "never changes"),
+        (r#""initial_scale_power": 4, "min_loss_scale": 16"#, "fp16.min_loss_scale", "not below"),
+        (
+            r#""initial_scale_power": 40, "hysteresis": 9223372036854775807"#,
+            "fp16.initial_scale_power",
+            "about 9223372036854775807 updates",
+        ),
+    ] {
+        let text = format!(r#"{{"train_batch_size": 1, "fp16": {{"enabled": true, {fp16}}}}}"#);
+        let written = Written::from_json(&text).unwrap();
+        warns(&resolve(&written, &Facts::on_host(1)).unwrap(), key, part);
+    }
+}

@@ -42,7 +42,7 @@ fn values_of_the_wrong_kind() {
         (r#""train_batch_size": 1.5"#, "train_batch_size", "1.5 is not integral", "an integer"),
         (r#""train_batch_size": true"#, "train_batch_size", "true is a boolean", "an integer"),
         (r#""train_batch_size": "32""#, "train_batch_size", "\"32\" is a string", "an integer"),
-        (r#""train_batch_size": 1e30"#, "train_batch_size", "1e30 is not integral", "an integer"),
+        (r#""train_batch_size": 1e30"#, "train_batch_size", "1e30 is too large", "an integer"),
         (r#""train_batch_size": NaN"#, "train_batch_size", "NaN is not a number", "an integer"),
         (
             r#""train_batch_size": -8"#,
@@ -184,6 +184,12 @@ fn values_of_the_wrong_kind() {
             "from 0 to 127",
         ),
         (r#""fp16": {"hysteresis": 0}"#, "fp16.hysteresis", "0 is out of range", "write 2"),
+        (
+            r#""fp16": {"enabled": true, "loss_scale": 1e-40}"#,
+            "fp16.loss_scale",
+            "1e-40 is smaller than a normal f32",
+            "write 0 for a dynamic scale",
+        ),
         (r#""optimizer": {"type": 3}"#, "optimizer.type", "3 is a number", "give string"),
         (r#""optimizer": []"#, "optimizer", "[] is a list", "{ ... }"),
         (

@@ -57,6 +57,10 @@ pub struct Engine<B: Backend, M: AutodiffModule<Training<B>>> {
     last_step: Option<Step>,
 }
 
+/// Skipped steps in a row that end a run whose loss scale cannot fall: no data is that unlucky, and
+/// everything after would be lost time.
+const MAX_SKIPS_IN_A_ROW: u64 = 100;
+
 /// Where the engine is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Progress {
@@ -70,6 +74,8 @@ struct Progress {
     global_steps: u64,
     /// Optimizer steps that were left out.
     skipped_steps: u64,
+    /// Those since the last one that was taken.
+    skipped_in_a_row: u64,
     /// Samples over all ranks.
     global_samples: u64,
 }
@@ -246,6 +252,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             StepOutcome::Applied { gradient_norm } => {
                 self.scaler.applied();
                 self.schedule.advance();
+                self.progress.skipped_in_a_row = 0;
                 Some(gradient_norm)
             }
             StepOutcome::Overflow { parameter } => {
@@ -266,11 +273,12 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         if self.overflow == OverflowPlan::End {
             return Err(ZeroError::GradientNotFinite { path: parameter }.into());
         }
-        self.scaler
-            .overflowed()
-            .map_err(|cause| EngineError::LossScale { path: parameter, cause })?;
         self.progress.skipped_steps += 1;
-        Ok(())
+        self.progress.skipped_in_a_row += 1;
+        if !self.scaler.is_dynamic() && self.progress.skipped_in_a_row == MAX_SKIPS_IN_A_ROW {
+            return Err(EngineError::Stuck { path: parameter, steps: MAX_SKIPS_IN_A_ROW });
+        }
+        self.scaler.overflowed().map_err(|cause| EngineError::LossScale { path: parameter, cause })
     }
 
     /// Forgets the gradients accumulated so far.

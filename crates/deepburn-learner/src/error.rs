@@ -58,6 +58,18 @@ pub enum EngineError {
         /// Where the scale is.
         cause: ScaleExhausted,
     },
+    /// Steps are skipped again and again, and no loss scale can be lowered to end that.
+    #[error(
+        "{steps} steps in a row were skipped: the gradient of parameter {path} is not finite, and \
+         nothing is learnt any more. Lower the learning rate or a fixed fp16.loss_scale (0 makes it \
+         dynamic), and look for NaN in the weights that training started from"
+    )]
+    Stuck {
+        /// Module path of the first parameter with such a gradient.
+        path: String,
+        /// Skipped steps.
+        steps: u64,
+    },
     /// Calls in an impossible order.
     #[error("{call} was called {when}: the order is forward, backward, step")]
     Order {

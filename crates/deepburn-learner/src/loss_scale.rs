@@ -53,6 +53,11 @@ impl LossScaler {
         self.scale
     }
 
+    /// Whether overflows lower the scale.
+    pub fn is_dynamic(&self) -> bool {
+        self.dynamic.is_some()
+    }
+
     /// Overflows until the scale halves; `None` for a fixed scale.
     pub fn hysteresis(&self) -> Option<u64> {
         self.dynamic.map(|dynamic| dynamic.hysteresis)

@@ -6,16 +6,19 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{Bool, Distribution, Tensor};
+use burn::tensor::{Distribution, Tensor};
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::base::Checkpointer;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, Ops, OpsKind, unary};
-use burn_backend::tensor::{BoolTensor, FloatTensor};
-use burn_backend::{Backend, BackendTypes};
+use burn_backend::Backend;
+use burn_backend::tensor::FloatTensor;
 
 use crate::portable;
+
+/// Bits of a random f32.
+const DRAWN_BITS: u32 = 24;
 
 /// Query rows whose scores exist at the same time.
 pub(crate) const QUERY_BLOCK: usize = 128;
@@ -63,22 +66,56 @@ pub struct SelfAttention {
     pub reach: Reach,
 }
 
-/// Attention weights that are dropped; the others are divided by the share that stays.
-#[derive(Debug, Clone)]
-pub struct AttentionDropout<B: Backend> {
-    /// True where a weight is dropped, `[batch * heads, positions, positions]`.
-    pub dropped: BoolTensor<B>,
+/// Attention weights that are dropped, as a function of their place, so that no mask is kept for
+/// backward; the others are divided by the share that stays.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionDropout {
+    /// Fixes which.
+    pub seed: u64,
     /// Share of the weights that is dropped, below 1.
     pub probability: f64,
 }
 
-impl<B: Backend> AttentionDropout<B> {
-    /// The same for another backend with the same kind of bool tensors.
-    pub fn on<Other>(self) -> AttentionDropout<Other>
-    where
-        Other: Backend + BackendTypes<BoolTensorPrimitive = B::BoolTensorPrimitive>,
-    {
-        AttentionDropout { dropped: self.dropped, probability: self.probability }
+impl AttentionDropout {
+    /// Whether the weight of key `key` is dropped for query `row`, counted over the queries of all
+    /// heads of all sequences.
+    pub fn drops(self, row: usize, key: usize) -> bool {
+        self.row(row).drops(key as u32)
+    }
+
+    /// What the dropped weights left to be multiplied with.
+    pub(crate) fn factor(self) -> f64 {
+        1.0 / (1.0 - self.probability)
+    }
+
+    pub(crate) fn row(self, row: usize) -> DropoutRow {
+        // SplitMix64 (Steele et al. 2014).
+        let mut z = self.seed.wrapping_add((row as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^= z >> 31;
+        let threshold = (self.probability * 2_f64.powi(32)) as u32;
+        DropoutRow { low: z as u32, high: (z >> 32) as u32, threshold }
+    }
+}
+
+/// The draws of one query.
+#[derive(Clone, Copy)]
+pub(crate) struct DropoutRow {
+    low: u32,
+    high: u32,
+    /// Draws below it drop.
+    threshold: u32,
+}
+
+impl DropoutRow {
+    #[inline(always)]
+    pub(crate) fn drops(self, key: u32) -> bool {
+        // A 32-bit finaliser with low bias (Wellons, "Prospecting for hash functions").
+        let mut x = self.low ^ key.wrapping_mul(0x9e37_79b9);
+        x = (x ^ (x >> 16)).wrapping_mul(0x7feb_352d);
+        x = (x ^ (x >> 15)).wrapping_mul(0x846c_a68b);
+        (x ^ (x >> 16) ^ self.high) < self.threshold
     }
 }
 
@@ -92,7 +129,7 @@ pub trait AttentionOps: Backend {
     fn self_attention(
         projected: FloatTensor<Self>,
         attention: &SelfAttention,
-        dropout: Option<AttentionDropout<Self>>,
+        dropout: Option<AttentionDropout>,
     ) -> FloatTensor<Self> {
         Self::attention_forward(projected, attention, dropout).output
     }
@@ -101,7 +138,7 @@ pub trait AttentionOps: Backend {
     fn attention_forward(
         projected: FloatTensor<Self>,
         attention: &SelfAttention,
-        dropout: Option<AttentionDropout<Self>>,
+        dropout: Option<AttentionDropout>,
     ) -> AttentionOutput<Self> {
         portable::attention::forward::<Self>(projected, attention, dropout)
     }
@@ -136,7 +173,7 @@ pub struct AttentionSaved<B: Backend> {
     /// As in [`AttentionOutput`].
     pub log_sums: FloatTensor<B>,
     /// As in forward.
-    pub dropout: Option<AttentionDropout<B>>,
+    pub dropout: Option<AttentionDropout>,
 }
 
 #[derive(Debug)]
@@ -162,14 +199,13 @@ impl<B: AttentionOps, C: CheckpointStrategy> AttentionOps for Autodiff<B, C> {
     fn self_attention(
         projected: FloatTensor<Self>,
         attention: &SelfAttention,
-        dropout: Option<AttentionDropout<Self>>,
+        dropout: Option<AttentionDropout>,
     ) -> FloatTensor<Self> {
-        let dropout = dropout.map(AttentionDropout::on::<B>);
         match AttentionStep.prepare::<C>([projected.node]).compute_bound().stateful() {
             OpsKind::Tracked(step) => {
                 let projected = projected.primitive;
                 let AttentionOutput { output, log_sums } =
-                    B::attention_forward(projected.clone(), attention, dropout.clone());
+                    B::attention_forward(projected.clone(), attention, dropout);
                 let saved = AttentionSaved { projected, output: output.clone(), log_sums, dropout };
                 step.finish((saved, attention.clone()), output)
             }
@@ -191,15 +227,10 @@ pub fn self_attention<B: AttentionOps>(
     dropout: f64,
 ) -> Tensor<B, 2> {
     let drawn = (dropout > 0.0).then(|| {
-        let positions = projected.dims()[0] / attention.batch.max(1);
-        let shape = [attention.heads, positions, positions];
-        // One sequence at a time: the draws are wider than what is kept of them.
-        let draw = |_| {
-            Tensor::<B, 3>::random(shape, Distribution::Default, &projected.device())
-                .lower_elem(dropout)
-        };
-        let dropped: Tensor<B, 3, Bool> = Tensor::cat((0..attention.batch).map(draw).collect(), 0);
-        AttentionDropout { dropped: dropped.into_primitive(), probability: dropout }
+        let range = Distribution::Uniform(0.0, f64::from(1 << DRAWN_BITS));
+        let draws = Tensor::<B, 1>::random([2], range, &projected.device()).into_data();
+        let seed = draws.iter::<f32>().fold(0, |seed, draw| seed << DRAWN_BITS | draw as u64);
+        AttentionDropout { seed, probability: dropout }
     });
     portable::tensor(B::self_attention(portable::primitive(projected), attention, drawn))
 }

@@ -36,7 +36,8 @@ pub enum ZeroError {
     /// A gradient is infinite or NaN.
     #[error(
         "the gradient of parameter {path} is not finite, so the step was not taken: lower the \
-         learning rate, clip gradients or look for a division by zero in the loss"
+         learning rate, clip gradients, communicate and accumulate them in fp32, or look for a \
+         division by zero in the loss"
     )]
     GradientNotFinite {
         /// Module path of the first such parameter, in the model's order.

@@ -164,6 +164,8 @@ impl Drop for CheckpointWriter {
         if let Some(path) = self.unfinished.take() {
             // There is nobody to tell, and an unfinished file misleads no reader.
             _ = fs::remove_file(path);
+            // Only where it is empty: then it was made for this checkpoint, or nobody misses it.
+            _ = fs::remove_dir(&self.folder);
         }
     }
 }

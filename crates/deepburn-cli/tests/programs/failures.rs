@@ -31,13 +31,32 @@ fn a_full_disk_names_rank_step_and_file() {
     assert!(!job.folder().join("output/model").exists());
 }
 
-/// A run that fails leaves no model of its own, and no page that says it went well.
+/// A run that fails leaves no model of its own, and no page that says it went well, an earlier
+/// run's neither.
 #[test]
 fn a_failed_run_leaves_no_report() {
     let optimizer = json!({"type": "SGD", "params": {"lr": 1e38}});
     let job = Job::tiny().with("deepspeed.optimizer", optimizer);
+    fs::create_dir(job.folder().join("output")).unwrap();
+    fs::write(job.folder().join("output/report.html"), "an earlier run's").unwrap();
     job.run().failed(1, &["step 2"]);
     assert!(!job.folder().join("output/report.html").exists());
+}
+
+/// A scale that never falls, and gradients that are never finite: an end instead of a dead run.
+#[test]
+fn a_run_that_only_skips_ends() {
+    let ends = |steps: u64| {
+        Job::tiny()
+            .with("deepspeed.fp16", json!({"enabled": true, "loss_scale": 2_f64.powi(40)}))
+            .with("training.max_steps", steps)
+            .sharded(2, 2)
+    };
+    let job = ends(120);
+    job.run().failed(1, &["step 100", "100 steps in a row were skipped", "fp16.loss_scale"]);
+    assert!(!job.folder().join("output/model").exists());
+    let ending = ends(3).run().succeeded();
+    assert!(ending.stderr.contains("3 of 3 steps were skipped"), "{}", ending.stderr);
 }
 
 /// The model is written under other names first; what stands where it belongs stays.

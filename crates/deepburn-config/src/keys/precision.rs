@@ -133,6 +133,28 @@ pub(crate) fn resolve(top: &Section<'_>, context: &mut Context<'_>) -> Precision
             ),
             "write 0 for a dynamic scale",
         )),
+        // Its inverse, which unscales gradients, would be infinite.
+        fixed if fixed > 0.0 && fixed < f64::from(f32::MIN_POSITIVE) => {
+            context.findings.push(fp16.error(
+                "loss_scale",
+                format!(
+                    "{fixed:e} is smaller than a normal f32 ({:e}), and gradients cannot be divided \
+                     by it",
+                    f32::MIN_POSITIVE
+                ),
+                "write 0 for a dynamic scale",
+            ));
+        }
+        fixed if fp16.flag("enabled") && fixed > 2_f64.powi(USABLE_SCALE_POWER as i32) => {
+            context.findings.push(fp16.warning(
+                "loss_scale",
+                format!(
+                    "{fixed:e} never changes, and is beyond 2^{USABLE_SCALE_POWER}, where most \
+                     gradients overflow: steps may be skipped for ever"
+                ),
+                "write 0 for a dynamic scale",
+            ));
+        }
         _ => {}
     }
     let compute = match (fp16.flag("enabled"), bf16.flag("enabled")) {
@@ -147,11 +169,28 @@ pub(crate) fn resolve(top: &Section<'_>, context: &mut Context<'_>) -> Precision
     };
     let scaled = compute == Precision::Fp16;
     let data_types = top.section("data_types");
+    let communication = named(top.optional_choice(COMMUNICATION.name)).unwrap_or(compute);
+    let accumulation =
+        named(data_types.optional_choice("grad_accum_dtype")).unwrap_or(Precision::Fp32);
+    for (section, key, gradients) in
+        [(top, COMMUNICATION.name, communication), (&data_types, "grad_accum_dtype", accumulation)]
+    {
+        if !scaled && gradients == Precision::Fp16 {
+            context.findings.push(section.warning(
+                key,
+                format!(
+                    "fp16 holds fewer magnitudes than {}, and nothing scales the loss: gradients \
+                     below 6e-8 are lost, and those beyond 65504 overflow",
+                    compute.name()
+                ),
+                "write \"fp32\" or leave the key out",
+            ));
+        }
+    }
     PrecisionPlan {
         compute,
-        communication: named(top.optional_choice(COMMUNICATION.name)).unwrap_or(compute),
-        accumulation: named(data_types.optional_choice("grad_accum_dtype"))
-            .unwrap_or(Precision::Fp32),
+        communication,
+        accumulation,
         loss_scale: if scaled { loss_scale(&fp16) } else { LossScalePlan::Static { scale: 1.0 } },
         overflow: if skips { OverflowPlan::Skip } else { OverflowPlan::End },
     }
@@ -194,7 +233,17 @@ fn check_dynamic_scale(fp16: &Section<'_>, context: &mut Context<'_>) {
         }
     }
     let power = fp16.integer("initial_scale_power");
-    if fp16.flag("enabled") && power > USABLE_SCALE_POWER {
+    let minimum = fp16.integer("min_loss_scale");
+    if fp16.flag("enabled") && minimum as f64 >= 2_f64.powi(power as i32) {
+        context.findings.push(fp16.warning(
+            "min_loss_scale",
+            format!(
+                "{minimum} is not below the scale at the start, 2^{power}: the run ends once an \
+                 overflow should lower it"
+            ),
+            "write 1",
+        ));
+    } else if fp16.flag("enabled") && power > USABLE_SCALE_POWER {
         let skipped = predicted_skips(power, fp16.integer("hysteresis"));
         context.findings.push(fp16.warning(
             "initial_scale_power",
@@ -210,7 +259,7 @@ fn check_dynamic_scale(fp16: &Section<'_>, context: &mut Context<'_>) {
 /// Updates that overflow before the scale is one that fp16 can hold: one for each halving, and the
 /// hysteresis before the first.
 fn predicted_skips(power: i64, hysteresis: i64) -> i64 {
-    (power - USABLE_SCALE_POWER) + (hysteresis - 1)
+    (power - USABLE_SCALE_POWER).saturating_add(hysteresis - 1)
 }
 
 #[cfg(test)]
@@ -222,5 +271,6 @@ mod tests {
         // DeepSpeed's scaler with power 32 and hysteresis 2: after 17 overflows it is at 2^16.
         assert_eq!(predicted_skips(32, 2), 17);
         assert_eq!(predicted_skips(17, 1), 1);
+        assert_eq!(predicted_skips(40, i64::MAX), i64::MAX);
     }
 }

@@ -3,9 +3,8 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use burn_backend::ops::BoolTensorOps;
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{DType, TensorMetadata, read_sync};
+use burn_backend::{DType, TensorMetadata};
 use burn_flex::Flex;
 use rayon::prelude::*;
 
@@ -13,8 +12,8 @@ use super::array::{from_values, is_supported, unwritten, widen};
 use super::product::{Matrix, MatrixMut, Onto, Threads, multiply};
 use super::vector::{combine, dot, exp, max, vectorised};
 use crate::attention::{
-    AttentionDropout, AttentionOps, AttentionOutput, AttentionSaved, QUERY_BLOCK, Reach,
-    SelfAttention,
+    AttentionDropout, AttentionOps, AttentionOutput, AttentionSaved, DropoutRow, QUERY_BLOCK,
+    Reach, SelfAttention,
 };
 use crate::portable;
 
@@ -174,32 +173,11 @@ impl Columns {
     }
 }
 
-/// Factors of the weights: 0 for those dropped.
-struct Factors {
-    factors: Vec<f32>,
-    positions: usize,
-}
-
-impl Factors {
-    fn new(dropout: AttentionDropout<Flex>, positions: usize) -> Self {
-        let kept = (1.0 / (1.0 - dropout.probability)) as f32;
-        let dropped = match read_sync(Flex::bool_into_data(dropout.dropped)) {
-            Ok(data) => data,
-            Err(error) => panic!("reading the dropout mask failed: {error:?}"),
-        };
-        let factors = dropped.iter::<bool>().map(|dropped| if dropped { 0.0 } else { kept });
-        Self { factors: factors.collect(), positions }
-    }
-
-    /// Multiplies the weights, or the gradients by them, of the queries `rows` of a head.
-    fn apply(&self, weights: &mut [f32], head: usize, rows: &Range<usize>) {
-        let positions = self.positions;
-        let all = &self.factors[(head * positions + rows.start) * positions..];
-        let keys = weights.len() / rows.len();
-        for (row, factors) in weights.chunks_exact_mut(keys).zip(all.chunks_exact(positions)) {
-            for (weight, factor) in row.iter_mut().zip(factors) {
-                *weight *= factor;
-            }
+vectorised! {
+    /// Multiplies the weights of a query by 0 where they are dropped, else by `kept`.
+    fn drop_row(weights: &mut [f32], row: DropoutRow, kept: f32) {
+        for (key, weight) in weights.iter_mut().enumerate() {
+            *weight *= if row.drops(key as u32) { 0.0 } else { kept };
         }
     }
 }
@@ -209,7 +187,7 @@ struct Inputs<'a> {
     extent: Extent,
     reach: &'a Reach,
     projected: Cow<'a, [f32]>,
-    factors: Option<Factors>,
+    dropout: Option<AttentionDropout>,
 }
 
 impl Inputs<'_> {
@@ -223,6 +201,16 @@ impl Inputs<'_> {
         let Extent { heads, positions, .. } = self.extent;
         let visible = self.reach.seen(head / heads, rows.start, positions);
         (visible, usize::from(*self.reach == Reach::Causal))
+    }
+
+    /// Drops some of the weights, or of the gradients by them, of the queries `rows` of a head.
+    fn drop(&self, weights: &mut [f32], head: usize, rows: &Range<usize>) {
+        let Some(dropout) = self.dropout else { return };
+        let keys = weights.len() / rows.len();
+        for (query, weights) in rows.clone().zip(weights.chunks_exact_mut(keys)) {
+            let row = dropout.row(head * self.extent.positions + query);
+            drop_row(weights, row, dropout.factor() as f32);
+        }
     }
 
     /// Writes the scaled scores of the queries `rows` and all keys they have to do with.
@@ -244,9 +232,7 @@ impl Inputs<'_> {
             self.scores(weights, head, &rows);
             let (visible, more) = self.seen(head, &rows);
             softmax_rows(weights, keys, visible, more, &mut log_sums[rows.clone()]);
-            if let Some(factors) = &self.factors {
-                factors.apply(weights, head, &rows);
-            }
+            self.drop(weights, head, &rows);
             let values = extent.projected(&self.projected, head, &(0..keys), 2);
             let start = extent.place(head, &rows, 0, 1);
             // SAFETY: these rows of this head's columns are written by nobody else.
@@ -282,9 +268,7 @@ impl Inputs<'_> {
 
             let out = MatrixMut::new(scores_grad, rows.len(), keys, keys);
             multiply(out, Onto::Nothing, grad, values.transposed(), 1.0, Threads::One);
-            if let Some(factors) = &self.factors {
-                factors.apply(scores_grad, head, &rows);
-            }
+            self.drop(scores_grad, head, &rows);
             let start = extent.place(head, &rows, 0, 1);
             let shape = [rows.len(), extent.width];
             let corrections = &mut corrections[..rows.len()];
@@ -297,9 +281,7 @@ impl Inputs<'_> {
             );
             score_gradient(scores_grad, weights, keys, corrections);
 
-            if let Some(factors) = &self.factors {
-                factors.apply(weights, head, &rows);
-            }
+            self.drop(weights, head, &rows);
             let matrix = |values| Matrix::new(values, rows.len(), keys, keys);
             let [weights, scores_grad] = [matrix(weights), matrix(scores_grad)];
             let all = 0..keys;
@@ -325,15 +307,14 @@ impl AttentionOps for Flex {
     fn attention_forward(
         projected: FloatTensor<Self>,
         attention: &SelfAttention,
-        dropout: Option<AttentionDropout<Self>>,
+        dropout: Option<AttentionDropout>,
     ) -> AttentionOutput<Self> {
         if !is_supported(&projected) {
             return portable::attention::forward::<Self>(projected, attention, dropout);
         }
         let extent = Extent::new(&projected.shape(), attention);
-        let factors = dropout.map(|dropout| Factors::new(dropout, extent.positions));
         let inputs =
-            Inputs { extent, reach: &attention.reach, projected: widen(&projected), factors };
+            Inputs { extent, reach: &attention.reach, projected: widen(&projected), dropout };
         let rows = extent.batch * extent.positions;
         let mut output = unwritten(rows * extent.row());
         let mut log_sums = unwritten(extent.batch * extent.heads * extent.positions);
@@ -360,9 +341,8 @@ impl AttentionOps for Flex {
             return portable::attention::backward::<Self>(grad, saved, attention);
         }
         let extent = Extent::new(&projected.shape(), attention);
-        let factors = dropout.map(|dropout| Factors::new(dropout, extent.positions));
         let inputs =
-            Inputs { extent, reach: &attention.reach, projected: widen(&projected), factors };
+            Inputs { extent, reach: &attention.reach, projected: widen(&projected), dropout };
         let (grad, output, log_sums) = (widen(&grad), widen(&output), widen(&log_sums));
         let given = Given { grad: &grad, output: &output, log_sums: &log_sums };
         let mut gradient = unwritten(inputs.projected.len());

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::{Bool, DType, Tensor, TensorData};
 use burn_backend::Backend;
 
 use super::{cast, in_f32, primitive, tensor};
@@ -17,10 +17,10 @@ type Heads<B> = Tensor<B, 4>;
 pub fn forward<B: Backend>(
     projected: B::FloatTensorPrimitive,
     attention: &SelfAttention,
-    dropout: Option<AttentionDropout<B>>,
+    dropout: Option<AttentionDropout>,
 ) -> AttentionOutput<B> {
-    let [queries, keys, values] = split_heads(tensor(projected), attention);
-    let (output, log_sums) = attend(queries, [keys, values], attention, dropout.as_ref());
+    let [queries, keys, values] = split_heads(tensor::<B, 2>(projected), attention);
+    let (output, log_sums) = attend(queries, [keys, values], attention, dropout);
     AttentionOutput { output: primitive(merge_heads(output)), log_sums: primitive(log_sums) }
 }
 
@@ -39,7 +39,7 @@ fn attend<B: Backend>(
     queries: Heads<B>,
     [keys, values]: [Heads<B>; 2],
     attention: &SelfAttention,
-    dropout: Option<&AttentionDropout<B>>,
+    dropout: Option<AttentionDropout>,
 ) -> (Heads<B>, Tensor<B, 2>) {
     let [batch, heads, rows, _] = queries.dims();
     let past = keys.dims()[2] - rows;
@@ -56,7 +56,7 @@ fn attend<B: Backend>(
         let exponentials = (scores - max.clone()).exp();
         let sums = exponentials.clone().sum_dim(3);
         let log_sums = sums.clone().log() + max;
-        let weights = drop_weights(exponentials / sums, dropout, &block);
+        let weights = drop_weights(exponentials / sums, dropout, &block, rows);
         let output = cast(weights, values.dtype()).matmul(rows_of(&values, 0..visible));
         (output, log_sums.reshape([batch * heads, block.len()]))
     });
@@ -97,10 +97,10 @@ pub fn backward<B: Backend>(
         let [keys, values] = [&keys, &values].map(|all| rows_of(all, 0..seen));
         let scores = scores(queries.clone(), keys.clone(), start, attention);
         let weights = (scores - rows_of(&log_sums, block.clone())).exp();
-        let dropped = cast(drop_weights(weights.clone(), saved.dropout.as_ref(), &block), dtype);
+        let dropped = cast(drop_weights(weights.clone(), saved.dropout, &block, rows), dtype);
         let value_part = dropped.swap_dims(2, 3).matmul(grad.clone());
         let weights_grad = in_f32(grad.matmul(values.swap_dims(2, 3)));
-        let weights_grad = drop_weights(weights_grad, saved.dropout.as_ref(), &block);
+        let weights_grad = drop_weights(weights_grad, saved.dropout, &block, rows);
         let scores_grad = weights * (weights_grad - rows_of(&corrections, block.clone()));
         let scores_grad = cast(scores_grad * attention.scale, dtype);
         query_grads.push(scores_grad.clone().matmul(keys));
@@ -176,20 +176,21 @@ fn scores<B: Backend>(
     (scores.reshape(shape) + bias).reshape([batch, heads, rows, visible])
 }
 
-/// Weights `[batch, heads, rows, keys]` of the queries `block`, some of them dropped and the others
-/// made larger by as much.
+/// Weights `[batch, heads, rows, keys]` of the queries `block` of `positions`, some of them dropped
+/// and the others made larger by as much.
 fn drop_weights<B: Backend>(
     weights: Tensor<B, 4>,
-    dropout: Option<&AttentionDropout<B>>,
+    dropout: Option<AttentionDropout>,
     block: &Range<usize>,
+    positions: usize,
 ) -> Tensor<B, 4> {
     let Some(dropout) = dropout else { return weights };
     let [batch, heads, rows, visible] = weights.dims();
-    let all: Tensor<B, 3, burn::tensor::Bool> = Tensor::from_primitive(dropout.dropped.clone());
-    debug_assert_eq!(all.dims()[0], batch * heads);
-    let dropped = all
-        .narrow(1, block.start, rows)
-        .narrow(2, 0, visible)
-        .reshape([batch, heads, rows, visible]);
-    weights.mask_fill(dropped, 0.0) * (1.0 / (1.0 - dropout.probability))
+    let dropped: Vec<bool> = (0..batch * heads)
+        .flat_map(|head| block.clone().map(move |query| dropout.row(head * positions + query)))
+        .flat_map(|row| (0..visible as u32).map(move |key| row.drops(key)))
+        .collect();
+    let data = TensorData::new(dropped, [batch, heads, rows, visible]);
+    let dropped = Tensor::<B, 4, Bool>::from_data(data, &weights.device());
+    weights.mask_fill(dropped, 0.0) * dropout.factor()
 }

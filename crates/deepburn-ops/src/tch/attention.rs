@@ -13,7 +13,7 @@ impl<E: TchElement> AttentionOps for LibTorch<E> {
     fn attention_forward(
         projected: FloatTensor<Self>,
         attention: &SelfAttention,
-        dropout: Option<AttentionDropout<Self>>,
+        dropout: Option<AttentionDropout>,
     ) -> AttentionOutput<Self> {
         if dropout.is_some() || !has_kernel(&projected.tensor, attention) {
             return portable::attention::forward::<Self>(projected, attention, dropout);

@@ -1,6 +1,6 @@
 //! Self-attention.
 
-use burn::tensor::{Bool, DType, Tensor, TensorData};
+use burn::tensor::DType;
 use burn_flex::{Flex, FlexTensor};
 use deepburn_ops::{
     AttentionDropout, AttentionOps, AttentionOutput, AttentionSaved, Reach, SelfAttention,
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use crate::{Array, DTYPES, assert_close, reference, same_on_all_threads, tolerance, values};
 
 type Attention = (
-    fn(FlexTensor, &SelfAttention, Option<AttentionDropout<Flex>>) -> AttentionOutput<Flex>,
+    fn(FlexTensor, &SelfAttention, Option<AttentionDropout>) -> AttentionOutput<Flex>,
     fn(FlexTensor, AttentionSaved<Flex>, &SelfAttention) -> FlexTensor,
 );
 
@@ -36,31 +36,19 @@ impl Size {
     }
 }
 
-/// Whether a weight is dropped: about a third are.
-fn is_dropped(head: usize, query: usize, key: usize) -> bool {
-    (head * 5 + query * 11 + key * 7).is_multiple_of(3)
-}
-
-fn dropout(Size(batch, positions, heads, _): Size) -> AttentionDropout<Flex> {
-    let all = (0..batch * heads).flat_map(|head| {
-        (0..positions).flat_map(move |q| (0..positions).map(move |k| is_dropped(head, q, k)))
-    });
-    let data = TensorData::new(all.collect::<Vec<_>>(), [batch * heads, positions, positions]);
-    let dropped: Tensor<Flex, 3, Bool> = Tensor::from_data(data, &Default::default());
-    AttentionDropout { dropped: dropped.into_primitive(), probability: 1.0 / 3.0 }
-}
+const DROPOUT: AttentionDropout = AttentionDropout { seed: 77, probability: 1.0 / 3.0 };
 
 /// Output and gradient.
 fn run(
     (forward, backward): Attention,
     [projected, dy]: &[Array; 2],
     options: &SelfAttention,
-    dropout: Option<AttentionDropout<Flex>>,
+    dropout: Option<AttentionDropout>,
     dtype: DType,
 ) -> [Vec<f64>; 2] {
     let [projected, dy] =
         [projected, dy].map(|array| array.tensor(dtype).into_primitive().tensor());
-    let AttentionOutput { output, log_sums } = forward(projected.clone(), options, dropout.clone());
+    let AttentionOutput { output, log_sums } = forward(projected.clone(), options, dropout);
     let saved = AttentionSaved { projected, output: output.clone(), log_sums, dropout };
     let gradient = backward(dy, saved, options);
     assert_eq!((output.dtype(), gradient.dtype()), (dtype, dtype));
@@ -80,14 +68,15 @@ fn check_reach(size: Size, options: &SelfAttention) {
     for dtype in DTYPES {
         let arrays = size.arrays(dtype);
         for drops in [false, true] {
-            let factor = |head, query, key| match drops && is_dropped(head, query, key) {
-                true => 0.0,
-                false if drops => 1.5,
-                false => 1.0,
-            };
+            let factor =
+                |head, query, key| match drops && DROPOUT.drops(head * positions + query, key) {
+                    true => 0.0,
+                    false if drops => 1.5,
+                    false => 1.0,
+                };
             let [y, gradient] = reference::attention(&arrays[0], options, factor, &arrays[1]);
             for (kind, way) in [("kernels", KERNELS), ("portable", PORTABLE)] {
-                let dropout = drops.then(|| dropout(size));
+                let dropout = drops.then_some(DROPOUT);
                 let found = run(way, &arrays, options, dropout, dtype);
                 // In 16 bits the saved output is rounded, and backward subtracts with it; the
                 // portable way also rounds scores, weights and partial sums over queries.
@@ -175,6 +164,37 @@ fn the_cache_gives_what_whole_sequences_give() {
     let expected = whole.reshape([2, 6, 8]).narrow(1, 4, 2).reshape([4, 8]);
     let difference: f32 = (last - expected).abs().max().into_scalar();
     assert!(difference < 1e-6, "{difference}");
+}
+
+/// Draws are independent of the neighbours in each direction, and of those of the next seed.
+#[test]
+fn dropped_weights_are_a_random_share() {
+    for probability in [0.1, 0.5, 0.9] {
+        for seed in [0, 1, u64::MAX] {
+            let drops = |seed: u64, row, key| {
+                f64::from(AttentionDropout { seed, probability }.drops(row, key))
+            };
+            let places = || (0..400).flat_map(|row| (0..400).map(move |key| (row, key)));
+            let next = seed.wrapping_add(1);
+            let mut mean = 0.0;
+            let mut pairs = [0.0; 3];
+            for (row, key) in places() {
+                let own = drops(seed, row, key);
+                mean += own / 160_000.0;
+                pairs[0] += own * drops(seed, row, key + 1) / 160_000.0;
+                pairs[1] += own * drops(seed, row + 1, key) / 160_000.0;
+                pairs[2] += own * drops(next, row, key) / 160_000.0;
+            }
+            // Five standard errors of 160,000 draws.
+            let error = |p: f64| 5.0 * (p * (1.0 - p) / 160_000.0).sqrt();
+            assert!((mean - probability).abs() < error(probability), "{probability} {seed} {mean}");
+            let both = probability * probability;
+            for pair in pairs {
+                // Neighbouring pairs share draws: their mean varies a little more.
+                assert!((pair - both).abs() < 2.0 * error(both), "{probability} {seed} {pairs:?}");
+            }
+        }
+    }
 }
 
 #[test]

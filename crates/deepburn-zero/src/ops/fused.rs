@@ -107,22 +107,18 @@ impl<B: AttentionOps> AttentionOps for Zero<B> {
     fn self_attention(
         projected: FloatTensor<Self>,
         attention: &SelfAttention,
-        dropout: Option<AttentionDropout<Self>>,
+        dropout: Option<AttentionDropout>,
     ) -> FloatTensor<Self> {
-        let dropout = dropout.map(AttentionDropout::on);
         ZeroTensor::full(B::self_attention(projected.into_full(), attention, dropout))
     }
 
     fn attention_forward(
         projected: FloatTensor<Self>,
         attention: &SelfAttention,
-        dropout: Option<AttentionDropout<Self>>,
+        dropout: Option<AttentionDropout>,
     ) -> AttentionOutput<Self> {
-        let AttentionOutput { output, log_sums } = B::attention_forward(
-            projected.into_full(),
-            attention,
-            dropout.map(AttentionDropout::on),
-        );
+        let AttentionOutput { output, log_sums } =
+            B::attention_forward(projected.into_full(), attention, dropout);
         AttentionOutput { output: ZeroTensor::full(output), log_sums: ZeroTensor::full(log_sums) }
     }
 
@@ -135,7 +131,7 @@ impl<B: AttentionOps> AttentionOps for Zero<B> {
             projected: saved.projected.into_full(),
             output: saved.output.into_full(),
             log_sums: saved.log_sums.into_full(),
-            dropout: saved.dropout.map(AttentionDropout::on),
+            dropout: saved.dropout,
         };
         ZeroTensor::full(B::attention_backward(grad.into_full(), saved, attention))
     }

@@ -17,10 +17,10 @@ use hf_hub::api::Progress;
 use indicatif::ProgressBar;
 use ureq::config::RedirectAuthHeaders;
 use ureq::http::Response;
-use ureq::{Agent, Body};
+use ureq::{Agent, Body, Timeout};
 
-use crate::DataError;
 use crate::content_hash::ContentHash;
+use crate::{DataError, HubToken};
 
 /// When to give up on a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +52,8 @@ pub(crate) struct RemoteFile {
 /// Why a request brought nothing, or not everything.
 #[derive(Debug)]
 enum Failure {
+    /// No connection came about.
+    Absent(String),
     /// Trying again may help.
     Lost(String),
     /// The server will say the same again.
@@ -62,18 +64,24 @@ enum Failure {
 #[derive(Debug)]
 pub(crate) struct Downloader {
     agent: Agent,
-    token: Option<String>,
+    token: Option<HubToken>,
     patience: Patience,
     shows_progress: bool,
 }
+
+/// How long a connection may take to come about, at most.
+const CONNECT: Duration = Duration::from_secs(10);
+
+/// Attempts to reach a server that has not answered yet: without a network, nobody wants to wait.
+const FIRST_ATTEMPTS: u32 = 2;
 
 /// Redirects within the endpoint, as renamed repositories have them, that are followed.
 const MAX_REDIRECTS: usize = 5;
 
 impl Downloader {
-    pub(crate) fn new(token: Option<String>, patience: Patience, shows_progress: bool) -> Self {
+    pub(crate) fn new(token: Option<HubToken>, patience: Patience, shows_progress: bool) -> Self {
         let config = Agent::config_builder()
-            .timeout_connect(Some(patience.stall))
+            .timeout_connect(Some(patience.stall.min(CONNECT)))
             .timeout_recv_response(Some(patience.stall))
             .timeout_per_read(Some(patience.stall))
             .http_status_as_error(false)
@@ -87,7 +95,8 @@ impl Downloader {
     /// The body of the JSON document at `url`.
     ///
     /// # Errors
-    /// [`DataError::Hub`] where the server does not answer, or not with a document.
+    /// [`DataError::Unreachable`] where the server does not answer, [`DataError::Hub`] where it
+    /// refuses to.
     pub(crate) fn document(&self, url: &str) -> Result<String, DataError> {
         self.insist(url, || {
             let mut response = self.get(url, None, None)?;
@@ -99,7 +108,7 @@ impl Downloader {
     /// storage service may hold elsewhere.
     ///
     /// # Errors
-    /// [`DataError::Hub`]; also where the server names no hash.
+    /// Those of [`Downloader::document`]; also where the server names no hash.
     pub(crate) fn announced(&self, url: &str) -> Result<RemoteFile, DataError> {
         let response = self.insist(url, || {
             let mut at = url.to_owned();
@@ -117,22 +126,21 @@ impl Downloader {
             url: url.to_owned(),
             reason: format!("no hash of its contents is announced (etag {etag:?})"),
         })?;
-        let total =
-            header(&response, "content-range").and_then(|range| range.split('/').next_back());
-        let bytes = header(&response, "x-linked-size").or(total);
-        Ok(RemoteFile {
-            url: url.to_owned(),
-            hash,
-            bytes: bytes.and_then(|size| size.parse().ok()),
-        })
+        let range = header(&response, "content-range");
+        let total = range.and_then(|range| range.split('/').next_back());
+        // Where ranges are not understood, the answer is the whole file.
+        let whole = header(&response, "content-length").filter(|_| response.status() == 200);
+        let bytes = header(&response, "x-linked-size").or(total).or(whole);
+        let bytes = bytes.and_then(|bytes| bytes.parse().ok());
+        Ok(RemoteFile { url: url.to_owned(), hash, bytes })
     }
 
     /// Brings `file` to `blob`, where it appears complete and verified or not at all. What an
     /// interrupted download has left beside it is taken up.
     ///
     /// # Errors
-    /// [`DataError::Hub`] where the server cannot be reached any more, [`DataError::Corrupted`]
-    /// where what it sends is not what it announced, [`DataError::Unwritable`].
+    /// Those of [`Downloader::document`], [`DataError::Corrupted`] where what the server sends is
+    /// not what it announced, [`DataError::Unwritable`].
     pub(crate) fn fetch(&self, file: &RemoteFile, blob: &Path) -> Result<(), DataError> {
         let part = blob.with_extension("part");
         // Contents may have been damaged on the way, or by whoever left a part behind: once more.
@@ -183,13 +191,13 @@ impl Downloader {
             let failure = match self.resume(file, part, &mut out, &bar) {
                 Ok(()) => break,
                 Err(Failure::Refused(error)) => return Err(error),
-                Err(Failure::Lost(reason)) => reason,
+                Err(Failure::Lost(reason) | Failure::Absent(reason)) => reason,
             };
             let length = length(&out, part)?;
             failures = if length > reached { 0 } else { failures + 1 };
             reached = reached.max(length);
             tracing::debug!(url = file.url, length, failure, "connection lost");
-            self.wait(failures, &file.url, failure)?;
+            self.wait(failures, self.patience.attempts, &file.url, failure)?;
         }
         bar.finish_and_clear();
         Ok(())
@@ -249,20 +257,26 @@ impl Downloader {
     ) -> Result<T, DataError> {
         let mut failures = 0;
         loop {
-            match attempt() {
+            let (attempts, reason) = match attempt() {
                 Ok(done) => return Ok(done),
                 Err(Failure::Refused(error)) => return Err(error),
-                Err(Failure::Lost(reason)) => {
-                    failures += 1;
-                    self.wait(failures, url, reason)?;
-                }
-            }
+                Err(Failure::Lost(reason)) => (self.patience.attempts, reason),
+                Err(Failure::Absent(reason)) => (FIRST_ATTEMPTS, reason),
+            };
+            failures += 1;
+            self.wait(failures, attempts, url, reason)?;
         }
     }
 
     /// Waits before another attempt, if there is to be one.
-    fn wait(&self, failures: u32, url: &str, reason: String) -> Result<(), DataError> {
-        if failures >= self.patience.attempts {
+    fn wait(
+        &self,
+        failures: u32,
+        attempts: u32,
+        url: &str,
+        reason: String,
+    ) -> Result<(), DataError> {
+        if failures >= attempts {
             return Err(DataError::Unreachable { url: url.to_owned(), reason });
         }
         if failures > 0 {
@@ -283,7 +297,7 @@ impl Downloader {
     ) -> Result<Response<Body>, Failure> {
         let mut request = self.agent.get(url);
         if let Some(token) = &self.token {
-            request = request.header("Authorization", format!("Bearer {token}"));
+            request = request.header("Authorization", token.bearer());
         }
         request = match (from, to) {
             (Some(from), Some(to)) => request.header("Range", format!("bytes={from}-{to}")),
@@ -294,7 +308,7 @@ impl Downloader {
             Some(_) => request.config().max_redirects(0).build().call(),
             None => request.call(),
         };
-        let response = response.map_err(lost)?;
+        let response = response.map_err(failed)?;
         let status = response.status();
         match status.as_u16() {
             200..400 => Ok(response),
@@ -315,6 +329,20 @@ fn refused(url: &str, status: u16) -> DataError {
         _ => "the server refuses the request",
     };
     DataError::Hub { url: url.to_owned(), reason: format!("{reason} (status {status})") }
+}
+
+/// What a request failed by.
+fn failed(error: ureq::Error) -> Failure {
+    let reason = error.to_string();
+    match error {
+        ureq::Error::HostNotFound
+        | ureq::Error::ConnectionFailed
+        | ureq::Error::Timeout(Timeout::Connect | Timeout::Resolve) => Failure::Absent(reason),
+        ureq::Error::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            Failure::Absent(reason)
+        }
+        _ => Failure::Lost(reason),
+    }
 }
 
 fn lost(error: impl std::fmt::Display) -> Failure {

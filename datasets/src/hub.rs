@@ -15,7 +15,7 @@ use hf_hub::{Cache, CacheRepo, Repo, RepoType};
 
 use crate::download::{Downloader, Patience};
 use crate::wanted::Wanted;
-use crate::{DataError, folder};
+use crate::{DataError, HubToken, folder};
 
 /// What a repository holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,7 +73,7 @@ pub struct HubSettings {
     /// Address of the Hub, without a slash at its end.
     pub endpoint: String,
     /// Token for private and gated repositories.
-    pub token: Option<String>,
+    pub token: Option<HubToken>,
     /// Whether the cache alone answers.
     pub offline: bool,
     /// Whether downloads draw a bar, where there is a terminal.
@@ -100,8 +100,8 @@ impl HubSettings {
         let offline = set("HF_HUB_OFFLINE").unwrap_or_default().to_ascii_lowercase();
         Ok(Self {
             token: set("HF_TOKEN")
-                .map(|token| token.trim().to_owned())
-                .or_else(|| Cache::new(home.join("hub")).token()),
+                .or_else(|| Cache::new(home.join("hub")).token())
+                .map(|token| HubToken::new(&token)),
             cache,
             endpoint: endpoint.trim_end_matches('/').to_owned(),
             offline: ["1", "on", "yes", "true"].contains(&offline.as_str()),
@@ -112,12 +112,12 @@ impl HubSettings {
 }
 
 /// Files of a repository that lie in the cache.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Snapshot {
+#[derive(Debug)]
+struct Snapshot {
     /// The folder of the commit.
-    pub(crate) folder: PathBuf,
+    folder: PathBuf,
     /// The files that were wanted, sorted.
-    pub(crate) files: Vec<PathBuf>,
+    files: Vec<PathBuf>,
 }
 
 /// A Hub and the cache before it.
@@ -147,6 +147,8 @@ impl Hub {
         let api = ApiBuilder::from_cache(cache.clone())
             .with_endpoint(settings.endpoint.clone())
             .with_progress(false)
+            // It is asked for addresses only.
+            .with_token(None)
             .build()
             .map_err(|error| DataError::Hub {
                 url: settings.endpoint.clone(),
@@ -188,11 +190,7 @@ impl Hub {
     }
 
     /// What is wanted of `repo`, from the cache where it must or can.
-    pub(crate) fn snapshot(
-        &self,
-        repo: &HubRepo,
-        wanted: Wanted<'_>,
-    ) -> Result<Snapshot, DataError> {
+    fn snapshot(&self, repo: &HubRepo, wanted: Wanted<'_>) -> Result<Snapshot, DataError> {
         if self.settings.offline {
             return self.cached(repo, wanted);
         }

@@ -180,7 +180,8 @@ fn revisions_tokens_and_names_that_need_escaping() {
     let mut client = Client::new(&server.endpoint);
     let message = client.train().unwrap_err().to_string();
     assert!(message.contains("HF_TOKEN"), "{message}");
-    client.settings.token = Some("secret".into());
+    client.settings.token = Some(HubToken::new("secret"));
+    assert!(!format!("{:?}", client.settings).contains("secret"));
     let tagged = HubRepo { revision: "v1".into(), ..repo() };
     for split in ["train", "test"] {
         let found = client.hub().split(&tagged, None, split).unwrap();
@@ -221,7 +222,7 @@ fn a_location_is_a_folder_a_file_or_an_id() {
     }
     let client = Client::new("http://127.0.0.1:9");
     let folder = Location::Folder(dir.path().into());
-    assert_eq!(folder.split(&client.hub(), None, "train").unwrap(), [file.clone()]);
+    assert_eq!(folder.split(&client.hub(), None, "train").unwrap(), std::slice::from_ref(&file));
     let message = folder.split(&client.hub(), None, "test").unwrap_err().to_string();
     assert!(message.contains("only [`train.txt`]"), "{message}");
     let message = Location::File(file).split(&client.hub(), None, "train").unwrap_err().to_string();
@@ -240,9 +241,9 @@ fn settings_come_from_the_variables_of_the_hub() {
     let found = settings(&[("HF_HOME", home), ("HF_ENDPOINT", "http://mirror/")]);
     assert_eq!(found.cache, dir.path().join("hub"));
     assert_eq!((found.endpoint.as_str(), found.offline), ("http://mirror", false));
-    assert_eq!(found.token.as_deref(), Some("stored"));
+    assert_eq!(found.token, Some(HubToken::new("stored")));
     let found = settings(&[("HF_HOME", home), ("HF_TOKEN", "given"), ("HF_HUB_OFFLINE", "1")]);
-    assert_eq!((found.token.as_deref(), found.offline), (Some("given"), true));
+    assert_eq!((found.token, found.offline), (Some(HubToken::new("given")), true));
     let found = settings(&[("HF_HUB_CACHE", "/cache"), ("HF_HUB_OFFLINE", "0")]);
     assert_eq!((found.cache, found.offline), (PathBuf::from("/cache"), false));
 }

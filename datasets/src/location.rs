@@ -5,7 +5,6 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::hub::Snapshot;
 use crate::wanted::Wanted;
 use crate::{DataError, Hub, HubRepo, RepoKind, folder};
 
@@ -57,47 +56,46 @@ impl Location {
         split: &str,
     ) -> Result<Vec<PathBuf>, DataError> {
         match self {
+            Self::Folder(path) => local_split(path, name, split),
             Self::File(path) => {
                 Err(DataError::SplitOfFile { path: path.clone(), split: split.to_owned() })
             }
-            _ => Ok(self.snapshot(hub, Wanted::Split { name, split })?.files),
+            Self::Hub(repo) => hub.split(repo, name, split),
         }
     }
 
-    /// The folder of a model's configuration and weights. A file stands for itself.
+    /// The folder of a model's configuration and weights. Whether a local one is complete, its
+    /// reader says.
     ///
     /// # Errors
-    /// [`DataError::NotFound`], and those of [`Hub::split`].
+    /// Those of [`Hub::model`].
     pub fn model(&self, hub: &Hub) -> Result<PathBuf, DataError> {
         match self {
-            Self::File(path) => Ok(path.clone()),
-            _ => Ok(self.snapshot(hub, Wanted::Model)?.folder),
+            Self::Folder(path) | Self::File(path) => Ok(path.clone()),
+            Self::Hub(repo) => hub.model(repo),
         }
     }
 
     /// The folder of a tokenizer's files, or the one file that it is.
     ///
     /// # Errors
-    /// [`DataError::NotFound`], and those of [`Hub::split`].
+    /// Those of [`Hub::tokenizer`].
     pub fn tokenizer(&self, hub: &Hub) -> Result<PathBuf, DataError> {
         match self {
-            Self::File(path) => Ok(path.clone()),
-            _ => Ok(self.snapshot(hub, Wanted::Tokenizer)?.folder),
+            Self::Folder(path) | Self::File(path) => Ok(path.clone()),
+            Self::Hub(repo) => hub.tokenizer(repo),
         }
     }
+}
 
-    fn snapshot(&self, hub: &Hub, wanted: Wanted<'_>) -> Result<Snapshot, DataError> {
-        let path = match self {
-            Self::Hub(repo) => return hub.snapshot(repo, wanted),
-            Self::Folder(path) | Self::File(path) => path,
-        };
-        let listing = folder::listing(path)?;
-        let selected = wanted.select(&listing).map_err(|reason| DataError::NotFound {
-            place: path.display().to_string(),
-            wanted: wanted.described(),
-            reason,
-        })?;
-        let files = selected.into_iter().map(|name| path.join(name)).collect();
-        Ok(Snapshot { folder: path.clone(), files })
-    }
+/// The files of a split in a folder.
+fn local_split(folder: &Path, name: Option<&str>, split: &str) -> Result<Vec<PathBuf>, DataError> {
+    let wanted = Wanted::Split { name, split };
+    let listing = folder::listing(folder)?;
+    let selected = wanted.select(&listing).map_err(|reason| DataError::NotFound {
+        place: folder.display().to_string(),
+        wanted: wanted.described(),
+        reason,
+    })?;
+    Ok(selected.into_iter().map(|name| folder.join(name)).collect())
 }

@@ -313,7 +313,7 @@ mod tests {
         for damaged in [flipped, intact[..100].to_vec(), Vec::new()] {
             fs::write(&path, damaged).unwrap();
             assert_eq!(stream(), expected);
-            assert_eq!(files(&cache), [path.clone()]);
+            assert_eq!(files(&cache), std::slice::from_ref(&path));
             assert!(fs::read(&path).unwrap() == intact);
         }
     }

@@ -75,6 +75,9 @@ const CONNECT: Duration = Duration::from_secs(10);
 /// Attempts to reach a server that has not answered yet: without a network, nobody wants to wait.
 const FIRST_ATTEMPTS: u32 = 2;
 
+/// Bytes that the description of a repository may have: a thousand for each of many files.
+const LISTING: u64 = 256 << 20;
+
 /// Redirects within the endpoint, as renamed repositories have them, that are followed.
 const MAX_REDIRECTS: usize = 5;
 
@@ -100,7 +103,7 @@ impl Downloader {
     pub(crate) fn document(&self, url: &str) -> Result<String, DataError> {
         self.insist(url, || {
             let mut response = self.get(url, None, None)?;
-            response.body_mut().read_to_string().map_err(lost)
+            response.body_mut().with_config().limit(LISTING).read_to_string().map_err(lost)
         })
     }
 

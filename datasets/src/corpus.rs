@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use crate::tokens::MAX_VOCAB_SIZE;
 use crate::{
     DataError, Fractions, Join, MarkovCorpus, Packing, Sequences, Splits, SyntheticCorpus,
-    TokenFile, TokenStream, Tokenizer, read_documents,
+    TokenCache, TokenFile, TokenStream, Tokenizer, read_documents,
 };
 
 /// What the data is and where it lies.
@@ -73,6 +73,8 @@ pub struct DataSource {
     pub packing: Packing,
     /// Entries of the model's vocabulary, where they are already known. No id may reach it.
     pub vocab_size: Option<usize>,
+    /// Where the tokens of text are kept for the next run.
+    pub token_cache: Option<TokenCache>,
 }
 
 /// Data that is ready to be sampled.
@@ -249,7 +251,10 @@ fn tokenize(
     let mut parts = [None, None, None];
     for (part, text) in parts.iter_mut().zip(texts) {
         let Some((name, documents)) = text else { continue };
-        let tokens = TokenStream::Owned(join.encode(&tokenizer, &documents)?);
+        let tokens = match &source.token_cache {
+            Some(cache) => cache.stream(&tokenizer, &documents, join)?,
+            None => TokenStream::Owned(join.encode(&tokenizer, &documents)?),
+        };
         let what = format!("the {name} split");
         *part = Some(Sequences::pack(tokens, source.packing, &what)?);
     }
@@ -298,7 +303,8 @@ mod tests {
     const TRAIN: TokenizerChoice = TokenizerChoice::Train { vocab_size: 300 };
 
     fn source(content: Content, sequence_length: usize) -> DataSource {
-        DataSource { content, packing: Packing::drop_rest(sequence_length), vocab_size: None }
+        let packing = Packing::drop_rest(sequence_length);
+        DataSource { content, packing, vocab_size: None, token_cache: None }
     }
 
     fn text(splits: Splits) -> Content {
@@ -332,6 +338,21 @@ mod tests {
         let text = tokenizer.decode(&ids, false).unwrap();
         let expected = corpus.documents().unwrap().join("<|endoftext|>");
         assert!(expected.starts_with(&text));
+    }
+
+    #[test]
+    fn cached_tokens_are_those_of_the_text() {
+        let dir = tempfile::tempdir().unwrap();
+        let corpus = SyntheticCorpus { seed: 1, bytes: 50_000 };
+        let content = Content::Synthetic { corpus, fractions: SHARES, tokenizer: TRAIN };
+        let plain = source(content, 32);
+        let cached = DataSource { token_cache: Some(TokenCache::new(dir.path())), ..plain.clone() };
+        let expected = all(&open(&plain).unwrap().train);
+        for _ in 0..2 {
+            assert_eq!(all(&open(&cached).unwrap().train), expected);
+            // One file for each split.
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
+        }
     }
 
     #[test]

@@ -59,7 +59,7 @@ fn read_table(
 fn described(files: &[PathBuf]) -> String {
     match files {
         [] => "a list of no files".to_owned(),
-        [first, rest @ ..] if rest.is_empty() => format!("the table at `{}`", first.display()),
+        [only] => format!("the table at `{}`", only.display()),
         [first, ..] => format!("the {} tables from `{}` on", files.len(), first.display()),
     }
 }

@@ -7,8 +7,10 @@
 //!                          +-- EvaluationBatches -----------------> every sample once
 //! ```
 //!
+//! - [`Location`] finds files: in a folder, or on the Hub ([`Hub`]) through its cache.
 //! - [`open`] reads what a [`DataSource`] names: raw token files, text, or a synthetic corpus.
 //! - [`read_labelled`] reads texts and their classes.
+//! - [`TokenCache`] keeps tokens on disk, so that a corpus is tokenized once.
 //! - [`Sequences`] is a token stream cut into training samples of equal length.
 //! - [`DistributedSampler`] decides which rank sees which sample, and when.
 //! - [`BatchLoader`] assembles micro-batches in the background and knows how to resume.
@@ -18,17 +20,23 @@
 
 mod batch;
 mod chunks;
+mod content_hash;
 mod corpus;
 mod csv;
+mod download;
 mod draws;
 mod error;
 mod evaluation;
+mod folder;
 mod format;
+mod hub;
+mod hub_token;
 mod join;
 mod json_lines;
 mod labelled;
 mod labelled_tokens;
 mod loader;
+mod location;
 mod packing;
 mod parquet;
 mod records;
@@ -37,26 +45,37 @@ mod sampler;
 mod splits;
 mod synthetic;
 mod text;
+mod token_cache;
 mod tokenizer;
 mod tokenizer_files;
 mod tokens;
+mod wanted;
 
 pub use batch::{Collate, IGNORE_INDEX, MicroBatch};
 pub use corpus::{Content, Corpus, DataSource, TokenizerChoice, open};
+pub use download::Patience;
 pub use error::DataError;
 pub use evaluation::EvaluationBatches;
+pub use hub::{Hub, HubRepo, HubSettings, RepoKind};
+pub use hub_token::HubToken;
 pub use join::Join;
 pub use labelled::{LABEL_FIELD, LabelledText, read_labelled};
 pub use labelled_tokens::{LabelledBatch, LabelledTexts};
 pub use loader::BatchLoader;
+pub use location::Location;
 pub use packing::{Packing, Remainder, Sequences, TokenStream};
 pub use reviews::SyntheticReviews;
 pub use sampler::{DistributedSampler, Order, Position, Shard};
 pub use splits::{Fractions, Splits};
 pub use synthetic::{MarkovCorpus, SyntheticCorpus};
 pub use text::{TEXT_FIELD, read_documents, text_files};
+pub use token_cache::{DocumentTokens, TokenCache};
 pub use tokenizer::{END_OF_TEXT, Tokenizer};
 pub use tokens::{TokenFile, TokenWidth};
 
+#[cfg(test)]
+mod hub_tests;
+#[cfg(test)]
+mod loopback;
 #[cfg(test)]
 mod malformed;

@@ -27,13 +27,13 @@ impl Folder {
 
 fn tokens(path: PathBuf) -> DataSource {
     let content = Content::Tokens { splits: Splits::all(path), tokenizer: None };
-    DataSource { content, packing: Packing::drop_rest(4), vocab_size: Some(100) }
+    DataSource { content, packing: Packing::drop_rest(4), vocab_size: Some(100), token_cache: None }
 }
 
 fn text_with(path: PathBuf, tokenizer: TokenizerChoice) -> DataSource {
     let (splits, field) = (Splits::all(path), "text".into());
     let content = Content::Text { splits, field, join: Join::default(), tokenizer };
-    DataSource { content, packing: Packing::drop_rest(4), vocab_size: None }
+    DataSource { content, packing: Packing::drop_rest(4), vocab_size: None, token_cache: None }
 }
 
 fn text(path: PathBuf) -> DataSource {
@@ -43,7 +43,7 @@ fn text(path: PathBuf) -> DataSource {
 fn shares(train: f64, eval: f64, test: f64) -> DataSource {
     let corpus = MarkovCorpus::new(100, 0);
     let content = Content::Markov { corpus, fractions: Fractions { train, eval, test } };
-    DataSource { content, packing: Packing::drop_rest(4), vocab_size: None }
+    DataSource { content, packing: Packing::drop_rest(4), vocab_size: None, token_cache: None }
 }
 
 fn sequence_length(value: usize) -> DataSource {

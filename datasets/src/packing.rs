@@ -36,6 +36,17 @@ impl TokenStream {
         self.len() == 0
     }
 
+    /// The tokens at `range`.
+    ///
+    /// # Panics
+    /// If `range` ends beyond [`TokenStream::len`], as slices do.
+    pub fn tokens(&self, range: Range<usize>) -> Vec<u32> {
+        match self {
+            Self::Mapped(file) => file.tokens(range).collect(),
+            Self::Owned(tokens) => tokens[range].to_vec(),
+        }
+    }
+
     /// Appends the tokens at `range` to `out`.
     fn extend_into(&self, range: Range<usize>, out: &mut Vec<i32>) {
         // Both kinds hold ids below 2^31, so the cast keeps them.

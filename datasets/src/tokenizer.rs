@@ -186,6 +186,15 @@ impl Tokenizer {
         self.inner.decode(ids, skip_special).map_err(failed("decoding"))
     }
 
+    /// What decides about ids, as JSON: the same for the same tokenizer, whatever files it was
+    /// loaded from.
+    ///
+    /// # Errors
+    /// [`DataError::Tokenizer`] where the library cannot render it.
+    pub(crate) fn definition(&self) -> Result<String, DataError> {
+        self.inner.to_string(false).map_err(failed("rendering it"))
+    }
+
     /// Writes the files that `transformers.AutoTokenizer.from_pretrained` reads into `folder`,
     /// which is created if need be: those it was loaded from unchanged, and those that were
     /// missing. Each appears complete or not at all.

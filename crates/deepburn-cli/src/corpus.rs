@@ -47,6 +47,7 @@ pub(crate) fn open_corpus(job: &Job, config: &Gpt2Config) -> Result<Corpus, Data
         content,
         packing: Packing::drop_rest(data.sequence_length),
         vocab_size: Some(config.vocab_size),
+        token_cache: None,
     })
 }
 

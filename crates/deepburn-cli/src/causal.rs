@@ -10,7 +10,7 @@ use deepburn::{Batch, BatchSource, Evaluation, OutsideError, Task};
 use deepburn_config::{BatchPlan, Job};
 use deepburn_datasets::{
     BatchLoader, Corpus, DataError, DistributedSampler, EvaluationBatches, IGNORE_INDEX,
-    MicroBatch, Order, Sequences, Shard,
+    MicroBatch, Order, Sequences, Shard, Tokenizer,
 };
 use deepburn_models::gpt2::{
     CausalBatch, Checkpoint, CheckpointError, CheckpointWriter, Gpt2, Gpt2Config, IGNORED_LABEL,

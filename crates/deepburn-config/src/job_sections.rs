@@ -108,9 +108,11 @@ pub(crate) fn read_data(
         "tokens" => DataKind::Tokens,
         "synthetic" => DataKind::Synthetic,
         "classification" => {
-            let field = |key| data.text(key).unwrap_or(key).to_owned();
-            let (text_field, label_field) = (field("text_field"), field("label_field"));
-            DataKind::Classification { text_field, label_field }
+            let field = |key, default| data.text(key).unwrap_or(default).to_owned();
+            DataKind::Classification {
+                text_field: field("text_field", "text"),
+                label_field: field("label_field", "label"),
+            }
         }
         _ => DataKind::Text,
     };

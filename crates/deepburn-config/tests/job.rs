@@ -221,7 +221,7 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
         ),
         (
             r#"{"model": {"architecture": "imdb_encoder"}}"#,
-            ["model.architecture", "not available in this version", "write \"gpt2\""],
+            ["data.kind", "texts with a class each", "write \"classification\""],
         ),
         (
             r#"{"model": {"pretrained": "openai-community/gpt2"}}"#,
@@ -239,7 +239,7 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
         (r#"{"model": {"config": 3}}"#, ["model.config", "3 is a number", "n_layer"]),
         (
             r#"{"data": {"kind": "classification"}}"#,
-            ["data.kind", "not available in this version", "\"tokens\""],
+            ["data.kind", "is for model.architecture \"imdb_encoder\"", "write \"text\""],
         ),
         (
             r#"{"data": {"kind": "images"}}"#,

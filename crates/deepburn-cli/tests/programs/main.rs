@@ -12,5 +12,6 @@ mod memory;
 mod outputs;
 mod program;
 mod ranks;
+mod reviews;
 mod schedules;
 mod traces;

@@ -41,7 +41,7 @@ impl Causal {
     pub(crate) fn prepare(job: &Job, batch: BatchPlan, order: Order) -> Result<Self, Failure> {
         let config = model_config(job)?;
         check_length(job, &config)?;
-        check_model(&config.parameters())?;
+        check_model(&config.parameters(), "n_layer, n_embd, n_inner, n_positions or vocab_size")?;
         check_step(batch, job.data.sequence_length)?;
         let corpus = open_corpus(job, &config).map_err(Failure::mistake)?;
         let config = with_tokenizer(config, job, &corpus)?;

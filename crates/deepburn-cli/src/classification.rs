@@ -50,7 +50,7 @@ impl Classification {
         check_step(batch, length)?;
         let texts = open_texts(job).map_err(Failure::mistake)?;
         let config = sized_by(&texts, config, job)?;
-        check_model(&config.parameters())?;
+        check_model(&config.parameters(), "embed_dim, hidden_dim, num_layers or vocab_size")?;
         Ok(Self { config, texts, order, seed: job.training.seed })
     }
 

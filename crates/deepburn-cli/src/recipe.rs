@@ -47,9 +47,9 @@ pub(crate) trait Recipe<B: FusedOps + OptimizerOps>: Sync {
 /// What a job is about, with its data.
 pub(crate) enum Subject {
     /// A language model.
-    Causal(Causal),
+    Causal(Box<Causal>),
     /// Classes of texts.
-    Classification(Classification),
+    Classification(Box<Classification>),
 }
 
 impl Subject {

@@ -32,6 +32,9 @@ pub struct EncoderConfig {
     pub num_classes: usize,
     /// Added to the variance in layer normalisation.
     pub layer_norm_epsilon: f64,
+    /// Deviation of the initial embeddings. A word that training seldom sees keeps about its first
+    /// value, which is noise to the mean over a text: the smaller, the less of it.
+    pub initializer_range: f64,
 }
 
 /// What `config.json` calls this model.
@@ -83,6 +86,7 @@ impl EncoderConfig {
             dropout: 0.2,
             num_classes: 2,
             layer_norm_epsilon: 1e-5,
+            initializer_range: 1.0,
         }
     }
 
@@ -139,6 +143,10 @@ impl EncoderConfig {
             let value = self.layer_norm_epsilon.to_string();
             return wrong("layer_norm_epsilon", value, "above 0".to_owned());
         }
+        if !(self.initializer_range > 0.0 && self.initializer_range.is_finite()) {
+            let value = self.initializer_range.to_string();
+            return wrong("initializer_range", value, "above 0".to_owned());
+        }
         Ok(())
     }
 }
@@ -178,6 +186,7 @@ mod tests {
             (json!({"dropout": 1.0}), "dropout"),
             (json!({"num_classes": 1}), "num_classes"),
             (json!({"layer_norm_epsilon": 0.0}), "layer_norm_epsilon"),
+            (json!({"initializer_range": 0.0}), "initializer_range"),
         ] {
             let message = overridden(fields).unwrap().validate().unwrap_err().to_string();
             assert!(message.starts_with(&format!("`{named}` is ")), "{message}");

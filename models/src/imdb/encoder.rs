@@ -32,7 +32,7 @@ pub struct Encoder<B: Backend> {
 
 impl<B: Backend> Encoder<B> {
     /// A model with initial weights that depend on `seed` and each parameter's path alone:
-    /// embeddings of deviation 1, affine maps with the deviations that torch gives them, biases 0,
+    /// embeddings of deviation `initializer_range`, affine maps with the deviations that torch gives them, biases 0,
     /// norms 1. They are drawn when first used.
     ///
     /// # Errors
@@ -45,8 +45,8 @@ impl<B: Backend> Encoder<B> {
         config.validate()?;
         let init = WeightInit::new(seed, device);
         let EncoderConfig { vocab_size, embed_dim, hidden_dim, num_classes, .. } = *config;
-        let weight =
-            init.param("embedding.weight", [vocab_size, embed_dim], Values::Normal { std: 1.0 });
+        let values = Values::Normal { std: config.initializer_range };
+        let weight = init.param("embedding.weight", [vocab_size, embed_dim], values);
         let affine =
             |path: &str, shape: [usize; 2]| conv1d(&init, path, shape, default_std(shape[0]));
         Ok(Self {

@@ -48,7 +48,7 @@ pub struct RaggedBatch {
 /// let mut ranks = Vec::new();
 /// for rank in 0..2 {
 ///     let shard = Shard { rank, num_ranks: 2 };
-///     ranks.push(BudgetSampler::new(lengths, TokenBudget::new(18), shard, 1)?);
+///     ranks.push(BudgetSampler::new(lengths, TokenBudget::new(16), shard, 1)?);
 /// }
 /// assert_eq!(ranks[0].next_batch().samples, [0, 1]);
 /// assert_eq!(ranks[1].next_batch().samples, [2, 3]);

@@ -95,12 +95,16 @@ impl BudgetSampler {
         self.epoch as f64 + self.drawn as f64 / self.plan.num_batches() as f64
     }
 
+    /// Samples of the step that the next micro-batch belongs to, over all ranks.
+    pub fn step_samples(&self) -> usize {
+        self.plan.step_samples(self.drawn / self.shape.accumulation)
+    }
+
     /// The next micro-batch.
     pub fn next_batch(&mut self) -> RaggedBatch {
-        let batch = RaggedBatch {
-            samples: self.plan.batch(self.rank, self.drawn).to_vec(),
-            step_samples: self.plan.step_samples(self.drawn / self.shape.accumulation),
-        };
+        let step_samples = self.step_samples();
+        let samples = self.plan.batch(self.rank, self.drawn).to_vec();
+        let batch = RaggedBatch { samples, step_samples };
         self.drawn += 1;
         if self.drawn == self.plan.num_batches() {
             // Wraps after more epochs than any training sees; a damaged position must not panic.

@@ -40,7 +40,7 @@ pub use budget_sampler::{BudgetSampler, EpochPosition, RaggedBatch};
 pub use corpus::{Content, Corpus, DataSource, TokenizerChoice, open};
 pub use error::DataError;
 pub use evaluation::EvaluationBatches;
-pub use loader::BatchLoader;
+pub use loader::{BatchLoader, DrawBatches, FixedRows};
 pub use packing::{Packing, Remainder, Sequences, TokenStream};
 pub use sampler::{DistributedSampler, Order, Position, Shard};
 pub use splits::{Fractions, Splits};

@@ -30,6 +30,10 @@ use crate::draws::Draws;
 /// mix less: a sample meets others of about its length among so many batches only.
 const BATCHES_PER_WINDOW: usize = 64;
 
+/// Fewest windows of an epoch. In a single one the lengths alone would say who shares a batch, and
+/// all epochs would have nearly the same batches.
+const MIN_WINDOWS: usize = 4;
+
 /// What a micro-batch may hold. The same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenBudget {
@@ -188,13 +192,14 @@ impl TokenBudget {
         }
     }
 
-    /// Samples whose lengths are sorted together: about [`BATCHES_PER_WINDOW`] batches of them.
+    /// Samples whose lengths are sorted together: about [`BATCHES_PER_WINDOW`] batches of them, in
+    /// [`MIN_WINDOWS`] windows or more.
     fn window(&self, lengths: &[usize]) -> usize {
         let tokens: u128 = lengths.iter().map(|&length| width(length) as u128).sum();
         let mean = (tokens / lengths.len() as u128).max(1);
         let rows = (self.max_tokens as u128 / mean).min(lengths.len() as u128) as usize;
         let rows = self.max_batch_size.map_or(rows, |max| rows.min(max)).max(1);
-        rows.saturating_mul(BATCHES_PER_WINDOW)
+        rows.saturating_mul(BATCHES_PER_WINDOW).min(lengths.len().div_ceil(MIN_WINDOWS))
     }
 
     /// Closes a batch where the next sample would not fit.

@@ -134,6 +134,21 @@ mod tests {
         }
     }
 
+    /// The same, `fixed_discrete`.
+    #[test]
+    fn stages_of_deepspeed() {
+        let steps = [1, 2, 3, 5, 8, 13, 21, 34, 55, 89];
+        let expected = [25, 25, 25, 25, 38, 38, 38, 38, 203, 203];
+        assert_eq!(lengths(&discrete(&[(25, 7), (38, 35), (78, 53)], 203), steps), expected);
+        let expected = [30, 30, 30, 110, 260, 260, 260, 299, 299, 299];
+        assert_eq!(lengths(&discrete(&[(30, 3), (110, 6), (260, 28)], 299), steps), expected);
+        let expected = [36, 36, 36, 47, 47, 124, 124, 124, 283, 283];
+        let plan = discrete(&[(36, 4), (47, 8), (124, 37), (218, 53)], 283);
+        assert_eq!(lengths(&plan, steps), expected);
+        let expected = [32, 32, 32, 32, 32, 32, 32, 296, 299, 299];
+        assert_eq!(lengths(&discrete(&[(32, 26), (296, 38)], 299), steps), expected);
+    }
+
     #[test]
     fn a_start_below_the_step_is_rounded_up() {
         assert_eq!(lengths(&root([8, 64], 100, 16, 1.0), [0, 1, 50]), [16, 16, 32]);

@@ -320,6 +320,44 @@ pub enum DataError {
         /// Ranks when it was taken.
         num_ranks: u64,
     },
+    /// A position that its epoch does not have.
+    #[error(
+        "data position: {samples} samples in {batches} batches a rank of epoch {epoch} with {num_samples} samples is not a place between two batches; the checkpoint is damaged, or data, seed or dynamic_batching have changed since"
+    )]
+    EpochPosition {
+        /// The epoch, from 0.
+        epoch: u64,
+        /// Batches drawn of it by each rank.
+        batches: u64,
+        /// Samples drawn of it by all ranks.
+        samples: u64,
+        /// Samples it has.
+        num_samples: usize,
+    },
+    /// A sample that does not fit the token budget of a batch.
+    #[error(
+        "sample {sample} has {length} tokens, more than a whole batch of dynamic_batching.max_tokens = {max_tokens}; raise max_tokens to {length} or more, or truncate samples where they are read"
+    )]
+    OverBudget {
+        /// Index of the first such sample.
+        sample: usize,
+        /// Its tokens.
+        length: usize,
+        /// The budget.
+        max_tokens: usize,
+    },
+    /// A token budget that does not hold the smallest batch.
+    #[error(
+        "dynamic_batching.max_tokens = {max_tokens} is too small for batches of dynamic_batching.min_batch_size: {min_batch_size} samples of {longest} tokens, the longest there is; raise max_tokens, lower min_batch_size, or truncate samples"
+    )]
+    SmallBudget {
+        /// The budget.
+        max_tokens: usize,
+        /// Fewest rows of a batch.
+        min_batch_size: usize,
+        /// Tokens of the longest sample.
+        longest: usize,
+    },
     /// A count that must not be zero.
     #[error("{name} = 0; set it to at least 1")]
     Zero {

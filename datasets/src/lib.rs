@@ -13,12 +13,15 @@
 //! - [`TokenCache`] keeps tokens on disk, so that a corpus is tokenized once.
 //! - [`Sequences`] is a token stream cut into training samples of equal length.
 //! - [`DistributedSampler`] decides which rank sees which sample, and when.
+//! - [`TokenBudget`] packs ragged samples into batches of about equal cost, and
+//!   [`BudgetSampler`] deals those to ranks.
 //! - [`BatchLoader`] assembles micro-batches in the background and knows how to resume.
 //!
 //! Nothing here depends on a tensor library: batches are plain vectors. What is wrong with the
 //! data is a [`DataError`] that names the place, the rule and the remedy; bad input never panics.
 
 mod batch;
+mod budget_sampler;
 mod chunks;
 mod content_hash;
 mod corpus;
@@ -45,6 +48,7 @@ mod sampler;
 mod splits;
 mod synthetic;
 mod text;
+mod token_budget;
 mod token_cache;
 mod tokenizer;
 mod tokenizer_files;
@@ -52,6 +56,7 @@ mod tokens;
 mod wanted;
 
 pub use batch::{Collate, IGNORE_INDEX, MicroBatch};
+pub use budget_sampler::{BudgetSampler, EpochPosition, RaggedBatch};
 pub use corpus::{Content, Corpus, DataSource, TokenizerChoice, open};
 pub use download::Patience;
 pub use error::DataError;
@@ -61,7 +66,7 @@ pub use hub_token::HubToken;
 pub use join::Join;
 pub use labelled::{LABEL_FIELD, LabelledText, read_labelled};
 pub use labelled_tokens::{LabelledBatch, LabelledTexts};
-pub use loader::BatchLoader;
+pub use loader::{BatchLoader, DrawBatches, FixedRows};
 pub use location::Location;
 pub use packing::{Packing, Remainder, Sequences, TokenStream};
 pub use reviews::SyntheticReviews;
@@ -69,6 +74,7 @@ pub use sampler::{DistributedSampler, Order, Position, Shard};
 pub use splits::{Fractions, Splits};
 pub use synthetic::{MarkovCorpus, SyntheticCorpus};
 pub use text::{TEXT_FIELD, read_documents, text_files};
+pub use token_budget::{EpochPlan, PickingOrder, StepShape, TokenBudget};
 pub use token_cache::{DocumentTokens, TokenCache};
 pub use tokenizer::{END_OF_TEXT, Tokenizer};
 pub use tokens::{TokenFile, TokenWidth};

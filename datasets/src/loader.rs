@@ -1,6 +1,7 @@
 //! Assembling batches in the background, a bounded number ahead.
 //!
 //! [`BatchLoader`] owns a thread that draws, collates and sends through a channel of fixed depth.
+//! What is drawn is a [`DrawBatches`]: batches of a fixed number of rows, or under a token budget.
 //! Its position is that of the last batch handed out, never of one that only waits in the
 //! channel. An error or a panic in the thread reaches the consumer in place of the batch; dropping
 //! the loader closes the channel, which ends the thread at its next send.
@@ -10,7 +11,78 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-use crate::{Collate, DataError, DistributedSampler, Position};
+use crate::{BudgetSampler, Collate, DataError, DistributedSampler, EpochPosition, Position};
+
+/// An endless stream of micro-batches as lists of samples, with a place to go back to.
+pub trait DrawBatches: Clone + Send + 'static {
+    /// Where a stream stands.
+    type Position: Copy + Send + 'static;
+
+    /// Samples of the next micro-batch, and its rows: at least as many, and at least one.
+    fn draw(&mut self) -> (Vec<usize>, usize);
+
+    /// Where this stream stands.
+    fn position(&self) -> Self::Position;
+
+    /// Goes to `position` at once.
+    ///
+    /// # Errors
+    /// A position that no such stream has.
+    fn seek(&mut self, position: Self::Position) -> Result<(), DataError>;
+
+    /// Epochs gone by, with the fraction of the current one.
+    fn epoch(&self) -> f64;
+}
+
+/// Micro-batches of a fixed number of rows.
+#[derive(Debug, Clone)]
+pub struct FixedRows {
+    sampler: DistributedSampler,
+    rows: usize,
+}
+
+impl DrawBatches for FixedRows {
+    type Position = Position;
+
+    fn draw(&mut self) -> (Vec<usize>, usize) {
+        (self.sampler.take_samples(self.rows), self.rows)
+    }
+
+    fn position(&self) -> Position {
+        self.sampler.position()
+    }
+
+    fn seek(&mut self, position: Position) -> Result<(), DataError> {
+        self.sampler.seek(position)
+    }
+
+    fn epoch(&self) -> f64 {
+        self.sampler.epoch()
+    }
+}
+
+impl DrawBatches for BudgetSampler {
+    type Position = EpochPosition;
+
+    fn draw(&mut self) -> (Vec<usize>, usize) {
+        let samples = self.next_batch().samples;
+        // An empty batch is a row of padding: ranks take part in every collective.
+        let rows = samples.len().max(1);
+        (samples, rows)
+    }
+
+    fn position(&self) -> EpochPosition {
+        Self::position(self)
+    }
+
+    fn seek(&mut self, position: EpochPosition) -> Result<(), DataError> {
+        Self::seek(self, position)
+    }
+
+    fn epoch(&self) -> f64 {
+        Self::epoch(self)
+    }
+}
 
 /// An endless stream of micro-batches for one rank.
 ///
@@ -27,17 +99,16 @@ use crate::{Collate, DataError, DistributedSampler, Position};
 /// # Ok::<(), DataError>(())
 /// ```
 #[derive(Debug)]
-pub struct BatchLoader<D: Collate> {
+pub struct BatchLoader<D: Collate, S: DrawBatches = FixedRows> {
     data: Arc<D>,
     /// Stands where the next batch to be handed out begins.
-    sampler: DistributedSampler,
-    rows: usize,
+    sampler: S,
     depth: usize,
-    worker: Worker<D::Batch>,
+    worker: Worker<D::Batch, S::Position>,
 }
 
 /// A batch and the position after it.
-type Sent<B> = Result<(B, Position), DataError>;
+type Sent<B, P> = Result<(B, P), DataError>;
 
 impl<D: Collate> BatchLoader<D> {
     /// Starts reading at the sampler's position: `rows` samples a batch, `depth` batches ahead.
@@ -50,14 +121,30 @@ impl<D: Collate> BatchLoader<D> {
         rows: usize,
         depth: usize,
     ) -> Result<Self, DataError> {
-        for (name, value) in [("micro-batch size", rows), ("prefetch depth", depth)] {
-            if value == 0 {
-                return Err(DataError::Zero { name });
-            }
+        if rows == 0 {
+            return Err(DataError::Zero { name: "micro-batch size" });
+        }
+        Self::drawing(data, FixedRows { sampler, rows }, depth)
+    }
+}
+
+impl<D: Collate, S: DrawBatches> BatchLoader<D, S> {
+    /// Starts reading at the sampler's position, `depth` batches ahead.
+    ///
+    /// # Errors
+    /// [`DataError::Zero`] where `depth` is 0; [`DataError::LoaderThread`].
+    pub fn drawing(data: impl Into<Arc<D>>, sampler: S, depth: usize) -> Result<Self, DataError> {
+        if depth == 0 {
+            return Err(DataError::Zero { name: "prefetch depth" });
         }
         let data = data.into();
-        let worker = Worker::start(data.clone(), sampler.clone(), rows, depth)?;
-        Ok(Self { data, sampler, rows, depth, worker })
+        let worker = Worker::start(data.clone(), sampler.clone(), depth)?;
+        Ok(Self { data, sampler, depth, worker })
+    }
+
+    /// The sampler, which stands where the next batch to be handed out begins.
+    pub fn sampler(&self) -> &S {
+        &self.sampler
     }
 
     /// The next micro-batch, waiting for it if need be.
@@ -71,7 +158,7 @@ impl<D: Collate> BatchLoader<D> {
     }
 
     /// Where training stands after the batches handed out so far.
-    pub fn position(&self) -> Position {
+    pub fn position(&self) -> S::Position {
         self.sampler.position()
     }
 
@@ -83,38 +170,36 @@ impl<D: Collate> BatchLoader<D> {
     /// Goes to `position`; batches read ahead are thrown away. Restarts a loader that has failed.
     ///
     /// # Errors
-    /// [`DataError::Position`], [`DataError::LoaderThread`].
-    pub fn seek(&mut self, position: Position) -> Result<(), DataError> {
+    /// A position that the sampler cannot have, [`DataError::LoaderThread`].
+    pub fn seek(&mut self, position: S::Position) -> Result<(), DataError> {
         self.sampler.seek(position)?;
-        self.worker =
-            Worker::start(self.data.clone(), self.sampler.clone(), self.rows, self.depth)?;
+        self.worker = Worker::start(self.data.clone(), self.sampler.clone(), self.depth)?;
         Ok(())
     }
 }
 
 /// The thread and the receiving end of its channel. Both are `None` once it has ended.
 #[derive(Debug)]
-struct Worker<B> {
-    receiver: Option<Receiver<Sent<B>>>,
+struct Worker<B, P> {
+    receiver: Option<Receiver<Sent<B, P>>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl<B: Send + 'static> Worker<B> {
+impl<B: Send + 'static, P: Send + 'static> Worker<B, P> {
     fn start<D: Collate<Batch = B>>(
         data: Arc<D>,
-        sampler: DistributedSampler,
-        rows: usize,
+        sampler: impl DrawBatches<Position = P>,
         depth: usize,
     ) -> Result<Self, DataError> {
         let (sender, receiver) = sync_channel(depth);
         let thread = std::thread::Builder::new()
             .name("data-loader".into())
-            .spawn(move || prefetch(&*data, sampler, rows, &sender))
+            .spawn(move || prefetch(&*data, sampler, &sender))
             .map_err(|cause| DataError::LoaderThread { cause })?;
         Ok(Self { receiver: Some(receiver), thread: Some(thread) })
     }
 
-    fn receive(&mut self) -> Result<(B, Position), DataError> {
+    fn receive(&mut self) -> Result<(B, P), DataError> {
         let receiver = self.receiver.as_ref().ok_or(DataError::LoaderStopped)?;
         match receiver.recv() {
             Ok(Ok(sent)) => Ok(sent),
@@ -138,7 +223,7 @@ impl<B: Send + 'static> Worker<B> {
     }
 }
 
-impl<B> Drop for Worker<B> {
+impl<B, P> Drop for Worker<B, P> {
     fn drop(&mut self) {
         self.receiver = None;
         if let Some(thread) = self.thread.take() {
@@ -149,14 +234,13 @@ impl<B> Drop for Worker<B> {
 }
 
 /// Sends batches until one fails or nobody listens.
-fn prefetch<D: Collate>(
+fn prefetch<D: Collate, S: DrawBatches>(
     data: &D,
-    mut sampler: DistributedSampler,
-    rows: usize,
-    sender: &SyncSender<Sent<D::Batch>>,
+    mut sampler: S,
+    sender: &SyncSender<Sent<D::Batch, S::Position>>,
 ) {
     loop {
-        let samples = sampler.take_samples(rows);
+        let (samples, rows) = sampler.draw();
         let batch = data.collate(&samples, rows).map(|batch| (batch, sampler.position()));
         let failed = batch.is_err();
         if sender.send(batch).is_err() || failed {
@@ -176,7 +260,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
-    use crate::{Order, Packing, Sequences, Shard, TokenStream};
+    use crate::{Order, Packing, PickingOrder, Sequences, Shard, TokenBudget, TokenStream};
 
     fn sequences() -> Sequences {
         let stream = TokenStream::Owned((0..84).collect());
@@ -288,6 +372,29 @@ mod tests {
         let message = loader.next_batch().unwrap_err().to_string();
         assert!(message.ends_with("panicked: disk 7 is gone"), "{message}");
         assert!(matches!(loader.next_batch(), Err(DataError::LoaderStopped)));
+    }
+
+    #[test]
+    fn batches_under_a_budget_are_those_of_their_sampler() {
+        let budget =
+            TokenBudget { order: PickingOrder::Random { seed: 2 }, ..TokenBudget::new(12) };
+        let shard = Shard { rank: 3, num_ranks: 4 };
+        let sampler = || BudgetSampler::new([4; 21], budget, shard, 2).unwrap();
+        let mut loader = BatchLoader::drawing(sequences(), sampler(), 2).unwrap();
+        let mut expected = sampler();
+        for _ in 0..20 {
+            assert_eq!(loader.sampler().step_samples(), expected.step_samples());
+            let batch = loader.next_batch().unwrap();
+            let samples = expected.next_batch().samples;
+            assert_eq!(batch, sequences().collate(&samples, samples.len().max(1)).unwrap());
+            assert_eq!(loader.position(), expected.position());
+            assert_eq!(loader.epoch(), expected.epoch());
+        }
+        let mut resumed = BatchLoader::drawing(sequences(), sampler(), 1).unwrap();
+        resumed.seek(loader.position()).unwrap();
+        assert_eq!(resumed.next_batch().unwrap(), loader.next_batch().unwrap());
+        let none = BatchLoader::drawing(sequences(), sampler(), 0).map(drop);
+        assert!(matches!(none, Err(DataError::Zero { name: "prefetch depth" })));
     }
 
     #[test]

@@ -12,6 +12,8 @@ pub enum Kind {
     Flag,
     /// An integer in a range; `5e8` is one.
     Integer(Integers),
+    /// A list of integers in a range.
+    Integers(Integers),
     /// A finite number in a range.
     Real(Reals),
     /// A finite number, or a list of one: DeepSpeed allows a list over parameter groups, of which
@@ -129,6 +131,15 @@ impl Kind {
                 let inside = |integer| (range.min..=range.max).contains(&integer);
                 (node.as_integer().is_some_and(inside), format!("{range}, without quotes"))
             }
+            Self::Integers(range) => {
+                let inside = |node: &Node| {
+                    node.as_integer().is_some_and(|i| (range.min..=range.max).contains(&i))
+                };
+                (
+                    matches!(&node.value, Value::List(nodes) if nodes.iter().all(inside)),
+                    format!("a list of integers, each {range}"),
+                )
+            }
             Self::Real(range) => (real_in(node, *range), format!("{range}, without quotes")),
             Self::PerGroup(range) => (
                 match &node.value {
@@ -167,6 +178,7 @@ impl fmt::Display for Kind {
         match self {
             Self::Flag => f.write_str("flag"),
             Self::Integer(range) => range.fmt(f),
+            Self::Integers(range) => write!(f, "list, each {range}"),
             Self::Real(range) | Self::PerGroup(range) => range.fmt(f),
             Self::Pair(range) => write!(f, "two of {range}"),
             Self::Text => f.write_str("string"),
@@ -190,7 +202,8 @@ mod tests {
 
     #[test]
     fn kinds_accept_what_they_say() {
-        let integer = Kind::Integer(Integers { min: 0, max: 3 });
+        let integer_range = Integers { min: 0, max: 3 };
+        let integer = Kind::Integer(integer_range);
         for (kind, good, bad) in [
             (Kind::Flag, &["true", "false"][..], &["1", "\"true\"", "null"][..]),
             (
@@ -198,6 +211,7 @@ mod tests {
                 &["0", "3", "3.0", "3e0"],
                 &["4", "-1", "1.5", "true", "\"2\"", "NaN", "[1]"],
             ),
+            (Kind::Integers(integer_range), &["[]", "[0, 3]"], &["[4]", "3", "[1.5]", "[null]"]),
             (Kind::Real(Reals::Decay), &["0", "0.999"], &["1", "-0.1", "NaN", "Infinity", "true"]),
             (Kind::Real(Reals::Share), &["0", "1", "1e-9"], &["1.001", "-1e-9"]),
             (Kind::Real(Reals::Positive), &["1e-300", "5"], &["0", "-5", "1e999"]),

@@ -30,8 +30,11 @@
 //! ```
 
 mod accelerate;
+mod batch_schedule;
 mod check;
+mod curriculum;
 mod diagnosis;
+mod dynamic_batching;
 mod job;
 mod job_sections;
 mod key;
@@ -48,7 +51,10 @@ mod splits;
 mod variant;
 mod written;
 
+pub use batch_schedule::{BatchSchedule, BatchSizeError};
+pub use curriculum::{CurriculumPlan, CurriculumSchedule, CurriculumStage};
 pub use diagnosis::{ConfigError, Diagnosis, Report, Severity};
+pub use dynamic_batching::{DynamicBatchingPlan, LrScaling, PickingOrderPlan};
 pub use job::{
     Architecture, Backend, CONFIG_FOLDER, DataJob, DataKind, Job, JobRequest, ModelJob,
     ResolvedJob, TrainingJob,

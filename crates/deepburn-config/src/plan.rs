@@ -5,11 +5,18 @@
 
 use serde::Serialize;
 
+use crate::curriculum::CurriculumPlan;
+use crate::dynamic_batching::DynamicBatchingPlan;
+
 /// Everything a training run needs to know, resolved for one world size.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Plan {
     /// How many samples make a micro-batch, a rank's step and a global step.
     pub batch: BatchPlan,
+    /// Batches by a budget of tokens; `None` where they have a fixed number of samples.
+    pub dynamic_batching: Option<DynamicBatchingPlan>,
+    /// Short sequences first; `None` where they are all as long as the data has them.
+    pub curriculum: Option<CurriculumPlan>,
     /// The optimizer and its hyper-parameters.
     pub optimizer: OptimizerPlan,
     /// The learning-rate schedule; constant when the configuration names none.

@@ -12,7 +12,9 @@ use crate::check::{check, find_variant};
 use crate::diagnosis::{Diagnosis, Findings, Report};
 use crate::key::Key;
 
-use crate::keys::{DEEPSPEED, batch, optimizer, precision, report, scheduler, zero};
+use crate::keys::{
+    DEEPSPEED, batch, curriculum, data_efficiency, optimizer, precision, report, scheduler, zero,
+};
 use crate::kind::Kind;
 use crate::node::Node;
 use crate::plan::{BatchPlan, GradientReduction, Plan, ReductionPlan, Stage};
@@ -104,9 +106,13 @@ pub fn resolve(written: &Written, facts: &Facts) -> Result<Resolved, Report> {
     let optimizer = optimizer::resolve(&top, &mut context);
     let schedule = scheduler::resolve(&top, &optimizer, &mut context);
     let zero = zero::resolve(&top, &mut context);
+    let dynamic_batching = data_efficiency::resolve(&top, &mut context);
+    let curriculum = curriculum::resolve(&top, &mut context);
     check_rate(optimizer.lr(), &mut context);
     let plan = Plan {
         batch,
+        dynamic_batching,
+        curriculum,
         schedule,
         optimizer,
         precision,

@@ -118,6 +118,12 @@ impl<'a> Section<'a> {
         self.valid(name).and_then(Node::as_integer).map(as_count)
     }
 
+    /// A list of integers that are never negative, by its kind.
+    pub(crate) fn counts(&self, name: &str) -> Option<Vec<usize>> {
+        let Value::List(nodes) = &self.valid(name)?.value else { return None };
+        nodes.iter().map(|node| node.as_integer().map(as_count)).collect()
+    }
+
     pub(crate) fn real(&self, name: &str) -> f64 {
         match (self.optional_real(name), self.key(name).default) {
             (Some(real), _) | (None, Literal::Real(real)) => real,

@@ -441,11 +441,15 @@ fn features_that_do_not_exist() {
         (r#""autotuning": {"enabled": true}"#, ["autotuning.enabled", "autotuning", "false"]),
         (
             r#""curriculum_learning": {"enabled": true}"#,
-            ["curriculum_learning.enabled", "curriculum", "false"],
+            ["curriculum_learning.min_difficulty", "is missing", "enabled to false"],
         ),
         (
             r#""data_efficiency": {"enabled": false, "data_sampling": {"dynamic_batching": {"enabled": true}}}"#,
-            ["data_efficiency", "dynamic batching", "false"],
+            [
+                "data_efficiency.data_sampling.dynamic_batching.enabled",
+                "dynamic batching",
+                "to true",
+            ],
         ),
         (
             r#""compression_training": {"weight_quantization": {"shared_parameters": {"enabled": true}}}"#,

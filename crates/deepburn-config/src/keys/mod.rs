@@ -5,6 +5,8 @@
 //! verdict discards it together with the rest of the plan.
 
 pub(crate) mod batch;
+pub(crate) mod curriculum;
+pub(crate) mod data_efficiency;
 pub(crate) mod elsewhere;
 pub(crate) mod job;
 pub(crate) mod offload;
@@ -122,8 +124,8 @@ pub(crate) const DEEPSPEED: &[Key] = &[
     elsewhere::COMPILE,
     elsewhere::ELASTICITY,
     elsewhere::AUTOTUNING,
-    elsewhere::DATA_EFFICIENCY,
-    elsewhere::CURRICULUM_LEARNING,
+    Key::section("data_efficiency", data_efficiency::KEYS, "Dynamic batches of ragged samples."),
+    Key::section("curriculum_learning", curriculum::KEYS, "Short sequences first."),
     elsewhere::PROGRESSIVE_LAYER_DROP,
     elsewhere::COMPRESSION_TRAINING,
     elsewhere::QUANTIZE_TRAINING,

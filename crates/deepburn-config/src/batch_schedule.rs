@@ -1,0 +1,214 @@
+//! Batch sizes that change while training, through the number of accumulated micro-batches.
+//!
+//! The micro-batch and the ranks stay as they are, so only multiples of their product are possible.
+//! [`BatchPlan::with_train_batch_size`] makes one such change and [`BatchSchedule`] a list of them.
+//! Every other size is refused with the nearest possible ones.
+
+use serde::Serialize;
+
+use crate::plan::BatchPlan;
+
+/// A batch size that cannot be trained with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BatchSizeError {
+    /// A size that is no positive multiple of a micro-batch on every rank.
+    #[error(
+        "train_batch_size {size} is not a positive multiple of micro-batch * ranks = {micro_batch_size} * {world_size}; the nearest are {}",
+        nearest(*below, *above)
+    )]
+    NoMultiple {
+        /// The size asked for.
+        size: usize,
+        /// Samples of a micro-batch.
+        micro_batch_size: usize,
+        /// Ranks.
+        world_size: usize,
+        /// The largest possible size below it, if there is one.
+        below: Option<usize>,
+        /// The smallest possible size above it; `None` where it cannot be counted.
+        above: Option<usize>,
+    },
+    /// A change that does not come after the one before it.
+    #[error(
+        "train_batch_size {size} from step {from_step}: the change before it is from step {previous}; give the changes in the order of their steps, the first after step 0"
+    )]
+    OutOfOrder {
+        /// The size.
+        size: usize,
+        /// Its first step.
+        from_step: usize,
+        /// First step of the change before it.
+        previous: usize,
+    },
+}
+
+fn nearest(below: Option<usize>, above: Option<usize>) -> String {
+    let sizes: Vec<String> = [below, above].into_iter().flatten().map(|s| s.to_string()).collect();
+    sizes.join(" and ")
+}
+
+impl BatchPlan {
+    /// The same micro-batches on the same ranks, accumulated until a step has so many samples.
+    ///
+    /// # Errors
+    /// [`BatchSizeError::NoMultiple`] names the nearest possible sizes.
+    pub fn with_train_batch_size(self, train_batch_size: usize) -> Result<Self, BatchSizeError> {
+        let Self { micro_batch_size, world_size, .. } = self;
+        let size = train_batch_size;
+        let error = |below, above| {
+            Err(BatchSizeError::NoMultiple { size, micro_batch_size, world_size, below, above })
+        };
+        let pass = micro_batch_size.checked_mul(world_size).filter(|&pass| pass > 0);
+        let Some(pass) = pass else { return error(None, None) };
+        let (steps, rest) = (size / pass, size % pass);
+        if steps == 0 || rest > 0 {
+            let above = (steps + 1).checked_mul(pass);
+            return error((steps > 0).then_some(steps * pass), above);
+        }
+        Ok(Self { train_batch_size, gradient_accumulation_steps: steps, ..self })
+    }
+}
+
+/// Batch sizes over a run: another from certain steps on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct BatchSchedule {
+    /// Until the first change.
+    initial: BatchPlan,
+    /// First step and batch of each change, in order.
+    changes: Vec<(usize, BatchPlan)>,
+}
+
+impl BatchSchedule {
+    /// `initial`, then from each `from_step` on (optimizer steps, from 0) its `train_batch_size`.
+    ///
+    /// # Errors
+    /// [`BatchSizeError`] for the first change that cannot be made.
+    pub fn new(
+        initial: BatchPlan,
+        changes: impl IntoIterator<Item = (usize, usize)>,
+    ) -> Result<Self, BatchSizeError> {
+        let mut schedule = Self { initial, changes: Vec::new() };
+        let mut previous = None;
+        for (from_step, size) in changes {
+            if let Some(previous) = previous.filter(|&previous| from_step <= previous) {
+                return Err(BatchSizeError::OutOfOrder { size, from_step, previous });
+            }
+            schedule.changes.push((from_step, initial.with_train_batch_size(size)?));
+            previous = Some(from_step);
+        }
+        Ok(schedule)
+    }
+
+    /// The batch of optimizer step `step`, from 0.
+    pub fn at(&self, step: usize) -> BatchPlan {
+        let past = self.changes.partition_point(|&(from_step, _)| from_step <= step);
+        self.changes[..past].last().map_or(self.initial, |&(_, batch)| batch)
+    }
+
+    /// Samples of all optimizer steps before `step`, over all ranks; stops at the largest number.
+    pub fn samples_before(&self, step: usize) -> usize {
+        let starts = self.changes.iter().map(|&(from_step, _)| from_step);
+        let ends = starts.clone().chain([step]).map(|end| end.min(step));
+        let batches =
+            [self.initial].into_iter().chain(self.changes.iter().map(|&(_, batch)| batch));
+        let spans = [0].into_iter().chain(starts).zip(ends).zip(batches);
+        spans.fold(0, |samples: usize, ((start, end), batch)| {
+            let steps = end.saturating_sub(start);
+            samples.saturating_add(steps.saturating_mul(batch.train_batch_size))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn batch(micro_batch_size: usize, world_size: usize, steps: usize) -> BatchPlan {
+        BatchPlan {
+            train_batch_size: micro_batch_size * world_size * steps,
+            micro_batch_size,
+            gradient_accumulation_steps: steps,
+            world_size,
+        }
+    }
+
+    #[test]
+    fn accumulation_realises_a_size() {
+        assert_eq!(batch(4, 2, 1).with_train_batch_size(24), Ok(batch(4, 2, 3)));
+    }
+
+    #[test]
+    fn impossible_sizes_name_the_nearest() {
+        let message = |size| batch(4, 2, 1).with_train_batch_size(size).unwrap_err().to_string();
+        assert_eq!(
+            message(20),
+            "train_batch_size 20 is not a positive multiple of micro-batch * ranks = 4 * 2; the \
+             nearest are 16 and 24"
+        );
+        assert!(message(0).ends_with("the nearest are 8"), "{}", message(0));
+        assert!(message(7).ends_with("the nearest are 8"), "{}", message(7));
+        assert!(!message(usize::MAX).ends_with("and "), "{}", message(usize::MAX));
+        assert!(batch(0, 2, 1).with_train_batch_size(4).is_err());
+    }
+
+    #[test]
+    fn sizes_change_at_their_steps() {
+        let schedule = BatchSchedule::new(batch(4, 2, 2), [(3, 8), (5, 32)]).unwrap();
+        let sizes = (0..7).map(|step| schedule.at(step).train_batch_size);
+        assert!(sizes.eq([16, 16, 16, 8, 8, 32, 32]));
+        assert_eq!(schedule.at(5).gradient_accumulation_steps, 4);
+        assert_eq!([0, 2, 3, 4, 6].map(|step| schedule.samples_before(step)), [0, 32, 48, 56, 96]);
+        let constant = BatchSchedule::new(batch(4, 2, 2), []).unwrap();
+        assert_eq!((constant.at(usize::MAX), constant.samples_before(3)), (batch(4, 2, 2), 48));
+    }
+
+    #[test]
+    fn changes_come_in_order() {
+        let error = BatchSchedule::new(batch(1, 1, 1), [(4, 2), (4, 3)]).unwrap_err();
+        assert_eq!(error, BatchSizeError::OutOfOrder { size: 3, from_step: 4, previous: 4 });
+        let error = BatchSchedule::new(batch(2, 1, 1), [(4, 3)]).unwrap_err();
+        assert!(matches!(error, BatchSizeError::NoMultiple { size: 3, .. }));
+    }
+
+    proptest! {
+        #[test]
+        fn a_size_is_met_or_the_nearest_named(micro in 1usize..100, ranks in 1usize..20, size: u32) {
+            let size = size as usize;
+            match batch(micro, ranks, 1).with_train_batch_size(size) {
+                Ok(plan) => {
+                    let product = plan.micro_batch_size * plan.gradient_accumulation_steps * plan.world_size;
+                    prop_assert_eq!((product, plan.train_batch_size), (size, size));
+                }
+                Err(BatchSizeError::NoMultiple { below, above, .. }) => {
+                    let plan = batch(micro, ranks, 1);
+                    let above = above.unwrap();
+                    prop_assert!(plan.with_train_batch_size(above).is_ok());
+                    prop_assert!(size < above && above - size <= micro * ranks);
+                    if let Some(below) = below {
+                        prop_assert!(plan.with_train_batch_size(below).is_ok());
+                        prop_assert_eq!(above - below, micro * ranks);
+                    }
+                }
+                Err(other) => return Err(TestCaseError::fail(other.to_string())),
+            }
+        }
+
+        #[test]
+        fn samples_add_up(
+            gaps in proptest::collection::vec((1usize..10, 1usize..10), 0..6),
+            steps in 0usize..60,
+        ) {
+            let mut from_step = 0;
+            let changes: Vec<_> = gaps.into_iter().map(|(gap, accumulation)| {
+                from_step += gap;
+                (from_step, 6 * accumulation)
+            }).collect();
+            let schedule = BatchSchedule::new(batch(3, 2, 2), changes).unwrap();
+            let samples: usize = (0..steps).map(|step| schedule.at(step).train_batch_size).sum();
+            prop_assert_eq!(schedule.samples_before(steps), samples);
+        }
+    }
+}

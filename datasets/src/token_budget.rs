@@ -1,0 +1,581 @@
+//! Batches of ragged samples under a budget of tokens.
+//!
+//! A fixed number of rows pays for the longest of them: one long sample fills its whole batch with
+//! padding. A [`TokenBudget`] fixes what a batch costs instead, `rows * longest <= max_tokens`, and
+//! lets the number of rows follow. [`TokenBudget::plan`] deals an epoch into an [`EpochPlan`]:
+//!
+//! ```text
+//! order      the samples, by seed and epoch
+//! pack       neighbours into a batch until one more row, or a longer one, would exceed the budget
+//! shuffle    the batches (random order only)
+//! equalise   until every step has its micro-batch for every rank
+//! ```
+//!
+//! Every sample is in exactly one batch of an epoch; none is dropped, the last one no more than any
+//! other. Where the batches do not fill a last step, those with the most rows are halved: that
+//! shares real work, and padding can only shrink. Only where none can be halved do empty batches,
+//! which weigh nothing, fill the last step. The samples follow each other in the same order for any
+//! number of ranks; only the cuts between batches differ.
+//!
+//! Refused: a sample longer than the budget (where to truncate is for the source of the samples to
+//! say), and budgets that do not hold the smallest batch of the longest sample.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use crate::DataError;
+use crate::draws::Draws;
+
+/// Batches whose samples are sorted by length together in [`PickingOrder::Random`]. More of them pad less and
+/// mix less: a sample meets others of about its length among so many batches only.
+const BATCHES_PER_WINDOW: usize = 64;
+
+/// Fewest windows of an epoch. In a single one the lengths alone would say who shares a batch, and
+/// all epochs would have nearly the same batches.
+const MIN_WINDOWS: usize = 4;
+
+/// What a micro-batch may hold. The same on all ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenBudget {
+    /// Most tokens of a micro-batch, padding included: rows times the longest row. A sample
+    /// without tokens counts as one of a single token.
+    pub max_tokens: usize,
+    /// Fewest rows of a micro-batch; `max_tokens` must hold that many of the longest sample. What
+    /// is left at the end of an epoch may be fewer.
+    pub min_batch_size: usize,
+    /// Most rows of a micro-batch; `None` leaves it to the budget.
+    pub max_batch_size: Option<usize>,
+    /// Which samples come when.
+    pub order: PickingOrder,
+}
+
+/// The order in which samples are packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PickingOrder {
+    /// As they lie, the same in every epoch.
+    Sequential,
+    /// A permutation per epoch. Stretches of it are sorted by length before they are packed, so
+    /// that rows of a batch are about equally long, and the batches are shuffled again.
+    Random {
+        /// Fixes all epochs. Must be the same on all ranks.
+        seed: u64,
+    },
+    /// The shortest first, the same in every epoch; of equal ones the first in the data.
+    ByLength,
+}
+
+impl PickingOrder {
+    /// Whether epochs differ.
+    pub(crate) fn varies(self) -> bool {
+        matches!(self, Self::Random { .. })
+    }
+}
+
+/// The micro-batches of one optimizer step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepShape {
+    /// Ranks that train together.
+    pub num_ranks: usize,
+    /// Micro-batches of each rank in a step.
+    pub accumulation: usize,
+}
+
+impl StepShape {
+    /// A step of one micro-batch on one rank.
+    pub const SINGLE: Self = Self { num_ranks: 1, accumulation: 1 };
+
+    /// Micro-batches of a step over all ranks.
+    ///
+    /// # Errors
+    /// [`DataError::Zero`] or [`DataError::Setting`] where there is no such step.
+    pub(crate) fn micro_batches(self) -> Result<usize, DataError> {
+        let Self { num_ranks, accumulation } = self;
+        for (name, value) in
+            [("number of ranks", num_ranks), ("gradient_accumulation_steps", accumulation)]
+        {
+            if value == 0 {
+                return Err(DataError::Zero { name });
+            }
+        }
+        num_ranks.checked_mul(accumulation).ok_or_else(|| DataError::Setting {
+            name: "gradient_accumulation_steps",
+            value: accumulation.to_string(),
+            rule: "a step has more micro-batches than can be counted; lower it",
+        })
+    }
+}
+
+impl TokenBudget {
+    /// A budget without bounds on rows, samples as they lie.
+    pub fn new(max_tokens: usize) -> Self {
+        let order = PickingOrder::Sequential;
+        Self { max_tokens, min_batch_size: 1, max_batch_size: None, order }
+    }
+
+    /// Checks the budget against the lengths of all samples, in tokens.
+    ///
+    /// # Errors
+    /// [`DataError::Empty`] without samples, [`DataError::Zero`] and [`DataError::Setting`] for
+    /// bounds that no batch meets, [`DataError::OverBudget`] for the first sample that is longer
+    /// than the budget, [`DataError::SmallBudget`].
+    pub fn validate(&self, lengths: &[usize]) -> Result<(), DataError> {
+        let &Self { max_tokens, min_batch_size, max_batch_size, .. } = self;
+        for (name, value) in [
+            ("dynamic_batching.max_tokens", max_tokens),
+            ("dynamic_batching.min_batch_size", min_batch_size),
+        ] {
+            if value == 0 {
+                return Err(DataError::Zero { name });
+            }
+        }
+        if let Some(max) = max_batch_size.filter(|&max| max < min_batch_size) {
+            return Err(DataError::Setting {
+                name: "dynamic_batching.max_batch_size",
+                value: max.to_string(),
+                rule: "it is below dynamic_batching.min_batch_size; raise it or lower that",
+            });
+        }
+        let over = lengths.iter().enumerate().find(|&(_, &length)| length > max_tokens);
+        if let Some((sample, &length)) = over {
+            return Err(DataError::OverBudget { sample, length, max_tokens });
+        }
+        let longest = lengths.iter().copied().max();
+        let longest =
+            longest.ok_or_else(|| DataError::Empty { what: "the set of samples".into() })?;
+        let smallest = min_batch_size.checked_mul(width(longest));
+        if smallest.is_none_or(|smallest| smallest > max_tokens) {
+            return Err(DataError::SmallBudget { max_tokens, min_batch_size, longest });
+        }
+        Ok(())
+    }
+
+    /// The micro-batches of `epoch` (from 0) for samples of these lengths, in tokens.
+    ///
+    /// # Errors
+    /// Those of [`TokenBudget::validate`], and [`DataError::Zero`] for a step of no micro-batch.
+    pub fn plan(
+        &self,
+        lengths: &[usize],
+        shape: StepShape,
+        epoch: u64,
+    ) -> Result<EpochPlan, DataError> {
+        let per_step = shape.micro_batches()?;
+        self.validate(lengths)?;
+        let batches = self.pack(lengths, epoch);
+        Ok(self.equalise(batches, per_step).deal(lengths, shape))
+    }
+
+    /// Orders the samples and cuts the order into batches.
+    fn pack(&self, lengths: &[usize], epoch: u64) -> Batches {
+        match self.order {
+            PickingOrder::Sequential => self.cut((0..lengths.len()).collect(), lengths),
+            PickingOrder::ByLength => {
+                let mut order: Vec<usize> = (0..lengths.len()).collect();
+                order.sort_by_key(|&sample| lengths[sample]);
+                self.cut(order, lengths)
+            }
+            PickingOrder::Random { seed } => {
+                let mut draws = Draws::new(seed, epoch);
+                let mut order = draws.permutation(lengths.len());
+                for (index, window) in order.chunks_mut(self.window(lengths)).enumerate() {
+                    window.sort_by_key(|&sample| lengths[sample]);
+                    // Up and down by turns, so that a batch over the border of two windows has
+                    // neighbours of about its length there too.
+                    if index % 2 == 1 {
+                        window.reverse();
+                    }
+                }
+                let batches = self.cut(order, lengths);
+                let order = draws.permutation(batches.len());
+                batches.reordered(&order)
+            }
+        }
+    }
+
+    /// Samples whose lengths are sorted together: about [`BATCHES_PER_WINDOW`] batches of them, in
+    /// [`MIN_WINDOWS`] windows or more.
+    fn window(&self, lengths: &[usize]) -> usize {
+        let tokens: u128 = lengths.iter().map(|&length| width(length) as u128).sum();
+        let mean = (tokens / lengths.len() as u128).max(1);
+        let rows = (self.max_tokens as u128 / mean).min(lengths.len() as u128) as usize;
+        let rows = self.max_batch_size.map_or(rows, |max| rows.min(max)).max(1);
+        rows.saturating_mul(BATCHES_PER_WINDOW).min(lengths.len().div_ceil(MIN_WINDOWS))
+    }
+
+    /// Closes a batch where the next sample would not fit.
+    fn cut(&self, samples: Vec<usize>, lengths: &[usize]) -> Batches {
+        let max_rows = self.max_batch_size.unwrap_or(usize::MAX);
+        let mut bounds = vec![0];
+        let (mut start, mut longest) = (0, 0);
+        for (place, &sample) in samples.iter().enumerate() {
+            let (rows, with) = (place - start + 1, longest.max(width(lengths[sample])));
+            if rows > max_rows || rows.saturating_mul(with) > self.max_tokens {
+                bounds.push(place);
+                (start, longest) = (place, width(lengths[sample]));
+            } else {
+                longest = with;
+            }
+        }
+        bounds.push(samples.len());
+        Batches { samples, bounds }
+    }
+
+    /// Makes the number of batches a multiple of `per_step`: halves those with the most rows, of
+    /// equal ones the first, then adds empty ones. Fewer are added than a step has, so that no
+    /// step is empty.
+    fn equalise(&self, mut batches: Batches, per_step: usize) -> Batches {
+        let mut missing = batches.len().next_multiple_of(per_step) - batches.len();
+        let mut by_rows: BinaryHeap<(usize, Reverse<usize>)> =
+            batches.bounds.windows(2).map(|at| (at[1] - at[0], Reverse(at[0]))).collect();
+        while let Some((rows, Reverse(start))) = by_rows.pop().filter(|_| missing > 0) {
+            if rows < 2 * self.min_batch_size {
+                break;
+            }
+            let half = rows / 2;
+            batches.bounds.push(start + half);
+            by_rows.push((half, Reverse(start)));
+            by_rows.push((rows - half, Reverse(start + half)));
+            missing -= 1;
+        }
+        batches.bounds.sort_unstable();
+        let end = batches.samples.len();
+        batches.bounds.extend(std::iter::repeat_n(end, missing));
+        batches
+    }
+}
+
+/// Tokens that a sample takes of the budget in a batch of its own.
+fn width(length: usize) -> usize {
+    length.max(1)
+}
+
+/// Samples in order, cut into batches: batch `b` is `samples[bounds[b]..bounds[b + 1]]`.
+#[derive(Debug)]
+struct Batches {
+    samples: Vec<usize>,
+    bounds: Vec<usize>,
+}
+
+impl Batches {
+    fn len(&self) -> usize {
+        self.bounds.len() - 1
+    }
+
+    fn batch(&self, index: usize) -> &[usize] {
+        &self.samples[self.bounds[index]..self.bounds[index + 1]]
+    }
+
+    fn reordered(&self, order: &[usize]) -> Self {
+        let mut reordered =
+            Self { samples: Vec::with_capacity(self.samples.len()), bounds: vec![0] };
+        for &index in order {
+            reordered.samples.extend_from_slice(self.batch(index));
+            reordered.bounds.push(reordered.samples.len());
+        }
+        reordered
+    }
+
+    fn deal(self, lengths: &[usize], shape: StepShape) -> EpochPlan {
+        let padded = |batch: &[usize]| {
+            let longest = batch.iter().map(|&sample| width(lengths[sample])).max().unwrap_or(0);
+            batch.len() as u64 * longest as u64
+        };
+        EpochPlan {
+            num_tokens: lengths.iter().map(|&length| length as u64).sum(),
+            num_padded: (0..self.len()).map(|index| padded(self.batch(index))).sum(),
+            batches: self,
+            shape,
+        }
+    }
+}
+
+/// The micro-batches of one epoch, for all ranks.
+///
+/// Micro-batch `i` of rank `r` of `W` is the `i * W + r`-th of all, so that ranks work on
+/// neighbours at the same time. All ranks have the same number of them, a whole number of steps.
+#[derive(Debug)]
+pub struct EpochPlan {
+    batches: Batches,
+    shape: StepShape,
+    num_tokens: u64,
+    num_padded: u64,
+}
+
+impl EpochPlan {
+    /// Samples of the epoch: every one there is.
+    pub fn num_samples(&self) -> usize {
+        self.batches.samples.len()
+    }
+
+    /// Micro-batches of each rank, the same number on all: whole steps.
+    pub fn num_batches(&self) -> usize {
+        self.batches.len() / self.shape.num_ranks
+    }
+
+    /// Optimizer steps.
+    pub fn num_steps(&self) -> usize {
+        self.num_batches() / self.shape.accumulation
+    }
+
+    /// Samples of a rank's micro-batch; none in those that fill up a last step.
+    ///
+    /// # Panics
+    /// Where there is no such rank or micro-batch.
+    pub fn batch(&self, rank: usize, index: usize) -> &[usize] {
+        assert!(rank < self.shape.num_ranks, "rank {rank} of {}", self.shape.num_ranks);
+        self.batches.batch(index * self.shape.num_ranks + rank)
+    }
+
+    /// Samples of an optimizer step, over all ranks and micro-batches; never 0. The number that
+    /// scales the learning rate.
+    ///
+    /// # Panics
+    /// Where there is no such step.
+    pub fn step_samples(&self, step: usize) -> usize {
+        self.samples_before((step + 1) * self.shape.accumulation)
+            - self.samples_before(step * self.shape.accumulation)
+    }
+
+    /// Samples that all ranks have drawn once each has drawn `batches` micro-batches.
+    pub(crate) fn samples_before(&self, batches: usize) -> usize {
+        self.batches.bounds[batches * self.shape.num_ranks]
+    }
+
+    /// The last step that begins after at most so many samples.
+    pub(crate) fn step_at(&self, samples: usize) -> usize {
+        let group = self.shape.num_ranks * self.shape.accumulation;
+        let begins = |step: usize| self.batches.bounds[step * group];
+        let (mut low, mut high) = (0, self.num_steps());
+        while low < high {
+            let middle = low + (high - low).div_ceil(2);
+            if begins(middle) <= samples { low = middle } else { high = middle - 1 }
+        }
+        low
+    }
+
+    /// Tokens of all samples.
+    pub fn num_tokens(&self) -> u64 {
+        self.num_tokens
+    }
+
+    /// Places of all micro-batches: rows times the longest row.
+    pub fn num_padded(&self) -> u64 {
+        self.num_padded
+    }
+
+    /// Share of the places that hold no token, 0 to below 1 (1 where no sample has one).
+    pub fn padding(&self) -> f64 {
+        1.0 - self.num_tokens as f64 / self.num_padded as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LENGTHS: [usize; 10] = [5, 3, 8, 2, 7, 4, 6, 1, 9, 3];
+
+    fn shape(num_ranks: usize, accumulation: usize) -> StepShape {
+        StepShape { num_ranks, accumulation }
+    }
+
+    fn all(plan: &EpochPlan) -> Vec<Vec<usize>> {
+        let dealt = (0..plan.num_batches())
+            .flat_map(|index| (0..plan.shape.num_ranks).map(move |rank| (rank, index)));
+        dealt.map(|(rank, index)| plan.batch(rank, index).to_vec()).collect()
+    }
+
+    fn plan(budget: TokenBudget, shape: StepShape) -> Vec<Vec<usize>> {
+        all(&budget.plan(&LENGTHS, shape, 0).unwrap())
+    }
+
+    fn lengths_like_reviews(count: usize) -> Vec<usize> {
+        // A long tail: most near 150, few up to the cut at 1024.
+        let mut draws = Draws::new(5, 0);
+        (0..count).map(|_| (60.0 / (draws.unit() + 0.05)).min(1024.0) as usize + 20).collect()
+    }
+
+    /// DeepSpeed sums lengths where a batch costs its padding, and its last sample is never taken:
+    /// with 12 tokens it makes [0,1][2,3][4,5][6,7][8] of these ten.
+    #[test]
+    fn padding_counts_and_the_last_sample_is_taken() {
+        let expected: [&[usize]; 8] = [&[0, 1], &[2], &[3], &[4], &[5, 6], &[7], &[8], &[9]];
+        assert_eq!(plan(TokenBudget::new(12), StepShape::SINGLE), expected);
+        // With budget to spare the two rules agree, but for the last sample.
+        let expected: [&[usize]; 1] = [&[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]];
+        assert_eq!(plan(TokenBudget::new(90), StepShape::SINGLE), expected);
+    }
+
+    #[test]
+    fn shortest_first() {
+        let budget = TokenBudget { order: PickingOrder::ByLength, ..TokenBudget::new(12) };
+        let expected: [&[usize]; 6] = [&[7, 3, 1, 9], &[5, 0], &[6], &[4], &[2], &[8]];
+        assert_eq!(plan(budget, StepShape::SINGLE), expected);
+    }
+
+    #[test]
+    fn rows_are_bounded() {
+        let budget = TokenBudget { max_batch_size: Some(3), ..TokenBudget::new(90) };
+        let expected: [&[usize]; 4] = [&[0, 1, 2], &[3, 4, 5], &[6, 7, 8], &[9]];
+        assert_eq!(plan(budget, StepShape::SINGLE), expected);
+    }
+
+    #[test]
+    fn large_batches_are_halved_before_empty_ones_are_added() {
+        let expected: [&[usize]; 4] = [&[0, 1], &[2, 3, 4], &[5, 6], &[7, 8, 9]];
+        assert_eq!(plan(TokenBudget::new(90), shape(2, 2)), expected);
+        // No half may have fewer than four rows.
+        let budget = TokenBudget { min_batch_size: 4, ..TokenBudget::new(90) };
+        let expected: [&[usize]; 4] = [&[0, 1, 2, 3, 4], &[5, 6, 7, 8, 9], &[], &[]];
+        assert_eq!(plan(budget, shape(4, 1)), expected);
+    }
+
+    #[test]
+    fn a_step_of_more_ranks_than_samples_is_filled_up() {
+        let plan = TokenBudget::new(8).plan(&[3, 4], shape(3, 1), 0).unwrap();
+        assert_eq!((plan.num_steps(), plan.num_batches(), plan.step_samples(0)), (1, 1, 2));
+        assert_eq!(all(&plan), [vec![0], vec![1], vec![]]);
+    }
+
+    #[test]
+    fn samples_without_tokens_take_a_row() {
+        let plan = TokenBudget::new(2).plan(&[0, 0, 0, 2], StepShape::SINGLE, 0).unwrap();
+        assert_eq!(all(&plan), [vec![0, 1], vec![2], vec![3]]);
+        assert_eq!((plan.num_tokens(), plan.num_padded(), plan.padding()), (2, 5, 0.6));
+    }
+
+    #[test]
+    fn what_no_batch_can_meet_is_refused() {
+        let budget = TokenBudget::new(8);
+        let message = |budget: TokenBudget, lengths: &[usize]| {
+            budget.plan(lengths, StepShape::SINGLE, 0).unwrap_err().to_string()
+        };
+        let over = message(budget, &[3, 9, 10]);
+        assert!(
+            over.contains("sample 1 has 9 tokens") && over.contains("max_tokens = 8"),
+            "{over}"
+        );
+        let small = message(TokenBudget { min_batch_size: 3, ..budget }, &[3, 1]);
+        assert!(small.contains("3 samples of 3 tokens"), "{small}");
+        let rows = TokenBudget { min_batch_size: 3, max_batch_size: Some(2), ..budget };
+        assert!(message(rows, &[1]).contains("max_batch_size = 2"));
+        assert!(message(budget, &[]).contains("empty"));
+        assert!(message(TokenBudget::new(0), &[1]).contains("max_tokens = 0"));
+        assert!(
+            message(TokenBudget { min_batch_size: 0, ..budget }, &[1]).contains("min_batch_size")
+        );
+        for bad in [shape(0, 1), shape(1, 0), shape(usize::MAX, 2)] {
+            assert!(budget.plan(&[1], bad, 0).is_err(), "{bad:?}");
+        }
+        let huge = TokenBudget { min_batch_size: usize::MAX, ..TokenBudget::new(usize::MAX) };
+        assert!(huge.plan(&[2], StepShape::SINGLE, 0).is_err());
+    }
+
+    #[test]
+    fn random_batches_pad_little_and_mix() {
+        let lengths = lengths_like_reviews(5000);
+        let budget =
+            TokenBudget { order: PickingOrder::Random { seed: 1 }, ..TokenBudget::new(8192) };
+        let first = budget.plan(&lengths, shape(2, 2), 0).unwrap();
+        assert!(first.padding() < 0.06, "{}", first.padding());
+        let as_they_lie = TokenBudget::new(8192).plan(&lengths, shape(2, 2), 0).unwrap();
+        assert!(as_they_lie.padding() > 0.5, "{}", as_they_lie.padding());
+        // Short and long batches by turns: the lengths of neighbours do not rise throughout.
+        let means: Vec<usize> = all(&first)
+            .iter()
+            .map(|batch| batch.iter().map(|&s| lengths[s]).sum::<usize>() / batch.len())
+            .collect();
+        let rises = means.windows(2).filter(|pair| pair[0] < pair[1]).count();
+        assert!(
+            (means.len() / 3..2 * means.len() / 3).contains(&rises),
+            "{rises} of {}",
+            means.len()
+        );
+        // Another epoch has other batches.
+        let second = budget.plan(&lengths, shape(2, 2), 1).unwrap();
+        assert_ne!(all(&first), all(&second));
+        assert_eq!(all(&first), all(&budget.plan(&lengths, shape(2, 2), 0).unwrap()));
+    }
+
+    fn order() -> impl Strategy<Value = PickingOrder> {
+        prop_oneof![
+            Just(PickingOrder::Sequential),
+            Just(PickingOrder::ByLength),
+            any::<u64>().prop_map(|seed| PickingOrder::Random { seed }),
+        ]
+    }
+
+    prop_compose! {
+        fn budget_and_lengths()(
+            lengths in proptest::collection::vec(0usize..50, 1..200),
+            min in 1usize..5,
+            room in 0usize..100,
+            more_rows in proptest::option::of(0usize..20),
+            order in order(),
+        ) -> (TokenBudget, Vec<usize>) {
+            let longest = width(lengths.iter().copied().max().unwrap());
+            let max_tokens = min * longest + room;
+            let max_batch_size = more_rows.map(|more| min + more);
+            (TokenBudget { max_tokens, min_batch_size: min, max_batch_size, order }, lengths)
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_sample_once_within_the_budget(
+            (budget, lengths) in budget_and_lengths(),
+            num_ranks in 1usize..=4,
+            accumulation in 1usize..4,
+            epoch in 0u64..3,
+        ) {
+            let plan = budget.plan(&lengths, shape(num_ranks, accumulation), epoch).unwrap();
+            prop_assert_eq!(plan.num_batches(), plan.num_steps() * accumulation);
+            let batches = all(&plan);
+            prop_assert_eq!(batches.len(), plan.num_batches() * num_ranks);
+
+            let mut padded = 0;
+            let mut small = 0;
+            for batch in &batches {
+                let longest = batch.iter().map(|&sample| width(lengths[sample])).max().unwrap_or(0);
+                prop_assert!(batch.len() * longest <= budget.max_tokens);
+                prop_assert!(budget.max_batch_size.is_none_or(|max| batch.len() <= max));
+                small += usize::from(!batch.is_empty() && batch.len() < budget.min_batch_size);
+                padded += (batch.len() * longest) as u64;
+            }
+            prop_assert!(small <= 1, "more than the rest is below the smallest batch");
+            prop_assert_eq!(plan.num_padded(), padded);
+            prop_assert!((0.0..=1.0).contains(&plan.padding()));
+
+            let empty = batches.iter().rev().take_while(|batch| batch.is_empty()).count();
+            prop_assert!(empty < num_ranks * accumulation);
+            prop_assert!(batches[..batches.len() - empty].iter().all(|batch| !batch.is_empty()));
+
+            let mut seen: Vec<usize> = batches.into_iter().flatten().collect();
+            seen.sort_unstable();
+            prop_assert!(seen.into_iter().eq(0..lengths.len()));
+            let steps: Vec<usize> = (0..plan.num_steps()).map(|step| plan.step_samples(step)).collect();
+            prop_assert!(steps.iter().all(|&samples| samples > 0));
+            prop_assert_eq!(steps.iter().sum::<usize>(), lengths.len());
+        }
+
+        #[test]
+        fn the_order_of_samples_is_that_of_one_rank(
+            (budget, lengths) in budget_and_lengths(),
+            num_ranks in 1usize..=4,
+            accumulation in 1usize..4,
+        ) {
+            let one = budget.plan(&lengths, StepShape::SINGLE, 7).unwrap();
+            let many = budget.plan(&lengths, shape(num_ranks, accumulation), 7).unwrap();
+            prop_assert_eq!(&one.batches.samples, &many.batches.samples);
+            prop_assert!(many.num_padded() <= one.num_padded());
+            for samples in 0..=lengths.len() {
+                let step = many.step_at(samples);
+                let before = |step: usize| many.samples_before(step * accumulation);
+                prop_assert!(before(step) <= samples);
+                prop_assert!(step == many.num_steps() || before(step + 1) > samples);
+            }
+        }
+    }
+}

@@ -39,6 +39,20 @@ pub struct MicroBatch {
 }
 
 impl MicroBatch {
+    /// Cuts every row to its first `length` tokens, at least 1.
+    pub fn truncate(&mut self, length: usize) {
+        let [rows, old] = self.shape;
+        let length = length.max(1);
+        if length >= old {
+            return;
+        }
+        for values in [&mut self.input_ids, &mut self.labels] {
+            let kept = values.chunks_exact(old).flat_map(|row| &row[..length]);
+            *values = kept.copied().collect();
+        }
+        self.shape = [rows, length];
+    }
+
     /// Tokens that are predicted: labels that count, less the first of each row, which has
     /// nothing before it. The weight of this batch's mean loss; 0 where all is padding, and then
     /// that mean is 0/0 and must not be used.
@@ -88,6 +102,19 @@ mod tests {
         assert_eq!(batch.input_ids, [9, 10, 11, 12, 1, 2, 3, 4]);
         assert_eq!(batch.labels, batch.input_ids);
         assert_eq!((batch.shape, batch.samples, batch.num_targets()), ([2, 4], 2, 6));
+    }
+
+    #[test]
+    fn rows_are_cut_to_a_length() {
+        let whole = sequences(12).collate(&[2, 0], 3).unwrap();
+        let mut batch = whole.clone();
+        batch.truncate(4);
+        assert_eq!(batch, whole);
+        batch.truncate(2);
+        assert_eq!(batch.input_ids, [9, 10, 1, 2, 0, 0]);
+        assert_eq!((batch.shape, batch.samples, batch.num_targets()), ([3, 2], 2, 2));
+        batch.truncate(0);
+        assert_eq!((batch.shape, batch.num_targets()), ([3, 1], 0));
     }
 
     #[test]

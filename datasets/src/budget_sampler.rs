@@ -100,6 +100,11 @@ impl BudgetSampler {
         self.plan.step_samples(self.drawn / self.shape.accumulation)
     }
 
+    /// Goes to the beginning of the next epoch.
+    pub fn next_epoch(&mut self) {
+        self.start(self.epoch.wrapping_add(1));
+    }
+
     /// The next micro-batch.
     pub fn next_batch(&mut self) -> RaggedBatch {
         let step_samples = self.step_samples();

@@ -104,7 +104,7 @@ pub enum DataError {
         offset: usize,
     },
     /// A line of a `.jsonl` file is not an object with the fields asked for.
-    #[error("`{}` line {line}: {reason}; each line must be a JSON object with the fields of data.fields", path.display())]
+    #[error("`{}` line {line}: {reason}; each line must be a JSON object with the fields that data.text_field and data.label_field name", path.display())]
     JsonLine {
         /// The file.
         path: PathBuf,
@@ -130,7 +130,7 @@ pub enum DataError {
         reason: String,
     },
     /// A table without a column that is asked for.
-    #[error("`{}` has no column `{column}`, only {columns}; name the right one in data.fields", path.display())]
+    #[error("`{}` has no column `{column}`, only {columns}; name the right one in data.text_field or data.label_field", path.display())]
     NoColumn {
         /// The file.
         path: PathBuf,
@@ -140,7 +140,7 @@ pub enum DataError {
         columns: String,
     },
     /// A value that a column must not have.
-    #[error("`{}` {place}: {reason}; text must be a string and a label an integer from 0: mend or leave out the row, or name another column in data.fields", path.display())]
+    #[error("`{}` {place}: {reason}; text must be a string and a label an integer from 0: mend or leave out the row, or name another column in data.text_field or data.label_field", path.display())]
     Cell {
         /// The file.
         path: PathBuf,
@@ -221,7 +221,7 @@ pub enum DataError {
     },
     /// A path that is none, and no Hub id either.
     #[error(
-        "`{text}` is no existing folder, no existing file and no Hub id of the form `owner/name`; correct the path, or the id"
+        "`{text}` is no existing folder, no existing file and no Hub id of the form `owner/name` or `owner/name@revision`; correct the path, or the id"
     )]
     NoLocation {
         /// What was given.

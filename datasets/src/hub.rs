@@ -56,6 +56,16 @@ impl HubRepo {
         text.split_once('/').is_some_and(|(owner, name)| is_part(owner) && is_part(name))
     }
 
+    /// Whether `text` can name a branch, a tag or a commit: `refs/pr/1` can, what leads out of the
+    /// cache cannot.
+    pub fn is_revision(text: &str) -> bool {
+        let is_part = |part: &str| {
+            let is_allowed = |char: char| char.is_ascii_alphanumeric() || "-_.".contains(char);
+            !part.is_empty() && part.chars().all(is_allowed) && !part.starts_with('.')
+        };
+        text.len() <= 256 && text.split('/').all(is_part)
+    }
+
     fn at(&self, revision: &str) -> Repo {
         let kind = match self.kind {
             RepoKind::Dataset => RepoType::Dataset,

@@ -209,7 +209,7 @@ fn a_location_is_a_folder_a_file_or_an_id() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("train.txt");
     fs::write(&file, "words").unwrap();
-    let parse = |text: &str| Location::parse(text, RepoKind::Dataset, None);
+    let parse = |text: &str| Location::parse(text, RepoKind::Dataset);
     let text = |path: &Path| path.to_str().unwrap().to_owned();
     assert_eq!(parse(&text(dir.path())).unwrap(), Location::Folder(dir.path().into()));
     assert_eq!(parse(&text(&file)).unwrap(), Location::File(file.clone()));
@@ -255,7 +255,7 @@ fn a_model_is_fetched_with_its_tokenizer() {
     let repos = Repos::from([(format!("models/{ID}"), BTreeMap::from(files))]);
     let server = Loopback::serve(repos, Fault::None);
     let client = Client::new(&server.endpoint);
-    let location = Location::parse(ID, RepoKind::Model, None).unwrap();
+    let location = Location::parse(ID, RepoKind::Model).unwrap();
     let tokenizer = location.tokenizer(&client.hub()).unwrap();
     assert_eq!(folder::listing(&tokenizer).unwrap(), ["tokenizer.json"]);
     let model = location.model(&client.hub()).unwrap();
@@ -276,7 +276,7 @@ fn wikitext_and_imdb_by_their_names() {
     }
     let server = Loopback::serve(repos, Fault::DropEvery(64 << 10));
     let client = Client::new(&server.endpoint);
-    let dataset = |id: &str| Location::parse(id, RepoKind::Dataset, None).unwrap();
+    let dataset = |id: &str| Location::parse(id, RepoKind::Dataset).unwrap();
     let files = dataset("stanfordnlp/imdb").split(&client.hub(), None, "test").unwrap();
     assert_eq!(read_labelled(&files, TEXT_FIELD, LABEL_FIELD).unwrap().len(), 25_000);
     let wikitext = dataset("Salesforce/wikitext");

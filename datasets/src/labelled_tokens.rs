@@ -4,9 +4,7 @@
 //! [`Collate`] it pads the texts of a batch to the longest of them and says how long each is, so
 //! that a model never mistakes padding for text, whatever its id.
 
-use rayon::prelude::*;
-
-use crate::{Collate, DataError, IGNORE_INDEX, LabelledText, Tokenizer};
+use crate::{Collate, DataError, IGNORE_INDEX, LabelledText, TokenCache, Tokenizer};
 
 /// Tokens and classes of texts.
 #[derive(Debug, Clone)]
@@ -21,7 +19,8 @@ pub struct LabelledTexts {
 
 impl LabelledTexts {
     /// Tokenizes `texts`, on all threads, and keeps the first `max_length` tokens of each. A text
-    /// without any token becomes one end-of-text token (id 0 where there is none).
+    /// without any token becomes one end-of-text token (id 0 where there is none). What `cache`
+    /// keeps is whole texts, so another length takes them from there too.
     ///
     /// # Errors
     /// [`DataError::Empty`] without texts; [`DataError::Zero`] for a length of 0; those of
@@ -30,6 +29,7 @@ impl LabelledTexts {
         texts: &[LabelledText],
         tokenizer: &Tokenizer,
         max_length: usize,
+        cache: Option<&TokenCache>,
         what: &str,
     ) -> Result<Self, DataError> {
         if texts.is_empty() {
@@ -38,8 +38,11 @@ impl LabelledTexts {
         if max_length == 0 {
             return Err(DataError::Zero { name: "data.sequence_length" });
         }
-        let encoded = texts.par_iter().map(|text| tokenizer.encode(&text.text));
-        let encoded: Vec<Vec<u32>> = encoded.collect::<Result<_, DataError>>()?;
+        let documents: Vec<&str> = texts.iter().map(|text| text.text.as_str()).collect();
+        let encoded: Vec<Vec<u32>> = match cache {
+            Some(cache) => cache.documents(tokenizer, &documents)?.into_vecs(),
+            None => tokenizer.encode_each(&documents)?,
+        };
         let (mut tokens, mut ends, mut truncated) = (Vec::new(), Vec::new(), 0);
         for ids in encoded {
             match ids.is_empty() {
@@ -102,6 +105,18 @@ impl LabelledBatch {
     pub fn num_tokens(&self) -> usize {
         self.lengths.iter().sum()
     }
+
+    /// Cuts every text to its first `length` tokens, at least 1.
+    pub fn truncate(&mut self, length: usize) {
+        let rows = self.lengths.len();
+        let (old, length) = (self.input_ids.len() / rows.max(1), length.max(1));
+        if length >= old {
+            return;
+        }
+        let kept = self.input_ids.chunks_exact(old).flat_map(|row| &row[..length]);
+        self.input_ids = kept.copied().collect();
+        self.lengths.iter_mut().for_each(|own| *own = (*own).min(length));
+    }
 }
 
 impl Collate for LabelledTexts {
@@ -145,7 +160,7 @@ mod tests {
         let (mut texts, tokenizer) = reviews();
         texts[1].text = "It is.".into();
         texts[2].text = String::new();
-        let data = LabelledTexts::tokenize(&texts, &tokenizer, 500, "the texts").unwrap();
+        let data = LabelledTexts::tokenize(&texts, &tokenizer, 500, None, "the texts").unwrap();
         let batch = data.collate(&[1, 2], 3).unwrap();
         let own = tokenizer.encode("It is.").unwrap();
         assert_eq!(batch.lengths, [own.len(), 1, 0]);
@@ -160,8 +175,8 @@ mod tests {
     #[test]
     fn long_texts_are_cut() {
         let (texts, tokenizer) = reviews();
-        let whole = LabelledTexts::tokenize(&texts, &tokenizer, 1 << 20, "the texts").unwrap();
-        let cut = LabelledTexts::tokenize(&texts, &tokenizer, 7, "the texts").unwrap();
+        let whole = LabelledTexts::tokenize(&texts, &tokenizer, 1 << 20, None, "the texts").unwrap();
+        let cut = LabelledTexts::tokenize(&texts, &tokenizer, 7, None, "the texts").unwrap();
         assert_eq!((whole.truncated(), cut.truncated()), (0, 40));
         for (whole, cut) in whole.lengths().into_iter().zip(cut.lengths()) {
             assert!(whole > 7 && cut == 7);
@@ -173,16 +188,34 @@ mod tests {
     #[test]
     fn nothing_is_an_error() {
         let (texts, tokenizer) = reviews();
-        let empty = LabelledTexts::tokenize(&[], &tokenizer, 5, "the train split");
+        let empty = LabelledTexts::tokenize(&[], &tokenizer, 5, None, "the train split");
         assert!(empty.unwrap_err().to_string().contains("the train split"));
-        let zero = LabelledTexts::tokenize(&texts, &tokenizer, 0, "the train split");
+        let zero = LabelledTexts::tokenize(&texts, &tokenizer, 0, None, "the train split");
         assert!(matches!(zero, Err(DataError::Zero { .. })));
+    }
+
+    #[test]
+    fn batches_are_cut_to_a_length() {
+        let mut batch = LabelledBatch {
+            input_ids: vec![1, 2, 3, 4, 0, 0, 0, 0, 0],
+            lengths: vec![3, 1, 0],
+            labels: vec![1, 0, i64::from(IGNORE_INDEX)],
+        };
+        let whole = batch.clone();
+        batch.truncate(3);
+        assert_eq!(batch, whole);
+        batch.truncate(2);
+        assert_eq!((batch.input_ids.clone(), batch.num_tokens()), (vec![1, 2, 4, 0, 0, 0], 3));
+        assert_eq!((batch.lengths.clone(), batch.labels), (vec![2, 1, 0], whole.labels));
+        let mut empty = LabelledBatch { input_ids: vec![], lengths: vec![], labels: vec![] };
+        empty.truncate(2);
+        assert_eq!(empty.num_tokens(), 0);
     }
 
     #[test]
     fn a_batch_of_no_texts_has_a_shape() {
         let (texts, tokenizer) = reviews();
-        let data = LabelledTexts::tokenize(&texts, &tokenizer, 9, "the texts").unwrap();
+        let data = LabelledTexts::tokenize(&texts, &tokenizer, 9, None, "the texts").unwrap();
         let batch = data.collate(&[], 2).unwrap();
         assert_eq!(batch.input_ids, [0, 0]);
         assert_eq!(batch.num_texts(), 0);

@@ -24,11 +24,11 @@ const FILES: [&str; 8] = ["txt", "jsonl", "json", "csv", "parquet", "bin", "safe
 
 impl Location {
     /// What `text` names: an existing folder, an existing file, or else a repository of `kind`
-    /// with the id `owner/name`, at `revision` ([`HubRepo::MAIN`] where there is none).
+    /// with the id `owner/name`, at the revision after an `@` ([`HubRepo::MAIN`] without one).
     ///
     /// # Errors
     /// [`DataError::NoLocation`].
-    pub fn parse(text: &str, kind: RepoKind, revision: Option<&str>) -> Result<Self, DataError> {
+    pub fn parse(text: &str, kind: RepoKind) -> Result<Self, DataError> {
         let path = Path::new(text);
         if path.is_dir() {
             return Ok(Self::Folder(path.to_owned()));
@@ -37,11 +37,12 @@ impl Location {
             return Ok(Self::File(path.to_owned()));
         }
         let ending = path.extension().and_then(|ending| ending.to_str());
-        if !HubRepo::is_id(text) || ending.is_some_and(|ending| FILES.contains(&ending)) {
+        let (id, revision) = text.split_once('@').unwrap_or((text, HubRepo::MAIN));
+        let is_file = ending.is_some_and(|ending| FILES.contains(&ending));
+        if !HubRepo::is_id(id) || !HubRepo::is_revision(revision) || is_file {
             return Err(DataError::NoLocation { text: text.to_owned() });
         }
-        let revision = revision.unwrap_or(HubRepo::MAIN).to_owned();
-        Ok(Self::Hub(HubRepo { kind, id: text.to_owned(), revision }))
+        Ok(Self::Hub(HubRepo { kind, id: id.to_owned(), revision: revision.to_owned() }))
     }
 
     /// The files of a split of a data set, in the configuration `name` where there are several:

@@ -187,6 +187,11 @@ impl DocumentTokens {
         Self { stream, bounds }
     }
 
+    /// The tokens of every document.
+    pub fn into_vecs(self) -> Vec<Vec<u32>> {
+        (0..self.len()).map(|index| self.get(index)).collect()
+    }
+
     /// Number of documents.
     pub fn len(&self) -> usize {
         self.bounds.len() - 1

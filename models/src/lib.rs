@@ -2,11 +2,15 @@
 //!
 //! Nothing here knows of ranks, shards or DeepSpeed: a model is generic over its backend and is
 //! sharded from outside. [`gpt2`] is the GPT-2 of the `transformers` library, to the digit, with
-//! its checkpoints, loss and text generation; [`imdb`] an encoder that classifies reviews.
+//! its checkpoints, loss, text generation and a classifier on top; [`imdb`] an encoder that
+//! classifies reviews. Both classifiers take a [`TextBatch`].
 
 pub mod gpt2;
 pub mod imdb;
 
 mod norm;
 mod projection;
+mod texts;
 mod weights;
+
+pub use texts::{TextBatch, TextBatchError, TextLimits};

@@ -6,8 +6,10 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{ElementConversion, Tensor};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Training, Zero};
-use deepburn::{Batch, BatchSource, Evaluation, OutsideError, Task};
-use deepburn_config::{BatchPlan, Job};
+use deepburn::{
+    Batch, BatchSource, Evaluation, NextStep, OutsideError, StepBatches, Task,
+};
+use deepburn_config::{BatchPlan, CurriculumPlan, Job, Plan};
 use deepburn_datasets::{
     BatchLoader, Corpus, DataError, DistributedSampler, EvaluationBatches, IGNORE_INDEX,
     MicroBatch, Order, Sequences, Shard, Tokenizer,
@@ -21,6 +23,7 @@ use serde_json::Map;
 use crate::corpus::open_corpus;
 use crate::failure::Failure;
 use crate::memory::{check_model, check_step};
+use crate::places::Places;
 use crate::recipe::Recipe;
 
 /// A language model and the text it learns.
@@ -38,15 +41,22 @@ impl Causal {
     ///
     /// # Errors
     /// Always a user's mistake.
-    pub(crate) fn prepare(job: &Job, batch: BatchPlan, order: Order) -> Result<Self, Failure> {
-        let config = model_config(job)?;
+    pub(crate) fn prepare(
+        job: &Job,
+        places: &Places,
+        batch: BatchPlan,
+        order: Order,
+    ) -> Result<Self, Failure> {
+        let pretrained = job.model.pretrained.as_ref().map(|place| places.model(place));
+        let pretrained = pretrained.transpose().map_err(Failure::mistake)?;
+        let config = model_config(job, pretrained.as_deref())?;
         check_length(job, &config)?;
         check_model(&config.parameters(), "n_layer, n_embd, n_inner, n_positions or vocab_size")?;
         check_step(batch, job.data.sequence_length)?;
-        let corpus = open_corpus(job, &config).map_err(Failure::mistake)?;
+        let corpus = open_corpus(job, places, pretrained.as_deref(), &config);
+        let corpus = corpus.map_err(Failure::mistake)?;
         let config = with_tokenizer(config, job, &corpus)?;
-        let (pretrained, seed) = (job.model.pretrained.clone(), job.training.seed);
-        Ok(Self { config, corpus, order, pretrained, seed })
+        Ok(Self { config, corpus, order, pretrained, seed: job.training.seed })
     }
 
     /// Samples that a rank draws in an epoch.
@@ -75,15 +85,15 @@ impl<B: FusedOps + OptimizerOps> Recipe<B> for Causal {
         NextToken { config: self.config.clone(), device }
     }
 
-    fn source(&self, shard: Shard, rows: usize) -> Result<TokenSource, DataError> {
+    fn source(&self, shard: Shard, plan: &Plan) -> Result<TokenSource, DataError> {
         let Corpus { train, eval, .. } = self.corpus.clone();
-        TokenSource::new(train, eval, shard, self.order, rows)
+        TokenSource::new(train, eval, shard, self.order, plan)
     }
 
-    fn test(&self, shard: Shard, rows: usize) -> Result<Option<TokenSource>, DataError> {
+    fn test(&self, shard: Shard, plan: &Plan) -> Result<Option<TokenSource>, DataError> {
         let Corpus { train, test, .. } = self.corpus.clone();
         let Some(test) = test else { return Ok(None) };
-        TokenSource::new(train, Some(test), shard, self.order, rows).map(Some)
+        TokenSource::new(train, Some(test), shard, self.order, plan).map(Some)
     }
 
     fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError> {
@@ -96,8 +106,8 @@ impl<B: FusedOps + OptimizerOps> Recipe<B> for Causal {
 }
 
 /// The checkpoint's config, or GPT-2 small, with the job's overrides.
-fn model_config(job: &Job) -> Result<Gpt2Config, Failure> {
-    let base = match &job.model.pretrained {
+pub(crate) fn model_config(job: &Job, pretrained: Option<&Path>) -> Result<Gpt2Config, Failure> {
+    let base = match pretrained {
         Some(folder) => Checkpoint::open(folder).map_err(Failure::mistake)?.config().clone(),
         None => Gpt2Config::small(),
     };
@@ -199,29 +209,37 @@ pub(crate) struct TokenSource {
     eval: Option<Sequences>,
     shard: Shard,
     rows: usize,
+    curriculum: Option<CurriculumPlan>,
 }
 
 /// Micro-batches assembled ahead of their use.
 const PREFETCH: usize = 4;
 
 impl TokenSource {
-    /// The share of `shard` in micro-batches of `rows` sequences.
+    /// The share of `shard` in micro-batches as `plan` has them.
     pub(crate) fn new(
         train: Sequences,
         eval: Option<Sequences>,
         shard: Shard,
         order: Order,
-        rows: usize,
+        plan: &Plan,
     ) -> Result<Self, DataError> {
+        let rows = plan.batch.micro_batch_size;
         let sampler = DistributedSampler::new(train.len(), shard, order)?;
         let loader = BatchLoader::start(train, sampler, rows, PREFETCH)?;
-        Ok(Self { loader, eval, shard, rows })
+        Ok(Self { loader, eval, shard, rows, curriculum: plan.curriculum.clone() })
     }
 }
 
 impl BatchSource<TokenBatch> for TokenSource {
-    fn next_batch(&mut self) -> Result<TokenBatch, OutsideError> {
-        Ok(TokenBatch(self.loader.next_batch()?))
+    fn next_step(&mut self, next: NextStep) -> Result<StepBatches<TokenBatch>, OutsideError> {
+        let length = longest(self.curriculum.as_ref(), next);
+        let batches = (0..next.micro_batches).map(|_| {
+            let mut batch = self.loader.next_batch()?;
+            batch.truncate(length);
+            Ok(TokenBatch(batch))
+        });
+        Ok(batches.collect::<Result<Vec<_>, DataError>>()?.into())
     }
 
     fn evaluation(&mut self) -> Result<Option<Vec<TokenBatch>>, OutsideError> {
@@ -232,4 +250,10 @@ impl BatchSource<TokenBatch> for TokenSource {
         let batches = batches.map(|batch| batch.map(TokenBatch)).collect::<Result<_, _>>()?;
         Ok(Some(batches))
     }
+}
+
+/// Tokens of a sample in the next step, at most.
+pub(crate) fn longest(curriculum: Option<&CurriculumPlan>, next: NextStep) -> usize {
+    // Steps of a curriculum count from 1.
+    curriculum.map_or(usize::MAX, |plan| plan.difficulty(next.applied_steps as usize + 1))
 }

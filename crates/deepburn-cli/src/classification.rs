@@ -1,57 +1,212 @@
-//! Classification: how an encoder learns the classes of texts.
+//! Classification: how a model learns the classes of texts.
+//!
+//! Main type: [`Classification`], of an [`Encoder`] or of a [`Gpt2Classifier`].
 
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 
+use burn::module::AutodiffModule;
 use burn::tensor::backend::Backend;
 use burn::tensor::{ElementConversion, Tensor};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Training, Zero};
-use deepburn::{Batch, BatchSource, Confusion, Evaluation, OutsideError, Task};
-use deepburn_config::{BatchPlan, Job};
+use deepburn::{Batch, Confusion, Evaluation, OutsideError, Task};
+use deepburn_config::{BatchPlan, DynamicBatchingPlan, Job, Plan};
 use deepburn_datasets::{
-    BatchLoader, DataError, DistributedSampler, EvaluationBatches, LabelledBatch, LabelledTexts,
-    Order, Shard, Tokenizer,
+    BudgetSampler, DataError, DistributedSampler, LabelledBatch, Order, Shard, StepShape, Tokenizer,
 };
-use deepburn_models::gpt2::{CheckpointError, CheckpointWriter, SavedPrecision};
-use deepburn_models::imdb::{Encoder, EncoderConfig, TextBatch, TextBatchError};
+use deepburn_models::gpt2::{
+    Checkpoint, CheckpointError, CheckpointWriter, ClassifierConfig, Gpt2Classifier,
+    ParameterShape, SavedPrecision,
+};
+use deepburn_models::imdb::{Encoder, EncoderConfig};
+use deepburn_models::{TextBatch, TextBatchError, TextLimits};
 
+use crate::causal::model_config;
 use crate::failure::Failure;
 use crate::memory::{check_model, check_step};
+use crate::places::Places;
 use crate::recipe::Recipe;
+use crate::text_source::{Labelled, TextSource, budget};
 use crate::texts::{Texts, open_texts};
 
-/// An encoder and the texts it learns to tell apart.
-pub(crate) struct Classification {
-    pub(crate) config: EncoderConfig,
+/// A classifier and the texts that it learns to tell apart.
+pub(crate) struct Classification<K> {
+    pub(crate) kind: K,
     texts: Texts,
     order: Order,
     seed: u64,
 }
 
-impl Classification {
-    /// Reads and checks model and data.
+/// Which model tells the texts apart.
+pub(crate) trait Kind: Sync {
+    /// What texts the model takes.
+    fn limits(&self) -> TextLimits;
+
+    /// All its parameters.
+    fn parameters(&self) -> Vec<ParameterShape>;
+
+    /// Starts writing it.
+    fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError>;
+}
+
+/// A kind's model on a backend.
+pub(crate) trait KindOn<B: FusedOps + OptimizerOps>: Kind {
+    /// The model.
+    type Model: Classifier<Training<B>> + AutodiffModule<Training<B>, InnerModule: Classifier<Zero<B>>>;
+
+    /// The model, its weights drawn from the seed or read.
+    fn model(&self, seed: u64, device: &B::Device) -> Result<Self::Model, Failure>;
+}
+
+/// A model that gives logits and their loss.
+pub(crate) trait Classifier<B: Backend> {
+    /// Cross-entropy summed over the texts, and the logits.
+    fn loss(&self, batch: &TextBatch<B>) -> (Tensor<B, 1>, Tensor<B, 2>);
+}
+
+impl<B: FusedOps> Classifier<B> for Encoder<B> {
+    fn loss(&self, batch: &TextBatch<B>) -> (Tensor<B, 1>, Tensor<B, 2>) {
+        Encoder::loss(self, batch)
+    }
+}
+
+impl<B: FusedOps> Classifier<B> for Gpt2Classifier<B> {
+    fn loss(&self, batch: &TextBatch<B>) -> (Tensor<B, 1>, Tensor<B, 2>) {
+        Gpt2Classifier::loss(self, batch)
+    }
+}
+
+impl Kind for EncoderConfig {
+    fn limits(&self) -> TextLimits {
+        EncoderConfig::limits(self)
+    }
+
+    fn parameters(&self) -> Vec<ParameterShape> {
+        EncoderConfig::parameters(self)
+    }
+
+    fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError> {
+        self.checkpoint_writer(folder, SavedPrecision::F32)
+    }
+}
+
+impl<B: FusedOps + OptimizerOps> KindOn<B> for EncoderConfig {
+    type Model = Encoder<Training<B>>;
+
+    fn model(&self, seed: u64, device: &B::Device) -> Result<Self::Model, Failure> {
+        Encoder::new(self, seed, device).map_err(Failure::mistake)
+    }
+}
+
+/// GPT-2, and where its weights come from.
+pub(crate) struct OnGpt2 {
+    pub(crate) config: ClassifierConfig,
+    pretrained: Option<PathBuf>,
+}
+
+impl Kind for OnGpt2 {
+    fn limits(&self) -> TextLimits {
+        self.config.limits()
+    }
+
+    fn parameters(&self) -> Vec<ParameterShape> {
+        self.config.parameters()
+    }
+
+    fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError> {
+        self.config.checkpoint_writer(folder, SavedPrecision::F32)
+    }
+}
+
+impl<B: FusedOps + OptimizerOps> KindOn<B> for OnGpt2 {
+    type Model = Gpt2Classifier<Training<B>>;
+
+    fn model(&self, seed: u64, device: &B::Device) -> Result<Self::Model, Failure> {
+        match &self.pretrained {
+            Some(folder) => {
+                let checkpoint = Checkpoint::open(folder).map_err(Failure::mistake)?;
+                Gpt2Classifier::load(checkpoint, &self.config, seed, device)
+                    .map_err(Failure::mistake)
+            }
+            None => {
+                Gpt2Classifier::new(&self.config, seed, device).map_err(Failure::mistake)
+            }
+        }
+    }
+}
+
+impl Classification<EncoderConfig> {
+    /// Reads and checks model and data of an encoder.
     ///
     /// # Errors
     /// Always a user's mistake.
-    pub(crate) fn prepare(job: &Job, batch: BatchPlan, order: Order) -> Result<Self, Failure> {
+    pub(crate) fn of_encoder(
+        job: &Job,
+        places: &Places,
+        batch: BatchPlan,
+        order: Order,
+    ) -> Result<Self, Failure> {
         let named = |error| Failure::mistake(format!("model.config: {error}"));
-        let fields = &job.model.config;
-        let config = EncoderConfig::guide().with_overrides(fields).map_err(named)?;
+        let config = EncoderConfig::guide().with_overrides(&job.model.config).map_err(named)?;
         config.validate().map_err(named)?;
-        let length = job.data.sequence_length;
-        if length > config.max_len {
+        check_length(job, config.max_len, "max_len")?;
+        check_step(batch, job.data.sequence_length)?;
+        let texts = open_texts(job, places, None).map_err(Failure::mistake)?;
+        let vocabulary = ("vocab_size", config.vocab_size, texts.tokenizer.vocab_size());
+        let classes = ("num_classes", config.num_classes, texts.num_classes());
+        let config = EncoderConfig {
+            vocab_size: sized_by_data(job, vocabulary)?,
+            num_classes: sized_by_data(job, classes)?,
+            ..config
+        };
+        Self::checked(config, texts, order, job, "embed_dim, hidden_dim, num_layers or vocab_size")
+    }
+}
+
+impl Classification<OnGpt2> {
+    /// Reads and checks model and data of a classifier on GPT-2.
+    ///
+    /// # Errors
+    /// Always a user's mistake.
+    pub(crate) fn of_gpt2(
+        job: &Job,
+        places: &Places,
+        batch: BatchPlan,
+        order: Order,
+    ) -> Result<Self, Failure> {
+        let pretrained = job.model.pretrained.as_ref().map(|place| places.model(place));
+        let pretrained = pretrained.transpose().map_err(Failure::mistake)?;
+        let body = model_config(job, pretrained.as_deref())?;
+        check_length(job, body.n_positions, "n_positions")?;
+        check_step(batch, job.data.sequence_length)?;
+        let texts = open_texts(job, places, pretrained.as_deref()).map_err(Failure::mistake)?;
+        if texts.tokenizer.vocab_size() > body.vocab_size {
             return Err(Failure::mistake(format!(
-                "data.sequence_length: {length} is longer than the model allows \
-                 (model.config.max_len = {}); use at most that",
-                config.max_len
+                "data.tokenizer: it has {} tokens, the model {} (model.config.vocab_size); use the \
+                 model's own tokenizer",
+                texts.tokenizer.vocab_size(),
+                body.vocab_size
             )));
         }
-        check_step(batch, length)?;
-        let texts = open_texts(job).map_err(Failure::mistake)?;
-        let config = sized_by(&texts, config, job)?;
-        check_model(&config.parameters(), "embed_dim, hidden_dim, num_layers or vocab_size")?;
-        Ok(Self { config, texts, order, seed: job.training.seed })
+        let given = job.model.config.get("num_labels").and_then(serde_json::Value::as_u64);
+        let classes = ("num_labels", given.unwrap_or(0) as usize, texts.num_classes());
+        let config = ClassifierConfig { body, num_classes: sized_by_data(job, classes)? };
+        let kind = OnGpt2 { config, pretrained };
+        Self::checked(kind, texts, order, job, "n_layer, n_embd, n_positions or vocab_size")
+    }
+}
+
+impl<K: Kind> Classification<K> {
+    /// Checks that the model fits this machine; `sizes` are the fields that decide.
+    fn checked(
+        kind: K,
+        texts: Texts,
+        order: Order,
+        job: &Job,
+        sizes: &str,
+    ) -> Result<Self, Failure> {
+        check_model(&kind.parameters(), sizes)?;
+        Ok(Self { kind, texts, order, seed: job.training.seed })
     }
 
     /// Samples that a rank draws in an epoch.
@@ -59,55 +214,75 @@ impl Classification {
         let sampler = DistributedSampler::new(self.texts.train.len(), shard, self.order)?;
         Ok(sampler.samples_per_epoch())
     }
-}
 
-/// The vocabulary and the classes are those of the data unless the job says otherwise, and then
-/// there must be enough of them.
-fn sized_by(texts: &Texts, config: EncoderConfig, job: &Job) -> Result<EncoderConfig, Failure> {
-    let given = |name: &str| job.model.config.contains_key(name);
-    let sizes = [
-        ("vocab_size", config.vocab_size, texts.tokenizer.vocab_size()),
-        ("num_classes", config.num_classes, texts.num_classes()),
-    ];
-    for (name, size, needed) in sizes {
-        if given(name) && size < needed {
-            return Err(Failure::mistake(format!(
-                "model.config.{name}: {size} is too small for the data, which has {needed}; give at \
-                 least that, or leave it out"
-            )));
-        }
+    /// The batches of a rank under a budget of tokens.
+    ///
+    /// # Errors
+    /// A budget that the texts do not fit.
+    pub(crate) fn budget_sampler(
+        &self,
+        shape: StepShape,
+        dynamic: &DynamicBatchingPlan,
+    ) -> Result<BudgetSampler, DataError> {
+        let shard = Shard { rank: 0, num_ranks: shape.num_ranks };
+        let lengths = self.texts.train.lengths();
+        BudgetSampler::new(lengths, budget(dynamic), shard, shape.accumulation)
     }
-    let [vocab_size, num_classes] =
-        sizes.map(|(name, size, needed)| if given(name) { size } else { needed.max(2) });
-    Ok(EncoderConfig { vocab_size, num_classes, ..config })
 }
 
-impl<B: FusedOps + OptimizerOps> Recipe<B> for Classification {
-    type Model = Encoder<Training<B>>;
+fn check_length(job: &Job, allowed: usize, field: &str) -> Result<(), Failure> {
+    let length = job.data.sequence_length;
+    if length <= allowed {
+        return Ok(());
+    }
+    Err(Failure::mistake(format!(
+        "data.sequence_length: {length} is longer than the model allows (model.config.{field} = \
+         {allowed}); use at most that"
+    )))
+}
+
+/// A size of the model is that of the data unless the job says otherwise, and then it must be
+/// enough: `(name, the job's or the default, the data's)`.
+fn sized_by_data(
+    job: &Job,
+    (name, size, needed): (&str, usize, usize),
+) -> Result<usize, Failure> {
+    let given = job.model.config.contains_key(name);
+    if given && size < needed.max(2) {
+        return Err(Failure::mistake(format!(
+            "model.config.{name}: {size} is too small for the data, which has {needed}; give at \
+             least that, or leave it out"
+        )));
+    }
+    Ok(if given { size } else { needed.max(2) })
+}
+
+impl<B: FusedOps + OptimizerOps, K: KindOn<B>> Recipe<B> for Classification<K> {
+    type Model = K::Model;
     type Task = TextClass<B::Device>;
     type Source = TextSource;
 
     fn model(&self, device: &B::Device) -> Result<Self::Model, Failure> {
-        Encoder::new(&self.config, self.seed, device).map_err(Failure::mistake)
+        self.kind.model(self.seed, device)
     }
 
     fn task(&self, device: B::Device) -> Self::Task {
-        TextClass { config: self.config.clone(), device }
+        TextClass { limits: self.kind.limits(), device }
     }
 
-    fn source(&self, shard: Shard, rows: usize) -> Result<TextSource, DataError> {
+    fn source(&self, shard: Shard, plan: &Plan) -> Result<TextSource, DataError> {
         let Texts { train, eval, .. } = self.texts.clone();
-        TextSource::new(train, eval, shard, self.order, rows)
+        TextSource::new(train, eval, shard, self.order, plan)
     }
 
-    fn test(&self, shard: Shard, rows: usize) -> Result<Option<TextSource>, DataError> {
+    fn test(&self, shard: Shard, plan: &Plan) -> Result<Option<TextSource>, DataError> {
         let Texts { train, test, .. } = self.texts.clone();
         let Some(test) = test else { return Ok(None) };
-        TextSource::new(train, Some(test), shard, self.order, rows).map(Some)
+        TextSource::new(train, Some(test), shard, self.order, plan).map(Some)
     }
 
     fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError> {
-        self.config.checkpoint_writer(folder, SavedPrecision::F32)
+        self.kind.writer(folder)
     }
 
     fn tokenizer(&self) -> Option<&Tokenizer> {
@@ -115,102 +290,48 @@ impl<B: FusedOps + OptimizerOps> Recipe<B> for Classification {
     }
 }
 
-/// A micro-batch of texts.
-pub(crate) struct Labelled(LabelledBatch);
-
-impl Batch for Labelled {
-    fn num_tokens(&self) -> usize {
-        self.0.num_tokens()
-    }
-
-    fn num_targets(&self) -> usize {
-        self.0.num_texts()
-    }
-}
-
-impl Labelled {
-    /// The batch on a device, checked against the model.
-    fn on<B: Backend>(
-        &self,
-        config: &EncoderConfig,
-        device: &B::Device,
-    ) -> Result<TextBatch<B>, TextBatchError> {
-        let LabelledBatch { input_ids, lengths, labels } = &self.0;
-        TextBatch::new(config, input_ids, lengths, labels, device)
-    }
-}
-
 /// Telling the class of a text.
 pub(crate) struct TextClass<D> {
-    config: EncoderConfig,
+    limits: TextLimits,
     device: D,
 }
 
-impl<B: FusedOps> Task<B, Encoder<Training<B>>> for TextClass<B::Device> {
+impl<D> TextClass<D> {
+    /// The batch on the device, checked against the model.
+    fn batch<B: Backend<Device = D>>(
+        &self,
+        batch: &Labelled,
+    ) -> Result<TextBatch<B>, TextBatchError> {
+        let LabelledBatch { input_ids, lengths, labels } = &batch.0;
+        TextBatch::new(self.limits, input_ids, lengths, labels, &self.device)
+    }
+}
+
+impl<B, M> Task<B, M> for TextClass<B::Device>
+where
+    B: FusedOps + OptimizerOps,
+    M: Classifier<Training<B>> + AutodiffModule<Training<B>, InnerModule: Classifier<Zero<B>>>,
+{
     type Batch = Labelled;
 
-    fn loss(
-        &self,
-        model: &Encoder<Training<B>>,
-        batch: &Labelled,
-    ) -> Result<Tensor<Training<B>, 1>, OutsideError> {
+    fn loss(&self, model: &M, batch: &Labelled) -> Result<Tensor<Training<B>, 1>, OutsideError> {
         let texts = batch.num_targets().max(1);
-        let (sum, _) = model.loss(&batch.on(&self.config, &self.device)?);
+        let (sum, _) = model.loss(&self.batch(batch)?);
         Ok(sum / texts as f64)
     }
 
     fn evaluate(
         &self,
-        model: &Encoder<Zero<B>>,
+        model: &M::InnerModule,
         batch: &Labelled,
     ) -> Result<Evaluation, OutsideError> {
-        let (sum, logits) = model.loss(&batch.on(&self.config, &self.device)?);
+        let (sum, logits) = model.loss(&self.batch(batch)?);
         let answers = logits.argmax(1).into_data().convert::<i64>();
-        let mut confusion = Confusion::new(self.config.num_classes);
+        let mut confusion = Confusion::new(self.limits.num_classes);
         let labels = batch.0.labels.iter().zip(answers.iter::<i64>());
         for (label, answer) in labels.filter(|(label, _)| **label >= 0) {
             confusion.count(*label as usize, answer as usize);
         }
         Ok(Evaluation { loss_sum: sum.into_scalar().elem(), answers: Some(confusion) })
-    }
-}
-
-/// One rank's share of the texts.
-pub(crate) struct TextSource {
-    loader: BatchLoader<LabelledTexts>,
-    eval: Option<Arc<LabelledTexts>>,
-    shard: Shard,
-    rows: usize,
-}
-
-/// Micro-batches assembled ahead of their use.
-const PREFETCH: usize = 4;
-
-impl TextSource {
-    fn new(
-        train: Arc<LabelledTexts>,
-        eval: Option<Arc<LabelledTexts>>,
-        shard: Shard,
-        order: Order,
-        rows: usize,
-    ) -> Result<Self, DataError> {
-        let sampler = DistributedSampler::new(train.len(), shard, order)?;
-        let loader = BatchLoader::start(train, sampler, rows, PREFETCH)?;
-        Ok(Self { loader, eval, shard, rows })
-    }
-}
-
-impl BatchSource<Labelled> for TextSource {
-    fn next_batch(&mut self) -> Result<Labelled, OutsideError> {
-        Ok(Labelled(self.loader.next_batch()?))
-    }
-
-    fn evaluation(&mut self) -> Result<Option<Vec<Labelled>>, OutsideError> {
-        let Some(eval) = &self.eval else {
-            return Ok(None);
-        };
-        let batches = EvaluationBatches::new(&**eval, self.shard, self.rows)?;
-        let batches = batches.map(|batch| batch.map(Labelled)).collect::<Result<_, _>>()?;
-        Ok(Some(batches))
     }
 }

@@ -2,34 +2,45 @@
 
 use std::path::{Path, PathBuf};
 
-use deepburn_config::{DataKind, Job, SplitPlan};
+use deepburn_config::{DataJob, DataKind, Job, SplitPlan};
 use deepburn_datasets::{
     Content, Corpus, DataError, DataSource, Fractions, Join, Packing, Splits, SyntheticCorpus,
-    TEXT_FIELD, TokenizerChoice, open,
+    TokenCache, TokenizerChoice, open,
 };
 use deepburn_models::gpt2::Gpt2Config;
+
+use crate::places::Places;
 
 /// Size of the embedded corpus: enough for any run on a few cores, written in a moment.
 const SYNTHETIC_BYTES: usize = 2 << 20;
 
-/// Opens the data of `job` for a model of `config`.
+/// Opens the data of `job` for a model of `config`, which may start from a checkpoint in the folder
+/// `pretrained`.
 ///
 /// # Errors
 /// What is wrong with the data.
-pub(crate) fn open_corpus(job: &Job, config: &Gpt2Config) -> Result<Corpus, DataError> {
+pub(crate) fn open_corpus(
+    job: &Job,
+    places: &Places,
+    pretrained: Option<&Path>,
+    config: &Gpt2Config,
+) -> Result<Corpus, DataError> {
     let data = &job.data;
-    let pretrained = job.model.pretrained.as_deref().and_then(tokenizer_of);
-    let tokenizer = data.tokenizer.clone().or(pretrained);
+    let tokenizer = tokenizer(data, places, pretrained)?;
     let choice = match &tokenizer {
         Some(path) => TokenizerChoice::Load(path.clone()),
         None => TokenizerChoice::Train { vocab_size: data.vocab_size },
     };
     let content = match (&data.kind, &data.splits) {
-        (DataKind::Tokens, splits) => Content::Tokens { splits: files(splits), tokenizer },
-        (DataKind::Text, splits) => Content::Text {
-            splits: files(splits),
-            field: TEXT_FIELD.to_owned(),
-            join: Join::EndOfText,
+        (DataKind::Tokens, _) => Content::Tokens { splits: files(data, places)?, tokenizer },
+        (DataKind::Text { text_field, join }, _) => Content::Text {
+            splits: files(data, places)?,
+            field: text_field.clone(),
+            join: match join {
+                deepburn_config::Join::EndOfText => Join::EndOfText,
+                deepburn_config::Join::BlankLine => Join::BlankLine,
+                deepburn_config::Join::Nothing => Join::Nothing,
+            },
             tokenizer: choice,
         },
         (DataKind::Synthetic | DataKind::Classification { .. }, splits) => Content::Synthetic {
@@ -38,7 +49,7 @@ pub(crate) fn open_corpus(job: &Job, config: &Gpt2Config) -> Result<Corpus, Data
                 SplitPlan::Shares { train, eval, test, .. } => {
                     Fractions { train: *train, eval: *eval, test: *test }
                 }
-                SplitPlan::Paths { .. } => Fractions::ALL,
+                SplitPlan::Named { .. } | SplitPlan::Paths { .. } => Fractions::ALL,
             },
             tokenizer: choice,
         },
@@ -47,8 +58,25 @@ pub(crate) fn open_corpus(job: &Job, config: &Gpt2Config) -> Result<Corpus, Data
         content,
         packing: Packing::drop_rest(data.sequence_length),
         vocab_size: Some(config.vocab_size),
-        token_cache: None,
+        token_cache: token_cache(data),
     })
+}
+
+/// Where the tokens of this job's text are kept. Those of the embedded corpus are made anew: that
+/// takes no longer than reading them.
+pub(crate) fn token_cache(data: &DataJob) -> Option<TokenCache> {
+    let kept = data.token_cache && !data.splits.is_embedded();
+    kept.then(TokenCache::of_user).flatten()
+}
+
+/// The tokenizer that the job names, or else the checkpoint's.
+pub(crate) fn tokenizer(
+    data: &DataJob,
+    places: &Places,
+    pretrained: Option<&Path>,
+) -> Result<Option<PathBuf>, DataError> {
+    let named = data.tokenizer.as_ref().map(|place| places.tokenizer(place)).transpose()?;
+    Ok(named.or_else(|| pretrained.and_then(tokenizer_of)))
 }
 
 /// The tokenizer that lies beside a checkpoint.
@@ -57,15 +85,27 @@ fn tokenizer_of(checkpoint: &Path) -> Option<PathBuf> {
     known.iter().any(|file| checkpoint.join(file).is_file()).then(|| checkpoint.to_owned())
 }
 
-fn files(splits: &SplitPlan) -> Splits {
-    match splits {
+fn files(data: &DataJob, places: &Places) -> Result<Splits, DataError> {
+    let name = data.name.as_deref();
+    Ok(match &data.splits {
         SplitPlan::Shares { path, train, eval, test } => Splits::Shares {
-            files: path.iter().cloned().collect(),
+            files: match path {
+                Some(path) => places.whole(path, name)?,
+                None => Vec::new(),
+            },
             fractions: Fractions { train: *train, eval: *eval, test: *test },
         },
+        SplitPlan::Named { path, train, eval, test, .. } => {
+            let split = |split: &String| places.split(path, name, split);
+            Splits::Paths {
+                train: split(train)?,
+                eval: eval.as_ref().map(split).transpose()?,
+                test: test.as_ref().map(split).transpose()?,
+            }
+        }
         SplitPlan::Paths { train, eval, test, .. } => {
             let files = |path: &Option<PathBuf>| path.clone().map(|path| vec![path]);
             Splits::Paths { train: vec![train.clone()], eval: files(eval), test: files(test) }
         }
-    }
+    })
 }

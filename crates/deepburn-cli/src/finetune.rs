@@ -120,7 +120,8 @@ fn run_on<B: FusedOps + OptimizerOps + StreamOps>(
 ) -> Result<(), Failure> {
     match &preparation.subject {
         Subject::Causal(recipe) => run::<B, _>(preparation, &**recipe, device),
-        Subject::Classification(recipe) => run::<B, _>(preparation, &**recipe, device),
+        Subject::Encoder(recipe) => run::<B, _>(preparation, &**recipe, device),
+        Subject::Gpt2Classifier(recipe) => run::<B, _>(preparation, &**recipe, device),
     }
 }
 
@@ -189,20 +190,20 @@ fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         unreachable!("there is a model for every rank");
     };
     let shard = Shard { rank: group.rank(), num_ranks: group.world_size() };
-    let rows = plan.batch.micro_batch_size;
-    let mut source = recipe.source(shard, rows)?;
+    let mut source = recipe.source(shard, plan)?;
     let mut engine = deepburn::initialize(model, plan, group)?;
     engine.seed(job.training.seed);
 
     let task = recipe.task(device);
     let eval_steps = job.training.eval_steps.map(|steps| steps as u64);
-    let length = TrainPlan { max_steps: preparation.max_steps, eval_steps };
+    let batch_sizes = Some(preparation.batch_sizes.clone());
+    let length = TrainPlan { max_steps: preparation.max_steps, batch_sizes, eval_steps };
     let mut hooks = hooks(preparation, engine.rank())?;
-    deepburn::train(&mut engine, &task, &mut source, length, &mut hooks)?;
+    deepburn::train(&mut engine, &task, &mut source, &length, &mut hooks)?;
     drop(hooks);
     drop(source);
     let step = engine.global_steps();
-    if let Some(mut test) = recipe.test(shard, rows)? {
+    if let Some(mut test) = recipe.test(shard, plan)? {
         let measured = deepburn::evaluate(&engine, &task, &mut test)
             .map_err(|cause| TrainError { step, cause })?;
         if let Some(measured) = measured.filter(|_| engine.rank() == 0) {

@@ -8,10 +8,12 @@ mod corpus;
 mod failure;
 mod finetune;
 mod memory;
+mod places;
 mod preparation;
 mod progress;
 mod recipe;
 mod report;
+mod text_source;
 mod texts;
 mod tools;
 

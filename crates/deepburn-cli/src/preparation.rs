@@ -8,15 +8,17 @@ use std::path::Path;
 
 use burn::tensor::DType;
 use deepburn_config::{
-    Architecture, Backend, BatchPlan, Diagnosis, Facts, Job, JobRequest, Plan, Precision,
-    ResolvedJob, Severity, Written, resolve, resolve_batch,
+    Architecture, Backend, BatchPlan, BatchSchedule, DataKind, Diagnosis, DynamicBatchingPlan,
+    Facts, Job, JobRequest, Plan, Precision, ResolvedJob, Severity, Written, resolve,
+    resolve_batch,
 };
-use deepburn_datasets::{Order, Shard};
+use deepburn_datasets::{Order, Shard, StepShape};
 use serde_json::Value;
 
 use crate::causal::Causal;
 use crate::classification::Classification;
 use crate::failure::Failure;
+use crate::places::Places;
 use crate::recipe::Subject;
 
 /// A job that is ready to run.
@@ -24,6 +26,7 @@ pub(crate) struct Preparation {
     pub(crate) job: Job,
     pub(crate) plan: Plan,
     pub(crate) subject: Subject,
+    pub(crate) batch_sizes: BatchSchedule,
     pub(crate) max_steps: u64,
     /// The content of `job.json`.
     pub(crate) record: Value,
@@ -37,22 +40,33 @@ pub(crate) fn prepare(request: &JobRequest) -> Result<Preparation, Failure> {
     let (job, written) = Job::load(request).map_err(Failure::mistake)?;
     check_backend(job.training.backend)?;
     let mut facts = job.facts();
-    let batch = resolve_batch(&written, &facts).map_err(Failure::mistake)?;
+    let (batch, dynamic) = resolve_batch(&written, &facts).map_err(Failure::mistake)?;
+    let batch_sizes = batch_sizes(&job, batch, dynamic.as_ref())?;
     let order = match job.data.shuffle {
         true => Order::Shuffled { seed: job.training.seed },
         false => Order::Sequential,
     };
-    let subject = match job.model.architecture {
-        Architecture::Gpt2 => Subject::Causal(Box::new(Causal::prepare(&job, batch, order)?)),
-        Architecture::ImdbEncoder => {
-            Subject::Classification(Box::new(Classification::prepare(&job, batch, order)?))
+    let (places, largest) = (Places::default(), batch_sizes.largest());
+    let subject = match (job.model.architecture, &job.data.kind) {
+        (Architecture::ImdbEncoder, _) => Subject::Encoder(Box::new(
+            Classification::of_encoder(&job, &places, largest, order)?,
+        )),
+        (Architecture::Gpt2, DataKind::Classification { .. }) => Subject::Gpt2Classifier(Box::new(
+            Classification::of_gpt2(&job, &places, largest, order)?,
+        )),
+        (Architecture::Gpt2, _) => {
+            Subject::Causal(Box::new(Causal::prepare(&job, &places, largest, order)?))
         }
     };
-    let max_steps = num_steps(&job, &subject, batch)?;
+    let max_steps = match &dynamic {
+        Some(dynamic) => steps_within_budget(&job, &subject, batch, dynamic)?,
+        None => num_steps(&job, &subject, &batch_sizes)?,
+    };
     facts.hidden_size = Some(subject.width());
     facts.total_steps = Some(max_steps);
     let (plan, record) = resolve_plan(&job, &written, &facts)?;
-    Ok(Preparation { job, plan, subject, max_steps: max_steps as u64, record })
+    let max_steps = max_steps as u64;
+    Ok(Preparation { job, plan, subject, batch_sizes, max_steps, record })
 }
 
 /// Refuses backends that this program was built without.
@@ -101,17 +115,85 @@ pub(crate) fn check_types<B: burn::tensor::backend::Backend>(
     Ok(())
 }
 
+/// Samples of each step.
+fn batch_sizes(
+    job: &Job,
+    batch: BatchPlan,
+    dynamic: Option<&DynamicBatchingPlan>,
+) -> Result<BatchSchedule, Failure> {
+    let changes = &job.training.batch_size_schedule;
+    if dynamic.is_some() && !changes.is_empty() {
+        return Err(Failure::mistake(
+            "training.batch_size_schedule: dynamic batching decides how many samples a step has; \
+             remove it, or set dynamic_batching.enabled to false",
+        ));
+    }
+    BatchSchedule::new(batch, changes.iter().copied())
+        .map_err(|error| Failure::mistake(format!("training.batch_size_schedule: {error}")))
+}
+
+/// Epochs whose batches are counted one by one, each in some milliseconds.
+const MOST_EPOCHS: usize = 10_000;
+
+/// Optimizer steps under a budget of tokens: `max_steps`, or what the epochs give, whichever is
+/// less.
+fn steps_within_budget(
+    job: &Job,
+    subject: &Subject,
+    batch: BatchPlan,
+    dynamic: &DynamicBatchingPlan,
+) -> Result<usize, Failure> {
+    let shape = StepShape {
+        num_ranks: batch.world_size,
+        accumulation: batch.gradient_accumulation_steps,
+    };
+    let mut sampler = subject.budget_sampler(shape, dynamic)?;
+    if job.data.drop_last {
+        tracing::warn!("data.drop_last: dynamic batching drops no sample");
+    }
+    let epochs = job.training.epochs.unwrap_or(usize::MAX);
+    let max_steps = job.training.max_steps.unwrap_or(usize::MAX);
+    if epochs > MOST_EPOCHS && max_steps == usize::MAX {
+        return Err(Failure::mistake(format!(
+            "training.epochs: {epochs} are more than the {MOST_EPOCHS} whose dynamic batches are \
+             counted beforehand; give training.max_steps"
+        )));
+    }
+    let mut steps = 0;
+    for epoch in 0..epochs {
+        let plan = sampler.plan();
+        if dynamic.verbose && epoch < 10 {
+            tracing::info!(
+                "epoch {epoch}: {} samples in {} steps, {} tokens, {:.1} % padding",
+                plan.num_samples(),
+                plan.num_steps(),
+                plan.num_tokens(),
+                100.0 * plan.padding()
+            );
+        }
+        steps += plan.num_steps();
+        if steps >= max_steps {
+            return Ok(max_steps);
+        }
+        sampler.next_epoch();
+    }
+    Ok(steps)
+}
+
 /// Optimizer steps: `max_steps`, or what the epochs give, whichever is less.
-fn num_steps(job: &Job, subject: &Subject, batch: BatchPlan) -> Result<usize, Failure> {
-    let shard = Shard { rank: 0, num_ranks: job.training.ranks };
+fn num_steps(job: &Job, subject: &Subject, batches: &BatchSchedule) -> Result<usize, Failure> {
+    let num_ranks = job.training.ranks;
+    let shard = Shard { rank: 0, num_ranks };
     let per_rank = subject.samples_per_epoch(shard).map_err(Failure::mistake)?;
-    let per_step = batch.micro_batch_size * batch.gradient_accumulation_steps;
     let by_epochs = job.training.epochs.map(|epochs| {
-        let samples = epochs.saturating_mul(per_rank);
-        if job.data.drop_last { samples / per_step } else { samples.div_ceil(per_step) }
+        let samples = epochs.saturating_mul(per_rank).saturating_mul(num_ranks);
+        let whole = batches.steps_within(samples);
+        let rest = !job.data.drop_last && batches.samples_before(whole) < samples;
+        whole + usize::from(rest)
     });
     let steps = [job.training.max_steps, by_epochs].into_iter().flatten().min().unwrap_or(0);
     if steps == 0 {
+        let per_step = batches.at(0).train_batch_size / num_ranks;
         return Err(Failure::mistake(format!(
             "training.epochs: the train split has {per_rank} samples a rank and a step takes \
              {per_step}, so no step is ever complete; lower deepspeed.train_batch_size, set \

@@ -6,11 +6,13 @@ use burn::module::AutodiffModule;
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::Training;
 use deepburn::{BatchSource, Task};
-use deepburn_datasets::{DataError, Shard, Tokenizer};
+use deepburn_config::{DynamicBatchingPlan, Plan};
+use deepburn_datasets::{BudgetSampler, DataError, Shard, StepShape, Tokenizer};
 use deepburn_models::gpt2::{CheckpointError, CheckpointWriter};
+use deepburn_models::imdb::EncoderConfig;
 
 use crate::causal::Causal;
-use crate::classification::Classification;
+use crate::classification::{Classification, Kind, OnGpt2};
 use crate::failure::Failure;
 
 /// A micro-batch of the recipe `R` on backend `B`.
@@ -31,11 +33,11 @@ pub(crate) trait Recipe<B: FusedOps + OptimizerOps>: Sync {
     /// The task of a rank whose tensors are on `device`.
     fn task(&self, device: B::Device) -> Self::Task;
 
-    /// The share of `shard`, in micro-batches of `rows` samples.
-    fn source(&self, shard: Shard, rows: usize) -> Result<Self::Source, DataError>;
+    /// The share of `shard`, in batches as `plan` has them.
+    fn source(&self, shard: Shard, plan: &Plan) -> Result<Self::Source, DataError>;
 
     /// A share of the data kept for a final test, given out as evaluation data; `None` without.
-    fn test(&self, shard: Shard, rows: usize) -> Result<Option<Self::Source>, DataError>;
+    fn test(&self, shard: Shard, plan: &Plan) -> Result<Option<Self::Source>, DataError>;
 
     /// Starts writing the model.
     fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError>;
@@ -48,24 +50,29 @@ pub(crate) trait Recipe<B: FusedOps + OptimizerOps>: Sync {
 pub(crate) enum Subject {
     /// A language model.
     Causal(Box<Causal>),
-    /// Classes of texts.
-    Classification(Box<Classification>),
+    /// Classes of texts, told by an encoder.
+    Encoder(Box<Classification<EncoderConfig>>),
+    /// Classes of texts, told by GPT-2.
+    Gpt2Classifier(Box<Classification<OnGpt2>>),
 }
 
 impl Subject {
     /// Values of all parameters.
     pub(crate) fn num_parameters(&self) -> usize {
-        match self {
-            Self::Causal(subject) => subject.config.num_parameters(),
-            Self::Classification(subject) => subject.config.num_parameters(),
-        }
+        let parameters = match self {
+            Self::Causal(subject) => subject.config.parameters(),
+            Self::Encoder(subject) => subject.kind.parameters(),
+            Self::Gpt2Classifier(subject) => subject.kind.parameters(),
+        };
+        parameters.iter().map(|parameter| parameter.shape.iter().product::<usize>()).sum()
     }
 
     /// Width of the residual stream.
     pub(crate) fn width(&self) -> usize {
         match self {
             Self::Causal(subject) => subject.config.n_embd,
-            Self::Classification(subject) => subject.config.embed_dim,
+            Self::Encoder(subject) => subject.kind.embed_dim,
+            Self::Gpt2Classifier(subject) => subject.kind.config.body.n_embd,
         }
     }
 
@@ -73,7 +80,32 @@ impl Subject {
     pub(crate) fn samples_per_epoch(&self, shard: Shard) -> Result<usize, DataError> {
         match self {
             Self::Causal(subject) => subject.samples_per_epoch(shard),
-            Self::Classification(subject) => subject.samples_per_epoch(shard),
+            Self::Encoder(subject) => subject.samples_per_epoch(shard),
+            Self::Gpt2Classifier(subject) => subject.samples_per_epoch(shard),
         }
+    }
+
+    /// The batches under a budget of tokens.
+    ///
+    /// # Errors
+    /// A user's mistake: data that is not ragged, or that the budget does not fit.
+    pub(crate) fn budget_sampler(
+        &self,
+        shape: StepShape,
+        dynamic: &DynamicBatchingPlan,
+    ) -> Result<BudgetSampler, Failure> {
+        let sampler = match self {
+            Self::Causal(_) => {
+                return Err(Failure::mistake(
+                    "deepspeed.data_efficiency.data_sampling.dynamic_batching.enabled: true asks \
+                     for batches of texts of different lengths, but all other kinds of data than \
+                     \"classification\" are packed into sequences of one length, without padding; \
+                     set it to false",
+                ));
+            }
+            Self::Encoder(subject) => subject.budget_sampler(shape, dynamic),
+            Self::Gpt2Classifier(subject) => subject.budget_sampler(shape, dynamic),
+        };
+        sampler.map_err(Failure::mistake)
     }
 }

@@ -1,13 +1,16 @@
 //! The labelled texts that a job names, read and tokenized.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use deepburn_config::{DataKind, Job, SplitPlan};
+use deepburn_config::{DataJob, DataKind, Job, SplitPlan};
 use deepburn_datasets::{
     DataError, Fractions, LABEL_FIELD, LabelledText, LabelledTexts, SyntheticReviews, TEXT_FIELD,
     Tokenizer, read_labelled,
 };
+
+use crate::corpus::{token_cache, tokenizer};
+use crate::places::Places;
 
 /// Splits of labelled texts. Ranks share them.
 #[derive(Clone)]
@@ -33,37 +36,26 @@ impl Texts {
 ///
 /// # Errors
 /// What is wrong with the data.
-pub(crate) fn open_texts(job: &Job) -> Result<Texts, DataError> {
-    let parts = match &job.data.splits {
-        SplitPlan::Shares { path, train, eval, test } => {
-            let all = match path {
-                Some(path) => read(path, job)?,
-                None => {
-                    let reviews =
-                        SyntheticReviews { seed: job.training.seed, count: SYNTHETIC_REVIEWS };
-                    reviews.texts()
-                }
-            };
-            let fractions = Fractions { train: *train, eval: *eval, test: *test };
-            fractions.divide_shuffled(all, job.training.seed)?
-        }
-        SplitPlan::Paths { train, eval, eval_share, test } => {
-            let fractions = Fractions { train: 1.0 - eval_share, eval: *eval_share, test: 0.0 };
-            let [train, held_out, _] =
-                fractions.divide_shuffled(read(train, job)?, job.training.seed)?;
-            let read = |path: &_| read(path, job);
-            let eval = eval.as_deref().map(read).transpose()?.or(held_out);
-            [train, eval, test.as_deref().map(read).transpose()?]
-        }
-    };
-    let [Some(train), eval, test] = parts else {
+pub(crate) fn open_texts(
+    job: &Job,
+    places: &Places,
+    pretrained: Option<&Path>,
+) -> Result<Texts, DataError> {
+    let [Some(train), eval, test] = read_splits(job, places)? else {
         return Err(DataError::Empty { what: "the train split".to_owned() });
     };
-    let tokenizer = tokenizer(job, &train)?;
+    let tokenizer = match tokenizer(&job.data, places, pretrained)? {
+        Some(path) => Tokenizer::load(&path)?,
+        None => {
+            let documents: Vec<&str> = train.iter().map(|it| it.text.as_str()).collect();
+            Tokenizer::train(&documents, job.data.vocab_size)?
+        }
+    };
+    let cache = token_cache(&job.data);
     let tokenize = |texts: Vec<LabelledText>, name: &str| {
         let length = job.data.sequence_length;
         let what = format!("the {name} split");
-        let tokens = LabelledTexts::tokenize(&texts, &tokenizer, length, &what)?;
+        let tokens = LabelledTexts::tokenize(&texts, &tokenizer, length, cache.as_ref(), &what)?;
         let (texts, cut) = (tokens.len(), tokens.truncated());
         tracing::info!("{name}: {texts} texts, {cut} of them cut to {length} tokens");
         Ok::<_, DataError>(Arc::new(tokens))
@@ -74,23 +66,44 @@ pub(crate) fn open_texts(job: &Job) -> Result<Texts, DataError> {
     Ok(Texts { train, eval, test, tokenizer })
 }
 
-fn read(path: &Path, job: &Job) -> Result<Vec<LabelledText>, DataError> {
-    let (text, label) = match &job.data.kind {
+/// The texts of train, eval and test.
+fn read_splits(job: &Job, places: &Places) -> Result<[Option<Vec<LabelledText>>; 3], DataError> {
+    let (data, seed) = (&job.data, job.training.seed);
+    let name = data.name.as_deref();
+    let hold_out = |texts: Vec<LabelledText>, share: f64| {
+        let fractions = Fractions { train: 1.0 - share, eval: share, test: 0.0 };
+        fractions.divide_shuffled(texts, seed)
+    };
+    match &data.splits {
+        SplitPlan::Shares { path, train, eval, test } => {
+            let all = match path {
+                Some(path) => read(&places.whole(path, name)?, data)?,
+                None => SyntheticReviews { seed, count: SYNTHETIC_REVIEWS }.texts(),
+            };
+            let fractions = Fractions { train: *train, eval: *eval, test: *test };
+            fractions.divide_shuffled(all, seed)
+        }
+        SplitPlan::Named { path, train, eval, eval_share, test } => {
+            let read = |split: &String| read(&places.split(path, name, split)?, data);
+            let [train, held_out, _] = hold_out(read(train)?, *eval_share)?;
+            let eval = eval.as_ref().map(read).transpose()?.or(held_out);
+            Ok([train, eval, test.as_ref().map(read).transpose()?])
+        }
+        SplitPlan::Paths { train, eval, eval_share, test } => {
+            let read = |path: &PathBuf| read(std::slice::from_ref(path), data);
+            let [train, held_out, _] = hold_out(read(train)?, *eval_share)?;
+            let eval = eval.as_ref().map(read).transpose()?.or(held_out);
+            Ok([train, eval, test.as_ref().map(read).transpose()?])
+        }
+    }
+}
+
+fn read(files: &[PathBuf], data: &DataJob) -> Result<Vec<LabelledText>, DataError> {
+    let (text, label) = match &data.kind {
         DataKind::Classification { text_field, label_field } => {
             (text_field.as_str(), label_field.as_str())
         }
         _ => (TEXT_FIELD, LABEL_FIELD),
     };
-    read_labelled(&[path.to_owned()], text, label)
-}
-
-/// The job's tokenizer, or one trained on what trains.
-fn tokenizer(job: &Job, train: &[LabelledText]) -> Result<Tokenizer, DataError> {
-    match &job.data.tokenizer {
-        Some(path) => Tokenizer::load(path),
-        None => {
-            let documents: Vec<&str> = train.iter().map(|it| it.text.as_str()).collect();
-            Tokenizer::train(&documents, job.data.vocab_size)
-        }
-    }
+    read_labelled(files, text, label)
 }

@@ -106,6 +106,24 @@ impl BatchSchedule {
         self.changes[..past].last().map_or(self.initial, |&(_, batch)| batch)
     }
 
+    /// The largest batch.
+    pub fn largest(&self) -> BatchPlan {
+        let changes = self.changes.iter().map(|&(_, batch)| batch);
+        changes.fold(self.initial, |largest, batch| {
+            if batch.train_batch_size > largest.train_batch_size { batch } else { largest }
+        })
+    }
+
+    /// Most optimizer steps that together have at most so many samples.
+    pub fn steps_within(&self, samples: usize) -> usize {
+        let (mut low, mut high) = (0, samples);
+        while low < high {
+            let middle = low + (high - low).div_ceil(2);
+            if self.samples_before(middle) <= samples { low = middle } else { high = middle - 1 }
+        }
+        low
+    }
+
     /// Samples of all optimizer steps before `step`, over all ranks; stops at the largest number.
     pub fn samples_before(&self, step: usize) -> usize {
         let starts = self.changes.iter().map(|&(from_step, _)| from_step);

@@ -9,8 +9,8 @@
 //! Everything has a default, so `{}` is a job once its DeepSpeed part gives a batch size. [`Job::load`]
 //! reads the file, applies the command line's values, and returns the job and the DeepSpeed
 //! configuration beside it; [`Job::facts`] is what the latter is resolved with. Paths are made
-//! findable from the current folder and must exist; hub names, checkpoints and classification are
-//! refused in this version.
+//! findable from the current folder; what does not exist must have the form of a repository on the
+//! Hub. Training checkpoints are refused in this version.
 
 use std::path::{Path, PathBuf};
 
@@ -25,6 +25,7 @@ use crate::keys::job::JOB;
 use crate::lookup::find;
 use crate::node::{Node, Value};
 use crate::overrides::Override;
+use crate::place::Place;
 use crate::resolve::{Facts, Resolved};
 use crate::section::Section;
 use crate::source::{Origin, parse_json, read_text};
@@ -70,8 +71,8 @@ pub struct Job {
 pub struct ModelJob {
     /// What is trained.
     pub architecture: Architecture,
-    /// Folder of a checkpoint in Hugging Face's layout; `None` draws weights from the seed.
-    pub pretrained: Option<PathBuf>,
+    /// A checkpoint in Hugging Face's layout; `None` draws weights from the seed.
+    pub pretrained: Option<Place>,
     /// Hugging Face's config fields, which override those of the checkpoint.
     pub config: Map<String, Json>,
 }
@@ -93,8 +94,12 @@ pub struct DataJob {
     pub kind: DataKind,
     /// Where it comes from, and which part trains.
     pub splits: SplitPlan,
-    /// Folder or `tokenizer.json`; `None` leaves it to the model's folder or trains one.
-    pub tokenizer: Option<PathBuf>,
+    /// Configuration of a data set that has several.
+    pub name: Option<String>,
+    /// Whether the tokens of text are kept on disk for the next run.
+    pub token_cache: bool,
+    /// Folder, repository or `tokenizer.json`; `None` leaves it to the checkpoint or trains one.
+    pub tokenizer: Option<Place>,
     /// Entries of a tokenizer that is trained, at most.
     pub vocab_size: usize,
     /// Tokens of a sample.
@@ -109,8 +114,13 @@ pub struct DataJob {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DataKind {
-    /// `.txt` and `.jsonl` files, tokenized when they are read.
-    Text,
+    /// Text files and tables, tokenized when they are read.
+    Text {
+        /// Field of the text, in tables.
+        text_field: String,
+        /// What stands between documents.
+        join: Join,
+    },
     /// Raw little-endian tokens.
     Tokens,
     /// The embedded synthetic corpus.
@@ -122,6 +132,18 @@ pub enum DataKind {
         /// Field of the class.
         label_field: String,
     },
+}
+
+/// What stands between the documents of a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Join {
+    /// The end-of-text token.
+    EndOfText,
+    /// A blank line.
+    BlankLine,
+    /// Nothing.
+    Nothing,
 }
 
 /// The run of a job.
@@ -141,6 +163,8 @@ pub struct TrainingJob {
     pub output_dir: PathBuf,
     /// Optimizer steps between two evaluations.
     pub eval_steps: Option<usize>,
+    /// First step and `train_batch_size` of each change of the batch size, in the order given.
+    pub batch_size_schedule: Vec<(usize, usize)>,
     /// Optimizer steps between two printed lines.
     pub logging_steps: Option<usize>,
     /// Learning rate for a DeepSpeed configuration that leaves it open.

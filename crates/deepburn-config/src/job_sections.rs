@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value as Json};
 
 use crate::diagnosis::Findings;
-use crate::job::{Architecture, Backend, DataJob, DataKind, ModelJob, TrainingJob};
+use crate::job::{Architecture, Backend, DataJob, DataKind, Join, ModelJob, TrainingJob};
 use crate::keys::DEEPSPEED;
 use crate::lookup::find;
+use crate::place::Place;
 use crate::section::Section;
 use crate::splits::SplitPlan;
 use crate::written::Written;
@@ -21,16 +22,28 @@ pub(crate) struct Places<'a> {
 }
 
 impl Places<'_> {
-    /// The file or folder that a key names. Reports it where there is none.
+    /// The file, folder or repository that a key names. Reports it where it can be none.
     fn find(
         self,
         section: &Section<'_>,
         key: &str,
         remedy: &str,
         findings: &mut Findings,
-    ) -> Option<PathBuf> {
+    ) -> Option<Place> {
         let given = section.text(key)?;
-        self.existing(given, section.path_of(key), remedy, findings)
+        let place = Place::find(given, &self.folders());
+        if place.is_none() {
+            let message = format!(
+                "\"{given}\": there is no such file or folder, from the current folder or \
+                    beside the job file, and it is no repository on the Hub (owner/name)"
+            );
+            findings.error(section.path_of(key), message, remedy);
+        }
+        place
+    }
+
+    fn folders(self) -> [PathBuf; 2] {
+        [PathBuf::new(), self.folder.to_path_buf()]
     }
 
     fn existing(
@@ -40,11 +53,10 @@ impl Places<'_> {
         remedy: &str,
         findings: &mut Findings,
     ) -> Option<PathBuf> {
-        let folders = [PathBuf::new(), self.folder.to_path_buf()];
         let found = if given.is_empty() {
             None
         } else {
-            find(Path::new(given), &folders, "file or folder").ok()
+            find(Path::new(given), &self.folders(), "file or folder").ok()
         };
         if found.is_none() {
             let message = format!(
@@ -63,10 +75,10 @@ pub(crate) fn read_model(
     places: Places<'_>,
     findings: &mut Findings,
 ) -> ModelJob {
-    let hub =
-        "give the folder of a downloaded checkpoint; the hub is not available in this version";
-    let pretrained = places.find(model, "pretrained", hub, findings);
-    if let Some(path) = pretrained.as_deref().filter(|path| !path.is_dir()) {
+    let remedy = "give the folder of a checkpoint, or a repository: openai-community/gpt2";
+    let pretrained = places.find(model, "pretrained", remedy, findings);
+    let local = pretrained.as_ref().and_then(Place::local);
+    if let Some(path) = local.filter(|path| !path.is_dir()) {
         let message = format!("\"{}\" is a file, must be a folder", path.display());
         findings.push(model.error(
             "pretrained",
@@ -114,10 +126,25 @@ pub(crate) fn read_data(
                 label_field: field("label_field", "label"),
             }
         }
-        _ => DataKind::Text,
+        _ => DataKind::Text {
+            text_field: data.text("text_field").unwrap_or("text").to_owned(),
+            join: match data.choice("join") {
+                "blank_line" => Join::BlankLine,
+                "nothing" => Join::Nothing,
+                _ => Join::EndOfText,
+            },
+        },
     };
-    let give = "give an existing file or folder; the hub is not available in this version";
-    let path = places.find(data, "path", give, findings);
+    let give = "give an existing file or folder";
+    let path = places.find(data, "path", "give one of these", findings);
+    let is_file = path.as_ref().and_then(Place::local).is_some_and(|path| !path.is_dir());
+    if data.given("name").is_some() && (is_file || path.is_none()) {
+        findings.error(
+            "data.name",
+            "is a configuration of a data set, and data.path is none",
+            "give the data set's folder or repository as data.path, or remove data.name",
+        );
+    }
     let deepspeed = Section::new(DEEPSPEED, Some(written.node()), "");
     let splits = data.section("splits");
     let existing =
@@ -125,16 +152,17 @@ pub(crate) fn read_data(
     let splits = SplitPlan::read(&splits, path, existing, findings);
     check_kind(&kind, data, &splits, findings);
     DataJob {
-        kind: if kind == DataKind::Text && splits.is_embedded() {
-            DataKind::Synthetic
-        } else {
-            kind
+        kind: match kind {
+            DataKind::Text { .. } if splits.is_embedded() => DataKind::Synthetic,
+            kind => kind,
         },
         splits,
+        name: data.text("name").map(str::to_owned),
+        token_cache: data.flag("token_cache"),
         tokenizer: places.find(
             data,
             "tokenizer",
-            "give the folder of a tokenizer or a tokenizer.json",
+            "give the folder of a tokenizer, a tokenizer.json, or a repository that has one",
             findings,
         ),
         vocab_size: data.count("vocab_size"),
@@ -157,12 +185,19 @@ fn check_kind(kind: &DataKind, data: &Section<'_>, splits: &SplitPlan, findings:
                 "give a .bin file of little-endian u16 tokens, or .u32.bin",
             );
         }
-        DataKind::Text | DataKind::Tokens if splits.holds_out() => {
+        DataKind::Text { .. } | DataKind::Tokens if splits.holds_out() => {
             findings.error(
                 "data.splits.eval",
                 "is a share of a split with a path of its own, which only kind \"classification\" \
                     can take: text goes on from sample to sample",
                 "give a file, or shares of data.path for all splits",
+            );
+        }
+        DataKind::Tokens if splits.is_on_the_hub() => {
+            findings.error(
+                "data.path",
+                "is a repository, and kind \"tokens\" reads a local file",
+                "give a .bin file of little-endian u16 tokens, or .u32.bin",
             );
         }
         DataKind::Synthetic if has_path || !splits.is_embedded() => {
@@ -175,10 +210,15 @@ fn check_kind(kind: &DataKind, data: &Section<'_>, splits: &SplitPlan, findings:
         _ => {}
     }
     let classifies = matches!(kind, DataKind::Classification { .. });
-    for key in ["text_field", "label_field"].into_iter().filter(|key| data.given(key).is_some()) {
-        if !classifies {
-            let path = format!("data.{key}");
-            findings.warning(&path, "is ignored: only classification reads it", "remove it");
+    let is_text = matches!(kind, DataKind::Text { .. }) && !splits.is_embedded();
+    for (key, is_read, reader) in [
+        ("label_field", classifies, "only classification reads it"),
+        ("text_field", classifies || is_text, "only classification and text from files read it"),
+        ("join", is_text, "only text from files is joined"),
+    ] {
+        if data.given(key).is_some() && !is_read {
+            let message = format!("is ignored: {reader}");
+            findings.warning(&format!("data.{key}"), message, "remove it");
         }
     }
     if *kind == DataKind::Tokens && data.given("vocab_size").is_some() {
@@ -190,11 +230,6 @@ fn check_kind(kind: &DataKind, data: &Section<'_>, splits: &SplitPlan, findings:
 pub(crate) fn check_pair(model: &ModelJob, data: &DataJob, findings: &mut Findings) {
     let classifies = matches!(data.kind, DataKind::Classification { .. });
     match model.architecture {
-        Architecture::Gpt2 if classifies => findings.error(
-            "data.kind",
-            "\"classification\" is for model.architecture \"imdb_encoder\"; this is \"gpt2\"",
-            "write \"text\", or change the architecture",
-        ),
         Architecture::ImdbEncoder if !classifies => findings.error(
             "data.kind",
             "model.architecture \"imdb_encoder\" learns from texts with a class each",
@@ -236,6 +271,7 @@ pub(crate) fn read_training(
         },
         output_dir: PathBuf::from(training.text("output_dir").unwrap_or("output")),
         eval_steps: training.optional_count("eval_steps"),
+        batch_size_schedule: batch_size_schedule(training, findings),
         logging_steps: training
             .optional_count("logging_steps")
             .or(deepspeed.optional_count("steps_per_print")),
@@ -243,4 +279,17 @@ pub(crate) fn read_training(
         micro_batch_size: training.optional_count("micro_batch_size"),
         warmup_steps: training.optional_count("warmup_steps"),
     }
+}
+
+/// The changes of the batch size: two lists of one length.
+fn batch_size_schedule(training: &Section<'_>, findings: &mut Findings) -> Vec<(usize, usize)> {
+    let section = training.section("batch_size_schedule");
+    let lists = ["from_step", "train_batch_size"].map(|name| section.counts(name).unwrap_or_default());
+    let [steps, sizes] = lists;
+    if steps.len() != sizes.len() {
+        let message = format!("has {} steps for {} batch sizes", steps.len(), sizes.len());
+        let remedy = "give one step, from 1, for each size";
+        findings.push(section.error("from_step", message, remedy));
+    }
+    steps.into_iter().zip(sizes).collect()
 }

@@ -43,6 +43,7 @@ mod kind;
 mod lookup;
 mod node;
 mod overrides;
+mod place;
 mod plan;
 mod resolve;
 mod section;
@@ -56,13 +57,14 @@ pub use curriculum::{CurriculumPlan, CurriculumSchedule, CurriculumStage};
 pub use diagnosis::{ConfigError, Diagnosis, Report, Severity};
 pub use dynamic_batching::{DynamicBatchingPlan, LrScaling, PickingOrderPlan};
 pub use job::{
-    Architecture, Backend, CONFIG_FOLDER, DataJob, DataKind, Job, JobRequest, ModelJob,
+    Architecture, Backend, CONFIG_FOLDER, DataJob, DataKind, Job, Join, JobRequest, ModelJob,
     ResolvedJob, TrainingJob,
 };
 pub use key::{Asks, Key, KeyEntry, Literal, Spelling, Status, entries};
 pub use kind::{Integers, Kind, Reals, Variant};
 pub use lookup::find;
 pub use node::{Node, Position, Value};
+pub use place::Place;
 pub use plan::{
     AdamPlan, BatchPlan, DynamicScalePlan, GatherPlan, GradientPlan, GradientReduction,
     LossScalePlan, MomentumCycle, OneCyclePlan, OptimizerPlan, OverflowPlan, Plan, Precision,

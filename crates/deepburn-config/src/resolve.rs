@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::check::{check, find_variant};
 use crate::diagnosis::{Diagnosis, Findings, Report};
+use crate::dynamic_batching::DynamicBatchingPlan;
 use crate::key::Key;
 
 use crate::keys::{
@@ -135,15 +136,19 @@ fn check_rate(lr: f64, context: &mut Context<'_>) {
     }
 }
 
-/// Resolves the batch sizes alone, from which the length of an epoch follows.
+/// Resolves the batches alone, from which the length of an epoch follows.
 ///
 /// # Errors
 /// A [`Report`] about the batch sizes and about single keys that are wrong.
-pub fn resolve_batch(written: &Written, facts: &Facts) -> Result<BatchPlan, Report> {
+pub fn resolve_batch(
+    written: &Written,
+    facts: &Facts,
+) -> Result<(BatchPlan, Option<DynamicBatchingPlan>), Report> {
     let (top, mut context) = open(written, facts);
     let batch = batch::resolve(&top, &mut context);
+    let dynamic = data_efficiency::resolve(&top, &mut context);
     context.findings.verdict(written.source())?;
-    Ok(batch)
+    Ok((batch, dynamic))
 }
 
 fn open<'a>(written: &'a Written, facts: &'a Facts) -> (Section<'a>, Context<'a>) {

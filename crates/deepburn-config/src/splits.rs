@@ -1,13 +1,15 @@
 //! `data.path` and `data.splits`: where data comes from, and which part trains.
 //!
-//! A split is a share of `data.path`, written `"90%"`, or a path of its own; the one mixture is an
-//! `eval` that is a share of the path `train`. Without splits everything trains.
+//! A split is a share of `data.path`, written `"90%"`, a split of the data set `data.path` by its
+//! name, or a path of its own where there is no `data.path`; the one mixture is an `eval` that is a
+//! share of `train`. Without splits everything trains; of a data set with splits, that is `train`.
 
 use std::path::PathBuf;
 
 use serde::Serialize;
 
 use crate::diagnosis::Findings;
+use crate::place::Place;
 use crate::section::Section;
 
 /// Which part of which data trains, evaluates and tests.
@@ -16,14 +18,28 @@ use crate::section::Section;
 pub enum SplitPlan {
     /// Shares of one file or folder, or of the embedded corpus, cut in this order.
     Shares {
-        /// The file or folder; `None` for the embedded corpus.
-        path: Option<PathBuf>,
+        /// The file or folder; `None` for the embedded corpus. Of a data set with splits, `train`
+        /// is meant.
+        path: Option<Place>,
         /// Share that trains, above 0.
         train: f64,
         /// Share that evaluates during training; 0 for none.
         eval: f64,
         /// Share that is kept for a final test; 0 for none.
         test: f64,
+    },
+    /// Splits of one data set, by their names there.
+    Named {
+        /// The data set.
+        path: Place,
+        /// What trains.
+        train: String,
+        /// What evaluates during training.
+        eval: Option<String>,
+        /// Share of `train` that evaluates instead of training, drawn at random; 0 for none.
+        eval_share: f64,
+        /// What is kept for a final test.
+        test: Option<String>,
     },
     /// A file or folder for each.
     Paths {
@@ -50,12 +66,22 @@ impl SplitPlan {
         match self {
             Self::Shares { eval, .. } => *eval > 0.0,
             Self::Paths { eval, eval_share, .. } => eval.is_some() || *eval_share > 0.0,
+            Self::Named { eval, eval_share, .. } => eval.is_some() || *eval_share > 0.0,
         }
     }
 
     /// Whether a part of what has a path of its own evaluates.
     pub(crate) fn holds_out(&self) -> bool {
-        matches!(self, Self::Paths { eval_share, .. } if *eval_share > 0.0)
+        matches!(self, Self::Paths { eval_share, .. } | Self::Named { eval_share, .. } if *eval_share > 0.0)
+    }
+
+    /// Whether the data is a repository on the Hub.
+    pub(crate) fn is_on_the_hub(&self) -> bool {
+        match self {
+            Self::Shares { path, .. } => matches!(path, Some(Place::Hub(_))),
+            Self::Named { path, .. } => matches!(path, Place::Hub(_)),
+            Self::Paths { .. } => false,
+        }
     }
 
     /// Whether no file is named at all.
@@ -63,7 +89,7 @@ impl SplitPlan {
         matches!(self, Self::Shares { path: None, .. })
     }
 
-    fn everything(path: Option<PathBuf>) -> Self {
+    fn everything(path: Option<Place>) -> Self {
         Self::Shares { path, train: 1.0, eval: 0.0, test: 0.0 }
     }
 
@@ -71,7 +97,7 @@ impl SplitPlan {
     /// is reported, and reads as everything.
     pub(crate) fn read(
         section: &Section<'_>,
-        path: Option<PathBuf>,
+        path: Option<Place>,
         mut existing: impl FnMut(&str, String, &mut Findings) -> Option<PathBuf>,
         findings: &mut Findings,
     ) -> Self {
@@ -86,15 +112,20 @@ impl SplitPlan {
         }
         let [_, eval, _] = given;
         let held_out = eval.filter(|text| text.ends_with('%') && shares == 1);
-        if (shares > 0 && held_out.is_none()) || path.is_some() {
-            let message = "splits are paths, and so is data.path, or some are shares: which \
-                part trains is not clear";
+        let is_file = path.as_ref().and_then(Place::local).is_some_and(|path| !path.is_dir());
+        if (shares > 0 && held_out.is_none()) || is_file {
+            let message = "some are shares and some are not, or data.path is a file, which has no \
+                splits by name: which part trains is not clear";
             findings.error(
                 "data.splits",
                 message,
-                "give shares of data.path for all splits, or paths for all and no data.path",
+                "give shares of data.path for all splits, names of splits of the data set \
+                 data.path, or paths for all and no data.path",
             );
             return Self::everything(path);
+        }
+        if let Some(path) = path {
+            return Self::read_named(section, given, path, findings);
         }
         let mut find = |at: usize| {
             let name = NAMES[at];
@@ -105,20 +136,42 @@ impl SplitPlan {
         let eval_share = held_out.map_or(0.0, |text| share(section, "eval", text, findings));
         let Some(train) = train else {
             findings.push(section.error("train", "is missing: nothing would train", EXAMPLE));
-            return Self::everything(path);
+            return Self::everything(None);
         };
         match train {
             Some(train) => {
                 Self::Paths { train, eval: eval.flatten(), eval_share, test: test.flatten() }
             }
-            None => Self::everything(path),
+            None => Self::everything(None),
+        }
+    }
+
+    fn read_named(
+        section: &Section<'_>,
+        [train, eval, test]: [Option<&str>; 3],
+        path: Place,
+        findings: &mut Findings,
+    ) -> Self {
+        let Some(train) = train else {
+            findings.push(section.error("train", "is missing: nothing would train", EXAMPLE));
+            return Self::everything(Some(path));
+        };
+        let is_share = |text: &&str| text.ends_with('%');
+        Self::Named {
+            path,
+            train: train.to_owned(),
+            eval: eval.filter(|text| !is_share(text)).map(str::to_owned),
+            eval_share: eval
+                .filter(is_share)
+                .map_or(0.0, |text| share(section, "eval", text, findings)),
+            test: test.map(str::to_owned),
         }
     }
 
     fn read_shares(
         section: &Section<'_>,
         given: [Option<&str>; 3],
-        path: Option<PathBuf>,
+        path: Option<Place>,
         findings: &mut Findings,
     ) -> Self {
         let mut shares = [0.0; 3];

@@ -129,5 +129,5 @@ fn auto_where_nobody_allows_it_is_an_error() {
 fn the_batch_alone_can_be_had_before_the_steps_are_known() {
     let written = Written::from_value(&all_auto()).unwrap();
     let early = Facts { total_steps: None, ..facts() };
-    assert_eq!(deepburn_config::resolve_batch(&written, &early).unwrap().train_batch_size, 6);
+    assert_eq!(deepburn_config::resolve_batch(&written, &early).unwrap().0.train_batch_size, 6);
 }

@@ -109,7 +109,7 @@ fn splits_are_shares_or_paths() {
         })
     );
     let (job, _) = parse(r#"{"data": {"path": "train.txt"}}"#, folder.path(), &[]).unwrap();
-    assert_eq!(job.data.kind, DataKind::Text);
+    assert!(matches!(job.data.kind, DataKind::Text { .. }));
 }
 
 #[test]
@@ -224,12 +224,8 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
             ["data.kind", "texts with a class each", "write \"classification\""],
         ),
         (
-            r#"{"model": {"pretrained": "openai-community/gpt2"}}"#,
-            [
-                "model.pretrained",
-                "\"openai-community/gpt2\"",
-                "the hub is not available in this version",
-            ],
+            r#"{"model": {"pretrained": "./openai-community/gpt2"}}"#,
+            ["model.pretrained", "\"./openai-community/gpt2\"", "owner/name"],
         ),
         (
             r#"{"model": {"pretrained": "a.txt"}}"#,
@@ -237,10 +233,6 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
         ),
         (r#"{"model": {"pretrained": ""}}"#, ["model.pretrained", "\"\"", "folder"]),
         (r#"{"model": {"config": 3}}"#, ["model.config", "3 is a number", "n_layer"]),
-        (
-            r#"{"data": {"kind": "classification"}}"#,
-            ["data.kind", "is for model.architecture \"imdb_encoder\"", "write \"text\""],
-        ),
         (
             r#"{"data": {"kind": "images"}}"#,
             ["data.kind", "\"images\" is none of the choices", "one of text, tokens"],
@@ -252,9 +244,33 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
         ),
         (
             r#"{"data": {"path": "nowhere.txt"}}"#,
-            ["data.path", "\"nowhere.txt\"", "existing file or folder"],
+            ["data.path", "\"nowhere.txt\"", "no such file or folder"],
         ),
-        (r#"{"data": {"name": "wikitext-2-raw-v1"}}"#, ["data.name", "hub data sets", "remove it"]),
+        (
+            r#"{"data": {"name": "wikitext-2-raw-v1"}}"#,
+            ["data.name", "data.path is none", "remove data.name"],
+        ),
+        (
+            r#"{"data": {"path": "a.txt", "name": "plain_text"}}"#,
+            ["data.name", "data.path is none", "folder or repository"],
+        ),
+        (
+            r#"{"data": {"kind": "tokens", "path": "owner/name"}}"#,
+            ["data.path", "is a repository", ".bin file"],
+        ),
+        (
+            r#"{"data": {"path": "owner/name", "splits": {"test": "test"}}}"#,
+            ["data.splits.train", "nothing would train", "\"90%\""],
+        ),
+        (
+            r#"{"data": {"path": "owner/name", "splits": {"train": "train", "eval": "10%"}}}"#,
+            ["data.splits.eval", "only kind \"classification\"", "shares of data.path"],
+        ),
+        (r#"{"data": {"join": "space"}}"#, ["data.join", "\"space\"", "blank_line"]),
+        (
+            r#"{"training": {"batch_size_schedule": {"from_step": [3], "train_batch_size": []}}}"#,
+            ["training.batch_size_schedule.from_step", "1 steps for 0", "one step"],
+        ),
         (
             r#"{"data": {"sequence_length": 0}}"#,
             ["data.sequence_length", "0 is out of range", "write 128"],
@@ -295,7 +311,7 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
         ),
         (
             r#"{"data": {"path": "a.txt", "splits": {"train": "a.txt"}}}"#,
-            ["data.splits", "so is data.path", "no data.path"],
+            ["data.splits", "data.path is a file", "no data.path"],
         ),
         (
             r#"{"data": {"splits": {"trian": "90%"}}}"#,

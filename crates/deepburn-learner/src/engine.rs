@@ -22,6 +22,7 @@ use deepburn_zero::{
 use crate::EngineError;
 use crate::loss_scale::LossScaler;
 use crate::schedule::Schedule;
+use crate::source::StepSize;
 
 /// Shards `module` over `group` as `plan` says and makes it trainable.
 ///
@@ -54,6 +55,8 @@ pub struct Engine<B: Backend, M: AutodiffModule<Training<B>>> {
     times: PhaseTimes,
     /// Overrides whether the present micro-batch ends an accumulation.
     boundary: Option<bool>,
+    /// How the present optimizer step differs from others.
+    next_size: Option<StepSize>,
     last_step: Option<Step>,
 }
 
@@ -83,6 +86,8 @@ struct Progress {
 /// Wall-clock time by phase, since the last time it was asked for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PhaseTimes {
+    /// Waiting for micro-batches, where [`crate::train`] does.
+    pub data: Duration,
     /// Forward passes, gathers included.
     pub forward: Duration,
     /// Backward passes, gathers and reductions included.
@@ -138,6 +143,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             progress: Progress::default(),
             times: PhaseTimes::default(),
             boundary: None,
+            next_size: None,
             last_step: None,
         })
     }
@@ -243,7 +249,12 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             return Ok(None);
         }
         self.progress.accumulated = 0;
-        let rates = Rates { lr: self.schedule.learning_rate(), betas: self.schedule.betas() };
+        let StepSize { samples, lr_factor } = self.next_size.take().unwrap_or(StepSize {
+            samples: self.batch.train_batch_size as u64,
+            lr_factor: 1.0,
+        });
+        let lr = lr_factor * self.schedule.learning_rate();
+        let rates = Rates { lr, betas: self.schedule.betas() };
         let loss_scale = self.scaler.scale();
         let started = Instant::now();
         let outcome = self.states.step(rates, loss_scale, self.clip)?;
@@ -261,7 +272,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             }
         };
         self.progress.global_steps += 1;
-        self.progress.global_samples += self.batch.train_batch_size as u64;
+        self.progress.global_samples += samples;
         let number = self.progress.global_steps;
         let step = Step { number, learning_rate: rates.lr, loss_scale, gradient_norm };
         self.last_step = Some(step);
@@ -309,16 +320,16 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             let (call, when) = ("set_train_batch_size", "in the middle of an accumulation");
             return Err(EngineError::Order { call, when });
         }
-        let BatchPlan { micro_batch_size, world_size, .. } = self.batch;
-        let parallel = micro_batch_size * world_size;
-        if train_batch_size == 0 || !train_batch_size.is_multiple_of(parallel) {
-            let error = EngineError::BatchSize { train_batch_size, micro_batch_size, world_size };
-            return Err(error);
-        }
-        self.batch.train_batch_size = train_batch_size;
-        self.batch.gradient_accumulation_steps = train_batch_size / parallel;
+        self.batch = self.batch.with_train_batch_size(train_batch_size)?;
         self.states.set_micro_batches(self.batch.gradient_accumulation_steps);
         Ok(())
+    }
+
+    /// Says that the next optimizer step has `samples` samples over all ranks, whatever the batch
+    /// size, and multiplies the schedule's learning rate by `lr_factor` for that step alone. All
+    /// ranks say the same.
+    pub fn size_next_step(&mut self, samples: u64, lr_factor: f64) {
+        self.next_size = Some(StepSize { samples, lr_factor });
     }
 
     /// Runs forward and backward passes whose gradients stay on this rank; the first backward

@@ -1,6 +1,7 @@
 //! What can go wrong in an engine.
 
 use deepburn_comm::CommError;
+use deepburn_config::BatchSizeError;
 use deepburn_zero::ZeroError;
 
 use crate::loss_scale::ScaleExhausted;
@@ -23,20 +24,8 @@ pub enum EngineError {
         actual: usize,
     },
     /// A batch size that micro-batches cannot make up.
-    #[error(
-        "train batch size {train_batch_size} must be divisible by micro-batch data parallelism: \
-         {micro_batch_size} samples x {world_size} ranks = {}; the nearest is {}",
-        .micro_batch_size * .world_size,
-        nearest(*.train_batch_size, .micro_batch_size * .world_size)
-    )]
-    BatchSize {
-        /// What was asked for.
-        train_batch_size: usize,
-        /// Samples of a micro-batch.
-        micro_batch_size: usize,
-        /// Ranks.
-        world_size: usize,
-    },
+    #[error(transparent)]
+    BatchSize(#[from] BatchSizeError),
     /// `no_sync` where gradients are not kept whole.
     #[error(
         "no_sync keeps whole gradients on every rank, which ZeRO stage {stage} is there to avoid: \
@@ -84,9 +73,4 @@ impl From<CommError> for EngineError {
     fn from(error: CommError) -> Self {
         Self::Zero(error.into())
     }
-}
-
-/// The multiple of `unit` that is nearest to `size`, at least one.
-fn nearest(size: usize, unit: usize) -> usize {
-    (size as f64 / unit.max(1) as f64).round().max(1.0) as usize * unit
 }

@@ -11,6 +11,7 @@ mod loss_scale;
 pub mod metrics;
 mod save;
 pub mod schedule;
+mod source;
 mod task;
 mod train;
 
@@ -18,7 +19,8 @@ pub use engine::{Engine, PhaseTimes, Step, initialize};
 pub use error::EngineError;
 pub use loss_scale::{LossScaler, ScaleExhausted};
 pub use save::{HalfPrecision, SaveError};
+pub use source::{BatchSource, NextStep, StepBatches, StepSize};
 pub use task::{Batch, Confusion, Evaluation, Task};
 pub use train::{
-    BatchSource, Cause, Hook, Measured, OutsideError, TrainError, TrainPlan, evaluate, train,
+    Cause, Hook, Measured, OutsideError, TrainError, TrainPlan, evaluate, train,
 };

@@ -1,15 +1,17 @@
 //! The training loop: batches in, optimizer steps and their record out.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use burn::module::AutodiffModule;
 use burn::tensor::ElementConversion;
 use deepburn_comm::Tag;
+use deepburn_config::BatchSchedule;
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::{Category, Training};
 
 use crate::engine::{PhaseTimes, Step};
 use crate::metrics::{EvalRow, MemoryRow, StepRow};
+use crate::source::{BatchSource, NextStep, StepBatches, StepSize};
 use crate::task::{Batch, Confusion, Evaluation, Task};
 use crate::{Engine, EngineError};
 
@@ -53,27 +55,13 @@ pub trait Hook {
     fn after_evaluation(&mut self, row: &EvalRow) -> Result<(), OutsideError>;
 }
 
-/// Where micro-batches come from.
-pub trait BatchSource<T> {
-    /// The next micro-batch for training; never ends.
-    ///
-    /// # Errors
-    /// When the data cannot be read.
-    fn next_batch(&mut self) -> Result<T, OutsideError>;
-
-    /// All micro-batches for evaluation on this rank, the same number on every rank; `None`
-    /// without evaluation data.
-    ///
-    /// # Errors
-    /// When the data cannot be read.
-    fn evaluation(&mut self) -> Result<Option<Vec<T>>, OutsideError>;
-}
-
-/// How long to train and when to evaluate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How long to train, in steps of which size, and when to evaluate.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrainPlan {
     /// Optimizer steps.
     pub max_steps: u64,
+    /// Samples of each step; `None` leaves them as the engine has them.
+    pub batch_sizes: Option<BatchSchedule>,
     /// Optimizer steps between two evaluations; `None` evaluates at the end only.
     pub eval_steps: Option<u64>,
 }
@@ -86,7 +74,7 @@ pub fn train<B, M, T>(
     engine: &mut Engine<B, M>,
     task: &T,
     source: &mut impl BatchSource<T::Batch>,
-    plan: TrainPlan,
+    plan: &TrainPlan,
     hooks: &mut [Box<dyn Hook + '_>],
 ) -> Result<(), TrainError>
 where
@@ -97,8 +85,12 @@ where
     while engine.global_steps() < plan.max_steps {
         let step = engine.global_steps() + 1;
         let failed = |cause| TrainError { step, cause };
-        let row = train_step(engine, task, source).map_err(failed)?;
-        let times = engine.take_times();
+        if let Some(sizes) = &plan.batch_sizes {
+            let size = sizes.at(step as usize - 1).train_batch_size;
+            engine.set_train_batch_size(size).map_err(|error| failed(error.into()))?;
+        }
+        let (row, data) = train_step(engine, task, source).map_err(failed)?;
+        let times = PhaseTimes { data, ..engine.take_times() };
         for hook in hooks.iter_mut() {
             hook.after_step(&row, times).map_err(|error| failed(Cause::Outside(error)))?;
         }
@@ -121,7 +113,7 @@ fn train_step<B, M, T>(
     engine: &mut Engine<B, M>,
     task: &T,
     source: &mut impl BatchSource<T::Batch>,
-) -> Result<StepRow, Cause>
+) -> Result<(StepRow, Duration), Cause>
 where
     B: OptimizerOps,
     M: AutodiffModule<Training<B>>,
@@ -129,10 +121,16 @@ where
 {
     let started = Instant::now();
     engine.ledger().reset_peaks();
-    let batches = (0..engine.batch().gradient_accumulation_steps)
-        .map(|_| source.next_batch())
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(Cause::Outside)?;
+    let next = NextStep {
+        micro_batches: engine.batch().gradient_accumulation_steps,
+        applied_steps: engine.global_steps() - engine.skipped_steps(),
+    };
+    let StepBatches { micro_batches: batches, size } =
+        source.next_step(next).map_err(Cause::Outside)?;
+    let data = started.elapsed();
+    if let Some(StepSize { samples, lr_factor }) = size {
+        engine.size_next_step(samples, lr_factor);
+    }
     let totals = Totals::over_ranks(engine, &batches)?;
 
     let world_size = engine.group().world_size() as f64;
@@ -152,7 +150,7 @@ where
         call: "train",
         when: "with accumulation boundaries set by hand",
     })?;
-    Ok(step_row(engine, step, loss[0] / totals.targets, totals.tokens, started))
+    Ok((step_row(engine, step, loss[0] / totals.targets, totals.tokens, started), data))
 }
 
 /// Sums over all micro-batches of a step, on all ranks.

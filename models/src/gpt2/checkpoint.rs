@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Tensor, TensorData, backend::Backend};
+use safetensors::tensor::TensorInfo;
 use serde::Deserialize;
 use thiserror::Error;
 
@@ -181,6 +182,34 @@ impl Checkpoint {
         Ok(model)
     }
 
+    /// Takes the tensor at a module path out, where there is one: what is left is loaded without it.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Tensors`] for one that is not a float tensor of `shape`, or an I/O error.
+    pub(crate) fn take(
+        &mut self,
+        path: &str,
+        shape: &[usize],
+    ) -> Result<Option<Vec<f32>>, CheckpointError> {
+        let Some(location) = self.tensors.get(path) else { return Ok(None) };
+        let info = self.info(location);
+        let fits = |info: &&TensorInfo| info.shape == shape && float_type(info.dtype).is_some();
+        if info.filter(fits).is_none() {
+            let found = info.map_or_else(String::new, |it| format!("{:?} of {}", it.shape, it.dtype));
+            let expected = format!("{shape:?} of F32, F16 or BF16");
+            let name = location.name.clone();
+            self.refuse(vec![TensorProblem { name, expected, found }])?;
+        }
+        let values = self.read(path)?;
+        self.tensors.remove(path);
+        Ok(Some(values))
+    }
+
+    /// Leaves the language model's head out.
+    pub(crate) fn leave_head(&mut self) {
+        self.tensors.remove(HEAD);
+    }
+
     fn refuse(&self, problems: Vec<TensorProblem>) -> Result<(), CheckpointError> {
         if problems.is_empty() {
             return Ok(());
@@ -217,7 +246,7 @@ impl Checkpoint {
         problems
     }
 
-    fn info(&self, location: &Location) -> Option<&safetensors::tensor::TensorInfo> {
+    fn info(&self, location: &Location) -> Option<&TensorInfo> {
         self.files[location.file].info(&location.name)
     }
 

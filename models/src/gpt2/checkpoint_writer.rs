@@ -15,6 +15,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::{Map, Value, json};
 
 use super::checkpoint::{CONFIG, CheckpointError, TensorProblem, WEIGHTS};
+use super::classifier::ClassifierConfig;
 use super::config::Gpt2Config;
 use super::model::Gpt2;
 use super::parameters::{ParameterShape, hf_name};
@@ -255,6 +256,22 @@ fn model_config(config: &Gpt2Config, precision: SavedPrecision) -> Map<String, V
     fields.insert("dtype".into(), json!(precision.torch_name()));
     if let Some(older_name) = fields.get_mut("torch_dtype") {
         *older_name = json!(precision.torch_name());
+    }
+    fields.sort_keys();
+    fields
+}
+
+/// `config.json` of a classifier. `transformers` finds the end of a text by its padding.
+pub(crate) fn classifier_config(
+    config: &ClassifierConfig,
+    precision: SavedPrecision,
+) -> Map<String, Value> {
+    let mut fields = model_config(&config.body, precision);
+    fields.insert("architectures".into(), json!(["GPT2ForSequenceClassification"]));
+    fields.extend(config.labels());
+    if fields.get("pad_token_id").is_none_or(Value::is_null) {
+        let end = fields.get("eos_token_id").cloned().unwrap_or_default();
+        fields.insert("pad_token_id".into(), end);
     }
     fields.sort_keys();
     fields

@@ -6,6 +6,7 @@
 //! - [`Checkpoint`] reads a folder in `transformers` layout, [`CheckpointWriter`] writes one tensor
 //!   by tensor.
 //! - [`Gpt2::generate`] continues a prompt.
+//! - [`Gpt2Classifier`] tells classes of texts apart, from a language model's weights or its own.
 //!
 //! A parameter's module path is its `transformers` name without the `transformer.` prefix, for
 //! instance `h.3.attn.c_attn.weight`; [`hf_name`] and [`module_path()`] translate.
@@ -29,6 +30,7 @@ mod batch;
 mod block;
 mod checkpoint;
 mod checkpoint_writer;
+mod classifier;
 mod config;
 mod config_json;
 mod generate;
@@ -43,6 +45,7 @@ pub use activation::Activation;
 pub use batch::{CausalBatch, IGNORED_LABEL, InputError};
 pub use checkpoint::{Checkpoint, CheckpointError, TensorProblem};
 pub use checkpoint_writer::CheckpointWriter;
+pub use classifier::{ClassifierConfig, Gpt2Classifier};
 pub use config::{Carried, ConfigError, Gpt2Config};
 pub use generate::{GenerateError, GenerateOptions, Generation, Sampling};
 pub use loss::CausalLoss;

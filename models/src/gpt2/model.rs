@@ -138,6 +138,11 @@ impl<B: FusedOps> Gpt2<B> {
         self.drop.forward(embedded.reshape([batch * queries, width]))
     }
 
+    /// The final norm of rows of the residual stream.
+    pub(crate) fn norm(&self, hidden: Tensor<B, 2>) -> Tensor<B, 2> {
+        self.ln_f.forward(hidden)
+    }
+
     /// Logits `[rows, vocab]` of rows of the residual stream.
     pub(crate) fn logits(&self, hidden: Tensor<B, 2>) -> Tensor<B, 2> {
         self.ln_f.forward(hidden).matmul(self.head().transpose())

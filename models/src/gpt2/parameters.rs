@@ -9,6 +9,8 @@ use super::config::Gpt2Config;
 const PREFIX: &str = "transformer.";
 /// Module path of the output projection that an untied model has.
 pub(crate) const HEAD: &str = "lm_head.weight";
+/// Module path of a classifier's scores.
+pub(crate) const SCORE: &str = "score.weight";
 
 /// A parameter of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,7 +81,7 @@ impl Gpt2Config {
     }
 }
 
-fn parameter(path: &str, shape: &[usize]) -> ParameterShape {
+pub(crate) fn parameter(path: &str, shape: &[usize]) -> ParameterShape {
     ParameterShape { path: path.to_owned(), shape: shape.to_vec() }
 }
 

@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
+use crate::texts::TextLimits;
+
 /// The largest value of a width, length or vocabulary: products of two fit 64 bits with room.
 const MAX_SIZE: usize = 1 << 24;
 
@@ -101,6 +103,13 @@ impl EncoderConfig {
         };
         all.extend(fields.clone());
         serde_json::from_value(all.into()).map_err(wrong)
+    }
+
+    /// What texts it takes.
+    #[must_use]
+    pub fn limits(&self) -> TextLimits {
+        let &Self { vocab_size, max_len, num_classes, .. } = self;
+        TextLimits { vocab_size, max_len, num_classes }
     }
 
     /// Checks that the values hold together.

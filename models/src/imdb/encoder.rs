@@ -8,12 +8,12 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Int, Tensor, backend::Backend};
 use deepburn_ops::{FusedOps, Reach, SelfAttention, cross_entropy};
 
-use super::batch::TextBatch;
 use super::config::{EncoderConfig, EncoderConfigError};
 use super::layer::EncoderLayer;
 use super::parameters::default_std;
 use super::positions::sinusoids;
 use crate::projection::{conv1d, project};
+use crate::texts::TextBatch;
 use crate::weights::{Values, WeightInit};
 
 /// A transformer encoder and a classifier of the mean over a text's tokens.

@@ -4,23 +4,23 @@
 //! - [`Encoder`] is the model: embeddings and sinusoidal positions, encoder layers as
 //!   `torch.nn.TransformerEncoderLayer` computes them (normalisation after each sum, ReLU), the mean
 //!   over a text's own tokens, and a classifier of two layers.
-//! - [`TextBatch`] is what it takes: texts padded to one length, and how long each of them is.
+//! - [`TextBatch`](crate::TextBatch) is what it takes: texts padded to one length, and how long each of them is.
 //!   Padding is neither attended to nor averaged.
 //!
 //! ```
 //! use burn_flex::Flex;
-//! use deepburn_models::imdb::{Encoder, EncoderConfig, TextBatch};
+//! use deepburn_models::TextBatch;
+//! use deepburn_models::imdb::{Encoder, EncoderConfig};
 //!
 //! let config = EncoderConfig { vocab_size: 50, embed_dim: 8, num_heads: 2, ..EncoderConfig::guide() };
 //! let device = Default::default();
 //! let model = Encoder::<Flex>::new(&config, 42, &device)?;
 //! // Two texts, of three tokens and of one.
-//! let batch = TextBatch::new(&config, &[7, 8, 9, 3, 0, 0], &[3, 1], &[1, 0], &device)?;
+//! let batch = TextBatch::new(config.limits(), &[7, 8, 9, 3, 0, 0], &[3, 1], &[1, 0], &device)?;
 //! assert_eq!(model.forward(&batch).dims(), [2, config.num_classes]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod batch;
 mod checkpoint;
 mod config;
 mod encoder;
@@ -28,6 +28,5 @@ mod layer;
 mod parameters;
 mod positions;
 
-pub use batch::{TextBatch, TextBatchError};
 pub use config::{EncoderConfig, EncoderConfigError};
 pub use encoder::Encoder;

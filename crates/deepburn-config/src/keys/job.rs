@@ -33,8 +33,9 @@ const MODEL: &[Key] = &[
     Key::optional(
         "pretrained",
         Kind::Text,
-        "Folder of a checkpoint in Hugging Face's layout; without it weights are drawn from the \
-            seed. Looked for from the current folder, then beside the job file.",
+        "Folder of a checkpoint in Hugging Face's layout, looked for from the current folder, then \
+            beside the job file; or a repository on the Hub (owner/name, owner/name@revision). \
+            Without it weights are drawn from the seed.",
     ),
     Key::optional(
         "config",
@@ -47,9 +48,15 @@ const SPLITS: &[Key] = &[
     Key::optional(
         "train",
         Kind::Text,
-        "What trains: a share of data.path (\"90%\"), or a file or folder.",
+        "What trains: a share of data.path (\"90%\"), a split of the data set data.path by its \
+            name, or without data.path a file or folder.",
     ),
-    Key::optional("eval", Kind::Text, "What evaluates during training, in the same form."),
+    Key::optional(
+        "eval",
+        Kind::Text,
+        "What evaluates during training, in the same form; of classification also a share of the \
+            split train.",
+    ),
     Key::optional("test", Kind::Text, "What is kept for a final test, in the same form."),
 ];
 
@@ -66,13 +73,22 @@ const DATA: &[Key] = &[
     Key::optional(
         "path",
         Kind::Text,
-        "File or folder, looked for from the current folder, then beside the job file. Without \
-            it, text is the embedded synthetic corpus.",
+        "File or folder, looked for from the current folder, then beside the job file; or a data \
+            set on the Hub (owner/name, owner/name@revision). Without it, text is the embedded \
+            synthetic corpus.",
     ),
-    Key::optional("name", Kind::Text, "Configuration of a hub data set.").unavailable(
-        "hub data sets",
-        Asks::Present,
-        "remove it and give data.path",
+    Key::optional("name", Kind::Text, "Configuration of a data set that has several."),
+    Key::new(
+        "join",
+        Kind::Choice(&["end_of_text", "blank_line", "nothing"]),
+        Literal::Text("end_of_text"),
+        "What stands between the documents of a text. Figures for WikiText are those of blank_line.",
+    ),
+    Key::flag(
+        "token_cache",
+        true,
+        "Keep the tokens of text for the next run, in deepburn/tokens of the user's cache folder \
+            (XDG_CACHE_HOME).",
     ),
     Key::section(
         "splits",
@@ -82,8 +98,8 @@ const DATA: &[Key] = &[
     Key::optional(
         "tokenizer",
         Kind::Text,
-        "Folder or tokenizer.json; without it one is trained on the train split, or the \
-            pretrained model's is taken.",
+        "Folder, tokenizer.json or repository on the Hub; without it the pretrained model's is \
+            taken, or one is trained on the train split.",
     ),
     Key::new(
         "vocab_size",
@@ -100,6 +116,21 @@ const DATA: &[Key] = &[
         "Drop the samples that do not fill a last global batch; by default dataloader_drop_last \
             of the deepspeed section.",
     ),
+];
+
+const BATCH_SIZE_SCHEDULE: &[Key] = &[
+    Key::optional(
+        "from_step",
+        Kind::Integers(Integers::POSITIVE),
+        "First optimizer step of each size, counted from 0.",
+    )
+    .unit("steps"),
+    Key::optional(
+        "train_batch_size",
+        Kind::Integers(Integers::POSITIVE),
+        "The sizes, each a multiple of micro-batch times ranks.",
+    )
+    .unit("samples"),
 ];
 
 const TRAINING: &[Key] = &[
@@ -143,6 +174,11 @@ const TRAINING: &[Key] = &[
         it.",
     )
     .unit("steps"),
+    Key::section(
+        "batch_size_schedule",
+        BATCH_SIZE_SCHEDULE,
+        "Batch sizes that change while training, through gradient accumulation.",
+    ),
     positive(
         "logging_steps",
         "Optimizer steps between two printed lines; by default \

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 use burn::tensor::{ElementConversion, Tensor};
 use burn_flex::Flex;
 use deepburn::prelude::*;
-use deepburn::{Batch, BatchSource, Evaluation, OutsideError, Task, TrainPlan};
+use deepburn::{
+    Batch, BatchSource, Evaluation, NextStep, OutsideError, StepBatches, Task, TrainPlan,
+};
 
 use crate::net::{Net, ROWS, batch, plan};
 
@@ -54,12 +56,15 @@ struct Samples {
 }
 
 impl BatchSource<Sample> for Samples {
-    fn next_batch(&mut self) -> Result<Sample, OutsideError> {
+    fn next_step(&mut self, next: NextStep) -> Result<StepBatches<Sample>, OutsideError> {
         self.step += 1;
         let fault = self.fault.filter(|_| self.step == FAILING_STEP);
         match fault {
             Some(Fault::Data) => Err("the data source is dry".into()),
-            fault => Ok(Sample { tokens: batch(&mut self.state), fault }),
+            fault => {
+                let sample = |_| Sample { tokens: batch(&mut self.state), fault };
+                Ok((0..next.micro_batches).map(sample).collect::<Vec<_>>().into())
+            }
         }
     }
 
@@ -106,8 +111,8 @@ fn train(stage: u8, fault: Fault) -> String {
         let fault = (rank == FAILING_RANK).then_some(fault);
         let mut samples = Samples { state: 5 + rank as u64, step: 0, fault };
         let mut engine = deepburn::initialize(Net::<Training<Flex>>::new(INNER), &plan, group)?;
-        let length = TrainPlan { max_steps: 5, eval_steps: None };
-        deepburn::train(&mut engine, &Regression, &mut samples, length, &mut [])?;
+        let length = TrainPlan { max_steps: 5, batch_sizes: None, eval_steps: None };
+        deepburn::train(&mut engine, &Regression, &mut samples, &length, &mut [])?;
         Ok(())
     });
     assert!(started.elapsed() < SOON, "stage {stage}, {fault:?} took {:?}", started.elapsed());
@@ -203,8 +208,8 @@ fn failures_leave_nothing_behind() {
         let done = deepburn::run_ranks(2, |group: Group<Flex>| {
             let mut samples = Samples { state: 5, step: 0, fault: None };
             let mut engine = deepburn::initialize(Net::<Training<Flex>>::new(INNER), &plan, group)?;
-            let length = TrainPlan { max_steps: 3, eval_steps: None };
-            deepburn::train(&mut engine, &Regression, &mut samples, length, &mut [])?;
+            let length = TrainPlan { max_steps: 3, batch_sizes: None, eval_steps: None };
+            deepburn::train(&mut engine, &Regression, &mut samples, &length, &mut [])?;
             Ok(engine.global_steps())
         });
         assert_eq!(done.unwrap_or_else(|failure| panic!("{failure}")), [3, 3]);

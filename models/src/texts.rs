@@ -8,7 +8,16 @@ use std::sync::Arc;
 use burn::tensor::{Int, Tensor, TensorData, backend::Backend};
 use thiserror::Error;
 
-use super::config::EncoderConfig;
+/// What a classifier takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TextLimits {
+    /// Number of tokens; ids are below it.
+    pub vocab_size: usize,
+    /// Longest text in tokens.
+    pub max_len: usize,
+    /// Number of classes; labels are below it.
+    pub num_classes: usize,
+}
 
 /// Texts padded to one length, and the class of each.
 #[derive(Clone, Debug)]
@@ -50,7 +59,7 @@ pub enum TextBatchError {
         length: usize,
     },
     /// The model has no positions that late.
-    #[error("texts of {length} tokens are longer than the model allows (`max_len` = {max_len})")]
+    #[error("texts of {length} tokens are longer than the {max_len} that the model allows")]
     TooLong {
         /// Tokens of a row.
         length: usize,
@@ -86,13 +95,13 @@ impl<B: Backend> TextBatch<B> {
     /// # Errors
     /// [`TextBatchError`].
     pub fn new(
-        config: &EncoderConfig,
+        limits: TextLimits,
         input_ids: &[u32],
         lengths: &[usize],
         labels: &[i64],
         device: &B::Device,
     ) -> Result<Self, TextBatchError> {
-        let length = check(config, input_ids, lengths, labels)?;
+        let length = check(limits, input_ids, lengths, labels)?;
         let texts = lengths.len();
         // Ids were found to be below 2^24.
         let ids: Vec<i32> = input_ids.iter().map(|id| *id as i32).collect();
@@ -115,7 +124,7 @@ impl<B: Backend> TextBatch<B> {
 
 /// The length of the rows.
 fn check(
-    config: &EncoderConfig,
+    limits: TextLimits,
     input_ids: &[u32],
     lengths: &[usize],
     labels: &[i64],
@@ -133,7 +142,7 @@ fn check(
         });
     }
     let length = input_ids.len() / texts;
-    let EncoderConfig { vocab_size, max_len, num_classes, .. } = *config;
+    let TextLimits { vocab_size, max_len, num_classes } = limits;
     if length > max_len {
         return Err(TextBatchError::TooLong { length, max_len });
     }
@@ -160,8 +169,8 @@ mod tests {
     use burn_flex::Flex;
 
     fn batch(ids: &[u32], lengths: &[usize], labels: &[i64]) -> Result<(), TextBatchError> {
-        let config = EncoderConfig { vocab_size: 10, max_len: 3, ..EncoderConfig::guide() };
-        TextBatch::<Flex>::new(&config, ids, lengths, labels, &Default::default()).map(drop)
+        let limits = TextLimits { vocab_size: 10, max_len: 3, num_classes: 2 };
+        TextBatch::<Flex>::new(limits, ids, lengths, labels, &Default::default()).map(drop)
     }
 
     #[test]

@@ -1,0 +1,112 @@
+//! The classifier on GPT-2 against that of `transformers`, whose scores and logits on the checkpoint
+//! `data/tiny` are in `data/classifier.json`.
+
+use std::path::{Path, PathBuf};
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Tensor, TensorData};
+use burn_flex::Flex;
+use deepburn_models::TextBatch;
+use deepburn_models::gpt2::{Checkpoint, ClassifierConfig, Gpt2Classifier, SavedPrecision};
+use serde::Deserialize;
+use serde_json::Value;
+
+/// Sums of at most 48 products in f32, reordered, of scores and normed values of size 1.
+const TOLERANCE: f32 = 2e-5;
+
+#[derive(Deserialize)]
+struct Recorded {
+    texts: Vec<Vec<u32>>,
+    score: Vec<f32>,
+    logits: Vec<f32>,
+}
+
+fn recorded() -> Recorded {
+    serde_json::from_str(include_str!("data/classifier.json")).unwrap()
+}
+
+fn tiny() -> Checkpoint {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny");
+    Checkpoint::open(folder).unwrap()
+}
+
+fn config() -> ClassifierConfig {
+    ClassifierConfig { body: tiny().config().clone(), num_classes: 3 }
+}
+
+/// Writes every parameter, the recorded scores in place of the model's own.
+fn save(model: &Gpt2Classifier<Flex>, folder: &Path) {
+    struct Parameters(Vec<(String, TensorData)>, Vec<String>);
+    impl ModuleVisitor<Flex> for Parameters {
+        fn enter_module(&mut self, name: &str, _: &str) {
+            self.1.push(name.to_owned());
+        }
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.1.pop();
+        }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<Flex, D>>) {
+            self.0.push((self.1.join("."), param.val().into_data()));
+        }
+    }
+    let mut parameters = Parameters(Vec::new(), Vec::new());
+    model.visit(&mut parameters);
+    let mut writer = config().checkpoint_writer(folder, SavedPrecision::F32).unwrap();
+    for (path, data) in parameters.0 {
+        let data = match path.as_str() {
+            "score.weight" => TensorData::new(recorded().score, data.shape.clone()),
+            _ => data,
+        };
+        writer.write(&path, data).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+#[test]
+fn logits_are_those_of_transformers() {
+    let folder = tempfile::tempdir().unwrap();
+    let device = Default::default();
+    let model = Gpt2Classifier::<Flex>::load(tiny(), &config(), 7, &device).unwrap();
+    save(&model, folder.path());
+
+    let saved = Checkpoint::open(folder.path()).unwrap();
+    let model = Gpt2Classifier::<Flex>::load(saved, &config(), 7, &device).unwrap();
+    let Recorded { texts, logits, .. } = recorded();
+    let longest = texts.iter().map(Vec::len).max().unwrap();
+    let rows = texts.iter().flat_map(|text| {
+        // Whatever pads a text changes nothing.
+        text.iter().copied().chain(std::iter::repeat_n(11, longest - text.len()))
+    });
+    let ids: Vec<u32> = rows.collect();
+    let lengths: Vec<usize> = texts.iter().map(Vec::len).collect();
+    let batch = TextBatch::new(config().limits(), &ids, &lengths, &[0, 1, 2], &device).unwrap();
+    let found: Vec<f32> = model.forward(&batch).into_data().to_vec().unwrap();
+    for (found, expected) in found.iter().zip(&logits) {
+        assert!((found - expected).abs() < TOLERANCE, "{found} {expected}");
+    }
+
+    let text = std::fs::read_to_string(folder.path().join("config.json")).unwrap();
+    let fields: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(fields["architectures"][0], "GPT2ForSequenceClassification");
+    assert_eq!(fields["id2label"].as_object().unwrap().len(), 3);
+    assert!(fields["pad_token_id"].is_number());
+}
+
+#[test]
+fn the_modules_parameters_are_those_announced() {
+    let model =
+        Gpt2Classifier::<Flex>::new(&config(), 1, &Default::default()).unwrap();
+    let announced = config().parameters();
+    let announced = announced.iter().map(|it| it.shape.iter().product::<usize>());
+    assert_eq!(model.num_params(), announced.sum::<usize>());
+}
+
+#[test]
+fn scores_for_other_classes_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let device = Default::default();
+    save(&Gpt2Classifier::<Flex>::load(tiny(), &config(), 7, &device).unwrap(), folder.path());
+    let saved = Checkpoint::open(folder.path()).unwrap();
+    let other = ClassifierConfig { num_classes: 5, ..config() };
+    let error = Gpt2Classifier::<Flex>::load(saved, &other, 7, &device).unwrap_err().to_string();
+    assert!(error.contains("score.weight") && error.contains("[5, 48]"), "{error}");
+}

@@ -175,7 +175,8 @@ mod tests {
     #[test]
     fn long_texts_are_cut() {
         let (texts, tokenizer) = reviews();
-        let whole = LabelledTexts::tokenize(&texts, &tokenizer, 1 << 20, None, "the texts").unwrap();
+        let whole =
+            LabelledTexts::tokenize(&texts, &tokenizer, 1 << 20, None, "the texts").unwrap();
         let cut = LabelledTexts::tokenize(&texts, &tokenizer, 7, None, "the texts").unwrap();
         assert_eq!((whole.truncated(), cut.truncated()), (0, 40));
         for (whole, cut) in whole.lengths().into_iter().zip(cut.lengths()) {

@@ -93,8 +93,7 @@ fn logits_are_those_of_transformers() {
 
 #[test]
 fn the_modules_parameters_are_those_announced() {
-    let model =
-        Gpt2Classifier::<Flex>::new(&config(), 1, &Default::default()).unwrap();
+    let model = Gpt2Classifier::<Flex>::new(&config(), 1, &Default::default()).unwrap();
     let announced = config().parameters();
     let announced = announced.iter().map(|it| it.shape.iter().product::<usize>());
     assert_eq!(model.num_params(), announced.sum::<usize>());

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorData, backend::Backend};
 use burn_flex::Flex;
-use deepburn_models::gpt2::ParameterShape;
 use deepburn_models::TextBatch;
+use deepburn_models::gpt2::ParameterShape;
 use deepburn_models::imdb::{Encoder, EncoderConfig};
 use serde::Deserialize;
 
@@ -67,7 +67,8 @@ fn model() -> Encoder<Flex> {
 }
 
 fn logits(ids: &[u32], lengths: &[usize], labels: &[i64]) -> (Vec<f32>, f32) {
-    let batch = TextBatch::new(config().limits(), ids, lengths, labels, &Default::default()).unwrap();
+    let batch =
+        TextBatch::new(config().limits(), ids, lengths, labels, &Default::default()).unwrap();
     let (loss, logits) = model().loss(&batch);
     (logits.into_data().to_vec().unwrap(), loss.into_scalar())
 }

@@ -6,9 +6,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{ElementConversion, Tensor};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Training, Zero};
-use deepburn::{
-    Batch, BatchSource, Evaluation, NextStep, OutsideError, StepBatches, Task,
-};
+use deepburn::{Batch, BatchSource, Evaluation, NextStep, OutsideError, StepBatches, Task};
 use deepburn_config::{BatchPlan, CurriculumPlan, Job, Plan};
 use deepburn_datasets::{
     BatchLoader, Corpus, DataError, DistributedSampler, EvaluationBatches, IGNORE_INDEX,

@@ -52,7 +52,8 @@ pub(crate) trait Kind: Sync {
 /// A kind's model on a backend.
 pub(crate) trait KindOn<B: FusedOps + OptimizerOps>: Kind {
     /// The model.
-    type Model: Classifier<Training<B>> + AutodiffModule<Training<B>, InnerModule: Classifier<Zero<B>>>;
+    type Model: Classifier<Training<B>>
+        + AutodiffModule<Training<B>, InnerModule: Classifier<Zero<B>>>;
 
     /// The model, its weights drawn from the seed or read.
     fn model(&self, seed: u64, device: &B::Device) -> Result<Self::Model, Failure>;
@@ -128,9 +129,7 @@ impl<B: FusedOps + OptimizerOps> KindOn<B> for OnGpt2 {
                 Gpt2Classifier::load(checkpoint, &self.config, seed, device)
                     .map_err(Failure::mistake)
             }
-            None => {
-                Gpt2Classifier::new(&self.config, seed, device).map_err(Failure::mistake)
-            }
+            None => Gpt2Classifier::new(&self.config, seed, device).map_err(Failure::mistake),
         }
     }
 }
@@ -243,10 +242,7 @@ fn check_length(job: &Job, allowed: usize, field: &str) -> Result<(), Failure> {
 
 /// A size of the model is that of the data unless the job says otherwise, and then it must be
 /// enough: `(name, the job's or the default, the data's)`.
-fn sized_by_data(
-    job: &Job,
-    (name, size, needed): (&str, usize, usize),
-) -> Result<usize, Failure> {
+fn sized_by_data(job: &Job, (name, size, needed): (&str, usize, usize)) -> Result<usize, Failure> {
     let given = job.model.config.contains_key(name);
     if given && size < needed.max(2) {
         return Err(Failure::mistake(format!(

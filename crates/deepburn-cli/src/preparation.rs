@@ -48,9 +48,9 @@ pub(crate) fn prepare(request: &JobRequest) -> Result<Preparation, Failure> {
     };
     let (places, largest) = (Places::default(), batch_sizes.largest());
     let subject = match (job.model.architecture, &job.data.kind) {
-        (Architecture::ImdbEncoder, _) => Subject::Encoder(Box::new(
-            Classification::of_encoder(&job, &places, largest, order)?,
-        )),
+        (Architecture::ImdbEncoder, _) => {
+            Subject::Encoder(Box::new(Classification::of_encoder(&job, &places, largest, order)?))
+        }
         (Architecture::Gpt2, DataKind::Classification { .. }) => Subject::Gpt2Classifier(Box::new(
             Classification::of_gpt2(&job, &places, largest, order)?,
         )),
@@ -143,10 +143,8 @@ fn steps_within_budget(
     batch: BatchPlan,
     dynamic: &DynamicBatchingPlan,
 ) -> Result<usize, Failure> {
-    let shape = StepShape {
-        num_ranks: batch.world_size,
-        accumulation: batch.gradient_accumulation_steps,
-    };
+    let shape =
+        StepShape { num_ranks: batch.world_size, accumulation: batch.gradient_accumulation_steps };
     let mut sampler = subject.budget_sampler(shape, dynamic)?;
     if job.data.drop_last {
         tracing::warn!("data.drop_last: dynamic batching drops no sample");

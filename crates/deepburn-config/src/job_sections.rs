@@ -136,9 +136,16 @@ pub(crate) fn read_data(
         },
     };
     let give = "give an existing file or folder";
-    let path = places.find(data, "path", "give one of these", findings);
+    let path = places.find(
+        data,
+        "path",
+        "correct the path, or give the name of a data set: stanfordnlp/imdb",
+        findings,
+    );
     let is_file = path.as_ref().and_then(Place::local).is_some_and(|path| !path.is_dir());
-    if data.given("name").is_some() && (is_file || path.is_none()) {
+    // One message is enough where the path is wrong.
+    let is_wrong = path.is_none() && data.text("path").is_some();
+    if data.given("name").is_some() && (is_file || path.is_none()) && !is_wrong {
         findings.error(
             "data.name",
             "is a configuration of a data set, and data.path is none",
@@ -149,7 +156,10 @@ pub(crate) fn read_data(
     let splits = data.section("splits");
     let existing =
         |given: &str, key, findings: &mut Findings| places.existing(given, key, give, findings);
-    let splits = SplitPlan::read(&splits, path, existing, findings);
+    let splits = match is_wrong {
+        true => SplitPlan::everything(None),
+        false => SplitPlan::read(&splits, path, existing, findings),
+    };
     check_kind(&kind, data, &splits, findings);
     DataJob {
         kind: match kind {
@@ -284,7 +294,8 @@ pub(crate) fn read_training(
 /// The changes of the batch size: two lists of one length.
 fn batch_size_schedule(training: &Section<'_>, findings: &mut Findings) -> Vec<(usize, usize)> {
     let section = training.section("batch_size_schedule");
-    let lists = ["from_step", "train_batch_size"].map(|name| section.counts(name).unwrap_or_default());
+    let lists =
+        ["from_step", "train_batch_size"].map(|name| section.counts(name).unwrap_or_default());
     let [steps, sizes] = lists;
     if steps.len() != sizes.len() {
         let message = format!("has {} steps for {} batch sizes", steps.len(), sizes.len());

@@ -57,7 +57,7 @@ pub use curriculum::{CurriculumPlan, CurriculumSchedule, CurriculumStage};
 pub use diagnosis::{ConfigError, Diagnosis, Report, Severity};
 pub use dynamic_batching::{DynamicBatchingPlan, LrScaling, PickingOrderPlan};
 pub use job::{
-    Architecture, Backend, CONFIG_FOLDER, DataJob, DataKind, Job, Join, JobRequest, ModelJob,
+    Architecture, Backend, CONFIG_FOLDER, DataJob, DataKind, Job, JobRequest, Join, ModelJob,
     ResolvedJob, TrainingJob,
 };
 pub use key::{Asks, Key, KeyEntry, Literal, Spelling, Status, entries};

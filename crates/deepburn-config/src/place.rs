@@ -41,11 +41,11 @@ impl Place {
 /// One slash between two names; relative and absolute paths have a dot, a tilde or nothing before
 /// it.
 fn looks_like_a_repository(text: &str) -> bool {
-    let starts_well = |part: &str| part.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
+    let starts_well =
+        |part: &str| part.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
     let parts = text.split_once('/');
-    parts.is_some_and(|(owner, name)| {
-        starts_well(owner) && starts_well(name) && !name.contains('/')
-    })
+    parts
+        .is_some_and(|(owner, name)| starts_well(owner) && starts_well(name) && !name.contains('/'))
 }
 
 impl Serialize for Place {

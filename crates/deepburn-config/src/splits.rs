@@ -89,7 +89,8 @@ impl SplitPlan {
         matches!(self, Self::Shares { path: None, .. })
     }
 
-    fn everything(path: Option<Place>) -> Self {
+    /// No splits: all of it trains.
+    pub(crate) fn everything(path: Option<Place>) -> Self {
         Self::Shares { path, train: 1.0, eval: 0.0, test: 0.0 }
     }
 

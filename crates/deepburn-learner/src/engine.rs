@@ -249,10 +249,10 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             return Ok(None);
         }
         self.progress.accumulated = 0;
-        let StepSize { samples, lr_factor } = self.next_size.take().unwrap_or(StepSize {
-            samples: self.batch.train_batch_size as u64,
-            lr_factor: 1.0,
-        });
+        let StepSize { samples, lr_factor } = self
+            .next_size
+            .take()
+            .unwrap_or(StepSize { samples: self.batch.train_batch_size as u64, lr_factor: 1.0 });
         let lr = lr_factor * self.schedule.learning_rate();
         let rates = Rates { lr, betas: self.schedule.betas() };
         let loss_scale = self.scaler.scale();

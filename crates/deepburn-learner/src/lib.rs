@@ -21,6 +21,4 @@ pub use loss_scale::{LossScaler, ScaleExhausted};
 pub use save::{HalfPrecision, SaveError};
 pub use source::{BatchSource, NextStep, StepBatches, StepSize};
 pub use task::{Batch, Confusion, Evaluation, Task};
-pub use train::{
-    Cause, Hook, Measured, OutsideError, TrainError, TrainPlan, evaluate, train,
-};
+pub use train::{Cause, Hook, Measured, OutsideError, TrainError, TrainPlan, evaluate, train};

@@ -55,8 +55,8 @@ pub use deepburn_config as config;
 pub use deepburn_kernels as kernels;
 pub use deepburn_learner::{
     Batch, BatchSource, Cause, Confusion, Engine, EngineError, Evaluation, HalfPrecision, Hook,
-    LossScaler, Measured, NextStep, OutsideError, PhaseTimes, SaveError, Step, StepBatches, StepSize,
-    Task, TrainError, TrainPlan, evaluate, initialize, metrics, schedule, train,
+    LossScaler, Measured, NextStep, OutsideError, PhaseTimes, SaveError, Step, StepBatches,
+    StepSize, Task, TrainError, TrainPlan, evaluate, initialize, metrics, schedule, train,
 };
 pub use deepburn_ops as ops;
 pub use deepburn_zero as zero;

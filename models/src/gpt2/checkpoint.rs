@@ -195,7 +195,8 @@ impl Checkpoint {
         let info = self.info(location);
         let fits = |info: &&TensorInfo| info.shape == shape && float_type(info.dtype).is_some();
         if info.filter(fits).is_none() {
-            let found = info.map_or_else(String::new, |it| format!("{:?} of {}", it.shape, it.dtype));
+            let found =
+                info.map_or_else(String::new, |it| format!("{:?} of {}", it.shape, it.dtype));
             let expected = format!("{shape:?} of F32, F16 or BF16");
             let name = location.name.clone();
             self.refuse(vec![TensorProblem { name, expected, found }])?;

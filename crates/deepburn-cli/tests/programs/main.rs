@@ -4,8 +4,11 @@
 //! `models/tests/data/tiny`.
 
 mod backends;
+mod batches;
 mod determinism;
+mod evaluation;
 mod failures;
+mod hub;
 mod job;
 mod malformed;
 mod memory;

@@ -27,6 +27,10 @@ fn run<S: AsRef<str>>(program: &str, folder: &Path, arguments: &[S]) -> Ending {
         .current_dir(folder)
         .env_remove("RUST_LOG")
         .env("RUST_BACKTRACE", "1")
+        // Nothing is fetched, and what is cached stays in the folder.
+        .env("HF_HUB_OFFLINE", "1")
+        .env("HF_HOME", folder.join("hf"))
+        .env("XDG_CACHE_HOME", folder.join("cache"))
         // Without it, what looks for a GPU reports that there is no desktop, as an error.
         .env("XDG_RUNTIME_DIR", folder)
         .output()

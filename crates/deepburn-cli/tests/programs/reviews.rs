@@ -4,10 +4,10 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::job::{Job, STAGES};
+use crate::job::{Job, STAGES, tiny_model};
 
 /// A small encoder on reviews written on the spot: 3,200 train, 400 evaluate, 400 test.
-fn reviews() -> Job {
+pub(crate) fn reviews() -> Job {
     Job::tiny()
         .with(
             "model",
@@ -28,7 +28,7 @@ fn reviews() -> Job {
         .with("deepspeed.optimizer", json!({"type": "Adam", "params": {"lr": 5e-3}}))
 }
 
-fn test_record(job: &Job) -> Value {
+pub(crate) fn test_record(job: &Job) -> Value {
     let text = fs::read_to_string(job.folder().join("output/test.json")).unwrap();
     serde_json::from_str(&text).unwrap()
 }
@@ -93,6 +93,33 @@ fn tables_are_read_and_a_part_of_one_evaluates() {
     let record = test_record(&job);
     assert_eq!(record["targets"], 2);
     assert_eq!(record["confusion"].as_array().unwrap().len(), 3);
+}
+
+/// GPT-2 with scores for classes, from a language model's weights: the same bits at every stage.
+#[test]
+fn gpt2_tells_classes_apart() {
+    let job = |stage| {
+        reviews()
+            .with("model", json!({"pretrained": tiny_model()}))
+            .with("data.sequence_length", 48)
+            .with("training.max_steps", 60)
+            .sharded(stage, 2)
+    };
+    let trained = STAGES.map(|stage| {
+        let job = job(stage);
+        let trained = job.train();
+        let record = test_record(&job);
+        let config = fs::read_to_string(job.folder().join("output/model/config.json")).unwrap();
+        let config: Value = serde_json::from_str(&config).unwrap();
+        assert_eq!(config["architectures"][0], "GPT2ForSequenceClassification");
+        assert!(record["test_accuracy"].as_f64().unwrap() > 0.7, "{record}");
+        trained
+    });
+    for (stage, other) in trained.iter().enumerate() {
+        assert_eq!(other.numbers(), trained[0].numbers(), "stage {stage}");
+    }
+    assert!(trained[0].tensors().iter().any(|(name, _)| name == "score.weight"));
+    job(0).with("model.config.num_labels", 1).run().failed(2, &["model.config.num_labels", "1"]);
 }
 
 #[test]

@@ -197,7 +197,12 @@ fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     let task = recipe.task(device);
     let eval_steps = job.training.eval_steps.map(|steps| steps as u64);
     let batch_sizes = Some(preparation.batch_sizes.clone());
-    let length = TrainPlan { max_steps: preparation.max_steps, batch_sizes, eval_steps };
+    let length = TrainPlan {
+        max_steps: preparation.max_steps,
+        batch_sizes,
+        eval_steps,
+        counted_step: None,
+    };
     let mut hooks = hooks(preparation, engine.rank())?;
     deepburn::train(&mut engine, &task, &mut source, &length, &mut hooks)?;
     drop(hooks);

@@ -14,6 +14,8 @@ mod round;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tracing::trace_span;
+
 use crate::{
     CommError, Operation, Payload, Pending, ProcessGroup, ReduceOp, Side, Signature, Statistics,
     Tag,
@@ -75,7 +77,8 @@ impl Member {
     /// # Errors
     /// When a rank failed, disagreed or did not arrive in time.
     pub fn barrier(&self, tag: Tag) -> Result<(), CommError> {
-        exchange::barrier(&self.start(Operation::Barrier, tag, None, Vec::<()>::new())?)
+        let ticket = self.start(Operation::Barrier, tag, None, Vec::<()>::new())?;
+        trace_span!("barrier", %tag).in_scope(|| exchange::barrier(&ticket))
     }
 
     /// Ends the group: every present and later call of any rank fails with the cause of the first
@@ -148,7 +151,8 @@ impl<T: Payload> ProcessGroup<T> for Member {
 
     fn all_reduce(&self, tag: Tag, arrays: Vec<T>, op: ReduceOp) -> Result<Pending<T>, CommError> {
         let ticket = self.start_reduction(Operation::AllReduce(op), tag, arrays, op)?;
-        Ok(Pending::new(move || exchange::all_reduce(&ticket, op)))
+        let span = trace_span!("all_reduce", %tag);
+        Ok(Pending::new(move || span.in_scope(|| exchange::all_reduce(&ticket, op))))
     }
 
     fn reduce_scatter(
@@ -158,7 +162,8 @@ impl<T: Payload> ProcessGroup<T> for Member {
         op: ReduceOp,
     ) -> Result<Pending<T>, CommError> {
         let ticket = self.start_reduction(Operation::ReduceScatter(op), tag, arrays, op)?;
-        Ok(Pending::new(move || exchange::reduce_scatter(&ticket, op)))
+        let span = trace_span!("reduce_scatter", %tag);
+        Ok(Pending::new(move || span.in_scope(|| exchange::reduce_scatter(&ticket, op))))
     }
 
     fn all_gather(
@@ -173,7 +178,8 @@ impl<T: Payload> ProcessGroup<T> for Member {
         let dtypes = chunks.iter().map(Payload::dtype).collect();
         let signature = Signature { numels: numels.clone(), dtypes };
         let ticket = self.start(operation, tag, Some(signature), chunks)?;
-        Ok(Pending::new(move || exchange::all_gather(&ticket, &numels)))
+        let span = trace_span!("all_gather", %tag);
+        Ok(Pending::new(move || span.in_scope(|| exchange::all_gather(&ticket, &numels))))
     }
 
     fn broadcast(
@@ -187,7 +193,8 @@ impl<T: Payload> ProcessGroup<T> for Member {
             .map_err(|reason| self.refused(operation, tag, reason))?;
         let signature = arrays.as_deref().map(Signature::of);
         let ticket = self.start(operation, tag, signature, arrays.unwrap_or_default())?;
-        Ok(Pending::new(move || exchange::broadcast::<T>(&ticket, root)))
+        let span = trace_span!("broadcast", %tag);
+        Ok(Pending::new(move || span.in_scope(|| exchange::broadcast::<T>(&ticket, root))))
     }
 
     fn barrier(&self, tag: Tag) -> Result<(), CommError> {

@@ -18,6 +18,7 @@ use deepburn_zero::{
     Category, Group, Ledger, ModelStates, Parameter, Policy, Rates, StepOutcome, Training,
     ZeroError,
 };
+use tracing::trace_span;
 
 use crate::EngineError;
 use crate::loss_scale::LossScaler;
@@ -174,7 +175,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         }
         self.progress.in_forward = true;
         let started = Instant::now();
-        let result = guard(|| run(self.module()));
+        let result = trace_span!("forward").in_scope(|| guard(|| run(self.module())));
         self.times.forward += started.elapsed();
         result
     }
@@ -187,7 +188,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     pub fn evaluate<T>(&self, run: impl FnOnce(&M::InnerModule) -> T) -> Result<T, EngineError> {
         self.states.start_evaluation_pass()?;
         let module = self.module().valid();
-        let result = guard(|| run(&module))?;
+        let result = trace_span!("evaluate").in_scope(|| guard(|| run(&module)))?;
         self.states.finish_pass()?;
         Ok(result)
     }
@@ -225,8 +226,10 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let started = Instant::now();
         self.states.start_backward();
         // The gradients were taken as they became final; what autodiff returns holds none.
-        guard(|| drop(loss.backward()))?;
-        self.states.finish_pass()?;
+        trace_span!("backward").in_scope(|| -> Result<(), EngineError> {
+            guard(|| drop(loss.backward()))?;
+            Ok(self.states.finish_pass()?)
+        })?;
         self.times.backward += started.elapsed();
         self.progress.accumulated += 1;
         Ok(())
@@ -257,7 +260,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let rates = Rates { lr, betas: self.schedule.betas() };
         let loss_scale = self.scaler.scale();
         let started = Instant::now();
-        let outcome = self.states.step(rates, loss_scale, self.clip)?;
+        let outcome = trace_span!("optimizer step")
+            .in_scope(|| self.states.step(rates, loss_scale, self.clip))?;
         self.times.step += started.elapsed();
         let gradient_norm = match outcome {
             StepOutcome::Applied { gradient_norm } => {

@@ -7,7 +7,8 @@ use burn::tensor::ElementConversion;
 use deepburn_comm::Tag;
 use deepburn_config::BatchSchedule;
 use deepburn_ops::OptimizerOps;
-use deepburn_zero::{Category, Training};
+use deepburn_zero::{Category, ModuleOperations, Training};
+use tracing::trace_span;
 
 use crate::engine::{PhaseTimes, Step};
 use crate::metrics::{EvalRow, MemoryRow, StepRow};
@@ -42,6 +43,26 @@ pub type OutsideError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Something that watches a run. Every rank has its own hooks and calls them at the same steps.
 pub trait Hook {
+    /// Called before each optimizer step.
+    ///
+    /// # Errors
+    /// An error ends the run on all ranks.
+    fn before_step(&mut self, _step: u64) -> Result<(), OutsideError> {
+        Ok(())
+    }
+
+    /// Called after the step whose operations were counted, before [`Hook::after_step`].
+    ///
+    /// # Errors
+    /// An error ends the run on all ranks.
+    fn after_count(
+        &mut self,
+        _operations: &[ModuleOperations],
+        _times: PhaseTimes,
+    ) -> Result<(), OutsideError> {
+        Ok(())
+    }
+
     /// Called after each optimizer step, with its record and where this rank's time went.
     ///
     /// # Errors
@@ -64,6 +85,8 @@ pub struct TrainPlan {
     pub batch_sizes: Option<BatchSchedule>,
     /// Optimizer steps between two evaluations; `None` evaluates at the end only.
     pub eval_steps: Option<u64>,
+    /// The step whose operations are counted.
+    pub counted_step: Option<u64>,
 }
 
 /// Trains until `plan.max_steps`. All ranks call this together.
@@ -89,8 +112,22 @@ where
             let size = sizes.at(step as usize - 1).train_batch_size;
             engine.set_train_batch_size(size).map_err(|error| failed(error.into()))?;
         }
+        let outside = |error| failed(Cause::Outside(error));
+        for hook in hooks.iter_mut() {
+            hook.before_step(step).map_err(outside)?;
+        }
+        let counts = plan.counted_step == Some(step);
+        if counts {
+            engine.states().start_counting();
+        }
         let (row, data) = train_step(engine, task, source).map_err(failed)?;
         let times = PhaseTimes { data, ..engine.take_times() };
+        if counts {
+            let operations = engine.states().stop_counting();
+            for hook in hooks.iter_mut() {
+                hook.after_count(&operations, times).map_err(outside)?;
+            }
+        }
         for hook in hooks.iter_mut() {
             hook.after_step(&row, times).map_err(|error| failed(Cause::Outside(error)))?;
         }
@@ -126,7 +163,7 @@ where
         applied_steps: engine.global_steps() - engine.skipped_steps(),
     };
     let StepBatches { micro_batches: batches, size } =
-        source.next_step(next).map_err(Cause::Outside)?;
+        trace_span!("data").in_scope(|| source.next_step(next)).map_err(Cause::Outside)?;
     let data = started.elapsed();
     if let Some(StepSize { samples, lr_factor }) = size {
         engine.size_next_step(samples, lr_factor);

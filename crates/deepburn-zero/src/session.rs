@@ -19,6 +19,7 @@ use deepburn_comm::CommError;
 
 use crate::group::Group;
 use crate::ledger::{Category, Lease, Ledger};
+use crate::operations::{Counter, ModuleOperations};
 use crate::random::RandomStream;
 use crate::reduce::GradientReducer;
 
@@ -34,6 +35,8 @@ struct Session {
     random: Option<(RandomStream, usize)>,
     /// One reducer for each sharded model on this thread, by model number.
     reducers: Vec<(u32, Rc<dyn Any>)>,
+    /// Counts operations, while somebody wants to know.
+    operations: Option<Counter>,
     /// Model number and parameter index behind each mark.
     marks: HashMap<DistributedParamId, (u32, usize)>,
 }
@@ -85,6 +88,7 @@ impl Drop for Binding {
                 session.ledger = None;
                 session.check = None;
                 session.random = None;
+                session.operations = None;
             }
         });
     }
@@ -142,4 +146,24 @@ pub(crate) fn reseed(seed: u64) -> bool {
         }
         None => false,
     })
+}
+
+/// Starts to count this thread's operations.
+pub(crate) fn start_counting() {
+    SESSION.with_borrow_mut(|session| session.operations = Some(Counter::default()));
+}
+
+/// Ends the count, and says what was found.
+pub(crate) fn stop_counting() -> Vec<ModuleOperations> {
+    let counter = SESSION.with_borrow_mut(|session| session.operations.take());
+    counter.map(Counter::into_modules).unwrap_or_default()
+}
+
+/// Hands out the counter, where there is one.
+pub(crate) fn with_counter(run: impl FnOnce(&mut Counter)) {
+    SESSION.with_borrow_mut(|session| {
+        if let Some(counter) = &mut session.operations {
+            run(counter);
+        }
+    });
 }

@@ -19,6 +19,7 @@ use crate::error::ZeroError;
 use crate::gather::{Gatherer, Pass};
 use crate::group::Group;
 use crate::ledger::Ledger;
+use crate::operations::{Counter, ModuleOperations};
 use crate::optimizer::{Optimizer, Rates};
 use crate::parameter::Parameter;
 use crate::precision::element_type;
@@ -146,6 +147,7 @@ impl<B: OptimizerOps> ModelStates<B> {
 
     /// Prepares `module` for a forward and backward pass.
     pub fn start_training_pass<M: Module<Training<B>>>(&self, module: M) -> Result<M, ZeroError> {
+        session::with_counter(Counter::start_forward);
         self.gatherer.start_pass(Pass::Train)?;
         let mark = |index| self.binding.mark(index);
         Ok(module.map(&mut Marker { indices: &self.indices, mark }))
@@ -163,7 +165,18 @@ impl<B: OptimizerOps> ModelStates<B> {
 
     /// Says that forward is over and backward begins.
     pub fn start_backward(&self) {
+        session::with_counter(Counter::start_backward);
         self.gatherer.start_backward();
+    }
+
+    /// Starts to count the operations of forward and backward.
+    pub fn start_counting(&self) {
+        session::start_counting();
+    }
+
+    /// Ends the count: the operations of this rank since it began, by module.
+    pub fn stop_counting(&self) -> Vec<ModuleOperations> {
+        session::stop_counting()
     }
 
     /// Ends a pass: nothing stays gathered but resident parameters.

@@ -66,6 +66,7 @@ impl<B: Backend> ParameterView<B> {
     }
 
     fn read(self) -> B::FloatTensorPrimitive {
+        session::with_counter(|counter| counter.read(self.parameter.path()));
         let whole = self.parameter.read();
         self.views.iter().fold(whole, |tensor, view| view.apply::<B>(tensor))
     }

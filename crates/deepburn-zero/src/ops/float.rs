@@ -7,6 +7,7 @@ use burn_backend::{
     Slice, TensorData, TensorMetadata,
 };
 
+use crate::operations;
 use crate::ops::forward;
 use crate::session;
 use crate::view::View;
@@ -105,6 +106,11 @@ impl<B: Backend> FloatTensorOps<Zero<B>> for Zero<B> {
         tensor.view(View::Cast(dtype))
     }
 
+    fn float_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
+        operations::count(&[&lhs, &rhs], || operations::matmul(&lhs, &rhs));
+        ZeroTensor::full(B::float_matmul(lhs.into_full(), rhs.into_full()))
+    }
+
     forward! {
         fn float_from_data(data: [TensorData], device: [&Device<Self>]) -> float;
         fn float_into_int(tensor: float, out_dtype: [IntDType]) -> [IntTensor<Self>];
@@ -118,7 +124,6 @@ impl<B: Backend> FloatTensorOps<Zero<B>> for Zero<B> {
         fn float_div_scalar(lhs: float, rhs: [Scalar]) -> float;
         fn float_remainder(lhs: float, rhs: float) -> float;
         fn float_remainder_scalar(lhs: float, rhs: [Scalar]) -> float;
-        fn float_matmul(lhs: float, rhs: float) -> float;
         fn float_cross(lhs: float, rhs: float, dim: [usize]) -> float;
         fn float_recip(tensor: float) -> float;
         fn float_flip(tensor: float, axes: [&[usize]]) -> float;

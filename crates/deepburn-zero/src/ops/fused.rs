@@ -1,13 +1,14 @@
 //! Fused ops. A parameter that backward needs stays a handle: autodiff keeps what it is given here.
 
-use burn_backend::DType;
 use burn_backend::tensor::{FloatTensor, IntTensor};
+use burn_backend::{Backend, DType, TensorMetadata};
 use deepburn_ops::{
     AttentionDropout, AttentionOps, AttentionOutput, AttentionSaved, CrossEntropyOps, GeluOps,
     HeadGradients, HeadLoss, LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved,
-    LinearGradients, LinearOps, SelfAttention,
+    LinearGradients, LinearOps, Reach, SelfAttention,
 };
 
+use crate::operations::{count, count_backward, rows_times};
 use crate::ops::forward;
 use crate::{Zero, ZeroTensor};
 
@@ -58,20 +59,45 @@ impl<B: GeluOps> GeluOps for Zero<B> {
 }
 
 impl<B: LinearOps> LinearOps for Zero<B> {
-    forward! {
-        fn fused_linear(x: float, weight: float, bias: maybe_float) -> float;
-        fn linear_x_gradient(grad: float, weight: float) -> float;
+    fn fused_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Option<FloatTensor<Self>>,
+    ) -> FloatTensor<Self> {
+        count(&[&weight], || rows_times(&x, weight.shape().num_elements()));
+        let bias = bias.map(ZeroTensor::into_full);
+        ZeroTensor::full(B::fused_linear(x.into_full(), weight.into_full(), bias))
+    }
+
+    fn linear_x_gradient(
+        grad: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        count(&[&weight], || rows_times(&grad, weight.shape().num_elements()));
+        ZeroTensor::full(B::linear_x_gradient(grad.into_full(), weight.into_full()))
     }
 
     fn linear_gradients(grad: FloatTensor<Self>, x: FloatTensor<Self>) -> LinearGradients<Self> {
+        let inputs = x.shape().as_slice().last().copied().unwrap_or(1);
+        let outputs = grad.shape().as_slice().last().copied().unwrap_or(1);
+        count(&[&grad], || rows_times(&x, inputs * outputs));
         let LinearGradients { weight, bias } = B::linear_gradients(grad.into_full(), x.into_full());
         LinearGradients { weight: ZeroTensor::full(weight), bias: ZeroTensor::full(bias) }
     }
 }
 
 impl<B: CrossEntropyOps> CrossEntropyOps for Zero<B> {
+    fn linear_cross_entropy(
+        hidden: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+    ) -> FloatTensor<Self> {
+        count(&[&weight], || rows_times(&hidden, weight.shape().num_elements()));
+        let (hidden, weight) = (hidden.into_full(), weight.into_full());
+        ZeroTensor::full(B::linear_cross_entropy(hidden, weight, targets))
+    }
+
     forward! {
-        fn linear_cross_entropy(hidden: float, weight: float, targets: [IntTensor<Self>]) -> float;
         fn fused_cross_entropy(logits: float, targets: [IntTensor<Self>]) -> float;
         fn scale_gradient(gradient: float, factor: float, dtype: [DType]) -> float;
     }
@@ -82,6 +108,11 @@ impl<B: CrossEntropyOps> CrossEntropyOps for Zero<B> {
         targets: IntTensor<Self>,
         wanted: HeadGradients<bool>,
     ) -> HeadLoss<Self> {
+        let product = || rows_times(&hidden, weight.shape().num_elements());
+        count(&[&weight], product);
+        // The gradients are made here, while the logits of a chunk are at hand.
+        let gradients = u64::from(wanted.hidden) + u64::from(wanted.weight);
+        count_backward(&weight, || gradients * product());
         let HeadLoss { loss, gradients } =
             B::head_loss(hidden.into_full(), weight.into_full(), targets, wanted);
         HeadLoss {
@@ -109,6 +140,7 @@ impl<B: AttentionOps> AttentionOps for Zero<B> {
         attention: &SelfAttention,
         dropout: Option<AttentionDropout>,
     ) -> FloatTensor<Self> {
+        count(&[&projected], || scores(&projected, attention, 2));
         ZeroTensor::full(B::self_attention(projected.into_full(), attention, dropout))
     }
 
@@ -117,6 +149,7 @@ impl<B: AttentionOps> AttentionOps for Zero<B> {
         attention: &SelfAttention,
         dropout: Option<AttentionDropout>,
     ) -> AttentionOutput<Self> {
+        count(&[&projected], || scores(&projected, attention, 2));
         let AttentionOutput { output, log_sums } =
             B::attention_forward(projected.into_full(), attention, dropout);
         AttentionOutput { output: ZeroTensor::full(output), log_sums: ZeroTensor::full(log_sums) }
@@ -127,6 +160,7 @@ impl<B: AttentionOps> AttentionOps for Zero<B> {
         saved: AttentionSaved<Self>,
         attention: &SelfAttention,
     ) -> FloatTensor<Self> {
+        count(&[&grad], || scores(&saved.projected, attention, 4));
         let saved = AttentionSaved {
             projected: saved.projected.into_full(),
             output: saved.output.into_full(),
@@ -135,4 +169,23 @@ impl<B: AttentionOps> AttentionOps for Zero<B> {
         };
         ZeroTensor::full(B::attention_backward(grad.into_full(), saved, attention))
     }
+}
+
+/// Operations of so many products of attention, each of all queries with all keys of a row of the
+/// batch. `projected` is `[batch * length, 3 * width]`.
+fn scores<B: Backend>(
+    projected: &ZeroTensor<B>,
+    attention: &SelfAttention,
+    products: u64,
+) -> u64 {
+    let shape = projected.shape();
+    let (rows, width) = (shape.as_slice()[0], shape.as_slice()[1] / 3);
+    let pairs = match &attention.reach {
+        Reach::Causal => {
+            let length = rows / attention.batch.max(1);
+            attention.batch * length * length
+        }
+        Reach::Lengths(lengths) => lengths.iter().map(|length| length * length).sum(),
+    };
+    products * 2 * (pairs * width) as u64
 }

@@ -8,13 +8,60 @@ use burn_backend::ops::{
 use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn_backend::{Backend, TensorMetadata};
 
+use crate::operations::{convolution, count};
 use crate::ops::forward;
 use crate::rows::RowGradient;
 use crate::{Zero, ZeroTensor};
 
+/// Convolutions of so many axes, whose operations are counted.
+macro_rules! convolutions {
+    ($($axes:literal: $forward:ident, $x_backward:ident, $weight_backward:ident;)*) => { $(
+        fn $forward(
+            x: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+            bias: Option<FloatTensor<Self>>,
+            options: ConvOptions<$axes>,
+        ) -> FloatTensor<Self> {
+            let kernel = weight.shape();
+            let (x, bias) = (x.into_full(), bias.map(ZeroTensor::into_full));
+            let output = B::$forward(x, weight.clone().into_full(), bias, options);
+            count(&[&weight], || convolution(output.shape().num_elements(), &kernel));
+            ZeroTensor::full(output)
+        }
+
+        fn $x_backward(
+            x: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+            output_grad: FloatTensor<Self>,
+            options: ConvOptions<$axes>,
+        ) -> FloatTensor<Self> {
+            count(&[&weight], || convolution(output_grad.shape().num_elements(), &weight.shape()));
+            let (x, weight) = (x.into_full(), weight.into_full());
+            ZeroTensor::full(B::$x_backward(x, weight, output_grad.into_full(), options))
+        }
+
+        fn $weight_backward(
+            x: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+            output_grad: FloatTensor<Self>,
+            options: ConvOptions<$axes>,
+        ) -> FloatTensor<Self> {
+            count(&[&weight], || convolution(output_grad.shape().num_elements(), &weight.shape()));
+            let (x, weight) = (x.into_full(), weight.into_full());
+            ZeroTensor::full(B::$weight_backward(x, weight, output_grad.into_full(), options))
+        }
+    )* };
+}
+
 impl<B: Backend> ModuleOps<Zero<B>> for Zero<B> {
     fn embedding(weights: FloatTensor<Self>, indices: IntTensor<Self>) -> FloatTensor<Self> {
         ZeroTensor::full(B::embedding(weights.into_full(), indices))
+    }
+
+    convolutions! {
+        1: conv1d, conv1d_x_backward, conv1d_weight_backward;
+        2: conv2d, conv2d_x_backward, conv2d_weight_backward;
+        3: conv3d, conv3d_x_backward, conv3d_weight_backward;
     }
 
     fn embedding_backward(
@@ -137,9 +184,7 @@ impl<B: Backend> ModuleOps<Zero<B>> for Zero<B> {
     }
 
     forward! {
-        fn conv2d(x: float, weight: float, bias: maybe_float, options: [ConvOptions<2>]) -> float;
         fn deform_conv2d(x: float, offset: float, weight: float, mask: maybe_float, bias: maybe_float, options: [DeformConvOptions<2>]) -> float;
-        fn conv3d(x: float, weight: float, bias: maybe_float, options: [ConvOptions<3>]) -> float;
         fn conv_transpose2d(x: float, weight: float, bias: maybe_float, options: [ConvTransposeOptions<2>]) -> float;
         fn conv_transpose3d(x: float, weight: float, bias: maybe_float, options: [ConvTransposeOptions<3>]) -> float;
         fn avg_pool2d(x: float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], count_include_pad: [bool], ceil_mode: [bool]) -> float;
@@ -156,15 +201,8 @@ impl<B: Backend> ModuleOps<Zero<B>> for Zero<B> {
         fn linear_x_backward(weight: float, output_grad: float) -> float;
         fn linear_weight_backward(x: float, output_grad: float) -> float;
         fn linear_bias_backward(output_grad: float) -> float;
-        fn conv1d(x: float, weight: float, bias: maybe_float, options: [ConvOptions<1>]) -> float;
-        fn conv1d_x_backward(x: float, weight: float, output_grad: float, options: [ConvOptions<1>]) -> float;
-        fn conv1d_weight_backward(x: float, weight: float, output_grad: float, options: [ConvOptions<1>]) -> float;
         fn conv1d_bias_backward(x: float, bias: float, output_grad: float) -> float;
-        fn conv2d_x_backward(x: float, weight: float, output_grad: float, options: [ConvOptions<2>]) -> float;
-        fn conv2d_weight_backward(x: float, weight: float, output_grad: float, options: [ConvOptions<2>]) -> float;
         fn conv2d_bias_backward(x: float, bias: float, output_grad: float) -> float;
-        fn conv3d_x_backward(x: float, weight: float, output_grad: float, options: [ConvOptions<3>]) -> float;
-        fn conv3d_weight_backward(x: float, weight: float, output_grad: float, options: [ConvOptions<3>]) -> float;
         fn conv3d_bias_backward(x: float, bias: float, output_grad: float) -> float;
         fn conv_transpose1d(x: float, weight: float, bias: maybe_float, options: [ConvTransposeOptions<1>]) -> float;
         fn conv_transpose1d_x_backward(weight: float, output_grad: float, options: [ConvTransposeOptions<1>]) -> float;

@@ -15,13 +15,13 @@ use deepburn::{Engine, EngineError, Hook, Measured, TrainError, TrainPlan};
 use deepburn_config::JobRequest;
 use deepburn_datasets::{DataError, Shard};
 use deepburn_models::gpt2::CheckpointError;
+use deepburn_monitor::{Environment, Report};
 use serde_json::json;
 
 use crate::failure::Failure;
 use crate::preparation::{Preparation, check_output, check_types, prepare};
 use crate::progress::{Progress, Record, tell};
 use crate::recipe::{Recipe, Subject};
-use crate::report::{Environment, Report};
 
 /// Fine-tunes a language model, sharded over ranks as a DeepSpeed configuration says.
 #[derive(Debug, Parser)]
@@ -141,12 +141,14 @@ fn run<B: FusedOps + OptimizerOps + StreamOps, R: Recipe<B>>(
     check_output(output)?;
     let record = serde_json::to_string_pretty(&preparation.record).map_err(Failure::run)?;
     write_whole(&output.join("job.json"), &record).map_err(Failure::run)?;
-    // An earlier run's page would pass for this one's, should this one fail.
-    match fs::remove_file(output.join("report.html")) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            return Err(Failure::run(error));
+    // An earlier run's would pass for this one's, should this one fail.
+    for name in ["report.html", "test.json"] {
+        match fs::remove_file(output.join(name)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Failure::run(error));
+            }
+            _ => {}
         }
-        _ => {}
     }
     if output.join("model").exists() {
         tracing::info!("until this run ends, {}/model is an earlier one's", output.display());
@@ -283,12 +285,18 @@ fn save_model<B: FusedOps + OptimizerOps, R: Recipe<B>>(
 fn write_report(request: &JobRequest, preparation: &Preparation) -> Result<(), Failure> {
     let output = &preparation.job.training.output_dir;
     let rows = read_metrics(&output.join("metrics.jsonl")).map_err(Failure::run)?;
+    let test = match fs::read_to_string(output.join("test.json")) {
+        Ok(text) => Some(serde_json::from_str(&text).map_err(Failure::run)?),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        Err(error) => return Err(Failure::run(error)),
+    };
     let title = request.config.file_stem().map(|name| name.to_string_lossy().into_owned());
     let report = Report {
         title: title.as_deref().unwrap_or("finetune"),
         job: &preparation.record,
         rows: &rows,
-        environment: &Environment::detect(),
+        test: test.as_ref(),
+        environment: &Environment::detect(env!("CARGO_PKG_VERSION")),
     };
     report.write(&output.join("report.html")).map_err(Failure::run)?;
     tell(&format!("model, metrics and report are in {}", output.display()));

@@ -11,7 +11,6 @@ mod memory;
 mod preparation;
 mod progress;
 mod recipe;
-mod report;
 mod texts;
 mod tools;
 

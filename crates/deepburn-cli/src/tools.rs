@@ -10,10 +10,10 @@ use deepburn::zero::estimate::{ElementBytes, ParameterSize, estimate};
 use deepburn_config::{Facts, Stage, Written, resolve};
 use deepburn_datasets::Tokenizer;
 use deepburn_models::gpt2::{Checkpoint, GenerateOptions, Gpt2Config, Sampling};
+use deepburn_monitor::Environment;
 
 use crate::failure::Failure;
 use crate::progress::tell;
-use crate::report::Environment;
 
 /// DeepBurn's tools.
 #[derive(Debug, Parser)]
@@ -102,7 +102,7 @@ pub fn run(tools: Tools) -> Result<(), Failure> {
             generate(&model, &prompt, max_new_tokens, sampling)
         }
         Command::Env => {
-            print(&format!("{:#?}", Environment::detect()));
+            print(&format!("{:#?}", Environment::detect(env!("CARGO_PKG_VERSION"))));
             Ok(())
         }
     }

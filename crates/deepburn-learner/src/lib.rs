@@ -8,12 +8,12 @@
 mod engine;
 mod error;
 mod loss_scale;
-pub mod metrics;
 mod save;
 pub mod schedule;
 mod task;
 mod train;
 
+pub use deepburn_monitor::metrics;
 pub use engine::{Engine, PhaseTimes, Step, initialize};
 pub use error::EngineError;
 pub use loss_scale::{LossScaler, ScaleExhausted};

@@ -199,6 +199,7 @@ where
         step_seconds,
         tokens_per_second: tokens / step_seconds,
         memory: memory_row(engine),
+        seconds: None,
     }
 }
 

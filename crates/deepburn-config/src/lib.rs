@@ -38,6 +38,7 @@ mod key;
 mod keys;
 mod kind;
 mod lookup;
+mod monitor_plan;
 mod node;
 mod overrides;
 mod plan;
@@ -56,6 +57,7 @@ pub use job::{
 pub use key::{Asks, Key, KeyEntry, Literal, Spelling, Status, entries};
 pub use kind::{Integers, Kind, Reals, Variant};
 pub use lookup::find;
+pub use monitor_plan::{FlopsPlan, MonitorFolder, MonitorPlan, ProfilePlan};
 pub use node::{Node, Position, Value};
 pub use plan::{
     AdamPlan, BatchPlan, DynamicScalePlan, GatherPlan, GradientPlan, GradientReduction,

@@ -5,6 +5,8 @@
 
 use serde::Serialize;
 
+use crate::monitor_plan::MonitorPlan;
+
 /// Everything a training run needs to know, resolved for one world size.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Plan {
@@ -24,6 +26,8 @@ pub struct Plan {
     pub reduction: ReductionPlan,
     /// What is printed and measured while training.
     pub report: ReportPlan,
+    /// What is written for other programs to read.
+    pub monitor: MonitorPlan,
 }
 
 /// The batch triple, consistent by construction:

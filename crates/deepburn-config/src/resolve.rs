@@ -12,7 +12,7 @@ use crate::check::{check, find_variant};
 use crate::diagnosis::{Diagnosis, Findings, Report};
 use crate::key::Key;
 
-use crate::keys::{DEEPSPEED, batch, optimizer, precision, report, scheduler, zero};
+use crate::keys::{DEEPSPEED, batch, monitor, optimizer, precision, report, scheduler, zero};
 use crate::kind::Kind;
 use crate::node::Node;
 use crate::plan::{BatchPlan, GradientReduction, Plan, ReductionPlan, Stage};
@@ -113,6 +113,7 @@ pub fn resolve(written: &Written, facts: &Facts) -> Result<Resolved, Report> {
         gradient_clipping: Some(top.real("gradient_clipping")).filter(|clip| *clip > 0.0),
         reduction: reduction(&top, zero.stage, &mut context),
         report: report::resolve(&top),
+        monitor: monitor::resolve(&top, &mut context),
         zero,
     };
     default_autos(DEEPSPEED, written.node(), "", &mut context.autos);

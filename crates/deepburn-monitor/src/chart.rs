@@ -125,20 +125,20 @@ enum Marks {
 /// Series over the step, on one vertical axis.
 #[derive(Debug, Clone)]
 pub(crate) struct Chart {
-    title: &'static str,
+    title: String,
     series: Vec<Series>,
     marks: Marks,
     starts_at_zero: bool,
 }
 
 impl Chart {
-    pub(crate) fn new(title: &'static str, series: Vec<Series>) -> Self {
-        Self { title, series, marks: Marks::Lines, starts_at_zero: false }
+    pub(crate) fn new(title: impl Into<String>, series: Vec<Series>) -> Self {
+        Self { title: title.into(), series, marks: Marks::Lines, starts_at_zero: false }
     }
 
     /// A chart of [`stacked`] bands.
-    pub(crate) fn of_bands(title: &'static str, series: Vec<Series>) -> Self {
-        Self { title, series, marks: Marks::Bands, starts_at_zero: true }
+    pub(crate) fn of_bands(title: impl Into<String>, series: Vec<Series>) -> Self {
+        Self { title: title.into(), series, marks: Marks::Bands, starts_at_zero: true }
     }
 
     /// Lets the vertical axis begin at 0, for amounts that are compared by their size.
@@ -148,7 +148,7 @@ impl Chart {
 
     /// The chart as an HTML figure; a sentence where there is nothing to draw.
     pub(crate) fn to_figure(&self) -> Result<String, ReportError> {
-        let title = Escaped(self.title);
+        let title = Escaped(&self.title);
         let mut html = String::new();
         push(&mut html, format_args!("<figure>\n<figcaption>{title}</figcaption>\n"));
         if self.series.iter().all(|series| series.segments.is_empty()) {
@@ -159,7 +159,8 @@ impl Chart {
             self.push_key(&mut html);
         }
         let mut svg = String::new();
-        self.draw(&mut svg).map_err(|reason| ReportError::Chart { chart: self.title, reason })?;
+        self.draw(&mut svg)
+            .map_err(|reason| ReportError::Chart { chart: self.title.clone(), reason })?;
         let svg = svg.replacen("<svg ", &format!("<svg role=\"img\" aria-label=\"{title}\" "), 1);
         html.push_str(&svg);
         html.push_str("</figure>\n");

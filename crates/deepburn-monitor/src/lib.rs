@@ -10,8 +10,18 @@
 //! Nothing here knows a tensor or a backend: rows and numbers come in, files go out.
 
 mod chart;
+mod csv;
 mod html;
 pub mod metrics;
+mod monitors;
+mod plot;
+mod profiler;
 mod report;
+mod tensorboard;
 
+pub use self::csv::CsvFiles;
+pub use monitors::{MonitorError, MonitorFolders, Monitors};
+pub use plot::{Comparison, MAX_RUNS, PlotError};
+pub use profiler::{ProfileError, Profiler};
 pub use report::{Environment, Report, ReportError};
+pub use tensorboard::EventWriter;

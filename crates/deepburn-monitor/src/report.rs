@@ -43,7 +43,7 @@ pub enum ReportError {
     #[error("cannot draw the curve of {chart}: {reason}")]
     Chart {
         /// Title of the chart.
-        chart: &'static str,
+        chart: String,
         /// What the drawing library said.
         reason: String,
     },

@@ -11,6 +11,7 @@
 
 mod chart;
 mod csv;
+mod flops;
 mod html;
 pub mod metrics;
 mod monitors;
@@ -20,6 +21,7 @@ mod report;
 mod tensorboard;
 
 pub use self::csv::CsvFiles;
+pub use flops::{FlopsOptions, FlopsProfile, FlopsTotals, ModuleFlops};
 pub use monitors::{MonitorError, MonitorFolders, Monitors};
 pub use plot::{Comparison, MAX_RUNS, PlotError};
 pub use profiler::{ProfileError, Profiler};

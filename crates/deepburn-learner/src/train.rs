@@ -9,7 +9,7 @@ use deepburn_ops::OptimizerOps;
 use deepburn_zero::{Category, Training};
 
 use crate::engine::{PhaseTimes, Step};
-use crate::metrics::{EvalRow, MemoryRow, StepRow};
+use crate::metrics::{EvalRow, MemoryRow, PhaseSeconds, StepRow};
 use crate::task::{Batch, Confusion, Evaluation, Task};
 use crate::{Engine, EngineError};
 
@@ -97,8 +97,7 @@ where
     while engine.global_steps() < plan.max_steps {
         let step = engine.global_steps() + 1;
         let failed = |cause| TrainError { step, cause };
-        let row = train_step(engine, task, source).map_err(failed)?;
-        let times = engine.take_times();
+        let (row, times) = train_step(engine, task, source).map_err(failed)?;
         for hook in hooks.iter_mut() {
             hook.after_step(&row, times).map_err(|error| failed(Cause::Outside(error)))?;
         }
@@ -116,12 +115,12 @@ where
     Ok(())
 }
 
-/// One optimizer step: all its micro-batches and the update.
+/// One optimizer step: all its micro-batches and the update, and where its time went.
 fn train_step<B, M, T>(
     engine: &mut Engine<B, M>,
     task: &T,
     source: &mut impl BatchSource<T::Batch>,
-) -> Result<StepRow, Cause>
+) -> Result<(StepRow, PhaseTimes), Cause>
 where
     B: OptimizerOps,
     M: AutodiffModule<Training<B>>,
@@ -133,6 +132,7 @@ where
         .map(|_| source.next_batch())
         .collect::<Result<Vec<_>, _>>()
         .map_err(Cause::Outside)?;
+    let waited = started.elapsed();
     let totals = Totals::over_ranks(engine, &batches)?;
 
     let world_size = engine.group().world_size() as f64;
@@ -152,7 +152,15 @@ where
         call: "train",
         when: "with accumulation boundaries set by hand",
     })?;
-    Ok(step_row(engine, step, loss[0] / totals.targets, totals.tokens, started))
+    let times = engine.take_times();
+    let seconds = PhaseSeconds {
+        data: waited.as_secs_f64(),
+        forward: times.forward.as_secs_f64(),
+        backward: times.backward.as_secs_f64(),
+        optimizer: times.step.as_secs_f64(),
+    };
+    let row = step_row(engine, step, loss[0] / totals.targets, totals.tokens, started);
+    Ok((StepRow { seconds: Some(seconds), ..row }, times))
 }
 
 /// Sums over all micro-batches of a step, on all ranks.

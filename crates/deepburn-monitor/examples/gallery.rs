@@ -68,7 +68,7 @@ fn write_run(output: &Path, run: u8) -> Result<(), Box<dyn Error>> {
         writer.write(row)?;
         monitors.step(32 * step, &row)?;
         if step % 50 == 0 {
-            let eval_accuracy = (run % 2 == 0).then_some(1.0 - 20.0 / (step + 50) as f64);
+            let eval_accuracy = (run.is_multiple_of(2)).then_some(1.0 - 20.0 / (step + 50) as f64);
             let row = EvalRow { step, eval_loss: 4.1 + 6.0 / (step as f64).sqrt(), eval_accuracy };
             writer.write(row)?;
             monitors.evaluation(32 * step, &row)?;
@@ -77,7 +77,7 @@ fn write_run(output: &Path, run: u8) -> Result<(), Box<dyn Error>> {
     drop(monitors);
     let job = json!({"model": {"architecture": "gpt2"}, "data": {"path": "a/rather/long/path/to/a/corpus.txt"},
         "training": {"max_steps": STEPS}, "deepspeed": {"zero_optimization": {"stage": run}}});
-    let test = if run % 2 == 0 {
+    let test = if run.is_multiple_of(2) {
         json!({"test_loss": 0.41, "targets": 25_000, "test_accuracy": 0.8512,
             "confusion": [[10_000, 2_500], [1_220, 11_280]]})
     } else {

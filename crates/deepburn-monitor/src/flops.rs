@@ -156,7 +156,7 @@ impl FlopsProfile {
         for (depth, modules) in levels[..=last].iter().enumerate() {
             writeln!(out, "  depth {depth}")?;
             let mut top = |name: &str, size: fn(&FlopsTotals) -> f64, unit: &str| {
-                write_top(out, name, modules, options.top_modules, |it| size(it), unit)
+                write_top(out, name, modules, options.top_modules, size, unit)
             };
             top("parameters", |it| it.parameters as f64, "")?;
             top("forward", |it| it.forward as f64, "FLOP")?;

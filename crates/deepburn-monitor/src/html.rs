@@ -50,21 +50,25 @@ pub(crate) fn table(html: &mut String, heading: &str, rows: &[(String, String)])
     html.push_str("</table>\n</section>\n");
 }
 
-/// Appends a heading and a table with a head; wide ones scroll inside their frame.
+/// Columns that fit a telephone; with more of them each row becomes a list there.
+const NARROW: usize = 4;
+
+/// Appends a heading and a table with a head.
 pub(crate) fn grid(html: &mut String, heading: &str, head: &[String], rows: &[Vec<String>]) {
     push(html, format_args!("<section>\n<h2>{}</h2>\n", Escaped(heading)));
-    html.push_str("<div class=\"wide\"><table class=\"grid\">\n<thead><tr>");
+    let class = if head.len() > NARROW { "grid lists" } else { "grid" };
+    push(html, format_args!("<div class=\"wide\"><table class=\"{class}\">\n<thead><tr>"));
     for name in head {
         push(html, format_args!("<th scope=\"col\">{}</th>", Escaped(name)));
     }
     html.push_str("</tr></thead>\n<tbody>\n");
     for row in rows {
         html.push_str("<tr>");
-        for (column, cell) in row.iter().enumerate() {
-            let cell = Escaped(cell);
+        for (column, (cell, name)) in row.iter().zip(head).enumerate() {
+            let (cell, name) = (Escaped(cell), Escaped(name));
             match column {
                 0 => push(html, format_args!("<th scope=\"row\">{cell}</th>")),
-                _ => push(html, format_args!("<td>{cell}</td>")),
+                _ => push(html, format_args!("<td data-name=\"{name}\">{cell}</td>")),
             }
         }
         html.push_str("</tr>\n");

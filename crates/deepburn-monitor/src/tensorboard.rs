@@ -171,7 +171,7 @@ mod tests {
     }
 
     fn masked(crc: u32) -> u32 {
-        ((crc >> 15) | (crc << 17)).wrapping_add(0xA282_EAD8)
+        crc.rotate_right(15).wrapping_add(0xA282_EAD8)
     }
 
     /// Fields of a protocol buffer: number and content of each.

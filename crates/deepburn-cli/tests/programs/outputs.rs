@@ -36,7 +36,8 @@ fn every_step_has_every_field() {
                 "tokens",
                 "step_seconds",
                 "tokens_per_second",
-                "memory"
+                "memory",
+                "seconds"
             ]
         );
         let memory: Vec<_> = row["memory"].as_object().unwrap().keys().collect();
@@ -44,6 +45,8 @@ fn every_step_has_every_field() {
             memory,
             ["parameters", "gradients", "optimizer", "gathered_peak", "activations_peak", "rss"]
         );
+        let seconds: Vec<_> = row["seconds"].as_object().unwrap().keys().collect();
+        assert_eq!(seconds, ["data", "forward", "backward", "optimizer"]);
         assert_eq!(row["step"], json!(step));
         // 2 ranks, 2 micro-batches of 2 sequences of 32.
         assert_eq!(row["tokens"], json!(256));

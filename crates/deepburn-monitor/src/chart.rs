@@ -200,8 +200,11 @@ impl Chart {
             .draw()
             .map_err(says)?;
         let plot = chart.plotting_area();
-        // Of bands the first is in front.
-        for (series, colour) in self.series.iter().zip(COLOURS).rev() {
+        let mut order: Vec<_> = self.series.iter().zip(COLOURS).collect();
+        if self.marks == Marks::Bands {
+            order.reverse();
+        }
+        for (series, colour) in order {
             for segment in &series.segments {
                 match (segment.as_slice(), self.marks) {
                     // A line through one point is invisible.

@@ -12,16 +12,17 @@ use deepburn::metrics::{MetricsError, MetricsWriter, read_metrics};
 use deepburn::ops::{FusedOps, OptimizerOps, StreamOps};
 use deepburn::zero::{Group, ZeroError};
 use deepburn::{Engine, EngineError, Hook, Measured, TrainError, TrainPlan};
-use deepburn_config::JobRequest;
+use deepburn_config::{JobRequest, MonitorFolder, Precision};
 use deepburn_datasets::{DataError, Shard};
 use deepburn_models::gpt2::CheckpointError;
+use deepburn_monitor::{Environment, MonitorError, MonitorFolders, Monitors, Profiler, Report};
 use serde_json::json;
 
 use crate::failure::Failure;
 use crate::preparation::{Preparation, check_output, check_types, prepare};
-use crate::progress::{Progress, Record, tell};
+use crate::progress::{Progress, tell};
 use crate::recipe::{Recipe, Subject};
-use crate::report::{Environment, Report};
+use crate::watch::{Operations, Record, Trace, Watch};
 
 /// Fine-tunes a language model, sharded over ranks as a DeepSpeed configuration says.
 #[derive(Debug, Parser)]
@@ -64,6 +65,8 @@ pub(crate) enum RankError {
     #[error(transparent)]
     Metrics(#[from] MetricsError),
     #[error(transparent)]
+    Monitor(#[from] MonitorError),
+    #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     #[error(
         "parameter {path} is not finite, so the model was not saved: training diverged in its last \
@@ -76,11 +79,11 @@ pub(crate) enum RankError {
     Save { step: u64, cause: Box<RankError> },
 }
 
-/// Runs the job.
+/// Runs the job. `profiler` records the steps of which the job asks for a profile.
 ///
 /// # Errors
 /// A user's mistake before anything was written, or a failure while running.
-pub fn finetune(arguments: Arguments) -> Result<(), Failure> {
+pub fn finetune(arguments: Arguments, profiler: &Profiler) -> Result<(), Failure> {
     if arguments.resume.is_some() {
         let message = "--resume: training checkpoints are not available in this version; start \
                        from output_dir/model with --set model.pretrained=DIR";
@@ -95,21 +98,30 @@ pub fn finetune(arguments: Arguments) -> Result<(), Failure> {
         output_dir: arguments.output_dir,
     };
     let preparation = prepare(&request)?;
+    if let Some(profile) = &preparation.plan.monitor.profile {
+        let folder = profile.under(&preparation.job.training.output_dir);
+        profiler.profile(profile.steps.clone(), &folder);
+    }
     match preparation.job.training.backend {
         #[cfg(feature = "cuda")]
-        deepburn_config::Backend::Cuda => {
-            run_on::<burn_cuda::Cuda<f32, i32>>(&preparation, burn_cuda::CudaDevice::default())
-        }
+        deepburn_config::Backend::Cuda => run_on::<burn_cuda::Cuda<f32, i32>>(
+            &preparation,
+            burn_cuda::CudaDevice::default(),
+            profiler,
+        ),
         #[cfg(feature = "tch")]
         deepburn_config::Backend::Tch => {
-            run_on::<burn_tch::LibTorch<f32>>(&preparation, burn_tch::LibTorchDevice::Cpu)
+            run_on::<burn_tch::LibTorch<f32>>(&preparation, burn_tch::LibTorchDevice::Cpu, profiler)
         }
         #[cfg(feature = "wgpu")]
-        deepburn_config::Backend::Wgpu => {
-            run_on::<burn_wgpu::Wgpu<f32, i32>>(&preparation, burn_wgpu::WgpuDevice::default())
-        }
-        _ => run_on::<burn_flex::Flex>(&preparation, burn_flex::FlexDevice),
+        deepburn_config::Backend::Wgpu => run_on::<burn_wgpu::Wgpu<f32, i32>>(
+            &preparation,
+            burn_wgpu::WgpuDevice::default(),
+            profiler,
+        ),
+        _ => run_on::<burn_flex::Flex>(&preparation, burn_flex::FlexDevice, profiler),
     }?;
+    profiler.finish().map_err(Failure::run)?;
     write_report(&request, &preparation)
 }
 
@@ -117,11 +129,12 @@ pub fn finetune(arguments: Arguments) -> Result<(), Failure> {
 fn run_on<B: FusedOps + OptimizerOps + StreamOps>(
     preparation: &Preparation,
     device: B::Device,
+    profiler: &Profiler,
 ) -> Result<(), Failure> {
     match &preparation.subject {
-        Subject::Causal(recipe) => run::<B, _>(preparation, &**recipe, device),
-        Subject::Encoder(recipe) => run::<B, _>(preparation, &**recipe, device),
-        Subject::Gpt2Classifier(recipe) => run::<B, _>(preparation, &**recipe, device),
+        Subject::Causal(recipe) => run::<B, _>(preparation, &**recipe, device, profiler),
+        Subject::Encoder(recipe) => run::<B, _>(preparation, &**recipe, device, profiler),
+        Subject::Gpt2Classifier(recipe) => run::<B, _>(preparation, &**recipe, device, profiler),
     }
 }
 
@@ -130,6 +143,7 @@ fn run<B: FusedOps + OptimizerOps + StreamOps, R: Recipe<B>>(
     preparation: &Preparation,
     recipe: &R,
     device: B::Device,
+    profiler: &Profiler,
 ) -> Result<(), Failure> {
     check_types::<B>(preparation, &device)?;
     let output = &preparation.job.training.output_dir;
@@ -142,12 +156,14 @@ fn run<B: FusedOps + OptimizerOps + StreamOps, R: Recipe<B>>(
     check_output(output)?;
     let record = serde_json::to_string_pretty(&preparation.record).map_err(Failure::run)?;
     write_whole(&output.join("job.json"), &record).map_err(Failure::run)?;
-    // An earlier run's page would pass for this one's, should this one fail.
-    match fs::remove_file(output.join("report.html")) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            return Err(Failure::run(error));
+    // An earlier run's would pass for this one's, should this one fail.
+    for name in ["report.html", "test.json"] {
+        match fs::remove_file(output.join(name)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Failure::run(error));
+            }
+            _ => {}
         }
-        _ => {}
     }
     if output.join("model").exists() {
         tracing::info!("until this run ends, {}/model is an earlier one's", output.display());
@@ -164,7 +180,8 @@ fn run<B: FusedOps + OptimizerOps + StreamOps, R: Recipe<B>>(
     let models = Mutex::new(vec![model; ranks]);
     let trained = deepburn::run_ranks(ranks, |group: Group<B>| {
         let model = models.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        Ok(train_rank(preparation, recipe, model, group, device.clone())?)
+        let hooks = hooks(preparation, group.rank(), profiler)?;
+        Ok(train_rank(preparation, recipe, model, group, device.clone(), hooks)?)
     });
     trained.map(drop).map_err(|failure| Failure::run(failure.to_string()))
 }
@@ -184,6 +201,7 @@ fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     model: Option<R::Model>,
     group: Group<B>,
     device: B::Device,
+    mut hooks: Vec<Box<dyn Hook>>,
 ) -> Result<(), RankError> {
     let Preparation { job, plan, .. } = preparation;
     let Some(model) = model else {
@@ -201,9 +219,8 @@ fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         max_steps: preparation.max_steps,
         batch_sizes,
         eval_steps,
-        counted_step: None,
+        counted_step: plan.monitor.flops.as_ref().map(|flops| flops.profile_step),
     };
-    let mut hooks = hooks(preparation, engine.rank())?;
     deepburn::train(&mut engine, &task, &mut source, &length, &mut hooks)?;
     drop(hooks);
     drop(source);
@@ -242,18 +259,42 @@ fn record_test(measured: &Measured, output: &Path) -> Result<(), RankError> {
         .map_err(|cause| RankError::Test { cause })
 }
 
-/// What watches the run: rank 0 records and shows it.
-fn hooks(preparation: &Preparation, rank: usize) -> Result<Vec<Box<dyn Hook>>, RankError> {
-    if rank != 0 {
-        return Ok(Vec::new());
+/// What watches the run: rank 0 records and shows it, all ranks are profiled.
+fn hooks(
+    preparation: &Preparation,
+    rank: usize,
+    profiler: &Profiler,
+) -> Result<Vec<Box<dyn Hook>>, RankError> {
+    let (job, plan) = (&preparation.job, &preparation.plan);
+    let output = &job.training.output_dir;
+    let mut hooks: Vec<Box<dyn Hook>> = Vec::new();
+    if plan.monitor.profile.is_some() {
+        hooks.push(Box::new(Trace { profiler: profiler.clone(), rank }));
     }
-    let job = &preparation.job;
-    let every = job.training.logging_steps.or(preparation.plan.report.steps_per_print);
-    let writer = MetricsWriter::create(&job.training.output_dir.join("metrics.jsonl"))?;
+    if rank != 0 {
+        return Ok(hooks);
+    }
+    hooks.push(Box::new(Record(MetricsWriter::create(&output.join("metrics.jsonl"))?)));
+    let under = |folder: &MonitorFolder| folder.under(output);
+    let folders = MonitorFolders {
+        tensorboard: plan.monitor.tensorboard.as_ref().map(under),
+        csv: plan.monitor.csv.as_ref().map(under),
+        loss_scale: plan.precision.compute == Precision::Fp16,
+    };
+    hooks.push(Box::new(Watch(Monitors::create(&folders)?)));
+    if let Some(flops) = &plan.monitor.flops {
+        hooks.push(Box::new(Operations {
+            plan: flops.clone(),
+            name: preparation.subject.name(),
+            parameters: preparation.subject.parameters(),
+            ranks: job.training.ranks,
+        }));
+    }
+    let every = job.training.logging_steps.or(plan.report.steps_per_print);
     let every = every.map(|steps| steps as u64);
-    let breakdown = preparation.plan.report.wall_clock_breakdown;
-    let progress = Progress::new(preparation.max_steps, every, breakdown);
-    Ok(vec![Box::new(Record(writer)), Box::new(progress)])
+    let breakdown = plan.report.wall_clock_breakdown;
+    hooks.push(Box::new(Progress::new(preparation.max_steps, every, breakdown)));
+    Ok(hooks)
 }
 
 /// Gathers the model parameter by parameter; rank 0 writes it in Hugging Face's layout.
@@ -289,12 +330,18 @@ fn save_model<B: FusedOps + OptimizerOps, R: Recipe<B>>(
 fn write_report(request: &JobRequest, preparation: &Preparation) -> Result<(), Failure> {
     let output = &preparation.job.training.output_dir;
     let rows = read_metrics(&output.join("metrics.jsonl")).map_err(Failure::run)?;
+    let test = match fs::read_to_string(output.join("test.json")) {
+        Ok(text) => Some(serde_json::from_str(&text).map_err(Failure::run)?),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        Err(error) => return Err(Failure::run(error)),
+    };
     let title = request.config.file_stem().map(|name| name.to_string_lossy().into_owned());
     let report = Report {
         title: title.as_deref().unwrap_or("finetune"),
         job: &preparation.record,
         rows: &rows,
-        environment: &Environment::detect(),
+        test: test.as_ref(),
+        environment: &Environment::detect(env!("CARGO_PKG_VERSION")),
     };
     report.write(&output.join("report.html")).map_err(Failure::run)?;
     tell(&format!("model, metrics and report are in {}", output.display()));

@@ -2,6 +2,11 @@
 
 use std::io::IsTerminal;
 
+use deepburn_monitor::Profiler;
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
 mod causal;
 mod classification;
 mod corpus;
@@ -12,27 +17,30 @@ mod places;
 mod preparation;
 mod progress;
 mod recipe;
-mod report;
 mod text_source;
 mod texts;
 mod tools;
+mod watch;
 
 pub use failure::{Failure, exit};
 pub use finetune::{Arguments, finetune};
 pub use tools::{Command, Tools, run as run_tool};
 
-/// Shows warnings and notes on standard error; `RUST_LOG` chooses which.
-pub fn show_notes() {
+/// Shows warnings and notes on standard error; `RUST_LOG` chooses which. The profiler hears of every
+/// phase and collective once it is told of steps.
+pub fn show_notes() -> Profiler {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,deepburn_cli=info"));
-    // A second call keeps the first subscriber.
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let notes = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         // Like `progress::tell`: notes that nobody reads stop nothing.
         .log_internal_errors(false)
         .without_time()
         .with_target(false)
-        .try_init();
+        .with_filter(filter);
+    let profiler = Profiler::idle();
+    // A second call keeps the first subscriber.
+    let _ = tracing_subscriber::registry().with(notes).with(profiler.layer()).try_init();
+    profiler
 }

@@ -2,8 +2,8 @@
 
 use std::io::Write;
 
-use deepburn::metrics::{EvalRow, MetricsWriter, StepRow};
-use deepburn::{Hook, OutsideError, PhaseTimes};
+use deepburn::metrics::{EvalRow, PhaseSeconds, StepRow};
+use deepburn::{Hook, OutsideError};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// Shows steps on standard error.
@@ -46,14 +46,14 @@ impl Progress {
 }
 
 impl Hook for Progress {
-    fn after_step(&mut self, row: &StepRow, times: PhaseTimes) -> Result<(), OutsideError> {
+    fn after_step(&mut self, row: &StepRow, _samples: u64) -> Result<(), OutsideError> {
         let StepRow { step, loss, lr, tokens_per_second, skipped, .. } = *row;
         let mark = if skipped { "  skipped" } else { "" };
         let message = format!("loss {loss:.4}  lr {lr:.2e}  {tokens_per_second:.0} tokens/s{mark}");
         self.skipped += u64::from(skipped);
         let due = step == 1 || step % self.every == 0 || step == self.total;
         if due && (self.lines || self.bar.is_hidden()) {
-            let phases = if self.breakdown { seconds(times) } else { String::new() };
+            let phases = row.seconds.filter(|_| self.breakdown).map(described).unwrap_or_default();
             self.line(format!("step {step}/{}  {message}{phases}", self.total));
         }
         self.bar.set_position(step);
@@ -70,7 +70,7 @@ impl Hook for Progress {
         Ok(())
     }
 
-    fn after_evaluation(&mut self, row: &EvalRow) -> Result<(), OutsideError> {
+    fn after_evaluation(&mut self, row: &EvalRow, _samples: u64) -> Result<(), OutsideError> {
         let EvalRow { step, eval_loss, eval_accuracy } = *row;
         self.line(match eval_accuracy {
             Some(share) => {
@@ -85,26 +85,15 @@ impl Hook for Progress {
 }
 
 /// The time of each phase of a step.
-fn seconds(times: PhaseTimes) -> String {
-    let [forward, backward, step] =
-        [times.forward, times.backward, times.step].map(|time| time.as_secs_f64());
-    format!("  forward {forward:.3} s  backward {backward:.3} s  optimizer {step:.3} s")
+fn described(seconds: PhaseSeconds) -> String {
+    let PhaseSeconds { data, forward, backward, optimizer } = seconds;
+    format!(
+        "  data {data:.3} s  forward {forward:.3} s  backward {backward:.3} s  optimizer \
+         {optimizer:.3} s"
+    )
 }
 
 /// Writes a line to standard error; a reader that has gone away (`2>&1 | head`) is no failure.
 pub(crate) fn tell(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
-}
-
-/// Writes every row to `metrics.jsonl`.
-pub(crate) struct Record(pub(crate) MetricsWriter);
-
-impl Hook for Record {
-    fn after_step(&mut self, row: &StepRow, _times: PhaseTimes) -> Result<(), OutsideError> {
-        Ok(self.0.write(*row)?)
-    }
-
-    fn after_evaluation(&mut self, row: &EvalRow) -> Result<(), OutsideError> {
-        Ok(self.0.write(*row)?)
-    }
 }

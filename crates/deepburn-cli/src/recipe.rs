@@ -8,7 +8,7 @@ use deepburn::zero::Training;
 use deepburn::{BatchSource, Task};
 use deepburn_config::{DynamicBatchingPlan, Plan};
 use deepburn_datasets::{BudgetSampler, DataError, Shard, StepShape, Tokenizer};
-use deepburn_models::gpt2::{CheckpointError, CheckpointWriter};
+use deepburn_models::gpt2::{CheckpointError, CheckpointWriter, ParameterShape};
 use deepburn_models::imdb::EncoderConfig;
 
 use crate::causal::Causal;
@@ -57,13 +57,27 @@ pub(crate) enum Subject {
 }
 
 impl Subject {
-    /// Values of all parameters.
-    pub(crate) fn num_parameters(&self) -> usize {
-        let parameters = match self {
+    /// What the model is called.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Causal(_) => "Gpt2",
+            Self::Encoder(_) => "Encoder",
+            Self::Gpt2Classifier(_) => "Gpt2Classifier",
+        }
+    }
+
+    /// All parameters.
+    pub(crate) fn parameters(&self) -> Vec<ParameterShape> {
+        match self {
             Self::Causal(subject) => subject.config.parameters(),
             Self::Encoder(subject) => subject.kind.parameters(),
             Self::Gpt2Classifier(subject) => subject.kind.parameters(),
-        };
+        }
+    }
+
+    /// Values of all parameters.
+    pub(crate) fn num_parameters(&self) -> usize {
+        let parameters = self.parameters();
         parameters.iter().map(|parameter| parameter.shape.iter().product::<usize>()).sum()
     }
 

@@ -1,4 +1,5 @@
-//! `deepburn`: check a configuration, estimate memory, generate text, show the environment.
+//! `deepburn`: check a configuration, estimate memory, generate text, compare runs, show the
+//! environment.
 
 use std::fs;
 use std::io::Write;
@@ -10,10 +11,10 @@ use deepburn::zero::estimate::{ElementBytes, ParameterSize, estimate};
 use deepburn_config::{Facts, Stage, Written, resolve};
 use deepburn_datasets::Tokenizer;
 use deepburn_models::gpt2::{Checkpoint, GenerateOptions, Gpt2Config, Sampling};
+use deepburn_monitor::{Comparison, Environment};
 
 use crate::failure::Failure;
 use crate::progress::tell;
-use crate::report::Environment;
 
 /// DeepBurn's tools.
 #[derive(Debug, Parser)]
@@ -75,6 +76,15 @@ pub enum Command {
         #[arg(long, default_value_t = 0)]
         seed: u64,
     },
+    /// Draws the curves of several runs over each other.
+    Plot {
+        /// Output folders of runs, or their metrics.jsonl.
+        #[arg(required = true)]
+        runs: Vec<PathBuf>,
+        /// The page that is written.
+        #[arg(long, default_value = "plot.html")]
+        output: PathBuf,
+    },
     /// Shows the version and the machine.
     Env,
 }
@@ -101,8 +111,18 @@ pub fn run(tools: Tools) -> Result<(), Failure> {
             };
             generate(&model, &prompt, max_new_tokens, sampling)
         }
+        Command::Plot { runs, output } => {
+            let comparison = Comparison::read(&runs).map_err(Failure::mistake)?;
+            comparison.write(&output).map_err(Failure::mistake)?;
+            print(&format!(
+                "{} runs are drawn in {}",
+                comparison.names().count(),
+                output.display()
+            ));
+            Ok(())
+        }
         Command::Env => {
-            print(&format!("{:#?}", Environment::detect()));
+            print(&format!("{:#?}", Environment::detect(env!("CARGO_PKG_VERSION"))));
             Ok(())
         }
     }

@@ -41,6 +41,7 @@ mod key;
 mod keys;
 mod kind;
 mod lookup;
+mod monitor_plan;
 mod node;
 mod overrides;
 mod place;
@@ -63,6 +64,7 @@ pub use job::{
 pub use key::{Asks, Key, KeyEntry, Literal, Spelling, Status, entries};
 pub use kind::{Integers, Kind, Reals, Variant};
 pub use lookup::find;
+pub use monitor_plan::{FlopsPlan, MonitorFolder, MonitorPlan, ProfilePlan};
 pub use node::{Node, Position, Value};
 pub use place::Place;
 pub use plan::{

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use crate::curriculum::CurriculumPlan;
 use crate::dynamic_batching::DynamicBatchingPlan;
+use crate::monitor_plan::MonitorPlan;
 
 /// Everything a training run needs to know, resolved for one world size.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -31,6 +32,8 @@ pub struct Plan {
     pub reduction: ReductionPlan,
     /// What is printed and measured while training.
     pub report: ReportPlan,
+    /// What is written for other programs to read.
+    pub monitor: MonitorPlan,
 }
 
 /// The batch triple, consistent by construction:

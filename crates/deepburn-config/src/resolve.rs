@@ -14,7 +14,8 @@ use crate::dynamic_batching::DynamicBatchingPlan;
 use crate::key::Key;
 
 use crate::keys::{
-    DEEPSPEED, batch, curriculum, data_efficiency, optimizer, precision, report, scheduler, zero,
+    DEEPSPEED, batch, curriculum, data_efficiency, monitor, optimizer, precision, report,
+    scheduler, zero,
 };
 use crate::kind::Kind;
 use crate::node::Node;
@@ -120,6 +121,7 @@ pub fn resolve(written: &Written, facts: &Facts) -> Result<Resolved, Report> {
         gradient_clipping: Some(top.real("gradient_clipping")).filter(|clip| *clip > 0.0),
         reduction: reduction(&top, zero.stage, &mut context),
         report: report::resolve(&top),
+        monitor: monitor::resolve(&top, &mut context),
         zero,
     };
     default_autos(DEEPSPEED, written.node(), "", &mut context.autos);

@@ -61,16 +61,16 @@ fn s0_trains_in_fp16_and_disagrees_on_two_ranks() {
 }
 
 #[test]
-fn s1_asks_for_a_profiler_no_version_has() {
-    let profiler = "profiling.enabled (line 35, column 16): true asks for the step profiler";
+fn s1_profiles_ten_steps_and_disagrees_on_two_ranks() {
     let ignored =
         "warning: zero_optimization.offload_param.device (line 19, column 17): \"cpu\" is ignored";
-    refused("S1.json", 1, &[": 1 problem\n", profiler, "set profiling.enabled to false", ignored]);
-    refused("S1.json", 2, &[": 2 problems\n", profiler, MISMATCH]);
-    let written = mended("S1.json", |json| json["profiling"]["enabled"] = false.into());
-    let resolved = outcome(&written, 1).unwrap();
+    refused("S1.json", 2, &[": 1 problem\n", MISMATCH, ignored]);
+    let resolved = outcome(&guide("S1.json"), 1).unwrap();
     assert_eq!(resolved.plan.precision.overflow, OverflowPlan::Skip);
     warns(&resolved, "zero_optimization.offload_param.device", "is ignored");
+    let profile = resolved.plan.monitor.profile.unwrap();
+    assert_eq!(profile.steps, [1..=10]);
+    assert_eq!(profile.under(Path::new("out")), Path::new("profiling_output"));
 }
 
 #[test]

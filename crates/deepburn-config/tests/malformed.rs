@@ -422,20 +422,11 @@ fn features_that_do_not_exist() {
             r#""sequence_parallel_size": 2"#,
             ["sequence_parallel_size", "sequence parallelism", "set it to 1"],
         ),
-        (
-            r#""tensorboard": {"enabled": true}"#,
-            ["tensorboard.enabled", "TensorBoard", "metrics.jsonl"],
-        ),
-        (r#""wandb": {"enabled": true}"#, ["wandb.enabled", "Weights & Biases", "metrics.jsonl"]),
-        (r#""csv_monitor": {"enabled": true}"#, ["csv_monitor.enabled", "CSV", "metrics.jsonl"]),
-        (r#""comet": {"enabled": true}"#, ["comet.enabled", "Comet", "metrics.jsonl"]),
+        (r#""wandb": {"enabled": true}"#, ["wandb.enabled", "Weights & Biases", "wandb sync"]),
+        (r#""comet": {"enabled": true}"#, ["comet.enabled", "Comet", "tensorboard.enabled"]),
         (
             r#""comms_logger": {"enabled": true}"#,
             ["comms_logger.enabled", "communication log", "false"],
-        ),
-        (
-            r#""flops_profiler": {"enabled": true}"#,
-            ["flops_profiler.enabled", "flops profiler", "false"],
         ),
         (r#""elasticity": {"enabled": true}"#, ["elasticity.enabled", "elasticity", "false"]),
         (r#""autotuning": {"enabled": true}"#, ["autotuning.enabled", "autotuning", "false"]),

@@ -87,8 +87,6 @@ struct Progress {
 /// Wall-clock time by phase, since the last time it was asked for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PhaseTimes {
-    /// Waiting for micro-batches, where [`crate::train`] does.
-    pub data: Duration,
     /// Forward passes, gathers included.
     pub forward: Duration,
     /// Backward passes, gathers and reductions included.

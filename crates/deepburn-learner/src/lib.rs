@@ -8,13 +8,13 @@
 mod engine;
 mod error;
 mod loss_scale;
-pub mod metrics;
 mod save;
 pub mod schedule;
 mod source;
 mod task;
 mod train;
 
+pub use deepburn_monitor::metrics;
 pub use engine::{Engine, PhaseTimes, Step, initialize};
 pub use error::EngineError;
 pub use loss_scale::{LossScaler, ScaleExhausted};

@@ -1,17 +1,17 @@
 //! The training loop: batches in, optimizer steps and their record out.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use burn::module::AutodiffModule;
 use burn::tensor::ElementConversion;
 use deepburn_comm::Tag;
 use deepburn_config::BatchSchedule;
 use deepburn_ops::OptimizerOps;
-use deepburn_zero::{Category, ModuleOperations, Training};
+use deepburn_zero::{Category, Ledger, ModuleOperations, Training};
 use tracing::trace_span;
 
 use crate::engine::{PhaseTimes, Step};
-use crate::metrics::{EvalRow, MemoryRow, StepRow};
+use crate::metrics::{EvalRow, MemoryRow, PhaseSeconds, StepRow};
 use crate::source::{BatchSource, NextStep, StepBatches, StepSize};
 use crate::task::{Batch, Confusion, Evaluation, Task};
 use crate::{Engine, EngineError};
@@ -51,29 +51,32 @@ pub trait Hook {
         Ok(())
     }
 
-    /// Called after the step whose operations were counted, before [`Hook::after_step`].
+    /// Called after the step whose operations were counted.
     ///
     /// # Errors
     /// An error ends the run on all ranks.
     fn after_count(
         &mut self,
         _operations: &[ModuleOperations],
-        _times: PhaseTimes,
+        _row: &StepRow,
     ) -> Result<(), OutsideError> {
         Ok(())
     }
 
-    /// Called after each optimizer step, with its record and where this rank's time went.
+    /// Called after each forward, backward and update, with what this rank holds then.
+    fn after_phase(&mut self, _ledger: &Ledger) {}
+
+    /// Called after each optimizer step, with its record and the samples so far, over all ranks.
     ///
     /// # Errors
     /// An error ends the run on all ranks.
-    fn after_step(&mut self, row: &StepRow, times: PhaseTimes) -> Result<(), OutsideError>;
+    fn after_step(&mut self, row: &StepRow, samples: u64) -> Result<(), OutsideError>;
 
     /// Called after each evaluation.
     ///
     /// # Errors
     /// An error ends the run on all ranks.
-    fn after_evaluation(&mut self, row: &EvalRow) -> Result<(), OutsideError>;
+    fn after_evaluation(&mut self, row: &EvalRow, samples: u64) -> Result<(), OutsideError>;
 }
 
 /// How long to train, in steps of which size, and when to evaluate.
@@ -120,16 +123,16 @@ where
         if counts {
             engine.states().start_counting();
         }
-        let (row, data) = train_step(engine, task, source).map_err(failed)?;
-        let times = PhaseTimes { data, ..engine.take_times() };
+        let row = train_step(engine, task, source, hooks).map_err(failed)?;
+        let samples = engine.global_samples();
+        for hook in hooks.iter_mut() {
+            hook.after_step(&row, samples).map_err(outside)?;
+        }
         if counts {
             let operations = engine.states().stop_counting();
             for hook in hooks.iter_mut() {
-                hook.after_count(&operations, times).map_err(outside)?;
+                hook.after_count(&operations, &row).map_err(outside)?;
             }
-        }
-        for hook in hooks.iter_mut() {
-            hook.after_step(&row, times).map_err(|error| failed(Cause::Outside(error)))?;
         }
         let due = plan.eval_steps.is_some_and(|every| step.is_multiple_of(every.max(1)));
         if !due && step != plan.max_steps {
@@ -137,20 +140,20 @@ where
         }
         if let Some(measured) = evaluate(engine, task, source).map_err(failed)? {
             for hook in hooks.iter_mut() {
-                hook.after_evaluation(&measured.row)
-                    .map_err(|error| failed(Cause::Outside(error)))?;
+                hook.after_evaluation(&measured.row, samples).map_err(outside)?;
             }
         }
     }
     Ok(())
 }
 
-/// One optimizer step: all its micro-batches and the update.
+/// One optimizer step: all its micro-batches and the update, and where its time went.
 fn train_step<B, M, T>(
     engine: &mut Engine<B, M>,
     task: &T,
     source: &mut impl BatchSource<T::Batch>,
-) -> Result<(StepRow, Duration), Cause>
+    hooks: &mut [Box<dyn Hook + '_>],
+) -> Result<StepRow, Cause>
 where
     B: OptimizerOps,
     M: AutodiffModule<Training<B>>,
@@ -164,7 +167,7 @@ where
     };
     let StepBatches { micro_batches: batches, size } =
         trace_span!("data").in_scope(|| source.next_step(next)).map_err(Cause::Outside)?;
-    let data = started.elapsed();
+    let waited = started.elapsed();
     if let Some(StepSize { samples, lr_factor }) = size {
         engine.size_next_step(samples, lr_factor);
     }
@@ -177,8 +180,11 @@ where
         let targets = batch.num_targets() as f64;
         let loss = engine.forward(|model| task.loss(model, &batch))?.map_err(Cause::Outside)?;
         loss_sum += targets * loss.clone().into_scalar().elem::<f64>();
+        hooks.iter_mut().for_each(|hook| hook.after_phase(engine.ledger()));
         engine.backward_weighted(loss, targets * world_size / totals.targets)?;
+        hooks.iter_mut().for_each(|hook| hook.after_phase(engine.ledger()));
         taken = engine.step()?;
+        hooks.iter_mut().for_each(|hook| hook.after_phase(engine.ledger()));
     }
     let loss =
         engine.group().sum(Tag::new("loss", 0), vec![loss_sum]).map_err(EngineError::from)?;
@@ -187,7 +193,11 @@ where
         call: "train",
         when: "with accumulation boundaries set by hand",
     })?;
-    Ok((step_row(engine, step, loss[0] / totals.targets, totals.tokens, started), data))
+    let PhaseTimes { forward, backward, step: optimizer } = engine.take_times();
+    let [data, forward, backward, optimizer] =
+        [waited, forward, backward, optimizer].map(|time| time.as_secs_f64());
+    let row = step_row(engine, step, loss[0] / totals.targets, totals.tokens, started);
+    Ok(StepRow { seconds: Some(PhaseSeconds { data, forward, backward, optimizer }), ..row })
 }
 
 /// Sums over all micro-batches of a step, on all ranks.
@@ -234,6 +244,7 @@ where
         step_seconds,
         tokens_per_second: tokens / step_seconds,
         memory: memory_row(engine),
+        seconds: None,
     }
 }
 

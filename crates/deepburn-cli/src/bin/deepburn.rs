@@ -1,4 +1,4 @@
-//! The tools beside the main job: check a configuration, estimate memory, generate text.
+//! The tools beside the main job: check a configuration, estimate memory, generate text, compare runs.
 
 use std::process::ExitCode;
 
@@ -10,6 +10,6 @@ use deepburn_cli::{Tools, exit, run_tool, show_notes};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    show_notes();
+    let _profiler = show_notes();
     exit(run_tool(Tools::parse()))
 }

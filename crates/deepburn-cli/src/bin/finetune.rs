@@ -11,6 +11,6 @@ use deepburn_cli::{Arguments, exit, finetune, show_notes};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    show_notes();
-    exit(finetune(Arguments::parse()))
+    let profiler = show_notes();
+    exit(finetune(Arguments::parse(), &profiler))
 }

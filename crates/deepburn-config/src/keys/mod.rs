@@ -9,6 +9,7 @@ pub(crate) mod curriculum;
 pub(crate) mod data_efficiency;
 pub(crate) mod elsewhere;
 pub(crate) mod job;
+pub(crate) mod monitor;
 pub(crate) mod offload;
 pub(crate) mod one_cycle;
 pub(crate) mod optimizer;
@@ -76,13 +77,13 @@ pub(crate) const DEEPSPEED: &[Key] = &[
     report::WALL_CLOCK_BREAKDOWN,
     report::MEMORY_BREAKDOWN,
     report::DUMP_STATE,
-    report::PROFILING,
-    report::FLOPS_PROFILER,
+    monitor::PROFILING,
+    monitor::FLOPS_PROFILER,
     report::COMMS_LOGGER,
-    report::TENSORBOARD,
-    report::WANDB,
-    report::CSV_MONITOR,
-    report::COMET,
+    monitor::TENSORBOARD,
+    monitor::WANDB,
+    monitor::CSV_MONITOR,
+    monitor::COMET,
     report::TIMERS,
     report::LOG_LEVEL,
     Key::flag(

@@ -69,10 +69,7 @@ impl<B: LinearOps> LinearOps for Zero<B> {
         ZeroTensor::full(B::fused_linear(x.into_full(), weight.into_full(), bias))
     }
 
-    fn linear_x_gradient(
-        grad: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
+    fn linear_x_gradient(grad: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
         count(&[&weight], || rows_times(&grad, weight.shape().num_elements()));
         ZeroTensor::full(B::linear_x_gradient(grad.into_full(), weight.into_full()))
     }
@@ -173,11 +170,7 @@ impl<B: AttentionOps> AttentionOps for Zero<B> {
 
 /// Operations of so many products of attention, each of all queries with all keys of a row of the
 /// batch. `projected` is `[batch * length, 3 * width]`.
-fn scores<B: Backend>(
-    projected: &ZeroTensor<B>,
-    attention: &SelfAttention,
-    products: u64,
-) -> u64 {
+fn scores<B: Backend>(projected: &ZeroTensor<B>, attention: &SelfAttention, products: u64) -> u64 {
     let shape = projected.shape();
     let (rows, width) = (shape.as_slice()[0], shape.as_slice()[1] / 3);
     let pairs = match &attention.reach {

@@ -1,10 +1,10 @@
-//! One chart: a few lines over the step, as an inline SVG with a caption.
+//! One chart: a few lines or stacked bands over the step, as an inline SVG with a caption.
 //!
-//! What is not finite leaves a gap. Long runs are thinned to the extremes of each stretch of steps,
-//! so that no spike is lost and the page stays small.
+//! What is not finite leaves a gap. Long lines are thinned to the extremes of each stretch of steps,
+//! so that no spike is lost and the page stays small; bands to the means, which still add up.
 
-use super::ReportError;
-use super::html::{Escaped, push};
+use crate::html::{Escaped, push};
+use crate::report::ReportError;
 use plotters::prelude::*;
 use std::ops::Range;
 
@@ -20,27 +20,43 @@ const LARGEST: f64 = 1e100;
 /// Grid and axes; the style sheet replaces this very colour by the theme's.
 const LINES: RGBColor = RGBColor(0xAA, 0xAA, 0xAA);
 
-/// Colours that can be told apart on a light and on a dark page.
-const COLOURS: [RGBColor; 6] = [
+/// Colours that can be told apart on a light and on a dark page, and the same once more with their
+/// last bit flipped, which the style sheet draws dashed.
+const COLOURS: [RGBColor; MAX_SERIES] = [
     RGBColor(0x3B, 0x82, 0xF6),
     RGBColor(0xF9, 0x73, 0x16),
     RGBColor(0x16, 0xA3, 0x4A),
     RGBColor(0xA8, 0x55, 0xF7),
     RGBColor(0x08, 0x91, 0xB2),
     RGBColor(0xDB, 0x27, 0x77),
+    RGBColor(0x3B, 0x82, 0xF7),
+    RGBColor(0xF9, 0x73, 0x17),
+    RGBColor(0x16, 0xA3, 0x4B),
+    RGBColor(0xA8, 0x55, 0xF6),
+    RGBColor(0x08, 0x91, 0xB3),
+    RGBColor(0xDB, 0x27, 0x76),
 ];
+
+/// Most series of a chart.
+pub(crate) const MAX_SERIES: usize = 12;
+
+/// Colours of unbroken lines; further lines are dashed.
+const UNBROKEN: usize = 6;
 
 /// A named line.
 #[derive(Debug, Clone)]
-pub(super) struct Series {
-    name: &'static str,
+pub(crate) struct Series {
+    name: String,
     /// Unbroken stretches of (step, value).
     segments: Vec<Vec<(f64, f64)>>,
 }
 
 impl Series {
-    pub(super) fn new(name: &'static str, points: impl Iterator<Item = (f64, f64)>) -> Self {
-        let points = thinned(points.collect());
+    pub(crate) fn new(name: impl Into<String>, points: impl Iterator<Item = (f64, f64)>) -> Self {
+        Self::of(name.into(), &thinned(points.collect()))
+    }
+
+    fn of(name: String, points: &[(f64, f64)]) -> Self {
         let drawable = |(_, y): &(f64, f64)| y.is_finite() && y.abs() <= LARGEST;
         let segments = points
             .split(|point| !drawable(point))
@@ -81,27 +97,58 @@ fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     kept
 }
 
-/// Lines over the step, on one vertical axis.
+/// Bands that add up: for each step the amount of every name. Those who draw many steps see the
+/// mean of each stretch.
+pub(crate) fn stacked(names: &[&str], rows: &[(f64, Vec<f64>)]) -> Vec<Series> {
+    let stretch = rows.len().div_ceil(STRETCHES).max(1);
+    let mut tops = vec![Vec::new(); names.len()];
+    for rows in rows.chunks(stretch) {
+        let mut top = 0.0;
+        for (band, points) in tops.iter_mut().enumerate() {
+            let sum: f64 = rows.iter().map(|(_, amounts)| amounts[band]).sum();
+            top += sum / rows.len() as f64;
+            points.push((rows[0].0, top));
+        }
+    }
+    names.iter().zip(tops).map(|(name, points)| Series::of((*name).to_owned(), &points)).collect()
+}
+
+/// How series are drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Marks {
+    /// As lines.
+    Lines,
+    /// Filled down to 0, the first series in front.
+    Bands,
+}
+
+/// Series over the step, on one vertical axis.
 #[derive(Debug, Clone)]
-pub(super) struct Chart {
-    title: &'static str,
+pub(crate) struct Chart {
+    title: String,
     series: Vec<Series>,
+    marks: Marks,
     starts_at_zero: bool,
 }
 
 impl Chart {
-    pub(super) fn new(title: &'static str, series: Vec<Series>) -> Self {
-        Self { title, series, starts_at_zero: false }
+    pub(crate) fn new(title: impl Into<String>, series: Vec<Series>) -> Self {
+        Self { title: title.into(), series, marks: Marks::Lines, starts_at_zero: false }
+    }
+
+    /// A chart of [`stacked`] bands.
+    pub(crate) fn of_bands(title: impl Into<String>, series: Vec<Series>) -> Self {
+        Self { title: title.into(), series, marks: Marks::Bands, starts_at_zero: true }
     }
 
     /// Lets the vertical axis begin at 0, for amounts that are compared by their size.
-    pub(super) fn starting_at_zero(self) -> Self {
+    pub(crate) fn starting_at_zero(self) -> Self {
         Self { starts_at_zero: true, ..self }
     }
 
     /// The chart as an HTML figure; a sentence where there is nothing to draw.
-    pub(super) fn to_figure(&self) -> Result<String, ReportError> {
-        let title = Escaped(self.title);
+    pub(crate) fn to_figure(&self) -> Result<String, ReportError> {
+        let title = Escaped(&self.title);
         let mut html = String::new();
         push(&mut html, format_args!("<figure>\n<figcaption>{title}</figcaption>\n"));
         if self.series.iter().all(|series| series.segments.is_empty()) {
@@ -112,7 +159,8 @@ impl Chart {
             self.push_key(&mut html);
         }
         let mut svg = String::new();
-        self.draw(&mut svg).map_err(|reason| ReportError::Chart { chart: self.title, reason })?;
+        self.draw(&mut svg)
+            .map_err(|reason| ReportError::Chart { chart: self.title.clone(), reason })?;
         let svg = svg.replacen("<svg ", &format!("<svg role=\"img\" aria-label=\"{title}\" "), 1);
         html.push_str(&svg);
         html.push_str("</figure>\n");
@@ -121,14 +169,9 @@ impl Chart {
 
     fn push_key(&self, html: &mut String) {
         html.push_str("<p>");
-        for (series, RGBColor(r, g, b)) in self.series.iter().zip(COLOURS) {
-            let name = Escaped(series.name);
-            push(
-                html,
-                format_args!(
-                    "<span class=\"key\"><i style=\"background:#{r:02X}{g:02X}{b:02X}\"></i>{name}</span>"
-                ),
-            );
+        let drawn = |series: &Series| !series.segments.is_empty();
+        for (index, series) in self.series.iter().enumerate().filter(|(_, it)| drawn(it)) {
+            push_key_entry(html, index, &series.name);
         }
         html.push_str("</p>\n");
     }
@@ -156,14 +199,23 @@ impl Chart {
             .light_line_style(TRANSPARENT)
             .draw()
             .map_err(says)?;
-        for (series, colour) in self.series.iter().zip(COLOURS) {
+        let plot = chart.plotting_area();
+        let mut order: Vec<_> = self.series.iter().zip(COLOURS).collect();
+        if self.marks == Marks::Bands {
+            order.reverse();
+        }
+        for (series, colour) in order {
             for segment in &series.segments {
-                match segment.as_slice() {
+                match (segment.as_slice(), self.marks) {
                     // A line through one point is invisible.
-                    [point] => chart.plotting_area().draw(&Circle::new(*point, 2, colour.filled())),
-                    points => chart
-                        .plotting_area()
-                        .draw(&PathElement::new(points, colour.stroke_width(2))),
+                    ([point], _) => plot.draw(&Circle::new(*point, 2, colour.filled())),
+                    (points, Marks::Lines) => {
+                        plot.draw(&PathElement::new(points, colour.stroke_width(2)))
+                    }
+                    (points, Marks::Bands) => {
+                        let floor = [points[points.len() - 1], points[0]].map(|(x, _)| (x, 0.0));
+                        plot.draw(&Polygon::new([points, &floor].concat(), colour.filled()))
+                    }
                 }
                 .map_err(says)?;
             }
@@ -186,6 +238,19 @@ impl Chart {
         let x = if first < last { first..last } else { first - 0.5..last + 0.5 };
         (x, y)
     }
+}
+
+/// Appends a sample of the line of series `index` with its name.
+pub(crate) fn push_key_entry(html: &mut String, index: usize, name: &str) {
+    let RGBColor(r, g, b) = COLOURS[index % MAX_SERIES];
+    let line = if index % MAX_SERIES < UNBROKEN { "solid" } else { "dashed" };
+    let name = Escaped(name);
+    push(
+        html,
+        format_args!(
+            "<span class=\"key\"><i style=\"border-top:4px {line} #{r:02X}{g:02X}{b:02X}\"></i>{name}</span>\n"
+        ),
+    );
 }
 
 /// The range with a margin; one that is empty next to its numbers' size is widened, since an axis
@@ -311,5 +376,30 @@ mod tests {
         // The drawing names its colours as the key does.
         assert_eq!(figure.matches("#3B82F6").count(), 2, "{figure}");
         assert!(figure.contains("#AAAAAA"), "the style sheet recolours the grid by this value");
+    }
+
+    #[test]
+    fn further_lines_are_dashed_by_the_style_sheet() {
+        let figure = Chart::new("t", vec![series(&[1.0, 2.0]); MAX_SERIES]).to_figure().unwrap();
+        assert_eq!(figure.matches("px dashed").count(), MAX_SERIES - UNBROKEN);
+        let style = include_str!("style.css");
+        for RGBColor(r, g, b) in &COLOURS[UNBROKEN..] {
+            let stroke = format!("[stroke=\"#{r:02X}{g:02X}{b:02X}\"]");
+            assert!(style.contains(&stroke), "{stroke}");
+        }
+    }
+
+    #[test]
+    fn bands_add_up_however_many_steps_there_are() {
+        for steps in [1, 2, 1000] {
+            let rows: Vec<_> = (1..=steps).map(|k| (f64::from(k), vec![1.0, 2.0, 0.5])).collect();
+            let bands = stacked(&["a", "b", "c"], &rows);
+            let tops: Vec<_> = bands.iter().map(|band| band.points().next().unwrap().1).collect();
+            assert_eq!(tops, [1.0, 3.0, 3.5]);
+            assert!(bands[0].points().count() <= STRETCHES);
+            assert!(bands[2].points().all(|(_, top)| top == 3.5));
+            let figure = Chart::of_bands("t", bands).to_figure().unwrap();
+            assert_eq!(figure.matches("<polygon").count(), if steps > 1 { 3 } else { 0 });
+        }
     }
 }

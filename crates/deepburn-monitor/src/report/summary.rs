@@ -1,6 +1,8 @@
 //! The numbers at the top of the page.
 
-use deepburn::metrics::{EvalRow, StepRow};
+use super::curves::{self, PHASES};
+use crate::html::grouped;
+use crate::metrics::{EvalRow, StepRow};
 
 /// Names and values; only what the rows tell.
 pub(super) fn rows(steps: &[StepRow], evals: &[EvalRow]) -> Vec<(String, String)> {
@@ -19,8 +21,9 @@ pub(super) fn rows(steps: &[StepRow], evals: &[EvalRow]) -> Vec<(String, String)
     }
     if let Some(last) = evals.last() {
         add("Last evaluation loss", format!("{:.4} at step {}", last.eval_loss, last.step));
-        if let Some(accuracy) = last.eval_accuracy {
-            add("Last evaluation accuracy", format!("{:.2} %", 100.0 * accuracy));
+        match last.eval_accuracy {
+            Some(accuracy) => add("Last evaluation accuracy", format!("{:.2} %", 100.0 * accuracy)),
+            None => add("Last evaluation perplexity", format!("{:.2}", last.eval_loss.exp())),
         }
     }
     let tokens = steps.iter().fold(0_u64, |sum, row| sum.saturating_add(row.tokens));
@@ -35,17 +38,22 @@ pub(super) fn rows(steps: &[StepRow], evals: &[EvalRow]) -> Vec<(String, String)
     rows
 }
 
-/// Digits in groups of three.
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            text.push(',');
+/// What each phase took of the time of the steps that were measured.
+pub(super) fn phases(steps: &[StepRow]) -> Vec<(String, String)> {
+    let mut sums = [0.0; PHASES.len()];
+    for times in steps.iter().filter_map(curves::phases) {
+        for (sum, time) in sums.iter_mut().zip(times) {
+            *sum += time;
         }
-        text.push(digit);
     }
-    text
+    let all: f64 = sums.iter().sum();
+    if all <= 0.0 {
+        return Vec::new();
+    }
+    let row = |(name, sum): (&str, f64)| {
+        (name.to_owned(), format!("{} ({:.1} %)", duration(sum), 100.0 * sum / all))
+    };
+    PHASES.into_iter().zip(sums).map(row).collect()
 }
 
 fn duration(seconds: f64) -> String {
@@ -60,6 +68,41 @@ fn duration(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::{MemoryRow, PhaseSeconds};
+
+    #[test]
+    fn shares_of_phases_cover_the_measured_steps() {
+        let seconds = PhaseSeconds { data: 0.1, forward: 0.2, backward: 0.5, optimizer: 0.1 };
+        let row = StepRow {
+            step: 1,
+            loss: 1.0,
+            lr: 1.0,
+            grad_norm: None,
+            loss_scale: 1.0,
+            skipped: false,
+            tokens: 1,
+            step_seconds: 1.0,
+            tokens_per_second: 1.0,
+            memory: MemoryRow::default(),
+            seconds: Some(seconds),
+        };
+        let unmeasured = StepRow { seconds: None, ..row };
+        let rows = phases(&[row, unmeasured, row]);
+        let shown: Vec<_> = rows.iter().map(|(name, text)| format!("{name}: {text}")).collect();
+        let expected = [
+            "data: 0.2 s (10.0 %)",
+            "forward: 0.4 s (20.0 %)",
+            "backward: 1.0 s (50.0 %)",
+            "optimizer: 0.2 s (10.0 %)",
+            "other: 0.2 s (10.0 %)",
+        ];
+        assert_eq!(shown, expected);
+        assert_eq!(phases(&[unmeasured]), []);
+        // A clock that was read twice at different times leaves nothing negative.
+        let late = StepRow { step_seconds: 0.5, ..row };
+        assert!(curves::phases(&late).is_some_and(|times| times[4] == 0.0));
+        assert_eq!(curves::phases(&StepRow { step_seconds: f64::NAN, ..row }), None);
+    }
 
     #[test]
     fn numbers_are_readable() {

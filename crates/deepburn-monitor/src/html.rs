@@ -2,12 +2,14 @@
 
 use serde_json::Value;
 use std::fmt::{self, Write};
+use std::path::Path;
+use std::{fs, io};
 
 const STYLE: &str = include_str!("style.css");
 
 /// Text that came from outside, safe in HTML text and in quoted attributes.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Escaped<'a>(pub(super) &'a str);
+pub(crate) struct Escaped<'a>(pub(super) &'a str);
 
 impl fmt::Display for Escaped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -30,13 +32,13 @@ impl fmt::Display for Escaped<'_> {
 }
 
 /// Appends formatted text.
-pub(super) fn push(html: &mut String, text: fmt::Arguments<'_>) {
+pub(crate) fn push(html: &mut String, text: fmt::Arguments<'_>) {
     // Writing to a string fails only when a `Display` does, and the ones used here do not.
     let _ = html.write_fmt(text);
 }
 
 /// Appends a heading and a table of names and values; nothing when there are none.
-pub(super) fn table(html: &mut String, heading: &str, rows: &[(String, String)]) {
+pub(crate) fn table(html: &mut String, heading: &str, rows: &[(String, String)]) {
     if rows.is_empty() {
         return;
     }
@@ -48,8 +50,34 @@ pub(super) fn table(html: &mut String, heading: &str, rows: &[(String, String)])
     html.push_str("</table>\n</section>\n");
 }
 
+/// Columns that fit a telephone; with more of them each row becomes a list there.
+const NARROW: usize = 4;
+
+/// Appends a heading and a table with a head.
+pub(crate) fn grid(html: &mut String, heading: &str, head: &[String], rows: &[Vec<String>]) {
+    push(html, format_args!("<section>\n<h2>{}</h2>\n", Escaped(heading)));
+    let class = if head.len() > NARROW { "grid lists" } else { "grid" };
+    push(html, format_args!("<div class=\"wide\"><table class=\"{class}\">\n<thead><tr>"));
+    for name in head {
+        push(html, format_args!("<th scope=\"col\">{}</th>", Escaped(name)));
+    }
+    html.push_str("</tr></thead>\n<tbody>\n");
+    for row in rows {
+        html.push_str("<tr>");
+        for (column, (cell, name)) in row.iter().zip(head).enumerate() {
+            let (cell, name) = (Escaped(cell), Escaped(name));
+            match column {
+                0 => push(html, format_args!("<th scope=\"row\">{cell}</th>")),
+                _ => push(html, format_args!("<td data-name=\"{name}\">{cell}</td>")),
+            }
+        }
+        html.push_str("</tr>\n");
+    }
+    html.push_str("</tbody>\n</table></div>\n</section>\n");
+}
+
 /// Appends a value as indented JSON behind a summary to click on.
-pub(super) fn folded_json(html: &mut String, summary: &str, value: &Value) {
+pub(crate) fn folded_json(html: &mut String, summary: &str, value: &Value) {
     push(
         html,
         format_args!(
@@ -60,8 +88,29 @@ pub(super) fn folded_json(html: &mut String, summary: &str, value: &Value) {
     );
 }
 
+/// Digits in groups of three.
+pub(crate) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Writes a file that is there whole or not at all.
+pub(crate) fn write(path: &Path, text: &str) -> io::Result<()> {
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    fs::write(&partial, text)?;
+    fs::rename(&partial, path)
+}
+
 /// The whole page. Its policy forbids the browser to load or run anything at all.
-pub(super) fn page(title: &str, body: &str) -> String {
+pub(crate) fn page(title: &str, body: &str) -> String {
     let title = Escaped(title);
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\

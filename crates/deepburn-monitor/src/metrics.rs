@@ -40,6 +40,28 @@ pub struct StepRow {
     pub tokens_per_second: f64,
     /// Memory of this rank.
     pub memory: MemoryRow,
+    /// Where the step's time went, where that was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seconds: Option<PhaseSeconds>,
+}
+
+/// Wall-clock seconds of a step by phase, on this rank. What they leave of `step_seconds` went
+/// into everything else.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PhaseSeconds {
+    /// Waiting for batches.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub data: f64,
+    /// Forward passes.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub forward: f64,
+    /// Backward passes.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub backward: f64,
+    /// The update.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub optimizer: f64,
 }
 
 /// Memory of one rank, in bytes.
@@ -222,6 +244,18 @@ pub fn read_metrics(path: &Path) -> Result<Vec<Row>, MetricsError> {
     Ok(read_lines(path)?.into_iter().map(|(_, row)| row).collect())
 }
 
+/// Steps and evaluations apart.
+pub(crate) fn split(rows: &[Row]) -> (Vec<StepRow>, Vec<EvalRow>) {
+    let (mut steps, mut evals) = (Vec::new(), Vec::new());
+    for row in rows {
+        match row {
+            Row::Step(row) => steps.push(*row),
+            Row::Eval(row) => evals.push(*row),
+        }
+    }
+    (steps, evals)
+}
+
 fn read_lines(path: &Path) -> Result<Vec<(String, Row)>, MetricsError> {
     let bytes = fs::read(path).map_err(|source| file_error("read", path, source))?;
     // Only what ends in a line end was written completely.
@@ -269,6 +303,7 @@ mod tests {
                 activations_peak: 5,
                 rss: 6,
             },
+            seconds: None,
         }
     }
 
@@ -303,6 +338,18 @@ mod tests {
                 "\n",
             )
         );
+    }
+
+    #[test]
+    fn phases_are_written_where_they_were_measured() {
+        let seconds = PhaseSeconds { data: 0.5, forward: 1.0, backward: 2.0, optimizer: f64::NAN };
+        let (_folder, path) = written(&[StepRow { seconds: Some(seconds), ..step_row(1) }.into()]);
+        let text = fs::read_to_string(&path).unwrap();
+        let written = r#""seconds":{"data":0.5,"forward":1.0,"backward":2.0,"optimizer":null}}"#;
+        assert!(text.trim_end().ends_with(written), "{text}");
+        let [Row::Step(read)] = read_metrics(&path).unwrap()[..] else { panic!("one step row") };
+        let read = read.seconds.unwrap();
+        assert!(read.backward == 2.0 && read.optimizer.is_nan());
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! Pages of synthetic runs.
 
 use super::*;
+use crate::metrics::{EvalRow, MemoryRow, PhaseSeconds, StepRow};
 use serde_json::json;
+use std::fs;
 
 fn step(step: u64, loss: f64) -> Row {
     Row::Step(StepRow {
@@ -22,6 +24,12 @@ fn step(step: u64, loss: f64) -> Row {
             activations_peak: 300_000_000 + (step % 5) * 10_000_000,
             rss: 1_900_000_000,
         },
+        seconds: Some(PhaseSeconds {
+            data: 0.01 + (step % 7) as f64 * 0.005,
+            forward: 0.12,
+            backward: 0.25,
+            optimizer: 0.06,
+        }),
     })
 }
 
@@ -40,10 +48,16 @@ fn page(rows: &[Row]) -> String {
         "training": {"max_steps": 3000, "splits": [1, 2]},
         "deepspeed": {"zero_optimization": {"stage": 3}},
     });
-    let environment = Environment::detect();
-    Report { title: "gpt2 & <b>friends</b>", job: &job, rows, environment: &environment }
-        .to_html()
-        .unwrap()
+    let environment = Environment::detect("1.2.3");
+    Report {
+        title: "gpt2 & <b>friends</b>",
+        job: &job,
+        rows,
+        test: None,
+        environment: &environment,
+    }
+    .to_html()
+    .unwrap()
 }
 
 /// A run of 3,000 steps with evaluations, a diverged stretch and skipped steps.
@@ -89,10 +103,10 @@ fn the_job_is_a_table_and_folded_json() {
 fn every_length_of_run_has_a_page() {
     for (rows, drawn) in [
         (vec![], 0),
-        (vec![step(1, 5.0)], 6),
+        (vec![step(1, 5.0)], 7),
         (vec![eval(1)], 2),
-        (vec![step(1, f64::NAN)], 5),
-        (vec![step(1, 5.0), step(2, 4.0), eval(2)], 7),
+        (vec![step(1, f64::NAN)], 6),
+        (vec![step(1, 5.0), step(2, 4.0), eval(2)], 8),
     ] {
         let html = page(&rows);
         assert_eq!(html.matches("</svg>").count(), drawn, "{} rows", rows.len());
@@ -103,7 +117,7 @@ fn every_length_of_run_has_a_page() {
 #[test]
 fn a_long_run_has_all_curves_in_a_small_page() {
     let html = page(&long_run());
-    assert_eq!(html.matches("</svg>").count(), 7);
+    assert_eq!(html.matches("</svg>").count(), 8);
     assert!(html.len() < 400_000, "{} bytes", html.len());
     assert!(html.contains("<td>3000 (300 skipped)</td>"));
     assert!(html.contains("<td>12,288,000</td>") && html.contains("<td>25 min 0 s</td>"));
@@ -116,9 +130,10 @@ fn a_written_page_replaces_the_old_one_at_once() {
     fs::create_dir_all(&folder).unwrap();
     let path = folder.join("report.html");
     fs::write(&path, "old").unwrap();
-    let (job, environment) = (json!({}), Environment::detect());
+    let (job, environment) = (json!({}), Environment::detect("1.2.3"));
     let rows = [step(1, 5.0)];
-    let report = Report { title: "t", job: &job, rows: &rows, environment: &environment };
+    let report =
+        Report { title: "t", job: &job, rows: &rows, test: None, environment: &environment };
     report.write(&path).unwrap();
     assert!(fs::read_to_string(&path).unwrap().ends_with("</html>\n"));
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "no partial file is left");

@@ -4,24 +4,24 @@ use std::{env, fs, thread};
 
 /// Program and machine of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Environment {
+pub struct Environment {
     /// Version of this program.
-    pub(crate) version: String,
+    pub version: String,
     /// Operating system and architecture.
-    pub(crate) system: String,
+    pub system: String,
     /// Name of the processor, where the system tells it.
-    pub(crate) processor: Option<String>,
+    pub processor: Option<String>,
     /// Threads that the process may run at a time.
-    pub(crate) cores: usize,
+    pub cores: usize,
 }
 
 impl Environment {
     /// This process on this machine; what the system does not tell is left out.
-    pub(crate) fn detect() -> Self {
+    pub fn detect(version: &str) -> Self {
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let system = format!("{} {} ({})", env::consts::OS, release.trim(), env::consts::ARCH);
         Self {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: version.to_owned(),
             system: system.replace("  ", " "),
             processor: processor(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
             cores: thread::available_parallelism().map_or(1, usize::from),
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn this_machine_has_a_core_and_a_system() {
-        let environment = Environment::detect();
+        let environment = Environment::detect("1.2.3");
         assert!(environment.cores >= 1 && environment.system.contains(env::consts::ARCH));
         assert!(environment.rows().len() >= 3);
     }

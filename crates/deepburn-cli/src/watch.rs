@@ -1,0 +1,150 @@
+//! What watches a run besides the progress bar: the record, monitors, profiles.
+
+use std::fs;
+use std::path::PathBuf;
+
+use deepburn::metrics::{EvalRow, MetricsWriter, StepRow};
+use deepburn::zero::{Category, Ledger, ModuleOperations};
+use deepburn::{Hook, OutsideError};
+use deepburn_config::FlopsPlan;
+use deepburn_models::gpt2::ParameterShape;
+use deepburn_monitor::{FlopsOptions, FlopsProfile, ModuleFlops, Monitors, Profiler};
+
+use crate::progress::tell;
+
+/// Writes every row to `metrics.jsonl`.
+pub(crate) struct Record(pub(crate) MetricsWriter);
+
+impl Hook for Record {
+    fn after_step(&mut self, row: &StepRow, _samples: u64) -> Result<(), OutsideError> {
+        Ok(self.0.write(*row)?)
+    }
+
+    fn after_evaluation(&mut self, row: &EvalRow, _samples: u64) -> Result<(), OutsideError> {
+        Ok(self.0.write(*row)?)
+    }
+}
+
+/// Writes what TensorBoard and spreadsheets read.
+pub(crate) struct Watch(pub(crate) Monitors);
+
+impl Hook for Watch {
+    fn after_step(&mut self, row: &StepRow, samples: u64) -> Result<(), OutsideError> {
+        Ok(self.0.step(samples, row)?)
+    }
+
+    fn after_evaluation(&mut self, row: &EvalRow, samples: u64) -> Result<(), OutsideError> {
+        Ok(self.0.evaluation(samples, row)?)
+    }
+}
+
+/// Records one rank's part of a profile.
+pub(crate) struct Trace {
+    pub(crate) profiler: Profiler,
+    pub(crate) rank: usize,
+}
+
+const CATEGORIES: [(&str, Category); 6] = [
+    ("parameters", Category::Parameters),
+    ("gradients", Category::Gradients),
+    ("optimizer", Category::Optimizer),
+    ("gathered", Category::Gathered),
+    ("buckets", Category::Buckets),
+    ("activations", Category::Activations),
+];
+
+impl Hook for Trace {
+    fn before_step(&mut self, step: u64) -> Result<(), OutsideError> {
+        self.profiler.begin_step(step);
+        Ok(())
+    }
+
+    fn after_phase(&mut self, ledger: &Ledger) {
+        let held = CATEGORIES.map(|(name, category)| (name, ledger.usage(category).current as u64));
+        self.profiler.memory(self.rank, &held);
+    }
+
+    fn after_step(&mut self, row: &StepRow, _samples: u64) -> Result<(), OutsideError> {
+        self.profiler.end_step(row.step);
+        Ok(())
+    }
+
+    fn after_evaluation(&mut self, _row: &EvalRow, _samples: u64) -> Result<(), OutsideError> {
+        Ok(())
+    }
+}
+
+/// Prints the operations of one step.
+pub(crate) struct Operations {
+    pub(crate) plan: FlopsPlan,
+    /// What the tree is called.
+    pub(crate) name: &'static str,
+    /// All parameters of the model.
+    pub(crate) parameters: Vec<ParameterShape>,
+    pub(crate) ranks: usize,
+}
+
+impl Operations {
+    /// The modules that have parameters or products.
+    fn modules(&self, operations: &[ModuleOperations]) -> Vec<ModuleFlops> {
+        let parameters = self.parameters.iter().map(|parameter| ModuleFlops {
+            path: parameter.path.rsplit_once('.').map_or("", |(module, _)| module).to_owned(),
+            parameters: parameter.shape.iter().product::<usize>() as u64,
+            forward: 0,
+            backward: 0,
+            seconds: None,
+        });
+        let operations = operations.iter().map(|module| ModuleFlops {
+            path: module.path.clone(),
+            parameters: 0,
+            forward: module.forward,
+            backward: module.backward,
+            seconds: None,
+        });
+        parameters.chain(operations).collect()
+    }
+}
+
+impl Hook for Operations {
+    fn after_count(
+        &mut self,
+        operations: &[ModuleOperations],
+        row: &StepRow,
+    ) -> Result<(), OutsideError> {
+        let FlopsPlan { peak_flops, recompute_fwd_factor, module_depth, .. } = self.plan;
+        let options = FlopsOptions {
+            step: row.step,
+            ranks: self.ranks,
+            step_seconds: Some(row.step_seconds),
+            peak_flops,
+            recompute_fwd_factor,
+            module_depth,
+            top_modules: self.plan.top_modules,
+            detailed: self.plan.detailed,
+        };
+        let mut text = String::new();
+        FlopsProfile::new(self.name, &self.modules(operations)).write(&mut text, &options)?;
+        match &self.plan.output_file {
+            Some(path) => write_below(path, &text)?,
+            None => tell(&text),
+        }
+        Ok(())
+    }
+
+    fn after_step(&mut self, _row: &StepRow, _samples: u64) -> Result<(), OutsideError> {
+        Ok(())
+    }
+
+    fn after_evaluation(&mut self, _row: &EvalRow, _samples: u64) -> Result<(), OutsideError> {
+        Ok(())
+    }
+}
+
+/// Writes a file and the folders that lead to it.
+fn write_below(path: &PathBuf, text: &str) -> Result<(), OutsideError> {
+    let named = |error| format!("flops_profiler.output_file: {}: {error}", path.display());
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder).map_err(named)?;
+    }
+    Ok(fs::write(path, text).map_err(named)?)
+}

@@ -1,0 +1,196 @@
+//! The curves of a run for other programs, while it goes on.
+//!
+//! Main type: [`Monitors`]: TensorBoard's event files, DeepSpeed's CSV files, both or neither. Tags
+//! are DeepSpeed's, with the number of training samples as the horizontal axis, so that runs of both
+//! programs lie over each other. The loss scale is a curve where it can move, in fp16 only, as there.
+
+use crate::csv::CsvFiles;
+use crate::metrics::{EvalRow, StepRow};
+use crate::tensorboard::EventWriter;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Training loss.
+const LOSS: &str = "Train/Samples/train_loss";
+/// Learning rate.
+const LEARNING_RATE: &str = "Train/Samples/lr";
+/// Loss scale.
+const LOSS_SCALE: &str = "Train/Samples/loss_scale";
+/// Gradient norm before clipping; DeepSpeed has no such curve.
+const GRADIENT_NORM: &str = "Train/Samples/grad_norm";
+/// Evaluation loss; DeepSpeed leaves evaluation to the script.
+const EVAL_LOSS: &str = "Eval/Samples/eval_loss";
+/// Evaluation accuracy.
+const EVAL_ACCURACY: &str = "Eval/Samples/eval_accuracy";
+
+/// Why a monitor could not write.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cannot {action} monitor file `{}`: {source}; make room there, or choose another output_path",
+    path.display()
+)]
+pub struct MonitorError {
+    action: &'static str,
+    path: PathBuf,
+    source: io::Error,
+}
+
+impl MonitorError {
+    pub(crate) fn new(action: &'static str, path: &Path, source: io::Error) -> Self {
+        Self { action, path: path.to_path_buf(), source }
+    }
+}
+
+/// Where monitors write, and what.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MonitorFolders {
+    /// Folder of the event files; `None` writes none.
+    pub tensorboard: Option<PathBuf>,
+    /// Folder of the CSV files; `None` writes none.
+    pub csv: Option<PathBuf>,
+    /// Whether the loss scale is a curve: in fp16.
+    pub loss_scale: bool,
+}
+
+/// Everything that follows a run.
+#[derive(Debug)]
+pub struct Monitors {
+    tensorboard: Option<EventWriter>,
+    csv: Option<CsvFiles>,
+    loss_scale: bool,
+}
+
+impl Monitors {
+    /// Makes the folders, and the event file.
+    ///
+    /// # Errors
+    /// When one of them cannot be made.
+    pub fn create(folders: &MonitorFolders) -> Result<Self, MonitorError> {
+        let MonitorFolders { tensorboard, csv, loss_scale } = folders;
+        Ok(Self {
+            tensorboard: tensorboard.as_deref().map(EventWriter::create).transpose()?,
+            csv: csv.as_deref().map(CsvFiles::create).transpose()?,
+            loss_scale: *loss_scale,
+        })
+    }
+
+    /// Writes a step that ended after `samples` training samples of all ranks.
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub fn step(&mut self, samples: u64, row: &StepRow) -> Result<(), MonitorError> {
+        self.scalar(LOSS, samples, row.loss)?;
+        self.scalar(LEARNING_RATE, samples, row.lr)?;
+        if self.loss_scale {
+            self.scalar(LOSS_SCALE, samples, row.loss_scale)?;
+        }
+        match row.grad_norm {
+            Some(norm) => self.scalar(GRADIENT_NORM, samples, norm),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes an evaluation made after `samples` training samples of all ranks.
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub fn evaluation(&mut self, samples: u64, row: &EvalRow) -> Result<(), MonitorError> {
+        self.scalar(EVAL_LOSS, samples, row.eval_loss)?;
+        match row.eval_accuracy {
+            Some(accuracy) => self.scalar(EVAL_ACCURACY, samples, accuracy),
+            None => Ok(()),
+        }
+    }
+
+    fn scalar(&mut self, tag: &str, samples: u64, value: f64) -> Result<(), MonitorError> {
+        if let Some(events) = &mut self.tensorboard {
+            events.scalar(tag, samples, value)?;
+        }
+        if let Some(files) = &mut self.csv {
+            files.scalar(tag, samples, value)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::MemoryRow;
+    use std::fs;
+
+    fn step(step: u64) -> StepRow {
+        StepRow {
+            step,
+            loss: 2.5 / step as f64,
+            lr: 1e-4,
+            grad_norm: (step != 2).then_some(0.75),
+            loss_scale: 65536.0,
+            skipped: step == 2,
+            tokens: 1024,
+            step_seconds: 0.5,
+            tokens_per_second: 2048.0,
+            memory: MemoryRow::default(),
+            seconds: None,
+        }
+    }
+
+    fn files_of(folder: &Path) -> Vec<String> {
+        let entries = fs::read_dir(folder).unwrap();
+        let mut names: Vec<_> = entries
+            .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+            .collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn curves_are_deepspeed_s_over_samples() {
+        let folder = tempfile::tempdir().unwrap();
+        for loss_scale in [false, true] {
+            let csv = folder.path().join(format!("csv-{loss_scale}"));
+            let folders =
+                MonitorFolders { csv: Some(csv.clone()), loss_scale, ..MonitorFolders::default() };
+            let mut monitors = Monitors::create(&folders).unwrap();
+            monitors.step(32, &step(1)).unwrap();
+            monitors.step(64, &step(2)).unwrap();
+            monitors.step(96, &step(3)).unwrap();
+            let row = EvalRow { step: 3, eval_loss: 1.5, eval_accuracy: Some(0.5) };
+            monitors.evaluation(96, &row).unwrap();
+            let mut expected = vec![
+                "Eval_Samples_eval_accuracy.csv",
+                "Eval_Samples_eval_loss.csv",
+                "Train_Samples_grad_norm.csv",
+                "Train_Samples_loss_scale.csv",
+                "Train_Samples_lr.csv",
+                "Train_Samples_train_loss.csv",
+            ];
+            expected.retain(|name| loss_scale || !name.contains("loss_scale"));
+            assert_eq!(files_of(&csv), expected);
+            let read = |name: &str| fs::read_to_string(csv.join(name)).unwrap();
+            assert_eq!(
+                read("Train_Samples_train_loss.csv"),
+                "step,train_loss\n32,2.5\n64,1.25\n96,0.8333333333333334\n"
+            );
+            assert_eq!(read("Train_Samples_grad_norm.csv"), "step,grad_norm\n32,0.75\n96,0.75\n");
+            assert_eq!(read("Eval_Samples_eval_accuracy.csv"), "step,eval_accuracy\n96,0.5\n");
+        }
+    }
+
+    #[test]
+    fn every_monitor_that_is_wanted_writes_and_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let folders = MonitorFolders {
+            tensorboard: Some(folder.path().join("events/run")),
+            csv: Some(folder.path().join("csv/run")),
+            loss_scale: false,
+        };
+        let mut both = Monitors::create(&folders).unwrap();
+        both.step(32, &step(1)).unwrap();
+        assert_eq!(files_of(folder.path()), ["csv", "events"]);
+        assert_eq!(files_of(&folder.path().join("events/run")).len(), 1);
+        assert_eq!(files_of(&folder.path().join("csv/run")).len(), 3);
+        let mut none = Monitors::create(&MonitorFolders::default()).unwrap();
+        none.step(32, &step(1)).unwrap();
+    }
+}

@@ -1,0 +1,237 @@
+//! A profile of some steps: what every thread did when, and what took how much memory.
+//!
+//! Main type: [`Profiler`]. Its layer listens to the spans of this program; ranks tell it where steps
+//! begin and end, and outside the steps that are wanted it costs a look at a number. What was recorded
+//! becomes `trace.json` (for chrome://tracing and Perfetto), `memory.csv` and `memory.html`.
+
+mod memory;
+mod spans;
+mod trace;
+
+use crate::html;
+use crate::report::ReportError;
+use memory::Sample;
+use serde_json::{Map, Value, json};
+use std::collections::HashMap;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, ThreadId};
+use std::time::Instant;
+use std::{fs, io};
+use trace::Complete;
+use tracing_subscriber::Layer;
+use tracing_subscriber::registry::LookupSpan;
+
+/// Most spans that are kept: about 200 MB of `trace.json`, more than viewers load. Later ones are
+/// counted and dropped.
+const MAX_SPANS: usize = 1_000_000;
+
+/// Why a profile could not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum ProfileError {
+    /// The file system refused.
+    #[error(
+        "cannot write profile `{}`: {source}; make room there, or choose another output_folder",
+        path.display()
+    )]
+    File {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The memory timeline could not be drawn.
+    #[error(transparent)]
+    Page(#[from] ReportError),
+}
+
+/// Records some steps of a run; clones record into the same profile.
+#[derive(Debug, Clone)]
+pub struct Profiler {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// What is wanted; nothing until it is asked for.
+    wanted: OnceLock<Wanted>,
+    started: Instant,
+    /// Threads that are inside a step that is profiled; spans are recorded while there are any.
+    inside: AtomicUsize,
+    recording: Mutex<Recording>,
+}
+
+/// Steps, and where their profile goes.
+#[derive(Debug)]
+struct Wanted {
+    windows: Vec<RangeInclusive<u64>>,
+    folder: PathBuf,
+}
+
+#[derive(Debug, Default)]
+struct Recording {
+    /// The threads in the order in which they were seen; their place is their track.
+    threads: Vec<(ThreadId, String)>,
+    /// Where the step began that a thread is inside of, in microseconds.
+    steps: HashMap<ThreadId, (u64, f64)>,
+    spans: Vec<Complete>,
+    dropped: u64,
+    memory: Vec<Sample>,
+}
+
+impl Profiler {
+    /// A profiler of no step: its layer can be installed before it is known whether there will be a
+    /// profile.
+    pub fn idle() -> Self {
+        let shared = Shared {
+            wanted: OnceLock::new(),
+            started: Instant::now(),
+            inside: AtomicUsize::new(0),
+            recording: Mutex::default(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Asks for the steps in `windows`, whose profile goes to `folder` at the end. The first call
+    /// counts.
+    pub fn profile(&self, windows: Vec<RangeInclusive<u64>>, folder: &Path) {
+        // A second call finds the place taken.
+        let _ = self.shared.wanted.set(Wanted { windows, folder: folder.to_path_buf() });
+    }
+
+    /// The layer of a subscriber that hands spans over: those whose target begins with `deepburn`.
+    /// A filter of notes must belong to the layer that prints them, since one for the whole
+    /// subscriber would keep spans from this one.
+    pub fn layer<S>(&self) -> impl Layer<S> + use<S>
+    where
+        S: tracing::Subscriber + for<'span> LookupSpan<'span>,
+    {
+        spans::layer(self.clone())
+    }
+
+    /// Says that this thread begins a step.
+    pub fn begin_step(&self, step: u64) {
+        self.end_current();
+        let windows = self.shared.wanted.get().map_or(&[][..], |wanted| &wanted.windows);
+        if !windows.iter().any(|window| window.contains(&step)) {
+            return;
+        }
+        let now = self.microseconds(Instant::now());
+        self.recording().steps.insert(thread::current().id(), (step, now));
+        self.shared.inside.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Says that this thread has ended a step; nothing where it began none that is profiled.
+    pub fn end_step(&self, step: u64) {
+        let current = self.recording().steps.get(&thread::current().id()).copied();
+        if current.is_some_and(|(begun, _)| begun == step) {
+            self.end_current();
+        }
+    }
+
+    /// Records what a rank holds now, in bytes by category. Outside the steps that are profiled this
+    /// does nothing.
+    pub fn memory(&self, rank: usize, categories: &[(&str, u64)]) {
+        if !self.is_on() {
+            return;
+        }
+        let at = self.microseconds(Instant::now());
+        let bytes = categories.iter().map(|(name, bytes)| ((*name).to_owned(), *bytes)).collect();
+        self.recording().memory.push(Sample { at, rank, bytes });
+    }
+
+    /// Writes the profile. `false` when no step was reached that was wanted: then nothing is written.
+    ///
+    /// # Errors
+    /// When the folder or a file cannot be written.
+    pub fn finish(&self) -> Result<bool, ProfileError> {
+        self.end_current();
+        let recording = self.recording();
+        let Some(Wanted { folder, .. }) = self.shared.wanted.get() else { return Ok(false) };
+        if recording.spans.is_empty() && recording.memory.is_empty() {
+            return Ok(false);
+        }
+        if recording.dropped > 0 {
+            tracing::warn!(
+                "the profile leaves out {} spans after the first {MAX_SPANS}; profile fewer steps",
+                recording.dropped
+            );
+        }
+        fs::create_dir_all(folder).map_err(|source| file_error(folder, source))?;
+        let write = |name: &str, text: &str| {
+            let path = folder.join(name);
+            html::write(&path, text).map_err(|source| file_error(&path, source))
+        };
+        write("trace.json", &trace::to_json(&recording))?;
+        if !recording.memory.is_empty() {
+            let table = memory::to_csv(&recording.memory)
+                .map_err(|source| file_error(&folder.join("memory.csv"), source))?;
+            write("memory.csv", &table)?;
+            write("memory.html", &memory::to_html(&recording.memory)?)?;
+        }
+        Ok(true)
+    }
+
+    fn is_on(&self) -> bool {
+        self.shared.inside.load(Ordering::Relaxed) > 0
+    }
+
+    fn end_current(&self) {
+        let id = thread::current().id();
+        let mut recording = self.recording();
+        if let Some((step, begun)) = recording.steps.remove(&id) {
+            self.shared.inside.fetch_sub(1, Ordering::Relaxed);
+            let now = self.microseconds(Instant::now());
+            let args = Map::from_iter([("step".to_owned(), json!(step))]);
+            recording.push("step", (begun, now), args);
+        }
+    }
+
+    /// Records a span of this thread.
+    fn record(&self, name: &'static str, begun: Instant, args: Map<String, Value>) {
+        let times = (self.microseconds(begun), self.microseconds(Instant::now()));
+        self.recording().push(name, times, args);
+    }
+
+    fn microseconds(&self, at: Instant) -> f64 {
+        at.duration_since(self.shared.started).as_nanos() as f64 / 1e3
+    }
+
+    fn recording(&self) -> MutexGuard<'_, Recording> {
+        // Every change is a single push or removal, so a panic elsewhere leaves it whole.
+        self.shared.recording.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Recording {
+    fn push(&mut self, name: &'static str, (begun, ended): (f64, f64), args: Map<String, Value>) {
+        if self.spans.len() >= MAX_SPANS {
+            self.dropped += 1;
+            return;
+        }
+        let track = self.track();
+        self.spans.push(Complete { name, track, begun, lasted: ended - begun, args });
+    }
+
+    /// The track of this thread.
+    fn track(&mut self) -> usize {
+        let thread = thread::current();
+        match self.threads.iter().position(|(id, _)| *id == thread.id()) {
+            Some(track) => track,
+            None => {
+                let name = thread.name().unwrap_or("unnamed thread").to_owned();
+                self.threads.push((thread.id(), name));
+                self.threads.len() - 1
+            }
+        }
+    }
+}
+
+fn file_error(path: &Path, source: io::Error) -> ProfileError {
+    ProfileError::File { path: path.to_path_buf(), source }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,85 @@
+//! Memory over time: a table, and a page with a chart for each rank.
+
+use crate::chart::{Chart, MAX_SERIES, stacked};
+use crate::html;
+use crate::report::ReportError;
+use std::io;
+
+/// Moments that a chart shows; of more, the fullest of each stretch.
+const MOMENTS: usize = 300;
+
+/// What a rank held at one moment.
+#[derive(Debug, Clone)]
+pub(super) struct Sample {
+    /// Microseconds since the start of the profiler.
+    pub(super) at: f64,
+    pub(super) rank: usize,
+    /// Bytes by category.
+    pub(super) bytes: Vec<(String, u64)>,
+}
+
+impl Sample {
+    fn total(&self) -> u64 {
+        self.bytes.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
+    }
+
+    fn of(&self, category: &str) -> u64 {
+        self.bytes.iter().find(|(name, _)| name == category).map_or(0, |(_, bytes)| *bytes)
+    }
+}
+
+/// A line for each moment, rank and category.
+pub(super) fn to_csv(samples: &[Sample]) -> io::Result<String> {
+    let mut table = csv::Writer::from_writer(Vec::new());
+    table.write_record(["microseconds", "rank", "category", "bytes"])?;
+    for sample in samples {
+        let (at, rank) = (format!("{:.3}", sample.at), sample.rank.to_string());
+        for (category, bytes) in &sample.bytes {
+            table.write_record([&*at, &*rank, category, &*bytes.to_string()])?;
+        }
+    }
+    let bytes = table.into_inner().map_err(|error| io::Error::other(error.to_string()))?;
+    String::from_utf8(bytes).map_err(io::Error::other)
+}
+
+/// A chart for each rank.
+pub(super) fn to_html(samples: &[Sample]) -> Result<String, ReportError> {
+    const TITLE: &str = "Memory over time";
+    let mut ranks: Vec<usize> = samples.iter().map(|sample| sample.rank).collect();
+    ranks.sort_unstable();
+    ranks.dedup();
+    let mut body = format!(
+        "<h1>{TITLE}</h1>\n<p class=\"note\">MiB over milliseconds, by category, one upon the \
+         other.</p>\n<section class=\"charts\">\n"
+    );
+    for rank in ranks {
+        let samples: Vec<_> = samples.iter().filter(|sample| sample.rank == rank).collect();
+        body.push_str(&chart(rank, &samples).to_figure()?);
+    }
+    body.push_str("</section>\n");
+    Ok(html::page(TITLE, &body))
+}
+
+fn chart(rank: usize, samples: &[&Sample]) -> Chart {
+    const MIB: f64 = (1 << 20) as f64;
+    let mut names: Vec<&str> = Vec::new();
+    for (name, _) in samples.iter().flat_map(|sample| &sample.bytes) {
+        if !names.contains(&&**name) {
+            names.push(name);
+        }
+    }
+    names.truncate(MAX_SERIES - 1);
+    let mut rows = Vec::new();
+    for stretch in samples.chunks(samples.len().div_ceil(MOMENTS).max(1)) {
+        // A peak is what such a chart is looked at for: a mean would hide it.
+        let Some(fullest) = stretch.iter().max_by_key(|sample| sample.total()) else { continue };
+        let mut amounts: Vec<u64> = names.iter().map(|name| fullest.of(name)).collect();
+        let named: u64 = amounts.iter().sum();
+        amounts.push(fullest.total().saturating_sub(named));
+        let amounts = amounts.into_iter().map(|bytes| bytes as f64 / MIB).collect();
+        rows.push((fullest.at / 1e3, amounts));
+    }
+    let rest = rows.iter().any(|(_, amounts): &(f64, Vec<f64>)| amounts[names.len()] > 0.0);
+    names.extend(rest.then_some("other"));
+    Chart::of_bands(format!("Rank {rank}"), stacked(&names, &rows))
+}

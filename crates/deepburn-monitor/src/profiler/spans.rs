@@ -1,0 +1,104 @@
+//! The layer that hears of spans.
+
+use super::Profiler;
+use serde_json::{Map, Value};
+use std::fmt;
+use std::time::Instant;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::dynamic_filter_fn;
+use tracing_subscriber::layer::Context;
+use tracing_subscriber::registry::LookupSpan;
+
+/// A layer that records while the profiler is on, and does not even hear of spans otherwise.
+pub(super) fn layer<S>(profiler: Profiler) -> impl Layer<S> + use<S>
+where
+    S: tracing::Subscriber + for<'span> LookupSpan<'span>,
+{
+    let switch = profiler.clone();
+    Spans(profiler).with_filter(dynamic_filter_fn(move |metadata, _| {
+        metadata.is_span() && metadata.target().starts_with("deepburn") && switch.is_on()
+    }))
+}
+
+struct Spans(Profiler);
+
+/// Kept with a span: its fields, and when it was entered.
+#[derive(Default)]
+struct Timing {
+    args: Map<String, Value>,
+    begun: Option<Instant>,
+}
+
+impl<S: tracing::Subscriber + for<'span> LookupSpan<'span>> Layer<S> for Spans {
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        if let Some(span) = context.span(id) {
+            let mut timing = Timing::default();
+            attributes.record(&mut Fields(&mut timing.args));
+            span.extensions_mut().insert(timing);
+        }
+    }
+
+    fn on_record(&self, id: &Id, values: &Record<'_>, context: Context<'_, S>) {
+        if let Some(span) = context.span(id)
+            && let Some(timing) = span.extensions_mut().get_mut::<Timing>()
+        {
+            values.record(&mut Fields(&mut timing.args));
+        }
+    }
+
+    fn on_enter(&self, id: &Id, context: Context<'_, S>) {
+        if let Some(span) = context.span(id)
+            && let Some(timing) = span.extensions_mut().get_mut::<Timing>()
+        {
+            timing.begun = Some(Instant::now());
+        }
+    }
+
+    fn on_exit(&self, id: &Id, context: Context<'_, S>) {
+        let Some(span) = context.span(id) else { return };
+        let left = span.extensions_mut().get_mut::<Timing>().and_then(|timing| {
+            let begun = timing.begun.take()?;
+            Some((begun, timing.args.clone()))
+        });
+        if let Some((begun, args)) = left {
+            self.0.record(span.name(), begun, args);
+        }
+    }
+}
+
+/// Collects fields as JSON.
+struct Fields<'a>(&'a mut Map<String, Value>);
+
+impl Fields<'_> {
+    fn insert(&mut self, field: &Field, value: impl Into<Value>) {
+        self.0.insert(field.name().to_owned(), value.into());
+    }
+}
+
+impl Visit for Fields<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.insert(field, format!("{value:?}"));
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.insert(field, value);
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.insert(field, value);
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.insert(field, value);
+    }
+
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.insert(field, value);
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.insert(field, value);
+    }
+}

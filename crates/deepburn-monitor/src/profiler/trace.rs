@@ -1,0 +1,56 @@
+//! Chrome's trace format, the JSON object form: complete events, counters and names of tracks.
+//! Times are microseconds.
+
+use super::Recording;
+use serde_json::{Map, Value, json};
+
+/// A span that has ended, for an `X` event.
+#[derive(Debug, Clone)]
+pub(super) struct Complete {
+    pub(super) name: &'static str,
+    pub(super) track: usize,
+    /// Microseconds since the start of the profiler.
+    pub(super) begun: f64,
+    /// Microseconds.
+    pub(super) lasted: f64,
+    pub(super) args: Map<String, Value>,
+}
+
+/// Everything as one trace.
+pub(super) fn to_json(recording: &Recording) -> String {
+    let pid = std::process::id();
+    let mut events = vec![json!({
+        "name": "process_name", "ph": "M", "pid": pid, "tid": 0, "args": {"name": "DeepBurn"},
+    })];
+    // Tracks stand in the order of their names, rank after rank.
+    let mut order: Vec<usize> = (0..recording.threads.len()).collect();
+    order.sort_by_key(|track| natural(&recording.threads[*track].1));
+    for (place, track) in order.into_iter().enumerate() {
+        let name = &recording.threads[track].1;
+        let head = |kind: &str, args: Value| json!({"name": kind, "ph": "M", "pid": pid, "tid": track, "args": args});
+        events.push(head("thread_name", json!({"name": name})));
+        events.push(head("thread_sort_index", json!({"sort_index": place})));
+    }
+    events.extend(recording.spans.iter().map(|span| {
+        json!({
+            "name": span.name, "cat": "deepburn", "ph": "X", "pid": pid, "tid": span.track,
+            "ts": span.begun, "dur": span.lasted, "args": span.args,
+        })
+    }));
+    events.extend(recording.memory.iter().map(|sample| {
+        let bytes: Map<_, _> =
+            sample.bytes.iter().map(|(name, bytes)| (name.clone(), json!(bytes))).collect();
+        json!({
+            "name": format!("memory of rank {} in bytes", sample.rank), "ph": "C", "pid": pid,
+            "ts": sample.at, "args": bytes,
+        })
+    }));
+    let other = json!({"dropped_spans": recording.dropped});
+    json!({"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}).to_string()
+}
+
+/// A key by which `rank 10` comes after `rank 2`.
+fn natural(name: &str) -> (&str, u64) {
+    let stem = name.trim_end_matches(|c: char| c.is_ascii_digit());
+    (stem, name[stem.len()..].parse().unwrap_or(0))
+}

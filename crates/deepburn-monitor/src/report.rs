@@ -1,0 +1,124 @@
+//! `report.html`: one self-contained page about a run.
+//!
+//! Main type: [`Report`], made of the rows of `metrics.jsonl`, the resolved job, the result of the
+//! test where there was one, and the environment. The page loads nothing from anywhere: curves are
+//! inline SVG, there is no script, and everything that came from a user is escaped. It follows the
+//! reader's light or dark setting and fits a telephone.
+
+mod curves;
+mod environment;
+mod summary;
+mod tested;
+
+use crate::html::{self, Escaped};
+use crate::metrics::{Row, split};
+pub use environment::Environment;
+use serde_json::Value;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// What stands above the curves, and the start of their section.
+const CURVES: &str = "<p class=\"note\">Curves over optimizer steps; a gap is a skipped step or a \
+                      value that is not finite.</p>\n<section class=\"charts\">\n";
+
+/// A page about one run.
+#[derive(Debug, Clone, Copy)]
+pub struct Report<'a> {
+    /// Headline, such as the name of the job file.
+    pub title: &'a str,
+    /// The resolved job.
+    pub job: &'a Value,
+    /// The rows of `metrics.jsonl`; none yet is fine.
+    pub rows: &'a [Row],
+    /// The content of `test.json`, where there was a test; fields that it lacks are left out.
+    pub test: Option<&'a Value>,
+    /// Where the run took place.
+    pub environment: &'a Environment,
+}
+
+/// Why there is no report.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// A curve could not be drawn.
+    #[error("cannot draw the curve of {chart}: {reason}")]
+    Chart {
+        /// Title of the chart.
+        chart: String,
+        /// What the drawing library said.
+        reason: String,
+    },
+    /// The file system refused.
+    #[error(
+        "cannot write report `{}`: {source}; check that the folder exists and is writable",
+        path.display()
+    )]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl Report<'_> {
+    /// Writes the page; a page that is there already stays until the new one is complete.
+    ///
+    /// # Errors
+    /// When a curve cannot be drawn or the file cannot be written.
+    pub fn write(&self, path: &Path) -> Result<(), ReportError> {
+        html::write(path, &self.to_html()?)
+            .map_err(|source| ReportError::File { path: path.to_path_buf(), source })
+    }
+
+    /// The page as text.
+    ///
+    /// # Errors
+    /// When a curve cannot be drawn.
+    pub fn to_html(self) -> Result<String, ReportError> {
+        let (steps, evals) = split(self.rows);
+        let mut body = String::new();
+        let title = Escaped(self.title);
+        html::push(&mut body, format_args!("<h1>{title}</h1>\n"));
+        html::table(&mut body, "Result", &summary::rows(&steps, &evals));
+        if let Some(test) = self.test {
+            tested::push(&mut body, test);
+        }
+        body.push_str(CURVES);
+        for chart in curves::charts(&steps, &evals) {
+            body.push_str(&chart.to_figure()?);
+        }
+        body.push_str("</section>\n");
+        html::table(&mut body, "Time by phase", &summary::phases(&steps));
+        html::table(&mut body, "Job", &job_rows(self.job));
+        html::folded_json(&mut body, "The whole job as JSON", self.job);
+        html::table(&mut body, "Environment", &self.environment.rows());
+        Ok(html::page(self.title, &body))
+    }
+}
+
+/// The job's leaves as dotted paths and values; the DeepSpeed section is in the folded JSON only.
+fn job_rows(job: &Value) -> Vec<(String, String)> {
+    let mut rows = Vec::new();
+    if let Value::Object(sections) = job {
+        for (name, section) in sections.iter().filter(|(name, _)| *name != "deepspeed") {
+            collect_leaves(name, section, &mut rows);
+        }
+    }
+    rows
+}
+
+fn collect_leaves(path: &str, value: &Value, rows: &mut Vec<(String, String)>) {
+    match value {
+        Value::Object(fields) if !fields.is_empty() => {
+            for (name, field) in fields {
+                collect_leaves(&format!("{path}.{name}"), field, rows);
+            }
+        }
+        Value::String(text) => rows.push((path.to_owned(), text.clone())),
+        Value::Null => {}
+        other => rows.push((path.to_owned(), other.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,86 @@
+//! The curves of a run.
+
+use crate::chart::{Chart, Series, stacked};
+use crate::metrics::{EvalRow, MemoryRow, StepRow};
+
+/// Names of the phases of a step, in the order in which they are stacked.
+pub(super) const PHASES: [&str; 5] = ["data", "forward", "backward", "optimizer", "other"];
+
+/// The charts, those first that are looked at first.
+pub(super) fn charts(steps: &[StepRow], evals: &[EvalRow]) -> Vec<Chart> {
+    let by_step = |name, value: fn(&StepRow) -> f64| {
+        Series::new(name, steps.iter().map(|row| (row.step as f64, value(row))))
+    };
+    let mut loss = vec![by_step("training", |row| row.loss)];
+    if !evals.is_empty() {
+        loss.push(by_eval(evals, |row| row.eval_loss));
+    }
+    let mut charts = vec![Chart::new("Loss", loss)];
+    charts.extend(quality(evals));
+    charts.extend([
+        Chart::new("Learning rate", vec![by_step("learning rate", |row| row.lr)]),
+        Chart::new(
+            "Gradient norm before clipping",
+            vec![by_step("norm", |row| row.grad_norm.unwrap_or(f64::NAN))],
+        ),
+        Chart::new("Loss scale", vec![by_step("scale", |row| row.loss_scale)]),
+        Chart::new("Tokens per second", vec![by_step("tokens/s", |row| row.tokens_per_second)])
+            .starting_at_zero(),
+    ]);
+    let times: Vec<_> =
+        steps.iter().filter_map(|row| Some((row.step as f64, phases(row)?.to_vec()))).collect();
+    if !times.is_empty() {
+        charts.push(Chart::of_bands("Seconds of a step by phase", stacked(&PHASES, &times)));
+    }
+    charts.push(Chart::new("Memory of this rank in MiB", memory_series(steps)).starting_at_zero());
+    charts
+}
+
+/// How good the model is, besides its loss: accuracy where there is one, else perplexity.
+fn quality(evals: &[EvalRow]) -> Option<Chart> {
+    if evals.is_empty() {
+        None
+    } else if evals.iter().any(|row| row.eval_accuracy.is_some()) {
+        let accuracy = by_eval(evals, |row| row.eval_accuracy.unwrap_or(f64::NAN));
+        Some(Chart::new("Evaluation accuracy", vec![accuracy]).starting_at_zero())
+    } else {
+        let perplexity = by_eval(evals, |row| row.eval_loss.exp());
+        Some(Chart::new("Evaluation perplexity", vec![perplexity]))
+    }
+}
+
+fn by_eval(evals: &[EvalRow], value: fn(&EvalRow) -> f64) -> Series {
+    Series::new("evaluation", evals.iter().map(|row| (row.step as f64, value(row))))
+}
+
+/// Seconds of each of the [`PHASES`] of a step, where they were measured.
+pub(super) fn phases(row: &StepRow) -> Option<[f64; PHASES.len()]> {
+    let seconds = row.seconds?;
+    let known = [seconds.data, seconds.forward, seconds.backward, seconds.optimizer];
+    let finite = known.iter().all(|time| time.is_finite()) && row.step_seconds.is_finite();
+    let [data, forward, backward, optimizer] = known;
+    let other = (row.step_seconds - known.iter().sum::<f64>()).max(0.0);
+    finite.then_some([data, forward, backward, optimizer, other])
+}
+
+/// Picks a category.
+type BytesOf = fn(&MemoryRow) -> u64;
+
+fn memory_series(steps: &[StepRow]) -> Vec<Series> {
+    const MIB: f64 = (1 << 20) as f64;
+    let categories: [(&str, BytesOf); 6] = [
+        ("parameters", |memory| memory.parameters),
+        ("gradients", |memory| memory.gradients),
+        ("optimizer", |memory| memory.optimizer),
+        ("gathered, peak", |memory| memory.gathered_peak),
+        ("activations, peak", |memory| memory.activations_peak),
+        ("whole process", |memory| memory.rss),
+    ];
+    categories
+        .into_iter()
+        .map(|(name, bytes)| {
+            let points = steps.iter().map(|row| (row.step as f64, bytes(&row.memory) as f64 / MIB));
+            Series::new(name, points)
+        })
+        .collect()
+}

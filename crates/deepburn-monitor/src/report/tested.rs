@@ -1,0 +1,101 @@
+//! What the final test found: `test.json` as tables.
+
+use crate::html;
+use serde_json::Value;
+
+/// Appends the figures and the confusion matrix; what is missing or of another kind is left out.
+pub(super) fn push(html: &mut String, test: &Value) {
+    html::table(html, "Test", &figures(test));
+    if let Some(counts) = confusion(test) {
+        let classes = 0..counts.len();
+        let head = std::iter::once("Class".to_owned())
+            .chain(classes.map(|class| format!("answered {class}")))
+            .chain(["right".to_owned()])
+            .collect::<Vec<_>>();
+        let rows: Vec<_> =
+            counts.iter().enumerate().map(|(class, row)| class_row(class, row)).collect();
+        html::grid(html, "Test answers by class", &head, &rows);
+    }
+}
+
+fn figures(test: &Value) -> Vec<(String, String)> {
+    let number = |name: &str| test.get(name).and_then(Value::as_f64);
+    let mut rows = Vec::new();
+    let mut add = |name: &str, value: String| rows.push((name.to_owned(), value));
+    if let Some(loss) = number("test_loss") {
+        add("Loss", format!("{loss:.4}"));
+    }
+    match (number("test_accuracy"), number("perplexity")) {
+        (Some(accuracy), _) => add("Accuracy", format!("{:.2} %", 100.0 * accuracy)),
+        (None, Some(perplexity)) => add("Perplexity", format!("{perplexity:.2}")),
+        (None, None) => {}
+    }
+    if let Some(targets) = test.get("targets").and_then(Value::as_u64) {
+        add("Targets", html::grouped(targets));
+    }
+    rows
+}
+
+/// For each class how often each class was the answer.
+fn confusion(test: &Value) -> Option<Vec<Vec<u64>>> {
+    let rows: Vec<Vec<u64>> = serde_json::from_value(test.get("confusion")?.clone()).ok()?;
+    (!rows.is_empty() && rows.iter().all(|row| row.len() == rows.len())).then_some(rows)
+}
+
+fn class_row(class: usize, counts: &[u64]) -> Vec<String> {
+    let all: u64 = counts.iter().sum();
+    let right = match all {
+        0 => "-".to_owned(),
+        _ => format!("{:.2} %", 100.0 * counts[class] as f64 / all as f64),
+    };
+    std::iter::once(class.to_string())
+        .chain(counts.iter().map(|count| html::grouped(*count)))
+        .chain([right])
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn page(test: &Value) -> String {
+        let mut html = String::new();
+        push(&mut html, test);
+        html
+    }
+
+    #[test]
+    fn a_language_model_has_a_perplexity() {
+        let html = page(&json!({"test_loss": 2.0, "perplexity": 7.389, "targets": 287_643}));
+        for part in ["<td>2.0000</td>", "Perplexity", "<td>7.39</td>", "<td>287,643</td>"] {
+            assert!(html.contains(part), "{part}: {html}");
+        }
+        assert!(!html.contains("by class"));
+    }
+
+    #[test]
+    fn a_classifier_has_a_confusion_matrix() {
+        let html = page(&json!({"test_loss": 0.4, "perplexity": 1.5, "targets": 25000,
+            "test_accuracy": 0.8512, "confusion": [[10_000, 2500], [1220, 11_280]]}));
+        for part in ["<td>85.12 %</td>", ">answered 1<", ">11,280</td>", ">90.24 %</td>"] {
+            assert!(html.contains(part), "{part}: {html}");
+        }
+        assert!(!html.contains("Perplexity"));
+    }
+
+    #[test]
+    fn whatever_else_a_file_says_is_left_out() {
+        for test in [
+            json!(null),
+            json!({}),
+            json!({"test_loss": "low", "targets": -1}),
+            json!({"confusion": [[1], [2, 3]]}),
+            json!({"confusion": []}),
+            json!({"confusion": [[1.5]]}),
+        ] {
+            assert_eq!(page(&test), "", "{test}");
+        }
+        assert!(page(&json!({"confusion": [[0]]})).contains(">-</td>"));
+    }
+}

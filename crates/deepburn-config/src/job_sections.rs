@@ -228,7 +228,7 @@ fn check_kind(kind: &DataKind, data: &Section<'_>, splits: &SplitPlan, findings:
     ] {
         if data.given(key).is_some() && !is_read {
             let message = format!("is ignored: {reader}");
-            findings.warning(&format!("data.{key}"), message, "remove it");
+            findings.warning(format!("data.{key}"), message, "remove it");
         }
     }
     if *kind == DataKind::Tokens && data.given("vocab_size").is_some() {

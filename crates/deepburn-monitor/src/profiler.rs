@@ -189,10 +189,13 @@ impl Profiler {
         }
     }
 
-    /// Records a span of this thread.
+    /// Records a span of this thread, if it is inside a step: another rank may be ahead or behind.
     fn record(&self, name: &'static str, begun: Instant, args: Map<String, Value>) {
         let times = (self.microseconds(begun), self.microseconds(Instant::now()));
-        self.recording().push(name, times, args);
+        let mut recording = self.recording();
+        if recording.steps.contains_key(&thread::current().id()) {
+            recording.push(name, times, args);
+        }
     }
 
     fn microseconds(&self, at: Instant) -> f64 {

@@ -18,3 +18,4 @@ mod ranks;
 mod reviews;
 mod schedules;
 mod traces;
+mod watching;

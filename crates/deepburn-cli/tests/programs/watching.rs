@@ -1,0 +1,118 @@
+//! What a run leaves to look at besides the record: monitors, profiles, operations, comparisons.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::job::Job;
+use crate::program::deepburn;
+
+/// The tiny GPT-2: 3 layers of width 48, 512 tokens.
+const LAYERS: u64 = 3;
+const WIDTH: u64 = 48;
+const VOCABULARY: u64 = 512;
+
+#[test]
+fn monitors_have_a_point_for_every_step() {
+    let section = json!({"enabled": true, "job_name": "tiny"});
+    let job = Job::tiny()
+        .with("deepspeed.tensorboard", section.clone())
+        .with("deepspeed.csv_monitor", section)
+        .with("data.splits", json!({"train": "90%", "eval": "10%"}));
+    let trained = job.train();
+    let folder = job.folder().join("output/tiny");
+    let text = fs::read_to_string(folder.join("Train_Samples_train_loss.csv")).unwrap();
+    let rows: Vec<(u64, f64)> = text
+        .lines()
+        .skip(1)
+        .map(|line| {
+            let (samples, loss) = line.split_once(',').unwrap();
+            (samples.parse().unwrap(), loss.parse().unwrap())
+        })
+        .collect();
+    // 2 ranks, 2 micro-batches of 2 sequences.
+    let expected: Vec<(u64, f64)> =
+        trained.steps.iter().map(|row| (8 * row.step, row.loss)).collect();
+    assert_eq!(rows, expected);
+    assert!(!folder.join("Train_Samples_loss_scale.csv").exists(), "only fp16 has one");
+    let evaluations = fs::read_to_string(folder.join("Eval_Samples_eval_loss.csv")).unwrap();
+    assert_eq!(evaluations.lines().count(), 1 + trained.evaluations.len());
+    let events = fs::read_dir(folder).unwrap().filter(|file| {
+        file.as_ref().unwrap().file_name().to_string_lossy().starts_with("events.out.tfevents.")
+    });
+    assert_eq!(events.count(), 1);
+}
+
+#[test]
+fn a_profile_has_the_phases_and_collectives_of_every_rank() {
+    let profiling = json!({"enabled": true, "profile_steps": [2, 3], "output_folder": "profile"});
+    let tiny = || Job::tiny().zero("stage3_param_persistence_threshold", 0);
+    let job = tiny().with("deepspeed.profiling", profiling);
+    let plain = tiny().train();
+    assert_eq!(job.train().numbers(), plain.numbers());
+    let text = fs::read_to_string(job.folder().join("profile/trace.json")).unwrap();
+    let trace: Value = serde_json::from_str(&text).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let count = |name: &str| {
+        events.iter().filter(|event| event["name"] == name && event["ph"] == "X").count()
+    };
+    // 2 ranks, 2 steps, 2 micro-batches.
+    assert_eq!([count("step"), count("data"), count("optimizer step")][..], [4, 4, 4][..]);
+    assert_eq!((count("forward"), count("backward")), (8, 8));
+    let collectives = [count("all_gather"), count("reduce_scatter")];
+    // Each pass gathers and reduces something on each rank.
+    assert!(collectives.iter().all(|count| *count >= 8), "{collectives:?}");
+    let named =
+        |name: &str| events.iter().any(|event| event["ph"] == "M" && event["args"]["name"] == name);
+    assert!(named("rank 0") && named("rank 1"));
+    let memory = fs::read_to_string(job.folder().join("profile/memory.csv")).unwrap();
+    // Three phases of each micro-batch.
+    assert!(memory.lines().count() > 2 * 2 * 2 * 3, "{memory}");
+    assert!(job.folder().join("profile/memory.html").exists());
+}
+
+/// Products of the model by hand: each projection's rows times its weights, attention's scores and
+/// mixtures, the head on the positions that predict; twice that backward.
+#[test]
+fn operations_are_those_of_the_formula_at_every_stage() {
+    let (rows, length) = (2 * 32, 32);
+    let projections = 2 * rows * LAYERS * 12 * WIDTH * WIDTH;
+    let attention = LAYERS * 2 * 2 * (rows * length) * WIDTH;
+    let head = 2 * 2 * (length - 1) * WIDTH * VOCABULARY;
+    // 2 micro-batches a step.
+    let forward = 2 * (projections + attention + head);
+    for stage in [0, 3] {
+        let section = json!({
+            "enabled": true, "profile_step": 2, "output_file": "flops/tiny.txt",
+            "peak_tflops": 0.1,
+        });
+        let job = Job::tiny().with("deepspeed.flops_profiler", section).sharded(stage, 2);
+        job.train();
+        let text = fs::read_to_string(job.folder().join("flops/tiny.txt")).unwrap();
+        assert!(text.contains("step 2"), "{text}");
+        for operations in [forward, 2 * forward, 2 * (projections + attention) / LAYERS] {
+            let shown = format!("{:.2} MFLOP", operations as f64 / 1e6);
+            assert!(text.contains(&shown), "{shown}\n{text}");
+        }
+        assert!(text.contains("MFU"), "{text}");
+    }
+}
+
+#[test]
+fn runs_are_drawn_over_each_other() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, rate) in [("fast", 1e-2), ("slow", 1e-3)] {
+        let job = Job::tiny().with("deepspeed.optimizer.params.lr", rate);
+        job.train();
+        fs::create_dir(folder.path().join(name)).unwrap();
+        let from = job.folder().join("output/metrics.jsonl");
+        fs::copy(from, folder.path().join(name).join("metrics.jsonl")).unwrap();
+    }
+    let ending = deepburn(folder.path(), &["plot", "fast", "slow", "--output", "both.html"]);
+    ending.succeeded();
+    let page = fs::read_to_string(folder.path().join("both.html")).unwrap();
+    assert!(page.contains("fast") && page.contains("slow") && page.contains("<svg"));
+    let ending = deepburn(folder.path(), &["plot", "fast", "nowhere"]);
+    ending.failed(2, &["nowhere"]);
+    assert!(!folder.path().join("plot.html").exists());
+}

@@ -76,7 +76,7 @@ impl From<Slot> for String {
 
 impl fmt::Display for Slot {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(self.as_str())
+        formatter.pad(self.as_str())
     }
 }
 

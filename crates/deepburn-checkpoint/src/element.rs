@@ -45,7 +45,7 @@ impl ElementType {
 
 impl fmt::Display for ElementType {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(self.name())
+        formatter.pad(self.name())
     }
 }
 

@@ -193,10 +193,7 @@ impl Layout {
             });
             fields.insert(self.name(piece), info);
         }
-        let mut text = Value::Object(fields).to_string().into_bytes();
-        // Tensors begin at a multiple of 8, as safetensors aligns them.
-        text.resize(text.len().next_multiple_of(8), b' ');
-        [&(text.len() as u64).to_le_bytes()[..], &text].concat()
+        with_length(Value::Object(fields).to_string())
     }
 
     /// A hash of all of it, by which ranks find out that they mean the same.
@@ -204,6 +201,14 @@ impl Layout {
         let text = serde_json::to_vec(self).expect("names and numbers always are JSON");
         blake3::hash(&text).to_hex().to_string()
     }
+}
+
+/// What a safetensors file begins with: the length of its header, and the header.
+pub(crate) fn with_length(header: String) -> Vec<u8> {
+    let mut text = header.into_bytes();
+    // Tensors begin at a multiple of 8, as safetensors aligns them.
+    text.resize(text.len().next_multiple_of(8), b' ');
+    [&(text.len() as u64).to_le_bytes()[..], &text].concat()
 }
 
 #[cfg(test)]

@@ -9,8 +9,8 @@
 //! A parameter with everything that belongs to it is an [`Atom`], cut over the ranks as
 //! [`Layout`] says. [`Save`] and [`RankWriter`] write a checkpoint that is there whole or not at
 //! all; [`Checkpoint`] reads any range of any parameter, and no byte before it is verified.
-//! [`Retention`] deletes old ones, `consolidate` makes weights for other programs of one, and
-//! `Checkpoint::describe` shows what is inside.
+//! [`Retention`] deletes old ones, [`consolidate()`] makes weights for other programs of one, and
+//! [`Checkpoint::describe`] shows what is inside.
 //!
 //! Files are verified by BLAKE3: a corruption cannot be constructed, let alone happen, and one core
 //! hashes faster than disks write, which SHA-256 does not; `b3sum` checks them by hand.
@@ -21,13 +21,16 @@
 
 mod atom;
 mod checkpoint;
+mod consolidate;
 mod disk;
 mod element;
 mod error;
 #[cfg(test)]
 mod fixture;
+mod flusher;
 mod foreign;
 mod identity;
+mod inspect;
 mod layout;
 mod manifest;
 mod rank_file;
@@ -41,6 +44,7 @@ mod tests;
 
 pub use atom::{Atom, Slot, StoredSlot};
 pub use checkpoint::Checkpoint;
+pub use consolidate::{AsTrained, Consolidation, Export, consolidate};
 pub use element::{Element, ElementType, Values};
 pub use error::CheckpointError;
 pub use identity::Identity;

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use crate::flusher::Flusher;
 use crate::manifest::RankEntry;
 use crate::save::{Ticket, rank_file_name};
 use crate::{CheckpointError, Element, Layout, Piece, RankRecord, Slot, disk};
@@ -31,6 +32,7 @@ pub struct RankWriter {
     file: File,
     path: PathBuf,
     hasher: blake3::Hasher,
+    flusher: Flusher,
     /// Bytes of the whole file.
     length: u64,
     finished: bool,
@@ -54,6 +56,7 @@ impl RankWriter {
         let path = ticket.folder.join(rank_file_name(rank));
         let length = layout.file_len(rank, &ticket.identity);
         let file = File::create_new(&path).map_err(disk::write_error(&path, length))?;
+        let flusher = Flusher::start(&file, length).map_err(CheckpointError::io("flush", &path))?;
         let pieces = layout.pieces(rank);
         let header = layout.header(rank, &pieces, &ticket.identity);
         let mut writer = Self {
@@ -65,6 +68,7 @@ impl RankWriter {
             file,
             path,
             hasher: blake3::Hasher::new(),
+            flusher,
             length,
             finished: false,
         };
@@ -116,7 +120,10 @@ impl RankWriter {
         if self.written < self.pieces.len() {
             return Err(self.out_of_plan("the end".into()));
         }
-        self.file.sync_all().map_err(disk::write_error(&self.path, self.length))?;
+        self.flusher
+            .finish()
+            .and_then(|()| self.file.sync_all())
+            .map_err(disk::write_error(&self.path, self.length))?;
         self.finished = true;
         let checksum = self.hasher.finalize().to_hex().to_string();
         Ok(RankRecord {
@@ -131,6 +138,7 @@ impl RankWriter {
         for chunk in bytes.chunks(CHUNK) {
             self.hasher.update(chunk);
             self.file.write_all(chunk).map_err(disk::write_error(&self.path, self.length))?;
+            self.flusher.wrote(chunk.len());
         }
         Ok(())
     }

@@ -49,7 +49,7 @@ impl fmt::Display for ElementType {
     }
 }
 
-/// A Rust type that tensors are stored in: `f32`, [`f16`] and [`bf16`].
+/// A Rust type that tensors are stored in: `f32`, [`half::f16`] and [`half::bf16`].
 pub trait Element: Pod + Zeroable + Send + Sync + sealed::Sealed {
     /// The type's name.
     const TYPE: ElementType;

@@ -7,7 +7,7 @@
 //! the layout: its header, the place of each tensor and its length. So nothing that a file says of
 //! itself is trusted when it is read; it is compared. Layouts that no memory holds are refused.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
@@ -25,6 +25,9 @@ const MAX_WORLD_SIZE: usize = 1 << 20;
 pub struct Layout {
     world_size: usize,
     atoms: Vec<Atom>,
+    /// Index of the atom at every path, aliases included.
+    #[serde(skip_serializing)]
+    by_path: HashMap<String, usize>,
 }
 
 /// A layout as it is written, not checked yet.
@@ -67,8 +70,8 @@ impl Layout {
         if !(1..=MAX_WORLD_SIZE).contains(&world_size) {
             return refuse(format!("{world_size} ranks are not 1 to {MAX_WORLD_SIZE}"));
         }
-        let (mut paths, mut bytes) = (HashSet::new(), 0_u64);
-        for atom in &atoms {
+        let (mut by_path, mut bytes) = (HashMap::new(), 0_u64);
+        for (index, atom) in atoms.iter().enumerate() {
             for path in [&atom.path].into_iter().chain(&atom.aliases) {
                 if path.is_empty() || path.contains(|c: char| c == ':' || c.is_control()) {
                     return refuse(format!(
@@ -76,7 +79,7 @@ impl Layout {
                          character"
                     ));
                 }
-                if !paths.insert(path) {
+                if by_path.insert(path.clone(), index).is_some() {
                     return refuse(format!("two parameters have the path {path}"));
                 }
             }
@@ -84,11 +87,8 @@ impl Layout {
             if let Some(twice) = atom.slots.iter().find(|stored| !slots.insert(&stored.slot)) {
                 return refuse(format!("parameter {} has slot {} twice", atom.path, twice.slot));
             }
-            // Up to u32::MAX tensors of memory each still leave room in u64 for headers.
-            let total = atom.checked_numel().and_then(|numel| {
-                let size: usize = atom.slots.iter().map(|stored| stored.element.size()).sum();
-                bytes.checked_add(u64::try_from(numel.checked_mul(size)?).ok()?)
-            });
+            // Half of what a u64 holds: headers need room too.
+            let total = stored_bytes(atom).and_then(|stored| bytes.checked_add(stored));
             bytes = match total.filter(|&total| total <= u64::MAX >> 1) {
                 Some(total) => total,
                 None => {
@@ -99,7 +99,7 @@ impl Layout {
                 }
             };
         }
-        Ok(Self { world_size, atoms })
+        Ok(Self { world_size, atoms, by_path })
     }
 
     /// Number of ranks that write.
@@ -114,9 +114,7 @@ impl Layout {
 
     /// Index of the atom at `path`, which may be an alias.
     pub fn find(&self, path: &str) -> Option<usize> {
-        let is_here =
-            |atom: &Atom| atom.path == path || atom.aliases.iter().any(|alias| alias == path);
-        self.atoms.iter().position(is_here)
+        self.by_path.get(path).copied()
     }
 
     /// Elements of the atom at this index.
@@ -201,6 +199,12 @@ impl Layout {
         let text = serde_json::to_vec(self).expect("names and numbers always are JSON");
         blake3::hash(&text).to_hex().to_string()
     }
+}
+
+/// Bytes of all slots of an atom; `None` where that is more than memory has addresses.
+fn stored_bytes(atom: &Atom) -> Option<u64> {
+    let size = atom.slots.iter().map(|stored| stored.element.size()).sum();
+    u64::try_from(atom.checked_numel()?.checked_mul(size)?).ok()
 }
 
 /// What a safetensors file begins with: the length of its header, and the header.

@@ -77,8 +77,9 @@ pub fn consolidate(
     what: &Consolidation,
     export: &dyn Export,
 ) -> Result<Vec<PathBuf>, CheckpointError> {
-    let tensors = plan(checkpoint, what.element, export)?;
+    // First, because then there is as much of everything as the manifest says.
     checkpoint.verify()?;
+    let tensors = plan(checkpoint, what.element, export)?;
     let shards = pack(&tensors, what.max_shard_bytes);
     fs::create_dir_all(out).map_err(CheckpointError::io("create", out))?;
     refuse_weights(out)?;

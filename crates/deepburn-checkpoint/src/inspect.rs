@@ -33,7 +33,7 @@ impl Checkpoint {
         if let Some(metric) = run.metric {
             writeln!(text, "metric      {metric}")?;
         }
-        writeln!(text, "written     by {writer}, {saved_at} s after 1970-01-01 UTC")?;
+        writeln!(text, "written     {} by {writer}", date(*saved_at))?;
         self.describe_sizes(text)?;
 
         writeln!(text, "\nfiles")?;
@@ -90,6 +90,25 @@ fn size(bytes: u64) -> String {
     }
 }
 
+/// Seconds since 1970 as a date and time. The calendar repeats every 400 years; a year that begins
+/// in March has its leap day at the end.
+fn date(seconds: u64) -> String {
+    let (days, time) = (seconds / 86_400, seconds % 86_400);
+    // Since the first of March of the year 0.
+    let days = days + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let (year, month) = match month {
+        0..10 => (400 * era + year, month + 3),
+        _ => (400 * era + year + 1, month - 9),
+    };
+    let (hours, minutes, seconds) = (time / 3_600, time / 60 % 60, time % 60);
+    format!("{year}-{month:02}-{day:02} {hours:02}:{minutes:02}:{seconds:02} UTC")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -123,6 +142,23 @@ mod tests {
         std::fs::write(folder.join("rank-00001.safetensors"), "").unwrap();
         let text = Checkpoint::open(&root, None).unwrap().describe();
         assert!(text.contains("NOT INTACT") && text.contains("rank-00001.safetensors: damaged"));
+    }
+
+    /// From `date --utc --date=@SECONDS`.
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (seconds, expected) in [
+            (0, "1970-01-01 00:00:00 UTC"),
+            (951_782_399, "2000-02-28 23:59:59 UTC"),
+            (951_782_400, "2000-02-29 00:00:00 UTC"),
+            (1_709_251_200, "2024-03-01 00:00:00 UTC"),
+            (1_795_265_707, "2026-11-21 12:55:07 UTC"),
+            (4_107_542_400, "2100-03-01 00:00:00 UTC"),
+            (1_798_761_599, "2026-12-31 23:59:59 UTC"),
+        ] {
+            assert_eq!(date(seconds), expected);
+        }
+        date(u64::MAX);
     }
 
     #[test]

@@ -201,9 +201,10 @@ impl Layout {
     }
 }
 
-/// Bytes of all slots of an atom; `None` where that is more than memory has addresses.
+/// Bytes of all slots of an atom; `None` where that is more than memory has addresses. An atom
+/// without slots counts too, so that elements can be added up as well as bytes.
 fn stored_bytes(atom: &Atom) -> Option<u64> {
-    let size = atom.slots.iter().map(|stored| stored.element.size()).sum();
+    let size = atom.slots.iter().map(|stored| stored.element.size()).sum::<usize>().max(1);
     u64::try_from(atom.checked_numel()?.checked_mul(size)?).ok()
 }
 

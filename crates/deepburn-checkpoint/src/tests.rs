@@ -6,8 +6,12 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use crate::fixture::{TempRoot, layout, run, save, save_layout, values};
-use crate::{Atom, Checkpoint, CheckpointError, ElementType, Layout, Slot, StoredSlot, Tag, store};
+use crate::fixture::{TempRoot, atom, layout, run, save, save_layout, values};
+use crate::manifest::{MANIFEST, Manifest};
+use crate::{
+    AsTrained, Atom, Checkpoint, CheckpointError, Consolidation, ElementType, Layout, Slot,
+    StoredSlot, Tag, consolidate, store,
+};
 
 /// Every value of a checkpoint, by tensor.
 fn contents(checkpoint: &Checkpoint) -> Result<Vec<(String, Vec<f32>)>, CheckpointError> {
@@ -209,6 +213,38 @@ fn threads_share_a_checkpoint() {
             scope.spawn(|| checkpoint.verify().unwrap());
         }
     });
+}
+
+/// Who can forge checksums gets errors as well.
+#[test]
+fn a_forged_manifest_asks_for_no_more_than_there_is() {
+    let huge = |path: &str, slots: usize| {
+        let mut atom = atom(path, &[1 << 29, 1 << 30]);
+        atom.slots.truncate(slots);
+        atom
+    };
+    let cases = [
+        vec![huge("a", 1)],
+        vec![huge("a", 1), huge("b", 1)],
+        vec![huge("a", 0), huge("b", 0)],
+        vec![atom("a", &[3, 4])],
+        vec![],
+    ];
+    for atoms in cases {
+        let root = TempRoot::new();
+        let folder = save(&root, 1, 2);
+        let (mut manifest, _) = Manifest::read(&folder).unwrap();
+        manifest.layout = Layout::new(atoms, 2).unwrap();
+        let path = folder.join(MANIFEST);
+        fs::write(&path, manifest.to_text(&path).unwrap().0).unwrap();
+        let checkpoint = Checkpoint::open(&folder, None).unwrap();
+        let error = checkpoint.verify().unwrap_err().to_string();
+        assert!(error.contains("written wrong"), "{error}");
+        assert!(checkpoint.read("a", &Slot::Weights, 0..12).is_err());
+        assert!(checkpoint.describe().contains("NOT INTACT"));
+        let what = Consolidation { element: ElementType::F32, max_shard_bytes: 1 };
+        assert!(consolidate(&checkpoint, &root.join("out"), &what, &AsTrained).is_err());
+    }
 }
 
 /// Links that lead nowhere, and pipes, which would wait for a writer.

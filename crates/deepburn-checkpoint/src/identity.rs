@@ -14,7 +14,7 @@ pub(crate) const VERSION: u64 = 1;
 
 /// What the files of one save have in common. Two saves never have the same, not even under one tag.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Identity {
+pub(crate) struct Identity {
     pub(crate) tag: Tag,
     /// 16 random hexadecimal digits.
     pub(crate) id: String,

@@ -157,7 +157,7 @@ impl Layout {
     }
 
     /// Bytes of the file of `rank`.
-    pub fn file_len(&self, rank: usize, identity: &Identity) -> u64 {
+    pub(crate) fn file_len(&self, rank: usize, identity: &Identity) -> u64 {
         let pieces = self.pieces(rank);
         let data = pieces.last().map_or(0, |last| last.offset + self.piece_len(last));
         self.header(rank, &pieces, identity).len() as u64 + data

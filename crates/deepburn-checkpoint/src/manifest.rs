@@ -12,8 +12,8 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::identity::{FORMAT, VERSION};
-use crate::{CheckpointError, ElementType, Identity, Layout, Tag};
+use crate::identity::{FORMAT, Identity, VERSION};
+use crate::{CheckpointError, ElementType, Layout, Tag};
 
 /// The file's name.
 pub(crate) const MANIFEST: &str = "manifest.json";

@@ -21,10 +21,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use crate::identity::{FORMAT, VERSION};
+use crate::identity::{FORMAT, Identity, VERSION};
 use crate::manifest::{MANIFEST, Manifest, RankEntry};
 use crate::store::{self, Lock};
-use crate::{Checkpoint, CheckpointError, Identity, Layout, RankRecord, Run, Tag, disk};
+use crate::{Checkpoint, CheckpointError, Layout, RankRecord, Run, Tag, disk};
 
 /// Disks give space in blocks of at most this many bytes.
 const BLOCK: u64 = 4 << 10;

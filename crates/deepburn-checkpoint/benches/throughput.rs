@@ -1,0 +1,149 @@
+//! How fast checkpoints of GPT-2 124M are written, verified and read, beside `dd conv=fsync` of the
+//! same bytes: `cargo bench -p deepburn-checkpoint [-- FOLDER]`. Rounds alternate; medians count.
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Instant;
+use std::{env, fs, thread};
+
+use deepburn_checkpoint::{
+    Atom, Checkpoint, ElementType, Layout, RankWriter, Run, Save, Slot, StoredSlot, Tag,
+};
+use serde_json::json;
+
+const ROUNDS: usize = 5;
+
+type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+
+fn main() -> Outcome<()> {
+    let folder = env::args().skip(1).find(|argument| !argument.starts_with('-'));
+    let parent = folder.map_or_else(env::temp_dir, PathBuf::from);
+    let root = parent.join(format!("deepburn-checkpoint-bench-{}", std::process::id()));
+    fs::create_dir(&root)?;
+    let measured = [1, 2].into_iter().try_for_each(|ranks| measure(&root, ranks));
+    fs::remove_dir_all(&root)?;
+    measured
+}
+
+fn measure(root: &Path, world_size: usize) -> Outcome<()> {
+    let layout = Arc::new(Layout::new(gpt2(), world_size)?);
+    let bytes: usize = (0..layout.atoms().len()).map(|atom| layout.numel(atom) * 12).sum();
+    println!("{world_size} ranks, {:.2} GB", bytes as f64 / 1e9);
+    let values: Vec<f32> = (0..50257 * 768_u32).map(|i| i as f32 * 1e-9).collect();
+    let mut seconds = vec![vec![]; 4];
+    for _ in 0..ROUNDS {
+        let checkpoints = root.join("checkpoints");
+        let timed = [
+            time(|| dd(&root.join("dd"), bytes))?,
+            time(|| save(&checkpoints, &layout, &values))?,
+            time(|| Ok(Checkpoint::open(&checkpoints, None)?.verify()?))?,
+            time(|| load(&checkpoints))?,
+        ];
+        timed.iter().zip(&mut seconds).for_each(|(timed, all)| all.push(*timed));
+        fs::remove_file(root.join("dd"))?;
+        fs::remove_dir_all(checkpoints)?;
+    }
+    for (name, all) in ["dd", "save", "verify", "verify and load"].into_iter().zip(&mut seconds) {
+        all.sort_by(f64::total_cmp);
+        let median = all[ROUNDS / 2];
+        println!("{name:>16}: {median:.2} s, {:.2} GB/s, {all:.2?}", bytes as f64 / median / 1e9);
+    }
+    Ok(())
+}
+
+fn time(work: impl FnOnce() -> Outcome<()>) -> Outcome<f64> {
+    let start = Instant::now();
+    work()?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+fn dd(path: &Path, bytes: usize) -> Outcome<()> {
+    let status = Command::new("dd")
+        .args(["if=/dev/zero", "bs=1M", "conv=fsync", "status=none", "iflag=count_bytes"])
+        .arg(format!("of={}", path.display()))
+        .arg(format!("count={bytes}"))
+        .status()?;
+    if status.success() { Ok(()) } else { Err("dd failed".into()) }
+}
+
+fn save(root: &Path, layout: &Arc<Layout>, values: &[f32]) -> Outcome<()> {
+    let save = Save::begin(root, Tag::of_step(1), layout.clone())?;
+    let write = |rank| -> Outcome<_> {
+        let mut writer = RankWriter::create(save.ticket(), layout.clone(), rank)?;
+        while let Some(piece) = writer.next_piece().cloned() {
+            let atom = &layout.atoms()[piece.atom];
+            let slot = &atom.slots[piece.slot].slot;
+            writer.write(&atom.path, slot, &values[piece.range])?;
+        }
+        Ok(writer.finish(json!({ "position": 0 }))?)
+    };
+    let records = thread::scope(|scope| {
+        let write = &write;
+        let ranks: Vec<_> =
+            (0..layout.world_size()).map(|rank| scope.spawn(move || write(rank))).collect();
+        ranks.into_iter().map(|rank| rank.join().expect("no rank panics")).collect::<Result<_, _>>()
+    })?;
+    let run = Run {
+        step: 1,
+        stage: 3,
+        working: ElementType::F32,
+        job: "throughput".into(),
+        metric: None,
+        state: json!({}),
+    };
+    save.commit(records, run)?;
+    Ok(())
+}
+
+/// Reads everything, a tensor at a time.
+fn load(root: &Path) -> Outcome<()> {
+    let checkpoint = Checkpoint::open(root, None)?;
+    checkpoint.verify()?;
+    let layout = checkpoint.layout();
+    let mut values = vec![0_f32; 50257 * 768];
+    for (index, atom) in layout.atoms().iter().enumerate() {
+        for stored in &atom.slots {
+            let values = &mut values[..layout.numel(index)];
+            checkpoint.read_into(&atom.path, &stored.slot, 0, values)?;
+        }
+    }
+    Ok(())
+}
+
+/// The parameters of GPT-2 124M with masters and Adam's moments.
+fn gpt2() -> Vec<Atom> {
+    let mut shapes = vec![("wte.weight".to_owned(), vec![50257, 768])];
+    shapes.push(("wpe.weight".into(), vec![1024, 768]));
+    for layer in 0..12 {
+        for (name, shape) in [
+            ("ln_1.weight", vec![768]),
+            ("ln_1.bias", vec![768]),
+            ("attn.c_attn.weight", vec![768, 2304]),
+            ("attn.c_attn.bias", vec![2304]),
+            ("attn.c_proj.weight", vec![768, 768]),
+            ("attn.c_proj.bias", vec![768]),
+            ("ln_2.weight", vec![768]),
+            ("ln_2.bias", vec![768]),
+            ("mlp.c_fc.weight", vec![768, 3072]),
+            ("mlp.c_fc.bias", vec![3072]),
+            ("mlp.c_proj.weight", vec![3072, 768]),
+            ("mlp.c_proj.bias", vec![768]),
+        ] {
+            shapes.push((format!("h.{layer}.{name}"), shape));
+        }
+    }
+    shapes.extend(["weight", "bias"].map(|name| (format!("ln_f.{name}"), vec![768])));
+    let slots: Vec<_> = [Slot::Weights, Slot::moment("exp_avg"), Slot::moment("exp_avg_sq")]
+        .map(|slot| StoredSlot { slot, element: ElementType::F32 })
+        .into();
+    let atom = |(path, shape)| Atom {
+        path,
+        shape,
+        trainable: true,
+        aliases: vec![],
+        slots: slots.clone(),
+    };
+    shapes.into_iter().map(atom).collect()
+}

@@ -1,0 +1,513 @@
+//! Weights for other programs, made of a checkpoint.
+//!
+//! Main function: [`consolidate`]. It reads one whole parameter at a time, so that memory holds one
+//! and a buffer, and writes safetensors in Hugging Face's layout: one `model.safetensors`, or shards
+//! of a given size and `model.safetensors.index.json`. What parameters are called there and how they
+//! lie is the model's to say ([`Export`]). Tied weights are written once, under the name of the
+//! atom; the other names are in the metadata. Weights that are there already are never replaced.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use half::{bf16, f16};
+use serde_json::{Map, Value, json};
+
+use crate::{Atom, Checkpoint, CheckpointError, ElementType, Slot, disk, store};
+
+const INDEX: &str = "model.safetensors.index.json";
+/// Elements cast and written at a time.
+const CHUNK: usize = 256 << 10;
+
+/// How a model's parameters go by elsewhere. The default is: as they were trained.
+pub trait Export {
+    /// The name of the parameter at this path, or of an alias at this path.
+    fn name(&self, path: &str) -> String {
+        path.to_owned()
+    }
+
+    /// The shape of the parameter elsewhere, of as many elements.
+    fn shape(&self, atom: &Atom) -> Vec<usize> {
+        atom.shape.clone()
+    }
+
+    /// The values as they lie elsewhere: a transposition, for a layer that is kept the other way.
+    fn transform(&self, atom: &Atom, values: Vec<f32>) -> Vec<f32> {
+        _ = atom;
+        values
+    }
+}
+
+/// Exports parameters as they were trained, under their module paths.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct AsTrained;
+
+impl Export for AsTrained {}
+
+/// What is to be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Consolidation {
+    /// Type of the weights. Values are rounded to the nearest, ties to even.
+    pub element: ElementType,
+    /// The most bytes of tensors in a file; a tensor that has more gets a file to itself.
+    pub max_shard_bytes: u64,
+}
+
+/// A tensor that is to be written.
+struct Planned<'a> {
+    atom: &'a Atom,
+    name: String,
+    shape: Vec<usize>,
+    bytes: u64,
+}
+
+/// Writes the weights of a checkpoint to the folder `out`, which is made where it is missing, and
+/// returns the files, the index last. The whole checkpoint is verified first. `out` has all of them
+/// or, after an error, none.
+///
+/// # Errors
+/// Those of [`Checkpoint::verify`]; [`CheckpointError::NotInside`] for a parameter without weights;
+/// [`CheckpointError::Layout`] where `export` gives two parameters one name, or a shape of another
+/// size; [`CheckpointError::Overflow`]; [`CheckpointError::Io`] where `out` has weights already;
+/// [`CheckpointError::DiskFull`] or an I/O error.
+pub fn consolidate(
+    checkpoint: &Checkpoint,
+    out: &Path,
+    what: &Consolidation,
+    export: &dyn Export,
+) -> Result<Vec<PathBuf>, CheckpointError> {
+    // First, because then there is as much of everything as the manifest says.
+    checkpoint.verify()?;
+    let tensors = plan(checkpoint, what.element, export)?;
+    let shards = pack(&tensors, what.max_shard_bytes);
+    fs::create_dir_all(out).map_err(CheckpointError::io("create", out))?;
+    refuse_weights(out)?;
+    let total: u64 = tensors.iter().map(|tensor| tensor.bytes).sum();
+    disk::check_free(out, total)?;
+
+    // In the folder itself, so that files can be moved from it; it goes away with what is left.
+    let unfinished = tempfile::Builder::new()
+        .prefix(".unfinished-")
+        .tempdir_in(out)
+        .map_err(CheckpointError::io("create a folder in", out))?;
+    let aliases = aliases(&tensors, export)?;
+    let mut names = vec![];
+    for (index, shard) in shards.iter().enumerate() {
+        let name = shard_name(index, shards.len());
+        let path = unfinished.path().join(&name);
+        write_shard(&Shard { path, tensors: shard, aliases: &aliases }, checkpoint, what, export)?;
+        names.push(name);
+    }
+    if shards.len() > 1 {
+        let index = index(&shards, &names, total);
+        disk::write_new(&unfinished.path().join(INDEX), index.as_bytes())?;
+        names.push(INDEX.to_owned());
+    }
+    let moved: Result<Vec<_>, _> = names
+        .iter()
+        .map(|name| {
+            let path = out.join(name);
+            fs::rename(unfinished.path().join(name), &path).map(|()| path)
+        })
+        .collect();
+    if moved.is_err() {
+        // Some are there: those of this export, as there were none before.
+        names.iter().for_each(|name| _ = fs::remove_file(out.join(name)));
+    }
+    let files = moved.map_err(CheckpointError::io("move files into", out))?;
+    disk::sync_folder(out)?;
+    Ok(files)
+}
+
+/// What is written of each parameter, without reading any.
+fn plan<'a>(
+    checkpoint: &'a Checkpoint,
+    element: ElementType,
+    export: &dyn Export,
+) -> Result<Vec<Planned<'a>>, CheckpointError> {
+    let layout = checkpoint.layout();
+    let mut names = HashSet::new();
+    let mut tensors = vec![];
+    for (index, atom) in layout.atoms().iter().enumerate() {
+        if atom.element_of(&Slot::Weights).is_none() {
+            let reason = format!("it has no weights of parameter {}", atom.path);
+            return Err(CheckpointError::NotInside { path: checkpoint.path().into(), reason });
+        }
+        let (name, shape) = (export.name(&atom.path), export.shape(atom));
+        let numel = shape.iter().try_fold(1_usize, |product, &size| product.checked_mul(size));
+        if numel != Some(layout.numel(index)) {
+            let reason = format!("{} of shape {:?} cannot be {shape:?}", atom.path, atom.shape);
+            return Err(CheckpointError::Layout { reason });
+        }
+        if !names.insert(name.clone()) {
+            let reason = format!("two parameters are called {name}, one of them {}", atom.path);
+            return Err(CheckpointError::Layout { reason });
+        }
+        let bytes = layout.numel(index) as u64 * element.size() as u64;
+        tensors.push(Planned { atom, name, shape, bytes });
+    }
+    Ok(tensors)
+}
+
+/// Other names of tied weights, and those that they are written under.
+fn aliases(
+    tensors: &[Planned<'_>],
+    export: &dyn Export,
+) -> Result<BTreeMap<String, String>, CheckpointError> {
+    let names: HashSet<_> = tensors.iter().map(|tensor| &tensor.name).collect();
+    let mut aliases = BTreeMap::new();
+    for Planned { atom, name, .. } in tensors {
+        for path in &atom.aliases {
+            let alias = export.name(path);
+            if alias == *name {
+                continue;
+            }
+            if names.contains(&alias) || aliases.contains_key(&alias) || alias == "format" {
+                let reason = format!("{path}, tied to {}, cannot be called {alias}", atom.path);
+                return Err(CheckpointError::Layout { reason });
+            }
+            aliases.insert(alias, name.clone());
+        }
+    }
+    Ok(aliases)
+}
+
+/// Tensors in their order, cut where a file would have more than `limit` bytes of them.
+fn pack<'a, 'b>(tensors: &'b [Planned<'a>], limit: u64) -> Vec<&'b [Planned<'a>]> {
+    let (mut shards, mut start, mut bytes) = (vec![], 0, 0_u64);
+    for (index, tensor) in tensors.iter().enumerate() {
+        if bytes + tensor.bytes > limit && index > start {
+            shards.push(&tensors[start..index]);
+            (start, bytes) = (index, 0);
+        }
+        bytes += tensor.bytes;
+    }
+    shards.push(&tensors[start..]);
+    shards
+}
+
+fn shard_name(index: usize, count: usize) -> String {
+    match count {
+        1 => "model.safetensors".to_owned(),
+        _ => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
+    }
+}
+
+fn refuse_weights(out: &Path) -> Result<(), CheckpointError> {
+    let is_weights = |name: &String| {
+        name == INDEX || name.starts_with("model") && name.ends_with(".safetensors")
+    };
+    let Some(name) = store::names(out)?.into_iter().find(is_weights) else { return Ok(()) };
+    let source = std::io::ErrorKind::AlreadyExists.into();
+    Err(CheckpointError::Io { action: "replace weights", path: out.join(name), source })
+}
+
+/// A file that is to be written.
+struct Shard<'a> {
+    path: PathBuf,
+    tensors: &'a [Planned<'a>],
+    aliases: &'a BTreeMap<String, String>,
+}
+
+fn write_shard(
+    shard: &Shard<'_>,
+    checkpoint: &Checkpoint,
+    what: &Consolidation,
+    export: &dyn Export,
+) -> Result<(), CheckpointError> {
+    let header = header(shard, what.element);
+    let data: u64 = shard.tensors.iter().map(|tensor| tensor.bytes).sum();
+    let failed = |error| disk::write_error(&shard.path, header.len() as u64 + data)(error);
+    let file = File::create_new(&shard.path).map_err(failed)?;
+    let mut writer = BufWriter::with_capacity(1 << 20, file);
+    writer.write_all(&header).map_err(failed)?;
+    for Planned { atom, shape, .. } in shard.tensors {
+        let numel = shape.iter().product();
+        let values = checkpoint.read(&atom.path, &Slot::Weights, 0..numel)?.into_f32();
+        let values = export.transform(atom, values);
+        if values.len() != numel {
+            let reason =
+                format!("{} became {} elements instead of {numel}", atom.path, values.len());
+            return Err(CheckpointError::Layout { reason });
+        }
+        for chunk in values.chunks(CHUNK) {
+            let Some(bytes) = cast(chunk, what.element) else {
+                return Err(CheckpointError::Overflow { path: atom.path.clone() });
+            };
+            writer.write_all(&bytes).map_err(failed)?;
+        }
+    }
+    let file = writer.into_inner().map_err(|error| failed(error.into_error()))?;
+    file.sync_all().map_err(failed)
+}
+
+/// The safetensors header, its length in front.
+fn header(shard: &Shard<'_>, element: ElementType) -> Vec<u8> {
+    // `format` is what transformers asks for; the rest is how safetensors notes tied weights.
+    let mut metadata = Map::from_iter([("format".to_owned(), json!("pt"))]);
+    for (alias, name) in shard.aliases {
+        if shard.tensors.iter().any(|tensor| tensor.name == *name) {
+            metadata.insert(alias.clone(), json!(name));
+        }
+    }
+    let mut fields = Map::from_iter([("__metadata__".to_owned(), Value::Object(metadata))]);
+    let mut start = 0;
+    for Planned { name, shape, bytes, .. } in shard.tensors {
+        let offsets = [start, start + bytes];
+        fields.insert(
+            name.clone(),
+            json!({ "dtype": element, "shape": shape, "data_offsets": offsets }),
+        );
+        start += bytes;
+    }
+    crate::layout::with_length(Value::Object(fields).to_string())
+}
+
+fn index(shards: &[&[Planned<'_>]], names: &[String], total: u64) -> String {
+    let files: BTreeMap<_, _> = shards
+        .iter()
+        .zip(names)
+        .flat_map(|(tensors, file)| tensors.iter().map(move |tensor| (&tensor.name, file)))
+        .collect();
+    let index = json!({ "metadata": { "total_size": total }, "weight_map": files });
+    format!("{index:#}\n")
+}
+
+/// The bytes of `values` in another type; `None` where f16 would make one infinite.
+fn cast(values: &[f32], element: ElementType) -> Option<Vec<u8>> {
+    match element {
+        ElementType::F32 => Some(bytemuck::cast_slice(values).to_vec()),
+        ElementType::F16 => {
+            let cast: Vec<_> = values.iter().copied().map(f16::from_f32).collect();
+            let overflows = values.iter().zip(&cast).any(|(v, h)| h.is_infinite() && v.is_finite());
+            (!overflows).then(|| bytemuck::cast_slice(&cast).to_vec())
+        }
+        ElementType::Bf16 => {
+            let cast: Vec<_> = values.iter().copied().map(bf16::from_f32).collect();
+            Some(bytemuck::cast_slice(&cast).to_vec())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::{TempRoot, atom, layout, run, save, save_layout, values};
+    use crate::{Layout, RankWriter, Save, StoredSlot, Tag};
+    use safetensors::SafeTensors;
+    use std::sync::Arc;
+
+    fn elements<T: bytemuck::Pod>(bytes: &[u8]) -> Vec<T> {
+        bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
+    }
+
+    const ALL: Consolidation =
+        Consolidation { element: ElementType::F32, max_shard_bytes: u64::MAX };
+
+    fn opened(world_size: usize) -> (TempRoot, Checkpoint, PathBuf) {
+        let root = TempRoot::new();
+        save(&root, 1, world_size);
+        let checkpoint = Checkpoint::open(&root, None).unwrap();
+        let out = root.join("out");
+        (root, checkpoint, out)
+    }
+
+    fn weights(path: &str, numel: usize) -> Vec<f32> {
+        values(path, &Slot::Weights, 1, 0..numel)
+    }
+
+    #[test]
+    fn one_file_has_every_weight_once() {
+        let (_root, checkpoint, out) = opened(3);
+        let files = consolidate(&checkpoint, &out, &ALL, &AsTrained).unwrap();
+        assert_eq!(files, [out.join("model.safetensors")]);
+        let bytes = fs::read(&files[0]).unwrap();
+        let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
+        let metadata = header.metadata().clone().unwrap();
+        assert_eq!((&*metadata["format"], &*metadata["head"]), ("pt", "a"));
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        assert_eq!(tensors.len(), 3);
+        assert_eq!(tensors.tensor("a").unwrap().shape(), [3, 4]);
+        for (path, numel) in [("a", 12), ("b", 3), ("frozen", 1)] {
+            let found: Vec<f32> = elements(tensors.tensor(path).unwrap().data());
+            assert_eq!(found, weights(path, numel));
+        }
+        assert_eq!(store::names(&out).unwrap(), ["model.safetensors"]);
+    }
+
+    #[test]
+    fn shards_and_their_index_have_it_all() {
+        let (_root, checkpoint, out) = opened(2);
+        let what = Consolidation { element: ElementType::Bf16, max_shard_bytes: 8 };
+        let files = consolidate(&checkpoint, &out, &what, &AsTrained).unwrap();
+        let names: Vec<_> =
+            files.iter().map(|path| path.file_name().unwrap().to_str().unwrap()).collect();
+        let [first, second] = [1, 2].map(|n| format!("model-0000{n}-of-00002.safetensors"));
+        assert_eq!(names, [&first, &second, INDEX]);
+        let index: Value = serde_json::from_slice(&fs::read(&files[2]).unwrap()).unwrap();
+        assert_eq!(index["metadata"]["total_size"], 32);
+        assert_eq!(index["weight_map"], json!({ "a": first, "b": second, "frozen": second }));
+        for (name, file) in index["weight_map"].as_object().unwrap() {
+            let bytes = fs::read(out.join(file.as_str().unwrap())).unwrap();
+            let tensors = SafeTensors::deserialize(&bytes).unwrap();
+            let tensor = tensors.tensor(name).unwrap();
+            let found: Vec<bf16> = elements(tensor.data());
+            let expected: Vec<_> =
+                weights(name, found.len()).into_iter().map(bf16::from_f32).collect();
+            assert_eq!(found, expected);
+        }
+    }
+
+    /// Names and transposes as a model has them.
+    struct Renamed;
+
+    impl Export for Renamed {
+        fn name(&self, path: &str) -> String {
+            format!("model.{path}")
+        }
+
+        fn shape(&self, atom: &Atom) -> Vec<usize> {
+            atom.shape.iter().rev().copied().collect()
+        }
+
+        fn transform(&self, atom: &Atom, values: Vec<f32>) -> Vec<f32> {
+            let [rows, columns] = atom.shape[..] else { return values };
+            (0..columns)
+                .flat_map(|c| (0..rows).map(move |r| r * columns + c))
+                .map(|i| values[i])
+                .collect()
+        }
+    }
+
+    #[test]
+    fn models_name_and_turn_their_parameters() {
+        let (_root, checkpoint, out) = opened(2);
+        let files = consolidate(&checkpoint, &out, &ALL, &Renamed).unwrap();
+        let bytes = fs::read(&files[0]).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let turned = tensors.tensor("model.a").unwrap();
+        assert_eq!(turned.shape(), [4, 3]);
+        let found: Vec<f32> = elements(turned.data());
+        assert_eq!(found[..3], [0, 4, 8].map(|i| weights("a", 12)[i]));
+    }
+
+    #[test]
+    fn weights_that_are_there_stay() {
+        let (_root, checkpoint, out) = opened(1);
+        for name in ["model.safetensors", "model-00001-of-00009.safetensors", INDEX] {
+            fs::create_dir_all(&out).unwrap();
+            fs::write(out.join(name), "mine").unwrap();
+            let error = consolidate(&checkpoint, &out, &ALL, &AsTrained).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains("cannot replace weights"), "{error}");
+            assert_eq!(store::names(&out).unwrap(), [name]);
+            fs::remove_file(out.join(name)).unwrap();
+        }
+        fs::write(out.join("config.json"), "{}").unwrap();
+        consolidate(&checkpoint, &out, &ALL, &AsTrained).unwrap();
+        assert_eq!(store::names(&out).unwrap(), ["config.json", "model.safetensors"]);
+    }
+
+    #[test]
+    fn a_damaged_checkpoint_makes_no_weights() {
+        let (root, checkpoint, out) = opened(2);
+        fs::write(root.join("step-00000001/rank-00001.safetensors"), "noise").unwrap();
+        let error = consolidate(&checkpoint, &out, &ALL, &AsTrained).unwrap_err();
+        assert!(matches!(error, CheckpointError::Damaged { .. }), "{error}");
+        assert!(!out.exists());
+    }
+
+    /// What a model may get wrong.
+    struct Wrong(fn(&str) -> String, Vec<usize>);
+
+    impl Export for Wrong {
+        fn name(&self, path: &str) -> String {
+            self.0(path)
+        }
+
+        fn shape(&self, atom: &Atom) -> Vec<usize> {
+            if self.1.is_empty() { atom.shape.clone() } else { self.1.clone() }
+        }
+
+        fn transform(&self, _: &Atom, mut values: Vec<f32>) -> Vec<f32> {
+            values.pop();
+            values
+        }
+    }
+
+    #[test]
+    fn exports_that_lose_something_are_refused() {
+        let (_root, checkpoint, out) = opened(1);
+        let cases: [(Wrong, &str); 4] = [
+            (Wrong(|_| "w".into(), vec![]), "two parameters are called w"),
+            (Wrong(|path| path.replace("head", "b"), vec![]), "cannot be called b"),
+            (Wrong(str::to_owned, vec![usize::MAX, 2]), "of shape [3, 4] cannot be"),
+            (Wrong(str::to_owned, vec![]), "became 11 elements instead of 12"),
+        ];
+        for (export, expected) in cases {
+            let error = consolidate(&checkpoint, &out, &ALL, &export).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+        assert!(store::names(&out).unwrap_or_default().is_empty());
+        // A parameter of which only the moments were saved.
+        let root = TempRoot::new();
+        let mut atom = atom("a", &[2]);
+        atom.slots.remove(0);
+        let layout = Arc::new(Layout::new(vec![atom], 1).unwrap());
+        save_layout(&root, 1, &layout, run(1));
+        let checkpoint = Checkpoint::open(&root, None).unwrap();
+        let error = consolidate(&checkpoint, &out, &ALL, &AsTrained).unwrap_err().to_string();
+        assert!(error.contains("no weights of parameter a"), "{error}");
+    }
+
+    /// Saves one parameter with these weights and consolidates it.
+    fn rounded(weights: &[f32], element: ElementType) -> Result<Vec<u8>, CheckpointError> {
+        let root = TempRoot::new();
+        let stored = StoredSlot { slot: Slot::Weights, element: ElementType::F32 };
+        let atom = Atom { slots: vec![stored], ..atom("w", &[weights.len()]) };
+        let layout = Arc::new(Layout::new(vec![atom], 1).unwrap());
+        let save = Save::begin(&root, Tag::of_step(1), layout.clone()).unwrap();
+        let mut writer = RankWriter::create(save.ticket(), layout, 0).unwrap();
+        writer.write("w", &Slot::Weights, weights).unwrap();
+        let record = writer.finish(Value::Null).unwrap();
+        save.commit(vec![record], run(1)).unwrap();
+        let checkpoint = Checkpoint::open(&root, None).unwrap();
+        let out = root.join("out");
+        let files = consolidate(&checkpoint, &out, &Consolidation { element, ..ALL }, &AsTrained)?;
+        let bytes = fs::read(&files[0]).unwrap();
+        Ok(SafeTensors::deserialize(&bytes).unwrap().tensor("w").unwrap().data().to_vec())
+    }
+
+    #[test]
+    fn values_round_to_the_nearest_and_ties_to_even() {
+        let ulp = 2_f32.powi(-10);
+        let values = [1.0 + 0.5 * ulp, 1.0 + 1.5 * ulp, 1.0 + 0.6 * ulp, f32::INFINITY, 2e-8, -0.0];
+        let halves: Vec<u16> = elements(&rounded(&values, ElementType::F16).unwrap());
+        assert_eq!(halves, [0x3c00, 0x3c02, 0x3c01, 0x7c00, 0x0000, 0x8000]);
+        let ulp = 2_f32.powi(-7);
+        let values = [1.0 + 0.5 * ulp, 1.0 + 1.5 * ulp, 1.0 + 0.6 * ulp, f32::MIN_POSITIVE];
+        let brain: Vec<u16> = elements(&rounded(&values, ElementType::Bf16).unwrap());
+        assert_eq!(brain, [0x3f80, 0x3f82, 0x3f81, 0x0080]);
+        let error = rounded(&[1.0, 65520.0], ElementType::F16).unwrap_err();
+        assert!(matches!(error, CheckpointError::Overflow { .. }), "{error}");
+    }
+
+    #[test]
+    fn tensors_are_packed_in_order() {
+        let layout = layout(1);
+        let sizes = |limit, bytes: &[u64]| -> Vec<usize> {
+            let planned = |&bytes| Planned {
+                atom: &layout.atoms()[0],
+                name: String::new(),
+                shape: vec![],
+                bytes,
+            };
+            let tensors: Vec<_> = bytes.iter().map(planned).collect();
+            pack(&tensors, limit).iter().map(|shard| shard.len()).collect()
+        };
+        assert_eq!(sizes(10, &[4, 6, 1, 20, 3]), [2, 1, 1, 1]);
+        assert_eq!(sizes(10, &[20]), [1]);
+        assert_eq!(sizes(0, &[1, 1]), [1, 1]);
+        assert_eq!(sizes(10, &[]), [0]);
+    }
+}

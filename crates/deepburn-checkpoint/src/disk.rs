@@ -1,0 +1,132 @@
+//! The file system: what has to be on the disk before something else is, and what fits on it.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+
+use crate::CheckpointError;
+
+/// Makes what was created, renamed or removed in a folder last a power failure.
+pub(crate) fn sync_folder(path: &Path) -> Result<(), CheckpointError> {
+    // Windows has no such thing: there a folder cannot be opened, and its entries are journalled.
+    if cfg!(not(unix)) {
+        return Ok(());
+    }
+    File::open(path)
+        .and_then(|folder| folder.sync_all())
+        .map_err(CheckpointError::io("flush", path))
+}
+
+/// Refuses where fewer than `needed` bytes are free in the folder.
+pub(crate) fn check_free(folder: &Path, needed: u64) -> Result<(), CheckpointError> {
+    let free = fs4::available_space(folder)
+        .map_err(CheckpointError::io("find out how much space is free", folder))?;
+    if free < needed {
+        return Err(CheckpointError::DiskFull { path: folder.to_owned(), needed, free });
+    }
+    Ok(())
+}
+
+/// What a failed write of `path`, of `needed` bytes in all, means.
+pub(crate) fn write_error(path: &Path, needed: u64) -> impl FnOnce(io::Error) -> CheckpointError {
+    move |source| match source.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            let folder = path.parent().unwrap_or(path);
+            let free = fs4::available_space(folder).unwrap_or(0);
+            CheckpointError::DiskFull { path: path.to_owned(), needed, free }
+        }
+        _ => CheckpointError::Io { action: "write", path: path.to_owned(), source },
+    }
+}
+
+/// Writes a small file in one go and waits until it is on the disk.
+pub(crate) fn write_new(path: &Path, text: &[u8]) -> Result<(), CheckpointError> {
+    File::create_new(path)
+        .and_then(|mut file| {
+            file.write_all(text)?;
+            file.sync_all()
+        })
+        .map_err(write_error(path, text.len() as u64))
+}
+
+/// Puts a small file in the place of the one at `path`, which is there whole or new at any moment.
+/// The folder is the caller's to flush.
+pub(crate) fn replace(path: &Path, text: &[u8]) -> Result<(), CheckpointError> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let partial = path.with_file_name(format!(".{name}.partial"));
+    // Left by somebody who was killed.
+    remove_file_if_there(&partial)?;
+    write_new(&partial, text).inspect_err(|_| _ = fs::remove_file(&partial))?;
+    fs::rename(&partial, path).map_err(CheckpointError::io("replace", path))
+}
+
+pub(crate) fn remove_file_if_there(path: &Path) -> Result<(), CheckpointError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(CheckpointError::io("remove", path)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Fills `buffer` from the bytes at `offset`, whatever others read from the file meanwhile.
+pub(crate) fn read_exact_at(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+    #[cfg(unix)]
+    return std::os::unix::fs::FileExt::read_exact_at(file, buffer, offset);
+    #[cfg(windows)]
+    {
+        let (mut buffer, mut offset) = (buffer, offset);
+        while !buffer.is_empty() {
+            match std::os::windows::fs::FileExt::seek_read(file, buffer, offset)? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                read => (buffer, offset) = (&mut buffer[read..], offset + read as u64),
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replacing_leaves_one_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("latest");
+        fs::write(folder.path().join(".latest.partial"), "left by a kill").unwrap();
+        for text in ["one", "two"] {
+            replace(&path, text.as_bytes()).unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        sync_folder(folder.path()).unwrap();
+    }
+
+    #[test]
+    fn a_disk_too_small_is_named_with_both_numbers() {
+        let folder = tempfile::tempdir().unwrap();
+        check_free(folder.path(), 1).unwrap();
+        let error = check_free(folder.path(), u64::MAX).unwrap_err();
+        assert!(matches!(error, CheckpointError::DiskFull { needed: u64::MAX, free: 1.., .. }));
+        assert!(error.to_string().contains("make room"), "{error}");
+        let path = folder.path().join("file");
+        let error = write_error(&path, 10)(io::ErrorKind::StorageFull.into());
+        assert!(matches!(error, CheckpointError::DiskFull { needed: 10, .. }));
+        let error = write_error(&path, 10)(io::ErrorKind::PermissionDenied.into());
+        assert!(matches!(error, CheckpointError::Io { action: "write", .. }));
+    }
+
+    #[test]
+    fn reading_beyond_the_end_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        fs::write(&path, "abcdef").unwrap();
+        let file = File::open(path).unwrap();
+        let mut buffer = [0; 3];
+        read_exact_at(&file, &mut buffer, 2).unwrap();
+        assert_eq!(&buffer, b"cde");
+        assert!(read_exact_at(&file, &mut buffer, 4).is_err());
+        assert!(read_exact_at(&file, &mut buffer, u64::MAX - 1).is_err());
+    }
+}

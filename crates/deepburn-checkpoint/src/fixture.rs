@@ -1,0 +1,125 @@
+//! Small checkpoints for tests, with values that tell where they belong.
+
+use std::ops::{Deref, Range};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use half::{bf16, f16};
+use serde_json::json;
+
+use crate::{
+    Atom, ElementType, Layout, RankRecord, RankWriter, Run, Save, Slot, StoredSlot, Tag, Ticket,
+};
+
+/// A folder for checkpoints that goes away.
+pub(crate) struct TempRoot {
+    _parent: tempfile::TempDir,
+    path: PathBuf,
+}
+
+impl TempRoot {
+    pub(crate) fn new() -> Self {
+        // In memory where there is such a folder: there it costs nothing to wait for the disk.
+        let memory = Path::new("/dev/shm");
+        let parent = match memory.is_dir() {
+            true => tempfile::tempdir_in(memory).unwrap(),
+            false => tempfile::tempdir().unwrap(),
+        };
+        let path = parent.path().join("checkpoints");
+        std::fs::create_dir(&path).unwrap();
+        Self { _parent: parent, path }
+    }
+}
+
+impl Deref for TempRoot {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// A trainable parameter with weights and one moment.
+pub(crate) fn atom(path: &str, shape: &[usize]) -> Atom {
+    let stored = |slot| StoredSlot { slot, element: ElementType::F32 };
+    Atom {
+        path: path.into(),
+        shape: shape.into(),
+        trainable: true,
+        aliases: vec![],
+        slots: vec![stored(Slot::Weights), stored(Slot::moment("exp_avg"))],
+    }
+}
+
+/// A few parameters of different kinds.
+pub(crate) fn layout(world_size: usize) -> Arc<Layout> {
+    let gradient = |element| StoredSlot { slot: Slot::Gradient, element };
+    let (mut a, mut b) = (atom("a", &[3, 4]), atom("b", &[3]));
+    a.aliases = vec!["head".into()];
+    a.slots.push(gradient(ElementType::F32));
+    b.slots.push(gradient(ElementType::F16));
+    let mut frozen = atom("frozen", &[1]);
+    frozen.trainable = false;
+    frozen.slots = vec![StoredSlot { slot: Slot::Weights, element: ElementType::Bf16 }];
+    Arc::new(Layout::new(vec![a, b, frozen], world_size).unwrap())
+}
+
+pub(crate) fn run(step: u64) -> Run {
+    Run {
+        step,
+        stage: 2,
+        working: ElementType::Bf16,
+        job: "test job".into(),
+        metric: None,
+        state: json!({ "samples": step * 8 }),
+    }
+}
+
+/// Values of a slot, exact in every type.
+pub(crate) fn values(path: &str, slot: &Slot, step: u64, range: Range<usize>) -> Vec<f32> {
+    let salt = path.bytes().chain(slot.as_str().bytes()).map(usize::from).sum::<usize>();
+    range.map(|i| ((salt + i * 7 + step as usize) % 128) as f32 - 64.0).collect()
+}
+
+/// Writes the file of one rank.
+pub(crate) fn write_rank(
+    ticket: &Ticket,
+    layout: &Arc<Layout>,
+    rank: usize,
+    step: u64,
+) -> RankRecord {
+    let mut writer = RankWriter::create(ticket, layout.clone(), rank).unwrap();
+    for piece in layout.pieces(rank) {
+        assert_eq!(writer.next_piece(), Some(&piece));
+        let atom = &layout.atoms()[piece.atom];
+        let StoredSlot { slot, element } = &atom.slots[piece.slot];
+        let values = values(&atom.path, slot, step, piece.range);
+        match element {
+            ElementType::F32 => writer.write(&atom.path, slot, &values),
+            ElementType::F16 => {
+                let values: Vec<_> = values.into_iter().map(f16::from_f32).collect();
+                writer.write(&atom.path, slot, &values)
+            }
+            ElementType::Bf16 => {
+                let values: Vec<_> = values.into_iter().map(bf16::from_f32).collect();
+                writer.write(&atom.path, slot, &values)
+            }
+        }
+        .unwrap();
+    }
+    writer.finish(json!({ "rank": rank })).unwrap()
+}
+
+/// Saves a checkpoint of this layout.
+pub(crate) fn save_layout(root: &Path, step: u64, layout: &Arc<Layout>, run: Run) -> PathBuf {
+    let save = Save::begin(root, Tag::of_step(step), layout.clone()).unwrap();
+    let records = (0..layout.world_size())
+        .map(|rank| write_rank(save.ticket(), layout, rank, step))
+        .collect();
+    save.commit(records, run).unwrap()
+}
+
+/// Saves a small checkpoint.
+pub(crate) fn save(root: &Path, step: u64, world_size: usize) -> PathBuf {
+    save_layout(root, step, &layout(world_size), run(step))
+}

@@ -1,0 +1,102 @@
+//! Brings a file to the disk while it is still being written.
+//!
+//! A system keeps what is written in memory until it is asked to flush it or has too much; asked at
+//! the end alone, the disk would idle during all of the writing. Main type: [`Flusher`].
+
+use std::fs::File;
+use std::io;
+use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::thread::{self, JoinHandle};
+
+/// Bytes after which flushing begins anew.
+const INTERVAL: u64 = 16 << 20;
+
+/// Flushes a file from a thread of its own.
+#[derive(Debug)]
+pub(crate) struct Flusher {
+    /// Taken to end the thread.
+    wake: Option<SyncSender<()>>,
+    thread: Option<JoinHandle<io::Result<()>>>,
+    /// Bytes written since the thread was last woken.
+    pending: u64,
+}
+
+impl Flusher {
+    /// Starts the thread, unless the file will be so short that there is nothing to gain.
+    pub(crate) fn start(file: &File, length: u64) -> io::Result<Self> {
+        if length <= INTERVAL {
+            return Ok(Self { wake: None, thread: None, pending: 0 });
+        }
+        let file = file.try_clone()?;
+        let (wake, woken) = mpsc::sync_channel(1);
+        let thread = thread::Builder::new()
+            .name("checkpoint flush".into())
+            .spawn(move || flush_when_woken(&file, &woken))?;
+        Ok(Self { wake: Some(wake), thread: Some(thread), pending: 0 })
+    }
+
+    /// Takes note that this many bytes were written.
+    pub(crate) fn wrote(&mut self, bytes: usize) {
+        self.pending += bytes as u64;
+        if let Some(wake) = self.wake.as_ref().filter(|_| self.pending >= INTERVAL) {
+            // A thread that is still busy flushes these bytes the next time.
+            if wake.try_send(()).is_ok() {
+                self.pending = 0;
+            }
+        }
+    }
+
+    /// Waits until the thread is done. An error of the disk is told to whoever flushes first, so
+    /// what the thread saw counts.
+    pub(crate) fn finish(&mut self) -> io::Result<()> {
+        drop(self.wake.take());
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Ok(outcome)) => outcome,
+            Some(Err(_)) => Err(io::Error::other("the thread that flushes panicked")),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Flusher {
+    fn drop(&mut self) {
+        // Nobody wants the file any more.
+        _ = self.finish();
+    }
+}
+
+fn flush_when_woken(file: &File, woken: &Receiver<()>) -> io::Result<()> {
+    woken.iter().try_for_each(|()| file.sync_data())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn long_files_are_flushed_on_the_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut file = File::create(folder.path().join("file")).unwrap();
+        let mut flusher = Flusher::start(&file, 2 * INTERVAL).unwrap();
+        for _ in 0..4 {
+            file.write_all(&[1; 1000]).unwrap();
+            flusher.wrote(INTERVAL as usize);
+        }
+        flusher.finish().unwrap();
+        flusher.finish().unwrap();
+        let short = Flusher::start(&file, INTERVAL).unwrap();
+        assert!(short.thread.is_none());
+    }
+
+    /// What cannot be flushed is told at the end: here a pipe.
+    #[test]
+    #[cfg(unix)]
+    fn a_failure_is_told() {
+        let (_reader, writer) = io::pipe().unwrap();
+        let file = File::from(std::os::fd::OwnedFd::from(writer));
+        let mut flusher = Flusher::start(&file, 2 * INTERVAL).unwrap();
+        flusher.wrote(INTERVAL as usize);
+        assert!(flusher.finish().is_err());
+    }
+}

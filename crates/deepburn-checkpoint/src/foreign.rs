@@ -1,0 +1,63 @@
+//! What somebody else's folder looks like, so that who gives it by mistake is told what to do.
+
+use std::path::Path;
+
+use crate::{CheckpointError, store};
+
+/// Whose folder this is, as an error; `None` where it looks like nobody's.
+pub(crate) fn explain(folder: &Path) -> Option<CheckpointError> {
+    let names = store::names(folder).ok()?;
+    let found = looks_like(&names)?;
+    Some(CheckpointError::Foreign { path: folder.to_owned(), found: found.to_owned() })
+}
+
+fn looks_like(names: &[String]) -> Option<&'static str> {
+    let any = |test: fn(&str) -> bool| names.iter().any(|name| test(name));
+    if any(|name| name.ends_with("_model_states.pt") || name.ends_with("_optim_states.pt"))
+        || any(|name| name.starts_with("global_step"))
+    {
+        Some(
+            "one of DeepSpeed; make weights of it with its zero_to_fp32.py, and start from them as \
+             a pretrained model",
+        )
+    } else if any(|name| name.ends_with(".distcp")) {
+        Some(
+            "one of PyTorch's distributed checkpoints; make weights of it with torch.distributed.\
+             checkpoint.format_utils, and start from them as a pretrained model",
+        )
+    } else if any(|name| name.starts_with("pytorch_model") || name.starts_with("model-0"))
+        || any(|name| name == "model.safetensors" || name == "config.json")
+    {
+        Some("weights in Hugging Face's layout; start from them as a pretrained model instead")
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_are_told_apart() {
+        let cases = [
+            (&["mp_rank_00_model_states.pt"][..], "DeepSpeed"),
+            (&["bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"], "DeepSpeed"),
+            (&["global_step10", "latest", "zero_to_fp32.py"], "DeepSpeed"),
+            (&["__0_0.distcp", ".metadata"], "PyTorch"),
+            (&["config.json", "model.safetensors"], "Hugging Face"),
+            (&["model-00001-of-00002.safetensors"], "Hugging Face"),
+            (&["pytorch_model.bin"], "Hugging Face"),
+        ];
+        for (files, whose) in cases {
+            let folder = tempfile::tempdir().unwrap();
+            for file in files {
+                std::fs::write(folder.path().join(file), "").unwrap();
+            }
+            let error = explain(folder.path()).unwrap().to_string();
+            assert!(error.contains(whose), "{error}");
+        }
+        assert!(explain(tempfile::tempdir().unwrap().path()).is_none());
+        assert!(explain(Path::new("/nowhere")).is_none());
+    }
+}

@@ -1,0 +1,169 @@
+//! What is inside a checkpoint, for people to read.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write};
+
+use crate::manifest::Manifest;
+use crate::save::rank_file_name;
+use crate::{Atom, Checkpoint, Slot};
+
+/// Longest path that the list of parameters is aligned for.
+const WIDEST: usize = 60;
+
+impl Checkpoint {
+    /// Verifies the checkpoint and says what is inside: run, sizes by kind, files, parameters.
+    pub fn describe(&self) -> String {
+        let mut text = String::new();
+        // Writing to a string cannot fail.
+        _ = self.describe_to(&mut text);
+        text
+    }
+
+    fn describe_to(&self, text: &mut String) -> fmt::Result {
+        let Manifest { writer, tag, run, layout, ranks, saved_at, .. } = self.manifest();
+        let state = match self.verify() {
+            Ok(()) => "intact, every byte verified".to_owned(),
+            Err(error) => format!("NOT INTACT: {error}"),
+        };
+        writeln!(text, "checkpoint  {tag} ({})", self.path().display())?;
+        writeln!(text, "state       {state}")?;
+        writeln!(text, "job         {}", run.job)?;
+        writeln!(text, "step        {}", run.step)?;
+        writeln!(text, "stage       {}, {} ranks, {} ops", run.stage, ranks.len(), run.working)?;
+        if let Some(metric) = run.metric {
+            writeln!(text, "metric      {metric}")?;
+        }
+        writeln!(text, "written     {} by {writer}", date(*saved_at))?;
+        self.describe_sizes(text)?;
+
+        writeln!(text, "\nfiles")?;
+        for (rank, entry) in ranks.iter().enumerate() {
+            let name = rank_file_name(rank);
+            writeln!(text, "  {name}  {:>12}  blake3 {}", size(entry.length), entry.checksum)?;
+        }
+        writeln!(text, "\nparameters")?;
+        let paths = layout.atoms().iter().map(|atom| atom.path.len());
+        let width = paths.max().unwrap_or(0).min(WIDEST);
+        layout.atoms().iter().try_for_each(|atom| describe_atom(atom, width, text))
+    }
+
+    /// Bytes of all slots of a kind.
+    fn describe_sizes(&self, text: &mut String) -> fmt::Result {
+        let layout = self.layout();
+        let mut sizes = BTreeMap::<&Slot, u64>::new();
+        let (mut all, mut trainable) = (0, 0);
+        for (index, atom) in layout.atoms().iter().enumerate() {
+            let numel = layout.numel(index) as u64;
+            all += numel;
+            trainable += if atom.trainable { numel } else { 0 };
+            for stored in &atom.slots {
+                *sizes.entry(&stored.slot).or_default() += numel * stored.element.size() as u64;
+            }
+        }
+        let count = layout.atoms().len();
+        writeln!(text, "\nelements    {all} in {count} parameters, {trainable} trainable")?;
+        for (slot, bytes) in &sizes {
+            writeln!(text, "  {slot:<12} {:>12}", size(*bytes))?;
+        }
+        writeln!(text, "  {:<12} {:>12}", "in all", size(sizes.values().sum()))
+    }
+}
+
+fn describe_atom(atom: &Atom, width: usize, text: &mut String) -> fmt::Result {
+    let slots: Vec<_> =
+        atom.slots.iter().map(|stored| format!("{} {}", stored.slot, stored.element)).collect();
+    let frozen = if atom.trainable { "" } else { ", frozen" };
+    let tied = match &atom.aliases[..] {
+        [] => String::new(),
+        aliases => format!(", tied to {}", aliases.join(", ")),
+    };
+    let shape = format!("{:?}", atom.shape);
+    writeln!(text, "  {:<width$}  {shape:<14}  {}{frozen}{tied}", atom.path, slots.join(", "))
+}
+
+/// Bytes in the largest unit of which there is a whole one.
+fn size(bytes: u64) -> String {
+    let units = [(1_000_000_000, "GB"), (1_000_000, "MB"), (1_000, "kB")];
+    match units.iter().find(|(unit, _)| bytes >= *unit) {
+        Some((unit, name)) => format!("{:.2} {name}", bytes as f64 / *unit as f64),
+        None => format!("{bytes} B"),
+    }
+}
+
+/// Seconds since 1970 as a date and time. The calendar repeats every 400 years; a year that begins
+/// in March has its leap day at the end.
+fn date(seconds: u64) -> String {
+    let (days, time) = (seconds / 86_400, seconds % 86_400);
+    // Since the first of March of the year 0.
+    let days = days + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let (year, month) = match month {
+        0..10 => (400 * era + year, month + 3),
+        _ => (400 * era + year + 1, month - 9),
+    };
+    let (hours, minutes, seconds) = (time / 3_600, time / 60 % 60, time % 60);
+    format!("{year}-{month:02}-{day:02} {hours:02}:{minutes:02}:{seconds:02} UTC")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::{TempRoot, layout, run, save_layout};
+    use crate::{Run, Tag};
+
+    #[test]
+    fn everything_is_named() {
+        let root = TempRoot::new();
+        let folder = save_layout(&root, 10, &layout(2), Run { metric: Some(0.25), ..run(10) });
+        let checkpoint = Checkpoint::open(&root, None).unwrap();
+        assert_eq!(checkpoint.tag(), &Tag::of_step(10));
+        let text = checkpoint.describe();
+        for expected in [
+            "checkpoint  step-00000010",
+            "state       intact",
+            "job         test job",
+            "stage       2, 2 ranks, BF16 ops",
+            "metric      0.25",
+            "elements    16 in 3 parameters, 15 trainable",
+            "weights              62 B",
+            "gradient             54 B",
+            "exp_avg              60 B",
+            "in all              176 B",
+            "rank-00001.safetensors",
+            "a       [3, 4]          weights F32, exp_avg F32, gradient F32, tied to head",
+            "frozen  [1]             weights BF16, frozen",
+        ] {
+            assert!(text.contains(expected), "{expected:?} is not in\n{text}");
+        }
+        std::fs::write(folder.join("rank-00001.safetensors"), "").unwrap();
+        let text = Checkpoint::open(&root, None).unwrap().describe();
+        assert!(text.contains("NOT INTACT") && text.contains("rank-00001.safetensors: damaged"));
+    }
+
+    /// From `date --utc --date=@SECONDS`.
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (seconds, expected) in [
+            (0, "1970-01-01 00:00:00 UTC"),
+            (951_782_399, "2000-02-28 23:59:59 UTC"),
+            (951_782_400, "2000-02-29 00:00:00 UTC"),
+            (1_709_251_200, "2024-03-01 00:00:00 UTC"),
+            (1_795_265_707, "2026-11-21 12:55:07 UTC"),
+            (4_107_542_400, "2100-03-01 00:00:00 UTC"),
+            (1_798_761_599, "2026-12-31 23:59:59 UTC"),
+        ] {
+            assert_eq!(date(seconds), expected);
+        }
+        date(u64::MAX);
+    }
+
+    #[test]
+    fn sizes_are_in_units_of_a_thousand() {
+        let found = [0, 999, 1000, 1_234_567, 1_500_000_000].map(size);
+        assert_eq!(found, ["0 B", "999 B", "1.00 kB", "1.23 MB", "1.50 GB"]);
+    }
+}

@@ -1,0 +1,321 @@
+//! Which tensors a checkpoint has, and which part of each lies in which rank's file.
+//!
+//! Main type: [`Layout`]. Every parameter is flattened and cut into `world_size` chunks of
+//! `ceil(numel / world_size)` elements, the cut that sharded training uses; the padding of the last
+//! chunks is not stored. Rank r's file holds chunk r of every slot, whatever the stage, so a
+//! checkpoint looks the same at each of them. Everything about a file but its values follows from
+//! the layout: its header, the place of each tensor and its length. So nothing that a file says of
+//! itself is trusted when it is read; it is compared. Layouts that no memory holds are refused.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use crate::identity::Identity;
+use crate::{Atom, CheckpointError};
+
+/// The most ranks a checkpoint may be written by: more is a mistake.
+const MAX_WORLD_SIZE: usize = 1 << 20;
+
+/// The atoms of a checkpoint and the number of ranks that write it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Written")]
+pub struct Layout {
+    world_size: usize,
+    atoms: Vec<Atom>,
+    /// Index of the atom at every path, aliases included.
+    #[serde(skip_serializing)]
+    by_path: HashMap<String, usize>,
+}
+
+/// A layout as it is written, not checked yet.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    world_size: usize,
+    atoms: Vec<Atom>,
+}
+
+impl TryFrom<Written> for Layout {
+    type Error = CheckpointError;
+
+    fn try_from(Written { world_size, atoms }: Written) -> Result<Self, CheckpointError> {
+        Self::new(atoms, world_size)
+    }
+}
+
+/// One tensor of a rank's file: a part of a slot of a parameter.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// Index of the atom.
+    pub atom: usize,
+    /// Index of the slot in the atom.
+    pub slot: usize,
+    /// Elements of the flat parameter.
+    pub range: Range<usize>,
+    /// Where it begins, in bytes after the header.
+    pub(crate) offset: u64,
+}
+
+impl Layout {
+    /// Lays out `atoms` for `world_size` ranks.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Layout`] for no ranks, a path or slot that occurs twice, a path that is
+    /// empty or has a colon or a control character, and sizes that overflow.
+    pub fn new(atoms: Vec<Atom>, world_size: usize) -> Result<Self, CheckpointError> {
+        let refuse = |reason| Err(CheckpointError::Layout { reason });
+        if !(1..=MAX_WORLD_SIZE).contains(&world_size) {
+            return refuse(format!("{world_size} ranks are not 1 to {MAX_WORLD_SIZE}"));
+        }
+        let (mut by_path, mut bytes) = (HashMap::new(), 0_u64);
+        for (index, atom) in atoms.iter().enumerate() {
+            for path in [&atom.path].into_iter().chain(&atom.aliases) {
+                if path.is_empty() || path.contains(|c: char| c == ':' || c.is_control()) {
+                    return refuse(format!(
+                        "{path:?} is no parameter's path: it is empty, or has a colon or a control \
+                         character"
+                    ));
+                }
+                if by_path.insert(path.clone(), index).is_some() {
+                    return refuse(format!("two parameters have the path {path}"));
+                }
+            }
+            let mut slots = HashSet::new();
+            if let Some(twice) = atom.slots.iter().find(|stored| !slots.insert(&stored.slot)) {
+                return refuse(format!("parameter {} has slot {} twice", atom.path, twice.slot));
+            }
+            // Half of what a u64 holds: headers need room too.
+            let total = stored_bytes(atom).and_then(|stored| bytes.checked_add(stored));
+            bytes = match total.filter(|&total| total <= u64::MAX >> 1) {
+                Some(total) => total,
+                None => {
+                    return refuse(format!(
+                        "parameter {} of shape {:?} is larger than any memory",
+                        atom.path, atom.shape
+                    ));
+                }
+            };
+        }
+        Ok(Self { world_size, atoms, by_path })
+    }
+
+    /// Number of ranks that write.
+    pub fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    /// The parameters, in the order of the module.
+    pub fn atoms(&self) -> &[Atom] {
+        &self.atoms
+    }
+
+    /// Index of the atom at `path`, which may be an alias.
+    pub fn find(&self, path: &str) -> Option<usize> {
+        self.by_path.get(path).copied()
+    }
+
+    /// Elements of the atom at this index.
+    pub fn numel(&self, atom: usize) -> usize {
+        // A layout has no atom whose count overflows.
+        self.atoms[atom].checked_numel().unwrap_or(usize::MAX)
+    }
+
+    /// Elements in each rank's chunk of an atom, the last ones' padding included; at least 1.
+    pub(crate) fn chunk_len(&self, atom: usize) -> usize {
+        self.numel(atom).div_ceil(self.world_size).max(1)
+    }
+
+    /// The flat elements of an atom that lie in the file of `rank`; empty where that rank has
+    /// nothing but padding.
+    pub fn owned(&self, atom: usize, rank: usize) -> Range<usize> {
+        let (numel, chunk) = (self.numel(atom), self.chunk_len(atom));
+        let start = rank.saturating_mul(chunk).min(numel);
+        start..start.saturating_add(chunk).min(numel)
+    }
+
+    /// The tensors of the file of `rank`, in the order in which they are written: wide types first,
+    /// so that each is aligned to its size. Empty ones are left out.
+    pub fn pieces(&self, rank: usize) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        for (atom, Atom { slots, .. }) in self.atoms.iter().enumerate() {
+            let range = self.owned(atom, rank);
+            if !range.is_empty() {
+                let piece = |slot| Piece { atom, slot, range: range.clone(), offset: 0 };
+                pieces.extend((0..slots.len()).map(piece));
+            }
+        }
+        pieces.sort_by_key(|piece| std::cmp::Reverse(self.element_size(piece)));
+        let mut end = 0;
+        for piece in &mut pieces {
+            piece.offset = end;
+            end += self.piece_len(piece);
+        }
+        pieces
+    }
+
+    /// Bytes of the file of `rank`.
+    pub(crate) fn file_len(&self, rank: usize, identity: &Identity) -> u64 {
+        let pieces = self.pieces(rank);
+        let data = pieces.last().map_or(0, |last| last.offset + self.piece_len(last));
+        self.header(rank, &pieces, identity).len() as u64 + data
+    }
+
+    /// Name of a tensor in a file.
+    pub(crate) fn name(&self, piece: &Piece) -> String {
+        let atom = &self.atoms[piece.atom];
+        format!("{}:{}", atom.path, atom.slots[piece.slot].slot)
+    }
+
+    /// Bytes of a tensor.
+    pub(crate) fn piece_len(&self, piece: &Piece) -> u64 {
+        piece.range.len() as u64 * self.element_size(piece) as u64
+    }
+
+    fn element_size(&self, piece: &Piece) -> usize {
+        self.atoms[piece.atom].slots[piece.slot].element.size()
+    }
+
+    /// What the file of `rank` begins with: a safetensors header, its length in front.
+    pub(crate) fn header(&self, rank: usize, pieces: &[Piece], identity: &Identity) -> Vec<u8> {
+        let mut fields = Map::new();
+        fields.insert("__metadata__".into(), json!(identity.of_file(rank, self.world_size)));
+        for piece in pieces {
+            let start = piece.offset;
+            let info = json!({
+                "dtype": self.atoms[piece.atom].slots[piece.slot].element,
+                "shape": [piece.range.len()],
+                "data_offsets": [start, start + self.piece_len(piece)],
+            });
+            fields.insert(self.name(piece), info);
+        }
+        with_length(Value::Object(fields).to_string())
+    }
+
+    /// A hash of all of it, by which ranks find out that they mean the same.
+    pub(crate) fn digest(&self) -> String {
+        let text = serde_json::to_vec(self).expect("names and numbers always are JSON");
+        blake3::hash(&text).to_hex().to_string()
+    }
+}
+
+/// Bytes of all slots of an atom; `None` where that is more than memory has addresses. An atom
+/// without slots counts too, so that elements can be added up as well as bytes.
+fn stored_bytes(atom: &Atom) -> Option<u64> {
+    let size = atom.slots.iter().map(|stored| stored.element.size()).sum::<usize>().max(1);
+    u64::try_from(atom.checked_numel()?.checked_mul(size)?).ok()
+}
+
+/// What a safetensors file begins with: the length of its header, and the header.
+pub(crate) fn with_length(header: String) -> Vec<u8> {
+    let mut text = header.into_bytes();
+    // Tensors begin at a multiple of 8, as safetensors aligns them.
+    text.resize(text.len().next_multiple_of(8), b' ');
+    [&(text.len() as u64).to_le_bytes()[..], &text].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::atom;
+    use crate::{ElementType, Slot, StoredSlot};
+    use proptest::prelude::*;
+
+    fn refusal(atoms: Vec<Atom>, world_size: usize) -> String {
+        Layout::new(atoms, world_size).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn impossible_layouts_are_refused() {
+        assert!(refusal(vec![], 0).contains("0 ranks"));
+        assert!(refusal(vec![], usize::MAX).contains("ranks are not"));
+        let (a, b) = (atom("a", &[2]), atom("b", &[2]));
+        assert!(refusal(vec![a.clone(), a.clone()], 1).contains("two parameters have the path a"));
+        let alias = Atom { aliases: vec!["a".into()], ..b.clone() };
+        assert!(refusal(vec![a.clone(), alias], 1).contains("two parameters have the path a"));
+        for path in ["", "a:b", "a\nb"] {
+            assert!(refusal(vec![atom(path, &[2])], 1).contains("no parameter's path"), "{path:?}");
+        }
+        let twice = Atom { slots: [b.slots.clone(), b.slots].concat(), ..a };
+        assert!(refusal(vec![twice], 1).contains("slot weights twice"));
+        for shape in [&[usize::MAX, 2][..], &[usize::MAX], &[usize::MAX / 8]] {
+            assert!(refusal(vec![atom("huge", shape)], 1).contains("larger than any memory"));
+        }
+        let huge = atom("huge", &[1 << 59]);
+        let other = Atom { path: "other".into(), ..huge.clone() };
+        assert!(Layout::new(vec![huge.clone()], 1).is_ok());
+        assert!(refusal(vec![huge, other], 1).contains("parameter other of shape"));
+    }
+
+    #[test]
+    fn what_is_read_is_checked_like_what_is_made() {
+        let layout = Layout::new(vec![atom("a", &[2, 3])], 2).unwrap();
+        let text = serde_json::to_string(&layout).unwrap();
+        assert_eq!(serde_json::from_str::<Layout>(&text).unwrap(), layout);
+        assert!(serde_json::from_str::<Layout>(&text.replace("[2,3]", "[-1]")).is_err());
+        let error =
+            serde_json::from_str::<Layout>(&text.replace("\"world_size\":2", "\"world_size\":0"));
+        assert!(error.unwrap_err().to_string().contains("0 ranks"));
+        assert_ne!(layout.digest(), Layout::new(vec![atom("a", &[3, 2])], 2).unwrap().digest());
+    }
+
+    #[test]
+    fn wide_types_come_first_and_empty_tensors_nowhere() {
+        let half = StoredSlot { slot: Slot::Gradient, element: ElementType::Bf16 };
+        let odd = |path| {
+            let atom = atom(path, &[3]);
+            Atom { slots: [vec![half.clone()], atom.slots.clone()].concat(), ..atom }
+        };
+        let layout = Layout::new(vec![odd("a"), odd("b"), atom("none", &[0])], 2).unwrap();
+        let names = |rank| -> Vec<_> {
+            layout.pieces(rank).iter().map(|piece| layout.name(piece)).collect()
+        };
+        assert_eq!(
+            names(0),
+            ["a:weights", "a:exp_avg", "b:weights", "b:exp_avg", "a:gradient", "b:gradient",]
+        );
+        assert_eq!(layout.pieces(1)[1].offset, 4);
+        assert_eq!(layout.owned(2, 0), 0..0);
+        let four = Layout::new(vec![atom("a", &[3])], 5).unwrap();
+        assert_eq!(four.pieces(4), []);
+        let found: Vec<_> = (0..5).map(|rank| four.owned(0, rank)).collect();
+        assert_eq!(found, [0..1, 1..2, 2..3, 3..3, 3..3]);
+    }
+
+    proptest! {
+        #[test]
+        fn headers_are_sound_safetensors(
+            sizes in prop::collection::vec(0_usize..50, 0..6), world_size in 1_usize..6,
+        ) {
+            let atoms = sizes.iter().enumerate().map(|(i, &n)| atom(&format!("p{i}\"."), &[n]));
+            let layout = Layout::new(atoms.collect(), world_size).unwrap();
+            let identity = Identity::new("x".parse().unwrap());
+            for rank in 0..world_size {
+                let pieces = layout.pieces(rank);
+                let mut file = layout.header(rank, &pieces, &identity);
+                file.resize(layout.file_len(rank, &identity) as usize, 0);
+                let tensors = safetensors::SafeTensors::deserialize(&file).unwrap();
+                prop_assert_eq!(tensors.len(), pieces.len());
+                for piece in &pieces {
+                    let tensor = tensors.tensor(&layout.name(piece)).unwrap();
+                    prop_assert_eq!(tensor.shape(), &[piece.range.len()]);
+                }
+            }
+        }
+
+        #[test]
+        fn chunks_tile_the_parameter(numel in 0_usize..10_000, world_size in 1_usize..70) {
+            let layout = Layout::new(vec![atom("a", &[numel])], world_size).unwrap();
+            let mut next = 0;
+            for rank in 0..world_size {
+                let owned = layout.owned(0, rank);
+                prop_assert_eq!(owned.start, next);
+                prop_assert!(owned.len() <= numel.div_ceil(world_size));
+                next = owned.end;
+            }
+            prop_assert_eq!(next, numel);
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! `manifest.json`: what a checkpoint consists of, and the proof of every byte of it.
+//!
+//! Main type: [`Manifest`]. The manifest has the BLAKE3 hash of every rank's file, and as its last
+//! field the hash of all its own bytes before that field. So a byte that differs anywhere shows, and
+//! the manifest still is plain JSON. Files whose hash is right but which are of another format or
+//! version are told apart from damaged ones.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::identity::{FORMAT, Identity, VERSION};
+use crate::{CheckpointError, ElementType, Layout, Tag};
+
+/// The file's name.
+pub(crate) const MANIFEST: &str = "manifest.json";
+/// The most bytes a manifest has: one of thousands of ranks and parameters has a few millions.
+const MAX_LEN: u64 = 1 << 28;
+/// What stands between everything and the hash of it, and after the hash.
+const BEFORE_CHECKSUM: &str = ",\n  \"checksum\": \"";
+const AFTER_CHECKSUM: &str = "\"\n}\n";
+/// Hexadecimal digits of a hash.
+const DIGITS: usize = 2 * blake3::OUT_LEN;
+
+/// What all ranks agree on when a checkpoint is saved.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Run {
+    /// Optimizer steps taken, skipped ones included.
+    pub step: u64,
+    /// ZeRO stage of the run, 0 to 3. Files are the same at every stage.
+    pub stage: u8,
+    /// The type that ops computed with.
+    pub working: ElementType,
+    /// What the run is called.
+    pub job: String,
+    /// What [`Retention`](crate::Retention) judges by, such as the evaluation loss: less is better.
+    /// One that is not finite is stored as `None`.
+    pub metric: Option<f64>,
+    /// Everything else that the trainer needs to go on, not looked into here: counters, loss scale,
+    /// schedule, versions. Integers and floating-point numbers come back exactly.
+    pub state: Value,
+}
+
+/// What a rank hands in when its file is written; see [`Save::commit`](crate::Save::commit).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RankRecord {
+    pub(crate) rank: usize,
+    /// The save that the file belongs to.
+    pub(crate) id: String,
+    /// Hash of the layout that this rank wrote by.
+    pub(crate) layout: String,
+    pub(crate) file: RankEntry,
+}
+
+/// A rank in the manifest.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RankEntry {
+    /// Bytes of its file.
+    pub(crate) length: u64,
+    /// BLAKE3 hash of its file, in hexadecimal digits.
+    pub(crate) checksum: String,
+    /// What this rank alone knows: its random stream, its place in the data.
+    pub(crate) state: Value,
+}
+
+/// Everything about a checkpoint but the values of its tensors.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Manifest {
+    pub(crate) format: String,
+    pub(crate) version: u64,
+    /// Name and version of the program.
+    pub(crate) writer: String,
+    pub(crate) tag: Tag,
+    pub(crate) id: String,
+    /// Id of the checkpoint that was the latest when this one was begun.
+    pub(crate) follows: Option<String>,
+    /// Seconds since 1970.
+    pub(crate) saved_at: u64,
+    pub(crate) run: Run,
+    pub(crate) layout: Layout,
+    pub(crate) ranks: Vec<RankEntry>,
+}
+
+impl Manifest {
+    /// The save that the checkpoint's files belong to.
+    pub(crate) fn identity(&self) -> Identity {
+        Identity { tag: self.tag.clone(), id: self.id.clone() }
+    }
+
+    /// The file's text and its checksum.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Records`] where the states that were handed in would not come back as they
+    /// are: nested too deeply, or too large.
+    pub(crate) fn to_text(&self, path: &Path) -> Result<(String, String), CheckpointError> {
+        let refuse = |reason: String| CheckpointError::Records { reason };
+        let json = serde_json::to_string_pretty(self)
+            .map_err(|error| refuse(format!("the states are no JSON: {error}")))?;
+        let Some(fields) = json.strip_suffix("\n}") else {
+            unreachable!("a pretty object ends with its brace on a line of its own")
+        };
+        let checksum = blake3::hash(fields.as_bytes()).to_hex().to_string();
+        let text = [fields, BEFORE_CHECKSUM, &checksum, AFTER_CHECKSUM].concat();
+        if text.len() as u64 > MAX_LEN {
+            return Err(refuse(format!(
+                "the manifest would have {} bytes and {MAX_LEN} is the most; keep less in states",
+                text.len()
+            )));
+        }
+        match Self::parse(path, &text) {
+            Ok((back, _)) if back == *self => Ok((text, checksum)),
+            Ok(_) => Err(refuse("a state is not the same after it is written and read".into())),
+            Err(error) => Err(refuse(format!("the states could not be read again: {error}"))),
+        }
+    }
+
+    /// Reads and checks the manifest of the checkpoint in `folder`. Returns its checksum too.
+    pub(crate) fn read(folder: &Path) -> Result<(Self, String), CheckpointError> {
+        let path = folder.join(MANIFEST);
+        let io = |source| CheckpointError::io("read", &path)(source);
+        // Asked before it is opened: opening a pipe waits for its writer.
+        let metadata = fs::metadata(&path).map_err(io)?;
+        if !metadata.is_file() || metadata.len() > MAX_LEN {
+            let reason = format!("it is no file of at most {MAX_LEN} bytes");
+            return Err(CheckpointError::damaged(&path, reason));
+        }
+        let mut bytes = Vec::new();
+        // It may have grown since.
+        File::open(&path)
+            .and_then(|file| file.take(MAX_LEN).read_to_end(&mut bytes))
+            .map_err(io)?;
+        let text = String::from_utf8(bytes)
+            .map_err(|_| CheckpointError::damaged(&path, "it is no UTF-8 text"))?;
+        Self::parse(&path, &text)
+    }
+
+    fn parse(path: &Path, text: &str) -> Result<(Self, String), CheckpointError> {
+        let Some((fields, checksum)) = split(text) else {
+            return Err(without_checksum(path, text));
+        };
+        if blake3::hash(fields.as_bytes()).to_hex().as_str() != checksum {
+            return Err(CheckpointError::damaged(path, "its checksum is not that of its contents"));
+        }
+        check_version(path, text)?;
+        let sound = |fields: &str| -> serde_json::Result<Self> {
+            serde_json::from_str(&format!("{fields}\n}}"))
+        };
+        // The checksum is right, so it was written like this.
+        let manifest = sound(fields).map_err(|error| {
+            CheckpointError::damaged(path, format!("it was written wrong: {error}"))
+        })?;
+        if manifest.ranks.len() != manifest.layout.world_size() {
+            let reason = format!(
+                "it was written wrong: {} files for {} ranks",
+                manifest.ranks.len(),
+                manifest.layout.world_size()
+            );
+            return Err(CheckpointError::damaged(path, reason));
+        }
+        Ok((manifest, checksum.to_owned()))
+    }
+}
+
+/// A manifest's fields without the closing brace, and the checksum that follows them.
+fn split(text: &str) -> Option<(&str, &str)> {
+    let text = text.strip_suffix(AFTER_CHECKSUM)?;
+    let (before, checksum) = text.split_at_checked(text.len().checked_sub(DIGITS)?)?;
+    Some((before.strip_suffix(BEFORE_CHECKSUM)?, checksum))
+}
+
+/// What a text is that does not end like a manifest.
+fn without_checksum(path: &Path, text: &str) -> CheckpointError {
+    match check_version(path, text) {
+        Err(error @ CheckpointError::Version { .. }) => error,
+        Err(error) if !text.contains(FORMAT) => error,
+        _ => CheckpointError::damaged(path, "it does not end with its checksum; is it truncated?"),
+    }
+}
+
+/// Refuses other formats and other versions of this one.
+fn check_version(path: &Path, text: &str) -> Result<(), CheckpointError> {
+    #[derive(Deserialize)]
+    struct Kind {
+        format: String,
+        version: u64,
+    }
+    match serde_json::from_str(text) {
+        Ok(Kind { format, version }) if format == FORMAT => {
+            if version != VERSION {
+                let (path, supported) = (path.to_owned(), VERSION);
+                return Err(CheckpointError::Version { path, found: version, supported });
+            }
+            Ok(())
+        }
+        _ => {
+            let found = format!(
+                "a file without `\"format\": \"{FORMAT}\"`; give the folder of a \
+                                 checkpoint that DeepBurn wrote"
+            );
+            Err(CheckpointError::Foreign { path: path.to_owned(), found })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::{atom, run};
+    use serde_json::json;
+
+    fn manifest(state: Value) -> Manifest {
+        let entry = RankEntry { length: 5, checksum: "0".repeat(DIGITS), state };
+        Manifest {
+            format: FORMAT.into(),
+            version: VERSION,
+            writer: "test 0.1".into(),
+            tag: Tag::of_step(3),
+            id: "0123456789abcdef".into(),
+            follows: None,
+            saved_at: 1_700_000_000,
+            run: run(3),
+            layout: Layout::new(vec![atom("a", &[2])], 1).unwrap(),
+            ranks: vec![entry],
+        }
+    }
+
+    fn parse(text: &str) -> Result<Manifest, CheckpointError> {
+        Manifest::parse(Path::new("manifest.json"), text).map(|(manifest, _)| manifest)
+    }
+
+    fn text(manifest: &Manifest) -> String {
+        manifest.to_text(Path::new("manifest.json")).unwrap().0
+    }
+
+    #[test]
+    fn numbers_come_back_with_every_bit() {
+        let floats = [0.1, f64::MIN_POSITIVE, 5e-324, f64::MAX, 1.0 / 3.0, 123_456_789.123_456_78];
+        let state = json!({ "u": u64::MAX, "i": i64::MIN, "f": floats, "text": "\u{1f525}\n\"" });
+        let back = parse(&text(&manifest(state))).unwrap().ranks[0].state.clone();
+        assert_eq!((back["u"].as_u64(), back["i"].as_i64()), (Some(u64::MAX), Some(i64::MIN)));
+        for (float, found) in floats.iter().zip(back["f"].as_array().unwrap()) {
+            assert_eq!(found.as_f64().unwrap().to_bits(), float.to_bits());
+        }
+    }
+
+    #[test]
+    fn it_is_plain_json() {
+        let value: Value = serde_json::from_str(&text(&manifest(json!(null)))).unwrap();
+        assert_eq!(value["format"], FORMAT);
+        assert_eq!(value["checksum"].as_str().unwrap().len(), DIGITS);
+    }
+
+    #[test]
+    fn states_that_would_not_come_back_are_refused() {
+        let deep = (0..200).fold(json!(1), |inner, _| json!([inner]));
+        let error = manifest(deep).to_text(Path::new("m")).unwrap_err().to_string();
+        assert!(error.contains("could not be read again"), "{error}");
+    }
+
+    #[test]
+    fn every_flipped_bit_and_every_truncation_is_refused() {
+        let original = text(&manifest(json!({ "seed": 1 }))).into_bytes();
+        for at in 0..original.len() {
+            for bit in 0..8 {
+                let mut bytes = original.clone();
+                bytes[at] ^= 1 << bit;
+                let Ok(text) = String::from_utf8(bytes) else { continue };
+                assert!(parse(&text).is_err(), "bit {bit} of byte {at}");
+            }
+            assert!(parse(std::str::from_utf8(&original[..at]).unwrap()).is_err(), "{at}");
+        }
+    }
+
+    #[test]
+    fn other_versions_and_formats_are_told_from_damage() {
+        let newer = Manifest { version: 2, ..manifest(json!(null)) };
+        let json = serde_json::to_string(&newer).unwrap();
+        let error = parse(&json).unwrap_err();
+        assert!(matches!(error, CheckpointError::Version { found: 2, supported: 1, .. }));
+        for text in ["", "[]", "{}", r#"{"format":"pt","version":1}"#, "\u{0}"] {
+            assert!(matches!(parse(text).unwrap_err(), CheckpointError::Foreign { .. }), "{text}");
+        }
+        let whole = text(&manifest(json!(null)));
+        let error = parse(&whole[..whole.len() / 2]).unwrap_err();
+        assert!(matches!(error, CheckpointError::Damaged { .. }), "{error}");
+    }
+
+    #[test]
+    fn as_many_files_as_ranks() {
+        let mut manifest = manifest(json!(null));
+        manifest.ranks.clear();
+        let error = manifest.to_text(Path::new("m")).unwrap_err().to_string();
+        assert!(error.contains("0 files for 1 ranks"), "{error}");
+    }
+}

@@ -1,0 +1,218 @@
+//! The file of one rank, verified and open for reading.
+//!
+//! Main type: [`RankFile`]. Nothing that the file says of itself is used: its length and its hash
+//! are in the manifest, its header follows from the layout and is compared, and so the places of
+//! tensors are known before it is opened. Values are read with calls that name their place, not
+//! through a memory map, which would end the process if the file became shorter.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use crate::identity::FORMAT;
+use crate::manifest::Manifest;
+use crate::save::rank_file_name;
+use crate::{CheckpointError, disk};
+
+/// Bytes hashed at a time.
+const CHUNK: usize = 1 << 20;
+/// What a file of this format begins with, after the length of its header.
+const METADATA: &str = "{\"__metadata__\":";
+/// Bytes in which a file's metadata ends.
+const METADATA_ROOM: u64 = 1 << 10;
+
+/// A file whose every byte is as it was written.
+#[derive(Debug)]
+pub(crate) struct RankFile {
+    path: PathBuf,
+    file: File,
+    /// Where in the file each tensor begins, by atom and slot.
+    starts: HashMap<(usize, usize), u64>,
+}
+
+impl RankFile {
+    /// Opens and verifies the file of `rank` in the checkpoint in `folder`.
+    pub(crate) fn open(
+        folder: &Path,
+        manifest: &Manifest,
+        rank: usize,
+    ) -> Result<Self, CheckpointError> {
+        let path = folder.join(rank_file_name(rank));
+        let (layout, identity) = (&manifest.layout, manifest.identity());
+        let pieces = layout.pieces(rank);
+        let header = layout.header(rank, &pieces, &identity);
+        let io = |source| match source {
+            source if io::Error::kind(&source) == io::ErrorKind::NotFound => {
+                CheckpointError::damaged(&path, "it is missing")
+            }
+            source => CheckpointError::io("read", &path)(source),
+        };
+        // Asked before it is opened: opening a pipe waits for its writer.
+        let metadata = fs::metadata(&path).map_err(io)?;
+        if !metadata.is_file() {
+            return Err(CheckpointError::damaged(&path, "it is no file"));
+        }
+        let file = File::open(&path).map_err(io)?;
+        let entry = &manifest.ranks[rank];
+        let expected = identity.of_file(rank, layout.world_size());
+        if metadata.len() != entry.length {
+            let reason = format!(
+                "it has {} bytes instead of {}; is it truncated?",
+                metadata.len(),
+                entry.length
+            );
+            return Err(mixed(&path, &file, &expected)
+                .unwrap_or_else(|| CheckpointError::damaged(&path, reason)));
+        }
+        if hash(&file).map_err(io)?.to_hex().as_str() != entry.checksum {
+            return Err(mixed(&path, &file, &expected).unwrap_or_else(|| {
+                CheckpointError::damaged(&path, "its checksum is not that of its contents")
+            }));
+        }
+        // The checksum is right, so it was written like this.
+        let mut found = vec![0; header.len()];
+        let same = entry.length == layout.file_len(rank, &identity)
+            && disk::read_exact_at(&file, &mut found, 0).map(|()| found == header).map_err(io)?;
+        if !same {
+            let reason = "it was written wrong: its header is not that of its manifest";
+            return Err(CheckpointError::damaged(&path, reason));
+        }
+        let data = header.len() as u64;
+        let starts = pieces.iter().map(|p| ((p.atom, p.slot), data + p.offset)).collect();
+        Ok(Self { path, file, starts })
+    }
+
+    /// Fills `bytes` with the values of a slot that begin at byte `offset` of its tensor.
+    pub(crate) fn read(
+        &self,
+        (atom, slot): (usize, usize),
+        offset: u64,
+        bytes: &mut [u8],
+    ) -> Result<(), CheckpointError> {
+        let Some(start) = self.starts.get(&(atom, slot)) else {
+            unreachable!("every rank that owns elements has a tensor for each slot")
+        };
+        disk::read_exact_at(&self.file, bytes, start + offset).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => {
+                CheckpointError::damaged(&self.path, "it was cut short while it was read")
+            }
+            _ => CheckpointError::io("read", &self.path)(error),
+        })
+    }
+}
+
+/// The hash of the whole file, read from its beginning.
+fn hash(mut file: &File) -> io::Result<blake3::Hash> {
+    let mut hasher = blake3::Hasher::new();
+    let mut buffer = vec![0; CHUNK];
+    loop {
+        match file.read(&mut buffer) {
+            Ok(0) => return Ok(hasher.finalize()),
+            Ok(read) => _ = hasher.update(&buffer[..read]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// The error for a file that says it belongs elsewhere; `None` where it says nothing like that.
+fn mixed(path: &Path, file: &File, expected: &Map<String, Value>) -> Option<CheckpointError> {
+    let range = metadata_range(file.metadata().ok()?.len())?;
+    let mut bytes = vec![0; usize::try_from(range.end - range.start).ok()?];
+    disk::read_exact_at(file, &mut bytes, range.start).ok()?;
+    let text = String::from_utf8_lossy(&bytes);
+    let object = text.strip_prefix(METADATA)?;
+    let found: Map<String, Value> = serde_json::from_str(&object[..object.find('}')? + 1]).ok()?;
+    if found.get("format").and_then(Value::as_str) != Some(FORMAT) || found == *expected {
+        return None;
+    }
+    let name = |name: &str| found.get(name).and_then(Value::as_str).unwrap_or("?");
+    let found = format!(
+        "rank {} of {} of {}, save {}",
+        name("rank"),
+        name("world_size"),
+        name("tag"),
+        name("id")
+    );
+    Some(CheckpointError::Mixed { path: path.to_owned(), found })
+}
+
+/// The bytes in which a file of `length` bytes has its metadata.
+fn metadata_range(length: u64) -> Option<Range<u64>> {
+    (length > 8).then(|| 8..length.min(METADATA_ROOM))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::{TempRoot, save};
+
+    fn open(folder: &Path, rank: usize) -> Result<RankFile, CheckpointError> {
+        RankFile::open(folder, &Manifest::read(folder).unwrap().0, rank)
+    }
+
+    #[test]
+    fn files_of_other_saves_are_called_so() {
+        let root = TempRoot::new();
+        let [first, second] = [1, 2].map(|step| save(&root, step, 2));
+        open(&first, 1).unwrap();
+        fs::copy(second.join(rank_file_name(1)), first.join(rank_file_name(1))).unwrap();
+        let error = open(&first, 1).unwrap_err();
+        assert!(matches!(error, CheckpointError::Mixed { .. }), "{error}");
+        assert!(error.to_string().contains("rank 1 of 2 of step-00000002"), "{error}");
+        // So are those of other ranks.
+        fs::copy(first.join(rank_file_name(0)), first.join(rank_file_name(1))).unwrap();
+        let error = open(&first, 1).unwrap_err().to_string();
+        assert!(error.contains("rank 0 of 2 of step-00000001"), "{error}");
+    }
+
+    #[test]
+    fn what_is_no_such_file_is_damaged() {
+        let root = TempRoot::new();
+        let folder = save(&root, 1, 1);
+        let path = folder.join(rank_file_name(0));
+        let length = fs::metadata(&path).unwrap().len() as usize;
+        let huge = [&u64::MAX.to_le_bytes()[..], &vec![b'{'; length - 8]].concat();
+        for contents in [vec![], vec![1; 7], vec![0; length], huge, vec![0; length + 1]] {
+            fs::write(&path, contents).unwrap();
+            let error = open(&folder, 0).unwrap_err();
+            assert!(matches!(error, CheckpointError::Damaged { .. }), "{error}");
+        }
+        fs::remove_file(&path).unwrap();
+        assert!(open(&folder, 0).unwrap_err().to_string().contains("it is missing"));
+        fs::create_dir(&path).unwrap();
+        assert!(open(&folder, 0).unwrap_err().to_string().contains("it is no file"));
+    }
+
+    /// Who can forge checksums gets no further than that.
+    #[test]
+    fn a_forged_file_is_no_way_out_of_its_bounds() {
+        let root = TempRoot::new();
+        let folder = save(&root, 1, 1);
+        let path = folder.join(rank_file_name(0));
+        let (mut manifest, _) = Manifest::read(&folder).unwrap();
+        for contents in [&b"short"[..], &[0; 5000]] {
+            fs::write(&path, contents).unwrap();
+            manifest.ranks[0].length = contents.len() as u64;
+            manifest.ranks[0].checksum = blake3::hash(contents).to_hex().to_string();
+            let error = RankFile::open(&folder, &manifest, 0).unwrap_err().to_string();
+            assert!(error.contains("written wrong"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_file_cut_short_after_it_was_verified_is_an_error() {
+        let root = TempRoot::new();
+        let folder = save(&root, 1, 1);
+        let file = open(&folder, 0).unwrap();
+        let mut bytes = [0; 4];
+        file.read((0, 0), 0, &mut bytes).unwrap();
+        File::options().write(true).open(&file.path).unwrap().set_len(20).unwrap();
+        let error = file.read((0, 0), 0, &mut bytes).unwrap_err().to_string();
+        assert!(error.contains("cut short"), "{error}");
+    }
+}

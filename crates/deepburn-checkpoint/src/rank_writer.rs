@@ -1,0 +1,298 @@
+//! The file of one rank, written tensor by tensor.
+//!
+//! Main type: [`RankWriter`]. What is written is known from the start, so that the header comes
+//! first and memory never holds more than the caller's one tensor. The file is hashed on the way. A
+//! tensor out of turn, of another type or of another length is refused.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::flusher::Flusher;
+use crate::manifest::RankEntry;
+use crate::save::{Ticket, rank_file_name};
+use crate::{CheckpointError, Element, Layout, Piece, RankRecord, Slot, disk};
+
+/// Bytes that are hashed and written at a time: they stay in the cache of the core in between.
+const CHUNK: usize = 256 << 10;
+
+/// A rank's file that is being written. Dropping it removes the file.
+#[derive(Debug)]
+#[must_use = "a file that is not finished is removed"]
+pub struct RankWriter {
+    rank: usize,
+    id: String,
+    layout: Arc<Layout>,
+    pieces: Vec<Piece>,
+    /// Number of pieces that are written.
+    written: usize,
+    file: File,
+    path: PathBuf,
+    hasher: blake3::Hasher,
+    flusher: Flusher,
+    /// Bytes of the whole file.
+    length: u64,
+    finished: bool,
+}
+
+impl RankWriter {
+    /// Begins the file of `rank` in the save that `ticket` is of. All ranks have the same layout.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Layout`] for a rank that is not in it; where the file cannot be made,
+    /// [`CheckpointError::DiskFull`] or an I/O error.
+    pub fn create(
+        ticket: &Ticket,
+        layout: Arc<Layout>,
+        rank: usize,
+    ) -> Result<Self, CheckpointError> {
+        if rank >= layout.world_size() {
+            let reason = format!("there is no rank {rank} in {} ranks", layout.world_size());
+            return Err(CheckpointError::Layout { reason });
+        }
+        let path = ticket.folder.join(rank_file_name(rank));
+        let length = layout.file_len(rank, &ticket.identity);
+        let file = File::create_new(&path).map_err(disk::write_error(&path, length))?;
+        let flusher = Flusher::start(&file, length).map_err(CheckpointError::io("flush", &path))?;
+        let pieces = layout.pieces(rank);
+        let header = layout.header(rank, &pieces, &ticket.identity);
+        let mut writer = Self {
+            rank,
+            id: ticket.identity.id.clone(),
+            layout,
+            pieces,
+            written: 0,
+            file,
+            path,
+            hasher: blake3::Hasher::new(),
+            flusher,
+            length,
+            finished: false,
+        };
+        writer.append(&header)?;
+        Ok(writer)
+    }
+
+    /// What has to be written next; `None` when all is.
+    pub fn next_piece(&self) -> Option<&Piece> {
+        self.pieces.get(self.written)
+    }
+
+    /// Writes the next tensor: the elements of a slot that this rank owns, without padding.
+    ///
+    /// # Errors
+    /// [`CheckpointError::OutOfPlan`] for another tensor than the next one, another type or length;
+    /// [`CheckpointError::DiskFull`] or an I/O error.
+    pub fn write<T: Element>(
+        &mut self,
+        path: &str,
+        slot: &Slot,
+        values: &[T],
+    ) -> Result<(), CheckpointError> {
+        let found = || format!("{path}:{slot}, {} elements of {}", values.len(), T::TYPE);
+        let Some(piece) = self.pieces.get(self.written) else {
+            return Err(self.out_of_plan(found()));
+        };
+        let atom = &self.layout.atoms()[piece.atom];
+        let stored = &atom.slots[piece.slot];
+        if atom.path != path
+            || stored.slot != *slot
+            || stored.element != T::TYPE
+            || piece.range.len() != values.len()
+        {
+            return Err(self.out_of_plan(found()));
+        }
+        self.append(bytemuck::cast_slice(values))?;
+        self.written += 1;
+        Ok(())
+    }
+
+    /// Waits until the file is on the disk. `state` is what this rank alone knows: its random
+    /// stream, its place in the data.
+    ///
+    /// # Errors
+    /// [`CheckpointError::OutOfPlan`] where tensors are missing; [`CheckpointError::DiskFull`] or an
+    /// I/O error.
+    pub fn finish(mut self, state: Value) -> Result<RankRecord, CheckpointError> {
+        if self.written < self.pieces.len() {
+            return Err(self.out_of_plan("the end".into()));
+        }
+        self.flusher
+            .finish()
+            .and_then(|()| self.file.sync_all())
+            .map_err(disk::write_error(&self.path, self.length))?;
+        self.finished = true;
+        let checksum = self.hasher.finalize().to_hex().to_string();
+        Ok(RankRecord {
+            rank: self.rank,
+            id: std::mem::take(&mut self.id),
+            layout: self.layout.digest(),
+            file: RankEntry { length: self.length, checksum, state },
+        })
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
+        for chunk in bytes.chunks(CHUNK) {
+            self.hasher.update(chunk);
+            self.file.write_all(chunk).map_err(disk::write_error(&self.path, self.length))?;
+            self.flusher.wrote(chunk.len());
+        }
+        Ok(())
+    }
+
+    fn out_of_plan(&self, found: String) -> CheckpointError {
+        let expected = self.next_piece().map_or_else(
+            || "nothing more".to_owned(),
+            |piece| {
+                let element = self.layout.atoms()[piece.atom].slots[piece.slot].element;
+                let name = self.layout.name(piece);
+                format!("{name}, {} elements of {element}", piece.range.len())
+            },
+        );
+        CheckpointError::OutOfPlan { rank: self.rank, expected, found }
+    }
+}
+
+impl Drop for RankWriter {
+    fn drop(&mut self) {
+        if !self.finished {
+            // There is nobody to tell; the next save removes what is left.
+            _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::{TempRoot, layout, save, values};
+    use crate::{Checkpoint, Save, Tag};
+    use half::f16;
+
+    fn refusal(result: Result<(), CheckpointError>) -> String {
+        result.unwrap_err().to_string()
+    }
+
+    #[test]
+    fn tensors_come_in_order_and_as_announced() {
+        let root = TempRoot::new();
+        let layout = layout(2);
+        let save = Save::begin(&root, Tag::of_step(1), layout.clone()).unwrap();
+        assert!(RankWriter::create(save.ticket(), layout.clone(), 2).is_err());
+        let mut writer = RankWriter::create(save.ticket(), layout.clone(), 0).unwrap();
+        let error = refusal(writer.write("a", &Slot::Gradient, &[0_f32; 6]));
+        assert!(error.contains("rank 0 was to write a:weights, 6 elements of F32"), "{error}");
+        assert!(error.contains("not a:gradient, 6 elements of F32"), "{error}");
+        for result in [
+            writer.write("b", &Slot::Weights, &[0_f32; 6]),
+            writer.write("a", &Slot::Weights, &[0_f32; 7]),
+            writer.write("a", &Slot::Weights, &[f16::ZERO; 6]),
+        ] {
+            assert!(refusal(result).contains("was to write a:weights"));
+        }
+        let path = writer.path.clone();
+        let error = writer.finish(Value::Null).unwrap_err().to_string();
+        assert!(error.contains("not the end"), "{error}");
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_file_is_written_once() {
+        let root = TempRoot::new();
+        let layout = layout(1);
+        let save = Save::begin(&root, Tag::of_step(1), layout.clone()).unwrap();
+        let _writer = RankWriter::create(save.ticket(), layout.clone(), 0).unwrap();
+        assert!(RankWriter::create(save.ticket(), layout, 0).is_err());
+    }
+
+    /// `/dev/full` is a disk that is always full.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_disk_that_fills_up_is_named_with_what_it_would_have_needed() {
+        let root = TempRoot::new();
+        let layout = layout(1);
+        let save = Save::begin(&root, Tag::of_step(1), layout.clone()).unwrap();
+        let mut writer = RankWriter::create(save.ticket(), layout.clone(), 0).unwrap();
+        writer.file = File::options().write(true).open("/dev/full").unwrap();
+        let values = values("a", &Slot::Weights, 1, 0..12);
+        let error = writer.write("a", &Slot::Weights, &values).unwrap_err();
+        let needed = layout.file_len(0, &save.ticket().identity);
+        assert!(
+            matches!(error, CheckpointError::DiskFull { needed: found, .. } if found == needed),
+            "{error}"
+        );
+    }
+
+    /// A real small disk, where the test may mount one.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_full_disk_costs_a_checkpoint_and_nothing_else() {
+        let Some(disk) = SmallDisk::mount() else {
+            eprintln!("not allowed to mount a small disk: not tested");
+            return;
+        };
+        let root = disk.folder.path().join("checkpoints");
+        save(&root, 1, 1);
+        let filler = disk.folder.path().join("filler");
+        let mut layout = None;
+        for full_at_begin in [false, true] {
+            if full_at_begin {
+                fs::write(&filler, vec![1; 3 << 20]).unwrap();
+                let error = Save::begin(&root, Tag::of_step(2), big(1 << 20)).unwrap_err();
+                assert!(matches!(error, CheckpointError::DiskFull { .. }), "{error}");
+            } else {
+                let layout = layout.insert(big(1 << 20)).clone();
+                let save = Save::begin(&root, Tag::of_step(2), layout.clone()).unwrap();
+                let mut writer = RankWriter::create(save.ticket(), layout, 0).unwrap();
+                fs::write(&filler, vec![1; 7 << 20]).unwrap();
+                let written = writer.write("w", &Slot::Weights, &vec![1_f32; 1 << 20]);
+                let error = written.unwrap_err();
+                assert!(matches!(error, CheckpointError::DiskFull { .. }), "{error}");
+                drop(writer);
+                drop(save);
+            }
+            let checkpoint = Checkpoint::open(&root, None).unwrap();
+            checkpoint.verify().unwrap();
+            assert_eq!(checkpoint.run().step, 1);
+            fs::remove_file(&filler).unwrap();
+        }
+        // There is room again, and the run has gone on.
+        save(&root, 3, 1);
+    }
+
+    #[cfg(target_os = "linux")]
+    fn big(numel: usize) -> Arc<Layout> {
+        use crate::{Atom, ElementType, StoredSlot};
+        let slots = vec![StoredSlot { slot: Slot::Weights, element: ElementType::F32 }];
+        let (path, shape) = ("w".into(), vec![numel]);
+        let atom = Atom { path, shape, trainable: true, aliases: vec![], slots };
+        Arc::new(Layout::new(vec![atom], 1).unwrap())
+    }
+
+    /// A disk of 8 MB in memory.
+    #[cfg(target_os = "linux")]
+    struct SmallDisk {
+        folder: tempfile::TempDir,
+    }
+
+    #[cfg(target_os = "linux")]
+    impl SmallDisk {
+        fn mount() -> Option<Self> {
+            let folder = tempfile::tempdir().unwrap();
+            let mut mount = std::process::Command::new("mount");
+            mount.args(["-t", "tmpfs", "-o", "size=8m", "tmpfs"]).arg(folder.path());
+            let mounted = mount.output().is_ok_and(|output| output.status.success());
+            mounted.then_some(Self { folder })
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    impl Drop for SmallDisk {
+        fn drop(&mut self) {
+            _ = std::process::Command::new("umount").arg(self.folder.path()).status();
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Which checkpoints are kept.
+
+use std::fs;
+use std::num::NonZeroUsize;
+use std::path::Path;
+
+use crate::store::{self, Entry, Lock};
+use crate::{CheckpointError, Tag, disk};
+
+/// How many checkpoints are kept. Those that a user named ([`Tag::step`] is `None`) are neither
+/// counted nor deleted, nor is what `latest` names ever deleted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Retention {
+    /// The newest, by step. `None` keeps all.
+    pub keep_last: Option<NonZeroUsize>,
+    /// Besides them, this many of those with the least [`Run::metric`](crate::Run::metric); of
+    /// equal ones the newer.
+    pub keep_best: usize,
+}
+
+impl Retention {
+    /// Deletes the checkpoints in the folder `root` that are not to be kept, and returns their tags.
+    /// Each is renamed before it is deleted, so that no half of it is ever taken for a checkpoint.
+    /// Damaged manifests are left alone: nobody knows what they are.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Busy`] while a save is under way, or an I/O error.
+    pub fn apply(&self, root: &Path) -> Result<Vec<Tag>, CheckpointError> {
+        let Some(keep_last) = self.keep_last else { return Ok(Vec::new()) };
+        let _lock = Lock::take(root)?;
+        let mut entries = store::entries(root)?;
+        entries.retain(|entry| entry.tag.step().is_some());
+        let kept = entries.len().saturating_sub(keep_last.get());
+        let old = entries.drain(..kept);
+        let mut old: Vec<_> = old.collect();
+        let best = self.best(&old, &entries);
+        let latest = [store::named_latest(root), store::latest(root)?.map(|entry| entry.tag)];
+        old.retain(|Entry { tag, .. }| !best.contains(tag) && !latest.contains(&Some(tag.clone())));
+        old.into_iter().map(|Entry { tag, .. }| delete(root, &tag).map(|()| tag)).collect()
+    }
+
+    /// The best of all.
+    fn best(&self, old: &[Entry], kept: &[Entry]) -> Vec<Tag> {
+        let metric = |entry: &Entry| Some((entry.manifest.run.metric?, entry.tag.clone()));
+        // Newest first, and the sort keeps that order among equals.
+        let mut best: Vec<_> =
+            kept.iter().rev().chain(old.iter().rev()).filter_map(metric).collect();
+        best.sort_by(|(left, _), (right, _)| left.total_cmp(right));
+        best.into_iter().take(self.keep_best).map(|(_, tag)| tag).collect()
+    }
+}
+
+fn delete(root: &Path, tag: &Tag) -> Result<(), CheckpointError> {
+    let (path, hidden) = (root.join(tag.as_str()), store::deleted_folder(root, tag));
+    if hidden.symlink_metadata().is_ok() {
+        // Left by somebody who was killed.
+        fs::remove_dir_all(&hidden).map_err(CheckpointError::io("remove", &hidden))?;
+    }
+    fs::rename(&path, &hidden).map_err(CheckpointError::io("rename", &path))?;
+    disk::sync_folder(root)?;
+    fs::remove_dir_all(&hidden).map_err(CheckpointError::io("remove", &hidden))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::{TempRoot, layout, run, save, save_layout};
+    use crate::{Checkpoint, Run, Save};
+    use proptest::prelude::*;
+
+    fn save_with(root: &Path, step: u64, metric: Option<f64>) {
+        save_layout(root, step, &layout(1), Run { metric, ..run(step) });
+    }
+
+    fn steps(root: &Path) -> Vec<u64> {
+        Checkpoint::all(root).unwrap().iter().map(|checkpoint| checkpoint.run().step).collect()
+    }
+
+    fn keep(last: usize, best: usize) -> Retention {
+        Retention { keep_last: NonZeroUsize::new(last), keep_best: best }
+    }
+
+    #[test]
+    fn the_last_and_the_best_are_kept() {
+        let root = TempRoot::new();
+        for (step, metric) in
+            [(1, Some(0.5)), (2, Some(0.1)), (3, None), (4, Some(0.1)), (5, Some(2.0))]
+        {
+            save_with(&root, step, metric);
+        }
+        assert_eq!(keep(0, 1).apply(&root).unwrap(), []);
+        assert_eq!(keep(2, 3).apply(&root).unwrap(), [Tag::of_step(3)]);
+        // Of two equally good ones the newer is kept, here anyway.
+        assert_eq!(keep(2, 1).apply(&root).unwrap(), [1, 2].map(Tag::of_step));
+        assert_eq!(keep(1, 1).apply(&root).unwrap(), []);
+        assert_eq!(keep(1, 0).apply(&root).unwrap(), [Tag::of_step(4)]);
+        assert_eq!(steps(&root), [5]);
+        assert_eq!(store::names(&root).unwrap(), ["latest", "step-00000005"]);
+    }
+
+    #[test]
+    fn what_users_named_and_what_latest_names_stays() {
+        let root = TempRoot::new();
+        save(&root, 9, 1);
+        fs::rename(root.join("step-00000009"), root.join("best")).unwrap();
+        fs::remove_file(root.join("latest")).unwrap();
+        save(&root, 8, 1);
+        // A run that went back: its latest is not its newest.
+        for step in [5, 6] {
+            save(&root, step, 1);
+        }
+        assert_eq!(keep(1, 0).apply(&root).unwrap(), [Tag::of_step(5)]);
+        assert_eq!(steps(&root), [6, 8, 9]);
+        Checkpoint::open_intact(&root, None).unwrap();
+    }
+
+    #[test]
+    fn nothing_is_deleted_while_a_save_is_under_way() {
+        let root = TempRoot::new();
+        save(&root, 1, 1);
+        save(&root, 2, 1);
+        let save = Save::begin(&root, Tag::of_step(3), layout(1)).unwrap();
+        if cfg!(unix) {
+            assert!(matches!(keep(1, 0).apply(&root), Err(CheckpointError::Busy { .. })));
+        }
+        drop(save);
+        assert_eq!(keep(1, 0).apply(&root).unwrap(), [Tag::of_step(1)]);
+    }
+
+    #[test]
+    fn a_deletion_that_was_killed_is_finished_later() {
+        let root = TempRoot::new();
+        for step in 1..4 {
+            save(&root, step, 1);
+        }
+        let hidden = store::deleted_folder(&root, &Tag::of_step(1));
+        fs::create_dir(&hidden).unwrap();
+        fs::write(hidden.join("rank-00000.safetensors"), "half").unwrap();
+        assert_eq!(keep(2, 0).apply(&root).unwrap(), [Tag::of_step(1)]);
+        assert!(!hidden.exists());
+        // Or by the next save.
+        fs::rename(root.join("step-00000002"), store::deleted_folder(&root, &Tag::of_step(2)))
+            .unwrap();
+        assert_eq!(steps(&root), [3]);
+        save(&root, 4, 1);
+        assert_eq!(store::names(&root).unwrap(), ["latest", "step-00000003", "step-00000004"]);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(16))]
+
+        #[test]
+        fn exactly_the_rest_goes(
+            metrics in prop::collection::vec(prop::option::of(0_u8..4), 1..7),
+            last in 1_usize..4,
+            best in 0_usize..4,
+        ) {
+            let root = TempRoot::new();
+            for (step, metric) in metrics.iter().enumerate() {
+                save_with(&root, step as u64, metric.map(f64::from));
+            }
+            keep(last, best).apply(&root).unwrap();
+            let mut ranked: Vec<_> =
+                metrics.iter().enumerate().filter_map(|(step, m)| Some((m.as_ref()?, step))).collect();
+            ranked.sort_by_key(|&(metric, step)| (metric, usize::MAX - step));
+            ranked.truncate(best);
+            let expected: Vec<_> = (0..metrics.len())
+                .filter(|&step| {
+                    step + last >= metrics.len() || ranked.iter().any(|(_, best)| *best == step)
+                })
+                .map(|step| step as u64)
+                .collect();
+            prop_assert_eq!(steps(&root), expected);
+        }
+    }
+}

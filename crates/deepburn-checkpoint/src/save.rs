@@ -1,0 +1,393 @@
+//! Writing a checkpoint that is there whole or not at all.
+//!
+//! Main type: [`Save`], which rank 0 holds. All ranks write into a hidden folder:
+//!
+//! 1. Rank 0: [`Save::begin`] makes the folder; the others are sent its [`Ticket`].
+//! 2. Every rank: [`RankWriter`](crate::RankWriter) writes its file, and waits until it is on the
+//!    disk. The [`RankRecord`]s are sent to rank 0.
+//! 3. Rank 0: [`Save::commit`] writes the manifest, renames the folder, and last changes `latest`.
+//!
+//! What is sent, and how ranks wait for each other, is the caller's. Dropping a save removes what it
+//! has written; a killed one is removed by the next. Earlier checkpoints are never touched.
+//!
+//! **A tag that is taken** is an error, with one exception: where what is there is damaged, which is
+//! why the run went on from an older checkpoint and now comes by again, that is renamed to
+//! `TAG.damaged-N` and kept.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use crate::identity::{FORMAT, Identity, VERSION};
+use crate::manifest::{MANIFEST, Manifest, RankEntry};
+use crate::store::{self, Lock};
+use crate::{Checkpoint, CheckpointError, Layout, RankRecord, Run, Tag, disk};
+
+/// Disks give space in blocks of at most this many bytes.
+const BLOCK: u64 = 4 << 10;
+/// Room for the manifest.
+const MANIFEST_ROOM: u64 = 1 << 20;
+
+/// A checkpoint that is being written, on rank 0.
+#[derive(Debug)]
+#[must_use = "a save that is dropped is undone"]
+pub struct Save {
+    root: PathBuf,
+    layout: Arc<Layout>,
+    ticket: Ticket,
+    /// Id of the checkpoint that was the latest when this was begun.
+    follows: Option<String>,
+    /// Whether the hidden folder is there and to be removed.
+    unfinished: bool,
+    _lock: Lock,
+}
+
+/// What every rank needs to know of a save.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ticket {
+    /// The hidden folder.
+    pub(crate) folder: PathBuf,
+    pub(crate) identity: Identity,
+}
+
+impl Save {
+    /// Begins a checkpoint named `tag` in the folder `root`, which is made where it is missing.
+    /// First it finishes or removes what killed saves left there.
+    ///
+    /// # Errors
+    /// [`CheckpointError::TagTaken`]; [`CheckpointError::DiskFull`] where not all ranks' files fit,
+    /// before anything is written; [`CheckpointError::Busy`]; an I/O error.
+    pub fn begin(root: &Path, tag: Tag, layout: Arc<Layout>) -> Result<Self, CheckpointError> {
+        fs::create_dir_all(root).map_err(CheckpointError::io("create", root))?;
+        let lock = Lock::take(root)?;
+        store::remove_leftovers(root)?;
+        let follows = store::recover(root)?.map(|latest| latest.manifest.id);
+        vacate(root, &tag)?;
+        let identity = Identity::new(tag);
+        let lengths = (0..layout.world_size()).map(|rank| layout.file_len(rank, &identity));
+        let needed = lengths.map(|length| length.next_multiple_of(BLOCK)).sum::<u64>();
+        disk::check_free(root, needed.saturating_add(MANIFEST_ROOM))?;
+        let folder = store::partial_folder(root, &identity.tag);
+        fs::create_dir(&folder).map_err(disk::write_error(&folder, needed))?;
+        let ticket = Ticket { folder, identity };
+        Ok(Self { root: root.to_owned(), layout, ticket, follows, unfinished: true, _lock: lock })
+    }
+
+    /// What every rank's [`RankWriter`](crate::RankWriter) is made from.
+    pub fn ticket(&self) -> &Ticket {
+        &self.ticket
+    }
+
+    /// Makes the checkpoint, once all ranks have written, and returns its folder. `records` may
+    /// come in any order.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Records`] where a record is missing, of another save, or made by another
+    /// layout, or a state would not come back as it is; [`CheckpointError::DiskFull`]; an I/O error.
+    /// Then `latest` still names what it named before.
+    pub fn commit(
+        mut self,
+        records: Vec<RankRecord>,
+        run: Run,
+    ) -> Result<PathBuf, CheckpointError> {
+        let checksum = self.write_manifest(records, run)?;
+        let folder = self.publish()?;
+        store::set_latest(&self.root, &self.ticket.identity.tag, &checksum)?;
+        Ok(folder)
+    }
+
+    /// Writes and flushes the manifest; returns its checksum.
+    fn write_manifest(
+        &self,
+        records: Vec<RankRecord>,
+        mut run: Run,
+    ) -> Result<String, CheckpointError> {
+        run.metric = run.metric.filter(|metric| metric.is_finite());
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        let Identity { tag, id } = self.ticket.identity.clone();
+        let manifest = Manifest {
+            format: FORMAT.into(),
+            version: VERSION,
+            writer: concat!("deepburn ", env!("CARGO_PKG_VERSION")).into(),
+            tag,
+            id,
+            follows: self.follows.clone(),
+            saved_at: since.map_or(0, |since| since.as_secs()),
+            run,
+            layout: Layout::clone(&self.layout),
+            ranks: self.in_order(records)?,
+        };
+        let path = self.ticket.folder.join(MANIFEST);
+        let (text, checksum) = manifest.to_text(&path)?;
+        disk::write_new(&path, text.as_bytes())?;
+        disk::sync_folder(&self.ticket.folder)?;
+        Ok(checksum)
+    }
+
+    /// Gives the folder its name.
+    fn publish(&mut self) -> Result<PathBuf, CheckpointError> {
+        let path = self.root.join(self.ticket.identity.tag.as_str());
+        // An empty folder would be replaced without a word.
+        if path.symlink_metadata().is_ok() {
+            return Err(CheckpointError::TagTaken { path });
+        }
+        fs::rename(&self.ticket.folder, &path).map_err(CheckpointError::io("create", &path))?;
+        self.unfinished = false;
+        disk::sync_folder(&self.root)?;
+        Ok(path)
+    }
+
+    /// What goes into the manifest of each rank, rank by rank.
+    fn in_order(&self, mut records: Vec<RankRecord>) -> Result<Vec<RankEntry>, CheckpointError> {
+        let refuse = |reason| Err(CheckpointError::Records { reason });
+        records.sort_by_key(|record| record.rank);
+        let digest = self.layout.digest();
+        let found: Vec<_> = records.iter().map(|record| record.rank).collect();
+        let world_size = self.layout.world_size();
+        if found.len() != world_size || found.iter().enumerate().any(|(i, &rank)| i != rank) {
+            return refuse(format!("{found:?} are not the ranks 0 to {}", world_size - 1));
+        }
+        for RankRecord { rank, id, layout, file } in &records {
+            if *id != self.ticket.identity.id {
+                return refuse(format!("rank {rank} wrote for another save"));
+            }
+            if *layout != digest {
+                return refuse(format!("rank {rank} has other parameters than rank 0"));
+            }
+            let path = self.ticket.folder.join(rank_file_name(*rank));
+            let length = fs::metadata(&path).map(|metadata| metadata.len());
+            let length = length.map_err(CheckpointError::io("find", &path))?;
+            if length != file.length {
+                return refuse(format!(
+                    "rank {rank} wrote {} bytes, and {} has {length}",
+                    file.length,
+                    path.display()
+                ));
+            }
+        }
+        Ok(records.into_iter().map(|record| record.file).collect())
+    }
+}
+
+impl Drop for Save {
+    fn drop(&mut self) {
+        if self.unfinished {
+            // There is nobody to tell; the next save removes what is left.
+            _ = fs::remove_dir_all(&self.ticket.folder);
+        }
+    }
+}
+
+/// Name of the file of `rank`.
+pub(crate) fn rank_file_name(rank: usize) -> String {
+    format!("rank-{rank:05}.safetensors")
+}
+
+/// Makes sure that nothing has this tag: a damaged checkpoint is renamed, anything else an error.
+fn vacate(root: &Path, tag: &Tag) -> Result<(), CheckpointError> {
+    let path = root.join(tag.as_str());
+    if path.symlink_metadata().is_err() {
+        return Ok(());
+    }
+    match Checkpoint::open(&path, None).and_then(|checkpoint| checkpoint.verify()) {
+        Err(CheckpointError::Damaged { .. } | CheckpointError::Mixed { .. }) => {}
+        _ => return Err(CheckpointError::TagTaken { path }),
+    }
+    let aside = (1_u32..)
+        .map(|number| root.join(format!("{tag}.damaged-{number}")))
+        .find(|aside| aside.symlink_metadata().is_err());
+    let Some(aside) = aside else { return Err(CheckpointError::TagTaken { path }) };
+    fs::rename(&path, &aside).map_err(CheckpointError::io("rename", &path))?;
+    disk::sync_folder(root)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::RankWriter;
+    use crate::fixture::{TempRoot, atom, layout, run, save, write_rank};
+    use serde_json::json;
+
+    fn newest(root: &Path) -> Option<u64> {
+        let checkpoint = Checkpoint::open(root, None).ok()?;
+        checkpoint.verify().unwrap();
+        Some(checkpoint.run().step)
+    }
+
+    /// What a kill leaves: nothing is tidied up, and the lock is gone.
+    fn kill(mut save: Save) {
+        save.unfinished = false;
+    }
+
+    #[test]
+    fn killed_at_any_moment_the_earlier_or_the_new_checkpoint_is_there() {
+        // The last moment at which the save is killed, and the step to go on from then.
+        let moments =
+            [("begun", 1), ("one rank", 1), ("all ranks", 1), ("manifest", 1), ("renamed", 2)];
+        for before in [true, false] {
+            for (moment, step) in moments {
+                let root = TempRoot::new();
+                if before {
+                    save(&root, 1, 2);
+                }
+                let layout = layout(2);
+                let mut second = Save::begin(&root, Tag::of_step(2), layout.clone()).unwrap();
+                let mut records = vec![];
+                let mut reached = |name| {
+                    match name {
+                        "begun" => {}
+                        "one rank" => records.push(write_rank(second.ticket(), &layout, 0, 2)),
+                        "all ranks" => records.push(write_rank(second.ticket(), &layout, 1, 2)),
+                        "manifest" => {
+                            let records = std::mem::take(&mut records);
+                            second.write_manifest(records, run(2)).map(drop).unwrap();
+                        }
+                        _ => second.publish().map(drop).unwrap(),
+                    }
+                    name == moment
+                };
+                let reached = moments.iter().any(|(name, _)| reached(name));
+                assert!(reached);
+                kill(second);
+                let expected = if before || step == 2 { Some(step) } else { None };
+                assert_eq!(newest(&root), expected, "killed: {moment}");
+                // The next one finds its way.
+                save(&root, 3, 1);
+                assert_eq!(newest(&root), Some(3));
+                let hidden = store::names(&root).unwrap();
+                assert!(!hidden.iter().any(|name| name.starts_with('.')), "{hidden:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_dropped_save_leaves_no_trace() {
+        let root = TempRoot::new();
+        save(&root, 1, 1);
+        let before = store::names(&root).unwrap();
+        let layout = layout(1);
+        let second = Save::begin(&root, Tag::of_step(2), layout.clone()).unwrap();
+        let record = write_rank(second.ticket(), &layout, 0, 2);
+        drop(second);
+        assert_eq!(store::names(&root).unwrap(), before);
+        // Nor do ranks that go on writing, or a record that comes too late.
+        let third = Save::begin(&root, Tag::of_step(2), layout.clone()).unwrap();
+        write_rank(third.ticket(), &layout, 0, 2);
+        let error = third.commit(vec![record], run(2)).unwrap_err().to_string();
+        assert!(error.contains("for another save"), "{error}");
+        assert_eq!(store::names(&root).unwrap(), before);
+        assert_eq!(newest(&root), Some(1));
+    }
+
+    #[test]
+    fn all_ranks_have_to_be_there_and_agree() {
+        let root = TempRoot::new();
+        let layout = layout(2);
+        let begin = || Save::begin(&root, Tag::of_step(1), layout.clone()).unwrap();
+        let refusal = |save: Save, records| save.commit(records, run(1)).unwrap_err().to_string();
+        let first = begin();
+        let record = write_rank(first.ticket(), &layout, 0, 1);
+        let error = refusal(first, vec![record.clone(), record]);
+        assert!(error.contains("[0, 0] are not the ranks 0 to 1"), "{error}");
+
+        let second = begin();
+        let record = write_rank(second.ticket(), &layout, 0, 1);
+        let other = Arc::new(Layout::new(vec![atom("other", &[3])], 2).unwrap());
+        let records = vec![write_rank(second.ticket(), &other, 1, 1), record];
+        let error = refusal(second, records);
+        assert!(error.contains("rank 1 has other parameters"), "{error}");
+
+        let third = begin();
+        let [left, right] = [0, 1].map(|rank| write_rank(third.ticket(), &layout, rank, 1));
+        fs::write(third.ticket().folder.join(rank_file_name(1)), "short").unwrap();
+        let error = refusal(third, vec![left, right]);
+        assert!(error.contains("rank 1 wrote"), "{error}");
+        assert_eq!(newest(&root), None);
+    }
+
+    #[test]
+    fn records_and_tickets_travel_as_json() {
+        let root = TempRoot::new();
+        let layout = layout(1);
+        let save = Save::begin(&root, Tag::of_step(1), layout.clone()).unwrap();
+        let ticket = serde_json::to_string(save.ticket()).unwrap();
+        let ticket: Ticket = serde_json::from_str(&ticket).unwrap();
+        assert_eq!(&ticket, save.ticket());
+        let record = write_rank(&ticket, &layout, 0, 1);
+        let text = serde_json::to_string(&record).unwrap();
+        assert_eq!(serde_json::from_str::<RankRecord>(&text).unwrap(), record);
+        save.commit(vec![record], run(1)).unwrap();
+        assert_eq!(newest(&root), Some(1));
+    }
+
+    #[test]
+    fn a_tag_is_taken_once() {
+        let root = TempRoot::new();
+        save(&root, 1, 2);
+        let error = Save::begin(&root, Tag::of_step(1), layout(2)).unwrap_err();
+        assert!(matches!(error, CheckpointError::TagTaken { .. }), "{error}");
+        // Somebody's folder is not ours to move.
+        fs::create_dir(root.join("mine")).unwrap();
+        let error = Save::begin(&root, "mine".parse().unwrap(), layout(2)).unwrap_err();
+        assert!(matches!(error, CheckpointError::TagTaken { .. }), "{error}");
+        // Even one that appears while the save is under way.
+        let second = Save::begin(&root, Tag::of_step(2), layout(1)).unwrap();
+        let record = write_rank(second.ticket(), &layout(1), 0, 2);
+        fs::create_dir(root.join("step-00000002")).unwrap();
+        let error = second.commit(vec![record], run(2)).unwrap_err();
+        assert!(matches!(error, CheckpointError::TagTaken { .. }), "{error}");
+        assert_eq!(newest(&root), Some(1));
+    }
+
+    #[test]
+    fn a_damaged_checkpoint_makes_room_for_its_successor_and_is_kept() {
+        let root = TempRoot::new();
+        for number in 1..3 {
+            save(&root, 1, 2);
+            let file = root.join("step-00000001").join(rank_file_name(1));
+            let mut bytes = fs::read(&file).unwrap();
+            *bytes.last_mut().unwrap() ^= 1;
+            fs::write(&file, bytes).unwrap();
+            assert!(Checkpoint::open(&root, None).unwrap().verify().is_err());
+            drop(Save::begin(&root, Tag::of_step(1), layout(2)).unwrap());
+            assert!(root.join(format!("step-00000001.damaged-{number}")).exists());
+            assert!(!root.join("step-00000001").exists());
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_before_anything_is_written() {
+        let root = TempRoot::new();
+        save(&root, 1, 1);
+        let huge = Layout::new(vec![atom("w", &[1 << 55])], 3).unwrap();
+        let error = Save::begin(&root, Tag::of_step(2), huge.into()).unwrap_err();
+        assert!(matches!(error, CheckpointError::DiskFull { .. }), "{error}");
+        assert_eq!(newest(&root), Some(1));
+        assert!(!store::partial_folder(&root, &Tag::of_step(2)).exists());
+    }
+
+    #[test]
+    fn a_metric_that_is_no_number_is_none() {
+        let root = TempRoot::new();
+        let layout = layout(1);
+        let save = Save::begin(&root, Tag::of_step(1), layout.clone()).unwrap();
+        let record = write_rank(save.ticket(), &layout, 0, 1);
+        let run = Run { metric: Some(f64::NAN), state: json!([1.5]), ..run(1) };
+        save.commit(vec![record], run).unwrap();
+        let checkpoint = Checkpoint::open(&root, None).unwrap();
+        assert_eq!((checkpoint.run().metric, &checkpoint.run().state), (None, &json!([1.5])));
+    }
+
+    #[test]
+    fn a_rank_that_comes_after_the_end_is_told() {
+        let root = TempRoot::new();
+        let save = Save::begin(&root, Tag::of_step(1), layout(1)).unwrap();
+        let ticket = save.ticket().clone();
+        drop(save);
+        let error = RankWriter::create(&ticket, layout(1), 0).unwrap_err();
+        assert!(matches!(error, CheckpointError::Io { action: "write", .. }), "{error}");
+    }
+}

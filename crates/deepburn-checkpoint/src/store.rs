@@ -1,0 +1,287 @@
+//! The folder that checkpoints lie in, and which of them is the latest.
+//!
+//! `latest` holds a tag and the checksum of that checkpoint's manifest, so that no damage to it leads
+//! to another checkpoint. It is written last. A save that is killed just before leaves a complete
+//! checkpoint that `latest` does not name yet; such a one says in its manifest which checkpoint was
+//! the latest when it was begun, and is found by that.
+
+use std::fs::{self, File, TryLockError};
+use std::io::{ErrorKind, Read};
+use std::path::{Path, PathBuf};
+
+use crate::manifest::{MANIFEST, Manifest};
+use crate::{CheckpointError, Tag, disk, foreign};
+
+const LATEST: &str = "latest";
+/// What the hidden folders end in: checkpoints that are being written, and that are being deleted.
+const PARTIAL: &str = ".partial";
+const DELETED: &str = ".deleted";
+
+/// A checkpoint whose manifest is sound.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    /// Name of its folder.
+    pub(crate) tag: Tag,
+    pub(crate) manifest: Manifest,
+    pub(crate) checksum: String,
+}
+
+impl Entry {
+    fn read(root: &Path, tag: Tag) -> Result<Self, CheckpointError> {
+        let (manifest, checksum) = Manifest::read(&root.join(tag.as_str()))?;
+        Ok(Self { tag, manifest, checksum })
+    }
+}
+
+/// What the file `latest` says.
+#[derive(Debug, PartialEq, Eq)]
+struct Pointer {
+    tag: Tag,
+    /// Of the manifest.
+    checksum: String,
+}
+
+/// Where a checkpoint lies until it is complete.
+pub(crate) fn partial_folder(root: &Path, tag: &Tag) -> PathBuf {
+    root.join(format!(".{tag}{PARTIAL}"))
+}
+
+/// Where a checkpoint lies while it is deleted.
+pub(crate) fn deleted_folder(root: &Path, tag: &Tag) -> PathBuf {
+    root.join(format!(".{tag}{DELETED}"))
+}
+
+/// Removes what killed saves and deletions left.
+pub(crate) fn remove_leftovers(root: &Path) -> Result<(), CheckpointError> {
+    for name in names(root)? {
+        let Some(hidden) = name.strip_prefix('.') else { continue };
+        let tag = hidden.strip_suffix(PARTIAL).or_else(|| hidden.strip_suffix(DELETED));
+        let path = root.join(&name);
+        // Not through a link, and nobody else's files.
+        let is_folder = fs::symlink_metadata(&path).is_ok_and(|metadata| metadata.is_dir());
+        if is_folder && tag.is_some_and(|tag| tag.parse::<Tag>().is_ok()) {
+            fs::remove_dir_all(&path).map_err(CheckpointError::io("remove", &path))?;
+        }
+    }
+    Ok(())
+}
+
+/// The checkpoints with a sound manifest, by step and then by age. Others are passed over.
+pub(crate) fn entries(root: &Path) -> Result<Vec<Entry>, CheckpointError> {
+    let tags = names(root)?.into_iter().filter_map(|name| name.parse::<Tag>().ok());
+    let mut entries: Vec<_> = tags.filter_map(|tag| Entry::read(root, tag).ok()).collect();
+    entries.sort_by(|left, right| order(left).cmp(&order(right)));
+    Ok(entries)
+}
+
+fn order(entry: &Entry) -> (u64, u64, &Tag) {
+    (entry.manifest.run.step, entry.manifest.saved_at, &entry.tag)
+}
+
+/// Names of what lies in a folder, sorted; those that are no UTF-8 are not ours.
+pub(crate) fn names(folder: &Path) -> Result<Vec<String>, CheckpointError> {
+    let io = CheckpointError::io("read", folder);
+    let names: std::io::Result<Vec<_>> = fs::read_dir(folder)
+        .and_then(|entries| entries.map(|entry| Ok(entry?.file_name())).collect());
+    let names = names.map_err(io)?;
+    let mut names: Vec<_> = names.into_iter().filter_map(|name| name.into_string().ok()).collect();
+    names.sort();
+    Ok(names)
+}
+
+/// The checkpoint to go on from: what `latest` names, or one that was completed after it. `None`
+/// where there is none.
+///
+/// # Errors
+/// Where `latest` is damaged, or what it names is not there as it was.
+pub(crate) fn latest(root: &Path) -> Result<Option<Entry>, CheckpointError> {
+    let mut current = match read_pointer(root)? {
+        Some(pointer) => Some(follow(root, pointer)?),
+        None => None,
+    };
+    // Each is taken out as it is passed, so this ends.
+    let mut others = entries(root)?;
+    while let Some(next) = others.iter().rposition(|entry| {
+        entry.manifest.follows.as_ref() == current.as_ref().map(|entry| &entry.manifest.id)
+    }) {
+        current = Some(others.swap_remove(next));
+    }
+    Ok(current)
+}
+
+/// The tag that `latest` has, whatever that is worth.
+pub(crate) fn named_latest(root: &Path) -> Option<Tag> {
+    Some(read_pointer(root).ok()??.tag)
+}
+
+/// Makes `latest` name this checkpoint.
+pub(crate) fn set_latest(root: &Path, tag: &Tag, checksum: &str) -> Result<(), CheckpointError> {
+    disk::replace(&root.join(LATEST), format!("{tag}\n{checksum}\n").as_bytes())?;
+    disk::sync_folder(root)
+}
+
+/// Finishes a save that was killed before it changed `latest`, and returns the latest checkpoint.
+/// Where `latest` is damaged it is left alone: there is nothing to go on from.
+pub(crate) fn recover(root: &Path) -> Result<Option<Entry>, CheckpointError> {
+    let Ok(Some(entry)) = latest(root) else { return Ok(None) };
+    let pointer = Pointer { tag: entry.tag.clone(), checksum: entry.checksum.clone() };
+    if read_pointer(root)? != Some(pointer) {
+        set_latest(root, &entry.tag, &entry.checksum)?;
+    }
+    Ok(Some(entry))
+}
+
+fn follow(root: &Path, Pointer { tag, checksum }: Pointer) -> Result<Entry, CheckpointError> {
+    let folder = root.join(tag.as_str());
+    if !folder.join(MANIFEST).exists() {
+        return Err(foreign::explain(&folder)
+            .unwrap_or_else(|| CheckpointError::missing(&folder, "`latest` names it")));
+    }
+    let entry = Entry::read(root, tag)?;
+    if entry.checksum != checksum {
+        return Err(CheckpointError::Mixed {
+            path: root.join(LATEST),
+            found: format!("a {} that was there before", entry.tag),
+        });
+    }
+    Ok(entry)
+}
+
+fn read_pointer(root: &Path) -> Result<Option<Pointer>, CheckpointError> {
+    let path = root.join(LATEST);
+    match fs::metadata(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Ok(metadata) if !metadata.is_file() => {
+            return Err(CheckpointError::damaged(&path, "it is no file"));
+        }
+        _ => {}
+    }
+    let mut bytes = Vec::new();
+    File::open(&path)
+        .and_then(|file| file.take(1 << 10).read_to_end(&mut bytes))
+        .map_err(CheckpointError::io("read", &path))?;
+    let parsed = str::from_utf8(&bytes).ok().and_then(parse_pointer);
+    if parsed.is_some() {
+        return Ok(parsed);
+    }
+    Err(foreign::explain(root).unwrap_or_else(|| {
+        CheckpointError::damaged(
+            &path,
+            "it has to hold a tag and a checksum, a line each; name the tag to load instead",
+        )
+    }))
+}
+
+fn parse_pointer(text: &str) -> Option<Pointer> {
+    let (tag, checksum) = text.strip_suffix('\n')?.split_once('\n')?;
+    let is_hash = checksum.len() == 64 && checksum.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_hash.then_some(Pointer { tag: tag.parse().ok()?, checksum: checksum.to_owned() })
+}
+
+/// Keeps others from saving and deleting in the same folder, until it is dropped or its process
+/// ends, however it ends.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    _folder: Option<File>,
+}
+
+impl Lock {
+    pub(crate) fn take(root: &Path) -> Result<Self, CheckpointError> {
+        // Best effort: not every file system has locks, and not every system opens folders.
+        let Ok(folder) = File::open(root) else { return Ok(Self { _folder: None }) };
+        match folder.try_lock() {
+            Err(TryLockError::WouldBlock) => Err(CheckpointError::Busy { root: root.to_owned() }),
+            _ => Ok(Self { _folder: Some(folder) }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::{TempRoot, save};
+
+    #[test]
+    fn latest_is_read_as_it_was_written_or_not_at_all() {
+        let checksum = "0".repeat(64);
+        let text = format!("step-00000001\n{checksum}\n");
+        assert_eq!(parse_pointer(&text).unwrap().tag, Tag::of_step(1));
+        for end in 0..text.len() {
+            assert_eq!(parse_pointer(&text[..end]), None, "{end}");
+        }
+        for text in ["step-00000001", "step-00000001\n", &format!("../x\n{checksum}\n")] {
+            assert_eq!(parse_pointer(text), None);
+        }
+    }
+
+    #[test]
+    fn every_flip_in_latest_is_refused_even_if_it_names_another_checkpoint() {
+        let root = TempRoot::new();
+        for step in [2, 3] {
+            save(&root, step, 1);
+        }
+        let path = root.join(LATEST);
+        let original = fs::read(&path).unwrap();
+        for at in 0..original.len() {
+            for bit in 0..8 {
+                let mut bytes = original.clone();
+                bytes[at] ^= 1 << bit;
+                fs::write(&path, bytes).unwrap();
+                // The case of a digit of the checksum does not pass either.
+                assert!(latest(&root).is_err(), "bit {bit} of byte {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_checkpoint_that_latest_does_not_name_yet_is_found_and_named() {
+        let root = TempRoot::new();
+        let path = root.join(LATEST);
+        save(&root, 1, 1);
+        fs::remove_file(&path).unwrap();
+        assert_eq!(latest(&root).unwrap().unwrap().tag, Tag::of_step(1));
+        save(&root, 2, 1);
+        let earlier = fs::read(&path).unwrap();
+        save(&root, 3, 1);
+        fs::write(&path, earlier).unwrap();
+        assert_eq!(latest(&root).unwrap().unwrap().tag, Tag::of_step(3));
+        assert_eq!(named_latest(&root), Some(Tag::of_step(2)));
+        recover(&root).unwrap();
+        assert_eq!(named_latest(&root), Some(Tag::of_step(3)));
+    }
+
+    #[test]
+    fn a_checkpoint_that_was_replaced_behind_latests_back_is_refused() {
+        let (root, other) = (TempRoot::new(), TempRoot::new());
+        save(&root, 1, 1);
+        save(&other, 1, 1);
+        fs::copy(other.join(LATEST), root.join(LATEST)).unwrap();
+        assert!(matches!(latest(&root).unwrap_err(), CheckpointError::Mixed { .. }));
+    }
+
+    #[test]
+    fn leftovers_go_and_nothing_else() {
+        let root = TempRoot::new();
+        save(&root, 1, 1);
+        for folder in [".step-00000002.partial", ".best.deleted", ".git", ".x y.partial", "mine"] {
+            fs::create_dir(root.join(folder)).unwrap();
+            fs::write(root.join(folder).join("file"), "").unwrap();
+        }
+        remove_leftovers(&root).unwrap();
+        assert_eq!(
+            names(&root).unwrap(),
+            [".git", ".x y.partial", LATEST, "mine", "step-00000001"]
+        );
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn one_saves_at_a_time() {
+        let root = TempRoot::new();
+        let lock = Lock::take(&root).unwrap();
+        let error = Lock::take(&root).unwrap_err();
+        assert!(matches!(error, CheckpointError::Busy { .. }), "{error}");
+        drop(lock);
+        Lock::take(&root).unwrap();
+    }
+}

@@ -1,0 +1,101 @@
+//! The name of a checkpoint: the folder it lies in.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::CheckpointError;
+
+/// Names that lie beside checkpoints.
+const RESERVED: &[&str] = &["latest", "manifest.json"];
+
+/// A checkpoint's name: one folder name, safe on every file system. The trainer names checkpoints by
+/// their step; other names are a user's own, and [`Retention`](crate::Retention) leaves them alone.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Tag(String);
+
+impl Tag {
+    /// The most characters a tag has.
+    pub const MAX_LEN: usize = 100;
+
+    /// The tag of the checkpoint after `step` optimizer steps, `step-00000010`.
+    pub fn of_step(step: u64) -> Self {
+        Self(format!("step-{step:08}"))
+    }
+
+    /// The step of a tag that [`Self::of_step`] made.
+    pub fn step(&self) -> Option<u64> {
+        let step = self.0.strip_prefix("step-")?.parse().ok()?;
+        (Self::of_step(step) == *self).then_some(step)
+    }
+
+    /// The name.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for Tag {
+    type Err = CheckpointError;
+
+    fn from_str(name: &str) -> Result<Self, CheckpointError> {
+        let allowed = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
+        let is_tag = (1..=Self::MAX_LEN).contains(&name.len())
+            && name.starts_with(|c: char| c.is_ascii_alphanumeric())
+            && name.chars().all(allowed)
+            && !RESERVED.contains(&name);
+        if !is_tag {
+            return Err(CheckpointError::BadTag { name: name.to_owned() });
+        }
+        Ok(Self(name.to_owned()))
+    }
+}
+
+impl TryFrom<String> for Tag {
+    type Error = CheckpointError;
+
+    fn try_from(name: String) -> Result<Self, CheckpointError> {
+        name.parse()
+    }
+}
+
+impl From<Tag> for String {
+    fn from(tag: Tag) -> Self {
+        tag.0
+    }
+}
+
+impl fmt::Display for Tag {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_named_so_that_names_sort() {
+        assert_eq!(Tag::of_step(10).as_str(), "step-00000010");
+        assert_eq!(Tag::of_step(10).step(), Some(10));
+        assert_eq!(Tag::of_step(u64::MAX).step(), Some(u64::MAX));
+        for other in ["step-10", "step-", "best", "step-00000010.damaged-1"] {
+            assert_eq!(other.parse::<Tag>().unwrap().step(), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn names_that_lead_elsewhere_are_refused() {
+        let long = "a".repeat(Tag::MAX_LEN + 1);
+        for name in [
+            "", ".", "..", "a/b", "a\\b", ".hidden", "-rf", "latest", "a b", "a\n", "\u{e9}", &long,
+        ] {
+            let error = name.parse::<Tag>().unwrap_err().to_string();
+            assert!(error.contains("is no tag"), "{error}");
+        }
+        assert!(serde_json::from_str::<Tag>("\"../../etc\"").is_err());
+    }
+}

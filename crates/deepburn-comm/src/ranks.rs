@@ -88,7 +88,7 @@ where
     let endings = thread::scope(|scope| {
         let start = |member: &Member| {
             let (own, body) = (member.clone(), &body);
-            let name = format!("rank-{}", own.rank());
+            let name = format!("rank {}", own.rank());
             let thread = thread::Builder::new().name(name).stack_size(STACK_SIZE);
             thread.spawn_scoped(scope, move || run_rank(&own, body)).map_err(|error| {
                 let cause = format!("its thread could not be started: {error}");

@@ -38,7 +38,7 @@ fn results_come_by_rank_from_named_threads() {
         let name = thread::current().name().map(str::to_owned);
         Ok::<_, CommError>((member.rank(), member.world_size(), name))
     });
-    let expected = (0..3).map(|rank| (rank, 3, Some(format!("rank-{rank}")))).collect();
+    let expected = (0..3).map(|rank| (rank, 3, Some(format!("rank {rank}")))).collect();
     assert_eq!(results, Ok(expected));
 }
 

@@ -59,6 +59,32 @@ pub enum ZeroError {
          without detaching it"
     )]
     NoGradients,
+    /// Values of another number than a parameter has.
+    #[error(
+        "parameter {path}: {found} values of {array} were given for {expected}: load states of a \
+         model of the same shape"
+    )]
+    PieceLength {
+        /// Module path.
+        path: String,
+        /// Which of its arrays.
+        array: &'static str,
+        /// Values that were given.
+        found: usize,
+        /// Values that are needed.
+        expected: usize,
+    },
+    /// An accumulated gradient in a type that this configuration does not accumulate in.
+    #[error(
+        "parameter {path}: its gradient was accumulated in {dtype}, and this configuration adds up \
+         in another type: use the types it was begun with until the step is complete"
+    )]
+    GradientType {
+        /// Module path.
+        path: String,
+        /// The type of what was accumulated.
+        dtype: &'static str,
+    },
     /// A path that names no parameter.
     #[error("the model has no parameter {path}: parameters are named by their module path")]
     UnknownParameter {

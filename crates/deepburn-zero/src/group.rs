@@ -69,6 +69,30 @@ impl<B: Backend> Group<B> {
         self.reduce(tag, values, ReduceOp::Max)
     }
 
+    /// What every rank says, in rank order: text, a serialised value. A rank may say nothing.
+    ///
+    /// # Errors
+    /// When the collective fails.
+    pub fn gather_bytes(&self, tag: Tag, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
+        let longest = self.max(tag, vec![bytes.len() as f64])?[0] as usize;
+        // An f64 holds every integer of 32 bits.
+        let len = 1 + longest.div_ceil(size_of::<u32>());
+        let words = bytes.chunks(size_of::<u32>()).map(|word| {
+            word.iter().rev().fold(0_u32, |word, byte| word << 8 | u32::from(*byte))
+        });
+        let mut mine: Vec<f64> = vec![bytes.len() as f64];
+        mine.extend(words.map(f64::from));
+        mine.resize(len, 0.0);
+        let numbers: &dyn ProcessGroup<Host<f64>> = &*self.engine;
+        let all = numbers.all_gather(tag, vec![mine.into()], vec![self.world_size * len])?;
+        let all = all.wait()?.swap_remove(0).to_vec();
+        let said = all.chunks(len).map(|words| {
+            let bytes = words[1..].iter().flat_map(|word| (*word as u32).to_le_bytes());
+            bytes.take(words[0] as usize).collect()
+        });
+        Ok(said.collect())
+    }
+
     /// Asks whether the group still works, without exchanging anything.
     pub(crate) fn check(&self) -> Result<(), CommError> {
         self.arrays().check()

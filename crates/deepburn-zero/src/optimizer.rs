@@ -66,7 +66,7 @@ impl<B: OptimizerOps> Optimizer<B> {
         owned: Vec<Option<Owned<B>>>,
         ledger: &Ledger,
     ) -> Self {
-        let moments = num_moments(&plan);
+        let moments = moments(&plan).len();
         let state = |owned: Owned<B>| {
             let (len, device) = match &owned {
                 Owned::Elements(len, device) => (*len, device.clone()),
@@ -97,6 +97,42 @@ impl<B: OptimizerOps> Optimizer<B> {
     /// The owned elements of a parameter in full precision, where they are kept here.
     pub(crate) fn master(&self, index: usize) -> Option<&B::FloatTensorPrimitive> {
         self.states[index].as_ref()?.master.as_ref()
+    }
+
+    /// Names of the arrays that the rule keeps of each parameter, those of PyTorch's optimizers.
+    pub(crate) fn moments(&self) -> &'static [&'static str] {
+        moments(&self.plan)
+    }
+
+    /// The moment called `name` of a parameter; `None` for a frozen one and for a name that the rule
+    /// has not.
+    pub(crate) fn moment(&self, index: usize, name: &str) -> Option<&B::FloatTensorPrimitive> {
+        let place = self.moments().iter().position(|moment| *moment == name)?;
+        self.states[index].as_ref()?.moments.get(place)
+    }
+
+    /// Steps taken.
+    pub(crate) fn time(&self) -> u64 {
+        self.time
+    }
+
+    /// Says how many steps were taken.
+    pub(crate) fn set_time(&mut self, time: u64) {
+        self.time = time;
+    }
+
+    /// Replaces the masters of a parameter that has some by an array of the same length.
+    pub(crate) fn set_master(&mut self, index: usize, values: B::FloatTensorPrimitive) {
+        if let Some(State { master: Some(master), .. }) = &mut self.states[index] {
+            *master = values;
+        }
+    }
+
+    /// Replaces all moments of a trainable parameter by arrays of the same length.
+    pub(crate) fn set_moments(&mut self, index: usize, values: Vec<B::FloatTensorPrimitive>) {
+        if let Some(State { moments, .. }) = &mut self.states[index] {
+            *moments = values;
+        }
     }
 
     /// Starts a step. The gradient of each update is multiplied by `scale`.
@@ -191,11 +227,13 @@ fn apply<B: OptimizerOps>(
 }
 
 /// State arrays that a rule needs.
-fn num_moments(plan: &OptimizerPlan) -> usize {
+fn moments(plan: &OptimizerPlan) -> &'static [&'static str] {
     match plan {
-        OptimizerPlan::AdamW(_) | OptimizerPlan::Adam(_) => 2,
-        OptimizerPlan::Sgd { momentum, .. } => usize::from(*momentum != 0.0),
-        OptimizerPlan::Lion { .. } | OptimizerPlan::Adagrad { .. } => 1,
+        OptimizerPlan::AdamW(_) | OptimizerPlan::Adam(_) => &["exp_avg", "exp_avg_sq"],
+        OptimizerPlan::Sgd { momentum: 0.0, .. } => &[],
+        OptimizerPlan::Sgd { .. } => &["momentum_buffer"],
+        OptimizerPlan::Lion { .. } => &["exp_avg"],
+        OptimizerPlan::Adagrad { .. } => &["sum"],
     }
 }
 

@@ -1,9 +1,11 @@
-//! Hands updated parameters round where every rank keeps them whole (stages 1 and 2).
+//! Stores updated parameters, and hands them round where every rank keeps them whole (stages 1 and
+//! 2).
 
 use std::sync::Arc;
 
 use burn_backend::Backend;
 use deepburn_comm::{CommError, Tag};
+use deepburn_config::Stage;
 
 use crate::array::DeviceArray;
 use crate::group::Group;
@@ -22,7 +24,22 @@ impl<'a, B: Backend> Publisher<'a, B> {
         Self { group, bucket_size, bucket: Vec::new() }
     }
 
-    pub(crate) fn enter(
+    /// Stores what a rank has updated of a parameter; its whole values where ranks keep those.
+    pub(crate) fn store(
+        &mut self,
+        stage: Stage,
+        parameter: &Arc<Parameter<B>>,
+        updated: B::FloatTensorPrimitive,
+    ) -> Result<(), CommError> {
+        match stage {
+            Stage::Disabled => parameter.put(in_shape::<B>(updated, parameter.shape())),
+            Stage::Parameters => parameter.put(updated),
+            Stage::OptimizerStates | Stage::Gradients => self.enter(parameter, updated)?,
+        }
+        Ok(())
+    }
+
+    fn enter(
         &mut self,
         parameter: &Arc<Parameter<B>>,
         shard: B::FloatTensorPrimitive,

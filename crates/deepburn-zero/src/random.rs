@@ -12,6 +12,7 @@ use rand_chacha::rand_core::SeedableRng;
 /// The random stream of one rank.
 #[derive(Debug, Clone)]
 pub struct RandomStream {
+    seed: u64,
     generator: ChaCha8Rng,
 }
 
@@ -20,7 +21,12 @@ impl RandomStream {
     pub fn new(seed: u64, rank: usize) -> Self {
         let mut generator = ChaCha8Rng::seed_from_u64(seed);
         generator.set_stream(rank as u64 + 1);
-        Self { generator }
+        Self { seed, generator }
+    }
+
+    /// The seed that it was made of.
+    pub fn seed(&self) -> u64 {
+        self.seed
     }
 
     /// Words drawn so far.

@@ -13,7 +13,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use burn_backend::{Backend, FloatDType, Shape, TensorMetadata};
+use burn_backend::{Backend, DType, FloatDType, Shape, TensorMetadata};
 use deepburn_comm::{CommError, Payload, Pending, ReduceOp, Tag};
 use deepburn_config::{GradientPlan, GradientReduction, ReductionPlan};
 
@@ -69,7 +69,7 @@ pub(crate) struct Accumulated<B: Backend> {
     /// Largest magnitude, `[1]`, that the sum had on its way; only where that decides something.
     pub(crate) peak: Option<B::FloatTensorPrimitive>,
     /// Micro-batches in it.
-    count: usize,
+    pub(crate) count: usize,
     _lease: Lease,
 }
 
@@ -243,8 +243,35 @@ impl<B: Backend> GradientReducer<B> {
     }
 
     /// The accumulated gradient of one parameter, flat, as in [`take`](Self::take).
-    pub(crate) fn accumulated(&self, index: usize) -> Option<B::FloatTensorPrimitive> {
-        self.accumulated[index].as_ref().map(|sum| sum.tensor.clone())
+    pub(crate) fn accumulated(&self, index: usize) -> Option<&Accumulated<B>> {
+        self.accumulated[index].as_ref()
+    }
+
+    /// Whether all gradients of the passes so far are in the accumulated ones.
+    pub(crate) fn is_settled(&self) -> bool {
+        let all_reduced = self.unreduced.iter().all(Option::is_none);
+        all_reduced && self.bucket.is_empty() && self.in_flight.is_empty()
+    }
+
+    /// Whether an accumulated gradient of `count` micro-batches is in `dtype`.
+    pub(crate) fn accumulates_in(&self, dtype: DType, count: usize) -> bool {
+        let Types { communication, accumulation } = self.types;
+        let scaled = self.scaling.after != 1.0 || !self.types.widens();
+        let kept = if count > 1 || scaled { accumulation } else { communication };
+        DType::from(kept) == dtype
+    }
+
+    /// Goes on from a sum over `count` micro-batches.
+    pub(crate) fn restore(
+        &mut self,
+        index: usize,
+        tensor: B::FloatTensorPrimitive,
+        peak: Option<B::FloatTensorPrimitive>,
+        count: usize,
+    ) {
+        let bytes = tensor.shape().num_elements() * tensor.dtype().size();
+        let _lease = self.ledger.hold(Category::Gradients, bytes);
+        self.accumulated[index] = Some(Accumulated { tensor, peak, count, _lease });
     }
 
     /// Forgets all gradients, also those that were never reduced.
@@ -353,9 +380,7 @@ impl<B: Backend> GradientReducer<B> {
             }
             None => (gradient, None, 1),
         };
-        let bytes = tensor.shape().num_elements() * tensor.dtype().size();
-        let _lease = self.ledger.hold(Category::Gradients, bytes);
-        self.accumulated[index] = Some(Accumulated { tensor, peak, count, _lease });
+        self.restore(index, tensor, peak, count);
     }
 
     /// Whether a sum over `count` micro-batches may have left fp16 although what travelled did not.

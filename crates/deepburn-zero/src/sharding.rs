@@ -41,6 +41,8 @@ pub(crate) struct Sharder<B: Backend> {
     parameters: Vec<Arc<Parameter<B>>>,
     /// What the optimizer starts from, by parameter index; `None` for a frozen parameter.
     owned: Vec<Option<Owned<B>>>,
+    /// Further paths of tied parameters, by parameter index.
+    aliases: Vec<Vec<String>>,
     /// Index and autodiff tensor of each parameter already seen.
     seen: HashMap<ParamId, (usize, Box<dyn Any>)>,
     failure: Option<ZeroError>,
@@ -51,6 +53,7 @@ pub(crate) struct Table<B: Backend> {
     pub(crate) parameters: Arc<[Arc<Parameter<B>>]>,
     pub(crate) indices: HashMap<ParamId, usize>,
     pub(crate) owned: Vec<Option<Owned<B>>>,
+    pub(crate) aliases: Vec<Vec<String>>,
 }
 
 impl<B: OptimizerOps> Sharder<B> {
@@ -72,6 +75,7 @@ impl<B: OptimizerOps> Sharder<B> {
             path: Vec::new(),
             parameters: Vec::new(),
             owned: Vec::new(),
+            aliases: Vec::new(),
             seen: HashMap::new(),
             failure: None,
         }
@@ -90,7 +94,8 @@ impl<B: OptimizerOps> Sharder<B> {
             return Err(ZeroError::NothingTrainable);
         }
         let indices = self.seen.into_iter().map(|(id, (index, _))| (id, index)).collect();
-        Ok((module, Table { parameters: self.parameters.into(), indices, owned: self.owned }))
+        let Self { parameters, owned, aliases, .. } = self;
+        Ok((module, Table { parameters: parameters.into(), indices, owned, aliases }))
     }
 
     /// Distributes the values of rank 0 and keeps what this rank is to hold.
@@ -157,9 +162,10 @@ impl<B: OptimizerOps> ModuleMapper<Training<B>> for Sharder<B> {
         if self.failure.is_some() {
             return Param::from_mapped_value(id, tensor, mapper);
         }
-        if let Some((_, twin)) = self.seen.get(&id)
+        if let Some((index, twin)) = self.seen.get(&id)
             && let Some(twin) = twin.downcast_ref::<Tensor<Training<B>, D>>()
         {
+            self.aliases[*index].push(self.path.join("."));
             return Param::from_mapped_value(id, twin.clone(), mapper);
         }
         let trainable = tensor.is_require_grad();
@@ -169,6 +175,7 @@ impl<B: OptimizerOps> ModuleMapper<Training<B>> for Sharder<B> {
                 let handle = leaf::<B, D>(parameter.clone());
                 self.seen.insert(id, (parameter.index(), Box::new(handle.clone())));
                 self.parameters.push(parameter);
+                self.aliases.push(Vec::new());
                 Param::from_mapped_value(id, handle, mapper)
             }
             Err(failure) => {

@@ -56,6 +56,21 @@ impl Share {
         }
     }
 
+    /// The elements that this rank owns of an array that the optimizer keeps, without padding, as a
+    /// view.
+    pub(crate) fn owned_state<B: Backend>(
+        self,
+        kept: &B::FloatTensorPrimitive,
+        partition: Partition,
+    ) -> B::FloatTensorPrimitive {
+        let owned = partition.owned(self.rank);
+        if self.stage.shards_optimizer() {
+            narrow::<B>(kept.clone(), 0..owned.len())
+        } else {
+            flat_range::<B>(kept, owned)
+        }
+    }
+
     /// Takes the present values of what this rank updates out of a parameter. Whole parameters of
     /// stages 1 and 2 are let go here, before their successors arrive.
     pub(crate) fn take_values<B: OptimizerOps>(

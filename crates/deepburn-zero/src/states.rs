@@ -1,5 +1,7 @@
 //! The model states of one rank: parameters, gradients, optimizer states, and what moves them.
 
+mod pieces;
+
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -29,6 +31,8 @@ use crate::reduce::{Accumulated, GradientReducer, Types};
 use crate::session::{self, Binding};
 use crate::sharding::{Marker, Sharder, Table, Training, in_shape};
 use crate::share::Share;
+
+pub use pieces::{GradientSum, Piece, RandomState, StateArray};
 
 /// How the states of a model are kept.
 #[derive(Debug, Clone)]
@@ -63,6 +67,8 @@ pub struct ModelStates<B: Backend> {
     group: Group<B>,
     share: Share,
     parameters: Arc<[Arc<Parameter<B>>]>,
+    /// Further paths of tied parameters, by parameter index.
+    aliases: Vec<Vec<String>>,
     indices: HashMap<ParamId, usize>,
     gatherer: Arc<Gatherer<B>>,
     /// Parameters that stay whole at stage 3.
@@ -101,7 +107,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             accumulation: element_type(precision.accumulation),
         };
         let sharder = Sharder::new(group.clone(), share, through, working, ledger.clone());
-        let (module, Table { parameters, indices, owned }) = sharder.shard(module)?;
+        let (module, Table { parameters, indices, owned, aliases }) = sharder.shard(module)?;
         gatherer.serve(parameters.clone());
 
         let reducer = Rc::new(RefCell::new(GradientReducer::new(
@@ -125,6 +131,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             group,
             share,
             parameters,
+            aliases,
             indices,
             gatherer,
             resident,
@@ -284,9 +291,8 @@ impl<B: OptimizerOps> ModelStates<B> {
         let Some(parameter) = parameter else {
             return Err(ZeroError::UnknownParameter { path: path.to_owned() });
         };
-        let Some(sum) = self.reducer.borrow().accumulated(parameter.index()) else {
-            return Ok(None);
-        };
+        let sum = self.reducer.borrow().accumulated(parameter.index()).map(|sum| sum.tensor.clone());
+        let Some(sum) = sum else { return Ok(None) };
         let flat = if self.share.stage.shards_gradients() {
             let tag = Tag::new("gradient data", parameter.index() as u64);
             let chunks = vec![DeviceArray::Dense(sum)];
@@ -388,11 +394,7 @@ impl<B: OptimizerOps> ModelStates<B> {
                 Some(share.take_values(parameter))
             };
             let updated = step.update(index, values, gradient);
-            match share.stage {
-                Stage::Disabled => parameter.put(in_shape::<B>(updated, parameter.shape())),
-                Stage::Parameters => parameter.put(updated),
-                Stage::OptimizerStates | Stage::Gradients => publisher.enter(parameter, updated)?,
-            }
+            publisher.store(share.stage, parameter, updated)?;
         }
         publisher.flush()?;
         Ok(())

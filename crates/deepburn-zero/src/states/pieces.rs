@@ -1,0 +1,286 @@
+//! The model states piece by piece, as checkpoints store them and get them back.
+//!
+//! What is given out is the same at every stage: the elements that a rank owns of each array, without
+//! padding. What is taken back is whatever range this rank keeps at its own stage and number of
+//! ranks, so states that were given out at one stage load at any other. Afterwards working copies,
+//! whole and resident parameters and masters are what they would be without the interruption.
+
+use std::ops::Range;
+
+use burn_backend::{DType, FloatDType, Shape, TensorData, TensorMetadata};
+use deepburn_config::Stage;
+use deepburn_ops::{OptimizerOps, float_from_host, float_into_host, read_float};
+
+use super::ModelStates;
+use crate::array::{flat_range, in_type, narrow};
+use crate::error::ZeroError;
+use crate::parameter::Parameter;
+use crate::publish::Publisher;
+use crate::random::RandomStream;
+use crate::session;
+
+/// One of the arrays that belong to a parameter, each as long as the parameter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StateArray {
+    /// The values: masters in full precision where there are any.
+    Weights,
+    /// What the optimizer keeps, by PyTorch's name for it: `exp_avg`, `exp_avg_sq`,
+    /// `momentum_buffer`, `sum`.
+    Moment(&'static str),
+    /// The gradient accumulated so far, between two micro-batches of a step.
+    Gradient,
+}
+
+impl StateArray {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Weights => "weights",
+            Self::Moment(name) => name,
+            Self::Gradient => "gradient",
+        }
+    }
+}
+
+/// Elements of an array of a parameter that this rank has to be given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece<'a> {
+    /// Module path of the parameter.
+    pub path: &'a str,
+    /// Which array.
+    pub array: StateArray,
+    /// Elements of the flat parameter; empty for a rank that holds nothing but padding.
+    pub range: Range<usize>,
+}
+
+/// What is to be known of an accumulated gradient besides its values.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GradientSum {
+    /// Micro-batches in it.
+    pub micro_batches: usize,
+    /// Type in which it is kept.
+    pub dtype: DType,
+    /// Largest magnitude that the part of it on this rank had on its way, where a step is skipped
+    /// because of that.
+    pub peak: Option<f32>,
+}
+
+/// Where the random stream of a rank stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RandomState {
+    /// The seed that all ranks share.
+    pub seed: u64,
+    /// Words drawn so far by this rank.
+    pub position: u128,
+}
+
+impl<B: OptimizerOps> ModelStates<B> {
+    /// Further module paths of the parameter at `index`, which are tied to its own.
+    pub fn aliases(&self, index: usize) -> &[String] {
+        &self.aliases[index]
+    }
+
+    /// The arrays that there are of the parameter at `index`, and their types. All ranks have the
+    /// same.
+    pub fn arrays(&self, index: usize) -> Vec<(StateArray, DType)> {
+        let parameter = &self.parameters[index];
+        let weights = match self.optimizer.master(index) {
+            Some(_) => DType::F32,
+            None => parameter.dtype(),
+        };
+        let mut arrays = vec![(StateArray::Weights, weights)];
+        if parameter.is_trainable() {
+            let moments = self.optimizer.moments().iter();
+            arrays.extend(moments.map(|name| (StateArray::Moment(name), DType::F32)));
+        }
+        let gradient = self.gradient_sum(index);
+        arrays.extend(gradient.map(|sum| (StateArray::Gradient, sum.dtype)));
+        arrays
+    }
+
+    /// The elements of an array that this rank owns ([`Partition::owned`](crate::Partition::owned)),
+    /// flat, without padding. `None` where there is no such array.
+    pub fn owned_data(&self, index: usize, array: StateArray) -> Option<TensorData> {
+        let (parameter, share) = (&self.parameters[index], self.share);
+        let partition = parameter.partition();
+        let owned = match array {
+            StateArray::Weights => match (self.optimizer.master(index), parameter.shard()) {
+                (Some(master), _) => share.owned_state::<B>(master, partition),
+                (None, Some(shard)) => narrow::<B>(shard, 0..partition.owned(share.rank).len()),
+                (None, None) => flat_range::<B>(&parameter.read(), partition.owned(share.rank)),
+            },
+            StateArray::Moment(name) => {
+                share.owned_state::<B>(self.optimizer.moment(index, name)?, partition)
+            }
+            StateArray::Gradient => {
+                let reducer = self.reducer.borrow();
+                share.owned_gradient::<B>(&reducer.accumulated(index)?.tensor, partition)
+            }
+        };
+        Some(read_float::<B>(owned))
+    }
+
+    /// About the accumulated gradient of the parameter at `index`; `None` where there is none.
+    pub fn gradient_sum(&self, index: usize) -> Option<GradientSum> {
+        let reducer = self.reducer.borrow();
+        let sum = reducer.accumulated(index)?;
+        Some(GradientSum {
+            micro_batches: sum.count,
+            dtype: sum.tensor.dtype(),
+            peak: sum.peak.as_ref().map(|peak| float_into_host::<B>(peak.clone())[0]),
+        })
+    }
+
+    /// Whether the accumulated gradients are all that there is: not within a backward pass, nor after
+    /// passes whose gradients stayed on this rank.
+    pub fn gradients_are_settled(&self) -> bool {
+        self.reducer.borrow().is_settled()
+    }
+
+    /// Optimizer steps taken, by which moments are corrected.
+    pub fn optimizer_steps(&self) -> u64 {
+        self.optimizer.time()
+    }
+
+    /// Names of the arrays that the optimizer keeps of each trainable parameter.
+    pub fn moments(&self) -> &'static [&'static str] {
+        self.optimizer.moments()
+    }
+
+    /// Type that ops use.
+    pub fn compute_type(&self) -> DType {
+        self.compute.into()
+    }
+
+    /// Where this rank's random stream (dropout) stands.
+    pub fn random_state(&self) -> RandomState {
+        let state = |random: &mut RandomStream| RandomState {
+            seed: random.seed(),
+            position: random.position(),
+        };
+        session::with_random(state).unwrap_or(RandomState { seed: 0, position: 0 })
+    }
+
+    /// Continues this rank's random stream at `state`.
+    pub fn set_random_state(&self, state: RandomState) {
+        session::reseed(state.seed);
+        session::with_random(|random| random.seek(state.position));
+    }
+
+    /// Replaces the values of all parameters by what `read` gives for each piece, as f32 or a type
+    /// narrower. All ranks call this together, between passes; what was gathered is let go. After an
+    /// error the model is partly the old one and partly the new.
+    ///
+    /// # Errors
+    /// Those of `read`, a piece of another length, or a failed collective.
+    pub fn load_weights<E: From<ZeroError>>(
+        &mut self,
+        mut read: impl FnMut(&Piece<'_>) -> Result<TensorData, E>,
+    ) -> Result<(), E> {
+        self.finish_pass()?;
+        let stage = self.share.stage;
+        let working = self.compute;
+        let mut publisher = Publisher::new(&self.group, self.allgather_bucket_size);
+        for parameter in self.parameters.iter() {
+            // What is not updated is not handed round either: every rank reads what it keeps.
+            let trains = parameter.is_trainable();
+            let cut = if trains { stage.shards_optimizer() } else { stage.shards_parameters() };
+            let values = self.piece(parameter, StateArray::Weights, cut, &mut read)?;
+            let stored = in_type::<B>(values.clone(), working);
+            self.optimizer.set_master(parameter.index(), values);
+            if stage.shards_parameters() {
+                drop(parameter.take());
+            }
+            let stage = if trains || stage.shards_parameters() { stage } else { Stage::Disabled };
+            publisher.store(stage, parameter, stored).map_err(ZeroError::from)?;
+        }
+        publisher.flush().map_err(ZeroError::from)?;
+        self.gatherer.refresh_resident(&self.resident).map_err(ZeroError::from)?;
+        Ok(())
+    }
+
+    /// Replaces all moments by what `read` gives for each piece, after `steps` optimizer steps.
+    ///
+    /// # Errors
+    /// Those of `read`, or a piece of another length.
+    pub fn load_moments<E: From<ZeroError>>(
+        &mut self,
+        steps: u64,
+        mut read: impl FnMut(&Piece<'_>) -> Result<TensorData, E>,
+    ) -> Result<(), E> {
+        let cut = self.share.stage.shards_optimizer();
+        for index in 0..self.parameters.len() {
+            let parameter = &self.parameters[index];
+            if !parameter.is_trainable() {
+                continue;
+            }
+            let moments = self.optimizer.moments().iter();
+            let moments = moments
+                .map(|name| self.piece(parameter, StateArray::Moment(name), cut, &mut read))
+                .collect::<Result<Vec<_>, E>>()?;
+            self.optimizer.set_moments(index, moments);
+        }
+        self.optimizer.set_time(steps);
+        Ok(())
+    }
+
+    /// Replaces all accumulated gradients: those of which there is a sum by what `read` gives for
+    /// each piece, the others by none. `sums` are by parameter index.
+    ///
+    /// # Errors
+    /// Those of `read`, a piece of another length, or a type that gradients are not kept in here.
+    pub fn load_gradients<E: From<ZeroError>>(
+        &mut self,
+        sums: &[Option<GradientSum>],
+        mut read: impl FnMut(&Piece<'_>) -> Result<TensorData, E>,
+    ) -> Result<(), E> {
+        self.zero_grad();
+        for (parameter, sum) in self.parameters.iter().zip(sums) {
+            let Some(GradientSum { micro_batches, dtype, peak }) = *sum else { continue };
+            if !self.reducer.borrow().accumulates_in(dtype, micro_batches) {
+                let (path, dtype) = (parameter.path().to_owned(), dtype.name());
+                return Err(ZeroError::GradientType { path, dtype }.into());
+            }
+            let cut = self.share.stage.shards_gradients();
+            let values = self.piece(parameter, StateArray::Gradient, cut, &mut read)?;
+            let values = in_type::<B>(values, FloatDType::from(dtype));
+            let peak = peak.map(|peak| {
+                float_from_host::<B>(TensorData::new(vec![peak], [1]), parameter.device())
+            });
+            self.reducer.borrow_mut().restore(parameter.index(), values, peak, micro_batches);
+        }
+        Ok(())
+    }
+
+    /// An array as this rank keeps it, in f32: its chunk, padded, or with `cut` off all elements.
+    fn piece<E: From<ZeroError>>(
+        &self,
+        parameter: &Parameter<B>,
+        array: StateArray,
+        cut: bool,
+        read: &mut impl FnMut(&Piece<'_>) -> Result<TensorData, E>,
+    ) -> Result<B::FloatTensorPrimitive, E> {
+        let partition = parameter.partition();
+        let (range, len) = match cut {
+            true => (partition.owned(self.share.rank), partition.shard_len()),
+            false => (0..partition.numel(), partition.numel()),
+        };
+        let expected = range.len();
+        let mut values = match range.is_empty() {
+            true => Vec::new(),
+            false => into_f32(read(&Piece { path: parameter.path(), array, range })?),
+        };
+        if values.len() != expected {
+            let (path, found) = (parameter.path().to_owned(), values.len());
+            let array = array.name();
+            return Err(ZeroError::PieceLength { path, array, found, expected }.into());
+        }
+        values.resize(len, 0.0);
+        let data = TensorData::new(values, Shape::from(vec![len]));
+        Ok(float_from_host::<B>(data, parameter.device()))
+    }
+}
+
+/// The values in f32, without a copy where they are.
+fn into_f32(data: TensorData) -> Vec<f32> {
+    data.convert::<f32>().into_vec().expect("the data was converted to f32 just before")
+}

@@ -18,6 +18,7 @@ use deepburn_zero::{
     Category, Group, Ledger, ModelStates, Parameter, Policy, Rates, StepOutcome, Training,
     ZeroError,
 };
+use serde::{Deserialize, Serialize};
 use tracing::trace_span;
 
 use crate::EngineError;
@@ -45,19 +46,19 @@ pub fn initialize<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
 pub struct Engine<B: Backend, M: AutodiffModule<Training<B>>> {
     /// Empty only while a call maps it.
     module: Option<M>,
-    states: ModelStates<B>,
-    schedule: Schedule,
-    scaler: LossScaler,
+    pub(crate) states: ModelStates<B>,
+    pub(crate) schedule: Schedule,
+    pub(crate) scaler: LossScaler,
     overflow: OverflowPlan,
     batch: BatchPlan,
     clip: Option<f64>,
     gathers_for_saving: bool,
-    progress: Progress,
+    pub(crate) progress: Progress,
     times: PhaseTimes,
     /// Overrides whether the present micro-batch ends an accumulation.
     boundary: Option<bool>,
     /// How the present optimizer step differs from others.
-    next_size: Option<StepSize>,
+    pub(crate) next_size: Option<StepSize>,
     last_step: Option<Step>,
 }
 
@@ -66,22 +67,26 @@ pub struct Engine<B: Backend, M: AutodiffModule<Training<B>>> {
 const MAX_SKIPS_IN_A_ROW: u64 = 100;
 
 /// Where the engine is.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Progress {
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Progress {
     /// Micro-batches since the beginning.
-    micro_steps: u64,
+    pub(crate) micro_steps: u64,
     /// Whether a forward pass waits for its backward pass.
-    in_forward: bool,
+    #[serde(skip)]
+    pub(crate) in_forward: bool,
     /// Micro-batches since the last optimizer step.
-    accumulated: usize,
+    pub(crate) accumulated: usize,
     /// Optimizer steps, skipped ones included.
-    global_steps: u64,
+    pub(crate) global_steps: u64,
     /// Optimizer steps that were left out.
-    skipped_steps: u64,
+    pub(crate) skipped_steps: u64,
     /// Those since the last one that was taken.
-    skipped_in_a_row: u64,
+    pub(crate) skipped_in_a_row: u64,
     /// Samples over all ranks.
-    global_samples: u64,
+    pub(crate) global_samples: u64,
+    /// Tokens over all ranks, as far as they were counted.
+    pub(crate) global_tokens: u64,
 }
 
 /// Wall-clock time by phase, since the last time it was asked for.
@@ -402,6 +407,16 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// Samples over all ranks so far.
     pub fn global_samples(&self) -> u64 {
         self.progress.global_samples
+    }
+
+    /// Tokens over all ranks so far, where the training loop or the caller counts them.
+    pub fn global_tokens(&self) -> u64 {
+        self.progress.global_tokens
+    }
+
+    /// Counts tokens of all ranks.
+    pub fn count_tokens(&mut self, tokens: u64) {
+        self.progress.global_tokens += tokens;
     }
 
     /// Micro-batches of this rank so far.

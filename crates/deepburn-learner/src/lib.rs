@@ -5,6 +5,7 @@
 //! [`Hook`]s that watch it and rows for `metrics.jsonl` ([`metrics`]). [`schedule`] has the learning
 //! rates.
 
+mod checkpoint;
 mod engine;
 mod error;
 mod loss_scale;
@@ -14,10 +15,11 @@ mod source;
 mod task;
 mod train;
 
+pub use checkpoint::{ClientStates, LoadPlan, SaveRequest, TrainingCheckpointError};
 pub use deepburn_monitor::metrics;
 pub use engine::{Engine, PhaseTimes, Step, initialize};
 pub use error::EngineError;
-pub use loss_scale::{LossScaler, ScaleExhausted};
+pub use loss_scale::{LossScaler, ScaleExhausted, ScalerState};
 pub use save::{HalfPrecision, SaveError};
 pub use source::{BatchSource, NextStep, StepBatches, StepSize};
 pub use task::{Batch, Confusion, Evaluation, Task};

@@ -7,6 +7,7 @@
 //! stage 0 has another, which knows no hysteresis and never gives up.
 
 use deepburn_config::{DynamicScalePlan, LossScalePlan};
+use serde::{Deserialize, Serialize};
 
 /// The loss scale of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -35,7 +36,36 @@ pub struct ScaleExhausted {
     pub minimum: f64,
 }
 
+/// Where a dynamic loss scale stands.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScalerState {
+    /// The scale.
+    pub scale: f64,
+    /// Overflows that are left until the next halving.
+    pub hysteresis: u64,
+    /// Update of the last overflow; -1 before there was one.
+    pub last_overflow: i64,
+    /// Updates so far, overflows included.
+    pub iteration: u64,
+}
+
 impl LossScaler {
+    /// Where the scale stands; `None` for a fixed one.
+    pub fn state(&self) -> Option<ScalerState> {
+        let Dynamic { updates, last_overflow, hysteresis, .. } = self.dynamic?;
+        Some(ScalerState { scale: self.scale, hysteresis, last_overflow, iteration: updates })
+    }
+
+    /// Goes on from `state`; a fixed scale stays.
+    pub fn restore(&mut self, state: ScalerState) {
+        if let Some(dynamic) = &mut self.dynamic {
+            let ScalerState { scale, hysteresis, last_overflow, iteration } = state;
+            self.scale = scale;
+            *dynamic = Dynamic { updates: iteration, last_overflow, hysteresis, ..*dynamic };
+        }
+    }
+
     /// A scaler at its start.
     pub fn new(plan: &LossScalePlan) -> Self {
         match *plan {

@@ -4,6 +4,8 @@
 //! because what a step has may differ from step to step: how many micro-batches, how long their
 //! samples are, and which learning rate goes with them.
 
+use serde::{Deserialize, Serialize};
+
 use crate::train::OutsideError;
 
 /// An optimizer step that is about to begin.
@@ -25,7 +27,8 @@ pub struct StepBatches<T> {
 }
 
 /// A step whose number of samples is its own.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct StepSize {
     /// Samples over all ranks and micro-batches.
     pub samples: u64,

@@ -77,9 +77,9 @@ impl<B: Backend> Group<B> {
         let longest = self.max(tag, vec![bytes.len() as f64])?[0] as usize;
         // An f64 holds every integer of 32 bits.
         let len = 1 + longest.div_ceil(size_of::<u32>());
-        let words = bytes.chunks(size_of::<u32>()).map(|word| {
-            word.iter().rev().fold(0_u32, |word, byte| word << 8 | u32::from(*byte))
-        });
+        let words = bytes
+            .chunks(size_of::<u32>())
+            .map(|word| word.iter().rev().fold(0_u32, |word, byte| word << 8 | u32::from(*byte)));
         let mut mine: Vec<f64> = vec![bytes.len() as f64];
         mine.extend(words.map(f64::from));
         mine.resize(len, 0.0);

@@ -291,7 +291,8 @@ impl<B: OptimizerOps> ModelStates<B> {
         let Some(parameter) = parameter else {
             return Err(ZeroError::UnknownParameter { path: path.to_owned() });
         };
-        let sum = self.reducer.borrow().accumulated(parameter.index()).map(|sum| sum.tensor.clone());
+        let sum =
+            self.reducer.borrow().accumulated(parameter.index()).map(|sum| sum.tensor.clone());
         let Some(sum) = sum else { return Ok(None) };
         let flat = if self.share.stage.shards_gradients() {
             let tag = Tag::new("gradient data", parameter.index() as u64);

@@ -50,13 +50,15 @@
 
 use std::time::Duration;
 
+pub use deepburn_checkpoint as checkpoint;
 pub use deepburn_comm as comm;
 pub use deepburn_config as config;
 pub use deepburn_kernels as kernels;
 pub use deepburn_learner::{
-    Batch, BatchSource, Cause, Confusion, Engine, EngineError, Evaluation, HalfPrecision, Hook,
-    LossScaler, Measured, NextStep, OutsideError, PhaseTimes, SaveError, Step, StepBatches,
-    StepSize, Task, TrainError, TrainPlan, evaluate, initialize, metrics, schedule, train,
+    Batch, BatchSource, Cause, ClientStates, Confusion, Engine, EngineError, Evaluation,
+    HalfPrecision, Hook, LoadPlan, LossScaler, Measured, NextStep, OutsideError, PhaseTimes,
+    SaveError, SaveRequest, Step, StepBatches, StepSize, Task, TrainError, TrainPlan,
+    TrainingCheckpointError, evaluate, initialize, metrics, schedule, train,
 };
 pub use deepburn_ops as ops;
 pub use deepburn_zero as zero;

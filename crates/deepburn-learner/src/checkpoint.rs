@@ -1,0 +1,101 @@
+//! Checkpoints of an engine in training: saved whole, loaded at any stage and number of ranks.
+//!
+//! [`Engine::save_checkpoint`](crate::Engine::save_checkpoint) writes everything that decides the
+//! numbers of the steps to come: weights and masters, moments, gradients in mid-accumulation, loss
+//! scale, schedule, counters, random streams, and what the caller adds (its place in the data).
+//! [`Engine::load_checkpoint`](crate::Engine::load_checkpoint) goes on from there, bit for bit where
+//! the number of ranks is the same, whatever the stage.
+//!
+//! Refused: saving between forward and backward or after passes without synchronisation, whose
+//! gradients differ from rank to rank; and loading into another model, other moments, or, in
+//! mid-accumulation, other batches. Everything is compared before anything is changed.
+
+mod load;
+mod save;
+mod state;
+
+use deepburn_checkpoint::CheckpointError;
+use deepburn_comm::Tag;
+use deepburn_ops::OptimizerOps;
+use deepburn_zero::Group;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+use crate::EngineError;
+
+pub use load::{ClientStates, LoadPlan};
+pub use save::SaveRequest;
+
+/// Why a training checkpoint was not saved or loaded. All ranks fail together.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainingCheckpointError {
+    /// The engine failed: the run is over.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The checkpoint cannot be written or read here.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// Another rank cannot write or read its part.
+    #[error("rank {rank}: {message}")]
+    Elsewhere {
+        /// The first such rank.
+        rank: usize,
+        /// What it said.
+        message: String,
+    },
+    /// The checkpoint is sound, but not one of this engine.
+    #[error("{}: {reason}", .path.display())]
+    Unfit {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What differs and what to do.
+        reason: String,
+    },
+}
+
+impl TrainingCheckpointError {
+    /// Whether the engine can go on: nothing was saved, and nothing of it was changed.
+    pub fn is_recoverable(&self) -> bool {
+        !matches!(self, Self::Engine(_))
+    }
+}
+
+/// Tells all ranks what some have to say, in rank order. As soon as one has a failure to report, all
+/// of them fail.
+fn exchange<B: OptimizerOps, T: Serialize + DeserializeOwned>(
+    group: &Group<B>,
+    purpose: &'static str,
+    mine: Option<Result<T, TrainingCheckpointError>>,
+) -> Result<Vec<T>, TrainingCheckpointError> {
+    #[derive(Serialize, Deserialize)]
+    enum Said<T> {
+        Done(T),
+        Failed(String),
+    }
+    let (said, own_failure) = match mine {
+        None => (None, None),
+        Some(Ok(value)) => (Some(Said::Done(value)), None),
+        Some(Err(error)) => (Some(Said::Failed(error.to_string())), Some(error)),
+    };
+    let bytes = serde_json::to_vec(&said).unwrap_or_default();
+    let all = group.gather_bytes(Tag::new(purpose, 0), &bytes).map_err(EngineError::from)?;
+    if let Some(error) = own_failure {
+        return Err(error);
+    }
+    let mut values = Vec::new();
+    for (rank, bytes) in all.iter().enumerate() {
+        let unreadable = |error: serde_json::Error| TrainingCheckpointError::Elsewhere {
+            rank,
+            message: format!("{purpose}: {error}"),
+        };
+        match serde_json::from_slice::<Option<Said<T>>>(bytes).map_err(unreadable)? {
+            None => {}
+            Some(Said::Done(value)) => values.push(value),
+            Some(Said::Failed(message)) => {
+                return Err(TrainingCheckpointError::Elsewhere { rank, message });
+            }
+        }
+    }
+    Ok(values)
+}

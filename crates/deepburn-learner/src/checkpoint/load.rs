@@ -1,0 +1,319 @@
+//! Loading: every rank reads what it keeps at its own stage, out of whichever files have it.
+
+use std::collections::BTreeMap;
+
+use burn::module::AutodiffModule;
+use burn::tensor::{DType, TensorData};
+use deepburn_checkpoint::{Atom, Checkpoint, ElementType, Slot, Values};
+use deepburn_ops::OptimizerOps;
+use deepburn_zero::{GradientSum, Piece, RandomState, Training, ZeroError};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::save::slot_of;
+use super::state::{EngineState, GradientRecord, RankState};
+use super::{TrainingCheckpointError, exchange};
+use crate::engine::Progress;
+use crate::{Engine, EngineError};
+
+/// What is taken from a checkpoint. These are DeepSpeed's `load_module_only`,
+/// `load_optimizer_states` and `load_lr_scheduler_states`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LoadPlan {
+    /// The weights alone; training begins anew from them.
+    ModuleOnly,
+    /// Training goes on: counters, random streams, and what is said here.
+    Training {
+        /// Moments, loss scale and, in mid-accumulation, gradients. Without them a step in progress
+        /// is begun again.
+        optimizer_states: bool,
+        /// The place in the schedule.
+        lr_scheduler_states: bool,
+    },
+}
+
+impl LoadPlan {
+    /// Everything.
+    pub const ALL: Self = Self::Training { optimizer_states: true, lr_scheduler_states: true };
+}
+
+impl Default for LoadPlan {
+    fn default() -> Self {
+        Self::ALL
+    }
+}
+
+/// What callers added to a checkpoint.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ClientStates {
+    /// The same for all ranks.
+    pub client_state: Value,
+    /// By rank of the run that saved.
+    pub rank_states: Vec<Value>,
+}
+
+/// The states of a checkpoint besides its tensors.
+struct Saved {
+    engine: EngineState,
+    ranks: Vec<RankState>,
+}
+
+impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
+    /// Goes on from `checkpoint`, which was saved at any stage and number of ranks. All ranks call
+    /// this together and load the same one. At the number of ranks that saved, all later steps are
+    /// those of the run that was not interrupted, to the bit; with more ranks, those that are new
+    /// draw dropout from the beginning of their streams.
+    ///
+    /// # Errors
+    /// When the checkpoint is damaged or not one of this model and optimizer: then the engine is as
+    /// it was. When reading or a collective fails later on: then it is of no use any more.
+    pub fn load_checkpoint(
+        &mut self,
+        checkpoint: &Checkpoint,
+        plan: LoadPlan,
+    ) -> Result<ClientStates, TrainingCheckpointError> {
+        self.check_settled("load_checkpoint")?;
+        let checked = self.check(checkpoint, plan);
+        let mut saved = None;
+        let tag = checked.map(|states| {
+            saved = Some(states);
+            (checkpoint.tag().clone(), checkpoint.run().step)
+        });
+        let tags = exchange(self.group(), "checkpoint to load", Some(tag))?;
+        if let Some(other) = tags.iter().find(|tag| **tag != tags[0]) {
+            let reason = format!("rank 0 loads {}, another rank {}", tags[0].0, other.0);
+            return Err(unfit(checkpoint, reason));
+        }
+        let Some(saved) = saved else { unreachable!("a rank that failed has returned") };
+        self.adopt(checkpoint, plan, &saved)?;
+        let Saved { engine, ranks } = saved;
+        Ok(ClientStates {
+            client_state: engine.client,
+            rank_states: ranks.into_iter().map(|state| state.client).collect(),
+        })
+    }
+
+    /// Makes sure that `checkpoint` is sound and fits this engine.
+    fn check(
+        &self,
+        checkpoint: &Checkpoint,
+        plan: LoadPlan,
+    ) -> Result<Saved, TrainingCheckpointError> {
+        checkpoint.verify()?;
+        let run = checkpoint.run();
+        let ranks = 0..checkpoint.layout().world_size();
+        let ranks = ranks.filter_map(|rank| checkpoint.rank_state(rank));
+        let saved = Saved {
+            engine: parse(checkpoint, &run.state)?,
+            ranks: ranks.map(|state| parse(checkpoint, state)).collect::<Result<_, _>>()?,
+        };
+        let fits = self.check_model(checkpoint).and_then(|()| match plan {
+            LoadPlan::Training { optimizer_states: true, .. } => {
+                self.check_moments(checkpoint)?;
+                self.check_accumulation(checkpoint, &saved.engine)
+            }
+            _ => Ok(()),
+        });
+        fits.map_err(|reason| unfit(checkpoint, reason))?;
+        Ok(saved)
+    }
+
+    /// The model has the checkpoint's parameters, and no other.
+    fn check_model(&self, checkpoint: &Checkpoint) -> Result<(), String> {
+        let layout = checkpoint.layout();
+        for parameter in self.parameters() {
+            let path = parameter.path();
+            let Some(atom) = layout.find(path) else {
+                return Err(format!("it has no parameter {path}, as this model has"));
+            };
+            let Atom { shape, .. } = &layout.atoms()[atom];
+            if shape[..] != parameter.shape()[..] {
+                let own = parameter.shape().to_vec();
+                return Err(format!(
+                    "its parameter {path} is of shape {shape:?} and this model's of {own:?}"
+                ));
+            }
+        }
+        let mut atoms = layout.atoms().iter();
+        let known = |atom: &Atom| {
+            let paths = || [&atom.path].into_iter().chain(&atom.aliases);
+            self.parameters().iter().any(|own| paths().any(|path| own.path() == path))
+        };
+        match atoms.find(|atom| !known(atom)) {
+            Some(atom) => Err(format!("this model has no parameter {}, as it has", atom.path)),
+            None => Ok(()),
+        }
+    }
+
+    /// There are the moments that this optimizer keeps, and no others.
+    fn check_moments(&self, checkpoint: &Checkpoint) -> Result<(), String> {
+        let layout = checkpoint.layout();
+        for parameter in self.parameters().iter().filter(|parameter| parameter.is_trainable()) {
+            let atom = layout.find(parameter.path()).map(|atom| &layout.atoms()[atom]);
+            let slots = atom.map(|atom| &atom.slots[..]).unwrap_or_default();
+            let stored: Vec<&str> = slots
+                .iter()
+                .filter(|stored| matches!(stored.slot, Slot::Moment(_)))
+                .map(|stored| stored.slot.as_str())
+                .collect();
+            let own = self.states().moments();
+            if stored != own {
+                return Err(format!(
+                    "its optimizer kept {} of parameter {} and this one keeps {}: use the optimizer \
+                     that saved it, or load without optimizer states",
+                    listed(&stored),
+                    parameter.path(),
+                    listed(own)
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// A step in progress goes on with the batches that it was begun with.
+    fn check_accumulation(
+        &self,
+        checkpoint: &Checkpoint,
+        saved: &EngineState,
+    ) -> Result<(), String> {
+        if saved.progress.accumulated == 0 {
+            return Ok(());
+        }
+        let (then, now) = (saved.batch, self.batch_state());
+        if then != now {
+            return Err(format!(
+                "it was saved in mid-accumulation with {then:?} and this run has {now:?}: finish the \
+                 step with the same batches, or load without optimizer states, which begins it anew"
+            ));
+        }
+        let (working, compute) = (checkpoint.run().working, self.states().compute_type());
+        if dtype_of(working) != compute {
+            return Err(format!(
+                "it was saved in mid-accumulation, computing in {working}, and this run computes in \
+                 {}: finish the step in the same type, or load without optimizer states",
+                compute.name()
+            ));
+        }
+        Ok(())
+    }
+
+    /// Replaces what this engine has by what was saved.
+    fn adopt(
+        &mut self,
+        checkpoint: &Checkpoint,
+        plan: LoadPlan,
+        saved: &Saved,
+    ) -> Result<(), TrainingCheckpointError> {
+        let read = |piece: &Piece<'_>| read(checkpoint, piece);
+        self.states.zero_grad();
+        self.progress.accumulated = 0;
+        self.states.load_weights(read)?;
+        let LoadPlan::Training { optimizer_states, lr_scheduler_states } = plan else {
+            return Ok(());
+        };
+        let EngineState { progress, optimizer_steps, loss_scale, schedule, next_size, .. } =
+            &saved.engine;
+        self.progress = Progress { accumulated: 0, ..*progress };
+        if optimizer_states {
+            self.states.load_moments(*optimizer_steps, read)?;
+            let sums = self.gradient_sums(checkpoint, &saved.ranks);
+            self.states.load_gradients(&sums, read)?;
+            self.progress.accumulated = progress.accumulated;
+            self.next_size = *next_size;
+            if let Some(state) = loss_scale {
+                self.scaler.restore(*state);
+            }
+        }
+        if lr_scheduler_states {
+            self.schedule.seek(*schedule);
+        }
+        let random = match saved.ranks.get(self.rank()) {
+            Some(state) => Some((state.random.seed, state.random.position)),
+            None => saved.ranks.first().map(|state| (state.random.seed, 0)),
+        };
+        if let Some((seed, position)) = random {
+            self.states.set_random_state(RandomState { seed, position });
+        }
+        Ok(())
+    }
+
+    /// What is to be known of each accumulated gradient. A rank may hold other elements now than
+    /// the rank that noted a peak, so each is told the largest: a step is skipped by all or none.
+    fn gradient_sums(
+        &self,
+        checkpoint: &Checkpoint,
+        ranks: &[RankState],
+    ) -> Vec<Option<GradientSum>> {
+        let mut records = BTreeMap::<&str, GradientRecord>::new();
+        for (path, record) in ranks.iter().flat_map(|state| &state.gradients) {
+            let known = records.entry(path).or_insert(*record);
+            let peaks = [known.peak_bits, record.peak_bits].map(|bits| bits.map(f32::from_bits));
+            let peak = peaks.into_iter().flatten().reduce(larger);
+            known.peak_bits = peak.map(f32::to_bits);
+        }
+        let layout = checkpoint.layout();
+        let sum = |path: &str| {
+            let atom = &layout.atoms()[layout.find(path)?];
+            let record = records.get(atom.path.as_str())?;
+            Some(GradientSum {
+                micro_batches: record.micro_batches,
+                dtype: dtype_of(atom.element_of(&Slot::Gradient)?),
+                peak: record.peak_bits.map(f32::from_bits),
+            })
+        };
+        self.parameters().iter().map(|parameter| sum(parameter.path())).collect()
+    }
+}
+
+/// The larger of two magnitudes; NaN wins.
+fn larger(left: f32, right: f32) -> f32 {
+    if left.is_nan() || left > right { left } else { right }
+}
+
+fn listed(names: &[&str]) -> String {
+    match names {
+        [] => "nothing".to_owned(),
+        names => names.join(", "),
+    }
+}
+
+/// Reads what a rank keeps of an array.
+fn read(checkpoint: &Checkpoint, piece: &Piece<'_>) -> Result<TensorData, TrainingCheckpointError> {
+    let values = checkpoint.read(piece.path, &slot_of(piece.array), piece.range.clone())?;
+    let len = [values.len()];
+    Ok(match values {
+        Values::F32(values) => TensorData::new(values, len),
+        Values::F16(values) => TensorData::new(values, len),
+        Values::Bf16(values) => TensorData::new(values, len),
+    })
+}
+
+fn dtype_of(element: ElementType) -> DType {
+    match element {
+        ElementType::F32 => DType::F32,
+        ElementType::F16 => DType::F16,
+        ElementType::Bf16 => DType::BF16,
+    }
+}
+
+fn parse<T: DeserializeOwned>(
+    checkpoint: &Checkpoint,
+    state: &Value,
+) -> Result<T, TrainingCheckpointError> {
+    T::deserialize(state).map_err(|error| {
+        let reason = format!(
+            "it was not saved by an engine of this version ({error}); use the program that wrote it"
+        );
+        unfit(checkpoint, reason)
+    })
+}
+
+fn unfit(checkpoint: &Checkpoint, reason: String) -> TrainingCheckpointError {
+    TrainingCheckpointError::Unfit { path: checkpoint.path().to_owned(), reason }
+}
+
+impl From<ZeroError> for TrainingCheckpointError {
+    fn from(error: ZeroError) -> Self {
+        EngineError::from(error).into()
+    }
+}

@@ -1,0 +1,199 @@
+//! Saving: every rank writes what it owns, rank 0 makes a checkpoint of it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use burn::module::AutodiffModule;
+use burn::tensor::{DType, Element, TensorData};
+use deepburn_checkpoint::{
+    Atom, CheckpointError, ElementType, Layout, RankRecord, RankWriter, Run, Save, Slot,
+    StoredSlot, Tag, Ticket,
+};
+use deepburn_ops::OptimizerOps;
+use deepburn_zero::{GradientSum, RandomState, StateArray, Training};
+use half::{bf16, f16};
+use serde_json::{Value, json};
+
+use super::state::{Batch, EngineState, GradientRecord, Random, RankState};
+use super::{TrainingCheckpointError, exchange};
+use crate::{Engine, EngineError};
+
+/// What a caller adds to a checkpoint.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct SaveRequest {
+    /// The checkpoint's name; by default that of its step, `step-00000010`.
+    pub tag: Option<Tag>,
+    /// What the run is called.
+    pub job: String,
+    /// What old checkpoints are judged by, such as the evaluation loss: less is better.
+    pub metric: Option<f64>,
+    /// Anything that is the same on all ranks; that of rank 0 is saved.
+    pub client_state: Value,
+    /// Anything that this rank alone knows, such as its place in the data.
+    pub rank_state: Value,
+}
+
+impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
+    /// Saves a checkpoint in the folder `root` and returns its own folder. All ranks call this
+    /// together, after a step or between two micro-batches of it. A checkpoint is there whole or
+    /// not at all, and none is ever overwritten.
+    ///
+    /// # Errors
+    /// When the checkpoint cannot be written, for want of room perhaps: then earlier ones are as
+    /// they were, and training may go on
+    /// ([`is_recoverable`](TrainingCheckpointError::is_recoverable)). When it is called between
+    /// forward and backward, or before gradients of `no_sync` were reduced.
+    pub fn save_checkpoint(
+        &self,
+        root: &Path,
+        request: SaveRequest,
+    ) -> Result<PathBuf, TrainingCheckpointError> {
+        self.check_settled("save_checkpoint")?;
+        let SaveRequest { tag, job, metric, client_state, rank_state } = request;
+        let tag = tag.unwrap_or_else(|| Tag::of_step(self.global_steps()));
+        let (group, layout) = (self.group(), Arc::new(self.layout()?));
+
+        let mut save = None;
+        let begun = (self.rank() == 0).then(|| {
+            let begun = Save::begin(root, tag, layout.clone())?;
+            let ticket = begun.ticket().clone();
+            save = Some(begun);
+            Ok(ticket)
+        });
+        let ticket = exchange(group, "checkpoint begun", begun)?.swap_remove(0);
+
+        let written = self.write_owned(&ticket, layout, rank_state);
+        let records: Vec<RankRecord> =
+            exchange(group, "checkpoint written", Some(written.map_err(Into::into)))?;
+
+        let run = Run {
+            step: self.global_steps(),
+            stage: self.states().stage().number(),
+            working: element_type(self.states().compute_type())?,
+            job,
+            metric,
+            state: json!(self.engine_state(client_state)),
+        };
+        let committed = save.map(|save| save.commit(records, run).map_err(Into::into));
+        Ok(exchange(group, "checkpoint committed", committed)?.swap_remove(0))
+    }
+
+    /// Refuses a moment at which the state of the engine is more than its states.
+    pub(super) fn check_settled(&self, call: &'static str) -> Result<(), EngineError> {
+        if self.progress.in_forward {
+            return Err(EngineError::Order { call, when: "between forward and backward" });
+        }
+        if !self.states().gradients_are_settled() {
+            let when = "after no_sync, before a backward that reduces gradients";
+            return Err(EngineError::Order { call, when });
+        }
+        Ok(())
+    }
+
+    /// Everything that is saved, in the order of the module.
+    fn layout(&self) -> Result<Layout, TrainingCheckpointError> {
+        let states = self.states();
+        let atom = |index: usize| {
+            let parameter = &self.parameters()[index];
+            let slots = states.arrays(index).into_iter().map(|(array, dtype)| {
+                Ok(StoredSlot { slot: slot_of(array), element: element_type(dtype)? })
+            });
+            Ok(Atom {
+                path: parameter.path().to_owned(),
+                shape: parameter.shape().to_vec(),
+                trainable: parameter.is_trainable(),
+                aliases: states.aliases(index).to_vec(),
+                slots: slots.collect::<Result<_, CheckpointError>>()?,
+            })
+        };
+        let atoms = (0..self.parameters().len()).map(atom);
+        let atoms = atoms.collect::<Result<Vec<_>, CheckpointError>>()?;
+        Ok(Layout::new(atoms, self.group().world_size())?)
+    }
+
+    /// Writes what this rank owns.
+    fn write_owned(
+        &self,
+        ticket: &Ticket,
+        layout: Arc<Layout>,
+        client: Value,
+    ) -> Result<RankRecord, CheckpointError> {
+        let mut writer = RankWriter::create(ticket, layout.clone(), self.rank())?;
+        while let Some(piece) = writer.next_piece() {
+            let atom = piece.atom;
+            let (array, _) = self.states().arrays(atom)[piece.slot];
+            let Some(data) = self.states().owned_data(atom, array) else {
+                unreachable!("the layout was made of what there is")
+            };
+            write_piece(&mut writer, &layout.atoms()[atom].path, &slot_of(array), &data)?;
+        }
+        writer.finish(json!(self.rank_state(client)))
+    }
+
+    fn engine_state(&self, client: Value) -> EngineState {
+        EngineState {
+            progress: self.progress,
+            optimizer_steps: self.states().optimizer_steps(),
+            loss_scale: self.scaler.state(),
+            schedule: self.schedule.position(),
+            batch: self.batch_state(),
+            next_size: self.next_size,
+            client,
+        }
+    }
+
+    pub(super) fn batch_state(&self) -> Batch {
+        let batch = self.batch();
+        Batch {
+            micro_batch_size: batch.micro_batch_size,
+            gradient_accumulation_steps: batch.gradient_accumulation_steps,
+            world_size: batch.world_size,
+        }
+    }
+
+    fn rank_state(&self, client: Value) -> RankState {
+        let RandomState { seed, position } = self.states().random_state();
+        let gradient = |index: usize| {
+            let GradientSum { micro_batches, peak, .. } = self.states().gradient_sum(index)?;
+            let record = GradientRecord { micro_batches, peak_bits: peak.map(f32::to_bits) };
+            Some((self.parameters()[index].path().to_owned(), record))
+        };
+        let gradients = (0..self.parameters().len()).filter_map(gradient).collect();
+        RankState { random: Random { seed, position }, gradients, client }
+    }
+}
+
+/// The slot that an array is stored in.
+pub(super) fn slot_of(array: StateArray) -> Slot {
+    match array {
+        StateArray::Weights => Slot::Weights,
+        StateArray::Gradient => Slot::Gradient,
+        StateArray::Moment(name) => Slot::moment(name),
+    }
+}
+
+fn element_type(dtype: DType) -> Result<ElementType, CheckpointError> {
+    match dtype {
+        DType::F32 | DType::Flex32 => Ok(ElementType::F32),
+        DType::F16 => Ok(ElementType::F16),
+        DType::BF16 => Ok(ElementType::Bf16),
+        other => Err(CheckpointError::Layout { reason: format!("{} is not stored", other.name()) }),
+    }
+}
+
+fn write_piece(
+    writer: &mut RankWriter,
+    path: &str,
+    slot: &Slot,
+    data: &TensorData,
+) -> Result<(), CheckpointError> {
+    match data.dtype {
+        DType::F16 => writer.write(path, slot, values::<f16>(data)),
+        DType::BF16 => writer.write(path, slot, values::<bf16>(data)),
+        _ => writer.write(path, slot, values::<f32>(data)),
+    }
+}
+
+fn values<E: Element>(data: &TensorData) -> &[E] {
+    data.as_slice().expect("the type was asked for just before")
+}

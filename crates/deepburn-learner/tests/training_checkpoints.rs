@@ -1,0 +1,493 @@
+//! Training that is interrupted and goes on from a checkpoint.
+
+use std::path::Path;
+use std::time::Duration;
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
+use burn::tensor::backend::Backend;
+use burn::tensor::{DType, Tensor, TensorData};
+use burn_flex::{Flex, FlexDevice};
+use deepburn_checkpoint::{Checkpoint, Slot, Tag};
+use deepburn_comm::run_ranks;
+use deepburn_config::{Facts, Plan, Written, resolve};
+use deepburn_learner::{
+    Engine, EngineError, LoadPlan, SaveRequest, TrainingCheckpointError, initialize,
+};
+use deepburn_zero::{Group, RandomState, StateArray, Training};
+use serde_json::{Value, json};
+
+#[derive(Module, Debug)]
+struct Net<B: Backend> {
+    up: Linear<B>,
+    frozen: Linear<B>,
+    drop: Dropout,
+    down: Linear<B>,
+}
+
+type Trained = Training<Flex>;
+type Trainer = Engine<Flex, Net<Trained>>;
+type Failure = TrainingCheckpointError;
+
+/// Sizes that no rank count from 2 to 4 divides.
+fn net(width: usize) -> Net<Trained> {
+    let device = &FlexDevice;
+    let net = Net {
+        up: LinearConfig::new(3, width).init(device),
+        frozen: LinearConfig::new(width, width).init(device),
+        drop: DropoutConfig::new(0.3).init(),
+        down: LinearConfig::new(width, 1).init(device),
+    };
+    let mut net = net.map(&mut Numbered(0));
+    net.frozen = net.frozen.no_grad();
+    net
+}
+
+/// The same weights in every test, with more digits than 16 bits hold.
+struct Numbered(usize);
+
+impl ModuleMapper<Trained> for Numbered {
+    fn map_float<const D: usize>(
+        &mut self,
+        param: Param<Tensor<Trained, D>>,
+    ) -> Param<Tensor<Trained, D>> {
+        let (id, tensor, mapper) = param.consume();
+        let values: Vec<f32> = (0..tensor.shape().num_elements())
+            .map(|_| {
+                self.0 += 1;
+                (self.0 * 37 % 101) as f32 / 101.0 - 0.5
+            })
+            .collect();
+        let data = TensorData::new(values, tensor.shape());
+        let tensor = Tensor::from_data(data, &tensor.device()).require_grad();
+        Param::from_mapped_value(id, tensor, mapper)
+    }
+}
+
+impl<B: Backend> Net<B> {
+    /// Mean squared error, computed in f32; inputs are cast to the type of the weights.
+    fn loss(&self, seed: usize) -> Tensor<B, 1> {
+        let values: Vec<f32> = (0..12).map(|i| ((seed * 7 + i * 3) % 11) as f32 / 11.0).collect();
+        let x = Tensor::<B, 2>::from_data(TensorData::new(values, [4, 3]), &B::Device::default());
+        let x = x.cast(self.up.weight.val().dtype());
+        let hidden = self.drop.forward(self.frozen.forward(self.up.forward(x)));
+        let y = self.down.forward(hidden).cast(DType::F32);
+        (y - 0.5).powf_scalar(2.0).mean()
+    }
+}
+
+const MICRO_BATCHES: usize = 3;
+
+/// A kind of training, all of it but stage and ranks.
+fn config(kind: &str) -> Value {
+    let mut config = json!({
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": MICRO_BATCHES,
+        "gradient_clipping": 0.3,
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1}},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 4,
+            "warmup_min_lr": 0.001, "warmup_max_lr": 0.01, "warmup_type": "linear"}},
+    });
+    match kind {
+        "fp32" => {}
+        "sgd" => {
+            config["optimizer"] = json!({"type": "SGD", "params": {"lr": 0.01, "momentum": 0.9}})
+        }
+        "lion" => config["optimizer"] = json!({"type": "Lion", "params": {"lr": 0.001}}),
+        "adagrad" => config["optimizer"] = json!({"type": "Adagrad", "params": {"lr": 0.01}}),
+        "bf16" => config["bf16"] = json!({"enabled": true}),
+        "bf16 sums" => {
+            config["bf16"] = json!({"enabled": true});
+            config["data_types"] = json!({"grad_accum_dtype": "bf16"});
+        }
+        // The first steps overflow, and later ones double the scale again.
+        "fp16" => {
+            config["fp16"] = json!({"enabled": true, "initial_scale_power": 18,
+                "hysteresis": 2, "loss_scale_window": 2});
+        }
+        "fp16 in fp32" => {
+            config["fp16"] = json!({"enabled": true, "initial_scale_power": 18,
+                "hysteresis": 1, "loss_scale_window": 2});
+            config["data_types"] = json!({"grad_accum_dtype": "fp32"});
+        }
+        other => panic!("no kind {other}"),
+    }
+    config
+}
+
+fn plan(kind: &str, stage: u8, ranks: usize) -> Plan {
+    let mut config = config(kind);
+    config["zero_optimization"] = json!({"stage": stage, "stage3_param_persistence_threshold": 10});
+    resolve(&Written::from_value(&config).unwrap(), &Facts::on_host(ranks)).unwrap().plan
+}
+
+/// Runs `body` with an engine on each rank.
+fn with_engine<R: Send>(
+    plan: &Plan,
+    body: impl Fn(&mut Trainer) -> Result<R, Failure> + Sync,
+) -> Vec<R> {
+    let ranks = run_ranks(plan.batch.world_size, Duration::from_secs(60), |member| {
+        let mut engine = initialize(net(5), plan, Group::new(member))?;
+        engine.seed(11);
+        body(&mut engine)
+    });
+    ranks.unwrap_or_else(|failure| panic!("{failure}"))
+}
+
+/// What must be the same: of each micro-batch its loss, of each step its norm, rate and scale.
+type Trace = Vec<[u64; 4]>;
+
+fn micro_batch(engine: &mut Trainer) -> Result<[u64; 4], EngineError> {
+    let seed = engine.micro_steps() as usize * 5 + engine.rank();
+    let loss = engine.forward(|net| net.loss(seed))?;
+    let value = f64::from(loss.clone().into_scalar());
+    engine.backward(loss)?;
+    let row = match engine.step()? {
+        None => [value, 0.0, 0.0, 0.0],
+        Some(step) => {
+            [value, step.gradient_norm.unwrap_or(-1.0), step.learning_rate, step.loss_scale]
+        }
+    };
+    Ok(row.map(f64::to_bits))
+}
+
+fn run(engine: &mut Trainer, micro_steps: usize) -> Result<Trace, EngineError> {
+    let rest = micro_steps - engine.micro_steps() as usize;
+    (0..rest).map(|_| micro_batch(engine)).collect()
+}
+
+/// Everything that a rank owns, as bits.
+fn owned(engine: &Trainer) -> Vec<(String, StateArray, Vec<u8>)> {
+    let states = engine.states();
+    let arrays = |index: usize| {
+        let path = engine.parameters()[index].path().to_owned();
+        states.arrays(index).into_iter().map(move |(array, _)| {
+            let data = states.owned_data(index, array).unwrap();
+            (path.clone(), array, data.as_bytes().to_vec())
+        })
+    };
+    (0..engine.parameters().len()).flat_map(arrays).collect()
+}
+
+/// What a rank is after all: what it owns, the values that ops use, and everything else.
+#[derive(Debug, PartialEq)]
+struct End {
+    owned: Vec<(String, StateArray, Vec<u8>)>,
+    used: Vec<TensorData>,
+    random: RandomState,
+    counters: [u64; 4],
+    optimizer_steps: u64,
+}
+
+fn end(engine: &Trainer) -> Result<End, Failure> {
+    let states = engine.states();
+    let used = (0..engine.parameters().len()).map(|index| states.parameter_data(index));
+    Ok(End {
+        owned: owned(engine),
+        used: used.collect::<Result<_, _>>().map_err(EngineError::from)?,
+        random: states.random_state(),
+        counters: [
+            engine.global_steps(),
+            engine.skipped_steps(),
+            engine.global_samples(),
+            engine.micro_steps(),
+        ],
+        optimizer_steps: states.optimizer_steps(),
+    })
+}
+
+fn save(engine: &Trainer, root: &Path) -> Result<(), Failure> {
+    let rank_state = json!({ "rank": engine.rank() });
+    let client_state = json!({"note": 0.1});
+    engine.save_checkpoint(root, SaveRequest { client_state, rank_state, ..Default::default() })?;
+    Ok(())
+}
+
+const LAST: usize = 8 * MICRO_BATCHES;
+
+/// Trains to the end; the second result is the same with an interruption after `at` micro-batches.
+fn both_ways(kind: &str, stages: [u8; 2], ranks: usize, at: usize) -> [Vec<(Trace, End)>; 2] {
+    let root = tempfile::tempdir().unwrap();
+    let straight = with_engine(&plan(kind, stages[0], ranks), |engine| {
+        let mut trace = run(engine, at)?;
+        save(engine, root.path())?;
+        trace.extend(run(engine, LAST)?);
+        Ok((trace, end(engine)?))
+    });
+    let checkpoint = Checkpoint::open_intact(root.path(), None).unwrap();
+    let resumed = with_engine(&plan(kind, stages[1], ranks), |engine| {
+        // It comes to a checkpoint with a life of its own.
+        run(engine, 2)?;
+        let client = engine.load_checkpoint(&checkpoint, LoadPlan::ALL)?;
+        assert_eq!(client.client_state, json!({"note": 0.1}));
+        assert_eq!(client.rank_states[engine.rank()], json!({ "rank": engine.rank() }));
+        Ok((run(engine, LAST)?, end(engine)?))
+    });
+    [straight, resumed]
+}
+
+#[track_caller]
+fn same(kind: &str, stages: [u8; 2], ranks: usize, at: usize) {
+    let [straight, resumed] = both_ways(kind, stages, ranks, at);
+    for (straight, resumed) in straight.iter().zip(&resumed) {
+        let what = format!("{kind}, stages {stages:?}, {ranks} ranks, after {at}");
+        assert_eq!(straight.0[at..], resumed.0, "{what}");
+        if stages[0] == stages[1] {
+            assert_eq!(straight.1, resumed.1, "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_resumed_run_is_the_undisturbed_one_to_the_bit() {
+    for kind in ["fp32", "bf16", "bf16 sums", "fp16", "fp16 in fp32"] {
+        for stage in 0..4 {
+            for ranks in [1, 3] {
+                // After whole steps, and after one and two micro-batches of the next.
+                for at in [2, 3, 4].map(|steps| steps * MICRO_BATCHES + steps % MICRO_BATCHES) {
+                    same(kind, [stage, stage], ranks, at);
+                }
+            }
+        }
+    }
+    for kind in ["sgd", "lion", "adagrad"] {
+        same(kind, [2, 2], 3, 2 * MICRO_BATCHES);
+    }
+}
+
+#[test]
+fn fp16_runs_skip_steps_before_and_after_they_are_interrupted() {
+    for kind in ["fp16", "fp16 in fp32"] {
+        let [straight, _] = both_ways(kind, [1, 1], 3, 6);
+        let norms: Vec<bool> =
+            straight[0].0.iter().map(|row| row[1] == (-1.0_f64).to_bits()).collect();
+        assert!(norms.iter().any(|skipped| *skipped), "{kind}: no step was skipped");
+    }
+}
+
+#[test]
+fn another_stage_goes_on_with_the_same_bits() {
+    for kind in ["fp32", "bf16", "fp16"] {
+        for stages in [[0, 3], [3, 0], [2, 1], [1, 3], [3, 2]] {
+            same(kind, stages, 3, 2 * MICRO_BATCHES);
+            same(kind, stages, 3, 2 * MICRO_BATCHES + 1);
+        }
+    }
+}
+
+/// All elements of an array, joined from what the ranks own.
+fn joined(ranks: &[Vec<(String, StateArray, Vec<u8>)>]) -> Vec<(String, StateArray, Vec<u8>)> {
+    let mut whole = ranks[0].clone();
+    for rank in &ranks[1..] {
+        for (whole, part) in whole.iter_mut().zip(rank) {
+            assert_eq!((&whole.0, whole.1), (&part.0, part.1));
+            whole.2.extend(&part.2);
+        }
+    }
+    whole
+}
+
+#[test]
+fn any_number_of_ranks_loads_equal_states() {
+    for kind in ["fp32", "bf16"] {
+        let root = tempfile::tempdir().unwrap();
+        let saved = with_engine(&plan(kind, 3, 4), |engine| {
+            run(engine, 2 * MICRO_BATCHES)?;
+            save(engine, root.path())?;
+            let loss = engine.evaluate(|net| net.loss(1).into_scalar())?;
+            Ok((owned(engine), loss))
+        });
+        let (states, losses): (Vec<_>, Vec<f32>) = saved.into_iter().unzip();
+        let expected = joined(&states);
+        let checkpoint = Checkpoint::open_intact(root.path(), None).unwrap();
+        for stage in 0..4 {
+            for ranks in [1, 2, 3, 5] {
+                let loaded = with_engine(&plan(kind, stage, ranks), |engine| {
+                    engine.load_checkpoint(&checkpoint, LoadPlan::ALL)?;
+                    let loss = engine.evaluate(|net| net.loss(1).into_scalar())?;
+                    let states = owned(engine);
+                    // Training goes on.
+                    run(engine, 3 * MICRO_BATCHES)?;
+                    assert_eq!(engine.states().optimizer_steps(), 3);
+                    Ok((states, loss))
+                });
+                let (states, others): (Vec<_>, Vec<f32>) = loaded.into_iter().unzip();
+                assert_eq!(joined(&states), expected, "{kind}, stage {stage}, {ranks} ranks");
+                assert!(others.iter().all(|loss| *loss == losses[0]), "{others:?} {losses:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_loaded_can_be_chosen() {
+    let root = tempfile::tempdir().unwrap();
+    let saved = with_engine(&plan("fp16", 2, 2), |engine| {
+        run(engine, 4 * MICRO_BATCHES + 1)?;
+        save(engine, root.path())?;
+        Ok((owned(engine), engine.learning_rate(), engine.loss_scale()))
+    });
+    let checkpoint = Checkpoint::open_intact(root.path(), None).unwrap();
+    let loaded = |load| {
+        with_engine(&plan("fp16", 2, 2), |engine| {
+            engine.load_checkpoint(&checkpoint, load)?;
+            let (rate, scale) = (engine.learning_rate(), engine.loss_scale());
+            Ok((owned(engine), rate, scale, engine.global_steps(), engine.micro_steps()))
+        })
+    };
+    let weights = |states: &[(String, StateArray, Vec<u8>)]| -> Vec<_> {
+        states.iter().filter(|it| it.1 == StateArray::Weights).cloned().collect()
+    };
+    let (states, rate, scale) = &saved[0];
+    let fresh = with_engine(&plan("fp16", 2, 2), |engine| {
+        Ok((engine.learning_rate(), engine.loss_scale()))
+    })[0];
+
+    let module = &loaded(LoadPlan::ModuleOnly)[0];
+    assert_eq!(weights(&module.0), weights(states));
+    assert_eq!((module.1, module.2, module.3, module.4), (fresh.0, fresh.1, 0, 0));
+
+    let load = LoadPlan::Training { optimizer_states: false, lr_scheduler_states: true };
+    let without_moments = &loaded(load)[0];
+    assert_eq!(weights(&without_moments.0), weights(states));
+    assert_eq!((without_moments.1, without_moments.2), (*rate, fresh.1));
+    assert_eq!((without_moments.3, without_moments.4), (4, 13));
+    let zero = |it: &(String, StateArray, Vec<u8>)| it.2.iter().all(|byte| *byte == 0);
+    assert!(without_moments.0.iter().all(|it| it.1 == StateArray::Weights || zero(it)));
+    // The step in progress is begun again.
+    assert!(!without_moments.0.iter().any(|it| it.1 == StateArray::Gradient));
+
+    let load = LoadPlan::Training { optimizer_states: true, lr_scheduler_states: false };
+    let without_schedule = &loaded(load)[0];
+    assert_eq!(without_schedule.0, *states);
+    assert_eq!((without_schedule.1, without_schedule.2), (fresh.0, *scale));
+    assert_ne!((*rate, *scale), fresh);
+}
+
+/// The message with which loading is refused on every rank.
+fn refused(checkpoint: &Checkpoint, kind: &str, ranks: usize, load: LoadPlan) -> String {
+    let messages = with_engine(&plan(kind, 2, ranks), |engine| {
+        run(engine, 1)?;
+        let before = owned(engine);
+        let error = engine.load_checkpoint(checkpoint, load).unwrap_err();
+        assert!(error.is_recoverable());
+        assert_eq!(owned(engine), before);
+        // Nothing is lost.
+        run(engine, MICRO_BATCHES)?;
+        Ok(error.to_string())
+    });
+    messages[0].clone()
+}
+
+#[test]
+fn what_does_not_fit_is_refused_and_changes_nothing() {
+    let root = tempfile::tempdir().unwrap();
+    with_engine(&plan("fp32", 1, 2), |engine| {
+        run(engine, MICRO_BATCHES)?;
+        save(engine, root.path())?;
+        run(engine, MICRO_BATCHES + 1)?;
+        let tag = Some("middle".parse::<Tag>()?);
+        engine.save_checkpoint(root.path(), SaveRequest { tag, ..Default::default() })?;
+        Ok(())
+    });
+    let open = |tag: &str| Checkpoint::open(root.path(), Some(&tag.parse().unwrap())).unwrap();
+    let (whole, middle) = (open("step-00000001"), open("middle"));
+    let message = refused(&whole, "sgd", 2, LoadPlan::ALL);
+    assert!(message.contains("kept exp_avg, exp_avg_sq of parameter up.weight"), "{message}");
+    assert!(message.contains("this one keeps momentum_buffer"), "{message}");
+    let message = refused(&middle, "fp32", 1, LoadPlan::ALL);
+    assert!(message.contains("mid-accumulation"), "{message}");
+    let message = refused(&middle, "bf16", 2, LoadPlan::ALL);
+    assert!(message.contains("computing in F32"), "{message}");
+
+    // Another optimizer, number of ranks or type takes the rest.
+    let rest = LoadPlan::Training { optimizer_states: false, lr_scheduler_states: true };
+    for (kind, ranks) in [("sgd", 2), ("fp32", 1), ("bf16", 3)] {
+        with_engine(&plan(kind, 3, ranks), |engine| {
+            engine.load_checkpoint(&middle, rest)?;
+            run(engine, 3 * MICRO_BATCHES)?;
+            Ok(())
+        });
+    }
+
+    // Another model.
+    let message = run_ranks(1, Duration::from_secs(60), |member| -> Result<String, Failure> {
+        let mut engine = initialize(net(6), &plan("fp32", 2, 1), Group::new(member))?;
+        Ok(engine.load_checkpoint(&whole, LoadPlan::ModuleOnly).unwrap_err().to_string())
+    });
+    let message = message.unwrap().swap_remove(0);
+    assert!(
+        message.contains("up.weight is of shape [3, 5] and this model's of [3, 6]"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_damaged_checkpoint_is_refused_on_all_ranks() {
+    let root = tempfile::tempdir().unwrap();
+    with_engine(&plan("fp32", 3, 2), |engine| save(engine, root.path()));
+    let file = root.path().join("step-00000000/rank-00001.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    let checkpoint = Checkpoint::open(root.path(), None).unwrap();
+    let message = refused(&checkpoint, "fp32", 3, LoadPlan::ALL);
+    assert!(message.contains("rank-00001.safetensors: damaged"), "{message}");
+}
+
+#[test]
+fn a_save_that_fails_leaves_training_alone() {
+    let root = tempfile::tempdir().unwrap();
+    let file = root.path().join("file");
+    std::fs::write(&file, "in the way").unwrap();
+    let messages = with_engine(&plan("fp32", 3, 2), |engine| {
+        run(engine, MICRO_BATCHES)?;
+        let error = engine.save_checkpoint(&file, SaveRequest::default()).unwrap_err();
+        assert!(error.is_recoverable());
+        run(engine, 2 * MICRO_BATCHES)?;
+        save(engine, root.path())?;
+        let again = engine.save_checkpoint(root.path(), SaveRequest::default()).unwrap_err();
+        assert!(again.is_recoverable() && again.to_string().contains("none is ever overwritten"));
+        run(engine, 3 * MICRO_BATCHES)?;
+        Ok(error.to_string())
+    });
+    assert!(messages[0].contains("file: cannot create"), "{messages:?}");
+    assert!(messages[1].starts_with("rank 0: "), "{messages:?}");
+    Checkpoint::open_intact(root.path(), None).unwrap();
+}
+
+#[test]
+fn the_middle_of_a_pass_is_no_moment_to_save_or_load() {
+    let root = tempfile::tempdir().unwrap();
+    with_engine(&plan("fp32", 1, 2), |engine| {
+        save(engine, root.path())?;
+        let checkpoint = Checkpoint::open(root.path(), None)?;
+        let loss = engine.forward(|net| net.loss(0))?;
+        let error = save(engine, root.path()).unwrap_err().to_string();
+        assert!(error.contains("between forward and backward"), "{error}");
+        let error = engine.load_checkpoint(&checkpoint, LoadPlan::ALL).unwrap_err().to_string();
+        assert!(error.contains("between forward and backward"), "{error}");
+        engine.backward(loss)?;
+        engine.step()?;
+        engine.no_sync(|engine| micro_batch(engine))?;
+        let error = save(engine, root.path()).unwrap_err().to_string();
+        assert!(error.contains("after no_sync"), "{error}");
+        Ok(())
+    });
+}
+
+#[test]
+fn frozen_parameters_are_stored_once_and_in_their_own_type() {
+    let root = tempfile::tempdir().unwrap();
+    with_engine(&plan("bf16", 3, 2), |engine| save(engine, root.path()));
+    let checkpoint = Checkpoint::open_intact(root.path(), None).unwrap();
+    let layout = checkpoint.layout();
+    let atom = |path| &layout.atoms()[layout.find(path).unwrap()];
+    let frozen = atom("frozen.weight");
+    assert!(!frozen.trainable);
+    assert_eq!(frozen.slots.len(), 1);
+    assert_eq!(frozen.element_of(&Slot::Weights).unwrap().name(), "BF16");
+    let trained = atom("up.weight");
+    assert_eq!(trained.element_of(&Slot::Weights).unwrap().name(), "F32");
+    assert!(trained.element_of(&Slot::moment("exp_avg_sq")).is_some());
+}

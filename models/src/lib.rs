@@ -10,7 +10,9 @@ pub mod imdb;
 
 mod norm;
 mod projection;
+mod publication;
 mod texts;
 mod weights;
 
+pub use publication::Publication;
 pub use texts::{TextBatch, TextBatchError, TextLimits};

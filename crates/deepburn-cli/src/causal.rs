@@ -10,13 +10,14 @@ use deepburn::{Batch, BatchSource, Evaluation, NextStep, OutsideError, StepBatch
 use deepburn_config::{BatchPlan, CurriculumPlan, Job, Plan};
 use deepburn_datasets::{
     BatchLoader, Corpus, DataError, DistributedSampler, EvaluationBatches, IGNORE_INDEX,
-    MicroBatch, Order, Sequences, Shard, Tokenizer,
+    MicroBatch, Order, Position, Sequences, Shard, Tokenizer,
 };
 use deepburn_models::gpt2::{
     CausalBatch, Checkpoint, CheckpointError, CheckpointWriter, Gpt2, Gpt2Config, IGNORED_LABEL,
     InputError, SavedPrecision,
 };
-use serde_json::Map;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
 
 use crate::corpus::open_corpus;
 use crate::failure::Failure;
@@ -247,6 +248,14 @@ impl BatchSource<TokenBatch> for TokenSource {
         let batches = EvaluationBatches::new(eval, self.shard, self.rows)?;
         let batches = batches.map(|batch| batch.map(TokenBatch)).collect::<Result<_, _>>()?;
         Ok(Some(batches))
+    }
+
+    fn position(&self) -> Value {
+        json!(self.loader.position())
+    }
+
+    fn seek(&mut self, position: &Value) -> Result<(), OutsideError> {
+        Ok(self.loader.seek(Position::deserialize(position)?)?)
     }
 }
 

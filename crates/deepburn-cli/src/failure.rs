@@ -13,6 +13,13 @@ pub enum Failure {
     Mistake(Box<dyn Error + Send + Sync>),
     /// Something failed while running: status 1.
     Run(Box<dyn Error + Send + Sync>),
+    /// A signal ended the run: status 128 and its number, as shells have it.
+    Interrupted {
+        /// Number of the signal.
+        signal: u8,
+        /// What was done, and how to go on.
+        message: String,
+    },
 }
 
 impl Failure {
@@ -31,14 +38,17 @@ impl Failure {
         match self {
             Self::Mistake(_) => 2,
             Self::Run(_) => 1,
+            Self::Interrupted { signal, .. } => 128 + signal,
         }
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Self::Mistake(error) | Self::Run(error)) = self;
-        write!(f, "error: {error}")
+        match self {
+            Self::Mistake(error) | Self::Run(error) => write!(f, "error: {error}"),
+            Self::Interrupted { message, .. } => f.write_str(message),
+        }
     }
 }
 

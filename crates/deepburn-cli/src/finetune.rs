@@ -4,14 +4,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use clap::Parser;
+use deepburn::checkpoint::Checkpoint;
 use deepburn::metrics::{MetricsError, MetricsWriter, read_metrics};
 use deepburn::ops::{FusedOps, OptimizerOps, StreamOps};
-use deepburn::zero::{Group, ZeroError};
-use deepburn::{Engine, EngineError, Hook, Measured, TrainError, TrainPlan};
+use deepburn::zero::{Group, Training, ZeroError};
+use deepburn::{
+    BatchSource, CheckpointPlan, Engine, EngineError, Hook, LoadPlan, Measured, Outcome,
+    OutsideError, TrainError, TrainPlan, TrainingCheckpointError,
+};
 use deepburn_config::{JobRequest, MonitorFolder, Precision};
 use deepburn_datasets::{DataError, Shard};
 use deepburn_models::gpt2::CheckpointError;
@@ -22,6 +26,8 @@ use crate::failure::Failure;
 use crate::preparation::{Preparation, check_output, check_types, prepare};
 use crate::progress::{Progress, tell};
 use crate::recipe::{Recipe, Subject};
+use crate::resume;
+use crate::signals::Signals;
 use crate::watch::{Operations, Record, Trace, Watch};
 
 /// Fine-tunes a language model, sharded over ranks as a DeepSpeed configuration says.
@@ -46,7 +52,7 @@ pub struct Arguments {
     /// Folder for everything that is written.
     #[arg(long, value_name = "DIR")]
     output_dir: Option<PathBuf>,
-    /// Goes on from a checkpoint. Not available in this version.
+    /// Goes on from the checkpoint of this name in output_dir/checkpoints, or from the latest.
     #[arg(long, value_name = "TAG", num_args = 0..=1)]
     resume: Option<Option<String>>,
 }
@@ -75,6 +81,10 @@ pub(crate) enum RankError {
     Diverged { path: String },
     #[error("test.json cannot be written ({cause}); make room in the output folder")]
     Test { cause: std::io::Error },
+    #[error(transparent)]
+    Resume(#[from] TrainingCheckpointError),
+    #[error("--resume: the place in the data: {cause}")]
+    Place { cause: OutsideError },
     #[error("step {step}: saving the model: {cause}")]
     Save { step: u64, cause: Box<RankError> },
 }
@@ -84,11 +94,6 @@ pub(crate) enum RankError {
 /// # Errors
 /// A user's mistake before anything was written, or a failure while running.
 pub fn finetune(arguments: Arguments, profiler: &Profiler) -> Result<(), Failure> {
-    if arguments.resume.is_some() {
-        let message = "--resume: training checkpoints are not available in this version; start \
-                       from output_dir/model with --set model.pretrained=DIR";
-        return Err(Failure::mistake(message));
-    }
     let request = JobRequest {
         config: arguments.config,
         sets: arguments.sets,
@@ -97,7 +102,11 @@ pub fn finetune(arguments: Arguments, profiler: &Profiler) -> Result<(), Failure
         backend: arguments.backend,
         output_dir: arguments.output_dir,
     };
-    let preparation = prepare(&request)?;
+    let mut preparation = prepare(&request)?;
+    match &arguments.resume {
+        Some(tag) => preparation.resume = Some(resume::open(&preparation, tag.as_deref())?),
+        None => resume::refuse_earlier(&preparation)?,
+    }
     if let Some(profile) = &preparation.plan.monitor.profile {
         let folder = profile.under(&preparation.job.training.output_dir);
         profiler.profile(profile.steps.clone(), &folder);
@@ -178,12 +187,34 @@ fn run<B: FusedOps + OptimizerOps + StreamOps, R: Recipe<B>>(
     );
     // Every rank takes its own handle on the one model that was built.
     let models = Mutex::new(vec![model; ranks]);
+    let checkpoints = resume::plan(preparation)?;
+    let signals = Signals::listen().map_err(Failure::run)?;
     let trained = deepburn::run_ranks(ranks, |group: Group<B>| {
         let model = models.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let hooks = hooks(preparation, group.rank(), profiler)?;
-        Ok(train_rank(preparation, recipe, model, group, device.clone(), hooks)?)
+        let run = RankRun { group, device: device.clone(), hooks, checkpoints: &checkpoints };
+        Ok(train_rank(preparation, recipe, model, run, &signals)?)
     });
-    trained.map(drop).map_err(|failure| Failure::run(failure.to_string()))
+    let outcomes = trained.map_err(|failure| Failure::run(failure.to_string()))?;
+    match outcomes.into_iter().next() {
+        Some(Outcome::Interrupted { checkpoint: Some(checkpoint) }) => {
+            let (signal, name) = signals.last();
+            let message = format!(
+                "stopped by {name}; {} is saved: give the same command with --resume to go on",
+                checkpoint.display()
+            );
+            Err(Failure::Interrupted { signal, message })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What a rank has of its own.
+struct RankRun<'a, B: Backend> {
+    group: Group<B>,
+    device: B::Device,
+    hooks: Vec<Box<dyn Hook>>,
+    checkpoints: &'a CheckpointPlan,
 }
 
 struct Draw;
@@ -199,11 +230,11 @@ fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     preparation: &Preparation,
     recipe: &R,
     model: Option<R::Model>,
-    group: Group<B>,
-    device: B::Device,
-    mut hooks: Vec<Box<dyn Hook>>,
-) -> Result<(), RankError> {
+    run: RankRun<'_, B>,
+    signals: &Signals,
+) -> Result<Outcome, RankError> {
     let Preparation { job, plan, .. } = preparation;
+    let RankRun { group, device, mut hooks, checkpoints } = run;
     let Some(model) = model else {
         unreachable!("there is a model for every rank");
     };
@@ -211,6 +242,9 @@ fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     let mut source = recipe.source(shard, plan)?;
     let mut engine = deepburn::initialize(model, plan, group)?;
     engine.seed(job.training.seed);
+    if let Some(checkpoint) = &preparation.resume {
+        go_on(&mut engine, checkpoint, &mut source)?;
+    }
 
     let task = recipe.task(device);
     let eval_steps = job.training.eval_steps.map(|steps| steps as u64);
@@ -220,8 +254,14 @@ fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         batch_sizes,
         eval_steps,
         counted_step: plan.monitor.flops.as_ref().map(|flops| flops.profile_step),
+        checkpoints: Some(checkpoints.clone()),
+        interrupt: signals.interrupt(),
     };
-    deepburn::train(&mut engine, &task, &mut source, &length, &mut hooks)?;
+    let outcome = deepburn::train(&mut engine, &task, &mut source, &length, &mut hooks)?;
+    signals.end_at_once();
+    if outcome != Outcome::Finished {
+        return Ok(outcome);
+    }
     drop(hooks);
     drop(source);
     let step = engine.global_steps();
@@ -233,7 +273,26 @@ fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         }
     }
     save_model(&engine, recipe, &job.training.output_dir)
-        .map_err(|cause| RankError::Save { step, cause: Box::new(cause) })
+        .map_err(|cause| RankError::Save { step, cause: Box::new(cause) })?;
+    Ok(outcome)
+}
+
+/// Brings a rank to where it was when the checkpoint was saved.
+fn go_on<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
+    engine: &mut Engine<B, M>,
+    checkpoint: &Checkpoint,
+    source: &mut impl BatchSource<T>,
+) -> Result<(), RankError> {
+    let states = engine.load_checkpoint(checkpoint, LoadPlan::ALL)?;
+    // A rank that is new goes to where all of them were.
+    let place = states.rank_states.get(engine.rank()).or(states.rank_states.first());
+    if let Some(place) = place {
+        source.seek(place).map_err(|cause| RankError::Place { cause })?;
+    }
+    if engine.rank() == 0 {
+        tracing::info!("goes on from {}", checkpoint.path().display());
+    }
+    Ok(())
 }
 
 /// Writes `test.json`: what the final test found, on data that trained nothing.
@@ -274,7 +333,12 @@ fn hooks(
     if rank != 0 {
         return Ok(hooks);
     }
-    hooks.push(Box::new(Record(MetricsWriter::create(&output.join("metrics.jsonl"))?)));
+    let metrics = output.join("metrics.jsonl");
+    let record = match &preparation.resume {
+        Some(checkpoint) => MetricsWriter::resume(&metrics, checkpoint.run().step)?,
+        None => MetricsWriter::create(&metrics)?,
+    };
+    hooks.push(Box::new(Record(record)));
     let under = |folder: &MonitorFolder| folder.under(output);
     let folders = MonitorFolders {
         tensorboard: plan.monitor.tensorboard.as_ref().map(under),
@@ -349,7 +413,7 @@ fn write_report(request: &JobRequest, preparation: &Preparation) -> Result<(), F
 }
 
 /// Writes a file that is there whole or not at all.
-fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
+pub(crate) fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
     let partial = path.with_extension("partial");
     fs::write(&partial, text)?;
     fs::rename(&partial, path)

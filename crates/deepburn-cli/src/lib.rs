@@ -8,6 +8,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 mod causal;
+mod checkpoint_tools;
 mod classification;
 mod corpus;
 mod failure;
@@ -17,11 +18,14 @@ mod places;
 mod preparation;
 mod progress;
 mod recipe;
+mod resume;
+mod signals;
 mod text_source;
 mod texts;
 mod tools;
 mod watch;
 
+pub use checkpoint_tools::{Size, WeightType};
 pub use failure::{Failure, exit};
 pub use finetune::{Arguments, finetune};
 pub use tools::{Command, Tools, run as run_tool};

@@ -7,6 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use burn::tensor::DType;
+use deepburn::checkpoint::Checkpoint;
 use deepburn_config::{
     Architecture, Backend, BatchPlan, BatchSchedule, DataKind, Diagnosis, DynamicBatchingPlan,
     Facts, Job, JobRequest, Plan, Precision, ResolvedJob, Severity, Written, resolve,
@@ -30,6 +31,8 @@ pub(crate) struct Preparation {
     pub(crate) max_steps: u64,
     /// The content of `job.json`.
     pub(crate) record: Value,
+    /// What the run goes on from.
+    pub(crate) resume: Option<Checkpoint>,
 }
 
 /// Reads and checks everything that `request` names.
@@ -66,7 +69,7 @@ pub(crate) fn prepare(request: &JobRequest) -> Result<Preparation, Failure> {
     facts.total_steps = Some(max_steps);
     let (plan, record) = resolve_plan(&job, &written, &facts)?;
     let max_steps = max_steps as u64;
-    Ok(Preparation { job, plan, subject, batch_sizes, max_steps, record })
+    Ok(Preparation { job, plan, subject, batch_sizes, max_steps, record, resume: None })
 }
 
 /// Refuses backends that this program was built without.

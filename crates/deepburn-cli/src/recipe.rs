@@ -8,6 +8,7 @@ use deepburn::zero::Training;
 use deepburn::{BatchSource, Task};
 use deepburn_config::{DynamicBatchingPlan, Plan};
 use deepburn_datasets::{BudgetSampler, DataError, Shard, StepShape, Tokenizer};
+use deepburn_models::Publication;
 use deepburn_models::gpt2::{CheckpointError, CheckpointWriter, ParameterShape};
 use deepburn_models::imdb::EncoderConfig;
 
@@ -63,6 +64,15 @@ impl Subject {
             Self::Causal(_) => "Gpt2",
             Self::Encoder(_) => "Encoder",
             Self::Gpt2Classifier(_) => "Gpt2Classifier",
+        }
+    }
+
+    /// What the model is called elsewhere.
+    pub(crate) fn publication(&self) -> Publication {
+        match self {
+            Self::Causal(subject) => subject.config.publication(),
+            Self::Encoder(subject) => subject.kind.publication(),
+            Self::Gpt2Classifier(subject) => subject.kind.config.publication(),
         }
     }
 

@@ -7,9 +7,12 @@ use std::sync::Arc;
 use deepburn::{Batch, BatchSource, NextStep, OutsideError, StepBatches, StepSize};
 use deepburn_config::{CurriculumPlan, DynamicBatchingPlan, LrScaling, PickingOrderPlan, Plan};
 use deepburn_datasets::{
-    BatchLoader, BudgetSampler, Collate, DataError, DistributedSampler, LabelledBatch,
-    LabelledTexts, Order, PickingOrder, Shard, StepShape, TokenBudget,
+    BatchLoader, BudgetSampler, Collate, DataError, DistributedSampler, EpochPosition,
+    LabelledBatch, LabelledTexts, Order, PickingOrder, Position, Shard, StepShape, TokenBudget,
 };
+
+use serde::Deserialize;
+use serde_json::{Value, json};
 
 use crate::causal::longest;
 
@@ -141,5 +144,28 @@ impl BatchSource<Labelled> for TextSource {
             Ok(Labelled(eval.collate(samples, samples.len().max(1))?))
         });
         Ok(Some(batches.collect::<Result<_, DataError>>()?))
+    }
+
+    fn position(&self) -> Value {
+        match &self.loader {
+            Loader::Fixed(loader) => json!(loader.position()),
+            Loader::Budget { loader, .. } => json!(loader.position()),
+        }
+    }
+
+    fn seek(&mut self, position: &Value) -> Result<(), OutsideError> {
+        // Neither kind has the fields of the other.
+        let other = |cause: serde_json::Error| {
+            format!("dynamic batching was switched on or off since ({cause}); switch it back")
+        };
+        match &mut self.loader {
+            Loader::Fixed(loader) => {
+                loader.seek(Position::deserialize(position).map_err(other)?)?;
+            }
+            Loader::Budget { loader, .. } => {
+                loader.seek(EpochPosition::deserialize(position).map_err(other)?)?;
+            }
+        }
+        Ok(())
     }
 }

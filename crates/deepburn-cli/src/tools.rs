@@ -1,5 +1,5 @@
-//! `deepburn`: check a configuration, estimate memory, generate text, compare runs, show the
-//! environment.
+//! `deepburn`: check a configuration, estimate memory, generate text, look into checkpoints and make
+//! weights of them, compare runs, show the environment.
 
 use std::fs;
 use std::io::Write;
@@ -13,6 +13,7 @@ use deepburn_datasets::Tokenizer;
 use deepburn_models::gpt2::{Checkpoint, GenerateOptions, Gpt2Config, Sampling};
 use deepburn_monitor::{Comparison, Environment};
 
+use crate::checkpoint_tools::{Size, WeightType, consolidate, inspect};
 use crate::failure::Failure;
 use crate::progress::tell;
 
@@ -76,6 +77,30 @@ pub enum Command {
         #[arg(long, default_value_t = 0)]
         seed: u64,
     },
+    /// Makes weights that other programs load of a training checkpoint.
+    Consolidate {
+        /// Folder of the checkpoint, of checkpoints, or of a run.
+        checkpoint: PathBuf,
+        /// Folder that they are written to.
+        out: PathBuf,
+        /// The checkpoint's name; the latest without it.
+        #[arg(long)]
+        tag: Option<String>,
+        /// Type of the weights.
+        #[arg(long, value_enum, default_value = "f32")]
+        dtype: WeightType,
+        /// Most bytes of weights in a file; of more than one, an index is written too.
+        #[arg(long, default_value = "5GB")]
+        max_shard_size: Size,
+    },
+    /// Verifies a training checkpoint and shows what is inside.
+    Inspect {
+        /// Folder of the checkpoint, of checkpoints, or of a run.
+        checkpoint: PathBuf,
+        /// The checkpoint's name; the latest without it.
+        #[arg(long)]
+        tag: Option<String>,
+    },
     /// Draws the curves of several runs over each other.
     Plot {
         /// Output folders of runs, or their metrics.jsonl.
@@ -110,6 +135,15 @@ pub fn run(tools: Tools) -> Result<(), Failure> {
                 },
             };
             generate(&model, &prompt, max_new_tokens, sampling)
+        }
+        Command::Consolidate { checkpoint, out, tag, dtype, max_shard_size } => {
+            let files = consolidate(&checkpoint, tag.as_deref(), &out, dtype, max_shard_size)?;
+            print(&files.join("\n"));
+            Ok(())
+        }
+        Command::Inspect { checkpoint, tag } => {
+            print(inspect(&checkpoint, tag.as_deref())?.trim_end());
+            Ok(())
         }
         Command::Plot { runs, output } => {
             let comparison = Comparison::read(&runs).map_err(Failure::mistake)?;

@@ -19,7 +19,7 @@ use serde_json::{Map, Value as Json};
 
 use crate::check::check;
 use crate::diagnosis::{ConfigError, Diagnosis, Findings};
-use crate::job_sections::{Places, check_pair, read_data, read_model, read_training};
+use crate::job_sections::{Places, check_pair, check_saving, read_data, read_model, read_training};
 use crate::keys::DEEPSPEED;
 use crate::keys::job::JOB;
 use crate::lookup::find;
@@ -163,6 +163,12 @@ pub struct TrainingJob {
     pub output_dir: PathBuf,
     /// Optimizer steps between two evaluations.
     pub eval_steps: Option<usize>,
+    /// Optimizer steps between two checkpoints.
+    pub save_steps: Option<usize>,
+    /// Newest checkpoints that are kept.
+    pub save_total_limit: Option<usize>,
+    /// Checkpoints that are kept besides because their evaluation loss is the least.
+    pub save_best_limit: Option<usize>,
     /// First step and `train_batch_size` of each change of the batch size, in the order given.
     pub batch_size_schedule: Vec<(usize, usize)>,
     /// Optimizer steps between two printed lines.
@@ -277,6 +283,7 @@ impl Job {
                 remedy,
             );
         }
+        check_saving(&job.training, &mut findings);
         job.notes = findings.verdict(name)?;
         Ok(job)
     }

@@ -281,6 +281,9 @@ pub(crate) fn read_training(
         },
         output_dir: PathBuf::from(training.text("output_dir").unwrap_or("output")),
         eval_steps: training.optional_count("eval_steps"),
+        save_steps: training.optional_count("save_steps"),
+        save_total_limit: training.optional_count("save_total_limit"),
+        save_best_limit: training.optional_count("save_best_limit"),
         batch_size_schedule: batch_size_schedule(training, findings),
         logging_steps: training
             .optional_count("logging_steps")
@@ -288,6 +291,34 @@ pub(crate) fn read_training(
         learning_rate: training.optional_real("learning_rate"),
         micro_batch_size: training.optional_count("micro_batch_size"),
         warmup_steps: training.optional_count("warmup_steps"),
+    }
+}
+
+/// What is kept can be said only of what is saved, and the best of what is evaluated.
+pub(crate) fn check_saving(training: &TrainingJob, findings: &mut Findings) {
+    if training.save_total_limit.is_some() && training.save_steps.is_none() {
+        findings.error(
+            "training.save_total_limit",
+            "no checkpoints are saved",
+            "add training.save_steps, or remove it",
+        );
+    }
+    if training.save_best_limit.is_some() {
+        if training.save_total_limit.is_none() {
+            findings.error(
+                "training.save_best_limit",
+                "all checkpoints are kept",
+                "add training.save_total_limit, or remove it",
+            );
+        }
+        let evaluated = training.save_steps.zip(training.eval_steps);
+        if !evaluated.is_some_and(|(save, eval)| save.is_multiple_of(eval)) {
+            findings.error(
+                "training.save_best_limit",
+                "checkpoints are judged by an evaluation in the step that they are saved in",
+                "add training.eval_steps, and training.save_steps as a multiple of it",
+            );
+        }
     }
 }
 

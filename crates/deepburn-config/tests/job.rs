@@ -114,7 +114,7 @@ fn splits_are_shares_or_paths() {
 
 #[test]
 fn null_means_not_given() {
-    let text = r#"{"model": null, "data": {"path": null, "splits": null, "tokenizer": null}, "training": {"max_steps": null, "save_steps": null, "resume": false}, "deepspeed": null}"#;
+    let text = r#"{"model": null, "data": {"path": null, "splits": null, "tokenizer": null}, "training": {"max_steps": null, "save_steps": null}, "deepspeed": null}"#;
     assert_eq!(job(text, &["model.config=null", "data.kind=text"]).data.kind, DataKind::Synthetic);
 }
 
@@ -191,12 +191,12 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
             ["training.output_dir", "null", "write \"output\""],
         ),
         (
-            r#"{"training": {"save_steps": 10}}"#,
-            ["training.save_steps", "10 asks for saving training checkpoints", "remove it"],
+            r#"{"training": {"save_total_limit": 2}}"#,
+            ["training.save_total_limit", "no checkpoints are saved", "add training.save_steps"],
         ),
         (
             r#"{"training": {"resume": true}}"#,
-            ["training.resume", "true asks for resuming", "remove it"],
+            ["training.resume", "where one run begins", "--resume on the command line"],
         ),
         (
             r#"{"training": {"eval_steps": 5}}"#,

@@ -5,6 +5,7 @@
 //! samples are, and which learning rate goes with them.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::train::OutsideError;
 
@@ -57,4 +58,14 @@ pub trait BatchSource<T> {
     /// # Errors
     /// What is wrong with the data.
     fn evaluation(&mut self) -> Result<Option<Vec<T>>, OutsideError>;
+
+    /// Where the next step begins, to be saved with the model.
+    fn position(&self) -> Value;
+
+    /// Goes to what [`position`](Self::position) gave on this rank or, where this run has more ranks
+    /// than that one, on rank 0.
+    ///
+    /// # Errors
+    /// A position that this data does not have.
+    fn seek(&mut self, position: &Value) -> Result<(), OutsideError>;
 }

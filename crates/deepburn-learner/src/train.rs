@@ -12,6 +12,7 @@ use tracing::trace_span;
 
 use crate::engine::{PhaseTimes, Step};
 use crate::metrics::{EvalRow, MemoryRow, PhaseSeconds, StepRow};
+use crate::saving::{CheckpointPlan, Interrupt, Outcome};
 use crate::source::{BatchSource, NextStep, StepBatches, StepSize};
 use crate::task::{Batch, Confusion, Evaluation, Task};
 use crate::{Engine, EngineError};
@@ -80,7 +81,7 @@ pub trait Hook {
 }
 
 /// How long to train, in steps of which size, and when to evaluate.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub struct TrainPlan {
     /// Optimizer steps.
     pub max_steps: u64,
@@ -90,9 +91,13 @@ pub struct TrainPlan {
     pub eval_steps: Option<u64>,
     /// The step whose operations are counted.
     pub counted_step: Option<u64>,
+    /// When to save; `None` saves nothing.
+    pub checkpoints: Option<CheckpointPlan>,
+    /// Who may end the run before its time; it is enough that one rank is asked.
+    pub interrupt: Interrupt,
 }
 
-/// Trains until `plan.max_steps`. All ranks call this together.
+/// Trains from where the engine stands until `plan.max_steps`. All ranks call this together.
 ///
 /// # Errors
 /// The first failure of this rank, with the step in which it happened.
@@ -102,7 +107,7 @@ pub fn train<B, M, T>(
     source: &mut impl BatchSource<T::Batch>,
     plan: &TrainPlan,
     hooks: &mut [Box<dyn Hook + '_>],
-) -> Result<(), TrainError>
+) -> Result<Outcome, TrainError>
 where
     B: OptimizerOps,
     M: AutodiffModule<Training<B>>,
@@ -123,7 +128,8 @@ where
         if counts {
             engine.states().start_counting();
         }
-        let row = train_step(engine, task, source, hooks).map_err(failed)?;
+        let asked = plan.interrupt.is_asked();
+        let (row, interrupted) = train_step(engine, task, source, hooks, asked).map_err(failed)?;
         let samples = engine.global_samples();
         for hook in hooks.iter_mut() {
             hook.after_step(&row, samples).map_err(outside)?;
@@ -135,25 +141,39 @@ where
             }
         }
         let due = plan.eval_steps.is_some_and(|every| step.is_multiple_of(every.max(1)));
-        if !due && step != plan.max_steps {
-            continue;
-        }
-        if let Some(measured) = evaluate(engine, task, source).map_err(failed)? {
+        let mut metric = None;
+        if (due || step == plan.max_steps)
+            && let Some(measured) = evaluate(engine, task, source).map_err(failed)?
+        {
+            metric = Some(measured.row.eval_loss);
             for hook in hooks.iter_mut() {
                 hook.after_evaluation(&measured.row, samples).map_err(outside)?;
             }
         }
+        if interrupted {
+            let save = |plan: &CheckpointPlan| plan.save(engine, source.position(), metric);
+            let checkpoint = plan.checkpoints.as_ref().map(save).transpose();
+            let checkpoint = checkpoint.map_err(|error| failed(Cause::Outside(error.into())))?;
+            return Ok(Outcome::Interrupted { checkpoint });
+        }
+        let checkpoints = plan.checkpoints.as_ref();
+        if let Some(plan) = checkpoints.filter(|it| it.is_due(step, plan.max_steps)) {
+            let saved = plan.try_save(engine, source.position(), metric);
+            saved.map_err(|error| failed(error.into()))?;
+        }
     }
-    Ok(())
+    Ok(Outcome::Finished)
 }
 
-/// One optimizer step: all its micro-batches and the update, and where its time went.
+/// One optimizer step: all its micro-batches and the update, and where its time went. Also tells
+/// whether any rank was asked to end the run.
 fn train_step<B, M, T>(
     engine: &mut Engine<B, M>,
     task: &T,
     source: &mut impl BatchSource<T::Batch>,
     hooks: &mut [Box<dyn Hook + '_>],
-) -> Result<StepRow, Cause>
+    asked: bool,
+) -> Result<(StepRow, bool), Cause>
 where
     B: OptimizerOps,
     M: AutodiffModule<Training<B>>,
@@ -186,8 +206,12 @@ where
         taken = engine.step()?;
         hooks.iter_mut().for_each(|hook| hook.after_phase(engine.ledger()));
     }
-    let loss =
-        engine.group().sum(Tag::new("loss", 0), vec![loss_sum]).map_err(EngineError::from)?;
+    // One message for both.
+    let asked = if asked { 1.0 } else { 0.0 };
+    let sums = engine
+        .group()
+        .sum(Tag::new("loss", 0), vec![loss_sum, asked])
+        .map_err(EngineError::from)?;
 
     let step = taken.ok_or(EngineError::Order {
         call: "train",
@@ -196,8 +220,10 @@ where
     let PhaseTimes { forward, backward, step: optimizer } = engine.take_times();
     let [data, forward, backward, optimizer] =
         [waited, forward, backward, optimizer].map(|time| time.as_secs_f64());
-    let row = step_row(engine, step, loss[0] / totals.targets, totals.tokens, started);
-    Ok(StepRow { seconds: Some(PhaseSeconds { data, forward, backward, optimizer }), ..row })
+    engine.count_tokens(totals.tokens as u64);
+    let row = step_row(engine, step, sums[0] / totals.targets, totals.tokens, started);
+    let seconds = Some(PhaseSeconds { data, forward, backward, optimizer });
+    Ok((StepRow { seconds, ..row }, sums[1] > 0.0))
 }
 
 /// Sums over all micro-batches of a step, on all ranks.

@@ -55,10 +55,10 @@ pub use deepburn_comm as comm;
 pub use deepburn_config as config;
 pub use deepburn_kernels as kernels;
 pub use deepburn_learner::{
-    Batch, BatchSource, Cause, ClientStates, Confusion, Engine, EngineError, Evaluation,
-    HalfPrecision, Hook, LoadPlan, LossScaler, Measured, NextStep, OutsideError, PhaseTimes,
-    SaveError, SaveRequest, Step, StepBatches, StepSize, Task, TrainError, TrainPlan,
-    TrainingCheckpointError, evaluate, initialize, metrics, schedule, train,
+    Batch, BatchSource, Cause, CheckpointPlan, ClientStates, Confusion, Engine, EngineError,
+    Evaluation, HalfPrecision, Hook, Interrupt, LoadPlan, LossScaler, Measured, NextStep, Outcome,
+    OutsideError, PhaseTimes, SaveError, SaveRequest, Step, StepBatches, StepSize, Task,
+    TrainError, TrainPlan, TrainingCheckpointError, evaluate, initialize, metrics, schedule, train,
 };
 pub use deepburn_ops as ops;
 pub use deepburn_zero as zero;

@@ -20,6 +20,7 @@ use super::config::Gpt2Config;
 use super::model::Gpt2;
 use super::parameters::{ParameterShape, hf_name};
 use super::precision::SavedPrecision;
+use crate::Publication;
 
 /// Values converted and written at a time.
 const CHUNK: usize = 1 << 18;
@@ -63,10 +64,7 @@ impl CheckpointWriter {
         config: &Gpt2Config,
         precision: SavedPrecision,
     ) -> Result<Self, CheckpointError> {
-        let documents = vec![
-            (CONFIG, model_config(config, precision)),
-            ("generation_config.json", generation_config(config)),
-        ];
+        let documents = documents(config, precision);
         Self::start(folder.as_ref(), config.parameters(), hf_name, precision, documents)
     }
 
@@ -275,6 +273,23 @@ pub(crate) fn classifier_config(
     }
     fields.sort_keys();
     fields
+}
+
+/// What lies beside the weights of a language model.
+fn documents(config: &Gpt2Config, precision: SavedPrecision) -> Documents {
+    vec![
+        (CONFIG, model_config(config, precision)),
+        ("generation_config.json", generation_config(config)),
+    ]
+}
+
+impl Gpt2Config {
+    /// How a language model of this config goes by in `transformers`.
+    #[must_use]
+    pub fn publication(&self) -> Publication {
+        let documents = documents(self, SavedPrecision::F32);
+        Publication::new(&self.parameters(), hf_name, documents)
+    }
 }
 
 /// `generation_config.json`: the special tokens that generation needs.

@@ -17,6 +17,7 @@ use super::config::{ConfigError, Gpt2Config};
 use super::model::Gpt2;
 use super::parameters::{ParameterShape, SCORE, parameter};
 use super::precision::SavedPrecision;
+use crate::Publication;
 use crate::texts::{TextBatch, TextLimits};
 use crate::weights::{Values, WeightInit};
 
@@ -77,6 +78,13 @@ impl ClassifierConfig {
         let documents = vec![(CONFIG, classifier_config(self, precision))];
         let name = |path: &str| path.to_owned();
         CheckpointWriter::start(folder, self.parameters(), name, precision, documents)
+    }
+
+    /// How a classifier of this config goes by in `transformers`.
+    #[must_use]
+    pub fn publication(&self) -> Publication {
+        let documents = vec![(CONFIG, classifier_config(self, SavedPrecision::F32))];
+        Publication::new(&self.parameters(), str::to_owned, documents)
     }
 
     /// The fields of `config.json` that the classes add.

@@ -292,16 +292,6 @@ fn the_command_line_wins() {
     assert_eq!(record["resolved"]["plan"]["zero"]["stage"], json!("1"));
 }
 
-#[test]
-fn resuming_is_refused() {
-    let job = Job::tiny();
-    job.train();
-    for more in [&["--resume"][..], &["--resume", "latest"]] {
-        let arguments = [&["--config", "job.json"], more].concat();
-        finetune(job.folder(), &arguments).failed(2, &["--resume", "model.pretrained"]);
-    }
-}
-
 /// `finetune ... 2>&1 | head` must train to the end all the same.
 #[test]
 fn a_reader_that_goes_away_stops_nothing() {

@@ -1,6 +1,6 @@
 //! The keys of a job file: `model`, `data`, `training`, `deepspeed`.
 
-use crate::key::{Asks, Key, Literal};
+use crate::key::{Key, Literal};
 
 use crate::keys::DEEPSPEED;
 use crate::kind::{Integers, Kind, Reals};
@@ -10,6 +10,8 @@ pub(crate) const BACKENDS: &[&str] = &["flex", "wgpu", "cuda", "tch"];
 
 /// Smallest vocabulary of a byte-level tokenizer: 256 bytes and the end of text.
 const SMALLEST_VOCABULARY: i64 = 257;
+
+const IN_COMMAND: &str = "says where one run begins, not what the job is";
 
 const IN_DEEPSPEED: &str = "is not a key of the job file";
 
@@ -185,17 +187,25 @@ const TRAINING: &[Key] = &[
         steps_per_print of the deepspeed section.",
     )
     .unit("steps"),
-    positive("save_steps", "Optimizer steps between two checkpoints.").unit("steps").unavailable(
-        "saving training checkpoints",
-        Asks::Present,
-        "remove it; output_dir/model \
-            is written at the end",
-    ),
-    Key::optional("resume", Kind::Free, "Checkpoint to go on from.").unavailable(
-        "resuming from a training checkpoint",
-        Asks::Present,
-        "remove it",
-    ),
+    positive(
+        "save_steps",
+        "Optimizer steps between two checkpoints in \
+        output_dir/checkpoints, of which the last step always has one; none without it, but of a \
+        run that is interrupted.",
+    )
+    .unit("steps"),
+    positive("save_total_limit", "Newest checkpoints that are kept; all without it.")
+        .unit("checkpoints"),
+    positive(
+        "save_best_limit",
+        "Checkpoints that are kept besides the newest because their \
+        evaluation loss is the least; none without it.",
+    )
+    .unit("checkpoints"),
+    Key::optional("resume", Kind::Free, "Is an option of the command line.")
+        .refused(IN_COMMAND, "give --resume or --resume TAG on the command line"),
+    Key::optional("resume_from_checkpoint", Kind::Free, "Is an option of the command line.")
+        .refused(IN_COMMAND, "give --resume or --resume TAG on the command line"),
     Key::optional(
         "learning_rate",
         Kind::Real(Reals::NotNegative),

@@ -52,10 +52,38 @@ pub struct ClientStates {
     pub rank_states: Vec<Value>,
 }
 
+impl ClientStates {
+    /// Reads them without an engine.
+    ///
+    /// # Errors
+    /// When no engine saved the checkpoint.
+    pub fn read(checkpoint: &Checkpoint) -> Result<Self, TrainingCheckpointError> {
+        Ok(Saved::read(checkpoint)?.into())
+    }
+}
+
+impl From<Saved> for ClientStates {
+    fn from(Saved { engine, ranks }: Saved) -> Self {
+        let rank_states = ranks.into_iter().map(|state| state.client).collect();
+        Self { client_state: engine.client, rank_states }
+    }
+}
+
 /// The states of a checkpoint besides its tensors.
 struct Saved {
     engine: EngineState,
     ranks: Vec<RankState>,
+}
+
+impl Saved {
+    fn read(checkpoint: &Checkpoint) -> Result<Self, TrainingCheckpointError> {
+        let ranks = 0..checkpoint.layout().world_size();
+        let ranks = ranks.filter_map(|rank| checkpoint.rank_state(rank));
+        Ok(Self {
+            engine: parse(checkpoint, &checkpoint.run().state)?,
+            ranks: ranks.map(|state| parse(checkpoint, state)).collect::<Result<_, _>>()?,
+        })
+    }
 }
 
 impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
@@ -86,11 +114,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         }
         let Some(saved) = saved else { unreachable!("a rank that failed has returned") };
         self.adopt(checkpoint, plan, &saved)?;
-        let Saved { engine, ranks } = saved;
-        Ok(ClientStates {
-            client_state: engine.client,
-            rank_states: ranks.into_iter().map(|state| state.client).collect(),
-        })
+        Ok(saved.into())
     }
 
     /// Makes sure that `checkpoint` is sound and fits this engine.
@@ -100,13 +124,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         plan: LoadPlan,
     ) -> Result<Saved, TrainingCheckpointError> {
         checkpoint.verify()?;
-        let run = checkpoint.run();
-        let ranks = 0..checkpoint.layout().world_size();
-        let ranks = ranks.filter_map(|rank| checkpoint.rank_state(rank));
-        let saved = Saved {
-            engine: parse(checkpoint, &run.state)?,
-            ranks: ranks.map(|state| parse(checkpoint, state)).collect::<Result<_, _>>()?,
-        };
+        let saved = Saved::read(checkpoint)?;
         let fits = self.check_model(checkpoint).and_then(|()| match plan {
             LoadPlan::Training { optimizer_states: true, .. } => {
                 self.check_moments(checkpoint)?;

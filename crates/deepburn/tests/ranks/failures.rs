@@ -71,6 +71,15 @@ impl BatchSource<Sample> for Samples {
     fn evaluation(&mut self) -> Result<Option<Vec<Sample>>, OutsideError> {
         Ok(None)
     }
+
+    fn position(&self) -> serde_json::Value {
+        self.state.into()
+    }
+
+    fn seek(&mut self, position: &serde_json::Value) -> Result<(), OutsideError> {
+        self.state = position.as_u64().ok_or("no position")?;
+        Ok(())
+    }
 }
 
 struct Regression;
@@ -111,8 +120,7 @@ fn train(stage: u8, fault: Fault) -> String {
         let fault = (rank == FAILING_RANK).then_some(fault);
         let mut samples = Samples { state: 5 + rank as u64, step: 0, fault };
         let mut engine = deepburn::initialize(Net::<Training<Flex>>::new(INNER), &plan, group)?;
-        let length =
-            TrainPlan { max_steps: 5, batch_sizes: None, eval_steps: None, counted_step: None };
+        let length = TrainPlan { max_steps: 5, ..TrainPlan::default() };
         deepburn::train(&mut engine, &Regression, &mut samples, &length, &mut [])?;
         Ok(())
     });
@@ -209,8 +217,7 @@ fn failures_leave_nothing_behind() {
         let done = deepburn::run_ranks(2, |group: Group<Flex>| {
             let mut samples = Samples { state: 5, step: 0, fault: None };
             let mut engine = deepburn::initialize(Net::<Training<Flex>>::new(INNER), &plan, group)?;
-            let length =
-                TrainPlan { max_steps: 3, batch_sizes: None, eval_steps: None, counted_step: None };
+            let length = TrainPlan { max_steps: 3, ..TrainPlan::default() };
             deepburn::train(&mut engine, &Regression, &mut samples, &length, &mut [])?;
             Ok(engine.global_steps())
         });

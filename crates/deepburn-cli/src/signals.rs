@@ -1,0 +1,49 @@
+//! SIGTERM and SIGINT: the first one ends the run after its step, with a checkpoint; the second one
+//! ends it at once.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+
+use deepburn::Interrupt;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+
+/// The signals that this process has got.
+#[derive(Debug, Default)]
+pub(crate) struct Signals {
+    came: Arc<AtomicBool>,
+    number: Arc<AtomicUsize>,
+}
+
+impl Signals {
+    /// Listens from now on.
+    pub(crate) fn listen() -> io::Result<Self> {
+        let signals = Self::default();
+        for signal in [SIGTERM, SIGINT] {
+            // In this order: what ends the process asks whether another one came before.
+            flag::register_conditional_shutdown(signal, 128 + signal, signals.came.clone())?;
+            flag::register_usize(signal, signals.number.clone(), signal as usize)?;
+            flag::register(signal, signals.came.clone())?;
+        }
+        Ok(signals)
+    }
+
+    /// What asks a run to end when a signal comes.
+    pub(crate) fn interrupt(&self) -> Interrupt {
+        Interrupt::from_flag(self.came.clone())
+    }
+
+    /// From now on the first one ends the process at once: there is no step to finish.
+    pub(crate) fn end_at_once(&self) {
+        self.came.store(true, Relaxed);
+    }
+
+    /// The last signal that came: its number and its name.
+    pub(crate) fn last(&self) -> (u8, &'static str) {
+        match self.number.load(Relaxed) as i32 {
+            SIGINT => (SIGINT as u8, "SIGINT"),
+            _ => (SIGTERM as u8, "SIGTERM"),
+        }
+    }
+}

@@ -6,7 +6,7 @@ use crate::job::{Job, STAGES, Trained};
 use crate::reviews::{reviews, test_record};
 
 /// The reviews under a budget of tokens, for one epoch.
-fn budgeted(ranks: usize) -> Job {
+pub(crate) fn budgeted(ranks: usize) -> Job {
     reviews()
         .with("training.max_steps", Value::Null)
         .with("training.epochs", 1)

@@ -136,7 +136,8 @@ pub(crate) struct Trained {
 }
 
 impl Trained {
-    fn read(output: &Path) -> Self {
+    /// What there is in a run's folder.
+    pub(crate) fn read(output: &Path) -> Self {
         let mut trained = Self {
             steps: Vec::new(),
             evaluations: Vec::new(),

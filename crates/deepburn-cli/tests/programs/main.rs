@@ -15,6 +15,7 @@ mod memory;
 mod outputs;
 mod program;
 mod ranks;
+mod resume;
 mod reviews;
 mod schedules;
 mod traces;

@@ -1,7 +1,7 @@
 //! A program under test, run to its end.
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Output};
 
 /// How a program ended.
 #[derive(Debug)]
@@ -21,8 +21,18 @@ pub(crate) fn deepburn<S: AsRef<str>>(folder: &Path, arguments: &[S]) -> Ending 
     run(env!("CARGO_BIN_EXE_deepburn"), folder, arguments)
 }
 
+/// `finetune`, ready to be started with its current folder at `folder`.
+pub(crate) fn finetune_command<S: AsRef<str>>(folder: &Path, arguments: &[S]) -> Command {
+    command(env!("CARGO_BIN_EXE_finetune"), folder, arguments)
+}
+
 fn run<S: AsRef<str>>(program: &str, folder: &Path, arguments: &[S]) -> Ending {
-    let output = Command::new(program)
+    Ending::of(command(program, folder, arguments).output().unwrap())
+}
+
+fn command<S: AsRef<str>>(program: &str, folder: &Path, arguments: &[S]) -> Command {
+    let mut command = Command::new(program);
+    command
         .args(arguments.iter().map(AsRef::as_ref))
         .current_dir(folder)
         .env_remove("RUST_LOG")
@@ -32,18 +42,21 @@ fn run<S: AsRef<str>>(program: &str, folder: &Path, arguments: &[S]) -> Ending {
         .env("HF_HOME", folder.join("hf"))
         .env("XDG_CACHE_HOME", folder.join("cache"))
         // Without it, what looks for a GPU reports that there is no desktop, as an error.
-        .env("XDG_RUNTIME_DIR", folder)
-        .output()
-        .unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    Ending {
-        status: output.status.code(),
-        stdout: text(output.stdout),
-        stderr: text(output.stderr),
-    }
+        .env("XDG_RUNTIME_DIR", folder);
+    command
 }
 
 impl Ending {
+    /// What a program's output says.
+    pub(crate) fn of(output: Output) -> Self {
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        Self {
+            status: output.status.code(),
+            stdout: text(output.stdout),
+            stderr: text(output.stderr),
+        }
+    }
+
     /// The program ended well.
     #[track_caller]
     pub(crate) fn succeeded(self) -> Self {

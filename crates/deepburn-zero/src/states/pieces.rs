@@ -12,7 +12,7 @@ use deepburn_config::Stage;
 use deepburn_ops::{OptimizerOps, float_from_host, float_into_host, read_float};
 
 use super::ModelStates;
-use crate::array::{flat_range, in_type, narrow};
+use crate::array::{flat_range, narrow};
 use crate::error::ZeroError;
 use crate::parameter::Parameter;
 use crate::publish::Publisher;
@@ -185,7 +185,8 @@ impl<B: OptimizerOps> ModelStates<B> {
             let trains = parameter.is_trainable();
             let cut = if trains { stage.shards_optimizer() } else { stage.shards_parameters() };
             let values = self.piece(parameter, StateArray::Weights, cut, &mut read)?;
-            let stored = in_type::<B>(values.clone(), working);
+            // Rounded as the optimizer rounds: a backend's own cast may not.
+            let stored = B::cast(values.clone(), working);
             self.optimizer.set_master(parameter.index(), values);
             if stage.shards_parameters() {
                 drop(parameter.take());
@@ -242,7 +243,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             }
             let cut = self.share.stage.shards_gradients();
             let values = self.piece(parameter, StateArray::Gradient, cut, &mut read)?;
-            let values = in_type::<B>(values, FloatDType::from(dtype));
+            let values = B::cast(values, FloatDType::from(dtype));
             let peak = peak.map(|peak| {
                 float_from_host::<B>(TensorData::new(vec![peak], [1]), parameter.device())
             });

@@ -469,7 +469,7 @@ fn the_middle_of_a_pass_is_no_moment_to_save_or_load() {
         assert!(error.contains("between forward and backward"), "{error}");
         engine.backward(loss)?;
         engine.step()?;
-        engine.no_sync(|engine| micro_batch(engine))?;
+        engine.no_sync(micro_batch)?;
         let error = save(engine, root.path()).unwrap_err().to_string();
         assert!(error.contains("after no_sync"), "{error}");
         Ok(())

@@ -121,7 +121,7 @@ fn train(stage: u8, fault: Fault) -> String {
         let mut samples = Samples { state: 5 + rank as u64, step: 0, fault };
         let mut engine = deepburn::initialize(Net::<Training<Flex>>::new(INNER), &plan, group)?;
         let length = TrainPlan { max_steps: 5, ..TrainPlan::default() };
-        deepburn::train(&mut engine, &Regression, &mut samples, &length, &mut [])?;
+        let _ = deepburn::train(&mut engine, &Regression, &mut samples, &length, &mut [])?;
         Ok(())
     });
     assert!(started.elapsed() < SOON, "stage {stage}, {fault:?} took {:?}", started.elapsed());
@@ -218,7 +218,7 @@ fn failures_leave_nothing_behind() {
             let mut samples = Samples { state: 5, step: 0, fault: None };
             let mut engine = deepburn::initialize(Net::<Training<Flex>>::new(INNER), &plan, group)?;
             let length = TrainPlan { max_steps: 3, ..TrainPlan::default() };
-            deepburn::train(&mut engine, &Regression, &mut samples, &length, &mut [])?;
+            let _ = deepburn::train(&mut engine, &Regression, &mut samples, &length, &mut [])?;
             Ok(engine.global_steps())
         });
         assert_eq!(done.unwrap_or_else(|failure| panic!("{failure}")), [3, 3]);

@@ -13,7 +13,7 @@ use deepburn_models::Publication;
 use deepburn_models::gpt2::SavedPrecision;
 
 use crate::failure::Failure;
-use crate::finetune::write_whole;
+use crate::results::write_whole;
 use crate::resume::JobState;
 
 /// The type of consolidated weights.

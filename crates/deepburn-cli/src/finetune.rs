@@ -1,7 +1,7 @@
 //! `finetune`: the main job, from a job file to a trained model.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
@@ -9,23 +9,23 @@ use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use clap::Parser;
 use deepburn::checkpoint::Checkpoint;
-use deepburn::metrics::{MetricsError, MetricsWriter, read_metrics};
+use deepburn::metrics::{MetricsError, MetricsWriter};
 use deepburn::ops::{FusedOps, OptimizerOps, StreamOps};
 use deepburn::zero::{Group, Training, ZeroError};
 use deepburn::{
-    BatchSource, CheckpointPlan, Engine, EngineError, Hook, LoadPlan, Measured, Outcome,
-    OutsideError, TrainError, TrainPlan, TrainingCheckpointError,
+    BatchSource, CheckpointPlan, Engine, EngineError, Hook, LoadPlan, Outcome, OutsideError,
+    TrainError, TrainPlan, TrainingCheckpointError,
 };
 use deepburn_config::{JobRequest, MonitorFolder, Precision};
 use deepburn_datasets::{DataError, Shard};
 use deepburn_models::gpt2::CheckpointError;
-use deepburn_monitor::{Environment, MonitorError, MonitorFolders, Monitors, Profiler, Report};
-use serde_json::json;
+use deepburn_monitor::{MonitorError, MonitorFolders, Monitors, Profiler};
 
 use crate::failure::Failure;
 use crate::preparation::{Preparation, check_output, check_types, prepare};
-use crate::progress::{Progress, tell};
+use crate::progress::Progress;
 use crate::recipe::{Recipe, Subject};
+use crate::results::{record_test, save_model, write_report, write_whole};
 use crate::resume;
 use crate::signals::Signals;
 use crate::watch::{Operations, Record, Trace, Watch};
@@ -295,29 +295,6 @@ fn go_on<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
     Ok(())
 }
 
-/// Writes `test.json`: what the final test found, on data that trained nothing.
-fn record_test(measured: &Measured, output: &Path) -> Result<(), RankError> {
-    let Measured { row, num_targets, answers } = measured;
-    let mut record = json!({
-        "test_loss": row.eval_loss,
-        "perplexity": row.eval_loss.exp(),
-        "targets": num_targets,
-    });
-    let mut line = format!("test loss {:.4}", row.eval_loss);
-    match (row.eval_accuracy, answers) {
-        (Some(accuracy), Some(answers)) => {
-            record["test_accuracy"] = json!(accuracy);
-            // A row for each class, in it how often each class was the answer.
-            record["confusion"] = json!(answers);
-            line += &format!(", accuracy {:.2} %", 100.0 * accuracy);
-        }
-        _ => line += &format!(", perplexity {:.2}", row.eval_loss.exp()),
-    }
-    tell(&line);
-    write_whole(&output.join("test.json"), &format!("{record:#}\n"))
-        .map_err(|cause| RankError::Test { cause })
-}
-
 /// What watches the run: rank 0 records and shows it, all ranks are profiled.
 fn hooks(
     preparation: &Preparation,
@@ -359,62 +336,4 @@ fn hooks(
     let breakdown = plan.report.wall_clock_breakdown;
     hooks.push(Box::new(Progress::new(preparation.max_steps, every, breakdown)));
     Ok(hooks)
-}
-
-/// Gathers the model parameter by parameter; rank 0 writes it in Hugging Face's layout.
-fn save_model<B: FusedOps + OptimizerOps, R: Recipe<B>>(
-    engine: &Engine<B, R::Model>,
-    recipe: &R,
-    output: &Path,
-) -> Result<(), RankError> {
-    let folder = output.join("model");
-    let mut writer = match engine.rank() {
-        0 => Some(recipe.writer(&folder)?),
-        _ => None,
-    };
-    for parameter in engine.parameters() {
-        let data = engine.states().master_data(parameter.index())?;
-        if data.iter::<f32>().any(|value| !value.is_finite()) {
-            return Err(RankError::Diverged { path: parameter.path().to_owned() });
-        }
-        if let Some(writer) = &mut writer {
-            writer.write(parameter.path(), data)?;
-        }
-    }
-    if let Some(writer) = writer {
-        if let Some(tokenizer) = recipe.tokenizer() {
-            tokenizer.save(&folder)?;
-        }
-        writer.finish()?;
-    }
-    Ok(())
-}
-
-/// Draws the curves of the run.
-fn write_report(request: &JobRequest, preparation: &Preparation) -> Result<(), Failure> {
-    let output = &preparation.job.training.output_dir;
-    let rows = read_metrics(&output.join("metrics.jsonl")).map_err(Failure::run)?;
-    let test = match fs::read_to_string(output.join("test.json")) {
-        Ok(text) => Some(serde_json::from_str(&text).map_err(Failure::run)?),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-        Err(error) => return Err(Failure::run(error)),
-    };
-    let title = request.config.file_stem().map(|name| name.to_string_lossy().into_owned());
-    let report = Report {
-        title: title.as_deref().unwrap_or("finetune"),
-        job: &preparation.record,
-        rows: &rows,
-        test: test.as_ref(),
-        environment: &Environment::detect(env!("CARGO_PKG_VERSION")),
-    };
-    report.write(&output.join("report.html")).map_err(Failure::run)?;
-    tell(&format!("model, metrics and report are in {}", output.display()));
-    Ok(())
-}
-
-/// Writes a file that is there whole or not at all.
-pub(crate) fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
-    let partial = path.with_extension("partial");
-    fs::write(&partial, text)?;
-    fs::rename(&partial, path)
 }

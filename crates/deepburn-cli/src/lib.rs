@@ -18,6 +18,7 @@ mod places;
 mod preparation;
 mod progress;
 mod recipe;
+mod results;
 mod resume;
 mod signals;
 mod text_source;

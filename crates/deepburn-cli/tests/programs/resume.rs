@@ -235,6 +235,31 @@ fn a_checkpoint_that_cannot_be_written_stops_nothing() {
     assert_same(&Trained::read(&job.folder().join("output")), &straight, "without checkpoints");
 }
 
+/// On a disk that holds five checkpoints and the model: `mount -t tmpfs -o size=3m tmpfs DIR`, then
+/// `DEEPBURN_SMALL_DISK=DIR cargo test --release -- --ignored a_full_disk`.
+#[test]
+#[ignore = "needs a small disk, which DEEPBURN_SMALL_DISK names"]
+fn a_full_disk_stops_nothing() {
+    let disk = PathBuf::from(std::env::var_os("DEEPBURN_SMALL_DISK").unwrap());
+    let many = || long().with("training.max_steps", 12);
+    let straight = many().train();
+    let output = disk.join("output");
+    let _ = fs::remove_dir_all(&output);
+    let job =
+        many().with("training.save_steps", 1).with("training.output_dir", output.to_str().unwrap());
+    let ending = job.run().succeeded();
+    assert_same(&Trained::read(&output), &straight, "on a full disk");
+    for part in ["the disk is too full", "training goes on", "make room"] {
+        assert!(ending.stderr.contains(part), "{}", ending.stderr);
+    }
+    // The last that had room is whole.
+    let last = Checkpoint::open_intact(&output.join("checkpoints"), None).unwrap();
+    assert!((1..12).contains(&last.run().step));
+    resume(&job, &[]).succeeded();
+    assert_same(&Trained::read(&output), &straight, "resumed on a full disk");
+    fs::remove_dir_all(&output).unwrap();
+}
+
 #[test]
 fn the_newest_and_the_best_are_kept() {
     let job = long()

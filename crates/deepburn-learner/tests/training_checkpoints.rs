@@ -476,6 +476,42 @@ fn the_middle_of_a_pass_is_no_moment_to_save_or_load() {
     });
 }
 
+/// Weights just above the middle of two of bf16: a cast that drops the last bits first takes them for
+/// the middle and rounds them down, to even.
+struct AboveTheMiddle;
+
+impl ModuleMapper<Trained> for AboveTheMiddle {
+    fn map_float<const D: usize>(
+        &mut self,
+        param: Param<Tensor<Trained, D>>,
+    ) -> Param<Tensor<Trained, D>> {
+        let (id, tensor, mapper) = param.consume();
+        let value = f32::from_bits(0x3f80_8002);
+        Param::from_mapped_value(id, tensor.full_like(value).require_grad(), mapper)
+    }
+}
+
+#[test]
+fn working_copies_are_rounded_as_the_optimizer_rounds() {
+    for stage in 0..4 {
+        let root = tempfile::tempdir().unwrap();
+        let plan = plan("bf16", stage, 2);
+        let ends = run_ranks(2, Duration::from_secs(60), |member| -> Result<_, Failure> {
+            let module = net(5).map(&mut AboveTheMiddle);
+            let mut engine = initialize(module, &plan, Group::new(member))?;
+            save(&engine, root.path())?;
+            let saved = end(&engine)?;
+            assert!(saved.used[0].iter::<f32>().all(|value| value == 1.007_812_5));
+            let checkpoint = Checkpoint::open_intact(root.path(), None)?;
+            engine.load_checkpoint(&checkpoint, LoadPlan::ALL)?;
+            Ok((saved, end(&engine)?))
+        });
+        for (saved, loaded) in ends.unwrap_or_else(|failure| panic!("{failure}")) {
+            assert_eq!(saved, loaded, "stage {stage}");
+        }
+    }
+}
+
 #[test]
 fn frozen_parameters_are_stored_once_and_in_their_own_type() {
     let root = tempfile::tempdir().unwrap();

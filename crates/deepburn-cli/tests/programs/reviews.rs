@@ -1,10 +1,12 @@
 //! The encoder on reviews: what it learns, and that ranks and stages change nothing.
 
 use std::fs;
+use std::path::Path;
 
 use serde_json::{Value, json};
 
 use crate::job::{Job, STAGES, tiny_model};
+use crate::program::finetune;
 
 /// A small encoder on reviews written on the spot: 3,200 train, 400 evaluate, 400 test.
 pub(crate) fn reviews() -> Job {
@@ -53,6 +55,18 @@ fn synthetic_reviews_are_learnt() {
     assert_eq!(config["model_type"], "deepburn_encoder");
     assert_eq!(config["num_classes"], 2);
     assert!(job.folder().join("output/model/tokenizer.json").exists());
+}
+
+/// The job that a newcomer starts with, as it stands.
+#[test]
+fn the_configuration_for_synthetic_reviews_learns_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/imdb_synthetic.json");
+    let arguments = ["--config", config.to_str().unwrap(), "--output-dir", "output"];
+    finetune(folder.path(), &arguments).succeeded();
+    let record = fs::read_to_string(folder.path().join("output/test.json")).unwrap();
+    let record: Value = serde_json::from_str(&record).unwrap();
+    assert!(record["test_accuracy"].as_f64().unwrap() > 0.8, "{record}");
 }
 
 /// Texts of many lengths, micro-batches that no rank count divides, dropout: the same bits at every

@@ -19,12 +19,13 @@ use deepburn_monitor::{Environment, MonitorError, MonitorFolders, Monitors, Prof
 use serde_json::json;
 
 use crate::failure::Failure;
+use crate::monitoring::check_monitors;
 use crate::preparation::{Preparation, check_output, check_types, prepare};
 use crate::progress::{Progress, tell};
 use crate::recipe::{Recipe, Subject};
 use crate::watch::{Operations, Record, Trace, Watch};
 
-/// Fine-tunes a language model, sharded over ranks as a DeepSpeed configuration says.
+/// Trains a language model or a classifier, sharded over ranks as a DeepSpeed configuration says.
 #[derive(Debug, Parser)]
 #[command(name = "finetune", version)]
 pub struct Arguments {
@@ -98,6 +99,7 @@ pub fn finetune(arguments: Arguments, profiler: &Profiler) -> Result<(), Failure
         output_dir: arguments.output_dir,
     };
     let preparation = prepare(&request)?;
+    check_monitors(&preparation, &request.config)?;
     if let Some(profile) = &preparation.plan.monitor.profile {
         let folder = profile.under(&preparation.job.training.output_dir);
         profiler.profile(profile.steps.clone(), &folder);
@@ -225,10 +227,13 @@ fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     drop(hooks);
     drop(source);
     let step = engine.global_steps();
-    if let Some(mut test) = recipe.test(shard, plan)? {
-        let measured = deepburn::evaluate(&engine, &task, &mut test)
+    if let Some(test) = recipe.test(shard, plan)? {
+        if engine.rank() == 0 {
+            tell("evaluating the test split");
+        }
+        let measured = deepburn::evaluate(&engine, &task, &test)
             .map_err(|cause| TrainError { step, cause })?;
-        if let Some(measured) = measured.filter(|_| engine.rank() == 0) {
+        if engine.rank() == 0 {
             record_test(&measured, &job.training.output_dir)?;
         }
     }
@@ -239,20 +244,21 @@ fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
 /// Writes `test.json`: what the final test found, on data that trained nothing.
 fn record_test(measured: &Measured, output: &Path) -> Result<(), RankError> {
     let Measured { row, num_targets, answers } = measured;
-    let mut record = json!({
-        "test_loss": row.eval_loss,
-        "perplexity": row.eval_loss.exp(),
-        "targets": num_targets,
-    });
+    let mut record = json!({ "test_loss": row.eval_loss, "targets": num_targets });
     let mut line = format!("test loss {:.4}", row.eval_loss);
     match (row.eval_accuracy, answers) {
         (Some(accuracy), Some(answers)) => {
             record["test_accuracy"] = json!(accuracy);
             // A row for each class, in it how often each class was the answer.
-            record["confusion"] = json!(answers);
+            if let Some(rows) = answers.rows() {
+                record["confusion"] = json!(rows);
+            }
             line += &format!(", accuracy {:.2} %", 100.0 * accuracy);
         }
-        _ => line += &format!(", perplexity {:.2}", row.eval_loss.exp()),
+        _ => {
+            record["perplexity"] = json!(row.eval_loss.exp());
+            line += &format!(", perplexity {:.2}", row.eval_loss.exp());
+        }
     }
     tell(&line);
     write_whole(&output.join("test.json"), &format!("{record:#}\n"))

@@ -103,6 +103,8 @@ fn operations_are_those_of_the_formula_at_every_stage() {
 fn places_that_cannot_be_written_to_are_refused() {
     let job = || Job::tiny().with("data.splits", json!({"train": "90%", "test": "10%"}));
     let enabled = |key: &str, value: &str| json!({"enabled": true, key: value});
+    let profile =
+        |folder: &str| json!({"enabled": true, "profile_steps": [1, 2], "output_folder": folder});
     for (section, value, parts) in [
         (
             "csv_monitor",
@@ -111,8 +113,8 @@ fn places_that_cannot_be_written_to_are_refused() {
         ),
         ("tensorboard", enabled("job_name", "model"), &["tensorboard", "its own model"]),
         ("tensorboard", enabled("output_path", "job.json"), &["tensorboard", "job.json"]),
-        ("profiling", enabled("output_folder", "/proc/x"), &["profiling.output_folder", "/proc/x"]),
-        ("profiling", enabled("output_folder", "output/model/p"), &["profiling", "its own model"]),
+        ("profiling", profile("/proc/x"), &["profiling.output_folder", "/proc/x"]),
+        ("profiling", profile("output/model/p"), &["profiling", "its own model"]),
         ("flops_profiler", enabled("output_file", "job.json"), &["output_file", "the job file"]),
         (
             "flops_profiler",

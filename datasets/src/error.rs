@@ -175,7 +175,7 @@ pub enum DataError {
     },
     /// A server that answers, but not with what was asked for.
     #[error(
-        "cannot fetch `{url}`: {reason}; check the id and the revision, or give the path of a local copy"
+        "cannot fetch `{url}`: {reason}; check the id, the revision and HF_ENDPOINT, or give the path of a local copy"
     )]
     Hub {
         /// What was asked for.

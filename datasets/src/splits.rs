@@ -69,8 +69,9 @@ impl Fractions {
         }))
     }
 
-    /// Divides `items` in an order that `seed` draws, so that each part is like the whole even
-    /// where the items are sorted, by class for example. A share of zero gives `None`.
+    /// Divides `items` as `seed` draws, so that each part is like the whole even where the items are
+    /// sorted, by class for example. The items of a part keep their order. A share of zero gives
+    /// `None`.
     ///
     /// # Errors
     /// As [`Fractions::validate`].
@@ -84,7 +85,9 @@ impl Fractions {
         let order = Draws::new(seed, SPLIT_STREAM).permutation(items.len());
         Ok(parts.map(|part| {
             let (_, places) = part?;
-            Some(order[places].iter().filter_map(|&index| items[index].take()).collect())
+            let mut drawn = order[places].to_vec();
+            drawn.sort_unstable();
+            Some(drawn.iter().filter_map(|&index| items[index].take()).collect())
         }))
     }
 

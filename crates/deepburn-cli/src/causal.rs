@@ -21,6 +21,7 @@ use serde_json::{Map, Value, json};
 
 use crate::corpus::open_corpus;
 use crate::failure::Failure;
+use crate::lengths::{PREFETCH, check_length, longest};
 use crate::memory::{check_model, check_step};
 use crate::places::Places;
 use crate::recipe::Recipe;
@@ -49,7 +50,7 @@ impl Causal {
         let pretrained = job.model.pretrained.as_ref().map(|place| places.model(place));
         let pretrained = pretrained.transpose().map_err(Failure::mistake)?;
         let config = model_config(job, pretrained.as_deref())?;
-        check_length(job, &config)?;
+        check_length(job, config.n_positions, "n_positions")?;
         check_model(&config.parameters(), "n_layer, n_embd, n_inner, n_positions or vocab_size")?;
         check_step(batch, job.data.sequence_length)?;
         let corpus = open_corpus(job, places, pretrained.as_deref(), &config);
@@ -89,10 +90,9 @@ impl<B: FusedOps + OptimizerOps> Recipe<B> for Causal {
         TokenSource::new(train, eval, shard, self.order, plan)
     }
 
-    fn test(&self, shard: Shard, plan: &Plan) -> Result<Option<TokenSource>, DataError> {
-        let Corpus { train, test, .. } = self.corpus.clone();
-        let Some(test) = test else { return Ok(None) };
-        TokenSource::new(train, Some(test), shard, self.order, plan).map(Some)
+    fn test(&self, shard: Shard, plan: &Plan) -> Result<Option<Vec<TokenBatch>>, DataError> {
+        let test = self.corpus.test.as_ref();
+        test.map(|test| evaluation(test, shard, plan.batch.micro_batch_size)).transpose()
     }
 
     fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError> {
@@ -114,18 +114,6 @@ pub(crate) fn model_config(job: &Job, pretrained: Option<&Path>) -> Result<Gpt2C
     let config = base.with_overrides(&job.model.config).map_err(named)?;
     config.validate().map_err(named)?;
     Ok(config)
-}
-
-fn check_length(job: &Job, model: &Gpt2Config) -> Result<(), Failure> {
-    let length = job.data.sequence_length;
-    if length <= model.n_positions {
-        return Ok(());
-    }
-    Err(Failure::mistake(format!(
-        "data.sequence_length: {length} is longer than the model allows \
-         (model.config.n_positions = {}); use at most that",
-        model.n_positions
-    )))
 }
 
 /// A new model ends its texts as the tokenizer does; a pretrained one has its own way.
@@ -211,9 +199,6 @@ pub(crate) struct TokenSource {
     curriculum: Option<CurriculumPlan>,
 }
 
-/// Micro-batches assembled ahead of their use.
-const PREFETCH: usize = 4;
-
 impl TokenSource {
     /// The share of `shard` in micro-batches as `plan` has them.
     pub(crate) fn new(
@@ -242,12 +227,8 @@ impl BatchSource<TokenBatch> for TokenSource {
     }
 
     fn evaluation(&mut self) -> Result<Option<Vec<TokenBatch>>, OutsideError> {
-        let Some(eval) = &self.eval else {
-            return Ok(None);
-        };
-        let batches = EvaluationBatches::new(eval, self.shard, self.rows)?;
-        let batches = batches.map(|batch| batch.map(TokenBatch)).collect::<Result<_, _>>()?;
-        Ok(Some(batches))
+        let eval = self.eval.as_ref();
+        Ok(eval.map(|eval| evaluation(eval, self.shard, self.rows)).transpose()?)
     }
 
     fn position(&self) -> Value {
@@ -259,8 +240,7 @@ impl BatchSource<TokenBatch> for TokenSource {
     }
 }
 
-/// Tokens of a sample in the next step, at most.
-pub(crate) fn longest(curriculum: Option<&CurriculumPlan>, next: NextStep) -> usize {
-    // Steps of a curriculum count from 1.
-    curriculum.map_or(usize::MAX, |plan| plan.difficulty(next.applied_steps as usize + 1))
+/// A rank's share of an evaluation, in batches of `rows` sequences.
+fn evaluation(data: &Sequences, shard: Shard, rows: usize) -> Result<Vec<TokenBatch>, DataError> {
+    EvaluationBatches::new(data, shard, rows)?.map(|batch| batch.map(TokenBatch)).collect()
 }

@@ -23,10 +23,11 @@ use deepburn_models::{TextBatch, TextBatchError, TextLimits};
 
 use crate::causal::model_config;
 use crate::failure::Failure;
+use crate::lengths::check_length;
 use crate::memory::{check_model, check_step};
 use crate::places::Places;
 use crate::recipe::Recipe;
-use crate::text_source::{Labelled, TextSource, budget};
+use crate::text_source::{Labelled, TextSource, budget, evaluation, evaluation_budget};
 use crate::texts::{Texts, open_texts};
 
 /// A classifier and the texts that it learns to tell apart.
@@ -229,21 +230,20 @@ impl<K: Kind> Classification<K> {
     }
 }
 
-fn check_length(job: &Job, allowed: usize, field: &str) -> Result<(), Failure> {
-    let length = job.data.sequence_length;
-    if length <= allowed {
-        return Ok(());
-    }
-    Err(Failure::mistake(format!(
-        "data.sequence_length: {length} is longer than the model allows (model.config.{field} = \
-         {allowed}); use at most that"
-    )))
-}
+/// Beyond this a label is no class: a column of ids was taken for one.
+const MOST_CLASSES: usize = 1 << 16;
 
 /// A size of the model is that of the data unless the job says otherwise, and then it must be
 /// enough: `(name, the job's or the default, the data's)`.
 fn sized_by_data(job: &Job, (name, size, needed): (&str, usize, usize)) -> Result<usize, Failure> {
     let given = job.model.config.contains_key(name);
+    if name != "vocab_size" && needed > MOST_CLASSES {
+        return Err(Failure::mistake(format!(
+            "data.label_field: the highest class is {}, more than the {MOST_CLASSES} classes that a \
+             model can have; number the classes from 0",
+            needed - 1
+        )));
+    }
     if given && size < needed.max(2) {
         return Err(Failure::mistake(format!(
             "model.config.{name}: {size} is too small for the data, which has {needed}; give at \
@@ -271,10 +271,9 @@ impl<B: FusedOps + OptimizerOps, K: KindOn<B>> Recipe<B> for Classification<K> {
         TextSource::new(train, eval, shard, self.order, plan)
     }
 
-    fn test(&self, shard: Shard, plan: &Plan) -> Result<Option<TextSource>, DataError> {
-        let Texts { train, test, .. } = self.texts.clone();
-        let Some(test) = test else { return Ok(None) };
-        TextSource::new(train, Some(test), shard, self.order, plan).map(Some)
+    fn test(&self, shard: Shard, plan: &Plan) -> Result<Option<Vec<Labelled>>, DataError> {
+        let test = self.texts.test.as_ref();
+        test.map(|test| evaluation(test, shard, evaluation_budget(plan))).transpose()
     }
 
     fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError> {

@@ -22,15 +22,17 @@ use deepburn_models::gpt2::CheckpointError;
 use deepburn_monitor::{MonitorError, MonitorFolders, Monitors, Profiler};
 
 use crate::failure::Failure;
+use crate::monitoring::check_monitors;
 use crate::preparation::{Preparation, check_output, check_types, prepare};
 use crate::progress::Progress;
+use crate::progress::tell;
 use crate::recipe::{Recipe, Subject};
 use crate::results::{record_test, save_model, write_report, write_whole};
 use crate::resume;
 use crate::signals::Signals;
 use crate::watch::{Operations, Record, Trace, Watch};
 
-/// Fine-tunes a language model, sharded over ranks as a DeepSpeed configuration says.
+/// Trains a language model or a classifier, sharded over ranks as a DeepSpeed configuration says.
 #[derive(Debug, Parser)]
 #[command(name = "finetune", version)]
 pub struct Arguments {
@@ -103,6 +105,7 @@ pub fn finetune(arguments: Arguments, profiler: &Profiler) -> Result<(), Failure
         output_dir: arguments.output_dir,
     };
     let mut preparation = prepare(&request)?;
+    check_monitors(&preparation, &request.config)?;
     match &arguments.resume {
         Some(tag) => preparation.resume = Some(resume::open(&preparation, tag.as_deref())?),
         None => resume::refuse_earlier(&preparation)?,
@@ -265,10 +268,13 @@ fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     drop(hooks);
     drop(source);
     let step = engine.global_steps();
-    if let Some(mut test) = recipe.test(shard, plan)? {
-        let measured = deepburn::evaluate(&engine, &task, &mut test)
+    if let Some(test) = recipe.test(shard, plan)? {
+        if engine.rank() == 0 {
+            tell("evaluating the test split");
+        }
+        let measured = deepburn::evaluate(&engine, &task, &test)
             .map_err(|cause| TrainError { step, cause })?;
-        if let Some(measured) = measured.filter(|_| engine.rank() == 0) {
+        if engine.rank() == 0 {
             record_test(&measured, &job.training.output_dir)?;
         }
     }

@@ -58,8 +58,8 @@ impl Places {
         location.split(self.hub()?, name, split)
     }
 
-    /// All files of data that is cut by share: the file or folder as it is, or the split that trains
-    /// of a data set.
+    /// All files of data that is cut by share: the split that trains of a data set, or the file or
+    /// folder as it is where it has no such split.
     ///
     /// # Errors
     /// Those of [`Places::split`].
@@ -69,6 +69,13 @@ impl Places {
         name: Option<&str>,
     ) -> Result<Vec<PathBuf>, DataError> {
         match (place, name) {
+            (Place::Local(path), None) if path.is_dir() => {
+                let Ok(files) = self.split(place, None, TRAIN) else {
+                    return Ok(vec![path.clone()]);
+                };
+                tracing::info!("{}: its split train is taken", path.display());
+                Ok(files)
+            }
             (Place::Local(path), None) => Ok(vec![path.clone()]),
             _ => self.split(place, name, TRAIN),
         }

@@ -40,7 +40,7 @@ pub(crate) struct Preparation {
 /// # Errors
 /// Always a user's mistake.
 pub(crate) fn prepare(request: &JobRequest) -> Result<Preparation, Failure> {
-    let (job, written) = Job::load(request).map_err(Failure::mistake)?;
+    let (mut job, written) = Job::load(request).map_err(Failure::mistake)?;
     check_backend(job.training.backend)?;
     let mut facts = job.facts();
     let (batch, dynamic) = resolve_batch(&written, &facts).map_err(Failure::mistake)?;
@@ -67,6 +67,7 @@ pub(crate) fn prepare(request: &JobRequest) -> Result<Preparation, Failure> {
     };
     facts.hidden_size = Some(subject.width());
     facts.total_steps = Some(max_steps);
+    add_notes(&mut job, dynamic.as_ref(), max_steps);
     let (plan, record) = resolve_plan(&job, &written, &facts)?;
     let max_steps = max_steps as u64;
     Ok(Preparation { job, plan, subject, batch_sizes, max_steps, record, resume: None })
@@ -118,6 +119,29 @@ pub(crate) fn check_types<B: burn::tensor::backend::Backend>(
     Ok(())
 }
 
+/// Notes what in the job changes nothing, now that model, data and length are known.
+fn add_notes(job: &mut Job, dynamic: Option<&DynamicBatchingPlan>, max_steps: usize) {
+    let mut note = |severity, key: &str, message: String| {
+        job.notes.push(Diagnosis::new(severity, key, message, ""));
+    };
+    if dynamic.is_some() {
+        let message = "is not used: dynamic batching has an order of its own, \
+                       sequence_picking_order";
+        note(Severity::Note, "data.shuffle", message.to_owned());
+        if job.data.drop_last {
+            let message = "is not used: dynamic batching drops no sample";
+            note(Severity::Warning, "data.drop_last", message.to_owned());
+        }
+    }
+    let late = job.training.batch_size_schedule.iter().find(|(step, _)| *step > max_steps);
+    if let Some((step, size)) = late {
+        let message = format!(
+            "the change to {size} at step {step} never comes: training ends after step {max_steps}"
+        );
+        note(Severity::Warning, "training.batch_size_schedule", message);
+    }
+}
+
 /// Samples of each step.
 fn batch_sizes(
     job: &Job,
@@ -131,7 +155,8 @@ fn batch_sizes(
              remove it, or set dynamic_batching.enabled to false",
         ));
     }
-    BatchSchedule::new(batch, changes.iter().copied())
+    // Steps of a job count from 1, as in its record.
+    BatchSchedule::new(batch, changes.iter().map(|&(step, size)| (step - 1, size)))
         .map_err(|error| Failure::mistake(format!("training.batch_size_schedule: {error}")))
 }
 
@@ -149,9 +174,6 @@ fn steps_within_budget(
     let shape =
         StepShape { num_ranks: batch.world_size, accumulation: batch.gradient_accumulation_steps };
     let mut sampler = subject.budget_sampler(shape, dynamic)?;
-    if job.data.drop_last {
-        tracing::warn!("data.drop_last: dynamic batching drops no sample");
-    }
     let epochs = job.training.epochs.unwrap_or(usize::MAX);
     let max_steps = job.training.max_steps.unwrap_or(usize::MAX);
     if epochs > MOST_EPOCHS && max_steps == usize::MAX {

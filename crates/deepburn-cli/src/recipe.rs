@@ -37,8 +37,8 @@ pub(crate) trait Recipe<B: FusedOps + OptimizerOps>: Sync {
     /// The share of `shard`, in batches as `plan` has them.
     fn source(&self, shard: Shard, plan: &Plan) -> Result<Self::Source, DataError>;
 
-    /// A share of the data kept for a final test, given out as evaluation data; `None` without.
-    fn test(&self, shard: Shard, plan: &Plan) -> Result<Option<Self::Source>, DataError>;
+    /// The share of `shard` of the data kept for a final test; `None` without such data.
+    fn test(&self, shard: Shard, plan: &Plan) -> Result<Option<Vec<BatchOf<B, Self>>>, DataError>;
 
     /// Starts writing the model.
     fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError>;

@@ -19,20 +19,21 @@ use crate::recipe::Recipe;
 /// Writes `test.json`: what the final test found, on data that trained nothing.
 pub(crate) fn record_test(measured: &Measured, output: &Path) -> Result<(), RankError> {
     let Measured { row, num_targets, answers } = measured;
-    let mut record = json!({
-        "test_loss": row.eval_loss,
-        "perplexity": row.eval_loss.exp(),
-        "targets": num_targets,
-    });
+    let mut record = json!({ "test_loss": row.eval_loss, "targets": num_targets });
     let mut line = format!("test loss {:.4}", row.eval_loss);
     match (row.eval_accuracy, answers) {
         (Some(accuracy), Some(answers)) => {
             record["test_accuracy"] = json!(accuracy);
             // A row for each class, in it how often each class was the answer.
-            record["confusion"] = json!(answers);
+            if let Some(rows) = answers.rows() {
+                record["confusion"] = json!(rows);
+            }
             line += &format!(", accuracy {:.2} %", 100.0 * accuracy);
         }
-        _ => line += &format!(", perplexity {:.2}", row.eval_loss.exp()),
+        _ => {
+            record["perplexity"] = json!(row.eval_loss.exp());
+            line += &format!(", perplexity {:.2}", row.eval_loss.exp());
+        }
     }
     tell(&line);
     write_whole(&output.join("test.json"), &format!("{record:#}\n"))

@@ -14,7 +14,7 @@ use deepburn_datasets::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::causal::longest;
+use crate::lengths::{PREFETCH, longest};
 
 /// A micro-batch of texts.
 pub(crate) struct Labelled(pub(crate) LabelledBatch);
@@ -50,9 +50,6 @@ enum Loader {
     },
 }
 
-/// Micro-batches assembled ahead of their use.
-const PREFETCH: usize = 4;
-
 impl TextSource {
     /// The share of `shard`, in batches as `plan` has them.
     pub(crate) fn new(
@@ -79,10 +76,7 @@ impl TextSource {
                 Loader::Fixed(BatchLoader::start(train, sampler, rows, PREFETCH)?)
             }
         };
-        let budget = match &plan.dynamic_batching {
-            Some(dynamic) => budget(dynamic),
-            None => TokenBudget { max_batch_size: Some(rows), ..TokenBudget::new(usize::MAX) },
-        };
+        let budget = evaluation_budget(plan);
         Ok(Self { loader, eval, shard, budget, curriculum: plan.curriculum.clone() })
     }
 }
@@ -123,27 +117,9 @@ impl BatchSource<Labelled> for TextSource {
         Ok(StepBatches { micro_batches: batches.collect::<Result<_, DataError>>()?, size })
     }
 
-    /// Texts of about one length together: there is next to no padding.
     fn evaluation(&mut self) -> Result<Option<Vec<Labelled>>, OutsideError> {
-        let Some(eval) = &self.eval else {
-            return Ok(None);
-        };
-        let lengths = eval.lengths();
-        let longest = lengths.iter().copied().max().unwrap_or(0);
-        let budget = TokenBudget {
-            // What is only evaluated may be longer than what trains.
-            max_tokens: self.budget.max_tokens.max(longest.max(1)),
-            min_batch_size: 1,
-            order: PickingOrder::ByLength,
-            ..self.budget
-        };
-        let shape = StepShape { num_ranks: self.shard.num_ranks, accumulation: 1 };
-        let plan = budget.plan(&lengths, shape, 0)?;
-        let batches = (0..plan.num_batches()).map(|index| {
-            let samples = plan.batch(self.shard.rank, index);
-            Ok(Labelled(eval.collate(samples, samples.len().max(1))?))
-        });
-        Ok(Some(batches.collect::<Result<_, DataError>>()?))
+        let eval = self.eval.as_ref();
+        Ok(eval.map(|eval| evaluation(eval, self.shard, self.budget)).transpose()?)
     }
 
     fn position(&self) -> Value {
@@ -168,4 +144,34 @@ impl BatchSource<Labelled> for TextSource {
         }
         Ok(())
     }
+}
+
+/// What an evaluation's batches may hold.
+pub(crate) fn evaluation_budget(plan: &Plan) -> TokenBudget {
+    let rows = plan.batch.micro_batch_size;
+    let budget = match &plan.dynamic_batching {
+        Some(dynamic) => budget(dynamic),
+        None => TokenBudget { max_batch_size: Some(rows), ..TokenBudget::new(usize::MAX) },
+    };
+    TokenBudget { min_batch_size: 1, order: PickingOrder::ByLength, ..budget }
+}
+
+/// A rank's share of an evaluation. Texts of about one length are together: there is next to no
+/// padding.
+pub(crate) fn evaluation(
+    texts: &LabelledTexts,
+    shard: Shard,
+    budget: TokenBudget,
+) -> Result<Vec<Labelled>, DataError> {
+    let lengths = texts.lengths();
+    // What is only evaluated may be longer than what trains.
+    let longest = lengths.iter().copied().max().unwrap_or(0).max(1);
+    let budget = TokenBudget { max_tokens: budget.max_tokens.max(longest), ..budget };
+    let shape = StepShape { num_ranks: shard.num_ranks, accumulation: 1 };
+    let plan = budget.plan(&lengths, shape, 0)?;
+    let batches = (0..plan.num_batches()).map(|index| {
+        let samples = plan.batch(shard.rank, index);
+        Ok(Labelled(texts.collate(samples, samples.len().max(1))?))
+    });
+    batches.collect()
 }

@@ -1,5 +1,6 @@
 //! The labelled texts that a job names, read and tokenized.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -44,10 +45,12 @@ pub(crate) fn open_texts(
     let [Some(train), eval, test] = read_splits(job, places)? else {
         return Err(DataError::Empty { what: "the train split".to_owned() });
     };
+    warn_of_classes(&train);
     let tokenizer = match tokenizer(&job.data, places, pretrained)? {
         Some(path) => Tokenizer::load(&path)?,
         None => {
             let documents: Vec<&str> = train.iter().map(|it| it.text.as_str()).collect();
+            tracing::info!("training a tokenizer on {} texts", documents.len());
             Tokenizer::train(&documents, job.data.vocab_size)?
         }
     };
@@ -64,6 +67,21 @@ pub(crate) fn open_texts(
     let eval = eval.map(|texts| tokenize(texts, "eval")).transpose()?;
     let test = test.map(|texts| tokenize(texts, "test")).transpose()?;
     Ok(Texts { train, eval, test, tokenizer })
+}
+
+/// Says what in the labels looks like a mistake: a column of ids makes a class of each number.
+fn warn_of_classes(train: &[LabelledText]) {
+    let classes: BTreeSet<u32> = train.iter().map(|text| text.label).collect();
+    let highest = classes.last().copied().unwrap_or(0);
+    if classes.len() < 2 {
+        tracing::warn!("the train split has one class, {highest}: there is nothing to tell apart");
+    } else if classes.len() as u64 <= u64::from(highest) {
+        tracing::warn!(
+            "the train split has {} classes, but the highest is {highest}: the model gets one for \
+             each number from 0",
+            classes.len()
+        );
+    }
 }
 
 /// The texts of train, eval and test.

@@ -146,6 +146,12 @@ pub fn run(tools: Tools) -> Result<(), Failure> {
             Ok(())
         }
         Command::Plot { runs, output } => {
+            if output.extension().is_none_or(|ending| ending != "html") {
+                return Err(Failure::mistake(format!(
+                    "--output: {} is not called .html, as the page is; give such a name",
+                    output.display()
+                )));
+            }
             let comparison = Comparison::read(&runs).map_err(Failure::mistake)?;
             comparison.write(&output).map_err(Failure::mistake)?;
             print(&format!(

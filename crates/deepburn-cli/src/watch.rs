@@ -68,10 +68,6 @@ impl Hook for Trace {
         self.profiler.end_step(row.step);
         Ok(())
     }
-
-    fn after_evaluation(&mut self, _row: &EvalRow, _samples: u64) -> Result<(), OutsideError> {
-        Ok(())
-    }
 }
 
 /// Prints the operations of one step.
@@ -92,14 +88,12 @@ impl Operations {
             parameters: parameter.shape.iter().product::<usize>() as u64,
             forward: 0,
             backward: 0,
-            seconds: None,
         });
         let operations = operations.iter().map(|module| ModuleFlops {
             path: module.path.clone(),
             parameters: 0,
             forward: module.forward,
             backward: module.backward,
-            seconds: None,
         });
         parameters.chain(operations).collect()
     }
@@ -128,14 +122,6 @@ impl Hook for Operations {
             Some(path) => write_below(path, &text)?,
             None => tell(&text),
         }
-        Ok(())
-    }
-
-    fn after_step(&mut self, _row: &StepRow, _samples: u64) -> Result<(), OutsideError> {
-        Ok(())
-    }
-
-    fn after_evaluation(&mut self, _row: &EvalRow, _samples: u64) -> Result<(), OutsideError> {
         Ok(())
     }
 }

@@ -325,12 +325,21 @@ pub(crate) fn check_saving(training: &TrainingJob, findings: &mut Findings) {
 /// The changes of the batch size: two lists of one length.
 fn batch_size_schedule(training: &Section<'_>, findings: &mut Findings) -> Vec<(usize, usize)> {
     let section = training.section("batch_size_schedule");
-    let lists =
-        ["from_step", "train_batch_size"].map(|name| section.counts(name).unwrap_or_default());
-    let [steps, sizes] = lists;
+    let lists = ["from_step", "train_batch_size"].map(|name| section.counts(name));
+    let given = ["from_step", "train_batch_size"].map(|name| section.given(name).is_some());
+    if (lists[0].is_none() && given[0]) || (lists[1].is_none() && given[1]) {
+        // What is wrong with it was said.
+        return Vec::new();
+    }
+    let [steps, sizes] = lists.map(Option::unwrap_or_default);
     if steps.len() != sizes.len() {
         let message = format!("has {} steps for {} batch sizes", steps.len(), sizes.len());
         let remedy = "give one step, from 1, for each size";
+        findings.push(section.error("from_step", message, remedy));
+    }
+    if let Some(pair) = steps.windows(2).find(|pair| pair[1] <= pair[0]) {
+        let message = format!("{} does not come after {}", pair[1], pair[0]);
+        let remedy = "give the changes in the order of their steps";
         findings.push(section.error("from_step", message, remedy));
     }
     steps.into_iter().zip(sizes).collect()

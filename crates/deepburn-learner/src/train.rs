@@ -71,13 +71,17 @@ pub trait Hook {
     ///
     /// # Errors
     /// An error ends the run on all ranks.
-    fn after_step(&mut self, row: &StepRow, samples: u64) -> Result<(), OutsideError>;
+    fn after_step(&mut self, _row: &StepRow, _samples: u64) -> Result<(), OutsideError> {
+        Ok(())
+    }
 
     /// Called after each evaluation.
     ///
     /// # Errors
     /// An error ends the run on all ranks.
-    fn after_evaluation(&mut self, row: &EvalRow, samples: u64) -> Result<(), OutsideError>;
+    fn after_evaluation(&mut self, _row: &EvalRow, _samples: u64) -> Result<(), OutsideError> {
+        Ok(())
+    }
 }
 
 /// How long to train, in steps of which size, and when to evaluate.
@@ -143,8 +147,9 @@ where
         let due = plan.eval_steps.is_some_and(|every| step.is_multiple_of(every.max(1)));
         let mut metric = None;
         if (due || step == plan.max_steps)
-            && let Some(measured) = evaluate(engine, task, source).map_err(failed)?
+            && let Some(batches) = source.evaluation().map_err(outside)?
         {
+            let measured = evaluate(engine, task, &batches).map_err(failed)?;
             metric = Some(measured.row.eval_loss);
             for hook in hooks.iter_mut() {
                 hook.after_evaluation(&measured.row, samples).map_err(outside)?;
@@ -302,26 +307,23 @@ pub struct Measured {
     pub answers: Option<Confusion>,
 }
 
-/// Mean loss over the evaluation data of all ranks; `None` without such data.
+/// Mean loss over the batches of all ranks, of which each has as many, at least one.
 ///
 /// # Errors
-/// When the data cannot be read or a collective fails.
+/// When a batch does not fit the model or a collective fails.
 pub fn evaluate<B, M, T>(
     engine: &Engine<B, M>,
     task: &T,
-    source: &mut impl BatchSource<T::Batch>,
-) -> Result<Option<Measured>, Cause>
+    batches: &[T::Batch],
+) -> Result<Measured, Cause>
 where
     B: OptimizerOps,
     M: AutodiffModule<Training<B>>,
     T: Task<B, M>,
 {
-    let Some(batches) = source.evaluation().map_err(Cause::Outside)? else {
-        return Ok(None);
-    };
     // Loss, targets, then the counts of answers.
     let mut sums = vec![0.0; 2];
-    for batch in &batches {
+    for batch in batches {
         let measured = engine.evaluate(|model| task.evaluate(model, batch))?;
         let Evaluation { loss_sum, answers } = measured.map_err(Cause::Outside)?;
         let counts = answers.iter().flat_map(Confusion::counts);
@@ -334,7 +336,7 @@ where
     let sums = engine.group().sum(tag, sums).map_err(EngineError::from)?;
     let answers = (sums.len() > 2).then(|| Confusion::from_counts(&sums[2..]));
     let accuracy = answers.as_ref().map(|answers| answers.num_correct() as f64 / sums[1]);
-    Ok(Some(Measured {
+    Ok(Measured {
         row: EvalRow {
             step: engine.global_steps(),
             eval_loss: sums[0] / sums[1],
@@ -342,5 +344,5 @@ where
         },
         num_targets: sums[1] as u64,
         answers,
-    }))
+    })
 }

@@ -1,12 +1,12 @@
 //! CSV files as DeepSpeed's CSV monitor writes them: one file a metric.
 //!
 //! Main type: [`CsvFiles`]. The file of `Train/Samples/lr` is `Train_Samples_lr.csv`, its head is
-//! `step,lr`, and every line is a count of samples and a value. A file that is there already goes on,
-//! with a head of its own for each run, as it does there.
+//! `step,lr`, and every line is a count of samples and a value. A file that is there already is replaced:
+//! there one goes on, with a head of its own in the middle for each run.
 
 use crate::monitors::MonitorError;
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 /// Writes metrics to the files of one folder.
@@ -27,7 +27,7 @@ impl CsvFiles {
         Ok(Self { folder: folder.to_path_buf(), files: BTreeMap::new() })
     }
 
-    /// Appends one value of `tag`. It is in the file when the call returns; what is not finite is
+    /// Adds one value of `tag`. It is in the file when the call returns; what is not finite is
     /// written as `nan`, `inf` or `-inf`.
     ///
     /// # Errors
@@ -36,11 +36,8 @@ impl CsvFiles {
         let path = self.path_of(tag);
         let failed = |source| MonitorError::new("write", &path, source);
         if !self.files.contains_key(tag) {
-            let file = OpenOptions::new()
-                .append(true)
-                .create(true)
-                .open(&path)
-                .map_err(|source| MonitorError::new("open", &path, source))?;
+            let file =
+                File::create(&path).map_err(|source| MonitorError::new("open", &path, source))?;
             let mut writer = csv::Writer::from_writer(file);
             let head = tag.rsplit('/').next().unwrap_or(tag);
             writer.write_record(["step", head]).map_err(|error| failed(error.into()))?;
@@ -86,13 +83,13 @@ mod tests {
     }
 
     #[test]
-    fn a_second_run_goes_on_in_the_same_file() {
+    fn a_second_run_begins_anew() {
         let folder = tempfile::tempdir().unwrap();
         for step in [1, 2] {
             CsvFiles::create(folder.path()).unwrap().scalar("a", step, 0.5).unwrap();
         }
         let text = fs::read_to_string(folder.path().join("a.csv")).unwrap();
-        assert_eq!(text, "step,a\n1,0.5\nstep,a\n2,0.5\n");
+        assert_eq!(text, "step,a\n2,0.5\n");
     }
 
     #[test]

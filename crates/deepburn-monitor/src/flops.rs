@@ -1,13 +1,9 @@
-//! Operations, parameters and time of a model by module, as DeepSpeed's flops profiler tells them.
+//! Operations and parameters of a model by module, as DeepSpeed's flops profiler tells them.
 //!
 //! Main type: [`FlopsProfile`], made of what was counted for each module of one rank in one step. It
-//! only adds up and prints. The formulas:
-//!
-//! - A backward pass that was not counted takes twice the operations of its forward pass: one product
-//!   for the gradient of the inputs and one for that of the weights (Kaplan et al. 2020, section 2.1).
-//! - Model FLOPs utilization is what forward and backward need, without what is computed again, over
-//!   what the device could have done in the time (Chowdhery et al. 2022, appendix B). Hardware FLOPs
-//!   utilization counts what is computed again too.
+//! only adds up and prints. Model FLOPs utilization is what forward and backward need, without what
+//! is computed again, over what the device could have done in the time (Chowdhery et al. 2022,
+//! appendix B). Hardware FLOPs utilization counts what is computed again too.
 
 mod tree;
 
@@ -25,10 +21,8 @@ pub struct ModuleFlops {
     pub parameters: u64,
     /// Floating-point operations of its forward pass; a multiplication and an addition are two.
     pub forward: u64,
-    /// Those of its backward pass; 0 where they were not counted.
+    /// Those of its backward pass.
     pub backward: u64,
-    /// Seconds of its forward pass, the modules inside of it included, where it was measured.
-    pub seconds: Option<f64>,
 }
 
 /// The step that was profiled, and how it is told.
@@ -36,7 +30,7 @@ pub struct ModuleFlops {
 pub struct FlopsOptions {
     /// The step, from 1.
     pub step: u64,
-    /// Data-parallel ranks, each of which does the same.
+    /// Data-parallel ranks.
     pub ranks: usize,
     /// Wall-clock seconds of the step, where they were measured.
     pub step_seconds: Option<f64>,
@@ -59,10 +53,8 @@ pub struct FlopsTotals {
     pub parameters: u64,
     /// Operations of the forward pass.
     pub forward: u64,
-    /// Operations of the backward pass, those that were not counted taken as twice the forward's.
+    /// Operations of the backward pass.
     pub backward: u64,
-    /// Seconds of the forward pass, where they were measured.
-    pub seconds: Option<f64>,
 }
 
 /// The modules of a model with what each does.
@@ -105,7 +97,7 @@ impl FlopsProfile {
     /// # Errors
     /// When `out` fails.
     pub fn write(&self, out: &mut impl Write, options: &FlopsOptions) -> fmt::Result {
-        writeln!(out, "Floating-point operations of step {}, per rank", options.step)?;
+        writeln!(out, "Floating-point operations of step {}, on rank 0", options.step)?;
         self.write_totals(out, options)?;
         self.write_top_modules(out, options)?;
         if options.detailed {
@@ -127,15 +119,9 @@ impl FlopsProfile {
             row("forward, again in backward", quantity(again, "FLOP"))?;
         }
         row("step", quantity(all, "FLOP"))?;
-        if let Some(seconds) = totals.seconds {
-            row("time of forward", duration(seconds))?;
-            row("forward a second", quantity(rate(totals.forward as f64, seconds), "FLOP/s"))?;
-        }
         if let Some(seconds) = options.step_seconds {
             row("time of the step", duration(seconds))?;
             row("step a second", quantity(rate(all, seconds), "FLOP/s"))?;
-            let all_ranks = rate(all, seconds) * options.ranks as f64;
-            row("step a second, all ranks", quantity(all_ranks, "FLOP/s"))?;
         }
         if let Some(peak) = options.peak_flops {
             row("peak of the device, as stated", quantity(peak, "FLOP/s"))?;
@@ -160,9 +146,6 @@ impl FlopsProfile {
             };
             top("parameters", |it| it.parameters as f64, "")?;
             top("forward", |it| it.forward as f64, "FLOP")?;
-            if modules.iter().any(|(_, totals)| totals.seconds.is_some()) {
-                top("time of forward", |it| it.seconds.unwrap_or(0.0), "s")?;
-            }
         }
         Ok(())
     }
@@ -177,16 +160,7 @@ impl FlopsProfile {
             write!(out, "{parameters} parameters ({share})")?;
             let forward = quantity(totals.forward as f64, "FLOP");
             let part = self::share(totals.forward as f64, whole.forward as f64);
-            write!(out, ", forward {forward} ({part})")?;
-            if let Some(seconds) = totals.seconds {
-                write!(out, ", {}", duration(seconds))?;
-                if let Some(all) = whole.seconds {
-                    write!(out, " ({})", self::share(seconds, all))?;
-                }
-                let rate = rate(totals.forward as f64, seconds);
-                write!(out, ", {}", quantity(rate, "FLOP/s"))?;
-            }
-            writeln!(out)
+            writeln!(out, ", forward {forward} ({part})")
         })
     }
 }
@@ -204,10 +178,7 @@ fn write_top(
     let shown: Vec<_> = sizes
         .iter()
         .take(count)
-        .map(|(name, size)| match unit {
-            "s" => format!("{name} {}", duration(*size)),
-            _ => format!("{name} {}", quantity(*size, unit)),
-        })
+        .map(|(name, size)| format!("{name} {}", quantity(*size, unit)))
         .collect();
     writeln!(out, "    {name:<18}{}", shown.join(", "))
 }

@@ -89,7 +89,7 @@ fn sequences_grow_with_a_curriculum() {
 
 #[test]
 fn batch_sizes_follow_their_schedule() {
-    let schedule = json!({"from_step": [1, 3], "train_batch_size": [8, 16]});
+    let schedule = json!({"from_step": [2, 4], "train_batch_size": [8, 16]});
     let job = Job::tiny()
         .with("deepspeed.gradient_accumulation_steps", 1)
         .with("training.batch_size_schedule", schedule)
@@ -97,7 +97,7 @@ fn batch_sizes_follow_their_schedule() {
     let trained = job.train();
     assert_eq!(tokens(&trained), [4 * 32, 8 * 32, 8 * 32, 16 * 32]);
     for stage in STAGES {
-        let schedule = json!({"from_step": [1, 3], "train_batch_size": [8, 16]});
+        let schedule = json!({"from_step": [2, 4], "train_batch_size": [8, 16]});
         let other = Job::tiny()
             .with("deepspeed.gradient_accumulation_steps", 1)
             .with("training.batch_size_schedule", schedule)
@@ -109,7 +109,7 @@ fn batch_sizes_follow_their_schedule() {
         .with("deepspeed.gradient_accumulation_steps", 1)
         .with(
             "training.batch_size_schedule",
-            json!({"from_step": [1, 3], "train_batch_size": [8, 16]}),
+            json!({"from_step": [2, 4], "train_batch_size": [8, 16]}),
         )
         .with("training.max_steps", Value::Null)
         .with("training.epochs", 1);

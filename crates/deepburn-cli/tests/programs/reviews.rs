@@ -1,10 +1,12 @@
 //! The encoder on reviews: what it learns, and that ranks and stages change nothing.
 
 use std::fs;
+use std::path::Path;
 
 use serde_json::{Value, json};
 
 use crate::job::{Job, STAGES, tiny_model};
+use crate::program::finetune;
 
 /// A small encoder on reviews written on the spot: 3,200 train, 400 evaluate, 400 test.
 pub(crate) fn reviews() -> Job {
@@ -55,6 +57,18 @@ fn synthetic_reviews_are_learnt() {
     assert!(job.folder().join("output/model/tokenizer.json").exists());
 }
 
+/// The job that a newcomer starts with, as it stands.
+#[test]
+fn the_configuration_for_synthetic_reviews_learns_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/imdb_synthetic.json");
+    let arguments = ["--config", config.to_str().unwrap(), "--output-dir", "output"];
+    finetune(folder.path(), &arguments).succeeded();
+    let record = fs::read_to_string(folder.path().join("output/test.json")).unwrap();
+    let record: Value = serde_json::from_str(&record).unwrap();
+    assert!(record["test_accuracy"].as_f64().unwrap() > 0.8, "{record}");
+}
+
 /// Texts of many lengths, micro-batches that no rank count divides, dropout: the same bits at every
 /// stage.
 #[test]
@@ -70,6 +84,64 @@ fn stages_agree_to_the_bit_on_ragged_texts() {
             assert_eq!(*record, trained[0].1, "stage {stage}, {ranks} ranks");
         }
     }
+}
+
+/// Rows train in their order where nothing draws another, whatever the seed.
+#[test]
+fn rows_keep_their_order_without_shuffling() {
+    let lines = (0..40).map(|i| {
+        let row = json!({"text": "word ".repeat(i + 1), "label": i % 2});
+        format!("{row}\n")
+    });
+    let lines: String = lines.collect();
+    let tokens = |seed: u64, splits: Value| {
+        let job = reviews()
+            .with(
+                "data",
+                json!({
+                    "kind": "classification", "sequence_length": 100, "vocab_size": 300,
+                    "path": "train.jsonl", "splits": splits, "shuffle": false,
+                }),
+            )
+            .with("training.seed", seed)
+            .with("training.ranks", 1)
+            .with("training.max_steps", 4)
+            .with("deepspeed.train_micro_batch_size_per_gpu", 1)
+            .with("deepspeed.gradient_accumulation_steps", 1);
+        fs::write(job.folder().join("train.jsonl"), &lines).unwrap();
+        let steps = job.train().steps;
+        steps.iter().map(|row| row.tokens).collect::<Vec<_>>()
+    };
+    let all = tokens(1, Value::Null);
+    assert!(all.windows(2).all(|pair| pair[0] < pair[1]), "{all:?}");
+    assert_eq!(tokens(2, Value::Null), all);
+    let part = tokens(1, json!({"train": "50%", "eval": "50%"}));
+    assert!(part.windows(2).all(|pair| pair[0] < pair[1]), "{part:?}");
+}
+
+/// More classes than a matrix of answers is made for, and a column of ids taken for classes.
+#[test]
+fn many_classes_are_counted_without_a_matrix() {
+    let job = |highest: usize| {
+        let job = reviews()
+            .with(
+                "data",
+                json!({
+                    "kind": "classification", "sequence_length": 16, "vocab_size": 300,
+                    "path": "train.csv", "splits": {"train": "50%", "test": "50%"},
+                }),
+            )
+            .with("training.max_steps", 1);
+        let rows = (0..40).map(|i| format!("text {i},{}\n", if i % 2 == 0 { 0 } else { highest }));
+        let text = format!("text,label\n{}", rows.collect::<String>());
+        fs::write(job.folder().join("train.csv"), text).unwrap();
+        job
+    };
+    let many = job(3000);
+    many.train();
+    let record = test_record(&many);
+    assert!(record["confusion"].is_null() && record["test_accuracy"].is_number(), "{record}");
+    job(3_000_000).run().failed(2, &["data.label_field", "3000000"]);
 }
 
 #[test]

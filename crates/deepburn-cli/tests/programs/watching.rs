@@ -98,6 +98,39 @@ fn operations_are_those_of_the_formula_at_every_stage() {
     }
 }
 
+/// Before anything is trained, and without a trace in the places that are refused.
+#[test]
+fn places_that_cannot_be_written_to_are_refused() {
+    let job = || Job::tiny().with("data.splits", json!({"train": "90%", "test": "10%"}));
+    let enabled = |key: &str, value: &str| json!({"enabled": true, key: value});
+    let profile =
+        |folder: &str| json!({"enabled": true, "profile_steps": [1, 2], "output_folder": folder});
+    for (section, value, parts) in [
+        (
+            "csv_monitor",
+            enabled("job_name", "test.json"),
+            &["csv_monitor", "its own test.json"][..],
+        ),
+        ("tensorboard", enabled("job_name", "model"), &["tensorboard", "its own model"]),
+        ("tensorboard", enabled("output_path", "job.json"), &["tensorboard", "job.json"]),
+        ("profiling", profile("/proc/x"), &["profiling.output_folder", "/proc/x"]),
+        ("profiling", profile("output/model/p"), &["profiling", "its own model"]),
+        ("flops_profiler", enabled("output_file", "job.json"), &["output_file", "the job file"]),
+        (
+            "flops_profiler",
+            enabled("output_file", "output/metrics.jsonl"),
+            &["its own metrics.jsonl"],
+        ),
+        ("flops_profiler", enabled("output_file", "/proc/x/f"), &["output_file", "/proc/x/f"]),
+    ] {
+        let job = job().with(&format!("deepspeed.{section}"), value);
+        let ending = job.run().failed(2, parts);
+        assert!(!job.folder().join("output/metrics.jsonl").exists(), "{}", ending.stderr);
+        let kept = fs::read_to_string(job.folder().join("job.json")).unwrap();
+        assert_eq!(kept, job.json().to_string());
+    }
+}
+
 #[test]
 fn runs_are_drawn_over_each_other() {
     let folder = tempfile::tempdir().unwrap();
@@ -114,5 +147,7 @@ fn runs_are_drawn_over_each_other() {
     assert!(page.contains("fast") && page.contains("slow") && page.contains("<svg"));
     let ending = deepburn(folder.path(), &["plot", "fast", "nowhere"]);
     ending.failed(2, &["nowhere"]);
+    let ending = deepburn(folder.path(), &["plot", "fast", "--output", "fast/metrics.jsonl"]);
+    ending.failed(2, &["--output", "fast/metrics.jsonl", ".html"]);
     assert!(!folder.path().join("plot.html").exists());
 }

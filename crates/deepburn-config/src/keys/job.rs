@@ -124,7 +124,7 @@ const BATCH_SIZE_SCHEDULE: &[Key] = &[
     Key::optional(
         "from_step",
         Kind::Integers(Integers::POSITIVE),
-        "First optimizer step of each size, counted from 0.",
+        "First optimizer step of each size, counted from 1 as in metrics.jsonl.",
     )
     .unit("steps"),
     Key::optional(

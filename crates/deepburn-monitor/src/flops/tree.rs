@@ -28,26 +28,20 @@ impl Node {
 
     /// Counts an entry as this module's own.
     pub(super) fn add(&mut self, entry: &ModuleFlops) {
-        let backward =
-            if entry.backward == 0 { entry.forward.saturating_mul(2) } else { entry.backward };
         self.own = FlopsTotals {
             parameters: self.own.parameters.saturating_add(entry.parameters),
             forward: self.own.forward.saturating_add(entry.forward),
-            backward: self.own.backward.saturating_add(backward),
-            seconds: plus(self.own.seconds, entry.seconds),
+            backward: self.own.backward.saturating_add(entry.backward),
         };
     }
 
-    /// What this module and all inside of it add up to. A time of its own already holds theirs.
+    /// What this module and all inside of it add up to.
     pub(super) fn totals(&self) -> FlopsTotals {
-        let own = FlopsTotals { seconds: None, ..self.own };
-        let all = self.children.iter().map(Self::totals).fold(own, |sum, child| FlopsTotals {
+        self.children.iter().map(Self::totals).fold(self.own, |sum, child| FlopsTotals {
             parameters: sum.parameters.saturating_add(child.parameters),
             forward: sum.forward.saturating_add(child.forward),
             backward: sum.backward.saturating_add(child.backward),
-            seconds: plus(sum.seconds, child.seconds),
-        });
-        FlopsTotals { seconds: self.own.seconds.or(all.seconds), ..all }
+        })
     }
 
     /// For each depth the modules there, by their full paths; depth 0 is this one.
@@ -83,12 +77,5 @@ impl Node {
     ) -> fmt::Result {
         show(depth, &self.name, self.totals())?;
         self.children.iter().try_for_each(|child| child.visit(depth + 1, show))
-    }
-}
-
-fn plus(a: Option<f64>, b: Option<f64>) -> Option<f64> {
-    match (a, b) {
-        (Some(a), Some(b)) => Some(a + b),
-        (a, b) => a.or(b),
     }
 }

@@ -95,7 +95,12 @@ pub(crate) fn write_rank(
         let StoredSlot { slot, element } = &atom.slots[piece.slot];
         let values = values(&atom.path, slot, step, piece.range);
         match element {
-            ElementType::F32 => writer.write(&atom.path, slot, &values),
+            ElementType::F32 => {
+                // In two parts, as large ones come.
+                let (head, tail) = values.split_at(values.len() / 2);
+                writer.write(&atom.path, slot, head).unwrap();
+                writer.write(&atom.path, slot, tail)
+            }
             ElementType::F16 => {
                 let values: Vec<_> = values.into_iter().map(f16::from_f32).collect();
                 writer.write(&atom.path, slot, &values)

@@ -1,8 +1,8 @@
 //! The file of one rank, written tensor by tensor.
 //!
 //! Main type: [`RankWriter`]. What is written is known from the start, so that the header comes
-//! first and memory never holds more than the caller's one tensor. The file is hashed on the way. A
-//! tensor out of turn, of another type or of another length is refused.
+//! first and memory never holds more than what the caller hands over, a tensor or a part of one. The
+//! file is hashed on the way. A tensor out of turn, of another type or of another length is refused.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -27,8 +27,10 @@ pub struct RankWriter {
     id: String,
     layout: Arc<Layout>,
     pieces: Vec<Piece>,
-    /// Number of pieces that are written.
+    /// Number of pieces that are written whole.
     written: usize,
+    /// Elements of the next piece that are written.
+    filled: usize,
     file: File,
     path: PathBuf,
     hasher: blake3::Hasher,
@@ -65,6 +67,7 @@ impl RankWriter {
             layout,
             pieces,
             written: 0,
+            filled: 0,
             file,
             path,
             hasher: blake3::Hasher::new(),
@@ -76,16 +79,17 @@ impl RankWriter {
         Ok(writer)
     }
 
-    /// What has to be written next; `None` when all is.
+    /// What has to be written next, or on; `None` when all is.
     pub fn next_piece(&self) -> Option<&Piece> {
         self.pieces.get(self.written)
     }
 
-    /// Writes the next tensor: the elements of a slot that this rank owns, without padding.
+    /// Writes the next tensor, the elements of a slot that this rank owns, without padding; or the
+    /// next part of it.
     ///
     /// # Errors
-    /// [`CheckpointError::OutOfPlan`] for another tensor than the next one, another type or length;
-    /// [`CheckpointError::DiskFull`] or an I/O error.
+    /// [`CheckpointError::OutOfPlan`] for another tensor than the next one, another type, or more
+    /// elements than are left of it; [`CheckpointError::DiskFull`] or an I/O error.
     pub fn write<T: Element>(
         &mut self,
         path: &str,
@@ -101,13 +105,15 @@ impl RankWriter {
         if atom.path != path
             || stored.slot != *slot
             || stored.element != T::TYPE
-            || piece.range.len() != values.len()
+            || piece.range.len() - self.filled < values.len()
         {
             return Err(self.out_of_plan(found()));
         }
-        self.append(bytemuck::cast_slice(values))?;
-        self.written += 1;
-        Ok(())
+        self.filled += values.len();
+        if self.filled == piece.range.len() {
+            (self.written, self.filled) = (self.written + 1, 0);
+        }
+        self.append(bytemuck::cast_slice(values))
     }
 
     /// Waits until the file is on the disk. `state` is what this rank alone knows: its random
@@ -149,7 +155,7 @@ impl RankWriter {
             |piece| {
                 let element = self.layout.atoms()[piece.atom].slots[piece.slot].element;
                 let name = self.layout.name(piece);
-                format!("{name}, {} elements of {element}", piece.range.len())
+                format!("{name}, {} elements of {element}", piece.range.len() - self.filled)
             },
         );
         CheckpointError::OutOfPlan { rank: self.rank, expected, found }
@@ -193,6 +199,9 @@ mod tests {
         ] {
             assert!(refusal(result).contains("was to write a:weights"));
         }
+        writer.write("a", &Slot::Weights, &[0_f32; 4]).unwrap();
+        let error = refusal(writer.write("a", &Slot::Weights, &[0_f32; 3]));
+        assert!(error.contains("was to write a:weights, 2 elements of F32"), "{error}");
         let path = writer.path.clone();
         let error = writer.finish(Value::Null).unwrap_err().to_string();
         assert!(error.contains("not the end"), "{error}");

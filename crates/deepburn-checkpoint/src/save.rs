@@ -53,6 +53,13 @@ pub struct Ticket {
     pub(crate) identity: Identity,
 }
 
+impl Ticket {
+    /// The hidden folder that is written into.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+}
+
 impl Save {
     /// Begins a checkpoint named `tag` in the folder `root`, which is made where it is missing.
     /// First it finishes or removes what killed saves left there.

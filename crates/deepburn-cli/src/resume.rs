@@ -52,6 +52,7 @@ pub(crate) fn plan(preparation: &Preparation) -> Result<CheckpointPlan, Failure>
     Ok(CheckpointPlan {
         root: folder(&training.output_dir),
         save_steps: training.save_steps.map(|steps| steps as u64),
+        asynchronous: training.async_save,
         retention: Retention {
             keep_last: training.save_total_limit.and_then(|limit| limit.try_into().ok()),
             keep_best: training.save_best_limit.unwrap_or(0),
@@ -162,6 +163,7 @@ fn decides(path: &str) -> bool {
         "training.logging_steps",
         "training.eval_steps",
         "training.save_",
+        "training.async_save",
         "deepspeed.steps_per_print",
         "deepspeed.wall_clock_breakdown",
     ];

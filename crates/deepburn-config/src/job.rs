@@ -10,7 +10,7 @@
 //! reads the file, applies the command line's values, and returns the job and the DeepSpeed
 //! configuration beside it; [`Job::facts`] is what the latter is resolved with. Paths are made
 //! findable from the current folder; what does not exist must have the form of a repository on the
-//! Hub. Training checkpoints are refused in this version.
+//! Hub.
 
 use std::path::{Path, PathBuf};
 
@@ -165,6 +165,8 @@ pub struct TrainingJob {
     pub eval_steps: Option<usize>,
     /// Optimizer steps between two checkpoints.
     pub save_steps: Option<usize>,
+    /// Whether training goes on while a checkpoint is written.
+    pub async_save: bool,
     /// Newest checkpoints that are kept.
     pub save_total_limit: Option<usize>,
     /// Checkpoints that are kept besides because their evaluation loss is the least.

@@ -282,6 +282,7 @@ pub(crate) fn read_training(
         output_dir: PathBuf::from(training.text("output_dir").unwrap_or("output")),
         eval_steps: training.optional_count("eval_steps"),
         save_steps: training.optional_count("save_steps"),
+        async_save: training.flag("async_save"),
         save_total_limit: training.optional_count("save_total_limit"),
         save_best_limit: training.optional_count("save_best_limit"),
         batch_size_schedule: batch_size_schedule(training, findings),
@@ -299,6 +300,13 @@ pub(crate) fn check_saving(training: &TrainingJob, findings: &mut Findings) {
     if training.save_total_limit.is_some() && training.save_steps.is_none() {
         findings.error(
             "training.save_total_limit",
+            "no checkpoints are saved",
+            "add training.save_steps, or remove it",
+        );
+    }
+    if training.async_save && training.save_steps.is_none() {
+        findings.error(
+            "training.async_save",
             "no checkpoints are saved",
             "add training.save_steps, or remove it",
         );

@@ -3,6 +3,7 @@
 //! [`Engine::save_checkpoint`](crate::Engine::save_checkpoint) writes everything that decides the
 //! numbers of the steps to come: weights and masters, moments, gradients in mid-accumulation, loss
 //! scale, schedule, counters, random streams, and what the caller adds (its place in the data).
+//! [`Engine::start_save`](crate::Engine::start_save) does so while training goes on.
 //! [`Engine::load_checkpoint`](crate::Engine::load_checkpoint) goes on from there, bit for bit where
 //! the number of ranks is the same, whatever the stage.
 //!
@@ -10,6 +11,7 @@
 //! gradients differ from rank to rank; and loading into another model, other moments, or, in
 //! mid-accumulation, other batches. Everything is compared before anything is changed.
 
+mod in_progress;
 mod load;
 mod save;
 mod state;
@@ -24,6 +26,7 @@ use std::path::PathBuf;
 
 use crate::EngineError;
 
+pub use in_progress::SaveInProgress;
 pub use load::{ClientStates, LoadPlan};
 pub use save::SaveRequest;
 

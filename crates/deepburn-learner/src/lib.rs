@@ -16,7 +16,9 @@ mod source;
 mod task;
 mod train;
 
-pub use checkpoint::{ClientStates, LoadPlan, SaveRequest, TrainingCheckpointError};
+pub use checkpoint::{
+    ClientStates, LoadPlan, SaveInProgress, SaveRequest, TrainingCheckpointError,
+};
 pub use deepburn_monitor::metrics;
 pub use engine::{Engine, PhaseTimes, Step, initialize};
 pub use error::EngineError;

@@ -12,7 +12,7 @@ use tracing::trace_span;
 
 use crate::engine::{PhaseTimes, Step};
 use crate::metrics::{EvalRow, MemoryRow, PhaseSeconds, StepRow};
-use crate::saving::{CheckpointPlan, Interrupt, Outcome};
+use crate::saving::{CheckpointPlan, Interrupt, Outcome, Saver};
 use crate::source::{BatchSource, NextStep, StepBatches, StepSize};
 use crate::task::{Batch, Confusion, Evaluation, Task};
 use crate::{Engine, EngineError};
@@ -117,6 +117,7 @@ where
     M: AutodiffModule<Training<B>>,
     T: Task<B, M>,
 {
+    let mut saver = Saver::new(plan.checkpoints.as_ref());
     while engine.global_steps() < plan.max_steps {
         let step = engine.global_steps() + 1;
         let failed = |cause| TrainError { step, cause };
@@ -132,8 +133,11 @@ where
         if counts {
             engine.states().start_counting();
         }
-        let asked = plan.interrupt.is_asked();
-        let (row, interrupted) = train_step(engine, task, source, hooks, asked).map_err(failed)?;
+        let mine = Notice { asked: plan.interrupt.is_asked(), written: saver.has_written() };
+        let (row, all) = train_step(engine, task, source, hooks, mine).map_err(failed)?;
+        if all.written {
+            saver.finish(engine).map_err(|error| failed(error.into()))?;
+        }
         let samples = engine.global_samples();
         for hook in hooks.iter_mut() {
             hook.after_step(&row, samples).map_err(outside)?;
@@ -155,30 +159,36 @@ where
                 hook.after_evaluation(&measured.row, samples).map_err(outside)?;
             }
         }
-        if interrupted {
-            let save = |plan: &CheckpointPlan| plan.save(engine, source.position(), metric);
-            let checkpoint = plan.checkpoints.as_ref().map(save).transpose();
-            let checkpoint = checkpoint.map_err(|error| failed(Cause::Outside(error.into())))?;
+        if all.asked {
+            let saved = saver.save_last(engine, source.position(), metric);
+            let checkpoint = saved.map_err(|error| failed(Cause::Outside(error.into())))?;
             return Ok(Outcome::Interrupted { checkpoint });
         }
-        let checkpoints = plan.checkpoints.as_ref();
-        if let Some(plan) = checkpoints.filter(|it| it.is_due(step, plan.max_steps)) {
-            let saved = plan.try_save(engine, source.position(), metric);
-            saved.map_err(|error| failed(error.into()))?;
-        }
+        let saved = saver.save_if_due(engine, plan.max_steps, source.position(), metric);
+        saved.map_err(|error| failed(error.into()))?;
     }
+    let step = engine.global_steps();
+    saver.finish(engine).map_err(|error| TrainError { step, cause: error.into() })?;
     Ok(Outcome::Finished)
 }
 
-/// One optimizer step: all its micro-batches and the update, and where its time went. Also tells
-/// whether any rank was asked to end the run.
+/// What ranks tell each other once a step.
+struct Notice {
+    /// Whether this rank, of all whether any, was asked to end the run.
+    asked: bool,
+    /// Whether this rank, of all whether each, has written its part of a checkpoint.
+    written: bool,
+}
+
+/// One optimizer step: all its micro-batches and the update, and where its time went. Also tells what
+/// holds for all ranks.
 fn train_step<B, M, T>(
     engine: &mut Engine<B, M>,
     task: &T,
     source: &mut impl BatchSource<T::Batch>,
     hooks: &mut [Box<dyn Hook + '_>],
-    asked: bool,
-) -> Result<(StepRow, bool), Cause>
+    mine: Notice,
+) -> Result<(StepRow, Notice), Cause>
 where
     B: OptimizerOps,
     M: AutodiffModule<Training<B>>,
@@ -211,12 +221,10 @@ where
         taken = engine.step()?;
         hooks.iter_mut().for_each(|hook| hook.after_phase(engine.ledger()));
     }
-    // One message for both.
-    let asked = if asked { 1.0 } else { 0.0 };
-    let sums = engine
-        .group()
-        .sum(Tag::new("loss", 0), vec![loss_sum, asked])
-        .map_err(EngineError::from)?;
+    // One message for all.
+    let message = vec![loss_sum, f64::from(mine.asked), f64::from(mine.written)];
+    let sums = engine.group().sum(Tag::new("loss", 0), message).map_err(EngineError::from)?;
+    let all = Notice { asked: sums[1] > 0.0, written: sums[2] == world_size };
 
     let step = taken.ok_or(EngineError::Order {
         call: "train",
@@ -228,7 +236,7 @@ where
     engine.count_tokens(totals.tokens as u64);
     let row = step_row(engine, step, sums[0] / totals.targets, totals.tokens, started);
     let seconds = Some(PhaseSeconds { data, forward, backward, optimizer });
-    Ok((StepRow { seconds, ..row }, sums[1] > 0.0))
+    Ok((StepRow { seconds, ..row }, all))
 }
 
 /// Sums over all micro-batches of a step, on all ranks.

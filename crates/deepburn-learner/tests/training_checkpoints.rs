@@ -9,7 +9,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_flex::{Flex, FlexDevice};
 use deepburn_checkpoint::{Checkpoint, Slot, Tag};
-use deepburn_comm::run_ranks;
+use deepburn_comm::{Tag as CommTag, run_ranks};
 use deepburn_config::{Facts, Plan, Written, resolve};
 use deepburn_learner::{
     Engine, EngineError, LoadPlan, SaveRequest, TrainingCheckpointError, initialize,
@@ -162,7 +162,8 @@ fn owned(engine: &Trainer) -> Vec<(String, StateArray, Vec<u8>)> {
     let arrays = |index: usize| {
         let path = engine.parameters()[index].path().to_owned();
         states.arrays(index).into_iter().map(move |(array, _)| {
-            let data = states.owned_data(index, array).unwrap();
+            let owned = states.owned(index, array).unwrap();
+            let data = owned.data(0..owned.numel());
             (path.clone(), array, data.as_bytes().to_vec())
         })
     };
@@ -454,6 +455,92 @@ fn a_save_that_fails_leaves_training_alone() {
     assert!(messages[0].contains("file: cannot create"), "{messages:?}");
     assert!(messages[1].starts_with("rank 0: "), "{messages:?}");
     Checkpoint::open_intact(root.path(), None).unwrap();
+}
+
+/// What a rank owned at one moment stays, whatever steps are taken before it is written.
+#[test]
+fn steps_leave_what_is_being_saved_alone() {
+    for kind in ["fp32", "bf16", "fp16 in fp32"] {
+        for stage in 0..4 {
+            with_engine(&plan(kind, stage, 3), |engine| {
+                run(engine, 2 * MICRO_BATCHES + 1)?;
+                let before = owned(engine);
+                let held: Vec<_> = (0..engine.parameters().len())
+                    .flat_map(|index| {
+                        let states = engine.states();
+                        let arrays = states.arrays(index).into_iter();
+                        arrays.map(move |(array, _)| states.owned(index, array).unwrap())
+                    })
+                    .collect();
+                run(engine, 4 * MICRO_BATCHES)?;
+                for (before, held) in before.iter().zip(&held) {
+                    let bytes = held.data(0..held.numel()).as_bytes().to_vec();
+                    assert_eq!(before.2, bytes, "{kind}, stage {stage}, {}", before.0);
+                }
+                Ok(())
+            });
+        }
+    }
+}
+
+#[test]
+fn a_save_goes_on_beside_training() {
+    for stage in 0..4 {
+        let root = tempfile::tempdir().unwrap();
+        let at = 3 * MICRO_BATCHES + 1;
+        let straight = with_engine(&plan("bf16", stage, 3), |engine| {
+            run(engine, at)?;
+            let saved = owned(engine);
+            let save = engine.start_save(root.path(), SaveRequest::default())?;
+            assert_eq!(save.step(), 3);
+            // One at a time.
+            let error = engine.start_save(root.path(), SaveRequest::default()).unwrap_err();
+            assert!(error.is_recoverable(), "{error}");
+            let trace = run(engine, LAST)?;
+            save.finish(engine.group())?;
+            Ok((saved, trace, end(engine)?))
+        });
+        let checkpoint = Checkpoint::open_intact(root.path(), None).unwrap();
+        let resumed = with_engine(&plan("bf16", stage, 3), |engine| {
+            engine.load_checkpoint(&checkpoint, LoadPlan::ALL)?;
+            Ok((owned(engine), run(engine, LAST)?, end(engine)?))
+        });
+        assert_eq!(straight, resumed, "stage {stage}");
+    }
+}
+
+#[test]
+fn a_save_that_is_dropped_or_fails_on_its_way_leaves_no_trace() {
+    let root = tempfile::tempdir().unwrap();
+    let names = || {
+        let names = std::fs::read_dir(root.path()).unwrap();
+        names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect::<Vec<_>>()
+    };
+    with_engine(&plan("fp32", 2, 2), |engine| {
+        run(engine, MICRO_BATCHES)?;
+        let save = engine.start_save(root.path(), SaveRequest::default())?;
+        run(engine, 2 * MICRO_BATCHES)?;
+        drop(save);
+        engine.group().barrier(CommTag::new("dropped", 0)).map_err(EngineError::from)?;
+        assert!(!names().iter().any(|name| name.starts_with("step-")), "{:?}", names());
+
+        let save = engine.start_save(root.path(), SaveRequest::default())?;
+        run(engine, 3 * MICRO_BATCHES)?;
+        engine.group().barrier(CommTag::new("steps taken", 0)).map_err(EngineError::from)?;
+        if engine.rank() == 0 {
+            // Somebody tidies up where it is written.
+            for name in names().iter().filter(|name| name.contains("partial")) {
+                std::fs::remove_dir_all(root.path().join(name)).unwrap();
+            }
+        }
+        engine.group().barrier(CommTag::new("tidied", 0)).map_err(EngineError::from)?;
+        let error = save.finish(engine.group()).unwrap_err();
+        assert!(error.is_recoverable(), "{error}");
+        run(engine, 4 * MICRO_BATCHES)?;
+        engine.start_save(root.path(), SaveRequest::default())?.finish(engine.group())?;
+        Ok(())
+    });
+    assert_eq!(Checkpoint::open_intact(root.path(), None).unwrap().run().step, 4);
 }
 
 #[test]

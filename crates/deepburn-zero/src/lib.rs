@@ -53,5 +53,7 @@ pub use partition::Partition;
 pub use random::RandomStream;
 pub use rows::RowGradient;
 pub use sharding::Training;
-pub use states::{GradientSum, ModelStates, Piece, Policy, RandomState, StateArray, StepOutcome};
+pub use states::{
+    GradientSum, ModelStates, OwnedArray, Piece, Policy, RandomState, StateArray, StepOutcome,
+};
 pub use tensor::{FullTensor, ParameterView, ReducedGradient, ZeroTensor};

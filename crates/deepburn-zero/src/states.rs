@@ -32,7 +32,7 @@ use crate::session::{self, Binding};
 use crate::sharding::{Marker, Sharder, Table, Training, in_shape};
 use crate::share::Share;
 
-pub use pieces::{GradientSum, Piece, RandomState, StateArray};
+pub use pieces::{GradientSum, OwnedArray, Piece, RandomState, StateArray};
 
 /// How the states of a model are kept.
 #[derive(Debug, Clone)]

@@ -60,9 +60,9 @@ fn long() -> Job {
 
 /// The same run in pieces: it is as if a process ended after each checkpoint.
 #[track_caller]
-fn same_in_pieces(name: &str, job: impl Fn() -> Job) {
+fn same_in_pieces(name: &str, asynchronous: bool, job: impl Fn() -> Job) {
     let straight = job().train();
-    let job = job().with("training.save_steps", 2);
+    let job = job().with("training.save_steps", 2).with("training.async_save", asynchronous);
     assert_same(&job.train(), &straight, &format!("{name}: saving changes the run"));
     assert_eq!(tags(&job), ["step-00000002", "step-00000004", "step-00000006"]);
     for step in [4, 2] {
@@ -93,7 +93,9 @@ fn every_stage_and_precision_goes_on_to_the_bit() {
     ];
     for (name, key, section) in precisions {
         for stage in STAGES {
-            same_in_pieces(&format!("{name}, stage {stage}"), || {
+            // Half of them while training goes on.
+            let asynchronous = stage % 2 == 1;
+            same_in_pieces(&format!("{name}, stage {stage}"), asynchronous, || {
                 let job = long().sharded(stage, 3);
                 match section.is_null() {
                     true => job,
@@ -106,7 +108,7 @@ fn every_stage_and_precision_goes_on_to_the_bit() {
 
 #[test]
 fn the_tiny_language_model_goes_on_to_the_bit() {
-    same_in_pieces("tiny", || {
+    same_in_pieces("tiny", true, || {
         Job::tiny()
             .with("model.config", dropout())
             .with("training.max_steps", STEPS)
@@ -116,7 +118,7 @@ fn the_tiny_language_model_goes_on_to_the_bit() {
 
 #[test]
 fn dynamic_batches_go_on_to_the_bit() {
-    same_in_pieces("dynamic batches", || {
+    same_in_pieces("dynamic batches", false, || {
         budgeted(2).with("training.max_steps", STEPS).with("training.epochs", 20)
     });
 }
@@ -223,16 +225,18 @@ fn another_job_is_refused_and_another_rate_told_of() {
 
 #[test]
 fn a_checkpoint_that_cannot_be_written_stops_nothing() {
-    let job = long().with("training.save_steps", 2);
     let straight = long().train();
-    fs::create_dir(job.folder().join("output")).unwrap();
-    fs::write(checkpoints(&job), "in the way").unwrap();
-    let ending = job.run().succeeded();
-    for step in [2, 4, 6] {
-        let told = format!("step {step}: no checkpoint was saved, and training goes on");
-        assert!(ending.stderr.contains(&told), "{}", ending.stderr);
+    for asynchronous in [false, true] {
+        let job = long().with("training.save_steps", 2).with("training.async_save", asynchronous);
+        fs::create_dir(job.folder().join("output")).unwrap();
+        fs::write(checkpoints(&job), "in the way").unwrap();
+        let ending = job.run().succeeded();
+        for step in [2, 4, 6] {
+            let told = format!("step {step}: no checkpoint was saved, and training goes on");
+            assert!(ending.stderr.contains(&told), "{}", ending.stderr);
+        }
+        assert_same(&Trained::read(&job.folder().join("output")), &straight, "without checkpoints");
     }
-    assert_same(&Trained::read(&job.folder().join("output")), &straight, "without checkpoints");
 }
 
 /// On a disk that holds five checkpoints and the model: `mount -t tmpfs -o size=3m tmpfs DIR`, then
@@ -244,19 +248,23 @@ fn a_full_disk_stops_nothing() {
     let many = || long().with("training.max_steps", 12);
     let straight = many().train();
     let output = disk.join("output");
-    let _ = fs::remove_dir_all(&output);
-    let job =
-        many().with("training.save_steps", 1).with("training.output_dir", output.to_str().unwrap());
-    let ending = job.run().succeeded();
-    assert_same(&Trained::read(&output), &straight, "on a full disk");
-    for part in ["the disk is too full", "training goes on", "make room"] {
-        assert!(ending.stderr.contains(part), "{}", ending.stderr);
+    for asynchronous in [false, true] {
+        let _ = fs::remove_dir_all(&output);
+        let job = many()
+            .with("training.save_steps", 1)
+            .with("training.async_save", asynchronous)
+            .with("training.output_dir", output.to_str().unwrap());
+        let ending = job.run().succeeded();
+        assert_same(&Trained::read(&output), &straight, "on a full disk");
+        for part in ["the disk is too full", "training goes on", "make room"] {
+            assert!(ending.stderr.contains(part), "{}", ending.stderr);
+        }
+        // The last that had room is whole.
+        let last = Checkpoint::open_intact(&output.join("checkpoints"), None).unwrap();
+        assert!((1..12).contains(&last.run().step));
+        resume(&job, &[]).succeeded();
+        assert_same(&Trained::read(&output), &straight, "resumed on a full disk");
     }
-    // The last that had room is whole.
-    let last = Checkpoint::open_intact(&output.join("checkpoints"), None).unwrap();
-    assert!((1..12).contains(&last.run().step));
-    resume(&job, &[]).succeeded();
-    assert_same(&Trained::read(&output), &straight, "resumed on a full disk");
     fs::remove_dir_all(&output).unwrap();
 }
 
@@ -304,8 +312,15 @@ fn signal(child: &Child, name: &str) {
 fn a_signal_ends_the_step_saves_and_says_how_to_go_on() {
     let many = || Job::uneven().with("data.shuffle", true).with("training.max_steps", 300);
     let straight = many().train();
-    for (name, status) in [("TERM", 143), ("INT", 130)] {
-        let job = many();
+    // The second is asked while a checkpoint may be on its way.
+    for (name, status, saves) in [("TERM", 143, false), ("INT", 130, true)] {
+        let mut job = many();
+        if saves {
+            job = job
+                .with("training.save_steps", 2)
+                .with("training.async_save", true)
+                .with("training.save_total_limit", 1);
+        }
         let child = start(&job, &[]);
         let started = Instant::now();
         while num_rows(&job) < 3 {
@@ -341,7 +356,10 @@ fn soak(kills: usize) {
     let (mut job, mut killed, mut finished, mut state) = (job(), 0, 0, 12345_u64);
     while killed < kills || finished == 0 {
         let saved = checkpoints(&job).is_dir() && !tags(&job).is_empty();
-        let mut child = start(&job, if saved { &["--resume"] } else { &[] });
+        // Every other time it saves while training goes on.
+        let asynchronous = format!("training.async_save={}", killed % 2 == 1);
+        let more: &[_] = if saved { &["--resume", "latest"] } else { &[] };
+        let mut child = start(&job, &[&["--set", &asynchronous], more].concat());
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         let patience =
             Duration::from_millis(if killed < kills { (state >> 33) % 700 } else { 60_000 });

@@ -38,7 +38,7 @@ pub(crate) const CHECKPOINT: &[Key] = &[
     free("writer", "Writer of checkpoints.").unavailable(
         "the checkpoint writer",
         Asks::Present,
-        "remove it",
+        "remove it; training.async_save in the job file saves while training goes on",
     ),
 ];
 

@@ -194,6 +194,12 @@ const TRAINING: &[Key] = &[
         run that is interrupted.",
     )
     .unit("steps"),
+    Key::flag(
+        "async_save",
+        false,
+        "Training goes on while a checkpoint is written; takes up to once more the memory of what \
+        is saved.",
+    ),
     positive("save_total_limit", "Newest checkpoints that are kept; all without it.")
         .unit("checkpoints"),
     positive(

@@ -25,7 +25,7 @@ use crate::key::{Key, Literal, Spelling};
 use crate::kind::{Kind, Reals};
 
 /// Why keys about checkpoints change nothing.
-const CHECKPOINTS: &str = "there are no training checkpoints in this version";
+const CHECKPOINTS: &str = "training checkpoints have a layout of their own";
 
 /// The top level of a DeepSpeed configuration.
 pub(crate) const DEEPSPEED: &[Key] = &[

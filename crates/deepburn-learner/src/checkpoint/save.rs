@@ -1,19 +1,18 @@
-//! Saving: every rank writes what it owns, rank 0 makes a checkpoint of it.
+//! Saving: every rank has what it owns written, rank 0 makes a checkpoint of it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use burn::module::AutodiffModule;
-use burn::tensor::{DType, Element, TensorData};
+use burn::tensor::DType;
 use deepburn_checkpoint::{
-    Atom, CheckpointError, ElementType, Layout, RankRecord, RankWriter, Run, Save, Slot,
-    StoredSlot, Tag, Ticket,
+    Atom, CheckpointError, ElementType, Layout, Piece, Run, Save, Slot, StoredSlot, Tag,
 };
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::{GradientSum, RandomState, StateArray, Training};
-use half::{bf16, f16};
 use serde_json::{Value, json};
 
+use super::in_progress::{SaveInProgress, Snapshot};
 use super::state::{Batch, EngineState, GradientRecord, Random, RankState};
 use super::{TrainingCheckpointError, exchange};
 use crate::{Engine, EngineError};
@@ -48,10 +47,27 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         root: &Path,
         request: SaveRequest,
     ) -> Result<PathBuf, TrainingCheckpointError> {
-        self.check_settled("save_checkpoint")?;
+        self.start_save(root, request)?.finish(self.group())
+    }
+
+    /// Begins a checkpoint like [`save_checkpoint`](Self::save_checkpoint) and leaves the writing to
+    /// a thread of each rank: training goes on at once, and what is saved is what there is now. The
+    /// checkpoint is made by [`SaveInProgress::finish`]; until then no other one can be begun in
+    /// `root`.
+    ///
+    /// # Errors
+    /// As [`save_checkpoint`](Self::save_checkpoint); what is found only in writing is told by
+    /// `finish`.
+    pub fn start_save(
+        &self,
+        root: &Path,
+        request: SaveRequest,
+    ) -> Result<SaveInProgress, TrainingCheckpointError> {
+        self.check_settled("start_save")?;
         let SaveRequest { tag, job, metric, client_state, rank_state } = request;
-        let tag = tag.unwrap_or_else(|| Tag::of_step(self.global_steps()));
-        let (group, layout) = (self.group(), Arc::new(self.layout()?));
+        let step = self.global_steps();
+        let tag = tag.unwrap_or_else(|| Tag::of_step(step));
+        let layout = Arc::new(self.layout()?);
 
         let mut save = None;
         let begun = (self.rank() == 0).then(|| {
@@ -60,22 +76,19 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             save = Some(begun);
             Ok(ticket)
         });
-        let ticket = exchange(group, "checkpoint begun", begun)?.swap_remove(0);
-
-        let written = self.write_owned(&ticket, layout, rank_state);
-        let records: Vec<RankRecord> =
-            exchange(group, "checkpoint written", Some(written.map_err(Into::into)))?;
+        let ticket = exchange(self.group(), "checkpoint begun", begun)?.swap_remove(0);
 
         let run = Run {
-            step: self.global_steps(),
+            step,
             stage: self.states().stage().number(),
             working: element_type(self.states().compute_type())?,
             job,
             metric,
             state: json!(self.engine_state(client_state)),
         };
-        let committed = save.map(|save| save.commit(records, run).map_err(Into::into));
-        Ok(exchange(group, "checkpoint committed", committed)?.swap_remove(0))
+        let commit = save.map(|save| (save, run));
+        let snapshot = self.snapshot(layout, rank_state);
+        Ok(SaveInProgress::start(ticket, snapshot, step, commit))
     }
 
     /// Refuses a moment at which the state of the engine is more than its states.
@@ -111,23 +124,18 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(Layout::new(atoms, self.group().world_size())?)
     }
 
-    /// Writes what this rank owns.
-    fn write_owned(
-        &self,
-        ticket: &Ticket,
-        layout: Arc<Layout>,
-        client: Value,
-    ) -> Result<RankRecord, CheckpointError> {
-        let mut writer = RankWriter::create(ticket, layout.clone(), self.rank())?;
-        while let Some(piece) = writer.next_piece() {
-            let atom = piece.atom;
-            let (array, _) = self.states().arrays(atom)[piece.slot];
-            let Some(data) = self.states().owned_data(atom, array) else {
-                unreachable!("the layout was made of what there is")
-            };
-            write_piece(&mut writer, &layout.atoms()[atom].path, &slot_of(array), &data)?;
-        }
-        writer.finish(json!(self.rank_state(client)))
+    /// What this rank saves, as it is now.
+    fn snapshot(&self, layout: Arc<Layout>, client: Value) -> Snapshot<B> {
+        let (states, rank) = (self.states(), self.rank());
+        let owned = |piece: &Piece| {
+            let (array, _) = states.arrays(piece.atom)[piece.slot];
+            match states.owned(piece.atom, array) {
+                Some(owned) => owned,
+                None => unreachable!("the layout was made of what there is"),
+            }
+        };
+        let arrays = layout.pieces(rank).iter().map(owned).collect();
+        Snapshot { layout, rank, arrays, state: json!(self.rank_state(client)) }
     }
 
     fn engine_state(&self, client: Value) -> EngineState {
@@ -179,21 +187,4 @@ fn element_type(dtype: DType) -> Result<ElementType, CheckpointError> {
         DType::BF16 => Ok(ElementType::Bf16),
         other => Err(CheckpointError::Layout { reason: format!("{} is not stored", other.name()) }),
     }
-}
-
-fn write_piece(
-    writer: &mut RankWriter,
-    path: &str,
-    slot: &Slot,
-    data: &TensorData,
-) -> Result<(), CheckpointError> {
-    match data.dtype {
-        DType::F16 => writer.write(path, slot, values::<f16>(data)),
-        DType::BF16 => writer.write(path, slot, values::<bf16>(data)),
-        _ => writer.write(path, slot, values::<f32>(data)),
-    }
-}
-
-fn values<E: Element>(data: &TensorData) -> &[E] {
-    data.as_slice().expect("the type was asked for just before")
 }

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use burn_backend::{DType, FloatDType, Shape, TensorData, TensorMetadata};
+use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
 use deepburn_config::Stage;
 use deepburn_ops::{OptimizerOps, float_from_host, float_into_host, read_float};
 
@@ -50,6 +50,27 @@ pub struct Piece<'a> {
     pub array: StateArray,
     /// Elements of the flat parameter; empty for a rank that holds nothing but padding.
     pub range: Range<usize>,
+}
+
+/// The elements that a rank owns of an array, as they were when they were asked for: later steps
+/// leave them as they are. Costs nothing until then; a step that finds it still there updates a copy
+/// instead. May be sent to another thread.
+#[derive(Debug, Clone)]
+pub struct OwnedArray<B: Backend>(B::FloatTensorPrimitive);
+
+impl<B: Backend> OwnedArray<B> {
+    /// Number of elements.
+    pub fn numel(&self) -> usize {
+        self.0.shape().num_elements()
+    }
+
+    /// Elements `range` in host memory.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    pub fn data(&self, range: Range<usize>) -> TensorData {
+        read_float::<B>(narrow::<B>(self.0.clone(), range))
+    }
 }
 
 /// What is to be known of an accumulated gradient besides its values.
@@ -99,7 +120,7 @@ impl<B: OptimizerOps> ModelStates<B> {
 
     /// The elements of an array that this rank owns ([`Partition::owned`](crate::Partition::owned)),
     /// flat, without padding. `None` where there is no such array.
-    pub fn owned_data(&self, index: usize, array: StateArray) -> Option<TensorData> {
+    pub fn owned(&self, index: usize, array: StateArray) -> Option<OwnedArray<B>> {
         let (parameter, share) = (&self.parameters[index], self.share);
         let partition = parameter.partition();
         let owned = match array {
@@ -116,7 +137,7 @@ impl<B: OptimizerOps> ModelStates<B> {
                 share.owned_gradient::<B>(&reducer.accumulated(index)?.tensor, partition)
             }
         };
-        Some(read_float::<B>(owned))
+        Some(OwnedArray(owned))
     }
 
     /// About the accumulated gradient of the parameter at `index`; `None` where there is none.

@@ -4,17 +4,16 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use clap::Parser;
-use deepburn::checkpoint::Checkpoint;
 use deepburn::metrics::{MetricsError, MetricsWriter};
 use deepburn::ops::{FusedOps, OptimizerOps, StreamOps};
-use deepburn::zero::{Group, Training, ZeroError};
+use deepburn::zero::{Group, ZeroError};
 use deepburn::{
-    BatchSource, CheckpointPlan, Engine, EngineError, Hook, LoadPlan, Outcome, OutsideError,
-    TrainError, TrainPlan, TrainingCheckpointError,
+    CheckpointPlan, EngineError, Hook, Outcome, OutsideError, TrainError, TrainPlan,
+    TrainingCheckpointError,
 };
 use deepburn_config::{JobRequest, MonitorFolder, Precision};
 use deepburn_datasets::{DataError, Shard};
@@ -28,7 +27,7 @@ use crate::progress::Progress;
 use crate::progress::tell;
 use crate::recipe::{Recipe, Subject};
 use crate::results::{record_test, save_model, write_report, write_whole};
-use crate::resume;
+use crate::resume::{self, Origin};
 use crate::signals::Signals;
 use crate::watch::{Operations, Record, Trace, Watch};
 
@@ -54,8 +53,9 @@ pub struct Arguments {
     /// Folder for everything that is written.
     #[arg(long, value_name = "DIR")]
     output_dir: Option<PathBuf>,
-    /// Goes on from the checkpoint of this name in output_dir/checkpoints, or from the latest.
-    #[arg(long, value_name = "TAG", num_args = 0..=1)]
+    /// Goes on from the checkpoint of this name in output_dir/checkpoints, from the latest, or from
+    /// a folder that DeepSpeed saved.
+    #[arg(long, value_name = "TAG|FOLDER", num_args = 0..=1)]
     resume: Option<Option<String>>,
 }
 
@@ -245,8 +245,8 @@ fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     let mut source = recipe.source(shard, plan)?;
     let mut engine = deepburn::initialize(model, plan, group)?;
     engine.seed(job.training.seed);
-    if let Some(checkpoint) = &preparation.resume {
-        go_on(&mut engine, checkpoint, &mut source)?;
+    if let Some(origin) = &preparation.resume {
+        resume::go_on(&mut engine, origin, &mut source, preparation)?;
     }
 
     let task = recipe.task(device);
@@ -283,24 +283,6 @@ fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     Ok(outcome)
 }
 
-/// Brings a rank to where it was when the checkpoint was saved.
-fn go_on<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
-    engine: &mut Engine<B, M>,
-    checkpoint: &Checkpoint,
-    source: &mut impl BatchSource<T>,
-) -> Result<(), RankError> {
-    let states = engine.load_checkpoint(checkpoint, LoadPlan::ALL)?;
-    // A rank that is new goes to where all of them were.
-    let place = states.rank_states.get(engine.rank()).or(states.rank_states.first());
-    if let Some(place) = place {
-        source.seek(place).map_err(|cause| RankError::Place { cause })?;
-    }
-    if engine.rank() == 0 {
-        tracing::info!("goes on from {}", checkpoint.path().display());
-    }
-    Ok(())
-}
-
 /// What watches the run: rank 0 records and shows it, all ranks are profiled.
 fn hooks(
     preparation: &Preparation,
@@ -318,8 +300,8 @@ fn hooks(
     }
     let metrics = output.join("metrics.jsonl");
     let record = match &preparation.resume {
-        Some(checkpoint) => MetricsWriter::resume(&metrics, checkpoint.run().step)?,
-        None => MetricsWriter::create(&metrics)?,
+        Some(Origin::Own(checkpoint)) => MetricsWriter::resume(&metrics, checkpoint.run().step)?,
+        _ => MetricsWriter::create(&metrics)?,
     };
     hooks.push(Box::new(Record(record)));
     let under = |folder: &MonitorFolder| folder.under(output);
@@ -327,6 +309,7 @@ fn hooks(
         tensorboard: plan.monitor.tensorboard.as_ref().map(under),
         csv: plan.monitor.csv.as_ref().map(under),
         loss_scale: plan.precision.compute == Precision::Fp16,
+        resumed_after: preparation.resume.as_ref().map_or(0, Origin::samples),
     };
     hooks.push(Box::new(Watch(Monitors::create(&folders)?)));
     if let Some(flops) = &plan.monitor.flops {

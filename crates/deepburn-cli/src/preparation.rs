@@ -7,7 +7,6 @@ use std::fs;
 use std::path::Path;
 
 use burn::tensor::DType;
-use deepburn::checkpoint::Checkpoint;
 use deepburn_config::{
     Architecture, Backend, BatchPlan, BatchSchedule, DataKind, Diagnosis, DynamicBatchingPlan,
     Facts, Job, JobRequest, Plan, Precision, ResolvedJob, Severity, Written, resolve,
@@ -21,6 +20,7 @@ use crate::classification::Classification;
 use crate::failure::Failure;
 use crate::places::Places;
 use crate::recipe::Subject;
+use crate::resume::Origin;
 
 /// A job that is ready to run.
 pub(crate) struct Preparation {
@@ -32,7 +32,7 @@ pub(crate) struct Preparation {
     /// The content of `job.json`.
     pub(crate) record: Value,
     /// What the run goes on from.
-    pub(crate) resume: Option<Checkpoint>,
+    pub(crate) resume: Option<Origin>,
 }
 
 /// Reads and checks everything that `request` names.

@@ -1,14 +1,24 @@
-//! Checkpoints of a job: where they are, what they know of it, and going on from one.
+//! Checkpoints of a job: where they are, what they know of it, and going on from one, its own or
+//! DeepSpeed's.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
+use burn::module::AutodiffModule;
 use deepburn::checkpoint::{Checkpoint, Retention, Tag};
-use deepburn::{CheckpointPlan, ClientStates};
+use deepburn::deepspeed::DeepSpeedCheckpoint;
+use deepburn::ops::OptimizerOps;
+use deepburn::zero::Training;
+use deepburn::{
+    BatchSource, CheckpointPlan, ClientStates, Engine, LoadPlan, NextStep, TorchModel,
+};
 use deepburn_datasets::Shard;
+use deepburn_models::Publication;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
+use crate::finetune::RankError;
 use crate::preparation::Preparation;
 
 /// The folder of a job's checkpoints.
@@ -24,7 +34,7 @@ pub(crate) struct JobState {
     /// Samples of an epoch.
     samples: usize,
     /// What the model is called elsewhere.
-    pub(crate) publication: deepburn_models::Publication,
+    pub(crate) publication: Publication,
     /// Of this program.
     version: String,
 }
@@ -46,6 +56,34 @@ impl JobState {
     }
 }
 
+/// What a run goes on from.
+pub(crate) enum Origin {
+    /// A checkpoint of this program.
+    Own(Checkpoint),
+    /// A checkpoint of DeepSpeed.
+    DeepSpeed(DeepSpeedCheckpoint),
+}
+
+impl Origin {
+    /// Steps taken before.
+    pub(crate) fn step(&self) -> u64 {
+        match self {
+            Self::Own(checkpoint) => checkpoint.run().step,
+            Self::DeepSpeed(checkpoint) => checkpoint.counters().global_steps,
+        }
+    }
+
+    /// Samples seen before, over all ranks.
+    pub(crate) fn samples(&self) -> u64 {
+        match self {
+            Self::Own(checkpoint) => {
+                ClientStates::read(checkpoint).map_or(0, |states| states.global_samples)
+            }
+            Self::DeepSpeed(checkpoint) => checkpoint.counters().global_samples,
+        }
+    }
+}
+
 /// When the job saves, and which checkpoints it keeps.
 pub(crate) fn plan(preparation: &Preparation) -> Result<CheckpointPlan, Failure> {
     let training = &preparation.job.training;
@@ -62,26 +100,117 @@ pub(crate) fn plan(preparation: &Preparation) -> Result<CheckpointPlan, Failure>
     })
 }
 
-/// Opens the checkpoint that the job goes on from: the one called `tag`, or the latest.
+/// Opens what the job goes on from: the checkpoint in its output folder that is called `what`, its
+/// latest one, or a folder of DeepSpeed's.
 ///
 /// # Errors
 /// Always a user's mistake: there is none, it is damaged, or it is of another job.
-pub(crate) fn open(preparation: &Preparation, tag: Option<&str>) -> Result<Checkpoint, Failure> {
-    let named = |error: &dyn std::fmt::Display| Failure::mistake(format!("--resume: {error}"));
-    let tag = tag.filter(|tag| *tag != "latest").map(str::parse::<Tag>);
-    let tag = tag.transpose().map_err(|error| named(&error))?;
+pub(crate) fn open(preparation: &Preparation, what: Option<&str>) -> Result<Origin, Failure> {
+    let origin = match what.map(Path::new).filter(|path| DeepSpeedCheckpoint::is_one(path)) {
+        Some(path) => {
+            refuse_earlier(preparation)?;
+            DeepSpeedCheckpoint::open(path, None).map(Origin::DeepSpeed).map_err(named)?
+        }
+        None => Origin::Own(open_own(preparation, what.filter(|tag| *tag != "latest"))?),
+    };
+    let (step, max_steps) = (origin.step(), preparation.max_steps);
+    if step > max_steps {
+        return Err(named(format!(
+            "it was saved after step {step}, and the job ends after step {max_steps}; raise \
+             training.max_steps"
+        )));
+    }
+    Ok(origin)
+}
+
+fn open_own(preparation: &Preparation, tag: Option<&str>) -> Result<Checkpoint, Failure> {
+    let tag = tag.map(str::parse::<Tag>).transpose().map_err(named)?;
     let root = folder(&preparation.job.training.output_dir);
-    let checkpoint = Checkpoint::open_intact(&root, tag.as_ref()).map_err(|error| named(&error))?;
+    let checkpoint = Checkpoint::open_intact(&root, tag.as_ref()).map_err(named)?;
     let Some(saved) = JobState::read(&checkpoint) else {
-        return Err(named(&format!(
+        return Err(named(format!(
             "{}: it was not saved by finetune; load it with Engine::load_checkpoint",
             checkpoint.path().display()
         )));
     };
     compare(&saved, &JobState::of(preparation)?)
-        .map_err(|reason| named(&format!("{}: {reason}", checkpoint.path().display())))?;
+        .map_err(|reason| named(format!("{}: {reason}", checkpoint.path().display())))?;
     note_newer(&root, &checkpoint);
     Ok(checkpoint)
+}
+
+fn named(error: impl Display) -> Failure {
+    Failure::mistake(format!("--resume: {error}"))
+}
+
+/// Brings a rank to where the run was when its checkpoint was saved.
+///
+/// # Errors
+/// When the checkpoint is not one of this model, or has a place that the data has not.
+pub(crate) fn go_on<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
+    engine: &mut Engine<B, M>,
+    origin: &Origin,
+    source: &mut impl BatchSource<T>,
+    preparation: &Preparation,
+) -> Result<(), RankError> {
+    match origin {
+        Origin::Own(checkpoint) => go_on_from_own(engine, checkpoint, source),
+        Origin::DeepSpeed(checkpoint) => {
+            go_on_from_deepspeed(engine, checkpoint, source, preparation)
+        }
+    }
+}
+
+fn go_on_from_own<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
+    engine: &mut Engine<B, M>,
+    checkpoint: &Checkpoint,
+    source: &mut impl BatchSource<T>,
+) -> Result<(), RankError> {
+    let states = engine.load_checkpoint(checkpoint, LoadPlan::ALL)?;
+    // A rank that is new goes to where all of them were.
+    let place = states.rank_states.get(engine.rank()).or(states.rank_states.first());
+    if let Some(place) = place {
+        source.seek(place).map_err(|cause| RankError::Place { cause })?;
+    }
+    if engine.rank() == 0 {
+        tracing::info!("goes on from {}", checkpoint.path().display());
+    }
+    Ok(())
+}
+
+/// DeepSpeed does not save the place in the data: it is that of this job after as many steps.
+fn go_on_from_deepspeed<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
+    engine: &mut Engine<B, M>,
+    checkpoint: &DeepSpeedCheckpoint,
+    source: &mut impl BatchSource<T>,
+    preparation: &Preparation,
+) -> Result<(), RankError> {
+    let model = Published(preparation.subject.publication());
+    engine.load_deepspeed_checkpoint(checkpoint, &model, LoadPlan::ALL)?;
+    let micro_batch = preparation.plan.batch.micro_batch_size * engine.group().world_size();
+    for step in 0..engine.global_steps() {
+        let samples = preparation.batch_sizes.at(step as usize).train_batch_size;
+        let next = NextStep { micro_batches: samples / micro_batch, applied_steps: step };
+        source.next_step(next).map_err(|cause| RankError::Place { cause })?;
+    }
+    if engine.rank() == 0 {
+        tracing::info!(
+            "goes on from step {} of {}, which DeepSpeed {} saved; random streams begin anew",
+            engine.global_steps(),
+            checkpoint.path().display(),
+            checkpoint.version()
+        );
+    }
+    Ok(())
+}
+
+/// The names of a model's parameters in `transformers`.
+struct Published(Publication);
+
+impl TorchModel for Published {
+    fn name(&self, path: &str) -> String {
+        self.0.name(path)
+    }
 }
 
 /// A run that starts from the beginning has no place for checkpoints where an earlier one's are:

@@ -7,10 +7,14 @@
 //! [`Engine::load_checkpoint`](crate::Engine::load_checkpoint) goes on from there, bit for bit where
 //! the number of ranks is the same, whatever the stage.
 //!
+//! [`Engine::load_deepspeed_checkpoint`](crate::Engine::load_deepspeed_checkpoint) goes on from what
+//! DeepSpeed saved.
+//!
 //! Refused: saving between forward and backward or after passes without synchronisation, whose
 //! gradients differ from rank to rank; and loading into another model, other moments, or, in
 //! mid-accumulation, other batches. Everything is compared before anything is changed.
 
+mod deepspeed;
 mod in_progress;
 mod load;
 mod save;
@@ -18,6 +22,7 @@ mod state;
 
 use deepburn_checkpoint::CheckpointError;
 use deepburn_comm::Tag;
+use deepburn_deepspeed::DeepSpeedError;
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::Group;
 use serde::de::DeserializeOwned;
@@ -26,6 +31,7 @@ use std::path::PathBuf;
 
 use crate::EngineError;
 
+pub use deepspeed::TorchModel;
 pub use in_progress::SaveInProgress;
 pub use load::{ClientStates, LoadPlan};
 pub use save::SaveRequest;
@@ -39,6 +45,9 @@ pub enum TrainingCheckpointError {
     /// The checkpoint cannot be written or read here.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// A checkpoint of DeepSpeed cannot be read.
+    #[error(transparent)]
+    DeepSpeed(#[from] DeepSpeedError),
     /// Another rank cannot write or read its part.
     #[error("rank {rank}: {message}")]
     Elsewhere {

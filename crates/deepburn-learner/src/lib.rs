@@ -17,7 +17,7 @@ mod task;
 mod train;
 
 pub use checkpoint::{
-    ClientStates, LoadPlan, SaveInProgress, SaveRequest, TrainingCheckpointError,
+    ClientStates, LoadPlan, SaveInProgress, SaveRequest, TorchModel, TrainingCheckpointError,
 };
 pub use deepburn_monitor::metrics;
 pub use engine::{Engine, PhaseTimes, Step, initialize};

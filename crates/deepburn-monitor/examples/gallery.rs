@@ -62,6 +62,7 @@ fn write_run(output: &Path, run: u8) -> Result<(), Box<dyn Error>> {
         tensorboard: Some(output.join("tensorboard")),
         csv: Some(output.join("csv")),
         loss_scale: true,
+        resumed_after: 0,
     })?;
     for step in 1..=STEPS {
         let row = step_row(step, run);

@@ -1,30 +1,34 @@
 //! CSV files as DeepSpeed's CSV monitor writes them: one file a metric.
 //!
 //! Main type: [`CsvFiles`]. The file of `Train/Samples/lr` is `Train_Samples_lr.csv`, its head is
-//! `step,lr`, and every line is a count of samples and a value. A file that is there already is replaced:
-//! there one goes on, with a head of its own in the middle for each run.
+//! `step,lr`, and every line is a count of samples and a value. A file that is there already is replaced,
+//! or gone on with by a run that resumes: there every run has a head of its own in the middle.
 
 use crate::monitors::MonitorError;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Writes metrics to the files of one folder.
 #[derive(Debug)]
 pub struct CsvFiles {
     folder: PathBuf,
+    /// Samples up to which lines of an earlier run are kept.
+    kept: u64,
     /// The open files by tag.
     files: BTreeMap<String, csv::Writer<File>>,
 }
 
 impl CsvFiles {
-    /// The files of a folder, which is made where it is not there.
+    /// The files of a folder, which is made where it is not there. Of files that are there, lines up
+    /// to `kept` samples stay: all that a run of which this one goes on has written until then.
     ///
     /// # Errors
     /// When the folder cannot be made.
-    pub fn create(folder: &Path) -> Result<Self, MonitorError> {
+    pub fn create(folder: &Path, kept: u64) -> Result<Self, MonitorError> {
         fs::create_dir_all(folder).map_err(|source| MonitorError::new("create", folder, source))?;
-        Ok(Self { folder: folder.to_path_buf(), files: BTreeMap::new() })
+        Ok(Self { folder: folder.to_path_buf(), kept, files: BTreeMap::new() })
     }
 
     /// Adds one value of `tag`. It is in the file when the call returns; what is not finite is
@@ -36,11 +40,17 @@ impl CsvFiles {
         let path = self.path_of(tag);
         let failed = |source| MonitorError::new("write", &path, source);
         if !self.files.contains_key(tag) {
+            let kept = match self.kept {
+                0 => Vec::new(),
+                kept => lines_until(&path, kept).map_err(failed)?,
+            };
             let file =
                 File::create(&path).map_err(|source| MonitorError::new("open", &path, source))?;
             let mut writer = csv::Writer::from_writer(file);
-            let head = tag.rsplit('/').next().unwrap_or(tag);
-            writer.write_record(["step", head]).map_err(|error| failed(error.into()))?;
+            let head = csv::StringRecord::from(vec!["step", tag.rsplit('/').next().unwrap_or(tag)]);
+            for line in [&head].into_iter().chain(&kept) {
+                writer.write_record(line).map_err(|error| failed(error.into()))?;
+            }
             self.files.insert(tag.to_owned(), writer);
         }
         let Some(writer) = self.files.get_mut(tag) else {
@@ -59,6 +69,21 @@ impl CsvFiles {
     }
 }
 
+/// The lines of a file up to this many samples, without its head; a line that was cut off and all
+/// after it are left out.
+fn lines_until(path: &Path, samples: u64) -> io::Result<Vec<csv::StringRecord>> {
+    let file = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        opened => opened?,
+    };
+    let whole = |line: &csv::StringRecord| {
+        let step = line.get(0).and_then(|step| step.parse::<u64>().ok());
+        line.len() == 2 && step.is_some_and(|step| step <= samples)
+    };
+    let lines = csv::Reader::from_reader(file).into_records().map_while(Result::ok);
+    Ok(lines.take_while(whole).collect())
+}
+
 /// The shortest spelling that reads as the same number, in Python's words where it is none.
 fn number(value: f64) -> String {
     if value.is_nan() { "nan".to_owned() } else { format!("{value:?}") }
@@ -72,7 +97,7 @@ mod tests {
     #[test]
     fn a_metric_is_a_file_with_a_head() {
         let folder = tempfile::tempdir().unwrap();
-        let mut files = CsvFiles::create(&folder.path().join("a/b")).unwrap();
+        let mut files = CsvFiles::create(&folder.path().join("a/b"), 0).unwrap();
         files.scalar("Train/Samples/lr", 32, 1e-4).unwrap();
         files.scalar("Train/Samples/train loss", 32, f64::NAN).unwrap();
         files.scalar("Train/Samples/lr", 64, 2.0).unwrap();
@@ -86,10 +111,29 @@ mod tests {
     fn a_second_run_begins_anew() {
         let folder = tempfile::tempdir().unwrap();
         for step in [1, 2] {
-            CsvFiles::create(folder.path()).unwrap().scalar("a", step, 0.5).unwrap();
+            CsvFiles::create(folder.path(), 0).unwrap().scalar("a", step, 0.5).unwrap();
         }
         let text = fs::read_to_string(folder.path().join("a.csv")).unwrap();
         assert_eq!(text, "step,a\n2,0.5\n");
+    }
+
+    #[test]
+    fn a_run_that_resumes_goes_on_where_it_was() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut first = CsvFiles::create(folder.path(), 0).unwrap();
+        for step in [8, 16, 24] {
+            first.scalar("a", step, step as f64).unwrap();
+        }
+        let mut second = CsvFiles::create(folder.path(), 16).unwrap();
+        second.scalar("a", 24, 0.5).unwrap();
+        second.scalar("new", 24, 1.0).unwrap();
+        let read = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
+        assert_eq!(read("a.csv"), "step,a\n8,8.0\n16,16.0\n24,0.5\n");
+        assert_eq!(read("new.csv"), "step,new\n24,1.0\n");
+        // Killed in the middle of a line.
+        fs::write(folder.path().join("a.csv"), "step,a\n8,8.0\n16").unwrap();
+        CsvFiles::create(folder.path(), 16).unwrap().scalar("a", 24, 2.0).unwrap();
+        assert_eq!(read("a.csv"), "step,a\n8,8.0\n24,2.0\n");
     }
 
     #[test]
@@ -97,7 +141,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("a.csv")).unwrap();
         let message =
-            CsvFiles::create(folder.path()).unwrap().scalar("a", 1, 1.0).unwrap_err().to_string();
+            CsvFiles::create(folder.path(), 0).unwrap().scalar("a", 1, 1.0).unwrap_err().to_string();
         assert!(message.contains("cannot open") && message.contains("a.csv"), "{message}");
     }
 

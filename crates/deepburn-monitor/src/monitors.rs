@@ -50,6 +50,8 @@ pub struct MonitorFolders {
     pub csv: Option<PathBuf>,
     /// Whether the loss scale is a curve: in fp16.
     pub loss_scale: bool,
+    /// Samples after which a run resumes; CSV files keep their lines until then.
+    pub resumed_after: u64,
 }
 
 /// Everything that follows a run.
@@ -66,10 +68,13 @@ impl Monitors {
     /// # Errors
     /// When one of them cannot be made.
     pub fn create(folders: &MonitorFolders) -> Result<Self, MonitorError> {
-        let MonitorFolders { tensorboard, csv, loss_scale } = folders;
+        let MonitorFolders { tensorboard, csv, loss_scale, resumed_after } = folders;
         Ok(Self {
             tensorboard: tensorboard.as_deref().map(EventWriter::create).transpose()?,
-            csv: csv.as_deref().map(CsvFiles::create).transpose()?,
+            csv: csv
+                .as_deref()
+                .map(|folder| CsvFiles::create(folder, *resumed_after))
+                .transpose()?,
             loss_scale: *loss_scale,
         })
     }
@@ -183,7 +188,7 @@ mod tests {
         let folders = MonitorFolders {
             tensorboard: Some(folder.path().join("events/run")),
             csv: Some(folder.path().join("csv/run")),
-            loss_scale: false,
+            ..MonitorFolders::default()
         };
         let mut both = Monitors::create(&folders).unwrap();
         both.step(32, &step(1)).unwrap();

@@ -53,6 +53,7 @@ use std::time::Duration;
 pub use deepburn_checkpoint as checkpoint;
 pub use deepburn_comm as comm;
 pub use deepburn_config as config;
+pub use deepburn_deepspeed as deepspeed;
 pub use deepburn_kernels as kernels;
 pub use deepburn_learner::{
     Batch, BatchSource, Cause, CheckpointPlan, ClientStates, Confusion, Engine, EngineError,

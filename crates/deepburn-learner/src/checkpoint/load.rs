@@ -43,9 +43,11 @@ impl Default for LoadPlan {
     }
 }
 
-/// What callers added to a checkpoint.
+/// What callers added to a checkpoint, and how far it is.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClientStates {
+    /// Samples so far, over all ranks.
+    pub global_samples: u64,
     /// The same for all ranks.
     pub client_state: Value,
     /// By rank of the run that saved.
@@ -65,7 +67,8 @@ impl ClientStates {
 impl From<Saved> for ClientStates {
     fn from(Saved { engine, ranks }: Saved) -> Self {
         let rank_states = ranks.into_iter().map(|state| state.client).collect();
-        Self { client_state: engine.client, rank_states }
+        let global_samples = engine.progress.global_samples;
+        Self { global_samples, client_state: engine.client, rank_states }
     }
 }
 
@@ -288,7 +291,7 @@ fn larger(left: f32, right: f32) -> f32 {
     if left.is_nan() || left > right { left } else { right }
 }
 
-fn listed(names: &[&str]) -> String {
+pub(super) fn listed(names: &[&str]) -> String {
     match names {
         [] => "nothing".to_owned(),
         names => names.join(", "),

@@ -1,0 +1,334 @@
+//! What a file of `torch.save` holds, by name.
+//!
+//! Main types: [`Contents`], an open file whose pickle was read twice: by `pytorch-reader`, which
+//! knows its tensors, and by this crate's walker, which knows the order of dicts and the attributes
+//! of objects; and [`Value`], a place in it that knows its name, so that whatever is wrong is said
+//! of that name. Where the two readers do not agree on a tensor, the file is refused.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use pytorch_reader::{DType, PytorchReader};
+
+use crate::archive::Archive;
+use crate::pickle::{ElementType, Node, NodeId, Pickle};
+use crate::{DeepSpeedError, Tensor};
+
+/// An open file.
+#[derive(Debug)]
+pub(crate) struct Contents {
+    archive: Arc<Archive>,
+    pickle: Pickle,
+    /// By dotted name, what `pytorch-reader` says of each tensor.
+    listed: HashMap<String, (DType, Vec<usize>)>,
+}
+
+impl Contents {
+    /// Opens a file and reads its pickle, and no tensor.
+    pub(crate) fn open(path: &Path) -> Result<Self, DeepSpeedError> {
+        let archive = Arc::new(Archive::open(path)?);
+        let pickle = Pickle::parse(&archive.pickle()?)
+            .map_err(|reason| DeepSpeedError::damaged(path, format!("its pickle: {reason}")))?;
+        for (key, element, len) in pickle.storages() {
+            let size = archive.storage_size(key)?;
+            if element.is_some_and(|element| size != len as u64 * element.size() as u64) {
+                let reason = format!("storage {key} has {size} bytes for {len} elements");
+                return Err(DeepSpeedError::damaged(path, reason));
+            }
+        }
+        let reader = PytorchReader::new(path)
+            .map_err(|error| DeepSpeedError::damaged(path, error.to_string()))?;
+        let tensors = reader.into_tensors().into_iter();
+        let listed = tensors.map(|(name, it)| (name, (it.dtype(), it.shape().to_vec()))).collect();
+        Ok(Self { archive, pickle, listed })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.archive.path()
+    }
+
+    /// The dict that everything is in.
+    pub(crate) fn root(&self) -> Value<'_> {
+        Value { contents: self, id: self.pickle.root(), name: String::new() }
+    }
+}
+
+/// A value of a file.
+#[derive(Debug, Clone)]
+pub(crate) struct Value<'a> {
+    contents: &'a Contents,
+    id: NodeId,
+    name: String,
+}
+
+impl<'a> Value<'a> {
+    fn node(&self) -> &'a Node {
+        self.contents.pickle.node(self.id)
+    }
+
+    fn below(&self, id: NodeId, key: &str) -> Self {
+        let dot = if self.name.is_empty() { "" } else { "." };
+        Self { contents: self.contents, id, name: format!("{}{dot}{key}", self.name) }
+    }
+
+    /// That this value is not what it has to be.
+    pub(crate) fn refuse(&self, rule: impl Into<String>) -> DeepSpeedError {
+        let found = match self.node() {
+            Node::None => "None".to_owned(),
+            Node::Bool(value) => value.to_string(),
+            Node::Int(value) => value.to_string(),
+            Node::Float(value) => value.to_string(),
+            Node::Text(text) => format!("`{}`", text.chars().take(80).collect::<String>()),
+            Node::List(list) => format!("a list of {}", list.len()),
+            Node::Dict(dict) => format!("a dict of {}", dict.len()),
+            Node::Tensor(tensor) => format!("a tensor of shape {:?}", tensor.shape),
+            Node::Object { .. } | Node::Class(..) => "an object".to_owned(),
+            Node::Opaque | Node::Storage { .. } => "something else".to_owned(),
+        };
+        DeepSpeedError::Layout {
+            path: self.contents.path().to_owned(),
+            value: if self.name.is_empty() { "the root".to_owned() } else { self.name.clone() },
+            found,
+            rule: rule.into(),
+        }
+    }
+
+    fn pairs(&self) -> Option<&'a [(NodeId, NodeId)]> {
+        match self.node() {
+            Node::Dict(pairs) => Some(pairs),
+            Node::Object { attributes, .. } => match self.contents.pickle.node((*attributes)?) {
+                Node::Dict(pairs) => Some(pairs),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// The entry of a dict (a number as digits) or attribute of an object; `None` where there is none or it is `None`.
+    pub(crate) fn get(&self, key: &str) -> Option<Self> {
+        let number = key.parse().ok();
+        // As in Python, of equal keys the last one is in force.
+        let mut pairs = self.pairs()?.iter().rev();
+        let (_, id) = pairs.find(|(found, _)| match self.contents.pickle.node(*found) {
+            Node::Text(text) => text == key,
+            Node::Int(found) => Some(*found) == number,
+            _ => false,
+        })?;
+        let value = self.below(*id, key);
+        (!value.is_none()).then_some(value)
+    }
+
+    /// The entry of a dict or attribute of an object that has to be there.
+    pub(crate) fn need(&self, key: &str) -> Result<Self, DeepSpeedError> {
+        self.get(key).ok_or_else(|| self.refuse(format!("a dict or object with `{key}`")))
+    }
+
+    pub(crate) fn is_none(&self) -> bool {
+        matches!(self.node(), Node::None)
+    }
+
+    pub(crate) fn is_tensor(&self) -> bool {
+        matches!(self.node(), Node::Tensor(_))
+    }
+
+    /// The entries of a dict in their order; keys that are numbers as digits.
+    pub(crate) fn entries(&self) -> Result<Vec<(String, Self)>, DeepSpeedError> {
+        let Node::Dict(pairs) = self.node() else { return Err(self.refuse("a dict")) };
+        let entries = pairs.iter().map(|(key, id)| {
+            let key = match self.contents.pickle.node(*key) {
+                Node::Text(text) => text.clone(),
+                Node::Int(number) => number.to_string(),
+                _ => return Err(self.refuse("a dict with names or numbers as keys")),
+            };
+            let value = self.below(*id, &key);
+            Ok((key, value))
+        });
+        let entries: Vec<_> = entries.collect::<Result<_, _>>()?;
+        let mut seen = std::collections::HashSet::new();
+        if !entries.iter().all(|(key, _)| seen.insert(key)) {
+            return Err(self.refuse("a dict that has no key twice"));
+        }
+        Ok(entries)
+    }
+
+    pub(crate) fn list(&self) -> Result<Vec<Self>, DeepSpeedError> {
+        let Node::List(list) = self.node() else { return Err(self.refuse("a list")) };
+        Ok(list.iter().enumerate().map(|(at, id)| self.below(*id, &at.to_string())).collect())
+    }
+
+    pub(crate) fn is_list(&self) -> bool {
+        matches!(self.node(), Node::List(_))
+    }
+
+    /// A number, or the number that an enumeration's member stands for.
+    pub(crate) fn int(&self) -> Result<i64, DeepSpeedError> {
+        let inner = match self.node() {
+            Node::Object { arguments, .. } => match self.contents.pickle.node(*arguments) {
+                Node::List(list) if list.len() == 1 => self.contents.pickle.node(list[0]),
+                node => node,
+            },
+            node => node,
+        };
+        match inner {
+            Node::Int(value) => Ok(*value),
+            _ => Err(self.refuse("an integer")),
+        }
+    }
+
+    pub(crate) fn count(&self) -> Result<u64, DeepSpeedError> {
+        u64::try_from(self.int()?).map_err(|_| self.refuse("zero or more"))
+    }
+
+    pub(crate) fn size(&self) -> Result<usize, DeepSpeedError> {
+        usize::try_from(self.int()?).map_err(|_| self.refuse("zero or more"))
+    }
+
+    pub(crate) fn float(&self) -> Result<f64, DeepSpeedError> {
+        match self.node() {
+            Node::Float(value) => Ok(*value),
+            Node::Int(value) => Ok(*value as f64),
+            _ => Err(self.refuse("a number")),
+        }
+    }
+
+    pub(crate) fn bool(&self) -> Result<bool, DeepSpeedError> {
+        match self.node() {
+            Node::Bool(value) => Ok(*value),
+            _ => Err(self.refuse("True or False")),
+        }
+    }
+
+    pub(crate) fn text(&self) -> Result<&'a str, DeepSpeedError> {
+        self.contents.pickle.text(self.id).ok_or_else(|| self.refuse("a text"))
+    }
+
+    /// A size whose product is a number of elements.
+    pub(crate) fn shape(&self) -> Result<Vec<usize>, DeepSpeedError> {
+        let shape: Vec<_> = self.list()?.iter().map(Self::size).collect::<Result<_, _>>()?;
+        let numel = shape.iter().try_fold(1_usize, |all, dim| all.checked_mul(*dim));
+        // Beyond this, sums of a few sizes would no longer be numbers.
+        let fits = numel.is_some_and(|numel| numel < 1 << 48);
+        if fits { Ok(shape) } else { Err(self.refuse("a size below 2^48 elements")) }
+    }
+
+    /// A dense tensor of one of the types of parameters, on which both readers agree.
+    pub(crate) fn tensor(&self) -> Result<Arc<Tensor>, DeepSpeedError> {
+        let Node::Tensor(node) = self.node() else { return Err(self.refuse("a tensor")) };
+        let Node::Storage { key, element, .. } = self.contents.pickle.node(node.storage) else {
+            return Err(self.refuse("a tensor with a storage"));
+        };
+        let (Some(element), true) = (*element, node.contiguous) else {
+            return Err(self.refuse("a contiguous tensor of f32, f16 or bf16"));
+        };
+        let dtype = match element {
+            ElementType::F32 => DType::F32,
+            ElementType::F16 => DType::F16,
+            ElementType::Bf16 => DType::BF16,
+        };
+        let listed = self.contents.listed.get(&self.name);
+        if listed.is_none_or(|(found, shape)| *found != dtype || *shape != node.shape) {
+            let second = listed.map_or("nothing".to_owned(), |it| format!("{:?} {:?}", it.0, it.1));
+            return Err(self.refuse(format!(
+                "{dtype:?} {:?} to both readers of its pickle, of which the second one finds \
+                 {second}",
+                node.shape
+            )));
+        }
+        Ok(Arc::new(Tensor {
+            archive: self.contents.archive.clone(),
+            key: self.contents.pickle.text(*key).unwrap_or_default().to_owned(),
+            element,
+            offset: node.offset,
+            shape: node.shape.clone(),
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+
+    use super::*;
+
+    /// Files of every fixture that is small.
+    fn files() -> Vec<std::path::PathBuf> {
+        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+        let below = |path: &Path| {
+            let entries = std::fs::read_dir(path).unwrap();
+            entries.map(|entry| entry.unwrap().path()).collect::<Vec<_>>()
+        };
+        let folders = below(&data).into_iter().filter(|path| path.join("latest").exists());
+        let tags = folders.flat_map(|path| below(&path)).filter(|path| path.is_dir());
+        tags.flat_map(|path| below(&path)).collect()
+    }
+
+    #[test]
+    fn both_readers_read_the_same_values() {
+        let mut tensors = 0;
+        for file in files() {
+            let contents = Contents::open(&file).unwrap();
+            let reader = PytorchReader::new(&file).unwrap();
+            for (name, second) in reader.tensors() {
+                let found = find(&contents.root(), name);
+                let tensor = found.unwrap_or_else(|| panic!("{name}")).tensor().unwrap();
+                let bytes = second.read().unwrap();
+                let halves = bytes.as_chunks::<2>().0.iter();
+                let expected: Vec<f32> = match tensor.element {
+                    ElementType::F32 => {
+                        bytes.as_chunks::<4>().0.iter().map(|it| f32::from_le_bytes(*it)).collect()
+                    }
+                    ElementType::F16 => halves.map(|it| f16::from_le_bytes(*it).to_f32()).collect(),
+                    ElementType::Bf16 => {
+                        halves.map(|it| bf16::from_le_bytes(*it).to_f32()).collect()
+                    }
+                };
+                let mut values = vec![];
+                tensor.read(0..tensor.numel(), &mut values).unwrap();
+                // Padding of stage 3 is whatever was in memory, not numbers too.
+                let same =
+                    values.iter().map(|it| it.to_bits()).eq(expected.iter().map(|it| it.to_bits()));
+                assert!(same, "{name} of {}", file.display());
+                tensors += 1;
+            }
+        }
+        assert!(tensors > 1000, "{tensors}");
+    }
+
+    /// The value of a dotted name whose keys may have dots themselves.
+    fn find<'a>(value: &Value<'a>, name: &str) -> Option<Value<'a>> {
+        if name.is_empty() {
+            return Some(value.clone());
+        }
+        let entries = match value.node() {
+            Node::List(_) => {
+                let numbered = value.list().unwrap().into_iter().enumerate();
+                numbered.map(|(at, value)| (at.to_string(), value)).collect()
+            }
+            Node::Dict(_) => value.entries().unwrap_or_default(),
+            _ => vec![],
+        };
+        let mut fitting = entries.into_iter().filter_map(|(key, below)| {
+            let rest = name.strip_prefix(&key)?;
+            find(&below, rest.strip_prefix('.').unwrap_or(rest))
+        });
+        fitting.next_back()
+    }
+
+    #[test]
+    fn what_a_value_is_not_is_said_of_its_name() {
+        let file = files().into_iter().find(|file| file.ends_with("mp_rank_00_model_states.pt"));
+        let contents = Contents::open(&file.unwrap()).unwrap();
+        let root = contents.root();
+        let refused = |result: Result<i64, DeepSpeedError>| result.unwrap_err().to_string();
+        let error = refused(root.need("ds_version").and_then(|value| value.int()));
+        assert!(error.contains("ds_version is `0.19.8`, and it has to be an integer"), "{error}");
+        let error = refused(root.need("module").and_then(|module| module.need("x")?.int()));
+        assert!(error.contains("a dict or object with `x`"), "{error}");
+        let error = root.need("module").unwrap().tensor().unwrap_err().to_string();
+        assert!(error.contains("module is a dict of"), "{error}");
+        assert!(root.need("global_steps").unwrap().text().is_err());
+        assert!(root.need("ds_config").unwrap().list().is_err());
+        assert!(root.get("data_sampler").is_none());
+    }
+}

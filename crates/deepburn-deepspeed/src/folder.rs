@@ -1,0 +1,168 @@
+//! Finding the files of a checkpoint.
+//!
+//! Main type: [`Folder`], a tag's folder with its files by rank. Files of pipeline or tensor
+//! parallelism, of experts, of universal checkpoints and of optimizers on NVMe are refused by their
+//! names, and so are gaps in the ranks.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::DeepSpeedError;
+
+/// Names the newest tag.
+const LATEST: &str = "latest";
+const MODEL: &str = "_model_states.pt";
+const OPTIM: &str = "_optim_states.pt";
+/// Rank 0 of the tensor-parallel dimension, the only one that there may be.
+const MP_RANK: &str = "mp_rank_00";
+
+/// The files of one tag.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    pub(crate) path: PathBuf,
+    /// One of the whole model (stages 0 to 2), or one of every rank (stage 3).
+    pub(crate) model: ModelFiles,
+    /// By rank; none at stage 0.
+    pub(crate) optim: Vec<PathBuf>,
+}
+
+/// Files `*_model_states.pt`.
+#[derive(Debug)]
+pub(crate) enum ModelFiles {
+    Whole(PathBuf),
+    Sharded(Vec<PathBuf>),
+}
+
+impl Folder {
+    /// The tag `tag` in `path`; without one, what `latest` names, or `path` itself.
+    pub(crate) fn find(path: &Path, tag: Option<&str>) -> Result<Self, DeepSpeedError> {
+        let path = match tag {
+            Some(tag) => tagged(path, tag)?,
+            None if has_files(path) => path.to_owned(),
+            None => tagged(path, &latest(path)?)?,
+        };
+        let names = names(&path)?;
+        refuse_foreign(&path, &names)?;
+        let whole = path.join(format!("{MP_RANK}{MODEL}"));
+        let sharded = ranks(&path, &names, MODEL)?;
+        let model = match (whole.is_file(), sharded.is_empty()) {
+            (true, true) => ModelFiles::Whole(whole),
+            (false, false) => ModelFiles::Sharded(sharded),
+            (false, true) => {
+                let reason = "it is missing, and without it there is no checkpoint; copy the \
+                              whole folder";
+                return Err(DeepSpeedError::missing(&whole, reason));
+            }
+            (true, false) => {
+                let reason = "there are files of stage 3 beside it";
+                return Err(DeepSpeedError::mixed(&whole, reason));
+            }
+        };
+        let optim = ranks(&path, &names, OPTIM)?;
+        Ok(Self { path, model, optim })
+    }
+
+    /// Whether there is a checkpoint in `path`, or `path` is one.
+    pub(crate) fn is_one(path: &Path) -> bool {
+        has_files(path) || latest(path).is_ok_and(|tag| has_files(&path.join(tag)))
+    }
+}
+
+fn has_files(path: &Path) -> bool {
+    names(path).is_ok_and(|names| names.iter().any(|name| name.ends_with(MODEL)))
+}
+
+fn tagged(path: &Path, tag: &str) -> Result<PathBuf, DeepSpeedError> {
+    let folder = path.join(tag);
+    let is_name = folder.file_name().is_some_and(|name| name == tag);
+    if is_name && folder.is_dir() {
+        return Ok(folder);
+    }
+    let names = names(path)?;
+    let found: Vec<_> = names.into_iter().filter(|name| has_files(&path.join(name))).collect();
+    let there = if found.is_empty() { "none".to_owned() } else { found.join(", ") };
+    let reason = format!("there is no checkpoint `{tag}` here; those that there are: {there}");
+    Err(DeepSpeedError::missing(path, reason))
+}
+
+fn latest(path: &Path) -> Result<String, DeepSpeedError> {
+    let file = path.join(LATEST);
+    let reason = "it is missing, and so no tag is the newest; name the tag, or its folder";
+    if !file.is_file() {
+        return Err(DeepSpeedError::missing(&file, reason));
+    }
+    let size = fs::metadata(&file).map_err(DeepSpeedError::io("read it", &file))?.len();
+    let text = fs::read(&file).map_err(DeepSpeedError::io("read it", &file))?;
+    let text = String::from_utf8(text).ok().filter(|_| size < 4096);
+    let text = text.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
+    text.ok_or_else(|| DeepSpeedError::damaged(&file, "it names no tag"))
+}
+
+fn names(path: &Path) -> Result<Vec<String>, DeepSpeedError> {
+    let io = || DeepSpeedError::io("list it", path);
+    let mut names = vec![];
+    for entry in fs::read_dir(path).map_err(io())? {
+        names.extend(entry.map_err(io())?.file_name().into_string());
+    }
+    names.sort();
+    Ok(names)
+}
+
+fn refuse_foreign(path: &Path, names: &[String]) -> Result<(), DeepSpeedError> {
+    let refuse = |name: &str, found: &str, remedy| {
+        Err(DeepSpeedError::unsupported(&path.join(name), found, remedy))
+    };
+    for name in names {
+        let states = name.ends_with(MODEL) || name.ends_with(OPTIM);
+        if name.contains("expert") || name.starts_with("expp_rank") {
+            return refuse(name, "it has experts (MoE)", "use a model without experts");
+        }
+        if name.starts_with("layer_") && name.ends_with(".pt") {
+            let remedy = "save it without pipeline parallelism";
+            return refuse(name, "it is a layer of a pipeline", remedy);
+        }
+        if states && !name.contains(MP_RANK) {
+            let remedy = "save it without tensor and pipeline parallelism";
+            return refuse(name, "it belongs to another model-parallel rank than 0", remedy);
+        }
+        if name == "offloaded_tensors" {
+            let remedy = "save it with the optimizer in memory (offload_optimizer.device)";
+            return refuse(name, "the optimizer's state is on NVMe", remedy);
+        }
+        if name == "zero" && path.join(name).is_dir() {
+            let remedy = "open the checkpoint that it was converted from";
+            return refuse(name, "it is a universal checkpoint", remedy);
+        }
+    }
+    Ok(())
+}
+
+/// The files of every rank that end in `suffix`, without a gap.
+fn ranks(path: &Path, names: &[String], suffix: &str) -> Result<Vec<PathBuf>, DeepSpeedError> {
+    let (mut found, mut bf16) = (BTreeMap::new(), None);
+    let suffix = format!("_{MP_RANK}{suffix}");
+    for name in names {
+        let Some(prefix) = name.strip_suffix(&suffix) else { continue };
+        let is_bf16 = prefix.starts_with("bf16_");
+        if *bf16.get_or_insert(is_bf16) != is_bf16 {
+            let reason = "files of bf16 and of another working type lie side by side";
+            return Err(DeepSpeedError::mixed(&path.join(name), reason));
+        }
+        let rank = prefix.strip_prefix("bf16_").unwrap_or(prefix).strip_prefix("zero_pp_rank_");
+        let rank = rank.and_then(|rank| rank.parse::<usize>().ok()).ok_or_else(|| {
+            let remedy = "move it away if it is none of DeepSpeed's";
+            DeepSpeedError::unsupported(&path.join(name), "its name tells no rank", remedy)
+        })?;
+        if let Some(other) = found.insert(rank, path.join(name)) {
+            let reason = format!("there is {} of the same rank", other.display());
+            return Err(DeepSpeedError::mixed(&path.join(name), reason));
+        }
+    }
+    if let Some(gap) = (0..found.len()).find(|rank| !found.contains_key(rank)) {
+        let name = format!("*zero_pp_rank_{gap}{suffix}");
+        let reason = "this rank's file is missing; copy the files of all ranks into one folder";
+        return Err(DeepSpeedError::missing(&path.join(name), reason));
+    }
+    Ok(found.into_values().collect())
+}

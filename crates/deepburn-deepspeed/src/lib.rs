@@ -1,0 +1,66 @@
+//! Reader of DeepSpeed's checkpoints: ZeRO stages 0 to 3, any number of ranks, f32, bf16 and f16.
+//!
+//! ```text
+//! ROOT/latest                                        the newest tag
+//! ROOT/global_step6/mp_rank_00_model_states.pt       stages 0 to 2: the model, counters; at stage 0
+//!                                                    the optimizer, too
+//! ROOT/global_step6/zero_pp_rank_R_mp_rank_00_model_states.pt         stage 3: one a rank
+//! ROOT/global_step6/[bf16_]zero_pp_rank_R_mp_rank_00_optim_states.pt  stages 1 to 3: masters and
+//!                                                    the optimizer's arrays, one a rank
+//! ```
+//!
+//! ```text
+//! stage 0     whole tensors
+//! stages 1, 2 | wte ........ | wpe ... | ln_1 | c_attn ......... | padding |   one flat group,
+//!             |       rank 0      |      rank 1      |      rank 2         |   cut over ranks
+//! stage 3     | wte 1/3 | wpe 1/3 | ln_1 1/3 | c_attn 1/3 |    rank 0: a third of each parameter
+//! ```
+//!
+//! [`DeepSpeedCheckpoint`] gives any range of any [`Parameter`] and of the optimizer's arrays,
+//! wherever the ranks that wrote it cut them. It is opened with two readers of pickles: the library
+//! `pytorch-reader` lists the tensors, and a walker of opcodes tells what that does not: the order
+//! of parameters in flat groups, and attributes of objects. Both have to agree.
+//!
+//! ```
+//! use std::path::Path;
+//! use deepburn_deepspeed::{Array, DeepSpeedCheckpoint};
+//!
+//! # let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/one_rank");
+//! let checkpoint = DeepSpeedCheckpoint::open(&folder, None)?;
+//! assert_eq!((checkpoint.stage(), checkpoint.counters().global_steps), (2, 3));
+//! let parameter = &checkpoint.parameters()[0];
+//! assert_eq!(parameter.name, "transformer.wte.weight");
+//! assert_eq!(parameter.aliases, ["lm_head.weight"]);
+//! let row = checkpoint.read(&parameter.name, Array::Weights, 0..parameter.shape[1])?;
+//! let momentum = checkpoint.read(&parameter.name, Array::Moment("exp_avg"), 0..2)?;
+//! # assert_eq!((row.len(), momentum.len()), (6, 2));
+//! # Ok::<(), deepburn_deepspeed::DeepSpeedError>(())
+//! ```
+//!
+//! Nothing is read before its checksum holds, and masters have to round to the weights of the model
+//! where a checkpoint has both. Pickles are walked, never executed. What is not read, and refused by
+//! name: model parallelism, experts, universal checkpoints, optimizers on NVMe, partitions of ZeRO++
+//! and MiCS, and checkpoints without their frozen parameters. Not in any checkpoint of DeepSpeed:
+//! random streams, the place in the data, and gradients that were being accumulated.
+
+mod archive;
+mod checkpoint;
+mod contents;
+mod error;
+mod folder;
+mod model_states;
+mod optim_states;
+mod parameter;
+mod partitioned;
+mod pickle;
+mod replicated;
+mod sharded;
+mod stored;
+mod tensor;
+mod walker;
+
+pub use checkpoint::DeepSpeedCheckpoint;
+pub use error::DeepSpeedError;
+pub use parameter::{Array, Counters, LossScale, Parameter};
+
+pub(crate) use tensor::Tensor;

@@ -1,0 +1,163 @@
+//! A file `*_model_states.pt`: the model, how far training was, and what the flat groups consist of.
+//!
+//! Main type: [`ModelStates`]. Files of model parallelism, of experts, of hierarchical partitioning
+//! and files that were saved without their frozen parameters are refused.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::contents::{Contents, Value};
+use crate::{DeepSpeedError, Tensor};
+
+/// A parameter's name and shape.
+pub(crate) type Named = (String, Vec<usize>);
+
+/// What one file says.
+#[derive(Debug)]
+pub(crate) struct ModelStates {
+    pub(crate) contents: Contents,
+    pub(crate) summary: Summary,
+    /// Parameters of each flat group in its order; `None` at stage 0.
+    pub(crate) groups: Option<Vec<Vec<Named>>>,
+    /// Frozen parameters; `None` where the file does not list them apart.
+    pub(crate) frozen: Option<Vec<Named>>,
+    /// Tied names and the parameters that they are further names of; `None` at stage 0.
+    pub(crate) tied: Option<Vec<(String, String)>>,
+}
+
+/// What the files of all ranks have to say alike.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Summary {
+    pub(crate) version: String,
+    pub(crate) world_size: usize,
+    pub(crate) global_steps: u64,
+    pub(crate) skipped_steps: u64,
+    pub(crate) global_samples: u64,
+    pub(crate) schedule: Option<i64>,
+}
+
+impl ModelStates {
+    /// Opens a file and reads everything but tensors.
+    pub(crate) fn open(path: &Path) -> Result<Self, DeepSpeedError> {
+        let contents = Contents::open(path)?;
+        let root = contents.root();
+        refuse_foreign(path, &root)?;
+        let summary = Summary::read(&root)?;
+        let groups = root.get("param_shapes").map(|groups| named_groups(&groups)).transpose()?;
+        let frozen = root.get("frozen_param_shapes").map(|shapes| named(&shapes)).transpose()?;
+        let tied = root.get("shared_params").map(|tied| {
+            let tied = tied.entries()?.into_iter();
+            tied.map(|(alias, name)| Ok((alias, name.text()?.to_owned()))).collect()
+        });
+        let tied = tied.transpose()?;
+        Ok(Self { contents, summary, groups, frozen, tied })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.contents.path()
+    }
+
+    /// The tensor of a name in the model, where it has one.
+    pub(crate) fn in_module(&self, name: &str) -> Result<Option<Arc<Tensor>>, DeepSpeedError> {
+        let module = self.contents.root().need("module")?;
+        module.get(name).map(|value| value.tensor()).transpose()
+    }
+
+    /// All tensors of the model but its buffers, in its order.
+    pub(crate) fn module(&self) -> Result<Vec<(String, Arc<Tensor>)>, DeepSpeedError> {
+        let root = self.contents.root();
+        let buffers = root.need("buffer_names")?.list()?;
+        let buffers: HashSet<_> = buffers.iter().map(Value::text).collect::<Result<_, _>>()?;
+        let module = root.need("module")?.entries()?.into_iter();
+        let parameters = module.filter(|(name, _)| !buffers.contains(name.as_str()));
+        parameters.map(|(name, value)| Ok((name, value.tensor()?))).collect()
+    }
+
+    /// A frozen parameter, or this rank's part of it.
+    pub(crate) fn fragment(&self, name: &str) -> Result<Arc<Tensor>, DeepSpeedError> {
+        self.contents.root().need("frozen_param_fragments")?.need(name)?.tensor()
+    }
+
+    /// That this file was saved without what it takes to go on.
+    pub(crate) fn refuse_excluded(&self) -> Result<(), DeepSpeedError> {
+        if self.frozen.is_some() {
+            return Ok(());
+        }
+        let remedy = "save it without exclude_frozen_parameters";
+        let found = "frozen_param_shapes is None, so frozen parameters were left out when it was \
+                     saved";
+        Err(DeepSpeedError::unsupported(self.path(), found, remedy))
+    }
+}
+
+impl Summary {
+    fn read(root: &Value<'_>) -> Result<Self, DeepSpeedError> {
+        Ok(Self {
+            version: root.need("ds_version")?.text()?.to_owned(),
+            world_size: root.need("dp_world_size")?.size()?,
+            global_steps: root.need("global_steps")?.count()?,
+            skipped_steps: root.need("skipped_steps")?.count()?,
+            global_samples: root.need("global_samples")?.count()?,
+            schedule: root.get("lr_scheduler").map(|state| schedule(&state)).transpose()?,
+        })
+    }
+}
+
+/// DeepSpeed's schedules are at the last step's number, counted from 0; PyTorch's are at the next.
+fn schedule(state: &Value<'_>) -> Result<i64, DeepSpeedError> {
+    if let Some(last) = state.get("last_batch_iteration") {
+        return last.int();
+    }
+    match state.get("last_epoch") {
+        Some(next) => Ok(next.int()?.saturating_sub(1)),
+        None => Err(state.refuse("a schedule with `last_batch_iteration` or `last_epoch`")),
+    }
+}
+
+fn named_groups(groups: &Value<'_>) -> Result<Vec<Vec<Named>>, DeepSpeedError> {
+    let groups: Vec<_> = groups.list()?.iter().map(named).collect::<Result<_, _>>()?;
+    Ok(groups)
+}
+
+fn named(shapes: &Value<'_>) -> Result<Vec<Named>, DeepSpeedError> {
+    let shapes = shapes.entries()?.into_iter();
+    shapes.map(|(name, shape)| Ok((name, shape.shape()?))).collect()
+}
+
+fn refuse_foreign(path: &Path, root: &Value<'_>) -> Result<(), DeepSpeedError> {
+    let refuse = |found: String, remedy| Err(DeepSpeedError::unsupported(path, found, remedy));
+    let parallel = "save it without tensor and pipeline parallelism";
+    let degrees = root.get("checkpoint_parallel_dimensions");
+    let degree = |name| degrees.as_ref().and_then(|it| Some((name, it.get(name)?)));
+    let ranks = root.get("mp_world_size").map(|it| ("mp_world_size", it));
+    for (name, value) in [ranks, degree("pp_degree"), degree("tp_degree")].into_iter().flatten() {
+        if value.int()? != 1 {
+            return refuse(format!("its {name} is {}", value.int()?), parallel);
+        }
+    }
+    if root.get("universal_checkpoint_info").is_some() {
+        return refuse("it has universal_checkpoint_info, so tensors are cut".into(), parallel);
+    }
+    for name in ["num_experts", "autoep_layers", "ds_autoep_layers"] {
+        if root.get(name).is_some_and(|it| it.list().is_ok_and(|list| !list.is_empty())) {
+            let remedy = "use a model without experts";
+            return refuse(format!("it has {name}: experts (MoE)"), remedy);
+        }
+    }
+    let zero = root.get("ds_config").and_then(|config| config.get("zero_optimization"));
+    for (name, whole) in [("zero_hpz_partition_size", 1), ("mics_shard_size", -1)] {
+        let value = zero.as_ref().and_then(|zero| zero.get(name));
+        if let Some(value) = value.map(|it| it.int()).transpose()?
+            && value > whole.max(0)
+        {
+            let remedy = "save it with whole partitions (ZeRO++ and MiCS off)";
+            return refuse(format!("its zero_optimization.{name} is {value}"), remedy);
+        }
+    }
+    if zero.is_some_and(|zero| zero.get("zenflow").is_some()) {
+        let remedy = "save it with zero_optimization.zenflow off";
+        return refuse("it is of ZenFlow, which keeps parts of the optimizer apart".into(), remedy);
+    }
+    Ok(())
+}

@@ -1,0 +1,210 @@
+//! A file `*_optim_states.pt`: what one rank has of the flat groups of stages 1 to 3.
+//!
+//! Main types: [`OptimStates`], the file of one rank, and [`OptimizerState`], the arrays that belong
+//! to one tensor of an optimizer. A group is a flat tensor of masters, with an array of the same
+//! length for each of the optimizer's moments.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::contents::{Contents, Value};
+use crate::{DeepSpeedError, LossScale, Tensor};
+
+/// The file of one rank.
+#[derive(Debug)]
+pub(crate) struct OptimStates {
+    pub(crate) contents: Contents,
+    /// `None` where the file does not say: stage 1 of bf16 with f32 gradients.
+    pub(crate) stage: Option<u8>,
+    pub(crate) groups: Vec<RankGroup>,
+    pub(crate) loss_scale: Option<LossScale>,
+    /// Updates counted beside the groups, where they do not count themselves.
+    steps: Option<u64>,
+}
+
+/// What a rank has of a flat group.
+#[derive(Debug)]
+pub(crate) struct RankGroup {
+    pub(crate) weights: Arc<Tensor>,
+    pub(crate) state: OptimizerState,
+}
+
+/// Arrays by name, and the updates that were counted with them.
+#[derive(Debug, Default)]
+pub(crate) struct OptimizerState {
+    pub(crate) moments: Vec<(String, Arc<Tensor>)>,
+    pub(crate) steps: Option<u64>,
+}
+
+impl OptimStates {
+    /// Opens a file and reads everything but tensors.
+    pub(crate) fn open(path: &Path) -> Result<Self, DeepSpeedError> {
+        let contents = Contents::open(path)?;
+        let root = contents.root().need("optimizer_state_dict")?;
+        if root.get("ds_zero_partition_groups").is_some() {
+            let remedy = "use a model without experts";
+            let found = "its ranks form several partition groups";
+            return Err(DeepSpeedError::unsupported(path, found, remedy));
+        }
+        let stage = root.get("zero_stage").map(|stage| stage.count()).transpose()?;
+        let (weights, base) = match stage {
+            None | Some(1 | 2) => ("single_partition_of_fp32_groups", "base_optimizer_state"),
+            Some(3) => ("fp32_flat_groups", "optimizer_state_dict"),
+            Some(_) => return Err(root.need("zero_stage")?.refuse("a stage from 1 to 3")),
+        };
+        let base = root.need(base)?;
+        let weights = root.need(weights)?.list()?;
+        let states = group_states(&base, weights.len())?;
+        let groups = weights.iter().zip(states).map(|(weights, state)| {
+            let weights = weights.tensor()?;
+            Ok(RankGroup { weights, state })
+        });
+        let groups = groups.collect::<Result<_, DeepSpeedError>>()?;
+        let steps = match root.get("base_optimizer_state_step") {
+            Some(steps) => Some(count(&steps)?),
+            None => counted_in_groups(&base)?,
+        };
+        let loss_scale = root.get("loss_scaler").map(|scaler| loss_scale(&scaler)).transpose()?;
+        let (stage, loss_scale) = (stage.map(|stage| stage as u8), loss_scale.flatten());
+        Ok(Self { contents, stage, groups, loss_scale, steps })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.contents.path()
+    }
+
+    /// The dict that everything is in.
+    pub(crate) fn root(&self) -> Result<Value<'_>, DeepSpeedError> {
+        self.contents.root().need("optimizer_state_dict")
+    }
+
+    /// The names of the optimizer's arrays, by group.
+    fn names(&self) -> Vec<Vec<&str>> {
+        self.groups.iter().map(|group| group.state.names()).collect()
+    }
+
+    /// Updates that the optimizer counted.
+    pub(crate) fn steps(&self) -> Option<u64> {
+        let steps = self.groups.iter().filter_map(|group| group.state.steps);
+        steps.max().or(self.steps)
+    }
+
+    /// Checks that this file and `first`, that of rank 0, are of one save of `world_size` ranks.
+    pub(crate) fn check(&self, first: &Self, world_size: usize) -> Result<(), DeepSpeedError> {
+        let root = self.root()?;
+        let counts = root.need("partition_count")?;
+        let counts = if counts.is_list() { counts.list()? } else { vec![counts] };
+        for count in counts {
+            if count.size()? != world_size {
+                let reason = format!("partition_count is {}, not {world_size}", count.size()?);
+                return Err(DeepSpeedError::mixed(self.path(), reason));
+            }
+        }
+        let differs = if self.stage != first.stage {
+            format!("zero_stage is {:?}, not {:?}", self.stage, first.stage)
+        } else if self.steps() != first.steps() {
+            format!("the optimizer made {:?} steps, not {:?}", self.steps(), first.steps())
+        } else if self.loss_scale != first.loss_scale {
+            format!("the loss scale is {:?}, not {:?}", self.loss_scale, first.loss_scale)
+        } else if self.names() != first.names() {
+            format!("the optimizer's arrays are {:?}, not {:?}", self.names(), first.names())
+        } else {
+            return Ok(());
+        };
+        let reason = format!("{differs} as in {}", first.path().display());
+        Err(DeepSpeedError::mixed(self.path(), reason))
+    }
+}
+
+impl OptimizerState {
+    /// Reads `{"step": .., "exp_avg": .., ..}`.
+    pub(crate) fn read(state: &Value<'_>) -> Result<Self, DeepSpeedError> {
+        let mut read = Self::default();
+        for (name, value) in state.entries()? {
+            if name == "step" {
+                read.steps = Some(count(&value)?);
+            } else if value.is_tensor() {
+                read.moments.push((name, value.tensor()?));
+            }
+        }
+        Ok(read)
+    }
+
+    pub(crate) fn names(&self) -> Vec<&str> {
+        self.moments.iter().map(|(name, _)| name.as_str()).collect()
+    }
+}
+
+/// The states of an optimizer that has one flat tensor a group; of a list, or of a dict by number.
+fn group_states(base: &Value<'_>, groups: usize) -> Result<Vec<OptimizerState>, DeepSpeedError> {
+    let states = if base.is_list() {
+        let list = base.list()?;
+        if list.len() != groups {
+            return Err(base.refuse(format!("a list of {groups}, one a group")));
+        }
+        list.into_iter().map(Some).collect()
+    } else {
+        let state = base.need("state")?;
+        let numbers: Vec<_> = group_numbers(base)?.into_iter().flatten().collect();
+        if !numbers.iter().copied().eq(0..groups) {
+            let rule = format!("parameters 0 to {groups} in this order, one a flat group");
+            return Err(base.need("param_groups")?.refuse(rule));
+        }
+        numbers.iter().map(|number| state.get(&number.to_string())).collect::<Vec<_>>()
+    };
+    let states = states.iter().map(|state| match state {
+        Some(state) => OptimizerState::read(state),
+        None => Ok(OptimizerState::default()),
+    });
+    states.collect()
+}
+
+/// The numbers of an optimizer's tensors, by group.
+pub(crate) fn group_numbers(base: &Value<'_>) -> Result<Vec<Vec<usize>>, DeepSpeedError> {
+    let groups = base.need("param_groups")?.list()?;
+    let numbers = groups.iter().map(|group| {
+        let numbers = group.need("params")?.list()?;
+        numbers.iter().map(Value::size).collect()
+    });
+    numbers.collect()
+}
+
+/// Updates as some optimizers count them: in their groups.
+pub(crate) fn counted_in_groups(base: &Value<'_>) -> Result<Option<u64>, DeepSpeedError> {
+    let Some(groups) = base.get("param_groups") else { return Ok(None) };
+    let steps = groups.list()?.into_iter().filter_map(|group| group.get("step"));
+    let steps: Vec<_> = steps.map(|step| count(&step)).collect::<Result<_, _>>()?;
+    Ok(steps.into_iter().max())
+}
+
+/// A number of updates: an integer, or a tensor of one element.
+fn count(value: &Value<'_>) -> Result<u64, DeepSpeedError> {
+    if !value.is_tensor() {
+        return value.count();
+    }
+    let tensor = value.tensor()?;
+    let mut read = vec![];
+    if tensor.numel() == 1 {
+        tensor.read(0..1, &mut read)?;
+    }
+    match read[..] {
+        // Beyond 2^24 f32 does not hold every integer, and PyTorch's counter stops there.
+        [steps] if steps.fract() == 0.0 && (0.0..=16_777_216.0).contains(&steps) => {
+            Ok(steps as u64)
+        }
+        _ => Err(value.refuse("a whole number of updates")),
+    }
+}
+
+/// The state of an object `DynamicLossScaler`; a static one has none.
+fn loss_scale(scaler: &Value<'_>) -> Result<Option<LossScale>, DeepSpeedError> {
+    if !scaler.need("dynamic")?.bool()? {
+        return Ok(None);
+    }
+    Ok(Some(LossScale {
+        scale: scaler.need("cur_scale")?.float()?,
+        hysteresis: scaler.need("cur_hysteresis")?.count()?,
+        last_overflow: scaler.need("last_overflow_iter")?.int()?,
+        iteration: scaler.need("cur_iter")?.count()?,
+    }))
+}

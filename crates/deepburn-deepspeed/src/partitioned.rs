@@ -1,0 +1,196 @@
+//! Stages 1 and 2: flat groups that are cut over ranks without respect to parameters.
+//!
+//! ```text
+//! group:   | wte ........ | wpe ... | ln_1 | c_attn ......... | padding |
+//! rank:    |       0           |         1         |         2         |
+//! ```
+//!
+//! Every rank has as many elements of a group, of which padding is left out in the masters and kept
+//! in the optimizer's arrays; behind a parameter there may be padding, too. The model's file has all
+//! weights in the working type, which proves the order and that all files are of one save. What files
+//! say of slices of parameters (`param_slice_mappings`) is not used: it is wrong where DeepSpeed
+//! ordered a group by `round_robin_gradients`, which `param_shapes` tells.
+
+use crate::DeepSpeedError;
+use crate::contents::Value;
+use crate::model_states::{ModelStates, Named};
+use crate::optim_states::{OptimStates, RankGroup};
+use crate::stored::{State, Stored};
+use crate::tensor::{Joined, Pieces};
+
+/// Where the parameters of a group begin, and where the last one ends.
+struct Offsets {
+    starts: Vec<usize>,
+    end: usize,
+}
+
+/// Puts the parameters of a checkpoint together.
+pub(crate) fn assemble(
+    model: &ModelStates,
+    ranks: &[OptimStates],
+) -> Result<State, DeepSpeedError> {
+    let first = &ranks[0];
+    let stage = first.stage.unwrap_or(1);
+    if stage == 2 {
+        model.refuse_excluded()?;
+    }
+    let groups = model.groups.as_deref().unwrap_or_default();
+    for rank in ranks {
+        rank.check(first, ranks.len())?;
+        if rank.groups.len() != groups.len() {
+            let rule =
+                format!("of {} flat groups, as {} says", groups.len(), model.path().display());
+            return Err(rank.root()?.refuse(rule));
+        }
+    }
+    let moments = moment_names(first)?;
+    let mut stored = vec![];
+    for (group, shapes) in groups.iter().enumerate() {
+        stored.extend(of_group(model, ranks, group, shapes)?);
+    }
+    stored.extend(frozen(model, &stored)?);
+    Ok(State { stage, stored, moments, steps: first.steps(), loss_scale: first.loss_scale })
+}
+
+/// The names of the optimizer's arrays, which all groups have to have alike.
+pub(crate) fn moment_names(rank: &OptimStates) -> Result<Vec<String>, DeepSpeedError> {
+    let names = rank.groups.first().map(|group| group.state.names()).unwrap_or_default();
+    if rank.groups.iter().any(|group| group.state.names() != names) {
+        return Err(rank.root()?.refuse("of one optimizer with the same arrays for all groups"));
+    }
+    Ok(names.into_iter().map(str::to_owned).collect())
+}
+
+fn of_group(
+    model: &ModelStates,
+    ranks: &[OptimStates],
+    group: usize,
+    shapes: &[Named],
+) -> Result<Vec<Stored>, DeepSpeedError> {
+    let offsets = Offsets::new(&ranks[0], group, shapes)?;
+    let moments = ranks[0].groups[group].state.moments.len();
+    let mut weights = Joined::default();
+    let mut arrays: Vec<_> = (0..moments).map(|_| Joined::default()).collect();
+    let mut partition = None;
+    for rank in ranks {
+        let start = weights.len();
+        let part = Part::new(rank, group)?;
+        let whole = *partition.get_or_insert(part.whole);
+        // Padding is at the end of the group, so all ranks before it are full.
+        let begin = offsets.end.min(start);
+        let expected = whole.min(offsets.end - begin);
+        if (part.whole, part.used) != (whole, expected) {
+            let (found, used) = (part.whole, part.used);
+            let reason = format!(
+                "flat group {group} has {used} elements and {} of padding, where {expected} of \
+                 {whole} are expected",
+                found - used
+            );
+            return Err(DeepSpeedError::mixed(rank.path(), reason));
+        }
+        let state = &rank.groups[group];
+        weights.add(state.weights.clone(), part.used);
+        for ((_, tensor), array) in state.state.moments.iter().zip(&mut arrays) {
+            array.add(tensor.clone(), part.used);
+        }
+    }
+    if weights.len() != offsets.end {
+        let rule = format!("{} elements of flat group {group} over all ranks", offsets.end);
+        return Err(ranks[0].root()?.refuse(format!("{rule}, not {}", weights.len())));
+    }
+    let stored = shapes.iter().zip(&offsets.starts).map(|(named, start)| {
+        let range = *start..start + named.1.iter().product::<usize>();
+        let cut = |joined: &Joined| {
+            let mut pieces = Pieces::default();
+            joined.cut(range.clone(), &mut pieces);
+            pieces
+        };
+        let mut stored = Stored::new(named.clone(), true, cut(&weights));
+        stored.moments = arrays.iter().map(cut).collect();
+        stored.working = model.in_module(&named.0)?.map(Pieces::whole);
+        Ok(stored)
+    });
+    stored.collect()
+}
+
+impl Offsets {
+    fn new(rank: &OptimStates, group: usize, shapes: &[Named]) -> Result<Self, DeepSpeedError> {
+        let root = rank.root()?;
+        let paddings = match root.get("param_alignment_paddings") {
+            None => vec![0; shapes.len()],
+            Some(groups) => {
+                let groups = groups.list()?;
+                let group = groups.get(group).ok_or_else(|| root.refuse("with all paddings"))?;
+                let paddings = group.list()?;
+                if paddings.len() != shapes.len() {
+                    return Err(group.refuse(format!("a list of {}", shapes.len())));
+                }
+                paddings.iter().map(Value::size).collect::<Result<_, _>>()?
+            }
+        };
+        let (mut starts, mut end) = (vec![], 0_usize);
+        for ((_, shape), padding) in shapes.iter().zip(paddings) {
+            starts.push(end);
+            let numel = shape.iter().product::<usize>();
+            end = end.saturating_add(numel).saturating_add(padding);
+        }
+        Ok(Self { starts, end })
+    }
+}
+
+/// How much of a rank's partition of a group is no padding.
+struct Part {
+    used: usize,
+    whole: usize,
+}
+
+impl Part {
+    fn new(rank: &OptimStates, group: usize) -> Result<Self, DeepSpeedError> {
+        let root = rank.root()?;
+        let paddings = root.need("group_paddings")?;
+        let list = paddings.list()?;
+        let Some(padding) = list.get(group) else {
+            return Err(paddings.refuse("a list with one padding a group"));
+        };
+        let RankGroup { weights, state } = &rank.groups[group];
+        let (found, size) = (weights.numel(), padding.size()?);
+        // Of bf16 with f32 gradients, which says no stage, the masters are padded, too.
+        let used = if rank.stage.is_some() { Some(found) } else { found.checked_sub(size) };
+        let Some(used) = used else {
+            return Err(padding.refuse(format!("at most the {found} elements of the partition")));
+        };
+        let whole = used.saturating_add(size);
+        for (name, tensor) in &state.moments {
+            let lengths = [used, whole];
+            if tensor.shape.len() != 1 || !lengths.contains(&tensor.numel()) {
+                let reason = format!(
+                    "{name} of flat group {group} has shape {:?}, and has to have as many elements \
+                     as the masters, {used}, with padding {whole}",
+                    tensor.shape
+                );
+                return Err(DeepSpeedError::mixed(rank.path(), reason));
+            }
+        }
+        Ok(Self { used, whole })
+    }
+}
+
+/// Frozen parameters: at stage 2 they are listed, at stage 1 they are what else the model has.
+fn frozen(model: &ModelStates, trained: &[Stored]) -> Result<Vec<Stored>, DeepSpeedError> {
+    if let Some(frozen) = &model.frozen {
+        let frozen = frozen.iter().map(|named| {
+            let weights = Pieces::whole(model.fragment(&named.0)?);
+            Ok(Stored::new(named.clone(), false, weights))
+        });
+        return frozen.collect();
+    }
+    let tied: Vec<_> = model.tied.iter().flatten().map(|(alias, _)| alias).collect();
+    let known: std::collections::HashSet<_> =
+        trained.iter().map(|stored| &stored.parameter.name).chain(tied).collect();
+    let module = model.module()?.into_iter();
+    let frozen = module.filter(|(name, _)| !known.contains(name));
+    let frozen = frozen.map(|(name, tensor)| {
+        Stored::new((name, tensor.shape.clone()), false, Pieces::whole(tensor))
+    });
+    Ok(frozen.collect())
+}

@@ -1,0 +1,207 @@
+//! Stage 0: one file with the whole model and the whole optimizer.
+//!
+//! In f32 the optimizer is PyTorch's own, with arrays by the number of a parameter. In 16 bits
+//! DeepSpeed wraps it, with f32 masters by parameter (`fp32_groups`), or as one flat tensor a group
+//! where the optimizer is fused (`fp32_groups_flat`). None of them says a name: numbers follow the
+//! order of the model, group by group. Where a group is not the whole model, shapes have to tell
+//! which parameters it has, or the checkpoint is refused.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::contents::Value;
+use crate::model_states::ModelStates;
+use crate::optim_states::{OptimizerState, counted_in_groups, group_numbers};
+use crate::stored::{State, Stored};
+use crate::tensor::{Joined, Pieces};
+use crate::{DeepSpeedError, LossScale, Tensor};
+
+/// What the optimizer has of one of its tensors.
+struct Item {
+    group: usize,
+    master: Option<Arc<Tensor>>,
+    state: OptimizerState,
+}
+
+/// Puts the parameters of a checkpoint together.
+pub(crate) fn assemble(model: &ModelStates) -> Result<State, DeepSpeedError> {
+    let mut stored = parameters(model)?;
+    let root = model.contents.root();
+    let Some(optimizer) = root.get("optimizer") else {
+        return Ok(State { stage: 0, stored, moments: vec![], steps: None, loss_scale: None });
+    };
+    let loss_scale = loss_scale(&optimizer)?;
+    let wrapped = optimizer.get("optimizer_state_dict");
+    let base = wrapped.as_ref().unwrap_or(&optimizer);
+    let items = items(&optimizer, base)?;
+    let steps = items.iter().filter_map(|item| item.state.steps).max();
+    let steps = steps.map_or_else(|| counted_in_groups(base), |steps| Ok(Some(steps)))?;
+    let full = items.iter().map(|item| item.state.names()).find(|names| !names.is_empty());
+    let moments: Vec<_> = full.unwrap_or_default().into_iter().map(str::to_owned).collect();
+    let uneven = |item: &Item| !item.state.moments.is_empty() && item.state.names() != moments;
+    if items.iter().any(uneven) {
+        return Err(base.refuse("an optimizer with the same arrays for all parameters"));
+    }
+    if optimizer.get("fp32_groups_flat").is_some() {
+        flat(&optimizer, &items, &mut stored)?;
+    } else {
+        by_parameter(base, items, &mut stored)?;
+    }
+    Ok(State { stage: 0, stored, moments, steps, loss_scale })
+}
+
+/// The model's parameters; several names of one tensor are tied.
+fn parameters(model: &ModelStates) -> Result<Vec<Stored>, DeepSpeedError> {
+    let mut stored = vec![];
+    let mut seen = HashMap::new();
+    for (name, tensor) in model.module()? {
+        let place = (tensor.key.clone(), tensor.offset, tensor.shape.clone());
+        // Empty tensors are at the same place without being the same.
+        let first = seen.get(&place).filter(|_| tensor.numel() > 0);
+        if let Some(first) = first {
+            let first: &mut Stored = &mut stored[*first];
+            first.parameter.aliases.push(name);
+            continue;
+        }
+        seen.insert(place, stored.len());
+        stored.push(Stored::new((name, tensor.shape.clone()), true, Pieces::whole(tensor)));
+    }
+    Ok(stored)
+}
+
+fn items(optimizer: &Value<'_>, base: &Value<'_>) -> Result<Vec<Item>, DeepSpeedError> {
+    let masters = optimizer.get("fp32_groups").map(|groups| {
+        let groups = groups.list()?;
+        groups.iter().map(Value::list).collect::<Result<Vec<_>, _>>()
+    });
+    let masters = masters.transpose()?;
+    let state = base.need("state")?;
+    let mut items = vec![];
+    for (group, numbers) in group_numbers(base)?.into_iter().enumerate() {
+        let masters = masters.as_ref().map(|masters| masters.get(group));
+        if masters.is_some_and(|it| it.is_none_or(|it| it.len() != numbers.len())) {
+            let rule = "with a master for each parameter of the optimizer";
+            return Err(optimizer.need("fp32_groups")?.refuse(rule));
+        }
+        for (at, number) in numbers.into_iter().enumerate() {
+            let master = masters.flatten().map(|masters| masters[at].tensor()).transpose()?;
+            let state = state.get(&number.to_string());
+            let state = state.map(|state| OptimizerState::read(&state)).transpose()?;
+            items.push(Item { group, master, state: state.unwrap_or_default() });
+        }
+    }
+    Ok(items)
+}
+
+impl Item {
+    fn shape(&self) -> Option<&[usize]> {
+        let moment = self.state.moments.first().map(|(_, tensor)| tensor);
+        self.master.as_ref().or(moment).map(|tensor| tensor.shape.as_slice())
+    }
+
+    fn fits(&self, stored: &Stored) -> bool {
+        let moments = self.state.moments.iter().map(|(_, tensor)| tensor);
+        let mut tensors = moments.chain(&self.master);
+        tensors.all(|tensor| tensor.shape == stored.parameter.shape)
+    }
+}
+
+/// Hands the optimizer's arrays to the parameters.
+fn by_parameter(
+    base: &Value<'_>,
+    items: Vec<Item>,
+    stored: &mut [Stored],
+) -> Result<(), DeepSpeedError> {
+    let Some(order) = order(&items, stored) else {
+        return Err(base.need("param_groups")?.refuse(format!(
+            "of groups that tell by order or shape which of the {} parameters they have (with \
+             frozen parameters or groups of mixed shapes, save at stage 1 or higher)",
+            stored.len()
+        )));
+    };
+    let any = items.iter().any(|item| item.master.is_some() || !item.state.moments.is_empty());
+    for (item, at) in items.into_iter().zip(order) {
+        let stored = &mut stored[at];
+        stored.parameter.trainable = !any || item.shape().is_some();
+        let moments = item.state.moments.into_iter();
+        stored.moments = moments.map(|(_, tensor)| Pieces::whole(tensor)).collect();
+        if let Some(master) = item.master {
+            let working = std::mem::replace(&mut stored.weights, Pieces::whole(master));
+            stored.working = Some(working);
+        }
+    }
+    Ok(())
+}
+
+/// The parameter that each item belongs to: the order of the model where there is one group, and the
+/// order among parameters of equal shape where no two groups share a shape.
+fn order(items: &[Item], stored: &[Stored]) -> Option<Vec<usize>> {
+    if items.len() != stored.len() {
+        return None;
+    }
+    if items.iter().all(|item| item.group == 0) {
+        let fit = items.iter().zip(stored).all(|(item, stored)| item.fits(stored));
+        return fit.then(|| (0..stored.len()).collect());
+    }
+    let mut by_shape: HashMap<&[usize], std::collections::VecDeque<usize>> = HashMap::new();
+    for (at, stored) in stored.iter().enumerate() {
+        by_shape.entry(&stored.parameter.shape).or_default().push_back(at);
+    }
+    let mut groups: HashMap<&[usize], usize> = HashMap::new();
+    let order = items.iter().map(|item| {
+        let shape = item.shape()?;
+        let group = *groups.entry(shape).or_insert(item.group);
+        let at = by_shape.get_mut(shape)?.pop_front()?;
+        (group == item.group && item.fits(&stored[at])).then_some(at)
+    });
+    order.collect()
+}
+
+/// Cuts the flat masters and arrays of a fused optimizer, which has one group with all parameters.
+fn flat(
+    optimizer: &Value<'_>,
+    items: &[Item],
+    stored: &mut [Stored],
+) -> Result<(), DeepSpeedError> {
+    let groups = optimizer.need("fp32_groups_flat")?;
+    let masters = groups.list()?;
+    let numel: usize = stored.iter().map(|stored| stored.parameter.numel()).sum();
+    let rule = format!(
+        "one flat group of the {numel} elements of all parameters (with frozen parameters or \
+         several groups, save at stage 1 or higher)"
+    );
+    let ([master], [item]) = (&masters[..], items) else { return Err(groups.refuse(rule)) };
+    let master = master.tensor()?;
+    let tensors: Vec<_> = item.state.moments.iter().map(|(_, tensor)| tensor.clone()).collect();
+    if master.shape != [numel] || tensors.iter().any(|tensor| tensor.shape != [numel]) {
+        return Err(groups.refuse(rule));
+    }
+    let mut start = 0;
+    for stored in stored {
+        let end = start + stored.parameter.numel();
+        let cut = |tensor: &Arc<Tensor>| {
+            let (mut joined, mut pieces) = (Joined::default(), Pieces::default());
+            joined.add(tensor.clone(), numel);
+            joined.cut(start..end, &mut pieces);
+            pieces
+        };
+        stored.working = Some(std::mem::replace(&mut stored.weights, cut(&master)));
+        stored.moments = tensors.iter().map(cut).collect();
+        start = end;
+    }
+    Ok(())
+}
+
+/// The scaler of a wrapped optimizer, whose state lies beside the masters. It knows no hysteresis.
+fn loss_scale(optimizer: &Value<'_>) -> Result<Option<LossScale>, DeepSpeedError> {
+    let dynamic = optimizer.get("dynamic_loss_scale").map(|it| it.bool()).transpose()?;
+    if dynamic != Some(true) {
+        return Ok(None);
+    }
+    Ok(Some(LossScale {
+        scale: optimizer.need("cur_scale")?.float()?,
+        hysteresis: 1,
+        last_overflow: optimizer.need("last_overflow_iter")?.int()?,
+        iteration: optimizer.need("cur_iter")?.count()?,
+    }))
+}

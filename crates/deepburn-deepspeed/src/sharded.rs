@@ -1,0 +1,126 @@
+//! Stage 3: each parameter is cut over the ranks.
+//!
+//! Of a parameter of n elements, each of W ranks has ceil(n / W), the last ones padded with whatever
+//! was in memory, which is never read.
+//!
+//! A rank's flat groups, one behind the other, are the concatenation of its parts of all parameters.
+//! Frozen parameters are in the model files, one part a rank.
+
+use crate::DeepSpeedError;
+use crate::model_states::{ModelStates, Named};
+use crate::optim_states::OptimStates;
+use crate::partitioned::moment_names;
+use crate::stored::{State, Stored};
+use crate::tensor::{Joined, Pieces};
+
+/// Puts the parameters of a checkpoint together.
+pub(crate) fn assemble(
+    models: &[ModelStates],
+    ranks: &[OptimStates],
+) -> Result<State, DeepSpeedError> {
+    let (model, first) = (&models[0], &ranks[0]);
+    for other in models {
+        other.refuse_excluded()?;
+        check_alike(model, other)?;
+    }
+    for rank in ranks {
+        rank.check(first, ranks.len())?;
+    }
+    let moments = moment_names(first)?;
+    let mut stored = trained(model, ranks)?;
+    for named in model.frozen.iter().flatten() {
+        stored.push(frozen(models, named)?);
+    }
+    Ok(State { stage: 3, stored, moments, steps: first.steps(), loss_scale: first.loss_scale })
+}
+
+fn check_alike(model: &ModelStates, other: &ModelStates) -> Result<(), DeepSpeedError> {
+    let alike = model.summary == other.summary
+        && (&model.groups, &model.frozen) == (&other.groups, &other.frozen);
+    if alike {
+        return Ok(());
+    }
+    let reason = format!(
+        "its counters or parameters are not those of {} ({:?}, not {:?})",
+        model.path().display(),
+        other.summary,
+        model.summary
+    );
+    Err(DeepSpeedError::mixed(other.path(), reason))
+}
+
+fn trained(model: &ModelStates, ranks: &[OptimStates]) -> Result<Vec<Stored>, DeepSpeedError> {
+    let shapes: Vec<_> = model.groups.iter().flatten().flatten().collect();
+    let chunk = |named: &Named| named.1.iter().product::<usize>().div_ceil(ranks.len());
+    let sum: usize = shapes.iter().map(|named| chunk(named)).sum();
+    let joined: Vec<_> = ranks.iter().map(|rank| join(rank, sum)).collect::<Result<_, _>>()?;
+    let mut start = 0;
+    let stored = shapes.into_iter().map(|named| {
+        let (numel, chunk) = (named.1.iter().product::<usize>(), chunk(named));
+        let gather = |array: usize| {
+            let mut pieces = Pieces::default();
+            for (rank, arrays) in joined.iter().enumerate() {
+                let len = chunk.min(numel.saturating_sub(rank * chunk));
+                arrays[array].cut(start..start + len, &mut pieces);
+            }
+            pieces
+        };
+        let mut stored = Stored::new(named.clone(), true, gather(0));
+        stored.moments = (1..joined[0].len()).map(gather).collect();
+        start += chunk;
+        stored
+    });
+    Ok(stored.collect())
+}
+
+/// A rank's flat groups as one: the masters, and every array of the optimizer.
+fn join(rank: &OptimStates, expected: usize) -> Result<Vec<Joined>, DeepSpeedError> {
+    let moments = rank.groups.first().map_or(0, |group| group.state.moments.len());
+    let mut joined: Vec<_> = (0..=moments).map(|_| Joined::default()).collect();
+    for (number, group) in rank.groups.iter().enumerate() {
+        let len = group.weights.numel();
+        joined[0].add(group.weights.clone(), len);
+        for (joined, (name, tensor)) in joined[1..].iter_mut().zip(&group.state.moments) {
+            if tensor.shape != [len] {
+                let reason = format!(
+                    "{name} of flat group {number} has shape {:?}, and has to have as many \
+                     elements as the masters, {len}",
+                    tensor.shape
+                );
+                return Err(DeepSpeedError::mixed(rank.path(), reason));
+            }
+            joined.add(tensor.clone(), len);
+        }
+    }
+    if joined[0].len() != expected {
+        let found = joined[0].len();
+        let reason = format!(
+            "its flat groups have {found} elements, where the parameters' parts come to {expected}"
+        );
+        return Err(DeepSpeedError::mixed(rank.path(), reason));
+    }
+    Ok(joined)
+}
+
+fn frozen(models: &[ModelStates], named: &Named) -> Result<Stored, DeepSpeedError> {
+    let numel: usize = named.1.iter().product();
+    let chunk = numel.div_ceil(models.len());
+    let mut pieces = Pieces::default();
+    for (rank, model) in models.iter().enumerate() {
+        let tensor = model.fragment(&named.0)?;
+        if tensor.numel() != chunk {
+            let reason = format!(
+                "frozen {} has {} elements here, where its shape {:?} over {} ranks comes to {chunk}",
+                named.0,
+                tensor.numel(),
+                named.1,
+                models.len()
+            );
+            return Err(DeepSpeedError::mixed(model.path(), reason));
+        }
+        let mut joined = Joined::default();
+        joined.add(tensor, chunk);
+        joined.cut(0..chunk.min(numel.saturating_sub(rank * chunk)), &mut pieces);
+    }
+    Ok(Stored::new(named.clone(), false, pieces))
+}

@@ -1,0 +1,119 @@
+//! Parameters with the places of all that is stored of them.
+//!
+//! Main types: [`Stored`], one parameter, and [`State`], what every stage's layout comes down to.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+
+use half::{bf16, f16};
+
+use crate::model_states::{ModelStates, Named};
+use crate::pickle::ElementType;
+use crate::tensor::Pieces;
+use crate::{DeepSpeedError, LossScale, Parameter};
+
+/// A parameter, and where its values lie.
+#[derive(Debug)]
+pub(crate) struct Stored {
+    pub(crate) parameter: Parameter,
+    pub(crate) weights: Pieces,
+    /// In the order of [`State::moments`]; empty where the optimizer keeps none.
+    pub(crate) moments: Vec<Pieces>,
+    /// The model's own copy, which the weights rounded to its type have to equal.
+    pub(crate) working: Option<Pieces>,
+}
+
+/// What a checkpoint of any stage comes down to.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) stage: u8,
+    pub(crate) stored: Vec<Stored>,
+    pub(crate) moments: Vec<String>,
+    pub(crate) steps: Option<u64>,
+    pub(crate) loss_scale: Option<LossScale>,
+}
+
+impl Stored {
+    pub(crate) fn new((name, shape): Named, trainable: bool, weights: Pieces) -> Self {
+        let parameter = Parameter { name, shape, aliases: vec![], trainable };
+        Self { parameter, weights, moments: vec![], working: None }
+    }
+
+    /// Checks that there is a value for each element, no more and no less.
+    pub(crate) fn check(&self, path: &Path) -> Result<(), DeepSpeedError> {
+        let numel = self.parameter.numel();
+        for pieces in [&self.weights].into_iter().chain(&self.moments).chain(&self.working) {
+            if pieces.len() != numel {
+                return Err(DeepSpeedError::Layout {
+                    path: pieces.path().unwrap_or(path).to_owned(),
+                    value: self.parameter.name.clone(),
+                    found: format!("stored in {} elements", pieces.len()),
+                    rule: format!("{numel} as its shape {:?} says", self.parameter.shape),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Elements `range` of the weights, which have to round to the model's own copy.
+    pub(crate) fn read_weights(
+        &self,
+        range: std::ops::Range<usize>,
+    ) -> Result<Vec<f32>, DeepSpeedError> {
+        let weights = self.weights.read(range.clone())?;
+        let Some(working) = &self.working else { return Ok(weights) };
+        let rounded = working.read(range.clone())?;
+        let round = |value: f32| match working.element() {
+            Some(ElementType::F16) => f16::from_f32(value).to_f32(),
+            Some(ElementType::Bf16) => bf16::from_f32(value).to_f32(),
+            Some(ElementType::F32) | None => value,
+        };
+        let same = |(value, copy): (&f32, &f32)| {
+            round(*value).to_bits() == copy.to_bits() || value.is_nan() && copy.is_nan()
+        };
+        match weights.iter().zip(&rounded).position(|pair| !same(pair)) {
+            None => Ok(weights),
+            Some(at) => {
+                let path = |pieces: &Pieces| pieces.path().map(Path::to_owned).unwrap_or_default();
+                let reason = format!(
+                    "element {} of {} is {}, and {} in the model of {}",
+                    range.start + at,
+                    self.parameter.name,
+                    weights[at],
+                    rounded[at],
+                    path(working).display()
+                );
+                Err(DeepSpeedError::mixed(&path(&self.weights), reason))
+            }
+        }
+    }
+}
+
+/// Adds the tied names of a model file to their parameters, and checks that no name is there twice.
+pub(crate) fn tie(model: &ModelStates, stored: &mut [Stored]) -> Result<(), DeepSpeedError> {
+    let path = model.path();
+    let Some(tied) = &model.tied else {
+        return Err(model.contents.root().refuse("a dict with `shared_params`"));
+    };
+    let layout = |name: &str, found: String, rule: &str| {
+        let (path, value, rule) = (path.to_owned(), name.to_owned(), rule.to_owned());
+        Err(DeepSpeedError::Layout { path, value, found, rule })
+    };
+    let mut names = HashMap::new();
+    for (at, it) in stored.iter().enumerate() {
+        if names.insert(it.parameter.name.clone(), at).is_some() {
+            return layout(&it.parameter.name, "listed twice".into(), "listed once");
+        }
+    }
+    let mut aliases = HashSet::new();
+    for (alias, name) in tied {
+        if names.contains_key(alias) || !aliases.insert(alias) {
+            return layout(alias, format!("tied to {name} and listed besides"), "one of the two");
+        }
+        let Some(at) = names.get(name) else {
+            return layout(alias, format!("tied to {name}"), "tied to a parameter that is listed");
+        };
+        stored[*at].parameter.aliases.push(alias.clone());
+    }
+    Ok(())
+}

@@ -1,0 +1,565 @@
+//! A walker of Python's pickle opcodes, as `torch.save` writes them: protocol 2, and what newer
+//! protocols would add to it.
+//!
+//! Main type: [`Walker`], a stack machine. Nothing is ever called or imported. Memory is bounded by
+//! the length of the pickle, since no value is copied, and time is, since there are no jumps. Opcodes
+//! of text protocols and of registered extensions are refused by name.
+
+use std::collections::HashMap;
+
+use crate::pickle::{ElementType, Node, NodeId, TensorNode};
+
+/// PyTorch's own limit, too.
+const MAX_DIMS: usize = 64;
+
+/// What is on the stack: a value or the mark that a group begins.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Item {
+    Mark,
+    Value(NodeId),
+}
+
+/// Makes nodes of opcodes.
+pub(crate) struct Walker<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    nodes: Vec<Node>,
+    stack: Vec<Item>,
+    memo: HashMap<u32, NodeId>,
+}
+
+impl<'a> Walker<'a> {
+    /// All nodes of a pickle, and its root; an error says at which byte and why.
+    pub(crate) fn run(bytes: &'a [u8]) -> Result<(Vec<Node>, NodeId), String> {
+        let mut walker = Self { bytes, at: 0, nodes: vec![], stack: vec![], memo: HashMap::new() };
+        let root = walker.walk().map_err(|reason| format!("{reason} at byte {}", walker.at))?;
+        Ok((walker.nodes, root))
+    }
+
+    fn walk(&mut self) -> Result<NodeId, String> {
+        loop {
+            let opcode = self.byte()?;
+            if opcode == b'.' {
+                return self.pop();
+            }
+            self.step(opcode)?;
+        }
+    }
+
+    fn step(&mut self, opcode: u8) -> Result<(), String> {
+        match opcode {
+            0x80 => drop(self.byte()?),          // PROTO
+            0x95 => drop(self.take(8)?),         // FRAME
+            b'(' => self.stack.push(Item::Mark), // MARK
+            b'0' => drop(self.pop()?),           // POP
+            b'1' => drop(self.pop_to_mark()?),   // POP_MARK
+            b'2' => self.duplicate()?,           // DUP
+            b'q' | b'r' | 0x94 => self.memoize(opcode)?,
+            b'h' | b'j' => self.recall(opcode)?,
+            b'N' | 0x88 | 0x89 | b'J' | b'K' | b'M' | 0x8a | 0x8b | b'G' => self.scalar(opcode)?,
+            b'X' | 0x8c | 0x8d | b'T' | b'U' => self.text(opcode)?,
+            b'B' | b'C' | 0x8e | 0x96 => self.opaque(opcode)?,
+            b']' | b')' | b'}' | 0x8f | b'l' | b't' | b'd' | 0x91 | 0x85..=0x87 => {
+                self.container(opcode)?;
+            }
+            b'a' | b'e' | 0x90 | b's' | b'u' => self.fill(opcode)?,
+            b'c' | 0x93 => self.class(opcode)?,
+            b'R' | 0x81 | 0x92 => self.call(opcode)?,
+            b'b' => self.build()?,
+            b'Q' => self.persistent()?,
+            _ => return Err(format!("opcode {} is none that torch.save writes", name(opcode))),
+        }
+        Ok(())
+    }
+
+    // Bytes.
+
+    fn take(&mut self, len: usize) -> Result<&'a [u8], String> {
+        let rest = &self.bytes[self.at..];
+        let taken = rest.get(..len).ok_or("the pickle ends too early")?;
+        self.at += len;
+        Ok(taken)
+    }
+
+    fn byte(&mut self) -> Result<u8, String> {
+        Ok(self.take(1)?[0])
+    }
+
+    /// A little-endian unsigned number of up to 8 bytes.
+    fn number(&mut self, len: usize) -> Result<u64, String> {
+        Ok(self.take(len)?.iter().rev().fold(0, |all, byte| all << 8 | u64::from(*byte)))
+    }
+
+    fn counted(&mut self, len_bytes: usize) -> Result<&'a [u8], String> {
+        let len = self.number(len_bytes)?;
+        self.take(usize::try_from(len).map_err(|_| "a length is beyond memory")?)
+    }
+
+    fn line(&mut self) -> Result<String, String> {
+        let rest = &self.bytes[self.at..];
+        let len = rest.iter().position(|byte| *byte == b'\n').ok_or("a name has no end")?;
+        let line = self.take(len)?;
+        self.byte()?;
+        utf8(line)
+    }
+
+    // The stack.
+
+    fn push(&mut self, node: Node) -> Result<(), String> {
+        let id = NodeId::try_from(self.nodes.len()).map_err(|_| "there are too many values")?;
+        self.nodes.push(node);
+        self.stack.push(Item::Value(id));
+        Ok(())
+    }
+
+    fn pop(&mut self) -> Result<NodeId, String> {
+        match self.stack.pop() {
+            Some(Item::Value(id)) => Ok(id),
+            Some(Item::Mark) | None => Err("a value is missing".to_owned()),
+        }
+    }
+
+    fn top(&self) -> Result<NodeId, String> {
+        match self.stack.last() {
+            Some(Item::Value(id)) => Ok(*id),
+            Some(Item::Mark) | None => Err("a value is missing".to_owned()),
+        }
+    }
+
+    fn pop_to_mark(&mut self) -> Result<Vec<NodeId>, String> {
+        let mark = self.stack.iter().rposition(|item| *item == Item::Mark);
+        let group = self.stack.split_off(mark.ok_or("a mark is missing")?);
+        let values = group.into_iter().filter_map(|item| match item {
+            Item::Value(id) => Some(id),
+            Item::Mark => None,
+        });
+        Ok(values.collect())
+    }
+
+    fn duplicate(&mut self) -> Result<(), String> {
+        let top = self.top()?;
+        self.stack.push(Item::Value(top));
+        Ok(())
+    }
+
+    fn memoize(&mut self, opcode: u8) -> Result<(), String> {
+        let slot = match opcode {
+            b'q' => self.number(1)? as u32,
+            b'r' => self.number(4)? as u32,
+            _ => u32::try_from(self.memo.len()).map_err(|_| "the memo is too long")?,
+        };
+        let top = self.top()?;
+        self.memo.insert(slot, top);
+        Ok(())
+    }
+
+    fn recall(&mut self, opcode: u8) -> Result<(), String> {
+        let slot = self.number(if opcode == b'h' { 1 } else { 4 })? as u32;
+        let id = *self.memo.get(&slot).ok_or_else(|| format!("memo {slot} is empty"))?;
+        self.stack.push(Item::Value(id));
+        Ok(())
+    }
+
+    // Values.
+
+    fn scalar(&mut self, opcode: u8) -> Result<(), String> {
+        let node = match opcode {
+            b'N' => Node::None,
+            0x88 => Node::Bool(true),
+            0x89 => Node::Bool(false),
+            b'J' => Node::Int(i64::from(self.number(4)? as u32 as i32)),
+            b'K' => Node::Int(self.number(1)? as i64),
+            b'M' => Node::Int(self.number(2)? as i64),
+            0x8a => long(self.counted(1)?),
+            0x8b => long(self.counted(4)?),
+            _ => Node::Float(f64::from_bits(self.number(8)?.swap_bytes())),
+        };
+        self.push(node)
+    }
+
+    fn text(&mut self, opcode: u8) -> Result<(), String> {
+        let bytes = match opcode {
+            b'U' | 0x8c => self.counted(1)?,
+            b'X' | b'T' => self.counted(4)?,
+            _ => self.counted(8)?,
+        };
+        self.push(utf8(bytes).map_or(Node::Opaque, Node::Text))
+    }
+
+    fn opaque(&mut self, opcode: u8) -> Result<(), String> {
+        self.counted(match opcode {
+            b'C' => 1,
+            b'B' => 4,
+            _ => 8,
+        })?;
+        self.push(Node::Opaque)
+    }
+
+    fn container(&mut self, opcode: u8) -> Result<(), String> {
+        let node = match opcode {
+            b']' | b')' | 0x8f => Node::List(vec![]),
+            b'}' => Node::Dict(vec![]),
+            b'd' => Node::Dict(pairs(&self.pop_to_mark()?)?),
+            0x85..=0x87 => {
+                let len = usize::from(opcode - 0x84);
+                let mut items = (0..len).map(|_| self.pop()).collect::<Result<Vec<_>, _>>()?;
+                items.reverse();
+                Node::List(items)
+            }
+            _ => Node::List(self.pop_to_mark()?),
+        };
+        self.push(node)
+    }
+
+    fn fill(&mut self, opcode: u8) -> Result<(), String> {
+        let items = match opcode {
+            b'a' => vec![self.pop()?],
+            b's' => {
+                let value = self.pop()?;
+                vec![self.pop()?, value]
+            }
+            _ => self.pop_to_mark()?,
+        };
+        let top = self.top()? as usize;
+        match (&mut self.nodes[top], opcode) {
+            (Node::List(list), b'a' | b'e' | 0x90) => list.extend(items),
+            (Node::Dict(dict), b's' | b'u') => dict.extend(pairs(&items)?),
+            // Items of a class derived from list or dict: nothing that is asked for.
+            (Node::Object { .. }, _) => {}
+            _ => return Err("items are added to what has none".to_owned()),
+        }
+        Ok(())
+    }
+
+    fn class(&mut self, opcode: u8) -> Result<(), String> {
+        if opcode == b'c' {
+            for _ in 0..2 {
+                let line = self.line()?;
+                self.push(Node::Text(line))?;
+            }
+        }
+        let name = self.pop()?;
+        let module = self.pop()?;
+        let texts = (&self.nodes[module as usize], &self.nodes[name as usize]);
+        let (Node::Text(_), Node::Text(_)) = texts else {
+            return Err("a class has no name".to_owned());
+        };
+        self.push(Node::Class(module, name))
+    }
+
+    /// A call of a class or function with arguments: REDUCE, NEWOBJ and NEWOBJ_EX.
+    fn call(&mut self, opcode: u8) -> Result<(), String> {
+        if opcode == 0x92 {
+            self.pop()?;
+        }
+        let (mut arguments, mut callee) = (self.pop()?, self.pop()?);
+        if self.class_name(callee) == Some(("torch._tensor", "_rebuild_from_type_v2")) {
+            // A tensor with attributes: the function that makes it, its type, its arguments.
+            let Node::List(list) = &self.nodes[arguments as usize] else {
+                return Err("a tensor has no arguments".to_owned());
+            };
+            let &[function, _, inner, _] = &list[..] else {
+                return Err("a tensor with attributes has not four arguments".to_owned());
+            };
+            (callee, arguments) = (function, inner);
+        }
+        let Some(class) = self.class_name(callee) else {
+            return Err("something is called that is no class".to_owned());
+        };
+        let Node::List(list) = &self.nodes[arguments as usize] else {
+            return Err(format!("{}.{} is called without arguments", class.0, class.1));
+        };
+        let node = match class {
+            ("collections", "OrderedDict") if list.is_empty() => Node::Dict(vec![]),
+            ("collections", "defaultdict") => Node::Dict(vec![]),
+            ("torch", "Size") | ("torch._utils", "_rebuild_parameter") => {
+                // A size is its tuple, a parameter its tensor.
+                let inner = *list.first().ok_or("a size or parameter has no value")?;
+                self.stack.push(Item::Value(inner));
+                return Ok(());
+            }
+            ("torch._utils", "_rebuild_tensor" | "_rebuild_tensor_v2") => {
+                Node::Tensor(Box::new(self.tensor(list)?))
+            }
+            _ => Node::Object { class: callee, arguments, attributes: None },
+        };
+        self.push(node)
+    }
+
+    fn class_name(&self, id: NodeId) -> Option<(&str, &str)> {
+        let Node::Class(module, name) = self.nodes[id as usize] else { return None };
+        match (&self.nodes[module as usize], &self.nodes[name as usize]) {
+            (Node::Text(module), Node::Text(name)) => Some((module, name)),
+            _ => None,
+        }
+    }
+
+    fn build(&mut self) -> Result<(), String> {
+        let state = self.pop()?;
+        let top = self.top()? as usize;
+        // Attributes of dicts (such as a state dict's versions) are nothing that is asked for.
+        if let Node::Object { attributes, .. } = &mut self.nodes[top] {
+            *attributes = Some(state);
+        }
+        Ok(())
+    }
+
+    // PyTorch's.
+
+    /// `('storage', class, key, device, number of elements)`.
+    fn persistent(&mut self) -> Result<(), String> {
+        let id = self.pop()?;
+        let Node::List(parts) = &self.nodes[id as usize] else {
+            return Err("a persistent identifier is no tuple".to_owned());
+        };
+        let &[kind, class, key, _, len] = &parts[..] else {
+            return Err("a persistent identifier has not five parts".to_owned());
+        };
+        let class = self.class_name(class);
+        let node = |id: NodeId| &self.nodes[id as usize];
+        let (Node::Text(kind), Some(class), Node::Text(_), Node::Int(len)) =
+            (node(kind), class, node(key), node(len))
+        else {
+            return Err("a persistent identifier names no storage".to_owned());
+        };
+        let len = usize::try_from(*len).map_err(|_| format!("a storage has {len} elements"))?;
+        if kind != "storage" {
+            return Err("a persistent identifier is not of a storage".to_owned());
+        }
+        let element = ElementType::of_storage(class);
+        self.push(Node::Storage { key, element, len })
+    }
+
+    fn tensor(&self, arguments: &[NodeId]) -> Result<TensorNode, String> {
+        let [storage, offset, shape, strides, ..] = arguments else {
+            return Err("a tensor has too few arguments".to_owned());
+        };
+        let Node::Storage { len, .. } = &self.nodes[*storage as usize] else {
+            return Err("a tensor has no storage".to_owned());
+        };
+        let Node::Int(offset) = self.nodes[*offset as usize] else {
+            return Err("a tensor has no offset".to_owned());
+        };
+        let offset = usize::try_from(offset).map_err(|_| "a tensor's offset is negative")?;
+        let (shape, strides) = (self.dims(*shape)?, self.dims(*strides)?);
+        if shape.len() != strides.len() {
+            return Err(format!("a tensor of shape {shape:?} has the strides {strides:?}"));
+        }
+        let numel = shape.iter().try_fold(1_usize, |all, dim| all.checked_mul(*dim));
+        let numel = numel.ok_or_else(|| format!("a tensor of shape {shape:?} is beyond memory"))?;
+        let mut expected = 1_usize;
+        let mut contiguous = true;
+        for (dim, stride) in shape.iter().zip(&strides).rev() {
+            contiguous &= *dim <= 1 || *stride == expected;
+            expected = expected.saturating_mul((*dim).max(1));
+        }
+        contiguous |= numel == 0;
+        if contiguous && offset.checked_add(numel).is_none_or(|end| end > *len) {
+            return Err(format!(
+                "a tensor of shape {shape:?} from {offset} on exceeds its storage"
+            ));
+        }
+        Ok(TensorNode { storage: *storage, offset, shape, contiguous })
+    }
+
+    fn dims(&self, id: NodeId) -> Result<Vec<usize>, String> {
+        let Node::List(dims) = &self.nodes[id as usize] else {
+            return Err("a shape is no tuple".to_owned());
+        };
+        if dims.len() > MAX_DIMS {
+            return Err(format!("a shape has {} dimensions", dims.len()));
+        }
+        let dims = dims.iter().map(|dim| match self.nodes[*dim as usize] {
+            Node::Int(dim) => usize::try_from(dim).ok(),
+            _ => None,
+        });
+        dims.collect::<Option<_>>().ok_or_else(|| "a shape has other parts than sizes".to_owned())
+    }
+}
+
+fn pairs(items: &[NodeId]) -> Result<Vec<(NodeId, NodeId)>, String> {
+    let (pairs, rest) = items.as_chunks::<2>();
+    if !rest.is_empty() {
+        return Err("a dict has a key without a value".to_owned());
+    }
+    Ok(pairs.iter().map(|[key, value]| (*key, *value)).collect())
+}
+
+/// Two's complement, little-endian, of any length.
+fn long(bytes: &[u8]) -> Node {
+    if bytes.len() > 8 {
+        return Node::Opaque;
+    }
+    let sign = bytes.last().is_some_and(|last| last & 0x80 != 0);
+    let start = if sign { -1 } else { 0 };
+    Node::Int(bytes.iter().rev().fold(start, |all: i64, byte| all << 8 | i64::from(*byte)))
+}
+
+fn utf8(bytes: &[u8]) -> Result<String, String> {
+    String::from_utf8(bytes.to_owned()).map_err(|_| "a name is not UTF-8".to_owned())
+}
+
+fn name(opcode: u8) -> String {
+    if opcode.is_ascii_graphic() {
+        format!("`{}` ({opcode:#04x})", char::from(opcode))
+    } else {
+        format!("{opcode:#04x}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::pickle::Pickle;
+
+    /// `('storage', torch.FloatStorage, '7', 'cpu', 6)` as a persistent identifier.
+    const STORAGE: &[u8] = b"(U\x07storagectorch\nFloatStorage\nU\x017U\x03cpuK\x06tQ";
+
+    fn parse(bytes: &[u8]) -> Pickle {
+        Pickle::parse(bytes).unwrap()
+    }
+
+    fn error(bytes: &[u8]) -> String {
+        Pickle::parse(bytes).unwrap_err()
+    }
+
+    /// A tensor with offset, shape and strides on [`STORAGE`].
+    fn tensor(offset: u8, shape: &[u8], strides: &[u8]) -> Vec<u8> {
+        let tuple = |dims: &[u8]| {
+            let dims = dims.iter().flat_map(|dim| [b'K', *dim]);
+            [b'('].into_iter().chain(dims).chain([b't']).collect::<Vec<_>>()
+        };
+        let function = b"ctorch._utils\n_rebuild_tensor_v2\n(";
+        let (shape, strides) = (tuple(shape), tuple(strides));
+        [&function[..], STORAGE, &[b'K', offset], &shape, &strides, b"\x89NtR."].concat()
+    }
+
+    #[test]
+    fn scalars_have_their_values() {
+        let scalar = |bytes: &[u8]| parse(bytes).node(parse(bytes).root()).clone();
+        assert_eq!(scalar(b"\x80\x02N."), Node::None);
+        assert_eq!(scalar(b"\x88."), Node::Bool(true));
+        assert_eq!(scalar(b"K\xff."), Node::Int(255));
+        assert_eq!(scalar(b"M\x00\x01."), Node::Int(256));
+        assert_eq!(scalar(b"J\xff\xff\xff\xff."), Node::Int(-1));
+        assert_eq!(scalar(b"\x8a\x00."), Node::Int(0));
+        assert_eq!(scalar(b"\x8a\x01\xff."), Node::Int(-1));
+        assert_eq!(scalar(b"\x8a\x05\x00\x00\x00\x00\x01."), Node::Int(1 << 32));
+        assert_eq!(scalar(b"\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x00\x01."), Node::Opaque);
+        assert_eq!(scalar(b"G\x3f\xf8\x00\x00\x00\x00\x00\x00."), Node::Float(1.5));
+        assert_eq!(scalar(b"X\x02\x00\x00\x00ab."), Node::Text("ab".to_owned()));
+        assert_eq!(scalar(b"\x8c\x02ab."), Node::Text("ab".to_owned()));
+        assert_eq!(scalar(b"C\x02ab."), Node::Opaque);
+        assert_eq!(scalar(b"\x95\x01\x00\x00\x00\x00\x00\x00\x00N."), Node::None);
+    }
+
+    #[test]
+    fn dicts_keep_their_order_and_shared_lists_their_items() {
+        // {"b": list, "a": list} with one list [1], which is filled after it was remembered.
+        let pickle = parse(b"}q\x00(U\x01b]q\x01K\x01aU\x01ah\x01u.");
+        let Node::Dict(pairs) = pickle.node(pickle.root()) else { panic!() };
+        let keys: Vec<_> = pairs.iter().map(|(key, _)| pickle.text(*key).unwrap()).collect();
+        assert_eq!(keys, ["b", "a"]);
+        assert_eq!(pairs[0].1, pairs[1].1);
+        let Node::List(items) = pickle.node(pairs[1].1) else { panic!() };
+        assert_eq!(pickle.node(items[0]), &Node::Int(1));
+    }
+
+    #[test]
+    fn objects_keep_class_arguments_and_attributes() {
+        // cls.__new__(cls) with {"cur_scale": 8}; then an enumeration's member of the value 2.
+        let pickle = parse(b"cdeepspeed\nLossScaler\n)\x81}U\x09cur_scaleK\x08sb.");
+        let Node::Object { attributes, class, .. } = pickle.node(pickle.root()) else { panic!() };
+        assert!(matches!(pickle.node(*class), Node::Class(..)));
+        let Node::Dict(pairs) = pickle.node(attributes.unwrap()) else { panic!() };
+        assert_eq!(pickle.text(pairs[0].0), Some("cur_scale"));
+        let pickle = parse(b"\x8c\x04zero\x8c\x05Stage\x93K\x02\x85R.");
+        let Node::Object { arguments, .. } = pickle.node(pickle.root()) else { panic!() };
+        assert!(matches!(pickle.node(*arguments), Node::List(list) if list.len() == 1));
+    }
+
+    #[test]
+    fn tensors_know_their_storage() {
+        let pickle = parse(&tensor(2, &[2, 2], &[2, 1]));
+        let Node::Tensor(tensor) = pickle.node(pickle.root()) else { panic!() };
+        assert_eq!((tensor.offset, &tensor.shape[..], tensor.contiguous), (2, &[2, 2][..], true));
+        let storages: Vec<_> = pickle.storages().collect();
+        assert_eq!(storages, [("7", Some(ElementType::F32), 6)]);
+    }
+
+    #[test]
+    fn strides_tell_whether_a_tensor_is_contiguous() {
+        let contiguous = |shape: &[u8], strides: &[u8]| {
+            let pickle = parse(&tensor(0, shape, strides));
+            let Node::Tensor(tensor) = pickle.node(pickle.root()) else { panic!() };
+            tensor.contiguous
+        };
+        assert!(contiguous(&[], &[]));
+        assert!(contiguous(&[2, 3], &[3, 1]));
+        assert!(contiguous(&[1, 3], &[9, 1]));
+        assert!(contiguous(&[0, 3], &[7, 7]));
+        assert!(!contiguous(&[2, 3], &[1, 2]));
+        assert!(!contiguous(&[6], &[0]));
+    }
+
+    #[test]
+    fn tensors_do_not_exceed_their_storage() {
+        assert!(error(&tensor(1, &[6], &[1])).contains("exceeds its storage"));
+        assert!(error(&tensor(0, &[2], &[1, 1])).contains("strides"));
+    }
+
+    #[test]
+    fn unknown_opcodes_and_broken_stacks_are_named() {
+        assert_eq!(error(b"I5\n."), "opcode `I` (0x49) is none that torch.save writes at byte 1");
+        assert_eq!(error(b"\xff."), "opcode 0xff is none that torch.save writes at byte 1");
+        assert_eq!(error(b"N"), "the pickle ends too early at byte 1");
+        assert_eq!(error(b"X\xff\xff\xff\xff."), "the pickle ends too early at byte 5");
+        assert_eq!(error(b"."), "a value is missing at byte 1");
+        assert_eq!(error(b"("), "the pickle ends too early at byte 1");
+        assert_eq!(error(b"h\x05."), "memo 5 is empty at byte 2");
+        assert_eq!(error(b"u."), "a mark is missing at byte 1");
+        assert_eq!(error(b"}(Nu."), "a dict has a key without a value at byte 4");
+        assert_eq!(error(b"N)R."), "something is called that is no class at byte 3");
+    }
+
+    #[test]
+    fn values_within_themselves_do_no_harm() {
+        let pickle = parse(b"]q\x00h\x00a.");
+        assert!(matches!(pickle.node(pickle.root()), Node::List(items) if *items == [0]));
+        // A tensor with attributes whose arguments are itself.
+        let own = b"ctorch._tensor\n_rebuild_from_type_v2\nq\x00(h\x00N]q\x01Nl.";
+        assert!(Pickle::parse(own).is_ok());
+    }
+
+    const OPCODES: &[u8] = b"(]})NK\x01\x85\x86\x87tlduesaRbQq0h1\x022cX\x89\x81\x92\x93\x94.";
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = Pickle::parse(&bytes);
+        }
+
+        #[test]
+        fn no_opcodes_make_it_panic(
+            opcodes in proptest::collection::vec(
+                proptest::sample::select(OPCODES.to_vec()),
+                0..200,
+            ),
+        ) {
+            let _ = Pickle::parse(&opcodes);
+        }
+
+        #[test]
+        fn integers_of_any_length_are_read(value: i64, len in 1_usize..=8) {
+            let bytes = value.to_le_bytes();
+            let shift = 64 - 8 * len as u32;
+            let mut pickle = vec![0x8a, len as u8];
+            pickle.extend(&bytes[..len]);
+            pickle.push(b'.');
+            let parsed = parse(&pickle);
+            prop_assert_eq!(parsed.node(0), &Node::Int(value << shift >> shift));
+        }
+    }
+}

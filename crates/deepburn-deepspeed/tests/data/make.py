@@ -1,0 +1,323 @@
+"""Makes the checkpoints that the tests of deepburn-deepspeed read, with DeepSpeed itself.
+
+    pip install torch==2.9 transformers==5 deepspeed==0.19.8 safetensors numpy
+    python make.py              # all of them
+    python make.py s2 s3_bf16   # some
+
+Every variant runs in a torchrun of its own, on the CPU. A folder NAME holds:
+
+    latest, TAG/*.pt   what DeepSpeed saved after SAVE steps
+    expected.json      what is in it, as the live engine knew it when it saved: per parameter shape,
+                       tied names, SHA-256 of the f32 bytes of its weights and of the optimizer's arrays
+    trace.json         (of the variants that train the model in `mini/`) losses, learning rates, gradient
+                       norms and loss scales of the whole run, and of a run that went on from the checkpoint
+
+`mini/` has the initial weights and the configuration of that model, `tokens.bin` the u16 tokens.
+Weights come from DeepSpeed's accessors of full parameters (safe_get_full_*), and are compared with
+what its zero_to_fp32 makes of the files, so that nothing of this crate judges itself.
+"""
+import hashlib, json, os, pathlib, shutil, subprocess, sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+SEQ = 32
+ADAMW = {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "torch_adam": True}}
+FP16 = {"enabled": True, "initial_scale_power": 20, "loss_scale_window": 2}
+BF16 = {"enabled": True}
+
+
+def variant(world, stage, model="micro", save=3, steps=3, optimizer=None, groups=False, frozen=(), exclude=False,
+            client=None, tag=None, zero=None, fused=False, **ds):
+    return dict(world=world, stage=stage, model=model, save=save, steps=steps, optimizer=optimizer, groups=groups,
+                frozen=frozen, exclude=exclude, client=client, tag=tag, zero=zero or {}, fused=fused, ds=ds)
+
+
+def traced(world, stage, **more):
+    return variant(world, stage, model="mini", save=6, steps=12, **more)
+
+
+VARIANTS = {
+    # Of the mini model, with a trace to go on along.
+    "s0": traced(2, 0),
+    "s1": traced(2, 1),
+    "s2": traced(3, 2),
+    "s3": traced(3, 3),
+    "s0_fp16": traced(2, 0, fp16=FP16),
+    "s0_fp16_fused": variant(2, 0, fp16=FP16, fused=True),
+    "s2_fp16": traced(2, 2, fp16=FP16),
+    "s1_bf16": traced(2, 1, bf16=BF16),
+    "s3_bf16": traced(2, 3, bf16=BF16),
+    "s2_groups": traced(2, 2, groups=True),
+    "s3_groups": traced(2, 3, groups=True, zero={"sub_group_size": 1500}),
+    # Of a smaller model: layouts.
+    "one_rank": variant(1, 2),
+    "one_rank_s3": variant(1, 3, tag="last"),
+    "s0_bf16": variant(2, 0, bf16=BF16),
+    "s0_groups": variant(2, 0, groups=True),
+    "s0_frozen": variant(2, 0, frozen=("wpe", "ln_1.bias")),
+    "s0_sgd": variant(2, 0, client="sgd"),
+    "s1_bf16_f32_gradients": variant(2, 1, bf16=BF16, data_types={"grad_accum_dtype": "fp32"}),
+    "s1_frozen": variant(2, 1, frozen=("wpe", "ln_1.bias")),
+    "s2_frozen": variant(3, 2, frozen=("wpe", "ln_1.bias"), bf16=BF16),
+    "s3_frozen": variant(3, 3, frozen=("wpe", "ln_1.bias"), bf16=BF16),
+    "s2_excluded": variant(2, 2, frozen=("wpe", "ln_1.bias"), exclude=True),
+    "s2_sgd": variant(2, 2, client="sgd"),
+    "s3_adagrad": variant(2, 3, client="adagrad", zero={"zero_allow_untested_optimizer": True}),
+    "s2_adagrad": variant(2, 2, client="adagrad"),
+    "s2_lion": variant(2, 2, client="lion"),
+    "s2_round_robin": variant(3, 2, zero={"round_robin_gradients": True}),
+    "s2_aligned": variant(3, 2, zero={"parameter_alignment": True}),
+    "s2_elastic": variant(3, 2, zero={"elastic_checkpoint": True}),
+    "s2_offload": variant(2, 2, zero={"offload_optimizer": {"device": "cpu"}}, zero_force_ds_cpu_optimizer=False),
+    "s3_fp16": variant(2, 3, fp16=FP16, zero={"stage3_param_persistence_threshold": 0}),
+}
+
+
+def config(v):
+    zero = dict(stage=v["stage"], **v["zero"])
+    ds = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2,
+          "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 0.0, "warmup_max_lr": 1e-3, "warmup_num_steps": 5}},
+          "gradient_clipping": 0.5, "steps_per_print": 100000, "zero_allow_untested_optimizer": True,
+          **v["ds"]}
+    zero.pop("zero_allow_untested_optimizer", None)
+    ds["zero_optimization"] = zero
+    if v["client"] is None:
+        ds["optimizer"] = v["optimizer"] or ADAMW
+    return ds
+
+
+def prepare():
+    import numpy as np, torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+    for name, sizes in {"mini": (64, 32, 16, 2), "micro": (32, 32, 6, 1)}.items():
+        torch.manual_seed(7)
+        vocab, positions, width, layers = sizes
+        c = GPT2Config(vocab_size=vocab, n_positions=positions, n_embd=width, n_layer=layers, n_head=2, resid_pdrop=0.0,
+                       embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0)
+        model = GPT2LMHeadModel(c)
+        with torch.no_grad():  # No two layer norms are alike, so that a wrong order shows at once.
+            for p in model.parameters():
+                p.add_(torch.randn(p.shape) * 0.02)
+        model.save_pretrained(HERE / name)
+        (HERE / name / "generation_config.json").unlink(missing_ok=True)
+    rng = np.random.default_rng(7)
+    (np.cumsum(rng.integers(0, 5, 96 * SEQ)) % 64).astype(np.uint16).tofile(HERE / "tokens.bin")
+
+
+def worker(name):
+    import math, numpy as np, torch, deepspeed
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+    from transformers import GPT2LMHeadModel
+    v, out = VARIANTS[name], HERE / name
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.use_deterministic_algorithms(True)
+    toks = np.fromfile(HERE / "tokens.bin", dtype=np.uint16).astype(np.int64)
+    if v["model"] == "micro":
+        toks = toks % 32
+    n = len(toks) // SEQ
+    seqs = torch.from_numpy(toks[: n * SEQ].reshape(n, SEQ))
+    mine = list(range(rank, n, world))
+
+    def engine():
+        model = GPT2LMHeadModel.from_pretrained(HERE / v["model"])
+        model.train()
+        for key, p in model.named_parameters():
+            p.requires_grad = not any(f in key for f in v["frozen"])
+        params = list(model.parameters())
+        if v["groups"]:
+            decay, rest = [p for p in params if p.dim() > 1], [p for p in params if p.dim() <= 1]
+            params = [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
+        optimizer = None
+        if v["client"] == "sgd":
+            optimizer = torch.optim.SGD(params, lr=1e-2, momentum=0.9)
+        elif v["client"] == "adagrad":
+            optimizer = torch.optim.Adagrad(params, lr=1e-2)
+        elif v["client"] == "lion":
+            optimizer = Lion(params)
+        if v["fused"]:  # The CPU has no fused Adam, whose wrapper writes another layout.
+            import deepspeed.runtime.engine as runtime
+            runtime.FusedAdam = torch.optim.AdamW
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 / (1 + n)) if name == "s0_sgd" else None
+        eng, opt, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, config=config(v), lr_scheduler=scheduler,
+                                              model_parameters=None if optimizer else params)
+        return eng, opt
+
+    class Lion(torch.optim.Optimizer):
+        def __init__(self, params):
+            super().__init__(params, dict(lr=1e-4, betas=(0.9, 0.99), weight_decay=0.1))
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if p.grad is None:
+                        continue
+                    m = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                    p.mul_(1 - group["lr"] * group["weight_decay"])
+                    p.add_((m * 0.9 + p.grad * 0.1).sign(), alpha=-group["lr"])
+                    m.mul_(0.99).add_(p.grad, alpha=0.01)
+
+    def run(eng, opt, first, last, save=None):
+        mb, gas = eng.train_micro_batch_size_per_gpu(), eng.gradient_accumulation_steps()
+        pos, rows = first * mb * gas, []
+        for s in range(first, last):
+            losses = []
+            for _ in range(gas):
+                idx = [mine[(pos + i) % len(mine)] for i in range(mb)]
+                pos += mb
+                x = seqs[idx]
+                loss = eng(input_ids=x, labels=x).loss
+                eng.backward(loss)
+                losses.append(loss.detach().float().item())
+                lr = float(opt.param_groups[0]["lr"])
+                scale = float(getattr(opt, "cur_scale", getattr(opt, "loss_scale", 1.0)) or 1.0)
+                eng.step()
+            l = torch.tensor([sum(losses) / len(losses)], dtype=torch.float64)
+            torch.distributed.all_reduce(l)
+            l /= world
+            gn = eng.get_global_grad_norm()
+            applied = bool(eng.was_step_applied()) if v["ds"].get("fp16") else True
+            rows.append(dict(step=s + 1, loss=l.item(), lr=lr, grad_norm=None if (gn is None or not applied) else float(gn),
+                             loss_scale=scale, skipped=not applied))
+            if save == s + 1:
+                eng.save_checkpoint(out, tag=v["tag"], exclude_frozen_parameters=v["exclude"])
+                known = expected(eng, opt)
+                if rank == 0:
+                    (out / "expected.json").write_text(json.dumps(known, indent=1) + "\n")
+        return rows
+
+    def digest(t):
+        return hashlib.sha256(t.detach().float().cpu().contiguous().numpy().tobytes()).hexdigest()
+
+    def of_fp16_optimizer(opt):
+        """Masters and arrays of the wrappers of stage 0, which have no accessors: one flat tensor a group
+        (fused), or one tensor a parameter (unfused)."""
+        found = {}
+        for g, group in enumerate(opt.fp16_groups):
+            at = 0
+            for i, p in enumerate(group):
+                whole = opt.fp32_groups_flat[g] if hasattr(opt, "fp32_groups_flat") else opt.fp32_groups[g][i]
+                state = opt.optimizer.state[whole]
+                cut = slice(at, at + p.numel()) if hasattr(opt, "fp32_groups_flat") else slice(None)
+                at += p.numel()
+                arrays = {k: t.flatten()[cut] for k, t in state.items() if torch.is_tensor(t) and t.dim() > 0}
+                found[p] = (whole.data.flatten()[cut], arrays)
+        return found
+
+    def of_partitions(opt, keys):
+        """Arrays of stages 1 and 2, put together out of all ranks' partitions."""
+        found = {}
+        for g, group in enumerate(opt.round_robin_bit16_groups):
+            offsets = opt.round_robin_bit16_offsets[g]
+            state = opt.optimizer.state[opt.single_partition_of_fp32_groups[g]]
+            for k in keys:
+                parts = [torch.empty_like(state[k]) for _ in range(world)]
+                torch.distributed.all_gather(parts, state[k].contiguous())
+                whole = torch.cat([t.flatten() for t in parts])
+                for p, at in zip(group, offsets):
+                    found.setdefault(p, {})[k] = whole[at:at + p.numel()]
+        return found
+
+    def expected(eng, opt):
+        base = getattr(opt, "optimizer", opt)
+        keys, steps = [], []
+        for state in base.state.values():
+            for k, t in state.items():
+                if k == "step":
+                    steps.append(int(t))
+                elif torch.is_tensor(t) and k not in keys:
+                    keys.append(k)
+        wrapped = of_fp16_optimizer(opt) if hasattr(opt, "fp32_groups_flat") or hasattr(opt, "fp32_groups") else {}
+        parts = of_partitions(opt, keys) if hasattr(opt, "round_robin_bit16_groups") else {}
+        names, ties = {}, {}
+        for key, p in eng.module.named_parameters(remove_duplicate=False):
+            if p in names:
+                ties.setdefault(names[p], []).append(key)
+            else:
+                names[p] = key
+        params = []
+        for p, key in names.items():
+            shape = list(getattr(p, "ds_shape", p.shape))
+            arrays, full = {}, None
+            if p in wrapped:
+                full, arrays = wrapped[p]
+            elif p.requires_grad:
+                # The accessors are wrong with round_robin_gradients; in f32 the model has the masters.
+                accessor = eng.zero_optimization() and "round_robin_gradients" not in v["zero"]
+                full = safe_get_full_fp32_param(p) if accessor else p.data
+                for k in keys if p not in parts else ():
+                    t = safe_get_full_optimizer_state(p, k) if eng.zero_optimization() else base.state[p].get(k)
+                    arrays[k] = t
+                arrays.update(parts.get(p, {}))
+            elif hasattr(p, "ds_id"):
+                with deepspeed.zero.GatheredParameters([p]):
+                    full = p.data.clone()
+            else:
+                full = p.data
+            assert full.numel() == math.prod(shape), (key, full.shape, shape)
+            params.append(dict(name=key, shape=shape, trainable=p.requires_grad, aliases=ties.get(key, []), weights=digest(full),
+                               first=full.flatten()[:2].float().tolist(), moments={k: digest(t) for k, t in arrays.items()}))
+        scaler = None
+        if v["ds"].get("fp16"):
+            s = getattr(opt, "loss_scaler", None) or opt.loss_scale_config
+            scaler = dict(scale=float(s.cur_scale), hysteresis=int(getattr(s, "cur_hysteresis", 1)),
+                          last_overflow=int(s.last_overflow_iter), iteration=int(s.cur_iter))
+        return dict(version=deepspeed.__version__, stage=v["stage"], world_size=world, global_steps=eng.global_steps,
+                    skipped_steps=eng.skipped_steps, global_samples=eng.global_samples, steps=sorted(set(steps)),
+                    schedule=getattr(eng.lr_scheduler, "last_batch_iteration", None), loss_scale=scaler,
+                    moments=keys, parameters=params)
+
+    eng, opt = engine()
+    rows = run(eng, opt, 0, v["steps"], v["save"])
+    if v["steps"] > v["save"]:
+        eng.destroy()
+        eng, opt = engine()
+        eng.load_checkpoint(out)
+        resumed = run(eng, opt, v["save"], v["steps"])
+        if rank == 0:
+            trace = dict(ds=config(v), world=world, seq=SEQ, saved_after=v["save"], rows=rows, resumed=resumed)
+            (out / "trace.json").write_text(json.dumps(trace, indent=1) + "\n")
+    if rank == 0:
+        second_opinion(name, digest)
+
+
+def second_opinion(name, digest):
+    """What zero_to_fp32 makes of the files is what the engine knew."""
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+    known = json.loads((HERE / name / "expected.json").read_text())
+    if known["stage"] == 0 or VARIANTS[name]["exclude"]:
+        return
+    try:
+        state = get_fp32_state_dict_from_zero_checkpoint(HERE / name)
+    except Exception as e:  # It does not know BF16_Optimizer's files.
+        print("no second opinion:", name, repr(e))
+        return
+    for p in known["parameters"]:
+        for key in [p["name"], *p["aliases"]]:
+            if key not in state:
+                print("not in zero_to_fp32:", name, key)
+                continue
+            ours, theirs = p["weights"], digest(state[key])
+            print("DIFFERS" if ours != theirs else "same", name, key) if ours != theirs else None
+    print("second opinion:", name)
+
+
+def main():
+    if "RANK" in os.environ:
+        return worker(sys.argv[1])
+    prepare()
+    names = sys.argv[1:] or list(VARIANTS)
+    env = dict(os.environ, DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1")
+    for i, name in enumerate(names):
+        shutil.rmtree(HERE / name, ignore_errors=True)
+        world = VARIANTS[name]["world"]
+        run = subprocess.run(["torchrun", "--master-port", str(29700 + 40 * (os.getpid() % 40) + i), "--nproc-per-node", str(world), __file__, name],
+                             env=env, capture_output=True, text=True)
+        for script in ("zero_to_fp32.py", "zero_to_torch.py"):
+            (HERE / name / script).unlink(missing_ok=True)
+        said = [l for l in run.stdout.splitlines() if "second opinion" in l or "DIFFERS" in l or "not in zero" in l]
+        print(name, "ok" if run.returncode == 0 else "FAILED\n" + run.stderr[-3000:], *said, flush=True)
+    shutil.rmtree(HERE / "micro", ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

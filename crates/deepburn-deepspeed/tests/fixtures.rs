@@ -1,0 +1,142 @@
+//! Checkpoints that DeepSpeed wrote, read and compared with what its engine knew when it saved them.
+
+use std::path::{Path, PathBuf};
+
+use deepburn_deepspeed::{Array, DeepSpeedCheckpoint, DeepSpeedError, LossScale};
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+
+#[derive(Deserialize)]
+struct Expected {
+    version: String,
+    stage: u8,
+    world_size: usize,
+    global_steps: u64,
+    skipped_steps: u64,
+    global_samples: u64,
+    steps: Vec<u64>,
+    schedule: Option<i64>,
+    loss_scale: Option<ExpectedScale>,
+    moments: Vec<String>,
+    parameters: Vec<ExpectedParameter>,
+}
+
+#[derive(Deserialize)]
+struct ExpectedScale {
+    scale: f64,
+    hysteresis: u64,
+    last_overflow: i64,
+    iteration: u64,
+}
+
+#[derive(Deserialize)]
+struct ExpectedParameter {
+    name: String,
+    shape: Vec<usize>,
+    trainable: bool,
+    aliases: Vec<String>,
+    weights: String,
+    first: Vec<f32>,
+    moments: std::collections::HashMap<String, String>,
+}
+
+fn data() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data")
+}
+
+fn expected(name: &str) -> Expected {
+    let text = std::fs::read_to_string(data().join(name).join("expected.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+fn digest(values: &[f32]) -> String {
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Everything in the checkpoint `name` is what the engine had.
+fn check(name: &str) {
+    let checkpoint = DeepSpeedCheckpoint::open(&data().join(name), None).unwrap();
+    let expected = expected(name);
+    assert_eq!(checkpoint.version(), expected.version);
+    assert_eq!(
+        (checkpoint.stage(), checkpoint.world_size()),
+        (expected.stage, expected.world_size)
+    );
+    let counters = checkpoint.counters();
+    let (steps, skipped) = (expected.global_steps, expected.skipped_steps);
+    let found = (counters.global_steps, counters.skipped_steps, counters.global_samples);
+    assert_eq!(found, (steps, skipped, expected.global_samples));
+    let counted = expected.steps.last().copied().unwrap_or(steps - skipped);
+    assert_eq!(counters.optimizer_steps, counted, "{name}");
+    // A schedule of PyTorch, which is one ahead of DeepSpeed's after as many steps.
+    let schedule = if name == "s0_sgd" { Some(2) } else { expected.schedule };
+    assert_eq!(checkpoint.schedule(), schedule);
+    let scale = expected.loss_scale.map(|it| LossScale {
+        scale: it.scale,
+        hysteresis: it.hysteresis,
+        last_overflow: it.last_overflow,
+        iteration: it.iteration,
+    });
+    assert_eq!(checkpoint.loss_scale(), scale);
+    let (mut left, mut right) = (checkpoint.moments().to_vec(), expected.moments);
+    left.sort();
+    right.sort();
+    assert_eq!(left, right);
+    assert_eq!(checkpoint.parameters().len(), expected.parameters.len());
+    for it in &expected.parameters {
+        check_parameter(&checkpoint, it);
+    }
+}
+
+fn check_parameter(checkpoint: &DeepSpeedCheckpoint, it: &ExpectedParameter) {
+    let found = checkpoint.parameters().iter().find(|found| found.name == it.name).unwrap();
+    assert_eq!((&found.shape, &found.aliases), (&it.shape, &it.aliases), "{}", it.name);
+    assert_eq!(found.trainable, it.trainable, "{}", it.name);
+    let numel = found.numel();
+    let weights = checkpoint.read(&it.name, Array::Weights, 0..numel).unwrap();
+    assert_eq!(weights[..2.min(numel)], it.first, "{}", it.name);
+    assert_eq!(digest(&weights), it.weights, "{}", it.name);
+    for alias in &it.aliases {
+        assert_eq!(checkpoint.read(alias, Array::Weights, 0..numel).unwrap(), weights);
+    }
+    for moment in checkpoint.moments() {
+        let array = Array::Moment(moment);
+        let read = checkpoint.read(&it.name, array, 0..numel);
+        match it.moments.get(moment) {
+            None => assert!(matches!(read, Err(DeepSpeedError::NotInside { .. })), "{}", it.name),
+            Some(expected) => {
+                let whole = read.unwrap();
+                assert_eq!(digest(&whole), *expected, "{} {moment}", it.name);
+                // Any part of it is that part of the whole.
+                for range in [0..0, 0..1, numel / 3..numel - numel / 4, numel - 1..numel] {
+                    let part = checkpoint.read(&it.name, array, range.clone()).unwrap();
+                    assert_eq!(part, whole[range]);
+                }
+            }
+        }
+    }
+}
+
+macro_rules! fixtures {
+    ($($name:ident),* $(,)?) => {
+        $(#[test] fn $name() { check(stringify!($name)); })*
+
+        #[test]
+        fn every_fixture_is_checked() {
+            let checked = [$(stringify!($name)),*, "s2_excluded"];
+            let folders = std::fs::read_dir(data()).unwrap().map(|entry| entry.unwrap());
+            for folder in folders.filter(|folder| folder.path().join("latest").exists()) {
+                let name = folder.file_name().into_string().unwrap();
+                assert!(checked.contains(&name.as_str()), "{name}");
+            }
+        }
+    };
+}
+
+fixtures! {
+    s0, s1, s2, s3, s0_fp16, s0_fp16_fused, s2_fp16, s1_bf16, s3_bf16, s2_groups, s3_groups, one_rank,
+    one_rank_s3, s0_bf16, s0_groups, s0_frozen, s0_sgd, s1_bf16_f32_gradients, s1_frozen, s2_frozen,
+    s3_frozen, s2_sgd, s3_adagrad, s2_adagrad, s2_lion, s2_round_robin, s2_aligned, s2_elastic,
+    s2_offload, s3_fp16,
+}

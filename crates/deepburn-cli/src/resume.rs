@@ -9,9 +9,7 @@ use deepburn::checkpoint::{Checkpoint, Retention, Tag};
 use deepburn::deepspeed::DeepSpeedCheckpoint;
 use deepburn::ops::OptimizerOps;
 use deepburn::zero::Training;
-use deepburn::{
-    BatchSource, CheckpointPlan, ClientStates, Engine, LoadPlan, NextStep, TorchModel,
-};
+use deepburn::{BatchSource, CheckpointPlan, ClientStates, Engine, LoadPlan, NextStep, TorchModel};
 use deepburn_datasets::Shard;
 use deepburn_models::Publication;
 use serde::{Deserialize, Serialize};
@@ -109,7 +107,9 @@ pub(crate) fn open(preparation: &Preparation, what: Option<&str>) -> Result<Orig
     let origin = match what.map(Path::new).filter(|path| DeepSpeedCheckpoint::is_one(path)) {
         Some(path) => {
             refuse_earlier(preparation)?;
-            DeepSpeedCheckpoint::open(path, None).map(Origin::DeepSpeed).map_err(named)?
+            let checkpoint = DeepSpeedCheckpoint::open(path, None).map_err(named)?;
+            checkpoint.verify().map_err(named)?;
+            Origin::DeepSpeed(checkpoint)
         }
         None => Origin::Own(open_own(preparation, what.filter(|tag| *tag != "latest"))?),
     };

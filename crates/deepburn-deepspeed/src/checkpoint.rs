@@ -11,6 +11,7 @@ use crate::folder::{Folder, ModelFiles};
 use crate::model_states::{ModelStates, Summary};
 use crate::optim_states::OptimStates;
 use crate::stored::{State, tie};
+use crate::tensor::Pieces;
 use crate::{Array, Counters, DeepSpeedError, LossScale, Parameter};
 use crate::{partitioned, replicated, sharded};
 
@@ -112,6 +113,18 @@ impl DeepSpeedCheckpoint {
     /// `sum`.
     pub fn moments(&self) -> &[String] {
         &self.state.moments
+    }
+
+    /// Compares everything that can be read with its checksums, in one streaming pass that later
+    /// reads need not take again.
+    ///
+    /// # Errors
+    /// [`DeepSpeedError::Damaged`] where a checksum does not hold, or an I/O error.
+    pub fn verify(&self) -> Result<(), DeepSpeedError> {
+        self.state.stored.iter().try_for_each(|stored| {
+            let arrays = [&stored.weights].into_iter().chain(&stored.moments);
+            arrays.chain(&stored.working).try_for_each(Pieces::verify)
+        })
     }
 
     /// Elements `range` of a flattened parameter or of one of its arrays, widened to f32. `name` may

@@ -124,6 +124,11 @@ impl Pieces {
         Ok(values)
     }
 
+    /// Compares everything that these lie in with its checksum.
+    pub(crate) fn verify(&self) -> Result<(), DeepSpeedError> {
+        self.0.iter().try_for_each(|(tensor, _)| tensor.read(0..0, &mut Vec::new()))
+    }
+
     /// The type that values are rounded to in here.
     pub(crate) fn element(&self) -> Option<ElementType> {
         self.0.first().map(|(tensor, _)| tensor.element)

@@ -140,8 +140,11 @@ mod tests {
     fn errors_name_the_file() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("a.csv")).unwrap();
-        let message =
-            CsvFiles::create(folder.path(), 0).unwrap().scalar("a", 1, 1.0).unwrap_err().to_string();
+        let message = CsvFiles::create(folder.path(), 0)
+            .unwrap()
+            .scalar("a", 1, 1.0)
+            .unwrap_err()
+            .to_string();
         assert!(message.contains("cannot open") && message.contains("a.csv"), "{message}");
     }
 

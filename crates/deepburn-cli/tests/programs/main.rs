@@ -1,10 +1,11 @@
 //! `finetune` and `deepburn` from end to end: the programs are run as a user runs them.
 //!
-//! `data/` holds the token file and two traces of PyTorch with DeepSpeed on the small model in
-//! `models/tests/data/tiny`.
+//! `data/` holds the token file, two traces of PyTorch with DeepSpeed on the small model in
+//! `models/tests/data/tiny`, and two checkpoints of DeepSpeed after 6 of 12 steps on it.
 
 mod backends;
 mod batches;
+mod deepspeed;
 mod determinism;
 mod evaluation;
 mod failures;

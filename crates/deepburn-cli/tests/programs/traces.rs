@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use deepburn::metrics::StepRow;
 use serde_json::Value;
 
 use crate::backends::backends;
@@ -17,16 +18,16 @@ fn job(trace: &Value) -> Job {
 }
 
 /// How near a run has to come to a trace. Learning rates, loss scales and skipped steps are exact.
-struct Nearness {
-    loss: f64,
+pub(crate) struct Nearness {
+    pub(crate) loss: f64,
     /// Relative.
-    norm: f64,
+    pub(crate) norm: f64,
     /// Rows that are compared.
-    steps: usize,
+    pub(crate) steps: usize,
 }
 
 /// fp32: what two orders of addition leave after a dozen steps.
-const FP32: Nearness = Nearness { loss: 1e-4, norm: 1e-3, steps: usize::MAX };
+pub(crate) const FP32: Nearness = Nearness { loss: 1e-4, norm: 1e-3, steps: usize::MAX };
 
 fn reproduces(name: &str, nearness: Nearness) {
     for backend in backends() {
@@ -45,10 +46,16 @@ fn reproduces_on(backend: &str, stage: u8, name: &str, nearness: &Nearness) {
     let Some(Trained { steps, .. }) = job.train_if_typed() else {
         return;
     };
-    assert_eq!(steps.len(), expected.len());
+    assert_near(&steps, expected, nearness, &format!("{name} on {backend} at stage {stage}"));
+}
+
+/// Compares the steps of a run with the rows of a trace.
+#[track_caller]
+pub(crate) fn assert_near(steps: &[StepRow], expected: &[Value], nearness: &Nearness, what: &str) {
+    assert_eq!(steps.len(), expected.len(), "{what}");
     for (row, expected) in steps.iter().zip(expected).take(nearness.steps) {
         let number = |key: &str| expected[key].as_f64();
-        let what = format!("{name} on {backend} at stage {stage}, step {}: {row:?}", row.step);
+        let what = format!("{what}, step {}: {row:?}, expected {expected}", row.step);
         assert_eq!(Some(row.step as f64), number("step"), "{what}");
         assert!((row.loss - number("loss").unwrap()).abs() < nearness.loss, "{what}");
         assert!((row.lr - number("lr").unwrap()).abs() < 1e-9, "{what}");

@@ -1,0 +1,153 @@
+//! Runs that DeepSpeed began and that go on here, compared with how they went on there.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::job::{Job, STAGES, Trained, data};
+use crate::program::{Ending, finetune};
+use crate::traces::{FP32, Nearness, assert_near};
+
+/// The golden model's.
+fn golden(name: &str) -> PathBuf {
+    data("deepspeed").join(name)
+}
+
+/// Those of a smaller model, `mini`, with its own tokens.
+fn small(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deepburn-deepspeed/tests/data").join(name)
+}
+
+fn trace(folder: &Path) -> Value {
+    serde_json::from_str(&fs::read_to_string(folder.join("trace.json")).unwrap()).unwrap()
+}
+
+/// The job that the checkpoint in `folder` is of.
+fn job(folder: &Path) -> Job {
+    let trace = trace(folder);
+    let last = trace["resumed"].as_array().unwrap().last().unwrap()["step"].clone();
+    Job::tiny()
+        .with("deepspeed", trace["ds"].clone())
+        .with("data.sequence_length", trace["seq"].clone())
+        .with("training.ranks", trace["world"].clone())
+        .with("training.max_steps", last)
+}
+
+fn small_job(folder: &Path) -> Job {
+    job(folder)
+        .with("model.pretrained", json!(small("mini")))
+        .with("data.path", json!(small("tokens.bin")))
+}
+
+fn go_on(job: &Job, from: &Path) -> Ending {
+    fs::write(job.folder().join("job.json"), job.json().to_string()).unwrap();
+    let from = from.to_str().unwrap();
+    finetune(job.folder(), &["--config", "job.json", "--resume", from])
+}
+
+#[track_caller]
+fn follows(job: &Job, folder: &Path, nearness: &Nearness, what: &str) {
+    go_on(job, folder).succeeded();
+    let steps = Trained::read(&job.folder().join("output")).steps;
+    assert_near(&steps, trace(folder)["resumed"].as_array().unwrap(), nearness, what);
+}
+
+/// The stage that saved it does not matter to the one that goes on.
+#[test]
+fn the_golden_model_goes_on_along_its_own_trace() {
+    for name in ["s2", "s3"] {
+        for stage in STAGES {
+            let job = job(&golden(name)).zero("stage", stage);
+            follows(&job, &golden(name), &FP32, &format!("golden {name} at stage {stage}"));
+        }
+    }
+}
+
+#[test]
+fn every_stage_and_precision_goes_on_along_its_own_trace() {
+    // The limits of the traces from the beginning.
+    let fp16 = Nearness { loss: 3e-3, norm: 1e-2, steps: usize::MAX };
+    let bf16 = Nearness { loss: 5e-3, norm: 2e-2, steps: usize::MAX };
+    for (name, nearness) in [
+        ("s0", &FP32),
+        ("s1", &FP32),
+        ("s2", &FP32),
+        ("s3", &FP32),
+        ("s2_fp16", &fp16),
+        ("s0_fp16", &fp16),
+        ("s1_bf16", &bf16),
+        ("s3_bf16", &bf16),
+    ] {
+        follows(&small_job(&small(name)), &small(name), nearness, name);
+    }
+}
+
+/// Ranks then see the samples in another order, but the model is the same.
+#[test]
+fn any_number_of_ranks_starts_from_the_same_weights() {
+    let folder = small("s3");
+    let evaluated = |stage: u8, ranks: usize| {
+        let job = small_job(&folder)
+            .with("data.splits", json!({"train": "80%", "test": "20%"}))
+            .with("training.max_steps", 6)
+            .with("deepspeed.train_micro_batch_size_per_gpu", 1)
+            .sharded(stage, ranks);
+        go_on(&job, &folder.join("global_step6")).succeeded();
+        Trained::read(&job.folder().join("output")).weights
+    };
+    let expected = evaluated(3, 3);
+    for (stage, ranks) in [(0, 1), (1, 2), (2, 4), (3, 1), (3, 5)] {
+        assert!(evaluated(stage, ranks) == expected, "stage {stage}, {ranks} ranks");
+    }
+}
+
+/// What goes on saves checkpoints of its own, which it goes on from again.
+#[test]
+fn its_own_checkpoints_take_over() {
+    let folder = small("s2");
+    let job = small_job(&folder).with("training.save_steps", 3);
+    follows(&job, &folder, &FP32, "with checkpoints");
+    let straight = Trained::read(&job.folder().join("output"));
+    fs::remove_dir_all(job.folder().join("output/checkpoints/step-00000012")).unwrap();
+    fs::remove_file(job.folder().join("output/checkpoints/latest")).unwrap();
+    finetune(job.folder(), &["--config", "job.json", "--resume"]).succeeded();
+    let resumed = Trained::read(&job.folder().join("output"));
+    assert_eq!(resumed.numbers().0, straight.numbers().0);
+    assert!(resumed.weights == straight.weights);
+    // A run that was begun elsewhere has no place among these.
+    go_on(&job, &folder).failed(2, &["training.output_dir", "earlier run"]);
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let folder = small("s2");
+    let names = ["global_step6"];
+    let short = small_job(&folder).with("training.max_steps", 5);
+    go_on(&short, &folder).failed(2, &["--resume", "step 6", "training.max_steps"]);
+    let other = small_job(&folder)
+        .with("deepspeed.optimizer", json!({"type": "Lion", "params": {"lr": 1e-3}}));
+    go_on(&other, &folder).failed(1, &[&names[..], &["exp_avg_sq"]].concat());
+    go_on(&job(&folder), &folder).failed(1, &[&names[..], &["shape"]].concat());
+
+    let copy = tempfile::tempdir().unwrap();
+    for name in [
+        "mp_rank_00_model_states.pt",
+        "zero_pp_rank_0_mp_rank_00_optim_states.pt",
+        "zero_pp_rank_1_mp_rank_00_optim_states.pt",
+        "zero_pp_rank_2_mp_rank_00_optim_states.pt",
+    ] {
+        let bytes = fs::read(folder.join("global_step6").join(name)).unwrap();
+        fs::write(copy.path().join(name), bytes).unwrap();
+    }
+    let file = copy.path().join("zero_pp_rank_1_mp_rank_00_optim_states.pt");
+    let mut bytes = fs::read(&file).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&file, bytes).unwrap();
+    let job = small_job(&folder);
+    go_on(&job, copy.path()).failed(2, &["--resume", "zero_pp_rank_1", "damaged"]);
+    fs::remove_file(&file).unwrap();
+    go_on(&job, copy.path()).failed(2, &["--resume", "ranks"]);
+    assert!(!job.folder().join("output").exists());
+}

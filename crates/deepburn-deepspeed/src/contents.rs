@@ -207,9 +207,9 @@ impl<'a> Value<'a> {
     pub(crate) fn shape(&self) -> Result<Vec<usize>, DeepSpeedError> {
         let shape: Vec<_> = self.list()?.iter().map(Self::size).collect::<Result<_, _>>()?;
         let numel = shape.iter().try_fold(1_usize, |all, dim| all.checked_mul(*dim));
-        // Beyond this, sums of a few sizes would no longer be numbers.
-        let fits = numel.is_some_and(|numel| numel < 1 << 48);
-        if fits { Ok(shape) } else { Err(self.refuse("a size below 2^48 elements")) }
+        // Sums over all parameters that a pickle has room for stay numbers then.
+        let fits = numel.is_some_and(|numel| numel < 1 << 40);
+        if fits { Ok(shape) } else { Err(self.refuse("a size below 2^40 elements")) }
     }
 
     /// A dense tensor of one of the types of parameters, on which both readers agree.

@@ -38,9 +38,10 @@ pub(crate) fn assemble(
     for rank in ranks {
         rank.check(first, ranks.len())?;
         if rank.groups.len() != groups.len() {
-            let rule =
-                format!("of {} flat groups, as {} says", groups.len(), model.path().display());
-            return Err(rank.root()?.refuse(rule));
+            let (found, expected) = (rank.groups.len(), groups.len());
+            let path = model.path().display();
+            let reason = format!("it has {found} flat groups, where {path} has {expected}");
+            return Err(DeepSpeedError::mixed(rank.path(), reason));
         }
     }
     let moments = moment_names(first)?;
@@ -95,8 +96,13 @@ fn of_group(
         }
     }
     if weights.len() != offsets.end {
-        let rule = format!("{} elements of flat group {group} over all ranks", offsets.end);
-        return Err(ranks[0].root()?.refuse(format!("{rule}, not {}", weights.len())));
+        let reason = format!(
+            "flat group {group} has {} elements over all ranks, where the shapes in {} come to {}",
+            weights.len(),
+            model.path().display(),
+            offsets.end
+        );
+        return Err(DeepSpeedError::mixed(ranks[0].path(), reason));
     }
     let stored = shapes.iter().zip(&offsets.starts).map(|(named, start)| {
         let range = *start..start + named.1.iter().product::<usize>();

@@ -186,3 +186,95 @@ fn entries(path: &Path, file: File) -> Result<HashMap<String, Entry>, DeepSpeedE
         .filter_map(|(name, entry)| Some((name.strip_prefix(&root)?.to_owned(), entry)))
         .collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::Write;
+
+    use tempfile::TempDir;
+    use zip::ZipWriter;
+    use zip::write::SimpleFileOptions;
+
+    use super::*;
+
+    /// An archive with these entries.
+    fn archive(entries: &[(&str, &[u8])]) -> (TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.pt");
+        let mut zip = ZipWriter::new(File::create(&path).unwrap());
+        let options = SimpleFileOptions::default().compression_method(CompressionMethod::Stored);
+        for (name, bytes) in entries {
+            zip.start_file(*name, options).unwrap();
+            zip.write_all(bytes).unwrap();
+        }
+        zip.finish().unwrap();
+        (folder, path)
+    }
+
+    fn error<T: std::fmt::Debug>(result: Result<T, DeepSpeedError>) -> String {
+        result.unwrap_err().to_string()
+    }
+
+    const ENTRIES: &[(&str, &[u8])] = &[
+        ("model/data.pkl", b"N."),
+        ("model/byteorder", b"little"),
+        ("model/data/0", b"0123456789"),
+        ("model/data/1", b""),
+    ];
+
+    #[test]
+    fn entries_are_read_by_range() {
+        let (_folder, path) = archive(ENTRIES);
+        let archive = Archive::open(&path).unwrap();
+        assert_eq!(archive.pickle().unwrap(), b"N.");
+        assert_eq!(archive.storage_size("0").unwrap(), 10);
+        let mut bytes = [0; 3];
+        archive.read("0", 4, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"456");
+        archive.read("1", 0, &mut []).unwrap();
+        assert!(error(archive.read("0", 8, &mut bytes)).contains("is shorter than its tensors"));
+        assert!(error(archive.read("0", u64::MAX, &mut bytes)).contains("is shorter"));
+        assert!(error(archive.storage_size("2")).contains("its entry data/2 is missing"));
+    }
+
+    #[test]
+    fn every_flipped_bit_of_a_storage_is_seen() {
+        let (_folder, path) = archive(ENTRIES);
+        let sound = fs::read(&path).unwrap();
+        let start = sound.windows(10).position(|bytes| bytes == b"0123456789").unwrap();
+        for bit in 0..80 {
+            let mut bytes = sound.clone();
+            bytes[start + bit / 8] ^= 1 << (bit % 8);
+            fs::write(&path, bytes).unwrap();
+            let archive = Archive::open(&path).unwrap();
+            let message = error(archive.read("0", 0, &mut [0]));
+            assert!(message.contains("data/0 is not what its checksum says"), "{message}");
+        }
+    }
+
+    #[test]
+    fn storages_without_a_checksum_are_refused() {
+        let (_folder, path) = archive(ENTRIES);
+        let mut bytes = fs::read(&path).unwrap();
+        // The checksum is at byte 16 of an entry of the directory, the name at byte 46.
+        let name = bytes.windows(12).rposition(|bytes| bytes == b"model/data/0").unwrap();
+        bytes[name - 30..name - 26].fill(0);
+        fs::write(&path, bytes).unwrap();
+        let archive = Archive::open(&path).unwrap();
+        let message = error(archive.read("0", 0, &mut [0]));
+        assert!(message.contains("has no checksum, so that nothing proves it"), "{message}");
+    }
+
+    #[test]
+    fn other_files_are_refused() {
+        let (_folder, path) = archive(&[("model/data.pkl", b"N."), ("model/byteorder", b"big")]);
+        assert!(error(Archive::open(&path)).contains("its values are big-endian"));
+        let (_folder, path) = archive(&[("model/version", b"3")]);
+        assert!(error(Archive::open(&path)).contains("there is no data.pkl in it"));
+        fs::write(&path, b"no archive").unwrap();
+        assert!(error(Archive::open(&path)).contains("no zip archive of torch.save"));
+        let missing = path.with_file_name("other.pt");
+        assert!(error(Archive::open(&missing)).contains("other.pt: cannot open it"));
+    }
+}

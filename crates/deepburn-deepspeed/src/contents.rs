@@ -20,8 +20,8 @@ use crate::{DeepSpeedError, Tensor};
 pub(crate) struct Contents {
     archive: Arc<Archive>,
     pickle: Pickle,
-    /// By dotted name, what `pytorch-reader` says of each tensor.
-    listed: HashMap<String, (DType, Vec<usize>)>,
+    /// By dotted name, what `pytorch-reader` says of each tensor; `None` where one is beyond its limit.
+    listed: Option<HashMap<String, (DType, Vec<usize>)>>,
 }
 
 impl Contents {
@@ -32,15 +32,17 @@ impl Contents {
             .map_err(|reason| DeepSpeedError::damaged(path, format!("its pickle: {reason}")))?;
         for (key, element, len) in pickle.storages() {
             let size = archive.storage_size(key)?;
-            if element.is_some_and(|element| size != len as u64 * element.size() as u64) {
+            let expected = element.map(|it| (len as u64).checked_mul(it.size() as u64));
+            if expected.is_some_and(|expected| expected != Some(size)) {
                 let reason = format!("storage {key} has {size} bytes for {len} elements");
                 return Err(DeepSpeedError::damaged(path, reason));
             }
         }
-        let reader = PytorchReader::new(path)
-            .map_err(|error| DeepSpeedError::damaged(path, error.to_string()))?;
-        let tensors = reader.into_tensors().into_iter();
-        let listed = tensors.map(|(name, it)| (name, (it.dtype(), it.shape().to_vec()))).collect();
+        let within = |(_, element, len): (&str, Option<ElementType>, usize)| {
+            let size = element.map_or(8, ElementType::size);
+            len.saturating_mul(size) <= pytorch_reader::MAX_TENSOR_SIZE
+        };
+        let listed = pickle.storages().all(within).then(|| list(path)).transpose()?;
         Ok(Self { archive, pickle, listed })
     }
 
@@ -52,6 +54,14 @@ impl Contents {
     pub(crate) fn root(&self) -> Value<'_> {
         Value { contents: self, id: self.pickle.root(), name: String::new() }
     }
+}
+
+/// Types and shapes of a file's tensors, by dotted name.
+fn list(path: &Path) -> Result<HashMap<String, (DType, Vec<usize>)>, DeepSpeedError> {
+    let reader = PytorchReader::new(path)
+        .map_err(|error| DeepSpeedError::damaged(path, error.to_string()))?;
+    let tensors = reader.into_tensors().into_iter();
+    Ok(tensors.map(|(name, it)| (name, (it.dtype(), it.shape().to_vec()))).collect())
 }
 
 /// A value of a file.
@@ -207,9 +217,9 @@ impl<'a> Value<'a> {
     pub(crate) fn shape(&self) -> Result<Vec<usize>, DeepSpeedError> {
         let shape: Vec<_> = self.list()?.iter().map(Self::size).collect::<Result<_, _>>()?;
         let numel = shape.iter().try_fold(1_usize, |all, dim| all.checked_mul(*dim));
-        // Beyond this, sums of a few sizes would no longer be numbers.
-        let fits = numel.is_some_and(|numel| numel < 1 << 48);
-        if fits { Ok(shape) } else { Err(self.refuse("a size below 2^48 elements")) }
+        // Sums over all parameters that a pickle has room for stay numbers then.
+        let fits = numel.is_some_and(|numel| numel < 1 << 40);
+        if fits { Ok(shape) } else { Err(self.refuse("a size below 2^40 elements")) }
     }
 
     /// A dense tensor of one of the types of parameters, on which both readers agree.
@@ -226,14 +236,13 @@ impl<'a> Value<'a> {
             ElementType::F16 => DType::F16,
             ElementType::Bf16 => DType::BF16,
         };
-        let listed = self.contents.listed.get(&self.name);
-        if listed.is_none_or(|(found, shape)| *found != dtype || *shape != node.shape) {
-            let second = listed.map_or("nothing".to_owned(), |it| format!("{:?} {:?}", it.0, it.1));
-            return Err(self.refuse(format!(
-                "{dtype:?} {:?} to both readers of its pickle, of which the second one finds \
-                 {second}",
-                node.shape
-            )));
+        if let Some(listed) = &self.contents.listed {
+            let second = listed.get(&self.name);
+            if second.is_none_or(|(found, shape)| *found != dtype || *shape != node.shape) {
+                let shape = &node.shape;
+                let rule = format!("{dtype:?} {shape:?} to both readers, not {second:?} to one");
+                return Err(self.refuse(rule));
+            }
         }
         Ok(Arc::new(Tensor {
             archive: self.contents.archive.clone(),

@@ -19,7 +19,8 @@
 //! [`DeepSpeedCheckpoint`] gives any range of any [`Parameter`] and of the optimizer's arrays,
 //! wherever the ranks that wrote it cut them. It is opened with two readers of pickles: the library
 //! `pytorch-reader` lists the tensors, and a walker of opcodes tells what that does not: the order
-//! of parameters in flat groups, and attributes of objects. Both have to agree.
+//! of parameters in flat groups, and attributes of objects. Both have to agree; of a file with a
+//! tensor beyond the library's limit of 10 GiB the walker alone is asked.
 //!
 //! ```
 //! use std::path::Path;

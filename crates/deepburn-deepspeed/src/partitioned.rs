@@ -38,9 +38,10 @@ pub(crate) fn assemble(
     for rank in ranks {
         rank.check(first, ranks.len())?;
         if rank.groups.len() != groups.len() {
-            let rule =
-                format!("of {} flat groups, as {} says", groups.len(), model.path().display());
-            return Err(rank.root()?.refuse(rule));
+            let (found, expected) = (rank.groups.len(), groups.len());
+            let path = model.path().display();
+            let reason = format!("it has {found} flat groups, where {path} has {expected}");
+            return Err(DeepSpeedError::mixed(rank.path(), reason));
         }
     }
     let moments = moment_names(first)?;
@@ -68,35 +69,15 @@ fn of_group(
     shapes: &[Named],
 ) -> Result<Vec<Stored>, DeepSpeedError> {
     let offsets = Offsets::new(&ranks[0], group, shapes)?;
-    let moments = ranks[0].groups[group].state.moments.len();
-    let mut weights = Joined::default();
-    let mut arrays: Vec<_> = (0..moments).map(|_| Joined::default()).collect();
-    let mut partition = None;
-    for rank in ranks {
-        let start = weights.len();
-        let part = Part::new(rank, group)?;
-        let whole = *partition.get_or_insert(part.whole);
-        // Padding is at the end of the group, so all ranks before it are full.
-        let begin = offsets.end.min(start);
-        let expected = whole.min(offsets.end - begin);
-        if (part.whole, part.used) != (whole, expected) {
-            let (found, used) = (part.whole, part.used);
-            let reason = format!(
-                "flat group {group} has {used} elements and {} of padding, where {expected} of \
-                 {whole} are expected",
-                found - used
-            );
-            return Err(DeepSpeedError::mixed(rank.path(), reason));
-        }
-        let state = &rank.groups[group];
-        weights.add(state.weights.clone(), part.used);
-        for ((_, tensor), array) in state.state.moments.iter().zip(&mut arrays) {
-            array.add(tensor.clone(), part.used);
-        }
-    }
+    let (weights, moments) = join(ranks, group, offsets.end)?;
     if weights.len() != offsets.end {
-        let rule = format!("{} elements of flat group {group} over all ranks", offsets.end);
-        return Err(ranks[0].root()?.refuse(format!("{rule}, not {}", weights.len())));
+        let reason = format!(
+            "flat group {group} has {} elements over all ranks, where the shapes in {} come to {}",
+            weights.len(),
+            model.path().display(),
+            offsets.end
+        );
+        return Err(DeepSpeedError::mixed(ranks[0].path(), reason));
     }
     let stored = shapes.iter().zip(&offsets.starts).map(|(named, start)| {
         let range = *start..start + named.1.iter().product::<usize>();
@@ -106,11 +87,43 @@ fn of_group(
             pieces
         };
         let mut stored = Stored::new(named.clone(), true, cut(&weights));
-        stored.moments = arrays.iter().map(cut).collect();
+        stored.moments = moments.iter().map(cut).collect();
         stored.working = model.in_module(&named.0)?.map(Pieces::whole);
         Ok(stored)
     });
     stored.collect()
+}
+
+/// The partitions of a group of `end` elements, one behind the other: the masters, and every array of
+/// the optimizer.
+fn join(
+    ranks: &[OptimStates],
+    group: usize,
+    end: usize,
+) -> Result<(Joined, Vec<Joined>), DeepSpeedError> {
+    let mut weights = Joined::default();
+    let moments = &ranks[0].groups[group].state.moments;
+    let mut moments: Vec<_> = moments.iter().map(|_| Joined::default()).collect();
+    let mut partition = None;
+    for rank in ranks {
+        let Part { used, whole } = Part::new(rank, group)?;
+        // Ranks have equal partitions, and all before the end of the group are full.
+        let partition = *partition.get_or_insert(whole);
+        let expected = partition.min(end.saturating_sub(weights.len()));
+        if (whole, used) != (partition, expected) {
+            let reason = format!(
+                "flat group {group} has {used} elements of {whole} with padding, where {expected} \
+                 of {partition} are expected"
+            );
+            return Err(DeepSpeedError::mixed(rank.path(), reason));
+        }
+        let state = &rank.groups[group];
+        weights.add(state.weights.clone(), used);
+        for ((_, tensor), joined) in state.state.moments.iter().zip(&mut moments) {
+            joined.add(tensor.clone(), used);
+        }
+    }
+    Ok((weights, moments))
 }
 
 impl Offsets {

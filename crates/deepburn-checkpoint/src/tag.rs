@@ -25,10 +25,21 @@ impl Tag {
         Self(format!("step-{step:08}"))
     }
 
-    /// The step of a tag that [`Self::of_step`] made.
+    /// The tag of the checkpoint that the `visit`th run to come by `step` saves, where the first one
+    /// left its own: `step-00000010`, then `step-00000010.2`.
+    pub fn of_visit(step: u64, visit: u32) -> Self {
+        match visit {
+            0 | 1 => Self::of_step(step),
+            _ => Self(format!("step-{step:08}.{visit}")),
+        }
+    }
+
+    /// The step of a tag that [`Self::of_step`] or [`Self::of_visit`] made.
     pub fn step(&self) -> Option<u64> {
-        let step = self.0.strip_prefix("step-")?.parse().ok()?;
-        (Self::of_step(step) == *self).then_some(step)
+        let name = self.0.strip_prefix("step-")?;
+        let (step, visit) = name.split_once('.').unwrap_or((name, "1"));
+        let (step, visit) = (step.parse().ok()?, visit.parse().ok()?);
+        (Self::of_visit(step, visit) == *self).then_some(step)
     }
 
     /// The name.
@@ -82,7 +93,11 @@ mod tests {
         assert_eq!(Tag::of_step(10).as_str(), "step-00000010");
         assert_eq!(Tag::of_step(10).step(), Some(10));
         assert_eq!(Tag::of_step(u64::MAX).step(), Some(u64::MAX));
-        for other in ["step-10", "step-", "best", "step-00000010.damaged-1"] {
+        assert_eq!(Tag::of_visit(10, 1), Tag::of_step(10));
+        assert_eq!(Tag::of_visit(10, 2).as_str(), "step-00000010.2");
+        assert_eq!(Tag::of_visit(10, 12).step(), Some(10));
+        let others = ["step-10", "step-", "best", "step-00000010.damaged-1", "step-00000010.1"];
+        for other in others.into_iter().chain(["step-00000010.02", "step-00000010."]) {
             assert_eq!(other.parse::<Tag>().unwrap().step(), None, "{other}");
         }
     }

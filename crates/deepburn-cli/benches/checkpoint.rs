@@ -16,6 +16,10 @@ use deepburn::{Engine, SaveRequest, initialize};
 use deepburn_models::gpt2::{CausalBatch, Gpt2, Gpt2Config};
 use serde_json::json;
 
+/// That of the programs.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const ROUNDS: usize = 7;
 /// Steps that a checkpoint is written beside.
 const STEPS: usize = 4;

@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use clap::Parser;
 use deepburn::metrics::{MetricsError, MetricsWriter};
-use deepburn::ops::{FusedOps, OptimizerOps, StreamOps};
+use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Group, ZeroError};
 use deepburn::{
     CheckpointPlan, EngineError, Hook, Outcome, OutsideError, TrainError, TrainPlan,
@@ -138,7 +138,7 @@ pub fn finetune(arguments: Arguments, profiler: &Profiler) -> Result<(), Failure
 }
 
 /// Trains on backend `B`, every rank on `device`.
-fn run_on<B: FusedOps + OptimizerOps + StreamOps>(
+fn run_on<B: FusedOps + OptimizerOps>(
     preparation: &Preparation,
     device: B::Device,
     profiler: &Profiler,
@@ -151,7 +151,7 @@ fn run_on<B: FusedOps + OptimizerOps + StreamOps>(
 }
 
 /// Trains what `recipe` says on backend `B`, every rank on `device`.
-fn run<B: FusedOps + OptimizerOps + StreamOps, R: Recipe<B>>(
+fn run<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     preparation: &Preparation,
     recipe: &R,
     device: B::Device,

@@ -299,7 +299,7 @@ fn decides(path: &str) -> bool {
     !aside.iter().any(|it| path.starts_with(it))
 }
 
-/// Later checkpoints stay; the run that comes by again cannot save under their names.
+/// Later checkpoints stay.
 fn note_newer(root: &Path, checkpoint: &Checkpoint) {
     let step = checkpoint.run().step;
     let newer = Checkpoint::all(root).unwrap_or_default();
@@ -307,9 +307,10 @@ fn note_newer(root: &Path, checkpoint: &Checkpoint) {
     let newer: Vec<_> = newer.collect();
     if !newer.is_empty() {
         tracing::warn!(
-            "there are newer checkpoints, and none is overwritten: move away {} for those steps to \
-             be saved",
-            newer.join(", ")
+            "there are newer checkpoints, and none is overwritten: {} stay, and this run saves under \
+             names such as {}",
+            newer.join(", "),
+            Tag::of_visit(step, 2)
         );
     }
 }

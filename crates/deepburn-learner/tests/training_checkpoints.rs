@@ -447,7 +447,9 @@ fn a_save_that_fails_leaves_training_alone() {
         assert!(error.is_recoverable());
         run(engine, 2 * MICRO_BATCHES)?;
         save(engine, root.path())?;
-        let again = engine.save_checkpoint(root.path(), SaveRequest::default()).unwrap_err();
+        let tag = Some(Tag::of_step(engine.global_steps()));
+        let request = SaveRequest { tag, ..SaveRequest::default() };
+        let again = engine.save_checkpoint(root.path(), request).unwrap_err();
         assert!(again.is_recoverable() && again.to_string().contains("none is ever overwritten"));
         run(engine, 3 * MICRO_BATCHES)?;
         Ok(error.to_string())

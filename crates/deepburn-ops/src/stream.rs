@@ -4,7 +4,7 @@ use burn_backend::Backend;
 
 /// How the ranks of a process share a device.
 pub trait StreamOps: Backend {
-    /// Runs what one rank does, or what prepares it.
+    /// Runs what one rank does, what prepares it, or what a thread of its own does for it.
     ///
     /// Ranks of a process read each other's tensors. On a device that queues work thread by thread, a
     /// tensor could be read before it is written, or its memory used again before it is read;

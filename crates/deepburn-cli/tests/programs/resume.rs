@@ -196,12 +196,16 @@ fn nothing_that_an_earlier_run_saved_is_overwritten() {
     job.train();
     let before = fs::read(checkpoints(&job).join("step-00000002/manifest.json")).unwrap();
     job.run().failed(2, &["training.output_dir", "earlier run", "--resume"]);
-    // Coming by again is told of, and trains to the end.
+    // Coming by again is told of, and saves beside what is there.
     let ending = resume(&job, &["step-00000002"]).succeeded();
-    assert!(ending.stderr.contains("move away step-00000004, step-00000006"), "{}", ending.stderr);
-    assert!(ending.stderr.contains("step 4: no checkpoint was saved"), "{}", ending.stderr);
+    assert!(ending.stderr.contains("step-00000004, step-00000006 stay"), "{}", ending.stderr);
+    let expected = ["02", "04", "04.2", "06", "06.2"].map(|end| format!("step-000000{end}"));
+    assert_eq!(tags(&job), expected);
+    let latest = Checkpoint::open_intact(&checkpoints(&job), None).unwrap();
+    assert_eq!(latest.tag().as_str(), "step-00000006.2");
     let after = fs::read(checkpoints(&job).join("step-00000002/manifest.json")).unwrap();
     assert_eq!(before, after);
+    resume(&job, &[]).succeeded();
 }
 
 #[test]

@@ -117,7 +117,7 @@ impl Writing {
         let unwanted = Arc::new(AtomicBool::new(false));
         let name = format!("rank {} checkpoint", snapshot.rank);
         let (folder, asked) = (ticket.folder().to_owned(), unwanted.clone());
-        let write = move || snapshot.write(&ticket, &asked);
+        let write = move || B::in_shared_stream(|| snapshot.write(&ticket, &asked));
         let (thread, failure) = match thread::Builder::new().name(name).spawn(write) {
             Ok(thread) => (Some(thread), None),
             Err(source) => {

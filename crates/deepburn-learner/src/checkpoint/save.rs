@@ -20,7 +20,8 @@ use crate::{Engine, EngineError};
 /// What a caller adds to a checkpoint.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SaveRequest {
-    /// The checkpoint's name; by default that of its step, `step-00000010`.
+    /// The checkpoint's name; by default that of its step, `step-00000010`, or where that is taken
+    /// `step-00000010.2` and so on.
     pub tag: Option<Tag>,
     /// What the run is called.
     pub job: String,
@@ -66,12 +67,14 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.check_settled("start_save")?;
         let SaveRequest { tag, job, metric, client_state, rank_state } = request;
         let step = self.global_steps();
-        let tag = tag.unwrap_or_else(|| Tag::of_step(step));
         let layout = Arc::new(self.layout()?);
 
         let mut save = None;
         let begun = (self.rank() == 0).then(|| {
-            let begun = Save::begin(root, tag, layout.clone())?;
+            let begun = match tag {
+                Some(tag) => Save::begin(root, tag, layout.clone())?,
+                None => Save::begin_step(root, step, layout.clone())?,
+            };
             let ticket = begun.ticket().clone();
             save = Some(begun);
             Ok(ticket)

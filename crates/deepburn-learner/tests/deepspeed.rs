@@ -1,0 +1,185 @@
+//! A Burn model of one's own that goes on from checkpoints of DeepSpeed: `Linear` layers, whose weights
+//! PyTorch keeps transposed. `data/make.py` made the checkpoints and the losses that followed there.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::backend::Backend;
+use burn::tensor::{Tensor, TensorData};
+use burn_flex::{Flex, FlexDevice};
+use deepburn_comm::run_ranks;
+use deepburn_config::{Facts, Plan, Written, resolve};
+use deepburn_deepspeed::DeepSpeedCheckpoint;
+use deepburn_learner::{
+    Engine, EngineError, LoadPlan, TorchModel, TrainingCheckpointError, initialize,
+};
+use deepburn_zero::{Group, Training};
+use serde_json::Value;
+
+#[derive(Module, Debug)]
+struct Net<B: Backend> {
+    up: Linear<B>,
+    mix: Linear<B>,
+    frozen: Linear<B>,
+    down: Linear<B>,
+}
+
+type Trained = Training<Flex>;
+type Trainer = Engine<Flex, Net<Trained>>;
+
+/// Weights drawn at random, of which none is left after loading.
+fn net() -> Net<Trained> {
+    let linear = |inputs, outputs| LinearConfig::new(inputs, outputs).init(&FlexDevice);
+    let frozen: Linear<Trained> = linear(6, 6);
+    Net { up: linear(3, 6), mix: linear(6, 6), frozen: frozen.no_grad(), down: linear(6, 1) }
+}
+
+impl<B: Backend> Net<B> {
+    fn loss(&self, seed: usize) -> Tensor<B, 1> {
+        let values: Vec<f32> = (0..12).map(|i| ((seed * 7 + i * 3) % 11) as f32 / 11.0).collect();
+        let x = Tensor::<B, 2>::from_data(TensorData::new(values, [4, 3]), &B::Device::default());
+        let hidden = self.mix.forward(self.up.forward(x)).tanh();
+        let y = self.down.forward(self.frozen.forward(hidden));
+        (y - 0.5).powf_scalar(2.0).mean()
+    }
+}
+
+/// What the layers are called there, and how they are kept.
+struct Torch {
+    prefix: &'static str,
+    transposed: bool,
+}
+
+impl TorchModel for Torch {
+    fn name(&self, path: &str) -> String {
+        format!("{}{path}", self.prefix)
+    }
+
+    fn is_transposed(&self, path: &str) -> bool {
+        self.transposed && path.ends_with("weight")
+    }
+}
+
+const LINEAR: Torch = Torch { prefix: "", transposed: true };
+
+fn folder(stage: u8) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/linear_s{stage}"))
+}
+
+fn trace(stage: u8) -> Value {
+    serde_json::from_str(&fs::read_to_string(folder(stage).join("trace.json")).unwrap()).unwrap()
+}
+
+fn plan(config: &Value, stage: u8, ranks: usize) -> Plan {
+    let mut config = config.clone();
+    config["zero_optimization"]["stage"] = stage.into();
+    resolve(&Written::from_value(&config).unwrap(), &Facts::on_host(ranks)).unwrap().plan
+}
+
+fn with_engine<R: Send>(
+    plan: &Plan,
+    body: impl Fn(&mut Trainer) -> Result<R, TrainingCheckpointError> + Sync,
+) -> Vec<R> {
+    let ranks = run_ranks(plan.batch.world_size, Duration::from_secs(60), |member| {
+        body(&mut initialize(net(), plan, Group::new(member))?)
+    });
+    ranks.unwrap_or_else(|failure| panic!("{failure}"))
+}
+
+fn micro_batch(engine: &mut Trainer) -> Result<f64, EngineError> {
+    let seed = engine.micro_steps() as usize * 5 + engine.rank();
+    let loss = engine.forward(|net| net.loss(seed))?;
+    let value = f64::from(loss.clone().into_scalar());
+    engine.backward(loss)?;
+    engine.step()?;
+    Ok(value)
+}
+
+#[test]
+fn linear_layers_go_on_along_deepspeeds_trace() {
+    for saved_at in [2, 3] {
+        let checkpoint = DeepSpeedCheckpoint::open(&folder(saved_at), None).unwrap();
+        let trace = trace(saved_at);
+        for stage in 0..4 {
+            let ranks = with_engine(&plan(&trace["ds"], stage, 2), |engine| {
+                engine.load_deepspeed_checkpoint(&checkpoint, &LINEAR, LoadPlan::ALL)?;
+                let counters =
+                    (engine.global_steps(), engine.micro_steps(), engine.global_samples());
+                assert_eq!(counters, (2, 4, 32));
+                Ok((0..8).map(|_| micro_batch(engine)).collect::<Result<Vec<_>, _>>()?)
+            });
+            for (micro, losses) in trace["losses"].as_array().unwrap().iter().enumerate() {
+                for (rank, found) in ranks.iter().enumerate() {
+                    let expected = losses[rank].as_f64().unwrap();
+                    // Two orders of addition in f32, over four steps.
+                    assert!(
+                        (found[micro] - expected).abs() < 1e-6,
+                        "from stage {saved_at} at {stage}, rank {rank}, {micro}: {} {expected}",
+                        found[micro]
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Any number of ranks reads the same model.
+#[test]
+fn any_number_of_ranks_loads_it() {
+    let checkpoint = DeepSpeedCheckpoint::open(&folder(3), None).unwrap();
+    let config = trace(3)["ds"].clone();
+    let loss = |stage: u8, ranks: usize| {
+        let losses = with_engine(&plan(&config, stage, ranks), |engine| {
+            engine.load_deepspeed_checkpoint(&checkpoint, &LINEAR, LoadPlan::ModuleOnly)?;
+            assert_eq!(engine.global_steps(), 0);
+            Ok(engine.evaluate(|net| net.loss(20).into_scalar())?)
+        });
+        assert!(losses.iter().all(|loss| loss.to_bits() == losses[0].to_bits()));
+        losses[0]
+    };
+    // The first one after the checkpoint.
+    let expected = trace(3)["losses"][0][0].as_f64().unwrap() as f32;
+    for (stage, ranks) in [(0, 1), (1, 3), (2, 2), (3, 1), (3, 4), (3, 5)] {
+        let found = loss(stage, ranks);
+        assert!(
+            (found - expected).abs() < 1e-6,
+            "stage {stage}, {ranks} ranks: {found} {expected}"
+        );
+    }
+}
+
+/// What does not fit is told, and the engine is as it was.
+#[test]
+fn what_does_not_fit_is_refused() {
+    let checkpoint = DeepSpeedCheckpoint::open(&folder(2), None).unwrap();
+    let config = trace(2)["ds"].clone();
+    let cases = [
+        (Torch { prefix: "", transposed: false }, "up.weight is of shape [6, 3]"),
+        (Torch { prefix: "module.", transposed: true }, "no parameter module.up.weight"),
+    ];
+    for (model, part) in &cases {
+        let errors = with_engine(&plan(&config, 3, 2), |engine| {
+            let before = engine.evaluate(|net| net.loss(1).into_scalar())?;
+            let loaded = engine.load_deepspeed_checkpoint(&checkpoint, model, LoadPlan::ALL);
+            let error = loaded.unwrap_err();
+            assert!(error.is_recoverable());
+            assert_eq!(before, engine.evaluate(|net| net.loss(1).into_scalar())?);
+            Ok(error.to_string())
+        });
+        assert!(errors[0].contains(part) && errors[0].contains("global_step2"), "{errors:?}");
+    }
+    let mut lion = config;
+    lion["optimizer"] = serde_json::json!({"type": "Lion", "params": {"lr": 1e-3}});
+    let errors = with_engine(&plan(&lion, 2, 2), |engine| {
+        let plan = LoadPlan::ALL;
+        let refused = engine.load_deepspeed_checkpoint(&checkpoint, &LINEAR, plan).unwrap_err();
+        let plan = LoadPlan::Training { optimizer_states: false, lr_scheduler_states: true };
+        engine.load_deepspeed_checkpoint(&checkpoint, &LINEAR, plan)?;
+        assert_eq!(engine.global_steps(), 2);
+        Ok(refused.to_string())
+    });
+    assert!(errors[0].contains("exp_avg, exp_avg_sq"), "{errors:?}");
+}

@@ -13,8 +13,8 @@ use deepburn_models::Publication;
 use deepburn_models::gpt2::SavedPrecision;
 
 use crate::failure::Failure;
+use crate::job_state::JobState;
 use crate::results::write_whole;
-use crate::resume::JobState;
 
 /// The type of consolidated weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -13,6 +13,7 @@ mod classification;
 mod corpus;
 mod failure;
 mod finetune;
+mod job_state;
 mod lengths;
 mod memory;
 mod monitoring;

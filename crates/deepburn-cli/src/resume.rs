@@ -1,4 +1,4 @@
-//! Checkpoints of a job: where they are, what they know of it, and going on from one, its own or
+//! Checkpoints of a job: where they are, when they are saved, and going on from one, its own or
 //! DeepSpeed's.
 
 use std::fmt::Display;
@@ -10,48 +10,17 @@ use deepburn::deepspeed::DeepSpeedCheckpoint;
 use deepburn::ops::OptimizerOps;
 use deepburn::zero::Training;
 use deepburn::{BatchSource, CheckpointPlan, ClientStates, Engine, LoadPlan, NextStep, TorchModel};
-use deepburn_datasets::Shard;
 use deepburn_models::Publication;
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::failure::Failure;
 use crate::finetune::RankError;
+use crate::job_state::JobState;
 use crate::preparation::Preparation;
 
 /// The folder of a job's checkpoints.
 pub(crate) fn folder(output: &Path) -> PathBuf {
     output.join("checkpoints")
-}
-
-/// What a checkpoint knows of its job.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct JobState {
-    /// The content of `job.json`.
-    job: Value,
-    /// Samples of an epoch.
-    samples: usize,
-    /// What the model is called elsewhere.
-    pub(crate) publication: Publication,
-    /// Of this program.
-    version: String,
-}
-
-impl JobState {
-    fn of(preparation: &Preparation) -> Result<Self, Failure> {
-        let whole = Shard { rank: 0, num_ranks: 1 };
-        Ok(Self {
-            job: preparation.record.clone(),
-            samples: preparation.subject.samples_per_epoch(whole).map_err(Failure::run)?,
-            publication: preparation.subject.publication(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-        })
-    }
-
-    /// What the job told `checkpoint`; `None` where another program saved it.
-    pub(crate) fn read(checkpoint: &Checkpoint) -> Option<Self> {
-        Self::deserialize(&ClientStates::read(checkpoint).ok()?.client_state).ok()
-    }
 }
 
 /// What a run goes on from.
@@ -133,7 +102,8 @@ fn open_own(preparation: &Preparation, tag: Option<&str>) -> Result<Checkpoint, 
             checkpoint.path().display()
         )));
     };
-    compare(&saved, &JobState::of(preparation)?)
+    saved
+        .compare(&JobState::of(preparation)?)
         .map_err(|reason| named(format!("{}: {reason}", checkpoint.path().display())))?;
     note_newer(&root, &checkpoint);
     Ok(checkpoint)
@@ -230,73 +200,6 @@ pub(crate) fn refuse_earlier(preparation: &Preparation) -> Result<(), Failure> {
          --resume, move them away, or give another folder",
         last.path().parent().unwrap_or(&root).display()
     )))
-}
-
-/// Refuses a job whose data or model is another, and tells of what else decides the numbers.
-fn compare(saved: &JobState, now: &JobState) -> Result<(), String> {
-    if saved.samples != now.samples {
-        return Err(format!(
-            "it was saved in {} samples of training data and the job has {}: a place in the one is \
-             none in the other; give the data it was saved with",
-            saved.samples, now.samples
-        ));
-    }
-    let mut differences = Vec::new();
-    for section in ["model", "data", "training", "deepspeed"] {
-        differ(section, &saved.job[section], &now.job[section], &mut differences);
-    }
-    for Difference { path, then, now } in differences {
-        if is_refused(&path) {
-            return Err(format!(
-                "{path} was {then} when it was saved and is {now} now: set it back, or start anew \
-                 from other weights with model.pretrained"
-            ));
-        }
-        if decides(&path) {
-            tracing::warn!("{path} was {then} in the checkpoint and is {now} from now on");
-        }
-    }
-    Ok(())
-}
-
-/// A value of the job file that is another now.
-struct Difference {
-    path: String,
-    then: Value,
-    now: Value,
-}
-
-fn differ(path: &str, then: &Value, now: &Value, found: &mut Vec<Difference>) {
-    if let (Value::Object(left), Value::Object(right)) = (then, now) {
-        let added = right.keys().filter(|name| !left.contains_key(*name));
-        for name in left.keys().chain(added) {
-            differ(&format!("{path}.{name}"), &then[name], &now[name], found);
-        }
-    } else if then != now {
-        found.push(Difference { path: path.to_owned(), then: then.clone(), now: now.clone() });
-    }
-}
-
-/// Without the same model, data and draws there is nothing to go on with. Where they lie may change.
-fn is_refused(path: &str) -> bool {
-    let places = ["model.pretrained", "data.path", "data.tokenizer"];
-    let is_place = places.iter().any(|place| path.starts_with(place));
-    let parts = ["model.", "data.", "training.seed", "deepspeed.optimizer.type"];
-    !is_place && parts.iter().any(|part| path.starts_with(part))
-}
-
-/// Whether a value has a part in the numbers of later steps.
-fn decides(path: &str) -> bool {
-    let aside = [
-        "training.output_dir",
-        "training.logging_steps",
-        "training.eval_steps",
-        "training.save_",
-        "training.async_save",
-        "deepspeed.steps_per_print",
-        "deepspeed.wall_clock_breakdown",
-    ];
-    !aside.iter().any(|it| path.starts_with(it))
 }
 
 /// Later checkpoints stay.

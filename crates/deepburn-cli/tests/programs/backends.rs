@@ -6,6 +6,7 @@
 use deepburn::metrics::StepRow;
 
 use crate::job::{Job, STAGES, Trained};
+use crate::resume::{long, same_in_pieces};
 
 /// Names of all backends.
 const ALL: [&str; 4] = ["flex", "wgpu", "cuda", "tch"];
@@ -80,6 +81,20 @@ fn stages_agree_to_the_bit() {
                 let same = other.numbers() == plain.numbers();
                 assert!(same, "{backend}, stage {stage}:\n{other:?}\n{plain:?}");
             }
+        }
+    }
+}
+
+/// What is written while training goes on is what there was: the run that goes on from it comes to the
+/// same end.
+#[test]
+#[cfg_attr(feature = "fusion", ignore = "what fusion fuses depends on what ran before")]
+fn interrupted_runs_go_on_to_the_bit() {
+    for backend in others() {
+        for stage in [0, 3] {
+            same_in_pieces(&format!("{backend}, stage {stage}"), true, || {
+                long().sharded(stage, 2).with("training.backend", backend)
+            });
         }
     }
 }

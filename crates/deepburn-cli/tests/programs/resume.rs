@@ -44,7 +44,7 @@ fn assert_same(run: &Trained, expected: &Trained, what: &str) {
 const STEPS: u64 = 6;
 
 /// A job that ends at step 6 with dropout, shuffling, a schedule, and an evaluation.
-fn long() -> Job {
+pub(crate) fn long() -> Job {
     Job::uneven()
         .with("data.shuffle", true)
         .with("data.splits", json!({"train": "90%", "eval": "10%"}))
@@ -60,7 +60,7 @@ fn long() -> Job {
 
 /// The same run in pieces: it is as if a process ended after each checkpoint.
 #[track_caller]
-fn same_in_pieces(name: &str, asynchronous: bool, job: impl Fn() -> Job) {
+pub(crate) fn same_in_pieces(name: &str, asynchronous: bool, job: impl Fn() -> Job) {
     let straight = job().train();
     let job = job().with("training.save_steps", 2).with("training.async_save", asynchronous);
     assert_same(&job.train(), &straight, &format!("{name}: saving changes the run"));

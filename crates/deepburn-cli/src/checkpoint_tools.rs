@@ -106,6 +106,7 @@ pub(crate) fn consolidate(
     max_shard_size: Size,
 ) -> Result<Vec<String>, Failure> {
     let checkpoint = open(path, tag)?;
+    refuse_inside(&checkpoint, out)?;
     let (element, precision) = dtype.types();
     let what = Consolidation { element, max_shard_bytes: max_shard_size.0 };
     let publication = JobState::read(&checkpoint).map(|state| state.publication);
@@ -113,6 +114,14 @@ pub(crate) fn consolidate(
         tracing::warn!("finetune did not save it: weights keep their module paths as names");
         return write(&checkpoint, out, &what, &deepburn::checkpoint::AsTrained);
     };
+    for name in publication.documents.keys() {
+        if out.join(name).symlink_metadata().is_ok() {
+            return Err(Failure::mistake(format!(
+                "{} is there already, and nothing is replaced: give another folder",
+                out.join(name).display()
+            )));
+        }
+    }
     let mut files = write(&checkpoint, out, &what, &Published(&publication))?;
     for (name, fields) in &publication.documents {
         let text = serde_json::to_string_pretty(fields).map_err(Failure::run)?;
@@ -129,6 +138,18 @@ pub(crate) fn consolidate(
         }
     }
     Ok(files)
+}
+
+/// Weights do not belong among checkpoints.
+fn refuse_inside(checkpoint: &Checkpoint, out: &Path) -> Result<(), Failure> {
+    let root = checkpoint.path().parent().and_then(|root| fs::canonicalize(root).ok());
+    match (root, fs::canonicalize(out)) {
+        (Some(root), Ok(place)) if place.starts_with(&root) => Err(Failure::mistake(format!(
+            "{} is where checkpoints lie: give another folder",
+            out.display()
+        ))),
+        _ => Ok(()),
+    }
 }
 
 fn write(

@@ -22,7 +22,7 @@ use deepburn_monitor::{MonitorError, MonitorFolders, Monitors, Profiler};
 
 use crate::failure::Failure;
 use crate::monitoring::check_monitors;
-use crate::preparation::{Preparation, check_output, check_types, prepare};
+use crate::preparation::{Preparation, check_types, claim_output, prepare};
 use crate::progress::Progress;
 use crate::progress::tell;
 use crate::recipe::{Recipe, Subject};
@@ -165,7 +165,7 @@ fn run<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         model.visit(&mut Draw);
         Ok(model)
     })?;
-    check_output(output)?;
+    let _claim = claim_output(output)?;
     let record = serde_json::to_string_pretty(&preparation.record).map_err(Failure::run)?;
     write_whole(&output.join("job.json"), &record).map_err(Failure::run)?;
     // An earlier run's would pass for this one's, should this one fail.
@@ -202,8 +202,12 @@ fn run<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     match outcomes.into_iter().next() {
         Some(Outcome::Interrupted { checkpoint: Some(checkpoint) }) => {
             let (signal, name) = signals.last();
+            let how = match preparation.resume {
+                Some(Origin::DeepSpeed(_)) => "--resume alone, without DeepSpeed's folder,",
+                _ => "--resume",
+            };
             let message = format!(
-                "stopped by {name}; {} is saved: give the same command with --resume to go on",
+                "stopped by {name}; {} is saved: give the same command with {how} to go on",
                 checkpoint.display()
             );
             Err(Failure::Interrupted { signal, message })

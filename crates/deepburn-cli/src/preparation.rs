@@ -3,7 +3,7 @@
 //! [`prepare`] goes from a command line to a [`Preparation`]: a job whose model, data and plan fit
 //! together. What is wrong up to here is the user's to mend, and nothing has been written.
 
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::path::Path;
 
 use burn::tensor::DType;
@@ -251,8 +251,9 @@ fn show(note: &Diagnosis) {
     }
 }
 
-/// Makes sure that results can be written, before hours are spent on them.
-pub(crate) fn check_output(folder: &Path) -> Result<(), Failure> {
+/// Makes sure that results can be written, before hours are spent on them, and that nobody else
+/// writes theirs there as long as what is returned is held.
+pub(crate) fn claim_output(folder: &Path) -> Result<Option<File>, Failure> {
     let refused = |error: std::io::Error| {
         Failure::mistake(format!(
             "training.output_dir: {} cannot be written to ({error}); give a folder that can",
@@ -266,11 +267,23 @@ pub(crate) fn check_output(folder: &Path) -> Result<(), Failure> {
     let in_the_way = in_the_way.iter().find(|it| it.is_dir());
     let model = folder.join("model");
     match in_the_way.or((model.exists() && !model.is_dir()).then_some(&model)) {
-        None => Ok(()),
+        None => lock(folder),
         Some(path) => Err(Failure::mistake(format!(
             "training.output_dir: {} is in the way of the results; move it or give another folder",
             path.display()
         ))),
+    }
+}
+
+/// Locks a folder, where the system has such locks; the end of the process releases it.
+fn lock(folder: &Path) -> Result<Option<File>, Failure> {
+    let Ok(handle) = File::open(folder) else { return Ok(None) };
+    match handle.try_lock() {
+        Err(TryLockError::WouldBlock) => Err(Failure::mistake(format!(
+            "training.output_dir: another run is writing to {}; wait for it, or give another folder",
+            folder.display()
+        ))),
+        _ => Ok(Some(handle)),
     }
 }
 

@@ -9,7 +9,10 @@ use deepburn::checkpoint::{Checkpoint, Retention, Tag};
 use deepburn::deepspeed::DeepSpeedCheckpoint;
 use deepburn::ops::OptimizerOps;
 use deepburn::zero::Training;
-use deepburn::{BatchSource, CheckpointPlan, ClientStates, Engine, LoadPlan, NextStep, TorchModel};
+use deepburn::{
+    BatchSource, CheckpointPlan, ClientStates, Engine, LoadPlan, NextStep, TorchModel,
+    check_deepspeed_checkpoint,
+};
 use deepburn_models::Publication;
 use serde_json::json;
 
@@ -73,14 +76,16 @@ pub(crate) fn plan(preparation: &Preparation) -> Result<CheckpointPlan, Failure>
 /// # Errors
 /// Always a user's mistake: there is none, it is damaged, or it is of another job.
 pub(crate) fn open(preparation: &Preparation, what: Option<&str>) -> Result<Origin, Failure> {
-    let origin = match what.map(Path::new).filter(|path| DeepSpeedCheckpoint::is_one(path)) {
-        Some(path) => {
-            refuse_earlier(preparation)?;
-            let checkpoint = DeepSpeedCheckpoint::open(path, None).map_err(named)?;
-            checkpoint.verify().map_err(named)?;
-            Origin::DeepSpeed(checkpoint)
-        }
-        None => Origin::Own(open_own(preparation, what.filter(|tag| *tag != "latest"))?),
+    let what = what.filter(|tag| *tag != "latest");
+    let own = folder(&preparation.job.training.output_dir);
+    // A folder is meant by what is there, or can be no tag; a tag of this job's comes first.
+    let is_folder = |what: &&str| {
+        let path = Path::new(what);
+        (path.exists() || path.components().count() > 1) && !own.join(what).is_dir()
+    };
+    let origin = match what.filter(is_folder) {
+        Some(path) => Origin::DeepSpeed(open_deepspeed(preparation, Path::new(path))?),
+        None => Origin::Own(open_own(preparation, what)?),
     };
     let (step, max_steps) = (origin.step(), preparation.max_steps);
     if step > max_steps {
@@ -90,6 +95,33 @@ pub(crate) fn open(preparation: &Preparation, what: Option<&str>) -> Result<Orig
         )));
     }
     Ok(origin)
+}
+
+fn open_deepspeed(preparation: &Preparation, path: &Path) -> Result<DeepSpeedCheckpoint, Failure> {
+    if !path.is_dir() {
+        return Err(named(format!(
+            "{}: there is no such folder; give one that DeepSpeed saved, with `latest` in it, or the \
+             name of a checkpoint in the output folder",
+            path.display()
+        )));
+    }
+    if path.join("manifest.json").exists() || folder(path).is_dir() {
+        return Err(named(format!(
+            "{} is this program's own: give the output folder as --output-dir, and --resume alone or \
+             with the checkpoint's name",
+            path.display()
+        )));
+    }
+    refuse_earlier(preparation)?;
+    let checkpoint = DeepSpeedCheckpoint::open(path, None).map_err(named)?;
+    checkpoint.verify().map_err(named)?;
+    let subject = &preparation.subject;
+    let parameters = subject.parameters();
+    let shapes = parameters.iter().map(|own| (own.path.as_str(), &own.shape[..]));
+    let model = Published(subject.publication());
+    let optimizer = &preparation.plan.optimizer;
+    check_deepspeed_checkpoint(&checkpoint, &model, shapes, optimizer).map_err(named)?;
+    Ok(checkpoint)
 }
 
 fn open_own(preparation: &Preparation, tag: Option<&str>) -> Result<Checkpoint, Failure> {
@@ -197,7 +229,7 @@ pub(crate) fn refuse_earlier(preparation: &Preparation) -> Result<(), Failure> {
     let Some(last) = earlier.last() else { return Ok(()) };
     Err(Failure::mistake(format!(
         "training.output_dir: {} has the checkpoints of an earlier run; go on from the last with \
-         --resume, move them away, or give another folder",
+         --resume alone, move them away, or give another folder",
         last.path().parent().unwrap_or(&root).display()
     )))
 }

@@ -152,6 +152,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// `torch.save` calls the archive's folder as the file that it writes, without its ending, or `archive`
+/// where it writes to a stream. So a file that has come to another rank's name shows.
+fn check_name(path: &Path, root: &str) -> Result<(), DeepSpeedError> {
+    let name = path.file_stem().unwrap_or_default().to_string_lossy();
+    if root == name || root == "archive" {
+        return Ok(());
+    }
+    Err(DeepSpeedError::mixed(path, format!("it was saved as {root}.pt")))
+}
+
 /// What the archive's directory lists, below the one folder that everything lies in.
 fn entries(path: &Path, file: File) -> Result<HashMap<String, Entry>, DeepSpeedError> {
     let size = file.metadata().map_err(DeepSpeedError::io("read it", path))?.len();
@@ -181,6 +191,7 @@ fn entries(path: &Path, file: File) -> Result<HashMap<String, Entry>, DeepSpeedE
     let Some(root) = root else {
         return Err(DeepSpeedError::damaged(path, "there is no data.pkl in it"));
     };
+    check_name(path, root.trim_end_matches('/'))?;
     let below = listed.into_iter();
     Ok(below
         .filter_map(|(name, entry)| Some((name.strip_prefix(&root)?.to_owned(), entry)))

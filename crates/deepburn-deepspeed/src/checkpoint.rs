@@ -218,8 +218,8 @@ fn ranks(folder: &Folder, model: &ModelStates) -> Result<Vec<OptimStates>, DeepS
     for rank in &ranks {
         if (rank.stage == Some(3)) != sharded {
             let reason = format!(
-                "its zero_stage is {:?}, which is not that of {}",
-                rank.stage,
+                "its zero_stage is {}, which is not that of {}",
+                rank.stage.map_or("missing".to_owned(), |stage| stage.to_string()),
                 model.path().display()
             );
             return Err(DeepSpeedError::mixed(rank.path(), reason));

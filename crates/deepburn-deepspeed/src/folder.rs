@@ -160,7 +160,8 @@ fn ranks(path: &Path, names: &[String], suffix: &str) -> Result<Vec<PathBuf>, De
         }
     }
     if let Some(gap) = (0..found.len()).find(|rank| !found.contains_key(rank)) {
-        let name = format!("*zero_pp_rank_{gap}{suffix}");
+        let bf16 = if bf16 == Some(true) { "bf16_" } else { "" };
+        let name = format!("{bf16}zero_pp_rank_{gap}{suffix}");
         let reason = "this rank's file is missing; copy the files of all ranks into one folder";
         return Err(DeepSpeedError::missing(&path.join(name), reason));
     }

@@ -101,9 +101,9 @@ impl OptimStates {
             }
         }
         let differs = if self.stage != first.stage {
-            format!("zero_stage is {:?}, not {:?}", self.stage, first.stage)
+            format!("zero_stage is {}, not {}", told(self.stage), told(first.stage))
         } else if self.steps() != first.steps() {
-            format!("the optimizer made {:?} steps, not {:?}", self.steps(), first.steps())
+            format!("the optimizer's steps are {}, not {}", told(self.steps()), told(first.steps()))
         } else if self.loss_scale != first.loss_scale {
             format!("the loss scale is {:?}, not {:?}", self.loss_scale, first.loss_scale)
         } else if self.names() != first.names() {
@@ -207,4 +207,8 @@ fn loss_scale(scaler: &Value<'_>) -> Result<Option<LossScale>, DeepSpeedError> {
         last_overflow: scaler.need("last_overflow_iter")?.int()?,
         iteration: scaler.need("cur_iter")?.count()?,
     }))
+}
+
+fn told<T: ToString>(value: Option<T>) -> String {
+    value.map_or("missing".to_owned(), |value| value.to_string())
 }

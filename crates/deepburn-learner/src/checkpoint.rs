@@ -31,7 +31,7 @@ use std::path::PathBuf;
 
 use crate::EngineError;
 
-pub use deepspeed::TorchModel;
+pub use deepspeed::{TorchModel, check_deepspeed_checkpoint};
 pub use in_progress::SaveInProgress;
 pub use load::{ClientStates, LoadPlan};
 pub use save::SaveRequest;

@@ -18,6 +18,7 @@ mod train;
 
 pub use checkpoint::{
     ClientStates, LoadPlan, SaveInProgress, SaveRequest, TorchModel, TrainingCheckpointError,
+    check_deepspeed_checkpoint,
 };
 pub use deepburn_monitor::metrics;
 pub use engine::{Engine, PhaseTimes, Step, initialize};

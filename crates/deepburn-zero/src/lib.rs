@@ -47,7 +47,7 @@ pub use gather::Pass;
 pub use group::{Group, ZeroGroup};
 pub use ledger::{Category, Lease, Ledger, Usage};
 pub use operations::ModuleOperations;
-pub use optimizer::Rates;
+pub use optimizer::{Rates, moments};
 pub use parameter::Parameter;
 pub use partition::Partition;
 pub use random::RandomStream;

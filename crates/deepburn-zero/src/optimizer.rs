@@ -226,8 +226,8 @@ fn apply<B: OptimizerOps>(
     (master, copy)
 }
 
-/// State arrays that a rule needs.
-fn moments(plan: &OptimizerPlan) -> &'static [&'static str] {
+/// Names of the arrays that a rule keeps of each parameter, those of PyTorch's optimizers.
+pub fn moments(plan: &OptimizerPlan) -> &'static [&'static str] {
     match plan {
         OptimizerPlan::AdamW(_) | OptimizerPlan::Adam(_) => &["exp_avg", "exp_avg_sq"],
         OptimizerPlan::Sgd { momentum: 0.0, .. } => &[],

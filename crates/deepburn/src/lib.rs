@@ -59,8 +59,8 @@ pub use deepburn_learner::{
     Batch, BatchSource, Cause, CheckpointPlan, ClientStates, Confusion, Engine, EngineError,
     Evaluation, HalfPrecision, Hook, Interrupt, LoadPlan, LossScaler, Measured, NextStep, Outcome,
     OutsideError, PhaseTimes, SaveError, SaveInProgress, SaveRequest, Step, StepBatches, StepSize,
-    Task, TorchModel, TrainError, TrainPlan, TrainingCheckpointError, evaluate, initialize,
-    metrics, schedule, train,
+    Task, TorchModel, TrainError, TrainPlan, TrainingCheckpointError, check_deepspeed_checkpoint,
+    evaluate, initialize, metrics, schedule, train,
 };
 pub use deepburn_ops as ops;
 pub use deepburn_zero as zero;

@@ -129,8 +129,8 @@ fn what_does_not_fit_is_refused() {
     go_on(&short, &folder).failed(2, &["--resume", "step 6", "training.max_steps"]);
     let other = small_job(&folder)
         .with("deepspeed.optimizer", json!({"type": "Lion", "params": {"lr": 1e-3}}));
-    go_on(&other, &folder).failed(1, &[&names[..], &["exp_avg_sq"]].concat());
-    go_on(&job(&folder), &folder).failed(1, &[&names[..], &["shape"]].concat());
+    go_on(&other, &folder).failed(2, &[&names[..], &["exp_avg_sq"]].concat());
+    go_on(&job(&folder), &folder).failed(2, &[&names[..], &["shape"]].concat());
 
     let copy = tempfile::tempdir().unwrap();
     for name in [
@@ -149,6 +149,9 @@ fn what_does_not_fit_is_refused() {
     fs::write(&file, bytes).unwrap();
     let job = small_job(&folder);
     go_on(&job, copy.path()).failed(2, &["--resume", "zero_pp_rank_1", "damaged"]);
+    // Another rank's, whole.
+    fs::copy(copy.path().join("zero_pp_rank_0_mp_rank_00_optim_states.pt"), &file).unwrap();
+    go_on(&job, copy.path()).failed(2, &["--resume", "zero_pp_rank_1", "saved as zero_pp_rank_0"]);
     fs::remove_file(&file).unwrap();
     go_on(&job, copy.path()).failed(2, &["--resume", "ranks"]);
     assert!(!job.folder().join("output").exists());

@@ -181,7 +181,9 @@ fn a_damaged_checkpoint_is_refused_and_an_older_one_offered() {
     assert!(checkpoints(&job).join("step-00000006.damaged-1").is_dir());
 
     resume(&job, &["step-00000005"]).failed(2, &["step-00000005", "step-00000002"]);
-    resume(&job, &["../x"]).failed(2, &["--resume", "../x", "no tag"]);
+    resume(&job, &["../x"]).failed(2, &["--resume", "../x", "no such folder"]);
+    resume(&job, &["x y"]).failed(2, &["--resume", "x y", "no tag"]);
+    resume(&job, &["output"]).failed(2, &["--resume", "this program's own", "--output-dir"]);
     resume(&Job::tiny(), &[]).failed(2, &["--resume", "no checkpoint"]);
 
     let foreign = checkpoints(&job).join("global_step7");
@@ -206,6 +208,21 @@ fn nothing_that_an_earlier_run_saved_is_overwritten() {
     let after = fs::read(checkpoints(&job).join("step-00000002/manifest.json")).unwrap();
     assert_eq!(before, after);
     resume(&job, &[]).succeeded();
+}
+
+#[test]
+fn two_runs_do_not_share_an_output_folder() {
+    let job = Job::uneven().with("training.max_steps", 2000);
+    let mut first = start(&job, &[]);
+    let started = Instant::now();
+    while num_rows(&job) < 1 {
+        assert!(started.elapsed() < Duration::from_secs(60), "it does not train");
+        sleep(Duration::from_millis(5));
+    }
+    job.run().failed(2, &["training.output_dir", "another run"]);
+    first.kill().unwrap();
+    first.wait().unwrap();
+    job.with("training.max_steps", 2).run().succeeded();
 }
 
 #[test]
@@ -421,7 +438,12 @@ fn consolidated_weights_are_those_of_the_model() {
         let model = folder.join("output/model").join(name);
         assert_eq!(read(&folder.join("whole").join(name)), read(&model), "{name}");
     }
-    // Nothing is replaced.
+    // Nothing is replaced, and nothing laid among checkpoints.
+    let inside = ["consolidate", "output", "output/checkpoints"];
+    deepburn(folder, &inside).failed(2, &["where checkpoints lie"]);
+    fs::create_dir(folder.join("taken")).unwrap();
+    fs::write(folder.join("taken/config.json"), "{}").unwrap();
+    deepburn(folder, &["consolidate", "output", "taken"]).failed(2, &["config.json is there"]);
     deepburn(folder, &["consolidate", "output", "whole"]).failed(2, &["model.safetensors"]);
 
     let arguments = ["consolidate", "output/checkpoints/step-00000006", "bf16", "--dtype", "bf16"];

@@ -4,9 +4,10 @@ use std::collections::HashMap;
 
 use burn::module::AutodiffModule;
 use burn::tensor::TensorData;
+use deepburn_config::OptimizerPlan;
 use deepburn_deepspeed::{Array, Counters, DeepSpeedCheckpoint, LossScale, Parameter};
 use deepburn_ops::OptimizerOps;
-use deepburn_zero::{Piece, StateArray, Training};
+use deepburn_zero::{Piece, StateArray, Training, moments};
 
 use super::load::{LoadPlan, listed};
 use super::{TrainingCheckpointError, exchange};
@@ -42,62 +43,20 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     ) -> Result<(), TrainingCheckpointError> {
         self.check_settled("load_deepspeed_checkpoint")?;
         let stored = Stored::new(checkpoint, model);
-        let fits = self.check_deepspeed(&stored, plan).map(|()| checkpoint.path().to_owned());
+        let own = self.parameters().iter().map(|parameter| Own {
+            path: parameter.path(),
+            shape: parameter.shape(),
+            trainable: parameter.is_trainable(),
+        });
+        let optimizer_states = matches!(plan, LoadPlan::Training { optimizer_states: true, .. });
+        let moments = optimizer_states.then(|| self.states().moments());
+        let fits = stored.check(own, moments).map(|()| checkpoint.path().to_owned());
         let fits = fits.map_err(|reason| stored.unfit(reason));
         let paths = exchange(self.group(), "DeepSpeed checkpoint to load", Some(fits))?;
         if let Some(other) = paths.iter().find(|path| **path != paths[0]) {
             return Err(stored.unfit(format!("another rank loads {}", other.display())));
         }
         self.adopt_deepspeed(&stored, plan)
-    }
-
-    /// The model has the checkpoint's parameters and no other, and the optimizer its moments.
-    fn check_deepspeed(&self, stored: &Stored<'_>, plan: LoadPlan) -> Result<(), String> {
-        let mut missed: Vec<&Parameter> = stored.checkpoint.parameters().iter().collect();
-        for own in self.parameters() {
-            let path = own.path();
-            let (name, parameter) = stored.find(path)?;
-            let mut shape = parameter.shape.clone();
-            if stored.model.is_transposed(path) {
-                if shape.len() != 2 {
-                    return Err(format!(
-                        "its parameter {name} is of shape {shape:?}, and only matrices are \
-                         transposed: see TorchModel::is_transposed"
-                    ));
-                }
-                shape.reverse();
-            }
-            if shape[..] != own.shape()[..] {
-                return Err(format!(
-                    "its parameter {name} is of shape {:?}, and this model's {path} of {:?}",
-                    parameter.shape,
-                    own.shape().to_vec()
-                ));
-            }
-            if parameter.trainable != own.is_trainable() {
-                let is = |trainable| if trainable { "trained" } else { "frozen" };
-                return Err(format!(
-                    "its parameter {name} is {} and this model's {path} {}",
-                    is(parameter.trainable),
-                    is(own.is_trainable())
-                ));
-            }
-            missed.retain(|missed| missed.name != parameter.name);
-        }
-        if let Some(parameter) = missed.first() {
-            return Err(format!("this model has no parameter {}, as it has", parameter.name));
-        }
-        let moments: Vec<&str> = stored.checkpoint.moments().iter().map(String::as_str).collect();
-        let optimizer_states = matches!(plan, LoadPlan::Training { optimizer_states: true, .. });
-        if optimizer_states && moments != self.states().moments() {
-            return Err(format!(
-                "its optimizer kept {} of each parameter and this one keeps {}: use the optimizer \
-                 that saved it, or load without optimizer states",
-                listed(&moments),
-                listed(self.states().moments())
-            ));
-        }
-        Ok(())
     }
 
     /// Replaces what this engine has by what was saved.
@@ -135,6 +94,30 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     }
 }
 
+/// Makes sure that a checkpoint of DeepSpeed is one of a model whose parameters, all trained, have
+/// these module paths and shapes, and of this optimizer: all that can be said before there is an
+/// engine.
+///
+/// # Errors
+/// [`TrainingCheckpointError::Unfit`], naming the first difference.
+pub fn check_deepspeed_checkpoint<'a>(
+    checkpoint: &DeepSpeedCheckpoint,
+    model: &dyn TorchModel,
+    parameters: impl IntoIterator<Item = (&'a str, &'a [usize])>,
+    optimizer: &OptimizerPlan,
+) -> Result<(), TrainingCheckpointError> {
+    let stored = Stored::new(checkpoint, model);
+    let own = parameters.into_iter().map(|(path, shape)| Own { path, shape, trainable: true });
+    stored.check(own, Some(moments(optimizer))).map_err(|reason| stored.unfit(reason))
+}
+
+/// A parameter here.
+struct Own<'a> {
+    path: &'a str,
+    shape: &'a [usize],
+    trainable: bool,
+}
+
 /// A checkpoint, seen with the names of a model.
 struct Stored<'a> {
     checkpoint: &'a DeepSpeedCheckpoint,
@@ -152,12 +135,75 @@ impl<'a> Stored<'a> {
         Self { checkpoint, model, by_name }
     }
 
+    /// The model has the checkpoint's parameters and no other, and the optimizer its moments.
+    fn check<'p>(
+        &self,
+        parameters: impl Iterator<Item = Own<'p>>,
+        moments: Option<&[&str]>,
+    ) -> Result<(), String> {
+        let mut missed: Vec<&Parameter> = self.checkpoint.parameters().iter().collect();
+        for own in parameters {
+            let parameter = self.check_parameter(&own)?;
+            missed.retain(|missed| missed.name != parameter.name);
+        }
+        if let Some(Parameter { name, .. }) = missed.first() {
+            return Err(format!(
+                "it has a parameter {name}, and this model has none of that name: give the model \
+                 that it was saved of"
+            ));
+        }
+        let stored: Vec<&str> = self.checkpoint.moments().iter().map(String::as_str).collect();
+        match moments {
+            Some(own) if own != stored => Err(format!(
+                "its optimizer kept {} of each parameter and this one keeps {}: use the optimizer \
+                 that saved it (a program of your own can load the weights alone)",
+                listed(&stored),
+                listed(own)
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_parameter(&self, own: &Own<'_>) -> Result<&'a Parameter, String> {
+        let &Own { path, shape: own_shape, trainable } = own;
+        let (name, parameter) = self.find(path)?;
+        let mut shape = parameter.shape.clone();
+        if self.model.is_transposed(path) {
+            if shape.len() != 2 {
+                return Err(format!(
+                    "its parameter {name} is of shape {shape:?}, and only matrices are transposed: \
+                     see TorchModel::is_transposed"
+                ));
+            }
+            shape.reverse();
+        }
+        if shape != own_shape {
+            return Err(format!(
+                "its parameter {name} is of shape {:?}, and this model's {path} of {own_shape:?}: \
+                 give the model that it was saved of",
+                parameter.shape
+            ));
+        }
+        if parameter.trainable != trainable {
+            let is = |trainable| if trainable { "trained" } else { "frozen" };
+            return Err(format!(
+                "its parameter {name} is {}, and this model's {path} is {}: freeze the same ones",
+                is(parameter.trainable),
+                is(trainable)
+            ));
+        }
+        Ok(parameter)
+    }
+
     /// The parameter at a module path, and its name.
     fn find(&self, path: &str) -> Result<(String, &'a Parameter), String> {
         let name = self.model.name(path);
         match self.by_name.get(name.as_str()) {
             Some(parameter) => Ok((name, parameter)),
-            None => Err(format!("it has no parameter {name}, which this model's {path} is there")),
+            None => Err(format!(
+                "it has no parameter {name}, as which this model's {path} would be saved: give the \
+                 model that it was saved of"
+            )),
         }
     }
 

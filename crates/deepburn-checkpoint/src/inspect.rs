@@ -3,15 +3,20 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
+use serde_json::Value;
+
 use crate::manifest::Manifest;
 use crate::save::rank_file_name;
 use crate::{Atom, Checkpoint, Slot};
 
 /// Longest path that the list of parameters is aligned for.
 const WIDEST: usize = 60;
+/// Longest value of a state that is shown.
+const LONGEST: usize = 300;
 
 impl Checkpoint {
-    /// Verifies the checkpoint and says what is inside: run, sizes by kind, files, parameters.
+    /// Verifies the checkpoint and says what is inside: run, sizes by kind, states, files,
+    /// parameters.
     pub fn describe(&self) -> String {
         let mut text = String::new();
         // Writing to a string cannot fail.
@@ -35,6 +40,10 @@ impl Checkpoint {
         }
         writeln!(text, "written     {} by {writer}", date(*saved_at))?;
         self.describe_sizes(text)?;
+        describe_state("states of all ranks", &run.state, text)?;
+        for (rank, entry) in ranks.iter().enumerate() {
+            describe_state(&format!("states of rank {rank}"), &entry.state, text)?;
+        }
 
         writeln!(text, "\nfiles")?;
         for (rank, entry) in ranks.iter().enumerate() {
@@ -67,6 +76,20 @@ impl Checkpoint {
         }
         writeln!(text, "  {:<12} {:>12}", "in all", size(sizes.values().sum()))
     }
+}
+
+/// The fields of a state that its writer left, each on a line, as far as they fit on one.
+fn describe_state(title: &str, state: &Value, text: &mut String) -> fmt::Result {
+    let Some(fields) = state.as_object() else { return Ok(()) };
+    writeln!(text, "\n{title}")?;
+    for (name, value) in fields {
+        let value = value.to_string();
+        match value.len() {
+            0..=LONGEST => writeln!(text, "  {name:<18} {value}")?,
+            len => writeln!(text, "  {name:<18} {len} bytes of JSON")?,
+        }
+    }
+    Ok(())
 }
 
 fn describe_atom(atom: &Atom, width: usize, text: &mut String) -> fmt::Result {

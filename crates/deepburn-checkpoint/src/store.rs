@@ -182,16 +182,26 @@ fn parse_pointer(text: &str) -> Option<Pointer> {
 /// ends, however it ends.
 #[derive(Debug)]
 pub(crate) struct Lock {
-    _folder: Option<File>,
+    folder: Option<File>,
 }
 
 impl Lock {
     pub(crate) fn take(root: &Path) -> Result<Self, CheckpointError> {
         // Best effort: not every file system has locks, and not every system opens folders.
-        let Ok(folder) = File::open(root) else { return Ok(Self { _folder: None }) };
+        let Ok(folder) = File::open(root) else { return Ok(Self { folder: None }) };
         match folder.try_lock() {
             Err(TryLockError::WouldBlock) => Err(CheckpointError::Busy { root: root.to_owned() }),
-            _ => Ok(Self { _folder: Some(folder) }),
+            _ => Ok(Self { folder: Some(folder) }),
+        }
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        if let Some(folder) = &self.folder {
+            // Closing it is not enough: a process that was forked meanwhile has it open too, until it
+            // becomes another program.
+            _ = folder.unlock();
         }
     }
 }
@@ -281,7 +291,9 @@ mod tests {
         let lock = Lock::take(&root).unwrap();
         let error = Lock::take(&root).unwrap_err();
         assert!(matches!(error, CheckpointError::Busy { .. }), "{error}");
+        let inherited = lock.folder.as_ref().unwrap().try_clone().unwrap();
         drop(lock);
         Lock::take(&root).unwrap();
+        drop(inherited);
     }
 }

@@ -16,6 +16,15 @@ use crate::failure::Failure;
 use crate::job_state::JobState;
 use crate::results::write_whole;
 
+/// What a tokenizer consists of, in one form or another.
+const TOKENIZER_FILES: [&str; 5] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+];
+
 /// The type of consolidated weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum WeightType {
@@ -130,7 +139,7 @@ pub(crate) fn consolidate(
     }
     // The model that the run left, or is going to leave, has them beside it.
     let model = checkpoint.path().ancestors().nth(2).map(|output| output.join("model"));
-    for name in ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"] {
+    for name in TOKENIZER_FILES {
         let source = model.as_ref().map(|model| model.join(name)).filter(|path| path.is_file());
         if let Some(source) = source {
             fs::copy(source, out.join(name)).map_err(Failure::run)?;

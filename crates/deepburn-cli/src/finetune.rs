@@ -200,19 +200,29 @@ fn run<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     });
     let outcomes = trained.map_err(|failure| Failure::run(failure.to_string()))?;
     match outcomes.into_iter().next() {
-        Some(Outcome::Interrupted { checkpoint: Some(checkpoint) }) => {
+        Some(Outcome::Interrupted { checkpoint }) => {
             let (signal, name) = signals.last();
-            let how = match preparation.resume {
-                Some(Origin::DeepSpeed(_)) => "--resume alone, without DeepSpeed's folder,",
-                _ => "--resume",
-            };
-            let message = format!(
-                "stopped by {name}; {} is saved: give the same command with {how} to go on",
-                checkpoint.display()
-            );
-            Err(Failure::Interrupted { signal, message })
+            Err(Failure::Interrupted { signal, message: ending(preparation, name, checkpoint) })
         }
         _ => Ok(()),
+    }
+}
+
+/// What is said of a run that a signal stopped.
+fn ending(preparation: &Preparation, signal: &str, checkpoint: Option<PathBuf>) -> String {
+    let how = match preparation.resume {
+        Some(Origin::DeepSpeed(_)) => "--resume alone, without DeepSpeed's folder,",
+        _ => "--resume",
+    };
+    match checkpoint {
+        Some(path) => format!(
+            "stopped by {signal}; {} is saved: give the same command with {how} to go on",
+            path.display()
+        ),
+        None => format!(
+            "stopped by {signal}; its last step could not be saved: the same command with {how} goes \
+             on from the checkpoint before, if there is one"
+        ),
     }
 }
 
@@ -307,7 +317,7 @@ fn hooks(
         Some(Origin::Own(checkpoint)) => MetricsWriter::resume(&metrics, checkpoint.run().step)?,
         _ => MetricsWriter::create(&metrics)?,
     };
-    hooks.push(Box::new(Record(record)));
+    hooks.push(Box::new(Record::new(record)));
     let under = |folder: &MonitorFolder| folder.under(output);
     let folders = MonitorFolders {
         tensorboard: plan.monitor.tensorboard.as_ref().map(under),

@@ -88,7 +88,8 @@ fn differ(path: &str, then: &Value, now: &Value, found: &mut Vec<Difference>) {
 /// Without the same model, data and draws there is nothing to go on with. Where they lie may change.
 fn is_refused(path: &str) -> bool {
     let places = ["model.pretrained", "data.path", "data.tokenizer"];
-    let is_place = places.iter().any(|place| path.starts_with(place));
+    let is_path = path.starts_with("data.") && path.ends_with(".path");
+    let is_place = is_path || places.iter().any(|place| path.starts_with(place));
     let parts = ["model.", "data.", "training.seed", "deepspeed.optimizer.type"];
     !is_place && parts.iter().any(|part| path.starts_with(part))
 }

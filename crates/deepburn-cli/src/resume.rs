@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use burn::module::AutodiffModule;
 use deepburn::checkpoint::{Checkpoint, Retention, Tag};
 use deepburn::deepspeed::DeepSpeedCheckpoint;
+use deepburn::metrics::{Row, read_metrics};
 use deepburn::ops::OptimizerOps;
 use deepburn::zero::Training;
 use deepburn::{
@@ -81,7 +82,8 @@ pub(crate) fn open(preparation: &Preparation, what: Option<&str>) -> Result<Orig
     // A folder is meant by what is there, or can be no tag; a tag of this job's comes first.
     let is_folder = |what: &&str| {
         let path = Path::new(what);
-        (path.exists() || path.components().count() > 1) && !own.join(what).is_dir()
+        let is_own = what.parse::<Tag>().is_ok() && own.join(what).is_dir();
+        !is_own && (path.exists() || path.components().count() > 1)
     };
     let origin = match what.filter(is_folder) {
         Some(path) => Origin::DeepSpeed(open_deepspeed(preparation, Path::new(path))?),
@@ -137,8 +139,31 @@ fn open_own(preparation: &Preparation, tag: Option<&str>) -> Result<Checkpoint, 
     saved
         .compare(&JobState::of(preparation)?)
         .map_err(|reason| named(format!("{}: {reason}", checkpoint.path().display())))?;
-    note_newer(&root, &checkpoint);
+    match tag {
+        Some(_) => note_newer(&root, &checkpoint),
+        None => check_record(preparation, &checkpoint)?,
+    }
     Ok(checkpoint)
+}
+
+/// The latest checkpoint is not what a run that went back and was killed before it saved would go on
+/// from: its record then ends before that step.
+fn check_record(preparation: &Preparation, checkpoint: &Checkpoint) -> Result<(), Failure> {
+    let path = preparation.job.training.output_dir.join("metrics.jsonl");
+    if !path.exists() {
+        return Ok(());
+    }
+    let last = read_metrics(&path).map_err(named)?.iter().map(Row::step).max().unwrap_or(0);
+    let step = checkpoint.run().step;
+    if last >= step {
+        return Ok(());
+    }
+    Err(named(format!(
+        "the latest checkpoint is of step {step}, and {} ends at step {last}: a run went back and ended \
+         before it saved, or its last rows were lost; say which checkpoint to go on from, such as --resume {}",
+        path.display(),
+        checkpoint.tag()
+    )))
 }
 
 fn named(error: impl Display) -> Failure {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use deepburn::metrics::{EvalRow, MetricsWriter, StepRow};
+use deepburn::metrics::{EvalRow, MetricsWriter, Row, StepRow};
 use deepburn::zero::{Category, Ledger, ModuleOperations};
 use deepburn::{Hook, OutsideError};
 use deepburn_config::FlopsPlan;
@@ -13,15 +13,42 @@ use deepburn_monitor::{FlopsOptions, FlopsProfile, ModuleFlops, Monitors, Profil
 use crate::progress::tell;
 
 /// Writes every row to `metrics.jsonl`.
-pub(crate) struct Record(pub(crate) MetricsWriter);
+pub(crate) struct Record {
+    writer: MetricsWriter,
+    /// Whether the last row had no room.
+    is_behind: bool,
+}
+
+impl Record {
+    pub(crate) fn new(writer: MetricsWriter) -> Self {
+        Self { writer, is_behind: false }
+    }
+
+    /// A full disk is told of and ends no run: it loses no row.
+    fn write(&mut self, row: impl Into<Row>) -> Result<(), OutsideError> {
+        match self.writer.write(row) {
+            Err(error) if error.is_disk_full() => {
+                if !self.is_behind {
+                    tracing::warn!("training goes on, and rows wait until there is room: {error}");
+                }
+                self.is_behind = true;
+                Ok(())
+            }
+            written => {
+                self.is_behind = false;
+                Ok(written?)
+            }
+        }
+    }
+}
 
 impl Hook for Record {
     fn after_step(&mut self, row: &StepRow, _samples: u64) -> Result<(), OutsideError> {
-        Ok(self.0.write(*row)?)
+        self.write(*row)
     }
 
     fn after_evaluation(&mut self, row: &EvalRow, _samples: u64) -> Result<(), OutsideError> {
-        Ok(self.0.write(*row)?)
+        self.write(*row)
     }
 }
 

@@ -128,21 +128,32 @@ impl<'a> Saver<'a> {
         }
     }
 
-    /// Saves what a run that is asked to end goes on from, now; `None` without a plan.
+    /// Saves what a run that is asked to end goes on from, now; `None` without a plan, or where there
+    /// is no way to save it.
     ///
     /// # Errors
-    /// Any: there is nothing to go on with.
+    /// As [`save_if_due`](Self::save_if_due).
     pub(crate) fn save_last<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
         mut self,
         engine: &Engine<B, M>,
         rank_state: Value,
         metric: Option<f64>,
-    ) -> Result<Option<PathBuf>, TrainingCheckpointError> {
+    ) -> Result<Option<PathBuf>, EngineError> {
         self.finish(engine)?;
         let Some(plan) = self.plan else { return Ok(None) };
-        let path = engine.save_checkpoint(&plan.root, plan.request(rank_state, metric))?;
-        plan.tell_of(engine, &path);
-        Ok(Some(path))
+        match engine.save_checkpoint(&plan.root, plan.request(rank_state, metric)) {
+            Ok(path) => {
+                plan.tell_of(engine, &path);
+                Ok(Some(path))
+            }
+            Err(TrainingCheckpointError::Engine(error)) => Err(error),
+            Err(error) => {
+                if engine.rank() == 0 {
+                    warn!("step {}: no checkpoint was saved: {error}", engine.global_steps());
+                }
+                Ok(None)
+            }
+        }
     }
 }
 
@@ -192,7 +203,8 @@ pub enum Outcome {
     Finished,
     /// It was asked to end before.
     Interrupted {
-        /// What it goes on from; `None` without a plan for checkpoints.
+        /// What it goes on from; `None` without a plan for checkpoints, or where it could not be
+        /// written.
         checkpoint: Option<PathBuf>,
     },
 }

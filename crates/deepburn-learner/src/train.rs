@@ -161,7 +161,7 @@ where
         }
         if all.asked {
             let saved = saver.save_last(engine, source.position(), metric);
-            let checkpoint = saved.map_err(|error| failed(Cause::Outside(error.into())))?;
+            let checkpoint = saved.map_err(|error| failed(error.into()))?;
             return Ok(Outcome::Interrupted { checkpoint });
         }
         let saved = saver.save_if_due(engine, plan.max_steps, source.position(), metric);

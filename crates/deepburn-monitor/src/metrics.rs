@@ -180,11 +180,25 @@ pub enum MetricsError {
     },
 }
 
-/// Appends rows to a record, each line flushed.
+impl MetricsError {
+    /// Whether there was no room on the disk.
+    pub fn is_disk_full(&self) -> bool {
+        let full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded];
+        matches!(self, Self::File { source, .. } if full.contains(&source.kind()))
+    }
+}
+
+/// Appends rows to a record, each line flushed. What a full disk had no room for is written with the
+/// next row.
 #[derive(Debug)]
 pub struct MetricsWriter {
+    /// Open for appending.
     file: File,
     path: PathBuf,
+    /// Bytes of whole rows.
+    len: u64,
+    /// Rows that are not in the file yet.
+    waiting: String,
 }
 
 impl MetricsWriter {
@@ -193,8 +207,14 @@ impl MetricsWriter {
     /// # Errors
     /// When the file cannot be written.
     pub fn create(path: &Path) -> Result<Self, MetricsError> {
-        let file = File::create(path).map_err(|source| file_error("create", path, source))?;
-        Ok(Self { file, path: path.to_path_buf() })
+        File::create(path).map_err(|source| file_error("create", path, source))?;
+        Self::append(path, 0)
+    }
+
+    fn append(path: &Path, len: u64) -> Result<Self, MetricsError> {
+        let file = OpenOptions::new().append(true).open(path);
+        let file = file.map_err(|source| file_error("open", path, source))?;
+        Ok(Self { file, path: path.to_path_buf(), len, waiting: String::new() })
     }
 
     /// Goes on with the record of a run that resumes after `step`: later rows, which the resumed
@@ -214,25 +234,44 @@ impl MetricsWriter {
             }
         }
         let rewritten = path.with_extension("jsonl.partial");
+        let len = kept.len() as u64;
         fs::write(&rewritten, kept).map_err(|source| file_error("write", &rewritten, source))?;
         fs::rename(&rewritten, path).map_err(|source| file_error("replace", path, source))?;
-        let file = OpenOptions::new()
-            .append(true)
-            .open(path)
-            .map_err(|source| file_error("open", path, source))?;
-        Ok(Self { file, path: path.to_path_buf() })
+        Self::append(path, len)
     }
 
-    /// Appends one row.
+    /// Appends one row, after those that there was no room for.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// When the file cannot be written. No part of a row is left in it then, and the row is not lost
+    /// ([`is_disk_full`](MetricsError::is_disk_full)).
     pub fn write(&mut self, row: impl Into<Row>) -> Result<(), MetricsError> {
-        // One write for line and line end: nobody who follows the file sees half a row.
-        let line = row.into().to_json().map_err(io::Error::from);
-        line.and_then(|line| self.file.write_all(format!("{line}\n").as_bytes()))
-            .and_then(|()| self.file.flush())
-            .map_err(|source| file_error("write", &self.path, source))
+        let failed = |source| file_error("write", &self.path, source);
+        let line = row.into().to_json().map_err(io::Error::from).map_err(failed)?;
+        self.waiting.push_str(&line);
+        self.waiting.push('\n');
+        self.write_waiting().map_err(|source| file_error("write", &self.path, source))
+    }
+
+    /// One write for line and line end: nobody who follows the file sees half a row.
+    fn write_waiting(&mut self) -> io::Result<()> {
+        let bytes = self.waiting.as_bytes();
+        self.file.write_all(bytes).inspect_err(|_| {
+            // Where that fails too, there is nothing more to be done.
+            _ = self.file.set_len(self.len);
+        })?;
+        self.len += bytes.len() as u64;
+        self.waiting.clear();
+        Ok(())
+    }
+}
+
+impl Drop for MetricsWriter {
+    fn drop(&mut self) {
+        if !self.waiting.is_empty() {
+            // Who wrote the row was told.
+            _ = self.write_waiting();
+        }
     }
 }
 
@@ -283,6 +322,25 @@ fn file_error(action: &'static str, path: &Path, source: io::Error) -> MetricsEr
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    /// `/dev/full` is a disk that is always full.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn rows_that_have_no_room_wait_for_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let mut writer = MetricsWriter::create(&path).unwrap();
+        writer.write(step_row(1)).unwrap();
+        let full = OpenOptions::new().append(true).open("/dev/full").unwrap();
+        let file = std::mem::replace(&mut writer.file, full);
+        for step in [2, 3] {
+            assert!(writer.write(step_row(step)).unwrap_err().is_disk_full());
+        }
+        writer.file = file;
+        writer.write(step_row(4)).unwrap();
+        let steps = |rows: Vec<Row>| rows.iter().map(Row::step).collect::<Vec<_>>();
+        assert_eq!(steps(read_metrics(&path).unwrap()), [1, 2, 3, 4]);
+    }
 
     fn step_row(step: u64) -> StepRow {
         StepRow {

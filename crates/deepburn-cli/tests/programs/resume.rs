@@ -208,6 +208,15 @@ fn nothing_that_an_earlier_run_saved_is_overwritten() {
     let after = fs::read(checkpoints(&job).join("step-00000002/manifest.json")).unwrap();
     assert_eq!(before, after);
     resume(&job, &[]).succeeded();
+    // One that is killed before it saves has a record that the latest checkpoint is no part of.
+    let record = job.folder().join("output/metrics.jsonl");
+    let rows = fs::read_to_string(&record).unwrap();
+    let three: Vec<_> = rows.lines().take(3).collect();
+    fs::write(&record, format!("{}\n", three.join("\n"))).unwrap();
+    resume(&job, &[]).failed(2, &["--resume", "a run went back", "step-00000006.2"]);
+    resume(&job, &["step-00000002"]).succeeded();
+    fs::write(&record, "garbage\n").unwrap();
+    resume(&job, &[]).failed(2, &["--resume", "metrics.jsonl"]);
 }
 
 #[test]
@@ -444,6 +453,9 @@ fn consolidated_weights_are_those_of_the_model() {
     fs::create_dir(folder.join("taken")).unwrap();
     fs::write(folder.join("taken/config.json"), "{}").unwrap();
     deepburn(folder, &["consolidate", "output", "taken"]).failed(2, &["config.json is there"]);
+    deepburn(folder, &["consolidate", "output", "whole"]).failed(2, &["config.json is there"]);
+    fs::remove_file(folder.join("whole/config.json")).unwrap();
+    fs::remove_file(folder.join("whole/generation_config.json")).unwrap();
     deepburn(folder, &["consolidate", "output", "whole"]).failed(2, &["model.safetensors"]);
 
     let arguments = ["consolidate", "output/checkpoints/step-00000006", "bf16", "--dtype", "bf16"];

@@ -22,10 +22,13 @@ use super::{TrainingCheckpointError, exchange};
 const CHUNK: usize = 1 << 20;
 
 /// A checkpoint that [`Engine::start_save`](crate::Engine::start_save) began. It is there as soon as
-/// all ranks have called [`finish`](Self::finish); dropping it undoes it.
+/// all ranks have called [`finish`](Self::finish); dropping it undoes it, and so does a failure that
+/// ends the run.
 ///
 /// Until a rank has written an array it holds it as it was. So the largest memory that a save can
-/// take is once more what the rank owns: where an optimizer step finds nothing written yet.
+/// take is once more that of the arrays it writes from, where an optimizer step finds nothing written
+/// yet: what the rank owns at stage 3, and at lower stages also the rest of what it keeps whole. The
+/// ledger does not count it.
 #[derive(Debug)]
 #[must_use = "a save that is dropped is undone"]
 pub struct SaveInProgress {

@@ -50,6 +50,10 @@ impl Hook for Record {
     fn after_evaluation(&mut self, row: &EvalRow, _samples: u64) -> Result<(), OutsideError> {
         self.write(*row)
     }
+
+    fn finish(&mut self) -> Result<(), OutsideError> {
+        Ok(self.writer.flush()?)
+    }
 }
 
 /// Writes what TensorBoard and spreadsheets read.

@@ -75,6 +75,14 @@ pub trait Hook {
         Ok(())
     }
 
+    /// Called when training ends, at its last step or before.
+    ///
+    /// # Errors
+    /// An error ends the run on all ranks.
+    fn finish(&mut self) -> Result<(), OutsideError> {
+        Ok(())
+    }
+
     /// Called after each evaluation.
     ///
     /// # Errors
@@ -162,14 +170,21 @@ where
         if all.asked {
             let saved = saver.save_last(engine, source.position(), metric);
             let checkpoint = saved.map_err(|error| failed(error.into()))?;
+            finish(hooks).map_err(failed)?;
             return Ok(Outcome::Interrupted { checkpoint });
         }
         let saved = saver.save_if_due(engine, plan.max_steps, source.position(), metric);
         saved.map_err(|error| failed(error.into()))?;
     }
     let step = engine.global_steps();
-    saver.finish(engine).map_err(|error| TrainError { step, cause: error.into() })?;
+    let failed = |cause| TrainError { step, cause };
+    saver.finish(engine).map_err(|error| failed(error.into()))?;
+    finish(hooks).map_err(failed)?;
     Ok(Outcome::Finished)
+}
+
+fn finish(hooks: &mut [Box<dyn Hook + '_>]) -> Result<(), Cause> {
+    hooks.iter_mut().try_for_each(|hook| hook.finish()).map_err(Cause::Outside)
 }
 
 /// What ranks tell each other once a step.

@@ -250,12 +250,23 @@ impl MetricsWriter {
         let line = row.into().to_json().map_err(io::Error::from).map_err(failed)?;
         self.waiting.push_str(&line);
         self.waiting.push('\n');
+        self.flush()
+    }
+
+    /// Writes the rows that there was no room for.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn flush(&mut self) -> Result<(), MetricsError> {
         self.write_waiting().map_err(|source| file_error("write", &self.path, source))
     }
 
     /// One write for line and line end: nobody who follows the file sees half a row.
     fn write_waiting(&mut self) -> io::Result<()> {
         let bytes = self.waiting.as_bytes();
+        if bytes.is_empty() {
+            return Ok(());
+        }
         self.file.write_all(bytes).inspect_err(|_| {
             // Where that fails too, there is nothing more to be done.
             _ = self.file.set_len(self.len);
@@ -263,15 +274,6 @@ impl MetricsWriter {
         self.len += bytes.len() as u64;
         self.waiting.clear();
         Ok(())
-    }
-}
-
-impl Drop for MetricsWriter {
-    fn drop(&mut self) {
-        if !self.waiting.is_empty() {
-            // Who wrote the row was told.
-            _ = self.write_waiting();
-        }
     }
 }
 

@@ -21,13 +21,13 @@ fn a_loss_that_is_no_number_names_step_and_parameter() {
     }
 }
 
-/// A record that cannot be written ends the run, on all ranks.
+/// A record that cannot be written until the end is a failure, on all ranks.
 #[test]
 fn a_full_disk_names_rank_step_and_file() {
     let job = Job::tiny();
     fs::create_dir(job.folder().join("output")).unwrap();
     symlink("/dev/full", job.folder().join("output/metrics.jsonl")).unwrap();
-    job.run().failed(1, &["rank 0", "step 1", "metrics.jsonl"]);
+    job.run().failed(1, &["training goes on", "rank 0", "step 4", "metrics.jsonl"]);
     assert!(!job.folder().join("output/model").exists());
 }
 

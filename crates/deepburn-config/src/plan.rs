@@ -387,6 +387,9 @@ pub struct PrecisionPlan {
     /// Type of the parameters that forward and backward use; in 16 bits the optimizer keeps fp32
     /// masters beside them.
     pub compute: Precision,
+    /// Type of the products under autocast; `None` runs each op in the type of its operands.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub autocast: Option<Precision>,
     /// Type in which gradients travel between ranks.
     pub communication: Precision,
     /// Type in which the gradients of micro-batches add up.
@@ -401,6 +404,7 @@ impl PrecisionPlan {
     /// Everything in fp32; a gradient that is not finite ends the run.
     pub const FP32: Self = Self {
         compute: Precision::Fp32,
+        autocast: None,
         communication: Precision::Fp32,
         accumulation: Precision::Fp32,
         loss_scale: LossScalePlan::Static { scale: 1.0 },

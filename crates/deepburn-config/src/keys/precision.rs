@@ -189,6 +189,7 @@ pub(crate) fn resolve(top: &Section<'_>, context: &mut Context<'_>) -> Precision
     }
     PrecisionPlan {
         compute,
+        autocast: None,
         communication,
         accumulation,
         loss_scale: if scaled { loss_scale(&fp16) } else { LossScalePlan::Static { scale: 1.0 } },

@@ -89,7 +89,7 @@ fn a_second_model_does_not_disturb_the_first() {
         let alone = on_ranks(stage, world_size, |engine| {
             let mut engine = engine()?;
             engine.seed(7);
-            (0..4).map(|_| step(&mut engine)).collect()
+            (0..4).map(|_| step(&mut engine)).collect::<Result<Vec<f32>, _>>()
         });
         let beside = on_ranks(stage, world_size, |engine| {
             let mut first = engine()?;
@@ -178,7 +178,9 @@ fn a_backward_pass_updates_its_own_model_alone() {
             let weights = |engine: &NetEngine| -> Result<Vec<Vec<f32>>, EngineError> {
                 let indices = 0..engine.parameters().len();
                 let data = indices.map(|index| engine.states().parameter_data(index));
-                Ok(data.map(|data| data.map(|data| data.to_vec().unwrap())).collect::<Result<_, _>>()?)
+                Ok(data
+                    .map(|data| data.map(|data| data.to_vec().unwrap()))
+                    .collect::<Result<_, _>>()?)
             };
             Ok((losses, weights(&generator)?, weights(&discriminator)?))
         })

@@ -210,9 +210,7 @@ impl<B: Backend> Gatherer<B> {
         let live = self.live(state);
         let limit = self.plan.max_reuse_distance;
         live <= self.plan.max_live_parameters
-            && state.traces[pass as usize]
-                .reuse_distance(index, |i| self.numel(i), limit)
-                .is_some()
+            && state.traces[pass as usize].reuse_distance(index, |i| self.numel(i), limit).is_some()
     }
 
     /// Elements whole or on their way to be.

@@ -56,10 +56,10 @@ pub use parameter::Parameter;
 pub use partition::Partition;
 pub use random::RandomStream;
 pub use rows::RowGradient;
+pub use session::ContextGuard;
 pub use sharding::Training;
+pub use sharding::Zero;
 pub use states::{
     GradientSum, ModelStates, OwnedArray, Piece, Policy, RandomState, StateArray, StepOutcome,
 };
-pub use session::ContextGuard;
-pub use sharding::Zero;
 pub use tensor::{Counted, FullTensor, ParameterView, ReducedGradient, ZeroTensor};

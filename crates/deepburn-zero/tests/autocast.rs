@@ -9,6 +9,7 @@ use std::time::Duration;
 use burn::module::Module;
 use burn::nn::interpolate::{Interpolate2dConfig, InterpolateMode};
 use burn::nn::{GroupNormConfig, LayerNormConfig, Linear, LinearConfig};
+use burn::tensor::backend::Backend;
 use burn::tensor::module::{
     adaptive_avg_pool1d, adaptive_avg_pool2d, attention, avg_pool1d, avg_pool2d, conv_transpose1d,
     conv_transpose2d, conv_transpose3d, conv1d, conv2d, conv3d, embedding, linear, max_pool1d,
@@ -23,25 +24,25 @@ use deepburn_zero::{Group, ModelStates, Policy, Training};
 
 mod model;
 
-type B = Training<Flex>;
-type T1 = Tensor<B, 1>;
-type T2 = Tensor<B, 2>;
+type Trained = Training<Flex>;
+type T1 = Tensor<Trained, 1>;
+type T2 = Tensor<Trained, 2>;
 
-fn x<const D: usize>(shape: [usize; D], dtype: DType) -> Tensor<B, D> {
-    Tensor::<B, D>::full(shape, 0.5, &FlexDevice).cast(dtype)
+fn x<const D: usize>(shape: [usize; D], dtype: DType) -> Tensor<Trained, D> {
+    Tensor::<Trained, D>::full(shape, 0.5, &FlexDevice).cast(dtype)
 }
 
-fn indices<const D: usize>(shape: [usize; D]) -> Tensor<B, D, Int> {
+fn indices<const D: usize>(shape: [usize; D]) -> Tensor<Trained, D, Int> {
     Tensor::zeros(shape, &FlexDevice)
 }
 
 #[derive(Module, Debug)]
-struct Net<Bk: burn::tensor::backend::Backend> {
-    layer: Linear<Bk>,
+struct Net<B: Backend> {
+    layer: Linear<B>,
 }
 
 /// Runs `body` on one rank inside a call of a model with these precisions.
-fn inside<R: Send>(precision: PrecisionPlan, body: impl Fn(&Net<B>) -> R + Sync) -> R {
+fn inside<R: Send>(precision: PrecisionPlan, body: impl Fn(&Net<Trained>) -> R + Sync) -> R {
     let policy = Policy { precision, ..model::policy(Stage::Disabled) };
     let results = run_ranks(1, Duration::from_secs(60), |member| {
         let net = Net { layer: LinearConfig::new(6, 6).init(&FlexDevice) };
@@ -152,18 +153,13 @@ fn reductions() -> Vec<Op> {
 }
 
 fn layers() -> Vec<Op> {
-    let cat = |dtype| x::<3>([1, 2, 8], dtype);
-    _ = cat;
-    let image = |dtype| x::<4>([1, 2, 8, 8], dtype);
-    _ = image;
     vec![
-        ("linear", |t| {
-            linear(x::<2>(S, t), x::<2>([6, 3], t), Some(x::<1>([3], t))).dtype()
-        }),
+        ("linear", |t| linear(x::<2>(S, t), x::<2>([6, 3], t), Some(x::<1>([3], t))).dtype()),
         ("matmul_batched", |t| x::<3>([2, 4, 6], t).matmul(x::<3>([2, 6, 4], t)).dtype()),
         ("conv1d", |t| {
             let options = ConvOptions::new([1], [0], [1], 1);
-            conv1d(x::<3>([1, 2, 8], t), x::<3>([3, 2, 3], t), Some(x::<1>([3], t)), options).dtype()
+            conv1d(x::<3>([1, 2, 8], t), x::<3>([3, 2, 3], t), Some(x::<1>([3], t)), options)
+                .dtype()
         }),
         ("conv2d", |t| {
             let options = ConvOptions::new([1, 1], [0, 0], [1, 1], 1);
@@ -179,7 +175,8 @@ fn layers() -> Vec<Op> {
         }),
         ("conv_transpose2d", |t| {
             let options = ConvTransposeOptions::new([1; 2], [0; 2], [0; 2], [1; 2], 1);
-            conv_transpose2d(x::<4>([1, 2, 4, 4], t), x::<4>([2, 3, 3, 3], t), None, options).dtype()
+            conv_transpose2d(x::<4>([1, 2, 4, 4], t), x::<4>([2, 3, 3, 3], t), None, options)
+                .dtype()
         }),
         ("conv_transpose3d", |t| {
             let options = ConvTransposeOptions::new([1; 3], [0; 3], [0; 3], [1; 3], 1);
@@ -191,10 +188,10 @@ fn layers() -> Vec<Op> {
             attention(heads(), heads(), heads(), None, None, Default::default()).dtype()
         }),
         ("layer_norm", |t| {
-            LayerNormConfig::new(6).init::<B>(&FlexDevice).forward(x::<2>(S, t)).dtype()
+            LayerNormConfig::new(6).init::<Trained>(&FlexDevice).forward(x::<2>(S, t)).dtype()
         }),
         ("group_norm", |t| {
-            let norm = GroupNormConfig::new(2, 6).init::<B>(&FlexDevice);
+            let norm = GroupNormConfig::new(2, 6).init::<Trained>(&FlexDevice);
             norm.forward(x::<3>([4, 6, 5], t)).dtype()
         }),
         ("max_pool1d", |t| max_pool1d(x::<3>([1, 2, 8], t), 2, 2, 0, 1, false).dtype()),
@@ -206,9 +203,7 @@ fn layers() -> Vec<Op> {
             avg_pool2d(x::<4>([1, 2, 8, 8], t), [2; 2], [2; 2], [0; 2], true, false).dtype()
         }),
         ("adaptive_avg_pool1d", |t| adaptive_avg_pool1d(x::<3>([1, 2, 8], t), 2).dtype()),
-        ("adaptive_avg_pool2d", |t| {
-            adaptive_avg_pool2d(x::<4>([1, 2, 8, 8], t), [2, 2]).dtype()
-        }),
+        ("adaptive_avg_pool2d", |t| adaptive_avg_pool2d(x::<4>([1, 2, 8, 8], t), [2, 2]).dtype()),
         ("interpolate_nearest", |t| {
             let resize = Interpolate2dConfig::new()
                 .with_output_size(Some([4, 4]))
@@ -236,9 +231,7 @@ fn mixed() -> Vec<(&'static str, fn(DType, DType) -> DType)> {
             x::<2>(S, a).mask_where(x::<2>(S, a).greater_elem(0.1), x::<2>(S, b)).dtype()
         }),
         ("mixed_cat", |a, b| Tensor::cat(vec![x::<2>(S, a), x::<2>(S, b)], 0).dtype()),
-        ("mixed_stack", |a, b| {
-            Tensor::stack::<3>(vec![x::<2>(S, a), x::<2>(S, b)], 0).dtype()
-        }),
+        ("mixed_stack", |a, b| Tensor::stack::<3>(vec![x::<2>(S, a), x::<2>(S, b)], 0).dtype()),
         ("mixed_max_pair", |a, b| x::<2>(S, a).max_pair(x::<2>(S, b)).dtype()),
         ("mixed_pow", |a, b| x::<2>(S, a).powf(x::<2>(S, b)).dtype()),
         ("mixed_atan2", |a, b| x::<2>(S, a).atan2(x::<2>(S, b)).dtype()),
@@ -340,8 +333,7 @@ fn gradients_have_the_types_of_their_operands() {
                         x([3], DType::F32),
                         |input, weight, bias| {
                             let y = activation::gelu(input.clone()).matmul(weight);
-                            (activation::softmax(y, 1) * bias.unsqueeze()).sum()
-                                + input.mean()
+                            (activation::softmax(y, 1) * bias.unsqueeze()).sum() + input.mean()
                         },
                     );
                     assert_eq!(found, [input, weight, DType::F32]);

@@ -1,10 +1,10 @@
 //! Autodiff and its hooks, passed on.
 
+use burn_backend::AutodiffBackend;
 use burn_backend::distributed::{
     DistributedBackend, DistributedConfig, DistributedParamId, DistributedParams, TensorRef,
 };
 use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IntTensor, QuantizedTensor};
-use burn_backend::AutodiffBackend;
 
 use super::{Autocast, TracksParameters};
 

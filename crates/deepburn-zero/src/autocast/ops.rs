@@ -72,9 +72,7 @@ macro_rules! cast {
 pub(super) use cast;
 
 /// The same tensor, of the inner backend.
-fn open_primitive<B: TracksParameters>(
-    tensor: TensorPrimitive<Autocast<B>>,
-) -> TensorPrimitive<B> {
+fn open_primitive<B: TracksParameters>(tensor: TensorPrimitive<Autocast<B>>) -> TensorPrimitive<B> {
     match tensor {
         TensorPrimitive::Float(float) => TensorPrimitive::Float(float),
         TensorPrimitive::QFloat(quantized) => TensorPrimitive::QFloat(quantized),
@@ -82,9 +80,7 @@ fn open_primitive<B: TracksParameters>(
 }
 
 /// The same tensor, of this backend.
-fn wrap_primitive<B: TracksParameters>(
-    tensor: TensorPrimitive<B>,
-) -> TensorPrimitive<Autocast<B>> {
+fn wrap_primitive<B: TracksParameters>(tensor: TensorPrimitive<B>) -> TensorPrimitive<Autocast<B>> {
     match tensor {
         TensorPrimitive::Float(float) => TensorPrimitive::Float(float),
         TensorPrimitive::QFloat(quantized) => TensorPrimitive::QFloat(quantized),

@@ -3,8 +3,8 @@
 use burn_backend::ops::ActivationOps;
 use burn_backend::{Backend, Scalar};
 
-use crate::ops::forward;
 use crate::Sharded;
+use crate::ops::forward;
 
 /// Activation functions.
 macro_rules! activation_ops {

@@ -9,10 +9,10 @@ use burn_backend::{
     TensorData,
 };
 
+use crate::Sharded;
 use crate::ops::{forward, view};
 use crate::session;
 use crate::tensor::Counted;
-use crate::Sharded;
 
 /// Ops that make data of their own.
 macro_rules! int_ops {
@@ -150,10 +150,12 @@ impl<B: Backend> IntTensorOps<Sharded<B>> for Sharded<B> {
         device: &Device<Self>,
         dtype: IntDType,
     ) -> IntTensor<Self> {
-        Counted::new(match session::with_random(|random| random.draw::<i64>(shape.clone(), distribution)) {
-            Some(data) => B::int_from_data(data.convert_dtype(dtype.into()), device),
-            None => B::int_random(shape, distribution, device, dtype),
-        })
+        Counted::new(
+            match session::with_random(|random| random.draw::<i64>(shape.clone(), distribution)) {
+                Some(data) => B::int_from_data(data.convert_dtype(dtype.into()), device),
+                None => B::int_random(shape, distribution, device, dtype),
+            },
+        )
     }
 
     int_ops!(forward);

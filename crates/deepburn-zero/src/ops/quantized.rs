@@ -7,8 +7,8 @@ use burn_backend::{
     Backend, BoolDType, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice, TensorData,
 };
 
-use crate::ops::forward;
 use crate::Sharded;
+use crate::ops::forward;
 
 /// Ops on quantized tensors.
 macro_rules! quantized_ops {

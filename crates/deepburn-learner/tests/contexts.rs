@@ -25,7 +25,8 @@ impl<B: Backend> Net<B> {
     /// Maps rows of 3 to rows of 3; weights are small and depend on the place alone.
     fn new() -> Self {
         let linear = |from, to| {
-            let mut layer = LinearConfig::new(from, to).init::<B>(&B::Device::default());
+            let mut layer =
+                LinearConfig::new(from, to).with_bias(false).init::<B>(&B::Device::default());
             let count = (from * to) as i64;
             let weight = Tensor::<B, 1, burn::tensor::Int>::arange(0..count, &Default::default());
             let weight = (weight.float() * 37.0).remainder_scalar(101.0) / 101.0 - 0.5;

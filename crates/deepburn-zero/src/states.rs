@@ -271,7 +271,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         let parameter = &self.parameters[index];
         let flat = if self.share.stage.shards_optimizer() {
             let shard = vec![DeviceArray::Dense(master.clone())];
-            let tag = Tag::new("masters", index as u64);
+            let tag = Tag::new("masters", index as u64).naming([parameter.shared_path()]);
             let group = self.group.arrays();
             group
                 .all_gather(tag, shard, vec![parameter.numel()])?
@@ -295,7 +295,8 @@ impl<B: OptimizerOps> ModelStates<B> {
             self.reducer.borrow().accumulated(parameter.index()).map(|sum| sum.tensor.clone());
         let Some(sum) = sum else { return Ok(None) };
         let flat = if self.share.stage.shards_gradients() {
-            let tag = Tag::new("gradient data", parameter.index() as u64);
+            let tag = Tag::new("gradient data", parameter.index() as u64)
+                .naming([parameter.shared_path()]);
             let chunks = vec![DeviceArray::Dense(sum)];
             let group = self.group.arrays();
             let mut whole = group.all_gather(tag, chunks, vec![parameter.numel()])?.wait()?;

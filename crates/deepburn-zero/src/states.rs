@@ -10,9 +10,7 @@ use std::sync::Arc;
 use burn::module::{Module, ParamId};
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
 use deepburn_comm::Tag;
-use deepburn_config::{
-    GatherPlan, OptimizerPlan, Precision, PrecisionPlan, ReductionPlan, Stage, ZeroPlan,
-};
+use deepburn_config::{OptimizerPlan, Precision, PrecisionPlan, ReductionPlan, Stage, ZeroPlan};
 use deepburn_kernels::unscale_and_clip;
 use deepburn_ops::{OptimizerOps, read_float};
 
@@ -24,6 +22,7 @@ use crate::ledger::Ledger;
 use crate::operations::{Counter, ModuleOperations};
 use crate::optimizer::{Optimizer, Rates};
 use crate::parameter::Parameter;
+use crate::persistence::persistent_parameters;
 use crate::precision::element_type;
 use crate::publish::Publisher;
 use crate::random::RandomStream;
@@ -123,7 +122,10 @@ impl<B: OptimizerOps> ModelStates<B> {
         let random = RandomStream::new(0, rank);
         let binding = Binding::new(reducer.clone(), ledger.clone(), random, group.clone());
         let resident = match stage {
-            Stage::Parameters => resident(&parameters, &zero.parameters),
+            Stage::Parameters => {
+                let numels = parameters.iter().map(|parameter| parameter.numel() as u64);
+                persistent_parameters(numels, group.world_size() as u64, &zero.parameters)
+            }
             _ => Vec::new(),
         };
         gatherer.refresh_resident(&resident)?;
@@ -410,19 +412,6 @@ enum Norm {
     NotFinite {
         first: usize,
     },
-}
-
-/// Parameters small enough to stay whole, in model order until the limit for all is reached.
-fn resident<B: Backend>(parameters: &[Arc<Parameter<B>>], plan: &GatherPlan) -> Vec<usize> {
-    let mut total = 0usize;
-    let small = parameters.iter().filter(|p| p.numel() <= plan.persistence_threshold);
-    small
-        .take_while(|parameter| {
-            total = total.saturating_add(parameter.numel());
-            total <= plan.model_persistence_threshold
-        })
-        .map(|parameter| parameter.index())
-        .collect()
 }
 
 impl<B: Backend> std::fmt::Debug for ModelStates<B> {

@@ -97,6 +97,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         path: &Path,
         precision: HalfPrecision,
     ) -> Result<bool, SaveError> {
+        self.check_group()?;
         if self.states().stage().shards_parameters() && !self.gathers_for_saving() {
             tracing::warn!(
                 "the model was not saved: stage 3 gathers it only with \
@@ -104,8 +105,11 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             );
             return Ok(false);
         }
-        self.save_module(path, precision)?;
-        Ok(true)
+        let result = self.save_module(path, precision);
+        match result {
+            Err(SaveError::Engine(error)) => Ok(self.note(Err(error))?),
+            result => result.map(|()| true),
+        }
     }
 
     fn save_module(&self, path: &Path, precision: HalfPrecision) -> Result<(), SaveError> {

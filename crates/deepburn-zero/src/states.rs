@@ -239,6 +239,14 @@ impl<B: OptimizerOps> ModelStates<B> {
         &self.parameters
     }
 
+    /// Asks whether the group still works, without exchanging anything.
+    ///
+    /// # Errors
+    /// What ended the group.
+    pub fn check(&self) -> Result<(), ZeroError> {
+        Ok(self.group.check()?)
+    }
+
     /// The process group.
     pub fn group(&self) -> &Group<B> {
         &self.group

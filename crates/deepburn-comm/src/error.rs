@@ -100,7 +100,7 @@ pub enum CommError {
 }
 
 /// One collective at its place in the common order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Call {
     /// Number of the collective, counted from 0 by every rank for itself.
     pub sequence: u64,
@@ -117,7 +117,7 @@ impl fmt::Display for Call {
 }
 
 /// A rank that others wait for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Absence {
     /// The rank.
     pub rank: usize,
@@ -174,23 +174,58 @@ impl Side {
             && same_arrays
     }
 
-    /// The first difference between the arrays of both sides, if there is one, as an insertion
-    /// into a sentence. Buckets hold hundreds of arrays: showing them all would hide it.
+    /// The first difference between the arrays of both sides and how many there are, if there is
+    /// one, as an insertion into a sentence. Buckets hold hundreds of arrays: showing them all would
+    /// hide it.
     fn difference(&self, other: &Self) -> String {
         if self.payload != other.payload {
             return format!(" (payloads {} and {})", self.payload, other.payload);
         }
-        let (Some(mine), Some(theirs)) = (&self.signature, &other.signature) else {
-            return String::new();
+        let len = self.len().max(other.len());
+        let differs = |i: &usize| self.array(*i) != other.array(*i);
+        let Some(first) = (0..len).find(differs) else { return String::new() };
+        let count = (0..len).filter(differs).count();
+        let described = |side: &Self| {
+            side.array(first).map_or_else(|| "none".to_owned(), |array| array.to_string())
         };
-        let pairs = mine.numels.iter().zip(&mine.dtypes);
-        let differing = pairs
-            .zip(theirs.numels.iter().zip(&theirs.dtypes))
-            .enumerate()
-            .find(|(_, (left, right))| left != right);
-        differing.map_or_else(String::new, |(i, ((left, left_type), (right, right_type)))| {
-            format!(" (array {i}: {left} x {left_type} and {right} x {right_type})")
-        })
+        let (left, right) = (described(self), described(other));
+        if len == 1 {
+            return format!(" ({left} and {right})");
+        }
+        format!(" (array {first}: {left} and {right}; {count} of {len} arrays differ)")
+    }
+
+    /// Number of arrays whose name or size is known.
+    fn len(&self) -> usize {
+        let sizes = self.signature.as_ref().map_or(0, |signature| signature.numels.len());
+        sizes.max(self.tag.names().len())
+    }
+
+    fn array(&self, index: usize) -> Option<Array<'_>> {
+        let name = self.tag.names().get(index).map(|name| &**name);
+        let size = self.signature.as_ref().and_then(|signature| {
+            Some((*signature.numels.get(index)?, *signature.dtypes.get(index)?))
+        });
+        (name.is_some() || size.is_some()).then_some(Array { name, size })
+    }
+}
+
+/// What is known of one array.
+#[derive(PartialEq)]
+struct Array<'a> {
+    name: Option<&'a str>,
+    /// Elements and their type.
+    size: Option<(usize, &'static str)>,
+}
+
+impl fmt::Display for Array<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.name, self.size) {
+            (Some(name), Some((numel, dtype))) => write!(f, "{name} of {numel} x {dtype}"),
+            (Some(name), None) => f.write_str(name),
+            (None, Some((numel, dtype))) => write!(f, "{numel} x {dtype}"),
+            (None, None) => f.write_str("none"),
+        }
     }
 }
 
@@ -207,6 +242,8 @@ impl fmt::Display for Side {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::ReduceOp;
 
@@ -233,15 +270,39 @@ mod tests {
         let message = mismatch(side(0, &[4, 5], "f32"), side(2, &[4, 6], "f32"));
         let expected = "collective 7: rank 0 called all_reduce(sum) of norm#3 with 9 elements in \
                         2 arrays, but rank 2 called all_reduce(sum) of norm#3 with 10 elements in \
-                        2 arrays (array 1: 5 x f32 and 6 x f32); ";
+                        2 arrays (array 1: 5 x f32 and 6 x f32; 1 of 2 arrays differ); ";
         assert!(message.starts_with(expected), "{message}");
         let message = mismatch(side(0, &[4], "f32"), side(1, &[4], "f64"));
-        assert!(message.contains("(array 0: 4 x f32 and 4 x f64)"), "{message}");
+        assert!(message.contains("(4 x f32 and 4 x f64)"), "{message}");
         let message = mismatch(side(0, &[4], "f32"), side(1, &[4, 1], "f32"));
         assert!(message.contains("in 1 arrays, but rank 1"), "{message}");
+        assert!(message.contains("(array 1: none and 1 x f32; 1 of 2 arrays differ)"), "{message}");
         let other = Side { payload: "Tensor", ..side(1, &[4], "f32") };
         let message = mismatch(side(0, &[4], "f32"), other);
         assert!(message.contains("(payloads Host<f32> and Tensor)"), "{message}");
+    }
+
+    #[test]
+    fn a_mismatch_names_the_arrays_of_both_sides() {
+        let named = |rank, id, numels: &[usize], names: &[&str]| {
+            let tag = Tag::new("gradients", id).naming(names.iter().map(|name| Arc::from(*name)));
+            Side { tag, ..side(rank, numels, "f32") }
+        };
+        let left = named(0, 1, &[4, 5, 6], &["norm.weight", "a.bias", "b.bias"]);
+        let right = named(3, 2, &[4, 6, 5], &["norm.weight", "b.bias", "a.bias"]);
+        let expected = "collective 7: rank 0 called all_reduce(sum) of gradients (norm.weight and 2 \
+                        more) with 15 elements in 3 arrays, but rank 3 called all_reduce(sum) of \
+                        gradients (norm.weight and 2 more) with 15 elements in 3 arrays (array 1: \
+                        a.bias of 5 x f32 and b.bias of 6 x f32; 2 of 3 arrays differ); ";
+        let message = mismatch(left.clone(), right);
+        assert!(message.starts_with(expected), "{message}");
+        let right = named(1, 2, &[4], &["norm.weight"]);
+        let message = mismatch(left, right);
+        let expected = "(array 1: a.bias of 5 x f32 and none; 2 of 3 arrays differ)";
+        assert!(message.contains(expected), "{message}");
+        let message = mismatch(named(0, 0, &[4], &["a"]), named(1, 1, &[4], &["b"]));
+        assert!(message.contains("of gradients (a) with 4 elements"), "{message}");
+        assert!(message.contains("(a of 4 x f32 and b of 4 x f32)"), "{message}");
     }
 
     #[test]
@@ -255,7 +316,8 @@ mod tests {
     fn a_timeout_lists_the_absent_and_where_they_were() {
         let call =
             Call { sequence: 9, operation: Operation::Barrier, tag: Tag::new("end of step", 4) };
-        let absent = vec![Absence { rank: 1, last: Some(call) }, Absence { rank: 3, last: None }];
+        let absent =
+            vec![Absence { rank: 1, last: Some(call.clone()) }, Absence { rank: 3, last: None }];
         let error =
             CommError::Timeout { rank: 0, call, waited: Duration::from_millis(1500), absent };
         let expected = "rank 0 waited 1.500 s in collective 9 (barrier of end of step#4) for rank \

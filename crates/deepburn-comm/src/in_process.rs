@@ -78,7 +78,7 @@ impl Member {
     /// When a rank failed, disagreed or did not arrive in time.
     pub fn barrier(&self, tag: Tag) -> Result<(), CommError> {
         let ticket = self.start(Operation::Barrier, tag, None, Vec::<()>::new())?;
-        trace_span!("barrier", %tag).in_scope(|| exchange::barrier(&ticket))
+        trace_span!("barrier", tag = %ticket.tag()).in_scope(|| exchange::barrier(&ticket))
     }
 
     /// Ends the group: every present and later call of any rank fails with the cause of the first
@@ -151,7 +151,7 @@ impl<T: Payload> ProcessGroup<T> for Member {
 
     fn all_reduce(&self, tag: Tag, arrays: Vec<T>, op: ReduceOp) -> Result<Pending<T>, CommError> {
         let ticket = self.start_reduction(Operation::AllReduce(op), tag, arrays, op)?;
-        let span = trace_span!("all_reduce", %tag);
+        let span = trace_span!("all_reduce", tag = %ticket.tag());
         Ok(Pending::new(move || span.in_scope(|| exchange::all_reduce(&ticket, op))))
     }
 
@@ -162,7 +162,7 @@ impl<T: Payload> ProcessGroup<T> for Member {
         op: ReduceOp,
     ) -> Result<Pending<T>, CommError> {
         let ticket = self.start_reduction(Operation::ReduceScatter(op), tag, arrays, op)?;
-        let span = trace_span!("reduce_scatter", %tag);
+        let span = trace_span!("reduce_scatter", tag = %ticket.tag());
         Ok(Pending::new(move || span.in_scope(|| exchange::reduce_scatter(&ticket, op))))
     }
 
@@ -174,11 +174,11 @@ impl<T: Payload> ProcessGroup<T> for Member {
     ) -> Result<Pending<T>, CommError> {
         let operation = Operation::AllGather;
         check_chunks(&chunks, &numels, self.world_size())
-            .map_err(|reason| self.refused(operation, tag, reason))?;
+            .map_err(|reason| self.refused(operation, tag.clone(), reason))?;
         let dtypes = chunks.iter().map(Payload::dtype).collect();
         let signature = Signature { numels: numels.clone(), dtypes };
         let ticket = self.start(operation, tag, Some(signature), chunks)?;
-        let span = trace_span!("all_gather", %tag);
+        let span = trace_span!("all_gather", tag = %ticket.tag());
         Ok(Pending::new(move || span.in_scope(|| exchange::all_gather(&ticket, &numels))))
     }
 
@@ -190,10 +190,10 @@ impl<T: Payload> ProcessGroup<T> for Member {
     ) -> Result<Pending<T>, CommError> {
         let operation = Operation::Broadcast { root };
         check_root(root, self.rank(), self.world_size(), arrays.is_some())
-            .map_err(|reason| self.refused(operation, tag, reason))?;
+            .map_err(|reason| self.refused(operation, tag.clone(), reason))?;
         let signature = arrays.as_deref().map(Signature::of);
         let ticket = self.start(operation, tag, signature, arrays.unwrap_or_default())?;
-        let span = trace_span!("broadcast", %tag);
+        let span = trace_span!("broadcast", tag = %ticket.tag());
         Ok(Pending::new(move || span.in_scope(|| exchange::broadcast::<T>(&ticket, root))))
     }
 

@@ -24,6 +24,14 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(panic = "abort")]
+compile_error!(
+    "deepburn-comm needs unwinding panics: a rank that fails tells the others, and tensor ops report \
+     the failure of a collective, by a panic that is caught. With panic = \"abort\" every failure \
+     would end the process without a message. Remove `panic = \"abort\"` from the profile in the \
+     workspace's Cargo.toml (or -Cpanic=abort from RUSTFLAGS)"
+);
+
 mod error;
 mod group;
 mod host;

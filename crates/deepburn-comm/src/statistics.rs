@@ -58,7 +58,7 @@ impl Statistics {
     }
 
     /// Counts a collective; the arrays of one have one element type, and a barrier has none.
-    pub(crate) fn record(&mut self, operation: Operation, tag: Tag, arrays: Option<&Signature>) {
+    pub(crate) fn record(&mut self, operation: Operation, tag: &Tag, arrays: Option<&Signature>) {
         let dtype = arrays.and_then(|arrays| arrays.dtypes.first()).copied().unwrap_or_default();
         let count = self.counts.entry((operation, tag.purpose(), dtype)).or_default();
         count.calls += 1;
@@ -76,7 +76,7 @@ mod tests {
         let mut statistics = Statistics::default();
         let mut record = |operation, tag, elements, dtype| {
             let arrays = Signature { numels: vec![elements], dtypes: vec![dtype] };
-            statistics.record(operation, tag, Some(&arrays));
+            statistics.record(operation, &tag, Some(&arrays));
         };
         record(Operation::AllGather, Tag::new("gather", 0), 10, "f32");
         record(Operation::AllGather, Tag::new("gather", 1), 5, "bf16");

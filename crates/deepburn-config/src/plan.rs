@@ -340,7 +340,8 @@ pub struct GatherPlan {
     pub prefetch_bucket_size: usize,
     /// Parameters up to this size stay gathered.
     pub persistence_threshold: usize,
-    /// Limit of all persistent parameters together; `usize::MAX` for none.
+    /// Limit of all persistent parameters together; `usize::MAX` for none. A parameter that does not
+    /// fit is passed over, and later ones are still tried.
     pub model_persistence_threshold: usize,
     /// Most elements gathered at a time.
     pub max_live_parameters: usize,

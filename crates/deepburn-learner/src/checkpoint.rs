@@ -21,15 +21,15 @@ mod save;
 mod state;
 
 use deepburn_checkpoint::CheckpointError;
-use deepburn_comm::Tag;
 use deepburn_deepspeed::DeepSpeedError;
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::Group;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 use crate::EngineError;
+use crate::exchange::SharedFailure;
 
 pub use deepspeed::{TorchModel, check_deepspeed_checkpoint};
 pub use in_progress::SaveInProgress;
@@ -73,41 +73,17 @@ impl TrainingCheckpointError {
     }
 }
 
-/// Tells all ranks what some have to say, in rank order. As soon as one has a failure to report, all
-/// of them fail.
+impl SharedFailure for TrainingCheckpointError {
+    fn elsewhere(rank: usize, message: String) -> Self {
+        Self::Elsewhere { rank, message }
+    }
+}
+
+/// Tells all ranks what some have to say, or that one of them failed.
 fn exchange<B: OptimizerOps, T: Serialize + DeserializeOwned>(
     group: &Group<B>,
     purpose: &'static str,
     mine: Option<Result<T, TrainingCheckpointError>>,
 ) -> Result<Vec<T>, TrainingCheckpointError> {
-    #[derive(Serialize, Deserialize)]
-    enum Said<T> {
-        Done(T),
-        Failed(String),
-    }
-    let (said, own_failure) = match mine {
-        None => (None, None),
-        Some(Ok(value)) => (Some(Said::Done(value)), None),
-        Some(Err(error)) => (Some(Said::Failed(error.to_string())), Some(error)),
-    };
-    let bytes = serde_json::to_vec(&said).unwrap_or_default();
-    let all = group.gather_bytes(Tag::new(purpose, 0), &bytes).map_err(EngineError::from)?;
-    if let Some(error) = own_failure {
-        return Err(error);
-    }
-    let mut values = Vec::new();
-    for (rank, bytes) in all.iter().enumerate() {
-        let unreadable = |error: serde_json::Error| TrainingCheckpointError::Elsewhere {
-            rank,
-            message: format!("{purpose}: {error}"),
-        };
-        match serde_json::from_slice::<Option<Said<T>>>(bytes).map_err(unreadable)? {
-            None => {}
-            Some(Said::Done(value)) => values.push(value),
-            Some(Said::Failed(message)) => {
-                return Err(TrainingCheckpointError::Elsewhere { rank, message });
-            }
-        }
-    }
-    Ok(values)
+    crate::exchange::exchange(group, purpose, mine)
 }

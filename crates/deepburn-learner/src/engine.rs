@@ -4,6 +4,7 @@
 //! DeepSpeed's, and like there every micro-batch goes through forward, backward and step; only the
 //! step at an accumulation boundary updates the parameters.
 
+use std::cell::OnceCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,8 +45,7 @@ pub fn initialize<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
 
 /// A model in training on one rank.
 pub struct Engine<B: Backend, M: AutodiffModule<Training<B>>> {
-    /// Empty only while a call maps it.
-    module: Option<M>,
+    module: M,
     pub(crate) states: ModelStates<B>,
     pub(crate) schedule: Schedule,
     pub(crate) scaler: LossScaler,
@@ -60,6 +60,8 @@ pub struct Engine<B: Backend, M: AutodiffModule<Training<B>>> {
     /// How the present optimizer step differs from others.
     pub(crate) next_size: Option<StepSize>,
     last_step: Option<Step>,
+    /// The first failure of a collective: what every later call returns.
+    failure: OnceCell<EngineError>,
 }
 
 /// Skipped steps in a row that end a run whose loss scale cannot fall: no data is that unlucky, and
@@ -136,7 +138,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let (module, states) = ModelStates::shard(module, policy, group)?;
         states.set_micro_batches(plan.batch.gradient_accumulation_steps);
         Ok(Self {
-            module: Some(module),
+            module,
             states,
             schedule: Schedule::new(&plan.schedule),
             scaler: LossScaler::new(&plan.precision.loss_scale),
@@ -149,6 +151,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             boundary: None,
             next_size: None,
             last_step: None,
+            failure: OnceCell::new(),
         })
     }
 
@@ -158,30 +161,50 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.states.seed(seed);
     }
 
-    /// The module, on handles of sharded parameters.
+    /// The module, on handles of sharded parameters. It is there after a failure too; ops on it
+    /// then fail.
     pub fn module(&self) -> &M {
-        match &self.module {
-            Some(module) => module,
-            None => unreachable!("every call that takes the module puts it back"),
+        &self.module
+    }
+
+    /// Returns what ended the run, if something did: a collective that failed here before, or a
+    /// rank that failed since.
+    ///
+    /// # Errors
+    /// The first failure, the same whichever call comes after it.
+    pub fn check_group(&self) -> Result<(), EngineError> {
+        match self.failure.get() {
+            Some(first) => Err(first.clone()),
+            None => Ok(self.states.check()?),
         }
+    }
+
+    /// Remembers a failure that no later call can go on from.
+    pub(crate) fn note<T>(&self, result: Result<T, EngineError>) -> Result<T, EngineError> {
+        if let Err(error @ EngineError::Zero(ZeroError::Comm(_))) = &result {
+            // Only the first is kept.
+            let _ = self.failure.set(error.clone());
+        }
+        result
     }
 
     /// Runs the forward pass of a micro-batch.
     ///
     /// # Errors
-    /// When a collective fails inside an op; other panics of `run` pass through.
+    /// When a collective fails inside an op; other panics of `run` pass through. After a failure
+    /// every call returns it again.
     pub fn forward<T>(&mut self, run: impl FnOnce(&M) -> T) -> Result<T, EngineError> {
-        if let Some(module) = self.module.take() {
-            // On failure the module is gone; so is the group, and no later call gets far enough
-            // to miss it.
-            self.module = Some(self.states.start_training_pass(module)?);
-        }
-        self.progress.in_forward = true;
+        self.check_group()?;
+        // A copy of handles, so that the module stays where the pass cannot begin.
+        let prepared = self.states.start_training_pass(self.module.clone());
+        self.module = self.note(prepared.map_err(EngineError::from))?;
+        self.progress.in_forward = false;
         let _context = self.states.enter(true);
         let started = Instant::now();
         let result = trace_span!("forward").in_scope(|| guard(|| run(self.module())));
         self.times.forward += started.elapsed();
-        result
+        self.progress.in_forward = result.is_ok();
+        self.note(result)
     }
 
     /// Runs a forward pass on the module without autodiff. Parameters are gathered and released
@@ -190,6 +213,11 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// # Errors
     /// As [`forward`](Self::forward).
     pub fn evaluate<T>(&self, run: impl FnOnce(&M::InnerModule) -> T) -> Result<T, EngineError> {
+        self.check_group()?;
+        self.note(self.run_evaluation(run))
+    }
+
+    fn run_evaluation<T>(&self, run: impl FnOnce(&M::InnerModule) -> T) -> Result<T, EngineError> {
         self.states.start_evaluation_pass()?;
         let module = self.module().valid();
         let _context = self.states.enter(true);
@@ -220,6 +248,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         loss: Tensor<Training<B>, 1>,
         weight: f64,
     ) -> Result<(), EngineError> {
+        self.check_group()?;
         if !std::mem::take(&mut self.progress.in_forward) {
             let (call, when) = ("backward", "without a forward pass through `Engine::forward`");
             return Err(EngineError::Order { call, when });
@@ -232,10 +261,11 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let started = Instant::now();
         self.states.start_backward();
         // The gradients were taken as they became final; what autodiff returns holds none.
-        trace_span!("backward").in_scope(|| -> Result<(), EngineError> {
+        let result = trace_span!("backward").in_scope(|| -> Result<(), EngineError> {
             guard(|| drop(loss.backward()))?;
             Ok(self.states.finish_pass()?)
-        })?;
+        });
+        self.note(result)?;
         self.times.backward += started.elapsed();
         self.progress.accumulated += 1;
         Ok(())
@@ -248,6 +278,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// When no backward came before or a collective fails; when a gradient is not finite in fp32
     /// (or bf16 without `check_grad_overflow`), or with the loss scale at its minimum.
     pub fn step(&mut self) -> Result<Option<Step>, EngineError> {
+        self.check_group()?;
         if self.progress.accumulated == 0 {
             let (call, when) = ("step", "before any backward");
             return Err(EngineError::Order { call, when });
@@ -267,7 +298,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let loss_scale = self.scaler.scale();
         let started = Instant::now();
         let outcome = trace_span!("optimizer step")
-            .in_scope(|| self.states.step(rates, loss_scale, self.clip))?;
+            .in_scope(|| self.states.step(rates, loss_scale, self.clip));
+        let outcome = self.note(outcome.map_err(EngineError::from))?;
         self.times.step += started.elapsed();
         let gradient_norm = match outcome {
             StepOutcome::Applied { gradient_norm } => {
@@ -352,14 +384,16 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         &mut self,
         run: impl FnOnce(&mut Self) -> Result<T, EngineError>,
     ) -> Result<T, EngineError> {
+        self.check_group()?;
         let stage = self.states.stage();
         if stage.shards_gradients() {
             return Err(EngineError::NoSync { stage: stage.number() });
         }
         self.states.set_synchronise(false);
-        let result = run(self);
+        // A caller that catches a panic of `run` gets an engine that reduces gradients again.
+        let result = catch_unwind(AssertUnwindSafe(|| run(self)));
         self.states.set_synchronise(true);
-        result
+        result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     pub(crate) fn gathers_for_saving(&self) -> bool {

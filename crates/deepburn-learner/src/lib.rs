@@ -8,6 +8,7 @@
 mod checkpoint;
 mod engine;
 mod error;
+mod exchange;
 mod loss_scale;
 mod save;
 mod saving;

@@ -10,6 +10,7 @@ use std::fmt;
 
 use deepburn_config::{GatherPlan, OptimizerPlan, Precision, PrecisionPlan, Stage, ZeroPlan};
 
+use crate::persistence::persistent_parameters;
 use crate::reduce::BUCKETS_PER_MODEL;
 
 /// Bytes of an fp32 element.
@@ -192,16 +193,13 @@ impl Gathering {
         if ranks == 1 || !stage.shards_parameters() {
             return Self::default();
         }
+        let numels = || parameters.iter().map(|p| p.numel);
+        let persistent = persistent_parameters(numels(), ranks, plan);
         let mut gathering = Self::default();
         let mut gathered_sum = 0_u64;
-        for numel in parameters.iter().map(|p| p.numel) {
-            let persistent = gathering.persistent.saturating_add(numel);
-            // One that no longer fits under the model's limit is passed over; a later, smaller one
-            // may still fit.
-            if numel <= plan.persistence_threshold as u64
-                && persistent <= plan.model_persistence_threshold as u64
-            {
-                gathering.persistent = persistent;
+        for (index, numel) in numels().enumerate() {
+            if persistent.binary_search(&index).is_ok() {
+                gathering.persistent = gathering.persistent.saturating_add(numel);
             } else {
                 gathered_sum = gathered_sum.saturating_add(numel);
                 gathering.largest = gathering.largest.max(numel);

@@ -234,7 +234,8 @@ impl<B: Backend> Gatherer<B> {
             None => unreachable!("only sharded parameters are gathered"),
         });
         let numels = indices.iter().map(|index| self.numel(*index)).collect();
-        let tag = Tag::new(purpose, indices[0] as u64);
+        let tag = Tag::new(purpose, indices[0] as u64)
+            .naming(indices.iter().map(|index| self.parameter(*index).shared_path()));
         let pending = self.group.arrays().all_gather(tag, shards.collect(), numels)?;
         Ok(Flight { indices, pending })
     }

@@ -74,7 +74,7 @@ impl<B: Backend> Group<B> {
     /// # Errors
     /// When the collective fails.
     pub fn gather_bytes(&self, tag: Tag, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
-        let longest = self.max(tag, vec![bytes.len() as f64])?[0] as usize;
+        let longest = self.max(tag.clone(), vec![bytes.len() as f64])?[0] as usize;
         // An f64 holds every integer of 32 bits.
         let len = 1 + longest.div_ceil(size_of::<u32>());
         let words = bytes

@@ -30,6 +30,7 @@ mod ops;
 mod optimizer;
 mod parameter;
 mod partition;
+mod persistence;
 mod precision;
 mod publish;
 mod random;

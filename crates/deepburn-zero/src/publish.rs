@@ -56,7 +56,8 @@ impl<'a, B: Backend> Publisher<'a, B> {
         let Some((first, _)) = self.bucket.first() else {
             return Ok(());
         };
-        let tag = Tag::new("updated parameters", first.index() as u64);
+        let tag = Tag::new("updated parameters", first.index() as u64)
+            .naming(self.bucket.iter().map(|(parameter, _)| parameter.shared_path()));
         let numels = self.bucket.iter().map(|(parameter, _)| parameter.numel()).collect();
         let (parameters, shards): (Vec<_>, Vec<_>) = self
             .bucket

@@ -318,7 +318,8 @@ impl<B: Backend> GradientReducer<B> {
                 gradient.array = scale(gradient.array.clone(), self.scaling.before);
             }
         }
-        let tag = Tag::new("gradients", fingerprint(gradients.iter().map(|g| g.index)));
+        let tag = Tag::new("gradients", fingerprint(gradients.iter().map(|g| g.index)))
+            .naming(gradients.iter().map(|g| self.parameters[g.index].shared_path()));
         let arrays = gradients.iter().map(|gradient| gradient.array.clone()).collect();
         let group = self.group.arrays();
         let pending = if self.shards && self.plan.reduce_scatter {

@@ -121,7 +121,8 @@ impl<B: OptimizerOps> Sharder<B> {
         }
         let shape = tensor.shape();
         let partition = Partition::new(shape.num_elements(), self.group.world_size());
-        let tag = Tag::new("initial weights", index as u64);
+        let path: Arc<str> = path.into();
+        let tag = Tag::new("initial weights", index as u64).naming([path.clone()]);
         let own_values = vec![DeviceArray::Dense(tensor)];
         let mut values = self.group.arrays().broadcast(tag, Some(own_values), 0)?.wait()?;
         // Laid out as a gathered parameter is, so that every stage runs the same kernels.
@@ -131,7 +132,6 @@ impl<B: OptimizerOps> Sharder<B> {
             None => Owned::Elements(self.share.len(partition), device.clone()),
         }));
         let dtype = self.working.map_or(DType::F32, DType::from);
-        let path = path.into();
         let description = Description { index, path, shape, dtype, device, partition, trainable };
         let in_type = |tensor| B::cast(tensor, self.working.unwrap_or(FloatDType::F32));
         let ledger = self.ledger.clone();

@@ -10,9 +10,7 @@ use std::sync::Arc;
 use burn::module::{Module, ParamId};
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
 use deepburn_comm::Tag;
-use deepburn_config::{
-    GatherPlan, OptimizerPlan, Precision, PrecisionPlan, ReductionPlan, Stage, ZeroPlan,
-};
+use deepburn_config::{OptimizerPlan, Precision, PrecisionPlan, ReductionPlan, Stage, ZeroPlan};
 use deepburn_kernels::unscale_and_clip;
 use deepburn_ops::{OptimizerOps, read_float};
 
@@ -24,6 +22,7 @@ use crate::ledger::Ledger;
 use crate::operations::{Counter, ModuleOperations};
 use crate::optimizer::{Optimizer, Rates};
 use crate::parameter::Parameter;
+use crate::persistence::persistent_parameters;
 use crate::precision::element_type;
 use crate::publish::Publisher;
 use crate::reduce::{Accumulated, GradientReducer, Types};
@@ -122,7 +121,10 @@ impl<B: OptimizerOps> ModelStates<B> {
         let autocast = precision.autocast.map(element_type);
         let binding = Binding::new(reducer.clone(), ledger.clone(), group.clone(), autocast);
         let resident = match stage {
-            Stage::Parameters => resident(&parameters, &zero.parameters),
+            Stage::Parameters => {
+                let numels = parameters.iter().map(|parameter| parameter.numel() as u64);
+                persistent_parameters(numels, group.world_size() as u64, &zero.parameters)
+            }
             _ => Vec::new(),
         };
         gatherer.refresh_resident(&resident)?;
@@ -243,6 +245,14 @@ impl<B: OptimizerOps> ModelStates<B> {
         &self.parameters
     }
 
+    /// Asks whether the group still works, without exchanging anything.
+    ///
+    /// # Errors
+    /// What ended the group.
+    pub fn check(&self) -> Result<(), ZeroError> {
+        Ok(self.group.check()?)
+    }
+
     /// The process group.
     pub fn group(&self) -> &Group<B> {
         &self.group
@@ -277,7 +287,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         let parameter = &self.parameters[index];
         let flat = if self.share.stage.shards_optimizer() {
             let shard = vec![DeviceArray::Dense(master.clone())];
-            let tag = Tag::new("masters", index as u64);
+            let tag = Tag::new("masters", index as u64).naming([parameter.shared_path()]);
             let group = self.group.arrays();
             group
                 .all_gather(tag, shard, vec![parameter.numel()])?
@@ -301,7 +311,8 @@ impl<B: OptimizerOps> ModelStates<B> {
             self.reducer.borrow().accumulated(parameter.index()).map(|sum| sum.tensor.clone());
         let Some(sum) = sum else { return Ok(None) };
         let flat = if self.share.stage.shards_gradients() {
-            let tag = Tag::new("gradient data", parameter.index() as u64);
+            let tag = Tag::new("gradient data", parameter.index() as u64)
+                .naming([parameter.shared_path()]);
             let chunks = vec![DeviceArray::Dense(sum)];
             let group = self.group.arrays();
             let mut whole = group.all_gather(tag, chunks, vec![parameter.numel()])?.wait()?;
@@ -415,19 +426,6 @@ enum Norm {
     NotFinite {
         first: usize,
     },
-}
-
-/// Parameters small enough to stay whole, in model order until the limit for all is reached.
-fn resident<B: Backend>(parameters: &[Arc<Parameter<B>>], plan: &GatherPlan) -> Vec<usize> {
-    let mut total = 0usize;
-    let small = parameters.iter().filter(|p| p.numel() <= plan.persistence_threshold);
-    small
-        .take_while(|parameter| {
-            total = total.saturating_add(parameter.numel());
-            total <= plan.model_persistence_threshold
-        })
-        .map(|parameter| parameter.index())
-        .collect()
 }
 
 impl<B: Backend> std::fmt::Debug for ModelStates<B> {

@@ -15,7 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::round::{Progress, Round};
-use crate::{Absence, Call, CommError, Side, Statistics, panic};
+use crate::{Absence, Call, CommError, Side, Statistics, Tag, panic};
 
 /// Arrays or results of one rank, their type erased.
 pub(crate) type Deposit = Arc<dyn Any + Send + Sync>;
@@ -156,14 +156,15 @@ impl Rendezvous {
 impl Attendance {
     /// Gives the rank its next sequence number.
     fn start(&mut self, side: &Side) -> Result<Call, CommError> {
-        let Side { rank, operation, tag, .. } = *side;
+        let Side { rank, operation, ref tag, .. } = *side;
+        let tag = tag.clone();
         if self.has_left {
             return Err(CommError::AfterLeave { rank, operation, tag });
         }
+        self.statistics.record(operation, &tag, side.signature.as_ref());
         let call = Call { sequence: self.next_sequence, operation, tag };
-        self.statistics.record(operation, tag, side.signature.as_ref());
         self.next_sequence += 1;
-        self.last = Some(call);
+        self.last = Some(call.clone());
         Ok(call)
     }
 }
@@ -179,6 +180,11 @@ pub(crate) struct Ticket {
 impl Ticket {
     pub(crate) fn rank(&self) -> usize {
         self.rank
+    }
+
+    /// What is exchanged.
+    pub(crate) fn tag(&self) -> &Tag {
+        &self.call.tag
     }
 
     /// What every rank has brought, by rank, as soon as the last has.
@@ -251,14 +257,14 @@ impl Ticket {
         absent: Vec<usize>,
         deadline: Option<Instant>,
     ) -> Option<CommError> {
-        let call = self.call;
+        let call = self.call.clone();
         // A rank that computes a result of a complete round may have left; it will still finish.
         let missing = state.rounds.get(&call.sequence).map(Round::missing).unwrap_or_default();
         if let Some(&rank) = missing.iter().find(|rank| state.ranks[**rank].has_left) {
             return Some(CommError::Left { rank, waiting: self.rank, call });
         }
         deadline.is_some_and(|deadline| deadline <= Instant::now()).then(|| {
-            let seen = |rank| Absence { rank, last: state.ranks[rank].last };
+            let seen = |rank| Absence { rank, last: state.ranks[rank].last.clone() };
             let absent = absent.into_iter().map(seen).collect();
             CommError::Timeout { rank: self.rank, call, waited: self.rendezvous.timeout, absent }
         })

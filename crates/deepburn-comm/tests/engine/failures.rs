@@ -68,8 +68,9 @@ fn a_mismatch_names_both_sides() {
 fn a_timeout_names_the_missing_ranks_and_where_they_were() {
     let members = Member::group(3, Duration::from_millis(30)).unwrap();
     let norm = Tag::new("norm", 4);
-    let handle =
-        |rank: usize| members[rank].all_reduce(norm, array(vec![1.0]), ReduceOp::Sum).unwrap();
+    let handle = |rank: usize| {
+        members[rank].all_reduce(norm.clone(), array(vec![1.0]), ReduceOp::Sum).unwrap()
+    };
     let _first = [handle(0), handle(1)];
     let last = Call { sequence: 0, operation: Operation::AllReduce(ReduceOp::Sum), tag: norm };
     let error = members[0].barrier(Tag::new("end", 5)).unwrap_err();

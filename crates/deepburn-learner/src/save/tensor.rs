@@ -1,0 +1,188 @@
+//! One tensor of a module, to be saved: its name, its type in the file, and a handle on its values.
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::backend::Backend;
+use burn::tensor::{Bool, DType, Int, Tensor, TensorData, TensorPrimitive};
+use burn_backend::ops::FloatTensorOps;
+use deepburn_zero::{Training, Zero, ZeroTensor};
+use half::{bf16, f16};
+use safetensors::tensor::{Dtype, TensorInfo};
+
+use super::{HalfPrecision, SaveError};
+
+/// A tensor that has not been read yet.
+pub(super) struct SavedTensor<B: Backend> {
+    /// Module path.
+    pub(super) path: String,
+    /// Type in the file.
+    dtype: Dtype,
+    shape: Vec<usize>,
+    values: Values<B>,
+}
+
+/// How a tensor becomes bytes.
+enum Values<B: Backend> {
+    /// A float, sharded or not, in 16 bits.
+    Half(ZeroTensor<B>, HalfPrecision),
+    /// What every rank holds whole, in its own type.
+    Exact(Box<dyn Fn() -> TensorData>),
+}
+
+impl<B: Backend> SavedTensor<B> {
+    /// All parameters and buffers of a module in the order of the file, which is the same on all
+    /// ranks: by alignment, as safetensors files are laid out, then by path.
+    ///
+    /// # Errors
+    /// When a tensor has a type that such a file does not hold.
+    pub(super) fn of_module<M: Module<Training<B>>>(
+        module: &M,
+        precision: HalfPrecision,
+    ) -> Result<Vec<Self>, SaveError> {
+        let mut found = Visitor { path: Vec::new(), precision, found: Ok(Vec::new()) };
+        module.visit(&mut found);
+        let mut tensors = found.found?;
+        tensors.sort_by(|left, right| {
+            right.dtype.cmp(&left.dtype).then_with(|| left.path.cmp(&right.path))
+        });
+        Ok(tensors)
+    }
+
+    /// Its entry in the header, at this offset.
+    pub(super) fn info(&self, offset: usize) -> TensorInfo {
+        let len = self.shape.iter().product::<usize>() * self.dtype.bitsize() / 8;
+        let data_offsets = (offset, offset + len);
+        TensorInfo { dtype: self.dtype, shape: self.shape.clone(), data_offsets }
+    }
+
+    /// Takes part in gathering the values and drops them.
+    pub(super) fn gather(&self) {
+        if let Values::Half(tensor, _) = &self.values {
+            drop(floats(tensor));
+        }
+    }
+
+    /// The values as they stand in the file, gathered from all ranks where they are sharded.
+    ///
+    /// # Errors
+    /// When one does not fit the type.
+    pub(super) fn read(&self) -> Result<Vec<u8>, SaveError> {
+        match &self.values {
+            Values::Half(tensor, precision) => self.rounded(&floats(tensor), *precision),
+            Values::Exact(read) => {
+                let data = read();
+                // Devices keep bools in words of several sizes.
+                Ok(match data.dtype {
+                    DType::Bool(_) => data.iter::<bool>().map(u8::from).collect(),
+                    _ => data.as_bytes().to_vec(),
+                })
+            }
+        }
+    }
+
+    fn rounded(&self, values: &TensorData, precision: HalfPrecision) -> Result<Vec<u8>, SaveError> {
+        let values = values.iter::<f32>();
+        if precision == HalfPrecision::Bf16 {
+            return Ok(values.flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect());
+        }
+        let mut bytes = Vec::new();
+        for value in values {
+            let half = f16::from_f32(value);
+            if half.is_infinite() && value.is_finite() {
+                return Err(SaveError::Overflow { path: self.path.clone() });
+            }
+            bytes.extend(half.to_le_bytes());
+        }
+        Ok(bytes)
+    }
+}
+
+/// All values of a float tensor, flat.
+fn floats<B: Backend>(tensor: &ZeroTensor<B>) -> TensorData {
+    let count = burn_backend::TensorMetadata::shape(tensor).num_elements();
+    let shape = burn_backend::Shape::from(vec![count]);
+    let flat = <Zero<B> as FloatTensorOps<Zero<B>>>::float_reshape(tensor.clone(), shape);
+    Tensor::<Zero<B>, 1>::new(TensorPrimitive::Float(flat)).into_data()
+}
+
+/// Collects the tensors of a module.
+struct Visitor<B: Backend> {
+    path: Vec<String>,
+    precision: HalfPrecision,
+    found: Result<Vec<SavedTensor<B>>, SaveError>,
+}
+
+impl<B: Backend> Visitor<B> {
+    fn enter(&mut self, dtype: Dtype, shape: Vec<usize>, values: Values<B>) {
+        if let Ok(found) = &mut self.found {
+            found.push(SavedTensor { path: self.path.join("."), dtype, shape, values });
+        }
+    }
+
+    fn enter_exact(
+        &mut self,
+        dtype: DType,
+        shape: Vec<usize>,
+        read: impl Fn() -> TensorData + 'static,
+    ) {
+        match in_file(dtype) {
+            Some(dtype) => self.enter(dtype, shape, Values::Exact(Box::new(read))),
+            None => {
+                let path = self.path.join(".");
+                self.found = Err(SaveError::ElementType { path, dtype: dtype.name() });
+            }
+        }
+    }
+}
+
+/// The name of an element type in safetensors files.
+fn in_file(dtype: DType) -> Option<Dtype> {
+    Some(match dtype {
+        DType::F64 => Dtype::F64,
+        DType::F32 | DType::Flex32 => Dtype::F32,
+        DType::F16 => Dtype::F16,
+        DType::BF16 => Dtype::BF16,
+        DType::I64 => Dtype::I64,
+        DType::I32 => Dtype::I32,
+        DType::I16 => Dtype::I16,
+        DType::I8 => Dtype::I8,
+        DType::U64 => Dtype::U64,
+        DType::U32 => Dtype::U32,
+        DType::U16 => Dtype::U16,
+        DType::U8 => Dtype::U8,
+        DType::Bool(_) => Dtype::BOOL,
+        DType::QFloat(_) => return None,
+    })
+}
+
+impl<B: Backend> ModuleVisitor<Training<B>> for Visitor<B> {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<Training<B>, D>>) {
+        let value = param.val().inner();
+        let shape = value.dims().to_vec();
+        let dtype = match self.precision {
+            HalfPrecision::F16 => Dtype::F16,
+            HalfPrecision::Bf16 => Dtype::BF16,
+        };
+        let tensor = value.into_primitive().tensor();
+        self.enter(dtype, shape, Values::Half(tensor, self.precision));
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<Training<B>, D, Int>>) {
+        let tensor = param.val();
+        let shape = tensor.dims().to_vec();
+        self.enter_exact(tensor.dtype(), shape, move || tensor.to_data());
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<Training<B>, D, Bool>>) {
+        let tensor = param.val();
+        let shape = tensor.dims().to_vec();
+        self.enter_exact(tensor.dtype(), shape, move || tensor.to_data());
+    }
+}

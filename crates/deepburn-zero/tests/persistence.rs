@@ -1,0 +1,112 @@
+//! Parameters that stay whole at stage 3: the run holds what the estimate says.
+
+use std::time::Duration;
+
+use burn::module::{Module, Param};
+use burn::tensor::Tensor;
+use burn::tensor::backend::Backend;
+use burn_flex::Flex;
+use deepburn_comm::run_ranks;
+use deepburn_config::{Facts, OptimizerPlan, Plan, PrecisionPlan, ReductionPlan, Written, resolve};
+use deepburn_zero::estimate::{ElementBytes, ParameterSize, estimate};
+use deepburn_zero::{Category, Group, ModelStates, Policy, Rates, Training, ZeroError};
+use proptest::prelude::*;
+
+type Trained = Training<Flex>;
+
+/// Vectors of any lengths, every third one frozen.
+#[derive(Module, Debug)]
+struct Vectors<B: Backend> {
+    parts: Vec<Param<Tensor<B, 1>>>,
+}
+
+impl<B: Backend> Vectors<B> {
+    fn new(sizes: &[usize]) -> Self {
+        let part = |(index, size): (usize, &usize)| {
+            let tensor = Tensor::full([*size], 0.5, &B::Device::default());
+            let param = Param::from_tensor(tensor);
+            if trains(index) { param } else { param.no_grad() }
+        };
+        Self { parts: sizes.iter().enumerate().map(part).collect() }
+    }
+
+    fn loss(&self) -> Tensor<B, 1> {
+        let squares = self.parts.iter().map(|part| part.val().powf_scalar(2.0).sum());
+        squares.reduce(|sum, square| sum + square).unwrap()
+    }
+}
+
+fn trains(index: usize) -> bool {
+    index % 3 != 2
+}
+
+fn plan(threshold: usize, limit: usize, bf16: bool, ranks: usize) -> Plan {
+    let text = format!(
+        r#"{{"train_micro_batch_size_per_gpu": 1, "bf16": {{"enabled": {bf16}}},
+            "zero_optimization": {{"stage": 3, "stage3_param_persistence_threshold": {threshold},
+            "stage3_model_persistence_threshold": {limit}}}}}"#
+    );
+    resolve(&Written::from_json(&text).unwrap(), &Facts::on_host(ranks)).unwrap().plan
+}
+
+fn policy(plan: &Plan) -> Policy {
+    let (optimizer, precision): (OptimizerPlan, PrecisionPlan) =
+        (plan.optimizer.clone(), plan.precision);
+    let reduction: ReductionPlan = plan.reduction;
+    Policy { zero: plan.zero.clone(), reduction, precision, optimizer }
+}
+
+/// Bytes of parameters in the ledger of each rank, before the first step and after it.
+fn held(sizes: &[usize], plan: &Plan, ranks: usize) -> Vec<[u64; 2]> {
+    let held = run_ranks(ranks, Duration::from_secs(60), |member| {
+        let net = Vectors::<Trained>::new(sizes);
+        let (net, mut states) = ModelStates::shard(net, policy(plan), Group::new(member))?;
+        let now =
+            |states: &ModelStates<Flex>| states.ledger().usage(Category::Parameters).current as u64;
+        let before = now(&states);
+        let net = states.start_training_pass(net)?;
+        let loss = net.loss();
+        states.start_backward();
+        drop(loss.backward());
+        states.finish_pass()?;
+        states.step(Rates { lr: 0.1, betas: None }, 1.0, None)?;
+        Ok::<_, ZeroError>([before, now(&states)])
+    });
+    held.unwrap_or_else(|failure| panic!("{sizes:?}: {failure}"))
+}
+
+fn estimated(sizes: &[usize], plan: &Plan, ranks: usize) -> u64 {
+    let size = |(index, numel): (usize, &usize)| ParameterSize {
+        numel: *numel as u64,
+        trainable: trains(index),
+    };
+    let sizes: Vec<_> = sizes.iter().enumerate().map(size).collect();
+    let bytes = ElementBytes::new(&plan.optimizer, &plan.precision, 1);
+    estimate(&sizes, &plan.zero, ranks as u64, bytes).states.parameters
+}
+
+#[test]
+fn sizes_10_8_and_2_with_thresholds_10_and_13() {
+    let sizes = [10, 8, 2];
+    // Shards of 5, 4 and 1 elements, and the whole copies of 10 and 2 elements: 22 elements.
+    assert_eq!(held(&sizes, &plan(10, 13, false, 2), 2), [[88, 88]; 2]);
+    // On one rank the shard is the whole parameter.
+    assert_eq!(held(&sizes, &plan(10, 13, false, 1), 1), [[80, 80]]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_ledger_holds_what_the_estimate_says(
+        sizes in proptest::collection::vec(1_usize..40, 1..8),
+        threshold in 0_usize..40,
+        limit in 0_usize..120,
+        ranks in 1_usize..5,
+        bf16 in any::<bool>(),
+    ) {
+        let plan = plan(threshold, limit, bf16, ranks);
+        let expected = estimated(&sizes, &plan, ranks);
+        prop_assert_eq!(held(&sizes, &plan, ranks), vec![[expected; 2]; ranks]);
+    }
+}

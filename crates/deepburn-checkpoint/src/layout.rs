@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::identity::Identity;
-use crate::{Atom, CheckpointError};
+use crate::{Atom, AtomKind, CheckpointError, Slot};
 
 /// The most ranks a checkpoint may be written by: more is a mistake.
 const MAX_WORLD_SIZE: usize = 1 << 20;
@@ -64,7 +64,8 @@ impl Layout {
     ///
     /// # Errors
     /// [`CheckpointError::Layout`] for no ranks, a path or slot that occurs twice, a path that is
-    /// empty or has a colon or a control character, and sizes that overflow.
+    /// empty or has a colon or a control character, a parameter of integers, a buffer with more than
+    /// values, and sizes that overflow.
     pub fn new(atoms: Vec<Atom>, world_size: usize) -> Result<Self, CheckpointError> {
         let refuse = |reason| Err(CheckpointError::Layout { reason });
         if !(1..=MAX_WORLD_SIZE).contains(&world_size) {
@@ -86,6 +87,9 @@ impl Layout {
             let mut slots = HashSet::new();
             if let Some(twice) = atom.slots.iter().find(|stored| !slots.insert(&stored.slot)) {
                 return refuse(format!("parameter {} has slot {} twice", atom.path, twice.slot));
+            }
+            if let Some(reason) = mistyped(atom) {
+                return refuse(reason);
             }
             // Half of what a u64 holds: headers need room too.
             let total = stored_bytes(atom).and_then(|stored| bytes.checked_add(stored));
@@ -198,6 +202,22 @@ impl Layout {
     pub(crate) fn digest(&self) -> String {
         let text = serde_json::to_vec(self).expect("names and numbers always are JSON");
         blake3::hash(&text).to_hex().to_string()
+    }
+}
+
+/// What is wrong with the types of an atom, if something is.
+fn mistyped(atom: &Atom) -> Option<String> {
+    let Atom { path, kind, trainable, slots, .. } = atom;
+    match kind {
+        AtomKind::Parameter => {
+            let wrong = slots.iter().find(|stored| !stored.element.is_trainable())?;
+            Some(format!("parameter {path} is stored as {}; only buffers are", wrong.element))
+        }
+        AtomKind::Buffer => {
+            let values_alone = slots.len() == 1 && slots[0].slot == Slot::Weights;
+            (*trainable || !values_alone)
+                .then(|| format!("buffer {path} has more than values, which only parameters have"))
+        }
     }
 }
 

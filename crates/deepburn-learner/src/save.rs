@@ -71,6 +71,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             );
             return Ok(false);
         }
+        self.agree_buffers()?;
         self.states().start_saving_pass().map_err(EngineError::from)?;
         let mut handles = Handles { path: Vec::new(), found: Vec::new() };
         self.module().visit(&mut handles);

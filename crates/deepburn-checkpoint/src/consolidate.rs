@@ -310,7 +310,7 @@ fn cast(values: &[f32], element: ElementType) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::{TempRoot, atom, layout, run, save, save_layout, values};
+    use crate::fixture::{TempRoot, atom, buffer, layout, run, save, save_layout, values};
     use crate::{Layout, RankWriter, Save, StoredSlot, Tag};
     use safetensors::SafeTensors;
     use std::sync::Arc;
@@ -374,6 +374,47 @@ mod tests {
                 weights(name, found.len()).into_iter().map(bf16::from_f32).collect();
             assert_eq!(found, expected);
         }
+    }
+
+    #[test]
+    fn buffers_keep_their_types() {
+        let root = TempRoot::new();
+        let atoms = vec![
+            atom("w", &[2, 3]),
+            buffer("mask", &[5], ElementType::Bool),
+            buffer("mean", &[3], ElementType::F32),
+            buffer("order", &[2, 2], ElementType::I64),
+        ];
+        let layout = Arc::new(Layout::new(atoms, 2).unwrap());
+        save_layout(&root, 1, &layout, run(1));
+        let checkpoint = Checkpoint::open(&root, None).unwrap();
+        let what = Consolidation { element: ElementType::Bf16, ..ALL };
+        let files = consolidate(&checkpoint, &root.join("out"), &what, &Renamed).unwrap();
+        let bytes = fs::read(&files[0]).unwrap();
+        let (header, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        // Each begins at a multiple of its size, and only the parameter is turned.
+        for (name, dtype, shape, size) in [
+            ("model.order", "I64", vec![2, 2], 8),
+            ("model.mean", "F32", vec![3], 4),
+            ("model.w", "BF16", vec![3, 2], 2),
+            ("model.mask", "BOOL", vec![5], 1),
+        ] {
+            let tensor = tensors.tensor(name).unwrap();
+            assert_eq!((tensor.dtype().to_string(), tensor.shape()), (dtype.into(), &shape[..]));
+            let start = 8 + header + metadata.info(name).unwrap().data_offsets.0;
+            assert_eq!(start % size, 0, "{name}");
+        }
+        let found: Vec<i64> = elements(tensors.tensor("model.order").unwrap().data());
+        let expected = weights("order", 4).into_iter().map(|value| value as i64);
+        assert_eq!(found, expected.collect::<Vec<_>>());
+        let text = checkpoint.describe();
+        assert!(text.contains("elements    6 in 1 parameters, 6 trainable"), "{text}");
+        assert!(text.contains("buffers     12 elements in 3"), "{text}");
+        assert!(text.contains("weights BOOL, buffer"), "{text}");
+        let what = Consolidation { element: ElementType::I64, ..ALL };
+        let error = consolidate(&checkpoint, &root.join("other"), &what, &AsTrained).unwrap_err();
+        assert!(error.to_string().contains("weights are not written as I64"), "{error}");
     }
 
     /// Names and transposes as a model has them.

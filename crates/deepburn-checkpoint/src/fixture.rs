@@ -53,6 +53,12 @@ pub(crate) fn atom(path: &str, shape: &[usize]) -> Atom {
     }
 }
 
+/// A buffer.
+pub(crate) fn buffer(path: &str, shape: &[usize], element: ElementType) -> Atom {
+    let slots = vec![StoredSlot { slot: Slot::Weights, element }];
+    Atom { kind: AtomKind::Buffer, trainable: false, slots, ..atom(path, shape) }
+}
+
 /// A few parameters of different kinds.
 pub(crate) fn layout(world_size: usize) -> Arc<Layout> {
     let gradient = |element| StoredSlot { slot: Slot::Gradient, element };

@@ -239,8 +239,8 @@ pub(crate) fn with_length(header: String) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::atom;
-    use crate::{ElementType, Slot, StoredSlot};
+    use crate::fixture::{atom, buffer};
+    use crate::{ElementType, StoredSlot};
     use proptest::prelude::*;
 
     fn refusal(atoms: Vec<Atom>, world_size: usize) -> String {
@@ -267,6 +267,26 @@ mod tests {
         let other = Atom { path: "other".into(), ..huge.clone() };
         assert!(Layout::new(vec![huge.clone()], 1).is_ok());
         assert!(refusal(vec![huge, other], 1).contains("parameter other of shape"));
+    }
+
+    #[test]
+    fn parameters_are_floats_and_buffers_are_values() {
+        let mut integers = atom("a", &[2]);
+        integers.slots[0].element = ElementType::I32;
+        assert!(refusal(vec![integers], 1).contains("parameter a is stored as I32"));
+        for element in ElementType::ALL {
+            assert!(Layout::new(vec![buffer("b", &[2], element)], 1).is_ok());
+        }
+        let with_moment = Atom { kind: AtomKind::Buffer, trainable: false, ..atom("b", &[2]) };
+        let trainable = Atom { trainable: true, ..buffer("b", &[2], ElementType::F32) };
+        for atom in [with_moment, trainable] {
+            assert!(refusal(vec![atom], 1).contains("buffer b has more than values"));
+        }
+        // Layouts of parameters read and hash as they did before there were buffers.
+        let text = serde_json::to_string(&atom("a", &[2])).unwrap();
+        assert!(!text.contains("kind"), "{text}");
+        let text = serde_json::to_string(&buffer("b", &[2], ElementType::I64)).unwrap();
+        assert!(text.contains(r#""kind":"buffer""#), "{text}");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::time::Instant;
 use std::{env, fs, thread};
 
 use deepburn_checkpoint::{
-    Atom, Checkpoint, ElementType, Layout, RankWriter, Run, Save, Slot, StoredSlot, Tag,
+    Atom, AtomKind, Checkpoint, ElementType, Layout, RankWriter, Run, Save, Slot, StoredSlot, Tag,
 };
 use serde_json::json;
 
@@ -141,6 +141,7 @@ fn gpt2() -> Vec<Atom> {
     let atom = |(path, shape)| Atom {
         path,
         shape,
+        kind: AtomKind::Parameter,
         trainable: true,
         aliases: vec![],
         slots: slots.clone(),

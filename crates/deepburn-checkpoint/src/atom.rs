@@ -1,7 +1,8 @@
-//! What is known of one parameter: its atom.
+//! What is known of one parameter or buffer: its atom.
 //!
 //! An atom is a parameter by its module path with everything that belongs to it, its *slots*: the
 //! values in full precision, the optimizer's moments, a gradient that is still being accumulated.
+//! A buffer (a running statistic, an integer or bool parameter) is an atom with its values alone.
 //! Atoms are whole; how many ranks a checkpoint was written by shows in its files alone.
 
 use std::fmt;
@@ -90,7 +91,25 @@ pub struct StoredSlot {
     pub element: ElementType,
 }
 
-/// A parameter and what is stored of it.
+/// What an atom is in its module.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AtomKind {
+    /// A float parameter, trained or frozen. All atoms are in checkpoints that do not say.
+    #[default]
+    Parameter,
+    /// A running statistic, or an integer or bool parameter: values alone, in any element type,
+    /// which exports keep.
+    Buffer,
+}
+
+impl AtomKind {
+    fn is_parameter(&self) -> bool {
+        *self == Self::Parameter
+    }
+}
+
+/// A parameter or buffer and what is stored of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Atom {
@@ -98,6 +117,9 @@ pub struct Atom {
     pub path: String,
     /// Shape of the whole parameter.
     pub shape: Vec<usize>,
+    /// What it is; left out of files where it is a parameter.
+    #[serde(default, skip_serializing_if = "AtomKind::is_parameter")]
+    pub kind: AtomKind,
     /// Whether the optimizer changes it.
     pub trainable: bool,
     /// Other paths at which the module has this same parameter (tied weights).
@@ -141,6 +163,7 @@ mod tests {
         let mut atom = Atom {
             path: "w".into(),
             shape: vec![2, 3],
+            kind: AtomKind::Parameter,
             trainable: true,
             aliases: vec![],
             slots: vec![StoredSlot { slot: Slot::Weights, element: ElementType::F32 }],

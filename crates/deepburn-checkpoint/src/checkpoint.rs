@@ -188,6 +188,10 @@ impl Checkpoint {
         self.verify_owners(place.0, &range)?;
         let mut values = Values::zeros(self.element(place), range.len());
         self.fill(place, range.start, values.bytes_mut())?;
+        if !values.is_sound() {
+            let reason = format!("{path} has bools other than 0 and 1");
+            return Err(CheckpointError::damaged(&self.path, reason));
+        }
         Ok(values)
     }
 

@@ -3,7 +3,8 @@
 //! Main function: [`consolidate`]. It reads one whole parameter at a time, so that memory holds one
 //! and a buffer, and writes safetensors in Hugging Face's layout: one `model.safetensors`, or shards
 //! of a given size and `model.safetensors.index.json`. What parameters are called there and how they
-//! lie is the model's to say ([`Export`]). Tied weights are written once, under the name of the
+//! lie is the model's to say ([`Export`]). Buffers keep their element type, whatever that of the
+//! weights: running statistics rounded to 16 bits would change what the model computes. Tied weights are written once, under the name of the
 //! atom; the other names are in the metadata. Weights that are there already are never replaced.
 
 use std::collections::{BTreeMap, HashSet};
@@ -14,7 +15,7 @@ use std::path::{Path, PathBuf};
 use half::{bf16, f16};
 use serde_json::{Map, Value, json};
 
-use crate::{Atom, Checkpoint, CheckpointError, ElementType, Slot, disk, store};
+use crate::{Atom, AtomKind, Checkpoint, CheckpointError, ElementType, Slot, disk, store};
 
 const INDEX: &str = "model.safetensors.index.json";
 /// Elements cast and written at a time.
@@ -27,12 +28,13 @@ pub trait Export {
         path.to_owned()
     }
 
-    /// The shape of the parameter elsewhere, of as many elements.
+    /// The shape of the parameter elsewhere, of as many elements. Buffers keep theirs.
     fn shape(&self, atom: &Atom) -> Vec<usize> {
         atom.shape.clone()
     }
 
     /// The values as they lie elsewhere: a transposition, for a layer that is kept the other way.
+    /// Not called for buffers, which are written as they are.
     fn transform(&self, atom: &Atom, values: Vec<f32>) -> Vec<f32> {
         _ = atom;
         values
@@ -48,7 +50,7 @@ impl Export for AsTrained {}
 /// What is to be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Consolidation {
-    /// Type of the weights. Values are rounded to the nearest, ties to even.
+    /// Type of the weights, F32, F16 or BF16. Values are rounded to the nearest, ties to even.
     pub element: ElementType,
     /// The most bytes of tensors in a file; a tensor that has more gets a file to itself.
     pub max_shard_bytes: u64,
@@ -59,6 +61,7 @@ struct Planned<'a> {
     atom: &'a Atom,
     name: String,
     shape: Vec<usize>,
+    element: ElementType,
     bytes: u64,
 }
 
@@ -96,7 +99,7 @@ pub fn consolidate(
     for (index, shard) in shards.iter().enumerate() {
         let name = shard_name(index, shards.len());
         let path = unfinished.path().join(&name);
-        write_shard(&Shard { path, tensors: shard, aliases: &aliases }, checkpoint, what, export)?;
+        write_shard(&Shard { path, tensors: shard, aliases: &aliases }, checkpoint, export)?;
         names.push(name);
     }
     if shards.len() > 1 {
@@ -126,15 +129,23 @@ fn plan<'a>(
     element: ElementType,
     export: &dyn Export,
 ) -> Result<Vec<Planned<'a>>, CheckpointError> {
+    if !element.is_trainable() {
+        let reason = format!("weights are not written as {element}, but as F32, F16 or BF16");
+        return Err(CheckpointError::Layout { reason });
+    }
     let layout = checkpoint.layout();
     let mut names = HashSet::new();
     let mut tensors = vec![];
     for (index, atom) in layout.atoms().iter().enumerate() {
-        if atom.element_of(&Slot::Weights).is_none() {
+        let Some(stored) = atom.element_of(&Slot::Weights) else {
             let reason = format!("it has no weights of parameter {}", atom.path);
             return Err(CheckpointError::NotInside { path: checkpoint.path().into(), reason });
-        }
-        let (name, shape) = (export.name(&atom.path), export.shape(atom));
+        };
+        let name = export.name(&atom.path);
+        let (shape, element) = match atom.kind {
+            AtomKind::Parameter => (export.shape(atom), element),
+            AtomKind::Buffer => (atom.shape.clone(), stored),
+        };
         let numel = shape.iter().try_fold(1_usize, |product, &size| product.checked_mul(size));
         if numel != Some(layout.numel(index)) {
             let reason = format!("{} of shape {:?} cannot be {shape:?}", atom.path, atom.shape);
@@ -145,8 +156,10 @@ fn plan<'a>(
             return Err(CheckpointError::Layout { reason });
         }
         let bytes = layout.numel(index) as u64 * element.size() as u64;
-        tensors.push(Planned { atom, name, shape, bytes });
+        tensors.push(Planned { atom, name, shape, element, bytes });
     }
+    // Wide types first, so that each tensor of a file is aligned to its size, as readers need it.
+    tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.element.size()));
     Ok(tensors)
 }
 
@@ -213,26 +226,29 @@ struct Shard<'a> {
 fn write_shard(
     shard: &Shard<'_>,
     checkpoint: &Checkpoint,
-    what: &Consolidation,
     export: &dyn Export,
 ) -> Result<(), CheckpointError> {
-    let header = header(shard, what.element);
+    let header = header(shard);
     let data: u64 = shard.tensors.iter().map(|tensor| tensor.bytes).sum();
     let failed = |error| disk::write_error(&shard.path, header.len() as u64 + data)(error);
     let file = File::create_new(&shard.path).map_err(failed)?;
     let mut writer = BufWriter::with_capacity(1 << 20, file);
     writer.write_all(&header).map_err(failed)?;
-    for Planned { atom, shape, .. } in shard.tensors {
+    for Planned { atom, shape, element, .. } in shard.tensors {
         let numel = shape.iter().product();
-        let values = checkpoint.read(&atom.path, &Slot::Weights, 0..numel)?.into_f32();
-        let values = export.transform(atom, values);
+        let values = checkpoint.read(&atom.path, &Slot::Weights, 0..numel)?;
+        if atom.kind == AtomKind::Buffer {
+            writer.write_all(values.bytes()).map_err(failed)?;
+            continue;
+        }
+        let values = export.transform(atom, values.into_f32());
         if values.len() != numel {
             let reason =
                 format!("{} became {} elements instead of {numel}", atom.path, values.len());
             return Err(CheckpointError::Layout { reason });
         }
         for chunk in values.chunks(CHUNK) {
-            let Some(bytes) = cast(chunk, what.element) else {
+            let Some(bytes) = cast(chunk, *element) else {
                 return Err(CheckpointError::Overflow { path: atom.path.clone() });
             };
             writer.write_all(&bytes).map_err(failed)?;
@@ -243,7 +259,7 @@ fn write_shard(
 }
 
 /// The safetensors header, its length in front.
-fn header(shard: &Shard<'_>, element: ElementType) -> Vec<u8> {
+fn header(shard: &Shard<'_>) -> Vec<u8> {
     // `format` is what transformers asks for; the rest is how safetensors notes tied weights.
     let mut metadata = Map::from_iter([("format".to_owned(), json!("pt"))]);
     for (alias, name) in shard.aliases {
@@ -253,7 +269,7 @@ fn header(shard: &Shard<'_>, element: ElementType) -> Vec<u8> {
     }
     let mut fields = Map::from_iter([("__metadata__".to_owned(), Value::Object(metadata))]);
     let mut start = 0;
-    for Planned { name, shape, bytes, .. } in shard.tensors {
+    for Planned { name, shape, element, bytes, .. } in shard.tensors {
         let offsets = [start, start + bytes];
         fields.insert(
             name.clone(),
@@ -274,10 +290,9 @@ fn index(shards: &[&[Planned<'_>]], names: &[String], total: u64) -> String {
     format!("{index:#}\n")
 }
 
-/// The bytes of `values` in another type; `None` where f16 would make one infinite.
+/// The bytes of `values` in a type of weights; `None` where f16 would make one infinite.
 fn cast(values: &[f32], element: ElementType) -> Option<Vec<u8>> {
     match element {
-        ElementType::F32 => Some(bytemuck::cast_slice(values).to_vec()),
         ElementType::F16 => {
             let cast: Vec<_> = values.iter().copied().map(f16::from_f32).collect();
             let overflows = values.iter().zip(&cast).any(|(v, h)| h.is_infinite() && v.is_finite());
@@ -287,13 +302,15 @@ fn cast(values: &[f32], element: ElementType) -> Option<Vec<u8>> {
             let cast: Vec<_> = values.iter().copied().map(bf16::from_f32).collect();
             Some(bytemuck::cast_slice(&cast).to_vec())
         }
+        // The plan has no other type of weights.
+        _ => Some(bytemuck::cast_slice(values).to_vec()),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::{TempRoot, atom, layout, run, save, save_layout, values};
+    use crate::fixture::{TempRoot, atom, buffer, layout, run, save, save_layout, values};
     use crate::{Layout, RankWriter, Save, StoredSlot, Tag};
     use safetensors::SafeTensors;
     use std::sync::Arc;
@@ -357,6 +374,47 @@ mod tests {
                 weights(name, found.len()).into_iter().map(bf16::from_f32).collect();
             assert_eq!(found, expected);
         }
+    }
+
+    #[test]
+    fn buffers_keep_their_types() {
+        let root = TempRoot::new();
+        let atoms = vec![
+            atom("w", &[2, 3]),
+            buffer("mask", &[5], ElementType::Bool),
+            buffer("mean", &[3], ElementType::F32),
+            buffer("order", &[2, 2], ElementType::I64),
+        ];
+        let layout = Arc::new(Layout::new(atoms, 2).unwrap());
+        save_layout(&root, 1, &layout, run(1));
+        let checkpoint = Checkpoint::open(&root, None).unwrap();
+        let what = Consolidation { element: ElementType::Bf16, ..ALL };
+        let files = consolidate(&checkpoint, &root.join("out"), &what, &Renamed).unwrap();
+        let bytes = fs::read(&files[0]).unwrap();
+        let (header, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        // Each begins at a multiple of its size, and only the parameter is turned.
+        for (name, dtype, shape, size) in [
+            ("model.order", "I64", vec![2, 2], 8),
+            ("model.mean", "F32", vec![3], 4),
+            ("model.w", "BF16", vec![3, 2], 2),
+            ("model.mask", "BOOL", vec![5], 1),
+        ] {
+            let tensor = tensors.tensor(name).unwrap();
+            assert_eq!((tensor.dtype().to_string(), tensor.shape()), (dtype.into(), &shape[..]));
+            let start = 8 + header + metadata.info(name).unwrap().data_offsets.0;
+            assert_eq!(start % size, 0, "{name}");
+        }
+        let found: Vec<i64> = elements(tensors.tensor("model.order").unwrap().data());
+        let expected = weights("order", 4).into_iter().map(|value| value as i64);
+        assert_eq!(found, expected.collect::<Vec<_>>());
+        let text = checkpoint.describe();
+        assert!(text.contains("elements    6 in 1 parameters, 6 trainable"), "{text}");
+        assert!(text.contains("buffers     12 elements in 3"), "{text}");
+        assert!(text.contains("weights BOOL, buffer"), "{text}");
+        let what = Consolidation { element: ElementType::I64, ..ALL };
+        let error = consolidate(&checkpoint, &root.join("other"), &what, &AsTrained).unwrap_err();
+        assert!(error.to_string().contains("weights are not written as I64"), "{error}");
     }
 
     /// Names and transposes as a model has them.
@@ -500,6 +558,7 @@ mod tests {
                 atom: &layout.atoms()[0],
                 name: String::new(),
                 shape: vec![],
+                element: ElementType::F32,
                 bytes,
             };
             let tensors: Vec<_> = bytes.iter().map(planned).collect();

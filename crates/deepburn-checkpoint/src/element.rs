@@ -12,33 +12,85 @@ compile_error!("checkpoints are read and written on little-endian machines only"
 
 /// A type that tensors are stored in. Its names are those of safetensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
 pub enum ElementType {
+    /// Double precision.
+    F64,
     /// Single precision.
-    #[serde(rename = "F32")]
     F32,
     /// IEEE half precision.
-    #[serde(rename = "F16")]
     F16,
     /// bfloat16.
-    #[serde(rename = "BF16")]
     Bf16,
+    /// Signed, 64 bits.
+    I64,
+    /// Signed, 32 bits.
+    I32,
+    /// Signed, 16 bits.
+    I16,
+    /// Signed, 8 bits.
+    I8,
+    /// Unsigned, 64 bits.
+    U64,
+    /// Unsigned, 32 bits.
+    U32,
+    /// Unsigned, 16 bits.
+    U16,
+    /// Unsigned, 8 bits.
+    U8,
+    /// A byte that is 0 or 1.
+    Bool,
 }
 
 impl ElementType {
+    /// All types.
+    pub const ALL: [Self; 13] = [
+        Self::F64,
+        Self::F32,
+        Self::F16,
+        Self::Bf16,
+        Self::I64,
+        Self::I32,
+        Self::I16,
+        Self::I8,
+        Self::U64,
+        Self::U32,
+        Self::U16,
+        Self::U8,
+        Self::Bool,
+    ];
+
     /// Bytes of one element.
     pub const fn size(self) -> usize {
         match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
+            Self::F64 | Self::I64 | Self::U64 => 8,
+            Self::F32 | Self::I32 | Self::U32 => 4,
+            Self::F16 | Self::Bf16 | Self::I16 | Self::U16 => 2,
+            Self::I8 | Self::U8 | Self::Bool => 1,
         }
+    }
+
+    /// Whether parameters and their states are stored in it; buffers are stored in any type.
+    pub const fn is_trainable(self) -> bool {
+        matches!(self, Self::F32 | Self::F16 | Self::Bf16)
     }
 
     /// The name in a safetensors header.
     pub const fn name(self) -> &'static str {
         match self {
+            Self::F64 => "F64",
             Self::F32 => "F32",
             Self::F16 => "F16",
             Self::Bf16 => "BF16",
+            Self::I64 => "I64",
+            Self::I32 => "I32",
+            Self::I16 => "I16",
+            Self::I8 => "I8",
+            Self::U64 => "U64",
+            Self::U32 => "U32",
+            Self::U16 => "U16",
+            Self::U8 => "U8",
+            Self::Bool => "BOOL",
         }
     }
 }
@@ -49,89 +101,132 @@ impl fmt::Display for ElementType {
     }
 }
 
-/// A Rust type that tensors are stored in: `f32`, [`half::f16`] and [`half::bf16`].
+/// A Rust type that tensors are stored in: floats of 16 ([`half::f16`], [`half::bf16`]) to 64 bits
+/// and integers. Bools are written as bytes, by [`RankWriter::write_bytes`](crate::RankWriter).
 pub trait Element: Pod + Zeroable + Send + Sync + sealed::Sealed {
     /// The type's name.
     const TYPE: ElementType;
 }
 
-impl Element for f32 {
-    const TYPE: ElementType = ElementType::F32;
-}
-
-impl Element for f16 {
-    const TYPE: ElementType = ElementType::F16;
-}
-
-impl Element for bf16 {
-    const TYPE: ElementType = ElementType::Bf16;
-}
-
 mod sealed {
     pub trait Sealed {}
-
-    impl Sealed for f32 {}
-    impl Sealed for half::f16 {}
-    impl Sealed for half::bf16 {}
 }
 
 /// Values as they are stored.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Values {
+    /// Double precision.
+    F64(Vec<f64>),
     /// Single precision.
     F32(Vec<f32>),
     /// IEEE half precision.
     F16(Vec<f16>),
     /// bfloat16.
     Bf16(Vec<bf16>),
+    /// Signed, 64 bits.
+    I64(Vec<i64>),
+    /// Signed, 32 bits.
+    I32(Vec<i32>),
+    /// Signed, 16 bits.
+    I16(Vec<i16>),
+    /// Signed, 8 bits.
+    I8(Vec<i8>),
+    /// Unsigned, 64 bits.
+    U64(Vec<u64>),
+    /// Unsigned, 32 bits.
+    U32(Vec<u32>),
+    /// Unsigned, 16 bits.
+    U16(Vec<u16>),
+    /// Unsigned, 8 bits.
+    U8(Vec<u8>),
+    /// Bools, a byte each, 0 or 1.
+    Bool(Vec<u8>),
 }
 
+macro_rules! elements {
+    ($($variant:ident: $type:ty),*) => {
+        $(
+            impl sealed::Sealed for $type {}
+
+            impl Element for $type {
+                const TYPE: ElementType = ElementType::$variant;
+            }
+        )*
+
+        impl Values {
+            pub(crate) fn zeros(element: ElementType, len: usize) -> Self {
+                match element {
+                    $(ElementType::$variant => Self::$variant(vec![<$type>::zeroed(); len]),)*
+                    ElementType::Bool => Self::Bool(vec![0; len]),
+                }
+            }
+
+            pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+                match self {
+                    $(Self::$variant(values) => bytemuck::cast_slice_mut(values),)*
+                    Self::Bool(values) => values,
+                }
+            }
+
+            /// The values as they lie in a file: little-endian, without gaps.
+            pub fn bytes(&self) -> &[u8] {
+                match self {
+                    $(Self::$variant(values) => bytemuck::cast_slice(values),)*
+                    Self::Bool(values) => values,
+                }
+            }
+
+            /// The type of the elements.
+            pub fn element_type(&self) -> ElementType {
+                match self {
+                    $(Self::$variant(_) => ElementType::$variant,)*
+                    Self::Bool(_) => ElementType::Bool,
+                }
+            }
+        }
+    };
+}
+
+elements!(
+    F64: f64, F32: f32, F16: f16, Bf16: bf16, I64: i64, I32: i32, I16: i16, I8: i8, U64: u64,
+    U32: u32, U16: u16, U8: u8
+);
+
 impl Values {
-    pub(crate) fn zeros(element: ElementType, len: usize) -> Self {
-        match element {
-            ElementType::F32 => Self::F32(vec![0.0; len]),
-            ElementType::F16 => Self::F16(vec![f16::ZERO; len]),
-            ElementType::Bf16 => Self::Bf16(vec![bf16::ZERO; len]),
-        }
-    }
-
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        match self {
-            Self::F32(values) => bytemuck::cast_slice_mut(values),
-            Self::F16(values) => bytemuck::cast_slice_mut(values),
-            Self::Bf16(values) => bytemuck::cast_slice_mut(values),
-        }
-    }
-
-    /// The type of the elements.
-    pub fn element_type(&self) -> ElementType {
-        match self {
-            Self::F32(_) => ElementType::F32,
-            Self::F16(_) => ElementType::F16,
-            Self::Bf16(_) => ElementType::Bf16,
-        }
-    }
-
     /// Number of elements.
     pub fn len(&self) -> usize {
-        match self {
-            Self::F32(values) => values.len(),
-            Self::F16(values) => values.len(),
-            Self::Bf16(values) => values.len(),
-        }
+        self.bytes().len() / self.element_type().size()
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.bytes().is_empty()
     }
 
-    /// The values in single precision, which holds each of them exactly.
+    /// The values in single precision, which holds each float of 16 or 32 bits exactly; others are
+    /// rounded.
     pub fn into_f32(self) -> Vec<f32> {
         match self {
             Self::F32(values) => values,
+            Self::F64(values) => values.into_iter().map(|value| value as f32).collect(),
             Self::F16(values) => values.into_iter().map(f16::to_f32).collect(),
             Self::Bf16(values) => values.into_iter().map(bf16::to_f32).collect(),
+            Self::I64(values) => values.into_iter().map(|value| value as f32).collect(),
+            Self::I32(values) => values.into_iter().map(|value| value as f32).collect(),
+            Self::I16(values) => values.into_iter().map(f32::from).collect(),
+            Self::I8(values) => values.into_iter().map(f32::from).collect(),
+            Self::U64(values) => values.into_iter().map(|value| value as f32).collect(),
+            Self::U32(values) => values.into_iter().map(|value| value as f32).collect(),
+            Self::U16(values) => values.into_iter().map(f32::from).collect(),
+            Self::U8(values) | Self::Bool(values) => values.into_iter().map(f32::from).collect(),
+        }
+    }
+
+    /// Whether every bool is 0 or 1.
+    pub(crate) fn is_sound(&self) -> bool {
+        match self {
+            Self::Bool(values) => values.iter().all(|value| *value <= 1),
+            _ => true,
         }
     }
 }
@@ -142,11 +237,14 @@ mod tests {
 
     #[test]
     fn names_in_files_are_those_of_safetensors() {
-        for element in [ElementType::F32, ElementType::F16, ElementType::Bf16] {
+        for element in ElementType::ALL {
             let dtype: safetensors::Dtype = serde_json::from_value(element.name().into()).unwrap();
             assert_eq!(dtype.bitsize(), 8 * element.size());
             let name = serde_json::to_value(element).unwrap();
             assert_eq!(name, element.to_string());
+            let values = Values::zeros(element, 3);
+            assert_eq!((values.element_type(), values.len()), (element, 3));
+            assert_eq!(values.into_f32(), [0.0; 3]);
         }
     }
 
@@ -160,5 +258,9 @@ mod tests {
         brain.bytes_mut().copy_from_slice(&[0x80, 0xbf]);
         assert_eq!(brain.into_f32(), [-1.0]);
         assert!(Values::zeros(ElementType::F32, 0).is_empty());
+        let mut bools = Values::zeros(ElementType::Bool, 2);
+        assert!(bools.is_sound());
+        bools.bytes_mut()[1] = 2;
+        assert!(!bools.is_sound());
     }
 }

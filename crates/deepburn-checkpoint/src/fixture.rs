@@ -8,7 +8,8 @@ use half::{bf16, f16};
 use serde_json::json;
 
 use crate::{
-    Atom, ElementType, Layout, RankRecord, RankWriter, Run, Save, Slot, StoredSlot, Tag, Ticket,
+    Atom, AtomKind, ElementType, Layout, RankRecord, RankWriter, Run, Save, Slot, StoredSlot, Tag,
+    Ticket,
 };
 
 /// A folder for checkpoints that goes away.
@@ -45,10 +46,17 @@ pub(crate) fn atom(path: &str, shape: &[usize]) -> Atom {
     Atom {
         path: path.into(),
         shape: shape.into(),
+        kind: AtomKind::Parameter,
         trainable: true,
         aliases: vec![],
         slots: vec![stored(Slot::Weights), stored(Slot::moment("exp_avg"))],
     }
+}
+
+/// A buffer.
+pub(crate) fn buffer(path: &str, shape: &[usize], element: ElementType) -> Atom {
+    let slots = vec![StoredSlot { slot: Slot::Weights, element }];
+    Atom { kind: AtomKind::Buffer, trainable: false, slots, ..atom(path, shape) }
 }
 
 /// A few parameters of different kinds.
@@ -109,6 +117,15 @@ pub(crate) fn write_rank(
                 let values: Vec<_> = values.into_iter().map(bf16::from_f32).collect();
                 writer.write(&atom.path, slot, &values)
             }
+            ElementType::Bool => {
+                let bytes: Vec<_> = values.into_iter().map(|value| u8::from(value > 0.0)).collect();
+                writer.write_bytes(&atom.path, slot, *element, &bytes)
+            }
+            ElementType::I64 => {
+                let values: Vec<_> = values.into_iter().map(|value| value as i64).collect();
+                writer.write(&atom.path, slot, &values)
+            }
+            other => panic!("no test writes {other}"),
         }
         .unwrap();
     }

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::manifest::Manifest;
 use crate::save::rank_file_name;
-use crate::{Atom, Checkpoint, Slot};
+use crate::{Atom, AtomKind, Checkpoint, Slot};
 
 /// Longest path that the list of parameters is aligned for.
 const WIDEST: usize = 60;
@@ -60,17 +60,23 @@ impl Checkpoint {
     fn describe_sizes(&self, text: &mut String) -> fmt::Result {
         let layout = self.layout();
         let mut sizes = BTreeMap::<&Slot, u64>::new();
-        let (mut all, mut trainable) = (0, 0);
+        let (mut count, mut all, mut trainable) = (0, 0, 0);
+        let (mut buffers, mut in_buffers) = (0, 0);
         for (index, atom) in layout.atoms().iter().enumerate() {
             let numel = layout.numel(index) as u64;
-            all += numel;
+            match atom.kind {
+                AtomKind::Parameter => (count, all) = (count + 1, all + numel),
+                AtomKind::Buffer => (buffers, in_buffers) = (buffers + 1, in_buffers + numel),
+            }
             trainable += if atom.trainable { numel } else { 0 };
             for stored in &atom.slots {
                 *sizes.entry(&stored.slot).or_default() += numel * stored.element.size() as u64;
             }
         }
-        let count = layout.atoms().len();
         writeln!(text, "\nelements    {all} in {count} parameters, {trainable} trainable")?;
+        if buffers > 0 {
+            writeln!(text, "buffers     {in_buffers} elements in {buffers}")?;
+        }
         for (slot, bytes) in &sizes {
             writeln!(text, "  {slot:<12} {:>12}", size(*bytes))?;
         }
@@ -95,7 +101,11 @@ fn describe_state(title: &str, state: &Value, text: &mut String) -> fmt::Result 
 fn describe_atom(atom: &Atom, width: usize, text: &mut String) -> fmt::Result {
     let slots: Vec<_> =
         atom.slots.iter().map(|stored| format!("{} {}", stored.slot, stored.element)).collect();
-    let frozen = if atom.trainable { "" } else { ", frozen" };
+    let frozen = match (atom.kind, atom.trainable) {
+        (AtomKind::Buffer, _) => ", buffer",
+        (AtomKind::Parameter, true) => "",
+        (AtomKind::Parameter, false) => ", frozen",
+    };
     let tied = match &atom.aliases[..] {
         [] => String::new(),
         aliases => format!(", tied to {}", aliases.join(", ")),

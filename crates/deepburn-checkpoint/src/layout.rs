@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::identity::Identity;
-use crate::{Atom, CheckpointError};
+use crate::{Atom, AtomKind, CheckpointError, Slot};
 
 /// The most ranks a checkpoint may be written by: more is a mistake.
 const MAX_WORLD_SIZE: usize = 1 << 20;
@@ -64,7 +64,8 @@ impl Layout {
     ///
     /// # Errors
     /// [`CheckpointError::Layout`] for no ranks, a path or slot that occurs twice, a path that is
-    /// empty or has a colon or a control character, and sizes that overflow.
+    /// empty or has a colon or a control character, a parameter of integers, a buffer with more than
+    /// values, and sizes that overflow.
     pub fn new(atoms: Vec<Atom>, world_size: usize) -> Result<Self, CheckpointError> {
         let refuse = |reason| Err(CheckpointError::Layout { reason });
         if !(1..=MAX_WORLD_SIZE).contains(&world_size) {
@@ -86,6 +87,9 @@ impl Layout {
             let mut slots = HashSet::new();
             if let Some(twice) = atom.slots.iter().find(|stored| !slots.insert(&stored.slot)) {
                 return refuse(format!("parameter {} has slot {} twice", atom.path, twice.slot));
+            }
+            if let Some(reason) = mistyped(atom) {
+                return refuse(reason);
             }
             // Half of what a u64 holds: headers need room too.
             let total = stored_bytes(atom).and_then(|stored| bytes.checked_add(stored));
@@ -201,6 +205,22 @@ impl Layout {
     }
 }
 
+/// What is wrong with the types of an atom, if something is.
+fn mistyped(atom: &Atom) -> Option<String> {
+    let Atom { path, kind, trainable, slots, .. } = atom;
+    match kind {
+        AtomKind::Parameter => {
+            let wrong = slots.iter().find(|stored| !stored.element.is_trainable())?;
+            Some(format!("parameter {path} is stored as {}; only buffers are", wrong.element))
+        }
+        AtomKind::Buffer => {
+            let values_alone = slots.len() == 1 && slots[0].slot == Slot::Weights;
+            (*trainable || !values_alone)
+                .then(|| format!("buffer {path} has more than values, which only parameters have"))
+        }
+    }
+}
+
 /// Bytes of all slots of an atom; `None` where that is more than memory has addresses. An atom
 /// without slots counts too, so that elements can be added up as well as bytes.
 fn stored_bytes(atom: &Atom) -> Option<u64> {
@@ -219,8 +239,8 @@ pub(crate) fn with_length(header: String) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::atom;
-    use crate::{ElementType, Slot, StoredSlot};
+    use crate::fixture::{atom, buffer};
+    use crate::{ElementType, StoredSlot};
     use proptest::prelude::*;
 
     fn refusal(atoms: Vec<Atom>, world_size: usize) -> String {
@@ -247,6 +267,26 @@ mod tests {
         let other = Atom { path: "other".into(), ..huge.clone() };
         assert!(Layout::new(vec![huge.clone()], 1).is_ok());
         assert!(refusal(vec![huge, other], 1).contains("parameter other of shape"));
+    }
+
+    #[test]
+    fn parameters_are_floats_and_buffers_are_values() {
+        let mut integers = atom("a", &[2]);
+        integers.slots[0].element = ElementType::I32;
+        assert!(refusal(vec![integers], 1).contains("parameter a is stored as I32"));
+        for element in ElementType::ALL {
+            assert!(Layout::new(vec![buffer("b", &[2], element)], 1).is_ok());
+        }
+        let with_moment = Atom { kind: AtomKind::Buffer, trainable: false, ..atom("b", &[2]) };
+        let trainable = Atom { trainable: true, ..buffer("b", &[2], ElementType::F32) };
+        for atom in [with_moment, trainable] {
+            assert!(refusal(vec![atom], 1).contains("buffer b has more than values"));
+        }
+        // Layouts of parameters read and hash as they did before there were buffers.
+        let text = serde_json::to_string(&atom("a", &[2])).unwrap();
+        assert!(!text.contains("kind"), "{text}");
+        let text = serde_json::to_string(&buffer("b", &[2], ElementType::I64)).unwrap();
+        assert!(text.contains(r#""kind":"buffer""#), "{text}");
     }
 
     #[test]

@@ -6,7 +6,8 @@
 //! ROOT/step-00000010/rank-00000.safetensors ...
 //! ```
 //!
-//! A parameter with everything that belongs to it is an [`Atom`], cut over the ranks as
+//! A parameter with everything that belongs to it is an [`Atom`], and so is a buffer (a running
+//! statistic, an integer or bool parameter). Atoms are cut over the ranks as
 //! [`Layout`] says. [`Save`] and [`RankWriter`] write a checkpoint that is there whole or not at
 //! all; [`Checkpoint`] reads any range of any parameter, and no byte before it is verified.
 //! [`Retention`] deletes old ones, [`consolidate()`] makes weights for other programs of one, and
@@ -21,7 +22,8 @@
 //! # let root = root.path();
 //! let slots = vec![StoredSlot { slot: Slot::Weights, element: ElementType::F32 }];
 //! let (path, shape) = ("linear.weight".to_owned(), vec![2, 3]);
-//! let atom = Atom { path, shape, trainable: true, aliases: vec![], slots };
+//! let kind = AtomKind::Parameter;
+//! let atom = Atom { path, shape, kind, trainable: true, aliases: vec![], slots };
 //! let layout = Arc::new(Layout::new(vec![atom], 2)?);
 //!
 //! // Two ranks write; here one after the other.
@@ -73,7 +75,7 @@ mod tag;
 #[cfg(test)]
 mod tests;
 
-pub use atom::{Atom, Slot, StoredSlot};
+pub use atom::{Atom, AtomKind, Slot, StoredSlot};
 pub use checkpoint::Checkpoint;
 pub use consolidate::{AsTrained, Consolidation, Export, consolidate};
 pub use element::{Element, ElementType, Values};

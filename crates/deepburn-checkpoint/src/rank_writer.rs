@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::flusher::Flusher;
 use crate::manifest::RankEntry;
 use crate::save::{Ticket, rank_file_name};
-use crate::{CheckpointError, Element, Layout, Piece, RankRecord, Slot, disk};
+use crate::{CheckpointError, Element, ElementType, Layout, Piece, RankRecord, Slot, disk};
 
 /// Bytes that are hashed and written at a time: they stay in the cache of the core in between.
 const CHUNK: usize = 256 << 10;
@@ -96,7 +96,29 @@ impl RankWriter {
         slot: &Slot,
         values: &[T],
     ) -> Result<(), CheckpointError> {
-        let found = || format!("{path}:{slot}, {} elements of {}", values.len(), T::TYPE);
+        self.write_bytes(path, slot, T::TYPE, bytemuck::cast_slice(values))
+    }
+
+    /// As [`write`](Self::write), of a type that is known only at run time: the values as they lie
+    /// in memory on a little-endian machine, bools as bytes that are 0 or 1.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write); also for bytes that are no whole number of elements, or no bools.
+    pub fn write_bytes(
+        &mut self,
+        path: &str,
+        slot: &Slot,
+        element: ElementType,
+        bytes: &[u8],
+    ) -> Result<(), CheckpointError> {
+        let len = bytes.len() / element.size();
+        let found = || format!("{path}:{slot}, {len} elements of {element}");
+        let is_bool = |byte: &u8| *byte <= 1;
+        if bytes.len() % element.size() != 0
+            || element == ElementType::Bool && !bytes.iter().all(is_bool)
+        {
+            return Err(self.out_of_plan(format!("{}, with {} bytes", found(), bytes.len())));
+        }
         let Some(piece) = self.pieces.get(self.written) else {
             return Err(self.out_of_plan(found()));
         };
@@ -104,16 +126,16 @@ impl RankWriter {
         let stored = &atom.slots[piece.slot];
         if atom.path != path
             || stored.slot != *slot
-            || stored.element != T::TYPE
-            || piece.range.len() - self.filled < values.len()
+            || stored.element != element
+            || piece.range.len() - self.filled < len
         {
             return Err(self.out_of_plan(found()));
         }
-        self.filled += values.len();
+        self.filled += len;
         if self.filled == piece.range.len() {
             (self.written, self.filled) = (self.written + 1, 0);
         }
-        self.append(bytemuck::cast_slice(values))
+        self.append(bytes)
     }
 
     /// Waits until the file is on the disk. `state` is what this rank alone knows: its random
@@ -277,7 +299,8 @@ mod tests {
         use crate::{Atom, ElementType, StoredSlot};
         let slots = vec![StoredSlot { slot: Slot::Weights, element: ElementType::F32 }];
         let (path, shape) = ("w".into(), vec![numel]);
-        let atom = Atom { path, shape, trainable: true, aliases: vec![], slots };
+        let kind = crate::AtomKind::Parameter;
+        let atom = Atom { path, shape, kind, trainable: true, aliases: vec![], slots };
         Arc::new(Layout::new(vec![atom], 1).unwrap())
     }
 

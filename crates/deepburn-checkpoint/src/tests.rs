@@ -9,8 +9,8 @@ use proptest::prelude::*;
 use crate::fixture::{TempRoot, atom, layout, run, save, save_layout, values};
 use crate::manifest::{MANIFEST, Manifest};
 use crate::{
-    AsTrained, Atom, Checkpoint, CheckpointError, Consolidation, ElementType, Layout, Slot,
-    StoredSlot, Tag, consolidate, store,
+    AsTrained, Atom, AtomKind, Checkpoint, CheckpointError, Consolidation, ElementType, Layout,
+    Slot, StoredSlot, Tag, consolidate, store,
 };
 
 /// Every value of a checkpoint, by tensor.
@@ -278,6 +278,7 @@ fn any_atom() -> impl Strategy<Value = Atom> {
     (shape, any::<bool>(), slots).prop_map(|(shape, trainable, slots)| Atom {
         path: String::new(),
         shape,
+        kind: AtomKind::Parameter,
         trainable,
         aliases: vec![],
         slots: slots.into_iter().map(|(slot, element)| StoredSlot { slot, element }).collect(),

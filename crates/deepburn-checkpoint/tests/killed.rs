@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use deepburn_checkpoint::{
-    Atom, Checkpoint, CheckpointError, ElementType, Layout, RankWriter, Retention, Run, Save, Slot,
-    StoredSlot, Tag,
+    Atom, AtomKind, Checkpoint, CheckpointError, ElementType, Layout, RankWriter, Retention, Run,
+    Save, Slot, StoredSlot, Tag,
 };
 use serde_json::json;
 
@@ -24,6 +24,7 @@ fn layout() -> Arc<Layout> {
     let atom = Atom {
         path: "w".into(),
         shape: vec![NUMEL],
+        kind: AtomKind::Parameter,
         trainable: true,
         aliases: vec![],
         slots: vec![stored(Slot::Weights), stored(Slot::moment("exp_avg"))],

@@ -6,12 +6,13 @@
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::folder::{Folder, ModelFiles};
 use crate::model_states::{ModelStates, Summary};
 use crate::optim_states::OptimStates;
 use crate::stored::{State, tie};
-use crate::tensor::Pieces;
+use crate::tensor::{Pieces, Tensor};
 use crate::{Array, Counters, DeepSpeedError, LossScale, Parameter};
 use crate::{partitioned, replicated, sharded};
 
@@ -26,6 +27,7 @@ pub struct DeepSpeedCheckpoint {
     summary: Summary,
     state: State,
     parameters: Vec<Parameter>,
+    buffers: Vec<(String, Arc<Tensor>)>,
     /// Places in `parameters`, by name and tied name.
     places: HashMap<String, usize>,
 }
@@ -42,7 +44,7 @@ impl DeepSpeedCheckpoint {
     /// I/O error.
     pub fn open(path: &Path, tag: Option<&str>) -> Result<Self, DeepSpeedError> {
         let folder = Folder::find(path, tag)?;
-        let (summary, state) = match &folder.model {
+        let (summary, state, buffers) = match &folder.model {
             ModelFiles::Whole(model) => of_whole_model(&folder, model)?,
             ModelFiles::Sharded(models) => of_sharded_model(&folder, models)?,
         };
@@ -56,7 +58,7 @@ impl DeepSpeedCheckpoint {
         for stored in &state.stored {
             stored.check(&path)?;
         }
-        Ok(Self { path, summary, state, parameters, places })
+        Ok(Self { path, summary, state, parameters, buffers, places })
     }
 
     /// Whether a folder looks like a checkpoint of DeepSpeed, or names its latest one.
@@ -104,9 +106,29 @@ impl DeepSpeedCheckpoint {
     }
 
     /// The parameters: those that are trained in the order of the flat groups (of the model at stage
-    /// 0), then frozen ones. Buffers are none.
+    /// 0), then frozen ones. Buffers are not among them.
     pub fn parameters(&self) -> &[Parameter] {
         &self.parameters
+    }
+
+    /// The names and shapes of the model's float buffers, such as the running statistics of a batch
+    /// norm. They are those of rank 0: each rank of DeepSpeed keeps its own.
+    pub fn buffers(&self) -> impl Iterator<Item = (&str, &[usize])> {
+        self.buffers.iter().map(|(name, tensor)| (name.as_str(), &tensor.shape[..]))
+    }
+
+    /// All elements of the buffer `name`, widened to f32.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn read_buffer(&self, name: &str) -> Result<Vec<f32>, DeepSpeedError> {
+        let Some((_, tensor)) = self.buffers.iter().find(|(found, _)| found == name) else {
+            let reason = format!("it has no float buffer {name}");
+            return Err(DeepSpeedError::NotInside { path: self.path.clone(), reason });
+        };
+        let mut values = Vec::with_capacity(tensor.numel());
+        tensor.read(0..tensor.numel(), &mut values)?;
+        Ok(values)
     }
 
     /// The names of the optimizer's arrays, such as `exp_avg`, `exp_avg_sq`, `momentum_buffer` and
@@ -124,7 +146,8 @@ impl DeepSpeedCheckpoint {
         self.state.stored.iter().try_for_each(|stored| {
             let arrays = [&stored.weights].into_iter().chain(&stored.moments);
             arrays.chain(&stored.working).try_for_each(Pieces::verify)
-        })
+        })?;
+        self.buffers.iter().try_for_each(|(_, tensor)| tensor.read(0..0, &mut Vec::new()))
     }
 
     /// Elements `range` of a flattened parameter or of one of its arrays, widened to f32. `name` may
@@ -167,8 +190,12 @@ impl DeepSpeedCheckpoint {
     }
 }
 
-fn of_whole_model(folder: &Folder, path: &Path) -> Result<(Summary, State), DeepSpeedError> {
+/// What is read of a checkpoint, its float buffers last.
+type Read = (Summary, State, Vec<(String, Arc<Tensor>)>);
+
+fn of_whole_model(folder: &Folder, path: &Path) -> Result<Read, DeepSpeedError> {
     let model = ModelStates::open(path)?;
+    let buffers = model.buffers()?;
     let state = match (model.groups.is_some(), folder.optim.is_empty()) {
         (false, true) => replicated::assemble(&model)?,
         (true, _) => {
@@ -183,13 +210,10 @@ fn of_whole_model(folder: &Folder, path: &Path) -> Result<(Summary, State), Deep
             return Err(DeepSpeedError::mixed(path, reason));
         }
     };
-    Ok((model.summary, state))
+    Ok((model.summary, state, buffers))
 }
 
-fn of_sharded_model(
-    folder: &Folder,
-    paths: &[PathBuf],
-) -> Result<(Summary, State), DeepSpeedError> {
+fn of_sharded_model(folder: &Folder, paths: &[PathBuf]) -> Result<Read, DeepSpeedError> {
     let models: Vec<_> =
         paths.iter().map(|path| ModelStates::open(path)).collect::<Result<_, _>>()?;
     let world_size = models[0].summary.world_size;
@@ -199,10 +223,11 @@ fn of_sharded_model(
     let ranks = ranks(folder, &models[0])?;
     let mut state = sharded::assemble(&models, &ranks)?;
     tie(&models[0], &mut state.stored)?;
+    let buffers = models[0].buffers()?;
     let summary = models.into_iter().next().map(|model| model.summary);
     // There is a first one: its world size was asked for above.
     summary
-        .map(|summary| (summary, state))
+        .map(|summary| (summary, state, buffers))
         .ok_or_else(|| DeepSpeedError::missing(&folder.path, "there is no model in it"))
 }
 

@@ -74,6 +74,18 @@ impl ModelStates {
         parameters.map(|(name, value)| Ok((name, value.tensor()?))).collect()
     }
 
+    /// The buffers of the model that are contiguous floats, in its order. Others, such as the integer
+    /// `num_batches_tracked` of a batch norm, are left out.
+    pub(crate) fn buffers(&self) -> Result<Vec<(String, Arc<Tensor>)>, DeepSpeedError> {
+        let root = self.contents.root();
+        let Some(names) = root.get("buffer_names") else { return Ok(Vec::new()) };
+        let names = names.list()?;
+        let names: HashSet<_> = names.iter().map(Value::text).collect::<Result<_, _>>()?;
+        let module = root.need("module")?.entries()?.into_iter();
+        let buffers = module.filter(|(name, _)| names.contains(name.as_str()));
+        Ok(buffers.filter_map(|(name, value)| Some((name, value.tensor().ok()?))).collect())
+    }
+
     /// A frozen parameter, or this rank's part of it.
     pub(crate) fn fragment(&self, name: &str) -> Result<Arc<Tensor>, DeepSpeedError> {
         self.contents.root().need("frozen_param_fragments")?.need(name)?.tensor()

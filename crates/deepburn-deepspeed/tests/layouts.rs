@@ -149,9 +149,11 @@ impl Model {
             let tensor = if whole { Py::Tensor(shape.clone(), values) } else { flat(&[]) };
             (name.clone(), tensor)
         });
+        // Whole at every stage.
+        let buffer = ("norm.mean".to_owned(), Py::Tensor(vec![3], vec![0.5, -1.25, 7.0]));
         dict([
-            ("module", Py::Dict(module.collect())),
-            ("buffer_names", Py::List(vec![])),
+            ("module", Py::Dict(module.chain([buffer]).collect())),
+            ("buffer_names", Py::List(vec![Py::Text("norm.mean".into())])),
             ("optimizer", Py::None),
             ("param_shapes", Py::List(groups.iter().map(|group| Self::shapes(group)).collect())),
             ("frozen_param_shapes", Py::Dict(vec![])),
@@ -255,6 +257,9 @@ impl Model {
     /// Reads everything back, whole and from `at` of 100 on.
     fn check(&self, folder: &Path, steps: u64, at: usize) {
         let checkpoint = DeepSpeedCheckpoint::open(folder, None).unwrap();
+        assert_eq!(checkpoint.buffers().collect::<Vec<_>>(), [("norm.mean", &[3][..])]);
+        assert_eq!(checkpoint.read_buffer("norm.mean").unwrap(), [0.5, -1.25, 7.0]);
+        assert!(checkpoint.read_buffer("norm.var").is_err());
         assert_eq!(checkpoint.counters().optimizer_steps, steps);
         let names = self.names().concat();
         let found = checkpoint.parameters().iter();

@@ -1,8 +1,8 @@
 //! Checkpoints of an engine in training: saved whole, loaded at any stage and number of ranks.
 //!
 //! [`Engine::save_checkpoint`](crate::Engine::save_checkpoint) writes everything that decides the
-//! numbers of the steps to come: weights and masters, moments, gradients in mid-accumulation, loss
-//! scale, schedule, counters, random streams, and what the caller adds (its place in the data).
+//! numbers of the steps to come: weights and masters, moments, gradients in mid-accumulation, running
+//! statistics, integer and bool parameters, loss scale, schedule, counters, random streams, and what the caller adds (its place in the data).
 //! [`Engine::start_save`](crate::Engine::start_save) does so while training goes on.
 //! [`Engine::load_checkpoint`](crate::Engine::load_checkpoint) goes on from there, bit for bit where
 //! the number of ranks is the same, whatever the stage.

@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use burn::module::AutodiffModule;
 use burn::tensor::backend::Backend;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Tensor, TensorData};
 use deepburn_comm::CommError;
 use deepburn_config::{BatchPlan, OverflowPlan, Plan};
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::{
-    Category, Group, Ledger, ModelStates, Parameter, Policy, Rates, StepOutcome, Training,
+    Buffer, Category, Group, Ledger, ModelStates, Parameter, Policy, Rates, StepOutcome, Training,
     ZeroError,
 };
 use serde::{Deserialize, Serialize};
@@ -208,7 +208,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     }
 
     /// Runs a forward pass on the module without autodiff. Parameters are gathered and released
-    /// as in training; dropout is off. All ranks call this together, the same number of times.
+    /// as in training; dropout is off, and batch norm uses the running statistics on which the ranks
+    /// agree. All ranks call this together, the same number of times.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -218,6 +219,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     }
 
     fn run_evaluation<T>(&self, run: impl FnOnce(&M::InnerModule) -> T) -> Result<T, EngineError> {
+        self.agree_buffers()?;
         self.states.start_evaluation_pass()?;
         let module = self.module().valid();
         let _context = self.states.enter(true);
@@ -227,7 +229,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     }
 
     /// Runs the backward pass of the mean loss of a micro-batch. The loss is divided by the number
-    /// of micro-batches of a step, so that gradients add up to those of the whole batch.
+    /// of micro-batches of a step, so that gradients add up to those of the whole batch. Running
+    /// statistics that forward updated are averaged over the ranks.
     ///
     /// # Errors
     /// As [`forward`](Self::forward), and when the loss did not come from it: gradients are
@@ -266,6 +269,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             Ok(self.states.finish_pass()?)
         });
         self.note(result)?;
+        self.note(self.agree_buffers())?;
         self.times.backward += started.elapsed();
         self.progress.accumulated += 1;
         Ok(())
@@ -491,12 +495,42 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.states.parameters()
     }
 
+    /// Running statistics, integer and bool parameters in the order of the module, which every rank
+    /// keeps whole and in their own type.
+    pub fn buffers(&self) -> &[Buffer] {
+        self.states.buffers()
+    }
+
+    /// The values of the buffer at a module path, in its own type (bools in one byte each); those of
+    /// a running statistic as the ranks agreed on them last, which is at the end of each backward
+    /// pass and before an evaluation or a save.
+    ///
+    /// # Errors
+    /// When the module has no buffer of that path.
+    pub fn buffer_data(&self, path: &str) -> Result<TensorData, EngineError> {
+        Ok(self.states.buffer_data(self.module(), path)?)
+    }
+
+    /// Makes the running statistics of all ranks the same. All ranks call this together.
+    pub(crate) fn agree_buffers(&self) -> Result<(), EngineError> {
+        Ok(self.states.agree_buffers(self.module())?)
+    }
+
+    /// Replaces buffers by what `read` gives; `None` leaves one as it is.
+    pub(crate) fn load_buffers<E: From<ZeroError>>(
+        &mut self,
+        read: impl FnMut(&Buffer) -> Result<Option<TensorData>, E>,
+    ) -> Result<(), E> {
+        self.module = self.states.load_buffers(&self.module, read)?;
+        Ok(())
+    }
+
     /// Model states behind the module, for what this engine has no call for.
     pub fn states(&self) -> &ModelStates<B> {
         &self.states
     }
 
-    /// Bytes of model states on this rank: parameters, gradients at their peak, optimizer.
+    /// Bytes of model states on this rank: parameters and buffers, gradients at their peak, optimizer.
     pub fn model_state_bytes(&self) -> usize {
         let ledger = self.ledger();
         ledger.usage(Category::Parameters).current

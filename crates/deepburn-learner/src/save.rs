@@ -81,8 +81,8 @@ impl SharedFailure for SaveError {
 }
 
 impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
-    /// Writes the model to the safetensors file `path`: every float in 16 bits, integers and bools
-    /// in their own type. All ranks call this together, and all return the same: `true` once the
+    /// Writes the model to the safetensors file `path`: every float parameter in 16 bits; running
+    /// statistics, integers and bools in their own type. All ranks call this together, and all return the same: `true` once the
     /// file is complete under its name.
     ///
     /// Returns false and writes nothing at stage 3 unless the configuration sets
@@ -113,7 +113,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     }
 
     fn save_module(&self, path: &Path, precision: HalfPrecision) -> Result<(), SaveError> {
-        let tensors = SavedTensor::of_module(self.module(), precision)?;
+        self.agree_buffers()?;
+        let tensors = SavedTensor::of_module(self.module(), self.buffers(), precision)?;
         self.states().start_saving_pass().map_err(EngineError::from)?;
         let written = if self.rank() == 0 {
             Some(write(path, &tensors)?)

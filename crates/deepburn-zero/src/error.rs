@@ -85,6 +85,46 @@ pub enum ZeroError {
         /// The type of what was accumulated.
         dtype: &'static str,
     },
+    /// Two layers have one running statistic.
+    #[error(
+        "running statistic {other} is the same as {path}: two layers of the module are clones of \
+         one; build each layer by itself, or keep one layer and call it twice"
+    )]
+    SharedStatistic {
+        /// Module path of the first occurrence.
+        path: String,
+        /// Module path of the second one.
+        other: String,
+    },
+    /// The ranks' modules have different buffers.
+    #[error("rank {rank} has {other} where rank 0 has {first}: build the same module on all ranks")]
+    BuffersDiffer {
+        /// The first rank that differs from rank 0.
+        rank: usize,
+        /// The first buffer in which they differ, on rank 0.
+        first: String,
+        /// That on the other rank.
+        other: String,
+    },
+    /// A running statistic was replaced by one of another shape.
+    #[error(
+        "running statistic {path} was updated with a tensor of shape {found:?} instead of \
+         {expected:?}: keep its shape"
+    )]
+    BufferShape {
+        /// Module path.
+        path: String,
+        /// Shape of the update.
+        found: Vec<usize>,
+        /// Shape it had.
+        expected: Vec<usize>,
+    },
+    /// A path that names no buffer.
+    #[error("the model has no buffer {path}: buffers are named by their module path")]
+    UnknownBuffer {
+        /// The path as given.
+        path: String,
+    },
     /// A path that names no parameter.
     #[error("the model has no parameter {path}: parameters are named by their module path")]
     UnknownParameter {

@@ -63,15 +63,26 @@ pub struct Estimate {
     pub ranks: u64,
     /// What stays.
     pub states: ModelStates,
+    /// Bytes of the module's buffers ([`Buffer`](crate::Buffer)), which every rank keeps whole; 0
+    /// unless [`with_module_buffers`](Self::with_module_buffers) said otherwise. The ledger counts
+    /// them among the parameters.
+    pub module_buffers: u64,
     /// What comes and goes.
     pub buffers: Buffers,
 }
 
 impl Estimate {
+    /// The estimate of a module whose running statistics, integer and bool parameters take `bytes`
+    /// in all.
+    pub fn with_module_buffers(self, bytes: u64) -> Self {
+        Self { module_buffers: bytes, ..self }
+    }
+
     /// Bytes with every buffer at its limit, activations aside.
     pub fn peak(&self) -> u64 {
         self.states
             .total()
+            .saturating_add(self.module_buffers)
             .saturating_add(self.buffers.buckets)
             .saturating_add(self.buffers.gathered_limit)
     }
@@ -164,7 +175,7 @@ pub fn estimate(
         largest_gathered: gathering.largest.saturating_mul(bytes.parameter),
         gathered_limit: gathering.limit.saturating_mul(bytes.parameter),
     };
-    Estimate { stage, ranks, states, buffers }
+    Estimate { stage, ranks, states, module_buffers: 0, buffers }
 }
 
 /// Elements of the bucket being filled and, with overlap, of the one on its way.
@@ -218,16 +229,21 @@ fn sum(values: impl Iterator<Item = u64>) -> u64 {
 impl fmt::Display for Estimate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "ZeRO stage {}, {} rank(s), per rank", self.stage.number(), self.ranks)?;
-        for (what, bytes) in [
+        let mut rows = vec![
             ("parameters", self.states.parameters),
             ("gradients", self.states.gradients),
             ("optimizer states", self.states.optimizer),
             ("model states", self.states.total()),
+            ("module buffers", self.module_buffers),
             ("gradient buckets, at most", self.buffers.buckets),
             ("largest gathered parameter", self.buffers.largest_gathered),
             ("gathered parameters, at most", self.buffers.gathered_limit),
             ("all, at most (no activations)", self.peak()),
-        ] {
+        ];
+        if self.module_buffers == 0 {
+            rows.retain(|(what, _)| *what != "module buffers");
+        }
+        for (what, bytes) in rows {
             writeln!(f, "  {what:<30} {:>12}", Bytes(bytes).to_string())?;
         }
         Ok(())

@@ -75,22 +75,29 @@ impl<B: Backend> Group<B> {
     /// When the collective fails.
     pub fn gather_bytes(&self, tag: Tag, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
         let longest = self.max(tag.clone(), vec![bytes.len() as f64])?[0] as usize;
-        // An f64 holds every integer of 32 bits.
         let len = 1 + longest.div_ceil(size_of::<u32>());
-        let words = bytes
-            .chunks(size_of::<u32>())
-            .map(|word| word.iter().rev().fold(0_u32, |word, byte| word << 8 | u32::from(*byte)));
         let mut mine: Vec<f64> = vec![bytes.len() as f64];
-        mine.extend(words.map(f64::from));
+        mine.extend(words_of(bytes).map(f64::from));
         mine.resize(len, 0.0);
         let numbers: &dyn ProcessGroup<Host<f64>> = &*self.engine;
         let all = numbers.all_gather(tag, vec![mine.into()], vec![self.world_size * len])?;
         let all = all.wait()?.swap_remove(0).to_vec();
-        let said = all.chunks(len).map(|words| {
-            let bytes = words[1..].iter().flat_map(|word| (*word as u32).to_le_bytes());
-            bytes.take(words[0] as usize).collect()
-        });
+        let said =
+            all.chunks(len).map(|words| bytes_of(&words[1..]).take(words[0] as usize).collect());
         Ok(said.collect())
+    }
+
+    /// The bytes of rank `root`, which every rank passes as many of.
+    pub(crate) fn broadcast_bytes(
+        &self,
+        tag: Tag,
+        bytes: &[u8],
+        root: usize,
+    ) -> Result<Vec<u8>, CommError> {
+        let words: Vec<f64> = words_of(bytes).map(f64::from).collect();
+        let numbers: &dyn ProcessGroup<Host<f64>> = &*self.engine;
+        let words = numbers.broadcast(tag, Some(vec![words.into()]), root)?.wait()?.swap_remove(0);
+        Ok(bytes_of(&words).take(bytes.len()).collect())
     }
 
     /// Asks whether the group still works, without exchanging anything.
@@ -108,4 +115,16 @@ impl<B: Backend> Group<B> {
         let pending: Pending<Host<f64>> = numbers.all_reduce(tag, vec![values.into()], op)?;
         Ok(pending.wait()?.swap_remove(0).to_vec())
     }
+}
+
+/// Bytes as integers of 32 bits, each of which an f64 holds exactly.
+fn words_of(bytes: &[u8]) -> impl Iterator<Item = u32> {
+    bytes
+        .chunks(size_of::<u32>())
+        .map(|word| word.iter().rev().fold(0_u32, |word, byte| word << 8 | u32::from(*byte)))
+}
+
+/// The bytes of such integers, the padding of the last one included.
+fn bytes_of(words: &[f64]) -> impl Iterator<Item = u8> {
+    words.iter().flat_map(|word| (*word as u32).to_le_bytes())
 }

@@ -12,14 +12,19 @@
 //! Refused: modules whose parameters are not f32 before sharding, a model without anything to train.
 //! A step on gradients that are not finite changes nothing. A [`ModelStates`] stays on the thread that made it.
 //!
-//! Running statistics (Burn's `RunningState`, in batch norm) are buffers: they start from rank 0's
-//! values and are then each rank's own. Clones of a module share them between threads, so every rank
-//! builds such a module itself.
+//! Running statistics (Burn's `RunningState`, in batch norm) and integer and bool parameters are
+//! [buffers](Buffer): every rank keeps them whole and in their own type, and starts from rank 0's
+//! values. After each backward pass [`ModelStates::agree_buffers`] averages running statistics over
+//! the ranks, in rank order: exact for a running mean, and for a running variance the mean of the
+//! ranks' variances. A non-finite update (an empty micro-batch) counts as the previous value. Ranks
+//! may be given clones of one module. Tensors that are fields of a module without being `Param`s are
+//! constants to Burn, and here too: each rank keeps its own, and no checkpoint has them.
 #![recursion_limit = "256"]
 
 mod array;
 mod autocast;
 mod backend;
+mod buffers;
 mod error;
 pub mod estimate;
 mod gather;
@@ -47,6 +52,7 @@ mod view;
 pub use array::DeviceArray;
 pub use autocast::{Autocast, TracksParameters};
 pub use backend::Sharded;
+pub use buffers::{Buffer, BufferKind};
 pub use error::ZeroError;
 pub use gather::Pass;
 pub use group::{Group, ZeroGroup};

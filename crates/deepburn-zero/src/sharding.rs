@@ -13,6 +13,7 @@ use deepburn_comm::Tag;
 use deepburn_ops::OptimizerOps;
 
 use crate::array::DeviceArray;
+use crate::buffers::Buffers;
 use crate::error::ZeroError;
 use crate::gather::Gatherer;
 use crate::group::Group;
@@ -33,7 +34,9 @@ pub type Zero<B> = Autocast<Sharded<B>>;
 ///
 /// A parameter that occurs twice (the same [`ParamId`], a tied weight) becomes one parameter with
 /// one shard and one autodiff leaf; it is known by the first path at which it occurs.
-pub(crate) struct Sharder<B: Backend> {
+pub(crate) struct Sharder<'a, B: Backend> {
+    /// What stays as it is in the module.
+    buffers: &'a Buffers<B>,
     group: Group<B>,
     share: Share,
     ledger: Ledger,
@@ -59,17 +62,19 @@ pub(crate) struct Table<B: Backend> {
     pub(crate) aliases: Vec<Vec<String>>,
 }
 
-impl<B: OptimizerOps> Sharder<B> {
+impl<'a, B: OptimizerOps> Sharder<'a, B> {
     /// Shards through `gatherer`, or keeps parameters whole without one; in the type `working`, or
-    /// in f32 without one.
+    /// in f32 without one. `buffers` are left alone.
     pub(crate) fn new(
         group: Group<B>,
         share: Share,
         gatherer: Option<Weak<Gatherer<B>>>,
         working: Option<FloatDType>,
         ledger: Ledger,
+        buffers: &'a Buffers<B>,
     ) -> Self {
         Self {
+            buffers,
             group,
             share,
             ledger,
@@ -148,7 +153,7 @@ impl<B: OptimizerOps> Sharder<B> {
     }
 }
 
-impl<B: OptimizerOps> ModuleMapper<Training<B>> for Sharder<B> {
+impl<B: OptimizerOps> ModuleMapper<Training<B>> for Sharder<'_, B> {
     fn enter_module(&mut self, name: &str, _container: &str) {
         self.path.push(name.to_owned());
     }
@@ -162,7 +167,7 @@ impl<B: OptimizerOps> ModuleMapper<Training<B>> for Sharder<B> {
         param: Param<Tensor<Training<B>, D>>,
     ) -> Param<Tensor<Training<B>, D>> {
         let (id, tensor, mapper) = param.consume();
-        if self.failure.is_some() {
+        if self.failure.is_some() || self.buffers.contains(id) {
             return Param::from_mapped_value(id, tensor, mapper);
         }
         if let Some((index, twin)) = self.seen.get(&id)

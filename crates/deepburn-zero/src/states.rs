@@ -1,5 +1,6 @@
 //! The model states of one rank: parameters, gradients, optimizer states, and what moves them.
 
+mod buffers;
 mod pieces;
 
 use std::cell::RefCell;
@@ -7,7 +8,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use burn::module::{Module, ParamId};
+use burn::module::{AutodiffModule, Module, ParamId};
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
 use deepburn_comm::Tag;
 use deepburn_config::{OptimizerPlan, Precision, PrecisionPlan, ReductionPlan, Stage, ZeroPlan};
@@ -15,6 +16,7 @@ use deepburn_kernels::unscale_and_clip;
 use deepburn_ops::{OptimizerOps, read_float};
 
 use crate::array::DeviceArray;
+use crate::buffers::Buffers;
 use crate::error::ZeroError;
 use crate::gather::{Gatherer, Pass};
 use crate::group::Group;
@@ -65,6 +67,7 @@ pub struct ModelStates<B: Backend> {
     group: Group<B>,
     share: Share,
     parameters: Arc<[Arc<Parameter<B>>]>,
+    buffers: Buffers<B>,
     /// Further paths of tied parameters, by parameter index.
     aliases: Vec<Vec<String>>,
     indices: HashMap<ParamId, usize>,
@@ -83,12 +86,14 @@ pub struct ModelStates<B: Backend> {
 }
 
 impl<B: OptimizerOps> ModelStates<B> {
-    /// Shards `module` over `group` as `policy` says; every rank starts from the values of rank 0.
-    /// The returned module is used like the one passed in.
+    /// Shards `module` over `group` as `policy` says; every rank starts from the values of rank 0,
+    /// buffers included. The returned module is used like the one passed in. Ranks may pass clones
+    /// of one module: the returned one shares no running statistics with them.
     ///
     /// # Errors
-    /// When a parameter is not f32, nothing is trainable, or the ranks' modules differ.
-    pub fn shard<M: Module<Training<B>>>(
+    /// When a parameter is not f32, nothing is trainable, two layers share a running statistic, or
+    /// the ranks' modules differ.
+    pub fn shard<M: AutodiffModule<Training<B>>>(
         module: M,
         policy: Policy,
         group: Group<B>,
@@ -104,7 +109,9 @@ impl<B: OptimizerOps> ModelStates<B> {
             communication: element_type(precision.communication),
             accumulation: element_type(precision.accumulation),
         };
-        let sharder = Sharder::new(group.clone(), share, through, working, ledger.clone());
+        let (module, buffers) = Buffers::prepare(module, &group, &ledger)?;
+        let sharder =
+            Sharder::new(group.clone(), share, through, working, ledger.clone(), &buffers);
         let (module, Table { parameters, indices, owned, aliases }) = sharder.shard(module)?;
         gatherer.serve(parameters.clone());
 
@@ -132,6 +139,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             group,
             share,
             parameters,
+            buffers,
             aliases,
             indices,
             gatherer,

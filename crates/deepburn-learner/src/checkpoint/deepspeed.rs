@@ -7,7 +7,7 @@ use burn::tensor::TensorData;
 use deepburn_config::OptimizerPlan;
 use deepburn_deepspeed::{Array, Counters, DeepSpeedCheckpoint, LossScale, Parameter};
 use deepburn_ops::OptimizerOps;
-use deepburn_zero::{Piece, StateArray, Training, moments};
+use deepburn_zero::{Buffer, BufferKind, Piece, StateArray, Training, moments};
 
 use super::load::{LoadPlan, listed};
 use super::{TrainingCheckpointError, exchange};
@@ -16,7 +16,7 @@ use crate::{Engine, ScalerState};
 
 /// How a Burn model's parameters are kept in PyTorch.
 pub trait TorchModel {
-    /// The name there of the parameter at a module path here.
+    /// The name there of the parameter or running statistic at a module path here.
     fn name(&self, path: &str) -> String;
 
     /// Whether the matrix at a module path has rows there for columns here, as the weights of
@@ -28,9 +28,10 @@ pub trait TorchModel {
 
 impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// Goes on from a checkpoint of DeepSpeed, of any stage and number of ranks. All ranks call this
-    /// together. Weights, moments, schedule, loss scale and counters are taken as `plan` says. What
-    /// DeepSpeed does not save is not there: random streams stay as they are here, and the place in
-    /// the data is the caller's.
+    /// together. Weights, running statistics (those of DeepSpeed's rank 0), moments, schedule, loss
+    /// scale and counters are taken as `plan` says. Integer and bool parameters keep the values that
+    /// they have here, with a warning. What DeepSpeed does not save is not there: random streams stay
+    /// as they are here, and the place in the data is the caller's.
     ///
     /// # Errors
     /// When the checkpoint is not one of this model and optimizer: then the engine is as it was.
@@ -50,7 +51,10 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         });
         let optimizer_states = matches!(plan, LoadPlan::Training { optimizer_states: true, .. });
         let moments = optimizer_states.then(|| self.states().moments());
-        let fits = stored.check(own, moments).map(|()| checkpoint.path().to_owned());
+        let fits = stored.check(own, moments);
+        let fits =
+            fits.and_then(|()| self.buffers().iter().try_for_each(|it| stored.check_buffer(it)));
+        let fits = fits.map(|()| checkpoint.path().to_owned());
         let fits = fits.map_err(|reason| stored.unfit(reason));
         let paths = exchange(self.group(), "DeepSpeed checkpoint to load", Some(fits))?;
         if let Some(other) = paths.iter().find(|path| **path != paths[0]) {
@@ -68,6 +72,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let read = |piece: &Piece<'_>| stored.read(piece);
         self.zero_grad();
         self.states.load_weights(read)?;
+        let is_first = self.rank() == 0;
+        self.load_buffers(|buffer| stored.read_buffer(buffer, is_first))?;
         let LoadPlan::Training { optimizer_states, lr_scheduler_states } = plan else {
             return Ok(());
         };
@@ -193,6 +199,50 @@ impl<'a> Stored<'a> {
             ));
         }
         Ok(parameter)
+    }
+
+    /// The checkpoint has this running statistic.
+    fn check_buffer(&self, buffer: &Buffer) -> Result<(), String> {
+        if buffer.kind() != BufferKind::RunningStatistic {
+            return Ok(());
+        }
+        let (path, name) = (buffer.path(), self.model.name(buffer.path()));
+        let Some((_, shape)) = self.checkpoint.buffers().find(|(found, _)| *found == name) else {
+            return Err(format!(
+                "it has no float buffer {name}, as which this model's {path} would be saved: give the \
+                 model that it was saved of"
+            ));
+        };
+        if shape != &buffer.shape()[..] {
+            let own = buffer.shape().to_vec();
+            return Err(format!(
+                "its buffer {name} is of shape {shape:?}, and this model's {path} of {own:?}: give the \
+                 model that it was saved of"
+            ));
+        }
+        Ok(())
+    }
+
+    /// A running statistic; integers and bools are not taken over.
+    fn read_buffer(
+        &self,
+        buffer: &Buffer,
+        warn: bool,
+    ) -> Result<Option<TensorData>, TrainingCheckpointError> {
+        if buffer.kind() != BufferKind::RunningStatistic {
+            if warn {
+                tracing::warn!(
+                    "{}: integers and bools are not read from checkpoints of DeepSpeed; {} keeps \
+                     its values",
+                    self.checkpoint.path().display(),
+                    buffer.path()
+                );
+            }
+            return Ok(None);
+        }
+        let values = self.checkpoint.read_buffer(&self.model.name(buffer.path()))?;
+        let len = [values.len()];
+        Ok(Some(TensorData::new(values, len)))
     }
 
     /// The parameter at a module path, and its name.

@@ -6,16 +6,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::{self, JoinHandle};
 
+use burn::tensor::TensorData;
 use burn::tensor::backend::Backend;
-use burn::tensor::{DType, Element, TensorData};
 use deepburn_checkpoint::{
     CheckpointError, Layout, Piece, RankRecord, RankWriter, Run, Save, Ticket,
 };
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::{Group, OwnedArray};
-use half::{bf16, f16};
 use serde_json::Value;
 
+use super::save::element_type;
 use super::{TrainingCheckpointError, exchange};
 
 /// Elements that are brought to host memory at a time.
@@ -166,13 +166,5 @@ fn write_part(
 ) -> Result<(), CheckpointError> {
     let atom = &layout.atoms()[piece.atom];
     let (path, slot) = (&atom.path, &atom.slots[piece.slot].slot);
-    match data.dtype {
-        DType::F16 => writer.write(path, slot, values::<f16>(data)),
-        DType::BF16 => writer.write(path, slot, values::<bf16>(data)),
-        _ => writer.write(path, slot, values::<f32>(data)),
-    }
-}
-
-fn values<E: Element>(data: &TensorData) -> &[E] {
-    data.as_slice().expect("the type was asked for just before")
+    writer.write_bytes(path, slot, element_type(data.dtype)?, data.as_bytes())
 }

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use burn::module::AutodiffModule;
 use burn::tensor::DType;
 use deepburn_checkpoint::{
-    Atom, CheckpointError, ElementType, Layout, Piece, Run, Save, Slot, StoredSlot, Tag,
+    Atom, AtomKind, CheckpointError, ElementType, Layout, Piece, Run, Save, Slot, StoredSlot, Tag,
 };
 use deepburn_ops::OptimizerOps;
-use deepburn_zero::{GradientSum, RandomState, StateArray, Training};
+use deepburn_zero::{Buffer, GradientSum, RandomState, StateArray, Training};
 use serde_json::{Value, json};
 
 use super::in_progress::{SaveInProgress, Snapshot};
@@ -65,6 +65,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         request: SaveRequest,
     ) -> Result<SaveInProgress, TrainingCheckpointError> {
         self.check_settled("start_save")?;
+        self.agree_buffers()?;
         let SaveRequest { tag, job, metric, client_state, rank_state } = request;
         let step = self.global_steps();
         let layout = Arc::new(self.layout()?);
@@ -107,7 +108,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(())
     }
 
-    /// Everything that is saved, in the order of the module.
+    /// Everything that is saved: parameters in the order of the module, then buffers.
     fn layout(&self) -> Result<Layout, TrainingCheckpointError> {
         let states = self.states();
         let atom = |index: usize| {
@@ -118,12 +119,14 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             Ok(Atom {
                 path: parameter.path().to_owned(),
                 shape: parameter.shape().to_vec(),
+                kind: AtomKind::Parameter,
                 trainable: parameter.is_trainable(),
                 aliases: states.aliases(index).to_vec(),
                 slots: slots.collect::<Result<_, CheckpointError>>()?,
             })
         };
         let atoms = (0..self.parameters().len()).map(atom);
+        let atoms = atoms.chain(self.buffers().iter().map(buffer_atom));
         let atoms = atoms.collect::<Result<Vec<_>, CheckpointError>>()?;
         Ok(Layout::new(atoms, self.group().world_size())?)
     }
@@ -131,7 +134,12 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// What this rank saves, as it is now.
     fn snapshot(&self, layout: Arc<Layout>, client: Value) -> Snapshot<B> {
         let (states, rank) = (self.states(), self.rank());
+        let parameters = self.parameters().len();
+        let buffers = states.owned_buffers(self.module());
         let owned = |piece: &Piece| {
+            if let Some(buffer) = piece.atom.checked_sub(parameters) {
+                return buffers[buffer].clone();
+            }
             let (array, _) = states.arrays(piece.atom)[piece.slot];
             match states.owned(piece.atom, array) {
                 Some(owned) => owned,
@@ -184,11 +192,33 @@ pub(super) fn slot_of(array: StateArray) -> Slot {
     }
 }
 
-fn element_type(dtype: DType) -> Result<ElementType, CheckpointError> {
+fn buffer_atom(buffer: &Buffer) -> Result<Atom, CheckpointError> {
+    let element = element_type(buffer.dtype())?;
+    Ok(Atom {
+        path: buffer.path().to_owned(),
+        shape: buffer.shape().to_vec(),
+        kind: AtomKind::Buffer,
+        trainable: false,
+        aliases: buffer.aliases().to_vec(),
+        slots: vec![StoredSlot { slot: Slot::Weights, element }],
+    })
+}
+
+pub(super) fn element_type(dtype: DType) -> Result<ElementType, CheckpointError> {
     match dtype {
+        DType::F64 => Ok(ElementType::F64),
         DType::F32 | DType::Flex32 => Ok(ElementType::F32),
         DType::F16 => Ok(ElementType::F16),
         DType::BF16 => Ok(ElementType::Bf16),
+        DType::I64 => Ok(ElementType::I64),
+        DType::I32 => Ok(ElementType::I32),
+        DType::I16 => Ok(ElementType::I16),
+        DType::I8 => Ok(ElementType::I8),
+        DType::U64 => Ok(ElementType::U64),
+        DType::U32 => Ok(ElementType::U32),
+        DType::U16 => Ok(ElementType::U16),
+        DType::U8 => Ok(ElementType::U8),
+        DType::Bool(_) => Ok(ElementType::Bool),
         other => Err(CheckpointError::Layout { reason: format!("{} is not stored", other.name()) }),
     }
 }

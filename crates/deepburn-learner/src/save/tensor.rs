@@ -4,7 +4,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData, TensorPrimitive};
 use burn_backend::ops::FloatTensorOps;
-use deepburn_zero::{Training, Zero, ZeroTensor};
+use deepburn_zero::{Buffer, Training, Zero, ZeroTensor};
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, TensorInfo};
 
@@ -36,9 +36,10 @@ impl<B: Backend> SavedTensor<B> {
     /// When a tensor has a type that such a file does not hold.
     pub(super) fn of_module<M: Module<Training<B>>>(
         module: &M,
+        buffers: &[Buffer],
         precision: HalfPrecision,
     ) -> Result<Vec<Self>, SaveError> {
-        let mut found = Visitor { path: Vec::new(), precision, found: Ok(Vec::new()) };
+        let mut found = Visitor { buffers, path: Vec::new(), precision, found: Ok(Vec::new()) };
         module.visit(&mut found);
         let mut tensors = found.found?;
         tensors.sort_by(|left, right| {
@@ -105,13 +106,15 @@ fn floats<B: Backend>(tensor: &ZeroTensor<B>) -> TensorData {
 }
 
 /// Collects the tensors of a module.
-struct Visitor<B: Backend> {
+struct Visitor<'a, B: Backend> {
+    /// Among the floats these keep their type.
+    buffers: &'a [Buffer],
     path: Vec<String>,
     precision: HalfPrecision,
     found: Result<Vec<SavedTensor<B>>, SaveError>,
 }
 
-impl<B: Backend> Visitor<B> {
+impl<B: Backend> Visitor<'_, B> {
     fn enter(&mut self, dtype: Dtype, shape: Vec<usize>, values: Values<B>) {
         if let Ok(found) = &mut self.found {
             found.push(SavedTensor { path: self.path.join("."), dtype, shape, values });
@@ -154,7 +157,7 @@ fn in_file(dtype: DType) -> Option<Dtype> {
     })
 }
 
-impl<B: Backend> ModuleVisitor<Training<B>> for Visitor<B> {
+impl<B: Backend> ModuleVisitor<Training<B>> for Visitor<'_, B> {
     fn enter_module(&mut self, name: &str, _container: &str) {
         self.path.push(name.to_owned());
     }
@@ -166,6 +169,10 @@ impl<B: Backend> ModuleVisitor<Training<B>> for Visitor<B> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<Training<B>, D>>) {
         let value = param.val().inner();
         let shape = value.dims().to_vec();
+        let path = self.path.join(".");
+        if self.buffers.iter().any(|buffer| buffer.path() == path) {
+            return self.enter_exact(value.dtype(), shape, move || value.to_data());
+        }
         let dtype = match self.precision {
             HalfPrecision::F16 => Dtype::F16,
             HalfPrecision::Bf16 => Dtype::BF16,

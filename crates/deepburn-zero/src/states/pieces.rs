@@ -55,12 +55,24 @@ pub struct Piece<'a> {
 /// leave them as they are. Costs nothing until then; a step that finds it still there updates a copy
 /// instead. May be sent to another thread.
 #[derive(Debug, Clone)]
-pub struct OwnedArray<B: Backend>(B::FloatTensorPrimitive);
+pub struct OwnedArray<B: Backend>(pub(super) Elements<B>);
+
+/// Where the elements of an array are.
+#[derive(Debug, Clone)]
+pub(super) enum Elements<B: Backend> {
+    /// On the device.
+    Float(B::FloatTensorPrimitive),
+    /// In host memory: integers, and bools of one byte each.
+    Host(TensorData),
+}
 
 impl<B: Backend> OwnedArray<B> {
     /// Number of elements.
     pub fn numel(&self) -> usize {
-        self.0.shape().num_elements()
+        match &self.0 {
+            Elements::Float(tensor) => tensor.shape().num_elements(),
+            Elements::Host(data) => data.num_elements(),
+        }
     }
 
     /// Elements `range` in host memory.
@@ -68,7 +80,10 @@ impl<B: Backend> OwnedArray<B> {
     /// # Panics
     /// When there are fewer.
     pub fn data(&self, range: Range<usize>) -> TensorData {
-        read_float::<B>(narrow::<B>(self.0.clone(), range))
+        match &self.0 {
+            Elements::Float(tensor) => read_float::<B>(narrow::<B>(tensor.clone(), range)),
+            Elements::Host(data) => host_range(data, range),
+        }
     }
 }
 
@@ -138,7 +153,7 @@ impl<B: OptimizerOps> ModelStates<B> {
                 share.owned_gradient::<B>(&reducer.accumulated(index)?.tensor, partition)
             }
         };
-        Some(OwnedArray(owned))
+        Some(OwnedArray(Elements::Float(owned)))
     }
 
     /// About the accumulated gradient of the parameter at `index`; `None` where there is none.
@@ -304,6 +319,13 @@ impl<B: OptimizerOps> ModelStates<B> {
         let data = TensorData::new(values, Shape::from(vec![len]));
         Ok(float_from_host::<B>(data, parameter.device()))
     }
+}
+
+/// Elements `range` of the flat order.
+pub(super) fn host_range(data: &TensorData, range: Range<usize>) -> TensorData {
+    let (size, shape) = (data.dtype.size(), [range.len()]);
+    let bytes = &data.as_bytes()[range.start * size..range.end * size];
+    TensorData::from_bytes_vec(bytes.to_vec(), shape, data.dtype)
 }
 
 /// The values in f32, without a copy where they are.

@@ -1,0 +1,392 @@
+//! Buffers: the tensors of a module that the optimizer does not update and no rank shards.
+//!
+//! [Note: Buffers]
+//! A buffer is a running statistic (Burn's `RunningState`, in batch norm), an integer parameter or
+//! a bool parameter. Every rank keeps all of it, in its own element type, at every stage, and
+//! starts from rank 0's values. Integers and bools then never change.
+//!
+//! Running statistics change in every training forward, on each rank by its own micro-batch, and
+//! Burn keeps the last update of a thread apart from the value until the next update. At the end of
+//! each backward pass the ranks therefore agree: each takes its pending update, one all-reduce
+//! averages all statistics, and every rank stores the result as the value. The sum is made in f32
+//! in rank order and divided by the number of ranks.
+//!
+//! - For a running mean this is the mean over all samples of the ranks' micro-batches, if these are
+//!   of one size. For a running variance it is the mean of the ranks' variances, without the
+//!   variance of the ranks' means: the expected value of what a single rank tracks.
+//!   PyTorch's data parallelism keeps rank 0's statistics and ignores the other ranks' data.
+//! - An element that is infinite or NaN after an update (a rank with an empty micro-batch)
+//!   contributes its previous value. A statistic that no rank updated keeps its bits.
+//!
+//! How buffers are told apart from frozen parameters is in `buffers/sharing.rs`.
+
+mod sharing;
+mod walk;
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use burn::module::{AutodiffModule, ParamId};
+use burn_backend::{Backend, DType, Shape, TensorData, TensorMetadata};
+use deepburn_comm::{ReduceOp, Tag};
+use deepburn_ops::{OptimizerOps, float_from_host, float_into_host, read_float};
+
+use crate::array::{DeviceArray, in_type};
+use crate::error::ZeroError;
+use crate::group::Group;
+use crate::ledger::{Category, Lease, Ledger};
+use crate::sharding::{Training, in_shape};
+use crate::tensor::FullTensor;
+
+use walk::{Found, Install, Live, NewValue};
+
+/// What a buffer holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum BufferKind {
+    /// A running statistic, which training forward passes update.
+    RunningStatistic,
+    /// An integer parameter; constant.
+    Int,
+    /// A bool parameter; constant.
+    Bool,
+}
+
+/// A tensor of the module that is not a float parameter: a running statistic, or an integer or
+/// bool parameter. Every rank keeps all of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Buffer {
+    path: String,
+    aliases: Vec<String>,
+    shape: Shape,
+    dtype: DType,
+    kind: BufferKind,
+}
+
+impl Buffer {
+    /// Module path, such as `norm.running_mean`.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Further module paths of an integer or bool parameter that occurs more than once.
+    pub fn aliases(&self) -> &[String] {
+        &self.aliases
+    }
+
+    /// Shape.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Element type; mixed precision leaves it as it is.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// What it holds.
+    pub fn kind(&self) -> BufferKind {
+        self.kind
+    }
+
+    /// Elements.
+    pub fn numel(&self) -> usize {
+        self.shape.num_elements()
+    }
+
+    /// Bytes in memory on each rank.
+    pub fn bytes(&self) -> usize {
+        self.numel() * self.dtype.size()
+    }
+
+    /// What must be the same on all ranks.
+    fn description(&self) -> String {
+        let Self { path, shape, dtype, kind, .. } = self;
+        format!("{kind:?} {path} {:?} {}", shape.to_vec(), dtype.name())
+    }
+}
+
+/// The buffers of a module on one rank.
+pub(crate) struct Buffers<B: Backend> {
+    group: Group<B>,
+    ledger: Ledger,
+    buffers: Vec<Buffer>,
+    ids: HashMap<ParamId, usize>,
+    device: Option<B::Device>,
+    /// By buffer: the values that the ranks agreed on last, for a running statistic.
+    agreed: RefCell<Vec<Option<FullTensor<B>>>>,
+    /// The bytes of integers and bools.
+    _constants: Vec<Lease>,
+}
+
+impl<B: OptimizerOps> Buffers<B> {
+    /// Finds the buffers of `module`, takes its running statistics apart from those of its clones,
+    /// and gives all ranks rank 0's values. A module without buffers is returned as it is, without
+    /// a collective.
+    pub(crate) fn prepare<M: AutodiffModule<Training<B>>>(
+        module: M,
+        group: &Group<B>,
+        ledger: &Ledger,
+    ) -> Result<(M, Self), ZeroError> {
+        let (module, statistics) = sharing::take_apart::<B, M>(module)?;
+        let mut found = Found::<B>::new(statistics);
+        module.visit(&mut found);
+        let Found { buffers, ids, values, device, .. } = found;
+        let is_constant = |buffer: &&Buffer| buffer.kind != BufferKind::RunningStatistic;
+        let constants = buffers.iter().filter(is_constant);
+        let _constants =
+            constants.map(|buffer| ledger.hold(Category::Parameters, buffer.bytes())).collect();
+        let table = Self {
+            group: group.clone(),
+            ledger: ledger.clone(),
+            agreed: RefCell::new(vec![None; buffers.len()]),
+            buffers,
+            ids,
+            device,
+            _constants,
+        };
+        if table.buffers.is_empty() {
+            return Ok((module, table));
+        }
+        table.compare_ranks()?;
+        let values = table.values_of_rank_0(&values)?;
+        let module = table.install(module, values.into_iter().map(Some).collect());
+        Ok((module, table))
+    }
+
+    /// The buffers, in the order of the module.
+    pub(crate) fn all(&self) -> &[Buffer] {
+        &self.buffers
+    }
+
+    /// Whether the tensor of this id is a buffer.
+    pub(crate) fn contains(&self, id: ParamId) -> bool {
+        self.ids.contains_key(&id)
+    }
+
+    /// Averages the running statistics of all ranks where a rank updated them; see the module's
+    /// documentation. Without statistics it does nothing; otherwise all ranks call it together.
+    pub(crate) fn agree<M: AutodiffModule<Training<B>>>(
+        &self,
+        module: &M,
+    ) -> Result<(), ZeroError> {
+        let Some(statistics) = self.updates(module)? else { return Ok(()) };
+        let changed = match self.group.world_size() {
+            1 => statistics,
+            _ => self.average(statistics)?,
+        };
+        if changed.iter().any(|update| update.changed) {
+            let mut values: Vec<_> = self.buffers.iter().map(|_| None).collect();
+            for Update { index, tensor, changed } in changed {
+                values[index] = changed.then(|| self.entered(index, tensor));
+            }
+            // Clones share running statistics, so this changes those of `module`.
+            drop(self.install_tensors(module.clone(), values, HashMap::new()));
+        }
+        Ok(())
+    }
+
+    /// What this rank contributes of each running statistic; `None` where the module has none.
+    fn updates<M: AutodiffModule<Training<B>>>(
+        &self,
+        module: &M,
+    ) -> Result<Option<Vec<Update<B>>>, ZeroError> {
+        if self.agreed.borrow().iter().all(Option::is_none) {
+            return Ok(None);
+        }
+        synchronise::<B, M>(module);
+        let mut live = Live::<B>::new(&self.ids, self.buffers.len());
+        module.visit(&mut live);
+        let agreed = self.agreed.borrow();
+        let pairs = agreed.iter().zip(live.found).enumerate();
+        let updates =
+            pairs.filter_map(|(index, (previous, live))| Some((index, previous.as_ref()?, live?)));
+        let updates = updates.map(|(index, previous, live)| {
+            let Buffer { path, shape, dtype, .. } = &self.buffers[index];
+            // The value that was installed carries its own entry in the ledger; an update does not.
+            let changed = !same_lease(previous, &live);
+            if !changed {
+                return Ok(Update { index, tensor: previous.tensor.clone(), changed });
+            }
+            if live.tensor.shape() != *shape {
+                let (path, found) = (path.clone(), live.tensor.shape().to_vec());
+                return Err(ZeroError::BufferShape { path, found, expected: shape.to_vec() });
+            }
+            let update = in_type::<B>(live.tensor, (*dtype).into());
+            let tensor = finite_or::<B>(update, previous.tensor.clone());
+            Ok(Update { index, tensor, changed })
+        });
+        updates.collect::<Result<_, _>>().map(Some)
+    }
+
+    /// The mean over the ranks, all in one all-reduce. A statistic that no rank updated is returned
+    /// as unchanged, because the mean of equal values need not be the same bits.
+    fn average(&self, updates: Vec<Update<B>>) -> Result<Vec<Update<B>>, ZeroError> {
+        let Some(device) = &self.device else { return Ok(updates) };
+        let flags: Vec<f32> =
+            updates.iter().map(|update| if update.changed { 1.0 } else { 0.0 }).collect();
+        let all_changed = updates.iter().all(|update| update.changed);
+        let shape = [flags.len()];
+        let flags = float_from_host::<B>(TensorData::new(flags, shape), device);
+        let mut arrays: Vec<_> =
+            updates.iter().map(|update| DeviceArray::Dense(update.tensor.clone())).collect();
+        arrays.push(DeviceArray::Dense(flags));
+        let tag = Tag::new("running statistics", updates.len() as u64);
+        let mut means = self.group.arrays().all_reduce(tag, arrays, ReduceOp::Mean)?.wait()?;
+        let flags = means.pop().filter(|_| !all_changed);
+        let flags = flags.map(|flags| float_into_host::<B>(flags.into_flat()));
+        let averaged = updates.into_iter().zip(means).enumerate().map(|(place, (update, mean))| {
+            let changed = flags.as_ref().is_none_or(|flags| flags[place] > 0.0);
+            let tensor = in_shape::<B>(mean.into_flat(), &self.buffers[update.index].shape);
+            Update { tensor, changed, ..update }
+        });
+        Ok(averaged.collect())
+    }
+
+    /// The values of buffer `index`: of a running statistic those that the ranks agreed on last.
+    /// Bools have one byte each.
+    pub(crate) fn data<M: AutodiffModule<Training<B>>>(
+        &self,
+        module: &M,
+        index: usize,
+    ) -> TensorData {
+        if let Some(full) = &self.agreed.borrow()[index] {
+            return read_float::<B>(full.tensor.clone());
+        }
+        let mut live = Live::<B>::new(&self.ids, self.buffers.len()).with_constant(index);
+        module.visit(&mut live);
+        match live.constant {
+            Some(data) => portable(data),
+            None => unreachable!("a module keeps its buffers for as long as it lives"),
+        }
+    }
+
+    /// The tensor of a running statistic as the ranks agreed on it last.
+    pub(crate) fn statistic(&self, index: usize) -> Option<B::FloatTensorPrimitive> {
+        Some(self.agreed.borrow()[index].as_ref()?.tensor.clone())
+    }
+
+    /// `module` with other values of its buffers, by index; `None` leaves one as it is. Running
+    /// statistics change in all clones of the module.
+    pub(crate) fn install<M: AutodiffModule<Training<B>>>(
+        &self,
+        module: M,
+        values: Vec<Option<TensorData>>,
+    ) -> M {
+        let (mut tensors, mut constants) = (Vec::new(), HashMap::new());
+        for (index, value) in values.into_iter().enumerate() {
+            let Buffer { dtype, kind, .. } = &self.buffers[index];
+            let statistic = *kind == BufferKind::RunningStatistic;
+            tensors.push(match (value, &self.device) {
+                (Some(data), Some(device)) if statistic => {
+                    let tensor = B::float_from_data(data.convert_dtype(*dtype), device);
+                    Some(self.entered(index, tensor))
+                }
+                (Some(data), _) => {
+                    constants.insert(index, data);
+                    None
+                }
+                (None, _) => None,
+            });
+        }
+        self.install_tensors(module, tensors, constants)
+    }
+
+    fn install_tensors<M: AutodiffModule<Training<B>>>(
+        &self,
+        module: M,
+        statistics: Vec<Option<FullTensor<B>>>,
+        mut constants: HashMap<usize, TensorData>,
+    ) -> M {
+        // An update that is still pending would replace the new value later.
+        synchronise::<B, M>(&module);
+        let mut values = HashMap::new();
+        for (id, index) in &self.ids {
+            if let Some(full) = &statistics[*index] {
+                values.insert(*id, NewValue::Statistic(full.clone()));
+            } else if let Some(data) = constants.remove(index) {
+                values.insert(*id, NewValue::Constant(data));
+            }
+        }
+        for (agreed, new) in self.agreed.borrow_mut().iter_mut().zip(statistics) {
+            *agreed = new.or(agreed.take());
+        }
+        module.map(&mut Install::<B> { values })
+    }
+
+    /// A running statistic, entered in the ledger as what it is.
+    fn entered(&self, index: usize, tensor: B::FloatTensorPrimitive) -> FullTensor<B> {
+        let lease = self.ledger.hold(Category::Parameters, self.buffers[index].bytes());
+        FullTensor { tensor, lease: Some(Arc::new(lease)) }
+    }
+
+    /// Makes sure that all ranks have the same buffers.
+    fn compare_ranks(&self) -> Result<(), ZeroError> {
+        let own: Vec<_> = self.buffers.iter().map(Buffer::description).collect();
+        let texts = self.group.gather_bytes(Tag::new("buffers", 0), own.join("\n").as_bytes())?;
+        let Some(rank) = texts.iter().position(|text| *text != texts[0]) else { return Ok(()) };
+        let [first, other] = [&texts[0], &texts[rank]].map(|text| String::from_utf8_lossy(text));
+        let (mut first, mut other) = (first.lines(), other.lines());
+        loop {
+            let pair = (first.next(), other.next());
+            if pair.0 != pair.1 {
+                let named = |line: Option<&str>| line.unwrap_or("nothing").to_owned();
+                let (first, other) = (named(pair.0), named(pair.1));
+                return Err(ZeroError::BuffersDiffer { rank, first, other });
+            }
+        }
+    }
+
+    /// Distributes the values of rank 0.
+    fn values_of_rank_0(&self, own: &[TensorData]) -> Result<Vec<TensorData>, ZeroError> {
+        let bytes: Vec<u8> = own.iter().flat_map(|data| data.as_bytes()).copied().collect();
+        let bytes = self.group.broadcast_bytes(Tag::new("buffers", 1), &bytes, 0)?;
+        let mut rest = &bytes[..];
+        let values = own.iter().map(|data| {
+            let (bytes, after) = rest.split_at(data.as_bytes().len());
+            rest = after;
+            TensorData::from_bytes_vec(bytes.to_vec(), data.shape.clone(), data.dtype)
+        });
+        Ok(values.collect())
+    }
+}
+
+/// One rank's part in an agreement, and then its result.
+struct Update<B: Backend> {
+    index: usize,
+    tensor: B::FloatTensorPrimitive,
+    changed: bool,
+}
+
+/// Makes the pending update of each running statistic its value: `valid` does so for all of them,
+/// and clones share them.
+fn synchronise<B: OptimizerOps, M: AutodiffModule<Training<B>>>(module: &M) {
+    drop(module.valid());
+}
+
+fn same_lease<B: Backend>(left: &FullTensor<B>, right: &FullTensor<B>) -> bool {
+    match (&left.lease, &right.lease) {
+        (Some(left), Some(right)) => Arc::ptr_eq(left, right),
+        _ => false,
+    }
+}
+
+/// `update`, with the elements of `previous` where it is infinite or NaN.
+fn finite_or<B: Backend>(
+    update: B::FloatTensorPrimitive,
+    previous: B::FloatTensorPrimitive,
+) -> B::FloatTensorPrimitive {
+    let bool_dtype = burn_backend::get_device_settings::<B>(&B::float_device(&update)).bool_dtype;
+    // Zero for a finite number, NaN for every other.
+    let difference = B::float_sub(update.clone(), update.clone());
+    let not_finite = B::float_is_nan(difference, bool_dtype);
+    B::float_mask_where(update, not_finite, previous)
+}
+
+/// Data as it is stored: bools in one byte each, whatever the backend keeps them in.
+pub(crate) fn portable(data: TensorData) -> TensorData {
+    match data.dtype {
+        DType::Bool(_) => data.convert::<bool>(),
+        _ => data,
+    }
+}

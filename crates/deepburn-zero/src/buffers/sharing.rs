@@ -1,0 +1,191 @@
+//! Finds running statistics and takes them apart from those of a module's clones.
+//!
+//! To a module's visitors a running statistic looks like a parameter without gradient. What sets it
+//! apart is that clones of a module share it, where each clone has parameters of its own. So a
+//! throw-away copy of the module is cloned, a harmless mark (whether a gradient is required) is
+//! changed in all floats of the clone, and those whose mark changed in the copy too are shared.
+//! This holds for every type that keeps its state like Burn's `RunningState`, not for batch norm
+//! alone.
+//!
+//! Ranks that were given clones of one module share its statistics between their threads. There is
+//! one operation that ends this: the way to the inner backend and back (`valid`, `from_inner`). It
+//! drops what a parameter knows besides its values (mappers for loading and saving), so every
+//! parameter is then put back as it was.
+
+use std::any::Any;
+use std::collections::{HashMap, HashSet};
+use std::marker::PhantomData;
+
+use burn::module::{AutodiffModule, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::{Bool, Int, Tensor};
+use deepburn_ops::OptimizerOps;
+
+use crate::error::ZeroError;
+use crate::sharding::Training;
+
+/// The module with running statistics of its own, and their ids. A module without any is returned
+/// as it is.
+pub(super) fn take_apart<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
+    module: M,
+) -> Result<(M, HashSet<ParamId>), ZeroError> {
+    let statistics = find::<B, M>(&module)?;
+    if statistics.is_empty() {
+        return Ok((module, statistics));
+    }
+    let mut originals = Originals::<B> {
+        statistics,
+        path: Vec::new(),
+        params: HashMap::new(),
+        backend: PhantomData,
+    };
+    module.visit(&mut originals);
+    let apart = M::from_inner(module.valid());
+    drop(module);
+    let apart = apart.map(&mut originals);
+    Ok((apart, originals.statistics))
+}
+
+/// The floats that clones of a module share.
+fn find<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
+    module: &M,
+) -> Result<HashSet<ParamId>, ZeroError> {
+    let copy = M::from_inner(module.valid());
+    let marks = |module: &M| {
+        let mut marks = Marks { path: Vec::new(), found: Vec::new() };
+        module.visit(&mut marks);
+        marks.found
+    };
+    let before = marks(&copy);
+    drop(copy.clone().map(&mut Toggle));
+    let mut paths = HashMap::<ParamId, String>::new();
+    for (old, new) in before.into_iter().zip(marks(&copy)) {
+        if old.required == new.required {
+            continue;
+        }
+        if let Some(first) = paths.get(&new.id) {
+            return Err(ZeroError::SharedStatistic { path: first.clone(), other: new.path });
+        }
+        paths.insert(new.id, new.path);
+    }
+    Ok(paths.into_keys().collect())
+}
+
+/// A float of a module and whether it requires a gradient.
+struct Mark {
+    path: String,
+    id: ParamId,
+    required: bool,
+}
+
+/// Lists all floats.
+struct Marks {
+    path: Vec<String>,
+    found: Vec<Mark>,
+}
+
+impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Marks {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<Training<B>, D>>) {
+        let (path, id) = (self.path.join("."), param.id);
+        self.found.push(Mark { path, id, required: param.val().is_require_grad() });
+    }
+}
+
+/// Changes the mark of every float.
+struct Toggle;
+
+impl<B: OptimizerOps> ModuleMapper<Training<B>> for Toggle {
+    fn map_float<const D: usize>(
+        &mut self,
+        param: Param<Tensor<Training<B>, D>>,
+    ) -> Param<Tensor<Training<B>, D>> {
+        let (id, tensor, mapper) = param.consume();
+        let required = tensor.is_require_grad();
+        Param::from_mapped_value(id, tensor.set_require_grad(!required), mapper)
+    }
+}
+
+/// Collects parameters, and puts them into another module of the same structure.
+struct Originals<B: OptimizerOps> {
+    statistics: HashSet<ParamId>,
+    path: Vec<String>,
+    /// `Param`s of any rank and kind, by module path.
+    params: HashMap<String, Box<dyn Any>>,
+    backend: PhantomData<B>,
+}
+
+impl<B: OptimizerOps> Originals<B> {
+    fn keep<P: Clone + 'static>(&mut self, param: &P) {
+        self.params.insert(self.path.join("."), Box::new(param.clone()));
+    }
+
+    fn restore<P: 'static>(&mut self, param: P) -> P {
+        let original = self.params.remove(&self.path.join("."));
+        match original.and_then(|original| original.downcast().ok()) {
+            Some(original) => *original,
+            None => param,
+        }
+    }
+}
+
+impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Originals<B> {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<Training<B>, D>>) {
+        if !self.statistics.contains(&param.id) {
+            self.keep(param);
+        }
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<Training<B>, D, Int>>) {
+        self.keep(param);
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<Training<B>, D, Bool>>) {
+        self.keep(param);
+    }
+}
+
+impl<B: OptimizerOps> ModuleMapper<Training<B>> for Originals<B> {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(
+        &mut self,
+        param: Param<Tensor<Training<B>, D>>,
+    ) -> Param<Tensor<Training<B>, D>> {
+        if self.statistics.contains(&param.id) { param } else { self.restore(param) }
+    }
+
+    fn map_int<const D: usize>(
+        &mut self,
+        param: Param<Tensor<Training<B>, D, Int>>,
+    ) -> Param<Tensor<Training<B>, D, Int>> {
+        self.restore(param)
+    }
+
+    fn map_bool<const D: usize>(
+        &mut self,
+        param: Param<Tensor<Training<B>, D, Bool>>,
+    ) -> Param<Tensor<Training<B>, D, Bool>> {
+        self.restore(param)
+    }
+}

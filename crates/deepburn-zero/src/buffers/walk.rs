@@ -1,0 +1,179 @@
+//! Visitors and mappers over the buffers of a module. None of them exchanges anything with other
+//! ranks: a running statistic is locked while it is visited or mapped, and ranks that wait for each
+//! other there would wait forever where they share it.
+
+use std::collections::{HashMap, HashSet};
+
+use burn::module::{ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::{Bool, Int, Tensor, TensorData, TensorPrimitive};
+use burn_backend::{Backend, DType, Shape};
+use deepburn_ops::{OptimizerOps, read_float};
+
+use super::{Buffer, BufferKind};
+use crate::sharding::Training;
+use crate::tensor::FullTensor;
+use crate::{Zero, ZeroTensor};
+
+/// Collects the buffers of a module and their values.
+pub(super) struct Found<B: Backend> {
+    statistics: HashSet<ParamId>,
+    path: Vec<String>,
+    pub(super) buffers: Vec<Buffer>,
+    pub(super) ids: HashMap<ParamId, usize>,
+    pub(super) values: Vec<TensorData>,
+    /// Where running statistics are.
+    pub(super) device: Option<B::Device>,
+}
+
+impl<B: Backend> Found<B> {
+    pub(super) fn new(statistics: HashSet<ParamId>) -> Self {
+        Self {
+            statistics,
+            path: Vec::new(),
+            buffers: Vec::new(),
+            ids: HashMap::new(),
+            values: Vec::new(),
+            device: None,
+        }
+    }
+
+    /// Notes a buffer; one that was met before is tied to this path too.
+    fn note(&mut self, id: ParamId, kind: BufferKind, data: impl FnOnce() -> TensorData) {
+        let path = self.path.join(".");
+        if let Some(index) = self.ids.get(&id) {
+            self.buffers[*index].aliases.push(path);
+            return;
+        }
+        let data = data();
+        let (shape, dtype) = (Shape::from(data.shape.to_vec()), data.dtype);
+        self.ids.insert(id, self.buffers.len());
+        self.buffers.push(Buffer { path, aliases: Vec::new(), shape, dtype, kind });
+        self.values.push(data);
+    }
+}
+
+impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Found<B> {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<Training<B>, D>>) {
+        if self.statistics.contains(&param.id) {
+            let full = full_of::<B, D>(param);
+            self.device = Some(B::float_device(&full.tensor));
+            self.note(param.id, BufferKind::RunningStatistic, || read_float::<B>(full.tensor));
+        }
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<Training<B>, D, Int>>) {
+        self.note(param.id, BufferKind::Int, || param.val().into_data());
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<Training<B>, D, Bool>>) {
+        self.note(param.id, BufferKind::Bool, || param.val().into_data());
+    }
+}
+
+/// Reads the running statistics of a module, and one integer or bool buffer.
+pub(super) struct Live<'a, B: Backend> {
+    ids: &'a HashMap<ParamId, usize>,
+    wanted: Option<usize>,
+    pub(super) found: Vec<Option<FullTensor<B>>>,
+    pub(super) constant: Option<TensorData>,
+}
+
+impl<'a, B: Backend> Live<'a, B> {
+    pub(super) fn new(ids: &'a HashMap<ParamId, usize>, count: usize) -> Self {
+        let found = (0..count).map(|_| None).collect();
+        Self { ids, wanted: None, found, constant: None }
+    }
+
+    /// Reads the integer or bool buffer `index` too.
+    pub(super) fn with_constant(self, index: usize) -> Self {
+        Self { wanted: Some(index), ..self }
+    }
+
+    fn wants(&self, id: ParamId) -> bool {
+        self.wanted.is_some() && self.ids.get(&id).copied() == self.wanted
+    }
+}
+
+impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Live<'_, B> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<Training<B>, D>>) {
+        if let Some(index) = self.ids.get(&param.id) {
+            self.found[*index] = Some(full_of::<B, D>(param));
+        }
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<Training<B>, D, Int>>) {
+        if self.wants(param.id) {
+            self.constant = Some(param.val().into_data());
+        }
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<Training<B>, D, Bool>>) {
+        if self.wants(param.id) {
+            self.constant = Some(param.val().into_data());
+        }
+    }
+}
+
+/// What a buffer is to become.
+pub(super) enum NewValue<B: Backend> {
+    /// A running statistic.
+    Statistic(FullTensor<B>),
+    /// An integer or bool parameter.
+    Constant(TensorData),
+}
+
+/// Replaces the values of buffers.
+pub(super) struct Install<B: Backend> {
+    pub(super) values: HashMap<ParamId, NewValue<B>>,
+}
+
+impl<B: OptimizerOps> ModuleMapper<Training<B>> for Install<B> {
+    fn map_float<const D: usize>(
+        &mut self,
+        param: Param<Tensor<Training<B>, D>>,
+    ) -> Param<Tensor<Training<B>, D>> {
+        let Some(NewValue::Statistic(full)) = self.values.get(&param.id) else { return param };
+        let (id, _, mapper) = param.consume();
+        let primitive = TensorPrimitive::Float(ZeroTensor::Full(full.clone()));
+        let tensor = Tensor::from_inner(Tensor::<Zero<B>, D>::from_primitive(primitive));
+        Param::from_mapped_value(id, tensor, mapper)
+    }
+
+    fn map_int<const D: usize>(
+        &mut self,
+        param: Param<Tensor<Training<B>, D, Int>>,
+    ) -> Param<Tensor<Training<B>, D, Int>> {
+        let Some(NewValue::Constant(data)) = self.values.get(&param.id) else { return param };
+        let (id, tensor, mapper) = param.consume();
+        let options: (_, DType) = (&tensor.device(), tensor.dtype());
+        Param::from_mapped_value(id, Tensor::from_data(data.clone(), options), mapper)
+    }
+
+    fn map_bool<const D: usize>(
+        &mut self,
+        param: Param<Tensor<Training<B>, D, Bool>>,
+    ) -> Param<Tensor<Training<B>, D, Bool>> {
+        let Some(NewValue::Constant(data)) = self.values.get(&param.id) else { return param };
+        let (id, tensor, mapper) = param.consume();
+        let options: (_, DType) = (&tensor.device(), tensor.dtype());
+        Param::from_mapped_value(id, Tensor::from_data(data.clone(), options), mapper)
+    }
+}
+
+/// The data of a running statistic with its entry in the ledger.
+fn full_of<B: OptimizerOps, const D: usize>(
+    param: &Param<Tensor<Training<B>, D>>,
+) -> FullTensor<B> {
+    match param.val().inner().into_primitive().tensor() {
+        ZeroTensor::Full(full) => full,
+        other => FullTensor { tensor: other.into_full(), lease: None },
+    }
+}

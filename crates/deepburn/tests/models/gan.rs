@@ -1,0 +1,335 @@
+//! Two models that train each other: two engines on each rank's thread.
+
+use std::path::Path;
+
+use burn::module::Module;
+use burn::nn::conv::{Conv2d, Conv2dConfig, ConvTranspose2d, ConvTranspose2dConfig};
+use burn::nn::loss::BinaryCrossEntropyLossConfig;
+use burn::nn::{
+    BatchNorm, BatchNormConfig, GroupNorm, GroupNormConfig, InstanceNorm, InstanceNormConfig,
+    LeakyRelu, LeakyReluConfig, Linear, LinearConfig, PaddingConfig2d,
+};
+use burn::tensor::activation::{relu, tanh};
+use burn::tensor::backend::Backend;
+use burn::tensor::{Distribution, Int, Tensor};
+use deepburn::checkpoint::Checkpoint;
+use deepburn::{EngineError, LoadPlan, OutsideError, SaveRequest, run_ranks};
+
+use crate::harness::Precision::{self, Bf16, Fp16, Fp32};
+use crate::harness::{Job, Network, STEPS, Trained, Trainer};
+use crate::samples::Samples;
+use crate::weights::{Seeded, Value, values};
+
+const NOISE: usize = 3;
+
+/// Makes images of noise.
+#[derive(Module, Debug)]
+pub(crate) struct Generator<B: Backend> {
+    project: Linear<B>,
+    project_norm: BatchNorm<B>,
+    up: ConvTranspose2d<B>,
+    up_norm: BatchNorm<B>,
+    out: ConvTranspose2d<B>,
+}
+
+impl<B: Backend> Generator<B> {
+    fn new(device: &B::Device) -> Self {
+        let up = ConvTranspose2dConfig::new([4, 3], [2, 2]).with_stride([2, 2]).with_bias(false);
+        Self {
+            project: LinearConfig::new(NOISE, 4 * 3 * 3).init(device),
+            project_norm: BatchNormConfig::new(4).init(device),
+            up: up.init(device),
+            up_norm: BatchNormConfig::new(3).init(device),
+            out: ConvTranspose2dConfig::new([3, 1], [3, 3]).with_padding([1, 1]).init(device),
+        }
+    }
+
+    fn images(&self, noise: Tensor<B, 2>) -> Tensor<B, 4> {
+        let count = noise.dims()[0];
+        let x = self.project.forward(noise).reshape([count, 4, 3, 3]);
+        let x = self.up.forward(relu(self.project_norm.forward(x)));
+        tanh(self.out.forward(relu(self.up_norm.forward(x))))
+    }
+
+    fn draw(&self, count: usize) -> Tensor<B, 4> {
+        let normal = Distribution::Normal(0.0, 1.0);
+        self.images(Tensor::random([count, NOISE], normal, &B::Device::default()))
+    }
+}
+
+/// Tells images of the data from made ones.
+#[derive(Module, Debug)]
+pub(crate) struct Discriminator<B: Backend> {
+    first: Conv2d<B>,
+    first_norm: InstanceNorm<B>,
+    second: Conv2d<B>,
+    second_norm: GroupNorm<B>,
+    head: Linear<B>,
+    activation: LeakyRelu,
+}
+
+impl<B: Backend> Discriminator<B> {
+    fn new(device: &B::Device) -> Self {
+        let first = Conv2dConfig::new([1, 3], [3, 3]).with_padding(PaddingConfig2d::Same);
+        Self {
+            first: first.init(device),
+            first_norm: InstanceNormConfig::new(3).init(device),
+            second: Conv2dConfig::new([3, 4], [2, 2]).with_stride([2, 2]).init(device),
+            second_norm: GroupNormConfig::new(2, 4).init(device),
+            head: LinearConfig::new(4 * 3 * 3, 1).init(device),
+            activation: LeakyReluConfig::new().with_negative_slope(0.2).init(),
+        }
+    }
+
+    /// Mean loss of calling `images` real, or made.
+    fn loss(&self, images: Tensor<B, 4>, real: bool) -> Tensor<B, 1> {
+        let count = images.dims()[0];
+        let x = self.activation.forward(self.first_norm.forward(self.first.forward(images)));
+        let x = self.activation.forward(self.second_norm.forward(self.second.forward(x)));
+        let logits = self.head.forward(x.flatten::<2>(1, 3));
+        let device = &logits.device();
+        let answers = Tensor::<B, 2, Int>::full([count, 1], i64::from(real), device);
+        let loss = BinaryCrossEntropyLossConfig::new().with_logits(true).init(device);
+        loss.forward(logits, answers)
+    }
+}
+
+/// Both engines of a rank.
+struct Gan {
+    generator: Trainer<Generator<Trained>>,
+    discriminator: Trainer<Discriminator<Trained>>,
+}
+
+/// Losses of one step: discriminator, generator.
+type Losses = [f32; 2];
+
+impl Gan {
+    fn take_step(&mut self) -> Result<Losses, EngineError> {
+        let Self { generator, discriminator } = self;
+        let (rank, world_size) = (generator.rank(), generator.group().world_size());
+        let samples = Samples::of_step(generator.global_steps(), rank, world_size);
+        let count = samples.len();
+
+        let made = generator.forward(|generator| generator.draw(count))?.detach();
+        let loss = discriminator.forward(|discriminator| {
+            let real = discriminator.loss(samples.floats(&[1, 6, 6]), true);
+            real + discriminator.loss(made, false)
+        })?;
+        let discriminator_loss = loss.clone().into_scalar();
+        discriminator.backward(loss)?;
+        discriminator.step()?;
+
+        // The gradient passes through the judge, which keeps none.
+        let judge = discriminator.module().clone().no_grad();
+        let loss = generator.forward(|generator| judge.loss(generator.draw(count), true))?;
+        let generator_loss = loss.clone().into_scalar();
+        generator.backward(loss)?;
+        generator.step()?;
+        Ok([discriminator_loss, generator_loss])
+    }
+
+    fn take_steps(&mut self, count: usize) -> Result<Vec<Losses>, EngineError> {
+        (0..count).map(|_| self.take_step()).collect()
+    }
+
+    /// A loss on given noise, and everything that both models hold.
+    fn evaluate(&self) -> Result<(f32, Vec<Value>), EngineError> {
+        let noise = |samples: &Samples| samples.floats(&[NOISE]);
+        let (images, mut held) = self.generator.evaluate(|generator| {
+            (generator.images(noise(&Samples::held_out())), values(generator))
+        })?;
+        let (loss, judge) = self.discriminator.evaluate(|discriminator| {
+            (discriminator.loss(images, true).into_scalar(), values(discriminator))
+        })?;
+        held.extend(judge);
+        Ok((loss, held))
+    }
+
+    fn save(&self, root: &Path) -> Result<(), OutsideError> {
+        self.generator.save_checkpoint(&root.join("generator"), SaveRequest::default())?;
+        self.discriminator.save_checkpoint(&root.join("discriminator"), SaveRequest::default())?;
+        Ok(())
+    }
+
+    fn load(&mut self, root: &Path) -> Result<(), OutsideError> {
+        let checkpoint = |name: &str| Checkpoint::open_intact(&root.join(name), None);
+        self.generator.load_checkpoint(&checkpoint("generator")?, LoadPlan::ALL)?;
+        self.discriminator.load_checkpoint(&checkpoint("discriminator")?, LoadPlan::ALL)?;
+        Ok(())
+    }
+}
+
+/// Which engine is made first.
+#[derive(Clone, Copy, PartialEq)]
+enum First {
+    Generator,
+    Discriminator,
+}
+
+fn on_ranks<R: Send>(
+    job: Job,
+    first: First,
+    body: impl Fn(&mut Gan) -> Result<R, OutsideError> + Sync,
+) -> Vec<R> {
+    let plan = job.plan();
+    let device = &Default::default();
+    let ranks = run_ranks(job.ranks, |group| {
+        let rank = group.rank() as u64;
+        let generator = Generator::<Trained>::new(device).map(&mut Seeded::new(rank));
+        let discriminator = Discriminator::<Trained>::new(device).map(&mut Seeded::new(rank + 50));
+        let make_generator = || -> Result<_, EngineError> {
+            let mut engine = deepburn::initialize(generator, &plan, group.clone())?;
+            engine.seed(3);
+            Ok(engine)
+        };
+        let make_discriminator = || -> Result<_, EngineError> {
+            let mut engine = deepburn::initialize(discriminator, &plan, group.clone())?;
+            engine.seed(4);
+            Ok(engine)
+        };
+        let mut gan = if first == First::Generator {
+            let generator = make_generator()?;
+            Gan { generator, discriminator: make_discriminator()? }
+        } else {
+            let discriminator = make_discriminator()?;
+            Gan { generator: make_generator()?, discriminator }
+        };
+        body(&mut gan)
+    });
+    ranks.unwrap_or_else(|failure| panic!("{job:?}: {failure}"))
+}
+
+#[derive(Debug, PartialEq)]
+struct Outcome {
+    losses: Vec<Losses>,
+    evaluation: (f32, Vec<Value>),
+}
+
+fn train(job: Job, first: First) -> Vec<Outcome> {
+    on_ranks(job, first, |gan| {
+        let losses = gan.take_steps(STEPS)?;
+        Ok(Outcome { losses, evaluation: gan.evaluate()? })
+    })
+}
+
+fn stages_agree(precision: Precision) {
+    for ranks in 1..=4 {
+        let job = |stage| Job { precision, stage, ranks };
+        let reference = train(job(0), First::Generator);
+        for stage in 1..=3 {
+            assert_eq!(train(job(stage), First::Generator), reference, "stage {stage}, {ranks}");
+        }
+        for (rank, outcome) in reference.iter().enumerate() {
+            let what = format!("{precision:?}, rank {rank} of {ranks} against rank 0");
+            assert_eq!(outcome.evaluation, reference[0].evaluation, "{what}");
+        }
+    }
+}
+
+#[test]
+fn stages_agree_in_fp32() {
+    stages_agree(Fp32);
+}
+
+#[test]
+fn stages_agree_in_bf16() {
+    stages_agree(Bf16);
+}
+
+#[test]
+fn stages_agree_in_fp16() {
+    stages_agree(Fp16);
+}
+
+/// 16-bit losses stay within 2 % of those of fp32; the noise is the same in both.
+fn stays_near_fp32(precision: Precision) {
+    for ranks in [1, 3] {
+        let run = |precision| train(Job { precision, stage: 2, ranks }, First::Generator);
+        for (half, full) in run(precision).iter().zip(&run(Fp32)) {
+            for (step, (half, full)) in half.losses.iter().zip(&full.losses).enumerate() {
+                for (half, full) in half.iter().zip(full) {
+                    let error = (half - full).abs() / full;
+                    assert!(error <= 0.02, "{half} for {full}, step {step}, {precision:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn bf16_stays_near_fp32() {
+    stays_near_fp32(Bf16);
+}
+
+#[test]
+fn fp16_stays_near_fp32() {
+    stays_near_fp32(Fp16);
+}
+
+#[test]
+fn the_order_in_which_engines_are_made_changes_nothing() {
+    for ranks in [1, 3] {
+        for stage in [0, 3] {
+            let job = Job { precision: Fp32, stage, ranks };
+            let [left, right] = [First::Generator, First::Discriminator].map(|f| train(job, f));
+            assert_eq!(left, right, "stage {stage}, {ranks} ranks");
+        }
+    }
+}
+
+/// Each engine has random streams of its own, and both go on where they were.
+fn resumes(precision: Precision) {
+    for (stage, ranks) in [(0, 1), (3, 3)] {
+        let job = Job { precision, stage, ranks };
+        let root = tempfile::tempdir().expect("a temporary folder");
+        let rest = |gan: &mut Gan| -> Result<_, OutsideError> {
+            let at_checkpoint = gan.evaluate()?;
+            Ok((at_checkpoint, gan.take_steps(STEPS / 2)?, gan.evaluate()?))
+        };
+        let straight = on_ranks(job, First::Generator, |gan| {
+            gan.take_steps(STEPS / 2)?;
+            gan.save(root.path())?;
+            rest(gan)
+        });
+        let resumed = on_ranks(job, First::Discriminator, |gan| {
+            gan.take_steps(1)?;
+            gan.load(root.path())?;
+            rest(gan)
+        });
+        assert_eq!(resumed, straight, "{job:?}");
+    }
+}
+
+#[test]
+fn resumes_in_fp32() {
+    resumes(Fp32);
+}
+
+#[test]
+fn resumes_in_bf16() {
+    resumes(Bf16);
+}
+
+#[test]
+fn resumes_in_fp16() {
+    resumes(Fp16);
+}
+
+/// Trained as a network of its own: images of given noise approach given images.
+impl<B: Backend> Network<B> for Generator<B> {
+    const BATCH_STATISTICS: bool = true;
+
+    fn new(device: &B::Device) -> Self {
+        Generator::new(device)
+    }
+
+    fn loss(&self, samples: &Samples) -> Tensor<B, 1> {
+        let images = self.images(samples.floats(&[NOISE]));
+        (images - samples.floats(&[1, 6, 6])).abs().mean()
+    }
+}
+
+#[test]
+fn a_generator_alone_is_plain_burn() {
+    crate::properties::fp32_is_plain_burn::<Generator<Trained>>();
+}

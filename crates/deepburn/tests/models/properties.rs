@@ -1,0 +1,151 @@
+//! What has to hold for every model.
+
+use deepburn::LoadPlan;
+use deepburn::SaveRequest;
+use deepburn::checkpoint::Checkpoint;
+
+use crate::harness::{
+    Evaluation, Job, Network, Outcome, Precision, STEPS, Trainable, Trained, evaluate, mean_losses,
+    on_ranks, take_steps, train, train_with_burn,
+};
+
+const STAGES: [u8; 4] = [0, 1, 2, 3];
+
+/// Asserts that losses, the evaluation and all values are the same bits at every stage, and the
+/// evaluation on every rank.
+pub(crate) fn stages_agree<M: Trainable>(precision: Precision) {
+    for ranks in 1..=4 {
+        let outcomes = STAGES.map(|stage| train::<M>(Job { precision, stage, ranks }));
+        for (stage, outcome) in outcomes.iter().enumerate() {
+            for rank in 0..ranks {
+                let what = format!("{precision:?}, {ranks} ranks, stage {stage}, rank {rank}");
+                let first = &outcomes[0][rank];
+                assert_eq!(outcome[rank].losses, first.losses, "losses, {what}");
+                assert_same(&outcome[rank].evaluation, &first.evaluation, &what);
+                let alike = format!("{what}, against rank 0");
+                assert_same(&outcome[rank].evaluation, &outcome[0].evaluation, &alike);
+            }
+        }
+    }
+}
+
+/// Asserts equality of bits, naming what differs.
+#[track_caller]
+pub(crate) fn assert_same(left: &Evaluation, right: &Evaluation, what: &str) {
+    for ((path, left), (_, right)) in left.values.iter().zip(&right.values) {
+        assert_eq!(left, right, "{path}, {what}");
+    }
+    assert_eq!(left.values.len(), right.values.len(), "{what}");
+    assert_eq!(left.loss, right.loss, "evaluation, {what}");
+}
+
+/// Largest difference from plain Burn, relative to a loss and absolute for a weight (about 1).
+///
+/// Both compute in f32 with relative errors of 6e-8 an operation, in other orders of addition; 1e-5
+/// leaves room for some hundred of them.
+const FP32_TOLERANCE: f32 = 1e-5;
+
+/// Asserts that training in fp32 gives the losses and weights of Burn's own optimizer, on one rank
+/// and, where a batch can be split without changing its loss, on several.
+pub(crate) fn fp32_is_plain_burn<M: Trainable>() {
+    let plain = train_with_burn::<M>();
+    let several = if <M as Network<Trained>>::BATCH_STATISTICS { 1 } else { 4 };
+    for ranks in 1..=several {
+        for stage in [0, 3] {
+            let outcome = train::<M>(Job { precision: Precision::Fp32, stage, ranks });
+            let what = format!("{ranks} ranks, stage {stage}");
+            for (step, (ours, theirs)) in
+                mean_losses(&outcome).iter().zip(&plain.losses).enumerate()
+            {
+                assert_near(*ours, *theirs, FP32_TOLERANCE, &format!("step {step}, {what}"));
+            }
+            assert_weights_near(&outcome[0], &plain, &what);
+        }
+    }
+}
+
+#[track_caller]
+fn assert_near(left: f32, right: f32, tolerance: f32, what: &str) {
+    let error = (left - right).abs() / right.abs();
+    assert!(error <= tolerance, "{left} for {right}, off by {error:e}, {what}");
+}
+
+#[track_caller]
+fn assert_weights_near(ours: &Outcome, plain: &Outcome, what: &str) {
+    let (ours, plain) = (&ours.evaluation, &plain.evaluation);
+    assert_near(ours.loss, plain.loss, FP32_TOLERANCE, &format!("evaluation, {what}"));
+    for ((path, ours), (_, plain)) in ours.values.iter().zip(&plain.values) {
+        // Weight decay acts on a parameter that got no gradient; in plain Burn it does not.
+        if path.starts_with("unused") {
+            continue;
+        }
+        for (ours, plain) in ours.iter::<f32>().zip(plain.iter::<f32>()) {
+            let error = (ours - plain).abs();
+            assert!(error <= FP32_TOLERANCE, "{path}: {ours} for {plain}, {what}");
+        }
+    }
+}
+
+/// Largest relative difference of a 16-bit loss from that of fp32: bf16 rounds each result by up to
+/// 0.4 %, and a loss is the result of a dozen layers in whose sums most of the errors cancel.
+const HALF_TOLERANCE: f32 = 0.02;
+
+/// Asserts that the loss of each step in 16 bits is that of fp32, up to rounding.
+pub(crate) fn stays_near_fp32<M: Trainable>(precision: Precision) {
+    for ranks in 1..=4 {
+        let losses = |precision| mean_losses(&train::<M>(Job { precision, stage: 2, ranks }));
+        let (half, full) = (losses(precision), losses(Precision::Fp32));
+        for (step, (half, full)) in half.iter().zip(&full).enumerate() {
+            let what = format!("step {step}, {precision:?}, {ranks} ranks");
+            assert_near(*half, *full, HALF_TOLERANCE, &what);
+        }
+        assert!(full[STEPS - 1] < full[0], "nothing was learned: {full:?}");
+    }
+}
+
+/// Asserts that a new engine goes on from a checkpoint exactly, at the stage that saved and at
+/// another one.
+pub(crate) fn resumes<M: Trainable>(precision: Precision) {
+    for ranks in [1, 3] {
+        for stage in STAGES {
+            let root = tempfile::tempdir().expect("a temporary folder");
+            let straight = on_ranks::<M, _>(Job { precision, stage, ranks }, |engine| {
+                take_steps(engine, STEPS / 2)?;
+                engine.save_checkpoint(root.path(), SaveRequest::default())?;
+                second_half(engine)
+            });
+            let checkpoint = Checkpoint::open_intact(root.path(), None).expect("a checkpoint");
+            for stage in [stage, (stage + 1) % 4] {
+                let resumed = on_ranks::<M, _>(Job { precision, stage, ranks }, |engine| {
+                    // The engine comes to the checkpoint with states of its own.
+                    take_steps(engine, 2)?;
+                    engine.load_checkpoint(&checkpoint, LoadPlan::ALL)?;
+                    second_half(engine)
+                });
+                let what = format!("{precision:?}, {ranks} ranks, loaded at stage {stage}");
+                assert_same_halves(&straight, &resumed, &what);
+            }
+        }
+    }
+}
+
+/// What comes after a checkpoint: an evaluation, then training.
+type SecondHalf = (Evaluation, Outcome);
+
+fn second_half<M: Trainable>(
+    engine: &mut crate::harness::Trainer<M>,
+) -> Result<SecondHalf, deepburn::OutsideError> {
+    let at_checkpoint = evaluate(engine)?;
+    let losses = take_steps(engine, STEPS - STEPS / 2)?;
+    Ok((at_checkpoint, Outcome { losses, evaluation: evaluate(engine)? }))
+}
+
+#[track_caller]
+fn assert_same_halves(straight: &[SecondHalf], resumed: &[SecondHalf], what: &str) {
+    for (rank, (straight, resumed)) in straight.iter().zip(resumed).enumerate() {
+        let what = format!("{what}, rank {rank}");
+        assert_same(&resumed.0, &straight.0, &format!("{what}, at the checkpoint"));
+        assert_eq!(resumed.1.losses, straight.1.losses, "losses, {what}");
+        assert_same(&resumed.1.evaluation, &straight.1.evaluation, &format!("{what}, at the end"));
+    }
+}

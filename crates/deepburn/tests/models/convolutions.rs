@@ -55,19 +55,19 @@ impl<B: Backend> Signals<B> {
 
 impl<B: Backend> Network<B> for Signals<B> {
     fn new(device: &B::Device) -> Self {
-        let same = PaddingConfig1d::Same;
         Self {
-            wave_in: Conv1dConfig::new(2, 4, 3).with_padding(same.clone()).init(device),
+            wave_in: Conv1dConfig::new(2, 4, 3).with_padding(PaddingConfig1d::Same).init(device),
             wave_groups: Conv1dConfig::new(4, 4, 3)
                 .with_groups(2)
                 .with_dilation(2)
-                .with_padding(same)
+                .with_padding(PaddingConfig1d::Explicit(2, 2))
                 .init(device),
             wave_norm: GroupNormConfig::new(2, 4).init(device),
             wave_activation: PReluConfig::new().with_num_parameters(4).init(device),
             wave_out: ConvTranspose1dConfig::new([4, 2], 2).with_stride(2).init(device),
             volume_in: Conv3dConfig::new([1, 3], [2, 3, 3])
                 .with_padding(PaddingConfig3d::Explicit(0, 1, 1))
+                .with_bias(false)
                 .init(device),
             volume_norm: InstanceNormConfig::new(3).init(device),
             volume_out: ConvTranspose3dConfig::new([3, 1], [2, 1, 1]).init(device),

@@ -16,9 +16,9 @@ use deepburn::checkpoint::Checkpoint;
 use deepburn::{EngineError, LoadPlan, OutsideError, SaveRequest, run_ranks};
 
 use crate::harness::Precision::{self, Bf16, Fp16, Fp32};
-use crate::harness::{Job, Network, STEPS, Trained, Trainer};
+use crate::harness::{Evaluation, Job, Network, SEED, STEPS, Trained, Trainer};
 use crate::samples::Samples;
-use crate::weights::{Seeded, Value, values};
+use crate::weights::{self, Seeded};
 
 const NOISE: usize = 3;
 
@@ -133,16 +133,16 @@ impl Gan {
     }
 
     /// A loss on given noise, and everything that both models hold.
-    fn evaluate(&self) -> Result<(f32, Vec<Value>), EngineError> {
+    fn evaluate(&self) -> Result<Evaluation, EngineError> {
         let noise = |samples: &Samples| samples.floats(&[NOISE]);
-        let (images, mut held) = self.generator.evaluate(|generator| {
-            (generator.images(noise(&Samples::held_out())), values(generator))
+        let (images, mut values) = self.generator.evaluate(|generator| {
+            (generator.images(noise(&Samples::held_out())), weights::values(generator))
         })?;
         let (loss, judge) = self.discriminator.evaluate(|discriminator| {
-            (discriminator.loss(images, true).into_scalar(), values(discriminator))
+            (discriminator.loss(images, true).into_scalar(), weights::values(discriminator))
         })?;
-        held.extend(judge);
-        Ok((loss, held))
+        values.extend(judge);
+        Ok(Evaluation { loss, values })
     }
 
     fn save(&self, root: &Path) -> Result<(), OutsideError> {
@@ -168,15 +168,16 @@ enum First {
 
 fn on_ranks<R: Send>(
     job: Job,
+    seed: u64,
     first: First,
     body: impl Fn(&mut Gan) -> Result<R, OutsideError> + Sync,
 ) -> Vec<R> {
     let plan = job.plan();
     let device = &Default::default();
     let ranks = run_ranks(job.ranks, |group| {
-        let rank = group.rank() as u64;
-        let generator = Generator::<Trained>::new(device).map(&mut Seeded::new(rank));
-        let discriminator = Discriminator::<Trained>::new(device).map(&mut Seeded::new(rank + 50));
+        let seed = seed + group.rank() as u64;
+        let generator = Generator::<Trained>::new(device).map(&mut Seeded::new(seed));
+        let discriminator = Discriminator::<Trained>::new(device).map(&mut Seeded::new(seed + 50));
         let make_generator = || -> Result<_, EngineError> {
             let mut engine = deepburn::initialize(generator, &plan, group.clone())?;
             engine.seed(3);
@@ -199,14 +200,21 @@ fn on_ranks<R: Send>(
     ranks.unwrap_or_else(|failure| panic!("{job:?}: {failure}"))
 }
 
-#[derive(Debug, PartialEq)]
 struct Outcome {
     losses: Vec<Losses>,
-    evaluation: (f32, Vec<Value>),
+    evaluation: Evaluation,
+}
+
+#[track_caller]
+fn assert_same(left: &[Outcome], right: &[Outcome], what: &str) {
+    for (rank, (left, right)) in left.iter().zip(right).enumerate() {
+        assert_eq!(left.losses, right.losses, "{what}, rank {rank}");
+        left.evaluation.assert_same(&right.evaluation, &format!("{what}, rank {rank}"));
+    }
 }
 
 fn train(job: Job, first: First) -> Vec<Outcome> {
-    on_ranks(job, first, |gan| {
+    on_ranks(job, SEED, first, |gan| {
         let losses = gan.take_steps(STEPS)?;
         Ok(Outcome { losses, evaluation: gan.evaluate()? })
     })
@@ -217,11 +225,15 @@ fn stages_agree(precision: Precision) {
         let job = |stage| Job { precision, stage, ranks };
         let reference = train(job(0), First::Generator);
         for stage in 1..=3 {
-            assert_eq!(train(job(stage), First::Generator), reference, "stage {stage}, {ranks}");
+            assert_same(
+                &train(job(stage), First::Generator),
+                &reference,
+                &format!("{:?}", job(stage)),
+            );
         }
         for (rank, outcome) in reference.iter().enumerate() {
             let what = format!("{precision:?}, rank {rank} of {ranks} against rank 0");
-            assert_eq!(outcome.evaluation, reference[0].evaluation, "{what}");
+            outcome.evaluation.assert_same(&reference[0].evaluation, &what);
         }
     }
 }
@@ -272,7 +284,7 @@ fn the_order_in_which_engines_are_made_changes_nothing() {
         for stage in [0, 3] {
             let job = Job { precision: Fp32, stage, ranks };
             let [left, right] = [First::Generator, First::Discriminator].map(|f| train(job, f));
-            assert_eq!(left, right, "stage {stage}, {ranks} ranks");
+            assert_same(&left, &right, &format!("{job:?}"));
         }
     }
 }
@@ -284,19 +296,25 @@ fn resumes(precision: Precision) {
         let root = tempfile::tempdir().expect("a temporary folder");
         let rest = |gan: &mut Gan| -> Result<_, OutsideError> {
             let at_checkpoint = gan.evaluate()?;
-            Ok((at_checkpoint, gan.take_steps(STEPS / 2)?, gan.evaluate()?))
+            let losses = gan.take_steps(STEPS / 2)?;
+            Ok((at_checkpoint, Outcome { losses, evaluation: gan.evaluate()? }))
         };
-        let straight = on_ranks(job, First::Generator, |gan| {
+        let straight = on_ranks(job, SEED, First::Generator, |gan| {
             gan.take_steps(STEPS / 2)?;
             gan.save(root.path())?;
             rest(gan)
         });
-        let resumed = on_ranks(job, First::Discriminator, |gan| {
+        let resumed = on_ranks(job, SEED + 10, First::Discriminator, |gan| {
             gan.take_steps(1)?;
             gan.load(root.path())?;
             rest(gan)
         });
-        assert_eq!(resumed, straight, "{job:?}");
+        let (at_checkpoint, resumed): (Vec<_>, Vec<_>) = resumed.into_iter().unzip();
+        let (at_save, straight): (Vec<_>, Vec<_>) = straight.into_iter().unzip();
+        for (left, right) in at_checkpoint.iter().zip(&at_save) {
+            left.assert_same(right, &format!("{job:?}, at the checkpoint"));
+        }
+        assert_same(&resumed, &straight, &format!("{job:?}"));
     }
 }
 

@@ -18,6 +18,9 @@ pub(crate) type Trained = Training<Flex>;
 pub(crate) type Inner = <Trained as AutodiffBackend>::InnerBackend;
 pub(crate) type Trainer<M> = Engine<Flex, M>;
 
+/// Weights that runs start from.
+pub(crate) const SEED: u64 = 0;
+
 /// Steps of a run.
 pub(crate) const STEPS: usize = 10;
 
@@ -115,14 +118,16 @@ pub(crate) struct Evaluation {
     pub(crate) values: Vec<Value>,
 }
 
-/// Builds a network on each rank, with other weights on each, and runs `body` on its engine.
+/// Builds a network on each rank, from the weights of `seed` on rank 0 and other ones on others, and
+/// runs `body` on its engine.
 pub(crate) fn on_ranks<M: Trainable, R: Send>(
     job: Job,
+    seed: u64,
     body: impl Fn(&mut Trainer<M>) -> Result<R, OutsideError> + Sync,
 ) -> Vec<R> {
     let plan = job.plan();
     let ranks = run_ranks(job.ranks, |group| {
-        let model = seeded::<Trained, M>(group.rank() as u64);
+        let model = seeded::<Trained, M>(seed + group.rank() as u64);
         let mut engine = deepburn::initialize(model, &plan, group)?;
         engine.seed(11);
         body(&mut engine)
@@ -154,6 +159,16 @@ pub(crate) fn evaluate<M: Trainable>(engine: &Trainer<M>) -> Result<Evaluation, 
 }
 
 impl Evaluation {
+    /// Asserts equality of bits, naming what differs.
+    #[track_caller]
+    pub(crate) fn assert_same(&self, other: &Self, what: &str) {
+        assert_eq!(self.values.len(), other.values.len(), "{what}");
+        for ((path, left), (_, right)) in self.values.iter().zip(&other.values) {
+            assert!(left == right, "{path}, {what}: {left} is not {right}");
+        }
+        assert_eq!(self.loss, other.loss, "evaluation, {what}");
+    }
+
     fn of<B: Backend, M: Network<B>>(model: &M) -> Self {
         let loss = model.loss(&Samples::held_out()).into_data().iter::<f32>().next();
         Self { loss: loss.expect("a loss has one element"), values: values(model) }
@@ -162,7 +177,7 @@ impl Evaluation {
 
 /// Trains for all [`STEPS`]; returns the outcome of each rank.
 pub(crate) fn train<M: Trainable>(job: Job) -> Vec<Outcome> {
-    on_ranks::<M, _>(job, |engine| {
+    on_ranks::<M, _>(job, SEED, |engine| {
         let losses = take_steps(engine, STEPS)?;
         Ok(Outcome { losses, evaluation: evaluate(engine)? })
     })
@@ -170,7 +185,7 @@ pub(crate) fn train<M: Trainable>(job: Job) -> Vec<Outcome> {
 
 /// Trains with Burn's own optimizer on the whole batch: no engine, no ranks.
 pub(crate) fn train_with_burn<M: Trainable>() -> Outcome {
-    let mut model: M = seeded::<Trained, M>(0);
+    let mut model: M = seeded::<Trained, M>(SEED);
     let mut optimizer = AdamWConfig::new()
         .with_beta_1(BETAS[0])
         .with_beta_2(BETAS[1])

@@ -68,8 +68,8 @@ impl<B: Backend> HandWritten<B> {
         let distances = (places.clone() - places.transpose()).abs().unsqueeze::<3>();
         let causal = Tensor::<B, 2>::ones([LENGTH, LENGTH], &x.device()).triu(1).bool();
         let causal = causal.unsqueeze::<3>().expand(scores.dims());
-        let scores = (scores - distances * 0.1).mask_fill(causal, f32::NEG_INFINITY);
-        softmax(scores * self.temperature.val().unsqueeze(), 2).matmul(x)
+        let scores = (scores - distances * 0.1) * self.temperature.val().unsqueeze();
+        softmax(scores.mask_fill(causal, f32::NEG_INFINITY), 2).matmul(x)
     }
 }
 
@@ -118,7 +118,7 @@ impl<B: Backend> Selections<B> {
         let batch = x.dims()[0];
         let device = &x.device();
         let sorted = x.clone().sort(1) + x.clone().cumsum(1) / INNER as f32;
-        let top = x.clone().topk(3, 1);
+        let (top, _) = x.clone().topk_with_indices(3, 1);
         let picked = Tensor::<B, 1, Int>::from_data([6, 1, 3], device);
         let base = Tensor::<B, 2>::zeros([batch, INNER], device);
         let written = base.clone().slice_assign([0..batch, 2..5], top.clone());

@@ -1,12 +1,11 @@
 //! What has to hold for every model.
 
-use deepburn::LoadPlan;
-use deepburn::SaveRequest;
 use deepburn::checkpoint::Checkpoint;
+use deepburn::{EngineError, LoadPlan, SaveRequest};
 
 use crate::harness::{
-    Evaluation, Job, Network, Outcome, Precision, STEPS, Trainable, Trained, evaluate, mean_losses,
-    on_ranks, take_steps, train, train_with_burn,
+    Evaluation, Job, Network, Outcome, Precision, SEED, STEPS, Trainable, Trained, Trainer,
+    evaluate, mean_losses, on_ranks, take_steps, train, train_with_burn,
 };
 
 const STAGES: [u8; 4] = [0, 1, 2, 3];
@@ -21,22 +20,12 @@ pub(crate) fn stages_agree<M: Trainable>(precision: Precision) {
                 let what = format!("{precision:?}, {ranks} ranks, stage {stage}, rank {rank}");
                 let first = &outcomes[0][rank];
                 assert_eq!(outcome[rank].losses, first.losses, "losses, {what}");
-                assert_same(&outcome[rank].evaluation, &first.evaluation, &what);
+                outcome[rank].evaluation.assert_same(&first.evaluation, &what);
                 let alike = format!("{what}, against rank 0");
-                assert_same(&outcome[rank].evaluation, &outcome[0].evaluation, &alike);
+                outcome[rank].evaluation.assert_same(&outcome[0].evaluation, &alike);
             }
         }
     }
-}
-
-/// Asserts equality of bits, naming what differs.
-#[track_caller]
-pub(crate) fn assert_same(left: &Evaluation, right: &Evaluation, what: &str) {
-    for ((path, left), (_, right)) in left.values.iter().zip(&right.values) {
-        assert_eq!(left, right, "{path}, {what}");
-    }
-    assert_eq!(left.values.len(), right.values.len(), "{what}");
-    assert_eq!(left.loss, right.loss, "evaluation, {what}");
 }
 
 /// Largest difference from plain Burn, relative to a loss and absolute for a weight (about 1).
@@ -45,11 +34,19 @@ pub(crate) fn assert_same(left: &Evaluation, right: &Evaluation, what: &str) {
 /// leaves room for some hundred of them.
 const FP32_TOLERANCE: f32 = 1e-5;
 
+/// The same for weights before a batch norm, which takes their biases away again: gradients of such a
+/// bias are rounding errors of about 1e-8, and Adam makes steps of
+/// `learning rate * 1e-8 / (1e-8 + epsilon)`, 1e-5 each, of them.
+const TOLERANCE_BEFORE_BATCH_NORM: f32 = 1e-4;
+
 /// Asserts that training in fp32 gives the losses and weights of Burn's own optimizer, on one rank
 /// and, where a batch can be split without changing its loss, on several.
 pub(crate) fn fp32_is_plain_burn<M: Trainable>() {
     let plain = train_with_burn::<M>();
-    let several = if <M as Network<Trained>>::BATCH_STATISTICS { 1 } else { 4 };
+    let (several, weight_tolerance) = match <M as Network<Trained>>::BATCH_STATISTICS {
+        true => (1, TOLERANCE_BEFORE_BATCH_NORM),
+        false => (4, FP32_TOLERANCE),
+    };
     for ranks in 1..=several {
         for stage in [0, 3] {
             let outcome = train::<M>(Job { precision: Precision::Fp32, stage, ranks });
@@ -59,7 +56,10 @@ pub(crate) fn fp32_is_plain_burn<M: Trainable>() {
             {
                 assert_near(*ours, *theirs, FP32_TOLERANCE, &format!("step {step}, {what}"));
             }
-            assert_weights_near(&outcome[0], &plain, &what);
+            let evaluation = &outcome[0].evaluation;
+            let evaluated = format!("evaluation, {what}");
+            assert_near(evaluation.loss, plain.evaluation.loss, FP32_TOLERANCE, &evaluated);
+            assert_weights_near(evaluation, &plain.evaluation, weight_tolerance, &what);
         }
     }
 }
@@ -71,9 +71,7 @@ fn assert_near(left: f32, right: f32, tolerance: f32, what: &str) {
 }
 
 #[track_caller]
-fn assert_weights_near(ours: &Outcome, plain: &Outcome, what: &str) {
-    let (ours, plain) = (&ours.evaluation, &plain.evaluation);
-    assert_near(ours.loss, plain.loss, FP32_TOLERANCE, &format!("evaluation, {what}"));
+fn assert_weights_near(ours: &Evaluation, plain: &Evaluation, tolerance: f32, what: &str) {
     for ((path, ours), (_, plain)) in ours.values.iter().zip(&plain.values) {
         // Weight decay acts on a parameter that got no gradient; in plain Burn it does not.
         if path.starts_with("unused") {
@@ -81,7 +79,7 @@ fn assert_weights_near(ours: &Outcome, plain: &Outcome, what: &str) {
         }
         for (ours, plain) in ours.iter::<f32>().zip(plain.iter::<f32>()) {
             let error = (ours - plain).abs();
-            assert!(error <= FP32_TOLERANCE, "{path}: {ours} for {plain}, {what}");
+            assert!(error <= tolerance, "{path}: {ours} for {plain}, off by {error:e}, {what}");
         }
     }
 }
@@ -109,18 +107,19 @@ pub(crate) fn resumes<M: Trainable>(precision: Precision) {
     for ranks in [1, 3] {
         for stage in STAGES {
             let root = tempfile::tempdir().expect("a temporary folder");
-            let straight = on_ranks::<M, _>(Job { precision, stage, ranks }, |engine| {
+            let straight = on_ranks::<M, _>(Job { precision, stage, ranks }, SEED, |engine| {
                 take_steps(engine, STEPS / 2)?;
                 engine.save_checkpoint(root.path(), SaveRequest::default())?;
-                second_half(engine)
+                Ok(second_half(engine)?)
             });
             let checkpoint = Checkpoint::open_intact(root.path(), None).expect("a checkpoint");
             for stage in [stage, (stage + 1) % 4] {
-                let resumed = on_ranks::<M, _>(Job { precision, stage, ranks }, |engine| {
+                let job = Job { precision, stage, ranks };
+                let resumed = on_ranks::<M, _>(job, SEED + 10, |engine| {
                     // The engine comes to the checkpoint with states of its own.
                     take_steps(engine, 2)?;
                     engine.load_checkpoint(&checkpoint, LoadPlan::ALL)?;
-                    second_half(engine)
+                    Ok(second_half(engine)?)
                 });
                 let what = format!("{precision:?}, {ranks} ranks, loaded at stage {stage}");
                 assert_same_halves(&straight, &resumed, &what);
@@ -132,9 +131,7 @@ pub(crate) fn resumes<M: Trainable>(precision: Precision) {
 /// What comes after a checkpoint: an evaluation, then training.
 type SecondHalf = (Evaluation, Outcome);
 
-fn second_half<M: Trainable>(
-    engine: &mut crate::harness::Trainer<M>,
-) -> Result<SecondHalf, deepburn::OutsideError> {
+fn second_half<M: Trainable>(engine: &mut Trainer<M>) -> Result<SecondHalf, EngineError> {
     let at_checkpoint = evaluate(engine)?;
     let losses = take_steps(engine, STEPS - STEPS / 2)?;
     Ok((at_checkpoint, Outcome { losses, evaluation: evaluate(engine)? }))
@@ -144,8 +141,8 @@ fn second_half<M: Trainable>(
 fn assert_same_halves(straight: &[SecondHalf], resumed: &[SecondHalf], what: &str) {
     for (rank, (straight, resumed)) in straight.iter().zip(resumed).enumerate() {
         let what = format!("{what}, rank {rank}");
-        assert_same(&resumed.0, &straight.0, &format!("{what}, at the checkpoint"));
+        resumed.0.assert_same(&straight.0, &format!("{what}, at the checkpoint"));
         assert_eq!(resumed.1.losses, straight.1.losses, "losses, {what}");
-        assert_same(&resumed.1.evaluation, &straight.1.evaluation, &format!("{what}, at the end"));
+        resumed.1.evaluation.assert_same(&straight.1.evaluation, &format!("{what}, at the end"));
     }
 }

@@ -9,8 +9,8 @@ use crate::samples::hash;
 /// Fills a module with values of a seed, whatever Burn's initializers drew.
 ///
 /// Trainable values lie within 0.4 of 0, or of 1 where they scale (norms). Frozen values and running
-/// statistics move up a little, so that a variance stays positive. Integers and flags are rotated,
-/// so that a permutation stays one.
+/// statistics lie up to 0.25 above, so that a variance is positive. Integers and flags are rotated, so
+/// that a permutation stays one.
 pub(crate) struct Seeded {
     seed: u64,
     drawn: u64,
@@ -38,9 +38,9 @@ impl<B: Backend> ModuleMapper<B> for Seeded {
         let (trainable, device) = (tensor.is_require_grad(), tensor.device());
         let data = tensor.into_data();
         let base = if data.iter::<f32>().all(|value| value == 1.0) { 1.0 } else { 0.0 };
-        let values = data.iter::<f32>().map(|value| match trainable {
+        let values = (0..data.num_elements()).map(|_| match trainable {
             true => base + 0.8 * self.draw() - 0.4,
-            false => value + 0.25 * self.draw(),
+            false => base + 0.25 * self.draw(),
         });
         let data = TensorData::new(values.collect::<Vec<f32>>(), data.shape.clone());
         let tensor = Tensor::from_data(data, &device).set_require_grad(trainable);

@@ -15,7 +15,7 @@ use deepburn::{
     CheckpointPlan, EngineError, Hook, Outcome, OutsideError, TrainError, TrainPlan,
     TrainingCheckpointError,
 };
-use deepburn_config::{JobRequest, MonitorFolder, Precision};
+use deepburn_config::{JobRequest, MonitorFolder};
 use deepburn_datasets::{DataError, Shard};
 use deepburn_models::gpt2::CheckpointError;
 use deepburn_monitor::{MonitorError, MonitorFolders, Monitors, Profiler};
@@ -322,7 +322,7 @@ fn hooks(
     let folders = MonitorFolders {
         tensorboard: plan.monitor.tensorboard.as_ref().map(under),
         csv: plan.monitor.csv.as_ref().map(under),
-        loss_scale: plan.precision.compute == Precision::Fp16,
+        loss_scale: plan.precision.uses_fp16(),
         resumed_after: preparation.resume.as_ref().map_or(0, Origin::samples),
     };
     hooks.push(Box::new(Watch(Monitors::create(&folders)?)));

@@ -98,6 +98,7 @@ pub(crate) fn check_types<B: burn::tensor::backend::Backend>(
     let precision = &preparation.plan.precision;
     for (wanted, key) in [
         (precision.compute, "deepspeed.{}.enabled"),
+        (precision.autocast.unwrap_or(precision.compute), "deepspeed.torch_autocast.dtype"),
         (precision.communication, "deepspeed.communication_data_type"),
         (precision.accumulation, "deepspeed.data_types.grad_accum_dtype"),
     ] {

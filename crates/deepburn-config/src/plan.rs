@@ -387,7 +387,8 @@ pub struct PrecisionPlan {
     /// Type of the parameters that forward and backward use; in 16 bits the optimizer keeps fp32
     /// masters beside them.
     pub compute: Precision,
-    /// Type of the products under autocast; `None` runs each op in the type of its operands.
+    /// Type of matrix products and convolutions under autocast, `Bf16` or `Fp16`; `None` runs each
+    /// op in the type of its operands.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub autocast: Option<Precision>,
     /// Type in which gradients travel between ranks.
@@ -410,6 +411,11 @@ impl PrecisionPlan {
         loss_scale: LossScalePlan::Static { scale: 1.0 },
         overflow: OverflowPlan::End,
     };
+
+    /// Whether parameters or autocast ops are fp16, so that the loss has a scale.
+    pub fn uses_fp16(&self) -> bool {
+        self.compute == Precision::Fp16 || self.autocast == Some(Precision::Fp16)
+    }
 }
 
 /// The factor of the loss that keeps small gradients above the smallest number of their type.
@@ -438,6 +444,26 @@ pub struct DynamicScalePlan {
     pub consecutive_hysteresis: bool,
     /// The scale never goes below; an overflow there ends the run.
     pub min_scale: f64,
+    /// When the scale doubles.
+    #[serde(skip_serializing_if = "ScaleGrowth::is_deepspeed")]
+    pub growth: ScaleGrowth,
+}
+
+/// Which of a row of good steps doubles the loss scale.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScaleGrowth {
+    /// The one after `window` of them: DeepSpeed's scaler.
+    #[default]
+    AfterWindow,
+    /// The last of `window`: PyTorch's `torch.amp.GradScaler`. A scale beyond f32 stays.
+    AtWindow,
+}
+
+impl ScaleGrowth {
+    fn is_deepspeed(&self) -> bool {
+        *self == Self::AfterWindow
+    }
 }
 
 /// What becomes of a step whose gradients are not finite.

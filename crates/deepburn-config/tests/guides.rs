@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use deepburn_config::{
-    DynamicScalePlan, Facts, LossScalePlan, OverflowPlan, Precision, Resolved, Severity, Stage,
-    Written, resolve,
+    DynamicScalePlan, Facts, LossScalePlan, OverflowPlan, Precision, Resolved, ScaleGrowth,
+    Severity, Stage, Written, resolve,
 };
 
 fn guide(name: &str) -> Written {
@@ -100,6 +100,8 @@ fn s3_trains_in_fp16_through_accelerate() {
         assert_eq!(resolved.plan.batch.train_batch_size, 2 * world_size);
         assert_eq!(resolved.autos["train_batch_size"].value, 2 * world_size);
         assert_eq!(resolved.plan.precision.compute, Precision::Fp16);
+        // Accelerate switches fp16.auto_cast on.
+        assert_eq!(resolved.plan.precision.autocast, Some(Precision::Fp16));
         assert_eq!(
             resolved.plan.precision.loss_scale,
             LossScalePlan::Dynamic(DynamicScalePlan {
@@ -108,6 +110,7 @@ fn s3_trains_in_fp16_through_accelerate() {
                 hysteresis: 2,
                 consecutive_hysteresis: false,
                 min_scale: 1.0,
+                growth: ScaleGrowth::AfterWindow,
             })
         );
         warns(&resolved, "optimizer", "AdamW with lr 0.001");

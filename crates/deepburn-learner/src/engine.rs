@@ -177,6 +177,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             self.module = Some(self.states.start_training_pass(module)?);
         }
         self.progress.in_forward = true;
+        let _context = self.states.enter(true);
         let started = Instant::now();
         let result = trace_span!("forward").in_scope(|| guard(|| run(self.module())));
         self.times.forward += started.elapsed();
@@ -191,6 +192,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     pub fn evaluate<T>(&self, run: impl FnOnce(&M::InnerModule) -> T) -> Result<T, EngineError> {
         self.states.start_evaluation_pass()?;
         let module = self.module().valid();
+        let _context = self.states.enter(true);
         let result = trace_span!("evaluate").in_scope(|| guard(|| run(&module)))?;
         self.states.finish_pass()?;
         Ok(result)
@@ -222,6 +224,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             let (call, when) = ("backward", "without a forward pass through `Engine::forward`");
             return Err(EngineError::Order { call, when });
         }
+        let _context = self.states.enter(false);
         // A 16-bit loss would overflow by its scale alone.
         let loss = if loss.dtype() == DType::F32 { loss } else { loss.cast(DType::F32) };
         let factor = weight * self.scaler.scale();

@@ -5,8 +5,12 @@
 //! earlier), it takes `hysteresis` overflows, in a row or not, until the first halving, and the
 //! hysteresis is refilled by a doubling, not by a good step. One scaler serves all ZeRO stages; DeepSpeed's
 //! stage 0 has another, which knows no hysteresis and never gives up.
+//!
+//! With `torch_autocast` in fp16 the scaler is PyTorch's `torch.amp.GradScaler`, which is the same
+//! with other numbers and [`ScaleGrowth::AtWindow`]: the scale doubles with the last step of a
+//! window of good steps, and every overflow halves it.
 
-use deepburn_config::{DynamicScalePlan, LossScalePlan};
+use deepburn_config::{DynamicScalePlan, LossScalePlan, ScaleGrowth};
 use serde::{Deserialize, Serialize};
 
 /// The loss scale of a run.
@@ -101,10 +105,17 @@ impl LossScaler {
         if plan.consecutive_hysteresis {
             *hysteresis = plan.hysteresis;
         }
-        let good = *updates as i64 - *last_overflow - 1;
+        // DeepSpeed does not count the present update, PyTorch does.
+        let good = match plan.growth {
+            ScaleGrowth::AfterWindow => *updates as i64 - *last_overflow - 1,
+            ScaleGrowth::AtWindow => *updates as i64 - *last_overflow,
+        };
         if good > 0 && (good as u64).is_multiple_of(plan.window) {
             *hysteresis = plan.hysteresis;
-            self.scale *= 2.0;
+            let doubled = self.scale * 2.0;
+            if plan.growth == ScaleGrowth::AfterWindow || doubled <= f64::from(f32::MAX) {
+                self.scale = doubled;
+            }
         }
         *updates += 1;
     }
@@ -143,6 +154,7 @@ mod tests {
             hysteresis,
             consecutive_hysteresis: false,
             min_scale: 1.0,
+            growth: ScaleGrowth::AfterWindow,
         }))
     }
 
@@ -274,6 +286,23 @@ mod tests {
         let rows = follow(scaler(16, 1000, 2), &"g".repeat(1001));
         assert_eq!(rows[999], Some([65_536.0, 65_536.0, 2.0]));
         assert_eq!(rows[1000], Some([65_536.0, 131_072.0, 2.0]));
+    }
+
+    // The scales came from running torch.amp.GradScaler of PyTorch 2.9.0.
+    #[test]
+    fn grad_scaler_doubles_with_the_last_step_of_a_window_and_halves_at_once() {
+        let torch = |power| {
+            let scaler = with(scaler(power, 3, 1), |plan| plan.growth = ScaleGrowth::AtWindow);
+            with(scaler, |plan| plan.min_scale = f64::from(f32::MIN_POSITIVE))
+        };
+        let scales = |power, updates| -> Vec<f64> {
+            follow(torch(power), updates).into_iter().flatten().map(|row| row[1].log2()).collect()
+        };
+        let expected = [8.0, 8.0, 9.0, 9.0, 9.0, 10.0, 10.0, 9.0, 9.0, 9.0, 10.0, 9.0];
+        assert_eq!(scales(8, "gggggggogggo"), expected);
+        // 2^128 is beyond f32.
+        let expected = [126.0, 126.0, 127.0, 127.0, 127.0, 127.0, 127.0, 127.0, 127.0];
+        assert_eq!(scales(126, "ggggggggg"), expected);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `Zero<B>`: any Burn backend, with parameters that may live in pieces.
+//! `Sharded<B>`: any Burn backend, with parameters that may live in pieces.
 
 use std::marker::PhantomData;
 
@@ -9,39 +9,39 @@ use burn_backend::tensor::Device;
 use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet, ExecutionError, TensorData};
 
 use crate::session;
-use crate::tensor::ZeroTensor;
+use crate::tensor::{Counted, ZeroTensor};
 
 /// A backend decorator that shards the parameters, gradients and optimizer states of a model.
 ///
-/// It belongs below autodiff, `Autodiff<Zero<B>>`: what autodiff saves for the backward pass is
-/// then a [`ZeroTensor`], which for a sharded parameter holds no data, and every gradient passes
+/// It belongs below autodiff ([`Training`](crate::Training)): what autodiff saves for the backward
+/// pass is then a [`ZeroTensor`], which for a sharded parameter holds no data, and every gradient passes
 /// through here the moment it is final. Tensors that are not parameters of a sharded model behave
 /// as those of `B`.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Zero<B> {
+pub struct Sharded<B> {
     inner: PhantomData<B>,
 }
 
-impl<B: Backend> BackendTypes for Zero<B> {
+impl<B: Backend> BackendTypes for Sharded<B> {
     type Device = B::Device;
     type FloatTensorPrimitive = ZeroTensor<B>;
     type FloatElem = B::FloatElem;
-    type IntTensorPrimitive = B::IntTensorPrimitive;
+    type IntTensorPrimitive = Counted<B::IntTensorPrimitive>;
     type IntElem = B::IntElem;
-    type BoolTensorPrimitive = B::BoolTensorPrimitive;
+    type BoolTensorPrimitive = Counted<B::BoolTensorPrimitive>;
     type BoolElem = B::BoolElem;
     type QuantizedTensorPrimitive = B::QuantizedTensorPrimitive;
 }
 
-impl<B: Backend> Backend for Zero<B> {
+impl<B: Backend> Backend for Sharded<B> {
     fn name(device: &Device<Self>) -> String {
         format!("zero<{}>", B::name(device))
     }
 
-    /// Seeds this rank's stream where a sharded model is bound to the thread, the device's
-    /// generator otherwise.
+    /// Seeds the stream of the current model where a sharded one is bound to the thread, the
+    /// device's generator otherwise.
     fn seed(device: &Device<Self>, seed: u64) {
-        if !session::reseed(seed) {
+        if session::with_random(|random| random.reseed(seed)).is_none() {
             B::seed(device, seed);
         }
     }
@@ -92,7 +92,7 @@ impl<B: Backend> Backend for Zero<B> {
 
 /// Burn's hook for data parallelism: autodiff reports each marked gradient when it is final.
 /// Burn's own communication server is not used.
-impl<B: Backend> DistributedBackend for Zero<B> {
+impl<B: Backend> DistributedBackend for Sharded<B> {
     fn start_communication_server(_devices: &[Device<Self>], _config: DistributedConfig) {}
 
     fn close_communication_server(_device: &Device<Self>) {}
@@ -116,7 +116,7 @@ impl<B: Backend> DistributedBackend for Zero<B> {
     /// Called once at the end of a backward pass that reported gradients, after autodiff has let
     /// go of its locks.
     fn submit_sync_collective(_device: &Device<Self>) {
-        for reducer in session::reducers::<B>() {
+        if let Some(reducer) = session::reducer::<B>() {
             let finished = reducer.borrow_mut().finish_backward();
             if let Err(error) = finished {
                 std::panic::panic_any(error);

@@ -45,7 +45,9 @@ pub(crate) struct Gatherer<B: Backend> {
 #[derive(Debug)]
 struct State<B: Backend> {
     traces: [Trace; 3],
-    pass: Pass,
+    /// Between passes parameters are gathered for one op and not kept: another model may read them in
+    /// a pass of its own, and an optimizer step may change them before this model's next pass.
+    pass: Option<Pass>,
     phase: Phase,
     kept: HashMap<usize, Gathered<B>>,
     flights: Vec<Flight<B>>,
@@ -69,7 +71,7 @@ impl<B: Backend> Gatherer<B> {
     pub(crate) fn new(group: Group<B>, plan: GatherPlan, ledger: Ledger) -> Self {
         let state = State {
             traces: Default::default(),
-            pass: Pass::Train,
+            pass: None,
             phase: Phase::Forward,
             kept: HashMap::new(),
             flights: Vec::new(),
@@ -88,9 +90,9 @@ impl<B: Backend> Gatherer<B> {
     pub(crate) fn start_pass(&self, pass: Pass) -> Result<(), CommError> {
         let mut state = self.lock();
         self.release(&mut state)?;
-        state.pass = pass;
+        state.pass = Some(pass);
         state.phase = Phase::Forward;
-        state.trace().start_pass();
+        state.traces[pass as usize].start_pass();
         Ok(())
     }
 
@@ -99,10 +101,12 @@ impl<B: Backend> Gatherer<B> {
         self.lock().phase = Phase::Backward;
     }
 
-    /// Releases everything that is not resident; gathers still under way are awaited, so that
-    /// all ranks agree on what has been exchanged.
+    /// Ends a pass and releases everything that is not resident; gathers still under way are awaited,
+    /// so that all ranks agree on what has been exchanged.
     pub(crate) fn release_all(&self) -> Result<(), CommError> {
-        self.release(&mut self.lock())
+        let mut state = self.lock();
+        state.pass = None;
+        self.release(&mut state)
     }
 
     /// Gathers the whole copies of resident parameters that the optimizer made out of date, all
@@ -138,13 +142,17 @@ impl<B: Backend> Gatherer<B> {
 
     fn try_gather(&self, index: usize) -> Result<B::FloatTensorPrimitive, CommError> {
         let mut state = self.lock();
+        let Some(pass) = state.pass else {
+            drop(state);
+            return self.gather_once(index);
+        };
         let phase = state.phase;
-        state.trace().visit(index, phase);
+        state.traces[pass as usize].visit(index, phase);
         if !state.kept.contains_key(&index) && state.flight_of(index).is_none() {
             let flight = self.start("gather", vec![index])?;
             state.flights.push(flight);
         }
-        self.look_ahead(&mut state)?;
+        self.look_ahead(&mut state, pass)?;
         if let Some(position) = state.flight_of(index) {
             let flight = state.flights.remove(position);
             for (index, tensor) in self.finish(flight)? {
@@ -152,7 +160,7 @@ impl<B: Backend> Gatherer<B> {
                 state.kept.insert(index, gathered);
             }
         }
-        let keep = self.keeps(&mut state, index);
+        let keep = self.keeps(&state, pass, index);
         let gathered = match state.kept.remove(&index) {
             Some(gathered) => gathered,
             None => unreachable!("parameter {index} was kept or in a flight that just landed"),
@@ -165,7 +173,7 @@ impl<B: Backend> Gatherer<B> {
     }
 
     /// Starts one all-gather for the parameters that come next, as far as the limits allow.
-    fn look_ahead(&self, state: &mut State<B>) -> Result<(), CommError> {
+    fn look_ahead(&self, state: &mut State<B>, pass: Pass) -> Result<(), CommError> {
         let phase = state.phase;
         let room = self.plan.max_live_parameters.saturating_sub(self.live(state));
         let room = room.min(self.plan.prefetch_bucket_size);
@@ -177,8 +185,7 @@ impl<B: Backend> Gatherer<B> {
         }
         let mut batch = Vec::new();
         let mut size = 0;
-        let pass = state.pass as usize;
-        for next in state.traces[pass].upcoming(phase) {
+        for next in state.traces[pass as usize].upcoming(phase) {
             let known = state.kept.contains_key(&next)
                 || state.flight_of(next).is_some()
                 || batch.contains(&next);
@@ -199,11 +206,11 @@ impl<B: Backend> Gatherer<B> {
     }
 
     /// Whether a parameter that an op just read stays whole.
-    fn keeps(&self, state: &mut State<B>, index: usize) -> bool {
+    fn keeps(&self, state: &State<B>, pass: Pass, index: usize) -> bool {
         let live = self.live(state);
         let limit = self.plan.max_reuse_distance;
         live <= self.plan.max_live_parameters
-            && state.trace().reuse_distance(index, |i| self.numel(i), limit).is_some()
+            && state.traces[pass as usize].reuse_distance(index, |i| self.numel(i), limit).is_some()
     }
 
     /// Elements whole or on their way to be.
@@ -268,10 +275,6 @@ impl<B: Backend> Gatherer<B> {
 }
 
 impl<B: Backend> State<B> {
-    fn trace(&mut self) -> &mut Trace {
-        &mut self.traces[self.pass as usize]
-    }
-
     fn flight_of(&self, index: usize) -> Option<usize> {
         self.flights.iter().position(|flight| flight.indices.contains(&index))
     }

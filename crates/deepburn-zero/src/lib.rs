@@ -1,6 +1,8 @@
 //! ZeRO for Burn: parameters, gradients and optimizer states in pieces.
 //!
-//! [`Zero<B>`](Zero) decorates a backend below autodiff. [`ModelStates::shard`] turns the parameters
+//! [`Sharded<B>`](Sharded) decorates a backend below autodiff, and [`Autocast`] brings the operands of
+//! each op to one element type above it; models train on [`Training<B>`](Training) and are evaluated on
+//! [`Zero<B>`](Zero). [`ModelStates::shard`] turns the parameters
 //! of any module into handles on values that live here, whole or cut over the ranks of a [`Group`]
 //! as the stage says; tensor ops gather what they need, autodiff's gradients are reduced as they
 //! become final, and [`ModelStates::step`] updates what this rank owns. With 16-bit parameters the
@@ -16,6 +18,7 @@
 #![recursion_limit = "256"]
 
 mod array;
+mod autocast;
 mod backend;
 mod error;
 pub mod estimate;
@@ -41,7 +44,8 @@ mod trace;
 mod view;
 
 pub use array::DeviceArray;
-pub use backend::Zero;
+pub use autocast::{Autocast, TracksParameters};
+pub use backend::Sharded;
 pub use error::ZeroError;
 pub use gather::Pass;
 pub use group::{Group, ZeroGroup};
@@ -52,8 +56,10 @@ pub use parameter::Parameter;
 pub use partition::Partition;
 pub use random::RandomStream;
 pub use rows::RowGradient;
+pub use session::ContextGuard;
 pub use sharding::Training;
+pub use sharding::Zero;
 pub use states::{
     GradientSum, ModelStates, OwnedArray, Piece, Policy, RandomState, StateArray, StepOutcome,
 };
-pub use tensor::{FullTensor, ParameterView, ReducedGradient, ZeroTensor};
+pub use tensor::{Counted, FullTensor, ParameterView, ReducedGradient, ZeroTensor};

@@ -1,65 +1,167 @@
-//! Every tensor op of a Burn backend, forwarded to the inner one.
+//! Every tensor op of a Burn backend, in tables that both decorators of this crate expand.
+//!
+//! A table has one line an op, with the kind of each argument and of the result. [`Sharded`] expands
+//! it with `forward!`: float arguments are made whole on the way in, results are entered in the
+//! ledger on the way out. [`Autocast`](crate::Autocast) expands the same table with `cast!`, which
+//! brings float arguments to one element type; `#[product]` and `#[full]` before a line say how (see
+//! [`Rule`](crate::autocast::Rule)), and a line without either promotes.
 //!
 //! All methods are forwarded, also those that Burn provides: falling back on a provided method
-//! would silently lose whatever faster version the inner backend has. One line a method; a float
-//! argument is made whole on the way in, a float result is entered in the ledger on the way out.
-//! Only what treats parameters in a special way is written by hand.
+//! would silently lose whatever faster version the inner backend has. Only what treats parameters
+//! in a special way is written by hand.
 #![deny(clippy::missing_trait_methods)]
 
-mod activation;
-mod boolean;
-mod float;
+pub(crate) mod activation;
+pub(crate) mod boolean;
+pub(crate) mod float;
 mod fused;
-mod int;
-mod module;
-mod quantized;
+pub(crate) mod int;
+pub(crate) mod module;
+pub(crate) mod quantized;
 mod transaction;
 
 use burn_backend::{Backend, TensorPrimitive};
 
-use crate::{Zero, ZeroTensor};
+use crate::{Sharded, ZeroTensor};
 
-/// Forwards methods to the inner backend `B`. Kinds of arguments and results: `float` a float
-/// tensor, `maybe_float` an optional one, `floats` several, `primitive` a float or quantized one,
-/// `[Type]` anything that is passed through.
+/// The Rust type of a kind of argument or result.
+macro_rules! kind {
+    (float) => { burn_backend::tensor::FloatTensor<Self> };
+    (maybe_float) => { Option<burn_backend::tensor::FloatTensor<Self>> };
+    (floats) => { Vec<burn_backend::tensor::FloatTensor<Self>> };
+    (two_floats) => {
+        (burn_backend::tensor::FloatTensor<Self>, burn_backend::tensor::FloatTensor<Self>)
+    };
+    (float_and_int) => {
+        (burn_backend::tensor::FloatTensor<Self>, burn_backend::tensor::IntTensor<Self>)
+    };
+    (int) => { burn_backend::tensor::IntTensor<Self> };
+    (ints) => { Vec<burn_backend::tensor::IntTensor<Self>> };
+    (two_ints) => {
+        (burn_backend::tensor::IntTensor<Self>, burn_backend::tensor::IntTensor<Self>)
+    };
+    (bool) => { burn_backend::tensor::BoolTensor<Self> };
+    (maybe_bool) => { Option<burn_backend::tensor::BoolTensor<Self>> };
+    (bools) => { Vec<burn_backend::tensor::BoolTensor<Self>> };
+    (quantized) => { burn_backend::tensor::QuantizedTensor<Self> };
+    (quantizeds) => { Vec<burn_backend::tensor::QuantizedTensor<Self>> };
+    (quantized_and_int) => {
+        (burn_backend::tensor::QuantizedTensor<Self>, burn_backend::tensor::IntTensor<Self>)
+    };
+    (primitive) => { burn_backend::TensorPrimitive<Self> };
+    (pooled1d) => { burn_backend::ops::MaxPool1dWithIndices<Self> };
+    (pooled2d) => { burn_backend::ops::MaxPool2dWithIndices<Self> };
+    (pool1d_gradient) => { burn_backend::ops::MaxPool1dBackward<Self> };
+    (pool2d_gradient) => { burn_backend::ops::MaxPool2dBackward<Self> };
+    (deform_gradients) => { burn_backend::ops::DeformConv2dBackward<Self> };
+    ([$type:ty]) => { $type };
+}
+pub(crate) use kind;
+
+/// Wraps each tensor of a structured result with the macro `$with`; kinds that are no structure go to
+/// its own `@wrap` rule.
+macro_rules! wrap {
+    ($with:ident float_and_int $value:expr) => {{
+        let (float, int) = $value;
+        ($with!(@wrap float float), $with!(@wrap int int))
+    }};
+    ($with:ident two_floats $value:expr) => {{
+        let (first, second) = $value;
+        ($with!(@wrap float first), $with!(@wrap float second))
+    }};
+    ($with:ident two_ints $value:expr) => {{
+        let (first, second) = $value;
+        ($with!(@wrap int first), $with!(@wrap int second))
+    }};
+    ($with:ident quantized_and_int $value:expr) => {{
+        let (quantized, int) = $value;
+        (quantized, $with!(@wrap int int))
+    }};
+    ($with:ident pooled1d $value:expr) => {{
+        let pooled = $value;
+        burn_backend::ops::MaxPool1dWithIndices {
+            output: $with!(@wrap float pooled.output),
+            indices: $with!(@wrap int pooled.indices),
+        }
+    }};
+    ($with:ident pooled2d $value:expr) => {{
+        let pooled = $value;
+        burn_backend::ops::MaxPool2dWithIndices {
+            output: $with!(@wrap float pooled.output),
+            indices: $with!(@wrap int pooled.indices),
+        }
+    }};
+    ($with:ident pool1d_gradient $value:expr) => {{
+        let gradient = $value;
+        burn_backend::ops::MaxPool1dBackward { x_grad: $with!(@wrap float gradient.x_grad) }
+    }};
+    ($with:ident pool2d_gradient $value:expr) => {{
+        let gradient = $value;
+        burn_backend::ops::MaxPool2dBackward { x_grad: $with!(@wrap float gradient.x_grad) }
+    }};
+    ($with:ident deform_gradients $value:expr) => {{
+        let gradients = $value;
+        burn_backend::ops::DeformConv2dBackward {
+            x_grad: $with!(@wrap float gradients.x_grad),
+            offset_grad: $with!(@wrap float gradients.offset_grad),
+            weight_grad: $with!(@wrap float gradients.weight_grad),
+            mask_grad: gradients.mask_grad.map(|gradient| $with!(@wrap float gradient)),
+            bias_grad: gradients.bias_grad.map(|gradient| $with!(@wrap float gradient)),
+        }
+    }};
+    ($with:ident $kind:tt $value:expr) => { $with!(@wrap $kind $value) };
+}
+pub(crate) use wrap;
+
+/// Forwards the ops of a table to the inner backend `B`.
 macro_rules! forward {
-    (@type float) => { FloatTensor<Self> };
-    (@type maybe_float) => { Option<FloatTensor<Self>> };
-    (@type floats) => { Vec<FloatTensor<Self>> };
-    (@type float_and_int) => { (FloatTensor<Self>, IntTensor<Self>) };
-    (@type two_floats) => { (FloatTensor<Self>, FloatTensor<Self>) };
-    (@type primitive) => { TensorPrimitive<Self> };
-    (@type [$type:ty]) => { $type };
-
     (@open float $value:expr) => { $value.into_full() };
-    (@open maybe_float $value:expr) => { $value.map(ZeroTensor::into_full) };
-    (@open floats $value:expr) => { $value.into_iter().map(ZeroTensor::into_full).collect() };
+    (@open maybe_float $value:expr) => { $value.map(crate::ZeroTensor::into_full) };
+    (@open floats $value:expr) => {
+        $value.into_iter().map(crate::ZeroTensor::into_full).collect()
+    };
+    (@open int $value:expr) => { $value.into_inner() };
+    (@open ints $value:expr) => {
+        $value.into_iter().map(crate::tensor::Counted::into_inner).collect()
+    };
+    (@open bool $value:expr) => { $value.into_inner() };
+    (@open maybe_bool $value:expr) => { $value.map(crate::tensor::Counted::into_inner) };
+    (@open bools $value:expr) => {
+        $value.into_iter().map(crate::tensor::Counted::into_inner).collect()
+    };
     (@open primitive $value:expr) => { $crate::ops::open_primitive($value) };
     (@open $other:tt $value:expr) => { $value };
 
-    (@wrap float $value:expr) => { ZeroTensor::full($value) };
-    (@wrap float_and_int $value:expr) => {{
-        let (float, int) = $value;
-        (ZeroTensor::full(float), int)
-    }};
-    (@wrap two_floats $value:expr) => {{
-        let (first, second) = $value;
-        (ZeroTensor::full(first), ZeroTensor::full(second))
-    }};
+    (@wrap float $value:expr) => { crate::ZeroTensor::full($value) };
+    (@wrap int $value:expr) => { crate::tensor::Counted::new($value) };
+    (@wrap bool $value:expr) => { crate::tensor::Counted::new($value) };
     (@wrap primitive $value:expr) => { $crate::ops::wrap_primitive($value) };
     (@wrap $other:tt $value:expr) => { $value };
 
-    ($( fn $name:ident($($arg:ident: $kind:tt),* $(,)?) -> $result:tt; )*) => { $(
-        fn $name($($arg: forward!(@type $kind)),*) -> forward!(@type $result) {
-            $( let $arg = forward!(@open $kind $arg); )*
-            forward!(@wrap $result B::$name($($arg),*))
+    ($( $(#[$rule:ident])? fn $name:ident($($arg:ident: $kind:tt),* $(,)?) -> $result:tt; )*) => { $(
+        fn $name($($arg: $crate::ops::kind!($kind)),*) -> $crate::ops::kind!($result) {
+            $( let $arg = $crate::ops::forward!(@open $kind $arg); )*
+            $crate::ops::wrap!(forward $result B::$name($($arg),*))
         }
     )* };
 }
 pub(crate) use forward;
 
+/// Forwards ops on int or bool tensors whose result shares the memory of the first argument.
+macro_rules! view {
+    ($( fn $name:ident($tensor:ident: $kind:ident $(, $arg:ident: $other:tt)*) -> $result:ident; )*) => { $(
+        fn $name(
+            $tensor: $crate::ops::kind!($kind)
+            $(, $arg: $crate::ops::kind!($other))*
+        ) -> $crate::ops::kind!($result) {
+            $tensor.viewed(|tensor| B::$name(tensor $(, $arg)*))
+        }
+    )* };
+}
+pub(crate) use view;
+
 /// A float or quantized tensor of the inner backend.
-fn open_primitive<B: Backend>(tensor: TensorPrimitive<Zero<B>>) -> TensorPrimitive<B> {
+fn open_primitive<B: Backend>(tensor: TensorPrimitive<Sharded<B>>) -> TensorPrimitive<B> {
     match tensor {
         TensorPrimitive::Float(float) => TensorPrimitive::Float(float.into_full()),
         TensorPrimitive::QFloat(quantized) => TensorPrimitive::QFloat(quantized),
@@ -67,7 +169,7 @@ fn open_primitive<B: Backend>(tensor: TensorPrimitive<Zero<B>>) -> TensorPrimiti
 }
 
 /// A float or quantized tensor of the decorated backend.
-fn wrap_primitive<B: Backend>(tensor: TensorPrimitive<B>) -> TensorPrimitive<Zero<B>> {
+fn wrap_primitive<B: Backend>(tensor: TensorPrimitive<B>) -> TensorPrimitive<Sharded<B>> {
     match tensor {
         TensorPrimitive::Float(float) => TensorPrimitive::Float(ZeroTensor::full(float)),
         TensorPrimitive::QFloat(quantized) => TensorPrimitive::QFloat(quantized),

@@ -13,15 +13,28 @@ use rand_chacha::rand_core::SeedableRng;
 #[derive(Debug, Clone)]
 pub struct RandomStream {
     seed: u64,
+    model: u32,
+    rank: usize,
     generator: ChaCha8Rng,
 }
 
 impl RandomStream {
-    /// The stream of `rank` in a job with this `seed`.
-    pub fn new(seed: u64, rank: usize) -> Self {
+    /// The stream of `rank` in a job with this `seed`, for the model with the number `model` among
+    /// those of a rank, from 0: two models draw different masks from one seed.
+    pub fn new(seed: u64, model: u32, rank: usize) -> Self {
         let mut generator = ChaCha8Rng::seed_from_u64(seed);
-        generator.set_stream(rank as u64 + 1);
-        Self { seed, generator }
+        generator.set_stream(u64::from(model) << 32 | (rank as u64 + 1));
+        Self { seed, model, rank, generator }
+    }
+
+    /// Starts the stream anew from another seed.
+    pub fn reseed(&mut self, seed: u64) {
+        *self = Self::new(seed, self.model, self.rank);
+    }
+
+    /// The number of the model that draws from it.
+    pub fn model(&self) -> u32 {
+        self.model
     }
 
     /// The seed that it was made of.
@@ -59,16 +72,17 @@ mod tests {
     }
 
     #[test]
-    fn ranks_differ_and_positions_resume() {
-        let mut stream = RandomStream::new(7, 0);
+    fn ranks_and_models_differ_and_positions_resume() {
+        let mut stream = RandomStream::new(7, 0, 0);
         let first = draw(&mut stream);
-        assert_ne!(first, draw(&mut RandomStream::new(7, 1)));
-        assert_ne!(first, draw(&mut RandomStream::new(8, 0)));
-        assert_eq!(first, draw(&mut RandomStream::new(7, 0)));
+        assert_ne!(first, draw(&mut RandomStream::new(7, 0, 1)));
+        assert_ne!(first, draw(&mut RandomStream::new(8, 0, 0)));
+        assert_ne!(first, draw(&mut RandomStream::new(7, 1, 0)));
+        assert_eq!(first, draw(&mut RandomStream::new(7, 0, 0)));
 
         let position = stream.position();
         let second = draw(&mut stream);
-        let mut resumed = RandomStream::new(7, 0);
+        let mut resumed = RandomStream::new(7, 0, 0);
         resumed.seek(position);
         assert_eq!(second, draw(&mut resumed));
     }

@@ -1,20 +1,26 @@
-//! What a rank's thread is bound to.
+//! The context of a sharded model, bound to the thread of its rank.
 //!
 //! Burn's backend functions are static: they see tensors and a device, nothing else. What they
-//! need beyond that (where gradients go, which ledger and random stream are this rank's) is bound
-//! to the thread of the rank for as long as its sharded model lives. A thread without a session
-//! uses [`Zero`](crate::Zero) as a plain wrapper: nothing is counted, random numbers come from the
-//! inner backend.
+//! need beyond that (where gradients go, which ledger and random stream count, whether autocast is
+//! on) is a [`Context`], one for each sharded model. A model's own calls enter its context, so that
+//! the ops of its forward, backward and evaluation find it; calls nest, for a teacher that is
+//! evaluated inside the forward pass of a student. Ops outside of any call use the context of the
+//! oldest model on the thread, whichever ran last: what a program draws between two calls then does
+//! not depend on the order of the calls.
+//!
+//! A thread without a model uses [`Zero`](crate::Zero) as a plain wrapper: nothing is counted, and
+//! random numbers come from the inner backend.
 
 use std::any::Any;
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::marker::PhantomData;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use burn_backend::Backend;
 use burn_backend::distributed::DistributedParamId;
+use burn_backend::{Backend, FloatDType};
 use deepburn_comm::CommError;
 
 use crate::group::Group;
@@ -27,53 +33,125 @@ thread_local! {
     static SESSION: RefCell<Session> = RefCell::new(Session::default());
 }
 
+/// The contexts of a thread.
 #[derive(Default)]
 struct Session {
-    ledger: Option<Ledger>,
-    /// Asks whether the rank's group still works.
-    check: Option<Check>,
-    random: Option<(RandomStream, usize)>,
-    /// One reducer for each sharded model on this thread, by model number.
-    reducers: Vec<(u32, Rc<dyn Any>)>,
-    /// Counts operations, while somebody wants to know.
-    operations: Option<Counter>,
-    /// Model number and parameter index behind each mark.
-    marks: HashMap<DistributedParamId, (u32, usize)>,
+    /// Of all models that live here, oldest first.
+    living: Vec<Rc<Context>>,
+    /// Calls under way, innermost last.
+    entered: Vec<Entry>,
 }
 
-type Check = Rc<dyn Fn() -> Result<(), CommError>>;
+/// A call of a model.
+struct Entry {
+    context: Rc<Context>,
+    /// Type of the products under autocast; `None` in calls that run no ops of the model.
+    autocast: Option<FloatDType>,
+}
+
+impl Session {
+    fn current(&self) -> Option<&Rc<Context>> {
+        let entered = self.entered.last().map(|entry| &entry.context);
+        entered.or_else(|| self.living.first())
+    }
+}
+
+/// What belongs to one model on this thread.
+struct Context {
+    /// Unique in the process.
+    model: u32,
+    /// Place among the models that lived on the thread when this one was made. Unlike `model` it is
+    /// the same in every run.
+    place: u32,
+    ledger: Ledger,
+    /// Asks whether the group of the model still works.
+    check: Box<dyn Fn() -> Result<(), CommError>>,
+    random: RefCell<RandomStream>,
+    /// A `Rc<RefCell<GradientReducer<B>>>` of the model's backend.
+    reducer: Rc<dyn Any>,
+    autocast: Option<FloatDType>,
+    /// Counts operations, while somebody wants to know.
+    operations: RefCell<Option<Counter>>,
+    /// Parameter index behind each mark.
+    marks: RefCell<HashMap<DistributedParamId, usize>>,
+}
 
 /// Numbers sharded models, so that a gradient finds the reducer of its own model.
 static NEXT_MODEL: AtomicU32 = AtomicU32::new(0);
 
-/// Binds a sharded model to this thread; dropping it unbinds the model.
+/// Binds the context of a sharded model to this thread; dropping it unbinds the model.
 pub(crate) struct Binding {
-    model: u32,
+    context: Rc<Context>,
 }
 
 impl Binding {
+    /// A context whose products run in `autocast`, where it is given. Its random stream starts at
+    /// seed 0; models on one thread draw from different streams.
     pub(crate) fn new<B: Backend>(
         reducer: Rc<RefCell<GradientReducer<B>>>,
         ledger: Ledger,
-        random: RandomStream,
         group: Group<B>,
+        autocast: Option<FloatDType>,
     ) -> Self {
         let rank = group.rank();
         let model = NEXT_MODEL.fetch_add(1, Relaxed);
-        SESSION.with_borrow_mut(|session| {
-            session.ledger = Some(ledger);
-            session.check = Some(Rc::new(move || group.check()));
-            session.random = Some((random, rank));
-            session.reducers.push((model, reducer));
+        let context = SESSION.with_borrow_mut(|session| {
+            let taken = |place: &u32| session.living.iter().any(|other| other.place == *place);
+            let place = (0..).find(|place| !taken(place)).unwrap_or_default();
+            let context = Rc::new(Context {
+                model,
+                place,
+                ledger,
+                check: Box::new(move || group.check()),
+                random: RefCell::new(RandomStream::new(0, place, rank)),
+                reducer,
+                autocast,
+                operations: RefCell::new(None),
+                marks: RefCell::new(HashMap::new()),
+            });
+            session.living.push(context.clone());
+            context
         });
-        Self { model }
+        Self { context }
+    }
+
+    /// Makes this the context of all ops until the guard is dropped; with `runs_model` under the
+    /// model's autocast.
+    pub(crate) fn enter(&self, runs_model: bool) -> ContextGuard {
+        let autocast = self.context.autocast.filter(|_| runs_model);
+        let entry = Entry { context: self.context.clone(), autocast };
+        SESSION.with_borrow_mut(|session| session.entered.push(entry));
+        ContextGuard { model: self.context.model, thread: PhantomData }
     }
 
     /// The mark that tells autodiff to report the gradient of parameter `index` of this model.
     pub(crate) fn mark(&self, index: usize) -> DistributedParamId {
-        let mark = DistributedParamId::from((u64::from(self.model) << 32) | index as u64);
-        SESSION.with_borrow_mut(|session| session.marks.insert(mark, (self.model, index)));
+        let mark = DistributedParamId::from((u64::from(self.context.model) << 32) | index as u64);
+        self.context.marks.borrow_mut().insert(mark, index);
         mark
+    }
+
+    /// Hands out the random stream of the model.
+    pub(crate) fn with_random<T>(&self, run: impl FnOnce(&mut RandomStream) -> T) -> T {
+        run(&mut self.context.random.borrow_mut())
+    }
+
+    /// Starts to count the operations of the model's calls.
+    pub(crate) fn start_counting(&self) {
+        *self.context.operations.borrow_mut() = Some(Counter::default());
+    }
+
+    /// Ends the count, and says what was found.
+    pub(crate) fn stop_counting(&self) -> Vec<ModuleOperations> {
+        let counter = self.context.operations.borrow_mut().take();
+        counter.map(Counter::into_modules).unwrap_or_default()
+    }
+
+    /// Hands out the counter, where there is one.
+    pub(crate) fn with_counter(&self, run: impl FnOnce(&mut Counter)) {
+        if let Some(counter) = &mut *self.context.operations.borrow_mut() {
+            run(counter);
+        }
     }
 }
 
@@ -82,39 +160,58 @@ impl Drop for Binding {
         // The thread may already be past its thread-locals; then there is nothing to unbind.
         let _ = SESSION.try_with(|session| {
             let mut session = session.borrow_mut();
-            session.reducers.retain(|(model, _)| *model != self.model);
-            session.marks.retain(|_, (model, _)| *model != self.model);
-            if session.reducers.is_empty() {
-                session.ledger = None;
-                session.check = None;
-                session.random = None;
-                session.operations = None;
+            session.living.retain(|context| context.model != self.context.model);
+        });
+    }
+}
+
+/// A call of a model is under way for as long as this lives.
+#[must_use = "the context is left when the guard is dropped"]
+#[derive(Debug)]
+pub struct ContextGuard {
+    model: u32,
+    /// Contexts belong to a thread, and so does the guard.
+    thread: PhantomData<Rc<()>>,
+}
+
+impl Drop for ContextGuard {
+    fn drop(&mut self) {
+        let _ = SESSION.try_with(|session| {
+            let mut session = session.borrow_mut();
+            let own = session.entered.iter().rposition(|entry| entry.context.model == self.model);
+            if let Some(own) = own {
+                session.entered.remove(own);
             }
         });
     }
 }
 
-/// The reducer and parameter index behind a mark; `None` for a mark of no bound model.
+fn current() -> Option<Rc<Context>> {
+    SESSION.with_borrow(|session| session.current().cloned())
+}
+
+/// The reducer and parameter index behind a mark of the current model. `None` for a mark of another
+/// one: a gradient counts in the backward pass of its own model alone, so that a generator's backward
+/// pass through a discriminator leaves the discriminator's gradients as they are.
 pub(crate) fn reducer_of<B: Backend>(
     mark: DistributedParamId,
 ) -> Option<(Rc<RefCell<GradientReducer<B>>>, usize)> {
-    let (reducer, index) = SESSION.with_borrow(|session| {
-        let (model, index) = session.marks.get(&mark)?;
-        let (_, reducer) = session.reducers.iter().find(|(number, _)| number == model)?;
-        Some((reducer.clone(), *index))
-    })?;
-    Some((reducer.downcast().ok()?, index))
+    let context = current()?;
+    let index = *context.marks.borrow().get(&mark)?;
+    Some((context.reducer.clone().downcast().ok()?, index))
 }
 
-/// Every reducer of this thread on backend `B`.
-pub(crate) fn reducers<B: Backend>() -> Vec<Rc<RefCell<GradientReducer<B>>>> {
-    SESSION.with_borrow(|session| {
-        let all = session.reducers.iter().map(|(_, reducer)| reducer.clone());
-        all.filter_map(|reducer| reducer.downcast().ok()).collect()
-    })
+/// The reducer of the current model, if it is on backend `B`.
+pub(crate) fn reducer<B: Backend>() -> Option<Rc<RefCell<GradientReducer<B>>>> {
+    current()?.reducer.clone().downcast().ok()
 }
 
-/// Enters an activation in this rank's ledger.
+/// Type of the products of the model whose call is under way, if that runs under autocast.
+pub(crate) fn autocast() -> Option<FloatDType> {
+    SESSION.with_borrow(|session| session.entered.last()?.autocast)
+}
+
+/// Enters an activation in the ledger of the current model.
 ///
 /// Every op comes here, so this is also where a rank that computes for long notices that another
 /// one has failed.
@@ -122,48 +219,23 @@ pub(crate) fn reducers<B: Backend>() -> Vec<Rc<RefCell<GradientReducer<B>>>> {
 /// # Panics
 /// With the [`CommError`] that ended the group: a tensor op cannot return it.
 pub(crate) fn hold_activation(bytes: usize) -> Option<Arc<Lease>> {
-    let check = SESSION.with_borrow(|session| session.check.clone());
-    if let Some(Err(error)) = check.map(|check| check()) {
+    let context = current()?;
+    if let Err(error) = (context.check)() {
         std::panic::panic_any(error);
     }
-    SESSION.with_borrow(|session| {
-        let ledger = session.ledger.as_ref()?;
-        Some(Arc::new(ledger.hold(Category::Activations, bytes)))
-    })
+    Some(Arc::new(context.ledger.hold(Category::Activations, bytes)))
 }
 
-/// Draws from this rank's stream; `None` on a thread without a session.
+/// Draws from the stream of the current model; `None` on a thread without one.
 pub(crate) fn with_random<T>(draw: impl FnOnce(&mut RandomStream) -> T) -> Option<T> {
-    SESSION.with_borrow_mut(|session| session.random.as_mut().map(|(random, _)| draw(random)))
+    current().map(|context| draw(&mut context.random.borrow_mut()))
 }
 
-/// Starts this rank's stream anew from `seed`; false on a thread without a session.
-pub(crate) fn reseed(seed: u64) -> bool {
-    SESSION.with_borrow_mut(|session| match &mut session.random {
-        Some((random, rank)) => {
-            *random = RandomStream::new(seed, *rank);
-            true
-        }
-        None => false,
-    })
-}
-
-/// Starts to count this thread's operations.
-pub(crate) fn start_counting() {
-    SESSION.with_borrow_mut(|session| session.operations = Some(Counter::default()));
-}
-
-/// Ends the count, and says what was found.
-pub(crate) fn stop_counting() -> Vec<ModuleOperations> {
-    let counter = SESSION.with_borrow_mut(|session| session.operations.take());
-    counter.map(Counter::into_modules).unwrap_or_default()
-}
-
-/// Hands out the counter, where there is one.
+/// Hands out the counter of the current model, where there is one.
 pub(crate) fn with_counter(run: impl FnOnce(&mut Counter)) {
-    SESSION.with_borrow_mut(|session| {
-        if let Some(counter) = &mut session.operations {
-            run(counter);
-        }
-    });
+    if let Some(context) = current()
+        && let Some(counter) = &mut *context.operations.borrow_mut()
+    {
+        run(counter);
+    }
 }

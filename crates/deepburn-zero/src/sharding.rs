@@ -21,10 +21,13 @@ use crate::optimizer::Owned;
 use crate::parameter::{Description, Parameter};
 use crate::partition::Partition;
 use crate::share::{Share, chunk};
-use crate::{Zero, ZeroTensor};
+use crate::{Autocast, Sharded, ZeroTensor};
 
 /// The autodiff backend on which sharded modules train.
-pub type Training<B> = Autodiff<Zero<B>>;
+pub type Training<B> = Autocast<Autodiff<Sharded<B>>>;
+
+/// The backend on which sharded modules are evaluated: [`Training`] without autodiff.
+pub type Zero<B> = Autocast<Sharded<B>>;
 
 /// Replaces each parameter of a module by a handle.
 ///

@@ -26,9 +26,8 @@ use crate::optimizer::{Optimizer, Rates};
 use crate::parameter::Parameter;
 use crate::precision::element_type;
 use crate::publish::Publisher;
-use crate::random::RandomStream;
 use crate::reduce::{Accumulated, GradientReducer, Types};
-use crate::session::{self, Binding};
+use crate::session::{Binding, ContextGuard};
 use crate::sharding::{Marker, Sharder, Table, Training, in_shape};
 use crate::share::Share;
 
@@ -120,8 +119,8 @@ impl<B: OptimizerOps> ModelStates<B> {
             ledger.clone(),
         )));
         let optimizer = Optimizer::new(optimizer, working, owned, &ledger);
-        let random = RandomStream::new(0, rank);
-        let binding = Binding::new(reducer.clone(), ledger.clone(), random, group.clone());
+        let autocast = precision.autocast.map(element_type);
+        let binding = Binding::new(reducer.clone(), ledger.clone(), group.clone(), autocast);
         let resident = match stage {
             Stage::Parameters => resident(&parameters, &zero.parameters),
             _ => Vec::new(),
@@ -147,14 +146,21 @@ impl<B: OptimizerOps> ModelStates<B> {
         Ok((module, states))
     }
 
+    /// Makes this the model of all ops on the thread until the guard is dropped: their activations
+    /// count in its ledger, they draw from its random stream, and gradients go to its own parameters
+    /// alone. With `runs_model` they also run under the plan's autocast. Calls nest.
+    pub fn enter(&self, runs_model: bool) -> ContextGuard {
+        self.binding.enter(runs_model)
+    }
+
     /// Starts this rank's random stream (dropout) anew from a seed that all ranks share.
     pub fn seed(&self, seed: u64) {
-        session::reseed(seed);
+        self.binding.with_random(|random| random.reseed(seed));
     }
 
     /// Prepares `module` for a forward and backward pass.
     pub fn start_training_pass<M: Module<Training<B>>>(&self, module: M) -> Result<M, ZeroError> {
-        session::with_counter(Counter::start_forward);
+        self.binding.with_counter(Counter::start_forward);
         self.gatherer.start_pass(Pass::Train)?;
         let mark = |index| self.binding.mark(index);
         Ok(module.map(&mut Marker { indices: &self.indices, mark }))
@@ -172,18 +178,18 @@ impl<B: OptimizerOps> ModelStates<B> {
 
     /// Says that forward is over and backward begins.
     pub fn start_backward(&self) {
-        session::with_counter(Counter::start_backward);
+        self.binding.with_counter(Counter::start_backward);
         self.gatherer.start_backward();
     }
 
     /// Starts to count the operations of forward and backward.
     pub fn start_counting(&self) {
-        session::start_counting();
+        self.binding.start_counting();
     }
 
     /// Ends the count: the operations of this rank since it began, by module.
     pub fn stop_counting(&self) -> Vec<ModuleOperations> {
-        session::stop_counting()
+        self.binding.stop_counting()
     }
 
     /// Ends a pass: nothing stays gathered but resident parameters.

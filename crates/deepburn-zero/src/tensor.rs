@@ -1,4 +1,4 @@
-//! The float tensor of [`Zero`](crate::Zero): data, or something that can become data.
+//! The tensors of [`Sharded`](crate::Sharded): data, or something that can become data.
 
 use std::sync::Arc;
 
@@ -32,6 +32,48 @@ pub enum ZeroTensor<B: Backend> {
 pub struct FullTensor<B: Backend> {
     pub(crate) tensor: B::FloatTensorPrimitive,
     pub(crate) lease: Option<Arc<Lease>>,
+}
+
+/// An int or bool tensor of the inner backend, entered in the ledger as an activation for as long as it
+/// or a view of it lives.
+#[derive(Debug, Clone)]
+pub struct Counted<T> {
+    tensor: T,
+    lease: Option<Arc<Lease>>,
+}
+
+impl<T: TensorMetadata> Counted<T> {
+    /// Wraps the result of an op.
+    pub(crate) fn new(tensor: T) -> Self {
+        let bytes = tensor.shape().num_elements() * tensor.dtype().size();
+        Self { lease: session::hold_activation(bytes), tensor }
+    }
+}
+
+impl<T> Counted<T> {
+    /// The inner backend's tensor. Its bytes leave the ledger with the last other handle.
+    pub fn into_inner(self) -> T {
+        self.tensor
+    }
+
+    pub(crate) fn inner(&self) -> &T {
+        &self.tensor
+    }
+
+    /// A view that shares memory, and so the entry in the ledger.
+    pub(crate) fn viewed(self, view: impl FnOnce(T) -> T) -> Self {
+        Self { tensor: view(self.tensor), lease: self.lease }
+    }
+}
+
+impl<T: TensorMetadata> TensorMetadata for Counted<T> {
+    fn dtype(&self) -> DType {
+        self.tensor.dtype()
+    }
+
+    fn shape(&self) -> Shape {
+        self.tensor.shape()
+    }
 }
 
 /// A parameter under recorded views.
@@ -102,15 +144,23 @@ impl<B: Backend> ZeroTensor<B> {
         }
     }
 
-    /// Applies a view: recorded on a parameter, and sharing memory on data.
+    /// Applies a view: recorded on a parameter, and sharing memory on data. A cast to another type
+    /// makes data of its own.
     pub(crate) fn view(self, view: View) -> Self {
         match self {
+            Self::Full(full) if view.dtype(full.tensor.dtype()) != full.tensor.dtype() => {
+                Self::full(view.apply::<B>(full.tensor))
+            }
             Self::Full(full) => {
                 Self::Full(FullTensor { tensor: view.apply::<B>(full.tensor), lease: full.lease })
             }
             Self::Parameter(parameter) => Self::Parameter(parameter.viewed(view)),
             other => Self::full(view.apply::<B>(other.into_full())),
         }
+    }
+
+    pub(crate) fn is_parameter(&self) -> bool {
+        matches!(self, Self::Parameter(_))
     }
 
     pub(crate) fn device(&self) -> B::Device {

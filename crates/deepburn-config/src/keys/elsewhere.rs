@@ -85,22 +85,7 @@ pub(crate) const AMP: Key = Key::section(
 .unavailable(
     "Apex mixed precision",
     Asks::Enabled,
-    "set amp.enabled to false, which trains in fp32",
-);
-
-pub(crate) const TORCH_AUTOCAST: Key = Key::section(
-    "torch_autocast",
-    &[
-        ENABLED,
-        text("dtype", "Type of the operations."),
-        free("lower_precision_safe_modules", "Modules that are cast."),
-    ],
-    "PyTorch's autocast.",
-)
-.unavailable(
-    "autocast",
-    Asks::Enabled,
-    "set torch_autocast.enabled to false, which trains in fp32",
+    "set amp.enabled to false, or use torch_autocast instead",
 );
 
 pub(crate) const HYBRID_ENGINE: Key = Key::section(

@@ -4,6 +4,7 @@
 //! section into its part of the plan. A rule that reports an error still returns a value; the
 //! verdict discards it together with the rest of the plan.
 
+pub(crate) mod autocast;
 pub(crate) mod batch;
 pub(crate) mod curriculum;
 pub(crate) mod data_efficiency;
@@ -114,7 +115,7 @@ pub(crate) const DEEPSPEED: &[Key] = &[
     Key::section("aio", offload::AIO, "Asynchronous reads and writes of NVMe offload.")
         .inert("it tunes NVMe offload, which is not available in this version"),
     elsewhere::AMP,
-    elsewhere::TORCH_AUTOCAST,
+    autocast::TORCH_AUTOCAST,
     parallel::PIPELINE,
     parallel::TENSOR_PARALLEL,
     parallel::EXPERT_PARALLEL,

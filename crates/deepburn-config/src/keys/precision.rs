@@ -5,8 +5,11 @@
 
 use crate::key::{Asks, Key, Literal};
 
+use crate::keys::autocast;
 use crate::kind::{Integers, Kind, Reals};
-use crate::plan::{DynamicScalePlan, LossScalePlan, OverflowPlan, Precision, PrecisionPlan};
+use crate::plan::{
+    DynamicScalePlan, LossScalePlan, OverflowPlan, Precision, PrecisionPlan, ScaleGrowth,
+};
 use crate::resolve::Context;
 use crate::section::Section;
 
@@ -15,9 +18,13 @@ const USABLE_SCALE_POWER: i64 = 16;
 
 pub(crate) const FP16: &[Key] = &[
     Key::flag("enabled", false, "Train in fp16.").auto(),
-    Key::flag("auto_cast", false, "Cast the inputs of the model to fp16.")
-        .auto()
-        .inert("what feeds a model decides the type of its inputs; tokens have none"),
+    Key::flag(
+        "auto_cast",
+        false,
+        "Run ops in the types of torch.autocast, as torch_autocast does, on fp16 parameters. \
+            DeepSpeed only casts the inputs of the model to fp16.",
+    )
+    .auto(),
     Key::real("loss_scale", Reals::NotNegative, 0.0, "Fixed loss scale; 0 for a dynamic one.")
         .auto(),
     Key::new(
@@ -162,12 +169,10 @@ pub(crate) fn resolve(top: &Section<'_>, context: &mut Context<'_>) -> Precision
         (false, true) => Precision::Bf16,
         (false, false) => Precision::Fp32,
     };
-    let skips = match compute {
-        Precision::Fp32 => false,
-        Precision::Fp16 => true,
-        Precision::Bf16 => bf16.flag("check_grad_overflow"),
-    };
-    let scaled = compute == Precision::Fp16;
+    let autocast = autocast::resolve(top, compute, context);
+    let scaled = compute == Precision::Fp16 || autocast == Some(Precision::Fp16);
+    // Autocast in bf16 has fp32 parameters and gradients: what is not finite ends the run as in fp32.
+    let skips = scaled || compute == Precision::Bf16 && bf16.flag("check_grad_overflow");
     let data_types = top.section("data_types");
     let communication = named(top.optional_choice(COMMUNICATION.name)).unwrap_or(compute);
     let accumulation =
@@ -189,10 +194,14 @@ pub(crate) fn resolve(top: &Section<'_>, context: &mut Context<'_>) -> Precision
     }
     PrecisionPlan {
         compute,
-        autocast: None,
+        autocast,
         communication,
         accumulation,
-        loss_scale: if scaled { loss_scale(&fp16) } else { LossScalePlan::Static { scale: 1.0 } },
+        loss_scale: match (scaled, compute) {
+            (false, _) => LossScalePlan::Static { scale: 1.0 },
+            (true, Precision::Fp16) => loss_scale(&fp16),
+            (true, _) => LossScalePlan::Dynamic(autocast::GRAD_SCALER),
+        },
         overflow: if skips { OverflowPlan::Skip } else { OverflowPlan::End },
     }
 }
@@ -218,6 +227,7 @@ fn loss_scale(fp16: &Section<'_>) -> LossScalePlan {
         hysteresis: at_least_one("hysteresis"),
         consecutive_hysteresis: fp16.flag("consecutive_hysteresis"),
         min_scale: at_least_one("min_loss_scale") as f64,
+        growth: ScaleGrowth::AfterWindow,
     })
 }
 

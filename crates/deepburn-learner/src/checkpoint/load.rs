@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::save::slot_of;
-use super::state::{EngineState, GradientRecord, RankState};
+use super::state::{EngineState, GradientRecord, Random, RankState};
 use super::{TrainingCheckpointError, exchange};
 use crate::engine::Progress;
 use crate::{Engine, EngineError};
@@ -249,11 +249,11 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             self.schedule.seek(*schedule);
         }
         let random = match saved.ranks.get(self.rank()) {
-            Some(state) => Some((state.random.seed, state.random.position)),
-            None => saved.ranks.first().map(|state| (state.random.seed, 0)),
+            Some(state) => Some(state.random),
+            None => saved.ranks.first().map(|state| Random { position: 0, ..state.random }),
         };
-        if let Some((seed, position)) = random {
-            self.states.set_random_state(RandomState { seed, position });
+        if let Some(Random { seed, model, position }) = random {
+            self.states.set_random_state(RandomState { seed, model, position });
         }
         Ok(())
     }

@@ -163,14 +163,14 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     }
 
     fn rank_state(&self, client: Value) -> RankState {
-        let RandomState { seed, position } = self.states().random_state();
+        let RandomState { seed, model, position } = self.states().random_state();
         let gradient = |index: usize| {
             let GradientSum { micro_batches, peak, .. } = self.states().gradient_sum(index)?;
             let record = GradientRecord { micro_batches, peak_bits: peak.map(f32::to_bits) };
             Some((self.parameters()[index].path().to_owned(), record))
         };
         let gradients = (0..self.parameters().len()).filter_map(gradient).collect();
-        RankState { random: Random { seed, position }, gradients, client }
+        RankState { random: Random { seed, model, position }, gradients, client }
     }
 }
 

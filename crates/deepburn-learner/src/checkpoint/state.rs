@@ -52,6 +52,9 @@ pub(super) struct RankState {
 #[serde(deny_unknown_fields)]
 pub(super) struct Random {
     pub(super) seed: u64,
+    /// The number of the model among those of a rank; 0 in checkpoints of programs with one.
+    #[serde(default)]
+    pub(super) model: u32,
     /// JSON has no integers of 128 bits.
     #[serde(with = "decimal")]
     pub(super) position: u128,

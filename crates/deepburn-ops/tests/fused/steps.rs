@@ -1,17 +1,16 @@
 //! The autodiff steps: gradients of fused ops are those of the ops they replace.
 
 use burn::tensor::{DType, Int, Tensor, TensorData, activation};
-use burn_autodiff::Autodiff;
 use burn_flex::Flex;
 use deepburn_ops::{
     Reach, SelfAttention, cross_entropy, gelu_tanh, layer_norm, linear, linear_cross_entropy,
     self_attention,
 };
-use deepburn_zero::Zero;
+use deepburn_zero::Training;
 
 use crate::{Array, assert_close};
 
-type B = Autodiff<Zero<Flex>>;
+type B = Training<Flex>;
 
 fn input(array: &Array, dtype: DType) -> Tensor<B, 2> {
     let data = TensorData::new(array.values.clone(), array.shape).convert_dtype(dtype);

@@ -1,65 +1,88 @@
 //! Boolean tensors.
 
 use burn_backend::ops::BoolTensorOps;
-use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IntTensor};
+use burn_backend::tensor::{BoolTensor, Device, IntTensor};
 use burn_backend::{
     Backend, BoolDType, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice, TensorData,
 };
 
-use crate::ops::forward;
-use crate::{Zero, ZeroTensor};
+use crate::Sharded;
+use crate::ops::{forward, view};
+use crate::tensor::Counted;
 
-impl<B: Backend> BoolTensorOps<Zero<B>> for Zero<B> {
+/// Ops that make data of their own.
+macro_rules! bool_ops {
+    ($with:ident) => {
+        $with! {
+            fn bool_empty(shape: [Shape], device: [&Device<Self>], dtype: [BoolDType]) -> bool;
+            fn bool_zeros(shape: [Shape], device: [&Device<Self>], dtype: [BoolDType]) -> bool;
+            fn bool_ones(shape: [Shape], device: [&Device<Self>], dtype: [BoolDType]) -> bool;
+            fn bool_from_data(data: [TensorData], device: [&Device<Self>]) -> bool;
+            fn bool_into_int(tensor: bool, out_dtype: [IntDType]) -> int;
+            fn bool_into_float(tensor: bool, out_dtype: [FloatDType]) -> float;
+            fn bool_to_device(tensor: bool, device: [&Device<Self>]) -> bool;
+            fn bool_slice_assign(tensor: bool, slices: [&[Slice]], value: bool) -> bool;
+            fn bool_mask_where(tensor: bool, mask: bool, value: bool) -> bool;
+            fn bool_mask_fill(tensor: bool, mask: bool, value: [Scalar]) -> bool;
+            fn bool_gather(dim: [usize], tensor: bool, indices: int) -> bool;
+            fn bool_scatter_or(dim: [usize], tensor: bool, indices: int, value: bool) -> bool;
+            fn bool_select(tensor: bool, dim: [usize], indices: int) -> bool;
+            fn bool_select_or(tensor: bool, dim: [usize], indices: int, value: bool) -> bool;
+            fn bool_equal(lhs: bool, rhs: bool) -> bool;
+            fn bool_equal_elem(lhs: bool, rhs: [Scalar]) -> bool;
+            fn bool_not(tensor: bool) -> bool;
+            fn bool_and(lhs: bool, rhs: bool) -> bool;
+            fn bool_or(lhs: bool, rhs: bool) -> bool;
+            fn bool_flip(tensor: bool, axes: [&[usize]]) -> bool;
+            fn bool_unfold(tensor: bool, dim: [usize], size: [usize], step: [usize]) -> bool;
+            fn bool_repeat_dim(tensor: bool, dim: [usize], times: [usize]) -> bool;
+            fn bool_cat(tensors: bools, dim: [usize]) -> bool;
+            fn bool_not_equal(lhs: bool, rhs: bool) -> bool;
+            fn bool_not_equal_elem(lhs: bool, rhs: [Scalar]) -> bool;
+            fn bool_xor(lhs: bool, rhs: bool) -> bool;
+            fn bool_any(tensor: bool) -> bool;
+            fn bool_any_dim(tensor: bool, dim: [usize]) -> bool;
+            fn bool_all(tensor: bool) -> bool;
+            fn bool_all_dim(tensor: bool, dim: [usize]) -> bool;
+        }
+    };
+}
+pub(crate) use bool_ops;
+
+/// Ops whose result shares the memory of its operand.
+macro_rules! bool_view_ops {
+    ($with:ident) => {
+        $with! {
+            fn bool_reshape(tensor: bool, shape: [Shape]) -> bool;
+            fn bool_slice(tensor: bool, slices: [&[Slice]]) -> bool;
+            fn bool_swap_dims(tensor: bool, dim1: [usize], dim2: [usize]) -> bool;
+            fn bool_permute(tensor: bool, axes: [&[usize]]) -> bool;
+            fn bool_expand(tensor: bool, shape: [Shape]) -> bool;
+            fn bool_transpose(tensor: bool) -> bool;
+        }
+    };
+}
+pub(crate) use bool_view_ops;
+
+impl<B: Backend> BoolTensorOps<Sharded<B>> for Sharded<B> {
     fn bool_into_data(
         tensor: BoolTensor<Self>,
     ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
-        B::bool_into_data(tensor)
+        B::bool_into_data(tensor.into_inner())
     }
 
     fn bool_argwhere(
         tensor: BoolTensor<Self>,
         out_dtype: IntDType,
     ) -> impl Future<Output = IntTensor<Self>> + 'static + Send {
-        B::bool_argwhere(tensor, out_dtype)
+        let found = B::bool_argwhere(tensor.into_inner(), out_dtype);
+        async move { Counted::new(found.await) }
     }
 
-    forward! {
-        fn bool_empty(shape: [Shape], device: [&Device<Self>], dtype: [BoolDType]) -> [BoolTensor<Self>];
-        fn bool_zeros(shape: [Shape], device: [&Device<Self>], dtype: [BoolDType]) -> [BoolTensor<Self>];
-        fn bool_ones(shape: [Shape], device: [&Device<Self>], dtype: [BoolDType]) -> [BoolTensor<Self>];
-        fn bool_from_data(data: [TensorData], device: [&Device<Self>]) -> [BoolTensor<Self>];
-        fn bool_into_int(tensor: [BoolTensor<Self>], out_dtype: [IntDType]) -> [IntTensor<Self>];
-        fn bool_into_float(tensor: [BoolTensor<Self>], out_dtype: [FloatDType]) -> float;
-        fn bool_device(tensor: [&BoolTensor<Self>]) -> [Device<Self>];
-        fn bool_to_device(tensor: [BoolTensor<Self>], device: [&Device<Self>]) -> [BoolTensor<Self>];
-        fn bool_reshape(tensor: [BoolTensor<Self>], shape: [Shape]) -> [BoolTensor<Self>];
-        fn bool_slice(tensor: [BoolTensor<Self>], slices: [&[Slice]]) -> [BoolTensor<Self>];
-        fn bool_slice_assign(tensor: [BoolTensor<Self>], slices: [&[Slice]], value: [BoolTensor<Self>]) -> [BoolTensor<Self>];
-        fn bool_mask_where(tensor: [BoolTensor<Self>], mask: [BoolTensor<Self>], value: [BoolTensor<Self>]) -> [BoolTensor<Self>];
-        fn bool_mask_fill(tensor: [BoolTensor<Self>], mask: [BoolTensor<Self>], value: [Scalar]) -> [BoolTensor<Self>];
-        fn bool_gather(dim: [usize], tensor: [BoolTensor<Self>], indices: [IntTensor<Self>]) -> [BoolTensor<Self>];
-        fn bool_scatter_or(dim: [usize], tensor: [BoolTensor<Self>], indices: [IntTensor<Self>], value: [BoolTensor<Self>]) -> [BoolTensor<Self>];
-        fn bool_select(tensor: [BoolTensor<Self>], dim: [usize], indices: [IntTensor<Self>]) -> [BoolTensor<Self>];
-        fn bool_select_or(tensor: [BoolTensor<Self>], dim: [usize], indices: [IntTensor<Self>], value: [BoolTensor<Self>]) -> [BoolTensor<Self>];
-        fn bool_equal(lhs: [BoolTensor<Self>], rhs: [BoolTensor<Self>]) -> [BoolTensor<Self>];
-        fn bool_equal_elem(lhs: [BoolTensor<Self>], rhs: [Scalar]) -> [BoolTensor<Self>];
-        fn bool_not(tensor: [BoolTensor<Self>]) -> [BoolTensor<Self>];
-        fn bool_and(lhs: [BoolTensor<Self>], rhs: [BoolTensor<Self>]) -> [BoolTensor<Self>];
-        fn bool_or(lhs: [BoolTensor<Self>], rhs: [BoolTensor<Self>]) -> [BoolTensor<Self>];
-        fn bool_swap_dims(tensor: [BoolTensor<Self>], dim1: [usize], dim2: [usize]) -> [BoolTensor<Self>];
-        fn bool_permute(tensor: [BoolTensor<Self>], axes: [&[usize]]) -> [BoolTensor<Self>];
-        fn bool_flip(tensor: [BoolTensor<Self>], axes: [&[usize]]) -> [BoolTensor<Self>];
-        fn bool_expand(tensor: [BoolTensor<Self>], shape: [Shape]) -> [BoolTensor<Self>];
-        fn bool_unfold(tensor: [BoolTensor<Self>], dim: [usize], size: [usize], step: [usize]) -> [BoolTensor<Self>];
-        fn bool_repeat_dim(tensor: [BoolTensor<Self>], dim: [usize], times: [usize]) -> [BoolTensor<Self>];
-        fn bool_cat(tensors: [Vec<BoolTensor<Self>>], dim: [usize]) -> [BoolTensor<Self>];
-        fn bool_not_equal(lhs: [BoolTensor<Self>], rhs: [BoolTensor<Self>]) -> [BoolTensor<Self>];
-        fn bool_not_equal_elem(lhs: [BoolTensor<Self>], rhs: [Scalar]) -> [BoolTensor<Self>];
-        fn bool_xor(lhs: [BoolTensor<Self>], rhs: [BoolTensor<Self>]) -> [BoolTensor<Self>];
-        fn bool_transpose(tensor: [BoolTensor<Self>]) -> [BoolTensor<Self>];
-        fn bool_any(tensor: [BoolTensor<Self>]) -> [BoolTensor<Self>];
-        fn bool_any_dim(tensor: [BoolTensor<Self>], dim: [usize]) -> [BoolTensor<Self>];
-        fn bool_all(tensor: [BoolTensor<Self>]) -> [BoolTensor<Self>];
-        fn bool_all_dim(tensor: [BoolTensor<Self>], dim: [usize]) -> [BoolTensor<Self>];
+    fn bool_device(tensor: &BoolTensor<Self>) -> Device<Self> {
+        B::bool_device(tensor.inner())
     }
+
+    bool_ops!(forward);
+    bool_view_ops!(view);
 }

@@ -1,7 +1,7 @@
 //! Float tensors: views of a parameter are recorded, gradients of embeddings stay rows.
 
 use burn_backend::ops::{FloatTensorOps, GridSampleOptions};
-use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IndexingUpdateOp, IntTensor};
+use burn_backend::tensor::{Device, FloatTensor, IndexingUpdateOp};
 use burn_backend::{
     Backend, BoolDType, DType, Distribution, ExecutionError, FloatDType, IntDType, Scalar, Shape,
     Slice, TensorData, TensorMetadata,
@@ -11,9 +11,148 @@ use crate::operations;
 use crate::ops::forward;
 use crate::session;
 use crate::view::View;
-use crate::{Zero, ZeroTensor};
+use crate::{Sharded, ZeroTensor};
 
-impl<B: Backend> FloatTensorOps<Zero<B>> for Zero<B> {
+/// Ops whose operands are made whole, in either decorator of this crate.
+macro_rules! float_ops {
+    ($with:ident) => {
+        $with! {
+            fn float_from_data(data: [TensorData], device: [&Device<Self>]) -> float;
+            fn float_into_int(tensor: float, out_dtype: [IntDType]) -> int;
+            fn float_empty(shape: [Shape], device: [&Device<Self>], dtype: [FloatDType]) -> float;
+            fn float_add_scalar(lhs: float, rhs: [Scalar]) -> float;
+            fn float_sub(lhs: float, rhs: float) -> float;
+            fn float_sub_scalar(lhs: float, rhs: [Scalar]) -> float;
+            fn float_mul(lhs: float, rhs: float) -> float;
+            fn float_mul_scalar(lhs: float, rhs: [Scalar]) -> float;
+            fn float_div(lhs: float, rhs: float) -> float;
+            fn float_div_scalar(lhs: float, rhs: [Scalar]) -> float;
+            fn float_remainder(lhs: float, rhs: float) -> float;
+            fn float_remainder_scalar(lhs: float, rhs: [Scalar]) -> float;
+            fn float_cross(lhs: float, rhs: float, dim: [usize]) -> float;
+            #[full] fn float_recip(tensor: float) -> float;
+            fn float_flip(tensor: float, axes: [&[usize]]) -> float;
+            fn float_gather(dim: [usize], tensor: float, indices: int) -> float;
+            fn float_scatter_add(dim: [usize], tensor: float, indices: int, value: float) -> float;
+            fn float_select(tensor: float, dim: [usize], indices: int) -> float;
+            fn float_select_add(tensor: float, dim: [usize], indices: int, value: float) -> float;
+            fn float_slice_assign(tensor: float, slices: [&[Slice]], value: float) -> float;
+            fn float_mask_where(tensor: float, mask: bool, value: float) -> float;
+            fn float_mask_fill(tensor: float, mask: bool, value: [Scalar]) -> float;
+            fn float_equal(lhs: float, rhs: float, out_dtype: [BoolDType]) -> bool;
+            fn float_equal_elem(lhs: float, rhs: [Scalar], out_dtype: [BoolDType]) -> bool;
+            fn float_greater(lhs: float, rhs: float, out_dtype: [BoolDType]) -> bool;
+            fn float_greater_elem(lhs: float, rhs: [Scalar], out_dtype: [BoolDType]) -> bool;
+            fn float_greater_equal(lhs: float, rhs: float, out_dtype: [BoolDType]) -> bool;
+            fn float_greater_equal_elem(lhs: float, rhs: [Scalar], out_dtype: [BoolDType]) -> bool;
+            fn float_lower(lhs: float, rhs: float, out_dtype: [BoolDType]) -> bool;
+            fn float_lower_elem(lhs: float, rhs: [Scalar], out_dtype: [BoolDType]) -> bool;
+            fn float_lower_equal(lhs: float, rhs: float, out_dtype: [BoolDType]) -> bool;
+            fn float_lower_equal_elem(lhs: float, rhs: [Scalar], out_dtype: [BoolDType]) -> bool;
+            #[full] fn float_sum(tensor: float) -> float;
+            #[full] fn float_sum_dim(tensor: float, dim: [usize]) -> float;
+            #[full] fn float_mean_dim(tensor: float, dim: [usize]) -> float;
+            #[full] fn float_cumsum(tensor: float, dim: [usize]) -> float;
+            #[full] fn float_cumprod(tensor: float, dim: [usize]) -> float;
+            fn float_cummin(tensor: float, dim: [usize]) -> float;
+            fn float_cummax(tensor: float, dim: [usize]) -> float;
+            #[full] fn float_exp(tensor: float) -> float;
+            #[full] fn float_log(tensor: float) -> float;
+            #[full] fn float_log1p(tensor: float) -> float;
+            #[full] fn float_powf(lhs: float, rhs: float) -> float;
+            #[full] fn float_powf_scalar_impl(tensor: float, value: [Scalar]) -> float;
+            fn float_sqrt(tensor: float) -> float;
+            fn float_abs(tensor: float) -> float;
+            fn float_cos(tensor: float) -> float;
+            fn float_sin(tensor: float) -> float;
+            #[full] fn float_tan(tensor: float) -> float;
+            #[full] fn float_cosh(tensor: float) -> float;
+            #[full] fn float_sinh(tensor: float) -> float;
+            fn float_tanh(tensor: float) -> float;
+            #[full] fn float_acos(tensor: float) -> float;
+            fn float_acosh(tensor: float) -> float;
+            #[full] fn float_asin(tensor: float) -> float;
+            fn float_asinh(tensor: float) -> float;
+            fn float_atan(tensor: float) -> float;
+            fn float_atanh(tensor: float) -> float;
+            fn float_atan2(lhs: float, rhs: float) -> float;
+            fn float_round(tensor: float) -> float;
+            fn float_floor(tensor: float) -> float;
+            fn float_ceil(tensor: float) -> float;
+            fn float_trunc(tensor: float) -> float;
+            fn float_erf(tensor: float) -> float;
+            fn float_argmax(tensor: float, dim: [usize], out_dtype: [IntDType]) -> int;
+            fn float_argtopk(tensor: float, dim: [usize], k: [usize], out_dtype: [IntDType]) -> int;
+            fn float_argmin(tensor: float, dim: [usize], out_dtype: [IntDType]) -> int;
+            fn float_unfold(tensor: float, dim: [usize], size: [usize], step: [usize]) -> float;
+            fn float_zeros(shape: [Shape], device: [&Device<Self>], dtype: [FloatDType]) -> float;
+            fn float_ones(shape: [Shape], device: [&Device<Self>], dtype: [FloatDType]) -> float;
+            fn float_full(shape: [Shape], fill_value: [Scalar], device: [&Device<Self>], dtype: [FloatDType]) -> float;
+            fn float_repeat_dim(tensor: float, dim: [usize], times: [usize]) -> float;
+            fn float_clamp_min(tensor: float, min: [Scalar]) -> float;
+            fn float_clamp_max(tensor: float, max: [Scalar]) -> float;
+            fn float_clamp(tensor: float, min: [Scalar], max: [Scalar]) -> float;
+            fn float_neg(tensor: float) -> float;
+            fn float_scatter_nd(data: float, indices: int, values: float, reduction: [IndexingUpdateOp]) -> float;
+            fn float_gather_nd(data: float, indices: int) -> float;
+            fn float_not_equal(lhs: float, rhs: float, out_dtype: [BoolDType]) -> bool;
+            fn float_not_equal_elem(lhs: float, rhs: [Scalar], out_dtype: [BoolDType]) -> bool;
+            #[full] fn float_prod(tensor: float) -> float;
+            #[full] fn float_prod_dim(tensor: float, dim: [usize]) -> float;
+            #[full] fn float_mean(tensor: float) -> float;
+            #[full] fn float_powi(lhs: float, rhs: int) -> float;
+            #[full] fn float_powi_scalar(lhs: float, rhs: [Scalar]) -> float;
+            #[full] fn float_powi_scalar_impl(lhs: float, rhs: [Scalar]) -> float;
+            #[full] fn float_powf_scalar(tensor: float, value: [Scalar]) -> float;
+            fn float_cat(tensors: floats, dim: [usize]) -> float;
+            fn float_topk(tensor: float, dim: [usize], k: [usize]) -> float;
+            fn float_max(tensor: float) -> float;
+            fn float_max_dim(tensor: float, dim: [usize]) -> float;
+            fn float_max_dim_with_indices(tensor: float, dim: [usize], indices_dtype: [IntDType]) -> float_and_int;
+            fn float_min(tensor: float) -> float;
+            fn float_min_dim(tensor: float, dim: [usize]) -> float;
+            fn float_min_dim_with_indices(tensor: float, dim: [usize], indices_dtype: [IntDType]) -> float_and_int;
+            fn float_max_abs(tensor: float) -> float;
+            fn float_max_abs_dim(tensor: float, dim: [usize]) -> float;
+            fn float_any(tensor: float, out_dtype: [BoolDType]) -> bool;
+            fn float_any_dim(tensor: float, dim: [usize], out_dtype: [BoolDType]) -> bool;
+            fn float_all(tensor: float, out_dtype: [BoolDType]) -> bool;
+            fn float_all_dim(tensor: float, dim: [usize], out_dtype: [BoolDType]) -> bool;
+            fn float_sign(tensor: float) -> float;
+            fn float_sort(tensor: float, dim: [usize], descending: [bool]) -> float;
+            fn float_sort_with_indices(tensor: float, dim: [usize], descending: [bool], indices_dtype: [IntDType]) -> float_and_int;
+            fn float_argsort(tensor: float, dim: [usize], descending: [bool], out_dtype: [IntDType]) -> int;
+            fn float_grid_sample_2d(tensor: float, grid: float, options: [GridSampleOptions]) -> float;
+            fn float_is_nan(tensor: float, out_dtype: [BoolDType]) -> bool;
+            fn float_is_inf(tensor: float, out_dtype: [BoolDType]) -> bool;
+        }
+    };
+}
+pub(crate) use float_ops;
+
+/// Ops that treat handles of parameters or rows in a special way.
+macro_rules! float_handle_ops {
+    ($with:ident) => {
+        $with! {
+            fn float_to_device(tensor: float, device: [&Device<Self>]) -> float;
+            fn float_random(shape: [Shape], distribution: [Distribution], device: [&Device<Self>], dtype: [FloatDType]) -> float;
+            fn float_add(lhs: float, rhs: float) -> float;
+            fn float_detach(tensor: float) -> float;
+            fn float_set_require_grad(tensor: float, require_grad: [bool]) -> float;
+            fn float_reshape(tensor: float, shape: [Shape]) -> float;
+            fn float_swap_dims(tensor: float, dim1: [usize], dim2: [usize]) -> float;
+            fn float_transpose(tensor: float) -> float;
+            fn float_permute(tensor: float, axes: [&[usize]]) -> float;
+            fn float_slice(tensor: float, slices: [&[Slice]]) -> float;
+            fn float_expand(tensor: float, shape: [Shape]) -> float;
+            fn float_cast(tensor: float, dtype: [FloatDType]) -> float;
+            #[product] fn float_matmul(lhs: float, rhs: float) -> float;
+        }
+    };
+}
+pub(crate) use float_handle_ops;
+
+impl<B: Backend> FloatTensorOps<Sharded<B>> for Sharded<B> {
     fn float_into_data(
         tensor: FloatTensor<Self>,
     ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
@@ -111,114 +250,5 @@ impl<B: Backend> FloatTensorOps<Zero<B>> for Zero<B> {
         ZeroTensor::full(B::float_matmul(lhs.into_full(), rhs.into_full()))
     }
 
-    forward! {
-        fn float_from_data(data: [TensorData], device: [&Device<Self>]) -> float;
-        fn float_into_int(tensor: float, out_dtype: [IntDType]) -> [IntTensor<Self>];
-        fn float_empty(shape: [Shape], device: [&Device<Self>], dtype: [FloatDType]) -> float;
-        fn float_add_scalar(lhs: float, rhs: [Scalar]) -> float;
-        fn float_sub(lhs: float, rhs: float) -> float;
-        fn float_sub_scalar(lhs: float, rhs: [Scalar]) -> float;
-        fn float_mul(lhs: float, rhs: float) -> float;
-        fn float_mul_scalar(lhs: float, rhs: [Scalar]) -> float;
-        fn float_div(lhs: float, rhs: float) -> float;
-        fn float_div_scalar(lhs: float, rhs: [Scalar]) -> float;
-        fn float_remainder(lhs: float, rhs: float) -> float;
-        fn float_remainder_scalar(lhs: float, rhs: [Scalar]) -> float;
-        fn float_cross(lhs: float, rhs: float, dim: [usize]) -> float;
-        fn float_recip(tensor: float) -> float;
-        fn float_flip(tensor: float, axes: [&[usize]]) -> float;
-        fn float_gather(dim: [usize], tensor: float, indices: [IntTensor<Self>]) -> float;
-        fn float_scatter_add(dim: [usize], tensor: float, indices: [IntTensor<Self>], value: float) -> float;
-        fn float_select(tensor: float, dim: [usize], indices: [IntTensor<Self>]) -> float;
-        fn float_select_add(tensor: float, dim: [usize], indices: [IntTensor<Self>], value: float) -> float;
-        fn float_slice_assign(tensor: float, slices: [&[Slice]], value: float) -> float;
-        fn float_mask_where(tensor: float, mask: [BoolTensor<Self>], value: float) -> float;
-        fn float_mask_fill(tensor: float, mask: [BoolTensor<Self>], value: [Scalar]) -> float;
-        fn float_equal(lhs: float, rhs: float, out_dtype: [BoolDType]) -> [BoolTensor<Self>];
-        fn float_equal_elem(lhs: float, rhs: [Scalar], out_dtype: [BoolDType]) -> [BoolTensor<Self>];
-        fn float_greater(lhs: float, rhs: float, out_dtype: [BoolDType]) -> [BoolTensor<Self>];
-        fn float_greater_elem(lhs: float, rhs: [Scalar], out_dtype: [BoolDType]) -> [BoolTensor<Self>];
-        fn float_greater_equal(lhs: float, rhs: float, out_dtype: [BoolDType]) -> [BoolTensor<Self>];
-        fn float_greater_equal_elem(lhs: float, rhs: [Scalar], out_dtype: [BoolDType]) -> [BoolTensor<Self>];
-        fn float_lower(lhs: float, rhs: float, out_dtype: [BoolDType]) -> [BoolTensor<Self>];
-        fn float_lower_elem(lhs: float, rhs: [Scalar], out_dtype: [BoolDType]) -> [BoolTensor<Self>];
-        fn float_lower_equal(lhs: float, rhs: float, out_dtype: [BoolDType]) -> [BoolTensor<Self>];
-        fn float_lower_equal_elem(lhs: float, rhs: [Scalar], out_dtype: [BoolDType]) -> [BoolTensor<Self>];
-        fn float_sum(tensor: float) -> float;
-        fn float_sum_dim(tensor: float, dim: [usize]) -> float;
-        fn float_mean_dim(tensor: float, dim: [usize]) -> float;
-        fn float_cumsum(tensor: float, dim: [usize]) -> float;
-        fn float_cumprod(tensor: float, dim: [usize]) -> float;
-        fn float_cummin(tensor: float, dim: [usize]) -> float;
-        fn float_cummax(tensor: float, dim: [usize]) -> float;
-        fn float_exp(tensor: float) -> float;
-        fn float_log(tensor: float) -> float;
-        fn float_log1p(tensor: float) -> float;
-        fn float_powf(lhs: float, rhs: float) -> float;
-        fn float_powf_scalar_impl(tensor: float, value: [Scalar]) -> float;
-        fn float_sqrt(tensor: float) -> float;
-        fn float_abs(tensor: float) -> float;
-        fn float_cos(tensor: float) -> float;
-        fn float_sin(tensor: float) -> float;
-        fn float_tan(tensor: float) -> float;
-        fn float_cosh(tensor: float) -> float;
-        fn float_sinh(tensor: float) -> float;
-        fn float_tanh(tensor: float) -> float;
-        fn float_acos(tensor: float) -> float;
-        fn float_acosh(tensor: float) -> float;
-        fn float_asin(tensor: float) -> float;
-        fn float_asinh(tensor: float) -> float;
-        fn float_atan(tensor: float) -> float;
-        fn float_atanh(tensor: float) -> float;
-        fn float_atan2(lhs: float, rhs: float) -> float;
-        fn float_round(tensor: float) -> float;
-        fn float_floor(tensor: float) -> float;
-        fn float_ceil(tensor: float) -> float;
-        fn float_trunc(tensor: float) -> float;
-        fn float_erf(tensor: float) -> float;
-        fn float_argmax(tensor: float, dim: [usize], out_dtype: [IntDType]) -> [IntTensor<Self>];
-        fn float_argtopk(tensor: float, dim: [usize], k: [usize], out_dtype: [IntDType]) -> [IntTensor<Self>];
-        fn float_argmin(tensor: float, dim: [usize], out_dtype: [IntDType]) -> [IntTensor<Self>];
-        fn float_unfold(tensor: float, dim: [usize], size: [usize], step: [usize]) -> float;
-        fn float_zeros(shape: [Shape], device: [&Device<Self>], dtype: [FloatDType]) -> float;
-        fn float_ones(shape: [Shape], device: [&Device<Self>], dtype: [FloatDType]) -> float;
-        fn float_full(shape: [Shape], fill_value: [Scalar], device: [&Device<Self>], dtype: [FloatDType]) -> float;
-        fn float_repeat_dim(tensor: float, dim: [usize], times: [usize]) -> float;
-        fn float_clamp_min(tensor: float, min: [Scalar]) -> float;
-        fn float_clamp_max(tensor: float, max: [Scalar]) -> float;
-        fn float_clamp(tensor: float, min: [Scalar], max: [Scalar]) -> float;
-        fn float_neg(tensor: float) -> float;
-        fn float_scatter_nd(data: float, indices: [IntTensor<Self>], values: float, reduction: [IndexingUpdateOp]) -> float;
-        fn float_gather_nd(data: float, indices: [IntTensor<Self>]) -> float;
-        fn float_not_equal(lhs: float, rhs: float, out_dtype: [BoolDType]) -> [BoolTensor<Self>];
-        fn float_not_equal_elem(lhs: float, rhs: [Scalar], out_dtype: [BoolDType]) -> [BoolTensor<Self>];
-        fn float_prod(tensor: float) -> float;
-        fn float_prod_dim(tensor: float, dim: [usize]) -> float;
-        fn float_mean(tensor: float) -> float;
-        fn float_powi(lhs: float, rhs: [IntTensor<Self>]) -> float;
-        fn float_powi_scalar(lhs: float, rhs: [Scalar]) -> float;
-        fn float_powi_scalar_impl(lhs: float, rhs: [Scalar]) -> float;
-        fn float_powf_scalar(tensor: float, value: [Scalar]) -> float;
-        fn float_cat(tensors: floats, dim: [usize]) -> float;
-        fn float_topk(tensor: float, dim: [usize], k: [usize]) -> float;
-        fn float_max(tensor: float) -> float;
-        fn float_max_dim(tensor: float, dim: [usize]) -> float;
-        fn float_max_dim_with_indices(tensor: float, dim: [usize], indices_dtype: [IntDType]) -> float_and_int;
-        fn float_min(tensor: float) -> float;
-        fn float_min_dim(tensor: float, dim: [usize]) -> float;
-        fn float_min_dim_with_indices(tensor: float, dim: [usize], indices_dtype: [IntDType]) -> float_and_int;
-        fn float_max_abs(tensor: float) -> float;
-        fn float_max_abs_dim(tensor: float, dim: [usize]) -> float;
-        fn float_any(tensor: float, out_dtype: [BoolDType]) -> [BoolTensor<Self>];
-        fn float_any_dim(tensor: float, dim: [usize], out_dtype: [BoolDType]) -> [BoolTensor<Self>];
-        fn float_all(tensor: float, out_dtype: [BoolDType]) -> [BoolTensor<Self>];
-        fn float_all_dim(tensor: float, dim: [usize], out_dtype: [BoolDType]) -> [BoolTensor<Self>];
-        fn float_sign(tensor: float) -> float;
-        fn float_sort(tensor: float, dim: [usize], descending: [bool]) -> float;
-        fn float_sort_with_indices(tensor: float, dim: [usize], descending: [bool], indices_dtype: [IntDType]) -> float_and_int;
-        fn float_argsort(tensor: float, dim: [usize], descending: [bool], out_dtype: [IntDType]) -> [IntTensor<Self>];
-        fn float_grid_sample_2d(tensor: float, grid: float, options: [GridSampleOptions]) -> float;
-        fn float_is_nan(tensor: float, out_dtype: [BoolDType]) -> [BoolTensor<Self>];
-        fn float_is_inf(tensor: float, out_dtype: [BoolDType]) -> [BoolTensor<Self>];
-    }
+    float_ops!(forward);
 }

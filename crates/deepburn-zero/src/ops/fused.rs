@@ -10,9 +10,9 @@ use deepburn_ops::{
 
 use crate::operations::{count, count_backward, rows_times};
 use crate::ops::forward;
-use crate::{Zero, ZeroTensor};
+use crate::{Sharded, ZeroTensor};
 
-impl<B: LayerNormOps> LayerNormOps for Zero<B> {
+impl<B: LayerNormOps> LayerNormOps for Sharded<B> {
     forward! {
         fn fused_layer_norm(x: float, gamma: float, beta: float, epsilon: [f64]) -> float;
     }
@@ -51,14 +51,14 @@ impl<B: LayerNormOps> LayerNormOps for Zero<B> {
     }
 }
 
-impl<B: GeluOps> GeluOps for Zero<B> {
+impl<B: GeluOps> GeluOps for Sharded<B> {
     forward! {
         fn gelu_tanh(x: float) -> float;
         fn gelu_tanh_backward(grad: float, x: float) -> float;
     }
 }
 
-impl<B: LinearOps> LinearOps for Zero<B> {
+impl<B: LinearOps> LinearOps for Sharded<B> {
     fn fused_linear(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -83,7 +83,7 @@ impl<B: LinearOps> LinearOps for Zero<B> {
     }
 }
 
-impl<B: CrossEntropyOps> CrossEntropyOps for Zero<B> {
+impl<B: CrossEntropyOps> CrossEntropyOps for Sharded<B> {
     fn linear_cross_entropy(
         hidden: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -91,11 +91,11 @@ impl<B: CrossEntropyOps> CrossEntropyOps for Zero<B> {
     ) -> FloatTensor<Self> {
         count(&[&weight], || rows_times(&hidden, weight.shape().num_elements()));
         let (hidden, weight) = (hidden.into_full(), weight.into_full());
-        ZeroTensor::full(B::linear_cross_entropy(hidden, weight, targets))
+        ZeroTensor::full(B::linear_cross_entropy(hidden, weight, targets.into_inner()))
     }
 
     forward! {
-        fn fused_cross_entropy(logits: float, targets: [IntTensor<Self>]) -> float;
+        fn fused_cross_entropy(logits: float, targets: int) -> float;
         fn scale_gradient(gradient: float, factor: float, dtype: [DType]) -> float;
     }
 
@@ -111,7 +111,7 @@ impl<B: CrossEntropyOps> CrossEntropyOps for Zero<B> {
         let gradients = u64::from(wanted.hidden) + u64::from(wanted.weight);
         count_backward(&weight, || gradients * product());
         let HeadLoss { loss, gradients } =
-            B::head_loss(hidden.into_full(), weight.into_full(), targets, wanted);
+            B::head_loss(hidden.into_full(), weight.into_full(), targets.into_inner(), wanted);
         HeadLoss {
             loss: ZeroTensor::full(loss),
             gradients: HeadGradients {
@@ -126,12 +126,12 @@ impl<B: CrossEntropyOps> CrossEntropyOps for Zero<B> {
         targets: IntTensor<Self>,
         gradient: bool,
     ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
-        let (loss, gradient) = B::logits_loss(logits.into_full(), targets, gradient);
+        let (loss, gradient) = B::logits_loss(logits.into_full(), targets.into_inner(), gradient);
         (ZeroTensor::full(loss), gradient.map(ZeroTensor::full))
     }
 }
 
-impl<B: AttentionOps> AttentionOps for Zero<B> {
+impl<B: AttentionOps> AttentionOps for Sharded<B> {
     fn self_attention(
         projected: FloatTensor<Self>,
         attention: &SelfAttention,

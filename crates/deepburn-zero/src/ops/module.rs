@@ -1,17 +1,90 @@
 //! Layers. The gradient of an embedding needs no more of the table than its shape.
 
 use burn_backend::ops::{
-    AttentionModuleOptions, ConvOptions, ConvTransposeOptions, DeformConv2dBackward,
-    DeformConvOptions, InterpolateOptions, MaxPool1dBackward, MaxPool1dWithIndices,
-    MaxPool2dBackward, MaxPool2dWithIndices, ModuleOps, UnfoldOptions,
+    AttentionModuleOptions, ConvOptions, ConvTransposeOptions, DeformConvOptions,
+    InterpolateOptions, ModuleOps, UnfoldOptions,
 };
-use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor};
+use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{Backend, TensorMetadata};
 
 use crate::operations::{convolution, count};
 use crate::ops::forward;
 use crate::rows::RowGradient;
-use crate::{Zero, ZeroTensor};
+use crate::{Sharded, ZeroTensor};
+
+/// Layers whose operands are made whole.
+macro_rules! module_ops {
+    ($with:ident) => {
+        $with! {
+            fn deform_conv2d_backward(x: float, offset: float, weight: float, mask: maybe_float, bias: maybe_float, output_grad: float, options: [DeformConvOptions<2>]) -> deform_gradients;
+            fn max_pool1d_with_indices(x: float, kernel_size: [usize], stride: [usize], padding: [usize], dilation: [usize], ceil_mode: [bool]) -> pooled1d;
+            fn max_pool1d_with_indices_backward(x: float, kernel_size: [usize], stride: [usize], padding: [usize], dilation: [usize], ceil_mode: [bool], output_grad: float, indices: int) -> pool1d_gradient;
+            fn max_pool2d_with_indices(x: float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], dilation: [[usize; 2]], ceil_mode: [bool]) -> pooled2d;
+            fn max_pool2d_with_indices_backward(x: float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], dilation: [[usize; 2]], ceil_mode: [bool], output_grad: float, indices: int) -> pool2d_gradient;
+            #[product] fn deform_conv2d(x: float, offset: float, weight: float, mask: maybe_float, bias: maybe_float, options: [DeformConvOptions<2>]) -> float;
+            #[product] fn conv_transpose2d(x: float, weight: float, bias: maybe_float, options: [ConvTransposeOptions<2>]) -> float;
+            #[product] fn conv_transpose3d(x: float, weight: float, bias: maybe_float, options: [ConvTransposeOptions<3>]) -> float;
+            fn avg_pool2d(x: float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], count_include_pad: [bool], ceil_mode: [bool]) -> float;
+            fn avg_pool2d_backward(x: float, grad: float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], count_include_pad: [bool], ceil_mode: [bool]) -> float;
+            fn adaptive_avg_pool2d(x: float, output_size: [[usize; 2]]) -> float;
+            fn adaptive_avg_pool2d_backward(x: float, grad: float) -> float;
+            fn max_pool2d(x: float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], dilation: [[usize; 2]], ceil_mode: [bool]) -> float;
+            #[full] fn interpolate(x: float, output_size: [[usize; 2]], options: [InterpolateOptions]) -> float;
+            fn interpolate_backward(x: float, grad: float, output_size: [[usize; 2]], options: [InterpolateOptions]) -> float;
+            #[product] fn attention(query: float, key: float, value: float, mask: maybe_bool, attn_bias: maybe_float, options: [AttentionModuleOptions]) -> float;
+            fn rfft(signal: float, dim: [usize], n: [Option<usize>]) -> two_floats;
+            fn irfft(spectrum_re: float, spectrum_im: float, dim: [usize], n: [Option<usize>]) -> float;
+            #[product] fn linear(x: float, weight: float, bias: maybe_float) -> float;
+            fn linear_x_backward(weight: float, output_grad: float) -> float;
+            fn linear_weight_backward(x: float, output_grad: float) -> float;
+            fn linear_bias_backward(output_grad: float) -> float;
+            fn conv1d_bias_backward(x: float, bias: float, output_grad: float) -> float;
+            fn conv2d_bias_backward(x: float, bias: float, output_grad: float) -> float;
+            fn conv3d_bias_backward(x: float, bias: float, output_grad: float) -> float;
+            #[product] fn conv_transpose1d(x: float, weight: float, bias: maybe_float, options: [ConvTransposeOptions<1>]) -> float;
+            fn conv_transpose1d_x_backward(weight: float, output_grad: float, options: [ConvTransposeOptions<1>]) -> float;
+            fn conv_transpose1d_weight_backward(x: float, weight: float, output_grad: float, options: [ConvTransposeOptions<1>]) -> float;
+            fn conv_transpose1d_bias_backward(x: float, bias: float, output_grad: float) -> float;
+            fn conv_transpose2d_x_backward(weight: float, output_grad: float, options: [ConvTransposeOptions<2>]) -> float;
+            fn conv_transpose2d_weight_backward(x: float, weight: float, output_grad: float, options: [ConvTransposeOptions<2>]) -> float;
+            fn conv_transpose2d_bias_backward(x: float, bias: float, output_grad: float) -> float;
+            fn conv_transpose3d_x_backward(weight: float, output_grad: float, options: [ConvTransposeOptions<3>]) -> float;
+            fn conv_transpose3d_weight_backward(x: float, weight: float, output_grad: float, options: [ConvTransposeOptions<3>]) -> float;
+            fn conv_transpose3d_bias_backward(x: float, bias: float, output_grad: float) -> float;
+            fn unfold4d(x: float, kernel_size: [[usize; 2]], options: [UnfoldOptions]) -> float;
+            fn avg_pool1d(x: float, kernel_size: [usize], stride: [usize], padding: [usize], count_include_pad: [bool], ceil_mode: [bool]) -> float;
+            fn avg_pool1d_backward(x: float, grad: float, kernel_size: [usize], stride: [usize], padding: [usize], count_include_pad: [bool], ceil_mode: [bool]) -> float;
+            fn adaptive_avg_pool1d(x: float, output_size: [usize]) -> float;
+            fn adaptive_avg_pool1d_backward(x: float, grad: float) -> float;
+            fn max_pool1d(x: float, kernel_size: [usize], stride: [usize], padding: [usize], dilation: [usize], ceil_mode: [bool]) -> float;
+            #[full] fn layer_norm(tensor: float, gamma: float, beta: maybe_float, epsilon: [f64]) -> float;
+            #[full] fn ctc_loss(log_probs: float, targets: int, input_lengths: int, target_lengths: int, blank: [usize]) -> float;
+            fn has_ctc_loss_backward() -> [bool];
+            fn ctc_loss_backward(log_probs: float, targets: int, input_lengths: int, target_lengths: int, grad_loss: float, blank: [usize]) -> float;
+        }
+    };
+}
+pub(crate) use module_ops;
+
+/// Layers whose operations are counted or whose gradient stays in rows.
+macro_rules! counted_module_ops {
+    ($with:ident) => {
+        $with! {
+            fn embedding(weights: float, indices: int) -> float;
+            fn embedding_backward(weights: float, output_grad: float, indices: int) -> float;
+            #[product] fn conv1d(x: float, weight: float, bias: maybe_float, options: [ConvOptions<1>]) -> float;
+            fn conv1d_x_backward(x: float, weight: float, output_grad: float, options: [ConvOptions<1>]) -> float;
+            fn conv1d_weight_backward(x: float, weight: float, output_grad: float, options: [ConvOptions<1>]) -> float;
+            #[product] fn conv2d(x: float, weight: float, bias: maybe_float, options: [ConvOptions<2>]) -> float;
+            fn conv2d_x_backward(x: float, weight: float, output_grad: float, options: [ConvOptions<2>]) -> float;
+            fn conv2d_weight_backward(x: float, weight: float, output_grad: float, options: [ConvOptions<2>]) -> float;
+            #[product] fn conv3d(x: float, weight: float, bias: maybe_float, options: [ConvOptions<3>]) -> float;
+            fn conv3d_x_backward(x: float, weight: float, output_grad: float, options: [ConvOptions<3>]) -> float;
+            fn conv3d_weight_backward(x: float, weight: float, output_grad: float, options: [ConvOptions<3>]) -> float;
+        }
+    };
+}
+pub(crate) use counted_module_ops;
 
 /// Convolutions of so many axes, whose operations are counted.
 macro_rules! convolutions {
@@ -53,9 +126,9 @@ macro_rules! convolutions {
     )* };
 }
 
-impl<B: Backend> ModuleOps<Zero<B>> for Zero<B> {
+impl<B: Backend> ModuleOps<Sharded<B>> for Sharded<B> {
     fn embedding(weights: FloatTensor<Self>, indices: IntTensor<Self>) -> FloatTensor<Self> {
-        ZeroTensor::full(B::embedding(weights.into_full(), indices))
+        ZeroTensor::full(B::embedding(weights.into_full(), indices.into_inner()))
     }
 
     convolutions! {
@@ -69,160 +142,12 @@ impl<B: Backend> ModuleOps<Zero<B>> for Zero<B> {
         output_grad: FloatTensor<Self>,
         indices: IntTensor<Self>,
     ) -> FloatTensor<Self> {
-        ZeroTensor::Rows(RowGradient::new(weights.shape(), indices, output_grad.into_full()))
-    }
-
-    fn deform_conv2d_backward(
-        x: FloatTensor<Self>,
-        offset: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        mask: Option<FloatTensor<Self>>,
-        bias: Option<FloatTensor<Self>>,
-        output_grad: FloatTensor<Self>,
-        options: DeformConvOptions<2>,
-    ) -> DeformConv2dBackward<Self> {
-        let gradients = B::deform_conv2d_backward(
-            x.into_full(),
-            offset.into_full(),
-            weight.into_full(),
-            mask.map(ZeroTensor::into_full),
-            bias.map(ZeroTensor::into_full),
+        ZeroTensor::Rows(RowGradient::new(
+            weights.shape(),
+            indices.into_inner(),
             output_grad.into_full(),
-            options,
-        );
-        DeformConv2dBackward {
-            x_grad: ZeroTensor::full(gradients.x_grad),
-            offset_grad: ZeroTensor::full(gradients.offset_grad),
-            weight_grad: ZeroTensor::full(gradients.weight_grad),
-            mask_grad: gradients.mask_grad.map(ZeroTensor::full),
-            bias_grad: gradients.bias_grad.map(ZeroTensor::full),
-        }
+        ))
     }
 
-    fn max_pool2d_with_indices(
-        x: FloatTensor<Self>,
-        kernel_size: [usize; 2],
-        stride: [usize; 2],
-        padding: [usize; 2],
-        dilation: [usize; 2],
-        ceil_mode: bool,
-    ) -> MaxPool2dWithIndices<Self> {
-        let pooled = B::max_pool2d_with_indices(
-            x.into_full(),
-            kernel_size,
-            stride,
-            padding,
-            dilation,
-            ceil_mode,
-        );
-        MaxPool2dWithIndices { output: ZeroTensor::full(pooled.output), indices: pooled.indices }
-    }
-
-    fn max_pool2d_with_indices_backward(
-        x: FloatTensor<Self>,
-        kernel_size: [usize; 2],
-        stride: [usize; 2],
-        padding: [usize; 2],
-        dilation: [usize; 2],
-        ceil_mode: bool,
-        output_grad: FloatTensor<Self>,
-        indices: IntTensor<Self>,
-    ) -> MaxPool2dBackward<Self> {
-        let gradient = B::max_pool2d_with_indices_backward(
-            x.into_full(),
-            kernel_size,
-            stride,
-            padding,
-            dilation,
-            ceil_mode,
-            output_grad.into_full(),
-            indices,
-        );
-        MaxPool2dBackward { x_grad: ZeroTensor::full(gradient.x_grad) }
-    }
-
-    fn max_pool1d_with_indices(
-        x: FloatTensor<Self>,
-        kernel_size: usize,
-        stride: usize,
-        padding: usize,
-        dilation: usize,
-        ceil_mode: bool,
-    ) -> MaxPool1dWithIndices<Self> {
-        let pooled = B::max_pool1d_with_indices(
-            x.into_full(),
-            kernel_size,
-            stride,
-            padding,
-            dilation,
-            ceil_mode,
-        );
-        MaxPool1dWithIndices { output: ZeroTensor::full(pooled.output), indices: pooled.indices }
-    }
-
-    fn max_pool1d_with_indices_backward(
-        x: FloatTensor<Self>,
-        kernel_size: usize,
-        stride: usize,
-        padding: usize,
-        dilation: usize,
-        ceil_mode: bool,
-        output_grad: FloatTensor<Self>,
-        indices: IntTensor<Self>,
-    ) -> MaxPool1dBackward<Self> {
-        let gradient = B::max_pool1d_with_indices_backward(
-            x.into_full(),
-            kernel_size,
-            stride,
-            padding,
-            dilation,
-            ceil_mode,
-            output_grad.into_full(),
-            indices,
-        );
-        MaxPool1dBackward { x_grad: ZeroTensor::full(gradient.x_grad) }
-    }
-
-    forward! {
-        fn deform_conv2d(x: float, offset: float, weight: float, mask: maybe_float, bias: maybe_float, options: [DeformConvOptions<2>]) -> float;
-        fn conv_transpose2d(x: float, weight: float, bias: maybe_float, options: [ConvTransposeOptions<2>]) -> float;
-        fn conv_transpose3d(x: float, weight: float, bias: maybe_float, options: [ConvTransposeOptions<3>]) -> float;
-        fn avg_pool2d(x: float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], count_include_pad: [bool], ceil_mode: [bool]) -> float;
-        fn avg_pool2d_backward(x: float, grad: float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], count_include_pad: [bool], ceil_mode: [bool]) -> float;
-        fn adaptive_avg_pool2d(x: float, output_size: [[usize; 2]]) -> float;
-        fn adaptive_avg_pool2d_backward(x: float, grad: float) -> float;
-        fn max_pool2d(x: float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], dilation: [[usize; 2]], ceil_mode: [bool]) -> float;
-        fn interpolate(x: float, output_size: [[usize; 2]], options: [InterpolateOptions]) -> float;
-        fn interpolate_backward(x: float, grad: float, output_size: [[usize; 2]], options: [InterpolateOptions]) -> float;
-        fn attention(query: float, key: float, value: float, mask: [Option<BoolTensor<Self>>], attn_bias: maybe_float, options: [AttentionModuleOptions]) -> float;
-        fn rfft(signal: float, dim: [usize], n: [Option<usize>]) -> two_floats;
-        fn irfft(spectrum_re: float, spectrum_im: float, dim: [usize], n: [Option<usize>]) -> float;
-        fn linear(x: float, weight: float, bias: maybe_float) -> float;
-        fn linear_x_backward(weight: float, output_grad: float) -> float;
-        fn linear_weight_backward(x: float, output_grad: float) -> float;
-        fn linear_bias_backward(output_grad: float) -> float;
-        fn conv1d_bias_backward(x: float, bias: float, output_grad: float) -> float;
-        fn conv2d_bias_backward(x: float, bias: float, output_grad: float) -> float;
-        fn conv3d_bias_backward(x: float, bias: float, output_grad: float) -> float;
-        fn conv_transpose1d(x: float, weight: float, bias: maybe_float, options: [ConvTransposeOptions<1>]) -> float;
-        fn conv_transpose1d_x_backward(weight: float, output_grad: float, options: [ConvTransposeOptions<1>]) -> float;
-        fn conv_transpose1d_weight_backward(x: float, weight: float, output_grad: float, options: [ConvTransposeOptions<1>]) -> float;
-        fn conv_transpose1d_bias_backward(x: float, bias: float, output_grad: float) -> float;
-        fn conv_transpose2d_x_backward(weight: float, output_grad: float, options: [ConvTransposeOptions<2>]) -> float;
-        fn conv_transpose2d_weight_backward(x: float, weight: float, output_grad: float, options: [ConvTransposeOptions<2>]) -> float;
-        fn conv_transpose2d_bias_backward(x: float, bias: float, output_grad: float) -> float;
-        fn conv_transpose3d_x_backward(weight: float, output_grad: float, options: [ConvTransposeOptions<3>]) -> float;
-        fn conv_transpose3d_weight_backward(x: float, weight: float, output_grad: float, options: [ConvTransposeOptions<3>]) -> float;
-        fn conv_transpose3d_bias_backward(x: float, bias: float, output_grad: float) -> float;
-        fn unfold4d(x: float, kernel_size: [[usize; 2]], options: [UnfoldOptions]) -> float;
-        fn avg_pool1d(x: float, kernel_size: [usize], stride: [usize], padding: [usize], count_include_pad: [bool], ceil_mode: [bool]) -> float;
-        fn avg_pool1d_backward(x: float, grad: float, kernel_size: [usize], stride: [usize], padding: [usize], count_include_pad: [bool], ceil_mode: [bool]) -> float;
-        fn adaptive_avg_pool1d(x: float, output_size: [usize]) -> float;
-        fn adaptive_avg_pool1d_backward(x: float, grad: float) -> float;
-        fn max_pool1d(x: float, kernel_size: [usize], stride: [usize], padding: [usize], dilation: [usize], ceil_mode: [bool]) -> float;
-        fn layer_norm(tensor: float, gamma: float, beta: maybe_float, epsilon: [f64]) -> float;
-        fn ctc_loss(log_probs: float, targets: [IntTensor<Self>], input_lengths: [IntTensor<Self>], target_lengths: [IntTensor<Self>], blank: [usize]) -> float;
-        fn has_ctc_loss_backward() -> [bool];
-        fn ctc_loss_backward(log_probs: float, targets: [IntTensor<Self>], input_lengths: [IntTensor<Self>], target_lengths: [IntTensor<Self>], grad_loss: float, blank: [usize]) -> float;
-    }
+    module_ops!(forward);
 }

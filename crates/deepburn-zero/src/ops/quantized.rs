@@ -2,16 +2,100 @@
 
 use burn_backend::ops::QTensorOps;
 use burn_backend::quantization::{QuantScheme, QuantizationParametersPrimitive};
-use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IntTensor, QuantizedTensor};
+use burn_backend::tensor::{Device, FloatTensor, QuantizedTensor};
 use burn_backend::{
     Backend, BoolDType, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice, TensorData,
-    TensorPrimitive,
 };
 
+use crate::Sharded;
 use crate::ops::forward;
-use crate::{Zero, ZeroTensor};
 
-impl<B: Backend> QTensorOps<Zero<B>> for Zero<B> {
+/// Ops on quantized tensors.
+macro_rules! quantized_ops {
+    ($with:ident) => {
+        $with! {
+            fn q_from_data(data: [TensorData], device: [&Device<Self>]) -> quantized;
+            fn dequantize(tensor: quantized, dtype: [FloatDType]) -> float;
+            fn q_to_device(tensor: quantized, device: [&Device<Self>]) -> quantized;
+            fn q_reshape(tensor: quantized, shape: [Shape]) -> quantized;
+            fn q_expand(tensor: quantized, shape: [Shape]) -> quantized;
+            fn q_swap_dims(tensor: quantized, dim1: [usize], dim2: [usize]) -> quantized;
+            fn q_permute(tensor: quantized, axes: [&[usize]]) -> quantized;
+            fn q_flip(tensor: quantized, axes: [&[usize]]) -> quantized;
+            fn q_select(tensor: quantized, dim: [usize], indices: int) -> quantized;
+            fn q_slice(tensor: quantized, slices: [&[Slice]]) -> quantized;
+            fn quantize_dynamic(tensor: float, scheme: [&QuantScheme]) -> quantized;
+            fn q_detach(tensor: quantized) -> quantized;
+            fn q_set_require_grad(tensor: quantized, require_grad: [bool]) -> quantized;
+            fn q_transpose(tensor: quantized) -> quantized;
+            fn q_gather(dim: [usize], tensor: quantized, indices: int) -> quantized;
+            fn q_repeat_dim(tensor: quantized, dim: [usize], times: [usize]) -> quantized;
+            fn q_add(lhs: quantized, rhs: quantized) -> primitive;
+            fn q_add_scalar(lhs: quantized, rhs: [Scalar]) -> primitive;
+            fn q_clamp_min(tensor: quantized, min: [Scalar]) -> primitive;
+            fn q_clamp_max(tensor: quantized, max: [Scalar]) -> primitive;
+            fn q_clamp(tensor: quantized, min: [Scalar], max: [Scalar]) -> primitive;
+            fn q_sub(lhs: quantized, rhs: quantized) -> primitive;
+            fn q_sub_scalar(lhs: quantized, rhs: [Scalar]) -> primitive;
+            fn q_mul(lhs: quantized, rhs: quantized) -> primitive;
+            fn q_mul_scalar(lhs: quantized, rhs: [Scalar]) -> primitive;
+            fn q_div(lhs: quantized, rhs: quantized) -> primitive;
+            fn q_div_scalar(lhs: quantized, rhs: [Scalar]) -> primitive;
+            fn q_matmul(lhs: primitive, rhs: primitive) -> primitive;
+            fn q_neg(tensor: quantized) -> primitive;
+            fn q_recip(tensor: quantized) -> primitive;
+            fn q_sum(tensor: quantized) -> primitive;
+            fn q_sum_dim(tensor: quantized, dim: [usize]) -> primitive;
+            fn q_prod(tensor: quantized) -> primitive;
+            fn q_prod_dim(tensor: quantized, dim: [usize]) -> primitive;
+            fn q_mean(tensor: quantized) -> primitive;
+            fn q_mean_dim(tensor: quantized, dim: [usize]) -> primitive;
+            fn q_cumsum(tensor: quantized, dim: [usize]) -> primitive;
+            fn q_cumprod(tensor: quantized, dim: [usize]) -> primitive;
+            fn q_cummin(tensor: quantized, dim: [usize]) -> primitive;
+            fn q_cummax(tensor: quantized, dim: [usize]) -> primitive;
+            fn q_exp(tensor: quantized) -> primitive;
+            fn q_log(tensor: quantized) -> primitive;
+            fn q_log1p(tensor: quantized) -> primitive;
+            fn q_powf(lhs: quantized, rhs: quantized) -> primitive;
+            fn q_powi(lhs: quantized, rhs: int) -> primitive;
+            fn q_powi_scalar(lhs: quantized, rhs: [Scalar]) -> primitive;
+            fn q_powf_scalar(tensor: quantized, value: [Scalar]) -> primitive;
+            fn q_sqrt(tensor: quantized) -> primitive;
+            fn q_abs(tensor: quantized) -> quantized;
+            fn q_cos(tensor: quantized) -> primitive;
+            fn q_sin(tensor: quantized) -> primitive;
+            fn q_tan(tensor: quantized) -> primitive;
+            fn q_cosh(tensor: quantized) -> primitive;
+            fn q_sinh(tensor: quantized) -> primitive;
+            fn q_tanh(tensor: quantized) -> primitive;
+            fn q_erf(tensor: quantized) -> primitive;
+            fn q_cat(tensors: quantizeds, dim: [usize]) -> quantized;
+            fn q_argmax(tensor: quantized, dim: [usize], out_dtype: [IntDType]) -> int;
+            fn q_argtopk(tensor: quantized, dim: [usize], k: [usize], out_dtype: [IntDType]) -> int;
+            fn q_topk(tensor: quantized, dim: [usize], k: [usize]) -> quantized;
+            fn q_argmin(tensor: quantized, dim: [usize], out_dtype: [IntDType]) -> int;
+            fn q_max(tensor: quantized) -> quantized;
+            fn q_max_dim(tensor: quantized, dim: [usize]) -> quantized;
+            fn q_max_dim_with_indices(tensor: quantized, dim: [usize], out_dtype: [IntDType]) -> quantized_and_int;
+            fn q_min(tensor: quantized) -> quantized;
+            fn q_min_dim(tensor: quantized, dim: [usize]) -> quantized;
+            fn q_min_dim_with_indices(tensor: quantized, dim: [usize], out_dtype: [IntDType]) -> quantized_and_int;
+            fn q_max_abs(tensor: quantized) -> quantized;
+            fn q_max_abs_dim(tensor: quantized, dim: [usize]) -> quantized;
+            fn q_any(tensor: quantized, out_dtype: [BoolDType]) -> bool;
+            fn q_any_dim(tensor: quantized, dim: [usize], out_dtype: [BoolDType]) -> bool;
+            fn q_all(tensor: quantized, out_dtype: [BoolDType]) -> bool;
+            fn q_all_dim(tensor: quantized, dim: [usize], out_dtype: [BoolDType]) -> bool;
+            fn q_sort(tensor: quantized, dim: [usize], descending: [bool]) -> quantized;
+            fn q_sort_with_indices(tensor: quantized, dim: [usize], descending: [bool], out_dtype: [IntDType]) -> quantized_and_int;
+            fn q_argsort(tensor: quantized, dim: [usize], descending: [bool], out_dtype: [IntDType]) -> int;
+        }
+    };
+}
+pub(crate) use quantized_ops;
+
+impl<B: Backend> QTensorOps<Sharded<B>> for Sharded<B> {
     fn q_into_data(
         tensor: QuantizedTensor<Self>,
     ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
@@ -27,84 +111,13 @@ impl<B: Backend> QTensorOps<Zero<B>> for Zero<B> {
         B::quantize(tensor.into_full(), scheme, qparams)
     }
 
-    forward! {
-        fn q_from_data(data: [TensorData], device: [&Device<Self>]) -> [QuantizedTensor<Self>];
-        fn dequantize(tensor: [QuantizedTensor<Self>], dtype: [FloatDType]) -> float;
-        fn q_device(tensor: [&QuantizedTensor<Self>]) -> [Device<Self>];
-        fn q_to_device(tensor: [QuantizedTensor<Self>], device: [&Device<Self>]) -> [QuantizedTensor<Self>];
-        fn q_reshape(tensor: [QuantizedTensor<Self>], shape: [Shape]) -> [QuantizedTensor<Self>];
-        fn q_expand(tensor: [QuantizedTensor<Self>], shape: [Shape]) -> [QuantizedTensor<Self>];
-        fn q_swap_dims(tensor: [QuantizedTensor<Self>], dim1: [usize], dim2: [usize]) -> [QuantizedTensor<Self>];
-        fn q_permute(tensor: [QuantizedTensor<Self>], axes: [&[usize]]) -> [QuantizedTensor<Self>];
-        fn q_flip(tensor: [QuantizedTensor<Self>], axes: [&[usize]]) -> [QuantizedTensor<Self>];
-        fn q_select(tensor: [QuantizedTensor<Self>], dim: [usize], indices: [IntTensor<Self>]) -> [QuantizedTensor<Self>];
-        fn q_slice(tensor: [QuantizedTensor<Self>], slices: [&[Slice]]) -> [QuantizedTensor<Self>];
-        fn quantize_dynamic(tensor: float, scheme: [&QuantScheme]) -> [QuantizedTensor<Self>];
-        fn q_detach(tensor: [QuantizedTensor<Self>]) -> [QuantizedTensor<Self>];
-        fn q_set_require_grad(tensor: [QuantizedTensor<Self>], require_grad: [bool]) -> [QuantizedTensor<Self>];
-        fn q_is_require_grad(tensor: [&QuantizedTensor<Self>]) -> [bool];
-        fn q_transpose(tensor: [QuantizedTensor<Self>]) -> [QuantizedTensor<Self>];
-        fn q_gather(dim: [usize], tensor: [QuantizedTensor<Self>], indices: [IntTensor<Self>]) -> [QuantizedTensor<Self>];
-        fn q_repeat_dim(tensor: [QuantizedTensor<Self>], dim: [usize], times: [usize]) -> [QuantizedTensor<Self>];
-        fn q_add(lhs: [QuantizedTensor<Self>], rhs: [QuantizedTensor<Self>]) -> primitive;
-        fn q_add_scalar(lhs: [QuantizedTensor<Self>], rhs: [Scalar]) -> primitive;
-        fn q_clamp_min(tensor: [QuantizedTensor<Self>], min: [Scalar]) -> primitive;
-        fn q_clamp_max(tensor: [QuantizedTensor<Self>], max: [Scalar]) -> primitive;
-        fn q_clamp(tensor: [QuantizedTensor<Self>], min: [Scalar], max: [Scalar]) -> primitive;
-        fn q_sub(lhs: [QuantizedTensor<Self>], rhs: [QuantizedTensor<Self>]) -> primitive;
-        fn q_sub_scalar(lhs: [QuantizedTensor<Self>], rhs: [Scalar]) -> primitive;
-        fn q_mul(lhs: [QuantizedTensor<Self>], rhs: [QuantizedTensor<Self>]) -> primitive;
-        fn q_mul_scalar(lhs: [QuantizedTensor<Self>], rhs: [Scalar]) -> primitive;
-        fn q_div(lhs: [QuantizedTensor<Self>], rhs: [QuantizedTensor<Self>]) -> primitive;
-        fn q_div_scalar(lhs: [QuantizedTensor<Self>], rhs: [Scalar]) -> primitive;
-        fn q_matmul(lhs: primitive, rhs: primitive) -> primitive;
-        fn q_neg(tensor: [QuantizedTensor<Self>]) -> primitive;
-        fn q_recip(tensor: [QuantizedTensor<Self>]) -> primitive;
-        fn q_sum(tensor: [QuantizedTensor<Self>]) -> primitive;
-        fn q_sum_dim(tensor: [QuantizedTensor<Self>], dim: [usize]) -> primitive;
-        fn q_prod(tensor: [QuantizedTensor<Self>]) -> primitive;
-        fn q_prod_dim(tensor: [QuantizedTensor<Self>], dim: [usize]) -> primitive;
-        fn q_mean(tensor: [QuantizedTensor<Self>]) -> primitive;
-        fn q_mean_dim(tensor: [QuantizedTensor<Self>], dim: [usize]) -> primitive;
-        fn q_cumsum(tensor: [QuantizedTensor<Self>], dim: [usize]) -> primitive;
-        fn q_cumprod(tensor: [QuantizedTensor<Self>], dim: [usize]) -> primitive;
-        fn q_cummin(tensor: [QuantizedTensor<Self>], dim: [usize]) -> primitive;
-        fn q_cummax(tensor: [QuantizedTensor<Self>], dim: [usize]) -> primitive;
-        fn q_exp(tensor: [QuantizedTensor<Self>]) -> primitive;
-        fn q_log(tensor: [QuantizedTensor<Self>]) -> primitive;
-        fn q_log1p(tensor: [QuantizedTensor<Self>]) -> primitive;
-        fn q_powf(lhs: [QuantizedTensor<Self>], rhs: [QuantizedTensor<Self>]) -> primitive;
-        fn q_powi(lhs: [QuantizedTensor<Self>], rhs: [IntTensor<Self>]) -> primitive;
-        fn q_powi_scalar(lhs: [QuantizedTensor<Self>], rhs: [Scalar]) -> primitive;
-        fn q_powf_scalar(tensor: [QuantizedTensor<Self>], value: [Scalar]) -> primitive;
-        fn q_sqrt(tensor: [QuantizedTensor<Self>]) -> primitive;
-        fn q_abs(tensor: [QuantizedTensor<Self>]) -> [QuantizedTensor<Self>];
-        fn q_cos(tensor: [QuantizedTensor<Self>]) -> primitive;
-        fn q_sin(tensor: [QuantizedTensor<Self>]) -> primitive;
-        fn q_tan(tensor: [QuantizedTensor<Self>]) -> primitive;
-        fn q_cosh(tensor: [QuantizedTensor<Self>]) -> primitive;
-        fn q_sinh(tensor: [QuantizedTensor<Self>]) -> primitive;
-        fn q_tanh(tensor: [QuantizedTensor<Self>]) -> primitive;
-        fn q_erf(tensor: [QuantizedTensor<Self>]) -> primitive;
-        fn q_cat(tensors: [Vec<QuantizedTensor<Self>>], dim: [usize]) -> [QuantizedTensor<Self>];
-        fn q_argmax(tensor: [QuantizedTensor<Self>], dim: [usize], out_dtype: [IntDType]) -> [IntTensor<Self>];
-        fn q_argtopk(tensor: [QuantizedTensor<Self>], dim: [usize], k: [usize], out_dtype: [IntDType]) -> [IntTensor<Self>];
-        fn q_topk(tensor: [QuantizedTensor<Self>], dim: [usize], k: [usize]) -> [QuantizedTensor<Self>];
-        fn q_argmin(tensor: [QuantizedTensor<Self>], dim: [usize], out_dtype: [IntDType]) -> [IntTensor<Self>];
-        fn q_max(tensor: [QuantizedTensor<Self>]) -> [QuantizedTensor<Self>];
-        fn q_max_dim(tensor: [QuantizedTensor<Self>], dim: [usize]) -> [QuantizedTensor<Self>];
-        fn q_max_dim_with_indices(tensor: [QuantizedTensor<Self>], dim: [usize], out_dtype: [IntDType]) -> [(QuantizedTensor<Self>, IntTensor<Self>)];
-        fn q_min(tensor: [QuantizedTensor<Self>]) -> [QuantizedTensor<Self>];
-        fn q_min_dim(tensor: [QuantizedTensor<Self>], dim: [usize]) -> [QuantizedTensor<Self>];
-        fn q_min_dim_with_indices(tensor: [QuantizedTensor<Self>], dim: [usize], out_dtype: [IntDType]) -> [(QuantizedTensor<Self>, IntTensor<Self>)];
-        fn q_max_abs(tensor: [QuantizedTensor<Self>]) -> [QuantizedTensor<Self>];
-        fn q_max_abs_dim(tensor: [QuantizedTensor<Self>], dim: [usize]) -> [QuantizedTensor<Self>];
-        fn q_any(tensor: [QuantizedTensor<Self>], out_dtype: [BoolDType]) -> [BoolTensor<Self>];
-        fn q_any_dim(tensor: [QuantizedTensor<Self>], dim: [usize], out_dtype: [BoolDType]) -> [BoolTensor<Self>];
-        fn q_all(tensor: [QuantizedTensor<Self>], out_dtype: [BoolDType]) -> [BoolTensor<Self>];
-        fn q_all_dim(tensor: [QuantizedTensor<Self>], dim: [usize], out_dtype: [BoolDType]) -> [BoolTensor<Self>];
-        fn q_sort(tensor: [QuantizedTensor<Self>], dim: [usize], descending: [bool]) -> [QuantizedTensor<Self>];
-        fn q_sort_with_indices(tensor: [QuantizedTensor<Self>], dim: [usize], descending: [bool], out_dtype: [IntDType]) -> [(QuantizedTensor<Self>, IntTensor<Self>)];
-        fn q_argsort(tensor: [QuantizedTensor<Self>], dim: [usize], descending: [bool], out_dtype: [IntDType]) -> [IntTensor<Self>];
+    fn q_device(tensor: &QuantizedTensor<Self>) -> Device<Self> {
+        B::q_device(tensor)
     }
+
+    fn q_is_require_grad(tensor: &QuantizedTensor<Self>) -> bool {
+        B::q_is_require_grad(tensor)
+    }
+
+    quantized_ops!(forward);
 }

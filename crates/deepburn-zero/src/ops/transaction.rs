@@ -3,18 +3,19 @@
 use burn_backend::ops::{TransactionOps, TransactionPrimitive, TransactionPrimitiveData};
 use burn_backend::{Backend, ExecutionError};
 
-use crate::{Zero, ZeroTensor};
+use crate::tensor::Counted;
+use crate::{Sharded, ZeroTensor};
 
-impl<B: Backend> TransactionOps<Zero<B>> for Zero<B> {
+impl<B: Backend> TransactionOps<Sharded<B>> for Sharded<B> {
     fn tr_execute(
-        transaction: TransactionPrimitive<Zero<B>>,
+        transaction: TransactionPrimitive<Sharded<B>>,
     ) -> impl Future<Output = Result<TransactionPrimitiveData, ExecutionError>> + Send {
         let floats = transaction.read_floats.into_iter().map(ZeroTensor::into_full).collect();
         B::tr_execute(TransactionPrimitive::<B>::new(
             floats,
             transaction.read_qfloats,
-            transaction.read_ints,
-            transaction.read_bools,
+            transaction.read_ints.into_iter().map(Counted::into_inner).collect(),
+            transaction.read_bools.into_iter().map(Counted::into_inner).collect(),
         ))
     }
 }

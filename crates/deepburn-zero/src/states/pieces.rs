@@ -17,7 +17,6 @@ use crate::error::ZeroError;
 use crate::parameter::Parameter;
 use crate::publish::Publisher;
 use crate::random::RandomStream;
-use crate::session;
 
 /// One of the arrays that belong to a parameter, each as long as the parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,6 +89,8 @@ pub struct GradientSum {
 pub struct RandomState {
     /// The seed that all ranks share.
     pub seed: u64,
+    /// The number of the model among those of a rank, which sets the streams of models apart.
+    pub model: u32,
     /// Words drawn so far by this rank.
     pub position: u128,
 }
@@ -174,17 +175,20 @@ impl<B: OptimizerOps> ModelStates<B> {
 
     /// Where this rank's random stream (dropout) stands.
     pub fn random_state(&self) -> RandomState {
-        let state = |random: &mut RandomStream| RandomState {
+        self.binding.with_random(|random| RandomState {
             seed: random.seed(),
+            model: random.model(),
             position: random.position(),
-        };
-        session::with_random(state).unwrap_or(RandomState { seed: 0, position: 0 })
+        })
     }
 
     /// Continues this rank's random stream at `state`.
     pub fn set_random_state(&self, state: RandomState) {
-        session::reseed(state.seed);
-        session::with_random(|random| random.seek(state.position));
+        let RandomState { seed, model, position } = state;
+        self.binding.with_random(|random| {
+            *random = RandomStream::new(seed, model, self.share.rank);
+            random.seek(position);
+        });
     }
 
     /// Replaces the values of all parameters by what `read` gives for each piece, as f32 or a type

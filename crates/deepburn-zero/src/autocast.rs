@@ -1,0 +1,262 @@
+//! Element types of the operands of each op, chosen above autodiff.
+//!
+//! Burn has no type promotion: an op whose operands differ in type panics in the backend. In 16-bit
+//! training they differ as soon as a model is fed f32 data or keeps running statistics. [`Autocast`]
+//! decorates a backend and brings the float operands of every op to one type before it runs. It lies
+//! above autodiff, as PyTorch's autocast does, so every cast is recorded and its backward pass returns
+//! the gradient in the type of the operand.
+//!
+//! Two sets of rules, by [`Rule`]:
+//! - Always: operands of different types are promoted to f32 (to f64 beside f64), but in a product
+//!   (matrix product, convolution, affine map, attention) with a 16-bit parameter f32 operands are cast
+//!   to the parameter's type. That is DeepSpeed's 16-bit mode for models that cast their inputs.
+//! - Under `torch_autocast`, in addition, within `forward` and `evaluate`: products run in the autocast
+//!   type, and normalisations, softmax, exponentials, powers, reductions and losses in f32. These are the
+//!   lists of `torch.autocast` for CUDA (PyTorch, "Automatic Mixed Precision package", op reference).
+//!   Means count as reductions here, because Burn's normalisations are made of them.
+//!
+//! Operands of one type outside autocast are passed on untouched, so a model that casts by itself
+//! computes the same bits as without this decorator.
+
+mod autodiff;
+mod fused;
+mod ops;
+
+use std::marker::PhantomData;
+
+use burn_autodiff::Autodiff;
+use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn_backend::tensor::{Device, FloatTensor};
+use burn_backend::{
+    Backend, BackendTypes, DType, DTypeUsageSet, ExecutionError, FloatDType, TensorData,
+    TensorMetadata,
+};
+
+use crate::{Sharded, session};
+
+/// A backend decorator that brings the float operands of each op to one element type.
+///
+/// Tensors are those of `B`: the decorator holds nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Autocast<B> {
+    inner: PhantomData<B>,
+}
+
+/// A backend that knows which of its tensors are parameters of a sharded model, possibly under views.
+pub trait TracksParameters: Backend {
+    /// Whether `tensor` is a parameter.
+    fn is_parameter(tensor: &FloatTensor<Self>) -> bool;
+}
+
+impl<B: Backend> TracksParameters for Sharded<B> {
+    fn is_parameter(tensor: &FloatTensor<Self>) -> bool {
+        tensor.is_parameter()
+    }
+}
+
+impl<B: Backend, C: CheckpointStrategy> TracksParameters for Autodiff<Sharded<B>, C> {
+    fn is_parameter(tensor: &FloatTensor<Self>) -> bool {
+        tensor.primitive.is_parameter()
+    }
+}
+
+/// How an op treats the types of its operands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rule {
+    /// Mixed types are promoted.
+    Promote,
+    /// A product: in 16 bits under autocast, and with a 16-bit parameter.
+    Product,
+    /// Normalisations, exponentials, reductions: in f32 under autocast.
+    Full,
+}
+
+/// The types of an op's float operands.
+#[derive(Debug, Default)]
+pub(crate) struct Operands {
+    /// One bit a type, see [`bit`].
+    types: u8,
+    /// Type of a 16-bit parameter among them.
+    parameter: Option<DType>,
+}
+
+impl Operands {
+    /// Enters an operand.
+    pub(crate) fn see<B: TracksParameters>(&mut self, tensor: &FloatTensor<B>) {
+        let dtype = tensor.dtype();
+        self.types |= bit(dtype);
+        if is_16_bits(dtype) && B::is_parameter(tensor) {
+            self.parameter = Some(dtype);
+        }
+    }
+
+    /// The type in which the op is to run; `None` leaves the operands as they are.
+    pub(crate) fn common(&self, rule: Rule) -> Option<FloatDType> {
+        let autocast = match rule {
+            Rule::Promote => None,
+            Rule::Product | Rule::Full => session::autocast(),
+        };
+        self.choose(rule, autocast)
+    }
+
+    fn choose(&self, rule: Rule, autocast: Option<FloatDType>) -> Option<FloatDType> {
+        // Like PyTorch, autocast leaves f64 alone.
+        let autocast = autocast.filter(|_| self.types & bit(DType::F64) == 0 && self.types != 0);
+        match (rule, autocast) {
+            (Rule::Product, Some(dtype)) => return Some(dtype),
+            (Rule::Full, Some(_)) => return Some(FloatDType::F32),
+            _ => {}
+        }
+        if self.types.count_ones() < 2 {
+            return None;
+        }
+        if let (Rule::Product, Some(parameter)) = (rule, self.parameter) {
+            let castable = bit(parameter) | bit(DType::F32) | bit(DType::Flex32);
+            if self.types & !castable == 0 {
+                return Some(parameter.into());
+            }
+        }
+        let widest = if self.types & bit(DType::F64) == 0 { DType::F32 } else { DType::F64 };
+        Some(widest.into())
+    }
+}
+
+fn is_16_bits(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16)
+}
+
+fn bit(dtype: DType) -> u8 {
+    match dtype {
+        DType::F16 => 1,
+        DType::BF16 => 2,
+        DType::Flex32 => 4,
+        DType::F64 => 16,
+        _ => 8,
+    }
+}
+
+/// An operand in the type that was chosen.
+pub(crate) fn in_type<B: Backend>(
+    tensor: FloatTensor<B>,
+    dtype: Option<FloatDType>,
+) -> FloatTensor<B> {
+    match dtype {
+        Some(dtype) if tensor.dtype() != DType::from(dtype) => B::float_cast(tensor, dtype),
+        _ => tensor,
+    }
+}
+
+impl<B: Backend> BackendTypes for Autocast<B> {
+    type Device = B::Device;
+    type FloatTensorPrimitive = B::FloatTensorPrimitive;
+    type FloatElem = B::FloatElem;
+    type IntTensorPrimitive = B::IntTensorPrimitive;
+    type IntElem = B::IntElem;
+    type BoolTensorPrimitive = B::BoolTensorPrimitive;
+    type BoolElem = B::BoolElem;
+    type QuantizedTensorPrimitive = B::QuantizedTensorPrimitive;
+}
+
+impl<B: TracksParameters> Backend for Autocast<B> {
+    fn name(device: &Device<Self>) -> String {
+        B::name(device)
+    }
+
+    fn seed(device: &Device<Self>, seed: u64) {
+        B::seed(device, seed);
+    }
+
+    fn sync(device: &Device<Self>) -> Result<(), ExecutionError> {
+        B::sync(device)
+    }
+
+    fn dtype_usage(device: &Device<Self>, dtype: DType) -> DTypeUsageSet {
+        B::dtype_usage(device, dtype)
+    }
+
+    fn supports_dtype(device: &Device<Self>, dtype: DType) -> bool {
+        B::supports_dtype(device, dtype)
+    }
+
+    fn device_count(type_id: u16) -> usize {
+        B::device_count(type_id)
+    }
+
+    fn ad_enabled(device: &Device<Self>) -> bool {
+        B::ad_enabled(device)
+    }
+
+    fn memory_cleanup(device: &Device<Self>) {
+        B::memory_cleanup(device);
+    }
+
+    fn memory_persistent_allocations<
+        Output: Send,
+        Input: Send,
+        Func: Fn(Input) -> Output + Send,
+    >(
+        device: &Device<Self>,
+        input: Input,
+        func: Func,
+    ) -> Output {
+        B::memory_persistent_allocations(device, input, func)
+    }
+
+    fn staging<'a, Iter>(data: Iter, device: &Device<Self>)
+    where
+        Iter: Iterator<Item = &'a mut TensorData>,
+    {
+        B::staging(data, device);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use FloatDType::{BF16, F16, F32, F64};
+
+    fn operands(types: &[FloatDType], parameter: Option<FloatDType>) -> Operands {
+        let types = types.iter().fold(0, |bits, dtype| bits | bit((*dtype).into()));
+        Operands { types, parameter: parameter.map(DType::from) }
+    }
+
+    #[test]
+    fn operands_of_one_type_stay() {
+        for dtype in [F16, BF16, F32, F64] {
+            for rule in [Rule::Promote, Rule::Product, Rule::Full] {
+                assert_eq!(operands(&[dtype], None).choose(rule, None), None);
+            }
+        }
+    }
+
+    #[test]
+    fn mixed_operands_are_promoted() {
+        for rule in [Rule::Promote, Rule::Product, Rule::Full] {
+            assert_eq!(operands(&[BF16, F32], None).choose(rule, None), Some(F32));
+            assert_eq!(operands(&[BF16, F16], None).choose(rule, None), Some(F32));
+            assert_eq!(operands(&[BF16, F64], None).choose(rule, None), Some(F64));
+        }
+        assert_eq!(operands(&[BF16, F32], Some(BF16)).choose(Rule::Promote, None), Some(F32));
+    }
+
+    #[test]
+    fn a_product_takes_the_type_of_a_16_bit_parameter() {
+        let product = |types: &[FloatDType], parameter| {
+            operands(types, Some(parameter)).choose(Rule::Product, None)
+        };
+        assert_eq!(product(&[F32, BF16], BF16), Some(BF16));
+        assert_eq!(product(&[F32, F16], F16), Some(F16));
+        assert_eq!(product(&[F64, BF16], BF16), Some(F64));
+        assert_eq!(product(&[F16, BF16], BF16), Some(F32));
+        assert_eq!(product(&[BF16], BF16), None);
+    }
+
+    #[test]
+    fn autocast_lists() {
+        assert_eq!(operands(&[F32], None).choose(Rule::Product, Some(BF16)), Some(BF16));
+        assert_eq!(operands(&[BF16], None).choose(Rule::Full, Some(BF16)), Some(F32));
+        assert_eq!(operands(&[BF16], None).choose(Rule::Promote, Some(BF16)), None);
+        assert_eq!(operands(&[F64], None).choose(Rule::Product, Some(BF16)), None);
+        assert_eq!(operands(&[], None).choose(Rule::Full, Some(BF16)), None);
+    }
+}

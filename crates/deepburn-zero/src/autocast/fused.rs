@@ -1,0 +1,129 @@
+//! Fused ops, with operands brought to one type.
+//!
+//! A fused op computes its inside in f32 whatever the type of its operands, so only products and what
+//! decides the type of the result are cast.
+
+use burn_backend::DType;
+use burn_backend::tensor::{FloatTensor, IntTensor};
+use deepburn_ops::{
+    AttentionDropout, AttentionOps, AttentionOutput, AttentionSaved, CrossEntropyOps, GeluOps,
+    HeadGradients, HeadLoss, LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved,
+    LinearGradients, LinearOps, SelfAttention,
+};
+
+use super::ops::cast;
+use super::{Autocast, Operands, Rule, TracksParameters, in_type};
+
+impl<B: TracksParameters + LayerNormOps> LayerNormOps for Autocast<B> {
+    cast! {
+        #[full] fn fused_layer_norm(x: float, gamma: float, beta: float, epsilon: [f64]) -> float;
+    }
+
+    fn layer_norm_forward(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> LayerNormOutput<Self> {
+        let LayerNormOutput { output, mean, reciprocal_deviation } =
+            B::layer_norm_forward(x, gamma, beta, epsilon);
+        LayerNormOutput { output, mean, reciprocal_deviation }
+    }
+
+    fn layer_norm_backward(
+        grad: FloatTensor<Self>,
+        saved: LayerNormSaved<Self>,
+    ) -> LayerNormGradients<Self> {
+        let LayerNormSaved { x, gamma, mean, reciprocal_deviation } = saved;
+        let saved = LayerNormSaved { x, gamma, mean, reciprocal_deviation };
+        let LayerNormGradients { x, gamma, beta } = B::layer_norm_backward(grad, saved);
+        LayerNormGradients { x, gamma, beta }
+    }
+}
+
+impl<B: TracksParameters + GeluOps> GeluOps for Autocast<B> {
+    cast! {
+        fn gelu_tanh(x: float) -> float;
+        fn gelu_tanh_backward(grad: float, x: float) -> float;
+    }
+}
+
+impl<B: TracksParameters + LinearOps> LinearOps for Autocast<B> {
+    cast! {
+        #[product] fn fused_linear(x: float, weight: float, bias: maybe_float) -> float;
+        fn linear_x_gradient(grad: float, weight: float) -> float;
+    }
+
+    fn linear_gradients(grad: FloatTensor<Self>, x: FloatTensor<Self>) -> LinearGradients<Self> {
+        let LinearGradients { weight, bias } = B::linear_gradients(grad, x);
+        LinearGradients { weight, bias }
+    }
+}
+
+impl<B: TracksParameters + CrossEntropyOps> CrossEntropyOps for Autocast<B> {
+    cast! {
+        #[product] fn linear_cross_entropy(hidden: float, weight: float, targets: int) -> float;
+        fn fused_cross_entropy(logits: float, targets: int) -> float;
+        fn scale_gradient(gradient: float, factor: float, dtype: [DType]) -> float;
+    }
+
+    fn head_loss(
+        hidden: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        wanted: HeadGradients<bool>,
+    ) -> HeadLoss<Self> {
+        let mut operands = Operands::default();
+        [&hidden, &weight].into_iter().for_each(|tensor| operands.see::<B>(tensor));
+        let dtype = operands.common(Rule::Product);
+        let [hidden, weight] = [hidden, weight].map(|tensor| in_type::<B>(tensor, dtype));
+        let HeadLoss { loss, gradients: HeadGradients { hidden, weight } } =
+            B::head_loss(hidden, weight, targets, wanted);
+        HeadLoss { loss, gradients: HeadGradients { hidden, weight } }
+    }
+
+    fn logits_loss(
+        logits: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        gradient: bool,
+    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
+        B::logits_loss(logits, targets, gradient)
+    }
+}
+
+impl<B: TracksParameters + AttentionOps> AttentionOps for Autocast<B> {
+    fn self_attention(
+        projected: FloatTensor<Self>,
+        attention: &SelfAttention,
+        dropout: Option<AttentionDropout>,
+    ) -> FloatTensor<Self> {
+        B::self_attention(product_operand::<B>(projected), attention, dropout)
+    }
+
+    fn attention_forward(
+        projected: FloatTensor<Self>,
+        attention: &SelfAttention,
+        dropout: Option<AttentionDropout>,
+    ) -> AttentionOutput<Self> {
+        let AttentionOutput { output, log_sums } =
+            B::attention_forward(product_operand::<B>(projected), attention, dropout);
+        AttentionOutput { output, log_sums }
+    }
+
+    fn attention_backward(
+        grad: FloatTensor<Self>,
+        saved: AttentionSaved<Self>,
+        attention: &SelfAttention,
+    ) -> FloatTensor<Self> {
+        let AttentionSaved { projected, output, log_sums, dropout } = saved;
+        let saved = AttentionSaved { projected, output, log_sums, dropout };
+        B::attention_backward(grad, saved, attention)
+    }
+}
+
+/// The single operand of a product.
+fn product_operand<B: TracksParameters>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+    let mut operands = Operands::default();
+    operands.see::<B>(&tensor);
+    in_type::<B>(tensor, operands.common(Rule::Product))
+}

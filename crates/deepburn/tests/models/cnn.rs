@@ -48,7 +48,7 @@ impl<B: Backend> Block<B> {
 }
 
 impl<B: Backend> Network<B> for Cnn<B> {
-    const BATCH_STATISTICS: bool = true;
+    const COUPLES_SAMPLES: bool = true;
 
     fn new(device: &B::Device) -> Self {
         Self {

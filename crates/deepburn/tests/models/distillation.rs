@@ -75,6 +75,8 @@ fn learn(
     mut teach: impl FnMut(&Samples) -> Result<TensorData, EngineError>,
 ) -> Result<Student, EngineError> {
     let (rank, world_size) = (student.rank(), student.group().world_size());
+    // The models themselves, as they were built, are not what is counted.
+    student.ledger().reset_peaks();
     let mut losses = Vec::new();
     for step in 0..STEPS {
         let samples = Samples::of_step(step as u64, rank, world_size);
@@ -107,8 +109,9 @@ fn together(job: Job) -> Vec<Student> {
     let (plan, teacher_plan) = (job.plan(), teaching.plan());
     let ranks = run_ranks(job.ranks, |group| {
         let mut student = deepburn::initialize(Classifier::new(6, 0.3, 1), &plan, group.clone())?;
-        student.seed(21);
         let mut teacher = deepburn::initialize(new_teacher(), &teacher_plan, group)?;
+        // Building the teacher drew initial weights.
+        student.seed(21);
         teacher.seed(22);
         Ok(learn(&mut student, |samples| answers(&teacher, samples))?)
     });

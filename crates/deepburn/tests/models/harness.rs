@@ -2,8 +2,8 @@
 
 use burn::module::{AutodiffModule, Module};
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
-use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{DType, Tensor};
 use burn_flex::Flex;
 use deepburn::prelude::*;
 use deepburn::{EngineError, OutsideError, run_ranks};
@@ -24,7 +24,7 @@ pub(crate) const SEED: u64 = 0;
 /// Steps of a run.
 pub(crate) const STEPS: usize = 10;
 
-const LEARNING_RATE: f64 = 1e-2;
+const LEARNING_RATE: f64 = 3e-3;
 const BETAS: [f32; 2] = [0.9, 0.999];
 /// Large enough for gradients that are zero but for rounding (a bias before a norm, the keys' bias
 /// of attention) not to be blown up to whole updates.
@@ -33,8 +33,9 @@ const WEIGHT_DECAY: f32 = 0.01;
 
 /// A model and its mean loss over samples, as a user of Burn writes them.
 pub(crate) trait Network<B: Backend>: Module<B> {
-    /// Whether the loss of a sample depends on the other samples of its batch.
-    const BATCH_STATISTICS: bool = false;
+    /// Whether the loss of a batch is more than the mean over its samples: with batch norm, or
+    /// where padding is left out of the mean.
+    const COUPLES_SAMPLES: bool = false;
 
     fn new(device: &B::Device) -> Self;
 
@@ -118,8 +119,8 @@ pub(crate) struct Evaluation {
     pub(crate) values: Vec<Value>,
 }
 
-/// Builds a network on each rank, from the weights of `seed` on rank 0 and other ones on others, and
-/// runs `body` on its engine.
+/// Builds a network on each rank and runs `body` on its engine. Rank 0 has the weights of `seed`, the
+/// others have different ones.
 pub(crate) fn on_ranks<M: Trainable, R: Send>(
     job: Job,
     seed: u64,
@@ -167,6 +168,14 @@ impl Evaluation {
             assert!(left == right, "{path}, {what}: {left} is not {right}");
         }
         assert_eq!(self.loss, other.loss, "evaluation, {what}");
+    }
+
+    /// Asserts that running statistics stay f32: in 16 bits they would stop moving.
+    #[track_caller]
+    pub(crate) fn assert_statistics_in_f32(&self, what: &str) {
+        for (path, data) in self.values.iter().filter(|(path, _)| path.contains("running_")) {
+            assert_eq!(data.dtype, DType::F32, "{path}, {what}");
+        }
     }
 
     fn of<B: Backend, M: Network<B>>(model: &M) -> Self {

@@ -9,7 +9,7 @@ use burn::tensor::{Int, Tensor, TensorData};
 pub(crate) const GLOBAL_BATCH: usize = 12;
 
 /// Steps before the data repeats.
-const EPOCH: u64 = 2;
+pub(crate) const EPOCH: usize = 2;
 
 /// A micro-batch of numbered samples.
 #[derive(Debug, Clone)]
@@ -21,7 +21,7 @@ impl Samples {
     /// Returns the samples that rank `rank` of `world_size` takes in step `step`, from 0.
     pub(crate) fn of_step(step: u64, rank: usize, world_size: usize) -> Self {
         let count = (GLOBAL_BATCH / world_size) as u64;
-        let first = (step % EPOCH) * GLOBAL_BATCH as u64 + rank as u64 * count;
+        let first = (step % EPOCH as u64) * GLOBAL_BATCH as u64 + rank as u64 * count;
         Self { numbers: first..first + count }
     }
 

@@ -99,6 +99,8 @@ impl<B: Backend> Translator<B> {
 }
 
 impl<B: Backend> Network<B> for Translator<B> {
+    const COUPLES_SAMPLES: bool = true;
+
     fn new(device: &B::Device) -> Self {
         let encoder = TransformerEncoderConfig::new(WIDTH, 7, 3, 1);
         let decoder = TransformerDecoderConfig::new(WIDTH, 7, 2, 1);
@@ -128,7 +130,8 @@ impl<B: Backend> Network<B> for Translator<B> {
             .memory_mask_pad(padding);
         let logits = self.head.forward(self.decoder.forward(decoded)).flatten::<2>(0, 1);
         let targets = target.flatten::<1>(0, 1);
-        CrossEntropyLossConfig::new().init(device).forward(logits, targets)
+        let loss = CrossEntropyLossConfig::new().with_pad_tokens(Some(vec![PAD as usize]));
+        loss.init(device).forward(logits, targets)
     }
 }
 

@@ -119,8 +119,8 @@ pub(crate) struct Evaluation {
     pub(crate) values: Vec<Value>,
 }
 
-/// Builds a network on each rank and runs `body` on its engine. Rank 0 has the weights of `seed`, the
-/// others have different ones.
+/// Builds a network on each rank and runs `body` on its engine. Rank 0 has the weights of `seed`,
+/// the others have different ones.
 pub(crate) fn on_ranks<M: Trainable, R: Send>(
     job: Job,
     seed: u64,

@@ -36,9 +36,9 @@ pub(crate) fn stages_agree<M: Trainable>(precision: Precision) {
 /// leaves room for some hundred of them.
 const FP32_TOLERANCE: f32 = 1e-5;
 
-/// The same for weights of a model with batch norm. The norm cancels the bias before it, whose gradient
-/// is a rounding error of about 1e-8. Adam makes a step of `learning rate * 1e-8 / (1e-8 + epsilon)`
-/// of it, up to 1e-5.
+/// The same for weights of a model with batch norm. The norm cancels the bias before it, whose
+/// gradient is a rounding error of about 1e-8. Adam makes a step of up to 1e-5 of it:
+/// `learning rate * 1e-8 / (1e-8 + epsilon)`.
 const TOLERANCE_BEFORE_BATCH_NORM: f32 = 1e-4;
 
 /// Asserts that training in fp32 gives the losses and weights of Burn's own optimizer, on one rank

@@ -8,8 +8,8 @@ use crate::samples::hash;
 
 /// Fills a module with values of a seed, whatever Burn's initializers drew.
 ///
-/// Trainable values lie within 0.4 of 0, or of 1 where they scale (norms). Frozen values and running
-/// statistics lie up to 0.25 above, so that a variance is positive. Integers and flags are rotated:
+/// Trainable values lie within 0.4 of 0, or of 1 where they scale (norms). Frozen values and
+/// running statistics lie up to 0.25 above, so that a variance is positive. Integers and flags are rotated:
 /// a permutation stays one.
 pub(crate) struct Seeded {
     seed: u64,

@@ -1,0 +1,218 @@
+//! Trains a [`Network`] on ranks, and with plain Burn.
+
+use burn::module::{AutodiffModule, Module};
+use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{DType, Tensor};
+use burn_flex::Flex;
+use deepburn::prelude::*;
+use deepburn::{EngineError, OutsideError, run_ranks};
+use serde_json::json;
+
+use crate::samples::{GLOBAL_BATCH, Samples};
+use crate::weights::{Seeded, Value, values};
+
+/// The backend that models train on.
+pub(crate) type Trained = Training<Flex>;
+/// The backend that they are evaluated on.
+pub(crate) type Inner = <Trained as AutodiffBackend>::InnerBackend;
+pub(crate) type Trainer<M> = Engine<Flex, M>;
+
+/// Weights that runs start from.
+pub(crate) const SEED: u64 = 0;
+
+/// Steps of a run.
+pub(crate) const STEPS: usize = 10;
+
+const LEARNING_RATE: f64 = 3e-3;
+const BETAS: [f32; 2] = [0.9, 0.999];
+/// Large enough for gradients that are zero but for rounding (a bias before a norm, the keys' bias
+/// of attention) not to be blown up to whole updates.
+const EPSILON: f32 = 1e-5;
+const WEIGHT_DECAY: f32 = 0.01;
+
+/// A model and its mean loss over samples, as a user of Burn writes them.
+pub(crate) trait Network<B: Backend>: Module<B> {
+    /// Whether the loss of a batch is more than the mean over its samples: with batch norm, or
+    /// where padding is left out of the mean.
+    const COUPLES_SAMPLES: bool = false;
+
+    fn new(device: &B::Device) -> Self;
+
+    fn loss(&self, samples: &Samples) -> Tensor<B, 1>;
+}
+
+/// A network that trains and evaluates.
+pub(crate) trait Trainable:
+    Network<Trained> + AutodiffModule<Trained, InnerModule: Network<Inner>>
+{
+}
+
+impl<M> Trainable for M
+where
+    M: Network<Trained> + AutodiffModule<Trained>,
+    M::InnerModule: Network<Inner>,
+{
+}
+
+/// Returns a network with the weights of `seed`.
+pub(crate) fn seeded<B: Backend, M: Network<B>>(seed: u64) -> M {
+    M::new(&B::Device::default()).map(&mut Seeded::new(seed))
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Precision {
+    Fp32,
+    Bf16,
+    Fp16,
+}
+
+/// What a run may vary without the model knowing.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Job {
+    pub(crate) precision: Precision,
+    pub(crate) stage: u8,
+    pub(crate) ranks: usize,
+}
+
+impl Job {
+    /// Returns a plan in which the stages differ as much as they can: small buckets, some
+    /// parameters resident, others gathered.
+    pub(crate) fn plan(&self) -> Plan {
+        let mut config = json!({
+            "train_micro_batch_size_per_gpu": GLOBAL_BATCH / self.ranks,
+            // Plain Burn does not clip either.
+            "gradient_clipping": 0.0,
+            "optimizer": {"type": "AdamW", "params": {"lr": LEARNING_RATE, "betas": BETAS,
+                "eps": EPSILON, "weight_decay": WEIGHT_DECAY}},
+            "zero_optimization": {"stage": self.stage, "overlap_comm": true,
+                "reduce_bucket_size": 100, "stage3_prefetch_bucket_size": 200,
+                "stage3_param_persistence_threshold": 5, "stage3_max_live_parameters": 400,
+                "stage3_max_reuse_distance": 100},
+        });
+        match self.precision {
+            Precision::Fp32 => {}
+            Precision::Bf16 => config["bf16"] = json!({"enabled": true}),
+            // A scale at which no gradient of these models overflows: every step is taken.
+            Precision::Fp16 => {
+                config["fp16"] = json!({"enabled": true, "initial_scale_power": 6});
+            }
+        }
+        deepburn::plan(&config.to_string(), self.ranks).unwrap_or_else(|error| panic!("{error}"))
+    }
+}
+
+/// What a rank ends with. Equality is that of bits.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Outcome {
+    /// This rank's loss in each step.
+    pub(crate) losses: Vec<f32>,
+    pub(crate) evaluation: Evaluation,
+}
+
+/// The model without autodiff.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Evaluation {
+    /// Loss on samples that are the same on every rank.
+    pub(crate) loss: f32,
+    /// Everything that the module holds.
+    pub(crate) values: Vec<Value>,
+}
+
+/// Builds a network on each rank and runs `body` on its engine. Rank 0 has the weights of `seed`,
+/// the others have different ones.
+pub(crate) fn on_ranks<M: Trainable, R: Send>(
+    job: Job,
+    seed: u64,
+    body: impl Fn(&mut Trainer<M>) -> Result<R, OutsideError> + Sync,
+) -> Vec<R> {
+    let plan = job.plan();
+    let ranks = run_ranks(job.ranks, |group| {
+        let model = seeded::<Trained, M>(seed + group.rank() as u64);
+        let mut engine = deepburn::initialize(model, &plan, group)?;
+        engine.seed(11);
+        body(&mut engine)
+    });
+    ranks.unwrap_or_else(|failure| panic!("{job:?}: {failure}"))
+}
+
+/// Takes `count` steps and returns their losses.
+pub(crate) fn take_steps<M: Trainable>(
+    engine: &mut Trainer<M>,
+    count: usize,
+) -> Result<Vec<f32>, EngineError> {
+    let (rank, world_size) = (engine.rank(), engine.group().world_size());
+    let mut take_step = || {
+        let samples = Samples::of_step(engine.global_steps(), rank, world_size);
+        let loss = engine.forward(|model| model.loss(&samples))?;
+        let value = loss.clone().into_scalar();
+        engine.backward(loss)?;
+        let step = engine.step()?.expect("every micro-batch is a step");
+        assert!(!step.is_skipped(), "step {} overflowed", step.number);
+        Ok(value)
+    };
+    (0..count).map(|_| take_step()).collect()
+}
+
+/// Evaluates the model on held-out samples and reads everything that it holds.
+pub(crate) fn evaluate<M: Trainable>(engine: &Trainer<M>) -> Result<Evaluation, EngineError> {
+    engine.evaluate(|model| Evaluation::of(model))
+}
+
+impl Evaluation {
+    /// Asserts equality of bits, naming what differs.
+    #[track_caller]
+    pub(crate) fn assert_same(&self, other: &Self, what: &str) {
+        assert_eq!(self.values.len(), other.values.len(), "{what}");
+        for ((path, left), (_, right)) in self.values.iter().zip(&other.values) {
+            assert!(left == right, "{path}, {what}: {left} is not {right}");
+        }
+        assert_eq!(self.loss, other.loss, "evaluation, {what}");
+    }
+
+    /// Asserts that running statistics stay f32: in 16 bits they would stop moving.
+    #[track_caller]
+    pub(crate) fn assert_statistics_in_f32(&self, what: &str) {
+        for (path, data) in self.values.iter().filter(|(path, _)| path.contains("running_")) {
+            assert_eq!(data.dtype, DType::F32, "{path}, {what}");
+        }
+    }
+
+    fn of<B: Backend, M: Network<B>>(model: &M) -> Self {
+        let loss = model.loss(&Samples::held_out()).into_data().iter::<f32>().next();
+        Self { loss: loss.expect("a loss has one element"), values: values(model) }
+    }
+}
+
+/// Trains for all [`STEPS`]; returns the outcome of each rank.
+pub(crate) fn train<M: Trainable>(job: Job) -> Vec<Outcome> {
+    on_ranks::<M, _>(job, SEED, |engine| {
+        let losses = take_steps(engine, STEPS)?;
+        Ok(Outcome { losses, evaluation: evaluate(engine)? })
+    })
+}
+
+/// Trains with Burn's own optimizer on the whole batch: no engine, no ranks.
+pub(crate) fn train_with_burn<M: Trainable>() -> Outcome {
+    let mut model: M = seeded::<Trained, M>(SEED);
+    let mut optimizer = AdamWConfig::new()
+        .with_beta_1(BETAS[0])
+        .with_beta_2(BETAS[1])
+        .with_epsilon(EPSILON)
+        .with_weight_decay(WEIGHT_DECAY)
+        .init::<Trained, M>();
+    let mut losses = Vec::new();
+    for step in 0..STEPS {
+        let loss = model.loss(&Samples::of_step(step as u64, 0, 1));
+        losses.push(loss.clone().into_scalar());
+        let gradients = GradientsParams::from_grads(loss.backward(), &model);
+        model = optimizer.step(LEARNING_RATE, model, gradients);
+    }
+    Outcome { losses, evaluation: Evaluation::of(&model.valid()) }
+}
+
+/// Returns the loss of the whole batch in each step.
+pub(crate) fn mean_losses(ranks: &[Outcome]) -> Vec<f32> {
+    let step = |step: usize| ranks.iter().map(|rank| rank.losses[step]).sum::<f32>();
+    (0..ranks[0].losses.len()).map(|at| step(at) / ranks.len() as f32).collect()
+}

@@ -1,0 +1,78 @@
+//! Acceptance tests for models written the way Burn users write them.
+//!
+//! The models know nothing about ranks, sharding or precision: they are generic over their backend,
+//! are made of `burn::nn` layers, and take f32 inputs. Every one of them has to train alike at all
+//! stages, like plain Burn in fp32, close to that in 16 bits, and exactly on after a resume.
+#![recursion_limit = "256"]
+
+mod cnn;
+mod convolutions;
+mod distillation;
+mod gan;
+mod hand_cast;
+mod harness;
+mod operations;
+mod parameter_kinds;
+mod properties;
+mod recurrent;
+mod samples;
+mod transformer;
+mod weights;
+
+/// Tests every property of a model in every precision.
+macro_rules! test_model {
+    ($name:ident, $model:ident) => {
+        mod $name {
+            use super::$model;
+            use crate::harness::Precision::{Bf16, Fp16, Fp32};
+            use crate::harness::Trained;
+            use crate::properties;
+
+            #[test]
+            fn fp32_is_plain_burn() {
+                properties::fp32_is_plain_burn::<$model<Trained>>();
+            }
+
+            #[test]
+            fn bf16_stays_near_fp32() {
+                properties::stays_near_fp32::<$model<Trained>>(Bf16);
+            }
+
+            #[test]
+            fn fp16_stays_near_fp32() {
+                properties::stays_near_fp32::<$model<Trained>>(Fp16);
+            }
+
+            #[test]
+            fn stages_agree_in_fp32() {
+                properties::stages_agree::<$model<Trained>>(Fp32);
+            }
+
+            #[test]
+            fn stages_agree_in_bf16() {
+                properties::stages_agree::<$model<Trained>>(Bf16);
+            }
+
+            #[test]
+            fn stages_agree_in_fp16() {
+                properties::stages_agree::<$model<Trained>>(Fp16);
+            }
+
+            #[test]
+            fn resumes_in_fp32() {
+                properties::resumes::<$model<Trained>>(Fp32);
+            }
+
+            #[test]
+            fn resumes_in_bf16() {
+                properties::resumes::<$model<Trained>>(Bf16);
+            }
+
+            #[test]
+            fn resumes_in_fp16() {
+                properties::resumes::<$model<Trained>>(Fp16);
+            }
+        }
+    };
+}
+use test_model;

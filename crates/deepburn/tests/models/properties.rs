@@ -1,0 +1,152 @@
+//! What has to hold for every model.
+
+use deepburn::checkpoint::Checkpoint;
+use deepburn::{EngineError, LoadPlan, SaveRequest};
+
+use crate::harness::{
+    Evaluation, Job, Network, Outcome, Precision, SEED, STEPS, Trainable, Trained, Trainer,
+    evaluate, mean_losses, on_ranks, take_steps, train, train_with_burn,
+};
+use crate::samples::EPOCH;
+
+const STAGES: [u8; 4] = [0, 1, 2, 3];
+
+/// Asserts that losses, the evaluation and all values are the same bits at every stage, and the
+/// evaluation on every rank.
+pub(crate) fn stages_agree<M: Trainable>(precision: Precision) {
+    for ranks in 1..=4 {
+        let outcomes = STAGES.map(|stage| train::<M>(Job { precision, stage, ranks }));
+        for (stage, outcome) in outcomes.iter().enumerate() {
+            for rank in 0..ranks {
+                let what = format!("{precision:?}, {ranks} ranks, stage {stage}, rank {rank}");
+                let first = &outcomes[0][rank];
+                outcome[rank].evaluation.assert_statistics_in_f32(&what);
+                assert_eq!(outcome[rank].losses, first.losses, "losses, {what}");
+                outcome[rank].evaluation.assert_same(&first.evaluation, &what);
+                let alike = format!("{what}, against rank 0");
+                outcome[rank].evaluation.assert_same(&outcome[0].evaluation, &alike);
+            }
+        }
+    }
+}
+
+/// Largest difference from plain Burn, relative to a loss and absolute for a weight (about 1).
+///
+/// Both compute in f32 with relative errors of 6e-8 an operation, in other orders of addition; 1e-5
+/// leaves room for some hundred of them.
+const FP32_TOLERANCE: f32 = 1e-5;
+
+/// The same for weights of a model with batch norm. The norm cancels the bias before it, whose
+/// gradient is a rounding error of about 1e-8. Adam makes a step of up to 1e-5 of it:
+/// `learning rate * 1e-8 / (1e-8 + epsilon)`.
+const TOLERANCE_BEFORE_BATCH_NORM: f32 = 1e-4;
+
+/// Asserts that training in fp32 gives the losses and weights of Burn's own optimizer, on one rank
+/// and, where a batch can be split without changing its loss, on several.
+pub(crate) fn fp32_is_plain_burn<M: Trainable>() {
+    let plain = train_with_burn::<M>();
+    let (several, weight_tolerance) = match <M as Network<Trained>>::COUPLES_SAMPLES {
+        true => (1, TOLERANCE_BEFORE_BATCH_NORM),
+        false => (4, FP32_TOLERANCE),
+    };
+    for ranks in 1..=several {
+        for stage in [0, 3] {
+            let outcome = train::<M>(Job { precision: Precision::Fp32, stage, ranks });
+            let what = format!("{ranks} ranks, stage {stage}");
+            for (step, (ours, theirs)) in
+                mean_losses(&outcome).iter().zip(&plain.losses).enumerate()
+            {
+                assert_near(*ours, *theirs, FP32_TOLERANCE, &format!("step {step}, {what}"));
+            }
+            let evaluation = &outcome[0].evaluation;
+            let evaluated = format!("evaluation, {what}");
+            assert_near(evaluation.loss, plain.evaluation.loss, FP32_TOLERANCE, &evaluated);
+            assert_weights_near(evaluation, &plain.evaluation, weight_tolerance, &what);
+        }
+    }
+}
+
+#[track_caller]
+fn assert_near(left: f32, right: f32, tolerance: f32, what: &str) {
+    let error = (left - right).abs() / right.abs();
+    assert!(error <= tolerance, "{left} for {right}, off by {error:e}, {what}");
+}
+
+#[track_caller]
+fn assert_weights_near(ours: &Evaluation, plain: &Evaluation, tolerance: f32, what: &str) {
+    for ((path, ours), (_, plain)) in ours.values.iter().zip(&plain.values) {
+        // Weight decay acts on a parameter that got no gradient; in plain Burn it does not.
+        if path.starts_with("unused") {
+            continue;
+        }
+        for (ours, plain) in ours.iter::<f32>().zip(plain.iter::<f32>()) {
+            let error = (ours - plain).abs();
+            assert!(error <= tolerance, "{path}: {ours} for {plain}, off by {error:e}, {what}");
+        }
+    }
+}
+
+/// Largest relative difference of a 16-bit loss from that of fp32: bf16 rounds each result by up to
+/// 0.4 %, and a loss is the result of a dozen layers in whose sums most of the errors cancel.
+const HALF_TOLERANCE: f32 = 0.02;
+
+/// Asserts that the loss of each step in 16 bits is that of fp32, up to rounding.
+pub(crate) fn stays_near_fp32<M: Trainable>(precision: Precision) {
+    for ranks in 1..=4 {
+        let losses = |precision| mean_losses(&train::<M>(Job { precision, stage: 2, ranks }));
+        let (half, full) = (losses(precision), losses(Precision::Fp32));
+        for (step, (half, full)) in half.iter().zip(&full).enumerate() {
+            let what = format!("step {step}, {precision:?}, {ranks} ranks");
+            assert_near(*half, *full, HALF_TOLERANCE, &what);
+        }
+        // Both have the same samples.
+        let (first, last) = (full[0], full[STEPS - EPOCH]);
+        assert!(last < first, "nothing was learned: {full:?}");
+    }
+}
+
+/// Asserts that a new engine goes on from a checkpoint exactly, at the stage that saved and at
+/// another one.
+pub(crate) fn resumes<M: Trainable>(precision: Precision) {
+    // Ranks, the stage that saves, and those that load.
+    let resumptions: [(usize, u8, &[u8]); 4] =
+        [(1, 0, &[0, 3]), (3, 1, &[1]), (3, 2, &[2, 0]), (3, 3, &[3, 1])];
+    for (ranks, saving, loading) in resumptions {
+        let root = tempfile::tempdir().expect("a temporary folder");
+        let straight = on_ranks::<M, _>(Job { precision, stage: saving, ranks }, SEED, |engine| {
+            take_steps(engine, STEPS / 2)?;
+            engine.save_checkpoint(root.path(), SaveRequest::default())?;
+            Ok(second_half(engine)?)
+        });
+        let checkpoint = Checkpoint::open_intact(root.path(), None).expect("a checkpoint");
+        for stage in loading.iter().copied() {
+            let job = Job { precision, stage, ranks };
+            let resumed = on_ranks::<M, _>(job, SEED + 10, |engine| {
+                // The engine comes to the checkpoint with states of its own.
+                take_steps(engine, 2)?;
+                engine.load_checkpoint(&checkpoint, LoadPlan::ALL)?;
+                Ok(second_half(engine)?)
+            });
+            assert_same_halves(&straight, &resumed, &format!("saved at stage {saving}, {job:?}"));
+        }
+    }
+}
+
+/// What comes after a checkpoint: an evaluation, then training.
+type SecondHalf = (Evaluation, Outcome);
+
+fn second_half<M: Trainable>(engine: &mut Trainer<M>) -> Result<SecondHalf, EngineError> {
+    let at_checkpoint = evaluate(engine)?;
+    let losses = take_steps(engine, STEPS - STEPS / 2)?;
+    Ok((at_checkpoint, Outcome { losses, evaluation: evaluate(engine)? }))
+}
+
+#[track_caller]
+fn assert_same_halves(straight: &[SecondHalf], resumed: &[SecondHalf], what: &str) {
+    for (rank, (straight, resumed)) in straight.iter().zip(resumed).enumerate() {
+        let what = format!("{what}, rank {rank}");
+        resumed.0.assert_same(&straight.0, &format!("{what}, at the checkpoint"));
+        assert_eq!(resumed.1.losses, straight.1.losses, "losses, {what}");
+        resumed.1.evaluation.assert_same(&straight.1.evaluation, &format!("{what}, at the end"));
+    }
+}

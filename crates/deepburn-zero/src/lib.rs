@@ -17,6 +17,7 @@
 
 mod array;
 mod backend;
+mod backward_watch;
 mod error;
 pub mod estimate;
 mod gather;

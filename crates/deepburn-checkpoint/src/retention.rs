@@ -50,6 +50,17 @@ impl Retention {
     }
 }
 
+/// Deletes the checkpoint `tag` in the folder `root`, even where `latest` names it. Like
+/// [`Retention::apply`], it never leaves half a checkpoint behind under its name.
+///
+/// # Errors
+/// [`CheckpointError::Busy`] while a save is under way, or an I/O error, such as that there is no
+/// such checkpoint.
+pub fn delete_checkpoint(root: &Path, tag: &Tag) -> Result<(), CheckpointError> {
+    let _lock = Lock::take(root)?;
+    delete(root, tag)
+}
+
 fn delete(root: &Path, tag: &Tag) -> Result<(), CheckpointError> {
     let (path, hidden) = (root.join(tag.as_str()), store::deleted_folder(root, tag));
     if hidden.symlink_metadata().is_ok() {

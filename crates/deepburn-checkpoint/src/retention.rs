@@ -184,4 +184,17 @@ mod tests {
             prop_assert_eq!(steps(&root), expected);
         }
     }
+
+    #[test]
+    fn any_checkpoint_can_be_deleted_and_saved_again() {
+        let root = TempRoot::new();
+        for step in [1, 2] {
+            save_with(&root, step, None);
+        }
+        delete_checkpoint(&root, &Tag::of_step(2)).unwrap();
+        assert_eq!(steps(&root), [1]);
+        assert!(delete_checkpoint(&root, &Tag::of_step(2)).is_err());
+        save_with(&root, 2, None);
+        assert_eq!(Checkpoint::open(&root, None).unwrap().run().step, 2);
+    }
 }

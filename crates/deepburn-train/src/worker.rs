@@ -181,9 +181,11 @@ where
         };
         // What does not fill a step is dropped, as Burn's accumulator is.
         self.engine.zero_grad();
-        self.report(|processor| {
-            processor.process_train(LearnerEvent::EndEpoch(epoch.items_processed));
-        });
+        if micro_batch > 0 {
+            self.report(|processor| {
+                processor.process_train(LearnerEvent::EndEpoch(epoch.items_processed));
+            });
+        }
         Ok(interrupted)
     }
 
@@ -265,10 +267,11 @@ where
         if let (Some(folder), true) = (self.run.folder, flags[0] > 0.0) {
             let state = LearnerState { epoch, scheduler_steps: self.scheduler_steps };
             match checkpoints::save(&self.engine, folder, state) {
-                // As Burn's checkpointer does; the model is not lost.
+                // Ends training, as Burn's checkpointer does. The model is not lost.
                 Err(error) if error.is_recoverable() => {
+                    tracing::error!("the checkpoint of epoch {epoch} was not saved: {error}");
                     self.run.interrupter.stop(Some(&format!("checkpoint not saved: {error}")));
-                    return Ok(false);
+                    return Ok(true);
                 }
                 saved => saved?,
             }

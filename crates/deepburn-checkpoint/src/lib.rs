@@ -83,6 +83,6 @@ pub use error::CheckpointError;
 pub use layout::{Layout, Piece};
 pub use manifest::{RankRecord, Run};
 pub use rank_writer::RankWriter;
-pub use retention::Retention;
+pub use retention::{Retention, delete_checkpoint};
 pub use save::{Save, Ticket};
 pub use tag::Tag;

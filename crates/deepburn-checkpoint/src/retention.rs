@@ -50,6 +50,17 @@ impl Retention {
     }
 }
 
+/// Deletes the checkpoint `tag` in the folder `root`, even where `latest` names it. Like
+/// [`Retention::apply`], it never leaves half a checkpoint behind under its name.
+///
+/// # Errors
+/// [`CheckpointError::Busy`] while a save is under way, or an I/O error, such as that there is no
+/// such checkpoint.
+pub fn delete_checkpoint(root: &Path, tag: &Tag) -> Result<(), CheckpointError> {
+    let _lock = Lock::take(root)?;
+    delete(root, tag)
+}
+
 fn delete(root: &Path, tag: &Tag) -> Result<(), CheckpointError> {
     let (path, hidden) = (root.join(tag.as_str()), store::deleted_folder(root, tag));
     if hidden.symlink_metadata().is_ok() {
@@ -172,5 +183,18 @@ mod tests {
                 .collect();
             prop_assert_eq!(steps(&root), expected);
         }
+    }
+
+    #[test]
+    fn any_checkpoint_can_be_deleted_and_saved_again() {
+        let root = TempRoot::new();
+        for step in [1, 2] {
+            save_with(&root, step, None);
+        }
+        delete_checkpoint(&root, &Tag::of_step(2)).unwrap();
+        assert_eq!(steps(&root), [1]);
+        assert!(delete_checkpoint(&root, &Tag::of_step(2)).is_err());
+        save_with(&root, 2, None);
+        assert_eq!(Checkpoint::open(&root, None).unwrap().run().step, 2);
     }
 }

@@ -45,20 +45,25 @@ pub fn initialize<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
 
 /// A model in training on one rank.
 pub struct Engine<B: Backend, M: AutodiffModule<Training<B>>> {
-    module: M,
+    pub(crate) module: M,
     pub(crate) states: ModelStates<B>,
     pub(crate) schedule: Schedule,
     pub(crate) scaler: LossScaler,
     overflow: OverflowPlan,
-    batch: BatchPlan,
+    pub(crate) batch: BatchPlan,
     clip: Option<f64>,
     gathers_for_saving: bool,
     pub(crate) progress: Progress,
-    times: PhaseTimes,
+    pub(crate) times: PhaseTimes,
     /// Overrides whether the present micro-batch ends an accumulation.
     boundary: Option<bool>,
     /// How the present optimizer step differs from others.
     pub(crate) next_size: Option<StepSize>,
+    /// Learning rate of the next optimizer step, in place of the schedule's.
+    pub(crate) next_rate: Option<f64>,
+    /// Whether the accumulated gradients are those of losses that were not divided by the number
+    /// of micro-batches.
+    pub(crate) undivided: bool,
     last_step: Option<Step>,
     /// The first failure of a collective: what every later call returns.
     failure: OnceCell<EngineError>,
@@ -150,6 +155,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             times: PhaseTimes::default(),
             boundary: None,
             next_size: None,
+            next_rate: None,
+            undivided: false,
             last_step: None,
             failure: OnceCell::new(),
         })
@@ -256,6 +263,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             let (call, when) = ("backward", "without a forward pass through `Engine::forward`");
             return Err(EngineError::Order { call, when });
         }
+        self.accumulate_as("backward", false)?;
         let _context = self.states.enter(false);
         // A 16-bit loss would overflow by its scale alone.
         let loss = if loss.dtype() == DType::F32 { loss } else { loss.cast(DType::F32) };
@@ -297,12 +305,14 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             .next_size
             .take()
             .unwrap_or(StepSize { samples: self.batch.train_batch_size as u64, lr_factor: 1.0 });
-        let lr = lr_factor * self.schedule.learning_rate();
+        let scheduled = lr_factor * self.schedule.learning_rate();
+        let lr = self.next_rate.take().unwrap_or(scheduled);
         let rates = Rates { lr, betas: self.schedule.betas() };
         let loss_scale = self.scaler.scale();
+        let divisor = self.take_divisor();
         let started = Instant::now();
         let outcome = trace_span!("optimizer step")
-            .in_scope(|| self.states.step(rates, loss_scale, self.clip));
+            .in_scope(|| self.states.step(rates, loss_scale * divisor, self.clip));
         let outcome = self.note(outcome.map_err(EngineError::from))?;
         self.times.step += started.elapsed();
         let gradient_norm = match outcome {
@@ -342,6 +352,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     pub fn zero_grad(&mut self) {
         self.states.zero_grad();
         self.progress.accumulated = 0;
+        self.undivided = false;
     }
 
     /// Whether the step of the present micro-batch updates the parameters.

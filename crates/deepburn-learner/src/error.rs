@@ -59,6 +59,28 @@ pub enum EngineError {
         /// Skipped steps.
         steps: u64,
     },
+    /// `train_pass` where gradients need a scaled loss.
+    #[error(
+        "train_pass cannot train in fp16: the closure runs the backward pass itself, so its loss is \
+         not multiplied by the loss scale. Set bf16.enabled instead of fp16.enabled, or call \
+         forward and backward"
+    )]
+    ScaledLoss,
+    /// `train_pass` with a closure that did not run exactly one backward pass.
+    #[error(
+        "the closure of train_pass ran {passes} backward passes on the module; it must call \
+         `backward` exactly once, on a loss that it computed from the module that it was given"
+    )]
+    BackwardPasses {
+        /// Backward passes that reported gradients of this model.
+        passes: u64,
+    },
+    /// A learning rate that no step can use.
+    #[error("the learning rate is {rate}; it must be a finite number of at least 0")]
+    LearningRate {
+        /// The rate.
+        rate: f64,
+    },
     /// Calls in an impossible order.
     #[error("{call} was called {when}: the order is forward, backward, step")]
     Order {

@@ -16,6 +16,8 @@ pub mod schedule;
 mod source;
 mod task;
 mod train;
+mod train_pass;
+mod whole_module;
 
 pub use checkpoint::{
     ClientStates, LoadPlan, SaveInProgress, SaveRequest, TorchModel, TrainingCheckpointError,

@@ -9,6 +9,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, ThreadId};
 
 use burn_backend::{Backend, TensorMetadata};
 use deepburn_comm::{CommError, Pending, Tag};
@@ -40,6 +41,8 @@ pub(crate) struct Gatherer<B: Backend> {
     /// Set once, right after the parameters that refer back to this value are built.
     parameters: OnceLock<Arc<[Arc<Parameter<B>>]>>,
     state: Mutex<State<B>>,
+    /// The thread of the rank.
+    thread: ThreadId,
 }
 
 #[derive(Debug)]
@@ -77,7 +80,8 @@ impl<B: Backend> Gatherer<B> {
             flights: Vec::new(),
         };
         let state = Mutex::new(state);
-        Self { group, plan, ledger, parameters: OnceLock::new(), state }
+        let thread = thread::current().id();
+        Self { group, plan, ledger, parameters: OnceLock::new(), state, thread }
     }
 
     /// Tells the gatherer which parameters it serves.
@@ -132,7 +136,18 @@ impl<B: Backend> Gatherer<B> {
     }
 
     /// The whole parameter, for an op that needs it now.
+    ///
+    /// # Panics
+    /// On another thread than the rank's: it would start a collective that no other rank takes part
+    /// in, and all of them would hang.
     pub(crate) fn gather(&self, index: usize) -> B::FloatTensorPrimitive {
+        assert!(
+            thread::current().id() == self.thread,
+            "parameter {} is sharded and was read on thread {:?}, which is not the thread of its \
+             rank: compute with it inside forward, evaluate or train_pass and pass the result on",
+            self.parameter(index).path(),
+            thread::current().name().unwrap_or("without a name"),
+        );
         match self.try_gather(index) {
             Ok(tensor) => tensor,
             // A tensor op cannot return an error; the rank's runner takes it from here.

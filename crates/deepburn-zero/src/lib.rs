@@ -24,6 +24,7 @@
 mod array;
 mod autocast;
 mod backend;
+mod backward_watch;
 mod buffers;
 mod error;
 pub mod estimate;

@@ -12,12 +12,14 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorMetadata};
 use deepburn_comm::{CommError, Payload, Pending, ReduceOp, Tag};
 use deepburn_config::{GradientPlan, GradientReduction, ReductionPlan};
 
 use crate::array::{DeviceArray, in_type, maximum, own};
+use crate::backward_watch::BackwardWatch;
 use crate::group::Group;
 use crate::ledger::{Category, Lease, Ledger};
 use crate::parameter::Parameter;
@@ -43,6 +45,7 @@ pub(crate) struct GradientReducer<B: Backend> {
     /// Sums of this rank alone, while synchronisation is off.
     unreduced: Vec<Option<Collected<B>>>,
     synchronise: bool,
+    watch: BackwardWatch,
 }
 
 /// A full gradient of this rank.
@@ -158,6 +161,7 @@ impl<B: Backend> GradientReducer<B> {
             accumulated: parameters.iter().map(|_| None).collect(),
             unreduced: parameters.iter().map(|_| None).collect(),
             synchronise: true,
+            watch: BackwardWatch::default(),
             group,
             parameters,
             ledger,
@@ -184,6 +188,7 @@ impl<B: Backend> GradientReducer<B> {
         index: usize,
         slot: &mut ZeroTensor<B>,
     ) -> Result<(), CommError> {
+        self.watch.begin();
         let marker = ZeroTensor::Reduced(ReducedGradient {
             shape: slot.shape(),
             dtype: slot.dtype(),
@@ -213,7 +218,23 @@ impl<B: Backend> GradientReducer<B> {
     /// passes of other ranks that would wait for this one.
     pub(crate) fn finish_backward(&mut self) -> Result<(), CommError> {
         self.drain()?;
+        self.watch.end();
         self.group.barrier(Tag::new("end of backward", 0))
+    }
+
+    /// Calls `announce` when the next backward pass begins.
+    pub(crate) fn watch_for_backward(&mut self, announce: Box<dyn FnOnce()>) {
+        self.watch.arm(announce);
+    }
+
+    /// Completed backward passes that reported gradients of this model.
+    pub(crate) fn backward_passes(&self) -> u64 {
+        self.watch.completed()
+    }
+
+    /// When the last watched backward pass began.
+    pub(crate) fn backward_began(&self) -> Option<Instant> {
+        self.watch.began()
     }
 
     /// Reduces what synchronisation left behind when it was switched off and no later pass took

@@ -7,6 +7,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 
 use burn::module::{AutodiffModule, Module, ParamId};
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
@@ -190,6 +191,31 @@ impl<B: OptimizerOps> ModelStates<B> {
     pub fn start_backward(&self) {
         self.binding.with_counter(Counter::start_backward);
         self.gatherer.start_backward();
+    }
+
+    /// Notices by itself when the backward pass of the present training pass begins: with its first
+    /// final gradient. For callers that cannot call [`start_backward`](Self::start_backward).
+    pub fn watch_for_backward(&self) {
+        let gatherer = self.gatherer.clone();
+        self.reducer.borrow_mut().watch_for_backward(Box::new(move || {
+            crate::session::with_counter(Counter::start_backward);
+            gatherer.start_backward();
+        }));
+    }
+
+    /// Number of completed backward passes that reported gradients of this model.
+    pub fn backward_passes(&self) -> u64 {
+        self.reducer.borrow().backward_passes()
+    }
+
+    /// When the last watched backward pass began, as far as it was noticed.
+    pub fn backward_began(&self) -> Option<Instant> {
+        self.reducer.borrow().backward_began()
+    }
+
+    /// The index of the parameter with this id in the module; `None` for one of another module.
+    pub fn parameter_index(&self, id: ParamId) -> Option<usize> {
+        self.indices.get(&id).copied()
     }
 
     /// Starts to count the operations of forward and backward.

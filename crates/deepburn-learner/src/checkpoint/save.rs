@@ -101,6 +101,11 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         if self.progress.in_forward {
             return Err(EngineError::Order { call, when: "between forward and backward" });
         }
+        if self.undivided && self.progress.accumulated > 0 {
+            let when =
+                "in the middle of an accumulation of train_pass, whose sums no checkpoint holds";
+            return Err(EngineError::Order { call, when });
+        }
         if !self.states().gradients_are_settled() {
             let when = "after no_sync, before a backward that reduces gradients";
             return Err(EngineError::Order { call, when });

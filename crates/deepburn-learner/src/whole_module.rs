@@ -1,0 +1,64 @@
+//! The trained module without shards: plain tensors that outlive the engine.
+
+use burn::module::{AutodiffModule, ModuleMapper, Param};
+use burn::tensor::{Tensor, TensorData};
+use deepburn_ops::OptimizerOps;
+use deepburn_zero::{ModelStates, Training, ZeroTensor};
+
+use crate::engine::guard;
+use crate::{Engine, EngineError};
+
+impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
+    /// Returns the module with whole parameters on rank 0, and `None` on other ranks. All ranks call
+    /// this together.
+    ///
+    /// Parameters have the values of their f32 masters. The tensors refer to no engine, so the
+    /// module can go to any thread and be trained, saved or evaluated like one that was never
+    /// sharded. Rank 0 holds the whole model in memory, whatever the stage.
+    ///
+    /// # Errors
+    /// When a collective fails.
+    pub fn whole_module(&self) -> Result<Option<M>, EngineError> {
+        let keeps = self.rank() == 0;
+        let mut values = Vec::new();
+        for index in 0..self.parameters().len() {
+            let data = self.states.master_data(index)?;
+            values.push(keeps.then_some(data));
+        }
+        if !keeps {
+            return Ok(None);
+        }
+        // A copy by way of the module without autodiff: a clone would share running statistics with
+        // the engine's module.
+        let copy = M::from_inner(self.module().valid());
+        let mut plain = Plain { states: &self.states, values };
+        Ok(Some(guard(|| copy.map(&mut plain))?))
+    }
+}
+
+/// Replaces each tensor by one that holds its values.
+struct Plain<'a, B: OptimizerOps> {
+    states: &'a ModelStates<B>,
+    /// By parameter index.
+    values: Vec<Option<TensorData>>,
+}
+
+impl<B: OptimizerOps> ModuleMapper<Training<B>> for Plain<'_, B> {
+    fn map_float<const D: usize>(
+        &mut self,
+        param: Param<Tensor<Training<B>, D>>,
+    ) -> Param<Tensor<Training<B>, D>> {
+        let (id, tensor, mapper) = param.consume();
+        let (device, trains) = (tensor.device(), tensor.is_require_grad());
+        let inner = tensor.inner();
+        // Running statistics are in the table of parameters too, but the module has newer values.
+        let is_handle = matches!(inner.clone().into_primitive().tensor(), ZeroTensor::Parameter(_));
+        let index = self.states.parameter_index(id).filter(|_| is_handle);
+        let data = match index.and_then(|index| self.values[index].clone()) {
+            Some(data) => data,
+            None => inner.into_data(),
+        };
+        let tensor = Tensor::from_data(data, &device).set_require_grad(trains);
+        Param::from_mapped_value(id, tensor, mapper)
+    }
+}

@@ -1,0 +1,75 @@
+//! Checkpoints at the end of epochs, and resuming from them.
+
+use std::path::Path;
+
+use burn::module::AutodiffModule;
+use deepburn::checkpoint::{Checkpoint, CheckpointError, Tag, delete_checkpoint};
+use deepburn::ops::OptimizerOps;
+use deepburn::zero::Training;
+use deepburn::{Engine, LoadPlan, OutsideError, SaveRequest, TrainingCheckpointError};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+/// What a checkpoint says about the Learner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LearnerState {
+    /// The epoch that it ends.
+    pub(crate) epoch: usize,
+    /// Steps of the Learner's scheduler so far.
+    pub(crate) scheduler_steps: u64,
+}
+
+/// The name of the checkpoint of an epoch.
+fn tag(epoch: usize) -> Result<Tag, CheckpointError> {
+    format!("epoch-{epoch}").parse()
+}
+
+/// Saves the checkpoint of an epoch and replaces an earlier one of the same epoch. All ranks call
+/// this together.
+///
+/// # Errors
+/// When it cannot be written; see [`TrainingCheckpointError::is_recoverable`].
+pub(crate) fn save<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
+    engine: &Engine<B, M>,
+    folder: &Path,
+    state: LearnerState,
+) -> Result<(), TrainingCheckpointError> {
+    let tag = tag(state.epoch)?;
+    // Left by a run that got further and then resumed from an earlier epoch. On failure the save
+    // finds the name taken, and all ranks hear of it.
+    if engine.rank() == 0 && folder.join(tag.as_str()).exists() {
+        if let Err(error) = delete_checkpoint(folder, &tag) {
+            tracing::warn!("checkpoint {} could not be replaced: {error}", tag.as_str());
+        }
+    }
+    let request = SaveRequest { tag: Some(tag), client_state: json!(state), ..Default::default() };
+    let path = engine.save_checkpoint(folder, request)?;
+    if engine.rank() == 0 {
+        tracing::info!("saved checkpoint {}", path.display());
+    }
+    Ok(())
+}
+
+/// Deletes the checkpoint of an epoch, if there is one.
+pub(crate) fn delete(folder: &Path, epoch: usize) -> Result<(), CheckpointError> {
+    let tag = tag(epoch)?;
+    match folder.join(tag.as_str()).exists() {
+        true => delete_checkpoint(folder, &tag),
+        false => Ok(()),
+    }
+}
+
+/// Resumes from the checkpoint of an epoch. All ranks call this together.
+pub(crate) fn load<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
+    engine: &mut Engine<B, M>,
+    folder: &Path,
+    epoch: usize,
+) -> Result<LearnerState, OutsideError> {
+    let checkpoint = Checkpoint::open(folder, Some(&tag(epoch)?))?;
+    let states = engine.load_checkpoint(&checkpoint, LoadPlan::ALL)?;
+    let state = serde_json::from_value(states.client_state).map_err(|error| {
+        let path = checkpoint.path().display();
+        format!("{path}: it was not saved by a Learner ({error}); resume from one that was")
+    })?;
+    Ok(state)
+}

@@ -1,0 +1,279 @@
+//! Compares the Learner's optimizer with the plan's.
+//!
+//! A Learner keeps its optimizer to itself, but it takes steps with it for anyone. [`check_optimizer`]
+//! has it take some on a copy of one parameter, with values and gradients that tell hyper-parameters
+//! apart, and compares where the values go with the published formula of the plan's optimizer.
+
+use std::any::type_name;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::optim::GradientsParams;
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{Tensor, TensorData};
+use burn_train::{Learner, LearningComponentsTypes};
+use deepburn::config::{AdamPlan, OptimizerPlan};
+use deepburn::kernels::{
+    Adagrad, Adam, Lion, Sgd, WeightDecay, adagrad_reference, adam_reference, lion_reference,
+    sgd_reference,
+};
+
+use crate::refusal::Refusal;
+
+/// Values of the weights that are tried, repeated over the parameter.
+const VALUES: [f64; 9] = [1.0, 0.0, -1.0, 0.5, 1.0, 0.0, 0.25, -2.0, 0.125];
+/// Scales of their gradients. Zero shows weight decay alone, small ones the size of eps, and a large
+/// one that gradients are clipped.
+const SCALES: [f64; 9] = [0.0, 1.0, 0.5, 1e-4, 1e-6, 1e-2, 30.0, -1.0, 1e6];
+/// Factors of the gradients, by step. They differ, which shows betas and momentum.
+const FACTORS: [f64; 8] = [1.0, -0.5, 2.0, 0.25, -0.1, 0.1, 0.1, 0.05];
+
+/// Part of the way of a weight by which two optimizers may differ: eight steps of f32 arithmetic, in
+/// which 1 - 0.999 alone is off by 1 in 80,000, stay below 1 in 10,000.
+const TOLERANCE: f64 = 2e-4;
+
+/// Steps of the scheduler among which the largest learning rate is looked for.
+const MAX_SCHEDULE: usize = 10_000;
+
+/// Refuses an optimizer that moves weights in another way than the plan's. `steps` is the length of
+/// the schedule, whose largest learning rate is used.
+pub(crate) fn check_optimizer<LC: LearningComponentsTypes>(
+    learner: &Learner<LC>,
+    plan: &OptimizerPlan,
+    steps: usize,
+) -> Result<(), Refusal> {
+    let refuse = |difference| Refusal::Optimizer {
+        difference,
+        plan: describe(plan),
+        learner: short_name(type_name::<LC::Optimizer>()),
+    };
+    let Some(mut probe) = at_largest_rate(learner, steps) else { return Ok(()) };
+    let model = probe.model();
+    let mut chosen = Smallest::default();
+    model.visit(&mut chosen);
+    let Some((id, count)) = chosen.found else { return Ok(()) };
+    let start: Vec<f64> = (0..count).map(|i| VALUES[i % VALUES.len()]).collect();
+    probe.load_model(model.map(&mut Assign { id, values: &start }).into_record());
+
+    let rate = probe.lr_current();
+    let mut expected = Expected::new(plan, rate, start.clone());
+    for factor in FACTORS {
+        let gradient: Vec<f64> = (0..count).map(|i| factor * SCALES[i % SCALES.len()]).collect();
+        let mut gradients = Gradient { id, values: &gradient, gradients: GradientsParams::new() };
+        probe.model().visit(&mut gradients);
+        probe.optimizer_step(gradients.gradients);
+        expected.step(&gradient);
+    }
+    let mut read = Read { id, values: Vec::new() };
+    probe.model().visit(&mut read);
+    let Some(at) = expected.differs(&read.values) else { return Ok(()) };
+    Err(refuse(format!(
+        "At learning rate {rate:e}, eight steps take a weight from {} to {:e} with the plan's and to \
+         {:e} with the Learner's.",
+        start[at], expected.values[at], read.values[at]
+    )))
+}
+
+/// A copy of the Learner whose learning rate is the largest of its schedule; `None` if that is 0.
+fn at_largest_rate<LC: LearningComponentsTypes>(
+    learner: &Learner<LC>,
+    steps: usize,
+) -> Option<Learner<LC>> {
+    let mut schedule = learner.clone();
+    let (mut largest, mut at) = (0.0, 0);
+    for step in 1..=steps.clamp(1, MAX_SCHEDULE) {
+        schedule.lr_step();
+        if schedule.lr_current() > largest {
+            (largest, at) = (schedule.lr_current(), step);
+        }
+    }
+    let mut probe = learner.clone();
+    (0..at).for_each(|_| probe.lr_step());
+    (at > 0).then_some(probe)
+}
+
+/// Weights under the plan's optimizer.
+struct Expected<'a> {
+    plan: &'a OptimizerPlan,
+    rate: f64,
+    time: u64,
+    values: Vec<f64>,
+    /// Up to two state arrays, zero at first.
+    states: [Vec<f64>; 2],
+    /// How far each weight has gone, there and back, and its largest magnitude.
+    ways: Vec<f64>,
+    peaks: Vec<f64>,
+}
+
+impl<'a> Expected<'a> {
+    fn new(plan: &'a OptimizerPlan, rate: f64, values: Vec<f64>) -> Self {
+        let zeros = vec![0.0; values.len()];
+        let peaks = values.iter().map(|value| value.abs()).collect();
+        let states = [zeros.clone(), zeros.clone()];
+        Self { plan, rate, time: 0, values, states, ways: zeros, peaks }
+    }
+
+    fn step(&mut self, gradient: &[f64]) {
+        let before = self.values.clone();
+        self.time += 1;
+        let (lr, values, [first, second]) = (self.rate, &mut self.values, &mut self.states);
+        match *self.plan {
+            OptimizerPlan::AdamW(adam) => {
+                let rule = rule(adam, lr, WeightDecay::Decoupled(adam.weight_decay));
+                adam_reference(&rule, self.time, values, gradient, first, second);
+            }
+            OptimizerPlan::Adam(adam) => {
+                let rule = rule(adam, lr, WeightDecay::L2(adam.weight_decay));
+                adam_reference(&rule, self.time, values, gradient, first, second);
+            }
+            OptimizerPlan::Sgd { momentum, dampening, weight_decay, nesterov, .. } => {
+                let rule = Sgd { lr, momentum, dampening, weight_decay, nesterov };
+                sgd_reference(&rule, self.time, values, gradient, first);
+            }
+            OptimizerPlan::Lion { betas: [beta1, beta2], weight_decay, .. } => {
+                lion_reference(&Lion { lr, beta1, beta2, weight_decay }, values, gradient, first);
+            }
+            OptimizerPlan::Adagrad { eps, weight_decay, .. } => {
+                adagrad_reference(&Adagrad { lr, eps, weight_decay }, values, gradient, first);
+            }
+        }
+        for (i, before) in before.iter().enumerate() {
+            self.ways[i] += (self.values[i] - before).abs();
+            self.peaks[i] = self.peaks[i].max(self.values[i].abs());
+        }
+    }
+
+    /// The first weight that `other` has taken elsewhere.
+    fn differs(&self, other: &[f64]) -> Option<usize> {
+        // Each step rounds a weight once to f32.
+        let rounding = FACTORS.len() as f64 * f64::from(f32::EPSILON);
+        (0..self.values.len()).find(|&i| {
+            let allowed = TOLERANCE * self.ways[i] + rounding * self.peaks[i];
+            // Written so that NaN differs.
+            !((self.values[i] - other[i]).abs() <= allowed)
+        })
+    }
+}
+
+fn rule(plan: AdamPlan, lr: f64, weight_decay: WeightDecay) -> Adam {
+    let AdamPlan { betas: [beta1, beta2], eps, bias_correction, .. } = plan;
+    Adam { lr, beta1, beta2, eps, weight_decay, bias_correction }
+}
+
+/// The plan's optimizer in Burn's words.
+fn describe(plan: &OptimizerPlan) -> String {
+    let adam = |name, plan: &AdamPlan| {
+        let AdamPlan { betas: [beta1, beta2], eps, weight_decay, bias_correction, .. } = plan;
+        let uncorrected = if *bias_correction { "" } else { ", without bias correction" };
+        format!(
+            "{name} with beta_1 {beta1}, beta_2 {beta2}, epsilon {eps:e} and weight decay \
+             {weight_decay}{uncorrected}"
+        )
+    };
+    match plan {
+        OptimizerPlan::AdamW(plan) => adam("AdamW", plan),
+        OptimizerPlan::Adam(plan) => adam("Adam", plan),
+        OptimizerPlan::Sgd { momentum, dampening, weight_decay, nesterov, .. } => format!(
+            "SGD with momentum {momentum}, dampening {dampening}, weight decay {weight_decay} and \
+             nesterov {nesterov}"
+        ),
+        OptimizerPlan::Lion { betas, weight_decay, .. } => {
+            format!(
+                "Lion with betas {betas:?} and weight decay {weight_decay}, which Burn does not have"
+            )
+        }
+        OptimizerPlan::Adagrad { eps, weight_decay, .. } => {
+            format!("Adagrad with epsilon {eps:e} and weight decay {weight_decay}")
+        }
+    }
+}
+
+/// The last segments of the first two types: `OptimizerAdaptor<AdamW>`.
+fn short_name(name: &str) -> String {
+    let last = |path: &str| path.rsplit("::").next().unwrap_or(path).to_owned();
+    match name.split_once('<') {
+        Some((outer, inner)) => {
+            let inner = inner.split([',', '<', '>']).next().unwrap_or(inner);
+            format!("{}<{}>", last(outer), last(inner))
+        }
+        None => last(name),
+    }
+}
+
+/// Finds the smallest trainable parameter with room for all values; without one, the largest.
+#[derive(Default)]
+struct Smallest {
+    found: Option<(ParamId, usize)>,
+}
+
+impl<B: AutodiffBackend> ModuleVisitor<B> for Smallest {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        let tensor = param.val();
+        let count = tensor.shape().num_elements();
+        let better = match self.found {
+            None => count > 0,
+            Some((_, best)) if best < VALUES.len() => count > best,
+            Some((_, best)) => count >= VALUES.len() && count < best,
+        };
+        if tensor.is_require_grad() && better {
+            self.found = Some((param.id, count));
+        }
+    }
+}
+
+/// Gives a parameter other values.
+struct Assign<'a> {
+    id: ParamId,
+    values: &'a [f64],
+}
+
+impl<B: AutodiffBackend> ModuleMapper<B> for Assign<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        let (id, tensor, mapper) = param.consume();
+        if id != self.id {
+            return Param::from_mapped_value(id, tensor, mapper);
+        }
+        let tensor = filled(self.values, tensor.dims(), &tensor.device()).require_grad();
+        Param::from_mapped_value(id, tensor, mapper)
+    }
+}
+
+/// Makes the gradient of a parameter.
+struct Gradient<'a> {
+    id: ParamId,
+    values: &'a [f64],
+    gradients: GradientsParams,
+}
+
+impl<B: AutodiffBackend> ModuleVisitor<B> for Gradient<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        if param.id == self.id {
+            let tensor = param.val();
+            let gradient =
+                filled::<B::InnerBackend, D>(self.values, tensor.dims(), &tensor.device());
+            self.gradients.register(self.id, gradient);
+        }
+    }
+}
+
+/// Reads a parameter.
+struct Read {
+    id: ParamId,
+    values: Vec<f64>,
+}
+
+impl<B: AutodiffBackend> ModuleVisitor<B> for Read {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        if param.id == self.id {
+            self.values = param.val().into_data().iter::<f64>().collect();
+        }
+    }
+}
+
+fn filled<B: Backend, const D: usize>(
+    values: &[f64],
+    shape: [usize; D],
+    device: &B::Device,
+) -> Tensor<B, D> {
+    let values: Vec<f32> = values.iter().map(|value| *value as f32).collect();
+    Tensor::from_data(TensorData::new(values, shape), device)
+}

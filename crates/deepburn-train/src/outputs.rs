@@ -1,0 +1,109 @@
+//! Outputs of the ranks on their way to the metrics.
+//!
+//! Metrics are updated in the order of micro-batches and, within one, of ranks, so that they have the
+//! same bits in every run. Each rank deposits its output after a micro-batch; rank 0 takes the whole
+//! round once a collective has told it that all ranks are past that point.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use burn::data::dataloader::Progress;
+use burn_train::TrainingItem;
+
+/// What one rank has to report about one micro-batch.
+pub(crate) struct Output<T> {
+    pub(crate) item: T,
+    /// How far the rank is in its slice of the data.
+    pub(crate) progress: Progress,
+    pub(crate) lr: Option<f64>,
+}
+
+/// Outputs by rank, oldest first; `None` for a rank that had no batch.
+pub(crate) struct Outputs<T> {
+    by_rank: Mutex<Vec<VecDeque<Option<Output<T>>>>>,
+}
+
+impl<T> Outputs<T> {
+    pub(crate) fn new(ranks: usize) -> Self {
+        Self { by_rank: Mutex::new((0..ranks).map(|_| VecDeque::new()).collect()) }
+    }
+
+    /// Adds what `rank` has for the micro-batch that it has finished.
+    pub(crate) fn deposit(&self, rank: usize, output: Option<Output<T>>) {
+        self.lock()[rank].push_back(output);
+    }
+
+    /// Takes the oldest round. All ranks have deposited theirs.
+    fn take_round(&self) -> Vec<Option<Output<T>>> {
+        self.lock().iter_mut().map(|outputs| outputs.pop_front().flatten()).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<VecDeque<Option<Output<T>>>>> {
+        self.by_rank.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Turns the rounds of an epoch into the items that Burn's event processor takes.
+pub(crate) struct Round<'a, T> {
+    outputs: &'a Outputs<T>,
+    epoch: Progress,
+    /// Batches of all ranks so far.
+    iteration: usize,
+    /// Progress of each rank.
+    ranks: Vec<Progress>,
+}
+
+impl<'a, T> Round<'a, T> {
+    pub(crate) fn new(outputs: &'a Outputs<T>, epoch: Progress, ranks: usize) -> Self {
+        let ranks = vec![Progress::new(0, 0); ranks];
+        Self { outputs, epoch, iteration: 0, ranks }
+    }
+
+    /// The items of the next round, in rank order. Progress is that of all ranks together.
+    pub(crate) fn next_items(&mut self) -> Vec<TrainingItem<T>> {
+        let round = self.outputs.take_round();
+        for (rank, output) in self.ranks.iter_mut().zip(&round) {
+            rank.items_total = output.as_ref().map_or(rank.items_total, |o| o.progress.items_total);
+        }
+        let total = self.ranks.iter().map(|rank| rank.items_total).sum();
+        let mut items = Vec::with_capacity(round.len());
+        for (rank, output) in round.into_iter().enumerate() {
+            let Some(Output { item, progress, lr }) = output else { continue };
+            self.ranks[rank] = progress;
+            self.iteration += 1;
+            let processed = self.ranks.iter().map(|rank| rank.items_processed).sum();
+            let progress = Progress::new(processed, total);
+            let iteration = Some(self.iteration);
+            items.push(TrainingItem::new(item, progress, self.epoch.clone(), iteration, lr));
+        }
+        items
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn output(item: u32, processed: usize) -> Option<Output<u32>> {
+        Some(Output { item, progress: Progress::new(processed, 5), lr: None })
+    }
+
+    #[test]
+    fn rounds_are_in_rank_order_whoever_comes_first() {
+        let outputs = Outputs::new(2);
+        outputs.deposit(1, output(10, 3));
+        outputs.deposit(1, None);
+        outputs.deposit(0, output(0, 3));
+        outputs.deposit(0, output(1, 5));
+        let mut round = Round::new(&outputs, Progress::new(1, 1), 2);
+        let seen = |items: Vec<TrainingItem<u32>>| -> Vec<_> {
+            let item = |item: TrainingItem<u32>| {
+                let Progress { items_processed, items_total } = item.progress;
+                (item.item, items_processed, items_total, item.iteration)
+            };
+            items.into_iter().map(item).collect()
+        };
+        assert_eq!(seen(round.next_items()), [(0, 3, 10, Some(1)), (10, 6, 10, Some(2))]);
+        assert_eq!(seen(round.next_items()), [(1, 8, 10, Some(3))]);
+    }
+}

@@ -1,0 +1,93 @@
+//! What the strategy refuses before training starts.
+
+use burn_train::{LearningComponentsTypes, TrainingComponents};
+use deepburn::config::{Plan, Precision, SchedulePlan};
+
+/// Why a Learner and a plan do not go together.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error(
+        "the plan trains in fp16, whose loss scale would have to multiply a loss that \
+         `TrainStep::step` keeps to itself: set bf16.enabled instead of fp16.enabled, or train with \
+         deepburn::Engine"
+    )]
+    Fp16,
+    #[error(
+        "the plan has a learning-rate schedule, and so has the Learner: remove `scheduler` from the \
+         configuration (a Learner without a schedule takes a number as its scheduler)"
+    )]
+    Schedule,
+    #[error("the configuration has `{key}`, which has no effect here, because {reason}: remove it")]
+    Unsupported { key: &'static str, reason: &'static str },
+    #[error(
+        "the plan accumulates {plan} micro-batches per optimizer step and the Learner {learner}: \
+         call `grads_accumulation({plan})` or set gradient_accumulation_steps to {learner}"
+    )]
+    Accumulation { plan: usize, learner: usize },
+    #[error(
+        "`with_file_checkpointer` cannot save a sharded model: replace it by \
+         `ShardedStrategy::checkpoints(folder)`, which also saves the optimizer states of all ranks"
+    )]
+    FileCheckpointer,
+    #[error(
+        "training was to resume after epoch {epoch}, and the strategy has no folder of checkpoints: \
+         call `ShardedStrategy::checkpoints(folder)`"
+    )]
+    NoFolder { epoch: usize },
+    #[error("the training data loader has no items: give it a data set with at least one")]
+    NoData,
+    #[error(
+        "the Learner's optimizer differs from the plan's, which does the updates. {difference} The \
+         plan's optimizer is {plan}; the Learner's is {learner}: configure both alike"
+    )]
+    Optimizer { difference: String, plan: String, learner: String },
+}
+
+/// Refuses what the plan asks for and a Learner cannot give.
+pub(crate) fn check_plan(plan: &Plan) -> Result<(), Refusal> {
+    if plan.precision.compute == Precision::Fp16 {
+        return Err(Refusal::Fp16);
+    }
+    if !matches!(plan.schedule, SchedulePlan::Constant { .. }) {
+        return Err(Refusal::Schedule);
+    }
+    let loaders = "the Learner's data loaders make the batches";
+    let metrics = "the Learner's metrics and loggers record the run";
+    let monitor = &plan.monitor;
+    let unsupported = [
+        (
+            plan.dynamic_batching.is_some(),
+            "data_efficiency.data_sampling.dynamic_batching",
+            loaders,
+        ),
+        (plan.curriculum.is_some(), "curriculum_learning", loaders),
+        (monitor.tensorboard.is_some(), "tensorboard", metrics),
+        (monitor.csv.is_some(), "csv_monitor", metrics),
+        (monitor.profile.is_some(), "pytorch_profiler", metrics),
+        (monitor.flops.is_some(), "flops_profiler", metrics),
+    ];
+    match unsupported.into_iter().find(|(asked, ..)| *asked) {
+        Some((_, key, reason)) => Err(Refusal::Unsupported { key, reason }),
+        None => Ok(()),
+    }
+}
+
+/// Refuses settings of the Learner that contradict the plan or the strategy.
+pub(crate) fn check_settings<LC: LearningComponentsTypes>(
+    plan: &Plan,
+    settings: &TrainingComponents<LC>,
+    has_folder: bool,
+) -> Result<(), Refusal> {
+    let plan = plan.batch.gradient_accumulation_steps;
+    let learner = settings.grad_accumulation.unwrap_or(1);
+    if plan != learner {
+        return Err(Refusal::Accumulation { plan, learner });
+    }
+    if settings.checkpointer.is_some() {
+        return Err(Refusal::FileCheckpointer);
+    }
+    match settings.checkpoint {
+        Some(epoch) if !has_folder => Err(Refusal::NoFolder { epoch }),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,297 @@
+//! The strategy: a Learner's training on the ranks of a plan.
+//!
+//! Main type: [`ShardedStrategy`].
+
+use std::fmt::Display;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::module::{AutodiffModule, Module, ModuleMapper, Param};
+use burn::tensor::Tensor;
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn_train::checkpoint::{
+    CheckpointingStrategy, ComposedCheckpointingStrategy, KeepLastNCheckpoints,
+    MetricCheckpointingStrategy,
+};
+use burn_train::metric::LossMetric;
+use burn_train::metric::store::{Aggregate, Direction, Split};
+use burn_train::{
+    EventProcessorTraining, Learner, LearningComponentsTypes, LearningResult,
+    SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader, TrainingComponents,
+    TrainingStrategy, ValidLoader,
+};
+use deepburn::OutsideError;
+use deepburn::config::Plan;
+use deepburn::ops::{OptimizerOps, StreamOps};
+use deepburn::zero::Training;
+
+use crate::loaders::{training_slices, validation_slices};
+use crate::optimizer::check_optimizer;
+use crate::outputs::Outputs;
+use crate::refusal::{Refusal, check_plan, check_settings};
+use crate::worker::{Parts, Places, Run, Worker};
+
+/// Trains a `Learner` sharded over the ranks of a plan. See the [crate's documentation](crate).
+pub struct ShardedStrategy<B: Backend> {
+    plan: Plan,
+    devices: Vec<B::Device>,
+    seed: Option<u64>,
+    folder: Option<PathBuf>,
+    keep: Mutex<Box<dyn CheckpointingStrategy>>,
+}
+
+impl<B: Backend> ShardedStrategy<B> {
+    /// Makes a strategy of a resolved configuration. The number of ranks is the plan's.
+    pub fn new(plan: Plan) -> Self {
+        let best = MetricCheckpointingStrategy::new(
+            &LossMetric::<B>::new(),
+            Aggregate::Mean,
+            Direction::Lowest,
+            Split::Valid,
+        );
+        let keep = ComposedCheckpointingStrategy::builder()
+            .add(KeepLastNCheckpoints::new(2))
+            .add(best)
+            .build();
+        Self {
+            plan,
+            devices: Vec::new(),
+            seed: None,
+            folder: None,
+            keep: Mutex::new(Box::new(keep)),
+        }
+    }
+
+    /// Saves checkpoints in `folder` and resumes from those in it. Without a folder nothing is saved.
+    #[must_use]
+    pub fn checkpoints(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.folder = Some(folder.into());
+        self
+    }
+
+    /// Decides after which epochs a checkpoint is saved and which are deleted. By default the last
+    /// two are kept and the one with the lowest validation loss, if `LossMetric` is registered.
+    #[must_use]
+    pub fn keep(mut self, strategy: impl CheckpointingStrategy + 'static) -> Self {
+        self.keep = Mutex::new(Box::new(strategy));
+        self
+    }
+
+    /// Places rank `r` on `devices[r % devices.len()]`. By default all ranks are on the device of the
+    /// Learner's model.
+    #[must_use]
+    pub fn devices(mut self, devices: Vec<B::Device>) -> Self {
+        self.devices = devices;
+        self
+    }
+
+    /// Seeds the random streams of the ranks (dropout). Each rank draws its own numbers from it. The
+    /// default is 0; seeding the backend has no effect on ranks.
+    #[must_use]
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = Some(seed);
+        self
+    }
+
+    /// The device of each rank.
+    fn rank_devices(&self, of_model: &[B::Device]) -> Vec<B::Device> {
+        let devices = if self.devices.is_empty() { of_model } else { &self.devices };
+        let ranks = 0..self.plan.batch.world_size;
+        ranks
+            .map(|rank| devices.get(rank % devices.len().max(1)).cloned().unwrap_or_default())
+            .collect()
+    }
+}
+
+impl<B, LC> From<ShardedStrategy<B>> for TrainingStrategy<LC>
+where
+    B: OptimizerOps + StreamOps,
+    LC: LearningComponentsTypes<Backend = Training<B>> + Send + 'static,
+{
+    fn from(strategy: ShardedStrategy<B>) -> Self {
+        Self::Custom(Arc::new(strategy))
+    }
+}
+
+impl<B, LC> SupervisedLearningStrategy<LC> for ShardedStrategy<B>
+where
+    B: OptimizerOps + StreamOps,
+    LC: LearningComponentsTypes<Backend = Training<B>> + Send + 'static,
+{
+    /// Checks the settings, then trains as Burn's own strategies do.
+    ///
+    /// # Panics
+    /// When the Learner and the plan do not go together, before training starts; when a rank fails.
+    fn train(
+        &self,
+        learner: Learner<LC>,
+        train: TrainLoader<LC>,
+        valid: ValidLoader<LC>,
+        settings: TrainingComponents<LC>,
+    ) -> LearningResult<LC::InferenceModel> {
+        if let Err(refusal) = self.check(&learner, &train, &settings) {
+            give_up::<LC>(settings.event_processor, &refusal);
+        }
+        Ranks(self).train(learner, train, valid, settings)
+    }
+
+    /// Trains without checking the settings.
+    ///
+    /// # Panics
+    /// When a rank fails.
+    fn fit(
+        &self,
+        settings: TrainingComponents<LC>,
+        learner: Learner<LC>,
+        train: TrainLoader<LC>,
+        valid: ValidLoader<LC>,
+        starting_epoch: usize,
+    ) -> (LC::TrainingModel, SupervisedTrainingEventProcessor<LC>) {
+        Ranks(self).fit(settings, learner, train, valid, starting_epoch)
+    }
+}
+
+/// A strategy whose settings were checked. It exists for Burn's provided `train`, which a type that
+/// overrides it cannot call.
+struct Ranks<'a, B: Backend>(&'a ShardedStrategy<B>);
+
+impl<B, LC> SupervisedLearningStrategy<LC> for Ranks<'_, B>
+where
+    B: OptimizerOps + StreamOps,
+    LC: LearningComponentsTypes<Backend = Training<B>> + Send + 'static,
+{
+    /// Trains on all ranks and returns the whole model.
+    ///
+    /// # Panics
+    /// When a rank fails.
+    fn fit(
+        &self,
+        settings: TrainingComponents<LC>,
+        mut learner: Learner<LC>,
+        train: TrainLoader<LC>,
+        valid: ValidLoader<LC>,
+        starting_epoch: usize,
+    ) -> (LC::TrainingModel, SupervisedTrainingEventProcessor<LC>) {
+        let ShardedStrategy { plan, seed, folder, keep, .. } = self.0;
+        let ranks = plan.batch.world_size;
+        let devices = self.0.rank_devices(&learner.model().devices());
+        let parts = split(&mut learner, &train, &valid, &devices);
+        drop((learner, train, valid));
+        let places = Places::new(parts);
+        let processor = Mutex::new(settings.event_processor);
+        let run = Run {
+            plan,
+            seed: *seed,
+            num_epochs: settings.num_epochs,
+            starting_epoch,
+            resume: settings.checkpoint,
+            interrupter: &settings.interrupter,
+            processor: &processor,
+            store: &settings.event_store,
+            early_stopping: Mutex::new(settings.early_stopping),
+            folder: folder.as_deref(),
+            keep,
+            train_outputs: Outputs::new(ranks),
+            valid_outputs: Outputs::new(ranks),
+        };
+        let trained = deepburn::run_ranks::<B, _>(ranks, |group| {
+            let rank = group.rank();
+            let Some(parts) = places.take(rank) else {
+                return Err(OutsideError::from("a rank ran twice"));
+            };
+            Worker::<B, LC>::new(&run, parts, devices[rank].clone(), group)?.fit()
+        });
+        drop(run);
+        let processor = processor.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let failure = match trained {
+            Ok(models) => match models.into_iter().flatten().next() {
+                Some(model) => return (model, processor),
+                None => "no rank returned a model".to_owned(),
+            },
+            Err(failure) => failure.to_string(),
+        };
+        give_up::<LC>(processor, &failure)
+    }
+}
+
+impl<B: OptimizerOps + StreamOps> ShardedStrategy<B> {
+    fn check<LC>(
+        &self,
+        learner: &Learner<LC>,
+        train: &TrainLoader<LC>,
+        settings: &TrainingComponents<LC>,
+    ) -> Result<(), Refusal>
+    where
+        LC: LearningComponentsTypes<Backend = Training<B>>,
+    {
+        check_plan(&self.plan)?;
+        check_settings(&self.plan, settings, self.folder.is_some())?;
+        if train.num_items() == 0 {
+            return Err(Refusal::NoData);
+        }
+        let batches = train.num_items().div_ceil(self.plan.batch.micro_batch_size);
+        check_optimizer(learner, &self.plan.optimizer, batches * settings.num_epochs)
+    }
+}
+
+/// What each rank begins with. Leaves no parameters in the Learner, which would keep the whole model
+/// in memory next to its shards.
+fn split<B, LC>(
+    learner: &mut Learner<LC>,
+    train: &TrainLoader<LC>,
+    valid: &ValidLoader<LC>,
+    devices: &[B::Device],
+) -> Vec<Parts<LC>>
+where
+    B: Backend,
+    LC: LearningComponentsTypes<Backend = Training<B>>,
+{
+    let whole = learner.model();
+    // Copies without autodiff in between: clones would share autodiff's leaves, whose graphs would
+    // join, and running statistics.
+    let models: Vec<_> = devices
+        .iter()
+        .map(|device| LC::TrainingModel::from_inner(whole.valid()).to_device(device))
+        .collect();
+    learner.load_model(whole.map(&mut Hollow).into_record());
+    let trains = training_slices(train, devices);
+    let valids = validation_slices(valid, devices);
+    let filler = valid.slice(0, valid.num_items().min(1));
+    let loaders = trains.into_iter().zip(valids);
+    let parts = models.into_iter().zip(loaders).zip(devices);
+    parts
+        .map(|((model, (train, valid)), device)| Parts {
+            model,
+            learner: learner.clone(),
+            train,
+            valid,
+            filler: filler.to_device(device),
+        })
+        .collect()
+}
+
+/// Replaces each trainable parameter by an empty one.
+struct Hollow;
+
+impl<B: AutodiffBackend> ModuleMapper<B> for Hollow {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        let (id, tensor, mapper) = param.consume();
+        // What is not trained may be a running statistic, which clones of the module share.
+        let tensor = match tensor.is_require_grad() {
+            true => Tensor::empty([0; D], &tensor.device()).require_grad(),
+            false => tensor,
+        };
+        Param::from_mapped_value(id, tensor, mapper)
+    }
+}
+
+/// Closes the renderer, so that the terminal is the user's again, and panics with `reason`.
+fn give_up<LC: LearningComponentsTypes>(
+    processor: SupervisedTrainingEventProcessor<LC>,
+    reason: &dyn Display,
+) -> ! {
+    // The processor's own thread may have panicked, and then it answers nothing.
+    let _ = catch_unwind(AssertUnwindSafe(|| drop(processor.renderer())));
+    panic!("sharded training: {reason}");
+}

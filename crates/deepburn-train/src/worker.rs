@@ -1,0 +1,384 @@
+//! The training loop of one rank.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use burn::data::dataloader::{DataLoaderIterator, Progress};
+use burn_train::checkpoint::{CheckpointingAction, CheckpointingStrategy};
+use burn_train::metric::store::EventStoreClient;
+use burn_train::{
+    CloneEarlyStoppingStrategy, EventProcessorTraining, InferenceStep, Interrupter, Learner,
+    LearnerEvent, LearningComponentsTypes, SupervisedTrainingEventProcessor, TrainLoader,
+    TrainStep, TrainingItem, ValidLoader,
+};
+use deepburn::comm::Tag;
+use deepburn::config::Plan;
+use deepburn::ops::OptimizerOps;
+use deepburn::zero::{Group, Training};
+use deepburn::{Engine, OutsideError};
+
+use crate::checkpoints::{self, LearnerState};
+use crate::outputs::{Output, Outputs, Round};
+
+type TrainItem<LC> = <<LC as LearningComponentsTypes>::TrainingModel as TrainStep>::Output;
+type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as InferenceStep>::Output;
+/// An early-stopping strategy of any type.
+pub(crate) type EarlyStopping = Box<dyn CloneEarlyStoppingStrategy>;
+
+/// What all ranks of a run share. Only rank 0 uses what is behind a lock.
+pub(crate) struct Run<'a, LC: LearningComponentsTypes> {
+    pub(crate) plan: &'a Plan,
+    pub(crate) seed: Option<u64>,
+    pub(crate) num_epochs: usize,
+    pub(crate) starting_epoch: usize,
+    /// The epoch to resume after.
+    pub(crate) resume: Option<usize>,
+    pub(crate) interrupter: &'a Interrupter,
+    pub(crate) processor: &'a Mutex<SupervisedTrainingEventProcessor<LC>>,
+    pub(crate) store: &'a EventStoreClient,
+    pub(crate) early_stopping: Mutex<Option<EarlyStopping>>,
+    pub(crate) folder: Option<&'a Path>,
+    pub(crate) keep: &'a Mutex<Box<dyn CheckpointingStrategy>>,
+    pub(crate) train_outputs: Outputs<TrainItem<LC>>,
+    pub(crate) valid_outputs: Outputs<ValidItem<LC>>,
+}
+
+/// What a rank begins with.
+pub(crate) struct Parts<LC: LearningComponentsTypes> {
+    pub(crate) model: LC::TrainingModel,
+    /// For its scheduler; its model holds no parameters.
+    pub(crate) learner: Learner<LC>,
+    pub(crate) train: TrainLoader<LC>,
+    pub(crate) valid: ValidLoader<LC>,
+    /// Any validation items, to compute with while other ranks still have some of their own.
+    pub(crate) filler: ValidLoader<LC>,
+}
+
+/// What the ranks agree on before a micro-batch.
+struct Agreement {
+    stop: bool,
+    /// Ranks that have a batch.
+    with_batch: usize,
+    /// Items of all ranks.
+    items: usize,
+}
+
+/// What rank 0 decides at the end of an epoch.
+struct Decision {
+    save: bool,
+    stop: bool,
+    delete: Vec<usize>,
+}
+
+/// One rank.
+pub(crate) struct Worker<'a, B: OptimizerOps, LC: LearningComponentsTypes<Backend = Training<B>>> {
+    run: &'a Run<'a, LC>,
+    engine: Engine<B, LC::TrainingModel>,
+    learner: Learner<LC>,
+    train: TrainLoader<LC>,
+    valid: ValidLoader<LC>,
+    filler: ValidLoader<LC>,
+    device: B::Device,
+    scheduler_steps: u64,
+}
+
+impl<'a, B, LC> Worker<'a, B, LC>
+where
+    B: OptimizerOps,
+    LC: LearningComponentsTypes<Backend = Training<B>>,
+{
+    /// Shards the model and, where that is asked for, loads a checkpoint.
+    pub(crate) fn new(
+        run: &'a Run<'a, LC>,
+        parts: Parts<LC>,
+        device: B::Device,
+        group: Group<B>,
+    ) -> Result<Self, OutsideError> {
+        let Parts { model, learner, train, valid, filler } = parts;
+        let mut engine = deepburn::initialize(model, run.plan, group)?;
+        if let Some(seed) = run.seed {
+            engine.seed(seed);
+        }
+        let mut worker =
+            Self { run, engine, learner, train, valid, filler, device, scheduler_steps: 0 };
+        if let (Some(epoch), Some(folder)) = (run.resume, run.folder) {
+            worker.resume(folder, epoch)?;
+        }
+        Ok(worker)
+    }
+
+    /// Trains all epochs and returns the whole model on rank 0.
+    pub(crate) fn fit(mut self) -> Result<Option<LC::TrainingModel>, OutsideError> {
+        for epoch in self.run.starting_epoch..=self.run.num_epochs {
+            let progress = Progress::new(epoch, self.run.num_epochs);
+            if self.train_epoch(&progress)? {
+                let reason = self.run.interrupter.get_message();
+                let reason = reason.as_deref().unwrap_or("no reason given");
+                tracing::info!("training was interrupted in epoch {epoch}: {reason}");
+                break;
+            }
+            self.validate(&progress)?;
+            if self.end_epoch(epoch)? {
+                break;
+            }
+        }
+        Ok(self.engine.whole_module()?)
+    }
+
+    /// Puts engine, scheduler and data loaders where they were after `epoch`.
+    fn resume(&mut self, folder: &Path, epoch: usize) -> Result<(), OutsideError> {
+        let state = checkpoints::load(&mut self.engine, folder, epoch)?;
+        for _ in 0..state.scheduler_steps {
+            self.learner.lr_step();
+        }
+        self.scheduler_steps = state.scheduler_steps;
+        // A loader shuffles anew whenever it is iterated. Loaders with threads do so in a thread, and
+        // the first batch is proof that it has happened.
+        for _ in 0..epoch {
+            drop(self.train.iter().next());
+            drop(self.valid.iter().next());
+        }
+        Ok(())
+    }
+
+    /// Trains one epoch. Returns whether it was interrupted.
+    fn train_epoch(&mut self, epoch: &Progress) -> Result<bool, OutsideError> {
+        let run = self.run;
+        let mut round = Round::new(&run.train_outputs, epoch.clone(), self.ranks());
+        let loader = self.train.clone();
+        let mut batches = loader.iter();
+        let (mut micro_batch, mut items) = (0, 0);
+        let interrupted = loop {
+            let (batch, found) = next(&mut *batches);
+            let agreed = self.agree(micro_batch, batch.is_some(), found)?;
+            if micro_batch > 0 {
+                self.report(|processor| {
+                    each(round.next_items(), |item| processor.process_train(item));
+                });
+            }
+            if micro_batch == 0 {
+                self.check_batch_size(found, &batches.progress());
+            }
+            if agreed.with_batch < self.ranks() && agreed.with_batch > 0 {
+                tracing::warn!(
+                    "epoch {}: only {} of {} ranks have a batch after {micro_batch}; the rest of \
+                     the data is left out",
+                    epoch.items_processed,
+                    agreed.with_batch,
+                    self.ranks()
+                );
+            }
+            let Some(batch) = batch.filter(|_| agreed.with_batch == self.ranks() && !agreed.stop)
+            else {
+                break agreed.stop;
+            };
+            items += agreed.items;
+            let output = self.train_step(batch, &mut items)?;
+            let lr = Some(self.learner.lr_current());
+            let output = Output { item: output, progress: batches.progress(), lr };
+            run.train_outputs.deposit(self.engine.rank(), Some(output));
+            micro_batch += 1;
+        };
+        // What does not fill a step is dropped, as Burn's accumulator is.
+        self.engine.zero_grad();
+        if micro_batch > 0 {
+            self.report(|processor| {
+                processor.process_train(LearnerEvent::EndEpoch(epoch.items_processed));
+            });
+        }
+        Ok(interrupted)
+    }
+
+    /// Runs a micro-batch and, at an accumulation boundary, the optimizer step. `items` counts those
+    /// of all ranks since the last one.
+    fn train_step(
+        &mut self,
+        batch: <LC::TrainingModel as TrainStep>::Input,
+        items: &mut usize,
+    ) -> Result<TrainItem<LC>, OutsideError> {
+        // One step for each batch: on several ranks a schedule ends where it does on one.
+        for _ in 0..self.ranks() {
+            self.learner.lr_step();
+            self.scheduler_steps += 1;
+        }
+        let output = self.engine.train_pass(|model| TrainStep::step(model, batch))?;
+        if self.engine.is_gradient_accumulation_boundary() {
+            self.engine.set_learning_rate(self.learner.lr_current())?;
+            self.engine.size_next_step(std::mem::take(items) as u64, 1.0);
+        }
+        self.engine.step()?;
+        self.settle()?;
+        Ok(output.item)
+    }
+
+    /// Evaluates the validation data.
+    fn validate(&mut self, epoch: &Progress) -> Result<(), OutsideError> {
+        let run = self.run;
+        let mut round = Round::new(&run.valid_outputs, epoch.clone(), self.ranks());
+        let loader = self.valid.clone();
+        let mut batches = loader.iter();
+        let mut micro_batch = 0;
+        loop {
+            let (batch, found) = next(&mut *batches);
+            let agreed = self.agree(micro_batch, batch.is_some(), found)?;
+            if micro_batch > 0 {
+                self.report(|processor| {
+                    each(round.next_items(), |item| processor.process_valid(item));
+                });
+            }
+            if agreed.with_batch == 0 || agreed.stop {
+                break;
+            }
+            let output = self.evaluate(batch)?.map(|item| {
+                let progress = batches.progress();
+                Output { item, progress, lr: None }
+            });
+            run.valid_outputs.deposit(self.engine.rank(), output);
+            micro_batch += 1;
+        }
+        self.report(|processor| {
+            processor.process_valid(LearnerEvent::EndEpoch(epoch.items_processed));
+        });
+        Ok(())
+    }
+
+    /// Evaluates a batch. Without one, keeps the other ranks company, which gather parameters
+    /// together with this one, and returns `None`.
+    fn evaluate(
+        &self,
+        batch: Option<<LC::InferenceModel as InferenceStep>::Input>,
+    ) -> Result<Option<ValidItem<LC>>, OutsideError> {
+        let reports = batch.is_some();
+        let batch = batch.or_else(|| self.filler.iter().next());
+        let Some(batch) = batch else {
+            return Err("the validation data loader gave no batch when it was read again".into());
+        };
+        let output = self.engine.evaluate(|model| InferenceStep::step(model, batch))?;
+        self.settle()?;
+        Ok(reports.then_some(output))
+    }
+
+    /// Saves and deletes checkpoints. Returns whether training ends early.
+    fn end_epoch(&mut self, epoch: usize) -> Result<bool, OutsideError> {
+        let decision = (self.engine.rank() == 0).then(|| self.decide(epoch));
+        let flag = |of: fn(&Decision) -> bool| f64::from(decision.as_ref().is_some_and(of));
+        let flags = vec![flag(|decision| decision.save), flag(|decision| decision.stop)];
+        let flags = self.engine.group().max(Tag::new("end of epoch", epoch as u64), flags)?;
+        if let (Some(folder), true) = (self.run.folder, flags[0] > 0.0) {
+            let state = LearnerState { epoch, scheduler_steps: self.scheduler_steps };
+            match checkpoints::save(&self.engine, folder, state) {
+                // Ends training, as Burn's checkpointer does. The model is not lost.
+                Err(error) if error.is_recoverable() => {
+                    tracing::error!("the checkpoint of epoch {epoch} was not saved: {error}");
+                    self.run.interrupter.stop(Some(&format!("checkpoint not saved: {error}")));
+                    return Ok(true);
+                }
+                saved => saved?,
+            }
+        }
+        let old = decision.map(|decision| decision.delete).unwrap_or_default();
+        for (folder, old) in self.run.folder.iter().flat_map(|f| old.iter().map(move |o| (f, *o))) {
+            if let Err(error) = checkpoints::delete(folder, old) {
+                tracing::warn!("the checkpoint of epoch {old} was not deleted: {error}");
+            }
+        }
+        Ok(flags[1] > 0.0)
+    }
+
+    /// Asks the Learner's strategies, on rank 0.
+    fn decide(&self, epoch: usize) -> Decision {
+        // Events are processed by another thread, through a channel with room for one. When the
+        // second of two that do nothing is in the channel, all before them have been processed; only
+        // then do the strategies see the whole epoch.
+        self.report(|processor| {
+            processor.process_valid(LearnerEvent::Start);
+            processor.process_valid(LearnerEvent::Start);
+        });
+        let mut decision = Decision { save: false, stop: false, delete: Vec::new() };
+        if self.run.folder.is_some() {
+            for action in lock(self.run.keep).checkpointing(epoch, self.run.store) {
+                match action {
+                    CheckpointingAction::Save => decision.save = true,
+                    CheckpointingAction::Delete(old) => decision.delete.push(old),
+                }
+            }
+        }
+        decision.delete.retain(|old| *old != epoch);
+        if let Some(early_stopping) = lock(&self.run.early_stopping).as_mut() {
+            decision.stop = early_stopping.should_stop(epoch, self.run.store);
+        }
+        decision
+    }
+
+    /// Tells all ranks what each of them found. The first collective of a micro-batch, so that all
+    /// ranks stop before the same one.
+    fn agree(
+        &self,
+        micro_batch: u64,
+        has_batch: bool,
+        items: usize,
+    ) -> Result<Agreement, OutsideError> {
+        let flag = |set: bool| if set { 1.0 } else { 0.0 };
+        let mine = vec![flag(self.run.interrupter.should_stop()), flag(has_batch), items as f64];
+        let sums = self.engine.group().sum(Tag::new("micro-batch", micro_batch), mine)?;
+        let [stop, with_batch, items] = [sums[0], sums[1], sums[2]];
+        Ok(Agreement { stop: stop > 0.0, with_batch: with_batch as usize, items: items as usize })
+    }
+
+    /// Waits until the device has computed what is about to be read by another thread.
+    fn settle(&self) -> Result<(), OutsideError> {
+        Ok(B::sync(&self.device).map_err(|error| format!("the device failed: {error:?}"))?)
+    }
+
+    /// Calls the event processor on rank 0.
+    fn report(&self, events: impl FnOnce(&mut SupervisedTrainingEventProcessor<LC>)) {
+        if self.engine.rank() == 0 {
+            events(&mut lock(self.run.processor));
+        }
+    }
+
+    /// Warns of a loader whose batches the plan does not know.
+    fn check_batch_size(&self, found: usize, progress: &Progress) {
+        let planned = self.run.plan.batch.micro_batch_size;
+        let is_last = progress.items_processed >= progress.items_total;
+        if self.engine.rank() == 0 && found != planned && !(is_last && found < planned) {
+            tracing::warn!(
+                "the training data loader gives batches of {found} items and the plan has \
+                 train_micro_batch_size_per_gpu {planned}: set both to the same number"
+            );
+        }
+    }
+
+    fn ranks(&self) -> usize {
+        self.run.plan.batch.world_size
+    }
+}
+
+/// The next batch and how many items it has.
+fn next<I>(batches: &mut (dyn DataLoaderIterator<I> + '_)) -> (Option<I>, usize) {
+    let before = batches.progress().items_processed;
+    let batch = batches.next();
+    let items = batches.progress().items_processed.saturating_sub(before);
+    (batch, items)
+}
+
+fn each<T>(items: Vec<TrainingItem<T>>, process: impl FnMut(LearnerEvent<T>)) {
+    items.into_iter().map(LearnerEvent::ProcessedItem).for_each(process);
+}
+
+fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The parts of all ranks, each taken by its rank.
+pub(crate) struct Places<T>(Vec<Mutex<Option<T>>>);
+
+impl<T> Places<T> {
+    pub(crate) fn new(parts: Vec<T>) -> Arc<Self> {
+        Arc::new(Self(parts.into_iter().map(|part| Mutex::new(Some(part))).collect()))
+    }
+
+    pub(crate) fn take(&self, rank: usize) -> Option<T> {
+        lock(&self.0[rank]).take()
+    }
+}

@@ -1,0 +1,9 @@
+//! Burn's Learner on sharded ranks, seen through its public interface.
+#![recursion_limit = "256"]
+
+mod bits;
+mod classifier;
+mod recorder;
+mod refusals;
+mod resuming;
+mod stopping;

@@ -1,0 +1,103 @@
+//! Trainings that end early, on purpose or not.
+
+use burn::optim::AdamW;
+use burn::optim::adaptor::OptimizerAdaptor;
+use burn_flex::Flex;
+use burn_train::metric::LossMetric;
+use burn_train::metric::store::{Aggregate, Direction, Split};
+use burn_train::{
+    Learner, LearningComponentsMarker, MetricEarlyStoppingStrategy, StoppingCondition,
+    SupervisedTraining,
+};
+use deepburn_train::{ShardedStrategy, sharded};
+
+use crate::classifier::*;
+use crate::recorder::{Recorder, failure, run, training};
+
+/// Components with a constant learning rate.
+type Constant = LearningComponentsMarker<
+    Trained,
+    f64,
+    Classifier<Trained>,
+    OptimizerAdaptor<AdamW, Classifier<Trained>, Trained>,
+>;
+
+#[test]
+fn training_stops_early_on_all_ranks() {
+    for ranks in [1, 3] {
+        let folder = tempfile::tempdir().unwrap();
+        let condition = StoppingCondition::NoImprovementSince { n_epochs: 2 };
+        let loss = LossMetric::<Flex>::new();
+        let stopping = MetricEarlyStoppingStrategy::new(
+            &loss,
+            Aggregate::Mean,
+            Direction::Lowest,
+            Split::Valid,
+            condition,
+        );
+        let recorder = Recorder::default();
+        let seen = recorder.seen.clone();
+        // A learning rate of zero improves nothing.
+        let learner: Learner<Constant> = Learner::new(classifier(), adamw().init(), 0.0);
+        SupervisedTraining::new(folder.path(), train_loader(), valid_loader())
+            .metrics((loss,))
+            .with_application_logger(None)
+            .renderer(recorder)
+            .early_stopping(stopping)
+            .num_epochs(9)
+            .with_training_strategy(sharded(plan(3, 1, ranks)))
+            .launch(learner);
+        // The first epoch is the best; the third is the second one without improvement.
+        let batches = [13, 0, 15][ranks - 1];
+        assert_eq!(seen.lock().unwrap().train_losses.len(), 3 * batches);
+    }
+}
+
+#[test]
+fn an_interruption_ends_all_ranks_before_the_same_micro_batch() {
+    let folder = tempfile::tempdir().unwrap();
+    let strategy = ShardedStrategy::new(plan(3, 1, 3));
+    let (seen, weights) = run(training(folder.path()).num_epochs(50), strategy, Some(4));
+    assert!(seen.train_losses.len().is_multiple_of(3), "{} batches", seen.train_losses.len());
+    assert!(seen.train_losses.len() < 50 * 15);
+    assert!(weights != Weights::of(&classifier()));
+}
+
+fn launch(items: Vec<Sentence>, valid: Vec<Sentence>, stage: u8) -> (String, bool) {
+    let folder = tempfile::tempdir().unwrap();
+    let recorder = Recorder::default();
+    let seen = recorder.seen.clone();
+    let learner: Learner<Constant> = Learner::new(classifier(), adamw().init(), 0.01);
+    let message = failure(|| {
+        SupervisedTraining::new(folder.path(), loader(items, None), loader(valid, None))
+            .metrics((LossMetric::<Flex>::new(),))
+            .with_application_logger(None)
+            .renderer(recorder)
+            .num_epochs(2)
+            .with_training_strategy(sharded(plan(stage, 1, 3)))
+            .launch(learner);
+    });
+    let is_closed = seen.lock().unwrap().is_closed;
+    (message, is_closed)
+}
+
+#[test]
+fn a_step_that_panics_ends_all_ranks_with_its_message() {
+    for stage in [0, 3] {
+        // In the middle of the slice of rank 1.
+        let items = poison(sentences(24, 0), 12);
+        let (message, is_closed) = launch(items, sentences(6, 50), stage);
+        let expected = ["rank 1", "this class was not to be seen"];
+        assert!(expected.iter().all(|part| message.contains(part)), "{message}");
+        assert!(is_closed, "the renderer is closed before the panic");
+    }
+}
+
+#[test]
+fn a_validation_step_that_fails_ends_all_ranks() {
+    // A class that the loss has no logit for.
+    let valid = poison(sentences(9, 50), 8);
+    let (message, is_closed) = launch(sentences(24, 0), valid, 3);
+    assert!(message.contains("rank 2 failed"), "{message}");
+    assert!(is_closed);
+}

@@ -18,14 +18,17 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// [`forward`](Self::forward) and [`backward`](Self::backward). [`step`](Self::step) follows as
     /// usual.
     ///
-    /// `run` calls `backward` on the mean loss of the micro-batch. Gradients are taken as they become
-    /// final, so the container that autodiff returns holds none. The engine cannot divide a loss
+    /// `run` calls `backward` on the mean loss of the micro-batch, once. Gradients are taken as they
+    /// become final, so the container that autodiff returns holds markers in their place
+    /// ([`ZeroTensor::Reduced`](deepburn_zero::ZeroTensor::Reduced)). Autodiff reports gradients of a
+    /// parameter only once a pass: those of a second `backward` would not be taken, and its container
+    /// holds tensors instead of markers. The engine cannot divide a loss
     /// that it does not see; it divides the accumulated gradients by the number of micro-batches at
     /// the step instead. The result has the same bits where that number is a power of two.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward). In fp16, which needs the loss scaled. When `run` calls
-    /// `backward` more or less than once. When the accumulation was begun with `backward`.
+    /// As [`forward`](Self::forward). In fp16, which needs the loss scaled. When `run` does not call
+    /// `backward`. When the accumulation was begun with `backward`.
     pub fn train_pass<T>(&mut self, run: impl FnOnce(&M) -> T) -> Result<T, EngineError> {
         self.check_group()?;
         if self.scaler.is_dynamic() || self.scaler.scale() != 1.0 {
@@ -52,6 +55,11 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.times.backward += backward.elapsed();
         self.progress.accumulated += 1;
         Ok(result)
+    }
+
+    /// Number of parameters whose gradients the last [`train_pass`](Self::train_pass) took.
+    pub fn gradients_taken(&self) -> usize {
+        self.states.gradients_reported()
     }
 
     /// Sets the learning rate of the next optimizer step alone, in place of the schedule's. All

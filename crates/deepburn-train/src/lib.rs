@@ -5,9 +5,7 @@
 //! changes, besides the backend, which is [`Training<B>`](deepburn::zero::Training):
 //!
 //! ```
-//! # use std::sync::Arc;
-//! # use burn::backend::Backend as _;
-//! # use burn::data::dataloader::{DataLoader, DataLoaderBuilder, batcher::Batcher};
+//! # use burn::data::dataloader::{DataLoaderBuilder, batcher::Batcher};
 //! # use burn::data::dataset::InMemDataset;
 //! # use burn::module::Module;
 //! # use burn::nn::{Linear, LinearConfig, loss::CrossEntropyLossConfig};
@@ -15,7 +13,6 @@
 //! # use burn::tensor::{Int, Tensor, backend::{AutodiffBackend, Backend}};
 //! # use burn_flex::{Flex, FlexDevice};
 //! # use burn_train::metric::LossMetric;
-//! # use burn_train::renderer::CliMetricsRenderer;
 //! # use burn_train::{ClassificationOutput, InferenceStep, Learner, SupervisedTraining, TrainOutput, TrainStep};
 //! # use deepburn::zero::Training;
 //! # #[derive(Module, Debug)]
@@ -108,6 +105,8 @@
 //!   do not fill a step are dropped, as in Burn.
 //! - **Precision**: the plan's fp32 or bf16. fp16 is refused: the loss scale would have to multiply a
 //!   loss that `TrainStep::step` keeps to itself.
+//! - **Gradients**: `TrainStep::step` calls `backward` once and returns all of its gradients. Gradients
+//!   of a second backward pass, or a selection, are an error.
 //! - **`TrainStep::optimize`** is not called.
 //!
 //! Losses and weights are the bits that the same batches give with [`deepburn::Engine`].
@@ -140,6 +139,7 @@
 #![recursion_limit = "256"]
 
 mod checkpoints;
+mod gradients;
 mod loaders;
 mod optimizer;
 mod outputs;

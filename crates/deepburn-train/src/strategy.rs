@@ -252,7 +252,7 @@ where
     // join, and running statistics.
     let models: Vec<_> = devices
         .iter()
-        .map(|device| LC::TrainingModel::from_inner(whole.valid()).to_device(device))
+        .map(|device| LC::TrainingModel::from_inner(whole.valid()).fork(device))
         .collect();
     learner.load_model(whole.map(&mut Hollow).into_record());
     let trains = training_slices(train, devices);

@@ -18,6 +18,7 @@ use deepburn::zero::{Group, Training};
 use deepburn::{Engine, OutsideError};
 
 use crate::checkpoints::{self, LearnerState};
+use crate::gradients::check_gradients;
 use crate::outputs::{Output, Outputs, Round};
 
 type TrainItem<LC> = <<LC as LearningComponentsTypes>::TrainingModel as TrainStep>::Output;
@@ -202,6 +203,7 @@ where
             self.scheduler_steps += 1;
         }
         let output = self.engine.train_pass(|model| TrainStep::step(model, batch))?;
+        check_gradients(&self.engine, &output.grads)?;
         if self.engine.is_gradient_accumulation_boundary() {
             self.engine.set_learning_rate(self.learner.lr_current())?;
             self.engine.size_next_step(std::mem::take(items) as u64, 1.0);

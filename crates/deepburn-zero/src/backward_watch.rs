@@ -11,6 +11,7 @@ pub(crate) struct BackwardWatch {
     began: Option<Instant>,
     /// Whether the pass in progress has reported a gradient of this model.
     reporting: bool,
+    reported: usize,
     completed: u64,
 }
 
@@ -19,11 +20,13 @@ impl BackwardWatch {
     pub(crate) fn arm(&mut self, announce: Box<dyn FnOnce()>) {
         self.announce = Some(announce);
         self.began = None;
+        self.reported = 0;
     }
 
-    /// Notes that the backward pass has begun. Only the first call of a pass has an effect.
-    pub(crate) fn begin(&mut self) {
+    /// Notes a gradient of this model, the first of which announces the pass.
+    pub(crate) fn report(&mut self) {
         self.reporting = true;
+        self.reported += 1;
         if let Some(announce) = self.announce.take() {
             self.began = Some(Instant::now());
             announce();
@@ -40,6 +43,11 @@ impl BackwardWatch {
     /// Completed backward passes that reported gradients of this model.
     pub(crate) fn completed(&self) -> u64 {
         self.completed
+    }
+
+    /// Gradients that were reported since [`arm`](Self::arm) was called.
+    pub(crate) fn reported(&self) -> usize {
+        self.reported
     }
 
     /// When the last watched backward pass began.

@@ -188,7 +188,7 @@ impl<B: Backend> GradientReducer<B> {
         index: usize,
         slot: &mut ZeroTensor<B>,
     ) -> Result<(), CommError> {
-        self.watch.begin();
+        self.watch.report();
         let marker = ZeroTensor::Reduced(ReducedGradient {
             shape: slot.shape(),
             dtype: slot.dtype(),
@@ -230,6 +230,11 @@ impl<B: Backend> GradientReducer<B> {
     /// Completed backward passes that reported gradients of this model.
     pub(crate) fn backward_passes(&self) -> u64 {
         self.watch.completed()
+    }
+
+    /// Gradients of this model that were reported since the watch began.
+    pub(crate) fn gradients_reported(&self) -> usize {
+        self.watch.reported()
     }
 
     /// When the last watched backward pass began.

@@ -208,6 +208,12 @@ impl<B: OptimizerOps> ModelStates<B> {
         self.reducer.borrow().backward_passes()
     }
 
+    /// Number of gradients of this model that were reported since
+    /// [`watch_for_backward`](Self::watch_for_backward) was last called.
+    pub fn gradients_reported(&self) -> usize {
+        self.reducer.borrow().gradients_reported()
+    }
+
     /// When the last watched backward pass began, as far as it was noticed.
     pub fn backward_began(&self) -> Option<Instant> {
         self.reducer.borrow().backward_began()

@@ -1,13 +1,15 @@
 //! Trainings that end early, on purpose or not.
 
-use burn::optim::AdamW;
+use burn::module::Module;
 use burn::optim::adaptor::OptimizerAdaptor;
+use burn::optim::{AdamW, GradientsParams};
+use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_flex::Flex;
 use burn_train::metric::LossMetric;
 use burn_train::metric::store::{Aggregate, Direction, Split};
 use burn_train::{
-    Learner, LearningComponentsMarker, MetricEarlyStoppingStrategy, StoppingCondition,
-    SupervisedTraining,
+    ClassificationOutput, InferenceStep, Learner, LearningComponentsMarker,
+    MetricEarlyStoppingStrategy, StoppingCondition, SupervisedTraining, TrainOutput, TrainStep,
 };
 use deepburn_train::{ShardedStrategy, sharded};
 
@@ -100,4 +102,75 @@ fn a_validation_step_that_fails_ends_all_ranks() {
     let (message, is_closed) = launch(sentences(24, 0), valid, 3);
     assert!(message.contains("rank 2 failed"), "{message}");
     assert!(is_closed);
+}
+
+#[test]
+fn a_step_that_returns_other_gradients_is_an_error() {
+    let message = |tricks: Trick| {
+        let folder = tempfile::tempdir().unwrap();
+        let net = Tricky { classifier: classifier(), trick: tricks as usize };
+        let learner: Learner<
+            LearningComponentsMarker<
+                Trained,
+                f64,
+                Tricky<Trained>,
+                OptimizerAdaptor<AdamW, Tricky<Trained>, Trained>,
+            >,
+        > = Learner::new(net, adamw().init(), 0.01);
+        failure(|| {
+            SupervisedTraining::new(folder.path(), train_loader(), valid_loader())
+                .metrics((LossMetric::<Flex>::new(),))
+                .with_application_logger(None)
+                .renderer(Recorder::default())
+                .with_training_strategy(sharded(plan(3, 1, 2)))
+                .launch(learner);
+        })
+    };
+    let twice = message(Trick::SecondBackward);
+    assert!(twice.contains("call `backward` once"), "{twice}");
+    let none = message(Trick::NoGradients);
+    assert!(none.contains("returned 0 gradients"), "{none}");
+    let forward = message(Trick::NoBackward);
+    assert!(forward.contains("ran 0 backward passes"), "{forward}");
+}
+
+enum Trick {
+    SecondBackward,
+    NoGradients,
+    NoBackward,
+}
+
+/// A model whose step does not return the gradients of its one backward pass.
+#[derive(Module, Debug)]
+struct Tricky<B: Backend> {
+    classifier: Classifier<B>,
+    trick: usize,
+}
+
+impl<B: AutodiffBackend> TrainStep for Tricky<B> {
+    type Input = Sentences<B>;
+    type Output = ClassificationOutput<B>;
+
+    fn step(&self, batch: Sentences<B>) -> TrainOutput<ClassificationOutput<B>> {
+        let item = self.classifier.classify(batch.clone());
+        if self.trick == Trick::NoBackward as usize {
+            return TrainOutput { grads: GradientsParams::new(), item };
+        }
+        let gradients = item.loss.backward();
+        if self.trick == Trick::NoGradients as usize {
+            return TrainOutput { grads: GradientsParams::new(), item };
+        }
+        drop(gradients);
+        let again = self.classifier.classify(batch);
+        TrainOutput::new(self, again.loss.backward(), again)
+    }
+}
+
+impl<B: Backend> InferenceStep for Tricky<B> {
+    type Input = Sentences<B>;
+    type Output = ClassificationOutput<B>;
+
+    fn step(&self, batch: Sentences<B>) -> ClassificationOutput<B> {
+        self.classifier.classify(batch)
+    }
 }

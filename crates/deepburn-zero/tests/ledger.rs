@@ -1,0 +1,79 @@
+//! What the ledger counts as activations: floats, ints, bools and casts, each for as long as it lives.
+
+use std::time::Duration;
+
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::backend::Backend;
+use burn::tensor::{DType, Int, Tensor};
+use burn_flex::{Flex, FlexDevice};
+use deepburn_comm::run_ranks;
+use deepburn_config::Stage;
+use deepburn_zero::{Category, Group, ModelStates, Training, ZeroError};
+
+mod model;
+
+type Trained = Training<Flex>;
+
+#[derive(Module, Debug)]
+struct Net<B: Backend> {
+    layer: Linear<B>,
+}
+
+/// Runs `body` on one rank; it is given a count of the bytes of activations that are held.
+fn with_ledger(body: impl Fn(&dyn Fn() -> usize) + Sync) {
+    let ranks = run_ranks(1, Duration::from_secs(60), |member| {
+        let net = Net::<Trained> { layer: LinearConfig::new(2, 2).init(&FlexDevice) };
+        let (_net, states) =
+            ModelStates::shard(net, model::policy(Stage::Disabled), Group::<Flex>::new(member))?;
+        let _context = states.enter(true);
+        let ledger = states.ledger();
+        body(&|| ledger.usage(Category::Activations).current);
+        assert_eq!(ledger.usage(Category::Activations).current, 0, "all tensors are gone");
+        Ok::<_, ZeroError>(())
+    });
+    ranks.unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+#[test]
+fn ints_and_bools_count() {
+    with_ledger(|held| {
+        let ints = Tensor::<Trained, 1, Int>::arange(0..100, &FlexDevice);
+        let size = ints.dtype().size();
+        assert_eq!(held(), 100 * size);
+        let bools = ints.clone().greater_elem(50);
+        assert_eq!(held(), 100 * size + 100 * bools.dtype().size());
+        drop(ints);
+        assert_eq!(held(), 100 * bools.dtype().size());
+    });
+}
+
+#[test]
+fn a_view_counts_once_and_keeps_its_data() {
+    with_ledger(|held| {
+        let ints = Tensor::<Trained, 1, Int>::arange(0..100, &FlexDevice);
+        let bytes = held();
+        let view = ints.reshape([10, 10]).swap_dims(0, 1).slice([0..2, 0..3]);
+        assert_eq!(held(), bytes);
+        drop(view);
+        assert_eq!(held(), 0);
+        let floats = Tensor::<Trained, 1>::zeros([100], &FlexDevice);
+        let view = floats.reshape([10, 10]).slice([0..2, 0..3]);
+        assert_eq!(held(), 400);
+        drop(view);
+    });
+}
+
+#[test]
+fn a_cast_is_data_of_its_own() {
+    with_ledger(|held| {
+        let floats = Tensor::<Trained, 1>::zeros([100], &FlexDevice);
+        let halves = floats.clone().cast(DType::BF16);
+        assert_eq!(held(), 400 + 200);
+        let same = floats.clone().cast(DType::F32);
+        assert_eq!(held(), 400 + 200, "a cast to the same type is the same data");
+        drop((floats, same));
+        assert_eq!(held(), 200);
+        drop(halves);
+    });
+}

@@ -189,10 +189,11 @@ impl Side {
             side.array(first).map_or_else(|| "none".to_owned(), |array| array.to_string())
         };
         let (left, right) = (described(self), described(other));
-        if len == 1 {
-            return format!(" ({left} and {right})");
-        }
-        format!(" (array {first}: {left} and {right}; {count} of {len} arrays differ)")
+        let of_all = match len {
+            1 => String::new(),
+            _ => format!("; {count} of {len} arrays differ"),
+        };
+        format!(" (array {first}: {left} and {right}{of_all})")
     }
 
     /// Number of arrays whose name or size is known.
@@ -273,7 +274,7 @@ mod tests {
                         2 arrays (array 1: 5 x f32 and 6 x f32; 1 of 2 arrays differ); ";
         assert!(message.starts_with(expected), "{message}");
         let message = mismatch(side(0, &[4], "f32"), side(1, &[4], "f64"));
-        assert!(message.contains("(4 x f32 and 4 x f64)"), "{message}");
+        assert!(message.contains("(array 0: 4 x f32 and 4 x f64)"), "{message}");
         let message = mismatch(side(0, &[4], "f32"), side(1, &[4, 1], "f32"));
         assert!(message.contains("in 1 arrays, but rank 1"), "{message}");
         assert!(message.contains("(array 1: none and 1 x f32; 1 of 2 arrays differ)"), "{message}");
@@ -302,7 +303,7 @@ mod tests {
         assert!(message.contains(expected), "{message}");
         let message = mismatch(named(0, 0, &[4], &["a"]), named(1, 1, &[4], &["b"]));
         assert!(message.contains("of gradients (a) with 4 elements"), "{message}");
-        assert!(message.contains("(a of 4 x f32 and b of 4 x f32)"), "{message}");
+        assert!(message.contains("(array 0: a of 4 x f32 and b of 4 x f32)"), "{message}");
     }
 
     #[test]

@@ -13,7 +13,8 @@ use std::sync::Arc;
 pub struct Tag {
     purpose: &'static str,
     id: u64,
-    names: Option<Arc<[Arc<str>]>>,
+    /// Behind a thin pointer, because every error holds a tag.
+    names: Option<Arc<Vec<Arc<str>>>>,
 }
 
 impl Tag {
@@ -26,7 +27,7 @@ impl Tag {
     /// The same tag with the name of each array, such as the paths of parameters. Messages then show
     /// names in place of the number.
     pub fn naming(self, names: impl IntoIterator<Item = Arc<str>>) -> Self {
-        Self { names: Some(names.into_iter().collect()), ..self }
+        Self { names: Some(Arc::new(names.into_iter().collect())), ..self }
     }
 
     /// What the exchange is for; [`Statistics`](crate::Statistics) count by it.
@@ -41,7 +42,7 @@ impl Tag {
 
     /// Names of its arrays; none where they were not given.
     pub fn names(&self) -> &[Arc<str>] {
-        self.names.as_deref().unwrap_or_default()
+        self.names.as_deref().map_or(&[], Vec::as_slice)
     }
 }
 

@@ -423,7 +423,7 @@ impl PrecisionPlan {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum LossScalePlan {
-    /// The same throughout; 1 in fp32 and bf16.
+    /// The same throughout; 1 unless parameters or autocast are fp16.
     Static {
         /// The factor.
         scale: f64,

@@ -287,8 +287,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// was done.
     ///
     /// # Errors
-    /// When no backward came before or a collective fails; when a gradient is not finite in fp32
-    /// (or bf16 without `check_grad_overflow`), or with the loss scale at its minimum.
+    /// When no backward came before or a collective fails; when a gradient is not finite in fp32,
+    /// autocast in bf16 or bf16 without `check_grad_overflow`, or with the loss scale at its minimum.
     pub fn step(&mut self) -> Result<Option<Step>, EngineError> {
         self.check_group()?;
         if self.progress.accumulated == 0 {
@@ -431,7 +431,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.last_step.and_then(|step| step.gradient_norm)
     }
 
-    /// Factor of the loss of the coming optimizer step; 1 in fp32 and bf16.
+    /// Factor of the loss of the coming optimizer step; 1 unless parameters or autocast are fp16.
     pub fn loss_scale(&self) -> f64 {
         self.scaler.scale()
     }
@@ -451,7 +451,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.progress.global_steps
     }
 
-    /// Optimizer steps that were left out because a gradient was not finite; none in fp32.
+    /// Optimizer steps that were left out because a gradient was not finite; none in fp32, also
+    /// under autocast in bf16.
     pub fn skipped_steps(&self) -> u64 {
         self.progress.skipped_steps
     }

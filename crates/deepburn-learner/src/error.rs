@@ -39,7 +39,7 @@ pub enum EngineError {
     #[error(
         "{cause}: current loss scale already at minimum - cannot decrease scale anymore. The first \
          gradient that is not finite is that of parameter {path}: lower the learning rate or \
-         fp16.min_loss_scale, or train in bf16"
+         fp16.min_loss_scale (torch_autocast has no such key), or train in bf16"
     )]
     LossScale {
         /// Module path of the parameter.

@@ -9,7 +9,7 @@ use deepburn_checkpoint::{
     Atom, AtomKind, CheckpointError, ElementType, Layout, Piece, Run, Save, Slot, StoredSlot, Tag,
 };
 use deepburn_ops::OptimizerOps;
-use deepburn_zero::{Buffer, GradientSum, RandomState, StateArray, Training};
+use deepburn_zero::{Buffer, GradientSum, OwnedArray, RandomState, StateArray, Training};
 use serde_json::{Value, json};
 
 use super::in_progress::{SaveInProgress, Snapshot};
@@ -69,6 +69,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let SaveRequest { tag, job, metric, client_state, rank_state } = request;
         let step = self.global_steps();
         let layout = Arc::new(self.layout()?);
+        let buffers = self.states().owned_buffers(self.module()).map_err(EngineError::from)?;
 
         let mut save = None;
         let begun = (self.rank() == 0).then(|| {
@@ -91,7 +92,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             state: json!(self.engine_state(client_state)),
         };
         let commit = save.map(|save| (save, run));
-        let snapshot = self.snapshot(layout, rank_state);
+        let snapshot = self.snapshot(layout, buffers, rank_state);
         Ok(SaveInProgress::start(ticket, snapshot, step, commit))
     }
 
@@ -130,11 +131,15 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(Layout::new(atoms, self.group().world_size())?)
     }
 
-    /// What this rank saves, as it is now.
-    fn snapshot(&self, layout: Arc<Layout>, client: Value) -> Snapshot<B> {
+    /// What this rank saves, as it is now, with its part of the buffers.
+    fn snapshot(
+        &self,
+        layout: Arc<Layout>,
+        buffers: Vec<OwnedArray<B>>,
+        client: Value,
+    ) -> Snapshot<B> {
         let (states, rank) = (self.states(), self.rank());
         let parameters = self.parameters().len();
-        let buffers = states.owned_buffers(self.module());
         let owned = |piece: &Piece| {
             if let Some(buffer) = piece.atom.checked_sub(parameters) {
                 return buffers[buffer].clone();

@@ -4,14 +4,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use burn::module::AutodiffModule;
-use burn::tensor::DType;
 use deepburn_checkpoint::{
-    Atom, AtomKind, CheckpointError, ElementType, Layout, Piece, Run, Save, Slot, StoredSlot, Tag,
+    Atom, AtomKind, CheckpointError, Layout, Piece, Run, Save, Slot, StoredSlot, Tag,
 };
 use deepburn_ops::OptimizerOps;
-use deepburn_zero::{Buffer, GradientSum, OwnedArray, RandomState, StateArray, Training};
+use deepburn_zero::{GradientSum, OwnedArray, RandomState, StateArray, Training};
 use serde_json::{Value, json};
 
+use super::buffers::buffer_atom;
+use super::element::element_type;
 use super::in_progress::{SaveInProgress, Snapshot};
 use super::state::{Batch, EngineState, GradientRecord, Random, RankState};
 use super::{TrainingCheckpointError, exchange};
@@ -193,36 +194,5 @@ pub(super) fn slot_of(array: StateArray) -> Slot {
         StateArray::Weights => Slot::Weights,
         StateArray::Gradient => Slot::Gradient,
         StateArray::Moment(name) => Slot::moment(name),
-    }
-}
-
-fn buffer_atom(buffer: &Buffer) -> Result<Atom, CheckpointError> {
-    let element = element_type(buffer.dtype())?;
-    Ok(Atom {
-        path: buffer.path().to_owned(),
-        shape: buffer.shape().to_vec(),
-        kind: AtomKind::Buffer,
-        trainable: false,
-        aliases: buffer.aliases().to_vec(),
-        slots: vec![StoredSlot { slot: Slot::Weights, element }],
-    })
-}
-
-pub(super) fn element_type(dtype: DType) -> Result<ElementType, CheckpointError> {
-    match dtype {
-        DType::F64 => Ok(ElementType::F64),
-        DType::F32 | DType::Flex32 => Ok(ElementType::F32),
-        DType::F16 => Ok(ElementType::F16),
-        DType::BF16 => Ok(ElementType::Bf16),
-        DType::I64 => Ok(ElementType::I64),
-        DType::I32 => Ok(ElementType::I32),
-        DType::I16 => Ok(ElementType::I16),
-        DType::I8 => Ok(ElementType::I8),
-        DType::U64 => Ok(ElementType::U64),
-        DType::U32 => Ok(ElementType::U32),
-        DType::U16 => Ok(ElementType::U16),
-        DType::U8 => Ok(ElementType::U8),
-        DType::Bool(_) => Ok(ElementType::Bool),
-        other => Err(CheckpointError::Layout { reason: format!("{} is not stored", other.name()) }),
     }
 }

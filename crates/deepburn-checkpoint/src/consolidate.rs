@@ -3,9 +3,10 @@
 //! Main function: [`consolidate`]. It reads one whole parameter at a time, so that memory holds one
 //! and a buffer, and writes safetensors in Hugging Face's layout: one `model.safetensors`, or shards
 //! of a given size and `model.safetensors.index.json`. What parameters are called there and how they
-//! lie is the model's to say ([`Export`]). Buffers keep their element type, whatever that of the
-//! weights: running statistics rounded to 16 bits would change what the model computes. Tied weights are written once, under the name of the
-//! atom; the other names are in the metadata. Weights that are there already are never replaced.
+//! lie is the model's to say ([`Export`]). Buffers of the module keep their element type, whatever
+//! that of the weights: running statistics rounded to 16 bits would change what the model computes.
+//! Tied weights are written once, under the name of the atom; the other names are in the metadata.
+//! Weights that are there already are never replaced.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File};

@@ -114,7 +114,7 @@ impl RankWriter {
         let len = bytes.len() / element.size();
         let found = || format!("{path}:{slot}, {len} elements of {element}");
         let is_bool = |byte: &u8| *byte <= 1;
-        if bytes.len() % element.size() != 0
+        if !bytes.len().is_multiple_of(element.size())
             || element == ElementType::Bool && !bytes.iter().all(is_bool)
         {
             return Err(self.out_of_plan(format!("{}, with {} bytes", found(), bytes.len())));

@@ -14,7 +14,9 @@
 //! gradients differ from rank to rank; and loading into another model, other moments, or, in
 //! mid-accumulation, other batches. Everything is compared before anything is changed.
 
+mod buffers;
 mod deepspeed;
+mod element;
 mod in_progress;
 mod load;
 mod save;

@@ -60,16 +60,12 @@ const SAVED: usize = 5;
 const LAST: usize = 10;
 
 fn straight_and_resumed(root: &Path, stages: [u8; 2], ranks: usize) -> [Vec<End>; 2] {
-    let straight = on_ranks(
-        &plan(stages[0], ranks),
-        |rank| Net::new(rank),
-        |engine| {
-            run(engine, SAVED)?;
-            engine.save_checkpoint(root, SaveRequest::default())?;
-            let losses = run(engine, LAST)?;
-            Ok(end(engine, losses)?)
-        },
-    );
+    let straight = on_ranks(&plan(stages[0], ranks), Net::new, |engine| {
+        run(engine, SAVED)?;
+        engine.save_checkpoint(root, SaveRequest::default())?;
+        let losses = run(engine, LAST)?;
+        Ok(end(engine, losses)?)
+    });
     let checkpoint = Checkpoint::open_intact(root, None).unwrap();
     let resumed = on_ranks(
         &plan(stages[1], ranks),
@@ -164,27 +160,23 @@ fn what_is_live_is_saved_consolidated_and_exported() {
         for ranks in [1, 2, 3] {
             let root = tempfile::tempdir().unwrap();
             let half = root.path().join("half.safetensors");
-            let live = on_ranks(
-                &plan(stage, ranks),
-                |rank| Net::new(rank),
-                |engine| {
-                    run(engine, SAVED)?;
-                    // A forward pass without a backward pass: saving makes the ranks agree.
-                    let seed = 90 + engine.rank();
-                    engine.forward(|net| net.loss(seed))?;
-                    engine.save_16bit_model(&half, HalfPrecision::Bf16).unwrap();
-                    let exported = buffers(engine)?;
-                    let loss = engine.forward(|net| net.loss(seed))?;
-                    engine.backward(loss)?;
-                    engine.save_checkpoint(root.path(), SaveRequest::default())?;
-                    for (path, bytes) in buffers(engine)? {
-                        assert_eq!(visited(engine, &path), bytes, "{path}");
-                    }
-                    let kinds = engine.buffers().iter().map(|buffer| buffer.kind());
-                    assert!(kinds.eq(TYPES.map(|(.., kind)| kind)));
-                    Ok((exported, buffers(engine)?))
-                },
-            );
+            let live = on_ranks(&plan(stage, ranks), Net::new, |engine| {
+                run(engine, SAVED)?;
+                // A forward pass without a backward pass: saving makes the ranks agree.
+                let seed = 90 + engine.rank();
+                engine.forward(|net| net.loss(seed))?;
+                engine.save_16bit_model(&half, HalfPrecision::Bf16).unwrap();
+                let exported = buffers(engine)?;
+                let loss = engine.forward(|net| net.loss(seed))?;
+                engine.backward(loss)?;
+                engine.save_checkpoint(root.path(), SaveRequest::default())?;
+                for (path, bytes) in buffers(engine)? {
+                    assert_eq!(visited(engine, &path), bytes, "{path}");
+                }
+                let kinds = engine.buffers().iter().map(|buffer| buffer.kind());
+                assert!(kinds.eq(TYPES.map(|(.., kind)| kind)));
+                Ok((exported, buffers(engine)?))
+            });
             let (exported, live): (Vec<_>, Vec<_>) = live.into_iter().unzip();
             assert!(exported.iter().all(|other| *other == exported[0]));
             check_export(&half, &exported[0]);
@@ -289,6 +281,30 @@ fn statistics_that_no_rank_updated_keep_their_bits() {
 }
 
 #[test]
+fn any_number_of_ranks_evaluates_alike_after_a_resume() {
+    let root = tempfile::tempdir().unwrap();
+    let saved = on_ranks(&plan(3, 3), Net::new, |engine| {
+        run(engine, SAVED)?;
+        let before = end(engine, vec![])?;
+        engine.save_checkpoint(root.path(), SaveRequest::default())?;
+        Ok(before)
+    });
+    let checkpoint = Checkpoint::open_intact(root.path(), None).unwrap();
+    for (stage, ranks) in [(0, 1), (1, 4), (2, 2), (3, 1), (3, 3), (3, 4)] {
+        let loaded = on_ranks(
+            &plan(stage, ranks),
+            |rank| Net::new(rank + 3),
+            |engine| {
+                engine.load_checkpoint(&checkpoint, LoadPlan::ModuleOnly)?;
+                Ok(end(engine, vec![])?)
+            },
+        );
+        let same = loaded.iter().all(|loaded| *loaded == saved[0]);
+        assert!(same, "stage {stage}, {ranks} ranks: {loaded:?} {saved:?}");
+    }
+}
+
+#[test]
 fn one_module_may_be_cloned_into_all_ranks() {
     for stage in [0, 3] {
         let separate = on_ranks(
@@ -339,19 +355,15 @@ fn the_ledger_has_what_was_estimated() {
         for ranks in [1, 2, 3] {
             let mut plan = plan(stage, ranks);
             plan.zero.parameters.persistence_threshold = 0;
-            let held = on_ranks(
-                &plan,
-                |rank| Net::new(rank),
-                |engine| {
-                    let initially = engine.ledger().usage(Category::Parameters).current;
-                    run(engine, 4)?;
-                    engine.evaluate(|net| net.loss(1).into_scalar())?;
-                    assert_eq!(engine.ledger().usage(Category::Parameters).current, initially);
-                    let estimate = common::estimate(engine, &plan);
-                    assert_eq!(estimate.module_buffers, 2 * 4 * (3 + 6) + 8 * 6 + 6);
-                    Ok((initially as u64, estimate))
-                },
-            );
+            let held = on_ranks(&plan, Net::new, |engine| {
+                let initially = engine.ledger().usage(Category::Parameters).current;
+                run(engine, 4)?;
+                engine.evaluate(|net| net.loss(1).into_scalar())?;
+                assert_eq!(engine.ledger().usage(Category::Parameters).current, initially);
+                let estimate = common::estimate(engine, &plan);
+                assert_eq!(estimate.module_buffers, 2 * 4 * (3 + 6) + 8 * 6 + 6);
+                Ok((initially as u64, estimate))
+            });
             for (initially, estimate) in held {
                 assert_eq!(initially, estimate.states.parameters + estimate.module_buffers);
                 assert!(estimate.to_string().contains("module buffers"), "{estimate}");

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use burn::module::Module;
+use burn::module::{Module, RunningState};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, TensorData};
@@ -182,4 +182,40 @@ fn what_does_not_fit_is_refused() {
         Ok(refused.to_string())
     });
     assert!(errors[0].contains("exp_avg, exp_avg_sq"), "{errors:?}");
+}
+
+/// A net with a running statistic that the checkpoint does not have.
+#[derive(Module, Debug)]
+struct Tracked<B: Backend> {
+    net: Net<B>,
+    mean: RunningState<Tensor<B, 1>>,
+}
+
+struct Below;
+
+impl TorchModel for Below {
+    fn name(&self, path: &str) -> String {
+        path.strip_prefix("net.").unwrap_or(path).to_owned()
+    }
+
+    fn is_transposed(&self, path: &str) -> bool {
+        path.ends_with("weight")
+    }
+}
+
+#[test]
+fn running_statistics_have_to_be_there() {
+    let checkpoint = DeepSpeedCheckpoint::open(&folder(2), None).unwrap();
+    let plan = plan(&trace(2)["ds"], 1, 2);
+    let errors = run_ranks(2, Duration::from_secs(60), |member| {
+        let mean = RunningState::new(Tensor::zeros([3], &FlexDevice));
+        let tracked = Tracked::<Trained> { net: net(), mean };
+        let mut engine = initialize(tracked, &plan, Group::<Flex>::new(member))?;
+        let loaded = engine.load_deepspeed_checkpoint(&checkpoint, &Below, LoadPlan::ALL);
+        let error = loaded.unwrap_err();
+        assert!(error.is_recoverable());
+        Ok::<_, TrainingCheckpointError>(error.to_string())
+    });
+    let errors = errors.unwrap_or_else(|failure| panic!("{failure}"));
+    assert!(errors[0].contains("it has no float buffer mean"), "{errors:?}");
 }

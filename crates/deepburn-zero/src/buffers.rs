@@ -199,9 +199,10 @@ impl<B: OptimizerOps> Buffers<B> {
         module.visit(&mut live);
         let agreed = self.agreed.borrow();
         let pairs = agreed.iter().zip(live.found).enumerate();
-        let updates =
-            pairs.filter_map(|(index, (previous, live))| Some((index, previous.as_ref()?, live?)));
-        let updates = updates.map(|(index, previous, live)| {
+        let statistics =
+            pairs.filter_map(|(index, (previous, live))| Some((index, previous.as_ref()?, live)));
+        let updates = statistics.map(|(index, previous, live)| {
+            let live = live.ok_or_else(|| self.missing(index))?;
             let Buffer { path, shape, dtype, .. } = &self.buffers[index];
             // The value that was installed carries its own entry in the ledger; an update does not.
             let changed = !same_lease(previous, &live);
@@ -249,16 +250,18 @@ impl<B: OptimizerOps> Buffers<B> {
         &self,
         module: &M,
         index: usize,
-    ) -> TensorData {
-        if let Some(full) = &self.agreed.borrow()[index] {
-            return read_float::<B>(full.tensor.clone());
+    ) -> Result<TensorData, ZeroError> {
+        if let Some(tensor) = self.statistic(index) {
+            return Ok(read_float::<B>(tensor));
         }
         let mut live = Live::<B>::new(&self.ids, self.buffers.len()).with_constant(index);
         module.visit(&mut live);
-        match live.constant {
-            Some(data) => portable(data),
-            None => unreachable!("a module keeps its buffers for as long as it lives"),
-        }
+        live.constant.map(portable).ok_or_else(|| self.missing(index))
+    }
+
+    /// The error for a module without buffer `index`.
+    fn missing(&self, index: usize) -> ZeroError {
+        ZeroError::UnknownBuffer { path: self.buffers[index].path.clone() }
     }
 
     /// The tensor of a running statistic as the ranks agreed on it last.

@@ -15,7 +15,7 @@ use deepburn_ops::OptimizerOps;
 use deepburn_zero::{Group, OwnedArray};
 use serde_json::Value;
 
-use super::save::element_type;
+use super::element::element_type;
 use super::{TrainingCheckpointError, exchange};
 
 /// Elements that are brought to host memory at a time.

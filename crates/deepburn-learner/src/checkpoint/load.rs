@@ -3,14 +3,16 @@
 use std::collections::BTreeMap;
 
 use burn::module::AutodiffModule;
-use burn::tensor::{BoolStore, DType, TensorData};
-use deepburn_checkpoint::{Atom, AtomKind, Checkpoint, ElementType, Slot, Values};
+use burn::tensor::TensorData;
+use deepburn_checkpoint::{Atom, AtomKind, Checkpoint, Slot};
 use deepburn_ops::OptimizerOps;
-use deepburn_zero::{Buffer, BufferKind, GradientSum, Piece, RandomState, Training, ZeroError};
+use deepburn_zero::{GradientSum, Piece, RandomState, Training, ZeroError};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::save::{element_type, slot_of};
+use super::buffers::{check_buffer, read_buffer, warn_of_missing};
+use super::element::{data_of, dtype_of};
+use super::save::slot_of;
 use super::state::{EngineState, GradientRecord, Random, RankState};
 use super::{TrainingCheckpointError, exchange};
 use crate::engine::Progress;
@@ -238,7 +240,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.progress.accumulated = 0;
         self.states.load_weights(read)?;
         if self.rank() == 0 {
-            self.warn_of_missing_buffers(checkpoint);
+            warn_of_missing(checkpoint, self.buffers());
         }
         self.load_buffers(|buffer| read_buffer(checkpoint, buffer))?;
         let LoadPlan::Training { optimizer_states, lr_scheduler_states } = plan else {
@@ -268,30 +270,6 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             self.states.set_random_state(RandomState { seed, model, position });
         }
         Ok(())
-    }
-
-    /// Says what a checkpoint that was written before there were buffers cannot restore.
-    fn warn_of_missing_buffers(&self, checkpoint: &Checkpoint) {
-        let stored = |buffer: &Buffer| {
-            let atom = checkpoint.layout().find(buffer.path());
-            atom.map(|atom| checkpoint.layout().atoms()[atom].kind)
-        };
-        for buffer in self.buffers() {
-            match stored(buffer) {
-                Some(AtomKind::Buffer) => {}
-                Some(AtomKind::Parameter) => tracing::warn!(
-                    "{}: its running statistic {} has the values that training began with, not those \
-                     of the step; train a while before you evaluate, or recompute it",
-                    checkpoint.path().display(),
-                    buffer.path()
-                ),
-                None => tracing::warn!(
-                    "{}: it has no {}, which keeps the values that it has",
-                    checkpoint.path().display(),
-                    buffer.path()
-                ),
-            }
-        }
     }
 
     /// What is to be known of each accumulated gradient. A rank may hold other elements now than
@@ -334,95 +312,9 @@ pub(super) fn listed(names: &[&str]) -> String {
     }
 }
 
-/// The checkpoint has a buffer of this shape and type. Checkpoints from before there were buffers
-/// have running statistics as frozen parameters, and integers and bools not at all.
-fn check_buffer(checkpoint: &Checkpoint, buffer: &Buffer) -> Result<(), String> {
-    let (layout, path) = (checkpoint.layout(), buffer.path());
-    let Some(atom) = layout.find(path).map(|atom| &layout.atoms()[atom]) else {
-        let old = layout.atoms().iter().all(|atom| atom.kind == AtomKind::Parameter);
-        let constant = buffer.kind() != BufferKind::RunningStatistic;
-        if old && constant {
-            return Ok(());
-        }
-        return Err(format!("it has no buffer {path}, as this model has"));
-    };
-    if atom.shape[..] != buffer.shape()[..] {
-        let (shape, own) = (&atom.shape, buffer.shape().to_vec());
-        return Err(format!("its buffer {path} is of shape {shape:?} and this model's of {own:?}"));
-    }
-    let own = element_type(buffer.dtype()).map_err(|error| error.to_string())?;
-    let stored = atom.element_of(&Slot::Weights);
-    let fits = match atom.kind {
-        AtomKind::Buffer => stored == Some(own),
-        AtomKind::Parameter => {
-            stored.is_some() && !atom.trainable && buffer.kind() == BufferKind::RunningStatistic
-        }
-    };
-    if !fits {
-        let stored = stored.map_or("nothing", ElementType::name);
-        return Err(format!(
-            "its {path} is stored as {stored} and this model's buffer is {own}: build the model with \
-             that type"
-        ));
-    }
-    Ok(())
-}
-
-/// Reads a buffer; `None` for one that is not there.
-fn read_buffer(
-    checkpoint: &Checkpoint,
-    buffer: &Buffer,
-) -> Result<Option<TensorData>, TrainingCheckpointError> {
-    if checkpoint.layout().find(buffer.path()).is_none() {
-        return Ok(None);
-    }
-    let values = checkpoint.read(buffer.path(), &Slot::Weights, 0..buffer.numel())?;
-    Ok(Some(data_of(values)))
-}
-
 /// Reads what a rank keeps of an array.
 fn read(checkpoint: &Checkpoint, piece: &Piece<'_>) -> Result<TensorData, TrainingCheckpointError> {
     Ok(data_of(checkpoint.read(piece.path, &slot_of(piece.array), piece.range.clone())?))
-}
-
-/// Values as flat tensor data.
-fn data_of(values: Values) -> TensorData {
-    let len = [values.len()];
-    match values {
-        Values::F64(values) => TensorData::new(values, len),
-        Values::F32(values) => TensorData::new(values, len),
-        Values::F16(values) => TensorData::new(values, len),
-        Values::Bf16(values) => TensorData::new(values, len),
-        Values::I64(values) => TensorData::new(values, len),
-        Values::I32(values) => TensorData::new(values, len),
-        Values::I16(values) => TensorData::new(values, len),
-        Values::I8(values) => TensorData::new(values, len),
-        Values::U64(values) => TensorData::new(values, len),
-        Values::U32(values) => TensorData::new(values, len),
-        Values::U16(values) => TensorData::new(values, len),
-        Values::U8(values) => TensorData::new(values, len),
-        Values::Bool(bytes) => {
-            TensorData::from_bytes_vec(bytes, len, DType::Bool(BoolStore::Native))
-        }
-    }
-}
-
-fn dtype_of(element: ElementType) -> DType {
-    match element {
-        ElementType::F64 => DType::F64,
-        ElementType::F32 => DType::F32,
-        ElementType::F16 => DType::F16,
-        ElementType::Bf16 => DType::BF16,
-        ElementType::I64 => DType::I64,
-        ElementType::I32 => DType::I32,
-        ElementType::I16 => DType::I16,
-        ElementType::I8 => DType::I8,
-        ElementType::U64 => DType::U64,
-        ElementType::U32 => DType::U32,
-        ElementType::U16 => DType::U16,
-        ElementType::U8 => DType::U8,
-        ElementType::Bool => DType::Bool(BoolStore::Native),
-    }
 }
 
 fn parse<T: DeserializeOwned>(

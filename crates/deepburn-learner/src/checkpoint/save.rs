@@ -4,14 +4,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use burn::module::AutodiffModule;
-use burn::tensor::DType;
 use deepburn_checkpoint::{
-    Atom, AtomKind, CheckpointError, ElementType, Layout, Piece, Run, Save, Slot, StoredSlot, Tag,
+    Atom, AtomKind, CheckpointError, Layout, Piece, Run, Save, Slot, StoredSlot, Tag,
 };
 use deepburn_ops::OptimizerOps;
-use deepburn_zero::{Buffer, GradientSum, RandomState, StateArray, Training};
+use deepburn_zero::{GradientSum, OwnedArray, RandomState, StateArray, Training};
 use serde_json::{Value, json};
 
+use super::buffers::buffer_atom;
+use super::element::element_type;
 use super::in_progress::{SaveInProgress, Snapshot};
 use super::state::{Batch, EngineState, GradientRecord, Random, RankState};
 use super::{TrainingCheckpointError, exchange};
@@ -69,6 +70,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let SaveRequest { tag, job, metric, client_state, rank_state } = request;
         let step = self.global_steps();
         let layout = Arc::new(self.layout()?);
+        let buffers = self.states().owned_buffers(self.module()).map_err(EngineError::from)?;
 
         let mut save = None;
         let begun = (self.rank() == 0).then(|| {
@@ -91,7 +93,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             state: json!(self.engine_state(client_state)),
         };
         let commit = save.map(|save| (save, run));
-        let snapshot = self.snapshot(layout, rank_state);
+        let snapshot = self.snapshot(layout, buffers, rank_state);
         Ok(SaveInProgress::start(ticket, snapshot, step, commit))
     }
 
@@ -136,11 +138,15 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(Layout::new(atoms, self.group().world_size())?)
     }
 
-    /// What this rank saves, as it is now.
-    fn snapshot(&self, layout: Arc<Layout>, client: Value) -> Snapshot<B> {
+    /// What this rank saves, as it is now, with its part of the buffers.
+    fn snapshot(
+        &self,
+        layout: Arc<Layout>,
+        buffers: Vec<OwnedArray<B>>,
+        client: Value,
+    ) -> Snapshot<B> {
         let (states, rank) = (self.states(), self.rank());
         let parameters = self.parameters().len();
-        let buffers = states.owned_buffers(self.module());
         let owned = |piece: &Piece| {
             if let Some(buffer) = piece.atom.checked_sub(parameters) {
                 return buffers[buffer].clone();
@@ -194,36 +200,5 @@ pub(super) fn slot_of(array: StateArray) -> Slot {
         StateArray::Weights => Slot::Weights,
         StateArray::Gradient => Slot::Gradient,
         StateArray::Moment(name) => Slot::moment(name),
-    }
-}
-
-fn buffer_atom(buffer: &Buffer) -> Result<Atom, CheckpointError> {
-    let element = element_type(buffer.dtype())?;
-    Ok(Atom {
-        path: buffer.path().to_owned(),
-        shape: buffer.shape().to_vec(),
-        kind: AtomKind::Buffer,
-        trainable: false,
-        aliases: buffer.aliases().to_vec(),
-        slots: vec![StoredSlot { slot: Slot::Weights, element }],
-    })
-}
-
-pub(super) fn element_type(dtype: DType) -> Result<ElementType, CheckpointError> {
-    match dtype {
-        DType::F64 => Ok(ElementType::F64),
-        DType::F32 | DType::Flex32 => Ok(ElementType::F32),
-        DType::F16 => Ok(ElementType::F16),
-        DType::BF16 => Ok(ElementType::Bf16),
-        DType::I64 => Ok(ElementType::I64),
-        DType::I32 => Ok(ElementType::I32),
-        DType::I16 => Ok(ElementType::I16),
-        DType::I8 => Ok(ElementType::I8),
-        DType::U64 => Ok(ElementType::U64),
-        DType::U32 => Ok(ElementType::U32),
-        DType::U16 => Ok(ElementType::U16),
-        DType::U8 => Ok(ElementType::U8),
-        DType::Bool(_) => Ok(ElementType::Bool),
-        other => Err(CheckpointError::Layout { reason: format!("{} is not stored", other.name()) }),
     }
 }

@@ -59,7 +59,8 @@ fn find<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     drop(copy.clone().map(&mut Toggle));
     let mut paths = HashMap::<ParamId, String>::new();
     for (old, new) in before.into_iter().zip(marks(&copy)) {
-        if old.required == new.required {
+        // A shared float that requires a gradient is a tied parameter in a container of its own.
+        if old.required || !new.required {
             continue;
         }
         if let Some(first) = paths.get(&new.id) {

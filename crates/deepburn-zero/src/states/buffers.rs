@@ -27,7 +27,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// An element that is infinite or NaN after an update counts with the value that it had before.
     ///
     /// # Errors
-    /// When a statistic has changed its shape, or the collective fails.
+    /// When a statistic has changed its shape, the module is another one, or the collective fails.
     pub fn agree_buffers<M: AutodiffModule<Training<B>>>(
         &self,
         module: &M,
@@ -39,7 +39,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// running statistic as the ranks agreed on them last. No collective.
     ///
     /// # Errors
-    /// When the module has no buffer of that path.
+    /// When the module has no buffer of that path, or is another one.
     pub fn buffer_data<M: AutodiffModule<Training<B>>>(
         &self,
         module: &M,
@@ -47,19 +47,25 @@ impl<B: OptimizerOps> ModelStates<B> {
     ) -> Result<TensorData, ZeroError> {
         let index = self.buffers().iter().position(|buffer| buffer.path() == path);
         let index = index.ok_or_else(|| ZeroError::UnknownBuffer { path: path.to_owned() })?;
-        Ok(self.buffers.data(module, index))
+        self.buffers.data(module, index)
     }
 
     /// The elements that this rank saves of each buffer, which is the cut of parameters
     /// ([`Partition::owned`](crate::Partition::owned)), flat: values that the ranks agreed on last.
-    pub fn owned_buffers<M: AutodiffModule<Training<B>>>(&self, module: &M) -> Vec<OwnedArray<B>> {
+    ///
+    /// # Errors
+    /// When this is another module.
+    pub fn owned_buffers<M: AutodiffModule<Training<B>>>(
+        &self,
+        module: &M,
+    ) -> Result<Vec<OwnedArray<B>>, ZeroError> {
         let (rank, ranks) = (self.group.rank(), self.group.world_size());
         let owned = self.buffers().iter().enumerate().map(|(index, buffer)| {
             let range = Partition::new(buffer.numel(), ranks).owned(rank);
-            OwnedArray(match self.buffers.statistic(index) {
+            Ok(OwnedArray(match self.buffers.statistic(index) {
                 Some(tensor) => Elements::Float(flat_range::<B>(&tensor, range)),
-                None => Elements::Host(host_range(&self.buffers.data(module, index), range)),
-            })
+                None => Elements::Host(host_range(&self.buffers.data(module, index)?, range)),
+            }))
         });
         owned.collect()
     }

@@ -1,0 +1,87 @@
+//! Buffers in checkpoints: how they are laid out, compared and read.
+
+use burn::tensor::TensorData;
+use deepburn_checkpoint::{
+    Atom, AtomKind, Checkpoint, CheckpointError, ElementType, Slot, StoredSlot,
+};
+use deepburn_zero::{Buffer, BufferKind};
+
+use super::TrainingCheckpointError;
+use super::element::{data_of, element_type};
+
+/// What is stored of a buffer.
+pub(super) fn buffer_atom(buffer: &Buffer) -> Result<Atom, CheckpointError> {
+    let element = element_type(buffer.dtype())?;
+    Ok(Atom {
+        path: buffer.path().to_owned(),
+        shape: buffer.shape().to_vec(),
+        kind: AtomKind::Buffer,
+        trainable: false,
+        aliases: buffer.aliases().to_vec(),
+        slots: vec![StoredSlot { slot: Slot::Weights, element }],
+    })
+}
+
+/// The checkpoint has a buffer of this shape and type. Checkpoints from before there were buffers
+/// have running statistics as frozen parameters, and integers and bools not at all.
+pub(super) fn check_buffer(checkpoint: &Checkpoint, buffer: &Buffer) -> Result<(), String> {
+    let (layout, path) = (checkpoint.layout(), buffer.path());
+    let Some(atom) = layout.find(path).map(|atom| &layout.atoms()[atom]) else {
+        let old = layout.atoms().iter().all(|atom| atom.kind == AtomKind::Parameter);
+        let constant = buffer.kind() != BufferKind::RunningStatistic;
+        if old && constant {
+            return Ok(());
+        }
+        return Err(format!("it has no buffer {path}, as this model has"));
+    };
+    if atom.shape[..] != buffer.shape()[..] {
+        let (shape, own) = (&atom.shape, buffer.shape().to_vec());
+        return Err(format!("its buffer {path} is of shape {shape:?} and this model's of {own:?}"));
+    }
+    let own = element_type(buffer.dtype()).map_err(|error| error.to_string())?;
+    let stored = atom.element_of(&Slot::Weights);
+    let fits = match atom.kind {
+        AtomKind::Buffer => stored == Some(own),
+        AtomKind::Parameter => {
+            stored.is_some() && !atom.trainable && buffer.kind() == BufferKind::RunningStatistic
+        }
+    };
+    if !fits {
+        let stored = stored.map_or("nothing", ElementType::name);
+        return Err(format!(
+            "its {path} is stored as {stored} and this model's buffer is {own}: build the model with \
+             that type"
+        ));
+    }
+    Ok(())
+}
+
+/// Reads a buffer; `None` for one that is not there.
+pub(super) fn read_buffer(
+    checkpoint: &Checkpoint,
+    buffer: &Buffer,
+) -> Result<Option<TensorData>, TrainingCheckpointError> {
+    if checkpoint.layout().find(buffer.path()).is_none() {
+        return Ok(None);
+    }
+    let values = checkpoint.read(buffer.path(), &Slot::Weights, 0..buffer.numel())?;
+    Ok(Some(data_of(values)))
+}
+
+/// Says what a checkpoint that was written before there were buffers cannot restore.
+pub(super) fn warn_of_missing(checkpoint: &Checkpoint, buffers: &[Buffer]) {
+    let (layout, folder) = (checkpoint.layout(), checkpoint.path().display());
+    for path in buffers.iter().map(Buffer::path) {
+        match layout.find(path).map(|atom| layout.atoms()[atom].kind) {
+            Some(AtomKind::Buffer) => {}
+            Some(AtomKind::Parameter) => tracing::warn!(
+                "{folder}: running statistic {path} was saved before buffers were stored and has \
+                 the values that training began with; train on before you evaluate"
+            ),
+            None => tracing::warn!(
+                "{folder}: {path} was not saved, because buffers were not stored then; it keeps the \
+                 values that it has"
+            ),
+        }
+    }
+}

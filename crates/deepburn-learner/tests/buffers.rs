@@ -60,7 +60,17 @@ const SAVED: usize = 5;
 const LAST: usize = 10;
 
 fn straight_and_resumed(root: &Path, stages: [u8; 2], ranks: usize) -> [Vec<End>; 2] {
-    let straight = on_ranks(&plan(stages[0], ranks), Net::new, |engine| {
+    straight_and_resumed_in("fp32", root, stages, ranks)
+}
+
+fn straight_and_resumed_in(
+    precision: &str,
+    root: &Path,
+    stages: [u8; 2],
+    ranks: usize,
+) -> [Vec<End>; 2] {
+    let plan = |stage| common::plan_in(precision, stage, ranks);
+    let straight = on_ranks(&plan(stages[0]), Net::new, |engine| {
         run(engine, SAVED)?;
         engine.save_checkpoint(root, SaveRequest::default())?;
         let losses = run(engine, LAST)?;
@@ -68,7 +78,7 @@ fn straight_and_resumed(root: &Path, stages: [u8; 2], ranks: usize) -> [Vec<End>
     });
     let checkpoint = Checkpoint::open_intact(root, None).unwrap();
     let resumed = on_ranks(
-        &plan(stages[1], ranks),
+        &plan(stages[1]),
         |rank| Net::new(rank + 7),
         |engine| {
             // It has statistics of its own by then, one of them not agreed on.
@@ -96,6 +106,23 @@ fn a_resumed_run_has_the_statistics_of_the_undisturbed_one() {
                 assert_eq!(other.buffers, straight[0].buffers, "stage {stage}, {ranks} ranks");
                 assert_eq!(other.evaluated, straight[0].evaluated);
             }
+        }
+    }
+}
+
+/// The model casts nothing: its f32 inputs meet 16-bit weights.
+#[test]
+#[ignore = "needs f32 inputs to be cast where they meet 16-bit parameters"]
+fn a_16_bit_run_resumes_with_f32_statistics() {
+    for precision in ["bf16", "fp16"] {
+        for stage in 0..4 {
+            let root = tempfile::tempdir().unwrap();
+            let [straight, resumed] =
+                straight_and_resumed_in(precision, root.path(), [stage, stage], 3);
+            assert_eq!(straight, resumed, "{precision}, stage {stage}");
+            let checkpoint = Checkpoint::open_intact(root.path(), None).unwrap();
+            let stored = checkpoint.read("norm.running_var", &Slot::Weights, 0..3).unwrap();
+            assert_eq!(stored.element_type(), ElementType::F32);
         }
     }
 }

@@ -51,6 +51,11 @@ impl<T: TensorMetadata> Counted<T> {
 }
 
 impl<T> Counted<T> {
+    /// The same tensor without an entry: that of a parameter, which the ledger has elsewhere.
+    pub(crate) fn uncounted(self) -> Self {
+        Self { lease: None, ..self }
+    }
+
     /// The inner backend's tensor. Its bytes leave the ledger with the last other handle.
     pub fn into_inner(self) -> T {
         self.tensor

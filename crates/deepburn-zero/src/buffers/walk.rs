@@ -154,7 +154,9 @@ impl<B: OptimizerOps> ModuleMapper<Training<B>> for Install<B> {
         let Some(NewValue::Constant(data)) = self.values.get(&param.id) else { return param };
         let (id, tensor, mapper) = param.consume();
         let options: (_, DType) = (&tensor.device(), tensor.dtype());
-        Param::from_mapped_value(id, Tensor::from_data(data.clone(), options), mapper)
+        let tensor = Tensor::<Training<B>, D, Int>::from_data(data.clone(), options);
+        let tensor = Tensor::from_primitive(tensor.into_primitive().uncounted());
+        Param::from_mapped_value(id, tensor, mapper)
     }
 
     fn map_bool<const D: usize>(
@@ -164,7 +166,9 @@ impl<B: OptimizerOps> ModuleMapper<Training<B>> for Install<B> {
         let Some(NewValue::Constant(data)) = self.values.get(&param.id) else { return param };
         let (id, tensor, mapper) = param.consume();
         let options: (_, DType) = (&tensor.device(), tensor.dtype());
-        Param::from_mapped_value(id, Tensor::from_data(data.clone(), options), mapper)
+        let tensor = Tensor::<Training<B>, D, Bool>::from_data(data.clone(), options);
+        let tensor = Tensor::from_primitive(tensor.into_primitive().uncounted());
+        Param::from_mapped_value(id, tensor, mapper)
     }
 }
 

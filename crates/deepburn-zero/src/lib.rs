@@ -69,5 +69,6 @@ pub use sharding::Training;
 pub use sharding::Zero;
 pub use states::{
     GradientSum, ModelStates, OwnedArray, Piece, Policy, RandomState, StateArray, StepOutcome,
+    StreamPosition,
 };
 pub use tensor::{Counted, FullTensor, ParameterView, ReducedGradient, ZeroTensor};

@@ -5,8 +5,8 @@
 //! on) is a [`Context`], one for each sharded model. A model's own calls enter its context, so that
 //! the ops of its forward, backward and evaluation find it; calls nest, for a teacher that is
 //! evaluated inside the forward pass of a student. Ops outside of any call use the context of the
-//! oldest model on the thread, whichever ran last: what a program draws between two calls then does
-//! not depend on the order of the calls.
+//! oldest model on the thread, whichever ran last. Random numbers that a program draws there (noise,
+//! the weights of a second model) come from a stream of the thread, which no model draws from.
 //!
 //! A thread without a model uses [`Zero`](crate::Zero) as a plain wrapper: nothing is counted, and
 //! random numbers come from the inner backend.
@@ -38,6 +38,8 @@ thread_local! {
 struct Session {
     /// Of all models that live here, oldest first.
     living: Vec<Rc<Context>>,
+    /// Draws outside of calls; there as long as a model is.
+    between_calls: Option<RandomStream>,
     /// Calls under way, innermost last.
     entered: Vec<Entry>,
 }
@@ -48,6 +50,9 @@ struct Entry {
     /// Type of the products under autocast; `None` in calls that run no ops of the model.
     autocast: Option<FloatDType>,
 }
+
+/// The number of the stream that a thread draws from outside of calls, beyond those of models.
+const BETWEEN_CALLS: u32 = u32::MAX;
 
 impl Session {
     fn current(&self) -> Option<&Rc<Context>> {
@@ -109,6 +114,7 @@ impl Binding {
                 operations: RefCell::new(None),
                 marks: RefCell::new(HashMap::new()),
             });
+            session.between_calls.get_or_insert_with(|| RandomStream::new(0, BETWEEN_CALLS, rank));
             session.living.push(context.clone());
             context
         });
@@ -129,6 +135,29 @@ impl Binding {
         let mark = DistributedParamId::from((u64::from(self.context.model) << 32) | index as u64);
         self.context.marks.borrow_mut().insert(mark, index);
         mark
+    }
+
+    /// Whether this is the oldest model on the thread.
+    fn is_oldest(&self) -> bool {
+        SESSION.with_borrow(|session| {
+            session.living.first().is_some_and(|oldest| oldest.model == self.context.model)
+        })
+    }
+
+    /// Starts the model's random stream anew; with the oldest model's also that of the thread.
+    pub(crate) fn reseed(&self, seed: u64) {
+        self.with_random(|random| random.reseed(seed));
+        if self.is_oldest() {
+            self.with_random_between_calls(|random| random.reseed(seed));
+        }
+    }
+
+    /// Hands out the stream of the thread, for what is drawn outside of calls.
+    pub(crate) fn with_random_between_calls<T>(
+        &self,
+        run: impl FnOnce(&mut RandomStream) -> T,
+    ) -> Option<T> {
+        SESSION.with_borrow_mut(|session| session.between_calls.as_mut().map(run))
     }
 
     /// Hands out the random stream of the model.
@@ -161,6 +190,9 @@ impl Drop for Binding {
         let _ = SESSION.try_with(|session| {
             let mut session = session.borrow_mut();
             session.living.retain(|context| context.model != self.context.model);
+            if session.living.is_empty() {
+                session.between_calls = None;
+            }
         });
     }
 }
@@ -226,9 +258,13 @@ pub(crate) fn hold_activation(bytes: usize) -> Option<Arc<Lease>> {
     Some(Arc::new(context.ledger.hold(Category::Activations, bytes)))
 }
 
-/// Draws from the stream of the current model; `None` on a thread without one.
+/// Draws from the stream of the model whose call is under way, outside of calls from that of the
+/// thread; `None` on a thread without a model.
 pub(crate) fn with_random<T>(draw: impl FnOnce(&mut RandomStream) -> T) -> Option<T> {
-    current().map(|context| draw(&mut context.random.borrow_mut()))
+    SESSION.with_borrow_mut(|session| match session.entered.last() {
+        Some(entry) => Some(draw(&mut entry.context.random.borrow_mut())),
+        None => session.between_calls.as_mut().map(draw),
+    })
 }
 
 /// Hands out the counter of the current model, where there is one.

@@ -33,7 +33,7 @@ use crate::session::{Binding, ContextGuard};
 use crate::sharding::{Marker, Sharder, Table, Training, in_shape};
 use crate::share::Share;
 
-pub use pieces::{GradientSum, OwnedArray, Piece, RandomState, StateArray};
+pub use pieces::{GradientSum, OwnedArray, Piece, RandomState, StateArray, StreamPosition};
 
 /// How the states of a model are kept.
 #[derive(Debug, Clone)]
@@ -164,9 +164,10 @@ impl<B: OptimizerOps> ModelStates<B> {
         self.binding.enter(runs_model)
     }
 
-    /// Starts this rank's random stream (dropout) anew from a seed that all ranks share.
+    /// Starts this rank's random stream (dropout) anew from a seed that all ranks share. The oldest
+    /// model on the thread also starts the stream of draws outside of calls.
     pub fn seed(&self, seed: u64) {
-        self.binding.with_random(|random| random.reseed(seed));
+        self.binding.reseed(seed);
     }
 
     /// Prepares `module` for a forward and backward pass.

@@ -6,14 +6,14 @@ use burn::module::AutodiffModule;
 use burn::tensor::TensorData;
 use deepburn_checkpoint::{Atom, AtomKind, Checkpoint, Slot};
 use deepburn_ops::OptimizerOps;
-use deepburn_zero::{GradientSum, Piece, RandomState, Training, ZeroError};
+use deepburn_zero::{GradientSum, Piece, RandomState, StreamPosition, Training, ZeroError};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::buffers::{check_buffer, read_buffer, warn_of_missing};
 use super::element::{data_of, dtype_of};
 use super::save::slot_of;
-use super::state::{EngineState, GradientRecord, Random, RankState};
+use super::state::{EngineState, GradientRecord, Random, RankState, Stream};
 use super::{TrainingCheckpointError, exchange};
 use crate::engine::Progress;
 use crate::{Engine, EngineError};
@@ -264,10 +264,16 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         }
         let random = match saved.ranks.get(self.rank()) {
             Some(state) => Some(state.random),
-            None => saved.ranks.first().map(|state| Random { position: 0, ..state.random }),
+            None => saved.ranks.first().map(|state| Random {
+                position: 0,
+                between_calls: state.random.between_calls.map(|it| Stream { position: 0, ..it }),
+                ..state.random
+            }),
         };
-        if let Some(Random { seed, model, position }) = random {
-            self.states.set_random_state(RandomState { seed, model, position });
+        if let Some(Random { seed, model, position, between_calls }) = random {
+            let between_calls =
+                between_calls.map(|Stream { seed, position }| StreamPosition { seed, position });
+            self.states.set_random_state(RandomState { seed, model, position, between_calls });
         }
         Ok(())
     }

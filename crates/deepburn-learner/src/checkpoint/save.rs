@@ -8,13 +8,13 @@ use deepburn_checkpoint::{
     Atom, AtomKind, CheckpointError, Layout, Piece, Run, Save, Slot, StoredSlot, Tag,
 };
 use deepburn_ops::OptimizerOps;
-use deepburn_zero::{GradientSum, OwnedArray, RandomState, StateArray, Training};
+use deepburn_zero::{GradientSum, OwnedArray, RandomState, StateArray, StreamPosition, Training};
 use serde_json::{Value, json};
 
 use super::buffers::buffer_atom;
 use super::element::element_type;
 use super::in_progress::{SaveInProgress, Snapshot};
-use super::state::{Batch, EngineState, GradientRecord, Random, RankState};
+use super::state::{Batch, EngineState, GradientRecord, Random, RankState, Stream};
 use super::{TrainingCheckpointError, exchange};
 use crate::{Engine, EngineError};
 
@@ -183,14 +183,16 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     }
 
     fn rank_state(&self, client: Value) -> RankState {
-        let RandomState { seed, model, position } = self.states().random_state();
+        let RandomState { seed, model, position, between_calls } = self.states().random_state();
+        let between_calls =
+            between_calls.map(|StreamPosition { seed, position }| Stream { seed, position });
         let gradient = |index: usize| {
             let GradientSum { micro_batches, peak, .. } = self.states().gradient_sum(index)?;
             let record = GradientRecord { micro_batches, peak_bits: peak.map(f32::to_bits) };
             Some((self.parameters()[index].path().to_owned(), record))
         };
         let gradients = (0..self.parameters().len()).filter_map(gradient).collect();
-        RankState { random: Random { seed, model, position }, gradients, client }
+        RankState { random: Random { seed, model, position, between_calls }, gradients, client }
     }
 }
 

@@ -55,7 +55,19 @@ pub(super) struct Random {
     /// The number of the model among those of a rank; 0 in checkpoints of programs with one.
     #[serde(default)]
     pub(super) model: u32,
+    /// The stream of draws outside of the engine's calls; older checkpoints have none.
+    #[serde(default)]
+    pub(super) between_calls: Option<Stream>,
     /// JSON has no integers of 128 bits.
+    #[serde(with = "decimal")]
+    pub(super) position: u128,
+}
+
+/// Where a stream stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Stream {
+    pub(super) seed: u64,
     #[serde(with = "decimal")]
     pub(super) position: u128,
 }

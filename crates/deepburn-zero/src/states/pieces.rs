@@ -108,6 +108,17 @@ pub struct RandomState {
     pub model: u32,
     /// Words drawn so far by this rank.
     pub position: u128,
+    /// The stream of the thread for draws outside of calls, which models on it share.
+    pub between_calls: Option<StreamPosition>,
+}
+
+/// Where a random stream stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StreamPosition {
+    /// The seed that all ranks share.
+    pub seed: u64,
+    /// Words drawn so far by this rank.
+    pub position: u128,
 }
 
 impl<B: OptimizerOps> ModelStates<B> {
@@ -190,20 +201,31 @@ impl<B: OptimizerOps> ModelStates<B> {
 
     /// Where this rank's random stream (dropout) stands.
     pub fn random_state(&self) -> RandomState {
+        let between_calls = self.binding.with_random_between_calls(|random| StreamPosition {
+            seed: random.seed(),
+            position: random.position(),
+        });
         self.binding.with_random(|random| RandomState {
             seed: random.seed(),
             model: random.model(),
             position: random.position(),
+            between_calls,
         })
     }
 
     /// Continues this rank's random stream at `state`.
     pub fn set_random_state(&self, state: RandomState) {
-        let RandomState { seed, model, position } = state;
+        let RandomState { seed, model, position, between_calls } = state;
         self.binding.with_random(|random| {
             *random = RandomStream::new(seed, model, self.share.rank);
             random.seek(position);
         });
+        if let Some(StreamPosition { seed, position }) = between_calls {
+            self.binding.with_random_between_calls(|random| {
+                random.reseed(seed);
+                random.seek(position);
+            });
+        }
     }
 
     /// Replaces the values of all parameters by what `read` gives for each piece, as f32 or a type

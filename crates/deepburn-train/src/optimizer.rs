@@ -149,8 +149,8 @@ impl<'a> Expected<'a> {
         let rounding = FACTORS.len() as f64 * f64::from(f32::EPSILON);
         (0..self.values.len()).find(|&i| {
             let allowed = TOLERANCE * self.ways[i] + rounding * self.peaks[i];
-            // Written so that NaN differs.
-            !((self.values[i] - other[i]).abs() <= allowed)
+            let difference = (self.values[i] - other[i]).abs();
+            difference.is_nan() || difference > allowed
         })
     }
 }

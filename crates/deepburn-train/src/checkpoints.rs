@@ -37,10 +37,11 @@ pub(crate) fn save<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     let tag = tag(state.epoch)?;
     // Left by a run that got further and then resumed from an earlier epoch. On failure the save
     // finds the name taken, and all ranks hear of it.
-    if engine.rank() == 0 && folder.join(tag.as_str()).exists() {
-        if let Err(error) = delete_checkpoint(folder, &tag) {
-            tracing::warn!("checkpoint {} could not be replaced: {error}", tag.as_str());
-        }
+    if engine.rank() == 0
+        && folder.join(tag.as_str()).exists()
+        && let Err(error) = delete_checkpoint(folder, &tag)
+    {
+        tracing::warn!("checkpoint {} could not be replaced: {error}", tag.as_str());
     }
     let request = SaveRequest { tag: Some(tag), client_state: json!(state), ..Default::default() };
     let path = engine.save_checkpoint(folder, request)?;

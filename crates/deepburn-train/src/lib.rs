@@ -94,7 +94,7 @@
 //! - **Optimizer**: the plan's. Before training starts, the Learner's optimizer is tried on a few
 //!   weights, and training is refused where it moves them in another way than the plan's. That
 //!   compares the kind of optimizer and its hyper-parameters (betas, eps, weight decay, momentum,
-//!   clipping inside the optimizer) as far as they have an effect of 1 in 5,000 within eight steps,
+//!   clipping inside the optimizer) as far as they have an effect of 1 in 5,000 within twelve steps,
 //!   which amsgrad has not. Clip gradients with the plan's `gradient_clipping`.
 //! - **Learning rate**: the Learner's scheduler. The plan's `lr` is not used, and a plan with a
 //!   `scheduler` is refused. As in Burn, the scheduler advances by one step for each batch: by as

@@ -109,14 +109,7 @@ fn a_step_that_returns_other_gradients_is_an_error() {
     let message = |tricks: Trick| {
         let folder = tempfile::tempdir().unwrap();
         let net = Tricky { classifier: classifier(), trick: tricks as usize };
-        let learner: Learner<
-            LearningComponentsMarker<
-                Trained,
-                f64,
-                Tricky<Trained>,
-                OptimizerAdaptor<AdamW, Tricky<Trained>, Trained>,
-            >,
-        > = Learner::new(net, adamw().init(), 0.01);
+        let learner: Learner<TrickyMarker> = Learner::new(net, adamw().init(), 0.01);
         failure(|| {
             SupervisedTraining::new(folder.path(), train_loader(), valid_loader())
                 .metrics((LossMetric::<Flex>::new(),))
@@ -139,6 +132,13 @@ enum Trick {
     NoGradients,
     NoBackward,
 }
+
+type TrickyMarker = LearningComponentsMarker<
+    Trained,
+    f64,
+    Tricky<Trained>,
+    OptimizerAdaptor<AdamW, Tricky<Trained>, Trained>,
+>;
 
 /// A model whose step does not return the gradients of its one backward pass.
 #[derive(Module, Debug)]

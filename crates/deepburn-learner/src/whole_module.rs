@@ -3,7 +3,7 @@
 use burn::module::{AutodiffModule, ModuleMapper, Param};
 use burn::tensor::{Tensor, TensorData};
 use deepburn_ops::OptimizerOps;
-use deepburn_zero::{ModelStates, Training, ZeroTensor};
+use deepburn_zero::{ModelStates, Training};
 
 use crate::engine::guard;
 use crate::{Engine, EngineError};
@@ -50,13 +50,11 @@ impl<B: OptimizerOps> ModuleMapper<Training<B>> for Plain<'_, B> {
     ) -> Param<Tensor<Training<B>, D>> {
         let (id, tensor, mapper) = param.consume();
         let (device, trains) = (tensor.device(), tensor.is_require_grad());
-        let inner = tensor.inner();
-        // Running statistics are in the table of parameters too, but the module has newer values.
-        let is_handle = matches!(inner.clone().into_primitive().tensor(), ZeroTensor::Parameter(_));
-        let index = self.states.parameter_index(id).filter(|_| is_handle);
+        // Buffers are no parameters: the module has their values, which the ranks agree on.
+        let index = self.states.parameter_index(id);
         let data = match index.and_then(|index| self.values[index].clone()) {
             Some(data) => data,
-            None => inner.into_data(),
+            None => tensor.inner().into_data(),
         };
         let tensor = Tensor::from_data(data, &device).set_require_grad(trains);
         Param::from_mapped_value(id, tensor, mapper)

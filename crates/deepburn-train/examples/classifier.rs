@@ -7,10 +7,14 @@
 //! ```
 //!
 //! The second command shows Burn's dashboard, and the third resumes after the second epoch of an
-//! earlier run. Everything is written below `target/classifier`.
+//! earlier run. Ctrl-C ends all ranks after the present micro-batch. Everything is written below
+//! `target/classifier`.
 
 use std::error::Error;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
 use std::time::Duration;
 
 use burn::data::dataloader::DataLoaderBuilder;
@@ -27,10 +31,12 @@ use burn::tensor::{Int, Tensor};
 use burn_flex::{Flex, FlexDevice};
 use burn_train::metric::{AccuracyMetric, LearningRateMetric, LossMetric};
 use burn_train::{
-    ClassificationOutput, InferenceStep, Learner, SupervisedTraining, TrainOutput, TrainStep,
+    ClassificationOutput, InferenceStep, Interrupter, Learner, SupervisedTraining, TrainOutput,
+    TrainStep,
 };
 use deepburn::zero::Training;
 use deepburn_train::ShardedStrategy;
+use signal_hook::consts::SIGINT;
 
 const EPOCHS: usize = 5;
 const BATCH: usize = 32;
@@ -129,6 +135,21 @@ impl<B: Backend> Batcher<B, Point, Points<B>> for Stack {
     }
 }
 
+/// An interrupter that Ctrl-C stops. A signal handler may do no more than set a flag, so a thread
+/// watches it.
+fn stopped_by_ctrl_c() -> Result<Interrupter, Box<dyn Error>> {
+    let (interrupter, asked) = (Interrupter::new(), Arc::new(AtomicBool::new(false)));
+    signal_hook::flag::register(SIGINT, asked.clone())?;
+    let stopped = interrupter.clone();
+    thread::spawn(move || {
+        while !asked.load(Relaxed) {
+            thread::sleep(Duration::from_millis(20));
+        }
+        stopped.stop(Some("Ctrl-C"));
+    });
+    Ok(interrupter)
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
     let folder = Path::new("target/classifier");
     let device = FlexDevice;
@@ -148,6 +169,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .metric_train_numeric(LearningRateMetric::new())
         .num_epochs(EPOCHS)
         .summary()
+        .with_interrupter(stopped_by_ctrl_c()?)
         // The one line that makes the training sharded.
         .with_training_strategy(strategy.checkpoints(folder.join("checkpoints")).into());
     let arguments: Vec<String> = std::env::args().skip(1).collect();

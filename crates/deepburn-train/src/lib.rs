@@ -130,8 +130,8 @@
 //! [`ShardedStrategy::keep`]. `deepburn consolidate` exports them.
 //!
 //! # Stopping and failing
-//! The interrupter (the dashboard's `q`) ends all ranks before the same micro-batch, and `launch`
-//! returns the model as it is then. When a rank fails, all ranks end, the renderer is closed, and
+//! The interrupter (the dashboard's `q`, or whatever calls `Interrupter::stop`; the example connects
+//! Ctrl-C) ends all ranks before the same micro-batch, and `launch` returns the model as it is then. When a rank fails, all ranks end, the renderer is closed, and
 //! `launch` panics with the rank and the cause.
 //!
 //! # Features

@@ -214,8 +214,10 @@ fn layers() -> Vec<Op> {
     ]
 }
 
-/// Ops on operands of two types; the first has the type of the key.
-fn mixed() -> Vec<(&'static str, fn(DType, DType) -> DType)> {
+/// An op on operands of two types; the first has the type of the key.
+type MixedOp = (&'static str, fn(DType, DType) -> DType);
+
+fn mixed() -> Vec<MixedOp> {
     vec![
         ("mixed_matmul", |a, b| x::<2>(S, a).matmul(x::<2>([6, 4], b)).dtype()),
         ("mixed_linear", |a, b| linear(x::<2>(S, a), x::<2>([6, 3], b), None).dtype()),

@@ -156,7 +156,7 @@ pub(crate) fn take_steps<M: Trainable>(
 
 /// Evaluates the model on held-out samples and reads everything that it holds.
 pub(crate) fn evaluate<M: Trainable>(engine: &Trainer<M>) -> Result<Evaluation, EngineError> {
-    engine.evaluate(|model| Evaluation::of(model))
+    engine.evaluate(Evaluation::of)
 }
 
 impl Evaluation {

@@ -100,7 +100,7 @@ impl<B: Backend> Cell<B> {
         let mut input = LinearConfig::new(inputs, 4 * width).init::<B>(device);
         // Cells remember at first: the bias of their forget gates is 1.
         let ones = Tensor::ones([width], device);
-        let with_ones = |bias: Tensor<B, 1>| bias.slice_assign([width..2 * width], ones);
+        let with_ones = |bias: Tensor<B, 1>| bias.slice_assign(s![width..2 * width], ones);
         input.bias = input.bias.map(|bias| bias.map(with_ones));
         Self {
             input,

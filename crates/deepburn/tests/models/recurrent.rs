@@ -6,9 +6,9 @@ use burn::nn::{
     BiGru, BiGruConfig, BiLstm, BiLstmConfig, Gru, GruConfig, LayerNorm, LayerNormConfig, Linear,
     LinearConfig, Lstm, LstmConfig, Rnn, RnnConfig,
 };
-use burn::tensor::Tensor;
 use burn::tensor::activation::sigmoid;
 use burn::tensor::backend::Backend;
+use burn::tensor::{Tensor, s};
 
 use crate::harness::Network;
 use crate::samples::Samples;

@@ -277,6 +277,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             Ok(self.states.finish_pass()?)
         });
         self.note(result)?;
+        self.states.close_training_pass();
         self.note(self.agree_buffers())?;
         self.times.backward += started.elapsed();
         self.progress.accumulated += 1;
@@ -291,8 +292,19 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// autocast in bf16 or bf16 without `check_grad_overflow`, or with the loss scale at its minimum.
     pub fn step(&mut self) -> Result<Option<Step>, EngineError> {
         self.check_group()?;
+        let call = "step";
+        if self.progress.in_forward {
+            let when = "between forward and backward, or after a forward whose backward never came \
+                        (zero_grad drops such a pass)";
+            return Err(EngineError::Order { call, when });
+        }
+        if self.states.is_read_by_open_pass() {
+            let when = "while a forward pass of another engine that read this model waits for its \
+                        backward (its zero_grad drops such a pass)";
+            return Err(EngineError::Order { call, when });
+        }
         if self.progress.accumulated == 0 {
-            let (call, when) = ("step", "before any backward");
+            let when = "before any backward of this engine";
             return Err(EngineError::Order { call, when });
         }
         let boundary = self.is_gradient_accumulation_boundary();
@@ -348,9 +360,11 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.scaler.overflowed().map_err(|cause| EngineError::LossScale { path: parameter, cause })
     }
 
-    /// Forgets the gradients accumulated so far.
+    /// Forgets the gradients accumulated so far, and a forward pass whose backward has not come.
     pub fn zero_grad(&mut self) {
         self.states.zero_grad();
+        self.states.close_training_pass();
+        self.progress.in_forward = false;
         self.progress.accumulated = 0;
         self.undivided = false;
     }

@@ -47,6 +47,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             1 => self.note(self.states.finish_pass().map_err(EngineError::from))?,
             passes => return Err(EngineError::BackwardPasses { passes }),
         }
+        self.states.close_training_pass();
         self.note(self.agree_buffers())?;
         // Where backward began is known only once it reports a gradient. Until then it counts as
         // forward.

@@ -19,6 +19,12 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// # Errors
     /// When a collective fails.
     pub fn whole_module(&self) -> Result<Option<M>, EngineError> {
+        self.check_group()?;
+        self.note(self.gather_module())
+    }
+
+    fn gather_module(&self) -> Result<Option<M>, EngineError> {
+        self.agree_buffers()?;
         let keeps = self.rank() == 0;
         let mut values = Vec::new();
         for index in 0..self.parameters().len() {
@@ -30,9 +36,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         }
         // A copy by way of the module without autodiff: a clone would share running statistics with
         // the engine's module.
-        let copy = M::from_inner(self.module().valid());
         let mut plain = Plain { states: &self.states, values };
-        Ok(Some(guard(|| copy.map(&mut plain))?))
+        Ok(Some(guard(|| M::from_inner(self.module().valid()).map(&mut plain))?))
     }
 }
 

@@ -222,3 +222,58 @@ fn draws_between_calls_leave_the_models_alone_and_resume() {
         Ok(())
     });
 }
+
+/// The plain order of a GAN: the discriminator judges images of a generator that has had no pass yet.
+/// Autodiff once lost gradients of leaves that were read before they were marked.
+#[test]
+fn a_model_that_was_read_before_its_first_pass_keeps_its_gradients() {
+    let run = |stage, world_size, reads_first: bool| {
+        on_ranks(stage, world_size, |engine| {
+            let (mut generator, mut discriminator) = (engine()?, engine()?);
+            generator.seed(1);
+            let images = reads_first.then(|| generator.module().forward(batch()).detach());
+            let loss = discriminator.forward(|net| match images {
+                Some(images) => net.loss(images),
+                None => net.loss(batch()),
+            })?;
+            discriminator.backward(loss)?;
+            drop(generator.module().forward(batch()));
+            generator.seed(1);
+            let loss = generator.forward(|net| net.loss(batch()))?;
+            generator.backward(loss)?;
+            gradients(&generator)
+        })
+    };
+    for (stage, world_size) in [(0, 1), (0, 3), (3, 2)] {
+        let expected = run(stage, world_size, false);
+        assert!(expected[0].iter().all(Option::is_some));
+        for _ in 0..6 {
+            assert_eq!(run(stage, world_size, true), expected, "stage {stage}");
+        }
+    }
+}
+
+#[test]
+fn a_step_before_an_open_backward_is_an_error() {
+    on_ranks(3, 2, |engine| {
+        let (mut generator, mut discriminator) = (engine()?, engine()?);
+        let order = |result: Result<_, EngineError>| match result {
+            Err(EngineError::Order { call: "step", when }) => when,
+            other => panic!("{other:?}"),
+        };
+        let loss = discriminator.forward(|net| net.loss(batch()))?;
+        discriminator.backward(loss)?;
+        let judge = discriminator.module().clone();
+        let loss = generator.forward(|net| judge.loss(net.forward(batch())))?;
+        assert!(order(generator.step()).contains("between forward and backward"));
+        assert!(order(discriminator.step()).contains("another engine"));
+        generator.backward(loss)?;
+        discriminator.step()?;
+        generator.step()?;
+        // A pass that is given up holds nothing back.
+        drop(generator.forward(|net| judge.loss(net.forward(batch())))?);
+        generator.zero_grad();
+        step(&mut discriminator)?;
+        Ok(())
+    });
+}

@@ -92,10 +92,10 @@
 //!   epoch, as with PyTorch's `DistributedSampler`. Validation sees every item exactly once. A loader
 //!   with a `batch_size` of its own should use the plan's `train_micro_batch_size_per_gpu`.
 //! - **Optimizer**: the plan's. Before training starts, the Learner's optimizer is tried on a few
-//!   weights, and training is refused where it moves them in another way than the plan's. That
-//!   compares the kind of optimizer and its hyper-parameters (betas, eps, weight decay, momentum,
-//!   clipping inside the optimizer) as far as they have an effect of 1 in 5,000 within twelve steps,
-//!   which amsgrad has not. Clip gradients with the plan's `gradient_clipping`.
+//!   weights, and training is refused where its updates differ from the plan's. That compares the
+//!   kind of optimizer and its hyper-parameters (betas, eps, weight decay, momentum, amsgrad,
+//!   clipping inside the optimizer) as far as they have an effect of 1 in 5,000 within sixteen steps.
+//!   Clip gradients with the plan's `gradient_clipping`.
 //! - **Learning rate**: the Learner's scheduler. The plan's `lr` is not used, and a plan with a
 //!   `scheduler` is refused. As in Burn, the scheduler advances by one step for each batch: by as
 //!   many steps as there are ranks for a micro-batch of all ranks, so that a schedule ends where it
@@ -109,11 +109,15 @@
 //!   of a second backward pass, or a selection, are an error.
 //! - **`TrainStep::optimize`** is not called.
 //!
-//! Losses and weights are the bits that the same batches give with [`deepburn::Engine`].
+//! Losses and weights are the bits that the same batches give with [`deepburn::Engine`], with
+//! accumulation where the number of micro-batches is a power of two. Burn's loaders with several
+//! workers hand out batches in an order that differs from run to run.
 //!
 //! # Checkpoints
-//! Burn's file checkpointer would save a model and an optimizer that no rank has. Give the folder of
-//! checkpoints to the strategy instead of `with_file_checkpointer`:
+//! Burn's file checkpointer would save whole states, which no rank holds. Give the folder of
+//! checkpoints to the strategy instead of `with_file_checkpointer`. Which checkpoints are kept is
+//! decided by [`ShardedStrategy::keep`] alone; `with_checkpointing_strategy` has no effect. A failed
+//! save is printed and skipped; training continues. Use a folder for one run:
 //!
 //! ```no_run
 //! # use deepburn_train::ShardedStrategy;
@@ -131,7 +135,8 @@
 //!
 //! # Stopping and failing
 //! The interrupter (the dashboard's `q`, or whatever calls `Interrupter::stop`; the example connects
-//! Ctrl-C) ends all ranks before the same micro-batch, and `launch` returns the model as it is then. When a rank fails, all ranks end, the renderer is closed, and
+//! Ctrl-C) ends all ranks before the same micro-batch, and `launch` returns the model as it is then.
+//! An epoch whose validation was interrupted has no checkpoint. When a rank fails, all ranks end, the renderer is closed, and
 //! `launch` panics with the rank and the cause.
 //!
 //! # Features

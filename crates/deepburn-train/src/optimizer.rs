@@ -19,16 +19,20 @@ use deepburn::kernels::{
 
 use crate::refusal::Refusal;
 
-/// Values of the weights that are tried, repeated over the parameter.
-const VALUES: [f64; 9] = [1.0, 0.0, -1.0, 0.5, 1.0, 0.0, 0.25, -2.0, 0.125];
-/// Scales of their gradients. Zero shows weight decay alone, small ones the size of eps, and a large
-/// one that gradients are clipped.
-const SCALES: [f64; 9] = [0.0, 1.0, 0.5, 1e-4, 1e-6, 1e-2, 30.0, -1.0, 1e6];
+/// Values of the weights that are tried, repeated over the parameter. A parameter with fewer elements
+/// is tried several times, each time with the next values.
+const VALUES: [f64; 10] = [1.0, 0.0, -1.0, 0.5, 1.0, 0.0, 0.25, -2.0, 0.125, -1.0];
+/// Scales of their gradients. Zero shows weight decay alone, small ones the size of eps, a large one
+/// that gradients are clipped, and the last one, whose update is far smaller than the weight and
+/// points away from zero, cautious weight decay.
+const SCALES: [f64; 10] = [0.0, 1.0, 0.5, 1e-4, 1e-6, 1e-2, 30.0, -1.0, 1e6, 1e-9];
 /// Factors of the gradients, by step. They fall, which shows betas and momentum: a beta_2 of 0.998 in
-/// place of 0.999 makes a difference of four times the tolerance, a beta_1 of 0.899 in place of 0.9 too.
-const FACTORS: [f64; 12] = [4.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
+/// place of 0.999 makes a difference of four times the tolerance, a beta_1 of 0.899 in place of 0.9
+/// too. They end with zeros, in which second moments decay unless amsgrad holds them.
+const FACTORS: [f64; 16] =
+    [4.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
 
-/// Part of the way of a weight by which two optimizers may differ: twelve steps of f32 arithmetic, in
+/// Part of the way of a weight by which two optimizers may differ: these steps of f32 arithmetic, in
 /// which 1 - 0.999 alone is off by 1 in 80,000, stay below 1 in 10,000.
 const TOLERANCE: f64 = 2e-4;
 
@@ -47,18 +51,37 @@ pub(crate) fn check_optimizer<LC: LearningComponentsTypes>(
         plan: describe(plan),
         learner: short_name(type_name::<LC::Optimizer>()),
     };
-    let Some(mut probe) = at_largest_rate(learner, steps) else { return Ok(()) };
-    let model = probe.model();
+    let Some(probe) = at_largest_rate(learner, steps) else { return Ok(()) };
     let mut chosen = Smallest::default();
-    model.visit(&mut chosen);
+    probe.model().visit(&mut chosen);
     let Some((id, count)) = chosen.found else { return Ok(()) };
-    let start: Vec<f64> = (0..count).map(|i| VALUES[i % VALUES.len()]).collect();
+    let trials = (0..VALUES.len()).step_by(count);
+    match trials.filter_map(|first| difference(probe.clone(), plan, id, count, first)).next() {
+        Some(difference) => Err(refuse(difference)),
+        None => Ok(()),
+    }
+}
+
+/// Takes all steps with a parameter of `count` elements, whose values begin at place `first` of
+/// [`VALUES`], and says how the Learner's result differs from the plan's, if it does.
+fn difference<LC: LearningComponentsTypes>(
+    mut probe: Learner<LC>,
+    plan: &OptimizerPlan,
+    id: ParamId,
+    count: usize,
+    first: usize,
+) -> Option<String> {
+    let from = |table: &[f64]| -> Vec<f64> {
+        (first..first + count).map(|place| table[place % table.len()]).collect()
+    };
+    let (start, scales) = (from(&VALUES), from(&SCALES));
+    let model = probe.model();
     probe.load_model(model.map(&mut Assign { id, values: &start }).into_record());
 
     let rate = probe.lr_current();
     let mut expected = Expected::new(plan, rate, start.clone());
     for factor in FACTORS {
-        let gradient: Vec<f64> = (0..count).map(|i| factor * SCALES[i % SCALES.len()]).collect();
+        let gradient: Vec<f64> = scales.iter().map(|scale| factor * scale).collect();
         let mut gradients = Gradient { id, values: &gradient, gradients: GradientsParams::new() };
         probe.model().visit(&mut gradients);
         probe.optimizer_step(gradients.gradients);
@@ -66,12 +89,16 @@ pub(crate) fn check_optimizer<LC: LearningComponentsTypes>(
     }
     let mut read = Read { id, values: Vec::new() };
     probe.model().visit(&mut read);
-    let Some(at) = expected.differs(&read.values) else { return Ok(()) };
-    Err(refuse(format!(
-        "At learning rate {rate:e}, twelve steps take a weight from {} to {:e} with the plan's and to \
-         {:e} with the Learner's.",
-        start[at], expected.values[at], read.values[at]
-    )))
+    let at = expected.differs(&read.values)?;
+    Some(format!(
+        "At learning rate {}, {} steps take a weight from {} to {} with the plan's and to {} with the \
+         Learner's.",
+        rate as f32,
+        FACTORS.len(),
+        start[at],
+        expected.values[at] as f32,
+        read.values[at] as f32
+    ))
 }
 
 /// A copy of the Learner whose learning rate is the largest of its schedule; `None` if that is 0.

@@ -1,14 +1,14 @@
 //! What the strategy refuses before training starts.
 
 use burn_train::{LearningComponentsTypes, TrainingComponents};
-use deepburn::config::{Plan, Precision, SchedulePlan};
+use deepburn::config::{Plan, SchedulePlan};
 
 /// Why a Learner and a plan do not go together.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error(
-        "the plan trains in fp16, whose loss scale would have to multiply a loss that \
-         `TrainStep::step` keeps to itself: set bf16.enabled instead of fp16.enabled, or train with \
+        "the plan trains in fp16 (fp16.enabled or torch_autocast.dtype), whose loss scale would have \
+         to multiply a loss that `TrainStep::step` keeps to itself: use bf16, or train with \
          deepburn::Engine"
     )]
     Fp16,
@@ -45,7 +45,7 @@ pub(crate) enum Refusal {
 
 /// Refuses what the plan asks for and a Learner cannot give.
 pub(crate) fn check_plan(plan: &Plan) -> Result<(), Refusal> {
-    if plan.precision.compute == Precision::Fp16 {
+    if plan.precision.uses_fp16() {
         return Err(Refusal::Fp16);
     }
     if !matches!(plan.schedule, SchedulePlan::Constant { .. }) {

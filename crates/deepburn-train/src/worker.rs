@@ -118,8 +118,8 @@ where
                 tracing::info!("training was interrupted in epoch {epoch}: {reason}");
                 break;
             }
-            self.validate(&progress)?;
-            if self.end_epoch(epoch)? {
+            // A part of the validation data would rank the checkpoint wrongly.
+            if self.validate(&progress)? || self.end_epoch(epoch)? {
                 break;
             }
         }
@@ -213,14 +213,14 @@ where
         Ok(output.item)
     }
 
-    /// Evaluates the validation data.
-    fn validate(&mut self, epoch: &Progress) -> Result<(), OutsideError> {
+    /// Evaluates the validation data. Returns whether it was interrupted.
+    fn validate(&mut self, epoch: &Progress) -> Result<bool, OutsideError> {
         let run = self.run;
         let mut round = Round::new(&run.valid_outputs, epoch.clone(), self.ranks());
         let loader = self.valid.clone();
         let mut batches = loader.iter();
         let mut micro_batch = 0;
-        loop {
+        let interrupted = loop {
             let (batch, found) = next(&mut *batches);
             let agreed = self.agree(micro_batch, batch.is_some(), found)?;
             if micro_batch > 0 {
@@ -229,7 +229,7 @@ where
                 });
             }
             if agreed.with_batch == 0 || agreed.stop {
-                break;
+                break agreed.stop && agreed.with_batch > 0;
             }
             let output = self.evaluate(batch)?.map(|item| {
                 let progress = batches.progress();
@@ -237,11 +237,11 @@ where
             });
             run.valid_outputs.deposit(self.engine.rank(), output);
             micro_batch += 1;
-        }
+        };
         self.report(|processor| {
             processor.process_valid(LearnerEvent::EndEpoch(epoch.items_processed));
         });
-        Ok(())
+        Ok(interrupted)
     }
 
     /// Evaluates a batch. Without one, keeps the other ranks company, which gather parameters
@@ -269,11 +269,17 @@ where
         if let (Some(folder), true) = (self.run.folder, flags[0] > 0.0) {
             let state = LearnerState { epoch, scheduler_steps: self.scheduler_steps };
             match checkpoints::save(&self.engine, folder, state) {
-                // Ends training, as Burn's checkpointer does. The model is not lost.
+                // Nothing but the file is missing, so training continues. Burn sends logs to a file,
+                // where nobody would look for this.
                 Err(error) if error.is_recoverable() => {
-                    tracing::error!("the checkpoint of epoch {epoch} was not saved: {error}");
-                    self.run.interrupter.stop(Some(&format!("checkpoint not saved: {error}")));
-                    return Ok(true);
+                    if self.engine.rank() == 0 {
+                        tracing::error!("the checkpoint of epoch {epoch} was not saved: {error}");
+                        eprintln!(
+                            "the checkpoint of epoch {epoch} was not saved, and training \
+                             continues: {error}"
+                        );
+                    }
+                    return Ok(flags[1] > 0.0);
                 }
                 saved => saved?,
             }

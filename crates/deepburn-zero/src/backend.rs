@@ -38,10 +38,10 @@ impl<B: Backend> Backend for Sharded<B> {
         format!("zero<{}>", B::name(device))
     }
 
-    /// Seeds the stream of the current model where a sharded one is bound to the thread, the
-    /// device's generator otherwise.
+    /// Seeds the stream of the model whose call is under way; outside of calls that of the oldest model
+    /// on the thread and that of draws between calls; without a sharded model the device's generator.
     fn seed(device: &Device<Self>, seed: u64) {
-        if session::with_random(|random| random.reseed(seed)).is_none() {
+        if !session::reseed(seed) {
             B::seed(device, seed);
         }
     }

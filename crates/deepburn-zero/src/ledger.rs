@@ -63,6 +63,11 @@ impl Ledger {
         Self::default()
     }
 
+    /// Whether both are handles on the same counters.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.counters, &other.counters)
+    }
+
     /// Enters `bytes` under `category` until the lease is dropped.
     pub fn hold(&self, category: Category, bytes: usize) -> Lease {
         // A statistic: no other memory is published through these counters.

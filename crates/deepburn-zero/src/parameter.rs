@@ -112,6 +112,11 @@ impl<B: Backend> Parameter<B> {
         self.description.trainable
     }
 
+    /// The ledger of its model.
+    pub(crate) fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
     pub(crate) fn dtype(&self) -> DType {
         self.description.dtype
     }

@@ -79,6 +79,9 @@ struct Context {
     operations: RefCell<Option<Counter>>,
     /// Parameter index behind each mark.
     marks: RefCell<HashMap<DistributedParamId, usize>>,
+    /// A training pass whose backward pass is still to come: the ledgers of the other models that it
+    /// has read, by which these are known.
+    open_pass: RefCell<Option<Vec<Ledger>>>,
 }
 
 /// Numbers sharded models, so that a gradient finds the reducer of its own model.
@@ -113,6 +116,7 @@ impl Binding {
                 autocast,
                 operations: RefCell::new(None),
                 marks: RefCell::new(HashMap::new()),
+                open_pass: RefCell::new(None),
             });
             session.between_calls.get_or_insert_with(|| RandomStream::new(0, BETWEEN_CALLS, rank));
             session.living.push(context.clone());
@@ -135,6 +139,16 @@ impl Binding {
         let mark = DistributedParamId::from((u64::from(self.context.model) << 32) | index as u64);
         self.context.marks.borrow_mut().insert(mark, index);
         mark
+    }
+
+    /// Begins a training pass.
+    pub(crate) fn open_pass(&self) {
+        *self.context.open_pass.borrow_mut() = Some(Vec::new());
+    }
+
+    /// Ends a training pass.
+    pub(crate) fn close_pass(&self) {
+        *self.context.open_pass.borrow_mut() = None;
     }
 
     /// Whether this is the oldest model on the thread.
@@ -264,6 +278,46 @@ pub(crate) fn with_random<T>(draw: impl FnOnce(&mut RandomStream) -> T) -> Optio
     SESSION.with_borrow_mut(|session| match session.entered.last() {
         Some(entry) => Some(draw(&mut entry.context.random.borrow_mut())),
         None => session.between_calls.as_mut().map(draw),
+    })
+}
+
+/// Starts random streams anew: of the model whose call is under way, or outside of calls of the oldest
+/// model and of the thread. False on a thread without a model.
+pub(crate) fn reseed(seed: u64) -> bool {
+    SESSION.with_borrow_mut(|session| {
+        let Some(context) = session.current().cloned() else { return false };
+        context.random.borrow_mut().reseed(seed);
+        if session.entered.is_empty()
+            && let Some(random) = &mut session.between_calls
+        {
+            random.reseed(seed);
+        }
+        true
+    })
+}
+
+/// Notes that an op of the current model's call reads a parameter of the model with this ledger.
+pub(crate) fn note_read(ledger: &Ledger) {
+    SESSION.with_borrow(|session| {
+        let Some(Entry { context, .. }) = session.entered.last() else { return };
+        if context.ledger.is(ledger) {
+            return;
+        }
+        if let Some(read) = &mut *context.open_pass.borrow_mut()
+            && !read.iter().any(|other| other.is(ledger))
+        {
+            read.push(ledger.clone());
+        }
+    });
+}
+
+/// Whether an open training pass of any model has read the model with this ledger as a foreign one.
+pub(crate) fn open_pass_reads(ledger: &Ledger) -> bool {
+    SESSION.with_borrow(|session| {
+        session.living.iter().any(|context| {
+            let pass = context.open_pass.borrow();
+            pass.iter().flatten().any(|other| other.is(ledger))
+        })
     })
 }
 

@@ -203,11 +203,21 @@ fn leaf<B: Backend, const D: usize>(parameter: Arc<Parameter<B>>) -> Tensor<Trai
     if trainable { tensor.require_grad() } else { tensor }
 }
 
-/// Marks the trainable parameters, so that autodiff reports their gradients. A mark lasts for one
-/// backward pass.
+/// Gives each trainable parameter a new leaf and marks it, so that autodiff reports its gradient.
+///
+/// New, because marking a leaf registers it a second time, and autodiff's clean-up then takes it for
+/// unused where a graph that was recorded on it before is dropped: some gradients would be lost.
 pub(crate) struct Marker<'a, F: Fn(usize) -> DistributedParamId> {
-    pub(crate) indices: &'a HashMap<ParamId, usize>,
-    pub(crate) mark: F,
+    indices: &'a HashMap<ParamId, usize>,
+    mark: F,
+    /// Leaves of this pass; tied parameters share one.
+    leaves: HashMap<ParamId, Box<dyn Any>>,
+}
+
+impl<'a, F: Fn(usize) -> DistributedParamId> Marker<'a, F> {
+    pub(crate) fn new(indices: &'a HashMap<ParamId, usize>, mark: F) -> Self {
+        Self { indices, mark, leaves: HashMap::new() }
+    }
 }
 
 impl<B: Backend, F: Fn(usize) -> DistributedParamId> ModuleMapper<Training<B>> for Marker<'_, F> {
@@ -216,11 +226,20 @@ impl<B: Backend, F: Fn(usize) -> DistributedParamId> ModuleMapper<Training<B>> f
         param: Param<Tensor<Training<B>, D>>,
     ) -> Param<Tensor<Training<B>, D>> {
         let (id, tensor, mapper) = param.consume();
-        let tensor = match self.indices.get(&id) {
-            Some(index) if tensor.is_require_grad() => tensor.set_distributed((self.mark)(*index)),
-            _ => tensor,
+        let Some(index) = self.indices.get(&id).filter(|_| tensor.is_require_grad()) else {
+            return Param::from_mapped_value(id, tensor, mapper);
         };
-        Param::from_mapped_value(id, tensor, mapper)
+        let twin = self.leaves.get(&id).and_then(|leaf| leaf.downcast_ref::<Tensor<_, D>>());
+        let leaf = match twin {
+            Some(twin) => Tensor::clone(twin),
+            None => {
+                let leaf = Tensor::from_inner(tensor.inner()).require_grad();
+                let leaf: Tensor<Training<B>, D> = leaf.set_distributed((self.mark)(*index));
+                self.leaves.insert(id, Box::new(leaf.clone()));
+                leaf
+            }
+        };
+        Param::from_mapped_value(id, leaf, mapper)
     }
 }
 

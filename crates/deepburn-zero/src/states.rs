@@ -29,7 +29,7 @@ use crate::persistence::persistent_parameters;
 use crate::precision::element_type;
 use crate::publish::Publisher;
 use crate::reduce::{Accumulated, GradientReducer, Types};
-use crate::session::{Binding, ContextGuard};
+use crate::session::{self, Binding, ContextGuard};
 use crate::sharding::{Marker, Sharder, Table, Training, in_shape};
 use crate::share::Share;
 
@@ -174,8 +174,19 @@ impl<B: OptimizerOps> ModelStates<B> {
     pub fn start_training_pass<M: Module<Training<B>>>(&self, module: M) -> Result<M, ZeroError> {
         self.binding.with_counter(Counter::start_forward);
         self.gatherer.start_pass(Pass::Train)?;
-        let mark = |index| self.binding.mark(index);
-        Ok(module.map(&mut Marker { indices: &self.indices, mark }))
+        self.binding.open_pass();
+        Ok(module.map(&mut Marker::new(&self.indices, |index| self.binding.mark(index))))
+    }
+
+    /// Says that the training pass is over: its backward pass has run or never will.
+    pub fn close_training_pass(&self) {
+        self.binding.close_pass();
+    }
+
+    /// Whether another model on this thread has read this one in a training pass whose backward pass
+    /// is still to come. A step now would change what that backward pass reads.
+    pub fn is_read_by_open_pass(&self) -> bool {
+        session::open_pass_reads(&self.ledger)
     }
 
     /// Prepares for a forward pass without backward.
@@ -199,7 +210,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     pub fn watch_for_backward(&self) {
         let gatherer = self.gatherer.clone();
         self.reducer.borrow_mut().watch_for_backward(Box::new(move || {
-            crate::session::with_counter(Counter::start_backward);
+            session::with_counter(Counter::start_backward);
             gatherer.start_backward();
         }));
     }
@@ -267,6 +278,8 @@ impl<B: OptimizerOps> ModelStates<B> {
         loss_scale: f64,
         clip: Option<f64>,
     ) -> Result<StepOutcome, ZeroError> {
+        // What was gathered is out of date after the update.
+        self.gatherer.release_all()?;
         let gradients = self.take_gradients()?;
         let scaled_norm = match self.global_norm(&gradients)? {
             Norm::Finite(norm) => norm,

@@ -114,6 +114,7 @@ impl<B: Backend> ParameterView<B> {
 
     fn read(self) -> B::FloatTensorPrimitive {
         session::with_counter(|counter| counter.read(self.parameter.path()));
+        session::note_read(self.parameter.ledger());
         let whole = self.parameter.read();
         self.views.iter().fold(whole, |tensor, view| view.apply::<B>(tensor))
     }

@@ -81,13 +81,18 @@ pub mod prelude {
 /// names the ranks that did not come: DeepSpeed's 30 minutes.
 pub const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
-/// Resolves a DeepSpeed configuration, given as JSON, for ranks on the host.
+/// Resolves a DeepSpeed configuration, given as JSON, for ranks on the host. Warnings and notes about
+/// it are logged through `tracing`.
 ///
 /// # Errors
 /// Everything that is wrong with it, in one message.
 pub fn plan(json: &str, world_size: usize) -> Result<Plan, PlanError> {
     let written = Written::from_json(json)?;
-    Ok(resolve(&written, &Facts::on_host(world_size))?.plan)
+    let resolved = resolve(&written, &Facts::on_host(world_size))?;
+    for note in &resolved.notes {
+        tracing::warn!("{note}");
+    }
+    Ok(resolved.plan)
 }
 
 /// Why a configuration gives no plan.

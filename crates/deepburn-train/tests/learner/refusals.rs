@@ -107,6 +107,11 @@ fn other_hyper_parameters_are_refused() {
     refuse(plan(), same().with_weight_decay(0.0).init(), expected);
     refuse(plan(), same().with_weight_decay(0.02).init(), expected);
     refuse(plan(), same().with_cautious_weight_decay(true).init(), expected);
+    refuse(plan(), same().with_amsgrad(true).init(), expected);
+    // A decay this small is the size of few updates.
+    let slight = optimizer("AdamW", r#""eps": 1e-5, "weight_decay": 1e-4"#);
+    let cautious = AdamWConfig::new().with_cautious_weight_decay(true).init();
+    refuse(slight, cautious, &["weight decay 0.0001"]);
     let clipped = |clipping| same().with_grad_clipping(Some(clipping)).init();
     refuse(plan(), clipped(GradientClippingConfig::Norm(1.0)), expected);
     refuse(plan(), clipped(GradientClippingConfig::Value(1000.0)), expected);
@@ -142,7 +147,9 @@ fn what_only_one_side_knows_is_refused() {
     let same = |training| training;
     let more = |more| plan_with(2, 1, 2, more);
     let message = refused(more(r#", "fp16": {"enabled": true}"#), same);
-    assert!(message.contains("fp16") && message.contains("bf16.enabled"), "{message}");
+    assert!(message.contains("fp16.enabled") && message.contains("use bf16"), "{message}");
+    let autocast = r#", "torch_autocast": {"enabled": true, "dtype": "float16"}"#;
+    assert!(refused(more(autocast), same).contains("torch_autocast.dtype"));
 
     let scheduler = r#", "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 3,
         "warmup_max_lr": 0.1}}"#;

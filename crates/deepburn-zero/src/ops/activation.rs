@@ -19,7 +19,7 @@ macro_rules! activation_ops {
             fn sigmoid(tensor: float) -> float;
             fn sigmoid_backward(output: float, grad: float) -> float;
             fn hard_sigmoid(tensor: float, alpha: [Scalar], beta: [Scalar]) -> float;
-            fn log_sigmoid(tensor: float) -> float;
+            #[full] fn log_sigmoid(tensor: float) -> float;
             #[full] fn softmax(tensor: float, dim: [usize]) -> float;
             #[full] fn log_softmax(tensor: float, dim: [usize]) -> float;
             #[full] fn softmin(tensor: float, dim: [usize]) -> float;

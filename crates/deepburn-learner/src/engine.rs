@@ -168,8 +168,9 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.states.seed(seed);
     }
 
-    /// The module, on handles of sharded parameters. It is there after a failure too; ops on it
-    /// then fail.
+    /// The module, on handles of sharded parameters. Clones of it have the same handles and change
+    /// with every step; [`whole_module`](Self::whole_module) makes a copy that does not. The module is
+    /// there after a failure too; ops on it then fail.
     pub fn module(&self) -> &M {
         &self.module
     }

@@ -3,8 +3,8 @@
 //! Main function: [`consolidate`]. It reads one whole parameter at a time, so that memory holds one
 //! and a buffer, and writes safetensors in Hugging Face's layout: one `model.safetensors`, or shards
 //! of a given size and `model.safetensors.index.json`. What parameters are called there and how they
-//! lie is the model's to say ([`Export`]). Buffers of the module keep their element type, whatever
-//! that of the weights: running statistics rounded to 16 bits would change what the model computes.
+//! lie is the model's to say ([`Export`]). Buffers keep their own element type whatever type the
+//! weights are exported in: rounding running statistics to 16 bits would change the model's outputs.
 //! Tied weights are written once, under the name of the atom; the other names are in the metadata.
 //! Weights that are there already are never replaced.
 

@@ -187,7 +187,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         }
     }
 
-    /// Remembers a failure that no later call can go on from.
+    /// Records the first unrecoverable failure, which all later calls return.
     pub(crate) fn note<T>(&self, result: Result<T, EngineError>) -> Result<T, EngineError> {
         if let Err(error @ EngineError::Zero(ZeroError::Comm(_))) = &result {
             // Only the first is kept.

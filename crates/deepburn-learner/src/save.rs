@@ -89,9 +89,9 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// `stage3_gather_16bit_weights_on_model_save`, as DeepSpeed does.
     ///
     /// # Errors
-    /// When the file cannot be written or a weight does not fit the type: then there is no file, or
-    /// the one that was there before, and training can go on
-    /// ([`is_recoverable`](SaveError::is_recoverable)). When a collective fails: then the run is over.
+    /// When the file cannot be written or a weight does not fit the type. An existing file is kept,
+    /// and training can continue ([`is_recoverable`](SaveError::is_recoverable)). When a collective
+    /// fails, which ends the run.
     pub fn save_16bit_model(
         &self,
         path: &Path,

@@ -1,5 +1,5 @@
-//! An engine after a failure: every call returns the first failure, the module stays, and ranks that
-//! disagree are told about which parameters.
+//! An engine after a failure: every call returns the first failure, the module stays usable, and
+//! mismatch errors name the parameters.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -189,7 +189,7 @@ fn after_a_panic_that_all_ranks_catch_training_goes_on() {
     }
 }
 
-/// What ranks are told that run different parts of the model.
+/// The mismatch error of ranks that run different parts of the model.
 fn disagreement(
     stage: u8,
     part: impl Fn(&TwoHeads<Trained>, usize) -> Tensor<Trained, 1> + Sync,

@@ -1,5 +1,5 @@
-//! `save_16bit_model` where the file cannot be written: all ranks fail together, training goes on,
-//! and the next save is that of a run in which nothing failed.
+//! `save_16bit_model` when the file cannot be written: all ranks fail together, training continues,
+//! and the next save equals that of an undisturbed run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -87,7 +87,7 @@ fn train(stage: u8, ranks: usize, precision: HalfPrecision, paths: &[PathBuf]) -
         for path in paths {
             let saved = engine.save_16bit_model(path, precision);
             match &saved {
-                // The file is there for whoever was told so, at once.
+                // The file exists as soon as any rank returns `true`.
                 Ok(saved) => assert!(*saved && path.is_file(), "rank {}", engine.rank()),
                 Err(error) => assert!(error.is_recoverable(), "{error}"),
             }

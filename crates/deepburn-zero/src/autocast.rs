@@ -15,8 +15,8 @@
 //!   lists of `torch.autocast` for CUDA (PyTorch, "Automatic Mixed Precision package", op reference).
 //!   Means count as reductions here, because Burn's normalisations are made of them.
 //!
-//! Operands of one type outside autocast are passed on untouched, so a model that casts by itself
-//! computes the same bits as without this decorator.
+//! Outside autocast, operands of one type are passed on unchanged. A model with explicit casts
+//! therefore computes the same bits as without this decorator.
 
 mod autodiff;
 mod fused;

@@ -38,8 +38,8 @@ impl<B: Backend> Backend for Sharded<B> {
         format!("zero<{}>", B::name(device))
     }
 
-    /// Seeds the stream of the model whose call is under way; outside of calls that of the oldest model
-    /// on the thread and that of draws between calls; without a sharded model the device's generator.
+    /// Inside an engine's call, seeds the random stream of its model. Between calls, seeds the streams
+    /// of the oldest model and of the thread. Without a sharded model, seeds the device's generator.
     fn seed(device: &Device<Self>, seed: u64) {
         if !session::reseed(seed) {
             B::seed(device, seed);

@@ -18,7 +18,7 @@
 //! - An element that is infinite or NaN after an update (a rank with an empty micro-batch)
 //!   contributes its previous value. A statistic that no rank updated keeps its bits.
 //!
-//! How buffers are told apart from frozen parameters is in `buffers/sharing.rs`.
+//! `buffers/sharing.rs` distinguishes buffers from frozen parameters.
 
 mod sharing;
 mod walk;

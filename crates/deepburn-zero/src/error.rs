@@ -88,7 +88,7 @@ pub enum ZeroError {
     /// Two layers have one running statistic.
     #[error(
         "running statistic {other} is the same as {path}: two layers of the module are clones of \
-         one; build each layer by itself, or keep one layer and call it twice"
+         one; build each layer separately, or keep one layer and call it twice"
     )]
     SharedStatistic {
         /// Module path of the first occurrence.

@@ -1,9 +1,11 @@
 //! `torch_autocast`: fp32 parameters, and ops in the types of torch.autocast's lists.
 //!
-//! What differs from DeepSpeed: gradients travel in one type whatever module they belong to; with
-//! `fp16.enabled` the loss scale is that of the `fp16` section, where DeepSpeed's ZeRO optimizers
-//! divide gradients by both scales; and an overflow halves the scale at every stage, where
-//! DeepSpeed's stages 1 to 3 leave it as it is and skip every step that follows.
+//! Differences from DeepSpeed:
+//! - All gradients are communicated in one type, whichever module they belong to.
+//! - With `fp16.enabled`, the `fp16` section sets the loss scale. DeepSpeed's ZeRO optimizers divide
+//!   gradients by both scales.
+//! - An overflow halves the scale at every stage. DeepSpeed's stages 1 to 3 keep the scale and skip
+//!   every later step.
 
 use crate::key::Key;
 use crate::kind::Kind;

@@ -1,4 +1,4 @@
-//! A renderer that remembers what it was told, and training runs that use it.
+//! A renderer that records its calls, and training runs that use it.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};

@@ -212,6 +212,9 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let result = trace_span!("forward").in_scope(|| guard(|| run(self.module())));
         self.times.forward += started.elapsed();
         self.progress.in_forward = result.is_ok();
+        if result.is_err() {
+            self.states.close_training_pass();
+        }
         self.note(result)
     }
 

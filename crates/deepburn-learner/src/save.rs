@@ -82,8 +82,8 @@ impl SharedFailure for SaveError {
 
 impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// Writes the model to the safetensors file `path`: every float parameter in 16 bits; running
-    /// statistics, integers and bools in their own type. All ranks call this together, and all return the same: `true` once the
-    /// file is complete under its name.
+    /// statistics, integers and bools in their own type. All ranks call this together, and all return
+    /// the same: `true` once the file is complete under its name.
     ///
     /// Returns false and writes nothing at stage 3 unless the configuration sets
     /// `stage3_gather_16bit_weights_on_model_save`, as DeepSpeed does.

@@ -79,7 +79,7 @@ fn difference<LC: LearningComponentsTypes>(
     probe.load_model(model.map(&mut Assign { id, values: &start }).into_record());
 
     let rate = probe.lr_current();
-    let mut expected = Expected::new(plan, rate, start.clone());
+    let mut expected = ReferenceWeights::new(plan, rate, start.clone());
     for factor in FACTORS {
         let gradient: Vec<f64> = scales.iter().map(|scale| factor * scale).collect();
         let mut gradients = Gradient { id, values: &gradient, gradients: GradientsParams::new() };
@@ -120,7 +120,7 @@ fn at_largest_rate<LC: LearningComponentsTypes>(
 }
 
 /// Weights under the plan's optimizer.
-struct Expected<'a> {
+struct ReferenceWeights<'a> {
     plan: &'a OptimizerPlan,
     rate: f64,
     time: u64,
@@ -132,7 +132,7 @@ struct Expected<'a> {
     peaks: Vec<f64>,
 }
 
-impl<'a> Expected<'a> {
+impl<'a> ReferenceWeights<'a> {
     fn new(plan: &'a OptimizerPlan, rate: f64, values: Vec<f64>) -> Self {
         let zeros = vec![0.0; values.len()];
         let peaks = values.iter().map(|value| value.abs()).collect();

@@ -32,6 +32,7 @@ use burn_backend::{
     TensorMetadata,
 };
 
+use crate::backend::forward_backend;
 use crate::{Sharded, session};
 
 /// A backend decorator that brings the float operands of each op to one element type.
@@ -166,48 +167,7 @@ impl<B: TracksParameters> Backend for Autocast<B> {
         B::seed(device, seed);
     }
 
-    fn sync(device: &Device<Self>) -> Result<(), ExecutionError> {
-        B::sync(device)
-    }
-
-    fn dtype_usage(device: &Device<Self>, dtype: DType) -> DTypeUsageSet {
-        B::dtype_usage(device, dtype)
-    }
-
-    fn supports_dtype(device: &Device<Self>, dtype: DType) -> bool {
-        B::supports_dtype(device, dtype)
-    }
-
-    fn device_count(type_id: u16) -> usize {
-        B::device_count(type_id)
-    }
-
-    fn ad_enabled(device: &Device<Self>) -> bool {
-        B::ad_enabled(device)
-    }
-
-    fn memory_cleanup(device: &Device<Self>) {
-        B::memory_cleanup(device);
-    }
-
-    fn memory_persistent_allocations<
-        Output: Send,
-        Input: Send,
-        Func: Fn(Input) -> Output + Send,
-    >(
-        device: &Device<Self>,
-        input: Input,
-        func: Func,
-    ) -> Output {
-        B::memory_persistent_allocations(device, input, func)
-    }
-
-    fn staging<'a, Iter>(data: Iter, device: &Device<Self>)
-    where
-        Iter: Iterator<Item = &'a mut TensorData>,
-    {
-        B::staging(data, device);
-    }
+    forward_backend!();
 }
 
 #[cfg(test)]

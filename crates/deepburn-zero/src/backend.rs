@@ -9,7 +9,56 @@ use burn_backend::tensor::Device;
 use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet, ExecutionError, TensorData};
 
 use crate::session;
-use crate::tensor::{Counted, ZeroTensor};
+use crate::tensor::{Leased, ZeroTensor};
+
+/// The methods of `Backend` that both decorators of this crate forward to the inner backend `B`.
+macro_rules! forward_backend {
+    () => {
+        fn sync(device: &Device<Self>) -> Result<(), ExecutionError> {
+            B::sync(device)
+        }
+
+        fn dtype_usage(device: &Device<Self>, dtype: DType) -> DTypeUsageSet {
+            B::dtype_usage(device, dtype)
+        }
+
+        fn supports_dtype(device: &Device<Self>, dtype: DType) -> bool {
+            B::supports_dtype(device, dtype)
+        }
+
+        fn device_count(type_id: u16) -> usize {
+            B::device_count(type_id)
+        }
+
+        fn ad_enabled(device: &Device<Self>) -> bool {
+            B::ad_enabled(device)
+        }
+
+        fn memory_cleanup(device: &Device<Self>) {
+            B::memory_cleanup(device);
+        }
+
+        fn memory_persistent_allocations<
+            Output: Send,
+            Input: Send,
+            Func: Fn(Input) -> Output + Send,
+        >(
+            device: &Device<Self>,
+            input: Input,
+            func: Func,
+        ) -> Output {
+            B::memory_persistent_allocations(device, input, func)
+        }
+
+        fn staging<'a, Iter>(data: Iter, device: &Device<Self>)
+        where
+            Iter: Iterator<Item = &'a mut TensorData>,
+        {
+            B::staging(data, device);
+        }
+    };
+}
+pub(crate) use forward_backend;
 
 /// A backend decorator that shards the parameters, gradients and optimizer states of a model.
 ///
@@ -26,9 +75,9 @@ impl<B: Backend> BackendTypes for Sharded<B> {
     type Device = B::Device;
     type FloatTensorPrimitive = ZeroTensor<B>;
     type FloatElem = B::FloatElem;
-    type IntTensorPrimitive = Counted<B::IntTensorPrimitive>;
+    type IntTensorPrimitive = Leased<B::IntTensorPrimitive>;
     type IntElem = B::IntElem;
-    type BoolTensorPrimitive = Counted<B::BoolTensorPrimitive>;
+    type BoolTensorPrimitive = Leased<B::BoolTensorPrimitive>;
     type BoolElem = B::BoolElem;
     type QuantizedTensorPrimitive = B::QuantizedTensorPrimitive;
 }
@@ -46,48 +95,7 @@ impl<B: Backend> Backend for Sharded<B> {
         }
     }
 
-    fn sync(device: &Device<Self>) -> Result<(), ExecutionError> {
-        B::sync(device)
-    }
-
-    fn dtype_usage(device: &Device<Self>, dtype: DType) -> DTypeUsageSet {
-        B::dtype_usage(device, dtype)
-    }
-
-    fn supports_dtype(device: &Device<Self>, dtype: DType) -> bool {
-        B::supports_dtype(device, dtype)
-    }
-
-    fn device_count(type_id: u16) -> usize {
-        B::device_count(type_id)
-    }
-
-    fn ad_enabled(device: &Device<Self>) -> bool {
-        B::ad_enabled(device)
-    }
-
-    fn memory_cleanup(device: &Device<Self>) {
-        B::memory_cleanup(device);
-    }
-
-    fn memory_persistent_allocations<
-        Output: Send,
-        Input: Send,
-        Func: Fn(Input) -> Output + Send,
-    >(
-        device: &Device<Self>,
-        input: Input,
-        func: Func,
-    ) -> Output {
-        B::memory_persistent_allocations(device, input, func)
-    }
-
-    fn staging<'a, Iter>(data: Iter, device: &Device<Self>)
-    where
-        Iter: Iterator<Item = &'a mut TensorData>,
-    {
-        B::staging(data, device);
-    }
+    forward_backend!();
 }
 
 /// Burn's hook for data parallelism: autodiff reports each marked gradient when it is final.

@@ -39,7 +39,7 @@ use crate::ledger::{Category, Lease, Ledger};
 use crate::sharding::{Training, in_shape};
 use crate::tensor::FullTensor;
 
-use walk::{Found, Install, Live, NewValue};
+use walk::{FoundBuffers, Install, Live, NewValue};
 
 /// What a buffer holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -107,7 +107,7 @@ impl Buffer {
 }
 
 /// The buffers of a module on one rank.
-pub(crate) struct Buffers<B: Backend> {
+pub(crate) struct BufferTable<B: Backend> {
     group: Group<B>,
     ledger: Ledger,
     buffers: Vec<Buffer>,
@@ -119,7 +119,7 @@ pub(crate) struct Buffers<B: Backend> {
     _constants: Vec<Lease>,
 }
 
-impl<B: OptimizerOps> Buffers<B> {
+impl<B: OptimizerOps> BufferTable<B> {
     /// Finds the buffers of `module`, takes its running statistics apart from those of its clones,
     /// and gives all ranks rank 0's values. A module without buffers is returned as it is, without
     /// a collective.
@@ -129,9 +129,9 @@ impl<B: OptimizerOps> Buffers<B> {
         ledger: &Ledger,
     ) -> Result<(M, Self), ZeroError> {
         let (module, statistics) = sharing::take_apart::<B, M>(module)?;
-        let mut found = Found::<B>::new(statistics);
+        let mut found = FoundBuffers::<B>::new(statistics);
         module.visit(&mut found);
-        let Found { buffers, ids, values, device, .. } = found;
+        let FoundBuffers { buffers, ids, values, device, .. } = found;
         let is_constant = |buffer: &&Buffer| buffer.kind != BufferKind::RunningStatistic;
         let constants = buffers.iter().filter(is_constant);
         let _constants =
@@ -276,6 +276,8 @@ impl<B: OptimizerOps> Buffers<B> {
         module: M,
         values: Vec<Option<TensorData>>,
     ) -> M {
+        // An update that is still pending would replace the new value later.
+        synchronise::<B, M>(&module);
         let (mut tensors, mut constants) = (Vec::new(), HashMap::new());
         for (index, value) in values.into_iter().enumerate() {
             let Buffer { dtype, kind, .. } = &self.buffers[index];
@@ -295,14 +297,13 @@ impl<B: OptimizerOps> Buffers<B> {
         self.install_tensors(module, tensors, constants)
     }
 
+    /// Like [`install`](Self::install), on a module without pending updates.
     fn install_tensors<M: AutodiffModule<Training<B>>>(
         &self,
         module: M,
         statistics: Vec<Option<FullTensor<B>>>,
         mut constants: HashMap<usize, TensorData>,
     ) -> M {
-        // An update that is still pending would replace the new value later.
-        synchronise::<B, M>(&module);
         let mut values = HashMap::new();
         for (id, index) in &self.ids {
             if let Some(full) = &statistics[*index] {

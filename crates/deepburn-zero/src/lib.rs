@@ -71,4 +71,4 @@ pub use states::{
     GradientSum, ModelStates, OwnedArray, Piece, Policy, RandomState, StateArray, StepOutcome,
     StreamPosition,
 };
-pub use tensor::{Counted, FullTensor, ParameterView, ReducedGradient, ZeroTensor};
+pub use tensor::{FullTensor, Leased, ParameterView, ReducedGradient, ZeroTensor};

@@ -122,19 +122,19 @@ macro_rules! forward {
     };
     (@open int $value:expr) => { $value.into_inner() };
     (@open ints $value:expr) => {
-        $value.into_iter().map(crate::tensor::Counted::into_inner).collect()
+        $value.into_iter().map(crate::tensor::Leased::into_inner).collect()
     };
     (@open bool $value:expr) => { $value.into_inner() };
-    (@open maybe_bool $value:expr) => { $value.map(crate::tensor::Counted::into_inner) };
+    (@open maybe_bool $value:expr) => { $value.map(crate::tensor::Leased::into_inner) };
     (@open bools $value:expr) => {
-        $value.into_iter().map(crate::tensor::Counted::into_inner).collect()
+        $value.into_iter().map(crate::tensor::Leased::into_inner).collect()
     };
     (@open primitive $value:expr) => { $crate::ops::open_primitive($value) };
     (@open $other:tt $value:expr) => { $value };
 
     (@wrap float $value:expr) => { crate::ZeroTensor::full($value) };
-    (@wrap int $value:expr) => { crate::tensor::Counted::new($value) };
-    (@wrap bool $value:expr) => { crate::tensor::Counted::new($value) };
+    (@wrap int $value:expr) => { crate::tensor::Leased::new($value) };
+    (@wrap bool $value:expr) => { crate::tensor::Leased::new($value) };
     (@wrap primitive $value:expr) => { $crate::ops::wrap_primitive($value) };
     (@wrap $other:tt $value:expr) => { $value };
 

@@ -2,7 +2,7 @@
 //!
 //! Burn's backend functions are static: they see tensors and a device, nothing else. What they
 //! need beyond that (where gradients go, which ledger and random stream count, whether autocast is
-//! on) is a [`Context`], one for each sharded model. A model's own calls enter its context, so that
+//! on) is a [`ModelContext`], one for each sharded model. A model's own calls enter its context, so that
 //! the ops of its forward, backward and evaluation find it; calls nest, for a teacher that is
 //! evaluated inside the forward pass of a student. Ops outside of any call use the context of the
 //! oldest model on the thread, whichever ran last. Random numbers that a program draws there (noise,
@@ -37,7 +37,7 @@ thread_local! {
 #[derive(Default)]
 struct Session {
     /// Of all models that live here, oldest first.
-    living: Vec<Rc<Context>>,
+    living: Vec<Rc<ModelContext>>,
     /// Draws outside of calls; there as long as a model is.
     between_calls: Option<RandomStream>,
     /// Calls under way, innermost last.
@@ -46,7 +46,7 @@ struct Session {
 
 /// A call of a model.
 struct Entry {
-    context: Rc<Context>,
+    context: Rc<ModelContext>,
     /// Type of the products under autocast; `None` in calls that run no ops of the model.
     autocast: Option<FloatDType>,
 }
@@ -55,14 +55,14 @@ struct Entry {
 const BETWEEN_CALLS: u32 = u32::MAX;
 
 impl Session {
-    fn current(&self) -> Option<&Rc<Context>> {
+    fn current(&self) -> Option<&Rc<ModelContext>> {
         let entered = self.entered.last().map(|entry| &entry.context);
         entered.or_else(|| self.living.first())
     }
 }
 
 /// What belongs to one model on this thread.
-struct Context {
+struct ModelContext {
     /// Unique in the process.
     model: u32,
     /// Place among the models that lived on the thread when this one was made. Unlike `model` it is
@@ -89,7 +89,7 @@ static NEXT_MODEL: AtomicU32 = AtomicU32::new(0);
 
 /// Binds the context of a sharded model to this thread; dropping it unbinds the model.
 pub(crate) struct Binding {
-    context: Rc<Context>,
+    context: Rc<ModelContext>,
 }
 
 impl Binding {
@@ -106,7 +106,7 @@ impl Binding {
         let context = SESSION.with_borrow_mut(|session| {
             let taken = |place: &u32| session.living.iter().any(|other| other.place == *place);
             let place = (0..).find(|place| !taken(place)).unwrap_or_default();
-            let context = Rc::new(Context {
+            let context = Rc::new(ModelContext {
                 model,
                 place,
                 ledger,
@@ -232,7 +232,7 @@ impl Drop for ContextGuard {
     }
 }
 
-fn current() -> Option<Rc<Context>> {
+fn current() -> Option<Rc<ModelContext>> {
     SESSION.with_borrow(|session| session.current().cloned())
 }
 

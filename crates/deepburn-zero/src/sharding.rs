@@ -13,7 +13,7 @@ use deepburn_comm::Tag;
 use deepburn_ops::OptimizerOps;
 
 use crate::array::DeviceArray;
-use crate::buffers::Buffers;
+use crate::buffers::BufferTable;
 use crate::error::ZeroError;
 use crate::gather::Gatherer;
 use crate::group::Group;
@@ -36,7 +36,7 @@ pub type Zero<B> = Autocast<Sharded<B>>;
 /// one shard and one autodiff leaf; it is known by the first path at which it occurs.
 pub(crate) struct Sharder<'a, B: Backend> {
     /// What stays as it is in the module.
-    buffers: &'a Buffers<B>,
+    buffers: &'a BufferTable<B>,
     group: Group<B>,
     share: Share,
     ledger: Ledger,
@@ -71,7 +71,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         gatherer: Option<Weak<Gatherer<B>>>,
         working: Option<FloatDType>,
         ledger: Ledger,
-        buffers: &'a Buffers<B>,
+        buffers: &'a BufferTable<B>,
     ) -> Self {
         Self {
             buffers,
@@ -205,8 +205,8 @@ fn leaf<B: Backend, const D: usize>(parameter: Arc<Parameter<B>>) -> Tensor<Trai
 
 /// Gives each trainable parameter a new leaf and marks it, so that autodiff reports its gradient.
 ///
-/// New, because marking a leaf registers it a second time, and autodiff's clean-up then takes it for
-/// unused where a graph that was recorded on it before is dropped: some gradients would be lost.
+/// New, because a leaf is registered with autodiff once more when it is marked. With one leaf for all
+/// passes, autodiff loses some of its gradients if a graph was recorded on it before the mark.
 pub(crate) struct Marker<'a, F: Fn(usize) -> DistributedParamId> {
     indices: &'a HashMap<ParamId, usize>,
     mark: F,

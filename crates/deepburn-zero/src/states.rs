@@ -17,7 +17,7 @@ use deepburn_kernels::unscale_and_clip;
 use deepburn_ops::{OptimizerOps, read_float};
 
 use crate::array::DeviceArray;
-use crate::buffers::Buffers;
+use crate::buffers::BufferTable;
 use crate::error::ZeroError;
 use crate::gather::{Gatherer, Pass};
 use crate::group::Group;
@@ -68,7 +68,7 @@ pub struct ModelStates<B: Backend> {
     group: Group<B>,
     share: Share,
     parameters: Arc<[Arc<Parameter<B>>]>,
-    buffers: Buffers<B>,
+    buffers: BufferTable<B>,
     /// Further paths of tied parameters, by parameter index.
     aliases: Vec<Vec<String>>,
     indices: HashMap<ParamId, usize>,
@@ -110,7 +110,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             communication: element_type(precision.communication),
             accumulation: element_type(precision.accumulation),
         };
-        let (module, buffers) = Buffers::prepare(module, &group, &ledger)?;
+        let (module, buffers) = BufferTable::prepare(module, &group, &ledger)?;
         let sharder =
             Sharder::new(group.clone(), share, through, working, ledger.clone(), &buffers);
         let (module, Table { parameters, indices, owned, aliases }) = sharder.shard(module)?;

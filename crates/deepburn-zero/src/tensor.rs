@@ -37,12 +37,12 @@ pub struct FullTensor<B: Backend> {
 /// An int or bool tensor of the inner backend, entered in the ledger as an activation for as long as it
 /// or a view of it lives.
 #[derive(Debug, Clone)]
-pub struct Counted<T> {
+pub struct Leased<T> {
     tensor: T,
     lease: Option<Arc<Lease>>,
 }
 
-impl<T: TensorMetadata> Counted<T> {
+impl<T: TensorMetadata> Leased<T> {
     /// Wraps the result of an op.
     pub(crate) fn new(tensor: T) -> Self {
         let bytes = tensor.shape().num_elements() * tensor.dtype().size();
@@ -50,7 +50,7 @@ impl<T: TensorMetadata> Counted<T> {
     }
 }
 
-impl<T> Counted<T> {
+impl<T> Leased<T> {
     /// The same tensor without an entry: that of a parameter, which the ledger has elsewhere.
     pub(crate) fn uncounted(self) -> Self {
         Self { lease: None, ..self }
@@ -71,7 +71,7 @@ impl<T> Counted<T> {
     }
 }
 
-impl<T: TensorMetadata> TensorMetadata for Counted<T> {
+impl<T: TensorMetadata> TensorMetadata for Leased<T> {
     fn dtype(&self) -> DType {
         self.tensor.dtype()
     }

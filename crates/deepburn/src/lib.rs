@@ -66,7 +66,7 @@ pub use deepburn_ops as ops;
 pub use deepburn_zero as zero;
 
 use deepburn_comm::RankFailure;
-use deepburn_config::{ConfigError, Facts, Plan, Report, Written, resolve};
+use deepburn_config::{ConfigError, Facts, Plan, Report, Severity, Written, resolve};
 use deepburn_ops::StreamOps;
 use deepburn_zero::Group;
 
@@ -90,7 +90,10 @@ pub fn plan(json: &str, world_size: usize) -> Result<Plan, PlanError> {
     let written = Written::from_json(json)?;
     let resolved = resolve(&written, &Facts::on_host(world_size))?;
     for note in &resolved.notes {
-        tracing::warn!("{note}");
+        match note.severity {
+            Severity::Warning => tracing::warn!("{note}"),
+            _ => tracing::info!("{note}"),
+        }
     }
     Ok(resolved.plan)
 }

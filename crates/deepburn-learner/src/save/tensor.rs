@@ -55,10 +55,10 @@ impl<B: Backend> SavedTensor<B> {
         TensorInfo { dtype: self.dtype, shape: self.shape.clone(), data_offsets }
     }
 
-    /// Takes part in gathering the values and drops them.
+    /// Takes part in gathering the values and drops them. Copies nothing where they are not sharded.
     pub(super) fn gather(&self) {
         if let Values::Half(tensor, _) = &self.values {
-            drop(floats(tensor));
+            drop(tensor.clone().into_full());
         }
     }
 

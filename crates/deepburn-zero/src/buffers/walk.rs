@@ -15,7 +15,7 @@ use crate::tensor::FullTensor;
 use crate::{Zero, ZeroTensor};
 
 /// Collects the buffers of a module and their values.
-pub(super) struct Found<B: Backend> {
+pub(super) struct FoundBuffers<B: Backend> {
     statistics: HashSet<ParamId>,
     path: Vec<String>,
     pub(super) buffers: Vec<Buffer>,
@@ -25,7 +25,7 @@ pub(super) struct Found<B: Backend> {
     pub(super) device: Option<B::Device>,
 }
 
-impl<B: Backend> Found<B> {
+impl<B: Backend> FoundBuffers<B> {
     pub(super) fn new(statistics: HashSet<ParamId>) -> Self {
         Self {
             statistics,
@@ -52,7 +52,7 @@ impl<B: Backend> Found<B> {
     }
 }
 
-impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Found<B> {
+impl<B: OptimizerOps> ModuleVisitor<Training<B>> for FoundBuffers<B> {
     fn enter_module(&mut self, name: &str, _container: &str) {
         self.path.push(name.to_owned());
     }

@@ -8,7 +8,7 @@ use burn_backend::{
 
 use crate::Sharded;
 use crate::ops::{forward, view};
-use crate::tensor::Counted;
+use crate::tensor::Leased;
 
 /// Ops that make data of their own.
 macro_rules! bool_ops {
@@ -76,7 +76,7 @@ impl<B: Backend> BoolTensorOps<Sharded<B>> for Sharded<B> {
         out_dtype: IntDType,
     ) -> impl Future<Output = IntTensor<Self>> + 'static + Send {
         let found = B::bool_argwhere(tensor.into_inner(), out_dtype);
-        async move { Counted::new(found.await) }
+        async move { Leased::new(found.await) }
     }
 
     fn bool_device(tensor: &BoolTensor<Self>) -> Device<Self> {

@@ -12,7 +12,7 @@ use burn_backend::{
 use crate::Sharded;
 use crate::ops::{forward, view};
 use crate::session;
-use crate::tensor::Counted;
+use crate::tensor::Leased;
 
 /// Ops that make data of their own.
 macro_rules! int_ops {
@@ -150,7 +150,7 @@ impl<B: Backend> IntTensorOps<Sharded<B>> for Sharded<B> {
         device: &Device<Self>,
         dtype: IntDType,
     ) -> IntTensor<Self> {
-        Counted::new(
+        Leased::new(
             match session::with_random(|random| random.draw::<i64>(shape.clone(), distribution)) {
                 Some(data) => B::int_from_data(data.convert_dtype(dtype.into()), device),
                 None => B::int_random(shape, distribution, device, dtype),

@@ -3,7 +3,7 @@
 use burn_backend::ops::{TransactionOps, TransactionPrimitive, TransactionPrimitiveData};
 use burn_backend::{Backend, ExecutionError};
 
-use crate::tensor::Counted;
+use crate::tensor::Leased;
 use crate::{Sharded, ZeroTensor};
 
 impl<B: Backend> TransactionOps<Sharded<B>> for Sharded<B> {
@@ -14,8 +14,8 @@ impl<B: Backend> TransactionOps<Sharded<B>> for Sharded<B> {
         B::tr_execute(TransactionPrimitive::<B>::new(
             floats,
             transaction.read_qfloats,
-            transaction.read_ints.into_iter().map(Counted::into_inner).collect(),
-            transaction.read_bools.into_iter().map(Counted::into_inner).collect(),
+            transaction.read_ints.into_iter().map(Leased::into_inner).collect(),
+            transaction.read_bools.into_iter().map(Leased::into_inner).collect(),
         ))
     }
 }

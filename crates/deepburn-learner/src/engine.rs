@@ -79,9 +79,6 @@ const MAX_SKIPS_IN_A_ROW: u64 = 100;
 pub(crate) struct Progress {
     /// Micro-batches since the beginning.
     pub(crate) micro_steps: u64,
-    /// Whether a forward pass waits for its backward pass.
-    #[serde(skip)]
-    pub(crate) in_forward: bool,
     /// Micro-batches since the last optimizer step.
     pub(crate) accumulated: usize,
     /// Optimizer steps, skipped ones included.
@@ -206,12 +203,10 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         // A copy of handles, so that the module stays where the pass cannot begin.
         let prepared = self.states.start_training_pass(self.module.clone());
         self.module = self.note(prepared.map_err(EngineError::from))?;
-        self.progress.in_forward = false;
         let _context = self.states.enter(true);
         let started = Instant::now();
         let result = trace_span!("forward").in_scope(|| guard(|| run(self.module())));
         self.times.forward += started.elapsed();
-        self.progress.in_forward = result.is_ok();
         if result.is_err() {
             self.states.close_training_pass();
         }
@@ -263,7 +258,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         weight: f64,
     ) -> Result<(), EngineError> {
         self.check_group()?;
-        if !std::mem::take(&mut self.progress.in_forward) {
+        if !self.states.close_training_pass() {
             let (call, when) = ("backward", "without a forward pass through `Engine::forward`");
             return Err(EngineError::Order { call, when });
         }
@@ -281,7 +276,6 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             Ok(self.states.finish_pass()?)
         });
         self.note(result)?;
-        self.states.close_training_pass();
         self.note(self.agree_buffers())?;
         self.times.backward += started.elapsed();
         self.progress.accumulated += 1;
@@ -297,7 +291,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     pub fn step(&mut self) -> Result<Option<Step>, EngineError> {
         self.check_group()?;
         let call = "step";
-        if self.progress.in_forward {
+        if self.states.has_open_pass() {
             let when = "between forward and backward, or after a forward whose backward never came \
                         (zero_grad drops such a pass)";
             return Err(EngineError::Order { call, when });
@@ -368,7 +362,6 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     pub fn zero_grad(&mut self) {
         self.states.zero_grad();
         self.states.close_training_pass();
-        self.progress.in_forward = false;
         self.progress.accumulated = 0;
         self.undivided = false;
     }

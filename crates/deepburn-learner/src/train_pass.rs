@@ -22,9 +22,9 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// become final, so the container that autodiff returns holds markers in their place
     /// ([`ZeroTensor::Reduced`](deepburn_zero::ZeroTensor::Reduced)). Autodiff reports gradients of a
     /// parameter only once a pass: those of a second `backward` would not be taken, and its container
-    /// holds tensors instead of markers. The engine cannot divide a loss
-    /// that it does not see; it divides the accumulated gradients by the number of micro-batches at
-    /// the step instead. The result has the same bits where that number is a power of two.
+    /// holds tensors instead of markers. The engine cannot divide a loss that it does not see, so it
+    /// divides the accumulated gradients by the number of micro-batches at the step. The result has
+    /// the same bits where that number is a power of two.
     ///
     /// # Errors
     /// As [`forward`](Self::forward). In fp16, which needs the loss scaled. When `run` does not call
@@ -42,12 +42,12 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let passes = self.states.backward_passes();
         let started = Instant::now();
         let result = trace_span!("train pass").in_scope(|| guard(|| run(self.module())));
+        self.states.close_training_pass();
         let result = self.note(result)?;
         match self.states.backward_passes() - passes {
             1 => self.note(self.states.finish_pass().map_err(EngineError::from))?,
             passes => return Err(EngineError::BackwardPasses { passes }),
         }
-        self.states.close_training_pass();
         self.note(self.agree_buffers())?;
         // Where backward began is known only once it reports a gradient. Until then it counts as
         // forward.

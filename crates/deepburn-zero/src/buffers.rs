@@ -37,7 +37,7 @@ use crate::error::ZeroError;
 use crate::group::Group;
 use crate::ledger::{Category, Lease, Ledger};
 use crate::sharding::{Training, in_shape};
-use crate::tensor::FullTensor;
+use crate::tensor::{FullTensor, Leased};
 
 use walk::{FoundBuffers, Install, Live, NewValue};
 
@@ -321,7 +321,7 @@ impl<B: OptimizerOps> BufferTable<B> {
     /// A running statistic, entered in the ledger as what it is.
     fn entered(&self, index: usize, tensor: B::FloatTensorPrimitive) -> FullTensor<B> {
         let lease = self.ledger.hold(Category::Parameters, self.buffers[index].bytes());
-        FullTensor { tensor, lease: Some(Arc::new(lease)) }
+        Leased { tensor, lease: Some(Arc::new(lease)) }
     }
 
     /// Makes sure that all ranks have the same buffers.
@@ -368,7 +368,7 @@ fn synchronise<B: OptimizerOps, M: AutodiffModule<Training<B>>>(module: &M) {
     drop(module.valid());
 }
 
-fn same_lease<B: Backend>(left: &FullTensor<B>, right: &FullTensor<B>) -> bool {
+fn same_lease<T>(left: &Leased<T>, right: &Leased<T>) -> bool {
     match (&left.lease, &right.lease) {
         (Some(left), Some(right)) => Arc::ptr_eq(left, right),
         _ => false,

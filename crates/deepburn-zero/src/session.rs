@@ -146,9 +146,14 @@ impl Binding {
         *self.context.open_pass.borrow_mut() = Some(Vec::new());
     }
 
-    /// Ends a training pass.
-    pub(crate) fn close_pass(&self) {
-        *self.context.open_pass.borrow_mut() = None;
+    /// Ends the training pass; false where there was none.
+    pub(crate) fn close_pass(&self) -> bool {
+        self.context.open_pass.take().is_some()
+    }
+
+    /// Whether a training pass waits for its backward pass.
+    pub(crate) fn has_open_pass(&self) -> bool {
+        self.context.open_pass.borrow().is_some()
     }
 
     /// Whether this is the oldest model on the thread.
@@ -225,8 +230,11 @@ impl Drop for ContextGuard {
         let _ = SESSION.try_with(|session| {
             let mut session = session.borrow_mut();
             let own = session.entered.iter().rposition(|entry| entry.context.model == self.model);
-            if let Some(own) = own {
-                session.entered.remove(own);
+            let Some(own) = own else { return };
+            let Entry { context, .. } = session.entered.remove(own);
+            if std::thread::panicking() {
+                // There is no loss to run a backward pass from.
+                context.open_pass.take();
             }
         });
     }

@@ -178,9 +178,14 @@ impl<B: OptimizerOps> ModelStates<B> {
         Ok(module.map(&mut Marker::new(&self.indices, |index| self.binding.mark(index))))
     }
 
-    /// Says that the training pass is over: its backward pass has run or never will.
-    pub fn close_training_pass(&self) {
-        self.binding.close_pass();
+    /// Whether a training pass waits for its backward pass.
+    pub fn has_open_pass(&self) -> bool {
+        self.binding.has_open_pass()
+    }
+
+    /// Ends the training pass, whose backward pass runs now or never. Returns whether there was one.
+    pub fn close_training_pass(&self) -> bool {
+        self.binding.close_pass()
     }
 
     /// Whether another model on this thread has read this one in a training pass whose backward pass

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn_backend::{Backend, DType, Shape, TensorMetadata};
+use burn_backend::{Backend, BackendTypes, DType, Shape, TensorMetadata};
 
 use crate::ledger::Lease;
 use crate::parameter::Parameter;
@@ -27,20 +27,16 @@ pub enum ZeroTensor<B: Backend> {
     Reduced(ReducedGradient<B>),
 }
 
-/// Data, entered in the ledger as an activation for as long as it or a view of it lives.
+/// A tensor of the inner backend, entered in the ledger for as long as it or a view of it lives: as an
+/// activation, unless it was made with another lease.
 #[derive(Debug, Clone)]
-pub struct FullTensor<B: Backend> {
-    pub(crate) tensor: B::FloatTensorPrimitive,
+pub struct Leased<T> {
+    pub(crate) tensor: T,
     pub(crate) lease: Option<Arc<Lease>>,
 }
 
-/// An int or bool tensor of the inner backend, entered in the ledger as an activation for as long as it
-/// or a view of it lives.
-#[derive(Debug, Clone)]
-pub struct Leased<T> {
-    tensor: T,
-    lease: Option<Arc<Lease>>,
-}
+/// Float data.
+pub type FullTensor<B> = Leased<<B as BackendTypes>::FloatTensorPrimitive>;
 
 impl<T: TensorMetadata> Leased<T> {
     /// Wraps the result of an op.
@@ -59,10 +55,6 @@ impl<T> Leased<T> {
     /// The inner backend's tensor. Its bytes leave the ledger with the last other handle.
     pub fn into_inner(self) -> T {
         self.tensor
-    }
-
-    pub(crate) fn inner(&self) -> &T {
-        &self.tensor
     }
 
     /// A view that shares memory, and so the entry in the ledger.
@@ -123,8 +115,7 @@ impl<B: Backend> ParameterView<B> {
 impl<B: Backend> ZeroTensor<B> {
     /// Wraps the result of an op.
     pub(crate) fn full(tensor: B::FloatTensorPrimitive) -> Self {
-        let bytes = tensor.shape().num_elements() * tensor.dtype().size();
-        Self::Full(FullTensor { lease: session::hold_activation(bytes), tensor })
+        Self::Full(Leased::new(tensor))
     }
 
     /// The handle of a parameter.
@@ -157,9 +148,7 @@ impl<B: Backend> ZeroTensor<B> {
             Self::Full(full) if view.dtype(full.tensor.dtype()) != full.tensor.dtype() => {
                 Self::full(view.apply::<B>(full.tensor))
             }
-            Self::Full(full) => {
-                Self::Full(FullTensor { tensor: view.apply::<B>(full.tensor), lease: full.lease })
-            }
+            Self::Full(full) => Self::Full(full.viewed(|tensor| view.apply::<B>(tensor))),
             Self::Parameter(parameter) => Self::Parameter(parameter.viewed(view)),
             other => Self::full(view.apply::<B>(other.into_full())),
         }

@@ -100,7 +100,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// Refuses a moment at which the state of the engine is more than its states.
     pub(super) fn check_settled(&self, call: &'static str) -> Result<(), EngineError> {
         self.check_group()?;
-        if self.progress.in_forward {
+        if self.states().has_open_pass() {
             return Err(EngineError::Order { call, when: "between forward and backward" });
         }
         if self.undivided && self.progress.accumulated > 0 {

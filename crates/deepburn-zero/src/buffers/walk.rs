@@ -11,7 +11,7 @@ use deepburn_ops::{OptimizerOps, read_float};
 
 use super::{Buffer, BufferKind};
 use crate::sharding::Training;
-use crate::tensor::FullTensor;
+use crate::tensor::{FullTensor, Leased};
 use crate::{Zero, ZeroTensor};
 
 /// Collects the buffers of a module and their values.
@@ -178,6 +178,6 @@ fn full_of<B: OptimizerOps, const D: usize>(
 ) -> FullTensor<B> {
     match param.val().inner().into_primitive().tensor() {
         ZeroTensor::Full(full) => full,
-        other => FullTensor { tensor: other.into_full(), lease: None },
+        other => Leased { tensor: other.into_full(), lease: None },
     }
 }

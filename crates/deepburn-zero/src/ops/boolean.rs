@@ -80,7 +80,7 @@ impl<B: Backend> BoolTensorOps<Sharded<B>> for Sharded<B> {
     }
 
     fn bool_device(tensor: &BoolTensor<Self>) -> Device<Self> {
-        B::bool_device(tensor.inner())
+        B::bool_device(&tensor.tensor)
     }
 
     bool_ops!(forward);

@@ -141,7 +141,7 @@ impl<B: Backend> IntTensorOps<Sharded<B>> for Sharded<B> {
     }
 
     fn int_device(tensor: &IntTensor<Self>) -> Device<Self> {
-        B::int_device(tensor.inner())
+        B::int_device(&tensor.tensor)
     }
 
     fn int_random(

@@ -10,6 +10,7 @@
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
+use deepburn_comm::Partition;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -129,15 +130,17 @@ impl Layout {
 
     /// Elements in each rank's chunk of an atom, the last ones' padding included; at least 1.
     pub(crate) fn chunk_len(&self, atom: usize) -> usize {
-        self.numel(atom).div_ceil(self.world_size).max(1)
+        self.partition(atom).shard_len().max(1)
     }
 
     /// The flat elements of an atom that lie in the file of `rank`; empty where that rank has
     /// nothing but padding.
     pub fn owned(&self, atom: usize, rank: usize) -> Range<usize> {
-        let (numel, chunk) = (self.numel(atom), self.chunk_len(atom));
-        let start = rank.saturating_mul(chunk).min(numel);
-        start..start.saturating_add(chunk).min(numel)
+        self.partition(atom).owned(rank)
+    }
+
+    fn partition(&self, atom: usize) -> Partition {
+        Partition::new(self.numel(atom), self.world_size)
     }
 
     /// The tensors of the file of `rank`, in the order in which they are written: wide types first,

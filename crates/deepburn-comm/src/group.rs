@@ -39,13 +39,8 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
     ) -> Result<Pending<T>, CommError>;
 
     /// Hands the arrays of `root` to every rank. Others pass arrays of the same shape, whose
-    /// memory says where the result is to live, or `None` to read the root's in place.
-    fn broadcast(
-        &self,
-        tag: Tag,
-        arrays: Option<Vec<T>>,
-        root: usize,
-    ) -> Result<Pending<T>, CommError>;
+    /// memory says where the result is to live.
+    fn broadcast(&self, tag: Tag, arrays: Vec<T>, root: usize) -> Result<Pending<T>, CommError>;
 
     /// Returns when every rank has called it.
     fn barrier(&self, tag: Tag) -> Result<(), CommError>;

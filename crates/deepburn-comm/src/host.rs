@@ -8,25 +8,42 @@ use std::fmt::Debug;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-use crate::{Payload, ReduceOp};
+use bytemuck::Pod;
+use bytes::Bytes;
+
+use crate::{Encoded, Form, Payload, ReduceOp, SharedPayload};
 
 /// An array in host memory. Cloning it shares it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Host<E> {
     // A vector, not a slice: made and taken apart without copying the elements.
     elements: Arc<Vec<E>>,
+    /// The elements of the vector that belong to this array: all of them, except in a part.
+    range: Range<usize>,
 }
 
 impl<E: Clone> Host<E> {
-    /// The elements; copied only if the array is shared.
+    /// The elements; copied only if the array is shared or a part of another.
     pub fn into_vec(self) -> Vec<E> {
+        if self.range != (0..self.elements.len()) {
+            return self.to_vec();
+        }
         Arc::unwrap_or_clone(self.elements)
     }
 }
 
 impl<E> From<Vec<E>> for Host<E> {
     fn from(elements: Vec<E>) -> Self {
-        Self { elements: Arc::new(elements) }
+        Self { range: 0..elements.len(), elements: Arc::new(elements) }
+    }
+}
+
+/// The bytes of a shared array.
+struct HostBytes<E>(Host<E>);
+
+impl<E: Element> AsRef<[u8]> for HostBytes<E> {
+    fn as_ref(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.0)
     }
 }
 
@@ -34,12 +51,12 @@ impl<E> Deref for Host<E> {
     type Target = [E];
 
     fn deref(&self) -> &[E] {
-        &self.elements
+        &self.elements[self.range.clone()]
     }
 }
 
 /// An element type of [`Host`] arrays.
-pub trait Element: Copy + Debug + Default + PartialEq + Send + Sync + 'static {
+pub trait Element: Pod + Debug + Default + PartialEq + Send + Sync {
     /// Name of the type.
     const DTYPE: &'static str;
 
@@ -110,43 +127,67 @@ integer_elements!(
 
 impl<E: Element> Payload for Host<E> {
     fn numel(&self) -> usize {
-        self.elements.len()
+        self.range.len()
     }
 
     fn dtype(&self) -> &'static str {
         E::DTYPE
     }
 
+    fn element_size(&self) -> usize {
+        size_of::<E>()
+    }
+
     fn supports(&self, op: ReduceOp) -> bool {
         E::REDUCTIONS.contains(&op)
     }
 
-    fn shares_home(&self, _other: &Self) -> bool {
-        true
+    fn part(&self, range: Range<usize>) -> Self {
+        let start = self.range.start;
+        Self { range: start + range.start..start + range.end, ..self.clone() }
     }
 
-    fn reduce_range(
-        inputs: &[Self],
-        range: Range<usize>,
-        padded_len: usize,
-        op: ReduceOp,
-        _home: usize,
-    ) -> Self {
+    fn encode(&self) -> Encoded {
+        let bytes = Bytes::from_owner(HostBytes(self.clone()));
+        Encoded { form: Form::Dense, bytes }
+    }
+
+    fn decode(&self, form: Form, bytes: Vec<u8>, numel: usize) -> Result<Self, String> {
+        let expected = numel * size_of::<E>();
+        if form != Form::Dense || bytes.len() != expected {
+            return Err(format!(
+                "{} bytes in {form:?} form instead of {expected} bytes of {}",
+                bytes.len(),
+                E::DTYPE
+            ));
+        }
+        // Bytes become an array of bytes as they are; other elements need another alignment.
+        let elements = bytemuck::allocation::try_cast_vec::<u8, E>(bytes);
+        Ok(elements.unwrap_or_else(|(_, bytes)| bytemuck::pod_collect_to_vec(&bytes)).into())
+    }
+
+    fn reduce(parts: &[Self], padded_len: usize, op: ReduceOp, _home: usize) -> Self {
         let mut result = Vec::with_capacity(padded_len);
-        if let Some((first, others)) = inputs.split_first() {
-            result.extend_from_slice(&first[range.clone()]);
+        if let Some((first, others)) = parts.split_first() {
+            result.extend_from_slice(first);
             for other in others {
                 match op {
-                    ReduceOp::Sum | ReduceOp::Mean => fold(&mut result, other, &range, E::plus),
-                    ReduceOp::Max => fold(&mut result, other, &range, E::larger),
+                    ReduceOp::Sum | ReduceOp::Mean => fold(&mut result, other, E::plus),
+                    ReduceOp::Max => fold(&mut result, other, E::larger),
                 }
             }
         }
         if op == ReduceOp::Mean {
-            result.iter_mut().for_each(|sum| *sum = sum.divided_by(inputs.len()));
+            result.iter_mut().for_each(|sum| *sum = sum.divided_by(parts.len()));
         }
         result.resize(padded_len, E::default());
         result.into()
+    }
+}
+
+impl<E: Element> SharedPayload for Host<E> {
+    fn shares_home(&self, _other: &Self) -> bool {
+        true
     }
 
     fn concat(chunks: &[Self], numel: usize, _home: usize) -> Self {
@@ -168,9 +209,9 @@ impl<E: Element> Payload for Host<E> {
     }
 }
 
-/// Folds elements `range` of `input` into `result`, element by element.
-fn fold<E: Element>(result: &mut [E], input: &[E], range: &Range<usize>, join: impl Fn(E, E) -> E) {
-    for (sum, value) in result.iter_mut().zip(&input[range.clone()]) {
+/// Folds `input` into `result`, element by element.
+fn fold<E: Element>(result: &mut [E], input: &[E], join: impl Fn(E, E) -> E) {
+    for (sum, value) in result.iter_mut().zip(input) {
         *sum = join(*sum, *value);
     }
 }
@@ -189,7 +230,8 @@ mod tests {
         pad: usize,
         op: ReduceOp,
     ) -> Vec<E> {
-        Host::reduce_range(&hosts(arrays), range, pad, op, 0).into_vec()
+        let parts: Vec<_> = hosts(arrays).iter().map(|array| array.part(range.clone())).collect();
+        Host::reduce(&parts, pad, op, 0).into_vec()
     }
 
     #[test]
@@ -237,5 +279,26 @@ mod tests {
         drop(joined);
         let elements = array.into_vec();
         assert_eq!(elements.as_ptr(), address);
+    }
+
+    #[test]
+    fn what_was_encoded_is_decoded() {
+        let array = Host::from(vec![1.5f64, -0.0, f64::NAN]);
+        let Encoded { form, bytes } = array.part(1..3).encode();
+        let decoded = array.decode(form, bytes.to_vec(), 2).unwrap();
+        assert_eq!((decoded[0].to_bits(), decoded[1].is_nan()), ((-0.0f64).to_bits(), true));
+        let error = array.decode(form, bytes.to_vec(), 3).unwrap_err();
+        assert_eq!(error, "16 bytes in Dense form instead of 24 bytes of f64");
+        let letters = Host::from(b"abc".to_vec());
+        assert_eq!(*letters.decode(Form::Dense, b"xyz".to_vec(), 3).unwrap(), *b"xyz");
+    }
+
+    #[test]
+    fn a_part_is_a_view() {
+        let array = Host::from(vec![1u8, 2, 3, 4]);
+        let part = array.part(1..4).part(1..2);
+        assert_eq!((&*part, part.numel()), (&[3][..], 1));
+        assert_eq!(part.as_ptr(), array[2..].as_ptr());
+        assert_eq!(part.into_vec(), [3]);
     }
 }

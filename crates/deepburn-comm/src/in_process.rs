@@ -16,16 +16,17 @@ use std::time::Duration;
 
 use tracing::trace_span;
 
+use crate::arguments::{check_chunks, check_reduction, check_root};
 use crate::{
-    CommError, Operation, Payload, Pending, ProcessGroup, ReduceOp, Side, Signature, Statistics,
-    Tag,
+    CommError, Operation, Payload, Pending, ProcessGroup, ReduceOp, SharedPayload, Side, Signature,
+    Statistics, Tag,
 };
 pub(crate) use rendezvous::Failure;
 use rendezvous::{Rendezvous, Ticket};
 
 /// One rank's handle on a process group of threads.
 ///
-/// It carries every [`Payload`], in one common order: device tensors, host numbers and bytes may
+/// It carries every [`SharedPayload`], in one common order: device tensors, host numbers and bytes may
 /// follow each other, and the group notices a rank that mixes them differently. Clones are the
 /// same rank. When the last clone is dropped the rank has left, and others that still wait for it
 /// are told so.
@@ -125,13 +126,8 @@ impl Member {
         arrays: Vec<T>,
         op: ReduceOp,
     ) -> Result<Ticket, CommError> {
-        if let Some(array) = arrays.iter().find(|array| !array.supports(op)) {
-            let reason = format!(
-                "elements of type {} have no {op}; convert the array to a float type",
-                array.dtype()
-            );
-            return Err(self.refused(operation, tag, reason));
-        }
+        check_reduction(&arrays, op)
+            .map_err(|reason| self.refused(operation, tag.clone(), reason))?;
         self.start(operation, tag, Some(Signature::of(&arrays)), arrays)
     }
 
@@ -140,7 +136,7 @@ impl Member {
     }
 }
 
-impl<T: Payload> ProcessGroup<T> for Member {
+impl<T: SharedPayload> ProcessGroup<T> for Member {
     fn rank(&self) -> usize {
         self.rank()
     }
@@ -182,17 +178,11 @@ impl<T: Payload> ProcessGroup<T> for Member {
         Ok(Pending::new(move || span.in_scope(|| exchange::all_gather(&ticket, &numels))))
     }
 
-    fn broadcast(
-        &self,
-        tag: Tag,
-        arrays: Option<Vec<T>>,
-        root: usize,
-    ) -> Result<Pending<T>, CommError> {
+    fn broadcast(&self, tag: Tag, arrays: Vec<T>, root: usize) -> Result<Pending<T>, CommError> {
         let operation = Operation::Broadcast { root };
-        check_root(root, self.rank(), self.world_size(), arrays.is_some())
+        check_root(root, self.world_size())
             .map_err(|reason| self.refused(operation, tag.clone(), reason))?;
-        let signature = arrays.as_deref().map(Signature::of);
-        let ticket = self.start(operation, tag, signature, arrays.unwrap_or_default())?;
+        let ticket = self.start(operation, tag, Some(Signature::of(&arrays)), arrays)?;
         let span = trace_span!("broadcast", tag = %ticket.tag());
         Ok(Pending::new(move || span.in_scope(|| exchange::broadcast::<T>(&ticket, root))))
     }
@@ -208,39 +198,4 @@ impl<T: Payload> ProcessGroup<T> for Member {
     fn abort(&self, cause: CommError) {
         self.abort(cause);
     }
-}
-
-/// Whether the chunks of one rank are what an all-gather of `numels` elements needs.
-fn check_chunks<T: Payload>(
-    chunks: &[T],
-    numels: &[usize],
-    world_size: usize,
-) -> Result<(), String> {
-    if chunks.len() != numels.len() {
-        let (chunks, numels) = (chunks.len(), numels.len());
-        return Err(format!(
-            "{chunks} chunks but {numels} sizes were given; pass one size a chunk"
-        ));
-    }
-    for (i, (chunk, &numel)) in chunks.iter().zip(numels).enumerate() {
-        let (found, needed) = (chunk.numel(), numel.div_ceil(world_size));
-        if found != needed {
-            return Err(format!(
-                "chunk {i} has {found} elements, but an array of {numel} elements on {world_size} \
-                 ranks has chunks of ceil({numel} / {world_size}) = {needed}; cut or pad the chunk"
-            ));
-        }
-    }
-    Ok(())
-}
-
-/// Whether a rank may take part in a broadcast from `root`.
-fn check_root(root: usize, rank: usize, world_size: usize, has_arrays: bool) -> Result<(), String> {
-    if root >= world_size {
-        return Err(format!("root is {root}, but the ranks are 0 to {}", world_size - 1));
-    }
-    if rank == root && !has_arrays {
-        return Err("the root passed no arrays; it must pass those that the others get".into());
-    }
-    Ok(())
 }

@@ -32,12 +32,14 @@ compile_error!(
      workspace's Cargo.toml (or -Cpanic=abort from RUSTFLAGS)"
 );
 
+pub mod arguments;
 mod error;
 mod group;
 mod host;
 mod in_process;
 mod operation;
 mod panic;
+mod partition;
 mod payload;
 mod ranks;
 mod statistics;
@@ -48,7 +50,8 @@ pub use group::{Pending, ProcessGroup};
 pub use host::{Element, Host};
 pub use in_process::Member;
 pub use operation::Operation;
-pub use payload::{Payload, ReduceOp, Signature};
+pub use partition::Partition;
+pub use payload::{Encoded, Form, Payload, ReduceOp, SharedPayload, Signature};
 pub use ranks::{FailureCause, RankFailure, run_ranks};
 pub use statistics::{Count, Statistics};
 pub use tag::Tag;

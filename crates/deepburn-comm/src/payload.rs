@@ -3,6 +3,8 @@
 use std::fmt::{self, Debug};
 use std::ops::Range;
 
+use bytes::Bytes;
+
 /// How the contributions of all ranks become one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
@@ -48,10 +50,33 @@ impl Signature {
     }
 }
 
+/// How the bytes of an array are to be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// All elements in their flat order, in native byte order.
+    Dense,
+    /// The rows of a sparse gradient, in a layout that the payload defines.
+    Rows,
+}
+
+/// An array as bytes that can leave the process.
+#[derive(Debug, Clone)]
+pub struct Encoded {
+    /// How to read the bytes.
+    pub form: Form,
+    /// The bytes; where the memory allows, those of the array itself.
+    pub bytes: Bytes,
+}
+
 /// One array of elements that a process group can reduce, scatter and gather.
 ///
-/// `Clone` must be cheap (a handle), because ranks of one process read each other's arrays in
-/// place. Implemented for host arrays here and for device tensors where they live.
+/// This is what every engine needs. An engine between processes sends [`parts`](Self::part) of an
+/// array as bytes and reduces what it decodes; ranks of one process read each other's parts in
+/// place, which takes a [`SharedPayload`]. Both reduce with the same function, so both get the same
+/// bits.
+///
+/// `Clone` must be cheap (a handle). Implemented for host arrays here and for device tensors where
+/// they live.
 pub trait Payload: Clone + Debug + Send + Sync + 'static {
     /// Number of elements.
     fn numel(&self) -> usize;
@@ -59,25 +84,38 @@ pub trait Payload: Clone + Debug + Send + Sync + 'static {
     /// Name of the element type.
     fn dtype(&self) -> &'static str;
 
+    /// Bytes of one element.
+    fn element_size(&self) -> usize;
+
     /// Whether arrays of this element type can be reduced with `op`; a group refuses to start a
     /// reduction that cannot be done.
     fn supports(&self, _op: ReduceOp) -> bool {
         true
     }
 
+    /// Elements `range` of the flat order: a view, which may keep the whole array alive.
+    fn part(&self, range: Range<usize>) -> Self;
+
+    /// The array as bytes. A sparse array is encoded by its rows, so it costs what they take.
+    fn encode(&self) -> Encoded;
+
+    /// Reads `numel` elements that another process [encoded](Self::encode), flat, into the memory
+    /// where `self` lives and in its element type. Nothing else of `self` matters.
+    ///
+    /// # Errors
+    /// When the bytes are not those of such an array.
+    fn decode(&self, form: Form, bytes: Vec<u8>, numel: usize) -> Result<Self, String>;
+
+    /// Reduces parts of equal size, part 0 first, into a fresh array of `padded_len >= numel`
+    /// elements in the memory of `parts[home]`, the rest zero. The order of additions is that of
+    /// `parts`.
+    fn reduce(parts: &[Self], padded_len: usize, op: ReduceOp, home: usize) -> Self;
+}
+
+/// A payload that ranks of one process read in place.
+pub trait SharedPayload: Payload {
     /// Whether `other` lives in the same memory, so that both ranks can share one result.
     fn shares_home(&self, other: &Self) -> bool;
-
-    /// Reduces elements `range` (of the flat order) of every input, input 0 first, into a fresh
-    /// array of `padded_len >= range.len()` elements in the memory of `inputs[home]`, the rest
-    /// zero. The order of additions is that of `inputs`, whatever the range.
-    fn reduce_range(
-        inputs: &[Self],
-        range: Range<usize>,
-        padded_len: usize,
-        op: ReduceOp,
-        home: usize,
-    ) -> Self;
 
     /// Concatenates flat chunks in order and keeps the first `numel` elements, in the memory of
     /// `chunks[home]`.

@@ -29,6 +29,13 @@ pub fn int_into_host<B: Backend>(tensor: B::IntTensorPrimitive) -> Vec<i64> {
     }
 }
 
+/// An index tensor of `indices`, shape `[k]`, in the integer type of `device`.
+pub fn int_from_host<B: Backend>(indices: Vec<i64>, device: &B::Device) -> B::IntTensorPrimitive {
+    let len = indices.len();
+    let dtype = burn_backend::get_device_settings::<B>(device).int_dtype;
+    B::int_from_data(TensorData::new(indices, vec![len]).convert_dtype(dtype.into()), device)
+}
+
 /// A tensor of `data` on `device`.
 pub fn float_from_host<B: Backend>(
     data: TensorData,

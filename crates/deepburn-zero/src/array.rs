@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use burn_backend::{Backend, DType, FloatDType, Shape, Slice, TensorData, TensorMetadata};
-use deepburn_comm::{Payload, ReduceOp};
+use bytes::Bytes;
+use deepburn_comm::{Encoded, Form, Payload, ReduceOp, SharedPayload};
 use deepburn_ops::{float_from_host, float_into_host, int_into_host, read_float};
 
 use crate::rows::RowGradient;
@@ -54,13 +55,6 @@ impl<B: Backend> DeviceArray<B> {
         .into()
     }
 
-    fn shape(&self) -> Shape {
-        match self {
-            Self::Dense(tensor) => tensor.shape(),
-            Self::Rows(rows) => rows.shape().clone(),
-        }
-    }
-
     /// The part that is an ordinary tensor; a gradient may consist of rows alone.
     fn dense(&self) -> Option<&B::FloatTensorPrimitive> {
         match self {
@@ -70,52 +64,92 @@ impl<B: Backend> DeviceArray<B> {
     }
 }
 
+/// A tensor that was read into host memory.
+struct HostBytes(TensorData);
+
+impl AsRef<[u8]> for HostBytes {
+    fn as_ref(&self) -> &[u8] {
+        &self.0.bytes
+    }
+}
+
 impl<B: Backend> Payload for DeviceArray<B> {
     fn numel(&self) -> usize {
-        self.shape().num_elements()
-    }
-
-    fn dtype(&self) -> &'static str {
         match self {
-            Self::Dense(tensor) => tensor.dtype().name(),
-            Self::Rows(rows) => rows.dtype().name(),
+            Self::Dense(tensor) => tensor.shape().num_elements(),
+            Self::Rows(rows) => rows.range().len(),
         }
     }
 
-    fn shares_home(&self, other: &Self) -> bool {
-        self.device() == other.device()
+    fn dtype(&self) -> &'static str {
+        DType::from(self.element_type()).name()
     }
 
-    fn reduce_range(
-        inputs: &[Self],
-        range: Range<usize>,
-        padded_len: usize,
-        op: ReduceOp,
-        home: usize,
-    ) -> Self {
-        let device = inputs[home].device();
-        let dtype = inputs[home].element_type();
-        if range.is_empty() {
+    fn element_size(&self) -> usize {
+        DType::from(self.element_type()).size()
+    }
+
+    fn part(&self, range: Range<usize>) -> Self {
+        match self {
+            Self::Dense(tensor) => Self::Dense(flat_range::<B>(tensor, range)),
+            Self::Rows(rows) => Self::Rows(rows.part(range)),
+        }
+    }
+
+    fn encode(&self) -> Encoded {
+        match self {
+            Self::Dense(tensor) => {
+                let data = read_float::<B>(tensor.clone());
+                Encoded { form: Form::Dense, bytes: Bytes::from_owner(HostBytes(data)) }
+            }
+            Self::Rows(rows) => Encoded { form: Form::Rows, bytes: rows.encode().into() },
+        }
+    }
+
+    fn decode(&self, form: Form, bytes: Vec<u8>, numel: usize) -> Result<Self, String> {
+        let dtype = DType::from(self.element_type());
+        if form == Form::Rows {
+            let rows = RowGradient::decode(&bytes, numel, dtype, &self.device());
+            return rows.map(Self::Rows);
+        }
+        if bytes.len() != numel * dtype.size() {
+            let found = bytes.len();
+            return Err(format!("{found} bytes instead of {numel} elements of {}", dtype.name()));
+        }
+        let data = TensorData::from_bytes_vec(bytes, vec![numel], dtype);
+        Ok(Self::Dense(B::float_from_data(data, &self.device())))
+    }
+
+    fn reduce(parts: &[Self], padded_len: usize, op: ReduceOp, home: usize) -> Self {
+        let device = parts[home].device();
+        let dtype = parts[home].element_type();
+        if parts[home].numel() == 0 {
             let zeros = B::float_zeros(Shape::from(vec![padded_len]), &device, dtype);
             return Self::Dense(zeros);
         }
         // 16-bit numbers are summed in f32 and rounded once: a sum in 16 bits would overflow where
         // the mean does not, and lose what small ranks add.
         let sum_type = if dtype == FloatDType::F64 { dtype } else { FloatDType::F32 };
-        let dense = inputs
+        let dense = parts
             .iter()
             .filter_map(Self::dense)
-            .map(|tensor| B::float_to_device(flat_range::<B>(tensor, range.clone()), &device))
+            .map(|tensor| B::float_to_device(tensor.clone(), &device))
             .map(|part| in_type::<B>(part, sum_type))
             .reduce(|sum, part| match op {
                 ReduceOp::Sum | ReduceOp::Mean => B::float_add(sum, part),
                 ReduceOp::Max => maximum::<B>(sum, part),
             });
-        let mut result = with_rows(inputs, dense, &range, &device);
-        if op == ReduceOp::Mean && inputs.len() > 1 {
-            result = B::float_div_scalar(result, (inputs.len() as f64).into());
+        let mut result = with_rows(parts, dense, parts[home].numel(), &device);
+        if op == ReduceOp::Mean && parts.len() > 1 {
+            result = B::float_div_scalar(result, (parts.len() as f64).into());
         }
         Self::Dense(pad::<B>(in_type::<B>(result, dtype), padded_len))
+    }
+}
+
+impl<B: Backend> SharedPayload for DeviceArray<B> {
+    fn shares_home(&self, other: &Self) -> bool {
+        self.device() == other.device()
     }
 
     fn concat(chunks: &[Self], numel: usize, home: usize) -> Self {
@@ -213,16 +247,16 @@ pub(crate) fn maximum<B: Backend>(
     B::float_mask_where(larger, left_nan, left)
 }
 
-/// Adds the rows of every input, in rank order, to the sum of the dense parts, in f32.
+/// Adds the rows of every part, in rank order, to the sum of the dense parts, in f32.
 fn with_rows<B: Backend>(
-    inputs: &[DeviceArray<B>],
+    parts: &[DeviceArray<B>],
     dense: Option<B::FloatTensorPrimitive>,
-    range: &Range<usize>,
+    numel: usize,
     device: &B::Device,
 ) -> B::FloatTensorPrimitive {
-    let blocks = inputs.iter().filter_map(|input| match input {
+    let blocks = parts.iter().filter_map(|part| match part {
         DeviceArray::Dense(_) => None,
-        DeviceArray::Rows(rows) => Some(rows.blocks()),
+        DeviceArray::Rows(rows) => Some(rows.blocks().iter().map(|block| (rows.range(), block))),
     });
     let mut blocks = blocks.flatten().peekable();
     if let (Some(dense), None) = (&dense, blocks.peek()) {
@@ -230,9 +264,9 @@ fn with_rows<B: Backend>(
     }
     let mut sum = match dense {
         Some(dense) => float_into_host::<B>(dense),
-        None => vec![0.0; range.len()],
+        None => vec![0.0; numel],
     };
-    for block in blocks {
+    for (range, block) in blocks {
         let indices = int_into_host::<B>(block.indices.clone());
         let values = float_into_host::<B>(block.values.clone());
         let row_len = values.len() / indices.len().max(1);

@@ -8,6 +8,7 @@
 
 use std::fmt;
 
+use deepburn_comm::Partition;
 use deepburn_config::{GatherPlan, OptimizerPlan, Precision, PrecisionPlan, Stage, ZeroPlan};
 
 use crate::persistence::persistent_parameters;
@@ -159,7 +160,8 @@ pub fn estimate(
     let stage = zero.stage;
     let elements = |trainable_only: bool, sharded: bool| {
         let listed = parameters.iter().filter(|p| p.trainable || !trainable_only);
-        sum(listed.map(|p| p.numel.div_ceil(if sharded { ranks } else { 1 })))
+        let shards = if sharded { ranks } else { 1 };
+        sum(listed.map(|p| Partition::new(p.numel as usize, shards as usize).shard_len() as u64))
     };
     let gathering = Gathering::new(parameters, stage, ranks, &zero.parameters);
     let stored = elements(false, stage.shards_parameters()).saturating_add(gathering.persistent);

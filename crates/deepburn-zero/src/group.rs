@@ -1,4 +1,4 @@
-//! The process group as sharded training uses it: device arrays and a few host numbers.
+//! The process group as sharded training uses it: device arrays, a few host numbers, bytes.
 
 use std::sync::Arc;
 
@@ -7,13 +7,16 @@ use deepburn_comm::{CommError, Host, Pending, ProcessGroup, ReduceOp, Tag};
 
 use crate::DeviceArray;
 
-/// A process group that carries both device arrays and host numbers.
+/// A process group that carries device arrays, host numbers and bytes.
 ///
-/// Implemented by every engine that implements the two halves.
-pub trait ZeroGroup<B: Backend>: ProcessGroup<DeviceArray<B>> + ProcessGroup<Host<f64>> {}
+/// Implemented by every engine that carries the three.
+pub trait ZeroGroup<B: Backend>:
+    ProcessGroup<DeviceArray<B>> + ProcessGroup<Host<f64>> + ProcessGroup<Host<u8>>
+{
+}
 
 impl<B: Backend, G> ZeroGroup<B> for G where
-    G: ProcessGroup<DeviceArray<B>> + ProcessGroup<Host<f64>>
+    G: ProcessGroup<DeviceArray<B>> + ProcessGroup<Host<f64>> + ProcessGroup<Host<u8>>
 {
 }
 
@@ -74,30 +77,40 @@ impl<B: Backend> Group<B> {
     /// # Errors
     /// When the collective fails.
     pub fn gather_bytes(&self, tag: Tag, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
-        let longest = self.max(tag.clone(), vec![bytes.len() as f64])?[0] as usize;
-        let len = 1 + longest.div_ceil(size_of::<u32>());
-        let mut mine: Vec<f64> = vec![bytes.len() as f64];
-        mine.extend(words_of(bytes).map(f64::from));
-        mine.resize(len, 0.0);
-        let numbers: &dyn ProcessGroup<Host<f64>> = &*self.engine;
-        let all = numbers.all_gather(tag, vec![mine.into()], vec![self.world_size * len])?;
-        let all = all.wait()?.swap_remove(0).to_vec();
-        let said =
-            all.chunks(len).map(|words| bytes_of(&words[1..]).take(words[0] as usize).collect());
+        let size = (bytes.len() as u64).to_ne_bytes();
+        let sizes = self.gather_equal(tag.clone(), size.to_vec())?;
+        let sizes = sizes.chunks_exact(size.len()).filter_map(|size| size.try_into().ok());
+        let sizes: Vec<usize> = sizes.map(|size| u64::from_ne_bytes(size) as usize).collect();
+        // Chunks of an all-gather have one length; the longest decides it.
+        let len = sizes.iter().copied().max().unwrap_or(0).max(1);
+        let mut padded = bytes.to_vec();
+        padded.resize(len, 0);
+        let all = self.gather_equal(tag, padded)?;
+        let said = all.chunks_exact(len).zip(&sizes).map(|(said, size)| said[..*size].to_vec());
         Ok(said.collect())
     }
 
-    /// The bytes of rank `root`, which every rank passes as many of.
+    /// The bytes of all ranks, of which each passes as many.
+    fn gather_equal(&self, tag: Tag, bytes: Vec<u8>) -> Result<Vec<u8>, CommError> {
+        let numel = self.world_size * bytes.len();
+        let all = self.bytes().all_gather(tag, vec![bytes.into()], vec![numel])?;
+        Ok(all.wait()?.swap_remove(0).into_vec())
+    }
+
+    /// The bytes of rank `root`, of which every rank passes as many.
     pub(crate) fn broadcast_bytes(
         &self,
         tag: Tag,
         bytes: &[u8],
         root: usize,
     ) -> Result<Vec<u8>, CommError> {
-        let words: Vec<f64> = words_of(bytes).map(f64::from).collect();
-        let numbers: &dyn ProcessGroup<Host<f64>> = &*self.engine;
-        let words = numbers.broadcast(tag, Some(vec![words.into()]), root)?.wait()?.swap_remove(0);
-        Ok(bytes_of(&words).take(bytes.len()).collect())
+        let bytes = self.bytes().broadcast(tag, vec![bytes.to_vec().into()], root)?;
+        Ok(bytes.wait()?.swap_remove(0).into_vec())
+    }
+
+    /// The group as a carrier of bytes.
+    fn bytes(&self) -> &dyn ProcessGroup<Host<u8>> {
+        &*self.engine
     }
 
     /// Asks whether the group still works, without exchanging anything.
@@ -115,16 +128,4 @@ impl<B: Backend> Group<B> {
         let pending: Pending<Host<f64>> = numbers.all_reduce(tag, vec![values.into()], op)?;
         Ok(pending.wait()?.swap_remove(0).to_vec())
     }
-}
-
-/// Bytes as integers of 32 bits, each of which an f64 holds exactly.
-fn words_of(bytes: &[u8]) -> impl Iterator<Item = u32> {
-    bytes
-        .chunks(size_of::<u32>())
-        .map(|word| word.iter().rev().fold(0_u32, |word, byte| word << 8 | u32::from(*byte)))
-}
-
-/// The bytes of such integers, the padding of the last one included.
-fn bytes_of(words: &[f64]) -> impl Iterator<Item = u8> {
-    words.iter().flat_map(|word| (*word as u32).to_le_bytes())
 }

@@ -17,7 +17,7 @@ use burn_backend::{Backend, DType, Shape, TensorMetadata};
 
 use crate::gather::Gatherer;
 use crate::ledger::{Category, Lease, Ledger};
-use crate::partition::Partition;
+use deepburn_comm::Partition;
 
 /// A parameter by its place in the model.
 #[derive(Debug)]

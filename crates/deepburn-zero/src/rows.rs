@@ -5,9 +5,12 @@
 //! output layer, a second array as large would be added to the first. Nothing is whole here until
 //! each owner reduces its shard.
 
-use burn_backend::{Backend, DType, FloatDType, Shape, TensorMetadata};
+use std::ops::Range;
 
-use crate::array::in_type;
+use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
+use deepburn_ops::{float_from_host, int_from_host, int_into_host, read_float};
+
+use crate::array::{flat_range, in_type};
 
 /// Rows of a gradient: row `indices[i]` gets `values[i]`.
 #[derive(Debug, Clone)]
@@ -22,6 +25,12 @@ pub(crate) struct RowBlock<B: Backend> {
 #[derive(Debug, Clone)]
 pub struct RowGradient<B: Backend> {
     shape: Shape,
+    /// The elements of the flat order that it stands for: all of them, except in a part. Blocks of a
+    /// part may have rows outside of it, which count for nothing.
+    range: Range<usize>,
+    dtype: DType,
+    device: B::Device,
+    /// Whole, of the gradient's shape; flat in a part.
     dense: Option<B::FloatTensorPrimitive>,
     blocks: Vec<RowBlock<B>>,
 }
@@ -36,23 +45,43 @@ impl<B: Backend> RowGradient<B> {
     ) -> Self {
         let count = indices.shape().num_elements();
         let row_len = shape[1];
-        let block = RowBlock {
+        let block = RowBlock::<B> {
             indices: B::int_reshape(indices, Shape::from(vec![count])),
             values: B::float_reshape(output_grad, Shape::from(vec![count, row_len])),
         };
-        Self { shape, dense: None, blocks: vec![block] }
+        let dtype = block.values.dtype();
+        let device = B::float_device(&block.values);
+        Self {
+            range: 0..shape.num_elements(),
+            shape,
+            dtype,
+            device,
+            dense: None,
+            blocks: vec![block],
+        }
     }
 
     pub(crate) fn shape(&self) -> &Shape {
         &self.shape
     }
 
+    /// The elements of the flat order that it stands for.
+    pub(crate) fn range(&self) -> &Range<usize> {
+        &self.range
+    }
+
+    /// Elements `range` of a whole gradient. Shares the blocks.
+    pub(crate) fn part(&self, range: Range<usize>) -> Self {
+        let dense = self.dense.as_ref().map(|dense| flat_range::<B>(dense, range.clone()));
+        Self { range, dense, ..self.clone() }
+    }
+
     pub(crate) fn dtype(&self) -> DType {
-        self.blocks[0].values.dtype()
+        self.dtype
     }
 
     pub(crate) fn device(&self) -> B::Device {
-        B::float_device(&self.blocks[0].values)
+        self.device.clone()
     }
 
     pub(crate) fn dense(&self) -> Option<&B::FloatTensorPrimitive> {
@@ -92,6 +121,7 @@ impl<B: Backend> RowGradient<B> {
 
     /// The gradient in elements of `dtype`.
     pub(crate) fn in_type(mut self, dtype: FloatDType) -> Self {
+        self.dtype = dtype.into();
         self.dense = self.dense.map(|dense| in_type::<B>(dense, dtype));
         for block in &mut self.blocks {
             block.values = in_type::<B>(block.values.clone(), dtype);
@@ -110,14 +140,155 @@ impl<B: Backend> RowGradient<B> {
     pub(crate) fn into_dense(self) -> B::FloatTensorPrimitive {
         let start = match self.dense {
             Some(dense) => dense,
-            None => B::float_zeros(
-                self.shape.clone(),
-                &B::float_device(&self.blocks[0].values),
-                self.blocks[0].values.dtype().into(),
-            ),
+            None => B::float_zeros(self.shape.clone(), &self.device, self.dtype.into()),
         };
         self.blocks
             .into_iter()
             .fold(start, |sum, block| B::float_select_add(sum, 0, block.indices, block.values))
+    }
+
+    /// The gradient as bytes: four words (rows, length of a row, dense elements, start of the range),
+    /// the row numbers as 64-bit integers, the rows, the dense part. Rows outside of the range are left out, so a
+    /// part costs what its own rows take.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let row_len = self.shape[1];
+        let row_bytes = row_len * self.dtype.size();
+        let (mut indices, mut values) = (Vec::new(), Vec::new());
+        for block in &self.blocks {
+            let rows = read_float::<B>(block.values.clone());
+            let numbers = int_into_host::<B>(block.indices.clone());
+            for (number, row) in numbers.iter().zip(rows.bytes.chunks_exact(row_bytes.max(1))) {
+                let start = *number as usize * row_len;
+                if start < self.range.end && self.range.start < start + row_len {
+                    indices.push(*number);
+                    values.extend_from_slice(row);
+                }
+            }
+        }
+        let dense = self.dense.clone().map(read_float::<B>);
+        let dense = dense.as_ref().map_or(&[][..], |dense| &dense.bytes);
+        let counts = [indices.len(), row_len, dense.len() / self.dtype.size(), self.range.start];
+        let counts = counts.iter().flat_map(|count| (*count as u64).to_ne_bytes());
+        let numbers = indices.iter().flat_map(|number| number.to_ne_bytes());
+        counts.chain(numbers).chain(values).chain(dense.iter().copied()).collect()
+    }
+
+    /// Reads what another process [encoded](Self::encode) of `numel` elements of the same gradient.
+    ///
+    /// # Errors
+    /// When the bytes are of something else.
+    pub(crate) fn decode(
+        bytes: &[u8],
+        numel: usize,
+        dtype: DType,
+        device: &B::Device,
+    ) -> Result<Self, String> {
+        let wrong = || format!("{} bytes are no rows of {numel} elements", bytes.len());
+        let (counts, rest) = bytes.split_at_checked(32).ok_or_else(wrong)?;
+        let counts = counts.chunks_exact(8).filter_map(|word| word.try_into().ok());
+        let counts: Vec<usize> = counts.map(|word| u64::from_ne_bytes(word) as usize).collect();
+        let [rows, row_len, dense_len, start] = counts[..] else { return Err(wrong()) };
+        let size = dtype.size();
+        let values_len = rows.checked_mul(row_len).ok_or_else(wrong)?;
+        let (indices, rest) = rest.split_at_checked(rows.saturating_mul(8)).ok_or_else(wrong)?;
+        let (values, dense) =
+            rest.split_at_checked(values_len.saturating_mul(size)).ok_or_else(wrong)?;
+        let whole = dense_len == 0 || dense_len == numel;
+        if !whole || dense.len() != dense_len * size {
+            return Err(wrong());
+        }
+        let tensor = |bytes: &[u8], shape: Vec<usize>| {
+            float_from_host::<B>(TensorData::from_bytes_vec(bytes.to_vec(), shape, dtype), device)
+        };
+        let indices = indices.chunks_exact(8).filter_map(|word| word.try_into().ok());
+        let indices: Vec<i64> = indices.map(i64::from_ne_bytes).collect();
+        let block = |indices| RowBlock {
+            indices: int_from_host::<B>(indices, device),
+            values: tensor(values, vec![rows, row_len]),
+        };
+        let range = start..start.checked_add(numel).ok_or_else(wrong)?;
+        Ok(Self {
+            // Of the whole gradient a part knows no more than the length of a row.
+            shape: Shape::from(vec![range.end.div_ceil(row_len.max(1)), row_len]),
+            dtype,
+            device: device.clone(),
+            dense: (dense_len > 0).then(|| tensor(dense, vec![dense_len])),
+            blocks: if rows > 0 { vec![block(indices)] } else { Vec::new() },
+            range,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_flex::{Flex, FlexDevice};
+    use deepburn_comm::{Encoded, Form, Payload, ReduceOp};
+    use deepburn_ops::float_into_host;
+
+    use super::*;
+    use crate::DeviceArray;
+
+    fn floats(
+        values: &[f32],
+        shape: &[usize],
+    ) -> <Flex as burn_backend::BackendTypes>::FloatTensorPrimitive {
+        float_from_host::<Flex>(TensorData::new(values.to_vec(), shape.to_vec()), &FlexDevice)
+    }
+
+    /// A gradient of shape `[4, 3]` whose rows 2, 0 and 2 were looked up.
+    fn gradient(first: f32, dense: bool) -> DeviceArray<Flex> {
+        let values: Vec<f32> = (0..9).map(|i| first + i as f32).collect();
+        let indices = int_from_host::<Flex>(vec![2, 0, 2], &FlexDevice);
+        let rows =
+            RowGradient::<Flex>::new(Shape::from(vec![4, 3]), indices, floats(&values, &[3, 3]));
+        match dense {
+            true => DeviceArray::Rows(rows.add_dense(floats(&[0.5; 12], &[4, 3]))),
+            false => DeviceArray::Rows(rows),
+        }
+    }
+
+    fn sum(parts: &[DeviceArray<Flex>]) -> Vec<f32> {
+        float_into_host::<Flex>(DeviceArray::reduce(parts, 5, ReduceOp::Sum, 0).into_flat())
+    }
+
+    #[test]
+    fn a_part_of_rows_reduces_alike_before_and_after_it_has_travelled() {
+        for (range, dense) in [(0..5, true), (5..10, false), (10..12, true), (3..6, false)] {
+            let near = [gradient(1.0, dense), gradient(100.0, false)];
+            let parts = near.each_ref().map(|array| array.part(range.clone()));
+            let travelled = parts.each_ref().map(|part| {
+                let Encoded { form, bytes } = part.encode();
+                assert_eq!(form, Form::Rows);
+                // A rank without rows of its own receives those of others too.
+                let home = DeviceArray::Dense(floats(&[0.0], &[1]));
+                home.decode(form, bytes.to_vec(), range.len()).unwrap()
+            });
+            assert_eq!(sum(&travelled), sum(&parts));
+            let whole: Vec<f32> = near
+                .map(|array| float_into_host::<Flex>(array.into_flat()))
+                .into_iter()
+                .reduce(|sum, other| sum.iter().zip(&other).map(|(a, b)| a + b).collect())
+                .unwrap();
+            assert_eq!(sum(&parts)[..range.len()], whole[range]);
+        }
+    }
+
+    #[test]
+    fn only_rows_of_the_range_travel() {
+        let size = |range| gradient(1.0, false).part(range).encode().bytes.len();
+        let words = 4 * 8;
+        let row = 8 + 3 * 4;
+        let (row_0, none, row_2_twice) = (size(0..3), size(9..12), size(6..9));
+        assert_eq!((row_0, none, row_2_twice), (words + row, words, words + 2 * row));
+    }
+
+    #[test]
+    fn bytes_of_something_else_are_an_error() {
+        let part = gradient(1.0, true).part(0..5);
+        let bytes = part.encode().bytes;
+        for len in [0, 31, 40, bytes.len() - 1] {
+            assert!(part.decode(Form::Rows, bytes[..len].to_vec(), 5).is_err(), "{len} bytes");
+        }
+        assert!(part.decode(Form::Rows, bytes.to_vec(), 6).is_err());
     }
 }

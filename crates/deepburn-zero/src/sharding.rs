@@ -20,9 +20,9 @@ use crate::group::Group;
 use crate::ledger::Ledger;
 use crate::optimizer::Owned;
 use crate::parameter::{Description, Parameter};
-use crate::partition::Partition;
 use crate::share::{Share, chunk};
 use crate::{Autocast, Sharded, ZeroTensor};
+use deepburn_comm::Partition;
 
 /// The autodiff backend on which sharded modules train.
 pub type Training<B> = Autocast<Autodiff<Sharded<B>>>;
@@ -129,7 +129,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         let path: Arc<str> = path.into();
         let tag = Tag::new("initial weights", index as u64).naming([path.clone()]);
         let own_values = vec![DeviceArray::Dense(tensor)];
-        let mut values = self.group.arrays().broadcast(tag, Some(own_values), 0)?.wait()?;
+        let mut values = self.group.arrays().broadcast(tag, own_values, 0)?.wait()?;
         // Laid out as a gathered parameter is, so that every stage runs the same kernels.
         let values = values.swap_remove(0).into_flat();
         self.owned.push(trainable.then(|| match self.working {

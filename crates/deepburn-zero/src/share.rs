@@ -6,7 +6,7 @@ use deepburn_ops::OptimizerOps;
 
 use crate::array::{flat_range, narrow};
 use crate::parameter::Parameter;
-use crate::partition::Partition;
+use deepburn_comm::Partition;
 
 /// The share of a rank: everything at stage 0, its chunk of more and more from stage 1 on.
 #[derive(Debug, Clone, Copy)]

@@ -4,18 +4,17 @@
 //! of other ranks are read in place; a copy is made only where the result is new data. Reductions
 //! hand the arrays over in rank order, so the order of additions depends on nothing else.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use super::rendezvous::{Deposit, Ticket};
-use crate::{CommError, Payload, ReduceOp};
+use crate::{CommError, Partition, ReduceOp, SharedPayload};
 
 /// What all ranks brought, by rank.
 struct Contributions<T> {
     by_rank: Vec<Arc<Vec<T>>>,
 }
 
-impl<T: Payload> Contributions<T> {
+impl<T: SharedPayload> Contributions<T> {
     fn wait(ticket: &Ticket) -> Result<Self, CommError> {
         Ok(Self { by_rank: ticket.deposits()?.into_iter().map(arrays).collect() })
     }
@@ -35,10 +34,11 @@ impl<T: Payload> Contributions<T> {
 
     /// Chunk `rank` of the reduction of every array, in the memory of that rank.
     fn reduce_chunk(&self, rank: usize, op: ReduceOp) -> Vec<T> {
-        let reduce = |index| {
-            let inputs = self.array(index);
-            let (range, padded_len) = chunk(inputs[0].numel(), self.world_size(), rank);
-            T::reduce_range(&inputs, range, padded_len, op, rank)
+        let reduce = |index: usize| {
+            let partition = Partition::new(self.by_rank[0][index].numel(), self.world_size());
+            let part = |arrays: &Arc<Vec<T>>| arrays[index].part(partition.owned(rank));
+            let parts: Vec<T> = self.by_rank.iter().map(part).collect();
+            T::reduce(&parts, partition.shard_len(), op, rank)
         };
         (0..self.num_arrays()).map(reduce).collect()
     }
@@ -54,7 +54,7 @@ impl<T: Payload> Contributions<T> {
 }
 
 /// Chunk `rank` of the reduction.
-pub(crate) fn reduce_scatter<T: Payload>(
+pub(crate) fn reduce_scatter<T: SharedPayload>(
     ticket: &Ticket,
     op: ReduceOp,
 ) -> Result<Vec<T>, CommError> {
@@ -64,7 +64,10 @@ pub(crate) fn reduce_scatter<T: Payload>(
 
 /// The whole reduction: chunks reduced by whoever is there, then concatenated by each rank for
 /// itself, because the result is its own to change.
-pub(crate) fn all_reduce<T: Payload>(ticket: &Ticket, op: ReduceOp) -> Result<Vec<T>, CommError> {
+pub(crate) fn all_reduce<T: SharedPayload>(
+    ticket: &Ticket,
+    op: ReduceOp,
+) -> Result<Vec<T>, CommError> {
     let contributions = Contributions::<T>::wait(ticket)?;
     let world_size = contributions.world_size();
     // Own chunk first, then those after it: ranks that arrive together start apart.
@@ -73,7 +76,7 @@ pub(crate) fn all_reduce<T: Payload>(ticket: &Ticket, op: ReduceOp) -> Result<Ve
     let mut chunks = ticket.results(&wanted, reduce)?;
     chunks.rotate_right(ticket.rank());
     let chunks = Contributions::<T> { by_rank: chunks.into_iter().map(arrays).collect() };
-    let numels = contributions.by_rank[0].iter().map(Payload::numel);
+    let numels = contributions.by_rank[0].iter().map(T::numel);
     Ok(ticket.compute(|| {
         let concat = |(i, numel)| T::concat(&chunks.array(i), numel, ticket.rank());
         numels.enumerate().map(concat).collect()
@@ -81,7 +84,7 @@ pub(crate) fn all_reduce<T: Payload>(ticket: &Ticket, op: ReduceOp) -> Result<Ve
 }
 
 /// The chunks of all ranks, concatenated once for each memory that ranks live in.
-pub(crate) fn all_gather<T: Payload>(
+pub(crate) fn all_gather<T: SharedPayload>(
     ticket: &Ticket,
     numels: &[usize],
 ) -> Result<Vec<T>, CommError> {
@@ -96,7 +99,10 @@ pub(crate) fn all_gather<T: Payload>(
 }
 
 /// The arrays of `root`, in the memory of this rank's own if it brought some.
-pub(crate) fn broadcast<T: Payload>(ticket: &Ticket, root: usize) -> Result<Vec<T>, CommError> {
+pub(crate) fn broadcast<T: SharedPayload>(
+    ticket: &Ticket,
+    root: usize,
+) -> Result<Vec<T>, CommError> {
     let contributions = Contributions::<T>::wait(ticket)?;
     let mine = &contributions.by_rank[ticket.rank()];
     let receive = |(i, array): (usize, &T)| match mine.get(i) {
@@ -111,43 +117,6 @@ pub(crate) fn barrier(ticket: &Ticket) -> Result<(), CommError> {
     ticket.deposits().map(drop)
 }
 
-/// The elements of chunk `rank`, and the padded length that all chunks have.
-fn chunk(numel: usize, world_size: usize, rank: usize) -> (Range<usize>, usize) {
-    let padded_len = numel.div_ceil(world_size);
-    let start = padded_len.saturating_mul(rank).min(numel);
-    let end = start.saturating_add(padded_len).min(numel);
-    (start..end, padded_len)
-}
-
-fn arrays<T: Payload>(deposit: Deposit) -> Arc<Vec<T>> {
+fn arrays<T: SharedPayload>(deposit: Deposit) -> Arc<Vec<T>> {
     deposit.downcast().expect("ranks meet only in rounds of one payload type")
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    #[test]
-    fn the_last_chunks_may_be_short_or_empty() {
-        let chunks: Vec<_> = (0..4).map(|rank| chunk(5, 4, rank)).collect();
-        assert_eq!(chunks, [(0..2, 2), (2..4, 2), (4..5, 2), (5..5, 2)]);
-        assert_eq!(chunk(0, 3, 1), (0..0, 0));
-        assert_eq!(chunk(1, 1, 0), (0..1, 1));
-    }
-
-    proptest! {
-        #[test]
-        fn chunks_tile_the_array(numel in 0usize..10_000, world_size in 1usize..64) {
-            let mut next = 0;
-            for rank in 0..world_size {
-                let (range, padded_len) = chunk(numel, world_size, rank);
-                prop_assert_eq!(range.start, next);
-                prop_assert!(range.len() <= padded_len);
-                next = range.end;
-            }
-            prop_assert_eq!(next, numel);
-        }
-    }
 }

@@ -39,7 +39,7 @@ fn a_dropped_handle_holds_nobody_up() {
             let reduced = member.all_reduce(Tag::new("a", 0), own(), ReduceOp::Sum)?;
             let scattered = member.reduce_scatter(Tag::new("b", 0), own(), ReduceOp::Sum)?;
             let gathered = member.all_gather(Tag::new("c", 0), own(), vec![15])?;
-            let copied = member.broadcast(Tag::new("d", 0), Some(own()), dropping)?;
+            let copied = member.broadcast(Tag::new("d", 0), own(), dropping)?;
             if rank == dropping {
                 return Ok(None);
             }

@@ -7,7 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use deepburn_comm::{
-    CommError, FailureCause, Member, Payload, ProcessGroup, RankFailure, ReduceOp, Tag, run_ranks,
+    CommError, Encoded, FailureCause, Form, Member, Payload, ProcessGroup, RankFailure, ReduceOp,
+    SharedPayload, Tag, run_ranks,
 };
 
 use super::{LONG, TAG, sum};
@@ -172,7 +173,7 @@ fn a_rank_that_ends_early_is_the_cause() {
 fn a_refused_argument_raised_as_a_panic_is_reported_as_the_error_it_is() {
     let failure = failure_of(2, |member| {
         if member.rank() == 1 {
-            let refused = member.broadcast(TAG, Some(super::array(vec![])), 9);
+            let refused = member.broadcast(TAG, super::array(vec![]), 9);
             panic_any(refused.unwrap_err());
         }
         step_for_ever(&member)
@@ -212,18 +213,30 @@ impl Payload for Brittle {
         "brittle"
     }
 
-    fn shares_home(&self, _other: &Self) -> bool {
-        true
+    fn element_size(&self) -> usize {
+        1
     }
 
-    fn reduce_range(
-        _inputs: &[Self],
-        _range: Range<usize>,
-        _padded_len: usize,
-        _op: ReduceOp,
-        _home: usize,
-    ) -> Self {
+    fn part(&self, _range: Range<usize>) -> Self {
         Self
+    }
+
+    fn encode(&self) -> Encoded {
+        unreachable!("ranks of one process read arrays in place")
+    }
+
+    fn decode(&self, _form: Form, _bytes: Vec<u8>, _numel: usize) -> Result<Self, String> {
+        unreachable!("ranks of one process read arrays in place")
+    }
+
+    fn reduce(_parts: &[Self], _padded_len: usize, _op: ReduceOp, _home: usize) -> Self {
+        Self
+    }
+}
+
+impl SharedPayload for Brittle {
+    fn shares_home(&self, _other: &Self) -> bool {
+        true
     }
 
     fn concat(_chunks: &[Self], _numel: usize, _home: usize) -> Self {

@@ -42,7 +42,7 @@ fn start(member: &Member, id: u64, kind: u64, numel: usize) -> Result<Option<Fli
         2 => (member.all_gather(tag, own(), vec![numel * world_size])?, 1.0),
         3 => {
             let root = id as usize % world_size;
-            (member.broadcast(tag, (rank == root).then(own), root)?, root as f32 + 1.0)
+            (member.broadcast(tag, own(), root)?, root as f32 + 1.0)
         }
         _ => {
             member.barrier(tag)?;

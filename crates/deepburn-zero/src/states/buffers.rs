@@ -9,8 +9,8 @@ use super::pieces::{Elements, OwnedArray, host_range};
 use crate::array::flat_range;
 use crate::buffers::Buffer;
 use crate::error::ZeroError;
-use crate::partition::Partition;
 use crate::sharding::Training;
+use deepburn_comm::Partition;
 
 /// Everything here takes the module that [`ModelStates::shard`] returned, or what later calls made
 /// of it: buffers live in the module.

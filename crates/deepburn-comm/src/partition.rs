@@ -1,13 +1,16 @@
-//! How one parameter is cut into shards.
+//! How one array is cut into shards.
 //!
-//! Every parameter is flattened and cut into `world_size` chunks of `ceil(numel / world_size)`
-//! elements; the last chunks are padded with zeros, so that all shards have one length and every
-//! collective is uniform. A rank may own nothing but padding. The cut is the same at every stage:
-//! stages differ in which of the model states are kept cut, never in where the cuts are.
+//! Every array is flattened and cut into `world_size` shards of `ceil(numel / world_size)`
+//! elements. The last shards are padded with zeros, so all shards have one length and every
+//! collective is uniform. A rank may own nothing but padding.
+//!
+//! This is the only place that knows the cut: collectives, ZeRO stages, memory estimates and
+//! checkpoint files all use it. Stages differ in which model states are sharded, never in where the
+//! cuts are.
 
 use std::ops::Range;
 
-/// The cut of one parameter of `numel` elements over `world_size` ranks.
+/// The cut of one array of `numel` elements over `world_size` ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Partition {
     numel: usize,
@@ -15,13 +18,13 @@ pub struct Partition {
 }
 
 impl Partition {
-    /// Cuts `numel` elements into `world_size >= 1` chunks.
+    /// Cuts `numel` elements into `world_size >= 1` shards.
     pub fn new(numel: usize, world_size: usize) -> Self {
         assert!(world_size > 0, "a group has at least one rank");
         Self { numel, world_size }
     }
 
-    /// Elements of the parameter, padding excluded.
+    /// Elements of the array, padding excluded.
     pub fn numel(&self) -> usize {
         self.numel
     }
@@ -33,9 +36,9 @@ impl Partition {
 
     /// The flat elements that `rank` owns; empty for a rank that holds only padding.
     pub fn owned(&self, rank: usize) -> Range<usize> {
-        let start = (rank * self.shard_len()).min(self.numel);
-        let end = ((rank + 1) * self.shard_len()).min(self.numel);
-        start..end
+        // Sizes may come from a file, so nothing may overflow.
+        let start = rank.saturating_mul(self.shard_len()).min(self.numel);
+        start..start.saturating_add(self.shard_len()).min(self.numel)
     }
 
     /// Zeros at the end of the shard of `rank`.

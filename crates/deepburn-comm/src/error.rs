@@ -4,13 +4,16 @@
 //! present and later calls return it. Every message names the ranks, what they were exchanging and
 //! what to do about it.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 use crate::{Operation, Signature, Tag};
 
 /// Why a collective could not be completed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum CommError {
     /// Two ranks started different collectives at the same place of the common order.
     #[error(
@@ -94,13 +97,69 @@ pub enum CommError {
         reason: String,
     },
 
+    /// The process of a rank ended without a word: it was killed, or ran out of memory.
+    #[error(
+        "the process of rank {rank} on {host} has died{}; rank {reporter} noticed it {}; look for its \
+         last words in its output and in the system's log (out of memory, a signal, a crash)",
+        last.as_ref().map_or_else(String::new, |call| format!(", last seen in {call}")),
+        call.as_ref().map_or_else(|| "before any collective".into(), |call| format!("at {call}"))
+    )]
+    Died {
+        /// The rank.
+        rank: usize,
+        /// Its host.
+        host: String,
+        /// The last collective that it is known to have started.
+        last: Option<Call>,
+        /// The rank that noticed.
+        reporter: usize,
+        /// The last collective of the rank that noticed.
+        call: Option<Call>,
+    },
+
+    /// The process of a rank ended while its ranks were running.
+    #[error(
+        "the process of rank {rank} on {host} exits in the middle of a run; let the function that \
+         ranks run return, and report failures as errors"
+    )]
+    Exited {
+        /// The rank.
+        rank: usize,
+        /// Its host.
+        host: String,
+    },
+
+    /// The ranks of a launcher could not connect to each other.
+    #[error(
+        "rank {rank} waited {:.3} s to connect to {}; see that all processes of the launcher run the \
+         same program and can reach each other",
+        waited.as_secs_f64(), Listed(absent)
+    )]
+    Unconnected {
+        /// The rank that waited.
+        rank: usize,
+        /// For how long.
+        waited: Duration,
+        /// The ranks that did not come.
+        absent: Vec<Absence>,
+    },
+
+    /// The engine between processes failed.
+    #[error("rank {rank}: {reason}")]
+    Transport {
+        /// The rank that found out.
+        rank: usize,
+        /// What failed, in the words of the engine.
+        reason: String,
+    },
+
     /// A group of no ranks was asked for.
     #[error("the number of ranks is 0; a process group has at least one rank: pass 1 or more")]
     NoRanks,
 }
 
 /// One collective at its place in the common order.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Call {
     /// Number of the collective, counted from 0 by every rank for itself.
     pub sequence: u64,
@@ -117,7 +176,7 @@ impl fmt::Display for Call {
 }
 
 /// A rank that others wait for.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Absence {
     /// The rank.
     pub rank: usize,
@@ -147,7 +206,7 @@ impl fmt::Display for Listed<'_> {
 }
 
 /// What one rank called.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Side {
     /// The rank.
     pub rank: usize,
@@ -156,14 +215,14 @@ pub struct Side {
     /// What it wants to exchange.
     pub tag: Tag,
     /// Rust type of its arrays; `()` for a barrier.
-    pub payload: &'static str,
+    pub payload: Cow<'static, str>,
     /// Its arrays; `None` where it passed none (a barrier, a rank that only receives).
     pub signature: Option<Signature>,
 }
 
 impl Side {
     /// Whether both can take part in one exchange.
-    pub(crate) fn agrees_with(&self, other: &Self) -> bool {
+    pub fn agrees_with(&self, other: &Self) -> bool {
         let same_arrays = match (&self.signature, &other.signature) {
             (Some(mine), Some(theirs)) => mine == theirs,
             _ => true,
@@ -205,7 +264,7 @@ impl Side {
     fn array(&self, index: usize) -> Option<Array<'_>> {
         let name = self.tag.names().get(index).map(|name| &**name);
         let size = self.signature.as_ref().and_then(|signature| {
-            Some((*signature.numels.get(index)?, *signature.dtypes.get(index)?))
+            Some((*signature.numels.get(index)?, &**signature.dtypes.get(index)?))
         });
         (name.is_some() || size.is_some()).then_some(Array { name, size })
     }
@@ -216,7 +275,7 @@ impl Side {
 struct Array<'a> {
     name: Option<&'a str>,
     /// Elements and their type.
-    size: Option<(usize, &'static str)>,
+    size: Option<(usize, &'a str)>,
 }
 
 impl fmt::Display for Array<'_> {
@@ -253,10 +312,10 @@ mod tests {
             rank,
             operation: Operation::AllReduce(ReduceOp::Sum),
             tag: Tag::new("norm", 3),
-            payload: "Host<f32>",
+            payload: "Host<f32>".into(),
             signature: Some(Signature {
                 numels: numels.to_vec(),
-                dtypes: vec![dtype; numels.len()],
+                dtypes: vec![dtype.into(); numels.len()],
             }),
         }
     }
@@ -278,7 +337,7 @@ mod tests {
         let message = mismatch(side(0, &[4], "f32"), side(1, &[4, 1], "f32"));
         assert!(message.contains("in 1 arrays, but rank 1"), "{message}");
         assert!(message.contains("(array 1: none and 1 x f32; 1 of 2 arrays differ)"), "{message}");
-        let other = Side { payload: "Tensor", ..side(1, &[4], "f32") };
+        let other = Side { payload: "Tensor".into(), ..side(1, &[4], "f32") };
         let message = mismatch(side(0, &[4], "f32"), other);
         assert!(message.contains("(payloads Host<f32> and Tensor)"), "{message}");
     }

@@ -18,10 +18,9 @@ use tracing::trace_span;
 
 use crate::arguments::{check_chunks, check_reduction, check_root};
 use crate::{
-    CommError, Operation, Payload, Pending, ProcessGroup, ReduceOp, SharedPayload, Side, Signature,
-    Statistics, Tag,
+    CommError, Failure, Operation, Payload, Pending, ProcessGroup, RankHandle, ReduceOp,
+    SharedPayload, Side, Signature, Statistics, Tag,
 };
-pub(crate) use rendezvous::Failure;
 use rendezvous::{Rendezvous, Ticket};
 
 /// One rank's handle on a process group of threads.
@@ -88,9 +87,7 @@ impl Member {
         self.seat.rendezvous.abort(self.rank(), cause);
     }
 
-    /// Declares that this rank starts no more collectives. Handles that it still holds can be
-    /// waited for; ranks that wait for a collective this rank has not started get
-    /// [`CommError::Left`].
+    /// Declares that this rank starts no more collectives, as [`RankHandle::leave`] says.
     pub fn leave(&self) {
         self.seat.rendezvous.leave(self.rank());
     }
@@ -98,11 +95,6 @@ impl Member {
     /// The collectives that this rank has started so far.
     pub fn statistics(&self) -> Statistics {
         self.seat.rendezvous.statistics(self.rank())
-    }
-
-    /// What ended the group, if something did.
-    pub(crate) fn failure(&self) -> Option<Failure> {
-        self.seat.rendezvous.failure()
     }
 
     /// Takes the next place in the common order and leaves `arrays` there.
@@ -113,7 +105,7 @@ impl Member {
         signature: Option<Signature>,
         arrays: Vec<T>,
     ) -> Result<Ticket, CommError> {
-        let payload = std::any::type_name::<T>();
+        let payload = std::any::type_name::<T>().into();
         let side = Side { rank: self.rank(), operation, tag, payload, signature };
         Rendezvous::post(&self.seat.rendezvous, side, Arc::new(arrays))
     }
@@ -133,6 +125,24 @@ impl Member {
 
     fn refused(&self, operation: Operation, tag: Tag, reason: String) -> CommError {
         CommError::InvalidArgument { rank: self.rank(), operation, tag, reason }
+    }
+}
+
+impl RankHandle for Member {
+    fn rank(&self) -> usize {
+        self.seat.rank
+    }
+
+    fn abort(&self, cause: CommError) {
+        self.abort(cause);
+    }
+
+    fn leave(&self) {
+        self.leave();
+    }
+
+    fn failure(&self) -> Option<Failure> {
+        self.seat.rendezvous.failure()
     }
 }
 
@@ -171,8 +181,7 @@ impl<T: SharedPayload> ProcessGroup<T> for Member {
         let operation = Operation::AllGather;
         check_chunks(&chunks, &numels, self.world_size())
             .map_err(|reason| self.refused(operation, tag.clone(), reason))?;
-        let dtypes = chunks.iter().map(Payload::dtype).collect();
-        let signature = Signature { numels: numels.clone(), dtypes };
+        let signature = Signature::of_gather(&chunks, &numels);
         let ticket = self.start(operation, tag, Some(signature), chunks)?;
         let span = trace_span!("all_gather", tag = %ticket.tag());
         Ok(Pending::new(move || span.in_scope(|| exchange::all_gather(&ticket, &numels))))

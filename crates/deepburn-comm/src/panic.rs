@@ -80,7 +80,7 @@ fn record(info: &PanicHookInfo<'_>) -> bool {
 }
 
 /// The message of a caught panic.
-pub(crate) fn message(payload: &(dyn Any + Send)) -> String {
+pub fn message(payload: &(dyn Any + Send)) -> String {
     if let Some(message) = payload.downcast_ref::<&str>() {
         (*message).to_owned()
     } else if let Some(message) = payload.downcast_ref::<String>() {

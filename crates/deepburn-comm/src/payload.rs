@@ -1,12 +1,14 @@
 //! What travels between ranks.
 
+use std::borrow::Cow;
 use std::fmt::{self, Debug};
 use std::ops::Range;
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 
 /// How the contributions of all ranks become one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ReduceOp {
     /// Sum in rank order.
     Sum,
@@ -27,12 +29,12 @@ impl fmt::Display for ReduceOp {
 }
 
 /// What two ranks must agree on before they exchange data.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Signature {
     /// Elements of each array: of the input of a reduction, of the result of a gather.
     pub numels: Vec<usize>,
     /// Element type of each array, as the sender names it.
-    pub dtypes: Vec<&'static str>,
+    pub dtypes: Vec<Cow<'static, str>>,
 }
 
 impl Signature {
@@ -40,8 +42,13 @@ impl Signature {
     pub fn of<T: Payload>(arrays: &[T]) -> Self {
         Self {
             numels: arrays.iter().map(Payload::numel).collect(),
-            dtypes: arrays.iter().map(Payload::dtype).collect(),
+            dtypes: arrays.iter().map(|array| array.dtype().into()).collect(),
         }
+    }
+
+    /// The signature of an all-gather: the sizes of its results, the element types of its chunks.
+    pub fn of_gather<T: Payload>(chunks: &[T], numels: &[usize]) -> Self {
+        Self { numels: numels.to_vec(), ..Self::of(chunks) }
     }
 
     /// Elements of all arrays together.
@@ -51,7 +58,7 @@ impl Signature {
 }
 
 /// How the bytes of an array are to be read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Form {
     /// All elements in their flat order, in native byte order.
     Dense,

@@ -1,11 +1,12 @@
-//! Running one function on every rank of an in-process group.
+//! Running one function on every rank.
 //!
-//! [`run_ranks`] is the only place where failures of different ranks are weighed against each
-//! other: it ends the group as soon as one rank fails and returns the failure that came first, a
-//! [`RankFailure`]. What the other ranks ran into because of it is dropped.
+//! [`run_ranks`] runs the ranks as threads, [`run_rank`] the one rank that a process is. Both end the
+//! group as soon as a rank fails and return the failure that came first, a [`RankFailure`]. What
+//! other ranks ran into because of it is dropped.
 
 use std::fmt::{self, Debug, Display};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
@@ -15,11 +16,42 @@ use crate::{CommError, Member, panic};
 /// the stack grows.
 const STACK_SIZE: usize = 64 << 20;
 
+/// One rank's handle on its group, as its runner needs it.
+pub trait RankHandle {
+    /// This rank, from 0.
+    fn rank(&self) -> usize;
+
+    /// Ends the group: every present and later call of any rank fails with the cause of the first
+    /// call of `abort`. The rank's own code has ended.
+    fn abort(&self, cause: CommError);
+
+    /// Declares that this rank starts no more collectives. Handles that it still holds can be
+    /// waited for; ranks that wait for a collective this rank has not started get
+    /// [`CommError::Left`].
+    fn leave(&self);
+
+    /// What ended the group, if something did.
+    fn failure(&self) -> Option<Failure>;
+}
+
+/// What ended a group.
+#[derive(Debug, Clone)]
+pub struct Failure {
+    /// The rank that found out, and that reports it.
+    pub reporter: usize,
+    /// When this process knew.
+    pub at: Instant,
+    /// What every rank is told.
+    pub cause: CommError,
+}
+
 /// The failure of a group of ranks: the one that came first.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RankFailure<E> {
     /// The rank that failed, or, if a collective failed, the rank that found out.
     pub rank: usize,
+    /// Its host, where ranks are processes.
+    pub host: Option<Arc<str>>,
     /// Why.
     pub cause: FailureCause<E>,
 }
@@ -43,7 +75,11 @@ pub enum FailureCause<E> {
 
 impl<E: Display> Display for RankFailure<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {} failed: {}", self.rank, self.cause)
+        let Self { rank, cause, .. } = self;
+        match &self.host {
+            Some(host) => write!(f, "rank {rank} on {host} failed: {cause}"),
+            None => write!(f, "rank {rank} failed: {cause}"),
+        }
     }
 }
 
@@ -83,17 +119,22 @@ where
     R: Send,
     E: Display + Send,
 {
-    let members = Member::group(world_size, timeout)
-        .map_err(|error| RankFailure { rank: 0, cause: FailureCause::Comm(error) })?;
+    let members = Member::group(world_size, timeout).map_err(|error| RankFailure {
+        rank: 0,
+        host: None,
+        cause: FailureCause::Comm(error),
+    })?;
     let endings = thread::scope(|scope| {
         let start = |member: &Member| {
             let (own, body) = (member.clone(), &body);
             let name = format!("rank {}", own.rank());
             let thread = thread::Builder::new().name(name).stack_size(STACK_SIZE);
-            thread.spawn_scoped(scope, move || run_rank(&own, body)).map_err(|error| {
-                let cause = format!("its thread could not be started: {error}");
-                Ending::comm(member, CommError::PeerFailed { rank: member.rank(), cause })
-            })
+            thread.spawn_scoped(scope, move || end_of(&own, || body(own.clone()))).map_err(
+                |error| {
+                    let cause = format!("its thread could not be started: {error}");
+                    Ending::comm(member, CommError::PeerFailed { rank: member.rank(), cause })
+                },
+            )
         };
         // All threads are started before the first is joined.
         let threads: Vec<_> = members.iter().map(start).collect();
@@ -128,14 +169,31 @@ impl<E> Ending<E> {
     }
 }
 
-/// The body of a rank thread. On return the rank has left the group, or the group has ended.
-fn run_rank<R, E: Display>(
-    member: &Member,
-    body: impl Fn(Member) -> Result<R, E>,
+/// Runs `body` as the one rank that this process is, on the calling thread.
+///
+/// Errors and panics end the group as in [`run_ranks`].
+///
+/// # Errors
+/// The failure that came first, as far as this process knows. Its `rank` is the one that reports it:
+/// other processes return the same failure and need not show it.
+pub fn run_rank<R, E: Display>(
+    handle: &impl RankHandle,
+    body: impl FnOnce() -> Result<R, E>,
+) -> Result<R, RankFailure<E>> {
+    let rank = handle.rank();
+    end_of(handle, body).map_err(|Ending { at, cause }| {
+        first_of(handle, at, RankFailure { rank, host: None, cause })
+    })
+}
+
+/// Runs the body of a rank. On return the rank has left the group, or the group has ended.
+fn end_of<R, E: Display>(
+    member: &impl RankHandle,
+    body: impl FnOnce() -> Result<R, E>,
 ) -> Result<R, Ending<E>> {
     panic::watch_this_thread();
     // `member` outlives the call, so that a body that fails does not look like one that left.
-    let ending = match catch_unwind(AssertUnwindSafe(|| body(member.clone()))) {
+    let ending = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(result)) => {
             member.leave();
             return Ok(result);
@@ -169,16 +227,23 @@ fn weigh<R, E>(
         match ending {
             Ok(result) => results.push(result),
             Err(Ending { at, cause }) if first.as_ref().is_none_or(|(first, _)| at < *first) => {
-                first = Some((at, RankFailure { rank, cause }));
+                first = Some((at, RankFailure { rank, host: None, cause }));
             }
             Err(_) => {}
         }
     }
-    let Some((at, failure)) = first else { return Ok(results) };
-    Err(match member.failure() {
+    match first {
+        None => Ok(results),
+        Some((at, failure)) => Err(first_of(member, at, failure)),
+    }
+}
+
+/// A rank's failure, or that of its group if it came before.
+fn first_of<E>(handle: &impl RankHandle, at: Instant, failure: RankFailure<E>) -> RankFailure<E> {
+    match handle.failure() {
         Some(group) if group.at < at => {
-            RankFailure { rank: group.reporter, cause: FailureCause::Comm(group.cause) }
+            RankFailure { rank: group.reporter, host: None, cause: FailureCause::Comm(group.cause) }
         }
         _ => failure,
-    })
+    }
 }

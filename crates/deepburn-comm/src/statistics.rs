@@ -1,5 +1,6 @@
 //! Counts of the collectives that a rank has started.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::iter::Sum;
 
@@ -28,7 +29,7 @@ impl Sum for Count {
 #[derive(Debug, Clone, Default)]
 pub struct Statistics {
     /// By operation, purpose of the tag and element type.
-    counts: HashMap<(Operation, &'static str, &'static str), Count>,
+    counts: HashMap<(Operation, Cow<'static, str>, Cow<'static, str>), Count>,
 }
 
 impl Statistics {
@@ -44,23 +45,23 @@ impl Statistics {
     }
 
     /// All counts, in no particular order.
-    pub fn iter(&self) -> impl Iterator<Item = (Operation, &'static str, Count)> {
-        self.counts.iter().map(|((operation, purpose, _), count)| (*operation, *purpose, *count))
+    pub fn iter(&self) -> impl Iterator<Item = (Operation, &str, Count)> {
+        self.counts.iter().map(|((operation, purpose, _), count)| (*operation, &**purpose, *count))
     }
 
     /// The element types that travelled for a purpose, by name, sorted.
-    pub fn element_types(&self, purpose: &str) -> Vec<&'static str> {
+    pub fn element_types(&self, purpose: &str) -> Vec<&str> {
         let counted = self.counts.keys().filter(|(_, counted, _)| *counted == purpose);
-        let mut types: Vec<_> = counted.map(|(_, _, dtype)| *dtype).collect();
+        let mut types: Vec<_> = counted.map(|(_, _, dtype)| &**dtype).collect();
         types.sort_unstable();
         types.dedup();
         types
     }
 
     /// Counts a collective; the arrays of one have one element type, and a barrier has none.
-    pub(crate) fn record(&mut self, operation: Operation, tag: &Tag, arrays: Option<&Signature>) {
-        let dtype = arrays.and_then(|arrays| arrays.dtypes.first()).copied().unwrap_or_default();
-        let count = self.counts.entry((operation, tag.purpose(), dtype)).or_default();
+    pub fn record(&mut self, operation: Operation, tag: &Tag, arrays: Option<&Signature>) {
+        let dtype = arrays.and_then(|arrays| arrays.dtypes.first()).cloned().unwrap_or_default();
+        let count = self.counts.entry((operation, tag.shared_purpose(), dtype)).or_default();
         count.calls += 1;
         count.elements += arrays.map_or(0, Signature::total) as u64;
     }
@@ -75,7 +76,7 @@ mod tests {
     fn counts_add_up_by_operation_and_purpose() {
         let mut statistics = Statistics::default();
         let mut record = |operation, tag, elements, dtype| {
-            let arrays = Signature { numels: vec![elements], dtypes: vec![dtype] };
+            let arrays = Signature { numels: vec![elements], dtypes: vec![Cow::Borrowed(dtype)] };
             statistics.record(operation, &tag, Some(&arrays));
         };
         record(Operation::AllGather, Tag::new("gather", 0), 10, "f32");

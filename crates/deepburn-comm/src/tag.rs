@@ -1,7 +1,10 @@
 //! Names for what is exchanged.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
 
 /// What a collective exchanges: a purpose and a number, such as `gather#12`, and where it is known the
 /// names of its arrays.
@@ -9,11 +12,12 @@ use std::sync::Arc;
 /// All ranks pass the same tag to the same collective. The tag routes nothing (order does); it is
 /// there to notice ranks that have drifted apart and to say where. Tags are compared by purpose and
 /// number; names are for messages alone.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Tag {
-    purpose: &'static str,
+    purpose: Cow<'static, str>,
     id: u64,
-    /// Behind a thin pointer, because every error holds a tag.
+    /// Behind a thin pointer, because every error holds a tag. Not sent along with each exchange.
+    #[serde(skip)]
     names: Option<Arc<Vec<Arc<str>>>>,
 }
 
@@ -21,7 +25,7 @@ impl Tag {
     /// A tag; `id` is whatever identifies the exchange among those of its purpose: the index of a
     /// parameter, the number of a bucket, a hash of a list of parameters.
     pub const fn new(purpose: &'static str, id: u64) -> Self {
-        Self { purpose, id, names: None }
+        Self { purpose: Cow::Borrowed(purpose), id, names: None }
     }
 
     /// The same tag with the name of each array, such as the paths of parameters. Messages then show
@@ -31,8 +35,13 @@ impl Tag {
     }
 
     /// What the exchange is for; [`Statistics`](crate::Statistics) count by it.
-    pub const fn purpose(&self) -> &'static str {
-        self.purpose
+    pub fn purpose(&self) -> &str {
+        &self.purpose
+    }
+
+    /// The purpose, to be kept; not copied where it was given as a constant.
+    pub(crate) fn shared_purpose(&self) -> Cow<'static, str> {
+        self.purpose.clone()
     }
 
     /// Which exchange of its purpose it is.
@@ -48,7 +57,7 @@ impl Tag {
 
 impl PartialEq for Tag {
     fn eq(&self, other: &Self) -> bool {
-        (self.purpose, self.id) == (other.purpose, other.id)
+        (&self.purpose, self.id) == (&other.purpose, other.id)
     }
 }
 

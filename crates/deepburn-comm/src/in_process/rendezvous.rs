@@ -15,7 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::round::{Progress, Round};
-use crate::{Absence, Call, CommError, Side, Statistics, Tag, panic};
+use crate::{Absence, Call, CommError, Failure, Side, Statistics, Tag, panic};
 
 /// Arrays or results of one rank, their type erased.
 pub(crate) type Deposit = Arc<dyn Any + Send + Sync>;
@@ -45,17 +45,6 @@ struct Attendance {
     last: Option<Call>,
     has_left: bool,
     statistics: Statistics,
-}
-
-/// What ended the group.
-#[derive(Debug, Clone)]
-pub(crate) struct Failure {
-    /// The rank that found out.
-    pub(crate) reporter: usize,
-    /// When.
-    pub(crate) at: Instant,
-    /// What every rank is told.
-    pub(crate) cause: CommError,
 }
 
 impl Rendezvous {

@@ -129,10 +129,12 @@ mod tests {
     use crate::{Operation, Signature, Tag};
 
     fn side(rank: usize, numels: Option<&[usize]>) -> Side {
-        let signature = numels
-            .map(|numels| Signature { numels: numels.to_vec(), dtypes: vec!["f32"; numels.len()] });
+        let signature = numels.map(|numels| Signature {
+            numels: numels.to_vec(),
+            dtypes: vec!["f32".into(); numels.len()],
+        });
         let operation = Operation::Broadcast { root: 1 };
-        Side { rank, operation, tag: Tag::new("weights", 0), payload: "Host", signature }
+        Side { rank, operation, tag: Tag::new("weights", 0), payload: "Host".into(), signature }
     }
 
     #[test]

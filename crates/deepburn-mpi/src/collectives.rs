@@ -1,0 +1,168 @@
+//! The collectives, as the communication thread runs them.
+//!
+//! Each meets the other ranks, exchanges bytes and makes this rank's result of them. Bytes of `W - 1`
+//! ranks are held beside the arrays until the result is made: of a reduction `(W - 1) / W` of its
+//! size sent and as much received, of a gather the result.
+//!
+//! Reductions exchange parts, so that each rank has all contributions to what it owns, and add them
+//! in rank order: the arithmetic and its order are those of rank threads.
+
+use bytes::Bytes;
+use deepburn_comm::{CommError, Encoded, Form, Partition, Payload, ReduceOp, Side};
+
+use crate::control::Header;
+use crate::link::Link;
+use crate::transfer::Incoming;
+
+/// This rank's shard of the reduction of each array.
+pub(crate) fn reduce_scatter<T: Payload>(
+    link: &mut Link,
+    side: &Side,
+    arrays: &[T],
+    op: ReduceOp,
+) -> Result<Vec<T>, CommError> {
+    let (rank, world_size) = (link.rank(), link.world_size());
+    let cut = |array: &T| Partition::new(array.numel(), world_size);
+    let part = |array: &T, rank| array.part(cut(array).owned(rank));
+    let outgoing: Vec<Vec<Encoded>> = (0..world_size)
+        .map(|other| match other == rank {
+            true => Vec::new(),
+            false => arrays.iter().map(|array| part(array, other).encode()).collect(),
+        })
+        .collect();
+    let headers = link.meet(side, |other| described(&outgoing[other]))?;
+
+    let others: Vec<usize> = (0..world_size).filter(|other| *other != rank).collect();
+    let outgoing = others.iter().flat_map(|&other| {
+        outgoing[other].iter().map(move |encoded| (other, encoded.bytes.clone()))
+    });
+    let incoming = others.iter().flat_map(|&other| {
+        let lens = headers[other].parts.iter().map(|(_, len)| *len as usize);
+        lens.map(move |len| Incoming::whole(other, len))
+    });
+    let (outgoing, incoming) = (outgoing.collect(), incoming.collect());
+    let mut received = link.exchange(outgoing, incoming)?.into_iter();
+
+    let mut parts: Vec<Vec<T>> = arrays.iter().map(|_| Vec::with_capacity(world_size)).collect();
+    for (other, header) in headers.iter().enumerate() {
+        for (index, array) in arrays.iter().enumerate() {
+            let own = part(array, rank);
+            parts[index].push(match other == rank {
+                true => own,
+                false => decode(&own, header, index, received.next(), rank)?,
+            });
+        }
+    }
+    let reduced = parts.iter().zip(arrays);
+    Ok(reduced.map(|(parts, array)| T::reduce(parts, cut(array).shard_len(), op, rank)).collect())
+}
+
+/// The whole reduction of each array: every rank reduces what it owns and hands it to all.
+pub(crate) fn all_reduce<T: Payload>(
+    link: &mut Link,
+    side: &Side,
+    arrays: &[T],
+    op: ReduceOp,
+) -> Result<Vec<T>, CommError> {
+    let shards = reduce_scatter(link, side, arrays, op)?;
+    let numels: Vec<usize> = arrays.iter().map(Payload::numel).collect();
+    spread(link, &shards, &numels)
+}
+
+/// Each array made of the chunks of all ranks.
+pub(crate) fn all_gather<T: Payload>(
+    link: &mut Link,
+    side: &Side,
+    chunks: &[T],
+    numels: &[usize],
+) -> Result<Vec<T>, CommError> {
+    link.meet(side, |_| Vec::new())?;
+    spread(link, chunks, numels)
+}
+
+/// The arrays of `root`.
+pub(crate) fn broadcast<T: Payload>(
+    link: &mut Link,
+    side: &Side,
+    arrays: Vec<T>,
+    root: usize,
+) -> Result<Vec<T>, CommError> {
+    let rank = link.rank();
+    let encoded: Vec<Encoded> = match rank == root {
+        true => arrays.iter().map(Payload::encode).collect(),
+        false => Vec::new(),
+    };
+    let headers = link.meet(side, |_| described(&encoded))?;
+    if rank == root {
+        let others = (0..link.world_size()).filter(|other| *other != root);
+        let outgoing =
+            others.flat_map(|other| encoded.iter().map(move |array| (other, array.bytes.clone())));
+        link.exchange(outgoing.collect(), Vec::new())?;
+        return Ok(arrays);
+    }
+    let header = &headers[root];
+    let incoming = header.parts.iter().map(|(_, len)| Incoming::whole(root, *len as usize));
+    let mut received = link.exchange(Vec::new(), incoming.collect())?.into_iter();
+    let home = arrays.iter().enumerate();
+    home.map(|(index, home)| decode(home, header, index, received.next(), rank)).collect()
+}
+
+/// Nothing but the meeting.
+pub(crate) fn barrier(link: &mut Link, side: &Side) -> Result<(), CommError> {
+    link.meet(side, |_| Vec::new()).map(drop)
+}
+
+/// Hands the shard of this rank to all ranks and joins those of all. Padding does not travel.
+fn spread<T: Payload>(
+    link: &mut Link,
+    shards: &[T],
+    numels: &[usize],
+) -> Result<Vec<T>, CommError> {
+    let (rank, world_size) = (link.rank(), link.world_size());
+    let (mut outgoing, mut incoming) = (Vec::new(), Vec::new());
+    for (shard, &numel) in shards.iter().zip(numels) {
+        let (partition, size) = (Partition::new(numel, world_size), shard.element_size());
+        let own = shard.part(0..partition.owned(rank).len()).encode().bytes;
+        let segment = |rank| {
+            let elements = partition.owned(rank);
+            elements.start * size..elements.end * size
+        };
+        let others = (0..world_size).filter(|other| *other != rank);
+        incoming.push(Incoming {
+            len: numel * size,
+            segments: others.map(|other| (other, segment(other))).collect(),
+            own: Some((segment(rank).start, own.clone())),
+        });
+        outgoing.push(own);
+    }
+    let others = (0..world_size).filter(|other| *other != rank);
+    let to_all = |other| outgoing.iter().map(move |bytes: &Bytes| (other, bytes.clone()));
+    let whole = link.exchange(others.flat_map(to_all).collect(), incoming)?;
+    let arrays = shards.iter().zip(whole).zip(numels);
+    let decoded = arrays.map(|((shard, bytes), numel)| shard.decode(Form::Dense, bytes, *numel));
+    decoded.collect::<Result<_, _>>().map_err(|reason| CommError::Transport { rank, reason })
+}
+
+fn described(encoded: &[Encoded]) -> Vec<(Form, u64)> {
+    encoded.iter().map(|array| (array.form, array.bytes.len() as u64)).collect()
+}
+
+/// Array `index` of what a rank has sent.
+fn decode<T: Payload>(
+    home: &T,
+    header: &Header,
+    index: usize,
+    bytes: Option<Vec<u8>>,
+    rank: usize,
+) -> Result<T, CommError> {
+    let part = header.parts.get(index).zip(bytes);
+    let decoded = part.map_or_else(
+        || Err("an array is missing".to_owned()),
+        |((form, _), bytes)| home.decode(*form, bytes, home.numel()),
+    );
+    decoded.map_err(|reason| {
+        let from = header.side.rank;
+        let reason = format!("array {index} of {} from rank {from}: {reason}", header.side.tag);
+        CommError::Transport { rank, reason }
+    })
+}

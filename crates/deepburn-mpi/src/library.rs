@@ -1,0 +1,263 @@
+//! The calls of MPI that the engine makes, each with its return code checked.
+//!
+//! All `unsafe` code of message passing is here. [`Mpi`] is not `Send`: MPI is initialised for one
+//! thread (`MPI_THREAD_FUNNELED`), and the type keeps its calls on that thread.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::ptr;
+
+use bytes::Bytes;
+use mpi_sys as ffi;
+
+/// A call of MPI that failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum MpiError {
+    /// MPI refused a call.
+    #[error("{call} failed: {reason}")]
+    Call {
+        /// The function of MPI.
+        call: &'static str,
+        /// Its own words for the error.
+        reason: String,
+    },
+
+    /// MPI was built without the support for threads that the engine needs.
+    #[error(
+        "this MPI library allows no threads beside its own (MPI_THREAD_FUNNELED was asked for, level \
+         {granted} was granted); use a build of MPI with thread support"
+    )]
+    Threads {
+        /// The level that was granted.
+        granted: c_int,
+    },
+}
+
+/// MPI, initialised, with a communicator of all ranks that nobody else uses.
+pub(crate) struct Mpi {
+    communicator: ffi::MPI_Comm,
+    rank: usize,
+    world_size: usize,
+    /// Keeps the value on the thread that initialised MPI.
+    _thread: PhantomData<*const ()>,
+}
+
+/// What a message is for. Messages of one kind between two ranks arrive in the order of their sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Control = 1,
+    Data = 2,
+}
+
+/// A message on its way. The memory that it reads or writes must stay until it
+/// [is complete](Mpi::is_complete); the owner of a `Request` owns that memory too.
+#[derive(Debug)]
+pub(crate) struct Request(ffi::MPI_Request);
+
+/// A message that has arrived and was not received yet.
+#[derive(Debug)]
+pub(crate) struct Arrived {
+    pub(crate) from: usize,
+    len: usize,
+}
+
+impl Mpi {
+    /// Initialises MPI on this thread.
+    pub(crate) fn init() -> Result<Self, MpiError> {
+        let mut granted = 0;
+        // SAFETY: argc and argv may be null since MPI-2; `granted` is valid for a write. The caller
+        // starts one communication thread a process, so this runs once.
+        let code = unsafe {
+            ffi::MPI_Init_thread(
+                ptr::null_mut(),
+                ptr::null_mut(),
+                ffi::MPI_THREAD_FUNNELED as c_int,
+                &mut granted,
+            )
+        };
+        check("MPI_Init_thread", code)?;
+        if granted < ffi::MPI_THREAD_FUNNELED as c_int {
+            return Err(MpiError::Threads { granted });
+        }
+        let mut communicator = MaybeUninit::uninit();
+        let (mut rank, mut size) = (0, 0);
+        // SAFETY: MPI is initialised; all pointers are valid for a write. By default errors of
+        // MPI end the process, so the handler is set before anything else can fail.
+        unsafe {
+            let world = ffi::RSMPI_COMM_WORLD;
+            let code = ffi::MPI_Comm_set_errhandler(world, ffi::RSMPI_ERRORS_RETURN);
+            check("MPI_Comm_set_errhandler", code)?;
+            check("MPI_Comm_dup", ffi::MPI_Comm_dup(world, communicator.as_mut_ptr()))?;
+            check("MPI_Comm_rank", ffi::MPI_Comm_rank(world, &mut rank))?;
+            check("MPI_Comm_size", ffi::MPI_Comm_size(world, &mut size))?;
+        }
+        // SAFETY: MPI_Comm_dup succeeded and wrote it.
+        let communicator = unsafe { communicator.assume_init() };
+        let (rank, world_size) = (rank as usize, size as usize);
+        Ok(Self { communicator, rank, world_size, _thread: PhantomData })
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    pub(crate) fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    /// Starts to send `bytes`, at most `c_int::MAX` of them.
+    ///
+    /// # Safety
+    /// `bytes` stays alive and unchanged until the request is complete.
+    pub(crate) unsafe fn send(
+        &self,
+        bytes: &[u8],
+        to: usize,
+        kind: Kind,
+    ) -> Result<Request, MpiError> {
+        let mut request = MaybeUninit::uninit();
+        // SAFETY: the buffer is valid for `len` bytes, for as long as the caller promises.
+        let code = unsafe {
+            ffi::MPI_Isend(
+                bytes.as_ptr().cast::<c_void>(),
+                bytes.len() as c_int,
+                ffi::RSMPI_UINT8_T,
+                to as c_int,
+                kind as c_int,
+                self.communicator,
+                request.as_mut_ptr(),
+            )
+        };
+        check("MPI_Isend", code)?;
+        // SAFETY: the call succeeded and wrote it.
+        Ok(Request(unsafe { request.assume_init() }))
+    }
+
+    /// Starts to receive a message of `len` bytes, at most `c_int::MAX`.
+    ///
+    /// # Safety
+    /// `target` is valid for writes of `len` bytes, by nobody else, until the request is complete.
+    pub(crate) unsafe fn receive(
+        &self,
+        target: *mut u8,
+        len: usize,
+        from: usize,
+        kind: Kind,
+    ) -> Result<Request, MpiError> {
+        let mut request = MaybeUninit::uninit();
+        // SAFETY: as the caller promises.
+        let code = unsafe {
+            ffi::MPI_Irecv(
+                target.cast::<c_void>(),
+                len as c_int,
+                ffi::RSMPI_UINT8_T,
+                from as c_int,
+                kind as c_int,
+                self.communicator,
+                request.as_mut_ptr(),
+            )
+        };
+        check("MPI_Irecv", code)?;
+        // SAFETY: the call succeeded and wrote it.
+        Ok(Request(unsafe { request.assume_init() }))
+    }
+
+    /// Whether a message has come to its end; lets MPI make progress. May be asked again.
+    pub(crate) fn is_complete(&self, request: &mut Request) -> Result<bool, MpiError> {
+        let mut complete = 0;
+        // SAFETY: the request is one of this library's; it becomes null when it is complete.
+        let code =
+            unsafe { ffi::MPI_Test(&mut request.0, &mut complete, ffi::RSMPI_STATUS_IGNORE) };
+        check("MPI_Test", code)?;
+        Ok(complete != 0)
+    }
+
+    /// A control message of any rank that has arrived, if there is one.
+    pub(crate) fn arrived(&self) -> Result<Option<Arrived>, MpiError> {
+        let (mut flag, mut len) = (0, 0);
+        let mut status = MaybeUninit::<ffi::MPI_Status>::uninit();
+        // SAFETY: all pointers are valid for writes.
+        let code = unsafe {
+            ffi::MPI_Iprobe(
+                ffi::MPI_ANY_SOURCE as c_int,
+                Kind::Control as c_int,
+                self.communicator,
+                &mut flag,
+                status.as_mut_ptr(),
+            )
+        };
+        check("MPI_Iprobe", code)?;
+        if flag == 0 {
+            return Ok(None);
+        }
+        // SAFETY: with the flag set the status was written.
+        let code = unsafe { ffi::MPI_Get_count(status.as_ptr(), ffi::RSMPI_UINT8_T, &mut len) };
+        check("MPI_Get_count", code)?;
+        // SAFETY: as above.
+        let from = unsafe { status.assume_init() }.MPI_SOURCE as usize;
+        Ok(Some(Arrived { from, len: len as usize }))
+    }
+
+    /// Receives a control message that has arrived.
+    pub(crate) fn take(&self, message: &Arrived) -> Result<Vec<u8>, MpiError> {
+        let mut bytes = vec![0_u8; message.len];
+        // SAFETY: the buffer is valid for its length. The message is there, so the call returns.
+        let code = unsafe {
+            ffi::MPI_Recv(
+                bytes.as_mut_ptr().cast::<c_void>(),
+                message.len as c_int,
+                ffi::RSMPI_UINT8_T,
+                message.from as c_int,
+                Kind::Control as c_int,
+                self.communicator,
+                ffi::RSMPI_STATUS_IGNORE,
+            )
+        };
+        check("MPI_Recv", code)?;
+        Ok(bytes)
+    }
+
+    /// Ends MPI; returns when all ranks have called it.
+    pub(crate) fn finalize(self) -> Result<(), MpiError> {
+        // SAFETY: MPI is initialised and this is its thread; nothing is under way.
+        check("MPI_Finalize", unsafe { ffi::MPI_Finalize() })
+    }
+}
+
+/// The error of a return code, in the words of the library.
+fn check(call: &'static str, code: c_int) -> Result<(), MpiError> {
+    if code == ffi::MPI_SUCCESS as c_int {
+        return Ok(());
+    }
+    let mut text = [0 as c_char; ffi::MPI_MAX_ERROR_STRING as usize + 1];
+    let mut len = 0;
+    // SAFETY: the buffer is as long as the library asks for, and zero-terminated in any case.
+    let reason = unsafe {
+        ffi::MPI_Error_string(code, text.as_mut_ptr(), &mut len);
+        CStr::from_ptr(text.as_ptr()).to_string_lossy().into_owned()
+    };
+    Err(MpiError::Call { call, reason })
+}
+
+/// A control message that is being sent, with the memory that it is read from.
+#[derive(Debug)]
+pub(crate) struct Posted {
+    request: Request,
+    _bytes: Bytes,
+}
+
+impl Posted {
+    /// Sends a control message without waiting.
+    pub(crate) fn send(mpi: &Mpi, bytes: Bytes, to: usize) -> Result<Self, MpiError> {
+        // SAFETY: the bytes are kept beside the request; `Posted` is dropped when it is complete, or
+        // forgotten with the process (`Link`).
+        let request = unsafe { mpi.send(&bytes, to, Kind::Control)? };
+        Ok(Self { request, _bytes: bytes })
+    }
+
+    /// Whether the message is on its way and its memory free.
+    pub(crate) fn is_complete(&mut self, mpi: &Mpi) -> Result<bool, MpiError> {
+        mpi.is_complete(&mut self.request)
+    }
+}

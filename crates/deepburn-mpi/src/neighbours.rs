@@ -1,0 +1,105 @@
+//! Notices the death of processes of the same host.
+//!
+//! A process that is killed cannot say so, and MPI does not tell those that wait for it. Linux does:
+//! a handle on a process ([`pidfd_open(2)`]) becomes readable when it ends, whoever started it.
+//! Elsewhere nothing is noticed here, and the launcher or the time-out ends the ranks.
+//!
+//! [`pidfd_open(2)`]: https://man7.org/linux/man-pages/man2/pidfd_open.2.html
+
+use crate::control::Hello;
+
+/// Handles on the processes of the ranks that share this host.
+#[derive(Debug, Default)]
+pub(crate) struct Neighbours {
+    #[cfg(target_os = "linux")]
+    alive: Vec<(usize, rustix::fd::OwnedFd)>,
+}
+
+#[cfg(target_os = "linux")]
+impl Neighbours {
+    /// Watches those of `ranks` whose process numbers mean the same as here.
+    pub(crate) fn new(own: &Hello, ranks: &[(usize, &Hello)]) -> Self {
+        use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+        let near = |hello: &Hello| hello.host == own.host && hello.namespace == own.namespace;
+        let watch = |&(rank, hello): &(usize, &Hello)| {
+            let pid = Pid::from_raw(hello.pid).filter(|_| near(hello))?;
+            // Where the kernel refuses (before Linux 5.3, a sandbox), nothing is watched.
+            pidfd_open(pid, PidfdFlags::empty()).ok().map(|handle| (rank, handle))
+        };
+        Self { alive: ranks.iter().filter_map(watch).collect() }
+    }
+
+    /// A rank whose process has ended since the last call.
+    pub(crate) fn ended(&mut self) -> Option<usize> {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut handles: Vec<_> =
+            self.alive.iter().map(|(_, handle)| PollFd::new(handle, PollFlags::IN)).collect();
+        if poll(&mut handles, Some(&now)).ok()? == 0 {
+            return None;
+        }
+        let ended = handles.iter().position(|handle| !handle.revents().is_empty());
+        drop(handles);
+        ended.map(|index| self.alive.swap_remove(index).0)
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+impl Neighbours {
+    /// Watches nothing.
+    pub(crate) fn new(_own: &Hello, _ranks: &[(usize, &Hello)]) -> Self {
+        Self::default()
+    }
+
+    /// Nothing is known.
+    pub(crate) fn ended(&mut self) -> Option<usize> {
+        None
+    }
+}
+
+/// Names the space in which process numbers of this process are valid.
+pub(crate) fn namespace() -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let space = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+    format!("{} {}", boot.trim(), space.display())
+}
+
+/// The name of this host.
+pub(crate) fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::process::Command;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    fn hello(pid: u32) -> Hello {
+        let (host, namespace) = (host_name(), namespace());
+        Hello { build: String::new(), host, namespace, pid: pid as i32 }
+    }
+
+    #[test]
+    fn a_process_that_is_killed_is_noticed_once() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let own = hello(std::process::id());
+        let elsewhere = Hello { host: "elsewhere".into(), ..hello(child.id()) };
+        let mut neighbours = Neighbours::new(&own, &[(1, &elsewhere), (3, &hello(child.id()))]);
+        assert_eq!(neighbours.alive.len(), 1);
+        assert_eq!(neighbours.ended(), None);
+        child.kill().unwrap();
+        let since = Instant::now();
+        let ended = loop {
+            if let Some(rank) = neighbours.ended() {
+                break rank;
+            }
+            assert!(since.elapsed() < Duration::from_secs(30), "the end is never seen");
+        };
+        assert_eq!((ended, neighbours.ended()), (3, None));
+        child.wait().unwrap();
+    }
+}

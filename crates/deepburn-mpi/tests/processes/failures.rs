@@ -1,0 +1,152 @@
+//! A rank that fails, in whatever way, ends all ranks, with one line that names it.
+
+use std::process::Output;
+use std::time::{Duration, Instant};
+
+use deepburn_comm::{CommError, Host, ProcessGroup, ReduceOp, Tag};
+
+use crate::job::{as_rank, mpirun, text_of};
+
+/// How long a job may take to start and to end on a busy machine; a hang takes a minute.
+const SOON: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
+
+/// Runs a body that has to fail, soon, and returns what was printed.
+fn fails(ranks: usize, body: &str, variables: &[(&str, &str)]) -> Option<String> {
+    let started = Instant::now();
+    let output: Output = mpirun(ranks, body, variables)?;
+    let text = text_of(&output);
+    assert!(!output.status.success(), "{text}");
+    assert!(started.elapsed() < SOON, "{:?}: {text}", started.elapsed());
+    Some(text)
+}
+
+/// Runs `run` on this rank; the rank that is to report a failure prints it and all end.
+fn report(timeout: Duration, run: impl FnOnce(usize) -> Result<(), CommError>, sums: usize) {
+    let rank = deepburn_mpi::Process::connect().unwrap().rank();
+    let ended = as_rank(timeout, 1 << 20, |group| {
+        for id in 0..sums {
+            let own = vec![Host::from(vec![rank as f32; 1000])];
+            group.all_reduce(Tag::new("sum", id as u64), own, ReduceOp::Sum)?.wait()?;
+        }
+        run(rank)?;
+        loop {
+            let own = vec![Host::from(vec![1.0_f32; 1000])];
+            group.all_reduce(Tag::new("after", 0), own, ReduceOp::Sum)?.wait()?;
+        }
+        #[allow(unreachable_code)]
+        Ok(())
+    });
+    let failure = ended.unwrap_err();
+    if failure.rank == rank {
+        eprintln!("REPORT: {failure}");
+    }
+    std::process::exit(3);
+}
+
+#[test]
+#[ignore = "runs under mpirun"]
+fn one_rank_misbehaves() {
+    let how = std::env::var("HOW").unwrap();
+    let timeout = if how == "stop" { Duration::from_secs(3) } else { LONG };
+    report(
+        timeout,
+        |rank| {
+            if rank != 1 {
+                return Ok(());
+            }
+            match how.as_str() {
+                "error" => Err(CommError::NoRanks),
+                "panic" => panic!("rank 1 has had enough"),
+                "exit" => std::process::exit(0),
+                // SAFETY: signals this process.
+                "kill" => unsafe {
+                    libc::kill(libc::getpid(), libc::SIGKILL);
+                    Ok(())
+                },
+                // SAFETY: signals this process.
+                _ => unsafe {
+                    libc::kill(libc::getpid(), libc::SIGSTOP);
+                    Ok(())
+                },
+            }
+        },
+        3,
+    );
+}
+
+#[test]
+fn every_way_to_fail_is_one_line_with_the_rank() {
+    for (how, expected) in [
+        ("error", "REPORT: rank 1 failed: the number of ranks is 0"),
+        ("panic", "rank 1 has had enough"),
+        ("exit", "the process of rank 1"),
+        ("kill", "the process of rank 1"),
+        ("stop", "waited 3.000 s in collective 3 (all_reduce(sum) of after#0) for rank 1"),
+    ] {
+        let Some(text) = fails(3, "failures::one_rank_misbehaves", &[("HOW", how)]) else { return };
+        assert!(text.contains(expected), "{how}: {text}");
+        let reports = text.matches("REPORT").count() + text.matches("exits in the middle").count();
+        assert_eq!(reports, 1, "{how}: {text}");
+    }
+}
+
+#[test]
+#[ignore = "runs under mpirun"]
+fn ranks_disagree() {
+    let how = std::env::var("HOW").unwrap();
+    let rank = deepburn_mpi::Process::connect().unwrap().rank();
+    let ended = as_rank(LONG, 1 << 20, |group| {
+        let odd = rank == 2;
+        let named = |name: &str| Tag::new("sum", 7).naming([name.into()]);
+        let tag = match (how.as_str(), odd) {
+            ("tag", true) => Tag::new("other", 7),
+            (_, true) => named("b.weight"),
+            (_, false) => named("a.weight"),
+        };
+        let numel = if odd && how == "size" { 11 } else { 10 };
+        if odd && how == "type" {
+            let own = vec![Host::from(vec![1.0_f64; 10])];
+            return group.all_reduce(tag, own, ReduceOp::Sum)?.wait().map(drop);
+        }
+        let own = vec![Host::from(vec![1.0_f32; numel])];
+        if odd && how == "operation" {
+            return group.reduce_scatter(tag, own, ReduceOp::Sum)?.wait().map(drop);
+        }
+        if odd && how == "left" {
+            return Ok(());
+        }
+        group.all_reduce(tag, own, ReduceOp::Sum)?.wait().map(drop)
+    });
+    match ended {
+        Err(failure) if failure.rank == rank => eprintln!("REPORT: {failure}"),
+        Err(_) => {}
+        // The rank that has left early did all it wanted.
+        Ok(()) if how == "left" && rank == 2 => return,
+        Ok(()) => panic!("ranks that disagree went on"),
+    }
+    std::process::exit(3);
+}
+
+#[test]
+fn ranks_that_disagree_name_both_sides() {
+    for (how, expected) in [
+        (
+            "tag",
+            vec![
+                "rank 0 called all_reduce(sum) of sum (a.weight)",
+                "rank 2 called all_reduce(sum) of other",
+            ],
+        ),
+        ("size", vec!["a.weight of 10 x f32 and b.weight of 11 x f32"]),
+        ("type", vec!["rank 2 called", "Host<f64>"]),
+        ("operation", vec!["rank 2 called reduce_scatter(sum)"]),
+        ("left", vec!["for rank 2, which has ended"]),
+    ] {
+        let Some(text) = fails(3, "failures::ranks_disagree", &[("HOW", how)]) else { return };
+        for part in expected {
+            assert!(text.contains(part), "{how}: {part}: {text}");
+        }
+        assert_eq!(text.matches("REPORT").count(), 1, "{how}: {text}");
+    }
+}

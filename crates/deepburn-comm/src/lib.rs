@@ -4,7 +4,8 @@
 //! at once and are finished through a [`Pending`] handle. A [`Payload`] is what travels: host
 //! arrays ([`Host`]) here, device tensors where they are defined, so that this crate knows no
 //! tensor library. [`Member`] is the engine for rank threads of one process, and [`run_ranks`]
-//! runs a function on every rank and reports the failure that came first.
+//! runs a function on every rank and reports the failure that came first. [`Placement`] says which rank
+//! a process is that mpirun, mpiexec or srun started.
 //!
 //! The crate refuses to guess: ranks that start different collectives, a rank that ends early and
 //! a rank that never arrives are a [`CommError`] on every rank, never a hang.
@@ -39,6 +40,7 @@ mod in_process;
 mod operation;
 mod panic;
 mod payload;
+mod placement;
 mod ranks;
 mod statistics;
 mod tag;
@@ -49,6 +51,7 @@ pub use host::{Element, Host};
 pub use in_process::Member;
 pub use operation::Operation;
 pub use payload::{Payload, ReduceOp, Signature};
+pub use placement::{Launcher, Placement, PlacementError};
 pub use ranks::{FailureCause, RankFailure, run_ranks};
 pub use statistics::{Count, Statistics};
 pub use tag::Tag;

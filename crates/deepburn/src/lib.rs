@@ -48,8 +48,11 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod cores;
+
 use std::time::Duration;
 
+pub use cores::{HostCores, divide_cores};
 pub use deepburn_checkpoint as checkpoint;
 pub use deepburn_comm as comm;
 pub use deepburn_config as config;

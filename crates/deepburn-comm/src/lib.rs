@@ -4,7 +4,8 @@
 //! at once and are finished through a [`Pending`] handle. A [`Payload`] is what travels: host
 //! arrays ([`Host`]) here, device tensors where they are defined, so that this crate knows no
 //! tensor library. [`Member`] is the engine for rank threads of one process, and [`run_ranks`]
-//! runs a function on every rank and reports the failure that came first.
+//! runs a function on every rank and reports the failure that came first. [`Placement`] says which rank
+//! a process is that mpirun, mpiexec or srun started.
 //!
 //! The crate refuses to guess: ranks that start different collectives, a rank that ends early and
 //! a rank that never arrives are a [`CommError`] on every rank, never a hang.
@@ -34,6 +35,7 @@ compile_error!(
 
 pub mod arguments;
 mod error;
+mod gather;
 mod group;
 mod host;
 mod in_process;
@@ -41,11 +43,13 @@ mod operation;
 mod panic;
 mod partition;
 mod payload;
+mod placement;
 mod ranks;
 mod statistics;
 mod tag;
 
 pub use error::{Absence, Call, CommError, Side};
+pub use gather::gather_bytes;
 pub use group::{Pending, ProcessGroup};
 pub use host::{Element, Host};
 pub use in_process::Member;
@@ -53,6 +57,7 @@ pub use operation::Operation;
 pub use panic::message as panic_message;
 pub use partition::Partition;
 pub use payload::{Encoded, Form, Payload, ReduceOp, SharedPayload, Signature};
+pub use placement::{Launcher, Placement, PlacementError};
 pub use ranks::{Failure, FailureCause, RankFailure, RankHandle, run_rank, run_ranks};
 pub use statistics::{Count, Statistics};
 pub use tag::Tag;

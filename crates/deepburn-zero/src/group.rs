@@ -77,24 +77,7 @@ impl<B: Backend> Group<B> {
     /// # Errors
     /// When the collective fails.
     pub fn gather_bytes(&self, tag: Tag, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
-        let size = (bytes.len() as u64).to_ne_bytes();
-        let sizes = self.gather_equal(tag.clone(), size.to_vec())?;
-        let sizes = sizes.chunks_exact(size.len()).filter_map(|size| size.try_into().ok());
-        let sizes: Vec<usize> = sizes.map(|size| u64::from_ne_bytes(size) as usize).collect();
-        // Chunks of an all-gather have one length; the longest decides it.
-        let len = sizes.iter().copied().max().unwrap_or(0).max(1);
-        let mut padded = bytes.to_vec();
-        padded.resize(len, 0);
-        let all = self.gather_equal(tag, padded)?;
-        let said = all.chunks_exact(len).zip(&sizes).map(|(said, size)| said[..*size].to_vec());
-        Ok(said.collect())
-    }
-
-    /// The bytes of all ranks, of which each passes as many.
-    fn gather_equal(&self, tag: Tag, bytes: Vec<u8>) -> Result<Vec<u8>, CommError> {
-        let numel = self.world_size * bytes.len();
-        let all = self.bytes().all_gather(tag, vec![bytes.into()], vec![numel])?;
-        Ok(all.wait()?.swap_remove(0).into_vec())
+        deepburn_comm::gather_bytes(self.bytes(), tag, bytes)
     }
 
     /// The bytes of rank `root`, of which every rank passes as many.

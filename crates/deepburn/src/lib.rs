@@ -48,8 +48,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-use std::time::Duration;
+mod cores;
 
+pub use cores::{HostCores, divide_cores};
 pub use deepburn_checkpoint as checkpoint;
 pub use deepburn_comm as comm;
 pub use deepburn_config as config;
@@ -65,10 +66,7 @@ pub use deepburn_learner::{
 pub use deepburn_ops as ops;
 pub use deepburn_zero as zero;
 
-use deepburn_comm::RankFailure;
 use deepburn_config::{ConfigError, Facts, Plan, Report, Severity, Written, resolve};
-use deepburn_ops::StreamOps;
-use deepburn_zero::Group;
 
 /// What most programs need.
 pub mod prelude {
@@ -76,10 +74,6 @@ pub mod prelude {
     pub use deepburn_learner::{Engine, initialize};
     pub use deepburn_zero::{Group, Training, Zero};
 }
-
-/// How long a rank waits for the others in a collective before the run ends with an error that
-/// names the ranks that did not come: DeepSpeed's 30 minutes.
-pub const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
 /// Resolves a DeepSpeed configuration, given as JSON, for ranks on the host. Warnings and notes about
 /// it are logged through `tracing`.
@@ -107,18 +101,4 @@ pub enum PlanError {
     /// It can be read, and asks for what cannot be done.
     #[error(transparent)]
     Refused(#[from] Report),
-}
-
-/// Runs `run` on `world_size` ranks, each a thread with a device of its own or a shared one, and
-/// returns what they return, in rank order.
-///
-/// # Errors
-/// The first failure, with the rank it happened on; the other ranks are ended by it.
-pub fn run_ranks<B: StreamOps, R: Send>(
-    world_size: usize,
-    run: impl Fn(Group<B>) -> Result<R, OutsideError> + Sync,
-) -> Result<Vec<R>, RankFailure<OutsideError>> {
-    deepburn_comm::run_ranks(world_size, COLLECTIVE_TIMEOUT, |member| {
-        B::in_shared_stream(|| run(Group::new(member)))
-    })
 }

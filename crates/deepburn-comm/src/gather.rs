@@ -1,0 +1,55 @@
+//! What every rank says to all: text, a serialised value.
+
+use crate::{CommError, Host, ProcessGroup, Tag};
+
+/// Gathers the bytes of every rank, in rank order. A rank may say nothing.
+///
+/// Takes two collectives: the sizes, then the bytes, padded to the longest.
+///
+/// # Errors
+/// When a collective fails.
+pub fn gather_bytes(
+    group: &(impl ProcessGroup<Host<u8>> + ?Sized),
+    tag: Tag,
+    bytes: &[u8],
+) -> Result<Vec<Vec<u8>>, CommError> {
+    let size = (bytes.len() as u64).to_ne_bytes();
+    let sizes = gather_equal(group, tag.clone(), size.to_vec())?;
+    let sizes = sizes.chunks_exact(size.len()).filter_map(|size| size.try_into().ok());
+    let sizes: Vec<usize> = sizes.map(|size| u64::from_ne_bytes(size) as usize).collect();
+    let len = sizes.iter().copied().max().unwrap_or(0).max(1);
+    let mut padded = bytes.to_vec();
+    padded.resize(len, 0);
+    let all = gather_equal(group, tag, padded)?;
+    let said = all.chunks_exact(len).zip(&sizes).map(|(said, size)| said[..*size].to_vec());
+    Ok(said.collect())
+}
+
+/// The bytes of all ranks, of which each passes as many.
+fn gather_equal(
+    group: &(impl ProcessGroup<Host<u8>> + ?Sized),
+    tag: Tag,
+    bytes: Vec<u8>,
+) -> Result<Vec<u8>, CommError> {
+    let numel = group.world_size() * bytes.len();
+    let all = group.all_gather(tag, vec![bytes.into()], vec![numel])?;
+    Ok(all.wait()?.swap_remove(0).into_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::run_ranks;
+
+    #[test]
+    fn ranks_hear_what_all_say() {
+        let heard = run_ranks(3, Duration::from_secs(60), |member| {
+            let said = ["", "a", "longest"][member.rank()];
+            gather_bytes(&member, Tag::new("words", 0), said.as_bytes())
+        });
+        let expected: Vec<_> = ["", "a", "longest"].map(|said| said.as_bytes().to_vec()).into();
+        assert_eq!(heard.unwrap(), vec![expected; 3]);
+    }
+}

@@ -1,0 +1,114 @@
+//! Reads numbers from environment variables and keeps the name of each for messages.
+
+use super::{Launcher, PlacementError};
+
+/// A lookup of environment variables.
+pub(super) struct Variables<'a>(pub(super) &'a dyn Fn(&str) -> Option<String>);
+
+impl Variables<'_> {
+    /// The value of a variable; `None` where it is unset or empty, as `NAME= program` leaves it.
+    pub(super) fn text(&self, name: &str) -> Option<String> {
+        (self.0)(name).filter(|value| !value.trim().is_empty())
+    }
+
+    /// The value of a variable that `launcher` sets, as it did set `present`.
+    pub(super) fn required_text(
+        &self,
+        name: &'static str,
+        present: &'static str,
+        launcher: Launcher,
+    ) -> Result<String, PlacementError> {
+        self.text(name).ok_or_else(|| PlacementError::Missing {
+            name,
+            present,
+            value: self.text(present).unwrap_or_default(),
+            launcher,
+        })
+    }
+
+    /// The number in a variable that `launcher` sets, as it did set `present`.
+    pub(super) fn required(
+        &self,
+        name: &'static str,
+        present: &'static str,
+        launcher: Launcher,
+    ) -> Result<Number, PlacementError> {
+        Number::parse(name, self.required_text(name, present, launcher)?)
+    }
+
+    /// A rank and a number of ranks; `None` unless both are set, because either name alone is used
+    /// by programs that start nothing.
+    pub(super) fn pair(
+        &self,
+        rank: &'static str,
+        size: &'static str,
+    ) -> Result<Option<World>, PlacementError> {
+        let (Some(rank_text), Some(size_text)) = (self.text(rank), self.text(size)) else {
+            return Ok(None);
+        };
+        World::new(Number::parse(rank, rank_text)?, Number::parse(size, size_text)?).map(Some)
+    }
+}
+
+/// A number and the variable that it came from.
+#[derive(Clone, Copy)]
+pub(super) struct Number {
+    pub(super) name: &'static str,
+    pub(super) value: usize,
+}
+
+impl Number {
+    fn parse(name: &'static str, text: String) -> Result<Self, PlacementError> {
+        match text.trim().parse() {
+            Ok(value) => Ok(Self { name, value }),
+            Err(_) => Err(PlacementError::Malformed {
+                name,
+                value: text,
+                rule: "must be a whole number from 0".to_owned(),
+            }),
+        }
+    }
+}
+
+/// A rank below a number of ranks.
+#[derive(Clone, Copy)]
+pub(super) struct World {
+    pub(super) rank: Number,
+    pub(super) size: Number,
+}
+
+impl World {
+    pub(super) fn new(rank: Number, size: Number) -> Result<Self, PlacementError> {
+        if size.value == 0 {
+            return Err(PlacementError::Malformed {
+                name: size.name,
+                value: "0".to_owned(),
+                rule: "must be at least 1".to_owned(),
+            });
+        }
+        if rank.value >= size.value {
+            return Err(PlacementError::Malformed {
+                name: rank.name,
+                value: rank.value.to_string(),
+                rule: format!("must be below {}, which is {}", size.name, size.value),
+            });
+        }
+        Ok(Self { rank, size })
+    }
+
+    /// Fails unless rank and number of ranks are those of `other`.
+    pub(super) fn agree(&self, other: &Self, remedy: &'static str) -> Result<(), PlacementError> {
+        for (mine, others) in [(self.size, other.size), (self.rank, other.rank)] {
+            if mine.value != others.value {
+                return Err(PlacementError::Contradiction {
+                    name: mine.name,
+                    value: mine.value,
+                    other_name: others.name,
+                    other_value: others.value,
+                    remedy,
+                });
+            }
+        }
+        Ok(())
+    }
+}

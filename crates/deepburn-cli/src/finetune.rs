@@ -20,6 +20,11 @@ use deepburn_datasets::{DataError, Shard};
 use deepburn_models::gpt2::CheckpointError;
 use deepburn_monitor::{MonitorError, MonitorFolders, Monitors, Profiler};
 
+use crate::devices::Devices;
+#[cfg(feature = "cuda")]
+use crate::devices::cuda_devices;
+#[cfg(feature = "wgpu")]
+use crate::devices::wgpu_devices;
 use crate::failure::Failure;
 use crate::monitoring::check_monitors;
 use crate::preparation::{Preparation, check_types, claim_output, prepare};
@@ -116,55 +121,54 @@ pub fn finetune(arguments: Arguments, profiler: &Profiler) -> Result<(), Failure
     }
     match preparation.job.training.backend {
         #[cfg(feature = "cuda")]
-        deepburn_config::Backend::Cuda => run_on::<burn_cuda::Cuda<f32, i32>>(
-            &preparation,
-            burn_cuda::CudaDevice::default(),
-            profiler,
-        ),
-        #[cfg(feature = "tch")]
-        deepburn_config::Backend::Tch => {
-            run_on::<burn_tch::LibTorch<f32>>(&preparation, burn_tch::LibTorchDevice::Cpu, profiler)
+        deepburn_config::Backend::Cuda => {
+            run_on::<burn_cuda::Cuda<f32, i32>>(&preparation, &cuda_devices(), profiler)
         }
-        #[cfg(feature = "wgpu")]
-        deepburn_config::Backend::Wgpu => run_on::<burn_wgpu::Wgpu<f32, i32>>(
+        #[cfg(feature = "tch")]
+        deepburn_config::Backend::Tch => run_on::<burn_tch::LibTorch<f32>>(
             &preparation,
-            burn_wgpu::WgpuDevice::default(),
+            &[burn_tch::LibTorchDevice::Cpu],
             profiler,
         ),
-        _ => run_on::<burn_flex::Flex>(&preparation, burn_flex::FlexDevice, profiler),
+        #[cfg(feature = "wgpu")]
+        deepburn_config::Backend::Wgpu => {
+            run_on::<burn_wgpu::Wgpu<f32, i32>>(&preparation, &wgpu_devices(), profiler)
+        }
+        _ => run_on::<burn_flex::Flex>(&preparation, &[burn_flex::FlexDevice], profiler),
     }?;
     profiler.finish().map_err(Failure::run)?;
     write_report(&request, &preparation)
 }
 
-/// Trains on backend `B`, every rank on `device`.
+/// Trains on backend `B`, the ranks on those of the `visible` devices that the job chooses.
 fn run_on<B: FusedOps + OptimizerOps>(
     preparation: &Preparation,
-    device: B::Device,
+    visible: &[B::Device],
     profiler: &Profiler,
 ) -> Result<(), Failure> {
+    let training = &preparation.job.training;
+    // Ranks are threads: all of them are on this host.
+    let devices = Devices::choose(visible, training, training.ranks)?;
     match &preparation.subject {
-        Subject::Causal(recipe) => run::<B, _>(preparation, &**recipe, device, profiler),
-        Subject::Encoder(recipe) => run::<B, _>(preparation, &**recipe, device, profiler),
-        Subject::Gpt2Classifier(recipe) => run::<B, _>(preparation, &**recipe, device, profiler),
+        Subject::Causal(recipe) => run::<B, _>(preparation, &**recipe, &devices, profiler),
+        Subject::Encoder(recipe) => run::<B, _>(preparation, &**recipe, &devices, profiler),
+        Subject::Gpt2Classifier(recipe) => run::<B, _>(preparation, &**recipe, &devices, profiler),
     }
 }
 
-/// Trains what `recipe` says on backend `B`, every rank on `device`.
+/// Trains what `recipe` says on backend `B`, each rank on its device.
 fn run<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     preparation: &Preparation,
     recipe: &R,
-    device: B::Device,
+    devices: &Devices<B::Device>,
     profiler: &Profiler,
 ) -> Result<(), Failure> {
-    check_types::<B>(preparation, &device)?;
+    let ranks = preparation.job.training.ranks;
+    for device in devices.used(ranks) {
+        check_types::<B>(preparation, device)?;
+    }
     let output = &preparation.job.training.output_dir;
-    let model = B::in_shared_stream(|| -> Result<_, Failure> {
-        let model = recipe.model(&device)?;
-        // Weights are drawn when first used; the handles of all ranks are to share one draw.
-        model.visit(&mut Draw);
-        Ok(model)
-    })?;
+    let models = models(recipe, devices, ranks)?;
     let _claim = claim_output(output)?;
     let record = serde_json::to_string_pretty(&preparation.record).map_err(Failure::run)?;
     write_whole(&output.join("job.json"), &record).map_err(Failure::run)?;
@@ -181,21 +185,21 @@ fn run<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         tracing::info!("until this run ends, {}/model is an earlier one's", output.display());
     }
 
-    let ranks = preparation.job.training.ranks;
     tracing::info!(
         "{} parameters, ZeRO stage {}, {ranks} ranks, {} steps",
         preparation.subject.num_parameters(),
         preparation.plan.zero.stage.number(),
         preparation.max_steps
     );
-    // Every rank takes its own handle on the one model that was built.
-    let models = Mutex::new(vec![model; ranks]);
+    let models = Mutex::new(models);
     let checkpoints = resume::plan(preparation)?;
     let signals = Signals::listen().map_err(Failure::run)?;
     let trained = deepburn::run_ranks(ranks, |group: Group<B>| {
-        let model = models.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let hooks = hooks(preparation, group.rank(), profiler)?;
-        let run = RankRun { group, device: device.clone(), hooks, checkpoints: &checkpoints };
+        let rank = group.rank();
+        let model = models.lock().unwrap_or_else(PoisonError::into_inner)[rank].take();
+        let hooks = hooks(preparation, rank, profiler)?;
+        let device = devices.of(rank).clone();
+        let run = RankRun { group, device, hooks, checkpoints: &checkpoints };
         Ok(train_rank(preparation, recipe, model, run, &signals)?)
     });
     let outcomes = trained.map_err(|failure| Failure::run(failure.to_string()))?;
@@ -206,6 +210,27 @@ fn run<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         }
         _ => Ok(()),
     }
+}
+
+/// The model of each rank. It is built once; ranks on the same device start from handles on one copy.
+fn models<B: FusedOps + OptimizerOps, R: Recipe<B>>(
+    recipe: &R,
+    devices: &Devices<B::Device>,
+    ranks: usize,
+) -> Result<Vec<Option<R::Model>>, Failure> {
+    B::in_shared_stream(|| {
+        // In the order of the ranks, which begins again after the last.
+        let used = devices.used(ranks);
+        let model = recipe.model(&used[0])?;
+        // Weights are drawn when first used; all ranks are to share one draw.
+        model.visit(&mut Draw);
+        let on = |device: &B::Device| match *device == used[0] {
+            true => model.clone(),
+            false => model.clone().fork(device),
+        };
+        let copies: Vec<_> = used.iter().map(on).collect();
+        Ok(copies.iter().cycle().take(ranks).cloned().map(Some).collect())
+    })
 }
 
 /// What is said of a run that a signal stopped.

@@ -11,6 +11,7 @@ mod causal;
 mod checkpoint_tools;
 mod classification;
 mod corpus;
+mod devices;
 mod failure;
 mod finetune;
 mod job_state;

@@ -159,6 +159,8 @@ pub struct TrainingJob {
     pub ranks: usize,
     /// Where tensors live.
     pub backend: Backend,
+    /// Indices of the devices that ranks are placed on; `None` takes all that are visible.
+    pub devices: Option<Vec<usize>>,
     /// Folder of everything that is written.
     pub output_dir: PathBuf,
     /// Optimizer steps between two evaluations.

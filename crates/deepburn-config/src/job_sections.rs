@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value as Json};
 
+use crate::devices::read_devices;
 use crate::diagnosis::Findings;
 use crate::job::{Architecture, Backend, DataJob, DataKind, Join, ModelJob, TrainingJob};
 use crate::keys::DEEPSPEED;
@@ -268,17 +269,19 @@ pub(crate) fn read_training(
         );
     }
     let deepspeed = Section::new(DEEPSPEED, Some(written.node()), "");
+    let backend = match training.choice("backend") {
+        "wgpu" => Backend::Wgpu,
+        "cuda" => Backend::Cuda,
+        "tch" => Backend::Tch,
+        _ => Backend::Flex,
+    };
     TrainingJob {
         epochs: epochs.or(if max_steps.is_none() { Some(1) } else { None }),
         max_steps,
         seed: training.count("seed") as u64,
         ranks: training.optional_count("ranks").or(written.processes()).unwrap_or(1),
-        backend: match training.choice("backend") {
-            "wgpu" => Backend::Wgpu,
-            "cuda" => Backend::Cuda,
-            "tch" => Backend::Tch,
-            _ => Backend::Flex,
-        },
+        backend,
+        devices: read_devices(training, backend, findings),
         output_dir: PathBuf::from(training.text("output_dir").unwrap_or("output")),
         eval_steps: training.optional_count("eval_steps"),
         save_steps: training.optional_count("save_steps"),

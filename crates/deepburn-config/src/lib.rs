@@ -33,6 +33,7 @@ mod accelerate;
 mod batch_schedule;
 mod check;
 mod curriculum;
+mod devices;
 mod diagnosis;
 mod dynamic_batching;
 mod job;

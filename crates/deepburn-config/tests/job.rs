@@ -113,6 +113,22 @@ fn splits_are_shares_or_paths() {
 }
 
 #[test]
+fn devices_are_auto_or_a_list_of_indices() {
+    let devices = |value: &str, backend: &str| {
+        let text = format!(r#"{{"training": {{"devices": {value}, "backend": "{backend}"}}}}"#);
+        job(&text, &[]).training.devices
+    };
+    for auto in ["null", "\"auto\""] {
+        assert_eq!(devices(auto, "cuda"), None);
+    }
+    assert_eq!(job("{}", &[]).training.devices, None);
+    assert_eq!(devices("[2, 0]", "cuda"), Some(vec![2, 0]));
+    assert_eq!(devices("[0]", "flex"), Some(vec![0]));
+    let set = ["training.backend=wgpu", "training.devices=[1]"];
+    assert_eq!(job("{}", &set).training.devices, Some(vec![1]));
+}
+
+#[test]
 fn null_means_not_given() {
     let text = r#"{"model": null, "data": {"path": null, "splits": null, "tokenizer": null}, "training": {"max_steps": null, "save_steps": null}, "deepspeed": null}"#;
     assert_eq!(job(text, &["model.config=null", "data.kind=text"]).data.kind, DataKind::Synthetic);
@@ -270,6 +286,30 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
         (
             r#"{"training": {"batch_size_schedule": {"from_step": [3], "train_batch_size": []}}}"#,
             ["training.batch_size_schedule.from_step", "1 steps for 0", "one step"],
+        ),
+        (
+            r#"{"training": {"backend": "cuda", "devices": 2}}"#,
+            ["training.devices", "2 is a number, must be \"auto\" or a list", "write [2]"],
+        ),
+        (
+            r#"{"training": {"backend": "cuda", "devices": "all"}}"#,
+            ["training.devices", "\"all\" is a string, must be \"auto\" or a list", "write [0, 1]"],
+        ),
+        (
+            r#"{"training": {"backend": "cuda", "devices": [0, -1]}}"#,
+            ["training.devices", "-1 is no device index", "from 0 to 65535"],
+        ),
+        (
+            r#"{"training": {"backend": "cuda", "devices": [1, 0, 1]}}"#,
+            ["training.devices", "1 is listed twice", "list each device once"],
+        ),
+        (
+            r#"{"training": {"backend": "cuda", "devices": []}}"#,
+            ["training.devices", "[] lists no device", "write \"auto\""],
+        ),
+        (
+            r#"{"training": {"devices": [0, 2]}}"#,
+            ["training.devices", "2 does not exist: backend \"flex\" has one device", "\"auto\""],
         ),
         (
             r#"{"data": {"sequence_length": 0}}"#,

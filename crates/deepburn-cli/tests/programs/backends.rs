@@ -45,6 +45,15 @@ fn a_backend_that_is_not_compiled_in_names_its_feature() {
     }
 }
 
+#[test]
+fn devices_that_are_not_there_are_refused_by_index() {
+    for backend in backends() {
+        let job = Job::tiny().with("training.backend", backend);
+        let ending = job.with("training.devices", vec![0, 999]).run();
+        ending.failed(2, &["training.devices", "999", backend, "\"auto\""]);
+    }
+}
+
 /// A GPT-2 of two layers in which no size is even, from seeded weights.
 #[test]
 fn two_layers_learn_as_on_flex() {

@@ -163,6 +163,14 @@ const TRAINING: &[Key] = &[
         "Where tensors live. \
         wgpu, cuda and tch need a program built with the feature of that name.",
     ),
+    Key::optional(
+        "devices",
+        Kind::Free,
+        "Devices of each host, a list of indices among those that are visible; each rank takes the \
+            one of its local rank, from the front again where there are more ranks. \"auto\", the \
+            default, means all that are visible.",
+    )
+    .auto(),
     Key::new(
         "output_dir",
         Kind::Text,

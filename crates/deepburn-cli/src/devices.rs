@@ -1,0 +1,132 @@
+//! Which device each rank computes on.
+//!
+//! [`Devices`] holds the devices of this host that the job may use: all that are visible, or those that
+//! `training.devices` lists. A rank takes the one of its local rank; where there are more ranks than
+//! devices, ranks share them. Devices are counted without opening one, because an open CUDA device takes
+//! hundreds of megabytes.
+
+use deepburn_config::TrainingJob;
+
+use crate::failure::Failure;
+
+/// The devices of this host that a job uses; at least one.
+pub(crate) struct Devices<D> {
+    chosen: Vec<D>,
+}
+
+impl<D: Clone> Devices<D> {
+    /// Chooses those that the job lists, or else all of `visible`, and notes when `local_ranks` ranks on
+    /// this host have to share them.
+    ///
+    /// # Errors
+    /// A user's mistake: no device is visible, or one that is listed is not.
+    pub(crate) fn choose(
+        visible: &[D],
+        job: &TrainingJob,
+        local_ranks: usize,
+    ) -> Result<Self, Failure> {
+        let (backend, num_visible) = (job.backend.name(), visible.len());
+        if num_visible == 0 {
+            return Err(Failure::mistake(format!(
+                "training.backend: \"{backend}\" sees no device; check the driver and \
+                 CUDA_VISIBLE_DEVICES, or use \"flex\""
+            )));
+        }
+        let all: Vec<_> = (0..num_visible).collect();
+        let chosen = job.devices.as_deref().unwrap_or(&all).iter().map(|&index| {
+            visible.get(index).cloned().ok_or_else(|| {
+                Failure::mistake(format!(
+                    "training.devices: {index} is not visible: \"{backend}\" sees {num_visible} on this \
+                     host, whose indices count from 0; list others or write \"auto\""
+                ))
+            })
+        });
+        let devices = Self { chosen: chosen.collect::<Result<_, _>>()? };
+        let num_devices = devices.chosen.len();
+        if local_ranks > num_devices && !job.backend.is_host() {
+            let device = if num_devices == 1 { "device" } else { "devices" };
+            tracing::info!("training.devices: {local_ranks} ranks share {num_devices} {device}");
+        }
+        Ok(devices)
+    }
+
+    /// The device of a local rank.
+    pub(crate) fn of(&self, local_rank: usize) -> &D {
+        &self.chosen[local_rank % self.chosen.len()]
+    }
+
+    /// The devices that `local_ranks` ranks use.
+    pub(crate) fn used(&self, local_ranks: usize) -> &[D] {
+        &self.chosen[..local_ranks.clamp(1, self.chosen.len())]
+    }
+}
+
+/// CUDA devices, of which `CUDA_VISIBLE_DEVICES` may hide some.
+#[cfg(feature = "cuda")]
+pub(crate) fn cuda_devices() -> Vec<burn_cuda::CudaDevice> {
+    use cubecl::Runtime;
+
+    // Without CUDA's driver library the count panics.
+    let found = std::panic::catch_unwind(|| cubecl::cuda::CudaRuntime::enumerate_devices(0, &()));
+    let count = found.map_or(0, |devices| devices.len());
+    (0..count).map(|index| burn_cuda::CudaDevice { index }).collect()
+}
+
+/// Adapters of the best kind that there is: discrete GPUs, else integrated ones, else virtual ones. Ranks
+/// wait for each other, so a second GPU of a slower kind would slow all of them down.
+///
+/// A single one, and an adapter that computes on the CPU, are what wgpu chooses by default, which
+/// `CUBECL_WGPU_DEFAULT_DEVICE` overrides.
+#[cfg(feature = "wgpu")]
+pub(crate) fn wgpu_devices() -> Vec<burn_wgpu::WgpuDevice> {
+    use burn_wgpu::graphics::{AutoGraphicsApi, GraphicsApi};
+    use burn_wgpu::{WgpuDevice, WgpuRuntime};
+    use cubecl::Runtime;
+
+    let count = |kind| WgpuRuntime::enumerate_devices(kind, &AutoGraphicsApi::backend()).len();
+    // The numbers by which CubeCL tells the kinds apart.
+    let kinds: [(u16, fn(usize) -> WgpuDevice); 3] =
+        [(0, WgpuDevice::DiscreteGpu), (1, WgpuDevice::IntegratedGpu), (2, WgpuDevice::VirtualGpu)];
+    let overridden = std::env::var_os("CUBECL_WGPU_DEFAULT_DEVICE").is_some();
+    let best = kinds.into_iter().map(|(kind, device)| (count(kind), device)).find(|(n, _)| *n > 0);
+    match best {
+        Some((count, device)) if count > 1 && !overridden => (0..count).map(device).collect(),
+        _ => vec![WgpuDevice::DefaultDevice],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use deepburn_config::{Job, JobRequest};
+
+    use super::*;
+
+    fn choose(visible: usize, devices: &str, ranks: usize) -> Result<Vec<usize>, String> {
+        let text = format!(
+            r#"{{"training": {{"backend": "cuda", "devices": {devices}, "ranks": {ranks}}}}}"#
+        );
+        let folder = std::path::Path::new("");
+        let (job, _) = Job::parse(&text, "job.json", folder, &JobRequest::default()).unwrap();
+        let visible: Vec<_> = (0..visible).map(|index| 10 + index).collect();
+        let devices = Devices::choose(&visible, &job.training, ranks).map_err(|e| e.to_string())?;
+        assert!((0..ranks).all(|rank| devices.used(ranks).contains(devices.of(rank))));
+        Ok((0..ranks).map(|rank| *devices.of(rank)).collect())
+    }
+
+    #[test]
+    fn ranks_take_devices_by_local_rank() {
+        assert_eq!(choose(4, "\"auto\"", 3), Ok(vec![10, 11, 12]));
+        assert_eq!(choose(1, "\"auto\"", 3), Ok(vec![10, 10, 10]));
+        assert_eq!(choose(2, "\"auto\"", 5), Ok(vec![10, 11, 10, 11, 10]));
+        assert_eq!(choose(4, "[3, 1]", 3), Ok(vec![13, 11, 13]));
+    }
+
+    #[test]
+    fn devices_that_are_not_visible_are_refused() {
+        let error = choose(2, "[0, 2]", 2).unwrap_err();
+        assert!(error.contains("training.devices: 2 is not visible"), "{error}");
+        assert!(error.contains("sees 2 on this host"), "{error}");
+        let error = choose(0, "\"auto\"", 1).unwrap_err();
+        assert!(error.contains("\"cuda\" sees no device"), "{error}");
+    }
+}

@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Instant;
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 
 /// One thing that happened.
 #[derive(Debug)]
@@ -35,10 +35,10 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    /// Catches SIGTERM, SIGINT and SIGHUP from now on.
+    /// Catches SIGTERM, SIGINT, SIGHUP and SIGUSR1 from now on.
     pub(crate) fn listen() -> io::Result<Self> {
         let (sender, receiver) = channel();
-        for signal in [SIGTERM, SIGINT, SIGHUP] {
+        for signal in [SIGTERM, SIGINT, SIGHUP, SIGUSR1] {
             let (mut reader, writer) = UnixStream::pair()?;
             // One byte is written for each signal.
             signal_hook::low_level::pipe::register(signal, writer)?;
@@ -86,6 +86,8 @@ pub(crate) fn signal_name(signal: i32) -> &'static str {
     match signal {
         SIGINT => "SIGINT",
         SIGHUP => "SIGHUP",
+        // Batch systems announce the end of a job's time with it.
+        SIGUSR1 => "SIGUSR1",
         _ => "SIGTERM",
     }
 }

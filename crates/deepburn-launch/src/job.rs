@@ -48,6 +48,9 @@ impl JobEnd {
 /// then on others.
 const TERMINATION: Duration = Duration::from_secs(10);
 
+/// Between two requests to save and stop: `mpirun` loses a signal that comes while it starts ranks.
+const AGAIN: Duration = Duration::from_secs(5);
+
 /// How long output may still come after the end of `mpirun`. A remote shell that stays connected in
 /// the background keeps its pipe open for longer.
 const LAST_OUTPUT: Duration = Duration::from_secs(2);
@@ -125,8 +128,14 @@ fn supervise(
     let mut deadline = None;
     let mut interrupted = None;
     loop {
-        match events.next(deadline) {
+        let again = Instant::now() + AGAIN;
+        let stopping = matches!(stage, Stage::Stopping) && deadline.is_none_or(|end| again < end);
+        match events.next(if stopping { Some(again) } else { deadline }) {
             Some(Event::Ended(status)) => return Ok((status?, interrupted)),
+            None if stopping => {
+                send(mpirun, Signal::USR1);
+                continue;
+            }
             // Of a host that was checked before, too late.
             Some(Event::Answer { .. }) => continue,
             Some(Event::Signal(signal)) => {

@@ -72,8 +72,8 @@ impl Launch {
 
     /// Runs the job to its end, with restarts.
     ///
-    /// Call it once a process, and only in a process that has no other children: SIGTERM, SIGINT and
-    /// SIGHUP are caught from then on, and all children are killed at the end.
+    /// Call it once a process, and only in a process that has no other children: SIGTERM, SIGINT,
+    /// SIGHUP and SIGUSR1 are caught from then on, and all children are killed at the end.
     ///
     /// # Errors
     /// A host does not answer, `mpirun` is missing or another one, or the system fails.

@@ -12,8 +12,10 @@
 //! seconds, sends SIGTERM to the ranks, waits that time again and sends SIGKILL. It always waits in
 //! full, and does the same when a rank fails. A time that is long enough for a checkpoint would
 //! therefore delay both the checkpoint and the end of a failed job by minutes. So the time stays at
-//! one second, and a launcher that gets SIGTERM, SIGINT or SIGHUP sends SIGUSR1, which `mpirun`
-//! forwards to all ranks at once. For a rank, SIGUSR1 means "save and stop", SIGTERM "stop now".
+//! one second, and a launcher that gets SIGTERM, SIGINT, SIGHUP or SIGUSR1 sends SIGUSR1, which
+//! `mpirun` forwards to all ranks at once. For a rank, SIGUSR1 means "save and stop", SIGTERM "stop now".
+//! `mpirun` loses a signal that comes while it starts ranks, so SIGUSR1 is sent again every few seconds.
+//! Ranks must take the second for the first.
 //!
 //! Nothing here knows of a tensor, a backend or another crate of DeepBurn.
 

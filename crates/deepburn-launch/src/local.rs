@@ -48,7 +48,12 @@ pub fn this_machine(selection: &Selection, visible: Option<&str>) -> Result<Host
         ),
         None => {}
     }
-    Ok(HostSlots::new(name, nvidia_devices().max(1)))
+    // Ranks on a CPU are as many as asked for: there is no device that two of them would share.
+    let slots = match nvidia_devices() {
+        0 => selection.num_gpus.unwrap_or(1),
+        count => count,
+    };
+    Ok(HostSlots::new(name, slots))
 }
 
 /// Counts the NVIDIA GPUs of this machine: their device files are `/dev/nvidia0`, `/dev/nvidia1`, ...

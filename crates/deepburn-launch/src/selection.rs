@@ -79,7 +79,7 @@ pub enum SelectionError {
     },
     /// More hosts than there are.
     #[error(
-        "--num_nodes: {asked}; there are {present} hosts; ask for fewer, or list more in a --hostfile"
+        "--num_nodes: too many: {asked}; hosts in all: {present}; ask for fewer, or list more in a --hostfile"
     )]
     TooManyNodes {
         /// The number asked for.
@@ -125,7 +125,7 @@ impl Selection {
             for host in &mut selected {
                 if count > host.slots.len() {
                     tracing::warn!(
-                        "--num_gpus: {count} ranks on {}, which has {} slots; ranks share devices",
+                        "--num_gpus: {count} is more than the slots of {}, {}; ranks share devices",
                         host.name,
                         host.slots.len()
                     );

@@ -152,5 +152,5 @@ fn counts_take_the_first_hosts_and_slots() {
     assert_eq!(select(Some(0), None), Err(SelectionError::Zero { option: "--num_nodes" }));
     assert_eq!(select(None, Some(0)), Err(SelectionError::Zero { option: "--num_gpus" }));
     let error = select(Some(3), None).unwrap_err().to_string();
-    assert!(error.starts_with("--num_nodes: 3; there are 2 hosts; "), "{error}");
+    assert!(error.starts_with("--num_nodes: too many: 3; hosts in all: 2; "), "{error}");
 }

@@ -102,7 +102,9 @@ fn waiting(traps: &str) -> Fake {
 
 #[test]
 fn a_signal_asks_ranks_to_save_and_ends_the_job() {
-    for (signal, status) in [(Signal::TERM, 143), (Signal::INT, 130), (Signal::HUP, 129)] {
+    for (signal, status) in
+        [(Signal::TERM, 143), (Signal::INT, 130), (Signal::HUP, 129), (Signal::USR1, 138)]
+    {
         let fake = waiting("trap 'echo saved > saved; exit 143' USR1");
         let mut running = Job { max_restarts: 2, ..fake.job() }.start();
         running.wait_for("ready");
@@ -116,6 +118,15 @@ fn a_signal_asks_ranks_to_save_and_ends_the_job() {
 #[test]
 fn a_job_that_finishes_in_spite_of_a_signal_has_succeeded() {
     let fake = waiting("trap 'exit 0' USR1");
+    let mut running = fake.job().start();
+    running.wait_for("ready");
+    running.signal(Signal::TERM);
+    assert_eq!(running.wait().status, Some(0));
+}
+
+#[test]
+fn a_signal_that_mpirun_loses_is_sent_again() {
+    let fake = waiting("trap 'trap \"exit 0\" USR1' USR1");
     let mut running = fake.job().start();
     running.wait_for("ready");
     running.signal(Signal::TERM);

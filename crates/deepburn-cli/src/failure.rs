@@ -13,6 +13,13 @@ pub enum Failure {
     Mistake(Box<dyn Error + Send + Sync>),
     /// Something failed while running: status 1.
     Run(Box<dyn Error + Send + Sync>),
+    /// A program that was started failed: its own status.
+    Program {
+        /// Status of the program.
+        status: u8,
+        /// Which one it was, and how it failed.
+        message: String,
+    },
     /// A signal ended the run: status 128 and its number, as shells have it.
     Interrupted {
         /// Number of the signal.
@@ -38,6 +45,7 @@ impl Failure {
         match self {
             Self::Mistake(_) => 2,
             Self::Run(_) => 1,
+            Self::Program { status, .. } => *status,
             Self::Interrupted { signal, .. } => 128 + signal,
         }
     }
@@ -47,6 +55,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Mistake(error) | Self::Run(error) => write!(f, "error: {error}"),
+            Self::Program { message, .. } => write!(f, "error: {message}"),
             Self::Interrupted { message, .. } => f.write_str(message),
         }
     }

@@ -15,6 +15,7 @@ mod devices;
 mod failure;
 mod finetune;
 mod job_state;
+mod launch;
 mod lengths;
 mod memory;
 mod monitoring;
@@ -33,13 +34,15 @@ mod watch;
 pub use checkpoint_tools::{Size, WeightType};
 pub use failure::{Failure, exit};
 pub use finetune::{Arguments, finetune};
+pub use launch::LaunchArguments;
 pub use tools::{Command, Tools, run as run_tool};
 
 /// Shows warnings and notes on standard error; `RUST_LOG` chooses which. The profiler hears of every
 /// phase and collective once it is told of steps.
 pub fn show_notes() -> Profiler {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,deepburn_cli=info"));
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| {
+        tracing_subscriber::EnvFilter::new("warn,deepburn_cli=info,deepburn_launch=info")
+    });
     let notes = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())

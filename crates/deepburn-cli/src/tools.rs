@@ -1,5 +1,5 @@
 //! `deepburn`: check a configuration, estimate memory, generate text, look into checkpoints and make
-//! weights of them, compare runs, show the environment.
+//! weights of them, compare runs, launch jobs on several processes, show the environment.
 
 use std::fs;
 use std::io::Write;
@@ -15,6 +15,7 @@ use deepburn_monitor::{Comparison, Environment};
 
 use crate::checkpoint_tools::{Size, WeightType, consolidate, inspect};
 use crate::failure::Failure;
+use crate::launch::{LaunchArguments, launch};
 use crate::progress::tell;
 
 /// DeepBurn's tools.
@@ -101,6 +102,8 @@ pub enum Command {
         #[arg(long)]
         tag: Option<String>,
     },
+    /// Launch a training job as one process per rank, on this machine or the hosts of a hostfile.
+    Launch(LaunchArguments),
     /// Draws the curves of several runs over each other.
     Plot {
         /// Output folders of runs, or their metrics.jsonl.
@@ -145,6 +148,7 @@ pub fn run(tools: Tools) -> Result<(), Failure> {
             print(inspect(&checkpoint, tag.as_deref())?.trim_end());
             Ok(())
         }
+        Command::Launch(arguments) => launch(arguments),
         Command::Plot { runs, output } => {
             if output.extension().is_none_or(|ending| ending != "html") {
                 return Err(Failure::mistake(format!(
@@ -266,6 +270,6 @@ fn at_least_one(what: &str, count: usize) -> Result<usize, Failure> {
 }
 
 /// Prints to standard output; a reader that has gone away (`| head`) is no failure.
-fn print(text: &str) {
+pub(crate) fn print(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }

@@ -11,6 +11,7 @@ mod evaluation;
 mod failures;
 mod hub;
 mod job;
+mod launching;
 mod malformed;
 mod memory;
 mod outputs;

@@ -1,0 +1,143 @@
+//! Whether remote hosts answer, before `mpirun` is started: it waits for a host forever.
+
+use std::fmt::Write;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use thiserror::Error;
+
+use crate::events::{Event, Events};
+
+/// Why hosts cannot be used.
+#[derive(Debug, Error)]
+pub enum ConnectError {
+    /// Hosts do not answer, or the remote shell fails there.
+    #[error(
+        "unreachable hosts:{hosts}\neach must run `{shell} HOST true` within {timeout} s without a password; start them or repair the remote shell, leave them out with --exclude, or raise --connect-timeout"
+    )]
+    Unreachable {
+        /// A line for each: the host and what is wrong.
+        hosts: String,
+        /// The remote shell.
+        shell: String,
+        /// How long hosts have, in seconds.
+        timeout: u64,
+    },
+    /// The remote shell is an empty text.
+    #[error(
+        "--remote-shell: empty; it is a command that runs another on a host, such as `ssh -p 2222`; give one"
+    )]
+    NoShell,
+}
+
+/// How the check of the hosts ended.
+pub(crate) enum Reached {
+    /// All answered.
+    All,
+    /// A signal came first.
+    Interrupted(i32),
+}
+
+/// Runs `true` on all `hosts` at once through the remote shell.
+pub(crate) fn connect(
+    hosts: &[&str],
+    shell: &str,
+    timeout: Duration,
+    events: &Events,
+) -> Result<Reached, ConnectError> {
+    let deadline = Instant::now() + timeout;
+    let mut pending = Vec::new();
+    let mut failures: Vec<Option<String>> = vec![None; hosts.len()];
+    for (index, host) in hosts.iter().enumerate() {
+        match start(index, probe(shell, host, timeout)?, events) {
+            Ok(pid) => pending.push((index, pid)),
+            Err(error) => failures[index] = Some(format!("{shell}: {error}")),
+        }
+    }
+    while !pending.is_empty() {
+        match events.next(Some(deadline)) {
+            Some(Event::Answer { host, output }) => {
+                pending.retain(|(index, _)| *index != host);
+                failures[host] = failure(output);
+            }
+            Some(Event::Signal(signal)) => {
+                end(&pending);
+                return Ok(Reached::Interrupted(signal));
+            }
+            Some(Event::Ended(_)) => {}
+            None => break,
+        }
+    }
+    end(&pending);
+    for (index, _) in &pending {
+        failures[*index] = Some(format!("no answer within {} s", timeout.as_secs()));
+    }
+    let mut lines = String::new();
+    for (host, failure) in hosts.iter().zip(&failures) {
+        if let Some(failure) = failure {
+            let _ = write!(lines, "\n  {host}: {failure}");
+        }
+    }
+    match lines.is_empty() {
+        true => Ok(Reached::All),
+        false => Err(ConnectError::Unreachable {
+            hosts: lines,
+            shell: shell.to_owned(),
+            timeout: timeout.as_secs(),
+        }),
+    }
+}
+
+/// The command that runs `true` on a host.
+fn probe(shell: &str, host: &str, timeout: Duration) -> Result<Command, ConnectError> {
+    // Split as mpirun splits it: at spaces, without quotes.
+    let mut words = shell.split_whitespace();
+    let program = words.next().ok_or(ConnectError::NoShell)?;
+    let mut command = Command::new(program);
+    if Path::new(program).file_name().is_some_and(|name| name == "ssh") {
+        // A question for a password would wait for a terminal that nobody looks at.
+        let seconds = timeout.as_secs().max(1);
+        command.args(["-o", "BatchMode=yes", "-o", &format!("ConnectTimeout={seconds}")]);
+    }
+    // In a process group of its own, which is ended as a whole.
+    command.args(words).args([host, "true"]).process_group(0);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    Ok(command)
+}
+
+/// Starts a check, whose answer becomes an event.
+fn start(host: usize, mut command: Command, events: &Events) -> io::Result<Pid> {
+    let child = command.spawn()?;
+    let pid = Pid::from_child(&child);
+    let sender = events.sender();
+    thread::spawn(move || {
+        // Nobody listens any more once the launcher ends.
+        let _ = sender.send(Event::Answer { host, output: child.wait_with_output() });
+    });
+    Ok(pid)
+}
+
+fn end(pending: &[(usize, Pid)]) {
+    for (_, group) in pending {
+        // It may have ended meanwhile.
+        let _ = kill_process_group(*group, Signal::KILL);
+    }
+}
+
+/// What is wrong with a host, by the end of its remote shell.
+fn failure(output: io::Result<Output>) -> Option<String> {
+    match output {
+        Ok(output) if output.status.success() => None,
+        Ok(output) => {
+            let text = String::from_utf8_lossy(&output.stderr);
+            let last = text.lines().rev().find(|line| !line.trim().is_empty());
+            Some(last.map_or_else(|| output.status.to_string(), |line| line.trim().to_owned()))
+        }
+        Err(error) => Some(error.to_string()),
+    }
+}

@@ -1,0 +1,197 @@
+//! One run of `mpirun`, from its start until nothing of it is left.
+
+use std::io;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+use crate::events::{Event, Events, signal_name};
+use crate::orphans;
+use crate::output::copy_lines;
+
+/// How a job ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JobEnd {
+    /// All ranks ended with status 0.
+    Success,
+    /// A rank failed, or `mpirun` itself.
+    Failed {
+        /// Exit status of the rank that failed first; 128 and the number of the signal that ended it.
+        status: u8,
+        /// That rank, if `mpirun` named it.
+        rank: Option<usize>,
+    },
+    /// The launcher got a signal, and the job ended with another status than 0.
+    Interrupted {
+        /// Number of the signal.
+        signal: u8,
+    },
+}
+
+impl JobEnd {
+    /// Exit status of the launcher: that of the rank that failed first, or 128 and the number of the
+    /// signal that interrupted the job.
+    pub fn status(self) -> u8 {
+        match self {
+            Self::Success => 0,
+            Self::Failed { status, .. } => status,
+            Self::Interrupted { signal } => 128 + signal,
+        }
+    }
+}
+
+/// How long `mpirun` has after SIGTERM before it is killed: it waits a second twice, on this host and
+/// then on others.
+const TERMINATION: Duration = Duration::from_secs(10);
+
+/// Between two requests to save and stop: `mpirun` loses a signal that comes while it starts ranks.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// How long output may still come after the end of `mpirun`. A remote shell that stays connected in
+/// the background keeps its pipe open for longer.
+const LAST_OUTPUT: Duration = Duration::from_secs(2);
+
+/// Runs `words` to their end. Ranks have `grace` to save and stop after a signal.
+pub(crate) fn run(words: &[String], grace: Duration, events: &Events) -> io::Result<JobEnd> {
+    orphans::adopt();
+    let (program, arguments) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+    // In a process group of its own: the terminal's Ctrl-C reaches the launcher alone. Without
+    // standard input, because a background group that reads from a terminal is stopped.
+    let mut child = Command::new(program)
+        .args(arguments)
+        .process_group(0)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let mpirun = Pid::from_child(&child);
+    let failed_ranks = copy_output(&mut child);
+    let sender = events.sender();
+    thread::spawn(move || {
+        // Nobody listens any more once the launcher ends.
+        let _ = sender.send(Event::Ended(child.wait()));
+    });
+    let (status, interrupted) = supervise(mpirun, grace, events)?;
+    let orphans = orphans::end_all();
+    if orphans > 0 {
+        tracing::warn!("{orphans} processes outlived mpirun and were killed");
+    }
+    let deadline = Instant::now() + LAST_OUTPUT;
+    let left = || deadline.saturating_duration_since(Instant::now());
+    let mut rank = None;
+    while let Ok(found) = failed_ranks.recv_timeout(left()) {
+        rank = rank.or(found);
+    }
+    Ok(match (exit_code(status), interrupted) {
+        (0, _) => JobEnd::Success,
+        (_, Some(signal)) => JobEnd::Interrupted { signal },
+        (status, None) => JobEnd::Failed { status, rank },
+    })
+}
+
+/// Copies the output of `mpirun` from two threads. Each sends the failed rank that it found.
+fn copy_output(child: &mut Child) -> Receiver<Option<usize>> {
+    let (sender, receiver) = channel();
+    if let Some(output) = child.stdout.take() {
+        let sender = sender.clone();
+        thread::spawn(move || sender.send(copy_lines(output, io::stdout())));
+    }
+    if let Some(output) = child.stderr.take() {
+        thread::spawn(move || sender.send(copy_lines(output, io::stderr())));
+    }
+    receiver
+}
+
+/// How far the end of a job has been pressed.
+#[derive(Debug, Clone, Copy)]
+enum Stage {
+    Running,
+    /// Ranks were asked to save and stop.
+    Stopping,
+    /// `mpirun` was asked to end them.
+    Terminating,
+    Killed,
+}
+
+/// Waits for the end of `mpirun`. A signal, or a time that has run out, moves on to the next stage.
+/// Returns the exit status and the first signal.
+fn supervise(
+    mpirun: Pid,
+    grace: Duration,
+    events: &Events,
+) -> io::Result<(ExitStatus, Option<u8>)> {
+    let mut stage = Stage::Running;
+    let mut deadline = None;
+    let mut interrupted = None;
+    loop {
+        let again = Instant::now() + AGAIN;
+        let stopping = matches!(stage, Stage::Stopping) && deadline.is_none_or(|end| again < end);
+        match events.next(if stopping { Some(again) } else { deadline }) {
+            Some(Event::Ended(status)) => return Ok((status?, interrupted)),
+            None if stopping => {
+                send(mpirun, Signal::USR1);
+                continue;
+            }
+            // Of a host that was checked before, too late.
+            Some(Event::Answer { .. }) => continue,
+            Some(Event::Signal(signal)) => {
+                interrupted = interrupted.or(u8::try_from(signal).ok());
+                tracing::info!("{}", notice(signal, stage, grace));
+            }
+            None => tracing::warn!("{}", overdue(stage)),
+        }
+        (stage, deadline) = match stage {
+            Stage::Running => {
+                send(mpirun, Signal::USR1);
+                (Stage::Stopping, Instant::now().checked_add(grace))
+            }
+            Stage::Stopping => {
+                send(mpirun, Signal::TERM);
+                (Stage::Terminating, Some(Instant::now() + TERMINATION))
+            }
+            Stage::Terminating | Stage::Killed => {
+                let _ = kill_process_group(mpirun, Signal::KILL);
+                (Stage::Killed, None)
+            }
+        };
+    }
+}
+
+/// Sends a signal to `mpirun`, which may have ended meanwhile.
+fn send(mpirun: Pid, signal: Signal) {
+    if let Err(error) = kill_process(mpirun, signal) {
+        tracing::debug!("mpirun could not be signalled: {error}");
+    }
+}
+
+fn notice(signal: i32, stage: Stage, grace: Duration) -> String {
+    let name = signal_name(signal);
+    match stage {
+        Stage::Running => format!(
+            "{name}: the ranks are asked to save and stop, within {} s; a second signal ends them \
+             at once",
+            grace.as_secs()
+        ),
+        Stage::Stopping => format!("{name}: mpirun is asked to end the ranks at once"),
+        Stage::Terminating | Stage::Killed => format!("{name}: mpirun is killed"),
+    }
+}
+
+fn overdue(stage: Stage) -> &'static str {
+    match stage {
+        Stage::Running | Stage::Stopping => {
+            "the ranks have not stopped within --grace-seconds; mpirun is asked to end them"
+        }
+        Stage::Terminating | Stage::Killed => "mpirun has not ended the ranks; it is killed",
+    }
+}
+
+/// The status as a shell reports it.
+fn exit_code(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
+}

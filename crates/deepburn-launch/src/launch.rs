@@ -1,0 +1,163 @@
+//! A job from its first start to its last end: checks, starts, restarts.
+
+use std::io;
+use std::process::{Command, Stdio};
+use std::time::{Duration, SystemTime};
+
+use thiserror::Error;
+
+use crate::connect::{Reached, connect};
+use crate::events::{Events, signal_name};
+use crate::job;
+use crate::{Attempt, ConnectError, JobEnd, Mpirun};
+
+/// Exit status of a program that was called wrongly. A restart would repeat the mistake.
+const MISTAKE: u8 = 2;
+
+/// A job to run.
+#[derive(Debug, Clone)]
+pub struct Launch {
+    /// The command line.
+    pub mpirun: Mpirun,
+    /// When the job was started. Ranks see it as `DEEPBURN_STARTED`, seconds since 1970.
+    pub started: SystemTime,
+    /// How long remote hosts have to answer.
+    pub connect_timeout: Duration,
+    /// How long ranks have to save and stop after the launcher got a signal.
+    pub grace: Duration,
+    /// How many times a job that failed is started again. Ranks see the number as `DEEPBURN_RESTART`.
+    pub max_restarts: u32,
+}
+
+/// Why a job could not be run.
+#[derive(Debug, Error)]
+pub enum LaunchError {
+    /// Remote hosts do not answer.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// There is no `mpirun`.
+    #[error(
+        "mpirun: `{program}` cannot be run: {error}; ranks are started by Open MPI 4; install it (Debian: openmpi-bin) or give its path with --mpirun"
+    )]
+    NoMpirun {
+        /// The program.
+        program: String,
+        /// The reason.
+        error: io::Error,
+    },
+    /// The program is another one.
+    #[error(
+        "mpirun: `{program}` is not Open MPI's: {version}; ranks are started by Open MPI 4; install it (Debian: openmpi-bin) or give its path with --mpirun"
+    )]
+    OtherMpirun {
+        /// The program.
+        program: String,
+        /// What it says of itself.
+        version: String,
+    },
+    /// Signals or processes could not be watched.
+    #[error("the launcher cannot watch the job: {0}; check the limits on processes and open files")]
+    Watch(#[from] io::Error),
+}
+
+impl Launch {
+    /// The words of the first start.
+    pub fn words(&self) -> Vec<String> {
+        self.mpirun.words(&self.attempt(0))
+    }
+
+    fn attempt(&self, restarts: u32) -> Attempt {
+        Attempt { started: self.started, restarts }
+    }
+
+    /// Runs the job to its end, with restarts.
+    ///
+    /// Call it once a process, and only in a process that has no other children: SIGTERM, SIGINT,
+    /// SIGHUP and SIGUSR1 are caught from then on, and all children are killed at the end.
+    ///
+    /// # Errors
+    /// A host does not answer, `mpirun` is missing or another one, or the system fails.
+    pub fn run(&self) -> Result<JobEnd, LaunchError> {
+        self.check_mpirun()?;
+        let events = Events::listen()?;
+        let mut restarts = 0;
+        loop {
+            let end = self.run_once(restarts, &events)?;
+            if restarts == self.max_restarts || !worth_a_restart(end) {
+                if self.max_restarts > 0 {
+                    self.summarize(restarts);
+                }
+                return Ok(end);
+            }
+            restarts += 1;
+            let limit = self.max_restarts;
+            tracing::warn!("{}; restart {restarts} of {limit}", self.reason(end));
+        }
+    }
+
+    fn run_once(&self, restarts: u32, events: &Events) -> Result<JobEnd, LaunchError> {
+        let interrupted = |signal: i32| {
+            tracing::info!("{}: no rank was running", signal_name(signal));
+            // Signals that are caught have numbers below 16.
+            JobEnd::Interrupted { signal: signal as u8 }
+        };
+        if let Some(signal) = events.pending_signal() {
+            return Ok(interrupted(signal));
+        }
+        let hosts: Vec<&str> = self.mpirun.remote_hosts().map(|host| host.name.as_str()).collect();
+        match connect(&hosts, &self.mpirun.remote_shell, self.connect_timeout, events)? {
+            Reached::All => {}
+            Reached::Interrupted(signal) => return Ok(interrupted(signal)),
+        }
+        let words = self.mpirun.words(&self.attempt(restarts));
+        Ok(job::run(&words, self.grace, events)?)
+    }
+
+    /// Refuses a `mpirun` that does not know the options of Open MPI's.
+    fn check_mpirun(&self) -> Result<(), LaunchError> {
+        let program = self.mpirun.program.clone();
+        let asked = Command::new(&program).arg("--version").stdin(Stdio::null()).output();
+        let output = match asked {
+            Ok(output) => output,
+            Err(error) => return Err(LaunchError::NoMpirun { program, error }),
+        };
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        match text.contains("Open MPI") {
+            true => Ok(()),
+            false => {
+                let version = text.lines().next().unwrap_or("it does not tell its version");
+                Err(LaunchError::OtherMpirun { program, version: version.to_owned() })
+            }
+        }
+    }
+
+    /// How the job ended, for a message: `rank 1 on worker-2 failed with status 7`.
+    pub fn reason(&self, end: JobEnd) -> String {
+        let (status, rank) = match end {
+            JobEnd::Success => return "all ranks succeeded".to_owned(),
+            JobEnd::Interrupted { signal } => {
+                return format!("{} ended the job", signal_name(signal.into()));
+            }
+            JobEnd::Failed { status, rank } => (status, rank),
+        };
+        let cause = match status {
+            129.. => format!("ended by signal {}", status - 128),
+            _ => format!("failed with status {status}"),
+        };
+        match rank.map(|rank| (rank, self.mpirun.host_of(rank))) {
+            Some((rank, Some(host))) => format!("rank {rank} on {host} {cause}"),
+            Some((rank, None)) => format!("rank {rank} {cause}"),
+            None => format!("the job {cause}"),
+        }
+    }
+
+    fn summarize(&self, restarts: u32) {
+        // The clock may have been set back.
+        let seconds = self.started.elapsed().unwrap_or_default().as_secs_f64();
+        tracing::info!("{restarts} restarts, {seconds:.1} s in total");
+    }
+}
+
+fn worth_a_restart(end: JobEnd) -> bool {
+    matches!(end, JobEnd::Failed { status, .. } if status != MISTAKE)
+}

@@ -1,0 +1,218 @@
+//! The output of ranks as whole lines, each with its rank in front: `[3] loss 2.1`.
+//!
+//! `mpirun --tag-output` puts `[1,3]<stdout>:` before each piece that it reads from rank 3, also in
+//! the middle of a line that another rank has begun. Here the pieces of each rank are collected until
+//! their line is complete. Text without a tag is from `mpirun` itself and stays as it is.
+//!
+//! A rank's standard error is no terminal, so programs print lines instead of a progress bar. Of a
+//! line that was overwritten with carriage returns, the last state is shown.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+
+/// Copies what `mpirun` prints, line by line, to `to`. Returns the rank that failed first, if
+/// `mpirun` named one.
+pub(crate) fn copy_lines(mut from: impl Read, to: impl Write) -> Option<usize> {
+    let mut lines =
+        Lines { to, unread: Vec::new(), rank: None, open: BTreeMap::new(), failed: None };
+    let mut buffer = [0; 8192];
+    loop {
+        match from.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(count) => lines.add(&buffer[..count], false),
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(_) => break,
+        }
+    }
+    lines.add(&[], true);
+    lines.finish();
+    lines.failed
+}
+
+struct Lines<W> {
+    to: W,
+    /// What may be the beginning of a tag.
+    unread: Vec<u8>,
+    /// The rank whose text is being read; `None` is `mpirun` itself.
+    rank: Option<usize>,
+    /// Lines that are not complete.
+    open: BTreeMap<Option<usize>, Vec<u8>>,
+    failed: Option<usize>,
+}
+
+/// What stands where a tag may begin.
+enum Tag {
+    /// A tag of so many bytes.
+    Rank { length: usize, rank: usize },
+    /// Text.
+    None,
+    /// A tag as far as it has been read.
+    Partial,
+}
+
+impl<W: Write> Lines<W> {
+    fn add(&mut self, bytes: &[u8], last: bool) {
+        self.unread.extend_from_slice(bytes);
+        let text = std::mem::take(&mut self.unread);
+        let mut position = 0;
+        while position < text.len() {
+            match tag(&text[position..]) {
+                Tag::Rank { length, rank } => {
+                    self.rank = Some(rank);
+                    position += length;
+                }
+                Tag::Partial if !last => {
+                    self.unread = text[position..].to_vec();
+                    return;
+                }
+                Tag::Partial | Tag::None => {
+                    self.push(text[position]);
+                    position += 1;
+                }
+            }
+        }
+    }
+
+    fn push(&mut self, byte: u8) {
+        let line = self.open.entry(self.rank).or_default();
+        if byte == b'\n' {
+            let line = std::mem::take(line);
+            self.print(self.rank, &line);
+            // mpirun begins a line with a tag or writes it itself.
+            self.rank = None;
+            return;
+        }
+        if line.last() == Some(&b'\r') {
+            line.clear();
+        }
+        line.push(byte);
+    }
+
+    fn print(&mut self, rank: Option<usize>, line: &[u8]) {
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        if rank.is_none() {
+            self.failed = self.failed.or_else(|| failed_rank(&String::from_utf8_lossy(line)));
+        }
+        let mut whole = rank.map(|rank| format!("[{rank}] ")).unwrap_or_default().into_bytes();
+        whole.extend_from_slice(line);
+        whole.push(b'\n');
+        // A reader that has gone away (`| head`) does not end the job.
+        let _ = self.to.write_all(&whole).and_then(|()| self.to.flush());
+    }
+
+    /// Prints lines that have no end.
+    fn finish(&mut self) {
+        for (rank, line) in std::mem::take(&mut self.open) {
+            if !line.is_empty() {
+                self.print(rank, &line);
+            }
+        }
+    }
+}
+
+/// Parses `[1,RANK]<stdout>:` at the beginning of `text`; the job of the ranks is always 1.
+fn tag(text: &[u8]) -> Tag {
+    const OPENING: &[u8] = b"[1,";
+    let shared = text.len().min(OPENING.len());
+    if text[..shared] != OPENING[..shared] {
+        return Tag::None;
+    }
+    let digits = text[shared..].iter().take_while(|b| b.is_ascii_digit()).count();
+    let rest = &text[shared + digits..];
+    for closing in [&b"]<stdout>:"[..], b"]<stderr>:", b"]<stddiag>:"] {
+        let same = rest.len().min(closing.len());
+        if rest[..same] != closing[..same] {
+            continue;
+        }
+        if same < closing.len() {
+            return Tag::Partial;
+        }
+        let number = std::str::from_utf8(&text[shared..shared + digits]).ok();
+        return match number.and_then(|number| number.parse().ok()) {
+            Some(rank) => Tag::Rank { length: shared + digits + closing.len(), rank },
+            None => Tag::None,
+        };
+    }
+    Tag::None
+}
+
+/// The rank in what `mpirun` prints about the first failure: `process rank 1 with PID 7 on node a
+/// exited on signal 9` or `Process name: [[7310,1],1]`.
+fn failed_rank(line: &str) -> Option<usize> {
+    let number = match line.split_once("process rank ") {
+        Some((_, rest)) => rest.split(' ').next()?,
+        None => {
+            line.trim().strip_prefix("Process name: [[")?.split_once("],")?.1.strip_suffix(']')?
+        }
+    };
+    number.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The lines of `text`, whole and in pieces of every length.
+    fn printed(text: &str) -> String {
+        let mut whole = Vec::new();
+        copy_lines(text.as_bytes(), &mut whole);
+        for length in 1..text.len().min(40) {
+            let mut printed = Vec::new();
+            let pieces = Pieces { text: text.as_bytes(), length };
+            copy_lines(pieces, &mut printed);
+            assert_eq!(printed, whole, "in pieces of {length} bytes");
+        }
+        String::from_utf8(whole).unwrap()
+    }
+
+    struct Pieces<'a> {
+        text: &'a [u8],
+        length: usize,
+    }
+
+    impl Read for Pieces<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+            let count = self.length.min(self.text.len());
+            buffer[..count].copy_from_slice(&self.text[..count]);
+            self.text = &self.text[count..];
+            Ok(count)
+        }
+    }
+
+    #[test]
+    fn lines_have_their_rank_in_front() {
+        assert_eq!(
+            printed("[1,0]<stdout>:a\n[1,12]<stderr>:b\r\n[1,0]<stdout>:\nmpirun: note\n"),
+            "[0] a\n[12] b\n[0] \nmpirun: note\n"
+        );
+    }
+
+    #[test]
+    fn pieces_of_several_ranks_become_whole_lines() {
+        let text = "[1,0]<stdout>:a0[1,1]<stdout>:a1[1,0]<stdout>:b0\n[1,1]<stdout>:b1\n\
+                    [1,0]<stdout>:next[1,1]<stdout>:end";
+        assert_eq!(printed(text), "[0] a0b0\n[1] a1b1\n[0] next\n[1] end\n");
+    }
+
+    #[test]
+    fn an_overwritten_line_is_shown_as_it_ended() {
+        assert_eq!(printed("[1,0]<stdout>:\r 1/2[1,0]<stdout>:\r 2/2\n"), "[0]  2/2\n");
+    }
+
+    #[test]
+    fn text_that_looks_like_a_tag_stays() {
+        for text in ["[1,2] is a list\n", "[1,x]<stdout>:\n", "[\n", "[1,", "[1,]<stdout>:\n"] {
+            assert_eq!(printed(text), format!("{}\n", text.trim_end()));
+        }
+    }
+
+    #[test]
+    fn the_rank_that_failed_first_is_found() {
+        let failed = |text: &str| copy_lines(text.as_bytes(), Vec::new());
+        let noticed =
+            "mpirun noticed that process rank 2 with PID 3063 on node b exited on signal 9";
+        assert_eq!(failed(noticed), Some(2));
+        assert_eq!(failed("\n  Process name: [[7310,1],1]\n  Exit code:    7\n"), Some(1));
+        assert_eq!(failed("[1,0]<stderr>:process rank 2 with\n"), None, "a rank printed it");
+    }
+}

@@ -13,6 +13,11 @@ pub enum Failure {
     Mistake(Box<dyn Error + Send + Sync>),
     /// Something failed while running: status 1.
     Run(Box<dyn Error + Send + Sync>),
+    /// The process of another rank failed, and says so.
+    Elsewhere {
+        /// Its status, which is that of all.
+        status: u8,
+    },
     /// A program that was started failed: its own status.
     Program {
         /// Status of the program.
@@ -45,7 +50,7 @@ impl Failure {
         match self {
             Self::Mistake(_) => 2,
             Self::Run(_) => 1,
-            Self::Program { status, .. } => *status,
+            Self::Elsewhere { status } | Self::Program { status, .. } => *status,
             Self::Interrupted { signal, .. } => 128 + signal,
         }
     }
@@ -56,6 +61,7 @@ impl fmt::Display for Failure {
         match self {
             Self::Mistake(error) | Self::Run(error) => write!(f, "error: {error}"),
             Self::Program { message, .. } => write!(f, "error: {message}"),
+            Self::Elsewhere { status } => write!(f, "another rank failed with status {status}"),
             Self::Interrupted { message, .. } => f.write_str(message),
         }
     }
@@ -66,7 +72,9 @@ pub fn exit(result: Result<(), Failure>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            tell(&failure.to_string());
+            if !matches!(failure, Failure::Elsewhere { .. }) {
+                tell(&failure.to_string());
+            }
             ExitCode::from(failure.status())
         }
     }

@@ -1,8 +1,9 @@
 //! `finetune`: the main job, from a job file to a trained model.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
@@ -12,7 +13,7 @@ use deepburn::metrics::{MetricsError, MetricsWriter};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Group, ZeroError};
 use deepburn::{
-    CheckpointPlan, EngineError, Hook, Outcome, OutsideError, TrainError, TrainPlan,
+    CheckpointPlan, EngineError, Hook, Outcome, OutsideError, Ranks, TrainError, TrainPlan,
     TrainingCheckpointError,
 };
 use deepburn_config::{JobRequest, MonitorFolder};
@@ -20,6 +21,7 @@ use deepburn_datasets::{DataError, Shard};
 use deepburn_models::gpt2::CheckpointError;
 use deepburn_monitor::{MonitorError, MonitorFolders, Monitors, Profiler};
 
+use crate::agreement::{agree, check_shared, one_per_host_first, shown_by_its_rank};
 use crate::devices::Devices;
 #[cfg(feature = "cuda")]
 use crate::devices::cuda_devices;
@@ -46,7 +48,7 @@ pub struct Arguments {
     /// Sets one value of the job file, such as `training.max_steps=10`.
     #[arg(long = "set", value_name = "PATH.TO.KEY=VALUE")]
     sets: Vec<String>,
-    /// Ranks, each a thread of this process.
+    /// Ranks, each a thread of this process. Under mpirun or srun every process is one rank.
     #[arg(long, visible_alias = "num_gpus", value_name = "N", allow_negative_numbers = true)]
     ranks: Option<usize>,
     /// DeepSpeed configuration in place of the job file's.
@@ -96,83 +98,154 @@ pub(crate) enum RankError {
     Save { step: u64, cause: Box<RankError> },
 }
 
-/// Runs the job. `profiler` records the steps of which the job asks for a profile.
+/// Runs the job, or the rank of it that this process is. `profiler` records the steps of which the job
+/// asks for a profile.
 ///
 /// # Errors
 /// A user's mistake before anything was written, or a failure while running.
 pub fn finetune(arguments: Arguments, profiler: &Profiler) -> Result<(), Failure> {
+    let ranks = Ranks::connect().map_err(Failure::mistake)?;
+    if let Some(placement) = ranks.placement() {
+        deepburn::divide_cores(placement);
+    }
     let request = JobRequest {
         config: arguments.config,
         sets: arguments.sets,
         deepspeed: arguments.deepspeed,
         ranks: arguments.ranks,
+        launched: ranks.placement().map(|placement| placement.world_size),
         backend: arguments.backend,
         output_dir: arguments.output_dir,
     };
-    let mut preparation = prepare(&request)?;
-    check_monitors(&preparation, &request.config)?;
-    match &arguments.resume {
-        Some(tag) => preparation.resume = Some(resume::open(&preparation, tag.as_deref())?),
-        None => resume::refuse_earlier(&preparation)?,
-    }
-    if let Some(profile) = &preparation.plan.monitor.profile {
+    let preparation = one_per_host_first(&ranks, || {
+        let mut preparation = prepare(&request)?;
+        check_monitors(&preparation, &request.config)?;
+        preparation.resume = resume::origin(&preparation, arguments.resume.as_ref())?;
+        Ok(preparation)
+    })?;
+    let job = RunningJob { preparation: &preparation, ranks: &ranks, profiler };
+    if let Some(profile) = &preparation.plan.monitor.profile
+        && ranks.has_first()
+    {
         let folder = profile.under(&preparation.job.training.output_dir);
         profiler.profile(profile.steps.clone(), &folder);
     }
     match preparation.job.training.backend {
         #[cfg(feature = "cuda")]
-        deepburn_config::Backend::Cuda => {
-            run_on::<burn_cuda::Cuda<f32, i32>>(&preparation, &cuda_devices(), profiler)
-        }
+        deepburn_config::Backend::Cuda => run_on::<burn_cuda::Cuda<f32, i32>>(job, &cuda_devices()),
         #[cfg(feature = "tch")]
-        deepburn_config::Backend::Tch => run_on::<burn_tch::LibTorch<f32>>(
-            &preparation,
-            &[burn_tch::LibTorchDevice::Cpu],
-            profiler,
-        ),
-        #[cfg(feature = "wgpu")]
-        deepburn_config::Backend::Wgpu => {
-            run_on::<burn_wgpu::Wgpu<f32, i32>>(&preparation, &wgpu_devices(), profiler)
+        deepburn_config::Backend::Tch => {
+            run_on::<burn_tch::LibTorch<f32>>(job, &[burn_tch::LibTorchDevice::Cpu])
         }
-        _ => run_on::<burn_flex::Flex>(&preparation, &[burn_flex::FlexDevice], profiler),
+        #[cfg(feature = "wgpu")]
+        deepburn_config::Backend::Wgpu => run_on::<burn_wgpu::Wgpu<f32, i32>>(job, &wgpu_devices()),
+        _ => run_on::<burn_flex::Flex>(job, &[burn_flex::FlexDevice]),
     }?;
+    if !ranks.has_first() {
+        return Ok(());
+    }
     profiler.finish().map_err(Failure::run)?;
     write_report(&request, &preparation)
 }
 
+/// A job that is ready to run, and the ranks of this process that run it.
+#[derive(Clone, Copy)]
+struct RunningJob<'a> {
+    preparation: &'a Preparation,
+    ranks: &'a Ranks,
+    profiler: &'a Profiler,
+}
+
 /// Trains on backend `B`, the ranks on those of the `visible` devices that the job chooses.
 fn run_on<B: FusedOps + OptimizerOps>(
-    preparation: &Preparation,
+    job: RunningJob<'_>,
     visible: &[B::Device],
-    profiler: &Profiler,
 ) -> Result<(), Failure> {
-    let training = &preparation.job.training;
-    // Ranks are threads: all of them are on this host.
-    let devices = Devices::choose(visible, training, training.ranks)?;
-    match &preparation.subject {
-        Subject::Causal(recipe) => run::<B, _>(preparation, &**recipe, &devices, profiler),
-        Subject::Encoder(recipe) => run::<B, _>(preparation, &**recipe, &devices, profiler),
-        Subject::Gpt2Classifier(recipe) => run::<B, _>(preparation, &**recipe, &devices, profiler),
+    match &job.preparation.subject {
+        Subject::Causal(recipe) => run::<B, _>(job, &**recipe, visible),
+        Subject::Encoder(recipe) => run::<B, _>(job, &**recipe, visible),
+        Subject::Gpt2Classifier(recipe) => run::<B, _>(job, &**recipe, visible),
     }
 }
 
 /// Trains what `recipe` says on backend `B`, each rank on its device.
 fn run<B: FusedOps + OptimizerOps, R: Recipe<B>>(
-    preparation: &Preparation,
+    job: RunningJob<'_>,
     recipe: &R,
-    devices: &Devices<B::Device>,
-    profiler: &Profiler,
+    visible: &[B::Device],
 ) -> Result<(), Failure> {
-    let ranks = preparation.job.training.ranks;
-    for device in devices.used(ranks) {
-        check_types::<B>(preparation, device)?;
+    let RunningJob { preparation, ranks, profiler } = job;
+    let training = &preparation.job.training;
+    let ready = own_devices(job, visible).and_then(|devices| {
+        for device in &devices {
+            check_types::<B>(preparation, device)?;
+        }
+        let models = models(recipe, &devices)?;
+        Ok((devices, models))
+    });
+    let (devices, models) = agree(ranks, "model", ready)?;
+    let claim = ranks.has_first().then(|| open_output(preparation)).transpose();
+    let _claim = agree(ranks, "output", claim)?;
+    check_shared(ranks, &training.output_dir)?;
+
+    tracing::info!(
+        "{} parameters, ZeRO stage {}, {} ranks, {} steps",
+        preparation.subject.num_parameters(),
+        preparation.plan.zero.stage.number(),
+        training.ranks,
+        preparation.max_steps
+    );
+    let models = Mutex::new(models);
+    let checkpoints = resume::plan(preparation)?;
+    let signals = Signals::listen().map_err(Failure::run)?;
+    ranks.terminate_on(signals.came());
+    // Ranks of this process are counted from the first of them.
+    let first = ranks.placement().map_or(0, |placement| placement.rank);
+    let timeout = Duration::from_secs(training.collective_timeout as u64);
+    let trained = ranks.run(training.ranks, timeout, |group: Group<B>| {
+        let index = group.rank() - first;
+        let model = models.lock().unwrap_or_else(PoisonError::into_inner)[index].take();
+        let hooks = hooks(preparation, group.rank(), profiler)?;
+        let device = devices[index].clone();
+        let run = RankRun { group, device, hooks, checkpoints: &checkpoints };
+        Ok(train_rank(preparation, recipe, model, run, &signals)?)
+    });
+    let outcomes = trained.map_err(|failure| shown_by_its_rank(ranks, failure))?;
+    match outcomes.into_iter().next() {
+        Some(Outcome::Interrupted { checkpoint }) => {
+            let (signal, name) = signals.last();
+            if !ranks.has_first() {
+                return Err(Failure::Elsewhere { status: 128 + signal });
+            }
+            Err(Failure::Interrupted { signal, message: ending(preparation, name, checkpoint) })
+        }
+        _ => Ok(()),
     }
+}
+
+/// The device of each rank of this process.
+fn own_devices<D: Clone>(job: RunningJob<'_>, visible: &[D]) -> Result<Vec<D>, Failure> {
+    let training = &job.preparation.job.training;
+    Ok(match job.ranks.placement() {
+        // Threads are all on this host.
+        None => {
+            let devices = Devices::choose(visible, training, training.ranks)?;
+            (0..training.ranks).map(|rank| devices.of(rank).clone()).collect()
+        }
+        Some(placement) => {
+            let devices = Devices::choose(visible, training, placement.local_size)?;
+            vec![devices.of(placement.local_rank).clone()]
+        }
+    })
+}
+
+/// Takes possession of the output folder, and leaves nothing there that an earlier run has made and that
+/// would pass for this one's, should this one fail.
+fn open_output(preparation: &Preparation) -> Result<Option<File>, Failure> {
     let output = &preparation.job.training.output_dir;
-    let models = models(recipe, devices, ranks)?;
-    let _claim = claim_output(output)?;
+    let claim = claim_output(output)?;
     let record = serde_json::to_string_pretty(&preparation.record).map_err(Failure::run)?;
     write_whole(&output.join("job.json"), &record).map_err(Failure::run)?;
-    // An earlier run's would pass for this one's, should this one fail.
     for name in ["report.html", "test.json"] {
         match fs::remove_file(output.join(name)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -184,52 +257,36 @@ fn run<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     if output.join("model").exists() {
         tracing::info!("until this run ends, {}/model is an earlier one's", output.display());
     }
-
-    tracing::info!(
-        "{} parameters, ZeRO stage {}, {ranks} ranks, {} steps",
-        preparation.subject.num_parameters(),
-        preparation.plan.zero.stage.number(),
-        preparation.max_steps
-    );
-    let models = Mutex::new(models);
-    let checkpoints = resume::plan(preparation)?;
-    let signals = Signals::listen().map_err(Failure::run)?;
-    let trained = deepburn::run_ranks(ranks, |group: Group<B>| {
-        let rank = group.rank();
-        let model = models.lock().unwrap_or_else(PoisonError::into_inner)[rank].take();
-        let hooks = hooks(preparation, rank, profiler)?;
-        let device = devices.of(rank).clone();
-        let run = RankRun { group, device, hooks, checkpoints: &checkpoints };
-        Ok(train_rank(preparation, recipe, model, run, &signals)?)
-    });
-    let outcomes = trained.map_err(|failure| Failure::run(failure.to_string()))?;
-    match outcomes.into_iter().next() {
-        Some(Outcome::Interrupted { checkpoint }) => {
-            let (signal, name) = signals.last();
-            Err(Failure::Interrupted { signal, message: ending(preparation, name, checkpoint) })
-        }
-        _ => Ok(()),
-    }
+    Ok(claim)
 }
 
-/// The model of each rank. It is built once; ranks on the same device start from handles on one copy.
+/// The model of each rank of this process. It is built once; ranks on the same device start from handles
+/// on one copy.
 fn models<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     recipe: &R,
-    devices: &Devices<B::Device>,
-    ranks: usize,
+    devices: &[B::Device],
 ) -> Result<Vec<Option<R::Model>>, Failure> {
     B::in_shared_stream(|| {
-        // In the order of the ranks, which begins again after the last.
-        let used = devices.used(ranks);
-        let model = recipe.model(&used[0])?;
-        // Weights are drawn when first used; all ranks are to share one draw.
-        model.visit(&mut Draw);
-        let on = |device: &B::Device| match *device == used[0] {
-            true => model.clone(),
-            false => model.clone().fork(device),
-        };
-        let copies: Vec<_> = used.iter().map(on).collect();
-        Ok(copies.iter().cycle().take(ranks).cloned().map(Some).collect())
+        let mut copies: Vec<(&B::Device, R::Model)> = Vec::new();
+        let mut models = Vec::with_capacity(devices.len());
+        for device in devices {
+            let found = copies.iter().find(|(other, _)| *other == device);
+            let model = match (found, copies.first()) {
+                (Some((_, model)), _) => model.clone(),
+                (None, Some((_, model))) => model.clone().fork(device),
+                (None, None) => {
+                    let model = recipe.model(device)?;
+                    // Weights are drawn when first used; all ranks are to share one draw.
+                    model.visit(&mut Draw);
+                    model
+                }
+            };
+            if found.is_none() {
+                copies.push((device, model.clone()));
+            }
+            models.push(Some(model));
+        }
+        Ok(models)
     })
 }
 

@@ -2,11 +2,14 @@
 
 use std::io::IsTerminal;
 
+use clap::Parser;
+use deepburn::comm::Placement;
 use deepburn_monitor::Profiler;
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
+mod agreement;
 mod causal;
 mod checkpoint_tools;
 mod classification;
@@ -37,11 +40,26 @@ pub use finetune::{Arguments, finetune};
 pub use launch::LaunchArguments;
 pub use tools::{Command, Tools, run as run_tool};
 
-/// Shows warnings and notes on standard error; `RUST_LOG` chooses which. The profiler hears of every
-/// phase and collective once it is told of steps.
+/// Whether this process is the one of a job that speaks to the user: the one with rank 0. Of contradictory
+/// variables all speak, because which is first is then unknown.
+fn speaks() -> bool {
+    !matches!(Placement::detect(), Ok(Some(placement)) if placement.rank != 0)
+}
+
+/// Reads the command line. What is wrong with it, or the help that it asks for, is shown once a job.
+pub fn parse<A: Parser>() -> A {
+    A::try_parse().unwrap_or_else(|error| match speaks() {
+        true => error.exit(),
+        false => std::process::exit(error.exit_code()),
+    })
+}
+
+/// Shows warnings and notes on standard error; `RUST_LOG` chooses which, and shows those of all ranks.
+/// The profiler hears of every phase and collective once it is told of steps.
 pub fn show_notes() -> Profiler {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| {
-        tracing_subscriber::EnvFilter::new("warn,deepburn_cli=info,deepburn_launch=info")
+        let notes = "warn,deepburn_cli=info,deepburn_launch=info";
+        tracing_subscriber::EnvFilter::new(if speaks() { notes } else { "off" })
     });
     let notes = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)

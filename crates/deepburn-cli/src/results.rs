@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use deepburn::metrics::read_metrics;
+use deepburn::metrics::{Row, read_metrics};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::{Engine, Measured};
 use deepburn_config::JobRequest;
@@ -15,6 +16,10 @@ use crate::finetune::RankError;
 use crate::preparation::Preparation;
 use crate::progress::tell;
 use crate::recipe::Recipe;
+use crate::resume::restarts;
+
+/// Set by a launcher: when it started the job first, in seconds since 1970.
+const STARTED: &str = "DEEPBURN_STARTED";
 
 /// Writes `test.json`: what the final test found, on data that trained nothing.
 pub(crate) fn record_test(measured: &Measured, output: &Path) -> Result<(), RankError> {
@@ -87,8 +92,29 @@ pub(crate) fn write_report(request: &JobRequest, preparation: &Preparation) -> R
         environment: &Environment::detect(env!("CARGO_PKG_VERSION")),
     };
     report.write(&output.join("report.html")).map_err(Failure::run)?;
+    if let Some(line) = goodput(&rows) {
+        tell(&line);
+    }
     tell(&format!("model, metrics and report are in {}", output.display()));
     Ok(())
+}
+
+/// The share of a launched job's time that went into steps that count. Steps that were taken again after
+/// a restart count once; what else takes time is starting, saving, and what was lost.
+fn goodput(rows: &[Row]) -> Option<String> {
+    let started: f64 = std::env::var(STARTED).ok()?.parse().ok()?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs_f64();
+    let total = (now - started).max(f64::MIN_POSITIVE);
+    let steps = rows.iter().filter_map(|row| match row {
+        Row::Step(step) => Some(step.step_seconds),
+        _ => None,
+    });
+    let useful: f64 = steps.sum();
+    let restarts = restarts();
+    Some(format!(
+        "goodput {:.1} %: {useful:.1} s of steps in {total:.1} s since the launch, {restarts} restarts",
+        100.0 * useful / total
+    ))
 }
 
 /// Writes a file that is there whole or not at all.

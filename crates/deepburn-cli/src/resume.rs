@@ -22,6 +22,9 @@ use crate::finetune::RankError;
 use crate::job_state::JobState;
 use crate::preparation::Preparation;
 
+/// Set by a launcher: how often it has restarted the job.
+const RESTARTS: &str = "DEEPBURN_RESTART";
+
 /// The folder of a job's checkpoints.
 pub(crate) fn folder(output: &Path) -> PathBuf {
     output.join("checkpoints")
@@ -69,6 +72,30 @@ pub(crate) fn plan(preparation: &Preparation) -> Result<CheckpointPlan, Failure>
         job: preparation.subject.name().to_owned(),
         client_state: json!(JobState::of(preparation)?),
     })
+}
+
+/// What the job resumes from, if it does: what `--resume` names, or, where a launcher has restarted the
+/// job, its newest intact checkpoint. A job that is restarted before it has saved starts anew.
+///
+/// # Errors
+/// As [`open`]; checkpoints of an earlier run where nothing is resumed.
+pub(crate) fn origin(
+    preparation: &Preparation,
+    asked: Option<&Option<String>>,
+) -> Result<Option<Origin>, Failure> {
+    let root = folder(&preparation.job.training.output_dir);
+    if restarts() > 0 && root.is_dir() && !Checkpoint::all(&root).map_err(named)?.is_empty() {
+        return open(preparation, None).map(Some);
+    }
+    match asked {
+        Some(tag) => open(preparation, tag.as_deref()).map(Some),
+        None => refuse_earlier(preparation).map(|()| None),
+    }
+}
+
+/// How often a launcher has restarted this job.
+pub(crate) fn restarts() -> u32 {
+    std::env::var(RESTARTS).ok().and_then(|count| count.parse().ok()).unwrap_or(0)
 }
 
 /// Opens what the job goes on from: the checkpoint in its output folder that is called `what`, its

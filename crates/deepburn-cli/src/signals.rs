@@ -34,6 +34,11 @@ impl Signals {
         Interrupt::from_flag(self.came.clone())
     }
 
+    /// Whether one has come.
+    pub(crate) fn came(&self) -> Arc<AtomicBool> {
+        self.came.clone()
+    }
+
     /// From now on the first one ends the process at once: there is no step to finish.
     pub(crate) fn end_at_once(&self) {
         self.came.store(true, Relaxed);

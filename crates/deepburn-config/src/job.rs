@@ -46,6 +46,9 @@ pub struct JobRequest {
     pub deepspeed: Option<PathBuf>,
     /// Takes the place of `training.ranks`.
     pub ranks: Option<usize>,
+    /// Processes that a launcher started, each of them a rank: the default of `training.ranks`, which
+    /// may not say another number.
+    pub launched: Option<usize>,
     /// Takes the place of `training.backend`.
     pub backend: Option<String>,
     /// Takes the place of `training.output_dir`.
@@ -161,6 +164,8 @@ pub struct TrainingJob {
     pub backend: Backend,
     /// Indices of the devices that ranks are placed on; `None` takes all that are visible.
     pub devices: Option<Vec<usize>>,
+    /// Seconds that a rank waits for the others in a collective.
+    pub collective_timeout: usize,
     /// Folder of everything that is written.
     pub output_dir: PathBuf,
     /// Optimizer steps between two evaluations.
@@ -257,23 +262,24 @@ impl Job {
         for set in deepspeed {
             set.inner().apply(DEEPSPEED, written.node_mut())?;
         }
-        Ok((Self::read(&root, name, folder, &written)?, written))
+        let launched = request.launched;
+        Ok((Self::read(&root, name, Places { folder }, &written, launched)?, written))
     }
 
     fn read(
         root: &Node,
         name: &str,
-        folder: &Path,
+        places: Places<'_>,
         written: &Written,
+        launched: Option<usize>,
     ) -> Result<Self, ConfigError> {
         let mut findings = Findings::default();
         check(JOB, root, &mut findings);
         let top = Section::new(JOB, Some(root), "");
-        let places = Places { folder };
         let mut job = Self {
             model: read_model(&top.section("model"), places, &mut findings),
             data: read_data(&top.section("data"), written, places, &mut findings),
-            training: read_training(&top.section("training"), written, &mut findings),
+            training: read_training(&top.section("training"), written, launched, &mut findings),
             notes: Vec::new(),
         };
         check_pair(&job.model, &job.data, &mut findings);

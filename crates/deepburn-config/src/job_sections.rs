@@ -254,6 +254,7 @@ pub(crate) fn check_pair(model: &ModelJob, data: &DataJob, findings: &mut Findin
 pub(crate) fn read_training(
     training: &Section<'_>,
     written: &Written,
+    launched: Option<usize>,
     findings: &mut Findings,
 ) -> TrainingJob {
     let (epochs, max_steps) =
@@ -279,9 +280,10 @@ pub(crate) fn read_training(
         epochs: epochs.or(if max_steps.is_none() { Some(1) } else { None }),
         max_steps,
         seed: training.count("seed") as u64,
-        ranks: training.optional_count("ranks").or(written.processes()).unwrap_or(1),
+        ranks: read_ranks(training, written, launched, findings),
         backend,
         devices: read_devices(training, backend, findings),
+        collective_timeout: training.count("collective_timeout"),
         output_dir: PathBuf::from(training.text("output_dir").unwrap_or("output")),
         eval_steps: training.optional_count("eval_steps"),
         save_steps: training.optional_count("save_steps"),
@@ -296,6 +298,26 @@ pub(crate) fn read_training(
         micro_batch_size: training.optional_count("micro_batch_size"),
         warmup_steps: training.optional_count("warmup_steps"),
     }
+}
+
+/// Ranks: as given, or as many as a launcher started; both must agree.
+fn read_ranks(
+    training: &Section<'_>,
+    written: &Written,
+    launched: Option<usize>,
+    findings: &mut Findings,
+) -> usize {
+    let given = training.optional_count("ranks").or(written.processes());
+    if let (Some(ranks), Some(launched)) = (given, launched)
+        && ranks != launched
+    {
+        findings.error(
+            "training.ranks",
+            format!("is {ranks}, but the launcher started {launched} processes, one for each rank"),
+            format!("give --ranks {launched}, or start {ranks} processes"),
+        );
+    }
+    given.or(launched).unwrap_or(1)
 }
 
 /// What is kept can be said only of what is saved, and the best of what is evaluated.

@@ -54,6 +54,7 @@ fn the_command_line_wins_and_options_come_last() {
         ],
         deepspeed: Some(other),
         ranks: Some(2),
+        launched: Some(2),
         backend: Some("TCH".into()),
         output_dir: Some("runs/a".into()),
     };
@@ -67,6 +68,23 @@ fn the_command_line_wins_and_options_come_last() {
     );
     let facts = job.facts();
     assert_eq!((facts.world_size, facts.host_device, facts.total_steps), (2, true, Some(100)));
+}
+
+#[test]
+fn a_launcher_says_how_many_ranks_there_are() {
+    let parse = |text: &str, ranks: Option<usize>| {
+        let request = JobRequest { ranks, launched: Some(4), ..JobRequest::default() };
+        Job::parse(text, "job.json", std::path::Path::new(""), &request)
+            .map(|(job, _)| job.training.ranks)
+            .map_err(|error| error.to_string())
+    };
+    assert_eq!(parse("{}", None), Ok(4));
+    assert_eq!(parse("{\"training\": {\"ranks\": 4}}", None), Ok(4));
+    assert_eq!(parse("{\"training\": {\"ranks\": 2}}", Some(4)), Ok(4));
+    for (text, ranks) in [("{\"training\": {\"ranks\": 2}}", None), ("{}", Some(2))] {
+        let error = parse(text, ranks).unwrap_err();
+        assert!(error.contains("training.ranks: is 2, but the launcher started 4"), "{error}");
+    }
 }
 
 #[test]

@@ -132,10 +132,10 @@ impl Process {
         MpiGroup::new(self.clone(), on_device)
     }
 
-    /// Says that a signal has asked the process to end. From then on ranks that others wait for are
-    /// asked whether they are alive.
-    pub fn terminating(&self) {
-        self.inner.status.terminating.store(true, Ordering::Relaxed);
+    /// Names the flag that a signal sets which asks the process to end. From then on ranks that others
+    /// wait for are asked whether they are alive.
+    pub fn terminate_on(&self, flag: Arc<AtomicBool>) {
+        self.inner.status.lock().terminating = Some(flag);
     }
 
     pub(crate) fn status(&self) -> &Status {
@@ -229,7 +229,6 @@ extern "C" fn end_of_process() {
 pub(crate) struct Status {
     state: Mutex<State>,
     changed: Condvar,
-    terminating: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -239,11 +238,15 @@ struct State {
     announced: bool,
     /// Whether the rank's own code is running.
     running: bool,
+    /// Set when a signal has asked the process to end.
+    terminating: Option<Arc<AtomicBool>>,
 }
 
 impl Status {
     fn begin(&self) {
-        *self.lock() = State { running: true, ..State::default() };
+        let mut state = self.lock();
+        let terminating = state.terminating.take();
+        *state = State { running: true, terminating, ..State::default() };
     }
 
     /// The rank's own code has ended.
@@ -256,7 +259,8 @@ impl Status {
     }
 
     pub(crate) fn is_terminating(&self) -> bool {
-        self.terminating.load(Ordering::Relaxed)
+        let state = self.lock();
+        state.terminating.as_ref().is_some_and(|flag| flag.load(Ordering::Relaxed))
     }
 
     /// Ends the run, unless it has failed before.

@@ -49,6 +49,7 @@
 //! ```
 
 mod cores;
+mod ranks;
 
 pub use cores::{HostCores, divide_cores};
 pub use deepburn_checkpoint as checkpoint;
@@ -65,6 +66,7 @@ pub use deepburn_learner::{
 };
 pub use deepburn_ops as ops;
 pub use deepburn_zero as zero;
+pub use ranks::{COLLECTIVE_TIMEOUT, Ranks, RanksError, run_ranks};
 
 use deepburn_config::{ConfigError, Facts, Plan, Report, Severity, Written, resolve};
 

@@ -4,11 +4,12 @@
 //! which of them this process runs, for programs that prepare something on one rank alone.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use deepburn_comm::{CommError, FailureCause, Placement, PlacementError, RankFailure};
 #[cfg(feature = "mpi")]
-use deepburn_comm::{RankHandle, Tag, run_rank};
+use deepburn_comm::{Tag, run_rank};
 use deepburn_learner::OutsideError;
 #[cfg(feature = "mpi")]
 use deepburn_mpi::{MpiGroup, Process, Settings};
@@ -104,10 +105,7 @@ enum Place {
     Threads,
     /// This process is one rank.
     #[cfg(feature = "mpi")]
-    Process {
-        placement: Placement,
-        process: Process,
-    },
+    Process { placement: Placement, process: Process },
 }
 
 impl Ranks {
@@ -231,13 +229,13 @@ impl Ranks {
         }
     }
 
-    /// Says that a signal has asked this process to end: ranks that die from now on are noticed
-    /// wherever they are.
-    pub fn terminating(&self) {
+    /// Names the flag that a signal sets which asks this process to end. Once it is set, ranks that die
+    /// on other hosts are noticed too: a launcher terminates the job when one has died there.
+    pub fn terminate_on(&self, flag: Arc<AtomicBool>) {
         match &self.place {
-            Place::Threads => {}
+            Place::Threads => drop(flag),
             #[cfg(feature = "mpi")]
-            Place::Process { process, .. } => process.terminating(),
+            Place::Process { process, .. } => process.terminate_on(flag),
         }
     }
 

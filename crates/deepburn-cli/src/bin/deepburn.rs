@@ -2,8 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
-use deepburn_cli::{Tools, exit, run_tool, show_notes};
+use deepburn_cli::{Tools, exit, parse, run_tool, show_notes};
 
 /// As in `finetune`.
 #[global_allocator]
@@ -11,5 +10,5 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     let _profiler = show_notes();
-    exit(run_tool(Tools::parse()))
+    exit(run_tool(parse::<Tools>()))
 }

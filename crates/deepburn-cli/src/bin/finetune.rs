@@ -2,8 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
-use deepburn_cli::{Arguments, exit, finetune, show_notes};
+use deepburn_cli::{Arguments, exit, finetune, parse, show_notes};
 
 /// Keeps freed blocks for the next op: the system's allocator gives large ones back at once, and
 /// a training step would spend a fifth of its time having them mapped and cleared again.
@@ -12,5 +11,5 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     let profiler = show_notes();
-    exit(finetune(Arguments::parse(), &profiler))
+    exit(finetune(parse::<Arguments>(), &profiler))
 }

@@ -151,9 +151,9 @@ const TRAINING: &[Key] = &[
     Key::count("seed", 42, "Seed of weights, order and dropout."),
     Key::optional(
         "ranks",
-        Kind::Integer(Integers { min: 1, max: 64 }),
-        "Ranks, one thread \
-        each; by default num_processes of an Accelerate file, or 1.",
+        Kind::Integer(Integers { min: 1, max: 1024 }),
+        "Ranks, one thread each; by default num_processes of an Accelerate file, or 1. Under mpirun or \
+        srun, one process each: as many as were started.",
     )
     .unit("ranks"),
     Key::new(
@@ -178,6 +178,14 @@ const TRAINING: &[Key] = &[
         "Folder of everything that is \
         written, made when it is missing.",
     ),
+    Key::new(
+        "collective_timeout",
+        Kind::Integer(Integers::POSITIVE),
+        Literal::Integer(1800),
+        "Time that a rank waits for the others in a collective. Then the run fails, with the names of \
+        those that did not come.",
+    )
+    .unit("s"),
     positive(
         "eval_steps",
         "Optimizer steps between two evaluations; none without \

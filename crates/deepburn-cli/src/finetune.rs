@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::Tensor;
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::backend::Backend;
+use burn::tensor::{Bool, Int, Tensor};
 use clap::Parser;
 use deepburn::metrics::{MetricsError, MetricsWriter};
 use deepburn::ops::{FusedOps, OptimizerOps};
@@ -273,7 +273,7 @@ fn models<B: FusedOps + OptimizerOps, R: Recipe<B>>(
             let found = copies.iter().find(|(other, _)| *other == device);
             let model = match (found, copies.first()) {
                 (Some((_, model)), _) => model.clone(),
-                (None, Some((_, model))) => model.clone().fork(device),
+                (None, Some((_, model))) => model.clone().map(&mut CopyTo { device }),
                 (None, None) => {
                     let model = recipe.model(device)?;
                     // Weights are drawn when first used; all ranks are to share one draw.
@@ -317,6 +317,37 @@ struct RankRun<'a, B: Backend> {
 }
 
 struct Draw;
+
+/// Copies a model to another device, through host memory: Burn's own copy between two GPUs needs a
+/// library of collectives.
+struct CopyTo<'a, B: Backend> {
+    device: &'a B::Device,
+}
+
+impl<B: Backend> ModuleMapper<B> for CopyTo<'_, B> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        let (id, tensor, mapper) = param.consume();
+        let trained = tensor.is_require_grad();
+        let copy = Tensor::from_data(tensor.into_data(), self.device).set_require_grad(trained);
+        Param::from_mapped_value(id, copy, mapper)
+    }
+
+    fn map_int<const D: usize>(
+        &mut self,
+        param: Param<Tensor<B, D, Int>>,
+    ) -> Param<Tensor<B, D, Int>> {
+        let (id, tensor, mapper) = param.consume();
+        Param::from_mapped_value(id, Tensor::from_data(tensor.into_data(), self.device), mapper)
+    }
+
+    fn map_bool<const D: usize>(
+        &mut self,
+        param: Param<Tensor<B, D, Bool>>,
+    ) -> Param<Tensor<B, D, Bool>> {
+        let (id, tensor, mapper) = param.consume();
+        Param::from_mapped_value(id, Tensor::from_data(tensor.into_data(), self.device), mapper)
+    }
+}
 
 impl<B: Backend> ModuleVisitor<B> for Draw {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {

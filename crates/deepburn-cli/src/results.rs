@@ -19,7 +19,7 @@ use crate::recipe::Recipe;
 use crate::resume::restarts;
 
 /// Set by a launcher: when it started the job first, in seconds since 1970.
-const STARTED: &str = "DEEPBURN_STARTED";
+pub(crate) const STARTED: &str = "DEEPBURN_STARTED";
 
 /// Writes `test.json`: what the final test found, on data that trained nothing.
 pub(crate) fn record_test(measured: &Measured, output: &Path) -> Result<(), RankError> {

@@ -1,13 +1,19 @@
-//! SIGTERM and SIGINT: the first one ends the run after its step, with a checkpoint; the second one
-//! ends it at once.
+//! SIGTERM, SIGINT and SIGUSR1: the first one ends the run after its step, with a checkpoint. A second
+//! SIGTERM or SIGINT ends it at once.
+//!
+//! `deepburn launch` sends SIGUSR1, because mpirun hands that on to all ranks and does nothing by itself.
+//! It may come again, which means nothing. SIGTERM then comes from mpirun alone, where another rank has
+//! failed, and ends the rank at once: no step can be finished without the other.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use deepburn::Interrupt;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
+
+use crate::results::STARTED;
 
 /// The signals that this process has got.
 #[derive(Debug, Default)]
@@ -20,9 +26,15 @@ impl Signals {
     /// Listens from now on.
     pub(crate) fn listen() -> io::Result<Self> {
         let signals = Self::default();
-        for signal in [SIGTERM, SIGINT] {
+        let is_launched = std::env::var_os(STARTED).is_some();
+        for signal in [SIGTERM, SIGINT, SIGUSR1] {
             // In this order: what ends the process asks whether another one came before.
-            flag::register_conditional_shutdown(signal, 128 + signal, signals.came.clone())?;
+            if signal == SIGTERM && is_launched {
+                let always = Arc::new(AtomicBool::new(true));
+                flag::register_conditional_shutdown(signal, 128 + signal, always)?;
+            } else if signal != SIGUSR1 {
+                flag::register_conditional_shutdown(signal, 128 + signal, signals.came.clone())?;
+            }
             flag::register_usize(signal, signals.number.clone(), signal as usize)?;
             flag::register(signal, signals.came.clone())?;
         }
@@ -48,6 +60,7 @@ impl Signals {
     pub(crate) fn last(&self) -> (u8, &'static str) {
         match self.number.load(Relaxed) as i32 {
             SIGINT => (SIGINT as u8, "SIGINT"),
+            SIGUSR1 => (SIGUSR1 as u8, "SIGUSR1"),
             _ => (SIGTERM as u8, "SIGTERM"),
         }
     }

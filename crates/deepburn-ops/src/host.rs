@@ -4,6 +4,7 @@
 //! holds the tensor.
 
 use burn_backend::{Backend, TensorData, read_sync};
+use bytes::Bytes;
 
 /// The f32 elements of `tensor`, in flat order.
 pub fn float_into_host<B: Backend>(tensor: B::FloatTensorPrimitive) -> Vec<f32> {
@@ -19,6 +20,43 @@ pub fn read_float<B: Backend>(tensor: B::FloatTensorPrimitive) -> TensorData {
         Ok(data) => data,
         Err(error) => panic!("reading a tensor from its device failed: {error:?}"),
     }
+}
+
+/// The bytes of a tensor, shape by shape in its flat order.
+///
+/// A contiguous tensor of flex is in host memory already: its bytes are shared, not copied, and stay as
+/// they are, because an op copies what is shared before it writes. Others are read from their device.
+pub fn float_bytes<B: Backend>(tensor: B::FloatTensorPrimitive) -> Bytes {
+    #[cfg(feature = "flex")]
+    if let Some(bytes) = flex_bytes(&tensor) {
+        return bytes;
+    }
+    Bytes::from_owner(HostBytes(read_float::<B>(tensor)))
+}
+
+/// A tensor that was read into host memory.
+struct HostBytes(TensorData);
+
+impl AsRef<[u8]> for HostBytes {
+    fn as_ref(&self) -> &[u8] {
+        &self.0.bytes
+    }
+}
+
+#[cfg(feature = "flex")]
+fn flex_bytes(tensor: &dyn std::any::Any) -> Option<Bytes> {
+    struct Shared(std::sync::Arc<burn_backend::Bytes>);
+
+    impl AsRef<[u8]> for Shared {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+
+    let tensor = tensor.downcast_ref::<burn_flex::FlexTensor>()?;
+    let (start, end) = tensor.layout().contiguous_offsets()?;
+    let size = tensor.dtype().size();
+    Some(Bytes::from_owner(Shared(tensor.data_arc())).slice(start * size..end * size))
 }
 
 /// The elements of an index tensor.

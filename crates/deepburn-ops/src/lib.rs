@@ -37,7 +37,9 @@ pub use cross_entropy::{
     CrossEntropyOps, HeadGradients, HeadLoss, cross_entropy, linear_cross_entropy,
 };
 pub use gelu::{GeluOps, gelu_tanh};
-pub use host::{float_from_host, float_into_host, int_from_host, int_into_host, read_float};
+pub use host::{
+    float_bytes, float_from_host, float_into_host, int_from_host, int_into_host, read_float,
+};
 pub use linear::{LinearGradients, LinearOps, linear};
 pub use norm::{LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved, layer_norm};
 pub use optimizer::{AdamArrays, OptimizerOps};

@@ -30,6 +30,13 @@ pub(crate) enum Refusal {
     )]
     FileCheckpointer,
     #[error(
+        "{launcher} started {world_size} processes, and a Learner's ranks are threads of one process: \
+         start one process, or train with deepburn::Engine, whose ranks may be processes"
+    )]
+    Launched { launcher: deepburn::comm::Launcher, world_size: usize },
+    #[error(transparent)]
+    Placement(#[from] deepburn::comm::PlacementError),
+    #[error(
         "training was to resume after epoch {epoch}, and the strategy has no folder of checkpoints: \
          call `ShardedStrategy::checkpoints(folder)`"
     )]

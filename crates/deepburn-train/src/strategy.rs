@@ -21,7 +21,9 @@ use burn_train::{
     SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader, TrainingComponents,
     TrainingStrategy, ValidLoader,
 };
+use deepburn::COLLECTIVE_TIMEOUT;
 use deepburn::OutsideError;
+use deepburn::comm::Placement;
 use deepburn::config::Plan;
 use deepburn::ops::{OptimizerOps, StreamOps};
 use deepburn::zero::Training;
@@ -195,7 +197,7 @@ where
             train_outputs: Outputs::new(ranks),
             valid_outputs: Outputs::new(ranks),
         };
-        let trained = deepburn::run_ranks::<B, _>(ranks, |group| {
+        let trained = deepburn::Ranks::threads().run::<B, _>(ranks, COLLECTIVE_TIMEOUT, |group| {
             let rank = group.rank();
             let Some(parts) = places.take(rank) else {
                 return Err(OutsideError::from("a rank ran twice"));
@@ -225,6 +227,11 @@ impl<B: OptimizerOps + StreamOps> ShardedStrategy<B> {
     where
         LC: LearningComponentsTypes<Backend = Training<B>>,
     {
+        if let Some(Placement { launcher, world_size, .. }) = Placement::detect()?
+            && world_size > 1
+        {
+            return Err(Refusal::Launched { launcher, world_size });
+        }
         check_plan(&self.plan)?;
         check_settings(&self.plan, settings, self.folder.is_some())?;
         if train.num_items() == 0 {

@@ -3,9 +3,8 @@
 use std::ops::Range;
 
 use burn_backend::{Backend, DType, FloatDType, Shape, Slice, TensorData, TensorMetadata};
-use bytes::Bytes;
 use deepburn_comm::{Encoded, Form, Payload, ReduceOp, SharedPayload};
-use deepburn_ops::{float_from_host, float_into_host, int_into_host, read_float};
+use deepburn_ops::{float_bytes, float_from_host, float_into_host, int_into_host, read_float};
 
 use crate::rows::RowGradient;
 
@@ -64,15 +63,6 @@ impl<B: Backend> DeviceArray<B> {
     }
 }
 
-/// A tensor that was read into host memory.
-struct HostBytes(TensorData);
-
-impl AsRef<[u8]> for HostBytes {
-    fn as_ref(&self) -> &[u8] {
-        &self.0.bytes
-    }
-}
-
 impl<B: Backend> Payload for DeviceArray<B> {
     fn numel(&self) -> usize {
         match self {
@@ -99,8 +89,7 @@ impl<B: Backend> Payload for DeviceArray<B> {
     fn encode(&self) -> Encoded {
         match self {
             Self::Dense(tensor) => {
-                let data = read_float::<B>(tensor.clone());
-                Encoded { form: Form::Dense, bytes: Bytes::from_owner(HostBytes(data)) }
+                Encoded { form: Form::Dense, bytes: float_bytes::<B>(tensor.clone()) }
             }
             Self::Rows(rows) => Encoded { form: Form::Rows, bytes: rows.encode().into() },
         }
@@ -133,7 +122,7 @@ impl<B: Backend> Payload for DeviceArray<B> {
         let dense = parts
             .iter()
             .filter_map(Self::dense)
-            .map(|tensor| B::float_to_device(tensor.clone(), &device))
+            .map(|tensor| moved::<B>(tensor.clone(), &device))
             .map(|part| in_type::<B>(part, sum_type))
             .reduce(|sum, part| match op {
                 ReduceOp::Sum | ReduceOp::Mean => B::float_add(sum, part),
@@ -161,7 +150,7 @@ impl<B: Backend> SharedPayload for DeviceArray<B> {
                 let len = chunk.numel().min(missing);
                 missing -= len;
                 let flat = chunk.clone().into_flat();
-                (len > 0).then(|| B::float_to_device(narrow::<B>(flat, 0..len), &device))
+                (len > 0).then(|| moved::<B>(narrow::<B>(flat, 0..len), &device))
             })
             .collect();
         match <[_; 1]>::try_from(parts) {
@@ -173,10 +162,8 @@ impl<B: Backend> SharedPayload for DeviceArray<B> {
 
     fn to_home_of(&self, home: &Self) -> Self {
         match self {
-            Self::Dense(tensor) => Self::Dense(B::float_to_device(tensor.clone(), &home.device())),
-            Self::Rows(rows) => {
-                Self::Dense(B::float_to_device(rows.clone().into_dense(), &home.device()))
-            }
+            Self::Dense(tensor) => Self::Dense(moved::<B>(tensor.clone(), &home.device())),
+            Self::Rows(rows) => Self::Dense(moved::<B>(rows.clone().into_dense(), &home.device())),
         }
     }
 }
@@ -187,6 +174,18 @@ pub(crate) fn in_type<B: Backend>(
     dtype: FloatDType,
 ) -> B::FloatTensorPrimitive {
     if tensor.dtype() == DType::from(dtype) { tensor } else { B::float_cast(tensor, dtype) }
+}
+
+/// The tensor on `device`. It travels through host memory: CubeCL's own copy between two devices needs a
+/// library of collectives, which wgpu has not.
+fn moved<B: Backend>(
+    tensor: B::FloatTensorPrimitive,
+    device: &B::Device,
+) -> B::FloatTensorPrimitive {
+    match B::float_device(&tensor) == *device {
+        true => tensor,
+        false => float_from_host::<B>(read_float::<B>(tensor), device),
+    }
 }
 
 /// Elements `range` of the flat order of `tensor`, flat.

@@ -109,6 +109,11 @@ enum Place {
 }
 
 impl Ranks {
+    /// All ranks as threads of this process, launcher or not.
+    pub fn threads() -> Self {
+        Self { place: Place::Threads }
+    }
+
     /// Looks for a launcher and connects to the other processes that it started.
     ///
     /// # Errors

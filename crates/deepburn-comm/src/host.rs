@@ -11,7 +11,7 @@ use std::sync::Arc;
 use bytemuck::Pod;
 use bytes::Bytes;
 
-use crate::{Encoded, Form, Payload, ReduceOp, SharedPayload};
+use crate::{Encoded, Form, Payload, Received, ReduceOp, SharedPayload};
 
 /// An array in host memory. Cloning it shares it.
 #[derive(Debug, Clone, PartialEq)]
@@ -152,18 +152,25 @@ impl<E: Element> Payload for Host<E> {
         Encoded { form: Form::Dense, bytes }
     }
 
-    fn decode(&self, form: Form, bytes: Vec<u8>, numel: usize) -> Result<Self, String> {
-        let expected = numel * size_of::<E>();
-        if form != Form::Dense || bytes.len() != expected {
+    fn decode(&self, form: Form, received: Received, numel: usize) -> Result<Self, String> {
+        let (found, expected) = (received.bytes().len(), numel * size_of::<E>());
+        if form != Form::Dense || found != expected {
             return Err(format!(
-                "{} bytes in {form:?} form instead of {expected} bytes of {}",
-                bytes.len(),
+                "{found} bytes in {form:?} form instead of {expected} bytes of {}",
                 E::DTYPE
             ));
         }
-        // Bytes become an array of bytes as they are; other elements need another alignment.
-        let elements = bytemuck::allocation::try_cast_vec::<u8, E>(bytes);
-        Ok(elements.unwrap_or_else(|(_, bytes)| bytemuck::pod_collect_to_vec(&bytes)).into())
+        fn elements<T: Pod, E: Pod>(received: Vec<T>) -> Vec<E> {
+            let cast = bytemuck::allocation::try_cast_vec(received);
+            cast.unwrap_or_else(|(_, received)| bytemuck::pod_collect_to_vec(&received))
+        }
+        Ok(match received {
+            Received::One(received) => elements::<u8, E>(received),
+            Received::Two(received) => elements::<u16, E>(received),
+            Received::Four(received) => elements::<u32, E>(received),
+            Received::Eight(received) => elements::<u64, E>(received),
+        }
+        .into())
     }
 
     fn reduce(parts: &[Self], padded_len: usize, op: ReduceOp, _home: usize) -> Self {
@@ -285,12 +292,15 @@ mod tests {
     fn what_was_encoded_is_decoded() {
         let array = Host::from(vec![1.5f64, -0.0, f64::NAN]);
         let Encoded { form, bytes } = array.part(1..3).encode();
-        let decoded = array.decode(form, bytes.to_vec(), 2).unwrap();
+        let decoded = array.decode(form, Received::One(bytes.to_vec()), 2).unwrap();
         assert_eq!((decoded[0].to_bits(), decoded[1].is_nan()), ((-0.0f64).to_bits(), true));
-        let error = array.decode(form, bytes.to_vec(), 3).unwrap_err();
+        let error = array.decode(form, Received::One(bytes.to_vec()), 3).unwrap_err();
         assert_eq!(error, "16 bytes in Dense form instead of 24 bytes of f64");
         let letters = Host::from(b"abc".to_vec());
-        assert_eq!(*letters.decode(Form::Dense, b"xyz".to_vec(), 3).unwrap(), *b"xyz");
+        assert_eq!(
+            *letters.decode(Form::Dense, Received::One(b"xyz".to_vec()), 3).unwrap(),
+            *b"xyz"
+        );
     }
 
     #[test]

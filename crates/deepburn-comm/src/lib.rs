@@ -56,7 +56,7 @@ pub use in_process::Member;
 pub use operation::Operation;
 pub use panic::message as panic_message;
 pub use partition::Partition;
-pub use payload::{Encoded, Form, Payload, ReduceOp, SharedPayload, Signature};
+pub use payload::{Encoded, Form, Payload, Received, ReduceOp, SharedPayload, Signature};
 pub use placement::{Launcher, Placement, PlacementError};
 pub use ranks::{Failure, FailureCause, RankFailure, RankHandle, run_rank, run_ranks};
 pub use statistics::{Count, Statistics};

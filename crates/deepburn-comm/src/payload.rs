@@ -75,6 +75,32 @@ pub struct Encoded {
     pub bytes: Bytes,
 }
 
+/// Bytes from another process, in memory that is aligned for the elements they are of, so that an array
+/// can be made of them without a copy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Received {
+    /// Elements of one byte, and everything in [`Form::Rows`].
+    One(Vec<u8>),
+    /// Elements of two bytes.
+    Two(Vec<u16>),
+    /// Elements of four bytes.
+    Four(Vec<u32>),
+    /// Elements of eight bytes.
+    Eight(Vec<u64>),
+}
+
+impl Received {
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Self::One(elements) => elements,
+            Self::Two(elements) => bytemuck::cast_slice(elements),
+            Self::Four(elements) => bytemuck::cast_slice(elements),
+            Self::Eight(elements) => bytemuck::cast_slice(elements),
+        }
+    }
+}
+
 /// One array of elements that a process group can reduce, scatter and gather.
 ///
 /// This is what every engine needs. An engine between processes sends [`parts`](Self::part) of an
@@ -111,7 +137,7 @@ pub trait Payload: Clone + Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// When the bytes are not those of such an array.
-    fn decode(&self, form: Form, bytes: Vec<u8>, numel: usize) -> Result<Self, String>;
+    fn decode(&self, form: Form, received: Received, numel: usize) -> Result<Self, String>;
 
     /// Reduces parts of equal size, part 0 first, into a fresh array of `padded_len >= numel`
     /// elements in the memory of `parts[home]`, the rest zero. The order of additions is that of

@@ -8,7 +8,7 @@
 //! in rank order: the arithmetic and its order are those of rank threads.
 
 use bytes::Bytes;
-use deepburn_comm::{CommError, Encoded, Form, Partition, Payload, ReduceOp, Side};
+use deepburn_comm::{CommError, Encoded, Form, Partition, Payload, Received, ReduceOp, Side};
 
 use crate::control::Header;
 use crate::link::Link;
@@ -37,8 +37,8 @@ pub(crate) fn reduce_scatter<T: Payload>(
         outgoing[other].iter().map(move |encoded| (other, encoded.bytes.clone()))
     });
     let incoming = others.iter().flat_map(|&other| {
-        let lens = headers[other].parts.iter().map(|(_, len)| *len as usize);
-        lens.map(move |len| Incoming::whole(other, len))
+        let parts = headers[other].parts.iter().zip(arrays);
+        parts.map(move |(part, array)| Incoming::whole(other, part, array.element_size()))
     });
     let (outgoing, incoming) = (outgoing.collect(), incoming.collect());
     let mut received = link.exchange(outgoing, incoming)?.into_iter();
@@ -101,7 +101,8 @@ pub(crate) fn broadcast<T: Payload>(
         return Ok(arrays);
     }
     let header = &headers[root];
-    let incoming = header.parts.iter().map(|(_, len)| Incoming::whole(root, *len as usize));
+    let parts = header.parts.iter().zip(&arrays);
+    let incoming = parts.map(|(part, array)| Incoming::whole(root, part, array.element_size()));
     let mut received = link.exchange(Vec::new(), incoming.collect())?.into_iter();
     let home = arrays.iter().enumerate();
     home.map(|(index, home)| decode(home, header, index, received.next(), rank)).collect()
@@ -129,6 +130,7 @@ fn spread<T: Payload>(
         };
         let others = (0..world_size).filter(|other| *other != rank);
         incoming.push(Incoming {
+            element_size: size,
             len: numel * size,
             segments: others.map(|other| (other, segment(other))).collect(),
             own: Some((segment(rank).start, own.clone())),
@@ -139,7 +141,8 @@ fn spread<T: Payload>(
     let to_all = |other| outgoing.iter().map(move |bytes: &Bytes| (other, bytes.clone()));
     let whole = link.exchange(others.flat_map(to_all).collect(), incoming)?;
     let arrays = shards.iter().zip(whole).zip(numels);
-    let decoded = arrays.map(|((shard, bytes), numel)| shard.decode(Form::Dense, bytes, *numel));
+    let decoded =
+        arrays.map(|((shard, received), numel)| shard.decode(Form::Dense, received, *numel));
     decoded.collect::<Result<_, _>>().map_err(|reason| CommError::Transport { rank, reason })
 }
 
@@ -152,13 +155,13 @@ fn decode<T: Payload>(
     home: &T,
     header: &Header,
     index: usize,
-    bytes: Option<Vec<u8>>,
+    received: Option<Received>,
     rank: usize,
 ) -> Result<T, CommError> {
-    let part = header.parts.get(index).zip(bytes);
+    let part = header.parts.get(index).zip(received);
     let decoded = part.map_or_else(
         || Err("an array is missing".to_owned()),
-        |((form, _), bytes)| home.decode(*form, bytes, home.numel()),
+        |((form, _), received)| home.decode(*form, received, home.numel()),
     );
     decoded.map_err(|reason| {
         let from = header.side.rank;

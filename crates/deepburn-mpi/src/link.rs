@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use deepburn_comm::{Absence, Call, CommError, Form, Side};
+use deepburn_comm::{Absence, Call, CommError, Form, Received, Side};
 
 use crate::control::{Envelope, Header, Hello, Message};
 use crate::library::{Mpi, MpiError, Posted};
@@ -184,7 +184,7 @@ impl Link {
         &mut self,
         outgoing: Vec<(usize, bytes::Bytes)>,
         incoming: Vec<Incoming>,
-    ) -> Result<Vec<Vec<u8>>, CommError> {
+    ) -> Result<Vec<Received>, CommError> {
         let started = Transfer::start(&self.mpi, outgoing, incoming, self.settings.piece);
         let mut transfer = started.map_err(|error| self.broken(error))?;
         self.wait_until(|link| {

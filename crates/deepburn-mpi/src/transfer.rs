@@ -8,12 +8,15 @@ use std::mem::ManuallyDrop;
 use std::ops::Range;
 
 use bytes::Bytes;
+use deepburn_comm::{Form, Received};
 
 use crate::library::{Kind, Mpi, MpiError, Request};
 
 /// An array that is received, in segments of several ranks.
 #[derive(Debug)]
 pub(crate) struct Incoming {
+    /// Bytes of an element, for which the memory is aligned.
+    pub(crate) element_size: usize,
     /// Bytes of the whole array.
     pub(crate) len: usize,
     /// Which rank sends which bytes of it.
@@ -23,9 +26,45 @@ pub(crate) struct Incoming {
 }
 
 impl Incoming {
-    /// An array that comes from one rank.
-    pub(crate) fn whole(from: usize, len: usize) -> Self {
-        Self { len, segments: vec![(from, 0..len)], own: None }
+    /// An array that comes from one rank, as its header describes it.
+    pub(crate) fn whole(from: usize, part: &(Form, u64), element_size: usize) -> Self {
+        let (form, len) = (part.0, part.1 as usize);
+        let element_size = if form == Form::Rows { 1 } else { element_size };
+        Self { element_size, len, segments: vec![(from, 0..len)], own: None }
+    }
+}
+
+/// Memory for `len` bytes of elements of `element_size`, of length 0 so far. Bytes that are no whole number
+/// of elements are received as bytes.
+fn with_capacity(len: usize, element_size: usize) -> Received {
+    match element_size {
+        2 if len.is_multiple_of(2) => Received::Two(Vec::with_capacity(len / 2)),
+        4 if len.is_multiple_of(4) => Received::Four(Vec::with_capacity(len / 4)),
+        8 if len.is_multiple_of(8) => Received::Eight(Vec::with_capacity(len / 8)),
+        _ => Received::One(Vec::with_capacity(len)),
+    }
+}
+
+fn start_of(buffer: &mut Received) -> *mut u8 {
+    match buffer {
+        Received::One(elements) => elements.as_mut_ptr(),
+        Received::Two(elements) => elements.as_mut_ptr().cast(),
+        Received::Four(elements) => elements.as_mut_ptr().cast(),
+        Received::Eight(elements) => elements.as_mut_ptr().cast(),
+    }
+}
+
+/// Asks for huge pages where an array is large: it is written once, from its first byte to its last, and
+/// taking its memory in pages of 4 KiB takes longer than filling it.
+fn prefer_huge_pages(start: *mut u8, len: usize) {
+    const HUGE: usize = 2 << 20;
+    let first = (start as usize).next_multiple_of(HUGE);
+    let end = (start as usize + len) / HUGE * HUGE;
+    #[cfg(target_os = "linux")]
+    if first < end {
+        // SAFETY: whole pages within an allocation of our own. The advice changes no content, and one
+        // that is not taken changes nothing.
+        unsafe { libc::madvise(first as *mut libc::c_void, end - first, libc::MADV_HUGEPAGE) };
     }
 }
 
@@ -33,7 +72,8 @@ impl Incoming {
 pub(crate) struct Transfer {
     sent: ManuallyDrop<Vec<Bytes>>,
     /// Allocated and not initialised; every byte is written by a segment or by `own`.
-    received: ManuallyDrop<Vec<Vec<u8>>>,
+    received: ManuallyDrop<Vec<Received>>,
+    /// Bytes of each received array.
     lens: Vec<usize>,
     /// With the rank that each has to do with; complete ones are removed.
     requests: Vec<(usize, Request)>,
@@ -69,8 +109,9 @@ impl Transfer {
     }
 
     fn receive(&mut self, mpi: &Mpi, array: Incoming, piece: usize) -> Result<(), MpiError> {
-        let mut buffer: Vec<u8> = Vec::with_capacity(array.len);
-        let start = buffer.as_mut_ptr();
+        let mut buffer = with_capacity(array.len, array.element_size);
+        let start = start_of(&mut buffer);
+        prefer_huge_pages(start, array.len);
         // Moving the vector does not move its elements.
         self.received.push(buffer);
         let covered: usize = array.segments.iter().map(|(_, range)| range.len()).sum();
@@ -118,7 +159,7 @@ impl Transfer {
     }
 
     /// The arrays of a complete transfer.
-    pub(crate) fn finish(mut self) -> Vec<Vec<u8>> {
+    pub(crate) fn finish(mut self) -> Vec<Received> {
         assert!(self.requests.is_empty(), "the transfer is complete");
         // SAFETY: nothing is under way, neither is used again.
         let (sent, mut received) =
@@ -127,7 +168,14 @@ impl Transfer {
         for (buffer, len) in received.iter_mut().zip(&self.lens) {
             // SAFETY: segments and own bytes cover all `len` bytes of the allocation, and all of
             // them have been written.
-            unsafe { buffer.set_len(*len) };
+            unsafe {
+                match buffer {
+                    Received::One(elements) => elements.set_len(*len),
+                    Received::Two(elements) => elements.set_len(len / 2),
+                    Received::Four(elements) => elements.set_len(len / 4),
+                    Received::Eight(elements) => elements.set_len(len / 8),
+                }
+            }
         }
         received
     }

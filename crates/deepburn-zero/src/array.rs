@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use burn_backend::{Backend, DType, FloatDType, Shape, Slice, TensorData, TensorMetadata};
-use deepburn_comm::{Encoded, Form, Payload, ReduceOp, SharedPayload};
+use burn_backend::{Backend, Bytes, DType, FloatDType, Shape, Slice, TensorData, TensorMetadata};
+use deepburn_comm::{Encoded, Form, Payload, Received, ReduceOp, SharedPayload};
 use deepburn_ops::{float_bytes, float_from_host, float_into_host, int_into_host, read_float};
 
 use crate::rows::RowGradient;
@@ -95,18 +95,24 @@ impl<B: Backend> Payload for DeviceArray<B> {
         }
     }
 
-    fn decode(&self, form: Form, bytes: Vec<u8>, numel: usize) -> Result<Self, String> {
+    fn decode(&self, form: Form, received: Received, numel: usize) -> Result<Self, String> {
         let dtype = DType::from(self.element_type());
         if form == Form::Rows {
-            let rows = RowGradient::decode(&bytes, numel, dtype, &self.device());
+            let rows = RowGradient::decode(received.bytes(), numel, dtype, &self.device());
             return rows.map(Self::Rows);
         }
-        if bytes.len() != numel * dtype.size() {
-            let found = bytes.len();
+        let found = received.bytes().len();
+        if found != numel * dtype.size() {
             return Err(format!("{found} bytes instead of {numel} elements of {}", dtype.name()));
         }
-        let data = TensorData::from_bytes_vec(bytes, vec![numel], dtype);
-        Ok(Self::Dense(B::float_from_data(data, &self.device())))
+        let bytes = match received {
+            Received::One(elements) => Bytes::from_elems(elements),
+            Received::Two(elements) => Bytes::from_elems(elements),
+            Received::Four(elements) => Bytes::from_elems(elements),
+            Received::Eight(elements) => Bytes::from_elems(elements),
+        };
+        let data = TensorData::from_bytes(bytes, vec![numel], dtype);
+        Ok(Self::Dense(float_from_host::<B>(data, &self.device())))
     }
 
     fn reduce(parts: &[Self], padded_len: usize, op: ReduceOp, home: usize) -> Self {

@@ -222,7 +222,7 @@ impl<B: Backend> RowGradient<B> {
 #[cfg(test)]
 mod tests {
     use burn_flex::{Flex, FlexDevice};
-    use deepburn_comm::{Encoded, Form, Payload, ReduceOp};
+    use deepburn_comm::{Encoded, Form, Payload, Received, ReduceOp};
     use deepburn_ops::float_into_host;
 
     use super::*;
@@ -261,7 +261,7 @@ mod tests {
                 assert_eq!(form, Form::Rows);
                 // A rank without rows of its own receives those of others too.
                 let home = DeviceArray::Dense(floats(&[0.0], &[1]));
-                home.decode(form, bytes.to_vec(), range.len()).unwrap()
+                home.decode(form, Received::One(bytes.to_vec()), range.len()).unwrap()
             });
             assert_eq!(sum(&travelled), sum(&parts));
             let whole: Vec<f32> = near
@@ -287,8 +287,11 @@ mod tests {
         let part = gradient(1.0, true).part(0..5);
         let bytes = part.encode().bytes;
         for len in [0, 31, 40, bytes.len() - 1] {
-            assert!(part.decode(Form::Rows, bytes[..len].to_vec(), 5).is_err(), "{len} bytes");
+            assert!(
+                part.decode(Form::Rows, Received::One(bytes[..len].to_vec()), 5).is_err(),
+                "{len} bytes"
+            );
         }
-        assert!(part.decode(Form::Rows, bytes.to_vec(), 6).is_err());
+        assert!(part.decode(Form::Rows, Received::One(bytes.to_vec()), 6).is_err());
     }
 }

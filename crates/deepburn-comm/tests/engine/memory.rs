@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use deepburn_comm::{Encoded, Form, Member, Payload, ProcessGroup, ReduceOp, SharedPayload, Tag};
+use deepburn_comm::{
+    Encoded, Form, Member, Payload, ProcessGroup, Received, ReduceOp, SharedPayload, Tag,
+};
 
 use super::{LONG, TAG};
 
@@ -58,7 +60,7 @@ impl Payload for Counted {
         unreachable!("ranks of one process read arrays in place")
     }
 
-    fn decode(&self, _form: Form, _bytes: Vec<u8>, _numel: usize) -> Result<Self, String> {
+    fn decode(&self, _form: Form, _received: Received, _numel: usize) -> Result<Self, String> {
         unreachable!("ranks of one process read arrays in place")
     }
 

@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use deepburn_comm::{
-    CommError, Encoded, FailureCause, Form, Member, Payload, ProcessGroup, RankFailure, ReduceOp,
-    SharedPayload, Tag, run_ranks,
+    CommError, Encoded, FailureCause, Form, Member, Payload, ProcessGroup, RankFailure, Received,
+    ReduceOp, SharedPayload, Tag, run_ranks,
 };
 
 use super::{LONG, TAG, sum};
@@ -225,7 +225,7 @@ impl Payload for Brittle {
         unreachable!("ranks of one process read arrays in place")
     }
 
-    fn decode(&self, _form: Form, _bytes: Vec<u8>, _numel: usize) -> Result<Self, String> {
+    fn decode(&self, _form: Form, _received: Received, _numel: usize) -> Result<Self, String> {
         unreachable!("ranks of one process read arrays in place")
     }
 

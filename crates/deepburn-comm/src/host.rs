@@ -173,7 +173,7 @@ impl<E: Element> Payload for Host<E> {
         .into())
     }
 
-    fn reduce(parts: &[Self], padded_len: usize, op: ReduceOp, _home: usize) -> Self {
+    fn reduce(parts: Vec<Self>, padded_len: usize, op: ReduceOp, _home: usize) -> Self {
         let mut result = Vec::with_capacity(padded_len);
         if let Some((first, others)) = parts.split_first() {
             result.extend_from_slice(first);
@@ -238,7 +238,7 @@ mod tests {
         op: ReduceOp,
     ) -> Vec<E> {
         let parts: Vec<_> = hosts(arrays).iter().map(|array| array.part(range.clone())).collect();
-        Host::reduce(&parts, pad, op, 0).into_vec()
+        Host::reduce(parts, pad, op, 0).into_vec()
     }
 
     #[test]

@@ -141,8 +141,8 @@ pub trait Payload: Clone + Debug + Send + Sync + 'static {
 
     /// Reduces parts of equal size, part 0 first, into a fresh array of `padded_len >= numel`
     /// elements in the memory of `parts[home]`, the rest zero. The order of additions is that of
-    /// `parts`.
-    fn reduce(parts: &[Self], padded_len: usize, op: ReduceOp, home: usize) -> Self;
+    /// `parts`. Parts that nobody else holds may be written over.
+    fn reduce(parts: Vec<Self>, padded_len: usize, op: ReduceOp, home: usize) -> Self;
 }
 
 /// A payload that ranks of one process read in place.

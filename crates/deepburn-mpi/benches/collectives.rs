@@ -19,11 +19,15 @@ use deepburn_mpi::{MpiGroup, Process, Settings};
 use deepburn_zero::DeviceArray;
 use mpi_sys as ffi;
 
+/// As in the programs.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// f32 elements of the whole array.
 const NUMEL: usize = 16 << 20;
 /// Timed collectives of a kind in a round; two more go before.
 const REPEATS: usize = 10;
-const ROUNDS: usize = 2;
+const ROUNDS: usize = 5;
 
 fn main() {
     match std::env::args().nth(1).as_deref() {

@@ -53,7 +53,7 @@ pub(crate) fn reduce_scatter<T: Payload>(
             });
         }
     }
-    let reduced = parts.iter().zip(arrays);
+    let reduced = parts.into_iter().zip(arrays);
     Ok(reduced.map(|(parts, array)| T::reduce(parts, cut(array).shard_len(), op, rank)).collect())
 }
 

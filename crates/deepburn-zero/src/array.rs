@@ -53,14 +53,6 @@ impl<B: Backend> DeviceArray<B> {
         }
         .into()
     }
-
-    /// The part that is an ordinary tensor; a gradient may consist of rows alone.
-    fn dense(&self) -> Option<&B::FloatTensorPrimitive> {
-        match self {
-            Self::Dense(tensor) => Some(tensor),
-            Self::Rows(rows) => rows.dense(),
-        }
-    }
 }
 
 impl<B: Backend> Payload for DeviceArray<B> {
@@ -115,28 +107,27 @@ impl<B: Backend> Payload for DeviceArray<B> {
         Ok(Self::Dense(float_from_host::<B>(data, &self.device())))
     }
 
-    fn reduce(parts: &[Self], padded_len: usize, op: ReduceOp, home: usize) -> Self {
-        let device = parts[home].device();
-        let dtype = parts[home].element_type();
-        if parts[home].numel() == 0 {
+    fn reduce(parts: Vec<Self>, padded_len: usize, op: ReduceOp, home: usize) -> Self {
+        let (device, dtype) = (parts[home].device(), parts[home].element_type());
+        let (numel, count) = (parts[home].numel(), parts.len());
+        if numel == 0 {
             let zeros = B::float_zeros(Shape::from(vec![padded_len]), &device, dtype);
             return Self::Dense(zeros);
         }
-        // 16-bit numbers are summed in f32 and rounded once: a sum in 16 bits would overflow where
-        // the mean does not, and lose what small ranks add.
-        let sum_type = if dtype == FloatDType::F64 { dtype } else { FloatDType::F32 };
-        let dense = parts
-            .iter()
-            .filter_map(Self::dense)
-            .map(|tensor| moved::<B>(tensor.clone(), &device))
-            .map(|part| in_type::<B>(part, sum_type))
-            .reduce(|sum, part| match op {
-                ReduceOp::Sum | ReduceOp::Mean => B::float_add(sum, part),
-                ReduceOp::Max => maximum::<B>(sum, part),
-            });
-        let mut result = with_rows(parts, dense, parts[home].numel(), &device);
-        if op == ReduceOp::Mean && parts.len() > 1 {
-            result = B::float_div_scalar(result, (parts.len() as f64).into());
+        let (mut dense, mut rows) = (Vec::with_capacity(count), Vec::new());
+        for part in parts {
+            match part {
+                Self::Dense(tensor) => dense.push(tensor),
+                Self::Rows(mut gradient) => {
+                    dense.extend(gradient.take_dense());
+                    rows.push(gradient);
+                }
+            }
+        }
+        let dense = reduced::<B>(dense, op, home == 0, dtype, &device);
+        let mut result = with_rows(&rows, dense, numel, &device);
+        if op == ReduceOp::Mean && count > 1 {
+            result = B::float_div_scalar(result, (count as f64).into());
         }
         Self::Dense(pad::<B>(in_type::<B>(result, dtype), padded_len))
     }
@@ -252,18 +243,46 @@ pub(crate) fn maximum<B: Backend>(
     B::float_mask_where(larger, left_nan, left)
 }
 
-/// Adds the rows of every part, in rank order, to the sum of the dense parts, in f32.
+/// The reduction of tensors of `dtype`, the first one first, on `device`.
+///
+/// 16-bit numbers are summed in f32 and rounded once, by the caller: a sum in 16 bits would overflow where
+/// the mean does not, and lose what small ranks add. An addition writes over its left operand where
+/// nobody else holds it. The first tensor is often `shared`, a view of an array that is kept, and the
+/// second has just been received; two numbers have the same sum in either order.
+fn reduced<B: Backend>(
+    tensors: Vec<B::FloatTensorPrimitive>,
+    op: ReduceOp,
+    shared: bool,
+    dtype: FloatDType,
+    device: &B::Device,
+) -> Option<B::FloatTensorPrimitive> {
+    let sum_type = if dtype == FloatDType::F64 { dtype } else { FloatDType::F32 };
+    let tensors = tensors.into_iter().map(|tensor| moved::<B>(tensor, device));
+    let mut tensors = tensors.map(|tensor| in_type::<B>(tensor, sum_type));
+    let join = |left, right| match op {
+        ReduceOp::Sum | ReduceOp::Mean => B::float_add(left, right),
+        ReduceOp::Max => maximum::<B>(left, right),
+    };
+    let first = tensors.next()?;
+    let Some(second) = tensors.next() else { return Some(first) };
+    let both = match shared && op != ReduceOp::Max {
+        true => join(second, first),
+        false => join(first, second),
+    };
+    Some(tensors.fold(both, join))
+}
+
+/// Adds the rows of every gradient, in rank order, to the sum of the dense parts, in f32.
 fn with_rows<B: Backend>(
-    parts: &[DeviceArray<B>],
+    gradients: &[RowGradient<B>],
     dense: Option<B::FloatTensorPrimitive>,
     numel: usize,
     device: &B::Device,
 ) -> B::FloatTensorPrimitive {
-    let blocks = parts.iter().filter_map(|part| match part {
-        DeviceArray::Dense(_) => None,
-        DeviceArray::Rows(rows) => Some(rows.blocks().iter().map(|block| (rows.range(), block))),
-    });
-    let mut blocks = blocks.flatten().peekable();
+    let mut blocks = gradients
+        .iter()
+        .flat_map(|rows| rows.blocks().iter().map(|block| (rows.range(), block)))
+        .peekable();
     if let (Some(dense), None) = (&dense, blocks.peek()) {
         return dense.clone();
     }

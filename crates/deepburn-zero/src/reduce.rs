@@ -384,8 +384,8 @@ impl<B: Backend> GradientReducer<B> {
     /// This rank's shard of a whole gradient, in memory of its own.
     fn owned(&self, index: usize, whole: DeviceArray<B>) -> DeviceArray<B> {
         let partition = self.parameters[index].partition();
-        let shard = [whole.part(partition.owned(self.group.rank()))];
-        own(DeviceArray::reduce(&shard, partition.shard_len(), ReduceOp::Sum, 0))
+        let shard = vec![whole.part(partition.owned(self.group.rank()))];
+        own(DeviceArray::reduce(shard, partition.shard_len(), ReduceOp::Sum, 0))
     }
 
     fn accumulate(&mut self, index: usize, gradient: B::FloatTensorPrimitive) {

@@ -65,6 +65,11 @@ impl<B: Backend> RowGradient<B> {
         &self.shape
     }
 
+    /// Takes the dense part away, if there is one.
+    pub(crate) fn take_dense(&mut self) -> Option<B::FloatTensorPrimitive> {
+        self.dense.take()
+    }
+
     /// The elements of the flat order that it stands for.
     pub(crate) fn range(&self) -> &Range<usize> {
         &self.range
@@ -82,10 +87,6 @@ impl<B: Backend> RowGradient<B> {
 
     pub(crate) fn device(&self) -> B::Device {
         self.device.clone()
-    }
-
-    pub(crate) fn dense(&self) -> Option<&B::FloatTensorPrimitive> {
-        self.dense.as_ref()
     }
 
     pub(crate) fn blocks(&self) -> &[RowBlock<B>] {
@@ -247,7 +248,7 @@ mod tests {
         }
     }
 
-    fn sum(parts: &[DeviceArray<Flex>]) -> Vec<f32> {
+    fn sum(parts: Vec<DeviceArray<Flex>>) -> Vec<f32> {
         float_into_host::<Flex>(DeviceArray::reduce(parts, 5, ReduceOp::Sum, 0).into_flat())
     }
 
@@ -263,13 +264,14 @@ mod tests {
                 let home = DeviceArray::Dense(floats(&[0.0], &[1]));
                 home.decode(form, Received::One(bytes.to_vec()), range.len()).unwrap()
             });
-            assert_eq!(sum(&travelled), sum(&parts));
+            let [expected, travelled] = [sum(parts.to_vec()), sum(travelled.to_vec())];
+            assert_eq!(travelled, expected);
             let whole: Vec<f32> = near
                 .map(|array| float_into_host::<Flex>(array.into_flat()))
                 .into_iter()
                 .reduce(|sum, other| sum.iter().zip(&other).map(|(a, b)| a + b).collect())
                 .unwrap();
-            assert_eq!(sum(&parts)[..range.len()], whole[range]);
+            assert_eq!(expected[..range.len()], whole[range]);
         }
     }
 

@@ -38,7 +38,7 @@ impl<T: SharedPayload> Contributions<T> {
             let partition = Partition::new(self.by_rank[0][index].numel(), self.world_size());
             let part = |arrays: &Arc<Vec<T>>| arrays[index].part(partition.owned(rank));
             let parts: Vec<T> = self.by_rank.iter().map(part).collect();
-            T::reduce(&parts, partition.shard_len(), op, rank)
+            T::reduce(parts, partition.shard_len(), op, rank)
         };
         (0..self.num_arrays()).map(reduce).collect()
     }

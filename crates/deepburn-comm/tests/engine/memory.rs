@@ -64,7 +64,7 @@ impl Payload for Counted {
         unreachable!("ranks of one process read arrays in place")
     }
 
-    fn reduce(parts: &[Self], padded_len: usize, _op: ReduceOp, home: usize) -> Self {
+    fn reduce(parts: Vec<Self>, padded_len: usize, _op: ReduceOp, home: usize) -> Self {
         parts[home].beside(padded_len)
     }
 }

@@ -229,7 +229,7 @@ impl Payload for Brittle {
         unreachable!("ranks of one process read arrays in place")
     }
 
-    fn reduce(_parts: &[Self], _padded_len: usize, _op: ReduceOp, _home: usize) -> Self {
+    fn reduce(_parts: Vec<Self>, _padded_len: usize, _op: ReduceOp, _home: usize) -> Self {
         Self
     }
 }

@@ -19,6 +19,8 @@ use crate::results::STARTED;
 #[derive(Debug, Default)]
 pub(crate) struct Signals {
     came: Arc<AtomicBool>,
+    /// Whether the next one ends the process.
+    at_once: Arc<AtomicBool>,
     number: Arc<AtomicUsize>,
 }
 
@@ -33,10 +35,11 @@ impl Signals {
                 let always = Arc::new(AtomicBool::new(true));
                 flag::register_conditional_shutdown(signal, 128 + signal, always)?;
             } else if signal != SIGUSR1 {
-                flag::register_conditional_shutdown(signal, 128 + signal, signals.came.clone())?;
+                flag::register_conditional_shutdown(signal, 128 + signal, signals.at_once.clone())?;
             }
             flag::register_usize(signal, signals.number.clone(), signal as usize)?;
             flag::register(signal, signals.came.clone())?;
+            flag::register(signal, signals.at_once.clone())?;
         }
         Ok(signals)
     }
@@ -51,9 +54,10 @@ impl Signals {
         self.came.clone()
     }
 
-    /// From now on the first one ends the process at once: there is no step to finish.
+    /// From now on the first one ends the process at once: there is no step to finish. None has come
+    /// by that: ranks ask each other for signs of life only when one really has.
     pub(crate) fn end_at_once(&self) {
-        self.came.store(true, Relaxed);
+        self.at_once.store(true, Relaxed);
     }
 
     /// The last signal that came: its number and its name.
@@ -63,5 +67,18 @@ impl Signals {
             SIGUSR1 => (SIGUSR1 as u8, "SIGUSR1"),
             _ => (SIGTERM as u8, "SIGTERM"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_training_is_no_signal() {
+        let signals = Signals::default();
+        signals.end_at_once();
+        assert!(signals.at_once.load(Relaxed));
+        assert!(!signals.came().load(Relaxed));
     }
 }

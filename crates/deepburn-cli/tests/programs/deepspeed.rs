@@ -15,11 +15,11 @@ fn golden(name: &str) -> PathBuf {
 }
 
 /// Those of a smaller model, `mini`, with its own tokens.
-fn small(name: &str) -> PathBuf {
+pub(crate) fn small(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deepburn-deepspeed/tests/data").join(name)
 }
 
-fn trace(folder: &Path) -> Value {
+pub(crate) fn trace(folder: &Path) -> Value {
     serde_json::from_str(&fs::read_to_string(folder.join("trace.json")).unwrap()).unwrap()
 }
 
@@ -34,7 +34,7 @@ fn job(folder: &Path) -> Job {
         .with("training.max_steps", last)
 }
 
-fn small_job(folder: &Path) -> Job {
+pub(crate) fn small_job(folder: &Path) -> Job {
     job(folder)
         .with("model.pretrained", json!(small("mini")))
         .with("data.path", json!(small("tokens.bin")))

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::job::{Job, STAGES};
 
-fn dropout() -> Value {
+pub(crate) fn dropout() -> Value {
     json!({"embd_pdrop": 0.1, "resid_pdrop": 0.1, "attn_pdrop": 0.1})
 }
 
@@ -13,7 +13,7 @@ fn dropout() -> Value {
 type Kind = fn() -> Job;
 
 /// fp16 whose first steps overflow, so that skipped steps are among those compared.
-fn fp16() -> Job {
+pub(crate) fn fp16() -> Job {
     let fp16 = json!({"enabled": true, "initial_scale_power": 24, "hysteresis": 1});
     Job::uneven().with("deepspeed.fp16", fp16).with("training.max_steps", 9)
 }

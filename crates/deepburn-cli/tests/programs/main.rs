@@ -15,6 +15,8 @@ mod launching;
 mod malformed;
 mod memory;
 mod outputs;
+#[cfg(feature = "mpi")]
+mod processes;
 mod program;
 mod ranks;
 mod resume;

@@ -26,6 +26,18 @@ pub(crate) fn finetune_command<S: AsRef<str>>(folder: &Path, arguments: &[S]) ->
     command(env!("CARGO_BIN_EXE_finetune"), folder, arguments)
 }
 
+/// Runs `finetune` as `processes` ranks of mpirun, with its current folder at `folder`.
+#[cfg(feature = "mpi")]
+pub(crate) fn finetune_processes(folder: &Path, processes: usize, arguments: &[&str]) -> Ending {
+    // More processes than cores, which wait for each other without taking the cores of those that compute.
+    let options = ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"];
+    let processes = ["-np", &processes.to_string(), env!("CARGO_BIN_EXE_finetune")];
+    let mut mpirun = command("mpirun", folder, &[&options[..], &processes, arguments].concat());
+    // Containers of tests often have no other user.
+    mpirun.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    Ending::of(mpirun.output().unwrap())
+}
+
 fn run<S: AsRef<str>>(program: &str, folder: &Path, arguments: &[S]) -> Ending {
     Ending::of(command(program, folder, arguments).output().unwrap())
 }

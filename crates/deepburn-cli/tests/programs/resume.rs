@@ -18,7 +18,7 @@ fn dropout() -> Value {
     json!({"embd_pdrop": 0.1, "resid_pdrop": 0.1, "attn_pdrop": 0.1})
 }
 
-fn checkpoints(job: &Job) -> PathBuf {
+pub(crate) fn checkpoints(job: &Job) -> PathBuf {
     job.folder().join("output/checkpoints")
 }
 
@@ -28,20 +28,20 @@ fn tags(job: &Job) -> Vec<String> {
 }
 
 /// Goes on with a job that was run before.
-fn resume(job: &Job, more: &[&str]) -> Ending {
+pub(crate) fn resume(job: &Job, more: &[&str]) -> Ending {
     fs::write(job.folder().join("job.json"), job.json().to_string()).unwrap();
     finetune(job.folder(), &[&["--config", "job.json", "--resume"], more].concat())
 }
 
 /// The same losses, norms and scales to the bit, and the same weights. Weights are not printed.
 #[track_caller]
-fn assert_same(run: &Trained, expected: &Trained, what: &str) {
+pub(crate) fn assert_same(run: &Trained, expected: &Trained, what: &str) {
     assert_eq!(run.numbers().0, expected.numbers().0, "{what}");
     assert_eq!(run.evaluations, expected.evaluations, "{what}");
     assert!(run.weights == expected.weights, "{what}: the weights differ");
 }
 
-const STEPS: u64 = 6;
+pub(crate) const STEPS: u64 = 6;
 
 /// A job that ends at step 6 with dropout, shuffling, a schedule, and an evaluation.
 pub(crate) fn long() -> Job {

@@ -9,7 +9,7 @@ use crate::backends::backends;
 use crate::job::{Job, STAGES, Trained, data};
 
 /// A trace and the job that must reproduce it.
-fn job(trace: &Value) -> Job {
+pub(crate) fn job(trace: &Value) -> Job {
     Job::tiny()
         .with("deepspeed", trace["ds"].clone())
         .with("data.sequence_length", trace["seq"].clone())
@@ -29,6 +29,19 @@ pub(crate) struct Nearness {
 /// fp32: what two orders of addition leave after a dozen steps.
 pub(crate) const FP32: Nearness = Nearness { loss: 1e-4, norm: 1e-3, steps: usize::MAX };
 
+/// bfloat16 has 8 bits of precision; products of it are rounded in another order here.
+pub(crate) const BF16: Nearness = Nearness { loss: 5e-3, norm: 2e-2, steps: usize::MAX };
+
+/// fp16 has 11 bits of precision. The scale first grows after step 12; from then on DeepSpeed
+/// divides the gradients of growth steps by twice the scale that they have.
+pub(crate) const FP16: Nearness = Nearness { loss: 3e-3, norm: 1e-2, steps: 12 };
+
+/// The trace of this name.
+pub(crate) fn read(name: &str) -> Value {
+    let trace = fs::read_to_string(data(&format!("traces/{name}.json"))).unwrap();
+    serde_json::from_str(&trace).unwrap()
+}
+
 fn reproduces(name: &str, nearness: Nearness) {
     for backend in backends() {
         for stage in STAGES {
@@ -38,9 +51,7 @@ fn reproduces(name: &str, nearness: Nearness) {
 }
 
 fn reproduces_on(backend: &str, stage: u8, name: &str, nearness: &Nearness) {
-    let trace: Value =
-        serde_json::from_str(&fs::read_to_string(data(&format!("traces/{name}.json"))).unwrap())
-            .unwrap();
+    let trace = read(name);
     let expected = trace["rows"].as_array().unwrap();
     let job = job(&trace).zero("stage", stage).with("training.backend", backend);
     let Some(Trained { steps, .. }) = job.train_if_typed() else {
@@ -79,15 +90,12 @@ fn two_ranks_with_accumulation_and_clipping() {
     reproduces("s3_n2_g2_clip", FP32);
 }
 
-/// bfloat16 has 8 bits of precision; products of it are rounded in another order here.
 #[test]
 fn bf16() {
-    reproduces("s2_n2_bf16", Nearness { loss: 5e-3, norm: 2e-2, steps: usize::MAX });
+    reproduces("s2_n2_bf16", BF16);
 }
 
-/// fp16 has 11 bits of precision. The scale first grows after step 12; from then on DeepSpeed
-/// divides the gradients of growth steps by twice the scale that they have.
 #[test]
 fn fp16_with_a_dynamic_scale() {
-    reproduces("s1_n2_fp16", Nearness { loss: 3e-3, norm: 1e-2, steps: 12 });
+    reproduces("s1_n2_fp16", FP16);
 }

@@ -103,7 +103,7 @@ pub enum Command {
         tag: Option<String>,
     },
     /// Launch a training job as one process per rank, on this machine or the hosts of a hostfile.
-    Launch(LaunchArguments),
+    Launch(Box<LaunchArguments>),
     /// Draws the curves of several runs over each other.
     Plot {
         /// Output folders of runs, or their metrics.jsonl.
@@ -148,7 +148,7 @@ pub fn run(tools: Tools) -> Result<(), Failure> {
             print(inspect(&checkpoint, tag.as_deref())?.trim_end());
             Ok(())
         }
-        Command::Launch(arguments) => launch(arguments),
+        Command::Launch(arguments) => launch(*arguments),
         Command::Plot { runs, output } => {
             if output.extension().is_none_or(|ending| ending != "html") {
                 return Err(Failure::mistake(format!(

@@ -40,7 +40,7 @@ pub enum CommError {
         /// The rank that waited.
         rank: usize,
         /// What it waited in.
-        call: Call,
+        call: Box<Call>,
         /// For how long.
         waited: Duration,
         /// The ranks it waited for.
@@ -67,7 +67,7 @@ pub enum CommError {
         /// The rank that waits for it.
         waiting: usize,
         /// What it waits in.
-        call: Call,
+        call: Box<Call>,
     },
 
     /// A rank used its handle after it had left the group.
@@ -110,11 +110,11 @@ pub enum CommError {
         /// Its host.
         host: String,
         /// The last collective that it is known to have started.
-        last: Option<Call>,
+        last: Option<Box<Call>>,
         /// The rank that noticed.
         reporter: usize,
         /// The last collective of the rank that noticed.
-        call: Option<Call>,
+        call: Option<Box<Call>>,
     },
 
     /// The process of a rank ended while its ranks were running.
@@ -378,8 +378,12 @@ mod tests {
             Call { sequence: 9, operation: Operation::Barrier, tag: Tag::new("end of step", 4) };
         let absent =
             vec![Absence { rank: 1, last: Some(call.clone()) }, Absence { rank: 3, last: None }];
-        let error =
-            CommError::Timeout { rank: 0, call, waited: Duration::from_millis(1500), absent };
+        let error = CommError::Timeout {
+            rank: 0,
+            call: Box::new(call),
+            waited: Duration::from_millis(1500),
+            absent,
+        };
         let expected = "rank 0 waited 1.500 s in collective 9 (barrier of end of step#4) for rank \
                         1, last seen in collective 9 (barrier of end of step#4) and rank 3, which \
                         has started no collective; ";

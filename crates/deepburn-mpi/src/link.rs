@@ -163,7 +163,8 @@ impl Link {
             let noticed = |left: Instant| left.elapsed() >= REPORT_DELAY * rank as u32;
             let gone = |other: &&usize| link.peers[**other].left.is_some_and(noticed);
             if let Some(&left) = missing.iter().find(gone) {
-                return Err(CommError::Left { rank: left, waiting: rank, call: call.clone() });
+                let call = Box::new(call.clone());
+                return Err(CommError::Left { rank: left, waiting: rank, call });
             }
             Ok(if missing.is_empty() { Ok(()) } else { Err(missing) })
         })?;
@@ -309,9 +310,9 @@ impl Link {
         let cause = CommError::Died {
             rank,
             host,
-            last: last.clone(),
+            last: last.clone().map(Box::new),
             reporter: self.rank(),
-            call: self.current.clone(),
+            call: self.current.clone().map(Box::new),
         };
         self.status.fail(self.rank(), cause);
     }
@@ -377,7 +378,7 @@ impl Link {
                 let absent = absent.iter().map(seen).collect();
                 let waited = self.settings.timeout;
                 let cause = match self.current.clone() {
-                    Some(call) => CommError::Timeout { rank, call, waited, absent },
+                    Some(call) => CommError::Timeout { rank, call: Box::new(call), waited, absent },
                     None => CommError::Unconnected { rank, waited, absent },
                 };
                 return Err(self.failed(cause));

@@ -246,7 +246,7 @@ impl Ticket {
         absent: Vec<usize>,
         deadline: Option<Instant>,
     ) -> Option<CommError> {
-        let call = self.call.clone();
+        let call = Box::new(self.call.clone());
         // A rank that computes a result of a complete round may have left; it will still finish.
         let missing = state.rounds.get(&call.sequence).map(Round::missing).unwrap_or_default();
         if let Some(&rank) = missing.iter().find(|rank| state.ranks[**rank].has_left) {

@@ -80,7 +80,11 @@ fn a_timeout_names_the_missing_ranks_and_where_they_were() {
     let error = members[0].barrier(Tag::new("end", 5)).unwrap_err();
     let expected = CommError::Timeout {
         rank: 0,
-        call: Call { sequence: 1, operation: Operation::Barrier, tag: Tag::new("end", 5) },
+        call: Box::new(Call {
+            sequence: 1,
+            operation: Operation::Barrier,
+            tag: Tag::new("end", 5),
+        }),
         waited: Duration::from_millis(30),
         absent: vec![Absence { rank: 1, last: Some(last) }, Absence { rank: 2, last: None }],
     };
@@ -111,7 +115,7 @@ fn waiting_for_a_rank_that_has_left_fails_at_once() {
         });
         let tag = Tag::new("step", 1);
         let call = Call { sequence: 1, operation: Operation::Barrier, tag };
-        assert_eq!(error, CommError::Left { rank: 1, waiting: 0, call });
+        assert_eq!(error, CommError::Left { rank: 1, waiting: 0, call: Box::new(call) });
         assert_names(&error.to_string(), &["rank 0 waits", "rank 1, which has ended", "step#1"]);
     }
 }

@@ -180,15 +180,21 @@ impl fmt::Display for Call {
 pub struct Absence {
     /// The rank.
     pub rank: usize,
+    /// Its host, where ranks are processes.
+    pub host: Option<String>,
     /// The last collective that it started, if any.
     pub last: Option<Call>,
 }
 
 impl fmt::Display for Absence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {}", self.rank)?;
+        if let Some(host) = &self.host {
+            write!(f, " on {host}")?;
+        }
         match &self.last {
-            Some(call) => write!(f, "rank {}, last seen in {call}", self.rank),
-            None => write!(f, "rank {}, which has started no collective", self.rank),
+            Some(call) => write!(f, ", last seen in {call}"),
+            None => write!(f, ", which has started no collective"),
         }
     }
 }

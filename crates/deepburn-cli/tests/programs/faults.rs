@@ -496,8 +496,12 @@ fn a_rank_that_is_killed_on_another_machine_is_named() {
     let mut running = machines.launch(&job, &[]);
     running.wait_for_step(3);
     running.signal_rank("KILL", 2);
-    let host = format!("the process of rank 2 on {} has died", machines.0[1]);
-    running.fails(&[&host, " failed: step ", "collective"]);
+    let (ended, log) = running.end();
+    assert_eq!(ended.code(), Some(137), "{log}");
+    // A send to a process that has died on another host may block in Open MPI, so that mpirun is the
+    // one to name it.
+    let line = format!("error: rank 2 on {} ended by signal 9", machines.0[1]);
+    assert!(log.contains(&line), "{log}");
 }
 
 #[test]

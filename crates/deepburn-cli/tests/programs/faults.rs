@@ -249,11 +249,11 @@ fn a_rank_that_is_killed_while_it_prepares_ends_the_job() {
     if !has_mpirun("a_rank_that_is_killed_while_it_prepares_ends_the_job") {
         return;
     }
-    for (rank, delay) in [(0, 0), (1, 30), (1, 100)] {
+    for rank in 0..2 {
         let job = busy(2, 100_000);
         let mut running = Running::mpirun(&job);
-        running.wait_for("rank 1", |running| running.rank(1));
-        sleep(Duration::from_millis(delay));
+        // Not earlier: mpirun of Open MPI 4.1 can hang when a rank dies while it connects to mpirun.
+        running.wait_for("the job", |running| running.log().contains("ZeRO stage").then_some(()));
         running.signal_rank("KILL", rank);
         let (status, log) = running.end();
         assert!(!status.success(), "{log}");

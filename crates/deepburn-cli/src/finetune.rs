@@ -36,7 +36,7 @@ use crate::recipe::{Recipe, Subject};
 use crate::results::{record_test, save_model, write_report, write_whole};
 use crate::resume::{self, Origin};
 use crate::signals::Signals;
-use crate::watch::{Operations, Record, Trace, Watch};
+use crate::watch::{Operations, Record, Steps, Trace, Watch};
 
 /// Trains a language model or a classifier, sharded over ranks as a DeepSpeed configuration says.
 #[derive(Debug, Parser)]
@@ -104,6 +104,8 @@ pub(crate) enum RankError {
 /// # Errors
 /// A user's mistake before anything was written, or a failure while running.
 pub fn finetune(arguments: Arguments, profiler: &Profiler) -> Result<(), Failure> {
+    // First of all: a launcher may ask for the end while ranks connect.
+    let signals = Signals::prepare().map_err(Failure::run)?;
     let ranks = Ranks::connect().map_err(Failure::mistake)?;
     if let Some(placement) = ranks.placement() {
         deepburn::divide_cores(placement);
@@ -123,7 +125,7 @@ pub fn finetune(arguments: Arguments, profiler: &Profiler) -> Result<(), Failure
         preparation.resume = resume::origin(&preparation, arguments.resume.as_ref())?;
         Ok(preparation)
     })?;
-    let job = RunningJob { preparation: &preparation, ranks: &ranks, profiler };
+    let job = RunningJob { preparation: &preparation, ranks: &ranks, signals: &signals, profiler };
     if let Some(profile) = &preparation.plan.monitor.profile
         && ranks.has_first()
     {
@@ -153,6 +155,7 @@ pub fn finetune(arguments: Arguments, profiler: &Profiler) -> Result<(), Failure
 struct RunningJob<'a> {
     preparation: &'a Preparation,
     ranks: &'a Ranks,
+    signals: &'a Signals,
     profiler: &'a Profiler,
 }
 
@@ -174,7 +177,7 @@ fn run<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     recipe: &R,
     visible: &[B::Device],
 ) -> Result<(), Failure> {
-    let RunningJob { preparation, ranks, profiler } = job;
+    let RunningJob { preparation, ranks, signals, profiler } = job;
     let training = &preparation.job.training;
     let ready = own_devices(job, visible).and_then(|devices| {
         for device in &devices {
@@ -197,20 +200,23 @@ fn run<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     );
     let models = Mutex::new(models);
     let checkpoints = resume::plan(preparation)?;
-    let signals = Signals::listen().map_err(Failure::run)?;
-    ranks.terminate_on(signals.came());
+    signals.listen().map_err(Failure::run)?;
+    ranks.terminate_on(signals.terminating());
+    let steps = Steps::default();
+    ranks.count_steps(steps.0.clone());
     // Ranks of this process are counted from the first of them.
     let first = ranks.placement().map_or(0, |placement| placement.rank);
     let timeout = Duration::from_secs(training.collective_timeout as u64);
     let trained = ranks.run(training.ranks, timeout, |group: Group<B>| {
         let index = group.rank() - first;
         let model = models.lock().unwrap_or_else(PoisonError::into_inner)[index].take();
-        let hooks = hooks(preparation, group.rank(), profiler)?;
+        let mut hooks = hooks(preparation, group.rank(), profiler)?;
+        hooks.insert(0, Box::new(steps.clone()));
         let device = devices[index].clone();
         let run = RankRun { group, device, hooks, checkpoints: &checkpoints };
-        Ok(train_rank(preparation, recipe, model, run, &signals)?)
+        Ok(train_rank(preparation, recipe, model, run, signals)?)
     });
-    let outcomes = trained.map_err(|failure| shown_by_its_rank(ranks, failure))?;
+    let outcomes = trained.map_err(|failure| shown_by_its_rank(ranks, steps.placed(failure)))?;
     match outcomes.into_iter().next() {
         Some(Outcome::Interrupted { checkpoint }) => {
             let (signal, name) = signals.last();

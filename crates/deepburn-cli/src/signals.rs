@@ -2,8 +2,9 @@
 //! SIGTERM or SIGINT ends it at once.
 //!
 //! `deepburn launch` sends SIGUSR1, because mpirun hands that on to all ranks and does nothing by itself.
-//! It may come again, which means nothing. SIGTERM then comes from mpirun alone, where another rank has
-//! failed, and ends the rank at once: no step can be finished without the other.
+//! It may come again, which means nothing, and it may come while the rank still prepares: then the run
+//! ends after its first step. SIGTERM comes from mpirun alone, where another rank has failed: no step can
+//! be finished without the other. SIGKILL follows after a second, in which the ranks find out who failed.
 
 use std::io;
 use std::sync::Arc;
@@ -22,26 +23,40 @@ pub(crate) struct Signals {
     /// Whether the next one ends the process.
     at_once: Arc<AtomicBool>,
     number: Arc<AtomicUsize>,
+    /// Whether SIGTERM has come.
+    terminating: Arc<AtomicBool>,
 }
 
 impl Signals {
-    /// Listens from now on.
-    pub(crate) fn listen() -> io::Result<Self> {
+    /// Listens to SIGUSR1, whose default is to kill the process. Other signals still end a process
+    /// that prepares its run.
+    pub(crate) fn prepare() -> io::Result<Self> {
         let signals = Self::default();
-        let is_launched = std::env::var_os(STARTED).is_some();
-        for signal in [SIGTERM, SIGINT, SIGUSR1] {
-            // In this order: what ends the process asks whether another one came before.
-            if signal == SIGTERM && is_launched {
-                let always = Arc::new(AtomicBool::new(true));
-                flag::register_conditional_shutdown(signal, 128 + signal, always)?;
-            } else if signal != SIGUSR1 {
-                flag::register_conditional_shutdown(signal, 128 + signal, signals.at_once.clone())?;
-            }
-            flag::register_usize(signal, signals.number.clone(), signal as usize)?;
-            flag::register(signal, signals.came.clone())?;
-            flag::register(signal, signals.at_once.clone())?;
-        }
+        signals.note(SIGUSR1)?;
         Ok(signals)
+    }
+
+    /// Listens to SIGTERM and SIGINT too, from now on.
+    pub(crate) fn listen(&self) -> io::Result<()> {
+        let is_launched = std::env::var_os(STARTED).is_some();
+        // In this order: what ends the process asks whether another one came before.
+        flag::register_conditional_shutdown(SIGINT, 128 + SIGINT, self.at_once.clone())?;
+        self.note(SIGINT)?;
+        let before = if is_launched { &self.terminating } else { &self.at_once };
+        flag::register_conditional_shutdown(SIGTERM, 128 + SIGTERM, before.clone())?;
+        flag::register(SIGTERM, self.terminating.clone())?;
+        if !is_launched {
+            self.note(SIGTERM)?;
+        }
+        Ok(())
+    }
+
+    /// Takes a signal for a request to end the run.
+    fn note(&self, signal: i32) -> io::Result<()> {
+        flag::register_usize(signal, self.number.clone(), signal as usize)?;
+        flag::register(signal, self.came.clone())?;
+        flag::register(signal, self.at_once.clone())?;
+        Ok(())
     }
 
     /// What asks a run to end when a signal comes.
@@ -49,13 +64,13 @@ impl Signals {
         Interrupt::from_flag(self.came.clone())
     }
 
-    /// Whether one has come.
-    pub(crate) fn came(&self) -> Arc<AtomicBool> {
-        self.came.clone()
+    /// What SIGTERM sets.
+    pub(crate) fn terminating(&self) -> Arc<AtomicBool> {
+        self.terminating.clone()
     }
 
     /// From now on the first one ends the process at once: there is no step to finish. None has come
-    /// by that: ranks ask each other for signs of life only when one really has.
+    /// by that.
     pub(crate) fn end_at_once(&self) {
         self.at_once.store(true, Relaxed);
     }
@@ -79,6 +94,6 @@ mod tests {
         let signals = Signals::default();
         signals.end_at_once();
         assert!(signals.at_once.load(Relaxed));
-        assert!(!signals.came().load(Relaxed));
+        assert!(!signals.terminating().load(Relaxed));
     }
 }

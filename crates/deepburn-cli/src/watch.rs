@@ -2,7 +2,10 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use deepburn::comm::{FailureCause, RankFailure};
 use deepburn::metrics::{EvalRow, MetricsWriter, Row, StepRow};
 use deepburn::zero::{Category, Ledger, ModuleOperations};
 use deepburn::{Hook, OutsideError};
@@ -11,6 +14,35 @@ use deepburn_models::gpt2::ParameterShape;
 use deepburn_monitor::{FlopsOptions, FlopsProfile, ModuleFlops, Monitors, Profiler};
 
 use crate::progress::tell;
+
+/// Counts the steps that were begun, for failures that do not know theirs: of a collective.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Steps(pub(crate) Arc<AtomicU64>);
+
+impl Steps {
+    /// A failure between ranks with the step that this process was in.
+    pub(crate) fn placed(&self, failure: RankFailure<OutsideError>) -> RankFailure<OutsideError> {
+        let RankFailure { rank, host, cause } = failure;
+        let step = self.0.load(Relaxed);
+        let cause = match cause {
+            FailureCause::Comm(error) if step == 0 => {
+                FailureCause::Error(format!("before the first step: {error}").into())
+            }
+            FailureCause::Comm(error) => {
+                FailureCause::Error(format!("step {step}: {error}").into())
+            }
+            other => other,
+        };
+        RankFailure { rank, host, cause }
+    }
+}
+
+impl Hook for Steps {
+    fn before_step(&mut self, step: u64) -> Result<(), OutsideError> {
+        self.0.store(step, Relaxed);
+        Ok(())
+    }
+}
 
 /// Writes every row to `metrics.jsonl`.
 pub(crate) struct Record {

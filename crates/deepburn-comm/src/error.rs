@@ -180,15 +180,21 @@ impl fmt::Display for Call {
 pub struct Absence {
     /// The rank.
     pub rank: usize,
+    /// Its host, where ranks are processes.
+    pub host: Option<String>,
     /// The last collective that it started, if any.
     pub last: Option<Call>,
 }
 
 impl fmt::Display for Absence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {}", self.rank)?;
+        if let Some(host) = &self.host {
+            write!(f, " on {host}")?;
+        }
         match &self.last {
-            Some(call) => write!(f, "rank {}, last seen in {call}", self.rank),
-            None => write!(f, "rank {}, which has started no collective", self.rank),
+            Some(call) => write!(f, ", last seen in {call}"),
+            None => write!(f, ", which has started no collective"),
         }
     }
 }
@@ -377,7 +383,7 @@ mod tests {
         let call =
             Call { sequence: 9, operation: Operation::Barrier, tag: Tag::new("end of step", 4) };
         let absent =
-            vec![Absence { rank: 1, last: Some(call.clone()) }, Absence { rank: 3, last: None }];
+            vec![Absence { rank: 1, host: None, last: Some(call.clone()) }, Absence { rank: 3, host: Some("b".into()), last: None }];
         let error = CommError::Timeout {
             rank: 0,
             call: Box::new(call),
@@ -385,7 +391,7 @@ mod tests {
             absent,
         };
         let expected = "rank 0 waited 1.500 s in collective 9 (barrier of end of step#4) for rank \
-                        1, last seen in collective 9 (barrier of end of step#4) and rank 3, which \
+                        1, last seen in collective 9 (barrier of end of step#4) and rank 3 on b, which \
                         has started no collective; ";
         assert!(error.to_string().starts_with(expected), "{error}");
     }

@@ -21,7 +21,7 @@ const ANNOUNCE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How long the other ranks stay after a failure: the launcher ends all processes as soon as the first
 /// has ended, and the rank that reports the failure is to be heard.
-const REPORT_HEAD_START: Duration = Duration::from_millis(300);
+const REPORT_HEAD_START: Duration = Duration::from_millis(200);
 
 /// How work with arrays is run on the communication thread.
 ///

@@ -26,8 +26,15 @@ const REPORT_DELAY: Duration = Duration::from_millis(40);
 /// Once the job is being terminated: how often ranks that others wait for are asked whether they are
 /// alive, and how long they may take to answer. The communication thread of a rank that computes
 /// answers within milliseconds.
+/// `mpirun` kills a rank one second after SIGTERM.
 const PING_INTERVAL: Duration = Duration::from_millis(200);
-const PING_TIMEOUT: Duration = Duration::from_millis(1200);
+const PING_TIMEOUT: Duration = Duration::from_millis(500);
+/// The same in a run without a time-out, whose ranks may download or build something for hours: a
+/// process that is stopped or hangs does not answer at all.
+const SLOW_PING_INTERVAL: Duration = Duration::from_secs(2);
+const SLOW_PING_TIMEOUT: Duration = Duration::from_secs(30);
+/// A wait in which this process did not run for longer was suspended, and that time does not count.
+const SUSPENDED: Duration = Duration::from_millis(700);
 /// How long ranks that disagree wait for each other's names of arrays.
 const NAMES_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -38,7 +45,8 @@ pub(crate) struct Link {
     neighbours: Neighbours,
     last_look: Instant,
     last_ping: Instant,
-    outbox: Vec<Posted>,
+    /// What is being sent, and to whom.
+    outbox: Vec<(usize, Posted)>,
     /// Messages of a run that has not begun on this rank.
     early: Vec<(usize, Envelope)>,
     run: u32,
@@ -232,16 +240,18 @@ impl Link {
         self.mpi.finalize().map_err(broken)
     }
 
-    /// Whether all ranks have been told of the failure of this run.
+    /// Whether all ranks that live have been told of the failure of this run. What is sent to a process
+    /// that has died never leaves.
     pub(crate) fn has_announced(&self) -> bool {
-        self.announced && self.outbox.is_empty()
+        let sent = |(to, _): &(usize, Posted)| self.peers[*to].ended.is_some();
+        self.announced && self.outbox.iter().all(sent)
     }
 
     /// Takes control messages that have arrived, and frees those that have been sent.
     fn receive(&mut self) -> Result<(), MpiError> {
         let mut failure = None;
         let mpi = &self.mpi;
-        self.outbox.retain_mut(|posted| {
+        self.outbox.retain_mut(|(_, posted)| {
             let complete = posted.is_complete(mpi);
             !complete.unwrap_or_else(|error| {
                 failure.get_or_insert(error);
@@ -364,9 +374,16 @@ impl Link {
     ) -> Result<R, CommError> {
         let rank = self.rank();
         let patience = self.settings.timeout.saturating_add(REPORT_DELAY * rank as u32);
-        let deadline = Instant::now().checked_add(patience);
+        let mut last = Instant::now();
+        let mut deadline = last.checked_add(patience);
         let mut backoff = Backoff::default();
         loop {
+            // A process that was stopped cannot say that others are late.
+            let suspended = last.elapsed();
+            if suspended > SUSPENDED {
+                deadline = deadline.and_then(|deadline| deadline.checked_add(suspended));
+            }
+            last = Instant::now();
             self.listen()?;
             let absent = match poll(self) {
                 Ok(Ok(result)) => return Ok(result),
@@ -374,16 +391,14 @@ impl Link {
                 Err(cause) => return Err(self.failed(cause)),
             };
             if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-                let seen = |&rank: &usize| Absence { rank, last: self.peers[rank].last.clone() };
-                let absent = absent.iter().map(seen).collect();
-                let waited = self.settings.timeout;
-                let cause = match self.current.clone() {
-                    Some(call) => CommError::Timeout { rank, call: Box::new(call), waited, absent },
-                    None => CommError::Unconnected { rank, waited, absent },
-                };
-                return Err(self.failed(cause));
+                return Err(self.late(&absent, self.settings.timeout));
             }
             self.look_for_lost(&absent);
+            if self.settings.timeout == Duration::MAX
+                && let Some(silent) = self.find_silent(&absent)
+            {
+                return Err(self.late(&[silent], SLOW_PING_TIMEOUT));
+            }
             backoff.pause();
         }
     }
@@ -405,6 +420,43 @@ impl Link {
             let _ = self.post(rank, Message::Ping);
         }
         self.report_deaths();
+    }
+
+    /// In a run without a time-out, asks ranks that others wait for whether they are alive, and returns
+    /// one that does not answer. The communication thread of a rank that is busy does.
+    fn find_silent(&mut self, absent: &[usize]) -> Option<usize> {
+        if self.last_ping.elapsed() < SLOW_PING_INTERVAL {
+            return None;
+        }
+        // A process that was stopped has not heard the answers.
+        let heard = self.last_ping.elapsed() < 2 * SLOW_PING_INTERVAL;
+        self.last_ping = Instant::now();
+        for &rank in absent {
+            if !heard {
+                self.peers[rank].asked = None;
+            }
+            let asked = *self.peers[rank].asked.get_or_insert_with(Instant::now);
+            if asked.elapsed() > SLOW_PING_TIMEOUT {
+                return Some(rank);
+            }
+            let _ = self.post(rank, Message::Ping);
+        }
+        None
+    }
+
+    /// Ends the run because ranks did not come.
+    fn late(&mut self, absent: &[usize], waited: Duration) -> CommError {
+        let rank = self.rank();
+        let seen = |&rank: &usize| {
+            let Peer { hello, last, .. } = &self.peers[rank];
+            let host = hello.as_ref().map(|hello| hello.host.clone());
+            Absence { rank, host, last: last.clone() }
+        };
+        let absent = absent.iter().map(seen).collect();
+        self.failed(match self.current.clone() {
+            Some(call) => CommError::Timeout { rank, call: Box::new(call), waited, absent },
+            None => CommError::Unconnected { rank, waited, absent },
+        })
     }
 
     /// Ends the run with a failure that this rank has found, and returns what ended it.
@@ -432,7 +484,7 @@ impl Link {
         let envelope = Envelope { run: self.run, message };
         let bytes = envelope.encode().map_err(|error| self.broken(error))?;
         let posted = Posted::send(&self.mpi, bytes, to).map_err(|error| self.broken(error))?;
-        self.outbox.push(posted);
+        self.outbox.push((to, posted));
         Ok(())
     }
 

@@ -4,7 +4,7 @@
 //! ranks are run in between. So [`Process`] is kept for the process, behind [`Process::connect`].
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
@@ -138,6 +138,11 @@ impl Process {
         self.inner.status.lock().terminating = Some(flag);
     }
 
+    /// Names the counter of steps that this rank begins, for a failure that the rank does not notice.
+    pub fn count_steps(&self, steps: Arc<AtomicU64>) {
+        self.inner.status.lock().steps = Some(steps);
+    }
+
     pub(crate) fn status(&self) -> &Status {
         &self.inner.status
     }
@@ -240,13 +245,15 @@ struct State {
     running: bool,
     /// Set when a signal has asked the process to end.
     terminating: Option<Arc<AtomicBool>>,
+    /// The step that the rank has begun last, from 1.
+    steps: Option<Arc<AtomicU64>>,
 }
 
 impl Status {
     fn begin(&self) {
         let mut state = self.lock();
-        let terminating = state.terminating.take();
-        *state = State { running: true, terminating, ..State::default() };
+        let (terminating, steps) = (state.terminating.take(), state.steps.take());
+        *state = State { running: true, terminating, steps, ..State::default() };
     }
 
     /// The rank's own code has ended.
@@ -306,7 +313,10 @@ impl Status {
             return;
         }
         if failure.reporter == link.rank() {
-            eprintln!("error: {}", failure.cause);
+            let (rank, host) = (link.rank(), &link.hosts()[link.rank()]);
+            let step = state.steps.as_ref().map(|steps| steps.load(Ordering::Relaxed));
+            let step = step.map(|step| format!("step {step}: ")).unwrap_or_default();
+            eprintln!("error: rank {rank} on {host} failed: {step}{}", failure.cause);
         }
         // SAFETY: ends the process without running anything else of it; its rank is stuck.
         unsafe { libc::_exit(FAILED) }

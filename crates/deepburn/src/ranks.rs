@@ -4,7 +4,7 @@
 //! which of them this process runs, for programs that prepare something on one rank alone.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use deepburn_comm::{CommError, FailureCause, Placement, PlacementError, RankFailure};
@@ -212,8 +212,8 @@ impl Ranks {
     /// all ranks are threads there is one to hear.
     ///
     /// # Errors
-    /// When a process fails meanwhile. There is no time-out, because a process may have gigabytes to
-    /// download before it speaks.
+    /// When a process fails meanwhile, or hangs as a whole. One that works may take its time: it may
+    /// have gigabytes to download before it speaks.
     pub fn tell_all(
         &self,
         purpose: &'static str,
@@ -241,6 +241,16 @@ impl Ranks {
             Place::Threads => drop(flag),
             #[cfg(feature = "mpi")]
             Place::Process { process, .. } => process.terminate_on(flag),
+        }
+    }
+
+    /// Names the counter of steps that this process begins. Where a process has to be ended because its
+    /// rank does not notice a failure, the message tells the step.
+    pub fn count_steps(&self, steps: Arc<AtomicU64>) {
+        match &self.place {
+            Place::Threads => drop(steps),
+            #[cfg(feature = "mpi")]
+            Place::Process { process, .. } => process.count_steps(steps),
         }
     }
 

@@ -9,6 +9,8 @@ mod deepspeed;
 mod determinism;
 mod evaluation;
 mod failures;
+#[cfg(feature = "mpi")]
+mod faults;
 mod hub;
 mod job;
 mod launching;

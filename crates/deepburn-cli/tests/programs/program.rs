@@ -42,7 +42,8 @@ fn run<S: AsRef<str>>(program: &str, folder: &Path, arguments: &[S]) -> Ending {
     Ending::of(command(program, folder, arguments).output().unwrap())
 }
 
-fn command<S: AsRef<str>>(program: &str, folder: &Path, arguments: &[S]) -> Command {
+/// `program`, ready to be started with its current folder at `folder`.
+pub(crate) fn command<S: AsRef<str>>(program: &str, folder: &Path, arguments: &[S]) -> Command {
     let mut command = Command::new(program);
     command
         .args(arguments.iter().map(AsRef::as_ref))

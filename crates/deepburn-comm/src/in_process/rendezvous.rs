@@ -253,7 +253,7 @@ impl Ticket {
             return Some(CommError::Left { rank, waiting: self.rank, call });
         }
         deadline.is_some_and(|deadline| deadline <= Instant::now()).then(|| {
-            let seen = |rank| Absence { rank, last: state.ranks[rank].last.clone() };
+            let seen = |rank| Absence { rank, host: None, last: state.ranks[rank].last.clone() };
             let absent = absent.into_iter().map(seen).collect();
             CommError::Timeout { rank: self.rank, call, waited: self.rendezvous.timeout, absent }
         })

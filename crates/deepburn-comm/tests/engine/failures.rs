@@ -86,7 +86,10 @@ fn a_timeout_names_the_missing_ranks_and_where_they_were() {
             tag: Tag::new("end", 5),
         }),
         waited: Duration::from_millis(30),
-        absent: vec![Absence { rank: 1, last: Some(last) }, Absence { rank: 2, last: None }],
+        absent: vec![
+            Absence { rank: 1, host: None, last: Some(last) },
+            Absence { rank: 2, host: None, last: None },
+        ],
     };
     assert_eq!(error, expected);
     assert_names(&error.to_string(), &["rank 0 waited 0.030 s", "end#5", "rank 1", "norm#4"]);

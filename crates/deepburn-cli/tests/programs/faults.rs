@@ -1,0 +1,524 @@
+//! Ranks as processes that are killed, stopped, interrupted and started again, on one machine and on
+//! two. Where Open MPI is missing the tests say so and pass.
+//!
+//! The long one kills ranks for five minutes, with 20 s between kills on average:
+//!
+//! ```sh
+//! cargo test --release --workspace --features deepburn-cli/mpi --test programs -- \
+//!     --ignored --nocapture random_kills
+//! ```
+//!
+//! `DEEPBURN_SOAK=30` makes it last for 30 seconds.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::job::{Job, Trained};
+use crate::program::command;
+
+/// A hang, at last. Jobs here end within a few seconds.
+const HANG: Duration = Duration::from_secs(120);
+
+const MACHINES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deepburn-launch/tests/machines.sh");
+
+/// Whether there is an Open MPI; `test` is told to be skipped where there is none.
+fn has_mpirun(test: &str) -> bool {
+    let version = Command::new("mpirun").arg("--version").output();
+    let found = version.is_ok_and(|it| String::from_utf8_lossy(&it.stdout).contains("Open MPI"));
+    if !found {
+        eprintln!("{test}: skipped, because there is no mpirun of Open MPI");
+    }
+    found
+}
+
+/// A job of many short steps, each of which is shown. Random kills find every phase of it.
+fn busy(ranks: usize, steps: u64) -> Job {
+    Job::uneven()
+        .sharded(3, ranks)
+        .with("data.shuffle", true)
+        .with("model.config.resid_pdrop", 0.1)
+        .with("training.max_steps", steps)
+        .with("training.logging_steps", 1)
+}
+
+/// A job that is running.
+struct Running<'a> {
+    job: &'a Job,
+    child: Child,
+}
+
+impl<'a> Running<'a> {
+    /// Starts `job` with plain `mpirun`.
+    fn mpirun(job: &'a Job) -> Self {
+        let ranks = job.json()["training"]["ranks"].to_string();
+        let options =
+            ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1", "-np"];
+        Self::start(job, "mpirun", &[&options[..], &[ranks.as_str()]].concat(), &[])
+    }
+
+    /// Starts `job` with `deepburn launch`.
+    fn launch(job: &'a Job, options: &[&str], more: &[&str]) -> Self {
+        let ranks = job.json()["training"]["ranks"].to_string();
+        let options = [&["launch", "--num_gpus", &ranks], options, &["--"]].concat();
+        Self::start(job, env!("CARGO_BIN_EXE_deepburn"), &options, more)
+    }
+
+    fn start(job: &'a Job, program: &str, options: &[&str], more: &[&str]) -> Self {
+        let config = Self::config(job);
+        fs::write(&config, job.json().to_string()).unwrap();
+        let finetune = [env!("CARGO_BIN_EXE_finetune"), "--config", config.to_str().unwrap()];
+        let log = File::create(job.folder().join("log")).unwrap();
+        let child = command(program, job.folder(), &[options, &finetune, more].concat())
+            .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+            .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        Self { job, child }
+    }
+
+    /// The job file, by whose path the processes of this job are known.
+    fn config(job: &Job) -> PathBuf {
+        job.folder().join("job.json")
+    }
+
+    /// What was printed so far.
+    fn log(&self) -> String {
+        fs::read_to_string(self.job.folder().join("log")).unwrap()
+    }
+
+    /// All processes of the job.
+    fn processes(&self) -> Vec<u32> {
+        let config = Self::config(self.job).to_str().unwrap().to_owned();
+        let numbers = fs::read_dir("/proc").unwrap().flatten();
+        let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let is_ours = |number: &u32| {
+            let line = fs::read(format!("/proc/{number}/cmdline")).unwrap_or_default();
+            line.split(|byte| *byte == 0).any(|word| word == config.as_bytes())
+        };
+        numbers.filter(is_ours).collect()
+    }
+
+    /// The process of a rank; `None` where it does not run.
+    fn rank(&self, rank: usize) -> Option<u32> {
+        let variable = format!("OMPI_COMM_WORLD_RANK={rank}");
+        let is_rank = |number: &u32| {
+            let name = fs::read_to_string(format!("/proc/{number}/comm")).unwrap_or_default();
+            let variables = fs::read(format!("/proc/{number}/environ")).unwrap_or_default();
+            let mut variables = variables.split(|byte| *byte == 0);
+            name.trim() == "finetune" && variables.any(|it| it == variable.as_bytes())
+        };
+        self.processes().into_iter().find(is_rank)
+    }
+
+    /// Waits until `ready` returns something.
+    #[track_caller]
+    fn wait_for<T>(&mut self, what: &str, mut ready: impl FnMut(&mut Self) -> Option<T>) -> T {
+        let since = Instant::now();
+        loop {
+            if let Some(it) = ready(self) {
+                return it;
+            }
+            assert!(since.elapsed() < HANG, "{what} never comes: {}", self.log());
+            sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits until `step` has been shown.
+    #[track_caller]
+    fn wait_for_step(&mut self, step: u64) {
+        let line = format!("step {step}/");
+        self.wait_for(&line, |running| {
+            let ended = running.child.try_wait().unwrap();
+            assert!(ended.is_none(), "the job ended before {line}: {}", running.log());
+            running.log().contains(&line).then_some(())
+        });
+    }
+
+    /// Waits until a rank listens to SIGUSR1.
+    #[track_caller]
+    fn wait_for_listener(&mut self, rank: usize) {
+        self.wait_for("a listener", |running| {
+            let status =
+                fs::read_to_string(format!("/proc/{}/status", running.rank(rank)?)).ok()?;
+            let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"))?;
+            let caught = u64::from_str_radix(caught.trim(), 16).ok()?;
+            // The first bit is signal 1, SIGUSR1 is number 10.
+            (caught & 1 << 9 != 0).then_some(())
+        });
+    }
+
+    /// Sends a signal to a rank, once it runs.
+    #[track_caller]
+    fn signal_rank(&mut self, signal: &str, rank: usize) {
+        let number = self.wait_for(&format!("rank {rank}"), |running| running.rank(rank));
+        kill(signal, number);
+    }
+
+    /// Waits for the end of the job and returns its status and what it printed. Nothing may be left.
+    #[track_caller]
+    fn end(mut self) -> (ExitStatus, String) {
+        let status = self.wait_for("the end", |running| running.child.try_wait().expect("a child"));
+        self.wait_for("the end of all", |running| running.processes().is_empty().then_some(()));
+        (status, self.log())
+    }
+
+    /// Waits for the end of a job that fails with one message of one rank, with all of `parts`.
+    #[track_caller]
+    fn fails(self, parts: &[&str]) {
+        let (status, log) = self.end();
+        assert!(!status.success(), "{log}");
+        let is_tagged = |line: &str| line.starts_with('[') && line.contains("] error: ");
+        let is_message = |line: &&str| {
+            line.starts_with("error: rank ") && line.contains(": ") && !line.contains(" by signal ")
+                || is_tagged(line)
+        };
+        let messages: Vec<_> = log.lines().filter(is_message).collect();
+        assert_eq!(messages.len(), 1, "{log}");
+        for part in parts {
+            assert!(messages[0].contains(part), "no {part:?} in {log}");
+        }
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        // A test that failed leaves nothing behind.
+        if let Ok(None) = self.child.try_wait() {
+            self.processes().into_iter().for_each(|number| kill("KILL", number));
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+fn kill(signal: &str, number: u32) {
+    // It may have ended by itself.
+    let _ = Command::new("kill").args(["-s", signal, &number.to_string()]).output();
+}
+
+fn output(job: &Job) -> PathBuf {
+    job.folder().join("output")
+}
+
+/// The same job on threads, in a folder of its own.
+fn on_threads(ranks: usize, steps: u64) -> Trained {
+    busy(ranks, steps).train()
+}
+
+#[track_caller]
+fn assert_same(job: &Job, expected: &Trained) {
+    assert!(Trained::read(&output(job)).numbers() == expected.numbers(), "other numbers");
+}
+
+#[test]
+fn a_rank_that_is_killed_is_named() {
+    if !has_mpirun("a_rank_that_is_killed_is_named") {
+        return;
+    }
+    let job = busy(3, 100_000).with("training.save_steps", 2);
+    for rank in 0..3 {
+        let _ = fs::remove_dir_all(output(&job));
+        let mut running = Running::mpirun(&job);
+        running.wait_for_step(2 + rank as u64);
+        sleep(Duration::from_millis(7 * rank as u64));
+        running.signal_rank("KILL", rank);
+        running.fails(&[
+            &format!("the process of rank {rank} on "),
+            " failed: step ",
+            "collective",
+        ]);
+    }
+    let _ = fs::remove_dir_all(output(&job));
+    let mut running = Running::launch(&job, &[], &[]);
+    running.wait_for_step(2);
+    running.signal_rank("KILL", 2);
+    running.fails(&["the process of rank 2 on ", " failed: step ", "collective"]);
+}
+
+/// Before there is a step.
+#[test]
+fn a_rank_that_is_killed_while_it_prepares_ends_the_job() {
+    if !has_mpirun("a_rank_that_is_killed_while_it_prepares_ends_the_job") {
+        return;
+    }
+    for rank in 0..2 {
+        let job = busy(2, 100_000);
+        let mut running = Running::mpirun(&job);
+        // Not earlier: mpirun of Open MPI 4.1 can hang when a rank dies while it connects to mpirun.
+        running.wait_for("the job", |running| running.log().contains("ZeRO stage").then_some(()));
+        running.signal_rank("KILL", rank);
+        let (status, log) = running.end();
+        assert!(!status.success(), "{log}");
+    }
+}
+
+#[test]
+fn a_rank_that_is_stopped_is_named() {
+    if !has_mpirun("a_rank_that_is_stopped_is_named") {
+        return;
+    }
+    for rank in 0..2 {
+        let job = busy(2, 100_000).with("training.collective_timeout", 3);
+        let mut running = Running::mpirun(&job);
+        running.wait_for_step(2);
+        running.signal_rank("STOP", rank);
+        let waited = format!("rank {} waited 3.000 s in collective", 1 - rank);
+        running.fails(&[" failed: step ", &waited, &format!(" for rank {rank} on ")]);
+    }
+}
+
+#[test]
+fn an_interrupted_job_resumes_to_the_same_bits() {
+    if !has_mpirun("an_interrupted_job_resumes_to_the_same_bits") {
+        return;
+    }
+    const STEPS: u64 = 150;
+    let expected = on_threads(2, STEPS);
+    // As soon as a rank runs, while both prepare, and in a step.
+    for (signal, status, step) in
+        [("TERM", 143, Some(3)), ("INT", 130, Some(8)), ("TERM", 143, None)]
+    {
+        let job = busy(2, STEPS);
+        let mut running = Running::launch(&job, &[], &[]);
+        match step {
+            Some(step) => running.wait_for_step(step),
+            None => (0..2).for_each(|rank| running.wait_for_listener(rank)),
+        }
+        kill(signal, running.child.id());
+        let (ended, log) = running.end();
+        if step.is_none() && ended.success() {
+            // mpirun loses a signal while it starts ranks, and the next came too late.
+            assert_same(&job, &expected);
+            continue;
+        }
+        assert_eq!(ended.code(), Some(status), "{log}");
+        assert_eq!(
+            log.matches("is saved: give the same command with --resume").count(),
+            1,
+            "{log}"
+        );
+        let (ended, log) = Running::launch(&job, &[], &["--resume"]).end();
+        assert!(ended.success(), "{log}");
+        assert_same(&job, &expected);
+    }
+    // Batch systems send SIGUSR1, and mpirun hands it on.
+    let job = busy(2, STEPS);
+    let mut running = Running::mpirun(&job);
+    running.wait_for_step(5);
+    kill("USR1", running.child.id());
+    let (ended, log) = running.end();
+    assert!(!ended.success() && log.contains("stopped by SIGUSR1"), "{log}");
+    let (ended, log) = Running::launch(&job, &[], &["--resume"]).end();
+    assert!(ended.success(), "{log}");
+    assert_same(&job, &expected);
+}
+
+#[test]
+fn a_second_signal_ends_the_job_at_once() {
+    if !has_mpirun("a_second_signal_ends_the_job_at_once") {
+        return;
+    }
+    let job = busy(2, 100_000);
+    let mut running = Running::launch(&job, &[], &[]);
+    running.wait_for_step(2);
+    // A rank that is stopped cannot end its step.
+    running.signal_rank("STOP", 1);
+    kill("TERM", running.child.id());
+    running.wait_for("the first", |running| running.log().contains("asked to save").then_some(()));
+    kill("INT", running.child.id());
+    let (ended, log) = running.end();
+    assert_eq!(ended.code(), Some(143), "{log}");
+    assert!(log.contains("mpirun is asked to end the ranks at once"), "{log}");
+}
+
+/// Kills ranks of a job that is restarted, `delays` apart. Returns the printed goodput.
+#[track_caller]
+fn restarted(
+    job: &Job,
+    ranks: usize,
+    delays: impl IntoIterator<Item = (usize, Duration)>,
+) -> String {
+    let mut running = Running::launch(job, &["--max-restarts", "1000"], &[]);
+    let mut kills = 0;
+    for (rank, delay) in delays {
+        sleep(delay);
+        // Between two starts there is nobody to kill, and at last the job has ended.
+        let found = running.wait_for("a rank", |running| match running.child.try_wait().unwrap() {
+            Some(_) => Some(None),
+            None => running.rank(rank % ranks).map(Some),
+        });
+        let Some(number) = found else { break };
+        kill("KILL", number);
+        kills += 1;
+        // A process that is being killed is not found again.
+        running.wait_for("its end", |_| {
+            (!Path::new(&format!("/proc/{number}/cmdline")).exists()).then_some(())
+        });
+    }
+    let (ended, log) = running.end();
+    assert!(ended.success(), "{log}");
+    assert!(log.contains(" INFO ") && kills > 0, "{log}");
+    let goodput = log.lines().find(|line| line.contains("goodput ")).expect("a goodput");
+    format!("{kills} kills, {goodput}")
+}
+
+#[test]
+fn a_job_that_is_restarted_ends_with_the_same_bits() {
+    if !has_mpirun("a_job_that_is_restarted_ends_with_the_same_bits") {
+        return;
+    }
+    const STEPS: u64 = 300;
+    let job = busy(2, STEPS).with("training.save_steps", 5).with("training.save_total_limit", 3);
+    let delays = [1500, 2300, 1900, 2100].map(Duration::from_millis);
+    let told = restarted(&job, 2, delays.into_iter().enumerate());
+    println!("{told}");
+    assert_same(&job, &on_threads(2, STEPS));
+}
+
+/// A mistake of the user is one after a restart too.
+#[test]
+fn a_mistake_is_not_restarted() {
+    if !has_mpirun("a_mistake_is_not_restarted") {
+        return;
+    }
+    let job = busy(2, 4).with("model.config.n_head", 7);
+    let (status, log) = Running::launch(&job, &["--max-restarts", "3"], &[]).end();
+    assert_eq!(status.code(), Some(2), "{log}");
+    assert!(!log.contains("; restart "), "{log}");
+    assert_eq!(log.matches("] error: ").count(), 1, "{log}");
+}
+
+/// See the documentation of this module.
+#[test]
+#[ignore = "takes minutes"]
+fn random_kills_for_minutes_change_no_bit() {
+    if !has_mpirun("random_kills_for_minutes_change_no_bit") {
+        return;
+    }
+    let seconds = std::env::var("DEEPBURN_SOAK").ok().and_then(|it| it.parse().ok()).unwrap_or(300);
+    let enlarged = |job: Job| {
+        job.with("deepspeed.train_micro_batch_size_per_gpu", 32)
+            .with("deepspeed.gradient_accumulation_steps", 8)
+    };
+    // How many steps take so long is found out first.
+    let probe = Instant::now();
+    enlarged(busy(2, 20)).train();
+    let steps = (20.0 * seconds as f64 / probe.elapsed().as_secs_f64()).ceil() as u64;
+    let job = enlarged(busy(2, steps)).with("training.save_steps", 5);
+    let job = job.with("training.save_total_limit", 3);
+    // The linear congruential generator of Knuth's MMIX.
+    let mut state = 3_u64;
+    let mut draw = move || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 11) as f64 / (1_u64 << 53) as f64
+    };
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let delays = std::iter::from_fn(|| {
+        let delay = Duration::from_secs_f64(-20.0 * (1.0 - draw()).ln());
+        (Instant::now() + delay < end).then(|| (usize::from(draw() < 0.5), delay))
+    });
+    println!("{steps} steps, {}", restarted(&job, 2, delays));
+    assert_same(&job, &enlarged(busy(2, steps)).train());
+}
+
+/// Two machines, which are network namespaces and are removed when this is dropped.
+struct Machines([String; 2]);
+
+impl Machines {
+    /// `None` where there are no namespaces or no root: then it says that `test` is skipped.
+    fn up(test: &str, name: &str) -> Option<Self> {
+        if !has_mpirun(test) {
+            return None;
+        }
+        let names = ["a", "b"].map(|letter| format!("{name}{letter}{}", std::process::id()));
+        let machines = Self(names);
+        let output = Command::new(MACHINES).arg("up").args(&machines.0).output().unwrap();
+        if output.status.success() {
+            return Some(machines);
+        }
+        let reason = String::from_utf8_lossy(&output.stderr).into_owned();
+        eprintln!("{test}: skipped, because machines cannot be created: {}", reason.trim());
+        None
+    }
+
+    /// Starts `job` from the first machine: 2 ranks on it, 1 on the other.
+    fn launch<'a>(&self, job: &'a Job, options: &[&str]) -> Running<'a> {
+        let [a, b] = &self.0;
+        let hosts = job.folder().join("hosts");
+        fs::write(&hosts, format!("{a} slots=2\n{b} slots=2\n")).unwrap();
+        let shell = format!("{MACHINES} shell");
+        let excluded = format!("{b}:0");
+        let run = ["run", a, env!("CARGO_BIN_EXE_deepburn"), "launch", "--remote-shell", &shell];
+        let hosts = ["--hostfile", hosts.to_str().unwrap(), "--exclude", &excluded];
+        let launch = [&run[..], &hosts, options, &["--"]];
+        let folder = output(job);
+        Running::start(job, MACHINES, &launch.concat(), &["--output-dir", folder.to_str().unwrap()])
+    }
+}
+
+impl Drop for Machines {
+    fn drop(&mut self) {
+        let _ = Command::new(MACHINES).arg("down").args(&self.0).status();
+    }
+}
+
+/// A job whose paths mean the same on every machine.
+fn portable(steps: u64) -> Job {
+    let job = busy(3, steps);
+    let data = job.folder().join("uneven.bin");
+    job.with("data.path", json!(data))
+}
+
+#[test]
+fn two_machines_train_to_the_bits_of_one() {
+    let Some(machines) = Machines::up("two_machines_train_to_the_bits_of_one", "bits") else {
+        return;
+    };
+    let job = portable(10).with("training.save_steps", 4);
+    let (ended, log) = machines.launch(&job, &[]).end();
+    assert!(ended.success(), "{log}");
+    assert_same(&job, &on_threads(3, 10));
+}
+
+#[test]
+fn a_rank_that_is_killed_on_another_machine_is_named() {
+    let name = "a_rank_that_is_killed_on_another_machine_is_named";
+    let Some(machines) = Machines::up(name, "kill") else { return };
+    let job = portable(100_000);
+    let mut running = machines.launch(&job, &[]);
+    running.wait_for_step(3);
+    running.signal_rank("KILL", 2);
+    let (ended, log) = running.end();
+    assert_eq!(ended.code(), Some(137), "{log}");
+    // A send to a process that has died on another host may block in Open MPI, so that mpirun is the
+    // one to name it.
+    let line = format!("error: rank 2 on {} ended by signal 9", machines.0[1]);
+    assert!(log.contains(&line), "{log}");
+}
+
+#[test]
+fn a_machine_without_the_output_folder_is_named() {
+    let Some(machines) = Machines::up("a_machine_without_the_output_folder_is_named", "sees")
+    else {
+        return;
+    };
+    let job = portable(10);
+    let folder = output(&job);
+    fs::create_dir(&folder).unwrap();
+    let hide = ["hide", &machines.0[1], folder.to_str().unwrap()];
+    assert!(Command::new(MACHINES).args(hide).status().unwrap().success());
+    let running = machines.launch(&job, &["--max-restarts", "2"]);
+    let (ended, log) = running.end();
+    assert_eq!(ended.code(), Some(2), "{log}");
+    let message = format!("(seen from {})", machines.0[1]);
+    assert_eq!(log.matches("] error: ").count(), 1, "{log}");
+    assert!(log.contains(&message) && !log.contains("; restart "), "{log}");
+}

@@ -382,8 +382,10 @@ mod tests {
     fn a_timeout_lists_the_absent_and_where_they_were() {
         let call =
             Call { sequence: 9, operation: Operation::Barrier, tag: Tag::new("end of step", 4) };
-        let absent =
-            vec![Absence { rank: 1, host: None, last: Some(call.clone()) }, Absence { rank: 3, host: Some("b".into()), last: None }];
+        let absent = vec![
+            Absence { rank: 1, host: None, last: Some(call.clone()) },
+            Absence { rank: 3, host: Some("b".into()), last: None },
+        ];
         let error = CommError::Timeout {
             rank: 0,
             call: Box::new(call),

@@ -8,6 +8,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
+use crate::backends::backends;
 use crate::batches::budgeted;
 use crate::deepspeed;
 use crate::determinism::{dropout, fp16};
@@ -124,6 +125,20 @@ fn all_processes_and_threads_agree_to_the_bit() {
             }
         }
         same_at(3, precision, 8, &small_buckets(true));
+    }
+}
+
+/// On the other backends of this build, tensors travel through host memory.
+#[test]
+fn backends_agree_to_the_bit() {
+    if !can_launch() {
+        return;
+    }
+    for backend in backends().filter(|backend| *backend != "flex") {
+        for stage in [2, 3] {
+            let job = Job::tiny().sharded(stage, 2).with("training.backend", backend);
+            same(&job.with("training.max_steps", 3), &format!("{backend}, stage {stage}"));
+        }
     }
 }
 

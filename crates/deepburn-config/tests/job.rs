@@ -186,14 +186,14 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
             r#"{"training": {"max_step": 3}}"#,
             ["training.max_step", "no known key", "did you mean max_steps?"],
         ),
-        (r#"{"training": {"ranks": 0}}"#, ["training.ranks", "0 is out of range", "from 1 to 64"]),
+        (r#"{"training": {"ranks": 0}}"#, ["training.ranks", "0 is out of range", "from 1 to 1024"]),
         (
             r#"{"training": {"ranks": 65}}"#,
-            ["training.ranks", "65 is out of range", "from 1 to 64"],
+            ["training.ranks", "65 is out of range", "from 1 to 1024"],
         ),
         (
             r#"{"training": {"ranks": "two"}}"#,
-            ["training.ranks", "\"two\" is a string", "from 1 to 64"],
+            ["training.ranks", "\"two\" is a string", "from 1 to 1024"],
         ),
         (
             r#"{"training": {"backend": "cpu"}}"#,

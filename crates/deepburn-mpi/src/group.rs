@@ -36,19 +36,19 @@ pub type OnDevice = fn(&mut dyn FnMut());
 /// is waited for. Clones are the same rank; when the last is dropped the rank has left.
 #[derive(Debug, Clone)]
 pub struct MpiGroup {
-    seat: Arc<Seat>,
+    inner: Arc<Inner>,
 }
 
 /// What the clones of a group share; leaves when the last is gone.
 #[derive(Debug)]
-struct Seat {
+struct Inner {
     process: Process,
     on_device: OnDevice,
     has_left: AtomicBool,
     statistics: Mutex<Statistics>,
 }
 
-impl Drop for Seat {
+impl Drop for Inner {
     fn drop(&mut self) {
         self.process.submit(Work::Run(Box::new(|link| {
             // The others learn of a failure in another way.
@@ -60,22 +60,22 @@ impl Drop for Seat {
 impl MpiGroup {
     pub(crate) fn new(process: Process, on_device: OnDevice) -> Self {
         let (has_left, statistics) = (AtomicBool::new(false), Mutex::default());
-        Self { seat: Arc::new(Seat { process, on_device, has_left, statistics }) }
+        Self { inner: Arc::new(Inner { process, on_device, has_left, statistics }) }
     }
 
     /// This rank, from 0.
     pub fn rank(&self) -> usize {
-        self.seat.process.rank()
+        self.inner.process.rank()
     }
 
     /// Number of ranks.
     pub fn world_size(&self) -> usize {
-        self.seat.process.world_size()
+        self.inner.process.world_size()
     }
 
     /// The collectives that this rank has started so far.
     pub fn statistics(&self) -> Statistics {
-        self.seat.statistics.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.inner.statistics.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Hands `work` to the communication thread, at its place in the common order.
@@ -84,20 +84,20 @@ impl MpiGroup {
         side: Side,
         work: impl FnOnce(&mut Link, &Side) -> Result<Vec<T>, CommError> + Send + 'static,
     ) -> Result<Pending<T>, CommError> {
-        if let Some(cause) = self.seat.process.status().cause() {
+        if let Some(cause) = self.inner.process.status().cause() {
             return Err(cause);
         }
-        if self.seat.has_left.load(Ordering::Relaxed) {
+        if self.inner.has_left.load(Ordering::Relaxed) {
             let Side { rank, operation, tag, .. } = side;
             return Err(CommError::AfterLeave { rank, operation, tag });
         }
-        let mut statistics = self.seat.statistics.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut statistics = self.inner.statistics.lock().unwrap_or_else(PoisonError::into_inner);
         statistics.record(side.operation, &side.tag, side.signature.as_ref());
         drop(statistics);
 
         let (answer, answered) = mpsc::sync_channel(1);
-        let on_device = self.seat.on_device;
-        self.seat.process.submit(Work::Run(Box::new(move |link| {
+        let on_device = self.inner.on_device;
+        self.inner.process.submit(Work::Run(Box::new(move |link| {
             let mut work = Some(work);
             on_device(&mut || {
                 if let Some(work) = work.take() {
@@ -106,12 +106,12 @@ impl MpiGroup {
                 }
             });
         })));
-        let seat = self.seat.clone();
+        let inner = self.inner.clone();
         Ok(Pending::new(move || match answered.recv() {
             Ok(result) => result,
             // The work has panicked, or the communication thread has.
-            Err(_) => Err(seat.process.status().cause().unwrap_or_else(|| {
-                let rank = seat.process.rank();
+            Err(_) => Err(inner.process.status().cause().unwrap_or_else(|| {
+                let rank = inner.process.rank();
                 let reason = "the communication thread has ended".to_owned();
                 CommError::Transport { rank, reason }
             })),
@@ -141,7 +141,7 @@ impl RankHandle for MpiGroup {
     }
 
     fn abort(&self, cause: CommError) {
-        let status = self.seat.process.status();
+        let status = self.inner.process.status();
         status.end();
         status.fail(self.rank(), cause);
         status.wait_announced(ANNOUNCE_TIMEOUT);
@@ -152,15 +152,15 @@ impl RankHandle for MpiGroup {
 
     /// Handles that are still held can be waited for.
     fn leave(&self) {
-        self.seat.has_left.store(true, Ordering::Relaxed);
-        self.seat.process.status().end();
-        self.seat.process.submit(Work::Run(Box::new(|link| {
+        self.inner.has_left.store(true, Ordering::Relaxed);
+        self.inner.process.status().end();
+        self.inner.process.submit(Work::Run(Box::new(|link| {
             let _ = link.leave();
         })));
     }
 
     fn failure(&self) -> Option<Failure> {
-        self.seat.process.status().failure()
+        self.inner.process.status().failure()
     }
 }
 
@@ -222,10 +222,10 @@ impl<T: Payload> ProcessGroup<T> for MpiGroup {
     }
 
     fn check(&self) -> Result<(), CommError> {
-        self.seat.process.status().cause().map_or(Ok(()), Err)
+        self.inner.process.status().cause().map_or(Ok(()), Err)
     }
 
     fn abort(&self, cause: CommError) {
-        self.seat.process.status().fail(self.rank(), cause);
+        self.inner.process.status().fail(self.rank(), cause);
     }
 }

@@ -96,7 +96,7 @@ impl Ending {
         if messages != 1 {
             return shown(&format!("{messages} messages, expected 1"));
         }
-        if ["panicked", "stack backtrace", "RUST_BACKTRACE"]
+        if ["panicked", "stack backtrace", "RUST_BACKTRACE="]
             .iter()
             .any(|it| self.stderr.contains(it))
         {

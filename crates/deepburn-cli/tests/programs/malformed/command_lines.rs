@@ -34,7 +34,7 @@ fn of_finetune() {
         (&["--set", "deepspeed=nowhere.json"], &["nowhere.json"]),
         (&["--set", "training.resume=latest"], &["training.resume"]),
         (&["--ranks", "0"], &["training.ranks"]),
-        (&["--ranks", "65"], &["training.ranks"]),
+        (&["--ranks", "1025"], &["training.ranks"]),
         (&["--ranks", "-1"], &["--ranks"]),
         (&["--ranks", "two"], &["--ranks"]),
         (&["--num_gpus", "99999999999999999999999"], &["--ranks"]),

@@ -140,8 +140,8 @@ fn of_the_data() {
 fn of_the_training() {
     check(&[
         ("training", "7", &["training"]),
-        ("training.ranks", "0", &["training.ranks", "from 1 to 64"]),
-        ("training.ranks", "65", &["training.ranks", "from 1 to 64"]),
+        ("training.ranks", "0", &["training.ranks", "from 1 to 1024"]),
+        ("training.ranks", "1025", &["training.ranks", "from 1 to 1024"]),
         ("training.ranks", "-2", &["training.ranks"]),
         ("training.ranks", "2.5", &["training.ranks"]),
         ("training.ranks", "\"2\"", &["training.ranks"]),

@@ -141,7 +141,8 @@ impl Launch {
             JobEnd::Failed { status, rank } => (status, rank),
         };
         let cause = match status {
-            129.. => format!("ended by signal {}", status - 128),
+            // mpirun has statuses of its own above those of signals.
+            129..=192 => format!("ended by signal {}", status - 128),
             _ => format!("failed with status {status}"),
         };
         match rank.map(|rank| (rank, self.mpirun.host_of(rank))) {

@@ -50,7 +50,6 @@ fn what_cannot_be_launched_is_refused() {
         (&["--master_port", "29500", "--", "train"], "--master_port: unsupported: 29500"),
         (&["--launcher", "pdsh", "--", "train"], "--launcher: unsupported: pdsh"),
         (&["--ssh_port", "22", "--", "train"], "use --remote-shell 'ssh -p PORT'"),
-        (&["--mpirun", "/nowhere/mpirun", "--", "train"], "`/nowhere/mpirun` cannot be run"),
         (&["--elastic_training", "--", "train"], "unexpected argument '--elastic_training'"),
     ] {
         launch(arguments).failed(2, &[part]);

@@ -186,10 +186,13 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
             r#"{"training": {"max_step": 3}}"#,
             ["training.max_step", "no known key", "did you mean max_steps?"],
         ),
-        (r#"{"training": {"ranks": 0}}"#, ["training.ranks", "0 is out of range", "from 1 to 1024"]),
         (
-            r#"{"training": {"ranks": 65}}"#,
-            ["training.ranks", "65 is out of range", "from 1 to 1024"],
+            r#"{"training": {"ranks": 0}}"#,
+            ["training.ranks", "0 is out of range", "from 1 to 1024"],
+        ),
+        (
+            r#"{"training": {"ranks": 1025}}"#,
+            ["training.ranks", "1025 is out of range", "from 1 to 1024"],
         ),
         (
             r#"{"training": {"ranks": "two"}}"#,

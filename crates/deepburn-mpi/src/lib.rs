@@ -1,9 +1,9 @@
 //! Ranks as processes: a process group over MPI.
 //!
-//! [`MpiGroup`] carries the same collectives as the rank threads of one process
-//! ([`Member`](deepburn_comm::Member)) and gives the same bits, because it moves bytes alone: parts
+//! `MpiGroup` carries the same collectives as the rank threads of one process
+//! (`deepburn_comm::Member`) and gives the same bits, because it moves bytes alone: parts
 //! of arrays are exchanged, and the rank that owns a part reduces it in rank order with the payload's
-//! own [`reduce`](deepburn_comm::Payload::reduce). Neither MPI's data types nor its reductions are
+//! own `Payload::reduce`. Neither MPI's data types nor its reductions are
 //! used, whose order of additions no standard fixes.
 //!
 //! A process is one rank. One thread of it, the communication thread, makes all calls of MPI and runs

@@ -162,7 +162,10 @@ impl Ranks {
     /// The host of a rank; `None` where all ranks are threads of this process.
     pub fn host(&self, rank: usize) -> Option<Arc<str>> {
         match &self.place {
-            Place::Threads => None,
+            Place::Threads => {
+                let _ = rank; // Of use only where ranks are processes.
+                None
+            }
             #[cfg(feature = "mpi")]
             Place::Process { process, .. } => process.hosts().get(rank).cloned(),
         }

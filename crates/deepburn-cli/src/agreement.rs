@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 
-/// What a process tells of a failure.
+/// The failure of a process, as the others see it.
 #[derive(Serialize, Deserialize)]
 struct Told {
     status: u8,
@@ -31,7 +31,8 @@ pub(crate) fn agree<T>(
     let Some(placement) = ranks.placement() else { return outcome };
     let own = outcome.as_ref().err().map(|failure| Told { status: failure.status() });
     let own = serde_json::to_vec(&own).map_err(Failure::run)?;
-    let said = ranks.tell_all(what, &own).map_err(|failure| shown_by_its_rank(ranks, failure))?;
+    let said =
+        ranks.gather_bytes(what, &own).map_err(|failure| shown_by_its_rank(ranks, failure))?;
     let said = said.iter().map(|said| serde_json::from_slice::<Option<Told>>(said));
     let said: Vec<_> = said.collect::<Result<_, _>>().map_err(Failure::run)?;
     let first = said.iter().enumerate().find_map(|(rank, told)| Some((rank, told.as_ref()?)));
@@ -75,7 +76,7 @@ pub(crate) fn check_shared(ranks: &Ranks, folder: &Path) -> Result<(), Failure> 
         false => None,
     };
     let name = probe.as_ref().and_then(|probe| probe.file_name()).unwrap_or_default();
-    let told = ranks.tell_all("name of a file", name.as_encoded_bytes());
+    let told = ranks.gather_bytes("name of a file", name.as_encoded_bytes());
     let told = told.map_err(|failure| shown_by_its_rank(ranks, failure))?;
     let name = String::from_utf8_lossy(&told[0]).into_owned();
     let seen = match folder.join(&name).exists() {

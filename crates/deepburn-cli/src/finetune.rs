@@ -201,7 +201,6 @@ fn run<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     let models = Mutex::new(models);
     let checkpoints = resume::plan(preparation)?;
     signals.listen().map_err(Failure::run)?;
-    ranks.terminate_on(signals.terminating());
     let steps = Steps::default();
     ranks.count_steps(steps.0.clone());
     // Ranks of this process are counted from the first of them.

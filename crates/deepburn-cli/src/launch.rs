@@ -113,8 +113,8 @@ impl Unsupported {
 /// Launches a job and waits for its end.
 ///
 /// # Errors
-/// A user's mistake, hosts that do not answer, or ranks that failed: then the status is that of the
-/// first.
+/// A user's mistake, hosts that do not answer, or failed ranks. Failed ranks give the exit status of the
+/// rank that failed first.
 pub(crate) fn launch(arguments: LaunchArguments) -> Result<(), Failure> {
     let dry_run = arguments.dry_run;
     let launch = planned(arguments)?;

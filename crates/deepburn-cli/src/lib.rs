@@ -55,7 +55,7 @@ pub fn parse<A: Parser>() -> A {
 }
 
 /// Shows warnings and notes on standard error; `RUST_LOG` chooses which, and shows those of all ranks.
-/// The profiler hears of every phase and collective once it is told of steps.
+/// The profiler records phases and collectives once it knows which steps to profile.
 pub fn show_notes() -> Profiler {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| {
         let notes = "warn,deepburn_cli=info,deepburn_launch=info";

@@ -1,10 +1,11 @@
 //! SIGTERM, SIGINT and SIGUSR1: the first one ends the run after its step, with a checkpoint. A second
 //! SIGTERM or SIGINT ends it at once.
 //!
-//! `deepburn launch` sends SIGUSR1, because mpirun hands that on to all ranks and does nothing by itself.
-//! It may come again, which means nothing, and it may come while the rank still prepares: then the run
-//! ends after its first step. SIGTERM comes from mpirun alone, where another rank has failed: no step can
-//! be finished without the other. SIGKILL follows after a second, in which the ranks find out who failed.
+//! `deepburn launch` sends SIGUSR1, because mpirun forwards that signal to all ranks and takes no action of
+//! its own. It may come again, which changes nothing, and it may come while the rank still prepares: then
+//! the run ends after its first step. SIGTERM then comes from mpirun, after another rank has failed. The
+//! step cannot be finished, so the first SIGTERM is ignored: within the second before SIGKILL the ranks
+//! report the failure.
 
 use std::io;
 use std::sync::Arc;
@@ -23,8 +24,6 @@ pub(crate) struct Signals {
     /// Whether the next one ends the process.
     at_once: Arc<AtomicBool>,
     number: Arc<AtomicUsize>,
-    /// Whether SIGTERM has come.
-    terminating: Arc<AtomicBool>,
 }
 
 impl Signals {
@@ -42,13 +41,14 @@ impl Signals {
         // In this order: what ends the process asks whether another one came before.
         flag::register_conditional_shutdown(SIGINT, 128 + SIGINT, self.at_once.clone())?;
         self.note(SIGINT)?;
-        let before = if is_launched { &self.terminating } else { &self.at_once };
-        flag::register_conditional_shutdown(SIGTERM, 128 + SIGTERM, before.clone())?;
-        flag::register(SIGTERM, self.terminating.clone())?;
-        if !is_launched {
-            self.note(SIGTERM)?;
+        if is_launched {
+            let before = Arc::new(AtomicBool::new(false));
+            flag::register_conditional_shutdown(SIGTERM, 128 + SIGTERM, before.clone())?;
+            flag::register(SIGTERM, before)?;
+            return Ok(());
         }
-        Ok(())
+        flag::register_conditional_shutdown(SIGTERM, 128 + SIGTERM, self.at_once.clone())?;
+        self.note(SIGTERM)
     }
 
     /// Takes a signal for a request to end the run.
@@ -62,11 +62,6 @@ impl Signals {
     /// What asks a run to end when a signal comes.
     pub(crate) fn interrupt(&self) -> Interrupt {
         Interrupt::from_flag(self.came.clone())
-    }
-
-    /// What SIGTERM sets.
-    pub(crate) fn terminating(&self) -> Arc<AtomicBool> {
-        self.terminating.clone()
     }
 
     /// From now on the first one ends the process at once: there is no step to finish. None has come
@@ -94,6 +89,6 @@ mod tests {
         let signals = Signals::default();
         signals.end_at_once();
         assert!(signals.at_once.load(Relaxed));
-        assert!(!signals.terminating().load(Relaxed));
+        assert!(!signals.came.load(Relaxed));
     }
 }

@@ -39,9 +39,9 @@ impl<E> From<Vec<E>> for Host<E> {
 }
 
 /// The bytes of a shared array.
-struct HostBytes<E>(Host<E>);
+struct ArrayBytes<E>(Host<E>);
 
-impl<E: Element> AsRef<[u8]> for HostBytes<E> {
+impl<E: Element> AsRef<[u8]> for ArrayBytes<E> {
     fn as_ref(&self) -> &[u8] {
         bytemuck::cast_slice(&self.0)
     }
@@ -148,7 +148,7 @@ impl<E: Element> Payload for Host<E> {
     }
 
     fn encode(&self) -> Encoded {
-        let bytes = Bytes::from_owner(HostBytes(self.clone()));
+        let bytes = Bytes::from_owner(ArrayBytes(self.clone()));
         Encoded { form: Form::Dense, bytes }
     }
 

@@ -16,10 +16,9 @@ use std::time::Duration;
 
 use tracing::trace_span;
 
-use crate::arguments::{check_chunks, check_reduction, check_root};
 use crate::{
-    CommError, Failure, Operation, Payload, Pending, ProcessGroup, RankHandle, ReduceOp,
-    SharedPayload, Side, Signature, Statistics, Tag,
+    CommError, Failure, Pending, ProcessGroup, RankHandle, ReduceOp, SharedPayload, Side,
+    Statistics, Tag,
 };
 use rendezvous::{Rendezvous, Ticket};
 
@@ -77,7 +76,7 @@ impl Member {
     /// # Errors
     /// When a rank failed, disagreed or did not arrive in time.
     pub fn barrier(&self, tag: Tag) -> Result<(), CommError> {
-        let ticket = self.start(Operation::Barrier, tag, None, Vec::<()>::new())?;
+        let ticket = self.start(Side::barrier(self.rank(), tag), Vec::<()>::new())?;
         trace_span!("barrier", tag = %ticket.tag()).in_scope(|| exchange::barrier(&ticket))
     }
 
@@ -100,31 +99,10 @@ impl Member {
     /// Takes the next place in the common order and leaves `arrays` there.
     fn start<T: Send + Sync + 'static>(
         &self,
-        operation: Operation,
-        tag: Tag,
-        signature: Option<Signature>,
+        side: Side,
         arrays: Vec<T>,
     ) -> Result<Ticket, CommError> {
-        let payload = std::any::type_name::<T>().into();
-        let side = Side { rank: self.rank(), operation, tag, payload, signature };
         Rendezvous::post(&self.seat.rendezvous, side, Arc::new(arrays))
-    }
-
-    /// Starts a collective in which all arrays are reduced with `op`.
-    fn start_reduction<T: Payload>(
-        &self,
-        operation: Operation,
-        tag: Tag,
-        arrays: Vec<T>,
-        op: ReduceOp,
-    ) -> Result<Ticket, CommError> {
-        check_reduction(&arrays, op)
-            .map_err(|reason| self.refused(operation, tag.clone(), reason))?;
-        self.start(operation, tag, Some(Signature::of(&arrays)), arrays)
-    }
-
-    fn refused(&self, operation: Operation, tag: Tag, reason: String) -> CommError {
-        CommError::InvalidArgument { rank: self.rank(), operation, tag, reason }
     }
 }
 
@@ -156,7 +134,8 @@ impl<T: SharedPayload> ProcessGroup<T> for Member {
     }
 
     fn all_reduce(&self, tag: Tag, arrays: Vec<T>, op: ReduceOp) -> Result<Pending<T>, CommError> {
-        let ticket = self.start_reduction(Operation::AllReduce(op), tag, arrays, op)?;
+        let side = Side::all_reduce(self.rank(), tag, &arrays, op)?;
+        let ticket = self.start(side, arrays)?;
         let span = trace_span!("all_reduce", tag = %ticket.tag());
         Ok(Pending::new(move || span.in_scope(|| exchange::all_reduce(&ticket, op))))
     }
@@ -167,7 +146,8 @@ impl<T: SharedPayload> ProcessGroup<T> for Member {
         arrays: Vec<T>,
         op: ReduceOp,
     ) -> Result<Pending<T>, CommError> {
-        let ticket = self.start_reduction(Operation::ReduceScatter(op), tag, arrays, op)?;
+        let side = Side::reduce_scatter(self.rank(), tag, &arrays, op)?;
+        let ticket = self.start(side, arrays)?;
         let span = trace_span!("reduce_scatter", tag = %ticket.tag());
         Ok(Pending::new(move || span.in_scope(|| exchange::reduce_scatter(&ticket, op))))
     }
@@ -178,20 +158,15 @@ impl<T: SharedPayload> ProcessGroup<T> for Member {
         chunks: Vec<T>,
         numels: Vec<usize>,
     ) -> Result<Pending<T>, CommError> {
-        let operation = Operation::AllGather;
-        check_chunks(&chunks, &numels, self.world_size())
-            .map_err(|reason| self.refused(operation, tag.clone(), reason))?;
-        let signature = Signature::of_gather(&chunks, &numels);
-        let ticket = self.start(operation, tag, Some(signature), chunks)?;
+        let side = Side::all_gather(self.rank(), self.world_size(), tag, &chunks, &numels)?;
+        let ticket = self.start(side, chunks)?;
         let span = trace_span!("all_gather", tag = %ticket.tag());
         Ok(Pending::new(move || span.in_scope(|| exchange::all_gather(&ticket, &numels))))
     }
 
     fn broadcast(&self, tag: Tag, arrays: Vec<T>, root: usize) -> Result<Pending<T>, CommError> {
-        let operation = Operation::Broadcast { root };
-        check_root(root, self.world_size())
-            .map_err(|reason| self.refused(operation, tag.clone(), reason))?;
-        let ticket = self.start(operation, tag, Some(Signature::of(&arrays)), arrays)?;
+        let side = Side::broadcast(self.rank(), self.world_size(), tag, &arrays, root)?;
+        let ticket = self.start(side, arrays)?;
         let span = trace_span!("broadcast", tag = %ticket.tag());
         Ok(Pending::new(move || span.in_scope(|| exchange::broadcast::<T>(&ticket, root))))
     }

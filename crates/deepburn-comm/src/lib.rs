@@ -33,7 +33,6 @@ compile_error!(
      workspace's Cargo.toml (or -Cpanic=abort from RUSTFLAGS)"
 );
 
-pub mod arguments;
 mod error;
 mod gather;
 mod group;
@@ -45,6 +44,7 @@ mod partition;
 mod payload;
 mod placement;
 mod ranks;
+mod side;
 mod statistics;
 mod tag;
 

@@ -46,11 +46,6 @@ impl Signature {
         }
     }
 
-    /// The signature of an all-gather: the sizes of its results, the element types of its chunks.
-    pub fn of_gather<T: Payload>(chunks: &[T], numels: &[usize]) -> Self {
-        Self { numels: numels.to_vec(), ..Self::of(chunks) }
-    }
-
     /// Elements of all arrays together.
     pub fn total(&self) -> usize {
         self.numels.iter().sum()

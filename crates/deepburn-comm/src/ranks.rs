@@ -41,7 +41,7 @@ pub struct Failure {
     pub reporter: usize,
     /// When this process knew.
     pub at: Instant,
-    /// What every rank is told.
+    /// The error that every rank gets.
     pub cause: CommError,
 }
 

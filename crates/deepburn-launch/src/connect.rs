@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process_group};
 use thiserror::Error;
 
-use crate::events::{Event, Events};
+use crate::events::{Events, LaunchEvent};
 
 /// Why hosts cannot be used.
 #[derive(Debug, Error)]
@@ -61,15 +61,15 @@ pub(crate) fn connect(
     }
     while !pending.is_empty() {
         match events.next(Some(deadline)) {
-            Some(Event::Answer { host, output }) => {
+            Some(LaunchEvent::Answer { host, output }) => {
                 pending.retain(|(index, _)| *index != host);
                 failures[host] = failure(output);
             }
-            Some(Event::Signal(signal)) => {
+            Some(LaunchEvent::Signal(signal)) => {
                 end(&pending);
                 return Ok(Reached::Interrupted(signal));
             }
-            Some(Event::Ended(_)) => {}
+            Some(LaunchEvent::Ended(_)) => {}
             None => break,
         }
     }
@@ -117,7 +117,7 @@ fn start(host: usize, mut command: Command, events: &Events) -> io::Result<Pid> 
     let sender = events.sender();
     thread::spawn(move || {
         // Nobody listens any more once the launcher ends.
-        let _ = sender.send(Event::Answer { host, output: child.wait_with_output() });
+        let _ = sender.send(LaunchEvent::Answer { host, output: child.wait_with_output() });
     });
     Ok(pid)
 }

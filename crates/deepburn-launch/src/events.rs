@@ -13,7 +13,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 
 /// One thing that happened.
 #[derive(Debug)]
-pub(crate) enum Event {
+pub(crate) enum LaunchEvent {
     /// This process got a signal.
     Signal(i32),
     /// The remote shell of a host ended.
@@ -30,8 +30,8 @@ pub(crate) enum Event {
 /// The queue.
 #[derive(Debug)]
 pub(crate) struct Events {
-    sender: Sender<Event>,
-    receiver: Receiver<Event>,
+    sender: Sender<LaunchEvent>,
+    receiver: Receiver<LaunchEvent>,
 }
 
 impl Events {
@@ -46,7 +46,7 @@ impl Events {
             thread::spawn(move || {
                 let mut byte = [0];
                 while reader.read_exact(&mut byte).is_ok() {
-                    if sender.send(Event::Signal(signal)).is_err() {
+                    if sender.send(LaunchEvent::Signal(signal)).is_err() {
                         break;
                     }
                 }
@@ -56,12 +56,12 @@ impl Events {
     }
 
     /// Where a thread puts events.
-    pub(crate) fn sender(&self) -> Sender<Event> {
+    pub(crate) fn sender(&self) -> Sender<LaunchEvent> {
         self.sender.clone()
     }
 
     /// Waits for the next event; `None` once the deadline has passed.
-    pub(crate) fn next(&self, deadline: Option<Instant>) -> Option<Event> {
+    pub(crate) fn next(&self, deadline: Option<Instant>) -> Option<LaunchEvent> {
         // The queue holds a sender itself, so it is never disconnected.
         match deadline {
             None => self.receiver.recv().ok(),
@@ -75,8 +75,8 @@ impl Events {
     /// A signal that has come and that nobody has looked at.
     pub(crate) fn pending_signal(&self) -> Option<i32> {
         self.receiver.try_iter().find_map(|event| match event {
-            Event::Signal(signal) => Some(signal),
-            Event::Answer { .. } | Event::Ended(_) => None,
+            LaunchEvent::Signal(signal) => Some(signal),
+            LaunchEvent::Answer { .. } | LaunchEvent::Ended(_) => None,
         })
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-use crate::events::{Event, Events, signal_name};
+use crate::events::{Events, LaunchEvent, signal_name};
 use crate::orphans;
 use crate::output::copy_lines;
 
@@ -33,8 +33,8 @@ pub enum JobEnd {
 }
 
 impl JobEnd {
-    /// Exit status of the launcher: that of the rank that failed first, or 128 and the number of the
-    /// signal that interrupted the job.
+    /// Exit status of the launcher: the exit status of the rank that failed first, or 128 plus the number
+    /// of the signal that interrupted the job.
     pub fn status(self) -> u8 {
         match self {
             Self::Success => 0,
@@ -73,7 +73,7 @@ pub(crate) fn run(words: &[String], grace: Duration, events: &Events) -> io::Res
     let sender = events.sender();
     thread::spawn(move || {
         // Nobody listens any more once the launcher ends.
-        let _ = sender.send(Event::Ended(child.wait()));
+        let _ = sender.send(LaunchEvent::Ended(child.wait()));
     });
     let (status, interrupted) = supervise(mpirun, grace, events)?;
     let orphans = orphans::end_all();
@@ -108,7 +108,7 @@ fn copy_output(child: &mut Child) -> Receiver<Option<usize>> {
 
 /// How far the end of a job has been pressed.
 #[derive(Debug, Clone, Copy)]
-enum Stage {
+enum StopStage {
     Running,
     /// Ranks were asked to save and stop.
     Stopping,
@@ -124,38 +124,39 @@ fn supervise(
     grace: Duration,
     events: &Events,
 ) -> io::Result<(ExitStatus, Option<u8>)> {
-    let mut stage = Stage::Running;
+    let mut stage = StopStage::Running;
     let mut deadline = None;
     let mut interrupted = None;
     loop {
         let again = Instant::now() + AGAIN;
-        let stopping = matches!(stage, Stage::Stopping) && deadline.is_none_or(|end| again < end);
+        let stopping =
+            matches!(stage, StopStage::Stopping) && deadline.is_none_or(|end| again < end);
         match events.next(if stopping { Some(again) } else { deadline }) {
-            Some(Event::Ended(status)) => return Ok((status?, interrupted)),
+            Some(LaunchEvent::Ended(status)) => return Ok((status?, interrupted)),
             None if stopping => {
                 send(mpirun, Signal::USR1);
                 continue;
             }
             // Of a host that was checked before, too late.
-            Some(Event::Answer { .. }) => continue,
-            Some(Event::Signal(signal)) => {
+            Some(LaunchEvent::Answer { .. }) => continue,
+            Some(LaunchEvent::Signal(signal)) => {
                 interrupted = interrupted.or(u8::try_from(signal).ok());
                 tracing::info!("{}", notice(signal, stage, grace));
             }
             None => tracing::warn!("{}", overdue(stage)),
         }
         (stage, deadline) = match stage {
-            Stage::Running => {
+            StopStage::Running => {
                 send(mpirun, Signal::USR1);
-                (Stage::Stopping, Instant::now().checked_add(grace))
+                (StopStage::Stopping, Instant::now().checked_add(grace))
             }
-            Stage::Stopping => {
+            StopStage::Stopping => {
                 send(mpirun, Signal::TERM);
-                (Stage::Terminating, Some(Instant::now() + TERMINATION))
+                (StopStage::Terminating, Some(Instant::now() + TERMINATION))
             }
-            Stage::Terminating | Stage::Killed => {
+            StopStage::Terminating | StopStage::Killed => {
                 let _ = kill_process_group(mpirun, Signal::KILL);
-                (Stage::Killed, None)
+                (StopStage::Killed, None)
             }
         };
     }
@@ -168,25 +169,27 @@ fn send(mpirun: Pid, signal: Signal) {
     }
 }
 
-fn notice(signal: i32, stage: Stage, grace: Duration) -> String {
+fn notice(signal: i32, stage: StopStage, grace: Duration) -> String {
     let name = signal_name(signal);
     match stage {
-        Stage::Running => format!(
+        StopStage::Running => format!(
             "{name}: the ranks are asked to save and stop, within {} s; a second signal ends them \
              at once",
             grace.as_secs()
         ),
-        Stage::Stopping => format!("{name}: mpirun is asked to end the ranks at once"),
-        Stage::Terminating | Stage::Killed => format!("{name}: mpirun is killed"),
+        StopStage::Stopping => format!("{name}: mpirun is asked to end the ranks at once"),
+        StopStage::Terminating | StopStage::Killed => format!("{name}: mpirun is killed"),
     }
 }
 
-fn overdue(stage: Stage) -> &'static str {
+fn overdue(stage: StopStage) -> &'static str {
     match stage {
-        Stage::Running | Stage::Stopping => {
+        StopStage::Running | StopStage::Stopping => {
             "the ranks have not stopped within --grace-seconds; mpirun is asked to end them"
         }
-        Stage::Terminating | Stage::Killed => "mpirun has not ended the ranks; it is killed",
+        StopStage::Terminating | StopStage::Killed => {
+            "mpirun has not ended the ranks; it is killed"
+        }
     }
 }
 

@@ -46,10 +46,13 @@ pub(crate) fn reduce_scatter<T: Payload>(
     let mut parts: Vec<Vec<T>> = arrays.iter().map(|_| Vec::with_capacity(world_size)).collect();
     for (other, header) in headers.iter().enumerate() {
         for (index, array) in arrays.iter().enumerate() {
-            let own = part(array, rank);
             parts[index].push(match other == rank {
-                true => own,
-                false => decode(&own, header, index, received.next(), rank)?,
+                true => part(array, rank),
+                false => {
+                    let numel = cut(array).owned(rank).len();
+                    decode(array, numel, header, index, received.next())
+                        .map_err(|reason| CommError::Transport { rank, reason })?
+                }
             });
         }
     }
@@ -104,8 +107,11 @@ pub(crate) fn broadcast<T: Payload>(
     let parts = header.parts.iter().zip(&arrays);
     let incoming = parts.map(|(part, array)| Incoming::whole(root, part, array.element_size()));
     let mut received = link.exchange(Vec::new(), incoming.collect())?.into_iter();
-    let home = arrays.iter().enumerate();
-    home.map(|(index, home)| decode(home, header, index, received.next(), rank)).collect()
+    let decoded = arrays
+        .iter()
+        .enumerate()
+        .map(|(index, home)| decode(home, home.numel(), header, index, received.next()));
+    decoded.collect::<Result<_, _>>().map_err(|reason| CommError::Transport { rank, reason })
 }
 
 /// Nothing but the meeting.
@@ -150,22 +156,18 @@ fn described(encoded: &[Encoded]) -> Vec<(Form, u64)> {
     encoded.iter().map(|array| (array.form, array.bytes.len() as u64)).collect()
 }
 
-/// Array `index` of what a rank has sent.
+/// Array `index` of what a rank has sent, of `numel` elements, beside `home`.
 fn decode<T: Payload>(
     home: &T,
+    numel: usize,
     header: &Header,
     index: usize,
     received: Option<Received>,
-    rank: usize,
-) -> Result<T, CommError> {
+) -> Result<T, String> {
     let part = header.parts.get(index).zip(received);
-    let decoded = part.map_or_else(
-        || Err("an array is missing".to_owned()),
-        |((form, _), received)| home.decode(*form, received, home.numel()),
-    );
-    decoded.map_err(|reason| {
-        let from = header.side.rank;
-        let reason = format!("array {index} of {} from rank {from}: {reason}", header.side.tag);
-        CommError::Transport { rank, reason }
+    let ((form, _), received) = part.ok_or_else(|| "an array is missing".to_owned())?;
+    home.decode(*form, received, numel).map_err(|reason| {
+        let Side { rank, tag, .. } = &header.side;
+        format!("array {index} of {tag} from rank {rank}: {reason}")
     })
 }

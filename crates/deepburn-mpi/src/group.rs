@@ -6,18 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use deepburn_comm::arguments::{check_chunks, check_reduction, check_root};
 use deepburn_comm::{
-    CommError, Failure, Operation, Payload, Pending, ProcessGroup, RankHandle, ReduceOp, Side,
-    Signature, Statistics, Tag,
+    CommError, Failure, Payload, Pending, ProcessGroup, RankHandle, ReduceOp, Side, Statistics, Tag,
 };
+use tracing::{Span, trace_span};
 
 use crate::collectives;
 use crate::link::Link;
 use crate::process::{Process, Work};
-
-/// How long a rank that fails waits until the others have been told.
-const ANNOUNCE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How long the other ranks stay after a failure: the launcher ends all processes as soon as the first
 /// has ended, and the rank that reports the failure is to be heard.
@@ -36,20 +32,25 @@ pub type OnDevice = fn(&mut dyn FnMut());
 /// is waited for. Clones are the same rank; when the last is dropped the rank has left.
 #[derive(Debug, Clone)]
 pub struct MpiGroup {
-    inner: Arc<Inner>,
+    membership: Arc<Membership>,
 }
 
 /// What the clones of a group share; leaves when the last is gone.
 #[derive(Debug)]
-struct Inner {
+struct Membership {
     process: Process,
     on_device: OnDevice,
     has_left: AtomicBool,
     statistics: Mutex<Statistics>,
 }
 
-impl Drop for Inner {
-    fn drop(&mut self) {
+impl Membership {
+    /// Tells the others, once, that this rank starts no more collectives. A group that is dropped late may
+    /// meet the next run, which it must not leave.
+    fn leave_once(&self) {
+        if self.has_left.swap(true, Ordering::Relaxed) {
+            return;
+        }
         self.process.submit(Work::Run(Box::new(|link| {
             // The others learn of a failure in another way.
             let _ = link.leave();
@@ -57,47 +58,56 @@ impl Drop for Inner {
     }
 }
 
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.leave_once();
+    }
+}
+
 impl MpiGroup {
     pub(crate) fn new(process: Process, on_device: OnDevice) -> Self {
         let (has_left, statistics) = (AtomicBool::new(false), Mutex::default());
-        Self { inner: Arc::new(Inner { process, on_device, has_left, statistics }) }
+        Self { membership: Arc::new(Membership { process, on_device, has_left, statistics }) }
     }
 
     /// This rank, from 0.
     pub fn rank(&self) -> usize {
-        self.inner.process.rank()
+        self.membership.process.rank()
     }
 
     /// Number of ranks.
     pub fn world_size(&self) -> usize {
-        self.inner.process.world_size()
+        self.membership.process.world_size()
     }
 
     /// The collectives that this rank has started so far.
     pub fn statistics(&self) -> Statistics {
-        self.inner.statistics.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.membership.statistics.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Hands `work` to the communication thread, at its place in the common order.
+    /// Hands `work` to the communication thread, at its place in the common order. `span` is open while
+    /// the rank waits for the result.
     fn start<T: Payload>(
         &self,
         side: Side,
+        span: Span,
         work: impl FnOnce(&mut Link, &Side) -> Result<Vec<T>, CommError> + Send + 'static,
     ) -> Result<Pending<T>, CommError> {
-        if let Some(cause) = self.inner.process.status().cause() {
+        if let Some(cause) = self.membership.process.status().cause() {
             return Err(cause);
         }
-        if self.inner.has_left.load(Ordering::Relaxed) {
+        if self.membership.has_left.load(Ordering::Relaxed) {
             let Side { rank, operation, tag, .. } = side;
             return Err(CommError::AfterLeave { rank, operation, tag });
         }
-        let mut statistics = self.inner.statistics.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut statistics =
+            self.membership.statistics.lock().unwrap_or_else(PoisonError::into_inner);
         statistics.record(side.operation, &side.tag, side.signature.as_ref());
         drop(statistics);
 
         let (answer, answered) = mpsc::sync_channel(1);
-        let on_device = self.inner.on_device;
-        self.inner.process.submit(Work::Run(Box::new(move |link| {
+        let on_device = self.membership.on_device;
+        self.membership.process.submit(Work::Run(Box::new(move |link| {
             let mut work = Some(work);
             on_device(&mut || {
                 if let Some(work) = work.take() {
@@ -106,32 +116,16 @@ impl MpiGroup {
                 }
             });
         })));
-        let inner = self.inner.clone();
-        Ok(Pending::new(move || match answered.recv() {
+        let membership = self.membership.clone();
+        Ok(Pending::new(move || match span.in_scope(|| answered.recv()) {
             Ok(result) => result,
             // The work has panicked, or the communication thread has.
-            Err(_) => Err(inner.process.status().cause().unwrap_or_else(|| {
-                let rank = inner.process.rank();
+            Err(_) => Err(membership.process.status().cause().unwrap_or_else(|| {
+                let rank = membership.process.rank();
                 let reason = "the communication thread has ended".to_owned();
                 CommError::Transport { rank, reason }
             })),
         }))
-    }
-
-    fn side<T>(&self, operation: Operation, tag: Tag, signature: Option<Signature>) -> Side {
-        let payload = std::any::type_name::<T>().into();
-        Side { rank: self.rank(), operation, tag, payload, signature }
-    }
-
-    /// Turns down a collective that cannot be done, before it takes a place in the common order.
-    fn checked(
-        &self,
-        operation: Operation,
-        tag: &Tag,
-        check: Result<(), String>,
-    ) -> Result<(), CommError> {
-        let (rank, tag) = (self.rank(), tag.clone());
-        check.map_err(|reason| CommError::InvalidArgument { rank, operation, tag, reason })
     }
 }
 
@@ -141,10 +135,10 @@ impl RankHandle for MpiGroup {
     }
 
     fn abort(&self, cause: CommError) {
-        let status = self.inner.process.status();
+        let status = self.membership.process.status();
         status.end();
         status.fail(self.rank(), cause);
-        status.wait_announced(ANNOUNCE_TIMEOUT);
+        status.wait_announced();
         if !status.is_reporter(self.rank()) {
             thread::sleep(REPORT_HEAD_START);
         }
@@ -152,15 +146,12 @@ impl RankHandle for MpiGroup {
 
     /// Handles that are still held can be waited for.
     fn leave(&self) {
-        self.inner.has_left.store(true, Ordering::Relaxed);
-        self.inner.process.status().end();
-        self.inner.process.submit(Work::Run(Box::new(|link| {
-            let _ = link.leave();
-        })));
+        self.membership.process.status().end();
+        self.membership.leave_once();
     }
 
     fn failure(&self) -> Option<Failure> {
-        self.inner.process.status().failure()
+        self.membership.process.status().failure()
     }
 }
 
@@ -174,10 +165,9 @@ impl<T: Payload> ProcessGroup<T> for MpiGroup {
     }
 
     fn all_reduce(&self, tag: Tag, arrays: Vec<T>, op: ReduceOp) -> Result<Pending<T>, CommError> {
-        let operation = Operation::AllReduce(op);
-        self.checked(operation, &tag, check_reduction(&arrays, op))?;
-        let side = self.side::<T>(operation, tag, Some(Signature::of(&arrays)));
-        self.start(side, move |link, side| collectives::all_reduce(link, side, &arrays, op))
+        let side = Side::all_reduce(self.rank(), tag, &arrays, op)?;
+        let span = trace_span!("all_reduce", tag = %side.tag);
+        self.start(side, span, move |link, side| collectives::all_reduce(link, side, &arrays, op))
     }
 
     fn reduce_scatter(
@@ -186,10 +176,11 @@ impl<T: Payload> ProcessGroup<T> for MpiGroup {
         arrays: Vec<T>,
         op: ReduceOp,
     ) -> Result<Pending<T>, CommError> {
-        let operation = Operation::ReduceScatter(op);
-        self.checked(operation, &tag, check_reduction(&arrays, op))?;
-        let side = self.side::<T>(operation, tag, Some(Signature::of(&arrays)));
-        self.start(side, move |link, side| collectives::reduce_scatter(link, side, &arrays, op))
+        let side = Side::reduce_scatter(self.rank(), tag, &arrays, op)?;
+        let span = trace_span!("reduce_scatter", tag = %side.tag);
+        self.start(side, span, move |link, side| {
+            collectives::reduce_scatter(link, side, &arrays, op)
+        })
     }
 
     fn all_gather(
@@ -198,23 +189,23 @@ impl<T: Payload> ProcessGroup<T> for MpiGroup {
         chunks: Vec<T>,
         numels: Vec<usize>,
     ) -> Result<Pending<T>, CommError> {
-        let operation = Operation::AllGather;
-        self.checked(operation, &tag, check_chunks(&chunks, &numels, self.world_size()))?;
-        let signature = Signature::of_gather(&chunks, &numels);
-        let side = self.side::<T>(operation, tag, Some(signature));
-        self.start(side, move |link, side| collectives::all_gather(link, side, &chunks, &numels))
+        let side = Side::all_gather(self.rank(), self.world_size(), tag, &chunks, &numels)?;
+        let span = trace_span!("all_gather", tag = %side.tag);
+        self.start(side, span, move |link, side| {
+            collectives::all_gather(link, side, &chunks, &numels)
+        })
     }
 
     fn broadcast(&self, tag: Tag, arrays: Vec<T>, root: usize) -> Result<Pending<T>, CommError> {
-        let operation = Operation::Broadcast { root };
-        self.checked(operation, &tag, check_root(root, self.world_size()))?;
-        let side = self.side::<T>(operation, tag, Some(Signature::of(&arrays)));
-        self.start(side, move |link, side| collectives::broadcast(link, side, arrays, root))
+        let side = Side::broadcast(self.rank(), self.world_size(), tag, &arrays, root)?;
+        let span = trace_span!("broadcast", tag = %side.tag);
+        self.start(side, span, move |link, side| collectives::broadcast(link, side, arrays, root))
     }
 
     fn barrier(&self, tag: Tag) -> Result<(), CommError> {
-        let side = self.side::<()>(Operation::Barrier, tag, None);
-        let pending: Pending<T> = self.start(side, |link, side| {
+        let side = Side::barrier(self.rank(), tag);
+        let span = trace_span!("barrier", tag = %side.tag);
+        let pending: Pending<T> = self.start(side, span, |link, side| {
             collectives::barrier(link, side)?;
             Ok(Vec::new())
         })?;
@@ -222,10 +213,10 @@ impl<T: Payload> ProcessGroup<T> for MpiGroup {
     }
 
     fn check(&self) -> Result<(), CommError> {
-        self.inner.process.status().cause().map_or(Ok(()), Err)
+        self.membership.process.status().cause().map_or(Ok(()), Err)
     }
 
     fn abort(&self, cause: CommError) {
-        self.inner.process.status().fail(self.rank(), cause);
+        self.membership.process.status().fail(self.rank(), cause);
     }
 }

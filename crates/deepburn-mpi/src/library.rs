@@ -51,9 +51,9 @@ pub(crate) enum Kind {
 }
 
 /// A message on its way. The memory that it reads or writes must stay until it
-/// [is complete](Mpi::is_complete); the owner of a `Request` owns that memory too.
+/// [is complete](Mpi::is_complete); the owner of a `MpiRequest` owns that memory too.
 #[derive(Debug)]
-pub(crate) struct Request(ffi::MPI_Request);
+pub(crate) struct MpiRequest(ffi::MPI_Request);
 
 /// A message that has arrived and was not received yet.
 #[derive(Debug)]
@@ -115,7 +115,7 @@ impl Mpi {
         bytes: &[u8],
         to: usize,
         kind: Kind,
-    ) -> Result<Request, MpiError> {
+    ) -> Result<MpiRequest, MpiError> {
         let mut request = MaybeUninit::uninit();
         // SAFETY: the buffer is valid for `len` bytes, for as long as the caller promises.
         let code = unsafe {
@@ -131,7 +131,7 @@ impl Mpi {
         };
         check("MPI_Isend", code)?;
         // SAFETY: the call succeeded and wrote it.
-        Ok(Request(unsafe { request.assume_init() }))
+        Ok(MpiRequest(unsafe { request.assume_init() }))
     }
 
     /// Starts to receive a message of `len` bytes, at most `c_int::MAX`.
@@ -144,7 +144,7 @@ impl Mpi {
         len: usize,
         from: usize,
         kind: Kind,
-    ) -> Result<Request, MpiError> {
+    ) -> Result<MpiRequest, MpiError> {
         let mut request = MaybeUninit::uninit();
         // SAFETY: as the caller promises.
         let code = unsafe {
@@ -160,11 +160,11 @@ impl Mpi {
         };
         check("MPI_Irecv", code)?;
         // SAFETY: the call succeeded and wrote it.
-        Ok(Request(unsafe { request.assume_init() }))
+        Ok(MpiRequest(unsafe { request.assume_init() }))
     }
 
     /// Whether a message has come to its end; lets MPI make progress. May be asked again.
-    pub(crate) fn is_complete(&self, request: &mut Request) -> Result<bool, MpiError> {
+    pub(crate) fn is_complete(&self, request: &mut MpiRequest) -> Result<bool, MpiError> {
         let mut complete = 0;
         // SAFETY: the request is one of this library's; it becomes null when it is complete.
         let code =
@@ -243,7 +243,7 @@ fn check(call: &'static str, code: c_int) -> Result<(), MpiError> {
 /// A control message that is being sent, with the memory that it is read from.
 #[derive(Debug)]
 pub(crate) struct Posted {
-    request: Request,
+    request: MpiRequest,
     _bytes: Bytes,
 }
 

@@ -15,7 +15,7 @@ use deepburn_comm::{Absence, Call, CommError, Form, Received, Side};
 use crate::control::{Envelope, Header, Hello, Message};
 use crate::library::{Mpi, MpiError, Posted};
 use crate::neighbours::Neighbours;
-use crate::process::{Settings, Status};
+use crate::process::{RunStatus, Settings};
 use crate::transfer::{Incoming, Transfer};
 
 /// How often the processes of this host are looked at.
@@ -23,16 +23,12 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 /// How much later than the rank before it a rank reports what several ranks notice at once: the
 /// first report reaches the others before they would make their own.
 const REPORT_DELAY: Duration = Duration::from_millis(40);
-/// Once the job is being terminated: how often ranks that others wait for are asked whether they are
-/// alive, and how long they may take to answer. The communication thread of a rank that computes
-/// answers within milliseconds.
-/// `mpirun` kills a rank one second after SIGTERM.
-const PING_INTERVAL: Duration = Duration::from_millis(200);
-const PING_TIMEOUT: Duration = Duration::from_millis(500);
-/// The same in a run without a time-out, whose ranks may download or build something for hours: a
-/// process that is stopped or hangs does not answer at all.
-const SLOW_PING_INTERVAL: Duration = Duration::from_secs(2);
-const SLOW_PING_TIMEOUT: Duration = Duration::from_secs(30);
+/// In a run without a time-out, whose ranks may download or build something for hours: how often ranks
+/// that others wait for are asked whether they are alive, and how long they may take to answer. The
+/// communication thread of a rank that works answers within milliseconds; a process that was stopped or
+/// hangs does not answer at all.
+const PING_INTERVAL: Duration = Duration::from_secs(2);
+const PING_TIMEOUT: Duration = Duration::from_secs(30);
 /// A wait in which this process did not run for longer was suspended, and that time does not count.
 const SUSPENDED: Duration = Duration::from_millis(700);
 /// How long ranks that disagree wait for each other's names of arrays.
@@ -40,7 +36,7 @@ const NAMES_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(crate) struct Link {
     mpi: Mpi,
-    status: Arc<Status>,
+    status: Arc<RunStatus>,
     peers: Vec<Peer>,
     neighbours: Neighbours,
     last_look: Instant,
@@ -53,6 +49,7 @@ pub(crate) struct Link {
     settings: Settings,
     next_sequence: u64,
     current: Option<Call>,
+    /// Whether the failure was announced: by this rank, or by the one that reports it.
     announced: bool,
 }
 
@@ -74,7 +71,7 @@ struct Peer {
 
 impl Link {
     /// Greets all ranks and returns when all have greeted.
-    pub(crate) fn connect(mpi: Mpi, own: Hello, status: Arc<Status>) -> Result<Self, CommError> {
+    pub(crate) fn connect(mpi: Mpi, own: Hello, status: Arc<RunStatus>) -> Result<Self, CommError> {
         let (rank, world_size) = (mpi.rank(), mpi.world_size());
         let mut link = Self {
             peers: (0..world_size).map(|_| Peer::default()).collect(),
@@ -128,7 +125,7 @@ impl Link {
     /// Begins a run: a new common order, in which all ranks take part.
     pub(crate) fn begin(&mut self, run: u32, settings: Settings) {
         (self.run, self.settings) = (run, settings);
-        (self.next_sequence, self.current, self.announced) = (0, None, false);
+        (self.next_sequence, self.current) = (0, None);
         for peer in &mut self.peers {
             peer.headers.clear();
             (peer.last, peer.names, peer.left) = (None, None, None);
@@ -240,8 +237,8 @@ impl Link {
         self.mpi.finalize().map_err(broken)
     }
 
-    /// Whether all ranks that live have been told of the failure of this run. What is sent to a process
-    /// that has died never leaves.
+    /// Whether all live ranks know of the failure of this run. Messages to a process that has died are
+    /// never sent.
     pub(crate) fn has_announced(&self) -> bool {
         let sent = |(to, _): &(usize, Posted)| self.peers[*to].ended.is_some();
         self.announced && self.outbox.iter().all(sent)
@@ -332,7 +329,7 @@ impl Link {
         if std::mem::replace(&mut self.announced, true) || !self.status.is_reporter(self.rank()) {
             return;
         }
-        // Those that cannot be told find out by themselves.
+        // Ranks that this does not reach notice the failure on their own.
         let _ = self.post_all(|_| Message::Failed(cause.clone()));
     }
 
@@ -393,50 +390,30 @@ impl Link {
             if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
                 return Err(self.late(&absent, self.settings.timeout));
             }
-            self.look_for_lost(&absent);
             if self.settings.timeout == Duration::MAX
                 && let Some(silent) = self.find_silent(&absent)
             {
-                return Err(self.late(&[silent], SLOW_PING_TIMEOUT));
+                return Err(self.late(&[silent], PING_TIMEOUT));
             }
             backoff.pause();
         }
     }
 
-    /// Once a launcher has begun to terminate the job, asks ranks that others wait for whether they
-    /// are alive. A launcher sends SIGTERM where a rank of another host was killed, which nobody
-    /// else tells: those that wait would miss it until the time-out.
-    fn look_for_lost(&mut self, absent: &[usize]) {
-        if !self.status.is_terminating() || self.last_ping.elapsed() < PING_INTERVAL {
-            return;
-        }
-        self.last_ping = Instant::now();
-        for &rank in absent {
-            let asked = *self.peers[rank].asked.get_or_insert_with(Instant::now);
-            if asked.elapsed() > PING_TIMEOUT {
-                self.peers[rank].ended.get_or_insert_with(Instant::now);
-            }
-            // An answer that cannot be asked for does not come.
-            let _ = self.post(rank, Message::Ping);
-        }
-        self.report_deaths();
-    }
-
     /// In a run without a time-out, asks ranks that others wait for whether they are alive, and returns
     /// one that does not answer. The communication thread of a rank that is busy does.
     fn find_silent(&mut self, absent: &[usize]) -> Option<usize> {
-        if self.last_ping.elapsed() < SLOW_PING_INTERVAL {
+        if self.last_ping.elapsed() < PING_INTERVAL {
             return None;
         }
         // A process that was stopped has not heard the answers.
-        let heard = self.last_ping.elapsed() < 2 * SLOW_PING_INTERVAL;
+        let heard = self.last_ping.elapsed() < 2 * PING_INTERVAL;
         self.last_ping = Instant::now();
         for &rank in absent {
             if !heard {
                 self.peers[rank].asked = None;
             }
             let asked = *self.peers[rank].asked.get_or_insert_with(Instant::now);
-            if asked.elapsed() > SLOW_PING_TIMEOUT {
+            if asked.elapsed() > PING_TIMEOUT {
                 return Some(rank);
             }
             let _ = self.post(rank, Message::Ping);

@@ -4,8 +4,8 @@
 //! ranks are run in between. So [`Process`] is kept for the process, behind [`Process::connect`].
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ const IDLE_INTERVAL: Duration = Duration::from_millis(10);
 /// How long a rank may compute on after its run has failed, before its process is ended. It notices
 /// a failure at its next op; a rank that hangs would otherwise stay for ever.
 const LAST_OP: Duration = Duration::from_millis(1200);
-/// How long a process that fails waits until the others have been told.
+/// How long a process that fails waits until the other ranks know.
 const ANNOUNCE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Exit status of a process whose run has failed.
 const FAILED: i32 = 1;
@@ -46,15 +46,15 @@ impl Default for Settings {
 /// This process as a rank of an MPI job.
 #[derive(Debug, Clone)]
 pub struct Process {
-    inner: Arc<Inner>,
+    connection: Arc<Connection>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct Connection {
     rank: usize,
     hosts: Vec<Arc<str>>,
-    status: Arc<Status>,
-    work: SyncSender<Work>,
+    status: Arc<RunStatus>,
+    work: Sender<Work>,
     /// Runs begun so far.
     runs: AtomicU32,
 }
@@ -78,8 +78,8 @@ impl Process {
     }
 
     fn start() -> Result<Self, CommError> {
-        let status = Arc::new(Status::default());
-        let (work, requests) = mpsc::sync_channel(1024);
+        let status = Arc::new(RunStatus::default());
+        let (work, requests) = mpsc::channel();
         let (greeted, greeting) = mpsc::sync_channel(1);
         let own = status.clone();
         let thread = thread::Builder::new().name("communication".into());
@@ -102,62 +102,59 @@ impl Process {
         if unsafe { libc::atexit(end_of_process) } != 0 {
             return Err(broken("the end of the process cannot be watched (atexit)".into()));
         }
-        Ok(Self { inner: Arc::new(Inner { rank, hosts, status, work, runs: AtomicU32::new(0) }) })
+        Ok(Self {
+            connection: Arc::new(Connection { rank, hosts, status, work, runs: AtomicU32::new(0) }),
+        })
     }
 
     /// This rank, from 0.
     pub fn rank(&self) -> usize {
-        self.inner.rank
+        self.connection.rank
     }
 
     /// Number of ranks.
     pub fn world_size(&self) -> usize {
-        self.inner.hosts.len()
+        self.connection.hosts.len()
     }
 
     /// The host of each rank.
     pub fn hosts(&self) -> &[Arc<str>] {
-        &self.inner.hosts
+        &self.connection.hosts
     }
 
     /// Begins a run with all ranks, each of which calls this as often. The group of an earlier run is
-    /// not used any more.
+    /// not used any more. Once a run has failed, every later one fails with the same error: messages of the
+    /// failed one may still be on their way, and would be taken for those of the next.
     ///
     /// Work with arrays that the communication thread does is run by `on_device`.
     pub fn group(&self, settings: Settings, on_device: OnDevice) -> MpiGroup {
-        let run = self.inner.runs.fetch_add(1, Ordering::Relaxed) + 1;
-        self.inner.status.begin();
+        let run = self.connection.runs.fetch_add(1, Ordering::Relaxed) + 1;
+        self.connection.status.begin();
         let settings = Settings { piece: settings.piece.clamp(1, 1 << 30), ..settings };
         self.submit(Work::Run(Box::new(move |link| link.begin(run, settings))));
         MpiGroup::new(self.clone(), on_device)
     }
 
-    /// Names the flag that a signal sets which asks the process to end. From then on ranks that others
-    /// wait for are asked whether they are alive.
-    pub fn terminate_on(&self, flag: Arc<AtomicBool>) {
-        self.inner.status.lock().terminating = Some(flag);
-    }
-
     /// Names the counter of steps that this rank begins, for a failure that the rank does not notice.
     pub fn count_steps(&self, steps: Arc<AtomicU64>) {
-        self.inner.status.lock().steps = Some(steps);
+        self.connection.status.lock().steps = Some(steps);
     }
 
-    pub(crate) fn status(&self) -> &Status {
-        &self.inner.status
+    pub(crate) fn status(&self) -> &RunStatus {
+        &self.connection.status
     }
 
     /// Hands work to the communication thread. Work that it does not come to is dropped.
     pub(crate) fn submit(&self, work: Work) {
-        if self.inner.work.send(work).is_err() {
+        if self.connection.work.send(work).is_err() {
             let reason = "the communication thread has ended".to_owned();
-            let rank = self.inner.rank;
-            self.inner.status.fail(rank, CommError::Transport { rank, reason });
+            let rank = self.connection.rank;
+            self.connection.status.fail(rank, CommError::Transport { rank, reason });
         }
     }
 }
 
-fn greet(status: &Arc<Status>) -> Result<Link, CommError> {
+fn greet(status: &Arc<RunStatus>) -> Result<Link, CommError> {
     let broken = |error: MpiError| CommError::Transport { rank: 0, reason: error.to_string() };
     let mpi = Mpi::init().map_err(broken)?;
     let order = if cfg!(target_endian = "big") { "big" } else { "little" };
@@ -171,7 +168,7 @@ fn greet(status: &Arc<Status>) -> Result<Link, CommError> {
 }
 
 /// What the communication thread does until the process ends.
-fn communicate(mut link: Link, requests: &Receiver<Work>, status: &Status) {
+fn communicate(mut link: Link, requests: &Receiver<Work>, status: &RunStatus) {
     loop {
         match requests.recv_timeout(IDLE_INTERVAL) {
             Ok(Work::Run(work)) => {
@@ -202,7 +199,7 @@ fn communicate(mut link: Link, requests: &Receiver<Work>, status: &Status) {
 }
 
 /// The end of the process, by `exit` or a return from `main`: ends MPI where the last run has ended
-/// well. Otherwise the others are told, and MPI is left as it is: to end it, all would have to come.
+/// well. Otherwise it announces the failure and does not finalize MPI, which would wait for all ranks.
 extern "C" fn end_of_process() {
     let ended = catch_unwind(|| {
         let Ok(process) = Process::connect() else { return };
@@ -215,7 +212,7 @@ extern "C" fn end_of_process() {
             status.fail(rank, cause);
         }
         if status.cause().is_some() {
-            status.wait_announced(ANNOUNCE_TIMEOUT);
+            status.wait_announced();
             return;
         }
         let (answer, answered) = mpsc::sync_channel(1);
@@ -231,7 +228,7 @@ extern "C" fn end_of_process() {
 
 /// What both threads of a process know of its run.
 #[derive(Debug, Default)]
-pub(crate) struct Status {
+pub(crate) struct RunStatus {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -243,17 +240,13 @@ struct State {
     announced: bool,
     /// Whether the rank's own code is running.
     running: bool,
-    /// Set when a signal has asked the process to end.
-    terminating: Option<Arc<AtomicBool>>,
     /// The step that the rank has begun last, from 1.
     steps: Option<Arc<AtomicU64>>,
 }
 
-impl Status {
+impl RunStatus {
     fn begin(&self) {
-        let mut state = self.lock();
-        let (terminating, steps) = (state.terminating.take(), state.steps.take());
-        *state = State { running: true, terminating, steps, ..State::default() };
+        self.lock().running = true;
     }
 
     /// The rank's own code has ended.
@@ -265,12 +258,7 @@ impl Status {
         self.lock().running
     }
 
-    pub(crate) fn is_terminating(&self) -> bool {
-        let state = self.lock();
-        state.terminating.as_ref().is_some_and(|flag| flag.load(Ordering::Relaxed))
-    }
-
-    /// Ends the run, unless it has failed before.
+    /// Ends the run, and with it all that this process would exchange, unless it has failed before.
     pub(crate) fn fail(&self, reporter: usize, cause: CommError) {
         let failure = Failure { reporter, at: Instant::now(), cause };
         let mut state = self.lock();
@@ -299,10 +287,10 @@ impl Status {
         self.changed.notify_all();
     }
 
-    /// Waits until the others know of the failure, or for `patience`.
-    pub(crate) fn wait_announced(&self, patience: Duration) {
+    /// Waits for a moment until the others know of the failure.
+    pub(crate) fn wait_announced(&self) {
         let waiting = |state: &mut State| !state.announced;
-        drop(self.changed.wait_timeout_while(self.lock(), patience, waiting));
+        drop(self.changed.wait_timeout_while(self.lock(), ANNOUNCE_TIMEOUT, waiting));
     }
 
     /// Ends the process where its rank does not notice that the run has failed.

@@ -10,7 +10,7 @@ use std::ops::Range;
 use bytes::Bytes;
 use deepburn_comm::{Form, Received};
 
-use crate::library::{Kind, Mpi, MpiError, Request};
+use crate::library::{Kind, Mpi, MpiError, MpiRequest};
 
 /// An array that is received, in segments of several ranks.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ pub(crate) struct Transfer {
     /// Bytes of each received array.
     lens: Vec<usize>,
     /// With the rank that each has to do with; complete ones are removed.
-    requests: Vec<(usize, Request)>,
+    requests: Vec<(usize, MpiRequest)>,
 }
 
 impl Transfer {

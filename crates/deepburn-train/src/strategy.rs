@@ -135,7 +135,7 @@ where
         if let Err(refusal) = self.check(&learner, &train, &settings) {
             give_up::<LC>(settings.event_processor, &refusal);
         }
-        Ranks(self).train(learner, train, valid, settings)
+        CheckedStrategy(self).train(learner, train, valid, settings)
     }
 
     /// Trains without checking the settings.
@@ -150,15 +150,15 @@ where
         valid: ValidLoader<LC>,
         starting_epoch: usize,
     ) -> (LC::TrainingModel, SupervisedTrainingEventProcessor<LC>) {
-        Ranks(self).fit(settings, learner, train, valid, starting_epoch)
+        CheckedStrategy(self).fit(settings, learner, train, valid, starting_epoch)
     }
 }
 
 /// A strategy whose settings were checked. It exists for Burn's provided `train`, which a type that
 /// overrides it cannot call.
-struct Ranks<'a, B: Backend>(&'a ShardedStrategy<B>);
+struct CheckedStrategy<'a, B: Backend>(&'a ShardedStrategy<B>);
 
-impl<B, LC> SupervisedLearningStrategy<LC> for Ranks<'_, B>
+impl<B, LC> SupervisedLearningStrategy<LC> for CheckedStrategy<'_, B>
 where
     B: OptimizerOps + StreamOps,
     LC: LearningComponentsTypes<Backend = Training<B>> + Send + 'static,

@@ -4,7 +4,7 @@
 //! which of them this process runs, for programs that prepare something on one rank alone.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use deepburn_comm::{CommError, FailureCause, Placement, PlacementError, RankFailure};
@@ -60,7 +60,7 @@ pub enum RanksError {
         /// Processes that it started.
         world_size: usize,
     },
-    /// The launcher and MPI tell different things.
+    /// The launcher and MPI disagree.
     #[error(
         "{} says that this is rank {} of {}, but MPI says rank {rank} of {world_size}; start the \
          program with the launcher of the MPI library that it was built with (with srun: \
@@ -96,11 +96,11 @@ pub enum RanksError {
 /// The ranks that this process runs: all of a job, or one.
 #[derive(Debug, Clone)]
 pub struct Ranks {
-    place: Place,
+    execution: Execution,
 }
 
 #[derive(Debug, Clone)]
-enum Place {
+enum Execution {
     /// All ranks are threads of this process.
     Threads,
     /// This process is one rank.
@@ -111,7 +111,7 @@ enum Place {
 impl Ranks {
     /// All ranks as threads of this process, launcher or not.
     pub fn threads() -> Self {
-        Self { place: Place::Threads }
+        Self { execution: Execution::Threads }
     }
 
     /// Looks for a launcher and connects to the other processes that it started.
@@ -120,7 +120,7 @@ impl Ranks {
     /// Contradictory variables of launchers, a program without MPI, processes that do not come.
     pub fn connect() -> Result<Self, RanksError> {
         match Placement::detect()? {
-            None => Ok(Self { place: Place::Threads }),
+            None => Ok(Self { execution: Execution::Threads }),
             Some(placement) => Self::of(placement),
         }
     }
@@ -132,7 +132,7 @@ impl Ranks {
         if (rank, world_size) != (placement.rank, placement.world_size) {
             return Err(RanksError::OtherMpi { placement, rank, world_size });
         }
-        Ok(Self { place: Place::Process { placement, process } })
+        Ok(Self { execution: Execution::Process { placement, process } })
     }
 
     #[cfg(not(feature = "mpi"))]
@@ -140,17 +140,17 @@ impl Ranks {
         let Placement { launcher, world_size, .. } = placement;
         match world_size {
             // A process by itself, as `srun -n 1` starts it, runs its ranks as threads.
-            1 => Ok(Self { place: Place::Threads }),
+            1 => Ok(Self { execution: Execution::Threads }),
             _ => Err(RanksError::WithoutMpi { launcher, world_size }),
         }
     }
 
     /// Where a launcher put this process; `None` where all ranks are threads of it.
     pub fn placement(&self) -> Option<&Placement> {
-        match &self.place {
-            Place::Threads => None,
+        match &self.execution {
+            Execution::Threads => None,
             #[cfg(feature = "mpi")]
-            Place::Process { placement, .. } => Some(placement),
+            Execution::Process { placement, .. } => Some(placement),
         }
     }
 
@@ -161,13 +161,13 @@ impl Ranks {
 
     /// The host of a rank; `None` where all ranks are threads of this process.
     pub fn host(&self, rank: usize) -> Option<Arc<str>> {
-        match &self.place {
-            Place::Threads => {
+        match &self.execution {
+            Execution::Threads => {
                 let _ = rank; // Of use only where ranks are processes.
                 None
             }
             #[cfg(feature = "mpi")]
-            Place::Process { process, .. } => process.hosts().get(rank).cloned(),
+            Execution::Process { process, .. } => process.hosts().get(rank).cloned(),
         }
     }
 
@@ -197,12 +197,12 @@ impl Ranks {
         timeout: Duration,
         run: impl Fn(Group<B>) -> Result<R, OutsideError> + Sync,
     ) -> Result<Vec<R>, RankFailure<OutsideError>> {
-        match &self.place {
-            Place::Threads => deepburn_comm::run_ranks(world_size, timeout, |member| {
+        match &self.execution {
+            Execution::Threads => deepburn_comm::run_ranks(world_size, timeout, |member| {
                 B::in_shared_stream(|| run(Group::new(member)))
             }),
             #[cfg(feature = "mpi")]
-            Place::Process { process, .. } => {
+            Execution::Process { process, .. } => {
                 let settings = Settings { timeout, ..Settings::default() };
                 let group = process.group(settings, in_shared_stream::<B>);
                 let body = || B::in_shared_stream(|| run(Group::new(group.clone())));
@@ -211,49 +211,39 @@ impl Ranks {
         }
     }
 
-    /// Tells all processes what each says, in rank order: before there are tensors, or after. Where
-    /// all ranks are threads there is one to hear.
+    /// Gathers the bytes of every process, in rank order, outside of a run. Where all ranks are threads,
+    /// there is one process.
     ///
     /// # Errors
-    /// When a process fails meanwhile, or hangs as a whole. One that works may take its time: it may
-    /// have gigabytes to download before it speaks.
-    pub fn tell_all(
+    /// When a process fails or hangs. There is no time-out for a process that works: it may download
+    /// gigabytes before it calls this.
+    pub fn gather_bytes(
         &self,
         purpose: &'static str,
-        said: &[u8],
+        bytes: &[u8],
     ) -> Result<Vec<Vec<u8>>, RankFailure<CommError>> {
-        match &self.place {
-            Place::Threads => {
+        match &self.execution {
+            Execution::Threads => {
                 let _ = purpose;
-                Ok(vec![said.to_vec()])
+                Ok(vec![bytes.to_vec()])
             }
             #[cfg(feature = "mpi")]
-            Place::Process { process, .. } => {
+            Execution::Process { process, .. } => {
                 let settings = Settings { timeout: Duration::MAX, ..Settings::default() };
                 let group: MpiGroup = process.group(settings, |work| work());
                 let tag = Tag::new(purpose, 0);
-                self.named(run_rank(&group, || deepburn_comm::gather_bytes(&group, tag, said)))
+                self.named(run_rank(&group, || deepburn_comm::gather_bytes(&group, tag, bytes)))
             }
-        }
-    }
-
-    /// Names the flag that a signal sets which asks this process to end. Once it is set, ranks that die
-    /// on other hosts are noticed too: a launcher terminates the job when one has died there.
-    pub fn terminate_on(&self, flag: Arc<AtomicBool>) {
-        match &self.place {
-            Place::Threads => drop(flag),
-            #[cfg(feature = "mpi")]
-            Place::Process { process, .. } => process.terminate_on(flag),
         }
     }
 
     /// Names the counter of steps that this process begins. Where a process has to be ended because its
-    /// rank does not notice a failure, the message tells the step.
+    /// rank does not notice a failure, the message names the step.
     pub fn count_steps(&self, steps: Arc<AtomicU64>) {
-        match &self.place {
-            Place::Threads => drop(steps),
+        match &self.execution {
+            Execution::Threads => drop(steps),
             #[cfg(feature = "mpi")]
-            Place::Process { process, .. } => process.count_steps(steps),
+            Execution::Process { process, .. } => process.count_steps(steps),
         }
     }
 

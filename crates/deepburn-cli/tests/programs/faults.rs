@@ -26,7 +26,7 @@ const HANG: Duration = Duration::from_secs(120);
 
 const MACHINES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deepburn-launch/tests/machines.sh");
 
-/// Whether there is an Open MPI; `test` is told to be skipped where there is none.
+/// Whether Open MPI is installed. Prints that `test` is skipped if it is not.
 fn has_mpirun(test: &str) -> bool {
     let version = Command::new("mpirun").arg("--version").output();
     let found = version.is_ok_and(|it| String::from_utf8_lossy(&it.stdout).contains("Open MPI"));
@@ -47,12 +47,12 @@ fn busy(ranks: usize, steps: u64) -> Job {
 }
 
 /// A job that is running.
-struct Running<'a> {
+struct RunningJob<'a> {
     job: &'a Job,
     child: Child,
 }
 
-impl<'a> Running<'a> {
+impl<'a> RunningJob<'a> {
     /// Starts `job` with plain `mpirun`.
     fn mpirun(job: &'a Job) -> Self {
         let ranks = job.json()["training"]["ranks"].to_string();
@@ -188,7 +188,7 @@ impl<'a> Running<'a> {
     }
 }
 
-impl Drop for Running<'_> {
+impl Drop for RunningJob<'_> {
     fn drop(&mut self) {
         // A test that failed leaves nothing behind.
         if let Ok(None) = self.child.try_wait() {
@@ -200,7 +200,7 @@ impl Drop for Running<'_> {
 }
 
 fn kill(signal: &str, number: u32) {
-    // It may have ended by itself.
+    // The process may have ended already.
     let _ = Command::new("kill").args(["-s", signal, &number.to_string()]).output();
 }
 
@@ -226,7 +226,7 @@ fn a_rank_that_is_killed_is_named() {
     let job = busy(3, 100_000).with("training.save_steps", 2);
     for rank in 0..3 {
         let _ = fs::remove_dir_all(output(&job));
-        let mut running = Running::mpirun(&job);
+        let mut running = RunningJob::mpirun(&job);
         running.wait_for_step(2 + rank as u64);
         sleep(Duration::from_millis(7 * rank as u64));
         running.signal_rank("KILL", rank);
@@ -237,7 +237,7 @@ fn a_rank_that_is_killed_is_named() {
         ]);
     }
     let _ = fs::remove_dir_all(output(&job));
-    let mut running = Running::launch(&job, &[], &[]);
+    let mut running = RunningJob::launch(&job, &[], &[]);
     running.wait_for_step(2);
     running.signal_rank("KILL", 2);
     running.fails(&["the process of rank 2 on ", " failed: step ", "collective"]);
@@ -251,7 +251,7 @@ fn a_rank_that_is_killed_while_it_prepares_ends_the_job() {
     }
     for rank in 0..2 {
         let job = busy(2, 100_000);
-        let mut running = Running::mpirun(&job);
+        let mut running = RunningJob::mpirun(&job);
         // Not earlier: mpirun of Open MPI 4.1 can hang when a rank dies while it connects to mpirun.
         running.wait_for("the job", |running| running.log().contains("ZeRO stage").then_some(()));
         running.signal_rank("KILL", rank);
@@ -267,7 +267,7 @@ fn a_rank_that_is_stopped_is_named() {
     }
     for rank in 0..2 {
         let job = busy(2, 100_000).with("training.collective_timeout", 3);
-        let mut running = Running::mpirun(&job);
+        let mut running = RunningJob::mpirun(&job);
         running.wait_for_step(2);
         running.signal_rank("STOP", rank);
         let waited = format!("rank {} waited 3.000 s in collective", 1 - rank);
@@ -287,7 +287,7 @@ fn an_interrupted_job_resumes_to_the_same_bits() {
         [("TERM", 143, Some(3)), ("INT", 130, Some(8)), ("TERM", 143, None)]
     {
         let job = busy(2, STEPS);
-        let mut running = Running::launch(&job, &[], &[]);
+        let mut running = RunningJob::launch(&job, &[], &[]);
         match step {
             Some(step) => running.wait_for_step(step),
             None => (0..2).for_each(|rank| running.wait_for_listener(rank)),
@@ -305,18 +305,18 @@ fn an_interrupted_job_resumes_to_the_same_bits() {
             1,
             "{log}"
         );
-        let (ended, log) = Running::launch(&job, &[], &["--resume"]).end();
+        let (ended, log) = RunningJob::launch(&job, &[], &["--resume"]).end();
         assert!(ended.success(), "{log}");
         assert_same(&job, &expected);
     }
     // Batch systems send SIGUSR1, and mpirun hands it on.
     let job = busy(2, STEPS);
-    let mut running = Running::mpirun(&job);
+    let mut running = RunningJob::mpirun(&job);
     running.wait_for_step(5);
     kill("USR1", running.child.id());
     let (ended, log) = running.end();
     assert!(!ended.success() && log.contains("stopped by SIGUSR1"), "{log}");
-    let (ended, log) = Running::launch(&job, &[], &["--resume"]).end();
+    let (ended, log) = RunningJob::launch(&job, &[], &["--resume"]).end();
     assert!(ended.success(), "{log}");
     assert_same(&job, &expected);
 }
@@ -327,7 +327,7 @@ fn a_second_signal_ends_the_job_at_once() {
         return;
     }
     let job = busy(2, 100_000);
-    let mut running = Running::launch(&job, &[], &[]);
+    let mut running = RunningJob::launch(&job, &[], &[]);
     running.wait_for_step(2);
     // A rank that is stopped cannot end its step.
     running.signal_rank("STOP", 1);
@@ -346,7 +346,7 @@ fn restarted(
     ranks: usize,
     delays: impl IntoIterator<Item = (usize, Duration)>,
 ) -> String {
-    let mut running = Running::launch(job, &["--max-restarts", "1000"], &[]);
+    let mut running = RunningJob::launch(job, &["--max-restarts", "1000"], &[]);
     let mut kills = 0;
     for (rank, delay) in delays {
         sleep(delay);
@@ -390,7 +390,7 @@ fn a_mistake_is_not_restarted() {
         return;
     }
     let job = busy(2, 4).with("model.config.n_head", 7);
-    let (status, log) = Running::launch(&job, &["--max-restarts", "3"], &[]).end();
+    let (status, log) = RunningJob::launch(&job, &["--max-restarts", "3"], &[]).end();
     assert_eq!(status.code(), Some(2), "{log}");
     assert!(!log.contains("; restart "), "{log}");
     assert_eq!(log.matches("] error: ").count(), 1, "{log}");
@@ -430,9 +430,9 @@ fn random_kills_for_minutes_change_no_bit() {
 }
 
 /// Two machines, which are network namespaces and are removed when this is dropped.
-struct Machines([String; 2]);
+struct TwoMachines([String; 2]);
 
-impl Machines {
+impl TwoMachines {
     /// `None` where there are no namespaces or no root: then it says that `test` is skipped.
     fn up(test: &str, name: &str) -> Option<Self> {
         if !has_mpirun(test) {
@@ -450,7 +450,7 @@ impl Machines {
     }
 
     /// Starts `job` from the first machine: 2 ranks on it, 1 on the other.
-    fn launch<'a>(&self, job: &'a Job, options: &[&str]) -> Running<'a> {
+    fn launch<'a>(&self, job: &'a Job, options: &[&str]) -> RunningJob<'a> {
         let [a, b] = &self.0;
         let hosts = job.folder().join("hosts");
         fs::write(&hosts, format!("{a} slots=2\n{b} slots=2\n")).unwrap();
@@ -460,11 +460,16 @@ impl Machines {
         let hosts = ["--hostfile", hosts.to_str().unwrap(), "--exclude", &excluded];
         let launch = [&run[..], &hosts, options, &["--"]];
         let folder = output(job);
-        Running::start(job, MACHINES, &launch.concat(), &["--output-dir", folder.to_str().unwrap()])
+        RunningJob::start(
+            job,
+            MACHINES,
+            &launch.concat(),
+            &["--output-dir", folder.to_str().unwrap()],
+        )
     }
 }
 
-impl Drop for Machines {
+impl Drop for TwoMachines {
     fn drop(&mut self) {
         let _ = Command::new(MACHINES).arg("down").args(&self.0).status();
     }
@@ -479,7 +484,7 @@ fn portable(steps: u64) -> Job {
 
 #[test]
 fn two_machines_train_to_the_bits_of_one() {
-    let Some(machines) = Machines::up("two_machines_train_to_the_bits_of_one", "bits") else {
+    let Some(machines) = TwoMachines::up("two_machines_train_to_the_bits_of_one", "bits") else {
         return;
     };
     let job = portable(10).with("training.save_steps", 4);
@@ -491,7 +496,7 @@ fn two_machines_train_to_the_bits_of_one() {
 #[test]
 fn a_rank_that_is_killed_on_another_machine_is_named() {
     let name = "a_rank_that_is_killed_on_another_machine_is_named";
-    let Some(machines) = Machines::up(name, "kill") else { return };
+    let Some(machines) = TwoMachines::up(name, "kill") else { return };
     let job = portable(100_000);
     let mut running = machines.launch(&job, &[]);
     running.wait_for_step(3);
@@ -506,7 +511,7 @@ fn a_rank_that_is_killed_on_another_machine_is_named() {
 
 #[test]
 fn a_machine_without_the_output_folder_is_named() {
-    let Some(machines) = Machines::up("a_machine_without_the_output_folder_is_named", "sees")
+    let Some(machines) = TwoMachines::up("a_machine_without_the_output_folder_is_named", "sees")
     else {
         return;
     };

@@ -212,7 +212,7 @@ fn a_run_changes_between_threads_and_processes() {
     }
 }
 
-/// A checkpoint of 4 threads: on 2 ranks, processes go on as threads do.
+/// Resuming a checkpoint of 4 threads on 2 ranks gives the same bits with processes and with threads.
 #[test]
 fn processes_go_on_from_another_number_of_ranks() {
     if !can_launch() {

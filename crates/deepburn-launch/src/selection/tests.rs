@@ -81,7 +81,7 @@ fn slots_of_two_hosts() {
         exclude(&hosts, "worker-0:0,1@worker-1:3"),
         expected(&[("worker-0", &[2, 3]), ("worker-1", &[0, 1, 2])])
     );
-    // The order is that of the hostfile, not of the option.
+    // Hosts keep the order of the hostfile, not of the option.
     assert_eq!(
         include(&hosts, "worker-1:0@worker-0:2"),
         expected(&[("worker-0", &[2]), ("worker-1", &[0])])

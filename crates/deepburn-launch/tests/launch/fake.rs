@@ -84,7 +84,7 @@ fn a_job_that_failed_is_restarted() {
 fn restarts_come_to_an_end() {
     let fake = Fake::new("exit $((6 + call))");
     let ended = Job { max_restarts: 2, ..fake.job() }.run();
-    assert_eq!(ended.status, Some(9), "that of the last start");
+    assert_eq!(ended.status, Some(9), "the status of the last start");
     assert_eq!(fake.calls().len(), 3);
 }
 

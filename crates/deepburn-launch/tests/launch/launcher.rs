@@ -91,7 +91,7 @@ impl Job {
         let stdout = BufReader::new(child.stdout.take().unwrap());
         thread::spawn(move || {
             for line in stdout.lines().map_while(Result::ok) {
-                // The end of the test may come before that of the output.
+                // The test may end before the output does.
                 let _ = sender.send(line);
             }
         });

@@ -8,15 +8,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use deepburn::Ranks;
 use deepburn::comm::RankFailure;
-use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
-
-/// The failure of a process, as the others see it.
-#[derive(Serialize, Deserialize)]
-struct Told {
-    status: u8,
-}
 
 /// Waits for the outcome of all processes. A failure of one is a failure of all; the first one that
 /// failed says why.
@@ -29,17 +22,16 @@ pub(crate) fn agree<T>(
     outcome: Result<T, Failure>,
 ) -> Result<T, Failure> {
     let Some(placement) = ranks.placement() else { return outcome };
-    let own = outcome.as_ref().err().map(|failure| Told { status: failure.status() });
-    let own = serde_json::to_vec(&own).map_err(Failure::run)?;
-    let said =
-        ranks.gather_bytes(what, &own).map_err(|failure| shown_by_its_rank(ranks, failure))?;
-    let said = said.iter().map(|said| serde_json::from_slice::<Option<Told>>(said));
-    let said: Vec<_> = said.collect::<Result<_, _>>().map_err(Failure::run)?;
-    let first = said.iter().enumerate().find_map(|(rank, told)| Some((rank, told.as_ref()?)));
+    // The exit status of a process that has failed; nothing of one that is ready.
+    let status: Vec<u8> = outcome.as_ref().err().map(Failure::status).into_iter().collect();
+    let statuses =
+        ranks.gather_bytes(what, &status).map_err(|failure| shown_by_its_rank(ranks, failure))?;
+    let first =
+        statuses.iter().enumerate().find_map(|(rank, status)| Some((rank, *status.first()?)));
     match (first, outcome) {
         (None, outcome) => outcome,
         (Some((rank, _)), Err(failure)) if rank == placement.rank => Err(placed(ranks, failure)),
-        (Some((_, told)), _) => Err(Failure::Elsewhere { status: told.status }),
+        (Some((_, status)), _) => Err(Failure::Elsewhere { status }),
     }
 }
 
@@ -71,14 +63,12 @@ pub(crate) fn one_per_host_first<T>(
 /// A user's mistake, with the host that does not see it.
 pub(crate) fn check_shared(ranks: &Ranks, folder: &Path) -> Result<(), Failure> {
     let Some(placement) = ranks.placement() else { return Ok(()) };
-    let probe = match ranks.has_first() {
-        true => Some(write_probe(folder)?),
-        false => None,
-    };
+    let probe = ranks.has_first().then(|| write_probe(folder)).transpose();
+    let probe = agree(ranks, "probe of the output folder", probe)?;
     let name = probe.as_ref().and_then(|probe| probe.file_name()).unwrap_or_default();
-    let told = ranks.gather_bytes("name of a file", name.as_encoded_bytes());
-    let told = told.map_err(|failure| shown_by_its_rank(ranks, failure))?;
-    let name = String::from_utf8_lossy(&told[0]).into_owned();
+    let names = ranks.gather_bytes("name of the probe", name.as_encoded_bytes());
+    let names = names.map_err(|failure| shown_by_its_rank(ranks, failure))?;
+    let name = String::from_utf8_lossy(&names[0]).into_owned();
     let seen = match folder.join(&name).exists() {
         true => Ok(()),
         false => Err(Failure::mistake(format!(

@@ -203,6 +203,7 @@ fn run<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     signals.listen().map_err(Failure::run)?;
     let steps = Steps::default();
     ranks.count_steps(steps.0.clone());
+    ranks.watch_termination(signals.terminated());
     // Ranks of this process are counted from the first of them.
     let first = ranks.placement().map_or(0, |placement| placement.rank);
     let timeout = Duration::from_secs(training.collective_timeout as u64);

@@ -4,8 +4,8 @@
 //! `deepburn launch` sends SIGUSR1, because mpirun forwards that signal to all ranks and takes no action of
 //! its own. It may come again, which changes nothing, and it may come while the rank still prepares: then
 //! the run ends after its first step. SIGTERM then comes from mpirun, after another rank has failed. The
-//! step cannot be finished, so the first SIGTERM is ignored: within the second before SIGKILL the ranks
-//! report the failure.
+//! step cannot be finished, so the first SIGTERM only sets a flag: within the second before SIGKILL the
+//! ranks report the failure, or for whom they wait.
 
 use std::io;
 use std::sync::Arc;
@@ -24,6 +24,8 @@ pub(crate) struct Signals {
     /// Whether the next one ends the process.
     at_once: Arc<AtomicBool>,
     number: Arc<AtomicUsize>,
+    /// Whether mpirun ends the job.
+    terminated: Arc<AtomicBool>,
 }
 
 impl Signals {
@@ -42,9 +44,9 @@ impl Signals {
         flag::register_conditional_shutdown(SIGINT, 128 + SIGINT, self.at_once.clone())?;
         self.note(SIGINT)?;
         if is_launched {
-            let before = Arc::new(AtomicBool::new(false));
-            flag::register_conditional_shutdown(SIGTERM, 128 + SIGTERM, before.clone())?;
-            flag::register(SIGTERM, before)?;
+            let terminated = &self.terminated;
+            flag::register_conditional_shutdown(SIGTERM, 128 + SIGTERM, terminated.clone())?;
+            flag::register(SIGTERM, terminated.clone())?;
             return Ok(());
         }
         flag::register_conditional_shutdown(SIGTERM, 128 + SIGTERM, self.at_once.clone())?;
@@ -62,6 +64,11 @@ impl Signals {
     /// What asks a run to end when a signal comes.
     pub(crate) fn interrupt(&self) -> Interrupt {
         Interrupt::from_flag(self.came.clone())
+    }
+
+    /// A flag that is set once mpirun ends the job.
+    pub(crate) fn terminated(&self) -> Arc<AtomicBool> {
+        self.terminated.clone()
     }
 
     /// From now on the first one ends the process at once: there is no step to finish. None has come

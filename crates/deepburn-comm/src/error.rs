@@ -144,6 +144,21 @@ pub enum CommError {
         absent: Vec<Absence>,
     },
 
+    /// The launcher ended the job while a rank waited: most often because another rank has died.
+    #[error(
+        "the launcher ended the job while rank {rank} waited{} for {}; look for the first failure in the \
+         output of the launcher and of the ranks that did not come",
+        call.as_ref().map_or_else(String::new, |call| format!(" in {call}")), Listed(absent)
+    )]
+    Terminated {
+        /// The rank that waited.
+        rank: usize,
+        /// What it waited in.
+        call: Option<Box<Call>>,
+        /// The ranks it waited for.
+        absent: Vec<Absence>,
+    },
+
     /// The engine between processes failed.
     #[error("rank {rank}: {reason}")]
     Transport {

@@ -69,7 +69,7 @@ pub(crate) fn connect(
                 end(&pending);
                 return Ok(Reached::Interrupted(signal));
             }
-            Some(LaunchEvent::Ended(_)) => {}
+            Some(LaunchEvent::Stalled(_) | LaunchEvent::Ended(_)) => {}
             None => break,
         }
     }

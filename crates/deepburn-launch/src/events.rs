@@ -1,6 +1,7 @@
 //! What the launcher waits for, in one queue: signals, answers of hosts, the end of `mpirun`.
 //!
-//! Each source has a thread that sleeps until something happens. Nothing is polled.
+//! Each source has a thread. All but the one that looks for a stalled `mpirun` sleep until something
+//! happens.
 
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
@@ -9,6 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Instant;
 
+use rustix::process::Pid;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 
 /// One thing that happened.
@@ -23,6 +25,8 @@ pub(crate) enum LaunchEvent {
         /// Its exit status and what it printed.
         output: io::Result<Output>,
     },
+    /// This `mpirun` ignores the end of a rank.
+    Stalled(Pid),
     /// `mpirun` ended.
     Ended(io::Result<ExitStatus>),
 }
@@ -76,7 +80,7 @@ impl Events {
     pub(crate) fn pending_signal(&self) -> Option<i32> {
         self.receiver.try_iter().find_map(|event| match event {
             LaunchEvent::Signal(signal) => Some(signal),
-            LaunchEvent::Answer { .. } | LaunchEvent::Ended(_) => None,
+            LaunchEvent::Answer { .. } | LaunchEvent::Stalled(_) | LaunchEvent::Ended(_) => None,
         })
     }
 }

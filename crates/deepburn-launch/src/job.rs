@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::events::{Events, LaunchEvent, signal_name};
-use crate::orphans;
 use crate::output::copy_lines;
+use crate::{orphans, stall};
 
 /// How a job ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,6 +71,10 @@ pub(crate) fn run(words: &[String], grace: Duration, events: &Events) -> io::Res
     let mpirun = Pid::from_child(&child);
     let failed_ranks = copy_output(&mut child);
     let sender = events.sender();
+    let stalls = sender.clone();
+    thread::spawn(move || {
+        stall::has_stalled(mpirun).then(|| stalls.send(LaunchEvent::Stalled(mpirun)))
+    });
     thread::spawn(move || {
         // Nobody listens any more once the launcher ends.
         let _ = sender.send(LaunchEvent::Ended(child.wait()));
@@ -139,6 +143,14 @@ fn supervise(
             }
             // Of a host that was checked before, too late.
             Some(LaunchEvent::Answer { .. }) => continue,
+            // Of the run before this one, too late.
+            Some(LaunchEvent::Stalled(process)) if process != mpirun => continue,
+            Some(LaunchEvent::Stalled(_)) => {
+                tracing::warn!("a rank ended and mpirun does not react; mpirun is killed");
+                let _ = kill_process_group(mpirun, Signal::KILL);
+                (stage, deadline) = (StopStage::Killed, None);
+                continue;
+            }
             Some(LaunchEvent::Signal(signal)) => {
                 interrupted = interrupted.or(u8::try_from(signal).ok());
                 tracing::info!("{}", notice(signal, stage, grace));

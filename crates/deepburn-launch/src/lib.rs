@@ -21,6 +21,7 @@
 
 #![forbid(unsafe_code)]
 
+mod children;
 mod command;
 mod connect;
 mod environment;
@@ -33,6 +34,7 @@ mod orphans;
 mod output;
 mod program;
 mod selection;
+mod stall;
 
 pub use command::{Attempt, Mpirun, quoted};
 pub use connect::ConnectError;

@@ -4,9 +4,9 @@
 //! launcher adopts such orphans and kills them. On other hosts `mpirun`'s daemon ends its ranks when
 //! the connection is gone.
 
-use std::fs;
+use rustix::process::{Signal, WaitOptions, getpid, kill_process, waitpid};
 
-use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, waitpid};
+use crate::children::children;
 
 /// Makes this process the parent of processes whose own parent ends.
 pub(crate) fn adopt() {
@@ -22,32 +22,16 @@ pub(crate) fn end_all() -> usize {
     // Children of a process that is killed become ours, hence the rounds.
     loop {
         let mut waited = false;
-        for (child, ended) in children() {
-            let _ = kill_process(child, Signal::KILL);
+        for child in children(getpid()) {
+            let _ = kill_process(child.process, Signal::KILL);
             // A thread that waits for the child itself may be first.
-            if waitpid(Some(child), WaitOptions::empty()).is_ok() {
+            if waitpid(Some(child.process), WaitOptions::empty()).is_ok() {
                 waited = true;
-                running += usize::from(!ended);
+                running += usize::from(!child.ended);
             }
         }
         if !waited {
             return running;
         }
     }
-}
-
-/// The processes whose parent this is, and whether each has ended and only has to be waited for.
-fn children() -> Vec<(Pid, bool)> {
-    let parent = getpid().as_raw_nonzero().to_string();
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    let child = |number: i32| {
-        let stat = fs::read_to_string(format!("/proc/{number}/stat")).ok()?;
-        // `PID (NAME) STATE PARENT ...`, and the name may contain anything.
-        let (_, rest) = stat.rsplit_once(") ")?;
-        let (state, rest) = rest.split_once(' ')?;
-        let is_child = rest.split(' ').next() == Some(parent.as_str());
-        Some((Pid::from_raw(number).filter(|_| is_child)?, state == "Z"))
-    };
-    numbers.filter_map(child).collect()
 }

@@ -65,3 +65,13 @@ impl Envelope {
         postcard::from_bytes(bytes)
     }
 }
+
+/// The first two ranks that have come for different collectives.
+///
+/// All are compared with the first that brought arrays, or else the first, as rank threads are.
+pub(crate) fn disagreement(headers: &[Header]) -> Option<(usize, usize)> {
+    let reference = headers.iter().position(|header| header.side.signature.is_some()).unwrap_or(0);
+    let differs = |header: &Header| !headers[reference].side.agrees_with(&header.side);
+    let other = headers.iter().position(differs)?;
+    Some((reference.min(other), reference.max(other)))
+}

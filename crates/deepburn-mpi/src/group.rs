@@ -1,7 +1,7 @@
 //! The process group of one run, as its rank sees it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -18,6 +18,9 @@ use crate::process::{Process, Work};
 /// How long the other ranks stay after a failure: the launcher ends all processes as soon as the first
 /// has ended, and the rank that reports the failure is to be heard.
 const REPORT_HEAD_START: Duration = Duration::from_millis(200);
+
+/// How often a rank that waits looks whether its launcher ends it.
+const TERMINATION_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How work with arrays is run on the communication thread.
 ///
@@ -55,6 +58,24 @@ impl Membership {
             // The others learn of a failure in another way.
             let _ = link.leave();
         })));
+    }
+
+    /// Waits for the communication thread, or for the launcher to end this process.
+    fn wait<R>(&self, answered: &Receiver<Result<R, CommError>>) -> Result<R, CommError> {
+        let (status, rank) = (self.process.status(), self.process.rank());
+        loop {
+            match answered.recv_timeout(TERMINATION_INTERVAL) {
+                Ok(result) => return result,
+                Err(RecvTimeoutError::Timeout) => status.terminate(rank).map_or(Ok(()), Err)?,
+                // The work has panicked, or the communication thread has.
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(status.cause().unwrap_or_else(|| {
+                        let reason = "the communication thread has ended".to_owned();
+                        CommError::Transport { rank, reason }
+                    }));
+                }
+            }
+        }
     }
 }
 
@@ -117,15 +138,7 @@ impl MpiGroup {
             });
         })));
         let membership = self.membership.clone();
-        Ok(Pending::new(move || match span.in_scope(|| answered.recv()) {
-            Ok(result) => result,
-            // The work has panicked, or the communication thread has.
-            Err(_) => Err(membership.process.status().cause().unwrap_or_else(|| {
-                let rank = membership.process.rank();
-                let reason = "the communication thread has ended".to_owned();
-                CommError::Transport { rank, reason }
-            })),
-        }))
+        Ok(Pending::new(move || span.in_scope(|| membership.wait(&answered))))
     }
 }
 

@@ -14,6 +14,8 @@
 //! Everything is behind the feature `mpi`, which needs an MPI library to build.
 
 #[cfg(feature = "mpi")]
+mod backoff;
+#[cfg(feature = "mpi")]
 mod collectives;
 #[cfg(feature = "mpi")]
 mod control;

@@ -7,15 +7,15 @@
 use std::collections::VecDeque;
 use std::fmt::Display;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use deepburn_comm::{Absence, Call, CommError, Form, Received, Side};
 
-use crate::control::{Envelope, Header, Hello, Message};
+use crate::backoff::Backoff;
+use crate::control::{Envelope, Header, Hello, Message, disagreement};
 use crate::library::{Mpi, MpiError, Posted};
 use crate::neighbours::Neighbours;
-use crate::process::{RunStatus, Settings};
+use crate::process::{RunStatus, Settings, Wait};
 use crate::transfer::{Incoming, Transfer};
 
 /// How often the processes of this host are looked at.
@@ -155,6 +155,7 @@ impl Link {
         let (operation, tag) = (side.operation, side.tag.clone());
         let call = Call { sequence, operation, tag };
         self.current = Some(call.clone());
+        self.note_wait(&self.remote_ranks(|peer| peer.headers.is_empty()));
         self.listen()?;
         self.post_all(|rank| {
             Message::Header(Header { sequence, side: side.clone(), parts: parts(rank) })
@@ -191,6 +192,7 @@ impl Link {
         outgoing: Vec<(usize, bytes::Bytes)>,
         incoming: Vec<Incoming>,
     ) -> Result<Vec<Received>, CommError> {
+        self.note_wait(&self.remote_ranks(|_| true));
         let started = Transfer::start(&self.mpi, outgoing, incoming, self.settings.piece);
         let mut transfer = started.map_err(|error| self.broken(error))?;
         self.wait_until(|link| {
@@ -383,7 +385,10 @@ impl Link {
             last = Instant::now();
             self.listen()?;
             let absent = match poll(self) {
-                Ok(Ok(result)) => return Ok(result),
+                Ok(Ok(result)) => {
+                    self.status.set_wait(None);
+                    return Ok(result);
+                }
                 Ok(Err(absent)) => absent,
                 Err(cause) => return Err(self.failed(cause)),
             };
@@ -394,6 +399,9 @@ impl Link {
                 && let Some(silent) = self.find_silent(&absent)
             {
                 return Err(self.late(&[silent], PING_TIMEOUT));
+            }
+            if backoff.is_long() {
+                self.note_wait(&absent);
             }
             backoff.pause();
         }
@@ -421,15 +429,26 @@ impl Link {
         None
     }
 
-    /// Ends the run because ranks did not come.
-    fn late(&mut self, absent: &[usize], waited: Duration) -> CommError {
-        let rank = self.rank();
+    /// Tells the rank whom it waits for, as far as is known: calls of MPI that follow may take seconds
+    /// where the process of a peer is gone.
+    fn note_wait(&self, absent: &[usize]) {
+        let (call, absent) = (self.current.clone(), self.absences(absent));
+        self.status.set_wait(Some(Wait { call, absent }));
+    }
+
+    fn absences(&self, ranks: &[usize]) -> Vec<Absence> {
         let seen = |&rank: &usize| {
             let Peer { hello, last, .. } = &self.peers[rank];
             let host = hello.as_ref().map(|hello| hello.host.clone());
             Absence { rank, host, last: last.clone() }
         };
-        let absent = absent.iter().map(seen).collect();
+        ranks.iter().map(seen).collect()
+    }
+
+    /// Ends the run because ranks did not come.
+    fn late(&mut self, absent: &[usize], waited: Duration) -> CommError {
+        let rank = self.rank();
+        let absent = self.absences(absent);
         self.failed(match self.current.clone() {
             Some(call) => CommError::Timeout { rank, call: Box::new(call), waited, absent },
             None => CommError::Unconnected { rank, waited, absent },
@@ -465,45 +484,19 @@ impl Link {
         Ok(())
     }
 
+    /// The ranks of other hosts of which `holds` is true. The end of those of this host is seen at once.
+    fn remote_ranks(&self, holds: impl Fn(&Peer) -> bool) -> Vec<usize> {
+        let host = |rank: usize| self.peers[rank].hello.as_ref().map(|hello| &hello.host);
+        let own = host(self.rank());
+        let mut ranks = self.ranks(holds);
+        ranks.retain(|rank| host(*rank) != own);
+        ranks
+    }
+
     /// The other ranks of which `holds` is true.
     fn ranks(&self, holds: impl Fn(&Peer) -> bool) -> Vec<usize> {
         let own = self.rank();
         let others = self.peers.iter().enumerate().filter(|(rank, _)| *rank != own);
         others.filter(|(_, peer)| holds(peer)).map(|(rank, _)| rank).collect()
-    }
-}
-
-/// The first two ranks that have come for different collectives.
-///
-/// All are compared with the first that brought arrays, or else the first, as rank threads are.
-fn disagreement(headers: &[Header]) -> Option<(usize, usize)> {
-    let reference = headers.iter().position(|header| header.side.signature.is_some()).unwrap_or(0);
-    let differs = |header: &Header| !headers[reference].side.agrees_with(&header.side);
-    let other = headers.iter().position(differs)?;
-    Some((reference.min(other), reference.max(other)))
-}
-
-/// Waits a little longer each time: a rank that is almost there is met at once, one that computes
-/// for long does not find its core taken by those that wait.
-#[derive(Debug, Default)]
-struct Backoff {
-    pauses: u32,
-}
-
-impl Backoff {
-    /// Pauses in which only the turn is given up.
-    const YIELDS: u32 = 200;
-    /// Longest pause in microseconds.
-    const LONGEST: u32 = 500;
-
-    fn pause(&mut self) {
-        self.pauses = self.pauses.saturating_add(1);
-        match self.pauses.saturating_sub(Self::YIELDS) {
-            0 => thread::yield_now(),
-            pauses => {
-                let micros = (10 * pauses).min(Self::LONGEST);
-                thread::sleep(Duration::from_micros(micros.into()));
-            }
-        }
     }
 }

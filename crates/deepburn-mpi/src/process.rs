@@ -4,13 +4,13 @@
 //! ranks are run in between. So [`Process`] is kept for the process, behind [`Process::connect`].
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use deepburn_comm::{CommError, Failure};
+use deepburn_comm::{Absence, Call, CommError, Failure};
 
 use crate::control::Hello;
 use crate::library::Mpi;
@@ -140,6 +140,12 @@ impl Process {
         self.connection.status.lock().steps = Some(steps);
     }
 
+    /// Names the flag that is set once the launcher ends this process (SIGTERM). A rank that waits for
+    /// others then fails with [`CommError::Terminated`], in the moment that is left before SIGKILL.
+    pub fn watch_termination(&self, terminated: Arc<AtomicBool>) {
+        self.connection.status.lock().terminated = Some(terminated);
+    }
+
     pub(crate) fn status(&self) -> &RunStatus {
         &self.connection.status
     }
@@ -242,6 +248,17 @@ struct State {
     running: bool,
     /// The step that the rank has begun last, from 1.
     steps: Option<Arc<AtomicU64>>,
+    /// Set once the launcher ends this process.
+    terminated: Option<Arc<AtomicBool>>,
+    /// What the communication thread waits in.
+    wait: Option<Wait>,
+}
+
+/// What a rank waits in, and the ranks that it waits for.
+#[derive(Debug, Clone)]
+pub(crate) struct Wait {
+    pub(crate) call: Option<Call>,
+    pub(crate) absent: Vec<Absence>,
 }
 
 impl RunStatus {
@@ -266,6 +283,32 @@ impl RunStatus {
             tracing::debug!(reporter, cause = %failure.cause, "the process group has ended");
             state.failure = Some(failure);
         }
+    }
+
+    /// Notes whom the communication thread waits for.
+    pub(crate) fn set_wait(&self, wait: Option<Wait>) {
+        self.lock().wait = wait;
+    }
+
+    /// Ends the run of `rank`, which waits, once the launcher ends this process. Returns what ended it.
+    ///
+    /// The communication thread is not asked: Open MPI may hold it for seconds in a call that has met
+    /// a broken connection. Ranks cannot ask each other who reports then: each that waits for all ranks
+    /// before it does.
+    pub(crate) fn terminate(&self, rank: usize) -> Option<CommError> {
+        let wait = {
+            let mut state = self.lock();
+            let terminated = state.terminated.as_ref()?;
+            let is_terminated = terminated.load(Ordering::Relaxed);
+            let wait = state.wait.clone().filter(|it| is_terminated && !it.absent.is_empty())?;
+            state.announced = true;
+            wait
+        };
+        let is_absent = |rank: &usize| wait.absent.iter().any(|absence| absence.rank == *rank);
+        let reporter = (0..rank).find(|other| !is_absent(other)).unwrap_or(rank);
+        let Wait { call, absent } = wait;
+        self.fail(reporter, CommError::Terminated { rank, call: call.map(Box::new), absent });
+        self.cause()
     }
 
     pub(crate) fn failure(&self) -> Option<Failure> {

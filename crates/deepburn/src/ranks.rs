@@ -4,7 +4,7 @@
 //! which of them this process runs, for programs that prepare something on one rank alone.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use deepburn_comm::{CommError, FailureCause, Placement, PlacementError, RankFailure};
@@ -244,6 +244,16 @@ impl Ranks {
             Execution::Threads => drop(steps),
             #[cfg(feature = "mpi")]
             Execution::Process { process, .. } => process.count_steps(steps),
+        }
+    }
+
+    /// Names the flag that is set once the launcher ends this process (SIGTERM). A rank that waits for
+    /// others then says for which, before the process is killed.
+    pub fn watch_termination(&self, terminated: Arc<AtomicBool>) {
+        match &self.execution {
+            Execution::Threads => drop(terminated),
+            #[cfg(feature = "mpi")]
+            Execution::Process { process, .. } => process.watch_termination(terminated),
         }
     }
 

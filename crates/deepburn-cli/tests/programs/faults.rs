@@ -47,12 +47,12 @@ fn busy(ranks: usize, steps: u64) -> Job {
 }
 
 /// A job that is running.
-struct RunningJob<'a> {
+struct LaunchedJob<'a> {
     job: &'a Job,
     child: Child,
 }
 
-impl<'a> RunningJob<'a> {
+impl<'a> LaunchedJob<'a> {
     /// Starts `job` with plain `mpirun`.
     fn mpirun(job: &'a Job) -> Self {
         let ranks = job.json()["training"]["ranks"].to_string();
@@ -188,7 +188,7 @@ impl<'a> RunningJob<'a> {
     }
 }
 
-impl Drop for RunningJob<'_> {
+impl Drop for LaunchedJob<'_> {
     fn drop(&mut self) {
         // A test that failed leaves nothing behind.
         if let Ok(None) = self.child.try_wait() {
@@ -226,7 +226,7 @@ fn a_rank_that_is_killed_is_named() {
     let job = busy(3, 100_000).with("training.save_steps", 2);
     for rank in 0..3 {
         let _ = fs::remove_dir_all(output(&job));
-        let mut running = RunningJob::mpirun(&job);
+        let mut running = LaunchedJob::mpirun(&job);
         running.wait_for_step(2 + rank as u64);
         sleep(Duration::from_millis(7 * rank as u64));
         running.signal_rank("KILL", rank);
@@ -237,7 +237,7 @@ fn a_rank_that_is_killed_is_named() {
         ]);
     }
     let _ = fs::remove_dir_all(output(&job));
-    let mut running = RunningJob::launch(&job, &[], &[]);
+    let mut running = LaunchedJob::launch(&job, &[], &[]);
     running.wait_for_step(2);
     running.signal_rank("KILL", 2);
     running.fails(&["the process of rank 2 on ", " failed: step ", "collective"]);
@@ -251,7 +251,7 @@ fn a_rank_that_is_killed_while_it_prepares_ends_the_job() {
     }
     for rank in 0..2 {
         let job = busy(2, 100_000);
-        let mut running = RunningJob::mpirun(&job);
+        let mut running = LaunchedJob::mpirun(&job);
         // Not earlier: mpirun of Open MPI 4.1 can hang when a rank dies while it connects to mpirun.
         running.wait_for("the job", |running| running.log().contains("ZeRO stage").then_some(()));
         running.signal_rank("KILL", rank);
@@ -267,7 +267,7 @@ fn a_rank_that_is_stopped_is_named() {
     }
     for rank in 0..2 {
         let job = busy(2, 100_000).with("training.collective_timeout", 3);
-        let mut running = RunningJob::mpirun(&job);
+        let mut running = LaunchedJob::mpirun(&job);
         running.wait_for_step(2);
         running.signal_rank("STOP", rank);
         let waited = format!("rank {} waited 3.000 s in collective", 1 - rank);
@@ -287,7 +287,7 @@ fn an_interrupted_job_resumes_to_the_same_bits() {
         [("TERM", 143, Some(3)), ("INT", 130, Some(8)), ("TERM", 143, None)]
     {
         let job = busy(2, STEPS);
-        let mut running = RunningJob::launch(&job, &[], &[]);
+        let mut running = LaunchedJob::launch(&job, &[], &[]);
         match step {
             Some(step) => running.wait_for_step(step),
             None => (0..2).for_each(|rank| running.wait_for_listener(rank)),
@@ -305,18 +305,18 @@ fn an_interrupted_job_resumes_to_the_same_bits() {
             1,
             "{log}"
         );
-        let (ended, log) = RunningJob::launch(&job, &[], &["--resume"]).end();
+        let (ended, log) = LaunchedJob::launch(&job, &[], &["--resume"]).end();
         assert!(ended.success(), "{log}");
         assert_same(&job, &expected);
     }
     // Batch systems send SIGUSR1, and mpirun hands it on.
     let job = busy(2, STEPS);
-    let mut running = RunningJob::mpirun(&job);
+    let mut running = LaunchedJob::mpirun(&job);
     running.wait_for_step(5);
     kill("USR1", running.child.id());
     let (ended, log) = running.end();
     assert!(!ended.success() && log.contains("stopped by SIGUSR1"), "{log}");
-    let (ended, log) = RunningJob::launch(&job, &[], &["--resume"]).end();
+    let (ended, log) = LaunchedJob::launch(&job, &[], &["--resume"]).end();
     assert!(ended.success(), "{log}");
     assert_same(&job, &expected);
 }
@@ -327,7 +327,7 @@ fn a_second_signal_ends_the_job_at_once() {
         return;
     }
     let job = busy(2, 100_000);
-    let mut running = RunningJob::launch(&job, &[], &[]);
+    let mut running = LaunchedJob::launch(&job, &[], &[]);
     running.wait_for_step(2);
     // A rank that is stopped cannot end its step.
     running.signal_rank("STOP", 1);
@@ -346,7 +346,7 @@ fn restarted(
     ranks: usize,
     delays: impl IntoIterator<Item = (usize, Duration)>,
 ) -> String {
-    let mut running = RunningJob::launch(job, &["--max-restarts", "1000"], &[]);
+    let mut running = LaunchedJob::launch(job, &["--max-restarts", "1000"], &[]);
     let mut kills = 0;
     for (rank, delay) in delays {
         sleep(delay);
@@ -390,7 +390,7 @@ fn a_mistake_is_not_restarted() {
         return;
     }
     let job = busy(2, 4).with("model.config.n_head", 7);
-    let (status, log) = RunningJob::launch(&job, &["--max-restarts", "3"], &[]).end();
+    let (status, log) = LaunchedJob::launch(&job, &["--max-restarts", "3"], &[]).end();
     assert_eq!(status.code(), Some(2), "{log}");
     assert!(!log.contains("; restart "), "{log}");
     assert_eq!(log.matches("] error: ").count(), 1, "{log}");
@@ -450,7 +450,7 @@ impl TwoMachines {
     }
 
     /// Starts `job` from the first machine: 2 ranks on it, 1 on the other.
-    fn launch<'a>(&self, job: &'a Job, options: &[&str]) -> RunningJob<'a> {
+    fn launch<'a>(&self, job: &'a Job, options: &[&str]) -> LaunchedJob<'a> {
         let [a, b] = &self.0;
         let hosts = job.folder().join("hosts");
         fs::write(&hosts, format!("{a} slots=2\n{b} slots=2\n")).unwrap();
@@ -460,7 +460,7 @@ impl TwoMachines {
         let hosts = ["--hostfile", hosts.to_str().unwrap(), "--exclude", &excluded];
         let launch = [&run[..], &hosts, options, &["--"]];
         let folder = output(job);
-        RunningJob::start(
+        LaunchedJob::start(
             job,
             MACHINES,
             &launch.concat(),
@@ -503,10 +503,18 @@ fn a_rank_that_is_killed_on_another_machine_is_named() {
     running.signal_rank("KILL", 2);
     let (ended, log) = running.end();
     assert_eq!(ended.code(), Some(137), "{log}");
-    // A send to a process that has died on another host may block in Open MPI, so that mpirun is the
-    // one to name it.
+    // Nobody on the first machine sees the process end. mpirun does, and ends the others, who say what
+    // they waited for.
     let line = format!("error: rank 2 on {} ended by signal 9", machines.0[1]);
     assert!(log.contains(&line), "{log}");
+    let missing = format!(" for rank 2 on {}", machines.0[1]);
+    let is_report = |line: &&str| line.contains("] error: rank ") && line.contains(&missing);
+    let reports: Vec<_> = log.lines().filter(is_report).collect();
+    assert_eq!(reports.len(), 1, "{log}");
+    assert!(
+        reports[0].contains(" failed: step ") && reports[0].contains("in collective "),
+        "{log}"
+    );
 }
 
 #[test]

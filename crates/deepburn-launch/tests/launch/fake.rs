@@ -181,6 +181,15 @@ fn what_mpirun_leaves_is_ended() {
 }
 
 #[test]
+fn an_mpirun_that_ignores_the_end_of_a_rank_is_killed() {
+    // `sleep` never waits for the child that the shell left to it.
+    let fake = Fake::new("sleep 0.1 & exec sleep 600");
+    let ended = fake.job().run();
+    assert_eq!(ended.status, Some(137), "{}", ended.stderr);
+    assert!(ended.stderr.contains("mpirun does not react"), "{}", ended.stderr);
+}
+
+#[test]
 fn another_mpirun_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let mpich = script(folder.path(), "mpirun", "echo HYDRA build details:");

@@ -316,6 +316,20 @@ pub struct ZeroPlan {
     pub allgather_bucket_size: usize,
     /// How parameters come and go (stage 3).
     pub parameters: GatherPlan,
+    /// Where optimizer states are kept.
+    pub optimizer_states: OptimizerOffload,
+}
+
+/// Where the optimizer states of a rank are kept (`offload_optimizer`).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub enum OptimizerOffload {
+    /// On the device of the parameters.
+    Device,
+    /// In host memory, where the CPU updates them.
+    Host {
+        /// Most elements that are updated at a time.
+        sub_group_size: usize,
+    },
 }
 
 /// How gradients are collected and reduced.

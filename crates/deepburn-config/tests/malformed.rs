@@ -554,11 +554,12 @@ fn no_ranks_and_no_host_are_refused() {
     let message = resolve(&written_triple, &Facts::on_host(0)).unwrap_err().to_string();
     assert!(message.contains("8 != 4 * 2 * 0"), "{message}");
     let device = Facts { host_device: false, ..Facts::on_host(1) };
-    let message = resolve(&written, &device).unwrap_err().to_string();
-    assert!(
-        message.contains("offload of optimizer states to cpu, which is not available"),
-        "{message}"
+    let parameters = Written::from_json(
+        r#"{"train_micro_batch_size_per_gpu": 1,
+            "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}"#,
     );
+    let message = resolve(&parameters.unwrap(), &device).unwrap_err().to_string();
+    assert!(message.contains("offload of parameters to cpu, which is not available"), "{message}");
     let resolved = resolve(&written, &Facts::on_host(1)).unwrap();
     assert!(
         resolved.notes.iter().any(|note| note.key == "zero_optimization.cpu_offload"

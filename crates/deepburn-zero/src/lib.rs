@@ -57,7 +57,7 @@ pub use deepburn_comm::Partition;
 pub use error::ZeroError;
 pub use gather::Pass;
 pub use group::{Group, ZeroGroup};
-pub use ledger::{Category, Lease, Ledger, Usage};
+pub use ledger::{Category, Lease, Ledger, Tier, Usage};
 pub use operations::ModuleOperations;
 pub use optimizer::{Rates, moments};
 pub use parameter::Parameter;

@@ -125,7 +125,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             stage.shards_gradients(),
             ledger.clone(),
         )));
-        let optimizer = Optimizer::new(optimizer, working, owned, &ledger);
+        let optimizer = Optimizer::new(optimizer, working, &zero.optimizer_states, owned, &ledger);
         let autocast = precision.autocast.map(element_type);
         let binding = Binding::new(reducer.clone(), ledger.clone(), group.clone(), autocast);
         let resident = match stage {

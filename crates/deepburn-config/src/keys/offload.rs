@@ -1,12 +1,14 @@
 //! Offload of optimizer states and parameters: `offload_optimizer`, `offload_param`, `aio`.
 //!
-//! On a backend whose device is the host, offload to `cpu` already holds and is accepted. Everywhere
-//! else, and for NVMe, it does not exist in this version and is refused.
+//! On a backend whose device is the host, offload to `cpu` already holds and is accepted. Elsewhere
+//! optimizer states are kept in host memory. Offload of parameters, and of anything to NVMe, does not exist
+//! in this version and is refused.
 
 use crate::diagnosis::Severity;
 use crate::key::{Key, Literal};
 
 use crate::kind::{Integers, Kind, Reals};
+use crate::plan::OptimizerOffload;
 use crate::resolve::Context;
 use crate::section::Section;
 
@@ -14,8 +16,8 @@ const DEVICE: Key = Key::new(
     "device",
     Kind::Choice(&["none", "cpu", "nvme"]),
     Literal::Text("none"),
-    "Where they are kept. `cpu` needs a backend whose device is the host in this version; \
-        `nvme` is not available.",
+    "Where they are kept. Parameters on `cpu` need a backend whose device is the host in this \
+        version; `nvme` is not available.",
 )
 .auto();
 
@@ -26,8 +28,6 @@ const NVME_PATH: Key = Key::optional("nvme_path", Kind::Text, "Folder on the NVM
 const PIN_MEMORY: Key =
     Key::flag("pin_memory", true, "Keep them in page-locked memory, which copies faster to a GPU.")
         .inert("nothing is copied between a host and a device");
-
-const PARAMETERS: &str = "parameters";
 
 const STAGING: &str = "there is no staging between host and device";
 
@@ -78,75 +78,107 @@ pub(crate) const AIO: &[Key] = &[
     Key::flag("use_gds", false, "Copy between NVMe and GPU without the host."),
 ];
 
-/// Checks where optimizer states and parameters are to be kept.
-pub(crate) fn check(zero: &Section<'_>, stage: u8, context: &mut Context<'_>) {
-    check_target(zero, "offload_optimizer", "cpu_offload", "optimizer states", stage >= 1, context);
-    check_target(zero, "offload_param", "cpu_offload_param", PARAMETERS, stage == 3, context);
+/// Checks where optimizer states and parameters are to be kept. Returns where optimizer states are.
+pub(crate) fn resolve(
+    zero: &Section<'_>,
+    stage: u8,
+    context: &mut Context<'_>,
+) -> OptimizerOffload {
+    check_target(zero, &PARAMETERS, stage == 3, context);
+    match check_target(zero, &OPTIMIZER_STATES, stage >= 1, context) {
+        "cpu" if stage >= 1 && !context.facts.host_device => {
+            OptimizerOffload::Host { sub_group_size: zero.count("sub_group_size") }
+        }
+        _ => OptimizerOffload::Device,
+    }
 }
 
-/// `what` is kept where the section `name`, or the flag `outdated` that it replaced, says.
+/// What can be offloaded.
+struct Target {
+    what: &'static str,
+    /// Its section.
+    name: &'static str,
+    /// The flag that the section replaced.
+    outdated: &'static str,
+    /// What to do at a stage that does not shard it.
+    needs: &'static str,
+    /// Whether it may be kept in host memory beside a device.
+    to_host: bool,
+}
+
+const PARAMETERS: Target = Target {
+    what: "parameters",
+    name: "offload_param",
+    outdated: "cpu_offload_param",
+    needs: "use stage 3 or remove it",
+    to_host: false,
+};
+
+const OPTIMIZER_STATES: Target = Target {
+    what: "optimizer states",
+    name: "offload_optimizer",
+    outdated: "cpu_offload",
+    needs: "use stage 1 or more, or remove it",
+    to_host: true,
+};
+
+/// Checks where `target` is to be kept: where its section says, or the outdated flag. Returns the device.
 fn check_target(
     zero: &Section<'_>,
-    name: &str,
-    outdated: &str,
-    what: &str,
+    target: &Target,
     has_effect: bool,
     context: &mut Context<'_>,
-) {
+) -> &'static str {
+    let Target { name, outdated, .. } = *target;
     let section = zero.section(name);
     let device = section.choice("device");
     let Some(flag) = zero.optional_flag(outdated) else {
-        let finding = judge(device, what, has_effect, context.facts.host_device);
-        let finding = finding.map(|(severity, message, remedy)| {
-            section.diagnosis(severity, "device", message, remedy)
-        });
-        return finding.into_iter().for_each(|finding| context.findings.push(finding));
+        if let Some((severity, message, remedy)) = judge(device, target, has_effect, context) {
+            context.findings.push(section.diagnosis(severity, "device", message, remedy));
+        }
+        return device;
     };
     let outdated_device = if flag { "cpu" } else { "none" };
     let remedy = format!("write \"{name}\": {{\"device\": \"{outdated_device}\"}} in its place");
     if section.given("device").is_some() && device != outdated_device {
         let message = format!("{flag} contradicts {}: \"{device}\"", section.path_of("device"));
-        return context.findings.push(zero.error(outdated, message, remedy));
+        context.findings.push(zero.error(outdated, message, remedy));
+        return device;
     }
     let message = format!("is taken as {}: \"{outdated_device}\"", section.path_of("device"));
     context.findings.push(zero.warning(outdated, message, remedy));
-    if let Some((severity, message, remedy)) =
-        judge(outdated_device, what, has_effect, context.facts.host_device)
-    {
+    if let Some((severity, message, remedy)) = judge(outdated_device, target, has_effect, context) {
         context.findings.push(zero.diagnosis(severity, outdated, message, remedy));
     }
+    outdated_device
 }
 
 /// What there is to say about a device: how much it matters, what, and the remedy.
 fn judge(
     device: &str,
-    what: &str,
+    target: &Target,
     has_effect: bool,
-    host: bool,
+    context: &Context<'_>,
 ) -> Option<(Severity, String, &'static str)> {
+    let (what, host) = (target.what, context.facts.host_device);
     match device {
         "none" => None,
-        _ if !has_effect => Some((
-            Severity::Warning,
-            format!("\"{device}\" is ignored: {what} are not sharded at this stage"),
-            if what == PARAMETERS {
-                "use stage 3 or remove it"
-            } else {
-                "use stage 1 or more, or remove it"
-            },
-        )),
+        _ if !has_effect => {
+            let message = format!("\"{device}\" is ignored: {what} are not sharded at this stage");
+            Some((Severity::Warning, message, target.needs))
+        }
         "cpu" if host => Some((Severity::Note, format!("{what} already live in host memory"), "")),
-        device => Some((
-            Severity::Error,
-            format!(
-                "\"{device}\" asks for offload of {what} to {device}, which is not available in \
-                    this version"
-            ),
-            if host {
-                "write \"cpu\" or \"none\""
-            } else {
-                "write \"none\", or run on a CPU backend"
-            },
-        )),
+        "cpu" if target.to_host => None,
+        device => {
+            let message = format!(
+                "\"{device}\" asks for offload of {what} to {device}, which is not available in this \
+                 version"
+            );
+            let remedy = match (host, target.to_host) {
+                (false, false) => "write \"none\", or run on a CPU backend",
+                _ => "write \"cpu\" or \"none\"",
+            };
+            Some((Severity::Error, message, remedy))
+        }
     }
 }

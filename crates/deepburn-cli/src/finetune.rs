@@ -13,8 +13,8 @@ use deepburn::metrics::{MetricsError, MetricsWriter};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Group, ZeroError};
 use deepburn::{
-    CheckpointPlan, EngineError, Hook, Outcome, OutsideError, Ranks, TrainError, TrainPlan,
-    TrainingCheckpointError,
+    CheckpointPlan, EngineError, Hook, Outcome, OutsideError, Ranks, RanksError, TrainError,
+    TrainPlan, TrainingCheckpointError,
 };
 use deepburn_config::{JobRequest, MonitorFolder};
 use deepburn_datasets::{DataError, Shard};
@@ -45,7 +45,7 @@ pub struct Arguments {
     /// Job file: as given, or in configs/.
     #[arg(long)]
     config: PathBuf,
-    /// Sets one value of the job file, such as `training.max_steps=10`.
+    /// Set one value of the job file, such as `training.max_steps=10`.
     #[arg(long = "set", value_name = "PATH.TO.KEY=VALUE")]
     sets: Vec<String>,
     /// Ranks, each a thread of this process. Under mpirun or srun every process is one rank.
@@ -60,7 +60,7 @@ pub struct Arguments {
     /// Folder for everything that is written.
     #[arg(long, value_name = "DIR")]
     output_dir: Option<PathBuf>,
-    /// Goes on from the checkpoint of this name in output_dir/checkpoints, from the latest, or from
+    /// Resume from the latest checkpoint in output_dir/checkpoints, from the one of this name, or from
     /// a folder that DeepSpeed saved.
     #[arg(long, value_name = "TAG|FOLDER", num_args = 0..=1)]
     resume: Option<Option<String>>,
@@ -106,7 +106,11 @@ pub(crate) enum RankError {
 pub fn finetune(arguments: Arguments, profiler: &Profiler) -> Result<(), Failure> {
     // First of all: a launcher may ask for the end while ranks connect.
     let signals = Signals::prepare().map_err(Failure::run)?;
-    let ranks = Ranks::connect().map_err(Failure::mistake)?;
+    let ranks = Ranks::connect().map_err(|error| match error {
+        // A rank or a host that was lost: a restart may help.
+        RanksError::Comm(_) => Failure::run(error),
+        _ => Failure::mistake(error),
+    })?;
     if let Some(placement) = ranks.placement() {
         deepburn::divide_cores(placement);
     }
@@ -199,8 +203,9 @@ fn run<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         preparation.max_steps
     );
     let models = Mutex::new(models);
-    let checkpoints = resume::plan(preparation)?;
-    signals.listen().map_err(Failure::run)?;
+    let checkpoints = resume::plan(preparation)
+        .and_then(|plan| signals.listen().map(|()| plan).map_err(Failure::run));
+    let checkpoints = agree(ranks, "checkpoints", checkpoints)?;
     let steps = Steps::default();
     ranks.count_steps(steps.0.clone());
     ranks.watch_termination(signals.terminated());
@@ -304,7 +309,7 @@ fn ending(preparation: &Preparation, signal: &str, checkpoint: Option<PathBuf>) 
     };
     match checkpoint {
         Some(path) => format!(
-            "stopped by {signal}; {} is saved: give the same command with {how} to go on",
+            "stopped by {signal}; {} is saved: give the same command with {how} to resume",
             path.display()
         ),
         None => format!(

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use crate::failure::Failure;
 use crate::preparation::Preparation;
+use crate::results::STARTED;
 
 /// What a checkpoint knows of its job.
 #[derive(Debug, Serialize, Deserialize)]
@@ -21,6 +22,9 @@ pub(crate) struct JobState {
     pub(crate) publication: Publication,
     /// Of this program.
     version: String,
+    /// The launch in which it was saved; `None` without a launcher that restarts jobs.
+    #[serde(default)]
+    launch: Option<String>,
 }
 
 impl JobState {
@@ -31,7 +35,13 @@ impl JobState {
             samples: preparation.subject.samples_per_epoch(whole).map_err(Failure::run)?,
             publication: preparation.subject.publication(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            launch: launch(),
         })
+    }
+
+    /// Whether the checkpoint was saved by this job, before it was restarted.
+    pub(crate) fn is_of_this_launch(&self) -> bool {
+        self.launch.is_some() && self.launch == launch()
     }
 
     /// What the job told `checkpoint`; `None` where another program saved it.
@@ -65,6 +75,11 @@ impl JobState {
         }
         Ok(())
     }
+}
+
+/// The launch that this process belongs to: when it began, which restarts leave as it is.
+fn launch() -> Option<String> {
+    std::env::var(STARTED).ok()
 }
 
 /// A value of the job file that is another now.

@@ -125,7 +125,9 @@ pub(crate) fn launch(arguments: LaunchArguments) -> Result<(), Failure> {
     }
     tell(&line);
     let end = launch.run().map_err(|error| match error {
-        LaunchError::NoMpirun { .. } | LaunchError::OtherMpirun { .. } => Failure::mistake(error),
+        LaunchError::NoMpirun { .. }
+        | LaunchError::OtherMpirun { .. }
+        | LaunchError::NoProgram { .. } => Failure::mistake(error),
         LaunchError::Connect(_) | LaunchError::Watch(_) => Failure::run(error),
     })?;
     let message = launch.reason(end);

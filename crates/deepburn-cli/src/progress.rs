@@ -95,5 +95,6 @@ fn described(seconds: PhaseSeconds) -> String {
 
 /// Writes a line to standard error; a reader that has gone away (`2>&1 | head`) is no failure.
 pub(crate) fn tell(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
+    // In one piece: other ranks write to the same place.
+    let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
 }

@@ -75,7 +75,8 @@ pub(crate) fn plan(preparation: &Preparation) -> Result<CheckpointPlan, Failure>
 }
 
 /// What the job resumes from, if it does: what `--resume` names, or, where a launcher has restarted the
-/// job, its newest intact checkpoint. A job that is restarted before it has saved starts anew.
+/// job, the newest intact checkpoint that it has saved since the launch. Checkpoints of earlier runs, such
+/// as those after the one that `--resume` names, are none of it.
 ///
 /// # Errors
 /// As [`open`]; checkpoints of an earlier run where nothing is resumed.
@@ -83,14 +84,36 @@ pub(crate) fn origin(
     preparation: &Preparation,
     asked: Option<&Option<String>>,
 ) -> Result<Option<Origin>, Failure> {
-    let root = folder(&preparation.job.training.output_dir);
-    if restarts() > 0 && root.is_dir() && !Checkpoint::all(&root).map_err(named)?.is_empty() {
-        return open(preparation, None).map(Some);
+    if restarts() > 0
+        && let Some(checkpoint) = newest_of_launch(preparation)?
+    {
+        return Ok(Some(Origin::Own(checkpoint)));
     }
     match asked {
         Some(tag) => open(preparation, tag.as_deref()).map(Some),
         None => refuse_earlier(preparation).map(|()| None),
     }
+}
+
+/// The newest intact checkpoint that this job has saved since it was launched.
+fn newest_of_launch(preparation: &Preparation) -> Result<Option<Checkpoint>, Failure> {
+    let root = folder(&preparation.job.training.output_dir);
+    if !root.is_dir() {
+        return Ok(None);
+    }
+    for checkpoint in Checkpoint::all(&root).map_err(named)?.into_iter().rev() {
+        let Some(saved) = JobState::read(&checkpoint) else { continue };
+        if !saved.is_of_this_launch() {
+            continue;
+        }
+        match checkpoint.verify() {
+            Ok(()) => return Ok(Some(checkpoint)),
+            Err(error) => {
+                tracing::warn!("{error}; resuming from an older checkpoint, if there is one");
+            }
+        }
+    }
+    Ok(None)
 }
 
 /// How often a launcher has restarted this job.
@@ -227,7 +250,7 @@ fn go_on_from_own<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
         source.seek(place).map_err(|cause| RankError::Place { cause })?;
     }
     if engine.rank() == 0 {
-        tracing::info!("goes on from {}", checkpoint.path().display());
+        tracing::info!("resuming from {}", checkpoint.path().display());
     }
     Ok(())
 }
@@ -249,7 +272,7 @@ fn go_on_from_deepspeed<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
     }
     if engine.rank() == 0 {
         tracing::info!(
-            "goes on from step {} of {}, which DeepSpeed {} saved; random streams begin anew",
+            "resuming from step {} of {}, saved by DeepSpeed {}; random streams start anew",
             engine.global_steps(),
             checkpoint.path().display(),
             checkpoint.version()

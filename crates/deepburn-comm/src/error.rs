@@ -119,14 +119,17 @@ pub enum CommError {
 
     /// The process of a rank ended while its ranks were running.
     #[error(
-        "the process of rank {rank} on {host} exits in the middle of a run; let the function that \
-         ranks run return, and report failures as errors"
+        "the process of rank {rank} on {host} exits in the middle of a run{}; let the function that \
+         ranks run return, and report failures as errors",
+        call.as_ref().map_or_else(String::new, |call| format!(", after {call}"))
     )]
     Exited {
         /// The rank.
         rank: usize,
         /// Its host.
         host: String,
+        /// The last collective that it has come to.
+        call: Option<Box<Call>>,
     },
 
     /// The ranks of a launcher could not connect to each other.

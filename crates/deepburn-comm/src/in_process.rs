@@ -48,7 +48,7 @@ impl Drop for Seat {
 
 impl Member {
     /// The members of a new group, by rank. A rank that waits longer than `timeout` for others
-    /// ends the group; `Duration::MAX` waits for ever.
+    /// ends the group; `Duration::MAX` waits forever.
     ///
     /// # Errors
     /// When `world_size` is 0.

@@ -69,7 +69,8 @@ pub(crate) fn connect(
                 end(&pending);
                 return Ok(Reached::Interrupted(signal));
             }
-            Some(LaunchEvent::Stalled(_) | LaunchEvent::Ended(_)) => {}
+            // Of the run before.
+            Some(LaunchEvent::Stalled(_) | LaunchEvent::Aborts(_) | LaunchEvent::Ended(_)) => {}
             None => break,
         }
     }

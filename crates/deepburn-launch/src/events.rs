@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::process::{ExitStatus, Output};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
@@ -27,6 +27,8 @@ pub(crate) enum LaunchEvent {
     },
     /// This `mpirun` ignores the end of a rank.
     Stalled(Pid),
+    /// This `mpirun` says that it ends the job.
+    Aborts(Pid),
     /// `mpirun` ended.
     Ended(io::Result<ExitStatus>),
 }
@@ -76,11 +78,22 @@ impl Events {
         }
     }
 
+    /// Waits for `duration`, or for a signal, which is returned.
+    pub(crate) fn pause(&self, duration: Duration) -> Option<i32> {
+        let end = Instant::now() + duration;
+        while let Some(event) = self.next(Some(end)) {
+            if let LaunchEvent::Signal(signal) = event {
+                return Some(signal);
+            }
+        }
+        None
+    }
+
     /// A signal that has come and that nobody has looked at.
     pub(crate) fn pending_signal(&self) -> Option<i32> {
         self.receiver.try_iter().find_map(|event| match event {
             LaunchEvent::Signal(signal) => Some(signal),
-            LaunchEvent::Answer { .. } | LaunchEvent::Stalled(_) | LaunchEvent::Ended(_) => None,
+            _ => None,
         })
     }
 }

@@ -3,13 +3,14 @@
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::events::{Events, LaunchEvent, signal_name};
+use crate::guard::Guard;
 use crate::output::copy_lines;
 use crate::{orphans, stall};
 
@@ -44,8 +45,9 @@ impl JobEnd {
     }
 }
 
-/// How long `mpirun` has after SIGTERM before it is killed: it waits a second twice, on this host and
-/// then on others.
+/// How long `mpirun` has before it is killed, after SIGTERM or after it has begun to end a job on its own:
+/// it waits a second twice, on this host and then on others. It waits much longer where the network to a
+/// host is gone, for TCP to give up.
 const TERMINATION: Duration = Duration::from_secs(10);
 
 /// Between two requests to save and stop: `mpirun` loses a signal that comes while it starts ranks.
@@ -69,8 +71,9 @@ pub(crate) fn run(words: &[String], grace: Duration, events: &Events) -> io::Res
         .stderr(Stdio::piped())
         .spawn()?;
     let mpirun = Pid::from_child(&child);
-    let failed_ranks = copy_output(&mut child);
+    let guard = Guard::of(mpirun)?;
     let sender = events.sender();
+    let failed_ranks = copy_output(&mut child, mpirun, &sender);
     let stalls = sender.clone();
     thread::spawn(move || {
         stall::has_stalled(mpirun).then(|| stalls.send(LaunchEvent::Stalled(mpirun)))
@@ -80,6 +83,7 @@ pub(crate) fn run(words: &[String], grace: Duration, events: &Events) -> io::Res
         let _ = sender.send(LaunchEvent::Ended(child.wait()));
     });
     let (status, interrupted) = supervise(mpirun, grace, events)?;
+    guard.dismiss();
     let orphans = orphans::end_all();
     if orphans > 0 {
         tracing::warn!("{orphans} processes outlived mpirun and were killed");
@@ -98,14 +102,23 @@ pub(crate) fn run(words: &[String], grace: Duration, events: &Events) -> io::Res
 }
 
 /// Copies the output of `mpirun` from two threads. Each sends the failed rank that it found.
-fn copy_output(child: &mut Child) -> Receiver<Option<usize>> {
+fn copy_output(
+    child: &mut Child,
+    mpirun: Pid,
+    events: &Sender<LaunchEvent>,
+) -> Receiver<Option<usize>> {
     let (sender, receiver) = channel();
     if let Some(output) = child.stdout.take() {
         let sender = sender.clone();
-        thread::spawn(move || sender.send(copy_lines(output, io::stdout())));
+        thread::spawn(move || sender.send(copy_lines(output, io::stdout(), || {})));
     }
     if let Some(output) = child.stderr.take() {
-        thread::spawn(move || sender.send(copy_lines(output, io::stderr())));
+        let events = events.clone();
+        let on_abort = move || {
+            // Nobody listens any more once the launcher ends.
+            let _ = events.send(LaunchEvent::Aborts(mpirun));
+        };
+        thread::spawn(move || sender.send(copy_lines(output, io::stderr(), on_abort)));
     }
     receiver
 }
@@ -144,7 +157,19 @@ fn supervise(
             // Of a host that was checked before, too late.
             Some(LaunchEvent::Answer { .. }) => continue,
             // Of the run before this one, too late.
-            Some(LaunchEvent::Stalled(process)) if process != mpirun => continue,
+            Some(LaunchEvent::Stalled(process) | LaunchEvent::Aborts(process))
+                if process != mpirun =>
+            {
+                continue;
+            }
+            Some(LaunchEvent::Aborts(_)) => {
+                // Later stages have deadlines of their own.
+                if matches!(stage, StopStage::Running | StopStage::Stopping) {
+                    (stage, deadline) =
+                        (StopStage::Terminating, Some(Instant::now() + TERMINATION));
+                }
+                continue;
+            }
             Some(LaunchEvent::Stalled(_)) => {
                 tracing::warn!("a rank ended and mpirun does not react; mpirun is killed");
                 let _ = kill_process_group(mpirun, Signal::KILL);

@@ -2,17 +2,21 @@
 
 use std::io;
 use std::process::{Command, Stdio};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use thiserror::Error;
 
 use crate::connect::{Reached, connect};
 use crate::events::{Events, signal_name};
 use crate::job;
-use crate::{Attempt, ConnectError, JobEnd, Mpirun};
+use crate::program::is_program;
+use crate::{Attempt, ConnectError, JobEnd, Mpirun, is_this_machine};
 
 /// Exit status of a program that was called wrongly. A restart would repeat the mistake.
 const MISTAKE: u8 = 2;
+
+/// A run that fails within this time has failed at once.
+const QUICK: Duration = Duration::from_secs(5);
 
 /// A job to run.
 #[derive(Debug, Clone)]
@@ -55,6 +59,14 @@ pub enum LaunchError {
         /// What it says of itself.
         version: String,
     },
+    /// There is no program to run.
+    #[error(
+        "bad program: `{program}`; it is no executable file on this machine, which runs ranks of the job; give its path, or build it"
+    )]
+    NoProgram {
+        /// The program.
+        program: String,
+    },
     /// Signals or processes could not be watched.
     #[error("the launcher cannot watch the job: {0}; check the limits on processes and open files")]
     Watch(#[from] io::Error),
@@ -79,28 +91,32 @@ impl Launch {
     /// A host does not answer, `mpirun` is missing or another one, or the system fails.
     pub fn run(&self) -> Result<JobEnd, LaunchError> {
         self.check_mpirun()?;
+        self.check_program()?;
         let events = Events::listen()?;
-        let mut restarts = 0;
+        let (mut restarts, mut quick) = (0, 0);
         loop {
-            let end = self.run_once(restarts, &events)?;
-            if restarts == self.max_restarts || !worth_a_restart(end) {
-                if self.max_restarts > 0 {
-                    self.summarize(restarts);
-                }
-                return Ok(end);
+            let began = Instant::now();
+            let end = self.run_once(restarts, &events);
+            quick = if began.elapsed() < QUICK { quick + 1 } else { 0 };
+            let reason = match &end {
+                Ok(end) if worth_a_restart(*end) => self.reason(*end),
+                // A host may be starting again. One that was never there is a mistake.
+                Err(LaunchError::Connect(error)) if restarts > 0 => error.to_string(),
+                _ => return self.summarized(end, restarts),
+            };
+            if restarts == self.max_restarts {
+                return self.summarized(end, restarts);
             }
             restarts += 1;
             let limit = self.max_restarts;
-            tracing::warn!("{}; restart {restarts} of {limit}", self.reason(end));
+            tracing::warn!("{reason}; restart {restarts} of {limit}");
+            if let Some(signal) = events.pause(backoff(quick)) {
+                return self.summarized(Ok(interrupted(signal)), restarts);
+            }
         }
     }
 
     fn run_once(&self, restarts: u32, events: &Events) -> Result<JobEnd, LaunchError> {
-        let interrupted = |signal: i32| {
-            tracing::info!("{}: no rank was running", signal_name(signal));
-            // Signals that are caught have numbers below 16.
-            JobEnd::Interrupted { signal: signal as u8 }
-        };
         if let Some(signal) = events.pending_signal() {
             return Ok(interrupted(signal));
         }
@@ -111,6 +127,18 @@ impl Launch {
         }
         let words = self.mpirun.words(&self.attempt(restarts));
         Ok(job::run(&words, self.grace, events)?)
+    }
+
+    /// Refuses a program that the ranks of this machine would not find.
+    fn check_program(&self) -> Result<(), LaunchError> {
+        let runs_here = self.mpirun.hosts.iter().any(|host| is_this_machine(&host.name));
+        let path = std::env::var_os("PATH");
+        match self.mpirun.command.first() {
+            Some(program) if runs_here && !is_program(program, path.as_deref()) => {
+                Err(LaunchError::NoProgram { program: program.clone() })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Refuses a `mpirun` that does not know the options of Open MPI's.
@@ -152,10 +180,34 @@ impl Launch {
         }
     }
 
-    fn summarize(&self, restarts: u32) {
-        // The clock may have been set back.
-        let seconds = self.started.elapsed().unwrap_or_default().as_secs_f64();
-        tracing::info!("{restarts} restarts, {seconds:.1} s in total");
+    /// The end, after the number of restarts is logged where there may be some.
+    fn summarized(
+        &self,
+        end: Result<JobEnd, LaunchError>,
+        restarts: u32,
+    ) -> Result<JobEnd, LaunchError> {
+        if self.max_restarts > 0 {
+            // The clock may have been set back.
+            let seconds = self.started.elapsed().unwrap_or_default().as_secs_f64();
+            tracing::info!("{restarts} restarts; {seconds:.1} s since the launch");
+        }
+        end
+    }
+}
+
+/// The end of a job that got a signal between two runs.
+fn interrupted(signal: i32) -> JobEnd {
+    tracing::info!("{}: no rank was running", signal_name(signal));
+    // Signals that are caught have numbers below 16.
+    JobEnd::Interrupted { signal: signal as u8 }
+}
+
+/// The pause before a restart, after `quick` runs in a row that failed at once: none after the first two,
+/// then 1, 2, 4 ... up to 60 s. What they lack may need time, such as a host that starts again.
+fn backoff(quick: u32) -> Duration {
+    match quick {
+        0..=2 => Duration::ZERO,
+        _ => Duration::from_secs((1 << (quick - 3).min(6)).min(60)),
     }
 }
 

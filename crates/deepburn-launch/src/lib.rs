@@ -26,6 +26,7 @@ mod command;
 mod connect;
 mod environment;
 mod events;
+mod guard;
 mod hostfile;
 mod job;
 mod launch;

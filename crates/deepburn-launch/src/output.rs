@@ -11,10 +11,14 @@ use std::collections::BTreeMap;
 use std::io::{Read, Write};
 
 /// Copies what `mpirun` prints, line by line, to `to`. Returns the rank that failed first, if
-/// `mpirun` named one.
-pub(crate) fn copy_lines(mut from: impl Read, to: impl Write) -> Option<usize> {
-    let mut lines =
-        Lines { to, unread: Vec::new(), rank: None, open: BTreeMap::new(), failed: None };
+/// `mpirun` named one. Calls `on_abort` when `mpirun` says that it ends the job.
+pub(crate) fn copy_lines(
+    mut from: impl Read,
+    to: impl Write,
+    on_abort: impl FnMut(),
+) -> Option<usize> {
+    let (unread, rank, open, failed) = (Vec::new(), None, BTreeMap::new(), None);
+    let mut lines = Lines { to, on_abort, unread, rank, open, failed };
     let mut buffer = [0; 8192];
     loop {
         match from.read(&mut buffer) {
@@ -29,8 +33,13 @@ pub(crate) fn copy_lines(mut from: impl Read, to: impl Write) -> Option<usize> {
     lines.failed
 }
 
-struct Lines<W> {
+/// What `mpirun` prints when it begins to end a job, because of a rank or of a lost host.
+const ABORTS: [&str; 3] =
+    ["the job has been aborted", "the job to be terminated", "lost communication with"];
+
+struct Lines<W, F> {
     to: W,
+    on_abort: F,
     /// What may be the beginning of a tag.
     unread: Vec<u8>,
     /// The rank whose text is being read; `None` is `mpirun` itself.
@@ -50,7 +59,7 @@ enum Tag {
     Partial,
 }
 
-impl<W: Write> Lines<W> {
+impl<W: Write, F: FnMut()> Lines<W, F> {
     fn add(&mut self, bytes: &[u8], last: bool) {
         self.unread.extend_from_slice(bytes);
         let text = std::mem::take(&mut self.unread);
@@ -91,7 +100,11 @@ impl<W: Write> Lines<W> {
     fn print(&mut self, rank: Option<usize>, line: &[u8]) {
         let line = line.strip_suffix(b"\r").unwrap_or(line);
         if rank.is_none() {
-            self.failed = self.failed.or_else(|| failed_rank(&String::from_utf8_lossy(line)));
+            let text = String::from_utf8_lossy(line);
+            self.failed = self.failed.or_else(|| failed_rank(&text));
+            if ABORTS.iter().any(|abort| text.contains(abort)) {
+                (self.on_abort)();
+            }
         }
         let mut whole = rank.map(|rank| format!("[{rank}] ")).unwrap_or_default().into_bytes();
         whole.extend_from_slice(line);
@@ -155,11 +168,11 @@ mod tests {
     /// The lines of `text`, whole and in pieces of every length.
     fn printed(text: &str) -> String {
         let mut whole = Vec::new();
-        copy_lines(text.as_bytes(), &mut whole);
+        copy_lines(text.as_bytes(), &mut whole, || {});
         for length in 1..text.len().min(40) {
             let mut printed = Vec::new();
             let pieces = Pieces { text: text.as_bytes(), length };
-            copy_lines(pieces, &mut printed);
+            copy_lines(pieces, &mut printed, || {});
             assert_eq!(printed, whole, "in pieces of {length} bytes");
         }
         String::from_utf8(whole).unwrap()
@@ -208,11 +221,21 @@ mod tests {
 
     #[test]
     fn the_rank_that_failed_first_is_found() {
-        let failed = |text: &str| copy_lines(text.as_bytes(), Vec::new());
+        let failed = |text: &str| copy_lines(text.as_bytes(), Vec::new(), || {});
         let noticed =
             "mpirun noticed that process rank 2 with PID 3063 on node b exited on signal 9";
         assert_eq!(failed(noticed), Some(2));
         assert_eq!(failed("\n  Process name: [[7310,1],1]\n  Exit code:    7\n"), Some(1));
         assert_eq!(failed("[1,0]<stderr>:process rank 2 with\n"), None, "a rank printed it");
+    }
+    #[test]
+    fn the_end_of_the_job_is_noticed() {
+        let aborts = |text: &str| {
+            let mut count = 0;
+            copy_lines(text.as_bytes(), Vec::new(), || count += 1);
+            count
+        };
+        assert_eq!(aborts("exit code. Per user-direction, the job has been aborted.\n"), 1);
+        assert_eq!(aborts("[1,0]<stdout>:the job has been aborted\n"), 0, "a rank printed it");
     }
 }

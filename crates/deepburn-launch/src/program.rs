@@ -53,16 +53,21 @@ pub fn training_command(
 
 /// The path of one of DeepBurn's programs that is not on `path` but `beside` the launcher.
 fn own_program(program: &str, beside: Option<&Path>, path: Option<&OsStr>) -> Option<String> {
-    let on_path = || {
-        path.is_some_and(|path| {
-            std::env::split_paths(path).any(|folder| is_executable(&folder.join(program)))
-        })
-    };
-    if !OWN.contains(&program) || on_path() {
+    if !OWN.contains(&program) || is_program(program, path) {
         return None;
     }
     let file = beside?.join(program);
     is_executable(&file).then(|| file.to_str().map(str::to_owned)).flatten()
+}
+
+/// Whether `program` is a path of an executable file, or the name of one on `path`.
+pub(crate) fn is_program(program: &str, path: Option<&OsStr>) -> bool {
+    if program.contains('/') {
+        return is_executable(Path::new(program));
+    }
+    path.is_some_and(|path| {
+        std::env::split_paths(path).any(|folder| is_executable(&folder.join(program)))
+    })
 }
 
 fn is_executable(file: &Path) -> bool {
@@ -110,5 +115,14 @@ mod tests {
         assert_eq!(refused(&[""]), CommandError::Missing);
         assert_eq!(refused(&["-np", "2"]), CommandError::Option("-np".to_owned()));
         assert_eq!(refused(&["finetune", ":", "finetune"]), CommandError::Colon);
+    }
+
+    #[test]
+    fn programs_are_found_by_name_or_path() {
+        let path = OsStr::new("/nowhere:/bin");
+        assert!(is_program("sh", Some(path)) && is_program("/bin/sh", None));
+        for missing in ["no-such-program", "/bin/no-such-program", "/bin", "./sh"] {
+            assert!(!is_program(missing, Some(path)), "{missing}");
+        }
     }
 }

@@ -26,7 +26,7 @@ impl Backoff {
         match self.pauses.saturating_sub(Self::YIELDS) {
             0 => thread::yield_now(),
             pauses => {
-                let micros = (10 * pauses).min(Self::LONGEST);
+                let micros = pauses.saturating_mul(10).min(Self::LONGEST);
                 thread::sleep(Duration::from_micros(micros.into()));
             }
         }

@@ -34,7 +34,7 @@ pub(crate) enum Message {
     Pong,
 }
 
-/// Who a rank is.
+/// Identity of a rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hello {
     /// Version of this crate and byte order. Ranks must be the same build.
@@ -46,7 +46,7 @@ pub(crate) struct Hello {
     pub(crate) pid: i32,
 }
 
-/// What a rank brings to a collective.
+/// A rank's side of a collective.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Header {
     /// Number of the collective in the common order.

@@ -34,6 +34,16 @@ const SUSPENDED: Duration = Duration::from_millis(700);
 /// How long ranks that disagree wait for each other's names of arrays.
 const NAMES_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// The last ranks report no later than this after the first.
+const LAST_TURN: Duration = Duration::from_secs(1);
+/// Collectives of this rank whose names of arrays are remembered, for messages about ranks that are late.
+const REMEMBERED: usize = 4;
+
+/// How long a rank leaves to those before it to report what all notice at once.
+fn turn(rank: usize) -> Duration {
+    LAST_TURN.min(REPORT_DELAY * rank.min(1000) as u32)
+}
+
 pub(crate) struct Link {
     mpi: Mpi,
     status: Arc<RunStatus>,
@@ -49,6 +59,8 @@ pub(crate) struct Link {
     settings: Settings,
     next_sequence: u64,
     current: Option<Call>,
+    /// The last collectives of this rank, with the names of arrays, which headers do not have.
+    recent: VecDeque<Call>,
     /// Whether the failure was announced: by this rank, or by the one that reports it.
     announced: bool,
 }
@@ -86,6 +98,7 @@ impl Link {
             settings: Settings::default(),
             next_sequence: 0,
             current: None,
+            recent: VecDeque::new(),
             announced: false,
         };
         link.peers[rank].hello = Some(own.clone());
@@ -126,9 +139,12 @@ impl Link {
     pub(crate) fn begin(&mut self, run: u32, settings: Settings) {
         (self.run, self.settings) = (run, settings);
         (self.next_sequence, self.current) = (0, None);
+        self.recent.clear();
         for peer in &mut self.peers {
             peer.headers.clear();
-            (peer.last, peer.names, peer.left) = (None, None, None);
+            (peer.last, peer.names) = (None, None);
+            // A process that has said goodbye takes part in no later run.
+            peer.left = peer.left.filter(|_| peer.said_goodbye);
         }
         for (from, envelope) in std::mem::take(&mut self.early) {
             self.handle(from, envelope);
@@ -154,6 +170,8 @@ impl Link {
         self.next_sequence += 1;
         let (operation, tag) = (side.operation, side.tag.clone());
         let call = Call { sequence, operation, tag };
+        self.recent.push_front(call.clone());
+        self.recent.truncate(REMEMBERED);
         self.current = Some(call.clone());
         self.note_wait(&self.remote_ranks(|peer| peer.headers.is_empty()));
         self.listen()?;
@@ -166,7 +184,7 @@ impl Link {
             let missing = |peer: &Peer| peer.headers.is_empty();
             let missing: Vec<_> = link.ranks(missing);
             // Several ranks may notice at once: each leaves those before it the time to report.
-            let noticed = |left: Instant| left.elapsed() >= REPORT_DELAY * rank as u32;
+            let noticed = |left: Instant| left.elapsed() >= turn(rank);
             let gone = |other: &&usize| link.peers[**other].left.is_some_and(noticed);
             if let Some(&left) = missing.iter().find(gone) {
                 let call = Box::new(call.clone());
@@ -207,9 +225,10 @@ impl Link {
     /// # Errors
     /// What ended the run.
     pub(crate) fn listen(&mut self) -> Result<(), CommError> {
-        match self.receive() {
-            Ok(()) => {}
-            Err(error) => return Err(self.broken(error)),
+        if let Err(error) = self.receive() {
+            let cause = self.broken(error);
+            self.announce(&cause);
+            return Err(cause);
         }
         if self.last_look.elapsed() >= LOOK_INTERVAL {
             self.last_look = Instant::now();
@@ -308,7 +327,10 @@ impl Link {
     fn report_deaths(&mut self) {
         let dead: Vec<_> = self.ranks(|peer| peer.ended.is_some() && peer.left.is_none());
         let Some(&rank) = dead.first() else { return };
-        let alive_before = (0..self.rank()).filter(|other| !dead.contains(other)).count() as u32;
+        // The end of a process is seen on its host alone.
+        let host = |rank: usize| self.peers[rank].hello.as_ref().map(|hello| &hello.host);
+        let reports = |other: &usize| !dead.contains(other) && host(*other) == host(rank);
+        let alive_before = (0..self.rank()).filter(reports).count() as u32;
         let since = self.peers[rank].ended.map(|ended| ended.elapsed()).unwrap_or_default();
         // Its last words, and the report of a rank that comes first, may be on their way.
         if since < REPORT_DELAY * (1 + alive_before) {
@@ -319,7 +341,7 @@ impl Link {
         let cause = CommError::Died {
             rank,
             host,
-            last: last.clone().map(Box::new),
+            last: last.clone().map(|call| Box::new(self.with_names(call))),
             reporter: self.rank(),
             call: self.current.clone().map(Box::new),
         };
@@ -372,9 +394,9 @@ impl Link {
         mut poll: impl FnMut(&mut Self) -> Result<Result<R, Vec<usize>>, CommError>,
     ) -> Result<R, CommError> {
         let rank = self.rank();
-        let patience = self.settings.timeout.saturating_add(REPORT_DELAY * rank as u32);
+        let limit = self.settings.timeout.saturating_add(turn(rank));
         let mut last = Instant::now();
-        let mut deadline = last.checked_add(patience);
+        let mut deadline = last.checked_add(limit);
         let mut backoff = Backoff::default();
         loop {
             // A process that was stopped cannot say that others are late.
@@ -436,11 +458,16 @@ impl Link {
         self.status.set_wait(Some(Wait { call, absent }));
     }
 
+    /// The same collective as this rank knows it, with the names of arrays, if it has come to it.
+    fn with_names(&self, call: Call) -> Call {
+        self.recent.iter().find(|own| **own == call).cloned().unwrap_or(call)
+    }
+
     fn absences(&self, ranks: &[usize]) -> Vec<Absence> {
         let seen = |&rank: &usize| {
             let Peer { hello, last, .. } = &self.peers[rank];
             let host = hello.as_ref().map(|hello| hello.host.clone());
-            Absence { rank, host, last: last.clone() }
+            Absence { rank, host, last: last.clone().map(|call| self.with_names(call)) }
         };
         ranks.iter().map(seen).collect()
     }

@@ -21,7 +21,7 @@ use crate::{MpiError, MpiGroup, OnDevice};
 /// How often the communication thread listens while it has nothing to do.
 const IDLE_INTERVAL: Duration = Duration::from_millis(10);
 /// How long a rank may compute on after its run has failed, before its process is ended. It notices
-/// a failure at its next op; a rank that hangs would otherwise stay for ever.
+/// a failure at its next op; a rank that hangs would otherwise stay forever.
 const LAST_OP: Duration = Duration::from_millis(1200);
 /// How long a process that fails waits until the other ranks know.
 const ANNOUNCE_TIMEOUT: Duration = Duration::from_millis(500);
@@ -31,7 +31,7 @@ const FAILED: i32 = 1;
 /// How a group exchanges data.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
-    /// How long a rank waits for others before the run ends; `Duration::MAX` waits for ever.
+    /// How long a rank waits for others before the run ends; `Duration::MAX` waits forever.
     pub timeout: Duration,
     /// Most bytes of one message, at most 1 GiB.
     pub piece: usize,
@@ -213,8 +213,9 @@ extern "C" fn end_of_process() {
         let rank = process.rank();
         if status.is_running() && status.cause().is_none() {
             let host = process.hosts()[rank].to_string();
-            let cause = CommError::Exited { rank, host };
-            eprintln!("error: {cause}");
+            let call = status.last_call().map(Box::new);
+            let cause = CommError::Exited { rank, host: host.clone(), call };
+            eprintln!("error: rank {rank} on {host} failed: {}{cause}", status.step());
             status.fail(rank, cause);
         }
         if status.cause().is_some() {
@@ -224,7 +225,10 @@ extern "C" fn end_of_process() {
         let (answer, answered) = mpsc::sync_channel(1);
         process.submit(Work::Finalize(answer));
         if let Ok(Err(error)) = answered.recv() {
-            eprintln!("error: rank {rank} on {}: {error}", process.hosts()[rank]);
+            // The rank that has found a failure reports it.
+            if status.is_reporter(rank) {
+                eprintln!("error: rank {rank} on {} failed: {error}", process.hosts()[rank]);
+            }
             // SAFETY: ends the process, whose exit handlers are running already.
             unsafe { libc::_exit(FAILED) }
         }
@@ -252,6 +256,15 @@ struct State {
     terminated: Option<Arc<AtomicBool>>,
     /// What the communication thread waits in.
     wait: Option<Wait>,
+    last_call: Option<Call>,
+}
+
+impl State {
+    /// The step that the rank is in, for a message.
+    fn step(&self) -> String {
+        let step = self.steps.as_ref().map(|steps| steps.load(Ordering::Relaxed));
+        step.map(|step| format!("step {step}: ")).unwrap_or_default()
+    }
 }
 
 /// What a rank waits in, and the ranks that it waits for.
@@ -287,7 +300,21 @@ impl RunStatus {
 
     /// Notes whom the communication thread waits for.
     pub(crate) fn set_wait(&self, wait: Option<Wait>) {
-        self.lock().wait = wait;
+        let mut state = self.lock();
+        if let Some(call) = wait.as_ref().and_then(|wait| wait.call.clone()) {
+            state.last_call = Some(call);
+        }
+        state.wait = wait;
+    }
+
+    /// The last collective that this rank has come to.
+    fn last_call(&self) -> Option<Call> {
+        self.lock().last_call.clone()
+    }
+
+    /// The step that the rank is in, for a message.
+    fn step(&self) -> String {
+        self.lock().step()
     }
 
     /// Ends the run of `rank`, which waits, once the launcher ends this process. Returns what ended it.
@@ -345,9 +372,7 @@ impl RunStatus {
         }
         if failure.reporter == link.rank() {
             let (rank, host) = (link.rank(), &link.hosts()[link.rank()]);
-            let step = state.steps.as_ref().map(|steps| steps.load(Ordering::Relaxed));
-            let step = step.map(|step| format!("step {step}: ")).unwrap_or_default();
-            eprintln!("error: rank {rank} on {host} failed: {step}{}", failure.cause);
+            eprintln!("error: rank {rank} on {host} failed: {}{}", state.step(), failure.cause);
         }
         // SAFETY: ends the process without running anything else of it; its rank is stuck.
         unsafe { libc::_exit(FAILED) }

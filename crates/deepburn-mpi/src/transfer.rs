@@ -99,7 +99,7 @@ impl Transfer {
         }
         for (to, bytes) in outgoing {
             for message in bytes.chunks(piece) {
-                // SAFETY: `sent` keeps the bytes until the transfer is complete, or for ever.
+                // SAFETY: `sent` keeps the bytes until the transfer is complete, or forever.
                 let request = unsafe { mpi.send(message, to, Kind::Data)? };
                 transfer.requests.push((to, request));
             }
@@ -123,7 +123,7 @@ impl Transfer {
             while at < range.end {
                 let len = piece.min(range.end - at);
                 // SAFETY: within the allocation; segments are disjoint, and `received` keeps the
-                // memory until the transfer is complete, or for ever.
+                // memory until the transfer is complete, or forever.
                 let request = unsafe { mpi.receive(start.add(at), len, from, Kind::Data)? };
                 self.requests.push((from, request));
                 at += len;

@@ -57,8 +57,12 @@ impl HostCores {
 pub fn divide_cores(placement: &Placement) -> usize {
     let Placement { local_rank, local_size, .. } = *placement;
     let cores = HostCores::detect();
-    let chosen = std::env::var(OVERRIDE).ok().and_then(|text| text.parse().ok());
-    let threads = match chosen.filter(|threads| *threads > 0) {
+    let chosen = std::env::var(OVERRIDE).ok().filter(|text| !text.is_empty());
+    let threads = chosen.as_ref().and_then(|text| text.parse().ok()).filter(|threads| *threads > 0);
+    if let (Some(text), None) = (&chosen, threads) {
+        tracing::warn!("{OVERRIDE}: not a number of threads: `{text}`; give 1 or more; ignored");
+    }
+    let threads = match threads {
         Some(threads) => {
             tracing::info!("local rank {local_rank}: {threads} threads, as {OVERRIDE} says");
             threads

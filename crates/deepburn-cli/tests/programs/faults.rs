@@ -383,6 +383,33 @@ fn a_job_that_is_restarted_ends_with_the_same_bits() {
     assert_same(&job, &on_threads(2, STEPS));
 }
 
+/// Checkpoints after the one that `--resume` names are of another branch. A restart before the first save
+/// must not resume from them.
+#[test]
+fn a_restart_resumes_from_its_own_branch() {
+    if !has_mpirun("a_restart_resumes_from_its_own_branch") {
+        return;
+    }
+    let back = ["--resume", "step-00000004", "--set", "training.max_steps=60"];
+    let back = [&back[..], &["--set", "deepspeed.optimizer.params.lr=1e-3"]].concat();
+    let back = [&back[..], &["--set", "training.save_steps=100"]].concat();
+    let [expected, job] = [false, true].map(|kills| {
+        let job = busy(2, 8).with("training.save_steps", 4);
+        let (ended, log) = LaunchedJob::launch(&job, &[], &[]).end();
+        assert!(ended.success(), "{log}");
+        let mut running = LaunchedJob::launch(&job, &["--max-restarts", "1"], &back);
+        if kills {
+            running.wait_for_step(12);
+            running.signal_rank("KILL", 1);
+        }
+        let (ended, log) = running.end();
+        assert!(ended.success(), "{log}");
+        assert_eq!(log.contains("restart 1 of 1"), kills, "{log}");
+        job
+    });
+    assert_same(&job, &Trained::read(&output(&expected)));
+}
+
 /// A mistake of the user is one after a restart too.
 #[test]
 fn a_mistake_is_not_restarted() {

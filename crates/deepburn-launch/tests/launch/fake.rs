@@ -1,6 +1,8 @@
 //! A stand-in for `mpirun`: a script that does what a test wants, without ranks.
 
 use std::fs;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -74,7 +76,7 @@ fn a_job_that_failed_is_restarted() {
     for text in [
         "rank 0 on localhost failed with status 7; restart 1 of 5",
         "failed with status 7; restart 2 of 5",
-        "2 restarts, ",
+        "2 restarts; ",
     ] {
         assert!(ended.stderr.contains(text), "no `{text}` in {}", ended.stderr);
     }
@@ -187,6 +189,33 @@ fn an_mpirun_that_ignores_the_end_of_a_rank_is_killed() {
     let ended = fake.job().run();
     assert_eq!(ended.status, Some(137), "{}", ended.stderr);
     assert!(ended.stderr.contains("mpirun does not react"), "{}", ended.stderr);
+}
+
+/// The network to a host is gone: `mpirun` has begun to end the job and waits for TCP.
+#[test]
+fn an_mpirun_that_cannot_end_the_job_is_killed() {
+    let fake = Fake::new(
+        "echo 'a non-zero exit code. Per user-direction, the job has been aborted.' >&2
+        exec sleep 600",
+    );
+    let ended = fake.job().run();
+    assert_eq!(ended.status, Some(137), "{}", ended.stderr);
+    assert!(ended.stderr.contains("mpirun has not ended the ranks"), "{}", ended.stderr);
+}
+
+#[test]
+fn a_launcher_that_is_killed_ends_the_job() {
+    let fake = Fake::new("echo $$ > mpirun.pid; echo ready; exec sleep 600");
+    let mut running = fake.job().start();
+    running.wait_for("ready");
+    let mpirun = fake.read("mpirun.pid").trim().to_owned();
+    running.signal(Signal::KILL);
+    running.wait();
+    let since = Instant::now();
+    while is_running(&mpirun) {
+        assert!(since.elapsed() < Duration::from_secs(60), "mpirun was left");
+        sleep(Duration::from_millis(10));
+    }
 }
 
 #[test]

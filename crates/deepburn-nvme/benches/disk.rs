@@ -53,6 +53,7 @@ impl Options {
                 "--folder" => options.folder = value.into(),
                 "--rounds" => options.rounds = value.parse()?,
                 "--block-size" => options.policy.block_size = value.parse()?,
+                "--direct" => options.policy.direct = value.parse()?,
                 "--queue-depth" => options.policy.queue_depth = value.parse()?,
                 _ => return Err(format!("unknown option {name}").into()),
             }

@@ -1,6 +1,7 @@
 //! The file on the disk: created without a name, preallocated, probed for direct I/O.
 
 use std::fmt;
+use std::io::IoSlice;
 use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -9,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{Advice, AtFlags, FallocateFlags, Mode, OFlags, StatxFlags};
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::folder::{check_folder, free_bytes};
 use crate::{ALIGNMENT, BufferPool, SwapError, SwapOperation};
@@ -73,6 +74,11 @@ impl DiskFile {
                 folder.display()
             );
         }
+        if !is_direct {
+            // Read-ahead would cache pages beyond a request, which `drop_cache` then misses. Only a
+            // hint, so failures do not matter.
+            let _ = rustix::fs::fadvise(&file, 0, None, Advice::Random);
+        }
         Ok(Self { file, is_direct, is_preallocated })
     }
 
@@ -88,13 +94,18 @@ impl RawFile for DiskFile {
     }
 
     fn write_at(&self, memory: &[u8], offset: u64) -> Result<usize, Errno> {
-        rustix::io::pwrite(&self.file, memory, offset)
+        if self.is_direct {
+            return rustix::io::pwrite(&self.file, memory, offset);
+        }
+        // Without DSYNC, the page cache accepts data that the disk refuses later, when nobody waits
+        // for it any more: the page is dropped, and a read returns what was there before.
+        let memory = [IoSlice::new(memory)];
+        rustix::io::pwritev2(&self.file, &memory, offset, ReadWriteFlags::DSYNC)
     }
 
     fn drop_cache(&self, offset: u64, length: u64) {
         if !self.is_direct {
-            // Drops clean pages and starts to write back dirty ones. Only a hint, so failures do not
-            // matter.
+            // Only a hint, so failures do not matter.
             let length = NonZeroU64::new(length);
             let _ = rustix::fs::fadvise(&self.file, offset, length, Advice::DontNeed);
         }

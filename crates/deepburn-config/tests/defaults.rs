@@ -1,8 +1,8 @@
 //! An empty configuration means what DeepSpeed 0.19 means by it.
 
 use deepburn_config::{
-    AdamPlan, Facts, GradientReduction, OptimizerOffload, OptimizerPlan, Plan, SchedulePlan, Stage,
-    WarmupShape, Written, resolve,
+    AdamPlan, Facts, GradientReduction, NvmePlan, OptimizerOffload, OptimizerPlan, Plan,
+    SchedulePlan, Stage, WarmupShape, Written, resolve,
 };
 use serde_json::{Value, json};
 
@@ -139,6 +139,29 @@ fn optimizer_states_are_offloaded_from_a_device() {
         assert_eq!(states(true, stage, "cpu"), OptimizerOffload::Device);
     }
     assert_eq!(states(false, 0, "cpu"), OptimizerOffload::Device);
+}
+
+#[test]
+fn optimizer_states_go_to_nvme() {
+    let states = |offload: Value| {
+        let plan = with(&json!({
+            "zero_optimization": {"stage": 2, "offload_optimizer": offload},
+            "aio": {"block_size": 4096, "queue_depth": 3, "thread_count": 2},
+        }));
+        plan.zero.optimizer_states
+    };
+    let plan = NvmePlan {
+        folder: "/disk".into(),
+        sub_group_size: 1_000_000_000,
+        pipeline_read: true,
+        pipeline_write: true,
+        block_size: 4096,
+        queue_depth: 3,
+    };
+    let given = states(json!({"device": "nvme", "nvme_path": "/disk", "buffer_count": 5}));
+    assert_eq!(given, OptimizerOffload::Nvme(plan.clone()));
+    let given = states(json!({"device": "nvme", "nvme_path": "/disk", "pipeline_read": false}));
+    assert_eq!(given, OptimizerOffload::Nvme(NvmePlan { pipeline_read: false, ..plan }));
 }
 
 #[test]

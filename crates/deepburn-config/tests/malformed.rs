@@ -387,8 +387,13 @@ fn features_that_do_not_exist() {
         ),
         (
             r#""zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme"}}"#,
-            ["offload_optimizer.device", "nvme", "write \"cpu\" or \"none\""],
+            ["offload_optimizer.device", "nvme", "give nvme_path"],
         ),
+        (
+            r#""zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme", "nvme_path": "/x", "ratio": 0.5}}"#,
+            ["offload_optimizer.ratio", "0.5", "set it to 1.0"],
+        ),
+        (r#""aio": {"use_gds": true}"#, ["aio.use_gds", "GPUDirect", "set it to false"]),
         (
             r#""zero_optimization": {"zero_hpz_partition_size": 8}"#,
             ["zero_hpz_partition_size", "ZeRO++", "set it to 1"],

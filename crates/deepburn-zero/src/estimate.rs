@@ -75,6 +75,8 @@ pub struct Estimate {
     /// Optimizer states that are offloaded to host memory. On top of the other figures, which are those of
     /// the device.
     pub host: u64,
+    /// Optimizer states that are offloaded to a disk, without what fills up blocks of it.
+    pub disk: u64,
 }
 
 impl Estimate {
@@ -173,9 +175,10 @@ pub fn estimate(
     let accumulated = elements(true, stage.shards_gradients());
     let updated = elements(true, stage.shards_optimizer());
     let optimizer = updated.saturating_mul(bytes.optimizer);
-    let (optimizer, host) = match zero.optimizer_states {
-        OptimizerOffload::Device => (optimizer, 0),
-        OptimizerOffload::Host { .. } => (0, optimizer),
+    let (optimizer, host, disk) = match zero.optimizer_states {
+        OptimizerOffload::Device => (optimizer, 0, 0),
+        OptimizerOffload::Host { .. } => (0, optimizer, 0),
+        OptimizerOffload::Nvme(_) => (0, 0, optimizer),
     };
     let states = ModelStates {
         parameters: stored.saturating_mul(bytes.parameter),
@@ -187,7 +190,7 @@ pub fn estimate(
         largest_gathered: gathering.largest.saturating_mul(bytes.parameter),
         gathered_limit: gathering.limit.saturating_mul(bytes.parameter),
     };
-    Estimate { stage, ranks, states, module_buffers: 0, buffers, host }
+    Estimate { stage, ranks, states, module_buffers: 0, buffers, host, disk }
 }
 
 /// Elements of the bucket being filled and, with overlap, of the one on its way.
@@ -252,8 +255,10 @@ impl fmt::Display for Estimate {
             ("gathered parameters, at most", self.buffers.gathered_limit),
             ("all, at most (no activations)", self.peak()),
             ("optimizer states, on the host", self.host),
+            ("optimizer states, on NVMe", self.disk),
         ];
-        let optional = ["module buffers", "optimizer states, on the host"];
+        let optional =
+            ["module buffers", "optimizer states, on the host", "optimizer states, on NVMe"];
         rows.retain(|(what, bytes)| *bytes > 0 || !optional.contains(what));
         for (what, bytes) in rows {
             writeln!(f, "  {what:<30} {:>12}", Bytes(bytes).to_string())?;

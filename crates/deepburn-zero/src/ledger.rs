@@ -14,6 +14,8 @@ pub enum Tier {
     Device,
     /// Host memory to which something was offloaded.
     Host,
+    /// A file on NVMe.
+    Disk,
 }
 
 /// What memory is held for.
@@ -63,7 +65,7 @@ struct Counter {
 /// A handle on the counters of one rank; clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Ledger {
-    counters: Arc<[[Counter; 6]; 2]>,
+    counters: Arc<[[Counter; 6]; 3]>,
 }
 
 impl Ledger {

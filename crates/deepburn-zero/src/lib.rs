@@ -54,6 +54,7 @@ pub use autocast::{Autocast, TracksParameters};
 pub use backend::Sharded;
 pub use buffers::{Buffer, BufferKind};
 pub use deepburn_comm::Partition;
+pub use deepburn_nvme::{IoStatistics, SwapError};
 pub use error::ZeroError;
 pub use gather::Pass;
 pub use group::{Group, ZeroGroup};

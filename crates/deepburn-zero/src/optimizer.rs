@@ -1,22 +1,25 @@
 //! The optimizer on the elements that a rank owns.
 //!
-//! States are flat f32 tensors on the device of the parameter, or parked in host memory
+//! States are flat f32 tensors on the device of the parameter, or parked in host memory or on NVMe
 //! (`offload_optimizer`). On the device Adam is one fused kernel of the backend; the other rules, and all
 //! rules on parked states, run on the CPU.
 
 mod parked;
+mod pipeline;
 mod rule;
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use burn_backend::{Backend, FloatDType, Shape, TensorData, TensorMetadata};
-use deepburn_config::{OptimizerOffload, OptimizerPlan};
+use deepburn_config::{NvmePlan, OptimizerOffload, OptimizerPlan};
+use deepburn_nvme::{IoPolicy, IoStatistics, SwapError, SwapFile};
 use deepburn_ops::{AdamArrays, OptimizerOps, float_from_host, float_into_host};
 
 use crate::ledger::{Category, Lease, Ledger};
 
-use parked::{PIECE, ParkedState};
+use parked::{PIECE, ParkedState, Store};
+use pipeline::{Pipeline, PipelinePolicy};
 use rule::Step;
 
 pub(crate) use parked::ParkedArray;
@@ -30,6 +33,9 @@ pub(crate) struct Optimizer<B: Backend> {
     working: Option<FloatDType>,
     /// By parameter index; `None` for a frozen parameter.
     states: Vec<Option<State<B>>>,
+    /// Through which parked states are read and written.
+    pipeline: Pipeline,
+    store: Store,
     /// Steps taken.
     time: u64,
 }
@@ -39,7 +45,7 @@ pub(crate) struct Optimizer<B: Backend> {
 enum State<B: Backend> {
     /// On the device of the parameter.
     Device(DeviceState<B>),
-    /// In host memory: the master, if there is one, and the moments.
+    /// In host memory or in a file: the master, if there is one, and the moments.
     Parked { state: ParkedState, device: B::Device },
 }
 
@@ -80,22 +86,52 @@ pub struct Rates {
 
 impl<B: OptimizerOps> Optimizer<B> {
     /// Zero states for what this rank owns, by parameter index.
+    ///
+    /// # Errors
+    /// The folder for a file of states cannot be used, or has too little space.
     pub(crate) fn new(
         plan: OptimizerPlan,
         working: Option<FloatDType>,
         offload: &OptimizerOffload,
         owned: Vec<Option<Owned<B>>>,
         ledger: &Ledger,
-    ) -> Self {
+    ) -> Result<Self, SwapError> {
         let moments = moments(&plan).len();
-        let state = |owned: Owned<B>| match offload {
-            OptimizerOffload::Device => State::Device(DeviceState::zeros(owned, moments, ledger)),
-            OptimizerOffload::Host { sub_group_size } => {
-                parked(owned, moments, PIECE.min(*sub_group_size), ledger)
+        let arrays = moments + usize::from(working.is_some());
+        let piece = PIECE.min(offload.sub_group_size());
+        let store = match offload {
+            OptimizerOffload::Nvme(nvme) => {
+                let lens = owned.iter().flatten().map(|owned| owned.place().0);
+                let bytes = lens.map(|len| parked::file_bytes(arrays, len, piece)).sum();
+                Store::Disk(Arc::new(create_file(nvme, bytes)?))
             }
+            OptimizerOffload::Device | OptimizerOffload::Host { .. } => Store::Host,
         };
-        let states = owned.into_iter().map(|owned| owned.map(state)).collect();
-        Self { states, working, plan, time: 0 }
+        let state = |owned: Owned<B>| match offload {
+            OptimizerOffload::Device => {
+                Ok(State::Device(DeviceState::zeros(owned, moments, ledger)))
+            }
+            _ => parked(&store, owned, arrays, piece, ledger),
+        };
+        let states = owned.into_iter().map(|owned| owned.map(state).transpose());
+        let states = states.collect::<Result<_, SwapError>>()?;
+        let policy = match offload {
+            OptimizerOffload::Nvme(nvme) => PipelinePolicy {
+                reads_ahead: nvme.pipeline_read,
+                writes_behind: nvme.pipeline_write,
+            },
+            _ => PipelinePolicy { reads_ahead: false, writes_behind: false },
+        };
+        let pipeline = Pipeline::new(&store, policy);
+        Ok(Self { states, working, plan, pipeline, store, time: 0 })
+    }
+
+    /// What was read from a file of states and written to it, and for how long steps waited.
+    pub(crate) fn io_statistics(&self) -> Option<IoStatistics> {
+        match &self.store {
+            Store::Host => None,
+            Store::Disk(file) => Some(file.statistics()),
+        }
     }
 
     /// Whether the owned elements of a parameter in full precision are kept here.
@@ -104,12 +140,20 @@ impl<B: OptimizerOps> Optimizer<B> {
     }
 
     /// The owned elements of a parameter in full precision, where they are kept here.
-    pub(crate) fn master(&self, index: usize) -> Option<B::FloatTensorPrimitive> {
-        match self.states[index].as_ref()? {
-            State::Device(state) => state.master.clone(),
-            State::Parked { .. } if self.working.is_none() => None,
-            State::Parked { state, device } => Some(tensor::<B>(state.array(0), device)),
-        }
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub(crate) fn master(
+        &self,
+        index: usize,
+    ) -> Result<Option<B::FloatTensorPrimitive>, SwapError> {
+        Ok(match &self.states[index] {
+            Some(State::Device(state)) => state.master.clone(),
+            Some(State::Parked { state, device }) if self.working.is_some() => {
+                Some(tensor::<B>(state.array(0)?, device))
+            }
+            Some(State::Parked { .. }) | None => None,
+        })
     }
 
     /// Elements `range` of the master of a parameter, where it is kept here.
@@ -157,35 +201,56 @@ impl<B: OptimizerOps> Optimizer<B> {
     }
 
     /// Replaces the masters of a parameter that has some by an array of the same length.
-    pub(crate) fn set_master(&mut self, index: usize, values: B::FloatTensorPrimitive) {
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub(crate) fn set_master(
+        &mut self,
+        index: usize,
+        values: B::FloatTensorPrimitive,
+    ) -> Result<(), SwapError> {
         let has_master = self.working.is_some();
         match &mut self.states[index] {
             Some(State::Device(DeviceState { master: Some(master), .. })) => *master = values,
             Some(State::Parked { state, .. }) if has_master => {
-                state.set(0, &float_into_host::<B>(values));
+                state.set(0, &float_into_host::<B>(values))?;
             }
             _ => {}
         }
+        Ok(())
     }
 
     /// Replaces all moments of a trainable parameter by arrays of the same length.
-    pub(crate) fn set_moments(&mut self, index: usize, values: Vec<B::FloatTensorPrimitive>) {
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub(crate) fn set_moments(
+        &mut self,
+        index: usize,
+        values: Vec<B::FloatTensorPrimitive>,
+    ) -> Result<(), SwapError> {
         let masters = usize::from(self.working.is_some());
         match &mut self.states[index] {
             Some(State::Device(state)) => state.moments = values,
             Some(State::Parked { state, .. }) => {
                 for (place, values) in values.into_iter().enumerate() {
-                    state.set(masters + place, &float_into_host::<B>(values));
+                    state.set(masters + place, &float_into_host::<B>(values))?;
                 }
             }
             None => {}
         }
+        Ok(())
     }
 
     /// Starts a step. The gradient of each update is multiplied by `scale`.
     pub(crate) fn start_step(&mut self, rates: Rates, scale: f32) -> StepInProgress<'_, B> {
         self.time += 1;
         let step = rule::scalars(&self.plan, rates, self.time);
+        let parked = self.states.iter().flatten().filter_map(|state| match state {
+            State::Parked { state, .. } => Some(state),
+            State::Device(_) => None,
+        });
+        self.pipeline.start(parked.flat_map(ParkedState::regions).cloned().collect());
         StepInProgress { optimizer: self, step, scale }
     }
 }
@@ -208,20 +273,27 @@ impl<B: OptimizerOps> DeviceState<B> {
     }
 }
 
-/// States in host memory.
+/// A file for the states of this rank.
+fn create_file(nvme: &NvmePlan, bytes: u64) -> Result<SwapFile, SwapError> {
+    let NvmePlan { block_size, queue_depth, .. } = *nvme;
+    let policy = IoPolicy { block_size, queue_depth, ..IoPolicy::default() };
+    SwapFile::create(&nvme.folder, bytes, &policy)
+}
+
+/// `arrays` arrays outside of the device: the master, if there is one, and zeros.
 fn parked<B: OptimizerOps>(
+    store: &Store,
     owned: Owned<B>,
-    moments: usize,
+    arrays: usize,
     piece: usize,
     ledger: &Ledger,
-) -> State<B> {
+) -> Result<State<B>, SwapError> {
     let (len, device) = owned.place();
-    let masters = usize::from(matches!(owned, Owned::Masters(_)));
-    let mut state = ParkedState::zeros(masters + moments, len, piece, ledger);
+    let mut state = ParkedState::zeros(store, arrays, len, piece, ledger)?;
     if let Owned::Masters(masters) = owned {
-        state.set(0, &float_into_host::<B>(masters));
+        state.set(0, &float_into_host::<B>(masters))?;
     }
-    State::Parked { state, device }
+    Ok(State::Parked { state, device })
 }
 
 impl<B: OptimizerOps> Owned<B> {
@@ -249,27 +321,35 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
 
     /// Updates the owned elements of a parameter with their gradient, both flat and padded alike,
     /// and returns what is to be stored: the new values, in the type that ops use. `values` are
-    /// the present ones of a parameter that has no master.
+    /// the present ones of a parameter that has no master. Trainable parameters come in the order of their
+    /// indices.
+    ///
+    /// # Errors
+    /// The disk fails. The step must not be used.
     pub(crate) fn update(
         &mut self,
         index: usize,
         values: Option<B::FloatTensorPrimitive>,
         gradient: B::FloatTensorPrimitive,
-    ) -> B::FloatTensorPrimitive {
-        let Optimizer { states, working, .. } = &mut *self.optimizer;
+    ) -> Result<B::FloatTensorPrimitive, SwapError> {
+        let Optimizer { states, working, pipeline, .. } = &mut *self.optimizer;
         let Some(state) = &mut states[index] else {
             unreachable!("only trainable parameters are updated, and each has a state")
         };
         match state {
             State::Device(state) => {
-                state.update(&self.step, self.scale, values, gradient, *working)
+                Ok(state.update(&self.step, self.scale, values, gradient, *working))
             }
             State::Parked { state, device } => {
                 let values = values.map(float_into_host::<B>);
                 let gradient = float_into_host::<B>(gradient);
-                let updated = update_parked(state, &self.step, self.scale, values, &gradient);
+                let Self { step, scale, .. } = self;
+                let updated = update_parked(state, pipeline, (step, *scale), values, &gradient)?;
                 let updated = tensor::<B>(updated, device);
-                working.map_or_else(|| updated.clone(), |dtype| B::cast(updated.clone(), dtype))
+                Ok(match working {
+                    Some(dtype) => B::cast(updated, *dtype),
+                    None => updated,
+                })
             }
         }
     }
@@ -279,28 +359,28 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
 /// the first array, without them.
 fn update_parked(
     state: &mut ParkedState,
-    step: &Step,
-    scale: f32,
+    pipeline: &mut Pipeline,
+    (step, scale): (&Step, f32),
     values: Option<Vec<f32>>,
     gradient: &[f32],
-) -> Vec<f32> {
+) -> Result<Vec<f32>, SwapError> {
     match values {
         Some(mut values) => {
-            state.update(|range, moments| {
+            state.update(pipeline, |range, moments| {
                 step.update(scale, &mut values[range.clone()], &gradient[range], moments);
-            });
-            values
+            })?;
+            Ok(values)
         }
         None => {
             let mut copy = vec![0.0; gradient.len()];
-            state.update(|range, arrays| {
+            state.update(pipeline, |range, arrays| {
                 let Some((master, moments)) = arrays.split_first_mut() else {
                     unreachable!("the master is the first array")
                 };
                 step.update(scale, master, &gradient[range.clone()], moments);
                 copy[range].copy_from_slice(master);
-            });
-            copy
+            })?;
+            Ok(copy)
         }
     }
 }

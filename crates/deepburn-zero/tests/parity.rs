@@ -8,7 +8,7 @@ use burn::tensor::TensorData;
 use burn_flex::Flex;
 use deepburn_comm::run_ranks;
 use deepburn_config::{
-    GradientReduction, OptimizerOffload, OptimizerPlan, Precision, PrecisionPlan, Stage,
+    GradientReduction, NvmePlan, OptimizerOffload, OptimizerPlan, Precision, PrecisionPlan, Stage,
 };
 use deepburn_zero::{Category, Group, ModelStates, Policy, Rates, StepOutcome, ZeroError};
 use model::{Net, STAGES, Trained, policy, rows};
@@ -182,8 +182,18 @@ fn every_optimizer_gives_the_same_bits_at_every_stage() {
 
 /// Pieces that do not divide a shard, all rules, masters of 16-bit parameters.
 #[test]
-fn states_in_host_memory_change_nothing() {
+fn parked_states_change_nothing() {
     let host = |sub_group_size| OptimizerOffload::Host { sub_group_size };
+    let nvme = |sub_group_size, overlaps| {
+        OptimizerOffload::Nvme(NvmePlan {
+            folder: env!("CARGO_MANIFEST_DIR").into(),
+            sub_group_size,
+            pipeline_read: overlaps,
+            pipeline_write: overlaps,
+            block_size: 4096,
+            queue_depth: 2,
+        })
+    };
     let rules = [
         policy(Stage::Gradients).optimizer,
         OptimizerPlan::Sgd {
@@ -202,9 +212,12 @@ fn states_in_host_memory_change_nothing() {
             let plan = |stage| Policy { precision, optimizer: rule.clone(), ..policy(stage) };
             let plain = train(ranks, &plan(Stage::Gradients));
             for (stage, piece) in STAGES.into_iter().zip([7, 1, 5, usize::MAX]) {
-                let mut parked = plan(stage);
-                parked.zero.optimizer_states = host(piece);
-                assert_eq!(train(ranks, &parked), plain, "{rule:?} at stage {stage:?}");
+                for store in [host(piece), nvme(piece, true), nvme(piece, false)] {
+                    let mut parked = plan(stage);
+                    parked.zero.optimizer_states = store.clone();
+                    let trained = train(ranks, &parked);
+                    assert_eq!(trained, plain, "{rule:?} at stage {stage:?}, {store:?}");
+                }
             }
         }
     }

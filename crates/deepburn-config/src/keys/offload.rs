@@ -1,14 +1,13 @@
 //! Offload of optimizer states and parameters: `offload_optimizer`, `offload_param`, `aio`.
 //!
 //! On a backend whose device is the host, offload to `cpu` already holds and is accepted. Elsewhere
-//! optimizer states are kept in host memory. Offload of parameters, and of anything to NVMe, does not exist
-//! in this version and is refused.
+//! optimizer states are kept in host memory. On every backend they can be kept on NVMe. Offload of parameters
+//! from a device, or to NVMe, does not exist in this version and is refused.
 
 use crate::diagnosis::Severity;
-use crate::key::{Key, Literal};
-
+use crate::key::{Asks, Key, Literal};
 use crate::kind::{Integers, Kind, Reals};
-use crate::plan::OptimizerOffload;
+use crate::plan::{NvmePlan, OptimizerOffload};
 use crate::resolve::Context;
 use crate::section::Section;
 
@@ -17,19 +16,20 @@ const DEVICE: Key = Key::new(
     Kind::Choice(&["none", "cpu", "nvme"]),
     Literal::Text("none"),
     "Where they are kept. Parameters on `cpu` need a backend whose device is the host in this \
-        version; `nvme` is not available.",
+        version; `nvme` is for optimizer states alone.",
 )
 .auto();
 
-const NVME_PATH: Key = Key::optional("nvme_path", Kind::Text, "Folder on the NVMe device.")
-    .inert("NVMe offload is not available in this version")
-    .auto();
+const NVME_PATH: Key =
+    Key::optional("nvme_path", Kind::Text, "Folder on the NVMe device, for `nvme`.").auto();
 
 const PIN_MEMORY: Key =
     Key::flag("pin_memory", true, "Keep them in page-locked memory, which copies faster to a GPU.")
         .inert("nothing is copied between a host and a device");
 
 const STAGING: &str = "there is no staging between host and device";
+
+const BUFFERS: &str = "buffers are as many and as large as the pieces need";
 
 pub(crate) const PARAM: &[Key] = &[
     DEVICE,
@@ -46,14 +46,17 @@ pub(crate) const OPTIMIZER: &[Key] = &[
     DEVICE,
     NVME_PATH,
     PIN_MEMORY,
-    Key::count("buffer_count", 4, "Buffers for NVMe.").unit("buffers").inert(STAGING),
-    Key::flag("pipeline", false, "Older name for both pipelines.").inert(STAGING),
-    Key::flag("pipeline_read", false, "Read the next tile while one is updated.").inert(STAGING),
-    Key::flag("pipeline_write", false, "Write a tile while the next one is updated.")
-        .inert(STAGING),
-    Key::flag("fast_init", false, "Initialise faster on NVMe.").inert(STAGING),
-    Key::real("ratio", Reals::Share, 1.0, "Share of the states that is offloaded (stage 3).")
-        .inert(STAGING),
+    Key::count("buffer_count", 4, "Buffers for NVMe.").unit("buffers").inert(BUFFERS),
+    Key::optional("pipeline", Kind::Flag, "Older name for both pipelines."),
+    Key::optional("pipeline_read", Kind::Flag, "Read the next piece while one is updated (NVMe)."),
+    Key::optional(
+        "pipeline_write",
+        Kind::Flag,
+        "Write a piece while the next one is updated (NVMe).",
+    ),
+    Key::flag("fast_init", false, "Initialise faster on NVMe.")
+        .inert("nothing is written to initialise moments"),
+    Key::real("ratio", Reals::Share, 1.0, "Share of the states that is offloaded (stage 3)."),
     Key::flag("super_offload", false, "Update on the host while backward goes on.").inert(STAGING),
     Key::real(
         "cpuadam_cores_perc",
@@ -66,30 +69,74 @@ pub(crate) const OPTIMIZER: &[Key] = &[
 
 pub(crate) const AIO: &[Key] = &[
     Key::positive("block_size", 1_048_576, "Bytes of one read or write.").unit("bytes"),
-    Key::positive("queue_depth", 8, "Requests under way."),
-    Key::positive("intra_op_parallelism", 1, "Threads of one request."),
+    Key::positive("queue_depth", 8, "Requests under way, each by a thread."),
+    Key::positive("intra_op_parallelism", 1, "Threads of one request.").inert(THREADS),
     Key::optional(
         "thread_count",
         Kind::Integer(Integers::POSITIVE),
         "Older name of intra_op_parallelism.",
+    )
+    .inert(THREADS),
+    Key::flag("single_submit", false, "Submit requests one by one.").inert(THREADS),
+    Key::flag("overlap_events", true, "Submit and wait at the same time.").inert(THREADS),
+    Key::flag("use_gds", false, "Copy between NVMe and GPU without the host.").unavailable(
+        "GPUDirect Storage",
+        Asks::Differs,
+        "set it to false",
     ),
-    Key::flag("single_submit", false, "Submit requests one by one."),
-    Key::flag("overlap_events", true, "Submit and wait at the same time."),
-    Key::flag("use_gds", false, "Copy between NVMe and GPU without the host."),
 ];
+
+const THREADS: &str = "each request under way has a thread of its own";
 
 /// Checks where optimizer states and parameters are to be kept. Returns where optimizer states are.
 pub(crate) fn resolve(
+    top: &Section<'_>,
     zero: &Section<'_>,
     stage: u8,
     context: &mut Context<'_>,
 ) -> OptimizerOffload {
     check_target(zero, &PARAMETERS, stage == 3, context);
-    match check_target(zero, &OPTIMIZER_STATES, stage >= 1, context) {
+    let device = check_target(zero, &OPTIMIZER_STATES, stage >= 1, context);
+    let sub_group_size = zero.count("sub_group_size");
+    let section = zero.section("offload_optimizer");
+    let offload = match device {
         "cpu" if stage >= 1 && !context.facts.host_device => {
-            OptimizerOffload::Host { sub_group_size: zero.count("sub_group_size") }
+            OptimizerOffload::Host { sub_group_size }
         }
-        _ => OptimizerOffload::Device,
+        "nvme" if stage >= 1 => {
+            OptimizerOffload::Nvme(nvme(&section, &top.section("aio"), sub_group_size, context))
+        }
+        _ => return OptimizerOffload::Device,
+    };
+    let ratio = section.real("ratio");
+    if ratio != 1.0 {
+        let message = format!("{ratio} asks for a part of the states, which is not available");
+        context.findings.push(section.error("ratio", message, "set it to 1.0"));
+    }
+    offload
+}
+
+/// Files of optimizer states. Unlike DeepSpeed's, transfers overlap the update unless the file says no.
+fn nvme(
+    section: &Section<'_>,
+    aio: &Section<'_>,
+    sub_group_size: usize,
+    context: &mut Context<'_>,
+) -> NvmePlan {
+    let folder = section.text("nvme_path").filter(|path| !path.is_empty());
+    if folder.is_none() {
+        let message = "\"nvme\" needs a folder".to_owned();
+        let remedy = "give nvme_path, a folder on a local disk";
+        context.findings.push(section.error("device", message, remedy));
+    }
+    let both = section.optional_flag("pipeline").unwrap_or(true);
+    NvmePlan {
+        folder: folder.unwrap_or_default().into(),
+        sub_group_size,
+        pipeline_read: section.optional_flag("pipeline_read").unwrap_or(both),
+        pipeline_write: section.optional_flag("pipeline_write").unwrap_or(both),
+        block_size: aio.count("block_size"),
+        queue_depth: aio.count("queue_depth"),
     }
 }
 
@@ -102,8 +149,8 @@ struct Target {
     outdated: &'static str,
     /// What to do at a stage that does not shard it.
     needs: &'static str,
-    /// Whether it may be kept in host memory beside a device.
-    to_host: bool,
+    /// Whether it can be kept outside of the device: in host memory, or on NVMe.
+    leaves_device: bool,
 }
 
 const PARAMETERS: Target = Target {
@@ -111,7 +158,7 @@ const PARAMETERS: Target = Target {
     name: "offload_param",
     outdated: "cpu_offload_param",
     needs: "use stage 3 or remove it",
-    to_host: false,
+    leaves_device: false,
 };
 
 const OPTIMIZER_STATES: Target = Target {
@@ -119,7 +166,7 @@ const OPTIMIZER_STATES: Target = Target {
     name: "offload_optimizer",
     outdated: "cpu_offload",
     needs: "use stage 1 or more, or remove it",
-    to_host: true,
+    leaves_device: true,
 };
 
 /// Checks where `target` is to be kept: where its section says, or the outdated flag. Returns the device.
@@ -168,15 +215,15 @@ fn judge(
             Some((Severity::Warning, message, target.needs))
         }
         "cpu" if host => Some((Severity::Note, format!("{what} already live in host memory"), "")),
-        "cpu" if target.to_host => None,
+        "cpu" | "nvme" if target.leaves_device => None,
         device => {
             let message = format!(
                 "\"{device}\" asks for offload of {what} to {device}, which is not available in this \
                  version"
             );
-            let remedy = match (host, target.to_host) {
-                (false, false) => "write \"none\", or run on a CPU backend",
-                _ => "write \"cpu\" or \"none\"",
+            let remedy = match host {
+                true => "write \"cpu\" or \"none\"",
+                false => "write \"none\", or run on a CPU backend",
             };
             Some((Severity::Error, message, remedy))
         }

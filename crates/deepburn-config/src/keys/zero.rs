@@ -265,7 +265,7 @@ pub(crate) fn resolve(top: &Section<'_>, context: &mut Context<'_>) -> ZeroPlan 
     };
     check_effects(&zero, stage.number(), context);
     check_allgather_bucket(&zero, stage, context);
-    let optimizer_states = offload::resolve(&zero, stage.number(), context);
+    let optimizer_states = offload::resolve(top, &zero, stage.number(), context);
     let hidden = HiddenSize::of(context);
     ZeroPlan {
         stage,

@@ -82,17 +82,20 @@ impl<B: Backend> OwnedArray<B> {
 
     /// Elements `range` in host memory.
     ///
+    /// # Errors
+    /// The disk on which they are fails.
+    ///
     /// # Panics
     /// When there are fewer.
-    pub fn data(&self, range: Range<usize>) -> TensorData {
-        match &self.0 {
+    pub fn data(&self, range: Range<usize>) -> Result<TensorData, ZeroError> {
+        Ok(match &self.0 {
             Elements::Float(tensor) => read_float::<B>(narrow::<B>(tensor.clone(), range)),
             Elements::Parked(array) => {
                 let shape = [range.len()];
-                TensorData::new(array.read(range), shape)
+                TensorData::new(array.read(range)?, shape)
             }
             Elements::Host(data) => host_range(data, range),
-        }
+        })
     }
 }
 
@@ -264,7 +267,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             let values = self.piece(parameter, StateArray::Weights, cut, &mut read)?;
             // Rounded as the optimizer rounds: a backend's own cast may not.
             let stored = B::cast(values.clone(), working);
-            self.optimizer.set_master(parameter.index(), values);
+            self.optimizer.set_master(parameter.index(), values).map_err(ZeroError::from)?;
             if stage.shards_parameters() {
                 drop(parameter.take());
             }
@@ -295,7 +298,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             let moments = moments
                 .map(|name| self.piece(parameter, StateArray::Moment(name), cut, &mut read))
                 .collect::<Result<Vec<_>, E>>()?;
-            self.optimizer.set_moments(index, moments);
+            self.optimizer.set_moments(index, moments).map_err(ZeroError::from)?;
         }
         self.optimizer.set_time(steps);
         Ok(())

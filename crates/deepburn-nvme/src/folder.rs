@@ -14,7 +14,7 @@ const IN_MEMORY: [(u64, &str); 2] = [(0x0102_1994, "tmpfs"), (0x8584_58f6, "ramf
 ///
 /// # Errors
 /// It is not, or the system cannot tell.
-pub(crate) fn check_folder(folder: &Path, needed: u64) -> Result<(), SwapError> {
+pub fn check_folder(folder: &Path, needed: u64) -> Result<(), SwapError> {
     let inspect = |errno| SwapError::os(folder, SwapOperation::Inspect, (0, needed), errno);
     let stat = rustix::fs::stat(folder).map_err(|errno| match errno {
         Errno::NOENT => SwapError::Missing { folder: folder.to_owned() },

@@ -60,6 +60,7 @@ mod worker;
 
 pub use buffer::Buffer;
 pub use error::{SwapError, SwapOperation};
+pub use folder::check_folder;
 pub use pending::PendingIo;
 pub use policy::IoPolicy;
 pub use pool::BufferPool;

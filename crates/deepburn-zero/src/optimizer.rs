@@ -102,7 +102,7 @@ impl<B: OptimizerOps> Optimizer<B> {
         let store = match offload {
             OptimizerOffload::Nvme(nvme) => {
                 let lens = owned.iter().flatten().map(|owned| owned.place().0);
-                let bytes = lens.map(|len| parked::file_bytes(arrays, len, piece)).sum();
+                let bytes = swap_bytes(&plan, working.is_some(), nvme, lens);
                 Store::Disk(Arc::new(create_file(nvme, bytes)?))
             }
             OptimizerOffload::Device | OptimizerOffload::Host { .. } => Store::Host,
@@ -271,6 +271,19 @@ impl<B: OptimizerOps> DeviceState<B> {
             _lease: ledger.hold(Category::Optimizer, arrays * len * size_of::<f32>()),
         }
     }
+}
+
+/// Bytes of the file in which a rank keeps its optimizer states: `lens` are the elements that it updates of
+/// each trainable parameter, and `masters` says whether it keeps them in full precision beside a 16-bit copy.
+pub fn swap_bytes(
+    plan: &OptimizerPlan,
+    masters: bool,
+    nvme: &NvmePlan,
+    lens: impl Iterator<Item = usize>,
+) -> u64 {
+    let arrays = moments(plan).len() + usize::from(masters);
+    let piece = PIECE.min(nvme.sub_group_size);
+    lens.map(|len| parked::file_bytes(arrays, len, piece)).sum()
 }
 
 /// A file for the states of this rank.

@@ -243,15 +243,22 @@ impl<B: OptimizerOps> Optimizer<B> {
     }
 
     /// Starts a step. The gradient of each update is multiplied by `scale`.
-    pub(crate) fn start_step(&mut self, rates: Rates, scale: f32) -> StepInProgress<'_, B> {
-        self.time += 1;
-        let step = rule::scalars(&self.plan, rates, self.time);
+    ///
+    /// # Errors
+    /// The disk has failed in an earlier step.
+    pub(crate) fn start_step(
+        &mut self,
+        rates: Rates,
+        scale: f32,
+    ) -> Result<StepInProgress<'_, B>, SwapError> {
         let parked = self.states.iter().flatten().filter_map(|state| match state {
             State::Parked { state, .. } => Some(state),
             State::Device(_) => None,
         });
-        self.pipeline.start(parked.flat_map(ParkedState::regions).cloned().collect());
-        StepInProgress { optimizer: self, step, scale }
+        self.pipeline.start(parked.flat_map(ParkedState::regions).cloned().collect())?;
+        self.time += 1;
+        let step = rule::scalars(&self.plan, rates, self.time);
+        Ok(StepInProgress { optimizer: self, step, scale })
     }
 }
 

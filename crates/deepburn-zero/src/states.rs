@@ -457,7 +457,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     ) -> Result<(), ZeroError> {
         let share = self.share;
         let mut publisher = Publisher::new(&self.group, self.allgather_bucket_size);
-        let mut step = self.optimizer.start_step(rates, scale);
+        let mut step = self.optimizer.start_step(rates, scale)?;
         for (parameter, gradient) in self.parameters.iter().zip(gradients) {
             if !parameter.is_trainable() {
                 continue;

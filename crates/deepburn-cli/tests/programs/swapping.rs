@@ -67,11 +67,9 @@ fn runs_change_between_nvme_and_memory() {
 fn folders_that_cannot_be_used_are_refused() {
     let job = || long().sharded(2, 2);
     let file = job().folder().join("file");
-    for (folder, reason) in [
-        ("/nowhere/at/all".into(), "not found"),
-        ("/dev/shm".into(), "tmpfs"),
-        (file, "not found"),
-    ] {
+    for (folder, reason) in
+        [("/nowhere/at/all".into(), "not found"), ("/dev/shm".into(), "tmpfs"), (file, "not found")]
+    {
         let job = job().zero("offload_optimizer", json!({"device": "nvme", "nvme_path": folder}));
         job.run().failed(2, &["offload_optimizer.nvme_path", reason]);
         assert!(!job.folder().join("output").exists(), "something was written");

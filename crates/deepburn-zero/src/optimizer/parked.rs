@@ -326,7 +326,7 @@ mod tests {
         for store in stores() {
             let mut state = ParkedState::zeros(&store, 2, 10, 4, &Ledger::new()).unwrap();
             let mut pipeline = pipeline(&store);
-            pipeline.start(state.regions().cloned().collect());
+            pipeline.start(state.regions().cloned().collect()).unwrap();
             state
                 .update(&mut pipeline, |range, arrays| {
                     for (index, value) in range.zip(&mut *arrays[1]) {

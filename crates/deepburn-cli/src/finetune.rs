@@ -36,6 +36,7 @@ use crate::recipe::{Recipe, Subject};
 use crate::results::{record_test, save_model, write_report, write_whole};
 use crate::resume::{self, Origin};
 use crate::signals::Signals;
+use crate::swap::{announce_swap, check_swap, report_swap};
 use crate::watch::{Operations, Record, Steps, Trace, Watch};
 
 /// Trains a language model or a classifier, sharded over ranks as a DeepSpeed configuration says.
@@ -187,6 +188,7 @@ fn run<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         for device in &devices {
             check_types::<B>(preparation, device)?;
         }
+        check_swap(preparation, ranks.placement().map_or(training.ranks, |it| it.local_size))?;
         let models = models(recipe, &devices)?;
         Ok((devices, models))
     });
@@ -202,6 +204,7 @@ fn run<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         training.ranks,
         preparation.max_steps
     );
+    announce_swap(preparation);
     let models = Mutex::new(models);
     let checkpoints = resume::plan(preparation)
         .and_then(|plan| signals.listen().map(|()| plan).map_err(Failure::run));
@@ -406,6 +409,9 @@ fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     drop(hooks);
     drop(source);
     let step = engine.global_steps();
+    if let (0, Some(statistics)) = (engine.rank(), engine.states().io_statistics()) {
+        report_swap(&statistics, step);
+    }
     if let Some(test) = recipe.test(shard, plan)? {
         if engine.rank() == 0 {
             tell("evaluating the test split");

@@ -29,6 +29,7 @@ mod recipe;
 mod results;
 mod resume;
 mod signals;
+mod swap;
 mod text_source;
 mod texts;
 mod tools;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use deepburn::comm::{FailureCause, RankFailure};
 use deepburn::metrics::{EvalRow, MetricsWriter, Row, StepRow};
-use deepburn::zero::{Category, Ledger, ModuleOperations};
+use deepburn::zero::{Category, Ledger, ModuleOperations, Tier};
 use deepburn::{Hook, OutsideError};
 use deepburn_config::FlopsPlan;
 use deepburn_models::gpt2::ParameterShape;
@@ -107,13 +107,15 @@ pub(crate) struct Trace {
     pub(crate) rank: usize,
 }
 
-const CATEGORIES: [(&str, Category); 6] = [
-    ("parameters", Category::Parameters),
-    ("gradients", Category::Gradients),
-    ("optimizer", Category::Optimizer),
-    ("gathered", Category::Gathered),
-    ("buckets", Category::Buckets),
-    ("activations", Category::Activations),
+const CATEGORIES: [(&str, Tier, Category); 8] = [
+    ("parameters", Tier::Device, Category::Parameters),
+    ("gradients", Tier::Device, Category::Gradients),
+    ("optimizer", Tier::Device, Category::Optimizer),
+    ("gathered", Tier::Device, Category::Gathered),
+    ("buckets", Tier::Device, Category::Buckets),
+    ("activations", Tier::Device, Category::Activations),
+    ("optimizer (host)", Tier::Host, Category::Optimizer),
+    ("optimizer (NVMe)", Tier::Disk, Category::Optimizer),
 ];
 
 impl Hook for Trace {
@@ -123,7 +125,11 @@ impl Hook for Trace {
     }
 
     fn after_phase(&mut self, ledger: &Ledger) {
-        let held = CATEGORIES.map(|(name, category)| (name, ledger.usage(category).current as u64));
+        let held = CATEGORIES.map(|(name, tier, category)| {
+            (tier, name, ledger.usage_on(tier, category).current as u64)
+        });
+        let held = held.into_iter().filter(|(tier, _, bytes)| *tier == Tier::Device || *bytes > 0);
+        let held: Vec<_> = held.map(|(_, name, bytes)| (name, bytes)).collect();
         self.profiler.memory(self.rank, &held);
     }
 

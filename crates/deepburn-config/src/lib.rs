@@ -70,9 +70,9 @@ pub use node::{Node, Position, Value};
 pub use place::Place;
 pub use plan::{
     AdamPlan, BatchPlan, DynamicScalePlan, GatherPlan, GradientPlan, GradientReduction,
-    LossScalePlan, MomentumCycle, OneCyclePlan, OptimizerPlan, OverflowPlan, Plan, Precision,
-    PrecisionPlan, ReductionPlan, ReportPlan, ScaleGrowth, SchedulePlan, Stage, WarmupShape,
-    ZeroPlan,
+    LossScalePlan, MomentumCycle, NvmePlan, OneCyclePlan, OptimizerOffload, OptimizerPlan,
+    OverflowPlan, Plan, Precision, PrecisionPlan, ReductionPlan, ReportPlan, ScaleGrowth,
+    SchedulePlan, Stage, WarmupShape, ZeroPlan,
 };
 pub use resolve::{AutoAnswer, Facts, Resolved, resolve, resolve_batch};
 pub use source::{MAX_BYTES, MAX_DEPTH};

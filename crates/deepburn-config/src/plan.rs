@@ -3,6 +3,8 @@
 //! Nothing here is optional unless "off" is a real choice: every default is filled in, every
 //! derived number is derived, and the rest of DeepBurn reads only these small policy values.
 
+use std::path::PathBuf;
+
 use serde::Serialize;
 
 use crate::curriculum::CurriculumPlan;
@@ -316,6 +318,50 @@ pub struct ZeroPlan {
     pub allgather_bucket_size: usize,
     /// How parameters come and go (stage 3).
     pub parameters: GatherPlan,
+    /// Where optimizer states are kept.
+    pub optimizer_states: OptimizerOffload,
+}
+
+/// Where the optimizer states of a rank are kept (`offload_optimizer`).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub enum OptimizerOffload {
+    /// On the device of the parameters.
+    Device,
+    /// In host memory, where the CPU updates them.
+    Host {
+        /// Most elements that are updated at a time.
+        sub_group_size: usize,
+    },
+    /// In a file, piece by piece updated by the CPU.
+    Nvme(NvmePlan),
+}
+
+impl OptimizerOffload {
+    /// Most elements that are updated at a time.
+    pub fn sub_group_size(&self) -> usize {
+        match self {
+            Self::Device => usize::MAX,
+            Self::Host { sub_group_size } => *sub_group_size,
+            Self::Nvme(nvme) => nvme.sub_group_size,
+        }
+    }
+}
+
+/// A file of each rank on NVMe, and how it is read and written (`aio`).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct NvmePlan {
+    /// Folder in which ranks create their files.
+    pub folder: PathBuf,
+    /// Most elements that are updated at a time.
+    pub sub_group_size: usize,
+    /// Read what comes next while a piece is updated.
+    pub pipeline_read: bool,
+    /// Go on while a piece is written.
+    pub pipeline_write: bool,
+    /// Bytes of one request.
+    pub block_size: usize,
+    /// Requests in flight.
+    pub queue_depth: usize,
 }
 
 /// How gradients are collected and reduced.

@@ -1,8 +1,8 @@
 //! An empty configuration means what DeepSpeed 0.19 means by it.
 
 use deepburn_config::{
-    AdamPlan, Facts, GradientReduction, OptimizerPlan, Plan, SchedulePlan, Stage, WarmupShape,
-    Written, resolve,
+    AdamPlan, Facts, GradientReduction, NvmePlan, OptimizerOffload, OptimizerPlan, Plan,
+    SchedulePlan, Stage, WarmupShape, Written, resolve,
 };
 use serde_json::{Value, json};
 
@@ -116,6 +116,52 @@ fn adam_decouples_unless_told_otherwise() {
             assert_eq!(got, decoupled, "{name} torch_adam {torch_adam} adam_w_mode {adam_w_mode}");
         }
     }
+}
+
+/// On a backend whose device is the host, states are in host memory already.
+#[test]
+fn optimizer_states_are_offloaded_from_a_device() {
+    let states = |host_device, stage, device| {
+        let json = json!({
+            "train_micro_batch_size_per_gpu": 1,
+            "zero_optimization": {
+                "stage": stage, "sub_group_size": 1000, "offload_optimizer": {"device": device},
+            },
+        });
+        let facts = Facts { host_device, ..Facts::on_host(2) };
+        let resolved = resolve(&Written::from_value(&json).unwrap(), &facts).unwrap();
+        resolved.plan.zero.optimizer_states
+    };
+    for stage in 1..=3 {
+        let host = OptimizerOffload::Host { sub_group_size: 1000 };
+        assert_eq!(states(false, stage, "cpu"), host);
+        assert_eq!(states(false, stage, "none"), OptimizerOffload::Device);
+        assert_eq!(states(true, stage, "cpu"), OptimizerOffload::Device);
+    }
+    assert_eq!(states(false, 0, "cpu"), OptimizerOffload::Device);
+}
+
+#[test]
+fn optimizer_states_go_to_nvme() {
+    let states = |offload: Value| {
+        let plan = with(&json!({
+            "zero_optimization": {"stage": 2, "offload_optimizer": offload},
+            "aio": {"block_size": 4096, "queue_depth": 3, "thread_count": 2},
+        }));
+        plan.zero.optimizer_states
+    };
+    let plan = NvmePlan {
+        folder: "/disk".into(),
+        sub_group_size: 1_000_000_000,
+        pipeline_read: true,
+        pipeline_write: true,
+        block_size: 4096,
+        queue_depth: 3,
+    };
+    let given = states(json!({"device": "nvme", "nvme_path": "/disk", "buffer_count": 5}));
+    assert_eq!(given, OptimizerOffload::Nvme(plan.clone()));
+    let given = states(json!({"device": "nvme", "nvme_path": "/disk", "pipeline_read": false}));
+    assert_eq!(given, OptimizerOffload::Nvme(NvmePlan { pipeline_read: false, ..plan }));
 }
 
 #[test]

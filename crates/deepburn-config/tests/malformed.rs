@@ -387,8 +387,13 @@ fn features_that_do_not_exist() {
         ),
         (
             r#""zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme"}}"#,
-            ["offload_optimizer.device", "nvme", "write \"cpu\" or \"none\""],
+            ["offload_optimizer.device", "nvme", "give nvme_path"],
         ),
+        (
+            r#""zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme", "nvme_path": "/x", "ratio": 0.5}}"#,
+            ["offload_optimizer.ratio", "0.5", "set it to 1.0"],
+        ),
+        (r#""aio": {"use_gds": true}"#, ["aio.use_gds", "GPUDirect", "set it to false"]),
         (
             r#""zero_optimization": {"zero_hpz_partition_size": 8}"#,
             ["zero_hpz_partition_size", "ZeRO++", "set it to 1"],
@@ -554,11 +559,12 @@ fn no_ranks_and_no_host_are_refused() {
     let message = resolve(&written_triple, &Facts::on_host(0)).unwrap_err().to_string();
     assert!(message.contains("8 != 4 * 2 * 0"), "{message}");
     let device = Facts { host_device: false, ..Facts::on_host(1) };
-    let message = resolve(&written, &device).unwrap_err().to_string();
-    assert!(
-        message.contains("offload of optimizer states to cpu, which is not available"),
-        "{message}"
+    let parameters = Written::from_json(
+        r#"{"train_micro_batch_size_per_gpu": 1,
+            "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}"#,
     );
+    let message = resolve(&parameters.unwrap(), &device).unwrap_err().to_string();
+    assert!(message.contains("offload of parameters to cpu, which is not available"), "{message}");
     let resolved = resolve(&written, &Facts::on_host(1)).unwrap();
     assert!(
         resolved.notes.iter().any(|note| note.key == "zero_optimization.cpu_offload"

@@ -1,6 +1,7 @@
 //! What can go wrong while training in pieces.
 
 use deepburn_comm::CommError;
+use deepburn_nvme::SwapError;
 
 /// A failure of sharded training.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -8,6 +9,9 @@ pub enum ZeroError {
     /// A collective failed.
     #[error(transparent)]
     Comm(#[from] CommError),
+    /// Offloaded states cannot be kept, read or written.
+    #[error("offload to NVMe: {0}")]
+    Swap(#[from] SwapError),
     /// A parameter is of a type that cannot be trained.
     #[error(
         "parameter {path} is stored as {dtype}: sharded training keeps parameters in f32; cast \

@@ -9,7 +9,9 @@
 use std::fmt;
 
 use deepburn_comm::Partition;
-use deepburn_config::{GatherPlan, OptimizerPlan, Precision, PrecisionPlan, Stage, ZeroPlan};
+use deepburn_config::{
+    GatherPlan, OptimizerOffload, OptimizerPlan, Precision, PrecisionPlan, Stage, ZeroPlan,
+};
 
 use crate::persistence::persistent_parameters;
 use crate::reduce::BUCKETS_PER_MODEL;
@@ -33,7 +35,7 @@ pub struct ModelStates {
     pub parameters: u64,
     /// Accumulated gradients.
     pub gradients: u64,
-    /// Moments, momentum or accumulated squares.
+    /// Moments, momentum, accumulated squares and masters, unless they are offloaded.
     pub optimizer: u64,
 }
 
@@ -70,6 +72,11 @@ pub struct Estimate {
     pub module_buffers: u64,
     /// What comes and goes.
     pub buffers: Buffers,
+    /// Optimizer states that are offloaded to host memory. On top of the other figures, which are those of
+    /// the device.
+    pub host: u64,
+    /// Optimizer states that are offloaded to a disk, without what fills up blocks of it.
+    pub disk: u64,
 }
 
 impl Estimate {
@@ -167,17 +174,23 @@ pub fn estimate(
     let stored = elements(false, stage.shards_parameters()).saturating_add(gathering.persistent);
     let accumulated = elements(true, stage.shards_gradients());
     let updated = elements(true, stage.shards_optimizer());
+    let optimizer = updated.saturating_mul(bytes.optimizer);
+    let (optimizer, host, disk) = match zero.optimizer_states {
+        OptimizerOffload::Device => (optimizer, 0, 0),
+        OptimizerOffload::Host { .. } => (0, optimizer, 0),
+        OptimizerOffload::Nvme(_) => (0, 0, optimizer),
+    };
     let states = ModelStates {
         parameters: stored.saturating_mul(bytes.parameter),
         gradients: accumulated.saturating_mul(bytes.gradient),
-        optimizer: updated.saturating_mul(bytes.optimizer),
+        optimizer,
     };
     let buffers = Buffers {
         buckets: bucket_elements(parameters, zero, ranks).saturating_mul(bytes.gradient),
         largest_gathered: gathering.largest.saturating_mul(bytes.parameter),
         gathered_limit: gathering.limit.saturating_mul(bytes.parameter),
     };
-    Estimate { stage, ranks, states, module_buffers: 0, buffers }
+    Estimate { stage, ranks, states, module_buffers: 0, buffers, host, disk }
 }
 
 /// Elements of the bucket being filled and, with overlap, of the one on its way.
@@ -241,10 +254,12 @@ impl fmt::Display for Estimate {
             ("largest gathered parameter", self.buffers.largest_gathered),
             ("gathered parameters, at most", self.buffers.gathered_limit),
             ("all, at most (no activations)", self.peak()),
+            ("optimizer states, on the host", self.host),
+            ("optimizer states, on NVMe", self.disk),
         ];
-        if self.module_buffers == 0 {
-            rows.retain(|(what, _)| *what != "module buffers");
-        }
+        let optional =
+            ["module buffers", "optimizer states, on the host", "optimizer states, on NVMe"];
+        rows.retain(|(what, bytes)| *bytes > 0 || !optional.contains(what));
         for (what, bytes) in rows {
             writeln!(f, "  {what:<30} {:>12}", Bytes(bytes).to_string())?;
         }
@@ -418,6 +433,7 @@ mod tests {
                 max_reuse_distance: 1_000_000_000,
                 gather_16bit_weights_on_model_save: false,
             },
+            optimizer_states: OptimizerOffload::Device,
         }
     }
 
@@ -429,6 +445,19 @@ mod tests {
 
     fn sizes(numels: &[u64]) -> Vec<ParameterSize> {
         numels.iter().map(|numel| ParameterSize { numel: *numel, trainable: true }).collect()
+    }
+
+    #[test]
+    fn offloaded_states_leave_the_device() {
+        let bytes = ElementBytes::new(&ADAM, &mixed(), 1);
+        let host = OptimizerOffload::Host { sub_group_size: 1 };
+        let offloaded = ZeroPlan { optimizer_states: host, ..plan(Stage::Gradients) };
+        let [kept, left] = [plan(Stage::Gradients), offloaded]
+            .map(|zero| estimate(&sizes(&[10, 7]), &zero, 2, bytes));
+        assert_eq!((kept.host, left.host), (0, kept.states.optimizer));
+        assert_eq!((left.states.optimizer, left.states.gradients), (0, kept.states.gradients));
+        assert_eq!(left.peak(), kept.peak() - kept.states.optimizer);
+        assert!(left.to_string().contains("on the host"), "{left}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The memory ledger: bytes held by one rank, by category, now and at their peak.
+//! The memory ledger: bytes held by one rank, by tier and category, now and at their peak.
 //!
 //! Whoever holds memory keeps a [`Lease`] beside it; the bytes leave the ledger when the lease is
 //! dropped. The ledger counts what this rank holds even where ranks of one process read one
@@ -6,6 +6,17 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// Where bytes are held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Tier {
+    /// Memory of the device that computes; on a CPU backend that is host memory.
+    Device,
+    /// Host memory to which something was offloaded.
+    Host,
+    /// A file on NVMe.
+    Disk,
+}
 
 /// What memory is held for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -54,7 +65,7 @@ struct Counter {
 /// A handle on the counters of one rank; clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Ledger {
-    counters: Arc<[Counter; 6]>,
+    counters: Arc<[[Counter; 6]; 3]>,
 }
 
 impl Ledger {
@@ -68,24 +79,38 @@ impl Ledger {
         Arc::ptr_eq(&self.counters, &other.counters)
     }
 
-    /// Enters `bytes` under `category` until the lease is dropped.
+    /// Enters `bytes` of the device under `category` until the lease is dropped.
     pub fn hold(&self, category: Category, bytes: usize) -> Lease {
-        // A statistic: no other memory is published through these counters.
-        let counter = &self.counters[category as usize];
-        let now = counter.current.fetch_add(bytes, Relaxed) + bytes;
-        counter.peak.fetch_max(now, Relaxed);
-        Lease { ledger: self.clone(), category, bytes }
+        self.hold_on(Tier::Device, category, bytes)
     }
 
-    /// Bytes of one category.
+    /// Enters `bytes` of `tier` under `category` until the lease is dropped.
+    pub fn hold_on(&self, tier: Tier, category: Category, bytes: usize) -> Lease {
+        // A statistic: no other memory is published through these counters.
+        let counter = self.counter(tier, category);
+        let now = counter.current.fetch_add(bytes, Relaxed) + bytes;
+        counter.peak.fetch_max(now, Relaxed);
+        Lease { ledger: self.clone(), tier, category, bytes }
+    }
+
+    /// Bytes of one category on the device.
     pub fn usage(&self, category: Category) -> Usage {
-        let counter = &self.counters[category as usize];
+        self.usage_on(Tier::Device, category)
+    }
+
+    /// Bytes of one category on `tier`.
+    pub fn usage_on(&self, tier: Tier, category: Category) -> Usage {
+        let counter = self.counter(tier, category);
         Usage { current: counter.current.load(Relaxed), peak: counter.peak.load(Relaxed) }
+    }
+
+    fn counter(&self, tier: Tier, category: Category) -> &Counter {
+        &self.counters[tier as usize][category as usize]
     }
 
     /// Starts a new period: every peak becomes what is held now.
     pub fn reset_peaks(&self) {
-        for counter in self.counters.iter() {
+        for counter in self.counters.iter().flatten() {
             counter.peak.store(counter.current.load(Relaxed), Relaxed);
         }
     }
@@ -96,13 +121,15 @@ impl Ledger {
 #[must_use = "the bytes leave the ledger when the lease is dropped"]
 pub struct Lease {
     ledger: Ledger,
+    tier: Tier,
     category: Category,
     bytes: usize,
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.ledger.counters[self.category as usize].current.fetch_sub(self.bytes, Relaxed);
+        let counter = self.ledger.counter(self.tier, self.category);
+        counter.current.fetch_sub(self.bytes, Relaxed);
     }
 }
 

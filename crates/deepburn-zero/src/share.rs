@@ -1,5 +1,7 @@
 //! What one rank keeps and updates of each parameter at a stage.
 
+use std::ops::Range;
+
 use burn_backend::Backend;
 use deepburn_config::Stage;
 use deepburn_ops::OptimizerOps;
@@ -56,19 +58,10 @@ impl Share {
         }
     }
 
-    /// The elements that this rank owns of an array that the optimizer keeps, without padding, as a
-    /// view.
-    pub(crate) fn owned_state<B: Backend>(
-        self,
-        kept: &B::FloatTensorPrimitive,
-        partition: Partition,
-    ) -> B::FloatTensorPrimitive {
+    /// Where the elements that this rank owns, without padding, are in an array that the optimizer keeps.
+    pub(crate) fn owned_range(self, partition: Partition) -> Range<usize> {
         let owned = partition.owned(self.rank);
-        if self.stage.shards_optimizer() {
-            narrow::<B>(kept.clone(), 0..owned.len())
-        } else {
-            flat_range::<B>(kept, owned)
-        }
+        if self.stage.shards_optimizer() { 0..owned.len() } else { owned }
     }
 
     /// Takes the present values of what this rank updates out of a parameter. Whole parameters of

@@ -14,6 +14,7 @@ use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata
 use deepburn_comm::Tag;
 use deepburn_config::{OptimizerPlan, Precision, PrecisionPlan, ReductionPlan, Stage, ZeroPlan};
 use deepburn_kernels::unscale_and_clip;
+use deepburn_nvme::IoStatistics;
 use deepburn_ops::{OptimizerOps, read_float};
 
 use crate::array::DeviceArray;
@@ -125,7 +126,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             stage.shards_gradients(),
             ledger.clone(),
         )));
-        let optimizer = Optimizer::new(optimizer, working, owned, &ledger);
+        let optimizer = Optimizer::new(optimizer, working, &zero.optimizer_states, owned, &ledger)?;
         let autocast = precision.autocast.map(element_type);
         let binding = Binding::new(reducer.clone(), ledger.clone(), group.clone(), autocast);
         let resident = match stage {
@@ -312,6 +313,11 @@ impl<B: OptimizerOps> ModelStates<B> {
         Ok(self.group.check()?)
     }
 
+    /// What was read from and written to the file of offloaded states, if there is one.
+    pub fn io_statistics(&self) -> Option<IoStatistics> {
+        self.optimizer.io_statistics()
+    }
+
     /// The process group.
     pub fn group(&self) -> &Group<B> {
         &self.group
@@ -340,7 +346,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// The whole values of parameter `index` in full precision: its masters where ops use 16 bits.
     /// A frozen parameter has none, and gives what ops use. All ranks call this together.
     pub fn master_data(&self, index: usize) -> Result<TensorData, ZeroError> {
-        let Some(master) = self.optimizer.master(index) else {
+        let Some(master) = self.optimizer.master(index)? else {
             return self.parameter_data(index);
         };
         let parameter = &self.parameters[index];
@@ -451,7 +457,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     ) -> Result<(), ZeroError> {
         let share = self.share;
         let mut publisher = Publisher::new(&self.group, self.allgather_bucket_size);
-        let mut step = self.optimizer.start_step(rates, scale);
+        let mut step = self.optimizer.start_step(rates, scale)?;
         for (parameter, gradient) in self.parameters.iter().zip(gradients) {
             if !parameter.is_trainable() {
                 continue;
@@ -470,7 +476,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             } else {
                 Some(share.take_values(parameter))
             };
-            let updated = step.update(index, values, gradient);
+            let updated = step.update(index, values, gradient)?;
             publisher.store(share.stage, parameter, updated)?;
         }
         publisher.flush()?;

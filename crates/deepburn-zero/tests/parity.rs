@@ -7,7 +7,9 @@ use std::time::Duration;
 use burn::tensor::TensorData;
 use burn_flex::Flex;
 use deepburn_comm::run_ranks;
-use deepburn_config::{GradientReduction, OptimizerPlan, Stage};
+use deepburn_config::{
+    GradientReduction, NvmePlan, OptimizerOffload, OptimizerPlan, Precision, PrecisionPlan, Stage,
+};
 use deepburn_zero::{Category, Group, ModelStates, Policy, Rates, StepOutcome, ZeroError};
 use model::{Net, STAGES, Trained, policy, rows};
 
@@ -174,6 +176,49 @@ fn every_optimizer_gives_the_same_bits_at_every_stage() {
         let plain = run(Stage::Disabled);
         for stage in STAGES {
             assert_eq!(run(stage), plain, "{rule:?} at stage {stage:?}");
+        }
+    }
+}
+
+/// Pieces that do not divide a shard, all rules, masters of 16-bit parameters.
+#[test]
+fn parked_states_change_nothing() {
+    let host = |sub_group_size| OptimizerOffload::Host { sub_group_size };
+    let nvme = |sub_group_size, overlaps| {
+        OptimizerOffload::Nvme(NvmePlan {
+            folder: env!("CARGO_MANIFEST_DIR").into(),
+            sub_group_size,
+            pipeline_read: overlaps,
+            pipeline_write: overlaps,
+            block_size: 4096,
+            queue_depth: 2,
+        })
+    };
+    let rules = [
+        policy(Stage::Gradients).optimizer,
+        OptimizerPlan::Sgd {
+            lr: 1e-2,
+            momentum: 0.9,
+            dampening: 0.0,
+            weight_decay: 0.01,
+            nesterov: true,
+        },
+        OptimizerPlan::Lion { lr: 1e-3, betas: [0.9, 0.99], weight_decay: 0.1 },
+    ];
+    for (ranks, compute) in [(1, Precision::Fp32), (3, Precision::Fp32), (2, Precision::Bf16)] {
+        for rule in &rules {
+            let precision =
+                PrecisionPlan { compute, communication: compute, ..PrecisionPlan::FP32 };
+            let plan = |stage| Policy { precision, optimizer: rule.clone(), ..policy(stage) };
+            let plain = train(ranks, &plan(Stage::Gradients));
+            for (stage, piece) in STAGES.into_iter().zip([7, 1, 5, usize::MAX]) {
+                for store in [host(piece), nvme(piece, true), nvme(piece, false)] {
+                    let mut parked = plan(stage);
+                    parked.zero.optimizer_states = store.clone();
+                    let trained = train(ranks, &parked);
+                    assert_eq!(trained, plain, "{rule:?} at stage {stage:?}, {store:?}");
+                }
+            }
         }
     }
 }

@@ -24,5 +24,6 @@ mod ranks;
 mod resume;
 mod reviews;
 mod schedules;
+mod swapping;
 mod traces;
 mod watching;

@@ -112,8 +112,7 @@ pub(crate) const DEEPSPEED: &[Key] = &[
         elsewhere::ACTIVATION_CHECKPOINTING,
         "Recompute activations in backward.",
     ),
-    Key::section("aio", offload::AIO, "Asynchronous reads and writes of NVMe offload.")
-        .inert("it tunes NVMe offload, which is not available in this version"),
+    Key::section("aio", offload::AIO, "Asynchronous reads and writes of NVMe offload."),
     elsewhere::AMP,
     autocast::TORCH_AUTOCAST,
     parallel::PIPELINE,

@@ -1,12 +1,13 @@
 //! Offload of optimizer states and parameters: `offload_optimizer`, `offload_param`, `aio`.
 //!
-//! On a backend whose device is the host, offload to `cpu` already holds and is accepted. Everywhere
-//! else, and for NVMe, it does not exist in this version and is refused.
+//! On a backend whose device is the host, offload to `cpu` already holds and is accepted. Elsewhere
+//! optimizer states are kept in host memory. On every backend they can be kept on NVMe. Offload of parameters
+//! from a device, or to NVMe, does not exist in this version and is refused.
 
 use crate::diagnosis::Severity;
-use crate::key::{Key, Literal};
-
+use crate::key::{Asks, Key, Literal};
 use crate::kind::{Integers, Kind, Reals};
+use crate::plan::{NvmePlan, OptimizerOffload};
 use crate::resolve::Context;
 use crate::section::Section;
 
@@ -14,22 +15,21 @@ const DEVICE: Key = Key::new(
     "device",
     Kind::Choice(&["none", "cpu", "nvme"]),
     Literal::Text("none"),
-    "Where they are kept. `cpu` needs a backend whose device is the host in this version; \
-        `nvme` is not available.",
+    "Where they are kept. Parameters on `cpu` need a backend whose device is the host in this \
+        version; `nvme` is for optimizer states alone.",
 )
 .auto();
 
-const NVME_PATH: Key = Key::optional("nvme_path", Kind::Text, "Folder on the NVMe device.")
-    .inert("NVMe offload is not available in this version")
-    .auto();
+const NVME_PATH: Key =
+    Key::optional("nvme_path", Kind::Text, "Folder on the NVMe device, for `nvme`.").auto();
 
 const PIN_MEMORY: Key =
     Key::flag("pin_memory", true, "Keep them in page-locked memory, which copies faster to a GPU.")
         .inert("nothing is copied between a host and a device");
 
-const PARAMETERS: &str = "parameters";
-
 const STAGING: &str = "there is no staging between host and device";
+
+const BUFFERS: &str = "buffers are as many and as large as the pieces need";
 
 pub(crate) const PARAM: &[Key] = &[
     DEVICE,
@@ -46,14 +46,17 @@ pub(crate) const OPTIMIZER: &[Key] = &[
     DEVICE,
     NVME_PATH,
     PIN_MEMORY,
-    Key::count("buffer_count", 4, "Buffers for NVMe.").unit("buffers").inert(STAGING),
-    Key::flag("pipeline", false, "Older name for both pipelines.").inert(STAGING),
-    Key::flag("pipeline_read", false, "Read the next tile while one is updated.").inert(STAGING),
-    Key::flag("pipeline_write", false, "Write a tile while the next one is updated.")
-        .inert(STAGING),
-    Key::flag("fast_init", false, "Initialise faster on NVMe.").inert(STAGING),
-    Key::real("ratio", Reals::Share, 1.0, "Share of the states that is offloaded (stage 3).")
-        .inert(STAGING),
+    Key::count("buffer_count", 4, "Buffers for NVMe.").unit("buffers").inert(BUFFERS),
+    Key::optional("pipeline", Kind::Flag, "Older name for both pipelines."),
+    Key::optional("pipeline_read", Kind::Flag, "Read the next piece while one is updated (NVMe)."),
+    Key::optional(
+        "pipeline_write",
+        Kind::Flag,
+        "Write a piece while the next one is updated (NVMe).",
+    ),
+    Key::flag("fast_init", false, "Initialise faster on NVMe.")
+        .inert("nothing is written to initialise moments"),
+    Key::real("ratio", Reals::Share, 1.0, "Share of the states that is offloaded (stage 3)."),
     Key::flag("super_offload", false, "Update on the host while backward goes on.").inert(STAGING),
     Key::real(
         "cpuadam_cores_perc",
@@ -66,87 +69,163 @@ pub(crate) const OPTIMIZER: &[Key] = &[
 
 pub(crate) const AIO: &[Key] = &[
     Key::positive("block_size", 1_048_576, "Bytes of one read or write.").unit("bytes"),
-    Key::positive("queue_depth", 8, "Requests under way."),
-    Key::positive("intra_op_parallelism", 1, "Threads of one request."),
+    Key::positive("queue_depth", 8, "Requests under way, each by a thread."),
+    Key::positive("intra_op_parallelism", 1, "Threads of one request.").inert(THREADS),
     Key::optional(
         "thread_count",
         Kind::Integer(Integers::POSITIVE),
         "Older name of intra_op_parallelism.",
+    )
+    .inert(THREADS),
+    Key::flag("single_submit", false, "Submit requests one by one.").inert(THREADS),
+    Key::flag("overlap_events", true, "Submit and wait at the same time.").inert(THREADS),
+    Key::flag("use_gds", false, "Copy between NVMe and GPU without the host.").unavailable(
+        "GPUDirect Storage",
+        Asks::Differs,
+        "set it to false",
     ),
-    Key::flag("single_submit", false, "Submit requests one by one."),
-    Key::flag("overlap_events", true, "Submit and wait at the same time."),
-    Key::flag("use_gds", false, "Copy between NVMe and GPU without the host."),
 ];
 
-/// Checks where optimizer states and parameters are to be kept.
-pub(crate) fn check(zero: &Section<'_>, stage: u8, context: &mut Context<'_>) {
-    check_target(zero, "offload_optimizer", "cpu_offload", "optimizer states", stage >= 1, context);
-    check_target(zero, "offload_param", "cpu_offload_param", PARAMETERS, stage == 3, context);
+const THREADS: &str = "each request under way has a thread of its own";
+
+/// Checks where optimizer states and parameters are to be kept. Returns where optimizer states are.
+pub(crate) fn resolve(
+    top: &Section<'_>,
+    zero: &Section<'_>,
+    stage: u8,
+    context: &mut Context<'_>,
+) -> OptimizerOffload {
+    check_target(zero, &PARAMETERS, stage == 3, context);
+    let device = check_target(zero, &OPTIMIZER_STATES, stage >= 1, context);
+    let sub_group_size = zero.count("sub_group_size");
+    let section = zero.section("offload_optimizer");
+    let offload = match device {
+        "cpu" if stage >= 1 && !context.facts.host_device => {
+            OptimizerOffload::Host { sub_group_size }
+        }
+        "nvme" if stage >= 1 => {
+            OptimizerOffload::Nvme(nvme(&section, &top.section("aio"), sub_group_size, context))
+        }
+        _ => return OptimizerOffload::Device,
+    };
+    let ratio = section.real("ratio");
+    if ratio != 1.0 {
+        let message = format!("{ratio} asks for a part of the states, which is not available");
+        context.findings.push(section.error("ratio", message, "set it to 1.0"));
+    }
+    offload
 }
 
-/// `what` is kept where the section `name`, or the flag `outdated` that it replaced, says.
+/// Files of optimizer states. Unlike DeepSpeed's, transfers overlap the update unless the file says no.
+fn nvme(
+    section: &Section<'_>,
+    aio: &Section<'_>,
+    sub_group_size: usize,
+    context: &mut Context<'_>,
+) -> NvmePlan {
+    let folder = section.text("nvme_path").filter(|path| !path.is_empty());
+    if folder.is_none() {
+        let message = "\"nvme\" needs a folder".to_owned();
+        let remedy = "give nvme_path, a folder on a local disk";
+        context.findings.push(section.error("device", message, remedy));
+    }
+    let both = section.optional_flag("pipeline").unwrap_or(true);
+    NvmePlan {
+        folder: folder.unwrap_or_default().into(),
+        sub_group_size,
+        pipeline_read: section.optional_flag("pipeline_read").unwrap_or(both),
+        pipeline_write: section.optional_flag("pipeline_write").unwrap_or(both),
+        block_size: aio.count("block_size"),
+        queue_depth: aio.count("queue_depth"),
+    }
+}
+
+/// What can be offloaded.
+struct Target {
+    what: &'static str,
+    /// Its section.
+    name: &'static str,
+    /// The flag that the section replaced.
+    outdated: &'static str,
+    /// What to do at a stage that does not shard it.
+    needs: &'static str,
+    /// Whether it can be kept outside of the device: in host memory, or on NVMe.
+    leaves_device: bool,
+}
+
+const PARAMETERS: Target = Target {
+    what: "parameters",
+    name: "offload_param",
+    outdated: "cpu_offload_param",
+    needs: "use stage 3 or remove it",
+    leaves_device: false,
+};
+
+const OPTIMIZER_STATES: Target = Target {
+    what: "optimizer states",
+    name: "offload_optimizer",
+    outdated: "cpu_offload",
+    needs: "use stage 1 or more, or remove it",
+    leaves_device: true,
+};
+
+/// Checks where `target` is to be kept: where its section says, or the outdated flag. Returns the device.
 fn check_target(
     zero: &Section<'_>,
-    name: &str,
-    outdated: &str,
-    what: &str,
+    target: &Target,
     has_effect: bool,
     context: &mut Context<'_>,
-) {
+) -> &'static str {
+    let Target { name, outdated, .. } = *target;
     let section = zero.section(name);
     let device = section.choice("device");
     let Some(flag) = zero.optional_flag(outdated) else {
-        let finding = judge(device, what, has_effect, context.facts.host_device);
-        let finding = finding.map(|(severity, message, remedy)| {
-            section.diagnosis(severity, "device", message, remedy)
-        });
-        return finding.into_iter().for_each(|finding| context.findings.push(finding));
+        if let Some((severity, message, remedy)) = judge(device, target, has_effect, context) {
+            context.findings.push(section.diagnosis(severity, "device", message, remedy));
+        }
+        return device;
     };
     let outdated_device = if flag { "cpu" } else { "none" };
     let remedy = format!("write \"{name}\": {{\"device\": \"{outdated_device}\"}} in its place");
     if section.given("device").is_some() && device != outdated_device {
         let message = format!("{flag} contradicts {}: \"{device}\"", section.path_of("device"));
-        return context.findings.push(zero.error(outdated, message, remedy));
+        context.findings.push(zero.error(outdated, message, remedy));
+        return device;
     }
     let message = format!("is taken as {}: \"{outdated_device}\"", section.path_of("device"));
     context.findings.push(zero.warning(outdated, message, remedy));
-    if let Some((severity, message, remedy)) =
-        judge(outdated_device, what, has_effect, context.facts.host_device)
-    {
+    if let Some((severity, message, remedy)) = judge(outdated_device, target, has_effect, context) {
         context.findings.push(zero.diagnosis(severity, outdated, message, remedy));
     }
+    outdated_device
 }
 
 /// What there is to say about a device: how much it matters, what, and the remedy.
 fn judge(
     device: &str,
-    what: &str,
+    target: &Target,
     has_effect: bool,
-    host: bool,
+    context: &Context<'_>,
 ) -> Option<(Severity, String, &'static str)> {
+    let (what, host) = (target.what, context.facts.host_device);
     match device {
         "none" => None,
-        _ if !has_effect => Some((
-            Severity::Warning,
-            format!("\"{device}\" is ignored: {what} are not sharded at this stage"),
-            if what == PARAMETERS {
-                "use stage 3 or remove it"
-            } else {
-                "use stage 1 or more, or remove it"
-            },
-        )),
+        _ if !has_effect => {
+            let message = format!("\"{device}\" is ignored: {what} are not sharded at this stage");
+            Some((Severity::Warning, message, target.needs))
+        }
         "cpu" if host => Some((Severity::Note, format!("{what} already live in host memory"), "")),
-        device => Some((
-            Severity::Error,
-            format!(
-                "\"{device}\" asks for offload of {what} to {device}, which is not available in \
-                    this version"
-            ),
-            if host {
-                "write \"cpu\" or \"none\""
-            } else {
-                "write \"none\", or run on a CPU backend"
-            },
-        )),
+        "cpu" | "nvme" if target.leaves_device => None,
+        device => {
+            let message = format!(
+                "\"{device}\" asks for offload of {what} to {device}, which is not available in this \
+                 version"
+            );
+            let remedy = match host {
+                true => "write \"cpu\" or \"none\"",
+                false => "write \"none\", or run on a CPU backend",
+            };
+            Some((Severity::Error, message, remedy))
+        }
     }
 }

@@ -99,11 +99,9 @@ pub(crate) const KEYS: &[Key] = &[
     Key::positive(
         "sub_group_size",
         1_000_000_000,
-        "Elements that the optimizer updates at \
-        once.",
+        "Most elements of offloaded optimizer states that are updated at a time.",
     )
     .unit(ELEMENTS)
-    .inert("each parameter's share is updated in one pass")
     .auto(),
     // Parameters, stage 3.
     Key::count(
@@ -267,7 +265,7 @@ pub(crate) fn resolve(top: &Section<'_>, context: &mut Context<'_>) -> ZeroPlan 
     };
     check_effects(&zero, stage.number(), context);
     check_allgather_bucket(&zero, stage, context);
-    offload::check(&zero, stage.number(), context);
+    let optimizer_states = offload::resolve(top, &zero, stage.number(), context);
     let hidden = HiddenSize::of(context);
     ZeroPlan {
         stage,
@@ -294,6 +292,7 @@ pub(crate) fn resolve(top: &Section<'_>, context: &mut Context<'_>) -> ZeroPlan 
             gather_16bit_weights_on_model_save: zero
                 .flag("stage3_gather_16bit_weights_on_model_save"),
         },
+        optimizer_states,
     }
 }
 

@@ -12,7 +12,7 @@ use deepburn_checkpoint::{
     CheckpointError, Layout, Piece, RankRecord, RankWriter, Run, Save, Ticket,
 };
 use deepburn_ops::OptimizerOps;
-use deepburn_zero::{Group, OwnedArray};
+use deepburn_zero::{Group, OwnedArray, ZeroError};
 use serde_json::Value;
 
 use super::element::element_type;
@@ -99,11 +99,18 @@ impl<B: OptimizerOps> Snapshot<B> {
                     return Err(undone(ticket));
                 }
                 let data = array.data(start..array.numel().min(start + CHUNK));
+                let data = data.map_err(|error| unread(ticket, error))?;
                 write_part(&mut writer, &layout, piece, &data)?;
             }
         }
         writer.finish(state)
     }
+}
+
+/// States that lie on a disk cannot be read.
+fn unread(ticket: &Ticket, error: ZeroError) -> CheckpointError {
+    let path = ticket.folder().to_owned();
+    CheckpointError::Io { action: "read the states for", path, source: io::Error::other(error) }
 }
 
 /// The thread that writes.

@@ -6,6 +6,7 @@
 //! whole and resident parameters and masters are what they would be without the interruption.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
 use deepburn_config::Stage;
@@ -14,6 +15,7 @@ use deepburn_ops::{OptimizerOps, float_from_host, float_into_host, read_float};
 use super::ModelStates;
 use crate::array::{flat_range, narrow};
 use crate::error::ZeroError;
+use crate::optimizer::{KeptArray, ParkedArray};
 use crate::parameter::Parameter;
 use crate::publish::Publisher;
 use crate::random::RandomStream;
@@ -62,6 +64,8 @@ pub struct OwnedArray<B: Backend>(pub(super) Elements<B>);
 pub(super) enum Elements<B: Backend> {
     /// On the device.
     Float(B::FloatTensorPrimitive),
+    /// Optimizer states that are offloaded.
+    Parked(Arc<ParkedArray>),
     /// In host memory: integers, and bools of one byte each.
     Host(TensorData),
 }
@@ -71,19 +75,27 @@ impl<B: Backend> OwnedArray<B> {
     pub fn numel(&self) -> usize {
         match &self.0 {
             Elements::Float(tensor) => tensor.shape().num_elements(),
+            Elements::Parked(array) => array.numel(),
             Elements::Host(data) => data.num_elements(),
         }
     }
 
     /// Elements `range` in host memory.
     ///
+    /// # Errors
+    /// The disk on which they are fails.
+    ///
     /// # Panics
     /// When there are fewer.
-    pub fn data(&self, range: Range<usize>) -> TensorData {
-        match &self.0 {
+    pub fn data(&self, range: Range<usize>) -> Result<TensorData, ZeroError> {
+        Ok(match &self.0 {
             Elements::Float(tensor) => read_float::<B>(narrow::<B>(tensor.clone(), range)),
+            Elements::Parked(array) => {
+                let shape = [range.len()];
+                TensorData::new(array.read(range)?, shape)
+            }
             Elements::Host(data) => host_range(data, range),
-        }
+        })
     }
 }
 
@@ -131,9 +143,9 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// same.
     pub fn arrays(&self, index: usize) -> Vec<(StateArray, DType)> {
         let parameter = &self.parameters[index];
-        let weights = match self.optimizer.master(index) {
-            Some(_) => DType::F32,
-            None => parameter.dtype(),
+        let weights = match self.optimizer.has_master(index) {
+            true => DType::F32,
+            false => parameter.dtype(),
         };
         let mut arrays = vec![(StateArray::Weights, weights)];
         if parameter.is_trainable() {
@@ -150,19 +162,25 @@ impl<B: OptimizerOps> ModelStates<B> {
     pub fn owned(&self, index: usize, array: StateArray) -> Option<OwnedArray<B>> {
         let (parameter, share) = (&self.parameters[index], self.share);
         let partition = parameter.partition();
-        let owned = match array {
-            StateArray::Weights => match (self.optimizer.master(index), parameter.shard()) {
-                (Some(master), _) => share.owned_state::<B>(master, partition),
-                (None, Some(shard)) => narrow::<B>(shard, 0..partition.owned(share.rank).len()),
-                (None, None) => flat_range::<B>(&parameter.read(), partition.owned(share.rank)),
-            },
+        let range = share.owned_range(partition);
+        let kept = match array {
+            StateArray::Weights => self.optimizer.kept_master(index, range.clone()),
             StateArray::Moment(name) => {
-                share.owned_state::<B>(self.optimizer.moment(index, name)?, partition)
+                Some(self.optimizer.kept_moment(index, name, range.clone())?)
             }
-            StateArray::Gradient => {
+            StateArray::Gradient => None,
+        };
+        let owned = match (kept, array) {
+            (Some(KeptArray::Parked(copy)), _) => return Some(OwnedArray(Elements::Parked(copy))),
+            (Some(KeptArray::Device(state)), _) => narrow::<B>(state, range),
+            (None, StateArray::Gradient) => {
                 let reducer = self.reducer.borrow();
                 share.owned_gradient::<B>(&reducer.accumulated(index)?.tensor, partition)
             }
+            (None, _) => match parameter.shard() {
+                Some(shard) => narrow::<B>(shard, 0..partition.owned(share.rank).len()),
+                None => flat_range::<B>(&parameter.read(), partition.owned(share.rank)),
+            },
         };
         Some(OwnedArray(Elements::Float(owned)))
     }
@@ -249,7 +267,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             let values = self.piece(parameter, StateArray::Weights, cut, &mut read)?;
             // Rounded as the optimizer rounds: a backend's own cast may not.
             let stored = B::cast(values.clone(), working);
-            self.optimizer.set_master(parameter.index(), values);
+            self.optimizer.set_master(parameter.index(), values).map_err(ZeroError::from)?;
             if stage.shards_parameters() {
                 drop(parameter.take());
             }
@@ -280,7 +298,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             let moments = moments
                 .map(|name| self.piece(parameter, StateArray::Moment(name), cut, &mut read))
                 .collect::<Result<Vec<_>, E>>()?;
-            self.optimizer.set_moments(index, moments);
+            self.optimizer.set_moments(index, moments).map_err(ZeroError::from)?;
         }
         self.optimizer.set_time(steps);
         Ok(())

@@ -11,8 +11,8 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_flex::{Flex, FlexDevice};
 use deepburn_config::{
-    AdamPlan, GatherPlan, GradientPlan, GradientReduction, OptimizerPlan, PrecisionPlan,
-    ReductionPlan, Stage, ZeroPlan,
+    AdamPlan, GatherPlan, GradientPlan, GradientReduction, OptimizerOffload, OptimizerPlan,
+    PrecisionPlan, ReductionPlan, Stage, ZeroPlan,
 };
 use deepburn_zero::{Policy, Training};
 
@@ -123,6 +123,7 @@ pub fn policy(stage: Stage) -> Policy {
                 max_reuse_distance: 1_000_000_000,
                 gather_16bit_weights_on_model_save: false,
             },
+            optimizer_states: OptimizerOffload::Device,
         },
         reduction: ReductionPlan {
             op: GradientReduction::Mean,

@@ -1,0 +1,61 @@
+//! Optimizer states on NVMe: what they need, and what they do to the disk.
+
+use deepburn::comm::Partition;
+use deepburn::zero::{IoStatistics, check_folder, swap_bytes};
+use deepburn_config::{NvmePlan, OptimizerOffload, Precision};
+
+use crate::failure::Failure;
+use crate::preparation::Preparation;
+
+/// Checks that the files of `local_ranks` ranks, those of this host, fit into their folder.
+///
+/// # Errors
+/// A user's mistake: the folder is missing, cannot be written, is in memory or too small.
+pub(crate) fn check_swap(preparation: &Preparation, local_ranks: usize) -> Result<(), Failure> {
+    let Some(nvme) = nvme(preparation) else { return Ok(()) };
+    let bytes = file_bytes(preparation, nvme).saturating_mul(local_ranks as u64);
+    check_folder(&nvme.folder, bytes).map_err(|error| {
+        Failure::mistake(format!("zero_optimization.offload_optimizer.nvme_path: {error}"))
+    })
+}
+
+/// Logs what a step does to the disk.
+pub(crate) fn announce_swap(preparation: &Preparation) {
+    let Some(nvme) = nvme(preparation) else { return };
+    let gigabytes = file_bytes(preparation, nvme) as f64 / 1e9;
+    tracing::info!(
+        "optimizer states are in {}: {gigabytes:.3} GB for each rank, which every step reads and writes once",
+        nvme.folder.display()
+    );
+}
+
+/// Logs what a rank has read and written in `steps` steps.
+pub(crate) fn report_swap(statistics: &IoStatistics, steps: u64) {
+    let gigabytes = |bytes: u64| bytes as f64 / 1e9;
+    tracing::info!(
+        "NVMe: {:.3} GB read and {:.3} GB written by rank 0 in {steps} steps, which waited {:.1} s for the \
+         disk",
+        gigabytes(statistics.bytes_read),
+        gigabytes(statistics.bytes_written),
+        statistics.waited.as_secs_f64()
+    );
+}
+
+fn nvme(preparation: &Preparation) -> Option<&NvmePlan> {
+    match &preparation.plan.zero.optimizer_states {
+        OptimizerOffload::Nvme(nvme) => Some(nvme),
+        OptimizerOffload::Device | OptimizerOffload::Host { .. } => None,
+    }
+}
+
+/// Bytes of the file of one rank.
+fn file_bytes(preparation: &Preparation, nvme: &NvmePlan) -> u64 {
+    let plan = &preparation.plan;
+    let ranks = preparation.job.training.ranks;
+    let parameters = preparation.subject.parameters();
+    // All stages with offloaded states shard them.
+    let lens = parameters
+        .iter()
+        .map(|parameter| Partition::new(parameter.shape.iter().product(), ranks).shard_len());
+    swap_bytes(&plan.optimizer, plan.precision.compute != Precision::Fp32, nvme, lens)
+}

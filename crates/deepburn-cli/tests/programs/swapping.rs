@@ -1,0 +1,77 @@
+//! Optimizer states on NVMe: the numbers of states in memory, resuming, and folders that cannot be used.
+
+use std::fs;
+
+use serde_json::json;
+
+use crate::job::{Job, STAGES};
+use crate::resume::{STEPS, assert_same, checkpoints, long, resume};
+
+/// The same job with its optimizer states in `folder` inside its own.
+fn swapped(job: Job, overlaps: bool) -> Job {
+    let folder = job.folder().join("swap");
+    fs::create_dir_all(&folder).unwrap();
+    job.zero(
+        "offload_optimizer",
+        json!({
+            "device": "nvme", "nvme_path": folder,
+            "pipeline_read": overlaps, "pipeline_write": overlaps,
+        }),
+    )
+}
+
+#[test]
+fn states_on_nvme_change_no_bit() {
+    let precisions = [None, Some("bf16"), Some("fp16")];
+    for (index, stage) in STAGES.into_iter().skip(1).enumerate() {
+        for (ranks, precision) in [1, 2, 3].into_iter().zip(precisions) {
+            let job = || match precision {
+                Some(precision) => {
+                    long().with(&format!("deepspeed.{precision}"), json!({"enabled": true}))
+                }
+                None => long(),
+            };
+            let plain = job().sharded(stage, ranks).train();
+            let swapped = swapped(job().sharded(stage, ranks), index != 1);
+            let what = format!("stage {stage}, {ranks} ranks, {precision:?}");
+            assert_same(&swapped.train(), &plain, &what);
+            let left = fs::read_dir(swapped.folder().join("swap")).unwrap().count();
+            assert_eq!(left, 0, "{what}");
+        }
+    }
+}
+
+/// States that are saved from a file load in memory, and the other way round; saves that go on while
+/// steps are taken see the states of their own step.
+#[test]
+fn runs_change_between_nvme_and_memory() {
+    let expected = long().sharded(2, 2).train();
+    for (before, after) in [(true, true), (true, false), (false, true)] {
+        let placed = |job: Job, on_nvme| if on_nvme { swapped(job, true) } else { job };
+        let job = long().sharded(2, 2).with("training.save_steps", 3);
+        let job = placed(job.with("training.async_save", true), before);
+        job.train();
+        for step in 4..=STEPS {
+            let _ = fs::remove_dir_all(checkpoints(&job).join(format!("step-{step:08}")));
+        }
+        let job = job.zero("offload_optimizer", json!({"device": "none"}));
+        let job = placed(job, after);
+        let ending = resume(&job, &["step-00000003"]);
+        ending.succeeded();
+        let trained = crate::job::Trained::read(&job.folder().join("output"));
+        assert_same(&trained, &expected, &format!("{before} to {after}"));
+    }
+}
+
+#[test]
+fn folders_that_cannot_be_used_are_refused() {
+    let job = || long().sharded(2, 2);
+    let file = job().folder().join("file");
+    for (folder, reason) in
+        [("/nowhere/at/all".into(), "not found"), ("/dev/shm".into(), "tmpfs"), (file, "not found")]
+    {
+        let job = job().zero("offload_optimizer", json!({"device": "nvme", "nvme_path": folder}));
+        job.run().failed(2, &["offload_optimizer.nvme_path", reason]);
+        assert!(!job.folder().join("output").exists(), "something was written");
+    }
+}

@@ -1,0 +1,94 @@
+//! One request to the disk: a block of a transfer, of which short transfers are continued.
+
+use std::path::Path;
+use std::slice;
+
+use rustix::io::Errno;
+
+use crate::file::RawFile;
+use crate::policy::Direction;
+use crate::{ALIGNMENT, SwapError};
+
+/// The memory of a block.
+///
+/// Blocks of one transfer run in parallel on several workers, and each has a part of the same buffer.
+/// The borrow checker cannot follow that, so the memory is a pointer.
+#[derive(Debug)]
+pub(crate) struct BlockMemory {
+    start: *mut u8,
+    length: usize,
+}
+
+impl BlockMemory {
+    /// `length` bytes from `start` on.
+    pub(crate) fn new(start: *mut u8, length: usize) -> Self {
+        Self { start, length }
+    }
+}
+
+/// A part of a transfer, which one worker reads or writes.
+#[derive(Debug)]
+pub(crate) struct Block {
+    /// The transfer.
+    pub(crate) transfer: u64,
+    /// Read or write.
+    pub(crate) direction: Direction,
+    /// Offset in the file, in bytes.
+    pub(crate) offset: u64,
+    /// Where the data goes to or comes from.
+    pub(crate) memory: BlockMemory,
+}
+
+impl Block {
+    /// Length in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.memory.length
+    }
+
+    /// Reads or writes the whole block.
+    ///
+    /// # Errors
+    /// The system reports a failure, or transfers nothing.
+    #[allow(unsafe_code)]
+    pub(crate) fn run(&mut self, file: &dyn RawFile, folder: &Path) -> Result<(), SwapError> {
+        // SAFETY: `IoQueue` owns the buffer from before it hands out the first block until every block
+        // was handed back, so the memory lives and nobody else refers to it. Each part of a buffer is
+        // handed out once, so blocks are disjoint. `Buffer::block` has checked the bounds, and the
+        // system has initialised the mapping.
+        let memory = unsafe { slice::from_raw_parts_mut(self.memory.start, self.memory.length) };
+        let mut done = 0;
+        while done < memory.len() {
+            let offset = self.offset + done as u64;
+            let rest = &mut memory[done..];
+            let outcome = match self.direction {
+                Direction::Read => file.read_at(rest, offset),
+                Direction::Write => file.write_at(rest, offset),
+            };
+            let transferred = match outcome {
+                Ok(transferred) => transferred,
+                Err(Errno::INTR) => continue,
+                Err(errno) => {
+                    let span = (offset, rest.len() as u64);
+                    return Err(SwapError::os(folder, self.direction.into(), span, errno));
+                }
+            };
+            // Direct I/O cannot continue in the middle of a sector: the last partial one is repeated.
+            let progress = match transferred < rest.len() && file.is_direct() {
+                true => transferred - transferred % ALIGNMENT,
+                false => transferred,
+            };
+            if progress == 0 {
+                return Err(SwapError::Short {
+                    folder: folder.to_owned(),
+                    operation: self.direction.into(),
+                    offset,
+                    length: rest.len() as u64,
+                    transferred: transferred as u64,
+                });
+            }
+            done += progress;
+        }
+        file.drop_cache(self.offset, memory.len() as u64);
+        Ok(())
+    }
+}

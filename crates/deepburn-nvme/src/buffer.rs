@@ -1,0 +1,95 @@
+//! Host memory that direct I/O can use.
+
+use std::fmt;
+use std::slice;
+
+use bytemuck::Pod;
+use memmap2::MmapRaw;
+
+use crate::BufferPool;
+use crate::block::BlockMemory;
+
+/// Aligned host memory, which returns to its [`BufferPool`] when it is dropped.
+///
+/// It is aligned to pages, which suffices for direct I/O and for every element type.
+pub struct Buffer {
+    /// `None` only while the buffer is dropped.
+    memory: Option<MmapRaw>,
+    length: usize,
+    pool: BufferPool,
+}
+
+impl Buffer {
+    /// The first `length` bytes of `memory`.
+    pub(crate) fn new(memory: MmapRaw, length: usize, pool: BufferPool) -> Self {
+        debug_assert!(length <= memory.len());
+        Self { memory: Some(memory), length, pool }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Whether the length is 0.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// All bytes.
+    #[allow(unsafe_code)]
+    pub fn as_bytes(&self) -> &[u8] {
+        // SAFETY: the mapping is readable, initialised by the system and at least `length` bytes long.
+        // It lives as long as `self`. Workers only touch it while the queue owns the buffer.
+        unsafe { slice::from_raw_parts(self.memory().as_ptr(), self.length) }
+    }
+
+    /// All bytes, to be changed.
+    #[allow(unsafe_code)]
+    pub fn as_mut_bytes(&mut self) -> &mut [u8] {
+        // SAFETY: as in `as_bytes`; the mapping is writable and `self` is borrowed exclusively.
+        unsafe { slice::from_raw_parts_mut(self.memory().as_mut_ptr(), self.length) }
+    }
+
+    /// The elements that fit in the length, such as `f32` or `u16`.
+    pub fn as_slice<T: Pod>(&self) -> &[T] {
+        const { assert!(size_of::<T>() > 0 && align_of::<T>() <= crate::ALIGNMENT) };
+        bytemuck::cast_slice(&self.as_bytes()[..self.length - self.length % size_of::<T>()])
+    }
+
+    /// The elements that fit in the length, to be changed.
+    pub fn as_mut_slice<T: Pod>(&mut self) -> &mut [T] {
+        const { assert!(size_of::<T>() > 0 && align_of::<T>() <= crate::ALIGNMENT) };
+        let whole = self.length - self.length % size_of::<T>();
+        bytemuck::cast_slice_mut(&mut self.as_mut_bytes()[..whole])
+    }
+
+    /// The length rounded up to the alignment; the memory is never smaller.
+    pub(crate) fn padded_len(&self) -> usize {
+        self.length.next_multiple_of(crate::ALIGNMENT)
+    }
+
+    /// Where a block of the padded length starts.
+    pub(crate) fn block(&self, start: usize, length: usize) -> BlockMemory {
+        assert!(start + length <= self.memory().len(), "a block lies in its buffer");
+        BlockMemory::new(self.memory().as_mut_ptr().wrapping_add(start), length)
+    }
+
+    fn memory(&self) -> &MmapRaw {
+        self.memory.as_ref().expect("only drop takes the memory")
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if let Some(memory) = self.memory.take() {
+            self.pool.put_back(memory);
+        }
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer").field("length", &self.length).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,249 @@
+//! What can go wrong with a swap file.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use thiserror::Error;
+
+/// What failed on a swap file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SwapOperation {
+    /// Looking at the folder.
+    Inspect,
+    /// Creating the file.
+    Create,
+    /// Reserving the file's space on the disk.
+    Preallocate,
+    /// Starting the worker threads.
+    StartWorkers,
+    /// Reading a region.
+    Read,
+    /// Writing a region.
+    Write,
+}
+
+impl fmt::Display for SwapOperation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Inspect => "inspect the folder",
+            Self::Create => "create the file",
+            Self::Preallocate => "preallocate",
+            Self::StartWorkers => "start the worker threads",
+            Self::Read => "read",
+            Self::Write => "write",
+        })
+    }
+}
+
+/// Why a swap file cannot be created, read or written.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum SwapError {
+    /// The folder does not exist.
+    #[error(
+        "swap folder {}: not found; create it on a local disk, or correct `nvme_path`",
+        folder.display()
+    )]
+    Missing {
+        /// The folder.
+        folder: PathBuf,
+    },
+
+    /// The path leads to something else than a folder.
+    #[error(
+        "swap folder {}: not a folder; set `nvme_path` to a folder on a local disk",
+        folder.display()
+    )]
+    NotAFolder {
+        /// The path.
+        folder: PathBuf,
+    },
+
+    /// No file can be created in the folder.
+    #[error(
+        "swap folder {}: read-only or without write permission; mount it writable, change its \
+         permissions, or set `nvme_path` to another folder",
+        folder.display()
+    )]
+    ReadOnly {
+        /// The folder.
+        folder: PathBuf,
+    },
+
+    /// The folder is in host memory.
+    #[error(
+        "swap folder {}: on {filesystem}, which keeps files in host memory; set `nvme_path` to a \
+         folder on a disk, or offload to `cpu`",
+        folder.display()
+    )]
+    InMemory {
+        /// The folder.
+        folder: PathBuf,
+        /// Its file system.
+        filesystem: &'static str,
+    },
+
+    /// The disk has too little free space.
+    #[error(
+        "swap folder {}: {needed} bytes needed, {free} bytes free; free {} more bytes, set \
+         `nvme_path` to a larger disk, or use more ranks on other machines",
+        folder.display(), needed.saturating_sub(*free)
+    )]
+    NoSpace {
+        /// The folder.
+        folder: PathBuf,
+        /// Bytes of the swap file.
+        needed: u64,
+        /// Bytes that are free.
+        free: u64,
+    },
+
+    /// A number of the policy is out of range.
+    #[error("aio.{field}: unsupported value: {value}; it must be {rule}")]
+    Policy {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: usize,
+        /// What is allowed, and the remedy.
+        rule: &'static str,
+    },
+
+    /// The file has no space for another region.
+    #[error(
+        "swap file in {}: {requested} bytes requested, {left} of its {bytes} bytes left; create it \
+         with the sum of `SwapFile::padded` over all regions",
+        folder.display()
+    )]
+    Full {
+        /// The folder.
+        folder: PathBuf,
+        /// Bytes requested, with padding.
+        requested: u64,
+        /// Bytes not in any region.
+        left: u64,
+        /// Bytes of the file.
+        bytes: u64,
+    },
+
+    /// A read or write does not fit its region.
+    #[error(
+        "swap file in {}: cannot {operation} {length} bytes at byte {offset} of a region: {reason}",
+        folder.display()
+    )]
+    Request {
+        /// The folder.
+        folder: PathBuf,
+        /// Read or write.
+        operation: SwapOperation,
+        /// Offset in the region, in bytes.
+        offset: usize,
+        /// Length in bytes.
+        length: usize,
+        /// The rule and the remedy.
+        reason: String,
+    },
+
+    /// The system has no memory for a buffer.
+    #[error(
+        "cannot allocate a swap buffer of {bytes} bytes beside {held} bytes of other buffers; use \
+         smaller or fewer buffers, fewer ranks on this machine, or a machine with more memory"
+    )]
+    OutOfMemory {
+        /// Bytes of the buffer.
+        bytes: usize,
+        /// Bytes that the pool holds already.
+        held: usize,
+    },
+
+    /// The operating system reports a failure.
+    #[error(
+        "swap file in {}: cannot {operation} {length} bytes at byte {offset}: {}; {}",
+        folder.display(), io::Error::from_raw_os_error(*code), remedy(*code)
+    )]
+    Os {
+        /// The folder.
+        folder: PathBuf,
+        /// What failed.
+        operation: SwapOperation,
+        /// Offset in the file, in bytes.
+        offset: u64,
+        /// Length in bytes.
+        length: u64,
+        /// The system's error number.
+        code: i32,
+    },
+
+    /// The disk accepts or returns fewer bytes than asked for, repeatedly.
+    #[error(
+        "swap file in {}: cannot {operation} {length} bytes at byte {offset}: only {transferred} \
+         bytes were transferred; the file was truncated or the disk fails: see `dmesg` and use \
+         another disk",
+        folder.display()
+    )]
+    Short {
+        /// The folder.
+        folder: PathBuf,
+        /// Read or write.
+        operation: SwapOperation,
+        /// Offset in the file, in bytes.
+        offset: u64,
+        /// Length in bytes.
+        length: u64,
+        /// Bytes transferred.
+        transferred: u64,
+    },
+
+    /// An earlier write failed, and the file no longer holds what was stored.
+    #[error("an earlier write failed; resume from the latest checkpoint: {0}")]
+    EarlierWrite(Arc<SwapError>),
+}
+
+impl SwapError {
+    /// A failure that the system reports for `length` bytes at `offset` of the file.
+    pub(crate) fn os(
+        folder: &Path,
+        operation: SwapOperation,
+        (offset, length): (u64, u64),
+        errno: Errno,
+    ) -> Self {
+        Self::Os {
+            folder: folder.to_owned(),
+            operation,
+            offset,
+            length,
+            code: errno.raw_os_error(),
+        }
+    }
+
+    /// What calls after a failed write return.
+    pub(crate) fn earlier_write(&self) -> Self {
+        Self::EarlierWrite(Arc::new(self.clone()))
+    }
+}
+
+/// What to do about an error number.
+fn remedy(code: i32) -> &'static str {
+    match Errno::from_raw_os_error(code) {
+        Errno::NOSPC => {
+            "the disk is full, although space was checked at the start: free space, or set \
+             `nvme_path` to another disk"
+        }
+        Errno::DQUOT => "the disk quota is used up: raise it, or set `nvme_path` to another disk",
+        Errno::IO => {
+            "the disk reports a failure: see `dmesg` and `smartctl -a`, and set `nvme_path` to \
+             another disk"
+        }
+        Errno::FBIG => {
+            "the file is larger than its file system or `ulimit -f` allows: set `nvme_path` to \
+             another file system, or raise the limit"
+        }
+        Errno::MFILE | Errno::NFILE => "too many files are open: raise `ulimit -n`",
+        Errno::AGAIN | Errno::NOMEM => {
+            "the system is out of threads or memory: raise `ulimit -u`, or reduce `aio.queue_depth`"
+        }
+        _ => "see `dmesg`, or set `nvme_path` to a folder on another local disk",
+    }
+}

@@ -1,0 +1,216 @@
+//! The file on the disk: created without a name, preallocated, probed for direct I/O.
+
+use std::fmt;
+use std::io::IoSlice;
+use std::num::NonZeroU64;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{Advice, AtFlags, FallocateFlags, Mode, OFlags, StatxFlags};
+use rustix::io::{Errno, ReadWriteFlags};
+
+use crate::folder::{check_folder, free_bytes};
+use crate::{ALIGNMENT, BufferPool, SwapError, SwapOperation};
+
+/// Reads and writes at offsets of a file. Tests replace the file to inject failures.
+pub(crate) trait RawFile: Send + Sync + fmt::Debug {
+    /// Reads up to `memory.len()` bytes and returns how many.
+    fn read_at(&self, memory: &mut [u8], offset: u64) -> Result<usize, Errno>;
+
+    /// Writes up to `memory.len()` bytes and returns how many.
+    fn write_at(&self, memory: &[u8], offset: u64) -> Result<usize, Errno>;
+
+    /// Asks the system to forget cached pages, where there are any.
+    fn drop_cache(&self, offset: u64, length: u64);
+
+    /// Whether the page cache is bypassed.
+    fn is_direct(&self) -> bool;
+}
+
+/// A file without a name: it ends with its last descriptor, also when the process is killed.
+#[derive(Debug)]
+pub(crate) struct DiskFile {
+    file: OwnedFd,
+    is_direct: bool,
+    is_preallocated: bool,
+}
+
+impl DiskFile {
+    /// Creates a file of `bytes` zeros in `folder`, for direct I/O if wanted and possible.
+    ///
+    /// # Errors
+    /// The folder is refused, or the disk is full.
+    pub(crate) fn create(folder: &Path, bytes: u64, direct: bool) -> Result<Self, SwapError> {
+        check_folder(folder, bytes)?;
+        let refused = |errno| match errno {
+            Errno::ACCESS | Errno::PERM | Errno::ROFS => {
+                SwapError::ReadOnly { folder: folder.to_owned() }
+            }
+            errno => SwapError::os(folder, SwapOperation::Create, (0, bytes), errno),
+        };
+        let file = open_unnamed(folder).map_err(refused)?;
+        let is_preallocated = preallocate(&file, bytes).map_err(|errno| match errno {
+            Errno::NOSPC => {
+                let free = free_bytes(folder).unwrap_or_default();
+                SwapError::NoSpace { folder: folder.to_owned(), needed: bytes, free }
+            }
+            errno => SwapError::os(folder, SwapOperation::Preallocate, (0, bytes), errno),
+        })?;
+        if !is_preallocated {
+            tracing::warn!(
+                "swap folder {}: the file system cannot preallocate files; if the disk fills up \
+                 during training, a write will fail",
+                folder.display()
+            );
+        }
+        let is_direct = direct && enable_direct(&file, folder)?;
+        if direct && !is_direct {
+            tracing::warn!(
+                "swap folder {}: the file system does not support direct I/O; swapping goes \
+                 through the page cache, which is slower",
+                folder.display()
+            );
+        }
+        if !is_direct {
+            // Read-ahead would cache pages beyond a request, which `drop_cache` then misses. Only a
+            // hint, so failures do not matter.
+            let _ = rustix::fs::fadvise(&file, 0, None, Advice::Random);
+        }
+        Ok(Self { file, is_direct, is_preallocated })
+    }
+
+    /// Whether the disk has reserved all bytes.
+    pub(crate) fn is_preallocated(&self) -> bool {
+        self.is_preallocated
+    }
+}
+
+impl RawFile for DiskFile {
+    fn read_at(&self, memory: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        rustix::io::pread(&self.file, memory, offset)
+    }
+
+    fn write_at(&self, memory: &[u8], offset: u64) -> Result<usize, Errno> {
+        if self.is_direct {
+            return rustix::io::pwrite(&self.file, memory, offset);
+        }
+        // Without DSYNC, the page cache accepts data that the disk refuses later, when nobody waits
+        // for it any more: the page is dropped, and a read returns what was there before.
+        let memory = [IoSlice::new(memory)];
+        rustix::io::pwritev2(&self.file, &memory, offset, ReadWriteFlags::DSYNC)
+    }
+
+    fn drop_cache(&self, offset: u64, length: u64) {
+        if !self.is_direct {
+            // Only a hint, so failures do not matter.
+            let length = NonZeroU64::new(length);
+            let _ = rustix::fs::fadvise(&self.file, offset, length, Advice::DontNeed);
+        }
+    }
+
+    fn is_direct(&self) -> bool {
+        self.is_direct
+    }
+}
+
+/// Opens a new file that has no name.
+fn open_unnamed(folder: &Path) -> Result<OwnedFd, Errno> {
+    // With EXCL, nobody can give it a name later.
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::EXCL | OFlags::CLOEXEC;
+    match rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR) {
+        // A file system or a kernel that does not know unnamed files.
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL) => open_unlinked(folder),
+        outcome => outcome,
+    }
+}
+
+/// Opens a new file under a name that no other run uses, and removes the name at once.
+fn open_unlinked(folder: &Path) -> Result<OwnedFd, Errno> {
+    static FILES: AtomicU64 = AtomicU64::new(0);
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+    loop {
+        let number = FILES.fetch_add(1, Ordering::Relaxed);
+        // The time keeps apart processes with one number on two machines that share the folder.
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let path = folder.join(format!(".deepburn-swap-{}-{time}-{number}", process::id()));
+        match rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR) {
+            Err(Errno::EXIST | Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+            Ok(file) => return rustix::fs::unlink(&path).map(|()| file),
+        }
+    }
+}
+
+/// Reserves all bytes; returns false where the file system can only set the length.
+fn preallocate(file: &OwnedFd, bytes: u64) -> Result<bool, Errno> {
+    loop {
+        return match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
+            Ok(()) => Ok(true),
+            Err(Errno::INTR) => continue,
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+                rustix::fs::ftruncate(file, bytes).map(|()| false)
+            }
+            Err(errno) => Err(errno),
+        };
+    }
+}
+
+/// Turns on direct I/O; returns false where the file system refuses it.
+fn enable_direct(file: &OwnedFd, folder: &Path) -> Result<bool, SwapError> {
+    let failed = |errno| SwapError::os(folder, SwapOperation::Create, (0, ALIGNMENT as u64), errno);
+    let buffered = rustix::fs::fcntl_getfl(file).map_err(failed)?;
+    if !alignment_suffices(file)
+        || rustix::fs::fcntl_setfl(file, buffered | OFlags::DIRECT).is_err()
+    {
+        return Ok(false);
+    }
+    // Some file systems accept the flag and refuse the requests.
+    let mut zeros = BufferPool::new().zeroed(ALIGNMENT)?;
+    let mut probe = || {
+        let read = rustix::io::pread(file, zeros.as_mut_bytes(), 0)?;
+        let written = rustix::io::pwrite(file, zeros.as_bytes(), 0)?;
+        Ok(read == ALIGNMENT && written == ALIGNMENT)
+    };
+    match probe() {
+        Ok(true) => Ok(true),
+        Ok(false) | Err(Errno::INVAL | Errno::OPNOTSUPP) => {
+            rustix::fs::fcntl_setfl(file, buffered).map_err(failed)?;
+            Ok(false)
+        }
+        Err(errno) => Err(failed(errno)),
+    }
+}
+
+/// Whether direct I/O needs no larger alignment than that of regions, as far as the system can tell.
+fn alignment_suffices(file: &OwnedFd) -> bool {
+    let Ok(stat) = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) else {
+        return true;
+    };
+    if stat.stx_mask & StatxFlags::DIOALIGN.bits() == 0 {
+        return true;
+    }
+    // Zero stands for no direct I/O.
+    let needed = [stat.stx_dio_mem_align, stat.stx_dio_offset_align];
+    needed.iter().all(|&bytes| bytes != 0 && (ALIGNMENT as u32).is_multiple_of(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_with_a_name_lose_it_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let files: Vec<OwnedFd> = (0..3).map(|_| open_unlinked(folder.path()).unwrap()).collect();
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+        preallocate(&files[0], 8192).unwrap();
+        assert_eq!(rustix::io::pwrite(&files[0], b"data", 4096), Ok(4));
+        let mut read = [1; 5];
+        assert_eq!(rustix::io::pread(&files[0], &mut read, 4096), Ok(5));
+        assert_eq!(&read, b"data\0");
+        assert_eq!(rustix::fs::fstat(&files[1]).unwrap().st_size, 0);
+    }
+}

@@ -1,0 +1,41 @@
+//! A read or write in progress.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::Instant;
+
+use crate::statistics::WaitClock;
+use crate::{Buffer, SwapError};
+
+/// A read or write in progress, which owns its buffer until it is complete.
+///
+/// Dropping it neither cancels nor waits: the transfer completes, and its buffer returns to the pool.
+/// If a dropped write fails, the next call on its [`SwapFile`](crate::SwapFile) returns the failure.
+#[derive(Debug)]
+#[must_use = "only `wait` returns the buffer and the outcome"]
+pub struct PendingIo {
+    outcome: Receiver<Result<Buffer, SwapError>>,
+    clock: Arc<WaitClock>,
+}
+
+impl PendingIo {
+    pub(crate) fn new(outcome: Receiver<Result<Buffer, SwapError>>, clock: Arc<WaitClock>) -> Self {
+        Self { outcome, clock }
+    }
+
+    /// Waits until the transfer is complete and returns its buffer: the data read, or what was
+    /// written, unchanged.
+    ///
+    /// # Errors
+    /// The transfer failed, or a write before it did. The buffer has returned to the pool.
+    pub fn wait(self) -> Result<Buffer, SwapError> {
+        match self.outcome.try_recv() {
+            Ok(outcome) => return outcome,
+            Err(TryRecvError::Empty | TryRecvError::Disconnected) => {}
+        }
+        let started = Instant::now();
+        let outcome = self.outcome.recv().expect("workers complete every transfer before they end");
+        self.clock.add(started.elapsed());
+        outcome
+    }
+}

@@ -1,0 +1,194 @@
+//! The buffers of a swap file.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use memmap2::{Advice, MmapMut, MmapRaw};
+
+use crate::{ALIGNMENT, Buffer, SwapError};
+
+/// Buffers from this size on are asked for in huge pages.
+const HUGE_PAGE: usize = 2 << 20;
+
+/// Allocates buffers and keeps those that are dropped for later use.
+///
+/// A request takes the smallest idle buffer that is large enough and at most twice as large as
+/// needed. New memory is rounded up to a quarter of a power of two at most, so that arrays of
+/// similar sizes share buffers. A loop that uses the same sizes again allocates nothing after its
+/// first rounds. Clones share their buffers.
+///
+/// Buffers of 2 MiB or more are in huge pages where the system offers them (`always` or `madvise` in
+/// `/sys/kernel/mm/transparent_hugepage/enabled`), and the disk reads and writes those faster.
+#[derive(Clone, Default)]
+pub struct BufferPool {
+    shelf: Arc<Mutex<Shelf>>,
+}
+
+/// Idle memory by size, and sums.
+#[derive(Default)]
+struct Shelf {
+    idle: BTreeMap<usize, Vec<MmapRaw>>,
+    idle_bytes: usize,
+    held_bytes: usize,
+}
+
+impl BufferPool {
+    /// A pool without buffers.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes a buffer of `length` bytes, all 0.
+    ///
+    /// # Errors
+    /// The system has no memory left.
+    pub fn zeroed(&self, length: usize) -> Result<Buffer, SwapError> {
+        let (mut buffer, is_new) = self.take(length)?;
+        if !is_new {
+            buffer.as_mut_bytes().fill(0);
+        }
+        Ok(buffer)
+    }
+
+    /// Takes a buffer of `length` bytes that the caller overwrites: it holds 0 or old data.
+    ///
+    /// # Errors
+    /// The system has no memory left.
+    pub fn unfilled(&self, length: usize) -> Result<Buffer, SwapError> {
+        self.take(length).map(|(buffer, _)| buffer)
+    }
+
+    /// Bytes of all buffers, idle or in use.
+    pub fn held_bytes(&self) -> usize {
+        self.lock().held_bytes
+    }
+
+    /// Bytes of idle buffers.
+    pub fn idle_bytes(&self) -> usize {
+        self.lock().idle_bytes
+    }
+
+    /// Returns the memory of all idle buffers to the system.
+    pub fn release_idle(&self) {
+        let mut shelf = self.lock();
+        shelf.held_bytes -= shelf.idle_bytes;
+        shelf.idle_bytes = 0;
+        shelf.idle.clear();
+    }
+
+    /// Keeps the memory of a buffer that was dropped.
+    pub(crate) fn put_back(&self, memory: MmapRaw) {
+        let mut shelf = self.lock();
+        shelf.idle_bytes += memory.len();
+        shelf.idle.entry(memory.len()).or_default().push(memory);
+    }
+
+    /// A buffer, and whether its memory is new and therefore 0.
+    fn take(&self, length: usize) -> Result<(Buffer, bool), SwapError> {
+        let mut shelf = self.lock();
+        let out_of_memory = |held| SwapError::OutOfMemory { bytes: length, held };
+        let size = size_class(length).ok_or_else(|| out_of_memory(shelf.held_bytes))?;
+        let (memory, is_new) = match shelf.take_idle(size) {
+            Some(memory) => (memory, false),
+            None => {
+                let memory = allocate(size).ok_or_else(|| out_of_memory(shelf.held_bytes))?;
+                shelf.held_bytes += size;
+                (memory, true)
+            }
+        };
+        drop(shelf);
+        Ok((Buffer::new(memory, length, self.clone()), is_new))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shelf> {
+        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shelf {
+    fn take_idle(&mut self, size: usize) -> Option<MmapRaw> {
+        let (&found, stack) = self.idle.range_mut(size..=size.saturating_mul(2)).next()?;
+        let memory = stack.pop()?;
+        if stack.is_empty() {
+            self.idle.remove(&found);
+        }
+        self.idle_bytes -= found;
+        Some(memory)
+    }
+}
+
+/// `length` rounded up to one of four sizes between two powers of two, and to the alignment.
+fn size_class(length: usize) -> Option<usize> {
+    let step = length.checked_next_power_of_two()? / 8;
+    length.max(1).checked_next_multiple_of(step.max(ALIGNMENT))
+}
+
+/// New memory, all 0.
+fn allocate(size: usize) -> Option<MmapRaw> {
+    let memory = MmapMut::map_anon(size).ok()?;
+    if size >= HUGE_PAGE {
+        // Direct I/O pins every page of a request, and huge pages are fewer. Only a hint: a system
+        // without huge pages refuses it.
+        let _ = memory.advise(Advice::HugePage);
+    }
+    Some(memory.into())
+}
+
+impl fmt::Debug for BufferPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shelf = self.lock();
+        f.debug_struct("BufferPool")
+            .field("held_bytes", &shelf.held_bytes)
+            .field("idle_bytes", &shelf.idle_bytes)
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_steady_state_allocates_nothing() {
+        let pool = BufferPool::new();
+        let sizes = [1, 4096, 100_000, 120_000, 5_000_000, 0, 3];
+        let round = || {
+            let held: Vec<Buffer> = sizes.iter().map(|&size| pool.zeroed(size).unwrap()).collect();
+            drop(held);
+            pool.held_bytes()
+        };
+        let first = round();
+        assert!((0..10).all(|_| round() == first));
+        assert_eq!(pool.idle_bytes(), first);
+        pool.release_idle();
+        assert_eq!((pool.held_bytes(), pool.idle_bytes()), (0, 0));
+    }
+
+    #[test]
+    fn buffers_are_zeroed_aligned_and_typed() {
+        let pool = BufferPool::new();
+        for length in [0, 7, 4096, 3 << 20] {
+            let mut buffer = pool.zeroed(length).unwrap();
+            assert!(buffer.as_bytes().len() == length && buffer.len() == length);
+            assert!(buffer.as_bytes().iter().all(|&byte| byte == 0));
+            assert_eq!(buffer.as_bytes().as_ptr() as usize % ALIGNMENT, 0);
+            buffer.as_mut_slice::<f32>().fill(1.0);
+            assert_eq!(buffer.as_slice::<f64>().len(), length / 8);
+            assert_eq!(buffer.as_slice::<u16>().len(), length / 2);
+            buffer.as_mut_bytes().fill(0xff);
+        }
+        assert!(matches!(pool.zeroed(usize::MAX), Err(SwapError::OutOfMemory { .. })));
+        assert!(matches!(pool.zeroed(1 << 60), Err(SwapError::OutOfMemory { .. })));
+    }
+
+    #[test]
+    fn size_classes_waste_at_most_a_quarter_above_small_sizes() {
+        for length in (1..200).map(|step| step * 123_457) {
+            let size = size_class(length).unwrap();
+            assert!(size >= length && size.is_multiple_of(ALIGNMENT));
+            assert!(size <= length + length / 4 + ALIGNMENT, "{length} -> {size}");
+        }
+        assert_eq!(size_class(16 << 20), Some(16 << 20));
+    }
+}

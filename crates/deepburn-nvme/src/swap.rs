@@ -1,0 +1,277 @@
+//! The swap file of a rank.
+
+use std::fmt;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use rustix::io::Errno;
+
+use crate::file::{DiskFile, RawFile};
+use crate::policy::Direction;
+use crate::queue::{IoQueue, Transfer};
+use crate::region::{self, RegionAllocator};
+use crate::statistics::WaitClock;
+use crate::worker::start_worker;
+use crate::{
+    ALIGNMENT, Buffer, BufferPool, IoPolicy, IoStatistics, PendingIo, Region, SwapError,
+    SwapOperation,
+};
+
+/// A preallocated file without a name on a local disk, read and written by a few threads.
+///
+/// It starts as zeros, so reading what was never written returns zeros. Dropping it completes all
+/// requests, ends the threads and frees the disk space.
+pub struct SwapFile {
+    folder: Arc<Path>,
+    regions: RegionAllocator,
+    queue: Arc<IoQueue>,
+    pool: BufferPool,
+    clock: Arc<WaitClock>,
+    workers: Vec<JoinHandle<()>>,
+    is_direct: bool,
+    is_preallocated: bool,
+}
+
+impl SwapFile {
+    /// Creates a swap file of `bytes` bytes in `folder` and starts its threads.
+    ///
+    /// Uses direct I/O if `policy` asks for it and the file system supports it. The free space is
+    /// checked, then reserved; see [`is_preallocated`](Self::is_preallocated).
+    ///
+    /// # Errors
+    /// The folder is missing, not a folder, not writable, in host memory (tmpfs, ramfs) or has too
+    /// little free space; a number of `policy` is out of range; the system reports a failure.
+    pub fn create(folder: &Path, bytes: u64, policy: &IoPolicy) -> Result<Self, SwapError> {
+        policy.check()?;
+        // The system refuses to reserve nothing.
+        let bytes = bytes.max(1).checked_next_multiple_of(ALIGNMENT as u64).unwrap_or(u64::MAX);
+        let file = DiskFile::create(folder, bytes, policy.direct)?;
+        let is_preallocated = file.is_preallocated();
+        Self::with_file(Arc::new(file), folder, bytes, policy, is_preallocated)
+    }
+
+    /// Starts the threads of a file that exists.
+    pub(crate) fn with_file(
+        file: Arc<dyn RawFile>,
+        folder: &Path,
+        bytes: u64,
+        policy: &IoPolicy,
+        is_preallocated: bool,
+    ) -> Result<Self, SwapError> {
+        let mut swap = Self {
+            folder: folder.into(),
+            regions: RegionAllocator::new(bytes),
+            queue: Arc::new(IoQueue::new(policy.block_size)),
+            pool: BufferPool::new(),
+            clock: Arc::default(),
+            workers: Vec::with_capacity(policy.queue_depth),
+            is_direct: file.is_direct(),
+            is_preallocated,
+        };
+        for index in 0..policy.queue_depth {
+            let worker = start_worker(index, swap.queue.clone(), file.clone(), swap.folder.clone());
+            // Dropping `swap` ends the workers that were started.
+            swap.workers.push(worker.map_err(|error| {
+                let errno = Errno::from_io_error(&error).unwrap_or(Errno::AGAIN);
+                SwapError::os(folder, SwapOperation::StartWorkers, (0, bytes), errno)
+            })?);
+        }
+        Ok(swap)
+    }
+
+    /// Bytes that a region of `bytes` bytes takes up in the file.
+    pub fn padded(bytes: usize) -> u64 {
+        region::padded(bytes)
+    }
+
+    /// Bytes of the file.
+    pub fn bytes(&self) -> u64 {
+        self.regions.bytes()
+    }
+
+    /// Whether the page cache is bypassed.
+    pub fn is_direct(&self) -> bool {
+        self.is_direct
+    }
+
+    /// Whether the disk has reserved all bytes, so that it cannot fill up during training.
+    pub fn is_preallocated(&self) -> bool {
+        self.is_preallocated
+    }
+
+    /// The pool that reads take their buffers from.
+    pub fn pool(&self) -> &BufferPool {
+        &self.pool
+    }
+
+    /// Reserves a region of `bytes` bytes.
+    ///
+    /// # Errors
+    /// Fewer bytes are left.
+    pub fn region(&self, bytes: usize) -> Result<Region, SwapError> {
+        self.regions.allocate(bytes).map_err(|left| SwapError::Full {
+            folder: self.folder.to_path_buf(),
+            requested: region::padded(bytes),
+            left,
+            bytes: self.bytes(),
+        })
+    }
+
+    /// Starts to read `range`, in bytes of `region`, into a buffer of the pool.
+    ///
+    /// The range may end anywhere; it starts at a multiple of [`ALIGNMENT`].
+    ///
+    /// # Errors
+    /// The range is not in the region or not aligned, the region belongs to another file, there is no
+    /// memory for a buffer, or an earlier write failed.
+    pub fn read(&self, region: &Region, range: Range<usize>) -> Result<PendingIo, SwapError> {
+        let Some(length) = range.end.checked_sub(range.start) else {
+            let reason = format!("the range ends at {}, before its start; swap them", range.end);
+            return Err(self.refuse(Direction::Read, range.start, 0, reason));
+        };
+        self.check(Direction::Read, region, range.start, length)?;
+        let buffer = self.pool.unfilled(length)?;
+        self.start(Direction::Read, region, range.start, buffer)
+    }
+
+    /// Starts to read into a given buffer: as many bytes as it has, from `offset` of `region` on.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn read_into(
+        &self,
+        region: &Region,
+        offset: usize,
+        buffer: Buffer,
+    ) -> Result<PendingIo, SwapError> {
+        self.check(Direction::Read, region, offset, buffer.len())?;
+        self.start(Direction::Read, region, offset, buffer)
+    }
+
+    /// Starts to write `buffer` to `region`, from byte `offset` on.
+    ///
+    /// The write starts at a multiple of [`ALIGNMENT`], and ends at one or at the end of the region:
+    /// the disk writes whole blocks, and the bytes behind the buffer would be lost.
+    ///
+    /// # Errors
+    /// The write does not fit into the region or is not aligned, the region belongs to another file,
+    /// or an earlier write failed.
+    pub fn write(
+        &self,
+        region: &Region,
+        offset: usize,
+        buffer: Buffer,
+    ) -> Result<PendingIo, SwapError> {
+        let end = offset.saturating_add(buffer.len());
+        self.check(Direction::Write, region, offset, buffer.len())?;
+        if !end.is_multiple_of(ALIGNMENT) && end != region.len() {
+            let reason = format!(
+                "a write ends at a multiple of {ALIGNMENT} bytes or at the end of its region, byte \
+                 {}; write more, or reserve a region for this part",
+                region.len()
+            );
+            return Err(self.refuse(Direction::Write, offset, buffer.len(), reason));
+        }
+        self.start(Direction::Write, region, offset, buffer)
+    }
+
+    /// Waits until no request is in progress.
+    ///
+    /// # Errors
+    /// A write failed, waited for or not.
+    pub fn wait_all(&self) -> Result<(), SwapError> {
+        let started = Instant::now();
+        let outcome = self.queue.wait_all();
+        self.clock.add(started.elapsed());
+        outcome
+    }
+
+    /// Bytes and times since the file was created.
+    pub fn statistics(&self) -> IoStatistics {
+        IoStatistics { waited: self.clock.total(), ..self.queue.statistics() }
+    }
+
+    /// Checks what reads and writes have in common.
+    fn check(
+        &self,
+        direction: Direction,
+        region: &Region,
+        offset: usize,
+        length: usize,
+    ) -> Result<(), SwapError> {
+        self.queue.check()?;
+        let reason = if region.file != self.regions.file() {
+            "the region belongs to another swap file; use the file that reserved it".to_owned()
+        } else if offset.checked_add(length).is_none_or(|end| end > region.len()) {
+            format!("the region has {} bytes; stay within them", region.len())
+        } else if !offset.is_multiple_of(ALIGNMENT) {
+            format!("the offset must be a multiple of {ALIGNMENT}; start at one")
+        } else {
+            return Ok(());
+        };
+        Err(self.refuse(direction, offset, length, reason))
+    }
+
+    fn refuse(
+        &self,
+        direction: Direction,
+        offset: usize,
+        length: usize,
+        reason: String,
+    ) -> SwapError {
+        SwapError::Request {
+            folder: self.folder.to_path_buf(),
+            operation: direction.into(),
+            offset,
+            length,
+            reason,
+        }
+    }
+
+    /// Starts a transfer that was checked.
+    fn start(
+        &self,
+        direction: Direction,
+        region: &Region,
+        offset: usize,
+        buffer: Buffer,
+    ) -> Result<PendingIo, SwapError> {
+        let (sender, receiver) = sync_channel(1);
+        if buffer.is_empty() {
+            // The channel has room for one, and its other end is still here.
+            let _ = sender.send(Ok(buffer));
+        } else {
+            let offset = region.offset + offset as u64;
+            self.queue.submit(Transfer { direction, offset, buffer, outcome: sender })?;
+        }
+        Ok(PendingIo::new(receiver, self.clock.clone()))
+    }
+}
+
+impl Drop for SwapFile {
+    fn drop(&mut self) {
+        self.queue.close();
+        for worker in self.workers.drain(..) {
+            // A panic of a worker has been printed, and there is nobody to return it to.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl fmt::Debug for SwapFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SwapFile")
+            .field("folder", &self.folder)
+            .field("bytes", &self.bytes())
+            .field("is_direct", &self.is_direct)
+            .field("statistics", &self.statistics())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

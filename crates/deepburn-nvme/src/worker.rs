@@ -1,0 +1,27 @@
+//! The threads that read and write.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
+use std::time::Instant;
+
+use crate::file::RawFile;
+use crate::queue::{Finished, IoQueue};
+
+/// Starts a worker, which runs blocks of `queue` until it is closed and empty.
+pub(crate) fn start_worker(
+    index: usize,
+    queue: Arc<IoQueue>,
+    file: Arc<dyn RawFile>,
+    folder: Arc<Path>,
+) -> io::Result<JoinHandle<()>> {
+    Builder::new().name(format!("swap-{index}")).spawn(move || {
+        let mut finished = None;
+        while let Some(mut block) = queue.next(finished.take()) {
+            let started = Instant::now();
+            let outcome = block.run(&*file, &folder);
+            finished = Some(Finished { block, outcome, busy: started.elapsed() });
+        }
+    })
+}

@@ -276,8 +276,13 @@ fn of_the_deepspeed_section() {
         ("deepspeed.zero_optimization.overlap_comm", "\"true\"", &["overlap_comm"]),
         (
             "deepspeed.zero_optimization.offload_optimizer",
+            "{\"device\": \"nvme\"}",
+            &["offload_optimizer.device", "nvme_path"],
+        ),
+        (
+            "deepspeed.zero_optimization.offload_param",
             "{\"device\": \"nvme\", \"nvme_path\": \"/tmp\"}",
-            &["offload_optimizer", "not available"],
+            &["offload_param", "not available"],
         ),
         (
             "deepspeed.zero_optimization.offload_param",

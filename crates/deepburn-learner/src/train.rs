@@ -1,5 +1,6 @@
 //! The training loop: batches in, optimizer steps and their record out.
 
+use std::sync::Once;
 use std::time::Instant;
 
 use burn::module::AutodiffModule;
@@ -315,8 +316,18 @@ where
         optimizer: usage(Category::Optimizer).current as u64,
         gathered_peak: usage(Category::Gathered).peak as u64,
         activations_peak: usage(Category::Activations).peak as u64,
-        rss: memory_stats::memory_stats().map_or(0, |stats| stats.physical_mem as u64),
+        rss: resident_bytes(),
     }
+}
+
+/// Resident set of this process; 0 where the system does not tell.
+fn resident_bytes() -> u64 {
+    // A first call that runs beside another one finds the crate half-way through its set-up, and 0.
+    static FIRST: Once = Once::new();
+    FIRST.call_once(|| {
+        memory_stats::memory_stats();
+    });
+    memory_stats::memory_stats().map_or(0, |stats| stats.physical_mem as u64)
 }
 
 /// What an evaluation found.

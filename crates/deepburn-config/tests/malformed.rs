@@ -393,7 +393,18 @@ fn features_that_do_not_exist() {
             r#""zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme", "nvme_path": "/x", "ratio": 0.5}}"#,
             ["offload_optimizer.ratio", "0.5", "set it to 1.0"],
         ),
-        (r#""aio": {"use_gds": true}"#, ["aio.use_gds", "GPUDirect", "set it to false"]),
+        (
+            r#""aio": {"use_gds": true}, "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme", "nvme_path": "/x"}}"#,
+            ["aio.use_gds", "GPUDirect", "set it to false"],
+        ),
+        (
+            r#""aio": {"block_size": 4097}, "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme", "nvme_path": "/x"}}"#,
+            ["aio.block_size", "4097", "multiple of 4096"],
+        ),
+        (
+            r#""aio": {"queue_depth": 1025}, "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme", "nvme_path": "/x"}}"#,
+            ["aio.queue_depth", "1025", "1024"],
+        ),
         (
             r#""zero_optimization": {"zero_hpz_partition_size": 8}"#,
             ["zero_hpz_partition_size", "ZeRO++", "set it to 1"],

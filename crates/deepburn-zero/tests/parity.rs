@@ -204,6 +204,13 @@ fn parked_states_change_nothing() {
             nesterov: true,
         },
         OptimizerPlan::Lion { lr: 1e-3, betas: [0.9, 0.99], weight_decay: 0.1 },
+        OptimizerPlan::Sgd {
+            lr: 1e-2,
+            momentum: 0.0,
+            dampening: 0.0,
+            weight_decay: 0.0,
+            nesterov: false,
+        },
     ];
     for (ranks, compute) in [(1, Precision::Fp32), (3, Precision::Fp32), (2, Precision::Bf16)] {
         for rule in &rules {

@@ -5,7 +5,7 @@
 //! from a device, or to NVMe, does not exist in this version and is refused.
 
 use crate::diagnosis::Severity;
-use crate::key::{Asks, Key, Literal};
+use crate::key::{Key, Literal};
 use crate::kind::{Integers, Kind, Reals};
 use crate::plan::{NvmePlan, OptimizerOffload};
 use crate::resolve::Context;
@@ -79,11 +79,7 @@ pub(crate) const AIO: &[Key] = &[
     .inert(THREADS),
     Key::flag("single_submit", false, "Submit requests one by one.").inert(THREADS),
     Key::flag("overlap_events", true, "Submit and wait at the same time.").inert(THREADS),
-    Key::flag("use_gds", false, "Copy between NVMe and GPU without the host.").unavailable(
-        "GPUDirect Storage",
-        Asks::Differs,
-        "set it to false",
-    ),
+    Key::flag("use_gds", false, "Copy between NVMe and GPU without the host."),
 ];
 
 const THREADS: &str = "each request under way has a thread of its own";
@@ -106,14 +102,37 @@ pub(crate) fn resolve(
         "nvme" if stage >= 1 => {
             OptimizerOffload::Nvme(nvme(&section, &top.section("aio"), sub_group_size, context))
         }
-        _ => return OptimizerOffload::Device,
+        _ => {
+            note_unused(zero, &["sub_group_size"], context);
+            OptimizerOffload::Device
+        }
     };
+    if !matches!(offload, OptimizerOffload::Nvme(_)) {
+        note_unused(&section, &NVME_KEYS, context);
+        note_unused(&top.section("aio"), &AIO_KEYS, context);
+    }
     let ratio = section.real("ratio");
-    if ratio != 1.0 {
+    if ratio != 1.0 && offload == OptimizerOffload::Device {
+        note_unused(&section, &["ratio"], context);
+    } else if ratio != 1.0 {
         let message = format!("{ratio} asks for a part of the states, which is not available");
         context.findings.push(section.error("ratio", message, "set it to 1.0"));
     }
     offload
+}
+
+/// Keys of `offload_optimizer` and of `aio` that only NVMe has a use for.
+const NVME_KEYS: [&str; 4] = ["nvme_path", "pipeline", "pipeline_read", "pipeline_write"];
+const AIO_KEYS: [&str; 3] = ["block_size", "queue_depth", "use_gds"];
+
+/// Notes which of `keys` are given without effect.
+fn note_unused(section: &Section<'_>, keys: &[&'static str], context: &mut Context<'_>) {
+    for key in keys {
+        if section.given(key).is_some() {
+            let message = "has no effect: optimizer states are not offloaded so".to_owned();
+            context.findings.push(section.diagnosis(Severity::Note, key, message, ""));
+        }
+    }
 }
 
 /// Files of optimizer states. Unlike DeepSpeed's, transfers overlap the update unless the file says no.
@@ -129,14 +148,28 @@ fn nvme(
         let remedy = "give nvme_path, a folder on a local disk";
         context.findings.push(section.error("device", message, remedy));
     }
+    let (block_size, queue_depth) = (aio.count("block_size"), aio.count("queue_depth"));
+    // What direct I/O needs, and as many threads as a process may well have.
+    if !block_size.is_multiple_of(4096) {
+        let message = format!("{block_size} is not a multiple of 4096");
+        context.findings.push(aio.error("block_size", message, "write 1048576"));
+    }
+    if queue_depth > 1024 {
+        let message = format!("{queue_depth} is more than 1024");
+        context.findings.push(aio.error("queue_depth", message, "write 8"));
+    }
+    if aio.flag("use_gds") {
+        let message = "asks for GPUDirect Storage, which is not available".to_owned();
+        context.findings.push(aio.error("use_gds", message, "set it to false"));
+    }
     let both = section.optional_flag("pipeline").unwrap_or(true);
     NvmePlan {
         folder: folder.unwrap_or_default().into(),
         sub_group_size,
         pipeline_read: section.optional_flag("pipeline_read").unwrap_or(both),
         pipeline_write: section.optional_flag("pipeline_write").unwrap_or(both),
-        block_size: aio.count("block_size"),
-        queue_depth: aio.count("queue_depth"),
+        block_size,
+        queue_depth,
     }
 }
 

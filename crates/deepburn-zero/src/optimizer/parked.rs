@@ -99,7 +99,9 @@ impl ParkedState {
             };
             Ok(Piece { range, place, _lease: ledger.hold_on(tier, Category::Optimizer, bytes) })
         };
-        let pieces = ranges(len, piece).map(park).collect::<Result<_, SwapError>>()?;
+        // A rule that keeps nothing, such as SGD without momentum, has nothing to park.
+        let parked = if count == 0 { 0 } else { len };
+        let pieces = ranges(parked, piece).map(park).collect::<Result<_, SwapError>>()?;
         let arrays = ParkedArrays { store: store.clone(), len, pieces };
         Ok(Self { arrays: Arc::new(arrays), copies: Mutex::default() })
     }
@@ -122,7 +124,11 @@ impl ParkedState {
         pipeline: &mut Pipeline,
         mut update: impl FnMut(Range<usize>, &mut [&mut [f32]]),
     ) -> Result<(), SwapError> {
-        self.keep_copies()?;
+        let kept = self.keep_copies();
+        pipeline.note(kept)?;
+        if self.arrays.pieces.is_empty() && self.arrays.len > 0 {
+            update(0..self.arrays.len, &mut []);
+        }
         for piece in &self.arrays.pieces {
             let len = piece.range.len();
             match &piece.place {
@@ -184,10 +190,15 @@ impl ParkedState {
 
     /// Reads what copies need into memory, before their source is overwritten.
     fn keep_copies(&self) -> Result<(), SwapError> {
-        lock(&self.copies)
-            .drain(..)
-            .filter_map(|copy| copy.upgrade())
-            .try_for_each(|copy| copy.keep())
+        let mut copies = lock(&self.copies);
+        while let Some(copy) = copies.last() {
+            if let Some(copy) = copy.upgrade() {
+                // One that cannot be kept stays, so that nothing overwrites its source.
+                copy.keep()?;
+            }
+            copies.pop();
+        }
+        Ok(())
     }
 }
 
@@ -341,6 +352,18 @@ mod tests {
             assert_eq!((copy.numel(), copy.read(4..5).unwrap()), (5, vec![7.0]));
             assert_eq!(state.copy(1, 0..2).read(0..2).unwrap(), [-1.0, -1.0]);
             assert_eq!(state.array(0).unwrap(), [0.0; 10]);
+        }
+    }
+
+    #[test]
+    fn a_rule_without_states_is_applied_once() {
+        for store in stores() {
+            let mut state = ParkedState::zeros(&store, 0, 10, 4, &Ledger::new()).unwrap();
+            assert_eq!((state.regions().count(), file_bytes(0, 10, 4)), (0, 0));
+            let mut ranges = Vec::new();
+            let update = |range, arrays: &mut [&mut [f32]]| ranges.push((range, arrays.len()));
+            state.update(&mut pipeline(&store), update).unwrap();
+            assert_eq!(ranges, [(0..10, 0)]);
         }
     }
 

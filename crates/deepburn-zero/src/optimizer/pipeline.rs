@@ -52,6 +52,8 @@ impl Pipeline {
     /// That of an earlier step which failed: there is nothing to continue from.
     pub(crate) fn start(&mut self, pieces: VecDeque<Region>) -> Result<(), SwapError> {
         self.failure.clone().map_or(Ok(()), Err)?;
+        // A step that another rank has ended may have left some.
+        self.reads.clear();
         self.largest = pieces.iter().map(Region::len).max().unwrap_or(0);
         self.upcoming = pieces;
         Ok(())
@@ -63,7 +65,7 @@ impl Pipeline {
     /// The disk fails.
     pub(crate) fn read(&mut self, region: &Region) -> Result<Buffer, SwapError> {
         let read = self.read_in_order(region);
-        self.noted(read)
+        self.note(read)
     }
 
     /// Writes a piece that was read before. An error may be that of an earlier write.
@@ -72,10 +74,11 @@ impl Pipeline {
     /// The disk fails.
     pub(crate) fn write(&mut self, region: &Region, buffer: Buffer) -> Result<(), SwapError> {
         let written = self.write_behind(region, buffer);
-        self.noted(written)
+        self.note(written)
     }
 
-    fn noted<T>(&mut self, outcome: Result<T, SwapError>) -> Result<T, SwapError> {
+    /// Hands an outcome on; after a failure no other step starts.
+    pub(crate) fn note<T>(&mut self, outcome: Result<T, SwapError>) -> Result<T, SwapError> {
         if let Err(error) = &outcome {
             self.failure.get_or_insert_with(|| error.clone());
         }

@@ -186,6 +186,8 @@ pub struct TrainingJob {
     pub learning_rate: Option<f64>,
     /// Micro-batch for a DeepSpeed configuration that leaves it open, in samples.
     pub micro_batch_size: Option<usize>,
+    /// Whether activations are recomputed, where the file says so.
+    pub gradient_checkpointing: Option<bool>,
     /// Steps of the warm-up for a DeepSpeed configuration that leaves them open.
     pub warmup_steps: Option<usize>,
 }
@@ -310,6 +312,7 @@ impl Job {
             warmup_steps: self.training.warmup_steps,
             learning_rate: self.training.learning_rate,
             micro_batch_size: self.training.micro_batch_size,
+            gradient_checkpointing: self.training.gradient_checkpointing,
         }
     }
 }

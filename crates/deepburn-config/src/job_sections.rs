@@ -296,6 +296,7 @@ pub(crate) fn read_training(
             .or(deepspeed.optional_count("steps_per_print")),
         learning_rate: training.optional_real("learning_rate"),
         micro_batch_size: training.optional_count("micro_batch_size"),
+        gradient_checkpointing: training.optional_flag("gradient_checkpointing"),
         warmup_steps: training.optional_count("warmup_steps"),
     }
 }

@@ -32,6 +32,8 @@ pub struct Plan {
     pub gradient_clipping: Option<f64>,
     /// How gradients of different ranks become one.
     pub reduction: ReductionPlan,
+    /// Which activations backward computes again.
+    pub recompute: RecomputePolicy,
     /// What is printed and measured while training.
     pub report: ReportPlan,
     /// What is written for other programs to read.
@@ -50,6 +52,32 @@ pub struct BatchPlan {
     pub gradient_accumulation_steps: usize,
     /// Data-parallel ranks.
     pub world_size: usize,
+}
+
+/// Activation checkpointing: which activations forward frees, for backward to compute again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RecomputePolicy {
+    /// None.
+    #[default]
+    Off,
+    /// Those of every block; its inputs stay.
+    Full,
+    /// Those of every block that cost little: every second product and its block's inputs stay.
+    Selective,
+    /// Those of every n-th block; the other blocks keep theirs.
+    EveryNth(usize),
+}
+
+impl RecomputePolicy {
+    /// Whether activations of block number `block` of the model are freed.
+    pub fn recomputes(self, block: usize) -> bool {
+        match self {
+            Self::Off => false,
+            Self::Full | Self::Selective => true,
+            Self::EveryNth(n) => block.is_multiple_of(n),
+        }
+    }
 }
 
 /// The optimizer, with the hyper-parameters it has.

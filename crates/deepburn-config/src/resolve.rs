@@ -14,8 +14,8 @@ use crate::dynamic_batching::DynamicBatchingPlan;
 use crate::key::Key;
 
 use crate::keys::{
-    DEEPSPEED, batch, curriculum, data_efficiency, monitor, optimizer, precision, report,
-    scheduler, zero,
+    DEEPSPEED, activation_checkpointing, batch, curriculum, data_efficiency, monitor, optimizer,
+    precision, report, scheduler, zero,
 };
 use crate::kind::Kind;
 use crate::node::Node;
@@ -41,6 +41,8 @@ pub struct Facts {
     pub learning_rate: Option<f64>,
     /// Samples of a micro-batch where the file gives none or says `"auto"`.
     pub micro_batch_size: Option<usize>,
+    /// Whether activations are recomputed, where the job file says so.
+    pub gradient_checkpointing: Option<bool>,
 }
 
 impl Facts {
@@ -54,6 +56,7 @@ impl Facts {
             warmup_steps: None,
             learning_rate: None,
             micro_batch_size: None,
+            gradient_checkpointing: None,
         }
     }
 }
@@ -120,6 +123,7 @@ pub fn resolve(written: &Written, facts: &Facts) -> Result<Resolved, Report> {
         precision,
         gradient_clipping: Some(top.real("gradient_clipping")).filter(|clip| *clip > 0.0),
         reduction: reduction(&top, zero.stage, &mut context),
+        recompute: activation_checkpointing::resolve(&top, &mut context),
         report: report::resolve(&top),
         monitor: monitor::resolve(&top, &mut context),
         zero,

@@ -16,8 +16,8 @@ use deepburn_comm::CommError;
 use deepburn_config::{BatchPlan, OverflowPlan, Plan};
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::{
-    Buffer, Category, Group, Ledger, ModelStates, Parameter, Policy, Rates, StepOutcome, Training,
-    ZeroError,
+    Buffer, Category, Group, Ledger, ModelStates, Parameter, Pass, Policy, Rates, StepOutcome,
+    Training, ZeroError,
 };
 use serde::{Deserialize, Serialize};
 use tracing::trace_span;
@@ -136,6 +136,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             reduction: plan.reduction,
             precision: plan.precision,
             optimizer: plan.optimizer.clone(),
+            recompute: plan.recompute,
         };
         let (module, states) = ModelStates::shard(module, policy, group)?;
         states.set_micro_batches(plan.batch.gradient_accumulation_steps);
@@ -203,7 +204,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         // A copy of handles, so that the module stays where the pass cannot begin.
         let prepared = self.states.start_training_pass(self.module.clone());
         self.module = self.note(prepared.map_err(EngineError::from))?;
-        let _context = self.states.enter(true);
+        let _context = self.states.enter(Some(Pass::Train));
         let started = Instant::now();
         let result = trace_span!("forward").in_scope(|| guard(|| run(self.module())));
         self.times.forward += started.elapsed();
@@ -228,7 +229,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.agree_buffers()?;
         self.states.start_evaluation_pass()?;
         let module = self.module().valid();
-        let _context = self.states.enter(true);
+        let _context = self.states.enter(Some(Pass::Evaluate));
         let result = trace_span!("evaluate").in_scope(|| guard(|| run(&module)))?;
         self.states.finish_pass()?;
         Ok(result)
@@ -263,7 +264,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             return Err(EngineError::Order { call, when });
         }
         self.accumulate_as("backward", false)?;
-        let _context = self.states.enter(false);
+        let _context = self.states.enter(None);
         // A 16-bit loss would overflow by its scale alone.
         let loss = if loss.dtype() == DType::F32 { loss } else { loss.cast(DType::F32) };
         let factor = weight * self.scaler.scale();

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use burn::module::AutodiffModule;
 use deepburn_ops::OptimizerOps;
-use deepburn_zero::Training;
+use deepburn_zero::{Pass, Training};
 use tracing::trace_span;
 
 use crate::engine::guard;
@@ -37,7 +37,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.accumulate_as("train_pass", true)?;
         let prepared = self.states.start_training_pass(self.module.clone());
         self.module = self.note(prepared.map_err(EngineError::from))?;
-        let _context = self.states.enter(true);
+        let _context = self.states.enter(Some(Pass::Train));
         self.states.watch_for_backward();
         let passes = self.states.backward_passes();
         let started = Instant::now();

@@ -113,6 +113,66 @@ macro_rules! wrap {
 }
 pub(crate) use wrap;
 
+/// Runs an op whose results are floats, and records it while a block is under way that backward may compute
+/// again. `recorded!(cost; operands => [results])` gives the results as an array of
+/// [`ZeroTensor`](crate::ZeroTensor)s. Inside of `results`, operands are those of the inner backend; the
+/// expression may run a second time.
+macro_rules! recorded {
+    // What operands have to do with blocks: only floats may be parameters or values of another block.
+    (@note $with:ident $recorder:ident float $value:ident) => { $recorder.$with(&$value) };
+    (@note $with:ident $recorder:ident maybe_float $value:ident) => {
+        if let Some(tensor) = &$value { $recorder.$with(tensor) }
+    };
+    (@note $with:ident $recorder:ident floats $value:ident) => {
+        $value.iter().for_each(|tensor| $recorder.$with(tensor))
+    };
+    (@note $with:ident $recorder:ident $other:tt $value:ident) => {};
+
+    // What a record keeps of an operand.
+    (@keep $record:ident float $value:ident) => { $record.operand($value) };
+    (@keep $record:ident maybe_float $value:ident) => {
+        $value.map(|tensor| $record.operand(tensor))
+    };
+    (@keep $record:ident floats $value:ident) => {
+        $value.into_iter().map(|tensor| $record.operand(tensor)).collect::<Vec<_>>()
+    };
+    (@keep $record:ident [&[$type:ty]] $value:ident) => { $value.to_vec() };
+    (@keep $record:ident [&$type:ty] $value:ident) => { $value.clone() };
+    (@keep $record:ident $other:tt $value:ident) => { $value };
+
+    // The operand of a run.
+    (@read $reader:ident float $value:ident) => { $reader.read(&$value).tensor };
+    (@read $reader:ident maybe_float $value:ident) => {
+        $value.as_ref().map(|operand| $reader.read(operand).tensor)
+    };
+    (@read $reader:ident floats $value:ident) => {
+        $value.iter().map(|operand| $reader.read(operand).tensor).collect()
+    };
+    (@read $reader:ident [&$type:ty] $value:ident) => { &$value };
+    (@read $reader:ident $other:tt $value:ident) => {
+        $crate::ops::forward!(@open $other $value.clone())
+    };
+
+    ($cost:expr; $($arg:ident: $kind:tt),* => $results:expr) => { 'op: {
+        // An op may have no float operand.
+        #[allow(unused_mut, unused_variables)]
+        if let Some(recorder) = $crate::session::recorder::<B>() {
+            $( $crate::ops::recorded!(@note note_parameter recorder $kind $arg); )*
+            $( $crate::ops::recorded!(@note note_value recorder $kind $arg); )*
+            if let Some(mut record) = recorder.begin_op($cost) {
+                $( let $arg = $crate::ops::recorded!(@keep record $kind $arg); )*
+                break 'op record.run(move |reader| {
+                    $( let $arg = $crate::ops::recorded!(@read reader $kind $arg); )*
+                    $results.map($crate::tensor::Leased::new)
+                });
+            }
+        }
+        $( let $arg = $crate::ops::forward!(@open $kind $arg); )*
+        $results.map($crate::ZeroTensor::full)
+    } };
+}
+pub(crate) use recorded;
+
 /// Forwards the ops of a table to the inner backend `B`.
 macro_rules! forward {
     (@open float $value:expr) => { $value.into_full() };
@@ -138,10 +198,23 @@ macro_rules! forward {
     (@wrap primitive $value:expr) => { $crate::ops::wrap_primitive($value) };
     (@wrap $other:tt $value:expr) => { $value };
 
+    (@cost product) => { $crate::recompute::Cost::High };
+    (@cost $($other:ident)?) => { $crate::recompute::Cost::Low };
+
+    (@body float $cost:expr, $name:ident($($arg:ident: $kind:tt),*)) => {{
+        let [output] = $crate::ops::recorded!($cost; $($arg: $kind),* => [B::$name($($arg),*)]);
+        output
+    }};
+    (@body $result:tt $cost:expr, $name:ident($($arg:ident: $kind:tt),*)) => {{
+        $( let $arg = $crate::ops::forward!(@open $kind $arg); )*
+        $crate::ops::wrap!(forward $result B::$name($($arg),*))
+    }};
+
     ($( $(#[$rule:ident])? fn $name:ident($($arg:ident: $kind:tt),* $(,)?) -> $result:tt; )*) => { $(
         fn $name($($arg: $crate::ops::kind!($kind)),*) -> $crate::ops::kind!($result) {
-            $( let $arg = $crate::ops::forward!(@open $kind $arg); )*
-            $crate::ops::wrap!(forward $result B::$name($($arg),*))
+            $crate::ops::forward!(
+                @body $result $crate::ops::forward!(@cost $($rule)?), $name($($arg: $kind),*)
+            )
         }
     )* };
 }

@@ -12,7 +12,7 @@
 //! random numbers come from the inner backend.
 
 use std::any::Any;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::marker::PhantomData;
 use std::rc::Rc;
@@ -23,14 +23,18 @@ use burn_backend::distributed::DistributedParamId;
 use burn_backend::{Backend, FloatDType};
 use deepburn_comm::CommError;
 
+use crate::gather::Pass;
 use crate::group::Group;
 use crate::ledger::{Category, Lease, Ledger};
 use crate::operations::{Counter, ModuleOperations};
 use crate::random::RandomStream;
+use crate::recompute::{AnyRecorder, BlockRecorder};
 use crate::reduce::GradientReducer;
 
 thread_local! {
     static SESSION: RefCell<Session> = RefCell::new(Session::default());
+    /// Whether ops go to a recorder: asked by every op, so kept apart.
+    static IS_RECORDING: Cell<bool> = const { Cell::new(false) };
 }
 
 /// The contexts of a thread.
@@ -47,8 +51,20 @@ struct Session {
 /// A call of a model.
 struct Entry {
     context: Rc<ModelContext>,
-    /// Type of the products under autocast; `None` in calls that run no ops of the model.
-    autocast: Option<FloatDType>,
+    /// What runs of the model; `None` in calls that run no ops of it.
+    pass: Option<Pass>,
+}
+
+impl Entry {
+    /// Type of the products under autocast.
+    fn autocast(&self) -> Option<FloatDType> {
+        self.pass.and(self.context.autocast)
+    }
+
+    /// Where the ops of a training forward are recorded.
+    fn recorder(&self) -> Option<&Rc<dyn AnyRecorder>> {
+        (self.pass == Some(Pass::Train)).then_some(&self.context.recorder)
+    }
 }
 
 /// The number of the stream that a thread draws from outside of calls, beyond those of models.
@@ -74,6 +90,8 @@ struct ModelContext {
     random: RefCell<RandomStream>,
     /// A `Rc<RefCell<GradientReducer<B>>>` of the model's backend.
     reducer: Rc<dyn Any>,
+    /// A `BlockRecorder<B>`.
+    recorder: Rc<dyn AnyRecorder>,
     autocast: Option<FloatDType>,
     /// Counts operations, while somebody wants to know.
     operations: RefCell<Option<Counter>>,
@@ -97,6 +115,7 @@ impl Binding {
     /// seed 0; models on one thread draw from different streams.
     pub(crate) fn new<B: Backend>(
         reducer: Rc<RefCell<GradientReducer<B>>>,
+        recorder: Rc<BlockRecorder<B>>,
         ledger: Ledger,
         group: Group<B>,
         autocast: Option<FloatDType>,
@@ -113,6 +132,7 @@ impl Binding {
                 check: Box::new(move || group.check()),
                 random: RefCell::new(RandomStream::new(0, place, rank)),
                 reducer,
+                recorder,
                 autocast,
                 operations: RefCell::new(None),
                 marks: RefCell::new(HashMap::new()),
@@ -125,12 +145,12 @@ impl Binding {
         Self { context }
     }
 
-    /// Makes this the context of all ops until the guard is dropped; with `runs_model` under the
-    /// model's autocast.
-    pub(crate) fn enter(&self, runs_model: bool) -> ContextGuard {
-        let autocast = self.context.autocast.filter(|_| runs_model);
-        let entry = Entry { context: self.context.clone(), autocast };
+    /// Makes this the context of all ops until the guard is dropped; in a `pass` of the model under its
+    /// autocast.
+    pub(crate) fn enter(&self, pass: Option<Pass>) -> ContextGuard {
+        let entry = Entry { context: self.context.clone(), pass };
         SESSION.with_borrow_mut(|session| session.entered.push(entry));
+        refresh_recording();
         ContextGuard { model: self.context.model, thread: PhantomData }
     }
 
@@ -237,6 +257,7 @@ impl Drop for ContextGuard {
                 context.open_pass.take();
             }
         });
+        refresh_recording();
     }
 }
 
@@ -262,7 +283,28 @@ pub(crate) fn reducer<B: Backend>() -> Option<Rc<RefCell<GradientReducer<B>>>> {
 
 /// Type of the products of the model whose call is under way, if that runs under autocast.
 pub(crate) fn autocast() -> Option<FloatDType> {
-    SESSION.with_borrow(|session| session.entered.last()?.autocast)
+    SESSION.with_borrow(|session| session.entered.last()?.autocast())
+}
+
+/// Where the op of a training forward is recorded, if the model whose call is under way is on backend `B`.
+pub(crate) fn recorder<B: Backend>() -> Option<Rc<BlockRecorder<B>>> {
+    if !IS_RECORDING.get() {
+        return None;
+    }
+    training_recorder()?.into_any().downcast().ok()
+}
+
+/// The recorder of the model whose training forward is under way, whether or not it records.
+pub(crate) fn training_recorder() -> Option<Rc<dyn AnyRecorder>> {
+    SESSION.with_borrow(|session| session.entered.last()?.recorder().cloned())
+}
+
+/// Asks again whether ops go to a recorder, after something has changed that decides it.
+pub(crate) fn refresh_recording() {
+    // A guard may be dropped when the thread is already past its thread-locals.
+    let recorder = SESSION.try_with(|session| session.borrow().entered.last()?.recorder().cloned());
+    let is_recording = recorder.ok().flatten().is_some_and(|recorder| recorder.is_recording());
+    let _ = IS_RECORDING.try_with(|cell| cell.set(is_recording));
 }
 
 /// Enters an activation in the ledger of the current model.

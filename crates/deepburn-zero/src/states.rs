@@ -12,7 +12,9 @@ use std::time::Instant;
 use burn::module::{AutodiffModule, Module, ParamId};
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
 use deepburn_comm::Tag;
-use deepburn_config::{OptimizerPlan, Precision, PrecisionPlan, ReductionPlan, Stage, ZeroPlan};
+use deepburn_config::{
+    OptimizerPlan, Precision, PrecisionPlan, RecomputePolicy, ReductionPlan, Stage, ZeroPlan,
+};
 use deepburn_kernels::unscale_and_clip;
 use deepburn_nvme::IoStatistics;
 use deepburn_ops::{OptimizerOps, read_float};
@@ -29,6 +31,7 @@ use crate::parameter::Parameter;
 use crate::persistence::persistent_parameters;
 use crate::precision::element_type;
 use crate::publish::Publisher;
+use crate::recompute::BlockRecorder;
 use crate::reduce::{Accumulated, GradientReducer, Types};
 use crate::session::{self, Binding, ContextGuard};
 use crate::sharding::{Marker, Sharder, Table, Training, in_shape};
@@ -47,6 +50,8 @@ pub struct Policy {
     pub precision: PrecisionPlan,
     /// The optimizer.
     pub optimizer: OptimizerPlan,
+    /// Which activations backward computes again.
+    pub recompute: RecomputePolicy,
 }
 
 /// What an optimizer step did.
@@ -77,6 +82,7 @@ pub struct ModelStates<B: Backend> {
     /// Parameters that stay whole at stage 3.
     resident: Vec<usize>,
     reducer: Rc<RefCell<GradientReducer<B>>>,
+    recorder: Rc<BlockRecorder<B>>,
     optimizer: Optimizer<B>,
     /// Type that ops use.
     compute: FloatDType,
@@ -100,7 +106,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         policy: Policy,
         group: Group<B>,
     ) -> Result<(M, Self), ZeroError> {
-        let Policy { zero, reduction, precision, optimizer } = policy;
+        let Policy { zero, reduction, precision, optimizer, recompute } = policy;
         let (rank, stage, ledger) = (group.rank(), zero.stage, Ledger::new());
         let gatherer = Arc::new(Gatherer::new(group.clone(), zero.parameters, ledger.clone()));
         let through = stage.shards_parameters().then(|| Arc::downgrade(&gatherer));
@@ -128,7 +134,15 @@ impl<B: OptimizerOps> ModelStates<B> {
         )));
         let optimizer = Optimizer::new(optimizer, working, &zero.optimizer_states, owned, &ledger)?;
         let autocast = precision.autocast.map(element_type);
-        let binding = Binding::new(reducer.clone(), ledger.clone(), group.clone(), autocast);
+        let recorder = Rc::new(BlockRecorder::new(recompute, ledger.clone()));
+        recorder.serve(parameters.iter().map(|parameter| parameter.path()));
+        let binding = Binding::new(
+            reducer.clone(),
+            recorder.clone(),
+            ledger.clone(),
+            group.clone(),
+            autocast,
+        );
         let resident = match stage {
             Stage::Parameters => {
                 let numels = parameters.iter().map(|parameter| parameter.numel() as u64);
@@ -147,6 +161,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             gatherer,
             resident,
             reducer,
+            recorder,
             optimizer,
             compute: element_type(precision.compute),
             types,
@@ -160,9 +175,10 @@ impl<B: OptimizerOps> ModelStates<B> {
 
     /// Makes this the model of all ops on the thread until the guard is dropped: their activations
     /// count in its ledger, they draw from its random stream, and gradients go to its own parameters
-    /// alone. With `runs_model` they also run under the plan's autocast. Calls nest.
-    pub fn enter(&self, runs_model: bool) -> ContextGuard {
-        self.binding.enter(runs_model)
+    /// alone. In a `pass` of the model they also run under the plan's autocast, and the activations of a
+    /// training pass are recomputed as the plan says. Calls nest.
+    pub fn enter(&self, pass: Option<Pass>) -> ContextGuard {
+        self.binding.enter(pass)
     }
 
     /// Starts this rank's random stream (dropout) anew from a seed that all ranks share. The oldest
@@ -174,6 +190,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// Prepares `module` for a forward and backward pass.
     pub fn start_training_pass<M: Module<Training<B>>>(&self, module: M) -> Result<M, ZeroError> {
         self.binding.with_counter(Counter::start_forward);
+        self.recorder.start_forward();
         self.gatherer.start_pass(Pass::Train)?;
         self.binding.open_pass();
         Ok(module.map(&mut Marker::new(&self.indices, |index| self.binding.mark(index))))
@@ -209,15 +226,19 @@ impl<B: OptimizerOps> ModelStates<B> {
     pub fn start_backward(&self) {
         self.binding.with_counter(Counter::start_backward);
         self.gatherer.start_backward();
+        self.recorder.start_backward();
+        session::refresh_recording();
     }
 
     /// Notices by itself when the backward pass of the present training pass begins: with its first
     /// final gradient. For callers that cannot call [`start_backward`](Self::start_backward).
     pub fn watch_for_backward(&self) {
-        let gatherer = self.gatherer.clone();
+        let (gatherer, recorder) = (self.gatherer.clone(), self.recorder.clone());
         self.reducer.borrow_mut().watch_for_backward(Box::new(move || {
             session::with_counter(Counter::start_backward);
             gatherer.start_backward();
+            recorder.start_backward();
+            session::refresh_recording();
         }));
     }
 
@@ -254,6 +275,7 @@ impl<B: OptimizerOps> ModelStates<B> {
 
     /// Ends a pass: nothing stays gathered but resident parameters.
     pub fn finish_pass(&self) -> Result<(), ZeroError> {
+        self.recorder.finish();
         Ok(self.gatherer.release_all()?)
     }
 
@@ -269,6 +291,7 @@ impl<B: OptimizerOps> ModelStates<B> {
 
     /// Forgets all accumulated gradients.
     pub fn zero_grad(&self) {
+        self.recorder.close();
         self.reducer.borrow_mut().clear();
     }
 

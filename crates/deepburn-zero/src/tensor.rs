@@ -6,6 +6,8 @@ use burn_backend::{Backend, BackendTypes, DType, Shape, TensorMetadata};
 
 use crate::ledger::Lease;
 use crate::parameter::Parameter;
+use crate::recompute::tape::RecordedTensor;
+use crate::recompute::{self, note_read};
 use crate::rows::RowGradient;
 use crate::session;
 use crate::view::View;
@@ -21,6 +23,9 @@ pub enum ZeroTensor<B: Backend> {
     /// A parameter of a sharded model under recorded views. Holds no data of its own; an op that
     /// needs some reads the parameter, gathering it first where it is sharded.
     Parameter(ParameterView<B>),
+    /// An activation of a block that backward may compute again. Holds data until the block is over, and
+    /// again from the moment when backward reads the block.
+    Recorded(RecordedTensor<B>),
     /// The gradient of an embedding, kept as rows. Holds the rows that were looked up.
     Rows(RowGradient<B>),
     /// A gradient that was handed over to be reduced. Holds nothing.
@@ -104,8 +109,13 @@ impl<B: Backend> ParameterView<B> {
         self
     }
 
-    fn read(self) -> B::FloatTensorPrimitive {
+    pub(crate) fn read(self) -> B::FloatTensorPrimitive {
         session::with_counter(|counter| counter.read(self.parameter.path()));
+        self.read_again()
+    }
+
+    /// Reads the parameter for an op that has run before and whose operations have been counted.
+    pub(crate) fn read_again(self) -> B::FloatTensorPrimitive {
         session::note_read(self.parameter.ledger());
         let whole = self.parameter.read();
         self.views.iter().fold(whole, |tensor, view| view.apply::<B>(tensor))
@@ -132,6 +142,10 @@ impl<B: Backend> ZeroTensor<B> {
         match self {
             Self::Full(full) => full.tensor,
             Self::Parameter(view) => view.read(),
+            Self::Recorded(recorded) => {
+                note_read(&recorded);
+                recorded.into_leased().tensor
+            }
             Self::Rows(rows) => rows.into_dense(),
             Self::Reduced(gradient) => panic!(
                 "the gradient of parameter {} was handed over for reduction during backward; \
@@ -141,15 +155,22 @@ impl<B: Backend> ZeroTensor<B> {
         }
     }
 
+    /// The data with its entry in the ledger, for an op that keeps it.
+    pub(crate) fn into_leased(self) -> FullTensor<B> {
+        match self {
+            Self::Full(full) => full,
+            Self::Recorded(recorded) => recorded.into_leased(),
+            other => Leased::new(other.into_full()),
+        }
+    }
+
     /// Applies a view: recorded on a parameter, and sharing memory on data. A cast to another type
     /// makes data of its own.
     pub(crate) fn view(self, view: View) -> Self {
         match self {
-            Self::Full(full) if view.dtype(full.tensor.dtype()) != full.tensor.dtype() => {
-                Self::full(view.apply::<B>(full.tensor))
-            }
-            Self::Full(full) => Self::Full(full.viewed(|tensor| view.apply::<B>(tensor))),
+            Self::Full(full) => Self::Full(view.share::<B>(full)),
             Self::Parameter(parameter) => Self::Parameter(parameter.viewed(view)),
+            Self::Recorded(recorded) => recompute::view(recorded, view),
             other => Self::full(view.apply::<B>(other.into_full())),
         }
     }
@@ -162,6 +183,7 @@ impl<B: Backend> ZeroTensor<B> {
         match self {
             Self::Full(full) => B::float_device(&full.tensor),
             Self::Parameter(view) => view.parameter.device().clone(),
+            Self::Recorded(recorded) => recorded.device(),
             Self::Rows(rows) => rows.device(),
             Self::Reduced(gradient) => gradient.device.clone(),
         }
@@ -173,6 +195,7 @@ impl<B: Backend> TensorMetadata for ZeroTensor<B> {
         match self {
             Self::Full(full) => full.tensor.dtype(),
             Self::Parameter(view) => view.dtype,
+            Self::Recorded(recorded) => recorded.dtype(),
             Self::Rows(rows) => rows.dtype(),
             Self::Reduced(gradient) => gradient.dtype,
         }
@@ -182,6 +205,7 @@ impl<B: Backend> TensorMetadata for ZeroTensor<B> {
         match self {
             Self::Full(full) => full.tensor.shape(),
             Self::Parameter(view) => view.shape.clone(),
+            Self::Recorded(recorded) => recorded.shape(),
             Self::Rows(rows) => rows.shape().clone(),
             Self::Reduced(gradient) => gradient.shape.clone(),
         }

@@ -5,6 +5,8 @@
 
 use burn_backend::{Backend, DType, FloatDType, Shape, Slice, SliceOps, TensorMetadata};
 
+use crate::tensor::{FullTensor, Leased};
+
 /// One recorded view.
 #[derive(Debug, Clone)]
 pub(crate) enum View {
@@ -31,6 +33,16 @@ impl View {
             Self::Cast(dtype) if tensor.dtype() == DType::from(*dtype) => tensor,
             Self::Cast(dtype) => B::float_cast(tensor, *dtype),
         }
+    }
+
+    /// Applies the view to data in the ledger, whose memory it shares. A cast to another type makes data of
+    /// its own.
+    pub(crate) fn share<B: Backend>(&self, tensor: FullTensor<B>) -> FullTensor<B> {
+        let dtype = tensor.tensor.dtype();
+        if self.dtype(dtype) != dtype {
+            return Leased::new(self.apply::<B>(tensor.tensor));
+        }
+        tensor.viewed(|tensor| self.apply::<B>(tensor))
     }
 
     /// The shape after the view of a tensor of `shape`.

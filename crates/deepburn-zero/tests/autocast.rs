@@ -20,7 +20,7 @@ use burn::tensor::{DType, Int, Tensor, activation};
 use burn_flex::{Flex, FlexDevice};
 use deepburn_comm::run_ranks;
 use deepburn_config::{Precision, PrecisionPlan, Stage};
-use deepburn_zero::{Group, ModelStates, Policy, Training};
+use deepburn_zero::{Group, ModelStates, Pass, Policy, Training};
 
 mod model;
 
@@ -47,7 +47,7 @@ fn inside<R: Send>(precision: PrecisionPlan, body: impl Fn(&Net<Trained>) -> R +
     let results = run_ranks(1, Duration::from_secs(60), |member| {
         let net = Net { layer: LinearConfig::new(6, 6).init(&FlexDevice) };
         let (net, states) = ModelStates::shard(net, policy.clone(), Group::new(member))?;
-        let _context = states.enter(true);
+        let _context = states.enter(Some(Pass::Train));
         Ok::<_, deepburn_zero::ZeroError>(body(&net))
     });
     results.unwrap_or_else(|failure| panic!("{failure}")).swap_remove(0)

@@ -9,7 +9,7 @@ use burn::tensor::{DType, Int, Tensor};
 use burn_flex::{Flex, FlexDevice};
 use deepburn_comm::run_ranks;
 use deepburn_config::Stage;
-use deepburn_zero::{Category, Group, ModelStates, Training, ZeroError};
+use deepburn_zero::{Category, Group, ModelStates, Pass, Training, ZeroError};
 
 mod model;
 
@@ -26,7 +26,7 @@ fn with_ledger(body: impl Fn(&dyn Fn() -> usize) + Sync) {
         let net = Net::<Trained> { layer: LinearConfig::new(2, 2).init(&FlexDevice) };
         let (_net, states) =
             ModelStates::shard(net, model::policy(Stage::Disabled), Group::<Flex>::new(member))?;
-        let _context = states.enter(true);
+        let _context = states.enter(Some(Pass::Train));
         let ledger = states.ledger();
         body(&|| ledger.usage(Category::Activations).current);
         assert_eq!(ledger.usage(Category::Activations).current, 0, "all tensors are gone");

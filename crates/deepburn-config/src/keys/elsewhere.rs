@@ -4,7 +4,7 @@
 
 use crate::key::{Asks, Key, Literal};
 
-use crate::kind::{Integers, Kind, Reals};
+use crate::kind::{Kind, Reals};
 
 pub(super) const ENABLED: Key = Key::flag("enabled", false, "Whether it is on.");
 pub(super) const fn text(name: &'static str, doc: &'static str) -> Key {
@@ -39,34 +39,6 @@ pub(crate) const CHECKPOINT: &[Key] = &[
         "the checkpoint writer",
         Asks::Present,
         "remove it; training.async_save in the job file saves while training goes on",
-    ),
-];
-
-pub(super) const RECOMPUTE: &str = "activation checkpointing";
-const LEAVE_OUT: &str = "set it to its default or remove it";
-
-pub(crate) const ACTIVATION_CHECKPOINTING: &[Key] = &[
-    Key::flag("partition_activations", false, "Shard saved activations over model-parallel ranks.")
-        .unavailable(RECOMPUTE, Asks::Differs, LEAVE_OUT),
-    Key::flag("cpu_checkpointing", false, "Keep saved activations in host memory.").unavailable(
-        RECOMPUTE,
-        Asks::Differs,
-        LEAVE_OUT,
-    ),
-    Key::flag("contiguous_memory_optimization", false, "Keep saved activations in one buffer.")
-        .unavailable(RECOMPUTE, Asks::Differs, LEAVE_OUT),
-    Key::optional(
-        "number_checkpoints",
-        Kind::Integer(Integers::COUNT),
-        "Regions that are recomputed.",
-    )
-    .unavailable(RECOMPUTE, Asks::Differs, LEAVE_OUT),
-    Key::flag("synchronize_checkpoint_boundary", false, "Wait for the device at the boundaries.")
-        .unavailable(RECOMPUTE, Asks::Differs, LEAVE_OUT),
-    Key::flag("profile", false, "Time the regions.").unavailable(
-        RECOMPUTE,
-        Asks::Differs,
-        LEAVE_OUT,
     ),
 ];
 

@@ -240,6 +240,11 @@ const TRAINING: &[Key] = &[
         none or says \"auto\".",
     )
     .unit("samples"),
+    Key::optional(
+        "gradient_checkpointing",
+        Kind::Flag,
+        "Recompute the activations of each block in backward. `deepspeed.activation_checkpointing` says how.",
+    ),
     positive(
         "warmup_steps",
         "Length of the warm-up where the deepspeed section says \

@@ -4,6 +4,7 @@
 //! section into its part of the plan. A rule that reports an error still returns a value; the
 //! verdict discards it together with the rest of the plan.
 
+pub(crate) mod activation_checkpointing;
 pub(crate) mod autocast;
 pub(crate) mod batch;
 pub(crate) mod curriculum;
@@ -109,7 +110,7 @@ pub(crate) const DEEPSPEED: &[Key] = &[
         .inert(CHECKPOINTS),
     Key::section(
         "activation_checkpointing",
-        elsewhere::ACTIVATION_CHECKPOINTING,
+        activation_checkpointing::KEYS,
         "Recompute activations in backward.",
     ),
     Key::section("aio", offload::AIO, "Asynchronous reads and writes of NVMe offload."),

@@ -2,7 +2,7 @@
 //! every degree is accepted as long as it is 1 or switched off.
 
 use crate::key::{Asks, Key, Literal};
-use crate::keys::elsewhere::{ENABLED, RECOMPUTE, free, text};
+use crate::keys::elsewhere::{ENABLED, free, text};
 use crate::kind::{Integers, Kind};
 
 const PIPELINE_PARALLEL: &str = "pipeline parallelism";
@@ -21,7 +21,7 @@ pub(crate) const PIPELINE: Key = Key::section(
         Key::new("partition", Kind::Text, Literal::Text("best"), "How layers are dealt to stages."),
         Key::flag("seed_layers", false, "Seed every layer."),
         Key::count("activation_checkpoint_interval", 0, "Layers between two checkpoints.")
-            .unavailable(RECOMPUTE, Asks::Differs, "set it to 0"),
+            .unavailable("pipeline parallelism", Asks::Differs, "set it to 0"),
         Key::flag("pipe_partitioned", true, "Shard what stages send."),
         Key::flag("grad_partitioned", true, "Shard the gradients that stages send."),
         Key::flag("use_reentrant", true, "Which of PyTorch's checkpoints to use."),

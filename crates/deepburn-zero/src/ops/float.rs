@@ -8,8 +8,11 @@ use burn_backend::{
 };
 
 use crate::operations;
-use crate::ops::forward;
+use crate::ops::{forward, recorded};
+use crate::random::RandomStream;
+use crate::recompute::Cost;
 use crate::session;
+use crate::tensor::Leased;
 use crate::view::View;
 use crate::{Sharded, ZeroTensor};
 
@@ -17,7 +20,6 @@ use crate::{Sharded, ZeroTensor};
 macro_rules! float_ops {
     ($with:ident) => {
         $with! {
-            fn float_from_data(data: [TensorData], device: [&Device<Self>]) -> float;
             fn float_into_int(tensor: float, out_dtype: [IntDType]) -> int;
             fn float_empty(shape: [Shape], device: [&Device<Self>], dtype: [FloatDType]) -> float;
             fn float_add_scalar(lhs: float, rhs: [Scalar]) -> float;
@@ -134,6 +136,7 @@ pub(crate) use float_ops;
 macro_rules! float_handle_ops {
     ($with:ident) => {
         $with! {
+            fn float_from_data(data: [TensorData], device: [&Device<Self>]) -> float;
             fn float_to_device(tensor: float, device: [&Device<Self>]) -> float;
             fn float_random(shape: [Shape], distribution: [Distribution], device: [&Device<Self>], dtype: [FloatDType]) -> float;
             fn float_add(lhs: float, rhs: float) -> float;
@@ -159,6 +162,11 @@ impl<B: Backend> FloatTensorOps<Sharded<B>> for Sharded<B> {
         B::float_into_data(tensor.into_full())
     }
 
+    /// Data from outside is not recorded: a record would hold as much as the tensor.
+    fn float_from_data(data: TensorData, device: &Device<Self>) -> FloatTensor<Self> {
+        ZeroTensor::full(B::float_from_data(data, device))
+    }
+
     fn float_device(tensor: &FloatTensor<Self>) -> Device<Self> {
         tensor.device()
     }
@@ -178,14 +186,22 @@ impl<B: Backend> FloatTensorOps<Sharded<B>> for Sharded<B> {
         device: &Device<Self>,
         dtype: FloatDType,
     ) -> FloatTensor<Self> {
-        let drawn = session::with_random(|random| match dtype {
-            FloatDType::F64 => random.draw::<f64>(shape.clone(), distribution),
-            _ => random.draw::<f32>(shape.clone(), distribution),
+        let drawn = session::with_random(|random| {
+            let before = random.clone();
+            (before, draw::<B>(random, shape.clone(), distribution, device, dtype))
         });
-        ZeroTensor::full(match drawn {
-            Some(data) => B::float_from_data(data.convert_dtype(DType::from(dtype)), device),
-            None => B::float_random(shape, distribution, device, dtype),
-        })
+        let Some((before, tensor)) = drawn else {
+            return ZeroTensor::full(B::float_random(shape, distribution, device, dtype));
+        };
+        let record = session::recorder::<B>().and_then(|recorder| recorder.begin_op(Cost::Low));
+        let Some(record) = record else { return ZeroTensor::full(tensor) };
+        let device = device.clone();
+        let [tensor] = record.record([Leased::new(tensor)], move |_| {
+            let mut random = before.clone();
+            let drawn = draw::<B>(&mut random, shape.clone(), distribution, &device, dtype);
+            [Leased::new(drawn)]
+        });
+        tensor
     }
 
     /// Adding to the gradient of an embedding keeps it in rows: that is how autodiff sums the
@@ -200,7 +216,11 @@ impl<B: Backend> FloatTensorOps<Sharded<B>> for Sharded<B> {
             {
                 ZeroTensor::Rows(rows.add_dense(other.into_full()))
             }
-            (left, right) => ZeroTensor::full(B::float_add(left.into_full(), right.into_full())),
+            (left, right) => {
+                let [sum] =
+                    recorded!(Cost::Low; left: float, right: float => [B::float_add(left, right)]);
+                sum
+            }
         }
     }
 
@@ -247,8 +267,25 @@ impl<B: Backend> FloatTensorOps<Sharded<B>> for Sharded<B> {
 
     fn float_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         operations::count(&[&lhs, &rhs], || operations::matmul(&lhs, &rhs));
-        ZeroTensor::full(B::float_matmul(lhs.into_full(), rhs.into_full()))
+        let cost = Cost::of_product(lhs.shape().as_slice().last().copied().unwrap_or(1));
+        let [product] = recorded!(cost; lhs: float, rhs: float => [B::float_matmul(lhs, rhs)]);
+        product
     }
 
     float_ops!(forward);
+}
+
+/// Draws a tensor from a stream.
+fn draw<B: Backend>(
+    random: &mut RandomStream,
+    shape: Shape,
+    distribution: Distribution,
+    device: &Device<B>,
+    dtype: FloatDType,
+) -> FloatTensor<B> {
+    let data = match dtype {
+        FloatDType::F64 => random.draw::<f64>(shape, distribution),
+        _ => random.draw::<f32>(shape, distribution),
+    };
+    B::float_from_data(data.convert_dtype(DType::from(dtype)), device)
 }

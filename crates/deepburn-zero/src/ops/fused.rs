@@ -9,7 +9,8 @@ use deepburn_ops::{
 };
 
 use crate::operations::{count, count_backward, rows_times};
-use crate::ops::forward;
+use crate::ops::{forward, recorded};
+use crate::recompute::{self, Cost};
 use crate::{Sharded, ZeroTensor};
 
 impl<B: LayerNormOps> LayerNormOps for Sharded<B> {
@@ -23,13 +24,13 @@ impl<B: LayerNormOps> LayerNormOps for Sharded<B> {
         beta: FloatTensor<Self>,
         epsilon: f64,
     ) -> LayerNormOutput<Self> {
-        let LayerNormOutput { output, mean, reciprocal_deviation } =
-            B::layer_norm_forward(x.into_full(), gamma.into_full(), beta.into_full(), epsilon);
-        LayerNormOutput {
-            output: ZeroTensor::full(output),
-            mean: ZeroTensor::full(mean),
-            reciprocal_deviation: ZeroTensor::full(reciprocal_deviation),
-        }
+        let [output, mean, reciprocal_deviation] = recorded!(
+            Cost::Low; x: float, gamma: float, beta: float, epsilon: [f64] => {
+                let normed = B::layer_norm_forward(x, gamma, beta, epsilon);
+                [normed.output, normed.mean, normed.reciprocal_deviation]
+            }
+        );
+        LayerNormOutput { output, mean, reciprocal_deviation }
     }
 
     fn layer_norm_backward(
@@ -65,8 +66,11 @@ impl<B: LinearOps> LinearOps for Sharded<B> {
         bias: Option<FloatTensor<Self>>,
     ) -> FloatTensor<Self> {
         count(&[&weight], || rows_times(&x, weight.shape().num_elements()));
-        let bias = bias.map(ZeroTensor::into_full);
-        ZeroTensor::full(B::fused_linear(x.into_full(), weight.into_full(), bias))
+        let cost = Cost::of_product(x.shape().as_slice().last().copied().unwrap_or(1));
+        let [output] = recorded!(
+            cost; x: float, weight: float, bias: maybe_float => [B::fused_linear(x, weight, bias)]
+        );
+        output
     }
 
     fn linear_x_gradient(grad: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -90,8 +94,11 @@ impl<B: CrossEntropyOps> CrossEntropyOps for Sharded<B> {
         targets: IntTensor<Self>,
     ) -> FloatTensor<Self> {
         count(&[&weight], || rows_times(&hidden, weight.shape().num_elements()));
-        let (hidden, weight) = (hidden.into_full(), weight.into_full());
-        ZeroTensor::full(B::linear_cross_entropy(hidden, weight, targets.into_inner()))
+        let [loss] = recorded!(
+            Cost::Low; hidden: float, weight: float, targets: int
+                => [B::linear_cross_entropy(hidden, weight, targets)]
+        );
+        loss
     }
 
     forward! {
@@ -110,6 +117,7 @@ impl<B: CrossEntropyOps> CrossEntropyOps for Sharded<B> {
         // The gradients are made here, while the logits of a chunk are at hand.
         let gradients = u64::from(wanted.hidden) + u64::from(wanted.weight);
         count_backward(&weight, || gradients * product());
+        recompute::note_unrecorded(&[&hidden, &weight]);
         let HeadLoss { loss, gradients } =
             B::head_loss(hidden.into_full(), weight.into_full(), targets.into_inner(), wanted);
         HeadLoss {
@@ -126,6 +134,7 @@ impl<B: CrossEntropyOps> CrossEntropyOps for Sharded<B> {
         targets: IntTensor<Self>,
         gradient: bool,
     ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
+        recompute::note_unrecorded(&[&logits]);
         let (loss, gradient) = B::logits_loss(logits.into_full(), targets.into_inner(), gradient);
         (ZeroTensor::full(loss), gradient.map(ZeroTensor::full))
     }
@@ -138,7 +147,12 @@ impl<B: AttentionOps> AttentionOps for Sharded<B> {
         dropout: Option<AttentionDropout>,
     ) -> FloatTensor<Self> {
         count(&[&projected], || scores(&projected, attention, 2));
-        ZeroTensor::full(B::self_attention(projected.into_full(), attention, dropout))
+        let [output] = recorded!(
+            Cost::High;
+            projected: float, attention: [&SelfAttention], dropout: [Option<AttentionDropout>]
+                => [B::self_attention(projected, attention, dropout)]
+        );
+        output
     }
 
     fn attention_forward(
@@ -147,9 +161,14 @@ impl<B: AttentionOps> AttentionOps for Sharded<B> {
         dropout: Option<AttentionDropout>,
     ) -> AttentionOutput<Self> {
         count(&[&projected], || scores(&projected, attention, 2));
-        let AttentionOutput { output, log_sums } =
-            B::attention_forward(projected.into_full(), attention, dropout);
-        AttentionOutput { output: ZeroTensor::full(output), log_sums: ZeroTensor::full(log_sums) }
+        let [output, log_sums] = recorded!(
+            Cost::High;
+            projected: float, attention: [&SelfAttention], dropout: [Option<AttentionDropout>] => {
+                let attended = B::attention_forward(projected, attention, dropout);
+                [attended.output, attended.log_sums]
+            }
+        );
+        AttentionOutput { output, log_sums }
     }
 
     fn attention_backward(

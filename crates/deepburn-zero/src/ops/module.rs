@@ -8,7 +8,8 @@ use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{Backend, TensorMetadata};
 
 use crate::operations::{convolution, count};
-use crate::ops::forward;
+use crate::ops::{forward, recorded};
+use crate::recompute::Cost;
 use crate::rows::RowGradient;
 use crate::{Sharded, ZeroTensor};
 
@@ -95,11 +96,16 @@ macro_rules! convolutions {
             bias: Option<FloatTensor<Self>>,
             options: ConvOptions<$axes>,
         ) -> FloatTensor<Self> {
-            let kernel = weight.shape();
-            let (x, bias) = (x.into_full(), bias.map(ZeroTensor::into_full));
-            let output = B::$forward(x, weight.clone().into_full(), bias, options);
-            count(&[&weight], || convolution(output.shape().num_elements(), &kernel));
-            ZeroTensor::full(output)
+            let kernel = weight.clone();
+            let terms = kernel.shape().num_elements() / kernel.shape().as_slice()[0].max(1);
+            let [output] = recorded!(
+                Cost::of_product(terms);
+                x: float, weight: float, bias: maybe_float, options: [ConvOptions<$axes>]
+                    => [B::$forward(x, weight, bias, options)]
+            );
+            let outputs = output.shape().num_elements();
+            count(&[&kernel], || convolution(outputs, &kernel.shape()));
+            output
         }
 
         fn $x_backward(
@@ -128,7 +134,9 @@ macro_rules! convolutions {
 
 impl<B: Backend> ModuleOps<Sharded<B>> for Sharded<B> {
     fn embedding(weights: FloatTensor<Self>, indices: IntTensor<Self>) -> FloatTensor<Self> {
-        ZeroTensor::full(B::embedding(weights.into_full(), indices.into_inner()))
+        let [rows] =
+            recorded!(Cost::Low; weights: float, indices: int => [B::embedding(weights, indices)]);
+        rows
     }
 
     convolutions! {

@@ -12,7 +12,7 @@ use burn::tensor::{Int, Tensor, TensorData};
 use burn_flex::{Flex, FlexDevice};
 use deepburn_config::{
     AdamPlan, GatherPlan, GradientPlan, GradientReduction, OptimizerOffload, OptimizerPlan,
-    PrecisionPlan, ReductionPlan, Stage, ZeroPlan,
+    PrecisionPlan, RecomputePolicy, ReductionPlan, Stage, ZeroPlan,
 };
 use deepburn_zero::{Policy, Training};
 
@@ -132,6 +132,7 @@ pub fn policy(stage: Stage) -> Policy {
         },
         precision: PrecisionPlan::FP32,
         optimizer: OptimizerPlan::AdamW(adam),
+        recompute: RecomputePolicy::Off,
     }
 }
 

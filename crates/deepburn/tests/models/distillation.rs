@@ -144,7 +144,7 @@ fn alone(job: Job) -> Vec<Student> {
 fn the_teacher_leaves_the_student_alone(precision: Precision) {
     for ranks in [1, 3] {
         let runs = [0, 1, 2, 3].map(|stage| {
-            let job = Job { precision, stage, ranks };
+            let job = Job::new(precision, stage, ranks);
             let [together, alone] = [together(job), alone(job)];
             assert_same(&together, &alone, &format!("{job:?}"));
             for (together, alone) in together.iter().zip(&alone) {

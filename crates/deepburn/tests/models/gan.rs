@@ -214,7 +214,7 @@ fn train(job: Job, vary: impl Fn(&mut Gan) + Sync) -> Vec<Outcome> {
 
 fn stages_agree(precision: Precision) {
     for ranks in 1..=4 {
-        let job = |stage| Job { precision, stage, ranks };
+        let job = |stage| Job::new(precision, stage, ranks);
         let reference = train(job(0), |_| ());
         for stage in 1..=3 {
             assert_same(&train(job(stage), |_| ()), &reference, &format!("{:?}", job(stage)));
@@ -244,7 +244,7 @@ fn stages_agree_in_fp16() {
 /// 16-bit losses stay within 2 % of those of fp32; the noise is the same in both.
 fn stays_near_fp32(precision: Precision) {
     for ranks in [1, 3] {
-        let run = |precision| train(Job { precision, stage: 2, ranks }, |_| ());
+        let run = |precision| train(Job::new(precision, 2, ranks), |_| ());
         for (half, full) in run(precision).iter().zip(&run(Fp32)) {
             for (step, (half, full)) in half.losses.iter().zip(&full.losses).enumerate() {
                 for (half, full) in half.iter().zip(full) {
@@ -269,7 +269,7 @@ fn fp16_stays_near_fp32() {
 /// Asserts that training is the same with a variation of it.
 fn nothing_changes_when(vary: impl Fn(&mut Gan) + Sync) {
     for (precision, stage, ranks) in [(Fp32, 0, 1), (Fp32, 1, 3), (Fp32, 3, 3), (Bf16, 3, 2)] {
-        let job = Job { precision, stage, ranks };
+        let job = Job::new(precision, stage, ranks);
         assert_same(&train(job, &vary), &train(job, |_| ()), &format!("{job:?}"));
     }
 }
@@ -287,7 +287,7 @@ fn what_one_model_draws_leaves_the_stream_of_another_alone() {
 /// Both engines go on where they were, in their random streams too.
 fn resumes(precision: Precision) {
     for (stage, ranks) in [(0, 1), (3, 3)] {
-        let job = Job { precision, stage, ranks };
+        let job = Job::new(precision, stage, ranks);
         let root = tempfile::tempdir().expect("a temporary folder");
         let rest = |gan: &mut Gan| -> Result<_, OutsideError> {
             let at_checkpoint = gan.evaluate()?;

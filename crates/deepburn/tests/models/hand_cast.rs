@@ -163,7 +163,7 @@ fn assert_gradients(taken: &Taken, plain: &[TensorData], what: &str) {
 fn computes_as_the_bare_backend(precision: Precision) {
     for (stage, ranks) in [(0, 1), (3, 1), (0, 3), (3, 3)] {
         let taken =
-            on_ranks::<CastByHand<Trained>, _>(Job { precision, stage, ranks }, SEED, |engine| {
+            on_ranks::<CastByHand<Trained>, _>(Job::new(precision, stage, ranks), SEED, |engine| {
                 (0..STEPS).map(|_| take_step(engine)).collect::<Result<Vec<_>, _>>()
             });
         for (rank, steps) in taken.iter().enumerate() {

@@ -73,9 +73,23 @@ pub(crate) struct Job {
     pub(crate) precision: Precision,
     pub(crate) stage: u8,
     pub(crate) ranks: usize,
+    pub(crate) recompute: Recompute,
+}
+
+/// Which activations backward computes again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Recompute {
+    Off,
+    Full,
+    Selective,
+    EveryOther,
 }
 
 impl Job {
+    pub(crate) fn new(precision: Precision, stage: u8, ranks: usize) -> Self {
+        Self { precision, stage, ranks, recompute: Recompute::Off }
+    }
+
     /// Returns a plan in which the stages differ as much as they can: small buckets, some
     /// parameters resident, others gathered.
     pub(crate) fn plan(&self) -> Plan {
@@ -98,6 +112,12 @@ impl Job {
                 config["fp16"] = json!({"enabled": true, "initial_scale_power": 6});
             }
         }
+        config["activation_checkpointing"] = match self.recompute {
+            Recompute::Off => json!({}),
+            Recompute::Full => json!({"policy": "full"}),
+            Recompute::Selective => json!({"policy": "selective"}),
+            Recompute::EveryOther => json!({"every_nth_block": 2}),
+        };
         deepburn::plan(&config.to_string(), self.ranks).unwrap_or_else(|error| panic!("{error}"))
     }
 }

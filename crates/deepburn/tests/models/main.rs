@@ -59,6 +59,21 @@ macro_rules! test_model {
             }
 
             #[test]
+            fn recomputation_changes_nothing_in_fp32() {
+                properties::recomputation_changes_nothing::<$model<Trained>>(Fp32);
+            }
+
+            #[test]
+            fn recomputation_changes_nothing_in_bf16() {
+                properties::recomputation_changes_nothing::<$model<Trained>>(Bf16);
+            }
+
+            #[test]
+            fn recomputation_changes_nothing_in_fp16() {
+                properties::recomputation_changes_nothing::<$model<Trained>>(Fp16);
+            }
+
+            #[test]
             fn resumes_in_fp32() {
                 properties::resumes::<$model<Trained>>(Fp32);
             }

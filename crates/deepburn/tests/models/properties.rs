@@ -4,8 +4,8 @@ use deepburn::checkpoint::Checkpoint;
 use deepburn::{EngineError, LoadPlan, SaveRequest};
 
 use crate::harness::{
-    Evaluation, Job, Network, Outcome, Precision, SEED, STEPS, Trainable, Trained, Trainer,
-    evaluate, mean_losses, on_ranks, take_steps, train, train_with_burn,
+    Evaluation, Job, Network, Outcome, Precision, Recompute, SEED, STEPS, Trainable, Trained,
+    Trainer, evaluate, mean_losses, on_ranks, take_steps, train, train_with_burn,
 };
 use crate::samples::EPOCH;
 
@@ -15,7 +15,7 @@ const STAGES: [u8; 4] = [0, 1, 2, 3];
 /// evaluation on every rank.
 pub(crate) fn stages_agree<M: Trainable>(precision: Precision) {
     for ranks in 1..=4 {
-        let outcomes = STAGES.map(|stage| train::<M>(Job { precision, stage, ranks }));
+        let outcomes = STAGES.map(|stage| train::<M>(Job::new(precision, stage, ranks)));
         for (stage, outcome) in outcomes.iter().enumerate() {
             for rank in 0..ranks {
                 let what = format!("{precision:?}, {ranks} ranks, stage {stage}, rank {rank}");
@@ -25,6 +25,24 @@ pub(crate) fn stages_agree<M: Trainable>(precision: Precision) {
                 outcome[rank].evaluation.assert_same(&first.evaluation, &what);
                 let alike = format!("{what}, against rank 0");
                 outcome[rank].evaluation.assert_same(&outcome[0].evaluation, &alike);
+            }
+        }
+    }
+}
+
+/// Asserts that losses, the evaluation and all values are the same bits with and without activation
+/// checkpointing.
+pub(crate) fn recomputation_changes_nothing<M: Trainable>(precision: Precision) {
+    for (ranks, stage) in [(1, 0), (1, 3), (2, 2), (3, 3)] {
+        let run = |recompute| train::<M>(Job { precision, stage, ranks, recompute });
+        let kept = run(Recompute::Off);
+        for recompute in [Recompute::Full, Recompute::Selective, Recompute::EveryOther] {
+            for (rank, (ours, kept)) in run(recompute).iter().zip(&kept).enumerate() {
+                let what = format!(
+                    "{precision:?}, {ranks} ranks, stage {stage}, {recompute:?}, rank {rank}"
+                );
+                assert_eq!(ours.losses, kept.losses, "losses, {what}");
+                ours.evaluation.assert_same(&kept.evaluation, &what);
             }
         }
     }
@@ -51,7 +69,12 @@ pub(crate) fn fp32_is_plain_burn<M: Trainable>() {
     };
     for ranks in 1..=several {
         for stage in [0, 3] {
-            let outcome = train::<M>(Job { precision: Precision::Fp32, stage, ranks });
+            let outcome = train::<M>(Job {
+                precision: Precision::Fp32,
+                stage,
+                ranks,
+                recompute: Recompute::Off,
+            });
             let what = format!("{ranks} ranks, stage {stage}");
             for (step, (ours, theirs)) in
                 mean_losses(&outcome).iter().zip(&plain.losses).enumerate()
@@ -93,7 +116,7 @@ const HALF_TOLERANCE: f32 = 0.02;
 /// Asserts that the loss of each step in 16 bits is that of fp32, up to rounding.
 pub(crate) fn stays_near_fp32<M: Trainable>(precision: Precision) {
     for ranks in 1..=4 {
-        let losses = |precision| mean_losses(&train::<M>(Job { precision, stage: 2, ranks }));
+        let losses = |precision| mean_losses(&train::<M>(Job::new(precision, 2, ranks)));
         let (half, full) = (losses(precision), losses(Precision::Fp32));
         for (step, (half, full)) in half.iter().zip(&full).enumerate() {
             let what = format!("step {step}, {precision:?}, {ranks} ranks");
@@ -113,14 +136,14 @@ pub(crate) fn resumes<M: Trainable>(precision: Precision) {
         [(1, 0, &[0, 3]), (3, 1, &[1]), (3, 2, &[2, 0]), (3, 3, &[3, 1])];
     for (ranks, saving, loading) in resumptions {
         let root = tempfile::tempdir().expect("a temporary folder");
-        let straight = on_ranks::<M, _>(Job { precision, stage: saving, ranks }, SEED, |engine| {
+        let straight = on_ranks::<M, _>(Job::new(precision, saving, ranks), SEED, |engine| {
             take_steps(engine, STEPS / 2)?;
             engine.save_checkpoint(root.path(), SaveRequest::default())?;
             Ok(second_half(engine)?)
         });
         let checkpoint = Checkpoint::open_intact(root.path(), None).expect("a checkpoint");
         for stage in loading.iter().copied() {
-            let job = Job { precision, stage, ranks };
+            let job = Job::new(precision, stage, ranks);
             let resumed = on_ranks::<M, _>(job, SEED + 10, |engine| {
                 // The engine comes to the checkpoint with states of its own.
                 take_steps(engine, 2)?;

@@ -1,0 +1,117 @@
+//! Activation checkpointing: `activation_checkpointing`, and `training.gradient_checkpointing` of a job file.
+//!
+//! DeepSpeed's section describes checkpoints that the model's code asks for. Here it asks for them itself:
+//! whatever differs from the default turns checkpointing on, for all blocks of the model.
+
+use crate::diagnosis::Severity;
+use crate::key::{Key, Literal};
+use crate::kind::{Integers, Kind};
+use crate::plan::RecomputePolicy;
+use crate::resolve::Context;
+use crate::section::Section;
+
+pub(crate) const KEYS: &[Key] = &[
+    Key::optional(
+        "policy",
+        Kind::Choice(&["off", "full", "selective"]),
+        "What is recomputed: `full` keeps the inputs of each block, `selective` also every second product of \
+            a block, attention included. Not a key of DeepSpeed. `full` where other keys turn checkpointing on.",
+    ),
+    Key::new(
+        "every_nth_block",
+        Kind::Integer(Integers::POSITIVE),
+        Literal::Integer(1),
+        "Recompute every n-th block and keep the activations of the others. Not a key of DeepSpeed.",
+    )
+    .unit("blocks"),
+    Key::flag("partition_activations", false, "Shard saved activations over model-parallel ranks.")
+        .inert("there are no model-parallel ranks; it turns checkpointing on"),
+    Key::flag("cpu_checkpointing", false, "Keep saved activations in host memory."),
+    Key::flag("contiguous_memory_optimization", false, "Keep saved activations in one buffer.")
+        .inert("saved activations are not copied; it turns checkpointing on"),
+    Key::optional(
+        NUMBER,
+        Kind::Integer(Integers::COUNT),
+        "Size of that buffer, in checkpoints. Every block is a checkpoint.",
+    )
+    .inert("saved activations are not copied; it turns checkpointing on"),
+    Key::flag("synchronize_checkpoint_boundary", false, "Wait for the device at each checkpoint.")
+        .inert("nothing has to wait there; it turns checkpointing on"),
+    Key::flag("profile", false, "Time each checkpoint.")
+        .inert("wall_clock_breakdown and profiling time the passes; it turns checkpointing on"),
+];
+
+const NUMBER: &str = "number_checkpoints";
+
+/// Keys of DeepSpeed that ask for checkpointing.
+const FLAGS: [&str; 5] = [
+    "partition_activations",
+    "cpu_checkpointing",
+    "contiguous_memory_optimization",
+    "synchronize_checkpoint_boundary",
+    "profile",
+];
+
+/// What is recomputed.
+pub(crate) fn resolve(top: &Section<'_>, context: &mut Context<'_>) -> RecomputePolicy {
+    let section = top.section("activation_checkpointing");
+    let nth = section.count("every_nth_block");
+    let asking = FLAGS.into_iter().find(|flag| section.flag(flag));
+    let asking =
+        asking.or(section.optional_count(NUMBER).filter(|count| *count > 0).map(|_| NUMBER));
+    let asking = asking.or((nth > 1).then_some("every_nth_block"));
+    check_offload(&section, context);
+    let policy = match (section.optional_choice("policy"), asking) {
+        (Some("selective"), _) => RecomputePolicy::Selective,
+        (Some("full"), _) => RecomputePolicy::Full,
+        (Some(_), Some(key)) => {
+            let message = "\"off\" contradicts this key, which turns checkpointing on";
+            context.findings.push(section.error(key, message, "remove one of them"));
+            RecomputePolicy::Off
+        }
+        (None, Some(_)) => RecomputePolicy::Full,
+        (Some(_), None) => RecomputePolicy::Off,
+        (None, None) if context.facts.gradient_checkpointing == Some(true) => RecomputePolicy::Full,
+        (None, None) => RecomputePolicy::Off,
+    };
+    check_job(policy, asking.unwrap_or("policy"), &section, context);
+    match policy {
+        RecomputePolicy::Full if nth > 1 => RecomputePolicy::EveryNth(nth),
+        RecomputePolicy::Selective if nth > 1 => {
+            let message = format!("{nth} is only supported with policy \"full\"");
+            context.findings.push(section.error("every_nth_block", message, "remove one of them"));
+            policy
+        }
+        _ => policy,
+    }
+}
+
+/// The job file may say whether, and the section how.
+fn check_job(policy: RecomputePolicy, key: &str, section: &Section<'_>, context: &mut Context<'_>) {
+    let is_on = policy != RecomputePolicy::Off;
+    if context.facts.gradient_checkpointing.is_some_and(|wanted| wanted != is_on) {
+        let message = format!(
+            "contradicts training.gradient_checkpointing: {}",
+            context.facts.gradient_checkpointing == Some(true)
+        );
+        context.findings.push(section.error(key, message, "remove one of them"));
+    }
+}
+
+fn check_offload(section: &Section<'_>, context: &mut Context<'_>) {
+    if !section.flag("cpu_checkpointing") {
+        return;
+    }
+    let finding = match context.facts.host_device {
+        true => {
+            let message =
+                "saved activations already live in host memory; it turns checkpointing on";
+            section.diagnosis(Severity::Note, "cpu_checkpointing", message.to_owned(), "")
+        }
+        false => {
+            let message = "asks for offload of activations, which is not available in this version";
+            section.error("cpu_checkpointing", message, "set it to false, and policy to \"full\"")
+        }
+    };
+    context.findings.push(finding);
+}

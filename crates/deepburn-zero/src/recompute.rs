@@ -1,0 +1,332 @@
+//! Activation checkpointing: activations that forward frees and backward computes again.
+//!
+//! Main type: [`BlockRecorder`], one for each model. While a training forward runs, it finds the blocks of
+//! the model by the parameters that ops read, and records the ops of a block on a [`Tape`]. When the next
+//! block begins, the activations of the block before are freed, but those that the next block reads. Backward
+//! restores a block when it reads the first of them. What autodiff holds are handles all the while, so
+//! neither autodiff nor the model takes part.
+//!
+//! [Note: Same bits] An op runs again with the same operands: what its block got from outside is kept, a
+//! parameter is gathered again and cannot have changed before backward, a random draw starts from its place
+//! in the stream. Code of the model does not run again, so running statistics are updated once.
+//!
+//! A program may hold activations beyond backward, running statistics for example. They are restored when
+//! the pass ends, because an optimizer step would change what they are computed from.
+
+pub(crate) mod blocks;
+pub(crate) mod tape;
+
+use std::any::Any;
+use std::cell::{OnceCell, RefCell};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::sync::{Arc, Weak};
+
+use burn_backend::Backend;
+use deepburn_config::RecomputePolicy;
+
+use crate::ledger::Ledger;
+use crate::session;
+use crate::tensor::{ParameterView, ZeroTensor};
+use crate::trace::Phase;
+use crate::view::View;
+use blocks::Blocks;
+use tape::{Keep, OpRecord, RecordedTensor, Tape};
+
+/// What it costs to run an op again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cost {
+    /// A few operations for each byte of its result.
+    Low,
+    /// That of a product of matrices, a convolution, or attention.
+    High,
+}
+
+/// Products with fewer terms a sum cost little for the memory of their result: scores of attention, for
+/// example, which have as many as a head is wide.
+const SHORT_SUM: usize = 128;
+
+impl Cost {
+    /// The cost of a product with `terms` terms a sum.
+    pub(crate) fn of_product(terms: usize) -> Self {
+        if terms < SHORT_SUM { Self::Low } else { Self::High }
+    }
+}
+
+/// Records the blocks of one model on one rank.
+pub(crate) struct BlockRecorder<B: Backend> {
+    policy: RecomputePolicy,
+    /// By which parameters of the model are known.
+    ledger: Ledger,
+    /// Set when the parameters are known.
+    blocks: OnceCell<Blocks>,
+    pass: RefCell<Recording<B>>,
+}
+
+/// The recording of one training pass.
+struct Recording<B: Backend> {
+    phase: Option<Phase>,
+    /// Blocks that the program has named and not ended.
+    named: usize,
+    block: Option<Block<B>>,
+    /// The tape of a block that is over. It is freed by the next op, which may read some of its values.
+    over: Option<Arc<Tape<B>>>,
+    tapes: Vec<Weak<Tape<B>>>,
+    /// For each tape of the pass, the values that later blocks have read.
+    read_later: Vec<BTreeSet<usize>>,
+    /// The same of the pass before: values that are expected to be read, and not freed.
+    expected: Vec<BTreeSet<usize>>,
+}
+
+/// The block under way.
+struct Block<B: Backend> {
+    /// Its number in the model; `None` for one that the program has named.
+    number: Option<usize>,
+    /// The parameter that began it.
+    first_parameter: Option<usize>,
+    /// `None` for a block whose activations are kept.
+    tape: Option<Arc<Tape<B>>>,
+    /// Ops of [high cost](Cost::High) so far.
+    products: usize,
+}
+
+/// A recorder of any backend, as a context holds it.
+pub(crate) trait AnyRecorder {
+    /// The recorder itself.
+    fn into_any(self: Rc<Self>) -> Rc<dyn Any>;
+    /// Whether ops are to come here.
+    fn is_recording(&self) -> bool;
+    /// Begins a block that the program names.
+    fn begin_named(&self);
+    /// Ends it.
+    fn end_named(&self);
+}
+
+/// Runs a part of a forward pass whose activations are freed, and computed again in backward: activation
+/// checkpointing of a part that the program chooses, whatever the configuration says. Use it inside
+/// `Engine::forward`. Parts do not nest: an inner one belongs to the outer one.
+///
+/// What `run` returns may be any tensors. Outside of a training pass `run` is called and nothing else.
+pub fn activation_checkpoint<T>(run: impl FnOnce() -> T) -> T {
+    /// Ends the block also when `run` panics.
+    struct End(Rc<dyn AnyRecorder>);
+    impl Drop for End {
+        fn drop(&mut self) {
+            self.0.end_named();
+            session::refresh_recording();
+        }
+    }
+    let Some(recorder) = session::training_recorder() else { return run() };
+    recorder.begin_named();
+    session::refresh_recording();
+    let _end = End(recorder);
+    run()
+}
+
+impl<B: Backend> BlockRecorder<B> {
+    /// Records as `policy` says for the model with this ledger.
+    pub(crate) fn new(policy: RecomputePolicy, ledger: Ledger) -> Self {
+        let pass = Recording {
+            phase: None,
+            named: 0,
+            block: None,
+            over: None,
+            tapes: Vec::new(),
+            read_later: Vec::new(),
+            expected: Vec::new(),
+        };
+        Self { policy, ledger, blocks: OnceCell::new(), pass: RefCell::new(pass) }
+    }
+
+    /// Tells the recorder the module paths of the parameters, by index.
+    pub(crate) fn serve<'a>(&self, paths: impl Iterator<Item = &'a str> + Clone) {
+        // A second call would be a second model; the first one stays.
+        let _ = self.blocks.set(Blocks::of(paths));
+    }
+
+    /// Begins a training pass.
+    pub(crate) fn start_forward(&self) {
+        self.close();
+        let mut pass = self.pass.borrow_mut();
+        pass.expected = std::mem::take(&mut pass.read_later);
+        pass.phase = Some(Phase::Forward);
+        pass.named = 0;
+    }
+
+    /// Ends forward. The last block was not freed: backward begins with it.
+    pub(crate) fn start_backward(&self) {
+        let mut pass = self.pass.borrow_mut();
+        pass.phase = Some(Phase::Backward);
+        let open = pass.block.take().and_then(|block| block.tape);
+        let last = [open, pass.over.take()];
+        drop(pass);
+        last.into_iter().flatten().for_each(|tape| tape.forget_ops());
+    }
+
+    /// Ends a pass whose backward is over.
+    pub(crate) fn finish(&self) {
+        if self.pass.borrow().phase == Some(Phase::Backward) {
+            self.close();
+        }
+    }
+
+    /// Ends the pass. Freed activations that somebody still holds are computed again while the parameters
+    /// are those of the pass.
+    pub(crate) fn close(&self) {
+        self.start_backward();
+        let mut pass = self.pass.borrow_mut();
+        pass.phase = None;
+        let tapes = std::mem::take(&mut pass.tapes);
+        drop(pass);
+        tapes.iter().filter_map(Weak::upgrade).for_each(|tape| tape.restore());
+    }
+
+    /// Notes an operand of an op: a parameter may begin a block.
+    pub(crate) fn note_parameter(&self, operand: &ZeroTensor<B>) {
+        let ZeroTensor::Parameter(ParameterView { parameter, .. }) = operand else { return };
+        if !parameter.ledger().is(&self.ledger) || self.policy == RecomputePolicy::Off {
+            return;
+        }
+        let Some(blocks) = self.blocks.get() else { return };
+        let (index, number) = (parameter.index(), blocks.of_parameter(parameter.index()));
+        let mut pass = self.pass.borrow_mut();
+        if pass.named > 0 {
+            return;
+        }
+        let goes_on = match &pass.block {
+            // The first parameter read again: the same block for the next layer or time step.
+            Some(block) => block.number == number && block.first_parameter != Some(index),
+            None => number.is_none(),
+        };
+        if goes_on {
+            return;
+        }
+        pass.end_block();
+        let Some(number) = number else { return };
+        let tape = self.policy.recomputes(number).then(|| pass.new_tape());
+        let first_parameter = Some(index);
+        pass.block = Some(Block { number: Some(number), first_parameter, tape, products: 0 });
+    }
+
+    /// Notes an operand of an op: a value of another block is kept for backward.
+    pub(crate) fn note_value(&self, operand: &ZeroTensor<B>) {
+        if let ZeroTensor::Recorded(recorded) = operand {
+            self.note_recorded(recorded);
+        }
+    }
+
+    fn note_recorded(&self, recorded: &RecordedTensor<B>) {
+        let mut pass = self.pass.borrow_mut();
+        if pass.tape().is_some_and(|tape| recorded.is_on(tape)) {
+            return;
+        }
+        if let Some(read) = pass.read_later.get_mut(recorded.tape_number()) {
+            read.insert(recorded.value());
+        }
+        drop(pass);
+        recorded.keep();
+    }
+
+    /// Begins an op whose operands have been noted; `None` where it is not recorded.
+    pub(crate) fn begin_op(&self, cost: Cost) -> Option<OpRecord<B>> {
+        let mut pass = self.pass.borrow_mut();
+        let over = pass.over.take();
+        let record = pass.block.as_mut().and_then(|block| {
+            let tape = block.tape.clone()?;
+            block.products += usize::from(cost == Cost::High);
+            let saves = self.policy == RecomputePolicy::Selective
+                && cost == Cost::High
+                && block.products.is_multiple_of(2);
+            Some(OpRecord::new(tape, if saves { Keep::Tape } else { Keep::Block }))
+        });
+        drop(pass);
+        if let Some(tape) = over {
+            tape.free();
+        }
+        record
+    }
+}
+
+impl<B: Backend> AnyRecorder for BlockRecorder<B> {
+    fn into_any(self: Rc<Self>) -> Rc<dyn Any> {
+        self
+    }
+
+    fn is_recording(&self) -> bool {
+        let pass = self.pass.borrow();
+        pass.phase == Some(Phase::Forward)
+            && (self.policy != RecomputePolicy::Off || pass.named > 0 || pass.over.is_some())
+    }
+
+    fn begin_named(&self) {
+        let mut pass = self.pass.borrow_mut();
+        pass.named += 1;
+        if pass.named == 1 {
+            pass.end_block();
+            let tape = Some(pass.new_tape());
+            pass.block = Some(Block { number: None, first_parameter: None, tape, products: 0 });
+        }
+    }
+
+    fn end_named(&self) {
+        let mut pass = self.pass.borrow_mut();
+        pass.named = pass.named.saturating_sub(1);
+        if pass.named == 0 {
+            pass.end_block();
+        }
+    }
+}
+
+impl<B: Backend> Recording<B> {
+    /// The tape of the block under way.
+    fn tape(&self) -> Option<&Arc<Tape<B>>> {
+        self.block.as_ref()?.tape.as_ref()
+    }
+
+    fn new_tape(&mut self) -> Arc<Tape<B>> {
+        let number = self.read_later.len();
+        let tape = Tape::new(number, self.expected.get(number).cloned().unwrap_or_default());
+        self.read_later.push(BTreeSet::new());
+        self.tapes.push(Arc::downgrade(&tape));
+        tape
+    }
+
+    fn end_block(&mut self) {
+        let Some(tape) = self.block.take().and_then(|block| block.tape) else { return };
+        // Left where the block that ends here had no op.
+        if let Some(before) = self.over.replace(tape) {
+            before.free();
+        }
+    }
+}
+
+/// Applies a view to an activation: recorded while its block is under way, and otherwise on its data.
+pub(crate) fn view<B: Backend>(recorded: RecordedTensor<B>, view: View) -> ZeroTensor<B> {
+    let tensor = ZeroTensor::Recorded(recorded);
+    if let Some(recorder) = session::recorder::<B>() {
+        recorder.note_value(&tensor);
+        if let Some(mut op) = recorder.begin_op(Cost::Low) {
+            let operand = op.operand(tensor);
+            let [viewed] = op.run(move |reader| [view.share::<B>(reader.read(&operand))]);
+            return viewed;
+        }
+    }
+    ZeroTensor::Full(view.share::<B>(tensor.into_leased()))
+}
+
+/// Notes the operands of an op that is not recorded, because its results are small, or gradients.
+pub(crate) fn note_unrecorded<B: Backend>(operands: &[&ZeroTensor<B>]) {
+    if let Some(recorder) = session::recorder::<B>() {
+        operands.iter().for_each(|operand| recorder.note_parameter(operand));
+        operands.iter().for_each(|operand| recorder.note_value(operand));
+        // What frees the block before.
+        drop(recorder.begin_op(Cost::Low));
+    }
+}
+
+/// Notes that an op reads an activation without being recorded.
+pub(crate) fn note_read<B: Backend>(recorded: &RecordedTensor<B>) {
+    if let Some(recorder) = session::recorder::<B>() {
+        recorder.note_recorded(recorded);
+    }
+}

@@ -419,13 +419,15 @@ fn features_that_do_not_exist() {
         ),
         (r#""zero_optimization": {"zenflow": {}}"#, ["zenflow", "ZenFlow", "remove it"]),
         (
-            r#""activation_checkpointing": {"cpu_checkpointing": true}"#,
-            ["cpu_checkpointing", "activation checkpointing", "default"],
+            r#""activation_checkpointing": {"policy": "off", "number_checkpoints": 4}"#,
+            ["number_checkpoints", "contradicts", "remove one"],
         ),
         (
-            r#""activation_checkpointing": {"number_checkpoints": 4}"#,
-            ["number_checkpoints", "activation checkpointing", "default"],
+            r#""activation_checkpointing": {"policy": "selective", "every_nth_block": 4}"#,
+            ["every_nth_block", "only supported with policy \"full\"", "remove one"],
         ),
+        (r#""activation_checkpointing": {"policy": "half"}"#, ["policy", "half", "selective"]),
+        (r#""activation_checkpointing": {"every_nth_block": 0}"#, ["every_nth_block", "0", "1"]),
         (
             r#""pipeline": {"stages": 2}"#,
             ["pipeline.stages", "pipeline parallelism", "set it to 1"],

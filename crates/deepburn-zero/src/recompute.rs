@@ -141,7 +141,13 @@ impl<B: Backend> BlockRecorder<B> {
     /// Tells the recorder the module paths of the parameters, by index.
     pub(crate) fn serve<'a>(&self, paths: impl Iterator<Item = &'a str> + Clone) {
         // A second call would be a second model; the first one stays.
-        let _ = self.blocks.set(Blocks::of(paths));
+        let blocks = self.blocks.get_or_init(|| Blocks::of(paths));
+        if self.policy != RecomputePolicy::Off && blocks.is_empty() {
+            tracing::warn!(
+                "activation checkpointing frees nothing: the model has no submodules with parameters; use \
+                 activation_checkpoint around parts of its forward pass"
+            );
+        }
     }
 
     /// Begins a training pass.
@@ -234,7 +240,9 @@ impl<B: Backend> BlockRecorder<B> {
         let record = pass.block.as_mut().and_then(|block| {
             let tape = block.tape.clone()?;
             block.products += usize::from(cost == Cost::High);
+            // A part that the program has named is freed as a whole.
             let saves = self.policy == RecomputePolicy::Selective
+                && block.number.is_some()
                 && cost == Cost::High
                 && block.products.is_multiple_of(2);
             Some(OpRecord::new(tape, if saves { Keep::Tape } else { Keep::Block }))

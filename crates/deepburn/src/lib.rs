@@ -66,6 +66,7 @@ pub use deepburn_learner::{
 };
 pub use deepburn_ops as ops;
 pub use deepburn_zero as zero;
+pub use deepburn_zero::activation_checkpoint;
 pub use ranks::{COLLECTIVE_TIMEOUT, Ranks, RanksError, run_ranks};
 
 use deepburn_config::{ConfigError, Facts, Plan, Report, Severity, Written, resolve};

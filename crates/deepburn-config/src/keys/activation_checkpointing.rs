@@ -115,3 +115,53 @@ fn check_offload(section: &Section<'_>, context: &mut Context<'_>) {
     };
     context.findings.push(finding);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resolve::{Facts, resolve};
+    use crate::written::Written;
+
+    fn policy(
+        section: &str,
+        gradient_checkpointing: Option<bool>,
+    ) -> Result<RecomputePolicy, String> {
+        let text = format!(
+            r#"{{"train_micro_batch_size_per_gpu": 1, "activation_checkpointing": {section}}}"#
+        );
+        let facts = Facts { gradient_checkpointing, ..Facts::on_host(1) };
+        let resolved = resolve(&Written::from_json(&text).unwrap(), &facts);
+        resolved.map(|resolved| resolved.plan.recompute).map_err(|report| report.to_string())
+    }
+
+    #[test]
+    fn what_asks_for_checkpointing_turns_it_on() {
+        use RecomputePolicy::{EveryNth, Full, Off, Selective};
+        for (section, expected) in [
+            ("{}", Off),
+            (r#"{"partition_activations": false, "number_checkpoints": null}"#, Off),
+            (r#"{"partition_activations": true}"#, Full),
+            (r#"{"cpu_checkpointing": true}"#, Full),
+            (r#"{"contiguous_memory_optimization": true, "number_checkpoints": 4}"#, Full),
+            (r#"{"number_checkpoints": 4}"#, Full),
+            (r#"{"profile": true, "policy": "selective"}"#, Selective),
+            (r#"{"policy": "full", "every_nth_block": 1}"#, Full),
+            (r#"{"every_nth_block": 3}"#, EveryNth(3)),
+            (r#"{"policy": "off"}"#, Off),
+        ] {
+            assert_eq!(policy(section, None).unwrap(), expected, "{section}");
+        }
+    }
+
+    #[test]
+    fn the_job_file_says_whether() {
+        let selective = r#"{"policy": "selective"}"#;
+        assert_eq!(policy("{}", Some(true)).unwrap(), RecomputePolicy::Full);
+        assert_eq!(policy("{}", Some(false)).unwrap(), RecomputePolicy::Off);
+        assert_eq!(policy(selective, Some(true)).unwrap(), RecomputePolicy::Selective);
+        for (section, wanted) in [(selective, false), (r#"{"policy": "off"}"#, true)] {
+            let error = policy(section, Some(wanted)).unwrap_err();
+            assert!(error.contains("training.gradient_checkpointing"), "{error}");
+        }
+    }
+}

@@ -32,9 +32,9 @@ impl Blocks {
         self.of_parameter[index]
     }
 
-    /// How many there are.
-    pub(crate) fn len(&self) -> usize {
-        self.names.len()
+    /// Whether no parameter belongs to a block.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.names.is_empty()
     }
 
     fn number(&mut self, name: &str) -> usize {

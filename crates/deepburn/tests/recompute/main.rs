@@ -1,0 +1,256 @@
+//! Activation checkpointing: what it saves, what it computes again, and what it must not change.
+//!
+//! That a model trains to the same bits with it is a property of every model in `tests/models`. Here are
+//! the memory, parts that a program names, and activations that are used in unusual places.
+
+mod stack;
+
+use burn::module::Param;
+use burn::tensor::{Distribution, Tensor};
+use burn_flex::{Flex, FlexDevice};
+use deepburn::zero::{Category, Training};
+use deepburn::{Engine, OutsideError, activation_checkpoint, run_ranks};
+
+use stack::{BATCH, Stack, WIDTH};
+
+type Trained = Training<Flex>;
+type Net = Engine<Flex, Stack<Trained>>;
+
+const POLICIES: [&str; 4] =
+    ["{}", r#"{"policy": "full"}"#, r#"{"policy": "selective"}"#, r#"{"every_nth_block": 3}"#];
+
+/// Runs `body` on one rank at stage 3 with a section `activation_checkpointing`.
+fn with_engine<R: Send>(
+    section: &str,
+    layers: usize,
+    body: impl Fn(&mut Net) -> Result<R, OutsideError> + Sync,
+) -> R {
+    let config = format!(
+        r#"{{"train_micro_batch_size_per_gpu": {BATCH}, "zero_optimization": {{"stage": 3}},
+            "optimizer": {{"type": "AdamW", "params": {{"lr": 0.001}}}},
+            "activation_checkpointing": {section}}}"#
+    );
+    let plan = deepburn::plan(&config, 1).unwrap();
+    let results = run_ranks(1, |group| {
+        let mut engine = deepburn::initialize(Stack::new(layers), &plan, group)?;
+        engine.seed(3);
+        body(&mut engine)
+    });
+    results.unwrap_or_else(|failure| panic!("{section}: {failure}")).remove(0)
+}
+
+fn input() -> Tensor<Trained, 2> {
+    let row = Tensor::arange(0..WIDTH as i64, &FlexDevice).float();
+    (row.reshape([1, WIDTH]) * 0.1).sin().repeat_dim(0, BATCH)
+}
+
+/// Takes `steps` steps; returns their losses.
+fn train(
+    engine: &mut Net,
+    steps: usize,
+    loss: impl Fn(&Stack<Trained>) -> Tensor<Trained, 1>,
+) -> Result<Vec<f32>, OutsideError> {
+    let mut step = || {
+        let loss = engine.forward(&loss)?;
+        let value = loss.clone().into_scalar();
+        engine.backward(loss)?;
+        engine.step()?;
+        Ok(value)
+    };
+    (0..steps).map(|_| step()).collect()
+}
+
+/// Bytes of an activation as wide as the stack.
+const ACTIVATION: usize = BATCH * WIDTH * size_of::<f32>();
+
+fn peak(section: &str, layers: usize) -> usize {
+    with_engine(section, layers, |engine| {
+        train(engine, 2, |stack| stack.loss(input()))?;
+        Ok(engine.ledger().usage(Category::Activations).peak)
+    })
+}
+
+/// With every block freed, each block more costs its input and nothing else. Burn's layer norm normalises
+/// before it reads a parameter, so the block before ends with the normalised input.
+#[test]
+fn full_keeps_the_inputs_of_blocks_and_one_block() {
+    // Whose last blocks are equal.
+    let [one, four, thirteen] = [1, 4, 13].map(|layers| peak(r#"{"policy": "full"}"#, layers));
+    assert_eq!(thirteen - four, 9 * 2 * ACTIVATION);
+    let kept = peak("{}", 1);
+    let allowed = (kept + 12 * 2 * ACTIVATION) as f64 * 1.05;
+    assert!(
+        (thirteen as f64) < allowed,
+        "{thirteen} bytes, allowed are {allowed}; one block has {one}"
+    );
+    assert!(thirteen < peak("{}", 13) / 2);
+}
+
+/// Selective keeps one product of two, every second block frees half of the blocks.
+#[test]
+fn the_other_policies_lie_between() {
+    let [kept, full, selective, third] =
+        POLICIES.map(|section| peak(section, 12)).map(|peak| peak as f64);
+    let full = [kept, full, selective, third];
+    assert!(full[1] < full[2] && full[2] < 0.6 * full[0], "{full:?}");
+    assert!(full[2] < full[3] && full[3] < 0.8 * full[0], "{full:?}");
+}
+
+/// Nothing of a pass is left in memory when it is over.
+#[test]
+fn a_pass_leaves_nothing_behind() {
+    for section in POLICIES {
+        with_engine(section, 5, |engine| {
+            train(engine, 2, |stack| stack.loss(input()))?;
+            assert_eq!(engine.ledger().usage(Category::Activations).current, 0, "{section}");
+            Ok(())
+        });
+    }
+}
+
+/// The operations of a model do not depend on what is computed twice.
+#[test]
+fn recomputed_operations_do_not_count() {
+    let reads = |section: &str| {
+        with_engine(section, 6, |engine| {
+            engine.states().start_counting();
+            train(engine, 1, |stack| stack.loss(input()))?;
+            let modules = engine.states().stop_counting();
+            Ok(modules
+                .iter()
+                .map(|module| (module.path.clone(), module.forward, module.backward))
+                .collect::<Vec<_>>())
+        })
+    };
+    for section in POLICIES {
+        assert_eq!(reads(section), reads("{}"), "{section}");
+    }
+}
+
+/// A part of a model that the program names, with and without a policy for the blocks.
+#[test]
+fn a_program_names_parts() {
+    let plain = with_engine("{}", 6, |engine| train(engine, 3, |stack| stack.loss(input())));
+    for section in POLICIES {
+        let named = |stack: &Stack<Trained>| {
+            let mut x = input();
+            for pair in stack.blocks.chunks(2) {
+                // An inner part belongs to the outer one, and so do blocks.
+                x = activation_checkpoint(|| {
+                    let x = pair[0].forward(x.clone());
+                    activation_checkpoint(|| pair[1].forward(x))
+                });
+            }
+            stack.head(x)
+        };
+        let (losses, peak) = with_engine(section, 6, |engine| {
+            let losses = train(engine, 3, named)?;
+            Ok((losses, engine.ledger().usage(Category::Activations).peak))
+        });
+        assert_eq!(losses, plain, "{section}");
+        let kept = self::peak("{}", 6);
+        assert!(peak < kept / 2, "{section}: {peak} bytes, {kept} without");
+    }
+}
+
+/// Outside of a training pass a named part runs and nothing else.
+#[test]
+fn a_named_part_outside_of_training_is_a_call() {
+    assert_eq!(activation_checkpoint(|| 7), 7);
+    with_engine("{}", 3, |engine| {
+        let loss = |engine: &Net| {
+            engine.evaluate(|stack| {
+                let x = Tensor::ones([BATCH, WIDTH], &FlexDevice);
+                activation_checkpoint(|| stack.loss(x)).into_scalar()
+            })
+        };
+        assert_eq!(loss(engine)?, loss(engine)?);
+        Ok(())
+    });
+}
+
+/// What forward hands out beside the loss keeps its values, whatever happens to the parameters.
+#[test]
+fn activations_outlive_their_pass() {
+    let run = |section: &str| {
+        with_engine(section, 5, |engine| {
+            let mut all = Vec::new();
+            for _ in 0..2 {
+                let (loss, hidden) = engine.forward(|stack| stack.loss_and_hidden(input()))?;
+                engine.backward(loss)?;
+                engine.step()?;
+                all.extend(hidden.into_iter().map(|hidden| hidden.into_data()));
+            }
+            Ok(all)
+        })
+    };
+    let kept = run("{}");
+    for section in POLICIES {
+        assert_eq!(run(section), kept, "{section}");
+    }
+}
+
+/// The same where the backward pass never comes.
+#[test]
+fn activations_outlive_a_pass_without_backward() {
+    let run = |section: &str| {
+        with_engine(section, 5, |engine| {
+            let (_, hidden) = engine.forward(|stack| stack.loss_and_hidden(input()))?;
+            engine.zero_grad();
+            train(engine, 2, |stack| stack.loss(input()))?;
+            Ok(hidden.into_iter().map(|hidden| hidden.into_data()).collect::<Vec<_>>())
+        })
+    };
+    for section in POLICIES {
+        assert_eq!(run(section), run("{}"), "{section}");
+    }
+}
+
+/// A block that reads the output of a much earlier one: computed again in the first pass, kept in later
+/// ones.
+#[test]
+fn skip_connections_reach_freed_blocks() {
+    let skipping = |stack: &Stack<Trained>| {
+        let mut outputs = vec![input()];
+        for (index, block) in stack.blocks.iter().enumerate() {
+            let skipped = outputs[index.saturating_sub(4)].clone();
+            outputs.push(block.forward(outputs[index].clone()) + skipped);
+        }
+        stack.head(outputs.pop().unwrap())
+    };
+    let kept = with_engine("{}", 9, |engine| train(engine, 3, skipping));
+    for section in POLICIES {
+        assert_eq!(with_engine(section, 9, |engine| train(engine, 3, skipping)), kept, "{section}");
+    }
+}
+
+/// Ten thousand ops in one block: nothing recurses over them.
+#[test]
+fn a_block_may_be_long() {
+    let long = |stack: &Stack<Trained>| {
+        let scale = Param::from_tensor(Tensor::<Trained, 2>::ones([1, WIDTH], &FlexDevice)).val();
+        let x = activation_checkpoint(|| {
+            (0..10_000).fold(stack.blocks[0].forward(input()), |x, _| x * scale.clone() + 1e-6)
+        });
+        stack.head(x)
+    };
+    let run = |section: &str| with_engine(section, 1, |engine| train(engine, 2, long));
+    assert_eq!(run(POLICIES[1]), run("{}"));
+}
+
+/// A second draw in a block comes from the same place of the stream when the block runs again.
+#[test]
+fn draws_are_the_same() {
+    let noisy = |stack: &Stack<Trained>| {
+        let mut x = input();
+        for block in &stack.blocks {
+            let noise = Tensor::random([BATCH, WIDTH], Distribution::Normal(0.0, 0.1), &FlexDevice);
+            x = block.forward(x) * noise.exp();
+        }
+        stack.head(x)
+    };
+    let kept = with_engine("{}", 4, |engine| train(engine, 3, noisy));
+    for section in POLICIES {
+        assert_eq!(with_engine(section, 4, |engine| train(engine, 3, noisy)), kept, "{section}");
+    }
+}

@@ -76,7 +76,7 @@ pub(crate) fn plan(preparation: &Preparation) -> Result<CheckpointPlan, Failure>
 
 /// What the job resumes from, if it does: what `--resume` names, or, where a launcher has restarted the
 /// job, the newest intact checkpoint that it has saved since the launch. Checkpoints of earlier runs, such
-/// as those after the one that `--resume` names, are none of it.
+/// as those after the one that `--resume` names, are not part of it.
 ///
 /// # Errors
 /// As [`open`]; checkpoints of an earlier run where nothing is resumed.

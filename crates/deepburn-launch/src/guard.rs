@@ -10,8 +10,12 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::Pid;
 
-/// SIGTERM, with which `mpirun` ends its ranks on all hosts, and later SIGKILL.
-const SCRIPT: &str = r#"read line; kill -TERM "$1" && sleep 10 && kill -KILL "$1""#;
+/// SIGTERM, with which `mpirun` ends its ranks on all hosts, and SIGKILL after 10 s. Once `mpirun` has ended the
+/// script ends too, because another process may get its number.
+const SCRIPT: &str = r#"read line
+kill -TERM "$1" || exit
+for second in 1 2 3 4 5 6 7 8 9 10; do sleep 1; kill -0 "$1" || exit; done
+kill -KILL "$1""#;
 
 /// The shell that waits.
 pub(crate) struct Guard {

@@ -71,7 +71,14 @@ pub(crate) fn run(words: &[String], grace: Duration, events: &Events) -> io::Res
         .stderr(Stdio::piped())
         .spawn()?;
     let mpirun = Pid::from_child(&child);
-    let guard = Guard::of(mpirun)?;
+    // Without one mpirun would outlive a launcher that is killed, which is no reason not to run.
+    let guard = Guard::of(mpirun)
+        .inspect_err(|error| {
+            tracing::warn!(
+                "no guard could be started ({error}): if deepburn is killed, end mpirun by hand"
+            );
+        })
+        .ok();
     let sender = events.sender();
     let failed_ranks = copy_output(&mut child, mpirun, &sender);
     let stalls = sender.clone();
@@ -83,7 +90,9 @@ pub(crate) fn run(words: &[String], grace: Duration, events: &Events) -> io::Res
         let _ = sender.send(LaunchEvent::Ended(child.wait()));
     });
     let (status, interrupted) = supervise(mpirun, grace, events)?;
-    guard.dismiss();
+    if let Some(guard) = guard {
+        guard.dismiss();
+    }
     let orphans = orphans::end_all();
     if orphans > 0 {
         tracing::warn!("{orphans} processes outlived mpirun and were killed");

@@ -15,7 +15,7 @@ use crate::{Buffer, IoStatistics, SwapError};
 
 /// A read or write that a caller has started.
 #[derive(Debug)]
-pub(crate) struct Transfer {
+pub(crate) struct IoRequest {
     /// Read or write.
     pub(crate) direction: Direction,
     /// Offset in the file, aligned.
@@ -26,7 +26,7 @@ pub(crate) struct Transfer {
     pub(crate) outcome: SyncSender<Result<Buffer, SwapError>>,
 }
 
-impl Transfer {
+impl IoRequest {
     fn end(&self) -> u64 {
         self.offset + self.buffer.padded_len() as u64
     }
@@ -78,7 +78,7 @@ struct QueueState {
 /// A transfer in progress.
 #[derive(Debug)]
 struct Active {
-    transfer: Transfer,
+    transfer: IoRequest,
     /// Bytes whose blocks were taken, or were given up after a failure.
     taken: usize,
     /// Blocks that workers are running.
@@ -100,7 +100,7 @@ impl IoQueue {
     ///
     /// # Errors
     /// An earlier write failed.
-    pub(crate) fn submit(&self, transfer: Transfer) -> Result<(), SwapError> {
+    pub(crate) fn submit(&self, transfer: IoRequest) -> Result<(), SwapError> {
         let blocks = transfer.buffer.len().div_ceil(self.block_size);
         let mut state = self.lock();
         state.check()?;
@@ -180,7 +180,7 @@ impl QueueState {
     }
 
     /// Adds a transfer and returns whether it may start at once.
-    fn add(&mut self, transfer: Transfer) -> bool {
+    fn add(&mut self, transfer: IoRequest) -> bool {
         let id = self.next_transfer;
         self.next_transfer += 1;
         let mut blocked_by = 0;
@@ -258,7 +258,7 @@ impl QueueState {
         self.retire_if_done(id)
     }
 
-    /// Completes a transfer whose blocks are all done: its dependents may start, its caller may go on.
+    /// Completes a transfer whose blocks are all done: its dependents may start, its caller continues.
     fn retire_if_done(&mut self, id: u64) -> bool {
         if !self.active.get(&id).is_some_and(Active::is_done) {
             return false;
@@ -275,7 +275,7 @@ impl QueueState {
             let since = self.active_since.take();
             self.statistics.active += since.map(|since| since.elapsed()).unwrap_or_default();
         }
-        let Transfer { buffer, outcome, .. } = done.transfer;
+        let IoRequest { buffer, outcome, .. } = done.transfer;
         // The caller may have dropped its end; the buffer then returns to the pool.
         let _ = outcome.send(done.failure.map_or(Ok(buffer), Err));
         true

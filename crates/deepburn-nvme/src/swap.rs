@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use crate::file::{DiskFile, RawFile};
 use crate::policy::Direction;
-use crate::queue::{IoQueue, Transfer};
+use crate::queue::{IoQueue, IoRequest};
 use crate::region::{self, RegionAllocator};
 use crate::statistics::WaitClock;
 use crate::worker::start_worker;
@@ -246,7 +246,7 @@ impl SwapFile {
             let _ = sender.send(Ok(buffer));
         } else {
             let offset = region.offset + offset as u64;
-            self.queue.submit(Transfer { direction, offset, buffer, outcome: sender })?;
+            self.queue.submit(IoRequest { direction, offset, buffer, outcome: sender })?;
         }
         Ok(PendingIo::new(receiver, self.clock.clone()))
     }

@@ -41,7 +41,7 @@ fn states_on_nvme_change_no_bit() {
     }
 }
 
-/// States that are saved from a file load in memory, and the other way round; saves that go on while
+/// States that are saved from a file load in memory, and the other way round; saves that are written while
 /// steps are taken see the states of their own step.
 #[test]
 fn runs_change_between_nvme_and_memory() {

@@ -318,11 +318,20 @@ pub struct ZeroPlan {
     pub allgather_bucket_size: usize,
     /// How parameters come and go (stage 3).
     pub parameters: GatherPlan,
-    /// Where optimizer states are kept.
+    /// Where optimizer states and accumulated gradients are kept.
     pub optimizer_states: OptimizerOffload,
 }
 
-/// Where the optimizer states of a rank are kept (`offload_optimizer`).
+impl ZeroPlan {
+    /// Whether each rank keeps only its share of the gradients: at stage 1 where they leave the device with
+    /// the optimizer states.
+    pub fn shards_gradients(&self) -> bool {
+        let offloaded = self.optimizer_states != OptimizerOffload::Device;
+        self.stage.shards_gradients() || offloaded && self.stage.shards_optimizer()
+    }
+}
+
+/// Where the optimizer states and accumulated gradients of a rank are kept (`offload_optimizer`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub enum OptimizerOffload {
     /// On the device of the parameters.

@@ -33,7 +33,7 @@ pub struct ParameterSize {
 pub struct ModelStates {
     /// Whole parameters or shards of them, and the whole copies that stay at stage 3.
     pub parameters: u64,
-    /// Accumulated gradients.
+    /// Accumulated gradients, unless they are offloaded.
     pub gradients: u64,
     /// Moments, momentum, accumulated squares and masters, unless they are offloaded.
     pub optimizer: u64,
@@ -72,10 +72,10 @@ pub struct Estimate {
     pub module_buffers: u64,
     /// What comes and goes.
     pub buffers: Buffers,
-    /// Optimizer states that are offloaded to host memory. On top of the other figures, which are those of
+    /// Model states that are offloaded to host memory. On top of the other figures, which are those of
     /// the device.
     pub host: u64,
-    /// Optimizer states that are offloaded to a disk, without what fills up blocks of it.
+    /// Model states that are offloaded to a disk, without what fills up blocks of it.
     pub disk: u64,
 }
 
@@ -172,19 +172,18 @@ pub fn estimate(
     };
     let gathering = Gathering::new(parameters, stage, ranks, &zero.parameters);
     let stored = elements(false, stage.shards_parameters()).saturating_add(gathering.persistent);
-    let accumulated = elements(true, stage.shards_gradients());
+    let accumulated = elements(true, zero.shards_gradients());
     let updated = elements(true, stage.shards_optimizer());
     let optimizer = updated.saturating_mul(bytes.optimizer);
-    let (optimizer, host, disk) = match zero.optimizer_states {
-        OptimizerOffload::Device => (optimizer, 0, 0),
-        OptimizerOffload::Host { .. } => (0, optimizer, 0),
-        OptimizerOffload::Nvme(_) => (0, 0, optimizer),
+    let gradients = accumulated.saturating_mul(bytes.gradient);
+    let offloaded = optimizer.saturating_add(gradients);
+    let (optimizer, gradients, host, disk) = match zero.optimizer_states {
+        OptimizerOffload::Device => (optimizer, gradients, 0, 0),
+        OptimizerOffload::Host { .. } => (0, 0, offloaded, 0),
+        OptimizerOffload::Nvme(_) => (0, 0, 0, offloaded),
     };
-    let states = ModelStates {
-        parameters: stored.saturating_mul(bytes.parameter),
-        gradients: accumulated.saturating_mul(bytes.gradient),
-        optimizer,
-    };
+    let states =
+        ModelStates { parameters: stored.saturating_mul(bytes.parameter), gradients, optimizer };
     let buffers = Buffers {
         buckets: bucket_elements(parameters, zero, ranks).saturating_mul(bytes.gradient),
         largest_gathered: gathering.largest.saturating_mul(bytes.parameter),
@@ -254,11 +253,10 @@ impl fmt::Display for Estimate {
             ("largest gathered parameter", self.buffers.largest_gathered),
             ("gathered parameters, at most", self.buffers.gathered_limit),
             ("all, at most (no activations)", self.peak()),
-            ("optimizer states, on the host", self.host),
-            ("optimizer states, on NVMe", self.disk),
+            ("model states, on the host", self.host),
+            ("model states, on NVMe", self.disk),
         ];
-        let optional =
-            ["module buffers", "optimizer states, on the host", "optimizer states, on NVMe"];
+        let optional = ["module buffers", "model states, on the host", "model states, on NVMe"];
         rows.retain(|(what, bytes)| *bytes > 0 || !optional.contains(what));
         for (what, bytes) in rows {
             writeln!(f, "  {what:<30} {:>12}", Bytes(bytes).to_string())?;
@@ -454,9 +452,10 @@ mod tests {
         let offloaded = ZeroPlan { optimizer_states: host, ..plan(Stage::Gradients) };
         let [kept, left] = [plan(Stage::Gradients), offloaded]
             .map(|zero| estimate(&sizes(&[10, 7]), &zero, 2, bytes));
-        assert_eq!((kept.host, left.host), (0, kept.states.optimizer));
-        assert_eq!((left.states.optimizer, left.states.gradients), (0, kept.states.gradients));
-        assert_eq!(left.peak(), kept.peak() - kept.states.optimizer);
+        let ModelStates { gradients, optimizer, .. } = kept.states;
+        assert_eq!((kept.host, left.host), (0, gradients + optimizer));
+        assert_eq!((left.states.optimizer, left.states.gradients), (0, 0));
+        assert_eq!(left.peak(), kept.peak() - gradients - optimizer);
         assert!(left.to_string().contains("on the host"), "{left}");
     }
 

@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
 
+use crate::estimate::ParameterSize;
 use crate::gather::Gatherer;
 use crate::ledger::{Category, Lease, Ledger};
 use deepburn_comm::Partition;
@@ -100,6 +101,11 @@ impl<B: Backend> Parameter<B> {
     /// Elements of the whole parameter.
     pub fn numel(&self) -> usize {
         self.description.partition.numel()
+    }
+
+    /// What an estimate needs to know of it.
+    pub(crate) fn size(&self) -> ParameterSize {
+        ParameterSize { numel: self.numel() as u64, trainable: self.is_trainable() }
     }
 
     /// How it is cut.

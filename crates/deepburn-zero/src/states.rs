@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use burn::module::{AutodiffModule, Module, ParamId};
-use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
+use burn_backend::{Backend, FloatDType, TensorData};
 use deepburn_comm::Tag;
 use deepburn_config::{OptimizerPlan, Precision, PrecisionPlan, ReductionPlan, Stage, ZeroPlan};
 use deepburn_kernels::unscale_and_clip;
@@ -24,15 +24,19 @@ use crate::gather::{Gatherer, Pass};
 use crate::group::Group;
 use crate::ledger::Ledger;
 use crate::operations::{Counter, ModuleOperations};
-use crate::optimizer::{Optimizer, Rates};
+use crate::optimizer::{Optimizer, ParkedOperands, Rates, UpdateGradient};
 use crate::parameter::Parameter;
+use crate::parked::ParkedTensor;
 use crate::persistence::persistent_parameters;
 use crate::precision::element_type;
 use crate::publish::Publisher;
-use crate::reduce::{Accumulated, GradientReducer, Types};
+use crate::reduce::{
+    Accumulated, GradientChecker, GradientReducer, ReducerPolicy, SumElements, SumHome, Types,
+};
 use crate::session::{self, Binding, ContextGuard};
 use crate::sharding::{Marker, Sharder, Table, Training, in_shape};
 use crate::share::Share;
+use crate::tiers::{Parking, swap_bytes};
 
 pub use pieces::{GradientSum, OwnedArray, Piece, RandomState, StateArray, StreamPosition};
 
@@ -78,6 +82,8 @@ pub struct ModelStates<B: Backend> {
     resident: Vec<usize>,
     reducer: Rc<RefCell<GradientReducer<B>>>,
     optimizer: Optimizer<B>,
+    /// Where states are that are not on the device.
+    parking: Option<Parking>,
     /// Type that ops use.
     compute: FloatDType,
     types: Types,
@@ -101,12 +107,12 @@ impl<B: OptimizerOps> ModelStates<B> {
         group: Group<B>,
     ) -> Result<(M, Self), ZeroError> {
         let Policy { zero, reduction, precision, optimizer } = policy;
+        let (compute, cuts_gradients) = (element_type(precision.compute), zero.shards_gradients());
         let (rank, stage, ledger) = (group.rank(), zero.stage, Ledger::new());
         let gatherer = Arc::new(Gatherer::new(group.clone(), zero.parameters, ledger.clone()));
         let through = stage.shards_parameters().then(|| Arc::downgrade(&gatherer));
-        let share = Share { stage, rank };
-        let working =
-            (precision.compute != Precision::Fp32).then(|| element_type(precision.compute));
+        let share = Share { stage, rank, cuts_gradients };
+        let working = (precision.compute != Precision::Fp32).then_some(compute);
         let types = Types {
             communication: element_type(precision.communication),
             accumulation: element_type(precision.accumulation),
@@ -117,16 +123,23 @@ impl<B: OptimizerOps> ModelStates<B> {
         let (module, Table { parameters, indices, owned, aliases }) = sharder.shard(module)?;
         gatherer.serve(parameters.clone());
 
+        let sizes: Vec<_> = parameters.iter().map(|parameter| parameter.size()).collect();
+        let bytes = swap_bytes(&sizes, &zero, group.world_size(), &optimizer, &precision);
+        let parking = Parking::new(&zero, &precision, bytes)?;
         let reducer = Rc::new(RefCell::new(GradientReducer::new(
             group.clone(),
             parameters.clone(),
-            zero.gradients,
-            reduction,
-            types,
-            stage.shards_gradients(),
+            ReducerPolicy {
+                plan: zero.gradients,
+                reduction,
+                types,
+                shards: cuts_gradients,
+                checker: GradientChecker::new(share, compute),
+            },
+            sum_homes(&parameters, share, parking.as_ref(), &ledger)?,
             ledger.clone(),
         )));
-        let optimizer = Optimizer::new(optimizer, working, &zero.optimizer_states, owned, &ledger)?;
+        let optimizer = Optimizer::new(optimizer, working, parking.as_ref(), owned, &ledger)?;
         let autocast = precision.autocast.map(element_type);
         let binding = Binding::new(reducer.clone(), ledger.clone(), group.clone(), autocast);
         let resident = match stage {
@@ -148,7 +161,8 @@ impl<B: OptimizerOps> ModelStates<B> {
             resident,
             reducer,
             optimizer,
-            compute: element_type(precision.compute),
+            parking,
+            compute,
             types,
             allgather_bucket_size: zero.allgather_bucket_size,
             ignore_unused: zero.gradients.ignore_unused_parameters,
@@ -315,7 +329,7 @@ impl<B: OptimizerOps> ModelStates<B> {
 
     /// What was read from and written to the file of offloaded states, if there is one.
     pub fn io_statistics(&self) -> Option<IoStatistics> {
-        self.optimizer.io_statistics()
+        self.parking.as_ref()?.io_statistics()
     }
 
     /// The process group.
@@ -372,10 +386,10 @@ impl<B: OptimizerOps> ModelStates<B> {
         let Some(parameter) = parameter else {
             return Err(ZeroError::UnknownParameter { path: path.to_owned() });
         };
-        let sum =
-            self.reducer.borrow().accumulated(parameter.index()).map(|sum| sum.tensor.clone());
-        let Some(sum) = sum else { return Ok(None) };
-        let flat = if self.share.stage.shards_gradients() {
+        let reducer = self.reducer.borrow();
+        let Some(sum) = reducer.accumulated(parameter.index()) else { return Ok(None) };
+        let sum = sum.tensor(parameter.device())?;
+        let flat = if self.share.cuts_gradients {
             let tag = Tag::new("gradient data", parameter.index() as u64)
                 .naming([parameter.shared_path()]);
             let chunks = vec![DeviceArray::Dense(sum)];
@@ -410,12 +424,12 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// ranks' sums are added in rank order. The cut is the same at every stage, and so is the sum.
     fn global_norm(&self, gradients: &[Option<Accumulated<B>>]) -> Result<Norm, ZeroError> {
         let (mut squares, mut first_bad) = (0.0, None);
+        let reducer = self.reducer.borrow();
         for (parameter, gradient) in self.parameters.iter().zip(gradients) {
             if let Some(gradient) = gradient {
-                let owned = self.share.owned_gradient::<B>(&gradient.tensor, parameter.partition());
-                let stats = B::gradient_stats(owned.clone());
-                squares += stats.sum_of_squares;
-                if !(stats.finite && self.fits(owned, gradient.peak.as_ref())) {
+                let check = reducer.checker().check(gradient, parameter.partition());
+                squares += check.sum_of_squares;
+                if !check.fits {
                     first_bad.get_or_insert(parameter.index());
                 }
             }
@@ -432,21 +446,6 @@ impl<B: OptimizerOps> ModelStates<B> {
         Ok(Norm::NotFinite { first: first as usize })
     }
 
-    /// Whether an accumulated gradient had a place in the type that ops use, all the time. In fp16
-    /// DeepSpeed adds gradients up in that type and skips a step in which they overflow; so it is
-    /// here, although a sum in f32 holds them.
-    fn fits(
-        &self,
-        gradient: B::FloatTensorPrimitive,
-        peak: Option<&B::FloatTensorPrimitive>,
-    ) -> bool {
-        if self.compute != FloatDType::F16 || gradient.dtype() == DType::F16 {
-            return true;
-        }
-        let fits = |tensor| B::gradient_stats(B::cast(tensor, FloatDType::F16)).finite;
-        peak.is_none_or(|peak| fits(peak.clone())) && fits(gradient)
-    }
-
     /// Updates every trainable parameter, then hands updated shards round where they are not
     /// what a rank keeps (stages 1 and 2).
     fn update(
@@ -457,18 +456,30 @@ impl<B: OptimizerOps> ModelStates<B> {
     ) -> Result<(), ZeroError> {
         let share = self.share;
         let mut publisher = Publisher::new(&self.group, self.allgather_bucket_size);
-        let mut step = self.optimizer.start_step(rates, scale)?;
+        let trainable = self.parameters.iter().filter(|parameter| parameter.is_trainable());
+        let operands = trainable.map(|parameter| ParkedOperands {
+            index: parameter.index(),
+            gradient: match gradients[parameter.index()].as_ref().map(|sum| &sum.elements) {
+                Some(SumElements::Parked { array, dtype, .. }) => {
+                    Some(ParkedTensor { array, dtype: *dtype })
+                }
+                Some(SumElements::Device { .. }) | None => None,
+            },
+        });
+        let mut step = self.optimizer.start_step(rates, scale, operands)?;
         for (parameter, gradient) in self.parameters.iter().zip(gradients) {
             if !parameter.is_trainable() {
                 continue;
             }
             let (index, partition) = (parameter.index(), parameter.partition());
-            let gradient = match gradient {
-                Some(sum) => share.of_gradient::<B>(sum.tensor, partition),
-                None => {
-                    let shape = Shape::from(vec![share.len(partition)]);
-                    B::float_zeros(shape, parameter.device(), FloatDType::F32)
+            let gradient = match gradient.map(|sum| sum.elements) {
+                Some(SumElements::Device { tensor, .. }) => {
+                    UpdateGradient::Device(share.of_gradient::<B>(tensor, partition))
                 }
+                Some(SumElements::Parked { array, dtype, .. }) => {
+                    UpdateGradient::Parked(array, dtype)
+                }
+                None => UpdateGradient::Zeros,
             };
             let values = if step.has_master(index) {
                 drop(parameter.take());
@@ -482,6 +493,22 @@ impl<B: OptimizerOps> ModelStates<B> {
         publisher.flush()?;
         Ok(())
     }
+}
+
+/// Where the gradient sums of all parameters are kept: with the optimizer states.
+fn sum_homes<B: Backend>(
+    parameters: &[Arc<Parameter<B>>],
+    share: Share,
+    parking: Option<&Parking>,
+    ledger: &Ledger,
+) -> Result<Vec<SumHome>, ZeroError> {
+    let home = |parameter: &Arc<Parameter<B>>| match parking {
+        Some(parking) if parameter.is_trainable() => {
+            Ok(parking.sum_home(share.len(parameter.partition()), ledger)?)
+        }
+        _ => Ok(SumHome::Device),
+    };
+    parameters.iter().map(home).collect()
 }
 
 /// L2 norm of the gradients of all ranks.

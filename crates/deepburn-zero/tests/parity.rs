@@ -10,7 +10,7 @@ use deepburn_comm::run_ranks;
 use deepburn_config::{
     GradientReduction, NvmePlan, OptimizerOffload, OptimizerPlan, Precision, PrecisionPlan, Stage,
 };
-use deepburn_zero::{Category, Group, ModelStates, Policy, Rates, StepOutcome, ZeroError};
+use deepburn_zero::{Category, Group, ModelStates, Policy, Rates, StepOutcome, Tier, ZeroError};
 use model::{Net, STAGES, Trained, policy, rows};
 
 /// What a rank saw: losses, gradients of the first step by path, final weights, gradient norms.
@@ -180,20 +180,22 @@ fn every_optimizer_gives_the_same_bits_at_every_stage() {
     }
 }
 
+/// A file in the folder of the crate.
+fn nvme(sub_group_size: usize, overlaps: bool) -> OptimizerOffload {
+    OptimizerOffload::Nvme(NvmePlan {
+        folder: env!("CARGO_MANIFEST_DIR").into(),
+        sub_group_size,
+        pipeline_read: overlaps,
+        pipeline_write: overlaps,
+        block_size: 4096,
+        queue_depth: 2,
+    })
+}
+
 /// Pieces that do not divide a shard, all rules, masters of 16-bit parameters.
 #[test]
 fn parked_states_change_nothing() {
     let host = |sub_group_size| OptimizerOffload::Host { sub_group_size };
-    let nvme = |sub_group_size, overlaps| {
-        OptimizerOffload::Nvme(NvmePlan {
-            folder: env!("CARGO_MANIFEST_DIR").into(),
-            sub_group_size,
-            pipeline_read: overlaps,
-            pipeline_write: overlaps,
-            block_size: 4096,
-            queue_depth: 2,
-        })
-    };
     let rules = [
         policy(Stage::Gradients).optimizer,
         OptimizerPlan::Sgd {
@@ -294,6 +296,40 @@ fn the_ledger_shows_the_formula() {
         }
     }
     assert!(frozen_bytes > 0);
+}
+
+/// Between backward and step the device holds neither gradients nor optimizer states.
+#[test]
+fn parked_states_leave_the_device() {
+    for (stage, ranks) in STAGES.into_iter().skip(1).zip([1, 2, 3]) {
+        for (store, tier) in [
+            (OptimizerOffload::Host { sub_group_size: 5 }, Tier::Host),
+            (nvme(5, true), Tier::Disk),
+        ] {
+            let mut parked = policy(stage);
+            parked.zero.optimizer_states = store;
+            let usage = run_ranks(ranks, Duration::from_secs(60), |member| {
+                let group = Group::<Flex>::new(member);
+                let (net, states) =
+                    ModelStates::shard(Net::<Trained>::new(), parked.clone(), group)?;
+                let net = states.start_training_pass(net)?;
+                let loss = net.loss(&rows(3, 1));
+                states.start_backward();
+                drop(loss.backward());
+                states.finish_pass()?;
+                let ledger = states.ledger();
+                let on = |tier, category| ledger.usage_on(tier, category).current;
+                let kept = [Category::Gradients, Category::Optimizer];
+                let left = kept.map(|category| on(Tier::Device, category));
+                Ok::<_, ZeroError>((left, kept.map(|category| on(tier, category))))
+            });
+            for (left, parked) in usage.unwrap_or_else(|failure| panic!("{failure}")) {
+                assert_eq!(left, [0, 0], "stage {stage:?} on {ranks} ranks");
+                // One gradient and two moments, each padded alike.
+                assert_eq!(parked[1], 2 * parked[0], "stage {stage:?} on {ranks} ranks");
+            }
+        }
+    }
 }
 
 #[test]

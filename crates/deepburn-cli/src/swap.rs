@@ -2,7 +2,7 @@
 
 use deepburn::zero::estimate::ParameterSize;
 use deepburn::zero::{IoStatistics, check_folder, swap_bytes};
-use deepburn_config::{NvmePlan, OptimizerOffload};
+use deepburn_config::{NvmePlan, OptimizerOffload, ParameterOffload};
 
 use crate::failure::Failure;
 use crate::preparation::Preparation;
@@ -23,10 +23,11 @@ pub(crate) fn check_swap(preparation: &Preparation, local_ranks: usize) -> Resul
 pub(crate) fn announce_swap(preparation: &Preparation) {
     let Some(nvme) = nvme(preparation) else { return };
     let gigabytes = file_bytes(preparation) as f64 / 1e9;
-    tracing::info!(
-        "optimizer states and gradients are in {}: {gigabytes:.3} GB for each rank",
-        nvme.folder.display()
-    );
+    let what = match preparation.plan.zero.parameter_shards {
+        ParameterOffload::Nvme { .. } => "optimizer states, gradients and parameters",
+        ParameterOffload::Device | ParameterOffload::Host => "optimizer states and gradients",
+    };
+    tracing::info!("{what} are in {}: {gigabytes:.3} GB for each rank", nvme.folder.display());
 }
 
 /// Logs what a rank has read and written in `steps` steps.

@@ -320,6 +320,26 @@ pub struct ZeroPlan {
     pub parameters: GatherPlan,
     /// Where optimizer states and accumulated gradients are kept.
     pub optimizer_states: OptimizerOffload,
+    /// Where the shards of parameters are kept (stage 3).
+    pub parameter_shards: ParameterOffload,
+}
+
+/// Where the parameter shards of a rank are kept (`offload_param`). They leave the device only where optimizer
+/// states do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum ParameterOffload {
+    /// On the device.
+    Device,
+    /// In host memory, beside the device.
+    Host,
+    /// In the file of the optimizer states.
+    Nvme {
+        /// Elements of shards that stay in host memory: those of the first parameters of the model, up to the
+        /// first that does not fit.
+        max_in_cpu: usize,
+        /// Whether that memory is the device's own.
+        device_is_host: bool,
+    },
 }
 
 impl ZeroPlan {

@@ -124,7 +124,11 @@ fn plan(kind: &str, stage: u8, ranks: usize) -> Plan {
     if kind.ends_with(ON_NVME) {
         let folder = env!("CARGO_MANIFEST_DIR");
         let offload = json!({"device": "nvme", "nvme_path": folder});
-        config["zero_optimization"]["offload_optimizer"] = offload;
+        config["zero_optimization"]["offload_optimizer"] = offload.clone();
+        if stage == 3 {
+            config["zero_optimization"]["offload_param"] = offload;
+            config["zero_optimization"]["offload_param"]["max_in_cpu"] = json!(4);
+        }
         config["zero_optimization"]["sub_group_size"] = json!(3);
     }
     resolve(&Written::from_value(&config).unwrap(), &Facts::on_host(ranks)).unwrap().plan

@@ -83,7 +83,17 @@ pub(crate) enum KeptArray<B: Backend> {
 #[derive(Debug)]
 pub(crate) struct ParkedOperands<'a> {
     pub(crate) index: usize,
+    pub(crate) values: Option<Arc<ParkedArray>>,
     pub(crate) gradient: Option<ParkedTensor<'a>>,
+}
+
+/// The values that an update changes.
+#[derive(Debug)]
+pub(crate) enum UpdateValues<B: Backend> {
+    /// On the device: the present values, where the optimizer has no master of them.
+    Device(Option<B::FloatTensorPrimitive>),
+    /// Outside of it, in the type that ops use. They are changed where they are.
+    Parked(Arc<ParkedArray>),
 }
 
 /// The gradient of an update: as long as the values, padded alike.
@@ -263,7 +273,7 @@ impl<B: OptimizerOps> Optimizer<B> {
             let Some(State::Parked(state)) = &self.states[operands.index] else { continue };
             for piece in state.layout.pieces() {
                 let first = reads.len();
-                reads.extend(state.reads(&piece, &operands));
+                reads.extend(state.reads(&piece, &operands, self.working.is_some()));
                 let bytes = reads.range(first..).map(PieceRead::bytes).sum();
                 largest = largest.max(bytes);
             }
@@ -300,13 +310,15 @@ impl<B: OptimizerOps> ParkedState<B> {
         self.arrays[array].write(&values, DType::F32, &mut WriteBehind::default())
     }
 
-    /// Updates `values`, or the master without them, and returns the new ones in full precision.
+    /// Updates `values`, or the master and its copy in the type `working`. Returns what is to be stored on the
+    /// device.
     fn update(
         &self,
         update: &mut HostUpdate<'_>,
-        values: Option<B::FloatTensorPrimitive>,
+        values: UpdateValues<B>,
         gradient: UpdateGradient<B>,
-    ) -> Result<B::FloatTensorPrimitive, SwapError> {
+        working: Option<FloatDType>,
+    ) -> Result<Option<B::FloatTensorPrimitive>, SwapError> {
         let in_memory;
         let gradient = match &gradient {
             UpdateGradient::Parked(array, dtype) => {
@@ -318,19 +330,31 @@ impl<B: OptimizerOps> ParkedState<B> {
             }
             UpdateGradient::Zeros => HostGradient::Zeros,
         };
-        let updated = match values {
-            Some(values) => {
+        let updated = match (values, working) {
+            (UpdateValues::Parked(values), None) => {
+                update.run(HostValues::Parked(&values), &gradient)?;
+                return Ok(None);
+            }
+            (UpdateValues::Parked(values), Some(dtype)) => {
+                update.run(HostValues::RoundedMaster(&values, dtype), &gradient)?;
+                return Ok(None);
+            }
+            (UpdateValues::Device(Some(values)), _) => {
                 let mut values = float_into_host::<B>(values);
                 update.run(HostValues::Own(&mut values), &gradient)?;
                 values
             }
-            None => {
+            (UpdateValues::Device(None), _) => {
                 let mut copy = vec![0.0; self.layout.len];
                 update.run(HostValues::OfMaster(&mut copy), &gradient)?;
                 copy
             }
         };
-        Ok(tensor::<B>(updated, &self.device))
+        let updated = tensor::<B>(updated, &self.device);
+        Ok(Some(match working {
+            Some(dtype) => B::cast(updated, dtype),
+            None => updated,
+        }))
     }
 
     /// What an update reads of a file, in its order.
@@ -338,11 +362,15 @@ impl<B: OptimizerOps> ParkedState<B> {
         &self,
         piece: &Range<usize>,
         operands: &ParkedOperands<'_>,
+        has_master: bool,
     ) -> impl Iterator<Item = PieceRead> {
         let states = self.arrays.iter().filter_map(|array| array.piece_read(piece, DType::F32));
+        // The copy of a master is overwritten unread.
+        let values = operands.values.as_ref().filter(|_| !has_master);
+        let values = values.and_then(|values| values.piece_read(piece, DType::F32));
         let gradient = operands.gradient.as_ref();
         let gradient = gradient.and_then(|sum| sum.array.piece_read(piece, sum.dtype));
-        states.chain(gradient)
+        states.chain(values).chain(gradient)
     }
 }
 
@@ -390,24 +418,26 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
     }
 
     /// Updates the owned elements of a parameter with their gradient, both flat and padded alike,
-    /// and returns what is to be stored: the new values, in the type that ops use. `values` are
-    /// the present ones of a parameter that has no master. Trainable parameters come in the order of their
-    /// indices.
+    /// and returns what is to be stored: the new values, in the type that ops use; `None` if they are
+    /// parked. Trainable parameters come in the order of their indices.
     ///
     /// # Errors
     /// The disk fails. The step must not be used.
     pub(crate) fn update(
         &mut self,
         index: usize,
-        values: Option<B::FloatTensorPrimitive>,
+        values: UpdateValues<B>,
         gradient: UpdateGradient<B>,
-    ) -> Result<B::FloatTensorPrimitive, SwapError> {
+    ) -> Result<Option<B::FloatTensorPrimitive>, SwapError> {
         let Optimizer { states, working, pipeline, .. } = &mut *self.optimizer;
         let Some(state) = &mut states[index] else {
             unreachable!("only trainable parameters are updated, and each has a state")
         };
         match state {
             State::Device(state) => {
+                let UpdateValues::Device(values) = values else {
+                    unreachable!("parameters are parked only beside states")
+                };
                 let gradient = match gradient {
                     UpdateGradient::Device(gradient) => gradient,
                     UpdateGradient::Zeros => tensor::<B>(vec![0.0; state.len], &state.device),
@@ -415,7 +445,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
                         unreachable!("gradients are parked where states are")
                     }
                 };
-                Ok(state.update(&self.step, self.scale, values, gradient, *working))
+                Ok(Some(state.update(&self.step, self.scale, values, gradient, *working)))
             }
             State::Parked(state) => {
                 let mut update = HostUpdate {
@@ -425,11 +455,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
                     layout: state.layout,
                     pipeline,
                 };
-                let updated = state.update(&mut update, values, gradient)?;
-                Ok(match working {
-                    Some(dtype) => B::cast(updated, *dtype),
-                    None => updated,
-                })
+                state.update(&mut update, values, gradient, *working)
             }
         }
     }

@@ -19,7 +19,7 @@ use crate::ledger::{Category, Lease, Ledger, Tier};
 
 pub(crate) use copy::ParkedCopy;
 pub(crate) use pipeline::{PieceRead, Pipeline, PipelinePolicy, WriteBehind};
-pub(crate) use read::ParkedTensor;
+pub(crate) use read::{ParkedRead, ParkedTensor};
 
 /// Most elements of one array in a piece: 4 MiB of f32, with which a disk reads at full speed.
 pub(crate) const PIECE: usize = 1 << 20;
@@ -113,6 +113,11 @@ impl ParkedArray {
         };
         let lease = ledger.hold_on(tier, category, bytes);
         Ok(Arc::new(Self { layout, place, copies: Mutex::default(), _lease: lease }))
+    }
+
+    /// Number of elements.
+    pub(crate) fn len(&self) -> usize {
+        self.layout.len
     }
 
     /// The ranges of the pieces.

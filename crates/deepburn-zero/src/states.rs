@@ -24,7 +24,7 @@ use crate::gather::{Gatherer, Pass};
 use crate::group::Group;
 use crate::ledger::Ledger;
 use crate::operations::{Counter, ModuleOperations};
-use crate::optimizer::{Optimizer, ParkedOperands, Rates, UpdateGradient};
+use crate::optimizer::{Optimizer, ParkedOperands, Rates, UpdateGradient, UpdateValues};
 use crate::parameter::Parameter;
 use crate::parked::ParkedTensor;
 use crate::persistence::persistent_parameters;
@@ -34,9 +34,9 @@ use crate::reduce::{
     Accumulated, GradientChecker, GradientReducer, ReducerPolicy, SumElements, SumHome, Types,
 };
 use crate::session::{self, Binding, ContextGuard};
-use crate::sharding::{Marker, Sharder, Table, Training, in_shape};
+use crate::sharding::{Marker, ShardHomes, Sharder, Table, Training, in_shape, sizes};
 use crate::share::Share;
-use crate::tiers::{Parking, swap_bytes};
+use crate::tiers::{Parking, ShardTiers, swap_bytes};
 
 pub use pieces::{GradientSum, OwnedArray, Piece, RandomState, StateArray, StreamPosition};
 
@@ -110,7 +110,6 @@ impl<B: OptimizerOps> ModelStates<B> {
         let (compute, cuts_gradients) = (element_type(precision.compute), zero.shards_gradients());
         let (rank, stage, ledger) = (group.rank(), zero.stage, Ledger::new());
         let gatherer = Arc::new(Gatherer::new(group.clone(), zero.parameters, ledger.clone()));
-        let through = stage.shards_parameters().then(|| Arc::downgrade(&gatherer));
         let share = Share { stage, rank, cuts_gradients };
         let working = (precision.compute != Precision::Fp32).then_some(compute);
         let types = Types {
@@ -118,14 +117,23 @@ impl<B: OptimizerOps> ModelStates<B> {
             accumulation: element_type(precision.accumulation),
         };
         let (module, buffers) = BufferTable::prepare(module, &group, &ledger)?;
-        let sharder =
-            Sharder::new(group.clone(), share, through, working, ledger.clone(), &buffers);
+        let bytes = swap_bytes(
+            &sizes(&module, &buffers),
+            &zero,
+            group.world_size(),
+            &optimizer,
+            &precision,
+        );
+        let parking = Parking::new(&zero, &precision, bytes)?;
+        let homes = ShardHomes {
+            gatherer: stage.shards_parameters().then(|| Arc::downgrade(&gatherer)),
+            parking: parking.as_ref(),
+            tiers: ShardTiers::new(&zero),
+        };
+        let sharder = Sharder::new(group.clone(), share, homes, working, ledger.clone(), &buffers);
         let (module, Table { parameters, indices, owned, aliases }) = sharder.shard(module)?;
         gatherer.serve(parameters.clone());
 
-        let sizes: Vec<_> = parameters.iter().map(|parameter| parameter.size()).collect();
-        let bytes = swap_bytes(&sizes, &zero, group.world_size(), &optimizer, &precision);
-        let parking = Parking::new(&zero, &precision, bytes)?;
         let reducer = Rc::new(RefCell::new(GradientReducer::new(
             group.clone(),
             parameters.clone(),
@@ -143,10 +151,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         let autocast = precision.autocast.map(element_type);
         let binding = Binding::new(reducer.clone(), ledger.clone(), group.clone(), autocast);
         let resident = match stage {
-            Stage::Parameters => {
-                let numels = parameters.iter().map(|parameter| parameter.numel() as u64);
-                persistent_parameters(numels, group.world_size() as u64, &zero.parameters)
-            }
+            Stage::Parameters => resident_parameters(&parameters, &group, &zero),
             _ => Vec::new(),
         };
         gatherer.refresh_resident(&resident)?;
@@ -268,7 +273,11 @@ impl<B: OptimizerOps> ModelStates<B> {
 
     /// Ends a pass: nothing stays gathered but resident parameters.
     pub fn finish_pass(&self) -> Result<(), ZeroError> {
-        Ok(self.gatherer.release_all()?)
+        self.gatherer.release_all()?;
+        if let Some(parking) = &self.parking {
+            parking.release_idle();
+        }
+        Ok(())
     }
 
     /// Whether gradients are reduced as they come; see the engine's `no_sync`.
@@ -459,6 +468,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         let trainable = self.parameters.iter().filter(|parameter| parameter.is_trainable());
         let operands = trainable.map(|parameter| ParkedOperands {
             index: parameter.index(),
+            values: parameter.parked(),
             gradient: match gradients[parameter.index()].as_ref().map(|sum| &sum.elements) {
                 Some(SumElements::Parked { array, dtype, .. }) => {
                     Some(ParkedTensor { array, dtype: *dtype })
@@ -481,18 +491,35 @@ impl<B: OptimizerOps> ModelStates<B> {
                 }
                 None => UpdateGradient::Zeros,
             };
-            let values = if step.has_master(index) {
+            let values = if let Some(shard) = parameter.parked() {
+                parameter.outdate();
+                UpdateValues::Parked(shard)
+            } else if step.has_master(index) {
                 drop(parameter.take());
-                None
+                UpdateValues::Device(None)
             } else {
-                Some(share.take_values(parameter))
+                UpdateValues::Device(Some(share.take_values(parameter)))
             };
-            let updated = step.update(index, values, gradient)?;
-            publisher.store(share.stage, parameter, updated)?;
+            if let Some(updated) = step.update(index, values, gradient)? {
+                publisher.store(share.stage, parameter, updated)?;
+            }
         }
         publisher.flush()?;
         Ok(())
     }
+}
+
+/// Parameters of which every rank keeps a whole copy beside its shard. On one rank a shard on the device is that
+/// copy.
+fn resident_parameters<B: Backend>(
+    parameters: &[Arc<Parameter<B>>],
+    group: &Group<B>,
+    zero: &ZeroPlan,
+) -> Vec<usize> {
+    let numels = parameters.iter().map(|parameter| parameter.numel() as u64);
+    let mut resident = persistent_parameters(numels, &zero.parameters);
+    resident.retain(|index| group.world_size() > 1 || parameters[*index].parked().is_some());
+    resident
 }
 
 /// Where the gradient sums of all parameters are kept: with the optimizer states.

@@ -3,14 +3,15 @@
 use burn_backend::DType;
 use deepburn_comm::Partition;
 use deepburn_config::{
-    NvmePlan, OptimizerOffload, OptimizerPlan, Precision, PrecisionPlan, ZeroPlan,
+    NvmePlan, OptimizerOffload, OptimizerPlan, ParameterOffload, Precision, PrecisionPlan, ZeroPlan,
 };
 use deepburn_nvme::{IoPolicy, IoStatistics, SwapError, SwapFile};
 
 use std::sync::Arc;
 
+use crate::error::ZeroError;
 use crate::estimate::ParameterSize;
-use crate::ledger::{Category, Ledger};
+use crate::ledger::{Category, Ledger, Tier};
 use crate::optimizer::moments;
 use crate::parked::{Layout, PIECE, ParkedArray, PipelinePolicy, Store};
 use crate::precision::element_type;
@@ -36,8 +37,20 @@ impl Parking {
         zero: &ZeroPlan,
         precision: &PrecisionPlan,
         bytes: u64,
-    ) -> Result<Option<Self>, SwapError> {
+    ) -> Result<Option<Self>, ZeroError> {
         let offload = &zero.optimizer_states;
+        let needed = match zero.parameter_shards {
+            ParameterOffload::Device => None,
+            _ if !zero.stage.shards_parameters() => Some("stage 3"),
+            ParameterOffload::Nvme { .. } if !matches!(offload, OptimizerOffload::Nvme(_)) => {
+                Some("optimizer states that are offloaded to NVMe")
+            }
+            _ if *offload == OptimizerOffload::Device => Some("offloaded optimizer states"),
+            _ => None,
+        };
+        if let Some(needed) = needed {
+            return Err(ZeroError::ParameterOffload { needed });
+        }
         let (store, reads_ahead, writes_behind) = match offload {
             OptimizerOffload::Device => return Ok(None),
             OptimizerOffload::Host { .. } => (Store::Host, false, false),
@@ -69,11 +82,67 @@ impl Parking {
         Ok(SumHome::Parked(array))
     }
 
+    /// A place for the shard of a parameter, of `len` elements of type `dtype`, on `tier`.
+    ///
+    /// # Errors
+    /// The file is full.
+    pub(crate) fn shard(
+        &self,
+        tier: Tier,
+        (len, dtype): (usize, DType),
+        ledger: &Ledger,
+    ) -> Result<Arc<ParkedArray>, SwapError> {
+        let store = if tier == Tier::Host { &Store::Host } else { &self.store };
+        let layout = self.layout(len, dtype.size());
+        ParkedArray::zeros(store, layout, ledger, Category::Parameters)
+    }
+
+    /// Returns the memory to the system that transfers no longer need.
+    pub(crate) fn release_idle(&self) {
+        if let Store::Disk(file) = &self.store {
+            file.pool().release_idle();
+        }
+    }
+
     /// What was read from the file and written to it, and for how long this rank waited.
     pub(crate) fn io_statistics(&self) -> Option<IoStatistics> {
         match &self.store {
             Store::Host => None,
             Store::Disk(file) => Some(file.statistics()),
+        }
+    }
+}
+
+/// Says on which tier the shard of each parameter is kept, in the order of the model.
+#[derive(Debug, Clone)]
+pub(crate) struct ShardTiers {
+    offload: ParameterOffload,
+    /// Elements of the shards before.
+    before: usize,
+}
+
+impl ShardTiers {
+    pub(crate) fn new(zero: &ZeroPlan) -> Self {
+        let offload = match zero.stage.shards_parameters() {
+            true => zero.parameter_shards,
+            false => ParameterOffload::Device,
+        };
+        Self { offload, before: 0 }
+    }
+
+    /// The tier of the next shard, of `len` elements, padding included.
+    ///
+    /// With NVMe the first `max_in_cpu` elements stay in host memory. As in DeepSpeed
+    /// (`_create_fp16_partitions_with_defragmentation` of `stage3.py`) shards are counted from the first on,
+    /// whether or not they fit; here one by one, there in groups of `sub_group_size`.
+    pub(crate) fn next(&mut self, len: usize) -> Tier {
+        self.before = self.before.saturating_add(len);
+        match self.offload {
+            ParameterOffload::Device => Tier::Device,
+            ParameterOffload::Host => Tier::Host,
+            ParameterOffload::Nvme { max_in_cpu, .. } if self.before > max_in_cpu => Tier::Disk,
+            ParameterOffload::Nvme { device_is_host: true, .. } => Tier::Device,
+            ParameterOffload::Nvme { device_is_host: false, .. } => Tier::Host,
         }
     }
 }
@@ -107,15 +176,21 @@ pub fn swap_bytes(
     let masters = usize::from(precision.compute != Precision::Fp32);
     let arrays = moments(optimizer).len() + masters;
     let piece = PIECE.min(nvme.sub_group_size);
+    let mut tiers = ShardTiers::new(zero);
     let of_one = |parameter: &ParameterSize| {
-        if !parameter.trainable {
-            return 0;
-        }
         let shards = if zero.stage.shards_optimizer() { ranks } else { 1 };
         let len = Partition::new(parameter.numel as usize, shards).shard_len();
         let layout = |element_bytes| Layout { len, piece, element_bytes };
+        let values = match tiers.next(len) {
+            Tier::Disk => layout(precision.compute.bytes()).file_bytes(),
+            Tier::Device | Tier::Host => 0,
+        };
+        if !parameter.trainable {
+            return values;
+        }
         let states = layout(size_of::<f32>()).file_bytes().saturating_mul(arrays as u64);
-        states.saturating_add(layout(gradient_bytes(precision)).file_bytes())
+        let gradient = layout(gradient_bytes(precision)).file_bytes();
+        values.saturating_add(states).saturating_add(gradient)
     };
     parameters.iter().map(of_one).fold(0, u64::saturating_add)
 }

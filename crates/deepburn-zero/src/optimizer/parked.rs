@@ -4,9 +4,10 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn_backend::DType;
-use deepburn_kernels::{Gradient, widen};
+use burn_backend::{DType, FloatDType};
+use deepburn_kernels::{Gradient, cast, widen};
 use deepburn_nvme::SwapError;
+use half::{bf16, f16};
 
 use super::rule::Step;
 use crate::parked::{Layout, ParkedArray, ParkedTensor, PieceInMemory, Pipeline};
@@ -29,8 +30,12 @@ pub(super) struct HostUpdate<'a> {
 pub(super) enum HostValues<'a> {
     /// Those of a parameter without a master.
     Own(&'a mut [f32]),
+    /// Those of a parameter without a master, outside of the device.
+    Parked(&'a ParkedArray),
     /// Receives the updated master.
     OfMaster(&'a mut [f32]),
+    /// Receives the updated master in this type, outside of the device.
+    RoundedMaster(&'a ParkedArray, FloatDType),
 }
 
 /// The gradient of an update.
@@ -52,7 +57,11 @@ impl HostUpdate<'_> {
         mut values: HostValues<'_>,
         gradient: &HostGradient<'_>,
     ) -> Result<(), SwapError> {
-        for array in self.arrays {
+        let values_array = match &values {
+            HostValues::Parked(array) | HostValues::RoundedMaster(array, _) => Some(*array),
+            HostValues::Own(_) | HostValues::OfMaster(_) => None,
+        };
+        for array in self.arrays.iter().map(|array| &**array).chain(values_array) {
             let kept = array.keep_copies();
             self.pipeline.note(kept)?;
         }
@@ -72,23 +81,58 @@ impl HostUpdate<'_> {
         let mut pieces = arrays
             .map(|array| array.piece(range, DType::F32, self.pipeline))
             .collect::<Result<Vec<_>, SwapError>>()?;
+        let mut own = match values {
+            HostValues::Parked(array) => Some(array.piece(range, DType::F32, self.pipeline)?),
+            _ => None,
+        };
         let gradient = gradient.piece(range, self.pipeline)?;
         let mut states: Vec<_> = pieces.iter_mut().map(PieceInMemory::floats).collect();
-        match values {
-            HostValues::Own(values) => {
-                let values = &mut values[range.clone()];
-                self.step.update(self.scale, values, &gradient, &mut states);
-            }
-            HostValues::OfMaster(copy) => {
-                let Some((master, moments)) = states.split_first_mut() else {
-                    unreachable!("the master is the first array")
-                };
+        let own_values = match (&mut *values, &mut own) {
+            (HostValues::Own(values), _) => Some(&mut values[range.clone()]),
+            (_, Some(own)) => Some(own.floats()),
+            (_, None) => None,
+        };
+        match (own_values, states.split_first_mut()) {
+            (Some(values), _) => self.step.update(self.scale, values, &gradient, &mut states),
+            (None, Some((master, moments))) => {
                 self.step.update(self.scale, master, &gradient, moments);
-                copy[range.clone()].copy_from_slice(master);
+                self.publish(range, master, values)?;
             }
+            (None, None) => unreachable!("the master is the first array"),
         }
         drop(states);
-        pieces.into_iter().try_for_each(|piece| piece.store(self.pipeline))
+        pieces.into_iter().chain(own).try_for_each(|piece| piece.store(self.pipeline))
+    }
+
+    /// Copies a piece of the updated master to where ops find it.
+    fn publish(
+        &mut self,
+        range: &Range<usize>,
+        master: &[f32],
+        values: &mut HostValues<'_>,
+    ) -> Result<(), SwapError> {
+        match values {
+            HostValues::OfMaster(copy) => copy[range.clone()].copy_from_slice(master),
+            HostValues::RoundedMaster(array, dtype) => {
+                let unfilled = array.unfilled_piece(range, (*dtype).into());
+                let mut piece = self.pipeline.note(unfilled)?;
+                let bytes = piece.bytes();
+                match dtype {
+                    FloatDType::F16 => {
+                        cast(master, bytemuck::cast_slice_mut::<_, f16>(bytes).into());
+                    }
+                    FloatDType::BF16 => {
+                        cast(master, bytemuck::cast_slice_mut::<_, bf16>(bytes).into());
+                    }
+                    other => unreachable!("ops use 16 bits where there are masters, not {other:?}"),
+                }
+                piece.store(self.pipeline)?;
+            }
+            HostValues::Own(_) | HostValues::Parked(_) => {
+                unreachable!("values without a master are updated themselves")
+            }
+        }
+        Ok(())
     }
 }
 

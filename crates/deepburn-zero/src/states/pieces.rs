@@ -10,14 +10,14 @@ use std::sync::Arc;
 
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
 use deepburn_config::Stage;
-use deepburn_ops::{OptimizerOps, float_from_host, float_into_host, read_float};
+use deepburn_ops::{OptimizerOps, float_bytes, float_from_host, float_into_host, read_float};
 
 use super::ModelStates;
 use crate::array::{flat_range, narrow};
 use crate::error::ZeroError;
 use crate::optimizer::KeptArray;
-use crate::parameter::Parameter;
-use crate::parked::ParkedCopy;
+use crate::parameter::{Parameter, Shard};
+use crate::parked::{ParkedCopy, WriteBehind};
 use crate::publish::Publisher;
 use crate::random::RandomStream;
 use crate::reduce::SumElements;
@@ -185,7 +185,14 @@ impl<B: OptimizerOps> ModelStates<B> {
                 }
             }
             (None, _) => match parameter.shard() {
-                Some(shard) => narrow::<B>(shard, 0..partition.owned(share.rank).len()),
+                Some(Shard::Device(shard)) => {
+                    narrow::<B>(shard, 0..partition.owned(share.rank).len())
+                }
+                Some(Shard::Parked(array)) => {
+                    let owned = 0..partition.owned(share.rank).len();
+                    let copy = array.copy(owned, parameter.dtype());
+                    return Some(OwnedArray(Elements::Parked(copy)));
+                }
                 None => flat_range::<B>(&parameter.read(), partition.owned(share.rank)),
             },
         };
@@ -275,6 +282,14 @@ impl<B: OptimizerOps> ModelStates<B> {
             // Rounded as the optimizer rounds: a backend's own cast may not.
             let stored = B::cast(values.clone(), working);
             self.optimizer.set_master(parameter.index(), values).map_err(ZeroError::from)?;
+            if let Some(shard) = parameter.parked() {
+                parameter.outdate();
+                let mut writes = WriteBehind::default();
+                let written =
+                    shard.write(&float_bytes::<B>(stored), parameter.dtype(), &mut writes);
+                written.map_err(ZeroError::from)?;
+                continue;
+            }
             if stage.shards_parameters() {
                 drop(parameter.take());
             }

@@ -1,8 +1,8 @@
-//! Optimizer states on NVMe: what they need, and what they do to the disk.
+//! Model states on NVMe: what they need, and what they do to the disk.
 
-use deepburn::comm::Partition;
+use deepburn::zero::estimate::ParameterSize;
 use deepburn::zero::{IoStatistics, check_folder, swap_bytes};
-use deepburn_config::{NvmePlan, OptimizerOffload, Precision};
+use deepburn_config::{NvmePlan, OptimizerOffload, ParameterOffload};
 
 use crate::failure::Failure;
 use crate::preparation::Preparation;
@@ -13,7 +13,7 @@ use crate::preparation::Preparation;
 /// A user's mistake: the folder is missing, cannot be written, is in memory or too small.
 pub(crate) fn check_swap(preparation: &Preparation, local_ranks: usize) -> Result<(), Failure> {
     let Some(nvme) = nvme(preparation) else { return Ok(()) };
-    let bytes = file_bytes(preparation, nvme).saturating_mul(local_ranks as u64);
+    let bytes = file_bytes(preparation).saturating_mul(local_ranks as u64);
     check_folder(&nvme.folder, bytes).map_err(|error| {
         Failure::mistake(format!("zero_optimization.offload_optimizer.nvme_path: {error}"))
     })
@@ -22,11 +22,12 @@ pub(crate) fn check_swap(preparation: &Preparation, local_ranks: usize) -> Resul
 /// Logs what a step does to the disk.
 pub(crate) fn announce_swap(preparation: &Preparation) {
     let Some(nvme) = nvme(preparation) else { return };
-    let gigabytes = file_bytes(preparation, nvme) as f64 / 1e9;
-    tracing::info!(
-        "optimizer states are in {}: {gigabytes:.3} GB for each rank, which every step reads and writes once",
-        nvme.folder.display()
-    );
+    let gigabytes = file_bytes(preparation) as f64 / 1e9;
+    let what = match preparation.plan.zero.parameter_shards {
+        ParameterOffload::Nvme { .. } => "optimizer states, gradients and parameters",
+        ParameterOffload::Device | ParameterOffload::Host => "optimizer states and gradients",
+    };
+    tracing::info!("{what} are in {}: {gigabytes:.3} GB for each rank", nvme.folder.display());
 }
 
 /// Logs what a rank has read and written in `steps` steps.
@@ -49,13 +50,16 @@ fn nvme(preparation: &Preparation) -> Option<&NvmePlan> {
 }
 
 /// Bytes of the file of one rank.
-fn file_bytes(preparation: &Preparation, nvme: &NvmePlan) -> u64 {
+fn file_bytes(preparation: &Preparation) -> u64 {
     let plan = &preparation.plan;
     let ranks = preparation.job.training.ranks;
     let parameters = preparation.subject.parameters();
-    // All stages with offloaded states shard them.
-    let lens = parameters
+    let sizes: Vec<_> = parameters
         .iter()
-        .map(|parameter| Partition::new(parameter.shape.iter().product(), ranks).shard_len());
-    swap_bytes(&plan.optimizer, plan.precision.compute != Precision::Fp32, nvme, lens)
+        .map(|parameter| ParameterSize {
+            numel: parameter.shape.iter().product::<usize>() as u64,
+            trainable: true,
+        })
+        .collect();
+    swap_bytes(&sizes, &plan.zero, ranks, &plan.optimizer, &plan.precision)
 }

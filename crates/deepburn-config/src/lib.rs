@@ -71,8 +71,8 @@ pub use place::Place;
 pub use plan::{
     AdamPlan, BatchPlan, DynamicScalePlan, GatherPlan, GradientPlan, GradientReduction,
     LossScalePlan, MomentumCycle, NvmePlan, OneCyclePlan, OptimizerOffload, OptimizerPlan,
-    OverflowPlan, Plan, Precision, PrecisionPlan, RecomputePolicy, ReductionPlan, ReportPlan,
-    ScaleGrowth, SchedulePlan, Stage, WarmupShape, ZeroPlan,
+    OverflowPlan, ParameterOffload, Plan, Precision, PrecisionPlan, RecomputePolicy, ReductionPlan,
+    ReportPlan, ScaleGrowth, SchedulePlan, Stage, WarmupShape, ZeroPlan,
 };
 pub use resolve::{AutoAnswer, Facts, Resolved, resolve, resolve_batch};
 pub use source::{MAX_BYTES, MAX_DEPTH};

@@ -346,11 +346,40 @@ pub struct ZeroPlan {
     pub allgather_bucket_size: usize,
     /// How parameters come and go (stage 3).
     pub parameters: GatherPlan,
-    /// Where optimizer states are kept.
+    /// Where optimizer states and accumulated gradients are kept.
     pub optimizer_states: OptimizerOffload,
+    /// Where the shards of parameters are kept (stage 3).
+    pub parameter_shards: ParameterOffload,
 }
 
-/// Where the optimizer states of a rank are kept (`offload_optimizer`).
+/// Where the parameter shards of a rank are kept (`offload_param`). They leave the device only where optimizer
+/// states do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum ParameterOffload {
+    /// On the device.
+    Device,
+    /// In host memory, beside the device.
+    Host,
+    /// In the file of the optimizer states.
+    Nvme {
+        /// Elements of shards that stay in host memory: those of the first parameters of the model, up to the
+        /// first that does not fit.
+        max_in_cpu: usize,
+        /// Whether that memory is the device's own.
+        device_is_host: bool,
+    },
+}
+
+impl ZeroPlan {
+    /// Whether each rank keeps only its share of the gradients: at stage 1 where they leave the device with
+    /// the optimizer states.
+    pub fn shards_gradients(&self) -> bool {
+        let offloaded = self.optimizer_states != OptimizerOffload::Device;
+        self.stage.shards_gradients() || offloaded && self.stage.shards_optimizer()
+    }
+}
+
+/// Where the optimizer states and accumulated gradients of a rank are kept (`offload_optimizer`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub enum OptimizerOffload {
     /// On the device of the parameters.

@@ -1,8 +1,8 @@
 //! An empty configuration means what DeepSpeed 0.19 means by it.
 
 use deepburn_config::{
-    AdamPlan, Facts, GradientReduction, NvmePlan, OptimizerOffload, OptimizerPlan, Plan,
-    SchedulePlan, Stage, WarmupShape, Written, resolve,
+    AdamPlan, Facts, GradientReduction, NvmePlan, OptimizerOffload, OptimizerPlan,
+    ParameterOffload, Plan, SchedulePlan, Stage, WarmupShape, Written, resolve,
 };
 use serde_json::{Value, json};
 
@@ -139,6 +139,38 @@ fn optimizer_states_are_offloaded_from_a_device() {
         assert_eq!(states(true, stage, "cpu"), OptimizerOffload::Device);
     }
     assert_eq!(states(false, 0, "cpu"), OptimizerOffload::Device);
+}
+
+#[test]
+fn parameter_shards_are_offloaded_beside_optimizer_states() {
+    let shards = |host_device, stage, states: Value, parameters: Value| {
+        let json = json!({
+            "train_micro_batch_size_per_gpu": 1,
+            "zero_optimization": {
+                "stage": stage, "offload_optimizer": states, "offload_param": parameters,
+            },
+        });
+        let facts = Facts { host_device, ..Facts::on_host(2) };
+        let resolved = resolve(&Written::from_value(&json).unwrap(), &facts).unwrap();
+        resolved.plan.zero.parameter_shards
+    };
+    let (nvme, cpu) = (json!({"device": "nvme", "nvme_path": "/disk"}), json!({"device": "cpu"}));
+    let limited = json!({"device": "nvme", "max_in_cpu": 5, "buffer_count": 3});
+    for host_device in [true, false] {
+        let on_nvme =
+            |max_in_cpu| ParameterOffload::Nvme { max_in_cpu, device_is_host: host_device };
+        let given = |stage, parameters: &Value| {
+            shards(host_device, stage, nvme.clone(), parameters.clone())
+        };
+        assert_eq!(given(3, &nvme), on_nvme(1_000_000_000));
+        assert_eq!(given(3, &limited), on_nvme(5));
+        assert_eq!(given(2, &nvme), ParameterOffload::Device);
+        assert_eq!(given(3, &json!({})), ParameterOffload::Device);
+        let beside = if host_device { ParameterOffload::Device } else { ParameterOffload::Host };
+        assert_eq!(given(3, &cpu), beside);
+        assert_eq!(shards(host_device, 3, cpu.clone(), cpu.clone()), beside);
+    }
+    assert_eq!(shards(true, 3, json!({}), cpu.clone()), ParameterOffload::Device);
 }
 
 #[test]

@@ -383,7 +383,15 @@ fn features_that_do_not_exist() {
         (r#""amp": {"enabled": true}"#, ["amp.enabled", "Apex", "set amp.enabled to false"]),
         (
             r#""zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/x"}}"#,
-            ["offload_param.device", "nvme", "write \"cpu\" or \"none\""],
+            ["offload_param.device", "nvme", "write \"offload_optimizer\": {\"device\": \"nvme\""],
+        ),
+        (
+            r#""zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "nvme", "nvme_path": "/x"}}"#,
+            ["offload_param.device", "nvme", "write \"offload_optimizer\": {\"device\": \"nvme\""],
+        ),
+        (
+            r#""zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/x"}, "offload_param": {"device": "nvme", "nvme_path": "/y"}}"#,
+            ["offload_param.nvme_path", "one file a rank", "name the same folder"],
         ),
         (
             r#""zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme"}}"#,
@@ -577,7 +585,7 @@ fn no_ranks_and_no_host_are_refused() {
             "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}"#,
     );
     let message = resolve(&parameters.unwrap(), &device).unwrap_err().to_string();
-    assert!(message.contains("offload of parameters to cpu, which is not available"), "{message}");
+    assert!(message.contains("\"cpu\" needs optimizer states that are offloaded"), "{message}");
     let resolved = resolve(&written, &Facts::on_host(1)).unwrap();
     assert!(
         resolved.notes.iter().any(|note| note.key == "zero_optimization.cpu_offload"

@@ -115,9 +115,22 @@ fn config(kind: &str) -> Value {
     config
 }
 
+/// The end of a kind whose states are offloaded to NVMe, as far as its stage allows it.
+const ON_NVME: &str = " on NVMe";
+
 fn plan(kind: &str, stage: u8, ranks: usize) -> Plan {
-    let mut config = config(kind);
+    let mut config = config(kind.trim_end_matches(ON_NVME));
     config["zero_optimization"] = json!({"stage": stage, "stage3_param_persistence_threshold": 10});
+    if kind.ends_with(ON_NVME) {
+        let folder = env!("CARGO_MANIFEST_DIR");
+        let offload = json!({"device": "nvme", "nvme_path": folder});
+        config["zero_optimization"]["offload_optimizer"] = offload.clone();
+        if stage == 3 {
+            config["zero_optimization"]["offload_param"] = offload;
+            config["zero_optimization"]["offload_param"]["max_in_cpu"] = json!(4);
+        }
+        config["zero_optimization"]["sub_group_size"] = json!(3);
+    }
     resolve(&Written::from_value(&config).unwrap(), &Facts::on_host(ranks)).unwrap().plan
 }
 
@@ -208,15 +221,25 @@ const LAST: usize = 8 * MICRO_BATCHES;
 
 /// Trains to the end; the second result is the same with an interruption after `at` micro-batches.
 fn both_ways(kind: &str, stages: [u8; 2], ranks: usize, at: usize) -> [Vec<(Trace, End)>; 2] {
+    both_ways_of([kind; 2], stages, ranks, at)
+}
+
+/// The same, going on as another kind.
+fn both_ways_of(
+    kinds: [&str; 2],
+    stages: [u8; 2],
+    ranks: usize,
+    at: usize,
+) -> [Vec<(Trace, End)>; 2] {
     let root = tempfile::tempdir().unwrap();
-    let straight = with_engine(&plan(kind, stages[0], ranks), |engine| {
+    let straight = with_engine(&plan(kinds[0], stages[0], ranks), |engine| {
         let mut trace = run(engine, at)?;
         save(engine, root.path())?;
         trace.extend(run(engine, LAST)?);
         Ok((trace, end(engine)?))
     });
     let checkpoint = Checkpoint::open_intact(root.path(), None).unwrap();
-    let resumed = with_engine(&plan(kind, stages[1], ranks), |engine| {
+    let resumed = with_engine(&plan(kinds[1], stages[1], ranks), |engine| {
         // It comes to a checkpoint with a life of its own.
         run(engine, 2)?;
         let client = engine.load_checkpoint(&checkpoint, LoadPlan::ALL)?;
@@ -272,6 +295,26 @@ fn another_stage_goes_on_with_the_same_bits() {
         for stages in [[0, 3], [3, 0], [2, 1], [1, 3], [3, 2]] {
             same(kind, stages, 3, 2 * MICRO_BATCHES);
             same(kind, stages, 3, 2 * MICRO_BATCHES + 1);
+        }
+    }
+}
+
+/// What is saved does not depend on where it was, nor does what is loaded.
+#[test]
+fn offloaded_states_are_saved_and_loaded_like_others() {
+    for kind in ["fp32", "bf16", "bf16 sums", "fp16", "fp16 in fp32"] {
+        let offloaded = &format!("{kind}{ON_NVME}");
+        for stage in 1..4 {
+            for (ranks, at) in [(1, 7), (3, 8), (2, 9)] {
+                let plain = both_ways(kind, [stage; 2], ranks, at);
+                for kinds in
+                    [[offloaded; 2], [offloaded, &kind.to_owned()], [&kind.into(), offloaded]]
+                {
+                    let kinds = kinds.map(|kind| kind.as_str());
+                    let ended = both_ways_of(kinds, [stage; 2], ranks, at);
+                    assert_eq!(ended, plain, "{kinds:?}, stage {stage}, {ranks} ranks, after {at}");
+                }
+            }
         }
     }
 }
@@ -462,7 +505,8 @@ fn a_save_that_fails_leaves_training_alone() {
 /// What a rank owned at one moment stays, whatever steps are taken before it is written.
 #[test]
 fn steps_leave_what_is_being_saved_alone() {
-    for kind in ["fp32", "bf16", "fp16 in fp32"] {
+    let offloaded = ["fp32 on NVMe", "bf16 on NVMe", "fp16 in fp32 on NVMe"];
+    for kind in ["fp32", "bf16", "fp16 in fp32"].into_iter().chain(offloaded) {
         for stage in 0..4 {
             with_engine(&plan(kind, stage, 3), |engine| {
                 run(engine, 2 * MICRO_BATCHES + 1)?;

@@ -12,6 +12,15 @@ pub enum ZeroError {
     /// Offloaded states cannot be kept, read or written.
     #[error("offload to NVMe: {0}")]
     Swap(#[from] SwapError),
+    /// Parameters cannot be offloaded by this plan.
+    #[error(
+        "parameter_shards: offloaded parameters need {needed}; offload these too, or keep parameters on the \
+         device"
+    )]
+    ParameterOffload {
+        /// What is missing.
+        needed: &'static str,
+    },
     /// A parameter is of a type that cannot be trained.
     #[error(
         "parameter {path} is stored as {dtype}: sharded training keeps parameters in f32; cast \

@@ -9,12 +9,12 @@
 use std::fmt;
 
 use deepburn_comm::Partition;
-use deepburn_config::{
-    GatherPlan, OptimizerOffload, OptimizerPlan, Precision, PrecisionPlan, Stage, ZeroPlan,
-};
+use deepburn_config::{OptimizerOffload, OptimizerPlan, Precision, PrecisionPlan, Stage, ZeroPlan};
 
+use crate::ledger::Tier;
 use crate::persistence::persistent_parameters;
 use crate::reduce::BUCKETS_PER_MODEL;
+use crate::tiers::ShardTiers;
 
 /// Bytes of an fp32 element.
 const FP32: u64 = 4;
@@ -33,7 +33,7 @@ pub struct ParameterSize {
 pub struct ModelStates {
     /// Whole parameters or shards of them, and the whole copies that stay at stage 3.
     pub parameters: u64,
-    /// Accumulated gradients.
+    /// Accumulated gradients, unless they are offloaded.
     pub gradients: u64,
     /// Moments, momentum, accumulated squares and masters, unless they are offloaded.
     pub optimizer: u64,
@@ -46,7 +46,8 @@ impl ModelStates {
     }
 }
 
-/// Bytes that come and go on one rank besides the model states; zeros with one rank.
+/// Bytes that come and go on one rank besides the model states; zeros with one rank that keeps its shards on
+/// the device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Buffers {
     /// Gradients that are collected or on their way, at most.
@@ -72,10 +73,10 @@ pub struct Estimate {
     pub module_buffers: u64,
     /// What comes and goes.
     pub buffers: Buffers,
-    /// Optimizer states that are offloaded to host memory. On top of the other figures, which are those of
+    /// Model states that are offloaded to host memory. On top of the other figures, which are those of
     /// the device.
     pub host: u64,
-    /// Optimizer states that are offloaded to a disk, without what fills up blocks of it.
+    /// Model states that are offloaded to a disk, without what fills up blocks of it.
     pub disk: u64,
 }
 
@@ -170,26 +171,40 @@ pub fn estimate(
         let shards = if sharded { ranks } else { 1 };
         sum(listed.map(|p| Partition::new(p.numel as usize, shards as usize).shard_len() as u64))
     };
-    let gathering = Gathering::new(parameters, stage, ranks, &zero.parameters);
-    let stored = elements(false, stage.shards_parameters()).saturating_add(gathering.persistent);
-    let accumulated = elements(true, stage.shards_gradients());
+    let mut stored = [0_u64; 3];
+    let mut tiers = ShardTiers::new(zero);
+    let shards = if stage.shards_parameters() { ranks } else { 1 };
+    let homes: Vec<Tier> = parameters
+        .iter()
+        .map(|parameter| {
+            let len = Partition::new(parameter.numel as usize, shards as usize).shard_len();
+            let tier = tiers.next(len);
+            stored[tier as usize] = stored[tier as usize].saturating_add(len as u64);
+            tier
+        })
+        .collect();
+    let gathering = Gathering::new(parameters, &homes, ranks, zero);
+    stored[Tier::Device as usize] =
+        stored[Tier::Device as usize].saturating_add(gathering.persistent);
+    let stored = stored.map(|elements| elements.saturating_mul(bytes.parameter));
+    let accumulated = elements(true, zero.shards_gradients());
     let updated = elements(true, stage.shards_optimizer());
     let optimizer = updated.saturating_mul(bytes.optimizer);
-    let (optimizer, host, disk) = match zero.optimizer_states {
-        OptimizerOffload::Device => (optimizer, 0, 0),
-        OptimizerOffload::Host { .. } => (0, optimizer, 0),
-        OptimizerOffload::Nvme(_) => (0, 0, optimizer),
+    let gradients = accumulated.saturating_mul(bytes.gradient);
+    let offloaded = optimizer.saturating_add(gradients);
+    let (optimizer, gradients, host, disk) = match zero.optimizer_states {
+        OptimizerOffload::Device => (optimizer, gradients, 0, 0),
+        OptimizerOffload::Host { .. } => (0, 0, offloaded, 0),
+        OptimizerOffload::Nvme(_) => (0, 0, 0, offloaded),
     };
-    let states = ModelStates {
-        parameters: stored.saturating_mul(bytes.parameter),
-        gradients: accumulated.saturating_mul(bytes.gradient),
-        optimizer,
-    };
+    let states = ModelStates { parameters: stored[Tier::Device as usize], gradients, optimizer };
     let buffers = Buffers {
         buckets: bucket_elements(parameters, zero, ranks).saturating_mul(bytes.gradient),
         largest_gathered: gathering.largest.saturating_mul(bytes.parameter),
         gathered_limit: gathering.limit.saturating_mul(bytes.parameter),
     };
+    let host = host.saturating_add(stored[Tier::Host as usize]);
+    let disk = disk.saturating_add(stored[Tier::Disk as usize]);
     Estimate { stage, ranks, states, module_buffers: 0, buffers, host, disk }
 }
 
@@ -215,15 +230,20 @@ struct Gathering {
 }
 
 impl Gathering {
-    fn new(parameters: &[ParameterSize], stage: Stage, ranks: u64, plan: &GatherPlan) -> Self {
-        if ranks == 1 || !stage.shards_parameters() {
+    /// On one rank only parameters are gathered whose shards, on `homes`, are not on the device.
+    fn new(parameters: &[ParameterSize], homes: &[Tier], ranks: u64, zero: &ZeroPlan) -> Self {
+        if !zero.stage.shards_parameters() {
             return Self::default();
         }
+        let plan = &zero.parameters;
         let numels = || parameters.iter().map(|p| p.numel);
-        let persistent = persistent_parameters(numels(), ranks, plan);
+        let persistent = persistent_parameters(numels(), plan);
         let mut gathering = Self::default();
         let mut gathered_sum = 0_u64;
-        for (index, numel) in numels().enumerate() {
+        for (index, (numel, home)) in numels().zip(homes).enumerate() {
+            if ranks == 1 && *home == Tier::Device {
+                continue;
+            }
             if persistent.binary_search(&index).is_ok() {
                 gathering.persistent = gathering.persistent.saturating_add(numel);
             } else {
@@ -254,11 +274,10 @@ impl fmt::Display for Estimate {
             ("largest gathered parameter", self.buffers.largest_gathered),
             ("gathered parameters, at most", self.buffers.gathered_limit),
             ("all, at most (no activations)", self.peak()),
-            ("optimizer states, on the host", self.host),
-            ("optimizer states, on NVMe", self.disk),
+            ("model states, on the host", self.host),
+            ("model states, on NVMe", self.disk),
         ];
-        let optional =
-            ["module buffers", "optimizer states, on the host", "optimizer states, on NVMe"];
+        let optional = ["module buffers", "model states, on the host", "model states, on NVMe"];
         rows.retain(|(what, bytes)| *bytes > 0 || !optional.contains(what));
         for (what, bytes) in rows {
             writeln!(f, "  {what:<30} {:>12}", Bytes(bytes).to_string())?;
@@ -434,6 +453,7 @@ mod tests {
                 gather_16bit_weights_on_model_save: false,
             },
             optimizer_states: OptimizerOffload::Device,
+            parameter_shards: ParameterOffload::Device,
         }
     }
 
@@ -454,9 +474,10 @@ mod tests {
         let offloaded = ZeroPlan { optimizer_states: host, ..plan(Stage::Gradients) };
         let [kept, left] = [plan(Stage::Gradients), offloaded]
             .map(|zero| estimate(&sizes(&[10, 7]), &zero, 2, bytes));
-        assert_eq!((kept.host, left.host), (0, kept.states.optimizer));
-        assert_eq!((left.states.optimizer, left.states.gradients), (0, kept.states.gradients));
-        assert_eq!(left.peak(), kept.peak() - kept.states.optimizer);
+        let ModelStates { gradients, optimizer, .. } = kept.states;
+        assert_eq!((kept.host, left.host), (0, gradients + optimizer));
+        assert_eq!((left.states.optimizer, left.states.gradients), (0, 0));
+        assert_eq!(left.peak(), kept.peak() - gradients - optimizer);
         assert!(left.to_string().contains("on the host"), "{left}");
     }
 

@@ -14,11 +14,13 @@ use std::thread::{self, ThreadId};
 use burn_backend::{Backend, TensorMetadata};
 use deepburn_comm::{CommError, Pending, Tag};
 use deepburn_config::GatherPlan;
+use deepburn_nvme::SwapError;
 
 use crate::array::DeviceArray;
 use crate::group::Group;
 use crate::ledger::{Category, Lease, Ledger};
-use crate::parameter::Parameter;
+use crate::parameter::{Parameter, Shard};
+use crate::parked::{ParkedRead, ParkedTensor};
 use crate::trace::{Phase, Trace};
 
 /// Which record of uses a pass follows.
@@ -63,11 +65,28 @@ struct Gathered<B: Backend> {
     _lease: Lease,
 }
 
-/// One all-gather under way.
+/// Parameters on their way to be whole.
 #[derive(Debug)]
 struct Flight<B: Backend> {
     indices: Vec<usize>,
-    pending: Pending<DeviceArray<B>>,
+    progress: FlightProgress<B>,
+}
+
+/// How far a flight has come.
+#[derive(Debug)]
+enum FlightProgress<B: Backend> {
+    /// Shards are read from where they are parked. Their all-gather starts when the parameters are needed,
+    /// so that all ranks start it at the same place, however fast their disks are.
+    Reading { tag: Tag, shards: Vec<ShardRead<B>>, _lease: Lease },
+    /// One all-gather is under way.
+    Gathering(Pending<DeviceArray<B>>),
+}
+
+/// The shard of a parameter for an all-gather.
+#[derive(Debug)]
+enum ShardRead<B: Backend> {
+    Device(B::FloatTensorPrimitive),
+    Parked(ParkedRead),
 }
 
 impl<B: Backend> Gatherer<B> {
@@ -236,32 +255,84 @@ impl<B: Backend> Gatherer<B> {
 
     fn release(&self, state: &mut State<B>) -> Result<(), CommError> {
         for flight in std::mem::take(&mut state.flights) {
-            flight.pending.wait()?;
+            match flight.progress {
+                FlightProgress::Gathering(pending) => drop(pending.wait()?),
+                // On no rank has an all-gather been started.
+                FlightProgress::Reading { .. } => {}
+            }
         }
         state.kept.clear();
         Ok(())
     }
 
-    /// Starts the all-gather of the shards of `indices` as one message.
+    /// Starts to gather `indices`, as one message.
     fn start(&self, purpose: &'static str, indices: Vec<usize>) -> Result<Flight<B>, CommError> {
-        let shards = indices.iter().map(|index| match self.parameter(*index).shard() {
-            Some(shard) => DeviceArray::Dense(shard),
-            None => unreachable!("only sharded parameters are gathered"),
-        });
-        let numels = indices.iter().map(|index| self.numel(*index)).collect();
         let tag = Tag::new(purpose, indices[0] as u64)
             .naming(indices.iter().map(|index| self.parameter(*index).shared_path()));
-        let pending = self.group.arrays().all_gather(tag, shards.collect(), numels)?;
-        Ok(Flight { indices, pending })
+        let mut bytes = 0;
+        let mut start = |index: &usize| {
+            let parameter = self.parameter(*index);
+            match parameter.shard() {
+                Some(Shard::Device(shard)) => Ok(ShardRead::Device(shard)),
+                Some(Shard::Parked(array)) => {
+                    let dtype = parameter.dtype();
+                    bytes += array.len() * dtype.size();
+                    let read = ParkedTensor { array: &array, dtype }.start();
+                    Ok(ShardRead::Parked(read.map_err(|error| self.failed(*index, &error))?))
+                }
+                None => unreachable!("only sharded parameters are gathered"),
+            }
+        };
+        let shards = indices.iter().map(&mut start).collect::<Result<Vec<_>, CommError>>()?;
+        let progress = if bytes > 0 {
+            let _lease = self.ledger.hold(Category::Gathered, bytes);
+            FlightProgress::Reading { tag, shards, _lease }
+        } else {
+            FlightProgress::Gathering(self.all_gather(tag, &indices, shards)?)
+        };
+        Ok(Flight { indices, progress })
     }
 
-    /// Waits for an all-gather: whole parameters in their shapes.
+    /// Starts the all-gather of shards, as soon as those that are read are there.
+    fn all_gather(
+        &self,
+        tag: Tag,
+        indices: &[usize],
+        shards: Vec<ShardRead<B>>,
+    ) -> Result<Pending<DeviceArray<B>>, CommError> {
+        let shard = |(index, shard): (&usize, ShardRead<B>)| {
+            let tensor = match shard {
+                ShardRead::Device(tensor) => tensor,
+                ShardRead::Parked(read) => read
+                    .wait::<B>(self.parameter(*index).device())
+                    .map_err(|error| self.failed(*index, &error))?,
+            };
+            Ok(DeviceArray::Dense(tensor))
+        };
+        let shards = indices.iter().zip(shards).map(shard).collect::<Result<_, CommError>>()?;
+        let numels = indices.iter().map(|index| self.numel(*index)).collect();
+        self.group.arrays().all_gather(tag, shards, numels)
+    }
+
+    /// The failure of a disk. A tensor op returns none, and its panic carries those of collectives.
+    fn failed(&self, index: usize, error: &SwapError) -> CommError {
+        let path = self.parameter(index).path();
+        self.group.failed(format!("cannot read parameter {path}: {error}"))
+    }
+
+    /// Waits for parameters: whole, in their shapes.
     fn finish(
         &self,
         flight: Flight<B>,
     ) -> Result<Vec<(usize, B::FloatTensorPrimitive)>, CommError> {
-        let arrays = flight.pending.wait()?;
-        let whole = flight.indices.into_iter().zip(arrays).map(|(index, array)| {
+        let Flight { indices, progress } = flight;
+        let arrays = match progress {
+            FlightProgress::Gathering(pending) => pending.wait()?,
+            FlightProgress::Reading { tag, shards, _lease } => {
+                self.all_gather(tag, &indices, shards)?.wait()?
+            }
+        };
+        let whole = indices.into_iter().zip(arrays).map(|(index, array)| {
             let shape = self.parameter(index).shape().clone();
             (index, B::float_reshape(array.into_flat(), shape))
         });

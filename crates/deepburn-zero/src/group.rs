@@ -96,6 +96,11 @@ impl<B: Backend> Group<B> {
         &*self.engine
     }
 
+    /// The failure of this rank for a reason of its own, as ranks tell it each other.
+    pub(crate) fn failed(&self, cause: String) -> CommError {
+        CommError::PeerFailed { rank: self.rank, cause }
+    }
+
     /// Asks whether the group still works, without exchanging anything.
     pub(crate) fn check(&self) -> Result<(), CommError> {
         self.arrays().check()

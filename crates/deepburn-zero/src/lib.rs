@@ -35,6 +35,7 @@ mod operations;
 mod ops;
 mod optimizer;
 mod parameter;
+mod parked;
 mod persistence;
 mod precision;
 mod publish;
@@ -47,6 +48,7 @@ mod sharding;
 mod share;
 mod states;
 mod tensor;
+mod tiers;
 mod trace;
 mod view;
 
@@ -61,7 +63,7 @@ pub use gather::Pass;
 pub use group::{Group, ZeroGroup};
 pub use ledger::{Category, Lease, Ledger, Tier, Usage};
 pub use operations::ModuleOperations;
-pub use optimizer::{Rates, moments, swap_bytes};
+pub use optimizer::{Rates, moments};
 pub use parameter::Parameter;
 pub use random::RandomStream;
 pub use recompute::activation_checkpoint;
@@ -75,3 +77,4 @@ pub use states::{
     StreamPosition,
 };
 pub use tensor::{FullTensor, Leased, ParameterView, ReducedGradient, ZeroTensor};
+pub use tiers::swap_bytes;

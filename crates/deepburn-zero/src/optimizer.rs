@@ -5,24 +5,26 @@
 //! rules on parked states, run on the CPU.
 
 mod parked;
-mod pipeline;
 mod rule;
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn_backend::{Backend, FloatDType, Shape, TensorData, TensorMetadata};
-use deepburn_config::{NvmePlan, OptimizerOffload, OptimizerPlan};
-use deepburn_nvme::{IoPolicy, IoStatistics, SwapError, SwapFile};
-use deepburn_ops::{AdamArrays, OptimizerOps, float_from_host, float_into_host};
+use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
+use deepburn_config::OptimizerPlan;
+use deepburn_nvme::SwapError;
+use deepburn_ops::{AdamArrays, OptimizerOps, float_bytes, float_from_host, float_into_host};
 
 use crate::ledger::{Category, Lease, Ledger};
+use crate::parked::{
+    Layout, ParkedArray, ParkedCopy, ParkedTensor, PieceRead, Pipeline, PipelinePolicy, WriteBehind,
+};
+use crate::tiers::Parking;
 
-use parked::{PIECE, ParkedState, Store};
-use pipeline::{Pipeline, PipelinePolicy};
+use parked::{HostGradient, HostUpdate, HostValues};
 use rule::Step;
 
-pub(crate) use parked::ParkedArray;
 pub use rule::moments;
 
 /// Optimizer states of one rank, and the rule that updates with them.
@@ -35,7 +37,6 @@ pub(crate) struct Optimizer<B: Backend> {
     states: Vec<Option<State<B>>>,
     /// Through which parked states are read and written.
     pipeline: Pipeline,
-    store: Store,
     /// Steps taken.
     time: u64,
 }
@@ -45,8 +46,17 @@ pub(crate) struct Optimizer<B: Backend> {
 enum State<B: Backend> {
     /// On the device of the parameter.
     Device(DeviceState<B>),
-    /// In host memory or in a file: the master, if there is one, and the moments.
-    Parked { state: ParkedState, device: B::Device },
+    /// In host memory or in a file.
+    Parked(ParkedState<B>),
+}
+
+#[derive(Debug)]
+struct ParkedState<B: Backend> {
+    /// The master, if there is one, and the moments.
+    arrays: Vec<Arc<ParkedArray>>,
+    /// Of each array.
+    layout: Layout,
+    device: B::Device,
 }
 
 #[derive(Debug)]
@@ -54,6 +64,9 @@ struct DeviceState<B: Backend> {
     /// The elements in full precision, where parameters are kept in 16 bits.
     master: Option<B::FloatTensorPrimitive>,
     moments: Vec<B::FloatTensorPrimitive>,
+    /// Elements of each array.
+    len: usize,
+    device: B::Device,
     _lease: Lease,
 }
 
@@ -63,7 +76,35 @@ pub(crate) enum KeptArray<B: Backend> {
     /// All of an array, flat.
     Device(B::FloatTensorPrimitive),
     /// The elements that were asked for.
+    Parked(Arc<ParkedCopy>),
+}
+
+/// What a step finds of a parameter outside of the device, besides its states.
+#[derive(Debug)]
+pub(crate) struct ParkedOperands<'a> {
+    pub(crate) index: usize,
+    pub(crate) values: Option<Arc<ParkedArray>>,
+    pub(crate) gradient: Option<ParkedTensor<'a>>,
+}
+
+/// The values that an update changes.
+#[derive(Debug)]
+pub(crate) enum UpdateValues<B: Backend> {
+    /// On the device: the present values, where the optimizer has no master of them.
+    Device(Option<B::FloatTensorPrimitive>),
+    /// Outside of it, in the type that ops use. They are changed where they are.
     Parked(Arc<ParkedArray>),
+}
+
+/// The gradient of an update: as long as the values, padded alike.
+#[derive(Debug)]
+pub(crate) enum UpdateGradient<B: Backend> {
+    /// A flat tensor.
+    Device(B::FloatTensorPrimitive),
+    /// An array of this type outside of the device, which was among the operands of the step.
+    Parked(Arc<ParkedArray>, DType),
+    /// The parameter was not used.
+    Zeros,
 }
 
 /// What the optimizer starts from.
@@ -85,53 +126,28 @@ pub struct Rates {
 }
 
 impl<B: OptimizerOps> Optimizer<B> {
-    /// Zero states for what this rank owns, by parameter index.
+    /// Zero states for what this rank owns, by parameter index; on the device without `parking`.
     ///
     /// # Errors
-    /// The folder for a file of states cannot be used, or has too little space.
+    /// The file of this rank has too little space.
     pub(crate) fn new(
         plan: OptimizerPlan,
         working: Option<FloatDType>,
-        offload: &OptimizerOffload,
+        parking: Option<&Parking>,
         owned: Vec<Option<Owned<B>>>,
         ledger: &Ledger,
     ) -> Result<Self, SwapError> {
         let moments = moments(&plan).len();
         let arrays = moments + usize::from(working.is_some());
-        let piece = PIECE.min(offload.sub_group_size());
-        let store = match offload {
-            OptimizerOffload::Nvme(nvme) => {
-                let lens = owned.iter().flatten().map(|owned| owned.place().0);
-                let bytes = swap_bytes(&plan, working.is_some(), nvme, lens);
-                Store::Disk(Arc::new(create_file(nvme, bytes)?))
-            }
-            OptimizerOffload::Device | OptimizerOffload::Host { .. } => Store::Host,
-        };
-        let state = |owned: Owned<B>| match offload {
-            OptimizerOffload::Device => {
-                Ok(State::Device(DeviceState::zeros(owned, moments, ledger)))
-            }
-            _ => parked(&store, owned, arrays, piece, ledger),
+        let state = |owned: Owned<B>| match parking {
+            None => Ok(State::Device(DeviceState::zeros(owned, moments, ledger))),
+            Some(parking) => Ok(State::Parked(ParkedState::zeros(parking, owned, arrays, ledger)?)),
         };
         let states = owned.into_iter().map(|owned| owned.map(state).transpose());
         let states = states.collect::<Result<_, SwapError>>()?;
-        let policy = match offload {
-            OptimizerOffload::Nvme(nvme) => PipelinePolicy {
-                reads_ahead: nvme.pipeline_read,
-                writes_behind: nvme.pipeline_write,
-            },
-            _ => PipelinePolicy { reads_ahead: false, writes_behind: false },
-        };
-        let pipeline = Pipeline::new(&store, policy);
-        Ok(Self { states, working, plan, pipeline, store, time: 0 })
-    }
-
-    /// What was read from a file of states and written to it, and for how long steps waited.
-    pub(crate) fn io_statistics(&self) -> Option<IoStatistics> {
-        match &self.store {
-            Store::Host => None,
-            Store::Disk(file) => Some(file.statistics()),
-        }
+        let idle = PipelinePolicy { reads_ahead: false, writes_behind: false };
+        let pipeline = Pipeline::new(parking.map_or(idle, |parking| parking.policy));
+        Ok(Self { states, working, plan, pipeline, time: 0 })
     }
 
     /// Whether the owned elements of a parameter in full precision are kept here.
@@ -149,10 +165,11 @@ impl<B: OptimizerOps> Optimizer<B> {
     ) -> Result<Option<B::FloatTensorPrimitive>, SwapError> {
         Ok(match &self.states[index] {
             Some(State::Device(state)) => state.master.clone(),
-            Some(State::Parked { state, device }) if self.working.is_some() => {
-                Some(tensor::<B>(state.array(0)?, device))
+            Some(State::Parked(state)) if self.working.is_some() => {
+                let master = ParkedTensor { array: &state.arrays[0], dtype: DType::F32 };
+                Some(master.read::<B>(&state.device)?)
             }
-            Some(State::Parked { .. }) | None => None,
+            Some(State::Parked(_)) | None => None,
         })
     }
 
@@ -161,8 +178,8 @@ impl<B: OptimizerOps> Optimizer<B> {
         let has_master = self.working.is_some();
         match self.states[index].as_ref()? {
             State::Device(state) => state.master.clone().map(KeptArray::Device),
-            State::Parked { state, .. } => {
-                has_master.then(|| KeptArray::Parked(state.copy(0, range)))
+            State::Parked(state) => {
+                has_master.then(|| KeptArray::Parked(state.arrays[0].copy(range, DType::F32)))
             }
         }
     }
@@ -184,8 +201,8 @@ impl<B: OptimizerOps> Optimizer<B> {
         let masters = usize::from(self.working.is_some());
         match self.states[index].as_ref()? {
             State::Device(state) => state.moments.get(place).cloned().map(KeptArray::Device),
-            State::Parked { state, .. } => {
-                Some(KeptArray::Parked(state.copy(masters + place, range)))
+            State::Parked(state) => {
+                Some(KeptArray::Parked(state.arrays[masters + place].copy(range, DType::F32)))
             }
         }
     }
@@ -212,9 +229,7 @@ impl<B: OptimizerOps> Optimizer<B> {
         let has_master = self.working.is_some();
         match &mut self.states[index] {
             Some(State::Device(DeviceState { master: Some(master), .. })) => *master = values,
-            Some(State::Parked { state, .. }) if has_master => {
-                state.set(0, &float_into_host::<B>(values))?;
-            }
+            Some(State::Parked(state)) if has_master => state.set(0, values)?,
             _ => {}
         }
         Ok(())
@@ -232,9 +247,9 @@ impl<B: OptimizerOps> Optimizer<B> {
         let masters = usize::from(self.working.is_some());
         match &mut self.states[index] {
             Some(State::Device(state)) => state.moments = values,
-            Some(State::Parked { state, .. }) => {
+            Some(State::Parked(state)) => {
                 for (place, values) in values.into_iter().enumerate() {
-                    state.set(masters + place, &float_into_host::<B>(values))?;
+                    state.set(masters + place, values)?;
                 }
             }
             None => {}
@@ -242,23 +257,120 @@ impl<B: OptimizerOps> Optimizer<B> {
         Ok(())
     }
 
-    /// Starts a step. The gradient of each update is multiplied by `scale`.
+    /// Starts a step. The gradient of each update is multiplied by `scale`. `operands` are those of all
+    /// trainable parameters, in the order of their indices.
     ///
     /// # Errors
     /// The disk has failed in an earlier step.
-    pub(crate) fn start_step(
+    pub(crate) fn start_step<'a>(
         &mut self,
         rates: Rates,
         scale: f32,
+        operands: impl Iterator<Item = ParkedOperands<'a>>,
     ) -> Result<StepInProgress<'_, B>, SwapError> {
-        let parked = self.states.iter().flatten().filter_map(|state| match state {
-            State::Parked { state, .. } => Some(state),
-            State::Device(_) => None,
-        });
-        self.pipeline.start(parked.flat_map(ParkedState::regions).cloned().collect())?;
+        let (mut reads, mut largest) = (VecDeque::new(), 0);
+        for operands in operands {
+            let Some(State::Parked(state)) = &self.states[operands.index] else { continue };
+            for piece in state.layout.pieces() {
+                let first = reads.len();
+                reads.extend(state.reads(&piece, &operands, self.working.is_some()));
+                let bytes = reads.range(first..).map(PieceRead::bytes).sum();
+                largest = largest.max(bytes);
+            }
+        }
+        self.pipeline.start(reads, largest)?;
         self.time += 1;
         let step = rule::scalars(&self.plan, rates, self.time);
         Ok(StepInProgress { optimizer: self, step, scale })
+    }
+}
+
+impl<B: OptimizerOps> ParkedState<B> {
+    /// `count` arrays: the master, if there is one, and zeros.
+    fn zeros(
+        parking: &Parking,
+        owned: Owned<B>,
+        count: usize,
+        ledger: &Ledger,
+    ) -> Result<Self, SwapError> {
+        let (len, device) = owned.place();
+        let layout = parking.layout(len, size_of::<f32>());
+        let zeros = |_| ParkedArray::zeros(&parking.store, layout, ledger, Category::Optimizer);
+        let arrays = (0..count).map(zeros).collect::<Result<_, SwapError>>()?;
+        let state = Self { arrays, layout, device };
+        if let Owned::Masters(masters) = owned {
+            state.set(0, masters)?;
+        }
+        Ok(state)
+    }
+
+    /// Replaces the values of one array.
+    fn set(&self, array: usize, values: B::FloatTensorPrimitive) -> Result<(), SwapError> {
+        let values = float_bytes::<B>(values);
+        self.arrays[array].write(&values, DType::F32, &mut WriteBehind::default())
+    }
+
+    /// Updates `values`, or the master and its copy in the type `working`. Returns what is to be stored on the
+    /// device.
+    fn update(
+        &self,
+        update: &mut HostUpdate<'_>,
+        values: UpdateValues<B>,
+        gradient: UpdateGradient<B>,
+        working: Option<FloatDType>,
+    ) -> Result<Option<B::FloatTensorPrimitive>, SwapError> {
+        let in_memory;
+        let gradient = match &gradient {
+            UpdateGradient::Parked(array, dtype) => {
+                HostGradient::Parked(ParkedTensor { array, dtype: *dtype })
+            }
+            UpdateGradient::Device(tensor) => {
+                in_memory = float_into_host::<B>(tensor.clone());
+                HostGradient::Memory(&in_memory)
+            }
+            UpdateGradient::Zeros => HostGradient::Zeros,
+        };
+        let updated = match (values, working) {
+            (UpdateValues::Parked(values), None) => {
+                update.run(HostValues::Parked(&values), &gradient)?;
+                return Ok(None);
+            }
+            (UpdateValues::Parked(values), Some(dtype)) => {
+                update.run(HostValues::RoundedMaster(&values, dtype), &gradient)?;
+                return Ok(None);
+            }
+            (UpdateValues::Device(Some(values)), _) => {
+                let mut values = float_into_host::<B>(values);
+                update.run(HostValues::Own(&mut values), &gradient)?;
+                values
+            }
+            (UpdateValues::Device(None), _) => {
+                let mut copy = vec![0.0; self.layout.len];
+                update.run(HostValues::OfMaster(&mut copy), &gradient)?;
+                copy
+            }
+        };
+        let updated = tensor::<B>(updated, &self.device);
+        Ok(Some(match working {
+            Some(dtype) => B::cast(updated, dtype),
+            None => updated,
+        }))
+    }
+
+    /// What an update reads of a file, in its order.
+    fn reads(
+        &self,
+        piece: &Range<usize>,
+        operands: &ParkedOperands<'_>,
+        has_master: bool,
+    ) -> impl Iterator<Item = PieceRead> {
+        let states = self.arrays.iter().filter_map(|array| array.piece_read(piece, DType::F32));
+        // The copy of a master is overwritten unread.
+        let values = operands.values.as_ref().filter(|_| !has_master);
+        let values = values.and_then(|values| values.piece_read(piece, DType::F32));
+        let gradient = operands.gradient.as_ref();
+        let gradient = gradient.and_then(|sum| sum.array.piece_read(piece, sum.dtype));
+        states.chain(values).chain(gradient)
     }
 }
 
@@ -275,45 +387,11 @@ impl<B: OptimizerOps> DeviceState<B> {
         Self {
             master,
             moments: (0..moments).map(zeros).collect(),
+            len,
+            device: device.clone(),
             _lease: ledger.hold(Category::Optimizer, arrays * len * size_of::<f32>()),
         }
     }
-}
-
-/// Bytes of the file in which a rank keeps its optimizer states: `lens` are the elements that it updates of
-/// each trainable parameter, and `masters` says whether it keeps them in full precision beside a 16-bit copy.
-pub fn swap_bytes(
-    plan: &OptimizerPlan,
-    masters: bool,
-    nvme: &NvmePlan,
-    lens: impl Iterator<Item = usize>,
-) -> u64 {
-    let arrays = moments(plan).len() + usize::from(masters);
-    let piece = PIECE.min(nvme.sub_group_size);
-    lens.map(|len| parked::file_bytes(arrays, len, piece)).sum()
-}
-
-/// A file for the states of this rank.
-fn create_file(nvme: &NvmePlan, bytes: u64) -> Result<SwapFile, SwapError> {
-    let NvmePlan { block_size, queue_depth, .. } = *nvme;
-    let policy = IoPolicy { block_size, queue_depth, ..IoPolicy::default() };
-    SwapFile::create(&nvme.folder, bytes, &policy)
-}
-
-/// `arrays` arrays outside of the device: the master, if there is one, and zeros.
-fn parked<B: OptimizerOps>(
-    store: &Store,
-    owned: Owned<B>,
-    arrays: usize,
-    piece: usize,
-    ledger: &Ledger,
-) -> Result<State<B>, SwapError> {
-    let (len, device) = owned.place();
-    let mut state = ParkedState::zeros(store, arrays, len, piece, ledger)?;
-    if let Owned::Masters(masters) = owned {
-        state.set(0, &float_into_host::<B>(masters))?;
-    }
-    Ok(State::Parked { state, device })
 }
 
 impl<B: OptimizerOps> Owned<B> {
@@ -340,67 +418,45 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
     }
 
     /// Updates the owned elements of a parameter with their gradient, both flat and padded alike,
-    /// and returns what is to be stored: the new values, in the type that ops use. `values` are
-    /// the present ones of a parameter that has no master. Trainable parameters come in the order of their
-    /// indices.
+    /// and returns what is to be stored: the new values, in the type that ops use; `None` if they are
+    /// parked. Trainable parameters come in the order of their indices.
     ///
     /// # Errors
     /// The disk fails. The step must not be used.
     pub(crate) fn update(
         &mut self,
         index: usize,
-        values: Option<B::FloatTensorPrimitive>,
-        gradient: B::FloatTensorPrimitive,
-    ) -> Result<B::FloatTensorPrimitive, SwapError> {
+        values: UpdateValues<B>,
+        gradient: UpdateGradient<B>,
+    ) -> Result<Option<B::FloatTensorPrimitive>, SwapError> {
         let Optimizer { states, working, pipeline, .. } = &mut *self.optimizer;
         let Some(state) = &mut states[index] else {
             unreachable!("only trainable parameters are updated, and each has a state")
         };
         match state {
             State::Device(state) => {
-                Ok(state.update(&self.step, self.scale, values, gradient, *working))
-            }
-            State::Parked { state, device } => {
-                let values = values.map(float_into_host::<B>);
-                let gradient = float_into_host::<B>(gradient);
-                let Self { step, scale, .. } = self;
-                let updated = update_parked(state, pipeline, (step, *scale), values, &gradient)?;
-                let updated = tensor::<B>(updated, device);
-                Ok(match working {
-                    Some(dtype) => B::cast(updated, *dtype),
-                    None => updated,
-                })
-            }
-        }
-    }
-}
-
-/// Updates parked states, and returns the new values in full precision: `values`, or the master, which is
-/// the first array, without them.
-fn update_parked(
-    state: &mut ParkedState,
-    pipeline: &mut Pipeline,
-    (step, scale): (&Step, f32),
-    values: Option<Vec<f32>>,
-    gradient: &[f32],
-) -> Result<Vec<f32>, SwapError> {
-    match values {
-        Some(mut values) => {
-            state.update(pipeline, |range, moments| {
-                step.update(scale, &mut values[range.clone()], &gradient[range], moments);
-            })?;
-            Ok(values)
-        }
-        None => {
-            let mut copy = vec![0.0; gradient.len()];
-            state.update(pipeline, |range, arrays| {
-                let Some((master, moments)) = arrays.split_first_mut() else {
-                    unreachable!("the master is the first array")
+                let UpdateValues::Device(values) = values else {
+                    unreachable!("parameters are parked only beside states")
                 };
-                step.update(scale, master, &gradient[range.clone()], moments);
-                copy[range].copy_from_slice(master);
-            })?;
-            Ok(copy)
+                let gradient = match gradient {
+                    UpdateGradient::Device(gradient) => gradient,
+                    UpdateGradient::Zeros => tensor::<B>(vec![0.0; state.len], &state.device),
+                    UpdateGradient::Parked(..) => {
+                        unreachable!("gradients are parked where states are")
+                    }
+                };
+                Ok(Some(state.update(&self.step, self.scale, values, gradient, *working)))
+            }
+            State::Parked(state) => {
+                let mut update = HostUpdate {
+                    step: &self.step,
+                    scale: self.scale,
+                    arrays: &state.arrays,
+                    layout: state.layout,
+                    pipeline,
+                };
+                state.update(&mut update, values, gradient, *working)
+            }
         }
     }
 }

@@ -5,6 +5,7 @@
 //! - *sharded*: every rank holds its flat, zero-padded chunk (stage 3).
 //! - *resident*: sharded, and small enough that a whole copy is kept beside the shard until the
 //!   optimizer changes it (`stage3_param_persistence_threshold`).
+//! - *parked*: sharded, with the chunk in host memory beside a device or on NVMe (`offload_param`).
 //! - *gathered*: made whole for an op; the [`Gatherer`] decides how long.
 //! - *lent*: in the hands of the optimizer.
 //!
@@ -17,6 +18,7 @@ use burn_backend::{Backend, DType, Shape, TensorMetadata};
 
 use crate::gather::Gatherer;
 use crate::ledger::{Category, Lease, Ledger};
+use crate::parked::ParkedArray;
 use deepburn_comm::Partition;
 
 /// A parameter by its place in the model.
@@ -45,8 +47,19 @@ enum Storage<B: Backend> {
     Whole(Held<B>),
     /// This rank's flat chunk, and the whole copy of a resident parameter.
     Sharded { shard: Held<B>, resident: Option<Held<B>>, gatherer: Weak<Gatherer<B>> },
+    /// The same, with the chunk outside of the device.
+    Parked { shard: Arc<ParkedArray>, resident: Option<Held<B>>, gatherer: Weak<Gatherer<B>> },
     /// Nothing: the optimizer has it.
     Lent { gatherer: Option<Weak<Gatherer<B>>> },
+}
+
+/// This rank's flat chunk of a parameter.
+#[derive(Debug)]
+pub(crate) enum Shard<B: Backend> {
+    /// On the device.
+    Device(B::FloatTensorPrimitive),
+    /// Outside of it, in the parameter's type.
+    Parked(Arc<ParkedArray>),
 }
 
 #[derive(Debug)]
@@ -69,12 +82,17 @@ impl<B: Backend> Parameter<B> {
     /// A parameter of which this rank holds the flat chunk `shard`.
     pub(crate) fn sharded(
         description: Description<B>,
-        shard: B::FloatTensorPrimitive,
+        shard: Shard<B>,
         gatherer: Weak<Gatherer<B>>,
         ledger: Ledger,
     ) -> Self {
-        let shard = Held::new(shard, &ledger);
-        let storage = Storage::Sharded { shard, resident: None, gatherer };
+        let storage = match shard {
+            Shard::Device(shard) => {
+                let shard = Held::new(shard, &ledger);
+                Storage::Sharded { shard, resident: None, gatherer }
+            }
+            Shard::Parked(shard) => Storage::Parked { shard, resident: None, gatherer },
+        };
         Self { description, storage: Mutex::new(storage), ledger }
     }
 
@@ -129,8 +147,11 @@ impl<B: Backend> Parameter<B> {
     pub(crate) fn read(&self) -> B::FloatTensorPrimitive {
         let gatherer = match &*self.lock() {
             Storage::Whole(whole) => return whole.tensor.clone(),
-            Storage::Sharded { resident: Some(whole), .. } => return whole.tensor.clone(),
-            Storage::Sharded { gatherer, .. } => gatherer.clone(),
+            Storage::Sharded { resident: Some(whole), .. }
+            | Storage::Parked { resident: Some(whole), .. } => return whole.tensor.clone(),
+            Storage::Sharded { gatherer, .. } | Storage::Parked { gatherer, .. } => {
+                gatherer.clone()
+            }
             Storage::Lent { .. } => {
                 panic!("parameter {} was read while the optimizer updates it", self.path())
             }
@@ -146,21 +167,44 @@ impl<B: Backend> Parameter<B> {
     }
 
     /// This rank's chunk where the parameter is sharded.
-    pub(crate) fn shard(&self) -> Option<B::FloatTensorPrimitive> {
+    pub(crate) fn shard(&self) -> Option<Shard<B>> {
         match &*self.lock() {
-            Storage::Sharded { shard, .. } => Some(shard.tensor.clone()),
-            _ => None,
+            Storage::Sharded { shard, .. } => Some(Shard::Device(shard.tensor.clone())),
+            Storage::Parked { shard, .. } => Some(Shard::Parked(shard.clone())),
+            Storage::Whole(_) | Storage::Lent { .. } => None,
+        }
+    }
+
+    /// This rank's chunk where it is outside of the device.
+    pub(crate) fn parked(&self) -> Option<Arc<ParkedArray>> {
+        match &*self.lock() {
+            Storage::Parked { shard, .. } => Some(shard.clone()),
+            Storage::Whole(_) | Storage::Sharded { .. } | Storage::Lent { .. } => None,
         }
     }
 
     pub(crate) fn is_resident(&self) -> bool {
-        matches!(&*self.lock(), Storage::Sharded { resident: Some(_), .. })
+        matches!(
+            &*self.lock(),
+            Storage::Sharded { resident: Some(_), .. } | Storage::Parked { resident: Some(_), .. }
+        )
     }
 
-    /// Keeps a whole copy beside the shard until the next [`take`](Self::take).
+    /// Keeps a whole copy beside the shard until the next [`take`](Self::take) or
+    /// [`outdate`](Self::outdate).
     pub(crate) fn make_resident(&self, whole: B::FloatTensorPrimitive) {
-        if let Storage::Sharded { resident, .. } = &mut *self.lock() {
-            *resident = Some(Held::new(whole, &self.ledger));
+        match &mut *self.lock() {
+            Storage::Sharded { resident, .. } | Storage::Parked { resident, .. } => {
+                *resident = Some(Held::new(whole, &self.ledger));
+            }
+            Storage::Whole(_) | Storage::Lent { .. } => {}
+        }
+    }
+
+    /// Drops the whole copy of a parked parameter, whose chunk is about to be changed where it is.
+    pub(crate) fn outdate(&self) {
+        if let Storage::Parked { resident, .. } = &mut *self.lock() {
+            *resident = None;
         }
     }
 
@@ -175,6 +219,7 @@ impl<B: Backend> Parameter<B> {
         match std::mem::replace(&mut *storage, Storage::Lent { gatherer }) {
             Storage::Whole(held) | Storage::Sharded { shard: held, .. } => held.tensor,
             Storage::Lent { .. } => panic!("parameter {} was taken twice", self.path()),
+            Storage::Parked { .. } => unreachable!("a parked shard is updated where it is"),
         }
     }
 

@@ -8,18 +8,14 @@ use deepburn_config::GatherPlan;
 /// order of the module, frozen parameters included, a parameter of at most `persistence_threshold`
 /// elements is persistent unless all of them together would have more than
 /// `model_persistence_threshold` elements. One that no longer fits is passed over, and a later,
-/// smaller one may still fit. On one rank none is, because the shard is the whole parameter:
-/// DeepSpeed marks them there too, and both copies share their memory.
+/// smaller one may still fit. On one rank those are left out whose shard is on the device, because it is the
+/// whole parameter: DeepSpeed marks them there too, and both copies share their memory.
 ///
 /// The run and the estimate both decide by it.
 pub(crate) fn persistent_parameters(
     numels: impl Iterator<Item = u64>,
-    ranks: u64,
     plan: &GatherPlan,
 ) -> Vec<usize> {
-    if ranks == 1 {
-        return Vec::new();
-    }
     let mut total = 0_u64;
     let persists = |(index, numel): (usize, u64)| {
         let with_it = total.saturating_add(numel);
@@ -36,7 +32,7 @@ pub(crate) fn persistent_parameters(
 mod tests {
     use super::*;
 
-    fn persistent(numels: &[u64], threshold: usize, limit: usize, ranks: u64) -> Vec<usize> {
+    fn persistent(numels: &[u64], threshold: usize, limit: usize) -> Vec<usize> {
         let plan = GatherPlan {
             prefetch_bucket_size: 0,
             persistence_threshold: threshold,
@@ -45,16 +41,15 @@ mod tests {
             max_reuse_distance: 0,
             gather_16bit_weights_on_model_save: false,
         };
-        persistent_parameters(numels.iter().copied(), ranks, &plan)
+        persistent_parameters(numels.iter().copied(), &plan)
     }
 
     #[test]
     fn one_that_does_not_fit_is_passed_over() {
-        assert_eq!(persistent(&[10, 8, 2], 10, 13, 2), [0, 2]);
-        assert_eq!(persistent(&[10, 8, 2], 9, usize::MAX, 2), [1, 2]);
-        assert_eq!(persistent(&[10, 3, 1], 10, 13, 3), [0, 1]);
-        assert_eq!(persistent(&[4, 4], 0, usize::MAX, 2), [0; 0]);
-        assert_eq!(persistent(&[4, 0], 0, usize::MAX, 2), [1]);
-        assert_eq!(persistent(&[10, 8, 2], 10, 13, 1), [0; 0]);
+        assert_eq!(persistent(&[10, 8, 2], 10, 13), [0, 2]);
+        assert_eq!(persistent(&[10, 8, 2], 9, usize::MAX), [1, 2]);
+        assert_eq!(persistent(&[10, 3, 1], 10, 13), [0, 1]);
+        assert_eq!(persistent(&[4, 4], 0, usize::MAX), [0; 0]);
+        assert_eq!(persistent(&[4, 0], 0, usize::MAX), [1]);
     }
 }

@@ -5,25 +5,38 @@
 //! accumulated gradient, and the full gradient is gone. From stage 2 on a rank keeps its shard of
 //! the sum only.
 //!
+//! A [`Gradient`] is what there is of one parameter; what is in a bucket or in flight is there alone.
+//!
 //! [Note: Order of additions] Every stage reduces every micro-batch over the ranks, in rank order,
 //! and then adds it to what earlier micro-batches gave. Summing micro-batches first would save
 //! messages at stages 0 and 1, but it adds in another order, and the same job would end in other
 //! bits at another stage.
 
+mod accumulation;
+mod gradient;
+mod scaling;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use burn_backend::{Backend, DType, FloatDType, Shape, TensorMetadata};
+use burn_backend::{Backend, Shape, TensorMetadata};
 use deepburn_comm::{CommError, Payload, Pending, ReduceOp, Tag};
-use deepburn_config::{GradientPlan, GradientReduction, ReductionPlan};
+use deepburn_config::{GradientPlan, ReductionPlan};
 
-use crate::array::{DeviceArray, in_type, maximum, own};
+use crate::array::{DeviceArray, own};
 use crate::backward_watch::BackwardWatch;
 use crate::group::Group;
 use crate::ledger::{Category, Lease, Ledger};
 use crate::parameter::Parameter;
+use crate::parked::WriteBehind;
 use crate::tensor::{ReducedGradient, ZeroTensor};
+
+use gradient::Gradient;
+use scaling::Scaling;
+
+pub(crate) use gradient::{Accumulated, GradientChecker, SumElements, SumHome};
+pub(crate) use scaling::Types;
 
 /// Collects, reduces and accumulates the gradients of one rank.
 #[derive(Debug)]
@@ -41,9 +54,11 @@ pub(crate) struct GradientReducer<B: Backend> {
     capacity: usize,
     bucket: Vec<Collected<B>>,
     in_flight: VecDeque<Flight<B>>,
-    accumulated: Vec<Option<Accumulated<B>>>,
-    /// Sums of this rank alone, while synchronisation is off.
-    unreduced: Vec<Option<Collected<B>>>,
+    /// By parameter index.
+    gradients: Vec<Gradient<B>>,
+    /// Of sums that are parked.
+    writes: WriteBehind,
+    checker: GradientChecker<B>,
     synchronise: bool,
     watch: BackwardWatch,
 }
@@ -63,90 +78,34 @@ struct Flight<B: Backend> {
     pending: Pending<DeviceArray<B>>,
 }
 
-/// A flat reduced gradient: this rank's shard of it, or all of it. That of a single micro-batch is
-/// in the type in which it travelled, if the type of sums holds the same values: widening it would
-/// cost memory and a pass, and the optimizer reads either.
-#[derive(Debug)]
-pub(crate) struct Accumulated<B: Backend> {
-    pub(crate) tensor: B::FloatTensorPrimitive,
-    /// Largest magnitude, `[1]`, that the sum had on its way; only where that decides something.
-    pub(crate) peak: Option<B::FloatTensorPrimitive>,
-    /// Micro-batches in it.
-    pub(crate) count: usize,
-    _lease: Lease,
-}
-
-/// Element types of gradients after autodiff made them.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Types {
-    /// Between ranks.
-    pub(crate) communication: FloatDType,
-    /// In the sum over micro-batches.
-    pub(crate) accumulation: FloatDType,
-}
-
-impl Types {
-    /// Whether sums are in a type that holds every value that travels.
-    fn widens(self) -> bool {
-        self.communication == self.accumulation || self.accumulation == FloatDType::F32
-    }
-}
-
-/// Multiplications around the sum over the ranks.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Scaling {
-    before: f64,
-    op: ReduceOp,
-    after: f64,
-}
-
-impl Scaling {
-    /// DeepSpeed's three ways to average: divide after the sum, before it, or partly before it.
-    ///
-    /// [Note: Overflow in fp16] By default fp16 gradients are divided before their sum, which then
-    /// overflows only where one of them does. DeepSpeed's stages 0 and 1, though, add up the
-    /// micro-batches of a step in fp16 and skip a step in which that overflows. To skip such steps
-    /// too, at every stage, a part of the division waits until after the sum: as much as there
-    /// are micro-batches, if there are so many ranks.
-    fn new(
-        plan: &ReductionPlan,
-        world_size: usize,
-        micro_batches: usize,
-        communication: FloatDType,
-    ) -> Self {
-        let later = world_size.min(micro_batches) as f64;
-        let world_size = world_size as f64;
-        let factor = plan.predivide_factor;
-        let sum = Self { before: 1.0, op: ReduceOp::Sum, after: 1.0 };
-        match plan.op {
-            GradientReduction::Sum => sum,
-            GradientReduction::Mean if plan.prescale => Self { before: 1.0 / world_size, ..sum },
-            GradientReduction::Mean if factor != 1.0 => {
-                Self { before: 1.0 / factor, after: factor / world_size, ..sum }
-            }
-            GradientReduction::Mean if communication == FloatDType::F16 => {
-                Self { before: later / world_size, after: 1.0 / later, ..sum }
-            }
-            GradientReduction::Mean => Self { op: ReduceOp::Mean, ..sum },
-        }
-    }
-}
-
 /// A bucket never holds more than this fraction of the model. A bucket sized for a large model
 /// would keep every gradient of a small one until the end of backward, which is what reducing
 /// early is there to avoid; between ranks of one process small messages cost nothing.
 pub(crate) const BUCKETS_PER_MODEL: usize = 16;
 
+/// Bytes of gradients whose writes to a file go on while backward does.
+const WRITES_BEHIND: usize = 32 << 20;
+
+/// How gradients are reduced and kept.
+pub(crate) struct ReducerPolicy<B: Backend> {
+    pub(crate) plan: GradientPlan,
+    pub(crate) reduction: ReductionPlan,
+    pub(crate) types: Types,
+    /// Whether only the owned shard of a reduced gradient is kept.
+    pub(crate) shards: bool,
+    pub(crate) checker: GradientChecker<B>,
+}
+
 impl<B: Backend> GradientReducer<B> {
+    /// Reduces the gradients of `parameters`, whose sums are kept in `homes`.
     pub(crate) fn new(
         group: Group<B>,
         parameters: Arc<[Arc<Parameter<B>>]>,
-        plan: GradientPlan,
-        reduction: ReductionPlan,
-        types: Types,
-        shards: bool,
+        policy: ReducerPolicy<B>,
+        homes: Vec<SumHome>,
         ledger: Ledger,
     ) -> Self {
+        let ReducerPolicy { plan, reduction, types, shards, checker } = policy;
         let trainable = parameters.iter().filter(|parameter| parameter.is_trainable());
         let share = trainable.map(|p| p.numel()).sum::<usize>().div_ceil(BUCKETS_PER_MODEL);
         let scaling = Scaling::new(&reduction, group.world_size(), 1, types.communication);
@@ -158,8 +117,12 @@ impl<B: Backend> GradientReducer<B> {
             capacity: plan.reduce_bucket_size.min(share).max(1),
             bucket: Vec::new(),
             in_flight: VecDeque::new(),
-            accumulated: parameters.iter().map(|_| None).collect(),
-            unreduced: parameters.iter().map(|_| None).collect(),
+            gradients: homes
+                .into_iter()
+                .map(|home| Gradient { local: None, sum: None, home })
+                .collect(),
+            writes: WriteBehind::new(WRITES_BEHIND),
+            checker,
             synchronise: true,
             watch: BackwardWatch::default(),
             group,
@@ -199,7 +162,7 @@ impl<B: Backend> GradientReducer<B> {
             ZeroTensor::Rows(rows) => DeviceArray::Rows(rows),
             other => DeviceArray::Dense(other.into_full()),
         };
-        let array = match self.unreduced[index].take() {
+        let array = match self.gradients[index].local.take() {
             Some(earlier) => add(earlier.array, array.in_type(self.types.accumulation)),
             None => array,
         };
@@ -208,7 +171,7 @@ impl<B: Backend> GradientReducer<B> {
             self.enter(self.collected(index, array))
         } else {
             let array = array.in_type(self.types.accumulation);
-            self.unreduced[index] = Some(self.collected(index, array));
+            self.gradients[index].local = Some(self.collected(index, array));
             Ok(())
         }
     }
@@ -245,8 +208,8 @@ impl<B: Backend> GradientReducer<B> {
     /// Reduces what synchronisation left behind when it was switched off and no later pass took
     /// along, so that a step never acts on a part of the gradient.
     pub(crate) fn reduce_rest(&mut self) -> Result<(), CommError> {
-        for index in 0..self.unreduced.len() {
-            if let Some(Collected { array, .. }) = self.unreduced[index].take() {
+        for index in 0..self.gradients.len() {
+            if let Some(Collected { array, .. }) = self.gradients[index].local.take() {
                 let array = array.in_type(self.types.communication);
                 self.enter(self.collected(index, array))?;
             }
@@ -262,48 +225,17 @@ impl<B: Backend> GradientReducer<B> {
         Ok(())
     }
 
-    /// The accumulated gradients by parameter index, flat: this rank's shard, or all elements at
-    /// stages 0 and 1. `None` for a parameter that got no gradient. Clears the accumulation.
-    pub(crate) fn take(&mut self) -> Vec<Option<Accumulated<B>>> {
-        self.accumulated.iter_mut().map(Option::take).collect()
-    }
-
-    /// The accumulated gradient of one parameter, flat, as in [`take`](Self::take).
-    pub(crate) fn accumulated(&self, index: usize) -> Option<&Accumulated<B>> {
-        self.accumulated[index].as_ref()
-    }
-
     /// Whether all gradients of the passes so far are in the accumulated ones.
     pub(crate) fn is_settled(&self) -> bool {
-        let all_reduced = self.unreduced.iter().all(Option::is_none);
+        let all_reduced = self.gradients.iter().all(|gradient| gradient.local.is_none());
         all_reduced && self.bucket.is_empty() && self.in_flight.is_empty()
-    }
-
-    /// Whether an accumulated gradient of `count` micro-batches is in `dtype`.
-    pub(crate) fn accumulates_in(&self, dtype: DType, count: usize) -> bool {
-        let Types { communication, accumulation } = self.types;
-        let scaled = self.scaling.after != 1.0 || !self.types.widens();
-        let kept = if count > 1 || scaled { accumulation } else { communication };
-        DType::from(kept) == dtype
-    }
-
-    /// Goes on from a sum over `count` micro-batches.
-    pub(crate) fn restore(
-        &mut self,
-        index: usize,
-        tensor: B::FloatTensorPrimitive,
-        peak: Option<B::FloatTensorPrimitive>,
-        count: usize,
-    ) {
-        let bytes = tensor.shape().num_elements() * tensor.dtype().size();
-        let _lease = self.ledger.hold(Category::Gradients, bytes);
-        self.accumulated[index] = Some(Accumulated { tensor, peak, count, _lease });
     }
 
     /// Forgets all gradients, also those that were never reduced.
     pub(crate) fn clear(&mut self) {
-        self.accumulated.iter_mut().for_each(|slot| *slot = None);
-        self.unreduced.iter_mut().for_each(|slot| *slot = None);
+        for gradient in &mut self.gradients {
+            (gradient.local, gradient.sum) = (None, None);
+        }
     }
 
     fn collected(&self, index: usize, array: DeviceArray<B>) -> Collected<B> {
@@ -376,7 +308,7 @@ impl<B: Backend> GradientReducer<B> {
             if self.scaling.after != 1.0 || !self.types.widens() {
                 result = scale(result.in_type(self.types.accumulation), self.scaling.after);
             }
-            self.accumulate(index, result.into_flat());
+            self.accumulate(index, result.into_flat())?;
         }
         Ok(())
     }
@@ -386,31 +318,6 @@ impl<B: Backend> GradientReducer<B> {
         let partition = self.parameters[index].partition();
         let shard = vec![whole.part(partition.owned(self.group.rank()))];
         own(DeviceArray::reduce(shard, partition.shard_len(), ReduceOp::Sum, 0))
-    }
-
-    fn accumulate(&mut self, index: usize, gradient: B::FloatTensorPrimitive) {
-        let (tensor, peak, count) = match self.accumulated[index].take() {
-            Some(Accumulated { tensor: sum, peak, count, _lease }) => {
-                let peak = self.watches_peaks(count).then(|| {
-                    let magnitude = B::float_max_abs(sum.clone());
-                    match peak {
-                        Some(peak) => maximum::<B>(peak, magnitude),
-                        None => magnitude,
-                    }
-                });
-                let [sum, gradient] =
-                    [sum, gradient].map(|part| in_type::<B>(part, self.types.accumulation));
-                (B::float_add(sum, gradient), peak, count + 1)
-            }
-            None => (gradient, None, 1),
-        };
-        self.restore(index, tensor, peak, count);
-    }
-
-    /// Whether a sum over `count` micro-batches may have left fp16 although what travelled did not.
-    fn watches_peaks(&self, count: usize) -> bool {
-        let Types { communication, accumulation } = self.types;
-        count > 1 && communication == FloatDType::F16 && accumulation == FloatDType::F32
     }
 }
 
@@ -450,27 +357,6 @@ fn fingerprint(indices: impl Iterator<Item = usize>) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn plan(prescale: bool, predivide_factor: f64, op: GradientReduction) -> ReductionPlan {
-        ReductionPlan { op, prescale, predivide_factor }
-    }
-
-    #[test]
-    fn all_ways_to_average_divide_by_the_world_size() {
-        for communication in [FloatDType::F32, FloatDType::F16, FloatDType::BF16] {
-            for (prescale, factor) in [(false, 1.0), (true, 1.0), (false, 2.0), (false, 4.0)] {
-                let plan = plan(prescale, factor, GradientReduction::Mean);
-                for micro_batches in [1, 2, 4, 16] {
-                    let scaling = Scaling::new(&plan, 4, micro_batches, communication);
-                    let mean = if scaling.op == ReduceOp::Mean { 0.25 } else { 1.0 };
-                    assert_eq!(scaling.before * mean * scaling.after, 0.25);
-                    assert!(scaling.before <= 1.0, "no gradient may grow before the sum");
-                }
-            }
-            let sum = Scaling::new(&plan(true, 2.0, GradientReduction::Sum), 4, 2, communication);
-            assert_eq!(sum, Scaling { before: 1.0, op: ReduceOp::Sum, after: 1.0 });
-        }
-    }
 
     #[test]
     fn fingerprints_tell_orders_apart() {

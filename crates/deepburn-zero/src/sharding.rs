@@ -1,26 +1,29 @@
 //! Turns the parameters of a module into handles on sharded ones.
 
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 
-use burn::module::{Module, ModuleMapper, Param, ParamId};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Tensor, TensorPrimitive};
 use burn_autodiff::Autodiff;
 use burn_backend::distributed::DistributedParamId;
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorMetadata};
 use deepburn_comm::Tag;
-use deepburn_ops::OptimizerOps;
+use deepburn_ops::{OptimizerOps, float_bytes};
 
 use crate::array::DeviceArray;
 use crate::buffers::BufferTable;
 use crate::error::ZeroError;
+use crate::estimate::ParameterSize;
 use crate::gather::Gatherer;
 use crate::group::Group;
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, Tier};
 use crate::optimizer::Owned;
-use crate::parameter::{Description, Parameter};
+use crate::parameter::{Description, Parameter, Shard};
+use crate::parked::{ParkedArray, WriteBehind};
 use crate::share::{Share, chunk};
+use crate::tiers::{Parking, ShardTiers};
 use crate::{Autocast, Sharded, ZeroTensor};
 use deepburn_comm::Partition;
 
@@ -41,6 +44,9 @@ pub(crate) struct Sharder<'a, B: Backend> {
     share: Share,
     ledger: Ledger,
     gatherer: Option<Weak<Gatherer<B>>>,
+    /// Where shards are that are not on the device.
+    parking: Option<&'a Parking>,
+    tiers: ShardTiers,
     /// Type that ops use, where it is not f32.
     working: Option<FloatDType>,
     path: Vec<String>,
@@ -54,6 +60,15 @@ pub(crate) struct Sharder<'a, B: Backend> {
     failure: Option<ZeroError>,
 }
 
+/// Where shards are kept, and what gathers them.
+pub(crate) struct ShardHomes<'a, B: Backend> {
+    /// Without it parameters stay whole.
+    pub(crate) gatherer: Option<Weak<Gatherer<B>>>,
+    /// Where shards are that are not on the device.
+    pub(crate) parking: Option<&'a Parking>,
+    pub(crate) tiers: ShardTiers,
+}
+
 /// Parameters in the order of the module, and where each of its parameters went.
 pub(crate) struct Table<B: Backend> {
     pub(crate) parameters: Arc<[Arc<Parameter<B>>]>,
@@ -63,22 +78,25 @@ pub(crate) struct Table<B: Backend> {
 }
 
 impl<'a, B: OptimizerOps> Sharder<'a, B> {
-    /// Shards through `gatherer`, or keeps parameters whole without one; in the type `working`, or
-    /// in f32 without one. `buffers` are left alone.
+    /// Keeps what `homes` says of each parameter; in the type `working`, or in f32 without one. `buffers`
+    /// are left alone.
     pub(crate) fn new(
         group: Group<B>,
         share: Share,
-        gatherer: Option<Weak<Gatherer<B>>>,
+        homes: ShardHomes<'a, B>,
         working: Option<FloatDType>,
         ledger: Ledger,
         buffers: &'a BufferTable<B>,
     ) -> Self {
+        let ShardHomes { gatherer, parking, tiers } = homes;
         Self {
             buffers,
             group,
             share,
             ledger,
             gatherer,
+            parking,
+            tiers,
             working,
             path: Vec::new(),
             parameters: Vec::new(),
@@ -143,6 +161,13 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         Ok(Arc::new(match &self.gatherer {
             Some(gatherer) => {
                 let shard = in_type(chunk::<B>(&values, partition, self.group.rank()));
+                let tier = self.tiers.next(partition.shard_len());
+                let shard = match self.parking {
+                    Some(parking) if tier != Tier::Device => {
+                        Shard::Parked(park::<B>(parking, tier, shard, &ledger)?)
+                    }
+                    _ => Shard::Device(shard),
+                };
                 Parameter::sharded(description, shard, gatherer.clone(), ledger)
             }
             None => {
@@ -194,6 +219,19 @@ impl<B: OptimizerOps> ModuleMapper<Training<B>> for Sharder<'_, B> {
     }
 }
 
+/// Moves a shard out of the device.
+fn park<B: Backend>(
+    parking: &Parking,
+    tier: Tier,
+    shard: B::FloatTensorPrimitive,
+    ledger: &Ledger,
+) -> Result<Arc<ParkedArray>, ZeroError> {
+    let dtype = shard.dtype();
+    let array = parking.shard(tier, (shard.shape().num_elements(), dtype), ledger)?;
+    array.write(&float_bytes::<B>(shard), dtype, &mut WriteBehind::default())?;
+    Ok(array)
+}
+
 /// A fresh autodiff leaf on a parameter. Fresh, because leaves that two ranks shared would join
 /// their graphs and with them their locks.
 fn leaf<B: Backend, const D: usize>(parameter: Arc<Parameter<B>>) -> Tensor<Training<B>, D> {
@@ -240,6 +278,34 @@ impl<B: Backend, F: Fn(usize) -> DistributedParamId> ModuleMapper<Training<B>> f
             }
         };
         Param::from_mapped_value(id, leaf, mapper)
+    }
+}
+
+/// The sizes of the parameters of a module, in its order, buffers aside. One that is not initialised yet counts
+/// as trainable.
+pub(crate) fn sizes<B: OptimizerOps, M: Module<Training<B>>>(
+    module: &M,
+    buffers: &BufferTable<B>,
+) -> Vec<ParameterSize> {
+    let mut sizes = Sizes { buffers, seen: HashSet::new(), sizes: Vec::new() };
+    module.visit(&mut sizes);
+    sizes.sizes
+}
+
+struct Sizes<'a, B: Backend> {
+    buffers: &'a BufferTable<B>,
+    seen: HashSet<ParamId>,
+    sizes: Vec<ParameterSize>,
+}
+
+impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Sizes<'_, B> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<Training<B>, D>>) {
+        if self.buffers.contains(param.id) || !self.seen.insert(param.id) {
+            return;
+        }
+        let numel = param.lazy_shape().num_elements() as u64;
+        let trainable = !param.is_initialized() || param.val().is_require_grad();
+        self.sizes.push(ParameterSize { numel, trainable });
     }
 }
 

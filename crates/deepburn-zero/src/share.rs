@@ -15,6 +15,8 @@ use deepburn_comm::Partition;
 pub(crate) struct Share {
     pub(crate) stage: Stage,
     pub(crate) rank: usize,
+    /// Whether a rank keeps only its chunk of a reduced gradient.
+    pub(crate) cuts_gradients: bool,
 }
 
 impl Share {
@@ -41,7 +43,7 @@ impl Share {
         kept: B::FloatTensorPrimitive,
         partition: Partition,
     ) -> B::FloatTensorPrimitive {
-        if self.stage.shards_gradients() { kept } else { self.of_whole::<B>(&kept, partition) }
+        if self.cuts_gradients { kept } else { self.of_whole::<B>(&kept, partition) }
     }
 
     /// The elements of the gradient that this rank owns, without padding, as a view.
@@ -50,12 +52,18 @@ impl Share {
         kept: &B::FloatTensorPrimitive,
         partition: Partition,
     ) -> B::FloatTensorPrimitive {
-        let owned = partition.owned(self.rank);
-        if self.stage.shards_gradients() {
-            narrow::<B>(kept.clone(), 0..owned.len())
+        let owned = self.owned_sum(partition);
+        if self.cuts_gradients {
+            narrow::<B>(kept.clone(), owned)
         } else {
             flat_range::<B>(kept, owned)
         }
+    }
+
+    /// Where the elements that this rank owns, without padding, are in a gradient as it is kept.
+    pub(crate) fn owned_sum(self, partition: Partition) -> Range<usize> {
+        let owned = partition.owned(self.rank);
+        if self.cuts_gradients { 0..owned.len() } else { owned }
     }
 
     /// Where the elements that this rank owns, without padding, are in an array that the optimizer keeps.

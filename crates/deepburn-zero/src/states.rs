@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use burn::module::{AutodiffModule, Module, ParamId};
-use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
+use burn_backend::{Backend, FloatDType, TensorData};
 use deepburn_comm::Tag;
 use deepburn_config::{
     OptimizerPlan, Precision, PrecisionPlan, RecomputePolicy, ReductionPlan, Stage, ZeroPlan,
@@ -26,16 +26,20 @@ use crate::gather::{Gatherer, Pass};
 use crate::group::Group;
 use crate::ledger::Ledger;
 use crate::operations::{Counter, ModuleOperations};
-use crate::optimizer::{Optimizer, Rates};
+use crate::optimizer::{Optimizer, ParkedOperands, Rates, UpdateGradient, UpdateValues};
 use crate::parameter::Parameter;
+use crate::parked::ParkedTensor;
 use crate::persistence::persistent_parameters;
 use crate::precision::element_type;
 use crate::publish::Publisher;
 use crate::recompute::BlockRecorder;
-use crate::reduce::{Accumulated, GradientReducer, Types};
+use crate::reduce::{
+    Accumulated, GradientChecker, GradientReducer, ReducerPolicy, SumElements, SumHome, Types,
+};
 use crate::session::{self, Binding, ContextGuard};
-use crate::sharding::{Marker, Sharder, Table, Training, in_shape};
+use crate::sharding::{Marker, ShardHomes, Sharder, Table, Training, in_shape, sizes};
 use crate::share::Share;
+use crate::tiers::{Parking, ShardTiers, swap_bytes};
 
 pub use pieces::{GradientSum, OwnedArray, Piece, RandomState, StateArray, StreamPosition};
 
@@ -84,6 +88,8 @@ pub struct ModelStates<B: Backend> {
     reducer: Rc<RefCell<GradientReducer<B>>>,
     recorder: Rc<BlockRecorder<B>>,
     optimizer: Optimizer<B>,
+    /// Where states are that are not on the device.
+    parking: Option<Parking>,
     /// Type that ops use.
     compute: FloatDType,
     types: Types,
@@ -107,32 +113,47 @@ impl<B: OptimizerOps> ModelStates<B> {
         group: Group<B>,
     ) -> Result<(M, Self), ZeroError> {
         let Policy { zero, reduction, precision, optimizer, recompute } = policy;
+        let (compute, cuts_gradients) = (element_type(precision.compute), zero.shards_gradients());
         let (rank, stage, ledger) = (group.rank(), zero.stage, Ledger::new());
         let gatherer = Arc::new(Gatherer::new(group.clone(), zero.parameters, ledger.clone()));
-        let through = stage.shards_parameters().then(|| Arc::downgrade(&gatherer));
-        let share = Share { stage, rank };
-        let working =
-            (precision.compute != Precision::Fp32).then(|| element_type(precision.compute));
+        let share = Share { stage, rank, cuts_gradients };
+        let working = (precision.compute != Precision::Fp32).then_some(compute);
         let types = Types {
             communication: element_type(precision.communication),
             accumulation: element_type(precision.accumulation),
         };
         let (module, buffers) = BufferTable::prepare(module, &group, &ledger)?;
-        let sharder =
-            Sharder::new(group.clone(), share, through, working, ledger.clone(), &buffers);
+        let bytes = swap_bytes(
+            &sizes(&module, &buffers),
+            &zero,
+            group.world_size(),
+            &optimizer,
+            &precision,
+        );
+        let parking = Parking::new(&zero, &precision, bytes)?;
+        let homes = ShardHomes {
+            gatherer: stage.shards_parameters().then(|| Arc::downgrade(&gatherer)),
+            parking: parking.as_ref(),
+            tiers: ShardTiers::new(&zero),
+        };
+        let sharder = Sharder::new(group.clone(), share, homes, working, ledger.clone(), &buffers);
         let (module, Table { parameters, indices, owned, aliases }) = sharder.shard(module)?;
         gatherer.serve(parameters.clone());
 
         let reducer = Rc::new(RefCell::new(GradientReducer::new(
             group.clone(),
             parameters.clone(),
-            zero.gradients,
-            reduction,
-            types,
-            stage.shards_gradients(),
+            ReducerPolicy {
+                plan: zero.gradients,
+                reduction,
+                types,
+                shards: cuts_gradients,
+                checker: GradientChecker::new(share, compute),
+            },
+            sum_homes(&parameters, share, parking.as_ref(), &ledger)?,
             ledger.clone(),
         )));
-        let optimizer = Optimizer::new(optimizer, working, &zero.optimizer_states, owned, &ledger)?;
+        let optimizer = Optimizer::new(optimizer, working, parking.as_ref(), owned, &ledger)?;
         let autocast = precision.autocast.map(element_type);
         let recorder = Rc::new(BlockRecorder::new(recompute, ledger.clone()));
         recorder.serve(parameters.iter().map(|parameter| parameter.path()));
@@ -144,10 +165,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             autocast,
         );
         let resident = match stage {
-            Stage::Parameters => {
-                let numels = parameters.iter().map(|parameter| parameter.numel() as u64);
-                persistent_parameters(numels, group.world_size() as u64, &zero.parameters)
-            }
+            Stage::Parameters => resident_parameters(&parameters, &group, &zero),
             _ => Vec::new(),
         };
         gatherer.refresh_resident(&resident)?;
@@ -163,7 +181,8 @@ impl<B: OptimizerOps> ModelStates<B> {
             reducer,
             recorder,
             optimizer,
-            compute: element_type(precision.compute),
+            parking,
+            compute,
             types,
             allgather_bucket_size: zero.allgather_bucket_size,
             ignore_unused: zero.gradients.ignore_unused_parameters,
@@ -276,7 +295,11 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// Ends a pass: nothing stays gathered but resident parameters.
     pub fn finish_pass(&self) -> Result<(), ZeroError> {
         self.recorder.finish();
-        Ok(self.gatherer.release_all()?)
+        self.gatherer.release_all()?;
+        if let Some(parking) = &self.parking {
+            parking.release_idle();
+        }
+        Ok(())
     }
 
     /// Whether gradients are reduced as they come; see the engine's `no_sync`.
@@ -338,7 +361,7 @@ impl<B: OptimizerOps> ModelStates<B> {
 
     /// What was read from and written to the file of offloaded states, if there is one.
     pub fn io_statistics(&self) -> Option<IoStatistics> {
-        self.optimizer.io_statistics()
+        self.parking.as_ref()?.io_statistics()
     }
 
     /// The process group.
@@ -395,10 +418,10 @@ impl<B: OptimizerOps> ModelStates<B> {
         let Some(parameter) = parameter else {
             return Err(ZeroError::UnknownParameter { path: path.to_owned() });
         };
-        let sum =
-            self.reducer.borrow().accumulated(parameter.index()).map(|sum| sum.tensor.clone());
-        let Some(sum) = sum else { return Ok(None) };
-        let flat = if self.share.stage.shards_gradients() {
+        let reducer = self.reducer.borrow();
+        let Some(sum) = reducer.accumulated(parameter.index()) else { return Ok(None) };
+        let sum = sum.tensor(parameter.device())?;
+        let flat = if self.share.cuts_gradients {
             let tag = Tag::new("gradient data", parameter.index() as u64)
                 .naming([parameter.shared_path()]);
             let chunks = vec![DeviceArray::Dense(sum)];
@@ -433,12 +456,12 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// ranks' sums are added in rank order. The cut is the same at every stage, and so is the sum.
     fn global_norm(&self, gradients: &[Option<Accumulated<B>>]) -> Result<Norm, ZeroError> {
         let (mut squares, mut first_bad) = (0.0, None);
+        let reducer = self.reducer.borrow();
         for (parameter, gradient) in self.parameters.iter().zip(gradients) {
             if let Some(gradient) = gradient {
-                let owned = self.share.owned_gradient::<B>(&gradient.tensor, parameter.partition());
-                let stats = B::gradient_stats(owned.clone());
-                squares += stats.sum_of_squares;
-                if !(stats.finite && self.fits(owned, gradient.peak.as_ref())) {
+                let check = reducer.checker().check(gradient, parameter.partition());
+                squares += check.sum_of_squares;
+                if !check.fits {
                     first_bad.get_or_insert(parameter.index());
                 }
             }
@@ -455,21 +478,6 @@ impl<B: OptimizerOps> ModelStates<B> {
         Ok(Norm::NotFinite { first: first as usize })
     }
 
-    /// Whether an accumulated gradient had a place in the type that ops use, all the time. In fp16
-    /// DeepSpeed adds gradients up in that type and skips a step in which they overflow; so it is
-    /// here, although a sum in f32 holds them.
-    fn fits(
-        &self,
-        gradient: B::FloatTensorPrimitive,
-        peak: Option<&B::FloatTensorPrimitive>,
-    ) -> bool {
-        if self.compute != FloatDType::F16 || gradient.dtype() == DType::F16 {
-            return true;
-        }
-        let fits = |tensor| B::gradient_stats(B::cast(tensor, FloatDType::F16)).finite;
-        peak.is_none_or(|peak| fits(peak.clone())) && fits(gradient)
-    }
-
     /// Updates every trainable parameter, then hands updated shards round where they are not
     /// what a rank keeps (stages 1 and 2).
     fn update(
@@ -480,31 +488,77 @@ impl<B: OptimizerOps> ModelStates<B> {
     ) -> Result<(), ZeroError> {
         let share = self.share;
         let mut publisher = Publisher::new(&self.group, self.allgather_bucket_size);
-        let mut step = self.optimizer.start_step(rates, scale)?;
+        let trainable = self.parameters.iter().filter(|parameter| parameter.is_trainable());
+        let operands = trainable.map(|parameter| ParkedOperands {
+            index: parameter.index(),
+            values: parameter.parked(),
+            gradient: match gradients[parameter.index()].as_ref().map(|sum| &sum.elements) {
+                Some(SumElements::Parked { array, dtype, .. }) => {
+                    Some(ParkedTensor { array, dtype: *dtype })
+                }
+                Some(SumElements::Device { .. }) | None => None,
+            },
+        });
+        let mut step = self.optimizer.start_step(rates, scale, operands)?;
         for (parameter, gradient) in self.parameters.iter().zip(gradients) {
             if !parameter.is_trainable() {
                 continue;
             }
             let (index, partition) = (parameter.index(), parameter.partition());
-            let gradient = match gradient {
-                Some(sum) => share.of_gradient::<B>(sum.tensor, partition),
-                None => {
-                    let shape = Shape::from(vec![share.len(partition)]);
-                    B::float_zeros(shape, parameter.device(), FloatDType::F32)
+            let gradient = match gradient.map(|sum| sum.elements) {
+                Some(SumElements::Device { tensor, .. }) => {
+                    UpdateGradient::Device(share.of_gradient::<B>(tensor, partition))
                 }
+                Some(SumElements::Parked { array, dtype, .. }) => {
+                    UpdateGradient::Parked(array, dtype)
+                }
+                None => UpdateGradient::Zeros,
             };
-            let values = if step.has_master(index) {
+            let values = if let Some(shard) = parameter.parked() {
+                parameter.outdate();
+                UpdateValues::Parked(shard)
+            } else if step.has_master(index) {
                 drop(parameter.take());
-                None
+                UpdateValues::Device(None)
             } else {
-                Some(share.take_values(parameter))
+                UpdateValues::Device(Some(share.take_values(parameter)))
             };
-            let updated = step.update(index, values, gradient)?;
-            publisher.store(share.stage, parameter, updated)?;
+            if let Some(updated) = step.update(index, values, gradient)? {
+                publisher.store(share.stage, parameter, updated)?;
+            }
         }
         publisher.flush()?;
         Ok(())
     }
+}
+
+/// Parameters of which every rank keeps a whole copy beside its shard. On one rank a shard on the device is that
+/// copy.
+fn resident_parameters<B: Backend>(
+    parameters: &[Arc<Parameter<B>>],
+    group: &Group<B>,
+    zero: &ZeroPlan,
+) -> Vec<usize> {
+    let numels = parameters.iter().map(|parameter| parameter.numel() as u64);
+    let mut resident = persistent_parameters(numels, &zero.parameters);
+    resident.retain(|index| group.world_size() > 1 || parameters[*index].parked().is_some());
+    resident
+}
+
+/// Where the gradient sums of all parameters are kept: with the optimizer states.
+fn sum_homes<B: Backend>(
+    parameters: &[Arc<Parameter<B>>],
+    share: Share,
+    parking: Option<&Parking>,
+    ledger: &Ledger,
+) -> Result<Vec<SumHome>, ZeroError> {
+    let home = |parameter: &Arc<Parameter<B>>| match parking {
+        Some(parking) if parameter.is_trainable() => {
+            Ok(parking.sum_home(share.len(parameter.partition()), ledger)?)
+        }
+        _ => Ok(SumHome::Device),
+    };
+    parameters.iter().map(home).collect()
 }
 
 /// L2 norm of the gradients of all ranks.

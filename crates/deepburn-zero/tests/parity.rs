@@ -8,9 +8,10 @@ use burn::tensor::TensorData;
 use burn_flex::Flex;
 use deepburn_comm::run_ranks;
 use deepburn_config::{
-    GradientReduction, NvmePlan, OptimizerOffload, OptimizerPlan, Precision, PrecisionPlan, Stage,
+    GradientReduction, NvmePlan, OptimizerOffload, OptimizerPlan, ParameterOffload, Precision,
+    PrecisionPlan, Stage,
 };
-use deepburn_zero::{Category, Group, ModelStates, Policy, Rates, StepOutcome, ZeroError};
+use deepburn_zero::{Category, Group, ModelStates, Policy, Rates, StepOutcome, Tier, ZeroError};
 use model::{Net, STAGES, Trained, policy, rows};
 
 /// What a rank saw: losses, gradients of the first step by path, final weights, gradient norms.
@@ -180,20 +181,22 @@ fn every_optimizer_gives_the_same_bits_at_every_stage() {
     }
 }
 
+/// A file in the folder of the crate.
+fn nvme(sub_group_size: usize, overlaps: bool) -> OptimizerOffload {
+    OptimizerOffload::Nvme(NvmePlan {
+        folder: env!("CARGO_MANIFEST_DIR").into(),
+        sub_group_size,
+        pipeline_read: overlaps,
+        pipeline_write: overlaps,
+        block_size: 4096,
+        queue_depth: 2,
+    })
+}
+
 /// Pieces that do not divide a shard, all rules, masters of 16-bit parameters.
 #[test]
 fn parked_states_change_nothing() {
     let host = |sub_group_size| OptimizerOffload::Host { sub_group_size };
-    let nvme = |sub_group_size, overlaps| {
-        OptimizerOffload::Nvme(NvmePlan {
-            folder: env!("CARGO_MANIFEST_DIR").into(),
-            sub_group_size,
-            pipeline_read: overlaps,
-            pipeline_write: overlaps,
-            block_size: 4096,
-            queue_depth: 2,
-        })
-    };
     let rules = [
         policy(Stage::Gradients).optimizer,
         OptimizerPlan::Sgd {
@@ -294,6 +297,197 @@ fn the_ledger_shows_the_formula() {
         }
     }
     assert!(frozen_bytes > 0);
+}
+
+/// Shards of parameters outside of the device: in memory, on NVMe, or some here and some there.
+#[test]
+fn parked_parameters_change_nothing() {
+    let on_nvme =
+        |max_in_cpu, device_is_host| ParameterOffload::Nvme { max_in_cpu, device_is_host };
+    let host = OptimizerOffload::Host { sub_group_size: 5 };
+    let stores = [
+        (host, ParameterOffload::Host),
+        (nvme(7, true), ParameterOffload::Host),
+        (nvme(7, true), on_nvme(0, true)),
+        (nvme(usize::MAX, false), on_nvme(0, true)),
+        (nvme(5, true), on_nvme(100, true)),
+        (nvme(5, true), on_nvme(100, false)),
+    ];
+    for (ranks, compute) in [
+        (1, Precision::Fp32),
+        (2, Precision::Fp32),
+        (3, Precision::Fp32),
+        (1, Precision::Bf16),
+        (2, Precision::Bf16),
+    ] {
+        let precision = PrecisionPlan { compute, communication: compute, ..PrecisionPlan::FP32 };
+        let plan = Policy { precision, ..policy(Stage::Parameters) };
+        let plain = train(ranks, &plan);
+        for (states, shards) in stores.clone() {
+            for (persistence, live) in [(0, 1_000_000_000), (40, 1_000_000_000), (20, 60)] {
+                let mut parked = plan.clone();
+                parked.zero.optimizer_states = states.clone();
+                parked.zero.parameter_shards = shards;
+                parked.zero.parameters.persistence_threshold = persistence;
+                parked.zero.parameters.max_live_parameters = live;
+                let what =
+                    format!("{shards:?}, {states:?}, persistence {persistence}, {ranks} ranks");
+                assert_eq!(train(ranks, &parked), plain, "{what}");
+            }
+        }
+    }
+}
+
+/// A policy that keeps nothing on the device.
+fn all_on_nvme() -> Policy {
+    let mut parked = policy(Stage::Parameters);
+    parked.zero.optimizer_states = nvme(usize::MAX, true);
+    parked.zero.parameter_shards = ParameterOffload::Nvme { max_in_cpu: 0, device_is_host: true };
+    parked
+}
+
+#[test]
+fn parked_parameters_leave_the_device() {
+    for ranks in [1, 2] {
+        for persistence in [0, 40] {
+            let mut parked = all_on_nvme();
+            parked.zero.parameters.persistence_threshold = persistence;
+            parked.zero.parameters.max_live_parameters = 100;
+            let usage = run_ranks(ranks, Duration::from_secs(60), |member| {
+                let group = Group::<Flex>::new(member);
+                let (mut net, mut states) =
+                    ModelStates::shard(Net::<Trained>::new(), parked.clone(), group)?;
+                let mut kept = vec![];
+                for step in 0..3 {
+                    net = states.start_training_pass(net)?;
+                    states.ledger().reset_peaks();
+                    let loss = net.loss(&rows(2, step));
+                    states.start_backward();
+                    drop(loss.backward());
+                    states.finish_pass()?;
+                    let gathered = states.ledger().usage(Category::Gathered);
+                    states.step(Rates { lr: 1e-2, betas: None }, 1.0, None)?;
+                    let ledger = states.ledger();
+                    assert_eq!(gathered.current, 0, "gathered parameters are left over");
+                    // Some kept or fetched ahead, and the one that an op asks for.
+                    assert!(gathered.peak <= (100 + 78) * 4, "{}", gathered.peak);
+                    kept.push(Category::ALL.map(|category| ledger.usage(category).current));
+                }
+                let resident = states.parameters().iter().map(|p| p.numel());
+                let resident = resident.filter(|numel| *numel <= persistence).sum::<usize>() * 4;
+                let disk = states.ledger().usage_on(Tier::Disk, Category::Parameters).current;
+                Ok::<_, ZeroError>((kept, resident, disk))
+            });
+            for (kept, resident, disk) in usage.unwrap_or_else(|failure| panic!("{failure}")) {
+                for kept in kept {
+                    assert_eq!(kept[..5], [resident, 0, 0, 0, 0], "{ranks} ranks");
+                }
+                assert!(disk > 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn parameters_are_parked_only_beside_states() {
+    let mut alone = all_on_nvme();
+    alone.zero.optimizer_states = OptimizerOffload::Host { sub_group_size: 1 };
+    let mut whole = all_on_nvme();
+    whole.zero.stage = Stage::Gradients;
+    for (policy, needed) in [(alone, "optimizer states"), (whole, "stage 3")] {
+        let shard = |member| {
+            ModelStates::<Flex>::shard(Net::<Trained>::new(), policy.clone(), Group::new(member))
+                .map(|_| ())
+        };
+        let failure = run_ranks(1, Duration::from_secs(60), shard).unwrap_err().to_string();
+        assert!(failure.contains(needed), "{failure}");
+    }
+}
+
+/// Cuts all files without a name in `folder` that this process has open, so that they cannot be read.
+fn cut_files(folder: &std::path::Path) {
+    for open in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
+        let target = std::fs::read_link(open.path()).unwrap_or_default();
+        if target.starts_with(folder) {
+            let file = std::fs::OpenOptions::new().write(true).open(open.path()).unwrap();
+            file.set_len(0).unwrap();
+        }
+    }
+}
+
+/// A disk that fails while a parameter is gathered or a gradient is added to ends all ranks, and names both.
+#[test]
+fn a_disk_that_fails_ends_all_ranks() {
+    for (number, parameters) in [true, false].into_iter().enumerate() {
+        let folder =
+            std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("cut-{number}"));
+        std::fs::create_dir_all(&folder).unwrap();
+        let mut parked = all_on_nvme();
+        if let OptimizerOffload::Nvme(nvme) = &mut parked.zero.optimizer_states {
+            nvme.folder.clone_from(&folder);
+        }
+        if !parameters {
+            parked.zero.parameter_shards = ParameterOffload::Device;
+        }
+        let trained = run_ranks(2, Duration::from_secs(60), |member| {
+            let group = Group::<Flex>::new(member);
+            let (mut net, states) =
+                ModelStates::shard(Net::<Trained>::new(), parked.clone(), group)?;
+            for micro_batch in 0..2 {
+                net = states.start_training_pass(net)?;
+                let loss = net.loss(&rows(2, micro_batch));
+                states.start_backward();
+                drop(loss.backward());
+                states.finish_pass()?;
+                // Both ranks have read all they need by now.
+                states.group().barrier(deepburn_comm::Tag::new("pass", micro_batch))?;
+                if states.group().rank() == 1 {
+                    cut_files(&folder);
+                }
+                states.group().barrier(deepburn_comm::Tag::new("cut", micro_batch))?;
+            }
+            Ok::<_, ZeroError>(())
+        });
+        let failure = trained.unwrap_err().to_string();
+        let expected =
+            if parameters { "cannot read parameter " } else { "cannot read the gradient of " };
+        assert!(failure.contains(expected), "{failure}");
+        assert!(failure.contains(folder.to_str().unwrap()), "{failure}");
+    }
+}
+
+/// Between backward and step the device holds neither gradients nor optimizer states.
+#[test]
+fn parked_states_leave_the_device() {
+    for (stage, ranks) in STAGES.into_iter().skip(1).zip([1, 2, 3]) {
+        for (store, tier) in [
+            (OptimizerOffload::Host { sub_group_size: 5 }, Tier::Host),
+            (nvme(5, true), Tier::Disk),
+        ] {
+            let mut parked = policy(stage);
+            parked.zero.optimizer_states = store;
+            let usage = run_ranks(ranks, Duration::from_secs(60), |member| {
+                let group = Group::<Flex>::new(member);
+                let (net, states) =
+                    ModelStates::shard(Net::<Trained>::new(), parked.clone(), group)?;
+                let net = states.start_training_pass(net)?;
+                let loss = net.loss(&rows(3, 1));
+                states.start_backward();
+                drop(loss.backward());
+                states.finish_pass()?;
+                let ledger = states.ledger();
+                let on = |tier, category| ledger.usage_on(tier, category).current;
+                let kept = [Category::Gradients, Category::Optimizer];
+                let left = kept.map(|category| on(Tier::Device, category));
+                Ok::<_, ZeroError>((left, kept.map(|category| on(tier, category))))
+            });
+            for (left, parked) in usage.unwrap_or_else(|failure| panic!("{failure}")) {
+                assert_eq!(left, [0, 0], "stage {stage:?} on {ranks} ranks");
+                // One gradient and two moments, each padded alike.
+                assert_eq!(parked[1], 2 * parked[0], "stage {stage:?} on {ranks} ranks");
+            }
+        }
+    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Optimizer states on NVMe: the numbers of states in memory, resuming, and folders that cannot be used.
+//! Model states on NVMe: the numbers of states in memory, resuming, and folders that cannot be used.
 
 use std::fs;
 
@@ -18,6 +18,54 @@ fn swapped(job: Job, overlaps: bool) -> Job {
             "pipeline_read": overlaps, "pipeline_write": overlaps,
         }),
     )
+}
+
+/// The same with its parameters there too.
+fn all_swapped(job: Job, max_in_cpu: u64) -> Job {
+    let job = swapped(job, true).zero("stage3_max_live_parameters", json!(2000));
+    job.zero("offload_param", json!({"device": "nvme", "max_in_cpu": max_in_cpu}))
+}
+
+/// Evaluation between steps included.
+#[test]
+fn parameters_on_nvme_change_no_bit() {
+    for (ranks, precision) in
+        [(1, None), (2, None), (3, Some("bf16")), (2, Some("fp16")), (1, Some("fp16"))]
+    {
+        let job = || match precision {
+            Some(precision) => {
+                long().with(&format!("deepspeed.{precision}"), json!({"enabled": true}))
+            }
+            None => long(),
+        };
+        let plain = job().sharded(3, ranks).train();
+        for max_in_cpu in [0, 3000] {
+            let swapped = all_swapped(job().sharded(3, ranks), max_in_cpu);
+            let what = format!("{ranks} ranks, {precision:?}, {max_in_cpu} in memory");
+            assert_same(&swapped.train(), &plain, &what);
+        }
+    }
+}
+
+/// A run goes on with its parameters somewhere else, and saves go on while steps are taken.
+#[test]
+fn runs_change_the_place_of_their_parameters() {
+    let expected = long().sharded(3, 2).train();
+    for (before, after) in [(true, true), (true, false), (false, true)] {
+        let placed = |job: Job, on_nvme| if on_nvme { all_swapped(job, 0) } else { job };
+        let job = long().sharded(3, 2).with("training.save_steps", 3);
+        let job = placed(job.with("training.async_save", true), before);
+        job.train();
+        for step in 4..=STEPS {
+            let _ = fs::remove_dir_all(checkpoints(&job).join(format!("step-{step:08}")));
+        }
+        let none = json!({"device": "none"});
+        let job = job.zero("offload_optimizer", none.clone()).zero("offload_param", none);
+        let job = placed(job, after);
+        resume(&job, &["step-00000003"]).succeeded();
+        let trained = crate::job::Trained::read(&job.folder().join("output"));
+        assert_same(&trained, &expected, &format!("{before} to {after}"));
+    }
 }
 
 #[test]

@@ -1,13 +1,14 @@
 //! Offload of optimizer states and parameters: `offload_optimizer`, `offload_param`, `aio`.
 //!
 //! On a backend whose device is the host, offload to `cpu` already holds and is accepted. Elsewhere
-//! optimizer states are kept in host memory. On every backend they can be kept on NVMe. Offload of parameters
-//! from a device, or to NVMe, does not exist in this version and is refused.
+//! optimizer states and parameters are kept in host memory. On every backend they can be kept on NVMe, in one
+//! file a rank. As in DeepSpeed, parameters are offloaded only where optimizer states are; here they go to
+//! NVMe only where optimizer states are there too.
 
 use crate::diagnosis::Severity;
 use crate::key::{Key, Literal};
 use crate::kind::{Integers, Kind, Reals};
-use crate::plan::{NvmePlan, OptimizerOffload};
+use crate::plan::{NvmePlan, OptimizerOffload, ParameterOffload};
 use crate::resolve::Context;
 use crate::section::Section;
 
@@ -15,8 +16,8 @@ const DEVICE: Key = Key::new(
     "device",
     Kind::Choice(&["none", "cpu", "nvme"]),
     Literal::Text("none"),
-    "Where they are kept. Parameters on `cpu` need a backend whose device is the host in this \
-        version; `nvme` is for optimizer states alone.",
+    "Where they are kept. Accumulated gradients are kept with the optimizer states; parameters are \
+        offloaded only where optimizer states are.",
 )
 .auto();
 
@@ -29,17 +30,24 @@ const PIN_MEMORY: Key =
 
 const STAGING: &str = "there is no staging between host and device";
 
+const STRAIGHT: &str = "shards are read into the memory that ops use, as far ahead as \
+     stage3_prefetch_bucket_size says";
+
 const BUFFERS: &str = "buffers are as many and as large as the pieces need";
 
 pub(crate) const PARAM: &[Key] = &[
     DEVICE,
     NVME_PATH,
     PIN_MEMORY,
-    Key::count("buffer_count", 5, "Buffers for NVMe.").unit("buffers").inert(STAGING),
-    Key::count("buffer_size", 100_000_000, "Size of each buffer.").unit("elements").inert(STAGING),
-    Key::count("max_in_cpu", 1_000_000_000, "Parameters that stay in host memory beside NVMe.")
-        .unit("elements")
-        .inert(STAGING),
+    Key::count("buffer_count", 5, "Buffers for NVMe.").unit("buffers").inert(STRAIGHT),
+    Key::count("buffer_size", 100_000_000, "Size of each buffer.").unit("elements").inert(STRAIGHT),
+    Key::count(
+        "max_in_cpu",
+        1_000_000_000,
+        "Elements of a rank's shards that stay in host memory rather than on NVMe, from the first parameter \
+            on.",
+    )
+    .unit("elements"),
 ];
 
 pub(crate) const OPTIMIZER: &[Key] = &[
@@ -84,14 +92,25 @@ pub(crate) const AIO: &[Key] = &[
 
 const THREADS: &str = "each request under way has a thread of its own";
 
-/// Checks where optimizer states and parameters are to be kept. Returns where optimizer states are.
+/// Checks where optimizer states and parameters are to be kept, and returns both.
 pub(crate) fn resolve(
     top: &Section<'_>,
     zero: &Section<'_>,
     stage: u8,
     context: &mut Context<'_>,
+) -> (OptimizerOffload, ParameterOffload) {
+    let parameters = check_target(zero, &PARAMETERS, stage == 3, context);
+    let states = resolve_states(top, zero, stage, context);
+    let parameters = if stage == 3 { parameters } else { "none" };
+    (states.clone(), resolve_parameters(zero, parameters, &states, context))
+}
+
+fn resolve_states(
+    top: &Section<'_>,
+    zero: &Section<'_>,
+    stage: u8,
+    context: &mut Context<'_>,
 ) -> OptimizerOffload {
-    check_target(zero, &PARAMETERS, stage == 3, context);
     let device = check_target(zero, &OPTIMIZER_STATES, stage >= 1, context);
     let sub_group_size = zero.count("sub_group_size");
     let section = zero.section("offload_optimizer");
@@ -121,6 +140,44 @@ pub(crate) fn resolve(
     offload
 }
 
+/// Where parameters are kept that are to be offloaded to `device`.
+fn resolve_parameters(
+    zero: &Section<'_>,
+    device: &str,
+    states: &OptimizerOffload,
+    context: &mut Context<'_>,
+) -> ParameterOffload {
+    let section = zero.section("offload_param");
+    if device != "nvme" {
+        note_unused(&section, &["nvme_path", "max_in_cpu"], context);
+    }
+    let device_is_host = context.facts.host_device;
+    let refused = match (device, states) {
+        ("nvme", OptimizerOffload::Nvme(nvme)) => {
+            let folder = section.text("nvme_path").filter(|path| !path.is_empty());
+            if folder.is_some_and(|folder| nvme.folder != *folder) {
+                let message = format!(
+                    "is not offload_optimizer.nvme_path, {}: one file a rank holds both",
+                    nvme.folder.display()
+                );
+                let remedy = "name the same folder, or leave it out";
+                context.findings.push(section.error("nvme_path", message, remedy));
+            }
+            let max_in_cpu = section.count("max_in_cpu");
+            return ParameterOffload::Nvme { max_in_cpu, device_is_host };
+        }
+        ("nvme", _) => "write \"offload_optimizer\": {\"device\": \"nvme\", \"nvme_path\": ...}",
+        ("cpu", OptimizerOffload::Device) if !device_is_host => {
+            "write \"offload_optimizer\": {\"device\": \"cpu\"}"
+        }
+        ("cpu", _) if !device_is_host => return ParameterOffload::Host,
+        _ => return ParameterOffload::Device,
+    };
+    let message = format!("\"{device}\" needs optimizer states that are offloaded there too");
+    context.findings.push(section.error("device", message, refused));
+    ParameterOffload::Device
+}
+
 /// Keys of `offload_optimizer` and of `aio` that only NVMe has a use for.
 const NVME_KEYS: [&str; 4] = ["nvme_path", "pipeline", "pipeline_read", "pipeline_write"];
 const AIO_KEYS: [&str; 3] = ["block_size", "queue_depth", "use_gds"];
@@ -129,7 +186,7 @@ const AIO_KEYS: [&str; 3] = ["block_size", "queue_depth", "use_gds"];
 fn note_unused(section: &Section<'_>, keys: &[&'static str], context: &mut Context<'_>) {
     for key in keys {
         if section.given(key).is_some() {
-            let message = "has no effect: optimizer states are not offloaded so".to_owned();
+            let message = "has no effect: nothing is offloaded so".to_owned();
             context.findings.push(section.diagnosis(Severity::Note, key, message, ""));
         }
     }
@@ -182,8 +239,6 @@ struct Target {
     outdated: &'static str,
     /// What to do at a stage that does not shard it.
     needs: &'static str,
-    /// Whether it can be kept outside of the device: in host memory, or on NVMe.
-    leaves_device: bool,
 }
 
 const PARAMETERS: Target = Target {
@@ -191,7 +246,6 @@ const PARAMETERS: Target = Target {
     name: "offload_param",
     outdated: "cpu_offload_param",
     needs: "use stage 3 or remove it",
-    leaves_device: false,
 };
 
 const OPTIMIZER_STATES: Target = Target {
@@ -199,7 +253,6 @@ const OPTIMIZER_STATES: Target = Target {
     name: "offload_optimizer",
     outdated: "cpu_offload",
     needs: "use stage 1 or more, or remove it",
-    leaves_device: true,
 };
 
 /// Checks where `target` is to be kept: where its section says, or the outdated flag. Returns the device.
@@ -248,17 +301,6 @@ fn judge(
             Some((Severity::Warning, message, target.needs))
         }
         "cpu" if host => Some((Severity::Note, format!("{what} already live in host memory"), "")),
-        "cpu" | "nvme" if target.leaves_device => None,
-        device => {
-            let message = format!(
-                "\"{device}\" asks for offload of {what} to {device}, which is not available in this \
-                 version"
-            );
-            let remedy = match host {
-                true => "write \"cpu\" or \"none\"",
-                false => "write \"none\", or run on a CPU backend",
-            };
-            Some((Severity::Error, message, remedy))
-        }
+        _ => None,
     }
 }

@@ -265,7 +265,8 @@ pub(crate) fn resolve(top: &Section<'_>, context: &mut Context<'_>) -> ZeroPlan 
     };
     check_effects(&zero, stage.number(), context);
     check_allgather_bucket(&zero, stage, context);
-    let optimizer_states = offload::resolve(top, &zero, stage.number(), context);
+    let (optimizer_states, parameter_shards) =
+        offload::resolve(top, &zero, stage.number(), context);
     let hidden = HiddenSize::of(context);
     ZeroPlan {
         stage,
@@ -293,6 +294,7 @@ pub(crate) fn resolve(top: &Section<'_>, context: &mut Context<'_>) -> ZeroPlan 
                 .flag("stage3_gather_16bit_weights_on_model_save"),
         },
         optimizer_states,
+        parameter_shards,
     }
 }
 

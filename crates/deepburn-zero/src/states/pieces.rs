@@ -10,15 +10,17 @@ use std::sync::Arc;
 
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
 use deepburn_config::Stage;
-use deepburn_ops::{OptimizerOps, float_from_host, float_into_host, read_float};
+use deepburn_ops::{OptimizerOps, float_bytes, float_from_host, float_into_host, read_float};
 
 use super::ModelStates;
 use crate::array::{flat_range, narrow};
 use crate::error::ZeroError;
-use crate::optimizer::{KeptArray, ParkedArray};
-use crate::parameter::Parameter;
+use crate::optimizer::KeptArray;
+use crate::parameter::{Parameter, Shard};
+use crate::parked::{ParkedCopy, WriteBehind};
 use crate::publish::Publisher;
 use crate::random::RandomStream;
+use crate::reduce::SumElements;
 
 /// One of the arrays that belong to a parameter, each as long as the parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,8 +66,8 @@ pub struct OwnedArray<B: Backend>(pub(super) Elements<B>);
 pub(super) enum Elements<B: Backend> {
     /// On the device.
     Float(B::FloatTensorPrimitive),
-    /// Optimizer states that are offloaded.
-    Parked(Arc<ParkedArray>),
+    /// States that are offloaded.
+    Parked(Arc<ParkedCopy>),
     /// In host memory: integers, and bools of one byte each.
     Host(TensorData),
 }
@@ -90,10 +92,7 @@ impl<B: Backend> OwnedArray<B> {
     pub fn data(&self, range: Range<usize>) -> Result<TensorData, ZeroError> {
         Ok(match &self.0 {
             Elements::Float(tensor) => read_float::<B>(narrow::<B>(tensor.clone(), range)),
-            Elements::Parked(array) => {
-                let shape = [range.len()];
-                TensorData::new(array.read(range)?, shape)
-            }
+            Elements::Parked(array) => array.read(range)?,
             Elements::Host(data) => host_range(data, range),
         })
     }
@@ -175,10 +174,25 @@ impl<B: OptimizerOps> ModelStates<B> {
             (Some(KeptArray::Device(state)), _) => narrow::<B>(state, range),
             (None, StateArray::Gradient) => {
                 let reducer = self.reducer.borrow();
-                share.owned_gradient::<B>(&reducer.accumulated(index)?.tensor, partition)
+                match &reducer.accumulated(index)?.elements {
+                    SumElements::Device { tensor, .. } => {
+                        share.owned_gradient::<B>(tensor, partition)
+                    }
+                    SumElements::Parked { array, dtype, .. } => {
+                        let copy = array.copy(share.owned_sum(partition), *dtype);
+                        return Some(OwnedArray(Elements::Parked(copy)));
+                    }
+                }
             }
             (None, _) => match parameter.shard() {
-                Some(shard) => narrow::<B>(shard, 0..partition.owned(share.rank).len()),
+                Some(Shard::Device(shard)) => {
+                    narrow::<B>(shard, 0..partition.owned(share.rank).len())
+                }
+                Some(Shard::Parked(array)) => {
+                    let owned = 0..partition.owned(share.rank).len();
+                    let copy = array.copy(owned, parameter.dtype());
+                    return Some(OwnedArray(Elements::Parked(copy)));
+                }
                 None => flat_range::<B>(&parameter.read(), partition.owned(share.rank)),
             },
         };
@@ -191,7 +205,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         let sum = reducer.accumulated(index)?;
         Some(GradientSum {
             micro_batches: sum.count,
-            dtype: sum.tensor.dtype(),
+            dtype: sum.dtype(),
             peak: sum.peak.as_ref().map(|peak| float_into_host::<B>(peak.clone())[0]),
         })
     }
@@ -268,6 +282,14 @@ impl<B: OptimizerOps> ModelStates<B> {
             // Rounded as the optimizer rounds: a backend's own cast may not.
             let stored = B::cast(values.clone(), working);
             self.optimizer.set_master(parameter.index(), values).map_err(ZeroError::from)?;
+            if let Some(shard) = parameter.parked() {
+                parameter.outdate();
+                let mut writes = WriteBehind::default();
+                let written =
+                    shard.write(&float_bytes::<B>(stored), parameter.dtype(), &mut writes);
+                written.map_err(ZeroError::from)?;
+                continue;
+            }
             if stage.shards_parameters() {
                 drop(parameter.take());
             }
@@ -321,13 +343,15 @@ impl<B: OptimizerOps> ModelStates<B> {
                 let (path, dtype) = (parameter.path().to_owned(), dtype.name());
                 return Err(ZeroError::GradientType { path, dtype }.into());
             }
-            let cut = self.share.stage.shards_gradients();
+            let cut = self.share.cuts_gradients;
             let values = self.piece(parameter, StateArray::Gradient, cut, &mut read)?;
             let values = B::cast(values, FloatDType::from(dtype));
             let peak = peak.map(|peak| {
                 float_from_host::<B>(TensorData::new(vec![peak], [1]), parameter.device())
             });
-            self.reducer.borrow_mut().restore(parameter.index(), values, peak, micro_batches);
+            let mut reducer = self.reducer.borrow_mut();
+            let kept = reducer.keep(parameter.index(), values, peak, micro_batches);
+            kept.map_err(ZeroError::from)?;
         }
         Ok(())
     }

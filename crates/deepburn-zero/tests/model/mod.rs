@@ -12,7 +12,7 @@ use burn::tensor::{Int, Tensor, TensorData};
 use burn_flex::{Flex, FlexDevice};
 use deepburn_config::{
     AdamPlan, GatherPlan, GradientPlan, GradientReduction, OptimizerOffload, OptimizerPlan,
-    PrecisionPlan, RecomputePolicy, ReductionPlan, Stage, ZeroPlan,
+    ParameterOffload, PrecisionPlan, RecomputePolicy, ReductionPlan, Stage, ZeroPlan,
 };
 use deepburn_zero::{Policy, Training};
 
@@ -124,6 +124,7 @@ pub fn policy(stage: Stage) -> Policy {
                 gather_16bit_weights_on_model_save: false,
             },
             optimizer_states: OptimizerOffload::Device,
+            parameter_shards: ParameterOffload::Device,
         },
         reduction: ReductionPlan {
             op: GradientReduction::Mean,

@@ -282,7 +282,7 @@ fn of_the_deepspeed_section() {
         (
             "deepspeed.zero_optimization.offload_param",
             "{\"device\": \"nvme\", \"nvme_path\": \"/tmp\"}",
-            &["offload_param", "not available"],
+            &["offload_param", "needs optimizer states"],
         ),
         (
             "deepspeed.zero_optimization.offload_param",

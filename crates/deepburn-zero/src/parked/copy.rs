@@ -1,0 +1,67 @@
+//! Elements of a parked array as they were when they were asked for.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use burn_backend::{Bytes, DType, TensorData};
+use deepburn_nvme::SwapError;
+
+use super::{ParkedArray, lock};
+
+/// Elements of a parked array as they were when they were asked for. Holds no memory until the array is
+/// overwritten.
+#[derive(Debug)]
+pub(crate) struct ParkedCopy {
+    /// Of the array.
+    range: Range<usize>,
+    dtype: DType,
+    source: Mutex<Source>,
+}
+
+#[derive(Debug)]
+enum Source {
+    Parked(Arc<ParkedArray>),
+    /// The bytes of the range.
+    Memory(Vec<u8>),
+}
+
+impl ParkedCopy {
+    pub(super) fn new(array: Arc<ParkedArray>, range: Range<usize>, dtype: DType) -> Self {
+        Self { range, dtype, source: Mutex::new(Source::Parked(array)) }
+    }
+
+    /// Number of elements.
+    pub(crate) fn numel(&self) -> usize {
+        self.range.len()
+    }
+
+    /// Elements `range`.
+    ///
+    /// # Errors
+    /// The disk fails.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    pub(crate) fn read(&self, range: Range<usize>) -> Result<TensorData, SwapError> {
+        assert!(range.end <= self.range.len(), "{range:?} of {} elements", self.range.len());
+        let size = self.dtype.size();
+        // Locked while a file is read: a step waits before it overwrites what is read here.
+        let bytes = match &*lock(&self.source) {
+            Source::Memory(bytes) => bytes[range.start * size..range.end * size].to_vec(),
+            Source::Parked(array) => {
+                let start = self.range.start;
+                array.read_range(&(start + range.start..start + range.end), self.dtype)?
+            }
+        };
+        Ok(TensorData::from_bytes(Bytes::from_bytes_vec(bytes), [range.len()], self.dtype))
+    }
+
+    /// Reads all elements into memory.
+    pub(super) fn keep(&self) -> Result<(), SwapError> {
+        let mut source = lock(&self.source);
+        if let Source::Parked(array) = &*source {
+            *source = Source::Memory(array.read_range(&self.range, self.dtype)?);
+        }
+        Ok(())
+    }
+}

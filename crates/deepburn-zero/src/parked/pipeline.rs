@@ -1,0 +1,248 @@
+//! Reads pieces of a file before a step needs them, and writes them after it has changed them.
+//!
+//! ZeRO-Infinity's overlap: while piece `i` is updated, piece `i + 1` is read and piece `i - 1` is written.
+//! Small pieces go several at a time. In memory are at most the pieces that are updated, and as many bytes as
+//! the largest update has in each direction, or one piece more.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+use deepburn_nvme::{Buffer, PendingIo, Region, SwapError, SwapFile};
+
+/// What overlaps (`pipeline_read` and `pipeline_write`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PipelinePolicy {
+    /// Whether pieces are read before they are needed.
+    pub(crate) reads_ahead: bool,
+    /// Whether a step goes on while its pieces are written.
+    pub(crate) writes_behind: bool,
+}
+
+/// A piece of an array in a file.
+#[derive(Debug, Clone)]
+pub(crate) struct PieceRead {
+    pub(super) file: Arc<SwapFile>,
+    pub(super) region: Region,
+    /// Within the region.
+    pub(super) bytes: Range<usize>,
+}
+
+/// Two pieces of one file are the same.
+impl PartialEq for PieceRead {
+    fn eq(&self, other: &Self) -> bool {
+        self.region == other.region && self.bytes == other.bytes
+    }
+}
+
+impl PieceRead {
+    /// Bytes that are read.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn start(&self) -> Result<PendingIo, SwapError> {
+        self.file.read(&self.region, self.bytes.clone())
+    }
+}
+
+/// Writes in progress, of no more than some bytes.
+#[derive(Debug, Default)]
+pub(crate) struct WriteBehind {
+    /// Bytes whose writes need not be complete.
+    limit: usize,
+    /// Bytes of each write.
+    writes: VecDeque<(usize, PendingIo)>,
+}
+
+impl WriteBehind {
+    /// Leaves writes of `limit` bytes incomplete.
+    pub(crate) fn new(limit: usize) -> Self {
+        Self { limit, writes: VecDeque::new() }
+    }
+
+    /// Writes a piece. An error may be that of an earlier write.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub(crate) fn write(&mut self, piece: &PieceRead, buffer: Buffer) -> Result<(), SwapError> {
+        let (bytes, start) = (buffer.len(), piece.bytes.start);
+        self.writes.push_back((bytes, piece.file.write(&piece.region, start, buffer)?));
+        while self.writes.iter().map(|(bytes, _)| bytes).sum::<usize>() > self.limit {
+            if let Some((_, pending)) = self.writes.pop_front() {
+                // Its buffer returns to the pool.
+                drop(pending.wait()?);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The transfers of one step.
+#[derive(Debug)]
+pub(crate) struct Pipeline {
+    policy: PipelinePolicy,
+    /// Pieces that this step has still to start reading, in its order.
+    upcoming: VecDeque<PieceRead>,
+    reads: VecDeque<(PieceRead, PendingIo)>,
+    writes: WriteBehind,
+    /// Bytes that are read ahead.
+    ahead: usize,
+    /// What ended a step half-way. States and parameters are then partly those of that step.
+    failure: Option<SwapError>,
+}
+
+impl Pipeline {
+    pub(crate) fn new(policy: PipelinePolicy) -> Self {
+        let (upcoming, reads, writes) = Default::default();
+        Self { policy, upcoming, reads, writes, ahead: 0, failure: None }
+    }
+
+    /// Begins a step that reads these pieces, in this order, of which one update needs `largest` bytes at
+    /// most.
+    ///
+    /// # Errors
+    /// That of an earlier step which failed: there is nothing to continue from.
+    pub(crate) fn start(
+        &mut self,
+        pieces: VecDeque<PieceRead>,
+        largest: usize,
+    ) -> Result<(), SwapError> {
+        self.failure.clone().map_or(Ok(()), Err)?;
+        // A step that another rank has ended may have left some.
+        self.reads.clear();
+        self.ahead = largest;
+        self.writes.limit = if self.policy.writes_behind { largest } else { 0 };
+        self.upcoming = pieces;
+        Ok(())
+    }
+
+    /// The next piece.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub(crate) fn read(&mut self, piece: &PieceRead) -> Result<Buffer, SwapError> {
+        let read = self.read_in_order(piece);
+        self.note(read)
+    }
+
+    /// Writes a piece. An error may be that of an earlier write.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub(crate) fn write(&mut self, piece: &PieceRead, buffer: Buffer) -> Result<(), SwapError> {
+        let written = self.writes.write(piece, buffer);
+        self.note(written)
+    }
+
+    /// Hands an outcome on; after a failure no other step starts.
+    pub(crate) fn note<T>(&mut self, outcome: Result<T, SwapError>) -> Result<T, SwapError> {
+        if let Err(error) = &outcome {
+            self.failure.get_or_insert_with(|| error.clone());
+        }
+        outcome
+    }
+
+    fn read_in_order(&mut self, piece: &PieceRead) -> Result<Buffer, SwapError> {
+        if self.reads.is_empty() {
+            self.read_next()?;
+        }
+        let Some((read, pending)) = self.reads.pop_front() else {
+            unreachable!("a step reads each of its pieces once")
+        };
+        assert_eq!(read, *piece, "a step reads its pieces in order");
+        let buffer = pending.wait()?;
+        let mut ahead: usize = self.reads.iter().map(|(piece, _)| piece.bytes.len()).sum();
+        while self.policy.reads_ahead
+            && let Some(next) = self.upcoming.front().map(|piece| piece.bytes.len())
+            && (ahead == 0 || ahead + next <= self.ahead)
+        {
+            self.read_next()?;
+            ahead += next;
+        }
+        Ok(buffer)
+    }
+
+    fn read_next(&mut self) -> Result<(), SwapError> {
+        if let Some(piece) = self.upcoming.pop_front() {
+            let pending = piece.start()?;
+            self.reads.push_back((piece, pending));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use deepburn_nvme::IoPolicy;
+
+    use super::*;
+
+    const OVERLAPPED: PipelinePolicy = PipelinePolicy { reads_ahead: true, writes_behind: true };
+
+    fn file(bytes: u64) -> Arc<SwapFile> {
+        let folder = env!("CARGO_MANIFEST_DIR").as_ref();
+        Arc::new(SwapFile::create(folder, bytes, &IoPolicy::default()).unwrap())
+    }
+
+    fn pieces(file: &Arc<SwapFile>, lens: &[usize]) -> Vec<PieceRead> {
+        let piece = |len: &usize| PieceRead {
+            file: file.clone(),
+            region: file.region(*len).unwrap(),
+            bytes: 0..*len,
+        };
+        lens.iter().map(piece).collect()
+    }
+
+    /// Pieces of unequal sizes, several steps: each finds what the one before has left.
+    #[test]
+    fn each_step_sees_the_one_before() {
+        let file = file(1 << 20);
+        let lens = [8192, 4096, 4096, 4096, 16384, 4096];
+        let pieces = pieces(&file, &lens);
+        for policy in [OVERLAPPED, PipelinePolicy { reads_ahead: false, writes_behind: false }] {
+            let mut pipeline = Pipeline::new(policy);
+            let mut expected = None;
+            for _ in 0..20 {
+                pipeline.start(pieces.iter().cloned().collect(), 16384).unwrap();
+                for piece in &pieces {
+                    let mut buffer = pipeline.read(piece).unwrap();
+                    let values = buffer.as_mut_slice::<u32>();
+                    let first = *expected.get_or_insert(values[0]);
+                    assert!(values.iter().all(|value| *value == first), "{first} in {values:?}");
+                    values.fill(first + 1);
+                    pipeline.write(piece, buffer).unwrap();
+                }
+                expected = expected.map(|value| value + 1);
+            }
+        }
+    }
+
+    #[test]
+    fn no_more_than_three_pieces_are_in_memory() {
+        let file = file(1 << 20);
+        let pieces = pieces(&file, &[16384; 20]);
+        let mut pipeline = Pipeline::new(OVERLAPPED);
+        for _ in 0..5 {
+            pipeline.start(pieces.iter().cloned().collect(), 16384).unwrap();
+            for piece in &pieces {
+                let buffer = pipeline.read(piece).unwrap();
+                pipeline.write(piece, buffer).unwrap();
+                // The piece itself, one ahead, one behind, and the one whose write is waited for.
+                assert!(file.pool().held_bytes() <= 4 * 16384, "{}", file.pool().held_bytes());
+            }
+        }
+    }
+
+    /// A step that failed half-way has changed a part of the states.
+    #[test]
+    fn no_step_follows_one_that_failed() {
+        let [own, other] = [file(1 << 16), file(1 << 16)];
+        let region = other.region(4096).unwrap();
+        let piece = PieceRead { file: own, region, bytes: 0..4096 };
+        let mut pipeline = Pipeline::new(OVERLAPPED);
+        pipeline.start([piece.clone()].into(), 4096).unwrap();
+        let failure = pipeline.read(&piece).unwrap_err();
+        assert_eq!(pipeline.start(VecDeque::new(), 0).unwrap_err(), failure);
+    }
+}

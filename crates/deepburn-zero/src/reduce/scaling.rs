@@ -1,0 +1,87 @@
+//! Element types of gradients, and the multiplications around their sum over the ranks.
+
+use burn_backend::FloatDType;
+use deepburn_comm::ReduceOp;
+use deepburn_config::{GradientReduction, ReductionPlan};
+
+/// Element types of gradients after autodiff made them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Types {
+    /// Between ranks.
+    pub(crate) communication: FloatDType,
+    /// In the sum over micro-batches.
+    pub(crate) accumulation: FloatDType,
+}
+
+impl Types {
+    /// Whether sums are in a type that holds every value that travels.
+    pub(super) fn widens(self) -> bool {
+        self.communication == self.accumulation || self.accumulation == FloatDType::F32
+    }
+}
+
+/// Multiplications around the sum over the ranks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Scaling {
+    pub(super) before: f64,
+    pub(super) op: ReduceOp,
+    pub(super) after: f64,
+}
+
+impl Scaling {
+    /// DeepSpeed's three ways to average: divide after the sum, before it, or partly before it.
+    ///
+    /// [Note: Overflow in fp16] By default fp16 gradients are divided before their sum, which then
+    /// overflows only where one of them does. DeepSpeed's stages 0 and 1, though, add up the
+    /// micro-batches of a step in fp16 and skip a step in which that overflows. To skip such steps
+    /// too, at every stage, a part of the division waits until after the sum: as much as there
+    /// are micro-batches, if there are so many ranks.
+    pub(super) fn new(
+        plan: &ReductionPlan,
+        world_size: usize,
+        micro_batches: usize,
+        communication: FloatDType,
+    ) -> Self {
+        let later = world_size.min(micro_batches) as f64;
+        let world_size = world_size as f64;
+        let factor = plan.predivide_factor;
+        let sum = Self { before: 1.0, op: ReduceOp::Sum, after: 1.0 };
+        match plan.op {
+            GradientReduction::Sum => sum,
+            GradientReduction::Mean if plan.prescale => Self { before: 1.0 / world_size, ..sum },
+            GradientReduction::Mean if factor != 1.0 => {
+                Self { before: 1.0 / factor, after: factor / world_size, ..sum }
+            }
+            GradientReduction::Mean if communication == FloatDType::F16 => {
+                Self { before: later / world_size, after: 1.0 / later, ..sum }
+            }
+            GradientReduction::Mean => Self { op: ReduceOp::Mean, ..sum },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(prescale: bool, predivide_factor: f64, op: GradientReduction) -> ReductionPlan {
+        ReductionPlan { op, prescale, predivide_factor }
+    }
+
+    #[test]
+    fn all_ways_to_average_divide_by_the_world_size() {
+        for communication in [FloatDType::F32, FloatDType::F16, FloatDType::BF16] {
+            for (prescale, factor) in [(false, 1.0), (true, 1.0), (false, 2.0), (false, 4.0)] {
+                let plan = plan(prescale, factor, GradientReduction::Mean);
+                for micro_batches in [1, 2, 4, 16] {
+                    let scaling = Scaling::new(&plan, 4, micro_batches, communication);
+                    let mean = if scaling.op == ReduceOp::Mean { 0.25 } else { 1.0 };
+                    assert_eq!(scaling.before * mean * scaling.after, 0.25);
+                    assert!(scaling.before <= 1.0, "no gradient may grow before the sum");
+                }
+            }
+            let sum = Scaling::new(&plan(true, 2.0, GradientReduction::Sum), 4, 2, communication);
+            assert_eq!(sum, Scaling { before: 1.0, op: ReduceOp::Sum, after: 1.0 });
+        }
+    }
+}

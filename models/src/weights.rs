@@ -1,9 +1,12 @@
-//! Seeded initial weights.
+//! Initial weights: drawn from a seed, read from a file, or zeros.
 //!
-//! Main type: [`WeightInit`]. Values come from a generator on the host keyed by the caller's seed
+//! Main type: [`WeightInit`]. Drawn values come from a generator on the host keyed by the caller's seed
 //! and the parameter's path, so they depend on nothing else: not on the device, the order in which
-//! parameters are made, the number of threads or what was drawn before. They are made when the
-//! parameter is first used; a parameter that a checkpoint fills never draws them.
+//! parameters are made, the number of threads or what was drawn before. All values are made when the
+//! parameter is first used; a parameter that is never used, or filled before, takes no memory.
+
+use std::fmt;
+use std::sync::Arc;
 
 use burn::module::{Param, ParamId};
 use burn::tensor::{Tensor, TensorData, backend::Backend};
@@ -22,16 +25,38 @@ pub(crate) enum Values {
     },
 }
 
+/// Reads the values of the parameter at a module path; panics with the reason if it cannot.
+pub(crate) type ReadWeights = dyn Fn(&str) -> Vec<f32> + Send + Sync;
+
+/// Where values come from.
+#[derive(Clone)]
+enum Source {
+    Seed(u64),
+    File(Arc<ReadWeights>),
+    Zeros,
+}
+
 /// Makes the parameters of one model.
 #[derive(Debug)]
 pub(crate) struct WeightInit<'a, B: Backend> {
-    seed: u64,
+    source: Source,
     device: &'a B::Device,
 }
 
 impl<'a, B: Backend> WeightInit<'a, B> {
+    /// Draws values.
     pub(crate) fn new(seed: u64, device: &'a B::Device) -> Self {
-        Self { seed, device }
+        Self { source: Source::Seed(seed), device }
+    }
+
+    /// Reads values.
+    pub(crate) fn reading(read: Arc<ReadWeights>, device: &'a B::Device) -> Self {
+        Self { source: Source::File(read), device }
+    }
+
+    /// Makes zeros only, for a model whose weights will be replaced.
+    pub(crate) fn zeros(device: &'a B::Device) -> Self {
+        Self { source: Source::Zeros, device }
     }
 
     /// The parameter at module path `path`, lazily filled with `values`.
@@ -41,18 +66,38 @@ impl<'a, B: Backend> WeightInit<'a, B> {
         shape: [usize; D],
         values: Values,
     ) -> Param<Tensor<B, D>> {
-        let (seed, path) = (self.seed, path.to_owned());
+        let (source, path) = (self.source.clone(), path.to_owned());
         Param::uninitialized(
             ParamId::new(),
             move |device, require_grad| {
-                let data =
-                    TensorData::new(draw(seed, &path, shape.iter().product(), values), shape);
-                Tensor::from_data(data, device).set_require_grad(require_grad)
+                let data = source.values(&path, shape.iter().product(), values);
+                Tensor::from_data(TensorData::new(data, shape), device)
+                    .set_require_grad(require_grad)
             },
             self.device.clone(),
             true,
             shape.into(),
         )
+    }
+}
+
+impl Source {
+    fn values(&self, path: &str, count: usize, values: Values) -> Vec<f32> {
+        match self {
+            Self::Seed(seed) => draw(*seed, path, count, values),
+            Self::File(read) => read(path),
+            Self::Zeros => vec![0.0; count],
+        }
+    }
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Seed(seed) => write!(f, "Seed({seed})"),
+            Self::File(_) => f.write_str("File"),
+            Self::Zeros => f.write_str("Zeros"),
+        }
     }
 }
 

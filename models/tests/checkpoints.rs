@@ -69,10 +69,24 @@ fn folder_of(config: &Gpt2Config, entries: &[Entry]) -> TempDir {
     folder
 }
 
+/// Loads a checkpoint in both ways, which must agree.
 fn load(folder: &Path) -> Result<Gpt2<Flex>, CheckpointError> {
     let checkpoint = Checkpoint::open(folder)?;
     let config = checkpoint.config().clone();
-    checkpoint.load(&config, &Default::default())
+    let model = checkpoint.load(&config, &Default::default());
+    match (&model, load_lazily(folder)) {
+        (Ok(model), Ok(lazy)) => assert_eq!(logits(model), logits(&lazy)),
+        (Err(error), Err(lazy)) => assert_eq!(error.to_string(), lazy.to_string()),
+        (model, lazy) => panic!("{model:?} at once, lazily {lazy:?}"),
+    }
+    model
+}
+
+fn load_lazily(folder: &Path) -> Result<Gpt2<Flex>, CheckpointError> {
+    let mut checkpoint = Checkpoint::open(folder)?;
+    let config = checkpoint.config().clone();
+    checkpoint.check_values(&config)?;
+    checkpoint.load_lazily(&config, &Default::default())
 }
 
 fn logits(model: &Gpt2<Flex>) -> TensorData {

@@ -24,7 +24,7 @@ use crate::failure::Failure;
 use crate::lengths::{PREFETCH, check_length, longest};
 use crate::memory::{check_model, check_step};
 use crate::places::Places;
-use crate::recipe::Recipe;
+use crate::recipe::{InitialWeights, Recipe};
 
 /// A language model and the text it learns.
 pub(crate) struct Causal {
@@ -71,14 +71,25 @@ impl<B: FusedOps + OptimizerOps> Recipe<B> for Causal {
     type Task = NextToken<B::Device>;
     type Source = TokenSource;
 
-    fn model(&self, device: &B::Device) -> Result<Self::Model, Failure> {
-        match &self.pretrained {
-            Some(folder) => {
-                let checkpoint = Checkpoint::open(folder).map_err(Failure::mistake)?;
-                checkpoint.load(&self.config, device).map_err(Failure::mistake)
+    fn model(&self, weights: InitialWeights, device: &B::Device) -> Result<Self::Model, Failure> {
+        match (weights, &self.pretrained) {
+            (InitialWeights::Zeros, _) => {
+                Gpt2::zeros(&self.config, device).map_err(Failure::mistake)
             }
-            None => Gpt2::new(&self.config, self.seed, device).map_err(Failure::mistake),
+            (InitialWeights::OfJob, Some(folder)) => {
+                let checkpoint = Checkpoint::open(folder).map_err(Failure::mistake)?;
+                checkpoint.load_lazily(&self.config, device).map_err(Failure::mistake)
+            }
+            (InitialWeights::OfJob, None) => {
+                Gpt2::new(&self.config, self.seed, device).map_err(Failure::mistake)
+            }
         }
+    }
+
+    fn check_weights(&self) -> Result<(), Failure> {
+        let Some(folder) = &self.pretrained else { return Ok(()) };
+        let mut checkpoint = Checkpoint::open(folder).map_err(Failure::mistake)?;
+        checkpoint.check_values(&self.config).map_err(Failure::mistake)
     }
 
     fn task(&self, device: B::Device) -> Self::Task {

@@ -26,7 +26,7 @@ use crate::failure::Failure;
 use crate::lengths::check_length;
 use crate::memory::{check_model, check_step};
 use crate::places::Places;
-use crate::recipe::Recipe;
+use crate::recipe::{InitialWeights, Recipe};
 use crate::text_source::{Labelled, TextSource, budget, evaluation, evaluation_budget};
 use crate::texts::{Texts, open_texts};
 
@@ -48,6 +48,9 @@ pub(crate) trait Kind: Sync {
 
     /// Starts writing it.
     fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError>;
+
+    /// Reads the weights that it starts from once, if there are some.
+    fn check_weights(&self) -> Result<(), Failure>;
 }
 
 /// A kind's model on a backend.
@@ -56,8 +59,13 @@ pub(crate) trait KindOn<B: FusedOps + OptimizerOps>: Kind {
     type Model: Classifier<Training<B>>
         + AutodiffModule<Training<B>, InnerModule: Classifier<Zero<B>>>;
 
-    /// The model, its weights drawn from the seed or read.
-    fn model(&self, seed: u64, device: &B::Device) -> Result<Self::Model, Failure>;
+    /// The model. Weights are drawn from `seed`, or read, when they are first used.
+    fn model(
+        &self,
+        weights: InitialWeights,
+        seed: u64,
+        device: &B::Device,
+    ) -> Result<Self::Model, Failure>;
 }
 
 /// A model that gives logits and their loss.
@@ -90,13 +98,26 @@ impl Kind for EncoderConfig {
     fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError> {
         self.checkpoint_writer(folder, SavedPrecision::F32)
     }
+
+    fn check_weights(&self) -> Result<(), Failure> {
+        Ok(())
+    }
 }
 
 impl<B: FusedOps + OptimizerOps> KindOn<B> for EncoderConfig {
     type Model = Encoder<Training<B>>;
 
-    fn model(&self, seed: u64, device: &B::Device) -> Result<Self::Model, Failure> {
-        Encoder::new(self, seed, device).map_err(Failure::mistake)
+    fn model(
+        &self,
+        weights: InitialWeights,
+        seed: u64,
+        device: &B::Device,
+    ) -> Result<Self::Model, Failure> {
+        let model = match weights {
+            InitialWeights::Zeros => Encoder::zeros(self, device),
+            InitialWeights::OfJob => Encoder::new(self, seed, device),
+        };
+        model.map_err(Failure::mistake)
     }
 }
 
@@ -118,19 +139,35 @@ impl Kind for OnGpt2 {
     fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError> {
         self.config.checkpoint_writer(folder, SavedPrecision::F32)
     }
+
+    fn check_weights(&self) -> Result<(), Failure> {
+        let Some(folder) = &self.pretrained else { return Ok(()) };
+        let checkpoint = Checkpoint::open(folder).map_err(Failure::mistake)?;
+        self.config.check_values(checkpoint).map_err(Failure::mistake)
+    }
 }
 
 impl<B: FusedOps + OptimizerOps> KindOn<B> for OnGpt2 {
     type Model = Gpt2Classifier<Training<B>>;
 
-    fn model(&self, seed: u64, device: &B::Device) -> Result<Self::Model, Failure> {
-        match &self.pretrained {
-            Some(folder) => {
+    fn model(
+        &self,
+        weights: InitialWeights,
+        seed: u64,
+        device: &B::Device,
+    ) -> Result<Self::Model, Failure> {
+        match (weights, &self.pretrained) {
+            (InitialWeights::Zeros, _) => {
+                Gpt2Classifier::zeros(&self.config, device).map_err(Failure::mistake)
+            }
+            (InitialWeights::OfJob, Some(folder)) => {
                 let checkpoint = Checkpoint::open(folder).map_err(Failure::mistake)?;
-                Gpt2Classifier::load(checkpoint, &self.config, seed, device)
+                Gpt2Classifier::load_lazily(checkpoint, &self.config, seed, device)
                     .map_err(Failure::mistake)
             }
-            None => Gpt2Classifier::new(&self.config, seed, device).map_err(Failure::mistake),
+            (InitialWeights::OfJob, None) => {
+                Gpt2Classifier::new(&self.config, seed, device).map_err(Failure::mistake)
+            }
         }
     }
 }
@@ -258,8 +295,12 @@ impl<B: FusedOps + OptimizerOps, K: KindOn<B>> Recipe<B> for Classification<K> {
     type Task = TextClass<B::Device>;
     type Source = TextSource;
 
-    fn model(&self, device: &B::Device) -> Result<Self::Model, Failure> {
-        self.kind.model(self.seed, device)
+    fn model(&self, weights: InitialWeights, device: &B::Device) -> Result<Self::Model, Failure> {
+        self.kind.model(weights, self.seed, device)
+    }
+
+    fn check_weights(&self) -> Result<(), Failure> {
+        self.kind.check_weights()
     }
 
     fn task(&self, device: B::Device) -> Self::Task {

@@ -5,9 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::backend::Backend;
-use burn::tensor::{Bool, Int, Tensor};
 use clap::Parser;
 use deepburn::metrics::{MetricsError, MetricsWriter};
 use deepburn::ops::{FusedOps, OptimizerOps};
@@ -32,7 +30,7 @@ use crate::monitoring::check_monitors;
 use crate::preparation::{Preparation, check_types, claim_output, prepare};
 use crate::progress::Progress;
 use crate::progress::tell;
-use crate::recipe::{Recipe, Subject};
+use crate::recipe::{InitialWeights, Recipe, Subject};
 use crate::results::{record_test, save_model, write_report, write_whole};
 use crate::resume::{self, Origin};
 use crate::signals::Signals;
@@ -189,7 +187,7 @@ fn run<B: FusedOps + OptimizerOps, R: Recipe<B>>(
             check_types::<B>(preparation, device)?;
         }
         check_swap(preparation, ranks.placement().map_or(training.ranks, |it| it.local_size))?;
-        let models = models(recipe, &devices)?;
+        let models = models(job, recipe, &devices)?;
         Ok((devices, models))
     });
     let (devices, models) = agree(ranks, "model", ready)?;
@@ -274,33 +272,22 @@ fn open_output(preparation: &Preparation) -> Result<Option<File>, Failure> {
     Ok(claim)
 }
 
-/// The model of each rank of this process. It is built once; ranks on the same device start from handles
-/// on one copy.
+/// The model of each rank of this process, on its device. None has weights yet: rank 0 draws or reads one
+/// after the other while the ranks shard them.
 fn models<B: FusedOps + OptimizerOps, R: Recipe<B>>(
+    job: RunningJob<'_>,
     recipe: &R,
     devices: &[B::Device],
 ) -> Result<Vec<Option<R::Model>>, Failure> {
+    let weights = match &job.preparation.resume {
+        Some(_) => InitialWeights::Zeros,
+        None => InitialWeights::OfJob,
+    };
+    if job.ranks.has_first() && weights == InitialWeights::OfJob {
+        recipe.check_weights()?;
+    }
     B::in_shared_stream(|| {
-        let mut copies: Vec<(&B::Device, R::Model)> = Vec::new();
-        let mut models = Vec::with_capacity(devices.len());
-        for device in devices {
-            let found = copies.iter().find(|(other, _)| *other == device);
-            let model = match (found, copies.first()) {
-                (Some((_, model)), _) => model.clone(),
-                (None, Some((_, model))) => model.clone().map(&mut CopyTo { device }),
-                (None, None) => {
-                    let model = recipe.model(device)?;
-                    // Weights are drawn when first used; all ranks are to share one draw.
-                    model.visit(&mut Draw);
-                    model
-                }
-            };
-            if found.is_none() {
-                copies.push((device, model.clone()));
-            }
-            models.push(Some(model));
-        }
-        Ok(models)
+        devices.iter().map(|device| Ok(Some(recipe.model(weights, device)?))).collect()
     })
 }
 
@@ -328,45 +315,6 @@ struct RankRun<'a, B: Backend> {
     device: B::Device,
     hooks: Vec<Box<dyn Hook>>,
     checkpoints: &'a CheckpointPlan,
-}
-
-struct Draw;
-
-/// Copies a model to another device, through host memory: Burn's own copy between two GPUs needs a
-/// library of collectives.
-struct CopyTo<'a, B: Backend> {
-    device: &'a B::Device,
-}
-
-impl<B: Backend> ModuleMapper<B> for CopyTo<'_, B> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        let (id, tensor, mapper) = param.consume();
-        let trained = tensor.is_require_grad();
-        let copy = Tensor::from_data(tensor.into_data(), self.device).set_require_grad(trained);
-        Param::from_mapped_value(id, copy, mapper)
-    }
-
-    fn map_int<const D: usize>(
-        &mut self,
-        param: Param<Tensor<B, D, Int>>,
-    ) -> Param<Tensor<B, D, Int>> {
-        let (id, tensor, mapper) = param.consume();
-        Param::from_mapped_value(id, Tensor::from_data(tensor.into_data(), self.device), mapper)
-    }
-
-    fn map_bool<const D: usize>(
-        &mut self,
-        param: Param<Tensor<B, D, Bool>>,
-    ) -> Param<Tensor<B, D, Bool>> {
-        let (id, tensor, mapper) = param.consume();
-        Param::from_mapped_value(id, Tensor::from_data(tensor.into_data(), self.device), mapper)
-    }
-}
-
-impl<B: Backend> ModuleVisitor<B> for Draw {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        drop(param.val());
-    }
 }
 
 /// What one rank does.

@@ -19,6 +19,15 @@ use crate::failure::Failure;
 /// A micro-batch of the recipe `R` on backend `B`.
 pub(crate) type BatchOf<B, R> = <<R as Recipe<B>>::Task as Task<B, <R as Recipe<B>>::Model>>::Batch;
 
+/// What a model starts with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum InitialWeights {
+    /// Weights drawn from the job's seed, or read from its pretrained model.
+    OfJob,
+    /// Zeros, which a training checkpoint replaces.
+    Zeros,
+}
+
 /// A kind of job, on backend `B`. Its values are shared by all ranks.
 pub(crate) trait Recipe<B: FusedOps + OptimizerOps>: Sync {
     /// What is trained.
@@ -28,8 +37,12 @@ pub(crate) trait Recipe<B: FusedOps + OptimizerOps>: Sync {
     /// One rank's share of the data.
     type Source: BatchSource<BatchOf<B, Self>>;
 
-    /// The model, its weights drawn from the seed or read.
-    fn model(&self, device: &B::Device) -> Result<Self::Model, Failure>;
+    /// The model. Its weights are drawn or read when they are first used.
+    fn model(&self, weights: InitialWeights, device: &B::Device) -> Result<Self::Model, Failure>;
+
+    /// Reads a pretrained model's weights once, so that a file that cannot be used is found before
+    /// anything is written.
+    fn check_weights(&self) -> Result<(), Failure>;
 
     /// The task of a rank whose tensors are on `device`.
     fn task(&self, device: B::Device) -> Self::Task;

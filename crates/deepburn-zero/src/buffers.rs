@@ -150,7 +150,8 @@ impl<B: OptimizerOps> BufferTable<B> {
         }
         table.compare_ranks()?;
         let values = table.values_of_rank_0(&values)?;
-        let module = table.install(module, values.into_iter().map(Some).collect());
+        // Statistics that were just taken apart have no pending updates.
+        let module = table.install_data(module, values.into_iter().map(Some).collect());
         Ok((module, table))
     }
 
@@ -278,6 +279,15 @@ impl<B: OptimizerOps> BufferTable<B> {
     ) -> M {
         // An update that is still pending would replace the new value later.
         synchronise::<B, M>(&module);
+        self.install_data(module, values)
+    }
+
+    /// Like [`install`](Self::install), on a module without pending updates.
+    fn install_data<M: AutodiffModule<Training<B>>>(
+        &self,
+        module: M,
+        values: Vec<Option<TensorData>>,
+    ) -> M {
         let (mut tensors, mut constants) = (Vec::new(), HashMap::new());
         for (index, value) in values.into_iter().enumerate() {
             let Buffer { dtype, kind, .. } = &self.buffers[index];
@@ -297,7 +307,7 @@ impl<B: OptimizerOps> BufferTable<B> {
         self.install_tensors(module, tensors, constants)
     }
 
-    /// Like [`install`](Self::install), on a module without pending updates.
+    /// Like [`install_data`](Self::install_data), with statistics as tensors.
     fn install_tensors<M: AutodiffModule<Training<B>>>(
         &self,
         module: M,

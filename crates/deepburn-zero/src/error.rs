@@ -32,6 +32,27 @@ pub enum ZeroError {
         /// Its element type.
         dtype: &'static str,
     },
+    /// The first value of a parameter could not be drawn or read.
+    #[error("parameter {path} could not be initialised: {reason}")]
+    Initialisation {
+        /// Module path of the parameter.
+        path: String,
+        /// What its initialisation said when it panicked.
+        reason: String,
+    },
+    /// The ranks' modules have a parameter of different shapes.
+    #[error(
+        "parameter {path} has shape {found:?} here and {expected:?} on rank 0: build the same module \
+         on all ranks"
+    )]
+    ShapesDiffer {
+        /// Module path of the parameter.
+        path: String,
+        /// Its shape on this rank.
+        found: Vec<usize>,
+        /// Its shape on rank 0.
+        expected: Vec<usize>,
+    },
     /// The device does not compute in the type that was asked for.
     #[error(
         "{backend} does not compute in {dtype} on this device: train in another type (fp16, bf16 or \

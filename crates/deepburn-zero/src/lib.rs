@@ -30,6 +30,7 @@ mod error;
 pub mod estimate;
 mod gather;
 mod group;
+mod initial;
 mod ledger;
 mod operations;
 mod ops;

@@ -9,15 +9,14 @@ use burn::tensor::{Tensor, TensorPrimitive};
 use burn_autodiff::Autodiff;
 use burn_backend::distributed::DistributedParamId;
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorMetadata};
-use deepburn_comm::Tag;
 use deepburn_ops::{OptimizerOps, float_bytes};
 
-use crate::array::DeviceArray;
 use crate::buffers::BufferTable;
 use crate::error::ZeroError;
 use crate::estimate::ParameterSize;
 use crate::gather::Gatherer;
 use crate::group::Group;
+use crate::initial::{Distributed, InitialValue, TakenParam};
 use crate::ledger::{Ledger, Tier};
 use crate::optimizer::Owned;
 use crate::parameter::{Description, Parameter, Shard};
@@ -37,6 +36,9 @@ pub type Zero<B> = Autocast<Sharded<B>>;
 ///
 /// A parameter that occurs twice (the same [`ParamId`], a tied weight) becomes one parameter with
 /// one shard and one autodiff leaf; it is known by the first path at which it occurs.
+///
+/// One parameter is whole at a time. Of a process with several ranks two may be: rank 0 makes the next
+/// value while another rank still cuts its shard.
 pub(crate) struct Sharder<'a, B: Backend> {
     /// What stays as it is in the module.
     buffers: &'a BufferTable<B>,
@@ -124,43 +126,31 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         Ok((module, Table { parameters: parameters.into(), indices, owned, aliases }))
     }
 
-    /// Distributes the values of rank 0 and keeps what this rank is to hold.
-    fn adopt(
+    /// Distributes the value of rank 0 and keeps what this rank is to hold of it. When this returns, no
+    /// more than that is left on this rank; another rank of this process may still hold the value.
+    fn adopt<const D: usize>(
         &mut self,
-        tensor: B::FloatTensorPrimitive,
-        trainable: bool,
+        value: InitialValue<B>,
     ) -> Result<Arc<Parameter<B>>, ZeroError> {
         let path = self.path.join(".");
-        if tensor.dtype() != DType::F32 {
-            return Err(ZeroError::ParameterType { path, dtype: tensor.dtype().name() });
-        }
-        let index = self.parameters.len();
-        let device = B::float_device(&tensor);
-        if let Some(working) =
-            self.working.filter(|dtype| !B::supports_dtype(&device, (*dtype).into()))
-        {
-            let (backend, dtype) = (B::name(&device), DType::from(working).name());
-            return Err(ZeroError::UnsupportedType { backend, dtype });
-        }
-        let shape = tensor.shape();
+        self.check_type(&path, &value)?;
+        let (index, device) = (self.parameters.len(), value.device());
+        let Distributed { flat, shape, trainable } =
+            value.distribute::<D>(&self.group, index, &path)?;
         let partition = Partition::new(shape.num_elements(), self.group.world_size());
-        let path: Arc<str> = path.into();
-        let tag = Tag::new("initial weights", index as u64).naming([path.clone()]);
-        let own_values = vec![DeviceArray::Dense(tensor)];
-        let mut values = self.group.arrays().broadcast(tag, own_values, 0)?.wait()?;
         // Laid out as a gathered parameter is, so that every stage runs the same kernels.
-        let values = values.swap_remove(0).into_flat();
         self.owned.push(trainable.then(|| match self.working {
-            Some(_) => Owned::Masters(self.share.of_whole::<B>(&values, partition)),
+            Some(_) => Owned::Masters(self.share.of_whole::<B>(&flat, partition)),
             None => Owned::Elements(self.share.len(partition), device.clone()),
         }));
         let dtype = self.working.map_or(DType::F32, DType::from);
+        let path = path.into();
         let description = Description { index, path, shape, dtype, device, partition, trainable };
         let in_type = |tensor| B::cast(tensor, self.working.unwrap_or(FloatDType::F32));
         let ledger = self.ledger.clone();
         Ok(Arc::new(match &self.gatherer {
             Some(gatherer) => {
-                let shard = in_type(chunk::<B>(&values, partition, self.group.rank()));
+                let shard = in_type(chunk::<B>(&flat, partition, self.group.rank()));
                 let tier = self.tiers.next(partition.shard_len());
                 let shard = match self.parking {
                     Some(parking) if tier != Tier::Device => {
@@ -171,10 +161,52 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
                 Parameter::sharded(description, shard, gatherer.clone(), ledger)
             }
             None => {
-                let whole = in_shape::<B>(in_type(values), &description.shape);
+                let whole = in_shape::<B>(in_type(flat), &description.shape);
                 Parameter::whole(description, whole, ledger)
             }
         }))
+    }
+
+    /// Refuses a value that is not f32, and a device that has not the type that ops are to use.
+    fn check_type(&self, path: &str, value: &InitialValue<B>) -> Result<(), ZeroError> {
+        if let InitialValue::Present { tensor, .. } = value
+            && tensor.dtype() != DType::F32
+        {
+            let (path, dtype) = (path.to_owned(), tensor.dtype().name());
+            return Err(ZeroError::ParameterType { path, dtype });
+        }
+        let device = value.device();
+        let missing = |dtype: &FloatDType| !B::supports_dtype(&device, (*dtype).into());
+        match self.working.filter(missing) {
+            Some(working) => Err(ZeroError::UnsupportedType {
+                backend: B::name(&device),
+                dtype: DType::from(working).name(),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes a parameter out of the module and puts a handle in its place.
+    fn shard_param<const D: usize>(
+        &mut self,
+        param: Param<Tensor<Training<B>, D>>,
+    ) -> Result<Param<Tensor<Training<B>, D>>, ZeroError> {
+        // Rank 0 draws a lazy twin too: a generator is then where it would be in plain Burn.
+        let taken = TakenParam::<B, D>::new(param, self.group.rank());
+        let TakenParam { id, mapper, value } = taken
+            .map_err(|reason| ZeroError::Initialisation { path: self.path.join("."), reason })?;
+        if let Some((index, twin)) = self.seen.get(&id)
+            && let Some(twin) = twin.downcast_ref::<Tensor<Training<B>, D>>()
+        {
+            self.aliases[*index].push(self.path.join("."));
+            return Ok(Param::from_mapped_value(id, twin.clone(), mapper));
+        }
+        let parameter = self.adopt::<D>(value)?;
+        let handle = leaf::<B, D>(parameter.clone());
+        self.seen.insert(id, (parameter.index(), Box::new(handle.clone())));
+        self.parameters.push(parameter);
+        self.aliases.push(Vec::new());
+        Ok(Param::from_mapped_value(id, handle, mapper))
     }
 }
 
@@ -191,31 +223,15 @@ impl<B: OptimizerOps> ModuleMapper<Training<B>> for Sharder<'_, B> {
         &mut self,
         param: Param<Tensor<Training<B>, D>>,
     ) -> Param<Tensor<Training<B>, D>> {
-        let (id, tensor, mapper) = param.consume();
-        if self.failure.is_some() || self.buffers.contains(id) {
-            return Param::from_mapped_value(id, tensor, mapper);
+        if self.failure.is_some() || self.buffers.contains(param.id) {
+            return param;
         }
-        if let Some((index, twin)) = self.seen.get(&id)
-            && let Some(twin) = twin.downcast_ref::<Tensor<Training<B>, D>>()
-        {
-            self.aliases[*index].push(self.path.join("."));
-            return Param::from_mapped_value(id, twin.clone(), mapper);
-        }
-        let trainable = tensor.is_require_grad();
-        let values = tensor.clone().inner().into_primitive().tensor().into_full();
-        match self.adopt(values, trainable) {
-            Ok(parameter) => {
-                let handle = leaf::<B, D>(parameter.clone());
-                self.seen.insert(id, (parameter.index(), Box::new(handle.clone())));
-                self.parameters.push(parameter);
-                self.aliases.push(Vec::new());
-                Param::from_mapped_value(id, handle, mapper)
-            }
-            Err(failure) => {
-                self.failure = Some(failure);
-                Param::from_mapped_value(id, tensor, mapper)
-            }
-        }
+        let (id, device) = (param.id, param.lazy_device());
+        self.shard_param(param).unwrap_or_else(|failure| {
+            self.failure = Some(failure);
+            // The module is dropped: any value does.
+            Param::initialized(id, Tensor::zeros([1; D], &device))
+        })
     }
 }
 

@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Tensor, TensorData, backend::Backend};
@@ -18,12 +20,15 @@ use thiserror::Error;
 
 use super::config::{ConfigError, Gpt2Config};
 use super::model::Gpt2;
-use super::parameters::{HEAD, hf_name, is_mask_buffer, module_path};
+use super::parameters::{HEAD, ParameterShape, hf_name, is_mask_buffer, module_path};
 use super::tensor_file::{TensorFile, float_type};
+use crate::weights::WeightInit;
 
 /// The file of an unsharded checkpoint.
 pub(crate) const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+/// Module path of the token embedding.
+const EMBEDDING: &str = "wte.weight";
 pub(crate) const CONFIG: &str = "config.json";
 
 /// A checkpoint whose config has been read and whose files have sound headers.
@@ -166,13 +171,9 @@ impl Checkpoint {
         config: &Gpt2Config,
         device: &B::Device,
     ) -> Result<Gpt2<B>, CheckpointError> {
-        let model = Gpt2::new(config, 0, device)
-            .map_err(|source| CheckpointError::Config { path: self.folder.join(CONFIG), source })?;
+        let model = Gpt2::zeros(config, device).map_err(|source| self.misconfigured(source))?;
         self.refuse(self.misfits(config))?;
-        let repeated_head = config.tie_word_embeddings && self.tensors.contains_key(HEAD);
-        if repeated_head {
-            self.check_repeated_head()?;
-        }
+        self.check_repeated_head(config)?;
         let mut filler =
             Filler { checkpoint: &mut self, path: Vec::new(), problems: Vec::new(), error: None };
         let model = model.map(&mut filler);
@@ -182,10 +183,58 @@ impl Checkpoint {
         Ok(model)
     }
 
+    /// The model that [`load`](Self::load) makes, except that a weight is read when it is first used.
+    /// Names, shapes and types are checked now; [`check_values`](Self::check_values) checks the rest.
+    ///
+    /// A weight that cannot be read later on, or is not finite, is a panic that says so: Burn's lazy
+    /// parameters cannot return errors. Sharded training turns it into one.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Tensors`] naming every tensor that does not fit.
+    pub fn load_lazily<B: Backend>(
+        self,
+        config: &Gpt2Config,
+        device: &B::Device,
+    ) -> Result<Gpt2<B>, CheckpointError> {
+        self.refuse(self.misfits(config))?;
+        let folder = self.folder.clone();
+        let checkpoint = Mutex::new(self);
+        let read = move |path: &str| {
+            // A reader that has panicked left nothing half-done: each read begins with a seek.
+            let mut checkpoint = checkpoint.lock().unwrap_or_else(PoisonError::into_inner);
+            checkpoint.read_finite(path).unwrap_or_else(|error| panic!("{error}"))
+        };
+        Gpt2::with(config, &WeightInit::reading(Arc::new(read), device))
+            .map_err(|source| CheckpointError::Config { path: folder.join(CONFIG), source })
+    }
+
+    /// Reads all weights of the model of `config` once and keeps none: afterwards only the disk can
+    /// make [`load_lazily`](Self::load_lazily) fail. Memory: 8 MiB.
+    ///
+    /// # Errors
+    /// Those of [`load`](Self::load).
+    pub fn check_values(&mut self, config: &Gpt2Config) -> Result<(), CheckpointError> {
+        self.refuse(self.misfits(config))?;
+        self.check_repeated_head(config)?;
+        let mut problems = Vec::new();
+        for ParameterShape { path, shape } in config.parameters() {
+            let (mut wild, numel) = (0, shape.iter().product());
+            for part in parts(numel) {
+                wild += not_finite(&self.read_part(&path, part)?);
+            }
+            problems.extend(wild_values(&path, wild, numel));
+        }
+        self.refuse(problems)
+    }
+
+    fn misconfigured(&self, source: ConfigError) -> CheckpointError {
+        CheckpointError::Config { path: self.folder.join(CONFIG), source }
+    }
+
     /// Takes the tensor at a module path out, where there is one: what is left is loaded without it.
     ///
     /// # Errors
-    /// [`CheckpointError::Tensors`] for one that is not a float tensor of `shape`, or an I/O error.
+    /// [`CheckpointError::Tensors`] for one that is not a finite float tensor of `shape`, or an I/O error.
     pub(crate) fn take(
         &mut self,
         path: &str,
@@ -201,7 +250,7 @@ impl Checkpoint {
             let name = location.name.clone();
             self.refuse(vec![TensorProblem { name, expected, found }])?;
         }
-        let values = self.read(path)?;
+        let values = self.read_finite(path)?;
         self.tensors.remove(path);
         Ok(Some(values))
     }
@@ -257,11 +306,30 @@ impl Checkpoint {
         self.files[location.file].read(&location.name)
     }
 
+    /// Reads such a tensor and refuses values that are infinite or NaN.
+    fn read_finite(&mut self, path: &str) -> Result<Vec<f32>, CheckpointError> {
+        let values = self.read(path)?;
+        self.refuse(wild_values(path, not_finite(&values), values.len()).into_iter().collect())?;
+        Ok(values)
+    }
+
+    /// Reads elements of such a tensor.
+    fn read_part(&mut self, path: &str, part: Range<usize>) -> Result<Vec<f32>, CheckpointError> {
+        let location = &self.tensors[path];
+        self.files[location.file].read_range(&location.name, part)
+    }
+
     /// A tied model has one matrix for embedding and head; a file that has both must agree.
-    fn check_repeated_head(&mut self) -> Result<(), CheckpointError> {
-        let embedding = self.read("wte.weight")?;
-        let head = self.read(HEAD)?;
-        let differing = embedding.iter().zip(&head).filter(|(a, b)| a != b).count();
+    fn check_repeated_head(&mut self, config: &Gpt2Config) -> Result<(), CheckpointError> {
+        if !(config.tie_word_embeddings && self.tensors.contains_key(HEAD)) {
+            return Ok(());
+        }
+        let (mut differing, numel) = (0, config.vocab_size * config.n_embd);
+        for part in parts(numel) {
+            let embedding = self.read_part(EMBEDDING, part.clone())?;
+            let head = self.read_part(HEAD, part)?;
+            differing += embedding.iter().zip(&head).filter(|(a, b)| a != b).count();
+        }
         if differing == 0 {
             return Ok(());
         }
@@ -270,9 +338,30 @@ impl Checkpoint {
             expected: "the values of `transformer.wte.weight`, to which it is tied (or \
                        `tie_word_embeddings`: false)"
                 .to_owned(),
-            found: format!("{differing} of {} values that differ", head.len()),
+            found: format!("{differing} of {numel} values that differ"),
         }])
     }
+}
+
+/// Elements that are read at a time where no more than a look is taken at them.
+const PART: usize = 1 << 20;
+
+fn parts(numel: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..numel).step_by(PART).map(move |start| start..numel.min(start + PART))
+}
+
+/// How many values are infinite or NaN.
+fn not_finite(values: &[f32]) -> usize {
+    values.iter().filter(|value| !value.is_finite()).count()
+}
+
+/// What is wrong with a tensor of which `wild` of `numel` values are not finite.
+fn wild_values(path: &str, wild: usize, numel: usize) -> Option<TensorProblem> {
+    (wild > 0).then(|| TensorProblem {
+        name: hf_name(path),
+        expected: "finite values".to_owned(),
+        found: format!("{wild} of {numel} that are infinite or NaN"),
+    })
 }
 
 fn read_config(path: &Path) -> Result<Gpt2Config, CheckpointError> {
@@ -342,13 +431,8 @@ impl Filler<'_> {
                 return None;
             }
         };
-        let wild = values.iter().filter(|value| !value.is_finite()).count();
-        if wild > 0 {
-            self.problems.push(TensorProblem {
-                name: hf_name(&path),
-                expected: "finite values".to_owned(),
-                found: format!("{wild} of {} that are infinite or NaN", values.len()),
-            });
+        if let Some(problem) = wild_values(&path, not_finite(&values), values.len()) {
+            self.problems.push(problem);
             return None;
         }
         Some(values)

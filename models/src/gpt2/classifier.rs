@@ -87,6 +87,16 @@ impl ClassifierConfig {
         Publication::new(&self.parameters(), str::to_owned, documents)
     }
 
+    /// Reads all weights that [`Gpt2Classifier::load_lazily`] will read, and keeps none.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Tensors`] naming every tensor that does not fit, or an I/O error.
+    pub fn check_values(&self, mut checkpoint: Checkpoint) -> Result<(), CheckpointError> {
+        checkpoint.take(SCORE, &[self.num_classes, self.body.n_embd])?;
+        checkpoint.leave_head();
+        checkpoint.check_values(&self.headless())
+    }
+
     /// The fields of `config.json` that the classes add.
     pub(crate) fn labels(&self) -> Map<String, Value> {
         let name = |class: usize| format!("LABEL_{class}");
@@ -118,12 +128,22 @@ impl<B: Backend> Gpt2Classifier<B> {
         Ok(Self { transformer, score: Score::new(config, seed, device) })
     }
 
+    /// A model whose weights are 0, for a caller who replaces them.
+    ///
+    /// # Errors
+    /// [`ConfigError`] if the config does not hold together.
+    pub fn zeros(config: &ClassifierConfig, device: &B::Device) -> Result<Self, ConfigError> {
+        let transformer = Gpt2::zeros(&config.headless(), device)?;
+        Ok(Self { transformer, score: Score::with(config, &WeightInit::zeros(device)) })
+    }
+
     /// A model with the weights of a checkpoint: of a language model, whose head is left out and
-    /// for which scores are drawn from `seed`, or of a classifier.
+    /// for which scores are drawn from `seed`, or of a classifier. Weights of the language model are
+    /// read when first used, as by [`Checkpoint::load_lazily`].
     ///
     /// # Errors
     /// [`CheckpointError::Tensors`] naming every tensor that does not fit, or an I/O error.
-    pub fn load(
+    pub fn load_lazily(
         mut checkpoint: Checkpoint,
         config: &ClassifierConfig,
         seed: u64,
@@ -138,15 +158,19 @@ impl<B: Backend> Gpt2Classifier<B> {
             None => Score::new(config, seed, device),
         };
         checkpoint.leave_head();
-        Ok(Self { transformer: checkpoint.load(&config.headless(), device)?, score })
+        Ok(Self { transformer: checkpoint.load_lazily(&config.headless(), device)?, score })
     }
 }
 
 impl<B: Backend> Score<B> {
     fn new(config: &ClassifierConfig, seed: u64, device: &B::Device) -> Self {
+        Self::with(config, &WeightInit::new(seed, device))
+    }
+
+    fn with(config: &ClassifierConfig, init: &WeightInit<B>) -> Self {
         let values = Values::Normal { std: config.body.initializer_range };
         let shape = [config.num_classes, config.body.n_embd];
-        Self { weight: WeightInit::new(seed, device).param(SCORE, shape, values) }
+        Self { weight: init.param(SCORE, shape, values) }
     }
 }
 

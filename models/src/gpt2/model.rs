@@ -47,8 +47,21 @@ impl<B: Backend> Gpt2<B> {
     /// # Errors
     /// [`ConfigError`] if `config` does not hold together.
     pub fn new(config: &Gpt2Config, seed: u64, device: &B::Device) -> Result<Self, ConfigError> {
+        Self::with(config, &WeightInit::new(seed, device))
+    }
+
+    /// A model whose weights are 0, for a caller who replaces them: those of a training checkpoint,
+    /// say. Like drawn weights the zeros are made when first used.
+    ///
+    /// # Errors
+    /// [`ConfigError`] if `config` does not hold together.
+    pub fn zeros(config: &Gpt2Config, device: &B::Device) -> Result<Self, ConfigError> {
+        Self::with(config, &WeightInit::zeros(device))
+    }
+
+    /// A model with the weights that `init` makes.
+    pub(crate) fn with(config: &Gpt2Config, init: &WeightInit<B>) -> Result<Self, ConfigError> {
         config.validate()?;
-        let init = WeightInit::new(seed, device);
         let (vocab, width) = (config.vocab_size, config.n_embd);
         let normal = Values::Normal { std: config.initializer_range };
         let table = |path: &str, rows| init.param(path, [rows, width], normal);
@@ -56,8 +69,8 @@ impl<B: Backend> Gpt2<B> {
             wte: Embedding { weight: table("wte.weight", vocab) },
             wpe: Embedding { weight: table("wpe.weight", config.n_positions) },
             drop: DropoutConfig::new(config.embd_pdrop).init(),
-            h: (0..config.n_layer).map(|block| Block::new(&init, block, config)).collect(),
-            ln_f: LayerNorm::new(&init, "ln_f", width, config.layer_norm_epsilon),
+            h: (0..config.n_layer).map(|block| Block::new(init, block, config)).collect(),
+            ln_f: LayerNorm::new(init, "ln_f", width, config.layer_norm_epsilon),
             lm_head: (!config.tie_word_embeddings).then(|| Head { weight: table(HEAD, vocab) }),
             config: config.clone(),
         })

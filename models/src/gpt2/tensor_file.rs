@@ -6,6 +6,7 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
@@ -82,6 +83,16 @@ impl TensorFile {
 
     /// Reads a tensor that [`Self::info`] knows, of a type that [`float_type`] knows, as f32.
     pub(crate) fn read(&mut self, name: &str) -> Result<Vec<f32>, CheckpointError> {
+        let numel = self.info(name).map_or(0, |info| info.shape.iter().product());
+        self.read_range(name, 0..numel)
+    }
+
+    /// Reads elements `range` of such a tensor, in its flat order.
+    pub(crate) fn read_range(
+        &mut self,
+        name: &str,
+        range: Range<usize>,
+    ) -> Result<Vec<f32>, CheckpointError> {
         let path = &self.path;
         let info = self.header.info(name).and_then(|info| Some((info, float_type(info.dtype)?)));
         let Some((info, precision)) = info else {
@@ -89,11 +100,11 @@ impl TensorFile {
             return Err(CheckpointError::Format { path: path.clone(), reason });
         };
         let io = |source| CheckpointError::io("read", path, source);
-        let (start, end) = info.data_offsets;
-        self.file.seek(SeekFrom::Start(self.data_start + start as u64)).map_err(io)?;
-        let mut values = Vec::with_capacity((end - start) / precision.size());
-        let mut chunk = vec![0; CHUNK.min(end - start)];
-        let mut left = end - start;
+        let start = self.data_start + (info.data_offsets.0 + range.start * precision.size()) as u64;
+        self.file.seek(SeekFrom::Start(start)).map_err(io)?;
+        let mut left = range.len() * precision.size();
+        let mut values = Vec::with_capacity(range.len());
+        let mut chunk = vec![0; CHUNK.min(left)];
         while left > 0 {
             let chunk = &mut chunk[..CHUNK.min(left)];
             self.file.read_exact(chunk).map_err(io)?;

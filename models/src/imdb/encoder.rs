@@ -42,17 +42,28 @@ impl<B: Backend> Encoder<B> {
         seed: u64,
         device: &B::Device,
     ) -> Result<Self, EncoderConfigError> {
+        Self::with(config, &WeightInit::new(seed, device))
+    }
+
+    /// A model whose weights are 0, for a caller who replaces them.
+    ///
+    /// # Errors
+    /// [`EncoderConfigError`] if `config` does not hold together.
+    pub fn zeros(config: &EncoderConfig, device: &B::Device) -> Result<Self, EncoderConfigError> {
+        Self::with(config, &WeightInit::zeros(device))
+    }
+
+    fn with(config: &EncoderConfig, init: &WeightInit<B>) -> Result<Self, EncoderConfigError> {
         config.validate()?;
-        let init = WeightInit::new(seed, device);
         let EncoderConfig { vocab_size, embed_dim, hidden_dim, num_classes, .. } = *config;
         let values = Values::Normal { std: config.initializer_range };
         let weight = init.param("embedding.weight", [vocab_size, embed_dim], values);
         let affine =
-            |path: &str, shape: [usize; 2]| conv1d(&init, path, shape, default_std(shape[0]));
+            |path: &str, shape: [usize; 2]| conv1d(init, path, shape, default_std(shape[0]));
         Ok(Self {
             embedding: Embedding { weight },
             layers: (0..config.num_layers)
-                .map(|layer| EncoderLayer::new(&init, layer, config))
+                .map(|layer| EncoderLayer::new(init, layer, config))
                 .collect(),
             classifier1: affine("classifier1", [embed_dim, hidden_dim]),
             classifier2: affine("classifier2", [hidden_dim, num_classes]),

@@ -11,6 +11,9 @@
 //! one operation that ends this: the way to the inner backend and back (`valid`, `from_inner`). It
 //! drops what a parameter knows besides its values (mappers for loading and saving), so every
 //! parameter is then put back as it was.
+//!
+//! Both the search and the separation would initialise lazy parameters, so they work on a module in
+//! which those are replaced.
 
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
@@ -21,6 +24,7 @@ use burn::tensor::{Bool, Int, Tensor};
 use deepburn_ops::OptimizerOps;
 
 use crate::error::ZeroError;
+use crate::initial::{initialise_constants, without_lazy_values};
 use crate::sharding::Training;
 
 /// The module with running statistics of its own, and their ids. A module without any is returned
@@ -28,7 +32,11 @@ use crate::sharding::Training;
 pub(super) fn take_apart<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     module: M,
 ) -> Result<(M, HashSet<ParamId>), ZeroError> {
-    let statistics = find::<B, M>(&module)?;
+    // Running statistics are always initialised.
+    let statistics = match initialise_constants(&module) {
+        true => find::<B, M>(&module)?,
+        false => HashSet::new(),
+    };
     if statistics.is_empty() {
         return Ok((module, statistics));
     }
@@ -39,7 +47,7 @@ pub(super) fn take_apart<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
         backend: PhantomData,
     };
     module.visit(&mut originals);
-    let apart = M::from_inner(module.valid());
+    let apart = M::from_inner(without_lazy_values(&module).valid());
     drop(module);
     let apart = apart.map(&mut originals);
     Ok((apart, originals.statistics))
@@ -49,7 +57,7 @@ pub(super) fn take_apart<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
 fn find<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     module: &M,
 ) -> Result<HashSet<ParamId>, ZeroError> {
-    let copy = M::from_inner(module.valid());
+    let copy = M::from_inner(without_lazy_values(module).valid());
     let marks = |module: &M| {
         let mut marks = Marks { path: Vec::new(), found: Vec::new() };
         module.visit(&mut marks);

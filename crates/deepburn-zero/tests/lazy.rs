@@ -1,0 +1,221 @@
+//! Lazy parameters: rank 0 alone makes their values, and all ranks start from them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use burn::module::{Module, Param, ParamId};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, LinearLayout};
+use burn::tensor::backend::Backend;
+use burn::tensor::{Int, Tensor, TensorData};
+use burn_flex::{Flex, FlexDevice};
+use deepburn_comm::run_ranks;
+use deepburn_config::Stage;
+use deepburn_zero::{Group, ModelStates, Training, ZeroError};
+
+use model::{STAGES, Trained, policy};
+
+mod model;
+
+/// How often closures ran.
+type Drawn = Arc<AtomicUsize>;
+
+fn numbers(count: usize, first: f32) -> Vec<f32> {
+    (0..count).map(|number| number as f32 / 8.0 + first).collect()
+}
+
+/// A lazy parameter with numbers from `first` on.
+fn lazy<B: Backend, const D: usize>(
+    drawn: &Drawn,
+    shape: [usize; D],
+    first: f32,
+) -> Param<Tensor<B, D>> {
+    let drawn = drawn.clone();
+    let init = move |device: &B::Device, trained| {
+        drawn.fetch_add(1, Ordering::SeqCst);
+        let values = TensorData::new(numbers(shape.iter().product(), first), shape);
+        Tensor::from_data(values, device).set_require_grad(trained)
+    };
+    Param::uninitialized(ParamId::new(), init, B::Device::default(), true, shape.into())
+}
+
+/// One parameter of each kind that laziness could get wrong.
+#[derive(Module, Debug)]
+struct Net<B: Backend> {
+    odd: Param<Tensor<B, 2>>,
+    tied: Param<Tensor<B, 2>>,
+    frozen: Param<Tensor<B, 1>>,
+    /// Its closure freezes it, whatever it is asked for.
+    stubborn: Param<Tensor<B, 1>>,
+    /// Its closure makes another shape than announced.
+    turned: Param<Tensor<B, 2>>,
+    order: Param<Tensor<B, 1, Int>>,
+    empty: Param<Tensor<B, 1>>,
+}
+
+impl<B: Backend> Net<B> {
+    fn new(drawn: &Drawn) -> Self {
+        let odd = lazy(drawn, [3, 5], 0.0);
+        let order = |device: &B::Device, _| Tensor::from_ints([2, 0, 1], device);
+        let device = B::Device::default();
+        Self {
+            tied: odd.clone(),
+            odd,
+            frozen: lazy(drawn, [7], 100.0).set_require_grad(false),
+            stubborn: lazy(drawn, [3], 200.0)
+                .init_mapper(|it: Tensor<B, 1>| it.set_require_grad(false)),
+            turned: lazy(drawn, [2, 5], 300.0)
+                .init_mapper(|it: Tensor<B, 2>| it.transpose().detach().require_grad()),
+            order: Param::uninitialized(ParamId::new(), order, device, false, [3].into()),
+            empty: lazy(drawn, [0], 0.0),
+        }
+    }
+}
+
+fn ranks<T: Send>(
+    count: usize,
+    body: impl Fn(Group<Flex>) -> Result<T, ZeroError> + Sync,
+) -> Vec<T> {
+    let ranks =
+        run_ranks(count, Duration::from_secs(60), |member| body(Group::<Flex>::new(member)));
+    ranks.unwrap_or_else(|failure| panic!("{failure}"))
+}
+
+/// Path, shape, whether it is trained, and values of each parameter.
+type Found = Vec<(String, Vec<usize>, bool, Vec<f32>)>;
+
+fn found(states: &ModelStates<Flex>) -> Result<Found, ZeroError> {
+    let parameters = states.parameters().iter().enumerate();
+    let found = parameters.map(|(index, parameter)| {
+        let values = states.parameter_data(index)?.iter::<f32>().collect();
+        let (path, shape) = (parameter.path().to_owned(), parameter.shape().to_vec());
+        Ok((path, shape, parameter.is_trainable(), values))
+    });
+    found.collect()
+}
+
+fn expected() -> Found {
+    let turned = numbers(10, 300.0);
+    let turned = (0..5).flat_map(|column| [turned[column], turned[column + 5]]).collect();
+    let row = |path: &str, shape: &[usize], trained, values| {
+        (path.to_owned(), shape.to_vec(), trained, values)
+    };
+    vec![
+        row("odd", &[3, 5], true, numbers(15, 0.0)),
+        row("frozen", &[7], false, numbers(7, 100.0)),
+        row("stubborn", &[3], false, numbers(3, 200.0)),
+        row("turned", &[5, 2], true, turned),
+        row("empty", &[0], true, Vec::new()),
+    ]
+}
+
+#[test]
+fn rank_0_makes_every_value_and_all_ranks_start_from_it() {
+    for (stage, world_size) in STAGES.into_iter().flat_map(|it| [(it, 1), (it, 2), (it, 3)]) {
+        let drawn = Drawn::default();
+        // Clones of one module, as ranks that are threads get them.
+        let net = Net::<Trained>::new(&drawn);
+        let results = ranks(world_size, |group| {
+            let (net, states) = ModelStates::shard(net.clone(), policy(stage), group)?;
+            states.start_saving_pass()?;
+            let order: Vec<i64> = net.order.val().into_data().iter().collect();
+            Ok((found(&states)?, order, net.stubborn.val().is_require_grad()))
+        });
+        for result in results {
+            let case = format!("stage {stage:?}, {world_size} ranks");
+            assert_eq!(result, (expected(), vec![2, 0, 1], false), "{case}");
+        }
+        // Each of the six once; the twin is drawn as plain Burn draws it.
+        assert_eq!(drawn.load(Ordering::SeqCst), 6);
+        assert!(!net.odd.is_initialized());
+    }
+}
+
+#[test]
+fn ranks_may_have_used_their_module_before() {
+    let drawn = Drawn::default();
+    for user in 0..2 {
+        let results = ranks(2, |group| {
+            let net = Net::<Trained>::new(&drawn);
+            if group.rank() == user {
+                drop((net.odd.val(), net.turned.val(), net.frozen.val()));
+            }
+            let (_net, states) = ModelStates::shard(net, policy(Stage::Parameters), group)?;
+            states.start_saving_pass()?;
+            found(&states)
+        });
+        assert_eq!(results, [expected(), expected()], "rank {user} has read its values");
+    }
+}
+
+#[derive(Module, Debug)]
+struct Layers<B: Backend> {
+    first: Param<Tensor<B, 2>>,
+    norm: BatchNorm<B>,
+    column_major: Linear<B>,
+}
+
+/// To find running statistics the module is copied, which must not draw anything.
+#[test]
+fn running_statistics_are_found_without_values() {
+    let drawn = Drawn::default();
+    let net = Layers::<Trained> {
+        first: lazy(&drawn, [4, 4], 0.0),
+        norm: BatchNormConfig::new(4).init(&FlexDevice),
+        column_major: LinearConfig::new(4, 6).with_layout(LinearLayout::Col).init(&FlexDevice),
+    };
+    let results = ranks(3, |group| {
+        let (net, states) = ModelStates::shard(net.clone(), policy(Stage::Parameters), group)?;
+        states.start_saving_pass()?;
+        let buffers: Vec<_> = states.buffers().iter().map(|it| it.path().to_owned()).collect();
+        // What a record of this layer holds is turned when it is loaded.
+        let record = net.column_major.weight.transform_for_save();
+        Ok((buffers, found(&states)?, record.shape().to_vec()))
+    });
+    for (buffers, values, saved) in &results {
+        assert_eq!(*buffers, ["norm.running_mean", "norm.running_var"]);
+        assert_eq!(*values, results[0].1);
+        assert_eq!((&values[0].3, &saved[..]), (&numbers(16, 0.0), &[6, 4][..]));
+        let weight = values.iter().find(|it| it.0 == "column_major.weight");
+        assert_eq!(weight.unwrap().1, [4, 6]);
+    }
+    assert_eq!(drawn.load(Ordering::SeqCst), 1);
+}
+
+#[derive(Module, Debug)]
+struct Two<B: Backend> {
+    first: Param<Tensor<B, 1>>,
+    second: Param<Tensor<B, 1>>,
+}
+
+#[test]
+fn a_value_that_cannot_be_made_ends_all_ranks_with_its_name() {
+    let drawn = Drawn::default();
+    let new = || Two::<Training<Flex>> {
+        first: lazy(&drawn, [3], 0.0),
+        second: lazy(&drawn, [3], 0.0).init_mapper(|_: Tensor<_, 1>| panic!("disk unplugged")),
+    };
+    let failure = run_ranks(3, Duration::from_secs(60), |member| {
+        ModelStates::shard(new(), policy(Stage::Parameters), Group::<Flex>::new(member)).map(drop)
+    });
+    let message = failure.unwrap_err().to_string();
+    let named = "parameter second could not be initialised: disk unplugged";
+    assert!(message.contains(named) && message.contains("rank 0"), "{message}");
+}
+
+#[test]
+fn shapes_that_differ_between_ranks_are_an_error() {
+    let failure = run_ranks(2, Duration::from_secs(60), |member| {
+        let drawn = Drawn::default();
+        // As many elements: a collective alone would not notice.
+        let shape = [[2, 3], [3, 2]][member.rank()];
+        let net = Layers::<Trained> {
+            first: Param::initialized(ParamId::new(), lazy(&drawn, shape, 0.0).val()),
+            norm: BatchNormConfig::new(4).init(&FlexDevice),
+            column_major: LinearConfig::new(4, 6).init(&FlexDevice),
+        };
+        ModelStates::shard(net, policy(Stage::Parameters), Group::<Flex>::new(member)).map(drop)
+    });
+    let message = failure.unwrap_err().to_string();
+    assert!(message.contains("first has shape [3, 2] here and [2, 3] on rank 0"), "{message}");
+}

@@ -242,7 +242,7 @@ impl<K: Kind> Classification<K> {
         job: &Job,
         sizes: &str,
     ) -> Result<Self, Failure> {
-        check_model(&kind.parameters(), sizes)?;
+        check_model(&kind.parameters(), job.training.ranks, sizes)?;
         Ok(Self { kind, texts, order, seed: job.training.seed })
     }
 

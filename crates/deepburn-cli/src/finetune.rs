@@ -26,6 +26,7 @@ use crate::devices::cuda_devices;
 #[cfg(feature = "wgpu")]
 use crate::devices::wgpu_devices;
 use crate::failure::Failure;
+use crate::forecast::check_memory;
 use crate::monitoring::check_monitors;
 use crate::preparation::{Preparation, check_types, claim_output, prepare};
 use crate::progress::Progress;
@@ -186,6 +187,7 @@ fn run<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         for device in &devices {
             check_types::<B>(preparation, device)?;
         }
+        check_memory(preparation, ranks)?;
         check_swap(preparation, ranks.placement().map_or(training.ranks, |it| it.local_size))?;
         let models = models(job, recipe, &devices)?;
         Ok((devices, models))

@@ -17,6 +17,7 @@ mod corpus;
 mod devices;
 mod failure;
 mod finetune;
+mod forecast;
 mod job_state;
 mod launch;
 mod lengths;

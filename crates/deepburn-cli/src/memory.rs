@@ -2,6 +2,7 @@
 //! word about the key that asked for it.
 
 use std::fs;
+use std::path::Path;
 
 use deepburn_config::BatchPlan;
 use deepburn_models::gpt2::ParameterShape;
@@ -14,19 +15,79 @@ const FP32: u64 = 4;
 /// Tokens of one optimizer step on one rank: more cannot be numbered in 32 bits.
 const MAX_TOKENS: usize = 1 << 31;
 
-/// Refuses models of which not even the parameters fit, which every job builds once. `sizes` are the
-/// fields that decide.
-pub(crate) fn check_model(parameters: &[ParameterShape], sizes: &str) -> Result<(), Failure> {
+/// Bytes of memory that cannot be exceeded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MemoryLimit {
+    pub(crate) bytes: u64,
+    /// What sets it.
+    pub(crate) what: &'static str,
+    /// Whether each process has it to itself, or all of this host share it.
+    pub(crate) of_process: bool,
+}
+
+/// The limits on memory that this process has: of its control groups, of its address space, and what is
+/// available on the machine. Empty where the system does not tell.
+pub(crate) fn memory_limits() -> Vec<MemoryLimit> {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let info = read("/proc/meminfo");
+    let swap = kibibytes(&info, "SwapFree").unwrap_or(0);
+    let available = kibibytes(&info, "MemAvailable").map(|free| free.saturating_add(swap) << 10);
+    let groups = read("/proc/self/cgroup");
+    let limits = [
+        (available, "available on this machine, swap included", false),
+        (cgroup_limit(&groups, read), "memory limit of the control group", false),
+        (address_space(&read("/proc/self/limits")), "limit of the address space, ulimit -v", true),
+    ];
+    let known = limits.into_iter().filter_map(|(bytes, what, of_process)| {
+        Some(MemoryLimit { bytes: bytes?, what, of_process })
+    });
+    known.collect()
+}
+
+/// The lowest limit of the control groups in `groups` (`/proc/self/cgroup`) and of those around them, of
+/// version 2 (`0::/path`) or 1 (`4:memory:/path`). `read` reads a file, and nothing where there is none.
+fn cgroup_limit(groups: &str, read: impl Fn(&str) -> String) -> Option<u64> {
+    let limits = groups.lines().flat_map(|line| {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (fields.next().unwrap_or(""), fields.next().unwrap_or("/"));
+        let (root, file) = match controllers.split(',').any(|it| it == "memory") {
+            true => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+            false if controllers.is_empty() => ("/sys/fs/cgroup", "memory.max"),
+            false => return Vec::new(),
+        };
+        let folders = Path::new(path).ancestors().map(|folder| folder.display().to_string());
+        // In a container the path may be that on the host, of which only the root is seen.
+        let files = folders.map(|folder| format!("{root}{}/{file}", folder.trim_end_matches('/')));
+        files.filter_map(|file| read(&file).trim().parse::<u64>().ok()).collect()
+    });
+    // Version 1 writes the largest number of pages for no limit.
+    limits.filter(|limit| *limit < 1 << 60).min()
+}
+
+/// The soft limit of the address space in `limits` (`/proc/self/limits`).
+fn address_space(limits: &str) -> Option<u64> {
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+/// Refuses models of which not even a rank's part of the parameters fits this machine. `sizes` are the
+/// fields that decide. Cruder than the forecast of a run, and made before its data are read.
+pub(crate) fn check_model(
+    parameters: &[ParameterShape],
+    ranks: usize,
+    sizes: &str,
+) -> Result<(), Failure> {
     let numel = |shape: &[usize]| shape.iter().fold(1_u64, |n, it| n.saturating_mul(*it as u64));
     let numels = parameters.iter().map(|parameter| numel(&parameter.shape));
     let bytes = numels.fold(0, u64::saturating_add).saturating_mul(FP32);
-    let Some(memory) = machine_memory().filter(|memory| bytes > *memory) else {
+    let part = bytes.div_ceil(ranks.max(1) as u64);
+    let Some(memory) = machine_memory().filter(|memory| part > *memory) else {
         return Ok(());
     };
     Err(Failure::mistake(format!(
-        "model.config: the parameters alone take {} GiB, this machine has {} GiB of memory; lower \
-         {sizes}",
-        bytes >> 30,
+        "model.config: a rank's part of the parameters alone takes {} GiB, this machine has {} GiB of \
+         memory; lower {sizes}",
+        part >> 30,
         memory >> 30
     )))
 }
@@ -77,9 +138,9 @@ mod tests {
 
     #[test]
     fn models_beyond_the_machine_are_refused() {
-        assert!(check_model(&Gpt2Config::small().parameters(), "n_embd").is_ok());
+        assert!(check_model(&Gpt2Config::small().parameters(), 1, "n_embd").is_ok());
         let huge = Gpt2Config { n_embd: 1 << 24, n_head: 1, ..Gpt2Config::small() };
-        let message = check_model(&huge.parameters(), "n_embd").unwrap_err().to_string();
+        let message = check_model(&huge.parameters(), 4, "n_embd").unwrap_err().to_string();
         assert!(message.contains("n_embd"), "{message}");
     }
 
@@ -89,6 +150,27 @@ mod tests {
         for (micro, steps) in [(1 << 20, 3), (usize::MAX, 1), (1, usize::MAX), (1 << 60, 1 << 60)] {
             assert!(check_step(batch(micro, steps), 1024).is_err(), "{micro} x {steps}");
         }
+    }
+
+    #[test]
+    fn limits_of_control_groups_are_read() {
+        let files = |path: &str| {
+            match path {
+                "/sys/fs/cgroup/jobs/mine/memory.max" => "max",
+                "/sys/fs/cgroup/jobs/memory.max" => "6000000000\n",
+                "/sys/fs/cgroup/memory/mine/memory.limit_in_bytes" => "5000000000\n",
+                "/sys/fs/cgroup/memory/memory.limit_in_bytes" => "9223372036854771712\n",
+                _ => "",
+            }
+            .to_owned()
+        };
+        assert_eq!(cgroup_limit("0::/jobs/mine\n", files), Some(6_000_000_000));
+        assert_eq!(cgroup_limit("1:cpu:/mine\n4:memory:/mine\n", files), Some(5_000_000_000));
+        assert_eq!(cgroup_limit("4:memory:/other\n0::/\n", files), None);
+        assert_eq!(cgroup_limit("what is this\n", files), None);
+        let limits = "Limit  Soft Limit  Hard Limit  Units\nMax address space  6442450944  unlimited  bytes\n";
+        assert_eq!(address_space(limits), Some(6 << 30));
+        assert_eq!(address_space("Max address space  unlimited  unlimited  bytes\n"), None);
     }
 
     #[test]

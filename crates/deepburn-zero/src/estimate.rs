@@ -73,6 +73,9 @@ pub struct Estimate {
     pub module_buffers: u64,
     /// What comes and goes.
     pub buffers: Buffers,
+    /// Bytes at most while the model is sharded: parameters and optimizer states, and one parameter,
+    /// the largest, whole in fp32. Ranks that are threads share that one.
+    pub starting: u64,
     /// Model states that are offloaded to host memory. On top of the other figures, which are those of
     /// the device.
     pub host: u64,
@@ -205,7 +208,10 @@ pub fn estimate(
     };
     let host = host.saturating_add(stored[Tier::Host as usize]);
     let disk = disk.saturating_add(stored[Tier::Disk as usize]);
-    Estimate { stage, ranks, states, module_buffers: 0, buffers, host, disk }
+    let largest = parameters.iter().map(|parameter| parameter.numel).max().unwrap_or(0);
+    let starting =
+        states.parameters.saturating_add(optimizer).saturating_add(largest.saturating_mul(FP32));
+    Estimate { stage, ranks, states, module_buffers: 0, buffers, starting, host, disk }
 }
 
 /// Elements of the bucket being filled and, with overlap, of the one on its way.
@@ -274,6 +280,7 @@ impl fmt::Display for Estimate {
             ("largest gathered parameter", self.buffers.largest_gathered),
             ("gathered parameters, at most", self.buffers.gathered_limit),
             ("all, at most (no activations)", self.peak()),
+            ("while sharding, at most", self.starting),
             ("model states, on the host", self.host),
             ("model states, on NVMe", self.disk),
         ];
@@ -419,7 +426,7 @@ pub mod deepspeed {
 mod tests {
     use super::deepspeed::{Cluster, Offload, zero2, zero3};
     use super::*;
-    use deepburn_config::{AdamPlan, GradientPlan};
+    use deepburn_config::{AdamPlan, GatherPlan, GradientPlan, ParameterOffload};
     use proptest::prelude::*;
 
     const STAGES: [Stage; 4] =
@@ -465,6 +472,18 @@ mod tests {
 
     fn sizes(numels: &[u64]) -> Vec<ParameterSize> {
         numels.iter().map(|numel| ParameterSize { numel: *numel, trainable: true }).collect()
+    }
+
+    #[test]
+    fn starting_takes_one_whole_parameter() {
+        // Shards of 3 and 2 elements; master and moments are 12 bytes.
+        let found = estimate(
+            &sizes(&[10, 7]),
+            &plan(Stage::Parameters),
+            4,
+            ElementBytes::new(&ADAM, &mixed(), 1),
+        );
+        assert_eq!(found.starting, 5 * (2 + 12) + 10 * 4);
     }
 
     #[test]

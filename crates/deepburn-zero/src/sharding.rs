@@ -17,7 +17,7 @@ use crate::estimate::ParameterSize;
 use crate::gather::Gatherer;
 use crate::group::Group;
 use crate::initial::{Distributed, InitialValue, TakenParam};
-use crate::ledger::{Ledger, Tier};
+use crate::ledger::{Category, Ledger, Tier};
 use crate::optimizer::Owned;
 use crate::parameter::{Description, Parameter, Shard};
 use crate::parked::{ParkedArray, WriteBehind};
@@ -138,6 +138,11 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         let Distributed { flat, shape, trainable } =
             value.distribute::<D>(&self.group, index, &path)?;
         let partition = Partition::new(shape.num_elements(), self.group.world_size());
+        // At the other stages the value stays, and becomes the parameter.
+        let _cut = self
+            .gatherer
+            .is_some()
+            .then(|| self.ledger.hold(Category::Gathered, partition.numel() * DType::F32.size()));
         // Laid out as a gathered parameter is, so that every stage runs the same kernels.
         self.owned.push(trainable.then(|| match self.working {
             Some(_) => Owned::Masters(self.share.of_whole::<B>(&flat, partition)),

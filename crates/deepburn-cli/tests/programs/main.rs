@@ -14,6 +14,7 @@ mod faults;
 mod hub;
 mod job;
 mod launching;
+mod limits;
 mod malformed;
 mod memory;
 mod outputs;

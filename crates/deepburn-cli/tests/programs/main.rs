@@ -22,6 +22,7 @@ mod outputs;
 mod processes;
 mod program;
 mod ranks;
+mod recomputing;
 mod resume;
 mod reviews;
 mod schedules;

@@ -21,7 +21,7 @@ fn swapped(job: Job, overlaps: bool) -> Job {
 }
 
 /// The same with its parameters there too.
-fn all_swapped(job: Job, max_in_cpu: u64) -> Job {
+pub(crate) fn all_swapped(job: Job, max_in_cpu: u64) -> Job {
     let job = swapped(job, true).zero("stage3_max_live_parameters", json!(2000));
     job.zero("offload_param", json!({"device": "nvme", "max_in_cpu": max_in_cpu}))
 }

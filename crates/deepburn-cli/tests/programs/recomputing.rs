@@ -1,0 +1,100 @@
+//! Activation checkpointing: the numbers of a run that keeps its activations, alone and with everything that
+//! moves states out of memory.
+
+use std::fs;
+
+use serde_json::json;
+
+use crate::job::{Job, STAGES, Trained};
+use crate::resume::{STEPS, assert_same, checkpoints, long, resume};
+use crate::swapping::all_swapped;
+
+/// The job in `precision`, fp32 without one.
+fn in_precision(precision: Option<&str>) -> Job {
+    // Dropout everywhere, and products long enough for the selective policy to keep.
+    let job = long().with("model.config.n_embd", 130).with("model.config.n_inner", 150);
+    let job = job.with("model.config.attn_pdrop", 0.1).with("model.config.embd_pdrop", 0.1);
+    match precision {
+        // Its first steps overflow.
+        Some("fp16") => {
+            job.with("deepspeed.fp16", json!({"enabled": true, "loss_scale_window": 2}))
+        }
+        Some(precision) => job.with(&format!("deepspeed.{precision}"), json!({"enabled": true})),
+        None => job,
+    }
+}
+
+fn recomputed(job: Job, section: serde_json::Value) -> Job {
+    job.with("deepspeed.activation_checkpointing", section)
+}
+
+#[test]
+fn recomputed_activations_change_no_bit() {
+    let precisions = [None, Some("bf16"), Some("fp16")];
+    for (stage, ranks) in STAGES.into_iter().zip([1, 2, 3, 2]) {
+        for precision in precisions {
+            let kept = in_precision(precision).sharded(stage, ranks).train();
+            let sections = [
+                json!({"policy": "full"}),
+                json!({"policy": "selective"}),
+                json!({"every_nth_block": 2}),
+            ];
+            for section in sections {
+                let what = format!("stage {stage}, {ranks} ranks, {precision:?}, {section}");
+                let job = recomputed(in_precision(precision).sharded(stage, ranks), section);
+                assert_same(&job.train(), &kept, &what);
+            }
+        }
+    }
+}
+
+/// Gradients, optimizer states and parameters on NVMe, and no activations kept.
+#[test]
+fn everything_together_changes_no_bit() {
+    for (ranks, precision) in
+        [(1, None), (2, None), (3, None), (2, Some("bf16")), (3, Some("fp16"))]
+    {
+        let kept = in_precision(precision).sharded(3, ranks).train();
+        for policy in ["full", "selective"] {
+            let job =
+                recomputed(in_precision(precision).sharded(3, ranks), json!({"policy": policy}));
+            let what = format!("{ranks} ranks, {precision:?}, {policy}");
+            assert_same(&all_swapped(job, 0).train(), &kept, &what);
+        }
+    }
+}
+
+/// A run may resume with another policy.
+#[test]
+fn runs_change_what_they_recompute() {
+    let expected = in_precision(None).sharded(2, 2).train();
+    let job = in_precision(None).sharded(2, 2).with("training.save_steps", 3);
+    let job = job.with("training.gradient_checkpointing", true);
+    job.train();
+    for step in 4..=STEPS {
+        let _ = fs::remove_dir_all(checkpoints(&job).join(format!("step-{step:08}")));
+    }
+    let job = job.with("training.gradient_checkpointing", false);
+    resume(&job, &["step-00000003"]).succeeded();
+    assert_same(&Trained::read(&job.folder().join("output")), &expected, "from full to off");
+}
+
+/// The record of a step tells how many bytes the activations took.
+#[test]
+fn activations_take_less() {
+    let peak = |job: Job| {
+        let rows = job.with("training.ranks", 1).train().steps;
+        rows.iter().map(|row| row.memory.activations_peak).max().unwrap()
+    };
+    let kept = peak(long());
+    let full = peak(long().with("training.gradient_checkpointing", true));
+    assert!(full < kept * 3 / 4, "{full} bytes of {kept}");
+}
+
+#[test]
+fn contradictions_are_refused() {
+    let job = recomputed(long(), json!({"policy": "full"}))
+        .with("training.gradient_checkpointing", false);
+    job.run()
+        .failed(2, &["activation_checkpointing.policy", "gradient_checkpointing", "remove one"]);
+}

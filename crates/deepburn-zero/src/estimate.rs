@@ -420,7 +420,7 @@ pub mod deepspeed {
 mod tests {
     use super::deepspeed::{Cluster, Offload, zero2, zero3};
     use super::*;
-    use deepburn_config::{AdamPlan, GradientPlan};
+    use deepburn_config::{AdamPlan, GatherPlan, GradientPlan, ParameterOffload};
     use proptest::prelude::*;
 
     const STAGES: [Stage; 4] =

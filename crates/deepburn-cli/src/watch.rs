@@ -107,14 +107,18 @@ pub(crate) struct Trace {
     pub(crate) rank: usize,
 }
 
-const CATEGORIES: [(&str, Tier, Category); 8] = [
+const CATEGORIES: [(&str, Tier, Category); 12] = [
     ("parameters", Tier::Device, Category::Parameters),
     ("gradients", Tier::Device, Category::Gradients),
     ("optimizer", Tier::Device, Category::Optimizer),
     ("gathered", Tier::Device, Category::Gathered),
     ("buckets", Tier::Device, Category::Buckets),
     ("activations", Tier::Device, Category::Activations),
+    ("parameters (host)", Tier::Host, Category::Parameters),
+    ("gradients (host)", Tier::Host, Category::Gradients),
     ("optimizer (host)", Tier::Host, Category::Optimizer),
+    ("parameters (NVMe)", Tier::Disk, Category::Parameters),
+    ("gradients (NVMe)", Tier::Disk, Category::Gradients),
     ("optimizer (NVMe)", Tier::Disk, Category::Optimizer),
 ];
 

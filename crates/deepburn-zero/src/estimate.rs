@@ -46,7 +46,7 @@ impl ModelStates {
     }
 }
 
-/// Bytes that come and go on one rank besides the model states; zeros with one rank that keeps its shards on
+/// Bytes that come and go on one rank besides the model states; zeros with one rank that keeps its states on
 /// the device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Buffers {
@@ -216,7 +216,8 @@ pub fn estimate(
 
 /// Elements of the bucket being filled and, with overlap, of the one on its way.
 fn bucket_elements(parameters: &[ParameterSize], zero: &ZeroPlan, ranks: u64) -> u64 {
-    if ranks == 1 {
+    // On one rank a gradient in a bucket is the one that is kept on the device.
+    if ranks == 1 && zero.optimizer_states == OptimizerOffload::Device {
         return 0;
     }
     let trainable = || parameters.iter().filter(|p| p.trainable).map(|p| p.numel);
@@ -498,6 +499,35 @@ mod tests {
         assert_eq!((left.states.optimizer, left.states.gradients), (0, 0));
         assert_eq!(left.peak(), kept.peak() - gradients - optimizer);
         assert!(left.to_string().contains("on the host"), "{left}");
+    }
+
+    /// Of 10, 7 and 5 elements on 2 ranks shards have 5, 4 and 3.
+    #[test]
+    fn offloaded_parameters_leave_the_device() {
+        let bytes = ElementBytes::new(&ADAM, &PrecisionPlan::FP32, 1);
+        let [host, limited] = [
+            ParameterOffload::Host,
+            ParameterOffload::Nvme { max_in_cpu: 9, device_is_host: false },
+        ];
+        let nothing = ParameterOffload::Nvme { max_in_cpu: 0, device_is_host: true };
+        for (shards, device, host, disk) in [
+            (ParameterOffload::Device, 12, 0, 0),
+            (host, 0, 12, 0),
+            (limited, 0, 9, 3),
+            (ParameterOffload::Nvme { max_in_cpu: 8, device_is_host: true }, 5, 0, 7),
+            (nothing, 0, 0, 12),
+        ] {
+            let zero = ZeroPlan { parameter_shards: shards, ..plan(Stage::Parameters) };
+            let estimate = estimate(&sizes(&[10, 7, 5]), &zero, 2, bytes);
+            assert_eq!(estimate.states.parameters, 4 * device, "{shards:?}");
+            assert_eq!((estimate.host, estimate.disk), (4 * host, 4 * disk), "{shards:?}");
+            // Below stage 3 nothing of the kind.
+            let zero = ZeroPlan { stage: Stage::Gradients, ..zero };
+            assert_eq!(estimated(&sizes(&[10, 7, 5]), &zero, 2).states.parameters, 4 * 22);
+        }
+        let zero = ZeroPlan { parameter_shards: nothing, ..plan(Stage::Parameters) };
+        let alone = estimate(&sizes(&[10, 7]), &zero, 1, bytes).buffers;
+        assert_eq!((alone.largest_gathered, alone.gathered_limit), (40, 68));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod buffers;
 mod pieces;
+mod step;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -15,7 +16,6 @@ use deepburn_comm::Tag;
 use deepburn_config::{
     OptimizerPlan, Precision, PrecisionPlan, RecomputePolicy, ReductionPlan, Stage, ZeroPlan,
 };
-use deepburn_kernels::unscale_and_clip;
 use deepburn_nvme::IoStatistics;
 use deepburn_ops::{OptimizerOps, read_float};
 
@@ -26,22 +26,19 @@ use crate::gather::{Gatherer, Pass};
 use crate::group::Group;
 use crate::ledger::Ledger;
 use crate::operations::{Counter, ModuleOperations};
-use crate::optimizer::{Optimizer, ParkedOperands, Rates, UpdateGradient, UpdateValues};
+use crate::optimizer::Optimizer;
 use crate::parameter::Parameter;
-use crate::parked::ParkedTensor;
 use crate::persistence::persistent_parameters;
 use crate::precision::element_type;
-use crate::publish::Publisher;
 use crate::recompute::BlockRecorder;
-use crate::reduce::{
-    Accumulated, GradientChecker, GradientReducer, ReducerPolicy, SumElements, SumHome, Types,
-};
+use crate::reduce::{GradientChecker, GradientReducer, ReducerPolicy, SumHome, Types};
 use crate::session::{self, Binding, ContextGuard};
 use crate::sharding::{Marker, ShardHomes, Sharder, Table, Training, in_shape, sizes};
 use crate::share::Share;
 use crate::tiers::{Parking, ShardTiers, swap_bytes};
 
 pub use pieces::{GradientSum, OwnedArray, Piece, RandomState, StateArray, StreamPosition};
+pub use step::StepOutcome;
 
 /// How the states of a model are kept.
 #[derive(Debug, Clone)]
@@ -56,21 +53,6 @@ pub struct Policy {
     pub optimizer: OptimizerPlan,
     /// Which activations backward computes again.
     pub recompute: RecomputePolicy,
-}
-
-/// What an optimizer step did.
-#[derive(Debug, Clone, PartialEq)]
-pub enum StepOutcome {
-    /// It updated the parameters.
-    Applied {
-        /// Global L2 norm of the gradients before clipping, unscaled.
-        gradient_norm: f64,
-    },
-    /// It changed nothing on any rank, because a gradient is infinite or NaN.
-    Overflow {
-        /// Module path of the first such parameter, in the model's order.
-        parameter: String,
-    },
 }
 
 /// The states of a sharded model on one rank. Bound to the thread that made it.
@@ -318,34 +300,6 @@ impl<B: OptimizerOps> ModelStates<B> {
         self.reducer.borrow_mut().clear();
     }
 
-    /// Updates the parameters with the accumulated gradients and clears them. All ranks call this
-    /// together. `loss_scale` is the factor that the loss had in backward; the norm is clipped to
-    /// `clip`.
-    ///
-    /// # Errors
-    /// When a collective fails, or there are no gradients.
-    pub fn step(
-        &mut self,
-        rates: Rates,
-        loss_scale: f64,
-        clip: Option<f64>,
-    ) -> Result<StepOutcome, ZeroError> {
-        // What was gathered is out of date after the update.
-        self.gatherer.release_all()?;
-        let gradients = self.take_gradients()?;
-        let scaled_norm = match self.global_norm(&gradients)? {
-            Norm::Finite(norm) => norm,
-            Norm::NotFinite { first } => {
-                let parameter = self.parameters[first].path().to_owned();
-                return Ok(StepOutcome::Overflow { parameter });
-            }
-        };
-        let scale = unscale_and_clip(scaled_norm, loss_scale, clip) as f32;
-        self.update(gradients, rates, scale)?;
-        self.gatherer.refresh_resident(&self.resident)?;
-        Ok(StepOutcome::Applied { gradient_norm: scaled_norm / loss_scale })
-    }
-
     /// The parameters in the order of the module.
     pub fn parameters(&self) -> &[Arc<Parameter<B>>] {
         &self.parameters
@@ -435,101 +389,6 @@ impl<B: OptimizerOps> ModelStates<B> {
         let flat = B::cast(flat, self.types.accumulation);
         Ok(Some(read_float::<B>(in_shape::<B>(flat, parameter.shape()))))
     }
-
-    /// The accumulated gradients by parameter index; `None` for one that was not used.
-    fn take_gradients(&self) -> Result<Vec<Option<Accumulated<B>>>, ZeroError> {
-        self.reducer.borrow_mut().reduce_rest()?;
-        let taken = self.reducer.borrow_mut().take();
-        if taken.iter().all(Option::is_none) {
-            return Err(ZeroError::NoGradients);
-        }
-        let trainable = self.parameters.iter().filter(|parameter| parameter.is_trainable());
-        let unused = trainable.filter(|parameter| taken[parameter.index()].is_none());
-        let paths: Vec<String> = unused.map(|parameter| parameter.path().to_owned()).collect();
-        if !paths.is_empty() && !self.ignore_unused {
-            return Err(ZeroError::UnusedParameters { paths });
-        }
-        Ok(taken)
-    }
-
-    /// L2 norm over all parameters: each rank sums the squares it owns, padding excluded, and the
-    /// ranks' sums are added in rank order. The cut is the same at every stage, and so is the sum.
-    fn global_norm(&self, gradients: &[Option<Accumulated<B>>]) -> Result<Norm, ZeroError> {
-        let (mut squares, mut first_bad) = (0.0, None);
-        let reducer = self.reducer.borrow();
-        for (parameter, gradient) in self.parameters.iter().zip(gradients) {
-            if let Some(gradient) = gradient {
-                let check = reducer.checker().check(gradient, parameter.partition());
-                squares += check.sum_of_squares;
-                if !check.fits {
-                    first_bad.get_or_insert(parameter.index());
-                }
-            }
-        }
-        // One message for both: a rank whose share is finite must not go on by itself.
-        let bad = if first_bad.is_some() { 1.0 } else { 0.0 };
-        let sums = self.group.sum(Tag::new("gradient norm", 0), vec![squares, bad])?;
-        if sums[1] == 0.0 {
-            return Ok(Norm::Finite(sums[0].sqrt()));
-        }
-        // The smallest index over the ranks, as the largest negative one.
-        let mine = first_bad.map_or(f64::NEG_INFINITY, |index| -(index as f64));
-        let first = -self.group.max(Tag::new("gradient norm", 1), vec![mine])?[0];
-        Ok(Norm::NotFinite { first: first as usize })
-    }
-
-    /// Updates every trainable parameter, then hands updated shards round where they are not
-    /// what a rank keeps (stages 1 and 2).
-    fn update(
-        &mut self,
-        gradients: Vec<Option<Accumulated<B>>>,
-        rates: Rates,
-        scale: f32,
-    ) -> Result<(), ZeroError> {
-        let share = self.share;
-        let mut publisher = Publisher::new(&self.group, self.allgather_bucket_size);
-        let trainable = self.parameters.iter().filter(|parameter| parameter.is_trainable());
-        let operands = trainable.map(|parameter| ParkedOperands {
-            index: parameter.index(),
-            values: parameter.parked(),
-            gradient: match gradients[parameter.index()].as_ref().map(|sum| &sum.elements) {
-                Some(SumElements::Parked { array, dtype, .. }) => {
-                    Some(ParkedTensor { array, dtype: *dtype })
-                }
-                Some(SumElements::Device { .. }) | None => None,
-            },
-        });
-        let mut step = self.optimizer.start_step(rates, scale, operands)?;
-        for (parameter, gradient) in self.parameters.iter().zip(gradients) {
-            if !parameter.is_trainable() {
-                continue;
-            }
-            let (index, partition) = (parameter.index(), parameter.partition());
-            let gradient = match gradient.map(|sum| sum.elements) {
-                Some(SumElements::Device { tensor, .. }) => {
-                    UpdateGradient::Device(share.of_gradient::<B>(tensor, partition))
-                }
-                Some(SumElements::Parked { array, dtype, .. }) => {
-                    UpdateGradient::Parked(array, dtype)
-                }
-                None => UpdateGradient::Zeros,
-            };
-            let values = if let Some(shard) = parameter.parked() {
-                parameter.outdate();
-                UpdateValues::Parked(shard)
-            } else if step.has_master(index) {
-                drop(parameter.take());
-                UpdateValues::Device(None)
-            } else {
-                UpdateValues::Device(Some(share.take_values(parameter)))
-            };
-            if let Some(updated) = step.update(index, values, gradient)? {
-                publisher.store(share.stage, parameter, updated)?;
-            }
-        }
-        publisher.flush()?;
-        Ok(())
-    }
 }
 
 /// Parameters of which every rank keeps a whole copy beside its shard. On one rank a shard on the device is that
@@ -559,15 +418,6 @@ fn sum_homes<B: Backend>(
         _ => Ok(SumHome::Device),
     };
     parameters.iter().map(home).collect()
-}
-
-/// L2 norm of the gradients of all ranks.
-enum Norm {
-    Finite(f64),
-    /// A gradient is infinite or NaN, first that of parameter `first`.
-    NotFinite {
-        first: usize,
-    },
 }
 
 impl<B: Backend> std::fmt::Debug for ModelStates<B> {

@@ -11,7 +11,10 @@ use deepburn_config::{
     GradientReduction, NvmePlan, OptimizerOffload, OptimizerPlan, ParameterOffload, Precision,
     PrecisionPlan, Stage,
 };
-use deepburn_zero::{Category, Group, ModelStates, Policy, Rates, StepOutcome, Tier, ZeroError};
+use deepburn_zero::estimate::ParameterSize;
+use deepburn_zero::{
+    Category, Group, ModelStates, Policy, Rates, StepOutcome, Tier, ZeroError, swap_bytes,
+};
 use model::{Net, STAGES, Trained, policy, rows};
 
 /// What a rank saw: losses, gradients of the first step by path, final weights, gradient norms.
@@ -375,7 +378,16 @@ fn parked_parameters_leave_the_device() {
                 }
                 let resident = states.parameters().iter().map(|p| p.numel());
                 let resident = resident.filter(|numel| *numel <= persistence).sum::<usize>() * 4;
-                let disk = states.ledger().usage_on(Tier::Disk, Category::Parameters).current;
+                let sizes = states.parameters().iter().map(|p| ParameterSize {
+                    numel: p.numel() as u64,
+                    trainable: p.is_trainable(),
+                });
+                let Policy { zero, optimizer, precision, .. } = &parked;
+                let sizes: Vec<_> = sizes.collect();
+                let expected = swap_bytes(&sizes, zero, ranks, optimizer, precision);
+                let on_disk = |category| states.ledger().usage_on(Tier::Disk, category).current;
+                let disk = Category::ALL.map(on_disk).iter().sum::<usize>() as u64;
+                assert_eq!(disk, expected, "the file is as large as was announced");
                 Ok::<_, ZeroError>((kept, resident, disk))
             });
             for (kept, resident, disk) in usage.unwrap_or_else(|failure| panic!("{failure}")) {

@@ -104,6 +104,32 @@ fn the_estimate_is_the_ledger_to_the_byte() {
     }
 }
 
+/// What is offloaded is nowhere on the device.
+#[test]
+fn the_estimate_knows_what_is_offloaded() {
+    for (stage, precision) in [(1, None), (2, Some("bf16")), (3, None), (3, Some("bf16"))] {
+        let job = job().sharded(stage, RANKS as usize);
+        let nvme = json!({"device": "nvme", "nvme_path": job.folder(), "max_in_cpu": 5000});
+        let states = json!({"device": "nvme", "nvme_path": job.folder()});
+        let mut job = job.zero("offload_optimizer", states);
+        if stage == 3 {
+            job = job.zero("offload_param", nvme).zero("stage3_param_persistence_threshold", 200);
+        }
+        if let Some(precision) = precision {
+            job = job.with(&format!("deepspeed.{precision}"), json!({"enabled": true}));
+        }
+        let predicted = predicted(&job, stage);
+        let ledger = job.train().steps[1].memory;
+        assert_eq!(
+            [ledger.parameters, ledger.gradients, ledger.optimizer],
+            [predicted.states.parameters, 0, 0],
+            "{precision:?} at stage {stage}"
+        );
+        assert!(predicted.disk > 0);
+        tool_says(&job, stage, &predicted);
+    }
+}
+
 /// `deepburn estimate` prints that estimate.
 fn tool_says(job: &Job, stage: u8, predicted: &Estimate) {
     let Value::Object(fields) = &job.json()["model"]["config"] else { unreachable!("see above") };

@@ -85,7 +85,8 @@ impl<B: Backend> GradientReducer<B> {
         };
         let Accumulated { elements, peak, count } = earlier;
         let (sum, is_shared) = match elements {
-            SumElements::Device { tensor, .. } => (tensor, false),
+            // Leaves the ledger here: the next sum is written over it.
+            SumElements::Device { tensor, _lease } => (tensor, false),
             SumElements::Parked { array, dtype, .. } => {
                 let sum = ParkedTensor { array: &array, dtype };
                 let sum = sum.read::<B>(self.parameters[index].device());

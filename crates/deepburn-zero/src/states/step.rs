@@ -1,0 +1,190 @@
+//! The optimizer step: the norm of the gradients, then the update.
+
+use std::sync::Arc;
+
+use burn_backend::Backend;
+use deepburn_comm::{Partition, Tag};
+use deepburn_kernels::unscale_and_clip;
+use deepburn_ops::OptimizerOps;
+
+use super::ModelStates;
+use crate::error::ZeroError;
+use crate::optimizer::{ParkedOperands, Rates, UpdateGradient, UpdateValues};
+use crate::parameter::Parameter;
+use crate::parked::ParkedTensor;
+use crate::publish::Publisher;
+use crate::reduce::{Accumulated, SumElements};
+use crate::share::Share;
+
+/// What an optimizer step did.
+#[derive(Debug, Clone, PartialEq)]
+pub enum StepOutcome {
+    /// It updated the parameters.
+    Applied {
+        /// Global L2 norm of the gradients before clipping, unscaled.
+        gradient_norm: f64,
+    },
+    /// It changed nothing on any rank, because a gradient is infinite or NaN.
+    Overflow {
+        /// Module path of the first such parameter, in the model's order.
+        parameter: String,
+    },
+}
+
+impl<B: OptimizerOps> ModelStates<B> {
+    /// Updates the parameters with the accumulated gradients and clears them. All ranks call this
+    /// together. `loss_scale` is the factor that the loss had in backward; the norm is clipped to
+    /// `clip`.
+    ///
+    /// # Errors
+    /// When a collective fails, or there are no gradients.
+    pub fn step(
+        &mut self,
+        rates: Rates,
+        loss_scale: f64,
+        clip: Option<f64>,
+    ) -> Result<StepOutcome, ZeroError> {
+        // What was gathered is out of date after the update.
+        self.gatherer.release_all()?;
+        let gradients = self.take_gradients()?;
+        let scaled_norm = match self.global_norm(&gradients)? {
+            Norm::Finite(norm) => norm,
+            Norm::NotFinite { first } => {
+                let parameter = self.parameters[first].path().to_owned();
+                return Ok(StepOutcome::Overflow { parameter });
+            }
+        };
+        let scale = unscale_and_clip(scaled_norm, loss_scale, clip) as f32;
+        self.update(gradients, rates, scale)?;
+        self.gatherer.refresh_resident(&self.resident)?;
+        Ok(StepOutcome::Applied { gradient_norm: scaled_norm / loss_scale })
+    }
+
+    /// The accumulated gradients by parameter index; `None` for one that was not used.
+    fn take_gradients(&self) -> Result<Vec<Option<Accumulated<B>>>, ZeroError> {
+        self.reducer.borrow_mut().reduce_rest()?;
+        let taken = self.reducer.borrow_mut().take();
+        if taken.iter().all(Option::is_none) {
+            return Err(ZeroError::NoGradients);
+        }
+        let trainable = self.parameters.iter().filter(|parameter| parameter.is_trainable());
+        let unused = trainable.filter(|parameter| taken[parameter.index()].is_none());
+        let paths: Vec<String> = unused.map(|parameter| parameter.path().to_owned()).collect();
+        if !paths.is_empty() && !self.ignore_unused {
+            return Err(ZeroError::UnusedParameters { paths });
+        }
+        Ok(taken)
+    }
+
+    /// L2 norm over all parameters: each rank sums the squares it owns, padding excluded, and the
+    /// ranks' sums are added in rank order. The cut is the same at every stage, and so is the sum.
+    fn global_norm(&self, gradients: &[Option<Accumulated<B>>]) -> Result<Norm, ZeroError> {
+        let (mut squares, mut first_bad) = (0.0, None);
+        let reducer = self.reducer.borrow();
+        for (parameter, gradient) in self.parameters.iter().zip(gradients) {
+            if let Some(gradient) = gradient {
+                let check = reducer.checker().check(gradient, parameter.partition());
+                squares += check.sum_of_squares;
+                if !check.fits {
+                    first_bad.get_or_insert(parameter.index());
+                }
+            }
+        }
+        // One message for both: a rank whose share is finite must not go on by itself.
+        let bad = if first_bad.is_some() { 1.0 } else { 0.0 };
+        let sums = self.group.sum(Tag::new("gradient norm", 0), vec![squares, bad])?;
+        if sums[1] == 0.0 {
+            return Ok(Norm::Finite(sums[0].sqrt()));
+        }
+        // The smallest index over the ranks, as the largest negative one.
+        let mine = first_bad.map_or(f64::NEG_INFINITY, |index| -(index as f64));
+        let first = -self.group.max(Tag::new("gradient norm", 1), vec![mine])?[0];
+        Ok(Norm::NotFinite { first: first as usize })
+    }
+
+    /// Updates every trainable parameter, then hands updated shards round where they are not
+    /// what a rank keeps (stages 1 and 2).
+    fn update(
+        &mut self,
+        gradients: Vec<Option<Accumulated<B>>>,
+        rates: Rates,
+        scale: f32,
+    ) -> Result<(), ZeroError> {
+        let share = self.share;
+        let mut publisher = Publisher::new(&self.group, self.allgather_bucket_size);
+        let operands = operands(&self.parameters, &gradients);
+        let mut step = self.optimizer.start_step(rates, scale, operands)?;
+        for (parameter, gradient) in self.parameters.iter().zip(gradients) {
+            if !parameter.is_trainable() {
+                continue;
+            }
+            let (index, partition) = (parameter.index(), parameter.partition());
+            let gradient = update_gradient(share, gradient, partition);
+            let values = values(share, parameter, step.has_master(index));
+            if let Some(updated) = step.update(index, values, gradient)? {
+                publisher.store(share.stage, parameter, updated)?;
+            }
+        }
+        publisher.flush()?;
+        Ok(())
+    }
+}
+
+/// What the step finds outside of the device of each trainable parameter.
+fn operands<'a, B: Backend>(
+    parameters: &'a [Arc<Parameter<B>>],
+    gradients: &'a [Option<Accumulated<B>>],
+) -> impl Iterator<Item = ParkedOperands<'a>> {
+    let trainable = parameters.iter().filter(|parameter| parameter.is_trainable());
+    trainable.map(|parameter| ParkedOperands {
+        index: parameter.index(),
+        values: parameter.parked(),
+        gradient: match gradients[parameter.index()].as_ref().map(|sum| &sum.elements) {
+            Some(SumElements::Parked { array, dtype, .. }) => {
+                Some(ParkedTensor { array, dtype: *dtype })
+            }
+            Some(SumElements::Device { .. }) | None => None,
+        },
+    })
+}
+
+/// What this rank updates out of the gradient of a parameter.
+fn update_gradient<B: OptimizerOps>(
+    share: Share,
+    gradient: Option<Accumulated<B>>,
+    partition: Partition,
+) -> UpdateGradient<B> {
+    match gradient.map(|sum| sum.elements) {
+        Some(SumElements::Device { tensor, .. }) => {
+            UpdateGradient::Device(share.of_gradient::<B>(tensor, partition))
+        }
+        Some(SumElements::Parked { array, dtype, .. }) => UpdateGradient::Parked(array, dtype),
+        None => UpdateGradient::Zeros,
+    }
+}
+
+/// The values of a parameter for its update. Whole copies, which the update makes out of date, are let go.
+fn values<B: OptimizerOps>(
+    share: Share,
+    parameter: &Parameter<B>,
+    has_master: bool,
+) -> UpdateValues<B> {
+    if let Some(shard) = parameter.parked() {
+        parameter.outdate();
+        return UpdateValues::Parked(shard);
+    }
+    if has_master {
+        drop(parameter.take());
+        return UpdateValues::Device(None);
+    }
+    UpdateValues::Device(Some(share.take_values(parameter)))
+}
+
+/// L2 norm of the gradients of all ranks.
+enum Norm {
+    Finite(f64),
+    /// A gradient is infinite or NaN, first that of parameter `first`.
+    NotFinite {
+        first: usize,
+    },
+}

@@ -86,9 +86,12 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// buffers included. The returned module is used like the one passed in. Ranks may pass clones
     /// of one module: the returned one shares no running statistics with them.
     ///
+    /// Rank 0 alone initialises lazy parameters, one after the other, and no rank holds more than its
+    /// part of them and one whole parameter.
+    ///
     /// # Errors
-    /// When a parameter is not f32, nothing is trainable, two layers share a running statistic, or
-    /// the ranks' modules differ.
+    /// When a parameter is not f32 or cannot be initialised, nothing is trainable, two layers share a
+    /// running statistic, or the ranks' modules differ.
     pub fn shard<M: AutodiffModule<Training<B>>>(
         module: M,
         policy: Policy,

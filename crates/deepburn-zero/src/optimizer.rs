@@ -126,28 +126,45 @@ pub struct Rates {
 }
 
 impl<B: OptimizerOps> Optimizer<B> {
-    /// Zero states for what this rank owns, by parameter index; on the device without `parking`.
-    ///
-    /// # Errors
-    /// The file of this rank has too little space.
+    /// The rule of `plan`, without parameters. `working` is the type in which ops use them, where it is not
+    /// f32.
     pub(crate) fn new(
         plan: OptimizerPlan,
         working: Option<FloatDType>,
         parking: Option<&Parking>,
-        owned: Vec<Option<Owned<B>>>,
-        ledger: &Ledger,
-    ) -> Result<Self, SwapError> {
-        let moments = moments(&plan).len();
-        let arrays = moments + usize::from(working.is_some());
-        let state = |owned: Owned<B>| match parking {
-            None => Ok(State::Device(DeviceState::zeros(owned, moments, ledger))),
-            Some(parking) => Ok(State::Parked(ParkedState::zeros(parking, owned, arrays, ledger)?)),
-        };
-        let states = owned.into_iter().map(|owned| owned.map(state).transpose());
-        let states = states.collect::<Result<_, SwapError>>()?;
+    ) -> Self {
         let idle = PipelinePolicy { reads_ahead: false, writes_behind: false };
         let pipeline = Pipeline::new(parking.map_or(idle, |parking| parking.policy));
-        Ok(Self { states, working, plan, pipeline, time: 0 })
+        Self { states: Vec::new(), working, plan, pipeline, time: 0 }
+    }
+
+    /// Takes what this rank owns of the next parameter, `None` for a frozen one, with zero states; on the
+    /// device without `parking`. Called while the model is sharded, so that parked masters are never all in
+    /// memory.
+    ///
+    /// # Errors
+    /// The file of this rank has too little space, or the disk fails.
+    pub(crate) fn adopt(
+        &mut self,
+        owned: Option<Owned<B>>,
+        parking: Option<&Parking>,
+        ledger: &Ledger,
+    ) -> Result<(), SwapError> {
+        let moments = moments(&self.plan).len();
+        let arrays = moments + usize::from(self.working.is_some());
+        self.states.push(match (owned, parking) {
+            (None, _) => None,
+            (Some(owned), None) => Some(State::Device(DeviceState::zeros(owned, moments, ledger))),
+            (Some(owned), Some(parking)) => {
+                Some(State::Parked(ParkedState::zeros(parking, owned, arrays, ledger)?))
+            }
+        });
+        Ok(())
+    }
+
+    /// Type of the parameters that ops use, where it is not f32.
+    pub(crate) fn working(&self) -> Option<FloatDType> {
+        self.working
     }
 
     /// Whether the owned elements of a parameter in full precision are kept here.

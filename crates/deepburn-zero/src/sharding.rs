@@ -18,7 +18,7 @@ use crate::gather::Gatherer;
 use crate::group::Group;
 use crate::initial::{Distributed, InitialValue, TakenParam};
 use crate::ledger::{Category, Ledger, Tier};
-use crate::optimizer::Owned;
+use crate::optimizer::{Optimizer, Owned};
 use crate::parameter::{Description, Parameter, Shard};
 use crate::parked::{ParkedArray, WriteBehind};
 use crate::share::{Share, chunk};
@@ -53,8 +53,8 @@ pub(crate) struct Sharder<'a, B: Backend> {
     working: Option<FloatDType>,
     path: Vec<String>,
     parameters: Vec<Arc<Parameter<B>>>,
-    /// What the optimizer starts from, by parameter index; `None` for a frozen parameter.
-    owned: Vec<Option<Owned<B>>>,
+    /// Takes what this rank updates of each parameter.
+    optimizer: Optimizer<B>,
     /// Further paths of tied parameters, by parameter index.
     aliases: Vec<Vec<String>>,
     /// Index and autodiff tensor of each parameter already seen.
@@ -75,22 +75,23 @@ pub(crate) struct ShardHomes<'a, B: Backend> {
 pub(crate) struct Table<B: Backend> {
     pub(crate) parameters: Arc<[Arc<Parameter<B>>]>,
     pub(crate) indices: HashMap<ParamId, usize>,
-    pub(crate) owned: Vec<Option<Owned<B>>>,
+    pub(crate) optimizer: Optimizer<B>,
     pub(crate) aliases: Vec<Vec<String>>,
 }
 
 impl<'a, B: OptimizerOps> Sharder<'a, B> {
-    /// Keeps what `homes` says of each parameter; in the type `working`, or in f32 without one. `buffers`
-    /// are left alone.
+    /// Keeps what `homes` says of each parameter, in the type that `optimizer` has for them, which takes
+    /// what this rank updates. `buffers` are left alone.
     pub(crate) fn new(
         group: Group<B>,
         share: Share,
         homes: ShardHomes<'a, B>,
-        working: Option<FloatDType>,
+        optimizer: Optimizer<B>,
         ledger: Ledger,
         buffers: &'a BufferTable<B>,
     ) -> Self {
         let ShardHomes { gatherer, parking, tiers } = homes;
+        let working = optimizer.working();
         Self {
             buffers,
             group,
@@ -102,7 +103,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
             working,
             path: Vec::new(),
             parameters: Vec::new(),
-            owned: Vec::new(),
+            optimizer,
             aliases: Vec::new(),
             seen: HashMap::new(),
             failure: None,
@@ -122,8 +123,8 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
             return Err(ZeroError::NothingTrainable);
         }
         let indices = self.seen.into_iter().map(|(id, (index, _))| (id, index)).collect();
-        let Self { parameters, owned, aliases, .. } = self;
-        Ok((module, Table { parameters: parameters.into(), indices, owned, aliases }))
+        let Self { parameters, optimizer, aliases, .. } = self;
+        Ok((module, Table { parameters: parameters.into(), indices, optimizer, aliases }))
     }
 
     /// Distributes the value of rank 0 and keeps what this rank is to hold of it. When this returns, no
@@ -144,10 +145,11 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
             .is_some()
             .then(|| self.ledger.hold(Category::Gathered, partition.numel() * DType::F32.size()));
         // Laid out as a gathered parameter is, so that every stage runs the same kernels.
-        self.owned.push(trainable.then(|| match self.working {
+        let owned = trainable.then(|| match self.working {
             Some(_) => Owned::Masters(self.share.of_whole::<B>(&flat, partition)),
             None => Owned::Elements(self.share.len(partition), device.clone()),
-        }));
+        });
+        self.optimizer.adopt(owned, self.parking, &self.ledger)?;
         let dtype = self.working.map_or(DType::F32, DType::from);
         let path = path.into();
         let description = Description { index, path, shape, dtype, device, partition, trainable };

@@ -121,8 +121,10 @@ impl<B: OptimizerOps> ModelStates<B> {
             parking: parking.as_ref(),
             tiers: ShardTiers::new(&zero),
         };
-        let sharder = Sharder::new(group.clone(), share, homes, working, ledger.clone(), &buffers);
-        let (module, Table { parameters, indices, owned, aliases }) = sharder.shard(module)?;
+        let optimizer = Optimizer::new(optimizer, working, parking.as_ref());
+        let sharder =
+            Sharder::new(group.clone(), share, homes, optimizer, ledger.clone(), &buffers);
+        let (module, Table { parameters, indices, optimizer, aliases }) = sharder.shard(module)?;
         gatherer.serve(parameters.clone());
 
         let reducer = Rc::new(RefCell::new(GradientReducer::new(
@@ -138,7 +140,6 @@ impl<B: OptimizerOps> ModelStates<B> {
             sum_homes(&parameters, share, parking.as_ref(), &ledger)?,
             ledger.clone(),
         )));
-        let optimizer = Optimizer::new(optimizer, working, parking.as_ref(), owned, &ledger)?;
         let autocast = precision.autocast.map(element_type);
         let recorder = Rc::new(BlockRecorder::new(recompute, ledger.clone()));
         recorder.serve(parameters.iter().map(|parameter| parameter.path()));

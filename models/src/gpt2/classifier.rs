@@ -138,8 +138,22 @@ impl<B: Backend> Gpt2Classifier<B> {
     }
 
     /// A model with the weights of a checkpoint: of a language model, whose head is left out and
-    /// for which scores are drawn from `seed`, or of a classifier. Weights of the language model are
-    /// read when first used, as by [`Checkpoint::load_lazily`].
+    /// for which scores are drawn from `seed`, or of a classifier.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Tensors`] naming every tensor that does not fit, or an I/O error.
+    pub fn load(
+        mut checkpoint: Checkpoint,
+        config: &ClassifierConfig,
+        seed: u64,
+        device: &B::Device,
+    ) -> Result<Self, CheckpointError> {
+        let score = Score::taken_from(&mut checkpoint, config, seed, device)?;
+        Ok(Self { transformer: checkpoint.load(&config.headless(), device)?, score })
+    }
+
+    /// The model that [`load`](Self::load) makes, except that weights of the language model are read
+    /// when first used, as by [`Checkpoint::load_lazily`].
     ///
     /// # Errors
     /// [`CheckpointError::Tensors`] naming every tensor that does not fit, or an I/O error.
@@ -149,20 +163,31 @@ impl<B: Backend> Gpt2Classifier<B> {
         seed: u64,
         device: &B::Device,
     ) -> Result<Self, CheckpointError> {
-        let shape = [config.num_classes, config.body.n_embd];
-        let score = match checkpoint.take(SCORE, &shape)? {
-            Some(values) => {
-                let values = TensorData::new(values, shape);
-                Score { weight: Param::from_tensor(Tensor::from_data(values, device)) }
-            }
-            None => Score::new(config, seed, device),
-        };
-        checkpoint.leave_head();
+        let score = Score::taken_from(&mut checkpoint, config, seed, device)?;
         Ok(Self { transformer: checkpoint.load_lazily(&config.headless(), device)?, score })
     }
 }
 
 impl<B: Backend> Score<B> {
+    /// The scores of a classifier's checkpoint, or new ones. Leaves what the language model needs.
+    fn taken_from(
+        checkpoint: &mut Checkpoint,
+        config: &ClassifierConfig,
+        seed: u64,
+        device: &B::Device,
+    ) -> Result<Self, CheckpointError> {
+        let shape = [config.num_classes, config.body.n_embd];
+        let score = match checkpoint.take(SCORE, &shape)? {
+            Some(values) => {
+                let values = TensorData::new(values, shape);
+                Self { weight: Param::from_tensor(Tensor::from_data(values, device)) }
+            }
+            None => Self::new(config, seed, device),
+        };
+        checkpoint.leave_head();
+        Ok(score)
+    }
+
     fn new(config: &ClassifierConfig, seed: u64, device: &B::Device) -> Self {
         Self::with(config, &WeightInit::new(seed, device))
     }

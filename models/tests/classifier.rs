@@ -65,11 +65,11 @@ fn save(model: &Gpt2Classifier<Flex>, folder: &Path) {
 fn logits_are_those_of_transformers() {
     let folder = tempfile::tempdir().unwrap();
     let device = Default::default();
-    let model = Gpt2Classifier::<Flex>::load_lazily(tiny(), &config(), 7, &device).unwrap();
+    let model = Gpt2Classifier::<Flex>::load(tiny(), &config(), 7, &device).unwrap();
     save(&model, folder.path());
 
     let saved = Checkpoint::open(folder.path()).unwrap();
-    let model = Gpt2Classifier::<Flex>::load_lazily(saved, &config(), 7, &device).unwrap();
+    let model = Gpt2Classifier::<Flex>::load(saved, &config(), 7, &device).unwrap();
     let Recorded { texts, logits, .. } = recorded();
     let longest = texts.iter().map(Vec::len).max().unwrap();
     let rows = texts.iter().flat_map(|text| {
@@ -103,13 +103,9 @@ fn the_modules_parameters_are_those_announced() {
 fn scores_for_other_classes_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let device = Default::default();
-    save(
-        &Gpt2Classifier::<Flex>::load_lazily(tiny(), &config(), 7, &device).unwrap(),
-        folder.path(),
-    );
+    save(&Gpt2Classifier::<Flex>::load(tiny(), &config(), 7, &device).unwrap(), folder.path());
     let saved = Checkpoint::open(folder.path()).unwrap();
     let other = ClassifierConfig { num_classes: 5, ..config() };
-    let error =
-        Gpt2Classifier::<Flex>::load_lazily(saved, &other, 7, &device).unwrap_err().to_string();
+    let error = Gpt2Classifier::<Flex>::load(saved, &other, 7, &device).unwrap_err().to_string();
     assert!(error.contains("score.weight") && error.contains("[5, 48]"), "{error}");
 }

@@ -22,7 +22,7 @@ use serde_json::{Map, Value, json};
 use crate::corpus::open_corpus;
 use crate::failure::Failure;
 use crate::lengths::{PREFETCH, check_length, longest};
-use crate::memory::{check_model, check_step};
+use crate::memory::check_step;
 use crate::places::Places;
 use crate::recipe::{InitialWeights, Recipe};
 
@@ -51,11 +51,6 @@ impl Causal {
         let pretrained = pretrained.transpose().map_err(Failure::mistake)?;
         let config = model_config(job, pretrained.as_deref())?;
         check_length(job, config.n_positions, "n_positions")?;
-        check_model(
-            &config.parameters(),
-            job.training.ranks,
-            "n_layer, n_embd, n_inner, n_positions or vocab_size",
-        )?;
         check_step(batch, job.data.sequence_length)?;
         let corpus = open_corpus(job, places, pretrained.as_deref(), &config);
         let corpus = corpus.map_err(Failure::mistake)?;

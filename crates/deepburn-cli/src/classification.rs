@@ -24,7 +24,7 @@ use deepburn_models::{TextBatch, TextBatchError, TextLimits};
 use crate::causal::model_config;
 use crate::failure::Failure;
 use crate::lengths::check_length;
-use crate::memory::{check_model, check_step};
+use crate::memory::check_step;
 use crate::places::Places;
 use crate::recipe::{InitialWeights, Recipe};
 use crate::text_source::{Labelled, TextSource, budget, evaluation, evaluation_budget};
@@ -196,7 +196,7 @@ impl Classification<EncoderConfig> {
             num_classes: sized_by_data(job, classes)?,
             ..config
         };
-        Self::checked(config, texts, order, job, "embed_dim, hidden_dim, num_layers or vocab_size")
+        Ok(Self { kind: config, texts, order, seed: job.training.seed })
     }
 }
 
@@ -229,23 +229,11 @@ impl Classification<OnGpt2> {
         let classes = ("num_labels", given.unwrap_or(0) as usize, texts.num_classes());
         let config = ClassifierConfig { body, num_classes: sized_by_data(job, classes)? };
         let kind = OnGpt2 { config, pretrained };
-        Self::checked(kind, texts, order, job, "n_layer, n_embd, n_positions or vocab_size")
+        Ok(Self { kind, texts, order, seed: job.training.seed })
     }
 }
 
 impl<K: Kind> Classification<K> {
-    /// Checks that the model fits this machine; `sizes` are the fields that decide.
-    fn checked(
-        kind: K,
-        texts: Texts,
-        order: Order,
-        job: &Job,
-        sizes: &str,
-    ) -> Result<Self, Failure> {
-        check_model(&kind.parameters(), job.training.ranks, sizes)?;
-        Ok(Self { kind, texts, order, seed: job.training.seed })
-    }
-
     /// Samples that a rank draws in an epoch.
     pub(crate) fn samples_per_epoch(&self, shard: Shard) -> Result<usize, DataError> {
         let sampler = DistributedSampler::new(self.texts.train.len(), shard, self.order)?;

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use deepburn::Ranks;
 use deepburn::zero::estimate::{ElementBytes, Estimate, ParameterSize, estimate};
-use deepburn_config::{NvmePlan, OptimizerOffload, Plan, Stage, ZeroPlan};
+use deepburn_config::{NvmePlan, OptimizerOffload, ParameterOffload, Plan, Stage, ZeroPlan};
 
 use crate::failure::Failure;
 use crate::memory::{MemoryLimit, memory_limits};
@@ -166,8 +166,7 @@ fn warn_of_peak(forecast: &Forecast, limits: &[MemoryLimit]) {
 /// Why a run cannot start, and with which settings it could.
 fn refusal(forecast: &Forecast, limit: &MemoryLimit, remedy: Option<String>) -> Failure {
     let remedy = remedy.unwrap_or_else(|| {
-        "no stage and no offload of optimizer states is enough: train a smaller model, in bf16, or on more \
-         hosts"
+        "no stage and no offload is enough: train a smaller model, in bf16, or on more hosts"
             .to_owned()
     });
     let place = match limit.of_process && !forecast.local.are_threads {
@@ -184,7 +183,7 @@ fn refusal(forecast: &Forecast, limit: &MemoryLimit, remedy: Option<String>) -> 
 }
 
 /// The least change of the plan with which the model states fit: more sharding, optimizer states on a
-/// disk, or both.
+/// disk, both, or parameters there too.
 fn remedy(zero: &ZeroPlan, fits: impl Fn(&ZeroPlan) -> bool) -> Option<String> {
     let at_stage = |stage| ZeroPlan { stage, ..zero.clone() };
     // Stage 0 has no states to offload.
@@ -193,7 +192,7 @@ fn remedy(zero: &ZeroPlan, fits: impl Fn(&ZeroPlan) -> bool) -> Option<String> {
     if fits(&at_stage(Stage::Parameters)) {
         return Some(r#"set "stage": 3"#.to_owned());
     }
-    [stage, Stage::Parameters].into_iter().find_map(|stage| {
+    let optimizer_states = [stage, Stage::Parameters].into_iter().find_map(|stage| {
         let offloaded = ZeroPlan { optimizer_states: on_disk(), ..at_stage(stage) };
         let at = if stage == zero.stage {
             String::new()
@@ -201,6 +200,17 @@ fn remedy(zero: &ZeroPlan, fits: impl Fn(&ZeroPlan) -> bool) -> Option<String> {
             format!(r#""stage": {}, "#, stage.number())
         };
         fits(&offloaded).then(|| format!("set {at}{nvme}"))
+    });
+    optimizer_states.or_else(|| {
+        let parameter_shards = ParameterOffload::Nvme { max_in_cpu: 0, device_is_host: true };
+        let everything = ZeroPlan {
+            optimizer_states: on_disk(),
+            parameter_shards,
+            ..at_stage(Stage::Parameters)
+        };
+        let parameters =
+            r#""offload_param": {"device": "nvme", "nvme_path": "...", "max_in_cpu": 0}"#;
+        fits(&everything).then(|| format!(r#"set "stage": 3, {nvme}, {parameters}"#))
     })
 }
 
@@ -299,7 +309,10 @@ mod tests {
         let nvme = r#""offload_optimizer": {"device": "nvme", "nvme_path": "..."}"#;
         assert_eq!(remedy_within(900, 100, (1, true)), format!(r#"set "stage": 1, {nvme}"#));
         assert_eq!(remedy_within(900, 100, (4, false)), format!(r#"set "stage": 3, {nvme}"#));
-        assert_eq!(remedy_within(700, 100, (4, false)), "");
+        let parameters =
+            r#""offload_param": {"device": "nvme", "nvme_path": "...", "max_in_cpu": 0}"#;
+        let everything = format!(r#"set "stage": 3, {nvme}, {parameters}"#);
+        assert_eq!(remedy_within(300, 100, (4, false)), everything);
     }
 
     #[test]

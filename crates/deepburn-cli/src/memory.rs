@@ -5,12 +5,8 @@ use std::fs;
 use std::path::Path;
 
 use deepburn_config::BatchPlan;
-use deepburn_models::gpt2::ParameterShape;
 
 use crate::failure::Failure;
-
-/// Bytes of an fp32 parameter.
-const FP32: u64 = 4;
 
 /// Tokens of one optimizer step on one rank: more cannot be numbered in 32 bits.
 const MAX_TOKENS: usize = 1 << 31;
@@ -70,28 +66,6 @@ fn address_space(limits: &str) -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// Refuses models of which not even a rank's part of the parameters fits this machine. `sizes` are the
-/// fields that decide. Cruder than the forecast of a run, and made before its data are read.
-pub(crate) fn check_model(
-    parameters: &[ParameterShape],
-    ranks: usize,
-    sizes: &str,
-) -> Result<(), Failure> {
-    let numel = |shape: &[usize]| shape.iter().fold(1_u64, |n, it| n.saturating_mul(*it as u64));
-    let numels = parameters.iter().map(|parameter| numel(&parameter.shape));
-    let bytes = numels.fold(0, u64::saturating_add).saturating_mul(FP32);
-    let part = bytes.div_ceil(ranks.max(1) as u64);
-    let Some(memory) = machine_memory().filter(|memory| part > *memory) else {
-        return Ok(());
-    };
-    Err(Failure::mistake(format!(
-        "model.config: a rank's part of the parameters alone takes {} GiB, this machine has {} GiB of \
-         memory; lower {sizes}",
-        part >> 30,
-        memory >> 30
-    )))
-}
-
 /// Refuses optimizer steps of more tokens on a rank than can be numbered.
 pub(crate) fn check_step(batch: BatchPlan, sequence_length: usize) -> Result<(), Failure> {
     let BatchPlan { micro_batch_size, gradient_accumulation_steps, .. } = batch;
@@ -107,15 +81,6 @@ pub(crate) fn check_step(batch: BatchPlan, sequence_length: usize) -> Result<(),
     )))
 }
 
-/// Memory and swap of this machine in bytes, where the system tells.
-fn machine_memory() -> Option<u64> {
-    let info = fs::read_to_string("/proc/meminfo").ok()?;
-    Some(
-        kibibytes(&info, "MemTotal")?.saturating_add(kibibytes(&info, "SwapTotal").unwrap_or(0))
-            << 10,
-    )
-}
-
 /// A number of Linux's `/proc/meminfo`.
 fn kibibytes(info: &str, name: &str) -> Option<u64> {
     let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
@@ -125,7 +90,6 @@ fn kibibytes(info: &str, name: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use deepburn_models::gpt2::Gpt2Config;
 
     fn batch(micro_batch_size: usize, gradient_accumulation_steps: usize) -> BatchPlan {
         BatchPlan {
@@ -134,14 +98,6 @@ mod tests {
             gradient_accumulation_steps,
             world_size: 1,
         }
-    }
-
-    #[test]
-    fn models_beyond_the_machine_are_refused() {
-        assert!(check_model(&Gpt2Config::small().parameters(), 1, "n_embd").is_ok());
-        let huge = Gpt2Config { n_embd: 1 << 24, n_head: 1, ..Gpt2Config::small() };
-        let message = check_model(&huge.parameters(), 4, "n_embd").unwrap_err().to_string();
-        assert!(message.contains("n_embd"), "{message}");
     }
 
     #[test]

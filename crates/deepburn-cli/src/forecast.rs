@@ -90,15 +90,15 @@ impl Forecast {
             "memory forecast, {} on this host: {device} {} of model states (parameters {}, gradients {}, \
              optimizer {} per rank), at most {} with buffers",
             ranks_of(local.count),
-            gigabytes(self.tensors(states.total())),
-            gigabytes(states.parameters),
-            gigabytes(states.gradients),
-            gigabytes(states.optimizer),
-            gigabytes(self.tensors(rank.peak())),
+            readable(self.tensors(states.total())),
+            readable(states.parameters),
+            readable(states.gradients),
+            readable(states.optimizer),
+            readable(self.tensors(rank.peak())),
         );
         for (tier, bytes) in [("offloaded to host memory", rank.host), ("NVMe", rank.disk)] {
             if bytes > 0 {
-                let bytes = gigabytes(bytes.saturating_mul(local.count));
+                let bytes = readable(bytes.saturating_mul(local.count));
                 line.push_str(&format!("; {tier} {bytes}"));
             }
         }
@@ -156,8 +156,8 @@ fn warn_of_peak(forecast: &Forecast, limits: &[MemoryLimit]) {
             "memory may run out: model states and buffers take up to {} of {} ({}), and activations come \
              on top; lower deepspeed.zero_optimization.reduce_bucket_size, stage3_max_live_parameters or \
              the micro-batch",
-            gigabytes(most(limit)),
-            gigabytes(limit.bytes),
+            readable(most(limit)),
+            readable(limit.bytes),
             limit.what
         );
     }
@@ -166,7 +166,7 @@ fn warn_of_peak(forecast: &Forecast, limits: &[MemoryLimit]) {
 /// Why a run cannot start, and with which settings it could.
 fn refusal(forecast: &Forecast, limit: &MemoryLimit, remedy: Option<String>) -> Failure {
     let remedy = remedy.unwrap_or_else(|| {
-        "no stage and no offload is enough: train a smaller model, in bf16, or on more hosts"
+        "no stage and no offload is enough: train in bf16, on more hosts, or a smaller model"
             .to_owned()
     });
     let place = match limit.of_process && !forecast.local.are_threads {
@@ -175,9 +175,10 @@ fn refusal(forecast: &Forecast, limit: &MemoryLimit, remedy: Option<String>) -> 
     };
     Failure::mistake(format!(
         "deepspeed.zero_optimization: the model states of {place} need {} of memory and there are {} ({}); \
-         {remedy}. A smaller micro-batch lowers activations only, which come on top",
-        gigabytes(forecast.compared(limit, forecast.rank.states.total())),
-        gigabytes(limit.bytes),
+         {remedy}, or lower the sizes in model.config. A smaller micro-batch lowers activations only, which \
+         come on top",
+        readable(forecast.compared(limit, forecast.rank.states.total())),
+        readable(limit.bytes),
         limit.what
     ))
 }
@@ -230,8 +231,12 @@ fn ranks_of(count: u64) -> String {
     if count == 1 { "1 rank".to_owned() } else { format!("{count} ranks") }
 }
 
-fn gigabytes(bytes: u64) -> String {
-    format!("{:.2} GB", bytes as f64 / 1e9)
+fn readable(bytes: u64) -> String {
+    match bytes {
+        0..10_000_000 => format!("{:.2} MB", bytes as f64 / 1e6),
+        10_000_000..1_000_000_000 => format!("{:.0} MB", bytes as f64 / 1e6),
+        _ => format!("{:.2} GB", bytes as f64 / 1e9),
+    }
 }
 
 #[cfg(test)]

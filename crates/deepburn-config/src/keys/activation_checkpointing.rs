@@ -3,7 +3,6 @@
 //! DeepSpeed's section describes checkpoints that the model's code asks for. Here it asks for them itself:
 //! whatever differs from the default turns checkpointing on, for all blocks of the model.
 
-use crate::diagnosis::Severity;
 use crate::key::{Key, Literal};
 use crate::kind::{Integers, Kind};
 use crate::plan::RecomputePolicy;
@@ -24,43 +23,38 @@ pub(crate) const KEYS: &[Key] = &[
         "Recompute every n-th block and keep the activations of the others. Not a key of DeepSpeed.",
     )
     .unit("blocks"),
-    Key::flag("partition_activations", false, "Shard saved activations over model-parallel ranks.")
-        .inert("there are no model-parallel ranks; it turns checkpointing on"),
+    Key::flag("partition_activations", false, "Shard saved activations over model-parallel ranks."),
     Key::flag("cpu_checkpointing", false, "Keep saved activations in host memory."),
-    Key::flag("contiguous_memory_optimization", false, "Keep saved activations in one buffer.")
-        .inert("saved activations are not copied; it turns checkpointing on"),
+    Key::flag("contiguous_memory_optimization", false, "Keep saved activations in one buffer."),
     Key::optional(
         NUMBER,
         Kind::Integer(Integers::COUNT),
         "Size of that buffer, in checkpoints. Every block is a checkpoint.",
-    )
-    .inert("saved activations are not copied; it turns checkpointing on"),
-    Key::flag("synchronize_checkpoint_boundary", false, "Wait for the device at each checkpoint.")
-        .inert("nothing has to wait there; it turns checkpointing on"),
-    Key::flag("profile", false, "Time each checkpoint.")
-        .inert("wall_clock_breakdown and profiling time the passes; it turns checkpointing on"),
+    ),
+    Key::flag("synchronize_checkpoint_boundary", false, "Wait for the device at each checkpoint."),
+    Key::flag("profile", false, "Time each checkpoint."),
 ];
 
 const NUMBER: &str = "number_checkpoints";
 
-/// Keys of DeepSpeed that ask for checkpointing.
-const FLAGS: [&str; 5] = [
-    "partition_activations",
-    "cpu_checkpointing",
-    "contiguous_memory_optimization",
-    "synchronize_checkpoint_boundary",
-    "profile",
+/// Flags of DeepSpeed that ask for checkpointing, and why they do nothing else here.
+const FLAGS: [(&str, &str); 5] = [
+    ("partition_activations", "there are no model-parallel ranks to shard activations over"),
+    ("cpu_checkpointing", "saved activations already live in host memory"),
+    ("contiguous_memory_optimization", "saved activations are not copied"),
+    ("synchronize_checkpoint_boundary", "nothing has to wait at the boundaries"),
+    ("profile", "wall_clock_breakdown and profiling time the passes"),
 ];
 
 /// What is recomputed.
 pub(crate) fn resolve(top: &Section<'_>, context: &mut Context<'_>) -> RecomputePolicy {
     let section = top.section("activation_checkpointing");
     let nth = section.count("every_nth_block");
-    let asking = FLAGS.into_iter().find(|flag| section.flag(flag));
+    note_flags(&section, context);
+    let asking = FLAGS.map(|(flag, _)| flag).into_iter().find(|flag| section.flag(flag));
     let asking =
         asking.or(section.optional_count(NUMBER).filter(|count| *count > 0).map(|_| NUMBER));
     let asking = asking.or((nth > 1).then_some("every_nth_block"));
-    check_offload(&section, context);
     let policy = match (section.optional_choice("policy"), asking) {
         (Some("selective"), _) => RecomputePolicy::Selective,
         (Some("full"), _) => RecomputePolicy::Full,
@@ -98,22 +92,22 @@ fn check_job(policy: RecomputePolicy, key: &str, section: &Section<'_>, context:
     }
 }
 
-fn check_offload(section: &Section<'_>, context: &mut Context<'_>) {
-    if !section.flag("cpu_checkpointing") {
-        return;
+/// Notes what the flags of DeepSpeed mean here.
+fn note_flags(section: &Section<'_>, context: &mut Context<'_>) {
+    for (flag, reason) in FLAGS.into_iter().filter(|(flag, _)| section.flag(flag)) {
+        context.findings.push(match flag {
+            "cpu_checkpointing" if !context.facts.host_device => {
+                let message =
+                    "asks for offload of activations, which is not available in this version";
+                section.error(flag, message, "set it to false, and policy to \"full\"")
+            }
+            _ => section.note(flag, format!("turns checkpointing on and nothing else: {reason}")),
+        });
     }
-    let finding = match context.facts.host_device {
-        true => {
-            let message =
-                "saved activations already live in host memory; it turns checkpointing on";
-            section.diagnosis(Severity::Note, "cpu_checkpointing", message.to_owned(), "")
-        }
-        false => {
-            let message = "asks for offload of activations, which is not available in this version";
-            section.error("cpu_checkpointing", message, "set it to false, and policy to \"full\"")
-        }
-    };
-    context.findings.push(finding);
+    if section.optional_count(NUMBER).is_some_and(|count| count > 0) {
+        let message = "turns checkpointing on: every block is a checkpoint, whatever their number";
+        context.findings.push(section.note(NUMBER, message));
+    }
 }
 
 #[cfg(test)]

@@ -60,7 +60,11 @@ fn of_the_model() {
         ("model.config.n_embd", "9007199254740993", &["n_embd"]),
         ("model.config.n_inner", "100", &["mlp"]),
         ("model.config.n_inner", "-4", &["n_inner"]),
-        ("model", "{\"config\": {\"n_embd\": 4000000, \"n_head\": 1}}", &["n_embd", "memory"]),
+        (
+            "model",
+            "{\"config\": {\"n_embd\": 4000000, \"n_head\": 1}}",
+            &["model.config", "memory"],
+        ),
         ("model", "{\"config\": {\"vocab_size\": 9000000000}}", &["vocab_size"]),
         ("model", "{\"config\": {\"n_positions\": 1e17}}", &["n_positions"]),
         ("model", "{\"config\": {\"n_layer\": 1000000}}", &["n_layer"]),
@@ -298,16 +302,8 @@ fn of_the_deepspeed_section() {
         ("deepspeed.fp16", "true", &["fp16"]),
         ("deepspeed.amp.enabled", "true", &["amp"]),
         ("deepspeed.communication_data_type", "\"fp8\"", &["communication_data_type"]),
-        (
-            "deepspeed.activation_checkpointing.cpu_checkpointing",
-            "true",
-            &["activation_checkpointing"],
-        ),
-        (
-            "deepspeed.activation_checkpointing.partition_activations",
-            "true",
-            &["activation_checkpointing"],
-        ),
+        ("deepspeed.activation_checkpointing.policy", "\"some\"", &["policy", "selective"]),
+        ("deepspeed.activation_checkpointing.every_nth_block", "-1", &["every_nth_block"]),
         (
             "deepspeed.tensorboard",
             "{\"enabled\": true, \"job_name\": \"\"}",

@@ -49,14 +49,14 @@ pub(crate) struct Layout {
 #[derive(Debug)]
 pub(crate) struct ParkedArray {
     layout: Layout,
-    place: Place,
+    data: ParkedData,
     /// Copies that were asked for and that may still be used.
     copies: Mutex<Vec<Weak<ParkedCopy>>>,
     _lease: Lease,
 }
 
 #[derive(Debug)]
-enum Place {
+enum ParkedData {
     /// The elements, one after the other, in words that suit every type.
     Host(Mutex<Vec<u32>>),
     /// Each piece padded to what direct I/O needs.
@@ -98,21 +98,21 @@ impl ParkedArray {
         ledger: &Ledger,
         category: Category,
     ) -> Result<Arc<Self>, SwapError> {
-        let (tier, bytes, place) = match store {
+        let (tier, bytes, data) = match store {
             Store::Host => {
                 let words = (layout.len * layout.element_bytes).div_ceil(size_of::<u32>());
                 let bytes = layout.len * layout.element_bytes;
-                (Tier::Host, bytes, Place::Host(Mutex::new(vec![0; words])))
+                (Tier::Host, bytes, ParkedData::Host(Mutex::new(vec![0; words])))
             }
             Store::Disk(file) => {
                 let bytes = layout.file_bytes() as usize;
                 // What was never written reads as zeros.
-                let place = Place::Disk { file: file.clone(), region: file.region(bytes)? };
-                (Tier::Disk, bytes, place)
+                let data = ParkedData::Disk { file: file.clone(), region: file.region(bytes)? };
+                (Tier::Disk, bytes, data)
             }
         };
         let lease = ledger.hold_on(tier, category, bytes);
-        Ok(Arc::new(Self { layout, place, copies: Mutex::default(), _lease: lease }))
+        Ok(Arc::new(Self { layout, data, copies: Mutex::default(), _lease: lease }))
     }
 
     /// Number of elements.
@@ -127,9 +127,9 @@ impl ParkedArray {
 
     /// What a step reads of a file to have a piece; `None` in host memory.
     pub(crate) fn piece_read(&self, piece: &Range<usize>, dtype: DType) -> Option<PieceRead> {
-        match &self.place {
-            Place::Host(_) => None,
-            Place::Disk { file, region } => Some(PieceRead {
+        match &self.data {
+            ParkedData::Host(_) => None,
+            ParkedData::Disk { file, region } => Some(PieceRead {
                 file: file.clone(),
                 region: region.clone(),
                 bytes: self.layout.extent(piece, dtype.size()),
@@ -148,12 +148,12 @@ impl ParkedArray {
         pipeline: &mut Pipeline,
     ) -> Result<PieceInMemory<'_>, SwapError> {
         let size = dtype.size();
-        Ok(match (&self.place, self.piece_read(piece, dtype)) {
+        Ok(match (&self.data, self.piece_read(piece, dtype)) {
             (_, Some(read)) => PieceInMemory::Disk(pipeline.read(&read)?, piece.len() * size, read),
-            (Place::Host(words), None) => {
+            (ParkedData::Host(words), None) => {
                 PieceInMemory::Host(lock(words), piece.start * size..piece.end * size)
             }
-            (Place::Disk { .. }, None) => unreachable!("a piece of a file is read"),
+            (ParkedData::Disk { .. }, None) => unreachable!("a piece of a file is read"),
         })
     }
 
@@ -167,15 +167,15 @@ impl ParkedArray {
         dtype: DType,
     ) -> Result<PieceInMemory<'_>, SwapError> {
         let size = dtype.size();
-        Ok(match (&self.place, self.piece_read(piece, dtype)) {
+        Ok(match (&self.data, self.piece_read(piece, dtype)) {
             (_, Some(read)) => {
                 let buffer = read.file.pool().unfilled(read.bytes.len())?;
                 PieceInMemory::Disk(buffer, piece.len() * size, read)
             }
-            (Place::Host(words), None) => {
+            (ParkedData::Host(words), None) => {
                 PieceInMemory::Host(lock(words), piece.start * size..piece.end * size)
             }
-            (Place::Disk { .. }, None) => unreachable!("a piece of a file has bytes in it"),
+            (ParkedData::Disk { .. }, None) => unreachable!("a piece of a file has bytes in it"),
         })
     }
 
@@ -232,13 +232,13 @@ impl ParkedArray {
     /// The disk fails.
     fn read_range(&self, range: &Range<usize>, dtype: DType) -> Result<Vec<u8>, SwapError> {
         let size = dtype.size();
-        let (file, region) = match &self.place {
-            Place::Host(words) => {
+        let (file, region) = match &self.data {
+            ParkedData::Host(words) => {
                 let words = lock(words);
                 let bytes: &[u8] = bytemuck::cast_slice(&words);
                 return Ok(bytes[range.start * size..range.end * size].to_vec());
             }
-            Place::Disk { file, region } => (file, region),
+            ParkedData::Disk { file, region } => (file, region),
         };
         let mut read = Vec::with_capacity(range.len() * size);
         for piece in self.pieces() {

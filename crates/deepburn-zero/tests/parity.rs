@@ -155,27 +155,28 @@ fn buckets_prefetch_persistence_and_limits_change_nothing() {
     assert_eq!(train(3, &small), plain);
 }
 
-#[test]
-fn every_optimizer_gives_the_same_bits_at_every_stage() {
-    let rules = [
-        OptimizerPlan::Sgd {
-            lr: 1e-2,
-            momentum: 0.9,
-            dampening: 0.1,
-            weight_decay: 0.01,
-            nesterov: false,
-        },
-        OptimizerPlan::Sgd {
-            lr: 1e-2,
-            momentum: 0.0,
-            dampening: 0.0,
-            weight_decay: 0.0,
-            nesterov: false,
-        },
+/// Every optimizer; SGD with and without states.
+fn rules() -> [OptimizerPlan; 6] {
+    let sgd = |momentum, dampening, nesterov| OptimizerPlan::Sgd {
+        lr: 1e-2,
+        momentum,
+        dampening,
+        weight_decay: 0.01,
+        nesterov,
+    };
+    [
+        policy(Stage::Gradients).optimizer,
+        sgd(0.9, 0.1, false),
+        sgd(0.9, 0.0, true),
+        sgd(0.0, 0.0, false),
         OptimizerPlan::Lion { lr: 1e-3, betas: [0.9, 0.99], weight_decay: 0.1 },
         OptimizerPlan::Adagrad { lr: 1e-2, eps: 1e-10, weight_decay: 0.01 },
-    ];
-    for rule in rules {
+    ]
+}
+
+#[test]
+fn every_optimizer_gives_the_same_bits_at_every_stage() {
+    for rule in rules() {
         let run = |stage| train(2, &Policy { optimizer: rule.clone(), ..policy(stage) });
         let plain = run(Stage::Disabled);
         for stage in STAGES {
@@ -200,24 +201,7 @@ fn nvme(sub_group_size: usize, overlaps: bool) -> OptimizerOffload {
 #[test]
 fn parked_states_change_nothing() {
     let host = |sub_group_size| OptimizerOffload::Host { sub_group_size };
-    let rules = [
-        policy(Stage::Gradients).optimizer,
-        OptimizerPlan::Sgd {
-            lr: 1e-2,
-            momentum: 0.9,
-            dampening: 0.0,
-            weight_decay: 0.01,
-            nesterov: true,
-        },
-        OptimizerPlan::Lion { lr: 1e-3, betas: [0.9, 0.99], weight_decay: 0.1 },
-        OptimizerPlan::Sgd {
-            lr: 1e-2,
-            momentum: 0.0,
-            dampening: 0.0,
-            weight_decay: 0.0,
-            nesterov: false,
-        },
-    ];
+    let rules = rules();
     for (ranks, compute) in [(1, Precision::Fp32), (3, Precision::Fp32), (2, Precision::Bf16)] {
         for rule in &rules {
             let precision =

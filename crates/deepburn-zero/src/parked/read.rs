@@ -4,7 +4,7 @@ use burn_backend::{AllocationProperty, Backend, Bytes, DType, TensorData};
 use deepburn_nvme::{Buffer, PendingIo, SwapError};
 use deepburn_ops::float_from_host;
 
-use super::{Layout, ParkedArray, Place, lock};
+use super::{Layout, ParkedArray, ParkedData, lock};
 
 /// A parked array on its way into memory.
 #[derive(Debug)]
@@ -35,13 +35,13 @@ impl ParkedTensor<'_> {
     pub(crate) fn start(self) -> Result<ParkedRead, SwapError> {
         let Self { array, dtype } = self;
         let layout = array.layout;
-        let source = match &array.place {
-            Place::Host(words) => {
+        let source = match &array.data {
+            ParkedData::Host(words) => {
                 let words = lock(words);
                 let bytes: &[u8] = bytemuck::cast_slice(&words);
                 Source::Memory(bytes[..layout.len * dtype.size()].to_vec())
             }
-            Place::Disk { file, region } => {
+            ParkedData::Disk { file, region } => {
                 let last = layout.pieces().last();
                 let end = last.map_or(0, |last| layout.extent(&last, dtype.size()).end);
                 Source::Disk(file.read(region, 0..end)?)

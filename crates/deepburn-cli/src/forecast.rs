@@ -135,11 +135,21 @@ pub(crate) fn check_memory(preparation: &Preparation, ranks: &Ranks) -> Result<(
     let limits = memory_limits();
     let exceeded = limits.iter().filter(|limit| forecast.exceeds(limit));
     if let Some(limit) = exceeded.min_by_key(|limit| limit.bytes) {
-        let fits = |zero: &ZeroPlan| {
+        let within = |zero: &ZeroPlan, needed: fn(&Estimate) -> u64| {
             let forecast = model.forecast(zero, local);
-            limits.iter().all(|limit| !forecast.exceeds(limit))
+            let needed = needed(&forecast.rank);
+            limits.iter().all(|limit| forecast.compared(limit, needed) <= limit.bytes)
         };
-        return Err(refusal(&forecast, limit, remedy(&preparation.plan.zero, fits)));
+        let zero = &preparation.plan.zero;
+        // Buffers can be made smaller, so a plan whose states fit is the second choice.
+        let with_buffers = remedy(zero, |zero| within(zero, Estimate::peak));
+        let remedy = with_buffers.or_else(|| {
+            let states = remedy(zero, |zero| within(zero, |rank| rank.states.total()))?;
+            Some(format!(
+                "{states} with a reduce_bucket_size and stage3_max_live_parameters of 1e7"
+            ))
+        });
+        return Err(refusal(&forecast, limit, remedy));
     }
     if ranks.has_first() {
         warn_of_peak(&forecast, &limits);
@@ -154,11 +164,15 @@ fn warn_of_peak(forecast: &Forecast, limits: &[MemoryLimit]) {
     if let Some(limit) = exceeded.min_by_key(|limit| limit.bytes) {
         tracing::warn!(
             "memory may run out: model states and buffers take up to {} of {} ({}), and activations come \
-             on top; lower deepspeed.zero_optimization.reduce_bucket_size, stage3_max_live_parameters or \
-             the micro-batch",
+             on top; lower deepspeed.zero_optimization.reduce_bucket_size{} or the micro-batch, set \
+             training.gradient_checkpointing, or offload states to NVMe",
             readable(most(limit)),
             readable(limit.bytes),
-            limit.what
+            limit.what,
+            match forecast.rank.stage {
+                Stage::Parameters => ", stage3_max_live_parameters",
+                _ => "",
+            }
         );
     }
 }

@@ -2,7 +2,7 @@
 
 use deepburn::zero::estimate::ParameterSize;
 use deepburn::zero::{IoStatistics, check_folder, swap_bytes};
-use deepburn_config::{NvmePlan, OptimizerOffload, ParameterOffload};
+use deepburn_config::{NvmePlan, OptimizerOffload, ParameterOffload, ZeroPlan};
 
 use crate::failure::Failure;
 use crate::preparation::Preparation;
@@ -13,33 +13,80 @@ use crate::preparation::Preparation;
 /// A user's mistake: the folder is missing, cannot be written, is in memory or too small.
 pub(crate) fn check_swap(preparation: &Preparation, local_ranks: usize) -> Result<(), Failure> {
     let Some(nvme) = nvme(preparation) else { return Ok(()) };
-    let bytes = file_bytes(preparation).saturating_mul(local_ranks as u64);
+    let bytes = file_bytes(preparation, &preparation.plan.zero).saturating_mul(local_ranks as u64);
     check_folder(&nvme.folder, bytes).map_err(|error| {
         Failure::mistake(format!("zero_optimization.offload_optimizer.nvme_path: {error}"))
     })
 }
 
-/// Logs what a step does to the disk.
+/// Logs what is in the file of each rank, and warns of what makes it large or leaves it without parameters.
 pub(crate) fn announce_swap(preparation: &Preparation) {
     let Some(nvme) = nvme(preparation) else { return };
-    let gigabytes = file_bytes(preparation) as f64 / 1e9;
-    let what = match preparation.plan.zero.parameter_shards {
-        ParameterOffload::Nvme { .. } => "optimizer states, gradients and parameters",
-        ParameterOffload::Device | ParameterOffload::Host => "optimizer states and gradients",
+    let zero = &preparation.plan.zero;
+    let bytes = file_bytes(preparation, zero);
+    let on_device = ZeroPlan { parameter_shards: ParameterOffload::Device, ..zero.clone() };
+    let has_parameters = bytes > file_bytes(preparation, &on_device);
+    let what = match has_parameters {
+        true => "optimizer states, gradients and parameters",
+        false => "optimizer states and gradients",
     };
-    tracing::info!("{what} are in {}: {gigabytes:.3} GB for each rank", nvme.folder.display());
+    tracing::info!(
+        "{what} are in {}: {:.3} GB for each rank",
+        nvme.folder.display(),
+        gigabytes(bytes)
+    );
+    if let ParameterOffload::Nvme { max_in_cpu, .. } = zero.parameter_shards
+        && !has_parameters
+    {
+        tracing::warn!(
+            "offload_param: all parameters stay in memory, because max_in_cpu is {max_in_cpu} elements; set it \
+             to 0 to move them to NVMe"
+        );
+    }
+    let whole_pieces = file_bytes(preparation, &with_pieces_of(usize::MAX, zero));
+    if bytes > whole_pieces.saturating_mul(2) {
+        tracing::warn!(
+            "zero_optimization.sub_group_size: pieces of {} elements make the file {:.0} times as large as \
+             their contents, and slow; use 1e6 or more",
+            nvme.sub_group_size,
+            bytes as f64 / whole_pieces.max(1) as f64
+        );
+    }
 }
 
-/// Logs what a rank has read and written in `steps` steps.
+/// The plan with another `sub_group_size`.
+fn with_pieces_of(sub_group_size: usize, zero: &ZeroPlan) -> ZeroPlan {
+    let mut zero = zero.clone();
+    if let OptimizerOffload::Nvme(nvme) = &mut zero.optimizer_states {
+        nvme.sub_group_size = sub_group_size;
+    }
+    zero
+}
+
+/// What a common drive of 1 TB may be written before its warranty ends.
+const RATED_TERABYTES: f64 = 600.0;
+
+/// Logs what a rank has read and written in `steps` steps, and how long a drive lasts at that rate.
 pub(crate) fn report_swap(statistics: &IoStatistics, steps: u64) {
-    let gigabytes = |bytes: u64| bytes as f64 / 1e9;
+    let written = gigabytes(statistics.bytes_written);
     tracing::info!(
-        "NVMe: {:.3} GB read and {:.3} GB written by rank 0 in {steps} steps, which waited {:.1} s for the \
-         disk",
+        "NVMe: {:.3} GB read and {written:.3} GB written by rank 0 in {steps} steps, which waited {:.1} s for \
+         the disk",
         gigabytes(statistics.bytes_read),
-        gigabytes(statistics.bytes_written),
         statistics.waited.as_secs_f64()
     );
+    let a_step = written / steps.max(1) as f64;
+    if a_step > 0.0 {
+        tracing::info!(
+            "NVMe: {a_step:.3} GB written a step and rank; a drive rated for {RATED_TERABYTES} TB lasts {:.0} \
+             such steps",
+            RATED_TERABYTES * 1e3 / a_step
+        );
+    }
+}
+
+fn gigabytes(bytes: u64) -> f64 {
+    bytes as f64 / 1e9
 }
 
 fn nvme(preparation: &Preparation) -> Option<&NvmePlan> {
@@ -49,8 +96,8 @@ fn nvme(preparation: &Preparation) -> Option<&NvmePlan> {
     }
 }
 
-/// Bytes of the file of one rank.
-fn file_bytes(preparation: &Preparation) -> u64 {
+/// Bytes of the file of one rank under the plan `zero`.
+fn file_bytes(preparation: &Preparation, zero: &ZeroPlan) -> u64 {
     let plan = &preparation.plan;
     let ranks = preparation.job.training.ranks;
     let parameters = preparation.subject.parameters();
@@ -61,5 +108,5 @@ fn file_bytes(preparation: &Preparation) -> u64 {
             trainable: true,
         })
         .collect();
-    swap_bytes(&sizes, &plan.zero, ranks, &plan.optimizer, &plan.precision)
+    swap_bytes(&sizes, zero, ranks, &plan.optimizer, &plan.precision)
 }

@@ -229,7 +229,7 @@ fn remedy(zero: &ZeroPlan, fits: impl Fn(&ZeroPlan) -> bool) -> Option<String> {
     })
 }
 
-/// States in a file; which one is no matter to a forecast.
+/// States in a file. A forecast does not depend on its place.
 fn on_disk() -> OptimizerOffload {
     OptimizerOffload::Nvme(NvmePlan {
         folder: PathBuf::new(),

@@ -226,7 +226,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     }
 
     fn run_evaluation<T>(&self, run: impl FnOnce(&M::InnerModule) -> T) -> Result<T, EngineError> {
-        self.agree_buffers()?;
+        guard(|| self.agree_buffers())??;
         self.states.start_evaluation_pass()?;
         let module = self.module().valid();
         let _context = self.states.enter(Some(Pass::Evaluate));
@@ -277,7 +277,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             Ok(self.states.finish_pass()?)
         });
         self.note(result)?;
-        self.note(self.agree_buffers())?;
+        // A statistic may be an activation that is computed again.
+        self.note(guard(|| self.agree_buffers()).and_then(|agreed| agreed))?;
         self.times.backward += started.elapsed();
         self.progress.accumulated += 1;
         Ok(())

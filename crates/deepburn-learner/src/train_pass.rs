@@ -48,7 +48,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             1 => self.note(self.states.finish_pass().map_err(EngineError::from))?,
             passes => return Err(EngineError::BackwardPasses { passes }),
         }
-        self.note(self.agree_buffers())?;
+        self.note(guard(|| self.agree_buffers()).and_then(|agreed| agreed))?;
         // Where backward began is known only once it reports a gradient. Until then it counts as
         // forward.
         let backward = self.states.backward_began().map_or(started, |began| began.max(started));

@@ -179,7 +179,7 @@ impl ParkedArray {
         })
     }
 
-    /// Replaces all elements by `bytes` of the type `dtype`. Writes may go on after the call.
+    /// Replaces all elements by `bytes` of the type `dtype`. Writes may complete after the call.
     ///
     /// # Errors
     /// The disk fails, now or in an earlier write.

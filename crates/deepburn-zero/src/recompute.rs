@@ -11,7 +11,8 @@
 //! in the stream. Code of the model does not run again, so running statistics are updated once.
 //!
 //! A program may hold activations beyond backward, running statistics for example. They are restored when
-//! the pass ends, because an optimizer step would change what they are computed from.
+//! somebody reads them, and at the latest before an optimizer step or a load changes what they are computed
+//! from (`session::close_recordings`).
 
 pub(crate) mod blocks;
 pub(crate) mod tape;
@@ -19,10 +20,12 @@ pub(crate) mod tape;
 use std::any::Any;
 use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 
 use burn_backend::Backend;
+use deepburn_comm::CommError;
 use deepburn_config::RecomputePolicy;
 
 use crate::ledger::Ledger;
@@ -72,6 +75,10 @@ struct Recording<B: Backend> {
     /// The tape of a block that is over. It is freed by the next op, which may read some of its values.
     over: Option<Arc<Tape<B>>>,
     tapes: Vec<Weak<Tape<B>>>,
+    /// Tapes of earlier passes with the same parameters.
+    earlier: Vec<Weak<Tape<B>>>,
+    /// Other models whose parameters these passes have read.
+    foreign: Vec<Ledger>,
     /// For each tape of the pass, the values that later blocks have read.
     read_later: Vec<BTreeSet<usize>>,
     /// The same of the pass before: values that are expected to be read, and not freed.
@@ -100,6 +107,10 @@ pub(crate) trait AnyRecorder {
     fn begin_named(&self);
     /// Ends it.
     fn end_named(&self);
+    /// Whether an activation may be computed from parameters of the model with this ledger.
+    fn reads(&self, ledger: &Ledger) -> bool;
+    /// Computes freed activations again that somebody still holds, before parameters change.
+    fn close(&self) -> Result<(), CommError>;
 }
 
 /// Runs a part of a forward pass whose activations are freed, and computed again in backward: activation
@@ -107,6 +118,9 @@ pub(crate) trait AnyRecorder {
 /// `Engine::forward`. Parts do not nest: an inner one belongs to the outer one.
 ///
 /// What `run` returns may be any tensors. Outside of a training pass `run` is called and nothing else.
+///
+/// At stage 3 every rank has to hold and read the same activations of such a part, because computing them again
+/// gathers parameters. A rank that logs one alone reads it inside of `run`.
 pub fn activation_checkpoint<T>(run: impl FnOnce() -> T) -> T {
     /// Ends the block also when `run` panics.
     struct End(Rc<dyn AnyRecorder>);
@@ -132,6 +146,8 @@ impl<B: Backend> BlockRecorder<B> {
             block: None,
             over: None,
             tapes: Vec::new(),
+            earlier: Vec::new(),
+            foreign: Vec::new(),
             read_later: Vec::new(),
             expected: Vec::new(),
         };
@@ -152,8 +168,11 @@ impl<B: Backend> BlockRecorder<B> {
 
     /// Begins a training pass.
     pub(crate) fn start_forward(&self) {
-        self.close();
+        self.start_backward();
         let mut pass = self.pass.borrow_mut();
+        let ended = std::mem::take(&mut pass.tapes);
+        pass.earlier.extend(ended);
+        pass.earlier.retain(|tape| tape.strong_count() > 0);
         pass.expected = std::mem::take(&mut pass.read_later);
         pass.phase = Some(Phase::Forward);
         pass.named = 0;
@@ -169,28 +188,17 @@ impl<B: Backend> BlockRecorder<B> {
         last.into_iter().flatten().for_each(|tape| tape.forget_ops());
     }
 
-    /// Ends a pass whose backward is over.
-    pub(crate) fn finish(&self) {
-        if self.pass.borrow().phase == Some(Phase::Backward) {
-            self.close();
-        }
-    }
-
-    /// Ends the pass. Freed activations that somebody still holds are computed again while the parameters
-    /// are those of the pass.
-    pub(crate) fn close(&self) {
-        self.start_backward();
-        let mut pass = self.pass.borrow_mut();
-        pass.phase = None;
-        let tapes = std::mem::take(&mut pass.tapes);
-        drop(pass);
-        tapes.iter().filter_map(Weak::upgrade).for_each(|tape| tape.restore());
-    }
-
     /// Notes an operand of an op: a parameter may begin a block.
     pub(crate) fn note_parameter(&self, operand: &ZeroTensor<B>) {
         let ZeroTensor::Parameter(ParameterView { parameter, .. }) = operand else { return };
-        if !parameter.ledger().is(&self.ledger) || self.policy == RecomputePolicy::Off {
+        if !parameter.ledger().is(&self.ledger) {
+            let foreign = &mut self.pass.borrow_mut().foreign;
+            if !foreign.iter().any(|ledger| ledger.is(parameter.ledger())) {
+                foreign.push(parameter.ledger().clone());
+            }
+            return;
+        }
+        if self.policy == RecomputePolicy::Off {
             return;
         }
         let Some(blocks) = self.blocks.get() else { return };
@@ -226,8 +234,10 @@ impl<B: Backend> BlockRecorder<B> {
         if pass.tape().is_some_and(|tape| recorded.is_on(tape)) {
             return;
         }
-        if let Some(read) = pass.read_later.get_mut(recorded.tape_number()) {
-            read.insert(recorded.value());
+        // A value of an earlier pass, or of another model, is not expected in the next one.
+        let number = recorded.tape_number();
+        if pass.tapes.get(number).is_some_and(|tape| recorded.is_of(tape)) {
+            pass.read_later[number].insert(recorded.value());
         }
         drop(pass);
         recorded.keep();
@@ -282,6 +292,26 @@ impl<B: Backend> AnyRecorder for BlockRecorder<B> {
         if pass.named == 0 {
             pass.end_block();
         }
+    }
+
+    fn reads(&self, ledger: &Ledger) -> bool {
+        self.ledger.is(ledger) || self.pass.borrow().foreign.iter().any(|other| other.is(ledger))
+    }
+
+    fn close(&self) -> Result<(), CommError> {
+        self.start_backward();
+        let mut pass = self.pass.borrow_mut();
+        pass.phase = None;
+        pass.foreign.clear();
+        let mut tapes = std::mem::take(&mut pass.earlier);
+        tapes.append(&mut pass.tapes);
+        drop(pass);
+        let restore = || tapes.iter().filter_map(Weak::upgrade).for_each(|tape| tape.restore());
+        // A parameter may have to be gathered again, which other ranks may fail.
+        catch_unwind(AssertUnwindSafe(restore)).map_err(|panic| match panic.downcast() {
+            Ok(error) => *error,
+            Err(panic) => resume_unwind(panic),
+        })
     }
 }
 

@@ -148,10 +148,7 @@ impl Binding {
     /// Makes this the context of all ops until the guard is dropped; in a `pass` of the model under its
     /// autocast.
     pub(crate) fn enter(&self, pass: Option<Pass>) -> ContextGuard {
-        let entry = Entry { context: self.context.clone(), pass };
-        SESSION.with_borrow_mut(|session| session.entered.push(entry));
-        refresh_recording();
-        ContextGuard { model: self.context.model, thread: PhantomData }
+        enter(&self.context, pass)
     }
 
     /// The mark that tells autodiff to report the gradient of parameter `index` of this model.
@@ -284,6 +281,31 @@ pub(crate) fn reducer<B: Backend>() -> Option<Rc<RefCell<GradientReducer<B>>>> {
 /// Type of the products of the model whose call is under way, if that runs under autocast.
 pub(crate) fn autocast() -> Option<FloatDType> {
     SESSION.with_borrow(|session| session.entered.last()?.autocast())
+}
+
+fn enter(context: &Rc<ModelContext>, pass: Option<Pass>) -> ContextGuard {
+    let entry = Entry { context: context.clone(), pass };
+    SESSION.with_borrow_mut(|session| session.entered.push(entry));
+    refresh_recording();
+    ContextGuard { model: context.model, thread: PhantomData }
+}
+
+/// Before parameters of the model with this ledger change: computes freed activations again that somebody
+/// still holds, of this model and of every other one whose passes have read it.
+///
+/// # Errors
+/// A parameter cannot be gathered.
+pub(crate) fn close_recordings(ledger: &Ledger) -> Result<(), CommError> {
+    let readers: Vec<_> = SESSION.with_borrow(|session| {
+        let reads = |context: &&Rc<ModelContext>| context.recorder.reads(ledger);
+        session.living.iter().filter(reads).cloned().collect()
+    });
+    for context in readers {
+        // What is computed counts in the ledger of its own model.
+        let _context = enter(&context, None);
+        context.recorder.close()?;
+    }
+    Ok(())
 }
 
 /// Where the op of a training forward is recorded, if the model whose call is under way is on backend `B`.

@@ -280,7 +280,6 @@ impl<B: OptimizerOps> ModelStates<B> {
 
     /// Ends a pass: nothing stays gathered but resident parameters.
     pub fn finish_pass(&self) -> Result<(), ZeroError> {
-        self.recorder.finish();
         self.gatherer.release_all()?;
         if let Some(parking) = &self.parking {
             parking.release_idle();
@@ -300,7 +299,6 @@ impl<B: OptimizerOps> ModelStates<B> {
 
     /// Forgets all accumulated gradients.
     pub fn zero_grad(&self) {
-        self.recorder.close();
         self.reducer.borrow_mut().clear();
     }
 

@@ -27,8 +27,8 @@ fn model_states_beyond_a_limit_are_refused() {
         json!({"n_layer": 3, "n_embd": 4096, "n_head": 8, "n_positions": 64, "vocab_size": 512});
     let job = Job::tiny().with("model.pretrained", Value::Null).with("model.config", config);
     let within = [
-        (6_000_000, r#"set "offload_optimizer": {"device": "nvme""#),
-        (2_000_000, r#""offload_param": {"device": "nvme""#),
+        (9_000_000, r#"set "offload_optimizer": {"device": "nvme""#),
+        (6_000_000, r#""offload_param": {"device": "nvme""#),
     ];
     for (kibibytes, remedy) in within {
         let needed = "model states of 2 ranks on this host need 9.71 GB";

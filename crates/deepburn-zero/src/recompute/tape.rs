@@ -6,7 +6,7 @@
 //!
 //! An op refers to values of its own tape by number and to everything else (parameters, outputs of earlier
 //! blocks, plain data) by the tensor itself. So a tape never refers to itself, and dropping a long one does
-//! not recurse.
+//! not recurse over its ops.
 //!
 //! Memory held: while a block runs, the data of values to which somebody outside of the tape has a handle;
 //! after [`Tape::free`], values that are [kept](Keep) and the tensors of other blocks that its ops read;
@@ -14,7 +14,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
 
@@ -30,6 +30,9 @@ pub(crate) struct Tape<B: Backend> {
 }
 
 struct State<B: Backend> {
+    /// Computations of freed values under way, also on other threads. Until they are over nothing is dropped
+    /// that one of them may read.
+    replays: usize,
     /// Empty once the values will not be freed any more.
     ops: Vec<RecordedOp<B>>,
     values: Vec<TapeValue<B>>,
@@ -84,9 +87,11 @@ struct Handle<B: Backend> {
 impl<B: Backend> Drop for Handle<B> {
     fn drop(&mut self) {
         let mut state = self.tape.lock();
+        let replays = state.replays;
         let value = &mut state.values[self.value];
         value.has_handle = false;
-        let data = if value.keep == Keep::Tape { None } else { value.data.take() };
+        let is_needed = replays > 0 || value.keep == Keep::Tape;
+        let data = if is_needed { None } else { value.data.take() };
         // Data is dropped without the lock, here and below.
         drop(state);
         drop(data);
@@ -137,12 +142,13 @@ impl<B: Backend> Reader<'_, B> {
             Operand::Other(tensor) => return tensor.clone().into_leased(),
         };
         let mut state = self.tape.lock();
+        let is_only_replay = state.replays < 2;
         let value = &mut state.values[index];
         let is_last = match &mut self.reads {
             Reads::First { last } => last.contains(&index) && value.keep != Keep::Tape,
             Reads::Again { uses, stays } => {
                 uses[index] -= 1;
-                uses[index] == 0 && !stays[index]
+                uses[index] == 0 && !stays[index] && is_only_replay
             }
         };
         let data = if is_last { value.data.take() } else { value.data.clone() };
@@ -214,7 +220,7 @@ impl<B: Backend> OpRecord<B> {
 impl<B: Backend> Tape<B> {
     /// An empty tape.
     pub(crate) fn new(number: usize, expected: BTreeSet<usize>) -> Arc<Self> {
-        let state = Mutex::new(State { ops: Vec::new(), values: Vec::new() });
+        let state = Mutex::new(State { replays: 0, ops: Vec::new(), values: Vec::new() });
         Arc::new(Self { number, expected, state })
     }
 
@@ -254,9 +260,8 @@ impl<B: Backend> Tape<B> {
     pub(crate) fn forget_ops(&self) {
         let mut state = self.lock();
         let ops = std::mem::take(&mut state.ops);
-        let values = state.values.iter_mut().filter(|value| !value.has_handle);
-        let data: Vec<_> = values.map(|value| value.data.take()).collect();
         state.values.iter_mut().for_each(|value| value.keep = Keep::Block);
+        let data = state.take_unheld();
         drop(state);
         drop((ops, data));
     }
@@ -270,7 +275,10 @@ impl<B: Backend> Tape<B> {
     /// Computes the `wanted` values that were freed again, with what they need and nothing else. What an op
     /// reads is dropped after its last use, as if the block ran for the first time.
     fn compute(&self, wanted: impl Fn(usize, &TapeValue<B>) -> bool) {
-        let Replay { ops, mut uses, stays } = self.lock().replay(wanted);
+        let mut state = self.lock();
+        let Replay { ops, mut uses, stays } = state.replay(wanted);
+        state.replays += 1;
+        drop(state);
         for (run, first) in ops {
             let reads = Reads::Again { uses: &mut uses, stays: &stays };
             let outputs = run(&mut Reader { tape: self, reads });
@@ -282,10 +290,16 @@ impl<B: Backend> Tape<B> {
                 }
             }
         }
+        let mut state = self.lock();
+        state.replays -= 1;
+        let unheld = state.take_unheld();
+        drop(state);
+        drop(unheld);
     }
 
     fn lock(&self) -> MutexGuard<'_, State<B>> {
-        // Only the rank's thread comes here; a poisoned lock means that it is already unwinding.
+        // Mostly the rank's own thread; a program may hand activations to others. A poisoned lock means that a
+        // thread is already unwinding.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -301,6 +315,15 @@ struct Replay<B: Backend> {
 }
 
 impl<B: Backend> State<B> {
+    /// Takes the data that nobody outside of the tape may read and no computation needs.
+    fn take_unheld(&mut self) -> Vec<FullTensor<B>> {
+        if self.replays > 0 {
+            return Vec::new();
+        }
+        let unheld = |value: &&mut TapeValue<B>| !value.has_handle && value.keep != Keep::Tape;
+        self.values.iter_mut().filter(unheld).filter_map(|value| value.data.take()).collect()
+    }
+
     /// Goes back from the wanted values over the ops that lead to them, as far as data is missing.
     fn replay(&self, wanted: impl Fn(usize, &TapeValue<B>) -> bool) -> Replay<B> {
         let values = || self.values.iter().enumerate();
@@ -328,6 +351,11 @@ impl<B: Backend> State<B> {
 impl<B: Backend> RecordedTensor<B> {
     pub(crate) fn is_on(&self, tape: &Arc<Tape<B>>) -> bool {
         Arc::ptr_eq(&self.handle.tape, tape)
+    }
+
+    /// Whether its tape is this one, if that still lives.
+    pub(crate) fn is_of(&self, tape: &Weak<Tape<B>>) -> bool {
+        std::ptr::eq(Weak::as_ptr(tape), Arc::as_ptr(&self.handle.tape))
     }
 
     /// The place of its tape among those of the pass.
@@ -372,8 +400,9 @@ impl<B: Backend> RecordedTensor<B> {
     fn data(&self) -> Option<FullTensor<B>> {
         let is_only = Arc::strong_count(&self.handle) == 1;
         let mut state = self.handle.tape.lock();
+        let may_take = is_only && state.replays == 0;
         let value = &mut state.values[self.handle.value];
-        if is_only && value.keep != Keep::Tape { value.data.take() } else { value.data.clone() }
+        if may_take && value.keep != Keep::Tape { value.data.take() } else { value.data.clone() }
     }
 
     pub(crate) fn device(&self) -> B::Device {

@@ -21,6 +21,7 @@ use crate::parked::{ParkedCopy, WriteBehind};
 use crate::publish::Publisher;
 use crate::random::RandomStream;
 use crate::reduce::SumElements;
+use crate::session;
 
 /// One of the arrays that belong to a parameter, each as long as the parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -270,6 +271,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         &mut self,
         mut read: impl FnMut(&Piece<'_>) -> Result<TensorData, E>,
     ) -> Result<(), E> {
+        session::close_recordings(&self.ledger).map_err(ZeroError::from)?;
         self.finish_pass()?;
         let stage = self.share.stage;
         let working = self.compute;

@@ -14,6 +14,7 @@ use crate::parameter::Parameter;
 use crate::parked::ParkedTensor;
 use crate::publish::Publisher;
 use crate::reduce::{Accumulated, SumElements};
+use crate::session;
 use crate::share::Share;
 
 /// What an optimizer step did.
@@ -44,6 +45,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         loss_scale: f64,
         clip: Option<f64>,
     ) -> Result<StepOutcome, ZeroError> {
+        session::close_recordings(&self.ledger)?;
         // What was gathered is out of date after the update.
         self.gatherer.release_all()?;
         let gradients = self.take_gradients()?;
@@ -90,7 +92,7 @@ impl<B: OptimizerOps> ModelStates<B> {
                 }
             }
         }
-        // One message for both: a rank whose share is finite must not go on by itself.
+        // One message for both: a rank whose share is finite must not continue alone.
         let bad = if first_bad.is_some() { 1.0 } else { 0.0 };
         let sums = self.group.sum(Tag::new("gradient norm", 0), vec![squares, bad])?;
         if sums[1] == 0.0 {

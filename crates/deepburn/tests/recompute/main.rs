@@ -5,6 +5,8 @@
 
 mod stack;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use burn::module::Param;
 use burn::tensor::{Distribution, Tensor};
 use burn_flex::{Flex, FlexDevice};
@@ -199,6 +201,55 @@ fn activations_outlive_a_pass_without_backward() {
             engine.zero_grad();
             train(engine, 2, |stack| stack.loss(input()))?;
             Ok(hidden.into_iter().map(|hidden| hidden.into_data()).collect::<Vec<_>>())
+        })
+    };
+    for section in POLICIES {
+        assert_eq!(run(section), run("{}"), "{section}");
+    }
+}
+
+/// The same where forward panics, and a step then changes the parameters.
+#[test]
+fn activations_outlive_a_pass_that_panicked() {
+    let run = |section: &str| {
+        with_engine(section, 5, |engine| {
+            let loss = engine.forward(|stack| stack.loss(input()))?;
+            engine.backward(loss)?;
+            let mut held = Vec::new();
+            let panicked = catch_unwind(AssertUnwindSafe(|| {
+                engine.forward(|stack| {
+                    held = stack.loss_and_hidden(input() * 3.0).1;
+                    panic!("a bad sample");
+                })
+            }));
+            assert!(panicked.is_err());
+            engine.step()?;
+            train(engine, 1, |stack| stack.loss(input()))?;
+            Ok(held.into_iter().map(|hidden| hidden.into_data()).collect::<Vec<_>>())
+        })
+    };
+    for section in POLICIES {
+        assert_eq!(run(section), run("{}"), "{section}");
+    }
+}
+
+/// What is computed again counts in the ledger of its own model.
+#[test]
+fn ledgers_of_two_models_stay_apart() {
+    let run = |section: &str| {
+        with_engine("{}", 1, |first| {
+            let activations = |engine: &Net| engine.ledger().usage(Category::Activations).current;
+            let config = format!(
+                r#"{{"train_micro_batch_size_per_gpu": {BATCH}, "activation_checkpointing": {section}}}"#
+            );
+            let plan = deepburn::plan(&config, 1).unwrap();
+            let mut second = deepburn::initialize(Stack::new(4), &plan, first.group().clone())?;
+            let (loss, hidden) = second.forward(|stack| stack.loss_and_hidden(input()))?;
+            second.backward(loss)?;
+            second.step()?;
+            let counted = (activations(first), activations(&second));
+            drop(hidden);
+            Ok(counted)
         })
     };
     for section in POLICIES {

@@ -14,8 +14,10 @@ use crate::deepspeed;
 use crate::determinism::{dropout, fp16};
 use crate::job::{Job, STAGES, Trained, left};
 use crate::program::{Ending, finetune_processes};
+use crate::recomputing::{in_precision, recomputed};
 use crate::resume::{STEPS, assert_same, checkpoints, long, resume};
 use crate::reviews::test_record;
+use crate::swapping::all_swapped;
 use crate::traces::{self, BF16, FP16, FP32, Nearness, assert_near};
 
 /// Whether processes can be started. Says so where not.
@@ -125,6 +127,20 @@ fn all_processes_and_threads_agree_to_the_bit() {
             }
         }
         same_at(3, precision, 8, &small_buckets(true));
+    }
+}
+
+/// Model states on NVMe, and activations that are computed again.
+#[test]
+fn processes_and_threads_agree_with_little_memory() {
+    if !can_launch() {
+        return;
+    }
+    for (ranks, precision) in [(1, None), (2, None), (3, Some("bf16")), (2, Some("fp16"))] {
+        let policy = if ranks == 2 { "full" } else { "selective" };
+        let job = recomputed(in_precision(precision), json!({"policy": policy}));
+        let job = all_swapped(job.sharded(3, ranks), 0);
+        same(&job, &format!("{ranks} processes, {precision:?}, {policy}"));
     }
 }
 

@@ -10,7 +10,7 @@ use crate::resume::{STEPS, assert_same, checkpoints, long, resume};
 use crate::swapping::all_swapped;
 
 /// The job in `precision`, fp32 without one.
-fn in_precision(precision: Option<&str>) -> Job {
+pub(crate) fn in_precision(precision: Option<&str>) -> Job {
     // Dropout everywhere, and products long enough for the selective policy to keep.
     let job = long().with("model.config.n_embd", 130).with("model.config.n_inner", 150);
     let job = job.with("model.config.attn_pdrop", 0.1).with("model.config.embd_pdrop", 0.1);
@@ -24,7 +24,7 @@ fn in_precision(precision: Option<&str>) -> Job {
     }
 }
 
-fn recomputed(job: Job, section: serde_json::Value) -> Job {
+pub(crate) fn recomputed(job: Job, section: serde_json::Value) -> Job {
     job.with("deepspeed.activation_checkpointing", section)
 }
 

@@ -181,7 +181,7 @@ fn differ(stage: u8, other: impl Fn() -> usize + Sync) -> String {
 #[test]
 fn different_models_name_both_sides() {
     for stage in 0..=3 {
-        names(&differ(stage, || INNER + 2), &["rank 2", ", but rank "]);
+        names(&differ(stage, || INNER + 2), &["rank 2", "[5, 9]", "[5, 7]", "on rank 0"]);
     }
 }
 

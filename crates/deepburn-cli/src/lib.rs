@@ -1,6 +1,6 @@
 //! The commands of DeepBurn: `finetune`, the main job, and `deepburn`, the tools beside it.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 
 use clap::Parser;
 use deepburn::comm::Placement;
@@ -50,9 +50,17 @@ fn speaks() -> bool {
 
 /// Reads the command line. What is wrong with it, or the help that it asks for, is shown once a job.
 pub fn parse<A: Parser>() -> A {
-    A::try_parse().unwrap_or_else(|error| match speaks() {
-        true => error.exit(),
-        false => std::process::exit(error.exit_code()),
+    A::try_parse().unwrap_or_else(|error| {
+        if !speaks() {
+            std::process::exit(error.exit_code());
+        }
+        if std::io::stderr().is_terminal() || !error.use_stderr() {
+            error.exit();
+        }
+        // In one write: between several, a launcher that collects the errors of all ranks puts lines of
+        // its own. Where nobody reads it the status still tells.
+        let _ = std::io::stderr().write_all(error.render().to_string().as_bytes());
+        std::process::exit(error.exit_code())
     })
 }
 

@@ -399,12 +399,6 @@ impl Link {
         let mut deadline = last.checked_add(limit);
         let mut backoff = Backoff::default();
         loop {
-            // A process that was stopped cannot say that others are late.
-            let suspended = last.elapsed();
-            if suspended > SUSPENDED {
-                deadline = deadline.and_then(|deadline| deadline.checked_add(suspended));
-            }
-            last = Instant::now();
             self.listen()?;
             let absent = match poll(self) {
                 Ok(Ok(result)) => {
@@ -414,7 +408,14 @@ impl Link {
                 Ok(Err(absent)) => absent,
                 Err(cause) => return Err(self.failed(cause)),
             };
-            if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            // A process that was stopped, wherever in this loop, cannot say that others are late.
+            let now = Instant::now();
+            let suspended = now - last;
+            if suspended > SUSPENDED {
+                deadline = deadline.and_then(|deadline| deadline.checked_add(suspended));
+            }
+            last = now;
+            if deadline.is_some_and(|deadline| deadline <= now) {
                 return Err(self.late(&absent, self.settings.timeout));
             }
             if self.settings.timeout == Duration::MAX

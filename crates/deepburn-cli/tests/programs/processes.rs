@@ -287,7 +287,7 @@ fn a_job_without_a_number_of_ranks_takes_that_of_the_launcher() {
     let ending = launch(&job, 3, &[]).succeeded();
     let processes = Trained::read(&output);
     assert_eq!(ending.stderr.matches("step 4/4").count(), 1, "{}", ending.stderr);
-    assert_eq!(ending.stderr.matches("3 ranks").count(), 1, "{}", ending.stderr);
+    assert_eq!(ending.stderr.matches("3 ranks, 4 steps").count(), 1, "{}", ending.stderr);
     assert_eq!(left(&output).len(), fs::read_dir(&output).unwrap().count());
     assert_same(&processes, &Job::uneven().sharded(3, 3).train(), "3 ranks");
 

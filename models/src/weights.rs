@@ -30,7 +30,7 @@ pub(crate) type ReadWeights = dyn Fn(&str) -> Vec<f32> + Send + Sync;
 
 /// Where values come from.
 #[derive(Clone)]
-enum Source {
+enum WeightSource {
     Seed(u64),
     File(Arc<ReadWeights>),
     Zeros,
@@ -39,24 +39,24 @@ enum Source {
 /// Makes the parameters of one model.
 #[derive(Debug)]
 pub(crate) struct WeightInit<'a, B: Backend> {
-    source: Source,
+    source: WeightSource,
     device: &'a B::Device,
 }
 
 impl<'a, B: Backend> WeightInit<'a, B> {
     /// Draws values.
     pub(crate) fn new(seed: u64, device: &'a B::Device) -> Self {
-        Self { source: Source::Seed(seed), device }
+        Self { source: WeightSource::Seed(seed), device }
     }
 
     /// Reads values.
     pub(crate) fn reading(read: Arc<ReadWeights>, device: &'a B::Device) -> Self {
-        Self { source: Source::File(read), device }
+        Self { source: WeightSource::File(read), device }
     }
 
     /// Makes zeros only, for a model whose weights will be replaced.
     pub(crate) fn zeros(device: &'a B::Device) -> Self {
-        Self { source: Source::Zeros, device }
+        Self { source: WeightSource::Zeros, device }
     }
 
     /// The parameter at module path `path`, lazily filled with `values`.
@@ -81,7 +81,7 @@ impl<'a, B: Backend> WeightInit<'a, B> {
     }
 }
 
-impl Source {
+impl WeightSource {
     fn values(&self, path: &str, count: usize, values: Values) -> Vec<f32> {
         match self {
             Self::Seed(seed) => draw(*seed, path, count, values),
@@ -91,7 +91,7 @@ impl Source {
     }
 }
 
-impl fmt::Debug for Source {
+impl fmt::Debug for WeightSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Seed(seed) => write!(f, "Seed({seed})"),

@@ -224,7 +224,7 @@ fn both_ways(kind: &str, stages: [u8; 2], ranks: usize, at: usize) -> [Vec<(Trac
     both_ways_of([kind; 2], stages, ranks, at)
 }
 
-/// The same, going on as another kind.
+/// The same, resumed as another kind.
 fn both_ways_of(
     kinds: [&str; 2],
     stages: [u8; 2],

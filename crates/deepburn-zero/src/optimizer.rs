@@ -18,7 +18,8 @@ use deepburn_ops::{AdamArrays, OptimizerOps, float_bytes, float_from_host, float
 
 use crate::ledger::{Category, Lease, Ledger};
 use crate::parked::{
-    Layout, ParkedArray, ParkedCopy, ParkedTensor, PieceRead, Pipeline, PipelinePolicy, WriteBehind,
+    ParkedArray, ParkedCopy, ParkedTensor, PieceLayout, PieceRead, Pipeline, PipelinePolicy,
+    WriteBehind,
 };
 use crate::tiers::Parking;
 
@@ -55,7 +56,7 @@ struct ParkedState<B: Backend> {
     /// The master, if there is one, and the moments.
     arrays: Vec<Arc<ParkedArray>>,
     /// Of each array.
-    layout: Layout,
+    layout: PieceLayout,
     device: B::Device,
 }
 

@@ -35,7 +35,7 @@ pub(crate) enum Store {
 
 /// How an array is laid out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Layout {
+pub(crate) struct PieceLayout {
     /// Number of elements.
     pub(crate) len: usize,
     /// Most elements of a piece.
@@ -48,7 +48,7 @@ pub(crate) struct Layout {
 /// their type, which may change from one write to the next.
 #[derive(Debug)]
 pub(crate) struct ParkedArray {
-    layout: Layout,
+    layout: PieceLayout,
     data: ParkedData,
     /// Copies that were asked for and that may still be used.
     copies: Mutex<Vec<Weak<ParkedCopy>>>,
@@ -63,7 +63,7 @@ enum ParkedData {
     Disk { file: Arc<SwapFile>, region: Region },
 }
 
-impl Layout {
+impl PieceLayout {
     /// The ranges of the pieces.
     pub(crate) fn pieces(self) -> impl Iterator<Item = Range<usize>> {
         let piece = self.piece.max(1);
@@ -94,7 +94,7 @@ impl ParkedArray {
     /// The file is full.
     pub(crate) fn zeros(
         store: &Store,
-        layout: Layout,
+        layout: PieceLayout,
         ledger: &Ledger,
         category: Category,
     ) -> Result<Arc<Self>, SwapError> {

@@ -18,7 +18,7 @@ pub(crate) mod blocks;
 pub(crate) mod tape;
 
 use std::any::Any;
-use std::cell::{OnceCell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
@@ -61,13 +61,12 @@ pub(crate) struct BlockRecorder<B: Backend> {
     policy: RecomputePolicy,
     /// By which parameters of the model are known.
     ledger: Ledger,
-    /// Set when the parameters are known.
-    blocks: OnceCell<Blocks>,
-    pass: RefCell<Recording<B>>,
+    blocks: Blocks,
+    pass: RefCell<RecordedPass<B>>,
 }
 
 /// The recording of one training pass.
-struct Recording<B: Backend> {
+struct RecordedPass<B: Backend> {
     phase: Option<Phase>,
     /// Blocks that the program has named and not ended.
     named: usize,
@@ -138,9 +137,21 @@ pub fn activation_checkpoint<T>(run: impl FnOnce() -> T) -> T {
 }
 
 impl<B: Backend> BlockRecorder<B> {
-    /// Records as `policy` says for the model with this ledger.
-    pub(crate) fn new(policy: RecomputePolicy, ledger: Ledger) -> Self {
-        let pass = Recording {
+    /// Records as `policy` says for the model with this ledger, whose parameters have these module paths, by
+    /// index.
+    pub(crate) fn new<'a>(
+        policy: RecomputePolicy,
+        ledger: Ledger,
+        paths: impl Iterator<Item = &'a str> + Clone,
+    ) -> Self {
+        let blocks = Blocks::of(paths);
+        if policy != RecomputePolicy::Off && blocks.is_empty() {
+            tracing::warn!(
+                "activation checkpointing frees nothing: the model has no submodules with parameters; use \
+                 activation_checkpoint around parts of its forward pass"
+            );
+        }
+        let pass = RecordedPass {
             phase: None,
             named: 0,
             block: None,
@@ -151,19 +162,7 @@ impl<B: Backend> BlockRecorder<B> {
             read_later: Vec::new(),
             expected: Vec::new(),
         };
-        Self { policy, ledger, blocks: OnceCell::new(), pass: RefCell::new(pass) }
-    }
-
-    /// Tells the recorder the module paths of the parameters, by index.
-    pub(crate) fn serve<'a>(&self, paths: impl Iterator<Item = &'a str> + Clone) {
-        // A second call would be a second model; the first one stays.
-        let blocks = self.blocks.get_or_init(|| Blocks::of(paths));
-        if self.policy != RecomputePolicy::Off && blocks.is_empty() {
-            tracing::warn!(
-                "activation checkpointing frees nothing: the model has no submodules with parameters; use \
-                 activation_checkpoint around parts of its forward pass"
-            );
-        }
+        Self { policy, ledger, blocks, pass: RefCell::new(pass) }
     }
 
     /// Begins a training pass.
@@ -201,8 +200,7 @@ impl<B: Backend> BlockRecorder<B> {
         if self.policy == RecomputePolicy::Off {
             return;
         }
-        let Some(blocks) = self.blocks.get() else { return };
-        let (index, number) = (parameter.index(), blocks.of_parameter(parameter.index()));
+        let (index, number) = (parameter.index(), self.blocks.of_parameter(parameter.index()));
         let mut pass = self.pass.borrow_mut();
         if pass.named > 0 {
             return;
@@ -315,7 +313,7 @@ impl<B: Backend> AnyRecorder for BlockRecorder<B> {
     }
 }
 
-impl<B: Backend> Recording<B> {
+impl<B: Backend> RecordedPass<B> {
     /// The tape of the block under way.
     fn tape(&self) -> Option<&Arc<Tape<B>>> {
         self.block.as_ref()?.tape.as_ref()

@@ -141,8 +141,8 @@ impl<B: OptimizerOps> ModelStates<B> {
             ledger.clone(),
         )));
         let autocast = precision.autocast.map(element_type);
-        let recorder = Rc::new(BlockRecorder::new(recompute, ledger.clone()));
-        recorder.serve(parameters.iter().map(|parameter| parameter.path()));
+        let paths = parameters.iter().map(|parameter| parameter.path());
+        let recorder = Rc::new(BlockRecorder::new(recompute, ledger.clone(), paths));
         let binding = Binding::new(
             reducer.clone(),
             recorder.clone(),

@@ -13,7 +13,7 @@ use crate::error::ZeroError;
 use crate::estimate::ParameterSize;
 use crate::ledger::{Category, Ledger, Tier};
 use crate::optimizer::moments;
-use crate::parked::{Layout, PIECE, ParkedArray, PipelinePolicy, Store};
+use crate::parked::{PIECE, ParkedArray, PieceLayout, PipelinePolicy, Store};
 use crate::precision::element_type;
 use crate::reduce::SumHome;
 
@@ -68,8 +68,8 @@ impl Parking {
     }
 
     /// The layout of an array of `len` elements of at most `element_bytes` bytes.
-    pub(crate) fn layout(&self, len: usize, element_bytes: usize) -> Layout {
-        Layout { len, piece: self.piece, element_bytes }
+    pub(crate) fn layout(&self, len: usize, element_bytes: usize) -> PieceLayout {
+        PieceLayout { len, piece: self.piece, element_bytes }
     }
 
     /// A place for the gradient sum of a parameter of which this rank updates `len` elements.
@@ -180,7 +180,7 @@ pub fn swap_bytes(
     let of_one = |parameter: &ParameterSize| {
         let shards = if zero.stage.shards_optimizer() { ranks } else { 1 };
         let len = Partition::new(parameter.numel as usize, shards).shard_len();
-        let layout = |element_bytes| Layout { len, piece, element_bytes };
+        let layout = |element_bytes| PieceLayout { len, piece, element_bytes };
         let values = match tiers.next(len) {
             Tier::Disk => layout(precision.compute.bytes()).file_bytes(),
             Tier::Device | Tier::Host => 0,

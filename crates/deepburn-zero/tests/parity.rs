@@ -241,21 +241,32 @@ fn ways_to_average_agree() {
     }
 }
 
+/// What `look` finds on each rank between a backward pass and its step.
+fn after_backward<T: Send>(
+    ranks: usize,
+    policy: &Policy,
+    look: impl Fn(&ModelStates<Flex>) -> T + Sync,
+) -> Vec<T> {
+    let found = run_ranks(ranks, Duration::from_secs(60), |member| {
+        let group = Group::<Flex>::new(member);
+        let (net, states) = ModelStates::shard(Net::<Trained>::new(), policy.clone(), group)?;
+        let net = states.start_training_pass(net)?;
+        let loss = net.loss(&rows(3, 1));
+        states.start_backward();
+        drop(loss.backward());
+        states.finish_pass()?;
+        Ok::<_, ZeroError>(look(&states))
+    });
+    found.unwrap_or_else(|failure| panic!("{failure}"))
+}
+
 /// Model states in bytes per rank, by the formula of 16 bytes a parameter.
 #[test]
 fn the_ledger_shows_the_formula() {
     let mut frozen_bytes = 0;
     for world_size in [1usize, 2, 4] {
         for stage in STAGES {
-            let usage = run_ranks(world_size, Duration::from_secs(60), |member| {
-                let group = Group::<Flex>::new(member);
-                let (net, states) =
-                    ModelStates::shard(Net::<Trained>::new(), policy(stage), group)?;
-                let net = states.start_training_pass(net)?;
-                let loss = net.loss(&rows(3, 1));
-                states.start_backward();
-                drop(loss.backward());
-                states.finish_pass()?;
+            let usage = after_backward(world_size, &policy(stage), |states| {
                 let ledger = states.ledger();
                 let all = Category::ALL.map(|category| ledger.usage(category).current);
                 let padded = |cut: bool, f: &dyn Fn(usize) -> bool| -> usize {
@@ -273,9 +284,9 @@ fn the_ledger_shows_the_formula() {
                     padded(stage.shards_gradients(), &|i| with_gradient[i]),
                 ];
                 let frozen = padded(false, &|i| !states.parameters()[i].is_trainable());
-                Ok::<_, ZeroError>((all, expected, frozen))
+                (all, expected, frozen)
             });
-            for (all, expected, frozen) in usage.unwrap_or_else(|failure| panic!("{failure}")) {
+            for (all, expected, frozen) in usage {
                 assert_eq!(all[..2], expected, "stage {stage:?} on {world_size} ranks");
                 assert_eq!(all[3], 0, "gathered parameters are left over");
                 assert_eq!(all[4], 0, "buckets are left over");
@@ -462,22 +473,14 @@ fn parked_states_leave_the_device() {
         ] {
             let mut parked = policy(stage);
             parked.zero.optimizer_states = store;
-            let usage = run_ranks(ranks, Duration::from_secs(60), |member| {
-                let group = Group::<Flex>::new(member);
-                let (net, states) =
-                    ModelStates::shard(Net::<Trained>::new(), parked.clone(), group)?;
-                let net = states.start_training_pass(net)?;
-                let loss = net.loss(&rows(3, 1));
-                states.start_backward();
-                drop(loss.backward());
-                states.finish_pass()?;
+            let usage = after_backward(ranks, &parked, |states| {
                 let ledger = states.ledger();
                 let on = |tier, category| ledger.usage_on(tier, category).current;
                 let kept = [Category::Gradients, Category::Optimizer];
                 let left = kept.map(|category| on(Tier::Device, category));
-                Ok::<_, ZeroError>((left, kept.map(|category| on(tier, category))))
+                (left, kept.map(|category| on(tier, category)))
             });
-            for (left, parked) in usage.unwrap_or_else(|failure| panic!("{failure}")) {
+            for (left, parked) in usage {
                 assert_eq!(left, [0, 0], "stage {stage:?} on {ranks} ranks");
                 // One gradient and two moments, each padded alike.
                 assert_eq!(parked[1], 2 * parked[0], "stage {stage:?} on {ranks} ranks");

@@ -47,7 +47,7 @@ fn parameters_on_nvme_change_no_bit() {
     }
 }
 
-/// A run goes on with its parameters somewhere else, and saves go on while steps are taken.
+/// A run resumes with its parameters on another tier, also from a checkpoint that was written asynchronously.
 #[test]
 fn runs_change_the_place_of_their_parameters() {
     let expected = long().sharded(3, 2).train();

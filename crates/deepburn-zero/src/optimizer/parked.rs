@@ -10,7 +10,7 @@ use deepburn_nvme::SwapError;
 use half::{bf16, f16};
 
 use super::rule::Step;
-use crate::parked::{Layout, ParkedArray, ParkedTensor, PieceInMemory, Pipeline};
+use crate::parked::{ParkedArray, ParkedTensor, PieceInMemory, PieceLayout, Pipeline};
 
 /// The update of one parameter whose states are parked.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub(super) struct HostUpdate<'a> {
     /// The master, if there is one, and the moments.
     pub(super) arrays: &'a [Arc<ParkedArray>],
     /// Of each array.
-    pub(super) layout: Layout,
+    pub(super) layout: PieceLayout,
     pub(super) pipeline: &'a mut Pipeline,
 }
 

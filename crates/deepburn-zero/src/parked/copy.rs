@@ -15,11 +15,11 @@ pub(crate) struct ParkedCopy {
     /// Of the array.
     range: Range<usize>,
     dtype: DType,
-    source: Mutex<Source>,
+    source: Mutex<CopiedFrom>,
 }
 
 #[derive(Debug)]
-enum Source {
+enum CopiedFrom {
     Parked(Arc<ParkedArray>),
     /// The bytes of the range.
     Memory(Vec<u8>),
@@ -27,7 +27,7 @@ enum Source {
 
 impl ParkedCopy {
     pub(super) fn new(array: Arc<ParkedArray>, range: Range<usize>, dtype: DType) -> Self {
-        Self { range, dtype, source: Mutex::new(Source::Parked(array)) }
+        Self { range, dtype, source: Mutex::new(CopiedFrom::Parked(array)) }
     }
 
     /// Number of elements.
@@ -47,8 +47,8 @@ impl ParkedCopy {
         let size = self.dtype.size();
         // Locked while a file is read: a step waits before it overwrites what is read here.
         let bytes = match &*lock(&self.source) {
-            Source::Memory(bytes) => bytes[range.start * size..range.end * size].to_vec(),
-            Source::Parked(array) => {
+            CopiedFrom::Memory(bytes) => bytes[range.start * size..range.end * size].to_vec(),
+            CopiedFrom::Parked(array) => {
                 let start = self.range.start;
                 array.read_range(&(start + range.start..start + range.end), self.dtype)?
             }
@@ -59,8 +59,8 @@ impl ParkedCopy {
     /// Reads all elements into memory.
     pub(super) fn keep(&self) -> Result<(), SwapError> {
         let mut source = lock(&self.source);
-        if let Source::Parked(array) = &*source {
-            *source = Source::Memory(array.read_range(&self.range, self.dtype)?);
+        if let CopiedFrom::Parked(array) = &*source {
+            *source = CopiedFrom::Memory(array.read_range(&self.range, self.dtype)?);
         }
         Ok(())
     }

@@ -4,18 +4,18 @@ use burn_backend::{AllocationProperty, Backend, Bytes, DType, TensorData};
 use deepburn_nvme::{Buffer, PendingIo, SwapError};
 use deepburn_ops::float_from_host;
 
-use super::{Layout, ParkedArray, ParkedData, lock};
+use super::{ParkedArray, ParkedData, PieceLayout, lock};
 
 /// A parked array on its way into memory.
 #[derive(Debug)]
 pub(crate) struct ParkedRead {
-    source: Source,
-    layout: Layout,
+    source: ReadFrom,
+    layout: PieceLayout,
     dtype: DType,
 }
 
 #[derive(Debug)]
-enum Source {
+enum ReadFrom {
     Memory(Vec<u8>),
     Disk(PendingIo),
 }
@@ -39,12 +39,12 @@ impl ParkedTensor<'_> {
             ParkedData::Host(words) => {
                 let words = lock(words);
                 let bytes: &[u8] = bytemuck::cast_slice(&words);
-                Source::Memory(bytes[..layout.len * dtype.size()].to_vec())
+                ReadFrom::Memory(bytes[..layout.len * dtype.size()].to_vec())
             }
             ParkedData::Disk { file, region } => {
                 let last = layout.pieces().last();
                 let end = last.map_or(0, |last| layout.extent(&last, dtype.size()).end);
-                Source::Disk(file.read(region, 0..end)?)
+                ReadFrom::Disk(file.read(region, 0..end)?)
             }
         };
         Ok(ParkedRead { source, layout, dtype })
@@ -74,11 +74,11 @@ impl ParkedRead {
     ) -> Result<B::FloatTensorPrimitive, SwapError> {
         let Self { source, layout, dtype } = self;
         let bytes = match source {
-            Source::Memory(bytes) => Bytes::from_bytes_vec(bytes),
-            Source::Disk(pending) => {
+            ReadFrom::Memory(bytes) => Bytes::from_bytes_vec(bytes),
+            ReadFrom::Disk(pending) => {
                 let mut buffer = pending.wait()?;
                 close_gaps(&mut buffer, layout, dtype.size());
-                let elements = Elements { buffer, bytes: layout.len * dtype.size() };
+                let elements = TensorBytes { buffer, bytes: layout.len * dtype.size() };
                 Bytes::from_shared(bytes::Bytes::from_owner(elements), AllocationProperty::Native)
             }
         };
@@ -88,7 +88,7 @@ impl ParkedRead {
 
 /// Moves the pieces of an array together. There are gaps only where a piece does not end at a multiple of
 /// the alignment.
-fn close_gaps(buffer: &mut Buffer, layout: Layout, size: usize) {
+fn close_gaps(buffer: &mut Buffer, layout: PieceLayout, size: usize) {
     for piece in layout.pieces() {
         let (from, to) = (layout.extent(&piece, size).start, piece.start * size);
         if from != to {
@@ -98,12 +98,12 @@ fn close_gaps(buffer: &mut Buffer, layout: Layout, size: usize) {
 }
 
 /// A buffer that a tensor lies in.
-struct Elements {
+struct TensorBytes {
     buffer: Buffer,
     bytes: usize,
 }
 
-impl AsRef<[u8]> for Elements {
+impl AsRef<[u8]> for TensorBytes {
     fn as_ref(&self) -> &[u8] {
         &self.buffer.as_bytes()[..self.bytes]
     }

@@ -9,11 +9,11 @@ fn stores() -> [Store; 2] {
     [Store::Host, Store::Disk(Arc::new(file))]
 }
 
-fn layout(len: usize, piece: usize) -> Layout {
-    Layout { len, piece, element_bytes: 4 }
+fn layout(len: usize, piece: usize) -> PieceLayout {
+    PieceLayout { len, piece, element_bytes: 4 }
 }
 
-fn zeros(store: &Store, layout: Layout) -> Arc<ParkedArray> {
+fn zeros(store: &Store, layout: PieceLayout) -> Arc<ParkedArray> {
     ParkedArray::zeros(store, layout, &Ledger::new(), Category::Optimizer).unwrap()
 }
 

@@ -48,7 +48,7 @@ struct RecordedOp<B: Backend> {
     run: Run<B>,
 }
 
-type Run<B> = Arc<dyn Fn(&mut Reader<'_, B>) -> Vec<FullTensor<B>> + Send + Sync>;
+type Run<B> = Arc<dyn Fn(&mut OperandReader<'_, B>) -> Vec<FullTensor<B>> + Send + Sync>;
 
 /// A value that an op of the tape has made.
 struct TapeValue<B: Backend> {
@@ -113,7 +113,7 @@ pub(crate) enum Operand<B: Backend> {
 }
 
 /// Hands the data of operands to a recorded op.
-pub(crate) struct Reader<'a, B: Backend> {
+pub(crate) struct OperandReader<'a, B: Backend> {
     tape: &'a Tape<B>,
     reads: Reads<'a>,
 }
@@ -125,7 +125,7 @@ enum Reads<'a> {
     Again { uses: &'a mut [usize], stays: &'a [bool] },
 }
 
-impl<B: Backend> Reader<'_, B> {
+impl<B: Backend> OperandReader<'_, B> {
     /// The data of an operand. The op may change it in place where nothing else needs it. Each operand is
     /// read once.
     pub(crate) fn read(&mut self, operand: &Operand<B>) -> FullTensor<B> {
@@ -189,12 +189,13 @@ impl<B: Backend> OpRecord<B> {
     /// Runs the op and records it.
     pub(crate) fn run<const N: usize>(
         self,
-        run: impl Fn(&mut Reader<'_, B>) -> [FullTensor<B>; N] + Send + Sync + 'static,
+        run: impl Fn(&mut OperandReader<'_, B>) -> [FullTensor<B>; N] + Send + Sync + 'static,
     ) -> [ZeroTensor<B>; N] {
         // A handle that is passed twice is counted twice, and its value is then not taken.
         let only_here = self.handles.iter().filter(|handle| Arc::strong_count(handle) == 1);
         let last: Vec<usize> = only_here.map(|handle| handle.value).collect();
-        let outputs = run(&mut Reader { tape: &self.tape, reads: Reads::First { last: &last } });
+        let outputs =
+            run(&mut OperandReader { tape: &self.tape, reads: Reads::First { last: &last } });
         self.record(outputs, run)
     }
 
@@ -202,9 +203,9 @@ impl<B: Backend> OpRecord<B> {
     pub(crate) fn record<const N: usize>(
         self,
         outputs: [FullTensor<B>; N],
-        run: impl Fn(&mut Reader<'_, B>) -> [FullTensor<B>; N] + Send + Sync + 'static,
+        run: impl Fn(&mut OperandReader<'_, B>) -> [FullTensor<B>; N] + Send + Sync + 'static,
     ) -> [ZeroTensor<B>; N] {
-        let run = Arc::new(move |reader: &mut Reader<'_, B>| run(reader).into());
+        let run = Arc::new(move |reader: &mut OperandReader<'_, B>| run(reader).into());
         let first = self.tape.push(self.inputs, &outputs, self.keep, run);
         let mut value = first;
         outputs.map(|output| {
@@ -281,7 +282,7 @@ impl<B: Backend> Tape<B> {
         drop(state);
         for (run, first) in ops {
             let reads = Reads::Again { uses: &mut uses, stays: &stays };
-            let outputs = run(&mut Reader { tape: self, reads });
+            let outputs = run(&mut OperandReader { tape: self, reads });
             let mut state = self.lock();
             for (index, output) in (first..).zip(outputs) {
                 let value = &mut state.values[index];

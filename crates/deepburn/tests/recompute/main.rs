@@ -5,6 +5,7 @@
 
 mod stack;
 
+use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::module::Param;
@@ -39,6 +40,15 @@ fn with_engine<R: Send>(
         body(&mut engine)
     });
     results.unwrap_or_else(|failure| panic!("{section}: {failure}")).remove(0)
+}
+
+/// Asserts that a run gives the same with every section `activation_checkpointing`.
+#[track_caller]
+fn same_with_every_policy<R: PartialEq + Debug>(run: impl Fn(&str) -> R) {
+    let kept = run("{}");
+    for section in POLICIES {
+        assert_eq!(run(section), kept, "{section}");
+    }
 }
 
 fn input() -> Tensor<Trained, 2> {
@@ -186,10 +196,7 @@ fn activations_outlive_their_pass() {
             Ok(all)
         })
     };
-    let kept = run("{}");
-    for section in POLICIES {
-        assert_eq!(run(section), kept, "{section}");
-    }
+    same_with_every_policy(run);
 }
 
 /// The same where the backward pass never comes.
@@ -203,9 +210,7 @@ fn activations_outlive_a_pass_without_backward() {
             Ok(hidden.into_iter().map(|hidden| hidden.into_data()).collect::<Vec<_>>())
         })
     };
-    for section in POLICIES {
-        assert_eq!(run(section), run("{}"), "{section}");
-    }
+    same_with_every_policy(run);
 }
 
 /// The same where forward panics, and a step then changes the parameters.
@@ -228,9 +233,7 @@ fn activations_outlive_a_pass_that_panicked() {
             Ok(held.into_iter().map(|hidden| hidden.into_data()).collect::<Vec<_>>())
         })
     };
-    for section in POLICIES {
-        assert_eq!(run(section), run("{}"), "{section}");
-    }
+    same_with_every_policy(run);
 }
 
 /// What is computed again counts in the ledger of its own model.
@@ -252,9 +255,7 @@ fn ledgers_of_two_models_stay_apart() {
             Ok(counted)
         })
     };
-    for section in POLICIES {
-        assert_eq!(run(section), run("{}"), "{section}");
-    }
+    same_with_every_policy(run);
 }
 
 /// A block that reads the output of a much earlier one: computed again in the first pass, kept in later

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io::IoSlice;
 use std::num::NonZeroU64;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process;
@@ -25,6 +26,9 @@ pub(crate) trait RawFile: Send + Sync + fmt::Debug {
 
     /// Asks the system to forget cached pages, where there are any.
     fn drop_cache(&self, offset: u64, length: u64);
+
+    /// Reserves the bytes `added` behind its end.
+    fn grow(&self, added: Range<u64>) -> Result<(), Errno>;
 
     /// Whether the page cache is bypassed.
     fn is_direct(&self) -> bool;
@@ -52,13 +56,8 @@ impl DiskFile {
             errno => SwapError::os(folder, SwapOperation::Create, (0, bytes), errno),
         };
         let file = open_unnamed(folder).map_err(refused)?;
-        let is_preallocated = preallocate(&file, bytes).map_err(|errno| match errno {
-            Errno::NOSPC => {
-                let free = free_bytes(folder).unwrap_or_default();
-                SwapError::NoSpace { folder: folder.to_owned(), needed: bytes, free }
-            }
-            errno => SwapError::os(folder, SwapOperation::Preallocate, (0, bytes), errno),
-        })?;
+        let is_preallocated =
+            preallocate(&file, 0..bytes).map_err(|errno| no_space(folder, 0..bytes, errno))?;
         if !is_preallocated {
             tracing::warn!(
                 "swap folder {}: the file system cannot preallocate files; if the disk fills up \
@@ -111,8 +110,24 @@ impl RawFile for DiskFile {
         }
     }
 
+    fn grow(&self, added: Range<u64>) -> Result<(), Errno> {
+        preallocate(&self.file, added).map(drop)
+    }
+
     fn is_direct(&self) -> bool {
         self.is_direct
+    }
+}
+
+/// What it means that bytes of a file cannot be reserved.
+pub(crate) fn no_space(folder: &Path, bytes: Range<u64>, errno: Errno) -> SwapError {
+    let needed = bytes.end - bytes.start;
+    match errno {
+        Errno::NOSPC => {
+            let free = free_bytes(folder).unwrap_or_default();
+            SwapError::NoSpace { folder: folder.to_owned(), needed, free }
+        }
+        errno => SwapError::os(folder, SwapOperation::Preallocate, (bytes.start, needed), errno),
     }
 }
 
@@ -144,14 +159,15 @@ fn open_unlinked(folder: &Path) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Reserves all bytes; returns false where the file system can only set the length.
-fn preallocate(file: &OwnedFd, bytes: u64) -> Result<bool, Errno> {
+/// Reserves bytes up to a new end; returns false where the file system can only set the length.
+fn preallocate(file: &OwnedFd, bytes: Range<u64>) -> Result<bool, Errno> {
+    let length = bytes.end - bytes.start;
     loop {
-        return match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
+        return match rustix::fs::fallocate(file, FallocateFlags::empty(), bytes.start, length) {
             Ok(()) => Ok(true),
             Err(Errno::INTR) => continue,
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
-                rustix::fs::ftruncate(file, bytes).map(|()| false)
+                rustix::fs::ftruncate(file, bytes.end).map(|()| false)
             }
             Err(errno) => Err(errno),
         };
@@ -206,7 +222,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let files: Vec<OwnedFd> = (0..3).map(|_| open_unlinked(folder.path()).unwrap()).collect();
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
-        preallocate(&files[0], 8192).unwrap();
+        preallocate(&files[0], 0..8192).unwrap();
         assert_eq!(rustix::io::pwrite(&files[0], b"data", 4096), Ok(4));
         let mut read = [1; 5];
         assert_eq!(rustix::io::pread(&files[0], &mut read, 4096), Ok(5));

@@ -1,5 +1,6 @@
 //! What a swap file has transferred, and how long that took.
 
+use std::ops::Add;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -17,6 +18,21 @@ pub struct IoStatistics {
     pub busy: Duration,
     /// How long at least one request was in progress. Bytes per second of this is the bandwidth.
     pub active: Duration,
+}
+
+/// The sum over two files. Their times may overlap.
+impl Add for IoStatistics {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            bytes_read: self.bytes_read + other.bytes_read,
+            bytes_written: self.bytes_written + other.bytes_written,
+            waited: self.waited + other.waited,
+            busy: self.busy + other.busy,
+            active: self.active + other.active,
+        }
+    }
 }
 
 /// Adds up how long callers are blocked.

@@ -10,10 +10,10 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 
-use crate::file::{DiskFile, RawFile};
+use crate::file::{DiskFile, RawFile, no_space};
 use crate::policy::Direction;
 use crate::queue::{IoQueue, IoRequest};
-use crate::region::{self, RegionAllocator};
+use crate::region::{self, RegionAllocator, Shortage};
 use crate::statistics::WaitClock;
 use crate::worker::start_worker;
 use crate::{
@@ -21,7 +21,8 @@ use crate::{
     SwapOperation,
 };
 
-/// A preallocated file without a name on a local disk, read and written by a few threads.
+/// A file without a name on a local disk, read and written by a few threads. It is preallocated, or grows
+/// by preallocated steps.
 ///
 /// It starts as zeros, so reading what was never written returns zeros. Dropping it completes all
 /// requests, ends the threads and frees the disk space.
@@ -34,7 +35,12 @@ pub struct SwapFile {
     workers: Vec<JoinHandle<()>>,
     is_direct: bool,
     is_preallocated: bool,
+    /// The file itself, where it may grow.
+    growing: Option<Arc<dyn RawFile>>,
 }
+
+/// Least bytes by which a file grows, so that it does so rarely.
+const GROWTH: u64 = 16 << 20;
 
 impl SwapFile {
     /// Creates a swap file of `bytes` bytes in `folder` and starts its threads.
@@ -54,6 +60,19 @@ impl SwapFile {
         Self::with_file(Arc::new(file), folder, bytes, policy, is_preallocated)
     }
 
+    /// Creates a swap file that grows with its regions, where nobody knows how many there will be.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create). A disk that is full later fails the reservation of a region.
+    pub fn growing(folder: &Path, policy: &IoPolicy) -> Result<Self, SwapError> {
+        policy.check()?;
+        let file = Arc::new(DiskFile::create(folder, GROWTH, policy.direct)?);
+        let is_preallocated = file.is_preallocated();
+        let mut swap = Self::with_file(file.clone(), folder, GROWTH, policy, is_preallocated)?;
+        swap.growing = Some(file);
+        Ok(swap)
+    }
+
     /// Starts the threads of a file that exists.
     pub(crate) fn with_file(
         file: Arc<dyn RawFile>,
@@ -71,6 +90,7 @@ impl SwapFile {
             workers: Vec::with_capacity(policy.queue_depth),
             is_direct: file.is_direct(),
             is_preallocated,
+            growing: None,
         };
         for index in 0..policy.queue_depth {
             let worker = start_worker(index, swap.queue.clone(), file.clone(), swap.folder.clone());
@@ -103,22 +123,43 @@ impl SwapFile {
         self.is_preallocated
     }
 
+    /// Whether the file grows with its regions.
+    pub fn grows(&self) -> bool {
+        self.growing.is_some()
+    }
+
     /// The pool that reads take their buffers from.
     pub fn pool(&self) -> &BufferPool {
         &self.pool
     }
 
-    /// Reserves a region of `bytes` bytes.
+    /// Reserves a region of `bytes` bytes. What it holds is unknown where it was released before, and
+    /// zeros otherwise.
     ///
     /// # Errors
-    /// Fewer bytes are left.
+    /// Fewer bytes are left, or the disk is full and the file cannot grow.
     pub fn region(&self, bytes: usize) -> Result<Region, SwapError> {
-        self.regions.allocate(bytes).map_err(|left| SwapError::Full {
-            folder: self.folder.to_path_buf(),
-            requested: region::padded(bytes),
-            left,
-            bytes: self.bytes(),
-        })
+        self.regions.allocate(bytes, |shortage| self.grow(shortage))
+    }
+
+    /// Makes room for a region, and returns the bytes of the file.
+    fn grow(&self, shortage: Shortage) -> Result<u64, SwapError> {
+        let Shortage { needed, left, bytes, end } = shortage;
+        let Some(file) = &self.growing else {
+            let folder = self.folder.to_path_buf();
+            return Err(SwapError::Full { folder, requested: needed, left, bytes });
+        };
+        let grown = end.max(bytes.saturating_add(GROWTH));
+        file.grow(bytes..grown).map_err(|errno| no_space(&self.folder, bytes..grown, errno))?;
+        Ok(grown)
+    }
+
+    /// Takes a region back, whose part of the file may then be reserved again. Requests for it that are in
+    /// progress complete before those of its next owner; nobody may use it otherwise.
+    pub fn release(&self, region: &Region) {
+        if region.file == self.regions.file() {
+            self.regions.release(region);
+        }
     }
 
     /// Starts to read `range`, in bytes of `region`, into a buffer of the pool.

@@ -1,6 +1,7 @@
 //! Swap files on a file in memory that returns short counts and errors when told to.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
@@ -33,6 +34,8 @@ struct FakeFile {
     faults: HashMap<u64, Fault>,
     /// Every read and write waits here for the others.
     barrier: Option<Barrier>,
+    /// Bytes of the disk, where it is full some day.
+    room: Option<u64>,
 }
 
 impl FakeFile {
@@ -77,6 +80,13 @@ impl RawFile for FakeFile {
     }
 
     fn drop_cache(&self, _: u64, _: u64) {}
+
+    fn grow(&self, added: Range<u64>) -> Result<(), Errno> {
+        // As large as a disk that is full then.
+        let mut data = self.data.lock().unwrap();
+        let has_room = self.room.is_none_or(|room| added.end <= room);
+        has_room.then(|| data.resize(added.end as usize, 0)).ok_or(Errno::NOSPC)
+    }
 
     fn is_direct(&self) -> bool {
         self.direct
@@ -379,4 +389,44 @@ fn dropping_the_file_completes_its_requests() {
     let expected = filled(&swap, 64 * 4096, 5);
     drop(swap);
     assert_eq!(reading.wait().unwrap().as_bytes(), expected.as_bytes());
+}
+
+#[test]
+fn a_growing_file_grows_and_uses_released_regions_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let swap = SwapFile::growing(folder.path(), &IoPolicy::default()).unwrap();
+    let lengths = [20 << 20, 5_000_001, 1];
+    let round = |seed: u8| {
+        let regions = lengths.map(|length| swap.region(length).unwrap());
+        for region in &regions {
+            drop(swap.write(region, 0, filled(&swap, region.len(), seed)).unwrap());
+        }
+        for region in &regions {
+            let read = swap.read(region, 0..region.len()).unwrap().wait().unwrap();
+            assert_eq!(read.as_bytes(), filled(&swap, region.len(), seed).as_bytes());
+        }
+        // The next owner of these parts writes while this is still being written.
+        for region in &regions {
+            drop(swap.write(region, 0, filled(&swap, region.len(), !seed)).unwrap());
+            swap.release(region);
+        }
+        swap.bytes()
+    };
+    let bytes = round(1);
+    assert!(bytes >= 25 << 20);
+    assert!((2..6).all(|seed| round(seed) == bytes));
+}
+
+#[test]
+fn a_disk_that_is_full_refuses_a_region_and_keeps_the_others() {
+    let mut swap = swap(FakeFile { room: Some(20 << 20), ..FakeFile::new(4096) }, 1, 1);
+    let grown = FakeFile { room: Some(20 << 20), ..FakeFile::new(4096) };
+    swap.growing = Some(Arc::new(grown));
+    let first = swap.region(4096).unwrap();
+    // In steps of 16 MiB at least.
+    swap.region(1).unwrap();
+    assert_eq!(swap.bytes(), 4096 + (16 << 20));
+    let full = swap.region(18 << 20).unwrap_err();
+    assert!(matches!(full, SwapError::NoSpace { .. }), "{full}");
+    swap.write(&first, 0, filled(&swap, 4096, 3)).unwrap().wait().unwrap();
 }

@@ -8,7 +8,9 @@ use std::path::PathBuf;
 
 use deepburn::Ranks;
 use deepburn::zero::estimate::{ElementBytes, Estimate, ParameterSize, estimate};
-use deepburn_config::{NvmePlan, OptimizerOffload, ParameterOffload, Plan, Stage, ZeroPlan};
+use deepburn_config::{
+    NvmePlan, OptimizerOffload, ParameterOffload, Plan, Stage, SwapFilePlan, ZeroPlan,
+};
 
 use crate::failure::Failure;
 use crate::memory::{MemoryLimit, memory_limits};
@@ -232,12 +234,10 @@ fn remedy(zero: &ZeroPlan, fits: impl Fn(&ZeroPlan) -> bool) -> Option<String> {
 /// States in a file. A forecast does not depend on its place.
 fn on_disk() -> OptimizerOffload {
     OptimizerOffload::Nvme(NvmePlan {
-        folder: PathBuf::new(),
+        file: SwapFilePlan { folder: PathBuf::new(), block_size: 0, queue_depth: 0 },
         sub_group_size: usize::MAX,
         pipeline_read: true,
         pipeline_write: true,
-        block_size: 0,
-        queue_depth: 0,
     })
 }
 

@@ -2,25 +2,37 @@
 
 use deepburn::zero::estimate::ParameterSize;
 use deepburn::zero::{IoStatistics, check_folder, swap_bytes};
-use deepburn_config::{NvmePlan, OptimizerOffload, ParameterOffload, ZeroPlan};
+use deepburn_config::{NvmePlan, OptimizerOffload, ParameterOffload, SwapFilePlan, ZeroPlan};
 
 use crate::failure::Failure;
 use crate::preparation::Preparation;
 
-/// Checks that the files of `local_ranks` ranks, those of this host, fit into their folder.
+/// Checks that the files of `local_ranks` ranks, those of this host, fit into their folders.
 ///
 /// # Errors
-/// A user's mistake: the folder is missing, cannot be written, is in memory or too small.
+/// A user's mistake: a folder is missing, cannot be written, is in memory or too small.
 pub(crate) fn check_swap(preparation: &Preparation, local_ranks: usize) -> Result<(), Failure> {
-    let Some(nvme) = nvme(preparation) else { return Ok(()) };
-    let bytes = file_bytes(preparation, &preparation.plan.zero).saturating_mul(local_ranks as u64);
-    check_folder(&nvme.folder, bytes).map_err(|error| {
-        Failure::mistake(format!("zero_optimization.offload_optimizer.nvme_path: {error}"))
-    })
+    let check = |key: &str, file: &SwapFilePlan, bytes: u64| {
+        check_folder(&file.folder, bytes.saturating_mul(local_ranks as u64))
+            .map_err(|error| Failure::mistake(format!("{key}: {error}")))
+    };
+    if let Some(nvme) = nvme(preparation) {
+        let bytes = file_bytes(preparation, &preparation.plan.zero);
+        check("zero_optimization.offload_optimizer.nvme_path", &nvme.file, bytes)?;
+    }
+    match preparation.plan.activations.offload.swap_file() {
+        // It grows with the activations.
+        Some(file) => check("activation_checkpointing.nvme_path", file, 0),
+        None => Ok(()),
+    }
 }
 
-/// Logs what is in the file of each rank, and warns of what makes it large or leaves it without parameters.
+/// Logs what is in the files of each rank, and warns of what makes them large or leaves them without
+/// parameters.
 pub(crate) fn announce_swap(preparation: &Preparation) {
+    if let Some(file) = preparation.plan.activations.offload.swap_file() {
+        tracing::info!("saved activations are in {}", file.folder.display());
+    }
     let Some(nvme) = nvme(preparation) else { return };
     let zero = &preparation.plan.zero;
     let bytes = file_bytes(preparation, zero);
@@ -32,7 +44,7 @@ pub(crate) fn announce_swap(preparation: &Preparation) {
     };
     tracing::info!(
         "{what} are in {}: {:.3} GB for each rank",
-        nvme.folder.display(),
+        nvme.file.folder.display(),
         gigabytes(bytes)
     );
     if let ParameterOffload::Nvme { max_in_cpu, .. } = zero.parameter_shards

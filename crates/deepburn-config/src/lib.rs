@@ -69,10 +69,11 @@ pub use monitor_plan::{FlopsPlan, MonitorFolder, MonitorPlan, ProfilePlan};
 pub use node::{Node, Position, Value};
 pub use place::Place;
 pub use plan::{
-    AdamPlan, BatchPlan, DynamicScalePlan, GatherPlan, GradientPlan, GradientReduction,
-    LossScalePlan, MomentumCycle, NvmePlan, OneCyclePlan, OptimizerOffload, OptimizerPlan,
-    OverflowPlan, ParameterOffload, Plan, Precision, PrecisionPlan, RecomputePolicy, ReductionPlan,
-    ReportPlan, ScaleGrowth, SchedulePlan, Stage, WarmupShape, ZeroPlan,
+    ActivationOffload, ActivationPlan, AdamPlan, BatchPlan, DynamicScalePlan, GatherPlan,
+    GradientPlan, GradientReduction, LossScalePlan, MomentumCycle, NvmePlan, OneCyclePlan,
+    OptimizerOffload, OptimizerPlan, OverflowPlan, ParameterOffload, Plan, Precision,
+    PrecisionPlan, RecomputePolicy, ReductionPlan, ReportPlan, ScaleGrowth, SchedulePlan, Stage,
+    SwapFilePlan, WarmupShape, ZeroPlan,
 };
 pub use resolve::{AutoAnswer, Facts, Resolved, resolve, resolve_batch};
 pub use source::{MAX_BYTES, MAX_DEPTH};

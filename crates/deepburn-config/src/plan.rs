@@ -3,9 +3,13 @@
 //! Nothing here is optional unless "off" is a real choice: every default is filled in, every
 //! derived number is derived, and the rest of DeepBurn reads only these small policy values.
 
-use std::path::PathBuf;
+mod activations;
+mod swap_file;
 
 use serde::Serialize;
+
+pub use activations::{ActivationOffload, ActivationPlan, RecomputePolicy};
+pub use swap_file::SwapFilePlan;
 
 use crate::curriculum::CurriculumPlan;
 use crate::dynamic_batching::DynamicBatchingPlan;
@@ -32,8 +36,8 @@ pub struct Plan {
     pub gradient_clipping: Option<f64>,
     /// How gradients of different ranks become one.
     pub reduction: ReductionPlan,
-    /// Which activations backward computes again.
-    pub recompute: RecomputePolicy,
+    /// Which activations backward computes again, and where the others wait for it.
+    pub activations: ActivationPlan,
     /// What is printed and measured while training.
     pub report: ReportPlan,
     /// What is written for other programs to read.
@@ -52,32 +56,6 @@ pub struct BatchPlan {
     pub gradient_accumulation_steps: usize,
     /// Data-parallel ranks.
     pub world_size: usize,
-}
-
-/// Activation checkpointing: which activations forward frees, for backward to compute again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RecomputePolicy {
-    /// None.
-    #[default]
-    Off,
-    /// Those of every block; its inputs stay.
-    Full,
-    /// Those of every block that cost little: every second product and its block's inputs stay.
-    Selective,
-    /// Those of every n-th block; the other blocks keep theirs.
-    EveryNth(usize),
-}
-
-impl RecomputePolicy {
-    /// Whether activations of block number `block` of the model are freed.
-    pub fn recomputes(self, block: usize) -> bool {
-        match self {
-            Self::Off => false,
-            Self::Full | Self::Selective => true,
-            Self::EveryNth(n) => block.is_multiple_of(n),
-        }
-    }
 }
 
 /// The optimizer, with the hyper-parameters it has.
@@ -404,21 +382,17 @@ impl OptimizerOffload {
     }
 }
 
-/// A file of each rank on NVMe, and how it is read and written (`aio`).
+/// Optimizer states in a file of each rank on NVMe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NvmePlan {
-    /// Folder in which ranks create their files.
-    pub folder: PathBuf,
+    /// The file.
+    pub file: SwapFilePlan,
     /// Most elements that are updated at a time.
     pub sub_group_size: usize,
     /// Read what comes next while a piece is updated.
     pub pipeline_read: bool,
     /// Go on while a piece is written.
     pub pipeline_write: bool,
-    /// Bytes of one request.
-    pub block_size: usize,
-    /// Requests in flight.
-    pub queue_depth: usize,
 }
 
 /// How gradients are collected and reduced.

@@ -14,12 +14,12 @@ use crate::dynamic_batching::DynamicBatchingPlan;
 use crate::key::Key;
 
 use crate::keys::{
-    DEEPSPEED, activation_checkpointing, batch, curriculum, data_efficiency, monitor, optimizer,
-    precision, report, scheduler, zero,
+    DEEPSPEED, activation_checkpointing, batch, curriculum, data_efficiency, monitor, offload,
+    optimizer, precision, report, scheduler, zero,
 };
 use crate::kind::Kind;
 use crate::node::Node;
-use crate::plan::{BatchPlan, GradientReduction, Plan, ReductionPlan, Stage};
+use crate::plan::{BatchPlan, GradientReduction, OptimizerOffload, Plan, ReductionPlan, Stage};
 use crate::section::Section;
 use crate::source::join;
 use crate::written::Written;
@@ -111,6 +111,10 @@ pub fn resolve(written: &Written, facts: &Facts) -> Result<Resolved, Report> {
     let optimizer = optimizer::resolve(&top, &mut context);
     let schedule = scheduler::resolve(&top, &optimizer, &mut context);
     let zero = zero::resolve(&top, &mut context);
+    let activations = activation_checkpointing::resolve(&top, &mut context);
+    let uses_nvme = matches!(zero.optimizer_states, OptimizerOffload::Nvme(_))
+        || activations.offload.swap_file().is_some();
+    offload::check_aio(&top, uses_nvme, &mut context);
     let dynamic_batching = data_efficiency::resolve(&top, &mut context);
     let curriculum = curriculum::resolve(&top, &mut context);
     check_rate(optimizer.lr(), &mut context);
@@ -123,7 +127,7 @@ pub fn resolve(written: &Written, facts: &Facts) -> Result<Resolved, Report> {
         precision,
         gradient_clipping: Some(top.real("gradient_clipping")).filter(|clip| *clip > 0.0),
         reduction: reduction(&top, zero.stage, &mut context),
-        recompute: activation_checkpointing::resolve(&top, &mut context),
+        activations,
         report: report::resolve(&top),
         monitor: monitor::resolve(&top, &mut context),
         zero,

@@ -136,7 +136,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             reduction: plan.reduction,
             precision: plan.precision,
             optimizer: plan.optimizer.clone(),
-            recompute: plan.recompute,
+            activations: plan.activations.clone(),
         };
         let (module, states) = ModelStates::shard(module, policy, group)?;
         states.set_micro_batches(plan.batch.gradient_accumulation_steps);

@@ -27,15 +27,14 @@ pub fn read_float<B: Backend>(tensor: B::FloatTensorPrimitive) -> TensorData {
 /// A contiguous tensor of flex is in host memory already: its bytes are shared, not copied, and stay as
 /// they are, because an op copies what is shared before it writes. Others are read from their device.
 pub fn float_bytes<B: Backend>(tensor: B::FloatTensorPrimitive) -> Bytes {
-    #[cfg(feature = "flex")]
-    if let Some(bytes) = flex_bytes(&tensor) {
-        return bytes;
+    match host_bytes(&tensor) {
+        Some(bytes) => bytes,
+        None => Bytes::from_owner(HostBytes(read_float::<B>(tensor))),
     }
-    Bytes::from_owner(HostBytes(read_float::<B>(tensor)))
 }
 
 /// A tensor that was read into host memory.
-struct HostBytes(TensorData);
+pub(crate) struct HostBytes(pub(crate) TensorData);
 
 impl AsRef<[u8]> for HostBytes {
     fn as_ref(&self) -> &[u8] {
@@ -43,8 +42,15 @@ impl AsRef<[u8]> for HostBytes {
     }
 }
 
+/// The bytes of a tensor that lies in host memory in its flat order; `None` of others.
+#[cfg(not(feature = "flex"))]
+pub(crate) fn host_bytes(_: &dyn std::any::Any) -> Option<Bytes> {
+    None
+}
+
+/// The bytes of a tensor that lies in host memory in its flat order; `None` of others.
 #[cfg(feature = "flex")]
-fn flex_bytes(tensor: &dyn std::any::Any) -> Option<Bytes> {
+pub(crate) fn host_bytes(tensor: &dyn std::any::Any) -> Option<Bytes> {
     struct Shared(std::sync::Arc<burn_backend::Bytes>);
 
     impl AsRef<[u8]> for Shared {

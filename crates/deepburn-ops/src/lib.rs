@@ -14,6 +14,7 @@ mod attention;
 mod cross_entropy;
 mod gelu;
 mod host;
+mod host_read;
 mod linear;
 mod norm;
 mod optimizer;
@@ -40,6 +41,7 @@ pub use gelu::{GeluOps, gelu_tanh};
 pub use host::{
     float_bytes, float_from_host, float_into_host, int_from_host, int_into_host, read_float,
 };
+pub use host_read::HostRead;
 pub use linear::{LinearGradients, LinearOps, linear};
 pub use norm::{LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved, layer_norm};
 pub use optimizer::{AdamArrays, OptimizerOps};

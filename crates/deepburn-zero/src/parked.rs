@@ -5,6 +5,7 @@
 //! no more than a few of them are in memory. An array may also be read whole, straight into the memory of a
 //! tensor. A checkpoint reads arrays where they lie, through a [`ParkedCopy`].
 
+mod activation;
 mod copy;
 mod pipeline;
 mod read;
@@ -17,6 +18,7 @@ use deepburn_nvme::{ALIGNMENT, Buffer, Region, SwapError, SwapFile};
 
 use crate::ledger::{Category, Lease, Ledger, Tier};
 
+pub(crate) use activation::{ActivationStore, ParkedActivation};
 pub(crate) use copy::ParkedCopy;
 pub(crate) use pipeline::{PieceRead, Pipeline, PipelinePolicy, WriteBehind};
 pub(crate) use read::{ParkedRead, ParkedTensor};
@@ -44,8 +46,8 @@ pub(crate) struct PieceLayout {
     pub(crate) element_bytes: usize,
 }
 
-/// A flat array outside of the device. Its elements are zeros until they are written. The caller knows
-/// their type, which may change from one write to the next.
+/// A flat array outside of the device. The caller knows the type of its elements, which may change from one
+/// write to the next.
 #[derive(Debug)]
 pub(crate) struct ParkedArray {
     layout: PieceLayout,
@@ -61,6 +63,23 @@ enum ParkedData {
     Host(Mutex<Vec<u32>>),
     /// Each piece padded to what direct I/O needs.
     Disk { file: Arc<SwapFile>, region: Region },
+}
+
+impl Store {
+    /// Whether it is a file that grows, whose parts return to it with their arrays.
+    fn grows(&self) -> bool {
+        matches!(self, Self::Disk(file) if file.grows())
+    }
+}
+
+impl Drop for ParkedArray {
+    fn drop(&mut self) {
+        if let ParkedData::Disk { file, region } = &self.data
+            && file.grows()
+        {
+            file.release(region);
+        }
+    }
 }
 
 impl PieceLayout {
@@ -88,11 +107,27 @@ fn padded(bytes: usize) -> usize {
 }
 
 impl ParkedArray {
-    /// An array of zeros, which the ledger has under `category`.
+    /// An array of zeros, which the ledger has under `category`. Its file does not grow, and keeps its
+    /// part for it.
     ///
     /// # Errors
     /// The file is full.
     pub(crate) fn zeros(
+        store: &Store,
+        layout: PieceLayout,
+        ledger: &Ledger,
+        category: Category,
+    ) -> Result<Arc<Self>, SwapError> {
+        debug_assert!(!store.grows(), "released parts of a file hold what was there before");
+        // What was never written reads as zeros.
+        Self::unfilled(store, layout, ledger, category)
+    }
+
+    /// An array that is to be written before it is read: it may hold anything.
+    ///
+    /// # Errors
+    /// The file is full, or the disk, where the file grows.
+    fn unfilled(
         store: &Store,
         layout: PieceLayout,
         ledger: &Ledger,
@@ -106,7 +141,6 @@ impl ParkedArray {
             }
             Store::Disk(file) => {
                 let bytes = layout.file_bytes() as usize;
-                // What was never written reads as zeros.
                 let data = ParkedData::Disk { file: file.clone(), region: file.region(bytes)? };
                 (Tier::Disk, bytes, data)
             }

@@ -29,6 +29,7 @@ use deepburn_comm::CommError;
 use deepburn_config::RecomputePolicy;
 
 use crate::ledger::Ledger;
+use crate::parked::ActivationStore;
 use crate::session;
 use crate::tensor::{ParameterView, ZeroTensor};
 use crate::trace::Phase;
@@ -59,6 +60,8 @@ impl Cost {
 /// Records the blocks of one model on one rank.
 pub(crate) struct BlockRecorder<B: Backend> {
     policy: RecomputePolicy,
+    /// Where activations wait that are kept; `None` for the device.
+    store: Option<Arc<ActivationStore<B>>>,
     /// By which parameters of the model are known.
     ledger: Ledger,
     blocks: Blocks,
@@ -71,8 +74,11 @@ struct RecordedPass<B: Backend> {
     /// Blocks that the program has named and not ended.
     named: usize,
     block: Option<Block<B>>,
-    /// The tape of a block that is over. It is freed by the next op, which may read some of its values.
-    over: Option<Arc<Tape<B>>>,
+    /// Tapes of blocks that are over. The next op frees them, which may read some of their values.
+    over: Vec<Arc<Tape<B>>>,
+    /// The tape that was freed last. What is kept of it is parked when the next one is freed, whose block
+    /// may have read it.
+    freed: Option<Weak<Tape<B>>>,
     tapes: Vec<Weak<Tape<B>>>,
     /// Tapes of earlier passes with the same parameters.
     earlier: Vec<Weak<Tape<B>>>,
@@ -138,9 +144,10 @@ pub fn activation_checkpoint<T>(run: impl FnOnce() -> T) -> T {
 
 impl<B: Backend> BlockRecorder<B> {
     /// Records as `policy` says for the model with this ledger, whose parameters have these module paths, by
-    /// index.
+    /// index. What is kept is parked in `store`, if there is one.
     pub(crate) fn new<'a>(
         policy: RecomputePolicy,
+        store: Option<Arc<ActivationStore<B>>>,
         ledger: Ledger,
         paths: impl Iterator<Item = &'a str> + Clone,
     ) -> Self {
@@ -155,14 +162,20 @@ impl<B: Backend> BlockRecorder<B> {
             phase: None,
             named: 0,
             block: None,
-            over: None,
+            over: Vec::new(),
+            freed: None,
             tapes: Vec::new(),
             earlier: Vec::new(),
             foreign: Vec::new(),
             read_later: Vec::new(),
             expected: Vec::new(),
         };
-        Self { policy, ledger, blocks, pass: RefCell::new(pass) }
+        Self { policy, store, ledger, blocks, pass: RefCell::new(pass) }
+    }
+
+    /// Where activations wait that are kept; `None` for the device.
+    pub(crate) fn store(&self) -> Option<&ActivationStore<B>> {
+        self.store.as_deref()
     }
 
     /// Begins a training pass.
@@ -175,6 +188,9 @@ impl<B: Backend> BlockRecorder<B> {
         pass.expected = std::mem::take(&mut pass.read_later);
         pass.phase = Some(Phase::Forward);
         pass.named = 0;
+        if let Some(store) = &self.store {
+            store.start_forward();
+        }
     }
 
     /// Ends forward. The last block was not freed: backward begins with it.
@@ -182,9 +198,13 @@ impl<B: Backend> BlockRecorder<B> {
         let mut pass = self.pass.borrow_mut();
         pass.phase = Some(Phase::Backward);
         let open = pass.block.take().and_then(|block| block.tape);
-        let last = [open, pass.over.take()];
+        let last = std::mem::take(&mut pass.over);
+        pass.freed = None;
         drop(pass);
-        last.into_iter().flatten().for_each(|tape| tape.forget_ops());
+        last.into_iter().chain(open).for_each(|tape| tape.forget_ops());
+        if let Some(store) = &self.store {
+            store.start_backward();
+        }
     }
 
     /// Notes an operand of an op: a parameter may begin a block.
@@ -244,7 +264,7 @@ impl<B: Backend> BlockRecorder<B> {
     /// Begins an op whose operands have been noted; `None` where it is not recorded.
     pub(crate) fn begin_op(&self, cost: Cost) -> Option<OpRecord<B>> {
         let mut pass = self.pass.borrow_mut();
-        let over = pass.over.take();
+        let over = std::mem::take(&mut pass.over);
         let record = pass.block.as_mut().and_then(|block| {
             let tape = block.tape.clone()?;
             block.products += usize::from(cost == Cost::High);
@@ -256,10 +276,18 @@ impl<B: Backend> BlockRecorder<B> {
             Some(OpRecord::new(tape, if saves { Keep::Tape } else { Keep::Block }))
         });
         drop(pass);
-        if let Some(tape) = over {
-            tape.free();
-        }
+        over.iter().for_each(|tape| self.free(tape));
         record
+    }
+
+    /// Frees the tape of a block that is over.
+    fn free(&self, tape: &Arc<Tape<B>>) {
+        tape.free();
+        let before = self.pass.borrow_mut().freed.replace(Arc::downgrade(tape));
+        if let (Some(store), Some(before)) = (&self.store, before.as_ref().and_then(Weak::upgrade))
+        {
+            before.park(store);
+        }
     }
 }
 
@@ -271,7 +299,7 @@ impl<B: Backend> AnyRecorder for BlockRecorder<B> {
     fn is_recording(&self) -> bool {
         let pass = self.pass.borrow();
         pass.phase == Some(Phase::Forward)
-            && (self.policy != RecomputePolicy::Off || pass.named > 0 || pass.over.is_some())
+            && (self.policy != RecomputePolicy::Off || pass.named > 0 || !pass.over.is_empty())
     }
 
     fn begin_named(&self) {
@@ -328,11 +356,7 @@ impl<B: Backend> RecordedPass<B> {
     }
 
     fn end_block(&mut self) {
-        let Some(tape) = self.block.take().and_then(|block| block.tape) else { return };
-        // Left where the block that ends here had no op.
-        if let Some(before) = self.over.replace(tape) {
-            before.free();
-        }
+        self.over.extend(self.block.take().and_then(|block| block.tape));
     }
 }
 

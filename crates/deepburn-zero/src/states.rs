@@ -14,7 +14,7 @@ use burn::module::{AutodiffModule, Module, ParamId};
 use burn_backend::{Backend, FloatDType, TensorData};
 use deepburn_comm::Tag;
 use deepburn_config::{
-    OptimizerPlan, Precision, PrecisionPlan, RecomputePolicy, ReductionPlan, Stage, ZeroPlan,
+    ActivationPlan, OptimizerPlan, Precision, PrecisionPlan, ReductionPlan, Stage, ZeroPlan,
 };
 use deepburn_nvme::IoStatistics;
 use deepburn_ops::{OptimizerOps, read_float};
@@ -28,6 +28,7 @@ use crate::ledger::Ledger;
 use crate::operations::{Counter, ModuleOperations};
 use crate::optimizer::Optimizer;
 use crate::parameter::Parameter;
+use crate::parked::ActivationStore;
 use crate::persistence::persistent_parameters;
 use crate::precision::element_type;
 use crate::recompute::BlockRecorder;
@@ -51,8 +52,8 @@ pub struct Policy {
     pub precision: PrecisionPlan,
     /// The optimizer.
     pub optimizer: OptimizerPlan,
-    /// Which activations backward computes again.
-    pub recompute: RecomputePolicy,
+    /// Which activations backward computes again, and where the others wait for it.
+    pub activations: ActivationPlan,
 }
 
 /// The states of a sharded model on one rank. Bound to the thread that made it.
@@ -97,7 +98,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         policy: Policy,
         group: Group<B>,
     ) -> Result<(M, Self), ZeroError> {
-        let Policy { zero, reduction, precision, optimizer, recompute } = policy;
+        let Policy { zero, reduction, precision, optimizer, activations } = policy;
         let (compute, cuts_gradients) = (element_type(precision.compute), zero.shards_gradients());
         let (rank, stage, ledger) = (group.rank(), zero.stage, Ledger::new());
         let gatherer = Arc::new(Gatherer::new(group.clone(), zero.parameters, ledger.clone()));
@@ -142,7 +143,9 @@ impl<B: OptimizerOps> ModelStates<B> {
         )));
         let autocast = precision.autocast.map(element_type);
         let paths = parameters.iter().map(|parameter| parameter.path());
-        let recorder = Rc::new(BlockRecorder::new(recompute, ledger.clone(), paths));
+        let store = ActivationStore::new(&activations.offload, group.clone(), ledger.clone())?;
+        let recompute = activations.recompute;
+        let recorder = Rc::new(BlockRecorder::new(recompute, store, ledger.clone(), paths));
         let binding = Binding::new(
             reducer.clone(),
             recorder.clone(),
@@ -284,6 +287,9 @@ impl<B: OptimizerOps> ModelStates<B> {
         if let Some(parking) = &self.parking {
             parking.release_idle();
         }
+        if let Some(store) = self.recorder.store() {
+            store.release_idle();
+        }
         Ok(())
     }
 
@@ -315,9 +321,12 @@ impl<B: OptimizerOps> ModelStates<B> {
         Ok(self.group.check()?)
     }
 
-    /// What was read from and written to the file of offloaded states, if there is one.
+    /// What was read from and written to the files of offloaded states and activations; `None` where there
+    /// are none.
     pub fn io_statistics(&self) -> Option<IoStatistics> {
-        self.parking.as_ref()?.io_statistics()
+        let states = self.parking.as_ref().and_then(Parking::io_statistics);
+        let activations = self.recorder.store().and_then(|store| store.io_statistics());
+        [states, activations].into_iter().flatten().reduce(|sum, of_one| sum + of_one)
     }
 
     /// The process group.

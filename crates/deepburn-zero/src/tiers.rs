@@ -3,7 +3,8 @@
 use burn_backend::DType;
 use deepburn_comm::Partition;
 use deepburn_config::{
-    NvmePlan, OptimizerOffload, OptimizerPlan, ParameterOffload, Precision, PrecisionPlan, ZeroPlan,
+    NvmePlan, OptimizerOffload, OptimizerPlan, ParameterOffload, Precision, PrecisionPlan,
+    SwapFilePlan, ZeroPlan,
 };
 use deepburn_nvme::{IoPolicy, IoStatistics, SwapError, SwapFile};
 
@@ -149,9 +150,13 @@ impl ShardTiers {
 
 /// A file for the states of this rank.
 fn create_file(nvme: &NvmePlan, bytes: u64) -> Result<SwapFile, SwapError> {
-    let NvmePlan { block_size, queue_depth, .. } = *nvme;
-    let policy = IoPolicy { block_size, queue_depth, ..IoPolicy::default() };
-    SwapFile::create(&nvme.folder, bytes, &policy)
+    SwapFile::create(&nvme.file.folder, bytes, &io_policy(&nvme.file))
+}
+
+/// How a file is read and written.
+pub(crate) fn io_policy(file: &SwapFilePlan) -> IoPolicy {
+    let SwapFilePlan { block_size, queue_depth, .. } = *file;
+    IoPolicy { block_size, queue_depth, ..IoPolicy::default() }
 }
 
 /// Bytes of an element of an accumulated gradient: one micro-batch may be in the type in which it travelled.

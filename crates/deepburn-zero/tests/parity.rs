@@ -431,7 +431,7 @@ fn a_disk_that_fails_ends_all_ranks() {
         std::fs::create_dir_all(&folder).unwrap();
         let mut parked = all_on_nvme();
         if let OptimizerOffload::Nvme(nvme) = &mut parked.zero.optimizer_states {
-            nvme.folder.clone_from(&folder);
+            nvme.file.folder.clone_from(&folder);
         }
         if !parameters {
             parked.zero.parameter_shards = ParameterOffload::Device;

@@ -53,7 +53,13 @@ fn policy(plan: &Plan) -> Policy {
     let (optimizer, precision): (OptimizerPlan, PrecisionPlan) =
         (plan.optimizer.clone(), plan.precision);
     let reduction: ReductionPlan = plan.reduction;
-    Policy { zero: plan.zero.clone(), reduction, precision, optimizer, recompute: plan.recompute }
+    Policy {
+        zero: plan.zero.clone(),
+        reduction,
+        precision,
+        optimizer,
+        activations: plan.activations.clone(),
+    }
 }
 
 /// Bytes of parameters in the ledger of each rank, before the first step and after it.

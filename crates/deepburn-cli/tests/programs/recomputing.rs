@@ -28,6 +28,12 @@ pub(crate) fn recomputed(job: Job, section: serde_json::Value) -> Job {
     job.with("deepspeed.activation_checkpointing", section)
 }
 
+/// A section that keeps on NVMe, in the build's folder, what is not recomputed.
+pub(crate) fn offloaded(policy: &str) -> serde_json::Value {
+    let folder = env!("CARGO_TARGET_TMPDIR");
+    json!({"policy": policy, "nvme_path": folder, "offload_threshold": 0})
+}
+
 #[test]
 fn recomputed_activations_change_no_bit() {
     let precisions = [None, Some("bf16"), Some("fp16")];
@@ -38,6 +44,8 @@ fn recomputed_activations_change_no_bit() {
                 json!({"policy": "full"}),
                 json!({"policy": "selective"}),
                 json!({"every_nth_block": 2}),
+                offloaded("full"),
+                offloaded("selective"),
             ];
             for section in sections {
                 let what = format!("stage {stage}, {ranks} ranks, {precision:?}, {section}");
@@ -55,10 +63,9 @@ fn everything_together_changes_no_bit() {
         [(1, None), (2, None), (3, None), (2, Some("bf16")), (3, Some("fp16"))]
     {
         let kept = in_precision(precision).sharded(3, ranks).train();
-        for policy in ["full", "selective"] {
-            let job =
-                recomputed(in_precision(precision).sharded(3, ranks), json!({"policy": policy}));
-            let what = format!("{ranks} ranks, {precision:?}, {policy}");
+        for section in [json!({"policy": "full"}), offloaded("selective")] {
+            let what = format!("{ranks} ranks, {precision:?}, {section}");
+            let job = recomputed(in_precision(precision).sharded(3, ranks), section);
             assert_same(&all_swapped(job, 0).train(), &kept, &what);
         }
     }
@@ -89,6 +96,15 @@ fn activations_take_less() {
     let kept = peak(long());
     let full = peak(long().with("training.gradient_checkpointing", true));
     assert!(full < kept * 3 / 4, "{full} bytes of {kept}");
+}
+
+#[test]
+fn folders_that_cannot_be_used_are_refused() {
+    for (folder, reason) in [("/nowhere/at/all", "not found"), ("/dev/shm", "tmpfs")] {
+        let job = recomputed(long().sharded(0, 2), json!({"nvme_path": folder}));
+        job.run().failed(2, &["activation_checkpointing.nvme_path", reason]);
+        assert!(!job.folder().join("output").exists(), "something was written");
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@
 use crate::diagnosis::Severity;
 use crate::key::{Key, Literal};
 use crate::kind::{Integers, Kind, Reals};
-use crate::plan::{NvmePlan, OptimizerOffload, ParameterOffload};
+use crate::plan::{NvmePlan, OptimizerOffload, ParameterOffload, SwapFilePlan};
 use crate::resolve::Context;
 use crate::section::Section;
 
@@ -128,7 +128,6 @@ fn resolve_states(
     };
     if !matches!(offload, OptimizerOffload::Nvme(_)) {
         note_unused(&section, &NVME_KEYS, context);
-        note_unused(&top.section("aio"), &AIO_KEYS, context);
     }
     let ratio = section.real("ratio");
     if ratio != 1.0 && offload == OptimizerOffload::Device {
@@ -155,10 +154,10 @@ fn resolve_parameters(
     let refused = match (device, states) {
         ("nvme", OptimizerOffload::Nvme(nvme)) => {
             let folder = section.text("nvme_path").filter(|path| !path.is_empty());
-            if folder.is_some_and(|folder| nvme.folder != *folder) {
+            if folder.is_some_and(|folder| nvme.file.folder != *folder) {
                 let message = format!(
                     "is not offload_optimizer.nvme_path, {}: one file a rank holds both",
-                    nvme.folder.display()
+                    nvme.file.folder.display()
                 );
                 let remedy = "name the same folder, or leave it out";
                 context.findings.push(section.error("nvme_path", message, remedy));
@@ -192,20 +191,13 @@ fn note_unused(section: &Section<'_>, keys: &[&'static str], context: &mut Conte
     }
 }
 
-/// Files of optimizer states. Unlike DeepSpeed's, transfers overlap the update unless the file says no.
-fn nvme(
-    section: &Section<'_>,
-    aio: &Section<'_>,
-    sub_group_size: usize,
-    context: &mut Context<'_>,
-) -> NvmePlan {
-    let folder = section.text("nvme_path").filter(|path| !path.is_empty());
-    if folder.is_none() {
-        let message = "\"nvme\" needs a folder".to_owned();
-        let remedy = "give nvme_path, a folder on a local disk";
-        context.findings.push(section.error("device", message, remedy));
+/// Checks `aio`, which matters where something `is_used` on NVMe.
+pub(crate) fn check_aio(top: &Section<'_>, is_used: bool, context: &mut Context<'_>) {
+    let aio = top.section("aio");
+    if !is_used {
+        return note_unused(&aio, &AIO_KEYS, context);
     }
-    let (block_size, queue_depth) = (aio.count("block_size"), aio.count("queue_depth"));
+    let SwapFilePlan { block_size, queue_depth, .. } = swap_file("", &aio);
     // What direct I/O needs, and as many threads as a process may well have.
     if !block_size.is_multiple_of(4096) {
         let message = format!("{block_size} is not a multiple of 4096");
@@ -219,15 +211,34 @@ fn nvme(
         let message = "asks for GPUDirect Storage, which is not available".to_owned();
         context.findings.push(aio.error("use_gds", message, "set it to false"));
     }
+}
+
+/// Files of optimizer states. Unlike DeepSpeed's, transfers overlap the update unless the file says no.
+fn nvme(
+    section: &Section<'_>,
+    aio: &Section<'_>,
+    sub_group_size: usize,
+    context: &mut Context<'_>,
+) -> NvmePlan {
+    let folder = section.text("nvme_path").filter(|path| !path.is_empty());
+    if folder.is_none() {
+        let message = "\"nvme\" needs a folder".to_owned();
+        let remedy = "give nvme_path, a folder on a local disk";
+        context.findings.push(section.error("device", message, remedy));
+    }
     let both = section.optional_flag("pipeline").unwrap_or(true);
     NvmePlan {
-        folder: folder.unwrap_or_default().into(),
+        file: swap_file(folder.unwrap_or_default(), aio),
         sub_group_size,
         pipeline_read: section.optional_flag("pipeline_read").unwrap_or(both),
         pipeline_write: section.optional_flag("pipeline_write").unwrap_or(both),
-        block_size,
-        queue_depth,
     }
+}
+
+/// A file in `folder`, read and written as `aio` says.
+pub(crate) fn swap_file(folder: &str, aio: &Section<'_>) -> SwapFilePlan {
+    let (block_size, queue_depth) = (aio.count("block_size"), aio.count("queue_depth"));
+    SwapFilePlan { folder: folder.into(), block_size, queue_depth }
 }
 
 /// What can be offloaded.

@@ -61,6 +61,11 @@ impl WriteBehind {
         Self { limit, writes: VecDeque::new() }
     }
 
+    /// Leaves writes of `limit` bytes incomplete from the next write on.
+    pub(crate) fn set_limit(&mut self, limit: usize) {
+        self.limit = limit;
+    }
+
     /// Writes a piece. An error may be that of an earlier write.
     ///
     /// # Errors

@@ -9,8 +9,8 @@
 //! not recurse over its ops.
 //!
 //! Memory held: while a block runs, the data of values to which somebody outside of the tape has a handle;
-//! after [`Tape::free`], values that are [kept](Keep) and the tensors of other blocks that its ops read;
-//! after [`Tape::restore`], what autodiff has saved of the block.
+//! after [`Tape::free`], values that are [kept](Keep) and the tensors of other blocks that its ops read; after
+//! [`Tape::park`], those of them that are small or shared; after [`Tape::restore`], what autodiff has saved of the block.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
 
+use crate::parked::{ActivationStore, ParkedActivation};
 use crate::tensor::{FullTensor, Leased, ZeroTensor};
 
 /// The recorded ops of one block.
@@ -52,10 +53,49 @@ type Run<B> = Arc<dyn Fn(&mut OperandReader<'_, B>) -> Vec<FullTensor<B>> + Send
 
 /// A value that an op of the tape has made.
 struct TapeValue<B: Backend> {
-    data: Option<FullTensor<B>>,
+    data: ValueData<B>,
     /// Whether a [`RecordedTensor`] on it lives.
     has_handle: bool,
     keep: Keep,
+}
+
+/// Where the data of a value is.
+enum ValueData<B: Backend> {
+    /// Nowhere: it is computed again if somebody needs it.
+    Freed,
+    /// On the device.
+    Kept(FullTensor<B>),
+    /// Outside of the device.
+    Parked(Arc<ParkedActivation<B>>),
+}
+
+impl<B: Backend> ValueData<B> {
+    fn is_freed(&self) -> bool {
+        matches!(self, Self::Freed)
+    }
+
+    /// Leaves nothing.
+    fn take(&mut self) -> Self {
+        std::mem::replace(self, Self::Freed)
+    }
+
+    /// The data, which stays on the device; `None` where it is freed.
+    fn read(&mut self) -> Option<FullTensor<B>> {
+        if let Self::Parked(parked) = self {
+            *self = Self::Kept(parked.fetch());
+        }
+        match self {
+            Self::Kept(data) => Some(data.clone()),
+            Self::Freed | Self::Parked(_) => None,
+        }
+    }
+
+    /// The data, of which nothing stays; `None` where it is freed.
+    fn take_read(&mut self) -> Option<FullTensor<B>> {
+        let data = self.read();
+        *self = Self::Freed;
+        data
+    }
 }
 
 /// How long the data of a value stays.
@@ -91,7 +131,7 @@ impl<B: Backend> Drop for Handle<B> {
         let value = &mut state.values[self.value];
         value.has_handle = false;
         let is_needed = replays > 0 || value.keep == Keep::Tape;
-        let data = if is_needed { None } else { value.data.take() };
+        let data = if is_needed { None } else { Some(value.data.take()) };
         // Data is dropped without the lock, here and below.
         drop(state);
         drop(data);
@@ -151,7 +191,7 @@ impl<B: Backend> OperandReader<'_, B> {
                 uses[index] == 0 && !stays[index] && is_only_replay
             }
         };
-        let data = if is_last { value.data.take() } else { value.data.clone() };
+        let data = if is_last { value.data.take_read() } else { value.data.read() };
         match data {
             Some(data) => data,
             None => unreachable!("an operand has a handle, or was computed again before its op"),
@@ -239,7 +279,7 @@ impl<B: Backend> Tape<B> {
         let values = (first..).zip(outputs).map(|(index, output)| {
             let is_expected = keep == Keep::Block && self.expected.contains(&index);
             let keep = if is_expected { Keep::WhileHeld } else { keep };
-            TapeValue { data: Some(output.clone()), has_handle: true, keep }
+            TapeValue { data: ValueData::Kept(output.clone()), has_handle: true, keep }
         });
         state.values.extend(values);
         first
@@ -255,6 +295,22 @@ impl<B: Backend> Tape<B> {
             .collect();
         drop(state);
         drop(freed);
+    }
+
+    /// Parks the data of every value that is kept, as far as `store` takes it, as a group of its own.
+    pub(crate) fn park(&self, store: &Arc<ActivationStore<B>>) {
+        store.start_group();
+        let mut state = self.lock();
+        if state.replays > 0 {
+            return;
+        }
+        let needed = |value: &&mut TapeValue<B>| value.has_handle || value.keep == Keep::Tape;
+        for value in state.values.iter_mut().filter(needed) {
+            value.data = match value.data.take() {
+                ValueData::Kept(data) if store.takes(&data) => ValueData::Parked(store.park(data)),
+                other => other,
+            };
+        }
     }
 
     /// Forgets the ops: from here on the data of a value stays as long as its handle.
@@ -286,8 +342,8 @@ impl<B: Backend> Tape<B> {
             let mut state = self.lock();
             for (index, output) in (first..).zip(outputs) {
                 let value = &mut state.values[index];
-                if value.data.is_none() && (stays[index] || uses[index] > 0) {
-                    value.data = Some(output);
+                if value.data.is_freed() && (stays[index] || uses[index] > 0) {
+                    value.data = ValueData::Kept(output);
                 }
             }
         }
@@ -317,21 +373,21 @@ struct Replay<B: Backend> {
 
 impl<B: Backend> State<B> {
     /// Takes the data that nobody outside of the tape may read and no computation needs.
-    fn take_unheld(&mut self) -> Vec<FullTensor<B>> {
+    fn take_unheld(&mut self) -> Vec<ValueData<B>> {
         if self.replays > 0 {
             return Vec::new();
         }
         let unheld = |value: &&mut TapeValue<B>| !value.has_handle && value.keep != Keep::Tape;
-        self.values.iter_mut().filter(unheld).filter_map(|value| value.data.take()).collect()
+        self.values.iter_mut().filter(unheld).map(|value| value.data.take()).collect()
     }
 
     /// Goes back from the wanted values over the ops that lead to them, as far as data is missing.
     fn replay(&self, wanted: impl Fn(usize, &TapeValue<B>) -> bool) -> Replay<B> {
         let values = || self.values.iter().enumerate();
-        let stays = values().map(|(index, value)| value.data.is_some() || wanted(index, value));
+        let stays = values().map(|(index, value)| !value.data.is_freed() || wanted(index, value));
         let stays: Vec<bool> = stays.collect();
         let mut missing: Vec<bool> =
-            values().map(|(index, value)| value.data.is_none() && stays[index]).collect();
+            values().map(|(index, value)| value.data.is_freed() && stays[index]).collect();
         let mut uses = vec![0; self.values.len()];
         let mut ops = Vec::new();
         for op in self.ops.iter().rev() {
@@ -341,7 +397,7 @@ impl<B: Backend> State<B> {
             ops.push((op.run.clone(), op.first));
             for input in &op.inputs {
                 uses[*input] += 1;
-                missing[*input] |= self.values[*input].data.is_none();
+                missing[*input] |= self.values[*input].data.is_freed();
             }
         }
         ops.reverse();
@@ -378,7 +434,7 @@ impl<B: Backend> RecordedTensor<B> {
         if value.keep == Keep::Block {
             value.keep = Keep::WhileHeld;
         }
-        let is_freed = value.data.is_none();
+        let is_freed = value.data.is_freed();
         drop(state);
         if is_freed {
             tape.compute(|index, _| index == own);
@@ -403,7 +459,11 @@ impl<B: Backend> RecordedTensor<B> {
         let mut state = self.handle.tape.lock();
         let may_take = is_only && state.replays == 0;
         let value = &mut state.values[self.handle.value];
-        if may_take && value.keep != Keep::Tape { value.data.take() } else { value.data.clone() }
+        if may_take && value.keep != Keep::Tape {
+            value.data.take_read()
+        } else {
+            value.data.read()
+        }
     }
 
     pub(crate) fn device(&self) -> B::Device {

@@ -11,8 +11,8 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_flex::{Flex, FlexDevice};
 use deepburn_config::{
-    AdamPlan, GatherPlan, GradientPlan, GradientReduction, OptimizerOffload, OptimizerPlan,
-    ParameterOffload, PrecisionPlan, RecomputePolicy, ReductionPlan, Stage, ZeroPlan,
+    ActivationPlan, AdamPlan, GatherPlan, GradientPlan, GradientReduction, OptimizerOffload,
+    OptimizerPlan, ParameterOffload, PrecisionPlan, ReductionPlan, Stage, ZeroPlan,
 };
 use deepburn_zero::{Policy, Training};
 
@@ -133,7 +133,7 @@ pub fn policy(stage: Stage) -> Policy {
         },
         precision: PrecisionPlan::FP32,
         optimizer: OptimizerPlan::AdamW(adam),
-        recompute: RecomputePolicy::Off,
+        activations: ActivationPlan::default(),
     }
 }
 

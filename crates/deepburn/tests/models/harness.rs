@@ -83,6 +83,8 @@ pub(crate) enum Recompute {
     Full,
     Selective,
     EveryOther,
+    /// Selective, with what it keeps on NVMe.
+    Offloaded,
 }
 
 impl Job {
@@ -117,6 +119,8 @@ impl Job {
             Recompute::Full => json!({"policy": "full"}),
             Recompute::Selective => json!({"policy": "selective"}),
             Recompute::EveryOther => json!({"every_nth_block": 2}),
+            Recompute::Offloaded => json!({"policy": "selective", "offload_threshold": 0,
+                "nvme_path": env!("CARGO_TARGET_TMPDIR")}),
         };
         deepburn::plan(&config.to_string(), self.ranks).unwrap_or_else(|error| panic!("{error}"))
     }

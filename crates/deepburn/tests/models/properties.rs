@@ -36,7 +36,9 @@ pub(crate) fn recomputation_changes_nothing<M: Trainable>(precision: Precision) 
     for (ranks, stage) in [(1, 0), (1, 3), (2, 2), (3, 3)] {
         let run = |recompute| train::<M>(Job { precision, stage, ranks, recompute });
         let kept = run(Recompute::Off);
-        for recompute in [Recompute::Full, Recompute::Selective, Recompute::EveryOther] {
+        for recompute in
+            [Recompute::Full, Recompute::Selective, Recompute::EveryOther, Recompute::Offloaded]
+        {
             for (rank, (ours, kept)) in run(recompute).iter().zip(&kept).enumerate() {
                 let what = format!(
                     "{precision:?}, {ranks} ranks, stage {stage}, {recompute:?}, rank {rank}"

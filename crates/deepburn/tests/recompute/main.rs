@@ -3,6 +3,7 @@
 //! That a model trains to the same bits with it is a property of every model in `tests/models`. Here are
 //! the memory, parts that a program names, and activations that are used in unusual places.
 
+mod offload;
 mod stack;
 
 use std::fmt::Debug;
@@ -11,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use burn::module::Param;
 use burn::tensor::{Distribution, Tensor};
 use burn_flex::{Flex, FlexDevice};
-use deepburn::zero::{Category, Training};
+use deepburn::zero::{Category, Tier, Training};
 use deepburn::{Engine, OutsideError, activation_checkpoint, run_ranks};
 
 use stack::{BATCH, Stack, WIDTH};
@@ -21,6 +22,12 @@ type Net = Engine<Flex, Stack<Trained>>;
 
 const POLICIES: [&str; 4] =
     ["{}", r#"{"policy": "full"}"#, r#"{"policy": "selective"}"#, r#"{"every_nth_block": 3}"#];
+
+/// All of them, and those that offload what is kept.
+fn sections() -> impl Iterator<Item = String> {
+    let offloaded = ["full", "selective"].map(|policy| offload::to_nvme(policy, 0));
+    POLICIES.into_iter().map(str::to_owned).chain(offloaded)
+}
 
 /// Runs `body` on one rank at stage 3 with a section `activation_checkpointing`.
 fn with_engine<R: Send>(
@@ -46,8 +53,8 @@ fn with_engine<R: Send>(
 #[track_caller]
 fn same_with_every_policy<R: PartialEq + Debug>(run: impl Fn(&str) -> R) {
     let kept = run("{}");
-    for section in POLICIES {
-        assert_eq!(run(section), kept, "{section}");
+    for section in sections() {
+        assert_eq!(run(&section), kept, "{section}");
     }
 }
 
@@ -111,10 +118,13 @@ fn the_other_policies_lie_between() {
 /// Nothing of a pass is left in memory when it is over.
 #[test]
 fn a_pass_leaves_nothing_behind() {
-    for section in POLICIES {
-        with_engine(section, 5, |engine| {
+    for section in sections() {
+        with_engine(&section, 5, |engine| {
             train(engine, 2, |stack| stack.loss(input()))?;
-            assert_eq!(engine.ledger().usage(Category::Activations).current, 0, "{section}");
+            for tier in [Tier::Device, Tier::Disk] {
+                let held = engine.ledger().usage_on(tier, Category::Activations).current;
+                assert_eq!(held, 0, "{section}, {tier:?}");
+            }
             Ok(())
         });
     }
@@ -271,8 +281,12 @@ fn skip_connections_reach_freed_blocks() {
         stack.head(outputs.pop().unwrap())
     };
     let kept = with_engine("{}", 9, |engine| train(engine, 3, skipping));
-    for section in POLICIES {
-        assert_eq!(with_engine(section, 9, |engine| train(engine, 3, skipping)), kept, "{section}");
+    for section in sections() {
+        assert_eq!(
+            with_engine(&section, 9, |engine| train(engine, 3, skipping)),
+            kept,
+            "{section}"
+        );
     }
 }
 
@@ -302,7 +316,7 @@ fn draws_are_the_same() {
         stack.head(x)
     };
     let kept = with_engine("{}", 4, |engine| train(engine, 3, noisy));
-    for section in POLICIES {
-        assert_eq!(with_engine(section, 4, |engine| train(engine, 3, noisy)), kept, "{section}");
+    for section in sections() {
+        assert_eq!(with_engine(&section, 4, |engine| train(engine, 3, noisy)), kept, "{section}");
     }
 }

@@ -1,0 +1,71 @@
+//! Activation checkpointing and activation offload.
+
+use serde::Serialize;
+
+use super::SwapFilePlan;
+
+/// What happens to the activations that forward saves for backward.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+pub struct ActivationPlan {
+    /// Which of them are freed.
+    pub recompute: RecomputePolicy,
+    /// Where the others are kept. [`Device`](ActivationOffload::Device) where nothing is recomputed.
+    pub offload: ActivationOffload,
+}
+
+/// Activation checkpointing: which activations forward frees, for backward to compute again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RecomputePolicy {
+    /// None.
+    #[default]
+    Off,
+    /// Those of every block; its inputs stay.
+    Full,
+    /// Those of every block that cost little: every second product and its block's inputs stay.
+    Selective,
+    /// Those of every n-th block; the other blocks keep theirs.
+    EveryNth(usize),
+}
+
+impl RecomputePolicy {
+    /// Whether activations of block number `block` of the model are freed.
+    pub fn recomputes(self, block: usize) -> bool {
+        match self {
+            Self::Off => false,
+            Self::Full | Self::Selective => true,
+            Self::EveryNth(n) => block.is_multiple_of(n),
+        }
+    }
+}
+
+/// Where the activations of recomputed blocks are kept that are not recomputed.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+#[serde(tag = "device", rename_all = "snake_case")]
+pub enum ActivationOffload {
+    /// On the device.
+    #[default]
+    Device,
+    /// In host memory, beside the device.
+    Host {
+        /// Bytes from which on an activation is offloaded.
+        threshold: usize,
+    },
+    /// In a file of each rank on NVMe, which grows as they need it.
+    Nvme {
+        /// The file.
+        file: SwapFilePlan,
+        /// Bytes from which on an activation is offloaded.
+        threshold: usize,
+    },
+}
+
+impl ActivationOffload {
+    /// The file on NVMe, where there is one.
+    pub fn swap_file(&self) -> Option<&SwapFilePlan> {
+        match self {
+            Self::Nvme { file, .. } => Some(file),
+            Self::Device | Self::Host { .. } => None,
+        }
+    }
+}

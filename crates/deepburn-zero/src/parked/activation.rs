@@ -1,0 +1,277 @@
+//! Activations that wait for backward outside of the device: activation offload.
+//!
+//! Main type: [`ActivationStore`], one for each model whose activations are offloaded. Forward parks the
+//! activations that are kept of a block once the block after it is over, as one group. Backward needs the
+//! groups in the reverse order: when it reads the first activation of a group, the group before is fetched
+//! ahead. What is parked in forward and read again before backward is fetched, and stays on the device.
+//!
+//! Memory held, beside what is parked: in forward a group that is being copied or written, and in backward
+//! one that was fetched ahead.
+
+use std::sync::{Arc, Mutex, Weak};
+
+use burn_backend::{Backend, DType, Shape, TensorMetadata};
+use deepburn_comm::CommError;
+use deepburn_config::ActivationOffload;
+use deepburn_nvme::{IoStatistics, SwapError, SwapFile};
+use deepburn_ops::HostRead;
+
+use super::{ParkedArray, ParkedRead, ParkedTensor, PieceLayout, Store, WriteBehind, lock};
+use crate::group::Group;
+use crate::ledger::{Category, Lease, Ledger};
+use crate::tensor::{FullTensor, Leased};
+use crate::tiers::io_policy;
+
+/// Parks the activations of one model on one rank.
+pub(crate) struct ActivationStore<B: Backend> {
+    store: Store,
+    /// Bytes from which on an activation is parked.
+    threshold: usize,
+    /// Ends all ranks where the disk fails.
+    group: Group<B>,
+    ledger: Ledger,
+    writes: Mutex<WriteBehind>,
+    pass: Mutex<ParkedPass<B>>,
+}
+
+/// What a pass has parked.
+struct ParkedPass<B: Backend> {
+    /// In the order of forward. A group that was fetched ahead is empty.
+    groups: Vec<Vec<Weak<ParkedActivation<B>>>>,
+    /// Bytes of the last group.
+    group_bytes: usize,
+    is_backward: bool,
+}
+
+/// An activation outside of the device, or on its way there or back.
+pub(crate) struct ParkedActivation<B: Backend> {
+    store: Arc<ActivationStore<B>>,
+    /// Its place in the pass.
+    group: usize,
+    shape: Shape,
+    dtype: DType,
+    device: B::Device,
+    transit: Mutex<Transit<B>>,
+}
+
+/// Where the data of a parked activation is.
+enum Transit<B: Backend> {
+    /// On the device, and being copied into host memory.
+    Leaving { tensor: FullTensor<B>, copy: HostRead },
+    /// In host memory or in the file.
+    Parked(Arc<ParkedArray>),
+    /// Being read, into memory that will be the tensor's.
+    Arriving { array: Arc<ParkedArray>, read: ParkedRead, lease: Lease },
+    /// On the device, with whoever has fetched it.
+    Fetched,
+}
+
+impl<B: Backend> ParkedPass<B> {
+    fn new() -> Self {
+        Self { groups: Vec::new(), group_bytes: 0, is_backward: false }
+    }
+}
+
+impl<B: Backend> ActivationStore<B> {
+    /// Creates the store that `offload` asks for; `None` where activations stay on the device.
+    ///
+    /// # Errors
+    /// The folder cannot be used, or its disk is full.
+    pub(crate) fn new(
+        offload: &ActivationOffload,
+        group: Group<B>,
+        ledger: Ledger,
+    ) -> Result<Option<Arc<Self>>, SwapError> {
+        let (store, threshold) = match offload {
+            ActivationOffload::Device => return Ok(None),
+            ActivationOffload::Host { threshold } => (Store::Host, *threshold),
+            ActivationOffload::Nvme { file, threshold } => {
+                let file = SwapFile::growing(&file.folder, &io_policy(file))?;
+                (Store::Disk(Arc::new(file)), *threshold)
+            }
+        };
+        let (writes, pass) = (Mutex::default(), Mutex::new(ParkedPass::new()));
+        Ok(Some(Arc::new(Self { store, threshold, group, ledger, writes, pass })))
+    }
+
+    /// Begins a training pass.
+    pub(crate) fn start_forward(&self) {
+        // What an earlier pass has parked stays with those who hold it.
+        *lock(&self.pass) = ParkedPass::new();
+    }
+
+    /// Ends forward: the group that was parked last is fetched ahead.
+    pub(crate) fn start_backward(&self) {
+        let mut pass = lock(&self.pass);
+        if std::mem::replace(&mut pass.is_backward, true) {
+            return;
+        }
+        let last = pass.groups.last_mut().map(std::mem::take);
+        drop(pass);
+        Self::fetch_ahead(last);
+    }
+
+    /// Begins the next group. Activations of the one before that are still being copied leave the device.
+    pub(crate) fn start_group(&self) {
+        let mut pass = lock(&self.pass);
+        let leaving = pass.groups.last().cloned();
+        pass.groups.push(Vec::new());
+        pass.group_bytes = 0;
+        drop(pass);
+        leaving.iter().flatten().filter_map(Weak::upgrade).for_each(|parked| parked.leave());
+    }
+
+    /// Whether it pays to park a tensor: it is not small, and nobody else holds its memory.
+    pub(crate) fn takes(&self, tensor: &FullTensor<B>) -> bool {
+        let bytes = tensor.shape().num_elements() * tensor.dtype().size();
+        let is_held_alone =
+            tensor.lease.as_ref().is_some_and(|lease| Arc::strong_count(lease) == 1);
+        is_held_alone && bytes > 0 && bytes >= self.threshold
+    }
+
+    /// Parks a tensor in the present group.
+    ///
+    /// # Panics
+    /// With a [`CommError`] where the disk fails: a tensor op cannot return it.
+    pub(crate) fn park(self: &Arc<Self>, tensor: FullTensor<B>) -> Arc<ParkedActivation<B>> {
+        let (shape, dtype) = (tensor.shape(), tensor.dtype());
+        let device = B::float_device(&tensor.tensor);
+        let copy = HostRead::start::<B>(tensor.tensor.clone());
+        let is_complete = copy.is_complete();
+        let mut pass = lock(&self.pass);
+        let parked = Arc::new(ParkedActivation {
+            store: self.clone(),
+            group: pass.groups.len().saturating_sub(1),
+            shape,
+            dtype,
+            device,
+            transit: Mutex::new(Transit::Leaving { tensor, copy }),
+        });
+        if let Some(group) = pass.groups.last_mut() {
+            group.push(Arc::downgrade(&parked));
+        }
+        drop(pass);
+        if is_complete {
+            parked.leave();
+        }
+        parked
+    }
+
+    /// Returns the memory to the system that transfers no longer need.
+    pub(crate) fn release_idle(&self) {
+        if let Store::Disk(file) = &self.store {
+            file.pool().release_idle();
+        }
+    }
+
+    /// What was read from the file and written to it, and for how long this rank waited.
+    pub(crate) fn io_statistics(&self) -> Option<IoStatistics> {
+        match &self.store {
+            Store::Host => None,
+            Store::Disk(file) => Some(file.statistics()),
+        }
+    }
+
+    /// Fetches the group before `group` ahead, in backward.
+    fn fetch_before(&self, group: usize) {
+        let mut pass = lock(&self.pass);
+        let before = match group.checked_sub(1) {
+            Some(before) if pass.is_backward => pass.groups.get_mut(before).map(std::mem::take),
+            _ => None,
+        };
+        drop(pass);
+        Self::fetch_ahead(before);
+    }
+
+    fn fetch_ahead(group: Option<Vec<Weak<ParkedActivation<B>>>>) {
+        for parked in group.iter().flatten().filter_map(Weak::upgrade) {
+            // What cannot be read now is tried again where it is needed.
+            let _ = parked.start_fetch();
+        }
+    }
+
+    /// Copies bytes to where parked activations are.
+    fn write(
+        &self,
+        bytes: &[u8],
+        numel: usize,
+        dtype: DType,
+    ) -> Result<Arc<ParkedArray>, SwapError> {
+        // One piece: it is written and read as a whole.
+        let layout = PieceLayout { len: numel, piece: numel, element_bytes: dtype.size() };
+        let array =
+            ParkedArray::unfilled(&self.store, layout, &self.ledger, Category::Activations)?;
+        let mut pass = lock(&self.pass);
+        pass.group_bytes += layout.file_bytes() as usize;
+        let limit = pass.group_bytes;
+        drop(pass);
+        let mut writes = lock(&self.writes);
+        // The writes of earlier groups have had the time of a block, and now they are waited for.
+        writes.set_limit(limit);
+        array.write(bytes, dtype, &mut writes)?;
+        Ok(array)
+    }
+
+    /// The failure of a disk.
+    fn failed(&self, what: &str, error: &SwapError) -> CommError {
+        self.group.failed(format!("cannot {what} an activation: {error}"))
+    }
+}
+
+impl<B: Backend> ParkedActivation<B> {
+    /// Takes the data from the device, once it is copied, to where it is parked.
+    ///
+    /// # Panics
+    /// With a [`CommError`] where the disk fails: a tensor op cannot return it.
+    fn leave(&self) {
+        let mut transit = lock(&self.transit);
+        let Transit::Leaving { copy, .. } = &mut *transit else { return };
+        match self.store.write(&copy.wait(), self.shape.num_elements(), self.dtype) {
+            Ok(array) => *transit = Transit::Parked(array),
+            Err(error) => std::panic::panic_any(self.store.failed("write", &error)),
+        }
+    }
+
+    /// Returns the data on its device, where it stays. In backward the group before is fetched ahead.
+    ///
+    /// # Panics
+    /// With a [`CommError`] where the disk fails: a tensor op cannot return it.
+    pub(crate) fn fetch(&self) -> FullTensor<B> {
+        let fetched = self.start_fetch().and_then(|()| {
+            self.store.fetch_before(self.group);
+            self.arrive()
+        });
+        fetched.unwrap_or_else(|error| std::panic::panic_any(self.store.failed("read", &error)))
+    }
+
+    /// Starts to read the data, where it is parked.
+    fn start_fetch(&self) -> Result<(), SwapError> {
+        let mut transit = lock(&self.transit);
+        if let Transit::Parked(array) = &*transit {
+            let read = ParkedTensor { array, dtype: self.dtype }.start()?;
+            let bytes = self.shape.num_elements() * self.dtype.size();
+            let lease = self.store.ledger.hold(Category::Activations, bytes);
+            *transit = Transit::Arriving { array: array.clone(), read, lease };
+        }
+        Ok(())
+    }
+
+    /// Waits for data whose fetch was started.
+    fn arrive(&self) -> Result<FullTensor<B>, SwapError> {
+        let mut transit = lock(&self.transit);
+        match std::mem::replace(&mut *transit, Transit::Fetched) {
+            // Needed before its copy was complete.
+            Transit::Leaving { tensor, .. } => Ok(tensor),
+            Transit::Arriving { array, read, lease } => {
+                let flat = read.wait::<B>(&self.device).inspect_err(|_| {
+                    *transit = Transit::Parked(array);
+                })?;
+                let tensor = B::float_reshape(flat, self.shape.clone());
+                Ok(Leased { tensor, lease: Some(Arc::new(lease)) })
+            }
+            Transit::Parked(_) | Transit::Fetched => {
+                unreachable!("one value of a tape holds an activation, and fetches it once")
+            }
+        }
+    }
+}

@@ -171,8 +171,7 @@ fn values<B: OptimizerOps>(
     parameter: &Parameter<B>,
     has_master: bool,
 ) -> UpdateValues<B> {
-    if let Some(shard) = parameter.parked() {
-        parameter.outdate();
+    if let Some(shard) = parameter.update_parked() {
         return UpdateValues::Parked(shard);
     }
     if has_master {

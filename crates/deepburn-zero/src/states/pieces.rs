@@ -176,9 +176,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             (None, StateArray::Gradient) => {
                 let reducer = self.reducer.borrow();
                 match &reducer.accumulated(index)?.elements {
-                    SumElements::Device { tensor, .. } => {
-                        share.owned_gradient::<B>(tensor, partition)
-                    }
+                    SumElements::Device(sum) => share.owned_gradient::<B>(&sum.tensor, partition),
                     SumElements::Parked { array, dtype, .. } => {
                         let copy = array.copy(share.owned_sum(partition), *dtype);
                         return Some(OwnedArray(Elements::Parked(copy)));

@@ -1,31 +1,39 @@
 //! One parameter of a sharded model.
 //!
-//! [Note: Parameter states]
-//! - *whole*: every rank holds all elements (stages 0 to 2, and one rank).
-//! - *sharded*: every rank holds its flat, zero-padded chunk (stage 3).
-//! - *resident*: sharded, and small enough that a whole copy is kept beside the shard until the
-//!   optimizer changes it (`stage3_param_persistence_threshold`).
-//! - *parked*: sharded, with the chunk in host memory beside a device or on NVMe (`offload_param`).
-//! - *gathered*: made whole for an op; the [`Gatherer`] decides how long.
-//! - *lent*: in the hands of the optimizer.
+//! [Note: Parameter states] Each parameter has one state ([`ParameterState`]), which says all that this rank
+//! holds of it:
+//! - *whole*: all elements, on every rank (stages 0 to 2).
+//! - *sharded*: its flat, zero-padded chunk (stage 3), on the device or *parked*: in host memory beside a
+//!   device, or on NVMe (`offload_param`). Beside the chunk there may be whole values: *fetching*, on their
+//!   way; *gathered*, kept for another op as long as the [`Gatherer`] decides; or *resident*, kept until the
+//!   optimizer changes the chunk (`stage3_param_persistence_threshold`).
+//! - *checked out*: in the hands of the optimizer.
 //!
 //! The module's tensors are handles on these values, so a step changes the model without touching
 //! the module.
 
+mod state;
+
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use burn_backend::{Backend, DType, Shape, TensorMetadata};
+use burn_backend::{Backend, DType, Shape};
 
-use crate::gather::Gatherer;
-use crate::ledger::{Category, Lease, Ledger};
+use crate::gather::{Fetch, Gatherer, LiveElements};
+use crate::ledger::{Category, Ledger};
 use crate::parked::ParkedArray;
+use crate::tensor::Leased;
 use deepburn_comm::Partition;
+use state::{ParameterState, WholeCopy};
+
+pub(crate) use state::{Shard, ShardRead};
 
 /// A parameter by its place in the model.
 #[derive(Debug)]
 pub struct Parameter<B: Backend> {
     description: Description<B>,
-    storage: Mutex<Storage<B>>,
+    state: Mutex<ParameterState<B>>,
+    /// What makes it whole, where it is sharded.
+    gatherer: Option<Weak<Gatherer<B>>>,
     ledger: Ledger,
 }
 
@@ -41,33 +49,6 @@ pub(crate) struct Description<B: Backend> {
     pub(crate) trainable: bool,
 }
 
-#[derive(Debug)]
-enum Storage<B: Backend> {
-    /// All elements, in the parameter's shape.
-    Whole(Held<B>),
-    /// This rank's flat chunk, and the whole copy of a resident parameter.
-    Sharded { shard: Held<B>, resident: Option<Held<B>>, gatherer: Weak<Gatherer<B>> },
-    /// The same, with the chunk outside of the device.
-    Parked { shard: Arc<ParkedArray>, resident: Option<Held<B>>, gatherer: Weak<Gatherer<B>> },
-    /// Nothing: the optimizer has it.
-    Lent { gatherer: Option<Weak<Gatherer<B>>> },
-}
-
-/// This rank's flat chunk of a parameter.
-#[derive(Debug)]
-pub(crate) enum Shard<B: Backend> {
-    /// On the device.
-    Device(B::FloatTensorPrimitive),
-    /// Outside of it, in the parameter's type.
-    Parked(Arc<ParkedArray>),
-}
-
-#[derive(Debug)]
-struct Held<B: Backend> {
-    tensor: B::FloatTensorPrimitive,
-    _lease: Lease,
-}
-
 impl<B: Backend> Parameter<B> {
     /// A parameter that every rank holds whole.
     pub(crate) fn whole(
@@ -75,8 +56,9 @@ impl<B: Backend> Parameter<B> {
         tensor: B::FloatTensorPrimitive,
         ledger: Ledger,
     ) -> Self {
-        let held = Held::new(tensor, &ledger);
-        Self { description, storage: Mutex::new(Storage::Whole(held)), ledger }
+        let state =
+            Mutex::new(ParameterState::Whole(Leased::held(tensor, &ledger, Category::Parameters)));
+        Self { description, state, gatherer: None, ledger }
     }
 
     /// A parameter of which this rank holds the flat chunk `shard`.
@@ -86,14 +68,8 @@ impl<B: Backend> Parameter<B> {
         gatherer: Weak<Gatherer<B>>,
         ledger: Ledger,
     ) -> Self {
-        let storage = match shard {
-            Shard::Device(shard) => {
-                let shard = Held::new(shard, &ledger);
-                Storage::Sharded { shard, resident: None, gatherer }
-            }
-            Shard::Parked(shard) => Storage::Parked { shard, resident: None, gatherer },
-        };
-        Self { description, storage: Mutex::new(storage), ledger }
+        let state = Mutex::new(ParameterState::Sharded { shard, copy: WholeCopy::Absent });
+        Self { description, state, gatherer: Some(gatherer), ledger }
     }
 
     /// Place in the model's order of parameters.
@@ -145,18 +121,18 @@ impl<B: Backend> Parameter<B> {
 
     /// All elements in the parameter's shape, gathered where they are sharded.
     pub(crate) fn read(&self) -> B::FloatTensorPrimitive {
-        let gatherer = match &*self.lock() {
-            Storage::Whole(whole) => return whole.tensor.clone(),
-            Storage::Sharded { resident: Some(whole), .. }
-            | Storage::Parked { resident: Some(whole), .. } => return whole.tensor.clone(),
-            Storage::Sharded { gatherer, .. } | Storage::Parked { gatherer, .. } => {
-                gatherer.clone()
+        match &*self.lock() {
+            ParameterState::Whole(whole)
+            | ParameterState::Sharded { copy: WholeCopy::Resident(whole), .. } => {
+                return whole.tensor.clone();
             }
-            Storage::Lent { .. } => {
+            // The gatherer looks at the copy: the use belongs into its record, whatever there is.
+            ParameterState::Sharded { .. } => {}
+            ParameterState::CheckedOut => {
                 panic!("parameter {} was read while the optimizer updates it", self.path())
             }
-        };
-        match gatherer.upgrade() {
+        }
+        match self.gatherer.as_ref().and_then(Weak::upgrade) {
             Some(gatherer) => gatherer.gather(self.index()),
             None => panic!(
                 "parameter {} is sharded and its engine is gone: keep the engine for as long as \
@@ -169,83 +145,127 @@ impl<B: Backend> Parameter<B> {
     /// This rank's chunk where the parameter is sharded.
     pub(crate) fn shard(&self) -> Option<Shard<B>> {
         match &*self.lock() {
-            Storage::Sharded { shard, .. } => Some(Shard::Device(shard.tensor.clone())),
-            Storage::Parked { shard, .. } => Some(Shard::Parked(shard.clone())),
-            Storage::Whole(_) | Storage::Lent { .. } => None,
+            ParameterState::Sharded { shard, .. } => Some(shard.clone()),
+            ParameterState::Whole(_) | ParameterState::CheckedOut => None,
         }
     }
 
     /// This rank's chunk where it is outside of the device.
     pub(crate) fn parked(&self) -> Option<Arc<ParkedArray>> {
-        match &*self.lock() {
-            Storage::Parked { shard, .. } => Some(shard.clone()),
-            Storage::Whole(_) | Storage::Sharded { .. } | Storage::Lent { .. } => None,
+        match self.shard()? {
+            Shard::Parked(array) => Some(array),
+            Shard::Device(_) => None,
         }
     }
 
-    pub(crate) fn is_resident(&self) -> bool {
-        matches!(
-            &*self.lock(),
-            Storage::Sharded { resident: Some(_), .. } | Storage::Parked { resident: Some(_), .. }
-        )
-    }
-
-    /// Keeps a whole copy beside the shard until the next [`take`](Self::take) or
-    /// [`outdate`](Self::outdate).
-    pub(crate) fn make_resident(&self, whole: B::FloatTensorPrimitive) {
+    /// This rank's chunk where it is outside of the device, to be changed where it is. Whole values, which
+    /// the change makes out of date, are dropped.
+    pub(crate) fn update_parked(&self) -> Option<Arc<ParkedArray>> {
         match &mut *self.lock() {
-            Storage::Sharded { resident, .. } | Storage::Parked { resident, .. } => {
-                *resident = Some(Held::new(whole, &self.ledger));
+            ParameterState::Sharded { shard: Shard::Parked(array), copy } => {
+                *copy = WholeCopy::Absent;
+                Some(array.clone())
             }
-            Storage::Whole(_) | Storage::Lent { .. } => {}
-        }
-    }
-
-    /// Drops the whole copy of a parked parameter, whose chunk is about to be changed where it is.
-    pub(crate) fn outdate(&self) {
-        if let Storage::Parked { resident, .. } = &mut *self.lock() {
-            *resident = None;
-        }
-    }
-
-    /// Hands the stored elements (all, or this rank's chunk) to the optimizer; a resident copy is
-    /// dropped, being out of date from now on.
-    pub(crate) fn take(&self) -> B::FloatTensorPrimitive {
-        let mut storage = self.lock();
-        let gatherer = match &*storage {
-            Storage::Sharded { gatherer, .. } => Some(gatherer.clone()),
             _ => None,
-        };
-        match std::mem::replace(&mut *storage, Storage::Lent { gatherer }) {
-            Storage::Whole(held) | Storage::Sharded { shard: held, .. } => held.tensor,
-            Storage::Lent { .. } => panic!("parameter {} was taken twice", self.path()),
-            Storage::Parked { .. } => unreachable!("a parked shard is updated where it is"),
+        }
+    }
+
+    /// Hands the stored elements (all, or this rank's chunk) to the optimizer. Whole values beside a chunk
+    /// are dropped, being out of date from now on.
+    pub(crate) fn take(&self) -> B::FloatTensorPrimitive {
+        match std::mem::replace(&mut *self.lock(), ParameterState::CheckedOut) {
+            ParameterState::Whole(held)
+            | ParameterState::Sharded { shard: Shard::Device(held), .. } => held.into_inner(),
+            ParameterState::Sharded { shard: Shard::Parked(_), .. } => {
+                unreachable!("a parked shard is updated where it is")
+            }
+            ParameterState::CheckedOut => panic!("parameter {} was taken twice", self.path()),
         }
     }
 
     /// Stores what [`take`](Self::take) handed out, updated.
     pub(crate) fn put(&self, tensor: B::FloatTensorPrimitive) {
-        let held = Held::new(tensor, &self.ledger);
-        let mut storage = self.lock();
-        let gatherer = match &*storage {
-            Storage::Lent { gatherer: Some(gatherer) } => Some(gatherer.clone()),
-            _ => None,
-        };
-        *storage = match gatherer {
-            Some(gatherer) => Storage::Sharded { shard: held, resident: None, gatherer },
-            None => Storage::Whole(held),
+        let held = Leased::held(tensor, &self.ledger, Category::Parameters);
+        *self.lock() = match self.gatherer {
+            Some(_) => {
+                ParameterState::Sharded { shard: Shard::Device(held), copy: WholeCopy::Absent }
+            }
+            None => ParameterState::Whole(held),
         };
     }
 
     /// A poisoned lock means that this rank is already unwinding; its data is not used again.
-    fn lock(&self) -> MutexGuard<'_, Storage<B>> {
-        self.storage.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, ParameterState<B>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<B: Backend> Held<B> {
-    fn new(tensor: B::FloatTensorPrimitive, ledger: &Ledger) -> Self {
-        let bytes = tensor.shape().num_elements() * tensor.dtype().size();
-        Self { tensor, _lease: ledger.hold(Category::Parameters, bytes) }
+/// What the gatherer does with the whole values of a sharded parameter.
+impl<B: Backend> Parameter<B> {
+    /// Whether there are whole values that stay until the optimizer changes the shard.
+    pub(crate) fn is_resident(&self) -> bool {
+        matches!(&*self.lock(), ParameterState::Sharded { copy: WholeCopy::Resident(_), .. })
+    }
+
+    /// Whether whole values are neither there nor on their way.
+    pub(crate) fn is_absent(&self) -> bool {
+        matches!(&*self.lock(), ParameterState::Sharded { copy: WholeCopy::Absent, .. })
+    }
+
+    /// The fetch that brings whole values, where they are on their way.
+    pub(crate) fn fetch(&self) -> Option<Arc<Fetch<B>>> {
+        match &*self.lock() {
+            ParameterState::Sharded { copy: WholeCopy::Fetching(fetch), .. } => Some(fetch.clone()),
+            _ => None,
+        }
+    }
+
+    /// Whole values that were gathered.
+    pub(crate) fn gathered(&self) -> Option<B::FloatTensorPrimitive> {
+        match &*self.lock() {
+            ParameterState::Sharded { copy: WholeCopy::Gathered { whole, .. }, .. } => {
+                Some(whole.tensor.clone())
+            }
+            _ => None,
+        }
+    }
+
+    /// Whole values are on their way.
+    pub(crate) fn start_fetch(&self, fetch: Arc<Fetch<B>>) {
+        self.set_copy(WholeCopy::Fetching(fetch));
+    }
+
+    /// Keeps whole values until [`release`](Self::release).
+    pub(crate) fn keep_gathered(&self, whole: B::FloatTensorPrimitive, live: LiveElements) {
+        let whole = Leased::held(whole, &self.ledger, Category::Gathered);
+        self.set_copy(WholeCopy::Gathered { whole, _live: live });
+    }
+
+    /// Keeps whole values until the optimizer changes the shard.
+    pub(crate) fn make_resident(&self, whole: B::FloatTensorPrimitive) {
+        let whole = Leased::held(whole, &self.ledger, Category::Parameters);
+        self.set_copy(WholeCopy::Resident(whole));
+    }
+
+    /// Drops whole values that are not resident. Returns the fetch where they were on their way.
+    pub(crate) fn release(&self) -> Option<Arc<Fetch<B>>> {
+        let mut state = self.lock();
+        let ParameterState::Sharded { copy, .. } = &mut *state else { return None };
+        if let WholeCopy::Resident(_) = copy {
+            return None;
+        }
+        match std::mem::replace(copy, WholeCopy::Absent) {
+            WholeCopy::Fetching(fetch) => Some(fetch),
+            WholeCopy::Gathered { .. } | WholeCopy::Absent | WholeCopy::Resident(_) => None,
+        }
+    }
+
+    fn set_copy(&self, to: WholeCopy<B>) {
+        match &mut *self.lock() {
+            ParameterState::Sharded { copy, .. } => *copy = to,
+            ParameterState::Whole(_) | ParameterState::CheckedOut => {
+                unreachable!("parameter {} is gathered while it is not sharded", self.path())
+            }
+        }
     }
 }

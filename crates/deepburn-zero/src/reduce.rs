@@ -5,7 +5,8 @@
 //! accumulated gradient, and the full gradient is gone. From stage 2 on a rank keeps its shard of
 //! the sum only.
 //!
-//! A [`Gradient`] is what there is of one parameter; what is in a bucket or in flight is there alone.
+//! What there is of a parameter's gradient is in its [`GradientState`]; the bucket and what is in flight are
+//! lists of parameters, in the order in which all ranks send them.
 //!
 //! [Note: Order of additions] Every stage reduces every micro-batch over the ranks, in rank order,
 //! and then adds it to what earlier micro-batches gave. Summing micro-batches first would save
@@ -27,12 +28,12 @@ use deepburn_config::{GradientPlan, ReductionPlan};
 use crate::array::{DeviceArray, own};
 use crate::backward_watch::BackwardWatch;
 use crate::group::Group;
-use crate::ledger::{Category, Lease, Ledger};
+use crate::ledger::{Category, Ledger};
 use crate::parameter::Parameter;
 use crate::parked::WriteBehind;
 use crate::tensor::{ReducedGradient, ZeroTensor};
 
-use gradient::Gradient;
+use gradient::{Collected, GradientState};
 use scaling::Scaling;
 
 pub(crate) use gradient::{Accumulated, GradientChecker, SumElements, SumHome};
@@ -52,10 +53,13 @@ pub(crate) struct GradientReducer<B: Backend> {
     shards: bool,
     /// Elements at which the bucket is reduced.
     capacity: usize,
-    bucket: Vec<Collected<B>>,
+    /// Parameters whose gradients are reduced next, together.
+    bucket: Vec<usize>,
     in_flight: VecDeque<Flight<B>>,
     /// By parameter index.
-    gradients: Vec<Gradient<B>>,
+    gradients: Vec<GradientState<B>>,
+    /// Where the sums of gradients are kept, by parameter index.
+    homes: Vec<SumHome>,
     /// Of sums that are parked.
     writes: WriteBehind,
     checker: GradientChecker<B>,
@@ -63,18 +67,10 @@ pub(crate) struct GradientReducer<B: Backend> {
     watch: BackwardWatch,
 }
 
-/// A full gradient of this rank.
-#[derive(Debug)]
-struct Collected<B: Backend> {
-    index: usize,
-    array: DeviceArray<B>,
-    _lease: Lease,
-}
-
 /// A bucket being reduced.
 #[derive(Debug)]
 struct Flight<B: Backend> {
-    gradients: Vec<Collected<B>>,
+    indices: Vec<usize>,
     pending: Pending<DeviceArray<B>>,
 }
 
@@ -117,10 +113,8 @@ impl<B: Backend> GradientReducer<B> {
             capacity: plan.reduce_bucket_size.min(share).max(1),
             bucket: Vec::new(),
             in_flight: VecDeque::new(),
-            gradients: homes
-                .into_iter()
-                .map(|home| Gradient { local: None, sum: None, home })
-                .collect(),
+            gradients: homes.iter().map(|_| GradientState::Awaited).collect(),
+            homes,
             writes: WriteBehind::new(WRITES_BEHIND),
             checker,
             synchronise: true,
@@ -162,16 +156,17 @@ impl<B: Backend> GradientReducer<B> {
             ZeroTensor::Rows(rows) => DeviceArray::Rows(rows),
             other => DeviceArray::Dense(other.into_full()),
         };
-        let array = match self.gradients[index].local.take() {
+        let array = match self.gradients[index].take_local() {
             Some(earlier) => add(earlier.array, array.in_type(self.types.accumulation)),
             None => array,
         };
         if self.synchronise {
             let array = array.in_type(self.types.communication);
-            self.enter(self.collected(index, array))
+            self.enter(index, array)
         } else {
             let array = array.in_type(self.types.accumulation);
-            self.gradients[index].local = Some(self.collected(index, array));
+            let local = self.collected(array);
+            self.gradients[index].keep_local(local);
             Ok(())
         }
     }
@@ -209,9 +204,9 @@ impl<B: Backend> GradientReducer<B> {
     /// along, so that a step never acts on a part of the gradient.
     pub(crate) fn reduce_rest(&mut self) -> Result<(), CommError> {
         for index in 0..self.gradients.len() {
-            if let Some(Collected { array, .. }) = self.gradients[index].local.take() {
+            if let Some(Collected { array, .. }) = self.gradients[index].take_local() {
                 let array = array.in_type(self.types.communication);
-                self.enter(self.collected(index, array))?;
+                self.enter(index, array)?;
             }
         }
         self.drain()
@@ -227,29 +222,27 @@ impl<B: Backend> GradientReducer<B> {
 
     /// Whether all gradients of the passes so far are in the accumulated ones.
     pub(crate) fn is_settled(&self) -> bool {
-        let all_reduced = self.gradients.iter().all(|gradient| gradient.local.is_none());
-        all_reduced && self.bucket.is_empty() && self.in_flight.is_empty()
+        self.gradients.iter().all(GradientState::is_settled)
     }
 
     /// Forgets all gradients, also those that were never reduced.
     pub(crate) fn clear(&mut self) {
-        for gradient in &mut self.gradients {
-            (gradient.local, gradient.sum) = (None, None);
-        }
+        self.gradients.iter_mut().for_each(GradientState::clear);
     }
 
-    fn collected(&self, index: usize, array: DeviceArray<B>) -> Collected<B> {
+    fn collected(&self, array: DeviceArray<B>) -> Collected<B> {
         let bytes = match &array {
             DeviceArray::Rows(rows) => rows.bytes(),
             DeviceArray::Dense(tensor) => tensor.shape().num_elements() * tensor.dtype().size(),
         };
-        Collected { index, array, _lease: self.ledger.hold(Category::Buckets, bytes) }
+        Collected { array, _lease: self.ledger.hold(Category::Buckets, bytes) }
     }
 
     /// Puts a gradient into the bucket; one that fills a bucket by itself travels alone.
-    fn enter(&mut self, mut gradient: Collected<B>) -> Result<(), CommError> {
+    fn enter(&mut self, index: usize, array: DeviceArray<B>) -> Result<(), CommError> {
+        let mut gradient = self.collected(array);
         let numel = gradient.array.numel();
-        let held: usize = self.bucket.iter().map(|held| held.array.numel()).sum();
+        let held: usize = self.bucket.iter().map(|index| self.parameters[*index].numel()).sum();
         if held > 0 && held + numel > self.capacity {
             self.flush()?;
         }
@@ -258,7 +251,8 @@ impl<B: Backend> GradientReducer<B> {
             let flat = B::float_reshape(tensor, Shape::from(vec![numel]));
             gradient.array = DeviceArray::Dense(flat);
         }
-        self.bucket.push(gradient);
+        self.gradients[index].enter_bucket(gradient);
+        self.bucket.push(index);
         if held + numel >= self.capacity {
             self.flush()?;
         }
@@ -270,22 +264,20 @@ impl<B: Backend> GradientReducer<B> {
         if self.bucket.is_empty() {
             return Ok(());
         }
-        let mut gradients = std::mem::take(&mut self.bucket);
-        if self.scaling.before != 1.0 {
-            for gradient in &mut gradients {
-                gradient.array = scale(gradient.array.clone(), self.scaling.before);
-            }
-        }
-        let tag = Tag::new("gradients", fingerprint(gradients.iter().map(|g| g.index)))
-            .naming(gradients.iter().map(|g| self.parameters[g.index].shared_path()));
-        let arrays = gradients.iter().map(|gradient| gradient.array.clone()).collect();
+        let indices = std::mem::take(&mut self.bucket);
+        let tag = Tag::new("gradients", fingerprint(indices.iter().copied()))
+            .naming(indices.iter().map(|index| self.parameters[*index].shared_path()));
+        let before = self.scaling.before;
+        let leave =
+            |index: &usize| self.gradients[*index].leave_bucket(|array| scale(array, before));
+        let arrays = indices.iter().map(leave).collect();
         let group = self.group.arrays();
         let pending = if self.shards && self.plan.reduce_scatter {
             group.reduce_scatter(tag, arrays, self.scaling.op)?
         } else {
             group.all_reduce(tag, arrays, self.scaling.op)?
         };
-        self.in_flight.push_back(Flight { gradients, pending });
+        self.in_flight.push_back(Flight { indices, pending });
         let allowed = if self.plan.overlap_comm { 1 } else { 0 };
         while self.in_flight.len() > allowed {
             if let Some(flight) = self.in_flight.pop_front() {
@@ -297,10 +289,10 @@ impl<B: Backend> GradientReducer<B> {
 
     /// Waits for a bucket and adds its results to the accumulated gradients.
     fn land(&mut self, flight: Flight<B>) -> Result<(), CommError> {
-        let Flight { gradients, pending } = flight;
-        let indices: Vec<usize> = gradients.iter().map(|gradient| gradient.index).collect();
+        let Flight { indices, pending } = flight;
         let results = pending.wait()?;
-        drop(gradients);
+        // All that was sent is let go before the first result is added up.
+        indices.iter().for_each(|index| self.gradients[*index].finish_reduction());
         for (index, mut result) in indices.into_iter().zip(results) {
             if self.shards && !self.plan.reduce_scatter {
                 result = self.owned(index, result);

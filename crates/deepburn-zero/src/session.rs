@@ -40,12 +40,62 @@ thread_local! {
 /// The contexts of a thread.
 #[derive(Default)]
 struct Session {
-    /// Of all models that live here, oldest first.
-    living: Vec<Rc<ModelContext>>,
-    /// Draws outside of calls; there as long as a model is.
-    between_calls: Option<RandomStream>,
-    /// Calls under way, innermost last.
+    models: BoundModels,
+    /// Calls under way, innermost last. A call may outlive the binding of its model.
     entered: Vec<Entry>,
+}
+
+/// The models of a thread.
+#[derive(Default)]
+enum BoundModels {
+    /// Ops are those of a plain wrapper.
+    #[default]
+    None,
+    /// At least one.
+    Some {
+        /// Oldest first.
+        contexts: Vec<Rc<ModelContext>>,
+        /// Draws outside of calls.
+        between_calls: Box<RandomStream>,
+    },
+}
+
+impl BoundModels {
+    /// Oldest first.
+    fn contexts(&self) -> &[Rc<ModelContext>] {
+        match self {
+            Self::None => &[],
+            Self::Some { contexts, .. } => contexts,
+        }
+    }
+
+    /// What is drawn from outside of calls.
+    fn between_calls(&mut self) -> Option<&mut RandomStream> {
+        match self {
+            Self::None => None,
+            Self::Some { between_calls, .. } => Some(between_calls),
+        }
+    }
+
+    /// Adds the model of a rank; the first one brings the stream of the thread.
+    fn add(&mut self, context: Rc<ModelContext>, rank: usize) {
+        match self {
+            Self::None => {
+                let between_calls = Box::new(RandomStream::new(0, BETWEEN_CALLS, rank));
+                *self = Self::Some { contexts: vec![context], between_calls };
+            }
+            Self::Some { contexts, .. } => contexts.push(context),
+        }
+    }
+
+    /// Removes a model; the last one takes the stream of the thread with it.
+    fn remove(&mut self, model: u32) {
+        let Self::Some { contexts, .. } = self else { return };
+        contexts.retain(|context| context.model != model);
+        if contexts.is_empty() {
+            *self = Self::None;
+        }
+    }
 }
 
 /// A call of a model.
@@ -73,7 +123,7 @@ const BETWEEN_CALLS: u32 = u32::MAX;
 impl Session {
     fn current(&self) -> Option<&Rc<ModelContext>> {
         let entered = self.entered.last().map(|entry| &entry.context);
-        entered.or_else(|| self.living.first())
+        entered.or_else(|| self.models.contexts().first())
     }
 }
 
@@ -123,7 +173,8 @@ impl Binding {
         let rank = group.rank();
         let model = NEXT_MODEL.fetch_add(1, Relaxed);
         let context = SESSION.with_borrow_mut(|session| {
-            let taken = |place: &u32| session.living.iter().any(|other| other.place == *place);
+            let contexts = session.models.contexts();
+            let taken = |place: &u32| contexts.iter().any(|other| other.place == *place);
             let place = (0..).find(|place| !taken(place)).unwrap_or_default();
             let context = Rc::new(ModelContext {
                 model,
@@ -138,8 +189,7 @@ impl Binding {
                 marks: RefCell::new(HashMap::new()),
                 open_pass: RefCell::new(None),
             });
-            session.between_calls.get_or_insert_with(|| RandomStream::new(0, BETWEEN_CALLS, rank));
-            session.living.push(context.clone());
+            session.models.add(context.clone(), rank);
             context
         });
         Self { context }
@@ -176,7 +226,11 @@ impl Binding {
     /// Whether this is the oldest model on the thread.
     fn is_oldest(&self) -> bool {
         SESSION.with_borrow(|session| {
-            session.living.first().is_some_and(|oldest| oldest.model == self.context.model)
+            session
+                .models
+                .contexts()
+                .first()
+                .is_some_and(|oldest| oldest.model == self.context.model)
         })
     }
 
@@ -193,7 +247,7 @@ impl Binding {
         &self,
         run: impl FnOnce(&mut RandomStream) -> T,
     ) -> Option<T> {
-        SESSION.with_borrow_mut(|session| session.between_calls.as_mut().map(run))
+        SESSION.with_borrow_mut(|session| session.models.between_calls().map(run))
     }
 
     /// Hands out the random stream of the model.
@@ -224,11 +278,7 @@ impl Drop for Binding {
     fn drop(&mut self) {
         // The thread may already be past its thread-locals; then there is nothing to unbind.
         let _ = SESSION.try_with(|session| {
-            let mut session = session.borrow_mut();
-            session.living.retain(|context| context.model != self.context.model);
-            if session.living.is_empty() {
-                session.between_calls = None;
-            }
+            session.borrow_mut().models.remove(self.context.model);
         });
     }
 }
@@ -298,7 +348,7 @@ fn enter(context: &Rc<ModelContext>, pass: Option<Pass>) -> ContextGuard {
 pub(crate) fn close_recordings(ledger: &Ledger) -> Result<(), CommError> {
     let readers: Vec<_> = SESSION.with_borrow(|session| {
         let reads = |context: &&Rc<ModelContext>| context.recorder.reads(ledger);
-        session.living.iter().filter(reads).cloned().collect()
+        session.models.contexts().iter().filter(reads).cloned().collect()
     });
     for context in readers {
         // What is computed counts in the ledger of its own model.
@@ -349,7 +399,7 @@ pub(crate) fn hold_activation(bytes: usize) -> Option<Arc<Lease>> {
 pub(crate) fn with_random<T>(draw: impl FnOnce(&mut RandomStream) -> T) -> Option<T> {
     SESSION.with_borrow_mut(|session| match session.entered.last() {
         Some(entry) => Some(draw(&mut entry.context.random.borrow_mut())),
-        None => session.between_calls.as_mut().map(draw),
+        None => session.models.between_calls().map(draw),
     })
 }
 
@@ -360,7 +410,7 @@ pub(crate) fn reseed(seed: u64) -> bool {
         let Some(context) = session.current().cloned() else { return false };
         context.random.borrow_mut().reseed(seed);
         if session.entered.is_empty()
-            && let Some(random) = &mut session.between_calls
+            && let Some(random) = session.models.between_calls()
         {
             random.reseed(seed);
         }
@@ -386,7 +436,7 @@ pub(crate) fn note_read(ledger: &Ledger) {
 /// Whether an open training pass of any model has read the model with this ledger as a foreign one.
 pub(crate) fn open_pass_reads(ledger: &Ledger) -> bool {
     SESSION.with_borrow(|session| {
-        session.living.iter().any(|context| {
+        session.models.contexts().iter().any(|context| {
             let pass = context.open_pass.borrow();
             pass.iter().flatten().any(|other| other.is(ledger))
         })

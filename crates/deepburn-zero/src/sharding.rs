@@ -22,6 +22,7 @@ use crate::optimizer::{Optimizer, Owned};
 use crate::parameter::{Description, Parameter, Shard};
 use crate::parked::{ParkedArray, WriteBehind};
 use crate::share::{Share, chunk};
+use crate::tensor::Leased;
 use crate::tiers::{Parking, ShardTiers};
 use crate::{Autocast, Sharded, ZeroTensor};
 use deepburn_comm::Partition;
@@ -163,7 +164,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
                     Some(parking) if tier != Tier::Device => {
                         Shard::Parked(park::<B>(parking, tier, shard, &ledger)?)
                     }
-                    _ => Shard::Device(shard),
+                    _ => Shard::Device(Leased::held(shard, &ledger, Category::Parameters)),
                 };
                 Parameter::sharded(description, shard, gatherer.clone(), ledger)
             }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn_backend::{Backend, BackendTypes, DType, Shape, TensorMetadata};
 
-use crate::ledger::Lease;
+use crate::ledger::{Category, Lease, Ledger};
 use crate::parameter::Parameter;
 use crate::recompute::tape::RecordedTensor;
 use crate::recompute::{self, note_read};
@@ -48,6 +48,12 @@ impl<T: TensorMetadata> Leased<T> {
     pub(crate) fn new(tensor: T) -> Self {
         let bytes = tensor.shape().num_elements() * tensor.dtype().size();
         Self { lease: session::hold_activation(bytes), tensor }
+    }
+
+    /// Enters a tensor that is not the result of an op under `category`.
+    pub(crate) fn held(tensor: T, ledger: &Ledger, category: Category) -> Self {
+        let bytes = tensor.shape().num_elements() * tensor.dtype().size();
+        Self { lease: Some(Arc::new(ledger.hold(category, bytes))), tensor }
     }
 }
 

@@ -1,4 +1,5 @@
-//! What the ledger counts as activations: floats, ints, bools and casts, each for as long as it lives.
+//! What the ledger counts as activations: floats, ints, bools and casts, each for as long as it lives; and that
+//! gathered parameters go with their engine.
 
 use std::time::Duration;
 
@@ -76,4 +77,30 @@ fn a_cast_is_data_of_its_own() {
         assert_eq!(held(), 200);
         drop(halves);
     });
+}
+
+#[test]
+fn gathered_parameters_go_with_the_engine() {
+    let ranks = run_ranks(2, Duration::from_secs(60), |member| {
+        let net = Net::<Trained> { layer: LinearConfig::new(2, 2).init(&FlexDevice) };
+        let policy = model::policy(Stage::Parameters);
+        let (mut net, states) = ModelStates::shard(net, policy, Group::<Flex>::new(member))?;
+        let ledger = states.ledger().clone();
+        let gathered = || ledger.usage(Category::Gathered).current;
+        // The first pass records that each parameter is read twice; the second one stops in between.
+        for reads in [2, 1] {
+            net = states.start_training_pass(net)?;
+            let _context = states.enter(Some(Pass::Train));
+            let mut activation = Tensor::<Trained, 2>::zeros([1, 2], &FlexDevice);
+            for _ in 0..reads {
+                activation = net.layer.forward(activation);
+            }
+        }
+        assert_eq!(gathered(), (2 * 2 + 2) * size_of::<f32>());
+        drop(states);
+        assert_eq!(gathered(), 0, "the module lives on");
+        drop(net);
+        Ok::<_, ZeroError>(())
+    });
+    ranks.unwrap_or_else(|failure| panic!("{failure}"));
 }

@@ -5,23 +5,24 @@ use deepburn_comm::CommError;
 use deepburn_nvme::SwapError;
 use deepburn_ops::float_bytes;
 
-use super::gradient::{Accumulated, GradientChecker, SumElements, SumHome};
+use super::gradient::{Accumulated, GradientChecker, GradientState, SumElements, SumHome};
 use super::{GradientReducer, Types};
 use crate::array::{in_type, maximum};
 use crate::ledger::Category;
 use crate::parked::ParkedTensor;
+use crate::tensor::Leased;
 
 impl<B: Backend> GradientReducer<B> {
     /// The accumulated gradients by parameter index, flat: this rank's shard, or all elements at
     /// stages 0 and 1. `None` for a parameter that got no gradient. Clears the accumulation; elements that
     /// are parked stay readable until the next backward pass.
     pub(crate) fn take(&mut self) -> Vec<Option<Accumulated<B>>> {
-        self.gradients.iter_mut().map(|gradient| gradient.sum.take()).collect()
+        self.gradients.iter_mut().map(GradientState::take_sum).collect()
     }
 
     /// The accumulated gradient of one parameter, flat, as in [`take`](Self::take).
     pub(crate) fn accumulated(&self, index: usize) -> Option<&Accumulated<B>> {
-        self.gradients[index].sum.as_ref()
+        self.gradients[index].sum()
     }
 
     /// Checks accumulated gradients.
@@ -48,14 +49,14 @@ impl<B: Backend> GradientReducer<B> {
         peak: Option<B::FloatTensorPrimitive>,
         count: usize,
     ) -> Result<(), CommError> {
-        let bytes = tensor.shape().num_elements() * tensor.dtype().size();
-        let elements = match self.gradients[index].home.clone() {
+        let elements = match self.homes[index].clone() {
             SumHome::Device => {
-                let _lease = self.ledger.hold(Category::Gradients, bytes);
-                SumElements::Device { tensor, _lease }
+                SumElements::Device(Leased::held(tensor, &self.ledger, Category::Gradients))
             }
             SumHome::Parked(array) => {
-                let _lease = self.ledger.hold(Category::Buckets, bytes);
+                // In memory until it is written.
+                let Leased { tensor, lease: _lease } =
+                    Leased::held(tensor, &self.ledger, Category::Buckets);
                 let partition = self.parameters[index].partition();
                 let check = self.checker.check_tensor(&tensor, peak.as_ref(), partition);
                 let dtype = tensor.dtype();
@@ -64,7 +65,7 @@ impl<B: Backend> GradientReducer<B> {
                 SumElements::Parked { array, dtype, check }
             }
         };
-        self.gradients[index].sum = Some(Accumulated { elements, peak, count });
+        self.gradients[index].set_sum(Accumulated { elements, peak, count });
         Ok(())
     }
 
@@ -80,13 +81,13 @@ impl<B: Backend> GradientReducer<B> {
         index: usize,
         gradient: B::FloatTensorPrimitive,
     ) -> Result<(), CommError> {
-        let Some(earlier) = self.gradients[index].sum.take() else {
+        let Some(earlier) = self.gradients[index].take_sum() else {
             return self.keep(index, gradient, None, 1);
         };
         let Accumulated { elements, peak, count } = earlier;
         let (sum, is_shared) = match elements {
             // Leaves the ledger here: the next sum is written over it.
-            SumElements::Device { tensor, _lease } => (tensor, false),
+            SumElements::Device(sum) => (sum.into_inner(), false),
             SumElements::Parked { array, dtype, .. } => {
                 let sum = ParkedTensor { array: &array, dtype };
                 let sum = sum.read::<B>(self.parameters[index].device());

@@ -1,5 +1,9 @@
-//! The gradient of one parameter between backward and step.
+//! The gradient of one parameter, from backward to the optimizer step.
+//!
+//! Main type: [`GradientState`], which says all that this rank holds of it. Whatever holds memory in it
+//! carries its own entry in the ledger.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
@@ -8,20 +12,150 @@ use deepburn_kernels::GradientStats;
 use deepburn_nvme::SwapError;
 use deepburn_ops::OptimizerOps;
 
-use super::Collected;
+use crate::array::DeviceArray;
 use crate::ledger::Lease;
 use crate::parked::{ParkedArray, ParkedTensor};
 use crate::share::Share;
+use crate::tensor::FullTensor;
 
-/// The gradient of one parameter between backward and step, less what is in a bucket.
+/// The gradient of one parameter in a step.
 #[derive(Debug)]
-pub(super) struct Gradient<B: Backend> {
-    /// The sum of this rank alone, made while synchronisation was off.
-    pub(super) local: Option<Collected<B>>,
+pub(super) enum GradientState<B: Backend> {
+    /// No micro-batch has given one.
+    Awaited,
+    /// Added up on this rank alone, while synchronisation is off. It joins the next reduction. Holds all
+    /// elements, or the rows of an embedding.
+    Local { gradient: Collected<B>, sum: Option<Accumulated<B>> },
+    /// In the bucket, or being reduced. Holds all elements or rows of each gradient until its reduction is over.
+    Travelling { gradients: Travelling<B>, sum: Option<Accumulated<B>> },
+    /// All that micro-batches gave is in the sum.
+    Accumulated(Accumulated<B>),
+}
+
+/// Gradients of one parameter that were reported and are not in its sum, oldest first. There are several where
+/// one backward pass goes through several forward passes.
+#[derive(Debug)]
+pub(super) struct Travelling<B: Backend> {
+    in_bucket: VecDeque<Collected<B>>,
+    reducing: VecDeque<Collected<B>>,
+}
+
+/// A full gradient of this rank.
+#[derive(Debug)]
+pub(super) struct Collected<B: Backend> {
+    pub(super) array: DeviceArray<B>,
+    pub(super) _lease: Lease,
+}
+
+impl<B: Backend> GradientState<B> {
+    /// The state in which nothing but the sum is left.
+    fn settled(sum: Option<Accumulated<B>>) -> Self {
+        sum.map_or(Self::Awaited, Self::Accumulated)
+    }
+
+    /// Whether all that micro-batches gave is in the sum.
+    pub(super) fn is_settled(&self) -> bool {
+        match self {
+            Self::Awaited | Self::Accumulated(_) => true,
+            Self::Local { .. } | Self::Travelling { .. } => false,
+        }
+    }
+
     /// What the micro-batches have given that were reduced.
-    pub(super) sum: Option<Accumulated<B>>,
-    /// Where that sum is kept.
-    pub(super) home: SumHome,
+    pub(super) fn sum(&self) -> Option<&Accumulated<B>> {
+        match self {
+            Self::Awaited => None,
+            Self::Local { sum, .. } | Self::Travelling { sum, .. } => sum.as_ref(),
+            Self::Accumulated(sum) => Some(sum),
+        }
+    }
+
+    /// Takes the sum out.
+    pub(super) fn take_sum(&mut self) -> Option<Accumulated<B>> {
+        match self {
+            Self::Awaited => None,
+            Self::Local { sum, .. } | Self::Travelling { sum, .. } => sum.take(),
+            Self::Accumulated(_) => match std::mem::replace(self, Self::Awaited) {
+                Self::Accumulated(sum) => Some(sum),
+                _ => unreachable!("the state was matched just before"),
+            },
+        }
+    }
+
+    /// Replaces the sum.
+    pub(super) fn set_sum(&mut self, new: Accumulated<B>) {
+        match self {
+            Self::Local { sum, .. } | Self::Travelling { sum, .. } => *sum = Some(new),
+            Self::Awaited | Self::Accumulated(_) => *self = Self::Accumulated(new),
+        }
+    }
+
+    /// Keeps a gradient of this rank alone, in place of an earlier one.
+    pub(super) fn keep_local(&mut self, gradient: Collected<B>) {
+        let sum = self.take_sum();
+        *self = Self::Local { gradient, sum };
+    }
+
+    /// Takes the gradient of this rank alone out, if there is one.
+    pub(super) fn take_local(&mut self) -> Option<Collected<B>> {
+        match std::mem::replace(self, Self::Awaited) {
+            Self::Local { gradient, sum } => {
+                *self = Self::settled(sum);
+                Some(gradient)
+            }
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+
+    /// A gradient enters the bucket.
+    pub(super) fn enter_bucket(&mut self, gradient: Collected<B>) {
+        if let Self::Travelling { gradients, .. } = self {
+            gradients.in_bucket.push_back(gradient);
+            return;
+        }
+        let sum = self.take_sum();
+        let gradients = Travelling { in_bucket: [gradient].into(), reducing: VecDeque::new() };
+        *self = Self::Travelling { gradients, sum };
+    }
+
+    /// The oldest gradient in the bucket leaves it to be reduced; gives what is sent of it.
+    pub(super) fn leave_bucket(
+        &mut self,
+        scale: impl FnOnce(DeviceArray<B>) -> DeviceArray<B>,
+    ) -> DeviceArray<B> {
+        let Self::Travelling { gradients: Travelling { in_bucket, reducing }, .. } = self else {
+            unreachable!("a bucket lists gradients that are in it")
+        };
+        let Some(mut gradient) = in_bucket.pop_front() else {
+            unreachable!("a bucket lists a gradient once for each time it was reported")
+        };
+        gradient.array = scale(gradient.array);
+        let sent = gradient.array.clone();
+        reducing.push_back(gradient);
+        sent
+    }
+
+    /// The oldest reduction is over: what was sent is let go.
+    pub(super) fn finish_reduction(&mut self) {
+        let Self::Travelling { gradients, sum } = self else {
+            unreachable!("a reduction that is over was under way")
+        };
+        gradients.reducing.pop_front();
+        if gradients.reducing.is_empty() && gradients.in_bucket.is_empty() {
+            *self = Self::settled(sum.take());
+        }
+    }
+
+    /// Forgets the sum and what is of this rank alone.
+    pub(super) fn clear(&mut self) {
+        match self {
+            Self::Travelling { sum, .. } => *sum = None,
+            Self::Awaited | Self::Local { .. } | Self::Accumulated(_) => *self = Self::Awaited,
+        }
+    }
 }
 
 /// Where the sum of a parameter's gradients is kept.
@@ -49,7 +183,7 @@ pub(crate) struct Accumulated<B: Backend> {
 #[derive(Debug)]
 pub(crate) enum SumElements<B: Backend> {
     /// On the device.
-    Device { tensor: B::FloatTensorPrimitive, _lease: Lease },
+    Device(FullTensor<B>),
     /// Outside of it, until the next sum of this parameter is written.
     Parked {
         array: Arc<ParkedArray>,
@@ -63,7 +197,7 @@ impl<B: Backend> Accumulated<B> {
     /// Type of the elements.
     pub(crate) fn dtype(&self) -> DType {
         match &self.elements {
-            SumElements::Device { tensor, .. } => tensor.dtype(),
+            SumElements::Device(sum) => sum.dtype(),
             SumElements::Parked { dtype, .. } => *dtype,
         }
     }
@@ -74,7 +208,7 @@ impl<B: Backend> Accumulated<B> {
     /// The disk fails.
     pub(crate) fn tensor(&self, device: &B::Device) -> Result<B::FloatTensorPrimitive, SwapError> {
         match &self.elements {
-            SumElements::Device { tensor, .. } => Ok(tensor.clone()),
+            SumElements::Device(sum) => Ok(sum.tensor.clone()),
             SumElements::Parked { array, dtype, .. } => {
                 ParkedTensor { array, dtype: *dtype }.read::<B>(device)
             }
@@ -112,8 +246,8 @@ impl<B: Backend> GradientChecker<B> {
     /// same additions.
     pub(crate) fn check(&self, sum: &Accumulated<B>, partition: Partition) -> GradientCheck {
         match &sum.elements {
-            SumElements::Device { tensor, .. } => {
-                self.check_tensor(tensor, sum.peak.as_ref(), partition)
+            SumElements::Device(elements) => {
+                self.check_tensor(&elements.tensor, sum.peak.as_ref(), partition)
             }
             SumElements::Parked { check, .. } => *check,
         }

@@ -176,9 +176,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             (None, StateArray::Gradient) => {
                 let reducer = self.reducer.borrow();
                 match &reducer.accumulated(index)?.elements {
-                    SumElements::Device { tensor, .. } => {
-                        share.owned_gradient::<B>(tensor, partition)
-                    }
+                    SumElements::Device(sum) => share.owned_gradient::<B>(&sum.tensor, partition),
                     SumElements::Parked { array, dtype, .. } => {
                         let copy = array.copy(share.owned_sum(partition), *dtype);
                         return Some(OwnedArray(Elements::Parked(copy)));
@@ -187,7 +185,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             }
             (None, _) => match parameter.shard() {
                 Some(Shard::Device(shard)) => {
-                    narrow::<B>(shard, 0..partition.owned(share.rank).len())
+                    narrow::<B>(shard.into_inner(), 0..partition.owned(share.rank).len())
                 }
                 Some(Shard::Parked(array)) => {
                     let owned = 0..partition.owned(share.rank).len();
@@ -284,8 +282,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             // Rounded as the optimizer rounds: a backend's own cast may not.
             let stored = B::cast(values.clone(), working);
             self.optimizer.set_master(parameter.index(), values).map_err(ZeroError::from)?;
-            if let Some(shard) = parameter.parked() {
-                parameter.outdate();
+            if let Some(shard) = parameter.update_parked() {
                 let mut writes = WriteBehind::default();
                 let written =
                     shard.write(&float_bytes::<B>(stored), parameter.dtype(), &mut writes);

@@ -145,7 +145,7 @@ fn operands<'a, B: Backend>(
             Some(SumElements::Parked { array, dtype, .. }) => {
                 Some(ParkedTensor { array, dtype: *dtype })
             }
-            Some(SumElements::Device { .. }) | None => None,
+            Some(SumElements::Device(_)) | None => None,
         },
     })
 }
@@ -157,8 +157,8 @@ fn update_gradient<B: OptimizerOps>(
     partition: Partition,
 ) -> UpdateGradient<B> {
     match gradient.map(|sum| sum.elements) {
-        Some(SumElements::Device { tensor, .. }) => {
-            UpdateGradient::Device(share.of_gradient::<B>(tensor, partition))
+        Some(SumElements::Device(sum)) => {
+            UpdateGradient::Device(share.of_gradient::<B>(sum.into_inner(), partition))
         }
         Some(SumElements::Parked { array, dtype, .. }) => UpdateGradient::Parked(array, dtype),
         None => UpdateGradient::Zeros,
@@ -171,8 +171,7 @@ fn values<B: OptimizerOps>(
     parameter: &Parameter<B>,
     has_master: bool,
 ) -> UpdateValues<B> {
-    if let Some(shard) = parameter.parked() {
-        parameter.outdate();
+    if let Some(shard) = parameter.update_parked() {
         return UpdateValues::Parked(shard);
     }
     if has_master {

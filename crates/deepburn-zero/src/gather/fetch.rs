@@ -1,0 +1,148 @@
+//! Sharded parameters on their way to be whole, many in one all-gather.
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn_backend::Backend;
+use deepburn_comm::{CommError, Pending, Tag};
+
+use super::Gatherer;
+use crate::array::DeviceArray;
+use crate::ledger::{Category, Lease};
+use crate::parameter::ShardRead;
+
+/// Parameters on their way to be whole. Each of them refers to it, until it lands.
+#[derive(Debug)]
+pub(crate) struct Fetch<B: Backend> {
+    /// Fetches in the order in which they were started.
+    pub(super) number: usize,
+    pub(super) indices: Vec<usize>,
+    /// `None` once somebody waits for it.
+    progress: Mutex<Option<FetchProgress<B>>>,
+    _live: LiveElements,
+}
+
+/// How far a fetch has come.
+#[derive(Debug)]
+enum FetchProgress<B: Backend> {
+    /// Shards are read from where they are parked. Their all-gather starts when the parameters are needed,
+    /// so that all ranks start it at the same place, however fast their disks are. Holds a buffer for each
+    /// shard that is read.
+    Reading { tag: Tag, shards: Vec<ShardRead<B>>, _lease: Lease },
+    /// One all-gather is under way.
+    Gathering(Pending<DeviceArray<B>>),
+}
+
+/// A number of elements that are whole, or on their way.
+#[derive(Debug, Clone, Default)]
+pub(super) struct LiveCount(Arc<AtomicUsize>);
+
+/// Elements that count for as long as this value lives.
+#[derive(Debug)]
+pub(crate) struct LiveElements {
+    count: LiveCount,
+    elements: usize,
+}
+
+impl LiveCount {
+    pub(super) fn add(&self, elements: usize) -> LiveElements {
+        self.0.fetch_add(elements, Relaxed);
+        LiveElements { count: self.clone(), elements }
+    }
+
+    pub(super) fn get(&self) -> usize {
+        self.0.load(Relaxed)
+    }
+}
+
+impl Drop for LiveElements {
+    fn drop(&mut self) {
+        self.count.0.fetch_sub(self.elements, Relaxed);
+    }
+}
+
+impl<B: Backend> Fetch<B> {
+    /// Waits for an all-gather under way and drops what it brings, so that all ranks agree on what has been
+    /// exchanged. While shards are read, no rank has started one.
+    pub(super) fn abandon(&self) -> Result<(), CommError> {
+        match self.take_progress() {
+            Some(FetchProgress::Gathering(pending)) => pending.wait().map(drop),
+            Some(FetchProgress::Reading { .. }) | None => Ok(()),
+        }
+    }
+
+    /// Only the rank's own thread comes here; the lock is there because parameters must be `Sync`.
+    fn take_progress(&self) -> Option<FetchProgress<B>> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl<B: Backend> Gatherer<B> {
+    /// Starts to gather `indices`, as one message. Their elements count as `live`.
+    pub(super) fn start(
+        &self,
+        purpose: &'static str,
+        indices: Vec<usize>,
+    ) -> Result<Fetch<B>, CommError> {
+        let tag = Tag::new(purpose, indices[0] as u64)
+            .naming(indices.iter().map(|index| self.parameter(*index).shared_path()));
+        let mut bytes = 0;
+        let mut start = |index: &usize| {
+            let parameter = self.parameter(*index);
+            let Some(shard) = parameter.shard() else {
+                unreachable!("only sharded parameters are gathered")
+            };
+            bytes += shard.read_bytes(parameter.dtype());
+            shard.start_read(parameter.dtype()).map_err(|error| self.failed(*index, &error))
+        };
+        let shards = indices.iter().map(&mut start).collect::<Result<Vec<_>, CommError>>()?;
+        let progress = if bytes > 0 {
+            let _lease = self.ledger.hold(Category::Gathered, bytes);
+            FetchProgress::Reading { tag, shards, _lease }
+        } else {
+            FetchProgress::Gathering(self.all_gather(tag, &indices, shards)?)
+        };
+        let elements = indices.iter().map(|index| self.numel(*index)).sum();
+        Ok(Fetch {
+            number: self.started.fetch_add(1, Relaxed),
+            indices,
+            progress: Mutex::new(Some(progress)),
+            _live: self.fetching.add(elements),
+        })
+    }
+
+    /// Waits for parameters: whole, in their shapes.
+    pub(super) fn finish(
+        &self,
+        fetch: &Fetch<B>,
+    ) -> Result<Vec<(usize, B::FloatTensorPrimitive)>, CommError> {
+        let arrays = match fetch.take_progress() {
+            Some(FetchProgress::Gathering(pending)) => pending.wait()?,
+            Some(FetchProgress::Reading { tag, shards, _lease }) => {
+                self.all_gather(tag, &fetch.indices, shards)?.wait()?
+            }
+            None => unreachable!("parameters that were waited for are not on their way any more"),
+        };
+        let whole = fetch.indices.iter().zip(arrays).map(|(index, array)| {
+            let shape = self.parameter(*index).shape().clone();
+            (*index, B::float_reshape(array.into_flat(), shape))
+        });
+        Ok(whole.collect())
+    }
+
+    /// Starts the all-gather of shards, as soon as those that are read are there.
+    fn all_gather(
+        &self,
+        tag: Tag,
+        indices: &[usize],
+        shards: Vec<ShardRead<B>>,
+    ) -> Result<Pending<DeviceArray<B>>, CommError> {
+        let shard = |(index, shard): (&usize, ShardRead<B>)| {
+            let tensor = shard.wait(self.parameter(*index).device());
+            tensor.map(DeviceArray::Dense).map_err(|error| self.failed(*index, &error))
+        };
+        let shards = indices.iter().zip(shards).map(shard).collect::<Result<_, CommError>>()?;
+        let numels = indices.iter().map(|index| self.numel(*index)).collect();
+        self.group.arrays().all_gather(tag, shards, numels)
+    }
+}

@@ -22,7 +22,7 @@ use crate::optimizer::{Optimizer, Owned};
 use crate::parameter::{Description, Parameter, Shard};
 use crate::parked::{ParkedArray, WriteBehind};
 use crate::share::{Share, chunk};
-use crate::tiers::{Parking, ShardTiers};
+use crate::tiers::{Parking, ShardTiers, StateTiers};
 use crate::{Autocast, Sharded, ZeroTensor};
 use deepburn_comm::Partition;
 
@@ -49,6 +49,7 @@ pub(crate) struct Sharder<'a, B: Backend> {
     /// Where shards are that are not on the device.
     parking: Option<&'a Parking>,
     tiers: ShardTiers,
+    state_tiers: StateTiers,
     /// Type that ops use, where it is not f32.
     working: Option<FloatDType>,
     path: Vec<String>,
@@ -69,6 +70,7 @@ pub(crate) struct ShardHomes<'a, B: Backend> {
     /// Where shards are that are not on the device.
     pub(crate) parking: Option<&'a Parking>,
     pub(crate) tiers: ShardTiers,
+    pub(crate) state_tiers: StateTiers,
 }
 
 /// Parameters in the order of the module, and where each of its parameters went.
@@ -90,7 +92,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         ledger: Ledger,
         buffers: &'a BufferTable<B>,
     ) -> Self {
-        let ShardHomes { gatherer, parking, tiers } = homes;
+        let ShardHomes { gatherer, parking, tiers, state_tiers } = homes;
         let working = optimizer.working();
         Self {
             buffers,
@@ -100,6 +102,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
             gatherer,
             parking,
             tiers,
+            state_tiers,
             working,
             path: Vec::new(),
             parameters: Vec::new(),
@@ -149,7 +152,8 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
             Some(_) => Owned::Masters(self.share.of_whole::<B>(&flat, partition)),
             None => Owned::Elements(self.share.len(partition), device.clone()),
         });
-        self.optimizer.adopt(owned, self.parking, &self.ledger)?;
+        let is_parked = trainable && self.state_tiers.next(partition.numel()) != Tier::Device;
+        self.optimizer.adopt(owned, self.parking.filter(|_| is_parked), &self.ledger)?;
         let dtype = self.working.map_or(DType::F32, DType::from);
         let path = path.into();
         let description = Description { index, path, shape, dtype, device, partition, trainable };

@@ -240,7 +240,7 @@ fn assert_flex_agrees(records: &[StepRecord], policy: &Policy, what: &str) {
 
 #[test]
 fn states_on_the_host_have_the_bits_of_flex() {
-    let host = OptimizerOffload::Host { sub_group_size: 11 };
+    let host = OptimizerOffload::Host { sub_group_size: 11, ratio: 1.0 };
     let device = burn_wgpu::WgpuDevice::default();
     for compute in [Precision::Fp32, Precision::Fp16, Precision::Bf16] {
         let dtype = match compute {

@@ -358,7 +358,7 @@ impl ZeroPlan {
 }
 
 /// Where the optimizer states and accumulated gradients of a rank are kept (`offload_optimizer`).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub enum OptimizerOffload {
     /// On the device of the parameters.
     Device,
@@ -366,6 +366,9 @@ pub enum OptimizerOffload {
     Host {
         /// Most elements that are updated at a time.
         sub_group_size: usize,
+        /// Share of the trainable elements whose states and gradients are kept there, from 0 to 1: those of the
+        /// last parameters. The others stay on the device.
+        ratio: f64,
     },
     /// In a file, piece by piece updated by the CPU.
     Nvme(NvmePlan),
@@ -376,7 +379,7 @@ impl OptimizerOffload {
     pub fn sub_group_size(&self) -> usize {
         match self {
             Self::Device => usize::MAX,
-            Self::Host { sub_group_size } => *sub_group_size,
+            Self::Host { sub_group_size, .. } => *sub_group_size,
             Self::Nvme(nvme) => nvme.sub_group_size,
         }
     }

@@ -133,12 +133,41 @@ fn optimizer_states_are_offloaded_from_a_device() {
         resolved.plan.zero.optimizer_states
     };
     for stage in 1..=3 {
-        let host = OptimizerOffload::Host { sub_group_size: 1000 };
+        let host = OptimizerOffload::Host { sub_group_size: 1000, ratio: 1.0 };
         assert_eq!(states(false, stage, "cpu"), host);
         assert_eq!(states(false, stage, "none"), OptimizerOffload::Device);
         assert_eq!(states(true, stage, "cpu"), OptimizerOffload::Device);
     }
     assert_eq!(states(false, 0, "cpu"), OptimizerOffload::Device);
+}
+
+/// DeepSpeed offloads a part of the states at stage 3 alone.
+#[test]
+fn a_part_of_the_states_is_offloaded_at_stage_3() {
+    let offload = |host_device, stage, ratio| {
+        let json = json!({
+            "train_micro_batch_size_per_gpu": 1,
+            "zero_optimization": {
+                "stage": stage, "offload_optimizer": {"device": "cpu", "ratio": ratio},
+            },
+        });
+        let facts = Facts { host_device, ..Facts::on_host(2) };
+        resolve(&Written::from_value(&json).unwrap(), &facts)
+            .map(|resolved| resolved.plan.zero.optimizer_states)
+            .map_err(|error| error.to_string())
+    };
+    for ratio in [0.0, 0.3, 1.0] {
+        let expected = OptimizerOffload::Host { sub_group_size: 1_000_000_000, ratio };
+        assert_eq!(offload(false, 3, ratio).unwrap(), expected);
+        assert_eq!(offload(true, 3, ratio).unwrap(), OptimizerOffload::Device);
+    }
+    for stage in [1, 2] {
+        let error = offload(false, stage, 0.3).unwrap_err();
+        assert!(
+            error.contains("offload_optimizer.ratio") && error.contains("use stage 3"),
+            "{error}"
+        );
+    }
 }
 
 #[test]

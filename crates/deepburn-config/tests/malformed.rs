@@ -399,7 +399,7 @@ fn features_that_do_not_exist() {
         ),
         (
             r#""zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme", "nvme_path": "/x", "ratio": 0.5}}"#,
-            ["offload_optimizer.ratio", "0.5", "set it to 1.0"],
+            ["offload_optimizer.ratio", "0.5 needs the device \"cpu\"", "set it to 1.0"],
         ),
         (
             r#""aio": {"use_gds": true}, "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme", "nvme_path": "/x"}}"#,

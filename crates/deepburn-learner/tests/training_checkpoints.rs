@@ -118,9 +118,19 @@ fn config(kind: &str) -> Value {
 /// The end of a kind whose states are offloaded to NVMe, as far as its stage allows it.
 const ON_NVME: &str = " on NVMe";
 
+/// What stands before the share of the states that are in host memory, in a kind of stage 3.
+const ON_HOST: &str = " on host by ";
+
 fn plan(kind: &str, stage: u8, ranks: usize) -> Plan {
-    let mut config = config(kind.trim_end_matches(ON_NVME));
+    let (base, ratio) = kind.trim_end_matches(ON_NVME).split_once(ON_HOST).unzip();
+    let mut config = config(base.unwrap_or(kind).trim_end_matches(ON_NVME));
     config["zero_optimization"] = json!({"stage": stage, "stage3_param_persistence_threshold": 10});
+    if let Some(ratio) = ratio {
+        let ratio: f64 = ratio.parse().unwrap();
+        config["zero_optimization"]["offload_optimizer"] = json!({"device": "cpu", "ratio": ratio});
+        config["zero_optimization"]["offload_param"] = json!({"device": "cpu"});
+        config["zero_optimization"]["sub_group_size"] = json!(3);
+    }
     if kind.ends_with(ON_NVME) {
         let folder = env!("CARGO_MANIFEST_DIR");
         let offload = json!({"device": "nvme", "nvme_path": folder});
@@ -131,7 +141,8 @@ fn plan(kind: &str, stage: u8, ranks: usize) -> Plan {
         }
         config["zero_optimization"]["sub_group_size"] = json!(3);
     }
-    resolve(&Written::from_value(&config).unwrap(), &Facts::on_host(ranks)).unwrap().plan
+    let facts = Facts { host_device: ratio.is_none(), ..Facts::on_host(ranks) };
+    resolve(&Written::from_value(&config).unwrap(), &facts).unwrap().plan
 }
 
 /// Runs `body` with an engine on each rank.
@@ -314,6 +325,23 @@ fn offloaded_states_are_saved_and_loaded_like_others() {
                     let ended = both_ways_of(kinds, [stage; 2], ranks, at);
                     assert_eq!(ended, plain, "{kinds:?}, stage {stage}, {ranks} ranks, after {at}");
                 }
+            }
+        }
+    }
+}
+
+/// Nor on how much of it was where.
+#[test]
+fn states_offloaded_in_part_are_saved_and_loaded_like_others() {
+    for kind in ["fp32", "bf16 sums", "fp16 in fp32"] {
+        let [most, some] = [0.7, 0.3].map(|ratio| format!("{kind}{ON_HOST}{ratio}"));
+        let on_nvme = format!("{kind}{ON_NVME}");
+        for (ranks, at) in [(1, 7), (3, 8)] {
+            let plain = both_ways(kind, [3; 2], ranks, at);
+            for kinds in [[&most, &some], [&some, &most], [&most, &on_nvme], [&on_nvme, &some]] {
+                let kinds = kinds.map(|kind| kind.as_str());
+                let ended = both_ways_of(kinds, [3; 2], ranks, at);
+                assert_eq!(ended, plain, "{kinds:?}, {ranks} ranks, after {at}");
             }
         }
     }
@@ -506,8 +534,9 @@ fn a_save_that_fails_leaves_training_alone() {
 #[test]
 fn steps_leave_what_is_being_saved_alone() {
     let offloaded = ["fp32 on NVMe", "bf16 on NVMe", "fp16 in fp32 on NVMe"];
-    for kind in ["fp32", "bf16", "fp16 in fp32"].into_iter().chain(offloaded) {
-        for stage in 0..4 {
+    let in_part = ["fp32 on host by 0.6", "bf16 on host by 0.6"];
+    for kind in ["fp32", "bf16", "fp16 in fp32"].into_iter().chain(offloaded).chain(in_part) {
+        for stage in if kind.contains(ON_HOST) { 3..4 } else { 0..4 } {
             with_engine(&plan(kind, stage, 3), |engine| {
                 run(engine, 2 * MICRO_BATCHES + 1)?;
                 let before = owned(engine);

@@ -146,15 +146,15 @@ pub enum SwapError {
         reason: String,
     },
 
-    /// The system has no memory for a buffer.
+    /// The system has no host memory for offloaded states.
     #[error(
-        "cannot allocate a swap buffer of {bytes} bytes beside {held} bytes of other buffers; use \
-         smaller or fewer buffers, fewer ranks on this machine, or a machine with more memory"
+        "out of host memory: cannot allocate {bytes} bytes for offloaded states beside {held} bytes of \
+         buffers; use fewer ranks on this machine, or a machine with more memory"
     )]
     OutOfMemory {
-        /// Bytes of the buffer.
+        /// Bytes requested.
         bytes: usize,
-        /// Bytes that the pool holds already.
+        /// Bytes that the buffers of the swap file hold already.
         held: usize,
     },
 

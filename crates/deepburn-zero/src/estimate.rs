@@ -14,7 +14,7 @@ use deepburn_config::{OptimizerOffload, OptimizerPlan, Precision, PrecisionPlan,
 use crate::ledger::Tier;
 use crate::persistence::persistent_parameters;
 use crate::reduce::BUCKETS_PER_MODEL;
-use crate::tiers::ShardTiers;
+use crate::tiers::{ShardTiers, StateTiers};
 
 /// Bytes of an fp32 element.
 const FP32: u64 = 4;
@@ -169,10 +169,17 @@ pub fn estimate(
     bytes: ElementBytes,
 ) -> Estimate {
     let stage = zero.stage;
-    let elements = |trainable_only: bool, sharded: bool| {
-        let listed = parameters.iter().filter(|p| p.trainable || !trainable_only);
-        let shards = if sharded { ranks } else { 1 };
-        sum(listed.map(|p| Partition::new(p.numel as usize, shards as usize).shard_len() as u64))
+    // Elements of the states of trainable parameters, those on the device first and then all others.
+    let elements = |sharded: bool| {
+        let shards = if sharded { ranks as usize } else { 1 };
+        let mut tiers = StateTiers::new(parameters, zero);
+        let mut elements = [0_u64; 2];
+        for parameter in parameters.iter().filter(|parameter| parameter.trainable) {
+            let numel = parameter.numel as usize;
+            let kept = &mut elements[usize::from(tiers.next(numel) != Tier::Device)];
+            *kept = kept.saturating_add(Partition::new(numel, shards).shard_len() as u64);
+        }
+        elements
     };
     let mut stored = [0_u64; 3];
     let mut tiers = ShardTiers::new(zero);
@@ -190,16 +197,15 @@ pub fn estimate(
     stored[Tier::Device as usize] =
         stored[Tier::Device as usize].saturating_add(gathering.persistent);
     let stored = stored.map(|elements| elements.saturating_mul(bytes.parameter));
-    let accumulated = elements(true, zero.shards_gradients());
-    let updated = elements(true, stage.shards_optimizer());
-    let optimizer = updated.saturating_mul(bytes.optimizer);
-    let gradients = accumulated.saturating_mul(bytes.gradient);
-    let offloaded = optimizer.saturating_add(gradients);
-    let (optimizer, gradients, host, disk) = match zero.optimizer_states {
-        OptimizerOffload::Device => (optimizer, gradients, 0, 0),
-        OptimizerOffload::Host { .. } => (0, 0, offloaded, 0),
-        OptimizerOffload::Nvme(_) => (0, 0, 0, offloaded),
+    let in_bytes = |elements: [u64; 2], each| elements.map(|count| count.saturating_mul(each));
+    let gradients = in_bytes(elements(zero.shards_gradients()), bytes.gradient);
+    let optimizer = in_bytes(elements(stage.shards_optimizer()), bytes.optimizer);
+    let offloaded = optimizer[1].saturating_add(gradients[1]);
+    let (host, disk) = match zero.optimizer_states {
+        OptimizerOffload::Nvme(_) => (0, offloaded),
+        OptimizerOffload::Device | OptimizerOffload::Host { .. } => (offloaded, 0),
     };
+    let (optimizer, gradients) = (optimizer[0], gradients[0]);
     let states = ModelStates { parameters: stored[Tier::Device as usize], gradients, optimizer };
     let buffers = Buffers {
         buckets: bucket_elements(parameters, zero, ranks).saturating_mul(bytes.gradient),
@@ -490,7 +496,7 @@ mod tests {
     #[test]
     fn offloaded_states_leave_the_device() {
         let bytes = ElementBytes::new(&ADAM, &mixed(), 1);
-        let host = OptimizerOffload::Host { sub_group_size: 1 };
+        let host = OptimizerOffload::Host { sub_group_size: 1, ratio: 1.0 };
         let offloaded = ZeroPlan { optimizer_states: host, ..plan(Stage::Gradients) };
         let [kept, left] = [plan(Stage::Gradients), offloaded]
             .map(|zero| estimate(&sizes(&[10, 7]), &zero, 2, bytes));
@@ -499,6 +505,22 @@ mod tests {
         assert_eq!((left.states.optimizer, left.states.gradients), (0, 0));
         assert_eq!(left.peak(), kept.peak() - gradients - optimizer);
         assert!(left.to_string().contains("on the host"), "{left}");
+    }
+
+    /// Of 10, 7 and 5 elements on 2 ranks shards have 5, 4 and 3; those of the first parameters stay.
+    #[test]
+    fn a_part_of_the_states_leaves_the_device() {
+        let bytes = ElementBytes::new(&ADAM, &PrecisionPlan::FP32, 1);
+        for (ratio, kept) in
+            [(0.0, 12), (0.2, 9), (5.0 / 22.0, 9), (0.25, 5), (12.0 / 22.0, 5), (0.55, 0), (1.0, 0)]
+        {
+            let host = OptimizerOffload::Host { sub_group_size: 1, ratio };
+            let zero = ZeroPlan { optimizer_states: host, ..plan(Stage::Parameters) };
+            let estimate = estimate(&sizes(&[10, 7, 5]), &zero, 2, bytes);
+            let ModelStates { gradients, optimizer, .. } = estimate.states;
+            assert_eq!((gradients, optimizer), (4 * kept, 8 * kept), "{ratio}");
+            assert_eq!((estimate.host, estimate.disk), (12 * (12 - kept), 0), "{ratio}");
+        }
     }
 
     /// Of 10, 7 and 5 elements on 2 ranks shards have 5, 4 and 3.

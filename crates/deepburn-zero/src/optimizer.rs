@@ -168,6 +168,11 @@ impl<B: OptimizerOps> Optimizer<B> {
         self.working
     }
 
+    /// Whether the states of a parameter are parked.
+    pub(crate) fn is_parked(&self, index: usize) -> bool {
+        matches!(self.states[index], Some(State::Parked(_)))
+    }
+
     /// Whether the owned elements of a parameter in full precision are kept here.
     pub(crate) fn has_master(&self, index: usize) -> bool {
         self.working.is_some() && self.states[index].is_some()
@@ -453,8 +458,10 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         };
         match state {
             State::Device(state) => {
-                let UpdateValues::Device(values) = values else {
-                    unreachable!("parameters are parked only beside states")
+                // With a part of the states on the device, shards may be elsewhere.
+                let (values, parked) = match values {
+                    UpdateValues::Device(values) => (values, None),
+                    UpdateValues::Parked(array) => (state.read_values(&array)?, Some(array)),
                 };
                 let gradient = match gradient {
                     UpdateGradient::Device(gradient) => gradient,
@@ -463,7 +470,11 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
                         unreachable!("gradients are parked where states are")
                     }
                 };
-                Ok(Some(state.update(&self.step, self.scale, values, gradient, *working)))
+                let updated = state.update(&self.step, self.scale, values, gradient, *working);
+                let Some(array) = parked else { return Ok(Some(updated)) };
+                let dtype = updated.dtype();
+                array.write(&float_bytes::<B>(updated), dtype, &mut WriteBehind::default())?;
+                Ok(None)
             }
             State::Parked(state) => {
                 let mut update = HostUpdate {
@@ -480,6 +491,15 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
 }
 
 impl<B: OptimizerOps> DeviceState<B> {
+    /// The values of a parked shard, where there is no master of them.
+    fn read_values(
+        &self,
+        shard: &ParkedArray,
+    ) -> Result<Option<B::FloatTensorPrimitive>, SwapError> {
+        let values = ParkedTensor { array: shard, dtype: DType::F32 };
+        self.master.is_none().then(|| values.read::<B>(&self.device)).transpose()
+    }
+
     /// One update of the master, or of `values` where there is none, and of the moments. Returns what is to
     /// be stored; with `working` in that type.
     fn update(

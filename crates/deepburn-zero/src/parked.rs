@@ -111,7 +111,7 @@ impl ParkedArray {
     /// part for it.
     ///
     /// # Errors
-    /// The file is full.
+    /// The file is full, or there is no host memory.
     pub(crate) fn zeros(
         store: &Store,
         layout: PieceLayout,
@@ -137,7 +137,9 @@ impl ParkedArray {
             Store::Host => {
                 let words = (layout.len * layout.element_bytes).div_ceil(size_of::<u32>());
                 let bytes = layout.len * layout.element_bytes;
-                (Tier::Host, bytes, ParkedData::Host(Mutex::new(vec![0; words])))
+                let mut zeros = with_capacity::<u32>(words)?;
+                zeros.resize(words, 0);
+                (Tier::Host, bytes, ParkedData::Host(Mutex::new(zeros)))
             }
             Store::Disk(file) => {
                 let bytes = layout.file_bytes() as usize;
@@ -263,18 +265,18 @@ impl ParkedArray {
     /// The bytes of elements `range`.
     ///
     /// # Errors
-    /// The disk fails.
+    /// The disk fails, or there is no host memory.
     fn read_range(&self, range: &Range<usize>, dtype: DType) -> Result<Vec<u8>, SwapError> {
         let size = dtype.size();
         let (file, region) = match &self.data {
             ParkedData::Host(words) => {
                 let words = lock(words);
                 let bytes: &[u8] = bytemuck::cast_slice(&words);
-                return Ok(bytes[range.start * size..range.end * size].to_vec());
+                return copied(&bytes[range.start * size..range.end * size]);
             }
             ParkedData::Disk { file, region } => (file, region),
         };
-        let mut read = Vec::with_capacity(range.len() * size);
+        let mut read = with_capacity(range.len() * size)?;
         for piece in self.pieces() {
             let (start, end) = (range.start.max(piece.start), range.end.min(piece.end));
             if start >= end {
@@ -326,6 +328,22 @@ impl PieceInMemory<'_> {
             Self::Disk(buffer, _, read) => pipeline.write(&read, buffer),
         }
     }
+}
+
+/// An empty array with room for `len` elements. A `Vec` by itself ends the process where memory is limited
+/// (`ulimit -v`, or a system that does not overcommit).
+fn with_capacity<T>(len: usize) -> Result<Vec<T>, SwapError> {
+    let mut elements = Vec::new();
+    let bytes = len.saturating_mul(size_of::<T>());
+    let reserved = elements.try_reserve_exact(len);
+    reserved.map(|()| elements).map_err(|_| SwapError::OutOfMemory { bytes, held: 0 })
+}
+
+/// A copy of `bytes`.
+fn copied(bytes: &[u8]) -> Result<Vec<u8>, SwapError> {
+    let mut copy = with_capacity(bytes.len())?;
+    copy.extend_from_slice(bytes);
+    Ok(copy)
 }
 
 /// Each change is complete before anything that could panic.

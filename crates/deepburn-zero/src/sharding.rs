@@ -23,7 +23,7 @@ use crate::parameter::{Description, Parameter, Shard};
 use crate::parked::{ParkedArray, WriteBehind};
 use crate::share::{Share, chunk};
 use crate::tensor::Leased;
-use crate::tiers::{Parking, ShardTiers};
+use crate::tiers::{Parking, ShardTiers, StateTiers};
 use crate::{Autocast, Sharded, ZeroTensor};
 use deepburn_comm::Partition;
 
@@ -50,6 +50,7 @@ pub(crate) struct Sharder<'a, B: Backend> {
     /// Where shards are that are not on the device.
     parking: Option<&'a Parking>,
     tiers: ShardTiers,
+    state_tiers: StateTiers,
     /// Type that ops use, where it is not f32.
     working: Option<FloatDType>,
     path: Vec<String>,
@@ -70,6 +71,7 @@ pub(crate) struct ShardHomes<'a, B: Backend> {
     /// Where shards are that are not on the device.
     pub(crate) parking: Option<&'a Parking>,
     pub(crate) tiers: ShardTiers,
+    pub(crate) state_tiers: StateTiers,
 }
 
 /// Parameters in the order of the module, and where each of its parameters went.
@@ -91,7 +93,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         ledger: Ledger,
         buffers: &'a BufferTable<B>,
     ) -> Self {
-        let ShardHomes { gatherer, parking, tiers } = homes;
+        let ShardHomes { gatherer, parking, tiers, state_tiers } = homes;
         let working = optimizer.working();
         Self {
             buffers,
@@ -101,6 +103,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
             gatherer,
             parking,
             tiers,
+            state_tiers,
             working,
             path: Vec::new(),
             parameters: Vec::new(),
@@ -150,7 +153,8 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
             Some(_) => Owned::Masters(self.share.of_whole::<B>(&flat, partition)),
             None => Owned::Elements(self.share.len(partition), device.clone()),
         });
-        self.optimizer.adopt(owned, self.parking, &self.ledger)?;
+        let is_parked = trainable && self.state_tiers.next(partition.numel()) != Tier::Device;
+        self.optimizer.adopt(owned, self.parking.filter(|_| is_parked), &self.ledger)?;
         let dtype = self.working.map_or(DType::F32, DType::from);
         let path = path.into();
         let description = Description { index, path, shape, dtype, device, partition, trainable };

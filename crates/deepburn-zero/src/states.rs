@@ -36,7 +36,7 @@ use crate::reduce::{GradientChecker, GradientReducer, ReducerPolicy, SumHome, Ty
 use crate::session::{self, Binding, ContextGuard};
 use crate::sharding::{Marker, ShardHomes, Sharder, Table, Training, in_shape, sizes};
 use crate::share::Share;
-use crate::tiers::{Parking, ShardTiers, swap_bytes};
+use crate::tiers::{Parking, ShardTiers, StateTiers, swap_bytes};
 
 pub use pieces::{GradientSum, OwnedArray, Piece, RandomState, StateArray, StreamPosition};
 pub use step::StepOutcome;
@@ -109,18 +109,14 @@ impl<B: OptimizerOps> ModelStates<B> {
             accumulation: element_type(precision.accumulation),
         };
         let (module, buffers) = BufferTable::prepare(module, &group, &ledger)?;
-        let bytes = swap_bytes(
-            &sizes(&module, &buffers),
-            &zero,
-            group.world_size(),
-            &optimizer,
-            &precision,
-        );
+        let sizes = sizes(&module, &buffers);
+        let bytes = swap_bytes(&sizes, &zero, group.world_size(), &optimizer, &precision);
         let parking = Parking::new(&zero, &precision, bytes)?;
         let homes = ShardHomes {
             gatherer: stage.shards_parameters().then(|| Arc::downgrade(&gatherer)),
             parking: parking.as_ref(),
             tiers: ShardTiers::new(&zero),
+            state_tiers: StateTiers::new(&sizes, &zero),
         };
         let optimizer = Optimizer::new(optimizer, working, parking.as_ref());
         let sharder =
@@ -138,7 +134,7 @@ impl<B: OptimizerOps> ModelStates<B> {
                 shards: cuts_gradients,
                 checker: GradientChecker::new(share, compute),
             },
-            sum_homes(&parameters, share, parking.as_ref(), &ledger)?,
+            sum_homes(&parameters, share, &optimizer, parking.as_ref(), &ledger)?,
             ledger.clone(),
         )));
         let autocast = precision.autocast.map(element_type);
@@ -416,14 +412,15 @@ fn resident_parameters<B: Backend>(
 }
 
 /// Where the gradient sums of all parameters are kept: with the optimizer states.
-fn sum_homes<B: Backend>(
+fn sum_homes<B: OptimizerOps>(
     parameters: &[Arc<Parameter<B>>],
     share: Share,
+    optimizer: &Optimizer<B>,
     parking: Option<&Parking>,
     ledger: &Ledger,
 ) -> Result<Vec<SumHome>, ZeroError> {
     let home = |parameter: &Arc<Parameter<B>>| match parking {
-        Some(parking) if parameter.is_trainable() => {
+        Some(parking) if optimizer.is_parked(parameter.index()) => {
             Ok(parking.sum_home(share.len(parameter.partition()), ledger)?)
         }
         _ => Ok(SumHome::Device),

@@ -114,6 +114,44 @@ impl Parking {
     }
 }
 
+/// Says on which tier the optimizer states and the gradient sum of each trainable parameter are kept, in the
+/// order of the model.
+#[derive(Debug, Clone)]
+pub(crate) struct StateTiers {
+    offloaded: Tier,
+    /// Elements of parameters whose states may stay on the device.
+    kept: usize,
+    /// Elements of the trainable parameters before.
+    before: usize,
+}
+
+impl StateTiers {
+    /// Those of a model of these parameters.
+    ///
+    /// With a `ratio` below 1 the states of the first parameters stay on the device, up to the first one with
+    /// which they would be more than `1 - ratio` of all elements. DeepSpeed's `stage3.py` counts sub-groups of
+    /// `sub_group_size` elements likewise, with `i >= int((1 - ratio) * count)`. Elements are counted without
+    /// padding, so that the cut is the same for every number of ranks.
+    pub(crate) fn new(parameters: &[ParameterSize], zero: &ZeroPlan) -> Self {
+        let trainable = parameters.iter().filter(|parameter| parameter.trainable);
+        let total = trainable.fold(0, |sum: u64, parameter| sum.saturating_add(parameter.numel));
+        let (offloaded, ratio) = match zero.optimizer_states {
+            OptimizerOffload::Device => (Tier::Device, 1.0),
+            OptimizerOffload::Host { ratio, .. } => (Tier::Host, ratio),
+            OptimizerOffload::Nvme(_) => (Tier::Disk, 1.0),
+        };
+        // `(1 - ratio) * total` would be rounded to just below a whole number more often.
+        let kept = total as f64 - (ratio * total as f64).ceil();
+        Self { offloaded, kept: kept as usize, before: 0 }
+    }
+
+    /// The tier of the states of the next trainable parameter, of `numel` elements.
+    pub(crate) fn next(&mut self, numel: usize) -> Tier {
+        self.before = self.before.saturating_add(numel);
+        if self.before > self.kept { self.offloaded } else { Tier::Device }
+    }
+}
+
 /// Says on which tier the shard of each parameter is kept, in the order of the model.
 #[derive(Debug, Clone)]
 pub(crate) struct ShardTiers {

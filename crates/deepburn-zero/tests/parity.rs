@@ -11,7 +11,7 @@ use deepburn_config::{
     GradientReduction, NvmePlan, OptimizerOffload, OptimizerPlan, ParameterOffload, Precision,
     PrecisionPlan, Stage,
 };
-use deepburn_zero::estimate::ParameterSize;
+use deepburn_zero::estimate::{ElementBytes, ParameterSize, estimate};
 use deepburn_zero::{
     Category, Group, ModelStates, Policy, Rates, StepOutcome, Tier, ZeroError, swap_bytes,
 };
@@ -200,7 +200,7 @@ fn nvme(sub_group_size: usize, overlaps: bool) -> OptimizerOffload {
 /// Pieces that do not divide a shard, all rules, masters of 16-bit parameters.
 #[test]
 fn parked_states_change_nothing() {
-    let host = |sub_group_size| OptimizerOffload::Host { sub_group_size };
+    let host = |sub_group_size| OptimizerOffload::Host { sub_group_size, ratio: 1.0 };
     let rules = rules();
     for (ranks, compute) in [(1, Precision::Fp32), (3, Precision::Fp32), (2, Precision::Bf16)] {
         for rule in &rules {
@@ -214,6 +214,29 @@ fn parked_states_change_nothing() {
                     parked.zero.optimizer_states = store.clone();
                     let trained = train(ranks, &parked);
                     assert_eq!(trained, plain, "{rule:?} at stage {stage:?}, {store:?}");
+                }
+            }
+        }
+    }
+}
+
+/// The states of the first parameters on the device, those of the others in host memory.
+#[test]
+fn states_parked_in_part_change_nothing() {
+    for (ranks, compute) in [(1, Precision::Fp32), (2, Precision::Bf16), (3, Precision::Fp32)] {
+        let precision = PrecisionPlan { compute, communication: compute, ..PrecisionPlan::FP32 };
+        for rule in rules() {
+            let plan = |stage| Policy { precision, optimizer: rule.clone(), ..policy(stage) };
+            let plain = train(ranks, &plan(Stage::Gradients));
+            for (stage, ratios) in
+                STAGES.into_iter().skip(1).zip([[0.0, 0.7], [0.2, 0.9], [0.4, 0.6]])
+            {
+                for ratio in ratios {
+                    let mut parked = plan(stage);
+                    parked.zero.optimizer_states =
+                        OptimizerOffload::Host { sub_group_size: 5, ratio };
+                    let trained = train(ranks, &parked);
+                    assert_eq!(trained, plain, "{rule:?} at stage {stage:?}, ratio {ratio}");
                 }
             }
         }
@@ -302,9 +325,10 @@ fn the_ledger_shows_the_formula() {
 fn parked_parameters_change_nothing() {
     let on_nvme =
         |max_in_cpu, device_is_host| ParameterOffload::Nvme { max_in_cpu, device_is_host };
-    let host = OptimizerOffload::Host { sub_group_size: 5 };
+    let host = |ratio| OptimizerOffload::Host { sub_group_size: 5, ratio };
     let stores = [
-        (host, ParameterOffload::Host),
+        (host(1.0), ParameterOffload::Host),
+        (host(0.4), ParameterOffload::Host),
         (nvme(7, true), ParameterOffload::Host),
         (nvme(7, true), on_nvme(0, true)),
         (nvme(usize::MAX, false), on_nvme(0, true)),
@@ -398,7 +422,7 @@ fn parked_parameters_leave_the_device() {
 #[test]
 fn parameters_are_parked_only_beside_states() {
     let mut alone = all_on_nvme();
-    alone.zero.optimizer_states = OptimizerOffload::Host { sub_group_size: 1 };
+    alone.zero.optimizer_states = OptimizerOffload::Host { sub_group_size: 1, ratio: 1.0 };
     let mut whole = all_on_nvme();
     whole.zero.stage = Stage::Gradients;
     for (policy, needed) in [(alone, "optimizer states"), (whole, "stage 3")] {
@@ -468,7 +492,7 @@ fn a_disk_that_fails_ends_all_ranks() {
 fn parked_states_leave_the_device() {
     for (stage, ranks) in STAGES.into_iter().skip(1).zip([1, 2, 3]) {
         for (store, tier) in [
-            (OptimizerOffload::Host { sub_group_size: 5 }, Tier::Host),
+            (OptimizerOffload::Host { sub_group_size: 5, ratio: 1.0 }, Tier::Host),
             (nvme(5, true), Tier::Disk),
         ] {
             let mut parked = policy(stage);
@@ -486,6 +510,42 @@ fn parked_states_leave_the_device() {
                 assert_eq!(parked[1], 2 * parked[0], "stage {stage:?} on {ranks} ranks");
             }
         }
+    }
+}
+
+/// By bytes of either tier, which are those of the estimate.
+#[test]
+fn a_part_of_the_states_leaves_the_device() {
+    for ranks in [1, 2, 3] {
+        let mut before = usize::MAX;
+        for ratio in [0.0, 0.1, 0.3, 0.5, 0.8, 1.0] {
+            let mut parked = policy(Stage::Parameters);
+            parked.zero.optimizer_states = OptimizerOffload::Host { sub_group_size: 5, ratio };
+            let usage = after_backward(ranks, &parked, |states| {
+                let sizes = states.parameters().iter().map(|p| ParameterSize {
+                    numel: p.numel() as u64,
+                    trainable: p.is_trainable(),
+                });
+                let on = |tier, category| states.ledger().usage_on(tier, category).current;
+                let held = [Tier::Device, Tier::Host].map(|tier| {
+                    [Category::Optimizer, Category::Gradients].map(|category| on(tier, category))
+                });
+                (sizes.collect::<Vec<_>>(), held)
+            });
+            for (sizes, [device, host]) in usage {
+                let bytes = ElementBytes::new(&parked.optimizer, &parked.precision, 1);
+                let estimate = estimate(&sizes, &parked.zero, ranks as u64, bytes);
+                assert_eq!(device[0] as u64, estimate.states.optimizer, "ratio {ratio}");
+                // A parameter that is not used has no gradient on the device.
+                assert!(device[1] as u64 <= estimate.states.gradients, "ratio {ratio}");
+                assert_eq!((host[0] + host[1]) as u64, estimate.host, "ratio {ratio}");
+                let total = (device[0] + host[0]) as f64;
+                assert!(host[0] as f64 >= (ratio - 0.05) * total, "ratio {ratio}, {ranks} ranks");
+                assert!(device[0] <= before, "ratio {ratio}");
+                before = device[0];
+            }
+        }
+        assert_eq!(before, 0);
     }
 }
 

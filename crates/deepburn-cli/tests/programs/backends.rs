@@ -3,6 +3,9 @@
 //! `cargo test --release --workspace --features wgpu --test programs backends` (a software device of
 //! Vulkan will do); likewise `--features tch` and `--features cuda`.
 
+#[cfg(feature = "wgpu")]
+mod host_optimizer;
+
 use deepburn::metrics::StepRow;
 
 use crate::job::{Job, STAGES, Trained};

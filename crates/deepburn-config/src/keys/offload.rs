@@ -64,7 +64,12 @@ pub(crate) const OPTIMIZER: &[Key] = &[
     ),
     Key::flag("fast_init", false, "Initialise faster on NVMe.")
         .inert("nothing is written to initialise moments"),
-    Key::real("ratio", Reals::Share, 1.0, "Share of the states that is offloaded (stage 3)."),
+    Key::real(
+        "ratio",
+        Reals::Share,
+        1.0,
+        "Share of the states that is offloaded, those of the last parameters (`cpu`, stage 3).",
+    ),
     Key::flag("super_offload", false, "Update on the host while backward goes on.").inert(STAGING),
     Key::real(
         "cpuadam_cores_perc",
@@ -116,7 +121,7 @@ fn resolve_states(
     let section = zero.section("offload_optimizer");
     let offload = match device {
         "cpu" if stage >= 1 && !context.facts.host_device => {
-            OptimizerOffload::Host { sub_group_size }
+            OptimizerOffload::Host { sub_group_size, ratio: section.real("ratio") }
         }
         "nvme" if stage >= 1 => {
             OptimizerOffload::Nvme(nvme(&section, &top.section("aio"), sub_group_size, context))
@@ -129,14 +134,32 @@ fn resolve_states(
     if !matches!(offload, OptimizerOffload::Nvme(_)) {
         note_unused(&section, &NVME_KEYS, context);
     }
-    let ratio = section.real("ratio");
-    if ratio != 1.0 && offload == OptimizerOffload::Device {
-        note_unused(&section, &["ratio"], context);
-    } else if ratio != 1.0 {
-        let message = format!("{ratio} asks for a part of the states, which is not available");
-        context.findings.push(section.error("ratio", message, "set it to 1.0"));
-    }
+    check_ratio(&section, &offload, stage, context);
     offload
+}
+
+/// Refuses to offload a part of the states where DeepSpeed does so (stages 1 and 2) or ignores the key (NVMe).
+fn check_ratio(
+    section: &Section<'_>,
+    offload: &OptimizerOffload,
+    stage: u8,
+    context: &mut Context<'_>,
+) {
+    let ratio = section.real("ratio");
+    if ratio == 1.0 {
+        return;
+    }
+    let (message, remedy) = match offload {
+        OptimizerOffload::Device => return note_unused(section, &["ratio"], context),
+        OptimizerOffload::Nvme(_) => {
+            (format!("{ratio} needs the device \"cpu\""), "set it to 1.0: all states are on NVMe")
+        }
+        OptimizerOffload::Host { .. } if stage < 3 => {
+            (format!("{ratio} needs stage 3"), "use stage 3 or set it to 1.0")
+        }
+        OptimizerOffload::Host { .. } => return,
+    };
+    context.findings.push(section.error("ratio", message, remedy));
 }
 
 /// Where parameters are kept that are to be offloaded to `device`.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use burn_backend::{Bytes, DType, TensorData};
 use deepburn_nvme::SwapError;
 
-use super::{ParkedArray, lock};
+use super::{ParkedArray, copied, lock};
 
 /// Elements of a parked array as they were when they were asked for. Holds no memory until the array is
 /// overwritten.
@@ -47,7 +47,7 @@ impl ParkedCopy {
         let size = self.dtype.size();
         // Locked while a file is read: a step waits before it overwrites what is read here.
         let bytes = match &*lock(&self.source) {
-            CopiedFrom::Memory(bytes) => bytes[range.start * size..range.end * size].to_vec(),
+            CopiedFrom::Memory(bytes) => copied(&bytes[range.start * size..range.end * size])?,
             CopiedFrom::Parked(array) => {
                 let start = self.range.start;
                 array.read_range(&(start + range.start..start + range.end), self.dtype)?

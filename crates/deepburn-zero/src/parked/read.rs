@@ -4,7 +4,7 @@ use burn_backend::{AllocationProperty, Backend, Bytes, DType, TensorData};
 use deepburn_nvme::{Buffer, PendingIo, SwapError};
 use deepburn_ops::float_from_host;
 
-use super::{ParkedArray, ParkedData, PieceLayout, lock};
+use super::{ParkedArray, ParkedData, PieceLayout, copied, lock};
 
 /// A parked array on its way into memory.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl ParkedTensor<'_> {
             ParkedData::Host(words) => {
                 let words = lock(words);
                 let bytes: &[u8] = bytemuck::cast_slice(&words);
-                ReadFrom::Memory(bytes[..layout.len * dtype.size()].to_vec())
+                ReadFrom::Memory(copied(&bytes[..layout.len * dtype.size()])?)
             }
             ParkedData::Disk { file, region } => {
                 let last = layout.pieces().last();

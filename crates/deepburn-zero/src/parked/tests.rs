@@ -107,3 +107,15 @@ fn nothing_is_parked_of_a_rank_without_elements() {
         assert!(whole(&array).is_empty() && array.copy(0..0, DType::F32).numel() == 0);
     }
 }
+
+#[test]
+fn arrays_without_memory_are_errors() {
+    let array = ParkedArray::zeros(
+        &Store::Host,
+        layout(1 << 58, PIECE),
+        &Ledger::new(),
+        Category::Optimizer,
+    );
+    let Err(error) = array else { panic!("2^60 bytes of memory") };
+    assert!(error.to_string().contains("out of host memory: cannot allocate 1152921504606846976"));
+}

@@ -2,7 +2,7 @@
 
 use deepburn_config::{
     AdamPlan, Facts, GradientReduction, NvmePlan, OptimizerOffload, OptimizerPlan,
-    ParameterOffload, Plan, SchedulePlan, Stage, WarmupShape, Written, resolve,
+    ParameterOffload, Plan, SchedulePlan, Stage, SwapFilePlan, WarmupShape, Written, resolve,
 };
 use serde_json::{Value, json};
 
@@ -212,12 +212,10 @@ fn optimizer_states_go_to_nvme() {
         plan.zero.optimizer_states
     };
     let plan = NvmePlan {
-        folder: "/disk".into(),
+        file: SwapFilePlan { folder: "/disk".into(), block_size: 4096, queue_depth: 3 },
         sub_group_size: 1_000_000_000,
         pipeline_read: true,
         pipeline_write: true,
-        block_size: 4096,
-        queue_depth: 3,
     };
     let given = states(json!({"device": "nvme", "nvme_path": "/disk", "buffer_count": 5}));
     assert_eq!(given, OptimizerOffload::Nvme(plan.clone()));

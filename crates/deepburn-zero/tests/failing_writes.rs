@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use burn_flex::Flex;
 use deepburn_comm::{Tag, run_ranks};
-use deepburn_config::{NvmePlan, OptimizerOffload, Stage};
+use deepburn_config::{NvmePlan, OptimizerOffload, Stage, SwapFilePlan};
 use deepburn_zero::{Group, ModelStates, Policy, Rates, StepOutcome, ZeroError};
 use model::{Net, Trained, policy, rows};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -27,12 +27,10 @@ const MICRO_BATCHES: u64 = 2;
 fn on_nvme(stage: Stage, folder: PathBuf) -> Policy {
     let mut policy = policy(stage);
     policy.zero.optimizer_states = OptimizerOffload::Nvme(NvmePlan {
-        folder,
+        file: SwapFilePlan { folder, block_size: 4096, queue_depth: 2 },
         sub_group_size: 7,
         pipeline_read: true,
         pipeline_write: true,
-        block_size: 4096,
-        queue_depth: 2,
     });
     policy
 }

@@ -9,7 +9,7 @@ use burn_flex::Flex;
 use deepburn_comm::run_ranks;
 use deepburn_config::{
     GradientReduction, NvmePlan, OptimizerOffload, OptimizerPlan, ParameterOffload, Precision,
-    PrecisionPlan, Stage,
+    PrecisionPlan, Stage, SwapFilePlan,
 };
 use deepburn_zero::estimate::{ElementBytes, ParameterSize, estimate};
 use deepburn_zero::{
@@ -188,12 +188,14 @@ fn every_optimizer_gives_the_same_bits_at_every_stage() {
 /// A file in the folder of the crate.
 fn nvme(sub_group_size: usize, overlaps: bool) -> OptimizerOffload {
     OptimizerOffload::Nvme(NvmePlan {
-        folder: env!("CARGO_MANIFEST_DIR").into(),
+        file: SwapFilePlan {
+            folder: env!("CARGO_MANIFEST_DIR").into(),
+            block_size: 4096,
+            queue_depth: 2,
+        },
         sub_group_size,
         pipeline_read: overlaps,
         pipeline_write: overlaps,
-        block_size: 4096,
-        queue_depth: 2,
     })
 }
 

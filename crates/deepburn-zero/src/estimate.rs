@@ -2,13 +2,15 @@
 //!
 //! Main type: [`Estimate`], the bytes of model states (parameters, gradients, optimizer) and of the
 //! buffers that ZeRO adds to them, for a list of parameter sizes, a plan and a number of ranks.
-//! Activations are not in it: they depend on the batch. [`formula`] is the published rule of 16
+//! Activations depend on the batch: [`PassPlan`] computes them for an [`ActivationGraph`]. [`formula`] is the published rule of 16
 //! bytes an element, without padding; [`deepspeed`] has the estimators that DeepSpeed users know,
 //! which count 2 bytes more.
 
+mod activations;
 mod buffers;
 pub mod deepspeed;
 mod element_bytes;
+mod pass;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -21,7 +23,12 @@ use crate::tiers::ShardTiers;
 use buffers::{Gathering, bucket_elements};
 use element_bytes::FP32;
 
+pub use activations::{
+    ActivationGraph, ActivationId, ActivationOp, BackwardOp, GradientReduction, KeptTensor,
+    ReadParameter,
+};
 pub use element_bytes::{ElementBytes, formula};
+pub use pass::{PassPeak, PassPlan};
 
 /// One parameter; tied parameters are listed once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,6 +92,8 @@ pub struct Estimate {
     pub host: u64,
     /// Model states that are offloaded to a disk, without what fills up blocks of it.
     pub disk: u64,
+    /// The most that a training pass holds; `None` for a model whose activations are not known.
+    pub pass: Option<PassPeak>,
 }
 
 impl Estimate {
@@ -92,6 +101,11 @@ impl Estimate {
     /// in all.
     pub fn with_module_buffers(self, bytes: u64) -> Self {
         Self { module_buffers: bytes, ..self }
+    }
+
+    /// The estimate of a model whose training pass peaks at `pass`.
+    pub fn with_pass(self, pass: PassPeak) -> Self {
+        Self { pass: Some(pass), ..self }
     }
 
     /// Bytes with every buffer at its limit, activations aside.
@@ -158,7 +172,7 @@ pub fn estimate(
     let largest = parameters.iter().map(|parameter| parameter.numel).max().unwrap_or(0);
     let starting =
         states.parameters.saturating_add(optimizer).saturating_add(largest.saturating_mul(FP32));
-    Estimate { stage, ranks, states, module_buffers: 0, buffers, starting, host, disk }
+    Estimate { stage, ranks, states, module_buffers: 0, buffers, starting, host, disk, pass: None }
 }
 fn sum(values: impl Iterator<Item = u64>) -> u64 {
     values.fold(0, u64::saturating_add)

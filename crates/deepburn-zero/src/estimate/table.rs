@@ -21,6 +21,12 @@ impl fmt::Display for Estimate {
             ("model states, on the host", self.host),
             ("model states, on NVMe", self.disk),
         ];
+        if let Some(pass) = self.pass {
+            let kept = self.states.parameters.saturating_add(self.states.optimizer);
+            let all = kept.saturating_add(self.module_buffers).saturating_add(pass.device);
+            rows.push(("activations, at most", pass.activations));
+            rows.push(("a training pass, at most", all));
+        }
         let optional = ["module buffers", "model states, on the host", "model states, on NVMe"];
         rows.retain(|(what, bytes)| *bytes > 0 || !optional.contains(what));
         for (what, bytes) in rows {

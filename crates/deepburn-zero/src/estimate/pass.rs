@@ -8,7 +8,10 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use deepburn_comm::Partition;
-use deepburn_config::{OptimizerOffload, Plan, RecomputePolicy, ZeroPlan};
+use deepburn_config::{
+    GradientReduction as ReductionOp, OptimizerOffload, Plan, Precision, RecomputePolicy,
+    ReductionPlan, ZeroPlan,
+};
 
 use super::Estimate;
 use super::activations::{ActivationGraph, BackwardOp, GradientReduction, GraphOp};
@@ -55,8 +58,10 @@ struct ReductionMemory {
     on_device: bool,
     bucket_size: u64,
     overlaps: bool,
-    /// Bytes of an element on its way, and in a sum of several micro-batches.
-    bytes: [u64; 2],
+    /// Bytes of an element on its way.
+    travelling: u64,
+    /// Bytes of an element in the sum of one micro-batch, and of several.
+    summed: [u64; 2],
     micro_batches: usize,
 }
 
@@ -73,16 +78,29 @@ pub struct PassPeak {
     pub ledger: u64,
 }
 
+/// Whether a reduced gradient is multiplied after its sum, which brings it to the type in which it accumulates
+/// (`reduce/scaling.rs`).
+fn scales_sums(plan: &Plan, ranks: u64) -> bool {
+    let ReductionPlan { op, prescale, predivide_factor } = plan.reduction;
+    if op == ReductionOp::Sum || prescale {
+        return false;
+    }
+    if predivide_factor != 1.0 {
+        return predivide_factor != ranks as f64;
+    }
+    let micro_batches = plan.batch.gradient_accumulation_steps as u64;
+    plan.precision.communication == Precision::Fp16 && ranks.min(micro_batches) > 1
+}
+
 impl GatheringMemory {
     fn new(plan: &Plan, zero: &ZeroPlan, ranks: u64, estimate: &Estimate) -> Self {
-        let limit = estimate.buffers.gathered_limit;
-        let is_shared = zero.stage.shards_parameters() && ranks == 1 && limit == 0;
+        let is_gathered = estimate.buffers.gathered_limit > 0;
+        let is_shared = zero.stage.shards_parameters() && ranks == 1 && !is_gathered;
         let bytes = plan.precision.compute.bytes() as u64;
+        // A parameter beyond the limit is whole for one op, which is seldom when a pass takes the most.
+        let limit = (zero.parameters.max_live_parameters as u64).saturating_mul(bytes);
         Self {
-            limit: match is_shared {
-                true => (zero.parameters.max_live_parameters as u64).saturating_mul(bytes),
-                false => limit,
-            },
+            limit: if is_shared || is_gathered { limit } else { 0 },
             bytes,
             persistence_threshold: match is_shared {
                 true => 0,
@@ -97,7 +115,9 @@ impl PassPlan {
     /// A pass under `plan`, with `zero` in place of its ZeRO section, on each of `ranks` ranks. `estimate` is that of
     /// the model under the same plan.
     pub fn new(plan: &Plan, zero: &ZeroPlan, ranks: u64, estimate: &Estimate) -> Self {
-        let bytes = [plan.precision.communication, plan.precision.accumulation];
+        let travelling = plan.precision.communication.bytes() as u64;
+        let accumulated = plan.precision.accumulation.bytes() as u64;
+        let first = if scales_sums(plan, ranks) { accumulated } else { travelling };
         Self {
             policy: plan.recompute,
             reduction: ReductionMemory {
@@ -106,7 +126,8 @@ impl PassPlan {
                 on_device: zero.optimizer_states == OptimizerOffload::Device,
                 bucket_size: zero.gradients.reduce_bucket_size as u64,
                 overlaps: zero.gradients.overlap_comm,
-                bytes: bytes.map(|precision| precision.bytes() as u64),
+                travelling,
+                summed: [first, accumulated],
                 micro_batches: plan.batch.gradient_accumulation_steps,
             },
             gathering: GatheringMemory::new(plan, zero, ranks, estimate),

@@ -54,7 +54,7 @@ impl<'a> GradientMemory<'a> {
         };
         if plan.micro_batches > 1 && plan.on_device {
             // The sum of one micro-batch is in the type in which it travelled.
-            let bytes = plan.bytes[usize::from(plan.micro_batches > 2)];
+            let bytes = plan.summed[usize::from(plan.micro_batches > 2)];
             memory.earlier = trained.iter().map(|numel| memory.sum(*numel, bytes)).collect();
         }
         memory
@@ -114,7 +114,7 @@ impl<'a> GradientMemory<'a> {
 
     /// Puts a gradient of a parameter of `numel` elements into the bucket, `held` of which are in memory.
     fn collect(&mut self, numel: u64, held: u64) {
-        let _lease = self.hold(Category::Buckets, held, self.plan.bytes[0]);
+        let _lease = self.hold(Category::Buckets, held, self.plan.travelling);
         let before: u64 = self.bucket.iter().map(|it| it.numel).sum();
         if before > 0 && before + numel > self.capacity {
             self.flush();
@@ -144,9 +144,7 @@ impl<'a> GradientMemory<'a> {
         let numels: Vec<u64> = flight.iter().map(|it| it.numel).collect();
         drop(flight);
         for numel in numels {
-            let [travelling, accumulated] = self.plan.bytes;
-            let first = self.plan.micro_batches == 1;
-            let sum = self.sum(numel, if first { travelling } else { accumulated });
+            let sum = self.sum(numel, self.plan.summed[usize::from(self.plan.micro_batches > 1)]);
             if self.plan.on_device {
                 drop(self.earlier.pop_front());
                 self.sums.push(sum);

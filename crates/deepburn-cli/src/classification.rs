@@ -240,6 +240,11 @@ impl<K: Kind> Classification<K> {
         Ok(sampler.samples_per_epoch())
     }
 
+    /// Tokens of the longest text to learn from.
+    pub(crate) fn longest(&self) -> usize {
+        self.texts.train.lengths().into_iter().max().unwrap_or(0)
+    }
+
     /// The batches of a rank under a budget of tokens.
     ///
     /// # Errors

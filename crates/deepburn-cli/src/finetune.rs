@@ -26,7 +26,7 @@ use crate::devices::cuda_devices;
 #[cfg(feature = "wgpu")]
 use crate::devices::wgpu_devices;
 use crate::failure::Failure;
-use crate::forecast::check_memory;
+use crate::forecast::{self, check_memory};
 use crate::monitoring::check_monitors;
 use crate::preparation::{Preparation, check_types, claim_output, prepare};
 use crate::progress::Progress;
@@ -127,6 +127,7 @@ pub fn finetune(arguments: Arguments, profiler: &Profiler) -> Result<(), Failure
         let mut preparation = prepare(&request)?;
         check_monitors(&preparation, &request.config)?;
         preparation.resume = resume::origin(&preparation, arguments.resume.as_ref())?;
+        preparation.record["memory_forecast"] = forecast::record(&preparation, &ranks);
         Ok(preparation)
     })?;
     let job = RunningJob { preparation: &preparation, ranks: &ranks, signals: &signals, profiler };

@@ -9,6 +9,7 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
+mod activations;
 mod agreement;
 mod causal;
 mod checkpoint_tools;
@@ -19,6 +20,7 @@ mod failure;
 mod finetune;
 mod forecast;
 mod job_state;
+mod known_model;
 mod launch;
 mod lengths;
 mod memory;

@@ -5,16 +5,19 @@ use std::path::Path;
 use burn::module::AutodiffModule;
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::Training;
+use deepburn::zero::estimate::{ActivationGraph, ParameterSize};
 use deepburn::{BatchSource, Task};
-use deepburn_config::{DynamicBatchingPlan, Plan};
+use deepburn_config::{DynamicBatchingPlan, Plan, PrecisionPlan};
 use deepburn_datasets::{BudgetSampler, DataError, Shard, StepShape, Tokenizer};
 use deepburn_models::Publication;
 use deepburn_models::gpt2::{CheckpointError, CheckpointWriter, ParameterShape};
 use deepburn_models::imdb::EncoderConfig;
 
+use crate::activations::{BatchShape, of_encoder, of_gpt2_classifier, of_language_model};
 use crate::causal::Causal;
 use crate::classification::{Classification, Kind, OnGpt2};
 use crate::failure::Failure;
+use crate::known_model::sizes;
 
 /// A micro-batch of the recipe `R` on backend `B`.
 pub(crate) type BatchOf<B, R> = <<R as Recipe<B>>::Task as Task<B, <R as Recipe<B>>::Model>>::Batch;
@@ -96,6 +99,36 @@ impl Subject {
             Self::Encoder(subject) => subject.kind.parameters(),
             Self::Gpt2Classifier(subject) => subject.kind.parameters(),
         }
+    }
+
+    /// Sizes of all parameters. Everything that `finetune` trains is trainable.
+    pub(crate) fn sizes(&self) -> Vec<ParameterSize> {
+        sizes(&self.parameters())
+    }
+
+    /// The activations of a training pass over `batch`.
+    pub(crate) fn activations(
+        &self,
+        batch: BatchShape,
+        precision: &PrecisionPlan,
+    ) -> ActivationGraph {
+        match self {
+            Self::Causal(subject) => of_language_model(&subject.config, batch, precision),
+            Self::Encoder(subject) => of_encoder(&subject.kind, batch, precision),
+            Self::Gpt2Classifier(subject) => {
+                of_gpt2_classifier(&subject.kind.config, batch, precision)
+            }
+        }
+    }
+
+    /// Tokens of the longest sequence, of which none has more than `limit`.
+    pub(crate) fn longest(&self, limit: usize) -> usize {
+        let longest = match self {
+            Self::Causal(_) => return limit,
+            Self::Encoder(subject) => subject.longest(),
+            Self::Gpt2Classifier(subject) => subject.longest(),
+        };
+        longest.min(limit)
     }
 
     /// Values of all parameters.

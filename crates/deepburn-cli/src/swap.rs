@@ -1,6 +1,5 @@
 //! Model states on NVMe: what they need, and what they do to the disk.
 
-use deepburn::zero::estimate::ParameterSize;
 use deepburn::zero::{IoStatistics, check_folder, swap_bytes};
 use deepburn_config::{NvmePlan, OptimizerOffload, ParameterOffload, SwapFilePlan, ZeroPlan};
 
@@ -112,13 +111,5 @@ fn nvme(preparation: &Preparation) -> Option<&NvmePlan> {
 fn file_bytes(preparation: &Preparation, zero: &ZeroPlan) -> u64 {
     let plan = &preparation.plan;
     let ranks = preparation.job.training.ranks;
-    let parameters = preparation.subject.parameters();
-    let sizes: Vec<_> = parameters
-        .iter()
-        .map(|parameter| ParameterSize {
-            numel: parameter.shape.iter().product::<usize>() as u64,
-            trainable: true,
-        })
-        .collect();
-    swap_bytes(&sizes, zero, ranks, &plan.optimizer, &plan.precision)
+    swap_bytes(&preparation.subject.sizes(), zero, ranks, &plan.optimizer, &plan.precision)
 }

@@ -1,20 +1,21 @@
 //! `deepburn`: check a configuration, estimate memory, generate text, look into checkpoints and make
 //! weights of them, compare runs, launch jobs on several processes, show the environment.
 
-use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use burn_flex::{Flex, FlexDevice};
 use clap::{Parser, Subcommand};
-use deepburn::zero::estimate::{ElementBytes, ParameterSize, estimate};
+use deepburn::zero::estimate::{ElementBytes, PassPlan, estimate};
 use deepburn_config::{Facts, Stage, Written, resolve};
 use deepburn_datasets::Tokenizer;
-use deepburn_models::gpt2::{Checkpoint, GenerateOptions, Gpt2Config, Sampling};
+use deepburn_models::gpt2::{Checkpoint, GenerateOptions, Sampling};
 use deepburn_monitor::{Comparison, Environment};
 
+use crate::activations::BatchShape;
 use crate::checkpoint_tools::{Size, WeightType, consolidate, inspect};
 use crate::failure::Failure;
+use crate::known_model::KnownModel;
 use crate::launch::{LaunchArguments, launch};
 use crate::progress::tell;
 
@@ -38,9 +39,9 @@ pub enum Command {
         #[arg(long, allow_negative_numbers = true)]
         ranks: Option<usize>,
     },
-    /// Predicts the memory of model states and buffers on every rank.
+    /// Predict the memory of model states, buffers and activations on every rank.
     Estimate {
-        /// A model's config.json, or a folder that has one; GPT-2 small without it.
+        /// config.json of a GPT-2, its classifier or an encoder, or a folder that has one; GPT-2 small without it.
         #[arg(long)]
         model: Option<PathBuf>,
         /// ZeRO stage, 0 to 3; all of them without it.
@@ -49,9 +50,12 @@ pub enum Command {
         /// Ranks.
         #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
         ranks: u64,
-        /// DeepSpeed configuration whose buckets, limits and optimizer are taken.
+        /// DeepSpeed configuration whose buckets, limits, optimizer and micro-batch are taken.
         #[arg(long)]
         deepspeed: Option<PathBuf>,
+        /// Tokens of a sequence; with it, the activations of a micro-batch are predicted.
+        #[arg(long, value_name = "N")]
+        sequence_length: Option<u64>,
     },
     /// Continues a text.
     Generate {
@@ -124,8 +128,9 @@ pub enum Command {
 pub fn run(tools: Tools) -> Result<(), Failure> {
     match tools.command {
         Command::CheckConfig { config, ranks } => check_config(&config, ranks),
-        Command::Estimate { model, stage, ranks, deepspeed } => {
-            show_estimates(model.as_deref(), stage, ranks, deepspeed.as_deref())
+        Command::Estimate { model, stage, ranks, deepspeed, sequence_length } => {
+            let model = KnownModel::read(model.as_deref())?;
+            show_estimates(&model, stage, ranks, deepspeed.as_deref(), sequence_length)
         }
         Command::Generate { model, prompt, max_new_tokens, top_k, top_p, temperature, seed } => {
             let sampling = match (top_k, top_p, temperature) {
@@ -188,35 +193,39 @@ fn check_config(config: &str, ranks: Option<usize>) -> Result<(), Failure> {
 }
 
 fn show_estimates(
-    model: Option<&Path>,
+    model: &KnownModel,
     stage: Option<u8>,
     ranks: u64,
     deepspeed: Option<&Path>,
+    sequence_length: Option<u64>,
 ) -> Result<(), Failure> {
     let ranks = at_least_one("--ranks", ranks as usize)?;
-    let config = model.map_or_else(|| Ok(Gpt2Config::small()), read_model_config)?;
-    let sizes: Vec<ParameterSize> = config
-        .parameters()
-        .iter()
-        .map(|parameter| ParameterSize {
-            numel: parameter.shape.iter().product::<usize>() as u64,
-            trainable: true,
-        })
-        .collect();
+    let sizes = model.sizes();
     let written = match deepspeed {
         Some(path) => Written::from_file(path).map_err(Failure::mistake)?,
         None => {
             Written::from_json(r#"{"train_micro_batch_size_per_gpu": 1}"#).map_err(Failure::run)?
         }
     };
-    let facts = Facts { hidden_size: Some(config.n_embd), ..Facts::on_host(ranks) };
+    let facts = Facts { hidden_size: Some(model.width()), ..Facts::on_host(ranks) };
     let plan = resolve(&written, &facts).map_err(Failure::mistake)?.plan;
     let given = deepspeed.map(|_| plan.zero.stage.number());
+    let batch = sequence_length.map(|length| BatchShape {
+        sequences: plan.batch.micro_batch_size as u64,
+        length: length.max(1),
+    });
+    let graph = batch.map(|batch| model.activations(batch, &plan.precision));
     for stage in stages(stage.or(given))? {
         let zero = deepburn_config::ZeroPlan { stage, ..plan.zero.clone() };
         let micro_batches = plan.batch.gradient_accumulation_steps;
         let bytes = ElementBytes::new(&plan.optimizer, &plan.precision, micro_batches);
-        print(&estimate(&sizes, &zero, ranks as u64, bytes).to_string());
+        let estimate = estimate(&sizes, &zero, ranks as u64, bytes);
+        let pass = PassPlan::new(&plan, &zero, ranks as u64, &estimate);
+        let estimate = match &graph {
+            Some(graph) => estimate.with_pass(pass.peak(graph)),
+            None => estimate,
+        };
+        print(&estimate.to_string());
     }
     Ok(())
 }
@@ -233,15 +242,6 @@ fn stages(number: Option<u8>) -> Result<Vec<Stage>, Failure> {
             }
         },
     }
-}
-
-fn read_model_config(path: &Path) -> Result<Gpt2Config, Failure> {
-    let file = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
-    let named = |error: &dyn std::fmt::Display| {
-        Failure::mistake(format!("--model: {}: {error}", file.display()))
-    };
-    let text = fs::read_to_string(&file).map_err(|error| named(&error))?;
-    text.parse().map_err(|error| named(&error))
 }
 
 fn generate(

@@ -8,7 +8,7 @@ use burn::tensor::ElementConversion;
 use deepburn_comm::Tag;
 use deepburn_config::BatchSchedule;
 use deepburn_ops::OptimizerOps;
-use deepburn_zero::{Category, Ledger, ModuleOperations, Training};
+use deepburn_zero::{Category, Ledger, ModuleOperations, Tier, Training};
 use tracing::trace_span;
 
 use crate::engine::{PhaseTimes, Step};
@@ -310,12 +310,16 @@ where
     M: AutodiffModule<Training<B>>,
 {
     let usage = |category| engine.ledger().usage(category);
+    let total = |tier| engine.ledger().total_on(tier).peak as u64;
     MemoryRow {
         parameters: usage(Category::Parameters).current as u64,
         gradients: usage(Category::Gradients).peak as u64,
         optimizer: usage(Category::Optimizer).current as u64,
         gathered_peak: usage(Category::Gathered).peak as u64,
         activations_peak: usage(Category::Activations).peak as u64,
+        device_peak: total(Tier::Device),
+        host_peak: total(Tier::Host),
+        disk_peak: total(Tier::Disk),
         rss: resident_bytes(),
     }
 }

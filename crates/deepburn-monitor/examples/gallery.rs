@@ -44,6 +44,9 @@ fn step_row(step: u64, run: u8) -> StepRow {
             optimizer: 249_000_000,
             gathered_peak: 154_000_000,
             activations_peak: 300_000_000 + (step % 5) * 10_000_000,
+            device_peak: 900_000_000,
+            host_peak: 0,
+            disk_peak: 249_000_000,
             rss: 1_900_000_000 - 100_000_000 * u64::from(run),
         },
         seconds: Some(PhaseSeconds {

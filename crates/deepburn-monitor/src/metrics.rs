@@ -78,6 +78,15 @@ pub struct MemoryRow {
     pub gathered_peak: u64,
     /// Most that activations took during the step.
     pub activations_peak: u64,
+    /// Most that everything on the device took together during the step.
+    #[serde(default)]
+    pub device_peak: u64,
+    /// Most that was offloaded to host memory during the step.
+    #[serde(default)]
+    pub host_peak: u64,
+    /// Most that was offloaded to NVMe during the step.
+    #[serde(default)]
+    pub disk_peak: u64,
     /// Resident memory of the whole process.
     pub rss: u64,
 }
@@ -361,7 +370,10 @@ mod tests {
                 optimizer: 3,
                 gathered_peak: 4,
                 activations_peak: 5,
-                rss: 6,
+                device_peak: 6,
+                host_peak: 7,
+                disk_peak: 8,
+                rss: 9,
             },
             seconds: None,
         }
@@ -390,7 +402,7 @@ mod tests {
                 r#"{"step":1,"loss":2.5,"lr":0.0001,"grad_norm":0.75,"loss_scale":65536.0,"#,
                 r#""skipped":false,"tokens":1024,"step_seconds":0.5,"tokens_per_second":2048.0,"#,
                 r#""memory":{"parameters":1,"gradients":2,"optimizer":3,"gathered_peak":4,"#,
-                r#""activations_peak":5,"rss":6}}"#,
+                r#""activations_peak":5,"device_peak":6,"host_peak":7,"disk_peak":8,"rss":9}}"#,
                 "\n",
                 r#"{"step":1,"eval_loss":2.25}"#,
                 "\n",

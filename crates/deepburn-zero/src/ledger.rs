@@ -62,10 +62,33 @@ struct Counter {
     peak: AtomicUsize,
 }
 
+impl Counter {
+    // A statistic: no other memory is published through these counters.
+    fn add(&self, bytes: usize) {
+        let now = self.current.fetch_add(bytes, Relaxed) + bytes;
+        self.peak.fetch_max(now, Relaxed);
+    }
+
+    fn remove(&self, bytes: usize) {
+        self.current.fetch_sub(bytes, Relaxed);
+    }
+
+    fn usage(&self) -> Usage {
+        Usage { current: self.current.load(Relaxed), peak: self.peak.load(Relaxed) }
+    }
+}
+
 /// A handle on the counters of one rank; clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Ledger {
-    counters: Arc<[[Counter; 6]; 3]>,
+    counters: Arc<[TierCounters; 3]>,
+}
+
+/// The counters of one tier.
+#[derive(Debug, Default)]
+struct TierCounters {
+    categories: [Counter; 6],
+    total: Counter,
 }
 
 impl Ledger {
@@ -86,10 +109,8 @@ impl Ledger {
 
     /// Enters `bytes` of `tier` under `category` until the lease is dropped.
     pub fn hold_on(&self, tier: Tier, category: Category, bytes: usize) -> Lease {
-        // A statistic: no other memory is published through these counters.
-        let counter = self.counter(tier, category);
-        let now = counter.current.fetch_add(bytes, Relaxed) + bytes;
-        counter.peak.fetch_max(now, Relaxed);
+        self.counter(tier, category).add(bytes);
+        self.counters[tier as usize].total.add(bytes);
         Lease { ledger: self.clone(), tier, category, bytes }
     }
 
@@ -100,18 +121,25 @@ impl Ledger {
 
     /// Bytes of one category on `tier`.
     pub fn usage_on(&self, tier: Tier, category: Category) -> Usage {
-        let counter = self.counter(tier, category);
-        Usage { current: counter.current.load(Relaxed), peak: counter.peak.load(Relaxed) }
+        self.counter(tier, category).usage()
+    }
+
+    /// Bytes of all categories together on `tier`. Categories peak at different times, so this peak is less than the
+    /// sum of theirs.
+    pub fn total_on(&self, tier: Tier) -> Usage {
+        self.counters[tier as usize].total.usage()
     }
 
     fn counter(&self, tier: Tier, category: Category) -> &Counter {
-        &self.counters[tier as usize][category as usize]
+        &self.counters[tier as usize].categories[category as usize]
     }
 
     /// Starts a new period: every peak becomes what is held now.
     pub fn reset_peaks(&self) {
-        for counter in self.counters.iter().flatten() {
-            counter.peak.store(counter.current.load(Relaxed), Relaxed);
+        for TierCounters { categories, total } in self.counters.iter() {
+            for counter in categories.iter().chain([total]) {
+                counter.peak.store(counter.current.load(Relaxed), Relaxed);
+            }
         }
     }
 }
@@ -128,8 +156,8 @@ pub struct Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let counter = self.ledger.counter(self.tier, self.category);
-        counter.current.fetch_sub(self.bytes, Relaxed);
+        self.ledger.counter(self.tier, self.category).remove(self.bytes);
+        self.ledger.counters[self.tier as usize].total.remove(self.bytes);
     }
 }
 
@@ -148,5 +176,18 @@ mod tests {
         assert_eq!(ledger.usage(Category::Gathered).peak, 100);
         drop(first);
         assert_eq!(ledger.usage(Category::Gathered), Usage { current: 0, peak: 100 });
+    }
+
+    #[test]
+    fn a_tier_peaks_when_its_categories_take_most_together() {
+        let ledger = Ledger::new();
+        let activations = ledger.hold(Category::Activations, 100);
+        drop(activations);
+        let _gradients = ledger.hold(Category::Gradients, 70);
+        let _disk = ledger.hold_on(Tier::Disk, Category::Optimizer, 5);
+        assert_eq!(ledger.total_on(Tier::Device), Usage { current: 70, peak: 100 });
+        assert_eq!(ledger.total_on(Tier::Disk), Usage { current: 5, peak: 5 });
+        ledger.reset_peaks();
+        assert_eq!(ledger.total_on(Tier::Device).peak, 70);
     }
 }

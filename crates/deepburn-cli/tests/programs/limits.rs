@@ -28,7 +28,7 @@ fn model_states_beyond_a_limit_are_refused() {
     let job = Job::tiny().with("model.pretrained", Value::Null).with("model.config", config);
     let within = [
         (9_000_000, r#"set "offload_optimizer": {"device": "nvme""#),
-        (6_000_000, r#""offload_param": {"device": "nvme""#),
+        (4_500_000, r#""offload_param": {"device": "nvme""#),
     ];
     for (kibibytes, remedy) in within {
         let needed = "model states of 2 ranks on this host need 9.71 GB";

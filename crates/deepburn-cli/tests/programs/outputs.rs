@@ -43,7 +43,17 @@ fn every_step_has_every_field() {
         let memory: Vec<_> = row["memory"].as_object().unwrap().keys().collect();
         assert_eq!(
             memory,
-            ["parameters", "gradients", "optimizer", "gathered_peak", "activations_peak", "rss"]
+            [
+                "parameters",
+                "gradients",
+                "optimizer",
+                "gathered_peak",
+                "activations_peak",
+                "device_peak",
+                "host_peak",
+                "disk_peak",
+                "rss"
+            ]
         );
         let seconds: Vec<_> = row["seconds"].as_object().unwrap().keys().collect();
         assert_eq!(seconds, ["data", "forward", "backward", "optimizer"]);

@@ -32,7 +32,17 @@ pub(super) fn charts(steps: &[StepRow], evals: &[EvalRow]) -> Vec<Chart> {
     if !times.is_empty() {
         charts.push(Chart::of_bands("Seconds of a step by phase", stacked(&PHASES, &times)));
     }
-    charts.push(Chart::new("Memory of this rank in MiB", memory_series(steps)).starting_at_zero());
+    charts.push(
+        Chart::new("Memory of this rank in MiB", series(steps, &CATEGORIES)).starting_at_zero(),
+    );
+    // Records of earlier versions have no peaks by tier.
+    let held = |tier: &(&str, BytesOf)| steps.iter().any(|row| tier.1(&row.memory) > 0);
+    let tiers: Vec<_> = TIERS.into_iter().filter(held).collect();
+    if !tiers.is_empty() {
+        charts.push(
+            Chart::new("Most memory by tier in MiB", series(steps, &tiers)).starting_at_zero(),
+        );
+    }
     charts
 }
 
@@ -66,21 +76,25 @@ pub(super) fn phases(row: &StepRow) -> Option<[f64; PHASES.len()]> {
 /// Picks a category.
 type BytesOf = fn(&MemoryRow) -> u64;
 
-fn memory_series(steps: &[StepRow]) -> Vec<Series> {
+const CATEGORIES: [(&str, BytesOf); 6] = [
+    ("parameters", |memory| memory.parameters),
+    ("gradients", |memory| memory.gradients),
+    ("optimizer", |memory| memory.optimizer),
+    ("gathered, peak", |memory| memory.gathered_peak),
+    ("activations, peak", |memory| memory.activations_peak),
+    ("whole process", |memory| memory.rss),
+];
+
+const TIERS: [(&str, BytesOf); 3] = [
+    ("device", |memory| memory.device_peak),
+    ("host", |memory| memory.host_peak),
+    ("NVMe", |memory| memory.disk_peak),
+];
+
+fn series(steps: &[StepRow], values: &[(&str, BytesOf)]) -> Vec<Series> {
     const MIB: f64 = (1 << 20) as f64;
-    let categories: [(&str, BytesOf); 6] = [
-        ("parameters", |memory| memory.parameters),
-        ("gradients", |memory| memory.gradients),
-        ("optimizer", |memory| memory.optimizer),
-        ("gathered, peak", |memory| memory.gathered_peak),
-        ("activations, peak", |memory| memory.activations_peak),
-        ("whole process", |memory| memory.rss),
-    ];
-    categories
-        .into_iter()
-        .map(|(name, bytes)| {
-            let points = steps.iter().map(|row| (row.step as f64, bytes(&row.memory) as f64 / MIB));
-            Series::new(name, points)
-        })
-        .collect()
+    let points = |bytes: BytesOf| {
+        steps.iter().map(move |row| (row.step as f64, bytes(&row.memory) as f64 / MIB))
+    };
+    values.iter().map(|(name, bytes)| Series::new(*name, points(*bytes))).collect()
 }

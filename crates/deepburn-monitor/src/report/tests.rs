@@ -22,6 +22,9 @@ fn step(step: u64, loss: f64) -> Row {
             optimizer: 249_000_000,
             gathered_peak: 154_000_000,
             activations_peak: 300_000_000 + (step % 5) * 10_000_000,
+            device_peak: 900_000_000,
+            host_peak: 0,
+            disk_peak: 249_000_000,
             rss: 1_900_000_000,
         },
         seconds: Some(PhaseSeconds {
@@ -103,10 +106,10 @@ fn the_job_is_a_table_and_folded_json() {
 fn every_length_of_run_has_a_page() {
     for (rows, drawn) in [
         (vec![], 0),
-        (vec![step(1, 5.0)], 7),
+        (vec![step(1, 5.0)], 8),
         (vec![eval(1)], 2),
-        (vec![step(1, f64::NAN)], 6),
-        (vec![step(1, 5.0), step(2, 4.0), eval(2)], 8),
+        (vec![step(1, f64::NAN)], 7),
+        (vec![step(1, 5.0), step(2, 4.0), eval(2)], 9),
     ] {
         let html = page(&rows);
         assert_eq!(html.matches("</svg>").count(), drawn, "{} rows", rows.len());
@@ -117,7 +120,8 @@ fn every_length_of_run_has_a_page() {
 #[test]
 fn a_long_run_has_all_curves_in_a_small_page() {
     let html = page(&long_run());
-    assert_eq!(html.matches("</svg>").count(), 8);
+    assert_eq!(html.matches("</svg>").count(), 9);
+    assert!(html.contains("Most memory by tier in MiB"));
     assert!(html.len() < 400_000, "{} bytes", html.len());
     assert!(html.contains("<td>3000 (300 skipped)</td>"));
     assert!(html.contains("<td>12,288,000</td>") && html.contains("<td>25 min 0 s</td>"));

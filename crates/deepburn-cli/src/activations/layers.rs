@@ -1,0 +1,220 @@
+//! The ops that the models are made of, as the forecast counts them.
+//!
+//! Main type: [`Layers`]. What each op keeps for backward is documented in the family of `deepburn-ops` that it
+//! belongs to, and for Burn's own ops it is what `burn-autodiff` 0.21 saves.
+
+use deepburn::zero::estimate::{
+    ActivationGraph, ActivationId, ActivationOp, BackwardOp, GradientReduction, KeptTensor,
+    ReadParameter,
+};
+use deepburn_config::PrecisionPlan;
+
+use super::bytes_of;
+
+/// Bytes of an element in f32.
+const F32: u64 = 4;
+
+/// Products with fewer terms a sum count as cheap to compute again.
+const SHORT_SUM: u64 = 128;
+
+/// An activation, its elements, and the bytes of each.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sized {
+    pub(super) id: ActivationId,
+    pub(super) numel: u64,
+    pub(super) element: u64,
+}
+
+impl Sized {
+    pub(super) fn bytes(self) -> u64 {
+        self.numel.saturating_mul(self.element)
+    }
+}
+
+/// Appends layers to a graph.
+pub(super) struct Layers {
+    pub(super) graph: ActivationGraph,
+    /// Bytes of an element of a parameter.
+    parameter: u64,
+    /// Bytes of an element of a product under `torch_autocast`.
+    autocast: Option<u64>,
+}
+
+impl Layers {
+    pub(super) fn new(precision: &PrecisionPlan) -> Self {
+        Self {
+            graph: ActivationGraph::new(),
+            parameter: bytes_of(precision.compute),
+            autocast: precision.autocast.map(bytes_of),
+        }
+    }
+
+    /// An op with one input and one output of `numel` elements, each of `element` bytes.
+    fn unary(&mut self, x: Sized, numel: u64, element: u64, op: ActivationOp<'_>) -> Sized {
+        let outputs = [numel.saturating_mul(element)];
+        let [id] = self.graph.push(&ActivationOp { inputs: &[x.id], outputs: &outputs, ..op });
+        Sized { id, numel, element }
+    }
+
+    /// A cast, which makes data of its own.
+    fn cast(&mut self, x: Sized, element: u64) -> Sized {
+        if x.element == element {
+            return x;
+        }
+        let op = ActivationOp { backward: BackwardOp::Copy, ..ActivationOp::NONE };
+        self.unary(x, x.numel, element, op)
+    }
+
+    /// An element-wise op that keeps its input or its output.
+    pub(super) fn keeping(&mut self, x: Sized, kept: KeptTensor) -> Sized {
+        self.unary(x, x.numel, x.element, ActivationOp { saved: &[kept], ..UNARY })
+    }
+
+    /// An operand of a product.
+    fn product_operand(&mut self, x: Sized) -> Sized {
+        let element = self.autocast.unwrap_or(self.parameter);
+        self.cast(x, element)
+    }
+
+    /// A parameter of `numel` elements that ops read in its own type.
+    fn own(&self, numel: u64) -> ReadParameter {
+        let reduction = GradientReduction::Immediate;
+        ReadParameter { numel, gradient_bytes: self.parameter, reduction, is_tied: false }
+    }
+
+    /// A parameter of `numel` elements that a product reads.
+    fn of_product(&self, numel: u64) -> ReadParameter {
+        match self.autocast {
+            None => self.own(numel),
+            Some(gradient_bytes) => ReadParameter {
+                numel,
+                gradient_bytes,
+                reduction: GradientReduction::AfterCast,
+                is_tied: false,
+            },
+        }
+    }
+
+    /// Layer normalisation over rows of `width` elements. It keeps its input and two numbers a row.
+    pub(super) fn layer_norm(&mut self, x: Sized, width: u64) -> Sized {
+        let x = if self.autocast.is_some() { self.cast(x, F32) } else { x };
+        let row = (x.numel / width.max(1)).saturating_mul(F32);
+        let [id, _, _] = self.graph.push(&ActivationOp {
+            inputs: &[x.id],
+            outputs: &[x.bytes(), row, row],
+            saved: &[KeptTensor::Input(0), KeptTensor::Output(1), KeptTensor::Output(2)],
+            parameters: &[self.own(width), self.own(width)],
+            ..UNARY
+        });
+        Sized { id, ..x }
+    }
+
+    /// An affine map. It keeps its input.
+    pub(super) fn linear(&mut self, x: Sized, [from, to]: [u64; 2], has_bias: bool) -> Sized {
+        let x = self.product_operand(x);
+        let mut parameters = vec![self.of_product(from.saturating_mul(to))];
+        parameters.extend(has_bias.then(|| self.of_product(to)));
+        let op = ActivationOp {
+            saved: &[KeptTensor::Input(0)],
+            parameters: &parameters,
+            backward: BackwardOp::Product,
+            is_costly: from >= SHORT_SUM,
+            ..ActivationOp::NONE
+        };
+        self.unary(x, (x.numel / from.max(1)).saturating_mul(to), x.element, op)
+    }
+
+    /// Attention. It keeps its input, its output of `numel` elements and a number for each query of each head.
+    pub(super) fn attention(&mut self, projected: Sized, numel: u64, queries: u64) -> Sized {
+        let output = Sized { numel, ..projected };
+        let [id, _] = self.graph.push(&ActivationOp {
+            inputs: &[projected.id],
+            outputs: &[output.bytes(), queries.saturating_mul(F32)],
+            saved: &[KeptTensor::Input(0), KeptTensor::Output(0), KeptTensor::Output(1)],
+            is_costly: true,
+            ..UNARY
+        });
+        Sized { id, ..output }
+    }
+
+    /// Burn's dropout. It keeps its mask, in floats.
+    pub(super) fn dropout(&mut self, x: Sized, probability: f64) -> Sized {
+        if probability == 0.0 {
+            return x;
+        }
+        let [mask] = self.graph.push(&ActivationOp { outputs: &[x.bytes()], ..ActivationOp::NONE });
+        let [masked] = self.graph.push(&ActivationOp {
+            inputs: &[x.id, mask],
+            outputs: &[x.bytes()],
+            saved: &[KeptTensor::Input(1)],
+            ..UNARY
+        });
+        self.unary(Sized { id: masked, ..x }, x.numel, x.element, UNARY)
+    }
+
+    /// The sum of a branch and the residual stream.
+    pub(super) fn add(&mut self, branch: Sized, x: Sized) -> Sized {
+        let element = branch.element.max(x.element);
+        let [branch, x] = [branch, x].map(|operand| self.cast(operand, element));
+        let [id] = self.graph.push(&ActivationOp {
+            inputs: &[branch.id, x.id],
+            outputs: &[x.bytes()],
+            backward: BackwardOp::Add,
+            ..ActivationOp::NONE
+        });
+        Sized { id, ..x }
+    }
+
+    /// Rows of a table of `table` elements.
+    pub(super) fn lookup(&mut self, numel: u64, table: u64) -> Sized {
+        let element = self.parameter;
+        let [id] = self.graph.push(&ActivationOp {
+            outputs: &[numel.saturating_mul(element)],
+            parameters: &[self.own(table)],
+            backward: BackwardOp::Lookup { numel },
+            ..ActivationOp::NONE
+        });
+        Sized { id, numel, element }
+    }
+
+    /// The sum with rows of a table of `table` elements, the same for each sequence.
+    pub(super) fn add_positions(&mut self, x: Sized, table: u64) -> Sized {
+        let parameters = [self.own(table)];
+        self.unary(x, x.numel, x.element, ActivationOp { parameters: &parameters, ..UNARY })
+    }
+
+    /// Some of the rows of `x`.
+    pub(super) fn select(&mut self, x: Sized, numel: u64) -> Sized {
+        let op = ActivationOp { backward: BackwardOp::Copy, ..ActivationOp::NONE };
+        self.unary(x, numel, x.element, op)
+    }
+
+    /// The product of rows of weights, one for each sequence, with the stream.
+    pub(super) fn weighted_means(&mut self, x: Sized, rows: u64, numel: u64, length: u64) -> Sized {
+        let x = self.product_operand(x);
+        if x.element != F32 {
+            self.graph.hold(rows.saturating_mul(x.element));
+        }
+        self.unary(x, numel, x.element, ActivationOp { is_costly: length >= SHORT_SUM, ..UNARY })
+    }
+
+    /// The loss of a language model, with an output layer of `numel` elements.
+    pub(super) fn loss_head(&mut self, hidden: Sized, numel: u64, is_tied: bool) {
+        let hidden = self.product_operand(hidden);
+        let parameter = self.of_product(numel);
+        self.loss(hidden, &[ReadParameter { is_tied, ..parameter }]);
+    }
+
+    /// The loss of a classifier, which keeps the gradient of the logits.
+    pub(super) fn logits_loss(&mut self, logits: Sized) {
+        self.loss(logits, &[]);
+    }
+
+    fn loss(&mut self, x: Sized, parameters: &[ReadParameter]) {
+        let op = ActivationOp { parameters, backward: BackwardOp::LossHead, ..ActivationOp::NONE };
+        self.unary(x, 1, F32, op);
+    }
+}
+
+/// An op whose gradient reuses the memory of the one that comes in.
+const UNARY: ActivationOp<'_> = ActivationOp { backward: BackwardOp::Unary, ..ActivationOp::NONE };

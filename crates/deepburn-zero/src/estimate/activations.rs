@@ -1,0 +1,203 @@
+//! The tensors that a training pass makes, described op by op.
+//!
+//! Main type: [`ActivationGraph`]. It lists what each op of a model reads, makes, keeps for its backward pass and
+//! updates, in bytes. [`PassPlan`](super::PassPlan) computes the memory of a pass from it, op by op, for any policy
+//! of activation checkpointing. Korthikanti et al. 2022 (*Reducing Activation Recomputation in Large Transformer
+//! Models*) count in the same way, for the ops of PyTorch; here the ops of `deepburn-ops` decide what is kept.
+
+/// A tensor of an [`ActivationGraph`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ActivationId(pub(super) usize);
+
+/// A tensor that autodiff keeps for the backward pass of an op.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeptTensor {
+    /// An input of the op, by its place.
+    Input(usize),
+    /// An output of the op, by its place.
+    Output(usize),
+}
+
+/// A parameter that an op reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReadParameter {
+    /// Elements.
+    pub numel: u64,
+    /// Bytes of an element of its gradient.
+    pub gradient_bytes: u64,
+    /// When the reducer gets the gradient.
+    pub reduction: GradientReduction,
+    /// Whether it is the table of an embedding too, whose gradient it waits for.
+    pub is_tied: bool,
+}
+
+/// When the gradient of a parameter leaves autodiff.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GradientReduction {
+    /// As soon as it is computed.
+    Immediate,
+    /// At the end of the backward pass, after a cast to f32: the order of autodiff puts the cast of a parameter
+    /// last.
+    AfterCast,
+    /// Never: the parameter is frozen.
+    Frozen,
+}
+
+/// How an op computes the gradients of its inputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BackwardOp {
+    /// It has no gradient: data, or a random draw.
+    None,
+    /// One new gradient, of the first input, which may reuse the memory of the output's gradient.
+    Unary,
+    /// As `Unary`, but the new gradient is complete before that of the output is dropped: a selection of rows, or
+    /// a cast.
+    Copy,
+    /// All inputs share the gradient of the output.
+    Add,
+    /// The gradient of the first input, then those of the parameters. Both read the gradient of the output.
+    Product,
+    /// As `Product`, but forward has computed the gradients of the parameter and of the first input in f32.
+    LossHead,
+    /// The gradient of an embedding, which stays in rows of so many elements in all.
+    Lookup {
+        /// Elements of the rows.
+        numel: u64,
+    },
+}
+
+/// An op of an [`ActivationGraph`].
+#[derive(Debug, Clone)]
+pub struct ActivationOp<'a> {
+    /// Activations that it reads.
+    pub inputs: &'a [ActivationId],
+    /// Bytes of the tensors that it makes.
+    pub outputs: &'a [u64],
+    /// Tensors that its backward pass needs.
+    pub saved: &'a [KeptTensor],
+    /// Parameters that it reads.
+    pub parameters: &'a [ReadParameter],
+    /// Its backward pass.
+    pub backward: BackwardOp,
+    /// Whether the policy `selective` counts it as a product: it costs much to compute again.
+    pub is_costly: bool,
+}
+
+impl ActivationOp<'_> {
+    /// An op that reads nothing, makes nothing and has no gradient.
+    pub const NONE: Self = ActivationOp {
+        inputs: &[],
+        outputs: &[],
+        saved: &[],
+        parameters: &[],
+        backward: BackwardOp::None,
+        is_costly: false,
+    };
+}
+
+/// The ops of one training pass of a model, in the order in which they run.
+#[derive(Debug, Clone, Default)]
+pub struct ActivationGraph {
+    pub(super) ops: Vec<GraphOp>,
+    pub(super) activations: Vec<GraphActivation>,
+    /// Bytes that live as long as the pass.
+    pub(super) constant: u64,
+    /// The block that the next op belongs to.
+    block: Option<usize>,
+    next_block: usize,
+}
+
+/// An op in the graph.
+#[derive(Debug, Clone)]
+pub(super) struct GraphOp {
+    /// Place of its block among those of the pass; `None` outside of all blocks.
+    pub(super) block: Option<usize>,
+    pub(super) inputs: Vec<usize>,
+    pub(super) outputs: Vec<usize>,
+    pub(super) saved: Vec<usize>,
+    pub(super) parameters: Vec<ReadParameter>,
+    pub(super) backward: BackwardOp,
+    pub(super) is_costly: bool,
+}
+
+/// A tensor in the graph.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct GraphActivation {
+    pub(super) bytes: u64,
+    pub(super) block: Option<usize>,
+    /// Ops that read it.
+    pub(super) reads: usize,
+    pub(super) has_gradient: bool,
+}
+
+impl ActivationGraph {
+    /// An empty graph.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds bytes that live as long as the pass, such as those of the batch.
+    pub fn hold(&mut self, bytes: u64) {
+        self.constant = self.constant.saturating_add(bytes);
+    }
+
+    /// Begins the next block of the model. A block begins with the first op that reads one of its parameters.
+    pub fn start_block(&mut self) {
+        self.block = Some(self.next_block);
+        self.next_block += 1;
+    }
+
+    /// Ends the blocks: the next op reads a parameter that belongs to none.
+    pub fn end_blocks(&mut self) {
+        self.block = None;
+    }
+
+    /// Appends an op; returns the tensors that it makes.
+    ///
+    /// # Panics
+    /// When `saved` names an input or output that the op does not have.
+    pub fn push<const N: usize>(&mut self, op: &ActivationOp<'_>) -> [ActivationId; N] {
+        assert_eq!(op.outputs.len(), N, "an op returns what it makes");
+        let inputs: Vec<usize> = op.inputs.iter().map(|input| input.0).collect();
+        for input in &inputs {
+            self.activations[*input].reads += 1;
+        }
+        let first = self.activations.len();
+        let has_gradient = op.backward != BackwardOp::None;
+        let made = op.outputs.iter().map(|bytes| GraphActivation {
+            bytes: *bytes,
+            block: self.block,
+            reads: 0,
+            has_gradient,
+        });
+        self.activations.extend(made);
+        let outputs: Vec<usize> = (first..self.activations.len()).collect();
+        let saved = op.saved.iter().map(|saved| match saved {
+            KeptTensor::Input(place) => inputs[*place],
+            KeptTensor::Output(place) => outputs[*place],
+        });
+        self.ops.push(GraphOp {
+            block: self.block,
+            saved: saved.collect(),
+            parameters: op.parameters.to_vec(),
+            backward: op.backward,
+            is_costly: op.is_costly,
+            inputs,
+            outputs,
+        });
+        std::array::from_fn(|place| ActivationId(first + place))
+    }
+
+    /// Bytes of a tensor.
+    pub fn bytes(&self, activation: ActivationId) -> u64 {
+        self.activations[activation.0].bytes
+    }
+
+    /// Bytes of all tensors, each with a gradient: more than a pass ever holds.
+    pub(super) fn upper_bound(&self) -> u64 {
+        let gradients = self.ops.iter().flat_map(|op| &op.parameters);
+        let gradients = gradients.map(|it| it.numel.saturating_mul(16));
+        let tensors = self.activations.iter().map(|it| it.bytes.saturating_mul(4));
+        super::sum(gradients.chain(tensors)).saturating_add(self.constant)
+    }
+}

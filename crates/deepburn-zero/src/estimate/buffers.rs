@@ -1,0 +1,65 @@
+//! Buffers that ZeRO adds to model states.
+//!
+//! Main type: [`Gathering`], the whole parameters that stage 3 keeps or makes beside the shards.
+
+use deepburn_config::{OptimizerOffload, ZeroPlan};
+
+use super::{ParameterSize, sum};
+use crate::ledger::Tier;
+use crate::persistence::persistent_parameters;
+use crate::reduce::BUCKETS_PER_MODEL;
+
+/// Elements of the bucket being filled and, with overlap, of the one on its way.
+pub(super) fn bucket_elements(parameters: &[ParameterSize], zero: &ZeroPlan, ranks: u64) -> u64 {
+    // On one rank a gradient in a bucket is the one that is kept on the device.
+    if ranks == 1 && zero.optimizer_states == OptimizerOffload::Device {
+        return 0;
+    }
+    let trainable = || parameters.iter().filter(|p| p.trainable).map(|p| p.numel);
+    let share = sum(trainable()).div_ceil(BUCKETS_PER_MODEL as u64);
+    let capacity = share.min(zero.gradients.reduce_bucket_size as u64);
+    // A gradient that is larger than a bucket is one by itself.
+    let bucket = capacity.max(trainable().max().unwrap_or(0));
+    bucket.saturating_mul(if zero.gradients.overlap_comm { 2 } else { 1 })
+}
+
+/// Elements of whole parameters that stage 3 keeps or makes beside the shards.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Gathering {
+    pub(super) persistent: u64,
+    pub(super) largest: u64,
+    pub(super) limit: u64,
+}
+
+impl Gathering {
+    /// On one rank only parameters are gathered whose shards, on `homes`, are not on the device.
+    pub(super) fn new(
+        parameters: &[ParameterSize],
+        homes: &[Tier],
+        ranks: u64,
+        zero: &ZeroPlan,
+    ) -> Self {
+        if !zero.stage.shards_parameters() {
+            return Self::default();
+        }
+        let plan = &zero.parameters;
+        let numels = || parameters.iter().map(|p| p.numel);
+        let persistent = persistent_parameters(numels(), plan);
+        let mut gathering = Self::default();
+        let mut gathered_sum = 0_u64;
+        for (index, (numel, home)) in numels().zip(homes).enumerate() {
+            if ranks == 1 && *home == Tier::Device {
+                continue;
+            }
+            if persistent.binary_search(&index).is_ok() {
+                gathering.persistent = gathering.persistent.saturating_add(numel);
+            } else {
+                gathered_sum = gathered_sum.saturating_add(numel);
+                gathering.largest = gathering.largest.max(numel);
+            }
+        }
+        // The limit gives way to a single parameter that is larger: an op needs it whole.
+        gathering.limit = gathered_sum.min(plan.max_live_parameters as u64).max(gathering.largest);
+        gathering
+    }
+}

@@ -1,0 +1,310 @@
+//! Activations that a pass holds, under a policy of activation checkpointing.
+//!
+//! Main type: [`BlockMemory`]. It follows the rules of `recompute`: the data of a block is freed when the next one
+//! has begun, except for what that one reads, and comes back when backward reads the block. With activation offload
+//! what is kept leaves the device when the block after is freed, and comes back a block ahead.
+
+use deepburn_config::RecomputePolicy;
+use deepburn_nvme::SwapFile;
+
+use crate::estimate::activations::{ActivationGraph, GraphOp};
+use crate::ledger::{Category, Lease, Ledger, Tier};
+
+/// The activations of a pass.
+pub(super) struct BlockMemory<'a> {
+    graph: &'a ActivationGraph,
+    policy: RecomputePolicy,
+    ledger: &'a Ledger,
+    data: Vec<Option<Lease>>,
+    tensors: Vec<TensorUse>,
+    /// The block under way.
+    block: Option<usize>,
+    /// Costly ops of the block so far.
+    costly: usize,
+    /// Ops of each block, by index.
+    ops: Vec<Vec<usize>>,
+    /// Whether backward has read the block.
+    is_restored: Vec<bool>,
+    offload: OffloadMemory,
+    /// The block that was freed last.
+    freed: Option<usize>,
+}
+
+/// Activations outside of the device, by index.
+struct OffloadMemory {
+    /// Where they go, and bytes from which on; `None` where they stay.
+    target: Option<(Tier, usize)>,
+    parked: Vec<Option<Lease>>,
+    /// Those that were parked together, in the order of forward.
+    groups: Vec<Vec<usize>>,
+    is_backward: bool,
+}
+
+/// Who needs a tensor.
+#[derive(Clone, Copy)]
+struct TensorUse {
+    /// Ops of forward that are still to read it.
+    reads: usize,
+    /// Ops whose backward pass is still to come and that have saved it.
+    saves: usize,
+    /// Whether it outlives its block.
+    keep: Keep,
+}
+
+/// As in `recompute::tape`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Keep {
+    Block,
+    WhileHeld,
+    Tape,
+}
+
+impl<'a> BlockMemory<'a> {
+    pub(super) fn new(
+        graph: &'a ActivationGraph,
+        policy: RecomputePolicy,
+        offload: Option<(Tier, usize)>,
+        ledger: &'a Ledger,
+    ) -> Self {
+        let blocks = graph.ops.iter().filter_map(|op| op.block).max().map_or(0, |last| last + 1);
+        let unused = |reads| TensorUse { reads, saves: 0, keep: Keep::Block };
+        Self {
+            policy,
+            ledger,
+            data: graph.activations.iter().map(|_| None).collect(),
+            tensors: graph.activations.iter().map(|it| unused(it.reads)).collect(),
+            block: None,
+            costly: 0,
+            ops: vec![Vec::new(); blocks],
+            is_restored: vec![false; blocks],
+            offload: OffloadMemory {
+                target: offload,
+                parked: graph.activations.iter().map(|_| None).collect(),
+                groups: Vec::new(),
+                is_backward: false,
+            },
+            freed: None,
+            graph,
+        }
+    }
+
+    /// Whether the tensors of a block are freed.
+    fn recomputes(&self, block: Option<usize>) -> bool {
+        block.is_some_and(|block| self.policy.recomputes(block))
+    }
+
+    /// Runs an op of forward.
+    pub(super) fn run(&mut self, index: usize, op: &GraphOp) {
+        if let Some(block) = op.block {
+            self.ops[block].push(index);
+        }
+        for input in &op.inputs {
+            self.fetch(*input);
+            let other = self.graph.activations[*input].block;
+            if other != op.block && self.recomputes(other) {
+                self.tensors[*input].keep = Keep::WhileHeld;
+            }
+            // A recorded op holds what it reads of other blocks until its block is restored.
+            if other != op.block && self.recomputes(op.block) {
+                self.tensors[*input].saves += 1;
+            }
+        }
+        if self.block != op.block {
+            self.end_block();
+            (self.block, self.costly) = (op.block, 0);
+        }
+        for saved in &op.saved {
+            self.tensors[*saved].saves += 1;
+        }
+        for input in &op.inputs {
+            self.tensors[*input].reads -= 1;
+            self.drop_unused(*input);
+        }
+        let mut keep = Keep::Block;
+        if op.is_costly && self.recomputes(op.block) {
+            self.costly += 1;
+            if self.policy == RecomputePolicy::Selective && self.costly.is_multiple_of(2) {
+                keep = Keep::Tape;
+            }
+        }
+        for output in &op.outputs {
+            self.tensors[*output].keep = keep;
+            self.data[*output] = Some(self.hold(*output));
+        }
+        op.outputs.iter().for_each(|output| self.drop_unused(*output));
+    }
+
+    /// Ends forward. A block that is still open is not freed.
+    pub(super) fn end_forward(&mut self) {
+        if let Some(block) = self.block.take() {
+            self.forget(block);
+        }
+        self.offload.is_backward = true;
+        self.fetch_group(self.offload.groups.len().checked_sub(1));
+    }
+
+    fn end_block(&mut self) {
+        let Some(block) = self.block.take() else { return };
+        if !self.recomputes(Some(block)) {
+            return;
+        }
+        for index in 0..self.data.len() {
+            let is_of_block = self.graph.activations[index].block == Some(block);
+            if is_of_block && self.tensors[index].keep == Keep::Block {
+                self.data[index] = None;
+            }
+        }
+        if let Some(before) = self.freed.replace(block) {
+            self.park(before);
+        }
+    }
+
+    /// Parks what is kept of a freed block.
+    fn park(&mut self, block: usize) {
+        let Some((tier, threshold)) = self.offload.target else { return };
+        let mut group = Vec::new();
+        for index in 0..self.data.len() {
+            let bytes = self.graph.activations[index].bytes as usize;
+            if self.is_of(index, block) && self.data[index].is_some() && bytes >= threshold {
+                self.data[index] = None;
+                let bytes =
+                    if tier == Tier::Disk { SwapFile::padded(bytes) as usize } else { bytes };
+                let lease = self.ledger.hold_on(tier, Category::Activations, bytes);
+                self.offload.parked[index] = Some(lease);
+                group.push(index);
+            }
+        }
+        self.offload.groups.push(group);
+    }
+
+    /// Brings an activation back that an op reads; in backward, the group before too.
+    fn fetch(&mut self, index: usize) {
+        if self.offload.parked[index].take().is_none() {
+            return;
+        }
+        self.data[index] = Some(self.hold(index));
+        let group = self.offload.groups.iter().position(|group| group.contains(&index));
+        if let Some(group) = group.filter(|_| self.offload.is_backward) {
+            self.fetch_group(group.checked_sub(1));
+        }
+    }
+
+    fn fetch_group(&mut self, group: Option<usize>) {
+        let Some(group) = group else { return };
+        for index in self.offload.groups[group].clone() {
+            if self.offload.parked[index].take().is_some() {
+                self.data[index] = Some(self.hold(index));
+            }
+        }
+    }
+
+    /// Whether a tensor is somewhere, and needs not be computed.
+    fn has(&self, index: usize) -> bool {
+        self.data[index].is_some() || self.offload.parked[index].is_some()
+    }
+
+    /// Drops what the backward pass of an op has used.
+    pub(super) fn release(&mut self, op: &GraphOp) {
+        for saved in &op.saved {
+            self.tensors[*saved].saves -= 1;
+            self.drop_unused(*saved);
+        }
+    }
+
+    /// Computes the block of an op again whose backward pass is about to read what was freed.
+    pub(super) fn restore(&mut self, op: &GraphOp) {
+        self.compute(op);
+        op.saved.iter().for_each(|saved| self.fetch(*saved));
+    }
+
+    fn compute(&mut self, op: &GraphOp) {
+        let Some(block) = op.block.filter(|block| self.recomputes(Some(*block))) else { return };
+        if self.is_restored[block] || op.saved.iter().all(|saved| self.has(*saved)) {
+            return;
+        }
+        let (ops, mut uses, stays) = self.replay(block);
+        for index in ops {
+            let graph = self.graph;
+            let op = &graph.ops[index];
+            op.inputs.iter().for_each(|input| self.fetch(*input));
+            let is_of_block = |it: &&usize| graph.activations[**it].block == Some(block);
+            for input in op.inputs.iter().filter(is_of_block) {
+                uses[*input] -= 1;
+                if uses[*input] == 0 && !stays[*input] {
+                    self.data[*input] = None;
+                }
+            }
+            for output in &op.outputs {
+                if self.data[*output].is_none() {
+                    self.data[*output] = Some(self.hold(*output));
+                }
+            }
+            for output in &op.outputs {
+                if !stays[*output] && uses[*output] == 0 {
+                    self.data[*output] = None;
+                }
+            }
+        }
+        self.forget(block);
+    }
+
+    /// The ops that lead to what backward reads of a freed block, how often they read each tensor, and what stays.
+    fn replay(&self, block: usize) -> (Vec<usize>, Vec<usize>, Vec<bool>) {
+        let count = self.data.len();
+        let is_wanted = |index: usize| self.is_of(index, block) && self.tensors[index].saves > 0;
+        let stays: Vec<bool> = (0..count).map(|it| self.has(it) || is_wanted(it)).collect();
+        let mut missing: Vec<bool> = (0..count).map(|it| !self.has(it) && stays[it]).collect();
+        let mut uses = vec![0; count];
+        let mut ops = Vec::new();
+        for index in self.ops[block].iter().rev() {
+            let op = &self.graph.ops[*index];
+            if !op.outputs.iter().any(|output| missing[*output]) {
+                continue;
+            }
+            ops.push(*index);
+            for input in op.inputs.iter().filter(|it| self.is_of(**it, block)) {
+                uses[*input] += 1;
+                missing[*input] |= !self.has(*input);
+            }
+        }
+        ops.reverse();
+        (ops, uses, stays)
+    }
+
+    /// From here on the data of a block's tensors stays as long as they are saved.
+    fn forget(&mut self, block: usize) {
+        if !self.recomputes(Some(block)) || std::mem::replace(&mut self.is_restored[block], true) {
+            return;
+        }
+        for op in self.ops[block].clone() {
+            for input in &self.graph.ops[op].inputs {
+                if !self.is_of(*input, block) {
+                    self.tensors[*input].saves -= 1;
+                    self.drop_unused(*input);
+                }
+            }
+        }
+        for index in 0..self.data.len() {
+            if self.is_of(index, block) {
+                self.tensors[index].keep = Keep::Block;
+                self.drop_unused(index);
+            }
+        }
+    }
+
+    fn is_of(&self, index: usize, block: usize) -> bool {
+        self.graph.activations[index].block == Some(block)
+    }
+
+    fn drop_unused(&mut self, index: usize) {
+        let TensorUse { reads, saves, keep } = self.tensors[index];
+        if reads == 0 && saves == 0 && keep != Keep::Tape {
+            self.offload.parked[index] = None;
+            self.data[index] = None;
+        }
+    }
+
+    fn hold(&self, index: usize) -> Lease {
+        self.ledger.hold(Category::Activations, self.graph.activations[index].bytes as usize)
+    }
+}

@@ -1,0 +1,60 @@
+//! The table that an [`Estimate`] prints.
+
+use std::fmt;
+
+use super::Estimate;
+
+impl fmt::Display for Estimate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "ZeRO stage {}, {} rank(s), per rank", self.stage.number(), self.ranks)?;
+        let mut rows = vec![
+            ("parameters", self.states.parameters),
+            ("gradients", self.states.gradients),
+            ("optimizer states", self.states.optimizer),
+            ("model states", self.states.total()),
+            ("module buffers", self.module_buffers),
+            ("gradient buckets, at most", self.buffers.buckets),
+            ("largest gathered parameter", self.buffers.largest_gathered),
+            ("gathered parameters, at most", self.buffers.gathered_limit),
+            ("all, at most (no activations)", self.peak()),
+            ("while sharding, at most", self.starting),
+            ("model states, on the host", self.host),
+            ("model states, on NVMe", self.disk),
+        ];
+        if let Some(pass) = self.pass {
+            let kept = self.states.parameters.saturating_add(self.states.optimizer);
+            let all = kept.saturating_add(self.module_buffers).saturating_add(pass.device);
+            rows.push(("activations, at most", pass.activations));
+            rows.push(("a training pass, at most", all));
+        }
+        let optional = ["module buffers", "model states, on the host", "model states, on NVMe"];
+        rows.retain(|(what, bytes)| *bytes > 0 || !optional.contains(what));
+        for (what, bytes) in rows {
+            writeln!(f, "  {what:<30} {:>12}", Bytes(bytes).to_string())?;
+        }
+        Ok(())
+    }
+}
+
+/// A number of bytes, printed in binary units with two decimals.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bytes(pub(super) u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+        if self.0 < 1024 {
+            return write!(f, "{} B", self.0);
+        }
+        let mut amount = self.0 as f64 / 1024.0;
+        let mut unit = UNITS[0];
+        for larger in &UNITS[1..] {
+            if amount < 1024.0 {
+                break;
+            }
+            amount /= 1024.0;
+            unit = larger;
+        }
+        write!(f, "{amount:.2} {unit}")
+    }
+}

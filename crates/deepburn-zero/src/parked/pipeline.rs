@@ -179,6 +179,9 @@ impl Pipeline {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
+    use deepburn_kernels::{Adam, AdamShare, AdamStep, Gradient, WeightDecay, adam};
     use deepburn_nvme::IoPolicy;
 
     use super::*;
@@ -249,5 +252,75 @@ mod tests {
         pipeline.start([piece.clone()].into(), 4096).unwrap();
         let failure = pipeline.read(&piece).unwrap_err();
         assert_eq!(pipeline.start(VecDeque::new(), 0).unwrap_err(), failure);
+    }
+
+    /// Reads the arrays of Adam and a gradient, computes for `load` on each piece, and writes all but the
+    /// gradient. Returns how long the disk was at work, how long the step waited for it, and how long the
+    /// step took.
+    fn timed_step(file: &SwapFile, pieces: &[[PieceRead; 4]], load: Duration) -> [Duration; 3] {
+        let [first, ..] = pieces else { unreachable!("there are pieces") };
+        let largest = first.iter().map(PieceRead::bytes).sum();
+        let (before, started) = (file.statistics(), Instant::now());
+        let mut pipeline = Pipeline::new(OVERLAPPED);
+        pipeline.start(pieces.iter().flatten().cloned().collect(), largest).unwrap();
+        let step = AdamStep::new(&ADAM, 1);
+        for piece in pieces {
+            let read = |piece| pipeline.read(piece).unwrap();
+            let [mut param, mut m, mut v, gradient] = piece.each_ref().map(read);
+            let update_started = Instant::now();
+            loop {
+                let share = AdamShare {
+                    param: param.as_mut_slice(),
+                    m: m.as_mut_slice(),
+                    v: v.as_mut_slice(),
+                    working: None,
+                };
+                adam(&step, 1.0, Gradient::F32(gradient.as_slice()), share);
+                if update_started.elapsed() >= load {
+                    break;
+                }
+            }
+            for (piece, buffer) in piece.iter().zip([param, m, v]) {
+                pipeline.write(piece, buffer).unwrap();
+            }
+        }
+        file.wait_all().unwrap();
+        let (after, took) = (file.statistics(), started.elapsed());
+        [after.active - before.active, after.waited - before.waited, took]
+    }
+
+    const ADAM: Adam = Adam {
+        lr: 1e-3,
+        beta1: 0.9,
+        beta2: 0.999,
+        eps: 1e-8,
+        weight_decay: WeightDecay::Decoupled(0.01),
+        bias_correction: true,
+    };
+
+    /// A step of Adam on 1 GiB of states and gradients, with updates that are repeated until they take as long
+    /// as their transfers, and longer.
+    #[test]
+    #[ignore = "measures a disk: 1 GiB in the folder of the crate"]
+    fn transfers_hide_behind_longer_updates() {
+        const PIECES: usize = 64;
+        let bytes = crate::parked::PIECE * size_of::<f32>();
+        let file = file((4 * PIECES * bytes) as u64);
+        let pieces: Vec<[PieceRead; 4]> =
+            (0..PIECES).map(|_| pieces(&file, &[bytes; 4]).try_into().unwrap()).collect();
+        // The first round writes to blocks that are only reserved.
+        timed_step(&file, &pieces, Duration::ZERO);
+        let [active, ..] = timed_step(&file, &pieces, Duration::ZERO);
+        let transfer = active / PIECES as u32;
+        for factor in [0.0, 1.0, 1.5, 2.0, 3.0] {
+            let [active, waited, took] = timed_step(&file, &pieces, transfer.mul_f64(factor));
+            let hidden = 1.0 - waited.as_secs_f64() / active.as_secs_f64();
+            println!(
+                "updates of {factor} transfers of {transfer:.1?}: step {took:.2?}, disk at work \
+                 {active:.2?}, waited {waited:.2?}, {:.0} % hidden",
+                100.0 * hidden
+            );
+            assert!(factor < 1.5 || hidden >= 0.7, "{hidden}");
+        }
     }
 }

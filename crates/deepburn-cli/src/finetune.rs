@@ -26,7 +26,7 @@ use crate::devices::cuda_devices;
 #[cfg(feature = "wgpu")]
 use crate::devices::wgpu_devices;
 use crate::failure::Failure;
-use crate::forecast::{self, check_memory};
+use crate::forecast::{self, check_memory, offloaded_activations};
 use crate::monitoring::check_monitors;
 use crate::preparation::{Preparation, check_types, claim_output, prepare};
 use crate::progress::Progress;
@@ -189,7 +189,8 @@ fn run<B: FusedOps + OptimizerOps, R: Recipe<B>>(
             check_types::<B>(preparation, device)?;
         }
         check_memory(preparation, ranks)?;
-        check_swap(preparation, ranks.placement().map_or(training.ranks, |it| it.local_size))?;
+        let local_ranks = ranks.placement().map_or(training.ranks, |it| it.local_size);
+        check_swap(preparation, local_ranks, offloaded_activations(preparation, ranks))?;
         let models = models(job, recipe, &devices)?;
         Ok((devices, models))
     });

@@ -13,7 +13,7 @@ use deepburn::Ranks;
 use deepburn::zero::estimate::{
     ActivationGraph, ElementBytes, Estimate, ParameterSize, PassPeak, PassPlan, estimate,
 };
-use deepburn_config::{Plan, Stage, ZeroPlan};
+use deepburn_config::{ActivationOffload, Plan, Stage, ZeroPlan};
 use serde_json::{Value, json};
 
 use crate::activations::BatchShape;
@@ -58,12 +58,18 @@ impl TrainedModel<'_> {
     fn forecast(&self, zero: &ZeroPlan, local: LocalRanks, change: PassChange) -> Forecast {
         let Plan { optimizer, precision, batch, .. } = self.plan;
         let bytes = ElementBytes::new(optimizer, precision, batch.gradient_accumulation_steps);
-        let rank = estimate(&self.sizes, zero, self.ranks, bytes);
+        let mut rank = estimate(&self.sizes, zero, self.ranks, bytes);
         let sequences = change.sequences.unwrap_or(self.batch.sequences);
         let graph = (self.activations)(BatchShape { sequences, ..self.batch });
         let pass = PassPlan::new(self.plan, zero, self.ranks, &rank);
         let policy = change.policy.unwrap_or(self.plan.activations.recompute);
-        Forecast { rank, pass: pass.with_policy(policy).peak(&graph), local }
+        let pass = pass.with_policy(policy).peak(&graph);
+        let offloaded_to = match self.plan.activations.offload {
+            ActivationOffload::Nvme { .. } => &mut rank.disk,
+            ActivationOffload::Device | ActivationOffload::Host { .. } => &mut rank.host,
+        };
+        *offloaded_to = offloaded_to.saturating_add(pass.offloaded);
+        Forecast { rank, pass, local }
     }
 }
 
@@ -184,6 +190,12 @@ pub(crate) fn record(preparation: &Preparation, ranks: &Ranks) -> Value {
     })
 }
 
+/// Bytes of activations that each rank keeps outside of its device at a time.
+pub(crate) fn offloaded_activations(preparation: &Preparation, ranks: &Ranks) -> u64 {
+    let (model, local) = trained(preparation, ranks);
+    model.forecast(&preparation.plan.zero, local, PassChange::default()).pass.offloaded
+}
+
 /// Logs what the run will hold on this host, and refuses one whose tensors do not fit.
 ///
 /// # Errors
@@ -196,35 +208,32 @@ pub(crate) fn check_memory(preparation: &Preparation, ranks: &Ranks) -> Result<(
         tracing::info!("{}", forecast.line(&resident));
     }
     let limits = memory_limits();
+    // Beside the program too: what a message advises has to work.
+    let fits = |zero: &ZeroPlan, change| {
+        let changed = model.forecast(zero, local, change);
+        let resident = Resident::new(&changed, preparation, &model);
+        limits.iter().all(|limit| !changed.exceeds(limit) && resident.is_below(limit, &local))
+    };
     let exceeded = limits.iter().filter(|limit| forecast.exceeds(limit));
     if let Some(limit) = exceeded.min_by_key(|limit| limit.bytes) {
-        let fits = |zero: &ZeroPlan, change| {
-            let changed = model.forecast(zero, local, change);
-            limits.iter().all(|limit| !changed.exceeds(limit))
-        };
         let states_fit = forecast.compared(limit, forecast.rank.states.total()) <= limit.bytes;
         let remedy = remedy(model.plan, model.batch.sequences, states_fit, fits);
         return Err(refusal(&forecast, limit, remedy));
     }
-    if ranks.has_first() {
-        warn_of_peak(&forecast, &resident, &limits);
-    }
-    Ok(())
-}
-
-/// Warns of a run whose tensors fit, but not beside the program.
-fn warn_of_peak(forecast: &Forecast, resident: &Resident, limits: &[MemoryLimit]) {
-    let is_exceeded =
-        |limit: &&MemoryLimit| resident.compared(limit, &forecast.local) > limit.bytes;
-    if let Some(limit) = limits.iter().filter(is_exceeded).min_by_key(|limit| limit.bytes) {
+    let scarce = limits.iter().filter(|limit| !resident.is_below(limit, &local));
+    if ranks.has_first()
+        && let Some(limit) = scarce.min_by_key(|limit| limit.bytes)
+    {
+        let remedy = remedy(model.plan, model.batch.sequences, true, fits);
         tracing::warn!(
-            "memory may run out: the run takes about {} of {} ({}); lower the micro-batch, set \
-             training.gradient_checkpointing, or offload states to NVMe",
-            readable(resident.compared(limit, &forecast.local)),
+            "memory may run out: the run takes about {} of {} ({}); {}",
+            readable(resident.compared(limit, &local)),
             readable(limit.bytes),
             limit.what,
+            remedy.as_deref().unwrap_or("use a smaller model, shorter sequences or a larger limit"),
         );
     }
+    Ok(())
 }
 
 /// Why a run cannot start, and with which settings it could.
@@ -245,9 +254,9 @@ fn refusal(forecast: &Forecast, limit: &MemoryLimit, remedy: Option<String>) -> 
     } else {
         let activations = forecast.compared(limit, forecast.pass.activations);
         let needed = format!(
-            "the model states and activations of {place} need {}, {} of it for activations,",
-            readable(all),
-            readable(activations)
+            "the model states and activations of {place} ({} of activations) need {}",
+            readable(activations),
+            readable(all)
         );
         ("train_micro_batch_size_per_gpu", needed)
     };

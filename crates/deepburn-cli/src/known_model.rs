@@ -76,6 +76,15 @@ impl KnownModel {
         }
     }
 
+    /// Tokens of the longest sample that it takes.
+    pub(crate) fn longest(&self) -> usize {
+        match self {
+            Self::Gpt2(config) => config.n_positions,
+            Self::Gpt2Classifier(config) => config.body.n_positions,
+            Self::Encoder(config) => config.max_len,
+        }
+    }
+
     /// The activations of a training pass over `batch`.
     pub(crate) fn activations(
         &self,

@@ -6,24 +6,29 @@ use deepburn_config::{NvmePlan, OptimizerOffload, ParameterOffload, SwapFilePlan
 use crate::failure::Failure;
 use crate::preparation::Preparation;
 
-/// Checks that the files of `local_ranks` ranks, those of this host, fit into their folders.
+/// Checks that the files of `local_ranks` ranks, those of this host, fit into their folders. Each rank parks
+/// `activations` bytes of activations at a time.
 ///
 /// # Errors
 /// A user's mistake: a folder is missing, cannot be written, is in memory or too small.
-pub(crate) fn check_swap(preparation: &Preparation, local_ranks: usize) -> Result<(), Failure> {
+pub(crate) fn check_swap(
+    preparation: &Preparation,
+    local_ranks: usize,
+    activations: u64,
+) -> Result<(), Failure> {
     let check = |key: &str, file: &SwapFilePlan, bytes: u64| {
         check_folder(&file.folder, bytes.saturating_mul(local_ranks as u64))
             .map_err(|error| Failure::mistake(format!("{key}: {error}")))
     };
-    if let Some(nvme) = nvme(preparation) {
-        let bytes = file_bytes(preparation, &preparation.plan.zero);
-        check("zero_optimization.offload_optimizer.nvme_path", &nvme.file, bytes)?;
+    let states = nvme(preparation).map(|nvme| &nvme.file);
+    let state_bytes = file_bytes(preparation, &preparation.plan.zero);
+    if let Some(file) = states {
+        check("zero_optimization.offload_optimizer.nvme_path", file, state_bytes)?;
     }
-    match preparation.plan.activations.offload.swap_file() {
-        // It grows with the activations.
-        Some(file) => check("activation_checkpointing.nvme_path", file, 0),
-        None => Ok(()),
-    }
+    let Some(file) = preparation.plan.activations.offload.swap_file() else { return Ok(()) };
+    let shared = states.is_some_and(|states| states.folder == file.folder);
+    let bytes = activations.saturating_add(if shared { state_bytes } else { 0 });
+    check("activation_checkpointing.nvme_path", file, bytes)
 }
 
 /// Logs what is in the files of each rank, and warns of what makes them large or leaves them without

@@ -210,10 +210,14 @@ fn show_estimates(
     let facts = Facts { hidden_size: Some(model.width()), ..Facts::on_host(ranks) };
     let plan = resolve(&written, &facts).map_err(Failure::mistake)?.plan;
     let given = deepspeed.map(|_| plan.zero.stage.number());
-    let batch = sequence_length.map(|length| BatchShape {
-        sequences: plan.batch.micro_batch_size as u64,
-        length: length.max(1),
-    });
+    let longest = model.longest() as u64;
+    if let Some(length) = sequence_length.filter(|length| !(1..=longest).contains(length)) {
+        return Err(Failure::mistake(format!(
+            "--sequence-length: {length}; the model takes 1 to {longest} tokens"
+        )));
+    }
+    let batch = sequence_length
+        .map(|length| BatchShape { sequences: plan.batch.micro_batch_size as u64, length });
     let graph = batch.map(|batch| model.activations(batch, &plan.precision));
     for stage in stages(stage.or(given))? {
         let zero = deepburn_config::ZeroPlan { stage, ..plan.zero.clone() };

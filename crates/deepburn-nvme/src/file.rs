@@ -111,7 +111,11 @@ impl RawFile for DiskFile {
     }
 
     fn grow(&self, added: Range<u64>) -> Result<(), Errno> {
-        preallocate(&self.file, added).map(drop)
+        let end = added.start;
+        preallocate(&self.file, added).map(drop).inspect_err(|_| {
+            // A full disk may have given a part, which others can use.
+            let _ = rustix::fs::ftruncate(&self.file, end);
+        })
     }
 
     fn is_direct(&self) -> bool {

@@ -52,10 +52,10 @@ pub(crate) struct RegionAllocator {
 struct Space {
     /// All of them.
     bytes: u64,
-    /// The first byte that was never handed out.
+    /// The end of the last part that is in use.
     next: u64,
-    /// Offsets of released parts, by their size.
-    released: BTreeMap<u64, Vec<u64>>,
+    /// Released parts before it: their bytes by their offsets. No two of them touch.
+    released: BTreeMap<u64, u64>,
 }
 
 impl RegionAllocator {
@@ -76,8 +76,8 @@ impl RegionAllocator {
         self.lock().bytes
     }
 
-    /// Reserves a region. It takes the smallest released part that is large enough and at most twice as
-    /// large as needed. Where the file is too small, `grow` is asked for a file of so many bytes.
+    /// Reserves a region, in the smallest released part that is large enough, or behind all others. Where
+    /// the file is too small, `grow` is asked for a larger one.
     ///
     /// # Errors
     /// What `grow` returns.
@@ -88,8 +88,8 @@ impl RegionAllocator {
     ) -> Result<Region, E> {
         let needed = padded(bytes);
         let mut space = self.lock();
-        if let Some((reserved, offset)) = space.take_released(needed) {
-            return Ok(Region { file: self.file, offset, bytes, reserved });
+        if let Some(offset) = space.take_released(needed) {
+            return Ok(Region { file: self.file, offset, bytes, reserved: needed });
         }
         let (offset, end) = (space.next, space.next.saturating_add(needed));
         if end > space.bytes {
@@ -103,7 +103,7 @@ impl RegionAllocator {
     /// Takes a region back.
     pub(crate) fn release(&self, region: &Region) {
         if region.reserved > 0 {
-            self.lock().released.entry(region.reserved).or_default().push(region.offset);
+            self.lock().release(region.offset, region.reserved);
         }
     }
 
@@ -126,18 +126,34 @@ pub(crate) struct Shortage {
 }
 
 impl Space {
-    /// A released part for `needed` bytes: its size and offset.
-    fn take_released(&mut self, needed: u64) -> Option<(u64, u64)> {
-        if needed == 0 {
-            return None;
+    /// Takes the start of a released part for `needed` bytes: its offset.
+    fn take_released(&mut self, needed: u64) -> Option<u64> {
+        let fitting = self.released.iter().filter(|(_, bytes)| **bytes >= needed);
+        let (&offset, &bytes) = fitting.min_by_key(|(_, bytes)| **bytes).filter(|_| needed > 0)?;
+        self.released.remove(&offset);
+        if bytes > needed {
+            self.released.insert(offset + needed, bytes - needed);
         }
-        let range = needed..=needed.saturating_mul(2);
-        let (&reserved, offsets) = self.released.range_mut(range).next()?;
-        let offset = offsets.pop()?;
-        if offsets.is_empty() {
-            self.released.remove(&reserved);
+        Some(offset)
+    }
+
+    /// Adds a part to the released ones, joined with its neighbours: where sizes change from pass to pass, the
+    /// file is as large as what it holds at a time needs, not as all that it ever held.
+    fn release(&mut self, mut offset: u64, mut bytes: u64) {
+        if let Some((&before, &length)) = self.released.range(..offset).next_back()
+            && before + length == offset
+        {
+            self.released.remove(&before);
+            (offset, bytes) = (before, bytes + length);
         }
-        Some((reserved, offset))
+        if let Some(length) = self.released.remove(&(offset + bytes)) {
+            bytes += length;
+        }
+        if offset + bytes == self.next {
+            self.next = offset;
+        } else {
+            self.released.insert(offset, bytes);
+        }
     }
 }
 
@@ -161,19 +177,66 @@ mod tests {
     }
 
     #[test]
-    fn released_parts_are_used_again_where_they_fit() {
+    fn released_parts_join_and_are_used_again() {
         let allocator = RegionAllocator::new(8 * 4096);
-        let [small, large] = [4096, 5 * 4096].map(|bytes| allocate(&allocator, bytes).unwrap());
-        allocator.release(&small);
-        allocator.release(&large);
-        // Twice as large at most: two pages do not take five.
-        assert_eq!(allocate(&allocator, 2 * 4096).unwrap().offset, 6 * 4096);
-        let four = allocate(&allocator, 3 * 4096 + 1).unwrap();
-        assert_eq!((four.offset, four.len()), (large.offset, 3 * 4096 + 1));
-        assert_eq!(allocate(&allocator, 100).unwrap().offset, small.offset);
-        // Released as large as it was.
+        let pages = |count: usize| allocate(&allocator, count * 4096);
+        let parts = [1, 2, 1, 3, 1].map(|count| pages(count).unwrap());
+        assert_eq!(pages(1), Err(0));
+        allocator.release(&parts[1]);
+        allocator.release(&parts[3]);
+        // The smallest that is large enough, and what is left of it.
+        assert_eq!(pages(1).unwrap().offset, parts[1].offset);
+        assert_eq!(allocate(&allocator, 100).unwrap().offset, parts[1].offset + 4096);
+        // Neighbours on both sides.
+        allocator.release(&parts[2]);
+        let four = pages(4).unwrap();
+        assert_eq!(four.offset, parts[2].offset);
+        // The end of what is in use goes back.
+        allocator.release(&parts[4]);
         allocator.release(&four);
-        assert_eq!(allocate(&allocator, 5 * 4096).unwrap().offset, large.offset);
-        assert_eq!(allocate(&allocator, 4096), Err(0));
+        assert_eq!(pages(5).unwrap().offset, parts[2].offset);
+        assert_eq!(pages(1), Err(0));
+    }
+
+    /// Regions that grow from round to round take what the largest round takes.
+    #[test]
+    fn growing_regions_use_released_parts() {
+        let allocator = RegionAllocator::new(u64::MAX);
+        for round in 1..200 {
+            let regions: Vec<_> = (0..5)
+                .map(|index| allocate(&allocator, (round * 7 + index) * 4096).unwrap())
+                .collect();
+            let end = regions.iter().map(|region| region.offset + region.reserved).max().unwrap();
+            assert_eq!(end, (35 * round as u64 + 10) * 4096);
+            regions.iter().rev().step_by(2).for_each(|region| allocator.release(region));
+            regions.iter().rev().skip(1).step_by(2).for_each(|region| allocator.release(region));
+        }
+    }
+
+    /// No two live regions overlap, and all lie within the file.
+    #[test]
+    fn live_regions_never_overlap() {
+        let mut random = 7_u64;
+        let mut draw = |below: u64| {
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % below
+        };
+        let allocator = RegionAllocator::new(64 * 4096);
+        let mut live: Vec<Region> = Vec::new();
+        for _ in 0..20_000 {
+            if draw(2) == 0 && !live.is_empty() {
+                let index = draw(live.len() as u64) as usize;
+                allocator.release(&live.swap_remove(index));
+            } else if let Ok(region) = allocate(&allocator, draw(9 * 4096) as usize) {
+                live.push(region);
+            }
+            let mut parts: Vec<_> = live.iter().map(|it| (it.offset, it.reserved)).collect();
+            parts.retain(|(_, bytes)| *bytes > 0);
+            parts.sort_unstable();
+            assert!(parts.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0), "{parts:?}");
+            assert!(parts.last().is_none_or(|(offset, bytes)| offset + bytes <= 64 * 4096));
+        }
     }
 }

@@ -39,7 +39,7 @@ pub struct SwapFile {
     growing: Option<Arc<dyn RawFile>>,
 }
 
-/// Least bytes by which a file grows, so that it does so rarely.
+/// Bytes by which a file grows at least where the disk has them, so that it does so rarely.
 const GROWTH: u64 = 16 << 20;
 
 impl SwapFile {
@@ -66,9 +66,10 @@ impl SwapFile {
     /// As [`create`](Self::create). A disk that is full later fails the reservation of a region.
     pub fn growing(folder: &Path, policy: &IoPolicy) -> Result<Self, SwapError> {
         policy.check()?;
-        let file = Arc::new(DiskFile::create(folder, GROWTH, policy.direct)?);
+        let bytes = ALIGNMENT as u64;
+        let file = Arc::new(DiskFile::create(folder, bytes, policy.direct)?);
         let is_preallocated = file.is_preallocated();
-        let mut swap = Self::with_file(file.clone(), folder, GROWTH, policy, is_preallocated)?;
+        let mut swap = Self::with_file(file.clone(), folder, bytes, policy, is_preallocated)?;
         swap.growing = Some(file);
         Ok(swap)
     }
@@ -149,9 +150,13 @@ impl SwapFile {
             let folder = self.folder.to_path_buf();
             return Err(SwapError::Full { folder, requested: needed, left, bytes });
         };
-        let grown = end.max(bytes.saturating_add(GROWTH));
-        file.grow(bytes..grown).map_err(|errno| no_space(&self.folder, bytes..grown, errno))?;
-        Ok(grown)
+        let ample = end.max(bytes.saturating_add(GROWTH));
+        if file.grow(bytes..ample).is_ok() {
+            return Ok(ample);
+        }
+        // On a disk that is nearly full, what is needed and no more.
+        file.grow(bytes..end).map_err(|errno| no_space(&self.folder, bytes..end, errno))?;
+        Ok(end)
     }
 
     /// Takes a region back, whose part of the file may then be reserved again. Requests for it that are in

@@ -15,6 +15,7 @@ mod cross_entropy;
 mod gelu;
 mod host;
 mod host_read;
+mod layout;
 mod linear;
 mod norm;
 mod optimizer;
@@ -42,6 +43,7 @@ pub use host::{
     float_bytes, float_from_host, float_into_host, int_from_host, int_into_host, read_float,
 };
 pub use host_read::HostRead;
+pub use layout::LayoutOps;
 pub use linear::{LinearGradients, LinearOps, linear};
 pub use norm::{LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved, layer_norm};
 pub use optimizer::{AdamArrays, OptimizerOps};

@@ -4,8 +4,8 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, FloatDType, Shape, TensorData, TensorMetadata};
 use deepburn_kernels::{self as kernels, AdamShare, AdamStep, Gradient, GradientStats};
 
-use crate::StreamOps;
 use crate::host::{float_from_host, float_into_host, read_float};
+use crate::{LayoutOps, StreamOps};
 
 /// The arrays that Adam updates: flat, f32, of one length.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub struct AdamArrays<B: Backend> {
 /// Optimizer and loss-scaling kernels of a backend.
 ///
 /// Provided methods go through host memory; a backend overrides them where it has kernels.
-pub trait OptimizerOps: StreamOps {
+pub trait OptimizerOps: StreamOps + LayoutOps {
     /// One step of Adam or AdamW in one pass. `gradient` is flat, of the arrays' length, f32 or 16
     /// bits wide, and is multiplied by `grad_scale` on the way in. With `working`, the updated
     /// master is also returned rounded to that type.

@@ -139,7 +139,12 @@ impl<B: OptimizerOps> ModelStates<B> {
         )));
         let autocast = precision.autocast.map(element_type);
         let paths = parameters.iter().map(|parameter| parameter.path());
-        let store = ActivationStore::new(&activations.offload, group.clone(), ledger.clone())?;
+        let store = ActivationStore::new(
+            &activations.offload,
+            B::is_contiguous,
+            group.clone(),
+            ledger.clone(),
+        )?;
         let recompute = activations.recompute;
         let recorder = Rc::new(BlockRecorder::new(recompute, store, ledger.clone(), paths));
         let binding = Binding::new(

@@ -88,8 +88,11 @@ impl Run<'_> {
         let ratios = [
             forecast.activations as f64 / measured.activations as f64,
             forecast.ledger as f64 / measured.ledger as f64,
-            // One more, where there may be none.
-            (forecast.offloaded + 1) as f64 / (measured.offloaded + 1) as f64,
+            // Casts between blocks, which are kept too, are not in the graphs.
+            match self.section.get("torch_autocast") {
+                Some(_) => 1.0,
+                None => (forecast.offloaded + 1) as f64 / (measured.offloaded + 1) as f64,
+            },
         ];
         let text = format!(
             "{what} {:?} {} ranks {}: {ratios:.4?} of {measured:?}",

@@ -23,6 +23,12 @@ const GRADIENT_COPIES: u64 = 2;
 /// being written.
 const SWAP_BUFFERS: u64 = 80 << 20;
 
+/// A forecast may be too low by one part in so many: 15 %, the largest difference in `benches/forecast.py` but one.
+const DOUBT: u64 = 7;
+
+/// Address space that a process reserves and does not use: thread stacks, arenas of the allocator.
+const ADDRESS_SPACE: u64 = 512 << 20;
+
 /// Bytes of the resident set of this process.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Resident {
@@ -59,6 +65,13 @@ impl Resident {
     pub(super) fn total(&self) -> u64 {
         let beside = self.logits.saturating_add(self.copies).saturating_add(PROGRAM);
         self.tensors.saturating_add(beside)
+    }
+
+    /// Whether the run stays below `limit`, as far as a forecast can tell.
+    pub(super) fn is_below(&self, limit: &MemoryLimit, local: &LocalRanks) -> bool {
+        let bytes = self.compared(limit, local);
+        let reserved = if limit.of_process { ADDRESS_SPACE } else { 0 };
+        bytes.saturating_add(bytes / DOUBT).saturating_add(reserved) <= limit.bytes
     }
 
     /// Bytes that are compared with `limit`: of all processes of this host, or of this one.

@@ -131,6 +131,10 @@ fn resolve_offload(
     context: &mut Context<'_>,
 ) -> ActivationOffload {
     let threshold = section.count(THRESHOLD);
+    if section.text(NVME_PATH) == Some("") {
+        let remedy = "name a folder on a local disk, or remove it";
+        context.findings.push(section.error(NVME_PATH, "is empty", remedy));
+    }
     let wanted = section.given(OFFLOAD).map(|_| section.flag(OFFLOAD));
     match (nvme_path(section), wanted) {
         (Some(_), Some(false)) => {
@@ -205,7 +209,7 @@ mod tests {
         for (section, expected) in [
             ("{}", Off),
             (r#"{"partition_activations": false, "number_checkpoints": null}"#, Off),
-            (r#"{"offload_threshold": 1, "nvme_path": ""}"#, Off),
+            (r#"{"offload_threshold": 1, "nvme_path": null}"#, Off),
             (r#"{"partition_activations": true}"#, Full),
             (r#"{"cpu_checkpointing": true}"#, Full),
             (r#"{"nvme_path": "/nvme"}"#, Full),
@@ -246,6 +250,7 @@ mod tests {
         for (section, key) in [
             (r#"{"nvme_path": "/nvme", "cpu_checkpointing": false}"#, "nvme_path"),
             (r#"{"nvme_path": "/nvme", "policy": "off"}"#, "nvme_path"),
+            (r#"{"nvme_path": ""}"#, "is empty"),
             (r#"{"cpu_checkpointing": true, "policy": "off"}"#, "cpu_checkpointing"),
         ] {
             let error = plan(section, &Facts::on_host(1)).unwrap_err();

@@ -419,14 +419,15 @@ fn a_growing_file_grows_and_uses_released_regions_again() {
 
 #[test]
 fn a_disk_that_is_full_refuses_a_region_and_keeps_the_others() {
-    let mut swap = swap(FakeFile { room: Some(20 << 20), ..FakeFile::new(4096) }, 1, 1);
-    let grown = FakeFile { room: Some(20 << 20), ..FakeFile::new(4096) };
-    swap.growing = Some(Arc::new(grown));
+    let mut swap = swap(FakeFile::new(4096), 1, 1);
+    swap.growing = Some(Arc::new(FakeFile { room: Some(20 << 20), ..FakeFile::new(4096) }));
     let first = swap.region(4096).unwrap();
-    // In steps of 16 MiB at least.
+    // In steps of 16 MiB, and of what is needed where the disk has no more.
     swap.region(1).unwrap();
     assert_eq!(swap.bytes(), 4096 + (16 << 20));
-    let full = swap.region(18 << 20).unwrap_err();
-    assert!(matches!(full, SwapError::NoSpace { .. }), "{full}");
+    swap.region(18 << 20).unwrap();
+    assert_eq!(swap.bytes(), 2 * 4096 + (18 << 20));
+    let full = swap.region(2 << 20).unwrap_err();
+    assert!(matches!(full, SwapError::NoSpace { needed: 0x20_0000, .. }), "{full}");
     swap.write(&first, 0, filled(&swap, 4096, 3)).unwrap().wait().unwrap();
 }

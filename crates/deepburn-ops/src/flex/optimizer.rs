@@ -9,6 +9,7 @@ use deepburn_kernels::{
 };
 use half::{bf16, f16};
 
+use crate::layout::LayoutOps;
 use crate::optimizer::{AdamArrays, OptimizerOps};
 use crate::stream::StreamOps;
 
@@ -88,6 +89,12 @@ impl OptimizerOps for Flex {
 }
 
 impl StreamOps for Flex {}
+
+impl LayoutOps for Flex {
+    fn is_contiguous(tensor: &FlexTensor) -> bool {
+        tensor.is_contiguous()
+    }
+}
 
 /// The tensor in a form whose elements are one slice; a contiguous view stays a view.
 fn readable(tensor: FlexTensor) -> FlexTensor {

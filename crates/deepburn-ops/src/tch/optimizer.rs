@@ -10,6 +10,7 @@ use deepburn_kernels::{
 use half::{bf16, f16};
 use tch::{Device, Kind, Tensor};
 
+use crate::layout::LayoutOps;
 use crate::optimizer::{AdamArrays, OptimizerOps, adam_on_host, flatten_on_host};
 use crate::stream::StreamOps;
 
@@ -76,6 +77,12 @@ impl<E: TchElement> OptimizerOps for LibTorch<E> {
 }
 
 impl<E: TchElement> StreamOps for LibTorch<E> {}
+
+impl<E: TchElement> LayoutOps for LibTorch<E> {
+    fn is_contiguous(tensor: &TchTensor) -> bool {
+        tensor.tensor.is_contiguous()
+    }
+}
 
 /// A contiguous tensor whose memory nobody else holds, so that it can be updated in place.
 fn exclusive(tensor: TchTensor) -> TchTensor {

@@ -121,7 +121,13 @@ impl<B: Backend> Gatherer<B> {
             Some(FetchProgress::Reading { tag, shards, _lease }) => {
                 self.all_gather(tag, &fetch.indices, shards)?.wait()?
             }
-            None => unreachable!("parameters that were waited for are not on their way any more"),
+            // Only a failure leaves parameters on their way that were waited for.
+            None => {
+                self.group.check()?;
+                let path = fetch.indices.first().map(|index| self.parameter(*index).path());
+                let path = path.unwrap_or_default();
+                return Err(self.group.failed(format!("gathering parameter {path} failed before")));
+            }
         };
         let whole = fetch.indices.iter().zip(arrays).map(|(index, array)| {
             let shape = self.parameter(*index).shape().clone();

@@ -27,6 +27,8 @@ pub(crate) struct ActivationStore<B: Backend> {
     store: Store,
     /// Bytes from which on an activation is parked.
     threshold: usize,
+    /// Whether a tensor comes back as it was: parked are its elements in their flat order.
+    is_contiguous: fn(&B::FloatTensorPrimitive) -> bool,
     /// Ends all ranks where the disk fails.
     group: Group<B>,
     ledger: Ledger,
@@ -36,6 +38,8 @@ pub(crate) struct ActivationStore<B: Backend> {
 
 /// What a pass has parked.
 struct ParkedPass<B: Backend> {
+    /// Counted from 0.
+    number: u64,
     /// In the order of forward. A group that was fetched ahead is empty.
     groups: Vec<Vec<Weak<ParkedActivation<B>>>>,
     /// Bytes of the last group.
@@ -46,7 +50,8 @@ struct ParkedPass<B: Backend> {
 /// An activation outside of the device, or on its way there or back.
 pub(crate) struct ParkedActivation<B: Backend> {
     store: Arc<ActivationStore<B>>,
-    /// Its place in the pass.
+    /// Its pass, and its group in it.
+    pass: u64,
     group: usize,
     shape: Shape,
     dtype: DType,
@@ -60,25 +65,29 @@ enum Transit<B: Backend> {
     Leaving { tensor: FullTensor<B>, copy: HostRead },
     /// In host memory or in the file.
     Parked(Arc<ParkedArray>),
-    /// Being read, into memory that will be the tensor's.
+    /// Being read from the file, into memory that will be the tensor's.
     Arriving { array: Arc<ParkedArray>, read: ParkedRead, lease: Lease },
+    /// On the device again, or on its way there in the device's queue.
+    Back(FullTensor<B>),
     /// On the device, with whoever has fetched it.
     Fetched,
 }
 
 impl<B: Backend> ParkedPass<B> {
-    fn new() -> Self {
-        Self { groups: Vec::new(), group_bytes: 0, is_backward: false }
+    fn new(number: u64) -> Self {
+        Self { number, groups: Vec::new(), group_bytes: 0, is_backward: false }
     }
 }
 
 impl<B: Backend> ActivationStore<B> {
-    /// Creates the store that `offload` asks for; `None` where activations stay on the device.
+    /// Creates the store that `offload` asks for; `None` where activations stay on the device. Only tensors that
+    /// `is_contiguous` tells of are parked.
     ///
     /// # Errors
     /// The folder cannot be used, or its disk is full.
     pub(crate) fn new(
         offload: &ActivationOffload,
+        is_contiguous: fn(&B::FloatTensorPrimitive) -> bool,
         group: Group<B>,
         ledger: Ledger,
     ) -> Result<Option<Arc<Self>>, SwapError> {
@@ -90,14 +99,15 @@ impl<B: Backend> ActivationStore<B> {
                 (Store::Disk(Arc::new(file)), *threshold)
             }
         };
-        let (writes, pass) = (Mutex::default(), Mutex::new(ParkedPass::new()));
-        Ok(Some(Arc::new(Self { store, threshold, group, ledger, writes, pass })))
+        let (writes, pass) = (Mutex::default(), Mutex::new(ParkedPass::new(0)));
+        Ok(Some(Arc::new(Self { store, threshold, is_contiguous, group, ledger, writes, pass })))
     }
 
     /// Begins a training pass.
     pub(crate) fn start_forward(&self) {
         // What an earlier pass has parked stays with those who hold it.
-        *lock(&self.pass) = ParkedPass::new();
+        let mut pass = lock(&self.pass);
+        *pass = ParkedPass::new(pass.number + 1);
     }
 
     /// Ends forward: the group that was parked last is fetched ahead.
@@ -121,12 +131,17 @@ impl<B: Backend> ActivationStore<B> {
         leaving.iter().flatten().filter_map(Weak::upgrade).for_each(|parked| parked.leave());
     }
 
-    /// Whether it pays to park a tensor: it is not small, and nobody else holds its memory.
+    /// Whether a tensor can be parked, and it pays: it is contiguous and not small, and nobody else holds its
+    /// memory. Views of other layouts stay: kernels may add their elements in another order, and a broadcast
+    /// value is larger than its memory.
     pub(crate) fn takes(&self, tensor: &FullTensor<B>) -> bool {
         let bytes = tensor.shape().num_elements() * tensor.dtype().size();
         let is_held_alone =
             tensor.lease.as_ref().is_some_and(|lease| Arc::strong_count(lease) == 1);
-        is_held_alone && bytes > 0 && bytes >= self.threshold
+        is_held_alone
+            && bytes > 0
+            && bytes >= self.threshold
+            && (self.is_contiguous)(&tensor.tensor)
     }
 
     /// Parks a tensor in the present group.
@@ -141,6 +156,7 @@ impl<B: Backend> ActivationStore<B> {
         let mut pass = lock(&self.pass);
         let parked = Arc::new(ParkedActivation {
             store: self.clone(),
+            pass: pass.number,
             group: pass.groups.len().saturating_sub(1),
             shape,
             dtype,
@@ -172,11 +188,12 @@ impl<B: Backend> ActivationStore<B> {
         }
     }
 
-    /// Fetches the group before `group` ahead, in backward.
-    fn fetch_before(&self, group: usize) {
+    /// Fetches the group before that of `parked` ahead, in the backward part of its pass.
+    fn fetch_before(&self, parked: &ParkedActivation<B>) {
         let mut pass = lock(&self.pass);
-        let before = match group.checked_sub(1) {
-            Some(before) if pass.is_backward => pass.groups.get_mut(before).map(std::mem::take),
+        let is_backward = pass.is_backward && pass.number == parked.pass;
+        let before = match parked.group.checked_sub(1) {
+            Some(before) if is_backward => pass.groups.get_mut(before).map(std::mem::take),
             _ => None,
         };
         drop(pass);
@@ -238,7 +255,7 @@ impl<B: Backend> ParkedActivation<B> {
     /// With a [`CommError`] where the disk fails: a tensor op cannot return it.
     pub(crate) fn fetch(&self) -> FullTensor<B> {
         let fetched = self.start_fetch().and_then(|()| {
-            self.store.fetch_before(self.group);
+            self.store.fetch_before(self);
             self.arrive()
         });
         fetched.unwrap_or_else(|error| std::panic::panic_any(self.store.failed("read", &error)))
@@ -251,7 +268,11 @@ impl<B: Backend> ParkedActivation<B> {
             let read = ParkedTensor { array, dtype: self.dtype }.start()?;
             let bytes = self.shape.num_elements() * self.dtype.size();
             let lease = self.store.ledger.hold(Category::Activations, bytes);
-            *transit = Transit::Arriving { array: array.clone(), read, lease };
+            *transit = match self.store.store {
+                // A device copies while it computes.
+                Store::Host => Transit::Back(self.tensor(read, lease)?),
+                Store::Disk(_) => Transit::Arriving { array: array.clone(), read, lease },
+            };
         }
         Ok(())
     }
@@ -261,17 +282,19 @@ impl<B: Backend> ParkedActivation<B> {
         let mut transit = lock(&self.transit);
         match std::mem::replace(&mut *transit, Transit::Fetched) {
             // Needed before its copy was complete.
-            Transit::Leaving { tensor, .. } => Ok(tensor),
+            Transit::Leaving { tensor, .. } | Transit::Back(tensor) => Ok(tensor),
             Transit::Arriving { array, read, lease } => {
-                let flat = read.wait::<B>(&self.device).inspect_err(|_| {
-                    *transit = Transit::Parked(array);
-                })?;
-                let tensor = B::float_reshape(flat, self.shape.clone());
-                Ok(Leased { tensor, lease: Some(Arc::new(lease)) })
+                self.tensor(read, lease).inspect_err(|_| *transit = Transit::Parked(array))
             }
             Transit::Parked(_) | Transit::Fetched => {
                 unreachable!("one value of a tape holds an activation, and fetches it once")
             }
         }
+    }
+
+    /// The tensor of what was read.
+    fn tensor(&self, read: ParkedRead, lease: Lease) -> Result<FullTensor<B>, SwapError> {
+        let tensor = B::float_reshape(read.wait::<B>(&self.device)?, self.shape.clone());
+        Ok(Leased { tensor, lease: Some(Arc::new(lease)) })
     }
 }

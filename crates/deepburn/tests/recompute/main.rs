@@ -12,6 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use burn::module::Param;
 use burn::tensor::{Distribution, Tensor};
 use burn_flex::{Flex, FlexDevice};
+use deepburn::config::Plan;
 use deepburn::zero::{Category, Tier, Training};
 use deepburn::{Engine, OutsideError, activation_checkpoint, run_ranks};
 
@@ -40,13 +41,20 @@ fn with_engine<R: Send>(
             "optimizer": {{"type": "AdamW", "params": {{"lr": 0.001}}}},
             "activation_checkpointing": {section}}}"#
     );
-    let plan = deepburn::plan(&config, 1).unwrap();
+    with_plan(&deepburn::plan(&config, 1).unwrap(), layers, body)
+}
+
+fn with_plan<R: Send>(
+    plan: &Plan,
+    layers: usize,
+    body: impl Fn(&mut Net) -> Result<R, OutsideError> + Sync,
+) -> R {
     let results = run_ranks(1, |group| {
-        let mut engine = deepburn::initialize(Stack::new(layers), &plan, group)?;
+        let mut engine = deepburn::initialize(Stack::new(layers), plan, group)?;
         engine.seed(3);
         body(&mut engine)
     });
-    results.unwrap_or_else(|failure| panic!("{section}: {failure}")).remove(0)
+    results.unwrap_or_else(|failure| panic!("{:?}: {failure}", plan.activations)).remove(0)
 }
 
 /// Asserts that a run gives the same with every section `activation_checkpointing`.

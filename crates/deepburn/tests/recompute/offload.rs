@@ -1,10 +1,16 @@
 //! Activation offload: what leaves the device, what stays, and a disk that fails.
 
+use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 
+use burn::tensor::Tensor;
+use burn_flex::FlexDevice;
+use deepburn::config::{ActivationOffload, Plan};
 use deepburn::zero::{Category, Tier, Usage};
 
-use crate::{ACTIVATION, BATCH, Net, POLICIES, Stack, input, train, with_engine};
+use crate::{
+    ACTIVATION, BATCH, Net, POLICIES, Stack, Trained, WIDTH, input, train, with_engine, with_plan,
+};
 
 /// A section that keeps activations of at least `threshold` bytes on NVMe.
 pub(crate) fn to_nvme(policy: &str, threshold: usize) -> String {
@@ -84,6 +90,90 @@ fn a_step_moves_what_it_parks() {
     });
 }
 
+/// Views of other layouts between blocks: kernels add their elements in another order than those of a copy.
+#[test]
+fn transposed_activations_stay() {
+    let mixing = |stack: &Stack<Trained>| {
+        let mut x = Tensor::cat(vec![input(), input() * 0.7], 0);
+        for block in &stack.blocks {
+            let gate = x.clone().mean_dim(1) * 2.0 + 1.3;
+            x = (block.forward(x) * gate).tanh().swap_dims(0, 1);
+        }
+        stack.head(x)
+    };
+    let run = |section: &str| with_engine(section, 7, |engine| train(engine, 6, mixing));
+    let kept = run("{}");
+    assert_eq!(run(&to_nvme("full", 0)), kept);
+    assert_eq!(run(&to_nvme("selective", 0)), kept);
+}
+
+/// A broadcast value is larger than its memory.
+#[test]
+fn expanded_activations_stay() {
+    let gated = |stack: &Stack<Trained>| {
+        let mut x = input();
+        for block in &stack.blocks {
+            x = block.forward(x).slice([0..1]).expand([BATCH, WIDTH]);
+        }
+        stack.head(x)
+    };
+    let run = |section: &str| {
+        with_engine(section, 9, |engine| {
+            let losses = train(engine, 2, gated)?;
+            Ok((losses, engine.ledger().usage(Category::Activations).peak))
+        })
+    };
+    let (kept, (offloaded, peak)) = (run(POLICIES[1]), run(&to_nvme("full", 0)));
+    assert_eq!(offloaded, kept.0);
+    assert!(peak <= kept.1, "{peak} bytes, {} without offload", kept.1);
+}
+
+/// Host memory as beside a device: the same bits, and the bytes in the ledger of the host.
+#[test]
+fn activations_go_to_host_memory() {
+    for policy in ["full", "selective"] {
+        let config = format!(
+            r#"{{"train_micro_batch_size_per_gpu": {BATCH}, "zero_optimization": {{"stage": 3}},
+                "optimizer": {{"type": "AdamW", "params": {{"lr": 0.001}}}},
+                "activation_checkpointing": {{"policy": "{policy}"}}}}"#
+        );
+        let mut plan = deepburn::plan(&config, 1).unwrap();
+        let run = |plan: &Plan| {
+            with_plan(plan, 9, |engine| {
+                let losses = train(engine, 3, |stack| stack.loss(input()))?;
+                let usage = |tier| engine.ledger().usage_on(tier, Category::Activations);
+                Ok((losses, [Tier::Device, Tier::Host].map(usage)))
+            })
+        };
+        let (kept, [on_device, _]) = run(&plan);
+        plan.activations.offload = ActivationOffload::Host { threshold: 0 };
+        let (offloaded, [device, host]) = run(&plan);
+        assert_eq!(offloaded, kept, "{policy}");
+        assert!(device.peak < on_device.peak, "{policy}: {device:?}, {on_device:?} without");
+        assert!(host.peak >= 8 * 2 * ACTIVATION && host.current == 0, "{policy}: {host:?}");
+    }
+}
+
+/// Batches that grow from step to step do not fill the disk with parts that none of them fits.
+#[test]
+fn growing_batches_use_the_file_again() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("growing-batches");
+    std::fs::create_dir_all(&folder).unwrap();
+    with_engine(&to_folder("full", 0, &folder), 9, |engine| {
+        for rows in (16..1_000).step_by(48) {
+            train(engine, 1, |stack| {
+                let x = Tensor::arange(0..rows, &FlexDevice).float().reshape([rows as usize, 1]);
+                stack.loss(x.expand([rows as usize, WIDTH]) * 1e-3)
+            })?;
+        }
+        let parked = engine.ledger().usage_on(Tier::Disk, Category::Activations).peak as u64;
+        let bytes: u64 = open_files(&folder).map(|file| file.metadata().unwrap().len()).sum();
+        // It grows by 16 MiB at a time.
+        assert!(bytes < 2 * parked + (16 << 20), "{bytes} bytes for {parked}");
+        Ok(())
+    });
+}
+
 /// Two models on a thread have files of their own, and passes of both may be open.
 #[test]
 fn passes_of_two_models_do_not_meet() {
@@ -132,13 +222,16 @@ fn a_disk_that_fails_is_named() {
     });
 }
 
-/// Cuts the files of this process in `folder`, which have no names, to nothing.
+/// Cuts the files of this process in `folder` to nothing.
 fn cut_files(folder: &Path) {
-    for descriptor in std::fs::read_dir("/proc/self/fd").unwrap() {
-        let link: PathBuf = descriptor.unwrap().path();
-        if std::fs::read_link(&link).is_ok_and(|target| target.starts_with(folder)) {
-            let file = std::fs::OpenOptions::new().write(true).open(&link).unwrap();
-            file.set_len(0).unwrap();
-        }
-    }
+    open_files(folder).for_each(|file| file.set_len(0).unwrap());
+}
+
+/// The files that this process has open in `folder`, which have no names.
+fn open_files(folder: &Path) -> impl Iterator<Item = File> {
+    let links = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
+    let is_inside = move |link: &PathBuf| {
+        std::fs::read_link(link).is_ok_and(|target| target.starts_with(folder))
+    };
+    links.filter(is_inside).map(|link| OpenOptions::new().write(true).open(link).unwrap())
 }

@@ -179,10 +179,9 @@ impl<'a> BlockMemory<'a> {
 
     /// Brings an activation back that an op reads; in backward, the group before too.
     fn fetch(&mut self, index: usize) {
-        if self.offload.parked[index].take().is_none() {
-            return;
+        if self.offload.parked[index].take().is_some() {
+            self.data[index] = Some(self.hold(index));
         }
-        self.data[index] = Some(self.hold(index));
         let group = self.offload.groups.iter().position(|group| group.contains(&index));
         if let Some(group) = group.filter(|_| self.offload.is_backward) {
             self.fetch_group(group.checked_sub(1));

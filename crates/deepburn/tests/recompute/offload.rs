@@ -113,7 +113,7 @@ fn expanded_activations_stay() {
     let gated = |stack: &Stack<Trained>| {
         let mut x = input();
         for block in &stack.blocks {
-            x = block.forward(x).slice([0..1]).expand([BATCH, WIDTH]);
+            x = block.forward(x).slice([0..1, 0..WIDTH]).expand([BATCH, WIDTH]);
         }
         stack.head(x)
     };
@@ -140,7 +140,10 @@ fn activations_go_to_host_memory() {
         let mut plan = deepburn::plan(&config, 1).unwrap();
         let run = |plan: &Plan| {
             with_plan(plan, 9, |engine| {
-                let losses = train(engine, 3, |stack| stack.loss(input()))?;
+                let first = train(engine, 1, |stack| stack.loss(input()))?;
+                // The first pass does not know yet what later blocks will read.
+                engine.ledger().reset_peaks();
+                let losses = (first, train(engine, 2, |stack| stack.loss(input()))?);
                 let usage = |tier| engine.ledger().usage_on(tier, Category::Activations);
                 Ok((losses, [Tier::Device, Tier::Host].map(usage)))
             })

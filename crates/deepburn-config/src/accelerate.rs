@@ -87,7 +87,7 @@ const DEEPSPEED_CONFIG: &[Key] = &[
 ];
 
 /// Keys that say what a DeepSpeed JSON says itself, in the order of the table.
-const TRANSLATED: [&str; 9] = [
+const TRANSLATED: [&str; 8] = [
     "zero_stage",
     "gradient_accumulation_steps",
     "gradient_clipping",
@@ -95,7 +95,6 @@ const TRANSLATED: [&str; 9] = [
     "offload_param_device",
     "offload_optimizer_nvme_path",
     "offload_param_nvme_path",
-    "zero3_init_flag",
     "zero3_save_16bit_model",
 ];
 
@@ -141,21 +140,23 @@ pub(crate) const KEYS: &[Key] = &[
     free("use_cpu", "Train on the CPU.").inert("training.backend chooses the device"),
     free("ipex_config", "Intel's extension.").inert("there is no PyTorch"),
     free("mpirun_config", "MPI.").inert(LAUNCH),
+    Key::new("dynamo_backend", Kind::Free, Literal::Text("no"), "Compiler of the model.")
+        .unavailable("compilation", Asks::NotOneOf(&["no"]), "write 'NO'"),
     free("dynamo_config", "Compilation of the model.").unavailable(
         "compilation",
-        Asks::Present,
+        Asks::NotEmpty,
         "remove it",
     ),
-    free("fp8_config", "fp8 training.").unavailable("fp8 training", Asks::Present, "remove it"),
-    free("fsdp_config", "PyTorch's FSDP.").unavailable("FSDP", Asks::Present, "remove it"),
+    free("fp8_config", "fp8 training.").unavailable("fp8 training", Asks::NotEmpty, "remove it"),
+    free("fsdp_config", "PyTorch's FSDP.").unavailable("FSDP", Asks::NotEmpty, "remove it"),
     free("megatron_lm_config", "Megatron-LM.").unavailable(
         "Megatron-LM",
-        Asks::Present,
+        Asks::NotEmpty,
         "remove it",
     ),
     free("parallelism_config", "Other parallelism.").unavailable(
         "parallelism beside ZeRO",
-        Asks::Present,
+        Asks::NotEmpty,
         "remove it",
     ),
 ];
@@ -320,6 +321,13 @@ mod tests {
         let error =
             translate(&yaml("  zero_stage: 3\n"), "x.yaml", folder.path()).unwrap_err().to_string();
         assert!(error.contains("deepspeed_config.zero_stage: contradicts"), "{error}");
+        // What `accelerate config` writes beside a file.
+        let both = translate(
+            &yaml("  zero3_init_flag: true\nfsdp_config: {}\ndynamo_backend: 'NO'\n"),
+            "x.yaml",
+            folder.path(),
+        );
+        assert_eq!(both.unwrap().to_json(), json!({"train_batch_size": 8}));
         let missing = read("deepspeed_config: {deepspeed_config_file: nowhere.json}")
             .unwrap_err()
             .to_string();
@@ -335,6 +343,7 @@ mod tests {
             ("mixed_precision: fp8", "must be no, fp16 or bf16"),
             ("fsdp_config: {a: 1}", "asks for FSDP"),
             ("num_machines: 2", "more than one machine"),
+            ("dynamo_backend: INDUCTOR", "asks for compilation"),
             ("- a\n- b", "the file holds a list"),
             ("a: [", "x.yaml"),
         ] {

@@ -4,7 +4,8 @@
 //! left to the sections' own rules.
 
 use crate::diagnosis::{Diagnosis, Findings, Severity};
-use crate::key::{Asks, Key, Literal, Spelling, Status, entries};
+use crate::foreign::foreign_name;
+use crate::key::{Asks, Key, Literal, Spelling, Status};
 
 use crate::kind::{Kind, Variant};
 use crate::node::Node;
@@ -108,6 +109,13 @@ impl Check<'_> {
                 self.push(Severity::Note, path, value, message, String::new());
                 false
             }
+            Status::Ignored(why) => {
+                let is_default = value.is_null() || value.means(&key.default.node());
+                let severity = if is_default { Severity::Note } else { Severity::Warning };
+                let message = format!("is ignored: {why}");
+                self.push(severity, path, value, message, "remove it".into());
+                true
+            }
             Status::Refused { why, remedy } => {
                 self.push(Severity::Error, path, value, why.into(), remedy.into());
                 true
@@ -155,10 +163,18 @@ impl Check<'_> {
     }
 
     fn unknown(&mut self, keys: &'static [Key], name: &str, value: &Node, path: &str) {
-        let remedy = if let Some(nearest) = nearest(keys.iter().flat_map(Key::names), name) {
+        let elsewhere = self.elsewhere(name);
+        // The main sections of a job file have no section inside that another program could mean.
+        let of_job =
+            |path: &&String| ["training.", "data."].iter().any(|top| path.starts_with(top));
+        let remedy = if let Some(path) = elsewhere.as_ref().filter(of_job) {
+            format!("did you mean {path}?")
+        } else if let Some(remedy) = foreign_name(name) {
+            remedy.to_owned()
+        } else if let Some(nearest) = nearest(keys.iter().flat_map(Key::names), name) {
             format!("did you mean {nearest}?")
-        } else if let Some(elsewhere) = self.elsewhere(name) {
-            format!("did you mean {elsewhere}?")
+        } else if let Some(path) = elsewhere {
+            format!("did you mean {path}?")
         } else if keys.len() <= LISTED {
             let known: Vec<_> = keys.iter().map(|key| key.name).collect();
             format!("remove it; known here: {}", known.join(", "))
@@ -168,12 +184,9 @@ impl Check<'_> {
         self.push(Severity::Error, &join(path, name), value, "is no known key".into(), remedy);
     }
 
-    /// The path of a key that has exactly this name in another section.
+    /// The path of a key that has exactly this name in another section and does something there.
     fn elsewhere(&self, name: &str) -> Option<String> {
-        entries(self.top)
-            .into_iter()
-            .find(|entry| entry.key.is_called(name))
-            .map(|entry| entry.path)
+        honoured(self.top, name)
     }
 
     fn push(
@@ -186,6 +199,25 @@ impl Check<'_> {
     ) {
         self.findings.push(Diagnosis::new(severity, path, message, remedy).at(value));
     }
+}
+
+/// Path of the first key below `keys` that has this name and does something.
+fn honoured(keys: &'static [Key], name: &str) -> Option<String> {
+    keys.iter().filter(|key| matches!(key.status, Status::Honoured)).find_map(|key| {
+        if key.is_called(name) {
+            return Some(key.name.to_owned());
+        }
+        let below = |keys, shown: &str| honoured(keys, name).map(|path| join(shown, &path));
+        match key.kind {
+            Kind::Variants(variants) => variants
+                .iter()
+                .filter(|variant| matches!(variant.status, Status::Honoured))
+                .find_map(|variant| {
+                    below(variant.keys, &format!("{}[{}]", key.name, variant.name))
+                }),
+            _ => below(key.keys(), key.name),
+        }
+    })
 }
 
 /// What is wrong with a value of the wrong kind.

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use serde::{Serialize, Serializer};
 
 use crate::node::{Node, Position};
+use crate::overrides::TypedKey;
 
 /// How much a diagnosis matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -43,6 +44,9 @@ pub struct Diagnosis {
     /// Line and column of the value, where it came from a text.
     #[serde(serialize_with = "position", skip_serializing_if = "Option::is_none")]
     pub at: Option<Position>,
+    /// The option of the command line that gave the value, `--set training.max_steps=0` for example.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub given: Option<String>,
     /// The value and the rule.
     pub message: String,
     /// What to write instead; empty where nothing needs to change.
@@ -63,7 +67,25 @@ impl Diagnosis {
         remedy: impl Into<String>,
     ) -> Self {
         let (key, message, remedy) = (key.into(), message.into(), remedy.into());
-        Self { severity, key, at: None, message, remedy }
+        Self { severity, key, at: None, given: None, message, remedy }
+    }
+
+    /// Key, place, message and remedy: all but the severity, for a log that names it itself.
+    pub fn finding(&self) -> String {
+        let place = match (&self.given, self.at) {
+            (Some(given), _) => format!(" ({given})"),
+            (None, Some(at)) => format!(" (line {}, column {})", at.line, at.column),
+            (None, None) => String::new(),
+        };
+        let key = match self.key.as_str() {
+            "" => String::new(),
+            key => format!("{key}{place}: "),
+        };
+        let remedy = match self.remedy.as_str() {
+            "" => String::new(),
+            remedy => format!("; {remedy}"),
+        };
+        format!("{key}{}{remedy}", self.message)
     }
 
     /// The same, at the place of `node`.
@@ -75,19 +97,7 @@ impl Diagnosis {
 
 impl fmt::Display for Diagnosis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: ", self.severity)?;
-        if !self.key.is_empty() {
-            write!(f, "{}", self.key)?;
-            if let Some(at) = self.at {
-                write!(f, " (line {}, column {})", at.line, at.column)?;
-            }
-            f.write_str(": ")?;
-        }
-        f.write_str(&self.message)?;
-        if !self.remedy.is_empty() {
-            write!(f, "; {}", self.remedy)?;
-        }
-        Ok(())
+        write!(f, "{}: {}", self.severity, self.finding())
     }
 }
 
@@ -150,6 +160,14 @@ impl Findings {
 
     pub(crate) fn note(&mut self, key: impl Into<String>, message: impl Into<String>) {
         self.push(Diagnosis::new(Severity::Note, key, message, ""));
+    }
+
+    /// Names the option that gave a value in what was found about it.
+    pub(crate) fn attribute(&mut self, typed: &[TypedKey]) {
+        for diagnosis in &mut self.0 {
+            let last = typed.iter().rev().find(|typed| typed.covers(&diagnosis.key));
+            diagnosis.given = last.map(|typed| typed.given.clone());
+        }
     }
 
     /// The warnings and notes, or everything as a report when something is wrong.
@@ -234,10 +252,26 @@ pub enum ConfigError {
         /// Why base64 does not fit.
         reason: String,
     },
-    /// An override that cannot be applied.
-    #[error("--set {given}: {reason}; {remedy}")]
-    Override {
+    /// A path that is asked for and is no key.
+    #[error("{given}: unknown key; {remedy}")]
+    UnknownKey {
         /// As given.
+        given: String,
+        /// What to write instead.
+        remedy: String,
+    },
+    /// The text has the form of one of Lightning's strategies and is none.
+    #[error("{given}: no such file or strategy; use a file or one of {known}")]
+    UnknownStrategy {
+        /// As given.
+        given: String,
+        /// Strategies that are understood.
+        known: String,
+    },
+    /// An override that cannot be applied.
+    #[error("{given}: {reason}; {remedy}")]
+    Override {
+        /// The option as given.
         given: String,
         /// What is wrong.
         reason: String,

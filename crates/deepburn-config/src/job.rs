@@ -22,9 +22,10 @@ use crate::diagnosis::{ConfigError, Diagnosis, Findings};
 use crate::job_sections::{Places, check_pair, check_saving, read_data, read_model, read_training};
 use crate::keys::DEEPSPEED;
 use crate::keys::job::JOB;
+use crate::lightning::looks_like_a_strategy;
 use crate::lookup::find;
 use crate::node::{Node, Value};
-use crate::overrides::Override;
+use crate::overrides::{Override, TypedKey};
 use crate::place::Place;
 use crate::resolve::{Facts, Resolved};
 use crate::section::Section;
@@ -249,9 +250,10 @@ impl Job {
     ) -> Result<(Self, Written), ConfigError> {
         let mut root = parse_json(text, Origin { document: "job file", name })?;
         let overrides = overrides(request)?;
+        let rate = typed_rate(&overrides);
         let (deepspeed, job): (Vec<_>, Vec<_>) =
             overrides.into_iter().partition(|set| set.is_inside("deepspeed"));
-        for set in job {
+        for set in &job {
             set.apply(JOB, &mut root)?;
         }
         let beside = folder.to_path_buf();
@@ -261,11 +263,18 @@ impl Job {
             None => [beside, PathBuf::new(), PathBuf::from(CONFIG_FOLDER)],
         };
         let mut written = take_deepspeed(&mut root, name, &folders)?;
-        for set in deepspeed {
-            set.inner().apply(DEEPSPEED, written.node_mut())?;
+        let mut typed = Vec::new();
+        for set in deepspeed.iter().map(Override::inner) {
+            set.apply(DEEPSPEED, written.node_mut())?;
+            typed.push(set.typed());
         }
-        let launched = request.launched;
-        Ok((Self::read(&root, name, Places { folder }, &written, launched)?, written))
+        if let Some(rate) = rate {
+            use_rate(rate, written.node_mut());
+        }
+        let written = written.with_typed(typed);
+        let typed: Vec<_> = job.iter().map(Override::typed).collect();
+        let job = Self::read(&root, name, Places { folder }, &written, request.launched, &typed)?;
+        Ok((job, written))
     }
 
     fn read(
@@ -274,6 +283,7 @@ impl Job {
         places: Places<'_>,
         written: &Written,
         launched: Option<usize>,
+        typed: &[TypedKey],
     ) -> Result<Self, ConfigError> {
         let mut findings = Findings::default();
         check(JOB, root, &mut findings);
@@ -296,6 +306,7 @@ impl Job {
             );
         }
         check_saving(&job.training, &mut findings);
+        findings.attribute(typed);
         job.notes = findings.verdict(name)?;
         Ok(job)
     }
@@ -342,16 +353,39 @@ fn overrides(request: &JobRequest) -> Result<Vec<Override>, ConfigError> {
         request.sets.iter().map(|set| Override::parse(set)).collect::<Result<_, _>>()?;
     let number = |ranks: usize| Node::new(Value::Number(ranks.to_string()));
     let options = [
-        ("ranks", request.ranks.map(number)),
-        ("backend", request.backend.as_deref().map(Node::text)),
-        ("output_dir", request.output_dir.as_deref().map(text)),
+        ("--ranks", "ranks", request.ranks.map(number)),
+        ("--backend", "backend", request.backend.as_deref().map(Node::text)),
+        ("--output-dir", "output_dir", request.output_dir.as_deref().map(text)),
     ];
-    for (name, value) in options {
-        overrides.extend(value.map(|value| Override::of(&["training", name], value)));
+    for (option, name, value) in options {
+        overrides.extend(value.map(|value| Override::of(option, &["training", name], value)));
     }
-    overrides
-        .extend(request.deepspeed.as_deref().map(|path| Override::of(&["deepspeed"], text(path))));
+    let deepspeed = request.deepspeed.as_deref().map(text);
+    overrides.extend(deepspeed.map(|path| Override::of("--deepspeed", &["deepspeed"], path)));
     Ok(overrides)
+}
+
+/// The learning rate of `--set training.learning_rate`, where no later option sets the optimizer's.
+fn typed_rate(overrides: &[Override]) -> Option<Node> {
+    const OPTIMIZERS: &[&str] = &["deepspeed", "optimizer", "params", "lr"];
+    let at = overrides.iter().rposition(|set| set.sets(&["training", "learning_rate"]))?;
+    let value = overrides[at].value();
+    // The file that --deepspeed names is a file: what was typed for one value wins over it.
+    let later =
+        overrides.iter().rposition(|set| set.sets(OPTIMIZERS) && set.value().as_text().is_none());
+    let is_last = later.is_none_or(|later| later < at);
+    (is_last && value.as_real().is_some()).then(|| value.clone())
+}
+
+/// Puts the learning rate that was typed in the place of the file's, where the file has one.
+fn use_rate(rate: Node, root: &mut Node) {
+    let place = ["optimizer", "params", "lr"].iter().try_fold(root, |node, name| {
+        let entries = node.entries_mut()?;
+        entries.iter_mut().find(|(key, _)| key == name).map(|(_, node)| node)
+    });
+    if let Some(lr) = place.filter(|lr| lr.as_real().is_some()) {
+        *lr = rate;
+    }
 }
 
 /// Takes the DeepSpeed part out of the job: a section, or the file that it names.
@@ -367,7 +401,10 @@ fn take_deepspeed(
         None => Ok(Written::empty()),
         Some(Node { value: Value::Null, .. }) => Ok(Written::empty()),
         Some(Node { value: Value::Text(path), .. }) => {
-            Written::from_file(&find(Path::new(&path), folders, "file")?)
+            match find(Path::new(&path), folders, "file") {
+                Err(_) if looks_like_a_strategy(&path) => Written::from_strategy(&path),
+                found => Written::from_file(&found?),
+            }
         }
         Some(section) => Ok(Written::new(section, &format!("deepspeed section of {name}"))),
     }

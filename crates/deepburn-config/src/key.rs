@@ -105,6 +105,8 @@ pub enum Status {
     Honoured,
     /// It is accepted, changes nothing, and a note says why.
     Inert(&'static str),
+    /// It is accepted, changes nothing in DeepSpeed either, and a warning says why.
+    Ignored(&'static str),
     /// The feature does not exist in this version: a value that asks for it is an error.
     Unavailable {
         /// The feature's name.
@@ -128,6 +130,7 @@ impl fmt::Display for Status {
         match self {
             Self::Honoured => f.write_str("honoured"),
             Self::Inert(why) => write!(f, "accepted, changes nothing: {why}"),
+            Self::Ignored(why) => write!(f, "ignored with a warning: {why}"),
             Self::Unavailable { feature, .. } => write!(f, "not available yet: {feature}"),
             Self::Refused { why, .. } => write!(f, "refused: {why}"),
         }
@@ -147,6 +150,8 @@ pub enum Asks {
     AnyEnabled,
     /// Every value but `null` and `false`.
     Present,
+    /// Every value but `null`, `false` and an empty section.
+    NotEmpty,
 }
 
 impl Key {
@@ -226,6 +231,11 @@ impl Key {
         Self { status: Status::Inert(why), ..self }
     }
 
+    /// The same, ignored as DeepSpeed ignores it.
+    pub const fn ignored(self, why: &'static str) -> Self {
+        Self { status: Status::Ignored(why), ..self }
+    }
+
     /// The same, asking for a feature that does not exist.
     pub const fn unavailable(
         self,
@@ -271,6 +281,10 @@ impl Key {
             Asks::Enabled => node.get("enabled").and_then(Node::as_flag) == Some(true),
             Asks::AnyEnabled => any_enabled(node),
             Asks::Present => !node.is_null() && node.as_flag() != Some(false),
+            Asks::NotEmpty => {
+                let is_empty = matches!(&node.value, Value::Map(entries) if entries.is_empty());
+                !is_empty && self.asks(Asks::Present, node)
+            }
         }
     }
 }
@@ -339,5 +353,7 @@ mod tests {
             !section.asks(Asks::Present, &node("false"))
                 && section.asks(Asks::Present, &node("{}"))
         );
+        assert!(!section.asks(Asks::NotEmpty, &node("{}")));
+        assert!(section.asks(Asks::NotEmpty, &node("{\"a\": 1}")));
     }
 }

@@ -36,11 +36,14 @@ mod curriculum;
 mod devices;
 mod diagnosis;
 mod dynamic_batching;
+mod foreign;
 mod job;
 mod job_sections;
 mod key;
 mod keys;
 mod kind;
+mod lightning;
+mod listing;
 mod lookup;
 mod monitor_plan;
 mod node;
@@ -48,6 +51,7 @@ mod overrides;
 mod place;
 mod plan;
 mod resolve;
+mod schema;
 mod section;
 mod source;
 mod splits;
@@ -58,12 +62,14 @@ pub use batch_schedule::{BatchSchedule, BatchSizeError};
 pub use curriculum::{CurriculumPlan, CurriculumSchedule, CurriculumStage};
 pub use diagnosis::{ConfigError, Diagnosis, Report, Severity};
 pub use dynamic_batching::{DynamicBatchingPlan, LrScaling, PickingOrderPlan};
+pub use foreign::foreign_name;
 pub use job::{
     Architecture, Backend, CONFIG_FOLDER, DataJob, DataKind, Job, JobRequest, Join, ModelJob,
     ResolvedJob, TrainingJob,
 };
 pub use key::{Asks, Key, KeyEntry, Literal, Spelling, Status, entries};
 pub use kind::{Integers, Kind, Reals, Variant};
+pub use listing::find_keys;
 pub use lookup::find;
 pub use monitor_plan::{FlopsPlan, MonitorFolder, MonitorPlan, ProfilePlan};
 pub use node::{Node, Position, Value};
@@ -76,6 +82,7 @@ pub use plan::{
     SwapFilePlan, WarmupShape, ZeroPlan,
 };
 pub use resolve::{AutoAnswer, Facts, Resolved, resolve, resolve_batch};
+pub use schema::schema;
 pub use source::{MAX_BYTES, MAX_DEPTH};
 pub use splits::SplitPlan;
 pub use written::Written;

@@ -1,15 +1,35 @@
 //! `--set path.to.key=VALUE`: one value of a file, given on the command line.
 //!
 //! The path must be one that the tables know; sections on the way are created. VALUE is JSON, or a
-//! string when it is none. Whether the value fits its key is checked with the rest of the file.
+//! string when it is none. Whether the value fits its key is checked with the rest of the file, and
+//! what is found then names the option: [`TypedKey`].
 
 use crate::check::nearest;
 use crate::diagnosis::ConfigError;
+use crate::foreign::foreign_name;
 use crate::key::Key;
 
 use crate::kind::{Kind, Variant};
 use crate::node::{Node, Value};
 use crate::source::{Origin, parse_json};
+
+/// A key whose value came from the command line.
+#[derive(Debug, Clone)]
+pub(crate) struct TypedKey {
+    /// Path of the key in its document; empty for all of it.
+    pub(crate) path: String,
+    /// The option as given.
+    pub(crate) given: String,
+}
+
+impl TypedKey {
+    /// Whether `key` is this key or inside of it.
+    pub(crate) fn covers(&self, key: &str) -> bool {
+        let rest = key.strip_prefix(self.path.as_str());
+        self.path.is_empty()
+            || rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+    }
+}
 
 /// One override, as given and taken apart.
 #[derive(Debug, Clone)]
@@ -23,7 +43,7 @@ impl Override {
     /// Takes `path.to.key=VALUE` apart.
     pub(crate) fn parse(given: &str) -> Result<Self, ConfigError> {
         let malformed = || ConfigError::Override {
-            given: Node::text(given).to_string(),
+            given: format!("--set {}", Node::text(given)),
             reason: "is no path.to.key=VALUE".into(),
             remedy: "write for example --set training.max_steps=100".into(),
         };
@@ -32,20 +52,37 @@ impl Override {
         if path.iter().any(String::is_empty) {
             return Err(malformed());
         }
-        let origin = Origin { document: "--set", name: given };
+        let option = format!("--set {}", shortened(given));
+        let origin = Origin { document: "--set", name: &option };
         let value = match parse_json(value, origin) {
             Ok(node) => node,
             // A slip inside a list or a section is a slip, not a string.
             Err(error) if value.trim_start().starts_with(['{', '[']) => return Err(error),
             Err(_) => Node::text(value),
         };
-        Ok(Self { given: given.to_owned(), path, value })
+        Ok(Self { given: option, path, value })
     }
 
-    /// An override of the program's own options.
-    pub(crate) fn of(path: &[&str], value: Node) -> Self {
+    /// An override by the option `option` of the program.
+    pub(crate) fn of(option: &str, path: &[&str], value: Node) -> Self {
         let path: Vec<_> = path.iter().map(|&name| name.to_owned()).collect();
-        Self { given: format!("{}={value}", path.join(".")), path, value }
+        let shown = value.as_text().map_or_else(|| value.to_string(), shortened);
+        Self { given: format!("{option} {shown}"), path, value }
+    }
+
+    /// The key that it sets, for what is found about the value.
+    pub(crate) fn typed(&self) -> TypedKey {
+        TypedKey { path: self.path.join("."), given: self.given.clone() }
+    }
+
+    /// Whether it sets `path` or a section around it.
+    pub(crate) fn sets(&self, path: &[&str]) -> bool {
+        self.path.iter().zip(path).all(|(own, other)| own == other) && self.path.len() <= path.len()
+    }
+
+    /// The value that is set.
+    pub(crate) fn value(&self) -> &Node {
+        &self.value
     }
 
     /// Whether it concerns a key inside the section `name`.
@@ -104,9 +141,11 @@ impl Override {
 
     fn unknown(&self, keys: &'static [Key], depth: usize) -> ConfigError {
         let name = &self.path[depth];
-        let remedy = match nearest(keys.iter().flat_map(Key::names), name) {
-            Some(nearest) => format!("did you mean {nearest}?"),
-            None => {
+        let near = nearest(keys.iter().flat_map(Key::names), name);
+        let remedy = match (foreign_name(name), near) {
+            (Some(remedy), _) => remedy.to_owned(),
+            (None, Some(nearest)) => format!("did you mean {nearest}?"),
+            (None, None) => {
                 let known: Vec<_> = keys.iter().take(12).map(|key| key.name).collect();
                 format!(
                     "known here are {}{}",
@@ -126,6 +165,15 @@ impl Override {
             reason: format!("{above} is {found}, not a section"),
             remedy: "set a section of keys there first".into(),
         }
+    }
+}
+
+/// `text`, cut where it is too long for a message.
+fn shortened(text: &str) -> String {
+    const SHOWN: usize = 80;
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
     }
 }
 
@@ -222,10 +270,12 @@ mod tests {
             ("model.pretrained.x=1", "model.pretrained is a single value"),
             ("training.max_steps.x=1", "not a section"),
             ("data.splits={\"train\": }", "line 1"),
+            ("training.num_train_epochs=3", "write training.epochs"),
             ("deepspeed.zero_optimization.stge=1", "did you mean stage?"),
         ] {
             let message = set("{}", given).expect_err(given);
             assert!(message.contains(part), "{given}: {message}");
+            assert!(message.starts_with("--set "), "{given}: {message}");
         }
         let message = set("{\"training\": 3}", "training.max_steps=1").unwrap_err();
         assert!(message.contains("training is a number, not a section"), "{message}");

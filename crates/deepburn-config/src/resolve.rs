@@ -133,6 +133,7 @@ pub fn resolve(written: &Written, facts: &Facts) -> Result<Resolved, Report> {
         zero,
     };
     default_autos(DEEPSPEED, written.node(), "", &mut context.autos);
+    context.findings.attribute(written.typed());
     let notes = context.findings.verdict(written.source())?;
     Ok(Resolved { plan, notes, autos: context.autos.0 })
 }
@@ -157,6 +158,7 @@ pub fn resolve_batch(
     let (top, mut context) = open(written, facts);
     let batch = batch::resolve(&top, &mut context);
     let dynamic = data_efficiency::resolve(&top, &mut context);
+    context.findings.attribute(written.typed());
     context.findings.verdict(written.source())?;
     Ok((batch, dynamic))
 }

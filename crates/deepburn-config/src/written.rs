@@ -8,7 +8,9 @@ use std::path::Path;
 
 use crate::accelerate;
 use crate::diagnosis::ConfigError;
+use crate::lightning::{self, looks_like_a_strategy};
 use crate::node::{Node, Value};
+use crate::overrides::TypedKey;
 use crate::source::{Origin, decode_base64, from_value, parse_json, read_text};
 
 /// A DeepSpeed configuration, parsed and not yet checked.
@@ -17,6 +19,7 @@ pub struct Written {
     root: Node,
     source: String,
     processes: Option<usize>,
+    typed: Vec<TypedKey>,
 }
 
 const DOCUMENT: &str = "DeepSpeed config";
@@ -56,7 +59,8 @@ impl Written {
         Ok(Self::new(root, INLINE))
     }
 
-    /// Reads what DeepSpeed's own command line takes: the path of a file, or a base64 string.
+    /// Reads what DeepSpeed's own command line takes: the path of a file, or a base64 string; or one
+    /// of Lightning's strategies, `deepspeed_stage_2` for example.
     ///
     /// # Errors
     /// [`ConfigError`], naming both attempts where it is neither.
@@ -64,6 +68,9 @@ impl Written {
         let path = Path::new(argument);
         if path.exists() {
             return Self::from_file(path);
+        }
+        if looks_like_a_strategy(argument) {
+            return Self::from_strategy(argument);
         }
         let text = decode_base64(argument).map_err(|reason| ConfigError::NeitherPathNorBase64 {
             given: Node::text(argument).to_string(),
@@ -78,12 +85,35 @@ impl Written {
     }
 
     pub(crate) fn new(root: Node, source: &str) -> Self {
-        Self { root, source: source.to_owned(), processes: None }
+        Self { root, source: source.to_owned(), processes: None, typed: Vec::new() }
     }
 
     /// The same with the number of processes that an Accelerate file gives.
     pub(crate) fn with_processes(self, processes: Option<usize>) -> Self {
         Self { processes, ..self }
+    }
+
+    /// The same, where the command line gave the values of these keys.
+    pub(crate) fn with_typed(self, typed: Vec<TypedKey>) -> Self {
+        Self { typed, ..self }
+    }
+
+    /// Keys whose values came from the command line.
+    pub(crate) fn typed(&self) -> &[TypedKey] {
+        &self.typed
+    }
+
+    /// The configuration of one of Lightning's strategies, `deepspeed_stage_2_offload` for example.
+    ///
+    /// # Errors
+    /// [`ConfigError::UnknownStrategy`] with those that are understood.
+    pub(crate) fn from_strategy(name: &str) -> Result<Self, ConfigError> {
+        let Some(value) = lightning::configuration(name) else {
+            let given = Node::text(name).to_string();
+            return Err(ConfigError::UnknownStrategy { given, known: lightning::names() });
+        };
+        let source = format!("Lightning's strategy {name}");
+        Ok(Self::new(from_value(&value, Origin { document: DOCUMENT, name: &source })?, &source))
     }
 
     fn parse(text: &str, name: &str) -> Result<Self, ConfigError> {

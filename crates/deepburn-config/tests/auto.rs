@@ -99,8 +99,10 @@ fn without_facts_auto_is_the_default_or_an_error_that_says_what_is_missing() {
     let resolved = resolved(&json, &Facts::on_host(2)).unwrap();
     assert_eq!(resolved.plan.batch.micro_batch_size, 4);
     assert_eq!(resolved.plan.zero.gradients.reduce_bucket_size, 500_000_000);
-    assert_eq!(resolved.plan.optimizer.lr(), 1e-3);
-    assert_eq!(resolved.autos["scheduler.params.warmup_num_steps"].value, 1000);
+    // Those of transformers.
+    assert_eq!(resolved.plan.optimizer.lr(), 5e-5);
+    assert_eq!(resolved.autos["scheduler.params.warmup_num_steps"].value, 2);
+    assert_eq!(resolved.autos["optimizer.params.lr"].value, 5e-5);
 }
 
 #[test]

@@ -2,7 +2,8 @@
 
 use deepburn_config::{
     AdamPlan, Facts, GradientReduction, NvmePlan, OptimizerOffload, OptimizerPlan,
-    ParameterOffload, Plan, SchedulePlan, Stage, SwapFilePlan, WarmupShape, Written, resolve,
+    ParameterOffload, Plan, SchedulePlan, Severity, Stage, SwapFilePlan, WarmupShape, Written,
+    resolve,
 };
 use serde_json::{Value, json};
 
@@ -329,4 +330,75 @@ fn a_warm_up_has_two_steps_at_least() {
         panic!("not a warm-up")
     };
     assert_eq!(warmup_steps, 2);
+}
+
+/// Keys that DeepSpeed does not read either are warnings; the same names misspelt are errors.
+#[test]
+fn keys_without_effect_are_warnings() {
+    let resolved = |more: &str| {
+        let text = format!("{{\"train_batch_size\": 1, {more}}}");
+        resolve(&Written::from_json(&text).unwrap(), &Facts::on_host(1))
+            .map_err(|report| report.to_string())
+    };
+    for (more, key) in [
+        (r#""cuda_visible_devices": "0,1""#, "cuda_visible_devices"),
+        (r#""comms_config": {"verbose": false}"#, "comms_config"),
+        (r#""monitor_config": {"enabled": true}"#, "monitor_config"),
+        (r#""compile": {"disable": false}"#, "compile.disable"),
+        (r#""activation_checkpointing": {"profile": true}"#, "activation_checkpointing.profile"),
+    ] {
+        let resolved = resolved(more).unwrap();
+        let warned = resolved.notes.iter().any(|note| {
+            note.key == key
+                && note.severity == Severity::Warning
+                && note.message.contains("ignored")
+        });
+        assert!(warned, "{more}: {:?}", resolved.notes);
+        assert_eq!(resolved.plan.activations, deepburn_config::ActivationPlan::default());
+        let misspelt = more.replacen(key.rsplit('.').next().unwrap(), "comms_loger", 1);
+        assert!(resolved_error(&misspelt).contains("comms_loger"), "{misspelt}");
+    }
+}
+
+fn resolved_error(more: &str) -> String {
+    let text = format!("{{\"train_batch_size\": 1, {more}}}");
+    resolve(&Written::from_json(&text).unwrap(), &Facts::on_host(1)).unwrap_err().to_string()
+}
+
+/// Sizes of 0, as published files have them, mean one parameter at a time.
+#[test]
+fn sizes_of_zero_are_understood() {
+    let text = r#"{"train_batch_size": 1, "zero_optimization": {"stage": 3, "sub_group_size": 0,
+        "reduce_bucket_size": 0, "offload_optimizer": {"device": "cpu"}}}"#;
+    let facts = Facts { host_device: false, ..Facts::on_host(2) };
+    let text = text.replacen("1", "2", 1);
+    let zero = resolve(&Written::from_json(&text).unwrap(), &facts).unwrap().plan.zero;
+    assert_eq!(zero.gradients.reduce_bucket_size, 1);
+    assert_eq!(
+        zero.optimizer_states,
+        OptimizerOffload::Host { sub_group_size: 1_000_000_000, ratio: 1.0 }
+    );
+}
+
+/// `aio` inside of `zero_optimization` is taken, once.
+#[test]
+fn aio_inside_of_zero_is_understood() {
+    let text = |top: &str| {
+        format!(
+            r#"{{"train_batch_size": 1, {top} "zero_optimization": {{"stage": 2,
+                "aio": {{"queue_depth": 32}},
+                "offload_optimizer": {{"device": "nvme", "nvme_path": "/tmp"}}}}}}"#
+        )
+    };
+    let written = Written::from_json(&text("")).unwrap();
+    let resolved = resolve(&written, &Facts::on_host(1)).unwrap();
+    let OptimizerOffload::Nvme(nvme) = resolved.plan.zero.optimizer_states else { panic!() };
+    assert_eq!(nvme.file.queue_depth, 32);
+    let key = "zero_optimization.aio";
+    assert!(
+        resolved.notes.iter().any(|note| note.key == key && note.severity == Severity::Warning)
+    );
+    let twice = Written::from_json(&text(r#""aio": {"queue_depth": 8},"#)).unwrap();
+    let message = resolve(&twice, &Facts::on_host(1)).unwrap_err().to_string();
+    assert!(message.contains("zero_optimization.aio") && message.contains("twice"), "{message}");
 }

@@ -83,7 +83,7 @@ fn a_launcher_says_how_many_ranks_there_are() {
     assert_eq!(parse("{\"training\": {\"ranks\": 2}}", Some(4)), Ok(4));
     for (text, ranks) in [("{\"training\": {\"ranks\": 2}}", None), ("{}", Some(2))] {
         let error = parse(text, ranks).unwrap_err();
-        assert!(error.contains("training.ranks: is 2, but the launcher started 4"), "{error}");
+        assert!(error.contains("is 2, but the launcher started 4"), "{error}");
     }
 }
 

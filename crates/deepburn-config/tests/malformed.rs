@@ -97,10 +97,10 @@ fn values_of_the_wrong_kind() {
             "from 0 to 3",
         ),
         (
-            r#""zero_optimization": {"reduce_bucket_size": 0}"#,
+            r#""zero_optimization": {"reduce_bucket_size": -1}"#,
             "zero_optimization.reduce_bucket_size",
-            "0 is out of range",
-            "at least 1",
+            "-1 is out of range",
+            "at least 0",
         ),
         (
             r#""zero_optimization": {"reduce_bucket_size": 0.5}"#,
@@ -235,9 +235,9 @@ fn values_of_the_wrong_kind() {
             "{ ... }",
         ),
         (
-            r#""scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}"#,
+            r#""scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": -1}}"#,
             "scheduler.params.warmup_num_steps",
-            "0 is out of range",
+            "-1 is out of range",
             "write 1000",
         ),
         (

@@ -52,7 +52,8 @@ pub(crate) const KEYS: &[Key] = &[
         "Size of that buffer, in checkpoints. Every block is a checkpoint.",
     ),
     Key::flag("synchronize_checkpoint_boundary", false, "Wait for the device at each checkpoint."),
-    Key::flag("profile", false, "Time each checkpoint."),
+    Key::flag("profile", false, "Time each checkpoint.")
+        .ignored("wall_clock_breakdown and profiling time the passes"),
 ];
 
 const NUMBER: &str = "number_checkpoints";
@@ -61,11 +62,10 @@ const NVME_PATH: &str = "nvme_path";
 const THRESHOLD: &str = "offload_threshold";
 
 /// Flags of DeepSpeed that ask for checkpointing, and why they do nothing else here.
-const FLAGS: [(&str, &str); 4] = [
+const FLAGS: [(&str, &str); 3] = [
     ("partition_activations", "there are no model-parallel ranks to shard activations over"),
     ("contiguous_memory_optimization", "saved activations are not copied"),
     ("synchronize_checkpoint_boundary", "nothing has to wait at the boundaries"),
-    ("profile", "wall_clock_breakdown and profiling time the passes"),
 ];
 
 /// What is recomputed, and where the rest is kept.
@@ -73,7 +73,7 @@ pub(crate) fn resolve(top: &Section<'_>, context: &mut Context<'_>) -> Activatio
     let section = top.section("activation_checkpointing");
     note_flags(&section, context);
     let recompute = resolve_policy(&section, context);
-    let offload = resolve_offload(&section, &top.section("aio"), context);
+    let offload = resolve_offload(&section, &offload::aio(top), context);
     if offload == ActivationOffload::Device && section.given(THRESHOLD).is_some() {
         let message = "has no effect: activations are not offloaded";
         context.findings.push(section.note(THRESHOLD, message));

@@ -54,11 +54,17 @@ pub(crate) fn resolve(top: &Section<'_>, context: &mut Context<'_>) -> BatchPlan
     let Some(triple) = complete(given, world) else {
         // A key that is there and unreadable has been reported; it is not missing.
         if ![TRAIN, MICRO].iter().any(|name| top.given(name).is_some()) {
-            context.findings.error(
-                MICRO,
-                "Either train_batch_size or train_micro_batch_size_per_gpu needs to be provided",
-                format!("add \"{MICRO}\": 1, or training.micro_batch_size in the job file"),
+            let message = match top.is_auto(MICRO) || top.is_auto(TRAIN) {
+                true => "\"auto\" needs the micro-batch, which is not known",
+                false => {
+                    "Either train_batch_size or train_micro_batch_size_per_gpu needs to be provided"
+                }
+            };
+            let remedy = format!(
+                "add \"{MICRO}\": 1, or training.micro_batch_size in the job file; check-config and \
+                 estimate take --micro-batch"
             );
+            context.findings.push(top.error(MICRO, message, remedy));
         }
         return BatchPlan {
             train_batch_size: 0,

@@ -88,6 +88,7 @@ pub(crate) const COMPILE: Key = Key::section(
             Asks::Present,
             "set it to false",
         ),
+        free("disable", "Do not compile; read by PyTorch.").ignored("nothing is compiled"),
         free("backend", "Compiler."),
         free("kwargs", "Arguments of the compiler."),
         free("autoep_non_moe", "Compile around experts."),
@@ -197,6 +198,19 @@ pub(crate) const COMPRESSION_TRAINING: Key = Key::section(
     "Quantisation and pruning.",
 )
 .unavailable("compression", Asks::AnyEnabled, "remove compression_training");
+
+const UNREAD: &str = "DeepSpeed does not read this key either";
+
+pub(crate) const CUDA_VISIBLE_DEVICES: Key =
+    free("cuda_visible_devices", "Devices that a launcher shows.")
+        .ignored("the environment says which devices are visible; training.devices chooses");
+pub(crate) const COMMS_CONFIG: Key =
+    free("comms_config", "DeepSpeed's name for comms_logger inside its code.").ignored(UNREAD);
+pub(crate) const MONITOR_CONFIG: Key =
+    free("monitor_config", "DeepSpeed's name for all monitors inside its code.").ignored(
+        "DeepSpeed does not read this key either; tensorboard, wandb and csv_monitor are keys of the top level",
+    );
+pub(crate) const COMMENT: Key = free("_comment", "A remark.").ignored(UNREAD);
 
 pub(crate) const QUANTIZE_TRAINING: Key = free("quantize_training", "Mixture of quantisation.")
     .unavailable("quantised training", Asks::Present, "remove it");

@@ -2,7 +2,7 @@
 
 use crate::key::{Key, Literal};
 
-use crate::keys::DEEPSPEED;
+use crate::keys::{DEEPSPEED, SCHEMA};
 use crate::kind::{Integers, Kind, Reals};
 
 /// Where `training.backend` may run. Which of them a program has is decided when it is built.
@@ -277,6 +277,8 @@ pub(crate) const JOB: &[Key] = &[
         "deepspeed",
         Kind::SectionOrPath(DEEPSPEED),
         "DeepSpeed configuration, verbatim or as a path, looked for beside the job file, in the \
-            current folder and in configs/.",
+            current folder and in configs/; or one of Lightning's strategies, \
+            deepspeed_stage_2_offload for example.",
     ),
+    SCHEMA,
 ];

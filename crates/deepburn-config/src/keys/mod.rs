@@ -29,6 +29,11 @@ use crate::kind::{Kind, Reals};
 /// Why keys about checkpoints change nothing.
 const CHECKPOINTS: &str = "training checkpoints have a layout of their own";
 
+/// Where an editor finds the schema of the file.
+pub(crate) const SCHEMA: Key =
+    Key::optional("$schema", Kind::Text, "Path of the JSON Schema, for editors.")
+        .inert("editors read it; deepburn keys --schema prints one");
+
 /// The top level of a DeepSpeed configuration.
 pub(crate) const DEEPSPEED: &[Key] = &[
     batch::TRAIN_BATCH_SIZE,
@@ -130,6 +135,11 @@ pub(crate) const DEEPSPEED: &[Key] = &[
     Key::section("curriculum_learning", curriculum::KEYS, "Short sequences first."),
     elsewhere::PROGRESSIVE_LAYER_DROP,
     elsewhere::COMPRESSION_TRAINING,
+    SCHEMA,
+    elsewhere::CUDA_VISIBLE_DEVICES,
+    elsewhere::COMMS_CONFIG,
+    elsewhere::MONITOR_CONFIG,
+    elsewhere::COMMENT,
     elsewhere::QUANTIZE_TRAINING,
     elsewhere::WEIGHT_QUANTIZATION,
     elsewhere::EIGENVALUE,

@@ -7,6 +7,7 @@
 
 use crate::diagnosis::Severity;
 use crate::key::{Key, Literal};
+use crate::keys::zero::{LARGEST_SUB_GROUP, SUB_GROUP_SIZE};
 use crate::kind::{Integers, Kind, Reals};
 use crate::plan::{NvmePlan, OptimizerOffload, ParameterOffload, SwapFilePlan};
 use crate::resolve::Context;
@@ -117,17 +118,20 @@ fn resolve_states(
     context: &mut Context<'_>,
 ) -> OptimizerOffload {
     let device = check_target(zero, &OPTIMIZER_STATES, stage >= 1, context);
-    let sub_group_size = zero.count("sub_group_size");
+    let sub_group_size = match zero.count(SUB_GROUP_SIZE) {
+        0 => LARGEST_SUB_GROUP as usize,
+        size => size,
+    };
     let section = zero.section("offload_optimizer");
     let offload = match device {
         "cpu" if stage >= 1 && !context.facts.host_device => {
             OptimizerOffload::Host { sub_group_size, ratio: section.real("ratio") }
         }
         "nvme" if stage >= 1 => {
-            OptimizerOffload::Nvme(nvme(&section, &top.section("aio"), sub_group_size, context))
+            OptimizerOffload::Nvme(nvme(&section, &aio(top), sub_group_size, context))
         }
         _ => {
-            note_unused(zero, &["sub_group_size"], context);
+            note_unused(zero, &[SUB_GROUP_SIZE], context);
             OptimizerOffload::Device
         }
     };
@@ -214,9 +218,33 @@ fn note_unused(section: &Section<'_>, keys: &[&'static str], context: &mut Conte
     }
 }
 
+/// The section `aio`: of the top level, or inside of `zero_optimization`.
+pub(crate) fn aio<'a>(top: &Section<'a>) -> Section<'a> {
+    let inner = top.section("zero_optimization");
+    let is_inside = top.given("aio").is_none() && inner.given("aio").is_some();
+    if is_inside { inner.section("aio") } else { top.section("aio") }
+}
+
+/// Says that `zero_optimization.aio` stands in the wrong section, or is there twice.
+fn check_place_of_aio(top: &Section<'_>, context: &mut Context<'_>) {
+    let zero = top.section("zero_optimization");
+    if zero.given("aio").is_none() {
+        return;
+    }
+    let finding = match top.given("aio") {
+        Some(_) => zero.error("aio", "is there twice: aio is given too", "remove one of them"),
+        None => {
+            let message = "is taken as aio, a section of the top level in DeepSpeed";
+            zero.warning("aio", message, "move it out of zero_optimization")
+        }
+    };
+    context.findings.push(finding);
+}
+
 /// Checks `aio`, which matters where something `is_used` on NVMe.
 pub(crate) fn check_aio(top: &Section<'_>, is_used: bool, context: &mut Context<'_>) {
-    let aio = top.section("aio");
+    check_place_of_aio(top, context);
+    let aio = aio(top);
     if !is_used {
         return note_unused(&aio, &AIO_KEYS, context);
     }

@@ -16,6 +16,9 @@ use crate::variant::choose;
 /// Learning rate of DeepSpeed's own optimizers when none is given.
 const DEFAULT_LR: f64 = 1e-3;
 
+/// Learning rate of transformers' trainer, which `"auto"` stands for.
+const TRANSFORMERS_LR: f64 = 5e-5;
+
 /// Weight decay of PyTorch's AdamW when none is given.
 const TORCH_ADAMW_DECAY: f64 = 0.01;
 
@@ -214,7 +217,13 @@ fn check_with_zero(section: &Section<'_>, context: &mut Context<'_>) {
 fn learning_rate(params: &Section<'_>, context: &mut Context<'_>) -> f64 {
     let path = params.path_of("lr");
     let lr = params.real("lr");
-    let Some(wanted) = context.facts.learning_rate else { return lr };
+    let Some(wanted) = context.facts.learning_rate else {
+        if !params.is_auto("lr") {
+            return lr;
+        }
+        context.autos.answer(&path, TRANSFORMERS_LR, "transformers' default");
+        return TRANSFORMERS_LR;
+    };
     if params.given("lr").is_none() {
         if params.is_auto("lr") {
             context.autos.answer(&path, wanted, "training.learning_rate");

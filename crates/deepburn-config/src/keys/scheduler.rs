@@ -26,7 +26,7 @@ const MIN_LR: Key = Key::new(
 )
 .auto();
 const WARMUP_STEPS: Key =
-    Key::positive("warmup_num_steps", 1000, "Length of the warm-up; at least 2 are used.")
+    Key::count("warmup_num_steps", 1000, "Length of the warm-up; at least 2 are used.")
         .unit(STEPS)
         .auto();
 const SHAPE: Key = Key::new(
@@ -207,15 +207,16 @@ fn shape(params: &Section<'_>) -> WarmupShape {
 
 /// Length of the warm-up: DeepSpeed never uses fewer than 2 steps, since log(1) is 0.
 fn warmup_steps(params: &Section<'_>, context: &mut Context<'_>) -> usize {
-    let mut steps = params.count("warmup_num_steps");
     let path = params.path_of("warmup_num_steps");
+    let mut steps = params.count("warmup_num_steps");
     if params.is_auto("warmup_num_steps") {
-        let (answer, rule) = match context.facts.warmup_steps {
-            Some(wanted) => (wanted, "training.warmup_steps"),
-            None => (steps, "DeepSpeed's default"),
+        let Some(wanted) = context.facts.warmup_steps else {
+            let rule = "transformers' default of 0, taken as 2 as in DeepSpeed";
+            context.autos.answer(&path, 2, rule);
+            return 2;
         };
-        steps = answer;
-        context.autos.answer(&path, steps.max(2), rule);
+        steps = wanted;
+        context.autos.answer(&path, steps.max(2), "training.warmup_steps");
     }
     if steps < 2 {
         context.findings.push(
@@ -241,7 +242,8 @@ fn total_steps(params: &Section<'_>, warmup: usize, context: &mut Context<'_>) -
                 context.findings.push(params.error(
                     "total_num_steps",
                     message,
-                    "give a number, or training.max_steps in the job file",
+                    "give a number, or training.max_steps in the job file; check-config and estimate take \
+                     --max-steps",
                 ));
             }
             return warmup;
@@ -257,6 +259,20 @@ fn total_steps(params: &Section<'_>, warmup: usize, context: &mut Context<'_>) -
         ));
     }
     total
+}
+
+/// The peak of a schedule, with a warning where the job asks for another learning rate.
+fn max_lr(params: &Section<'_>, lr: f64, context: &mut Context<'_>) -> Option<f64> {
+    const NAME: &str = "warmup_max_lr";
+    let given = lr_or_auto(params, NAME, lr, "the optimizer's lr", context);
+    let wanted = context.facts.learning_rate.filter(|_| params.given(NAME).is_some());
+    if let (Some(max), Some(wanted)) = (given, wanted)
+        && max != wanted
+    {
+        let message = format!("{max:?} is the peak, not training.learning_rate {wanted:?}");
+        context.findings.push(params.warning(NAME, message, "write \"auto\" here"));
+    }
+    given
 }
 
 /// A learning rate that `"auto"` takes from the optimizer.
@@ -280,7 +296,7 @@ fn min_lr(params: &Section<'_>, context: &mut Context<'_>) -> f64 {
 }
 
 fn warmup(params: &Section<'_>, lr: f64, context: &mut Context<'_>) -> SchedulePlan {
-    let max_lr = lr_or_auto(params, "warmup_max_lr", lr, "the optimizer's lr", context);
+    let max_lr = max_lr(params, lr, context);
     SchedulePlan::Warmup {
         min_lr: min_lr(params, context),
         max_lr: max_lr.unwrap_or(lr),
@@ -291,7 +307,7 @@ fn warmup(params: &Section<'_>, lr: f64, context: &mut Context<'_>) -> ScheduleP
 }
 
 fn warmup_decay(params: &Section<'_>, lr: f64, context: &mut Context<'_>) -> SchedulePlan {
-    let max_lr = lr_or_auto(params, "warmup_max_lr", lr, "the optimizer's lr", context);
+    let max_lr = max_lr(params, lr, context);
     let warmup_steps = warmup_steps(params, context);
     SchedulePlan::WarmupDecay {
         min_lr: min_lr(params, context),

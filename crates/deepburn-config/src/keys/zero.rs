@@ -16,6 +16,11 @@ const ELEMENTS: &str = "elements";
 const ZERO_PP: &str = "ZeRO++ (quantised or hierarchical communication)";
 const MICS: &str = "MiCS (sharding inside groups of ranks)";
 
+pub(crate) const SUB_GROUP_SIZE: &str = "sub_group_size";
+
+/// Default of `sub_group_size`, in elements. Parameters are updated one by one here, whatever it is.
+pub(crate) const LARGEST_SUB_GROUP: i64 = 1_000_000_000;
+
 pub(crate) const KEYS: &[Key] = &[
     Key::new(
         "stage",
@@ -24,11 +29,11 @@ pub(crate) const KEYS: &[Key] = &[
         "0 shards nothing, 1 the optimizer states, 2 the gradients too, 3 the parameters too.",
     ),
     // Gradients.
-    Key::positive(
+    Key::count(
         "reduce_bucket_size",
         500_000_000,
         "Gradients collected before a bucket is \
-        reduced. A larger gradient travels alone.",
+        reduced. A larger gradient travels alone; at 0 every one does.",
     )
     .unit(ELEMENTS)
     .auto(),
@@ -96,10 +101,11 @@ pub(crate) const KEYS: &[Key] = &[
     .at_stages(1, 2)
     .inert("they are always all-gathered")
     .auto(),
-    Key::positive(
-        "sub_group_size",
-        1_000_000_000,
-        "Most elements of offloaded optimizer states that are updated at a time.",
+    Key::count(
+        SUB_GROUP_SIZE,
+        LARGEST_SUB_GROUP,
+        "Most elements of offloaded optimizer states that are updated at a time; 0 updates each \
+            parameter by itself.",
     )
     .unit(ELEMENTS)
     .auto(),
@@ -209,6 +215,7 @@ pub(crate) const KEYS: &[Key] = &[
     Key::optional("cpu_offload_param", Kind::Flag, "Older form of offload_param with device cpu."),
     Key::optional("cpu_offload_use_pin_memory", Kind::Flag, "Older form of pin_memory.")
         .inert("nothing is copied between a host and a device"),
+    Key::section("aio", offload::AIO, "Another place of the section aio of the top level."),
     Key::optional("zenflow", Kind::Free, "Update the important gradients first, the rest later.")
         .unavailable("ZenFlow", Asks::Present, "remove it"),
     // Checkpoints.
@@ -271,7 +278,8 @@ pub(crate) fn resolve(top: &Section<'_>, context: &mut Context<'_>) -> ZeroPlan 
     ZeroPlan {
         stage,
         gradients: GradientPlan {
-            reduce_bucket_size: hidden.size(&zero, "reduce_bucket_size", context),
+            // A bucket of one element holds one gradient, as an empty one does in DeepSpeed.
+            reduce_bucket_size: hidden.size(&zero, "reduce_bucket_size", context).max(1),
             overlap_comm: zero.optional_flag("overlap_comm").unwrap_or(stage == Stage::Parameters),
             contiguous_gradients: zero.flag("contiguous_gradients"),
             reduce_scatter: zero.flag("reduce_scatter"),

@@ -1,0 +1,105 @@
+//! Looking keys up by the path that a person types.
+//!
+//! Main function: [`find_keys`]. A path may leave out `deepspeed.` and the type of a variant.
+
+use crate::check::nearest;
+use crate::diagnosis::ConfigError;
+use crate::foreign::foreign_name;
+use crate::job_keys;
+use crate::key::KeyEntry;
+
+/// The key at `path` and the keys below it; failing that, the keys of this name in all sections.
+///
+/// # Errors
+/// [`ConfigError::UnknownKey`] with what to write instead.
+pub fn find_keys(path: &str) -> Result<Vec<KeyEntry>, ConfigError> {
+    let keys = job_keys();
+    for wanted in [path.to_owned(), format!("deepspeed.{path}")] {
+        let found = select(&keys, |entry| is_below(&entry.path, &wanted));
+        if !found.is_empty() {
+            return Ok(found);
+        }
+    }
+    let found = select(&keys, |entry| entry.key.is_called(path));
+    if !found.is_empty() {
+        return Ok(found);
+    }
+    Err(unknown(&keys, path))
+}
+
+fn select(keys: &[KeyEntry], wanted: impl Fn(&KeyEntry) -> bool) -> Vec<KeyEntry> {
+    keys.iter().filter(|entry| wanted(entry)).cloned().collect()
+}
+
+/// Whether `path` is `wanted` or below it; `params[AdamW].lr` is `params.lr` too.
+fn is_below(path: &str, wanted: &str) -> bool {
+    let starts = |path: &str| {
+        let rest = path.strip_prefix(wanted);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+    };
+    starts(path) || starts(&without_variant(path))
+}
+
+fn without_variant(path: &str) -> String {
+    match (path.find('['), path.find(']')) {
+        (Some(start), Some(end)) if start < end => {
+            format!("{}{}", &path[..start], &path[end + 1..])
+        }
+        _ => path.to_owned(),
+    }
+}
+
+fn unknown(keys: &[KeyEntry], path: &str) -> ConfigError {
+    let name = path.rsplit('.').next().unwrap_or(path);
+    let near = || {
+        let section = path.strip_suffix(name).unwrap_or_default();
+        let beside = |entry: &&KeyEntry| entry.path.strip_suffix(entry.key.name) == Some(section);
+        nearest(keys.iter().filter(beside).flat_map(|entry| entry.key.names()), name)
+            .or_else(|| nearest(keys.iter().flat_map(|entry| entry.key.names()), name))
+    };
+    let remedy = match foreign_name(name) {
+        Some(remedy) => remedy.to_owned(),
+        None => match near() {
+            Some(near) => format!("did you mean {near}?"),
+            None => "run deepburn keys without a path to see all of them".to_owned(),
+        },
+    };
+    ConfigError::UnknownKey { given: crate::Node::text(path).to_string(), remedy }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn paths(path: &str) -> Vec<String> {
+        find_keys(path).unwrap().into_iter().map(|entry| entry.path).collect()
+    }
+
+    #[test]
+    fn a_key_is_found_by_path_section_and_name() {
+        assert_eq!(paths("training.max_steps"), ["training.max_steps"]);
+        assert_eq!(paths("max_steps"), ["training.max_steps"]);
+        assert_eq!(paths("zero_optimization.stage"), ["deepspeed.zero_optimization.stage"]);
+        let splits = ["data.splits", "data.splits.train", "data.splits.eval", "data.splits.test"];
+        assert_eq!(paths("data.splits"), splits);
+        assert!(
+            paths("optimizer.params.lr").contains(&"deepspeed.optimizer.params[SGD].lr".into())
+        );
+        assert_eq!(paths("optimizer.params[SGD].momentum").len(), 1);
+        // Both batch sizes, and the schedule's.
+        assert!(paths("train_batch_size").contains(&"deepspeed.train_batch_size".into()));
+    }
+
+    #[test]
+    fn what_is_not_found_has_a_remedy() {
+        for (path, part) in [
+            ("num_train_epochs", "write training.epochs"),
+            ("training.max_step", "did you mean max_steps?"),
+            ("x", "without a path"),
+            ("", "without a path"),
+        ] {
+            let message = find_keys(path).expect_err(path).to_string();
+            assert!(message.contains(part), "{path}: {message}");
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! A JSON Schema of the keys, which editors complete and check configurations with.
+//!
+//! Main function: [`schema`]. It is made of the same tables as the check of a file, and is looser than that:
+//! what several keys have to say to each other is left to the check.
+
+use serde_json::{Map, Value, json};
+
+use crate::key::{Key, Literal, Status};
+use crate::kind::{Integers, Kind, Reals, Variant};
+
+/// The JSON Schema (draft 7) of a document with these keys.
+pub(crate) fn document(keys: &'static [Key], title: &str) -> Value {
+    let mut schema = section(keys);
+    schema["$schema"] = json!("http://json-schema.org/draft-07/schema#");
+    schema["title"] = json!(title);
+    schema
+}
+
+/// The JSON Schema of a job file, or of a DeepSpeed configuration by itself.
+pub fn schema(of_job: bool) -> Value {
+    match of_job {
+        true => document(crate::keys::job::JOB, "DeepBurn job file"),
+        false => document(crate::keys::DEEPSPEED, "DeepSpeed configuration, as DeepBurn reads it"),
+    }
+}
+
+/// The schema of a section: its keys and no others.
+fn section(keys: &'static [Key]) -> Value {
+    let mut properties = Map::new();
+    for key in keys {
+        let schema = property(key);
+        for name in key.names() {
+            properties.insert(name.to_owned(), schema.clone());
+        }
+    }
+    let mut schema =
+        json!({ "type": "object", "properties": properties, "additionalProperties": false });
+    let required: Vec<_> = keys.iter().filter(|key| key.required).map(|key| key.name).collect();
+    if !required.is_empty() {
+        schema["required"] = json!(required);
+    }
+    schema
+}
+
+fn property(key: &Key) -> Value {
+    let mut schema = values(key);
+    let unit = if key.unit.is_empty() { String::new() } else { format!(" In {}.", key.unit) };
+    let status = match key.status {
+        Status::Honoured => String::new(),
+        status => format!(" {status}."),
+    };
+    schema["description"] = json!(format!("{}{unit}{status}", key.doc));
+    if key.default != Literal::Null {
+        schema["default"] = key.default.node().to_json();
+    }
+    schema
+}
+
+/// The values that a key takes, `null` and `"auto"` included where they are allowed.
+fn values(key: &Key) -> Value {
+    if matches!(key.status, Status::Refused { .. }) {
+        return json!({ "not": {} });
+    }
+    if matches!(key.status, Status::Ignored(_)) {
+        return json!({});
+    }
+    let mut of_kind = kind(&key.kind);
+    let mut choices = match of_kind.get_mut("anyOf").and_then(Value::as_array_mut) {
+        Some(choices) => std::mem::take(choices),
+        None => vec![of_kind],
+    };
+    if key.auto {
+        choices.push(json!({ "const": "auto" }));
+    }
+    if key.default == Literal::Null && !key.required {
+        choices.push(json!({ "type": "null" }));
+    }
+    match choices.len() {
+        1 => choices.swap_remove(0),
+        _ if choices[0] == json!({}) => json!({}),
+        _ => json!({ "anyOf": choices }),
+    }
+}
+
+fn kind(kind: &Kind) -> Value {
+    match kind {
+        Kind::Flag => json!({ "type": "boolean" }),
+        Kind::Integer(range) => integer(*range),
+        Kind::Integers(range) => json!({ "type": "array", "items": integer(*range) }),
+        Kind::Real(range) => real(*range),
+        Kind::PerGroup(range) => {
+            let list =
+                json!({ "type": "array", "items": real(*range), "minItems": 1, "maxItems": 1 });
+            json!({ "anyOf": [real(*range), list] })
+        }
+        Kind::Pair(range) => {
+            json!({ "type": "array", "items": real(*range), "minItems": 2, "maxItems": 2 })
+        }
+        Kind::Text => json!({ "type": "string" }),
+        // Names are compared without regard to case, which a schema cannot say.
+        Kind::Choice(names) => {
+            json!({ "anyOf": [{ "enum": names }, { "type": "string", "pattern": any_case(names) }] })
+        }
+        Kind::List => json!({ "type": "array" }),
+        Kind::Section(keys) => section(keys),
+        Kind::Variants(variants) => parameters(variants),
+        Kind::SectionOrPath(keys) => json!({ "anyOf": [section(keys), { "type": "string" }] }),
+        Kind::Free => json!({}),
+    }
+}
+
+fn any_case(names: &[&str]) -> String {
+    let insensitive = |name: &&str| {
+        name.chars()
+            .map(|c| match c.is_ascii_alphabetic() {
+                true => format!("[{}{}]", c.to_ascii_uppercase(), c.to_ascii_lowercase()),
+                false => c.to_string(),
+            })
+            .collect::<String>()
+    };
+    format!("^({})$", names.iter().map(insensitive).collect::<Vec<_>>().join("|"))
+}
+
+fn integer(range: Integers) -> Value {
+    // `5e8` is an integer to a schema too.
+    let mut schema = json!({ "type": "integer" });
+    if range.min != i64::MIN {
+        schema["minimum"] = json!(range.min);
+    }
+    if range.max != i64::MAX {
+        schema["maximum"] = json!(range.max);
+    }
+    schema
+}
+
+fn real(range: Reals) -> Value {
+    match range {
+        Reals::Any => json!({ "type": "number" }),
+        Reals::NotNegative => json!({ "type": "number", "minimum": 0 }),
+        Reals::Positive => json!({ "type": "number", "exclusiveMinimum": 0 }),
+        Reals::Decay => json!({ "type": "number", "minimum": 0, "exclusiveMaximum": 1 }),
+        Reals::Share => json!({ "type": "number", "minimum": 0, "maximum": 1 }),
+    }
+}
+
+/// Parameters of every variant: which of them a `type` takes is left to the check.
+fn parameters(variants: &'static [Variant]) -> Value {
+    let mut properties: Map<String, Value> = Map::new();
+    for key in variants.iter().flat_map(|variant| variant.keys) {
+        let of_one = property(key);
+        let entry = properties.entry(key.name).or_insert_with(|| of_one.clone());
+        if *entry != of_one && matches!(entry.get("not"), Some(_)) {
+            *entry = of_one;
+        }
+    }
+    json!({ "type": "object", "properties": properties, "additionalProperties": false })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{deepspeed_keys, job_keys};
+
+    /// Walks to a key; `params[AdamW]` is `params`.
+    fn find<'a>(schema: &'a Value, path: &str) -> Option<&'a Value> {
+        path.split('.').try_fold(schema, |schema, name| {
+            let name = name.split('[').next().unwrap_or(name);
+            let of = |schema: &'a Value| schema.get("properties").and_then(|all| all.get(name));
+            let choices = schema.get("anyOf").and_then(Value::as_array);
+            of(schema).or_else(|| choices.into_iter().flatten().find_map(of))
+        })
+    }
+
+    #[test]
+    fn every_key_is_in_the_schema_with_its_doc() {
+        for (schema, keys) in [(schema(true), job_keys()), (schema(false), deepspeed_keys())] {
+            for entry in keys {
+                let property = find(&schema, &entry.path);
+                let property = property.unwrap_or_else(|| panic!("no {}", entry.path));
+                assert!(property["description"].is_string(), "{}", entry.path);
+            }
+        }
+    }
+
+    #[test]
+    fn kinds_become_types_and_ranges() {
+        let schema = schema(false);
+        let stage = find(&schema, "zero_optimization.stage").unwrap();
+        assert_eq!((&stage["type"], &stage["maximum"]), (&json!("integer"), &json!(3)));
+        assert_eq!(stage["default"], json!(0));
+        let bucket = find(&schema, "zero_optimization.reduce_bucket_size").unwrap();
+        assert_eq!(bucket["anyOf"][1], json!({ "const": "auto" }), "{bucket}");
+        assert!(bucket["description"].as_str().unwrap().contains("In elements."));
+        assert_eq!(find(&schema, "zero_optimization.nothing"), None);
+    }
+}

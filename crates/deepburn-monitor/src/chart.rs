@@ -208,7 +208,7 @@ impl Chart {
             for segment in &series.segments {
                 match (segment.as_slice(), self.marks) {
                     // A line through one point is invisible.
-                    ([point], _) => plot.draw(&Circle::new(*point, 2, colour.filled())),
+                    ([point], _) => plot.draw(&Circle::new(*point, 4, colour.filled())),
                     (points, Marks::Lines) => {
                         plot.draw(&PathElement::new(points, colour.stroke_width(2)))
                     }

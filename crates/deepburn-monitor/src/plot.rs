@@ -104,9 +104,10 @@ impl Comparison {
     pub fn to_html(&self) -> Result<String, PlotError> {
         let title = self.names().collect::<Vec<_>>().join(", ");
         let (mut body, count) = (String::new(), self.runs.len());
+        let runs = if count == 1 { "run" } else { "runs" };
         html::push(
             &mut body,
-            format_args!("<h1>Comparison of {count} runs</h1>\n<p class=\"legend\">"),
+            format_args!("<h1>Comparison of {count} {runs}</h1>\n<p class=\"legend\">"),
         );
         for (index, run) in self.runs.iter().enumerate() {
             chart::push_key_entry(&mut body, index, &run.name);
@@ -147,7 +148,12 @@ impl Comparison {
         charts.extend([
             steps("Learning rate", |row| row.lr),
             steps("Gradient norm before clipping", |row| row.grad_norm.unwrap_or(f64::NAN)),
-            steps("Loss scale", |row| row.loss_scale),
+        ]);
+        // In fp32 and bf16 nothing is scaled.
+        if self.runs.iter().flat_map(|run| &run.steps).any(|row| row.loss_scale != 1.0) {
+            charts.push(steps("Loss scale", |row| row.loss_scale));
+        }
+        charts.extend([
             steps("Tokens per second", |row| row.tokens_per_second).starting_at_zero(),
             steps("Memory of the process in MiB", |row| row.memory.rss as f64 / MIB)
                 .starting_at_zero(),
@@ -299,11 +305,11 @@ mod tests {
             Comparison::read(&[folders[0].clone(), folders[1].join("metrics.jsonl")]).unwrap();
         assert_eq!(comparison.names().collect::<Vec<_>>(), ["small", "a&b"]);
         let page = comparison.to_html().unwrap();
-        assert_eq!(page.matches("</svg>").count(), 8);
+        assert_eq!(page.matches("</svg>").count(), 7);
         assert!(page.contains("<title>small, a&amp;b</title>") && !page.contains("a&b"));
-        // One entry in the legend, and one in each of the six charts that it has values for.
-        assert_eq!(page.matches("</i>a&amp;b</span>").count(), 7);
-        assert_eq!(page.matches("</i>small</span>").count(), 9);
+        // One entry in the legend, and one in each of the five charts that it has values for.
+        assert_eq!(page.matches("</i>a&amp;b</span>").count(), 6);
+        assert_eq!(page.matches("</i>small</span>").count(), 8);
         let cells = |page: &str| {
             let cell = |part: &str| part.split_once('>').unwrap().1.to_owned();
             page.split("</td>")

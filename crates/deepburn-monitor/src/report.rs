@@ -79,7 +79,9 @@ impl Report<'_> {
         let mut body = String::new();
         let title = Escaped(self.title);
         html::push(&mut body, format_args!("<h1>{title}</h1>\n"));
-        html::table(&mut body, "Result", &summary::rows(&steps, &evals));
+        let mut result = summary::rows(&steps, &evals);
+        result.extend(self.environment.result_rows());
+        html::table(&mut body, "Result", &result);
         if let Some(test) = self.test {
             tested::push(&mut body, test);
         }

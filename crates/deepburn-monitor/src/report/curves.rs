@@ -23,10 +23,15 @@ pub(super) fn charts(steps: &[StepRow], evals: &[EvalRow]) -> Vec<Chart> {
             "Gradient norm before clipping",
             vec![by_step("norm", |row| row.grad_norm.unwrap_or(f64::NAN))],
         ),
-        Chart::new("Loss scale", vec![by_step("scale", |row| row.loss_scale)]),
+    ]);
+    // In fp32 and bf16 nothing is scaled.
+    if steps.iter().any(|row| row.loss_scale != 1.0) {
+        charts.push(Chart::new("Loss scale", vec![by_step("scale", |row| row.loss_scale)]));
+    }
+    charts.push(
         Chart::new("Tokens per second", vec![by_step("tokens/s", |row| row.tokens_per_second)])
             .starting_at_zero(),
-    ]);
+    );
     let times: Vec<_> =
         steps.iter().filter_map(|row| Some((row.step as f64, phases(row)?.to_vec()))).collect();
     if !times.is_empty() {

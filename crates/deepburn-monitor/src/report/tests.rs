@@ -145,3 +145,29 @@ fn a_written_page_replaces_the_old_one_at_once() {
     assert!(error.contains("missing/report.html"), "{error}");
     fs::remove_dir_all(&folder).unwrap();
 }
+
+#[test]
+fn the_result_says_when_and_where() {
+    let html = page(&[step(1, 4.0)]);
+    let result = html.split("<h2>").nth(1).unwrap_or(&html);
+    for part in ["Date", " UTC", "Machine", "core"] {
+        assert!(result.contains(part), "{part}: {result}");
+    }
+}
+
+#[test]
+fn a_loss_scale_is_drawn_only_where_the_loss_is_scaled() {
+    let chart = "<figcaption>Loss scale</figcaption>";
+    assert!(page(&[step(1, 4.0), step(2, 3.0)]).contains(chart));
+    let unscaled = |number| match step(number, 4.0) {
+        Row::Step(row) => Row::Step(StepRow { loss_scale: 1.0, ..row }),
+        row => row,
+    };
+    assert!(!page(&[unscaled(1), unscaled(2)]).contains(chart));
+}
+
+#[test]
+fn one_evaluation_is_a_visible_marker() {
+    let html = page(&[step(1, 4.0), step(2, 3.0), eval(2)]);
+    assert!(html.contains("<circle") && html.contains("r=\"4\""), "no marker");
+}

@@ -15,6 +15,7 @@
 //! mid-accumulation, other batches. Everything is compared before anything is changed.
 
 mod buffers;
+mod counters;
 mod deepspeed;
 mod element;
 mod in_progress;

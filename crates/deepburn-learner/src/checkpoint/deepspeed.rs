@@ -9,6 +9,7 @@ use deepburn_deepspeed::{Array, Counters, DeepSpeedCheckpoint, LossScale, Parame
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::{Buffer, BufferKind, Piece, StateArray, Training, moments};
 
+use super::counters::check_deepspeed_counters;
 use super::load::{LoadPlan, listed};
 use super::{TrainingCheckpointError, exchange};
 use crate::engine::Progress;
@@ -60,6 +61,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         if let Some(other) = paths.iter().find(|path| **path != paths[0]) {
             return Err(stored.unfit(format!("another rank loads {}", other.display())));
         }
+        let counters = stored.checkpoint.counters();
+        check_deepspeed_counters(&counters).map_err(|reason| stored.unfit(reason))?;
         self.adopt_deepspeed(&stored, plan)
     }
 

@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::buffers::{check_buffer, read_buffer, warn_of_missing};
+use super::counters::check_counters;
 use super::element::{data_of, dtype_of};
 use super::save::slot_of;
 use super::state::{EngineState, GradientRecord, Random, RankState, Stream};
@@ -84,8 +85,10 @@ impl Saved {
     fn read(checkpoint: &Checkpoint) -> Result<Self, TrainingCheckpointError> {
         let ranks = 0..checkpoint.layout().world_size();
         let ranks = ranks.filter_map(|rank| checkpoint.rank_state(rank));
+        let engine = parse(checkpoint, &checkpoint.run().state)?;
+        check_counters(&engine).map_err(|reason| unfit(checkpoint, reason))?;
         Ok(Self {
-            engine: parse(checkpoint, &checkpoint.run().state)?,
+            engine,
             ranks: ranks.map(|state| parse(checkpoint, state)).collect::<Result<_, _>>()?,
         })
     }

@@ -20,6 +20,7 @@ use deepburn_models::gpt2::CheckpointError;
 use deepburn_monitor::{MonitorError, MonitorFolders, Monitors, Profiler};
 
 use crate::agreement::{agree, check_shared, one_per_host_first, shown_by_its_rank};
+use crate::counted::counted;
 use crate::devices::Devices;
 #[cfg(feature = "cuda")]
 use crate::devices::cuda_devices;
@@ -200,11 +201,11 @@ fn run<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     check_shared(ranks, &training.output_dir)?;
 
     tracing::info!(
-        "{} parameters, ZeRO stage {}, {} ranks, {} steps",
+        "{} parameters, ZeRO stage {}, {}, {}",
         preparation.subject.num_parameters(),
         preparation.plan.zero.stage.number(),
-        training.ranks,
-        preparation.max_steps
+        counted(training.ranks, "rank"),
+        counted(preparation.max_steps as usize, "step")
     );
     announce_swap(preparation);
     let models = Mutex::new(models);

@@ -17,6 +17,7 @@ use serde_json::Value;
 
 use crate::causal::Causal;
 use crate::classification::Classification;
+use crate::counted::counted;
 use crate::failure::Failure;
 use crate::places::Places;
 use crate::recipe::Subject;
@@ -188,10 +189,10 @@ fn steps_within_budget(
         let plan = sampler.plan();
         if dynamic.verbose && epoch < 10 {
             tracing::info!(
-                "epoch {epoch}: {} samples in {} steps, {} tokens, {:.1} % padding",
-                plan.num_samples(),
-                plan.num_steps(),
-                plan.num_tokens(),
+                "epoch {epoch}: {} in {}, {}, {:.1} % padding",
+                counted(plan.num_samples() as usize, "sample"),
+                counted(plan.num_steps() as usize, "step"),
+                counted(plan.num_tokens() as usize, "token"),
                 100.0 * plan.padding()
             );
         }
@@ -247,8 +248,9 @@ fn resolve_plan(job: &Job, written: &Written, facts: &Facts) -> Result<(Plan, Va
 
 fn show(note: &Diagnosis) {
     match note.severity {
-        Severity::Warning => tracing::warn!("{note}"),
-        _ => tracing::info!("{note}"),
+        // The log names the severity itself.
+        Severity::Warning => tracing::warn!("{}", note.finding()),
+        _ => tracing::info!("{}", note.finding()),
     }
 }
 

@@ -6,6 +6,8 @@ use deepburn::metrics::{EvalRow, PhaseSeconds, StepRow};
 use deepburn::{Hook, OutsideError};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::counted::counted;
+
 /// Shows steps on standard error.
 pub(crate) struct Progress {
     bar: ProgressBar,
@@ -49,7 +51,8 @@ impl Hook for Progress {
     fn after_step(&mut self, row: &StepRow, _samples: u64) -> Result<(), OutsideError> {
         let StepRow { step, loss, lr, tokens_per_second, skipped, .. } = *row;
         let mark = if skipped { "  skipped" } else { "" };
-        let message = format!("loss {loss:.4}  lr {lr:.2e}  {tokens_per_second:.0} tokens/s{mark}");
+        let lr = readable_rate(lr);
+        let message = format!("loss {loss:.4}  lr {lr}  {tokens_per_second:.0} tokens/s{mark}");
         self.skipped += u64::from(skipped);
         let due = step == 1 || step % self.every == 0 || step == self.total;
         if due && (self.lines || self.bar.is_hidden()) {
@@ -62,8 +65,10 @@ impl Hook for Progress {
             self.bar.finish();
             if self.skipped > 0 {
                 let (skipped, total) = (self.skipped, self.total);
+                let were = if skipped == 1 { "was" } else { "were" };
+                let of = counted(total as usize, "step");
                 tracing::warn!(
-                    "{skipped} of {total} steps were skipped, because a gradient was not finite"
+                    "{skipped} of {of} {were} skipped, because a gradient was not finite"
                 );
             }
         }
@@ -84,6 +89,11 @@ impl Hook for Progress {
     }
 }
 
+/// A learning rate with three digits; `0` at the start of a warm-up.
+fn readable_rate(lr: f64) -> String {
+    if lr == 0.0 { "0".to_owned() } else { format!("{lr:.2e}") }
+}
+
 /// The time of each phase of a step.
 fn described(seconds: PhaseSeconds) -> String {
     let PhaseSeconds { data, forward, backward, optimizer } = seconds;
@@ -97,4 +107,15 @@ fn described(seconds: PhaseSeconds) -> String {
 pub(crate) fn tell(text: &str) {
     // In one piece: other ranks write to the same place.
     let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_of_zero_is_zero() {
+        assert_eq!(readable_rate(0.0), "0");
+        assert_eq!(readable_rate(5e-5), "5.00e-5");
+    }
 }

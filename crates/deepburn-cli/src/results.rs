@@ -11,6 +11,7 @@ use deepburn_config::JobRequest;
 use deepburn_monitor::{Environment, Report};
 use serde_json::json;
 
+use crate::counted::counted;
 use crate::failure::Failure;
 use crate::finetune::RankError;
 use crate::preparation::Preparation;
@@ -112,8 +113,9 @@ fn goodput(rows: &[Row]) -> Option<String> {
     let useful: f64 = steps.sum();
     let restarts = restarts();
     Some(format!(
-        "goodput {:.1} %: {useful:.1} s of steps in {total:.1} s since the launch, {restarts} restarts",
-        100.0 * useful / total
+        "goodput {:.1} %: {useful:.1} s of steps in {total:.1} s since the launch, {}",
+        100.0 * useful / total,
+        counted(restarts as usize, "restart")
     ))
 }
 

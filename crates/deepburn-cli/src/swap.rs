@@ -3,6 +3,7 @@
 use deepburn::zero::{IoStatistics, check_folder, swap_bytes};
 use deepburn_config::{NvmePlan, OptimizerOffload, ParameterOffload, SwapFilePlan, ZeroPlan};
 
+use crate::counted::counted;
 use crate::failure::Failure;
 use crate::preparation::Preparation;
 
@@ -86,9 +87,10 @@ const RATED_TERABYTES: f64 = 600.0;
 pub(crate) fn report_swap(statistics: &IoStatistics, steps: u64) {
     let written = gigabytes(statistics.bytes_written);
     tracing::info!(
-        "NVMe: {:.3} GB read and {written:.3} GB written by rank 0 in {steps} steps, which waited {:.1} s for \
+        "NVMe: {:.3} GB read and {written:.3} GB written by rank 0 in {}, which waited {:.1} s for \
          the disk",
         gigabytes(statistics.bytes_read),
+        counted(steps as usize, "step"),
         statistics.waited.as_secs_f64()
     );
     let a_step = written / steps.max(1) as f64;

@@ -11,6 +11,7 @@ use deepburn_datasets::{
 };
 
 use crate::corpus::{token_cache, tokenizer};
+use crate::counted::counted;
 use crate::places::Places;
 
 /// Splits of labelled texts. Ranks share them.
@@ -60,7 +61,7 @@ pub(crate) fn open_texts(
         let what = format!("the {name} split");
         let tokens = LabelledTexts::tokenize(&texts, &tokenizer, length, cache.as_ref(), &what)?;
         let (texts, cut) = (tokens.len(), tokens.truncated());
-        tracing::info!("{name}: {texts} texts, {cut} of them cut to {length} tokens");
+        tracing::info!("{name}: {}, {cut} of them cut to {length} tokens", counted(texts, "text"));
         Ok::<_, DataError>(Arc::new(tokens))
     };
     let train = tokenize(train, "train")?;

@@ -1,4 +1,4 @@
-//! `deepburn`: check a configuration, estimate memory, generate text, look into checkpoints and make
+//! `deepburn`: check a configuration, list its keys, estimate memory, generate text, look into checkpoints and make
 //! weights of them, compare runs, launch jobs on several processes, show the environment.
 
 use std::io::Write;
@@ -6,18 +6,17 @@ use std::path::{Path, PathBuf};
 
 use burn_flex::{Flex, FlexDevice};
 use clap::{Parser, Subcommand};
-use deepburn::zero::estimate::{ElementBytes, PassPlan, estimate};
-use deepburn_config::{Facts, Stage, Written, resolve};
 use deepburn_datasets::Tokenizer;
 use deepburn_models::gpt2::{Checkpoint, GenerateOptions, Sampling};
 use deepburn_monitor::{Comparison, Environment};
 
-use crate::activations::BatchShape;
+use crate::check_config::{OpenValues, check_config, read};
 use crate::checkpoint_tools::{Size, WeightType, consolidate, inspect};
+use crate::counted::counted;
+use crate::estimates::{EstimateArguments, estimates};
 use crate::failure::Failure;
-use crate::known_model::KnownModel;
+use crate::keys::keys;
 use crate::launch::{LaunchArguments, launch};
-use crate::progress::tell;
 
 /// DeepBurn's tools.
 #[derive(Debug, Parser)]
@@ -33,30 +32,28 @@ pub enum Command {
     /// Says what a DeepSpeed (JSON) or Accelerate (YAML) configuration means, or what is wrong
     /// with it.
     CheckConfig {
-        /// The file, its base64 or inline JSON.
+        /// The file, its base64, inline JSON, or one of Lightning's strategies.
         config: String,
         /// Ranks to resolve it for; 1, or what an Accelerate file says.
         #[arg(long, allow_negative_numbers = true)]
         ranks: Option<usize>,
+        /// What the file may leave open.
+        #[command(flatten)]
+        open: OpenValues,
+        /// Print everything as JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// List every key of the job file and its DeepSpeed section.
+    Keys {
+        /// A key, a section or a name; all keys without it.
+        path: Option<String>,
+        /// Print a JSON Schema for editors, of the job file or of `deepspeed`.
+        #[arg(long)]
+        schema: bool,
     },
     /// Predict the memory of model states, buffers and activations on every rank.
-    Estimate {
-        /// config.json of a GPT-2, its classifier or an encoder, or a folder that has one; GPT-2 small without it.
-        #[arg(long)]
-        model: Option<PathBuf>,
-        /// ZeRO stage, 0 to 3; all of them without it.
-        #[arg(long, allow_negative_numbers = true)]
-        stage: Option<u8>,
-        /// Ranks.
-        #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
-        ranks: u64,
-        /// DeepSpeed configuration whose buckets, limits, optimizer and micro-batch are taken.
-        #[arg(long)]
-        deepspeed: Option<PathBuf>,
-        /// Tokens of a sequence; with it, the activations of a micro-batch are predicted.
-        #[arg(long, value_name = "N")]
-        sequence_length: Option<u64>,
-    },
+    Estimate(EstimateArguments),
     /// Continues a text.
     Generate {
         /// Folder of a model with its tokenizer.
@@ -127,10 +124,19 @@ pub enum Command {
 /// A user's mistake, or a failure while running.
 pub fn run(tools: Tools) -> Result<(), Failure> {
     match tools.command {
-        Command::CheckConfig { config, ranks } => check_config(&config, ranks),
-        Command::Estimate { model, stage, ranks, deepspeed, sequence_length } => {
-            let model = KnownModel::read(model.as_deref())?;
-            show_estimates(&model, stage, ranks, deepspeed.as_deref(), sequence_length)
+        Command::CheckConfig { config, ranks, open, json } => {
+            let written = read(&config)?;
+            let ranks = at_least_one("--ranks", ranks.or(written.processes()).unwrap_or(1))?;
+            print(&check_config(&written, ranks, open, json)?);
+            Ok(())
+        }
+        Command::Keys { path, schema } => {
+            print(&keys(path.as_deref(), schema)?);
+            Ok(())
+        }
+        Command::Estimate(arguments) => {
+            print(&estimates(&arguments)?);
+            Ok(())
         }
         Command::Generate { model, prompt, max_new_tokens, top_k, top_p, temperature, seed } => {
             let sampling = match (top_k, top_p, temperature) {
@@ -164,8 +170,8 @@ pub fn run(tools: Tools) -> Result<(), Failure> {
             let comparison = Comparison::read(&runs).map_err(Failure::mistake)?;
             comparison.write(&output).map_err(Failure::mistake)?;
             print(&format!(
-                "{} runs are drawn in {}",
-                comparison.names().count(),
+                "{} drawn in {}",
+                counted(comparison.names().count(), "run"),
                 output.display()
             ));
             Ok(())
@@ -174,77 +180,6 @@ pub fn run(tools: Tools) -> Result<(), Failure> {
             print(&format!("{:#?}", Environment::detect(env!("CARGO_PKG_VERSION"))));
             Ok(())
         }
-    }
-}
-
-fn check_config(config: &str, ranks: Option<usize>) -> Result<(), Failure> {
-    let written = match config.trim_start().starts_with('{') {
-        true => Written::from_json(config),
-        false => Written::from_argument(config),
-    }
-    .map_err(Failure::mistake)?;
-    let ranks = at_least_one("--ranks", ranks.or(written.processes()).unwrap_or(1))?;
-    let resolved = resolve(&written, &Facts::on_host(ranks)).map_err(Failure::mistake)?;
-    for note in &resolved.notes {
-        tell(&note.to_string());
-    }
-    print(&serde_json::to_string_pretty(&resolved).map_err(Failure::run)?);
-    Ok(())
-}
-
-fn show_estimates(
-    model: &KnownModel,
-    stage: Option<u8>,
-    ranks: u64,
-    deepspeed: Option<&Path>,
-    sequence_length: Option<u64>,
-) -> Result<(), Failure> {
-    let ranks = at_least_one("--ranks", ranks as usize)?;
-    let sizes = model.sizes();
-    let written = match deepspeed {
-        Some(path) => Written::from_file(path).map_err(Failure::mistake)?,
-        None => {
-            Written::from_json(r#"{"train_micro_batch_size_per_gpu": 1}"#).map_err(Failure::run)?
-        }
-    };
-    let facts = Facts { hidden_size: Some(model.width()), ..Facts::on_host(ranks) };
-    let plan = resolve(&written, &facts).map_err(Failure::mistake)?.plan;
-    let given = deepspeed.map(|_| plan.zero.stage.number());
-    let longest = model.longest() as u64;
-    if let Some(length) = sequence_length.filter(|length| !(1..=longest).contains(length)) {
-        return Err(Failure::mistake(format!(
-            "--sequence-length: {length}; the model takes 1 to {longest} tokens"
-        )));
-    }
-    let batch = sequence_length
-        .map(|length| BatchShape { sequences: plan.batch.micro_batch_size as u64, length });
-    let graph = batch.map(|batch| model.activations(batch, &plan.precision));
-    for stage in stages(stage.or(given))? {
-        let zero = deepburn_config::ZeroPlan { stage, ..plan.zero.clone() };
-        let micro_batches = plan.batch.gradient_accumulation_steps;
-        let bytes = ElementBytes::new(&plan.optimizer, &plan.precision, micro_batches);
-        let estimate = estimate(&sizes, &zero, ranks as u64, bytes);
-        let pass = PassPlan::new(&plan, &zero, ranks as u64, &estimate);
-        let estimate = match &graph {
-            Some(graph) => estimate.with_pass(pass.peak(graph)),
-            None => estimate,
-        };
-        print(&estimate.to_string());
-    }
-    Ok(())
-}
-
-/// The stage asked for, or all of them.
-fn stages(number: Option<u8>) -> Result<Vec<Stage>, Failure> {
-    let all = [Stage::Disabled, Stage::OptimizerStates, Stage::Gradients, Stage::Parameters];
-    match number {
-        None => Ok(all.to_vec()),
-        Some(number) => match all.get(usize::from(number)) {
-            Some(stage) => Ok(vec![*stage]),
-            None => {
-                Err(Failure::mistake(format!("--stage: {number} is not a ZeRO stage; use 0 to 3")))
-            }
-        },
     }
 }
 

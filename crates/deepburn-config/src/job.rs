@@ -263,16 +263,17 @@ impl Job {
             None => [beside, PathBuf::new(), PathBuf::from(CONFIG_FOLDER)],
         };
         let mut written = take_deepspeed(&mut root, name, &folders)?;
-        let mut typed = Vec::new();
+        let whole = job.iter().filter_map(|set| set.typed_document("deepspeed"));
+        let mut typed: Vec<_> = whole.collect();
         for set in deepspeed.iter().map(Override::inner) {
             set.apply(DEEPSPEED, written.node_mut())?;
-            typed.push(set.typed());
+            typed.push(set.typed(DEEPSPEED));
         }
         if let Some(rate) = rate {
             use_rate(rate, written.node_mut());
         }
         let written = written.with_typed(typed);
-        let typed: Vec<_> = job.iter().map(Override::typed).collect();
+        let typed: Vec<_> = job.iter().map(|set| set.typed(JOB)).collect();
         let job = Self::read(&root, name, Places { folder }, &written, request.launched, &typed)?;
         Ok((job, written))
     }

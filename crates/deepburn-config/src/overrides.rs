@@ -70,9 +70,27 @@ impl Override {
         Self { given: format!("{option} {shown}"), path, value }
     }
 
-    /// The key that it sets, for what is found about the value.
-    pub(crate) fn typed(&self) -> TypedKey {
-        TypedKey { path: self.path.join("."), given: self.given.clone() }
+    /// The key that it sets, under the name that findings have, of a document with these keys.
+    pub(crate) fn typed(&self, keys: &'static [Key]) -> TypedKey {
+        let mut known = keys;
+        let name = |name: &String| match known.iter().find(|key| key.is_called(name)) {
+            Some(key) => {
+                known = key.keys();
+                key.name.to_owned()
+            }
+            None => {
+                known = &[];
+                name.clone()
+            }
+        };
+        let path: Vec<_> = self.path.iter().map(name).collect();
+        TypedKey { path: path.join("."), given: self.given.clone() }
+    }
+
+    /// The same for a section that takes the place of the whole document below `name`.
+    pub(crate) fn typed_document(&self, name: &str) -> Option<TypedKey> {
+        let is_whole = self.path == [name] && !self.value.entries().is_empty();
+        is_whole.then(|| TypedKey { path: String::new(), given: self.given.clone() })
     }
 
     /// Whether it sets `path` or a section around it.

@@ -74,6 +74,16 @@ fn what_is_wrong_with_an_option_names_the_option() {
         ),
         (&["training.seed=1", "training.seed=-1"], None, "(--set training.seed=-1)"),
         (&["training={\"sed\": 1}"], None, "training.sed (--set training={"),
+        (
+            &["deepspeed={\"train_batch_size\": 0}"],
+            None,
+            "(--set deepspeed={\"train_batch_size\": 0})",
+        ),
+        (
+            &["deepspeed.zero_optimization.max_live_parameters=-1"],
+            None,
+            "stage3_max_live_parameters (--set deepspeed.zero_optimization.max_live_parameters=-1)",
+        ),
         (&[], Some("gpu"), "training.backend (--backend gpu)"),
     ] {
         let message = errors(sets, backend);

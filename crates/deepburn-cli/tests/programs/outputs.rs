@@ -227,7 +227,7 @@ fn guides_load_or_are_diagnosed() {
         ("S4.json", "1", None),
         ("S4.json", "2", Some("4 != 1 * 4 * 2")),
     ] {
-        let ending = deepburn(&guides, &["check-config", file, "--ranks", ranks]);
+        let ending = deepburn(&guides, &["check-config", file, "--ranks", ranks, "--json"]);
         match refused {
             Some(part) => {
                 ending.failed(2, &[part]);

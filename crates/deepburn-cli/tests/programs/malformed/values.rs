@@ -273,7 +273,7 @@ fn of_the_deepspeed_section() {
         ("deepspeed.zero_optimization.stage", "\"3\"", &["zero_optimization.stage"]),
         ("deepspeed.zero_optimization.stage", "true", &["zero_optimization.stage"]),
         ("deepspeed.zero_optimization.stage", "2.5", &["zero_optimization.stage"]),
-        ("deepspeed.zero_optimization.reduce_bucket_size", "0", &["reduce_bucket_size"]),
+        ("deepspeed.zero_optimization.reduce_bucket_size", "-1", &["reduce_bucket_size"]),
         ("deepspeed.zero_optimization.reduce_bucket_size", "-5e8", &["reduce_bucket_size"]),
         ("deepspeed.zero_optimization.reduce_bucket_size", "1e400", &["reduce_bucket_size"]),
         ("deepspeed.zero_optimization.stage3_max_live_parameters", "-1", &["max_live_parameters"]),

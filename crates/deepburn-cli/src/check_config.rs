@@ -1,0 +1,243 @@
+//! `deepburn check-config`: what a configuration means, on a screen, or all of it as JSON.
+
+use clap::Args;
+use deepburn_config::{
+    BatchPlan, Diagnosis, Facts, OptimizerOffload, ParameterOffload, Plan, RecomputePolicy,
+    Resolved, Severity, Stage, Written, resolve,
+};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::counted::counted;
+use crate::failure::Failure;
+
+/// Most lines of the summary that answers to `"auto"` and warnings take.
+const AUTOS_SHOWN: usize = 9;
+const WARNINGS_SHOWN: usize = 7;
+
+/// What a file may leave open, and a job or a command line says.
+#[derive(Debug, Clone, Copy, Default, Args)]
+pub struct OpenValues {
+    /// Samples of a micro-batch, where the file leaves it open.
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
+    micro_batch: Option<u32>,
+    /// Optimizer steps of the run, where the file leaves the length of a schedule open.
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
+    max_steps: Option<u32>,
+}
+
+impl OpenValues {
+    /// The facts with these values.
+    pub(crate) fn fill(self, facts: Facts) -> Facts {
+        Facts {
+            micro_batch_size: self.micro_batch.map(|size| size as usize),
+            total_steps: self.max_steps.map(|steps| steps as usize),
+            ..facts
+        }
+    }
+}
+
+/// Reads a configuration: a file, base64, inline JSON, or one of Lightning's strategies.
+///
+/// # Errors
+/// A user's mistake.
+pub(crate) fn read(config: &str) -> Result<Written, Failure> {
+    match config.trim_start().starts_with('{') {
+        true => Written::from_json(config),
+        false => Written::from_argument(config),
+    }
+    .map_err(Failure::mistake)
+}
+
+/// What a configuration means on `ranks` ranks: a summary, or JSON.
+///
+/// # Errors
+/// A user's mistake: everything that is wrong with it.
+pub(crate) fn check_config(
+    written: &Written,
+    ranks: usize,
+    open: OpenValues,
+    as_json: bool,
+) -> Result<String, Failure> {
+    let facts = open.fill(Facts::on_host(ranks));
+    let resolved = resolve(written, &facts).map_err(Failure::mistake)?;
+    match as_json {
+        true => serde_json::to_string_pretty(&resolved).map_err(Failure::run),
+        false => Ok(summary(written.source(), &resolved).join("\n")),
+    }
+}
+
+/// The lines of the summary, at most 30.
+fn summary(source: &str, resolved: &Resolved) -> Vec<String> {
+    let plan = &resolved.plan;
+    let ranks = counted(plan.batch.world_size, "rank");
+    let mut lines = vec![format!("{source}, on {ranks}")];
+    let facts = [
+        ("batch", batch(&plan.batch)),
+        ("ZeRO", zero(plan)),
+        ("precision", precision(plan)),
+        ("optimizer", described(&plan.optimizer)),
+        ("schedule", described(&plan.schedule)),
+        ("clipping", plan.gradient_clipping.map_or("off".to_owned(), |clip| format!("{clip:?}"))),
+        ("activations", activations(plan)),
+    ];
+    lines.extend(facts.map(|(what, value)| format!("  {what:<12}{value}")));
+    let autos = resolved.autos.iter();
+    let autos = autos.map(|(key, answer)| format!("  {key} = {} ({})", answer.value, answer.from));
+    lines.extend(limited("\"auto\" became", "answer", autos.collect(), AUTOS_SHOWN));
+    let (warnings, notes): (Vec<&Diagnosis>, Vec<_>) =
+        resolved.notes.iter().partition(|note| note.severity == Severity::Warning);
+    let warnings = warnings.iter().map(|warning| format!("  {warning}")).collect();
+    lines.extend(limited("warnings", "warning", warnings, WARNINGS_SHOWN));
+    if !notes.is_empty() {
+        lines.push(format!("{} with --json", counted(notes.len(), "note")));
+    }
+    lines
+}
+
+/// `title` and the first `shown` of `lines`; nothing where there are none.
+fn limited(title: &str, noun: &str, mut lines: Vec<String>, shown: usize) -> Vec<String> {
+    let more = lines.len().saturating_sub(shown);
+    lines.truncate(shown);
+    if more > 0 {
+        lines.push(format!("  and {} more with --json", counted(more, noun)));
+    }
+    if !lines.is_empty() {
+        lines.insert(0, format!("{title}:"));
+    }
+    lines
+}
+
+fn batch(batch: &BatchPlan) -> String {
+    let BatchPlan { train_batch_size, micro_batch_size, gradient_accumulation_steps, world_size } =
+        batch;
+    format!(
+        "{} a step: {micro_batch_size} a micro-batch, {}, {}",
+        counted(*train_batch_size, "sample"),
+        counted(*gradient_accumulation_steps, "micro-batch"),
+        counted(*world_size, "rank"),
+    )
+}
+
+fn zero(plan: &Plan) -> String {
+    let zero = &plan.zero;
+    let what = match zero.stage {
+        Stage::Disabled => "nothing is sharded",
+        Stage::OptimizerStates => "optimizer states are sharded",
+        Stage::Gradients => "optimizer states and gradients are sharded",
+        Stage::Parameters => "optimizer states, gradients and parameters are sharded",
+    };
+    let mut text = format!("stage {}: {what}", zero.stage.number());
+    match &zero.optimizer_states {
+        OptimizerOffload::Device => {}
+        OptimizerOffload::Host { .. } => text.push_str("; optimizer states in host memory"),
+        OptimizerOffload::Nvme(_) => text.push_str("; optimizer states on NVMe"),
+    }
+    match &zero.parameter_shards {
+        ParameterOffload::Device => {}
+        ParameterOffload::Host => text.push_str("; parameters in host memory"),
+        ParameterOffload::Nvme { .. } => text.push_str("; parameters on NVMe"),
+    }
+    text
+}
+
+fn precision(plan: &Plan) -> String {
+    let precision = &plan.precision;
+    let mut text = precision.compute.name().to_owned();
+    if let Some(autocast) = precision.autocast {
+        text.push_str(&format!(", autocast to {}", autocast.name()));
+    }
+    if precision.uses_fp16() {
+        text.push_str(&format!(", loss scale {}", described(&precision.loss_scale)));
+    }
+    text
+}
+
+fn activations(plan: &Plan) -> String {
+    match plan.activations.recompute {
+        RecomputePolicy::Off => "kept for backward".to_owned(),
+        RecomputePolicy::Full => "recomputed, every block".to_owned(),
+        RecomputePolicy::Selective => "recomputed, selectively".to_owned(),
+        RecomputePolicy::EveryNth(n) => format!("recomputed, every {n}th block"),
+    }
+}
+
+/// A part of the plan as `type: name value, ...`, in the words of the JSON.
+fn described(part: &impl Serialize) -> String {
+    fn pairs(value: &Value) -> String {
+        match value {
+            Value::Object(fields) => {
+                let named = fields.iter().filter(|(name, _)| *name != "type");
+                let pair = |(name, value): (&String, &Value)| format!("{name} {}", pairs(value));
+                let pairs = named.map(pair).collect::<Vec<_>>().join(", ");
+                match fields.get("type").and_then(Value::as_str) {
+                    Some(name) => format!("{name}: {pairs}"),
+                    None => pairs,
+                }
+            }
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        }
+    }
+    pairs(&serde_json::to_value(part).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OPEN: &str = r#"{"train_micro_batch_size_per_gpu": "auto", "scheduler": {"type": "WarmupDecayLR",
+        "params": {"total_num_steps": "auto", "warmup_num_steps": "auto"}}}"#;
+
+    #[test]
+    fn what_a_file_leaves_open_is_asked_for_by_the_name_of_the_option() {
+        let written = read(OPEN).unwrap();
+        let error =
+            check_config(&written, 2, OpenValues::default(), false).unwrap_err().to_string();
+        assert!(error.contains("--micro-batch") && error.contains("--max-steps"), "{error}");
+        let open = OpenValues { micro_batch: Some(3), max_steps: Some(50) };
+        let text = check_config(&written, 2, open, false).unwrap();
+        assert!(
+            text.contains("6 samples a step: 3 a micro-batch, 1 micro-batch, 2 ranks"),
+            "{text}"
+        );
+        assert!(text.contains("total_num_steps = 50"), "{text}");
+        let json: Value =
+            serde_json::from_str(&check_config(&written, 2, open, true).unwrap()).unwrap();
+        assert_eq!(json["plan"]["batch"]["train_batch_size"], 6);
+    }
+
+    #[test]
+    fn a_summary_has_at_most_30_lines() {
+        let mut json: Value = serde_json::from_str(OPEN).unwrap();
+        for key in ["betas", "eps", "lr", "weight_decay"] {
+            json["optimizer"]["type"] = "AdamW".into();
+            json["optimizer"]["params"][key] = "auto".into();
+        }
+        for (key, value) in
+            [("cuda_visible_devices", "0"), ("comms_config", "x"), ("_comment", "x")]
+        {
+            json[key] = value.into();
+        }
+        for key in [
+            "reduce_bucket_size",
+            "stage3_max_live_parameters",
+            "stage3_prefetch_bucket_size",
+            "stage3_param_persistence_threshold",
+            "stage3_max_reuse_distance",
+            "allgather_bucket_size",
+        ] {
+            json["zero_optimization"][key] = "auto".into();
+        }
+        for (key, value) in [("stage3_module_granularity_threshold", 3), ("max_live_parameters", 7)]
+        {
+            json["zero_optimization"][key] = value.into();
+        }
+        json["zero_optimization"]["stage3_max_live_parameters"].take();
+        let open = OpenValues { micro_batch: Some(1), max_steps: Some(50) };
+        let text = check_config(&read(&json.to_string()).unwrap(), 1, open, false).unwrap();
+        assert!(text.lines().count() <= 30, "{text}");
+        assert!(text.contains("and 5 answers more with --json"), "{text}");
+        assert!(text.contains("is ignored: DeepSpeed does not read this key either"), "{text}");
+    }
+}

@@ -1,0 +1,87 @@
+//! `deepburn keys`: every key of the job file and its DeepSpeed section, or a JSON Schema of them.
+
+use deepburn_config::{KeyEntry, find_keys, job_keys, schema};
+
+use crate::failure::Failure;
+
+/// What `deepburn keys` prints.
+///
+/// # Errors
+/// A user's mistake: `path` is no key, or a section that has no schema of its own.
+pub(crate) fn keys(path: Option<&str>, as_schema: bool) -> Result<String, Failure> {
+    if as_schema {
+        let schema = match path {
+            None => schema(true),
+            Some("deepspeed") => schema(false),
+            Some(path) => {
+                return Err(Failure::mistake(format!(
+                    "--schema: {path} has no schema of its own; give no path, or deepspeed"
+                )));
+            }
+        };
+        return serde_json::to_string_pretty(&schema).map_err(Failure::run);
+    }
+    let entries = match path {
+        None => job_keys(),
+        Some(path) => find_keys(path).map_err(Failure::mistake)?,
+    };
+    Ok(entries.iter().map(entry).collect::<Vec<_>>().join("\n"))
+}
+
+/// One key: its path, and below it its doc, type, default, unit and status.
+fn entry(entry: &KeyEntry) -> String {
+    let KeyEntry { path, key, status } = entry;
+    let mut lines = vec![path.clone(), format!("    {}", key.doc)];
+    let default = match key.required {
+        true => "required".to_owned(),
+        false => key.default.to_string(),
+    };
+    let auto = if key.auto { ", or \"auto\"" } else { "" };
+    let mut facts = vec![format!("type: {}{auto}", key.kind), format!("default: {default}")];
+    if !key.unit.is_empty() {
+        facts.push(format!("unit: {}", key.unit));
+    }
+    if key.stages != (0, 3) {
+        facts.push(format!("ZeRO stages: {} to {}", key.stages.0, key.stages.1));
+    }
+    lines.push(format!("    {}", facts.join("; ")));
+    lines.push(format!("    status: {status}"));
+    let others: Vec<_> = key.names().skip(1).collect();
+    if !others.is_empty() {
+        lines.push(format!("    also: {}", others.join(", ")));
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn a_key_has_type_default_unit_doc_and_status() {
+        let text = keys(Some("zero_optimization.stage3_max_live_parameters"), false).unwrap();
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines[0], "deepspeed.zero_optimization.stage3_max_live_parameters");
+        assert!(lines[1].starts_with("    Most elements"), "{text}");
+        let facts = "    type: an integer of at least 0, or \"auto\"; default: 1000000000; unit: elements; \
+                     ZeRO stages: 3 to 3";
+        assert_eq!(lines[2], facts);
+        assert_eq!(lines[3], "    status: honoured");
+        assert_eq!(lines[4], "    also: max_live_parameters");
+    }
+
+    #[test]
+    fn all_keys_and_schemas_are_printed() {
+        let all = keys(None, false).unwrap();
+        for path in ["model.architecture", "training.epochs", "deepspeed.fp16.hysteresis"] {
+            assert!(all.lines().any(|line| line == path), "{path}");
+        }
+        let schema: Value = serde_json::from_str(&keys(None, true).unwrap()).unwrap();
+        assert!(schema["properties"]["training"]["anyOf"].is_array(), "{}", schema["properties"]);
+        assert!(keys(Some("deepspeed"), true).unwrap().contains("zero_optimization"));
+        assert!(keys(Some("training"), true).is_err());
+        assert!(keys(Some("num_train_epochs"), false).unwrap_err().to_string().contains("epochs"));
+    }
+}

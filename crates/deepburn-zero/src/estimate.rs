@@ -24,7 +24,7 @@ use buffers::{Gathering, bucket_elements};
 use element_bytes::FP32;
 
 pub use activations::{
-    ActivationGraph, ActivationId, ActivationOp, BackwardOp, GradientReduction, KeptTensor,
+    ActivationGraph, ActivationId, ActivationOp, BackwardOp, GradientTiming, KeptTensor,
     ReadParameter,
 };
 pub use element_bytes::{ElementBytes, formula};

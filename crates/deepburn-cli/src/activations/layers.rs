@@ -4,7 +4,7 @@
 //! belongs to, and for Burn's own ops it is what `burn-autodiff` 0.21 saves.
 
 use deepburn::zero::estimate::{
-    ActivationGraph, ActivationId, ActivationOp, BackwardOp, GradientReduction, KeptTensor,
+    ActivationGraph, ActivationId, ActivationOp, BackwardOp, GradientTiming, KeptTensor,
     ReadParameter,
 };
 use deepburn_config::PrecisionPlan;
@@ -78,8 +78,8 @@ impl Layers {
 
     /// A parameter of `numel` elements that ops read in its own type.
     fn own(&self, numel: u64) -> ReadParameter {
-        let reduction = GradientReduction::Immediate;
-        ReadParameter { numel, gradient_bytes: self.parameter, reduction, is_tied: false }
+        let timing = GradientTiming::Immediate;
+        ReadParameter { numel, gradient_bytes: self.parameter, timing, is_tied: false }
     }
 
     /// A parameter of `numel` elements that a product reads.
@@ -89,7 +89,7 @@ impl Layers {
             Some(gradient_bytes) => ReadParameter {
                 numel,
                 gradient_bytes,
-                reduction: GradientReduction::AfterCast,
+                timing: GradientTiming::AfterCast,
                 is_tied: false,
             },
         }

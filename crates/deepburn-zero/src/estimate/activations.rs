@@ -26,21 +26,19 @@ pub struct ReadParameter {
     /// Bytes of an element of its gradient.
     pub gradient_bytes: u64,
     /// When the reducer gets the gradient.
-    pub reduction: GradientReduction,
+    pub timing: GradientTiming,
     /// Whether it is the table of an embedding too, whose gradient it waits for.
     pub is_tied: bool,
 }
 
 /// When the gradient of a parameter leaves autodiff.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GradientReduction {
+pub enum GradientTiming {
     /// As soon as it is computed.
     Immediate,
     /// At the end of the backward pass, after a cast to f32: the order of autodiff puts the cast of a parameter
     /// last.
     AfterCast,
-    /// Never: the parameter is frozen.
-    Frozen,
 }
 
 /// How an op computes the gradients of its inputs.
@@ -186,11 +184,6 @@ impl ActivationGraph {
             outputs,
         });
         std::array::from_fn(|place| ActivationId(first + place))
-    }
-
-    /// Bytes of a tensor.
-    pub fn bytes(&self, activation: ActivationId) -> u64 {
-        self.activations[activation.0].bytes
     }
 
     /// Bytes of all tensors, each with a gradient: more than a pass ever holds.

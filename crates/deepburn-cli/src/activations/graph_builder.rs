@@ -1,6 +1,6 @@
 //! The ops that the models are made of, as the forecast counts them.
 //!
-//! Main type: [`Layers`]. What each op keeps for backward is documented in the family of `deepburn-ops` that it
+//! Main type: [`GraphBuilder`]. What each op keeps for backward is documented in the family of `deepburn-ops` that it
 //! belongs to, and for Burn's own ops it is what `burn-autodiff` 0.21 saves.
 
 use deepburn::zero::estimate::{
@@ -31,8 +31,8 @@ impl Sized {
     }
 }
 
-/// Appends layers to a graph.
-pub(super) struct Layers {
+/// Appends the layers of a model to an activation graph.
+pub(super) struct GraphBuilder {
     pub(super) graph: ActivationGraph,
     /// Bytes of an element of a parameter.
     parameter: u64,
@@ -40,7 +40,7 @@ pub(super) struct Layers {
     autocast: Option<u64>,
 }
 
-impl Layers {
+impl GraphBuilder {
     pub(super) fn new(precision: &PrecisionPlan) -> Self {
         Self {
             graph: ActivationGraph::new(),

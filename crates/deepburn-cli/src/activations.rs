@@ -7,6 +7,7 @@ mod graph_builder;
 #[cfg(test)]
 mod tests;
 
+use deepburn::ops::logits_chunk_rows;
 use deepburn::zero::estimate::{ActivationGraph, ActivationOp, BackwardOp, KeptTensor};
 use deepburn_config::{Precision, PrecisionPlan};
 use deepburn_models::gpt2::{Activation, ClassifierConfig, Gpt2Config};
@@ -110,13 +111,11 @@ pub(crate) fn of_encoder(
     builder.graph
 }
 
-/// Bytes of the logits that the loss of a language model has at a time: all of them up to 64 MiB, otherwise in
-/// chunks of equal size.
+/// Bytes of the logits that the loss of a language model computes at a time.
 pub(crate) fn logits_bytes(config: &Gpt2Config, batch: BatchShape) -> u64 {
-    let row = 4 * config.vocab_size.max(1) as u64;
     let tokens = batch.sequences.saturating_mul(batch.length.saturating_sub(1)).max(1);
-    let chunks = tokens.div_ceil(((64 << 20) / row).max(1));
-    tokens.div_ceil(chunks).saturating_mul(row)
+    let rows = logits_chunk_rows(tokens as usize, config.vocab_size) as u64;
+    rows.saturating_mul(4 * config.vocab_size.max(1) as u64)
 }
 
 /// Token ids, the weight of each in its text's mean, and labels.

@@ -30,6 +30,8 @@ pub use activations::{
 pub use element_bytes::{ElementBytes, formula};
 pub use pass::{PassPeak, PassPlan};
 
+pub use crate::recompute::SHORT_SUM;
+
 /// One parameter; tied parameters are listed once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ParameterSize {

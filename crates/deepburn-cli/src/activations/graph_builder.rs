@@ -5,7 +5,7 @@
 
 use deepburn::zero::estimate::{
     ActivationGraph, ActivationId, ActivationOp, BackwardOp, GradientTiming, KeptTensor,
-    ReadParameter,
+    ReadParameter, SHORT_SUM,
 };
 use deepburn_config::PrecisionPlan;
 
@@ -13,9 +13,6 @@ use super::bytes_of;
 
 /// Bytes of an element in f32.
 const F32: u64 = 4;
-
-/// Products with fewer terms a sum count as cheap to compute again.
-const SHORT_SUM: u64 = 128;
 
 /// An activation, its elements, and the bytes of each.
 #[derive(Debug, Clone, Copy)]
@@ -118,7 +115,7 @@ impl GraphBuilder {
             saved: &[KeptTensor::Input(0)],
             parameters: &parameters,
             backward: BackwardOp::Product,
-            is_costly: from >= SHORT_SUM,
+            is_costly: from >= SHORT_SUM as u64,
             ..ActivationOp::NONE
         };
         self.unary(x, (x.numel / from.max(1)).saturating_mul(to), x.element, op)
@@ -195,7 +192,8 @@ impl GraphBuilder {
         if x.element != F32 {
             self.graph.hold(rows.saturating_mul(x.element));
         }
-        self.unary(x, numel, x.element, ActivationOp { is_costly: length >= SHORT_SUM, ..UNARY })
+        let is_costly = length >= SHORT_SUM as u64;
+        self.unary(x, numel, x.element, ActivationOp { is_costly, ..UNARY })
     }
 
     /// The loss of a language model, with an output layer of `numel` elements.

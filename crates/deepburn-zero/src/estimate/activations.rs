@@ -77,7 +77,8 @@ pub struct ActivationOp<'a> {
     pub parameters: &'a [ReadParameter],
     /// Its backward pass.
     pub backward: BackwardOp,
-    /// Whether the policy `selective` counts it as a product: it costs much to compute again.
+    /// Whether the policy `selective` counts it as a product: it costs much to compute again. Matrix products do
+    /// from [`SHORT_SUM`](super::SHORT_SUM) terms per sum on.
     pub is_costly: bool,
 }
 

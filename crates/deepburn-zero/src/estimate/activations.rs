@@ -48,8 +48,8 @@ pub enum BackwardOp {
     None,
     /// One new gradient, of the first input, which may reuse the memory of the output's gradient.
     Unary,
-    /// As `Unary`, but the new gradient is complete before that of the output is dropped: a selection of rows, or
-    /// a cast.
+    /// As `Unary`, but the gradient of the output stays in memory until the new gradient is complete: row selection
+    /// or a cast.
     Copy,
     /// All inputs share the gradient of the output.
     Add,

@@ -201,7 +201,7 @@ fn run<B: FusedOps + OptimizerOps, R: Recipe<B>>(
 
     tracing::info!(
         "{} parameters, ZeRO stage {}, {} ranks, {} steps",
-        preparation.subject.num_parameters(),
+        preparation.subject.model().num_parameters(),
         preparation.plan.zero.stage.number(),
         training.ranks,
         preparation.max_steps
@@ -412,7 +412,7 @@ fn hooks(
         hooks.push(Box::new(Operations {
             plan: flops.clone(),
             name: preparation.subject.name(),
-            parameters: preparation.subject.parameters(),
+            parameters: preparation.subject.model().parameters(),
             ranks: job.training.ranks,
         }));
     }

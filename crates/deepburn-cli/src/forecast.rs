@@ -155,9 +155,10 @@ fn trained<'a>(preparation: &'a Preparation, ranks: &Ranks) -> (TrainedModel<'a>
     let local =
         LocalRanks { count: count as u64, are_threads, on_host: training.backend.is_host() };
     let Preparation { subject, plan, .. } = preparation;
+    let known = subject.model();
     let model = TrainedModel {
-        sizes: subject.sizes(),
-        activations: Box::new(|batch| subject.activations(batch, &plan.precision)),
+        sizes: known.sizes(),
+        activations: Box::new(move |batch| known.activations(batch, &plan.precision)),
         batch: largest_batch(preparation),
         plan,
         ranks: training.ranks as u64,

@@ -46,9 +46,11 @@ pub(crate) enum Cost {
     High,
 }
 
-/// Products with fewer terms a sum cost little for the memory of their result: scores of attention, for
-/// example, which have as many as a head is wide.
-const SHORT_SUM: usize = 128;
+/// The number of terms per sum from which on a matrix product counts as costly to recompute.
+///
+/// Products with shorter sums cost little for the memory of their result. An example is attention scores, whose sums
+/// have as many terms as a head is wide.
+pub const SHORT_SUM: usize = 128;
 
 impl Cost {
     /// The cost of a product with `terms` terms a sum.

@@ -3,16 +3,17 @@
 //! Main type: [`BatchShape`]. Each function here repeats the forward pass of a model of `deepburn-models`, op by op,
 //! as tensors with a size and no data. A test compares the result with the ledger of a training step.
 
-mod layers;
+mod graph_builder;
 #[cfg(test)]
 mod tests;
 
+use deepburn::ops::logits_chunk_rows;
 use deepburn::zero::estimate::{ActivationGraph, ActivationOp, BackwardOp, KeptTensor};
 use deepburn_config::{Precision, PrecisionPlan};
 use deepburn_models::gpt2::{Activation, ClassifierConfig, Gpt2Config};
 use deepburn_models::imdb::EncoderConfig;
 
-use layers::{Layers, Sized};
+use graph_builder::{GraphBuilder, Sized};
 
 /// Bytes of an element of an integer tensor.
 const INT_BYTES: u64 = 4;
@@ -38,18 +39,18 @@ pub(crate) fn of_language_model(
     batch: BatchShape,
     precision: &PrecisionPlan,
 ) -> ActivationGraph {
-    let mut layers = Layers::new(precision);
+    let mut builder = GraphBuilder::new(precision);
     // Token ids, positions that predict something, and their targets.
     let targets = batch.sequences.saturating_mul(batch.length.saturating_sub(1)).max(1);
-    layers.graph.hold(INT_BYTES * (batch.rows() + 2 * targets));
-    let hidden = hidden(&mut layers, config, batch);
+    builder.graph.hold(INT_BYTES * (batch.rows() + 2 * targets));
+    let hidden = hidden(&mut builder, config, batch);
     let width = config.n_embd as u64;
-    let chosen = layers.select(hidden, targets * width);
-    layers.graph.end_blocks();
-    let normed = layers.layer_norm(chosen, width);
+    let chosen = builder.select(hidden, targets * width);
+    builder.graph.end_blocks();
+    let normed = builder.layer_norm(chosen, width);
     let head = config.vocab_size as u64 * width;
-    layers.loss_head(normed, head, config.tie_word_embeddings);
-    layers.graph
+    builder.loss_head(normed, head, config.tie_word_embeddings);
+    builder.graph
 }
 
 /// The pass of GPT-2 with a classifier.
@@ -58,16 +59,16 @@ pub(crate) fn of_gpt2_classifier(
     batch: BatchShape,
     precision: &PrecisionPlan,
 ) -> ActivationGraph {
-    let mut layers = Layers::new(precision);
-    layers.graph.hold(text_batch_bytes(batch));
-    let hidden = hidden(&mut layers, &config.body, batch);
+    let mut builder = GraphBuilder::new(precision);
+    builder.graph.hold(text_batch_bytes(batch));
+    let hidden = hidden(&mut builder, &config.body, batch);
     let width = config.body.n_embd as u64;
-    let last = layers.select(hidden, batch.sequences * width);
-    layers.graph.end_blocks();
-    let normed = layers.layer_norm(last, width);
-    let logits = layers.linear(normed, [width, config.num_classes as u64], false);
-    layers.logits_loss(logits);
-    layers.graph
+    let last = builder.select(hidden, batch.sequences * width);
+    builder.graph.end_blocks();
+    let normed = builder.layer_norm(last, width);
+    let logits = builder.linear(normed, [width, config.num_classes as u64], false);
+    builder.logits_loss(logits);
+    builder.graph
 }
 
 /// The pass of the encoder with its classifier.
@@ -79,44 +80,42 @@ pub(crate) fn of_encoder(
     let [width, inner, heads, classes] =
         [config.embed_dim, config.hidden_dim, config.num_heads, config.num_classes]
             .map(|size| size as u64);
-    let mut layers = Layers::new(precision);
-    layers.graph.hold(text_batch_bytes(batch));
+    let mut builder = GraphBuilder::new(precision);
+    builder.graph.hold(text_batch_bytes(batch));
     let (rows, dropout) = (batch.rows(), config.dropout);
-    let mut x = layers.lookup(rows * width, config.vocab_size as u64 * width);
-    x = layers.dropout(x, dropout);
+    let mut x = builder.lookup(rows * width, config.vocab_size as u64 * width);
+    x = builder.dropout(x, dropout);
     for _ in 0..config.num_layers {
-        layers.graph.start_block();
-        let projected = layers.linear(x, [width, 3 * width], true);
-        let attended = layers.attention(projected, rows * width, rows * heads);
-        let attended = layers.linear(attended, [width, width], true);
-        let attended = layers.dropout(attended, dropout);
-        let sum = layers.add(attended, x);
-        let normed = layers.layer_norm(sum, width);
-        let fed = layers.linear(normed, [width, inner], true);
-        let fed = layers.keeping(fed, KeptTensor::Input(0));
-        let fed = layers.dropout(fed, dropout);
-        let fed = layers.linear(fed, [inner, width], true);
-        let fed = layers.dropout(fed, dropout);
-        let sum = layers.add(fed, normed);
-        x = layers.layer_norm(sum, width);
+        builder.graph.start_block();
+        let projected = builder.linear(x, [width, 3 * width], true);
+        let attended = builder.attention(projected, rows * width, rows * heads);
+        let attended = builder.linear(attended, [width, width], true);
+        let attended = builder.dropout(attended, dropout);
+        let sum = builder.add(attended, x);
+        let normed = builder.layer_norm(sum, width);
+        let fed = builder.linear(normed, [width, inner], true);
+        let fed = builder.keeping(fed, KeptTensor::Input(0));
+        let fed = builder.dropout(fed, dropout);
+        let fed = builder.linear(fed, [inner, width], true);
+        let fed = builder.dropout(fed, dropout);
+        let sum = builder.add(fed, normed);
+        x = builder.layer_norm(sum, width);
     }
-    let means = layers.weighted_means(x, rows, batch.sequences * width, batch.length);
-    layers.graph.end_blocks();
-    let fed = layers.linear(means, [width, inner], true);
-    let fed = layers.keeping(fed, KeptTensor::Input(0));
-    let fed = layers.dropout(fed, dropout);
-    let logits = layers.linear(fed, [inner, classes], true);
-    layers.logits_loss(logits);
-    layers.graph
+    let means = builder.weighted_means(x, rows, batch.sequences * width, batch.length);
+    builder.graph.end_blocks();
+    let fed = builder.linear(means, [width, inner], true);
+    let fed = builder.keeping(fed, KeptTensor::Input(0));
+    let fed = builder.dropout(fed, dropout);
+    let logits = builder.linear(fed, [inner, classes], true);
+    builder.logits_loss(logits);
+    builder.graph
 }
 
-/// Bytes of the logits that the loss of a language model has at a time: all of them up to 64 MiB, otherwise in
-/// chunks of equal size.
+/// Bytes of the logits that the loss of a language model computes at a time.
 pub(crate) fn logits_bytes(config: &Gpt2Config, batch: BatchShape) -> u64 {
-    let row = 4 * config.vocab_size.max(1) as u64;
     let tokens = batch.sequences.saturating_mul(batch.length.saturating_sub(1)).max(1);
-    let chunks = tokens.div_ceil(((64 << 20) / row).max(1));
-    tokens.div_ceil(chunks).saturating_mul(row)
+    let rows = logits_chunk_rows(tokens as usize, config.vocab_size) as u64;
+    rows.saturating_mul(4 * config.vocab_size.max(1) as u64)
 }
 
 /// Token ids, the weight of each in its text's mean, and labels.
@@ -125,38 +124,38 @@ fn text_batch_bytes(batch: BatchShape) -> u64 {
 }
 
 /// The residual stream after all blocks of a GPT-2.
-fn hidden(layers: &mut Layers, config: &Gpt2Config, batch: BatchShape) -> Sized {
+fn hidden(builder: &mut GraphBuilder, config: &Gpt2Config, batch: BatchShape) -> Sized {
     let [width, inner, heads] =
         [config.n_embd, config.inner_width(), config.n_head].map(|size| size as u64);
     let rows = batch.rows();
-    let tokens = layers.lookup(rows * width, config.vocab_size as u64 * width);
-    let mut x = layers.add_positions(tokens, config.n_positions as u64 * width);
-    x = layers.dropout(x, config.embd_pdrop);
+    let tokens = builder.lookup(rows * width, config.vocab_size as u64 * width);
+    let mut x = builder.add_positions(tokens, config.n_positions as u64 * width);
+    x = builder.dropout(x, config.embd_pdrop);
     for _ in 0..config.n_layer {
-        layers.graph.start_block();
-        let normed = layers.layer_norm(x, width);
-        let projected = layers.linear(normed, [width, 3 * width], true);
-        let attended = layers.attention(projected, rows * width, rows * heads);
-        let attended = layers.linear(attended, [width, width], true);
-        let attended = layers.dropout(attended, config.resid_pdrop);
-        x = layers.add(attended, x);
-        let normed = layers.layer_norm(x, width);
-        let fed = layers.linear(normed, [width, inner], true);
-        let fed = activation(layers, config.activation_function, fed);
-        let fed = layers.linear(fed, [inner, width], true);
-        let fed = layers.dropout(fed, config.resid_pdrop);
-        x = layers.add(fed, x);
+        builder.graph.start_block();
+        let normed = builder.layer_norm(x, width);
+        let projected = builder.linear(normed, [width, 3 * width], true);
+        let attended = builder.attention(projected, rows * width, rows * heads);
+        let attended = builder.linear(attended, [width, width], true);
+        let attended = builder.dropout(attended, config.resid_pdrop);
+        x = builder.add(attended, x);
+        let normed = builder.layer_norm(x, width);
+        let fed = builder.linear(normed, [width, inner], true);
+        let fed = activation(builder, config.activation_function, fed);
+        let fed = builder.linear(fed, [inner, width], true);
+        let fed = builder.dropout(fed, config.resid_pdrop);
+        x = builder.add(fed, x);
     }
     x
 }
 
 /// The activation function of a GPT-2 block.
-fn activation(layers: &mut Layers, function: Activation, x: Sized) -> Sized {
+fn activation(builder: &mut GraphBuilder, function: Activation, x: Sized) -> Sized {
     match function {
-        Activation::Tanh => layers.keeping(x, KeptTensor::Output(0)),
+        Activation::Tanh => builder.keeping(x, KeptTensor::Output(0)),
         Activation::Silu => {
-            let gate = layers.keeping(x, KeptTensor::Output(0));
-            let [product] = layers.graph.push(&ActivationOp {
+            let gate = builder.keeping(x, KeptTensor::Output(0));
+            let [product] = builder.graph.push(&ActivationOp {
                 inputs: &[x.id, gate.id],
                 outputs: &[x.bytes()],
                 saved: &[KeptTensor::Input(0), KeptTensor::Input(1)],
@@ -165,7 +164,7 @@ fn activation(layers: &mut Layers, function: Activation, x: Sized) -> Sized {
             });
             Sized { id: product, ..x }
         }
-        _ => layers.keeping(x, KeptTensor::Input(0)),
+        _ => builder.keeping(x, KeptTensor::Input(0)),
     }
 }
 

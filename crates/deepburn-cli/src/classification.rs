@@ -15,8 +15,7 @@ use deepburn_datasets::{
     BudgetSampler, DataError, DistributedSampler, LabelledBatch, Order, Shard, StepShape, Tokenizer,
 };
 use deepburn_models::gpt2::{
-    Checkpoint, CheckpointError, CheckpointWriter, ClassifierConfig, Gpt2Classifier,
-    ParameterShape, SavedPrecision,
+    Checkpoint, CheckpointError, CheckpointWriter, ClassifierConfig, Gpt2Classifier, SavedPrecision,
 };
 use deepburn_models::imdb::{Encoder, EncoderConfig};
 use deepburn_models::{TextBatch, TextBatchError, TextLimits};
@@ -42,9 +41,6 @@ pub(crate) struct Classification<K> {
 pub(crate) trait Kind: Sync {
     /// What texts the model takes.
     fn limits(&self) -> TextLimits;
-
-    /// All its parameters.
-    fn parameters(&self) -> Vec<ParameterShape>;
 
     /// Starts writing it.
     fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError>;
@@ -91,10 +87,6 @@ impl Kind for EncoderConfig {
         EncoderConfig::limits(self)
     }
 
-    fn parameters(&self) -> Vec<ParameterShape> {
-        EncoderConfig::parameters(self)
-    }
-
     fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError> {
         self.checkpoint_writer(folder, SavedPrecision::F32)
     }
@@ -130,10 +122,6 @@ pub(crate) struct OnGpt2 {
 impl Kind for OnGpt2 {
     fn limits(&self) -> TextLimits {
         self.config.limits()
-    }
-
-    fn parameters(&self) -> Vec<ParameterShape> {
-        self.config.parameters()
     }
 
     fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError> {

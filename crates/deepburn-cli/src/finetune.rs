@@ -27,7 +27,7 @@ use crate::devices::cuda_devices;
 #[cfg(feature = "wgpu")]
 use crate::devices::wgpu_devices;
 use crate::failure::Failure;
-use crate::forecast::{self, check_memory, offloaded_activations};
+use crate::forecast::RunForecast;
 use crate::monitoring::check_monitors;
 use crate::preparation::{Preparation, check_types, claim_output, prepare};
 use crate::progress::Progress;
@@ -124,14 +124,21 @@ pub fn finetune(arguments: Arguments, profiler: &Profiler) -> Result<(), Failure
         backend: arguments.backend,
         output_dir: arguments.output_dir,
     };
-    let preparation = one_per_host_first(&ranks, || {
+    let (preparation, forecast) = one_per_host_first(&ranks, || {
         let mut preparation = prepare(&request)?;
         check_monitors(&preparation, &request.config)?;
         preparation.resume = resume::origin(&preparation, arguments.resume.as_ref())?;
-        preparation.record["memory_forecast"] = forecast::record(&preparation, &ranks);
-        Ok(preparation)
+        let forecast = RunForecast::new(&preparation, &ranks);
+        preparation.record["memory_forecast"] = forecast.record();
+        Ok((preparation, forecast))
     })?;
-    let job = RunningJob { preparation: &preparation, ranks: &ranks, signals: &signals, profiler };
+    let job = RunningJob {
+        preparation: &preparation,
+        forecast: &forecast,
+        ranks: &ranks,
+        signals: &signals,
+        profiler,
+    };
     if let Some(profile) = &preparation.plan.monitor.profile
         && ranks.has_first()
     {
@@ -160,6 +167,7 @@ pub fn finetune(arguments: Arguments, profiler: &Profiler) -> Result<(), Failure
 #[derive(Clone, Copy)]
 struct RunningJob<'a> {
     preparation: &'a Preparation,
+    forecast: &'a RunForecast,
     ranks: &'a Ranks,
     signals: &'a Signals,
     profiler: &'a Profiler,
@@ -183,15 +191,15 @@ fn run<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     recipe: &R,
     visible: &[B::Device],
 ) -> Result<(), Failure> {
-    let RunningJob { preparation, ranks, signals, profiler } = job;
+    let RunningJob { preparation, forecast, ranks, signals, profiler } = job;
     let training = &preparation.job.training;
     let ready = own_devices(job, visible).and_then(|devices| {
         for device in &devices {
             check_types::<B>(preparation, device)?;
         }
-        check_memory(preparation, ranks)?;
+        forecast.check(preparation, ranks)?;
         let local_ranks = ranks.placement().map_or(training.ranks, |it| it.local_size);
-        check_swap(preparation, local_ranks, offloaded_activations(preparation, ranks))?;
+        check_swap(preparation, local_ranks, forecast.offloaded_activations())?;
         let models = models(job, recipe, &devices)?;
         Ok((devices, models))
     });
@@ -202,7 +210,7 @@ fn run<B: FusedOps + OptimizerOps, R: Recipe<B>>(
 
     tracing::info!(
         "{} parameters, ZeRO stage {}, {}, {}",
-        preparation.subject.num_parameters(),
+        preparation.subject.model().num_parameters(),
         preparation.plan.zero.stage.number(),
         counted(training.ranks, "rank"),
         counted(preparation.max_steps as usize, "step")
@@ -413,7 +421,7 @@ fn hooks(
         hooks.push(Box::new(Operations {
             plan: flops.clone(),
             name: preparation.subject.name(),
-            parameters: preparation.subject.parameters(),
+            parameters: preparation.subject.model().parameters(),
             ranks: job.training.ranks,
         }));
     }

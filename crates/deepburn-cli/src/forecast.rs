@@ -1,6 +1,6 @@
 //! The memory that a run needs on this host, forecast before anything is written.
 //!
-//! Main type: [`Forecast`]. It counts model states (parameters, gradients, optimizer states), the buffers that
+//! Main type: [`RunForecast`]. It counts model states (parameters, gradients, optimizer states), the buffers that
 //! ZeRO adds to them, and activations. A run is refused when tensors alone exceed a limit. The resident set also has
 //! the program and what kernels need for a moment, which are measured figures ([`resident`]).
 
@@ -155,9 +155,10 @@ fn trained<'a>(preparation: &'a Preparation, ranks: &Ranks) -> (TrainedModel<'a>
     let local =
         LocalRanks { count: count as u64, are_threads, on_host: training.backend.is_host() };
     let Preparation { subject, plan, .. } = preparation;
+    let known = subject.model();
     let model = TrainedModel {
-        sizes: subject.sizes(),
-        activations: Box::new(|batch| subject.activations(batch, &plan.precision)),
+        sizes: known.sizes(),
+        activations: Box::new(move |batch| known.activations(batch, &plan.precision)),
         batch: largest_batch(preparation),
         plan,
         ranks: training.ranks as u64,
@@ -175,65 +176,79 @@ fn largest_batch(preparation: &Preparation) -> BatchShape {
     BatchShape { sequences, length }
 }
 
-/// The forecast as `job.json` has it, in bytes: of rank 0 by tier as the ledger counts, and of the process.
-pub(crate) fn record(preparation: &Preparation, ranks: &Ranks) -> Value {
-    let (model, local) = trained(preparation, ranks);
-    let forecast = model.forecast(&preparation.plan.zero, local, PassChange::default());
-    let Forecast { rank, pass, .. } = forecast;
-    let kept = rank.states.parameters.saturating_add(rank.states.optimizer);
-    json!({
-        "device": kept.saturating_add(pass.ledger),
-        "host": rank.host,
-        "disk": rank.disk,
-        "activations": pass.activations,
-        "rss": Resident::new(&forecast, preparation, &model).total(),
-    })
+/// The forecast of a run on this host. It is computed once, when the run starts.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RunForecast {
+    forecast: Forecast,
+    resident: Resident,
 }
 
-/// Bytes of activations that each rank keeps outside of its device at a time.
-pub(crate) fn offloaded_activations(preparation: &Preparation, ranks: &Ranks) -> u64 {
-    let (model, local) = trained(preparation, ranks);
-    model.forecast(&preparation.plan.zero, local, PassChange::default()).pass.offloaded
-}
+impl RunForecast {
+    /// Forecasts the run.
+    pub(crate) fn new(preparation: &Preparation, ranks: &Ranks) -> Self {
+        let (model, local) = trained(preparation, ranks);
+        let forecast = model.forecast(&preparation.plan.zero, local, PassChange::default());
+        Self { forecast, resident: Resident::new(&forecast, preparation, &model) }
+    }
 
-/// Logs what the run will hold on this host, and refuses one whose tensors do not fit.
-///
-/// # Errors
-/// A user's mistake, with the settings that make it fit.
-pub(crate) fn check_memory(preparation: &Preparation, ranks: &Ranks) -> Result<(), Failure> {
-    let (model, local) = trained(preparation, ranks);
-    let forecast = model.forecast(&preparation.plan.zero, local, PassChange::default());
-    let resident = Resident::new(&forecast, preparation, &model);
-    if ranks.has_first() {
-        tracing::info!("{}", forecast.line(&resident));
+    /// The forecast as `job.json` has it, in bytes: of rank 0 by tier as the ledger counts, and of the process.
+    pub(crate) fn record(&self) -> Value {
+        let Forecast { rank, pass, .. } = self.forecast;
+        let kept = rank.states.parameters.saturating_add(rank.states.optimizer);
+        json!({
+            "device": kept.saturating_add(pass.ledger),
+            "host": rank.host,
+            "disk": rank.disk,
+            "activations": pass.activations,
+            "rss": self.resident.total(),
+        })
     }
-    let limits = memory_limits();
-    // Beside the program too: what a message advises has to work.
-    let fits = |zero: &ZeroPlan, change| {
-        let changed = model.forecast(zero, local, change);
-        let resident = Resident::new(&changed, preparation, &model);
-        limits.iter().all(|limit| !changed.exceeds(limit) && resident.is_below(limit, &local))
-    };
-    let exceeded = limits.iter().filter(|limit| forecast.exceeds(limit));
-    if let Some(limit) = exceeded.min_by_key(|limit| limit.bytes) {
-        let states_fit = forecast.compared(limit, forecast.rank.states.total()) <= limit.bytes;
-        let remedy = remedy(model.plan, model.batch.sequences, states_fit, fits);
-        return Err(refusal(&forecast, limit, remedy));
+
+    /// Bytes of activations that each rank keeps outside of its device at a time.
+    pub(crate) fn offloaded_activations(&self) -> u64 {
+        self.forecast.pass.offloaded
     }
-    let scarce = limits.iter().filter(|limit| !resident.is_below(limit, &local));
-    if ranks.has_first()
-        && let Some(limit) = scarce.min_by_key(|limit| limit.bytes)
-    {
-        let remedy = remedy(model.plan, model.batch.sequences, true, fits);
-        tracing::warn!(
-            "memory may run out: the run takes about {} of {} ({}); {}",
-            readable(resident.compared(limit, &local)),
-            readable(limit.bytes),
-            limit.what,
-            remedy.as_deref().unwrap_or("use a smaller model, shorter sequences or a larger limit"),
-        );
+
+    /// Logs what the run will hold on this host, and refuses one whose tensors do not fit.
+    ///
+    /// # Errors
+    /// A user's mistake, with the settings that make it fit.
+    pub(crate) fn check(&self, preparation: &Preparation, ranks: &Ranks) -> Result<(), Failure> {
+        let Self { forecast, resident } = self;
+        let (model, local) = trained(preparation, ranks);
+        if ranks.has_first() {
+            tracing::info!("{}", forecast.line(resident));
+        }
+        let limits = memory_limits();
+        // Beside the program too: what a message advises has to work.
+        let fits = |zero: &ZeroPlan, change| {
+            let changed = model.forecast(zero, local, change);
+            let resident = Resident::new(&changed, preparation, &model);
+            limits.iter().all(|limit| !changed.exceeds(limit) && resident.is_below(limit, &local))
+        };
+        let exceeded = limits.iter().filter(|limit| forecast.exceeds(limit));
+        if let Some(limit) = exceeded.min_by_key(|limit| limit.bytes) {
+            let states_fit = forecast.compared(limit, forecast.rank.states.total()) <= limit.bytes;
+            let remedy = remedy(model.plan, model.batch.sequences, states_fit, fits);
+            return Err(refusal(forecast, limit, remedy));
+        }
+        let scarce = limits.iter().filter(|limit| !resident.is_below(limit, &local));
+        if ranks.has_first()
+            && let Some(limit) = scarce.min_by_key(|limit| limit.bytes)
+        {
+            let remedy = remedy(model.plan, model.batch.sequences, true, fits);
+            tracing::warn!(
+                "memory may run out: the run takes about {} of {} ({}); {}",
+                readable(resident.compared(limit, &local)),
+                readable(limit.bytes),
+                limit.what,
+                remedy
+                    .as_deref()
+                    .unwrap_or("use a smaller model, shorter sequences or a larger limit"),
+            );
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Why a run cannot start, and with which settings it could.

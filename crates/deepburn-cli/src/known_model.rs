@@ -1,6 +1,6 @@
-//! The models whose memory is predicted from their configuration alone.
+//! The models whose parameters and memory are known from their configuration alone.
 //!
-//! Main type: [`KnownModel`], read from a `config.json`.
+//! Main type: [`KnownModel`], of a job or read from a `config.json`.
 
 use std::fs;
 use std::path::Path;
@@ -54,7 +54,8 @@ impl KnownModel {
         Ok(Self::Gpt2Classifier(ClassifierConfig { body, num_classes: labels.unwrap_or(2) }))
     }
 
-    fn parameters(&self) -> Vec<ParameterShape> {
+    /// All parameters.
+    pub(crate) fn parameters(&self) -> Vec<ParameterShape> {
         match self {
             Self::Gpt2(config) => config.parameters(),
             Self::Gpt2Classifier(config) => config.parameters(),
@@ -64,7 +65,17 @@ impl KnownModel {
 
     /// Sizes of all parameters, every one of which is trained.
     pub(crate) fn sizes(&self) -> Vec<ParameterSize> {
-        sizes(&self.parameters())
+        let numel = |shape: &[usize]| {
+            shape.iter().fold(1, |numel: u64, it| numel.saturating_mul(*it as u64))
+        };
+        let size = |shape| ParameterSize { numel: numel(shape), trainable: true };
+        self.parameters().iter().map(|parameter| size(&parameter.shape)).collect()
+    }
+
+    /// Elements of all parameters together.
+    pub(crate) fn num_parameters(&self) -> usize {
+        let parameters = self.parameters();
+        parameters.iter().map(|parameter| parameter.shape.iter().product::<usize>()).sum()
     }
 
     /// Width of the residual stream.
@@ -97,12 +108,4 @@ impl KnownModel {
             Self::Encoder(config) => of_encoder(config, batch, precision),
         }
     }
-}
-
-/// Sizes of trained parameters.
-pub(crate) fn sizes(parameters: &[ParameterShape]) -> Vec<ParameterSize> {
-    let numel =
-        |shape: &[usize]| shape.iter().fold(1, |numel: u64, it| numel.saturating_mul(*it as u64));
-    let size = |shape| ParameterSize { numel: numel(shape), trainable: true };
-    parameters.iter().map(|parameter| size(&parameter.shape)).collect()
 }

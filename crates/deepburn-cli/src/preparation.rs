@@ -66,7 +66,7 @@ pub(crate) fn prepare(request: &JobRequest) -> Result<Preparation, Failure> {
         Some(dynamic) => steps_within_budget(&job, &subject, batch, dynamic)?,
         None => num_steps(&job, &subject, &batch_sizes)?,
     };
-    facts.hidden_size = Some(subject.width());
+    facts.hidden_size = Some(subject.model().width());
     facts.total_steps = Some(max_steps);
     add_notes(&mut job, dynamic.as_ref(), max_steps);
     let (plan, record) = resolve_plan(&job, &written, &facts)?;

@@ -5,19 +5,17 @@ use std::path::Path;
 use burn::module::AutodiffModule;
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::Training;
-use deepburn::zero::estimate::{ActivationGraph, ParameterSize};
 use deepburn::{BatchSource, Task};
-use deepburn_config::{DynamicBatchingPlan, Plan, PrecisionPlan};
+use deepburn_config::{DynamicBatchingPlan, Plan};
 use deepburn_datasets::{BudgetSampler, DataError, Shard, StepShape, Tokenizer};
 use deepburn_models::Publication;
-use deepburn_models::gpt2::{CheckpointError, CheckpointWriter, ParameterShape};
+use deepburn_models::gpt2::{CheckpointError, CheckpointWriter};
 use deepburn_models::imdb::EncoderConfig;
 
-use crate::activations::{BatchShape, of_encoder, of_gpt2_classifier, of_language_model};
 use crate::causal::Causal;
-use crate::classification::{Classification, Kind, OnGpt2};
+use crate::classification::{Classification, OnGpt2};
 use crate::failure::Failure;
-use crate::known_model::sizes;
+use crate::known_model::KnownModel;
 
 /// A micro-batch of the recipe `R` on backend `B`.
 pub(crate) type BatchOf<B, R> = <<R as Recipe<B>>::Task as Task<B, <R as Recipe<B>>::Model>>::Batch;
@@ -92,31 +90,13 @@ impl Subject {
         }
     }
 
-    /// All parameters.
-    pub(crate) fn parameters(&self) -> Vec<ParameterShape> {
+    /// The model's configuration, which tells its parameters and activations.
+    pub(crate) fn model(&self) -> KnownModel {
         match self {
-            Self::Causal(subject) => subject.config.parameters(),
-            Self::Encoder(subject) => subject.kind.parameters(),
-            Self::Gpt2Classifier(subject) => subject.kind.parameters(),
-        }
-    }
-
-    /// Sizes of all parameters. Everything that `finetune` trains is trainable.
-    pub(crate) fn sizes(&self) -> Vec<ParameterSize> {
-        sizes(&self.parameters())
-    }
-
-    /// The activations of a training pass over `batch`.
-    pub(crate) fn activations(
-        &self,
-        batch: BatchShape,
-        precision: &PrecisionPlan,
-    ) -> ActivationGraph {
-        match self {
-            Self::Causal(subject) => of_language_model(&subject.config, batch, precision),
-            Self::Encoder(subject) => of_encoder(&subject.kind, batch, precision),
+            Self::Causal(subject) => KnownModel::Gpt2(subject.config.clone()),
+            Self::Encoder(subject) => KnownModel::Encoder(subject.kind.clone()),
             Self::Gpt2Classifier(subject) => {
-                of_gpt2_classifier(&subject.kind.config, batch, precision)
+                KnownModel::Gpt2Classifier(subject.kind.config.clone())
             }
         }
     }
@@ -129,21 +109,6 @@ impl Subject {
             Self::Gpt2Classifier(subject) => subject.longest(),
         };
         longest.min(limit)
-    }
-
-    /// Values of all parameters.
-    pub(crate) fn num_parameters(&self) -> usize {
-        let parameters = self.parameters();
-        parameters.iter().map(|parameter| parameter.shape.iter().product::<usize>()).sum()
-    }
-
-    /// Width of the residual stream.
-    pub(crate) fn width(&self) -> usize {
-        match self {
-            Self::Causal(subject) => subject.config.n_embd,
-            Self::Encoder(subject) => subject.kind.embed_dim,
-            Self::Gpt2Classifier(subject) => subject.kind.config.body.n_embd,
-        }
     }
 
     /// Samples that a rank draws in an epoch.

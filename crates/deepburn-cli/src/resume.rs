@@ -168,7 +168,7 @@ fn open_deepspeed(preparation: &Preparation, path: &Path) -> Result<DeepSpeedChe
     let checkpoint = DeepSpeedCheckpoint::open(path, None).map_err(named)?;
     checkpoint.verify().map_err(named)?;
     let subject = &preparation.subject;
-    let parameters = subject.parameters();
+    let parameters = subject.model().parameters();
     let shapes = parameters.iter().map(|own| (own.path.as_str(), &own.shape[..]));
     let model = Published(subject.publication());
     let optimizer = &preparation.plan.optimizer;

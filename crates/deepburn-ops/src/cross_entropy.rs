@@ -88,10 +88,14 @@ pub struct HeadLoss<B: Backend> {
     pub gradients: HeadGradients<Option<FloatTensor<B>>>,
 }
 
-/// How many tokens are done at a time: all, if their f32 logits take at most 64 MiB, else the
-/// chunks are of about equal size. It depends on nothing else, so that sums are always the same.
-pub(crate) fn tokens_in_chunk(tokens: usize, vocab: usize) -> usize {
-    let most = ((64 << 20) / (4 * vocab.max(1))).max(1);
+/// Bytes of f32 logits that a chunk takes at most.
+const CHUNK_BYTES: usize = 64 << 20;
+
+/// Returns the rows of logits, one for each token, that [`linear_cross_entropy`] computes at a time:
+/// all, if their f32 logits take at most 64 MiB, else the chunks are of about equal size. It depends
+/// on nothing else, so that sums are always the same.
+pub fn logits_chunk_rows(tokens: usize, vocab: usize) -> usize {
+    let most = (CHUNK_BYTES / (4 * vocab.max(1))).max(1);
     tokens.div_ceil(tokens.div_ceil(most).max(1)).max(1)
 }
 

@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 use crate::host::{HostBytes, host_bytes};
 
-/// The data of a tensor on its way into host memory, while its device goes on.
+/// The data of a tensor that is being copied into host memory. Its device runs other ops meanwhile.
 ///
 /// Memory held: the tensor until the copy is complete, and then the copy. A contiguous tensor of flex is its
 /// own copy.

@@ -37,6 +37,7 @@ pub use attention::{
 };
 pub use cross_entropy::{
     CrossEntropyOps, HeadGradients, HeadLoss, cross_entropy, linear_cross_entropy,
+    logits_chunk_rows,
 };
 pub use gelu::{GeluOps, gelu_tanh};
 pub use host::{

@@ -2,33 +2,35 @@
 //!
 //! Main type: [`Estimate`], the bytes of model states (parameters, gradients, optimizer) and of the
 //! buffers that ZeRO adds to them, for a list of parameter sizes, a plan and a number of ranks.
-//! Activations depend on the batch: [`PassPlan`] computes them for an [`ActivationGraph`]. [`formula`] is the published rule of 16
-//! bytes an element, without padding; [`deepspeed`] has the estimators that DeepSpeed users know,
-//! which count 2 bytes more.
+//! Activations depend on the batch: [`PassPlan`] computes them for an [`ActivationGraph`]. [`formula`]
+//! is the published rule of 16 bytes an element, without padding; [`deepspeed`] has the estimators that
+//! DeepSpeed users know, which count 2 bytes more.
 
 mod activations;
 mod buffers;
 pub mod deepspeed;
 mod element_bytes;
 mod pass;
+mod states;
 mod table;
 #[cfg(test)]
 mod tests;
 
-use deepburn_comm::Partition;
 use deepburn_config::{OptimizerOffload, Stage, ZeroPlan};
 
 use crate::ledger::Tier;
-use crate::tiers::{ShardTiers, StateTiers};
 use buffers::{Gathering, bucket_elements};
 use element_bytes::FP32;
+use states::{ParameterShards, StateBytes};
 
 pub use activations::{
-    ActivationGraph, ActivationId, ActivationOp, BackwardOp, GradientReduction, KeptTensor,
+    ActivationGraph, ActivationId, ActivationOp, BackwardOp, GradientTiming, KeptTensor,
     ReadParameter,
 };
 pub use element_bytes::{ElementBytes, formula};
 pub use pass::{PassPeak, PassPlan};
+
+pub use crate::recompute::SHORT_SUM;
 
 /// One parameter; tied parameters are listed once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -130,56 +132,50 @@ pub fn estimate(
     ranks: u64,
     bytes: ElementBytes,
 ) -> Estimate {
-    let stage = zero.stage;
-    // Elements of the states of trainable parameters, those on the device first and then all others.
-    let elements = |sharded: bool| {
-        let shards = if sharded { ranks as usize } else { 1 };
-        let mut tiers = StateTiers::new(parameters, zero);
-        let mut elements = [0_u64; 2];
-        for parameter in parameters.iter().filter(|parameter| parameter.trainable) {
-            let numel = parameter.numel as usize;
-            let kept = &mut elements[usize::from(tiers.next(numel) != Tier::Device)];
-            *kept = kept.saturating_add(Partition::new(numel, shards).shard_len() as u64);
-        }
-        elements
+    let shards = ParameterShards::new(parameters, zero, ranks);
+    let gathering = Gathering::new(parameters, &shards.tiers, ranks, zero);
+    let state_bytes = |is_sharded, element_bytes| {
+        StateBytes::new(parameters, zero, if is_sharded { ranks } else { 1 }, element_bytes)
     };
-    let mut stored = [0_u64; 3];
-    let mut tiers = ShardTiers::new(zero);
-    let shards = if stage.shards_parameters() { ranks } else { 1 };
-    let homes: Vec<Tier> = parameters
-        .iter()
-        .map(|parameter| {
-            let len = Partition::new(parameter.numel as usize, shards as usize).shard_len();
-            let tier = tiers.next(len);
-            stored[tier as usize] = stored[tier as usize].saturating_add(len as u64);
-            tier
-        })
-        .collect();
-    let gathering = Gathering::new(parameters, &homes, ranks, zero);
-    stored[Tier::Device as usize] =
-        stored[Tier::Device as usize].saturating_add(gathering.persistent);
-    let stored = stored.map(|elements| elements.saturating_mul(bytes.parameter));
-    let in_bytes = |elements: [u64; 2], each| elements.map(|count| count.saturating_mul(each));
-    let gradients = in_bytes(elements(zero.shards_gradients()), bytes.gradient);
-    let optimizer = in_bytes(elements(stage.shards_optimizer()), bytes.optimizer);
-    let offloaded = optimizer[1].saturating_add(gradients[1]);
+    let gradients = state_bytes(zero.shards_gradients(), bytes.gradient);
+    let optimizer = state_bytes(zero.stage.shards_optimizer(), bytes.optimizer);
+    let parameter_bytes = |elements: u64| elements.saturating_mul(bytes.parameter);
+
+    let on_device = shards.on(Tier::Device).saturating_add(gathering.persistent);
+    let states = ModelStates {
+        parameters: parameter_bytes(on_device),
+        gradients: gradients.device,
+        optimizer: optimizer.device,
+    };
+    let offloaded = optimizer.offloaded.saturating_add(gradients.offloaded);
     let (host, disk) = match zero.optimizer_states {
         OptimizerOffload::Nvme(_) => (0, offloaded),
         OptimizerOffload::Device | OptimizerOffload::Host { .. } => (offloaded, 0),
     };
-    let (optimizer, gradients) = (optimizer[0], gradients[0]);
-    let states = ModelStates { parameters: stored[Tier::Device as usize], gradients, optimizer };
     let buffers = Buffers {
         buckets: bucket_elements(parameters, zero, ranks).saturating_mul(bytes.gradient),
-        largest_gathered: gathering.largest.saturating_mul(bytes.parameter),
-        gathered_limit: gathering.limit.saturating_mul(bytes.parameter),
+        largest_gathered: parameter_bytes(gathering.largest),
+        gathered_limit: parameter_bytes(gathering.limit),
     };
-    let host = host.saturating_add(stored[Tier::Host as usize]);
-    let disk = disk.saturating_add(stored[Tier::Disk as usize]);
+    Estimate {
+        stage: zero.stage,
+        ranks,
+        states,
+        module_buffers: 0,
+        buffers,
+        starting: starting_bytes(parameters, states),
+        host: host.saturating_add(parameter_bytes(shards.on(Tier::Host))),
+        disk: disk.saturating_add(parameter_bytes(shards.on(Tier::Disk))),
+        pass: None,
+    }
+}
+
+/// Returns the peak bytes while a model is sharded: its largest parameter is whole in fp32, and there are no gradients
+/// yet.
+fn starting_bytes(parameters: &[ParameterSize], states: ModelStates) -> u64 {
     let largest = parameters.iter().map(|parameter| parameter.numel).max().unwrap_or(0);
-    let starting =
-        states.parameters.saturating_add(optimizer).saturating_add(largest.saturating_mul(FP32));
-    Estimate { stage, ranks, states, module_buffers: 0, buffers, starting, host, disk, pass: None }
+    let kept = states.parameters.saturating_add(states.optimizer);
+    kept.saturating_add(largest.saturating_mul(FP32))
 }
 
 fn sum(values: impl Iterator<Item = u64>) -> u64 {

@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use burn_backend::DType;
-use deepburn_nvme::{ALIGNMENT, Buffer, Region, SwapError, SwapFile};
+use deepburn_nvme::{ALIGNMENT, Buffer, IoStatistics, Region, SwapError, SwapFile};
 
 use crate::ledger::{Category, Lease, Ledger, Tier};
 
@@ -66,6 +66,21 @@ enum ParkedData {
 }
 
 impl Store {
+    /// Returns the memory to the system that transfers no longer need.
+    pub(crate) fn release_idle(&self) {
+        if let Self::Disk(file) = self {
+            file.pool().release_idle();
+        }
+    }
+
+    /// What was read from the file and written to it, and for how long this rank waited; `None` in host memory.
+    pub(crate) fn io_statistics(&self) -> Option<IoStatistics> {
+        match self {
+            Self::Host => None,
+            Self::Disk(file) => Some(file.statistics()),
+        }
+    }
+
     /// Whether it is a file that grows, whose parts return to it with their arrays.
     fn grows(&self) -> bool {
         matches!(self, Self::Disk(file) if file.grows())
@@ -330,8 +345,8 @@ impl PieceInMemory<'_> {
     }
 }
 
-/// An empty array with room for `len` elements. A `Vec` by itself ends the process where memory is limited
-/// (`ulimit -v`, or a system that does not overcommit).
+/// An empty array with room for `len` elements. `Vec::with_capacity` would end the process where there is no
+/// memory (`ulimit -v`, or a system that does not overcommit).
 fn with_capacity<T>(len: usize) -> Result<Vec<T>, SwapError> {
     let mut elements = Vec::new();
     let bytes = len.saturating_mul(size_of::<T>());

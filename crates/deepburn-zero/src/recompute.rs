@@ -46,9 +46,11 @@ pub(crate) enum Cost {
     High,
 }
 
-/// Products with fewer terms a sum cost little for the memory of their result: scores of attention, for
-/// example, which have as many as a head is wide.
-const SHORT_SUM: usize = 128;
+/// The number of terms per sum from which on a matrix product counts as costly to recompute.
+///
+/// Products with shorter sums cost little for the memory of their result. An example is attention scores, whose sums
+/// have as many terms as a head is wide.
+pub const SHORT_SUM: usize = 128;
 
 impl Cost {
     /// The cost of a product with `terms` terms a sum.
@@ -180,7 +182,7 @@ impl<B: Backend> BlockRecorder<B> {
 
     /// Begins a training pass.
     pub(crate) fn start_forward(&self) {
-        self.start_backward();
+        self.end_forward();
         let mut pass = self.pass.borrow_mut();
         let ended = std::mem::take(&mut pass.tapes);
         pass.earlier.extend(ended);
@@ -193,8 +195,16 @@ impl<B: Backend> BlockRecorder<B> {
         }
     }
 
-    /// Ends forward. The last block was not freed: backward begins with it.
+    /// Begins backward. The last block was not freed: backward begins with it.
     pub(crate) fn start_backward(&self) {
+        self.end_forward();
+        if let Some(store) = &self.store {
+            store.start_backward();
+        }
+    }
+
+    /// Ends forward, whether backward follows or the program has abandoned the pass.
+    fn end_forward(&self) {
         let mut pass = self.pass.borrow_mut();
         pass.phase = Some(Phase::Backward);
         let open = pass.block.take().and_then(|block| block.tape);
@@ -202,9 +212,6 @@ impl<B: Backend> BlockRecorder<B> {
         pass.freed = None;
         drop(pass);
         last.into_iter().chain(open).for_each(|tape| tape.forget_ops());
-        if let Some(store) = &self.store {
-            store.start_backward();
-        }
     }
 
     /// Notes an operand of an op: a parameter may begin a block.
@@ -325,7 +332,7 @@ impl<B: Backend> AnyRecorder for BlockRecorder<B> {
     }
 
     fn close(&self) -> Result<(), CommError> {
-        self.start_backward();
+        self.end_forward();
         let mut pass = self.pass.borrow_mut();
         pass.phase = None;
         pass.foreign.clear();

@@ -28,7 +28,7 @@ use crate::ledger::Ledger;
 use crate::operations::{Counter, ModuleOperations};
 use crate::optimizer::Optimizer;
 use crate::parameter::Parameter;
-use crate::parked::ActivationStore;
+use crate::parked::{ActivationStore, Store};
 use crate::persistence::persistent_parameters;
 use crate::precision::element_type;
 use crate::recompute::BlockRecorder;
@@ -285,12 +285,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// Ends a pass: nothing stays gathered but resident parameters.
     pub fn finish_pass(&self) -> Result<(), ZeroError> {
         self.gatherer.release_all()?;
-        if let Some(parking) = &self.parking {
-            parking.release_idle();
-        }
-        if let Some(store) = self.recorder.store() {
-            store.release_idle();
-        }
+        self.stores().for_each(Store::release_idle);
         Ok(())
     }
 
@@ -325,9 +320,14 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// What was read from and written to the files of offloaded states and activations; `None` where there
     /// are none.
     pub fn io_statistics(&self) -> Option<IoStatistics> {
-        let states = self.parking.as_ref().and_then(Parking::io_statistics);
-        let activations = self.recorder.store().and_then(|store| store.io_statistics());
-        [states, activations].into_iter().flatten().reduce(|sum, of_one| sum + of_one)
+        self.stores().filter_map(Store::io_statistics).reduce(|sum, of_one| sum + of_one)
+    }
+
+    /// Where states and activations are offloaded to.
+    fn stores(&self) -> impl Iterator<Item = &Store> {
+        let states = self.parking.as_ref().map(|parking| parking.store());
+        let activations = self.recorder.store().map(ActivationStore::store);
+        states.into_iter().chain(activations)
     }
 
     /// The process group.

@@ -6,7 +6,7 @@ use deepburn_config::{
     NvmePlan, OptimizerOffload, OptimizerPlan, ParameterOffload, Precision, PrecisionPlan,
     SwapFilePlan, ZeroPlan,
 };
-use deepburn_nvme::{IoPolicy, IoStatistics, SwapError, SwapFile};
+use deepburn_nvme::{IoPolicy, SwapError, SwapFile};
 
 use std::sync::Arc;
 
@@ -98,19 +98,9 @@ impl Parking {
         ParkedArray::zeros(store, layout, ledger, Category::Parameters)
     }
 
-    /// Returns the memory to the system that transfers no longer need.
-    pub(crate) fn release_idle(&self) {
-        if let Store::Disk(file) = &self.store {
-            file.pool().release_idle();
-        }
-    }
-
-    /// What was read from the file and written to it, and for how long this rank waited.
-    pub(crate) fn io_statistics(&self) -> Option<IoStatistics> {
-        match &self.store {
-            Store::Host => None,
-            Store::Disk(file) => Some(file.statistics()),
-        }
+    /// Where arrays are parked.
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
     }
 }
 

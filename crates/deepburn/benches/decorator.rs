@@ -29,11 +29,11 @@ const ELEMENTS: usize = 8;
 
 /// A model, because ops belong to one.
 #[derive(Module, Debug)]
-struct Layers<B: Backend> {
+struct LinearStack<B: Backend> {
     blocks: Vec<Linear<B>>,
 }
 
-type Net = Engine<Flex, Layers<Training<Flex>>>;
+type Net = Engine<Flex, LinearStack<Training<Flex>>>;
 
 fn ops<B: Backend>(x: Tensor<B, 1>) -> Tensor<B, 1> {
     (0..OPS).fold(x, |x, _| x.add_scalar(1.0))
@@ -88,7 +88,7 @@ fn round(engine: &mut Net) -> Result<[f64; 4], OutsideError> {
 fn medians(ranks: usize, rounds: usize) -> Result<[f64; 4], Box<dyn Error>> {
     let plan = deepburn::plan(r#"{"train_micro_batch_size_per_gpu": 1}"#, ranks)?;
     let all = run_ranks(ranks, |group| {
-        let model = Layers { blocks: vec![LinearConfig::new(2, 2).init(&FlexDevice)] };
+        let model = LinearStack { blocks: vec![LinearConfig::new(2, 2).init(&FlexDevice)] };
         let mut engine = deepburn::initialize(model, &plan, group)?;
         (0..=rounds).map(|_| round(&mut engine)).collect::<Result<Vec<_>, _>>()
     })?;

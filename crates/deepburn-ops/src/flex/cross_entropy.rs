@@ -14,7 +14,7 @@ use super::array::{
 };
 use super::product::{Matrix, MatrixMut, Onto, Threads, multiply};
 use super::vector::{combine, exp, max, vectorised};
-use crate::cross_entropy::{CrossEntropyOps, HeadGradients, HeadLoss, tokens_in_chunk};
+use crate::cross_entropy::{CrossEntropyOps, HeadGradients, HeadLoss, logits_chunk_rows};
 use crate::host::int_into_host;
 use crate::portable;
 
@@ -150,7 +150,7 @@ impl CrossEntropyOps for Flex {
             _ => weight,
         };
         let weight = HeadWeight { tensor: &weight, vocab, width };
-        let step = tokens_in_chunk(tokens, vocab);
+        let step = logits_chunk_rows(tokens, vocab);
         let mut logits = unwritten(step * vocab);
         let mut hidden_grad = wanted.hidden.then(|| unwritten(tokens * width));
         let mut weight_grad = wanted.weight.then(|| unwritten(vocab * width));

@@ -4,7 +4,7 @@ use burn::tensor::{DType, Int, Tensor};
 use burn_backend::{Backend, TensorMetadata};
 
 use super::{cast, in_f32, primitive, tensor};
-use crate::cross_entropy::{HeadGradients, HeadLoss, tokens_in_chunk};
+use crate::cross_entropy::{HeadGradients, HeadLoss, logits_chunk_rows};
 
 /// Summed loss `[1]` of a chunk of f32 logits `[tokens, vocab]` and, if asked for, its gradient by
 /// them.
@@ -50,7 +50,7 @@ pub fn head_loss<B: Backend>(
     let mut loss = Tensor::<B, 1>::zeros([1], (&device, sum_dtype));
     let mut hidden_grads = Vec::new();
     let mut weight_grad: Option<Tensor<B, 2>> = None;
-    let step = tokens_in_chunk(tokens, vocab);
+    let step = logits_chunk_rows(tokens, vocab);
     for start in (0..tokens).step_by(step) {
         let rows = start..tokens.min(start + step);
         let rows_of_hidden = hidden.clone().slice([rows.clone(), 0..width]);

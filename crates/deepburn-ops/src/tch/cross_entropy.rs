@@ -4,7 +4,7 @@ use burn_tch::{LibTorch, TchElement};
 use tch::{Kind, Tensor};
 
 use super::{wide, wrap};
-use crate::cross_entropy::{CrossEntropyOps, HeadGradients, HeadLoss, tokens_in_chunk};
+use crate::cross_entropy::{CrossEntropyOps, HeadGradients, HeadLoss, logits_chunk_rows};
 
 impl<E: TchElement> CrossEntropyOps for LibTorch<E> {
     fn head_loss(
@@ -19,7 +19,7 @@ impl<E: TchElement> CrossEntropyOps for LibTorch<E> {
         let mut loss = Tensor::zeros([1], options);
         let mut hidden_grads = Vec::new();
         let mut weight_grad: Option<Tensor> = None;
-        let step = tokens_in_chunk(tokens as usize, vocab as usize);
+        let step = logits_chunk_rows(tokens as usize, vocab as usize);
         for start in (0..tokens).step_by(step) {
             let rows = (step as i64).min(tokens - start);
             let hidden = hidden.narrow(0, start, rows);

@@ -26,21 +26,19 @@ pub struct ReadParameter {
     /// Bytes of an element of its gradient.
     pub gradient_bytes: u64,
     /// When the reducer gets the gradient.
-    pub reduction: GradientReduction,
+    pub timing: GradientTiming,
     /// Whether it is the table of an embedding too, whose gradient it waits for.
     pub is_tied: bool,
 }
 
 /// When the gradient of a parameter leaves autodiff.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GradientReduction {
+pub enum GradientTiming {
     /// As soon as it is computed.
     Immediate,
     /// At the end of the backward pass, after a cast to f32: the order of autodiff puts the cast of a parameter
     /// last.
     AfterCast,
-    /// Never: the parameter is frozen.
-    Frozen,
 }
 
 /// How an op computes the gradients of its inputs.
@@ -50,8 +48,8 @@ pub enum BackwardOp {
     None,
     /// One new gradient, of the first input, which may reuse the memory of the output's gradient.
     Unary,
-    /// As `Unary`, but the new gradient is complete before that of the output is dropped: a selection of rows, or
-    /// a cast.
+    /// As `Unary`, but the gradient of the output stays in memory until the new gradient is complete: row selection
+    /// or a cast.
     Copy,
     /// All inputs share the gradient of the output.
     Add,
@@ -79,7 +77,8 @@ pub struct ActivationOp<'a> {
     pub parameters: &'a [ReadParameter],
     /// Its backward pass.
     pub backward: BackwardOp,
-    /// Whether the policy `selective` counts it as a product: it costs much to compute again.
+    /// Whether the policy `selective` counts it as a product: it costs much to compute again. Matrix products do
+    /// from [`SHORT_SUM`](super::SHORT_SUM) terms per sum on.
     pub is_costly: bool,
 }
 
@@ -186,11 +185,6 @@ impl ActivationGraph {
             outputs,
         });
         std::array::from_fn(|place| ActivationId(first + place))
-    }
-
-    /// Bytes of a tensor.
-    pub fn bytes(&self, activation: ActivationId) -> u64 {
-        self.activations[activation.0].bytes
     }
 
     /// Bytes of all tensors, each with a gradient: more than a pass ever holds.

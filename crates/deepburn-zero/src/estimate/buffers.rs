@@ -18,7 +18,7 @@ pub(super) fn bucket_elements(parameters: &[ParameterSize], zero: &ZeroPlan, ran
     let trainable = || parameters.iter().filter(|p| p.trainable).map(|p| p.numel);
     let share = sum(trainable()).div_ceil(BUCKETS_PER_MODEL as u64);
     let capacity = share.min(zero.gradients.reduce_bucket_size as u64);
-    // A gradient that is larger than a bucket is one by itself.
+    // A gradient that is larger than the capacity gets a bucket of its own.
     let bucket = capacity.max(trainable().max().unwrap_or(0));
     bucket.saturating_mul(if zero.gradients.overlap_comm { 2 } else { 1 })
 }

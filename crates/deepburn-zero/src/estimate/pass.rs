@@ -9,19 +9,19 @@ use std::rc::Rc;
 
 use deepburn_comm::Partition;
 use deepburn_config::{
-    ActivationOffload, GradientReduction as ReductionOp, OptimizerOffload, Plan, Precision,
-    RecomputePolicy, ReductionPlan, ZeroPlan,
+    ActivationOffload, GradientReduction, OptimizerOffload, Plan, Precision, RecomputePolicy,
+    ReductionPlan, ZeroPlan,
 };
 
 use super::Estimate;
-use super::activations::{ActivationGraph, BackwardOp, GradientReduction, GraphOp};
+use super::activations::{ActivationGraph, BackwardOp, GraphOp};
 use crate::ledger::{Category, Lease, Ledger, Tier};
 use crate::reduce::BUCKETS_PER_MODEL;
 
 mod blocks;
 mod gradients;
 
-use blocks::BlockMemory;
+use blocks::ActivationMemory;
 use gradients::GradientMemory;
 
 /// More bytes than any machine has; a pass that may take more is not computed.
@@ -85,7 +85,7 @@ pub struct PassPeak {
 /// (`reduce/scaling.rs`).
 fn scales_sums(plan: &Plan, ranks: u64) -> bool {
     let ReductionPlan { op, prescale, predivide_factor } = plan.reduction;
-    if op == ReductionOp::Sum || prescale {
+    if op == GradientReduction::Sum || prescale {
         return false;
     }
     if predivide_factor != 1.0 {
@@ -172,8 +172,8 @@ impl PassPlan {
             ActivationOffload::Nvme { threshold, .. } => Some((Tier::Disk, threshold)),
         };
         let _constant = ledger.hold(Category::Activations, graph.constant as usize);
-        let mut pass = Pass {
-            blocks: BlockMemory::new(graph, self.policy, offload, &ledger),
+        let mut pass = SimulatedPass {
+            activations: ActivationMemory::new(graph, self.policy, offload, &ledger),
             gradients: GradientMemory::new(graph, self.reduction, &ledger),
             graph,
             plan: self,
@@ -187,7 +187,7 @@ impl PassPlan {
         for (index, op) in graph.ops.iter().enumerate() {
             pass.forward(index, op);
         }
-        pass.blocks.end_forward();
+        pass.activations.end_forward();
         for op in graph.ops.iter().rev() {
             pass.backward(op);
         }
@@ -202,12 +202,12 @@ impl PassPlan {
     }
 }
 
-/// A pass on its way.
-struct Pass<'a> {
+/// A training pass that is being simulated.
+struct SimulatedPass<'a> {
     graph: &'a ActivationGraph,
     plan: &'a PassPlan,
     ledger: &'a Ledger,
-    blocks: BlockMemory<'a>,
+    activations: ActivationMemory<'a>,
     gradients: GradientMemory<'a>,
     /// Parameters that are whole for ops.
     gathered: Option<Lease>,
@@ -220,11 +220,11 @@ struct Pass<'a> {
     of_heads: Vec<(Lease, Vec<Lease>)>,
 }
 
-impl Pass<'_> {
+impl SimulatedPass<'_> {
     fn forward(&mut self, index: usize, op: &GraphOp) {
         self.unread += self.bytes_read_again(op);
         self.gather();
-        self.blocks.run(index, op);
+        self.activations.run(index, op);
         if op.backward == BackwardOp::LossHead {
             let f32s = |bytes: u64, own: u64| self.hold(bytes / own * 4);
             let parameters = op.parameters.iter().map(|it| self.hold(it.numel * 4)).collect();
@@ -235,30 +235,30 @@ impl Pass<'_> {
     }
 
     fn backward(&mut self, op: &GraphOp) {
-        self.blocks.restore(op);
+        self.activations.restore(op);
         let grad = op.outputs.first().and_then(|output| self.of_values[*output].take());
         match op.backward {
             BackwardOp::None => return,
             BackwardOp::Unary => {
-                self.blocks.release(op);
+                self.activations.release(op);
                 drop(grad);
                 self.accumulate(op.inputs.first().copied());
                 self.reduce(op);
             }
             BackwardOp::Copy => {
                 self.accumulate(op.inputs.first().copied());
-                self.blocks.release(op);
+                self.activations.release(op);
                 drop(grad);
             }
             BackwardOp::Add => {
-                self.blocks.release(op);
+                self.activations.release(op);
                 for input in &op.inputs {
                     self.share(*input, grad.clone());
                 }
             }
             BackwardOp::Product => {
                 self.accumulate(op.inputs.first().copied());
-                self.blocks.release(op);
+                self.activations.release(op);
                 drop(grad);
                 self.reduce(op);
             }
@@ -271,7 +271,7 @@ impl Pass<'_> {
                 self.accumulate(op.inputs.first().copied());
             }
             BackwardOp::Lookup { numel } => {
-                self.blocks.release(op);
+                self.activations.release(op);
                 self.gradients.reduce_rows(op, numel);
             }
         }
@@ -282,9 +282,7 @@ impl Pass<'_> {
     /// Hands the gradients of an op's parameters to the reducer.
     fn reduce(&mut self, op: &GraphOp) {
         for parameter in &op.parameters {
-            if parameter.reduction != GradientReduction::Frozen {
-                self.gradients.reduce(parameter);
-            }
+            self.gradients.reduce(parameter);
         }
     }
 

@@ -4,7 +4,7 @@ use super::deepspeed::{Cluster, Offload, zero2, zero3};
 use super::table::Bytes;
 use super::*;
 use deepburn_config::{
-    AdamPlan, GatherPlan, GradientPlan, OptimizerPlan, ParameterOffload, Precision, PrecisionPlan,
+    AdamPlan, Facts, OptimizerPlan, ParameterOffload, Precision, PrecisionPlan, Written, resolve,
 };
 use proptest::prelude::*;
 
@@ -19,28 +19,14 @@ const ADAM: OptimizerPlan = OptimizerPlan::AdamW(AdamPlan {
     bias_correction: true,
 });
 
+/// DeepSpeed's defaults, with overlap at every stage and without persistent parameters.
 fn plan(stage: Stage) -> ZeroPlan {
-    ZeroPlan {
-        stage,
-        gradients: GradientPlan {
-            reduce_bucket_size: 500_000_000,
-            overlap_comm: true,
-            contiguous_gradients: true,
-            reduce_scatter: true,
-            ignore_unused_parameters: true,
-        },
-        allgather_bucket_size: 500_000_000,
-        parameters: GatherPlan {
-            prefetch_bucket_size: 50_000_000,
-            persistence_threshold: 0,
-            model_persistence_threshold: usize::MAX,
-            max_live_parameters: 1_000_000_000,
-            max_reuse_distance: 1_000_000_000,
-            gather_16bit_weights_on_model_save: false,
-        },
-        optimizer_states: OptimizerOffload::Device,
-        parameter_shards: ParameterOffload::Device,
-    }
+    let json = format!(
+        r#"{{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {{"stage": {},
+            "overlap_comm": true, "stage3_param_persistence_threshold": 0}}}}"#,
+        stage.number()
+    );
+    resolve(&Written::from_json(&json).unwrap(), &Facts::on_host(1)).unwrap().plan.zero
 }
 
 /// The published rule: gradients in 16 bits, too.

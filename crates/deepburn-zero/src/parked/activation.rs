@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, Weak};
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
 use deepburn_comm::CommError;
 use deepburn_config::ActivationOffload;
-use deepburn_nvme::{IoStatistics, SwapError, SwapFile};
+use deepburn_nvme::{SwapError, SwapFile};
 use deepburn_ops::HostRead;
 
 use super::{ParkedArray, ParkedRead, ParkedTensor, PieceLayout, Store, WriteBehind, lock};
@@ -80,8 +80,8 @@ impl<B: Backend> ParkedPass<B> {
 }
 
 impl<B: Backend> ActivationStore<B> {
-    /// Creates the store that `offload` asks for; `None` where activations stay on the device. Only tensors that
-    /// `is_contiguous` tells of are parked.
+    /// Creates the store that `offload` asks for; `None` where activations stay on the device. Tensors for
+    /// which `is_contiguous` is false stay there too.
     ///
     /// # Errors
     /// The folder cannot be used, or its disk is full.
@@ -173,19 +173,9 @@ impl<B: Backend> ActivationStore<B> {
         parked
     }
 
-    /// Returns the memory to the system that transfers no longer need.
-    pub(crate) fn release_idle(&self) {
-        if let Store::Disk(file) = &self.store {
-            file.pool().release_idle();
-        }
-    }
-
-    /// What was read from the file and written to it, and for how long this rank waited.
-    pub(crate) fn io_statistics(&self) -> Option<IoStatistics> {
-        match &self.store {
-            Store::Host => None,
-            Store::Disk(file) => Some(file.statistics()),
-        }
+    /// Where activations wait.
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
     }
 
     /// Fetches the group before that of `parked` ahead, in the backward part of its pass.

@@ -320,7 +320,6 @@ mod tests {
                  {active:.2?}, waited {waited:.2?}, {:.0} % hidden",
                 100.0 * hidden
             );
-            assert!(factor < 1.5 || hidden >= 0.7, "{hidden}");
         }
     }
 }

@@ -81,9 +81,7 @@ impl<B: Backend> ValueData<B> {
 
     /// The data, which stays on the device; `None` where it is freed.
     fn read(&mut self) -> Option<FullTensor<B>> {
-        if let Self::Parked(parked) = self {
-            *self = Self::Kept(parked.fetch());
-        }
+        self.fetch();
         match self {
             Self::Kept(data) => Some(data.clone()),
             Self::Freed | Self::Parked(_) => None,
@@ -92,9 +90,18 @@ impl<B: Backend> ValueData<B> {
 
     /// The data, of which nothing stays; `None` where it is freed.
     fn take_read(&mut self) -> Option<FullTensor<B>> {
-        let data = self.read();
-        *self = Self::Freed;
-        data
+        self.fetch();
+        match self.take() {
+            Self::Kept(data) => Some(data),
+            Self::Freed | Self::Parked(_) => None,
+        }
+    }
+
+    /// Brings parked data back to the device. It stays parked where that fails, which is a panic.
+    fn fetch(&mut self) {
+        if let Self::Parked(parked) = self {
+            *self = Self::Kept(parked.fetch());
+        }
     }
 }
 

@@ -1,17 +1,18 @@
 //! Activations that a pass holds, under a policy of activation checkpointing.
 //!
-//! Main type: [`BlockMemory`]. It follows the rules of `recompute`: the data of a block is freed when the next one
-//! has begun, except for what that one reads, and comes back when backward reads the block. With activation offload
-//! what is kept leaves the device when the block after is freed, and comes back a block ahead.
+//! Main type: [`ActivationMemory`]. It follows the rules of `recompute`: the data of a block is freed when the next
+//! one has begun, except for what that one reads, and comes back when backward reads the block. With activation
+//! offload what is kept leaves the device when the block after is freed, and comes back a block ahead.
 
 use deepburn_config::RecomputePolicy;
 use deepburn_nvme::SwapFile;
 
 use crate::estimate::activations::{ActivationGraph, GraphOp};
 use crate::ledger::{Category, Lease, Ledger, Tier};
+use crate::recompute::tape::Keep;
 
 /// The activations of a pass.
-pub(super) struct BlockMemory<'a> {
+pub(super) struct ActivationMemory<'a> {
     graph: &'a ActivationGraph,
     policy: RecomputePolicy,
     ledger: &'a Ledger,
@@ -51,15 +52,7 @@ struct TensorUse {
     keep: Keep,
 }
 
-/// As in `recompute::tape`.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Keep {
-    Block,
-    WhileHeld,
-    Tape,
-}
-
-impl<'a> BlockMemory<'a> {
+impl<'a> ActivationMemory<'a> {
     pub(super) fn new(
         graph: &'a ActivationGraph,
         policy: RecomputePolicy,

@@ -3,7 +3,7 @@
 //! Main type: [`GradientMemory`]. It follows the rules of `reduce`.
 
 use super::*;
-use crate::estimate::activations::ReadParameter;
+use crate::estimate::activations::{GradientTiming, ReadParameter};
 
 /// The gradients of a pass.
 pub(super) struct GradientMemory<'a> {
@@ -11,8 +11,8 @@ pub(super) struct GradientMemory<'a> {
     ledger: &'a Ledger,
     /// Elements at which the bucket is reduced.
     capacity: u64,
-    bucket: Vec<Collected>,
-    in_flight: VecDeque<Vec<Collected>>,
+    bucket: Vec<BucketedGradient>,
+    in_flight: VecDeque<Vec<BucketedGradient>>,
     /// Sums of this micro-batch, and those of earlier ones that are not added to yet.
     sums: Vec<Lease>,
     earlier: VecDeque<Lease>,
@@ -25,7 +25,7 @@ pub(super) struct GradientMemory<'a> {
 }
 
 /// A gradient in a bucket.
-struct Collected {
+struct BucketedGradient {
     numel: u64,
     _lease: Lease,
 }
@@ -34,7 +34,6 @@ impl<'a> GradientMemory<'a> {
     pub(super) fn new(graph: &ActivationGraph, plan: ReductionMemory, ledger: &'a Ledger) -> Self {
         let all = graph.ops.iter().flat_map(|op| &op.parameters);
         let trained: Vec<u64> = all
-            .filter(|it| it.reduction != GradientReduction::Frozen)
             // A tied parameter is listed by the embedding too.
             .filter(|it| !it.is_tied)
             .map(|it| it.numel)
@@ -62,13 +61,12 @@ impl<'a> GradientMemory<'a> {
 
     /// Takes the gradient of a parameter.
     pub(super) fn reduce(&mut self, parameter: &ReadParameter) {
-        let ReadParameter { numel, gradient_bytes, reduction, is_tied } = *parameter;
+        let ReadParameter { numel, gradient_bytes, timing, is_tied } = *parameter;
         let lease = self.hold(Category::Activations, numel, gradient_bytes);
-        match reduction {
-            GradientReduction::Frozen => {}
-            GradientReduction::AfterCast => self.uncast.push((lease, *parameter)),
-            GradientReduction::Immediate if is_tied => self.tied.push((lease, numel)),
-            GradientReduction::Immediate => {
+        match timing {
+            GradientTiming::AfterCast => self.uncast.push((lease, *parameter)),
+            GradientTiming::Immediate if is_tied => self.tied.push((lease, numel)),
+            GradientTiming::Immediate => {
                 drop(lease);
                 self.collect(numel, numel);
             }
@@ -79,13 +77,11 @@ impl<'a> GradientMemory<'a> {
     pub(super) fn reduce_rows(&mut self, op: &GraphOp, rows: u64) {
         let waits = self.uncast.iter().any(|(_, parameter)| parameter.is_tied);
         for table in &op.parameters {
-            match table.reduction {
-                GradientReduction::Frozen => {}
-                _ if waits => self.lookups.push((table.numel, rows)),
-                _ => {
-                    let dense = self.tied.pop().map_or(0, |(_, numel)| numel);
-                    self.collect(table.numel, rows + dense);
-                }
+            if waits {
+                self.lookups.push((table.numel, rows));
+            } else {
+                let dense = self.tied.pop().map_or(0, |(_, numel)| numel);
+                self.collect(table.numel, rows + dense);
             }
         }
     }
@@ -119,7 +115,7 @@ impl<'a> GradientMemory<'a> {
         if before > 0 && before + numel > self.capacity {
             self.flush();
         }
-        self.bucket.push(Collected { numel, _lease });
+        self.bucket.push(BucketedGradient { numel, _lease });
         if before + numel >= self.capacity {
             self.flush();
         }
@@ -140,7 +136,7 @@ impl<'a> GradientMemory<'a> {
     }
 
     /// Adds reduced gradients to their sums.
-    fn land(&mut self, flight: Vec<Collected>) {
+    fn land(&mut self, flight: Vec<BucketedGradient>) {
         let numels: Vec<u64> = flight.iter().map(|it| it.numel).collect();
         drop(flight);
         for numel in numels {

@@ -1,11 +1,11 @@
 //! The ops that the models are made of, as the forecast counts them.
 //!
-//! Main type: [`Layers`]. What each op keeps for backward is documented in the family of `deepburn-ops` that it
+//! Main type: [`GraphBuilder`]. What each op keeps for backward is documented in the family of `deepburn-ops` that it
 //! belongs to, and for Burn's own ops it is what `burn-autodiff` 0.21 saves.
 
 use deepburn::zero::estimate::{
-    ActivationGraph, ActivationId, ActivationOp, BackwardOp, GradientReduction, KeptTensor,
-    ReadParameter,
+    ActivationGraph, ActivationId, ActivationOp, BackwardOp, GradientTiming, KeptTensor,
+    ReadParameter, SHORT_SUM,
 };
 use deepburn_config::PrecisionPlan;
 
@@ -13,9 +13,6 @@ use super::bytes_of;
 
 /// Bytes of an element in f32.
 const F32: u64 = 4;
-
-/// Products with fewer terms a sum count as cheap to compute again.
-const SHORT_SUM: u64 = 128;
 
 /// An activation, its elements, and the bytes of each.
 #[derive(Debug, Clone, Copy)]
@@ -31,8 +28,8 @@ impl Sized {
     }
 }
 
-/// Appends layers to a graph.
-pub(super) struct Layers {
+/// Appends the layers of a model to an activation graph.
+pub(super) struct GraphBuilder {
     pub(super) graph: ActivationGraph,
     /// Bytes of an element of a parameter.
     parameter: u64,
@@ -40,7 +37,7 @@ pub(super) struct Layers {
     autocast: Option<u64>,
 }
 
-impl Layers {
+impl GraphBuilder {
     pub(super) fn new(precision: &PrecisionPlan) -> Self {
         Self {
             graph: ActivationGraph::new(),
@@ -78,8 +75,8 @@ impl Layers {
 
     /// A parameter of `numel` elements that ops read in its own type.
     fn own(&self, numel: u64) -> ReadParameter {
-        let reduction = GradientReduction::Immediate;
-        ReadParameter { numel, gradient_bytes: self.parameter, reduction, is_tied: false }
+        let timing = GradientTiming::Immediate;
+        ReadParameter { numel, gradient_bytes: self.parameter, timing, is_tied: false }
     }
 
     /// A parameter of `numel` elements that a product reads.
@@ -89,7 +86,7 @@ impl Layers {
             Some(gradient_bytes) => ReadParameter {
                 numel,
                 gradient_bytes,
-                reduction: GradientReduction::AfterCast,
+                timing: GradientTiming::AfterCast,
                 is_tied: false,
             },
         }
@@ -118,7 +115,7 @@ impl Layers {
             saved: &[KeptTensor::Input(0)],
             parameters: &parameters,
             backward: BackwardOp::Product,
-            is_costly: from >= SHORT_SUM,
+            is_costly: from >= SHORT_SUM as u64,
             ..ActivationOp::NONE
         };
         self.unary(x, (x.numel / from.max(1)).saturating_mul(to), x.element, op)
@@ -195,7 +192,8 @@ impl Layers {
         if x.element != F32 {
             self.graph.hold(rows.saturating_mul(x.element));
         }
-        self.unary(x, numel, x.element, ActivationOp { is_costly: length >= SHORT_SUM, ..UNARY })
+        let is_costly = length >= SHORT_SUM as u64;
+        self.unary(x, numel, x.element, ActivationOp { is_costly, ..UNARY })
     }
 
     /// The loss of a language model, with an output layer of `numel` elements.

@@ -1,0 +1,72 @@
+//! Model states that one rank keeps, by tier.
+//!
+//! Main types: [`ParameterShards`], and [`StateBytes`] for gradients and optimizer states.
+
+use deepburn_comm::Partition;
+use deepburn_config::ZeroPlan;
+
+use super::ParameterSize;
+use crate::ledger::Tier;
+use crate::tiers::{ShardTiers, StateTiers};
+
+/// The parameter shards of one rank.
+pub(super) struct ParameterShards {
+    /// The tier of each shard, in the order of the model.
+    pub(super) tiers: Vec<Tier>,
+    /// Elements on each tier.
+    elements: [u64; 3],
+}
+
+impl ParameterShards {
+    pub(super) fn new(parameters: &[ParameterSize], zero: &ZeroPlan, ranks: u64) -> Self {
+        let shards = if zero.stage.shards_parameters() { ranks as usize } else { 1 };
+        let mut assigned = ShardTiers::new(zero);
+        let mut elements = [0_u64; 3];
+        let tiers = parameters.iter().map(|parameter| {
+            let len = Partition::new(parameter.numel as usize, shards).shard_len();
+            let tier = assigned.next(len);
+            let sum = &mut elements[tier as usize];
+            *sum = sum.saturating_add(len as u64);
+            tier
+        });
+        Self { tiers: tiers.collect(), elements }
+    }
+
+    /// Elements of the shards on `tier`.
+    pub(super) fn on(&self, tier: Tier) -> u64 {
+        self.elements[tier as usize]
+    }
+}
+
+/// Bytes of gradients or of optimizer states on one rank.
+pub(super) struct StateBytes {
+    pub(super) device: u64,
+    /// Bytes that are offloaded to host memory or a disk, as the plan says.
+    pub(super) offloaded: u64,
+}
+
+impl StateBytes {
+    /// Counts a state that is cut into `shards` shards and takes `element_bytes` bytes per element.
+    pub(super) fn new(
+        parameters: &[ParameterSize],
+        zero: &ZeroPlan,
+        shards: u64,
+        element_bytes: u64,
+    ) -> Self {
+        let mut tiers = StateTiers::new(parameters, zero);
+        let (mut device, mut offloaded) = (0_u64, 0_u64);
+        for parameter in parameters.iter().filter(|parameter| parameter.trainable) {
+            let numel = parameter.numel as usize;
+            let sum = match tiers.next(numel) {
+                Tier::Device => &mut device,
+                Tier::Host | Tier::Disk => &mut offloaded,
+            };
+            let len = Partition::new(numel, shards as usize).shard_len();
+            *sum = sum.saturating_add(len as u64);
+        }
+        Self {
+            device: device.saturating_mul(element_bytes),
+            offloaded: offloaded.saturating_mul(element_bytes),
+        }
+    }
+}

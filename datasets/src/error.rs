@@ -5,7 +5,7 @@
 //! (`data.sequence_length`).
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// An error in the data, in a setting that describes it, or in the thread that reads it.
 #[derive(Debug, thiserror::Error)]
@@ -253,8 +253,10 @@ pub enum DataError {
         reason: String,
     },
     /// A tokenizer could not be trained, run or rendered.
-    #[error("tokenizer failed while {doing}: {reason}")]
+    #[error("{} failed while {doing}: {reason}{}", named_tokenizer(path.as_deref()), if path.is_some() { "; fetch its files again, or set data.tokenizer to another one" } else { "" })]
     Tokenizer {
+        /// The file or folder that it was loaded from; `None` for a trained one.
+        path: Option<PathBuf>,
         /// The step that failed.
         doing: &'static str,
         /// What the library said.
@@ -402,5 +404,13 @@ impl DataError {
     pub(crate) fn unwritable(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |cause| Self::Unwritable { path, cause }
+    }
+}
+
+/// What a message calls a tokenizer.
+fn named_tokenizer(path: Option<&Path>) -> String {
+    match path {
+        Some(path) => format!("tokenizer `{}`", path.display()),
+        None => "the trained tokenizer".to_owned(),
     }
 }

@@ -32,6 +32,7 @@ mod error;
 mod evaluation;
 mod folder;
 mod format;
+mod guard;
 mod hub;
 mod hub_token;
 mod join;

@@ -178,10 +178,10 @@ fn open_tokens(
     let mut pack = |path: &Path| {
         let file = TokenFile::open(path, limit)?;
         if limit.is_none() {
-            largest = largest.max(file.tokens(0..file.len()).max().unwrap_or(0));
+            largest = largest.max(file.largest_id()?);
         }
         let what = format!("`{}`", path.display());
-        Ok((Sequences::pack(TokenStream::Mapped(file), source.packing, &what)?, what))
+        Ok((Sequences::pack(TokenStream::File(file), source.packing, &what)?, what))
     };
     let parts = match splits {
         Splits::Shares { files, fractions } => {
@@ -297,7 +297,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::TEXT_FIELD;
+    use crate::{BatchLoader, DistributedSampler, Order, Shard, TEXT_FIELD};
 
     const SHARES: Fractions = Fractions { train: 0.8, eval: 0.1, test: 0.1 };
     const TRAIN: TokenizerChoice = TokenizerChoice::Train { vocab_size: 300 };
@@ -313,7 +313,7 @@ mod tests {
     }
 
     fn all(sequences: &Sequences) -> Vec<i32> {
-        (0..sequences.len()).flat_map(|index| sequences.get(index)).collect()
+        (0..sequences.len()).flat_map(|index| sequences.get(index).unwrap()).collect()
     }
 
     fn token_file(dir: &Path, name: &str, tokens: impl IntoIterator<Item = u16>) -> PathBuf {
@@ -411,14 +411,31 @@ mod tests {
         let tokens = |splits| source(Content::Tokens { splits, tokenizer: None }, 10);
         let opened = open(&tokens(shares)).unwrap();
         assert_eq!((opened.vocab_size, opened.train.len()), (100, 8));
-        assert_eq!(opened.test.unwrap().get(0)[0], 90);
+        assert_eq!(opened.test.unwrap().get(0).unwrap()[0], 90);
 
         let paths = Splits::Paths { train: vec![path], eval: Some(vec![eval]), test: None };
         let opened = open(&tokens(paths.clone())).unwrap();
         assert_eq!((opened.vocab_size, opened.train.len()), (220, 10));
-        assert_eq!(opened.eval.unwrap().get(1)[9], 219);
+        assert_eq!(opened.eval.unwrap().get(1).unwrap()[9], 219);
         let known = DataSource { vocab_size: Some(512), ..tokens(paths) };
         assert_eq!(open(&known).unwrap().vocab_size, 512);
+    }
+
+    /// Reading beyond the end of a mapped file would end the process with a signal.
+    #[test]
+    fn a_token_file_truncated_while_training_is_an_error_of_the_loader() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = token_file(dir.path(), "t.bin", 0..4000);
+        let splits = Splits::all(path.clone());
+        let opened = open(&source(Content::Tokens { splits, tokenizer: None }, 1000)).unwrap();
+        let sampler = DistributedSampler::new(4, Shard::WHOLE, Order::Sequential).unwrap();
+        fs::File::options().write(true).open(&path).unwrap().set_len(5000).unwrap();
+        let mut loader = BatchLoader::start(opened.train, sampler, 1, 1).unwrap();
+        assert_eq!(loader.next_batch().unwrap().input_ids[999], 999);
+        loader.next_batch().unwrap();
+        let message = loader.next_batch().unwrap_err().to_string();
+        assert!(message.contains("t.bin` became shorter"), "{message}");
+        assert!(message.contains("2000 bytes at offset 4000"), "{message}");
     }
 
     #[test]
@@ -465,7 +482,7 @@ mod tests {
         }
         let content = Content::Tokens { splits: Splits::all(path), tokenizer: None };
         let opened = open(&DataSource { vocab_size: Some(512), ..source(content, 32) }).unwrap();
-        assert_eq!((opened.train.len(), opened.train.get(0)[0]), (1250, 3));
+        assert_eq!((opened.train.len(), opened.train.get(0).unwrap()[0]), (1250, 3));
     }
 
     proptest! {

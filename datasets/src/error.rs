@@ -55,6 +55,20 @@ pub enum DataError {
         /// Number of ids that are allowed.
         vocab_size: usize,
     },
+    /// A token file that became shorter while it was in use.
+    #[error("token file `{}` became shorter while it was in use: it has {found} bytes, and {expected} when it was opened; the {length} bytes at offset {offset} cannot be read; write another file beside it instead, and resume", path.display())]
+    ShortenedTokenFile {
+        /// The file.
+        path: PathBuf,
+        /// Its size now.
+        found: u64,
+        /// Its size when it was opened.
+        expected: u64,
+        /// Where in the file was to be read.
+        offset: u64,
+        /// How many bytes were to be read there.
+        length: usize,
+    },
     /// There is nothing in a file, a folder or a text.
     #[error(
         "{what} is empty; it must hold at least one sequence of tokens: give it more data, or a larger share in data.splits"

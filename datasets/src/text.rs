@@ -7,6 +7,7 @@
 //! start of a file is not part of its text.
 
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use crate::DataError;
@@ -73,6 +74,19 @@ pub fn text_files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
 pub(crate) fn read_regular(path: &Path) -> Result<Vec<u8>, DataError> {
     check_regular(path)?;
     fs::read(path).map_err(DataError::unreadable(path))
+}
+
+/// The bytes of a regular file of at most `limit` bytes.
+pub(crate) fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>, DataError> {
+    check_regular(path)?;
+    let mut bytes = Vec::new();
+    let file = fs::File::open(path).map_err(DataError::unreadable(path))?;
+    file.take(limit + 1).read_to_end(&mut bytes).map_err(DataError::unreadable(path))?;
+    if bytes.len() as u64 > limit {
+        let cause = std::io::Error::other(format!("it has more than {limit} bytes"));
+        return Err(DataError::unreadable(path)(cause));
+    }
+    Ok(bytes)
 }
 
 /// Refuses what is there and no regular file.
@@ -155,6 +169,14 @@ mod tests {
             message.contains("a.jsonl` line 3: no field `text`, only [`content`]"),
             "{message}"
         );
+    }
+
+    #[test]
+    fn small_files_are_bounded() {
+        let dir = folder(&[("a.json", b"12345")]);
+        assert_eq!(read_small(&dir.path().join("a.json"), 5).unwrap(), b"12345");
+        let message = read_small(&dir.path().join("a.json"), 4).unwrap_err().to_string();
+        assert!(message.contains("it has more than 4 bytes"), "{message}");
     }
 
     #[cfg(unix)]

@@ -1,6 +1,6 @@
 //! Tokens on disk, so that a text is tokenized once.
 //!
-//! A [`TokenCache`] is a folder of token files that are mapped, not read into memory. The name of
+//! A [`TokenCache`] is a folder of token files that are read as needed, not into memory. The name of
 //! a file is made of two hashes: one of everything that decides about the tokens (texts,
 //! tokenizer, settings), by which it is found, and one of the tokens in it, by which it is checked
 //! before use. So a file that was damaged is noticed and made anew, and one that is there is
@@ -94,7 +94,7 @@ impl TokenCache {
             entry.extend(encoded.iter().flatten());
             Ok(entry)
         })?;
-        Ok(DocumentTokens::new(stream, documents.len()))
+        DocumentTokens::new(stream, documents.len())
     }
 
     /// The tokens kept under `key`, or those that `make` gives, kept for the next time.
@@ -105,7 +105,7 @@ impl TokenCache {
         make: impl FnOnce() -> Result<Vec<u32>, DataError>,
     ) -> Result<TokenStream, DataError> {
         if let Some(file) = self.find(key, width) {
-            return Ok(TokenStream::Mapped(file));
+            return Ok(TokenStream::File(file));
         }
         let tokens = make()?;
         if tokens.is_empty() {
@@ -113,7 +113,7 @@ impl TokenCache {
         }
         match self.keep(key, width, &tokens) {
             Ok(path) => match TokenFile::open(&path, None) {
-                Ok(file) => Ok(TokenStream::Mapped(file)),
+                Ok(file) => Ok(TokenStream::File(file)),
                 Err(_) => Ok(TokenStream::Owned(tokens)),
             },
             Err(error) => {
@@ -175,20 +175,23 @@ impl TokenCache {
 }
 
 impl DocumentTokens {
-    fn new(stream: TokenStream, documents: usize) -> Self {
+    fn new(stream: TokenStream, documents: usize) -> Result<Self, DataError> {
         let mut bounds = vec![1 + documents];
-        bounds.extend(stream.tokens(1..1 + documents).into_iter().scan(
+        bounds.extend(stream.tokens(1..1 + documents)?.into_iter().scan(
             1 + documents,
             |end, length| {
                 *end += length as usize;
                 Some(*end)
             },
         ));
-        Self { stream, bounds }
+        Ok(Self { stream, bounds })
     }
 
     /// The tokens of every document.
-    pub fn into_vecs(self) -> Vec<Vec<u32>> {
+    ///
+    /// # Errors
+    /// Those of [`TokenFile::tokens`].
+    pub fn into_vecs(self) -> Result<Vec<Vec<u32>>, DataError> {
         (0..self.len()).map(|index| self.get(index)).collect()
     }
 
@@ -212,9 +215,12 @@ impl DocumentTokens {
 
     /// The tokens of document `index`.
     ///
+    /// # Errors
+    /// Those of [`TokenFile::tokens`].
+    ///
     /// # Panics
     /// If there are not so many documents, as slices do.
-    pub fn get(&self, index: usize) -> Vec<u32> {
+    pub fn get(&self, index: usize) -> Result<Vec<u32>, DataError> {
         self.stream.tokens(self.bounds[index]..self.bounds[index + 1])
     }
 }
@@ -274,11 +280,11 @@ mod tests {
         let stream = || cache.stream(&tokenizer, &documents, Join::EndOfText).unwrap();
         let expected = tokenizer.encode_documents(&documents).unwrap();
         let first = stream();
-        assert!(matches!(&first, TokenStream::Mapped(_)));
-        assert_eq!(first.tokens(0..first.len()), expected);
+        assert!(matches!(&first, TokenStream::File(_)));
+        assert_eq!(first.tokens(0..first.len()).unwrap(), expected);
         let written = fs::metadata(&files(&cache)[0]).unwrap().modified().unwrap();
         let second = stream();
-        assert_eq!(second.tokens(0..second.len()), expected);
+        assert_eq!(second.tokens(0..second.len()).unwrap(), expected);
         assert_eq!(files(&cache).len(), 1);
         assert_eq!(fs::metadata(&files(&cache)[0]).unwrap().modified().unwrap(), written);
     }
@@ -308,7 +314,7 @@ mod tests {
         let (documents, tokenizer) = (documents(), Tokenizer::train(&documents(), 300).unwrap());
         let stream = || {
             let stream = cache.stream(&tokenizer, &documents, Join::EndOfText).unwrap();
-            stream.tokens(0..stream.len())
+            stream.tokens(0..stream.len()).unwrap()
         };
         let expected = stream();
         let path = files(&cache).remove(0);
@@ -329,7 +335,7 @@ mod tests {
         fs::write(dir.path().join("tokens"), "a file where the folder should be").unwrap();
         let tokenizer = Tokenizer::train(&["x"], 257).unwrap();
         let stream = cache.stream(&tokenizer, &["abc"], Join::EndOfText).unwrap();
-        assert_eq!(stream.tokens(0..3), tokenizer.encode("abc").unwrap());
+        assert_eq!(stream.tokens(0..3).unwrap(), tokenizer.encode("abc").unwrap());
         let nothing = cache.stream::<&str>(&tokenizer, &[], Join::EndOfText).unwrap();
         assert!(nothing.is_empty());
     }
@@ -345,7 +351,7 @@ mod tests {
             let tokens = cache.documents(&tokenizer, &documents).unwrap();
             assert_eq!((tokens.len(), tokens.is_empty()), (documents.len(), false));
             assert!(tokens.length(1) == 0);
-            assert!((0..tokens.len()).all(|index| tokens.get(index) == expected[index]));
+            assert!((0..tokens.len()).all(|index| tokens.get(index).unwrap() == expected[index]));
         }
         assert!(cache.documents::<&str>(&tokenizer, &[]).unwrap().is_empty());
     }
@@ -359,7 +365,7 @@ mod tests {
         fs::write(&path, json).unwrap();
         let tokenizer = Tokenizer::load(&path).unwrap();
         let stream = cache.stream(&tokenizer, &["x"], Join::EndOfText).unwrap();
-        assert_eq!(stream.tokens(0..1), [70_000]);
+        assert_eq!(stream.tokens(0..1).unwrap(), [70_000]);
         assert!(files(&cache)[0].to_str().unwrap().ends_with(".u32.bin"));
     }
 }

@@ -13,7 +13,7 @@ use tokenizers::ModelWrapper;
 
 use crate::DataError;
 use crate::guard::guarded;
-use crate::text::read_regular;
+use crate::text::read_small;
 use crate::tokenizer::END_OF_TEXT;
 
 const TOKENIZER: &str = "tokenizer.json";
@@ -23,6 +23,9 @@ const VOCAB: &str = "vocab.json";
 const MERGES: &str = "merges.txt";
 const NAMES: [&str; 6] = [TOKENIZER, CONFIG, SPECIAL_TOKENS, VOCAB, MERGES, "added_tokens.json"];
 
+/// Bytes of one of the files, at most: ten times those of the largest vocabularies.
+const MAX_BYTES: u64 = 256 << 20;
+
 /// File name to contents.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TokenizerFiles(BTreeMap<&'static str, Vec<u8>>);
@@ -30,7 +33,7 @@ pub(crate) struct TokenizerFiles(BTreeMap<&'static str, Vec<u8>>);
 impl TokenizerFiles {
     /// The tokenizer files in a folder, or the one file named.
     pub(crate) fn read(path: &Path) -> Result<Self, DataError> {
-        let read = read_regular;
+        let read = |path: &Path| read_small(path, MAX_BYTES);
         if !fs::metadata(path).map_err(DataError::unreadable(path))?.is_dir() {
             return Ok(Self(BTreeMap::from([(TOKENIZER, read(path)?)])));
         }

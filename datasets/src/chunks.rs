@@ -49,7 +49,7 @@ fn run_beyond(text: &str, limit: usize) -> Option<usize> {
 }
 
 /// The first space at or after byte `from` that follows a non-space.
-fn safe_cut(text: &str, from: usize) -> Option<usize> {
+pub(crate) fn safe_cut(text: &str, from: usize) -> Option<usize> {
     let from = (from..=text.len()).find(|&at| text.is_char_boundary(at))?;
     let mut follows_space = text[..from].chars().next_back().is_none_or(char::is_whitespace);
     text[from..].char_indices().find_map(|(offset, char)| {

@@ -117,6 +117,12 @@ pub enum DataError {
         /// Offset of the first byte that is not part of a valid character.
         offset: usize,
     },
+    /// A text that changed between two readings of it.
+    #[error("{what} changed while it was read; start the run again when nothing writes to it")]
+    ChangedText {
+        /// The files.
+        what: String,
+    },
     /// A line of a `.jsonl` file is not an object with the fields asked for.
     #[error("`{}` line {line}: {reason}; each line must be a JSON object with the fields that data.text_field and data.label_field name", path.display())]
     JsonLine {

@@ -25,7 +25,7 @@ pub const END_OF_TEXT: &str = "<|endoftext|>";
 const MIN_VOCAB_SIZE: usize = 257;
 
 /// Text used for training, at most: merges hardly change beyond, time and memory do.
-const TRAINING_BYTES: usize = 32 << 20;
+pub(crate) const TRAINING_BYTES: usize = 32 << 20;
 
 /// Longest run without a space that training sees whole. The trainer walks through a word once for
 /// each pair that it merges in it, so its time is quadratic in the length of a word.
@@ -142,6 +142,11 @@ impl Tokenizer {
     /// The id between documents, where the tokenizer has one.
     pub fn end_of_text(&self) -> Option<u32> {
         self.end_of_text
+    }
+
+    /// Whether text may be cut where [`cut_at_spaces`] cuts it.
+    pub(crate) fn cuts_at_spaces(&self) -> bool {
+        self.cuts_at_spaces
     }
 
     /// The ids of `text`, without special tokens around it. Special tokens spelled out inside of

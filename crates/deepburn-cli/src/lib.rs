@@ -11,6 +11,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 mod activations;
 mod agreement;
+mod cache_tool;
 mod causal;
 mod checkpoint_tools;
 mod classification;
@@ -38,6 +39,7 @@ mod texts;
 mod tools;
 mod watch;
 
+pub use cache_tool::CacheAction;
 pub use checkpoint_tools::{Size, WeightType};
 pub use failure::{Failure, exit};
 pub use finetune::{Arguments, finetune};

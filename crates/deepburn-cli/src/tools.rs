@@ -13,6 +13,7 @@ use deepburn_models::gpt2::{Checkpoint, GenerateOptions, Sampling};
 use deepburn_monitor::{Comparison, Environment};
 
 use crate::activations::BatchShape;
+use crate::cache_tool::{CacheAction, cache};
 use crate::checkpoint_tools::{Size, WeightType, consolidate, inspect};
 use crate::failure::Failure;
 use crate::known_model::KnownModel;
@@ -117,6 +118,12 @@ pub enum Command {
         #[arg(long, default_value = "plot.html")]
         output: PathBuf,
     },
+    /// Show the token cache: its folder, and the size, age and source of each entry.
+    Cache {
+        /// What is done to it; without it, its entries are listed.
+        #[command(subcommand)]
+        action: Option<CacheAction>,
+    },
     /// Shows the version and the machine.
     Env,
 }
@@ -168,6 +175,10 @@ pub fn run(tools: Tools) -> Result<(), Failure> {
                 comparison.names().count(),
                 output.display()
             ));
+            Ok(())
+        }
+        Command::Cache { action } => {
+            print(&cache(action)?);
             Ok(())
         }
         Command::Env => {

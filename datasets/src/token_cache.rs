@@ -141,9 +141,9 @@ impl TokenCache {
         if let Some(file) = self.find(key, width) {
             return Ok(TokenStream::File(file));
         }
-        let kept = self.keep(key, width, source, make)?.and_then(|kept| match kept {
-            Some(path) => Ok(TokenFile::open(&path, None).ok().map(TokenStream::File)),
-            None => Ok(Some(TokenStream::Owned(Vec::new()))),
+        let kept = self.keep(key, width, source, make)?.map(|kept| match kept {
+            Some(path) => TokenFile::open(&path, None).ok().map(TokenStream::File),
+            None => Some(TokenStream::Owned(Vec::new())),
         });
         match kept {
             Ok(Some(stream)) => return Ok(stream),

@@ -87,7 +87,7 @@ impl TokenFile {
         if bytes == 0 {
             return Err(DataError::Empty { what: format!("token file `{}`", path.display()) });
         }
-        if bytes % width.bytes() != 0 {
+        if !bytes.is_multiple_of(width.bytes()) {
             let width = width.bytes();
             return Err(DataError::RaggedTokenFile { path: path.to_owned(), bytes, width });
         }

@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn entries_are_listed_with_size_age_and_source() {
-        let entry = |path: &str, bytes, hours, source: Option<&str>| CacheEntry {
+        let entry = |path: &str, bytes, hours: u64, source: Option<&str>| CacheEntry {
             path: path.into(),
             bytes,
             unused: Duration::from_secs(hours * 3600),

@@ -75,7 +75,7 @@ impl Collate for Sequences {
         let mut input_ids = Vec::with_capacity(rows * length);
         let mut labels = Vec::with_capacity(rows * length);
         for (row, &index) in indices.iter().enumerate() {
-            self.extend_into(index, &mut input_ids);
+            self.extend_into(index, &mut input_ids)?;
             labels.extend_from_slice(&input_ids[row * length..]);
             input_ids.resize((row + 1) * length, 0);
             labels.resize((row + 1) * length, IGNORE_INDEX);

@@ -23,8 +23,33 @@ pub(crate) fn cut_at_spaces(text: &str, chunk_bytes: usize) -> Vec<&str> {
     chunks
 }
 
+/// `text` in pieces none of which has more than about `limit` bytes without a space, or of spaces
+/// alone. For training only: the pieces may have other tokens than the whole.
+pub(crate) fn cut_long_runs(text: &str, limit: usize) -> impl Iterator<Item = &str> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        let (piece, after) = rest.split_at(run_beyond(rest, limit).unwrap_or(rest.len()));
+        rest = after;
+        Some(piece)
+    })
+}
+
+/// Where the first run of more than `limit` bytes is to be cut.
+fn run_beyond(text: &str, limit: usize) -> Option<usize> {
+    let (mut start, mut of_spaces) = (0, false);
+    text.char_indices().find_map(|(at, char)| {
+        if char.is_whitespace() != of_spaces {
+            (start, of_spaces) = (at, char.is_whitespace());
+        }
+        (at > start && at - start >= limit).then_some(at)
+    })
+}
+
 /// The first space at or after byte `from` that follows a non-space.
-fn safe_cut(text: &str, from: usize) -> Option<usize> {
+pub(crate) fn safe_cut(text: &str, from: usize) -> Option<usize> {
     let from = (from..=text.len()).find(|&at| text.is_char_boundary(at))?;
     let mut follows_space = text[..from].chars().next_back().is_none_or(char::is_whitespace);
     text[from..].char_indices().find_map(|(offset, char)| {
@@ -63,10 +88,22 @@ mod tests {
         assert_eq!(cut_at_spaces("\n\n\n\n\n\n", 1).len(), 1);
     }
 
+    #[test]
+    fn long_runs_alone_are_cut() {
+        let cut = |text| cut_long_runs(text, 4).collect::<Vec<_>>();
+        assert_eq!(cut("one two\nfour end"), ["one two\nfour end"]);
+        assert_eq!(cut("a 123456789 b"), ["a 1234", "5678", "9 b"]);
+        assert_eq!(cut("x      y"), ["x    ", "  y"]);
+        assert_eq!(cut("\u{1f600}\u{1f600}"), ["\u{1f600}", "\u{1f600}"]);
+        assert_eq!(cut(""), [""; 0]);
+        assert_eq!(cut_long_runs("abc", 0).collect::<String>(), "abc");
+    }
+
     proptest! {
         #[test]
         fn nothing_is_lost(text in "([a-z \u{e9}\u{4e2d}\u{a0}]{0,6}\n?){0,30}", size in 0usize..20) {
-            prop_assert_eq!(cut_at_spaces(&text, size).concat(), text);
+            prop_assert_eq!(cut_at_spaces(&text, size).concat(), text.as_str());
+            prop_assert_eq!(cut_long_runs(&text, size).collect::<String>(), text);
         }
     }
 }

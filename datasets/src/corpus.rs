@@ -5,12 +5,17 @@
 //! so that a wrong sequence length is reported before a large corpus is read. The tokenizer is
 //! trained on the train split alone: evaluation text must not shape what is evaluated.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use crate::documents::{Documents, Survey};
+use crate::encoder::encode_range;
+use crate::tokenizer::TRAINING_BYTES;
 use crate::tokens::MAX_VOCAB_SIZE;
 use crate::{
     DataError, Fractions, Join, MarkovCorpus, Packing, Sequences, Splits, SyntheticCorpus,
-    TokenCache, TokenFile, TokenStream, Tokenizer, read_documents,
+    TokenCache, TokenFile, TokenStream, Tokenizer,
 };
 
 /// What the data is and where it lies.
@@ -93,8 +98,14 @@ pub struct Corpus {
     pub vocab_size: usize,
 }
 
-/// A split's name and its text, in documents.
-type Text<'a> = (&'static str, Vec<&'a str>);
+/// The text of a split.
+struct Text<'a> {
+    name: &'static str,
+    documents: Documents<'a>,
+    survey: Arc<Survey>,
+    /// The characters of the documents that are in the split.
+    range: Range<usize>,
+}
 
 /// Reads, tokenizes and cuts what `source` describes. The result depends on the source and its
 /// files alone.
@@ -109,11 +120,12 @@ pub fn open(source: &DataSource) -> Result<Corpus, DataError> {
     match &source.content {
         Content::Tokens { splits, tokenizer } => open_tokens(splits, tokenizer.as_deref(), source),
         Content::Text { splits, field, join, tokenizer } => {
-            open_text(splits, |files| read(files, field, *join), (tokenizer, *join), source)
+            open_text(splits, (field, *join), tokenizer, source)
         }
         Content::Synthetic { corpus, fractions, tokenizer } => {
             let documents = corpus.documents()?;
-            tokenize(divide(&documents, *fractions)?, (tokenizer, Join::EndOfText), source)
+            let documents = Documents::Memory { documents: &documents, join: Join::EndOfText };
+            tokenize(divide(documents, *fractions, tokenizer)?, tokenizer, source)
         }
         Content::Markov { corpus, fractions } => {
             let tokens = TokenStream::Owned(corpus.generate()?);
@@ -124,35 +136,36 @@ pub fn open(source: &DataSource) -> Result<Corpus, DataError> {
     }
 }
 
-/// The documents of `files`, ready to be tokenized.
-fn read(files: &[PathBuf], field: &str, join: Join) -> Result<Vec<String>, DataError> {
-    let documents = files.iter().map(|file| read_documents(file, field));
-    Ok(join.prepare(documents.collect::<Result<Vec<_>, _>>()?.concat()))
-}
-
 fn open_text(
     splits: &Splits,
-    read: impl Fn(&[PathBuf]) -> Result<Vec<String>, DataError>,
-    how: (&TokenizerChoice, Join),
+    (field, join): (&str, Join),
+    choice: &TokenizerChoice,
     source: &DataSource,
 ) -> Result<Corpus, DataError> {
     match splits {
         Splits::Shares { files, fractions } => {
             fractions.validate()?;
-            let documents = read(files)?;
-            tokenize(divide(&documents, *fractions)?, how, source)
+            let documents = Documents::Files { files, field, join };
+            tokenize(divide(documents, *fractions, choice)?, choice, source)
         }
         Splits::Paths { train, eval, test } => {
-            let read = |files: &Vec<PathBuf>| read(files);
-            let train = Some(read(train)?);
-            let eval = eval.as_ref().map(read).transpose()?;
-            let test = test.as_ref().map(read).transpose()?;
-            let named = [("train", &train), ("eval", &eval), ("test", &test)];
-            let texts = named.map(|(name, documents)| {
-                let documents = documents.as_ref()?;
-                Some((name, documents.iter().map(String::as_str).collect()))
+            let part = |name, files: &Vec<PathBuf>, choice: Option<&TokenizerChoice>| {
+                let documents = Documents::Files { files, field, join };
+                let survey = documents.survey(choice.map_or(0, sample_bytes))?;
+                Ok::<_, DataError>((name, Arc::new(survey)))
+            };
+            let surveys = [
+                Some(part("train", train, Some(choice))?),
+                eval.as_ref().map(|files| part("eval", files, None)).transpose()?,
+                test.as_ref().map(|files| part("test", files, None)).transpose()?,
+            ];
+            let files = [Some(train), eval.as_ref(), test.as_ref()];
+            let parts = std::array::from_fn(|at| {
+                let (files, (name, survey)) = (files[at]?, surveys[at].as_ref()?);
+                let documents = Documents::Files { files, field, join };
+                Some(Text { name, documents, survey: survey.clone(), range: 0..usize::MAX })
             });
-            tokenize(texts, how, source)
+            tokenize(parts, choice, source)
         }
     }
 }
@@ -178,10 +191,10 @@ fn open_tokens(
     let mut pack = |path: &Path| {
         let file = TokenFile::open(path, limit)?;
         if limit.is_none() {
-            largest = largest.max(file.tokens(0..file.len()).max().unwrap_or(0));
+            largest = largest.max(file.largest_id()?);
         }
         let what = format!("`{}`", path.display());
-        Ok((Sequences::pack(TokenStream::Mapped(file), source.packing, &what)?, what))
+        Ok((Sequences::pack(TokenStream::File(file), source.packing, &what)?, what))
     };
     let parts = match splits {
         Splits::Shares { files, fractions } => {
@@ -200,45 +213,49 @@ fn open_tokens(
     finish(parts, tokenizer, vocab_size, source)
 }
 
-/// Cuts documents by share of their characters. A document that straddles a cut is divided.
-fn divide(documents: &[String], fractions: Fractions) -> Result<[Option<Text<'_>>; 3], DataError> {
-    let num_chars = documents.iter().map(|document| document.chars().count()).sum();
-    let mut rest: Vec<&str> = documents.iter().map(String::as_str).rev().collect();
-    let parts = fractions.cut(num_chars)?;
-    Ok(parts.map(|part| part.map(|(name, chars)| (name, take_chars(&mut rest, chars.len())))))
+/// Bytes of a text that are kept to train a tokenizer on.
+fn sample_bytes(choice: &TokenizerChoice) -> usize {
+    match choice {
+        TokenizerChoice::Load(_) => 0,
+        // The trainer finishes the chunk in which it has enough.
+        TokenizerChoice::Train { .. } => TRAINING_BYTES + (1 << 20),
+    }
 }
 
-/// Takes `count` characters from the documents in `rest`, which lie last first.
-fn take_chars<'a>(rest: &mut Vec<&'a str>, mut count: usize) -> Vec<&'a str> {
-    let mut taken = Vec::new();
-    while count > 0 {
-        let Some(document) = rest.pop() else { break };
-        match document.char_indices().nth(count) {
-            // The document has more characters than are wanted.
-            Some((at, _)) => {
-                let (head, tail) = document.split_at(at);
-                taken.push(head);
-                rest.push(tail);
-                count = 0;
-            }
-            None => {
-                taken.push(document);
-                count -= document.chars().count();
-            }
-        }
-    }
-    taken
+/// Cuts documents by share of their characters. A document that straddles a cut is divided.
+fn divide<'a>(
+    documents: Documents<'a>,
+    fractions: Fractions,
+    choice: &TokenizerChoice,
+) -> Result<[Option<Text<'a>>; 3], DataError> {
+    let survey = Arc::new(documents.survey(sample_bytes(choice))?);
+    let parts = fractions.cut(survey.num_chars)?;
+    Ok(parts.map(|part| {
+        let (name, range) = part?;
+        Some(Text { name, documents, survey: survey.clone(), range })
+    }))
+}
+
+/// The sample of the train split: what was kept of it, up to its last character.
+fn sample<'t>(train: &'t Text<'_>) -> Vec<&'t str> {
+    let mut rest = train.range.len();
+    let documents = train.survey.sample.iter().map(|document| {
+        let end = document.char_indices().nth(rest).map_or(document.len(), |(at, _)| at);
+        rest -= document[..end].chars().count();
+        &document[..end]
+    });
+    documents.take_while(|document| !document.is_empty()).collect()
 }
 
 fn tokenize(
     texts: [Option<Text<'_>>; 3],
-    (choice, join): (&TokenizerChoice, Join),
+    choice: &TokenizerChoice,
     source: &DataSource,
 ) -> Result<Corpus, DataError> {
     let tokenizer = match (choice, &texts[0]) {
         (TokenizerChoice::Load(path), _) => Tokenizer::load(path)?,
-        (TokenizerChoice::Train { vocab_size }, Some((_, train))) => {
-            let tokenizer = Tokenizer::train(train, *vocab_size)?;
+        (TokenizerChoice::Train { vocab_size }, Some(train)) => {
+            let tokenizer = Tokenizer::train(&sample(train), *vocab_size)?;
             tracing::info!(vocab_size = tokenizer.vocab_size(), "trained a tokenizer");
             tokenizer
         }
@@ -250,10 +267,17 @@ fn tokenize(
     check_vocabulary(vocab_size, source)?;
     let mut parts = [None, None, None];
     for (part, text) in parts.iter_mut().zip(texts) {
-        let Some((name, documents)) = text else { continue };
+        let Some(Text { name, documents, survey, range }) = text else { continue };
         let tokens = match &source.token_cache {
-            Some(cache) => cache.stream(&tokenizer, &documents, join)?,
-            None => TokenStream::Owned(join.encode(&tokenizer, &documents)?),
+            Some(cache) => cache.stream(&tokenizer, documents, &survey, range)?,
+            None => {
+                let mut tokens = Vec::new();
+                encode_range(&tokenizer, documents, &survey, range, &mut |more| {
+                    tokens.extend_from_slice(more);
+                    Ok(())
+                })?;
+                TokenStream::Owned(tokens)
+            }
         };
         let what = format!("the {name} split");
         *part = Some(Sequences::pack(tokens, source.packing, &what)?);
@@ -294,10 +318,8 @@ fn finish(
 mod tests {
     use std::fs;
 
-    use proptest::prelude::*;
-
     use super::*;
-    use crate::TEXT_FIELD;
+    use crate::{BatchLoader, DistributedSampler, Order, Shard, TEXT_FIELD};
 
     const SHARES: Fractions = Fractions { train: 0.8, eval: 0.1, test: 0.1 };
     const TRAIN: TokenizerChoice = TokenizerChoice::Train { vocab_size: 300 };
@@ -313,7 +335,7 @@ mod tests {
     }
 
     fn all(sequences: &Sequences) -> Vec<i32> {
-        (0..sequences.len()).flat_map(|index| sequences.get(index)).collect()
+        (0..sequences.len()).flat_map(|index| sequences.get(index).unwrap()).collect()
     }
 
     fn token_file(dir: &Path, name: &str, tokens: impl IntoIterator<Item = u16>) -> PathBuf {
@@ -351,7 +373,7 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(all(&open(&cached).unwrap().train), expected);
             // One file for each split.
-            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
+            assert_eq!(cached.token_cache.as_ref().unwrap().entries().unwrap().len(), 3);
         }
     }
 
@@ -411,14 +433,31 @@ mod tests {
         let tokens = |splits| source(Content::Tokens { splits, tokenizer: None }, 10);
         let opened = open(&tokens(shares)).unwrap();
         assert_eq!((opened.vocab_size, opened.train.len()), (100, 8));
-        assert_eq!(opened.test.unwrap().get(0)[0], 90);
+        assert_eq!(opened.test.unwrap().get(0).unwrap()[0], 90);
 
         let paths = Splits::Paths { train: vec![path], eval: Some(vec![eval]), test: None };
         let opened = open(&tokens(paths.clone())).unwrap();
         assert_eq!((opened.vocab_size, opened.train.len()), (220, 10));
-        assert_eq!(opened.eval.unwrap().get(1)[9], 219);
+        assert_eq!(opened.eval.unwrap().get(1).unwrap()[9], 219);
         let known = DataSource { vocab_size: Some(512), ..tokens(paths) };
         assert_eq!(open(&known).unwrap().vocab_size, 512);
+    }
+
+    /// Reading beyond the end of a mapped file would end the process with a signal.
+    #[test]
+    fn a_token_file_truncated_while_training_is_an_error_of_the_loader() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = token_file(dir.path(), "t.bin", 0..4000);
+        let splits = Splits::all(path.clone());
+        let opened = open(&source(Content::Tokens { splits, tokenizer: None }, 1000)).unwrap();
+        let sampler = DistributedSampler::new(4, Shard::WHOLE, Order::Sequential).unwrap();
+        fs::File::options().write(true).open(&path).unwrap().set_len(5000).unwrap();
+        let mut loader = BatchLoader::start(opened.train, sampler, 1, 1).unwrap();
+        assert_eq!(loader.next_batch().unwrap().input_ids[999], 999);
+        loader.next_batch().unwrap();
+        let message = loader.next_batch().unwrap_err().to_string();
+        assert!(message.contains("t.bin` became shorter"), "{message}");
+        assert!(message.contains("2000 bytes at offset 4000"), "{message}");
     }
 
     #[test]
@@ -465,22 +504,6 @@ mod tests {
         }
         let content = Content::Tokens { splits: Splits::all(path), tokenizer: None };
         let opened = open(&DataSource { vocab_size: Some(512), ..source(content, 32) }).unwrap();
-        assert_eq!((opened.train.len(), opened.train.get(0)[0]), (1250, 3));
-    }
-
-    proptest! {
-        #[test]
-        fn dividing_loses_no_character(
-            documents in prop::collection::vec("[a\u{e9}\u{4e2d}\u{1f600}]{1,9}", 1..8),
-            train in 0.05f64..1.0,
-        ) {
-            let fractions = Fractions { train, eval: 1.0 - train, test: 0.0 };
-            let parts = divide(&documents, fractions).unwrap();
-            let taken: Vec<String> = parts.into_iter().flatten().map(|(_, text)| text.concat()).collect();
-            let num_chars = documents.concat().chars().count();
-            prop_assert_eq!(taken.concat(), documents.concat());
-            let expected = (num_chars as f64 * (train + 1e-9)) as usize;
-            prop_assert_eq!(taken[0].chars().count(), expected);
-        }
+        assert_eq!((opened.train.len(), opened.train.get(0).unwrap()[0]), (1250, 3));
     }
 }

@@ -3,19 +3,22 @@
 //! The `hf-hub` crate knows the Hub's addresses and the layout of its cache; its own downloads,
 //! though, wait for ever on a stalled connection, take up a broken one without asking whether the
 //! server did, and never compare contents with their hash. So [`Downloader`] transfers files with
-//! the same HTTP client: it goes on where a connection was lost, as long as each one brings
+//! the same HTTP client: it resumes where a connection was lost, as long as each one brings
 //! something, gives up a stalled one, and moves a file to its place only when its hash is the one
 //! that the Hub announced.
+//!
+//! A server is not trusted. At most the announced size is written, and at most [`LISTING`] bytes of a
+//! description are read. The token goes to the scheme, host and port of the endpoint alone. A failed
+//! part is removed, unless only the connection was lost: then the next run resumes it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::Path;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hf_hub::api::Progress;
 use indicatif::ProgressBar;
-use ureq::config::RedirectAuthHeaders;
 use ureq::http::Response;
 use ureq::{Agent, Body, Timeout};
 
@@ -46,7 +49,7 @@ impl Default for Patience {
 pub(crate) struct RemoteFile {
     pub(crate) url: String,
     pub(crate) hash: ContentHash,
-    pub(crate) bytes: Option<u64>,
+    pub(crate) bytes: u64,
 }
 
 /// Why a request brought nothing, or not everything.
@@ -75,10 +78,13 @@ const CONNECT: Duration = Duration::from_secs(10);
 /// Attempts to reach a server that has not answered yet: without a network, nobody wants to wait.
 const FIRST_ATTEMPTS: u32 = 2;
 
-/// Bytes that the description of a repository may have: a thousand for each of many files.
-const LISTING: u64 = 256 << 20;
+/// Bytes that the description of a repository may have: hundreds for each of 100,000 files.
+const LISTING: u64 = 32 << 20;
 
-/// Redirects within the endpoint, as renamed repositories have them, that are followed.
+/// Stalls that reading a description may take in all, so that no server can let it trickle for ever.
+const LISTING_STALLS: u32 = 10;
+
+/// Redirects that are followed.
 const MAX_REDIRECTS: usize = 5;
 
 impl Downloader {
@@ -90,7 +96,8 @@ impl Downloader {
             .http_status_as_error(false)
             // Compressed bytes could be neither resumed nor compared with their hash.
             .accept_encoding("identity")
-            .redirect_auth_headers(RedirectAuthHeaders::SameHost)
+            // Followed here, where it is decided who sees the token.
+            .max_redirects(0)
             .build();
         Self { agent: config.into(), token, patience, shows_progress }
     }
@@ -102,8 +109,25 @@ impl Downloader {
     /// refuses to.
     pub(crate) fn document(&self, url: &str) -> Result<String, DataError> {
         self.insist(url, || {
-            let mut response = self.get(url, None, None)?;
-            response.body_mut().with_config().limit(LISTING).read_to_string().map_err(lost)
+            let wrong =
+                |reason: String| Failure::Refused(DataError::Hub { url: url.to_owned(), reason });
+            let response = self.get(url, 0)?;
+            let (mut document, started) = (Vec::new(), Instant::now());
+            let mut body = response.into_body().into_reader();
+            let mut buffer = vec![0; 1 << 16];
+            loop {
+                match body.read(&mut buffer).map_err(|error| broken(url, error))? {
+                    0 => break,
+                    read => document.extend_from_slice(&buffer[..read]),
+                }
+                if document.len() as u64 > LISTING {
+                    return Err(wrong(format!("its description has more than {LISTING} bytes")));
+                }
+                if started.elapsed() > self.patience.stall * LISTING_STALLS {
+                    return Err(wrong("its description takes too long".to_owned()));
+                }
+            }
+            String::from_utf8(document).map_err(|_| wrong("its description is not UTF-8".into()))
         })
     }
 
@@ -115,14 +139,16 @@ impl Downloader {
     pub(crate) fn announced(&self, url: &str) -> Result<RemoteFile, DataError> {
         let response = self.insist(url, || {
             let mut at = url.to_owned();
-            for _ in 0..MAX_REDIRECTS {
-                let response = self.get(&at, Some(0), Some(0))?;
-                match header(&response, "location").filter(|to| to.starts_with('/')) {
-                    Some(path) => at = format!("{}{path}", origin(&at)),
+            for _ in 0..=MAX_REDIRECTS {
+                let response = self.get_once(&at, self.token_for(url, &at), Some((0, Some(0))))?;
+                // A storage service knows nothing of what the Hub announces.
+                let same = |to: &String| origin(to) == origin(url);
+                match redirect(&response, &at)?.filter(same) {
+                    Some(to) => at = to,
                     None => return Ok(response),
                 }
             }
-            Err(Failure::Lost(format!("redirected more than {MAX_REDIRECTS} times")))
+            Err(too_many_redirects(url))
         })?;
         let etag = header(&response, "x-linked-etag").or_else(|| header(&response, "etag"));
         let hash = etag.and_then(ContentHash::parse).ok_or_else(|| DataError::Hub {
@@ -134,7 +160,10 @@ impl Downloader {
         // Where ranges are not understood, the answer is the whole file.
         let whole = header(&response, "content-length").filter(|_| response.status() == 200);
         let bytes = header(&response, "x-linked-size").or(total).or(whole);
-        let bytes = bytes.and_then(|bytes| bytes.parse().ok());
+        let bytes = bytes.and_then(|bytes| bytes.parse().ok()).ok_or_else(|| DataError::Hub {
+            url: url.to_owned(),
+            reason: "the size of its contents is not announced".to_owned(),
+        })?;
         Ok(RemoteFile { url: url.to_owned(), hash, bytes })
     }
 
@@ -146,10 +175,21 @@ impl Downloader {
     /// not what it announced, [`DataError::Unwritable`].
     pub(crate) fn fetch(&self, file: &RemoteFile, blob: &Path) -> Result<(), DataError> {
         let part = blob.with_extension("part");
+        self.fetch_verified(file, blob, &part).inspect_err(|error| {
+            let lost = matches!(error, DataError::Unreachable { .. });
+            let resumable = lost && fs::metadata(&part).is_ok_and(|part| part.len() > 0);
+            if !resumable {
+                // The error that matters is the one being returned.
+                let _ = fs::remove_file(&part);
+            }
+        })
+    }
+
+    fn fetch_verified(&self, file: &RemoteFile, blob: &Path, part: &Path) -> Result<(), DataError> {
         // Contents may have been damaged on the way, or by whoever left a part behind: once more.
-        let Some(found) = self.try_fetch(file, &part, blob)? else { return Ok(()) };
+        let Some(found) = self.try_fetch(file, part, blob)? else { return Ok(()) };
         tracing::warn!(url = file.url, %found, announced = %file.hash, "damaged; fetching again");
-        let Some(found) = self.try_fetch(file, &part, blob)? else { return Ok(()) };
+        let Some(found) = self.try_fetch(file, part, blob)? else { return Ok(()) };
         let (url, expected) = (file.url.clone(), file.hash.to_string());
         Err(DataError::Corrupted { url, expected, found: found.to_string() })
     }
@@ -187,20 +227,23 @@ impl Downloader {
             false => ProgressBar::hidden(),
         };
         let name = file.url.rsplit('/').next().unwrap_or_default();
-        bar.init(file.bytes.unwrap_or(0) as usize, name);
+        bar.init(file.bytes as usize, name);
         let mut failures = 0;
         let mut reached = 0;
         loop {
-            let failure = match self.resume(file, part, &mut out, &bar) {
+            let (attempts, failure) = match self.resume(file, part, &mut out, &bar) {
                 Ok(()) => break,
                 Err(Failure::Refused(error)) => return Err(error),
-                Err(Failure::Lost(reason) | Failure::Absent(reason)) => reason,
+                Err(Failure::Absent(reason)) if reached == 0 => (FIRST_ATTEMPTS, reason),
+                Err(Failure::Lost(reason) | Failure::Absent(reason)) => {
+                    (self.patience.attempts, reason)
+                }
             };
             let length = length(&out, part)?;
             failures = if length > reached { 0 } else { failures + 1 };
             reached = reached.max(length);
             tracing::debug!(url = file.url, length, failure, "connection lost");
-            self.wait(failures, self.patience.attempts, &file.url, failure)?;
+            self.wait(failures, attempts, &file.url, failure)?;
         }
         bar.finish_and_clear();
         Ok(())
@@ -215,13 +258,13 @@ impl Downloader {
         bar: &ProgressBar,
     ) -> Result<(), Failure> {
         let mut start = length(out, part).map_err(Failure::Refused)?;
-        if file.bytes.is_some_and(|bytes| start > bytes) {
+        if start > file.bytes {
             start = truncate(out, part)?;
         }
-        if file.bytes == Some(start) {
+        if file.bytes == start {
             return Ok(());
         }
-        let mut response = self.get(&file.url, Some(start), None)?;
+        let mut response = self.get(&file.url, start)?;
         let range = header(&response, "content-range").unwrap_or_default();
         let continues = response.status() == 206 && range.starts_with(&format!("bytes {start}-"));
         if start > 0 && !continues {
@@ -232,23 +275,22 @@ impl Downloader {
             }
         }
         bar.set_position(start);
-        let mut body = response.body_mut().as_reader();
+        // Whatever else the server sends is not what it announced.
+        let mut body = response.body_mut().as_reader().take(file.bytes - start);
         let mut buffer = vec![0; 1 << 16];
         loop {
             let read = match body.read(&mut buffer) {
                 Ok(0) => break,
                 Ok(read) => read,
-                Err(error) => return Err(lost(error)),
+                Err(error) => return Err(broken(&file.url, error)),
             };
             out.write_all(&buffer[..read])
                 .map_err(|cause| Failure::Refused(DataError::unwritable(part)(cause)))?;
             bar.inc(read as u64);
         }
-        match file.bytes {
-            Some(bytes) if length(out, part).map_err(Failure::Refused)? < bytes => {
-                Err(Failure::Lost("it ended early".to_owned()))
-            }
-            _ => Ok(()),
+        match length(out, part).map_err(Failure::Refused)? < file.bytes {
+            true => Err(Failure::Lost("it ended early".to_owned())),
+            false => Ok(()),
         }
     }
 
@@ -290,37 +332,104 @@ impl Downloader {
         Ok(())
     }
 
-    /// The response to a request for the bytes `from..=to` of `url`. With `to` the redirect that
-    /// may be the answer is not followed.
-    fn get(
+    /// The response to a request for `url` from byte `from` on, wherever redirects lead.
+    fn get(&self, url: &str, from: u64) -> Result<Response<Body>, Failure> {
+        let mut at = url.to_owned();
+        for _ in 0..=MAX_REDIRECTS {
+            let range = (from > 0).then_some((from, None));
+            let response = self.get_once(&at, self.token_for(url, &at), range)?;
+            match redirect(&response, &at)? {
+                Some(to) => at = to,
+                None => return Ok(response),
+            }
+        }
+        Err(too_many_redirects(url))
+    }
+
+    /// The token, where `at` is at the scheme, host and port of `url`, which the user has named.
+    fn token_for(&self, url: &str, at: &str) -> Option<&HubToken> {
+        self.token.as_ref().filter(|_| origin(at) == origin(url))
+    }
+
+    /// The response to one request, which may be a redirect, for a range of bytes of `url`.
+    fn get_once(
         &self,
         url: &str,
-        from: Option<u64>,
-        to: Option<u64>,
+        token: Option<&HubToken>,
+        range: Option<(u64, Option<u64>)>,
     ) -> Result<Response<Body>, Failure> {
         let mut request = self.agent.get(url);
-        if let Some(token) = &self.token {
+        if let Some(token) = token {
             request = request.header("Authorization", token.bearer());
         }
-        request = match (from, to) {
-            (Some(from), Some(to)) => request.header("Range", format!("bytes={from}-{to}")),
-            (Some(from @ 1..), None) => request.header("Range", format!("bytes={from}-")),
-            _ => request,
-        };
-        let response = match to {
-            Some(_) => request.config().max_redirects(0).build().call(),
-            None => request.call(),
-        };
-        let response = response.map_err(failed)?;
+        if let Some((from, to)) = range {
+            let to = to.map(|to| to.to_string()).unwrap_or_default();
+            request = request.header("Range", format!("bytes={from}-{to}"));
+        }
+        let response = request.call().map_err(|error| failed(url, error))?;
+        check_encoding(url, &response)?;
         let status = response.status();
         match status.as_u16() {
             200..400 => Ok(response),
             // A part that is longer than the file: the caller starts anew.
             416 => Ok(response),
-            408 | 429 | 500.. => Err(Failure::Lost(format!("answered {status}"))),
+            // Other methods, versions or networks are what the last ones would need.
+            408 | 429 | 500 | 502..=504 | 506..=510 | 520.. => {
+                Err(Failure::Lost(format!("answered {status}")))
+            }
             _ => Err(Failure::Refused(refused(url, status.as_u16()))),
         }
     }
+}
+
+/// Refuses contents in an encoding: nobody asked for one. The client unpacks gzip by itself and takes away
+/// its header and the length, so contents without a length and without chunks count as encoded.
+fn check_encoding(url: &str, response: &Response<Body>) -> Result<(), Failure> {
+    let encoding = header(response, "content-encoding").filter(|name| *name != "identity");
+    if let Some(encoding) = encoding {
+        return Err(encoded(url, &encoding.escape_debug().to_string()));
+    }
+    let has = |name| response.headers().contains_key(name);
+    let has_body = matches!(response.status().as_u16(), 200 | 206);
+    match has_body && !has("content-length") && !has("transfer-encoding") {
+        true => Err(encoded(url, "gzip, or a body without Content-Length")),
+        false => Ok(()),
+    }
+}
+
+fn encoded(url: &str, encoding: &str) -> Failure {
+    refused_by(url, format!("it sends the content encoding {encoding}, which was not asked for"))
+}
+
+/// What a body failed by.
+fn broken(url: &str, error: io::Error) -> Failure {
+    let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<ureq::Error>());
+    match cause {
+        Some(ureq::Error::Decompress(encoding, _)) => encoded(url, encoding),
+        _ => lost(error),
+    }
+}
+
+/// Where `response`, the answer to a request for `at`, redirects to.
+fn redirect(response: &Response<Body>, at: &str) -> Result<Option<String>, Failure> {
+    if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
+        return Ok(None);
+    }
+    let refused = |reason: String| refused_by(at, reason);
+    let to = header(response, "location").unwrap_or_default();
+    let to = match to {
+        _ if to.starts_with("https://") || to.starts_with("http://") => to.to_owned(),
+        _ if to.starts_with('/') && !to.starts_with("//") => format!("{}{to}", origin(at)),
+        _ => return Err(refused(format!("it redirects to `{}`", to.escape_debug()))),
+    };
+    match at.starts_with("https://") && !to.starts_with("https://") {
+        true => Err(refused("it redirects to an address without TLS".to_owned())),
+        false => Ok(Some(to)),
+    }
+}
+
+fn too_many_redirects(url: &str) -> Failure {
+    refused_by(url, format!("it redirects more than {MAX_REDIRECTS} times"))
 }
 
 fn refused(url: &str, status: u16) -> DataError {
@@ -335,17 +444,32 @@ fn refused(url: &str, status: u16) -> DataError {
 }
 
 /// What a request failed by.
-fn failed(error: ureq::Error) -> Failure {
+fn failed(url: &str, error: ureq::Error) -> Failure {
     let reason = error.to_string();
     match error {
         ureq::Error::HostNotFound
         | ureq::Error::ConnectionFailed
         | ureq::Error::Timeout(Timeout::Connect | Timeout::Resolve) => Failure::Absent(reason),
-        ureq::Error::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            Failure::Absent(reason)
-        }
-        _ => Failure::Lost(reason),
+        ureq::Error::Io(error) => match error.kind() {
+            io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::BrokenPipe
+            | io::ErrorKind::UnexpectedEof
+            | io::ErrorKind::TimedOut
+            | io::ErrorKind::WouldBlock
+            | io::ErrorKind::Interrupted => Failure::Lost(reason),
+            // TLS speaks through errors of this kind: a certificate will not change.
+            io::ErrorKind::InvalidData => refused_by(url, reason),
+            // No route, a refused connection, a name that the resolver does not know.
+            _ => Failure::Absent(reason),
+        },
+        ureq::Error::Timeout(_) | ureq::Error::Protocol(_) => Failure::Lost(reason),
+        _ => refused_by(url, reason),
     }
+}
+
+fn refused_by(url: &str, reason: String) -> Failure {
+    Failure::Refused(DataError::Hub { url: url.to_owned(), reason })
 }
 
 fn lost(error: impl std::fmt::Display) -> Failure {
@@ -367,10 +491,10 @@ fn header<'a>(response: &'a Response<Body>, name: &str) -> Option<&'a str> {
     response.headers().get(name)?.to_str().ok()
 }
 
-/// Scheme and host of `url`.
+/// Scheme, host and port of `url`, as written: another spelling counts as another origin.
 fn origin(url: &str) -> &str {
     let host = url.find("://").map_or(0, |at| at + 3);
-    &url[..url[host..].find('/').map_or(url.len(), |at| host + at)]
+    &url[..url[host..].find(['/', '?', '#', '\\']).map_or(url.len(), |at| host + at)]
 }
 
 #[cfg(test)]
@@ -381,6 +505,8 @@ mod tests {
     fn an_origin_ends_before_the_path() {
         assert_eq!(origin("http://127.0.0.1:80/a/b"), "http://127.0.0.1:80");
         assert_eq!(origin("https://host"), "https://host");
+        assert_eq!(origin("https://host?@b/c"), "https://host");
+        assert_eq!(origin("https://host@b/c"), "https://host@b");
     }
 
     #[test]

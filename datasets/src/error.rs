@@ -5,7 +5,7 @@
 //! (`data.sequence_length`).
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// An error in the data, in a setting that describes it, or in the thread that reads it.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +55,20 @@ pub enum DataError {
         /// Number of ids that are allowed.
         vocab_size: usize,
     },
+    /// A token file that became shorter while it was in use.
+    #[error("token file `{}` became shorter while it was in use: it has {found} bytes, and {expected} when it was opened; the {length} bytes at offset {offset} cannot be read; write another file beside it instead, and resume", path.display())]
+    ShortenedTokenFile {
+        /// The file.
+        path: PathBuf,
+        /// Its size now.
+        found: u64,
+        /// Its size when it was opened.
+        expected: u64,
+        /// Where in the file was to be read.
+        offset: u64,
+        /// How many bytes were to be read there.
+        length: usize,
+    },
     /// There is nothing in a file, a folder or a text.
     #[error(
         "{what} is empty; it must hold at least one sequence of tokens: give it more data, or a larger share in data.splits"
@@ -102,6 +116,12 @@ pub enum DataError {
         path: PathBuf,
         /// Offset of the first byte that is not part of a valid character.
         offset: usize,
+    },
+    /// A text that changed between two readings of it.
+    #[error("{what} changed while it was read; start the run again when nothing writes to it")]
+    ChangedText {
+        /// The files.
+        what: String,
     },
     /// A line of a `.jsonl` file is not an object with the fields asked for.
     #[error("`{}` line {line}: {reason}; each line must be a JSON object with the fields that data.text_field and data.label_field name", path.display())]
@@ -253,8 +273,10 @@ pub enum DataError {
         reason: String,
     },
     /// A tokenizer could not be trained, run or rendered.
-    #[error("tokenizer failed while {doing}: {reason}")]
+    #[error("{} failed while {doing}: {reason}{}", named_tokenizer(path.as_deref()), if path.is_some() { "; fetch its files again, or set data.tokenizer to another one" } else { "" })]
     Tokenizer {
+        /// The file or folder that it was loaded from; `None` for a trained one.
+        path: Option<PathBuf>,
         /// The step that failed.
         doing: &'static str,
         /// What the library said.
@@ -402,5 +424,13 @@ impl DataError {
     pub(crate) fn unwritable(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |cause| Self::Unwritable { path, cause }
+    }
+}
+
+/// What a message calls a tokenizer.
+fn named_tokenizer(path: Option<&Path>) -> String {
+    match path {
+        Some(path) => format!("tokenizer `{}`", path.display()),
+        None => "the trained tokenizer".to_owned(),
     }
 }

@@ -121,6 +121,12 @@ impl HubSettings {
     }
 }
 
+/// Files that a repository may list, at most.
+const MAX_FILES: usize = 100_000;
+
+/// Bytes of a file's name in a repository, at most.
+const MAX_NAME: usize = 1024;
+
 /// Files of a repository that lie in the cache.
 #[derive(Debug)]
 struct Snapshot {
@@ -240,6 +246,14 @@ impl Hub {
             name.split(['/', '\\']).any(|part| part.is_empty() || part == "." || part == "..")
         };
         let mut names = info.siblings.iter().map(|sibling| sibling.rfilename.as_str());
+        if info.siblings.len() > MAX_FILES {
+            let files = info.siblings.len();
+            return Err(wrong(format!("it lists {files} files, more than {MAX_FILES}")));
+        }
+        if let Some(name) = names.clone().find(|name| name.len() > MAX_NAME) {
+            let bytes = name.len();
+            return Err(wrong(format!("it lists a name of {bytes} bytes, more than {MAX_NAME}")));
+        }
         match names.find(|name| leads_out(name)) {
             Some(name) => Err(wrong(format!("it lists a file `{name}`"))),
             None if info.sha.is_empty() || !info.sha.chars().all(char::is_alphanumeric) => {

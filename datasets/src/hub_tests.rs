@@ -142,6 +142,71 @@ fn a_server_that_stays_broken_is_given_up() {
 }
 
 #[test]
+fn a_download_stops_at_the_announced_size() {
+    let contents = contents(20_000);
+    let (server, client) = serve(&contents, Fault::Endless);
+    let files = client.train().unwrap();
+    assert!(fs::read(&files[0]).unwrap() == contents);
+    assert_eq!(server.transfers(), 1);
+    assert!(!client.cached().iter().any(|file| file.ends_with(".part")));
+}
+
+#[test]
+fn what_will_not_change_is_refused_at_once_and_leaves_nothing() {
+    for (fault, reason, transfers) in [
+        (Fault::Encoded, "content encoding gzip, or a body", 1),
+        (Fault::Status(403, usize::MAX), "access is refused", 1),
+        (Fault::Status(410, usize::MAX), "status 410", 1),
+        (Fault::Status(501, usize::MAX), "status 501", 1),
+        (Fault::Ring, "redirects more than 5 times", 5),
+    ] {
+        let (server, client) = serve(&contents(20_000), fault);
+        let message = client.train().unwrap_err().to_string();
+        assert!(message.contains(reason), "{fault:?}: {message}");
+        assert_eq!(server.transfers(), transfers, "{fault:?}");
+        let left = client.cached();
+        assert!(left.iter().all(|file| file.ends_with(".lock")), "{fault:?}: {left:?}");
+    }
+}
+
+#[test]
+fn a_name_without_address_is_given_up_soon() {
+    let client = Client::new("http://no-such-host.invalid");
+    let message = client.train().unwrap_err().to_string();
+    assert!(message.contains("no-such-host.invalid"), "{message}");
+}
+
+#[test]
+fn the_token_stays_at_the_port_it_was_given_for() {
+    let large = contents(2000);
+    let (server, mut client) = serve(&large, Fault::None);
+    server.require("secret");
+    client.settings.token = Some(HubToken::new("secret"));
+    // The same host at another port; it ends connections that show a token.
+    let (storage, _other) = serve(&large, Fault::None);
+    server.store_at(&storage.endpoint);
+    assert!(fs::read(&client.train().unwrap()[0]).unwrap() == large);
+    assert_eq!((server.transfers(), storage.transfers()), (0, 1));
+}
+
+#[test]
+fn listings_are_bounded() {
+    let long = "x".repeat(2000) + ".csv";
+    let many: Vec<String> = (0..100_001).map(|at| format!("{at}.csv")).collect();
+    let many: Vec<(&str, &[u8])> = many.iter().map(|name| (name.as_str(), &b"x"[..])).collect();
+    for (files, reason) in [
+        (&[(long.as_str(), &b"x"[..])][..], "a name of 2004 bytes, more than 1024"),
+        (&many, "it lists 100001 files, more than 100000"),
+    ] {
+        let server = Loopback::dataset(ID, files, Fault::None);
+        let mut client = Client::new(&server.endpoint);
+        client.settings.patience.stall = Duration::from_secs(60);
+        let message = client.train().unwrap_err().to_string();
+        assert!(message.contains(reason), "{message}");
+    }
+}
+
+#[test]
 fn offline_the_cache_alone_answers() {
     let contents = contents(2000);
     let (server, mut client) = serve(&contents, Fault::None);

@@ -1,6 +1,6 @@
 //! How documents become one stream of tokens.
 
-use crate::{DataError, Tokenizer};
+use crate::Tokenizer;
 
 /// What stands between the documents of a split. Reported figures depend on it: the perplexity on
 /// WikiText-2, for one, is that of [`Join::BlankLine`].
@@ -16,31 +16,12 @@ pub enum Join {
 }
 
 impl Join {
-    /// The documents as they are tokenized.
-    pub(crate) fn prepare(self, mut documents: Vec<String>) -> Vec<String> {
+    /// The id that stands between documents.
+    pub(crate) fn separator(self, tokenizer: &Tokenizer) -> Option<u32> {
         match self {
-            Self::BlankLine => vec![documents.join("\n\n")],
-            Self::EndOfText | Self::Nothing => {
-                documents.retain(|document| !document.is_empty());
-                documents
-            }
+            Self::EndOfText => tokenizer.end_of_text(),
+            Self::BlankLine | Self::Nothing => None,
         }
-    }
-
-    /// The tokens of documents that were prepared, and perhaps divided since.
-    ///
-    /// # Errors
-    /// Those of [`Tokenizer::encode`].
-    pub(crate) fn encode(
-        self,
-        tokenizer: &Tokenizer,
-        documents: &[&str],
-    ) -> Result<Vec<u32>, DataError> {
-        let encoded = tokenizer.encode_each(documents)?;
-        Ok(match (self, tokenizer.end_of_text()) {
-            (Self::EndOfText, Some(id)) => encoded.join(&id),
-            _ => encoded.concat(),
-        })
     }
 }
 
@@ -49,24 +30,30 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::documents::Documents;
+    use crate::encoder::encode_range;
     use crate::{END_OF_TEXT, TEXT_FIELD, read_documents};
 
-    #[test]
-    fn each_kind_keeps_its_documents() {
-        let documents = || ["a", "", "b"].map(str::to_owned).to_vec();
-        assert_eq!(Join::EndOfText.prepare(documents()), ["a", "b"]);
-        assert_eq!(Join::Nothing.prepare(documents()), ["a", "b"]);
-        assert_eq!(Join::BlankLine.prepare(documents()), ["a\n\n\n\nb"]);
+    fn join(join: Join, tokenizer: &Tokenizer, documents: &[String]) -> Vec<u32> {
+        let source = Documents::Memory { documents, join };
+        let survey = source.survey(0).unwrap();
+        let mut ids = Vec::new();
+        let mut take = |tokens: &[u32]| {
+            ids.extend_from_slice(tokens);
+            Ok(())
+        };
+        encode_range(tokenizer, source, &survey, 0..usize::MAX, &mut take).unwrap();
+        ids
     }
 
     #[test]
     fn each_kind_separates_in_its_own_way() {
         let tokenizer = Tokenizer::train(&["x"], 257).unwrap();
         let encode = |text: &str| tokenizer.encode(text).unwrap();
-        let joined = |join: Join| join.encode(&tokenizer, &["a", "b"]).unwrap();
+        let joined = |kind| join(kind, &tokenizer, &["a", "", "b"].map(str::to_owned));
         assert_eq!(joined(Join::EndOfText), encode(&format!("a{END_OF_TEXT}b")));
         assert_eq!(joined(Join::Nothing), encode("ab"));
-        assert_eq!(joined(Join::BlankLine), encode("ab"));
+        assert_eq!(joined(Join::BlankLine), encode("a\n\n\n\nb"));
     }
 
     /// Known counts of the raw WikiText-2 test split with GPT-2's tokenizer, where both are beside
@@ -83,13 +70,11 @@ mod tests {
         let rows = read_documents(&text, TEXT_FIELD).unwrap();
         assert_eq!(rows.len(), 4358);
         let tokenizer = Tokenizer::load(&gpt2).unwrap();
-        let documents = Join::BlankLine.prepare(rows);
-        let documents: Vec<&str> = documents.iter().map(String::as_str).collect();
-        let whole = tokenizer.encode(documents[0]).unwrap();
+        let whole = tokenizer.encode(&rows.join("\n\n")).unwrap();
         assert_eq!(whole.len(), 287_644);
         for threads in [1, 3] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            let ids = pool.install(|| Join::BlankLine.encode(&tokenizer, &documents)).unwrap();
+            let ids = pool.install(|| join(Join::BlankLine, &tokenizer, &rows));
             assert!(ids == whole);
         }
     }

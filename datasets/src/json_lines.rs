@@ -1,25 +1,39 @@
 //! `.jsonl` files: one JSON object a line, blank lines passed over.
 
+use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 
 use serde_json::Value;
 
 use crate::DataError;
 use crate::records::{Cell, Row, Visit, listed};
-use crate::text::read_utf8;
+use crate::text::check_regular;
 
 /// See [`crate::records::read_rows`]. Places are lines.
 pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: Visit<'_>) -> Result<(), DataError> {
-    for (index, line) in read_utf8(path)?.lines().enumerate() {
+    check_regular(path)?;
+    let file = File::open(path).map_err(DataError::unreadable(path))?;
+    let (mut file, mut bytes, mut offset) = (BufReader::new(file), Vec::new(), 0);
+    for number in 1.. {
+        bytes.clear();
+        let read = file.read_until(b'\n', &mut bytes).map_err(DataError::unreadable(path))?;
+        if read == 0 {
+            break;
+        }
+        let line = std::str::from_utf8(&bytes).map_err(|error| DataError::NotUtf8 {
+            path: path.to_owned(),
+            offset: offset + error.valid_up_to(),
+        })?;
+        let line = if offset == 0 { line.strip_prefix('\u{feff}').unwrap_or(line) } else { line };
+        offset += read;
         if line.trim().is_empty() {
             continue;
         }
-        let cells = cells(line, columns).map_err(|reason| DataError::JsonLine {
-            path: path.to_owned(),
-            line: index + 1,
-            reason,
+        let cells = cells(line.trim_end_matches(['\n', '\r']), columns).map_err(|reason| {
+            DataError::JsonLine { path: path.to_owned(), line: number, reason }
         })?;
-        visit(Row { path, place: ("line", index + 1), columns, cells })?;
+        visit(Row { path, place: ("line", number), columns, cells })?;
     }
     Ok(())
 }

@@ -40,7 +40,7 @@ impl LabelledTexts {
         }
         let documents: Vec<&str> = texts.iter().map(|text| text.text.as_str()).collect();
         let encoded: Vec<Vec<u32>> = match cache {
-            Some(cache) => cache.documents(tokenizer, &documents)?.into_vecs(),
+            Some(cache) => cache.documents(tokenizer, &documents)?.into_vecs()?,
             None => tokenizer.encode_each(&documents)?,
         };
         let (mut tokens, mut ends, mut truncated) = (Vec::new(), Vec::new(), 0);

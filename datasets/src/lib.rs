@@ -22,16 +22,20 @@
 
 mod batch;
 mod budget_sampler;
+mod cache_entries;
 mod chunks;
 mod content_hash;
 mod corpus;
 mod csv;
+mod documents;
 mod download;
 mod draws;
+mod encoder;
 mod error;
 mod evaluation;
 mod folder;
 mod format;
+mod guard;
 mod hub;
 mod hub_token;
 mod join;
@@ -57,6 +61,7 @@ mod wanted;
 
 pub use batch::{Collate, IGNORE_INDEX, MicroBatch};
 pub use budget_sampler::{BudgetSampler, EpochPosition, RaggedBatch};
+pub use cache_entries::{CacheEntry, CacheLimits};
 pub use corpus::{Content, Corpus, DataSource, TokenizerChoice, open};
 pub use download::Patience;
 pub use error::DataError;
@@ -80,7 +85,11 @@ pub use tokenizer::{END_OF_TEXT, Tokenizer};
 pub use tokens::{TokenFile, TokenWidth};
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod hub_tests;
+#[cfg(test)]
+mod large_text;
 #[cfg(test)]
 mod loopback;
 #[cfg(test)]

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
+use crate::guard::panic_message;
 use crate::{BudgetSampler, Collate, DataError, DistributedSampler, EpochPosition, Position};
 
 /// An endless stream of micro-batches as lists of samples, with a place to go back to.
@@ -247,12 +248,6 @@ fn prefetch<D: Collate, S: DrawBatches>(
             return;
         }
     }
-}
-
-fn panic_message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "(no message)".to_owned())
 }
 
 #[cfg(test)]

@@ -35,6 +35,12 @@ pub(crate) enum Fault {
     IgnoreRange(usize),
     /// The first connections are answered with a status.
     Status(u16, usize),
+    /// More comes than was announced.
+    Endless,
+    /// Contents come with a content encoding.
+    Encoded,
+    /// The storage redirects to itself.
+    Ring,
 }
 
 /// What a repository is listed with, by its address: `datasets/owner/name` or `models/owner/name`.
@@ -44,6 +50,8 @@ struct State {
     repos: Repos,
     fault: Fault,
     token: Option<String>,
+    /// Where the storage is, if it is elsewhere.
+    storage: Option<String>,
     /// Connections that asked for contents.
     transfers: usize,
     requests: Vec<String>,
@@ -65,7 +73,8 @@ impl Loopback {
     pub(crate) fn serve(repos: Repos, fault: Fault) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
-        let state = State { repos, fault, token: None, transfers: 0, requests: Vec::new() };
+        let state =
+            State { repos, fault, token: None, storage: None, transfers: 0, requests: Vec::new() };
         let state = Arc::new(Mutex::new(state));
         let shared = Arc::clone(&state);
         thread::spawn(move || {
@@ -87,6 +96,11 @@ impl Loopback {
     /// Refuses whoever does not show `token`.
     pub(crate) fn require(&self, token: &str) {
         self.state.lock().unwrap().token = Some(token.to_owned());
+    }
+
+    /// Keeps large files at another endpoint.
+    pub(crate) fn store_at(&self, endpoint: &str) {
+        self.state.lock().unwrap().storage = Some(endpoint.to_owned());
     }
 
     pub(crate) fn transfers(&self) -> usize {
@@ -136,6 +150,7 @@ fn answer(mut stream: TcpStream, state: &Mutex<State>) -> Option<()> {
         return send(&mut stream, "401 Unauthorized", &[], b"");
     }
     let found = route(&state.repos, &path);
+    let storage = state.storage.clone();
     drop(state);
     match found {
         Some(Found::Listing(json)) => send(&mut stream, "200 OK", &[], json.as_bytes()),
@@ -147,8 +162,9 @@ fn answer(mut stream: TcpStream, state: &Mutex<State>) -> Option<()> {
             let digest = sha256(&bytes);
             // By another name, as the Hub's storage has: credentials must not go there.
             let port = stream.local_addr().ok()?.port();
+            let storage = storage.unwrap_or_else(|| format!("http://localhost:{port}"));
             let headers = [
-                ("Location", format!("http://localhost:{port}/storage/{digest}")),
+                ("Location", format!("{storage}/storage/{digest}")),
                 ("X-Linked-Etag", format!("\"{digest}\"")),
                 ("X-Linked-Size", bytes.len().to_string()),
                 commit(),
@@ -214,6 +230,19 @@ fn send_faulty(
             let whole = Request { path: String::new(), range: None, authorization: None };
             let sent = if transfer <= times { middle } else { contents.len() };
             return send_part(stream, &whole, &contents, sent, false);
+        }
+        Fault::Encoded => {
+            let encoding = ("Content-Encoding", "gzip".to_owned());
+            return send_range(stream, request, &contents, &[encoding]);
+        }
+        Fault::Ring => {
+            let digest = sha256(&contents);
+            let location = ("Location", format!("/storage/{digest}"));
+            return send(stream, "302 Found", &[location], b"");
+        }
+        Fault::Endless => {
+            contents.resize(contents.len() + (4 << 20), 0);
+            return send(stream, "200 OK", &[], &contents);
         }
         Fault::DropEvery(bytes) => return send_part(stream, request, &contents, bytes, false),
         Fault::Stall(times) if transfer <= times => {

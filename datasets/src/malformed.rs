@@ -9,6 +9,17 @@ use crate::*;
 const BYTE_LEVEL: &str = r#"{"version": "1.0", "added_tokens": [], "model": {"type": "BPE",
     "vocab": {"a": 0}, "merges": ["a b"]}}"#;
 
+const CONTINUING_PREFIX: &str = r#"{"version": "1.0", "added_tokens": [], "model": {"type": "BPE",
+    "continuing_subword_prefix": "@@@@", "vocab": {"a": 0, "b": 1}, "merges": ["a b"]}}"#;
+
+/// A tokenizer of whole words with `more` fields; what `more` asks for is sound JSON.
+fn words(more: &str) -> String {
+    format!(
+        r#"{{"version": "1.0", "added_tokens": [], {more}, "model": {{"type": "WordLevel",
+        "unk_token": "?", "vocab": {{"?": 0, "a": 1}}}}}}"#
+    )
+}
+
 /// Writes `contents` to `name` in a folder that lives as long as the test.
 struct Folder(tempfile::TempDir);
 
@@ -131,6 +142,16 @@ fn tokenizer_cases(folder: &Folder) -> Vec<(DataSource, &'static str)> {
         (file("model.json", r#"{"version": "1.0", "model": {"type": "?"}}"#), "cannot be loaded"),
         (file("future.json", r#"{"version": "9.0", "model": {}}"#), "cannot be loaded"),
         (file("merge.json", BYTE_LEVEL), "cannot be loaded"),
+        // The library panics at each of these: while it loads, and while it encodes.
+        (
+            file("decoder.json", r#"{"version": "1.0", "decoder": {"type": "ByteLevel", "tr"#),
+            "JSON",
+        ),
+        (file("prefix.json", CONTINUING_PREFIX), "prefix.json` cannot be loaded: its parts"),
+        (
+            file("length.json", &words(r#""pre_tokenizer": {"type": "FixedLength", "length": 0}"#)),
+            "length.json` failed while encoding: its parts contradict each other",
+        ),
         (pair("list", "[]", b""), "not a map of tokens to ids"),
         (pair("negative", r#"{"a": -1}"#, b""), "not a map of tokens to ids"),
         (pair("one", r#"{"a": 0}"#, b"#version: 0.2\na\n"), "merges.txt line 2"),
@@ -194,6 +215,28 @@ fn every_case_is_an_error_that_says_why() {
         }
     }
     assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), cases.len(), wrong.join("\n"));
+}
+
+#[test]
+fn a_tokenizer_that_panics_while_it_decodes_is_named() {
+    let folder = Folder(tempfile::tempdir().unwrap());
+    let strip = r#""decoder": {"type": "Strip", "content": "a", "start": 5, "stop": 5}"#;
+    let tokenizer = Tokenizer::load(&folder.file("strip.json", words(strip))).unwrap();
+    let message = tokenizer.decode(&[1], false).unwrap_err().to_string();
+    assert!(message.contains("strip.json` failed while decoding"), "{message}");
+}
+
+/// What a library panics at while an error is on its way must not reach the user's terminal: the
+/// cases above run in a process of their own, whose standard error stays empty.
+#[test]
+fn panics_of_libraries_are_not_printed() {
+    let tests = std::env::current_exe().unwrap();
+    let mut command = std::process::Command::new(tests);
+    let cases = ["every_case_is_an_error", "panics_while_it_decodes", "damaged_tables"];
+    command.args(cases).args(["--nocapture", "--test-threads", "1"]);
+    let output = command.output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && errors.is_empty(), "{errors}");
 }
 
 #[test]

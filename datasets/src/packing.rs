@@ -16,8 +16,8 @@ use crate::{DataError, TokenFile};
 /// Where tokens lie.
 #[derive(Debug)]
 pub enum TokenStream {
-    /// In a file that is mapped.
-    Mapped(TokenFile),
+    /// In a file that is read as needed.
+    File(TokenFile),
     /// In memory. Ids must be below 2^31.
     Owned(Vec<u32>),
 }
@@ -26,7 +26,7 @@ impl TokenStream {
     /// Number of tokens.
     pub fn len(&self) -> usize {
         match self {
-            Self::Mapped(file) => file.len(),
+            Self::File(file) => file.len(),
             Self::Owned(tokens) => tokens.len(),
         }
     }
@@ -38,22 +38,26 @@ impl TokenStream {
 
     /// The tokens at `range`.
     ///
+    /// # Errors
+    /// Those of [`TokenFile::tokens`].
+    ///
     /// # Panics
     /// If `range` ends beyond [`TokenStream::len`], as slices do.
-    pub fn tokens(&self, range: Range<usize>) -> Vec<u32> {
+    pub fn tokens(&self, range: Range<usize>) -> Result<Vec<u32>, DataError> {
         match self {
-            Self::Mapped(file) => file.tokens(range).collect(),
-            Self::Owned(tokens) => tokens[range].to_vec(),
+            Self::File(file) => file.tokens(range),
+            Self::Owned(tokens) => Ok(tokens[range].to_vec()),
         }
     }
 
     /// Appends the tokens at `range` to `out`.
-    fn extend_into(&self, range: Range<usize>, out: &mut Vec<i32>) {
+    fn extend_into(&self, range: Range<usize>, out: &mut Vec<i32>) -> Result<(), DataError> {
         // Both kinds hold ids below 2^31, so the cast keeps them.
         match self {
-            Self::Mapped(file) => out.extend(file.tokens(range).map(|id| id as i32)),
+            Self::File(file) => out.extend(file.tokens(range)?.into_iter().map(|id| id as i32)),
             Self::Owned(tokens) => out.extend(tokens[range].iter().map(|&id| id as i32)),
         }
+        Ok(())
     }
 }
 
@@ -162,18 +166,21 @@ impl Sequences {
 
     /// Sequence `index`.
     ///
+    /// # Errors
+    /// Those of [`TokenFile::tokens`].
+    ///
     /// # Panics
     /// If `index` is not below [`Sequences::len`], as slices do.
-    pub fn get(&self, index: usize) -> Vec<i32> {
+    pub fn get(&self, index: usize) -> Result<Vec<i32>, DataError> {
         let mut tokens = Vec::with_capacity(self.sequence_length());
-        self.extend_into(index, &mut tokens);
-        tokens
+        self.extend_into(index, &mut tokens)?;
+        Ok(tokens)
     }
 
     /// Appends sequence `index` to `out`.
-    pub(crate) fn extend_into(&self, index: usize, out: &mut Vec<i32>) {
+    pub(crate) fn extend_into(&self, index: usize, out: &mut Vec<i32>) -> Result<(), DataError> {
         assert!(index < self.len(), "sequence {index} of {}", self.len());
-        self.stream.extend_into(self.range(index), out);
+        self.stream.extend_into(self.range(index), out)
     }
 
     /// Parts of this view by share, cut between sequences: train first, then eval, then test.
@@ -218,11 +225,11 @@ mod tests {
     fn the_rest_is_dropped_or_kept() {
         let dropped = pack(11, 4, Remainder::Drop);
         assert_eq!((dropped.len(), dropped.num_tokens()), (2, 8));
-        assert_eq!(dropped.get(1), [4, 5, 6, 7]);
+        assert_eq!(dropped.get(1).unwrap(), [4, 5, 6, 7]);
 
         let kept = pack(11, 4, Remainder::Keep);
         assert_eq!((kept.len(), kept.num_tokens()), (3, 11));
-        assert_eq!(kept.get(2), [8, 9, 10]);
+        assert_eq!(kept.get(2).unwrap(), [8, 9, 10]);
     }
 
     #[test]
@@ -233,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_short_stream_is_one_short_sequence_where_the_rest_is_kept() {
-        assert_eq!(pack(3, 8, Remainder::Keep).get(0), [0, 1, 2]);
+        assert_eq!(pack(3, 8, Remainder::Keep).get(0).unwrap(), [0, 1, 2]);
     }
 
     #[test]
@@ -243,8 +250,8 @@ mod tests {
         let [train, eval, test] = all.split(fractions, "stream").unwrap();
         let (train, eval, test) = (train.unwrap(), eval.unwrap(), test.unwrap());
         assert_eq!((train.len(), eval.len(), test.len()), (8, 1, 1));
-        assert_eq!(eval.get(0), all.get(8));
-        assert_eq!(test.get(0), all.get(9));
+        assert_eq!(eval.get(0).unwrap(), all.get(8).unwrap());
+        assert_eq!(test.get(0).unwrap(), all.get(9).unwrap());
         assert!(Arc::ptr_eq(&train.stream, &test.stream));
     }
 
@@ -253,8 +260,8 @@ mod tests {
         let all = pack(10, 4, Remainder::Keep);
         let fractions = Fractions { train: 0.5, eval: 0.5, test: 0.0 };
         let [train, eval, test] = all.split(fractions, "stream").unwrap();
-        assert_eq!(train.unwrap().get(0), [0, 1, 2, 3]);
-        assert_eq!(eval.unwrap().get(1), [8, 9]);
+        assert_eq!(train.unwrap().get(0).unwrap(), [0, 1, 2, 3]);
+        assert_eq!(eval.unwrap().get(1).unwrap(), [8, 9]);
         assert!(test.is_none());
     }
 
@@ -268,7 +275,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "sequence 2 of 2")]
     fn an_index_outside_is_the_programmers_mistake() {
-        pack(8, 4, Remainder::Drop).get(2);
+        pack(8, 4, Remainder::Drop).get(2).unwrap();
     }
 
     proptest! {
@@ -281,7 +288,7 @@ mod tests {
                 prop_assert!(!keep && (len as usize) < length);
                 return Ok(());
             };
-            let joined: Vec<i32> = (0..sequences.len()).flat_map(|i| sequences.get(i)).collect();
+            let joined: Vec<i32> = (0..sequences.len()).flat_map(|i| sequences.get(i).unwrap()).collect();
             prop_assert_eq!(joined.len(), sequences.num_tokens());
             prop_assert!(joined.iter().copied().eq(0..joined.len() as i32));
             let lost = len as usize - joined.len();

@@ -6,16 +6,17 @@
 //! damaged one.
 
 use std::fs::File;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
 use ::parquet::errors::ParquetError;
 use ::parquet::file::reader::{FileReader, SerializedFileReader};
+use ::parquet::record::reader::RowIter;
 use ::parquet::record::{Field, Row as Record};
 use ::parquet::schema::types::Type;
 
 use crate::DataError;
+use crate::guard::guarded;
 use crate::records::{Cell, Row, Visit, no_column};
 use crate::text::check_regular;
 
@@ -23,12 +24,19 @@ use crate::text::check_regular;
 pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: Visit<'_>) -> Result<(), DataError> {
     check_regular(path)?;
     let file = File::open(path).map_err(DataError::unreadable(path))?;
-    // What a panic may have left half done is the reader, which ends here.
-    let read = AssertUnwindSafe(|| read_file(file, path, columns, visit));
-    catch_unwind(read).unwrap_or_else(|_| Err(invalid(path, "its parts contradict each other")))
+    let contradiction = |_| invalid(path, "its parts contradict each other");
+    let mut records = guarded(|| open(file, path, columns)).map_err(contradiction)??;
+    for number in 1.. {
+        // The library alone is guarded: a panic of `visit` is none of the file's.
+        let Some(record) = guarded(|| records.next()).map_err(contradiction)? else { break };
+        let cells = cells(record.map_err(|error| invalid(path, &error.to_string()))?);
+        visit(Row { path, place: ("row", number), columns, cells })?;
+    }
+    Ok(())
 }
 
-fn read_file(file: File, path: &Path, columns: &[&str], visit: Visit<'_>) -> Result<(), DataError> {
+/// The records of `file`, of which only `columns` are decoded.
+fn open(file: File, path: &Path, columns: &[&str]) -> Result<RowIter<'static>, DataError> {
     let invalid = |error: ParquetError| invalid(path, &error.to_string());
     let reader = SerializedFileReader::new(file).map_err(invalid)?;
     let schema = reader.metadata().file_metadata().schema();
@@ -39,12 +47,8 @@ fn read_file(file: File, path: &Path, columns: &[&str], visit: Visit<'_>) -> Res
     });
     let fields = fields.collect::<Result<Vec<_>, _>>()?;
     let projection = Type::group_type_builder(schema.name()).with_fields(fields).build();
-    let records = reader.get_row_iter(Some(projection.map_err(invalid)?)).map_err(invalid)?;
-    for (index, record) in records.enumerate() {
-        let cells = cells(record.map_err(invalid)?);
-        visit(Row { path, place: ("row", index + 1), columns, cells })?;
-    }
-    Ok(())
+    let projection = projection.map_err(invalid)?;
+    RowIter::from_file_into(Box::new(reader)).project(Some(projection)).map_err(invalid)
 }
 
 fn invalid(path: &Path, reason: &str) -> DataError {

@@ -7,11 +7,16 @@
 //! start of a file is not part of its text.
 
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use crate::DataError;
+use crate::documents::{Piece, Take};
 use crate::format::Format;
 use crate::records::read_rows;
+
+/// Bytes of a file that are in memory at a time.
+const PIECE_BYTES: usize = 1 << 20;
 
 /// The field of a row that holds the text, unless another is named.
 pub const TEXT_FIELD: &str = "text";
@@ -22,20 +27,41 @@ pub const TEXT_FIELD: &str = "text";
 /// # Errors
 /// A path that cannot be read, has no text, is not UTF-8 or a damaged table; see [`DataError`].
 pub fn read_documents(path: &Path, field: &str) -> Result<Vec<String>, DataError> {
-    let mut documents = Vec::new();
+    let (mut documents, mut document) = (Vec::new(), String::new());
+    visit_documents(path, field, &mut |piece| {
+        match piece {
+            Piece::Text(text) => document.push_str(text),
+            Piece::End => documents.push(std::mem::take(&mut document)),
+        }
+        Ok(())
+    })?;
+    Ok(documents)
+}
+
+/// Gives the documents that [`read_documents`] reads to `take`, piece by piece.
+///
+/// # Errors
+/// Those of [`read_documents`], and those of `take`.
+pub(crate) fn visit_documents(path: &Path, field: &str, take: Take<'_>) -> Result<(), DataError> {
+    let mut is_empty = true;
+    let mut noted = |piece: Piece<'_>| {
+        is_empty &= matches!(piece, Piece::Text("") | Piece::End);
+        take(piece)
+    };
     for file in text_files(path)? {
         if Format::of(&file) == Some(Format::Plain) {
-            documents.push(read_utf8(&file)?);
+            visit_utf8(&file, &mut |text| noted(Piece::Text(text)))?;
+            noted(Piece::End)?;
             continue;
         }
         read_rows(&file, &[field], &mut |mut row| {
-            documents.push(row.text(0)?);
-            Ok(())
+            noted(Piece::Text(&row.text(0)?))?;
+            noted(Piece::End)
         })?;
     }
-    match documents.iter().all(String::is_empty) {
+    match is_empty {
         true => Err(DataError::Empty { what: format!("the text at `{}`", path.display()) }),
-        false => Ok(documents),
+        false => Ok(()),
     }
 }
 
@@ -69,10 +95,17 @@ pub fn text_files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
     }
 }
 
-/// The bytes of a regular file: a pipe or a device could keep its reader waiting for ever.
-pub(crate) fn read_regular(path: &Path) -> Result<Vec<u8>, DataError> {
+/// The bytes of a regular file of at most `limit` bytes.
+pub(crate) fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>, DataError> {
     check_regular(path)?;
-    fs::read(path).map_err(DataError::unreadable(path))
+    let mut bytes = Vec::new();
+    let file = fs::File::open(path).map_err(DataError::unreadable(path))?;
+    file.take(limit + 1).read_to_end(&mut bytes).map_err(DataError::unreadable(path))?;
+    if bytes.len() as u64 > limit {
+        let cause = std::io::Error::other(format!("it has more than {limit} bytes"));
+        return Err(DataError::unreadable(path)(cause));
+    }
+    Ok(bytes)
 }
 
 /// Refuses what is there and no regular file.
@@ -85,17 +118,35 @@ pub(crate) fn check_regular(path: &Path) -> Result<(), DataError> {
     Err(DataError::unreadable(path)(cause))
 }
 
-/// The text of a file, without its byte-order mark.
-pub(crate) fn read_utf8(path: &Path) -> Result<String, DataError> {
-    let bytes = read_regular(path)?;
-    let mut text = String::from_utf8(bytes).map_err(|error| DataError::NotUtf8 {
-        path: path.to_owned(),
-        offset: error.utf8_error().valid_up_to(),
-    })?;
-    if text.starts_with('\u{feff}') {
-        text.drain(..'\u{feff}'.len_utf8());
+/// Gives the text of a file to `take`, in pieces, without its byte-order mark.
+fn visit_utf8(
+    path: &Path,
+    take: &mut dyn FnMut(&str) -> Result<(), DataError>,
+) -> Result<(), DataError> {
+    check_regular(path)?;
+    let mut file = fs::File::open(path).map_err(DataError::unreadable(path))?;
+    let not_utf8 = |offset| DataError::NotUtf8 { path: path.to_owned(), offset };
+    let (mut bytes, mut offset) = (Vec::with_capacity(PIECE_BYTES + 4), 0);
+    loop {
+        let kept = bytes.len();
+        let read = (&mut file).take(PIECE_BYTES as u64).read_to_end(&mut bytes);
+        read.map_err(DataError::unreadable(path))?;
+        if bytes.len() == kept {
+            return if kept == 0 { Ok(()) } else { Err(not_utf8(offset)) };
+        }
+        let valid = match std::str::from_utf8(&bytes) {
+            Ok(text) => text.len(),
+            Err(error) if error.error_len().is_some() => {
+                return Err(not_utf8(offset + error.valid_up_to()));
+            }
+            // The rest of the character comes with the next piece.
+            Err(error) => error.valid_up_to(),
+        };
+        let text = std::str::from_utf8(&bytes[..valid]).unwrap_or_default();
+        take(if offset == 0 { text.strip_prefix('\u{feff}').unwrap_or(text) } else { text })?;
+        bytes.drain(..valid);
+        offset += valid;
     }
-    Ok(text)
 }
 
 #[cfg(test)]
@@ -155,6 +206,28 @@ mod tests {
             message.contains("a.jsonl` line 3: no field `text`, only [`content`]"),
             "{message}"
         );
+    }
+
+    #[test]
+    fn a_character_between_two_pieces_stays_whole() {
+        let text = "x".repeat(PIECE_BYTES - 1) + "\u{1f600}" + &"y".repeat(PIECE_BYTES);
+        let dir = folder(&[("a.txt", text.as_bytes())]);
+        assert!(read_documents(dir.path(), TEXT_FIELD).unwrap() == [text.as_str()]);
+        fs::write(dir.path().join("a.txt"), &text.as_bytes()[..PIECE_BYTES + 1]).unwrap();
+        let error = read_documents(dir.path(), TEXT_FIELD).unwrap_err();
+        let expected = PIECE_BYTES - 1;
+        assert!(
+            matches!(error, DataError::NotUtf8 { offset, .. } if offset == expected),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn small_files_are_bounded() {
+        let dir = folder(&[("a.json", b"12345")]);
+        assert_eq!(read_small(&dir.path().join("a.json"), 5).unwrap(), b"12345");
+        let message = read_small(&dir.path().join("a.json"), 4).unwrap_err().to_string();
+        assert!(message.contains("it has more than 4 bytes"), "{message}");
     }
 
     #[cfg(unix)]

@@ -3,9 +3,10 @@
 //! [`Tokenizer`] wraps the `tokenizers` library with the three things training needs: the same
 //! ids on every run whatever the number of threads, a vocabulary size that an embedding can trust,
 //! and the end-of-text token that separates documents. Truncation and padding that a tokenizer
-//! file asks for are switched off: a corpus is cut by [`crate::Packing`], never silently.
+//! file asks for are switched off: a corpus is cut by [`crate::Packing`], never silently. The library
+//! panics on some damaged files, while it loads them or later; each call of it is guarded.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
 use tokenizers::models::bpe::{BPE, BpeTrainer};
@@ -13,7 +14,8 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, PreTokenizerWrapper, TokenizerBuilder};
 
 use crate::DataError;
-use crate::chunks::{CHUNK_BYTES, cut_at_spaces};
+use crate::chunks::{CHUNK_BYTES, cut_at_spaces, cut_long_runs};
+use crate::guard::guarded;
 use crate::tokenizer_files::TokenizerFiles;
 
 /// The token between documents, as GPT-2 spells it.
@@ -23,12 +25,18 @@ pub const END_OF_TEXT: &str = "<|endoftext|>";
 const MIN_VOCAB_SIZE: usize = 257;
 
 /// Text used for training, at most: merges hardly change beyond, time and memory do.
-const TRAINING_BYTES: usize = 32 << 20;
+pub(crate) const TRAINING_BYTES: usize = 32 << 20;
+
+/// Longest run without a space that training sees whole. The trainer walks through a word once for
+/// each pair that it merges in it, so its time is quadratic in the length of a word.
+const TRAINING_RUN: usize = 256;
 
 /// A tokenizer and the files it is saved as.
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
+    /// Where it was loaded from, for errors.
+    path: Option<PathBuf>,
     end_of_text: Option<u32>,
     vocab_size: usize,
     cuts_at_spaces: bool,
@@ -54,12 +62,13 @@ impl Tokenizer {
                 reason: format!("its eos_token `{token}` is not in its vocabulary"),
             });
         }
-        Self::new(inner, eos.as_deref(), files)
+        Self::new(inner, eos.as_deref(), files, Some(path))
     }
 
     /// Trains a byte-level BPE with at most `vocab_size` entries, [`END_OF_TEXT`] at id 0.
     /// The same documents and size give the same tokenizer, byte for byte. Only the first 32 MiB
-    /// of text count; a small corpus may end with fewer entries than asked for.
+    /// of text count; a small corpus may end with fewer entries than asked for. Runs of more than
+    /// 256 bytes without a space are cut, so that time is bounded for text that has none.
     ///
     /// # Errors
     /// [`DataError::SmallVocabulary`] below 257.
@@ -79,41 +88,48 @@ impl Tokenizer {
         let chunks: Vec<&str> = documents
             .iter()
             .flat_map(|document| cut_at_spaces(document.as_ref(), CHUNK_BYTES))
+            .flat_map(|chunk| cut_long_runs(chunk, TRAINING_RUN))
             .take_while(|chunk| {
                 let taken = bytes < TRAINING_BYTES;
                 bytes += chunk.len();
                 taken
             })
             .collect();
-        let failed = failed("training");
-        let mut typed = TokenizerBuilder::new()
-            .with_model(BPE::default())
-            .with_normalizer(None::<tokenizers::NormalizerWrapper>)
-            .with_pre_tokenizer(Some(ByteLevel::new(false, true, true)))
-            .with_post_processor(Some(ByteLevel::new(true, false, true)))
-            .with_decoder(Some(ByteLevel::new(false, true, true)))
-            .build()
-            .map_err(&failed)?;
-        typed.train(&mut trainer, chunks.into_iter()).map_err(&failed)?;
-        // Through its file, so that a trained tokenizer and its saved copy are the same thing.
-        let json = typed.to_string(true).map_err(&failed)?;
-        let inner = tokenizers::Tokenizer::from_bytes(&json).map_err(&failed)?;
-        Self::new(inner, Some(END_OF_TEXT), TokenizerFiles::trained(json))
+        let train = || {
+            let mut typed = TokenizerBuilder::new()
+                .with_model(BPE::default())
+                .with_normalizer(None::<tokenizers::NormalizerWrapper>)
+                .with_pre_tokenizer(Some(ByteLevel::new(false, true, true)))
+                .with_post_processor(Some(ByteLevel::new(true, false, true)))
+                .with_decoder(Some(ByteLevel::new(false, true, true)))
+                .build()?;
+            typed.train(&mut trainer, chunks.into_iter())?;
+            // Through its file, so that a trained tokenizer and its saved copy are the same thing.
+            let json = typed.to_string(true)?;
+            Ok((tokenizers::Tokenizer::from_bytes(&json)?, json))
+        };
+        let (inner, json) = call(None, "training", train)?;
+        Self::new(inner, Some(END_OF_TEXT), TokenizerFiles::trained(json), None)
     }
 
     fn new(
         mut inner: tokenizers::Tokenizer,
         end_of_text: Option<&str>,
         files: TokenizerFiles,
+        path: Option<&Path>,
     ) -> Result<Self, DataError> {
-        inner.with_truncation(None).map_err(failed("switching truncation off"))?;
-        inner.with_padding(None);
-        let largest_id = inner.get_vocab(true).into_values().max();
+        let (largest_id, end_of_text) = call(path, "reading its vocabulary", || {
+            inner.with_truncation(None)?;
+            inner.with_padding(None);
+            let largest_id = inner.get_vocab(true).into_values().max();
+            Ok((largest_id, inner.token_to_id(end_of_text.unwrap_or(END_OF_TEXT))))
+        })?;
         Ok(Self {
-            end_of_text: inner.token_to_id(end_of_text.unwrap_or(END_OF_TEXT)),
+            end_of_text,
             vocab_size: largest_id.map_or(0, |id| id as usize + 1),
             cuts_at_spaces: cuts_at_spaces(&inner),
             inner,
+            path: path.map(Path::to_owned),
             files,
         })
     }
@@ -128,14 +144,18 @@ impl Tokenizer {
         self.end_of_text
     }
 
+    /// Whether text may be cut where [`cut_at_spaces`] cuts it.
+    pub(crate) fn cuts_at_spaces(&self) -> bool {
+        self.cuts_at_spaces
+    }
+
     /// The ids of `text`, without special tokens around it. Special tokens spelled out inside of
     /// the text become their ids.
     ///
     /// # Errors
     /// [`DataError::Tokenizer`] where the model has neither a token nor an unknown token for it.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
-        let encoding = self.inner.encode_fast(text, false).map_err(failed("encoding"))?;
-        Ok(encoding.get_ids().to_vec())
+        self.call("encoding", |inner| Ok(inner.encode_fast(text, false)?.get_ids().to_vec()))
     }
 
     /// The ids of all documents in order, with the end-of-text token between them.
@@ -181,9 +201,13 @@ impl Tokenizer {
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, DataError> {
         if let Some(id) = ids.iter().find(|&&id| id as usize >= self.vocab_size) {
             let reason = format!("id {id} is not below the vocabulary size {}", self.vocab_size);
-            return Err(DataError::Tokenizer { doing: "decoding", reason });
+            return Err(DataError::Tokenizer {
+                path: self.path.clone(),
+                doing: "decoding",
+                reason,
+            });
         }
-        self.inner.decode(ids, skip_special).map_err(failed("decoding"))
+        self.call("decoding", |inner| inner.decode(ids, skip_special))
     }
 
     /// What decides about ids, as JSON: the same for the same tokenizer, whatever files it was
@@ -192,7 +216,16 @@ impl Tokenizer {
     /// # Errors
     /// [`DataError::Tokenizer`] where the library cannot render it.
     pub(crate) fn definition(&self) -> Result<String, DataError> {
-        self.inner.to_string(false).map_err(failed("rendering it"))
+        self.call("rendering it", |inner| inner.to_string(false))
+    }
+
+    /// Calls the library.
+    fn call<T>(
+        &self,
+        doing: &'static str,
+        work: impl FnOnce(&tokenizers::Tokenizer) -> tokenizers::Result<T>,
+    ) -> Result<T, DataError> {
+        call(self.path.as_deref(), doing, || work(&self.inner))
     }
 
     /// Writes the files that `transformers.AutoTokenizer.from_pretrained` reads into `folder`,
@@ -203,7 +236,7 @@ impl Tokenizer {
     /// [`DataError::Unwritable`].
     pub fn save(&self, folder: &Path) -> Result<(), DataError> {
         let end_of_text = self.end_of_text.and_then(|id| self.inner.id_to_token(id));
-        self.files.write(&self.inner, end_of_text.as_deref(), folder)
+        self.files.write(&self.inner, self.path.as_deref(), end_of_text.as_deref(), folder)
     }
 }
 
@@ -223,8 +256,19 @@ fn cuts_at_spaces(tokenizer: &tokenizers::Tokenizer) -> bool {
         && tokenizer.get_added_tokens_decoder().values().all(is_one_word)
 }
 
-fn failed(doing: &'static str) -> impl Fn(tokenizers::Error) -> DataError {
-    move |error| DataError::Tokenizer { doing, reason: error.to_string() }
+/// Runs `work`, which calls the library. What the library refuses and what it panics at are errors that
+/// name the tokenizer.
+fn call<T>(
+    path: Option<&Path>,
+    doing: &'static str,
+    work: impl FnOnce() -> tokenizers::Result<T>,
+) -> Result<T, DataError> {
+    let reason = match guarded(work) {
+        Ok(Ok(done)) => return Ok(done),
+        Ok(Err(error)) => error.to_string().replace('\n', " "),
+        Err(panic) => format!("its parts contradict each other ({panic})"),
+    };
+    Err(DataError::Tokenizer { path: path.map(Path::to_owned), doing, reason })
 }
 
 #[cfg(test)]
@@ -291,6 +335,17 @@ mod tests {
         assert_eq!(tokenizer.decode(&ids, true).unwrap(), "abc");
         assert_eq!(tokenizer.decode(&ids[..3], false).unwrap(), "a<|endoftext|>b");
         assert!(tokenizer.decode(&[400], false).is_err());
+    }
+
+    /// Nothing is merged in a word that training has not seen whole.
+    #[test]
+    fn long_runs_are_cut_for_training() {
+        let digits: String = (0..2000).map(|at| char::from(b'0' + (at * at % 7) as u8)).collect();
+        let pieces: Vec<&str> = cut_long_runs(&digits, TRAINING_RUN).collect();
+        assert!(pieces.len() > 2 && pieces.iter().all(|piece| piece.len() <= TRAINING_RUN));
+        let saved =
+            |documents: &[&str]| Tokenizer::train(documents, 300).unwrap().definition().unwrap();
+        assert_eq!(saved(&[&digits]), saved(&pieces));
     }
 
     #[test]

@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 use tokenizers::ModelWrapper;
 
 use crate::DataError;
-use crate::text::read_regular;
+use crate::guard::guarded;
+use crate::text::read_small;
 use crate::tokenizer::END_OF_TEXT;
 
 const TOKENIZER: &str = "tokenizer.json";
@@ -22,6 +23,9 @@ const VOCAB: &str = "vocab.json";
 const MERGES: &str = "merges.txt";
 const NAMES: [&str; 6] = [TOKENIZER, CONFIG, SPECIAL_TOKENS, VOCAB, MERGES, "added_tokens.json"];
 
+/// Bytes of one of the files, at most: ten times those of the largest vocabularies.
+const MAX_BYTES: u64 = 256 << 20;
+
 /// File name to contents.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TokenizerFiles(BTreeMap<&'static str, Vec<u8>>);
@@ -29,7 +33,7 @@ pub(crate) struct TokenizerFiles(BTreeMap<&'static str, Vec<u8>>);
 impl TokenizerFiles {
     /// The tokenizer files in a folder, or the one file named.
     pub(crate) fn read(path: &Path) -> Result<Self, DataError> {
-        let read = read_regular;
+        let read = |path: &Path| read_small(path, MAX_BYTES);
         if !fs::metadata(path).map_err(DataError::unreadable(path))?.is_dir() {
             return Ok(Self(BTreeMap::from([(TOKENIZER, read(path)?)])));
         }
@@ -55,8 +59,8 @@ impl TokenizerFiles {
     /// The tokenizer in these files; `path` names them in errors.
     pub(crate) fn build(&self, path: &Path) -> Result<tokenizers::Tokenizer, DataError> {
         match (self.0.get(TOKENIZER), self.0.get(VOCAB), self.0.get(MERGES)) {
-            (Some(json), _, _) => tokenizers::Tokenizer::from_bytes(json)
-                .map_err(|error| invalid(path, error.to_string())),
+            (Some(json), _, _) if path.is_dir() => parse(json, &path.join(TOKENIZER), ""),
+            (Some(json), _, _) => parse(json, path, ""),
             (None, Some(vocab), Some(merges)) => build_gpt2(vocab, merges, path),
             _ => Err(DataError::NoTokenizer { path: path.to_owned() }),
         }
@@ -72,15 +76,17 @@ impl TokenizerFiles {
         Ok(token.as_str().map(str::to_owned))
     }
 
-    /// Writes all files into `folder`, rendering those that `transformers` needs and we lack.
+    /// Writes all files into `folder`, rendering those that `transformers` needs and we lack. `from` names the
+    /// tokenizer in errors.
     pub(crate) fn write(
         &self,
         tokenizer: &tokenizers::Tokenizer,
+        from: Option<&Path>,
         end_of_text: Option<&str>,
         folder: &Path,
     ) -> Result<(), DataError> {
         fs::create_dir_all(folder).map_err(DataError::unwritable(folder))?;
-        let mut files = self.rendered(tokenizer, end_of_text)?;
+        let mut files = self.rendered(tokenizer, from, end_of_text)?;
         files.extend(self.0.clone());
         for (name, contents) in files {
             write_whole(folder, name, &contents)
@@ -92,12 +98,12 @@ impl TokenizerFiles {
     fn rendered(
         &self,
         tokenizer: &tokenizers::Tokenizer,
+        from: Option<&Path>,
         end_of_text: Option<&str>,
     ) -> Result<BTreeMap<&'static str, Vec<u8>>, DataError> {
-        let rendering = |reason| DataError::Tokenizer { doing: "rendering its files", reason };
         let mut files = BTreeMap::new();
         if !self.0.contains_key(TOKENIZER) {
-            let json = tokenizer.to_string(true).map_err(|error| rendering(error.to_string()))?;
+            let json = rendered(from, || tokenizer.to_string(true))?;
             files.insert(TOKENIZER, json.into_bytes());
         }
         if !self.0.contains_key(CONFIG) {
@@ -108,12 +114,22 @@ impl TokenizerFiles {
             }
         }
         if let ModelWrapper::BPE(bpe) = tokenizer.get_model() {
-            let model = serde_json::to_value(bpe).map_err(|error| rendering(error.to_string()))?;
+            let model = rendered(from, || Ok(serde_json::to_value(bpe)?))?;
             files.insert(VOCAB, model["vocab"].to_string().into_bytes());
             files.insert(MERGES, render_merges(&model["merges"]).into_bytes());
         }
         Ok(files)
     }
+}
+
+/// What the library renders.
+fn rendered<T>(
+    from: Option<&Path>,
+    render: impl FnOnce() -> tokenizers::Result<T>,
+) -> Result<T, DataError> {
+    let (path, doing) = (from.map(Path::to_owned), "rendering its files");
+    let rendered = guarded(render).unwrap_or_else(|panic| Err(panic.into()));
+    rendered.map_err(|error| DataError::Tokenizer { path, doing, reason: error.to_string() })
 }
 
 /// A byte-level BPE with GPT-2's splitting, as `vocab.json` and `merges.txt` imply.
@@ -142,8 +158,21 @@ fn build_gpt2(
         "decoder": level(false, true),
         "model": { "type": "BPE", "vocab": vocab, "merges": merges },
     });
-    tokenizers::Tokenizer::from_bytes(tokenizer.to_string())
-        .map_err(|error| invalid(path, format!("{VOCAB} and {MERGES} disagree: {error}")))
+    parse(tokenizer.to_string().as_bytes(), path, &format!("{VOCAB} and {MERGES} disagree: "))
+}
+
+/// The tokenizer in `json`. `problem` begins the reason of an error.
+fn parse(json: &[u8], path: &Path, problem: &str) -> Result<tokenizers::Tokenizer, DataError> {
+    // Asked first: for a truncated file the library panics where a decoder is cut.
+    serde_json::from_slice::<serde::de::IgnoredAny>(json)
+        .map_err(|error| invalid(path, format!("{problem}it is not valid JSON: {error}")))?;
+    match guarded(|| tokenizers::Tokenizer::from_bytes(json)) {
+        Ok(Ok(tokenizer)) => Ok(tokenizer),
+        Ok(Err(error)) => Err(invalid(path, format!("{problem}{error}"))),
+        Err(panic) => {
+            Err(invalid(path, format!("{problem}its parts contradict each other ({panic})")))
+        }
+    }
 }
 
 fn end_of_text_token(id: u32) -> Value {
@@ -209,7 +238,7 @@ fn write_whole(folder: &Path, name: &str, contents: &[u8]) -> io::Result<()> {
 }
 
 fn invalid(path: &Path, reason: String) -> DataError {
-    DataError::InvalidTokenizer { path: path.to_owned(), reason }
+    DataError::InvalidTokenizer { path: path.to_owned(), reason: reason.replace('\n', " ") }
 }
 
 #[cfg(test)]

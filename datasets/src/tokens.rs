@@ -1,20 +1,23 @@
 //! Raw token files: little-endian u16 (`.bin`) or u32 (`.u32.bin`), nothing else in them.
 //!
-//! [`TokenFile`] maps the file instead of reading it, so a corpus may be larger than memory.
-//! It refuses a name that does not say the width, an empty file, a size that is no multiple of
-//! the width, and ids outside of the vocabulary; after that no read can fail.
+//! [`TokenFile`] reads what a batch needs when it needs it, so a corpus may be larger than memory.
+//! The file is not mapped: a mapped file that somebody shortens ends the process with a signal, a
+//! read from it is an error. It refuses a name that does not say the width, an empty file, a size
+//! that is no multiple of the width, and ids outside of the vocabulary.
 
 use std::fs::File;
+use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-
-use memmap2::Mmap;
 
 use crate::DataError;
 use crate::text::check_regular;
 
 /// Ids travel as `i32`, in which negative numbers mark ignored labels.
 pub(crate) const MAX_VOCAB_SIZE: usize = 1 << 31;
+
+/// Tokens that are checked at a time.
+const SCANNED: usize = 1 << 18;
 
 /// How wide a token is in its file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,19 +62,20 @@ impl TokenWidth {
     }
 }
 
-/// A memory-mapped file of tokens, checked when opened.
+/// A file of tokens, checked when opened.
 #[derive(Debug)]
 pub struct TokenFile {
-    map: Mmap,
+    file: File,
+    len: usize,
     width: TokenWidth,
     path: PathBuf,
+    /// Ids are below it.
+    limit: usize,
 }
 
 impl TokenFile {
-    /// Maps `path` and checks it once from end to end: ids must be below `vocab_size`, or below
+    /// Opens `path` and checks it once from end to end: ids must be below `vocab_size`, or below
     /// 2^31 where the vocabulary is not known.
-    ///
-    /// The file must not be shortened while it is in use.
     ///
     /// # Errors
     /// A name, size or id that breaks the rules of this module; a file that cannot be read.
@@ -79,26 +83,27 @@ impl TokenFile {
         let width = TokenWidth::of(path)?;
         check_regular(path)?;
         let file = File::open(path).map_err(DataError::unreadable(path))?;
-        let bytes = file.metadata().map_err(DataError::unreadable(path))?.len();
+        let bytes = file.metadata().map_err(DataError::unreadable(path))?.len() as usize;
         if bytes == 0 {
             return Err(DataError::Empty { what: format!("token file `{}`", path.display()) });
         }
-        // SAFETY: the map is read-only. Another process that shortens the file while it is mapped
-        // would end this one with a bus error; the documentation above forbids it, as every
-        // reader of mapped files must.
-        let map = unsafe { Mmap::map(&file) }.map_err(DataError::unreadable(path))?;
-        if map.len() % width.bytes() != 0 {
-            let (bytes, width) = (map.len(), width.bytes());
+        if !bytes.is_multiple_of(width.bytes()) {
+            let width = width.bytes();
             return Err(DataError::RaggedTokenFile { path: path.to_owned(), bytes, width });
         }
-        let file = Self { map, width, path: path.to_owned() };
-        file.check_ids(vocab_size.unwrap_or(MAX_VOCAB_SIZE).min(MAX_VOCAB_SIZE))?;
+        let limit = vocab_size.unwrap_or(MAX_VOCAB_SIZE).min(MAX_VOCAB_SIZE);
+        let len = bytes / width.bytes();
+        let file = Self { file, len, width, path: path.to_owned(), limit };
+        // Each two bytes are an id of such a vocabulary.
+        if width == TokenWidth::U32 || limit <= usize::from(u16::MAX) {
+            file.largest_id()?;
+        }
         Ok(file)
     }
 
     /// Number of tokens.
     pub fn len(&self) -> usize {
-        self.map.len() / self.width.bytes()
+        self.len
     }
 
     /// Never true: an empty file does not open.
@@ -113,29 +118,78 @@ impl TokenFile {
 
     /// The tokens at `range`, in order.
     ///
+    /// # Errors
+    /// [`DataError::ShortenedTokenFile`] where the file has become shorter,
+    /// [`DataError::OutOfVocabulary`] where other ids were written into it, and
+    /// [`DataError::Unreadable`].
+    ///
     /// # Panics
     /// If `range` ends beyond [`TokenFile::len`], as slices do.
-    pub fn tokens(&self, range: Range<usize>) -> impl Iterator<Item = u32> + '_ {
-        let (width, bytes) = (self.width, self.width.bytes());
-        self.map[range.start * bytes..range.end * bytes]
-            .chunks_exact(bytes)
-            .map(move |token| width.decode(token))
-    }
-
-    fn check_ids(&self, vocab_size: usize) -> Result<(), DataError> {
-        if self.width == TokenWidth::U16 && vocab_size > usize::from(u16::MAX) {
-            return Ok(());
-        }
-        match self.tokens(0..self.len()).enumerate().find(|&(_, id)| id as usize >= vocab_size) {
-            None => Ok(()),
-            Some((position, id)) => Err(DataError::OutOfVocabulary {
+    pub fn tokens(&self, range: Range<usize>) -> Result<Vec<u32>, DataError> {
+        assert!(range.end <= self.len, "tokens {range:?} of {}", self.len);
+        let width = self.width.bytes();
+        let mut bytes = vec![0; range.len() * width];
+        let offset = (range.start * width) as u64;
+        read_exact_at(&self.file, &mut bytes, offset)
+            .map_err(|cause| self.unreadable(cause, offset, bytes.len()))?;
+        let decode = |token: &[u8]| self.width.decode(token);
+        let tokens: Vec<u32> = bytes.chunks_exact(width).map(decode).collect();
+        match tokens.iter().position(|id| *id as usize >= self.limit) {
+            None => Ok(tokens),
+            Some(at) => Err(DataError::OutOfVocabulary {
                 path: self.path.clone(),
-                position,
-                id,
-                vocab_size,
+                position: range.start + at,
+                id: tokens[at],
+                vocab_size: self.limit,
             }),
         }
     }
+
+    /// The largest id in the file.
+    ///
+    /// # Errors
+    /// Those of [`TokenFile::tokens`].
+    pub fn largest_id(&self) -> Result<u32, DataError> {
+        let mut largest = 0;
+        for start in (0..self.len).step_by(SCANNED) {
+            let tokens = self.tokens(start..self.len.min(start + SCANNED))?;
+            largest = tokens.into_iter().max().unwrap_or(0).max(largest);
+        }
+        Ok(largest)
+    }
+
+    fn unreadable(&self, cause: io::Error, offset: u64, length: usize) -> DataError {
+        match (cause.kind(), self.file.metadata()) {
+            (io::ErrorKind::UnexpectedEof, Ok(metadata)) => DataError::ShortenedTokenFile {
+                path: self.path.clone(),
+                found: metadata.len(),
+                expected: (self.len * self.width.bytes()) as u64,
+                offset,
+                length,
+            },
+            _ => DataError::unreadable(&self.path)(cause),
+        }
+    }
+}
+
+/// Fills `bytes` from `offset` on. Threads may read one file at the same time.
+#[cfg(unix)]
+fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
+}
+
+/// Fills `bytes` from `offset` on. Threads may read one file at the same time.
+#[cfg(windows)]
+fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+    let mut done = 0;
+    while done < bytes.len() {
+        let at = offset + done as u64;
+        match std::os::windows::fs::FileExt::seek_read(file, &mut bytes[done..], at)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            read => done += read,
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -155,13 +209,13 @@ mod tests {
     fn both_widths_are_little_endian() {
         let (_dir, path) = file("a.bin", &[1, 0, 0, 1, 255, 255]);
         let tokens = TokenFile::open(&path, None).unwrap();
-        assert_eq!(tokens.tokens(0..3).collect::<Vec<_>>(), [1, 256, 65535]);
+        assert_eq!(tokens.tokens(0..3).unwrap(), [1, 256, 65535]);
         assert_eq!(tokens.path(), path);
 
         let (_dir, path) = file("a.u32.bin", &[1, 0, 0, 0, 0, 0, 1, 0]);
         let tokens = TokenFile::open(&path, None).unwrap();
         assert_eq!((tokens.len(), tokens.is_empty()), (2, false));
-        assert_eq!(tokens.tokens(1..2).collect::<Vec<_>>(), [65536]);
+        assert_eq!(tokens.tokens(1..2).unwrap(), [65536]);
     }
 
     #[test]
@@ -182,6 +236,20 @@ mod tests {
         assert!(matches!(error, DataError::OutOfVocabulary { position: 1, .. }), "{error}");
     }
 
+    #[test]
+    fn a_file_that_changes_while_it_is_in_use_is_an_error() {
+        let (_dir, path) = file("a.bin", &[1, 0, 2, 0, 3, 0, 4, 0]);
+        let tokens = TokenFile::open(&path, Some(5)).unwrap();
+        std::fs::write(&path, [1, 0, 2, 0, 9, 0, 4]).unwrap();
+        assert_eq!(tokens.tokens(0..2).unwrap(), [1, 2]);
+        let error = tokens.tokens(1..3).unwrap_err();
+        assert!(matches!(error, DataError::OutOfVocabulary { position: 2, id: 9, .. }), "{error}");
+        let message = tokens.tokens(2..4).unwrap_err().to_string();
+        for expected in ["a.bin` became shorter", "has 7 bytes, and 8", "4 bytes at offset 4"] {
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
@@ -190,7 +258,7 @@ mod tests {
             let bytes: Vec<u8> = tokens.iter().flat_map(|t| t.to_le_bytes()).collect();
             let (_dir, path) = file("t.u32.bin", &bytes);
             let opened = TokenFile::open(&path, None).unwrap();
-            prop_assert_eq!(opened.tokens(0..tokens.len()).collect::<Vec<_>>(), tokens);
+            prop_assert_eq!(opened.tokens(0..tokens.len()).unwrap(), tokens);
         }
     }
 }

@@ -11,8 +11,10 @@ pub mod imdb;
 mod norm;
 mod projection;
 mod publication;
+mod small_file;
 mod texts;
 mod weights;
 
 pub use publication::Publication;
+pub use small_file::read_small_file;
 pub use texts::{TextBatch, TextBatchError, TextLimits};

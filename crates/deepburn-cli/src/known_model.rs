@@ -2,13 +2,13 @@
 //!
 //! Main type: [`KnownModel`], of a job or read from a `config.json`.
 
-use std::fs;
 use std::path::Path;
 
 use deepburn::zero::estimate::{ActivationGraph, ParameterSize};
 use deepburn_config::PrecisionPlan;
 use deepburn_models::gpt2::{ClassifierConfig, Gpt2Config, ParameterShape};
 use deepburn_models::imdb::EncoderConfig;
+use deepburn_models::read_small_file;
 use serde_json::{Map, Value};
 
 use crate::activations::{BatchShape, of_encoder, of_gpt2_classifier, of_language_model};
@@ -35,7 +35,7 @@ impl KnownModel {
         let named = |error: &dyn std::fmt::Display| {
             Failure::mistake(format!("--model: {}: {error}", file.display()))
         };
-        let text = fs::read_to_string(&file).map_err(|error| named(&error))?;
+        let text = read_small_file(&file).map_err(|error| named(&error))?;
         // What is no JSON object is refused by the parser of GPT-2's configuration, which names the place.
         let fields: Map<String, Value> = serde_json::from_str(&text).unwrap_or_default();
         if fields.get("model_type") == Some(&Value::from("deepburn_encoder")) {

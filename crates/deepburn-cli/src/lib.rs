@@ -11,6 +11,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 mod activations;
 mod agreement;
+mod cache_tool;
 mod causal;
 mod check_config;
 mod checkpoint_tools;
@@ -42,6 +43,7 @@ mod texts;
 mod tools;
 mod watch;
 
+pub use cache_tool::CacheAction;
 pub use checkpoint_tools::{Size, WeightType};
 pub use failure::{Failure, exit};
 pub use finetune::{Arguments, finetune};

@@ -11,6 +11,7 @@ use deepburn_models::gpt2::{Checkpoint, GenerateOptions, Sampling};
 use deepburn_monitor::{Comparison, Environment};
 
 use crate::check_config::{OpenValues, check_config, read};
+use crate::cache_tool::{CacheAction, cache};
 use crate::checkpoint_tools::{Size, WeightType, consolidate, inspect};
 use crate::counted::counted;
 use crate::estimates::{EstimateArguments, estimates};
@@ -114,6 +115,12 @@ pub enum Command {
         #[arg(long, default_value = "plot.html")]
         output: PathBuf,
     },
+    /// Show the token cache: its folder, and the size, age and source of each entry.
+    Cache {
+        /// What is done to it; without it, its entries are listed.
+        #[command(subcommand)]
+        action: Option<CacheAction>,
+    },
     /// Shows the version and the machine.
     Env,
 }
@@ -174,6 +181,10 @@ pub fn run(tools: Tools) -> Result<(), Failure> {
                 counted(comparison.names().count(), "run"),
                 output.display()
             ));
+            Ok(())
+        }
+        Command::Cache { action } => {
+            print(&cache(action)?);
             Ok(())
         }
         Command::Env => {

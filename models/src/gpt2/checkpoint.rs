@@ -6,7 +6,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -22,6 +21,7 @@ use super::config::{ConfigError, Gpt2Config};
 use super::model::Gpt2;
 use super::parameters::{HEAD, ParameterShape, hf_name, is_mask_buffer, module_path};
 use super::tensor_file::{TensorFile, float_type};
+use crate::small_file::read_small_file;
 use crate::weights::WeightInit;
 
 /// The file of an unsharded checkpoint.
@@ -365,7 +365,7 @@ fn wild_values(path: &str, wild: usize, numel: usize) -> Option<TensorProblem> {
 }
 
 fn read_config(path: &Path) -> Result<Gpt2Config, CheckpointError> {
-    let text = fs::read_to_string(path).map_err(|e| CheckpointError::io("read", path, e))?;
+    let text = read_small_file(path).map_err(|e| CheckpointError::io("read", path, e))?;
     text.parse().map_err(|source| CheckpointError::Config { path: path.to_owned(), source })
 }
 
@@ -390,7 +390,7 @@ fn open_files(folder: &Path) -> Result<Vec<TensorFile>, CheckpointError> {
 
 fn open_shards(folder: &Path, index: &Path) -> Result<Vec<TensorFile>, CheckpointError> {
     let format = |reason| CheckpointError::Format { path: index.to_owned(), reason };
-    let text = fs::read_to_string(index).map_err(|e| CheckpointError::io("read", index, e))?;
+    let text = read_small_file(index).map_err(|e| CheckpointError::io("read", index, e))?;
     let Index { weight_map } =
         serde_json::from_str(&text).map_err(|error| format(error.to_string()))?;
     let mut shards: BTreeMap<&str, TensorFile> = BTreeMap::new();

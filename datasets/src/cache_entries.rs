@@ -1,0 +1,178 @@
+//! What lies in a token cache, and what has to go.
+//!
+//! A cache is bounded by size and by age ([`CacheLimits`]). The time of a file's last use is its
+//! modification time, and the least recently used files go first. A run that reads a file goes on
+//! reading it after its removal.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+/// When entries of a token cache are removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheLimits {
+    /// Bytes of all entries, at most.
+    pub bytes: u64,
+    /// Time since the last use of an entry, at most.
+    pub age: Duration,
+}
+
+const GIGABYTE: u64 = 1_000_000_000;
+const DAY: u64 = 24 * 60 * 60;
+
+impl Default for CacheLimits {
+    /// 20 GB and 30 days.
+    fn default() -> Self {
+        Self { bytes: 20 * GIGABYTE, age: Duration::from_secs(30 * DAY) }
+    }
+}
+
+impl CacheLimits {
+    /// Limits from environment variables, looked up through `variable`: `DEEPBURN_CACHE_GB` and
+    /// `DEEPBURN_CACHE_DAYS`, whole numbers. What is no such number is warned of and not used.
+    pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Self {
+        let number = |name: &str, default: u64| match variable(name).as_deref().map(str::trim) {
+            None | Some("") => default,
+            Some(value) => value.parse().unwrap_or_else(|_| {
+                tracing::warn!("{name}: {value}; expected a whole number; {default} is used");
+                default
+            }),
+        };
+        let (gigabytes, days) =
+            (number("DEEPBURN_CACHE_GB", 20), number("DEEPBURN_CACHE_DAYS", 30));
+        Self {
+            bytes: gigabytes.saturating_mul(GIGABYTE),
+            age: Duration::from_secs(days.saturating_mul(DAY)),
+        }
+    }
+}
+
+/// A file of a token cache.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CacheEntry {
+    /// The file.
+    pub path: PathBuf,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Time since its last use.
+    pub unused: Duration,
+    /// What its tokens were made from, where that is known.
+    pub source: Option<String>,
+}
+
+/// Ending of the file beside an entry that says what it was made from.
+pub(crate) const SOURCE: &str = "source";
+
+/// The entries in `folder`, most recently used first. A folder that is not there has none.
+///
+/// # Errors
+/// A folder that cannot be read.
+pub(crate) fn entries(folder: &Path) -> io::Result<Vec<CacheEntry>> {
+    let listing = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        listing => listing?,
+    };
+    let now = SystemTime::now();
+    let mut entries = Vec::new();
+    for file in listing.flatten() {
+        let path = file.path();
+        let is_entry = path.extension().is_some_and(|ending| ending == "bin") || is_partial(&path);
+        // A file that another process has just removed is none.
+        let Some(metadata) = file.metadata().ok().filter(|it| it.is_file() && is_entry) else {
+            continue;
+        };
+        let used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+        entries.push(CacheEntry {
+            bytes: metadata.len(),
+            unused: now.duration_since(used).unwrap_or_default(),
+            source: fs::read_to_string(path.with_extension(SOURCE)).ok(),
+            path,
+        });
+    }
+    entries.sort_by(|a, b| a.unused.cmp(&b.unused).then_with(|| a.path.cmp(&b.path)));
+    Ok(entries)
+}
+
+/// Whether a run that was killed may have left `path`: what it wrote before it had a name.
+fn is_partial(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    name.is_some_and(|name| name.starts_with(".tmp"))
+}
+
+/// Removes what `limits` do not allow. The entry that was used last stays, and so does what another
+/// run may be writing.
+pub(crate) fn evict(folder: &Path, limits: CacheLimits) -> io::Result<()> {
+    let mut total = 0;
+    for (index, entry) in entries(folder)?.into_iter().enumerate() {
+        total += entry.bytes;
+        let writing = is_partial(&entry.path) && entry.unused < Duration::from_secs(DAY);
+        if index > 0 && !writing && (total > limits.bytes || entry.unused > limits.age) {
+            total -= entry.bytes;
+            tracing::info!(file = %entry.path.display(), "removed from the token cache");
+            remove(&entry.path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes an entry and what is beside it.
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    // An entry need not have one.
+    let _ = fs::remove_file(path.with_extension(SOURCE));
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let name = |entry: CacheEntry| entry.path.file_name().unwrap().to_str().unwrap().to_owned();
+        entries(folder).unwrap().into_iter().map(name).collect()
+    }
+
+    /// Files of 100 bytes, unused for so many days.
+    fn cache(files: &[(&str, u64)]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, days) in files {
+            let path = dir.path().join(name);
+            fs::write(&path, [0; 100]).unwrap();
+            let used = SystemTime::now() - Duration::from_secs(days * DAY);
+            fs::File::options().write(true).open(&path).unwrap().set_modified(used).unwrap();
+        }
+        dir
+    }
+
+    #[test]
+    fn the_least_recently_used_go_first() {
+        let files = [("a.bin", 3), ("b.u32.bin", 1), ("c.bin", 2), ("d.bin", 9), (".tmpx", 0)];
+        let dir = cache(&files);
+        fs::write(dir.path().join("a.source"), "text.txt").unwrap();
+        assert_eq!(names(dir.path()), [".tmpx", "b.u32.bin", "c.bin", "a.bin", "d.bin"]);
+        assert_eq!(entries(dir.path()).unwrap()[3].source.as_deref(), Some("text.txt"));
+        let limits = |bytes, days| CacheLimits { bytes, age: Duration::from_secs(days * DAY) };
+        evict(dir.path(), limits(1000, 5)).unwrap();
+        assert_eq!(names(dir.path()), [".tmpx", "b.u32.bin", "c.bin", "a.bin"]);
+        evict(dir.path(), limits(300, 5)).unwrap();
+        assert_eq!(names(dir.path()), [".tmpx", "b.u32.bin", "c.bin"]);
+        assert!(!dir.path().join("a.source").exists());
+        // The last one stays, whatever the limits.
+        evict(dir.path(), limits(0, 0)).unwrap();
+        assert_eq!(names(dir.path()), [".tmpx"]);
+        assert_eq!(names(&dir.path().join("none")), [""; 0]);
+    }
+
+    #[test]
+    fn limits_come_from_variables() {
+        let limits = |value: &str| {
+            CacheLimits::from_variables(|name| (name == "DEEPBURN_CACHE_GB").then(|| value.into()))
+        };
+        assert_eq!(limits(""), CacheLimits::default());
+        assert_eq!(limits("x"), CacheLimits::default());
+        assert_eq!(limits("7").bytes, 7_000_000_000);
+    }
+}

@@ -1,0 +1,46 @@
+//! Small files that people hand us: `config.json`, the index of shards.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::Path;
+
+/// Bytes of such a file, at most. The index of a model of a thousand layers has a tenth of that.
+const MAX_BYTES: u64 = 16 << 20;
+
+/// Reads the text of a small file.
+///
+/// # Errors
+/// A file that cannot be read, is not UTF-8 or has more than 16 MiB, and what is no regular file: a pipe
+/// could keep its reader waiting for ever, a device could fill the memory.
+pub fn read_small_file(path: &Path) -> io::Result<String> {
+    // Asked before it is opened: opening a pipe waits for its writer.
+    if !fs::metadata(path)?.is_file() {
+        return Err(io::Error::other("it is not a regular file; give a file or a folder"));
+    }
+    let mut text = String::new();
+    File::open(path)?.take(MAX_BYTES + 1).read_to_string(&mut text)?;
+    match text.len() as u64 > MAX_BYTES {
+        true => Err(io::Error::other(format!("it has more than {MAX_BYTES} bytes"))),
+        false => Ok(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regular_files_of_bounded_size_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.json");
+        fs::write(&path, "{}").unwrap();
+        assert_eq!(read_small_file(&path).unwrap(), "{}");
+        File::options().write(true).open(&path).unwrap().set_len(MAX_BYTES + 1).unwrap();
+        let message = read_small_file(&path).unwrap_err().to_string();
+        assert!(message.contains("more than 16777216 bytes"), "{message}");
+        for other in [Path::new("/dev/zero"), dir.path()] {
+            let message = read_small_file(other).unwrap_err().to_string();
+            assert!(message.contains("not a regular file"), "{message}");
+        }
+    }
+}

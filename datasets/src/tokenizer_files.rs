@@ -72,6 +72,13 @@ impl TokenizerFiles {
         Ok(token.as_str().map(str::to_owned))
     }
 
+    /// The token that the configuration calls `name`, where there is one.
+    pub(crate) fn special_token(&self, name: &str) -> Option<String> {
+        let config: Value = serde_json::from_slice(self.0.get(CONFIG)?).ok()?;
+        let token = &config[name];
+        token.get("content").unwrap_or(token).as_str().map(str::to_owned)
+    }
+
     /// Writes all files into `folder`, rendering those that `transformers` needs and we lack.
     pub(crate) fn write(
         &self,
@@ -103,7 +110,7 @@ impl TokenizerFiles {
         if !self.0.contains_key(CONFIG) {
             files.insert(CONFIG, pretty(&config(end_of_text)));
             if let Some(token) = end_of_text {
-                let map = json!({ "bos_token": token, "eos_token": token });
+                let map = json!({ "bos_token": token, "eos_token": token, "pad_token": token });
                 files.insert(SPECIAL_TOKENS, pretty(&map));
             }
         }
@@ -185,6 +192,8 @@ fn config(end_of_text: Option<&str>) -> Value {
     if let Some(token) = end_of_text {
         config["bos_token"] = token.into();
         config["eos_token"] = token.into();
+        // Batches are padded with it, behind the text.
+        config["pad_token"] = token.into();
     }
     config
 }

@@ -8,11 +8,13 @@
 pub mod gpt2;
 pub mod imdb;
 
+mod class_names;
 mod norm;
 mod projection;
 mod publication;
 mod texts;
 mod weights;
 
+pub use class_names::{ClassNames, ClassNamesError};
 pub use publication::Publication;
 pub use texts::{TextBatch, TextBatchError, TextLimits};

@@ -62,6 +62,13 @@ impl TokenizerFiles {
         }
     }
 
+    /// The token that the configuration calls `name`, where there is one.
+    pub(crate) fn special_token(&self, name: &str) -> Option<String> {
+        let config: Value = serde_json::from_slice(self.0.get(CONFIG)?).ok()?;
+        let token = &config[name];
+        token.get("content").unwrap_or(token).as_str().map(str::to_owned)
+    }
+
     /// `eos_token` of the configuration: a string, or an object with the string as `content`.
     pub(crate) fn eos_token(&self, path: &Path) -> Result<Option<String>, DataError> {
         let Some(config) = self.0.get(CONFIG) else { return Ok(None) };
@@ -70,13 +77,6 @@ impl TokenizerFiles {
         let token = &config["eos_token"];
         let token = token.get("content").unwrap_or(token);
         Ok(token.as_str().map(str::to_owned))
-    }
-
-    /// The token that the configuration calls `name`, where there is one.
-    pub(crate) fn special_token(&self, name: &str) -> Option<String> {
-        let config: Value = serde_json::from_slice(self.0.get(CONFIG)?).ok()?;
-        let token = &config[name];
-        token.get("content").unwrap_or(token).as_str().map(str::to_owned)
     }
 
     /// Writes all files into `folder`, rendering those that `transformers` needs and we lack.

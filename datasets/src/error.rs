@@ -160,7 +160,7 @@ pub enum DataError {
         columns: String,
     },
     /// A value that a column must not have.
-    #[error("`{}` {place}: {reason}; text must be a string and a label an integer from 0: mend or leave out the row, or name another column in data.text_field or data.label_field", path.display())]
+    #[error("`{}` {place}: {reason}; text must be a string and a label a class number from 0 or a name: mend or leave out the row, or name another column in data.text_field or data.label_field", path.display())]
     Cell {
         /// The file.
         path: PathBuf,

@@ -1,11 +1,14 @@
 //! Labelled text: the rows of a classification data set.
 //!
-//! [`read_labelled`] takes a text and a label column from `.parquet`, `.csv` and `.jsonl` files.
-//! It refuses rows without a label (the Hub marks them with -1) instead of inventing one.
+//! [`read_labelled`] takes a text and a label column from `.parquet`, `.csv` and `.jsonl` files, and
+//! [`read_labelled_as`] those of another split. A label is a class number or a name, see [`Classes`].
+//! Rows without a label (the Hub marks them with -1) are refused. [`read_texts`] takes texts to classify,
+//! which need no label.
 
 use std::path::{Path, PathBuf};
 
 use crate::DataError;
+use crate::classes::{ClassReader, Classes};
 use crate::records::read_rows;
 use crate::text::text_files;
 
@@ -21,39 +24,102 @@ pub struct LabelledText {
     pub label: u32,
 }
 
-/// The rows of `files`, in order; a folder stands for the tables in it, sorted by path.
+/// The rows of `files`, in order, and what their labels stand for; a folder stands for the tables in it,
+/// sorted by path. `names` are those of the classes, where they are known; other names are an error.
 ///
 /// # Errors
 /// [`DataError::NoTable`] for plain text, [`DataError::NoColumn`], [`DataError::Cell`] for a row
-/// whose text is no string or whose label is no integer from 0, [`DataError::Empty`] where there
+/// whose text is no string or whose label is no class, [`DataError::Empty`] where there
 /// is no row at all; and files that are missing or damaged.
 pub fn read_labelled(
     files: &[PathBuf],
     text_field: &str,
     label_field: &str,
+    names: Option<&[String]>,
+) -> Result<(Vec<LabelledText>, Classes), DataError> {
+    read(files, [text_field, label_field], ClassReader::deciding(names))
+}
+
+/// The rows of `files`, whose labels stand for what `classes` says.
+///
+/// # Errors
+/// Those of [`read_labelled`]; [`DataError::Cell`] for a class that `classes` does not have.
+pub fn read_labelled_as(
+    files: &[PathBuf],
+    text_field: &str,
+    label_field: &str,
+    classes: &Classes,
 ) -> Result<Vec<LabelledText>, DataError> {
+    Ok(read(files, [text_field, label_field], ClassReader::following(classes))?.0)
+}
+
+fn read(
+    files: &[PathBuf],
+    columns: [&str; 2],
+    mut classes: ClassReader,
+) -> Result<(Vec<LabelledText>, Classes), DataError> {
     let mut rows = Vec::new();
     for file in files {
         for table in text_files(file)? {
-            read_table(&table, [text_field, label_field], &mut rows)?;
+            read_rows(&table, &columns, &mut |mut row| {
+                let label = classes.class(&row, 1)?;
+                rows.push(LabelledText { text: row.text(0)?, label });
+                Ok(())
+            })?;
         }
     }
-    match rows.is_empty() {
-        true => Err(DataError::Empty { what: described(files) }),
-        false => Ok(rows),
+    if rows.is_empty() {
+        return Err(DataError::Empty { what: described(files) });
     }
+    let classes = classes.finish(&mut rows);
+    Ok((rows, classes))
 }
 
-fn read_table(
+/// A text to classify.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TableText {
+    /// The text.
+    pub text: String,
+    /// Its label as the table has it; `None` without one.
+    pub label: Option<String>,
+}
+
+/// Hands out the rows of the table in `path`, first row first, until `visit` returns false. Labels are
+/// not checked.
+///
+/// # Errors
+/// [`DataError::NoTable`] for plain text, [`DataError::NoColumn`], [`DataError::Cell`] for a row whose
+/// text is no string; and files that are missing or damaged.
+pub fn read_texts(
     path: &Path,
-    columns: [&str; 2],
-    rows: &mut Vec<LabelledText>,
+    text_field: &str,
+    label_field: Option<&str>,
+    visit: &mut dyn FnMut(TableText) -> bool,
 ) -> Result<(), DataError> {
-    read_rows(path, &columns, &mut |mut row| {
-        let label = row.label(1)?;
-        rows.push(LabelledText { text: row.text(0)?, label });
-        Ok(())
-    })
+    let mut stopped = false;
+    let columns: Vec<&str> = [text_field].into_iter().chain(label_field).collect();
+    let outcome = read_rows(path, &columns, &mut |mut row| {
+        let label = label_field.and_then(|_| row.shown(1));
+        stopped = !visit(TableText { text: row.text(0)?, label });
+        if stopped { Err(end_of_reading()) } else { Ok(()) }
+    });
+    if stopped { Ok(()) } else { outcome }
+}
+
+/// Whether the table in `path` has a column; of JSON lines, whether the first one has the field.
+/// False for a table that cannot be read.
+pub fn has_column(path: &Path, column: &str) -> bool {
+    let mut found = false;
+    let _ = read_rows(path, &[column], &mut |_| {
+        found = true;
+        Err(end_of_reading())
+    });
+    found
+}
+
+/// Ends a reader that has been read far enough; no caller sees it.
+fn end_of_reading() -> DataError {
+    DataError::Empty { what: "the rest of the table".to_owned() }
 }
 
 fn described(files: &[PathBuf]) -> String {
@@ -71,8 +137,15 @@ mod tests {
     use super::*;
     use crate::parquet::fixture::{Column, write_table};
 
+    fn read_named(
+        path: &Path,
+        names: Option<&[String]>,
+    ) -> Result<(Vec<LabelledText>, Classes), DataError> {
+        read_labelled(&[path.to_owned()], "text", LABEL_FIELD, names)
+    }
+
     fn read(path: &Path) -> Result<Vec<LabelledText>, DataError> {
-        read_labelled(&[path.to_owned()], "text", LABEL_FIELD)
+        Ok(read_named(path, None)?.0)
     }
 
     #[test]
@@ -95,7 +168,8 @@ mod tests {
         for name in ["a.jsonl", "a.csv", "a.parquet"] {
             assert_eq!(read(&path(name)).unwrap(), expected, "{name}");
         }
-        let all = read_labelled(&[dir.path().to_owned()], "text", "label").unwrap();
+        let (all, classes) = read_named(dir.path(), None).unwrap();
+        assert_eq!(classes, Classes::Numbers { count: None });
         assert_eq!(all, [&expected[..]; 3].concat());
     }
 
@@ -119,7 +193,94 @@ mod tests {
             let message = read(&path(name)).unwrap_err().to_string();
             assert!(message.contains(expected), "{message}");
         }
-        assert!(read_labelled(&[], "text", "label").is_err());
+        assert!(read_labelled(&[], "text", "label", None).is_err());
+    }
+
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|&name| name.to_owned()).collect()
+    }
+
+    #[test]
+    fn names_become_classes_in_sorted_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        fs::write(path("a.csv"), "text,label\nw,good\nx,Bad\ny, so-so \nz,good\n").unwrap();
+        let (rows, classes) = read_named(&path("a.csv"), None).unwrap();
+        assert_eq!(classes, Classes::Names(names(&["Bad", "good", "so-so"])));
+        assert_eq!(rows.iter().map(|row| row.label).collect::<Vec<_>>(), [1, 0, 2, 1]);
+
+        // Another split in another order and format has the same classes.
+        fs::write(path("b.jsonl"), "{\"text\": \"v\", \"label\": \"so-so\"}").unwrap();
+        let rows = read_labelled_as(&[path("b.jsonl")], "text", "label", &classes).unwrap();
+        assert_eq!(rows, [LabelledText { text: "v".into(), label: 2 }]);
+        let given = names(&["good", "so-so", "Bad"]);
+        let (rows, classes) = read_named(&path("a.csv"), Some(&given)).unwrap();
+        assert_eq!(classes.names(), Some(&given[..]));
+        assert_eq!(rows.iter().map(|row| row.label).collect::<Vec<_>>(), [0, 2, 1, 0]);
+    }
+
+    #[test]
+    fn labels_of_another_kind_and_unknown_ones_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let table = |label: &str| {
+            let path = dir.path().join("t.csv");
+            fs::write(&path, format!("text,label\nx,good\ny,{label}\n")).unwrap();
+            [path]
+        };
+        let known = Classes::Names(names(&["bad", "good"]));
+        let read_as = |classes: &Classes, label: &str| {
+            let rows = read_labelled_as(&table(label), "text", "label", classes);
+            rows.unwrap_err().to_string()
+        };
+        let unknown = read_as(&known, "ugly");
+        let expected = "t.csv` row 2: field `label` is \"ugly\", an unknown class; the 2 classes are \
+                        [\"bad\", \"good\"]";
+        assert!(unknown.contains(expected), "{unknown}");
+        let mixed = read_as(&known, "1");
+        assert!(
+            mixed.contains("row 2: field `label` is 1, a class number, but a label"),
+            "{mixed}"
+        );
+        let numbers = read_as(&Classes::Numbers { count: None }, "1");
+        assert!(numbers.contains("row 1: field `label` is \"good\", a name, but"), "{numbers}");
+        let mixed = read_named(&table("1")[0], None).unwrap_err().to_string();
+        assert!(mixed.contains("row 2: field `label` is 1") && mixed.contains("row 1"), "{mixed}");
+        let path = dir.path().join("n.csv");
+        fs::write(&path, "text,label\nx,0\ny,2\n").unwrap();
+        let given = names(&["bad", "good"]);
+        let many = read_named(&path, Some(&given)).unwrap_err().to_string();
+        assert!(
+            many.contains("row 2: field `label` is 2, an unknown class; id2label names 2"),
+            "{many}"
+        );
+    }
+
+    #[test]
+    fn texts_need_no_label() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("t.jsonl");
+        let lines =
+            "{\"text\": \"x\", \"label\": 1}\n{\"text\": \"y\", \"label\": null}\n{\"text\": 5}";
+        fs::write(&path, lines).unwrap();
+        assert!(has_column(&path, "label") && !has_column(&path, "class"));
+        let mut rows = Vec::new();
+        let error = read_texts(&path, "text", Some("label"), &mut |row| {
+            rows.push(row);
+            true
+        });
+        assert!(error.unwrap_err().to_string().contains("line 3"));
+        let row = |text: &str, label: Option<&str>| TableText {
+            text: text.to_owned(),
+            label: label.map(str::to_owned),
+        };
+        assert_eq!(rows, [row("x", Some("1")), row("y", None)]);
+        let mut texts = Vec::new();
+        read_texts(&path, "text", None, &mut |row| {
+            texts.push(row.text);
+            false
+        })
+        .unwrap();
+        assert_eq!(texts, ["x"]);
     }
 
     /// The Large Movie Review Dataset (Maas et al. 2011), where it is beside the checkout.

@@ -9,7 +9,7 @@
 //!
 //! - [`Location`] finds files: in a folder, or on the Hub ([`Hub`]) through its cache.
 //! - [`open`] reads what a [`DataSource`] names: raw token files, text, or a synthetic corpus.
-//! - [`read_labelled`] reads texts and their classes.
+//! - [`read_labelled`] reads texts and their classes, [`read_texts`] texts to classify.
 //! - [`TokenCache`] keeps tokens on disk, so that a corpus is tokenized once.
 //! - [`Sequences`] is a token stream cut into training samples of equal length.
 //! - [`DistributedSampler`] decides which rank sees which sample, and when.
@@ -24,6 +24,7 @@ mod batch;
 mod budget_sampler;
 mod cache_entries;
 mod chunks;
+mod classes;
 mod content_hash;
 mod corpus;
 mod csv;
@@ -62,6 +63,7 @@ mod wanted;
 pub use batch::{Collate, IGNORE_INDEX, MicroBatch};
 pub use budget_sampler::{BudgetSampler, EpochPosition, RaggedBatch};
 pub use cache_entries::{CacheEntry, CacheLimits};
+pub use classes::Classes;
 pub use corpus::{Content, Corpus, DataSource, TokenizerChoice, open};
 pub use download::Patience;
 pub use error::DataError;
@@ -69,7 +71,9 @@ pub use evaluation::EvaluationBatches;
 pub use hub::{Hub, HubRepo, HubSettings, RepoKind};
 pub use hub_token::HubToken;
 pub use join::Join;
-pub use labelled::{LABEL_FIELD, LabelledText, read_labelled};
+pub use labelled::{
+    LABEL_FIELD, LabelledText, TableText, has_column, read_labelled, read_labelled_as, read_texts,
+};
 pub use labelled_tokens::{LabelledBatch, LabelledTexts};
 pub use loader::{BatchLoader, DrawBatches, FixedRows};
 pub use location::Location;

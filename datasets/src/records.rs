@@ -31,6 +31,27 @@ impl Cell {
     }
 }
 
+/// A label as a table has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Label {
+    /// A class number.
+    Number(u32),
+    /// A name, without the spaces around it.
+    Name(String),
+}
+
+/// Longer names are no names: a column of texts was taken for that of the labels.
+const LONGEST_NAME: usize = 200;
+
+/// The beginning of `text`, in quotes and on one line.
+pub(crate) fn quoted(text: &str) -> String {
+    let mut start: String = text.chars().take(32).collect();
+    if start.len() < text.len() {
+        start.push_str("...");
+    }
+    format!("\"{}\"", start.escape_debug())
+}
+
 /// Cells of one row, in the order of the columns that were asked for.
 #[derive(Debug)]
 pub(crate) struct Row<'a> {
@@ -50,31 +71,69 @@ impl Row<'_> {
         }
     }
 
-    /// The class in column `at`: an integer from 0, written as a number or as text.
-    pub(crate) fn label(&self, at: usize) -> Result<u32, DataError> {
-        let integer = match &self.cells[at] {
-            Cell::Integer(integer) => Some(*integer),
-            Cell::Text(text) => text.trim().parse().ok(),
-            Cell::Other(_) => None,
-        };
-        match (integer, &self.cells[at]) {
-            (Some(-1), _) => Err(self.unfit(at, "-1, which marks rows without a label".into())),
-            (Some(integer), _) => u32::try_from(integer)
-                .map_err(|_| self.unfit(at, format!("{integer}, not a class from 0 upwards"))),
-            (None, Cell::Text(text)) => {
-                // Text of any length may stand where a label should.
-                let start: String = text.chars().take(32).collect();
-                Err(self.unfit(at, format!("\"{}\", not an integer", start.escape_debug())))
+    /// The label in column `at`: a class number from 0, written as a number or as text, or a name.
+    pub(crate) fn label(&self, at: usize) -> Result<Label, DataError> {
+        match &self.cells[at] {
+            Cell::Integer(integer) => self.class_number(at, *integer),
+            Cell::Text(text) => self.text_label(at, text.trim()),
+            Cell::Other(kind) => {
+                Err(self.unfit(at, format!("{kind}, not a class number or a name")))
             }
-            (None, other) => Err(self.unfit(at, format!("{}, not an integer", other.kind()))),
         }
     }
 
-    fn unfit(&self, at: usize, reason: String) -> DataError {
+    fn text_label(&self, at: usize, text: &str) -> Result<Label, DataError> {
+        if let Ok(integer) = text.parse() {
+            return self.class_number(at, integer);
+        }
+        if text.is_empty() {
+            return Err(self.unfit(at, "empty; give every row a class number or a name".into()));
+        }
+        // A column of scores would otherwise make a class of every fraction.
+        let numeric = text.starts_with(|it: char| it.is_ascii_digit() || "+-.".contains(it));
+        if numeric && text.parse::<f64>().is_ok() {
+            return Err(self.unfit(at, format!("{text}, not a class number from 0 or a name")));
+        }
+        if text.chars().count() > LONGEST_NAME {
+            let reason = format!(
+                "{}, longer than the {LONGEST_NAME} characters of a class name; choose the column of \
+                 the labels",
+                quoted(text)
+            );
+            return Err(self.unfit(at, reason));
+        }
+        Ok(Label::Name(text.to_owned()))
+    }
+
+    fn class_number(&self, at: usize, integer: i64) -> Result<Label, DataError> {
+        if integer == -1 {
+            return Err(self.unfit(at, "-1, which marks rows without a label".into()));
+        }
+        let number = u32::try_from(integer)
+            .map_err(|_| self.unfit(at, format!("{integer}, not a class from 0 upwards")))?;
+        Ok(Label::Number(number))
+    }
+
+    /// What is in column `at`, to be shown again; nothing where it is neither text nor an integer.
+    pub(crate) fn shown(&self, at: usize) -> Option<String> {
+        match &self.cells[at] {
+            Cell::Text(text) => Some(text.clone()),
+            Cell::Integer(integer) => Some(integer.to_string()),
+            Cell::Other(_) => None,
+        }
+    }
+
+    /// "line 3" or "row 3".
+    pub(crate) fn place(&self) -> String {
         let (unit, number) = self.place;
+        format!("{unit} {number}")
+    }
+
+    /// The error of a cell in column `at` that cannot be used.
+    pub(crate) fn unfit(&self, at: usize, reason: String) -> DataError {
         DataError::Cell {
             path: self.path.to_owned(),
-            place: format!("{unit} {number}"),
+            place: self.place(),
             reason: format!("field `{}` is {reason}", self.columns[at]),
         }
     }
@@ -125,16 +184,21 @@ mod tests {
     }
 
     #[test]
-    fn labels_are_integers_however_written() {
-        assert_eq!(row(Cell::Integer(1)).label(0).unwrap(), 1);
-        assert_eq!(row(Cell::Text(" 12 ".into())).label(0).unwrap(), 12);
+    fn labels_are_class_numbers_or_names() {
+        let name = |name: &str| Label::Name(name.to_owned());
+        assert_eq!(row(Cell::Integer(1)).label(0).unwrap(), Label::Number(1));
+        assert_eq!(row(Cell::Text(" 12 ".into())).label(0).unwrap(), Label::Number(12));
+        assert_eq!(row(Cell::Text(" very good\n".into())).label(0).unwrap(), name("very good"));
+        assert_eq!(row(Cell::Text("1 star".into())).label(0).unwrap(), name("1 star"));
         for (cell, expected) in [
             (Cell::Integer(-1), "marks rows without a label"),
+            (Cell::Text("-1".into()), "marks rows without a label"),
             (Cell::Integer(-2), "field `label` is -2, not a class from 0 upwards"),
             (Cell::Integer(1 << 40), "not a class"),
-            (Cell::Text("a\nb".into()), "is \"a\\nb\", not an integer"),
-            (Cell::Text("0.5".into()), "not an integer"),
-            (Cell::Other("null"), "`t.csv` row 7: field `label` is null, not an integer"),
+            (Cell::Text("0.5".into()), "field `label` is 0.5, not a class number from 0 or a name"),
+            (Cell::Text(" ".into()), "field `label` is empty"),
+            (Cell::Text("a\nb".repeat(100)), "is \"a\\nba\\nb"),
+            (Cell::Other("null"), "`t.csv` row 7: field `label` is null, not a class number"),
         ] {
             let message = row(cell).label(0).unwrap_err().to_string();
             assert!(message.contains(expected), "{message}");

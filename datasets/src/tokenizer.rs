@@ -149,6 +149,11 @@ impl Tokenizer {
         self.cuts_at_spaces
     }
 
+    /// The id of the special token that the tokenizer's configuration calls `name`, such as `pad_token`.
+    pub fn special_token(&self, name: &str) -> Option<u32> {
+        self.inner.token_to_id(&self.files.special_token(name)?)
+    }
+
     /// The ids of `text`, without special tokens around it. Special tokens spelled out inside of
     /// the text become their ids.
     ///

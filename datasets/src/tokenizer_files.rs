@@ -66,6 +66,13 @@ impl TokenizerFiles {
         }
     }
 
+    /// The token that the configuration calls `name`, where there is one.
+    pub(crate) fn special_token(&self, name: &str) -> Option<String> {
+        let config: Value = serde_json::from_slice(self.0.get(CONFIG)?).ok()?;
+        let token = &config[name];
+        token.get("content").unwrap_or(token).as_str().map(str::to_owned)
+    }
+
     /// `eos_token` of the configuration: a string, or an object with the string as `content`.
     pub(crate) fn eos_token(&self, path: &Path) -> Result<Option<String>, DataError> {
         let Some(config) = self.0.get(CONFIG) else { return Ok(None) };
@@ -109,7 +116,7 @@ impl TokenizerFiles {
         if !self.0.contains_key(CONFIG) {
             files.insert(CONFIG, pretty(&config(end_of_text)));
             if let Some(token) = end_of_text {
-                let map = json!({ "bos_token": token, "eos_token": token });
+                let map = json!({ "bos_token": token, "eos_token": token, "pad_token": token });
                 files.insert(SPECIAL_TOKENS, pretty(&map));
             }
         }
@@ -214,6 +221,8 @@ fn config(end_of_text: Option<&str>) -> Value {
     if let Some(token) = end_of_text {
         config["bos_token"] = token.into();
         config["eos_token"] = token.into();
+        // Batches are padded with it, behind the text.
+        config["pad_token"] = token.into();
     }
     config
 }

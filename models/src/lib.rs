@@ -8,6 +8,7 @@
 pub mod gpt2;
 pub mod imdb;
 
+mod class_names;
 mod norm;
 mod projection;
 mod publication;
@@ -15,6 +16,7 @@ mod small_file;
 mod texts;
 mod weights;
 
+pub use class_names::{ClassNames, ClassNamesError};
 pub use publication::Publication;
 pub use small_file::read_small_file;
 pub use texts::{TextBatch, TextBatchError, TextLimits};

@@ -109,3 +109,10 @@ fn scores_for_other_classes_are_refused() {
     let error = Gpt2Classifier::<Flex>::load(saved, &other, 7, &device).unwrap_err().to_string();
     assert!(error.contains("score.weight") && error.contains("[5, 48]"), "{error}");
 }
+
+#[test]
+fn a_language_model_is_no_trained_classifier() {
+    let error = Gpt2Classifier::<Flex>::load_trained(tiny(), &config(), &Default::default());
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("`score.weight`: expected [3, 48]"), "{error}");
+}

@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorData, backend::Backend};
 use burn_flex::Flex;
-use deepburn_models::TextBatch;
-use deepburn_models::gpt2::ParameterShape;
+use deepburn_models::gpt2::{ParameterShape, SavedPrecision};
 use deepburn_models::imdb::{Encoder, EncoderConfig};
+use deepburn_models::{ClassNames, TextBatch};
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -104,6 +104,59 @@ fn padding_changes_nothing() {
         logits(&padded, &[&lengths[..], &[0]].concat(), &[&labels[..], &[-100]].concat());
     assert_close(&found[..expected.len()], &expected);
     assert!(found.iter().all(|logit| logit.is_finite()));
+}
+
+/// Saves the recorded weights with `config` as their configuration.
+fn save(config: &EncoderConfig, folder: &std::path::Path) {
+    let mut writer = config.checkpoint_writer(folder, SavedPrecision::F32).unwrap();
+    let weights = recorded().weights;
+    for ParameterShape { path, shape } in config.parameters() {
+        writer.write(&path, TensorData::new(weights[&path].clone(), shape)).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+fn saved_config(folder: &std::path::Path) -> EncoderConfig {
+    let text = std::fs::read_to_string(folder.join("config.json")).unwrap();
+    EncoderConfig::from_saved(serde_json::from_str(&text).unwrap()).unwrap()
+}
+
+#[test]
+fn a_saved_encoder_is_loaded_with_its_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let names = ["bad", "fair", "good"].map(str::to_owned);
+    let names = ClassNames::new(names.to_vec()).unwrap();
+    save(&config().with_class_names(Some(&names)), folder.path());
+    let config = saved_config(folder.path());
+    assert_eq!(config.class_names().unwrap(), Some(names));
+    let loaded = Encoder::<Flex>::load(folder.path(), &config, &Default::default()).unwrap();
+
+    let Recorded { ids, lengths, labels, logits: expected, .. } = recorded();
+    let batch = TextBatch::new(config.limits(), &ids, &lengths, &labels, &Default::default());
+    let found: Vec<f32> = loaded.forward(&batch.unwrap()).into_data().to_vec().unwrap();
+    assert_close(&found, &expected);
+}
+
+#[test]
+fn an_encoder_that_does_not_fit_its_config_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    save(&config(), folder.path());
+    let load = |config: &EncoderConfig| {
+        let loaded = Encoder::<Flex>::load(folder.path(), config, &Default::default());
+        loaded.unwrap_err().to_string()
+    };
+    let error = load(&EncoderConfig { num_classes: 4, ..config() });
+    assert!(error.contains("in 2 tensors") && error.contains("`classifier2.bias`"), "{error}");
+    let error = load(&EncoderConfig { num_layers: 1, ..config() });
+    assert!(error.contains("`layers.1.in_proj.weight`: expected no such tensor"), "{error}");
+    let error = load(&EncoderConfig { num_layers: 3, ..config() });
+    assert!(error.contains("`layers.2.norm2.bias`: expected [8]"), "{error}");
+    let mut fields = serde_json::to_value(saved_config(folder.path())).unwrap();
+    fields["num_classes"] = 2.into();
+    fields["id2label"] = serde_json::json!({"0": "a", "1": "b", "2": "c"});
+    fields["label2id"] = serde_json::Value::Null;
+    let error = EncoderConfig::from_saved(fields.as_object().unwrap().clone()).unwrap_err();
+    assert!(error.to_string().contains("`num_classes` is 2, but it must be at least 3"), "{error}");
 }
 
 #[derive(Default)]

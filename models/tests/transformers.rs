@@ -142,6 +142,7 @@ fn greedy_continuations() {
             max_new_tokens: expected.len(),
             sampling: Sampling::Greedy,
             stop: Vec::new(),
+            num_tokens: None,
         };
         let prompt = reference.ids(&format!("{name}.prompt"));
         let tokens: Vec<u32> = model.generate(&prompt, &options).unwrap().collect();

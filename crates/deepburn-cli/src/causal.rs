@@ -7,7 +7,7 @@ use burn::tensor::{ElementConversion, Tensor};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Training, Zero};
 use deepburn::{Batch, BatchSource, Evaluation, NextStep, OutsideError, StepBatches, Task};
-use deepburn_config::{BatchPlan, CurriculumPlan, Job, Plan};
+use deepburn_config::{BatchPlan, CurriculumPlan, DataKind, Job, Plan};
 use deepburn_datasets::{
     BatchLoader, Corpus, DataError, DistributedSampler, EvaluationBatches, IGNORE_INDEX,
     MicroBatch, Order, Position, Sequences, Shard, Tokenizer,
@@ -17,7 +17,7 @@ use deepburn_models::gpt2::{
     InputError, SavedPrecision,
 };
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::corpus::open_corpus;
 use crate::failure::Failure;
@@ -25,6 +25,7 @@ use crate::lengths::{PREFETCH, check_length, longest};
 use crate::memory::check_step;
 use crate::places::Places;
 use crate::recipe::{InitialWeights, Recipe};
+use crate::vocabulary::{is_vocabulary_given, with_special_tokens, with_vocabulary};
 
 /// A language model and the text it learns.
 pub(crate) struct Causal {
@@ -52,9 +53,16 @@ impl Causal {
         let config = model_config(job, pretrained.as_deref())?;
         check_length(job, config.n_positions, "n_positions")?;
         check_step(batch, job.data.sequence_length)?;
-        let corpus = open_corpus(job, places, pretrained.as_deref(), &config);
+        // Bare tokens do not say how many there can be.
+        let is_bare = matches!(job.data.kind, DataKind::Tokens) && job.data.tokenizer.is_none();
+        let rows = (is_vocabulary_given(job) || is_bare).then_some(config.vocab_size);
+        let corpus = open_corpus(job, places, pretrained.as_deref(), rows);
         let corpus = corpus.map_err(Failure::mistake)?;
-        let config = with_tokenizer(config, job, &corpus)?;
+        let mut config = with_vocabulary(config, job, corpus.tokenizer.as_ref())?;
+        if let Some(tokenizer) = &corpus.tokenizer {
+            let special = ["bos_token_id", "eos_token_id"];
+            config = with_special_tokens(config, job, pretrained.as_deref(), tokenizer, &special)?;
+        }
         Ok(Self { config, corpus, order, pretrained, seed: job.training.seed })
     }
 
@@ -124,21 +132,6 @@ pub(crate) fn model_config(job: &Job, pretrained: Option<&Path>) -> Result<Gpt2C
     let config = base.with_overrides(&job.model.config).map_err(named)?;
     config.validate().map_err(named)?;
     Ok(config)
-}
-
-/// A new model ends its texts as the tokenizer does; a pretrained one has its own way.
-fn with_tokenizer(model: Gpt2Config, job: &Job, corpus: &Corpus) -> Result<Gpt2Config, Failure> {
-    let end = corpus.tokenizer.as_ref().and_then(|tokenizer| tokenizer.end_of_text());
-    let (None, Some(end)) = (&job.model.pretrained, end) else {
-        return Ok(model);
-    };
-    let mut ids = Map::new();
-    for name in ["bos_token_id", "eos_token_id"] {
-        if !job.model.config.contains_key(name) {
-            ids.insert(name.to_owned(), end.into());
-        }
-    }
-    model.with_overrides(&ids).map_err(Failure::mistake)
 }
 
 /// A micro-batch of token sequences.

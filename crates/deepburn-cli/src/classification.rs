@@ -18,7 +18,7 @@ use deepburn_models::gpt2::{
     Checkpoint, CheckpointError, CheckpointWriter, ClassifierConfig, Gpt2Classifier, SavedPrecision,
 };
 use deepburn_models::imdb::{Encoder, EncoderConfig};
-use deepburn_models::{TextBatch, TextBatchError, TextLimits};
+use deepburn_models::{ClassNames, TextBatch, TextBatchError, TextLimits};
 
 use crate::causal::model_config;
 use crate::failure::Failure;
@@ -28,6 +28,7 @@ use crate::places::Places;
 use crate::recipe::{InitialWeights, Recipe};
 use crate::text_source::{Labelled, TextSource, budget, evaluation, evaluation_budget};
 use crate::texts::{Texts, open_texts};
+use crate::vocabulary::{with_special_tokens, with_vocabulary};
 
 /// A classifier and the texts that it learns to tell apart.
 pub(crate) struct Classification<K> {
@@ -176,14 +177,17 @@ impl Classification<EncoderConfig> {
         config.validate().map_err(named)?;
         check_length(job, config.max_len, "max_len")?;
         check_step(batch, job.data.sequence_length)?;
-        let texts = open_texts(job, places, None).map_err(Failure::mistake)?;
+        let names = config.class_names().map_err(|error| named_config(&error))?;
+        let texts = open_named_texts(job, places, None, names.as_ref())?;
         let vocabulary = ("vocab_size", config.vocab_size, texts.tokenizer.vocab_size());
-        let classes = ("num_classes", config.num_classes, texts.num_classes());
+        let names = all_names(names, &texts)?;
+        let classes = ("num_classes", config.num_classes, num_classes(names.as_ref(), &texts));
         let config = EncoderConfig {
             vocab_size: sized_by_data(job, vocabulary)?,
             num_classes: sized_by_data(job, classes)?,
             ..config
         };
+        let config = config.with_class_names(names.as_ref());
         Ok(Self { kind: config, texts, order, seed: job.training.seed })
     }
 }
@@ -204,7 +208,12 @@ impl Classification<OnGpt2> {
         let body = model_config(job, pretrained.as_deref())?;
         check_length(job, body.n_positions, "n_positions")?;
         check_step(batch, job.data.sequence_length)?;
-        let texts = open_texts(job, places, pretrained.as_deref()).map_err(Failure::mistake)?;
+        // Names of the job take the place of both fields of the checkpoint.
+        let given = ["id2label", "label2id"].iter().any(|it| job.model.config.contains_key(*it));
+        let names = if given { ClassNames::read(&job.model.config) } else { body.class_names() };
+        let names = names.map_err(|error| named_config(&error))?;
+        let texts = open_named_texts(job, places, pretrained.as_deref(), names.as_ref())?;
+        let body = with_vocabulary(body, job, Some(&texts.tokenizer))?;
         if texts.tokenizer.vocab_size() > body.vocab_size {
             return Err(Failure::mistake(format!(
                 "data.tokenizer: it has {} tokens, the model {} (model.config.vocab_size); use the \
@@ -214,11 +223,55 @@ impl Classification<OnGpt2> {
             )));
         }
         let given = job.model.config.get("num_labels").and_then(serde_json::Value::as_u64);
-        let classes = ("num_labels", given.unwrap_or(0) as usize, texts.num_classes());
+        let special = ["bos_token_id", "eos_token_id", "pad_token_id"];
+        let body =
+            with_special_tokens(body, job, pretrained.as_deref(), &texts.tokenizer, &special)?;
+        let names = all_names(names, &texts)?;
+        let needed = num_classes(names.as_ref(), &texts);
+        let classes = ("num_labels", given.unwrap_or(0) as usize, needed);
         let config = ClassifierConfig { body, num_classes: sized_by_data(job, classes)? };
+        let config = config.with_class_names(names.as_ref());
         let kind = OnGpt2 { config, pretrained };
         Ok(Self { kind, texts, order, seed: job.training.seed })
     }
+}
+
+/// Reads the texts of a job whose model may have names of classes.
+fn open_named_texts(
+    job: &Job,
+    places: &Places,
+    pretrained: Option<&Path>,
+    names: Option<&ClassNames>,
+) -> Result<Texts, Failure> {
+    let names = names.map(ClassNames::as_slice);
+    // Beside such a name nobody can tell whether a label is a name or a class number.
+    let number = names.into_iter().flatten().find(|name| name.trim().parse::<i64>().is_ok());
+    if let Some(name) = number {
+        return Err(Failure::mistake(format!(
+            "model.config.id2label: the name \"{name}\" is a number, and labels that are numbers are \
+             classes from 0; give another name in model.config.id2label"
+        )));
+    }
+    open_texts(job, places, pretrained, names).map_err(Failure::mistake)
+}
+
+/// The names that the model has, or those of the labels.
+fn all_names(given: Option<ClassNames>, texts: &Texts) -> Result<Option<ClassNames>, Failure> {
+    let found = || texts.classes.names().map(|names| ClassNames::new(names.to_vec())).transpose();
+    match given {
+        Some(names) => Ok(Some(names)),
+        None => found().map_err(Failure::mistake),
+    }
+}
+
+/// Classes that the model must have.
+fn num_classes(names: Option<&ClassNames>, texts: &Texts) -> usize {
+    names.map_or(0, |names| names.as_slice().len()).max(texts.num_classes())
+}
+
+/// What is wrong with a field of the model's configuration.
+fn named_config(error: &impl std::fmt::Display) -> Failure {
+    Failure::mistake(format!("model.config: {error}"))
 }
 
 impl<K: Kind> Classification<K> {

@@ -7,15 +7,14 @@ use deepburn_datasets::{
     Content, Corpus, DataError, DataSource, Fractions, Join, Packing, Splits, SyntheticCorpus,
     TokenCache, TokenizerChoice, open,
 };
-use deepburn_models::gpt2::Gpt2Config;
 
 use crate::places::Places;
 
 /// Size of the embedded corpus: enough for any run on a few cores, written in a moment.
 const SYNTHETIC_BYTES: usize = 2 << 20;
 
-/// Opens the data of `job` for a model of `config`, which may start from a checkpoint in the folder
-/// `pretrained`.
+/// Opens the data of `job` for a model of `vocab_size` tokens, where that is known. It may start from a
+/// checkpoint in the folder `pretrained`.
 ///
 /// # Errors
 /// What is wrong with the data.
@@ -23,7 +22,7 @@ pub(crate) fn open_corpus(
     job: &Job,
     places: &Places,
     pretrained: Option<&Path>,
-    config: &Gpt2Config,
+    vocab_size: Option<usize>,
 ) -> Result<Corpus, DataError> {
     let data = &job.data;
     let tokenizer = tokenizer(data, places, pretrained)?;
@@ -57,7 +56,7 @@ pub(crate) fn open_corpus(
     open(&DataSource {
         content,
         packing: Packing::drop_rest(data.sequence_length),
-        vocab_size: Some(config.vocab_size),
+        vocab_size,
         token_cache: token_cache(data),
     })
 }
@@ -80,7 +79,7 @@ pub(crate) fn tokenizer(
 }
 
 /// The tokenizer that lies beside a checkpoint.
-fn tokenizer_of(checkpoint: &Path) -> Option<PathBuf> {
+pub(crate) fn tokenizer_of(checkpoint: &Path) -> Option<PathBuf> {
     let known = ["tokenizer.json", "vocab.json"];
     known.iter().any(|file| checkpoint.join(file).is_file()).then(|| checkpoint.to_owned())
 }

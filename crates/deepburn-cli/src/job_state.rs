@@ -58,6 +58,7 @@ impl JobState {
                 self.samples, now.samples
             ));
         }
+        self.compare_models(now)?;
         let mut differences = Vec::new();
         for section in ["model", "data", "training", "deepspeed"] {
             differ(section, &self.job[section], &now.job[section], &mut differences);
@@ -71,6 +72,35 @@ impl JobState {
             }
             if decides(&path) {
                 tracing::warn!("{path} was {then} in the checkpoint and is {now} from now on");
+            }
+        }
+        Ok(())
+    }
+}
+
+impl JobState {
+    /// Refuses a model with other classes or another vocabulary, which the data decide where the job file
+    /// does not.
+    fn compare_models(&self, now: &Self) -> Result<(), String> {
+        let config = |state: &Self, name: &str| {
+            let document = state.publication.documents.get("config.json");
+            document.and_then(|fields| fields.get(name)).cloned()
+        };
+        for (name, remedy) in [
+            (
+                "id2label",
+                "give the data it was saved with, or these names as model.config.id2label",
+            ),
+            ("vocab_size", "set model.config.vocab_size to that"),
+        ] {
+            let (then, now) = (config(self, name), config(now, name));
+            // Before classes had names, an encoder's configuration did not list them.
+            if let (Some(then), Some(now)) = (then, now)
+                && then != now
+            {
+                return Err(format!(
+                    "the model's {name} was {then} when it was saved and is {now} now; {remedy}"
+                ));
             }
         }
         Ok(())

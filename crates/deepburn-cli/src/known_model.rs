@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 
 use crate::activations::{BatchShape, of_encoder, of_gpt2_classifier, of_language_model};
 use crate::failure::Failure;
+use crate::model_folder::model_in;
 
 /// A model that `finetune` trains.
 pub(crate) enum KnownModel {
@@ -31,7 +32,7 @@ impl KnownModel {
     /// A user's mistake: the file cannot be read, or is the configuration of another model.
     pub(crate) fn read(path: Option<&Path>) -> Result<Self, Failure> {
         let Some(path) = path else { return Ok(Self::Gpt2(Gpt2Config::small())) };
-        let file = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
+        let file = if path.is_dir() { model_in(path).join("config.json") } else { path.to_owned() };
         let named = |error: &dyn std::fmt::Display| {
             Failure::mistake(format!("--model: {}: {error}", file.display()))
         };
@@ -39,9 +40,7 @@ impl KnownModel {
         // What is no JSON object is refused by the parser of GPT-2's configuration, which names the place.
         let fields: Map<String, Value> = serde_json::from_str(&text).unwrap_or_default();
         if fields.get("model_type") == Some(&Value::from("deepburn_encoder")) {
-            let config = EncoderConfig::guide().with_overrides(&fields);
-            let config = config.map_err(|error| named(&error))?;
-            config.validate().map_err(|error| named(&error))?;
+            let config = EncoderConfig::from_saved(fields).map_err(|error| named(&error))?;
             return Ok(Self::Encoder(config));
         }
         let body: Gpt2Config = text.parse().map_err(|error| named(&error))?;

@@ -29,8 +29,11 @@ mod known_model;
 mod launch;
 mod lengths;
 mod memory;
+mod model_folder;
 mod monitoring;
 mod places;
+mod predict;
+mod predictions;
 mod preparation;
 mod progress;
 mod recipe;
@@ -41,6 +44,8 @@ mod swap;
 mod text_source;
 mod texts;
 mod tools;
+mod trained_classifier;
+mod vocabulary;
 mod watch;
 
 pub use cache_tool::CacheAction;
@@ -48,6 +53,7 @@ pub use checkpoint_tools::{Size, WeightType};
 pub use failure::{Failure, exit};
 pub use finetune::{Arguments, finetune};
 pub use launch::LaunchArguments;
+pub use predict::PredictArguments;
 pub use tools::{Command, Tools, run as run_tool};
 
 /// Whether this process is the one of a job that speaks to the user: the one with rank 0. Of contradictory

@@ -8,6 +8,8 @@ use std::path::PathBuf;
 use deepburn_config::Place;
 use deepburn_datasets::{DataError, Hub, Location, RepoKind};
 
+use crate::model_folder::model_in;
+
 /// Finds the files behind a job's places.
 #[derive(Debug, Default)]
 pub(crate) struct Places {
@@ -25,7 +27,8 @@ impl Places {
     /// What the Hub says.
     pub(crate) fn model(&self, place: &Place) -> Result<PathBuf, DataError> {
         match place {
-            Place::Local(path) => Ok(path.clone()),
+            // A run's folder stands for the model in it.
+            Place::Local(path) => Ok(model_in(path)),
             Place::Hub(text) => Location::parse(text, RepoKind::Model)?.model(self.hub()?),
         }
     }

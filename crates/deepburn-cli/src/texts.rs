@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use deepburn_config::{DataJob, DataKind, Job, SplitPlan};
 use deepburn_datasets::{
-    DataError, Fractions, LABEL_FIELD, LabelledText, LabelledTexts, SyntheticReviews, TEXT_FIELD,
-    Tokenizer, read_labelled,
+    Classes, DataError, Fractions, LABEL_FIELD, LabelledText, LabelledTexts, SyntheticReviews,
+    TEXT_FIELD, Tokenizer, read_labelled, read_labelled_as,
 };
 
 use crate::corpus::{token_cache, tokenizer};
@@ -21,6 +21,8 @@ pub(crate) struct Texts {
     pub(crate) eval: Option<Arc<LabelledTexts>>,
     pub(crate) test: Option<Arc<LabelledTexts>>,
     pub(crate) tokenizer: Tokenizer,
+    /// What the labels stand for, in every split.
+    pub(crate) classes: Classes,
 }
 
 /// Embedded synthetic reviews: enough to learn from in a minute.
@@ -30,11 +32,15 @@ impl Texts {
     /// Classes in all splits.
     pub(crate) fn num_classes(&self) -> usize {
         let others = self.eval.iter().chain(&self.test);
+        if let Some(names) = self.classes.names() {
+            return names.len();
+        }
         others.map(|texts| texts.num_classes()).fold(self.train.num_classes(), usize::max)
     }
 }
 
-/// Reads, shuffles where one set is divided, and tokenizes.
+/// Reads, shuffles where one set is divided, and tokenizes. `names` are those of the classes, where the
+/// model has them.
 ///
 /// # Errors
 /// What is wrong with the data.
@@ -42,11 +48,13 @@ pub(crate) fn open_texts(
     job: &Job,
     places: &Places,
     pretrained: Option<&Path>,
+    names: Option<&[String]>,
 ) -> Result<Texts, DataError> {
-    let [Some(train), eval, test] = read_splits(job, places)? else {
+    let (splits, classes) = read_splits(job, places, names)?;
+    let [Some(train), eval, test] = splits else {
         return Err(DataError::Empty { what: "the train split".to_owned() });
     };
-    warn_of_classes(&train);
+    warn_of_classes(&train, &classes);
     let tokenizer = match tokenizer(&job.data, places, pretrained)? {
         Some(path) => Tokenizer::load(&path)?,
         None => {
@@ -67,12 +75,21 @@ pub(crate) fn open_texts(
     let train = tokenize(train, "train")?;
     let eval = eval.map(|texts| tokenize(texts, "eval")).transpose()?;
     let test = test.map(|texts| tokenize(texts, "test")).transpose()?;
-    Ok(Texts { train, eval, test, tokenizer })
+    Ok(Texts { train, eval, test, tokenizer, classes })
 }
 
 /// Says what in the labels looks like a mistake: a column of ids makes a class of each number.
-fn warn_of_classes(train: &[LabelledText]) {
+fn warn_of_classes(train: &[LabelledText], named: &Classes) {
     let classes: BTreeSet<u32> = train.iter().map(|text| text.label).collect();
+    if let Some(names) = named.names() {
+        let shown: Vec<_> = names.iter().take(8).map(String::as_str).collect();
+        let rest = if names.len() > shown.len() { ", ..." } else { "" };
+        tracing::info!("{} classes by name: {}{rest}", names.len(), shown.join(", "));
+        if classes.len() < 2 {
+            tracing::warn!("the train split has one class: there is nothing to tell apart");
+        }
+        return;
+    }
     let highest = classes.last().copied().unwrap_or(0);
     if classes.len() < 2 {
         tracing::warn!("the train split has one class, {highest}: there is nothing to tell apart");
@@ -85,8 +102,12 @@ fn warn_of_classes(train: &[LabelledText]) {
     }
 }
 
-/// The texts of train, eval and test.
-fn read_splits(job: &Job, places: &Places) -> Result<[Option<Vec<LabelledText>>; 3], DataError> {
+/// The texts of train, eval and test, and what their labels stand for: the files that train decide.
+fn read_splits(
+    job: &Job,
+    places: &Places,
+    names: Option<&[String]>,
+) -> Result<([Option<Vec<LabelledText>>; 3], Classes), DataError> {
     let (data, seed) = (&job.data, job.training.seed);
     let name = data.name.as_deref();
     let hold_out = |texts: Vec<LabelledText>, share: f64| {
@@ -95,34 +116,55 @@ fn read_splits(job: &Job, places: &Places) -> Result<[Option<Vec<LabelledText>>;
     };
     match &data.splits {
         SplitPlan::Shares { path, train, eval, test } => {
-            let all = match path {
-                Some(path) => read(&places.whole(path, name)?, data)?,
-                None => SyntheticReviews { seed, count: SYNTHETIC_REVIEWS }.texts(),
+            let (all, classes) = match path {
+                Some(path) => read(&places.whole(path, name)?, data, names)?,
+                None => {
+                    let texts = SyntheticReviews { seed, count: SYNTHETIC_REVIEWS }.texts();
+                    (texts, Classes::Numbers { count: None })
+                }
             };
             let fractions = Fractions { train: *train, eval: *eval, test: *test };
-            fractions.divide_shuffled(all, seed)
+            Ok((fractions.divide_shuffled(all, seed)?, classes))
         }
         SplitPlan::Named { path, train, eval, eval_share, test } => {
-            let read = |split: &String| read(&places.split(path, name, split)?, data);
-            let [train, held_out, _] = hold_out(read(train)?, *eval_share)?;
+            let (all, classes) = read(&places.split(path, name, train)?, data, names)?;
+            let read = |split: &String| read_as(&places.split(path, name, split)?, data, &classes);
+            let [train, held_out, _] = hold_out(all, *eval_share)?;
             let eval = eval.as_ref().map(read).transpose()?.or(held_out);
-            Ok([train, eval, test.as_ref().map(read).transpose()?])
+            Ok(([train, eval, test.as_ref().map(read).transpose()?], classes))
         }
         SplitPlan::Paths { train, eval, eval_share, test } => {
-            let read = |path: &PathBuf| read(std::slice::from_ref(path), data);
-            let [train, held_out, _] = hold_out(read(train)?, *eval_share)?;
+            let (all, classes) = read(std::slice::from_ref(train), data, names)?;
+            let read = |path: &PathBuf| read_as(std::slice::from_ref(path), data, &classes);
+            let [train, held_out, _] = hold_out(all, *eval_share)?;
             let eval = eval.as_ref().map(read).transpose()?.or(held_out);
-            Ok([train, eval, test.as_ref().map(read).transpose()?])
+            Ok(([train, eval, test.as_ref().map(read).transpose()?], classes))
         }
     }
 }
 
-fn read(files: &[PathBuf], data: &DataJob) -> Result<Vec<LabelledText>, DataError> {
-    let (text, label) = match &data.kind {
-        DataKind::Classification { text_field, label_field } => {
-            (text_field.as_str(), label_field.as_str())
-        }
+fn read(
+    files: &[PathBuf],
+    data: &DataJob,
+    names: Option<&[String]>,
+) -> Result<(Vec<LabelledText>, Classes), DataError> {
+    let (text, label) = columns(data);
+    read_labelled(files, text, label, names)
+}
+
+fn read_as(
+    files: &[PathBuf],
+    data: &DataJob,
+    classes: &Classes,
+) -> Result<Vec<LabelledText>, DataError> {
+    let (text, label) = columns(data);
+    read_labelled_as(files, text, label, classes)
+}
+
+/// The columns of texts and labels.
+fn columns(data: &DataJob) -> (&str, &str) {
+    match &data.kind {
+        DataKind::Classification { text_field, label_field } => (text_field, label_field),
         _ => (TEXT_FIELD, LABEL_FIELD),
-    };
-    read_labelled(files, text, label)
+    }
 }

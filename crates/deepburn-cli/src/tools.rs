@@ -1,5 +1,5 @@
-//! `deepburn`: check a configuration, list its keys, estimate memory, generate text, look into checkpoints and make
-//! weights of them, compare runs, launch jobs on several processes, show the environment.
+//! `deepburn`: check a configuration, list its keys, estimate memory, generate text, classify texts, look into
+//! checkpoints and export weights, compare runs, launch jobs on several processes, show the environment.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -18,6 +18,9 @@ use crate::estimates::{EstimateArguments, estimates};
 use crate::failure::Failure;
 use crate::keys::keys;
 use crate::launch::{LaunchArguments, launch};
+use crate::model_folder::ModelFolder;
+use crate::predict::{PredictArguments, predict};
+use crate::progress::tell;
 
 /// DeepBurn's tools.
 #[derive(Debug, Parser)]
@@ -57,7 +60,7 @@ pub enum Command {
     Estimate(EstimateArguments),
     /// Continues a text.
     Generate {
-        /// Folder of a model with its tokenizer.
+        /// Folder of a run, or of a model with its tokenizer.
         #[arg(long)]
         model: PathBuf,
         /// The text to continue.
@@ -80,6 +83,8 @@ pub enum Command {
         #[arg(long, default_value_t = 0)]
         seed: u64,
     },
+    /// Classify texts with a trained classifier.
+    Predict(Box<PredictArguments>),
     /// Makes weights that other programs load of a training checkpoint.
     Consolidate {
         /// Folder of the checkpoint, of checkpoints, or of a run.
@@ -157,6 +162,7 @@ pub fn run(tools: Tools) -> Result<(), Failure> {
             };
             generate(&model, &prompt, max_new_tokens, sampling)
         }
+        Command::Predict(arguments) => predict(&arguments),
         Command::Consolidate { checkpoint, out, tag, dtype, max_shard_size } => {
             let files = consolidate(&checkpoint, tag.as_deref(), &out, dtype, max_shard_size)?;
             print(&files.join("\n"));
@@ -200,16 +206,42 @@ fn generate(
     max_new_tokens: usize,
     sampling: Sampling,
 ) -> Result<(), Failure> {
-    let checkpoint = Checkpoint::open(folder).map_err(Failure::mistake)?;
-    let tokenizer = Tokenizer::load(folder).map_err(Failure::mistake)?;
+    let folder = ModelFolder::find(folder, "--model")?.path;
+    let checkpoint = Checkpoint::open(&folder).map_err(Failure::mistake)?;
+    let tokenizer = Tokenizer::load(&folder).map_err(Failure::mistake)?;
     let config = checkpoint.config().clone();
     let model = checkpoint.load::<Flex>(&config, &FlexDevice).map_err(Failure::mistake)?;
     let tokens = tokenizer.encode(prompt).map_err(Failure::mistake)?;
-    let options = GenerateOptions { max_new_tokens, sampling, stop: config.eos_token_ids() };
-    let generation = model.generate(&tokens, &options).map_err(Failure::mistake)?;
+    let used = last_tokens(&tokens, max_new_tokens, config.n_positions)?;
+    let options = GenerateOptions {
+        max_new_tokens,
+        sampling,
+        stop: config.eos_token_ids(),
+        num_tokens: Some(tokenizer.vocab_size()),
+    };
+    let generation = model.generate(used, &options).map_err(Failure::mistake)?;
     let all: Vec<u32> = tokens.iter().copied().chain(generation).collect();
     print(&tokenizer.decode(&all, true).map_err(Failure::run)?);
     Ok(())
+}
+
+/// The end of a prompt that leaves room for new tokens. Says so where it is not the whole prompt.
+fn last_tokens(tokens: &[u32], new: usize, positions: usize) -> Result<&[u32], Failure> {
+    let room = positions.saturating_sub(new);
+    if room == 0 {
+        return Err(Failure::mistake(format!(
+            "--max-new-tokens: {new}; the model has {positions} positions for the prompt and new tokens \
+             together; ask for fewer"
+        )));
+    }
+    if tokens.len() > room {
+        tell(&format!(
+            "the prompt has {} tokens, of which the last {room} are used: the model has {positions} \
+             positions, and {new} are for new tokens",
+            tokens.len()
+        ));
+    }
+    Ok(&tokens[tokens.len().saturating_sub(room)..])
 }
 
 fn at_least_one(what: &str, count: usize) -> Result<usize, Failure> {

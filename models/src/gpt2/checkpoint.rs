@@ -255,6 +255,16 @@ impl Checkpoint {
         Ok(Some(values))
     }
 
+    /// Refuses a checkpoint without a tensor at a module path.
+    pub(crate) fn require(&self, path: &str, shape: &[usize]) -> Result<(), CheckpointError> {
+        if self.tensors.contains_key(path) {
+            return Ok(());
+        }
+        let expected = format!("{shape:?} of F32, F16 or BF16");
+        let found = "nothing".to_owned();
+        self.refuse(vec![TensorProblem { name: path.to_owned(), expected, found }])
+    }
+
     /// Leaves the language model's head out.
     pub(crate) fn leave_head(&mut self) {
         self.tensors.remove(HEAD);
@@ -370,7 +380,7 @@ fn read_config(path: &Path) -> Result<Gpt2Config, CheckpointError> {
 }
 
 /// Opens the checkpoint's one file, or the shards that its index lists.
-fn open_files(folder: &Path) -> Result<Vec<TensorFile>, CheckpointError> {
+pub(crate) fn open_files(folder: &Path) -> Result<Vec<TensorFile>, CheckpointError> {
     let (single, index) = (folder.join(WEIGHTS), folder.join(INDEX));
     if single.exists() {
         return Ok(vec![TensorFile::open(&single)?]);

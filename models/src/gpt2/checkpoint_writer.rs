@@ -268,7 +268,7 @@ pub(crate) fn classifier_config(
     fields.insert("architectures".into(), json!(["GPT2ForSequenceClassification"]));
     fields.extend(config.labels());
     if fields.get("pad_token_id").is_none_or(Value::is_null) {
-        let end = fields.get("eos_token_id").cloned().unwrap_or_default();
+        let end = config.body.eos_token_ids().first().map_or(Value::Null, |id| json!(id));
         fields.insert("pad_token_id".into(), end);
     }
     fields.sort_keys();

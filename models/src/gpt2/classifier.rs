@@ -8,7 +8,7 @@ use std::path::Path;
 use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor, TensorData, backend::Backend};
 use deepburn_ops::{FusedOps, cross_entropy};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::attention::Extent;
 use super::checkpoint::{CONFIG, Checkpoint, CheckpointError};
@@ -18,6 +18,7 @@ use super::model::Gpt2;
 use super::parameters::{ParameterShape, SCORE, parameter};
 use super::precision::SavedPrecision;
 use crate::Publication;
+use crate::class_names::{ClassNames, ClassNamesError};
 use crate::texts::{TextBatch, TextLimits};
 use crate::weights::{Values, WeightInit};
 
@@ -99,13 +100,26 @@ impl ClassifierConfig {
 
     /// The fields of `config.json` that the classes add.
     pub(crate) fn labels(&self) -> Map<String, Value> {
-        let name = |class: usize| format!("LABEL_{class}");
-        let classes = || 0..self.num_classes;
-        let id2label: Map<_, _> = classes().map(|it| (it.to_string(), json!(name(it)))).collect();
-        let label2id: Map<_, _> = classes().map(|it| (name(it), json!(it))).collect();
-        [("id2label".to_owned(), id2label.into()), ("label2id".to_owned(), label2id.into())]
-            .into_iter()
-            .collect()
+        // Names that are not sound, or of another number of classes, are those of another model.
+        let names = self.class_names().unwrap_or_default();
+        ClassNames::fields(names.as_ref(), self.num_classes)
+    }
+
+    /// The names of its classes; `None` where they are numbers, or the names of the config are those of
+    /// more classes than there are.
+    ///
+    /// # Errors
+    /// [`ClassNamesError`] for names that do not name each class from 0 once.
+    pub fn class_names(&self) -> Result<Option<ClassNames>, ClassNamesError> {
+        let names = self.body.class_names()?;
+        Ok(names.filter(|names| names.as_slice().len() <= self.num_classes))
+    }
+
+    /// The same with these names of classes.
+    #[must_use]
+    pub fn with_class_names(mut self, names: Option<&ClassNames>) -> Self {
+        self.body.carried.0.extend(ClassNames::fields(names, self.num_classes));
+        self
     }
 
     /// A tied head is the embedding, so the model has none of its own.
@@ -150,6 +164,19 @@ impl<B: Backend> Gpt2Classifier<B> {
     ) -> Result<Self, CheckpointError> {
         let score = Score::taken_from(&mut checkpoint, config, seed, device)?;
         Ok(Self { transformer: checkpoint.load(&config.headless(), device)?, score })
+    }
+
+    /// A trained classifier; unlike [`load`](Self::load) it draws nothing.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load), and [`CheckpointError::Tensors`] for a checkpoint without scores.
+    pub fn load_trained(
+        checkpoint: Checkpoint,
+        config: &ClassifierConfig,
+        device: &B::Device,
+    ) -> Result<Self, CheckpointError> {
+        checkpoint.require(SCORE, &[config.num_classes, config.body.n_embd])?;
+        Self::load(checkpoint, config, 0, device)
     }
 
     /// The model that [`load`](Self::load) makes, except that weights of the language model are read

@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use thiserror::Error;
 
 use super::activation::Activation;
+use crate::class_names::{ClassNames, ClassNamesError};
 
 /// The largest value of a width, length or vocabulary: products of two fit 64 bits with room.
 const MAX_SIZE: usize = 1 << 24;
@@ -160,6 +161,14 @@ impl Gpt2Config {
             Some(value) => id(value).into_iter().collect(),
             None => Vec::new(),
         }
+    }
+
+    /// The names of classes that a classifier's `config.json` has; `None` where they are numbers.
+    ///
+    /// # Errors
+    /// [`ClassNamesError`] for names that do not name each class from 0 once.
+    pub fn class_names(&self) -> Result<Option<ClassNames>, ClassNamesError> {
+        ClassNames::read(&self.carried.0)
     }
 
     /// Checks every value against its range and the values it has to agree with.

@@ -24,6 +24,8 @@ pub struct GenerateOptions {
     /// Tokens after which to stop; they are still given out. `config.eos_token_ids()` is the
     /// model's own choice.
     pub stop: Vec<u32>,
+    /// Tokens that exist; the model's rows beyond are padding and never chosen. None takes all rows.
+    pub num_tokens: Option<usize>,
 }
 
 /// How the next token is chosen.
@@ -89,6 +91,8 @@ pub struct Generation<'a, B: Backend> {
     left: usize,
     chooser: Chooser,
     stop: Vec<u32>,
+    /// Logits that count, at least 1.
+    num_tokens: usize,
 }
 
 impl<B: Backend> Gpt2<B> {
@@ -117,6 +121,7 @@ impl<B: Backend> Gpt2<B> {
             left: max_new_tokens,
             chooser: Chooser::new(&options.sampling)?,
             stop: options.stop.clone(),
+            num_tokens: options.num_tokens.unwrap_or(config.vocab_size).max(1),
         })
     }
 }
@@ -142,7 +147,7 @@ impl<B: FusedOps> Iterator for Generation<'_, B> {
             return None;
         }
         let logits = self.advance();
-        let token = self.chooser.choose(&logits);
+        let token = self.chooser.choose(&logits[..logits.len().min(self.num_tokens)]);
         self.unseen = vec![token];
         self.left = if self.stop.contains(&token) { 0 } else { self.left - 1 };
         Some(token)
@@ -302,7 +307,7 @@ mod tests {
     }
 
     fn options(max_new_tokens: usize, sampling: Sampling) -> GenerateOptions {
-        GenerateOptions { max_new_tokens, sampling, stop: Vec::new() }
+        GenerateOptions { max_new_tokens, sampling, stop: Vec::new(), num_tokens: None }
     }
 
     #[test]
@@ -337,6 +342,18 @@ mod tests {
         let first = all.iter().position(|token| *token == all[4]).unwrap();
         let stopped: Vec<u32> = model.generate(&[1], &stop).unwrap().collect();
         assert_eq!(stopped, all[..=first]);
+    }
+
+    #[test]
+    fn rows_of_padding_are_never_chosen() {
+        let model = model();
+        let sampling = random(5.0, None, 1.0);
+        let all = model.generate(&[1], &options(11, sampling.clone())).unwrap();
+        assert!(all.into_iter().any(|token| token >= 5));
+        for sampling in [sampling, Sampling::Greedy] {
+            let few = GenerateOptions { num_tokens: Some(5), ..options(11, sampling) };
+            assert!(model.generate(&[1], &few).unwrap().all(|token| token < 5));
+        }
     }
 
     #[test]

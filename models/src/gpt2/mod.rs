@@ -41,6 +41,9 @@ mod parameters;
 mod precision;
 mod tensor_file;
 
+pub(crate) use checkpoint::{CONFIG, open_files};
+pub(crate) use tensor_file::float_type;
+
 pub use activation::Activation;
 pub use batch::{CausalBatch, IGNORED_LABEL, InputError};
 pub use checkpoint::{Checkpoint, CheckpointError, TensorProblem};

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
+use crate::class_names::{ClassNames, ClassNamesError, ID2LABEL, LABEL2ID};
 use crate::texts::TextLimits;
 
 /// The largest value of a width, length or vocabulary: products of two fit 64 bits with room.
@@ -37,6 +38,12 @@ pub struct EncoderConfig {
     /// Deviation of the initial embeddings. A word that training seldom sees keeps about its first
     /// value, which is noise to the mean over a text: the smaller, the less of it.
     pub initializer_range: f64,
+    /// Names of the classes, by class.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id2label: Option<Map<String, Value>>,
+    /// The class of each name; of the two fields one is enough.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub label2id: Option<Map<String, Value>>,
 }
 
 /// What `config.json` calls this model.
@@ -89,6 +96,8 @@ impl EncoderConfig {
             num_classes: 2,
             layer_norm_epsilon: 1e-5,
             initializer_range: 1.0,
+            id2label: None,
+            label2id: None,
         }
     }
 
@@ -103,6 +112,50 @@ impl EncoderConfig {
         };
         all.extend(fields.clone());
         serde_json::from_value(all.into()).map_err(wrong)
+    }
+
+    /// Reads the fields of a saved `config.json`.
+    ///
+    /// # Errors
+    /// [`EncoderConfigError`] for a field that is unknown, of another type or out of range.
+    pub fn from_saved(mut fields: Map<String, Value>) -> Result<Self, EncoderConfigError> {
+        // They describe the file, not the model.
+        for name in ["architectures", "dtype"] {
+            fields.remove(name);
+        }
+        let config = Self::guide().with_overrides(&fields)?;
+        config.validate()?;
+        let wrong = |error: ClassNamesError| EncoderConfigError::Field(error.to_string());
+        let names = config.class_names().map_err(wrong)?;
+        let count = names.map_or(0, |names| names.as_slice().len());
+        match count > config.num_classes {
+            true => Err(EncoderConfigError::Value {
+                name: "num_classes",
+                value: config.num_classes.to_string(),
+                rule: format!("at least {count}, for the names in `id2label`"),
+            }),
+            false => Ok(config),
+        }
+    }
+
+    /// The names of its classes; `None` where they are numbers.
+    ///
+    /// # Errors
+    /// [`ClassNamesError`] for names that do not name each class from 0 once.
+    pub fn class_names(&self) -> Result<Option<ClassNames>, ClassNamesError> {
+        let mut fields = Map::new();
+        fields.extend(self.id2label.clone().map(|it| (ID2LABEL.to_owned(), it.into())));
+        fields.extend(self.label2id.clone().map(|it| (LABEL2ID.to_owned(), it.into())));
+        ClassNames::read(&fields)
+    }
+
+    /// The same with these names of classes.
+    #[must_use]
+    pub fn with_class_names(mut self, names: Option<&ClassNames>) -> Self {
+        let mut fields = ClassNames::fields(names, self.num_classes);
+        let mut take = |name| fields.remove(name).and_then(|it| it.as_object().cloned());
+        (self.id2label, self.label2id) = (take(ID2LABEL), take(LABEL2ID));
+        self
     }
 
     /// What texts it takes.

@@ -53,7 +53,10 @@ impl<B: Backend> Encoder<B> {
         Self::with(config, &WeightInit::zeros(device))
     }
 
-    fn with(config: &EncoderConfig, init: &WeightInit<B>) -> Result<Self, EncoderConfigError> {
+    pub(crate) fn with(
+        config: &EncoderConfig,
+        init: &WeightInit<B>,
+    ) -> Result<Self, EncoderConfigError> {
         config.validate()?;
         let EncoderConfig { vocab_size, embed_dim, hidden_dim, num_classes, .. } = *config;
         let values = Values::Normal { std: config.initializer_range };

@@ -18,6 +18,7 @@ mod limits;
 mod malformed;
 mod memory;
 mod outputs;
+mod predicting;
 #[cfg(feature = "mpi")]
 mod processes;
 mod program;

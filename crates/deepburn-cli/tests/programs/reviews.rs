@@ -208,7 +208,7 @@ fn what_does_not_fit_is_named() {
         ("data.path", json!("labels.csv"), &["labels.csv", "label"]),
     ] {
         let job = reviews().with(path, value);
-        fs::write(job.folder().join("labels.csv"), "text,label\ngood,yes\n").unwrap();
+        fs::write(job.folder().join("labels.csv"), "text,label\ngood,0.5\n").unwrap();
         let ending = job.run().failed(2, parts);
         assert!(!job.folder().join("output").exists(), "{}", ending.stderr);
     }

@@ -71,7 +71,12 @@ const DATA: &[Key] = &[
             with a class each.",
     ),
     Key::new("text_field", Kind::Text, Literal::Text("text"), "Field or column of the text."),
-    Key::new("label_field", Kind::Text, Literal::Text("label"), "Field or column of the class."),
+    Key::new(
+        "label_field",
+        Kind::Text,
+        Literal::Text("label"),
+        "Field or column of the class: a number from 0, or a name.",
+    ),
     Key::optional(
         "path",
         Kind::Text,

@@ -1,0 +1,303 @@
+//! Predictions as rows of a file or of standard output.
+//!
+//! Main type: [`PredictionWriter`]. A file gets its name when it is complete: until then, and after a
+//! failure, nothing in its folder changes that a reader would look at.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+
+use crate::failure::Failure;
+
+/// A text with what was found about it.
+#[derive(Debug)]
+pub(crate) struct Prediction {
+    pub(crate) text: String,
+    /// The label that it came with.
+    pub(crate) label: Option<String>,
+    /// The likeliest class.
+    pub(crate) class: usize,
+    /// The probability of every class.
+    pub(crate) probabilities: Vec<f64>,
+}
+
+/// What the columns are called.
+#[derive(Debug, Clone)]
+pub(crate) struct Columns {
+    pub(crate) text: String,
+    /// The label's, where the input has one.
+    pub(crate) label: Option<String>,
+    /// How each class is shown: its name, or its number.
+    pub(crate) classes: Vec<String>,
+    /// Whether classes are numbers.
+    pub(crate) are_numbers: bool,
+}
+
+/// Writes predictions, a row each.
+pub(crate) struct PredictionWriter {
+    columns: Columns,
+    target: Target,
+    /// The file that gets its name at the end.
+    file: Option<PartialFile>,
+}
+
+enum Target {
+    Csv(Box<csv::Writer<BufWriter<File>>>),
+    JsonLines(BufWriter<File>),
+    Screen(io::Stdout),
+}
+
+/// A hidden file beside the one that it becomes; removed if it does not.
+struct PartialFile {
+    path: PathBuf,
+    partial: PathBuf,
+}
+
+impl Drop for PartialFile {
+    fn drop(&mut self) {
+        // There is nobody to tell, and after the renaming there is no such file.
+        let _ = fs::remove_file(&self.partial);
+    }
+}
+
+impl PredictionWriter {
+    /// Starts `output`, a `.csv` or `.jsonl` file, or rows of JSON on standard output.
+    ///
+    /// # Errors
+    /// A user's mistake: another format, a place that cannot be written to, or columns of one name.
+    pub(crate) fn start(output: Option<&Path>, columns: Columns) -> Result<Self, Failure> {
+        columns.check()?;
+        let Some(path) = output else {
+            return Ok(Self { columns, target: Target::Screen(io::stdout()), file: None });
+        };
+        let is_csv = match path.extension().and_then(|it| it.to_str()) {
+            Some("csv") => true,
+            Some("jsonl") => false,
+            _ => {
+                return Err(Failure::mistake(format!(
+                    "--output: {} is neither a .csv nor a .jsonl file; give such a name",
+                    path.display()
+                )));
+            }
+        };
+        let refused = |error: io::Error| {
+            Failure::mistake(format!(
+                "--output: {} cannot be written ({error}); give another place",
+                path.display()
+            ))
+        };
+        if path.is_dir() {
+            return Err(refused(ErrorKind::IsADirectory.into()));
+        }
+        let name = path.file_name().map(|it| it.to_string_lossy()).unwrap_or_default();
+        let partial = path.with_file_name(format!(".{name}.{}.partial", std::process::id()));
+        let file = BufWriter::new(File::create(&partial).map_err(refused)?);
+        let whole = PartialFile { path: path.to_owned(), partial };
+        let target = match is_csv {
+            true => Target::Csv(Box::new(csv::Writer::from_writer(file))),
+            false => Target::JsonLines(file),
+        };
+        let mut writer = Self { columns, target, file: Some(whole) };
+        writer.write_header().map_err(|error| writer.failed(error))?;
+        Ok(writer)
+    }
+
+    fn write_header(&mut self) -> io::Result<()> {
+        let Target::Csv(writer) = &mut self.target else { return Ok(()) };
+        Ok(writer.write_record(self.columns.names())?)
+    }
+
+    /// Writes a row. False where nobody reads standard output any more.
+    ///
+    /// # Errors
+    /// A disk that is full, or the like.
+    pub(crate) fn write(&mut self, row: &Prediction) -> Result<bool, Failure> {
+        let outcome = match &mut self.target {
+            Target::Csv(writer) => {
+                writer.write_record(self.columns.cells(row)).map_err(io::Error::from)
+            }
+            Target::JsonLines(file) => writeln!(file, "{}", self.columns.object(row)),
+            Target::Screen(screen) => match writeln!(screen, "{}", self.columns.object(row)) {
+                Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(false),
+                outcome => outcome,
+            },
+        };
+        outcome.map_err(|error| self.failed(error)).map(|()| true)
+    }
+
+    /// Gives the file its name.
+    ///
+    /// # Errors
+    /// A disk that is full, or the like.
+    pub(crate) fn finish(mut self) -> Result<(), Failure> {
+        let outcome = match &mut self.target {
+            Target::Csv(writer) => writer.flush(),
+            Target::JsonLines(file) => file.flush(),
+            Target::Screen(_) => return Ok(()),
+        };
+        let outcome = outcome.and_then(|()| match &self.file {
+            Some(file) => {
+                File::open(&file.partial)?.sync_all()?;
+                fs::rename(&file.partial, &file.path)
+            }
+            None => Ok(()),
+        });
+        outcome.map_err(|error| self.failed(error))
+    }
+
+    fn failed(&self, error: io::Error) -> Failure {
+        let path = self.file.as_ref().map_or(Path::new("standard output"), |it| &it.path);
+        Failure::run(format!("{} cannot be written: {error}", path.display()))
+    }
+}
+
+/// The columns that every output has, beside those of the input and the classes.
+const OWN: [&str; 3] = ["predicted_label", "predicted_class", "probability"];
+
+impl Columns {
+    /// All names, in the order of a row.
+    fn names(&self) -> Vec<String> {
+        let own = OWN.map(str::to_owned);
+        let classes = self.classes.iter().map(|class| format!("probability_{class}"));
+        let input = [&self.text].into_iter().chain(&self.label).cloned();
+        input.chain(own).chain(classes).collect()
+    }
+
+    /// Refuses columns of the input that are called like one of the output.
+    fn check(&self) -> Result<(), Failure> {
+        let mut names = self.names();
+        names.push("probabilities".to_owned());
+        let inputs = [("--text-field", Some(&self.text)), ("--label-field", self.label.as_ref())];
+        for (option, name) in inputs {
+            let Some(name) = name else { continue };
+            if names.iter().filter(|other| *other == name).count() > 1 {
+                return Err(Failure::mistake(format!(
+                    "{option}: the output has a column `{name}` of its own; rename that of the input"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn cells(&self, row: &Prediction) -> Vec<String> {
+        let mut cells = vec![row.text.clone()];
+        if self.label.is_some() {
+            cells.push(row.label.clone().unwrap_or_default());
+        }
+        cells.extend([
+            self.classes[row.class].clone(),
+            row.class.to_string(),
+            rounded(row.probabilities[row.class]).to_string(),
+        ]);
+        cells.extend(row.probabilities.iter().map(|it| rounded(*it).to_string()));
+        cells
+    }
+
+    fn object(&self, row: &Prediction) -> Value {
+        let mut object = Map::new();
+        object.insert(self.text.clone(), json!(row.text));
+        if let Some(name) = &self.label {
+            object.insert(name.clone(), row.label.as_deref().map_or(Value::Null, shown));
+        }
+        let label = match self.are_numbers {
+            true => json!(row.class),
+            false => json!(self.classes[row.class]),
+        };
+        let own = [label, json!(row.class), json!(rounded(row.probabilities[row.class]))];
+        object.extend(OWN.map(str::to_owned).into_iter().zip(own));
+        let probabilities = row.probabilities.iter().map(|it| json!(rounded(*it)));
+        let probabilities: Map<_, _> = self.classes.iter().cloned().zip(probabilities).collect();
+        object.insert("probabilities".to_owned(), probabilities.into());
+        object.into()
+    }
+}
+
+/// A label: a number where it is one, whatever the format of the input.
+fn shown(label: &str) -> Value {
+    label.trim().parse::<i64>().map_or_else(|_| json!(label), |number| json!(number))
+}
+
+/// Eight decimals: more are noise of f32 arithmetic.
+fn rounded(probability: f64) -> f64 {
+    (probability * 1e8).round() / 1e8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn columns(text: &str, label: Option<&str>) -> Columns {
+        Columns {
+            text: text.to_owned(),
+            label: label.map(str::to_owned),
+            classes: vec!["bad".to_owned(), "good".to_owned()],
+            are_numbers: false,
+        }
+    }
+
+    fn row() -> Prediction {
+        Prediction {
+            text: "one, \"two\"\nthree".to_owned(),
+            label: Some("1".to_owned()),
+            class: 1,
+            probabilities: vec![0.25, 0.75],
+        }
+    }
+
+    #[test]
+    fn rows_keep_the_columns_of_the_input() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str| {
+            let path = folder.path().join(name);
+            let mut writer =
+                PredictionWriter::start(Some(&path), columns("text", Some("label"))).unwrap();
+            assert!(writer.write(&row()).unwrap());
+            assert!(!path.exists(), "it is not complete yet");
+            writer.finish().unwrap();
+            fs::read_to_string(path).unwrap()
+        };
+        let expected = "text,label,predicted_label,predicted_class,probability,probability_bad,\
+                        probability_good\n\"one, \"\"two\"\"\nthree\",1,good,1,0.75,0.25,0.75\n";
+        assert_eq!(write("a.csv"), expected);
+        let object: Value = serde_json::from_str(&write("a.jsonl")).unwrap();
+        let expected = json!({
+            "text": "one, \"two\"\nthree", "label": 1, "predicted_label": "good",
+            "predicted_class": 1, "probability": 0.75, "probabilities": {"bad": 0.25, "good": 0.75},
+        });
+        assert_eq!(object, expected);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn an_output_that_is_not_finished_leaves_what_was_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.csv");
+        fs::write(&path, "old").unwrap();
+        let mut writer = PredictionWriter::start(Some(&path), columns("text", None)).unwrap();
+        writer.write(&row()).unwrap();
+        drop(writer);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "old");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn outputs_that_cannot_be_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::create_dir(path("b.csv")).unwrap();
+        for (output, columns, expected) in [
+            (path("a.parquet"), columns("text", None), "--output"),
+            (path("b.csv"), columns("text", None), "--output"),
+            (path("c/a.csv"), columns("text", None), "--output"),
+            (path("a.csv"), columns("probability", None), "--text-field: the output has a column"),
+            (path("a.csv"), columns("text", Some("probability_bad")), "--label-field"),
+            (path("a.csv"), columns("text", Some("text")), "`text` of its own"),
+        ] {
+            let error = PredictionWriter::start(Some(&output), columns).err().unwrap();
+            assert!(error.to_string().contains(expected), "{error}");
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+}

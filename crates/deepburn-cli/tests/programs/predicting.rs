@@ -1,0 +1,269 @@
+//! `deepburn predict`: what a trained classifier says, and names of classes from the data to the output.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use deepburn_datasets::SyntheticReviews;
+use serde_json::{Value, json};
+
+use crate::job::{Job, tiny_model};
+use crate::program::{Ending, deepburn};
+use crate::reviews::{reviews, test_record};
+
+const NAMES: [&str; 2] = ["bad", "good, or better"];
+
+/// Writes `count` reviews as a table with a name for each class.
+fn write_reviews(path: &Path, seed: u64, count: usize) {
+    let mut writer = csv::Writer::from_path(path).unwrap();
+    writer.write_record(["stars", "review"]).unwrap();
+    for row in (SyntheticReviews { seed, count }).texts() {
+        writer.write_record([NAMES[row.label as usize], &row.text]).unwrap();
+    }
+    writer.flush().unwrap();
+}
+
+/// A job on tables whose labels are names.
+fn named(job: Job) -> Job {
+    let job = job
+        .with(
+            "data",
+            json!({
+                "kind": "classification", "sequence_length": 40, "vocab_size": 512,
+                "text_field": "review", "label_field": "stars",
+                "splits": {"train": "train.csv", "eval": "10%", "test": "test.csv"},
+            }),
+        )
+        .with("training.max_steps", 30);
+    write_reviews(&job.folder().join("train.csv"), 1, 400);
+    write_reviews(&job.folder().join("test.csv"), 2, 300);
+    job
+}
+
+fn predict(job: &Job, more: &[&str]) -> Ending {
+    deepburn(job.folder(), &[&["predict", "--model", "output"], more].concat())
+}
+
+fn config(job: &Job) -> Value {
+    let text = fs::read_to_string(job.folder().join("output/model/config.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+/// The rows of a table, by column.
+fn table(path: &Path) -> Vec<BTreeMap<String, String>> {
+    let mut reader = csv::Reader::from_path(path).unwrap();
+    reader.deserialize().collect::<Result<_, _>>().unwrap()
+}
+
+/// The accuracy that a table of predictions has is that of `test.json`, to the bit.
+fn assert_accuracy(job: &Job) {
+    predict(job, &["--file", "test.csv", "--output", "found.csv"]).succeeded();
+    let rows = table(&job.folder().join("found.csv"));
+    let given = table(&job.folder().join("test.csv"));
+    assert_eq!(rows.len(), 300);
+    let mut correct = 0;
+    for (row, given) in rows.iter().zip(&given) {
+        assert_eq!((&row["review"], &row["stars"]), (&given["review"], &given["stars"]));
+        correct += usize::from(row["predicted_label"] == row["stars"]);
+        let number = |name: &str| row[name].parse::<f64>().unwrap();
+        let each = NAMES.map(|name| number(&format!("probability_{name}")));
+        assert!((each[0] + each[1] - 1.0).abs() < 1e-6, "{each:?}");
+        assert_eq!(number("probability"), f64::max(each[0], each[1]));
+        let class: usize = row["predicted_class"].parse().unwrap();
+        assert_eq!(NAMES[class], row["predicted_label"]);
+    }
+    let accuracy = test_record(job)["test_accuracy"].as_f64().unwrap();
+    assert_eq!(correct as f64 / 300.0, accuracy);
+    assert!(accuracy < 1.0, "texts that are all told apart show nothing");
+}
+
+#[test]
+fn the_accuracy_of_an_encoders_predictions_is_that_of_its_test() {
+    let job = named(reviews()).sharded(2, 2);
+    job.train();
+    assert_accuracy(&job);
+    let config = config(&job);
+    assert_eq!(config["id2label"], json!({"0": NAMES[0], "1": NAMES[1]}));
+    assert_eq!(config["label2id"], json!({NAMES[0]: 0, NAMES[1]: 1}));
+    assert_eq!(config["model_type"], "deepburn_encoder");
+
+    // Without the job beside it, the length has to be given.
+    let folder = job.folder();
+    fs::rename(folder.join("output/model"), folder.join("copy")).unwrap();
+    let start = ["predict", "--model", "copy", "--text", "A wonderful film.", "--text", "Awful."];
+    let whole = deepburn(folder, &start).succeeded();
+    assert!(whole.stderr.contains("256 tokens"), "{}", whole.stderr);
+    let cut = deepburn(folder, &[&start[..], &["--max-length", "40"]].concat()).succeeded();
+    assert_eq!((cut.stdout.as_str(), cut.stderr.as_str()), (whole.stdout.as_str(), ""));
+    let lines: Vec<Value> =
+        cut.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines[0]["text"], "A wonderful film.");
+    assert_eq!(lines[1]["probabilities"].as_object().unwrap().len(), 2);
+    deepburn(folder, &["estimate", "--model", "copy"]).succeeded();
+}
+
+#[test]
+fn the_accuracy_of_gpt2s_predictions_is_that_of_its_test() {
+    let job = named(reviews().with("model", json!({"pretrained": tiny_model()})));
+    job.train();
+    assert_accuracy(&job);
+    assert_eq!(config(&job)["id2label"]["1"], NAMES[1]);
+
+    // A run's folder is a place to start from, and its names go with it.
+    let next = named(reviews()).with("model", json!({"pretrained": job.folder().join("output")}));
+    let other = next.folder().join("other.csv");
+    fs::write(&other, "stars,review\nugly,it was\nugly,it is\n").unwrap();
+    next.train();
+    assert_eq!(config(&next)["id2label"]["0"], NAMES[0]);
+    let next = next.with("data.splits", json!({"train": "other.csv"}));
+    next.run().failed(2, &["other.csv", "row 1", "\"ugly\", an unknown class", NAMES[0]]);
+    let next = next.with("model.config", json!({"id2label": {"0": "ugly", "1": "fine"}}));
+    next.train();
+    assert_eq!(config(&next)["label2id"], json!({"ugly": 0, "fine": 1}));
+}
+
+#[test]
+fn numbers_stay_numbers() {
+    let job = reviews().with("training.max_steps", 2).with("training.ranks", 1);
+    job.train();
+    let table = "{\"label\": 1, \"text\": \"fine\"}\n\n{\"label\": null, \"text\": \"\"}\n";
+    fs::write(job.folder().join("in.jsonl"), table).unwrap();
+    let ending = predict(&job, &["--file", "in.jsonl", "--output", "out.jsonl"]).succeeded();
+    assert!(ending.stderr.contains("texts classified: 2; accuracy"), "{}", ending.stderr);
+    let out = fs::read_to_string(job.folder().join("out.jsonl")).unwrap();
+    let rows: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((&rows[0]["label"], &rows[1]["label"]), (&json!(1), &Value::Null));
+    assert_eq!(rows[0]["predicted_label"], rows[0]["predicted_class"]);
+    assert!(rows[0]["predicted_label"].is_u64());
+    assert_eq!(config(&job)["id2label"], json!({"0": "LABEL_0", "1": "LABEL_1"}));
+}
+
+#[test]
+fn what_cannot_be_predicted_is_named_and_leaves_nothing() {
+    let job = named(reviews()).with("training.max_steps", 1);
+    job.train();
+    let file = |name: &str, text: &str| fs::write(job.folder().join(name), text).unwrap();
+    file("number.jsonl", "{\"review\": \"x\"}\n{\"review\": 5}\n");
+    file("column.csv", "text\nx\n");
+    file("empty.csv", "review\n");
+    file("plain.txt", "x");
+    let before = fs::read_dir(job.folder()).unwrap().count();
+    let out = ["--output", "out.csv"];
+    for (arguments, parts) in [
+        (&[][..], &["--text", "--file"][..]),
+        (&["--text", "x", "--file", "test.csv"], &["--file"]),
+        (&["--file", "number.jsonl"], &["number.jsonl", "line 2", "`review`"]),
+        (&["--file", "column.csv"], &["column.csv", "`review`", "`text`"]),
+        (&["--file", "empty.csv"], &["no rows"]),
+        (&["--file", "plain.txt"], &["plain.txt"]),
+        (&["--file", "missing.csv"], &["missing.csv"]),
+        (&["--file", "test.csv", "--label-field", "class"], &["`class`"]),
+        (&["--text", "x", "--max-length", "257"], &["--max-length", "257", "256"]),
+        (&["--text", "x", "--max-length", "0"], &["--max-length"]),
+    ] {
+        predict(&job, &[arguments, &out[..]].concat()).failed(2, parts);
+    }
+    predict(&job, &["--file", "test.csv", "--output", "./test.csv"]).failed(2, &["--output"]);
+    predict(&job, &["--file", "test.csv", "--output", "x.parquet"]).failed(2, &["--output"]);
+    assert_eq!(fs::read_dir(job.folder()).unwrap().count(), before);
+
+    let language_model = tiny_model();
+    let model = language_model.to_str().unwrap();
+    let fault = |model: &str| deepburn(job.folder(), &["predict", "--model", model, "--text", "x"]);
+    fault(model).failed(2, &["--model", "language model", "generate"]);
+    fault("nowhere").failed(2, &["--model", "nowhere", "config.json"]);
+    let config = job.folder().join("output/model/config.json");
+    let text = fs::read_to_string(&config).unwrap();
+    fs::write(&config, text.replace("\"num_classes\": 2", "\"num_classes\": 3")).unwrap();
+    fault("output").failed(2, &["classifier2.weight", "3"]);
+}
+
+#[test]
+fn labels_that_a_split_or_the_model_does_not_have_are_named() {
+    let job = named(reviews()).with("training.max_steps", 1);
+    let test = |rows: &str| {
+        fs::write(job.folder().join("test.csv"), format!("review,stars\n{rows}")).unwrap();
+        job.run()
+    };
+    test("x,bad\ny,ugly\n").failed(2, &["test.csv", "row 2", "ugly", NAMES[1]]);
+    test("x,1\n").failed(2, &["test.csv", "row 1", "class number", "a name"]);
+    test("x,\n").failed(2, &["test.csv", "row 1", "empty"]);
+    let given = |id2label: Value| {
+        let job = named(reviews()).with("model.config.id2label", id2label);
+        job.with("training.max_steps", 1)
+    };
+    let order = given(json!({"0": NAMES[1], "1": NAMES[0]}));
+    order.train();
+    assert_eq!(config(&order)["label2id"], json!({NAMES[1]: 0, NAMES[0]: 1}));
+    for (names, parts) in [
+        (json!({"0": "bad", "1": "good"}), &["train.csv", NAMES[1], "\"good\""][..]),
+        (json!({"1": "bad"}), &["model.config", "id2label"]),
+        (json!({"0": "1", "1": "2"}), &["model.config.id2label", "number"]),
+    ] {
+        given(names).run().failed(2, parts);
+    }
+}
+
+/// A checkpoint is of the classes that it was trained with.
+#[test]
+fn a_run_resumes_with_its_own_classes_alone() {
+    let job = named(reviews()).with("training.max_steps", 2).with("training.save_steps", 1);
+    job.train();
+    let resume = |job: &Job| {
+        fs::write(job.folder().join("job.json"), job.json().to_string()).unwrap();
+        crate::program::finetune(job.folder(), &["--config", "job.json", "--resume"])
+    };
+    let longer = job.with("training.max_steps", 3);
+    resume(&longer).succeeded();
+    for split in ["train.csv", "test.csv"] {
+        let path = longer.folder().join(split);
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(path, text.replace(NAMES[0], "terrible")).unwrap();
+    }
+    let longer = longer.with("training.max_steps", 4);
+    resume(&longer).failed(2, &["--resume", "id2label", "terrible", NAMES[0]]);
+}
+
+#[test]
+fn a_model_from_scratch_takes_the_vocabulary_of_its_tokenizer() {
+    let job = Job::uneven()
+        .with("data", json!({"kind": "synthetic", "sequence_length": 32, "vocab_size": 300}))
+        .with("model.config", json!({"n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 64}))
+        .with("training.max_steps", 1);
+    let ending = job.run().succeeded();
+    assert!(ending.stderr.contains("vocab_size is 320: the 300 tokens"), "{}", ending.stderr);
+    let config = config(&job);
+    assert_eq!((&config["vocab_size"], &config["eos_token_id"]), (&json!(320), &json!(0)));
+
+    // Weights that know nothing would draw the rows of padding as readily as the others.
+    let prompt = "word ".repeat(100);
+    let arguments = ["generate", "--model", "output", "--prompt", &prompt, "--top-k", "320"];
+    let ending =
+        deepburn(job.folder(), &[&arguments[..], &["--temperature", "9"]].concat()).succeeded();
+    assert!(ending.stdout.starts_with(&prompt), "{}", ending.stdout);
+    assert!(ending.stderr.contains("of which the last 24 are used"), "{}", ending.stderr);
+    let all = [&arguments[..], &["--max-new-tokens", "64"]].concat();
+    deepburn(job.folder(), &all).failed(2, &["--max-new-tokens", "64 positions"]);
+    let given = job.with("model.config.vocab_size", 301);
+    given.train();
+    assert_eq!(self::config(&given)["vocab_size"], 301);
+}
+
+/// `transformers` finds the end of a padded text by these ids.
+#[test]
+fn a_classifier_has_the_special_tokens_of_its_tokenizer() {
+    let job = named(reviews().with(
+        "model",
+        json!({"config": {"n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 64}}),
+    ))
+    .with("training.max_steps", 1);
+    job.train();
+    let config = config(&job);
+    for name in ["bos_token_id", "eos_token_id", "pad_token_id"] {
+        assert_eq!(config[name], 0, "{name}");
+    }
+    assert_eq!(config["vocab_size"], 512);
+    let tokenizer = job.folder().join("output/model/tokenizer_config.json");
+    let tokenizer: Value = serde_json::from_str(&fs::read_to_string(tokenizer).unwrap()).unwrap();
+    assert_eq!(tokenizer["pad_token"], "<|endoftext|>");
+}

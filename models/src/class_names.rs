@@ -1,0 +1,205 @@
+//! Names of classes, as `id2label` and `label2id` of a `config.json` have them.
+//!
+//! Main type: [`ClassNames`].
+
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value, json};
+use thiserror::Error;
+
+/// The fields of a `config.json` that name classes.
+pub(crate) const ID2LABEL: &str = "id2label";
+pub(crate) const LABEL2ID: &str = "label2id";
+
+/// The names of all classes of a model, by class.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClassNames(Vec<String>);
+
+/// Why names are refused.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ClassNamesError {
+    /// A field that is no table of names.
+    #[error("`{field}` is {found}; it must be {rule}")]
+    Field {
+        /// `id2label` or `label2id`.
+        field: &'static str,
+        /// What was found, shortened.
+        found: String,
+        /// What is accepted.
+        rule: &'static str,
+    },
+    /// The two fields disagree.
+    #[error("`id2label` and `label2id` give classes different names; keep one of them")]
+    Conflict,
+    /// Two classes have one name, or a class has an empty one.
+    #[error(
+        "`id2label` gives class {class} the name `{name}`, which is {reason}; give another name"
+    )]
+    Name {
+        /// The class.
+        class: usize,
+        /// Its name.
+        name: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+}
+
+impl ClassNames {
+    /// Names in the order of their classes.
+    ///
+    /// # Errors
+    /// [`ClassNamesError::Name`] for a name that is empty or there twice.
+    pub fn new(names: Vec<String>) -> Result<Self, ClassNamesError> {
+        let mut seen = BTreeSet::new();
+        for (class, name) in names.iter().enumerate() {
+            let reason = match (name.is_empty(), seen.insert(name)) {
+                (true, _) => "empty",
+                (_, false) => "that of another class too",
+                _ => continue,
+            };
+            return Err(ClassNamesError::Name { class, name: name.clone(), reason });
+        }
+        Ok(Self(names))
+    }
+
+    /// The names in the fields of a `config.json`. `None` where it has none, or only placeholders:
+    /// `LABEL_0`, which `transformers` writes, or the class numbers.
+    ///
+    /// # Errors
+    /// [`ClassNamesError`] for names that do not name each class from 0 once.
+    pub fn read(fields: &Map<String, Value>) -> Result<Option<Self>, ClassNamesError> {
+        let by_id = fields.get(ID2LABEL).filter(|it| !it.is_null()).map(of_ids).transpose()?;
+        let by_name = fields.get(LABEL2ID).filter(|it| !it.is_null()).map(of_names).transpose()?;
+        let names = match (by_id, by_name) {
+            (Some(names), Some(others)) if names != others => {
+                return Err(ClassNamesError::Conflict);
+            }
+            (names, others) => names.or(others),
+        };
+        let Some(names) = names else { return Ok(None) };
+        let is_placeholder = |(class, name): (usize, &String)| {
+            *name == placeholder(class) || *name == class.to_string()
+        };
+        match names.iter().enumerate().all(is_placeholder) {
+            true => Ok(None),
+            false => Self::new(names).map(Some),
+        }
+    }
+
+    /// The names, by class.
+    #[must_use]
+    pub fn as_slice(&self) -> &[String] {
+        &self.0
+    }
+
+    /// The fields of a `config.json` for a model of `num_classes`. A class without a name gets the
+    /// placeholder of `transformers`.
+    #[must_use]
+    pub fn fields(names: Option<&Self>, num_classes: usize) -> Map<String, Value> {
+        let names = names.map_or(&[][..], Self::as_slice);
+        let name = |class: usize| names.get(class).cloned().unwrap_or_else(|| placeholder(class));
+        let classes = || 0..num_classes;
+        let id2label: Map<_, _> = classes().map(|it| (it.to_string(), json!(name(it)))).collect();
+        let label2id: Map<_, _> = classes().map(|it| (name(it), json!(it))).collect();
+        [(ID2LABEL.to_owned(), id2label.into()), (LABEL2ID.to_owned(), label2id.into())]
+            .into_iter()
+            .collect()
+    }
+}
+
+/// What `transformers` calls a class without a name.
+fn placeholder(class: usize) -> String {
+    format!("LABEL_{class}")
+}
+
+fn of_ids(field: &Value) -> Result<Vec<String>, ClassNamesError> {
+    let pairs = field.as_object().into_iter().flatten();
+    let pairs = pairs.map(|(id, name)| Some((id.parse().ok()?, name.as_str()?.to_owned())));
+    let rule = "an object with a name for each class: {\"0\": \"bad\", \"1\": \"good\"}";
+    in_order(pairs, ID2LABEL, field, rule)
+}
+
+fn of_names(field: &Value) -> Result<Vec<String>, ClassNamesError> {
+    let pairs = field.as_object().into_iter().flatten();
+    let pairs = pairs.map(|(name, id)| Some((usize::try_from(id.as_u64()?).ok()?, name.clone())));
+    let rule = "an object with the class of each name: {\"bad\": 0, \"good\": 1}";
+    in_order(pairs, LABEL2ID, field, rule)
+}
+
+/// The names by class, which must be the numbers from 0, each once.
+fn in_order(
+    pairs: impl Iterator<Item = Option<(usize, String)>>,
+    field: &'static str,
+    found: &Value,
+    rule: &'static str,
+) -> Result<Vec<String>, ClassNamesError> {
+    let pairs: Option<Vec<_>> = pairs.collect();
+    let sorted = pairs.map(|mut pairs| {
+        pairs.sort();
+        pairs
+    });
+    let complete = |pairs: &Vec<(usize, String)>| {
+        !pairs.is_empty() && pairs.iter().map(|(class, _)| *class).eq(0..pairs.len())
+    };
+    match sorted.filter(complete) {
+        Some(pairs) => Ok(pairs.into_iter().map(|(_, name)| name).collect()),
+        None => {
+            let found = found.to_string().chars().take(80).collect();
+            Err(ClassNamesError::Field { field, found, rule })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(fields: Value) -> Result<Option<ClassNames>, ClassNamesError> {
+        let Value::Object(fields) = fields else { panic!("not an object") };
+        ClassNames::read(&fields)
+    }
+
+    fn names(names: &[&str]) -> ClassNames {
+        ClassNames::new(names.iter().map(|&name| name.to_owned()).collect()).unwrap()
+    }
+
+    #[test]
+    fn names_are_read_in_the_order_of_their_classes() {
+        let expected = Some(names(&["bad", "good"]));
+        assert_eq!(read(json!({"id2label": {"1": "good", "0": "bad"}})).unwrap(), expected);
+        assert_eq!(read(json!({"label2id": {"good": 1, "bad": 0}})).unwrap(), expected);
+        let both = ClassNames::fields(expected.as_ref(), 2);
+        assert_eq!(ClassNames::read(&both).unwrap(), expected);
+        assert_eq!(both["id2label"], json!({"0": "bad", "1": "good"}));
+        let more: Vec<_> = (0..12).map(|class| format!("name {class}")).collect();
+        let fields = ClassNames::fields(Some(&ClassNames::new(more.clone()).unwrap()), 12);
+        assert_eq!(ClassNames::read(&fields).unwrap().unwrap().as_slice(), more);
+    }
+
+    #[test]
+    fn placeholders_are_no_names() {
+        assert_eq!(read(json!({})).unwrap(), None);
+        assert_eq!(read(json!({"id2label": null})).unwrap(), None);
+        assert_eq!(read(json!({"id2label": {"0": "0", "1": "1"}})).unwrap(), None);
+        assert_eq!(ClassNames::read(&ClassNames::fields(None, 3)).unwrap(), None);
+        assert_eq!(ClassNames::fields(None, 2)["label2id"], json!({"LABEL_0": 0, "LABEL_1": 1}));
+    }
+
+    #[test]
+    fn what_does_not_name_each_class_once_is_refused() {
+        for (fields, expected) in [
+            (json!({"id2label": ["bad", "good"]}), "`id2label` is [\"bad\",\"good\"]; it must be"),
+            (json!({"id2label": {}}), "it must be an object with a name for each class"),
+            (json!({"id2label": {"1": "a", "2": "b"}}), "it must be"),
+            (json!({"id2label": {"0": 5}}), "it must be"),
+            (json!({"label2id": {"a": -1}}), "`label2id` is"),
+            (json!({"id2label": {"0": "a", "1": "a"}}), "class 1 the name `a`, which is that of"),
+            (json!({"id2label": {"0": ""}}), "which is empty"),
+            (json!({"id2label": {"0": "a"}, "label2id": {"b": 0}}), "different names"),
+        ] {
+            let message = read(fields).unwrap_err().to_string();
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+}

@@ -6,7 +6,7 @@ use burn::module::AutodiffModule;
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::Training;
 use deepburn::zero::estimate::{ActivationGraph, ParameterSize};
-use deepburn::{BatchSource, Task};
+use deepburn::{BatchSource, EvaluationStream, Task};
 use deepburn_config::{DynamicBatchingPlan, Plan, PrecisionPlan};
 use deepburn_datasets::{BudgetSampler, DataError, Shard, StepShape, Tokenizer};
 use deepburn_models::Publication;
@@ -54,7 +54,11 @@ pub(crate) trait Recipe<B: FusedOps + OptimizerOps>: Sync {
     fn source(&self, shard: Shard, plan: &Plan) -> Result<Self::Source, DataError>;
 
     /// The share of `shard` of the data kept for a final test; `None` without such data.
-    fn test(&self, shard: Shard, plan: &Plan) -> Result<Option<Vec<BatchOf<B, Self>>>, DataError>;
+    fn test(
+        &self,
+        shard: Shard,
+        plan: &Plan,
+    ) -> Result<Option<EvaluationStream<'_, BatchOf<B, Self>>>, DataError>;
 
     /// Starts writing the model.
     fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError>;

@@ -13,7 +13,7 @@ use deepburn_models::gpt2::{Checkpoint, GenerateOptions, Sampling};
 use deepburn_monitor::{Comparison, Environment};
 
 use crate::activations::BatchShape;
-use crate::checkpoint_tools::{Size, WeightType, consolidate, inspect};
+use crate::checkpoint_tools::{CheckpointChoice, Size, WeightType, consolidate, inspect};
 use crate::failure::Failure;
 use crate::known_model::KnownModel;
 use crate::launch::{LaunchArguments, launch};
@@ -91,6 +91,9 @@ pub enum Command {
         /// The checkpoint's name; the latest without it.
         #[arg(long)]
         tag: Option<String>,
+        /// Take the checkpoint with the best evaluation.
+        #[arg(long, conflicts_with = "tag")]
+        best: bool,
         /// Type of the weights.
         #[arg(long, value_enum, default_value = "f32")]
         dtype: WeightType,
@@ -144,8 +147,13 @@ pub fn run(tools: Tools) -> Result<(), Failure> {
             };
             generate(&model, &prompt, max_new_tokens, sampling)
         }
-        Command::Consolidate { checkpoint, out, tag, dtype, max_shard_size } => {
-            let files = consolidate(&checkpoint, tag.as_deref(), &out, dtype, max_shard_size)?;
+        Command::Consolidate { checkpoint, out, tag, best, dtype, max_shard_size } => {
+            let choice = match (&tag, best) {
+                (_, true) => CheckpointChoice::Best,
+                (Some(tag), false) => CheckpointChoice::Tag(tag),
+                (None, false) => CheckpointChoice::Latest,
+            };
+            let files = consolidate(&checkpoint, choice, &out, dtype, max_shard_size)?;
             print(&files.join("\n"));
             Ok(())
         }

@@ -60,7 +60,7 @@ pub use diagnosis::{ConfigError, Diagnosis, Report, Severity};
 pub use dynamic_batching::{DynamicBatchingPlan, LrScaling, PickingOrderPlan};
 pub use job::{
     Architecture, Backend, CONFIG_FOLDER, DataJob, DataKind, Job, JobRequest, Join, ModelJob,
-    ResolvedJob, TrainingJob,
+    ModelMetric, ResolvedJob, TrainingJob,
 };
 pub use key::{Asks, Key, KeyEntry, Literal, Spelling, Status, entries};
 pub use kind::{Integers, Kind, Reals, Variant};

@@ -13,6 +13,8 @@ pub struct EvaluationBatches<'a, D> {
     data: &'a D,
     shard: Shard,
     rows: usize,
+    /// Samples that are evaluated, the first ones.
+    samples: usize,
     next: usize,
 }
 
@@ -25,13 +27,22 @@ impl<'a, D: Collate> EvaluationBatches<'a, D> {
     pub fn new(data: &'a D, shard: Shard, rows: usize) -> Result<Self, DataError> {
         match rows {
             0 => Err(DataError::Zero { name: "evaluation batch size" }),
-            _ => Ok(Self { data, shard: shard.validate()?, rows, next: 0 }),
+            _ => {
+                let samples = data.num_samples();
+                Ok(Self { data, shard: shard.validate()?, rows, samples, next: 0 })
+            }
         }
+    }
+
+    /// Evaluates no more than the first `limit` samples of all ranks together; all of them where it is `None`.
+    pub fn take_samples(self, limit: Option<usize>) -> Self {
+        let samples = limit.map_or(self.samples, |limit| self.samples.min(limit.max(1)));
+        Self { samples, ..self }
     }
 
     /// Batches in all, the same on every rank: `ceil(ceil(n / W) / rows)`.
     pub fn num_batches(&self) -> usize {
-        self.data.num_samples().div_ceil(self.shard.num_ranks).div_ceil(self.rows)
+        self.samples.div_ceil(self.shard.num_ranks).div_ceil(self.rows)
     }
 }
 
@@ -42,12 +53,19 @@ impl<D: Collate> Iterator for EvaluationBatches<'_, D> {
         if self.next == self.num_batches() {
             return None;
         }
-        let mine = (self.shard.rank..self.data.num_samples()).step_by(self.shard.num_ranks);
+        let mine = (self.shard.rank..self.samples).step_by(self.shard.num_ranks);
         let samples: Vec<usize> = mine.skip(self.next * self.rows).take(self.rows).collect();
         self.next += 1;
         Some(self.data.collate(&samples, self.rows))
     }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = self.num_batches() - self.next;
+        (left, Some(left))
+    }
 }
+
+impl<D: Collate> ExactSizeIterator for EvaluationBatches<'_, D> {}
 
 #[cfg(test)]
 mod tests {
@@ -72,6 +90,28 @@ mod tests {
         assert_eq!(batches.len(), 1);
         assert_eq!((batches[0].samples, batches[0].num_targets()), (0, 0));
         assert_eq!(batches[0].shape, [4, 2]);
+    }
+
+    #[test]
+    fn a_limit_takes_the_first_samples_of_all_ranks() {
+        let stream = TokenStream::Owned((0..20).collect());
+        let data = Sequences::pack(stream, Packing::drop_rest(2), "stream").unwrap();
+        for (limit, expected) in [(Some(5), 5), (Some(50), 10), (None, 10), (Some(1), 1)] {
+            let mut seen = Vec::new();
+            let mut lengths = Vec::new();
+            for rank in 0..3 {
+                let shard = Shard { rank, num_ranks: 3 };
+                let batches = EvaluationBatches::new(&data, shard, 2).unwrap().take_samples(limit);
+                lengths.push(batches.len());
+                for batch in batches.map(Result::unwrap) {
+                    let real = batch.input_ids.chunks(2).take(batch.samples);
+                    seen.extend(real.map(|row| row[0] as usize / 2));
+                }
+            }
+            assert!(lengths.iter().all(|length| *length == lengths[0]));
+            seen.sort_unstable();
+            assert!(seen.into_iter().eq(0..expected), "{limit:?}");
+        }
     }
 
     #[test]

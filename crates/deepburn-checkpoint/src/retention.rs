@@ -19,13 +19,18 @@ pub struct Retention {
 }
 
 impl Retention {
-    /// Deletes the checkpoints in the folder `root` that are not to be kept, and returns their tags.
+    /// Deletes the checkpoints in the folder `root` that are not to be kept, and returns their tags. Those of
+    /// `protected_step`, the best model of a run for example, stay in any case.
     /// Each is renamed before it is deleted, so that no half of it is ever taken for a checkpoint.
     /// Damaged manifests are left alone: nobody knows what they are.
     ///
     /// # Errors
     /// [`CheckpointError::Busy`] while a save is under way, or an I/O error.
-    pub fn apply(&self, root: &Path) -> Result<Vec<Tag>, CheckpointError> {
+    pub fn apply(
+        &self,
+        root: &Path,
+        protected_step: Option<u64>,
+    ) -> Result<Vec<Tag>, CheckpointError> {
         let Some(keep_last) = self.keep_last else { return Ok(Vec::new()) };
         let _lock = Lock::take(root)?;
         let mut entries = store::entries(root)?;
@@ -35,7 +40,10 @@ impl Retention {
         let mut old: Vec<_> = old.collect();
         let best = self.best(&old, &entries);
         let latest = [store::named_latest(root), store::latest(root)?.map(|entry| entry.tag)];
-        old.retain(|Entry { tag, .. }| !best.contains(tag) && !latest.contains(&Some(tag.clone())));
+        old.retain(|Entry { tag, manifest, .. }| {
+            let is_protected = Some(manifest.run.step) == protected_step;
+            !is_protected && !best.contains(tag) && !latest.contains(&Some(tag.clone()))
+        });
         old.into_iter().map(|Entry { tag, .. }| delete(root, &tag).map(|()| tag)).collect()
     }
 
@@ -99,12 +107,12 @@ mod tests {
         {
             save_with(&root, step, metric);
         }
-        assert_eq!(keep(0, 1).apply(&root).unwrap(), []);
-        assert_eq!(keep(2, 3).apply(&root).unwrap(), [Tag::of_step(3)]);
+        assert_eq!(keep(0, 1).apply(&root, None).unwrap(), []);
+        assert_eq!(keep(2, 3).apply(&root, None).unwrap(), [Tag::of_step(3)]);
         // Of two equally good ones the newer is kept, here anyway.
-        assert_eq!(keep(2, 1).apply(&root).unwrap(), [1, 2].map(Tag::of_step));
-        assert_eq!(keep(1, 1).apply(&root).unwrap(), []);
-        assert_eq!(keep(1, 0).apply(&root).unwrap(), [Tag::of_step(4)]);
+        assert_eq!(keep(2, 1).apply(&root, None).unwrap(), [1, 2].map(Tag::of_step));
+        assert_eq!(keep(1, 1).apply(&root, None).unwrap(), []);
+        assert_eq!(keep(1, 0).apply(&root, None).unwrap(), [Tag::of_step(4)]);
         assert_eq!(steps(&root), [5]);
         assert_eq!(store::names(&root).unwrap(), ["latest", "step-00000005"]);
     }
@@ -120,7 +128,7 @@ mod tests {
         for step in [5, 6] {
             save(&root, step, 1);
         }
-        assert_eq!(keep(1, 0).apply(&root).unwrap(), [Tag::of_step(5)]);
+        assert_eq!(keep(1, 0).apply(&root, None).unwrap(), [Tag::of_step(5)]);
         assert_eq!(steps(&root), [6, 8, 9]);
         Checkpoint::open_intact(&root, None).unwrap();
     }
@@ -132,10 +140,10 @@ mod tests {
         save(&root, 2, 1);
         let save = Save::begin(&root, Tag::of_step(3), layout(1)).unwrap();
         if cfg!(unix) {
-            assert!(matches!(keep(1, 0).apply(&root), Err(CheckpointError::Busy { .. })));
+            assert!(matches!(keep(1, 0).apply(&root, None), Err(CheckpointError::Busy { .. })));
         }
         drop(save);
-        assert_eq!(keep(1, 0).apply(&root).unwrap(), [Tag::of_step(1)]);
+        assert_eq!(keep(1, 0).apply(&root, None).unwrap(), [Tag::of_step(1)]);
     }
 
     #[test]
@@ -147,7 +155,7 @@ mod tests {
         let hidden = store::deleted_folder(&root, &Tag::of_step(1));
         fs::create_dir(&hidden).unwrap();
         fs::write(hidden.join("rank-00000.safetensors"), "half").unwrap();
-        assert_eq!(keep(2, 0).apply(&root).unwrap(), [Tag::of_step(1)]);
+        assert_eq!(keep(2, 0).apply(&root, None).unwrap(), [Tag::of_step(1)]);
         assert!(!hidden.exists());
         // Or by the next save.
         fs::rename(root.join("step-00000002"), store::deleted_folder(&root, &Tag::of_step(2)))
@@ -170,7 +178,7 @@ mod tests {
             for (step, metric) in metrics.iter().enumerate() {
                 save_with(&root, step as u64, metric.map(f64::from));
             }
-            keep(last, best).apply(&root).unwrap();
+            keep(last, best).apply(&root, None).unwrap();
             let mut ranked: Vec<_> =
                 metrics.iter().enumerate().filter_map(|(step, m)| Some((m.as_ref()?, step))).collect();
             ranked.sort_by_key(|&(metric, step)| (metric, usize::MAX - step));

@@ -71,7 +71,7 @@ fn save(root: &Path, step: u64) -> Result<(), CheckpointError> {
     };
     save.commit(records, run)?;
     let keep = Retention { keep_last: NonZeroUsize::new(2), keep_best: 0 };
-    keep.apply(root).map(drop)
+    keep.apply(root, None).map(drop)
 }
 
 /// What the process does that is killed; nothing when the test is run as a test.

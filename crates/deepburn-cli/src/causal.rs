@@ -6,7 +6,9 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{ElementConversion, Tensor};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Training, Zero};
-use deepburn::{Batch, BatchSource, Evaluation, NextStep, OutsideError, StepBatches, Task};
+use deepburn::{
+    Batch, BatchSource, Evaluation, EvaluationStream, NextStep, OutsideError, StepBatches, Task,
+};
 use deepburn_config::{BatchPlan, CurriculumPlan, DataKind, Job, Plan};
 use deepburn_datasets::{
     BatchLoader, Corpus, DataError, DistributedSampler, EvaluationBatches, IGNORE_INDEX,
@@ -35,6 +37,7 @@ pub(crate) struct Causal {
     /// A checkpoint to start from.
     pretrained: Option<PathBuf>,
     seed: u64,
+    eval_max_samples: Option<usize>,
 }
 
 impl Causal {
@@ -63,7 +66,8 @@ impl Causal {
             let special = ["bos_token_id", "eos_token_id"];
             config = with_special_tokens(config, job, pretrained.as_deref(), tokenizer, &special)?;
         }
-        Ok(Self { config, corpus, order, pretrained, seed: job.training.seed })
+        let (seed, eval_max_samples) = (job.training.seed, job.training.eval_max_samples);
+        Ok(Self { config, corpus, order, pretrained, seed, eval_max_samples })
     }
 
     /// Samples that a rank draws in an epoch.
@@ -105,12 +109,17 @@ impl<B: FusedOps + OptimizerOps> Recipe<B> for Causal {
 
     fn source(&self, shard: Shard, plan: &Plan) -> Result<TokenSource, DataError> {
         let Corpus { train, eval, .. } = self.corpus.clone();
-        TokenSource::new(train, eval, shard, self.order, plan)
+        let source = TokenSource::new(train, eval, shard, self.order, plan)?;
+        Ok(TokenSource { eval_max_samples: self.eval_max_samples, ..source })
     }
 
-    fn test(&self, shard: Shard, plan: &Plan) -> Result<Option<Vec<TokenBatch>>, DataError> {
+    fn test(
+        &self,
+        shard: Shard,
+        plan: &Plan,
+    ) -> Result<Option<EvaluationStream<'_, TokenBatch>>, DataError> {
         let test = self.corpus.test.as_ref();
-        test.map(|test| evaluation(test, shard, plan.batch.micro_batch_size)).transpose()
+        test.map(|test| evaluation(test, shard, plan.batch.micro_batch_size, None)).transpose()
     }
 
     fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError> {
@@ -199,6 +208,8 @@ pub(crate) struct TokenSource {
     eval: Option<Sequences>,
     shard: Shard,
     rows: usize,
+    /// The most sequences that an evaluation takes.
+    eval_max_samples: Option<usize>,
     curriculum: Option<CurriculumPlan>,
 }
 
@@ -214,7 +225,8 @@ impl TokenSource {
         let rows = plan.batch.micro_batch_size;
         let sampler = DistributedSampler::new(train.len(), shard, order)?;
         let loader = BatchLoader::start(train, sampler, rows, PREFETCH)?;
-        Ok(Self { loader, eval, shard, rows, curriculum: plan.curriculum.clone() })
+        let curriculum = plan.curriculum.clone();
+        Ok(Self { loader, eval, shard, rows, eval_max_samples: None, curriculum })
     }
 }
 
@@ -229,9 +241,10 @@ impl BatchSource<TokenBatch> for TokenSource {
         Ok(batches.collect::<Result<Vec<_>, DataError>>()?.into())
     }
 
-    fn evaluation(&mut self) -> Result<Option<Vec<TokenBatch>>, OutsideError> {
+    fn evaluation(&mut self) -> Result<Option<EvaluationStream<'_, TokenBatch>>, OutsideError> {
+        let (shard, rows, limit) = (self.shard, self.rows, self.eval_max_samples);
         let eval = self.eval.as_ref();
-        Ok(eval.map(|eval| evaluation(eval, self.shard, self.rows)).transpose()?)
+        Ok(eval.map(|eval| evaluation(eval, shard, rows, limit)).transpose()?)
     }
 
     fn position(&self) -> Value {
@@ -243,7 +256,13 @@ impl BatchSource<TokenBatch> for TokenSource {
     }
 }
 
-/// A rank's share of an evaluation, in batches of `rows` sequences.
-fn evaluation(data: &Sequences, shard: Shard, rows: usize) -> Result<Vec<TokenBatch>, DataError> {
-    EvaluationBatches::new(data, shard, rows)?.map(|batch| batch.map(TokenBatch)).collect()
+/// A rank's share of an evaluation of the first `limit` sequences, in batches of `rows` of them.
+fn evaluation(
+    data: &Sequences,
+    shard: Shard,
+    rows: usize,
+    limit: Option<usize>,
+) -> Result<EvaluationStream<'_, TokenBatch>, DataError> {
+    let batches = EvaluationBatches::new(data, shard, rows)?.take_samples(limit);
+    Ok(Box::new(batches.map(|batch| Ok(TokenBatch(batch?)))))
 }

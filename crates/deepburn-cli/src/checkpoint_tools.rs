@@ -6,6 +6,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use clap::ValueEnum;
+use deepburn::ClientStates;
 use deepburn::checkpoint::{
     Atom, Checkpoint, Consolidation, ElementType, Export, Tag, consolidate as write_weights,
 };
@@ -82,6 +83,46 @@ fn open(path: &Path, tag: Option<&str>) -> Result<Checkpoint, Failure> {
     Checkpoint::open(place, tag.as_ref()).map_err(Failure::mistake)
 }
 
+/// Which checkpoint of a folder is meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CheckpointChoice<'a> {
+    /// The one that was saved last.
+    Latest,
+    /// The one with this name.
+    Tag(&'a str),
+    /// The one whose model had the best evaluation.
+    Best,
+}
+
+impl CheckpointChoice<'_> {
+    fn open(self, path: &Path) -> Result<Checkpoint, Failure> {
+        match self {
+            Self::Latest => open(path, None),
+            Self::Tag(tag) => open(path, Some(tag)),
+            Self::Best => open_best(path),
+        }
+    }
+}
+
+/// The checkpoint that the latest one knows as the best of its run. Checkpoints of a run that was abandoned do not
+/// count.
+fn open_best(path: &Path) -> Result<Checkpoint, Failure> {
+    let latest = open(path, None)?;
+    let root = latest.path().parent().unwrap_or(path);
+    let states = ClientStates::read(&latest).map_err(Failure::mistake)?;
+    let found = match states.loop_state.best {
+        Some(best) => best.checkpoint(root).map_err(Failure::mistake)?,
+        None => None,
+    };
+    found.ok_or_else(|| {
+        Failure::mistake(format!(
+            "--best: {} has no checkpoint of the best evaluation; train with \
+             training.load_best_model_at_end, which saves and keeps it, or give --tag",
+            root.display()
+        ))
+    })
+}
+
 /// What is inside a checkpoint.
 pub(crate) fn inspect(path: &Path, tag: Option<&str>) -> Result<String, Failure> {
     let checkpoint = open(path, tag)?;
@@ -109,16 +150,16 @@ impl Export for Published<'_> {
 /// written.
 pub(crate) fn consolidate(
     path: &Path,
-    tag: Option<&str>,
+    choice: CheckpointChoice<'_>,
     out: &Path,
     dtype: WeightType,
     max_shard_size: Size,
 ) -> Result<Vec<String>, Failure> {
-    let checkpoint = open(path, tag)?;
+    let checkpoint = choice.open(path)?;
     refuse_inside(&checkpoint, out)?;
     let (element, precision) = dtype.types();
     let what = Consolidation { element, max_shard_bytes: max_shard_size.0 };
-    let publication = JobState::read(&checkpoint).map(|state| state.publication);
+    let publication = JobState::read(&checkpoint).ok().map(|state| state.publication);
     let Some(publication) = publication.map(|it| it.in_precision(precision)) else {
         tracing::warn!("finetune did not save it: weights keep their module paths as names");
         return write(&checkpoint, out, &what, &deepburn::checkpoint::AsTrained);

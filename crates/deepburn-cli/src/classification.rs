@@ -9,7 +9,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{ElementConversion, Tensor};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Training, Zero};
-use deepburn::{Batch, Confusion, Evaluation, OutsideError, Task};
+use deepburn::{Batch, Confusion, Evaluation, EvaluationStream, OutsideError, Task};
 use deepburn_config::{BatchPlan, DynamicBatchingPlan, Job, Plan};
 use deepburn_datasets::{
     BudgetSampler, DataError, DistributedSampler, LabelledBatch, Order, Shard, StepShape, Tokenizer,
@@ -36,6 +36,7 @@ pub(crate) struct Classification<K> {
     texts: Texts,
     order: Order,
     seed: u64,
+    eval_max_samples: Option<usize>,
 }
 
 /// Which model tells the texts apart.
@@ -188,7 +189,8 @@ impl Classification<EncoderConfig> {
             ..config
         };
         let config = config.with_class_names(names.as_ref());
-        Ok(Self { kind: config, texts, order, seed: job.training.seed })
+        let (seed, eval_max_samples) = (job.training.seed, job.training.eval_max_samples);
+        Ok(Self { kind: config, texts, order, seed, eval_max_samples })
     }
 }
 
@@ -232,7 +234,8 @@ impl Classification<OnGpt2> {
         let config = ClassifierConfig { body, num_classes: sized_by_data(job, classes)? };
         let config = config.with_class_names(names.as_ref());
         let kind = OnGpt2 { config, pretrained };
-        Ok(Self { kind, texts, order, seed: job.training.seed })
+        let (seed, eval_max_samples) = (job.training.seed, job.training.eval_max_samples);
+        Ok(Self { kind, texts, order, seed, eval_max_samples })
     }
 }
 
@@ -343,12 +346,18 @@ impl<B: FusedOps + OptimizerOps, K: KindOn<B>> Recipe<B> for Classification<K> {
 
     fn source(&self, shard: Shard, plan: &Plan) -> Result<TextSource, DataError> {
         let Texts { train, eval, .. } = self.texts.clone();
-        TextSource::new(train, eval, shard, self.order, plan)
+        let mut source = TextSource::new(train, eval, shard, self.order, plan)?;
+        source.eval_max_samples = self.eval_max_samples;
+        Ok(source)
     }
 
-    fn test(&self, shard: Shard, plan: &Plan) -> Result<Option<Vec<Labelled>>, DataError> {
+    fn test(
+        &self,
+        shard: Shard,
+        plan: &Plan,
+    ) -> Result<Option<EvaluationStream<'_, Labelled>>, DataError> {
         let test = self.texts.test.as_ref();
-        test.map(|test| evaluation(test, shard, evaluation_budget(plan))).transpose()
+        test.map(|test| evaluation(test, shard, evaluation_budget(plan), None)).transpose()
     }
 
     fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError> {

@@ -59,11 +59,27 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Mistake(error) | Self::Run(error) => write!(f, "error: {error}"),
+            Self::Mistake(error) | Self::Run(error) => {
+                let message = error.to_string();
+                write!(f, "error: {message}{}", exceeded_limit(&message))
+            }
             Self::Program { message, .. } => write!(f, "error: {message}"),
             Self::Elsewhere { status } => write!(f, "another rank failed with status {status}"),
             Self::Interrupted { message, .. } => f.write_str(message),
         }
+    }
+}
+
+/// Names the limit of the process that an error of the system stands for. The text is searched, because a failure
+/// of another rank comes as text.
+fn exceeded_limit(message: &str) -> &'static str {
+    if message.contains("(os error 27)") {
+        "; a limit on the size of files is set: raise it with ulimit -f"
+    } else if message.contains("(os error 11)") {
+        "; no more threads can be started: raise the limits on processes (ulimit -u, pids.max of the control \
+         group) or use fewer ranks"
+    } else {
+        ""
     }
 }
 
@@ -77,5 +93,22 @@ pub fn exit(result: Result<(), Failure>) -> ExitCode {
             }
             ExitCode::from(failure.status())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[test]
+    fn limits_of_the_process_are_named() {
+        let message = |code| Failure::run(io::Error::from_raw_os_error(code)).to_string();
+        if cfg!(target_os = "linux") {
+            assert!(message(27).contains("ulimit -f"), "{}", message(27));
+            assert!(message(11).contains("ulimit -u"), "{}", message(11));
+        }
+        assert!(!message(2).contains("ulimit"), "{}", message(2));
     }
 }

@@ -11,10 +11,11 @@ use deepburn::metrics::{MetricsError, MetricsWriter};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Group, ZeroError};
 use deepburn::{
-    CheckpointPlan, EngineError, Hook, Outcome, OutsideError, Ranks, RanksError, TrainError,
-    TrainPlan, TrainingCheckpointError,
+    BestEvaluation, BestMetric, BestPlan, CheckpointPlan, EarlyStopping, EngineError, Hook,
+    LoopState, Outcome, OutsideError, Ranks, RanksError, TrainError, TrainPlan,
+    TrainingCheckpointError,
 };
-use deepburn_config::{JobRequest, MonitorFolder};
+use deepburn_config::{JobRequest, ModelMetric, MonitorFolder, TrainingJob};
 use deepburn_datasets::{DataError, Shard};
 use deepburn_models::gpt2::CheckpointError;
 use deepburn_monitor::{MonitorError, MonitorFolders, Monitors, Profiler};
@@ -30,8 +31,7 @@ use crate::failure::Failure;
 use crate::forecast::RunForecast;
 use crate::monitoring::check_monitors;
 use crate::preparation::{Preparation, check_types, claim_output, prepare};
-use crate::progress::Progress;
-use crate::progress::tell;
+use crate::progress::{Progress, shown, tell};
 use crate::recipe::{InitialWeights, Recipe, Subject};
 use crate::results::{record_test, save_model, write_report, write_whole};
 use crate::resume::{self, Origin};
@@ -347,45 +347,82 @@ fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     let mut source = recipe.source(shard, plan)?;
     let mut engine = deepburn::initialize(model, plan, group)?;
     engine.seed(job.training.seed);
-    if let Some(origin) = &preparation.resume {
-        resume::go_on(&mut engine, origin, &mut source, preparation)?;
-    }
+    let resumed = match &preparation.resume {
+        Some(origin) => resume::go_on(&mut engine, origin, &mut source, preparation)?,
+        None => LoopState::default(),
+    };
 
     let task = recipe.task(device);
-    let eval_steps = job.training.eval_steps.map(|steps| steps as u64);
-    let batch_sizes = Some(preparation.batch_sizes.clone());
-    let length = TrainPlan {
+    let train_plan = TrainPlan {
         max_steps: preparation.max_steps,
-        batch_sizes,
-        eval_steps,
+        batch_sizes: Some(preparation.batch_sizes.clone()),
+        eval_steps: job.training.eval_steps.map(|steps| steps as u64),
         counted_step: plan.monitor.flops.as_ref().map(|flops| flops.profile_step),
         checkpoints: Some(checkpoints.clone()),
         interrupt: signals.interrupt(),
+        best: best_plan(&job.training),
+        resumed,
     };
-    let outcome = deepburn::train(&mut engine, &task, &mut source, &length, &mut hooks)?;
+    let outcome = deepburn::train(&mut engine, &task, &mut source, &train_plan, &mut hooks)?;
     signals.end_at_once();
-    if outcome != Outcome::Finished {
-        return Ok(outcome);
+    let Outcome::Finished { step, best } = outcome else { return Ok(outcome) };
+    if engine.rank() == 0 {
+        report_best(preparation, step, best);
     }
     drop(hooks);
     drop(source);
-    let step = engine.global_steps();
     if let (0, Some(statistics)) = (engine.rank(), engine.states().io_statistics()) {
         report_swap(&statistics, step);
     }
+    // The model first: a signal or a failure in the test loses the test alone.
+    save_model(&engine, recipe, &job.training.output_dir)
+        .map_err(|cause| RankError::Save { step, cause: Box::new(cause) })?;
     if let Some(test) = recipe.test(shard, plan)? {
-        if engine.rank() == 0 {
-            tell("evaluating the test split");
-        }
-        let measured = deepburn::evaluate(&engine, &task, &test)
-            .map_err(|cause| TrainError { step, cause })?;
-        if engine.rank() == 0 {
+        let is_first = engine.rank() == 0;
+        let test = if is_first { shown("evaluating the test split", test) } else { test };
+        let measured =
+            deepburn::evaluate(&engine, &task, test).map_err(|cause| TrainError { step, cause })?;
+        if is_first {
             record_test(&measured, &job.training.output_dir)?;
         }
     }
-    save_model(&engine, recipe, &job.training.output_dir)
-        .map_err(|cause| RankError::Save { step, cause: Box::new(cause) })?;
     Ok(outcome)
+}
+
+/// Says whether training stopped early, and which model is saved.
+fn report_best(preparation: &Preparation, step: u64, best: Option<BestEvaluation>) {
+    let training = &preparation.job.training;
+    if step < preparation.max_steps
+        && let Some(patience) = training.early_stopping_patience
+    {
+        tell(&format!(
+            "stopped early after step {step}: {patience} evaluations without a better one"
+        ));
+    }
+    if training.load_best_model_at_end
+        && let Some(BestEvaluation { step, metric }) = best
+    {
+        let metric = match training.metric_for_best_model {
+            ModelMetric::Loss => format!("eval loss {metric:.4}"),
+            ModelMetric::Accuracy => format!("eval accuracy {:.2} %", 100.0 * (1.0 - metric)),
+        };
+        tell(&format!("the saved model is the best one: step {step}, {metric}"));
+    }
+}
+
+/// What the job wants of its best model.
+fn best_plan(training: &TrainingJob) -> BestPlan {
+    BestPlan {
+        metric: match training.metric_for_best_model {
+            ModelMetric::Loss => BestMetric::Loss,
+            ModelMetric::Accuracy => BestMetric::Accuracy,
+        },
+        load_at_end: training.load_best_model_at_end,
+        early_stopping: training.early_stopping_patience.map(|patience| EarlyStopping {
+            patience: patience as u64,
+            threshold: training.early_stopping_threshold,
+        }),
+    }
 }
 
 /// What watches the run: rank 0 records and shows it, all ranks are profiled.
@@ -416,7 +453,7 @@ fn hooks(
         loss_scale: plan.precision.uses_fp16(),
         resumed_after: preparation.resume.as_ref().map_or(0, Origin::samples),
     };
-    hooks.push(Box::new(Watch(Monitors::create(&folders)?)));
+    hooks.push(Box::new(Watch::new(Monitors::create(&folders)?)));
     if let Some(flops) = &plan.monitor.flops {
         hooks.push(Box::new(Operations {
             plan: flops.clone(),

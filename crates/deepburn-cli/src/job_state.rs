@@ -11,9 +11,16 @@ use crate::failure::Failure;
 use crate::preparation::Preparation;
 use crate::results::STARTED;
 
+/// The version of [`JobState`] that this program writes. It rises when a field changes its meaning; a field that
+/// is only new has a default instead.
+const FORMAT: u32 = 1;
+
 /// What a checkpoint knows of its job.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct JobState {
+    /// [`FORMAT`] of the program that saved it; 1 in checkpoints that are older than the field.
+    #[serde(default = "first_format")]
+    format: u32,
     /// The content of `job.json`.
     job: Value,
     /// Samples of an epoch.
@@ -21,6 +28,7 @@ pub(crate) struct JobState {
     /// What the model is called elsewhere.
     pub(crate) publication: Publication,
     /// Of this program.
+    #[serde(default)]
     version: String,
     /// The launch in which it was saved; `None` without a launcher that restarts jobs.
     #[serde(default)]
@@ -31,6 +39,7 @@ impl JobState {
     pub(crate) fn of(preparation: &Preparation) -> Result<Self, Failure> {
         let whole = Shard { rank: 0, num_ranks: 1 };
         Ok(Self {
+            format: FORMAT,
             job: preparation.record.clone(),
             samples: preparation.subject.samples_per_epoch(whole).map_err(Failure::run)?,
             publication: preparation.subject.publication(),
@@ -44,34 +53,76 @@ impl JobState {
         self.launch.is_some() && self.launch == launch()
     }
 
-    /// What the job told `checkpoint`; `None` where another program saved it.
-    pub(crate) fn read(checkpoint: &Checkpoint) -> Option<Self> {
-        Self::deserialize(&ClientStates::read(checkpoint).ok()?.client_state).ok()
+    /// Reads the state of the job that saved `checkpoint`.
+    ///
+    /// # Errors
+    /// Another program saved it, or a later version of this one.
+    pub(crate) fn read(checkpoint: &Checkpoint) -> Result<Self, String> {
+        let states = ClientStates::read(checkpoint).map_err(|error| error.to_string())?;
+        Self::parse(&states.client_state)
+    }
+
+    fn parse(state: &Value) -> Result<Self, String> {
+        if state.get("job").is_none() {
+            let remedy = "load it with Engine::load_checkpoint";
+            return Err(format!("it was not saved by finetune; {remedy}"));
+        }
+        let version = state.get("version").and_then(Value::as_str).unwrap_or("unknown");
+        let format = state.get("format").and_then(Value::as_u64).unwrap_or(1);
+        if format > u64::from(FORMAT) {
+            return Err(format!(
+                "it was saved by finetune {version}, whose checkpoints have format {format}; this program \
+                 ({}) reads up to format {FORMAT}; use the program that saved it, or a later one",
+                env!("CARGO_PKG_VERSION")
+            ));
+        }
+        Self::deserialize(state).map_err(|error| {
+            format!(
+                "the job state that finetune {version} saved cannot be read: {error}; use the program \
+                 that saved it"
+            )
+        })
     }
 
     /// Refuses a job whose data or model is another, and tells of what else decides the numbers.
     pub(crate) fn compare(&self, now: &Self) -> Result<(), String> {
         if self.samples != now.samples {
             return Err(format!(
-                "it was saved in {} samples of training data and the job has {}: a place in the one is \
-                 none in the other; give the data it was saved with",
+                "it was saved with {} samples of training data and this job has {}, so data-loader \
+                 positions are not comparable; give the data that it was saved with",
                 self.samples, now.samples
             ));
         }
         self.compare_models(now)?;
         let mut differences = Vec::new();
         for section in ["model", "data", "training", "deepspeed"] {
-            differ(section, &self.job[section], &now.job[section], &mut differences);
+            differ(section, self.job.get(section), now.job.get(section), &mut differences);
         }
         for Difference { path, then, now } in differences {
-            if is_refused(&path) {
-                return Err(format!(
-                    "{path} was {then} when it was saved and is {now} now: set it back, or start anew \
-                     from other weights with model.pretrained"
-                ));
-            }
-            if decides(&path) {
-                tracing::warn!("{path} was {then} in the checkpoint and is {now} from now on");
+            let decides_numbers = !starts_with_any(&path, &CHANGES_NO_NUMBER);
+            match (then, now) {
+                (Some(then), now) if is_refused(&path) => {
+                    return Err(format!(
+                        "{path} was {then} when it was saved and is {} now; set it back, or start a new \
+                         run from its weights with model.pretrained",
+                        now.unwrap_or(Value::Null)
+                    ));
+                }
+                (Some(then), now) if decides_numbers => {
+                    let now = now.unwrap_or(Value::Null);
+                    tracing::warn!("{path} was {then} in the checkpoint and is {now} from now on");
+                }
+                (None, Some(now)) if path.starts_with("model.config.") => {
+                    return Err(format!(
+                        "{path} was not set when it was saved and is {now} now; remove it, or start a new \
+                         run from its weights with model.pretrained"
+                    ));
+                }
+                // A key that the program which saved it did not have, or not yet in this place.
+                (None, Some(now)) if decides_numbers && !now.is_null() => {
+                    tracing::debug!("{path} is {now}; the checkpoint was saved without this key");
+                }
+                _ => {}
             }
         }
         Ok(())
@@ -112,43 +163,112 @@ fn launch() -> Option<String> {
     std::env::var(STARTED).ok()
 }
 
-/// A value of the job file that is another now.
-struct Difference {
-    path: String,
-    then: Value,
-    now: Value,
+fn first_format() -> u32 {
+    1
 }
 
-fn differ(path: &str, then: &Value, now: &Value, found: &mut Vec<Difference>) {
-    if let (Value::Object(left), Value::Object(right)) = (then, now) {
+/// A value of the job file that is another now; `None` where the key is missing.
+struct Difference {
+    path: String,
+    then: Option<Value>,
+    now: Option<Value>,
+}
+
+fn differ(path: &str, then: Option<&Value>, now: Option<&Value>, found: &mut Vec<Difference>) {
+    if let (Some(Value::Object(left)), Some(Value::Object(right))) = (then, now) {
         let added = right.keys().filter(|name| !left.contains_key(*name));
         for name in left.keys().chain(added) {
-            differ(&format!("{path}.{name}"), &then[name], &now[name], found);
+            differ(&format!("{path}.{name}"), left.get(name), right.get(name), found);
         }
     } else if then != now {
-        found.push(Difference { path: path.to_owned(), then: then.clone(), now: now.clone() });
+        found.push(Difference { path: path.to_owned(), then: then.cloned(), now: now.cloned() });
     }
 }
 
-/// Without the same model, data and draws there is nothing to go on with. Where they lie may change.
+/// What decides the model, the data and the order of samples: a run cannot continue where one of them changed.
+const DECISIVE: [&str; 4] = ["model.", "data.", "training.seed", "deepspeed.optimizer.type"];
+
+/// Keys among those that may change all the same: where files lie, and how they are read.
+const MAY_DIFFER: [&str; 5] =
+    ["model.pretrained", "data.path", "data.tokenizer", "data.token_cache", "data.name"];
+
+/// Keys that later steps do not depend on. A change of any other is logged.
+const CHANGES_NO_NUMBER: [&str; 11] = [
+    "data.token_cache",
+    "training.output_dir",
+    "training.logging_steps",
+    "training.eval_",
+    "training.save_",
+    "training.async_save",
+    "training.collective_timeout",
+    "deepspeed.steps_per_print",
+    "deepspeed.wall_clock_breakdown",
+    "deepspeed.tensorboard",
+    "deepspeed.csv_monitor",
+];
+
 fn is_refused(path: &str) -> bool {
-    let places = ["model.pretrained", "data.path", "data.tokenizer"];
-    let is_path = path.starts_with("data.") && path.ends_with(".path");
-    let is_place = is_path || places.iter().any(|place| path.starts_with(place));
-    let parts = ["model.", "data.", "training.seed", "deepspeed.optimizer.type"];
-    !is_place && parts.iter().any(|part| path.starts_with(part))
+    let is_file = path.starts_with("data.") && path.ends_with(".path");
+    !is_file && !starts_with_any(path, &MAY_DIFFER) && starts_with_any(path, &DECISIVE)
 }
 
-/// Whether a value has a part in the numbers of later steps.
-fn decides(path: &str) -> bool {
-    let aside = [
-        "training.output_dir",
-        "training.logging_steps",
-        "training.eval_steps",
-        "training.save_",
-        "training.async_save",
-        "deepspeed.steps_per_print",
-        "deepspeed.wall_clock_breakdown",
-    ];
-    !aside.iter().any(|it| path.starts_with(it))
+fn starts_with_any(path: &str, prefixes: &[&str]) -> bool {
+    prefixes.iter().any(|prefix| path.starts_with(prefix))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn state(job: Value) -> Value {
+        let publication =
+            serde_json::to_value(deepburn_models::gpt2::Gpt2Config::small().publication());
+        json!({ "job": job, "samples": 8, "publication": publication.unwrap() })
+    }
+
+    fn compare(then: Value, now: Value) -> Result<(), String> {
+        let [then, now] = [then, now].map(|job| JobState::parse(&state(job)).unwrap());
+        then.compare(&now)
+    }
+
+    #[test]
+    fn states_without_the_newer_fields_are_read() {
+        let read = JobState::parse(&state(json!({}))).unwrap();
+        assert_eq!((read.format, read.launch, &*read.version), (1, None, ""));
+    }
+
+    #[test]
+    fn a_later_format_and_another_program_are_told_apart() {
+        let mut later = state(json!({}));
+        later["format"] = json!(FORMAT + 1);
+        later["version"] = json!("9.1.0");
+        let error = JobState::parse(&later).unwrap_err();
+        assert!(error.contains("9.1.0") && error.contains("format 2"), "{error}");
+        let error = JobState::parse(&json!({"step": 3})).unwrap_err();
+        assert!(error.contains("was not saved by finetune"), "{error}");
+    }
+
+    #[test]
+    fn keys_that_decide_no_number_may_change() {
+        let job = |cache| json!({"data": {"token_cache": cache, "kind": "text"}});
+        assert_eq!(compare(job(true), job(false)), Ok(()));
+        // A key that is new in this program.
+        assert_eq!(compare(json!({"data": {}}), json!({"data": {"new": 3}})), Ok(()));
+        assert_eq!(compare(json!({"training": {}}), json!({"training": {"new": 3}})), Ok(()));
+    }
+
+    #[test]
+    fn another_model_order_or_data_is_refused_with_both_values() {
+        for (then, now) in [
+            (json!({"data": {"shuffle": true}}), json!({"data": {"shuffle": false}})),
+            (json!({"training": {"seed": 1}}), json!({"training": {"seed": 2}})),
+            (json!({"model": {"config": {"n_layer": 1}}}), json!({"model": {"config": {}}})),
+            (json!({"model": {"config": {}}}), json!({"model": {"config": {"resid_pdrop": 0.5}}})),
+        ] {
+            let error = compare(then, now).unwrap_err();
+            assert!(error.contains("now"), "{error}");
+        }
+    }
 }

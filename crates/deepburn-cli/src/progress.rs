@@ -1,9 +1,10 @@
 //! What a run shows while it goes on: a bar on a terminal, plain lines elsewhere.
 
 use std::io::Write;
+use std::time::{Duration, Instant};
 
 use deepburn::metrics::{EvalRow, PhaseSeconds, StepRow};
-use deepburn::{Hook, OutsideError};
+use deepburn::{EvaluationProgress, EvaluationStream, Hook, OutsideError};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::counted::counted;
@@ -20,6 +21,50 @@ pub(crate) struct Progress {
     breakdown: bool,
     /// Steps skipped so far.
     skipped: u64,
+    evaluation: EvaluationLines,
+}
+
+/// Lines on an evaluation that takes long, where there is no bar.
+#[derive(Debug, Default)]
+struct EvaluationLines {
+    /// When the last line was due.
+    last: Option<Instant>,
+}
+
+/// Time between two lines on an evaluation.
+const EVALUATION_LINES: Duration = Duration::from_secs(10);
+
+impl EvaluationLines {
+    /// A line, if one is due.
+    fn line(&mut self, what: &str, progress: EvaluationProgress) -> Option<String> {
+        let EvaluationProgress { done, total } = progress;
+        let now = Instant::now();
+        let last = *self.last.get_or_insert(now);
+        if done == total {
+            self.last = None;
+            return None;
+        }
+        if now - last < EVALUATION_LINES {
+            return None;
+        }
+        self.last = Some(now);
+        Some(format!("{what}: {done} of {total} batches"))
+    }
+}
+
+/// The batches of an evaluation outside of the training loop, of which `what` is shown.
+pub(crate) fn shown<'a, T: 'a>(
+    what: &'a str,
+    batches: EvaluationStream<'a, T>,
+) -> EvaluationStream<'a, T> {
+    tell(what);
+    let (total, mut lines, mut done) = (batches.len(), EvaluationLines::default(), 0);
+    Box::new(batches.inspect(move |_| {
+        if let Some(line) = lines.line(what, EvaluationProgress { done, total }) {
+            tell(&line);
+        }
+        done += 1;
+    }))
 }
 
 impl Progress {
@@ -35,7 +80,8 @@ impl Progress {
         bar.tick();
         let lines = every.is_some() || breakdown;
         let every = every.unwrap_or(if breakdown { 1 } else { total.div_ceil(20) }).max(1);
-        Self { bar, total, every, lines, breakdown, skipped: 0 }
+        let evaluation = EvaluationLines::default();
+        Self { bar, total, every, lines, breakdown, skipped: 0, evaluation }
     }
 
     fn line(&self, text: String) {
@@ -73,6 +119,15 @@ impl Hook for Progress {
             }
         }
         Ok(())
+    }
+
+    fn after_evaluation_batch(&mut self, progress: EvaluationProgress) {
+        if !self.bar.is_hidden() {
+            let EvaluationProgress { done, total } = progress;
+            self.bar.set_message(format!("evaluating, {done} of {total} batches"));
+        } else if let Some(line) = self.evaluation.line("evaluating", progress) {
+            tell(&line);
+        }
     }
 
     fn after_evaluation(&mut self, row: &EvalRow, _samples: u64) -> Result<(), OutsideError> {

@@ -5,7 +5,7 @@ use std::path::Path;
 use burn::module::AutodiffModule;
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::Training;
-use deepburn::{BatchSource, Task};
+use deepburn::{BatchSource, EvaluationStream, Task};
 use deepburn_config::{DynamicBatchingPlan, Plan};
 use deepburn_datasets::{BudgetSampler, DataError, Shard, StepShape, Tokenizer};
 use deepburn_models::Publication;
@@ -52,7 +52,11 @@ pub(crate) trait Recipe<B: FusedOps + OptimizerOps>: Sync {
     fn source(&self, shard: Shard, plan: &Plan) -> Result<Self::Source, DataError>;
 
     /// The share of `shard` of the data kept for a final test; `None` without such data.
-    fn test(&self, shard: Shard, plan: &Plan) -> Result<Option<Vec<BatchOf<B, Self>>>, DataError>;
+    fn test(
+        &self,
+        shard: Shard,
+        plan: &Plan,
+    ) -> Result<Option<EvaluationStream<'_, BatchOf<B, Self>>>, DataError>;
 
     /// Starts writing the model.
     fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError>;

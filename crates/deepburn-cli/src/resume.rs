@@ -2,6 +2,7 @@
 //! DeepSpeed's.
 
 use std::fmt::Display;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use burn::module::AutodiffModule;
@@ -11,7 +12,7 @@ use deepburn::metrics::{Row, read_metrics};
 use deepburn::ops::OptimizerOps;
 use deepburn::zero::Training;
 use deepburn::{
-    BatchSource, CheckpointPlan, ClientStates, Engine, LoadPlan, NextStep, TorchModel,
+    BatchSource, CheckpointPlan, ClientStates, Engine, LoadPlan, LoopState, NextStep, TorchModel,
     check_deepspeed_checkpoint,
 };
 use deepburn_models::Publication;
@@ -66,7 +67,11 @@ pub(crate) fn plan(preparation: &Preparation) -> Result<CheckpointPlan, Failure>
         save_steps: training.save_steps.map(|steps| steps as u64),
         asynchronous: training.async_save,
         retention: Retention {
-            keep_last: training.save_total_limit.and_then(|limit| limit.try_into().ok()),
+            // Where only the best model is saved, earlier ones are of no use.
+            keep_last: match (training.save_total_limit, training.save_steps) {
+                (None, None) => Some(NonZeroUsize::MIN),
+                (limit, _) => limit.and_then(|limit| limit.try_into().ok()),
+            },
             keep_best: training.save_best_limit.unwrap_or(0),
         },
         job: preparation.subject.name().to_owned(),
@@ -102,7 +107,7 @@ fn newest_of_launch(preparation: &Preparation) -> Result<Option<Checkpoint>, Fai
         return Ok(None);
     }
     for checkpoint in Checkpoint::all(&root).map_err(named)?.into_iter().rev() {
-        let Some(saved) = JobState::read(&checkpoint) else { continue };
+        let Ok(saved) = JobState::read(&checkpoint) else { continue };
         if !saved.is_of_this_launch() {
             continue;
         }
@@ -180,15 +185,9 @@ fn open_own(preparation: &Preparation, tag: Option<&str>) -> Result<Checkpoint, 
     let tag = tag.map(str::parse::<Tag>).transpose().map_err(named)?;
     let root = folder(&preparation.job.training.output_dir);
     let checkpoint = Checkpoint::open_intact(&root, tag.as_ref()).map_err(named)?;
-    let Some(saved) = JobState::read(&checkpoint) else {
-        return Err(named(format!(
-            "{}: it was not saved by finetune; load it with Engine::load_checkpoint",
-            checkpoint.path().display()
-        )));
-    };
-    saved
-        .compare(&JobState::of(preparation)?)
-        .map_err(|reason| named(format!("{}: {reason}", checkpoint.path().display())))?;
+    let in_checkpoint = |reason| named(format!("{}: {reason}", checkpoint.path().display()));
+    let saved = JobState::read(&checkpoint).map_err(in_checkpoint)?;
+    saved.compare(&JobState::of(preparation)?).map_err(in_checkpoint)?;
     match tag {
         Some(_) => note_newer(&root, &checkpoint),
         None => check_record(preparation, &checkpoint)?,
@@ -220,7 +219,7 @@ fn named(error: impl Display) -> Failure {
     Failure::mistake(format!("--resume: {error}"))
 }
 
-/// Brings a rank to where the run was when its checkpoint was saved.
+/// Brings a rank to where the run was when its checkpoint was saved, and returns what its training loop knew.
 ///
 /// # Errors
 /// When the checkpoint is not one of this model, or has a place that the data has not.
@@ -229,11 +228,12 @@ pub(crate) fn go_on<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
     origin: &Origin,
     source: &mut impl BatchSource<T>,
     preparation: &Preparation,
-) -> Result<(), RankError> {
+) -> Result<LoopState, RankError> {
     match origin {
         Origin::Own(checkpoint) => go_on_from_own(engine, checkpoint, source),
         Origin::DeepSpeed(checkpoint) => {
-            go_on_from_deepspeed(engine, checkpoint, source, preparation)
+            go_on_from_deepspeed(engine, checkpoint, source, preparation)?;
+            Ok(LoopState::default())
         }
     }
 }
@@ -242,7 +242,7 @@ fn go_on_from_own<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
     engine: &mut Engine<B, M>,
     checkpoint: &Checkpoint,
     source: &mut impl BatchSource<T>,
-) -> Result<(), RankError> {
+) -> Result<LoopState, RankError> {
     let states = engine.load_checkpoint(checkpoint, LoadPlan::ALL)?;
     // A rank that is new goes to where all of them were.
     let place = states.rank_states.get(engine.rank()).or(states.rank_states.first());
@@ -252,7 +252,7 @@ fn go_on_from_own<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
     if engine.rank() == 0 {
         tracing::info!("resuming from {}", checkpoint.path().display());
     }
-    Ok(())
+    Ok(states.loop_state)
 }
 
 /// DeepSpeed does not save the place in the data: it is that of this job after as many steps.

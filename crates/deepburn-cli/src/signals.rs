@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use deepburn::Interrupt;
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::flag;
 
 use crate::results::STARTED;
@@ -33,6 +33,8 @@ impl Signals {
     /// that prepares its run.
     pub(crate) fn prepare() -> io::Result<Self> {
         let signals = Self::default();
+        // A write beyond `ulimit -f` is then an error like that of a full disk.
+        flag::register(SIGXFSZ, Arc::default())?;
         signals.note(SIGUSR1)?;
         Ok(signals)
     }

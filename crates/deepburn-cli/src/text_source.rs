@@ -4,7 +4,9 @@
 
 use std::sync::Arc;
 
-use deepburn::{Batch, BatchSource, NextStep, OutsideError, StepBatches, StepSize};
+use deepburn::{
+    Batch, BatchSource, EvaluationStream, NextStep, OutsideError, StepBatches, StepSize,
+};
 use deepburn_config::{CurriculumPlan, DynamicBatchingPlan, LrScaling, PickingOrderPlan, Plan};
 use deepburn_datasets::{
     BatchLoader, BudgetSampler, Collate, DataError, DistributedSampler, EpochPosition,
@@ -36,6 +38,8 @@ pub(crate) struct TextSource {
     shard: Shard,
     /// What an evaluation's batches may hold.
     budget: TokenBudget,
+    /// The most texts that an evaluation takes.
+    pub(crate) eval_max_samples: Option<usize>,
     curriculum: Option<CurriculumPlan>,
 }
 
@@ -77,7 +81,8 @@ impl TextSource {
             }
         };
         let budget = evaluation_budget(plan);
-        Ok(Self { loader, eval, shard, budget, curriculum: plan.curriculum.clone() })
+        let curriculum = plan.curriculum.clone();
+        Ok(Self { loader, eval, shard, budget, eval_max_samples: None, curriculum })
     }
 }
 
@@ -117,9 +122,10 @@ impl BatchSource<Labelled> for TextSource {
         Ok(StepBatches { micro_batches: batches.collect::<Result<_, DataError>>()?, size })
     }
 
-    fn evaluation(&mut self) -> Result<Option<Vec<Labelled>>, OutsideError> {
+    fn evaluation(&mut self) -> Result<Option<EvaluationStream<'_, Labelled>>, OutsideError> {
+        let (shard, budget, limit) = (self.shard, self.budget, self.eval_max_samples);
         let eval = self.eval.as_ref();
-        Ok(eval.map(|eval| evaluation(eval, self.shard, self.budget)).transpose()?)
+        Ok(eval.map(|eval| evaluation(eval, shard, budget, limit)).transpose()?)
     }
 
     fn position(&self) -> Value {
@@ -156,22 +162,23 @@ pub(crate) fn evaluation_budget(plan: &Plan) -> TokenBudget {
     TokenBudget { min_batch_size: 1, order: PickingOrder::ByLength, ..budget }
 }
 
-/// A rank's share of an evaluation. Texts of about one length are together: there is next to no
-/// padding.
+/// A rank's share of an evaluation of the first `limit` texts. Texts of about one length are together, so there
+/// is next to no padding.
 pub(crate) fn evaluation(
     texts: &LabelledTexts,
     shard: Shard,
     budget: TokenBudget,
-) -> Result<Vec<Labelled>, DataError> {
-    let lengths = texts.lengths();
+    limit: Option<usize>,
+) -> Result<EvaluationStream<'_, Labelled>, DataError> {
+    let mut lengths = texts.lengths();
+    lengths.truncate(limit.unwrap_or(lengths.len()).max(1));
     // What is only evaluated may be longer than what trains.
     let longest = lengths.iter().copied().max().unwrap_or(0).max(1);
     let budget = TokenBudget { max_tokens: budget.max_tokens.max(longest), ..budget };
     let shape = StepShape { num_ranks: shard.num_ranks, accumulation: 1 };
     let plan = budget.plan(&lengths, shape, 0)?;
-    let batches = (0..plan.num_batches()).map(|index| {
+    Ok(Box::new((0..plan.num_batches()).map(move |index| {
         let samples = plan.batch(shard.rank, index);
         Ok(Labelled(texts.collate(samples, samples.len().max(1))?))
-    });
-    batches.collect()
+    })))
 }

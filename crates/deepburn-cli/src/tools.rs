@@ -10,9 +10,9 @@ use deepburn_datasets::Tokenizer;
 use deepburn_models::gpt2::{Checkpoint, GenerateOptions, Sampling};
 use deepburn_monitor::{Comparison, Environment};
 
-use crate::check_config::{OpenValues, check_config, read};
 use crate::cache_tool::{CacheAction, cache};
-use crate::checkpoint_tools::{Size, WeightType, consolidate, inspect};
+use crate::check_config::{OpenValues, check_config, read};
+use crate::checkpoint_tools::{CheckpointChoice, Size, WeightType, consolidate, inspect};
 use crate::counted::counted;
 use crate::estimates::{EstimateArguments, estimates};
 use crate::failure::Failure;
@@ -94,6 +94,9 @@ pub enum Command {
         /// The checkpoint's name; the latest without it.
         #[arg(long)]
         tag: Option<String>,
+        /// Take the checkpoint with the best evaluation.
+        #[arg(long, conflicts_with = "tag")]
+        best: bool,
         /// Type of the weights.
         #[arg(long, value_enum, default_value = "f32")]
         dtype: WeightType,
@@ -163,8 +166,13 @@ pub fn run(tools: Tools) -> Result<(), Failure> {
             generate(&model, &prompt, max_new_tokens, sampling)
         }
         Command::Predict(arguments) => predict(&arguments),
-        Command::Consolidate { checkpoint, out, tag, dtype, max_shard_size } => {
-            let files = consolidate(&checkpoint, tag.as_deref(), &out, dtype, max_shard_size)?;
+        Command::Consolidate { checkpoint, out, tag, best, dtype, max_shard_size } => {
+            let choice = match (&tag, best) {
+                (_, true) => CheckpointChoice::Best,
+                (Some(tag), false) => CheckpointChoice::Tag(tag),
+                (None, false) => CheckpointChoice::Latest,
+            };
+            let files = consolidate(&checkpoint, choice, &out, dtype, max_shard_size)?;
             print(&files.join("\n"));
             Ok(())
         }

@@ -11,7 +11,7 @@ use deepburn::zero::{Category, Ledger, ModuleOperations, Tier};
 use deepburn::{Hook, OutsideError};
 use deepburn_config::FlopsPlan;
 use deepburn_models::gpt2::ParameterShape;
-use deepburn_monitor::{FlopsOptions, FlopsProfile, ModuleFlops, Monitors, Profiler};
+use deepburn_monitor::{FlopsOptions, FlopsProfile, ModuleFlops, MonitorError, Monitors, Profiler};
 
 use crate::progress::tell;
 
@@ -58,6 +58,12 @@ impl Record {
 
     /// A full disk is told of and ends no run: it loses no row.
     fn write(&mut self, row: impl Into<Row>) -> Result<(), OutsideError> {
+        if self.writer.restore_if_removed()? {
+            tracing::warn!(
+                "metrics.jsonl or the output folder was removed while the run writes to it; it was made \
+                 again, and rows and checkpoints before this step are lost"
+            );
+        }
         match self.writer.write(row) {
             Err(error) if error.is_disk_full() => {
                 if !self.is_behind {
@@ -89,15 +95,46 @@ impl Hook for Record {
 }
 
 /// Writes what TensorBoard and spreadsheets read.
-pub(crate) struct Watch(pub(crate) Monitors);
+pub(crate) struct Watch {
+    monitors: Monitors,
+    /// Whether the last row was lost.
+    is_behind: bool,
+}
+
+impl Watch {
+    pub(crate) fn new(monitors: Monitors) -> Self {
+        Self { monitors, is_behind: false }
+    }
+
+    /// On a full disk training continues: `metrics.jsonl` keeps all rows, monitors lose theirs.
+    fn survive(&mut self, written: Result<(), MonitorError>) -> Result<(), OutsideError> {
+        match written {
+            Err(error) if error.is_disk_full() => {
+                if !self.is_behind {
+                    tracing::warn!(
+                        "training continues without monitoring until there is room: {error}"
+                    );
+                }
+                self.is_behind = true;
+                Ok(())
+            }
+            written => {
+                self.is_behind = false;
+                Ok(written?)
+            }
+        }
+    }
+}
 
 impl Hook for Watch {
     fn after_step(&mut self, row: &StepRow, samples: u64) -> Result<(), OutsideError> {
-        Ok(self.0.step(samples, row)?)
+        let written = self.monitors.step(samples, row);
+        self.survive(written)
     }
 
     fn after_evaluation(&mut self, row: &EvalRow, samples: u64) -> Result<(), OutsideError> {
-        Ok(self.0.evaluation(samples, row)?)
+        let written = self.monitors.evaluation(samples, row);
+        self.survive(written)
     }
 }
 

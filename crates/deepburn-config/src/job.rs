@@ -19,7 +19,9 @@ use serde_json::{Map, Value as Json};
 
 use crate::check::check;
 use crate::diagnosis::{ConfigError, Diagnosis, Findings};
-use crate::job_sections::{Places, check_pair, check_saving, read_data, read_model, read_training};
+use crate::job_sections::{
+    Places, check_best, check_pair, check_saving, read_data, read_model, read_training,
+};
 use crate::keys::DEEPSPEED;
 use crate::keys::job::JOB;
 use crate::lightning::looks_like_a_strategy;
@@ -171,6 +173,16 @@ pub struct TrainingJob {
     pub output_dir: PathBuf,
     /// Optimizer steps between two evaluations.
     pub eval_steps: Option<usize>,
+    /// Samples that an evaluation during training takes, over all ranks.
+    pub eval_max_samples: Option<usize>,
+    /// Whether the best model is kept and loaded when training ends.
+    pub load_best_model_at_end: bool,
+    /// What models are compared by.
+    pub metric_for_best_model: ModelMetric,
+    /// Evaluations in a row without a better one after which training stops.
+    pub early_stopping_patience: Option<usize>,
+    /// By how much an evaluation has to be better to count, in units of the metric.
+    pub early_stopping_threshold: f64,
     /// Optimizer steps between two checkpoints.
     pub save_steps: Option<usize>,
     /// Whether training goes on while a checkpoint is written.
@@ -191,6 +203,17 @@ pub struct TrainingJob {
     pub gradient_checkpointing: Option<bool>,
     /// Steps of the warm-up for a DeepSpeed configuration that leaves them open.
     pub warmup_steps: Option<usize>,
+}
+
+/// A number of an evaluation that models are compared by.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ModelMetric {
+    /// The mean loss; the lowest is best.
+    #[default]
+    Loss,
+    /// The share of right answers of a classifier; the highest is best.
+    Accuracy,
 }
 
 /// Where tensors live.
@@ -307,6 +330,7 @@ impl Job {
             );
         }
         check_saving(&job.training, &mut findings);
+        check_best(&job.training, &job.data, &mut findings);
         findings.attribute(typed);
         job.notes = findings.verdict(name)?;
         Ok(job)

@@ -7,7 +7,9 @@ use serde_json::{Map, Value as Json};
 
 use crate::devices::read_devices;
 use crate::diagnosis::Findings;
-use crate::job::{Architecture, Backend, DataJob, DataKind, Join, ModelJob, TrainingJob};
+use crate::job::{
+    Architecture, Backend, DataJob, DataKind, Join, ModelJob, ModelMetric, TrainingJob,
+};
 use crate::keys::DEEPSPEED;
 use crate::lookup::find;
 use crate::place::Place;
@@ -286,6 +288,14 @@ pub(crate) fn read_training(
         collective_timeout: training.count("collective_timeout"),
         output_dir: PathBuf::from(training.text("output_dir").unwrap_or("output")),
         eval_steps: training.optional_count("eval_steps"),
+        eval_max_samples: training.optional_count("eval_max_samples"),
+        load_best_model_at_end: training.flag("load_best_model_at_end"),
+        metric_for_best_model: match training.choice("metric_for_best_model") {
+            "accuracy" | "eval_accuracy" => ModelMetric::Accuracy,
+            _ => ModelMetric::Loss,
+        },
+        early_stopping_patience: training.optional_count("early_stopping_patience"),
+        early_stopping_threshold: training.real("early_stopping_threshold"),
         save_steps: training.optional_count("save_steps"),
         async_save: training.flag("async_save"),
         save_total_limit: training.optional_count("save_total_limit"),
@@ -323,14 +333,15 @@ fn read_ranks(
 
 /// What is kept can be said only of what is saved, and the best of what is evaluated.
 pub(crate) fn check_saving(training: &TrainingJob, findings: &mut Findings) {
-    if training.save_total_limit.is_some() && training.save_steps.is_none() {
+    let saves = training.save_steps.is_some() || training.load_best_model_at_end;
+    if training.save_total_limit.is_some() && !saves {
         findings.error(
             "training.save_total_limit",
             "no checkpoints are saved",
             "add training.save_steps, or remove it",
         );
     }
-    if training.async_save && training.save_steps.is_none() {
+    if training.async_save && !saves {
         findings.error(
             "training.async_save",
             "no checkpoints are saved",
@@ -353,6 +364,40 @@ pub(crate) fn check_saving(training: &TrainingJob, findings: &mut Findings) {
                 "add training.eval_steps, and training.save_steps as a multiple of it",
             );
         }
+    }
+}
+
+/// The best model is known where models are evaluated while they train.
+pub(crate) fn check_best(training: &TrainingJob, data: &DataJob, findings: &mut Findings) {
+    let given = [
+        ("load_best_model_at_end", training.load_best_model_at_end),
+        ("early_stopping_patience", training.early_stopping_patience.is_some()),
+    ];
+    let asks = given.into_iter().find_map(|(key, is_given)| is_given.then_some(key));
+    if let Some(key) = asks
+        && (training.eval_steps.is_none() || !data.splits.has_eval())
+    {
+        findings.error(
+            format!("training.{key}"),
+            "models are compared by evaluations while they train, and this job has none",
+            "add training.eval_steps and data.splits.eval, or remove it",
+        );
+    }
+    if training.metric_for_best_model == ModelMetric::Accuracy
+        && !matches!(data.kind, DataKind::Classification { .. })
+    {
+        findings.error(
+            "training.metric_for_best_model",
+            "is \"accuracy\", which only a classifier has",
+            "write \"loss\"",
+        );
+    }
+    if training.early_stopping_threshold > 0.0 && training.early_stopping_patience.is_none() {
+        findings.warning(
+            "training.early_stopping_threshold",
+            "has no effect without training.early_stopping_patience",
+            "add training.early_stopping_patience, or remove it",
+        );
     }
 }
 

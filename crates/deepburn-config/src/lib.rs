@@ -65,7 +65,7 @@ pub use dynamic_batching::{DynamicBatchingPlan, LrScaling, PickingOrderPlan};
 pub use foreign::foreign_name;
 pub use job::{
     Architecture, Backend, CONFIG_FOLDER, DataJob, DataKind, Job, JobRequest, Join, ModelJob,
-    ResolvedJob, TrainingJob,
+    ModelMetric, ResolvedJob, TrainingJob,
 };
 pub use key::{Asks, Key, KeyEntry, Literal, Spelling, Status, entries};
 pub use kind::{Integers, Kind, Reals, Variant};

@@ -149,7 +149,7 @@ fn parameters(variants: &'static [Variant]) -> Value {
     for key in variants.iter().flat_map(|variant| variant.keys) {
         let of_one = property(key);
         let entry = properties.entry(key.name).or_insert_with(|| of_one.clone());
-        if *entry != of_one && matches!(entry.get("not"), Some(_)) {
+        if *entry != of_one && entry.get("not").is_some() {
             *entry = of_one;
         }
     }

@@ -5,9 +5,11 @@
 //! [`Hook`]s that watch it and rows for `metrics.jsonl` ([`metrics`]). [`schedule`] has the learning
 //! rates.
 
+mod best;
 mod checkpoint;
 mod engine;
 mod error;
+mod evaluation;
 mod exchange;
 mod loss_scale;
 mod save;
@@ -19,6 +21,7 @@ mod train;
 mod train_pass;
 mod whole_module;
 
+pub use best::{BestEvaluation, BestMetric, BestPlan, EarlyStopping, LoopState};
 pub use checkpoint::{
     ClientStates, LoadPlan, SaveInProgress, SaveRequest, TorchModel, TrainingCheckpointError,
     check_deepspeed_checkpoint,
@@ -26,9 +29,10 @@ pub use checkpoint::{
 pub use deepburn_monitor::metrics;
 pub use engine::{Engine, PhaseTimes, Step, initialize};
 pub use error::EngineError;
+pub use evaluation::{EvaluationProgress, Measured, evaluate, evaluate_until};
 pub use loss_scale::{LossScaler, ScaleExhausted, ScalerState};
 pub use save::{HalfPrecision, SaveError};
 pub use saving::{CheckpointPlan, Interrupt, Outcome};
-pub use source::{BatchSource, NextStep, StepBatches, StepSize};
+pub use source::{BatchSource, EvaluationStream, NextStep, StepBatches, StepSize};
 pub use task::{Batch, Confusion, Evaluation, Task};
-pub use train::{Cause, Hook, Measured, OutsideError, TrainError, TrainPlan, evaluate, train};
+pub use train::{Cause, Hook, OutsideError, TrainError, TrainPlan, train};

@@ -1,7 +1,7 @@
 //! When the training loop saves, and what becomes of older checkpoints.
 //!
-//! Main type: [`CheckpointPlan`]. A checkpoint that cannot be written, for want of room perhaps, is
-//! told of and left out: the run goes on, and earlier checkpoints are as they were.
+//! Main type: [`CheckpointPlan`]. A failed save, on a full disk for example, is logged and skipped: training
+//! continues, and earlier checkpoints stay as they were.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,7 +14,9 @@ use deepburn_zero::Training;
 use serde_json::Value;
 use tracing::{info, warn};
 
+use crate::best::{BestEvaluation, BestPlan, LoopState};
 use crate::checkpoint::{SaveInProgress, SaveRequest, TrainingCheckpointError};
+use crate::metrics::EvalRow;
 use crate::{Engine, EngineError};
 
 /// Where and how often checkpoints are saved.
@@ -37,128 +39,163 @@ pub struct CheckpointPlan {
 }
 
 impl CheckpointPlan {
-    /// Whether one is to be saved after `step` of `max_steps`.
-    fn is_due(&self, step: u64, max_steps: u64) -> bool {
-        let due = |every: u64| step.is_multiple_of(every.max(1)) || step == max_steps;
-        self.save_steps.is_some_and(due)
-    }
-
-    fn request(&self, rank_state: Value, metric: Option<f64>) -> SaveRequest {
-        SaveRequest {
-            tag: None,
-            job: self.job.clone(),
-            metric,
-            client_state: self.client_state.clone(),
-            rank_state,
-        }
-    }
-
-    /// Tells of a checkpoint and deletes what it makes superfluous.
-    fn tell_of<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
-        &self,
-        engine: &Engine<B, M>,
-        path: &Path,
-    ) {
-        if engine.rank() == 0 {
-            info!("saved {}", path.display());
-            if let Err(error) = self.retention.apply(&self.root) {
-                warn!("old checkpoints were not deleted: {error}");
-            }
-        }
+    /// Whether one is to be saved after `step`, which may be the last.
+    fn is_due(&self, step: u64, is_last: bool) -> bool {
+        self.save_steps.is_some_and(|every| is_last || step.is_multiple_of(every.max(1)))
     }
 }
 
-/// Saves as a plan says; at most one checkpoint is on its way.
+/// Saves as a plan says; at most one checkpoint is being written.
 pub(crate) struct Saver<'a> {
     plan: Option<&'a CheckpointPlan>,
-    on_its_way: Option<SaveInProgress>,
+    best: BestPlan,
+    in_progress: Option<SaveInProgress>,
+    /// The last evaluation.
+    evaluation: Option<Evaluation>,
+}
+
+/// What an evaluation says about the model of its step.
+#[derive(Debug, Clone, Copy)]
+struct Evaluation {
+    step: u64,
+    metric: Option<f64>,
+    is_best: bool,
 }
 
 impl<'a> Saver<'a> {
-    pub(crate) fn new(plan: Option<&'a CheckpointPlan>) -> Self {
-        Self { plan, on_its_way: None }
+    pub(crate) fn new(plan: Option<&'a CheckpointPlan>, best: BestPlan) -> Self {
+        Self { plan, best, in_progress: None, evaluation: None }
     }
 
-    /// Whether this rank has written its part of a checkpoint that is on its way.
+    /// Takes note of an evaluation of the model that is saved next.
+    pub(crate) fn note_evaluation(&mut self, row: &EvalRow, is_best: bool) {
+        let metric = self.best.metric.of(row);
+        self.evaluation = Some(Evaluation { step: row.step, metric, is_best });
+    }
+
+    /// The evaluation of the model of `step`, if there was one.
+    fn evaluation_of(&self, step: u64) -> Option<Evaluation> {
+        self.evaluation.filter(|evaluation| evaluation.step == step)
+    }
+
+    fn request(
+        &self,
+        plan: &CheckpointPlan,
+        step: u64,
+        rank_state: Value,
+        state: LoopState,
+    ) -> SaveRequest {
+        SaveRequest {
+            tag: None,
+            job: plan.job.clone(),
+            metric: self.evaluation_of(step).and_then(|evaluation| evaluation.metric),
+            client_state: plan.client_state.clone(),
+            rank_state,
+            loop_state: state,
+        }
+    }
+
+    /// Whether this rank has written its part of the checkpoint in progress.
     pub(crate) fn has_written(&self) -> bool {
-        self.on_its_way.as_ref().is_some_and(SaveInProgress::is_written)
+        self.in_progress.as_ref().is_some_and(SaveInProgress::is_written)
     }
 
-    /// Saves if a checkpoint is due after the step that the engine stands at. All ranks call this
-    /// together.
+    /// Saves if a checkpoint is due after the step that the engine stands at, which may be the last, or if the
+    /// model is the best so far and the best one is asked for. All ranks call this together.
     ///
     /// # Errors
-    /// Only those that end the run; what it can go on without is told.
+    /// Only those that end the run. Other failures are logged.
     pub(crate) fn save_if_due<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
         &mut self,
         engine: &Engine<B, M>,
-        max_steps: u64,
+        is_last: bool,
         rank_state: Value,
-        metric: Option<f64>,
+        state: LoopState,
     ) -> Result<(), EngineError> {
         let step = engine.global_steps();
-        let Some(plan) = self.plan.filter(|plan| plan.is_due(step, max_steps)) else {
+        let is_best =
+            self.best.load_at_end && self.evaluation_of(step).is_some_and(|it| it.is_best);
+        let Some(plan) = self.plan.filter(|plan| is_best || plan.is_due(step, is_last)) else {
             return Ok(());
         };
-        self.finish(engine)?;
-        match engine.start_save(&plan.root, plan.request(rank_state, metric)) {
-            Ok(started) => self.on_its_way = Some(started),
-            Err(error) => tolerate(engine, step, error)?,
+        self.finish(engine, &state)?;
+        match engine.start_save(&plan.root, self.request(plan, step, rank_state, state)) {
+            Ok(started) => self.in_progress = Some(started),
+            Err(error) => log_failed_save(engine, step, error)?,
         }
-        if plan.asynchronous { Ok(()) } else { self.finish(engine) }
+        if plan.asynchronous { Ok(()) } else { self.finish(engine, &state) }
     }
 
-    /// Waits for the checkpoint that is on its way, if there is one, and deletes what is not to be
-    /// kept any more. All ranks call this together.
+    /// Waits for the checkpoint in progress, if there is one, and deletes those that are not kept any more. All
+    /// ranks call this together.
     ///
     /// # Errors
     /// As [`save_if_due`](Self::save_if_due).
     pub(crate) fn finish<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
         &mut self,
         engine: &Engine<B, M>,
+        state: &LoopState,
     ) -> Result<(), EngineError> {
-        let Some((plan, save)) = self.plan.zip(self.on_its_way.take()) else { return Ok(()) };
+        let Some((plan, save)) = self.plan.zip(self.in_progress.take()) else { return Ok(()) };
         let step = save.step();
         match save.finish(engine.group()) {
             Ok(path) => {
-                plan.tell_of(engine, &path);
+                self.complete(engine, plan, &path, state);
                 Ok(())
             }
-            Err(error) => tolerate(engine, step, error),
+            Err(error) => log_failed_save(engine, step, error),
         }
     }
 
-    /// Saves what a run that is asked to end goes on from, now; `None` without a plan, or where there
-    /// is no way to save it.
+    /// Saves the checkpoint of a run that is asked to end; `None` without a plan, or where it cannot be saved.
     ///
     /// # Errors
     /// As [`save_if_due`](Self::save_if_due).
     pub(crate) fn save_last<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
-        mut self,
+        &mut self,
         engine: &Engine<B, M>,
         rank_state: Value,
-        metric: Option<f64>,
+        state: LoopState,
     ) -> Result<Option<PathBuf>, EngineError> {
-        self.finish(engine)?;
+        self.finish(engine, &state)?;
         let Some(plan) = self.plan else { return Ok(None) };
-        match engine.save_checkpoint(&plan.root, plan.request(rank_state, metric)) {
+        let step = engine.global_steps();
+        match engine.save_checkpoint(&plan.root, self.request(plan, step, rank_state, state)) {
             Ok(path) => {
-                plan.tell_of(engine, &path);
+                self.complete(engine, plan, &path, &state);
                 Ok(Some(path))
             }
             Err(TrainingCheckpointError::Engine(error)) => Err(error),
             Err(error) => {
                 if engine.rank() == 0 {
-                    warn!("step {}: no checkpoint was saved: {error}", engine.global_steps());
+                    warn!("step {step}: no checkpoint was saved: {error}");
                 }
                 Ok(None)
             }
         }
     }
+
+    /// Logs a checkpoint that was saved, and deletes those that are not kept any more.
+    fn complete<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
+        &self,
+        engine: &Engine<B, M>,
+        plan: &CheckpointPlan,
+        path: &Path,
+        state: &LoopState,
+    ) {
+        if engine.rank() != 0 {
+            return;
+        }
+        info!("saved {}", path.display());
+        let best = state.best.filter(|_| self.best.load_at_end).map(|best| best.step);
+        if let Err(error) = plan.retention.apply(&plan.root, best) {
+            warn!("old checkpoints were not deleted: {error}");
+        }
+    }
 }
 
-/// Tells of a checkpoint that there is not; a run whose engine failed ends.
-fn tolerate<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
+/// Logs a save that failed; training continues. A failure of the engine ends the run.
+fn log_failed_save<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     engine: &Engine<B, M>,
     step: u64,
     error: TrainingCheckpointError,
@@ -196,11 +233,16 @@ impl Interrupt {
 }
 
 /// How training ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 #[must_use = "an interrupted run has not trained to its end"]
 pub enum Outcome {
-    /// All steps were taken.
-    Finished,
+    /// All steps were taken, or early stopping ended the run.
+    Finished {
+        /// The last step.
+        step: u64,
+        /// The best evaluation, whose model the engine has where the plan asks for it.
+        best: Option<BestEvaluation>,
+    },
     /// It was asked to end before.
     Interrupted {
         /// What it goes on from; `None` without a plan for checkpoints, or where it could not be

@@ -44,6 +44,9 @@ impl<T> From<Vec<T>> for StepBatches<T> {
     }
 }
 
+/// The batches of one evaluation, each made when it is asked for, as many on every rank.
+pub type EvaluationStream<'a, T> = Box<dyn ExactSizeIterator<Item = Result<T, OutsideError>> + 'a>;
+
 /// One rank's share of the data: an endless stream of steps.
 pub trait BatchSource<T> {
     /// The next step.
@@ -52,12 +55,11 @@ pub trait BatchSource<T> {
     /// What is wrong with the data.
     fn next_step(&mut self, next: NextStep) -> Result<StepBatches<T>, OutsideError>;
 
-    /// All batches of one evaluation, as many as on every other rank; `None` without evaluation
-    /// data.
+    /// Returns the batches of one evaluation; `None` without evaluation data.
     ///
     /// # Errors
     /// What is wrong with the data.
-    fn evaluation(&mut self) -> Result<Option<Vec<T>>, OutsideError>;
+    fn evaluation(&mut self) -> Result<Option<EvaluationStream<'_, T>>, OutsideError>;
 
     /// Where the next step begins, to be saved with the model.
     fn position(&self) -> Value;

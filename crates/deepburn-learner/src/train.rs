@@ -9,13 +9,16 @@ use deepburn_comm::Tag;
 use deepburn_config::BatchSchedule;
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::{Category, Ledger, ModuleOperations, Tier, Training};
-use tracing::trace_span;
+use tracing::{trace_span, warn};
 
+use crate::best::{BestPlan, LoopState};
+use crate::checkpoint::{LoadPlan, TrainingCheckpointError};
 use crate::engine::{PhaseTimes, Step};
+use crate::evaluation::{EvaluationProgress, evaluate_until};
 use crate::metrics::{EvalRow, MemoryRow, PhaseSeconds, StepRow};
 use crate::saving::{CheckpointPlan, Interrupt, Outcome, Saver};
 use crate::source::{BatchSource, NextStep, StepBatches, StepSize};
-use crate::task::{Batch, Confusion, Evaluation, Task};
+use crate::task::{Batch, Task};
 use crate::{Engine, EngineError};
 
 /// A failure of the training loop: what failed, and in which step.
@@ -76,6 +79,9 @@ pub trait Hook {
         Ok(())
     }
 
+    /// Called after each batch of an evaluation.
+    fn after_evaluation_batch(&mut self, _progress: EvaluationProgress) {}
+
     /// Called when training ends, at its last step or before.
     ///
     /// # Errors
@@ -108,9 +114,15 @@ pub struct TrainPlan {
     pub checkpoints: Option<CheckpointPlan>,
     /// Who may end the run before its time; it is enough that one rank is asked.
     pub interrupt: Interrupt,
+    /// What becomes of the best model, and when training stops because no better one comes.
+    pub best: BestPlan,
+    /// What the loop knew when the checkpoint was saved that the engine stands at
+    /// ([`ClientStates::loop_state`](crate::ClientStates)); the default at the start of a run.
+    pub resumed: LoopState,
 }
 
-/// Trains from where the engine stands until `plan.max_steps`. All ranks call this together.
+/// Trains from where the engine stands until `plan.max_steps`, or until `plan.best` stops it. All ranks call this
+/// together. With `plan.best.load_at_end` the engine has the weights of the best model afterwards.
 ///
 /// # Errors
 /// The first failure of this rank, with the step in which it happened.
@@ -126,62 +138,181 @@ where
     M: AutodiffModule<Training<B>>,
     T: Task<B, M>,
 {
-    let mut saver = Saver::new(plan.checkpoints.as_ref());
-    while engine.global_steps() < plan.max_steps {
+    let mut run = Run {
+        plan,
+        hooks,
+        saver: Saver::new(plan.checkpoints.as_ref(), plan.best),
+        state: plan.resumed,
+    };
+    let step = engine.global_steps();
+    // An evaluation that a signal has cut short is made first.
+    let mut is_interrupted = plan.resumed.evaluation_pending
+        && !run.evaluate(engine, task, source).map_err(|cause| TrainError { step, cause })?;
+    while !is_interrupted && !run.is_over(engine) {
         let step = engine.global_steps() + 1;
-        let failed = |cause| TrainError { step, cause };
+        is_interrupted =
+            run.step(engine, task, source).map_err(|cause| TrainError { step, cause })?;
+    }
+    let step = engine.global_steps();
+    run.end(engine, source, is_interrupted).map_err(|cause| TrainError { step, cause })
+}
+
+/// A run of the training loop.
+struct Run<'a, 'b> {
+    plan: &'a TrainPlan,
+    hooks: &'a mut [Box<dyn Hook + 'b>],
+    saver: Saver<'a>,
+    state: LoopState,
+}
+
+impl Run<'_, '_> {
+    /// Whether all steps were taken, or no better model is expected.
+    fn is_over<B, M>(&self, engine: &Engine<B, M>) -> bool
+    where
+        B: OptimizerOps,
+        M: AutodiffModule<Training<B>>,
+    {
+        engine.global_steps() >= self.plan.max_steps || self.state.stops(&self.plan.best)
+    }
+
+    /// One optimizer step, and the evaluation and the checkpoint that are due after it. Returns whether a rank
+    /// was asked to end the run.
+    fn step<B, M, T>(
+        &mut self,
+        engine: &mut Engine<B, M>,
+        task: &T,
+        source: &mut impl BatchSource<T::Batch>,
+    ) -> Result<bool, Cause>
+    where
+        B: OptimizerOps,
+        M: AutodiffModule<Training<B>>,
+        T: Task<B, M>,
+    {
+        let plan = self.plan;
+        let step = engine.global_steps() + 1;
         if let Some(sizes) = &plan.batch_sizes {
             let size = sizes.at(step as usize - 1).train_batch_size;
-            engine.set_train_batch_size(size).map_err(|error| failed(error.into()))?;
+            engine.set_train_batch_size(size)?;
         }
-        let outside = |error| failed(Cause::Outside(error));
-        for hook in hooks.iter_mut() {
-            hook.before_step(step).map_err(outside)?;
+        for hook in self.hooks.iter_mut() {
+            hook.before_step(step).map_err(Cause::Outside)?;
         }
         let counts = plan.counted_step == Some(step);
         if counts {
             engine.states().start_counting();
         }
-        let mine = Notice { asked: plan.interrupt.is_asked(), written: saver.has_written() };
-        let (row, all) = train_step(engine, task, source, hooks, mine).map_err(failed)?;
+        let mine = Notice { asked: plan.interrupt.is_asked(), written: self.saver.has_written() };
+        let (row, all) = train_step(engine, task, source, self.hooks, mine)?;
         if all.written {
-            saver.finish(engine).map_err(|error| failed(error.into()))?;
+            self.saver.finish(engine, &self.state)?;
         }
-        let samples = engine.global_samples();
-        for hook in hooks.iter_mut() {
-            hook.after_step(&row, samples).map_err(outside)?;
+        for hook in self.hooks.iter_mut() {
+            hook.after_step(&row, engine.global_samples()).map_err(Cause::Outside)?;
         }
         if counts {
             let operations = engine.states().stop_counting();
-            for hook in hooks.iter_mut() {
-                hook.after_count(&operations, &row).map_err(outside)?;
+            for hook in self.hooks.iter_mut() {
+                hook.after_count(&operations, &row).map_err(Cause::Outside)?;
             }
         }
         let due = plan.eval_steps.is_some_and(|every| step.is_multiple_of(every.max(1)));
-        let mut metric = None;
-        if (due || step == plan.max_steps)
-            && let Some(batches) = source.evaluation().map_err(outside)?
-        {
-            let measured = evaluate(engine, task, &batches).map_err(failed)?;
-            metric = Some(measured.row.eval_loss);
-            for hook in hooks.iter_mut() {
-                hook.after_evaluation(&measured.row, samples).map_err(outside)?;
-            }
+        self.state.evaluation_pending = due || step == plan.max_steps;
+        if all.asked || (self.state.evaluation_pending && !self.evaluate(engine, task, source)?) {
+            return Ok(true);
         }
-        if all.asked {
-            let saved = saver.save_last(engine, source.position(), metric);
-            let checkpoint = saved.map_err(|error| failed(error.into()))?;
-            finish(hooks).map_err(failed)?;
+        let is_last = self.is_over(engine);
+        self.saver.save_if_due(engine, is_last, source.position(), self.state)?;
+        Ok(false)
+    }
+
+    /// Evaluates, if there is data for it. Returns `false` where a rank was asked to end the run meanwhile.
+    fn evaluate<B, M, T>(
+        &mut self,
+        engine: &Engine<B, M>,
+        task: &T,
+        source: &mut impl BatchSource<T::Batch>,
+    ) -> Result<bool, Cause>
+    where
+        B: OptimizerOps,
+        M: AutodiffModule<Training<B>>,
+        T: Task<B, M>,
+    {
+        let Some(batches) = source.evaluation().map_err(Cause::Outside)? else {
+            self.state.evaluation_pending = false;
+            return Ok(true);
+        };
+        let hooks = &mut *self.hooks;
+        let after_batch = |progress| {
+            hooks.iter_mut().for_each(|hook| hook.after_evaluation_batch(progress));
+            Ok(())
+        };
+        let interrupt = &self.plan.interrupt;
+        let Some(measured) = evaluate_until(engine, task, batches, interrupt, after_batch)? else {
+            return Ok(false);
+        };
+        let is_best = self.state.record(&self.plan.best, &measured.row);
+        self.saver.note_evaluation(&measured.row, is_best);
+        for hook in self.hooks.iter_mut() {
+            hook.after_evaluation(&measured.row, engine.global_samples())
+                .map_err(Cause::Outside)?;
+        }
+        Ok(true)
+    }
+
+    /// Completes what is under way: checkpoints, the best model, the hooks.
+    fn end<B, M, T>(
+        mut self,
+        engine: &mut Engine<B, M>,
+        source: &impl BatchSource<T>,
+        is_interrupted: bool,
+    ) -> Result<Outcome, Cause>
+    where
+        B: OptimizerOps,
+        M: AutodiffModule<Training<B>>,
+    {
+        if is_interrupted {
+            let checkpoint = self.saver.save_last(engine, source.position(), self.state)?;
+            finish(self.hooks)?;
             return Ok(Outcome::Interrupted { checkpoint });
         }
-        let saved = saver.save_if_due(engine, plan.max_steps, source.position(), metric);
-        saved.map_err(|error| failed(error.into()))?;
+        self.saver.finish(engine, &self.state)?;
+        let step = engine.global_steps();
+        if self.plan.best.load_at_end {
+            self.load_best(engine)?;
+        }
+        finish(self.hooks)?;
+        Ok(Outcome::Finished { step, best: self.state.best })
     }
-    let step = engine.global_steps();
-    let failed = |cause| TrainError { step, cause };
-    saver.finish(engine).map_err(|error| failed(error.into()))?;
-    finish(hooks).map_err(failed)?;
-    Ok(Outcome::Finished)
+
+    /// Replaces the weights by those of the best model.
+    fn load_best<B, M>(&self, engine: &mut Engine<B, M>) -> Result<(), Cause>
+    where
+        B: OptimizerOps,
+        M: AutodiffModule<Training<B>>,
+    {
+        let Some((best, checkpoints)) = self.state.best.zip(self.plan.checkpoints.as_ref()) else {
+            if engine.rank() == 0 {
+                warn!("no evaluation gave a number, so the model of the last step is kept");
+            }
+            return Ok(());
+        };
+        let outside = |error: TrainingCheckpointError| Cause::Outside(error.into());
+        let found = best.checkpoint(&checkpoints.root).map_err(|error| outside(error.into()))?;
+        let Some(checkpoint) = found else {
+            let root = checkpoints.root.display();
+            let step = best.step;
+            return Err(Cause::Outside(
+                format!(
+                    "load_best_model_at_end: {root} has no checkpoint of step {step}, the best one; \
+                     it could not be saved or was deleted; resume from another checkpoint, or set \
+                     load_best_model_at_end to false"
+                )
+                .into(),
+            ));
+        };
+        engine.load_checkpoint(&checkpoint, LoadPlan::ModuleOnly).map_err(outside)?;
+        Ok(())
+    }
 }
 
 fn finish(hooks: &mut [Box<dyn Hook + '_>]) -> Result<(), Cause> {
@@ -332,55 +463,4 @@ fn resident_bytes() -> u64 {
         memory_stats::memory_stats();
     });
     memory_stats::memory_stats().map_or(0, |stats| stats.physical_mem as u64)
-}
-
-/// What an evaluation found.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Measured {
-    /// The record of it.
-    pub row: EvalRow,
-    /// Targets that were judged.
-    pub num_targets: u64,
-    /// Which answers were given, where there is such a thing.
-    pub answers: Option<Confusion>,
-}
-
-/// Mean loss over the batches of all ranks, of which each has as many, at least one.
-///
-/// # Errors
-/// When a batch does not fit the model or a collective fails.
-pub fn evaluate<B, M, T>(
-    engine: &Engine<B, M>,
-    task: &T,
-    batches: &[T::Batch],
-) -> Result<Measured, Cause>
-where
-    B: OptimizerOps,
-    M: AutodiffModule<Training<B>>,
-    T: Task<B, M>,
-{
-    // Loss, targets, then the counts of answers.
-    let mut sums = vec![0.0; 2];
-    for batch in batches {
-        let measured = engine.evaluate(|model| task.evaluate(model, batch))?;
-        let Evaluation { loss_sum, answers } = measured.map_err(Cause::Outside)?;
-        let counts = answers.iter().flat_map(Confusion::counts);
-        let found: Vec<f64> =
-            [loss_sum, batch.num_targets() as f64].into_iter().chain(counts).collect();
-        sums.resize(found.len(), 0.0);
-        sums.iter_mut().zip(found).for_each(|(sum, found)| *sum += found);
-    }
-    let tag = Tag::new("evaluation", 0);
-    let sums = engine.group().sum(tag, sums).map_err(EngineError::from)?;
-    let answers = (sums.len() > 2).then(|| Confusion::from_counts(&sums[2..]));
-    let accuracy = answers.as_ref().map(|answers| answers.num_correct() as f64 / sums[1]);
-    Ok(Measured {
-        row: EvalRow {
-            step: engine.global_steps(),
-            eval_loss: sums[0] / sums[1],
-            eval_accuracy: accuracy,
-        },
-        num_targets: sums[1] as u64,
-        answers,
-    })
 }

@@ -4,6 +4,7 @@
 //! `step,lr`, and every line is a count of samples and a value. A file that is there already is replaced,
 //! or gone on with by a run that resumes: there every run has a head of its own in the middle.
 
+use crate::append::AppendFile;
 use crate::monitors::MonitorError;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -17,7 +18,7 @@ pub struct CsvFiles {
     /// Samples up to which lines of an earlier run are kept.
     kept: u64,
     /// The open files by tag.
-    files: BTreeMap<String, csv::Writer<File>>,
+    files: BTreeMap<String, AppendFile>,
 }
 
 impl CsvFiles {
@@ -44,29 +45,32 @@ impl CsvFiles {
                 0 => Vec::new(),
                 kept => lines_until(&path, kept).map_err(failed)?,
             };
-            let file =
-                File::create(&path).map_err(|source| MonitorError::new("open", &path, source))?;
-            let mut writer = csv::Writer::from_writer(file);
+            let file = AppendFile::create(&path)
+                .map_err(|source| MonitorError::new("open", &path, source))?;
+            let file = self.files.entry(tag.to_owned()).or_insert(file);
             let head = csv::StringRecord::from(vec!["step", tag.rsplit('/').next().unwrap_or(tag)]);
-            for line in [&head].into_iter().chain(&kept) {
-                writer.write_record(line).map_err(|error| failed(error.into()))?;
+            for line in [head].into_iter().chain(kept) {
+                file.append(&record(&line).map_err(failed)?).map_err(failed)?;
             }
-            self.files.insert(tag.to_owned(), writer);
         }
-        let Some(writer) = self.files.get_mut(tag) else {
+        let Some(file) = self.files.get_mut(tag) else {
             unreachable!("the file was opened above");
         };
-        writer
-            .write_record([step.to_string(), number(value)])
-            .map_err(std::io::Error::from)
-            .and_then(|()| writer.flush())
-            .map_err(failed)
+        let line = csv::StringRecord::from(vec![step.to_string(), number(value)]);
+        record(&line).and_then(|line| file.append(&line)).map_err(failed)
     }
 
     /// The file of a tag.
     pub fn path_of(&self, tag: &str) -> PathBuf {
         self.folder.join(format!("{}.csv", tag.replace(['/', ' '], "_")))
     }
+}
+
+/// A line as it stands in a file.
+fn record(line: &csv::StringRecord) -> io::Result<Vec<u8>> {
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    writer.write_record(line)?;
+    writer.into_inner().map_err(|error| error.into_error())
 }
 
 /// The lines of a file up to this many samples, without its head; a line that was cut off and all

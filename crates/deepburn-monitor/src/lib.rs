@@ -9,6 +9,7 @@
 //!
 //! Nothing here knows a tensor or a backend: rows and numbers come in, files go out.
 
+mod append;
 mod chart;
 mod csv;
 mod flops;

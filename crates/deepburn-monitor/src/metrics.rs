@@ -6,9 +6,10 @@
 //! wrote it returns; what a killed run left of its last line is dropped, anything else that is not
 //! a row is an error.
 
+use crate::append::{AppendFile, is_full};
 use serde::{Deserialize, Deserializer, Serialize};
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// One optimizer step, applied or skipped.
@@ -192,8 +193,7 @@ pub enum MetricsError {
 impl MetricsError {
     /// Whether there was no room on the disk.
     pub fn is_disk_full(&self) -> bool {
-        let full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded];
-        matches!(self, Self::File { source, .. } if full.contains(&source.kind()))
+        matches!(self, Self::File { source, .. } if is_full(source))
     }
 }
 
@@ -201,13 +201,7 @@ impl MetricsError {
 /// next row.
 #[derive(Debug)]
 pub struct MetricsWriter {
-    /// Open for appending.
-    file: File,
-    path: PathBuf,
-    /// Bytes of whole rows.
-    len: u64,
-    /// Rows that are not in the file yet.
-    waiting: String,
+    file: AppendFile,
 }
 
 impl MetricsWriter {
@@ -216,14 +210,8 @@ impl MetricsWriter {
     /// # Errors
     /// When the file cannot be written.
     pub fn create(path: &Path) -> Result<Self, MetricsError> {
-        File::create(path).map_err(|source| file_error("create", path, source))?;
-        Self::append(path, 0)
-    }
-
-    fn append(path: &Path, len: u64) -> Result<Self, MetricsError> {
-        let file = OpenOptions::new().append(true).open(path);
-        let file = file.map_err(|source| file_error("open", path, source))?;
-        Ok(Self { file, path: path.to_path_buf(), len, waiting: String::new() })
+        let file = AppendFile::create(path);
+        Ok(Self { file: file.map_err(|source| file_error("create", path, source))? })
     }
 
     /// Goes on with the record of a run that resumes after `step`: later rows, which the resumed
@@ -246,7 +234,8 @@ impl MetricsWriter {
         let len = kept.len() as u64;
         fs::write(&rewritten, kept).map_err(|source| file_error("write", &rewritten, source))?;
         fs::rename(&rewritten, path).map_err(|source| file_error("replace", path, source))?;
-        Self::append(path, len)
+        let file = AppendFile::open(path, len);
+        Ok(Self { file: file.map_err(|source| file_error("open", path, source))? })
     }
 
     /// Appends one row, after those that there was no room for.
@@ -255,11 +244,10 @@ impl MetricsWriter {
     /// When the file cannot be written. No part of a row is left in it then, and the row is not lost
     /// ([`is_disk_full`](MetricsError::is_disk_full)).
     pub fn write(&mut self, row: impl Into<Row>) -> Result<(), MetricsError> {
-        let failed = |source| file_error("write", &self.path, source);
-        let line = row.into().to_json().map_err(io::Error::from).map_err(failed)?;
-        self.waiting.push_str(&line);
-        self.waiting.push('\n');
-        self.flush()
+        let line = row.into().to_json().map_err(io::Error::from);
+        // One write for line and line end.
+        let written = line.and_then(|line| self.file.append(format!("{line}\n").as_bytes()));
+        written.map_err(|source| self.failed(source))
     }
 
     /// Writes the rows that there was no room for.
@@ -267,22 +255,20 @@ impl MetricsWriter {
     /// # Errors
     /// As [`write`](Self::write).
     pub fn flush(&mut self) -> Result<(), MetricsError> {
-        self.write_waiting().map_err(|source| file_error("write", &self.path, source))
+        self.file.flush().map_err(|source| self.failed(source))
     }
 
-    /// One write for line and line end: nobody who follows the file sees half a row.
-    fn write_waiting(&mut self) -> io::Result<()> {
-        let bytes = self.waiting.as_bytes();
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        self.file.write_all(bytes).inspect_err(|_| {
-            // Where that fails too, there is nothing more to be done.
-            _ = self.file.set_len(self.len);
-        })?;
-        self.len += bytes.len() as u64;
-        self.waiting.clear();
-        Ok(())
+    /// Makes the file and its folder again if somebody has removed them, and returns whether that was so. Rows
+    /// that were written before are lost.
+    ///
+    /// # Errors
+    /// When the file cannot be made.
+    pub fn restore_if_removed(&mut self) -> Result<bool, MetricsError> {
+        self.file.restore_if_removed().map_err(|source| self.failed(source))
+    }
+
+    fn failed(&self, source: io::Error) -> MetricsError {
+        file_error("write", self.file.path(), source)
     }
 }
 
@@ -343,11 +329,11 @@ mod tests {
         let mut writer = MetricsWriter::create(&path).unwrap();
         writer.write(step_row(1)).unwrap();
         let full = OpenOptions::new().append(true).open("/dev/full").unwrap();
-        let file = std::mem::replace(&mut writer.file, full);
+        let file = writer.file.swap(full);
         for step in [2, 3] {
             assert!(writer.write(step_row(step)).unwrap_err().is_disk_full());
         }
-        writer.file = file;
+        writer.file.swap(file);
         writer.write(step_row(4)).unwrap();
         let steps = |rows: Vec<Row>| rows.iter().map(Row::step).collect::<Vec<_>>();
         assert_eq!(steps(read_metrics(&path).unwrap()), [1, 2, 3, 4]);

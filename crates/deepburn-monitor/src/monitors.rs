@@ -4,6 +4,7 @@
 //! are DeepSpeed's, with the number of training samples as the horizontal axis, so that runs of both
 //! programs lie over each other. The loss scale is a curve where it can move, in fp16 only, as there.
 
+use crate::append::is_full;
 use crate::csv::CsvFiles;
 use crate::metrics::{EvalRow, StepRow};
 use crate::tensorboard::EventWriter;
@@ -38,6 +39,11 @@ pub struct MonitorError {
 impl MonitorError {
     pub(crate) fn new(action: &'static str, path: &Path, source: io::Error) -> Self {
         Self { action, path: path.to_path_buf(), source }
+    }
+
+    /// Whether there was no room. What could not be written is written with the next value.
+    pub fn is_disk_full(&self) -> bool {
+        is_full(&self.source)
     }
 }
 

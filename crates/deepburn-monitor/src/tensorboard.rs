@@ -5,11 +5,11 @@
 //! first one names the format; every other one here has one scalar. An event is with the system when
 //! the call that wrote it returns, so that TensorBoard follows a run that goes on.
 
+use crate::append::AppendFile;
 use crate::monitors::MonitorError;
 use prost::Message;
-use std::fs::{self, File, OpenOptions};
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::fs::{self, File};
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -59,8 +59,7 @@ struct Scalar {
 /// Writes scalars to a new event file.
 #[derive(Debug)]
 pub struct EventWriter {
-    file: File,
-    path: PathBuf,
+    file: AppendFile,
 }
 
 impl EventWriter {
@@ -77,19 +76,16 @@ impl EventWriter {
         let host = host_name();
         let process = std::process::id();
         let path = folder.join(format!("events.out.tfevents.{seconds}.{host}.{process}.{number}"));
-        let file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(&path)
-            .map_err(|source| MonitorError::new("create", &path, source))?;
-        let mut writer = Self { file, path };
+        let file = File::create_new(&path).and_then(|_| AppendFile::open(&path, 0));
+        let file = file.map_err(|source| MonitorError::new("create", &path, source))?;
+        let mut writer = Self { file };
         writer.write(0, What::FileVersion(FILE_VERSION.to_owned()))?;
         Ok(writer)
     }
 
     /// The file.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.file.path()
     }
 
     /// Writes one value of the curve `tag`. It is stored in 32 bits, as TensorBoard has it; what is
@@ -106,11 +102,9 @@ impl EventWriter {
 
     fn write(&mut self, step: i64, what: What) -> Result<(), MonitorError> {
         let event = Event { wall_time: now(), step, what: Some(what) };
-        // One write for a record: nobody who follows the file sees half of one.
         self.file
-            .write_all(&record(&event.encode_to_vec()))
-            .and_then(|()| self.file.flush())
-            .map_err(|source| MonitorError::new("write", &self.path, source))
+            .append(&record(&event.encode_to_vec()))
+            .map_err(|source| MonitorError::new("write", self.file.path(), source))
     }
 }
 

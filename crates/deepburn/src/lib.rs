@@ -58,11 +58,12 @@ pub use deepburn_config as config;
 pub use deepburn_deepspeed as deepspeed;
 pub use deepburn_kernels as kernels;
 pub use deepburn_learner::{
-    Batch, BatchSource, Cause, CheckpointPlan, ClientStates, Confusion, Engine, EngineError,
-    Evaluation, HalfPrecision, Hook, Interrupt, LoadPlan, LossScaler, Measured, NextStep, Outcome,
-    OutsideError, PhaseTimes, SaveError, SaveInProgress, SaveRequest, Step, StepBatches, StepSize,
-    Task, TorchModel, TrainError, TrainPlan, TrainingCheckpointError, check_deepspeed_checkpoint,
-    evaluate, initialize, metrics, schedule, train,
+    Batch, BatchSource, BestEvaluation, BestMetric, BestPlan, Cause, CheckpointPlan, ClientStates,
+    Confusion, EarlyStopping, Engine, EngineError, Evaluation, EvaluationProgress,
+    EvaluationStream, HalfPrecision, Hook, Interrupt, LoadPlan, LoopState, LossScaler, Measured,
+    NextStep, Outcome, OutsideError, PhaseTimes, SaveError, SaveInProgress, SaveRequest, Step,
+    StepBatches, StepSize, Task, TorchModel, TrainError, TrainPlan, TrainingCheckpointError,
+    check_deepspeed_checkpoint, evaluate, evaluate_until, initialize, metrics, schedule, train,
 };
 pub use deepburn_ops as ops;
 pub use deepburn_zero as zero;

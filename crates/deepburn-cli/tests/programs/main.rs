@@ -5,6 +5,7 @@
 
 mod backends;
 mod batches;
+mod best;
 mod deepspeed;
 mod determinism;
 mod evaluation;

@@ -121,10 +121,10 @@ fn complete(given: Triple, world: i64) -> Option<[i64; 3]> {
 }
 
 /// `given` says whose fault a number below 1 is: a derived one follows from a given one.
-fn verify(triple: [i64; 3], given: Triple, world: i64) -> Result<(), Diagnosis> {
+fn verify(triple: [i64; 3], given: Triple, world: i64) -> Result<(), Box<Diagnosis>> {
     let [train, micro, steps] = triple;
     let error = |key, message: String, remedy: String| {
-        Err(Diagnosis::new(Severity::Error, key, message, remedy))
+        Err(Box::new(Diagnosis::new(Severity::Error, key, message, remedy)))
     };
     let texts = ["Train batch size", "Micro batch size per gpu", "Gradient accumulation steps"];
     let sizes =

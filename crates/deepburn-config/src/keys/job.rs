@@ -197,6 +197,36 @@ const TRAINING: &[Key] = &[
         it.",
     )
     .unit("steps"),
+    positive(
+        "eval_max_samples",
+        "Samples that an evaluation during training takes, the first of its split; all without it.",
+    )
+    .unit("samples"),
+    Key::flag(
+        "load_best_model_at_end",
+        false,
+        "Save a checkpoint whenever an evaluation is the best so far, keep it, and load its weights \
+            when training ends: model/ and the final test are of the best model. Needs eval_steps.",
+    ),
+    Key::new(
+        "metric_for_best_model",
+        Kind::Choice(&["loss", "eval_loss", "accuracy", "eval_accuracy"]),
+        Literal::Text("loss"),
+        "What models are compared by: the lowest evaluation loss, or the highest accuracy of a \
+            classifier.",
+    ),
+    positive(
+        "early_stopping_patience",
+        "Evaluations in a row without a better one, after which training stops; without it all steps \
+            are taken. Needs eval_steps.",
+    )
+    .unit("evaluations"),
+    Key::new(
+        "early_stopping_threshold",
+        Kind::Real(Reals::NotNegative),
+        Literal::Real(0.0),
+        "By how much an evaluation has to be better for early_stopping_patience.",
+    ),
     Key::section(
         "batch_size_schedule",
         BATCH_SIZE_SCHEDULE,

@@ -16,6 +16,7 @@ use super::element::{data_of, dtype_of};
 use super::save::slot_of;
 use super::state::{EngineState, GradientRecord, Random, RankState, Stream};
 use super::{TrainingCheckpointError, exchange};
+use crate::best::LoopState;
 use crate::engine::Progress;
 use crate::{Engine, EngineError};
 
@@ -55,6 +56,8 @@ pub struct ClientStates {
     pub client_state: Value,
     /// By rank of the run that saved.
     pub rank_states: Vec<Value>,
+    /// What the training loop knew ([`TrainPlan::resumed`](crate::TrainPlan::resumed)).
+    pub loop_state: LoopState,
 }
 
 impl ClientStates {
@@ -71,7 +74,8 @@ impl From<Saved> for ClientStates {
     fn from(Saved { engine, ranks }: Saved) -> Self {
         let rank_states = ranks.into_iter().map(|state| state.client).collect();
         let global_samples = engine.progress.global_samples;
-        Self { global_samples, client_state: engine.client, rank_states }
+        let EngineState { client: client_state, training_loop: loop_state, .. } = engine;
+        Self { global_samples, client_state, rank_states, loop_state }
     }
 }
 

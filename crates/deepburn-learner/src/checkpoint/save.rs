@@ -16,6 +16,7 @@ use super::element::element_type;
 use super::in_progress::{SaveInProgress, Snapshot};
 use super::state::{Batch, EngineState, GradientRecord, Random, RankState, Stream};
 use super::{TrainingCheckpointError, exchange};
+use crate::best::LoopState;
 use crate::{Engine, EngineError};
 
 /// What a caller adds to a checkpoint.
@@ -32,6 +33,8 @@ pub struct SaveRequest {
     pub client_state: Value,
     /// Anything that this rank alone knows, such as its place in the data.
     pub rank_state: Value,
+    /// What a training loop knows besides the engine.
+    pub loop_state: LoopState,
 }
 
 impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
@@ -67,7 +70,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     ) -> Result<SaveInProgress, TrainingCheckpointError> {
         self.check_settled("start_save")?;
         self.agree_buffers()?;
-        let SaveRequest { tag, job, metric, client_state, rank_state } = request;
+        let SaveRequest { tag, job, metric, client_state, rank_state, loop_state } = request;
         let step = self.global_steps();
         let layout = Arc::new(self.layout()?);
         let buffers = self.states().owned_buffers(self.module()).map_err(EngineError::from)?;
@@ -90,7 +93,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             working: element_type(self.states().compute_type())?,
             job,
             metric,
-            state: json!(self.engine_state(client_state)),
+            state: json!(self.engine_state(client_state, loop_state)),
         };
         let commit = save.map(|save| (save, run));
         let snapshot = self.snapshot(layout, buffers, rank_state);
@@ -161,7 +164,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Snapshot { layout, rank, arrays, state: json!(self.rank_state(client)) }
     }
 
-    fn engine_state(&self, client: Value) -> EngineState {
+    fn engine_state(&self, client: Value, training_loop: LoopState) -> EngineState {
         EngineState {
             progress: self.progress,
             optimizer_steps: self.states().optimizer_steps(),
@@ -169,6 +172,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             schedule: self.schedule.position(),
             batch: self.batch_state(),
             next_size: self.next_size,
+            training_loop,
             client,
         }
     }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::best::LoopState;
 use crate::engine::Progress;
 use crate::loss_scale::ScalerState;
 use crate::source::StepSize;
@@ -23,6 +24,9 @@ pub(super) struct EngineState {
     pub(super) batch: Batch,
     /// How the step in progress differs from others.
     pub(super) next_size: Option<StepSize>,
+    /// Of the training loop; older checkpoints have none.
+    #[serde(default)]
+    pub(super) training_loop: LoopState,
     /// The caller's.
     pub(super) client: Value,
 }

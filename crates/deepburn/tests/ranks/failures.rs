@@ -6,7 +6,8 @@ use burn::tensor::{ElementConversion, Tensor};
 use burn_flex::Flex;
 use deepburn::prelude::*;
 use deepburn::{
-    Batch, BatchSource, Evaluation, NextStep, OutsideError, StepBatches, Task, TrainPlan,
+    Batch, BatchSource, Evaluation, EvaluationStream, NextStep, OutsideError, StepBatches, Task,
+    TrainPlan,
 };
 
 use crate::net::{Net, ROWS, batch, plan};
@@ -68,7 +69,7 @@ impl BatchSource<Sample> for Samples {
         }
     }
 
-    fn evaluation(&mut self) -> Result<Option<Vec<Sample>>, OutsideError> {
+    fn evaluation(&mut self) -> Result<Option<EvaluationStream<'_, Sample>>, OutsideError> {
         Ok(None)
     }
 

@@ -1,5 +1,6 @@
 //! Ranks that fail, and ranks that go on for long, through the public interface.
 
+mod evaluation;
 mod failures;
 mod net;
 mod stress;

@@ -75,10 +75,15 @@ pub(crate) fn batch(state: &mut u64) -> [i64; ROWS] {
 
 /// Everything sharded that the stage shards, in buckets of which a step needs several.
 pub(crate) fn plan(stage: u8, ranks: usize, accumulation: usize) -> Plan {
+    plan_at_rate(stage, ranks, accumulation, 1e-3)
+}
+
+/// The same at another learning rate.
+pub(crate) fn plan_at_rate(stage: u8, ranks: usize, accumulation: usize, lr: f64) -> Plan {
     let json = format!(
         r#"{{"train_micro_batch_size_per_gpu": {ROWS},
             "gradient_accumulation_steps": {accumulation},
-            "optimizer": {{"type": "AdamW", "params": {{"lr": 1e-3}}}},
+            "optimizer": {{"type": "AdamW", "params": {{"lr": {lr}}}}},
             "zero_optimization": {{
                 "stage": {stage}, "overlap_comm": true, "reduce_bucket_size": 40,
                 "stage3_param_persistence_threshold": 6, "stage3_prefetch_bucket_size": 50,

@@ -1,0 +1,156 @@
+//! Files that grow by whole records, on disks that may fill up.
+//!
+//! Main type: [`AppendFile`]. A record is in the file whole or not at all, so that nobody who follows the file
+//! reads half of one. Records that a full disk had no room for wait in memory and are written with the next.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// A file that records are appended to.
+#[derive(Debug)]
+pub(crate) struct AppendFile {
+    /// Open for appending.
+    file: File,
+    path: PathBuf,
+    /// Bytes of whole records in the file.
+    len: u64,
+    /// Records that are not in the file yet.
+    waiting: Vec<u8>,
+}
+
+impl AppendFile {
+    /// Opens a file that has `len` bytes.
+    ///
+    /// # Errors
+    /// The file cannot be opened.
+    pub(crate) fn open(path: &Path, len: u64) -> io::Result<Self> {
+        let file = OpenOptions::new().append(true).open(path)?;
+        Ok(Self { file, path: path.to_path_buf(), len, waiting: Vec::new() })
+    }
+
+    /// An empty file, in place of one that is there.
+    ///
+    /// # Errors
+    /// The file cannot be created.
+    pub(crate) fn create(path: &Path) -> io::Result<Self> {
+        File::create(path)?;
+        Self::open(path, 0)
+    }
+
+    /// The file.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Appends a record, after those that wait.
+    ///
+    /// # Errors
+    /// The file cannot be written. No part of a record is left in it then, and the record waits.
+    pub(crate) fn append(&mut self, record: &[u8]) -> io::Result<()> {
+        self.waiting.extend_from_slice(record);
+        self.flush()
+    }
+
+    /// Writes the records that wait.
+    ///
+    /// # Errors
+    /// As [`append`](Self::append).
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        if self.waiting.is_empty() {
+            return Ok(());
+        }
+        self.file.write_all(&self.waiting).inspect_err(|_| {
+            // Where that fails too, there is nothing more to be done.
+            _ = self.file.set_len(self.len);
+        })?;
+        self.len += self.waiting.len() as u64;
+        self.waiting.clear();
+        Ok(())
+    }
+
+    /// Makes the file and its folder again if they were removed, or if another file has taken the place. Returns
+    /// whether that was so. What was in the file is lost.
+    ///
+    /// # Errors
+    /// The file cannot be made.
+    pub(crate) fn restore_if_removed(&mut self) -> io::Result<bool> {
+        if self.is_in_place() {
+            return Ok(false);
+        }
+        if let Some(folder) = self.path.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        self.file = OpenOptions::new().create(true).append(true).open(&self.path)?;
+        self.len = self.file.metadata()?.len();
+        Ok(true)
+    }
+
+    #[cfg(unix)]
+    fn is_in_place(&self) -> bool {
+        use std::os::unix::fs::MetadataExt;
+        let identity = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
+        match (fs::metadata(&self.path), self.file.metadata()) {
+            (Ok(there), Ok(own)) => identity(there) == identity(own),
+            (Err(error), _) => error.kind() != io::ErrorKind::NotFound,
+            (Ok(_), Err(_)) => true,
+        }
+    }
+
+    #[cfg(not(unix))]
+    fn is_in_place(&self) -> bool {
+        self.path.exists()
+    }
+
+    /// Replaces the open file, to play a disk that fails.
+    #[cfg(test)]
+    pub(crate) fn swap(&mut self, file: File) -> File {
+        std::mem::replace(&mut self.file, file)
+    }
+}
+
+/// Whether there was no room: on the disk, in a quota, or under a limit on file sizes (`ulimit -f`).
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+    [StorageFull, QuotaExceeded, FileTooLarge].contains(&error.kind())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_wait_for_room() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("records");
+        let mut records = AppendFile::create(&path).unwrap();
+        records.append(b"a\n").unwrap();
+        let full = OpenOptions::new().append(true).open("/dev/full").unwrap();
+        let file = records.swap(full);
+        for record in ["b\n", "c\n"] {
+            assert!(is_full(&records.append(record.as_bytes()).unwrap_err()));
+        }
+        drop(records.swap(file));
+        records.append(b"d\n").unwrap();
+        assert_eq!(fs::read_to_string(path).unwrap(), "a\nb\nc\nd\n");
+    }
+
+    #[test]
+    fn a_removed_file_is_made_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run/records");
+        fs::create_dir(folder.path().join("run")).unwrap();
+        let mut records = AppendFile::create(&path).unwrap();
+        records.append(b"a\n").unwrap();
+        assert!(!records.restore_if_removed().unwrap());
+        fs::remove_dir_all(folder.path().join("run")).unwrap();
+        assert!(records.restore_if_removed().unwrap());
+        records.append(b"b\n").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "b\n");
+        fs::write(folder.path().join("other"), "x\n").unwrap();
+        fs::rename(folder.path().join("other"), &path).unwrap();
+        assert!(records.restore_if_removed().unwrap());
+        records.append(b"c\n").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "x\nc\n");
+    }
+}

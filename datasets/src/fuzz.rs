@@ -147,7 +147,7 @@ fn read(path: &Path) {
         (0..corpus.train.len()).for_each(|index| drop(corpus.train.get(index).unwrap()));
     } else {
         let _ = read_documents(path, TEXT_FIELD);
-        let _ = read_labelled(&[path.to_owned()], TEXT_FIELD, LABEL_FIELD);
+        let _ = read_labelled(&[path.to_owned()], TEXT_FIELD, LABEL_FIELD, None);
     }
 }
 

@@ -98,6 +98,8 @@ impl JobState {
         for section in ["model", "data", "training", "deepspeed"] {
             differ(section, self.job.get(section), now.job.get(section), &mut differences);
         }
+        // What the fields given in the job file amount to was compared above.
+        differences.retain(|difference| !difference.path.starts_with("model.config"));
         for Difference { path, then, now } in differences {
             let decides_numbers = !starts_with_any(&path, &CHANGES_NO_NUMBER);
             match (then, now) {
@@ -112,12 +114,6 @@ impl JobState {
                     let now = now.unwrap_or(Value::Null);
                     tracing::warn!("{path} was {then} in the checkpoint and is {now} from now on");
                 }
-                (None, Some(now)) if path.starts_with("model.config.") => {
-                    return Err(format!(
-                        "{path} was not set when it was saved and is {now} now; remove it, or start a new \
-                         run from its weights with model.pretrained"
-                    ));
-                }
                 // A key that the program which saved it did not have, or not yet in this place.
                 (None, Some(now)) if decides_numbers && !now.is_null() => {
                     tracing::debug!("{path} is {now}; the checkpoint was saved without this key");
@@ -130,31 +126,25 @@ impl JobState {
 }
 
 impl JobState {
-    /// Refuses a model with other classes or another vocabulary, which the data decide where the job file
-    /// does not.
+    /// Refuses another model. Its configuration is compared field by field as it would be exported, because the
+    /// data and a pretrained model decide what the job file leaves out.
     fn compare_models(&self, now: &Self) -> Result<(), String> {
-        let config = |state: &Self, name: &str| {
-            let document = state.publication.documents.get("config.json");
-            document.and_then(|fields| fields.get(name)).cloned()
-        };
-        for (name, remedy) in [
-            (
-                "id2label",
-                "give the data it was saved with, or these names as model.config.id2label",
-            ),
-            ("vocab_size", "set model.config.vocab_size to that"),
-        ] {
-            let (then, now) = (config(self, name), config(now, name));
-            // Before classes had names, an encoder's configuration did not list them.
-            if let (Some(then), Some(now)) = (then, now)
-                && then != now
-            {
-                return Err(format!(
-                    "the model's {name} was {then} when it was saved and is {now} now; {remedy}"
-                ));
+        let config = |state: &Self| state.publication.documents.get("config.json").cloned();
+        let Some((then, now)) = config(self).zip(config(now)) else { return Ok(()) };
+        // A field that only one of them has is newer than the checkpoint.
+        let both = then.iter().filter_map(|(name, then)| Some((name, then, now.get(name)?)));
+        // Special tokens and the type of exported weights do not decide what is computed.
+        let decides = |name: &str| !name.ends_with("_token_id") && !name.ends_with("dtype");
+        let mut changed = both.filter(|(name, then, now)| decides(name) && then != now);
+        let Some((name, then, now)) = changed.next() else { return Ok(()) };
+        let remedy = match name.as_str() {
+            "id2label" | "label2id" => {
+                "give the data it was saved with, or these names as model.config.id2label"
+                    .to_owned()
             }
-        }
-        Ok(())
+            _ => format!("set model.config.{name} to {then}, or start a new run from its weights"),
+        };
+        Err(format!("the model's {name} was {then} when it was saved and is {now} now; {remedy}"))
     }
 }
 
@@ -264,11 +254,29 @@ mod tests {
         for (then, now) in [
             (json!({"data": {"shuffle": true}}), json!({"data": {"shuffle": false}})),
             (json!({"training": {"seed": 1}}), json!({"training": {"seed": 2}})),
-            (json!({"model": {"config": {"n_layer": 1}}}), json!({"model": {"config": {}}})),
-            (json!({"model": {"config": {}}}), json!({"model": {"config": {"resid_pdrop": 0.5}}})),
         ] {
             let error = compare(then, now).unwrap_err();
             assert!(error.contains("now"), "{error}");
         }
+    }
+
+    #[test]
+    fn models_are_compared_as_they_are_and_not_as_they_are_written() {
+        let state = |config: Value| {
+            let mut state = state(json!({ "model": { "config": config } }));
+            state["publication"]["documents"]["config.json"]["resid_pdrop"] = json!(0.1);
+            JobState::parse(&state).unwrap()
+        };
+        // The same sizes, given and left out.
+        let given = state(json!({"vocab_size": 50257}));
+        assert_eq!(state(json!({})).compare(&given), Ok(()));
+        let mut other = state(json!({}));
+        let config = other.publication.documents.get_mut("config.json").unwrap();
+        config.insert("pad_token_id".to_owned(), json!(3));
+        assert_eq!(given.compare(&other), Ok(()));
+        let config = other.publication.documents.get_mut("config.json").unwrap();
+        config.insert("resid_pdrop".to_owned(), json!(0.5));
+        let error = given.compare(&other).unwrap_err();
+        assert!(error.contains("model.config.resid_pdrop to 0.1"), "{error}");
     }
 }

@@ -190,8 +190,8 @@ fn steps_within_budget(
         if dynamic.verbose && epoch < 10 {
             tracing::info!(
                 "epoch {epoch}: {} in {}, {}, {:.1} % padding",
-                counted(plan.num_samples() as usize, "sample"),
-                counted(plan.num_steps() as usize, "step"),
+                counted(plan.num_samples(), "sample"),
+                counted(plan.num_steps(), "step"),
                 counted(plan.num_tokens() as usize, "token"),
                 100.0 * plan.padding()
             );

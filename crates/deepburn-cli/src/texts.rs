@@ -102,12 +102,15 @@ fn warn_of_classes(train: &[LabelledText], named: &Classes) {
     }
 }
 
+/// The texts of train, eval and test.
+type LabelledSplits = [Option<Vec<LabelledText>>; 3];
+
 /// The texts of train, eval and test, and what their labels stand for: the files that train decide.
 fn read_splits(
     job: &Job,
     places: &Places,
     names: Option<&[String]>,
-) -> Result<([Option<Vec<LabelledText>>; 3], Classes), DataError> {
+) -> Result<(LabelledSplits, Classes), DataError> {
     let (data, seed) = (&job.data, job.training.seed);
     let name = data.name.as_deref();
     let hold_out = |texts: Vec<LabelledText>, share: f64| {

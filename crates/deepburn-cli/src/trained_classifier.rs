@@ -32,8 +32,8 @@ pub(crate) struct TrainedClassifier {
 }
 
 enum Model {
-    Encoder(Encoder<Flex>),
-    Gpt2(Gpt2Classifier<Flex>),
+    Encoder(Box<Encoder<Flex>>),
+    Gpt2(Box<Gpt2Classifier<Flex>>),
 }
 
 impl TrainedClassifier {
@@ -48,13 +48,13 @@ impl TrainedClassifier {
                 let names = config.class_names().map_err(Failure::mistake)?;
                 let model =
                     Encoder::load(folder, &config, &FlexDevice).map_err(Failure::mistake)?;
-                (Model::Encoder(model), config.limits(), names)
+                (Model::Encoder(Box::new(model)), config.limits(), names)
             }
             KnownModel::Gpt2Classifier(config) => {
                 let names = config.class_names().map_err(Failure::mistake)?;
                 let checkpoint = Checkpoint::open(folder).map_err(Failure::mistake)?;
                 let model = Gpt2Classifier::load_trained(checkpoint, &config, &FlexDevice);
-                (Model::Gpt2(model.map_err(Failure::mistake)?), config.limits(), names)
+                (Model::Gpt2(Box::new(model.map_err(Failure::mistake)?)), config.limits(), names)
             }
             KnownModel::Gpt2(_) => {
                 return Err(Failure::mistake(format!(

@@ -328,7 +328,7 @@ mod tests {
         let path = folder.path().join("metrics.jsonl");
         let mut writer = MetricsWriter::create(&path).unwrap();
         writer.write(step_row(1)).unwrap();
-        let full = OpenOptions::new().append(true).open("/dev/full").unwrap();
+        let full = fs::OpenOptions::new().append(true).open("/dev/full").unwrap();
         let file = writer.file.swap(full);
         for step in [2, 3] {
             assert!(writer.write(step_row(step)).unwrap_err().is_disk_full());

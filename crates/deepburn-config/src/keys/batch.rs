@@ -74,7 +74,7 @@ pub(crate) fn resolve(top: &Section<'_>, context: &mut Context<'_>) -> BatchPlan
         };
     };
     if let Err(diagnosis) = verify(triple, given, world) {
-        let Diagnosis { severity, key, message, remedy, .. } = diagnosis;
+        let Diagnosis { severity, key, message, remedy, .. } = *diagnosis;
         context.findings.push(top.diagnosis(severity, &key, message, remedy));
     }
     let [train, micro, steps] = triple;

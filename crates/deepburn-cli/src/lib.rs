@@ -28,6 +28,7 @@ mod keys;
 mod known_model;
 mod launch;
 mod lengths;
+mod made_folders;
 mod memory;
 mod model_folder;
 mod monitoring;

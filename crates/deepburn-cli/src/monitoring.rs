@@ -4,13 +4,14 @@ use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf, absolute};
 
 use crate::failure::Failure;
+use crate::made_folders::MadeFolders;
 use crate::preparation::Preparation;
 
 /// What a run writes into its output folder itself.
 const OWN: [&str; 5] = ["metrics.jsonl", "job.json", "report.html", "test.json", "model"];
 
 /// Refuses places that cannot be written to, that belong to the run's own files, or that hold what the
-/// job was read from. Folders that are missing are made.
+/// job was read from. Nothing is left behind: the run makes its folders when it starts.
 ///
 /// # Errors
 /// Always a user's mistake.
@@ -46,11 +47,7 @@ fn check_free(key: &str, path: &Path, output: &Path) -> Result<(), Failure> {
 }
 
 fn check_folder(key: &str, folder: &Path) -> Result<(), Failure> {
-    let probe = folder.join(format!(".writable-{}", std::process::id()));
-    fs::create_dir_all(folder)
-        .and_then(|()| fs::write(&probe, b""))
-        .and_then(|()| fs::remove_file(&probe))
-        .map_err(|error| refused(key, folder, &error))
+    MadeFolders::make_writable(folder).map(drop).map_err(|error| refused(key, folder, &error))
 }
 
 fn check_file(file: &PathBuf, output: &Path, config: &Path) -> Result<(), Failure> {
@@ -65,9 +62,8 @@ fn check_file(file: &PathBuf, output: &Path, config: &Path) -> Result<(), Failur
             file.display()
         )));
     }
-    if let Some(folder) = file.parent() {
-        fs::create_dir_all(folder).map_err(|error| refused(KEY, file, &error))?;
-    }
+    let folder = file.parent().unwrap_or(Path::new(""));
+    let _made = MadeFolders::make(folder).map_err(|error| refused(KEY, file, &error))?;
     let existed = file.exists();
     OpenOptions::new()
         .append(true)

@@ -3,7 +3,7 @@
 //! [`prepare`] goes from a command line to a [`Preparation`]: a job whose model, data and plan fit
 //! together. What is wrong up to here is the user's to mend, and nothing has been written.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{File, TryLockError};
 use std::path::Path;
 
 use burn::tensor::DType;
@@ -19,6 +19,7 @@ use crate::causal::Causal;
 use crate::classification::Classification;
 use crate::counted::counted;
 use crate::failure::Failure;
+use crate::made_folders::MadeFolders;
 use crate::places::Places;
 use crate::recipe::Subject;
 use crate::resume::Origin;
@@ -263,14 +264,16 @@ pub(crate) fn claim_output(folder: &Path) -> Result<Option<File>, Failure> {
             folder.display()
         ))
     };
-    fs::create_dir_all(folder).map_err(refused)?;
-    let probe = tempfile_in(folder);
-    fs::write(&probe, b"").and_then(|()| fs::remove_file(&probe)).map_err(refused)?;
+    let made = MadeFolders::make_writable(folder).map_err(refused)?;
     let in_the_way = ["metrics.jsonl", "job.json", "report.html"].map(|it| folder.join(it));
     let in_the_way = in_the_way.iter().find(|it| it.is_dir());
     let model = folder.join("model");
     match in_the_way.or((model.exists() && !model.is_dir()).then_some(&model)) {
-        None => lock(folder),
+        None => {
+            let claim = lock(folder)?;
+            made.keep();
+            Ok(claim)
+        }
         Some(path) => Err(Failure::mistake(format!(
             "training.output_dir: {} is in the way of the results; move it or give another folder",
             path.display()
@@ -288,8 +291,4 @@ fn lock(folder: &Path) -> Result<Option<File>, Failure> {
         ))),
         _ => Ok(Some(handle)),
     }
-}
-
-fn tempfile_in(folder: &Path) -> std::path::PathBuf {
-    folder.join(format!(".writable-{}", std::process::id()))
 }

@@ -14,7 +14,8 @@ const SCHEDULE: &str =
 const MONITORS: &str = "write tensorboard, wandb, comet or csv_monitor in the deepspeed section; \
     metrics.jsonl and report.html are always written";
 const RECOMPUTE: &str = "write training.gradient_checkpointing in the job file";
-const BEST: &str = "write training.save_best_limit and training.save_total_limit in the job file";
+const BEST: &str = "write training.load_best_model_at_end, training.metric_for_best_model or \
+    training.early_stopping_patience in the job file";
 const MICRO_BATCH: &str =
     "write training.micro_batch_size or deepspeed.train_micro_batch_size_per_gpu";
 const EVAL_BATCH: &str = "remove it: evaluation takes the micro-batch of training";
@@ -71,6 +72,7 @@ const NAMES: &[(&str, &str)] = &[
     ("do_eval", EVALUATE),
     ("do_train", "remove it: finetune always trains"),
     ("early_stopping_patience", BEST),
+    ("early_stopping_threshold", BEST),
     ("enable_checkpointing", SAVE),
     ("eval_strategy", EVALUATE),
     ("evaluation_strategy", EVALUATE),
@@ -93,6 +95,7 @@ const NAMES: &[(&str, &str)] = &[
     ("lr_scheduler_kwargs", SCHEDULE),
     ("lr_scheduler_type", SCHEDULE),
     ("max_epochs", EPOCHS),
+    ("max_eval_samples", "write training.eval_max_samples in the job file"),
     ("max_grad_norm", CLIPPING),
     ("max_length", LENGTH),
     ("max_seq_length", LENGTH),

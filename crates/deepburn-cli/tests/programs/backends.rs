@@ -7,6 +7,7 @@
 mod host_optimizer;
 
 use deepburn::metrics::StepRow;
+use serde_json::json;
 
 use crate::job::{Job, STAGES, Trained};
 use crate::resume::{long, same_in_pieces};
@@ -45,6 +46,28 @@ fn a_backend_that_is_not_compiled_in_names_its_feature() {
     for backend in ALL.into_iter().filter(|backend| !compiled(backend)) {
         let ending = Job::tiny().with("training.backend", backend).run();
         ending.failed(2, &["training.backend", backend, &format!("--features {backend}")]);
+    }
+}
+
+/// Activations of a device wait in host memory, and the numbers stay what they are.
+#[test]
+#[cfg_attr(feature = "fusion", ignore = "with fusion nothing is offloaded")]
+fn activations_of_a_device_wait_on_the_host() {
+    for backend in others().filter(|backend| *backend != "tch") {
+        for (stage, ranks, policy) in [(0, 1, "full"), (3, 2, "selective"), (3, 1, "full")] {
+            let train = |section: serde_json::Value| {
+                let job = Job::uneven().with("deepspeed.activation_checkpointing", section);
+                on(job, backend, stage, ranks)
+            };
+            let plain = train(json!({"policy": policy}));
+            let offloaded =
+                train(json!({"policy": policy, "cpu_checkpointing": true, "offload_threshold": 0}));
+            let what = format!("{backend}, stage {stage}, {policy}");
+            assert_eq!(offloaded.numbers(), plain.numbers(), "{what}");
+            let host = |trained: &Trained| trained.steps[1].memory.host_peak;
+            assert_eq!(host(&plain), 0, "{what}");
+            assert!(host(&offloaded) > 0, "{what}: nothing was offloaded");
+        }
     }
 }
 

@@ -1,10 +1,16 @@
 //! Evaluation against another library's numbers.
 
 use std::fs;
+#[cfg(unix)]
+use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
+#[cfg(unix)]
+use crate::job::Trained;
 use crate::job::{Job, data};
+#[cfg(unix)]
+use crate::program::{Ending, finetune, finetune_command};
 
 /// Mean cross-entropy of the small model over its tokens in sequences of 32, computed with
 /// `transformers` 5 and torch 2.9 in f64.
@@ -34,4 +40,39 @@ fn the_loss_is_that_of_transformers() {
         assert!((record["perplexity"].as_f64().unwrap() - LOSS.exp()).abs() < 1e-3);
         assert_eq!(record["targets"], 1250 * 31);
     }
+}
+
+/// The whole evaluation takes minutes; one batch of it takes milliseconds.
+#[cfg(unix)]
+#[test]
+fn a_signal_in_an_evaluation_is_answered() {
+    let job = Job::tiny()
+        .with("data.path", Value::Null)
+        .with("data.splits", json!({"train": data("tokens.bin"), "eval": "long.bin"}))
+        .with("training.max_steps", 2)
+        .with("training.eval_steps", 1);
+    let tokens = fs::read(data("tokens.bin")).unwrap();
+    fs::write(job.folder().join("long.bin"), tokens.repeat(200)).unwrap();
+    fs::write(job.folder().join("job.json"), job.json().to_string()).unwrap();
+    let mut command = finetune_command(job.folder(), &["--config", "job.json"]);
+    let mut running = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    // The first row of the record is that of step 1, whose evaluation begins then.
+    let metrics = job.folder().join("output/metrics.jsonl");
+    while !fs::read_to_string(&metrics).is_ok_and(|rows| rows.contains('\n')) {
+        assert!(running.try_wait().unwrap().is_none(), "it ended before its first step");
+        std::thread::yield_now();
+    }
+    let number = running.id().to_string();
+    assert!(Command::new("kill").args(["-s", "TERM", &number]).status().unwrap().success());
+    let ending = Ending::of(running.wait_with_output().unwrap());
+    assert_eq!(ending.status, Some(143), "{}", ending.stderr);
+    assert!(ending.stderr.contains("stopped by SIGTERM"), "{}", ending.stderr);
+    let rows = fs::read_to_string(&metrics).unwrap();
+    assert!(!rows.contains("eval_loss"), "{rows}");
+    // Resuming makes the evaluation first, here of fewer samples.
+    let resumed = ["--config", "job.json", "--resume", "--set", "training.eval_max_samples=4"];
+    finetune(job.folder(), &resumed).succeeded();
+    let rows = Trained::read(&job.folder().join("output"));
+    let evaluated: Vec<_> = rows.evaluations.iter().map(|row| row.step).collect();
+    assert_eq!((rows.steps.len(), evaluated), (2, vec![1, 2]));
 }

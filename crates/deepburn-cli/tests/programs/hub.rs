@@ -1,7 +1,7 @@
 //! Data and models by their names on the Hub, out of its cache, and the cache of tokens.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
@@ -96,7 +96,10 @@ fn text_tokenizers_and_models_have_names_too() {
     // Tokens were kept: train and test. A damaged file is made anew.
     let kept = || {
         let files = fs::read_dir(job.folder().join("cache/deepburn/tokens")).unwrap();
-        let mut paths: Vec<_> = files.map(|file| file.unwrap().path()).collect();
+        let files = files.map(|file| file.unwrap().path());
+        // Beside each lies where it is from.
+        let is_entry = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "bin");
+        let mut paths: Vec<_> = files.filter(is_entry).collect();
         paths.sort();
         paths
     };

@@ -241,7 +241,7 @@ fn another_job_is_refused_and_another_rate_told_of() {
         ("data.sequence_length", json!(16), "training data"),
         ("data.shuffle", json!(false), "data.shuffle was true"),
         ("training.seed", json!(1), "training.seed was 42"),
-        ("model.config.n_layer", json!(1), "model.config.n_layer was 2"),
+        ("model.config.n_layer", json!(1), "n_layer was 2"),
         ("deepspeed.optimizer.type", json!("Lion"), "deepspeed.optimizer.type"),
     ];
     for (key, value, part) in refusals {

@@ -6,7 +6,9 @@ use super::Estimate;
 
 impl fmt::Display for Estimate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "ZeRO stage {}, {} rank(s), per rank", self.stage.number(), self.ranks)?;
+        let ranks =
+            if self.ranks == 1 { "1 rank".to_owned() } else { format!("{} ranks", self.ranks) };
+        writeln!(f, "ZeRO stage {}, {ranks}, per rank", self.stage.number())?;
         let mut rows = vec![
             ("parameters", self.states.parameters),
             ("gradients", self.states.gradients),

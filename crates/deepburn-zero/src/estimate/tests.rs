@@ -259,7 +259,7 @@ fn gpt2_is_within_a_thousandth_of_the_formula() {
 #[test]
 fn table_is_readable() {
     let table = estimated(&gpt2(), &plan(Stage::Parameters), 4).to_string();
-    assert!(table.starts_with("ZeRO stage 3, 4 rank(s), per rank\n"), "{table}");
+    assert!(table.starts_with("ZeRO stage 3, 4 ranks, per rank\n"), "{table}");
     assert!(table.contains("  model states                     474.70 MiB\n"), "{table}");
     assert!(table.contains("  largest gathered parameter       147.24 MiB\n"), "{table}");
 }

@@ -86,7 +86,10 @@ pub(crate) fn entries(folder: &Path) -> io::Result<Vec<CacheEntry>> {
         entries.push(CacheEntry {
             bytes: metadata.len(),
             unused: now.duration_since(used).unwrap_or_default(),
-            source: fs::read_to_string(path.with_extension(SOURCE)).ok(),
+            source: match is_partial(&path) {
+                true => Some("unfinished: its run still writes it, or was interrupted".to_owned()),
+                false => fs::read_to_string(path.with_extension(SOURCE)).ok(),
+            },
             path,
         });
     }

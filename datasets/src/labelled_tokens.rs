@@ -78,6 +78,11 @@ impl LabelledTexts {
     }
 
     /// The tokens of text `index`.
+    /// The tokens and the class of each text.
+    pub(crate) fn samples(&self) -> impl Iterator<Item = (&[u32], u32)> {
+        (0..self.labels.len()).map(|index| (self.ids(index), self.labels[index]))
+    }
+
     fn ids(&self, index: usize) -> &[u32] {
         let start = if index == 0 { 0 } else { self.ends[index - 1] };
         &self.tokens[start..self.ends[index]]

@@ -34,6 +34,7 @@ mod draws;
 mod encoder;
 mod error;
 mod evaluation;
+mod fingerprint;
 mod folder;
 mod format;
 mod guard;

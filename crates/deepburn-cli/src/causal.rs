@@ -70,6 +70,11 @@ impl Causal {
         Ok(Self { config, corpus, order, pretrained, seed, eval_max_samples })
     }
 
+    /// A hash of the training data.
+    pub(crate) fn data_fingerprint(&self) -> Result<String, DataError> {
+        self.corpus.train.fingerprint()
+    }
+
     /// Samples that a rank draws in an epoch.
     pub(crate) fn samples_per_epoch(&self, shard: Shard) -> Result<usize, DataError> {
         let sampler = DistributedSampler::new(self.corpus.train.len(), shard, self.order)?;

@@ -35,6 +35,23 @@ impl OpenValues {
             ..facts
         }
     }
+
+    /// Refuses a micro-batch for a file that decides on another.
+    ///
+    /// # Errors
+    /// A user's mistake.
+    pub(crate) fn check(self, batch: &BatchPlan) -> Result<(), Failure> {
+        match self.micro_batch {
+            Some(given) if given as usize != batch.micro_batch_size => {
+                Err(Failure::mistake(format!(
+                    "--micro-batch: is {given}, but the file gives micro-batches of {}; remove the option, or \
+                     write \"auto\" for train_batch_size and train_micro_batch_size_per_gpu",
+                    batch.micro_batch_size
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Reads a configuration: a file, base64, inline JSON, or one of Lightning's strategies.
@@ -61,6 +78,7 @@ pub(crate) fn check_config(
 ) -> Result<String, Failure> {
     let facts = open.fill(Facts::on_host(ranks));
     let resolved = resolve(written, &facts).map_err(Failure::mistake)?;
+    open.check(&resolved.plan.batch)?;
     match as_json {
         true => serde_json::to_string_pretty(&resolved).map_err(Failure::run),
         false => Ok(summary(written.source(), &resolved).join("\n")),

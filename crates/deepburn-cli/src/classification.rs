@@ -278,6 +278,11 @@ fn named_config(error: &impl std::fmt::Display) -> Failure {
 }
 
 impl<K: Kind> Classification<K> {
+    /// A hash of the training data.
+    pub(crate) fn data_fingerprint(&self) -> String {
+        self.texts.train.fingerprint()
+    }
+
     /// Samples that a rank draws in an epoch.
     pub(crate) fn samples_per_epoch(&self, shard: Shard) -> Result<usize, DataError> {
         let sampler = DistributedSampler::new(self.texts.train.len(), shard, self.order)?;

@@ -59,6 +59,7 @@ pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure
         facts.micro_batch_size = facts.micro_batch_size.or(Some(1));
     }
     let plan = resolve(&written, &facts).map_err(Failure::mistake)?.plan;
+    arguments.open.check(&plan.batch)?;
     let given = arguments.deepspeed.as_ref().map(|_| plan.zero.stage.number());
     let batch = batch_shape(arguments.sequence_length, &model, plan.batch.micro_batch_size)?;
     let graph = batch.map(|batch| model.activations(batch, &plan.precision));

@@ -89,6 +89,8 @@ pub(crate) enum RankError {
          step; lower the learning rate"
     )]
     Diverged { path: String },
+    #[error("job.json: {cause}")]
+    Record { cause: OutsideError },
     #[error("test.json cannot be written ({cause}); make room in the output folder")]
     Test { cause: std::io::Error },
     #[error(transparent)]
@@ -445,7 +447,9 @@ fn hooks(
         Some(Origin::Own(checkpoint)) => MetricsWriter::resume(&metrics, checkpoint.run().step)?,
         _ => MetricsWriter::create(&metrics)?,
     };
-    hooks.push(Box::new(Record::new(record)));
+    let job_record = serde_json::to_string_pretty(&preparation.record)
+        .map_err(|error| RankError::Record { cause: error.into() })?;
+    hooks.push(Box::new(Record::new(record, (output.join("job.json"), job_record))));
     let under = |folder: &MonitorFolder| folder.under(output);
     let folders = MonitorFolders {
         tensorboard: plan.monitor.tensorboard.as_ref().map(under),

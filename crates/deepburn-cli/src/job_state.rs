@@ -25,6 +25,9 @@ pub(crate) struct JobState {
     job: Value,
     /// Samples of an epoch.
     samples: usize,
+    /// A hash of the training data, tokenized; `None` in older checkpoints.
+    #[serde(default)]
+    data: Option<String>,
     /// What the model is called elsewhere.
     pub(crate) publication: Publication,
     /// Of this program.
@@ -42,6 +45,7 @@ impl JobState {
             format: FORMAT,
             job: preparation.record.clone(),
             samples: preparation.subject.samples_per_epoch(whole).map_err(Failure::run)?,
+            data: Some(preparation.subject.data_fingerprint().map_err(Failure::run)?),
             publication: preparation.subject.publication(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             launch: launch(),
@@ -121,7 +125,15 @@ impl JobState {
                 _ => {}
             }
         }
-        Ok(())
+        match (&self.data, &now.data) {
+            (Some(then), Some(now)) if then != now => Err(
+                "it was saved with other training data: as many samples, but other tokens or labels; give the \
+                 files and the tokenizer that it was saved with, or start a new run from its weights with \
+                 model.pretrained"
+                    .to_owned(),
+            ),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -247,6 +259,19 @@ mod tests {
         // A key that is new in this program.
         assert_eq!(compare(json!({"data": {}}), json!({"data": {"new": 3}})), Ok(()));
         assert_eq!(compare(json!({"training": {}}), json!({"training": {"new": 3}})), Ok(()));
+    }
+
+    #[test]
+    fn other_data_of_the_same_size_is_refused() {
+        let with = |data: Option<&str>| {
+            let state = JobState::parse(&state(json!({}))).unwrap();
+            JobState { data: data.map(str::to_owned), ..state }
+        };
+        assert_eq!(with(Some("a")).compare(&with(Some("a"))), Ok(()));
+        // Checkpoints of older programs do not say.
+        assert_eq!(with(None).compare(&with(Some("a"))), Ok(()));
+        let error = with(Some("a")).compare(&with(Some("b"))).unwrap_err();
+        assert!(error.contains("other training data"), "{error}");
     }
 
     #[test]

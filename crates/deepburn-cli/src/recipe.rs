@@ -124,6 +124,15 @@ impl Subject {
         }
     }
 
+    /// A hash of the training data, tokenized.
+    pub(crate) fn data_fingerprint(&self) -> Result<String, DataError> {
+        match self {
+            Self::Causal(subject) => subject.data_fingerprint(),
+            Self::Encoder(subject) => Ok(subject.data_fingerprint()),
+            Self::Gpt2Classifier(subject) => Ok(subject.data_fingerprint()),
+        }
+    }
+
     /// The batches under a budget of tokens.
     ///
     /// # Errors

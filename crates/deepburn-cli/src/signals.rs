@@ -28,13 +28,18 @@ pub(crate) struct Signals {
     terminated: Arc<AtomicBool>,
 }
 
+/// Makes a write beyond the limit on file sizes (`ulimit -f`) an error like that of a full disk, in place of the
+/// end of the process.
+pub(crate) fn survive_file_limits() -> io::Result<()> {
+    flag::register(SIGXFSZ, Arc::default()).map(drop)
+}
+
 impl Signals {
     /// Listens to SIGUSR1, whose default is to kill the process. Other signals still end a process
     /// that prepares its run.
     pub(crate) fn prepare() -> io::Result<Self> {
         let signals = Self::default();
-        // A write beyond `ulimit -f` is then an error like that of a full disk.
-        flag::register(SIGXFSZ, Arc::default())?;
+        survive_file_limits()?;
         signals.note(SIGUSR1)?;
         Ok(signals)
     }

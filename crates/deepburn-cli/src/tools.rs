@@ -21,6 +21,7 @@ use crate::launch::{LaunchArguments, launch};
 use crate::model_folder::ModelFolder;
 use crate::predict::{PredictArguments, predict};
 use crate::progress::tell;
+use crate::signals::survive_file_limits;
 
 /// DeepBurn's tools.
 #[derive(Debug, Parser)]
@@ -138,6 +139,7 @@ pub enum Command {
 /// # Errors
 /// A user's mistake, or a failure while running.
 pub fn run(tools: Tools) -> Result<(), Failure> {
+    survive_file_limits().map_err(Failure::run)?;
     match tools.command {
         Command::CheckConfig { config, ranks, open, json } => {
             let written = read(&config)?;

@@ -14,6 +14,7 @@ use deepburn_models::gpt2::ParameterShape;
 use deepburn_monitor::{FlopsOptions, FlopsProfile, ModuleFlops, MonitorError, Monitors, Profiler};
 
 use crate::progress::tell;
+use crate::results::write_whole;
 
 /// Counts the steps that were begun, for failures that do not know theirs: of a collective.
 #[derive(Debug, Clone, Default)]
@@ -47,13 +48,15 @@ impl Hook for Steps {
 /// Writes every row to `metrics.jsonl`.
 pub(crate) struct Record {
     writer: MetricsWriter,
+    /// Where `job.json` lies, and its content, should somebody remove it.
+    job: (PathBuf, String),
     /// Whether the last row had no room.
     is_behind: bool,
 }
 
 impl Record {
-    pub(crate) fn new(writer: MetricsWriter) -> Self {
-        Self { writer, is_behind: false }
+    pub(crate) fn new(writer: MetricsWriter, job: (PathBuf, String)) -> Self {
+        Self { writer, job, is_behind: false }
     }
 
     /// A full disk is told of and ends no run: it loses no row.
@@ -63,6 +66,8 @@ impl Record {
                 "metrics.jsonl or the output folder was removed while the run writes to it; it was made \
                  again, and rows and checkpoints before this step are lost"
             );
+            let (path, text) = &self.job;
+            write_whole(path, text)?;
         }
         match self.writer.write(row) {
             Err(error) if error.is_disk_full() => {

@@ -81,7 +81,7 @@ const NAMES: &[(&str, &str)] = &[
     ("gradient_checkpointing", RECOMPUTE),
     ("gradient_clip_algorithm", CLIPPING),
     ("gradient_clip_val", CLIPPING),
-    ("greater_is_better", BEST),
+    ("greater_is_better", "remove it: training.metric_for_best_model decides"),
     ("learning_rate", RATE),
     ("load_best_model_at_end", BEST),
     ("log_every_n_steps", LOG),

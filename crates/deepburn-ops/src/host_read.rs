@@ -1,65 +1,21 @@
-//! Tensors on their way into host memory.
+//! Tensors in host memory.
 
-use std::future::Future;
-use std::pin::Pin;
-use std::task::{Context, Poll, Waker};
-
-use burn_backend::{Backend, ExecutionError, TensorData, read_sync};
+use burn_backend::{Backend, read_sync};
 use bytes::Bytes;
 
 use crate::host::{HostBytes, host_bytes};
 
-/// The data of a tensor that is being copied into host memory. Its device runs other ops meanwhile.
+/// Reads the elements of a tensor in their flat order, in its own type. A contiguous tensor of flex shares its memory
+/// with the result; that of another device is copied, and the call waits for it. A copy that is left pending while
+/// the device runs other ops is not safe: CubeCL's wgpu runtime may use the mapped staging buffer again.
 ///
-/// Memory held: the tensor until the copy is complete, and then the copy. A contiguous tensor of flex is its
-/// own copy.
-pub struct HostRead(ReadProgress);
-
-enum ReadProgress {
-    Complete(Bytes),
-    Reading(Pin<Box<dyn Future<Output = ReadOutcome> + Send>>),
-}
-
-type ReadOutcome = Result<TensorData, ExecutionError>;
-
-impl HostRead {
-    /// Starts to read `tensor`.
-    ///
-    /// # Panics
-    /// When the device fails.
-    pub fn start<B: Backend>(tensor: B::FloatTensorPrimitive) -> Self {
-        if let Some(bytes) = host_bytes(&tensor) {
-            return Self(ReadProgress::Complete(bytes));
-        }
-        let mut reading = Box::pin(B::float_into_data(tensor));
-        // A future does nothing before it is polled, and a device starts to copy then.
-        Self(match reading.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(outcome) => ReadProgress::Complete(bytes_of(outcome)),
-            Poll::Pending => ReadProgress::Reading(reading),
-        })
+/// # Panics
+/// When the device fails.
+pub fn read_to_host<B: Backend>(tensor: B::FloatTensorPrimitive) -> Bytes {
+    if let Some(bytes) = host_bytes(&tensor) {
+        return bytes;
     }
-
-    /// Whether [`wait`](Self::wait) returns at once.
-    pub fn is_complete(&self) -> bool {
-        matches!(self.0, ReadProgress::Complete(_))
-    }
-
-    /// The bytes of the tensor in its flat order, in its own type.
-    ///
-    /// # Panics
-    /// When the device fails.
-    pub fn wait(&mut self) -> Bytes {
-        let bytes = match &mut self.0 {
-            ReadProgress::Complete(bytes) => return bytes.clone(),
-            ReadProgress::Reading(reading) => bytes_of(read_sync(reading)),
-        };
-        self.0 = ReadProgress::Complete(bytes.clone());
-        bytes
-    }
-}
-
-fn bytes_of(outcome: ReadOutcome) -> Bytes {
-    match outcome {
+    match read_sync(B::float_into_data(tensor)) {
         Ok(data) => Bytes::from_owner(HostBytes(data)),
         Err(error) => panic!("reading a tensor from its device failed: {error:?}"),
     }

@@ -43,7 +43,7 @@ pub use gelu::{GeluOps, gelu_tanh};
 pub use host::{
     float_bytes, float_from_host, float_into_host, int_from_host, int_into_host, read_float,
 };
-pub use host_read::HostRead;
+pub use host_read::read_to_host;
 pub use layout::LayoutOps;
 pub use linear::{LinearGradients, LinearOps, linear};
 pub use norm::{LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved, layer_norm};

@@ -5,7 +5,7 @@
 //! groups in the reverse order: when it reads the first activation of a group, the group before is fetched
 //! ahead. What is parked in forward and read again before backward is fetched, and stays on the device.
 //!
-//! Memory held, beside what is parked: in forward a group that is being copied or written, and in backward
+//! Memory held, beside what is parked: in forward a group that is being written, and in backward
 //! one that was fetched ahead.
 
 use std::sync::{Arc, Mutex, Weak};
@@ -14,7 +14,7 @@ use burn_backend::{Backend, DType, Shape, TensorMetadata};
 use deepburn_comm::CommError;
 use deepburn_config::ActivationOffload;
 use deepburn_nvme::{SwapError, SwapFile};
-use deepburn_ops::HostRead;
+use deepburn_ops::read_to_host;
 
 use super::{ParkedArray, ParkedRead, ParkedTensor, PieceLayout, Store, WriteBehind, lock};
 use crate::group::Group;
@@ -61,8 +61,6 @@ pub(crate) struct ParkedActivation<B: Backend> {
 
 /// Where the data of a parked activation is.
 enum Transit<B: Backend> {
-    /// On the device, and being copied into host memory.
-    Leaving { tensor: FullTensor<B>, copy: HostRead },
     /// In host memory or in the file.
     Parked(Arc<ParkedArray>),
     /// Being read from the file, into memory that will be the tensor's.
@@ -121,14 +119,11 @@ impl<B: Backend> ActivationStore<B> {
         Self::fetch_ahead(last);
     }
 
-    /// Begins the next group. Activations of the one before that are still being copied leave the device.
+    /// Begins the next group.
     pub(crate) fn start_group(&self) {
         let mut pass = lock(&self.pass);
-        let leaving = pass.groups.last().cloned();
         pass.groups.push(Vec::new());
         pass.group_bytes = 0;
-        drop(pass);
-        leaving.iter().flatten().filter_map(Weak::upgrade).for_each(|parked| parked.leave());
     }
 
     /// Whether a tensor can be parked, and it pays: it is contiguous and not small, and nobody else holds its
@@ -151,8 +146,10 @@ impl<B: Backend> ActivationStore<B> {
     pub(crate) fn park(self: &Arc<Self>, tensor: FullTensor<B>) -> Arc<ParkedActivation<B>> {
         let (shape, dtype) = (tensor.shape(), tensor.dtype());
         let device = B::float_device(&tensor.tensor);
-        let copy = HostRead::start::<B>(tensor.tensor.clone());
-        let is_complete = copy.is_complete();
+        let bytes = read_to_host::<B>(tensor.tensor.clone());
+        let array = self
+            .write(&bytes, shape.num_elements(), dtype)
+            .unwrap_or_else(|error| std::panic::panic_any(self.failed("write", &error)));
         let mut pass = lock(&self.pass);
         let parked = Arc::new(ParkedActivation {
             store: self.clone(),
@@ -161,14 +158,10 @@ impl<B: Backend> ActivationStore<B> {
             shape,
             dtype,
             device,
-            transit: Mutex::new(Transit::Leaving { tensor, copy }),
+            transit: Mutex::new(Transit::Parked(array)),
         });
         if let Some(group) = pass.groups.last_mut() {
             group.push(Arc::downgrade(&parked));
-        }
-        drop(pass);
-        if is_complete {
-            parked.leave();
         }
         parked
     }
@@ -226,19 +219,6 @@ impl<B: Backend> ActivationStore<B> {
 }
 
 impl<B: Backend> ParkedActivation<B> {
-    /// Takes the data from the device, once it is copied, to where it is parked.
-    ///
-    /// # Panics
-    /// With a [`CommError`] where the disk fails: a tensor op cannot return it.
-    fn leave(&self) {
-        let mut transit = lock(&self.transit);
-        let Transit::Leaving { copy, .. } = &mut *transit else { return };
-        match self.store.write(&copy.wait(), self.shape.num_elements(), self.dtype) {
-            Ok(array) => *transit = Transit::Parked(array),
-            Err(error) => std::panic::panic_any(self.store.failed("write", &error)),
-        }
-    }
-
     /// Returns the data on its device, where it stays. In backward the group before is fetched ahead.
     ///
     /// # Panics
@@ -271,8 +251,7 @@ impl<B: Backend> ParkedActivation<B> {
     fn arrive(&self) -> Result<FullTensor<B>, SwapError> {
         let mut transit = lock(&self.transit);
         match std::mem::replace(&mut *transit, Transit::Fetched) {
-            // Needed before its copy was complete.
-            Transit::Leaving { tensor, .. } | Transit::Back(tensor) => Ok(tensor),
+            Transit::Back(tensor) => Ok(tensor),
             Transit::Arriving { array, read, lease } => {
                 self.tensor(read, lease).inspect_err(|_| *transit = Transit::Parked(array))
             }

@@ -537,11 +537,11 @@ fn a_rank_that_is_killed_on_another_machine_is_named() {
     let missing = format!(" for rank 2 on {}", machines.0[1]);
     let is_report = |line: &&str| line.contains("] error: rank ") && line.contains(&missing);
     let reports: Vec<_> = log.lines().filter(is_report).collect();
-    assert_eq!(reports.len(), 1, "{log}");
-    assert!(
-        reports[0].contains(" failed: step ") && reports[0].contains("in collective "),
-        "{log}"
-    );
+    // One line for each of the two ranks that are left, or one for both where the first could still tell the other.
+    assert!((1..=2).contains(&reports.len()), "{log}");
+    let says_where =
+        |line: &&str| line.contains(" failed: step ") && line.contains("in collective ");
+    assert!(reports.iter().all(says_where), "{log}");
 }
 
 #[test]

@@ -219,9 +219,8 @@ fn run<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     );
     announce_swap(preparation);
     let models = Mutex::new(models);
-    let checkpoints = resume::plan(preparation)
-        .and_then(|plan| signals.listen().map(|()| plan).map_err(Failure::run));
-    let checkpoints = agree(ranks, "checkpoints", checkpoints)?;
+    let checkpoints = resume::plan(preparation);
+    agree(ranks, "signals", signals.listen().map_err(Failure::run))?;
     let steps = Steps::default();
     ranks.count_steps(steps.0.clone());
     ranks.watch_termination(signals.terminated());
@@ -402,11 +401,11 @@ fn report_best(preparation: &Preparation, step: u64, best: Option<BestEvaluation
         ));
     }
     if training.load_best_model_at_end
-        && let Some(BestEvaluation { step, metric }) = best
+        && let Some(BestEvaluation { step, metric, by }) = best
     {
-        let metric = match training.metric_for_best_model {
-            ModelMetric::Loss => format!("eval loss {metric:.4}"),
-            ModelMetric::Accuracy => format!("eval accuracy {:.2} %", 100.0 * (1.0 - metric)),
+        let metric = match by {
+            BestMetric::Loss => format!("eval loss {metric:.4}"),
+            BestMetric::Accuracy => format!("eval accuracy {:.2} %", 100.0 * (1.0 - metric)),
         };
         tell(&format!("the saved model is the best one: step {step}, {metric}"));
     }

@@ -2,12 +2,10 @@
 
 use deepburn::ClientStates;
 use deepburn::checkpoint::Checkpoint;
-use deepburn_datasets::Shard;
 use deepburn_models::Publication;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::failure::Failure;
 use crate::preparation::Preparation;
 use crate::results::STARTED;
 
@@ -39,17 +37,16 @@ pub(crate) struct JobState {
 }
 
 impl JobState {
-    pub(crate) fn of(preparation: &Preparation) -> Result<Self, Failure> {
-        let whole = Shard { rank: 0, num_ranks: 1 };
-        Ok(Self {
+    pub(crate) fn of(preparation: &Preparation) -> Self {
+        Self {
             format: FORMAT,
             job: preparation.record.clone(),
-            samples: preparation.subject.samples_per_epoch(whole).map_err(Failure::run)?,
-            data: Some(preparation.subject.data_fingerprint().map_err(Failure::run)?),
+            samples: preparation.training_data.samples,
+            data: Some(preparation.training_data.fingerprint.clone()),
             publication: preparation.subject.publication(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             launch: launch(),
-        })
+        }
     }
 
     /// Whether the checkpoint was saved by this job, before it was restarted.

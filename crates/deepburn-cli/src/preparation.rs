@@ -12,7 +12,7 @@ use deepburn_config::{
     Facts, Job, JobRequest, Plan, Precision, ResolvedJob, Severity, Written, resolve,
     resolve_batch,
 };
-use deepburn_datasets::{Order, Shard, StepShape};
+use deepburn_datasets::{DataError, Order, Shard, StepShape};
 use serde_json::Value;
 
 use crate::causal::Causal;
@@ -31,10 +31,29 @@ pub(crate) struct Preparation {
     pub(crate) subject: Subject,
     pub(crate) batch_sizes: BatchSchedule,
     pub(crate) max_steps: u64,
+    pub(crate) training_data: TrainingData,
     /// The content of `job.json`.
     pub(crate) record: Value,
     /// What the run goes on from.
     pub(crate) resume: Option<Origin>,
+}
+
+/// What a checkpoint records of the training data.
+pub(crate) struct TrainingData {
+    /// Samples of an epoch.
+    pub(crate) samples: usize,
+    /// A hash of the tokens and labels. Computed once, because it reads up to 16M tokens.
+    pub(crate) fingerprint: String,
+}
+
+impl TrainingData {
+    fn of(subject: &Subject) -> Result<Self, DataError> {
+        let whole = Shard { rank: 0, num_ranks: 1 };
+        Ok(Self {
+            samples: subject.samples_per_epoch(whole)?,
+            fingerprint: subject.data_fingerprint()?,
+        })
+    }
 }
 
 /// Reads and checks everything that `request` names.
@@ -71,8 +90,16 @@ pub(crate) fn prepare(request: &JobRequest) -> Result<Preparation, Failure> {
     facts.total_steps = Some(max_steps);
     add_notes(&mut job, dynamic.as_ref(), max_steps);
     let (plan, record) = resolve_plan(&job, &written, &facts)?;
-    let max_steps = max_steps as u64;
-    Ok(Preparation { job, plan, subject, batch_sizes, max_steps, record, resume: None })
+    Ok(Preparation {
+        training_data: TrainingData::of(&subject).map_err(Failure::run)?,
+        max_steps: max_steps as u64,
+        resume: None,
+        job,
+        plan,
+        subject,
+        batch_sizes,
+        record,
+    })
 }
 
 /// Refuses backends that this program was built without.

@@ -60,23 +60,23 @@ impl Origin {
 }
 
 /// When the job saves, and which checkpoints it keeps.
-pub(crate) fn plan(preparation: &Preparation) -> Result<CheckpointPlan, Failure> {
+pub(crate) fn plan(preparation: &Preparation) -> CheckpointPlan {
     let training = &preparation.job.training;
-    Ok(CheckpointPlan {
+    CheckpointPlan {
         root: folder(&training.output_dir),
         save_steps: training.save_steps.map(|steps| steps as u64),
         asynchronous: training.async_save,
         retention: Retention {
-            // Where only the best model is saved, earlier ones are of no use.
             keep_last: match (training.save_total_limit, training.save_steps) {
-                (None, None) => Some(NonZeroUsize::MIN),
+                // Each best model is saved then and nothing else, so an earlier one has no use.
+                (None, None) if training.load_best_model_at_end => Some(NonZeroUsize::MIN),
                 (limit, _) => limit.and_then(|limit| limit.try_into().ok()),
             },
             keep_best: training.save_best_limit.unwrap_or(0),
         },
         job: preparation.subject.name().to_owned(),
-        client_state: json!(JobState::of(preparation)?),
-    })
+        client_state: json!(JobState::of(preparation)),
+    }
 }
 
 /// What the job resumes from, if it does: what `--resume` names, or, where a launcher has restarted the
@@ -187,7 +187,7 @@ fn open_own(preparation: &Preparation, tag: Option<&str>) -> Result<Checkpoint, 
     let checkpoint = Checkpoint::open_intact(&root, tag.as_ref()).map_err(named)?;
     let in_checkpoint = |reason| named(format!("{}: {reason}", checkpoint.path().display()));
     let saved = JobState::read(&checkpoint).map_err(in_checkpoint)?;
-    saved.compare(&JobState::of(preparation)?).map_err(in_checkpoint)?;
+    saved.compare(&JobState::of(preparation)).map_err(in_checkpoint)?;
     match tag {
         Some(_) => note_newer(&root, &checkpoint),
         None => check_record(preparation, &checkpoint)?,

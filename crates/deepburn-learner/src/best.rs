@@ -13,7 +13,8 @@ use serde::{Deserialize, Serialize};
 use crate::metrics::EvalRow;
 
 /// By which number of an evaluation models are compared.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum BestMetric {
     /// The evaluation loss; the lowest is best.
     #[default]
@@ -61,6 +62,9 @@ pub struct BestEvaluation {
     pub step: u64,
     /// As [`BestMetric::of`] gives it.
     pub metric: f64,
+    /// What `metric` measures. A run may resume with another metric, and the two are not comparable.
+    #[serde(default)]
+    pub by: BestMetric,
 }
 
 /// What the training loop knows besides the engine. Checkpoints have it, so that a run that resumes picks the
@@ -77,11 +81,20 @@ pub struct LoopState {
 }
 
 impl LoopState {
-    /// Takes note of an evaluation; returns whether it is the best so far. One that is no number never is.
+    /// The best evaluation so far by the metric of `plan`. `None` if another metric chose the best one before
+    /// the run resumed.
+    pub(crate) fn best_by(&self, plan: &BestPlan) -> Option<BestEvaluation> {
+        self.best.filter(|best| best.by == plan.metric)
+    }
+
+    /// Records an evaluation and returns whether it is the best so far. NaN and infinity are never the best.
     pub(crate) fn record(&mut self, plan: &BestPlan, row: &EvalRow) -> bool {
         self.evaluation_pending = false;
         let Some(metric) = plan.metric.of(row) else { return false };
         let threshold = plan.early_stopping.map_or(0.0, |it| it.threshold);
+        if self.best.is_some_and(|best| best.by != plan.metric) {
+            *self = Self::default();
+        }
         let before = self.best.map(|best| best.metric);
         let improves = |by: f64| metric.is_finite() && before.is_none_or(|it| metric < it - by);
         match improves(threshold) {
@@ -90,7 +103,7 @@ impl LoopState {
         }
         let is_best = improves(0.0);
         if is_best {
-            self.best = Some(BestEvaluation { step: row.step, metric });
+            self.best = Some(BestEvaluation { step: row.step, metric, by: plan.metric });
         }
         is_best
     }
@@ -140,7 +153,7 @@ mod tests {
     fn the_first_of_equal_losses_is_best() {
         let (found, state, stopped) = record(&BestPlan::default(), &[3.0, 2.0, 2.0, 2.5]);
         assert_eq!(found, [true, true, false, false]);
-        assert_eq!(state.best, Some(BestEvaluation { step: 2, metric: 2.0 }));
+        assert_eq!(state.best, Some(BestEvaluation { step: 2, metric: 2.0, by: BestMetric::Loss }));
         assert_eq!(stopped, None);
     }
 
@@ -176,6 +189,18 @@ mod tests {
         let found = [0.5, 0.75, 0.6].map(|accuracy| state.record(&plan, &row(accuracy)));
         assert_eq!(found, [true, true, false]);
         assert_eq!(state.best.map(|best| best.metric), Some(0.25));
+    }
+
+    #[test]
+    fn another_metric_after_resuming_starts_anew() {
+        let (_, mut state, _) = record(&BestPlan::default(), &[0.2]);
+        let plan = BestPlan { metric: BestMetric::Accuracy, ..BestPlan::default() };
+        assert_eq!(state.best_by(&plan), None);
+        // An error rate of 0.5 is not worse than a loss of 0.2.
+        let row = EvalRow { step: 2, eval_loss: 0.1, eval_accuracy: Some(0.5) };
+        assert!(state.record(&plan, &row));
+        let expected = BestEvaluation { step: 2, metric: 0.5, by: BestMetric::Accuracy };
+        assert_eq!(state.best_by(&plan), Some(expected));
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Evaluation: the mean loss over data that trains nothing, batch by batch.
 //!
 //! Batches are made one at a time, so an evaluation holds one batch of each rank in memory, however large its
-//! data is. Ranks agree after each batch whether one of them was asked to end the run, so that a signal is
-//! answered within one batch.
+//! data is. Before each batch the ranks agree to compute it. If one of them was asked to end the run or cannot
+//! read its data, all of them stop at the same batch.
 
 use burn::module::AutodiffModule;
 use deepburn_comm::Tag;
@@ -13,7 +13,7 @@ use crate::metrics::EvalRow;
 use crate::saving::Interrupt;
 use crate::source::EvaluationStream;
 use crate::task::{Batch, Confusion, Evaluation, Task};
-use crate::train::Cause;
+use crate::train::{Cause, OutsideError};
 use crate::{Engine, EngineError};
 
 /// What an evaluation found.
@@ -57,18 +57,29 @@ where
     sums.over_ranks(engine)
 }
 
-/// Evaluates like [`evaluate`], calls `after_batch` after each batch, and stops where `interrupt` of any rank is
-/// asked: then it returns `None` on all ranks. Costs one small message a batch.
+/// How an evaluation ended that may stop early.
+#[derive(Debug)]
+pub enum EvaluationEnd {
+    /// All batches were evaluated.
+    Completed(Measured),
+    /// A rank was asked to end the run.
+    Interrupted,
+    /// A rank could not read its data: this one for the reason given, or another one.
+    Unreadable(Option<OutsideError>),
+}
+
+/// Evaluates like [`evaluate`], calls `after_batch` after each batch, and stops on all ranks if `interrupt` of any
+/// rank is asked or the data of any rank cannot be read. Costs one small message a batch.
 ///
 /// # Errors
-/// As [`evaluate`], and those of `after_batch`.
+/// When a batch does not fit the model, or when a collective fails.
 pub fn evaluate_until<B, M, T>(
     engine: &Engine<B, M>,
     task: &T,
-    batches: EvaluationStream<'_, T::Batch>,
+    mut batches: EvaluationStream<'_, T::Batch>,
     interrupt: &Interrupt,
-    mut after_batch: impl FnMut(EvaluationProgress) -> Result<(), Cause>,
-) -> Result<Option<Measured>, Cause>
+    mut after_batch: impl FnMut(EvaluationProgress),
+) -> Result<EvaluationEnd, Cause>
 where
     B: OptimizerOps,
     M: AutodiffModule<Training<B>>,
@@ -76,16 +87,27 @@ where
 {
     let mut sums = Sums::new();
     let total = batches.len();
-    for (index, batch) in batches.enumerate() {
-        sums.add(engine, task, &batch.map_err(Cause::Outside)?)?;
-        after_batch(EvaluationProgress { done: index + 1, total })?;
-        let asked = vec![f64::from(interrupt.is_asked())];
-        let tag = Tag::new("evaluation interrupted", 0);
-        if engine.group().sum(tag, asked).map_err(EngineError::from)?[0] > 0.0 {
-            return Ok(None);
+    // Once more than there are batches, so that a signal during the last one is heard too.
+    for done in 0..=total {
+        let (batch, failure) = match batches.next().transpose() {
+            Ok(batch) => (batch, None),
+            Err(error) => (None, Some(error)),
+        };
+        let mine = vec![f64::from(interrupt.is_asked()), f64::from(failure.is_some())];
+        let tag = Tag::new("evaluation continues", 0);
+        let all = engine.group().sum(tag, mine).map_err(EngineError::from)?;
+        if all[1] > 0.0 {
+            return Ok(EvaluationEnd::Unreadable(failure));
+        }
+        if all[0] > 0.0 {
+            return Ok(EvaluationEnd::Interrupted);
+        }
+        if let Some(batch) = batch {
+            sums.add(engine, task, &batch)?;
+            after_batch(EvaluationProgress { done: done + 1, total });
         }
     }
-    sums.over_ranks(engine).map(Some)
+    sums.over_ranks(engine).map(EvaluationEnd::Completed)
 }
 
 /// Sums over the batches of this rank: loss, targets, then the counts of answers.

@@ -51,12 +51,14 @@ pub(crate) struct Saver<'a> {
     best: BestPlan,
     in_progress: Option<SaveInProgress>,
     /// The last evaluation.
-    evaluation: Option<Evaluation>,
+    evaluation: Option<EvaluatedModel>,
+    /// The last checkpoint of this run, and its step.
+    saved: Option<(u64, PathBuf)>,
 }
 
 /// What an evaluation says about the model of its step.
 #[derive(Debug, Clone, Copy)]
-struct Evaluation {
+struct EvaluatedModel {
     step: u64,
     metric: Option<f64>,
     is_best: bool,
@@ -64,17 +66,17 @@ struct Evaluation {
 
 impl<'a> Saver<'a> {
     pub(crate) fn new(plan: Option<&'a CheckpointPlan>, best: BestPlan) -> Self {
-        Self { plan, best, in_progress: None, evaluation: None }
+        Self { plan, best, in_progress: None, evaluation: None, saved: None }
     }
 
     /// Takes note of an evaluation of the model that is saved next.
     pub(crate) fn note_evaluation(&mut self, row: &EvalRow, is_best: bool) {
         let metric = self.best.metric.of(row);
-        self.evaluation = Some(Evaluation { step: row.step, metric, is_best });
+        self.evaluation = Some(EvaluatedModel { step: row.step, metric, is_best });
     }
 
     /// The evaluation of the model of `step`, if there was one.
-    fn evaluation_of(&self, step: u64) -> Option<Evaluation> {
+    fn evaluation_of(&self, step: u64) -> Option<EvaluatedModel> {
         self.evaluation.filter(|evaluation| evaluation.step == step)
     }
 
@@ -141,13 +143,15 @@ impl<'a> Saver<'a> {
         match save.finish(engine.group()) {
             Ok(path) => {
                 self.complete(engine, plan, &path, state);
+                self.saved = Some((step, path));
                 Ok(())
             }
             Err(error) => log_failed_save(engine, step, error),
         }
     }
 
-    /// Saves the checkpoint of a run that is asked to end; `None` without a plan, or where it cannot be saved.
+    /// Saves the checkpoint of a run that ends early, unless this step has one; `None` without a plan, or if it
+    /// cannot be saved.
     ///
     /// # Errors
     /// As [`save_if_due`](Self::save_if_due).
@@ -160,6 +164,9 @@ impl<'a> Saver<'a> {
         self.finish(engine, &state)?;
         let Some(plan) = self.plan else { return Ok(None) };
         let step = engine.global_steps();
+        if let Some((_, path)) = self.saved.take_if(|(saved, _)| *saved == step) {
+            return Ok(Some(path));
+        }
         match engine.save_checkpoint(&plan.root, self.request(plan, step, rank_state, state)) {
             Ok(path) => {
                 self.complete(engine, plan, &path, &state);
@@ -187,7 +194,7 @@ impl<'a> Saver<'a> {
             return;
         }
         info!("saved {}", path.display());
-        let best = state.best.filter(|_| self.best.load_at_end).map(|best| best.step);
+        let best = state.best_by(&self.best).filter(|_| self.best.load_at_end).map(|it| it.step);
         if let Err(error) = plan.retention.apply(&plan.root, best) {
             warn!("old checkpoints were not deleted: {error}");
         }
@@ -245,8 +252,7 @@ pub enum Outcome {
     },
     /// It was asked to end before.
     Interrupted {
-        /// What it goes on from; `None` without a plan for checkpoints, or where it could not be
-        /// written.
+        /// What it resumes from; `None` without a plan for checkpoints, or if it could not be written.
         checkpoint: Option<PathBuf>,
     },
 }

@@ -1,7 +1,8 @@
 //! The training loop: batches in, optimizer steps and their record out.
 
+use std::path::{Path, PathBuf};
 use std::sync::Once;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use burn::module::AutodiffModule;
 use burn::tensor::ElementConversion;
@@ -9,15 +10,16 @@ use deepburn_comm::Tag;
 use deepburn_config::BatchSchedule;
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::{Category, Ledger, ModuleOperations, Tier, Training};
+use serde_json::Value;
 use tracing::{trace_span, warn};
 
 use crate::best::{BestPlan, LoopState};
 use crate::checkpoint::{LoadPlan, TrainingCheckpointError};
 use crate::engine::{PhaseTimes, Step};
-use crate::evaluation::{EvaluationProgress, evaluate_until};
+use crate::evaluation::{EvaluationEnd, EvaluationProgress, evaluate_until};
 use crate::metrics::{EvalRow, MemoryRow, PhaseSeconds, StepRow};
 use crate::saving::{CheckpointPlan, Interrupt, Outcome, Saver};
-use crate::source::{BatchSource, NextStep, StepBatches, StepSize};
+use crate::source::{BatchSource, EvaluationStream, NextStep, StepBatches, StepSize};
 use crate::task::{Batch, Task};
 use crate::{Engine, EngineError};
 
@@ -38,12 +40,25 @@ pub enum Cause {
     /// The engine.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The data or a hook.
+    /// A task or a hook.
     #[error(transparent)]
-    Outside(Box<dyn std::error::Error + Send + Sync>),
+    Outside(OutsideError),
+    /// The data of this rank cannot be read.
+    #[error("{cause}{}", saved_before(checkpoint.as_deref()))]
+    Data {
+        /// Why.
+        cause: OutsideError,
+        /// The checkpoint of the last complete step; `None` if no step was taken, or if nothing could be saved.
+        checkpoint: Option<PathBuf>,
+    },
 }
 
-/// A failure of data or of a hook.
+fn saved_before(checkpoint: Option<&Path>) -> String {
+    let describe = |path: &Path| format!("; the last complete step is saved in {}", path.display());
+    checkpoint.map_or_else(String::new, describe)
+}
+
+/// A failure of data, of a task or of a hook.
 pub type OutsideError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Something that watches a run. Every rank has its own hooks and calls them at the same steps.
@@ -143,6 +158,7 @@ where
         hooks,
         saver: Saver::new(plan.checkpoints.as_ref(), plan.best),
         state: plan.resumed,
+        first_step: engine.global_steps(),
     };
     let step = engine.global_steps();
     // An evaluation that a signal has cut short is made first.
@@ -163,6 +179,8 @@ struct Run<'a, 'b> {
     hooks: &'a mut [Box<dyn Hook + 'b>],
     saver: Saver<'a>,
     state: LoopState,
+    /// Optimizer steps before this run.
+    first_step: u64,
 }
 
 impl Run<'_, '_> {
@@ -201,8 +219,9 @@ impl Run<'_, '_> {
         if counts {
             engine.states().start_counting();
         }
+        let data = self.take_data(engine, source)?;
         let mine = Notice { asked: plan.interrupt.is_asked(), written: self.saver.has_written() };
-        let (row, all) = train_step(engine, task, source, self.hooks, mine)?;
+        let (row, all) = train_step(engine, task, data, self.hooks, mine)?;
         if all.written {
             self.saver.finish(engine, &self.state)?;
         }
@@ -225,6 +244,71 @@ impl Run<'_, '_> {
         Ok(false)
     }
 
+    /// Takes the micro-batches of a step. No rank starts to compute before all have theirs: if the data of one
+    /// cannot be read, all of them still stand at a complete step, which is saved.
+    fn take_data<B, M, T: Batch>(
+        &mut self,
+        engine: &mut Engine<B, M>,
+        source: &mut impl BatchSource<T>,
+    ) -> Result<StepData<T>, Cause>
+    where
+        B: OptimizerOps,
+        M: AutodiffModule<Training<B>>,
+    {
+        let started = Instant::now();
+        engine.ledger().reset_peaks();
+        let next = NextStep {
+            micro_batches: engine.batch().gradient_accumulation_steps,
+            applied_steps: engine.global_steps() - engine.skipped_steps(),
+        };
+        let position = source.position();
+        let taken = trace_span!("data").in_scope(|| source.next_step(next));
+        let waited = started.elapsed();
+        let batches = taken.as_ref().map(|step| &step.micro_batches[..]).ok();
+        let totals = Totals::over_ranks(engine, batches)?;
+        match (taken, totals) {
+            (Ok(StepBatches { micro_batches, size }), Some(totals)) => {
+                if let Some(StepSize { samples, lr_factor }) = size {
+                    engine.size_next_step(samples, lr_factor);
+                }
+                Ok(StepData { started, waited, micro_batches, totals })
+            }
+            (taken, _) => Err(self.stop_without_data(engine, position, taken.err())),
+        }
+    }
+
+    /// Saves the last complete step after the data of some rank could not be read, and returns the failure.
+    /// `cause` is that of this rank, `position` where its data stood after that step.
+    fn stop_without_data<B, M>(
+        &mut self,
+        engine: &Engine<B, M>,
+        position: Value,
+        cause: Option<OutsideError>,
+    ) -> Cause
+    where
+        B: OptimizerOps,
+        M: AutodiffModule<Training<B>>,
+    {
+        // Without a step, there is nothing that the start of the run did not have.
+        let saved = match engine.global_steps() > self.first_step {
+            true => self.saver.save_last(engine, position, self.state),
+            false => Ok(None),
+        };
+        let checkpoint = match saved {
+            Ok(checkpoint) => checkpoint,
+            Err(error) => return error.into(),
+        };
+        if let Some(cause) = cause {
+            return Cause::Data { cause, checkpoint };
+        }
+        // A rank whose data is sound waits here until the failure of the other one ends the run, so that the
+        // report names that rank and its reason.
+        match engine.group().sum(Tag::new("data of another rank", 0), vec![0.0]) {
+            Err(error) => EngineError::from(error).into(),
+            Ok(_) => Cause::Data { cause: "another rank cannot read its data".into(), checkpoint },
+        }
+    }
+
     /// Evaluates, if there is data for it. Returns `false` where a rank was asked to end the run meanwhile.
     fn evaluate<B, M, T>(
         &mut self,
@@ -237,18 +321,27 @@ impl Run<'_, '_> {
         M: AutodiffModule<Training<B>>,
         T: Task<B, M>,
     {
-        let Some(batches) = source.evaluation().map_err(Cause::Outside)? else {
-            self.state.evaluation_pending = false;
-            return Ok(true);
+        let position = source.position();
+        let batches: EvaluationStream<'_, T::Batch> = match source.evaluation() {
+            Ok(Some(batches)) => batches,
+            Ok(None) => {
+                self.state.evaluation_pending = false;
+                return Ok(true);
+            }
+            // Found out by all ranks at the first batch.
+            Err(error) => Box::new(std::iter::once(Err(error))),
         };
         let hooks = &mut *self.hooks;
         let after_batch = |progress| {
             hooks.iter_mut().for_each(|hook| hook.after_evaluation_batch(progress));
-            Ok(())
         };
         let interrupt = &self.plan.interrupt;
-        let Some(measured) = evaluate_until(engine, task, batches, interrupt, after_batch)? else {
-            return Ok(false);
+        let measured = match evaluate_until(engine, task, batches, interrupt, after_batch)? {
+            EvaluationEnd::Completed(measured) => measured,
+            EvaluationEnd::Interrupted => return Ok(false),
+            EvaluationEnd::Unreadable(cause) => {
+                return Err(self.stop_without_data(engine, position, cause));
+            }
         };
         let is_best = self.state.record(&self.plan.best, &measured.row);
         self.saver.note_evaluation(&measured.row, is_best);
@@ -281,7 +374,7 @@ impl Run<'_, '_> {
             self.load_best(engine)?;
         }
         finish(self.hooks)?;
-        Ok(Outcome::Finished { step, best: self.state.best })
+        Ok(Outcome::Finished { step, best: self.state.best_by(&self.plan.best) })
     }
 
     /// Replaces the weights by those of the best model.
@@ -290,7 +383,8 @@ impl Run<'_, '_> {
         B: OptimizerOps,
         M: AutodiffModule<Training<B>>,
     {
-        let Some((best, checkpoints)) = self.state.best.zip(self.plan.checkpoints.as_ref()) else {
+        let best = self.state.best_by(&self.plan.best);
+        let Some((best, checkpoints)) = best.zip(self.plan.checkpoints.as_ref()) else {
             if engine.rank() == 0 {
                 warn!("no evaluation gave a number, so the model of the last step is kept");
             }
@@ -327,12 +421,22 @@ struct Notice {
     written: bool,
 }
 
+/// The data of one optimizer step.
+struct StepData<T> {
+    /// When the step began.
+    started: Instant,
+    /// How long it waited for the data.
+    waited: Duration,
+    micro_batches: Vec<T>,
+    totals: Totals,
+}
+
 /// One optimizer step: all its micro-batches and the update, and where its time went. Also tells what
 /// holds for all ranks.
 fn train_step<B, M, T>(
     engine: &mut Engine<B, M>,
     task: &T,
-    source: &mut impl BatchSource<T::Batch>,
+    data: StepData<T::Batch>,
     hooks: &mut [Box<dyn Hook + '_>],
     mine: Notice,
 ) -> Result<(StepRow, Notice), Cause>
@@ -341,20 +445,7 @@ where
     M: AutodiffModule<Training<B>>,
     T: Task<B, M>,
 {
-    let started = Instant::now();
-    engine.ledger().reset_peaks();
-    let next = NextStep {
-        micro_batches: engine.batch().gradient_accumulation_steps,
-        applied_steps: engine.global_steps() - engine.skipped_steps(),
-    };
-    let StepBatches { micro_batches: batches, size } =
-        trace_span!("data").in_scope(|| source.next_step(next)).map_err(Cause::Outside)?;
-    let waited = started.elapsed();
-    if let Some(StepSize { samples, lr_factor }) = size {
-        engine.size_next_step(samples, lr_factor);
-    }
-    let totals = Totals::over_ranks(engine, &batches)?;
-
+    let StepData { started, waited, micro_batches: batches, totals } = data;
     let world_size = engine.group().world_size() as f64;
     let mut loss_sum = 0.0;
     let mut taken = None;
@@ -393,17 +484,24 @@ struct Totals {
 }
 
 impl Totals {
-    fn over_ranks<B, M>(engine: &Engine<B, M>, batches: &[impl Batch]) -> Result<Self, EngineError>
+    /// Adds up `batches` of all ranks, `None` on a rank that could not read its own. Returns `None` on all ranks
+    /// if there is such a rank.
+    fn over_ranks<B, M, T: Batch>(
+        engine: &Engine<B, M>,
+        batches: Option<&[T]>,
+    ) -> Result<Option<Self>, EngineError>
     where
         B: OptimizerOps,
         M: AutodiffModule<Training<B>>,
     {
-        let tokens: usize = batches.iter().map(Batch::num_tokens).sum();
-        let targets: usize = batches.iter().map(Batch::num_targets).sum();
-        let mine = vec![tokens as f64, targets as f64];
+        let own = batches.unwrap_or_default();
+        let tokens: usize = own.iter().map(Batch::num_tokens).sum();
+        let targets: usize = own.iter().map(Batch::num_targets).sum();
+        let mine = vec![tokens as f64, targets as f64, f64::from(batches.is_none())];
         let sums = engine.group().sum(Tag::new("batch totals", 0), mine)?;
         // A step without any target has loss 0 and gradient 0, not 0/0.
-        Ok(Self { tokens: sums[0], targets: sums[1].max(1.0) })
+        let totals = Self { tokens: sums[0], targets: sums[1].max(1.0) };
+        Ok((sums[2] == 0.0).then_some(totals))
     }
 }
 

@@ -1,111 +1,50 @@
-//! Evaluations that a signal cuts short, and runs that end with their best model.
+//! Runs that stop early: by a signal during an evaluation, for want of progress, or because data cannot be read.
 
 use std::path::Path;
 
-use burn::tensor::ElementConversion;
-use burn::tensor::Tensor;
 use burn_flex::Flex;
 use deepburn::checkpoint::{Checkpoint, Retention};
+use deepburn::comm::RankFailure;
 use deepburn::metrics::{EvalRow, StepRow};
 use deepburn::prelude::*;
 use deepburn::{
-    Batch, BatchSource, BestMetric, BestPlan, CheckpointPlan, EarlyStopping, Evaluation,
-    EvaluationProgress, EvaluationStream, Hook, Interrupt, LoadPlan, NextStep, Outcome,
-    OutsideError, StepBatches, Task, TrainPlan,
+    BatchSource, BestMetric, BestPlan, CheckpointPlan, EarlyStopping, EvaluationProgress, Hook,
+    Interrupt, LoadPlan, Outcome, OutsideError, TrainPlan,
 };
 use serde_json::Value;
 
-use crate::net::{Net, ROWS, batch, plan_at_rate};
+use crate::data::{EVALUATION_BATCHES, Fault, NetTask, SeededRows};
+use crate::net::{Net, plan_at_rate};
 
 const INNER: usize = 7;
 const RANKS: usize = 2;
 const STEPS: u64 = 4;
-/// Batches of an evaluation.
-const BATCHES: usize = 3;
 
-struct Sample([i64; ROWS]);
-
-impl Batch for Sample {
-    fn num_tokens(&self) -> usize {
-        ROWS
-    }
-
-    fn num_targets(&self) -> usize {
-        1
-    }
-}
-
-/// Trains on seeded samples and evaluates on the same ones each time.
-struct Samples(u64);
-
-impl BatchSource<Sample> for Samples {
-    fn next_step(&mut self, next: NextStep) -> Result<StepBatches<Sample>, OutsideError> {
-        let samples = (0..next.micro_batches).map(|_| Sample(batch(&mut self.0)));
-        Ok(samples.collect::<Vec<_>>().into())
-    }
-
-    fn evaluation(&mut self) -> Result<Option<EvaluationStream<'_, Sample>>, OutsideError> {
-        let mut state = 77;
-        Ok(Some(Box::new((0..BATCHES).map(move |_| Ok(Sample(batch(&mut state)))))))
-    }
-
-    fn position(&self) -> Value {
-        self.0.into()
-    }
-
-    fn seek(&mut self, position: &Value) -> Result<(), OutsideError> {
-        self.0 = position.as_u64().ok_or("no position")?;
-        Ok(())
-    }
-}
-
-struct Regression;
-
-impl Task<Flex, Net<Training<Flex>>> for Regression {
-    type Batch = Sample;
-
-    fn loss(
-        &self,
-        net: &Net<Training<Flex>>,
-        batch: &Sample,
-    ) -> Result<Tensor<Training<Flex>, 1>, OutsideError> {
-        Ok(net.loss(batch.0, || {}))
-    }
-
-    fn evaluate(&self, net: &Net<Zero<Flex>>, batch: &Sample) -> Result<Evaluation, OutsideError> {
-        let loss_sum = net.loss(batch.0, || {}).into_scalar().elem();
-        Ok(Evaluation { loss_sum, answers: None })
-    }
-}
-
-/// Records a run, and asks for its end in the middle of the evaluation after a step.
-#[derive(Default)]
-struct Recorder<'a> {
-    rows: Vec<(u64, u64)>,
-    evaluations: Vec<(u64, u64)>,
-    batches: usize,
-    stop: Option<(u64, &'a Interrupt)>,
-    into: Option<&'a mut Recorded>,
-}
-
-/// Steps with the bits of their losses, evaluations with those of theirs, batches that were evaluated.
+/// Steps with the bits of their losses, evaluations with those of theirs, and the number of batches that were
+/// evaluated.
 #[derive(Debug, Clone, Default, PartialEq)]
-struct Recorded {
+struct RunRecord {
     steps: Vec<(u64, u64)>,
     evaluations: Vec<(u64, u64)>,
     batches: usize,
 }
 
-impl Hook for Recorder<'_> {
+/// Records a run, and asks for its end in the middle of the evaluation after a step.
+struct RecordingHook<'a> {
+    record: &'a mut RunRecord,
+    stop: Option<(u64, &'a Interrupt)>,
+}
+
+impl Hook for RecordingHook<'_> {
     fn after_step(&mut self, row: &StepRow, _samples: u64) -> Result<(), OutsideError> {
-        self.rows.push((row.step, row.loss.to_bits()));
+        self.record.steps.push((row.step, row.loss.to_bits()));
         Ok(())
     }
 
     fn after_evaluation_batch(&mut self, progress: EvaluationProgress) {
-        assert_eq!(progress.total, BATCHES);
-        self.batches += 1;
-        let step = self.rows.last().map_or(0, |(step, _)| *step);
+        assert_eq!(progress.total, EVALUATION_BATCHES);
+        self.record.batches += 1;
+        let step = self.record.steps.last().map_or(0, |(step, _)| *step);
         if let Some((stop, interrupt)) = self.stop
             && (step, progress.done) == (stop, 2)
         {
@@ -114,24 +53,19 @@ impl Hook for Recorder<'_> {
     }
 
     fn after_evaluation(&mut self, row: &EvalRow, _samples: u64) -> Result<(), OutsideError> {
-        self.evaluations.push((row.step, row.eval_loss.to_bits()));
-        Ok(())
-    }
-
-    fn finish(&mut self) -> Result<(), OutsideError> {
-        if let Some(into) = self.into.take() {
-            into.steps.append(&mut self.rows);
-            into.evaluations.append(&mut self.evaluations);
-            into.batches = self.batches;
-        }
+        self.record.evaluations.push((row.step, row.eval_loss.to_bits()));
         Ok(())
     }
 }
 
 /// How a run is made.
 #[derive(Clone, Copy)]
-struct Options {
+struct RunOptions {
     stage: u8,
+    /// A fault of rank 1 and its step.
+    fault: Option<(u64, Fault)>,
+    /// Optimizer steps between two checkpoints.
+    save_steps: Option<u64>,
     /// Step in whose evaluation rank 1 is asked to end the run.
     stop: Option<u64>,
     resumes: bool,
@@ -140,18 +74,26 @@ struct Options {
 }
 
 /// Trains and returns what each rank recorded, how the run ended, and the loss of the last model.
-fn run(root: &Path, options: Options) -> Vec<(Recorded, Outcome, f64)> {
-    let Options { stage, stop, resumes, best, lr } = options;
+fn run(root: &Path, options: RunOptions) -> Vec<(RunRecord, Outcome, f64)> {
+    try_run(root, options).unwrap_or_else(|failure| panic!("{failure}"))
+}
+
+fn try_run(
+    root: &Path,
+    options: RunOptions,
+) -> Result<Vec<(RunRecord, Outcome, f64)>, RankFailure<OutsideError>> {
+    let RunOptions { stage, fault, save_steps, stop, resumes, best, lr } = options;
     let config = plan_at_rate(stage, RANKS, 1, lr);
-    let done = deepburn::run_ranks(RANKS, |group: Group<Flex>| {
+    deepburn::run_ranks(RANKS, |group: Group<Flex>| {
         let rank = group.rank();
-        let mut samples = Samples(5 + rank as u64);
+        let fault = fault.filter(|_| rank == 1);
+        let mut data = SeededRows::new(5 + rank as u64, fault).with_evaluation();
         let mut engine = deepburn::initialize(Net::<Training<Flex>>::new(INNER), &config, group)?;
         let mut resumed = Default::default();
         if resumes {
             let checkpoint = Checkpoint::open(root, None)?;
             let states = engine.load_checkpoint(&checkpoint, LoadPlan::ALL)?;
-            samples.seek(&states.rank_states[rank])?;
+            data.seek(&states.rank_states[rank])?;
             resumed = states.loop_state;
         }
         let interrupt = Interrupt::default();
@@ -160,7 +102,7 @@ fn run(root: &Path, options: Options) -> Vec<(Recorded, Outcome, f64)> {
             eval_steps: Some(1),
             checkpoints: Some(CheckpointPlan {
                 root: root.to_path_buf(),
-                save_steps: None,
+                save_steps,
                 asynchronous: false,
                 retention: Retention::default(),
                 job: "test".to_owned(),
@@ -171,22 +113,22 @@ fn run(root: &Path, options: Options) -> Vec<(Recorded, Outcome, f64)> {
             resumed,
             ..TrainPlan::default()
         };
-        let mut recorded = Recorded::default();
+        let mut record = RunRecord::default();
         let stop = stop.filter(|_| rank == 1).map(|step| (step, &interrupt));
-        let recorder = Recorder { stop, into: Some(&mut recorded), ..Recorder::default() };
-        let mut hooks: Vec<Box<dyn Hook + '_>> = vec![Box::new(recorder)];
-        let outcome =
-            deepburn::train(&mut engine, &Regression, &mut samples, &train_plan, &mut hooks)?;
+        let hook = RecordingHook { record: &mut record, stop };
+        let mut hooks: Vec<Box<dyn Hook + '_>> = vec![Box::new(hook)];
+        let outcome = deepburn::train(&mut engine, &NetTask, &mut data, &train_plan, &mut hooks)?;
         drop(hooks);
-        let Some(batches) = samples.evaluation()? else { unreachable!("there is one") };
-        let last = deepburn::evaluate(&engine, &Regression, batches)?;
-        Ok((recorded, outcome, last.row.eval_loss))
-    });
-    done.unwrap_or_else(|failure| panic!("{failure}"))
+        let Some(batches) = data.evaluation()? else { unreachable!("there is one") };
+        let last = deepburn::evaluate(&engine, &NetTask, batches)?;
+        Ok((record, outcome, last.row.eval_loss))
+    })
 }
 
-const PLAIN: Options = Options {
+const PLAIN: RunOptions = RunOptions {
     stage: 0,
+    fault: None,
+    save_steps: None,
     stop: None,
     resumes: false,
     best: BestPlan { metric: BestMetric::Loss, load_at_end: false, early_stopping: None },
@@ -197,15 +139,15 @@ const PLAIN: Options = Options {
 fn an_evaluation_that_is_cut_short_is_made_when_the_run_resumes() {
     for stage in 0..=3 {
         let [whole, parts] = [(); 2].map(|()| tempfile::tempdir().unwrap());
-        let options = Options { stage, ..PLAIN };
+        let options = RunOptions { stage, ..PLAIN };
         let whole = run(whole.path(), options);
-        let first = run(parts.path(), Options { stop: Some(2), ..options });
-        for (recorded, outcome, _) in &first {
+        let first = run(parts.path(), RunOptions { stop: Some(2), ..options });
+        for (record, outcome, _) in &first {
             assert!(matches!(outcome, Outcome::Interrupted { checkpoint: Some(_) }), "{outcome:?}");
             // One whole evaluation, and two batches of the next.
-            assert_eq!((recorded.evaluations.len(), recorded.batches), (1, BATCHES + 2));
+            assert_eq!((record.evaluations.len(), record.batches), (1, EVALUATION_BATCHES + 2));
         }
-        let second = run(parts.path(), Options { resumes: true, ..options });
+        let second = run(parts.path(), RunOptions { resumes: true, ..options });
         for ((whole, first), second) in whole.iter().zip(&first).zip(&second) {
             let joined = [&first.0.steps[..], &second.0.steps].concat();
             assert_eq!(joined, whole.0.steps, "stage {stage}");
@@ -223,10 +165,10 @@ fn training_ends_with_the_best_model_and_stops_without_progress() {
     for stage in 0..=3 {
         let folder = tempfile::tempdir().unwrap();
         let best = BestPlan { load_at_end: true, ..BestPlan::default() };
-        let options = Options { stage, best, lr: HIGH_RATE, ..PLAIN };
+        let options = RunOptions { stage, best, lr: HIGH_RATE, ..PLAIN };
         let ended = run(folder.path(), options);
-        for (recorded, outcome, last) in &ended {
-            let mut losses = recorded.evaluations.iter().map(|(_, bits)| f64::from_bits(*bits));
+        for (record, outcome, last) in &ended {
+            let mut losses = record.evaluations.iter().map(|(_, bits)| f64::from_bits(*bits));
             let lowest = losses.clone().fold(f64::INFINITY, f64::min);
             assert!(lowest < losses.next_back().unwrap(), "the last model is the best one");
             assert_eq!(last.to_bits(), lowest.to_bits(), "stage {stage}");
@@ -244,15 +186,52 @@ fn early_stopping_stops_and_resumes_at_the_same_step() {
     let best = BestPlan { early_stopping, ..BestPlan::default() };
     for stage in [0, 3] {
         let [whole, parts] = [(); 2].map(|()| tempfile::tempdir().unwrap());
-        let options = Options { stage, best, ..PLAIN };
+        let options = RunOptions { stage, best, ..PLAIN };
         // The first evaluation is the best so far; no later one is better by that much.
         let whole = run(whole.path(), options);
-        assert!(whole.iter().all(|(recorded, ..)| recorded.steps.len() == 2), "{whole:?}");
-        let first = run(parts.path(), Options { stop: Some(2), ..options });
-        let second = run(parts.path(), Options { resumes: true, ..options });
+        assert!(whole.iter().all(|(record, ..)| record.steps.len() == 2), "{whole:?}");
+        let first = run(parts.path(), RunOptions { stop: Some(2), ..options });
+        let second = run(parts.path(), RunOptions { resumes: true, ..options });
         for (first, second) in first.iter().zip(&second) {
             assert_eq!((first.0.steps.len(), second.0.steps.len()), (2, 0));
             assert!(matches!(second.1, Outcome::Finished { step: 2, .. }), "{:?}", second.1);
         }
     }
+}
+
+#[test]
+fn data_that_cannot_be_read_loses_no_step() {
+    for (stage, fault, save_steps) in [
+        (0, (3, Fault::Data), None),
+        (1, (3, Fault::Data), Some(2)),
+        (2, (2, Fault::EvaluationData), None),
+        (3, (3, Fault::Data), None),
+        (3, (2, Fault::EvaluationData), Some(2)),
+    ] {
+        let [whole, parts] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let options = RunOptions { stage, save_steps, ..PLAIN };
+        let whole = run(whole.path(), options);
+        let failure = try_run(parts.path(), RunOptions { fault: Some(fault), ..options });
+        let message = failure.expect_err("the fault went unnoticed").to_string();
+        for part in ["rank 1", "dry; the last complete step is saved in ", "step-00000002"] {
+            assert!(message.contains(part), "stage {stage}, {fault:?}: {message}");
+        }
+        // A step that has a checkpoint gets no second one.
+        assert_eq!(Checkpoint::all(parts.path()).unwrap().len(), 1, "stage {stage}, {fault:?}");
+        let rest = run(parts.path(), RunOptions { resumes: true, ..options });
+        for ((whole, ..), (rest, ..)) in whole.iter().zip(&rest) {
+            assert_eq!(rest.steps, whole.steps[2..], "stage {stage}, {fault:?}");
+            let pending = usize::from(fault.1 == Fault::EvaluationData);
+            assert_eq!(rest.evaluations, whole.evaluations[2 - pending..], "{fault:?}");
+        }
+    }
+}
+
+#[test]
+fn data_that_fails_at_once_leaves_no_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = RunOptions { fault: Some((1, Fault::Data)), ..PLAIN };
+    let failure = try_run(folder.path(), options).expect_err("the fault went unnoticed");
+    assert!(failure.to_string().ends_with("the data source is dry"), "{failure}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }

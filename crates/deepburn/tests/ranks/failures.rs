@@ -2,15 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use burn::tensor::{ElementConversion, Tensor};
 use burn_flex::Flex;
+use deepburn::TrainPlan;
 use deepburn::prelude::*;
-use deepburn::{
-    Batch, BatchSource, Evaluation, EvaluationStream, NextStep, OutsideError, StepBatches, Task,
-    TrainPlan,
-};
 
-use crate::net::{Net, ROWS, batch, plan};
+use crate::data::{Fault, NetTask, SeededRows};
+use crate::net::{Net, batch, plan};
 
 const RANKS: usize = 3;
 const FAILING_RANK: usize = 1;
@@ -20,109 +17,17 @@ const INNER: usize = 7;
 /// Far below the time-out of a collective, far above any delay of a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 
-/// What goes wrong on one rank in one step.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Fault {
-    /// A panic between two layers of forward.
-    Forward,
-    /// A panic between forward and backward.
-    BeforeBackward,
-    /// An error of the data.
-    Data,
-    /// A loss that is not a number, on this rank alone.
-    NotANumber,
-}
-
-/// A micro-batch, and what is wrong with it.
-struct Sample {
-    tokens: [i64; ROWS],
-    fault: Option<Fault>,
-}
-
-impl Batch for Sample {
-    fn num_tokens(&self) -> usize {
-        ROWS
-    }
-
-    fn num_targets(&self) -> usize {
-        ROWS
-    }
-}
-
-/// Samples of one rank, of which the one of `at` is faulty.
-struct Samples {
-    state: u64,
-    step: u64,
-    fault: Option<Fault>,
-}
-
-impl BatchSource<Sample> for Samples {
-    fn next_step(&mut self, next: NextStep) -> Result<StepBatches<Sample>, OutsideError> {
-        self.step += 1;
-        let fault = self.fault.filter(|_| self.step == FAILING_STEP);
-        match fault {
-            Some(Fault::Data) => Err("the data source is dry".into()),
-            fault => {
-                let sample = |_| Sample { tokens: batch(&mut self.state), fault };
-                Ok((0..next.micro_batches).map(sample).collect::<Vec<_>>().into())
-            }
-        }
-    }
-
-    fn evaluation(&mut self) -> Result<Option<EvaluationStream<'_, Sample>>, OutsideError> {
-        Ok(None)
-    }
-
-    fn position(&self) -> serde_json::Value {
-        self.state.into()
-    }
-
-    fn seek(&mut self, position: &serde_json::Value) -> Result<(), OutsideError> {
-        self.state = position.as_u64().ok_or("no position")?;
-        Ok(())
-    }
-}
-
-struct Regression;
-
-impl Task<Flex, Net<Training<Flex>>> for Regression {
-    type Batch = Sample;
-
-    fn loss(
-        &self,
-        net: &Net<Training<Flex>>,
-        batch: &Sample,
-    ) -> Result<Tensor<Training<Flex>, 1>, OutsideError> {
-        let fault = batch.fault;
-        let loss = net.loss(batch.tokens, || {
-            if fault == Some(Fault::Forward) {
-                panic!("a fault in a layer");
-            }
-        });
-        match fault {
-            Some(Fault::BeforeBackward) => panic!("a fault after forward"),
-            Some(Fault::NotANumber) => Ok(loss.mul_scalar(f32::NAN)),
-            _ => Ok(loss),
-        }
-    }
-
-    fn evaluate(&self, net: &Net<Zero<Flex>>, batch: &Sample) -> Result<Evaluation, OutsideError> {
-        let loss_sum = net.loss(batch.tokens, || {}).into_scalar().elem();
-        Ok(Evaluation { loss_sum, answers: None })
-    }
-}
-
 /// Trains three ranks, one of them with a fault, and returns how it ended.
 fn train(stage: u8, fault: Fault) -> String {
     let started = Instant::now();
     let plan = plan(stage, RANKS, 1);
     let ended = deepburn::run_ranks(RANKS, |group: Group<Flex>| {
         let rank = group.rank();
-        let fault = (rank == FAILING_RANK).then_some(fault);
-        let mut samples = Samples { state: 5 + rank as u64, step: 0, fault };
+        let fault = (rank == FAILING_RANK).then_some((FAILING_STEP, fault));
+        let mut data = SeededRows::new(5 + rank as u64, fault);
         let mut engine = deepburn::initialize(Net::<Training<Flex>>::new(INNER), &plan, group)?;
         let length = TrainPlan { max_steps: 5, ..TrainPlan::default() };
-        let _ = deepburn::train(&mut engine, &Regression, &mut samples, &length, &mut [])?;
+        let _ = deepburn::train(&mut engine, &NetTask, &mut data, &length, &mut [])?;
         Ok(())
     });
     assert!(started.elapsed() < SOON, "stage {stage}, {fault:?} took {:?}", started.elapsed());
@@ -143,9 +48,9 @@ fn names(message: &str, parts: &[&str]) {
 fn a_panic_ends_all_ranks_with_the_name_of_its_own() {
     for stage in 0..=3 {
         let message = train(stage, Fault::Forward);
-        names(&message, &["rank 1", "a fault in a layer", "failures.rs"]);
+        names(&message, &["rank 1", "a fault in a layer", "data.rs"]);
         let message = train(stage, Fault::BeforeBackward);
-        names(&message, &["rank 1", "a fault after forward", "failures.rs"]);
+        names(&message, &["rank 1", "a fault after forward", "data.rs"]);
     }
 }
 
@@ -216,10 +121,10 @@ fn failures_leave_nothing_behind() {
         train(stage, Fault::Forward);
         let plan = plan(stage, 2, 1);
         let done = deepburn::run_ranks(2, |group: Group<Flex>| {
-            let mut samples = Samples { state: 5, step: 0, fault: None };
+            let mut data = SeededRows::new(5, None);
             let mut engine = deepburn::initialize(Net::<Training<Flex>>::new(INNER), &plan, group)?;
             let length = TrainPlan { max_steps: 3, ..TrainPlan::default() };
-            let _ = deepburn::train(&mut engine, &Regression, &mut samples, &length, &mut [])?;
+            let _ = deepburn::train(&mut engine, &NetTask, &mut data, &length, &mut [])?;
             Ok(engine.global_steps())
         });
         assert_eq!(done.unwrap_or_else(|failure| panic!("{failure}")), [3, 3]);

@@ -1,5 +1,6 @@
 //! Ranks that fail, and ranks that go on for long, through the public interface.
 
+mod data;
 mod evaluation;
 mod failures;
 mod net;

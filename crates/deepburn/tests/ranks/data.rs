@@ -1,0 +1,137 @@
+//! Data and a task for [`Net`], with faults that can be injected.
+
+use burn::tensor::{ElementConversion, Tensor};
+use burn_flex::Flex;
+use deepburn::prelude::*;
+use deepburn::{
+    Batch, BatchSource, Evaluation, EvaluationStream, NextStep, OutsideError, StepBatches, Task,
+};
+use serde_json::Value;
+
+use crate::net::{Net, ROWS, batch};
+
+/// Batches of an evaluation.
+pub(crate) const EVALUATION_BATCHES: usize = 3;
+
+/// What goes wrong on one rank.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Fault {
+    /// A panic between two layers of forward.
+    Forward,
+    /// A panic between forward and backward.
+    BeforeBackward,
+    /// The data of a step cannot be read.
+    Data,
+    /// The second batch of an evaluation cannot be read.
+    EvaluationData,
+    /// A loss that is not a number, on this rank alone.
+    NotANumber,
+}
+
+/// A micro-batch, and what is wrong with it.
+pub(crate) struct TokenRows {
+    tokens: [i64; ROWS],
+    fault: Option<Fault>,
+}
+
+impl Batch for TokenRows {
+    fn num_tokens(&self) -> usize {
+        ROWS
+    }
+
+    fn num_targets(&self) -> usize {
+        ROWS
+    }
+}
+
+/// Seeded data of one rank for training, and data for evaluation that is the same each time.
+pub(crate) struct SeededRows {
+    seed: u64,
+    steps: u64,
+    evaluates: bool,
+    /// A fault and the step in which it occurs.
+    fault: Option<(u64, Fault)>,
+}
+
+impl SeededRows {
+    /// Data without evaluation data.
+    pub(crate) fn new(seed: u64, fault: Option<(u64, Fault)>) -> Self {
+        Self { seed, steps: 0, evaluates: false, fault }
+    }
+
+    pub(crate) fn with_evaluation(self) -> Self {
+        Self { evaluates: true, ..self }
+    }
+
+    /// The fault of the last step that was taken.
+    fn fault(&self) -> Option<Fault> {
+        self.fault.filter(|(step, _)| *step == self.steps).map(|(_, fault)| fault)
+    }
+}
+
+impl BatchSource<TokenRows> for SeededRows {
+    fn next_step(&mut self, next: NextStep) -> Result<StepBatches<TokenRows>, OutsideError> {
+        self.steps += 1;
+        let fault = self.fault();
+        let take = |_| TokenRows { tokens: batch(&mut self.seed), fault };
+        let taken: Vec<_> = (0..next.micro_batches).map(take).collect();
+        match fault {
+            // As a file that is read ahead of its failure: the position has moved.
+            Some(Fault::Data) => Err("the data source is dry".into()),
+            _ => Ok(taken.into()),
+        }
+    }
+
+    fn evaluation(&mut self) -> Result<Option<EvaluationStream<'_, TokenRows>>, OutsideError> {
+        let mut seed = 77;
+        let fails = self.fault() == Some(Fault::EvaluationData);
+        let batches = (0..EVALUATION_BATCHES).map(move |index| match index {
+            1 if fails => Err("the evaluation data is dry".into()),
+            _ => Ok(TokenRows { tokens: batch(&mut seed), fault: None }),
+        });
+        Ok(self.evaluates.then(|| Box::new(batches) as _))
+    }
+
+    fn position(&self) -> Value {
+        self.seed.into()
+    }
+
+    fn seek(&mut self, position: &Value) -> Result<(), OutsideError> {
+        self.seed = position.as_u64().ok_or("no position")?;
+        Ok(())
+    }
+}
+
+/// The loss of [`Net`].
+pub(crate) struct NetTask;
+
+impl Task<Flex, Net<Training<Flex>>> for NetTask {
+    type Batch = TokenRows;
+
+    fn loss(
+        &self,
+        net: &Net<Training<Flex>>,
+        batch: &TokenRows,
+    ) -> Result<Tensor<Training<Flex>, 1>, OutsideError> {
+        let fault = batch.fault;
+        let loss = net.loss(batch.tokens, || {
+            if fault == Some(Fault::Forward) {
+                panic!("a fault in a layer");
+            }
+        });
+        match fault {
+            Some(Fault::BeforeBackward) => panic!("a fault after forward"),
+            Some(Fault::NotANumber) => Ok(loss.mul_scalar(f32::NAN)),
+            _ => Ok(loss),
+        }
+    }
+
+    fn evaluate(
+        &self,
+        net: &Net<Zero<Flex>>,
+        batch: &TokenRows,
+    ) -> Result<Evaluation, OutsideError> {
+        let mean: f64 = net.loss(batch.tokens, || {}).into_scalar().elem();
+        Ok(Evaluation { loss_sum: mean * ROWS as f64, answers: None })
+    }
+}

@@ -1,8 +1,9 @@
 //! What lies in a token cache, and what has to go.
 //!
 //! A cache is bounded by size and by age ([`CacheLimits`]). The time of a file's last use is its
-//! modification time, and the least recently used files go first. A run that reads a file goes on
-//! reading it after its removal.
+//! modification time, and the least recently used files go first. A run can still read a file that it
+//! opened before the removal. A run that is killed while it writes leaves an unfinished file, which the next
+//! run removes: the lock of a writer ends with its process.
 
 use std::fs;
 use std::io;
@@ -87,7 +88,8 @@ pub(crate) fn entries(folder: &Path) -> io::Result<Vec<CacheEntry>> {
             bytes: metadata.len(),
             unused: now.duration_since(used).unwrap_or_default(),
             source: match is_partial(&path) {
-                true => Some("unfinished: its run still writes it, or was interrupted".to_owned()),
+                true if is_being_written(&path) => Some("being written".to_owned()),
+                true => Some("unfinished: its run was interrupted".to_owned()),
                 false => fs::read_to_string(path.with_extension(SOURCE)).ok(),
             },
             path,
@@ -103,14 +105,35 @@ fn is_partial(path: &Path) -> bool {
     name.is_some_and(|name| name.starts_with(".tmp"))
 }
 
-/// Removes what `limits` do not allow. The entry that was used last stays, and so does what another
-/// run may be writing.
+/// Whether a run writes `path`. Its writer holds a lock. Where the file system has no locks, an unfinished file
+/// counts as being written for a day.
+fn is_being_written(path: &Path) -> bool {
+    let Ok(file) = fs::File::open(path) else { return false };
+    match file.try_lock_shared() {
+        Ok(()) => false,
+        Err(fs::TryLockError::WouldBlock) => true,
+        Err(fs::TryLockError::Error(_)) => {
+            let modified = file.metadata().and_then(|metadata| metadata.modified());
+            let age = modified.ok().and_then(|time| time.elapsed().ok()).unwrap_or_default();
+            age < Duration::from_secs(DAY)
+        }
+    }
+}
+
+/// Removes what `limits` do not allow and the unfinished files of runs that ended. The entry that was used last
+/// stays.
 pub(crate) fn evict(folder: &Path, limits: CacheLimits) -> io::Result<()> {
+    let (partial, complete): (Vec<_>, Vec<_>) =
+        entries(folder)?.into_iter().partition(|entry| is_partial(&entry.path));
+    for entry in partial {
+        if !is_being_written(&entry.path) {
+            remove(&entry.path)?;
+        }
+    }
     let mut total = 0;
-    for (index, entry) in entries(folder)?.into_iter().enumerate() {
+    for (index, entry) in complete.into_iter().enumerate() {
         total += entry.bytes;
-        let writing = is_partial(&entry.path) && entry.unused < Duration::from_secs(DAY);
-        if index > 0 && !writing && (total > limits.bytes || entry.unused > limits.age) {
+        if index > 0 && (total > limits.bytes || entry.unused > limits.age) {
             total -= entry.bytes;
             tracing::info!(file = %entry.path.display(), "removed from the token cache");
             remove(&entry.path)?;
@@ -155,17 +178,24 @@ mod tests {
         let files = [("a.bin", 3), ("b.u32.bin", 1), ("c.bin", 2), ("d.bin", 9), (".tmpx", 0)];
         let dir = cache(&files);
         fs::write(dir.path().join("a.source"), "text.txt").unwrap();
+        let writer = fs::File::open(dir.path().join(".tmpx")).unwrap();
+        writer.lock().unwrap();
         assert_eq!(names(dir.path()), [".tmpx", "b.u32.bin", "c.bin", "a.bin", "d.bin"]);
         assert_eq!(entries(dir.path()).unwrap()[3].source.as_deref(), Some("text.txt"));
         let limits = |bytes, days| CacheLimits { bytes, age: Duration::from_secs(days * DAY) };
         evict(dir.path(), limits(1000, 5)).unwrap();
         assert_eq!(names(dir.path()), [".tmpx", "b.u32.bin", "c.bin", "a.bin"]);
-        evict(dir.path(), limits(300, 5)).unwrap();
+        evict(dir.path(), limits(200, 5)).unwrap();
         assert_eq!(names(dir.path()), [".tmpx", "b.u32.bin", "c.bin"]);
         assert!(!dir.path().join("a.source").exists());
         // The last one stays, whatever the limits.
         evict(dir.path(), limits(0, 0)).unwrap();
-        assert_eq!(names(dir.path()), [".tmpx"]);
+        assert_eq!(names(dir.path()), [".tmpx", "b.u32.bin"]);
+        // Nobody writes it any more.
+        assert_eq!(entries(dir.path()).unwrap()[0].source.as_deref(), Some("being written"));
+        drop(writer);
+        evict(dir.path(), limits(0, 0)).unwrap();
+        assert_eq!(names(dir.path()), ["b.u32.bin"]);
         assert_eq!(names(&dir.path().join("none")), [""; 0]);
     }
 

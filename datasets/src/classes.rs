@@ -2,14 +2,14 @@
 //!
 //! Main type: [`Classes`]. The labels of the train split decide which of the two they are; other splits
 //! must follow it. Names become classes in the order of their Unicode code points, so the order depends
-//! on the names alone: not on that of the rows, the split or the rank.
+//! only on the names, and not on the order of the rows, the split or the rank.
 
 use std::collections::BTreeMap;
 
 use crate::records::{Label, Row, quoted};
 use crate::{DataError, LabelledText};
 
-/// More names are no classes: a column of ids was taken for that of the labels.
+/// The most names that can be classes. A column with more of them probably contains ids, not labels.
 const MOST_NAMES: usize = 1 << 16;
 
 /// What the labels of a data set stand for.

@@ -382,8 +382,8 @@ impl Downloader {
     }
 }
 
-/// Refuses contents in an encoding: nobody asked for one. The client unpacks gzip by itself and takes away
-/// its header and the length, so contents without a length and without chunks count as encoded.
+/// Refuses encoded contents, because no encoding was requested. The client decodes gzip on its own and removes
+/// the encoding and the length from the headers, so contents without a length and without chunks count as encoded.
 fn check_encoding(url: &str, response: &Response<Body>) -> Result<(), Failure> {
     let encoding = header(response, "content-encoding").filter(|name| *name != "identity");
     if let Some(encoding) = encoding {

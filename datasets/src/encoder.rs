@@ -30,7 +30,7 @@ pub(crate) fn encode_range(
     take: TakeTokens<'_>,
 ) -> Result<(), DataError> {
     let separator = documents.join().separator(tokenizer);
-    let mut encoder = Encoder {
+    let mut encoder = StreamingEncoder {
         tokenizer,
         separator,
         take,
@@ -54,13 +54,14 @@ enum Chunk {
     Separator(u32),
 }
 
-struct Encoder<'a> {
+/// Collects text into chunks, and tokenizes them some megabytes at a time.
+struct StreamingEncoder<'a> {
     tokenizer: &'a Tokenizer,
     separator: Option<u32>,
     take: TakeTokens<'a>,
     /// Text of the document that is in no chunk yet.
     pending: String,
-    /// Bytes of `pending` in which there is no place to cut.
+    /// Length of the prefix of `pending` that was searched and contains no safe cut.
     scanned: usize,
     batch: Vec<Chunk>,
     bytes: usize,
@@ -68,7 +69,7 @@ struct Encoder<'a> {
     begins: bool,
 }
 
-impl Encoder<'_> {
+impl StreamingEncoder<'_> {
     fn push(&mut self, text: &str) -> Result<(), DataError> {
         if std::mem::take(&mut self.begins) {
             self.documents += 1;

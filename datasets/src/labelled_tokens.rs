@@ -32,16 +32,42 @@ impl LabelledTexts {
         cache: Option<&TokenCache>,
         what: &str,
     ) -> Result<Self, DataError> {
-        if texts.is_empty() {
+        let documents: Vec<&str> = texts.iter().map(|text| text.text.as_str()).collect();
+        let labels = texts.iter().map(|text| text.label).collect();
+        Self::of_documents(&documents, labels, tokenizer, max_length, cache, what)
+    }
+
+    /// Tokenizes `texts` like [`tokenize`](Self::tokenize) without a cache. Their classes are unknown; all are
+    /// class 0 here.
+    ///
+    /// # Errors
+    /// As [`tokenize`](Self::tokenize).
+    pub fn unlabelled(
+        texts: &[&str],
+        tokenizer: &Tokenizer,
+        max_length: usize,
+        what: &str,
+    ) -> Result<Self, DataError> {
+        Self::of_documents(texts, vec![0; texts.len()], tokenizer, max_length, None, what)
+    }
+
+    fn of_documents(
+        documents: &[&str],
+        labels: Vec<u32>,
+        tokenizer: &Tokenizer,
+        max_length: usize,
+        cache: Option<&TokenCache>,
+        what: &str,
+    ) -> Result<Self, DataError> {
+        if documents.is_empty() {
             return Err(DataError::Empty { what: what.to_owned() });
         }
         if max_length == 0 {
             return Err(DataError::Zero { name: "data.sequence_length" });
         }
-        let documents: Vec<&str> = texts.iter().map(|text| text.text.as_str()).collect();
         let encoded: Vec<Vec<u32>> = match cache {
-            Some(cache) => cache.documents(tokenizer, &documents)?.into_vecs()?,
-            None => tokenizer.encode_each(&documents)?,
+            Some(cache) => cache.documents(tokenizer, documents)?.into_vecs()?,
+            None => tokenizer.encode_each(documents)?,
         };
         let (mut tokens, mut ends, mut truncated) = (Vec::new(), Vec::new(), 0);
         for ids in encoded {
@@ -52,7 +78,6 @@ impl LabelledTexts {
             truncated += usize::from(ids.len() > max_length);
             ends.push(tokens.len());
         }
-        let labels = texts.iter().map(|text| text.label).collect();
         Ok(Self { tokens, ends, labels, truncated })
     }
 
@@ -77,12 +102,12 @@ impl LabelledTexts {
         (0..self.len()).map(|index| self.ids(index).len()).collect()
     }
 
-    /// The tokens of text `index`.
     /// The tokens and the class of each text.
     pub(crate) fn samples(&self) -> impl Iterator<Item = (&[u32], u32)> {
         (0..self.labels.len()).map(|index| (self.ids(index), self.labels[index]))
     }
 
+    /// The tokens of text `index`.
     fn ids(&self, index: usize) -> &[u32] {
         let start = if index == 0 { 0 } else { self.ends[index - 1] };
         &self.tokens[start..self.ends[index]]

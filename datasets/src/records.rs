@@ -40,7 +40,7 @@ pub(crate) enum Label {
     Name(String),
 }
 
-/// Longer names are no names: a column of texts was taken for that of the labels.
+/// The longest name of a class. A column with longer ones probably contains texts, not labels.
 const LONGEST_NAME: usize = 200;
 
 /// The beginning of `text`, in quotes and on one line.

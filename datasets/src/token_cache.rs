@@ -198,10 +198,18 @@ impl TokenCache {
         source: &str,
         make: &dyn Fn(TakeTokens<'_>) -> Result<(), DataError>,
     ) -> Result<io::Result<Option<PathBuf>>, DataError> {
+        // What an interrupted run has left makes room.
+        if let Err(error) = evict(&self.folder, self.limits) {
+            tracing::debug!(folder = %self.folder.display(), %error, "the token cache is not bounded");
+        }
         let file =
             fs::create_dir_all(&self.folder).and_then(|()| NamedTempFile::new_in(&self.folder));
         let mut out = match file {
-            Ok(file) => BufWriter::new(file),
+            Ok(file) => {
+                // Held until the file is closed. Without locks, another run waits a day before it removes the file.
+                let _ = file.as_file().lock();
+                BufWriter::new(file)
+            }
             Err(error) => return Ok(Err(error)),
         };
         let (mut hasher, mut count, mut failed) = (Sha256::new(), 0, None);

@@ -12,7 +12,7 @@ use deepburn_datasets::{DataError, LABEL_FIELD, TEXT_FIELD, TableText, has_colum
 
 use crate::failure::Failure;
 use crate::model_folder::ModelFolder;
-use crate::predictions::{Columns, Prediction, PredictionWriter};
+use crate::predictions::{OutputColumns, Prediction, PredictionWriter};
 use crate::progress::tell;
 use crate::trained_classifier::{TrainedClassifier, likeliest};
 
@@ -37,14 +37,14 @@ pub struct PredictArguments {
     /// File that is written, .csv or .jsonl; without it, JSON lines on standard output.
     #[arg(long)]
     output: Option<PathBuf>,
-    /// Column of the texts; by default that of the run, or `text`.
+    /// Column of the texts; default: as in the run's job file, else `text`.
     #[arg(long, value_name = "NAME")]
     text_field: Option<String>,
-    /// Column of labels, which are copied to the output; by default that of the run, or `label`, where
-    /// the table has it.
+    /// Column of labels, which are copied to the output; default: as in the run's job file, else `label`,
+    /// if the table has such a column.
     #[arg(long, value_name = "NAME")]
     label_field: Option<String>,
-    /// Tokens to which texts are cut; by default those of the run, or of the model.
+    /// Tokens to which texts are cut; default: as in the run's job file, else as many as the model takes.
     #[arg(long, value_name = "N")]
     max_length: Option<usize>,
 }
@@ -69,13 +69,13 @@ pub(crate) fn predict(arguments: &PredictArguments) -> Result<(), Failure> {
     let columns = columns(arguments, &folder, &classifier)?;
     let fields = (columns.text.clone(), columns.label.clone());
     let mut writer = PredictionWriter::start(arguments.output.as_deref(), columns)?;
-    let mut totals = Totals::default();
+    let mut summary = PredictionSummary::default();
     match &arguments.file {
         None => {
             let texts =
                 arguments.text.iter().map(|text| TableText { text: text.clone(), label: None });
             let part: Vec<_> = texts.collect();
-            classify(part, &classifier, &mut writer, &mut totals)?;
+            classify(part, &classifier, &mut writer, &mut summary)?;
         }
         Some(path) => {
             let (text, label) = (fields.0.as_str(), fields.1.as_deref());
@@ -83,13 +83,13 @@ pub(crate) fn predict(arguments: &PredictArguments) -> Result<(), Failure> {
                 // One part waits while another is classified.
                 let (sender, parts) = sync_channel(1);
                 scope.spawn(move || send_parts(path, text, label, &sender));
-                classify_all(parts, &classifier, &mut writer, &mut totals)
+                classify_all(parts, &classifier, &mut writer, &mut summary)
             })?;
         }
     }
     writer.finish()?;
     if arguments.file.is_some() {
-        tell(&totals.summary());
+        tell(&summary.line());
     }
     Ok(())
 }
@@ -115,7 +115,7 @@ fn columns(
     arguments: &PredictArguments,
     folder: &ModelFolder,
     classifier: &TrainedClassifier,
-) -> Result<Columns, Failure> {
+) -> Result<OutputColumns, Failure> {
     let of_run = |name: &str, default: &str| folder.column(name).unwrap_or(default).to_owned();
     let text = arguments.text_field.clone();
     let text = text.unwrap_or_else(|| of_run("text_field", TEXT_FIELD));
@@ -131,7 +131,7 @@ fn columns(
         None => class.to_string(),
     };
     let classes = (0..classifier.num_classes()).map(class).collect();
-    Ok(Columns { text, label, classes, are_numbers: classifier.name(0).is_none() })
+    Ok(OutputColumns { text, label, classes, are_numbers: classifier.name(0).is_none() })
 }
 
 type Part = Result<Vec<TableText>, DataError>;
@@ -159,14 +159,14 @@ fn classify_all(
     parts: Receiver<Part>,
     classifier: &TrainedClassifier,
     writer: &mut PredictionWriter,
-    totals: &mut Totals,
+    summary: &mut PredictionSummary,
 ) -> Result<(), Failure> {
     for part in parts {
-        if !classify(part.map_err(Failure::mistake)?, classifier, writer, totals)? {
+        if !classify(part.map_err(Failure::mistake)?, classifier, writer, summary)? {
             return Ok(());
         }
     }
-    match totals.texts {
+    match summary.texts {
         0 => Err(Failure::mistake("--file: the table has no rows; give one with texts")),
         _ => Ok(()),
     }
@@ -177,16 +177,16 @@ fn classify(
     part: Vec<TableText>,
     classifier: &TrainedClassifier,
     writer: &mut PredictionWriter,
-    totals: &mut Totals,
+    summary: &mut PredictionSummary,
 ) -> Result<bool, Failure> {
     if part.is_empty() {
         return Ok(true);
     }
-    let texts = part.iter().map(|row| row.text.clone()).collect();
-    let found = classifier.predict(texts)?;
+    let texts: Vec<&str> = part.iter().map(|row| row.text.as_str()).collect();
+    let found = classifier.predict(&texts)?;
     for (TableText { text, label }, probabilities) in part.into_iter().zip(found) {
         let class = likeliest(&probabilities);
-        totals.count(label.as_deref(), class, classifier);
+        summary.count(label.as_deref(), class, classifier);
         if !writer.write(&Prediction { text, label, class, probabilities })? {
             return Ok(false);
         }
@@ -196,7 +196,7 @@ fn classify(
 
 /// What was classified so far.
 #[derive(Debug, Default)]
-struct Totals {
+struct PredictionSummary {
     texts: usize,
     /// Those whose label is a class of the model.
     labelled: usize,
@@ -205,7 +205,7 @@ struct Totals {
     unknown: Option<String>,
 }
 
-impl Totals {
+impl PredictionSummary {
     fn count(&mut self, label: Option<&str>, class: usize, classifier: &TrainedClassifier) {
         self.texts += 1;
         let Some(label) = label.filter(|label| !label.trim().is_empty()) else { return };
@@ -218,7 +218,7 @@ impl Totals {
         }
     }
 
-    fn summary(&self) -> String {
+    fn line(&self) -> String {
         let mut line = format!("texts classified: {}", self.texts);
         if self.labelled > 0 {
             let accuracy = 100.0 * self.correct as f64 / self.labelled as f64;
@@ -228,7 +228,7 @@ impl Totals {
             );
         }
         if let Some(label) = &self.unknown {
-            line += &format!("; some labels are no class of the model, such as {label:?}");
+            line += &format!("; some labels are not classes of the model, such as {label:?}");
         }
         line
     }

@@ -25,7 +25,7 @@ pub(crate) struct Prediction {
 
 /// What the columns are called.
 #[derive(Debug, Clone)]
-pub(crate) struct Columns {
+pub(crate) struct OutputColumns {
     pub(crate) text: String,
     /// The label's, where the input has one.
     pub(crate) label: Option<String>,
@@ -37,13 +37,13 @@ pub(crate) struct Columns {
 
 /// Writes predictions, a row each.
 pub(crate) struct PredictionWriter {
-    columns: Columns,
-    target: Target,
+    columns: OutputColumns,
+    sink: OutputSink,
     /// The file that gets its name at the end.
     file: Option<PartialFile>,
 }
 
-enum Target {
+enum OutputSink {
     Csv(Box<csv::Writer<BufWriter<File>>>),
     JsonLines(BufWriter<File>),
     Screen(io::Stdout),
@@ -67,10 +67,10 @@ impl PredictionWriter {
     ///
     /// # Errors
     /// A user's mistake: another format, a place that cannot be written to, or columns of one name.
-    pub(crate) fn start(output: Option<&Path>, columns: Columns) -> Result<Self, Failure> {
+    pub(crate) fn start(output: Option<&Path>, columns: OutputColumns) -> Result<Self, Failure> {
         columns.check()?;
         let Some(path) = output else {
-            return Ok(Self { columns, target: Target::Screen(io::stdout()), file: None });
+            return Ok(Self { columns, sink: OutputSink::Screen(io::stdout()), file: None });
         };
         let is_csv = match path.extension().and_then(|it| it.to_str()) {
             Some("csv") => true,
@@ -95,17 +95,17 @@ impl PredictionWriter {
         let partial = path.with_file_name(format!(".{name}.{}.partial", std::process::id()));
         let file = BufWriter::new(File::create(&partial).map_err(refused)?);
         let whole = PartialFile { path: path.to_owned(), partial };
-        let target = match is_csv {
-            true => Target::Csv(Box::new(csv::Writer::from_writer(file))),
-            false => Target::JsonLines(file),
+        let sink = match is_csv {
+            true => OutputSink::Csv(Box::new(csv::Writer::from_writer(file))),
+            false => OutputSink::JsonLines(file),
         };
-        let mut writer = Self { columns, target, file: Some(whole) };
+        let mut writer = Self { columns, sink, file: Some(whole) };
         writer.write_header().map_err(|error| writer.failed(error))?;
         Ok(writer)
     }
 
     fn write_header(&mut self) -> io::Result<()> {
-        let Target::Csv(writer) = &mut self.target else { return Ok(()) };
+        let OutputSink::Csv(writer) = &mut self.sink else { return Ok(()) };
         Ok(writer.write_record(self.columns.names())?)
     }
 
@@ -114,12 +114,12 @@ impl PredictionWriter {
     /// # Errors
     /// A disk that is full, or the like.
     pub(crate) fn write(&mut self, row: &Prediction) -> Result<bool, Failure> {
-        let outcome = match &mut self.target {
-            Target::Csv(writer) => {
+        let outcome = match &mut self.sink {
+            OutputSink::Csv(writer) => {
                 writer.write_record(self.columns.cells(row)).map_err(io::Error::from)
             }
-            Target::JsonLines(file) => writeln!(file, "{}", self.columns.object(row)),
-            Target::Screen(screen) => match writeln!(screen, "{}", self.columns.object(row)) {
+            OutputSink::JsonLines(file) => writeln!(file, "{}", self.columns.object(row)),
+            OutputSink::Screen(screen) => match writeln!(screen, "{}", self.columns.object(row)) {
                 Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(false),
                 outcome => outcome,
             },
@@ -132,10 +132,10 @@ impl PredictionWriter {
     /// # Errors
     /// A disk that is full, or the like.
     pub(crate) fn finish(mut self) -> Result<(), Failure> {
-        let outcome = match &mut self.target {
-            Target::Csv(writer) => writer.flush(),
-            Target::JsonLines(file) => file.flush(),
-            Target::Screen(_) => return Ok(()),
+        let outcome = match &mut self.sink {
+            OutputSink::Csv(writer) => writer.flush(),
+            OutputSink::JsonLines(file) => file.flush(),
+            OutputSink::Screen(_) => return Ok(()),
         };
         let outcome = outcome.and_then(|()| match &self.file {
             Some(file) => {
@@ -156,7 +156,7 @@ impl PredictionWriter {
 /// The columns that every output has, beside those of the input and the classes.
 const OWN: [&str; 3] = ["predicted_label", "predicted_class", "probability"];
 
-impl Columns {
+impl OutputColumns {
     /// All names, in the order of a row.
     fn names(&self) -> Vec<String> {
         let own = OWN.map(str::to_owned);
@@ -174,7 +174,7 @@ impl Columns {
             let Some(name) = name else { continue };
             if names.iter().filter(|other| *other == name).count() > 1 {
                 return Err(Failure::mistake(format!(
-                    "{option}: the output has a column `{name}` of its own; rename that of the input"
+                    "{option}: the output has a column `{name}` of its own; rename the column of the table"
                 )));
             }
         }
@@ -228,8 +228,8 @@ fn rounded(probability: f64) -> f64 {
 mod tests {
     use super::*;
 
-    fn columns(text: &str, label: Option<&str>) -> Columns {
-        Columns {
+    fn columns(text: &str, label: Option<&str>) -> OutputColumns {
+        OutputColumns {
             text: text.to_owned(),
             label: label.map(str::to_owned),
             classes: vec!["bad".to_owned(), "good".to_owned()],

@@ -7,9 +7,7 @@ use std::path::Path;
 
 use burn::tensor::Tensor;
 use burn_flex::{Flex, FlexDevice};
-use deepburn_datasets::{
-    Collate, LabelledText, LabelledTexts, PickingOrder, StepShape, TokenBudget, Tokenizer,
-};
+use deepburn_datasets::{Collate, LabelledTexts, PickingOrder, StepShape, TokenBudget, Tokenizer};
 use deepburn_models::gpt2::{Checkpoint, Gpt2Classifier};
 use deepburn_models::imdb::Encoder;
 use deepburn_models::{ClassNames, TextBatch, TextLimits};
@@ -24,14 +22,14 @@ const BATCH_TOKENS: usize = 8192;
 
 /// A classifier, its tokenizer and the names of its classes.
 pub(crate) struct TrainedClassifier {
-    model: Model,
+    model: ClassifierModel,
     tokenizer: Tokenizer,
     limits: TextLimits,
     names: Option<ClassNames>,
     max_length: usize,
 }
 
-enum Model {
+enum ClassifierModel {
     Encoder(Box<Encoder<Flex>>),
     Gpt2(Box<Gpt2Classifier<Flex>>),
 }
@@ -48,13 +46,17 @@ impl TrainedClassifier {
                 let names = config.class_names().map_err(Failure::mistake)?;
                 let model =
                     Encoder::load(folder, &config, &FlexDevice).map_err(Failure::mistake)?;
-                (Model::Encoder(Box::new(model)), config.limits(), names)
+                (ClassifierModel::Encoder(Box::new(model)), config.limits(), names)
             }
             KnownModel::Gpt2Classifier(config) => {
                 let names = config.class_names().map_err(Failure::mistake)?;
                 let checkpoint = Checkpoint::open(folder).map_err(Failure::mistake)?;
                 let model = Gpt2Classifier::load_trained(checkpoint, &config, &FlexDevice);
-                (Model::Gpt2(Box::new(model.map_err(Failure::mistake)?)), config.limits(), names)
+                (
+                    ClassifierModel::Gpt2(Box::new(model.map_err(Failure::mistake)?)),
+                    config.limits(),
+                    names,
+                )
             }
             KnownModel::Gpt2(_) => {
                 return Err(Failure::mistake(format!(
@@ -111,12 +113,9 @@ impl TrainedClassifier {
     ///
     /// # Errors
     /// A text that cannot be tokenized, or a model whose scores are not finite.
-    pub(crate) fn predict(&self, texts: Vec<String>) -> Result<Vec<Vec<f64>>, Failure> {
-        // Their class is still to be found, and any will do to make batches.
-        let texts: Vec<_> = texts.into_iter().map(|text| LabelledText { text, label: 0 }).collect();
-        let texts =
-            LabelledTexts::tokenize(&texts, &self.tokenizer, self.max_length, None, "the texts")
-                .map_err(Failure::mistake)?;
+    pub(crate) fn predict(&self, texts: &[&str]) -> Result<Vec<Vec<f64>>, Failure> {
+        let texts = LabelledTexts::unlabelled(texts, &self.tokenizer, self.max_length, "the texts")
+            .map_err(Failure::mistake)?;
         let budget = TokenBudget {
             min_batch_size: 1,
             max_batch_size: Some(BATCH_TEXTS),
@@ -150,8 +149,8 @@ impl TrainedClassifier {
 
     fn logits(&self, batch: &TextBatch<Flex>) -> Tensor<Flex, 2> {
         match &self.model {
-            Model::Encoder(model) => model.forward(batch),
-            Model::Gpt2(model) => model.forward(batch),
+            ClassifierModel::Encoder(model) => model.forward(batch),
+            ClassifierModel::Gpt2(model) => model.forward(batch),
         }
     }
 }

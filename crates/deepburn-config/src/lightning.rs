@@ -55,7 +55,7 @@ pub(crate) fn configuration(name: &str) -> Option<Value> {
         zero["offload_param"] = offload(device);
     }
     Some(json!({
-        // Lightning's trainer clips only where it is told to.
+        // Lightning's trainer clips only if its settings ask for it.
         "gradient_clipping": 0.0,
         "zero_optimization": zero,
     }))

@@ -16,7 +16,7 @@ pub(crate) fn document(keys: &'static [Key], title: &str) -> Value {
     schema
 }
 
-/// The JSON Schema of a job file, or of a DeepSpeed configuration by itself.
+/// The JSON Schema of a job file, or of a DeepSpeed configuration alone.
 pub fn schema(of_job: bool) -> Value {
     match of_job {
         true => document(crate::keys::job::JOB, "DeepBurn job file"),

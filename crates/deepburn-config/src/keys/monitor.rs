@@ -19,7 +19,7 @@ const OUTPUT_PATH: Key = Key::new(
     "output_path",
     Kind::Text,
     Literal::Text(""),
-    "Folder in which that of the run is made; the job's output_dir without it.",
+    "Folder that contains the run's folder. Default: the job's output_dir.",
 );
 const JOB_NAME: Key = Key::new(
     "job_name",

@@ -105,7 +105,7 @@ pub(crate) const KEYS: &[Key] = &[
         SUB_GROUP_SIZE,
         LARGEST_SUB_GROUP,
         "Most elements of offloaded optimizer states that are updated at a time; 0 updates each \
-            parameter by itself.",
+            parameter separately.",
     )
     .unit(ELEMENTS)
     .auto(),

@@ -1,7 +1,9 @@
 //! Where a run took place, as far as it explains its speed.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 use std::{env, fs, thread};
+
+use chrono::{DateTime, Utc};
 
 /// Program and machine of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,10 +28,9 @@ impl Environment {
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let system = format!("{} {} ({})", env::consts::OS, release.trim(), env::consts::ARCH);
         let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         Self {
             version: version.to_owned(),
-            date: date(now),
+            date: date(SystemTime::now().into()),
             host: Some(host.trim().to_owned()).filter(|name| !name.is_empty()),
             system: system.replace("  ", " "),
             processor: processor(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
@@ -60,20 +61,8 @@ impl Environment {
     }
 }
 
-/// Seconds since 1970 as a date and time of the Gregorian calendar in UTC.
-fn date(seconds: u64) -> String {
-    let (days, of_day) = (seconds / 86_400, seconds % 86_400);
-    // Howard Hinnant's `civil_from_days`: years start in March, so that leap days come last.
-    let shifted = days + 719_468;
-    let (era, of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    let (hour, minute) = (of_day / 3600, of_day / 60 % 60);
-    format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02} UTC")
+fn date(time: DateTime<Utc>) -> String {
+    time.format("%Y-%m-%d %H:%M UTC").to_string()
 }
 
 /// The first `model name` of Linux's `/proc/cpuinfo`.
@@ -97,15 +86,9 @@ mod tests {
     }
 
     #[test]
-    fn dates_are_those_of_the_calendar() {
-        for (seconds, text) in [
-            (0, "1970-01-01 00:00 UTC"),
-            (951_782_400, "2000-02-29 00:00 UTC"),
-            (1_709_164_799, "2024-02-28 23:59 UTC"),
-            (1_735_689_600, "2025-01-01 00:00 UTC"),
-        ] {
-            assert_eq!(date(seconds), text);
-        }
+    fn dates_are_in_utc() {
+        let time = DateTime::from_timestamp(1_709_164_799, 0).unwrap();
+        assert_eq!(date(time), "2024-02-28 23:59 UTC");
     }
 
     #[test]

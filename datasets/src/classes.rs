@@ -156,7 +156,8 @@ fn unknown(name: &str, classes: &BTreeMap<String, u32>) -> String {
     let shown: Vec<_> = classes.keys().take(8).map(|name| quoted(name)).collect();
     let rest = if classes.len() > shown.len() { ", ..." } else { "" };
     format!(
-        "{}, an unknown class; the {} classes are [{}{rest}]; correct the label, or train with rows of it",
+        "{}, an unknown class; classes of the train split: {} [{}{rest}]; correct the label, or train with \
+         rows of it",
         quoted(name),
         classes.len(),
         shown.join(", ")

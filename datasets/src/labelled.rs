@@ -233,7 +233,7 @@ mod tests {
             rows.unwrap_err().to_string()
         };
         let unknown = read_as(&known, "ugly");
-        let expected = "t.csv` row 2: field `label` is \"ugly\", an unknown class; the 2 classes are \
+        let expected = "t.csv` row 2: field `label` is \"ugly\", an unknown class; classes of the train split: 2 \
                         [\"bad\", \"good\"]";
         assert!(unknown.contains(expected), "{unknown}");
         let mixed = read_as(&known, "1");

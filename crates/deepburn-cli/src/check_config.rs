@@ -1,9 +1,11 @@
 //! `deepburn check-config`: what a configuration means, on a screen, or all of it as JSON.
 
+use std::path::Path;
+
 use clap::Args;
 use deepburn_config::{
-    BatchPlan, Diagnosis, Facts, OptimizerOffload, ParameterOffload, Plan, RecomputePolicy,
-    Resolved, Severity, Stage, Written, resolve,
+    BatchPlan, Diagnosis, Facts, Job, JobRequest, OptimizerOffload, ParameterOffload, Plan,
+    RecomputePolicy, Resolved, Severity, Stage, Written, resolve,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -30,8 +32,8 @@ impl OpenValues {
     /// The facts with these values.
     pub(crate) fn fill(self, facts: Facts) -> Facts {
         Facts {
-            micro_batch_size: self.micro_batch.map(|size| size as usize),
-            total_steps: self.max_steps.map(|steps| steps as usize),
+            micro_batch_size: self.micro_batch.map(|size| size as usize).or(facts.micro_batch_size),
+            total_steps: self.max_steps.map(|steps| steps as usize).or(facts.total_steps),
             ..facts
         }
     }
@@ -66,18 +68,34 @@ pub(crate) fn read(config: &str) -> Result<Written, Failure> {
     .map_err(Failure::mistake)
 }
 
-/// What a configuration means on `ranks` ranks: a summary, or JSON.
+/// What `config` means on `ranks` ranks: a summary, or JSON. `config` is what [`read`] takes, or a job file, whose
+/// other sections answer what its `deepspeed` section leaves open.
 ///
 /// # Errors
 /// A user's mistake: everything that is wrong with it.
 pub(crate) fn check_config(
-    written: &Written,
-    ranks: usize,
+    config: &str,
+    ranks: Option<usize>,
     open: OpenValues,
     as_json: bool,
 ) -> Result<String, Failure> {
-    let facts = open.fill(Facts::on_host(ranks));
-    let resolved = resolve(written, &facts).map_err(Failure::mistake)?;
+    if ranks == Some(0) {
+        return Err(Failure::mistake("--ranks: 0 ranks cannot run anything; use at least 1"));
+    }
+    let (written, facts) = match Job::is_job_file(Path::new(config)) {
+        true => {
+            let request = JobRequest { config: config.into(), ranks, ..JobRequest::default() };
+            let (job, written) = Job::load(&request).map_err(Failure::mistake)?;
+            (written, job.facts())
+        }
+        false => {
+            let written = read(config)?;
+            let ranks = ranks.or(written.processes()).unwrap_or(1);
+            (written, Facts::on_host(ranks))
+        }
+    };
+    let facts = open.fill(facts);
+    let resolved = resolve(&written, &facts).map_err(Failure::mistake)?;
     open.check(&resolved.plan.batch)?;
     match as_json {
         true => serde_json::to_string_pretty(&resolved).map_err(Failure::run),
@@ -202,6 +220,8 @@ fn described(part: &impl Serialize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     const OPEN: &str = r#"{"train_micro_batch_size_per_gpu": "auto", "scheduler": {"type": "WarmupDecayLR",
@@ -209,20 +229,35 @@ mod tests {
 
     #[test]
     fn what_a_file_leaves_open_is_asked_for_by_the_name_of_the_option() {
-        let written = read(OPEN).unwrap();
         let error =
-            check_config(&written, 2, OpenValues::default(), false).unwrap_err().to_string();
+            check_config(OPEN, Some(2), OpenValues::default(), false).unwrap_err().to_string();
         assert!(error.contains("--micro-batch") && error.contains("--max-steps"), "{error}");
         let open = OpenValues { micro_batch: Some(3), max_steps: Some(50) };
-        let text = check_config(&written, 2, open, false).unwrap();
+        let text = check_config(OPEN, Some(2), open, false).unwrap();
         assert!(
             text.contains("6 samples a step: 3 a micro-batch, 1 micro-batch, 2 ranks"),
             "{text}"
         );
         assert!(text.contains("total_num_steps = 50"), "{text}");
         let json: Value =
-            serde_json::from_str(&check_config(&written, 2, open, true).unwrap()).unwrap();
+            serde_json::from_str(&check_config(OPEN, Some(2), open, true).unwrap()).unwrap();
         assert_eq!(json["plan"]["batch"]["train_batch_size"], 6);
+    }
+
+    #[test]
+    fn a_job_file_answers_what_its_section_leaves_open() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("job.json");
+        let deepspeed: Value = serde_json::from_str(OPEN).unwrap();
+        let training = json!({"micro_batch_size": 3, "max_steps": 50, "ranks": 2});
+        let job =
+            json!({"data": {"kind": "synthetic"}, "training": training, "deepspeed": deepspeed});
+        std::fs::write(&path, job.to_string()).unwrap();
+        let path = path.to_str().unwrap();
+        let text = check_config(path, None, OpenValues::default(), false).unwrap();
+        for part in ["on 2 ranks", "6 samples a step: 3 a micro-batch", "total_num_steps = 50"] {
+            assert!(text.contains(part), "{text}");
+        }
     }
 
     #[test]
@@ -251,7 +286,7 @@ mod tests {
             json["zero_optimization"][key] = value.into();
         }
         let open = OpenValues { micro_batch: Some(1), max_steps: Some(50) };
-        let text = check_config(&read(&json.to_string()).unwrap(), 1, open, false).unwrap();
+        let text = check_config(&json.to_string(), Some(1), open, false).unwrap();
         assert!(text.lines().count() <= 30, "{text}");
         assert!(text.contains("and 3 answers more with --json"), "{text}");
         assert!(text.contains("is ignored: DeepSpeed does not read this key either"), "{text}");

@@ -11,12 +11,13 @@ use deepburn_models::gpt2::{Checkpoint, GenerateOptions, Sampling};
 use deepburn_monitor::{Comparison, Environment};
 
 use crate::cache_tool::{CacheAction, cache};
-use crate::check_config::{OpenValues, check_config, read};
+use crate::check_config::{OpenValues, check_config};
 use crate::checkpoint_tools::{CheckpointChoice, Size, WeightType, consolidate, inspect};
 use crate::counted::counted;
 use crate::estimates::{EstimateArguments, estimates};
 use crate::failure::Failure;
 use crate::keys::keys;
+use crate::known_model::KnownModel;
 use crate::launch::{LaunchArguments, launch};
 use crate::model_folder::ModelFolder;
 use crate::predict::{PredictArguments, predict};
@@ -34,12 +35,11 @@ pub struct Tools {
 /// One tool.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Says what a DeepSpeed (JSON) or Accelerate (YAML) configuration means, or what is wrong
-    /// with it.
+    /// Explain a DeepSpeed (JSON) or Accelerate (YAML) configuration or a job file, or report what is wrong with it.
     CheckConfig {
         /// The file, its base64, inline JSON, or one of Lightning's strategies.
         config: String,
-        /// Ranks to resolve it for; 1, or what an Accelerate file says.
+        /// Ranks to resolve it for; default: as in the file, else 1.
         #[arg(long, allow_negative_numbers = true)]
         ranks: Option<usize>,
         /// What the file may leave open.
@@ -59,7 +59,7 @@ pub enum Command {
     },
     /// Predict the memory of model states, buffers and activations on every rank.
     Estimate(EstimateArguments),
-    /// Continues a text.
+    /// Continue a text with a language model.
     Generate {
         /// Folder of a run, or of a model with its tokenizer.
         #[arg(long)]
@@ -86,7 +86,7 @@ pub enum Command {
     },
     /// Classify texts with a trained classifier.
     Predict(Box<PredictArguments>),
-    /// Makes weights that other programs load of a training checkpoint.
+    /// Export a training checkpoint as weights that other programs can load.
     Consolidate {
         /// Folder of the checkpoint, of checkpoints, or of a run.
         checkpoint: PathBuf,
@@ -105,7 +105,7 @@ pub enum Command {
         #[arg(long, default_value = "5GB")]
         max_shard_size: Size,
     },
-    /// Verifies a training checkpoint and shows what is inside.
+    /// Verify a training checkpoint and show its contents.
     Inspect {
         /// Folder of the checkpoint, of checkpoints, or of a run.
         checkpoint: PathBuf,
@@ -115,7 +115,7 @@ pub enum Command {
     },
     /// Launch a training job as one process per rank, on this machine or the hosts of a hostfile.
     Launch(Box<LaunchArguments>),
-    /// Draws the curves of several runs over each other.
+    /// Plot the curves of several runs in one chart.
     Plot {
         /// Output folders of runs, or their metrics.jsonl.
         #[arg(required = true)]
@@ -130,7 +130,7 @@ pub enum Command {
         #[command(subcommand)]
         action: Option<CacheAction>,
     },
-    /// Shows the version and the machine.
+    /// Show the version and the machine.
     Env,
 }
 
@@ -142,9 +142,7 @@ pub fn run(tools: Tools) -> Result<(), Failure> {
     survive_file_limits().map_err(Failure::run)?;
     match tools.command {
         Command::CheckConfig { config, ranks, open, json } => {
-            let written = read(&config)?;
-            let ranks = at_least_one("--ranks", ranks.or(written.processes()).unwrap_or(1))?;
-            print(&check_config(&written, ranks, open, json)?);
+            print(&check_config(&config, ranks, open, json)?);
             Ok(())
         }
         Command::Keys { path, schema } => {
@@ -217,6 +215,13 @@ fn generate(
     sampling: Sampling,
 ) -> Result<(), Failure> {
     let folder = ModelFolder::find(folder, "--model")?.path;
+    if !matches!(KnownModel::read(Some(&folder))?, KnownModel::Gpt2(_)) {
+        return Err(Failure::mistake(format!(
+            "--model: {} is a classifier, which continues no text; classify texts with `deepburn predict`, or \
+             give a language model",
+            folder.display()
+        )));
+    }
     let checkpoint = Checkpoint::open(&folder).map_err(Failure::mistake)?;
     let tokenizer = Tokenizer::load(&folder).map_err(Failure::mistake)?;
     let config = checkpoint.config().clone();
@@ -252,13 +257,6 @@ fn last_tokens(tokens: &[u32], new: usize, positions: usize) -> Result<&[u32], F
         ));
     }
     Ok(&tokens[tokens.len().saturating_sub(room)..])
-}
-
-fn at_least_one(what: &str, count: usize) -> Result<usize, Failure> {
-    match count {
-        0 => Err(Failure::mistake(format!("{what}: 0 ranks cannot run anything; use at least 1"))),
-        count => Ok(count),
-    }
 }
 
 /// Prints to standard output; a reader that has gone away (`| head`) is no failure.

@@ -248,6 +248,22 @@ impl Backend {
 }
 
 impl Job {
+    /// Whether `path` is a job file rather than a DeepSpeed configuration: it has one of the sections `model`,
+    /// `data` and `training`. A file that cannot be read is none, and neither is a pipe, which can be read only
+    /// once.
+    pub fn is_job_file(path: &Path) -> bool {
+        if !path.is_file() {
+            return false;
+        }
+        let name = path.display().to_string();
+        let origin = Origin { document: "job file", name: &name };
+        let root = read_text(path).and_then(|text| parse_json(&text, origin));
+        root.is_ok_and(|root| {
+            let top = Section::new(JOB, Some(&root), "");
+            ["model", "data", "training"].iter().any(|name| top.given(name).is_some())
+        })
+    }
+
     /// Reads a job: the file, then the values of the command line, then its options.
     ///
     /// # Errors
@@ -319,7 +335,9 @@ impl Job {
             notes: Vec::new(),
         };
         check_pair(&job.model, &job.data, &mut findings);
-        let has_eval = job.data.splits.has_eval();
+        // A split that was given and is wrong has an error of its own.
+        let asks_for_eval = top.section("data").section("splits").given("eval").is_some();
+        let has_eval = asks_for_eval || job.data.splits.has_eval();
         if job.training.eval_steps.is_some() && !has_eval {
             let remedy = "add data.splits, for example {\"train\": \"90%\", \"eval\": \"10%\"}, \
                 or remove it";

@@ -19,8 +19,20 @@ pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: Visit<'_>) -> Resu
     };
     let mut reader = ReaderBuilder::new().from_reader(file);
     let names = reader.headers().map_err(invalid)?.clone();
+    if names.is_empty() {
+        let reason = "the file is empty".to_owned();
+        return Err(DataError::InvalidCsv { path: path.to_owned(), reason });
+    }
     let places = columns.iter().map(|column| {
-        names.iter().position(|name| name == *column).ok_or_else(|| no_column(path, column, &names))
+        let mut found = names.iter().enumerate().filter(|(_, name)| name == column);
+        let (place, _) = found.next().ok_or_else(|| no_column(path, column, &names))?;
+        match found.next() {
+            None => Ok(place),
+            Some(_) => Err(DataError::InvalidCsv {
+                path: path.to_owned(),
+                reason: format!("there are two columns `{column}`"),
+            }),
+        }
     });
     let places = places.collect::<Result<Vec<_>, _>>()?;
     let mut record = StringRecord::new();
@@ -62,7 +74,8 @@ mod tests {
     fn what_is_no_table_is_refused_with_its_place() {
         for (contents, expected) in [
             (&b"a,b\n1,2\n"[..], "has no column `text`, only [`a`, `b`]"),
-            (b"", "has no column `text`, only []"),
+            (b"", "the file is empty"),
+            (b"text,label,text\nx,1,y\n", "there are two columns `text`"),
             (b"text,label\nx,1\ny\n", "line: 3"),
             (b"text,label\nx,1\n\xff,2\n", "(line 3"),
         ] {

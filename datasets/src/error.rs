@@ -56,7 +56,7 @@ pub enum DataError {
         vocab_size: usize,
     },
     /// A token file that became shorter while it was in use.
-    #[error("token file `{}` became shorter while it was in use: it has {found} bytes, and {expected} when it was opened; the {length} bytes at offset {offset} cannot be read; write another file beside it instead, and resume", path.display())]
+    #[error("token file `{}` became shorter while it was in use: it has {found} bytes, and {expected} when it was opened; the {length} bytes at offset {offset} cannot be read; restore the file as it was, and resume", path.display())]
     ShortenedTokenFile {
         /// The file.
         path: PathBuf,
@@ -150,7 +150,7 @@ pub enum DataError {
         reason: String,
     },
     /// A table without a column that is asked for.
-    #[error("`{}` has no column `{column}`, only {columns}; name the right one in data.text_field or data.label_field", path.display())]
+    #[error("`{}` has no column `{column}`, only {columns}; name the right one: data.text_field or data.label_field, in `deepburn predict` --text-field or --label-field", path.display())]
     NoColumn {
         /// The file.
         path: PathBuf,

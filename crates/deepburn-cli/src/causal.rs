@@ -75,6 +75,11 @@ impl Causal {
         self.corpus.train.fingerprint()
     }
 
+    /// A hash of the evaluation data, if there is some.
+    pub(crate) fn evaluation_fingerprint(&self) -> Result<Option<String>, DataError> {
+        self.corpus.eval.as_ref().map(Sequences::fingerprint).transpose()
+    }
+
     /// Samples that a rank draws in an epoch.
     pub(crate) fn samples_per_epoch(&self, shard: Shard) -> Result<usize, DataError> {
         let sampler = DistributedSampler::new(self.corpus.train.len(), shard, self.order)?;

@@ -283,6 +283,11 @@ impl<K: Kind> Classification<K> {
         self.texts.train.fingerprint()
     }
 
+    /// A hash of the evaluation data, if there is some.
+    pub(crate) fn evaluation_fingerprint(&self) -> Option<String> {
+        self.texts.eval.as_ref().map(|texts| texts.fingerprint())
+    }
+
     /// Samples that a rank draws in an epoch.
     pub(crate) fn samples_per_epoch(&self, shard: Shard) -> Result<usize, DataError> {
         let sampler = DistributedSampler::new(self.texts.train.len(), shard, self.order)?;

@@ -11,9 +11,9 @@ use deepburn::metrics::{MetricsError, MetricsWriter};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Group, ZeroError};
 use deepburn::{
-    BestEvaluation, BestMetric, BestPlan, CheckpointPlan, EarlyStopping, EngineError, Hook,
-    LoopState, Outcome, OutsideError, Ranks, RanksError, TrainError, TrainPlan,
-    TrainingCheckpointError,
+    BestEvaluation, BestMetric, BestPlan, CheckpointPlan, EarlyStopping, EngineError,
+    EvaluationEnd, Hook, LoopState, Outcome, OutsideError, Ranks, RanksError, TrainError,
+    TrainPlan, TrainingCheckpointError,
 };
 use deepburn_config::{JobRequest, ModelMetric, MonitorFolder, TrainingJob};
 use deepburn_datasets::{DataError, Shard};
@@ -127,9 +127,10 @@ pub fn finetune(arguments: Arguments, profiler: &Profiler) -> Result<(), Failure
         output_dir: arguments.output_dir,
     };
     let (preparation, forecast) = one_per_host_first(&ranks, || {
-        let mut preparation = prepare(&request)?;
+        let resume = arguments.resume.as_ref();
+        let mut preparation = prepare(&request, |job| resume::check_start(job, resume))?;
         check_monitors(&preparation, &request.config)?;
-        preparation.resume = resume::origin(&preparation, arguments.resume.as_ref())?;
+        preparation.resume = resume::origin(&preparation, resume)?;
         let forecast = RunForecast::new(&preparation, &ranks);
         preparation.record["memory_forecast"] = forecast.record();
         Ok((preparation, forecast))
@@ -237,16 +238,29 @@ fn run<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         Ok(train_rank(preparation, recipe, model, run, signals)?)
     });
     let outcomes = trained.map_err(|failure| shown_by_its_rank(ranks, steps.placed(failure)))?;
-    match outcomes.into_iter().next() {
-        Some(Outcome::Interrupted { checkpoint }) => {
-            let (signal, name) = signals.last();
-            if !ranks.has_first() {
-                return Err(Failure::Elsewhere { status: 128 + signal });
-            }
-            Err(Failure::Interrupted { signal, message: ending(preparation, name, checkpoint) })
-        }
-        _ => Ok(()),
+    let (signal, name) = signals.last();
+    let message = match outcomes.into_iter().next() {
+        Some(RankEnd::Interrupted { checkpoint }) => ending(preparation, name, checkpoint),
+        Some(RankEnd::WithoutTest) => ending_without_test(training, name),
+        Some(RankEnd::Finished) | None => return Ok(()),
+    };
+    match ranks.has_first() {
+        true => Err(Failure::Interrupted { signal, message }),
+        false => Err(Failure::Elsewhere { status: 128 + signal }),
     }
+}
+
+/// How a rank ended.
+enum RankEnd {
+    /// The model is saved, and tested if there is a test split.
+    Finished,
+    /// A signal stopped training.
+    Interrupted {
+        /// What it resumes from.
+        checkpoint: Option<PathBuf>,
+    },
+    /// A signal stopped the test of the model, which is saved.
+    WithoutTest,
 }
 
 /// The device of each rank of this process.
@@ -271,7 +285,10 @@ fn open_output(preparation: &Preparation) -> Result<Option<File>, Failure> {
     let output = &preparation.job.training.output_dir;
     let claim = claim_output(output)?;
     let record = serde_json::to_string_pretty(&preparation.record).map_err(Failure::run)?;
-    write_whole(&output.join("job.json"), &record).map_err(Failure::run)?;
+    let path = output.join("job.json");
+    write_whole(&path, &record).map_err(|error| {
+        Failure::run(format!("{} cannot be written: {error}; make room there", path.display()))
+    })?;
     for name in ["report.html", "test.json"] {
         match fs::remove_file(output.join(name)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -323,6 +340,17 @@ fn ending(preparation: &Preparation, signal: &str, checkpoint: Option<PathBuf>) 
     }
 }
 
+/// What is said of a run whose test a signal stopped.
+fn ending_without_test(training: &TrainingJob, signal: &str) -> String {
+    let remedy = match training.save_steps {
+        Some(_) => "give the same command with --resume to test it",
+        None => "set training.save_steps to be able to test it later with --resume",
+    };
+    format!(
+        "stopped by {signal} in the test: the model is saved, test.json is not written; {remedy}"
+    )
+}
+
 /// What a rank has of its own.
 struct RankRun<'a, B: Backend> {
     group: Group<B>,
@@ -338,7 +366,7 @@ fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     model: Option<R::Model>,
     run: RankRun<'_, B>,
     signals: &Signals,
-) -> Result<Outcome, RankError> {
+) -> Result<RankEnd, RankError> {
     let Preparation { job, plan, .. } = preparation;
     let RankRun { group, device, mut hooks, checkpoints } = run;
     let Some(model) = model else {
@@ -361,12 +389,14 @@ fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         counted_step: plan.monitor.flops.as_ref().map(|flops| flops.profile_step),
         checkpoints: Some(checkpoints.clone()),
         interrupt: signals.interrupt(),
-        best: best_plan(&job.training),
+        best: best_plan(preparation),
         resumed,
     };
     let outcome = deepburn::train(&mut engine, &task, &mut source, &train_plan, &mut hooks)?;
-    signals.end_at_once();
-    let Outcome::Finished { step, best } = outcome else { return Ok(outcome) };
+    let (step, best) = match outcome {
+        Outcome::Finished { step, best } => (step, best),
+        Outcome::Interrupted { checkpoint } => return Ok(RankEnd::Interrupted { checkpoint }),
+    };
     if engine.rank() == 0 {
         report_best(preparation, step, best);
     }
@@ -375,19 +405,27 @@ fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     if let (0, Some(statistics)) = (engine.rank(), engine.states().io_statistics()) {
         report_swap(&statistics, step);
     }
-    // The model first: a signal or a failure in the test loses the test alone.
+    // The model first: a signal or a failure in the test loses the test alone. A signal while the model is written
+    // stops the test.
     save_model(&engine, recipe, &job.training.output_dir)
         .map_err(|cause| RankError::Save { step, cause: Box::new(cause) })?;
     if let Some(test) = recipe.test(shard, plan)? {
         let is_first = engine.rank() == 0;
         let test = if is_first { shown("evaluating the test split", test) } else { test };
-        let measured =
-            deepburn::evaluate(&engine, &task, test).map_err(|cause| TrainError { step, cause })?;
+        let failed = |cause| TrainError { step, cause };
+        let ended = deepburn::evaluate_until(&engine, &task, test, &signals.interrupt(), |_| {});
+        let measured = match ended.map_err(failed)? {
+            EvaluationEnd::Completed(measured) => measured,
+            EvaluationEnd::Interrupted => return Ok(RankEnd::WithoutTest),
+            EvaluationEnd::Unreadable(cause) => {
+                return Err(failed(deepburn::data_failure(&engine, cause, None)).into());
+            }
+        };
         if is_first {
             record_test(&measured, &job.training.output_dir)?;
         }
     }
-    Ok(outcome)
+    Ok(RankEnd::Finished)
 }
 
 /// Says whether training stopped early, and which model is saved.
@@ -401,7 +439,7 @@ fn report_best(preparation: &Preparation, step: u64, best: Option<BestEvaluation
         ));
     }
     if training.load_best_model_at_end
-        && let Some(BestEvaluation { step, metric, by }) = best
+        && let Some(BestEvaluation { step, metric, by, .. }) = best
     {
         let metric = match by {
             BestMetric::Loss => format!("eval loss {metric:.4}"),
@@ -412,8 +450,10 @@ fn report_best(preparation: &Preparation, step: u64, best: Option<BestEvaluation
 }
 
 /// What the job wants of its best model.
-fn best_plan(training: &TrainingJob) -> BestPlan {
+fn best_plan(preparation: &Preparation) -> BestPlan {
+    let training = &preparation.job.training;
     BestPlan {
+        evaluation_data: preparation.data.evaluation,
         metric: match training.metric_for_best_model {
             ModelMetric::Loss => BestMetric::Loss,
             ModelMetric::Accuracy => BestMetric::Accuracy,

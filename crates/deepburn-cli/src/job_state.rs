@@ -41,8 +41,8 @@ impl JobState {
         Self {
             format: FORMAT,
             job: preparation.record.clone(),
-            samples: preparation.training_data.samples,
-            data: Some(preparation.training_data.fingerprint.clone()),
+            samples: preparation.data.samples,
+            data: Some(preparation.data.training.clone()),
             publication: preparation.subject.publication(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             launch: launch(),
@@ -95,19 +95,36 @@ impl JobState {
             ));
         }
         self.compare_models(now)?;
+        // How a new run can start from what was trained. The encoder cannot start from weights.
+        let weights = match self.job["model"]["architecture"].as_str() {
+            Some("imdb_encoder") => "",
+            _ => " from its weights with model.pretrained",
+        };
+        if let (Some(then), Some(now)) = (&self.data, &now.data)
+            && then != now
+        {
+            return Err(format!(
+                "it was saved with other training data: as many samples, but other tokens or labels; give the \
+                 files and the tokenizer that it was saved with, or start a new run{weights}"
+            ));
+        }
         let mut differences = Vec::new();
         for section in ["model", "data", "training", "deepspeed"] {
             differ(section, self.job.get(section), now.job.get(section), &mut differences);
         }
         // What the fields given in the job file amount to was compared above.
         differences.retain(|difference| !difference.path.starts_with("model.config"));
+        // A refusal first: what else has changed matters to a run that resumes.
+        differences.sort_by_key(|difference| !is_refused(&difference.path));
         for Difference { path, then, now } in differences {
+            // As the job file calls it: the resolved job keeps the path with its splits.
+            let path = if path == "data.splits.path" { "data.path".to_owned() } else { path };
             let decides_numbers = !starts_with_any(&path, &CHANGES_NO_NUMBER);
             match (then, now) {
                 (Some(then), now) if is_refused(&path) => {
                     return Err(format!(
                         "{path} was {then} when it was saved and is {} now; set it back, or start a new \
-                         run from its weights with model.pretrained",
+                         run{weights}",
                         now.unwrap_or(Value::Null)
                     ));
                 }
@@ -122,15 +139,7 @@ impl JobState {
                 _ => {}
             }
         }
-        match (&self.data, &now.data) {
-            (Some(then), Some(now)) if then != now => Err(
-                "it was saved with other training data: as many samples, but other tokens or labels; give the \
-                 files and the tokenizer that it was saved with, or start a new run from its weights with \
-                 model.pretrained"
-                    .to_owned(),
-            ),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 }
 

@@ -31,37 +31,47 @@ pub(crate) struct Preparation {
     pub(crate) subject: Subject,
     pub(crate) batch_sizes: BatchSchedule,
     pub(crate) max_steps: u64,
-    pub(crate) training_data: TrainingData,
+    pub(crate) data: DataIdentity,
     /// The content of `job.json`.
     pub(crate) record: Value,
     /// What the run goes on from.
     pub(crate) resume: Option<Origin>,
 }
 
-/// What a checkpoint records of the training data.
-pub(crate) struct TrainingData {
+/// What a checkpoint records of the data.
+pub(crate) struct DataIdentity {
     /// Samples of an epoch.
     pub(crate) samples: usize,
-    /// A hash of the tokens and labels. Computed once, because it reads up to 16M tokens.
-    pub(crate) fingerprint: String,
+    /// A hash of the tokens and labels of training. Computed once, because it reads up to 16M tokens.
+    pub(crate) training: String,
+    /// A hash of the tokens and labels of evaluation, and of how many of them it takes.
+    pub(crate) evaluation: u64,
 }
 
-impl TrainingData {
-    fn of(subject: &Subject) -> Result<Self, DataError> {
+impl DataIdentity {
+    fn of(subject: &Subject, eval_max_samples: Option<usize>) -> Result<Self, DataError> {
         let whole = Shard { rank: 0, num_ranks: 1 };
+        let digits = subject.evaluation_fingerprint()?.unwrap_or_default();
+        let hash = digits.get(..16).and_then(|digits| u64::from_str_radix(digits, 16).ok());
         Ok(Self {
             samples: subject.samples_per_epoch(whole)?,
-            fingerprint: subject.data_fingerprint()?,
+            training: subject.data_fingerprint()?,
+            evaluation: hash.unwrap_or(0).wrapping_add(eval_max_samples.unwrap_or(0) as u64),
         })
     }
 }
 
-/// Reads and checks everything that `request` names.
+/// Reads and checks everything that `request` names. `check` sees the job before its data is read, which may take
+/// minutes.
 ///
 /// # Errors
-/// Always a user's mistake.
-pub(crate) fn prepare(request: &JobRequest) -> Result<Preparation, Failure> {
+/// Always a user's mistake, that of `check` included.
+pub(crate) fn prepare(
+    request: &JobRequest,
+    check: impl FnOnce(&Job) -> Result<(), Failure>,
+) -> Result<Preparation, Failure> {
     let (mut job, written) = Job::load(request).map_err(Failure::mistake)?;
+    check(&job)?;
     check_backend(job.training.backend)?;
     let mut facts = job.facts();
     let (batch, dynamic) = resolve_batch(&written, &facts).map_err(Failure::mistake)?;
@@ -91,7 +101,7 @@ pub(crate) fn prepare(request: &JobRequest) -> Result<Preparation, Failure> {
     add_notes(&mut job, dynamic.as_ref(), max_steps);
     let (plan, record) = resolve_plan(&job, &written, &facts)?;
     Ok(Preparation {
-        training_data: TrainingData::of(&subject).map_err(Failure::run)?,
+        data: DataIdentity::of(&subject, job.training.eval_max_samples).map_err(Failure::run)?,
         max_steps: max_steps as u64,
         resume: None,
         job,
@@ -312,10 +322,27 @@ pub(crate) fn claim_output(folder: &Path) -> Result<Option<File>, Failure> {
 fn lock(folder: &Path) -> Result<Option<File>, Failure> {
     let Ok(handle) = File::open(folder) else { return Ok(None) };
     match handle.try_lock() {
-        Err(TryLockError::WouldBlock) => Err(Failure::mistake(format!(
-            "training.output_dir: another run is writing to {}; wait for it, or give another folder",
-            folder.display()
-        ))),
+        Err(TryLockError::WouldBlock) => Err(in_use(folder)),
         _ => Ok(Some(handle)),
     }
+}
+
+/// Refuses a folder that another run has locked. The lock of this check is shared, so that the processes of one job
+/// may check at the same time.
+///
+/// # Errors
+/// A user's mistake.
+pub(crate) fn refuse_running(folder: &Path) -> Result<(), Failure> {
+    let Ok(handle) = File::open(folder) else { return Ok(()) };
+    match handle.try_lock_shared() {
+        Err(TryLockError::WouldBlock) => Err(in_use(folder)),
+        _ => Ok(()),
+    }
+}
+
+fn in_use(folder: &Path) -> Failure {
+    Failure::mistake(format!(
+        "training.output_dir: another run is writing to {}; wait for it, or give another folder",
+        folder.display()
+    ))
 }

@@ -133,6 +133,15 @@ impl Subject {
         }
     }
 
+    /// A hash of the evaluation data, tokenized, if there is some.
+    pub(crate) fn evaluation_fingerprint(&self) -> Result<Option<String>, DataError> {
+        match self {
+            Self::Causal(subject) => subject.evaluation_fingerprint(),
+            Self::Encoder(subject) => Ok(subject.evaluation_fingerprint()),
+            Self::Gpt2Classifier(subject) => Ok(subject.evaluation_fingerprint()),
+        }
+    }
+
     /// The batches under a budget of tokens.
     ///
     /// # Errors

@@ -122,6 +122,10 @@ fn goodput(rows: &[Row]) -> Option<String> {
 /// Writes a file that is there whole or not at all.
 pub(crate) fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
     let partial = path.with_extension("partial");
-    fs::write(&partial, text)?;
-    fs::rename(&partial, path)
+    let written = fs::write(&partial, text).and_then(|()| fs::rename(&partial, path));
+    if written.is_err() {
+        // It may not even have been created.
+        let _ = fs::remove_file(&partial);
+    }
+    written
 }

@@ -2,7 +2,6 @@
 //! DeepSpeed's.
 
 use std::fmt::Display;
-use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use burn::module::AutodiffModule;
@@ -15,13 +14,14 @@ use deepburn::{
     BatchSource, CheckpointPlan, ClientStates, Engine, LoadPlan, LoopState, NextStep, TorchModel,
     check_deepspeed_checkpoint,
 };
+use deepburn_config::Job;
 use deepburn_models::Publication;
 use serde_json::json;
 
 use crate::failure::Failure;
 use crate::finetune::RankError;
 use crate::job_state::JobState;
-use crate::preparation::Preparation;
+use crate::preparation::{Preparation, refuse_running};
 
 /// Set by a launcher: how often it has restarted the job.
 const RESTARTS: &str = "DEEPBURN_RESTART";
@@ -67,11 +67,7 @@ pub(crate) fn plan(preparation: &Preparation) -> CheckpointPlan {
         save_steps: training.save_steps.map(|steps| steps as u64),
         asynchronous: training.async_save,
         retention: Retention {
-            keep_last: match (training.save_total_limit, training.save_steps) {
-                // Each best model is saved then and nothing else, so an earlier one has no use.
-                (None, None) if training.load_best_model_at_end => Some(NonZeroUsize::MIN),
-                (limit, _) => limit.and_then(|limit| limit.try_into().ok()),
-            },
+            keep_last: training.save_total_limit.and_then(|limit| limit.try_into().ok()),
             keep_best: training.save_best_limit.unwrap_or(0),
         },
         job: preparation.subject.name().to_owned(),
@@ -84,7 +80,7 @@ pub(crate) fn plan(preparation: &Preparation) -> CheckpointPlan {
 /// as those after the one that `--resume` names, are not part of it.
 ///
 /// # Errors
-/// As [`open`]; checkpoints of an earlier run where nothing is resumed.
+/// As [`open`].
 pub(crate) fn origin(
     preparation: &Preparation,
     asked: Option<&Option<String>>,
@@ -94,9 +90,24 @@ pub(crate) fn origin(
     {
         return Ok(Some(Origin::Own(checkpoint)));
     }
+    asked.map(|tag| open(preparation, tag.as_deref())).transpose()
+}
+
+/// Refuses an output folder that another run writes to, one with checkpoints of an earlier run if this one starts
+/// from the beginning, and one without any if it resumes.
+///
+/// # Errors
+/// A user's mistake.
+pub(crate) fn check_start(job: &Job, asked: Option<&Option<String>>) -> Result<(), Failure> {
+    let output = &job.training.output_dir;
+    refuse_running(output)?;
     match asked {
-        Some(tag) => open(preparation, tag.as_deref()).map(Some),
-        None => refuse_earlier(preparation).map(|()| None),
+        None if restarts() == 0 => refuse_earlier(output),
+        Some(None) if !folder(output).is_dir() => Err(named(format!(
+            "{} has no checkpoints; leave --resume out to start from the beginning",
+            output.display()
+        ))),
+        _ => Ok(()),
     }
 }
 
@@ -148,7 +159,7 @@ pub(crate) fn open(preparation: &Preparation, what: Option<&str>) -> Result<Orig
     if step > max_steps {
         return Err(named(format!(
             "it was saved after step {step}, and the job ends after step {max_steps}; raise \
-             training.max_steps"
+             training.max_steps or training.epochs, whichever ends it"
         )));
     }
     Ok(origin)
@@ -169,7 +180,7 @@ fn open_deepspeed(preparation: &Preparation, path: &Path) -> Result<DeepSpeedChe
             path.display()
         )));
     }
-    refuse_earlier(preparation)?;
+    refuse_earlier(&preparation.job.training.output_dir)?;
     let checkpoint = DeepSpeedCheckpoint::open(path, None).map_err(named)?;
     checkpoint.verify().map_err(named)?;
     let subject = &preparation.subject;
@@ -295,8 +306,8 @@ impl TorchModel for Published {
 ///
 /// # Errors
 /// A user's mistake, if there are some.
-pub(crate) fn refuse_earlier(preparation: &Preparation) -> Result<(), Failure> {
-    let root = folder(&preparation.job.training.output_dir);
+fn refuse_earlier(output: &Path) -> Result<(), Failure> {
+    let root = folder(output);
     let earlier = match root.is_dir() {
         true => Checkpoint::all(&root).map_err(Failure::mistake)?,
         false => Vec::new(),

@@ -78,12 +78,6 @@ impl Signals {
         self.terminated.clone()
     }
 
-    /// From now on the first one ends the process at once: there is no step to finish. None has come
-    /// by that.
-    pub(crate) fn end_at_once(&self) {
-        self.at_once.store(true, Relaxed);
-    }
-
     /// The last signal that came: its number and its name.
     pub(crate) fn last(&self) -> (u8, &'static str) {
         match self.number.load(Relaxed) as i32 {
@@ -91,18 +85,5 @@ impl Signals {
             SIGUSR1 => (SIGUSR1 as u8, "SIGUSR1"),
             _ => (SIGTERM as u8, "SIGTERM"),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_end_of_training_is_no_signal() {
-        let signals = Signals::default();
-        signals.end_at_once();
-        assert!(signals.at_once.load(Relaxed));
-        assert!(!signals.came.load(Relaxed));
     }
 }

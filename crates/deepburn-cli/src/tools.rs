@@ -227,6 +227,9 @@ fn generate(
     let config = checkpoint.config().clone();
     let model = checkpoint.load::<Flex>(&config, &FlexDevice).map_err(Failure::mistake)?;
     let tokens = tokenizer.encode(prompt).map_err(Failure::mistake)?;
+    if tokens.is_empty() {
+        return Err(Failure::mistake("--prompt: has no token; give a text to continue"));
+    }
     let used = last_tokens(&tokens, max_new_tokens, config.n_positions)?;
     let options = GenerateOptions {
         max_new_tokens,

@@ -250,6 +250,15 @@ pub(crate) fn check_pair(model: &ModelJob, data: &DataJob, findings: &mut Findin
         ),
         _ => {}
     }
+    if let DataKind::Classification { text_field, label_field } = &data.kind
+        && text_field == label_field
+    {
+        findings.error(
+            "data.label_field",
+            format!("{label_field:?} is the column of the texts too"),
+            "name the column of the labels",
+        );
+    }
 }
 
 /// For how long, on how many ranks; `written` has defaults of ranks and log.
@@ -261,7 +270,8 @@ pub(crate) fn read_training(
 ) -> TrainingJob {
     let (epochs, max_steps) =
         (training.optional_count("epochs"), training.optional_count("max_steps"));
-    if epochs.is_none() && max_steps.is_none() {
+    let is_given = |name| training.given(name).is_some();
+    if !is_given("epochs") && !is_given("max_steps") {
         findings.note("training.epochs", "is 1: neither epochs nor max_steps is given");
     }
     if training.text("output_dir").is_some_and(|folder| folder.trim().is_empty()) {

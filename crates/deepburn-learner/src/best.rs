@@ -53,6 +53,8 @@ pub struct BestPlan {
     pub load_at_end: bool,
     /// `None` takes all steps.
     pub early_stopping: Option<EarlyStopping>,
+    /// A hash of what evaluations are made on. Evaluations on other data are not compared.
+    pub evaluation_data: u64,
 }
 
 /// The best evaluation so far.
@@ -62,9 +64,12 @@ pub struct BestEvaluation {
     pub step: u64,
     /// As [`BestMetric::of`] gives it.
     pub metric: f64,
-    /// What `metric` measures. A run may resume with another metric, and the two are not comparable.
+    /// What `metric` measures.
     #[serde(default)]
     pub by: BestMetric,
+    /// [`BestPlan::evaluation_data`] of the run that made it.
+    #[serde(default)]
+    pub evaluation_data: u64,
 }
 
 /// What the training loop knows besides the engine. Checkpoints have it, so that a run that resumes picks the
@@ -81,10 +86,16 @@ pub struct LoopState {
 }
 
 impl LoopState {
-    /// The best evaluation so far by the metric of `plan`. `None` if another metric chose the best one before
-    /// the run resumed.
-    pub(crate) fn best_by(&self, plan: &BestPlan) -> Option<BestEvaluation> {
-        self.best.filter(|best| best.by == plan.metric)
+    /// The state that a run with `plan` resumes with. The best evaluation is forgotten if it is not comparable
+    /// with those to come, because the metric or the evaluation data has changed.
+    pub(crate) fn resumed_with(self, plan: &BestPlan) -> Self {
+        let is_comparable = |best: BestEvaluation| {
+            (best.by, best.evaluation_data) == (plan.metric, plan.evaluation_data)
+        };
+        match self.best.is_none_or(is_comparable) {
+            true => self,
+            false => Self { evaluation_pending: self.evaluation_pending, ..Self::default() },
+        }
     }
 
     /// Records an evaluation and returns whether it is the best so far. NaN and infinity are never the best.
@@ -92,9 +103,6 @@ impl LoopState {
         self.evaluation_pending = false;
         let Some(metric) = plan.metric.of(row) else { return false };
         let threshold = plan.early_stopping.map_or(0.0, |it| it.threshold);
-        if self.best.is_some_and(|best| best.by != plan.metric) {
-            *self = Self::default();
-        }
         let before = self.best.map(|best| best.metric);
         let improves = |by: f64| metric.is_finite() && before.is_none_or(|it| metric < it - by);
         match improves(threshold) {
@@ -103,7 +111,8 @@ impl LoopState {
         }
         let is_best = improves(0.0);
         if is_best {
-            self.best = Some(BestEvaluation { step: row.step, metric, by: plan.metric });
+            let BestPlan { metric: by, evaluation_data, .. } = *plan;
+            self.best = Some(BestEvaluation { step: row.step, metric, by, evaluation_data });
         }
         is_best
     }
@@ -138,6 +147,10 @@ mod tests {
         EvalRow { step, eval_loss, eval_accuracy: None }
     }
 
+    fn best(step: u64, metric: f64) -> BestEvaluation {
+        BestEvaluation { step, metric, by: BestMetric::Loss, evaluation_data: 0 }
+    }
+
     fn record(plan: &BestPlan, losses: &[f64]) -> (Vec<bool>, LoopState, Option<usize>) {
         let mut state = LoopState::default();
         let mut stopped = None;
@@ -153,7 +166,7 @@ mod tests {
     fn the_first_of_equal_losses_is_best() {
         let (found, state, stopped) = record(&BestPlan::default(), &[3.0, 2.0, 2.0, 2.5]);
         assert_eq!(found, [true, true, false, false]);
-        assert_eq!(state.best, Some(BestEvaluation { step: 2, metric: 2.0, by: BestMetric::Loss }));
+        assert_eq!(state.best, Some(best(2, 2.0)));
         assert_eq!(stopped, None);
     }
 
@@ -192,15 +205,20 @@ mod tests {
     }
 
     #[test]
-    fn another_metric_after_resuming_starts_anew() {
-        let (_, mut state, _) = record(&BestPlan::default(), &[0.2]);
-        let plan = BestPlan { metric: BestMetric::Accuracy, ..BestPlan::default() };
-        assert_eq!(state.best_by(&plan), None);
-        // An error rate of 0.5 is not worse than a loss of 0.2.
-        let row = EvalRow { step: 2, eval_loss: 0.1, eval_accuracy: Some(0.5) };
-        assert!(state.record(&plan, &row));
-        let expected = BestEvaluation { step: 2, metric: 0.5, by: BestMetric::Accuracy };
-        assert_eq!(state.best_by(&plan), Some(expected));
+    fn a_best_that_is_not_comparable_is_forgotten() {
+        let patient = Some(EarlyStopping { patience: 3, threshold: 0.0 });
+        let plan = BestPlan { early_stopping: patient, ..BestPlan::default() };
+        let (_, state, _) = record(&plan, &[0.2, 0.3]);
+        assert_eq!(state.resumed_with(&plan), state);
+        let pending = LoopState { evaluation_pending: true, ..state };
+        for other in [
+            BestPlan { metric: BestMetric::Accuracy, ..plan },
+            BestPlan { evaluation_data: 7, ..plan },
+        ] {
+            assert_eq!(state.resumed_with(&other), LoopState::default());
+            let resumed = pending.resumed_with(&other);
+            assert_eq!(resumed, LoopState { evaluation_pending: true, ..LoopState::default() });
+        }
     }
 
     #[test]

@@ -4,6 +4,8 @@
 //! data is. Before each batch the ranks agree to compute it. If one of them was asked to end the run or cannot
 //! read its data, all of them stop at the same batch.
 
+use std::path::PathBuf;
+
 use burn::module::AutodiffModule;
 use deepburn_comm::Tag;
 use deepburn_ops::OptimizerOps;
@@ -66,6 +68,27 @@ pub enum EvaluationEnd {
     Interrupted,
     /// A rank could not read its data: this one for the reason given, or another one.
     Unreadable(Option<OutsideError>),
+}
+
+/// Returns the failure of a run after [`EvaluationEnd::Unreadable`], `cause` being that of this rank. A rank whose data
+/// is sound waits here until the failure of the other one ends the run, so that the report names that rank and
+/// its reason. `checkpoint` is what was saved before.
+pub fn data_failure<B, M>(
+    engine: &Engine<B, M>,
+    cause: Option<OutsideError>,
+    checkpoint: Option<PathBuf>,
+) -> Cause
+where
+    B: OptimizerOps,
+    M: AutodiffModule<Training<B>>,
+{
+    if let Some(cause) = cause {
+        return Cause::Data { cause, checkpoint };
+    }
+    match engine.group().sum(Tag::new("data of another rank", 0), vec![0.0]) {
+        Err(error) => EngineError::from(error).into(),
+        Ok(_) => Cause::Data { cause: "another rank cannot read its data".into(), checkpoint },
+    }
 }
 
 /// Evaluates like [`evaluate`], calls `after_batch` after each batch, and stops on all ranks if `interrupt` of any

@@ -29,7 +29,9 @@ pub use checkpoint::{
 pub use deepburn_monitor::metrics;
 pub use engine::{Engine, PhaseTimes, Step, initialize};
 pub use error::EngineError;
-pub use evaluation::{EvaluationEnd, EvaluationProgress, Measured, evaluate, evaluate_until};
+pub use evaluation::{
+    EvaluationEnd, EvaluationProgress, Measured, data_failure, evaluate, evaluate_until,
+};
 pub use loss_scale::{LossScaler, ScaleExhausted, ScalerState};
 pub use save::{HalfPrecision, SaveError};
 pub use saving::{CheckpointPlan, Interrupt, Outcome};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use burn::module::AutodiffModule;
-use deepburn_checkpoint::Retention;
+use deepburn_checkpoint::{Retention, delete_checkpoint};
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::Training;
 use serde_json::Value;
@@ -49,11 +49,20 @@ impl CheckpointPlan {
 pub(crate) struct Saver<'a> {
     plan: Option<&'a CheckpointPlan>,
     best: BestPlan,
-    in_progress: Option<SaveInProgress>,
+    in_progress: Option<RunningSave>,
     /// The last evaluation.
     evaluation: Option<EvaluatedModel>,
     /// The last checkpoint of this run, and its step.
     saved: Option<(u64, PathBuf)>,
+    /// The last checkpoint of this run that was saved for no other reason than that its model was the best.
+    best_only: Option<PathBuf>,
+}
+
+/// A checkpoint that is being written.
+struct RunningSave {
+    save: SaveInProgress,
+    /// Whether no checkpoint was due and its model is the best so far.
+    is_best_only: bool,
 }
 
 /// What an evaluation says about the model of its step.
@@ -66,7 +75,7 @@ struct EvaluatedModel {
 
 impl<'a> Saver<'a> {
     pub(crate) fn new(plan: Option<&'a CheckpointPlan>, best: BestPlan) -> Self {
-        Self { plan, best, in_progress: None, evaluation: None, saved: None }
+        Self { plan, best, in_progress: None, evaluation: None, saved: None, best_only: None }
     }
 
     /// Takes note of an evaluation of the model that is saved next.
@@ -99,7 +108,7 @@ impl<'a> Saver<'a> {
 
     /// Whether this rank has written its part of the checkpoint in progress.
     pub(crate) fn has_written(&self) -> bool {
-        self.in_progress.as_ref().is_some_and(SaveInProgress::is_written)
+        self.in_progress.as_ref().is_some_and(|running| running.save.is_written())
     }
 
     /// Saves if a checkpoint is due after the step that the engine stands at, which may be the last, or if the
@@ -117,12 +126,14 @@ impl<'a> Saver<'a> {
         let step = engine.global_steps();
         let is_best =
             self.best.load_at_end && self.evaluation_of(step).is_some_and(|it| it.is_best);
-        let Some(plan) = self.plan.filter(|plan| is_best || plan.is_due(step, is_last)) else {
+        let Some(plan) = self.plan else { return Ok(()) };
+        let is_due = plan.is_due(step, is_last);
+        if !is_due && !is_best {
             return Ok(());
-        };
+        }
         self.finish(engine, &state)?;
         match engine.start_save(&plan.root, self.request(plan, step, rank_state, state)) {
-            Ok(started) => self.in_progress = Some(started),
+            Ok(save) => self.in_progress = Some(RunningSave { save, is_best_only: !is_due }),
             Err(error) => log_failed_save(engine, step, error)?,
         }
         if plan.asynchronous { Ok(()) } else { self.finish(engine, &state) }
@@ -138,11 +149,17 @@ impl<'a> Saver<'a> {
         engine: &Engine<B, M>,
         state: &LoopState,
     ) -> Result<(), EngineError> {
-        let Some((plan, save)) = self.plan.zip(self.in_progress.take()) else { return Ok(()) };
+        let Some((plan, running)) = self.plan.zip(self.in_progress.take()) else {
+            return Ok(());
+        };
+        let RunningSave { save, is_best_only } = running;
         let step = save.step();
         match save.finish(engine.group()) {
             Ok(path) => {
                 self.complete(engine, plan, &path, state);
+                if is_best_only && let Some(previous) = self.best_only.replace(path.clone()) {
+                    drop_superseded(engine, plan, &previous);
+                }
                 self.saved = Some((step, path));
                 Ok(())
             }
@@ -194,10 +211,27 @@ impl<'a> Saver<'a> {
             return;
         }
         info!("saved {}", path.display());
-        let best = state.best_by(&self.best).filter(|_| self.best.load_at_end).map(|it| it.step);
+        let best = state.best.filter(|_| self.best.load_at_end).map(|best| best.step);
         if let Err(error) = plan.retention.apply(&plan.root, best) {
             warn!("old checkpoints were not deleted: {error}");
         }
+    }
+}
+
+/// Deletes the checkpoint of a model that was the best until now, unless the plan counts checkpoints anyway. Without
+/// this, a run whose evaluations keep improving would fill the disk with one checkpoint each.
+fn drop_superseded<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
+    engine: &Engine<B, M>,
+    plan: &CheckpointPlan,
+    previous: &Path,
+) {
+    if engine.rank() != 0 || plan.retention != Retention::default() {
+        return;
+    }
+    let name = previous.file_name().and_then(|name| name.to_str());
+    let Some(Ok(tag)) = name.map(str::parse) else { return };
+    if let Err(error) = delete_checkpoint(&plan.root, &tag) {
+        warn!("the checkpoint of the previous best model was not deleted: {error}");
     }
 }
 

@@ -16,7 +16,7 @@ use tracing::{trace_span, warn};
 use crate::best::{BestPlan, LoopState};
 use crate::checkpoint::{LoadPlan, TrainingCheckpointError};
 use crate::engine::{PhaseTimes, Step};
-use crate::evaluation::{EvaluationEnd, EvaluationProgress, evaluate_until};
+use crate::evaluation::{EvaluationEnd, EvaluationProgress, data_failure, evaluate_until};
 use crate::metrics::{EvalRow, MemoryRow, PhaseSeconds, StepRow};
 use crate::saving::{CheckpointPlan, Interrupt, Outcome, Saver};
 use crate::source::{BatchSource, EvaluationStream, NextStep, StepBatches, StepSize};
@@ -157,9 +157,16 @@ where
         plan,
         hooks,
         saver: Saver::new(plan.checkpoints.as_ref(), plan.best),
-        state: plan.resumed,
+        state: plan.resumed.resumed_with(&plan.best),
         first_step: engine.global_steps(),
     };
+    if let (0, Some(best), None) = (engine.rank(), plan.resumed.best, run.state.best) {
+        warn!(
+            "the evaluation of step {}, the best so far, was made by another metric or on other data, so the \
+             best model is chosen among the evaluations from now on",
+            best.step
+        );
+    }
     let step = engine.global_steps();
     // An evaluation that a signal has cut short is made first.
     let mut is_interrupted = plan.resumed.evaluation_pending
@@ -294,18 +301,9 @@ impl Run<'_, '_> {
             true => self.saver.save_last(engine, position, self.state),
             false => Ok(None),
         };
-        let checkpoint = match saved {
-            Ok(checkpoint) => checkpoint,
-            Err(error) => return error.into(),
-        };
-        if let Some(cause) = cause {
-            return Cause::Data { cause, checkpoint };
-        }
-        // A rank whose data is sound waits here until the failure of the other one ends the run, so that the
-        // report names that rank and its reason.
-        match engine.group().sum(Tag::new("data of another rank", 0), vec![0.0]) {
-            Err(error) => EngineError::from(error).into(),
-            Ok(_) => Cause::Data { cause: "another rank cannot read its data".into(), checkpoint },
+        match saved {
+            Ok(checkpoint) => data_failure(engine, cause, checkpoint),
+            Err(error) => error.into(),
         }
     }
 
@@ -374,7 +372,7 @@ impl Run<'_, '_> {
             self.load_best(engine)?;
         }
         finish(self.hooks)?;
-        Ok(Outcome::Finished { step, best: self.state.best_by(&self.plan.best) })
+        Ok(Outcome::Finished { step, best: self.state.best })
     }
 
     /// Replaces the weights by those of the best model.
@@ -383,8 +381,7 @@ impl Run<'_, '_> {
         B: OptimizerOps,
         M: AutodiffModule<Training<B>>,
     {
-        let best = self.state.best_by(&self.plan.best);
-        let Some((best, checkpoints)) = best.zip(self.plan.checkpoints.as_ref()) else {
+        let Some((best, checkpoints)) = self.state.best.zip(self.plan.checkpoints.as_ref()) else {
             if engine.rank() == 0 {
                 warn!("no evaluation gave a number, so the model of the last step is kept");
             }

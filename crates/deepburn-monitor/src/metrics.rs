@@ -164,7 +164,7 @@ fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Err
 pub enum MetricsError {
     /// The file system refused.
     #[error(
-        "cannot {action} metrics file `{}`: {source}; check that the folder exists and is writable",
+        "cannot {action} metrics file `{}`: {source}; check that the folder exists, and its permissions",
         path.display()
     )]
     File {

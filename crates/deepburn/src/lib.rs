@@ -59,11 +59,12 @@ pub use deepburn_deepspeed as deepspeed;
 pub use deepburn_kernels as kernels;
 pub use deepburn_learner::{
     Batch, BatchSource, BestEvaluation, BestMetric, BestPlan, Cause, CheckpointPlan, ClientStates,
-    Confusion, EarlyStopping, Engine, EngineError, Evaluation, EvaluationProgress,
+    Confusion, EarlyStopping, Engine, EngineError, Evaluation, EvaluationEnd, EvaluationProgress,
     EvaluationStream, HalfPrecision, Hook, Interrupt, LoadPlan, LoopState, LossScaler, Measured,
     NextStep, Outcome, OutsideError, PhaseTimes, SaveError, SaveInProgress, SaveRequest, Step,
     StepBatches, StepSize, Task, TorchModel, TrainError, TrainPlan, TrainingCheckpointError,
-    check_deepspeed_checkpoint, evaluate, evaluate_until, initialize, metrics, schedule, train,
+    check_deepspeed_checkpoint, data_failure, evaluate, evaluate_until, initialize, metrics,
+    schedule, train,
 };
 pub use deepburn_ops as ops;
 pub use deepburn_zero as zero;

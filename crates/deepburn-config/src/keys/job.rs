@@ -255,8 +255,8 @@ const TRAINING: &[Key] = &[
         .unit("checkpoints"),
     positive(
         "save_best_limit",
-        "Checkpoints that are kept besides the newest because their \
-        evaluation loss is the least; none without it.",
+        "Checkpoints with the best evaluations by metric_for_best_model that are kept besides the newest; \
+        none without it.",
     )
     .unit("checkpoints"),
     Key::optional("resume", Kind::Free, "Is an option of the command line.")

@@ -131,7 +131,12 @@ const PLAIN: RunOptions = RunOptions {
     save_steps: None,
     stop: None,
     resumes: false,
-    best: BestPlan { metric: BestMetric::Loss, load_at_end: false, early_stopping: None },
+    best: BestPlan {
+        metric: BestMetric::Loss,
+        load_at_end: false,
+        early_stopping: None,
+        evaluation_data: 0,
+    },
     lr: 1e-3,
 };
 

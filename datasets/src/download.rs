@@ -371,8 +371,8 @@ impl Downloader {
         let status = response.status();
         match status.as_u16() {
             200..400 => Ok(response),
-            // A part that is longer than the file: the caller starts anew.
-            416 => Ok(response),
+            // A part that is longer than the file: the caller starts anew. Without a part it is a refusal.
+            416 if range.is_some() => Ok(response),
             // Other methods, versions or networks are what the last ones would need.
             408 | 429 | 500 | 502..=504 | 506..=510 | 520.. => {
                 Err(Failure::Lost(format!("answered {status}")))

@@ -10,7 +10,7 @@ use crate::*;
 const FOLDER: &str = "DEEPBURN_LARGE_TEXT_FOLDER";
 
 /// Most memory that this process has had, in bytes.
-pub(crate) fn peak_memory() -> Option<u64> {
+fn peak_memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)

@@ -90,8 +90,6 @@ pub use tokenizer::{END_OF_TEXT, Tokenizer};
 pub use tokens::{TokenFile, TokenWidth};
 
 #[cfg(test)]
-mod fuzz;
-#[cfg(test)]
 mod hub_tests;
 #[cfg(test)]
 mod large_text;

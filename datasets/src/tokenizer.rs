@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use rayon::prelude::*;
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::{AddedToken, PreTokenizerWrapper, TokenizerBuilder};
+use tokenizers::{AddedToken, PostProcessor, PreTokenizerWrapper, TokenizerBuilder};
 
 use crate::DataError;
 use crate::chunks::{CHUNK_BYTES, cut_at_spaces, cut_long_runs};
@@ -118,6 +118,13 @@ impl Tokenizer {
         files: TokenizerFiles,
         path: Option<&Path>,
     ) -> Result<Self, DataError> {
+        let around = inner.get_post_processor().map_or(0, |it| it.added_tokens(false));
+        if around > 0 {
+            tracing::warn!(
+                "the tokenizer adds {around} special tokens around a text, and texts are encoded without them here; \
+                 in other programs, encode with add_special_tokens=False"
+            );
+        }
         let (largest_id, end_of_text) = call(path, "reading its vocabulary", || {
             inner.with_truncation(None)?;
             inner.with_padding(None);

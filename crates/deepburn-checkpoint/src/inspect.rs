@@ -34,7 +34,14 @@ impl Checkpoint {
         writeln!(text, "state       {state}")?;
         writeln!(text, "job         {}", run.job)?;
         writeln!(text, "step        {}", run.step)?;
-        writeln!(text, "stage       {}, {} ranks, {} ops", run.stage, ranks.len(), run.working)?;
+        let plural = if ranks.len() == 1 { "" } else { "s" };
+        writeln!(
+            text,
+            "stage       {}, {} rank{plural}, {} ops",
+            run.stage,
+            ranks.len(),
+            run.working
+        )?;
         if let Some(metric) = run.metric {
             writeln!(text, "metric      {metric}")?;
         }

@@ -117,6 +117,7 @@ pub fn finetune(arguments: Arguments, profiler: &Profiler) -> Result<(), Failure
     if let Some(placement) = ranks.placement() {
         deepburn::divide_cores(placement);
     }
+    deepburn::start_threads().map_err(Failure::run)?;
     let request = JobRequest {
         config: arguments.config,
         sets: arguments.sets,
@@ -435,7 +436,8 @@ fn report_best(preparation: &Preparation, step: u64, best: Option<BestEvaluation
         && let Some(patience) = training.early_stopping_patience
     {
         tell(&format!(
-            "stopped early after step {step}: {patience} evaluations without a better one"
+            "stopped early after step {step}: {} without a better one",
+            counted(patience, "evaluation")
         ));
     }
     if training.load_best_model_at_end

@@ -115,13 +115,13 @@ impl JobState {
         // What the fields given in the job file amount to was compared above.
         differences.retain(|difference| !difference.path.starts_with("model.config"));
         // A refusal first: what else has changed matters to a run that resumes.
-        differences.sort_by_key(|difference| !is_refused(&difference.path));
+        differences.sort_by_key(|difference| !self.refuses(&difference.path));
         for Difference { path, then, now } in differences {
             // As the job file calls it: the resolved job keeps the path with its splits.
             let path = if path == "data.splits.path" { "data.path".to_owned() } else { path };
             let decides_numbers = !starts_with_any(&path, &CHANGES_NO_NUMBER);
             match (then, now) {
-                (Some(then), now) if is_refused(&path) => {
+                (Some(then), now) if self.refuses(&path) => {
                     return Err(format!(
                         "{path} was {then} when it was saved and is {} now; set it back, or start a new \
                          run{weights}",
@@ -144,6 +144,13 @@ impl JobState {
 }
 
 impl JobState {
+    /// Whether a run cannot resume with another value of the key `path`. The splits may change if a hash of the
+    /// training data says that they are the same texts.
+    fn refuses(&self, path: &str) -> bool {
+        let is_guarded = path.starts_with("data.splits") && self.data.is_some();
+        !is_guarded && is_refused(path)
+    }
+
     /// Refuses another model. Its configuration is compared field by field as it would be exported, because the
     /// data and a pretrained model decide what the job file leaves out.
     fn compare_models(&self, now: &Self) -> Result<(), String> {

@@ -55,6 +55,7 @@ pub struct PredictArguments {
 /// A user's mistake in the model, the table or the output; a failure while running. The output file is
 /// written whole or not at all.
 pub(crate) fn predict(arguments: &PredictArguments) -> Result<(), Failure> {
+    deepburn::start_threads().map_err(Failure::run)?;
     let folder = ModelFolder::find(&arguments.model, "--model")?;
     check_places(arguments)?;
     let length = arguments.max_length.or(folder.sequence_length());

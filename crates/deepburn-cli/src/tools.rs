@@ -214,6 +214,7 @@ fn generate(
     max_new_tokens: usize,
     sampling: Sampling,
 ) -> Result<(), Failure> {
+    deepburn::start_threads().map_err(Failure::run)?;
     let folder = ModelFolder::find(folder, "--model")?.path;
     if !matches!(KnownModel::read(Some(&folder))?, KnownModel::Gpt2(_)) {
         return Err(Failure::mistake(format!(

@@ -182,7 +182,7 @@ pub(crate) fn translate(text: &str, name: &str, folder: &Path) -> Result<Written
         }
         None => Written::new(Node::map(deepspeed(&config)), name),
     };
-    enable(precision, &mut written);
+    enable(precision, &mut written, name)?;
     Ok(written.with_processes(top.optional_count("num_processes")))
 }
 
@@ -257,9 +257,34 @@ fn offload(config: &Section<'_>, device: &str, nvme_path: &str) -> Node {
     Node::map(entries)
 }
 
-/// Switches a precision on unless the configuration speaks of it itself.
-fn enable(precision: Option<&'static str>, written: &mut Written) {
-    let Some(name) = precision.filter(|name| written.node().get(name).is_none()) else { return };
+/// Switches a precision on, as Accelerate does, if the configuration leaves it out or open (`"auto"`).
+///
+/// # Errors
+/// It switches the other one on.
+fn enable(
+    precision: Option<&'static str>,
+    written: &mut Written,
+    source: &str,
+) -> Result<(), ConfigError> {
+    let Some(name) = precision else { return Ok(()) };
+    let other = if name == "fp16" { "bf16" } else { "fp16" };
+    let enabled = |name| written.node().get(name).and_then(|section| section.get("enabled"));
+    if enabled(other).and_then(Node::as_flag) == Some(true) {
+        let mut findings = Findings::default();
+        let message =
+            format!("\"{name}\" contradicts {other}.enabled of the DeepSpeed configuration");
+        findings.error("mixed_precision", message, "switch on one type");
+        findings.verdict(source)?;
+    }
+    if written.node().get(name).is_some() {
+        let entries = written.node_mut().entries_mut().into_iter().flatten();
+        let section = entries.filter(|(key, _)| key == name).find_map(|(_, it)| it.entries_mut());
+        let enabled = section.into_iter().flatten().find(|(key, _)| key == "enabled");
+        if let Some((_, value)) = enabled.filter(|(_, value)| value.as_text() == Some("auto")) {
+            *value = Node::new(Value::Flag(true));
+        }
+        return Ok(());
+    }
     let mut entries = vec![("enabled".to_owned(), Node::new(Value::Flag(true)))];
     if name == "fp16" {
         entries.push(("auto_cast".to_owned(), Node::new(Value::Flag(true))));
@@ -267,6 +292,7 @@ fn enable(precision: Option<&'static str>, written: &mut Written) {
     if let Some(top) = written.node_mut().entries_mut() {
         top.push((name.to_owned(), Node::map(entries)));
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -277,6 +303,27 @@ mod tests {
 
     fn read(text: &str) -> Result<Written, ConfigError> {
         translate(text, "x.yaml", Path::new(""))
+    }
+
+    #[test]
+    fn mixed_precision_answers_what_the_deepspeed_file_leaves_open() {
+        let folder = tempfile::tempdir().unwrap();
+        let read = |file: serde_json::Value, precision: &str| {
+            std::fs::write(folder.path().join("ds.json"), file.to_string()).unwrap();
+            let yaml = format!(
+                "deepspeed_config:\n  deepspeed_config_file: ds.json\nmixed_precision: {precision}\n"
+            );
+            translate(&yaml, "x.yaml", folder.path())
+        };
+        let auto = json!({"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}});
+        for (precision, bf16, fp16) in
+            [("bf16", json!(true), json!("auto")), ("fp16", json!("auto"), json!(true))]
+        {
+            let written = read(auto.clone(), precision).unwrap().node().to_json();
+            assert_eq!([&written["bf16"]["enabled"], &written["fp16"]["enabled"]], [&bf16, &fp16]);
+        }
+        let error = read(json!({"bf16": {"enabled": true}}), "fp16").unwrap_err().to_string();
+        assert!(error.contains("mixed_precision") && error.contains("bf16.enabled"), "{error}");
     }
 
     #[test]

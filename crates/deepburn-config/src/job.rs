@@ -422,12 +422,14 @@ fn typed_rate(overrides: &[Override]) -> Option<Node> {
 
 /// Puts the learning rate that was typed in the place of the file's, where the file has one.
 fn use_rate(rate: Node, root: &mut Node) {
-    let place = ["optimizer", "params", "lr"].iter().try_fold(root, |node, name| {
-        let entries = node.entries_mut()?;
-        entries.iter_mut().find(|(key, _)| key == name).map(|(_, node)| node)
-    });
-    if let Some(lr) = place.filter(|lr| lr.as_real().is_some()) {
-        *lr = rate;
+    for path in [["optimizer", "params", "lr"], ["scheduler", "params", "warmup_max_lr"]] {
+        let place = path.iter().try_fold(&mut *root, |node, name| {
+            let entries = node.entries_mut()?;
+            entries.iter_mut().find(|(key, _)| key == name).map(|(_, node)| node)
+        });
+        if let Some(lr) = place.filter(|lr| lr.as_real().is_some()) {
+            *lr = rate.clone();
+        }
     }
 }
 

@@ -184,6 +184,7 @@ impl fmt::Display for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let full = match &self.value {
             Value::Number(text) => text.clone(),
+            Value::Map(entries) if entries.len() == 1 => "a section of 1 key".to_owned(),
             Value::Map(entries) => format!("a section of {} keys", entries.len()),
             _ => self.to_json().to_string(),
         };

@@ -1,23 +1,12 @@
 //! Mutated configurations: an answer or a message, never a panic.
 //!
-//! `DEEPBURN_FUZZ_INPUTS` sets how many; CONTRIBUTING.md has the command of the long run.
+//! CONTRIBUTING.md has the command of the long run.
 
 use std::fs;
 use std::path::Path;
 
 use deepburn_config::{Facts, Job, JobRequest, Written, resolve};
-use proptest::prelude::*;
-use proptest::sample::Index;
-use proptest::test_runner::Config;
-
-/// Inputs of each property in a usual run.
-const INPUTS: u32 = 500;
-
-fn inputs() -> Config {
-    let given = std::env::var("DEEPBURN_FUZZ_INPUTS").ok().and_then(|text| text.parse().ok());
-    // A failure prints its input; no file of failures is kept.
-    Config { failure_persistence: None, ..Config::with_cases(given.unwrap_or(INPUTS)) }
-}
+use deepburn_fuzz::{JSON_TOKENS, Mutator, fuzz};
 
 /// Texts to start from: the published configurations, the guides and the job files.
 fn seeds() -> Vec<String> {
@@ -32,93 +21,37 @@ fn seeds() -> Vec<String> {
     texts
 }
 
-/// One change of a text.
-#[derive(Debug, Clone)]
-enum Change {
-    Insert(Index, String),
-    Remove(Index, Index),
-    Repeat(Index, Index),
-}
-
-fn change() -> impl Strategy<Value = Change> {
-    let piece = prop_oneof![
-        "\\PC{1,4}",
-        "[-0-9eE.+]{1,6}",
-        prop::sample::select(vec![
-            "null",
-            "true",
-            "\"auto\"",
-            "{",
-            "}",
-            "[",
-            "]",
-            ",",
-            ":",
-            "\"",
-            "1e999",
-            "-1",
-            "NaN",
-            "\\u0000",
-            "//",
-            "9223372036854775808",
-        ])
-        .prop_map(str::to_owned),
-    ];
-    prop_oneof![
-        (any::<Index>(), piece).prop_map(|(at, text)| Change::Insert(at, text)),
-        (any::<Index>(), any::<Index>()).prop_map(|(from, length)| Change::Remove(from, length)),
-        (any::<Index>(), any::<Index>()).prop_map(|(from, length)| Change::Repeat(from, length)),
-    ]
-}
-
-fn apply(text: &str, changes: &[Change]) -> String {
-    let mut chars: Vec<char> = text.chars().collect();
-    for change in changes {
-        let place = |at: &Index, chars: &[char]| at.index(chars.len() + 1);
-        match change {
-            Change::Insert(at, piece) => {
-                let at = place(at, &chars);
-                chars.splice(at..at, piece.chars());
-            }
-            Change::Remove(from, length) | Change::Repeat(from, length) => {
-                let from = place(from, &chars);
-                let end = (from + length.index(24)).min(chars.len());
-                let taken: Vec<char> = chars[from..end].to_vec();
-                match change {
-                    Change::Remove(..) => drop(chars.drain(from..end)),
-                    _ => drop(chars.splice(from..from, taken)),
-                }
-            }
-        }
+/// One of the texts with some places changed.
+fn mutated(seeds: &[String], mutator: &mut Mutator) -> String {
+    let mut bytes = mutator.pick(seeds).clone().into_bytes();
+    if mutator.below(2) == 0 {
+        mutator.mutate_json(&mut bytes);
     }
-    chars.into_iter().collect()
+    let tokens = ["\"auto\"", "NaN", "//", "\u{1f525}"].into_iter().chain(JSON_TOKENS);
+    mutator.mutate(&mut bytes, &tokens.collect::<Vec<_>>());
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 #[test]
-fn mutated_files_end_in_an_answer_or_a_message() {
-    let seeds = prop::sample::select(seeds());
-    let changes = prop::collection::vec(change(), 1..6);
-    let mut runner = proptest::test_runner::TestRunner::new(inputs());
-    let input = (seeds, changes, 0usize..5, any::<bool>());
-    let outcome = runner.run(&input, |(seed, changes, world, host)| {
-        let text = apply(&seed, &changes);
+fn fuzzed_configurations_end_in_an_answer_or_a_message() {
+    let seeds = seeds();
+    fuzz(2000, |mutator| {
+        let text = mutated(&seeds, mutator);
         let facts = Facts {
-            host_device: host,
+            host_device: mutator.below(2) == 0,
             hidden_size: Some(768),
             total_steps: Some(10),
             micro_batch_size: Some(1),
-            ..Facts::on_host(world)
+            ..Facts::on_host(mutator.below(5))
         };
         if let Ok(written) = Written::from_json(&text)
             && let Err(report) = resolve(&written, &facts)
         {
-            prop_assert!(report.errors().all(|error| !error.message.is_empty()));
+            assert!(report.errors().all(|error| !error.message.is_empty()));
         }
         let request =
             JobRequest { sets: vec![format!("deepspeed={text}")], ..JobRequest::default() };
         let _ = Job::parse(&text, "job", Path::new(""), &JobRequest::default());
         let _ = Job::parse("{}", "job", Path::new(""), &request);
-        Ok(())
     });
-    outcome.unwrap();
 }

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use deepburn_deepspeed::{Array, DeepSpeedCheckpoint, DeepSpeedError};
+use deepburn_fuzz::Mutator;
 use tempfile::TempDir;
 
 fn data(name: &str) -> PathBuf {
@@ -64,24 +65,11 @@ fn refused(path: &Path) -> DeepSpeedError {
     everything(path).unwrap_err()
 }
 
-/// A generator of numbers that are the same in every run (SplitMix64).
-struct Numbers(u64);
-
-impl Numbers {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) % end as u64) as usize
-    }
-}
-
 /// Flips a byte or cuts the end off, often: never other values, never a panic.
 fn damage(name: &str, rounds: usize, seed: u64) {
     let folder = copy(name);
     let sound = everything(folder.path()).unwrap();
-    let mut numbers = Numbers(seed);
+    let mut numbers = Mutator::new(seed);
     let mut unharmed = 0;
     for round in 0..rounds {
         let files = files(folder.path());

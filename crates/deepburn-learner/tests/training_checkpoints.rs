@@ -507,6 +507,32 @@ fn a_damaged_checkpoint_is_refused_on_all_ranks() {
     assert!(message.contains("rank-00001.safetensors: damaged"), "{message}");
 }
 
+/// Replaces a piece of a manifest and corrects the checksum that it ends with.
+fn reseal(manifest: &Path, from: &str, to: &str) {
+    let text = std::fs::read_to_string(manifest).unwrap();
+    let (fields, _) = text.rsplit_once(",\n  \"checksum\": \"").unwrap();
+    assert!(fields.contains(from), "{fields}");
+    let fields = fields.replace(from, to);
+    let checksum = blake3::hash(fields.as_bytes());
+    std::fs::write(manifest, format!("{fields},\n  \"checksum\": \"{checksum}\"\n}}\n")).unwrap();
+}
+
+#[test]
+fn counters_that_no_run_has_are_refused_though_the_checksum_is_right() {
+    let root = tempfile::tempdir().unwrap();
+    with_engine(&plan("fp32", 2, 2), |engine| {
+        run(engine, MICRO_BATCHES)?;
+        save(engine, root.path())
+    });
+    let folder = root.path().join("step-00000001");
+    let steps = "\"optimizer_steps\": 1,";
+    reseal(&folder.join("manifest.json"), steps, &steps.replace('1', &u64::MAX.to_string()));
+    let checkpoint = Checkpoint::open_intact(&folder, None).unwrap();
+    let message = refused(&checkpoint, "fp32", 2, LoadPlan::ALL);
+    assert!(message.contains("optimizer_steps is 18446744073709551615"), "{message}");
+    assert!(message.contains("load a checkpoint that a run saved"), "{message}");
+}
+
 #[test]
 fn a_save_that_fails_leaves_training_alone() {
     let root = tempfile::tempdir().unwrap();

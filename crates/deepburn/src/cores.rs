@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use deepburn_comm::Placement;
+use deepburn_learner::OutsideError;
 
 /// Overrides the number of threads of the CPU backend.
 const OVERRIDE: &str = "RAYON_NUM_THREADS";
@@ -95,6 +96,19 @@ pub fn divide_cores(placement: &Placement) -> usize {
             );
             threads
         }
+    }
+}
+
+/// Starts the threads on which the CPU computes, unless they run already. Without this call the first computation
+/// starts them, and panics if it cannot.
+///
+/// # Errors
+/// The system's, such as a limit on processes.
+pub fn start_threads() -> Result<(), OutsideError> {
+    match rayon::ThreadPoolBuilder::new().build_global() {
+        // Only a failure of the system has a source; the other one is that there is such a pool already.
+        Err(error) if std::error::Error::source(&error).is_some() => Err(error.into()),
+        _ => Ok(()),
     }
 }
 

@@ -51,7 +51,7 @@
 mod cores;
 mod ranks;
 
-pub use cores::{HostCores, divide_cores};
+pub use cores::{HostCores, divide_cores, start_threads};
 pub use deepburn_checkpoint as checkpoint;
 pub use deepburn_comm as comm;
 pub use deepburn_config as config;

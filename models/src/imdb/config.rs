@@ -9,6 +9,8 @@ use crate::texts::TextLimits;
 
 /// The largest value of a width, length or vocabulary: products of two fit 64 bits with room.
 const MAX_SIZE: usize = 1 << 24;
+/// The largest number of layers. Each has a dozen parameters that are listed before any is read.
+const MAX_LAYERS: usize = 1 << 12;
 
 /// An encoder's architecture. Absent fields of a `config.json` are those of
 /// [`EncoderConfig::guide`].
@@ -173,18 +175,18 @@ impl EncoderConfig {
         let wrong = |name, value: String, rule: String| {
             Err(EncoderConfigError::Value { name, value, rule })
         };
-        for (name, value) in [
-            ("vocab_size", self.vocab_size),
-            ("embed_dim", self.embed_dim),
-            ("num_heads", self.num_heads),
-            ("num_layers", self.num_layers),
-            ("hidden_dim", self.hidden_dim),
-            ("max_len", self.max_len),
-            ("num_classes", self.num_classes),
+        for (name, value, range) in [
+            ("vocab_size", self.vocab_size, 1..=MAX_SIZE),
+            ("embed_dim", self.embed_dim, 1..=MAX_SIZE),
+            ("num_heads", self.num_heads, 1..=MAX_SIZE),
+            ("num_layers", self.num_layers, 1..=MAX_LAYERS),
+            ("hidden_dim", self.hidden_dim, 1..=MAX_SIZE),
+            ("max_len", self.max_len, 1..=MAX_SIZE),
+            ("num_classes", self.num_classes, 2..=MAX_SIZE),
         ] {
-            let least = if name == "num_classes" { 2 } else { 1 };
-            if !(least..=MAX_SIZE).contains(&value) {
-                return wrong(name, value.to_string(), format!("from {least} to {MAX_SIZE}"));
+            if !range.contains(&value) {
+                let rule = format!("from {} to {}", range.start(), range.end());
+                return wrong(name, value.to_string(), rule);
             }
         }
         let (width, heads) = (self.embed_dim, self.num_heads);
@@ -245,6 +247,7 @@ mod tests {
             (json!({"embed_dim": 0}), "embed_dim"),
             (json!({"embed_dim": 9, "num_heads": 3}), "embed_dim"),
             (json!({"max_len": 1_u64 << 40}), "max_len"),
+            (json!({"num_layers": 4097}), "num_layers"),
             (json!({"dropout": 1.0}), "dropout"),
             (json!({"num_classes": 1}), "num_classes"),
             (json!({"layer_norm_epsilon": 0.0}), "layer_norm_epsilon"),

@@ -4,12 +4,16 @@ use deepburn_deepspeed::Counters;
 
 use super::state::EngineState;
 use crate::engine::Progress;
+use crate::loss_scale::ScalerState;
 
 /// Largest counter that is accepted: no run gets there, and products with batch sizes stay in range.
 const LARGEST: u64 = 1 << 40;
 
 /// Largest number of samples or tokens that is accepted.
 const LARGEST_SUM: u64 = 1 << 62;
+
+/// What to do about all of them.
+const REMEDY: &str = "load a checkpoint that a run saved";
 
 /// Makes sure that the counters of a checkpoint are those of a run.
 ///
@@ -18,7 +22,6 @@ const LARGEST_SUM: u64 = 1 << 62;
 pub(super) fn check_counters(state: &EngineState) -> Result<(), String> {
     let Progress { micro_steps, accumulated, global_steps, skipped_steps, .. } = state.progress;
     let Progress { skipped_in_a_row, global_samples, global_tokens, .. } = state.progress;
-    let scale = state.loss_scale;
     check(&[
         ("optimizer_steps", state.optimizer_steps, LARGEST),
         ("progress.micro_steps", micro_steps, LARGEST),
@@ -28,35 +31,59 @@ pub(super) fn check_counters(state: &EngineState) -> Result<(), String> {
         ("progress.skipped_in_a_row", skipped_in_a_row, LARGEST),
         ("progress.global_samples", global_samples, LARGEST_SUM),
         ("progress.global_tokens", global_tokens, LARGEST_SUM),
-        ("schedule", state.schedule.unsigned_abs(), LARGEST),
-        ("loss_scale.iteration", scale.map_or(0, |scale| scale.iteration), LARGEST),
+        ("next_size.samples", state.next_size.map_or(0, |size| size.samples), LARGEST),
         (
-            "loss_scale.last_overflow",
-            scale.map_or(0, |scale| scale.last_overflow.unsigned_abs()),
+            "training_loop.evaluations_without_improvement",
+            state.training_loop.evaluations_without_improvement,
             LARGEST,
         ),
-    ])
+        ("schedule", state.schedule.unsigned_abs(), LARGEST),
+    ])?;
+    check_scaler(state.loss_scale)
 }
 
-/// The same for a checkpoint of DeepSpeed.
+/// The same for a checkpoint of DeepSpeed, with its schedule's position and its loss scaler.
 ///
 /// # Errors
 /// The first counter that no run has.
-pub(super) fn check_deepspeed_counters(counters: &Counters) -> Result<(), String> {
+pub(super) fn check_deepspeed_counters(
+    counters: &Counters,
+    schedule: Option<i64>,
+    scaler: Option<ScalerState>,
+) -> Result<(), String> {
     let Counters { global_steps, skipped_steps, global_samples, optimizer_steps } = *counters;
     check(&[
         ("global_steps", global_steps, LARGEST),
         ("skipped_steps", skipped_steps, LARGEST),
         ("global_samples", global_samples, LARGEST_SUM),
         ("step", optimizer_steps, LARGEST),
-    ])
+        ("lr_scheduler", schedule.unwrap_or(0).unsigned_abs(), LARGEST),
+    ])?;
+    check_scaler(scaler)
+}
+
+fn check_scaler(scaler: Option<ScalerState>) -> Result<(), String> {
+    let Some(ScalerState { scale, hysteresis, last_overflow, iteration }) = scaler else {
+        return Ok(());
+    };
+    check(&[
+        ("loss_scale.iteration", iteration, LARGEST),
+        ("loss_scale.last_overflow", last_overflow.unsigned_abs(), LARGEST),
+    ])?;
+    // A hysteresis counts down to 1, at which the scale is halved.
+    let wrong = match (hysteresis, scale.is_finite() && scale > 0.0) {
+        (0, _) => "hysteresis is 0; it must be at least 1".to_owned(),
+        (_, false) => format!("scale is {scale}; it must be a positive number"),
+        _ => return Ok(()),
+    };
+    Err(format!("loss_scale.{wrong}; {REMEDY}"))
 }
 
 fn check(counters: &[(&str, u64, u64)]) -> Result<(), String> {
     match counters.iter().find(|(_, value, largest)| value > largest) {
-        Some((name, value, largest)) => Err(format!(
-            "{name} is {value}; at most {largest} is supported; load a checkpoint that a run saved"
-        )),
+        Some((name, value, largest)) => {
+            Err(format!("{name} is {value}; at most {largest} is supported; {REMEDY}"))
+        }
         None => Ok(()),
     }
 }
@@ -77,7 +104,8 @@ mod tests {
             "loss_scale": {"scale": 65536.0, "hysteresis": 2, "last_overflow": -1, "iteration": 2},
             "schedule": 1,
             "batch": {"micro_batch_size": 1, "gradient_accumulation_steps": 2, "world_size": 2},
-            "next_size": null,
+            "next_size": {"samples": 4, "lr_factor": 1.0},
+            "training_loop": {"evaluations_without_improvement": 0},
             "client": null,
         })
     }
@@ -95,18 +123,37 @@ mod tests {
             ("/optimizer_steps", json!(u64::MAX), "optimizer_steps is 18446744073709551615"),
             ("/progress/global_steps", json!(u64::MAX), "progress.global_steps"),
             ("/progress/global_tokens", json!(u64::MAX), "progress.global_tokens"),
+            ("/next_size/samples", json!(u64::MAX), "next_size.samples"),
+            (
+                "/training_loop/evaluations_without_improvement",
+                json!(u64::MAX),
+                "training_loop.evaluations_without_improvement",
+            ),
             ("/schedule", json!(i64::MAX), "schedule"),
             ("/loss_scale/last_overflow", json!(i64::MIN), "loss_scale.last_overflow"),
+            ("/loss_scale/hysteresis", json!(0), "loss_scale.hysteresis is 0"),
+            ("/loss_scale/scale", json!(0.0), "loss_scale.scale is 0; it must be a positive"),
         ] {
             let error = verdict(pointer, value).unwrap_err();
             assert!(error.contains(name), "{error}");
         }
-        let counters = Counters {
-            global_steps: u64::MAX,
-            skipped_steps: 0,
-            global_samples: 0,
-            optimizer_steps: 0,
-        };
-        assert!(check_deepspeed_counters(&counters).unwrap_err().contains("global_steps"));
+    }
+
+    #[test]
+    fn counters_of_deepspeed_are_checked_alike() {
+        let counters =
+            Counters { global_steps: 3, skipped_steps: 1, global_samples: 24, optimizer_steps: 2 };
+        let scaler =
+            ScalerState { scale: 8.0, hysteresis: 1, last_overflow: -1, iteration: u64::MAX };
+        assert_eq!(check_deepspeed_counters(&counters, Some(2), None), Ok(()));
+        let endless = Counters { global_steps: u64::MAX, ..counters };
+        for (verdict, name) in [
+            (check_deepspeed_counters(&endless, None, None), "global_steps"),
+            (check_deepspeed_counters(&counters, Some(i64::MAX), None), "lr_scheduler"),
+            (check_deepspeed_counters(&counters, None, Some(scaler)), "loss_scale.iteration"),
+        ] {
+            let error = verdict.unwrap_err();
+            assert!(error.contains(name), "{error}");
+        }
     }
 }

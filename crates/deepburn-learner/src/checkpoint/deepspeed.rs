@@ -61,8 +61,9 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         if let Some(other) = paths.iter().find(|path| **path != paths[0]) {
             return Err(stored.unfit(format!("another rank loads {}", other.display())));
         }
-        let counters = stored.checkpoint.counters();
-        check_deepspeed_counters(&counters).map_err(|reason| stored.unfit(reason))?;
+        let (counters, schedule) = (stored.checkpoint.counters(), stored.checkpoint.schedule());
+        check_deepspeed_counters(&counters, schedule, scaler_state(stored.checkpoint))
+            .map_err(|reason| stored.unfit(reason))?;
         self.adopt_deepspeed(&stored, plan)
     }
 
@@ -91,9 +92,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         };
         if optimizer_states {
             self.states.load_moments(optimizer_steps, read)?;
-            if let Some(state) = stored.checkpoint.loss_scale() {
-                let LossScale { scale, hysteresis, last_overflow, iteration } = state;
-                self.scaler.restore(ScalerState { scale, hysteresis, last_overflow, iteration });
+            if let Some(state) = scaler_state(stored.checkpoint) {
+                self.scaler.restore(state);
             }
         }
         if let Some(position) = stored.checkpoint.schedule().filter(|_| lr_scheduler_states) {
@@ -101,6 +101,12 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         }
         Ok(())
     }
+}
+
+fn scaler_state(checkpoint: &DeepSpeedCheckpoint) -> Option<ScalerState> {
+    checkpoint.loss_scale().map(|LossScale { scale, hysteresis, last_overflow, iteration }| {
+        ScalerState { scale, hysteresis, last_overflow, iteration }
+    })
 }
 
 /// Makes sure that a checkpoint of DeepSpeed is one of a model whose parameters, all trained, have

@@ -1,0 +1,201 @@
+//! Mutated checkpoints: values or an error, never a panic.
+//!
+//! Checksums catch random damage, so most inputs are sealed again after they are changed: what is
+//! behind the checksums must not trust them. CONTRIBUTING.md has the command of the long run.
+
+use std::fs;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use deepburn_checkpoint::{
+    AsTrained, Atom, AtomKind, Checkpoint, CheckpointError, Consolidation, ElementType, Layout,
+    RankWriter, Retention, Run, Save, Slot, StoredSlot, Tag, consolidate,
+};
+use deepburn_fuzz::{JSON_TOKENS, Mutator, fuzz, scratch_folder};
+use safetensors::SafeTensors;
+use serde_json::{Value, json};
+
+const RANKS: usize = 2;
+const MANIFEST: &str = "manifest.json";
+
+fn atom(path: &str, shape: &[usize], slots: &[(Slot, ElementType)]) -> Atom {
+    let slots = slots.iter().cloned().map(|(slot, element)| StoredSlot { slot, element });
+    Atom {
+        path: path.into(),
+        shape: shape.into(),
+        kind: AtomKind::Parameter,
+        trainable: true,
+        aliases: vec![],
+        slots: slots.collect(),
+    }
+}
+
+/// A trained, a frozen and a tied parameter, and a buffer of bools.
+fn layout() -> Arc<Layout> {
+    let (weights, moment) = (Slot::Weights, Slot::moment("exp_avg"));
+    let trained = [
+        (weights.clone(), ElementType::F32),
+        (moment, ElementType::F32),
+        (Slot::Gradient, ElementType::F16),
+    ];
+    let mut tied = atom("a", &[3, 4], &trained);
+    tied.aliases = vec!["head".into()];
+    let mut frozen = atom("frozen", &[5], &[(weights.clone(), ElementType::Bf16)]);
+    frozen.trainable = false;
+    let mut mask = atom("mask", &[7], &[(weights, ElementType::Bool)]);
+    (mask.kind, mask.trainable) = (AtomKind::Buffer, false);
+    Arc::new(Layout::new(vec![tied, atom("b", &[1], &trained), frozen, mask], RANKS).unwrap())
+}
+
+fn save(root: &Path, step: u64) {
+    let layout = layout();
+    let save = Save::begin(root, Tag::of_step(step), layout.clone()).unwrap();
+    let write = |rank| {
+        let mut writer = RankWriter::create(save.ticket(), layout.clone(), rank).unwrap();
+        for piece in layout.pieces(rank) {
+            let atom = &layout.atoms()[piece.atom];
+            let StoredSlot { slot, element } = &atom.slots[piece.slot];
+            let bytes = vec![1; piece.range.len() * element.size()];
+            writer.write_bytes(&atom.path, slot, *element, &bytes).unwrap();
+        }
+        writer.finish(json!({ "seed": rank })).unwrap()
+    };
+    let records = (0..RANKS).map(write).collect();
+    let (job, state) = ("fuzz".to_owned(), json!({"optimizer_steps": step, "scale": 65536.0}));
+    let (metric, working) = (Some(0.5), ElementType::Bf16);
+    save.commit(records, Run { step, stage: 2, working, job, metric, state }).unwrap();
+}
+
+/// The files of a folder of checkpoints, by their paths in it.
+#[derive(Clone)]
+struct Files(Vec<(PathBuf, Vec<u8>)>);
+
+impl Files {
+    /// Two checkpoints and the pointer to the later one.
+    fn sound() -> Self {
+        let root = scratch_folder();
+        (1..3).for_each(|step| save(root.path(), step));
+        let names = ["manifest.json", "rank-00000.safetensors", "rank-00001.safetensors"];
+        let paths = ["step-00000002", "step-00000001"]
+            .into_iter()
+            .flat_map(|tag| names.map(|name| Path::new(tag).join(name)));
+        let read = |path: PathBuf| (path.clone(), fs::read(root.path().join(path)).unwrap());
+        Self(paths.chain([PathBuf::from("latest")]).map(read).collect())
+    }
+
+    fn get(&mut self, path: impl AsRef<Path>) -> &mut Vec<u8> {
+        let found = self.0.iter_mut().find(|(found, _)| found == path.as_ref());
+        &mut found.expect("a file of the sound folder").1
+    }
+
+    fn write(&self, root: &Path) {
+        // What the last input left: checkpoints are deleted and exported too.
+        for entry in fs::read_dir(root).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }.unwrap();
+        }
+        for (path, contents) in &self.0 {
+            let path = root.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, contents).unwrap();
+        }
+    }
+
+    fn mutate(&mut self, mutator: &mut Mutator) {
+        match mutator.below(8) {
+            0 => {
+                let at = mutator.below(self.0.len());
+                mutator.mutate(&mut self.0[at].1, &JSON_TOKENS);
+            }
+            1..=4 => self.change_manifest(|fields| mutator.mutate_json(fields)),
+            _ => self.mutate_rank(mutator),
+        }
+    }
+
+    /// Changes the file of a rank and corrects its length and checksum in the manifest.
+    fn mutate_rank(&mut self, mutator: &mut Mutator) {
+        let rank = mutator.below(RANKS);
+        let path = format!("step-00000002/rank-{rank:05}.safetensors");
+        let file = self.get(path);
+        mutator.mutate_safetensors(file);
+        let (length, checksum) = (file.len(), blake3::hash(file).to_hex().to_string());
+        self.change_manifest(|fields| {
+            let text = [&fields[..], b"\n}"].concat();
+            // It may have been changed before.
+            let Ok(mut manifest) = serde_json::from_slice::<Value>(&text) else { return };
+            let Some(entry) = manifest.pointer_mut(&format!("/ranks/{rank}")) else { return };
+            (entry["length"], entry["checksum"]) = (length.into(), checksum.into());
+            let text = serde_json::to_string_pretty(&manifest).unwrap();
+            *fields = text.strip_suffix("\n}").unwrap().as_bytes().to_vec();
+        });
+    }
+
+    /// Changes the fields of the later manifest, and corrects its checksum there and in `latest`.
+    fn change_manifest(&mut self, change: impl FnOnce(&mut Vec<u8>)) {
+        let manifest = self.get(Path::new("step-00000002").join(MANIFEST));
+        let seal = b",\n  \"checksum\": \"";
+        let end = manifest.windows(seal.len()).rposition(|window| window == seal);
+        // One that was changed before may have none.
+        let Some(end) = end else { return };
+        manifest.truncate(end);
+        change(manifest);
+        let checksum = blake3::hash(manifest).to_hex().to_string();
+        manifest.extend([&seal[..], checksum.as_bytes(), b"\"\n}\n"].concat());
+        *self.get("latest") = format!("step-00000002\n{checksum}\n").into_bytes();
+    }
+}
+
+/// Uses a folder of checkpoints in one of the ways there are.
+fn visit(root: &Path, mutator: &mut Mutator) {
+    if mutator.below(4) == 0 {
+        let _ = Checkpoint::open_intact(root, None);
+        let _ = Retention { keep_last: NonZeroUsize::new(1), keep_best: 0 }.apply(root, Some(1));
+        let _ = Save::begin(root, Tag::of_step(3), layout());
+        return;
+    }
+    let Ok(checkpoint) = Checkpoint::open(root, None) else { return };
+    match mutator.below(3) {
+        0 => drop(checkpoint.describe()),
+        1 => drop(resume(&checkpoint, 1 + mutator.below(4))),
+        _ => export(&checkpoint, &root.join("export"), mutator),
+    }
+}
+
+/// Reads what each of `ranks` ranks would own.
+fn resume(checkpoint: &Checkpoint, ranks: usize) -> Result<(), CheckpointError> {
+    let layout = Layout::new(checkpoint.layout().atoms().to_vec(), ranks)?;
+    for rank in 0..ranks {
+        for piece in layout.pieces(rank) {
+            let Atom { path, slots, .. } = &layout.atoms()[piece.atom];
+            let values = checkpoint.read(path, &slots[piece.slot].slot, piece.range.clone())?;
+            assert_eq!(values.len(), piece.range.len());
+        }
+    }
+    Ok(())
+}
+
+/// Exports the weights, which have to be a sound file if there are any.
+fn export(checkpoint: &Checkpoint, out: &Path, mutator: &mut Mutator) {
+    let element = *mutator.pick(&[ElementType::F32, ElementType::F16, ElementType::Bf16]);
+    let max_shard_bytes = *mutator.pick(&[0, 40, u64::MAX]);
+    let what = Consolidation { element, max_shard_bytes };
+    for file in consolidate(checkpoint, out, &what, &AsTrained).unwrap_or_default() {
+        if file.extension().is_some_and(|extension| extension == "safetensors") {
+            SafeTensors::deserialize(&fs::read(file).unwrap()).unwrap();
+        }
+    }
+}
+
+#[test]
+fn fuzzed_checkpoints_end_in_an_error_or_in_values() {
+    let (sound, root) = (Files::sound(), scratch_folder());
+    fuzz(2000, |mutator| {
+        let mut files = sound.clone();
+        for _ in 0..1 + mutator.below(2) {
+            files.mutate(mutator);
+        }
+        files.write(root.path());
+        visit(root.path(), mutator);
+    });
+}

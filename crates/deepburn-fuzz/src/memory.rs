@@ -1,0 +1,97 @@
+//! The memory of an input, counted by the allocator.
+//!
+//! The resident memory of the process does not show it: a zeroed allocation has no pages until it is
+//! written, and the peak of the process hides every input but the largest.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+
+use crate::run::current_seed;
+
+/// The most bytes that an input may hold. Sound inputs have some kilobytes.
+pub const MEMORY_LIMIT: usize = 256 << 20;
+
+/// Whether inputs are being run. Other tests of the process allocate what they like.
+static RUNNING: AtomicBool = AtomicBool::new(false);
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+/// Counts the bytes that are allocated and refuses single requests beyond the limit.
+struct CountingAllocator;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+impl CountingAllocator {
+    /// Counts a request of `bytes` unless it has to be refused.
+    fn admit(bytes: usize) -> bool {
+        if bytes > MEMORY_LIMIT && RUNNING.load(Relaxed) {
+            // A null pointer ends the process, unless the caller handles it, and tells no seed.
+            let seed = current_seed();
+            _ = writeln!(std::io::stderr(), "DEEPBURN_FUZZ_SEED={seed} asks for {bytes} bytes");
+            return false;
+        }
+        let live = LIVE.fetch_add(bytes, Relaxed) + bytes;
+        PEAK.fetch_max(live, Relaxed);
+        true
+    }
+}
+
+// SAFETY: all memory is that of the system's allocator. A refused request is a null pointer.
+unsafe impl GlobalAlloc for CountingAllocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if !Self::admit(layout.size()) {
+            return std::ptr::null_mut();
+        }
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        if !Self::admit(layout.size()) {
+            return std::ptr::null_mut();
+        }
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        if !Self::admit(new_size) {
+            return std::ptr::null_mut();
+        }
+        LIVE.fetch_sub(layout.size(), Relaxed);
+        // SAFETY: as the caller promises.
+        unsafe { System.realloc(pointer, layout, new_size) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size(), Relaxed);
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+/// Refuses requests beyond the limit as long as it lives.
+pub(crate) struct LimitGuard;
+
+impl LimitGuard {
+    pub(crate) fn new() -> Self {
+        RUNNING.store(true, Relaxed);
+        Self
+    }
+}
+
+impl Drop for LimitGuard {
+    fn drop(&mut self) {
+        RUNNING.store(false, Relaxed);
+    }
+}
+
+/// Calls `action` and returns the most bytes that it held at a time.
+pub(crate) fn peak_of(action: impl FnOnce()) -> usize {
+    let before = LIVE.load(Relaxed);
+    PEAK.store(before, Relaxed);
+    action();
+    PEAK.load(Relaxed).saturating_sub(before)
+}

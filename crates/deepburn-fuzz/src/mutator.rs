@@ -1,0 +1,178 @@
+//! Reproducible changes of sound files.
+//!
+//! Main type: [`Mutator`].
+
+use std::ops::Range;
+
+/// Pieces of JSON that take the place of others.
+pub const JSON_TOKENS: [&str; 20] = [
+    "0", "-1", "0.5", "1e999", "null", "true", "{", "}", "[", "]", ",", ":", "\"", "[]", "{}",
+    "\"\"", "\"a\"", "\\u0000", "\u{e9}", "[[[[",
+];
+
+/// Numbers in text, of which many are beyond what a reader expects.
+const TEXT_NUMBERS: [&str; 18] = [
+    "0",
+    "-0",
+    "-1",
+    "1",
+    "2",
+    "3",
+    "255",
+    "65536",
+    "1048576",
+    "16777216",
+    "4294967295",
+    "9223372036854775807",
+    "9223372036854775808",
+    "18446744073709551615",
+    "18446744073709551616",
+    "0.5",
+    "1e999",
+    "-1e-999",
+];
+
+/// The same for fields of bytes.
+const INTEGERS: [u64; 16] = [
+    0,
+    1,
+    2,
+    8,
+    127,
+    128,
+    255,
+    256,
+    65535,
+    1 << 24,
+    (1 << 31) - 1,
+    1 << 31,
+    (1 << 32) - 1,
+    1 << 32,
+    (1 << 63) - 1,
+    u64::MAX,
+];
+
+/// Draws numbers from a seed and changes files by them.
+#[derive(Debug)]
+pub struct Mutator(u64);
+
+impl Mutator {
+    /// Starts from `seed`. Neighbouring seeds give unrelated numbers.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// Draws a number below `limit`; 0 for a limit of 0. The generator is SplitMix64 (Steele, Lea and
+    /// Flood 2014).
+    pub fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = self.0;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((bits ^ (bits >> 31)) % limit.max(1) as u64) as usize
+    }
+
+    /// Draws one of `choices`, which must not be empty.
+    pub fn pick<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
+        &choices[self.below(choices.len())]
+    }
+
+    /// Changes one to three places: cuts the end off, removes, repeats, or puts one of `tokens` or
+    /// any byte there.
+    pub fn mutate(&mut self, bytes: &mut Vec<u8>, tokens: &[impl AsRef<[u8]>]) {
+        for _ in 0..1 + self.below(3) {
+            let span = self.span(bytes.len(), 12);
+            match self.below(7) {
+                0 => bytes.truncate(span.start),
+                1 => drop(bytes.drain(span)),
+                2 => {
+                    let copy = bytes[span].to_vec();
+                    let at = self.below(bytes.len() + 1);
+                    drop(bytes.splice(at..at, copy));
+                }
+                3 => self.set_byte(bytes),
+                4 => self.set_integer(bytes),
+                _ => {
+                    let token = self.pick(tokens).as_ref().to_vec();
+                    drop(bytes.splice(span, token));
+                }
+            }
+        }
+    }
+
+    /// Changes a text of JSON: mostly its numbers, which leaves it well-formed.
+    pub fn mutate_json(&mut self, text: &mut Vec<u8>) {
+        if self.below(4) == 0 {
+            return self.mutate(text, &JSON_TOKENS);
+        }
+        for _ in 0..1 + self.below(2) {
+            let numbers = numbers(text);
+            if !numbers.is_empty() {
+                let number = self.pick(&numbers).clone();
+                drop(text.splice(number, self.pick(&TEXT_NUMBERS).bytes()));
+            }
+        }
+    }
+
+    /// Changes a safetensors file: its header, with a length that fits, its length, or its values.
+    pub fn mutate_safetensors(&mut self, file: &mut Vec<u8>) {
+        let length = file.first_chunk::<8>().map_or(0, |bytes| u64::from_le_bytes(*bytes) as usize);
+        if length > file.len().saturating_sub(8) {
+            return self.mutate(file, &JSON_TOKENS);
+        }
+        match self.below(8) {
+            0 => self.mutate(file, &JSON_TOKENS),
+            1 => {
+                let length = *self.pick(&INTEGERS);
+                file[..8].copy_from_slice(&length.to_le_bytes());
+            }
+            2 | 3 => self.set_integer(&mut file[8 + length..]),
+            _ => {
+                let data = file.split_off(8 + length);
+                let mut header = file.split_off(8);
+                self.mutate_json(&mut header);
+                let length = (header.len() as u64).to_le_bytes();
+                *file = [&length[..], &header, &data].concat();
+            }
+        }
+    }
+
+    /// Changes a byte.
+    fn set_byte(&mut self, bytes: &mut [u8]) {
+        let at = self.below(bytes.len());
+        let value = self.below(256) as u8;
+        if let Some(byte) = bytes.get_mut(at) {
+            *byte = value;
+        }
+    }
+
+    /// Puts a little-endian number of 1 to 8 bytes in the place of others.
+    pub fn set_integer(&mut self, bytes: &mut [u8]) {
+        let width = 1 << self.below(4);
+        let at = self.below((bytes.len() + 1).saturating_sub(width));
+        let value = self.pick(&INTEGERS).to_le_bytes();
+        if let Some(field) = bytes.get_mut(at..at + width) {
+            field.copy_from_slice(&value[..width]);
+        }
+    }
+
+    fn span(&mut self, length: usize, most: usize) -> Range<usize> {
+        let start = self.below(length + 1);
+        start..(start + self.below(most)).min(length)
+    }
+}
+
+/// Where a text has numbers, those within names and strings included.
+fn numbers(text: &[u8]) -> Vec<Range<usize>> {
+    let is_part = |byte: &u8| byte.is_ascii_digit() || b"+-.eE".contains(byte);
+    let mut found = Vec::new();
+    let mut at = 0;
+    while at < text.len() {
+        let len = text[at..].iter().take_while(|byte| is_part(byte)).count();
+        if text[at..at + len].iter().any(u8::is_ascii_digit) {
+            found.push(at..at + len);
+        }
+        at += len.max(1);
+    }
+    found
+}

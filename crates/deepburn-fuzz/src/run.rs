@@ -1,0 +1,93 @@
+//! The loop over inputs, with the limits of time and memory.
+
+use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use crate::Mutator;
+use crate::memory::{LimitGuard, MEMORY_LIMIT, peak_of};
+
+/// The longest that an input may take. Most take less than a millisecond; the rest is room for a
+/// machine that is busy with other things.
+pub const TIME_LIMIT: Duration = Duration::from_secs(10);
+
+/// The seed of the input that is being run.
+static SEED: AtomicU64 = AtomicU64::new(0);
+
+pub(crate) fn current_seed() -> u64 {
+    SEED.load(Relaxed)
+}
+
+/// Calls `check` for `DEEPBURN_FUZZ_INPUTS` inputs, `default` where it is not set, and prints how
+/// many there were, the longest time and the most memory.
+///
+/// # Panics
+/// If an input panics or exceeds a limit, with its seed. An input that never ends, or asks for more
+/// memory than the limit at once, ends the process.
+pub fn fuzz(default: u64, mut check: impl FnMut(&mut Mutator)) {
+    let inputs = setting("DEEPBURN_FUZZ_INPUTS", default);
+    let first = setting("DEEPBURN_FUZZ_SEED", 1);
+    let (mut slowest, mut largest) = ((Duration::ZERO, first), (0, first));
+    thread::scope(|scope| {
+        // Dropped at the end or by a panic, which ends the watch.
+        let (_running, ended) = channel();
+        scope.spawn(move || watch(&ended));
+        let _limit = LimitGuard::new();
+        for seed in (0..inputs).map(|input| first.wrapping_add(input)) {
+            SEED.store(seed, Relaxed);
+            let started = Instant::now();
+            let mut outcome = Ok(());
+            let memory = peak_of(|| {
+                outcome = catch_unwind(AssertUnwindSafe(|| check(&mut Mutator::new(seed))));
+            });
+            let time = started.elapsed();
+            let again = format!("repeat it with DEEPBURN_FUZZ_SEED={seed} DEEPBURN_FUZZ_INPUTS=1");
+            assert!(outcome.is_ok(), "an input panics; {again}");
+            assert!(time <= TIME_LIMIT, "an input takes {time:?}; {again}");
+            assert!(memory <= MEMORY_LIMIT, "an input holds {memory} bytes; {again}");
+            slowest = slowest.max((time, seed));
+            largest = largest.max((memory, seed));
+        }
+    });
+    println!(
+        "{inputs} inputs; the slowest took {:?} (seed {}), the largest held {} kB (seed {})",
+        slowest.0,
+        slowest.1,
+        largest.0 / 1000,
+        largest.1
+    );
+}
+
+/// Returns a temporary folder, in memory where the system has one there.
+pub fn scratch_folder() -> TempDir {
+    let memory = Path::new("/dev/shm");
+    match memory.is_dir() {
+        true => tempfile::tempdir_in(memory),
+        false => tempfile::tempdir(),
+    }
+    .expect("tests may write temporary files")
+}
+
+fn setting(name: &str, default: u64) -> u64 {
+    let Ok(text) = std::env::var(name) else { return default };
+    text.parse().unwrap_or_else(|_| panic!("{name} is `{text}`; it must be a number from 0"))
+}
+
+/// Ends the process if one input runs between two looks, until `ended` is closed.
+fn watch(ended: &Receiver<()>) {
+    let mut last = None;
+    while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(2 * TIME_LIMIT) {
+        let seed = current_seed();
+        if last.replace(seed) == Some(seed) {
+            // The test harness captures what `eprintln` writes, and loses it here.
+            _ = writeln!(std::io::stderr(), "an input does not end; DEEPBURN_FUZZ_SEED={seed}");
+            std::process::abort();
+        }
+    }
+}

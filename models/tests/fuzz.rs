@@ -1,0 +1,215 @@
+//! Mutated folders of pretrained weights: a model or an error, never a panic.
+//!
+//! Each input changes `config.json`, the index of shards or a weight file, whose header stays as
+//! long as it says in most of them. CONTRIBUTING.md has the command of the long run.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use burn::tensor::{Int, Tensor, TensorData};
+use burn_flex::Flex;
+use deepburn_fuzz::{Mutator, fuzz, scratch_folder};
+use deepburn_models::gpt2::{
+    Checkpoint, CheckpointError, CheckpointWriter, ClassifierConfig, Gpt2Classifier, Gpt2Config,
+    ParameterShape, SavedPrecision,
+};
+use deepburn_models::imdb::{Encoder, EncoderConfig};
+use deepburn_models::{ClassNames, TextBatch, TextLimits, read_small_file};
+use safetensors::SafeTensors;
+use serde_json::{Map, Value, json};
+
+fn gpt2(tied: bool) -> Gpt2Config {
+    Gpt2Config {
+        vocab_size: 7,
+        n_positions: 3,
+        n_embd: 4,
+        n_layer: 1,
+        n_head: 2,
+        n_inner: Some(3),
+        tie_word_embeddings: tied,
+        ..Gpt2Config::small()
+    }
+}
+
+fn classifier() -> ClassifierConfig {
+    let names = ClassNames::new(vec!["bad".into(), "good".into()]).unwrap();
+    ClassifierConfig { body: gpt2(true), num_classes: 2 }.with_class_names(Some(&names))
+}
+
+fn encoder() -> EncoderConfig {
+    EncoderConfig {
+        vocab_size: 7,
+        embed_dim: 4,
+        num_heads: 2,
+        num_layers: 1,
+        hidden_dim: 3,
+        max_len: 5,
+        num_classes: 2,
+        ..EncoderConfig::guide()
+    }
+}
+
+/// Fills a checkpoint with values.
+fn write(mut writer: CheckpointWriter, parameters: &[ParameterShape]) {
+    for ParameterShape { path, shape } in parameters {
+        let values: Vec<f32> = (0..shape.iter().product()).map(|at| (at as f32).sin()).collect();
+        writer.write(path, TensorData::new(values, shape.clone())).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+/// Cuts the weights of a folder into two shards with an index.
+fn shard(folder: &Path) {
+    let whole = folder.join("model.safetensors");
+    let bytes = fs::read(&whole).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap().tensors();
+    let mut map = Map::new();
+    for (number, part) in tensors.chunks(tensors.len().div_ceil(2)).enumerate() {
+        let name = format!("part{number}.safetensors");
+        map.extend(part.iter().map(|(tensor, _)| (tensor.clone(), name.clone().into())));
+        let part = part.iter().map(|(name, view)| (name, view));
+        fs::write(folder.join(name), safetensors::serialize(part, None).unwrap()).unwrap();
+    }
+    fs::remove_file(whole).unwrap();
+    let index = json!({"metadata": {"total_size": bytes.len()}, "weight_map": map});
+    fs::write(folder.join("model.safetensors.index.json"), index.to_string()).unwrap();
+}
+
+/// A folder with its files as they were written.
+struct Folder {
+    path: PathBuf,
+    files: Vec<(PathBuf, Vec<u8>)>,
+}
+
+impl Folder {
+    fn read(path: PathBuf) -> Self {
+        let files = fs::read_dir(&path).unwrap().map(|file| file.unwrap().path());
+        let mut files: Vec<_> = files.map(|file| (file.clone(), fs::read(file).unwrap())).collect();
+        files.sort();
+        // Nothing reads it here.
+        files.retain(|(file, _)| !file.ends_with("generation_config.json"));
+        Self { path, files }
+    }
+}
+
+/// Language models in every type, tied, untied and in shards, a classifier and an encoder.
+fn sound(root: &Path) -> Vec<Folder> {
+    use SavedPrecision::{Bf16, F16, F32};
+    let kinds = [("f32", F32, true), ("f16", F16, false), ("bf16", Bf16, true)];
+    let language_models = kinds.into_iter().flat_map(|(name, precision, tied)| {
+        [false, true].map(|sharded| {
+            let path = root.join(format!("{name}_{sharded}"));
+            let config = gpt2(tied);
+            let writer = CheckpointWriter::create(&path, &config, precision).unwrap();
+            write(writer, &config.parameters());
+            if sharded {
+                shard(&path);
+            }
+            path
+        })
+    });
+    let mut paths: Vec<_> = language_models.collect();
+    let [classified, encoded] = ["classifier", "encoder"].map(|name| root.join(name));
+    let writer = classifier().checkpoint_writer(&classified, F32).unwrap();
+    write(writer, &classifier().parameters());
+    write(encoder().checkpoint_writer(&encoded, F16).unwrap(), &encoder().parameters());
+    paths.extend([classified, encoded]);
+    paths.into_iter().map(Folder::read).collect()
+}
+
+/// Loads the model as programs do that find its kind in its configuration.
+fn load(folder: &Path) -> Result<(), String> {
+    let text = read_small_file(&folder.join("config.json")).map_err(|error| error.to_string())?;
+    let fields: Map<String, Value> = serde_json::from_str(&text).unwrap_or_default();
+    if fields.get("model_type") == Some(&"deepburn_encoder".into()) {
+        load_encoder(folder, fields)
+    } else if fields.contains_key("id2label") {
+        load_classifier(folder).map_err(|error| error.to_string())
+    } else {
+        load_language_model(folder).map_err(|error| error.to_string())
+    }
+}
+
+/// Loads in both ways, which must agree.
+fn load_language_model(folder: &Path) -> Result<(), CheckpointError> {
+    let device = Default::default();
+    let checkpoint = Checkpoint::open(folder)?;
+    let config = checkpoint.config().clone();
+    let ids = || Tensor::<Flex, 2, Int>::zeros([1, 1], &device);
+    let at_once = checkpoint.load::<Flex>(&config, &device);
+    let lazily = Checkpoint::open(folder).and_then(|mut checkpoint| {
+        checkpoint.check_values(&config)?;
+        checkpoint.load_lazily::<Flex>(&config, &device)
+    });
+    match (at_once, lazily) {
+        (Ok(model), Ok(lazy)) => {
+            let [left, right] = [model, lazy].map(|model| model.forward(ids()).into_data());
+            // Huge weights make infinite or undefined logits of both.
+            assert_eq!(left.as_bytes(), right.as_bytes());
+            let _ = (config.eos_token_ids(), config.class_names(), config.num_parameters());
+            Ok(())
+        }
+        (Err(error), Err(lazy)) => {
+            assert_eq!(error.to_string(), lazy.to_string());
+            Err(error)
+        }
+        (model, lazy) => panic!("{model:?} at once, lazily {lazy:?}"),
+    }
+}
+
+fn load_classifier(folder: &Path) -> Result<(), CheckpointError> {
+    let device = Default::default();
+    let checkpoint = Checkpoint::open(folder)?;
+    let body = checkpoint.config().clone();
+    let names = body.class_names();
+    let num_classes = names.ok().flatten().map_or(2, |names| names.as_slice().len());
+    let config = ClassifierConfig { body, num_classes };
+    let model = Gpt2Classifier::<Flex>::load_trained(checkpoint, &config, &device)?;
+    if let Some(batch) = batch(config.limits()) {
+        model.forward(&batch).into_data();
+    }
+    Ok(())
+}
+
+fn load_encoder(folder: &Path, fields: Map<String, Value>) -> Result<(), String> {
+    let config = EncoderConfig::from_saved(fields).map_err(|error| error.to_string())?;
+    let model = Encoder::<Flex>::load(folder, &config, &Default::default());
+    let model = model.map_err(|error| error.to_string())?;
+    if let Some(batch) = batch(config.limits()) {
+        model.forward(&batch).into_data();
+    }
+    Ok(())
+}
+
+/// Two short texts, if the model takes them.
+fn batch(limits: TextLimits) -> Option<TextBatch<Flex>> {
+    TextBatch::new(limits, &[0, 1, 2, 0], &[2, 1], &[0, 1], &Default::default()).ok()
+}
+
+/// Changes a file of a folder.
+fn mutated((path, contents): &(PathBuf, Vec<u8>), mutator: &mut Mutator) -> Vec<u8> {
+    let mut contents = contents.clone();
+    match path.extension().is_some_and(|extension| extension == "json") {
+        true => mutator.mutate_json(&mut contents),
+        false => mutator.mutate_safetensors(&mut contents),
+    }
+    contents
+}
+
+#[test]
+fn fuzzed_weights_end_in_an_error_or_in_a_model() {
+    let root = scratch_folder();
+    let folders = sound(root.path());
+    folders.iter().for_each(|folder| load(&folder.path).unwrap());
+    fuzz(2000, |mutator| {
+        let Folder { path, files } = mutator.pick(&folders);
+        let changed: Vec<_> = (0..1 + mutator.below(2)).map(|_| mutator.pick(files)).collect();
+        for file in &changed {
+            fs::write(&file.0, mutated(file, mutator)).unwrap();
+        }
+        let _ = load(path);
+        for (file, contents) in changed {
+            fs::write(file, contents).unwrap();
+        }
+    });
+}

@@ -308,8 +308,8 @@ impl Job {
             set.apply(DEEPSPEED, written.node_mut())?;
             typed.push(set.typed(DEEPSPEED));
         }
-        if let Some(rate) = rate {
-            use_rate(rate, written.node_mut());
+        if let Some((rate, paths)) = rate {
+            use_rate(&rate, &paths, written.node_mut());
         }
         let written = written.with_typed(typed);
         let typed: Vec<_> = job.iter().map(|set| set.typed(JOB)).collect();
@@ -408,22 +408,30 @@ fn overrides(request: &JobRequest) -> Result<Vec<Override>, ConfigError> {
     Ok(overrides)
 }
 
-/// The learning rate of `--set training.learning_rate`, where no later option sets the optimizer's.
-fn typed_rate(overrides: &[Override]) -> Option<Node> {
-    const OPTIMIZERS: &[&str] = &["deepspeed", "optimizer", "params", "lr"];
+/// The keys of a DeepSpeed configuration that a typed `training.learning_rate` decides.
+const RATES: [&[&str]; 2] = [
+    &["deepspeed", "optimizer", "params", "lr"],
+    &["deepspeed", "scheduler", "params", "warmup_max_lr"],
+];
+
+/// The learning rate of `--set training.learning_rate`, and the keys of [`RATES`] that no later option sets.
+fn typed_rate(overrides: &[Override]) -> Option<(Node, Vec<&'static [&'static str]>)> {
     let at = overrides.iter().rposition(|set| set.sets(&["training", "learning_rate"]))?;
     let value = overrides[at].value();
+    value.as_real()?;
     // The file that --deepspeed names is a file: what was typed for one value wins over it.
-    let later =
-        overrides.iter().rposition(|set| set.sets(OPTIMIZERS) && set.value().as_text().is_none());
-    let is_last = later.is_none_or(|later| later < at);
-    (is_last && value.as_real().is_some()).then(|| value.clone())
+    let is_last = |path: &&[&str]| {
+        let sets = |set: &Override| set.sets(path) && set.value().as_text().is_none();
+        overrides.iter().rposition(sets).is_none_or(|later| later < at)
+    };
+    Some((value.clone(), RATES.into_iter().filter(is_last).collect()))
 }
 
 /// Puts the learning rate that was typed in the place of the file's, where the file has one.
-fn use_rate(rate: Node, root: &mut Node) {
-    for path in [["optimizer", "params", "lr"], ["scheduler", "params", "warmup_max_lr"]] {
-        let place = path.iter().try_fold(&mut *root, |node, name| {
+fn use_rate(rate: &Node, paths: &[&[&str]], root: &mut Node) {
+    for path in paths {
+        // `root` is the section that the first name stands for.
+        let place = path[1..].iter().try_fold(&mut *root, |node, name| {
             let entries = node.entries_mut()?;
             entries.iter_mut().find(|(key, _)| key == name).map(|(_, node)| node)
         });

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use deepburn_config::{Job, JobRequest, Written, resolve};
+use deepburn_config::{Job, JobRequest, SchedulePlan, Written, resolve};
 use serde_json::json;
 
 fn parse(text: &str, folder: &Path, sets: &[&str]) -> Result<(Job, Written), String> {
@@ -35,14 +35,20 @@ fn the_learning_rate_that_is_typed_last_wins() {
     assert_eq!(rate(text, &[optimizer, "training.learning_rate=0.5"]), (0.5, vec![]));
     let (last, warnings) = rate(text, &["training.learning_rate=0.5", optimizer]);
     assert_eq!((last, warnings.len()), (0.25, 1));
-    // A schedule with a peak of its own says so.
+    // A schedule has a peak of its own, which follows unless it was typed later.
     let scheduled = r#"{"deepspeed": {"train_batch_size": 1, "scheduler": {"type": "WarmupLR",
         "params": {"warmup_max_lr": 1e-4}}}}"#;
-    let (_, warnings) = rate(scheduled, &["training.learning_rate=0.5"]);
-    assert!(
-        warnings[0].contains("0.0001 is the peak, not training.learning_rate 0.5"),
-        "{warnings:?}"
-    );
+    let peak = "deepspeed.scheduler.params.warmup_max_lr=0.25";
+    for (sets, expected) in [
+        (&["training.learning_rate=0.5"][..], 0.5),
+        (&[peak, "training.learning_rate=0.5"], 0.5),
+        (&["training.learning_rate=0.5", peak], 0.25),
+    ] {
+        let (job, written) = parse(scheduled, Path::new(""), sets).unwrap();
+        let schedule = resolve(&written, &job.facts()).unwrap().plan.schedule;
+        let SchedulePlan::Warmup { max_lr, .. } = schedule else { panic!("{schedule:?}") };
+        assert_eq!(max_lr, expected, "{sets:?}");
+    }
 }
 
 #[test]

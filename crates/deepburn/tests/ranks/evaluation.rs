@@ -172,6 +172,8 @@ fn training_ends_with_the_best_model_and_stops_without_progress() {
         let best = BestPlan { load_at_end: true, ..BestPlan::default() };
         let options = RunOptions { stage, best, lr: HIGH_RATE, ..PLAIN };
         let ended = run(folder.path(), options);
+        // Each best model has replaced the one before.
+        assert_eq!(Checkpoint::all(folder.path()).unwrap().len(), 1, "stage {stage}");
         for (record, outcome, last) in &ended {
             let mut losses = record.evaluations.iter().map(|(_, bits)| f64::from_bits(*bits));
             let lowest = losses.clone().fold(f64::INFINITY, f64::min);
@@ -202,6 +204,21 @@ fn early_stopping_stops_and_resumes_at_the_same_step() {
             assert!(matches!(second.1, Outcome::Finished { step: 2, .. }), "{:?}", second.1);
         }
     }
+}
+
+#[test]
+fn a_best_model_replaces_no_checkpoint_of_an_earlier_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let best = BestPlan { load_at_end: true, ..BestPlan::default() };
+    let options = RunOptions { best, ..PLAIN };
+    // Ends early with a checkpoint of step 2, and the one of its best model.
+    run(folder.path(), RunOptions { stop: Some(2), ..options });
+    let steps = || -> Vec<u64> {
+        Checkpoint::all(folder.path()).unwrap().iter().map(|it| it.run().step).collect()
+    };
+    let before = steps();
+    run(folder.path(), RunOptions { resumes: true, ..options });
+    assert!(before.iter().all(|step| steps().contains(step)), "{before:?} {:?}", steps());
 }
 
 #[test]

@@ -116,10 +116,11 @@ impl Mutator {
 
     /// Changes a safetensors file: its header, with a length that fits, its length, or its values.
     pub fn mutate_safetensors(&mut self, file: &mut Vec<u8>) {
-        let length = file.first_chunk::<8>().map_or(0, |bytes| u64::from_le_bytes(*bytes) as usize);
-        if length > file.len().saturating_sub(8) {
+        let length = file.first_chunk::<8>().map(|bytes| u64::from_le_bytes(*bytes) as usize);
+        // One that was changed before may have no header.
+        let Some(length) = length.filter(|length| *length <= file.len() - 8) else {
             return self.mutate(file, &JSON_TOKENS);
-        }
+        };
         match self.below(8) {
             0 => self.mutate(file, &JSON_TOKENS),
             1 => {
@@ -175,4 +176,31 @@ fn numbers(text: &[u8]) -> Vec<Range<usize>> {
         at += len.max(1);
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_that_were_changed_before_are_changed_again() {
+        let header = br#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#;
+        let sound = [&(header.len() as u64).to_le_bytes()[..], header, &[0; 4]].concat();
+        for seed in 0..10_000 {
+            let mut mutator = Mutator::new(seed);
+            let mut file = sound.clone();
+            for _ in 0..8 {
+                mutator.mutate_safetensors(&mut file);
+                mutator.mutate_json(&mut file);
+                mutator.set_integer(&mut file);
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_are_found_with_sign_fraction_and_exponent() {
+        let text = b"{\"a1\": [-2.5e-3, 40], \"e\": null}";
+        let found: Vec<_> = numbers(text).into_iter().map(|span| &text[span]).collect();
+        assert_eq!(found, [&b"1"[..], b"-2.5e-3", b"40"]);
+    }
 }

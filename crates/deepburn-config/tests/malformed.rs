@@ -475,7 +475,7 @@ fn features_that_do_not_exist() {
         (r#""sparse_gradients": true"#, ["sparse_gradients", "true", "set it to false"]),
         (
             r#""sparse_attention": {"mode": "fixed"}"#,
-            ["sparse_attention", "a section of 1 keys", "remove it"],
+            ["sparse_attention", "a section of 1 key", "remove it"],
         ),
         (r#""communication_data_type": "fp8""#, ["communication_data_type", "\"fp8\"", "bf16"]),
         (

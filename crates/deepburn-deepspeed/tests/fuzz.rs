@@ -71,13 +71,13 @@ const OPCODES: [&[u8]; 40] = [
 ];
 
 /// An archive of a fixture: its path, its bytes and its entries.
-struct Archive {
+struct FixtureArchive {
     path: PathBuf,
     bytes: Vec<u8>,
     entries: Vec<(String, Vec<u8>)>,
 }
 
-impl Archive {
+impl FixtureArchive {
     fn read(path: PathBuf) -> Self {
         let bytes = fs::read(&path).unwrap();
         let mut zip = ZipArchive::new(Cursor::new(&bytes)).unwrap();
@@ -154,7 +154,7 @@ fn zipped(entries: &[(String, Vec<u8>)]) -> Vec<u8> {
 }
 
 /// Copies the newest tag of each fixture into `root`.
-fn copy_fixtures(root: &Path) -> Vec<Vec<Archive>> {
+fn copy_fixtures(root: &Path) -> Vec<Vec<FixtureArchive>> {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
     let copy = |name: &str| {
         let tag = fs::read_to_string(data.join(name).join("latest")).unwrap();
@@ -164,7 +164,7 @@ fn copy_fixtures(root: &Path) -> Vec<Vec<Archive>> {
             let file = file.unwrap();
             let path = folder.join(file.file_name());
             fs::copy(file.path(), &path).unwrap();
-            Archive::read(path)
+            FixtureArchive::read(path)
         });
         let mut files: Vec<_> = files.collect();
         files.sort_by(|left, right| left.path.cmp(&right.path));

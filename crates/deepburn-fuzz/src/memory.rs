@@ -38,7 +38,7 @@ impl CountingAllocator {
     }
 }
 
-// SAFETY: all memory is that of the system's allocator. A refused request is a null pointer.
+// SAFETY: all memory comes from the system's allocator. A refused request returns a null pointer.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if !Self::admit(layout.size()) {

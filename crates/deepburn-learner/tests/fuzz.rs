@@ -1,5 +1,5 @@
-//! Training checkpoints whose states are mutated and whose manifest is sealed again: training goes
-//! on or loading is refused, never a panic.
+//! Training checkpoints whose states are mutated and whose manifest is resealed: training continues
+//! or loading is refused, never a panic.
 //!
 //! CONTRIBUTING.md has the command of the long run.
 
@@ -81,7 +81,7 @@ fn fuzzed_training_states_are_refused_or_trained_on() {
     let root = scratch_folder();
     let fields = save(root.path());
     let folder = root.path().join("step-00000001");
-    // The engine's state, behind what a checkpoint says of itself, and that of the rank.
+    // The state of the engine and the state of the rank. Each ends where the client's begins.
     let parts = ["\"progress\": {", "\"random\": {"].map(|start| fields.find(start).unwrap());
     fuzz(500, |mutator| {
         let start = *mutator.pick(&parts);

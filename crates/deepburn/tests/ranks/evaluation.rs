@@ -1,4 +1,4 @@
-//! Runs that stop early: by a signal during an evaluation, for want of progress, or because data cannot be read.
+//! Runs that stop early: a signal arrives during an evaluation, no evaluation improves, or data cannot be read.
 
 use std::path::Path;
 

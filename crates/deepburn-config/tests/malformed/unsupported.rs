@@ -1,0 +1,157 @@
+//! Features of DeepSpeed that do not exist here.
+
+use crate::refused;
+
+#[test]
+fn features_that_do_not_exist() {
+    for (fragment, parts) in [
+        (
+            r#""bf16": {"enabled": true, "bf16_optimizer_states": true}"#,
+            ["bf16.bf16_optimizer_states", "bf16 optimizer states", "set it to false"],
+        ),
+        (
+            r#""bfloat16": {"bf16_master_weights_and_grads": true}"#,
+            ["bfloat16.bf16_master_weights_and_grads", "bf16 master weights", "set it to false"],
+        ),
+        (
+            r#""fp16": {"enabled": true}, "bf16": {"enabled": true}"#,
+            [
+                "bf16.enabled",
+                "bfloat16 and fp16 modes cannot be simultaneously enabled",
+                "set one of",
+            ],
+        ),
+        (r#""amp": {"enabled": true}"#, ["amp.enabled", "Apex", "set amp.enabled to false"]),
+        (
+            r#""zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/x"}}"#,
+            ["offload_param.device", "nvme", "write \"offload_optimizer\": {\"device\": \"nvme\""],
+        ),
+        (
+            r#""zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "nvme", "nvme_path": "/x"}}"#,
+            ["offload_param.device", "nvme", "write \"offload_optimizer\": {\"device\": \"nvme\""],
+        ),
+        (
+            r#""zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/x"}, "offload_param": {"device": "nvme", "nvme_path": "/y"}}"#,
+            ["offload_param.nvme_path", "one file a rank", "name the same folder"],
+        ),
+        (
+            r#""zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme"}}"#,
+            ["offload_optimizer.device", "nvme", "give nvme_path"],
+        ),
+        (
+            r#""zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme", "nvme_path": "/x", "ratio": 0.5}}"#,
+            ["offload_optimizer.ratio", "0.5 needs the device \"cpu\"", "set it to 1.0"],
+        ),
+        (
+            r#""aio": {"use_gds": true}, "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme", "nvme_path": "/x"}}"#,
+            ["aio.use_gds", "GPUDirect", "set it to false"],
+        ),
+        (
+            r#""aio": {"block_size": 4097}, "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme", "nvme_path": "/x"}}"#,
+            ["aio.block_size", "4097", "multiple of 4096"],
+        ),
+        (
+            r#""aio": {"queue_depth": 1025}, "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme", "nvme_path": "/x"}}"#,
+            ["aio.queue_depth", "1025", "1024"],
+        ),
+        (
+            r#""zero_optimization": {"zero_hpz_partition_size": 8}"#,
+            ["zero_hpz_partition_size", "ZeRO++", "set it to 1"],
+        ),
+        (
+            r#""zero_optimization": {"zero_quantized_gradients": true}"#,
+            ["zero_quantized_gradients", "ZeRO++", "set it to false"],
+        ),
+        (
+            r#""zero_optimization": {"mics_shard_size": 4}"#,
+            ["mics_shard_size", "MiCS", "set it to -1"],
+        ),
+        (r#""zero_optimization": {"zenflow": {}}"#, ["zenflow", "ZenFlow", "remove it"]),
+        (
+            r#""activation_checkpointing": {"policy": "off", "number_checkpoints": 4}"#,
+            ["number_checkpoints", "contradicts", "remove one"],
+        ),
+        (
+            r#""activation_checkpointing": {"policy": "selective", "every_nth_block": 4}"#,
+            ["every_nth_block", "only supported with policy \"full\"", "remove one"],
+        ),
+        (r#""activation_checkpointing": {"policy": "half"}"#, ["policy", "half", "selective"]),
+        (r#""activation_checkpointing": {"every_nth_block": 0}"#, ["every_nth_block", "0", "1"]),
+        (
+            r#""pipeline": {"stages": 2}"#,
+            ["pipeline.stages", "pipeline parallelism", "set it to 1"],
+        ),
+        (
+            r#""tensor_parallel": {"autotp_size": 2}"#,
+            ["autotp_size", "tensor parallelism", "set it to 0"],
+        ),
+        (
+            r#""sequence_parallel_size": 2"#,
+            ["sequence_parallel_size", "sequence parallelism", "set it to 1"],
+        ),
+        (r#""wandb": {"enabled": true}"#, ["wandb.enabled", "Weights & Biases", "wandb sync"]),
+        (r#""comet": {"enabled": true}"#, ["comet.enabled", "Comet", "tensorboard.enabled"]),
+        (
+            r#""comms_logger": {"enabled": true}"#,
+            ["comms_logger.enabled", "communication log", "false"],
+        ),
+        (r#""elasticity": {"enabled": true}"#, ["elasticity.enabled", "elasticity", "false"]),
+        (r#""autotuning": {"enabled": true}"#, ["autotuning.enabled", "autotuning", "false"]),
+        (
+            r#""curriculum_learning": {"enabled": true}"#,
+            ["curriculum_learning.min_difficulty", "is missing", "enabled to false"],
+        ),
+        (
+            r#""data_efficiency": {"enabled": false, "data_sampling": {"dynamic_batching": {"enabled": true}}}"#,
+            [
+                "data_efficiency.data_sampling.dynamic_batching.enabled",
+                "dynamic batching",
+                "to true",
+            ],
+        ),
+        (
+            r#""compression_training": {"weight_quantization": {"shared_parameters": {"enabled": true}}}"#,
+            ["compression_training", "compression", "remove"],
+        ),
+        (r#""sparse_gradients": true"#, ["sparse_gradients", "true", "set it to false"]),
+        (
+            r#""sparse_attention": {"mode": "fixed"}"#,
+            ["sparse_attention", "a section of 1 key", "remove it"],
+        ),
+        (r#""communication_data_type": "fp8""#, ["communication_data_type", "\"fp8\"", "bf16"]),
+        (
+            r#""data_types": {"param_dtype": "bf16"}"#,
+            ["data_types.param_dtype", "\"bf16\"", "set fp16.enabled or bf16.enabled"],
+        ),
+        (
+            r#""fp16": {"enabled": true, "loss_scale": 1e300}"#,
+            ["fp16.loss_scale", "1e300 is larger than an f32 can hold", "write 0"],
+        ),
+        (
+            r#""checkpoint": {"load_universal": true}"#,
+            ["checkpoint.load_universal", "universal", "false"],
+        ),
+        (r#""memory_breakdown": true"#, ["memory_breakdown", "true", "metrics.jsonl"]),
+        (r#""optimizer": {"type": "Lamb"}"#, ["optimizer.type", "LAMB", "use AdamW"]),
+        (r#""optimizer": {"type": "Muon"}"#, ["optimizer.type", "Muon", "use AdamW"]),
+        (r#""optimizer": {"type": "ZeroOneAdam"}"#, ["optimizer.type", "0/1 Adam", "use AdamW"]),
+        (
+            r#""optimizer": {"type": "AdamW", "params": {"amsgrad": true}}"#,
+            ["optimizer.params.amsgrad", "AMSGrad", "false"],
+        ),
+        (
+            r#""optimizer": {"type": "AdamW", "params": {"max_grad_norm": 1.0}}"#,
+            [
+                "optimizer.params.max_grad_norm",
+                "'max_grad_norm' is not supported",
+                "gradient_clipping",
+            ],
+        ),
+        (
+            r#""scheduler": {"type": "ReduceLROnPlateau"}"#,
+            ["scheduler.type", "plateau", "WarmupLR"],
+        ),
+    ] {
+        refused(fragment, &parts);
+    }
+}

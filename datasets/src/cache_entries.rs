@@ -83,7 +83,9 @@ pub(crate) fn entries(folder: &Path) -> io::Result<Vec<CacheEntry>> {
         let Some(metadata) = file.metadata().ok().filter(|it| it.is_file() && is_entry) else {
             continue;
         };
-        let used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+        // Made, or found in the cache, whichever was later.
+        let times = [metadata.modified(), metadata.accessed()].into_iter().flatten();
+        let used = times.max().unwrap_or(SystemTime::UNIX_EPOCH);
         entries.push(CacheEntry {
             bytes: metadata.len(),
             unused: now.duration_since(used).unwrap_or_default(),
@@ -168,7 +170,8 @@ mod tests {
             let path = dir.path().join(name);
             fs::write(&path, [0; 100]).unwrap();
             let used = SystemTime::now() - Duration::from_secs(days * DAY);
-            fs::File::options().write(true).open(&path).unwrap().set_modified(used).unwrap();
+            let times = fs::FileTimes::new().set_modified(used).set_accessed(used);
+            fs::File::options().write(true).open(&path).unwrap().set_times(times).unwrap();
         }
         dir
     }

@@ -55,6 +55,12 @@ pub enum DataError {
         /// Number of ids that are allowed.
         vocab_size: usize,
     },
+    /// A token file that was written to while it was in use.
+    #[error("token file `{}` was written to while it was in use, so its tokens may be others than those that training began with; restore the file as it was, and resume", path.display())]
+    ChangedTokenFile {
+        /// The file.
+        path: PathBuf,
+    },
     /// A token file that became shorter while it was in use.
     #[error("token file `{}` became shorter while it was in use: it has {found} bytes, and {expected} when it was opened; the {length} bytes at offset {offset} cannot be read; restore the file as it was, and resume", path.display())]
     ShortenedTokenFile {

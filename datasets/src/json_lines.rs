@@ -1,10 +1,12 @@
 //! `.jsonl` files: one JSON object a line, blank lines passed over.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
-use serde_json::Value;
+use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value};
 
 use crate::DataError;
 use crate::records::{Cell, Row, Visit, listed};
@@ -41,8 +43,8 @@ pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: Visit<'_>) -> Resu
 /// The values at `columns` of the object in `line`, or what is wrong with it.
 fn cells(line: &str, columns: &[&str]) -> Result<Vec<Cell>, String> {
     let mut object = match serde_json::from_str(line) {
-        Ok(Value::Object(object)) => object,
-        Ok(other) => return Err(format!("found {}, not an object", kind(&other))),
+        Ok(Line::Object(object)) => object,
+        Ok(Line::Other(kind)) => return Err(format!("found {kind}, not an object")),
         Err(error) => return Err(format!("not valid JSON ({error})")),
     };
     let value = |column: &&str| match object.get_mut(*column) {
@@ -57,24 +59,79 @@ fn cells(line: &str, columns: &[&str]) -> Result<Vec<Cell>, String> {
 
 fn cell(value: Value) -> Cell {
     match value {
+        Value::Null => Cell::Null,
         Value::String(text) => Cell::Text(text),
         Value::Bool(flag) => Cell::Integer(flag.into()),
-        Value::Number(ref number) => match number.as_i64() {
+        Value::Number(number) => match number.as_i64() {
             Some(integer) => Cell::Integer(integer),
-            None => Cell::Other(kind(&value)),
+            None => Cell::Decimal(number.to_string()),
         },
-        other => Cell::Other(kind(&other)),
+        Value::Array(_) => Cell::Other("an array"),
+        Value::Object(_) => Cell::Other("an object"),
     }
 }
 
-fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a string",
-        Value::Array(_) => "an array",
-        Value::Object(_) => "an object",
+/// What a line holds.
+enum Line {
+    Object(Map<String, Value>),
+    /// Anything else, in words.
+    Other(&'static str),
+}
+
+impl<'de> Deserialize<'de> for Line {
+    fn deserialize<D: Deserializer<'de>>(line: D) -> Result<Self, D::Error> {
+        line.deserialize_any(LineVisitor)
+    }
+}
+
+/// Refuses an object with a field twice: `serde_json` alone would take the last one in silence.
+struct LineVisitor;
+
+impl<'de> Visitor<'de> for LineVisitor {
+    type Value = Line;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Line, A::Error> {
+        let mut object = Map::new();
+        while let Some((name, value)) = fields.next_entry::<String, Value>()? {
+            if object.contains_key(&name) {
+                return Err(A::Error::custom(format_args!("there are two fields `{name}`")));
+            }
+            object.insert(name, value);
+        }
+        Ok(Line::Object(object))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Line, A::Error> {
+        while items.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Line::Other("an array"))
+    }
+
+    fn visit_unit<E>(self) -> Result<Line, E> {
+        Ok(Line::Other("null"))
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Line, E> {
+        Ok(Line::Other("a boolean"))
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Line, E> {
+        Ok(Line::Other("a number"))
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Line, E> {
+        Ok(Line::Other("a number"))
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Line, E> {
+        Ok(Line::Other("a number"))
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<Line, E> {
+        Ok(Line::Other("a string"))
     }
 }
 
@@ -86,10 +143,33 @@ mod tests {
     fn fields_are_taken_in_the_order_asked_for() {
         let line = r#"{"label": 1, "text": "x", "flag": true, "share": 0.5}"#;
         let taken = cells(line, &["text", "label", "flag", "share"]).unwrap();
-        let expected =
-            [Cell::Text("x".into()), Cell::Integer(1), Cell::Integer(1), Cell::Other("a number")];
+        let expected = [
+            Cell::Text("x".into()),
+            Cell::Integer(1),
+            Cell::Integer(1),
+            Cell::Decimal("0.5".into()),
+        ];
         assert_eq!(taken, expected);
-        let reason = cells(line, &["body"]).unwrap_err();
-        assert!(reason.starts_with("no field `body`, only [`label`, `text`"), "{reason}");
+    }
+
+    #[test]
+    fn lines_that_are_no_row_are_refused() {
+        for (line, expected) in [
+            (r#"{"label": 1, "body": "x"}"#, "no field `text`, only [`label`, `body`]"),
+            (r#"{"text": "x", "label": 0, "text": "y"}"#, "there are two fields `text`"),
+            (r#"{"text": "x", "n": 0, "n": 1}"#, "there are two fields `n`"),
+            (r#"[1, "x", {"a": [2]}]"#, "found an array, not an object"),
+            ("null", "found null"),
+            ("true", "found a boolean"),
+            ("-1", "found a number"),
+            ("1", "found a number"),
+            ("0.5", "found a number"),
+            (r#""x""#, "found a string"),
+            (r#"{"text": "x""#, "not valid JSON"),
+            (r#"{"text": "x"} {}"#, "not valid JSON"),
+        ] {
+            let reason = cells(line, &["text"]).unwrap_err();
+            assert!(reason.contains(expected), "{line}: {reason}");
+        }
     }
 }

@@ -82,25 +82,42 @@ pub struct TableText {
     pub text: String,
     /// Its label as the table has it; `None` without one.
     pub label: Option<String>,
+    /// What is in the columns to copy; `None` for null.
+    pub copied: Vec<Option<String>>,
 }
 
-/// Hands out the rows of the table in `path`, first row first, until `visit` returns false. Labels are
-/// not checked.
+/// The columns of a table of texts to classify.
+#[derive(Debug, Clone, Default)]
+pub struct TextColumns {
+    /// The texts.
+    pub text: String,
+    /// Labels, which are not checked.
+    pub label: Option<String>,
+    /// Columns that are handed on as they are.
+    pub copied: Vec<String>,
+}
+
+/// Hands out the rows of the table in `path`, first row first, until `visit` returns false.
 ///
 /// # Errors
 /// [`DataError::NoTable`] for plain text, [`DataError::NoColumn`], [`DataError::Cell`] for a row whose
-/// text is no string; and files that are missing or damaged.
+/// text is no string or in which a column to copy is neither text nor a number; and files that are missing
+/// or damaged.
 pub fn read_texts(
     path: &Path,
-    text_field: &str,
-    label_field: Option<&str>,
+    columns: &TextColumns,
     visit: &mut dyn FnMut(TableText) -> bool,
 ) -> Result<(), DataError> {
     let mut stopped = false;
-    let columns: Vec<&str> = [text_field].into_iter().chain(label_field).collect();
-    let outcome = read_rows(path, &columns, &mut |mut row| {
-        let label = label_field.and_then(|_| row.shown(1));
-        stopped = !visit(TableText { text: row.text(0)?, label });
+    let TextColumns { text, label, copied } = columns;
+    let names = [text].into_iter().chain(label).chain(copied);
+    let names: Vec<&str> = names.map(String::as_str).collect();
+    let first_copied = names.len() - copied.len();
+    let outcome = read_rows(path, &names, &mut |mut row| {
+        let label = label.as_ref().and_then(|_| row.copied(1).ok().flatten());
+        let copied = (first_copied..row.cells.len()).map(|at| row.copied(at));
+        let copied = copied.collect::<Result<_, _>>()?;
+        stopped = !visit(TableText { text: row.text(0)?, label, copied });
         if stopped { Err(end_of_reading()) } else { Ok(()) }
     });
     if stopped { Ok(()) } else { outcome }
@@ -259,23 +276,48 @@ mod tests {
     fn texts_need_no_label() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("t.jsonl");
-        let lines =
-            "{\"text\": \"x\", \"label\": 1}\n{\"text\": \"y\", \"label\": null}\n{\"text\": 5}";
+        let lines = concat!(
+            r#"{"text": "x", "label": 1, "id": 7, "score": 0.25}"#,
+            "\n",
+            r#"{"text": "y", "label": null, "id": "b", "score": null}"#,
+            "\n",
+            r#"{"text": "z", "label": [1], "id": [2], "score": 1}"#,
+        );
         fs::write(&path, lines).unwrap();
         assert!(has_column(&path, "label") && !has_column(&path, "class"));
         let mut rows = Vec::new();
-        let error = read_texts(&path, "text", Some("label"), &mut |row| {
+        let columns = |copied: &[&str]| TextColumns {
+            text: "text".to_owned(),
+            label: Some("label".to_owned()),
+            copied: names(copied),
+        };
+        let error = read_texts(&path, &columns(&["score", "id"]), &mut |row| {
             rows.push(row);
             true
         });
-        assert!(error.unwrap_err().to_string().contains("line 3"));
-        let row = |text: &str, label: Option<&str>| TableText {
+        let error = error.unwrap_err().to_string();
+        assert!(
+            error.contains("line 3: field `id` is an array, which cannot be copied"),
+            "{error}"
+        );
+        let row = |text: &str, label: Option<&str>, copied: [Option<&str>; 2]| TableText {
             text: text.to_owned(),
             label: label.map(str::to_owned),
+            copied: copied.map(|it| it.map(str::to_owned)).to_vec(),
         };
-        assert_eq!(rows, [row("x", Some("1")), row("y", None)]);
+        let expected =
+            [row("x", Some("1"), [Some("0.25"), Some("7")]), row("y", None, [None, Some("b")])];
+        assert_eq!(rows, expected);
+        // A label is not checked.
+        rows.clear();
+        read_texts(&path, &columns(&["score"]), &mut |row| {
+            rows.push(row);
+            true
+        })
+        .unwrap();
+        assert_eq!((rows.len(), rows[2].label.as_deref()), (3, None));
         let mut texts = Vec::new();
-        read_texts(&path, "text", None, &mut |row| {
+        read_texts(&path, &columns(&[]), &mut |row| {
             texts.push(row.text);
             false
         })

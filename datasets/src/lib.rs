@@ -73,7 +73,8 @@ pub use hub::{Hub, HubRepo, HubSettings, RepoKind};
 pub use hub_token::HubToken;
 pub use join::Join;
 pub use labelled::{
-    LABEL_FIELD, LabelledText, TableText, has_column, read_labelled, read_labelled_as, read_texts,
+    LABEL_FIELD, LabelledText, TableText, TextColumns, has_column, read_labelled, read_labelled_as,
+    read_texts,
 };
 pub use labelled_tokens::{LabelledBatch, LabelledTexts};
 pub use loader::{BatchLoader, DrawBatches, FixedRows};

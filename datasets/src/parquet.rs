@@ -77,13 +77,15 @@ fn cell(field: Field) -> Cell {
         Field::UInt(value) => Cell::Integer(value.into()),
         Field::ULong(value) => match i64::try_from(value) {
             Ok(value) => Cell::Integer(value),
-            Err(_) => Cell::Other("a number above 2^63"),
+            Err(_) => Cell::Decimal(value.to_string()),
         },
-        Field::Null => Cell::Other("null"),
+        Field::Null => Cell::Null,
+        Field::Float(value) => Cell::Decimal(value.to_string()),
+        Field::Double(value) => Cell::Decimal(value.to_string()),
         Field::Group(_) => Cell::Other("a group of fields"),
         Field::ListInternal(_) => Cell::Other("a list"),
         Field::MapInternal(_) => Cell::Other("a map"),
-        _ => Cell::Other("a fraction or a date"),
+        _ => Cell::Other("a decimal or a date"),
     }
 }
 
@@ -126,7 +128,7 @@ mod tests {
         let rows = read(&table(), &["label", "text"]).unwrap();
         let expected = [
             [Cell::Integer(2), text("one")],
-            [Cell::Integer(0), Cell::Other("null")],
+            [Cell::Integer(0), Cell::Null],
             [Cell::Integer(-1), text("caf\u{e9}")],
         ];
         assert_eq!(rows, expected);

@@ -17,6 +17,10 @@ pub(crate) enum Cell {
     Text(String),
     /// An integer or a boolean.
     Integer(i64),
+    /// A number that is no integer, in digits.
+    Decimal(String),
+    /// Nothing.
+    Null,
     /// Something that is neither, in words.
     Other(&'static str),
 }
@@ -25,7 +29,8 @@ impl Cell {
     fn kind(&self) -> &'static str {
         match self {
             Self::Text(_) => "a string",
-            Self::Integer(_) => "a number",
+            Self::Integer(_) | Self::Decimal(_) => "a number",
+            Self::Null => "null",
             Self::Other(kind) => kind,
         }
     }
@@ -76,8 +81,11 @@ impl Row<'_> {
         match &self.cells[at] {
             Cell::Integer(integer) => self.class_number(at, *integer),
             Cell::Text(text) => self.text_label(at, text.trim()),
-            Cell::Other(kind) => {
-                Err(self.unfit(at, format!("{kind}, not a class number or a name")))
+            Cell::Decimal(number) => {
+                Err(self.unfit(at, format!("{number}, not a class number from 0 or a name")))
+            }
+            cell @ (Cell::Null | Cell::Other(_)) => {
+                Err(self.unfit(at, format!("{}, not a class number or a name", cell.kind())))
             }
         }
     }
@@ -114,12 +122,15 @@ impl Row<'_> {
         Ok(Label::Number(number))
     }
 
-    /// What is in column `at`, to be shown again; nothing where it is neither text nor an integer.
-    pub(crate) fn shown(&self, at: usize) -> Option<String> {
+    /// What is in column `at`, to be written again; `None` for null.
+    pub(crate) fn copied(&self, at: usize) -> Result<Option<String>, DataError> {
         match &self.cells[at] {
-            Cell::Text(text) => Some(text.clone()),
-            Cell::Integer(integer) => Some(integer.to_string()),
-            Cell::Other(_) => None,
+            Cell::Text(text) | Cell::Decimal(text) => Ok(Some(text.clone())),
+            Cell::Integer(integer) => Ok(Some(integer.to_string())),
+            Cell::Null => Ok(None),
+            Cell::Other(kind) => {
+                Err(self.unfit(at, format!("{kind}, which cannot be copied; leave the column out")))
+            }
         }
     }
 
@@ -198,11 +209,24 @@ mod tests {
             (Cell::Text("0.5".into()), "field `label` is 0.5, not a class number from 0 or a name"),
             (Cell::Text(" ".into()), "field `label` is empty"),
             (Cell::Text("a\nb".repeat(100)), "is \"a\\nba\\nb"),
-            (Cell::Other("null"), "`t.csv` row 7: field `label` is null, not a class number"),
+            (Cell::Null, "`t.csv` row 7: field `label` is null, not a class number"),
+            (Cell::Other("a list"), "field `label` is a list, not a class number"),
+            (Cell::Decimal("0.5".into()), "field `label` is 0.5, not a class number from 0"),
         ] {
             let message = row(cell).label(0).unwrap_err().to_string();
             assert!(message.contains(expected), "{message}");
         }
+    }
+
+    #[test]
+    fn what_can_be_written_again_is_copied() {
+        let copied = |cell| row(cell).copied(0);
+        assert_eq!(copied(Cell::Text("x".into())).unwrap().unwrap(), "x");
+        assert_eq!(copied(Cell::Integer(-5)).unwrap().unwrap(), "-5");
+        assert_eq!(copied(Cell::Decimal("0.5".into())).unwrap().unwrap(), "0.5");
+        assert_eq!(copied(Cell::Null).unwrap(), None);
+        let message = copied(Cell::Other("a list")).unwrap_err().to_string();
+        assert!(message.contains("`label` is a list, which cannot be copied"), "{message}");
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! complete: files are written under another name and renamed. A folder that cannot be written
 //! costs the time of tokenizing, never the run. What was not used for long goes ([`CacheLimits`]).
 
-use std::fs::{self, File};
+use std::fs::{self, File, FileTimes};
 use std::io::{self, BufWriter, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -174,9 +174,11 @@ impl TokenCache {
             let found = File::open(&path).and_then(|file| digest(Sha256::new(), file));
             if found.is_ok_and(|found| found == announced) {
                 tracing::debug!(file = %path.display(), "tokens are in the cache");
-                // A cache that cannot be written forgets when it was used.
+                // A cache that cannot be written forgets when it was used. The time of the last change stays:
+                // by it, a run that reads this file would take it for another.
                 let file = File::options().append(true).open(&path);
-                let _ = file.and_then(|file| file.set_modified(SystemTime::now()));
+                let used = FileTimes::new().set_accessed(SystemTime::now());
+                let _ = file.and_then(|file| file.set_times(used));
                 return TokenFile::open(&path, None).ok();
             }
             tracing::warn!(file = %path.display(), "cached tokens are damaged; making them anew");
@@ -382,13 +384,16 @@ mod tests {
         assert!(matches!(&first, TokenStream::File(_)));
         assert_eq!(first.tokens(0..first.len()).unwrap(), expected);
         let written = files(&cache);
-        let used = || fs::metadata(&written[0]).unwrap().modified().unwrap();
+        let used = || fs::metadata(&written[0]).unwrap().accessed().unwrap();
         let long_ago = SystemTime::UNIX_EPOCH;
-        File::options().write(true).open(&written[0]).unwrap().set_modified(long_ago).unwrap();
+        let unused = FileTimes::new().set_accessed(long_ago);
+        File::options().write(true).open(&written[0]).unwrap().set_times(unused).unwrap();
         let second = stream();
         assert_eq!(second.tokens(0..second.len()).unwrap(), expected);
         assert_eq!(files(&cache), written);
         assert!(used() > long_ago);
+        // A run that has had the file open since before is not disturbed.
+        assert_eq!(first.tokens(0..first.len()).unwrap(), expected);
         assert_eq!(cache.entries().unwrap()[0].source.as_deref(), Some("the synthetic corpus"));
         assert_eq!(cache.clear().unwrap().len(), 1);
         assert_eq!(fs::read_dir(cache.folder()).unwrap().count(), 0);

@@ -2,13 +2,15 @@
 //!
 //! [`TokenFile`] reads what a batch needs when it needs it, so a corpus may be larger than memory.
 //! The file is not mapped: a mapped file that somebody shortens ends the process with a signal, a
-//! read from it is an error. It refuses a name that does not say the width, an empty file, a size
+//! read from it is an error. So is one from a file that somebody has written to since it was opened:
+//! its tokens would be others than those that were checked. It refuses a name that does not say the width, an empty file, a size
 //! that is no multiple of the width, and ids outside of the vocabulary.
 
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use crate::DataError;
 use crate::text::check_regular;
@@ -71,6 +73,8 @@ pub struct TokenFile {
     path: PathBuf,
     /// Ids are below it.
     limit: usize,
+    /// When the file was last written to, as it was opened; `None` where the file system does not say.
+    modified: Option<SystemTime>,
 }
 
 impl TokenFile {
@@ -83,7 +87,8 @@ impl TokenFile {
         let width = TokenWidth::of(path)?;
         check_regular(path)?;
         let file = File::open(path).map_err(DataError::unreadable(path))?;
-        let bytes = file.metadata().map_err(DataError::unreadable(path))?.len() as usize;
+        let metadata = file.metadata().map_err(DataError::unreadable(path))?;
+        let bytes = metadata.len() as usize;
         if bytes == 0 {
             return Err(DataError::Empty { what: format!("token file `{}`", path.display()) });
         }
@@ -93,7 +98,8 @@ impl TokenFile {
         }
         let limit = vocab_size.unwrap_or(MAX_VOCAB_SIZE).min(MAX_VOCAB_SIZE);
         let len = bytes / width.bytes();
-        let file = Self { file, len, width, path: path.to_owned(), limit };
+        let modified = metadata.modified().ok();
+        let file = Self { file, len, width, path: path.to_owned(), limit, modified };
         // Each two bytes are an id of such a vocabulary.
         if width == TokenWidth::U32 || limit <= usize::from(u16::MAX) {
             file.largest_id()?;
@@ -120,8 +126,8 @@ impl TokenFile {
     ///
     /// # Errors
     /// [`DataError::ShortenedTokenFile`] where the file has become shorter,
-    /// [`DataError::OutOfVocabulary`] where other ids were written into it, and
-    /// [`DataError::Unreadable`].
+    /// [`DataError::ChangedTokenFile`] where it was written to, and [`DataError::Unreadable`];
+    /// [`DataError::OutOfVocabulary`] while it is opened.
     ///
     /// # Panics
     /// If `range` ends beyond [`TokenFile::len`], as slices do.
@@ -132,6 +138,7 @@ impl TokenFile {
         let offset = (range.start * width) as u64;
         read_exact_at(&self.file, &mut bytes, offset)
             .map_err(|cause| self.unreadable(cause, offset, bytes.len()))?;
+        self.check_unchanged()?;
         let decode = |token: &[u8]| self.width.decode(token);
         let tokens: Vec<u32> = bytes.chunks_exact(width).map(decode).collect();
         match tokens.iter().position(|id| *id as usize >= self.limit) {
@@ -156,6 +163,15 @@ impl TokenFile {
             largest = tokens.into_iter().max().unwrap_or(0).max(largest);
         }
         Ok(largest)
+    }
+
+    /// Refuses tokens that were read from a file that was written to since it was opened.
+    fn check_unchanged(&self) -> Result<(), DataError> {
+        let metadata = self.file.metadata().map_err(DataError::unreadable(&self.path))?;
+        match metadata.modified().ok() == self.modified {
+            true => Ok(()),
+            false => Err(DataError::ChangedTokenFile { path: self.path.clone() }),
+        }
     }
 
     fn unreadable(&self, cause: io::Error, offset: u64, length: usize) -> DataError {
@@ -194,6 +210,8 @@ fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -240,10 +258,18 @@ mod tests {
     fn a_file_that_changes_while_it_is_in_use_is_an_error() {
         let (_dir, path) = file("a.bin", &[1, 0, 2, 0, 3, 0, 4, 0]);
         let tokens = TokenFile::open(&path, Some(5)).unwrap();
-        std::fs::write(&path, [1, 0, 2, 0, 9, 0, 4]).unwrap();
         assert_eq!(tokens.tokens(0..2).unwrap(), [1, 2]);
-        let error = tokens.tokens(1..3).unwrap_err();
-        assert!(matches!(error, DataError::OutOfVocabulary { position: 2, id: 9, .. }), "{error}");
+        let write = |bytes: &[u8]| {
+            std::fs::write(&path, bytes).unwrap();
+            // The clock of a file system may not have moved on since.
+            let later = SystemTime::now() + Duration::from_secs(1);
+            File::options().write(true).open(&path).unwrap().set_modified(later).unwrap();
+        };
+        // Valid ids, and as many.
+        write(&[1, 0, 2, 0, 4, 0, 4, 0]);
+        let error = tokens.tokens(0..2).unwrap_err();
+        assert!(matches!(error, DataError::ChangedTokenFile { .. }), "{error}");
+        write(&[1, 0, 2, 0, 9, 0, 4]);
         let message = tokens.tokens(2..4).unwrap_err().to_string();
         for expected in ["a.bin` became shorter", "has 7 bytes, and 8", "4 bytes at offset 4"] {
             assert!(message.contains(expected), "{message}");

@@ -8,7 +8,9 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
 use clap::Args;
-use deepburn_datasets::{DataError, LABEL_FIELD, TEXT_FIELD, TableText, has_column, read_texts};
+use deepburn_datasets::{
+    DataError, LABEL_FIELD, TEXT_FIELD, TableText, TextColumns, has_column, read_texts,
+};
 
 use crate::failure::Failure;
 use crate::model_folder::ModelFolder;
@@ -44,6 +46,9 @@ pub struct PredictArguments {
     /// if the table has such a column.
     #[arg(long, value_name = "NAME")]
     label_field: Option<String>,
+    /// Another column of the table that is copied to the output, such as an id; may be repeated.
+    #[arg(long, value_name = "NAME", requires = "file")]
+    keep: Vec<String>,
     /// Tokens to which texts are cut; default: as in the run's job file, else as many as the model takes.
     #[arg(long, value_name = "N")]
     max_length: Option<usize>,
@@ -68,22 +73,21 @@ pub(crate) fn predict(arguments: &PredictArguments) -> Result<(), Failure> {
         ));
     }
     let columns = columns(arguments, &folder, &classifier)?;
-    let fields = (columns.text.clone(), columns.label.clone());
+    let table = columns.table.clone();
     let mut writer = PredictionWriter::start(arguments.output.as_deref(), columns)?;
     let mut summary = PredictionSummary::default();
     match &arguments.file {
         None => {
-            let texts =
-                arguments.text.iter().map(|text| TableText { text: text.clone(), label: None });
-            let part: Vec<_> = texts.collect();
+            let texts = arguments.text.iter().cloned();
+            let part =
+                texts.map(|text| TableText { text, label: None, copied: Vec::new() }).collect();
             classify(part, &classifier, &mut writer, &mut summary)?;
         }
         Some(path) => {
-            let (text, label) = (fields.0.as_str(), fields.1.as_deref());
             thread::scope(|scope| {
                 // One part waits while another is classified.
                 let (sender, parts) = sync_channel(1);
-                scope.spawn(move || send_parts(path, text, label, &sender));
+                scope.spawn(move || send_parts(path, &table, &sender));
                 classify_all(parts, &classifier, &mut writer, &mut summary)
             })?;
         }
@@ -132,15 +136,16 @@ fn columns(
         None => class.to_string(),
     };
     let classes = (0..classifier.num_classes()).map(class).collect();
-    Ok(OutputColumns { text, label, classes, are_numbers: classifier.name(0).is_none() })
+    let table = TextColumns { text, label, copied: arguments.keep.clone() };
+    Ok(OutputColumns { table, classes, are_numbers: classifier.name(0).is_none() })
 }
 
 type Part = Result<Vec<TableText>, DataError>;
 
 /// Reads the table part by part, until nobody takes them any more.
-fn send_parts(path: &Path, text: &str, label: Option<&str>, parts: &SyncSender<Part>) {
+fn send_parts(path: &Path, columns: &TextColumns, parts: &SyncSender<Part>) {
     let (mut part, mut bytes) = (Vec::new(), 0);
-    let outcome = read_texts(path, text, label, &mut |row| {
+    let outcome = read_texts(path, columns, &mut |row| {
         bytes += row.text.len();
         part.push(row);
         if part.len() < PART_TEXTS && bytes < PART_BYTES {
@@ -185,10 +190,10 @@ fn classify(
     }
     let texts: Vec<&str> = part.iter().map(|row| row.text.as_str()).collect();
     let found = classifier.predict(&texts)?;
-    for (TableText { text, label }, probabilities) in part.into_iter().zip(found) {
+    for (row, probabilities) in part.into_iter().zip(found) {
         let class = likeliest(&probabilities);
-        summary.count(label.as_deref(), class, classifier);
-        if !writer.write(&Prediction { text, label, class, probabilities })? {
+        summary.count(row.label.as_deref(), class, classifier);
+        if !writer.write(&Prediction { row, class, probabilities })? {
             return Ok(false);
         }
     }

@@ -7,6 +7,7 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
+use deepburn_datasets::{TableText, TextColumns};
 use serde_json::{Map, Value, json};
 
 use crate::failure::Failure;
@@ -14,9 +15,7 @@ use crate::failure::Failure;
 /// A text with what was found about it.
 #[derive(Debug)]
 pub(crate) struct Prediction {
-    pub(crate) text: String,
-    /// The label that it came with.
-    pub(crate) label: Option<String>,
+    pub(crate) row: TableText,
     /// The likeliest class.
     pub(crate) class: usize,
     /// The probability of every class.
@@ -26,9 +25,8 @@ pub(crate) struct Prediction {
 /// What the columns are called.
 #[derive(Debug, Clone)]
 pub(crate) struct OutputColumns {
-    pub(crate) text: String,
-    /// The label's, where the input has one.
-    pub(crate) label: Option<String>,
+    /// Those of the input, which come first.
+    pub(crate) table: TextColumns,
     /// How each class is shown: its name, or its number.
     pub(crate) classes: Vec<String>,
     /// Whether classes are numbers.
@@ -161,17 +159,27 @@ impl OutputColumns {
     fn names(&self) -> Vec<String> {
         let own = OWN.map(str::to_owned);
         let classes = self.classes.iter().map(|class| format!("probability_{class}"));
-        let input = [&self.text].into_iter().chain(&self.label).cloned();
-        input.chain(own).chain(classes).collect()
+        self.inputs().map(|(_, name)| name.clone()).chain(own).chain(classes).collect()
     }
 
-    /// Refuses columns of the input that are called like one of the output.
+    /// The columns of the input, each with the option that names it.
+    fn inputs(&self) -> impl Iterator<Item = (&'static str, &String)> {
+        let TextColumns { text, label, copied } = &self.table;
+        let label = label.iter().map(|name| ("--label-field", name));
+        let copied = copied.iter().map(|name| ("--keep", name));
+        [("--text-field", text)].into_iter().chain(label).chain(copied)
+    }
+
+    /// Refuses columns of the input that are named twice or are called like one of the output.
     fn check(&self) -> Result<(), Failure> {
         let mut names = self.names();
         names.push("probabilities".to_owned());
-        let inputs = [("--text-field", Some(&self.text)), ("--label-field", self.label.as_ref())];
-        for (option, name) in inputs {
-            let Some(name) = name else { continue };
+        for (option, name) in self.inputs() {
+            if self.inputs().filter(|(_, other)| *other == name).count() > 1 {
+                return Err(Failure::mistake(format!(
+                    "{option}: the column `{name}` is named twice; name it once"
+                )));
+            }
             if names.iter().filter(|other| *other == name).count() > 1 {
                 return Err(Failure::mistake(format!(
                     "{option}: the output has a column `{name}` of its own; rename the column of the table"
@@ -181,42 +189,51 @@ impl OutputColumns {
         Ok(())
     }
 
-    fn cells(&self, row: &Prediction) -> Vec<String> {
+    fn cells(&self, prediction: &Prediction) -> Vec<String> {
+        let Prediction { row, class, probabilities } = prediction;
         let mut cells = vec![row.text.clone()];
-        if self.label.is_some() {
+        if self.table.label.is_some() {
             cells.push(row.label.clone().unwrap_or_default());
         }
+        cells.extend(row.copied.iter().map(|cell| cell.clone().unwrap_or_default()));
         cells.extend([
-            self.classes[row.class].clone(),
-            row.class.to_string(),
-            rounded(row.probabilities[row.class]).to_string(),
+            self.classes[*class].clone(),
+            class.to_string(),
+            rounded(probabilities[*class]).to_string(),
         ]);
-        cells.extend(row.probabilities.iter().map(|it| rounded(*it).to_string()));
+        cells.extend(probabilities.iter().map(|it| rounded(*it).to_string()));
         cells
     }
 
-    fn object(&self, row: &Prediction) -> Value {
+    fn object(&self, prediction: &Prediction) -> Value {
+        let Prediction { row, class, probabilities } = prediction;
         let mut object = Map::new();
-        object.insert(self.text.clone(), json!(row.text));
-        if let Some(name) = &self.label {
+        object.insert(self.table.text.clone(), json!(row.text));
+        if let Some(name) = &self.table.label {
             object.insert(name.clone(), row.label.as_deref().map_or(Value::Null, shown));
         }
+        let copied = row.copied.iter().map(|it| it.as_deref().map_or(Value::Null, shown));
+        object.extend(self.table.copied.iter().cloned().zip(copied));
         let label = match self.are_numbers {
-            true => json!(row.class),
-            false => json!(self.classes[row.class]),
+            true => json!(class),
+            false => json!(self.classes[*class]),
         };
-        let own = [label, json!(row.class), json!(rounded(row.probabilities[row.class]))];
+        let own = [label, json!(class), json!(rounded(probabilities[*class]))];
         object.extend(OWN.map(str::to_owned).into_iter().zip(own));
-        let probabilities = row.probabilities.iter().map(|it| json!(rounded(*it)));
+        let probabilities = probabilities.iter().map(|it| json!(rounded(*it)));
         let probabilities: Map<_, _> = self.classes.iter().cloned().zip(probabilities).collect();
         object.insert("probabilities".to_owned(), probabilities.into());
         object.into()
     }
 }
 
-/// A label: a number where it is one, whatever the format of the input.
-fn shown(label: &str) -> Value {
-    label.trim().parse::<i64>().map_or_else(|_| json!(label), |number| json!(number))
+/// A cell: a number where it is one and is written as numbers are, whatever the format of the input.
+/// "007" stays text.
+fn shown(cell: &str) -> Value {
+    match serde_json::from_str(cell) {
+        Ok(Value::Number(number)) if number.to_string() == cell => Value::Number(number),
+        _ => json!(cell),
+    }
 }
 
 /// Eight decimals: more are noise of f32 arithmetic.
@@ -228,10 +245,13 @@ fn rounded(probability: f64) -> f64 {
 mod tests {
     use super::*;
 
-    fn columns(text: &str, label: Option<&str>) -> OutputColumns {
+    fn columns(text: &str, label: Option<&str>, copied: &[&str]) -> OutputColumns {
         OutputColumns {
-            text: text.to_owned(),
-            label: label.map(str::to_owned),
+            table: TextColumns {
+                text: text.to_owned(),
+                label: label.map(str::to_owned),
+                copied: copied.iter().map(|&name| name.to_owned()).collect(),
+            },
             classes: vec!["bad".to_owned(), "good".to_owned()],
             are_numbers: false,
         }
@@ -239,8 +259,11 @@ mod tests {
 
     fn row() -> Prediction {
         Prediction {
-            text: "one, \"two\"\nthree".to_owned(),
-            label: Some("1".to_owned()),
+            row: TableText {
+                text: "one, \"two\"\nthree".to_owned(),
+                label: Some("1".to_owned()),
+                copied: vec![Some("007".to_owned()), Some("0.5".to_owned()), None],
+            },
             class: 1,
             probabilities: vec![0.25, 0.75],
         }
@@ -251,19 +274,21 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str| {
             let path = folder.path().join(name);
-            let mut writer =
-                PredictionWriter::start(Some(&path), columns("text", Some("label"))).unwrap();
+            let columns = columns("text", Some("label"), &["id", "score", "note"]);
+            let mut writer = PredictionWriter::start(Some(&path), columns).unwrap();
             assert!(writer.write(&row()).unwrap());
             assert!(!path.exists(), "it is not complete yet");
             writer.finish().unwrap();
             fs::read_to_string(path).unwrap()
         };
-        let expected = "text,label,predicted_label,predicted_class,probability,probability_bad,\
-                        probability_good\n\"one, \"\"two\"\"\nthree\",1,good,1,0.75,0.25,0.75\n";
+        let expected = "text,label,id,score,note,predicted_label,predicted_class,probability,\
+                        probability_bad,probability_good\n\"one, \"\"two\"\"\nthree\",1,007,0.5,,good,1,\
+                        0.75,0.25,0.75\n";
         assert_eq!(write("a.csv"), expected);
         let object: Value = serde_json::from_str(&write("a.jsonl")).unwrap();
         let expected = json!({
-            "text": "one, \"two\"\nthree", "label": 1, "predicted_label": "good",
+            "text": "one, \"two\"\nthree", "label": 1, "id": "007", "score": 0.5, "note": null,
+            "predicted_label": "good",
             "predicted_class": 1, "probability": 0.75, "probabilities": {"bad": 0.25, "good": 0.75},
         });
         assert_eq!(object, expected);
@@ -275,7 +300,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.csv");
         fs::write(&path, "old").unwrap();
-        let mut writer = PredictionWriter::start(Some(&path), columns("text", None)).unwrap();
+        let mut writer =
+            PredictionWriter::start(Some(&path), columns("text", None, &["a", "b", "c"])).unwrap();
         writer.write(&row()).unwrap();
         drop(writer);
         assert_eq!(fs::read_to_string(&path).unwrap(), "old");
@@ -288,12 +314,14 @@ mod tests {
         let path = |name: &str| folder.path().join(name);
         fs::create_dir(path("b.csv")).unwrap();
         for (output, columns, expected) in [
-            (path("a.parquet"), columns("text", None), "--output"),
-            (path("b.csv"), columns("text", None), "--output"),
-            (path("c/a.csv"), columns("text", None), "--output"),
-            (path("a.csv"), columns("probability", None), "--text-field: the output has a column"),
-            (path("a.csv"), columns("text", Some("probability_bad")), "--label-field"),
-            (path("a.csv"), columns("text", Some("text")), "`text` of its own"),
+            (path("a.parquet"), columns("text", None, &[]), "--output"),
+            (path("b.csv"), columns("text", None, &[]), "--output"),
+            (path("c/a.csv"), columns("text", None, &[]), "--output"),
+            (path("a.csv"), columns("probability", None, &[]), "--text-field: the output has a"),
+            (path("a.csv"), columns("text", Some("probability_bad"), &[]), "--label-field"),
+            (path("a.csv"), columns("text", Some("text"), &[]), "`text` is named twice"),
+            (path("a.csv"), columns("text", None, &["id", "id"]), "`id` is named twice"),
+            (path("a.csv"), columns("text", None, &["probability"]), "--keep: the output has a"),
         ] {
             let error = PredictionWriter::start(Some(&output), columns).err().unwrap();
             assert!(error.to_string().contains(expected), "{error}");

@@ -1,4 +1,4 @@
-"""Makes the checkpoints that tests/deepspeed.rs goes on from: torch.nn.Linear layers, one of them frozen,
+"""Makes the checkpoints that tests/training/deepspeed.rs goes on from: torch.nn.Linear layers, one of them frozen,
 trained by DeepSpeed on 2 ranks, and the losses of the steps that followed there.
 
     pip install torch==2.9 deepspeed==0.19.8

@@ -1,14 +1,12 @@
 //! What sharded training sends: how many collectives, how many elements, in which messages.
 
-mod model;
-
 use std::time::Duration;
 
+use crate::model::{Net, STAGES, Trained, policy, rows};
 use burn_flex::Flex;
 use deepburn_comm::{Count, Operation, Statistics, run_ranks};
 use deepburn_config::Stage;
 use deepburn_zero::{Group, ModelStates, Policy, Rates, ZeroError};
-use model::{Net, STAGES, Trained, policy, rows};
 
 /// Counters of rank 0 before training and after each of `steps` steps of one micro-batch.
 fn statistics(world_size: usize, policy: &Policy, steps: usize) -> Vec<Statistics> {

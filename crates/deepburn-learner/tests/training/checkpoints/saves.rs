@@ -4,7 +4,7 @@ use deepburn_checkpoint::{Checkpoint, Tag};
 use deepburn_comm::Tag as CommTag;
 use deepburn_learner::{EngineError, LoadPlan, SaveRequest};
 
-use crate::{LAST, MICRO_BATCHES, ON_HOST, end, micro_batch, owned, plan, run, save, with_engine};
+use super::{LAST, MICRO_BATCHES, ON_HOST, end, micro_batch, owned, plan, run, save, with_engine};
 
 #[test]
 fn a_save_that_fails_leaves_training_alone() {

@@ -8,7 +8,7 @@ use deepburn_comm::run_ranks;
 use deepburn_learner::{LoadPlan, SaveRequest, initialize};
 use deepburn_zero::Group;
 
-use crate::{Failure, MICRO_BATCHES, net, owned, plan, run, save, with_engine};
+use super::{Failure, MICRO_BATCHES, net, owned, plan, run, save, with_engine};
 
 /// The message with which loading is refused on every rank.
 fn refused(checkpoint: &Checkpoint, kind: &str, ranks: usize, load: LoadPlan) -> String {

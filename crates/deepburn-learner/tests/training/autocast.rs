@@ -106,7 +106,7 @@ fn plan(world_size: usize, stage: u8, autocast: &str) -> Plan {
 }
 
 fn trace() -> Value {
-    let text = include_str!("../../deepburn-zero/tests/data/autocast_types.json");
+    let text = include_str!("../../../deepburn-zero/tests/data/autocast_types.json");
     serde_json::from_str::<Value>(text).unwrap()["training"].take()
 }
 

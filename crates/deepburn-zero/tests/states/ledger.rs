@@ -12,7 +12,7 @@ use deepburn_comm::run_ranks;
 use deepburn_config::Stage;
 use deepburn_zero::{Category, Group, ModelStates, Pass, Training, ZeroError};
 
-mod model;
+use crate::model;
 
 type Trained = Training<Flex>;
 

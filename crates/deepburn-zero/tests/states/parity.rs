@@ -1,9 +1,8 @@
 //! Sharded training against its unsharded twin, on uneven shapes and several rank counts.
 
-mod model;
-
 use std::time::Duration;
 
+use crate::model::{Net, STAGES, Trained, policy, rows};
 use burn::tensor::TensorData;
 use burn_flex::Flex;
 use deepburn_comm::run_ranks;
@@ -15,7 +14,6 @@ use deepburn_zero::estimate::{ElementBytes, ParameterSize, estimate};
 use deepburn_zero::{
     Category, Group, ModelStates, Policy, Rates, StepOutcome, Tier, ZeroError, swap_bytes,
 };
-use model::{Net, STAGES, Trained, policy, rows};
 
 /// What a rank saw: losses, gradients of the first step by path, final weights, gradient norms.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,8 +1,6 @@
 //! Buffers: running statistics, integer and bool parameters, through training, checkpoints and
 //! exports.
 
-mod common;
-
 use std::path::Path;
 use std::sync::Mutex;
 
@@ -18,7 +16,7 @@ use deepburn_zero::{BufferKind, Category, Group, ZeroError};
 use half::bf16;
 use safetensors::{Dtype, SafeTensors};
 
-use common::{Failure, Net, Statistics, Trained, Trainer, on_ranks, plan};
+use crate::common::{self, Failure, Net, Statistics, Trained, Trainer, on_ranks, plan};
 
 /// What is compared to the bit: losses by micro-batch, and the buffers after all of them.
 #[derive(Debug, Clone, PartialEq)]

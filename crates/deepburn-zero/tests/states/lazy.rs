@@ -13,9 +13,7 @@ use deepburn_comm::run_ranks;
 use deepburn_config::Stage;
 use deepburn_zero::{Group, ModelStates, Training, ZeroError};
 
-use model::{STAGES, Trained, policy};
-
-mod model;
+use crate::model::{STAGES, Trained, policy};
 
 /// How often closures ran.
 type Drawn = Arc<AtomicUsize>;

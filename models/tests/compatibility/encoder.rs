@@ -21,7 +21,7 @@ struct Recorded {
 }
 
 fn recorded() -> Recorded {
-    serde_json::from_str(include_str!("data/encoder.json")).unwrap()
+    serde_json::from_str(include_str!("../data/encoder.json")).unwrap()
 }
 
 fn config() -> EncoderConfig {

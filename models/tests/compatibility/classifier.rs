@@ -22,7 +22,7 @@ struct Recorded {
 }
 
 fn recorded() -> Recorded {
-    serde_json::from_str(include_str!("data/classifier.json")).unwrap()
+    serde_json::from_str(include_str!("../data/classifier.json")).unwrap()
 }
 
 fn tiny() -> Checkpoint {

@@ -22,7 +22,7 @@ use deepburn_comm::run_ranks;
 use deepburn_config::{Precision, PrecisionPlan, Stage};
 use deepburn_zero::{Group, ModelStates, Pass, Policy, Training};
 
-mod model;
+use crate::model;
 
 type Trained = Training<Flex>;
 type T1 = Tensor<Trained, 1>;
@@ -242,7 +242,7 @@ fn mixed() -> Vec<MixedOp> {
 type Fixture = BTreeMap<String, BTreeMap<String, String>>;
 
 fn fixture() -> Fixture {
-    let text = include_str!("data/autocast_types.json");
+    let text = include_str!("../data/autocast_types.json");
     let all: serde_json::Value = serde_json::from_str(text).unwrap();
     serde_json::from_value(all["cuda"].clone()).unwrap()
 }

@@ -83,7 +83,7 @@ fn stats_kernel<G: Float>(grad: &Array<G>, sums: &mut Array<f32>, bad: &mut Arra
             squares[unit] = squares[unit] + squares[unit + half];
             found[unit] = found[unit] | found[unit + half];
         }
-        half = half / 2;
+        half /= 2;
     }
     if unit == 0 {
         sums[CUBE_POS] = squares[0];

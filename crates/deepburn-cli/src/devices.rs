@@ -80,10 +80,12 @@ pub(crate) fn wgpu_devices() -> Vec<burn_wgpu::WgpuDevice> {
 
     let count = |kind| WgpuRuntime::enumerate_devices(kind, &AutoGraphicsApi::backend()).len();
     // The numbers by which CubeCL tells the kinds apart.
-    let kinds: [(u16, fn(usize) -> WgpuDevice); 3] =
-        [(0, WgpuDevice::DiscreteGpu), (1, WgpuDevice::IntegratedGpu), (2, WgpuDevice::VirtualGpu)];
+    type OfKind = fn(usize) -> WgpuDevice;
+    let of_kind: [OfKind; 3] =
+        [WgpuDevice::DiscreteGpu, WgpuDevice::IntegratedGpu, WgpuDevice::VirtualGpu];
     let overridden = std::env::var_os("CUBECL_WGPU_DEFAULT_DEVICE").is_some();
-    let best = kinds.into_iter().map(|(kind, device)| (count(kind), device)).find(|(n, _)| *n > 0);
+    let kinds = (0u16..).zip(of_kind);
+    let best = kinds.map(|(kind, device)| (count(kind), device)).find(|(n, _)| *n > 0);
     match best {
         Some((count, device)) if count > 1 && !overridden => (0..count).map(device).collect(),
         _ => vec![WgpuDevice::DefaultDevice],

@@ -453,11 +453,8 @@ mod tests {
         let sampler = DistributedSampler::new(4, Shard::WHOLE, Order::Sequential).unwrap();
         fs::File::options().write(true).open(&path).unwrap().set_len(5000).unwrap();
         let mut loader = BatchLoader::start(opened.train, sampler, 1, 1).unwrap();
-        assert_eq!(loader.next_batch().unwrap().input_ids[999], 999);
-        loader.next_batch().unwrap();
         let message = loader.next_batch().unwrap_err().to_string();
-        assert!(message.contains("t.bin` became shorter"), "{message}");
-        assert!(message.contains("2000 bytes at offset 4000"), "{message}");
+        assert!(message.contains("t.bin` was written to while it was in use"), "{message}");
     }
 
     #[test]

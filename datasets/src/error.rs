@@ -156,7 +156,7 @@ pub enum DataError {
         reason: String,
     },
     /// A table without a column that is asked for.
-    #[error("`{}` has no column `{column}`, only {columns}; name the right one: data.text_field or data.label_field, in `deepburn predict` --text-field or --label-field", path.display())]
+    #[error("`{}` has no column `{column}`, only {columns}; name the right one: data.text_field or data.label_field, in `deepburn predict` --text-field, --label-field or --keep", path.display())]
     NoColumn {
         /// The file.
         path: PathBuf,

@@ -157,7 +157,7 @@ fn trained<'a>(preparation: &'a Preparation, ranks: &Ranks) -> (TrainedModel<'a>
     let Preparation { subject, plan, .. } = preparation;
     let known = subject.model();
     let model = TrainedModel {
-        sizes: known.sizes(),
+        sizes: preparation.sizes.clone(),
         activations: Box::new(move |batch| known.activations(batch, &plan.precision)),
         batch: largest_batch(preparation),
         plan,

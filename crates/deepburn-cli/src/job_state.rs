@@ -132,6 +132,12 @@ impl JobState {
                     let now = now.unwrap_or(Value::Null);
                     tracing::warn!("{path} was {then} in the checkpoint and is {now} from now on");
                 }
+                (None, Some(now)) if was_before(&path).is_some_and(|then| now != *then) => {
+                    let then = was_before(&path).unwrap_or_default();
+                    tracing::warn!(
+                        "{path} was \"{then}\" in the checkpoint and is {now} from now on"
+                    );
+                }
                 // A key that the program which saved it did not have, or not yet in this place.
                 (None, Some(now)) if decides_numbers && !now.is_null() => {
                     tracing::debug!("{path} is {now}; the checkpoint was saved without this key");
@@ -207,6 +213,9 @@ const DECISIVE: [&str; 4] = ["model.", "data.", "training.seed", "deepspeed.opti
 const MAY_DIFFER: [&str; 5] =
     ["model.pretrained", "data.path", "data.tokenizer", "data.token_cache", "data.name"];
 
+/// What a key was before job files had it. Other keys that are new have a default that means what was done before.
+const BEFORE: [(&str, &str); 1] = [("training.no_decay", "nothing")];
+
 /// Keys that later steps do not depend on. A change of any other is logged.
 const CHANGES_NO_NUMBER: [&str; 11] = [
     "data.token_cache",
@@ -221,6 +230,10 @@ const CHANGES_NO_NUMBER: [&str; 11] = [
     "deepspeed.tensorboard",
     "deepspeed.csv_monitor",
 ];
+
+fn was_before(path: &str) -> Option<&'static str> {
+    BEFORE.iter().find(|(key, _)| *key == path).map(|(_, value)| *value)
+}
 
 fn is_refused(path: &str) -> bool {
     let is_file = path.starts_with("data.") && path.ends_with(".path");

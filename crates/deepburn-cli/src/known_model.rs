@@ -62,7 +62,7 @@ impl KnownModel {
         }
     }
 
-    /// Sizes of all parameters, every one of which is trained.
+    /// Sizes of all parameters, as if every one of them were trained.
     pub(crate) fn sizes(&self) -> Vec<ParameterSize> {
         let numel = |shape: &[usize]| {
             shape.iter().fold(1, |numel: u64, it| numel.saturating_mul(*it as u64))

@@ -7,10 +7,11 @@ use std::fs::{File, TryLockError};
 use std::path::Path;
 
 use burn::tensor::DType;
+use deepburn::zero::estimate::ParameterSize;
 use deepburn_config::{
     Architecture, Backend, BatchPlan, BatchSchedule, DataKind, Diagnosis, DynamicBatchingPlan,
-    Facts, Job, JobRequest, Plan, Precision, ResolvedJob, Severity, Written, resolve,
-    resolve_batch,
+    Facts, Job, JobRequest, NoDecay, ParamGroups, ParamUpdate, Plan, Precision, ResolvedJob,
+    Severity, Written, resolve, resolve_batch,
 };
 use deepburn_datasets::{DataError, Order, Shard, StepShape};
 use serde_json::Value;
@@ -19,6 +20,7 @@ use crate::causal::Causal;
 use crate::classification::Classification;
 use crate::counted::counted;
 use crate::failure::Failure;
+use crate::known_model::KnownModel;
 use crate::made_folders::MadeFolders;
 use crate::places::Places;
 use crate::recipe::Subject;
@@ -28,6 +30,8 @@ use crate::resume::Origin;
 pub(crate) struct Preparation {
     pub(crate) job: Job,
     pub(crate) plan: Plan,
+    /// Of all parameters; those of a frozen group are not trainable.
+    pub(crate) sizes: Vec<ParameterSize>,
     pub(crate) subject: Subject,
     pub(crate) batch_sizes: BatchSchedule,
     pub(crate) max_steps: u64,
@@ -101,6 +105,7 @@ pub(crate) fn prepare(
     add_notes(&mut job, dynamic.as_ref(), max_steps);
     let (plan, record) = resolve_plan(&job, &written, &facts)?;
     Ok(Preparation {
+        sizes: grouped_sizes(&subject.model(), &plan)?,
         data: DataIdentity::of(&subject, job.training.eval_max_samples).map_err(Failure::run)?,
         max_steps: max_steps as u64,
         resume: None,
@@ -282,6 +287,44 @@ fn resolve_plan(job: &Job, written: &Written, facts: &Facts) -> Result<(Plan, Va
     let record = ResolvedJob::new(job.clone(), written, resolved);
     let record = serde_json::to_value(record).map_err(Failure::run)?;
     Ok((plan, record))
+}
+
+/// Sizes of all parameters, once it is clear how each is updated.
+fn grouped_sizes(model: &KnownModel, plan: &Plan) -> Result<Vec<ParameterSize>, Failure> {
+    let parameters = model.parameters();
+    let named: Vec<_> = parameters.iter().map(|it| (it.path.as_str(), it.shape.len())).collect();
+    let updates = plan.param_groups.assign(&plan.optimizer, &named);
+    let updates = updates.map_err(|error| Failure::mistake(format!("training.{error}")))?;
+    let mut sizes = model.sizes();
+    for (size, update) in sizes.iter_mut().zip(&updates) {
+        size.trainable = *update != ParamUpdate::Frozen;
+    }
+    report_groups(plan, &updates);
+    Ok(sizes)
+}
+
+/// Logs how many parameters the optimizer's own settings do not apply to.
+fn report_groups(plan: &Plan, updates: &[ParamUpdate]) {
+    let ParamGroups { groups, no_decay } = &plan.param_groups;
+    let is_spared = |update: &&ParamUpdate| match update {
+        ParamUpdate::Trained { optimizer, .. } => optimizer.weight_decay() == 0.0,
+        ParamUpdate::Frozen => false,
+    };
+    let frozen = updates.iter().filter(|update| **update == ParamUpdate::Frozen).count();
+    if frozen > 0 {
+        tracing::info!("{frozen} of {} are frozen", counted(updates.len(), "parameter"));
+    }
+    let decay = plan.optimizer.weight_decay();
+    let spared = updates.iter().filter(is_spared).count();
+    if decay > 0.0 && spared > 0 {
+        let why = match (groups.is_empty(), no_decay) {
+            (true, _) => "training.no_decay",
+            (false, NoDecay::Nothing) => "training.param_groups",
+            (false, NoDecay::BiasesAndNorms) => "training.no_decay, training.param_groups",
+        };
+        let all = counted(updates.len(), "parameter");
+        tracing::info!("weight decay {decay} leaves {spared} of {all} alone ({why})");
+    }
 }
 
 fn show(note: &Diagnosis) {

@@ -118,6 +118,6 @@ fn nvme(preparation: &Preparation) -> Option<&NvmePlan> {
 fn file_bytes(preparation: &Preparation, zero: &ZeroPlan) -> u64 {
     let plan = &preparation.plan;
     let ranks = preparation.job.training.ranks;
-    let sizes = preparation.subject.model().sizes();
-    swap_bytes(&sizes, zero, ranks, &plan.optimizer, &plan.precision)
+    let sizes = &preparation.sizes;
+    swap_bytes(sizes, zero, ranks, &plan.optimizer, &plan.precision)
 }

@@ -8,7 +8,7 @@ use crate::foreign::foreign_name;
 use crate::key::{Asks, Key, Literal, Spelling, Status};
 
 use crate::kind::{Kind, Variant};
-use crate::node::Node;
+use crate::node::{Node, Value};
 use crate::source::join;
 
 /// Names less similar than this are no slips of each other.
@@ -95,6 +95,12 @@ impl Check<'_> {
         }
         match key.kind {
             Kind::Section(keys) | Kind::SectionOrPath(keys) => self.section(keys, value, path),
+            Kind::Sections(keys) => {
+                let Value::List(sections) = &value.value else { return };
+                for (place, section) in sections.iter().enumerate() {
+                    self.section(keys, section, &format!("{path}[{place}]"));
+                }
+            }
             Kind::Variants(variants) => self.variant(variants, value, siblings, path),
             _ => {}
         }

@@ -14,7 +14,8 @@
 
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value as Json};
 
 use crate::check::check;
@@ -29,6 +30,7 @@ use crate::lookup::find;
 use crate::node::{Node, Value};
 use crate::overrides::{Override, TypedKey};
 use crate::place::Place;
+use crate::plan::ParamGroups;
 use crate::resolve::{Facts, Resolved};
 use crate::section::Section;
 use crate::source::{Origin, parse_json, read_text};
@@ -203,6 +205,18 @@ pub struct TrainingJob {
     pub gradient_checkpointing: Option<bool>,
     /// Steps of the warm-up for a DeepSpeed configuration that leaves them open.
     pub warmup_steps: Option<usize>,
+    /// Parameters that are updated in another way than the optimizer says; `no_decay` and `param_groups` of the
+    /// job file.
+    #[serde(flatten, serialize_with = "param_groups")]
+    pub param_groups: ParamGroups,
+}
+
+/// Under the names that the job file has for it.
+fn param_groups<S: Serializer>(groups: &ParamGroups, serializer: S) -> Result<S::Ok, S::Error> {
+    let mut map = serializer.serialize_map(Some(2))?;
+    map.serialize_entry("no_decay", &groups.no_decay)?;
+    map.serialize_entry("param_groups", &groups.groups)?;
+    map.end()
 }
 
 /// A number of an evaluation that models are compared by.
@@ -367,6 +381,7 @@ impl Job {
             learning_rate: self.training.learning_rate,
             micro_batch_size: self.training.micro_batch_size,
             gradient_checkpointing: self.training.gradient_checkpointing,
+            param_groups: self.training.param_groups.clone(),
         }
     }
 }

@@ -13,6 +13,7 @@ use crate::job::{
 use crate::keys::DEEPSPEED;
 use crate::lookup::find;
 use crate::place::Place;
+use crate::plan::{GroupRate, GroupUpdate, NoDecay, ParamGroup, ParamGroups, PathPattern};
 use crate::section::Section;
 use crate::splits::SplitPlan;
 use crate::written::Written;
@@ -318,6 +319,61 @@ pub(crate) fn read_training(
         micro_batch_size: training.optional_count("micro_batch_size"),
         gradient_checkpointing: training.optional_flag("gradient_checkpointing"),
         warmup_steps: training.optional_count("warmup_steps"),
+        param_groups: ParamGroups {
+            groups: param_groups(training, findings),
+            no_decay: match training.choice("no_decay") {
+                "nothing" => NoDecay::Nothing,
+                _ => NoDecay::BiasesAndNorms,
+            },
+        },
+    }
+}
+
+/// Parameters with settings of their own. What needs the optimizer or the model is checked with these.
+fn param_groups(training: &Section<'_>, findings: &mut Findings) -> Vec<ParamGroup> {
+    let sections = training.sections("param_groups");
+    sections.iter().map(|section| param_group(section, findings)).collect()
+}
+
+fn param_group(section: &Section<'_>, findings: &mut Findings) -> ParamGroup {
+    let mut params = Vec::new();
+    for pattern in section.texts("params") {
+        match PathPattern::new(pattern) {
+            Ok(pattern) => params.push(pattern),
+            Err(reason) => findings.push(section.error(
+                "params",
+                format!("{pattern:?} is no regular expression: {reason}"),
+                "escape what is meant as it stands: \"^h\\\\.0\\\\.\" for example",
+            )),
+        }
+    }
+    let settings = ["lr", "lr_factor", "weight_decay", "betas"];
+    let given = settings.into_iter().find(|name| section.given(name).is_some());
+    let update = match (section.flag("frozen"), given) {
+        (true, Some(name)) => {
+            let message = "is of no use to a group that is frozen";
+            findings.push(section.error(name, message, "remove it, or frozen"));
+            GroupUpdate::Frozen
+        }
+        (true, None) => GroupUpdate::Frozen,
+        (false, _) => GroupUpdate::Trained {
+            rate: group_rate(section, findings),
+            weight_decay: section.optional_real("weight_decay"),
+            betas: section.optional_pair("betas"),
+        },
+    };
+    let dims = section.counts("dims").unwrap_or_default();
+    ParamGroup { params, dims, update }
+}
+
+fn group_rate(section: &Section<'_>, findings: &mut Findings) -> GroupRate {
+    if section.given("lr").is_some() && section.given("lr_factor").is_some() {
+        let message = "stands beside lr_factor, and both say how fast the group learns";
+        findings.push(section.error("lr", message, "keep one of them"));
+    }
+    match section.optional_real("lr") {
+        Some(lr) => GroupRate::Own(lr),
+        None => GroupRate::Factor(section.real("lr_factor")),
     }
 }
 

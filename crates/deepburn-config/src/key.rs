@@ -261,10 +261,10 @@ impl Key {
         std::iter::once(self.name).chain(self.spellings.iter().map(|spelling| spelling.name()))
     }
 
-    /// The keys of the section that this key is; nothing where it is none.
+    /// The keys of the section that this key is, or of each section in its list; nothing where it is neither.
     pub fn keys(&self) -> &'static [Self] {
         match self.kind {
-            Kind::Section(keys) | Kind::SectionOrPath(keys) => keys,
+            Kind::Section(keys) | Kind::Sections(keys) | Kind::SectionOrPath(keys) => keys,
             _ => &[],
         }
     }
@@ -318,7 +318,11 @@ fn list_section(keys: &'static [Key], path: &str, inherited: Status, list: &mut 
         let path = crate::source::join(path, key.name);
         let status = if matches!(key.status, Status::Honoured) { inherited } else { key.status };
         list.push(KeyEntry { path: path.clone(), key: *key, status });
-        list_section(key.keys(), &path, status, list);
+        let inner = match key.kind {
+            Kind::Sections(_) => format!("{path}[]"),
+            _ => path.clone(),
+        };
+        list_section(key.keys(), &inner, status, list);
         let Kind::Variants(variants) = key.kind else { continue };
         for variant in variants {
             let path = format!("{path}[{}]", variant.name);

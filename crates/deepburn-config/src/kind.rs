@@ -27,8 +27,12 @@ pub enum Kind {
     Choice(&'static [&'static str]),
     /// A list of anything.
     List,
+    /// A string, or a list of strings.
+    Texts,
     /// A section with keys of its own.
     Section(&'static [Key]),
+    /// A list of sections, each with these keys.
+    Sections(&'static [Key]),
     /// A section whose keys depend on the `type` beside it.
     Variants(&'static [Variant]),
     /// A section, or the path of a file that holds it.
@@ -159,6 +163,18 @@ impl Kind {
                 (node.as_text().is_some_and(known), format!("one of {}", names.join(", ")))
             }
             Self::List => (matches!(node.value, Value::List(_)), "a list".to_owned()),
+            Self::Texts => (
+                match &node.value {
+                    Value::List(nodes) => nodes.iter().all(|node| node.as_text().is_some()),
+                    _ => node.as_text().is_some(),
+                },
+                "a string or a list of strings".to_owned(),
+            ),
+            Self::Sections(_) => (
+                matches!(&node.value, Value::List(nodes)
+                    if nodes.iter().all(|node| matches!(node.value, Value::Map(_)))),
+                "a list of sections, [{ ... }]".to_owned(),
+            ),
             Self::Section(_) | Self::Variants(_) => {
                 (matches!(node.value, Value::Map(_)), "a section, { ... }".to_owned())
             }
@@ -184,6 +200,8 @@ impl fmt::Display for Kind {
             Self::Text => f.write_str("string"),
             Self::Choice(names) => write!(f, "one of {}", names.join(", ")),
             Self::List => f.write_str("list"),
+            Self::Texts => f.write_str("string or list of strings"),
+            Self::Sections(_) => f.write_str("list of sections"),
             Self::Section(_) | Self::Variants(_) => f.write_str("section"),
             Self::SectionOrPath(_) => f.write_str("section or path"),
             Self::Free => f.write_str("any value"),
@@ -225,6 +243,8 @@ mod tests {
                 &["[0.9, 0.999]"],
                 &["0.9", "[0.9]", "[0.9, 1.0]", "[0, \"\"]"],
             ),
+            (Kind::Texts, &["\"a\"", "[]", "[\"a\", \"b\"]"], &["1", "[1]", "[\"a\", null]"]),
+            (Kind::Sections(&[]), &["[]", "[{}, {\"a\": 1}]"], &["{}", "[1]", "null"]),
             (Kind::Choice(&["Log", "linear"]), &["\"log\"", "\"LINEAR\""], &["\"cos\"", "3"]),
         ] {
             for good in good {

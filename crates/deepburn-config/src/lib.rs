@@ -76,8 +76,9 @@ pub use node::{Node, Position, Value};
 pub use place::Place;
 pub use plan::{
     ActivationOffload, ActivationPlan, AdamPlan, BatchPlan, DynamicScalePlan, GatherPlan,
-    GradientPlan, GradientReduction, LossScalePlan, MomentumCycle, NvmePlan, OneCyclePlan,
-    OptimizerOffload, OptimizerPlan, OverflowPlan, ParameterOffload, Plan, Precision,
+    GradientPlan, GradientReduction, GroupRate, GroupUpdate, LossScalePlan, MomentumCycle, NoDecay,
+    NvmePlan, OneCyclePlan, OptimizerOffload, OptimizerPlan, OverflowPlan, ParamGroup,
+    ParamGroupError, ParamGroups, ParamUpdate, ParameterOffload, PathPattern, Plan, Precision,
     PrecisionPlan, RecomputePolicy, ReductionPlan, ReportPlan, ScaleGrowth, SchedulePlan, Stage,
     SwapFilePlan, WarmupShape, ZeroPlan,
 };

@@ -4,11 +4,16 @@
 //! derived number is derived, and the rest of DeepBurn reads only these small policy values.
 
 mod activations;
+mod param_groups;
 mod swap_file;
 
 use serde::Serialize;
 
 pub use activations::{ActivationOffload, ActivationPlan, RecomputePolicy};
+pub use param_groups::{
+    GroupRate, GroupUpdate, NoDecay, ParamGroup, ParamGroupError, ParamGroups, ParamUpdate,
+    PathPattern,
+};
 pub use swap_file::SwapFilePlan;
 
 use crate::curriculum::CurriculumPlan;
@@ -26,6 +31,8 @@ pub struct Plan {
     pub curriculum: Option<CurriculumPlan>,
     /// The optimizer and its hyper-parameters.
     pub optimizer: OptimizerPlan,
+    /// Parameters that are updated in another way. A DeepSpeed configuration has none.
+    pub param_groups: ParamGroups,
     /// The learning-rate schedule; constant when the configuration names none.
     pub schedule: SchedulePlan,
     /// What is sharded, and how it travels.
@@ -121,6 +128,39 @@ impl OptimizerPlan {
             Self::AdamW(adam) | Self::Adam(adam) => adam.lr,
             Self::Sgd { lr, .. } | Self::Lion { lr, .. } | Self::Adagrad { lr, .. } => *lr,
         }
+    }
+
+    /// Decoupled weight decay or L2 penalty, whichever it has.
+    pub fn weight_decay(&self) -> f64 {
+        match self {
+            Self::AdamW(adam) | Self::Adam(adam) => adam.weight_decay,
+            Self::Sgd { weight_decay, .. }
+            | Self::Lion { weight_decay, .. }
+            | Self::Adagrad { weight_decay, .. } => *weight_decay,
+        }
+    }
+
+    /// Whether it has betas.
+    pub fn has_betas(&self) -> bool {
+        matches!(self, Self::AdamW(_) | Self::Adam(_) | Self::Lion { .. })
+    }
+
+    /// The same with another weight decay and other betas, where they are given. An optimizer without betas has
+    /// none after it either.
+    pub fn with(&self, decay: Option<f64>, other_betas: Option<[f64; 2]>) -> Self {
+        let mut plan = self.clone();
+        let (weight_decay, betas) = match &mut plan {
+            Self::AdamW(adam) | Self::Adam(adam) => (&mut adam.weight_decay, Some(&mut adam.betas)),
+            Self::Lion { weight_decay, betas, .. } => (weight_decay, Some(betas)),
+            Self::Sgd { weight_decay, .. } | Self::Adagrad { weight_decay, .. } => {
+                (weight_decay, None)
+            }
+        };
+        *weight_decay = decay.unwrap_or(*weight_decay);
+        if let (Some(betas), Some(others)) = (betas, other_betas) {
+            *betas = others;
+        }
+        plan
     }
 }
 
@@ -239,6 +279,13 @@ pub enum SchedulePlan {
         /// Factor of each step.
         gamma: f64,
     },
+}
+
+impl SchedulePlan {
+    /// Whether it sets the optimizer's momentum, or Adam's beta1, in every step.
+    pub fn cycles_momentum(&self) -> bool {
+        matches!(self, Self::OneCycle(OneCyclePlan { momentum: Some(_), .. }))
+    }
 }
 
 /// Parameters of the one-cycle policy.

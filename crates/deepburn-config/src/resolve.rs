@@ -19,7 +19,10 @@ use crate::keys::{
 };
 use crate::kind::Kind;
 use crate::node::Node;
-use crate::plan::{BatchPlan, GradientReduction, OptimizerOffload, Plan, ReductionPlan, Stage};
+use crate::plan::{
+    BatchPlan, GradientReduction, OptimizerOffload, ParamGroupError, ParamGroups, Plan,
+    ReductionPlan, Stage,
+};
 use crate::section::Section;
 use crate::source::join;
 use crate::written::Written;
@@ -43,6 +46,8 @@ pub struct Facts {
     pub micro_batch_size: Option<usize>,
     /// Whether activations are recomputed, where the job file says so.
     pub gradient_checkpointing: Option<bool>,
+    /// Parameters that are updated in another way; a DeepSpeed configuration cannot name them.
+    pub param_groups: ParamGroups,
 }
 
 impl Facts {
@@ -57,6 +62,7 @@ impl Facts {
             learning_rate: None,
             micro_batch_size: None,
             gradient_checkpointing: None,
+            param_groups: ParamGroups::default(),
         }
     }
 }
@@ -118,7 +124,10 @@ pub fn resolve(written: &Written, facts: &Facts) -> Result<Resolved, Report> {
     let dynamic_batching = data_efficiency::resolve(&top, &mut context);
     let curriculum = curriculum::resolve(&top, &mut context);
     check_rate(optimizer.lr(), &mut context);
+    let param_groups = context.facts.param_groups.clone();
+    check_groups(param_groups.check(&optimizer, schedule.cycles_momentum()), &mut context);
     let plan = Plan {
+        param_groups,
         batch,
         dynamic_batching,
         curriculum,
@@ -144,6 +153,13 @@ fn check_rate(lr: f64, context: &mut Context<'_>) {
         let message = format!("{lr:e} is larger than an f32 can hold ({:e})", f32::MAX);
         let remedy = "give a learning rate, 1e-4 for example";
         context.findings.error("optimizer.params.lr", message, remedy);
+    }
+}
+
+/// Groups whose settings the optimizer has not.
+fn check_groups(checked: Result<(), ParamGroupError>, context: &mut Context<'_>) {
+    if let Err(ParamGroupError::Unfit { group, reason }) = checked {
+        context.findings.error(format!("training.param_groups[{group}]"), reason, "");
     }
 }
 

@@ -102,7 +102,11 @@ fn kind(kind: &Kind) -> Value {
             json!({ "anyOf": [{ "enum": names }, { "type": "string", "pattern": any_case(names) }] })
         }
         Kind::List => json!({ "type": "array" }),
+        Kind::Texts => json!({
+            "anyOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" } }]
+        }),
         Kind::Section(keys) => section(keys),
+        Kind::Sections(keys) => json!({ "type": "array", "items": section(keys) }),
         Kind::Variants(variants) => parameters(variants),
         Kind::SectionOrPath(keys) => json!({ "anyOf": [section(keys), { "type": "string" }] }),
         Kind::Free => json!({}),
@@ -161,11 +165,14 @@ mod tests {
     use super::*;
     use crate::{deepspeed_keys, job_keys};
 
-    /// Walks to a key; `params[AdamW]` is `params`.
+    /// Walks to a key; `params[AdamW]` is `params`, and what follows `groups[]` is a key of each item.
     fn find<'a>(schema: &'a Value, path: &str) -> Option<&'a Value> {
         path.split('.').try_fold(schema, |schema, name| {
             let name = name.split('[').next().unwrap_or(name);
-            let of = |schema: &'a Value| schema.get("properties").and_then(|all| all.get(name));
+            let of = |schema: &'a Value| {
+                let section = schema.get("items").unwrap_or(schema);
+                section.get("properties").and_then(|all| all.get(name))
+            };
             let choices = schema.get("anyOf").and_then(Value::as_array);
             of(schema).or_else(|| choices.into_iter().flatten().find_map(of))
         })

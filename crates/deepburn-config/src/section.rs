@@ -31,6 +31,16 @@ impl<'a> Section<'a> {
         Self::new(self.key(name).keys(), self.given(name), &self.path_of(name))
     }
 
+    /// The sections in a list, in its order.
+    pub(crate) fn sections(&self, name: &str) -> Vec<Self> {
+        let Some(Value::List(nodes)) = self.valid(name).map(|node| &node.value) else {
+            return Vec::new();
+        };
+        let (keys, path) = (self.key(name).keys(), self.path_of(name));
+        let section = |(place, node)| Self::new(keys, Some(node), &format!("{path}[{place}]"));
+        nodes.iter().enumerate().map(section).collect()
+    }
+
     /// The `params` of the variant that has these keys.
     pub(crate) fn variant(&self, name: &str, keys: &'static [Key]) -> Self {
         Self::new(keys, self.given(name), &self.path_of(name))
@@ -140,17 +150,24 @@ impl<'a> Section<'a> {
     }
 
     pub(crate) fn pair(&self, name: &str) -> [f64; 2] {
-        let given = match self.valid(name).map(|node| &node.value) {
-            Some(Value::List(nodes)) => match nodes.as_slice() {
-                [first, second] => first.as_real().zip(second.as_real()),
-                _ => None,
-            },
-            _ => None,
-        };
-        match (given, self.key(name).default) {
-            (Some((first, second)), _) => [first, second],
-            (None, Literal::Pair(pair)) => pair,
+        match (self.optional_pair(name), self.key(name).default) {
+            (Some(pair), _) | (None, Literal::Pair(pair)) => pair,
             _ => self.no_default(name),
+        }
+    }
+
+    pub(crate) fn optional_pair(&self, name: &str) -> Option<[f64; 2]> {
+        let Value::List(nodes) = &self.valid(name)?.value else { return None };
+        let [first, second] = nodes.as_slice() else { return None };
+        Some([first.as_real()?, second.as_real()?])
+    }
+
+    /// A string or a list of strings.
+    pub(crate) fn texts(&self, name: &str) -> Vec<&'a str> {
+        match self.valid(name).map(|node| &node.value) {
+            Some(Value::List(nodes)) => nodes.iter().filter_map(Node::as_text).collect(),
+            Some(Value::Text(text)) => vec![text],
+            _ => Vec::new(),
         }
     }
 

@@ -415,3 +415,63 @@ fn a_missing_job_file_names_every_place() {
         "nowhere.json: there is no such file; looked for nowhere.json, configs/nowhere.json"
     );
 }
+
+#[test]
+fn parameter_groups_are_read_and_their_mistakes_named() {
+    let text = r#"{"training": {"no_decay": "nothing", "param_groups": [
+        {"params": "^wte", "lr": 1e-5, "weight_decay": 0},
+        {"params": ["^h\\.0\\.", "^wpe"], "dims": [1, 2], "betas": [0.8, 0.9], "lr_factor": 2},
+        {"dims": [1], "frozen": true}]}}"#;
+    let record = serde_json::to_value(job(text, &[]).training).unwrap();
+    assert_eq!(record["no_decay"], "nothing");
+    let trained = |rate: serde_json::Value, decay: Option<f64>, betas: serde_json::Value| json!({"trained": {"rate": rate, "weight_decay": decay, "betas": betas}});
+    let expected = json!([
+        {"params": ["^wte"], "dims": [], "update": trained(json!({"own": 1e-5}), Some(0.0), json!(null))},
+        {"params": ["^h\\.0\\.", "^wpe"], "dims": [1, 2],
+            "update": trained(json!({"factor": 2.0}), None, json!([0.8, 0.9]))},
+        {"params": [], "dims": [1], "update": "frozen"},
+    ]);
+    assert_eq!(record["param_groups"], expected);
+    assert_eq!(
+        serde_json::to_value(job("{}", &[]).training).unwrap()["no_decay"],
+        "biases_and_norms"
+    );
+
+    for (groups, parts) in [
+        (r#"{"params": "wte"}"#, ["training.param_groups", "must be a list of sections"]),
+        (r#"[{"param": "wte"}]"#, ["param_groups[0].param", "did you mean params?"]),
+        (r#"[{"params": "("}]"#, ["param_groups[0].params", "unclosed group"]),
+        (r#"[{"params": [1]}]"#, ["param_groups[0].params", "a string or a list of strings"]),
+        (r#"[{"params": "a", "lr": -1}]"#, ["param_groups[0].lr", "at least 0"]),
+        (r#"[{"params": "a", "lr": 1, "lr_factor": 1}]"#, ["param_groups[0].lr", "keep one"]),
+        (r#"[{"params": "a", "lr": 1, "frozen": true}]"#, ["param_groups[0].lr", "or frozen"]),
+        (r#"[{"params": "a"}, {"dims": [0]}]"#, ["param_groups[1].dims", "at least 1"]),
+    ] {
+        let set = format!("training.param_groups={groups}");
+        let error = parse("{}", Path::new(""), &[&set]).unwrap_err();
+        for part in parts {
+            assert!(error.contains(part), "{groups}: {error}");
+        }
+    }
+}
+
+#[test]
+fn parameter_groups_fit_the_optimizer() {
+    for (optimizer, group, expected) in [
+        (
+            r#"{"type": "SGD", "params": {"lr": 1}}"#,
+            r#"{"dims": [1], "betas": [0, 0]}"#,
+            "betas are of Adam",
+        ),
+        (r#"{"type": "SGD", "params": {"lr": 0}}"#, r#"{"dims": [1], "lr": 1}"#, "which is 0"),
+        (r#"{"type": "AdamW"}"#, "{}", "selects every parameter"),
+    ] {
+        let text = format!(
+            r#"{{"training": {{"param_groups": [{group}]}},
+                "deepspeed": {{"train_batch_size": 1, "optimizer": {optimizer}}}}}"#
+        );
+        let (job, written) = parse(&text, Path::new(""), &[]).unwrap();
+        let error = resolve(&written, &job.facts()).unwrap_err().to_string();
+        assert!(error.contains("training.param_groups[0]") && error.contains(expected), "{error}");
+    }
+}

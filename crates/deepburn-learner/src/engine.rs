@@ -34,7 +34,7 @@ use crate::source::StepSize;
 ///
 /// # Errors
 /// When the plan was made for another number of ranks, the module has parameters that cannot be
-/// trained, or the ranks' modules differ.
+/// trained, its parameter groups do not fit the module, or the ranks' modules differ.
 pub fn initialize<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     module: M,
     plan: &Plan,
@@ -131,11 +131,14 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         if planned != actual {
             return Err(EngineError::WorldSize { planned, actual });
         }
+        let cycles_momentum = plan.schedule.cycles_momentum();
+        plan.param_groups.check(&plan.optimizer, cycles_momentum).map_err(ZeroError::from)?;
         let policy = Policy {
             zero: plan.zero.clone(),
             reduction: plan.reduction,
             precision: plan.precision,
             optimizer: plan.optimizer.clone(),
+            param_groups: plan.param_groups.clone(),
             activations: plan.activations.clone(),
         };
         let (module, states) = ModelStates::shard(module, policy, group)?;

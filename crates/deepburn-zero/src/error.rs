@@ -1,6 +1,7 @@
 //! What can go wrong while training in pieces.
 
 use deepburn_comm::CommError;
+use deepburn_config::ParamGroupError;
 use deepburn_nvme::SwapError;
 
 /// A failure of sharded training.
@@ -12,6 +13,9 @@ pub enum ZeroError {
     /// Offloaded states cannot be kept, read or written.
     #[error("offload to NVMe: {0}")]
     Swap(#[from] SwapError),
+    /// Parameter groups do not fit the module or the optimizer.
+    #[error(transparent)]
+    ParamGroups(#[from] ParamGroupError),
     /// Parameters cannot be offloaded by this plan.
     #[error(
         "parameter_shards: offloaded parameters need {needed}; offload these too, or keep parameters on the \
@@ -65,7 +69,10 @@ pub enum ZeroError {
         dtype: &'static str,
     },
     /// Nothing to train.
-    #[error("the module has no trainable parameter: call `require_grad` on what is to be trained")]
+    #[error(
+        "the module has no trainable parameter: call `require_grad` on what is to be trained, or freeze fewer \
+         parameter groups"
+    )]
     NothingTrainable,
     /// A gradient is infinite or NaN.
     #[error(

@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
-use deepburn_config::OptimizerPlan;
+use deepburn_config::{OptimizerPlan, ParamUpdate};
 use deepburn_nvme::SwapError;
 use deepburn_ops::{AdamArrays, OptimizerOps, float_bytes, float_from_host, float_into_host};
 
@@ -32,14 +32,26 @@ pub use rule::moments;
 #[derive(Debug)]
 pub(crate) struct Optimizer<B: Backend> {
     plan: OptimizerPlan,
+    /// What parameters are updated with, each setting once.
+    settings: Vec<UpdateSettings>,
     /// Type of the parameters that ops use, where that is not the masters'.
     working: Option<FloatDType>,
     /// By parameter index; `None` for a frozen parameter.
     states: Vec<Option<State<B>>>,
+    /// Which of the settings a parameter has, by its index. That of a frozen one means nothing.
+    setting_of: Vec<usize>,
     /// Through which parked states are read and written.
     pipeline: Pipeline,
     /// Steps taken.
     time: u64,
+}
+
+/// The optimizer with the settings of some parameters.
+#[derive(Debug, Clone, PartialEq)]
+struct UpdateSettings {
+    optimizer: OptimizerPlan,
+    /// Factor of the schedule's learning rate.
+    lr_factor: f64,
 }
 
 /// What the optimizer keeps about one parameter's owned elements, padding included.
@@ -136,21 +148,32 @@ impl<B: OptimizerOps> Optimizer<B> {
     ) -> Self {
         let idle = PipelinePolicy { reads_ahead: false, writes_behind: false };
         let pipeline = Pipeline::new(parking.map_or(idle, |parking| parking.policy));
-        Self { states: Vec::new(), working, plan, pipeline, time: 0 }
+        Self {
+            states: Vec::new(),
+            setting_of: Vec::new(),
+            settings: Vec::new(),
+            working,
+            plan,
+            pipeline,
+            time: 0,
+        }
     }
 
     /// Takes what this rank owns of the next parameter, `None` for a frozen one, with zero states; on the
     /// device without `parking`. Called while the model is sharded, so that parked masters are never all in
-    /// memory.
+    /// memory. `update` says with which settings it is updated.
     ///
     /// # Errors
     /// The file of this rank has too little space, or the disk fails.
     pub(crate) fn adopt(
         &mut self,
         owned: Option<Owned<B>>,
+        update: &ParamUpdate,
         parking: Option<&Parking>,
         ledger: &Ledger,
     ) -> Result<(), SwapError> {
+        let setting = self.setting(update);
+        self.setting_of.push(setting);
         let moments = moments(&self.plan).len();
         let arrays = moments + usize::from(self.working.is_some());
         self.states.push(match (owned, parking) {
@@ -161,6 +184,20 @@ impl<B: OptimizerOps> Optimizer<B> {
             }
         });
         Ok(())
+    }
+
+    /// The place of these settings; that of the optimizer's own for a frozen parameter.
+    fn setting(&mut self, update: &ParamUpdate) -> usize {
+        let settings = match update {
+            ParamUpdate::Frozen => UpdateSettings { optimizer: self.plan.clone(), lr_factor: 1.0 },
+            ParamUpdate::Trained { optimizer, lr_factor } => {
+                UpdateSettings { optimizer: optimizer.clone(), lr_factor: *lr_factor }
+            }
+        };
+        self.settings.iter().position(|known| *known == settings).unwrap_or_else(|| {
+            self.settings.push(settings);
+            self.settings.len() - 1
+        })
     }
 
     /// Type of the parameters that ops use, where it is not f32.
@@ -303,8 +340,16 @@ impl<B: OptimizerOps> Optimizer<B> {
         }
         self.pipeline.start(reads, largest)?;
         self.time += 1;
-        let step = rule::scalars(&self.plan, rates, self.time);
-        Ok(StepInProgress { optimizer: self, step, scale })
+        let steps = self.settings.iter().map(|settings| settings.step(rates, self.time)).collect();
+        Ok(StepInProgress { optimizer: self, steps, scale })
+    }
+}
+
+impl UpdateSettings {
+    /// The scalars of step number `time`, from 1.
+    fn step(&self, rates: Rates, time: u64) -> Step {
+        let rates = Rates { lr: self.lr_factor * rates.lr, ..rates };
+        rule::scalars(&self.optimizer, rates, time)
     }
 }
 
@@ -430,7 +475,8 @@ impl<B: OptimizerOps> Owned<B> {
 /// A step that updates one parameter after the other.
 pub(crate) struct StepInProgress<'a, B: Backend> {
     optimizer: &'a mut Optimizer<B>,
-    step: Step,
+    /// By setting.
+    steps: Vec<Step>,
     scale: f32,
 }
 
@@ -452,7 +498,8 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         values: UpdateValues<B>,
         gradient: UpdateGradient<B>,
     ) -> Result<Option<B::FloatTensorPrimitive>, SwapError> {
-        let Optimizer { states, working, pipeline, .. } = &mut *self.optimizer;
+        let Optimizer { states, setting_of, working, pipeline, .. } = &mut *self.optimizer;
+        let step = &self.steps[setting_of[index]];
         let Some(state) = &mut states[index] else {
             unreachable!("only trainable parameters are updated, and each has a state")
         };
@@ -470,7 +517,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
                         unreachable!("gradients are parked where states are")
                     }
                 };
-                let updated = state.update(&self.step, self.scale, values, gradient, *working);
+                let updated = state.update(step, self.scale, values, gradient, *working);
                 let Some(array) = parked else { return Ok(Some(updated)) };
                 let dtype = updated.dtype();
                 array.write(&float_bytes::<B>(updated), dtype, &mut WriteBehind::default())?;
@@ -478,7 +525,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
             }
             State::Parked(state) => {
                 let mut update = HostUpdate {
-                    step: &self.step,
+                    step,
                     scale: self.scale,
                     arrays: &state.arrays,
                     layout: state.layout,

@@ -26,6 +26,7 @@ use crate::tensor::Leased;
 use crate::tiers::{Parking, ShardTiers, StateTiers};
 use crate::{Autocast, Sharded, ZeroTensor};
 use deepburn_comm::Partition;
+use deepburn_config::ParamUpdate;
 
 /// The autodiff backend on which sharded modules train.
 pub type Training<B> = Autocast<Autodiff<Sharded<B>>>;
@@ -51,6 +52,8 @@ pub(crate) struct Sharder<'a, B: Backend> {
     parking: Option<&'a Parking>,
     tiers: ShardTiers,
     state_tiers: StateTiers,
+    /// How each parameter is updated, by its index.
+    updates: Vec<ParamUpdate>,
     /// Type that ops use, where it is not f32.
     working: Option<FloatDType>,
     path: Vec<String>,
@@ -84,12 +87,13 @@ pub(crate) struct Table<B: Backend> {
 
 impl<'a, B: OptimizerOps> Sharder<'a, B> {
     /// Keeps what `homes` says of each parameter, in the type that `optimizer` has for them, which takes
-    /// what this rank updates. `buffers` are left alone.
+    /// what this rank updates, as `updates` say of each parameter. `buffers` are left alone.
     pub(crate) fn new(
         group: Group<B>,
         share: Share,
         homes: ShardHomes<'a, B>,
         optimizer: Optimizer<B>,
+        updates: Vec<ParamUpdate>,
         ledger: Ledger,
         buffers: &'a BufferTable<B>,
     ) -> Self {
@@ -104,6 +108,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
             parking,
             tiers,
             state_tiers,
+            updates,
             working,
             path: Vec::new(),
             parameters: Vec::new(),
@@ -142,6 +147,9 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         let (index, device) = (self.parameters.len(), value.device());
         let Distributed { flat, shape, trainable } =
             value.distribute::<D>(&self.group, index, &path)?;
+        // Every rank has the same parameters: another number of them was an error above.
+        let update = self.updates.get(index).cloned().unwrap_or(ParamUpdate::Frozen);
+        let trainable = trainable && update != ParamUpdate::Frozen;
         let partition = Partition::new(shape.num_elements(), self.group.world_size());
         // At the other stages the value stays, and becomes the parameter.
         let _cut = self
@@ -154,7 +162,8 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
             None => Owned::Elements(self.share.len(partition), device.clone()),
         });
         let is_parked = trainable && self.state_tiers.next(partition.numel()) != Tier::Device;
-        self.optimizer.adopt(owned, self.parking.filter(|_| is_parked), &self.ledger)?;
+        let parking = self.parking.filter(|_| is_parked);
+        self.optimizer.adopt(owned, &update, parking, &self.ledger)?;
         let dtype = self.working.map_or(DType::F32, DType::from);
         let path = path.into();
         let description = Description { index, path, shape, dtype, device, partition, trainable };
@@ -309,31 +318,50 @@ impl<B: Backend, F: Fn(usize) -> DistributedParamId> ModuleMapper<Training<B>> f
     }
 }
 
-/// The sizes of the parameters of a module, in its order, buffers aside. One that is not initialised yet counts
-/// as trainable.
-pub(crate) fn sizes<B: OptimizerOps, M: Module<Training<B>>>(
+/// A parameter of a module that is not sharded yet.
+pub(crate) struct ModuleParameter {
+    /// Its first module path.
+    pub(crate) path: String,
+    /// Number of dimensions.
+    pub(crate) dims: usize,
+    pub(crate) size: ParameterSize,
+}
+
+/// The parameters of a module, in its order, buffers aside. One that is not initialised yet counts as trainable.
+pub(crate) fn parameters_of<B: OptimizerOps, M: Module<Training<B>>>(
     module: &M,
     buffers: &BufferTable<B>,
-) -> Vec<ParameterSize> {
-    let mut sizes = Sizes { buffers, seen: HashSet::new(), sizes: Vec::new() };
-    module.visit(&mut sizes);
-    sizes.sizes
+) -> Vec<ModuleParameter> {
+    let (path, found) = (Vec::new(), Vec::new());
+    let mut parameters = Parameters { buffers, path, seen: HashSet::new(), found };
+    module.visit(&mut parameters);
+    parameters.found
 }
 
-struct Sizes<'a, B: Backend> {
+struct Parameters<'a, B: Backend> {
     buffers: &'a BufferTable<B>,
+    path: Vec<String>,
     seen: HashSet<ParamId>,
-    sizes: Vec<ParameterSize>,
+    found: Vec<ModuleParameter>,
 }
 
-impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Sizes<'_, B> {
+impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Parameters<'_, B> {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<Training<B>, D>>) {
         if self.buffers.contains(param.id) || !self.seen.insert(param.id) {
             return;
         }
         let numel = param.lazy_shape().num_elements() as u64;
         let trainable = !param.is_initialized() || param.val().is_require_grad();
-        self.sizes.push(ParameterSize { numel, trainable });
+        let size = ParameterSize { numel, trainable };
+        self.found.push(ModuleParameter { path: self.path.join("."), dims: D, size });
     }
 }
 

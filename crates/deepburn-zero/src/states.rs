@@ -14,7 +14,8 @@ use burn::module::{AutodiffModule, Module, ParamId};
 use burn_backend::{Backend, FloatDType, TensorData};
 use deepburn_comm::Tag;
 use deepburn_config::{
-    ActivationPlan, OptimizerPlan, Precision, PrecisionPlan, ReductionPlan, Stage, ZeroPlan,
+    ActivationPlan, OptimizerPlan, ParamGroups, ParamUpdate, Precision, PrecisionPlan,
+    ReductionPlan, Stage, ZeroPlan,
 };
 use deepburn_nvme::IoStatistics;
 use deepburn_ops::{OptimizerOps, read_float};
@@ -22,6 +23,7 @@ use deepburn_ops::{OptimizerOps, read_float};
 use crate::array::DeviceArray;
 use crate::buffers::BufferTable;
 use crate::error::ZeroError;
+use crate::estimate::ParameterSize;
 use crate::gather::{Gatherer, Pass};
 use crate::group::Group;
 use crate::ledger::Ledger;
@@ -34,7 +36,9 @@ use crate::precision::element_type;
 use crate::recompute::BlockRecorder;
 use crate::reduce::{GradientChecker, GradientReducer, ReducerPolicy, SumHome, Types};
 use crate::session::{self, Binding, ContextGuard};
-use crate::sharding::{Marker, ShardHomes, Sharder, Table, Training, in_shape, sizes};
+use crate::sharding::{
+    Marker, ModuleParameter, ShardHomes, Sharder, Table, Training, in_shape, parameters_of,
+};
 use crate::share::Share;
 use crate::tiers::{Parking, ShardTiers, StateTiers, swap_bytes};
 
@@ -52,6 +56,8 @@ pub struct Policy {
     pub precision: PrecisionPlan,
     /// The optimizer.
     pub optimizer: OptimizerPlan,
+    /// Parameters that are updated in another way.
+    pub param_groups: ParamGroups,
     /// Which activations backward computes again, and where the others wait for it.
     pub activations: ActivationPlan,
 }
@@ -91,14 +97,14 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// part of them and one whole parameter.
     ///
     /// # Errors
-    /// When a parameter is not f32 or cannot be initialised, nothing is trainable, two layers share a
-    /// running statistic, or the ranks' modules differ.
+    /// When a parameter is not f32 or cannot be initialised, nothing is trainable, parameter groups do not fit
+    /// the module, two layers share a running statistic, or the ranks' modules differ.
     pub fn shard<M: AutodiffModule<Training<B>>>(
         module: M,
         policy: Policy,
         group: Group<B>,
     ) -> Result<(M, Self), ZeroError> {
-        let Policy { zero, reduction, precision, optimizer, activations } = policy;
+        let Policy { zero, reduction, precision, optimizer, param_groups, activations } = policy;
         let (compute, cuts_gradients) = (element_type(precision.compute), zero.shards_gradients());
         let (rank, stage, ledger) = (group.rank(), zero.stage, Ledger::new());
         let gatherer = Arc::new(Gatherer::new(group.clone(), zero.parameters, ledger.clone()));
@@ -109,7 +115,8 @@ impl<B: OptimizerOps> ModelStates<B> {
             accumulation: element_type(precision.accumulation),
         };
         let (module, buffers) = BufferTable::prepare(module, &group, &ledger)?;
-        let sizes = sizes(&module, &buffers);
+        let (sizes, updates) =
+            updates(parameters_of(&module, &buffers), &param_groups, &optimizer)?;
         let bytes = swap_bytes(&sizes, &zero, group.world_size(), &optimizer, &precision);
         let parking = Parking::new(&zero, &precision, bytes)?;
         let homes = ShardHomes {
@@ -120,7 +127,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         };
         let optimizer = Optimizer::new(optimizer, working, parking.as_ref());
         let sharder =
-            Sharder::new(group.clone(), share, homes, optimizer, ledger.clone(), &buffers);
+            Sharder::new(group.clone(), share, homes, optimizer, updates, ledger.clone(), &buffers);
         let (module, Table { parameters, indices, optimizer, aliases }) = sharder.shard(module)?;
         gatherer.serve(parameters.clone());
 
@@ -401,6 +408,20 @@ impl<B: OptimizerOps> ModelStates<B> {
         let flat = B::cast(flat, self.types.accumulation);
         Ok(Some(read_float::<B>(in_shape::<B>(flat, parameter.shape()))))
     }
+}
+
+/// How each parameter is updated, and the sizes of all, of which a frozen one is not trainable.
+fn updates(
+    mut parameters: Vec<ModuleParameter>,
+    groups: &ParamGroups,
+    optimizer: &OptimizerPlan,
+) -> Result<(Vec<ParameterSize>, Vec<ParamUpdate>), ZeroError> {
+    let named: Vec<_> = parameters.iter().map(|it| (it.path.as_str(), it.dims)).collect();
+    let updates = groups.assign(optimizer, &named)?;
+    for (parameter, update) in parameters.iter_mut().zip(&updates) {
+        parameter.size.trainable &= *update != ParamUpdate::Frozen;
+    }
+    Ok((parameters.into_iter().map(|parameter| parameter.size).collect(), updates))
 }
 
 /// Parameters of which every rank keeps a whole copy beside its shard. On one rank a shard on the device is that

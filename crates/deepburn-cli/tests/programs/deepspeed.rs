@@ -32,6 +32,7 @@ fn job(folder: &Path) -> Job {
         .with("data.sequence_length", trace["seq"].clone())
         .with("training.ranks", trace["world"].clone())
         .with("training.max_steps", last)
+        .with("training.no_decay", "nothing")
 }
 
 pub(crate) fn small_job(folder: &Path) -> Job {

@@ -19,6 +19,7 @@ mod limits;
 mod malformed;
 mod memory;
 mod outputs;
+mod param_groups;
 mod predicting;
 #[cfg(feature = "mpi")]
 mod processes;

@@ -14,6 +14,8 @@ pub(crate) fn job(trace: &Value) -> Job {
         .with("deepspeed", trace["ds"].clone())
         .with("data.sequence_length", trace["seq"].clone())
         .with("training.ranks", trace["world"].clone())
+        // DeepSpeed decays every parameter.
+        .with("training.no_decay", "nothing")
         .with("training.max_steps", trace["rows"].as_array().unwrap().len())
 }
 

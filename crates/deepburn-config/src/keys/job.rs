@@ -42,7 +42,11 @@ const MODEL: &[Key] = &[
     Key::optional(
         "config",
         Kind::Free,
-        "Hugging Face's config fields; they override those of the checkpoint.",
+        "Hugging Face's config fields; they override those of the checkpoint. Of gpt2: vocab_size, \
+            n_positions, n_embd, n_layer, n_head, n_inner, activation_function, resid_pdrop, embd_pdrop, \
+            attn_pdrop, layer_norm_epsilon, initializer_range, tie_word_embeddings and others of its \
+            config.json. Of imdb_encoder: vocab_size, embed_dim, num_heads, num_layers, hidden_dim, max_len, \
+            dropout, layer_norm_epsilon. Of classifiers also id2label.",
     ),
 ];
 
@@ -138,6 +142,43 @@ const BATCH_SIZE_SCHEDULE: &[Key] = &[
         "The sizes, each a multiple of micro-batch times ranks.",
     )
     .unit("samples"),
+];
+
+const PARAM_GROUPS: &[Key] = &[
+    Key::optional(
+        "params",
+        Kind::Texts,
+        "Regular expression, or several, that is looked for in the module paths of parameters: \"^wte\\\\.\" \
+            for example. Without it, parameters of any path.",
+    ),
+    Key::optional(
+        "dims",
+        Kind::Integers(Integers::POSITIVE),
+        "Numbers of dimensions: [1] for biases and the weights of norms, [2] for matrices. Without it, any.",
+    ),
+    Key::optional(
+        "lr",
+        Kind::Real(Reals::NotNegative),
+        "Learning rate in place of the optimizer's. The schedule applies in proportion: half of the optimizer's \
+            lr is half of the schedule's rate in every step.",
+    ),
+    Key::new(
+        "lr_factor",
+        Kind::Real(Reals::NotNegative),
+        Literal::Real(1.0),
+        "Factor of the schedule's learning rate.",
+    ),
+    Key::optional(
+        "weight_decay",
+        Kind::Real(Reals::NotNegative),
+        "Weight decay in place of the optimizer's and of no_decay.",
+    ),
+    Key::optional(
+        "betas",
+        Kind::Pair(Reals::Decay),
+        "Decay of the moments in place of the optimizer's.",
+    ),
+    Key::flag("frozen", false, "Leave these parameters as they are."),
 ];
 
 const TRAINING: &[Key] = &[
@@ -286,6 +327,18 @@ const TRAINING: &[Key] = &[
         \"auto\".",
     )
     .unit("steps"),
+    Key::new(
+        "no_decay",
+        Kind::Choice(&["biases_and_norms", "nothing"]),
+        Literal::Text("biases_and_norms"),
+        "What weight decay leaves alone: parameters of one dimension, as transformers' Trainer does, or \
+            nothing, as DeepSpeed does.",
+    ),
+    Key::optional(
+        "param_groups",
+        Kind::Sections(PARAM_GROUPS),
+        "Parameters with settings of their own; each may be in one group.",
+    ),
     belongs("gradient_accumulation_steps", "write deepspeed.gradient_accumulation_steps"),
     belongs("train_batch_size", "write deepspeed.train_batch_size"),
     belongs(

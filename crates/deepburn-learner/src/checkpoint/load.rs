@@ -195,6 +195,13 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
                 .map(|stored| stored.slot.as_str())
                 .collect();
             let own = self.states().moments();
+            if stored.is_empty() && !own.is_empty() {
+                return Err(format!(
+                    "it has no optimizer states of parameter {}, which is trained here: freeze it, as it was \
+                     when the checkpoint was saved, or load without optimizer states",
+                    parameter.path()
+                ));
+            }
             if stored != own {
                 return Err(format!(
                     "its optimizer kept {} of parameter {} and this one keeps {}: use the optimizer \

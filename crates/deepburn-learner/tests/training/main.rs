@@ -10,6 +10,7 @@ mod deepspeed;
 mod engine;
 mod failures;
 mod mixed;
+mod param_groups;
 mod saving;
 mod saving_faults;
 mod train_pass;

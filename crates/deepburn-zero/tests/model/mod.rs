@@ -12,7 +12,7 @@ use burn::tensor::{Int, Tensor, TensorData};
 use burn_flex::{Flex, FlexDevice};
 use deepburn_config::{
     ActivationPlan, AdamPlan, GatherPlan, GradientPlan, GradientReduction, OptimizerOffload,
-    OptimizerPlan, ParameterOffload, PrecisionPlan, ReductionPlan, Stage, ZeroPlan,
+    OptimizerPlan, ParamGroups, ParameterOffload, PrecisionPlan, ReductionPlan, Stage, ZeroPlan,
 };
 use deepburn_zero::{Policy, Training};
 
@@ -133,6 +133,7 @@ pub fn policy(stage: Stage) -> Policy {
         },
         precision: PrecisionPlan::FP32,
         optimizer: OptimizerPlan::AdamW(adam),
+        param_groups: ParamGroups::default(),
         activations: ActivationPlan::default(),
     }
 }

@@ -58,6 +58,7 @@ fn policy(plan: &Plan) -> Policy {
         reduction,
         precision,
         optimizer,
+        param_groups: plan.param_groups.clone(),
         activations: plan.activations.clone(),
     }
 }

@@ -15,7 +15,8 @@ use deepburn::zero::{
 };
 use deepburn_config::{
     ActivationPlan, AdamPlan, GatherPlan, GradientPlan, GradientReduction, OptimizerOffload,
-    OptimizerPlan, ParameterOffload, Precision, PrecisionPlan, ReductionPlan, Stage, ZeroPlan,
+    OptimizerPlan, ParamGroups, ParameterOffload, Precision, PrecisionPlan, ReductionPlan, Stage,
+    ZeroPlan,
 };
 use serde_json::json;
 
@@ -93,6 +94,7 @@ fn policy(stage: Stage, optimizer_states: OptimizerOffload) -> Policy {
         },
         precision: PrecisionPlan::FP32,
         optimizer: OptimizerPlan::AdamW(adam),
+        param_groups: ParamGroups::default(),
         activations: ActivationPlan::default(),
     }
 }

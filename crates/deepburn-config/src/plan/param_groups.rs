@@ -1,0 +1,412 @@
+//! Parameter groups: parameters that are updated otherwise than the optimizer says of all.
+//!
+//! Main type: [`ParamGroups`], which says of each parameter of a model, by its module path and its number of
+//! dimensions, how it is updated.
+
+use std::fmt;
+
+use regex::Regex;
+use serde::{Serialize, Serializer};
+
+use super::OptimizerPlan;
+
+/// How the parameters of a model are updated where the optimizer's own settings do not apply.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct ParamGroups {
+    /// Each parameter is in one of them at most.
+    pub groups: Vec<ParamGroup>,
+    /// What weight decay leaves alone, unless its group has a weight decay of its own.
+    pub no_decay: NoDecay,
+}
+
+/// What weight decay leaves alone.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NoDecay {
+    /// Every parameter decays, as in DeepSpeed and PyTorch.
+    #[default]
+    Nothing,
+    /// Parameters of one dimension: biases and the weights of norms. In the models that `finetune` trains these are
+    /// the parameters that transformers' `Trainer` does not decay.
+    BiasesAndNorms,
+}
+
+/// Parameters with settings of their own.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ParamGroup {
+    /// Those with a module path that one of the patterns occurs in; of any path without a pattern.
+    pub params: Vec<PathPattern>,
+    /// Those with so many dimensions: 1 for a bias, 2 for a matrix; of any number where it is empty.
+    pub dims: Vec<usize>,
+    /// What becomes of them.
+    pub update: GroupUpdate,
+}
+
+/// What becomes of the parameters of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GroupUpdate {
+    /// They stay as they are.
+    Frozen,
+    /// They are trained.
+    Trained {
+        /// How fast they learn.
+        rate: GroupRate,
+        /// Weight decay in place of the optimizer's.
+        weight_decay: Option<f64>,
+        /// Decay of the moments in place of the optimizer's.
+        betas: Option<[f64; 2]>,
+    },
+}
+
+/// The learning rate of a group. The schedule applies to every group alike.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GroupRate {
+    /// That of the schedule, times this.
+    Factor(f64),
+    /// This in place of the optimizer's learning rate: that of the schedule, times this over the optimizer's.
+    Own(f64),
+}
+
+/// A regular expression that is looked for in module paths.
+#[derive(Debug, Clone)]
+pub struct PathPattern(Regex);
+
+impl PathPattern {
+    /// Reads a pattern, in the syntax of the `regex` crate: `^wte\.` for example.
+    ///
+    /// # Errors
+    /// What is wrong with it, on one line.
+    pub fn new(pattern: &str) -> Result<Self, String> {
+        let reason = |error: regex::Error| match error {
+            // The last line of the error says what is wrong; those before show where.
+            regex::Error::Syntax(text) => {
+                text.lines().last().unwrap_or_default().replace("error: ", "")
+            }
+            other => other.to_string(),
+        };
+        Regex::new(pattern).map(Self).map_err(reason)
+    }
+
+    /// Whether it occurs in `path`.
+    pub fn occurs_in(&self, path: &str) -> bool {
+        self.0.is_match(path)
+    }
+}
+
+impl PartialEq for PathPattern {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.as_str() == other.0.as_str()
+    }
+}
+
+impl fmt::Display for PathPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.0.as_str(), f)
+    }
+}
+
+impl Serialize for PathPattern {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.0.as_str())
+    }
+}
+
+/// How one parameter is updated.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ParamUpdate {
+    /// Not at all.
+    Frozen,
+    /// By this optimizer, with the learning rate of the schedule times `lr_factor`.
+    Trained {
+        /// The optimizer with the settings of the parameter.
+        optimizer: OptimizerPlan,
+        /// At least 0.
+        lr_factor: f64,
+    },
+}
+
+/// Groups that do not fit the model or the optimizer.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum ParamGroupError {
+    /// No parameter is in a group.
+    #[error(
+        "param_groups[{group}]: no parameter of the model is in it ({selection}); the model has {known}; correct it \
+         or remove the group"
+    )]
+    Empty {
+        /// Its place in the list.
+        group: usize,
+        /// What it selects.
+        selection: String,
+        /// Some of the model's parameters.
+        known: String,
+    },
+    /// A parameter is in two groups.
+    #[error(
+        "param_groups[{first}] and param_groups[{second}]: parameter {path} is in both; make one of them narrower"
+    )]
+    Overlap {
+        /// Module path of the parameter.
+        path: String,
+        /// The place of a group in the list.
+        first: usize,
+        /// The place of another.
+        second: usize,
+    },
+    /// A group sets what the optimizer has not, or a number that is none.
+    #[error("param_groups[{group}]: {reason}")]
+    Unfit {
+        /// Its place in the list.
+        group: usize,
+        /// What is wrong, and the remedy.
+        reason: String,
+    },
+}
+
+impl ParamGroups {
+    /// How each of a model's parameters is updated: `parameters` are their module paths and numbers of dimensions.
+    /// A tied parameter is known by its first path.
+    ///
+    /// # Errors
+    /// A group without a parameter, a parameter in two groups, and what [`ParamGroups::check`] refuses.
+    pub fn assign(
+        &self,
+        optimizer: &OptimizerPlan,
+        parameters: &[(&str, usize)],
+    ) -> Result<Vec<ParamUpdate>, ParamGroupError> {
+        self.check(optimizer, false)?;
+        let mut sizes = vec![0; self.groups.len()];
+        let mut updates = Vec::with_capacity(parameters.len());
+        for &(path, dims) in parameters {
+            let group = self.group_of(path, dims)?;
+            group.into_iter().for_each(|group| sizes[group] += 1);
+            updates.push(self.update(group, dims, optimizer));
+        }
+        match sizes.iter().position(|size| *size == 0) {
+            None => Ok(updates),
+            Some(group) => {
+                let known: Vec<_> = parameters.iter().take(6).map(|(path, _)| *path).collect();
+                let rest = if parameters.len() > known.len() { ", ..." } else { "" };
+                Err(ParamGroupError::Empty {
+                    group,
+                    selection: self.groups[group].selection(),
+                    known: format!("{}{rest}", known.join(", ")),
+                })
+            }
+        }
+    }
+
+    /// Refuses settings that `optimizer` has not. `cycles_momentum`: whether the schedule sets the betas of every
+    /// step.
+    ///
+    /// # Errors
+    /// [`ParamGroupError::Unfit`].
+    pub fn check(
+        &self,
+        optimizer: &OptimizerPlan,
+        cycles_momentum: bool,
+    ) -> Result<(), ParamGroupError> {
+        let reason = |group: &ParamGroup| group.unfit(optimizer, cycles_momentum);
+        let mut reasons = self.groups.iter().map(reason).enumerate();
+        match reasons.find_map(|(group, reason)| Some((group, reason?))) {
+            Some((group, reason)) => Err(ParamGroupError::Unfit { group, reason }),
+            None => Ok(()),
+        }
+    }
+
+    /// The only group that a parameter is in.
+    fn group_of(&self, path: &str, dims: usize) -> Result<Option<usize>, ParamGroupError> {
+        let selects = |(_, group): &(usize, &ParamGroup)| group.selects(path, dims);
+        let mut found = self.groups.iter().enumerate().filter(selects).map(|(place, _)| place);
+        match (found.next(), found.next()) {
+            (Some(first), Some(second)) => {
+                Err(ParamGroupError::Overlap { path: path.to_owned(), first, second })
+            }
+            (found, _) => Ok(found),
+        }
+    }
+
+    fn update(&self, group: Option<usize>, dims: usize, optimizer: &OptimizerPlan) -> ParamUpdate {
+        let spared = self.no_decay == NoDecay::BiasesAndNorms && dims == 1;
+        let spared = spared.then_some(0.0);
+        let (factor, own_decay, betas) = match group.map(|group| &self.groups[group].update) {
+            None => (1.0, None, None),
+            Some(GroupUpdate::Frozen) => return ParamUpdate::Frozen,
+            Some(GroupUpdate::Trained { rate, weight_decay, betas }) => {
+                let factor = match rate {
+                    GroupRate::Factor(factor) => *factor,
+                    GroupRate::Own(lr) => lr / optimizer.lr(),
+                };
+                (factor, *weight_decay, *betas)
+            }
+        };
+        let optimizer = optimizer.with(own_decay.or(spared), betas);
+        ParamUpdate::Trained { optimizer, lr_factor: factor }
+    }
+}
+
+impl ParamGroup {
+    fn selects(&self, path: &str, dims: usize) -> bool {
+        let by_path = self.params.is_empty() || self.params.iter().any(|it| it.occurs_in(path));
+        by_path && (self.dims.is_empty() || self.dims.contains(&dims))
+    }
+
+    /// What it selects, for an error.
+    fn selection(&self) -> String {
+        let patterns: Vec<_> = self.params.iter().map(PathPattern::to_string).collect();
+        match (patterns.is_empty(), self.dims.is_empty()) {
+            (_, true) => format!("params {}", patterns.join(", ")),
+            (true, false) => format!("dims {:?}", self.dims),
+            (false, false) => format!("params {} of dims {:?}", patterns.join(", "), self.dims),
+        }
+    }
+
+    /// Why it cannot be used with `optimizer`.
+    fn unfit(&self, optimizer: &OptimizerPlan, cycles_momentum: bool) -> Option<String> {
+        if self.params.is_empty() && self.dims.is_empty() {
+            return Some("it selects every parameter; give params or dims".to_owned());
+        }
+        let GroupUpdate::Trained { rate, weight_decay, betas } = &self.update else { return None };
+        let is_amount = |number: f64| number.is_finite() && number >= 0.0;
+        let (name, number) = match rate {
+            GroupRate::Factor(factor) => ("lr_factor", *factor),
+            GroupRate::Own(lr) => ("lr", *lr),
+        };
+        if !is_amount(number) {
+            return Some(format!("{name} is {number}, must be a finite number of at least 0"));
+        }
+        if let Some(decay) = weight_decay.filter(|decay| !is_amount(*decay)) {
+            return Some(format!("weight_decay is {decay}, must be a finite number of at least 0"));
+        }
+        if matches!(rate, GroupRate::Own(_)) && optimizer.lr() == 0.0 {
+            let reason = "lr is in proportion to the optimizer's lr, which is 0; write lr_factor";
+            return Some(reason.to_owned());
+        }
+        let betas = (*betas)?;
+        if !betas.iter().all(|beta| (0.0..1.0).contains(beta)) {
+            return Some(format!("betas are {betas:?}, each must be from 0 to below 1"));
+        }
+        if !optimizer.has_betas() {
+            return Some(
+                "betas are of Adam and Lion, and the optimizer is another; remove them".to_owned(),
+            );
+        }
+        cycles_momentum.then(|| {
+            "betas are set by the schedule in every step (cycle_momentum); remove them, or set cycle_momentum to \
+             false"
+                .to_owned()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::AdamPlan;
+
+    const ADAM: AdamPlan = AdamPlan {
+        lr: 1e-3,
+        betas: [0.9, 0.999],
+        eps: 1e-8,
+        weight_decay: 0.1,
+        bias_correction: true,
+    };
+    const SGD: OptimizerPlan = OptimizerPlan::Sgd {
+        lr: 0.0,
+        momentum: 0.0,
+        dampening: 0.0,
+        weight_decay: 0.0,
+        nesterov: false,
+    };
+    const MODEL: [(&str, usize); 4] =
+        [("wte.weight", 2), ("h.0.ln.gamma", 1), ("h.0.mlp.weight", 2), ("h.0.mlp.bias", 1)];
+
+    fn group(params: &[&str], dims: &[usize], update: GroupUpdate) -> ParamGroup {
+        let params = params.iter().map(|pattern| PathPattern::new(pattern).unwrap()).collect();
+        ParamGroup { params, dims: dims.to_vec(), update }
+    }
+
+    fn trained(rate: GroupRate, weight_decay: Option<f64>) -> GroupUpdate {
+        GroupUpdate::Trained { rate, weight_decay, betas: None }
+    }
+
+    fn adam(weight_decay: f64, lr_factor: f64) -> ParamUpdate {
+        let optimizer = OptimizerPlan::AdamW(AdamPlan { weight_decay, ..ADAM });
+        ParamUpdate::Trained { optimizer, lr_factor }
+    }
+
+    #[test]
+    fn a_parameter_has_the_settings_of_its_group() {
+        let optimizer = OptimizerPlan::AdamW(ADAM);
+        let assign = |groups: &ParamGroups| groups.assign(&optimizer, &MODEL).unwrap();
+        assert_eq!(assign(&ParamGroups::default()), vec![adam(0.1, 1.0); 4]);
+
+        let mut groups = ParamGroups { groups: Vec::new(), no_decay: NoDecay::BiasesAndNorms };
+        let spared = [adam(0.1, 1.0), adam(0.0, 1.0), adam(0.1, 1.0), adam(0.0, 1.0)];
+        assert_eq!(assign(&groups), spared);
+
+        groups.groups = vec![
+            group(&["^wte"], &[], GroupUpdate::Frozen),
+            group(&["mlp"], &[1], trained(GroupRate::Factor(2.0), Some(0.3))),
+            group(&["mlp"], &[2, 3], trained(GroupRate::Own(5e-4), None)),
+            group(&["gamma$"], &[], trained(GroupRate::Factor(0.0), None)),
+        ];
+        let expected = [ParamUpdate::Frozen, adam(0.0, 0.0), adam(0.1, 0.5), adam(0.3, 2.0)];
+        assert_eq!(assign(&groups), expected);
+    }
+
+    #[test]
+    fn groups_that_do_not_fit_are_refused() {
+        let adam = OptimizerPlan::AdamW(ADAM);
+        let factor = |factor| trained(GroupRate::Factor(factor), None);
+        let betas = |betas| GroupUpdate::Trained {
+            rate: GroupRate::Factor(1.0),
+            weight_decay: None,
+            betas: Some(betas),
+        };
+        for (optimizer, groups, expected) in [
+            (&adam, vec![group(&["^wpe"], &[1], factor(1.0))], "params \"^wpe\" of dims [1]"),
+            (
+                &adam,
+                vec![group(&[], &[4], factor(1.0))],
+                "(dims [4]); the model has wte.weight, h.0",
+            ),
+            (
+                &adam,
+                vec![group(&["mlp"], &[], factor(1.0)), group(&[], &[1], factor(1.0))],
+                "param_groups[0] and param_groups[1]: parameter h.0.mlp.bias is in both",
+            ),
+            (&adam, vec![group(&[], &[], factor(1.0))], "selects every parameter"),
+            (&adam, vec![group(&["w"], &[], factor(-1.0))], "lr_factor is -1"),
+            (&adam, vec![group(&["w"], &[], factor(f64::NAN))], "lr_factor is NaN"),
+            (
+                &adam,
+                vec![group(&["w"], &[], trained(GroupRate::Own(1.0), Some(-0.1)))],
+                "weight_decay",
+            ),
+            (&adam, vec![group(&["w"], &[], betas([0.9, 1.0]))], "betas are [0.9, 1.0]"),
+            (&SGD, vec![group(&["w"], &[], betas([0.9, 0.99]))], "betas are of Adam and Lion"),
+            (&SGD, vec![group(&["w"], &[], trained(GroupRate::Own(1.0), None))], "which is 0"),
+        ] {
+            let groups = ParamGroups { groups, no_decay: NoDecay::Nothing };
+            let error = groups.assign(optimizer, &MODEL).unwrap_err().to_string();
+            assert!(error.starts_with("param_groups[0]") && error.contains(expected), "{error}");
+        }
+        let groups = ParamGroups {
+            groups: vec![group(&["w"], &[], betas([0.8, 0.9]))],
+            ..Default::default()
+        };
+        assert!(groups.check(&adam, false).is_ok());
+        assert!(groups.check(&adam, true).unwrap_err().to_string().contains("cycle_momentum"));
+    }
+
+    #[test]
+    fn patterns_are_regular_expressions() {
+        let pattern = PathPattern::new(r"^h\.[0-5]\.").unwrap();
+        assert!(pattern.occurs_in("h.3.mlp.bias") && !pattern.occurs_in("h.6.mlp.bias"));
+        assert_eq!(PathPattern::new("h.(").unwrap_err(), "unclosed group");
+        assert!(!PathPattern::new(&"(a{999}){999}".repeat(9)).unwrap_err().is_empty());
+    }
+}

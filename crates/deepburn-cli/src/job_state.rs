@@ -132,12 +132,6 @@ impl JobState {
                     let now = now.unwrap_or(Value::Null);
                     tracing::warn!("{path} was {then} in the checkpoint and is {now} from now on");
                 }
-                (None, Some(now)) if was_before(&path).is_some_and(|then| now != *then) => {
-                    let then = was_before(&path).unwrap_or_default();
-                    tracing::warn!(
-                        "{path} was \"{then}\" in the checkpoint and is {now} from now on"
-                    );
-                }
                 // A key that the program which saved it did not have, or not yet in this place.
                 (None, Some(now)) if decides_numbers && !now.is_null() => {
                     tracing::debug!("{path} is {now}; the checkpoint was saved without this key");
@@ -201,8 +195,16 @@ fn differ(path: &str, then: Option<&Value>, now: Option<&Value>, found: &mut Vec
         for name in left.keys().chain(added) {
             differ(&format!("{path}.{name}"), left.get(name), right.get(name), found);
         }
-    } else if then != now {
-        found.push(Difference { path: path.to_owned(), then: then.cloned(), now: now.cloned() });
+        return;
+    }
+    let before = match then {
+        // A checkpoint from before the key: all parameters decayed.
+        None if path == "training.no_decay" => Some(Value::from("nothing")),
+        then => then.cloned(),
+    };
+    if before.as_ref() != now {
+        let then = before;
+        found.push(Difference { path: path.to_owned(), then, now: now.cloned() });
     }
 }
 
@@ -212,9 +214,6 @@ const DECISIVE: [&str; 4] = ["model.", "data.", "training.seed", "deepspeed.opti
 /// Keys among those that may change all the same: where files lie, and how they are read.
 const MAY_DIFFER: [&str; 5] =
     ["model.pretrained", "data.path", "data.tokenizer", "data.token_cache", "data.name"];
-
-/// What a key was before job files had it. Other keys that are new have a default that means what was done before.
-const BEFORE: [(&str, &str); 1] = [("training.no_decay", "nothing")];
 
 /// Keys that later steps do not depend on. A change of any other is logged.
 const CHANGES_NO_NUMBER: [&str; 11] = [
@@ -230,10 +229,6 @@ const CHANGES_NO_NUMBER: [&str; 11] = [
     "deepspeed.tensorboard",
     "deepspeed.csv_monitor",
 ];
-
-fn was_before(path: &str) -> Option<&'static str> {
-    BEFORE.iter().find(|(key, _)| *key == path).map(|(_, value)| *value)
-}
 
 fn is_refused(path: &str) -> bool {
     let is_file = path.starts_with("data.") && path.ends_with(".path");
@@ -285,6 +280,20 @@ mod tests {
         // A key that is new in this program.
         assert_eq!(compare(json!({"data": {}}), json!({"data": {"new": 3}})), Ok(()));
         assert_eq!(compare(json!({"training": {}}), json!({"training": {"new": 3}})), Ok(()));
+    }
+
+    #[test]
+    fn weights_of_an_older_checkpoint_all_decayed() {
+        let changed = |now: &str| {
+            let (then, now) = (json!({}), json!({ "no_decay": now }));
+            let mut found = Vec::new();
+            differ("training", Some(&then), Some(&now), &mut found);
+            found.into_iter().map(|it| (it.path, it.then, it.now)).collect::<Vec<_>>()
+        };
+        assert_eq!(changed("nothing"), []);
+        let path = "training.no_decay".to_owned();
+        let expected = (path, Some(json!("nothing")), Some(json!("biases_and_norms")));
+        assert_eq!(changed("biases_and_norms"), [expected]);
     }
 
     #[test]

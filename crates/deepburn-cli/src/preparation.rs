@@ -10,8 +10,8 @@ use burn::tensor::DType;
 use deepburn::zero::estimate::ParameterSize;
 use deepburn_config::{
     Architecture, Backend, BatchPlan, BatchSchedule, DataKind, Diagnosis, DynamicBatchingPlan,
-    Facts, Job, JobRequest, NoDecay, ParamGroups, ParamUpdate, Plan, Precision, ResolvedJob,
-    Severity, Written, resolve, resolve_batch,
+    Facts, Job, JobRequest, NoDecay, ParamGroups, Plan, Precision, ResolvedJob, Severity,
+    UpdateSettings, Written, resolve, resolve_batch,
 };
 use deepburn_datasets::{DataError, Order, Shard, StepShape};
 use serde_json::Value;
@@ -297,25 +297,22 @@ fn grouped_sizes(model: &KnownModel, plan: &Plan) -> Result<Vec<ParameterSize>, 
     let updates = updates.map_err(|error| Failure::mistake(format!("training.{error}")))?;
     let mut sizes = model.sizes();
     for (size, update) in sizes.iter_mut().zip(&updates) {
-        size.trainable = *update != ParamUpdate::Frozen;
+        size.trainable = update.is_some();
     }
     report_groups(plan, &updates);
     Ok(sizes)
 }
 
 /// Logs how many parameters the optimizer's own settings do not apply to.
-fn report_groups(plan: &Plan, updates: &[ParamUpdate]) {
+fn report_groups(plan: &Plan, updates: &[Option<UpdateSettings>]) {
     let ParamGroups { groups, no_decay } = &plan.param_groups;
-    let is_spared = |update: &&ParamUpdate| match update {
-        ParamUpdate::Trained { optimizer, .. } => optimizer.weight_decay() == 0.0,
-        ParamUpdate::Frozen => false,
-    };
-    let frozen = updates.iter().filter(|update| **update == ParamUpdate::Frozen).count();
+    let frozen = updates.iter().filter(|update| update.is_none()).count();
     if frozen > 0 {
         tracing::info!("{frozen} of {} are frozen", counted(updates.len(), "parameter"));
     }
     let decay = plan.optimizer.weight_decay();
-    let spared = updates.iter().filter(is_spared).count();
+    let trained = updates.iter().flatten();
+    let spared = trained.filter(|update| update.optimizer.weight_decay() == 0.0).count();
     if decay > 0.0 && spared > 0 {
         let why = match (groups.is_empty(), no_decay) {
             (true, _) => "training.no_decay",

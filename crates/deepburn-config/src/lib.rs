@@ -78,9 +78,9 @@ pub use plan::{
     ActivationOffload, ActivationPlan, AdamPlan, BatchPlan, DynamicScalePlan, GatherPlan,
     GradientPlan, GradientReduction, GroupRate, GroupUpdate, LossScalePlan, MomentumCycle, NoDecay,
     NvmePlan, OneCyclePlan, OptimizerOffload, OptimizerPlan, OverflowPlan, ParamGroup,
-    ParamGroupError, ParamGroups, ParamUpdate, ParameterOffload, PathPattern, Plan, Precision,
-    PrecisionPlan, RecomputePolicy, ReductionPlan, ReportPlan, ScaleGrowth, SchedulePlan, Stage,
-    SwapFilePlan, WarmupShape, ZeroPlan,
+    ParamGroupError, ParamGroups, ParameterOffload, PathPattern, Plan, Precision, PrecisionPlan,
+    RecomputePolicy, ReductionPlan, ReportPlan, ScaleGrowth, SchedulePlan, Stage, SwapFilePlan,
+    UpdateSettings, WarmupShape, ZeroPlan,
 };
 pub use resolve::{AutoAnswer, Facts, Resolved, resolve, resolve_batch};
 pub use schema::schema;

@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
-use deepburn_config::{OptimizerPlan, ParamUpdate};
+use deepburn_config::{OptimizerPlan, UpdateSettings};
 use deepburn_nvme::SwapError;
 use deepburn_ops::{AdamArrays, OptimizerOps, float_bytes, float_from_host, float_into_host};
 
@@ -32,26 +32,18 @@ pub use rule::moments;
 #[derive(Debug)]
 pub(crate) struct Optimizer<B: Backend> {
     plan: OptimizerPlan,
-    /// What parameters are updated with, each setting once.
+    /// What parameters are updated with, each of them once.
     settings: Vec<UpdateSettings>,
     /// Type of the parameters that ops use, where that is not the masters'.
     working: Option<FloatDType>,
     /// By parameter index; `None` for a frozen parameter.
     states: Vec<Option<State<B>>>,
-    /// Which of the settings a parameter has, by its index. That of a frozen one means nothing.
-    setting_of: Vec<usize>,
+    /// The index in `settings` of each parameter that has a state.
+    settings_of: Vec<Option<usize>>,
     /// Through which parked states are read and written.
     pipeline: Pipeline,
     /// Steps taken.
     time: u64,
-}
-
-/// The optimizer with the settings of some parameters.
-#[derive(Debug, Clone, PartialEq)]
-struct UpdateSettings {
-    optimizer: OptimizerPlan,
-    /// Factor of the schedule's learning rate.
-    lr_factor: f64,
 }
 
 /// What the optimizer keeps about one parameter's owned elements, padding included.
@@ -150,7 +142,7 @@ impl<B: OptimizerOps> Optimizer<B> {
         let pipeline = Pipeline::new(parking.map_or(idle, |parking| parking.policy));
         Self {
             states: Vec::new(),
-            setting_of: Vec::new(),
+            settings_of: Vec::new(),
             settings: Vec::new(),
             working,
             plan,
@@ -161,19 +153,19 @@ impl<B: OptimizerOps> Optimizer<B> {
 
     /// Takes what this rank owns of the next parameter, `None` for a frozen one, with zero states; on the
     /// device without `parking`. Called while the model is sharded, so that parked masters are never all in
-    /// memory. `update` says with which settings it is updated.
+    /// memory. It is updated with `settings`, which a frozen one has not.
     ///
     /// # Errors
     /// The file of this rank has too little space, or the disk fails.
     pub(crate) fn adopt(
         &mut self,
         owned: Option<Owned<B>>,
-        update: &ParamUpdate,
+        settings: Option<UpdateSettings>,
         parking: Option<&Parking>,
         ledger: &Ledger,
     ) -> Result<(), SwapError> {
-        let setting = self.setting(update);
-        self.setting_of.push(setting);
+        let settings = settings.map(|settings| self.index_of(settings));
+        self.settings_of.push(settings);
         let moments = moments(&self.plan).len();
         let arrays = moments + usize::from(self.working.is_some());
         self.states.push(match (owned, parking) {
@@ -186,14 +178,8 @@ impl<B: OptimizerOps> Optimizer<B> {
         Ok(())
     }
 
-    /// The place of these settings; that of the optimizer's own for a frozen parameter.
-    fn setting(&mut self, update: &ParamUpdate) -> usize {
-        let settings = match update {
-            ParamUpdate::Frozen => UpdateSettings { optimizer: self.plan.clone(), lr_factor: 1.0 },
-            ParamUpdate::Trained { optimizer, lr_factor } => {
-                UpdateSettings { optimizer: optimizer.clone(), lr_factor: *lr_factor }
-            }
-        };
+    /// The index of `settings`, which are added where they are new.
+    fn index_of(&mut self, settings: UpdateSettings) -> usize {
         self.settings.iter().position(|known| *known == settings).unwrap_or_else(|| {
             self.settings.push(settings);
             self.settings.len() - 1
@@ -340,16 +326,12 @@ impl<B: OptimizerOps> Optimizer<B> {
         }
         self.pipeline.start(reads, largest)?;
         self.time += 1;
-        let steps = self.settings.iter().map(|settings| settings.step(rates, self.time)).collect();
+        let step = |UpdateSettings { optimizer, lr_factor }: &UpdateSettings| {
+            let rates = Rates { lr: lr_factor * rates.lr, ..rates };
+            rule::scalars(optimizer, rates, self.time)
+        };
+        let steps = self.settings.iter().map(step).collect();
         Ok(StepInProgress { optimizer: self, steps, scale })
-    }
-}
-
-impl UpdateSettings {
-    /// The scalars of step number `time`, from 1.
-    fn step(&self, rates: Rates, time: u64) -> Step {
-        let rates = Rates { lr: self.lr_factor * rates.lr, ..rates };
-        rule::scalars(&self.optimizer, rates, time)
     }
 }
 
@@ -475,7 +457,7 @@ impl<B: OptimizerOps> Owned<B> {
 /// A step that updates one parameter after the other.
 pub(crate) struct StepInProgress<'a, B: Backend> {
     optimizer: &'a mut Optimizer<B>,
-    /// By setting.
+    /// For each of the settings.
     steps: Vec<Step>,
     scale: f32,
 }
@@ -498,11 +480,11 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         values: UpdateValues<B>,
         gradient: UpdateGradient<B>,
     ) -> Result<Option<B::FloatTensorPrimitive>, SwapError> {
-        let Optimizer { states, setting_of, working, pipeline, .. } = &mut *self.optimizer;
-        let step = &self.steps[setting_of[index]];
-        let Some(state) = &mut states[index] else {
+        let Optimizer { states, settings_of, working, pipeline, .. } = &mut *self.optimizer;
+        let (Some(state), Some(settings)) = (&mut states[index], settings_of[index]) else {
             unreachable!("only trainable parameters are updated, and each has a state")
         };
+        let step = &self.steps[settings];
         match state {
             State::Device(state) => {
                 // With a part of the states on the device, shards may be elsewhere.

@@ -26,7 +26,7 @@ use crate::tensor::Leased;
 use crate::tiers::{Parking, ShardTiers, StateTiers};
 use crate::{Autocast, Sharded, ZeroTensor};
 use deepburn_comm::Partition;
-use deepburn_config::ParamUpdate;
+use deepburn_config::UpdateSettings;
 
 /// The autodiff backend on which sharded modules train.
 pub type Training<B> = Autocast<Autodiff<Sharded<B>>>;
@@ -52,8 +52,7 @@ pub(crate) struct Sharder<'a, B: Backend> {
     parking: Option<&'a Parking>,
     tiers: ShardTiers,
     state_tiers: StateTiers,
-    /// How each parameter is updated, by its index.
-    updates: Vec<ParamUpdate>,
+    updates: ParameterUpdates,
     /// Type that ops use, where it is not f32.
     working: Option<FloatDType>,
     path: Vec<String>,
@@ -66,6 +65,9 @@ pub(crate) struct Sharder<'a, B: Backend> {
     seen: HashMap<ParamId, (usize, Box<dyn Any>)>,
     failure: Option<ZeroError>,
 }
+
+/// What each parameter of a module is updated with, by module path; `None` for a frozen one.
+pub(crate) type ParameterUpdates = HashMap<String, Option<UpdateSettings>>;
 
 /// Where shards are kept, and what gathers them.
 pub(crate) struct ShardHomes<'a, B: Backend> {
@@ -93,7 +95,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         share: Share,
         homes: ShardHomes<'a, B>,
         optimizer: Optimizer<B>,
-        updates: Vec<ParamUpdate>,
+        updates: ParameterUpdates,
         ledger: Ledger,
         buffers: &'a BufferTable<B>,
     ) -> Self {
@@ -147,9 +149,11 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         let (index, device) = (self.parameters.len(), value.device());
         let Distributed { flat, shape, trainable } =
             value.distribute::<D>(&self.group, index, &path)?;
-        // Every rank has the same parameters: another number of them was an error above.
-        let update = self.updates.get(index).cloned().unwrap_or(ParamUpdate::Frozen);
-        let trainable = trainable && update != ParamUpdate::Frozen;
+        let Some(settings) = self.updates.remove(&path) else {
+            return Err(ZeroError::UnvisitedParameter { path });
+        };
+        let settings = settings.filter(|_| trainable);
+        let trainable = settings.is_some();
         let partition = Partition::new(shape.num_elements(), self.group.world_size());
         // At the other stages the value stays, and becomes the parameter.
         let _cut = self
@@ -163,7 +167,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         });
         let is_parked = trainable && self.state_tiers.next(partition.numel()) != Tier::Device;
         let parking = self.parking.filter(|_| is_parked);
-        self.optimizer.adopt(owned, &update, parking, &self.ledger)?;
+        self.optimizer.adopt(owned, settings, parking, &self.ledger)?;
         let dtype = self.working.map_or(DType::F32, DType::from);
         let path = path.into();
         let description = Description { index, path, shape, dtype, device, partition, trainable };

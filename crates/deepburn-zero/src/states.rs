@@ -14,8 +14,8 @@ use burn::module::{AutodiffModule, Module, ParamId};
 use burn_backend::{Backend, FloatDType, TensorData};
 use deepburn_comm::Tag;
 use deepburn_config::{
-    ActivationPlan, OptimizerPlan, ParamGroups, ParamUpdate, Precision, PrecisionPlan,
-    ReductionPlan, Stage, ZeroPlan,
+    ActivationPlan, OptimizerPlan, ParamGroups, Precision, PrecisionPlan, ReductionPlan, Stage,
+    ZeroPlan,
 };
 use deepburn_nvme::IoStatistics;
 use deepburn_ops::{OptimizerOps, read_float};
@@ -37,7 +37,8 @@ use crate::recompute::BlockRecorder;
 use crate::reduce::{GradientChecker, GradientReducer, ReducerPolicy, SumHome, Types};
 use crate::session::{self, Binding, ContextGuard};
 use crate::sharding::{
-    Marker, ModuleParameter, ShardHomes, Sharder, Table, Training, in_shape, parameters_of,
+    Marker, ModuleParameter, ParameterUpdates, ShardHomes, Sharder, Table, Training, in_shape,
+    parameters_of,
 };
 use crate::share::Share;
 use crate::tiers::{Parking, ShardTiers, StateTiers, swap_bytes};
@@ -410,16 +411,19 @@ impl<B: OptimizerOps> ModelStates<B> {
     }
 }
 
-/// How each parameter is updated, and the sizes of all, of which a frozen one is not trainable.
+/// The sizes of all parameters, and what each is updated with, by module path. A frozen one has no settings and is not
+/// trainable.
 fn updates(
     mut parameters: Vec<ModuleParameter>,
     groups: &ParamGroups,
     optimizer: &OptimizerPlan,
-) -> Result<(Vec<ParameterSize>, Vec<ParamUpdate>), ZeroError> {
+) -> Result<(Vec<ParameterSize>, ParameterUpdates), ZeroError> {
     let named: Vec<_> = parameters.iter().map(|it| (it.path.as_str(), it.dims)).collect();
-    let updates = groups.assign(optimizer, &named)?;
-    for (parameter, update) in parameters.iter_mut().zip(&updates) {
-        parameter.size.trainable &= *update != ParamUpdate::Frozen;
+    let settings = groups.assign(optimizer, &named)?;
+    let mut updates = HashMap::new();
+    for (parameter, settings) in parameters.iter_mut().zip(settings) {
+        parameter.size.trainable &= settings.is_some();
+        updates.insert(parameter.path.clone(), settings);
     }
     Ok((parameters.into_iter().map(|parameter| parameter.size).collect(), updates))
 }

@@ -86,7 +86,7 @@ fn a_run_resumes_with_its_groups() {
     let arguments = ["--config", "job.json", "--resume"];
     crate::program::finetune(job.folder(), &arguments).succeeded();
     assert_eq!(Trained::read(&job.folder().join("output")).numbers(), whole.numbers());
-    // What was frozen has no moments to go on with.
+    // A parameter that was frozen has no moments.
     let job = job.with("training.param_groups", json!([])).with("training.max_steps", 8);
     fs::write(job.folder().join("job.json"), job.json().to_string()).unwrap();
     let ending = crate::program::finetune(job.folder(), &arguments);

@@ -65,7 +65,7 @@ pub enum GroupUpdate {
 pub enum GroupRate {
     /// That of the schedule, times this.
     Factor(f64),
-    /// This in place of the optimizer's learning rate: that of the schedule, times this over the optimizer's.
+    /// This replaces the optimizer's learning rate; the schedule scales both alike.
     Own(f64),
 }
 
@@ -113,18 +113,13 @@ impl Serialize for PathPattern {
     }
 }
 
-/// How one parameter is updated.
+/// With what a parameter is updated.
 #[derive(Debug, Clone, PartialEq)]
-pub enum ParamUpdate {
-    /// Not at all.
-    Frozen,
-    /// By this optimizer, with the learning rate of the schedule times `lr_factor`.
-    Trained {
-        /// The optimizer with the settings of the parameter.
-        optimizer: OptimizerPlan,
-        /// At least 0.
-        lr_factor: f64,
-    },
+pub struct UpdateSettings {
+    /// The optimizer, with the weight decay and betas of the parameter.
+    pub optimizer: OptimizerPlan,
+    /// Factor of the schedule's learning rate, at least 0.
+    pub lr_factor: f64,
 }
 
 /// Groups that do not fit the model or the optimizer.
@@ -166,8 +161,8 @@ pub enum ParamGroupError {
 }
 
 impl ParamGroups {
-    /// How each of a model's parameters is updated: `parameters` are their module paths and numbers of dimensions.
-    /// A tied parameter is known by its first path.
+    /// The settings of each of a model's parameters, `None` for a frozen one: `parameters` are their module paths
+    /// and numbers of dimensions. A tied parameter is known by its first path.
     ///
     /// # Errors
     /// A group without a parameter, a parameter in two groups, and what [`ParamGroups::check`] refuses.
@@ -175,14 +170,14 @@ impl ParamGroups {
         &self,
         optimizer: &OptimizerPlan,
         parameters: &[(&str, usize)],
-    ) -> Result<Vec<ParamUpdate>, ParamGroupError> {
+    ) -> Result<Vec<Option<UpdateSettings>>, ParamGroupError> {
         self.check(optimizer, false)?;
         let mut sizes = vec![0; self.groups.len()];
         let mut updates = Vec::with_capacity(parameters.len());
         for &(path, dims) in parameters {
             let group = self.group_of(path, dims)?;
             group.into_iter().for_each(|group| sizes[group] += 1);
-            updates.push(self.update(group, dims, optimizer));
+            updates.push(self.settings(group, dims, optimizer));
         }
         match sizes.iter().position(|size| *size == 0) {
             None => Ok(updates),
@@ -228,12 +223,17 @@ impl ParamGroups {
         }
     }
 
-    fn update(&self, group: Option<usize>, dims: usize, optimizer: &OptimizerPlan) -> ParamUpdate {
+    fn settings(
+        &self,
+        group: Option<usize>,
+        dims: usize,
+        optimizer: &OptimizerPlan,
+    ) -> Option<UpdateSettings> {
         let spared = self.no_decay == NoDecay::BiasesAndNorms && dims == 1;
         let spared = spared.then_some(0.0);
-        let (factor, own_decay, betas) = match group.map(|group| &self.groups[group].update) {
+        let (lr_factor, own_decay, betas) = match group.map(|group| &self.groups[group].update) {
             None => (1.0, None, None),
-            Some(GroupUpdate::Frozen) => return ParamUpdate::Frozen,
+            Some(GroupUpdate::Frozen) => return None,
             Some(GroupUpdate::Trained { rate, weight_decay, betas }) => {
                 let factor = match rate {
                     GroupRate::Factor(factor) => *factor,
@@ -243,7 +243,7 @@ impl ParamGroups {
             }
         };
         let optimizer = optimizer.with(own_decay.or(spared), betas);
-        ParamUpdate::Trained { optimizer, lr_factor: factor }
+        Some(UpdateSettings { optimizer, lr_factor })
     }
 }
 
@@ -332,9 +332,9 @@ mod tests {
         GroupUpdate::Trained { rate, weight_decay, betas: None }
     }
 
-    fn adam(weight_decay: f64, lr_factor: f64) -> ParamUpdate {
+    fn adam(weight_decay: f64, lr_factor: f64) -> Option<UpdateSettings> {
         let optimizer = OptimizerPlan::AdamW(AdamPlan { weight_decay, ..ADAM });
-        ParamUpdate::Trained { optimizer, lr_factor }
+        Some(UpdateSettings { optimizer, lr_factor })
     }
 
     #[test]
@@ -353,7 +353,7 @@ mod tests {
             group(&["mlp"], &[2, 3], trained(GroupRate::Own(5e-4), None)),
             group(&["gamma$"], &[], trained(GroupRate::Factor(0.0), None)),
         ];
-        let expected = [ParamUpdate::Frozen, adam(0.0, 0.0), adam(0.1, 0.5), adam(0.3, 2.0)];
+        let expected = [None, adam(0.0, 0.0), adam(0.1, 0.5), adam(0.3, 2.0)];
         assert_eq!(assign(&groups), expected);
     }
 

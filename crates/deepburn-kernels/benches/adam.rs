@@ -8,7 +8,8 @@
 //! writes three; the copy reads 14 bytes an element and writes 14, one long copy a thread.
 
 use deepburn_kernels::{
-    Adam, AdamShare, AdamStep, Gradient, WeightDecay, WorkingCopy, adam, unscale_and_clip,
+    Adam, AdamStep, ElementwiseStep, Gradient, OwnedSlice, WeightDecay, WorkingCopy,
+    unscale_and_clip,
 };
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -141,18 +142,17 @@ fn step_over(
     [param, m, v]: [&mut [f32]; 3],
     mut working: Option<WorkingCopy<'_>>,
 ) {
-    let step = AdamStep::new(&RULE, 10);
+    let step = ElementwiseStep::from(AdamStep::new(&RULE, 10));
     let scale = unscale_and_clip(3.0, 1.0, Some(1.0)) as f32;
     let mut start = 0;
     for len in tensors {
         let range = start..start + len;
-        let share = AdamShare {
+        let slice = OwnedSlice {
             param: &mut param[range.clone()],
-            m: &mut m[range.clone()],
-            v: &mut v[range.clone()],
+            states: &mut [&mut m[range.clone()], &mut v[range.clone()]],
             working: working.take(),
         };
-        adam(&step, scale, grad.slice(range), share);
+        step.update(scale, grad.slice(range), slice);
         start += len;
     }
 }

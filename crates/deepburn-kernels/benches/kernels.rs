@@ -4,8 +4,8 @@
 //! is read and written (Adam in single precision: four floats read, three written).
 
 use deepburn_kernels::{
-    Adam, AdamShare, AdamStep, Gradient, WeightDecay, WorkingCopy, adam, adam_reference,
-    all_finite, cast, flatten, gradient_stats, unflatten, unscale, widen,
+    Adam, AdamStep, ElementwiseStep, Gradient, OwnedSlice, WeightDecay, WorkingCopy,
+    adam_reference, all_finite, cast, flatten, gradient_stats, unflatten, unscale, widen,
 };
 use half::{bf16, f16};
 use std::hint::black_box;
@@ -37,10 +37,10 @@ fn main() {
 fn optimizer(len: usize) {
     let (mut param, grad) = (vec![0.5_f32; len], vec![1e-3_f32; len]);
     let (mut m, mut v) = (vec![0.0_f32; len], vec![0.0_f32; len]);
-    let step = AdamStep::new(&RULE, 10);
+    let step = ElementwiseStep::from(AdamStep::new(&RULE, 10));
     report("adam fused", len, 28, || {
-        let share = AdamShare { param: &mut param, m: &mut m, v: &mut v, working: None };
-        adam(&step, 0.5, Gradient::F32(&grad), share);
+        let slice = OwnedSlice { param: &mut param, states: &mut [&mut m, &mut v], working: None };
+        step.update(0.5, Gradient::F32(&grad), slice);
     });
     report("adam reference", len, 28, || {
         adam_reference(&RULE, 10, &mut param, &grad, &mut m, &mut v);

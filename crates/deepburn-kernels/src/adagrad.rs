@@ -3,9 +3,13 @@
 //! Main type: [`AdagradStep`]. Source: Duchi et al. 2011, diagonal form, with `eps` outside the
 //! root as PyTorch has it. A learning-rate decay of its own is a schedule's business.
 
-use crate::blocks::{BLOCK, PARALLEL_FROM, check_lengths};
+use crate::blocks::check_lengths;
+#[cfg(feature = "cube")]
+use crate::cube::{ElementKernel, write};
+use crate::elementwise::Elementwise;
 use crate::real::Real;
-use rayon::prelude::*;
+#[cfg(feature = "cube")]
+use cubecl::prelude::*;
 
 /// Hyper-parameters of Adagrad.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -47,34 +51,29 @@ impl AdagradStep {
     }
 }
 
-/// One fused pass over a share; `grad_scale` multiplies the gradient.
-///
-/// # Panics
-/// When the slices differ in length.
-pub fn adagrad(
-    step: &AdagradStep,
-    grad_scale: f32,
-    param: &mut [f32],
-    grad: &[f32],
-    sum: &mut [f32],
-) {
-    check_lengths("adagrad", ("param", param.len()), &[("grad", grad.len()), ("sum", sum.len())]);
-    if param.len() < PARALLEL_FROM {
-        return adagrad_block(step, grad_scale, param, grad, sum);
+impl Elementwise<1> for AdagradStep {
+    const NAME: &'static str = "adagrad";
+    const ARRAYS: [&'static str; 1] = ["sum"];
+
+    #[inline(always)]
+    fn tile(self, grad_scale: f32, param: &mut [f32], grad: &[f32], [sum]: [&mut [f32]; 1]) {
+        adagrad_tile((self, grad_scale), param, grad, sum);
     }
-    (param.par_chunks_mut(BLOCK), grad.par_chunks(BLOCK), sum.par_chunks_mut(BLOCK))
-        .into_par_iter()
-        .for_each(|(param, grad, sum)| adagrad_block(step, grad_scale, param, grad, sum));
+
+    #[cfg(feature = "cube")]
+    fn scalars(&self) -> Vec<f32> {
+        let Self { lr, eps, l2 } = *self;
+        vec![lr, eps, l2]
+    }
 }
 
-fn adagrad_block(
-    step: &AdagradStep,
-    grad_scale: f32,
+#[inline(always)]
+fn adagrad_tile(
+    (step, grad_scale): (AdagradStep, f32),
     param: &mut [f32],
     grad: &[f32],
     sum: &mut [f32],
 ) {
-    let step = *step;
     for ((p, g), sum) in param.iter_mut().zip(grad).zip(sum) {
         let g = *g * grad_scale + step.l2 * *p;
         *sum += g * g;
@@ -82,10 +81,30 @@ fn adagrad_block(
     }
 }
 
+#[cfg(feature = "cube")]
+#[cube]
+impl ElementKernel for AdagradStep {
+    fn element(
+        i: usize,
+        scalars: &Array<f32>,
+        grad: f32,
+        param: &mut Array<f32>,
+        states: &mut Sequence<Array<f32>>,
+    ) {
+        let g = grad + scalars[2] * param[i];
+        let sum = states[0][i] + g * g;
+        write(states, 0usize, i, sum);
+        param[i] = param[i] - scalars[0] * g / (f32::sqrt(sum) + scalars[1]);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{assert_close, in_pool, noise, strong_noise, with_values_anywhere};
+    use crate::blocks::{BLOCK, PARALLEL_FROM};
+    use crate::testing::{
+        assert_close, in_pool, noise, strong_noise, update, with_values_anywhere,
+    };
     use proptest::prelude::*;
 
     const RULE: Adagrad = Adagrad { lr: 0.01, eps: 1e-10, weight_decay: 0.1 };
@@ -110,7 +129,7 @@ mod tests {
         let (mut p, mut sum) = ([1.0_f32, -0.5, 0.25, 1e-3], [0.0; 4]);
         for t in 1..=5 {
             let g = p.map(|p| p / t as f32);
-            adagrad(&AdagradStep::new(&RULE), 1.0, &mut p, &g, &mut sum);
+            update(AdagradStep::new(&RULE), 1.0, &mut p, &g, &mut [&mut sum]);
         }
         // PyTorch fuses the multiply-add of the decay: a last bit now and then.
         assert_close(&p, &TORCH_ADAGRAD, 3e-7, 1e-9);
@@ -125,7 +144,7 @@ mod tests {
             for t in 1..=3 {
                 let g = strong_noise(len, 10 + t);
                 let g64 = g.iter().map(|x| f64::from(*x) * 0.25).collect::<Vec<_>>();
-                adagrad(&AdagradStep::new(&RULE), 0.25, &mut p, &g, &mut sum);
+                update(AdagradStep::new(&RULE), 0.25, &mut p, &g, &mut [&mut sum]);
                 adagrad_reference(&RULE, &mut p64, &g64, &mut sum64);
             }
             let narrowed = p64.iter().map(|x| *x as f32).collect::<Vec<_>>();
@@ -141,7 +160,7 @@ mod tests {
         let run = |threads| {
             in_pool(threads, || {
                 let (mut p, mut sum) = (noise(len, 1), vec![0.5; len]);
-                adagrad(&AdagradStep::new(&RULE), 0.5, &mut p, &noise(len, 3), &mut sum);
+                update(AdagradStep::new(&RULE), 0.5, &mut p, &noise(len, 3), &mut [&mut sum]);
                 (p, sum)
             })
         };
@@ -152,7 +171,7 @@ mod tests {
     #[test]
     fn padding_stays_zero() {
         let (mut p, mut sum) = ([0.0; 3], [0.0; 3]);
-        adagrad(&AdagradStep::new(&RULE), 1.0, &mut p, &[0.0; 3], &mut sum);
+        update(AdagradStep::new(&RULE), 1.0, &mut p, &[0.0; 3], &mut [&mut sum]);
         assert_eq!((p, sum), ([0.0; 3], [0.0; 3]));
     }
 
@@ -160,7 +179,7 @@ mod tests {
         #[test]
         fn a_bad_gradient_stays_alone((grad, bad) in with_values_anywhere(200)) {
             let (mut p, mut sum) = (noise(grad.len(), 1), vec![0.0; grad.len()]);
-            adagrad(&AdagradStep::new(&RULE), 1.0, &mut p, &grad, &mut sum);
+            update(AdagradStep::new(&RULE), 1.0, &mut p, &grad, &mut [&mut sum]);
             for i in 0..grad.len() {
                 prop_assert_eq!(sum[i].is_finite(), !bad.contains(&i));
                 prop_assert!(p[i].is_finite() || bad.contains(&i));

@@ -1,14 +1,15 @@
 //! Adam and AdamW.
 //!
-//! Main types: [`AdamStep`], the scalars of one step, and [`AdamShare`], what it updates. Sources: Kingma & Ba 2015, algorithm 1; Loshchilov & Hutter 2019,
-//! algorithm 2, for the decoupled decay. AMSGrad is not here.
+//! Main type: [`AdamStep`], the scalars of one step. Sources: Kingma & Ba 2015, algorithm 1; Loshchilov &
+//! Hutter 2019, algorithm 2, for the decoupled decay. AMSGrad is not here.
 
-use crate::blocks::{BLOCK, PARALLEL_FROM, TILE, check_lengths, check_time, vectorized};
-use crate::element::Element;
-use crate::gradient::{Gradient, with_elements};
+use crate::blocks::{check_lengths, check_time};
+#[cfg(feature = "cube")]
+use crate::cube::{ElementKernel, write};
+use crate::elementwise::Elementwise;
 use crate::real::Real;
-use crate::working::WorkingCopy;
-use rayon::prelude::*;
+#[cfg(feature = "cube")]
+use cubecl::prelude::*;
 
 /// Where the weight decay acts.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -128,111 +129,33 @@ impl AdamStep {
             l2: l2 as f32,
         }
     }
+}
 
-    /// The scalars as the device kernel takes them, the factor of the gradient last.
+impl Elementwise<2> for AdamStep {
+    const NAME: &'static str = "adam";
+    const ARRAYS: [&'static str; 2] = ["m", "v"];
+
+    /// The operations and their order are those of PyTorch's single-tensor `AdamW` in fp32.
+    #[inline(always)]
+    fn tile(self, grad_scale: f32, param: &mut [f32], grad: &[f32], [m, v]: [&mut [f32]; 2]) {
+        adam_tile((self, grad_scale), param, grad, m, v);
+    }
+
     #[cfg(feature = "cube")]
-    pub(crate) fn scalars(&self, grad_scale: f32) -> [f32; 9] {
-        [
-            self.gain1,
-            self.beta2,
-            self.gain2,
-            self.eps,
-            self.step_size,
-            self.sqrt_bias2,
-            self.keep,
-            self.l2,
-            grad_scale,
-        ]
-    }
-}
-
-/// What one step updates, all of one length.
-#[derive(Debug)]
-pub struct AdamShare<'a> {
-    /// Master parameter.
-    pub param: &'a mut [f32],
-    /// First moment, zero before the first step.
-    pub m: &'a mut [f32],
-    /// Second moment, zero before the first step.
-    pub v: &'a mut [f32],
-    /// Where the new parameter is written rounded to 16 bits as well.
-    pub working: Option<WorkingCopy<'a>>,
-}
-
-/// One fused pass of Adam or AdamW over a share; `grad_scale` multiplies the gradient.
-///
-/// The operations and their order are those of PyTorch's single-tensor `AdamW` in fp32, whatever
-/// the gradient is held in: it is widened element by element.
-///
-/// # Panics
-/// When the slices differ in length.
-pub fn adam(step: &AdamStep, grad_scale: f32, grad: Gradient<'_>, share: AdamShare<'_>) {
-    let AdamShare { param, m, v, working } = share;
-    let len = param.len();
-    let working_len = working.as_ref().map_or(len, WorkingCopy::len);
-    check_lengths(
-        "adam",
-        ("param", len),
-        &[("grad", grad.len()), ("m", m.len()), ("v", v.len()), ("working", working_len)],
-    );
-    let scalars = Scalars { step: *step, grad_scale };
-    with_elements!(grad, grad => match working {
-        // Elements without a size: nothing is allocated and nothing written.
-        None => fused(scalars, (param, grad, m, v, &mut vec![(); len])),
-        Some(WorkingCopy::F16(working)) => fused(scalars, (param, grad, m, v, working)),
-        Some(WorkingCopy::Bf16(working)) => fused(scalars, (param, grad, m, v, working)),
-    });
-}
-
-#[derive(Clone, Copy)]
-struct Scalars {
-    step: AdamStep,
-    grad_scale: f32,
-}
-
-/// Parameter, gradient, moments and working copy of a share or of one block of it.
-type Slices<'a, G, W> = (&'a mut [f32], &'a [G], &'a mut [f32], &'a mut [f32], &'a mut [W]);
-
-fn fused<G: Element, W: Element>(scalars: Scalars, slices: Slices<'_, G, W>) {
-    if slices.0.len() < PARALLEL_FROM {
-        return vectorized(
-            #[inline(always)]
-            || adam_block(scalars, slices),
-        );
-    }
-    let (param, grad, m, v, working) = slices;
-    (
-        param.par_chunks_mut(BLOCK),
-        grad.par_chunks(BLOCK),
-        m.par_chunks_mut(BLOCK),
-        v.par_chunks_mut(BLOCK),
-        working.par_chunks_mut(BLOCK),
-    )
-        .into_par_iter()
-        .for_each(|block| {
-            vectorized(
-                #[inline(always)]
-                || adam_block(scalars, block),
-            )
-        });
-}
-
-#[inline(always)]
-fn adam_block<G: Element, W: Element>(scalars: Scalars, block: Slices<'_, G, W>) {
-    let (param, grad, m, v, working) = block;
-    let mut room = [0.0; TILE];
-    let tiles = param.chunks_mut(TILE).zip(grad.chunks(TILE));
-    let states = m.chunks_mut(TILE).zip(v.chunks_mut(TILE)).zip(working.chunks_mut(TILE));
-    for ((param, grad), ((m, v), working)) in tiles.zip(states) {
-        let grad = G::widen_all(grad, &mut room[..grad.len()]);
-        adam_tile(scalars, param, grad, m, v);
-        W::narrow_all(param, working);
+    fn scalars(&self) -> Vec<f32> {
+        let Self { gain1, beta2, gain2, eps, step_size, sqrt_bias2, keep, l2 } = *self;
+        vec![gain1, beta2, gain2, eps, step_size, sqrt_bias2, keep, l2]
     }
 }
 
 #[inline(always)]
-fn adam_tile(scalars: Scalars, param: &mut [f32], grad: &[f32], m: &mut [f32], v: &mut [f32]) {
-    let Scalars { step, grad_scale } = scalars;
+fn adam_tile(
+    (step, grad_scale): (AdamStep, f32),
+    param: &mut [f32],
+    grad: &[f32],
+    m: &mut [f32],
+    v: &mut [f32],
+) {
     for (((p, g), m), v) in param.iter_mut().zip(grad).zip(m).zip(v) {
         let decayed = *p * step.keep;
         let g = *g * grad_scale + step.l2 * decayed;
@@ -249,18 +172,50 @@ fn lerp(from: f32, to: f32, weight: f32) -> f32 {
     if weight < 0.5 { from + weight * (to - from) } else { to - (to - from) * (1.0 - weight) }
 }
 
+#[cfg(feature = "cube")]
+#[cube]
+impl ElementKernel for AdamStep {
+    fn element(
+        i: usize,
+        scalars: &Array<f32>,
+        grad: f32,
+        param: &mut Array<f32>,
+        states: &mut Sequence<Array<f32>>,
+    ) {
+        let gain1 = scalars[0];
+        let decayed = param[i] * scalars[6];
+        let g = grad + scalars[7] * decayed;
+        // From the nearer end, so that a gain of 1 gives the gradient to the bit.
+        let old = states[0][i];
+        let first =
+            if gain1 < 0.5 { old + gain1 * (g - old) } else { g - (g - old) * (1.0 - gain1) };
+        let second = states[1][i] * scalars[1] + scalars[2] * g * g;
+        let denominator = f32::sqrt(second) / scalars[5] + scalars[3];
+        write(states, 0usize, i, first);
+        write(states, 1usize, i, second);
+        param[i] = decayed - scalars[4] * first / denominator;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::blocks::{PARALLEL_FROM, TILE};
+    use crate::elementwise::{Slices, update_tiles};
     use crate::testing::{
         Held, SIZES, assert_close, in_pool, noise, strong_noise, with_values_anywhere,
     };
+    use crate::{ElementwiseStep, Gradient, OwnedSlice, WorkingCopy};
     use proptest::prelude::*;
     use std::ops::Range;
 
     /// A step on a gradient in single precision, without a working copy.
     fn update(step: &AdamStep, grad_scale: f32, grad: &[f32], [param, m, v]: [&mut [f32]; 3]) {
-        adam(step, grad_scale, Gradient::F32(grad), AdamShare { param, m, v, working: None });
+        ElementwiseStep::from(*step).update(
+            grad_scale,
+            Gradient::F32(grad),
+            OwnedSlice { param, states: &mut [m, v], working: None },
+        );
     }
 
     fn rule(weight_decay: WeightDecay, bias_correction: bool) -> Adam {
@@ -403,13 +358,12 @@ mod tests {
             let g64 = (0..len).map(|i| f64::from(grad.gradient().get(i)) * 0.25);
             let g64 = g64.collect::<Vec<_>>();
             let working = &mut Held::all(&vec![f32::NAN; len])[kind];
-            let share = AdamShare {
+            let slice = OwnedSlice {
                 param: &mut param,
-                m: &mut m,
-                v: &mut v,
+                states: &mut [&mut m, &mut v],
                 working: working.working_copy(),
             };
-            adam(&AdamStep::new(rule, t), 0.25, grad.gradient(), share);
+            ElementwiseStep::from(AdamStep::new(rule, t)).update(0.25, grad.gradient(), slice);
             adam_reference(rule, t, &mut p64, &g64, &mut m64, &mut v64);
             // The working copy is the parameter, rounded: to the bit.
             assert!(kind == 0 || *working == Held::all(&param)[kind]);
@@ -431,13 +385,14 @@ mod tests {
             let run = |threads| {
                 let (mut param, mut m, mut v) = (noise(len, 1), noise(len, 2), vec![0.5; len]);
                 let mut working = grad.clone();
-                let share = AdamShare {
+                let slice = OwnedSlice {
                     param: &mut param,
-                    m: &mut m,
-                    v: &mut v,
+                    states: &mut [&mut m, &mut v],
                     working: working.working_copy(),
                 };
-                in_pool(threads, || adam(&step, 0.5, grad.gradient(), share));
+                in_pool(threads, || {
+                    ElementwiseStep::from(step).update(0.5, grad.gradient(), slice)
+                });
                 (param, m, v, working)
             };
             let one = run(1);
@@ -454,14 +409,14 @@ mod tests {
         let start = (param, m, v, vec![half::f16::ZERO; len]);
 
         let (mut p, mut m, mut v, mut w) = start.clone();
-        let scalars = Scalars { step, grad_scale: 0.3 };
-        adam_block(scalars, (&mut p, &grad, &mut m, &mut v, &mut w));
+        let states = [&mut m[..], &mut v];
+        update_tiles(step, 0.3, Slices { param: &mut p, grad: &grad, states, working: &mut w });
         let baseline = (p, m, v, w);
 
         let (mut param, mut m, mut v, mut w) = start;
         let working = Some(WorkingCopy::F16(&mut w));
-        let share = AdamShare { param: &mut param, m: &mut m, v: &mut v, working };
-        adam(&step, 0.3, Gradient::Bf16(&grad), share);
+        let slice = OwnedSlice { param: &mut param, states: &mut [&mut m, &mut v], working };
+        ElementwiseStep::from(step).update(0.3, Gradient::Bf16(&grad), slice);
         assert!((param, m, v, w) == baseline);
     }
 
@@ -473,8 +428,9 @@ mod tests {
             crate::widen(held.gradient(), &mut widened);
             let run = |grad| {
                 let (mut param, mut m, mut v) = (noise(1000, 1), noise(1000, 2), vec![0.5; 1000]);
-                let share = AdamShare { param: &mut param, m: &mut m, v: &mut v, working: None };
-                adam(&step, 0.5, grad, share);
+                let slice =
+                    OwnedSlice { param: &mut param, states: &mut [&mut m, &mut v], working: None };
+                ElementwiseStep::from(step).update(0.5, grad, slice);
                 (param, m, v)
             };
             assert!(run(held.gradient()) == run(Gradient::F32(&widened)));
@@ -489,13 +445,12 @@ mod tests {
                 let mut working = grad.clone();
                 for t in 1..=3 {
                     let step = AdamStep::new(&rule(weight_decay, true), t);
-                    let share = AdamShare {
+                    let slice = OwnedSlice {
                         param: &mut param,
-                        m: &mut m,
-                        v: &mut v,
+                        states: &mut [&mut m, &mut v],
                         working: working.working_copy(),
                     };
-                    adam(&step, 0.5, grad.gradient(), share);
+                    ElementwiseStep::from(step).update(0.5, grad.gradient(), slice);
                 }
                 assert_eq!((param, m, v), ([0.0; 5], [0.0; 5], [0.0; 5]));
                 assert_eq!(working, grad);
@@ -523,7 +478,11 @@ mod tests {
         let (param, m, v) = (&mut [0.0; 2], &mut [0.0; 2], &mut [0.0; 2]);
         let mut working = [half::f16::ZERO];
         let working = Some(WorkingCopy::F16(&mut working));
-        adam(&step, 1.0, Gradient::F32(&[0.0; 2]), AdamShare { param, m, v, working });
+        ElementwiseStep::from(step).update(
+            1.0,
+            Gradient::F32(&[0.0; 2]),
+            OwnedSlice { param, states: &mut [m, v], working },
+        );
     }
 
     proptest! {
@@ -534,13 +493,8 @@ mod tests {
             for grad in Held::all(&grad) {
                 let (mut param, mut m, mut v) = (noise(len, 1), vec![0.0; len], vec![0.0; len]);
                 let mut working = grad.clone();
-                let share = AdamShare {
-                    param: &mut param,
-                    m: &mut m,
-                    v: &mut v,
-                    working: working.working_copy(),
-                };
-                adam(&step, 1.0, grad.gradient(), share);
+                let slice = OwnedSlice { param: &mut param, states: &mut [&mut m, &mut v], working: working.working_copy() };
+                ElementwiseStep::from(step).update(1.0, grad.gradient(), slice);
                 for i in 0..len {
                     prop_assert_eq!(m[i].is_finite() && v[i].is_finite(), !bad.contains(&i));
                     prop_assert!(param[i].is_finite() || bad.contains(&i));
@@ -551,20 +505,15 @@ mod tests {
         }
 
         #[test]
-        fn cutting_a_share_changes_no_bit(len in 1_usize..300, cut in 0.0..1.0) {
+        fn cutting_a_slice_changes_no_bit(len in 1_usize..300, cut in 0.0..1.0) {
             let cut = (len as f64 * cut) as usize;
             let step = AdamStep::new(&rule(WeightDecay::L2(0.1), true), 2);
             for grad in Held::all(&noise(len, 2)) {
                 let run = |ranges: &[Range<usize>]| {
                     let (mut p, mut m, mut v) = (noise(len, 1), noise(len, 3), vec![0.1; len]);
                     for range in ranges {
-                        let share = AdamShare {
-                            param: &mut p[range.clone()],
-                            m: &mut m[range.clone()],
-                            v: &mut v[range.clone()],
-                            working: None,
-                        };
-                        adam(&step, 0.3, grad.gradient().slice(range.clone()), share);
+                        let slice = OwnedSlice { param: &mut p[range.clone()], states: &mut [&mut m[range.clone()], &mut v[range.clone()]], working: None };
+                        ElementwiseStep::from(step).update(0.3, grad.gradient().slice(range.clone()), slice);
                     }
                     (p, m, v)
                 };

@@ -8,14 +8,15 @@
 //! A shader compiler may assume that there is no infinity and no NaN, so whether a number is finite is
 //! read off its bits.
 
-mod adam;
 mod buffer;
 mod cast;
+mod elementwise;
 mod flat;
 mod stats;
 
-pub use adam::{AdamBuffers, adam};
 pub use buffer::{Buffer, ElementType};
 pub use cast::cast;
+pub(crate) use elementwise::{ElementKernel, launch, write};
+pub use elementwise::{OwnedBuffers, update};
 pub use flat::flatten;
 pub use stats::gradient_stats;

@@ -1,14 +1,14 @@
-//! Arithmetic on flat host buffers: what the sharded optimizer does to each rank's share.
+//! Arithmetic on flat host buffers: what the sharded optimizer does to the elements that a rank owns.
 //!
-//! A share is one slice per quantity, all of one length: master parameter and optimizer states in
-//! single precision, the gradient as it arrived ([`Gradient`]), where wanted the 16-bit copy that
+//! There is one slice per quantity, all of one length ([`OwnedSlice`]): master parameter and optimizer
+//! states in single precision, the gradient as it arrived ([`Gradient`]), optionally the 16-bit copy that
 //! is computed with ([`WorkingCopy`]). Every kernel comes twice: first a plain reference, written
 //! as its source prints it (the optimizers' generic over [`Real`]), then the version used in
 //! training.
 //!
-//! - Optimizers: [`adam`], [`sgd`], [`lion`], [`adagrad`]. A step is taken in two calls:
-//!   `XStep::new(&rule, t)` computes the scalars in `f64` and narrows them once, and `x(&step,
-//!   grad_scale, ...)` goes over the elements once, with the gradient's multiplier
+//! - Optimizers: [`Adam`], [`Sgd`], [`Lion`], [`Adagrad`]. A step is taken in two calls:
+//!   `XStep::new(&rule, t)` computes the scalars in `f64` and narrows them once, and
+//!   [`ElementwiseStep::update`] goes over the elements once, with the gradient's multiplier
 //!   ([`unscale_and_clip`]) folded in.
 //! - Gradients: [`gradient_stats`] finds norm and overflow, [`unscale`] multiplies as well.
 //! - Formats: [`cast`], [`widen`]. Buckets: [`flatten`], [`unflatten`].
@@ -31,6 +31,7 @@ mod clip;
 #[cfg(feature = "cube")]
 pub mod cube;
 mod element;
+mod elementwise;
 mod flat;
 mod gradient;
 mod lion;
@@ -42,16 +43,17 @@ mod testing;
 mod unscale;
 mod working;
 
-pub use adagrad::{Adagrad, AdagradStep, adagrad, adagrad_reference};
-pub use adam::{Adam, AdamShare, AdamStep, WeightDecay, adam, adam_reference};
+pub use adagrad::{Adagrad, AdagradStep, adagrad_reference};
+pub use adam::{Adam, AdamStep, WeightDecay, adam_reference};
 pub use clip::unscale_and_clip;
+pub use elementwise::{ElementwiseStep, OwnedSlice};
 pub use flat::{flatten, flatten_reference, unflatten};
 pub use gradient::{Gradient, widen};
-pub use lion::{Lion, LionStep, lion, lion_reference};
+pub use lion::{Lion, LionStep, lion_reference};
 pub use norm::{
     GradientStats, all_finite, gradient_stats, gradient_stats_reference, sum_of_squares,
 };
 pub use real::Real;
-pub use sgd::{Sgd, SgdStep, sgd, sgd_reference};
+pub use sgd::{Sgd, SgdMomentumStep, SgdStep, sgd_reference};
 pub use unscale::{unscale, unscale_reference};
 pub use working::{WorkingCopy, cast, cast_reference};

@@ -3,9 +3,13 @@
 //! Main type: [`LionStep`]. Source: Chen et al. 2023, "Symbolic Discovery of Optimization
 //! Algorithms", algorithm 2; the sign of 0 is 0.
 
-use crate::blocks::{BLOCK, PARALLEL_FROM, check_lengths};
+use crate::blocks::check_lengths;
+#[cfg(feature = "cube")]
+use crate::cube::{ElementKernel, write};
+use crate::elementwise::Elementwise;
 use crate::real::Real;
-use rayon::prelude::*;
+#[cfg(feature = "cube")]
+use cubecl::prelude::*;
 
 /// Hyper-parameters of Lion.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -70,24 +74,25 @@ impl LionStep {
     }
 }
 
-/// One fused pass over a share; `grad_scale` multiplies the gradient.
-///
 /// A NaN direction moves nothing, but stays visible in the momentum.
-///
-/// # Panics
-/// When the slices differ in length.
-pub fn lion(step: &LionStep, grad_scale: f32, param: &mut [f32], grad: &[f32], m: &mut [f32]) {
-    check_lengths("lion", ("param", param.len()), &[("grad", grad.len()), ("m", m.len())]);
-    if param.len() < PARALLEL_FROM {
-        return lion_block(step, grad_scale, param, grad, m);
+impl Elementwise<1> for LionStep {
+    const NAME: &'static str = "lion";
+    const ARRAYS: [&'static str; 1] = ["m"];
+
+    #[inline(always)]
+    fn tile(self, grad_scale: f32, param: &mut [f32], grad: &[f32], [m]: [&mut [f32]; 1]) {
+        lion_tile((self, grad_scale), param, grad, m);
     }
-    (param.par_chunks_mut(BLOCK), grad.par_chunks(BLOCK), m.par_chunks_mut(BLOCK))
-        .into_par_iter()
-        .for_each(|(param, grad, m)| lion_block(step, grad_scale, param, grad, m));
+
+    #[cfg(feature = "cube")]
+    fn scalars(&self) -> Vec<f32> {
+        let Self { lr, beta1, gain1, beta2, gain2, keep } = *self;
+        vec![lr, beta1, gain1, beta2, gain2, keep]
+    }
 }
 
-fn lion_block(step: &LionStep, grad_scale: f32, param: &mut [f32], grad: &[f32], m: &mut [f32]) {
-    let step = *step;
+#[inline(always)]
+fn lion_tile((step, grad_scale): (LionStep, f32), param: &mut [f32], grad: &[f32], m: &mut [f32]) {
     for ((p, g), m) in param.iter_mut().zip(grad).zip(m) {
         let g = *g * grad_scale;
         let c = *m * step.beta1 + step.gain1 * g;
@@ -98,10 +103,31 @@ fn lion_block(step: &LionStep, grad_scale: f32, param: &mut [f32], grad: &[f32],
     }
 }
 
+#[cfg(feature = "cube")]
+#[cube]
+impl ElementKernel for LionStep {
+    fn element(
+        i: usize,
+        scalars: &Array<f32>,
+        grad: f32,
+        param: &mut Array<f32>,
+        states: &mut Sequence<Array<f32>>,
+    ) {
+        let lr = scalars[0];
+        let old = states[0][i];
+        let c = old * scalars[1] + scalars[2] * grad;
+        let up = if c > 0.0 { lr } else { 0.0f32.into() };
+        let down = if c < 0.0 { lr } else { 0.0f32.into() };
+        param[i] = param[i] * scalars[5] - up + down;
+        write(states, 0usize, i, old * scalars[3] + scalars[4] * grad);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{assert_close, in_pool, noise, with_values_anywhere};
+    use crate::blocks::{BLOCK, PARALLEL_FROM};
+    use crate::testing::{assert_close, in_pool, noise, update, with_values_anywhere};
     use proptest::prelude::*;
 
     const RULE: Lion = Lion { lr: 0.01, beta1: 0.9, beta2: 0.99, weight_decay: 0.1 };
@@ -120,7 +146,7 @@ mod tests {
     #[test]
     fn a_zero_direction_only_decays() {
         let (mut p, mut m) = ([1.0_f32], [0.0_f32]);
-        lion(&LionStep::new(&RULE), 1.0, &mut p, &[0.0], &mut m);
+        update(LionStep::new(&RULE), 1.0, &mut p, &[0.0], &mut [&mut m]);
         assert_eq!((p, m), ([0.999], [0.0]));
     }
 
@@ -138,7 +164,7 @@ mod tests {
                 for i in 0..len {
                     near_zero[i] |= (0.9 * m64[i] + 0.1 * g64[i]).abs() < 1e-8;
                 }
-                lion(&step, 0.25, &mut p, &g, &mut m);
+                update(step, 0.25, &mut p, &g, &mut [&mut m]);
                 lion_reference(&RULE, &mut p64, &g64, &mut m64);
             }
             for i in 0..len {
@@ -158,7 +184,7 @@ mod tests {
         let run = |threads| {
             in_pool(threads, || {
                 let (mut p, mut m) = (noise(len, 1), noise(len, 2));
-                lion(&LionStep::new(&RULE), 0.5, &mut p, &noise(len, 3), &mut m);
+                update(LionStep::new(&RULE), 0.5, &mut p, &noise(len, 3), &mut [&mut m]);
                 (p, m)
             })
         };
@@ -170,7 +196,7 @@ mod tests {
         #[test]
         fn a_bad_gradient_stays_alone((grad, bad) in with_values_anywhere(200)) {
             let (mut p, mut m) = (noise(grad.len(), 1), vec![0.0; grad.len()]);
-            lion(&LionStep::new(&RULE), 1.0, &mut p, &grad, &mut m);
+            update(LionStep::new(&RULE), 1.0, &mut p, &grad, &mut [&mut m]);
             for i in 0..grad.len() {
                 prop_assert!(p[i].is_finite());
                 prop_assert_eq!(m[i].is_finite(), !bad.contains(&i));

@@ -1,11 +1,16 @@
 //! Stochastic gradient descent with momentum.
 //!
-//! Main type: [`SgdStep`]. Source: Sutskever et al. 2013 in the form that PyTorch's `SGD` gives
+//! Main types: [`Sgd`], whose [`step`](Sgd::step) is a [`SgdStep`] or, with momentum, a
+//! [`SgdMomentumStep`]. Source: Sutskever et al. 2013 in the form that PyTorch's `SGD` gives
 //! it (dampening, L2 penalty, Nesterov's variant; the first step takes the gradient undampened).
 
-use crate::blocks::{BLOCK, PARALLEL_FROM, check_lengths, check_time};
+use crate::blocks::{check_lengths, check_time};
+#[cfg(feature = "cube")]
+use crate::cube::{ElementKernel, write};
+use crate::elementwise::{Elementwise, ElementwiseStep};
 use crate::real::Real;
-use rayon::prelude::*;
+#[cfg(feature = "cube")]
+use cubecl::prelude::*;
 
 /// Hyper-parameters of stochastic gradient descent.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -56,113 +61,127 @@ pub fn sgd_reference<R: Real>(rule: &Sgd, t: u64, param: &mut [R], grad: &[R], m
     }
 }
 
-/// The scalars of one step, computed in `f64` and narrowed once.
+/// The scalars of one step without momentum, computed in `f64` and narrowed once.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SgdStep {
     lr: f32,
     l2: f32,
-    momentum: Option<MomentumStep>,
 }
 
+/// The scalars of one step with momentum, computed in `f64` and narrowed once.
+///
 /// `buffer = momentum * buffer + gain * g`, then move along `ahead * g + along * buffer`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct MomentumStep {
+pub struct SgdMomentumStep {
+    lr: f32,
+    l2: f32,
     momentum: f32,
     gain: f32,
     ahead: f32,
     along: f32,
 }
 
-impl SgdStep {
-    /// The step at time `t`, the number of this update counted from 1.
+impl Sgd {
+    /// The step at time `t`, the number of this update counted from 1. With a momentum factor of 0 it
+    /// uses no momentum and leaves one that is given as it is.
     ///
     /// # Panics
     /// When `t` is 0.
-    pub fn new(rule: &Sgd, t: u64) -> Self {
-        let gain = rule.gradient_gain(t) as f32;
-        let momentum = rule.momentum as f32;
-        let (ahead, along) = if rule.nesterov { (1.0, momentum) } else { (0.0, 1.0) };
-        Self {
-            lr: rule.lr as f32,
-            l2: rule.weight_decay as f32,
-            momentum: rule.keeps_momentum().then_some(MomentumStep {
-                momentum,
-                gain,
-                ahead,
-                along,
-            }),
+    pub fn step(&self, t: u64) -> ElementwiseStep {
+        let gain = self.gradient_gain(t) as f32;
+        let (lr, l2, momentum) = (self.lr as f32, self.weight_decay as f32, self.momentum as f32);
+        if !self.keeps_momentum() {
+            return SgdStep { lr, l2 }.into();
         }
+        let (ahead, along) = if self.nesterov { (1.0, momentum) } else { (0.0, 1.0) };
+        SgdMomentumStep { lr, l2, momentum, gain, ahead, along }.into()
     }
 }
 
-/// One fused pass over a share; `grad_scale` multiplies the gradient. `momentum` is there exactly
-/// when the rule keeps one.
-///
-/// # Panics
-/// When the slices differ in length, or a momentum is missing or superfluous.
-pub fn sgd(
-    step: &SgdStep,
-    grad_scale: f32,
-    param: &mut [f32],
-    grad: &[f32],
-    momentum: Option<&mut [f32]>,
-) {
-    check_lengths("sgd", ("param", param.len()), &[("grad", grad.len())]);
-    match (step.momentum, momentum) {
-        (None, None) => plain(step, grad_scale, param, grad),
-        (Some(rule), Some(momentum)) => {
-            check_lengths("sgd", ("param", param.len()), &[("momentum", momentum.len())]);
-            with_momentum(step, &rule, grad_scale, param, grad, momentum);
-        }
-        (None, Some(_)) => panic!("sgd: a momentum buffer was given and the momentum factor is 0"),
-        (Some(_), None) => panic!("sgd: no momentum buffer was given and the factor is not 0"),
-    }
-}
+impl Elementwise<0> for SgdStep {
+    const NAME: &'static str = "sgd";
+    const ARRAYS: [&'static str; 0] = [];
 
-fn plain(step: &SgdStep, grad_scale: f32, param: &mut [f32], grad: &[f32]) {
-    let SgdStep { lr, l2, .. } = *step;
-    let block = |param: &mut [f32], grad: &[f32]| {
+    #[inline(always)]
+    fn tile(self, grad_scale: f32, param: &mut [f32], grad: &[f32], []: [&mut [f32]; 0]) {
+        let Self { lr, l2 } = self;
         for (p, g) in param.iter_mut().zip(grad) {
             *p -= lr * (*g * grad_scale + l2 * *p);
         }
-    };
-    if param.len() < PARALLEL_FROM {
-        return block(param, grad);
     }
-    (param.par_chunks_mut(BLOCK), grad.par_chunks(BLOCK))
-        .into_par_iter()
-        .for_each(|(param, grad)| block(param, grad));
+
+    #[cfg(feature = "cube")]
+    fn scalars(&self) -> Vec<f32> {
+        vec![self.lr, self.l2]
+    }
 }
 
-fn with_momentum(
-    step: &SgdStep,
-    rule: &MomentumStep,
-    grad_scale: f32,
+impl Elementwise<1> for SgdMomentumStep {
+    const NAME: &'static str = "sgd";
+    const ARRAYS: [&'static str; 1] = ["momentum"];
+
+    #[inline(always)]
+    fn tile(self, grad_scale: f32, param: &mut [f32], grad: &[f32], [momentum]: [&mut [f32]; 1]) {
+        momentum_tile((self, grad_scale), param, grad, momentum);
+    }
+
+    #[cfg(feature = "cube")]
+    fn scalars(&self) -> Vec<f32> {
+        let Self { lr, l2, momentum, gain, ahead, along } = *self;
+        vec![lr, l2, momentum, gain, ahead, along]
+    }
+}
+
+#[inline(always)]
+fn momentum_tile(
+    (step, grad_scale): (SgdMomentumStep, f32),
     param: &mut [f32],
     grad: &[f32],
     momentum: &mut [f32],
 ) {
-    let SgdStep { lr, l2, .. } = *step;
-    let rule = *rule;
-    let block = |param: &mut [f32], grad: &[f32], momentum: &mut [f32]| {
-        for ((p, g), buffer) in param.iter_mut().zip(grad).zip(momentum) {
-            let g = *g * grad_scale + l2 * *p;
-            *buffer = *buffer * rule.momentum + rule.gain * g;
-            *p -= lr * (rule.ahead * g + rule.along * *buffer);
-        }
-    };
-    if param.len() < PARALLEL_FROM {
-        return block(param, grad, momentum);
+    for ((p, g), buffer) in param.iter_mut().zip(grad).zip(momentum) {
+        let g = *g * grad_scale + step.l2 * *p;
+        *buffer = *buffer * step.momentum + step.gain * g;
+        *p -= step.lr * (step.ahead * g + step.along * *buffer);
     }
-    (param.par_chunks_mut(BLOCK), grad.par_chunks(BLOCK), momentum.par_chunks_mut(BLOCK))
-        .into_par_iter()
-        .for_each(|(param, grad, momentum)| block(param, grad, momentum));
+}
+
+#[cfg(feature = "cube")]
+#[cube]
+impl ElementKernel for SgdStep {
+    fn element(
+        i: usize,
+        scalars: &Array<f32>,
+        grad: f32,
+        param: &mut Array<f32>,
+        _states: &mut Sequence<Array<f32>>,
+    ) {
+        param[i] = param[i] - scalars[0] * (grad + scalars[1] * param[i]);
+    }
+}
+
+#[cfg(feature = "cube")]
+#[cube]
+impl ElementKernel for SgdMomentumStep {
+    fn element(
+        i: usize,
+        scalars: &Array<f32>,
+        grad: f32,
+        param: &mut Array<f32>,
+        states: &mut Sequence<Array<f32>>,
+    ) {
+        let g = grad + scalars[1] * param[i];
+        let buffer = states[0][i] * scalars[2] + scalars[3] * g;
+        write(states, 0usize, i, buffer);
+        param[i] = param[i] - scalars[0] * (scalars[4] * g + scalars[5] * buffer);
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{assert_close, in_pool, noise, with_values_anywhere};
+    use crate::blocks::{BLOCK, PARALLEL_FROM};
+    use crate::testing::{assert_close, in_pool, noise, update, with_values_anywhere};
     use proptest::prelude::*;
 
     const PLAIN: Sgd =
@@ -212,8 +231,7 @@ mod tests {
             let mut buffer = [0.0; 4];
             for t in 1..=5 {
                 let g = p.map(|p| p / t as f32);
-                let momentum = rule.keeps_momentum().then_some(&mut buffer[..]);
-                sgd(&SgdStep::new(rule, t), 1.0, &mut p, &g, momentum);
+                update(rule.step(t), 1.0, &mut p, &g, &mut [&mut buffer]);
             }
             // PyTorch fuses multiply-adds: a last bit at each of five steps.
             assert_close(&p, &expected, 6e-7, 1e-9);
@@ -230,8 +248,7 @@ mod tests {
                 for t in 1..=3 {
                     let g = noise(len, 10 + t);
                     let g64 = g.iter().map(|x| f64::from(*x) * 0.25).collect::<Vec<_>>();
-                    let momentum = rule.keeps_momentum().then_some(&mut b[..]);
-                    sgd(&SgdStep::new(&rule, t), 0.25, &mut p, &g, momentum);
+                    update(rule.step(t), 0.25, &mut p, &g, &mut [&mut b]);
                     sgd_reference(&rule, t, &mut p64, &g64, &mut b64);
                 }
                 let narrowed = p64.iter().map(|x| *x as f32).collect::<Vec<_>>();
@@ -248,8 +265,7 @@ mod tests {
             let run = |threads| {
                 in_pool(threads, || {
                     let (mut p, mut b) = (noise(len, 1), noise(len, 2));
-                    let momentum = rule.keeps_momentum().then_some(&mut b[..]);
-                    sgd(&SgdStep::new(&rule, 2), 0.5, &mut p, &noise(len, 3), momentum);
+                    update(rule.step(2), 0.5, &mut p, &noise(len, 3), &mut [&mut b]);
                     (p, b)
                 })
             };
@@ -259,16 +275,17 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "no momentum buffer")]
+    #[should_panic(expected = "sgd: 0 state arrays were given, and the step updates 1")]
     fn a_missing_momentum_is_refused() {
-        let step = SgdStep::new(&Sgd { momentum: 0.9, ..PLAIN }, 1);
-        sgd(&step, 1.0, &mut [0.0], &[0.0], None);
+        let step = Sgd { momentum: 0.9, ..PLAIN }.step(1);
+        update(step, 1.0, &mut [0.0], &[0.0], &mut []);
     }
 
     #[test]
-    #[should_panic(expected = "momentum factor is 0")]
-    fn a_superfluous_momentum_is_refused() {
-        sgd(&SgdStep::new(&PLAIN, 1), 1.0, &mut [0.0], &[0.0], Some(&mut [0.0]));
+    fn a_momentum_that_is_not_used_stays_as_it_is() {
+        let (mut p, mut b) = ([1.0], [3.0]);
+        update(PLAIN.step(1), 1.0, &mut p, &[1.0], &mut [&mut b]);
+        assert_eq!((p, b), ([0.9], [3.0]));
     }
 
     proptest! {
@@ -276,8 +293,7 @@ mod tests {
         fn a_bad_gradient_stays_alone((grad, bad) in with_values_anywhere(200)) {
             for rule in rules() {
                 let (mut p, mut b) = (noise(grad.len(), 1), vec![0.0; grad.len()]);
-                let momentum = rule.keeps_momentum().then_some(&mut b[..]);
-                sgd(&SgdStep::new(&rule, 1), 1.0, &mut p, &grad, momentum);
+                update(rule.step(1), 1.0, &mut p, &grad, &mut [&mut b]);
                 for (i, p) in p.iter().enumerate() {
                     prop_assert_eq!(p.is_finite(), !bad.contains(&i));
                 }

@@ -1,7 +1,7 @@
 //! What the tests of this crate share: data, thread pools, comparisons.
 
 use crate::blocks::{BLOCK, PARALLEL_FROM};
-use crate::{Gradient, WorkingCopy};
+use crate::{ElementwiseStep, Gradient, OwnedSlice, WorkingCopy};
 use half::{bf16, f16};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -63,6 +63,18 @@ pub(crate) fn noise(len: usize, seed: u64) -> Vec<f32> {
 /// cancelled by its decay, where the sign-like first steps would amplify one rounding without limit.
 pub(crate) fn strong_noise(len: usize, seed: u64) -> Vec<f32> {
     noise(len, seed).into_iter().map(|x| x + 0.5_f32.copysign(x)).collect()
+}
+
+/// A step on a gradient in single precision, without a working copy.
+pub(crate) fn update(
+    step: impl Into<ElementwiseStep>,
+    grad_scale: f32,
+    param: &mut [f32],
+    grad: &[f32],
+    states: &mut [&mut [f32]],
+) {
+    let slice = OwnedSlice { param, states, working: None };
+    step.into().update(grad_scale, Gradient::F32(grad), slice);
 }
 
 /// Runs `work` on a pool of exactly `threads`.

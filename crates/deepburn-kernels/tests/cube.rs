@@ -7,8 +7,11 @@
 use cubecl::Runtime;
 use cubecl::client::ComputeClient;
 use cubecl::prelude::*;
-use deepburn_kernels::cube::{self, AdamBuffers, Buffer, ElementType};
-use deepburn_kernels::{Adam, AdamStep, WeightDecay, adam_reference};
+use deepburn_kernels::cube::{self, Buffer, ElementType, OwnedBuffers};
+use deepburn_kernels::{
+    Adagrad, AdagradStep, Adam, AdamStep, ElementwiseStep, Gradient, Lion, LionStep, OwnedSlice,
+    Sgd, WeightDecay, WorkingCopy, adam_reference,
+};
 use half::{bf16, f16};
 
 #[cfg(feature = "cuda")]
@@ -96,6 +99,112 @@ fn rule(weight_decay: WeightDecay) -> Adam {
     Adam { lr: 1e-2, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay, bias_correction: true }
 }
 
+/// Every step, at time `t`.
+fn steps(t: u64) -> Vec<ElementwiseStep> {
+    let sgd = Sgd { lr: 0.1, momentum: 0.0, dampening: 0.0, weight_decay: 0.1, nesterov: false };
+    let lion = Lion { lr: 1e-2, beta1: 0.9, beta2: 0.99, weight_decay: 0.1 };
+    let adagrad = Adagrad { lr: 1e-2, eps: 1e-10, weight_decay: 0.1 };
+    vec![
+        AdamStep::new(&rule(WeightDecay::Decoupled(0.1)), t).into(),
+        AdamStep::new(&rule(WeightDecay::L2(0.1)), t).into(),
+        sgd.step(t),
+        Sgd { momentum: 0.9, dampening: 0.5, ..sgd }.step(t),
+        Sgd { momentum: 0.9, nesterov: true, ..sgd }.step(t),
+        LionStep::new(&lion).into(),
+        AdagradStep::new(&adagrad).into(),
+    ]
+}
+
+/// The arrays after a step on the CPU: parameter, states, working copy.
+fn on_the_cpu(
+    step: &ElementwiseStep,
+    before: &[Vec<f32>],
+    grad: &[f32],
+    dtype: ElementType,
+) -> Vec<Vec<f32>> {
+    let mut arrays = before.to_vec();
+    let (halves, brains): (Vec<_>, Vec<_>) =
+        grad.iter().map(|g| (f16::from_f32(*g), bf16::from_f32(*g))).unzip();
+    let (mut half_copy, mut brain_copy) = (halves.clone(), brains.clone());
+    let (grad, working) = match dtype {
+        ElementType::F32 => (Gradient::F32(grad), None),
+        ElementType::F16 => (Gradient::F16(&halves), Some(WorkingCopy::F16(&mut half_copy))),
+        ElementType::Bf16 => (Gradient::Bf16(&brains), Some(WorkingCopy::Bf16(&mut brain_copy))),
+    };
+    let mut slices: Vec<_> = arrays.iter_mut().map(Vec::as_mut_slice).collect();
+    let (param, states) = slices.split_first_mut().unwrap();
+    step.update(0.25, grad, OwnedSlice { param, states, working });
+    match dtype {
+        ElementType::F32 => {}
+        ElementType::F16 => arrays.push(half_copy.iter().map(|x| x.to_f32()).collect()),
+        ElementType::Bf16 => arrays.push(brain_copy.iter().map(|x| x.to_f32()).collect()),
+    }
+    arrays
+}
+
+/// The same on the device.
+fn on_the_device(
+    client: &Client,
+    step: &ElementwiseStep,
+    before: &[Vec<f32>],
+    grad: &[f32],
+    dtype: ElementType,
+) -> Vec<Vec<f32>> {
+    let arrays: Vec<_> =
+        before.iter().map(|array| upload(client, array, ElementType::F32)).collect();
+    let states: Vec<_> = arrays[1..].iter().collect();
+    let working = (dtype != ElementType::F32).then(|| Buffer::empty(client, grad.len(), dtype));
+    let buffers = OwnedBuffers { param: &arrays[0], states: &states, working: working.as_ref() };
+    cube::update(client, step, 0.25, &upload(client, grad, dtype), buffers);
+    arrays.into_iter().chain(working).map(|array| download(client, array)).collect()
+}
+
+#[test]
+fn device_kernels_steps_follow_the_cpu() {
+    let client = client();
+    // Mesa's llvmpipe gives the CPU's bits for every step: it contracts nothing, and its square root and
+    // division are rounded correctly. A GPU may contract a multiplication and an addition, and Vulkan
+    // allows 2.5 last bits in a division and 3 in a square root: a dozen roundings of 2^-24 of numbers
+    // below 2.
+    let tolerance = 1e-6;
+    for dtype in types(&client) {
+        for len in [0, 1, 257, 65_537, 1_000_007] {
+            for step in steps(2) {
+                let grad = noise(len, 5);
+                let before = arrays_before(&step, len);
+                let expected = on_the_cpu(&step, &before, &grad, dtype);
+                let found = on_the_device(&client, &step, &before, &grad, dtype);
+                assert_eq!(found.len(), expected.len());
+                if dtype != ElementType::F32 {
+                    // The copy is the parameter, rounded: to the bit.
+                    assert_eq!(found[before.len()], held(&found[0], dtype), "{len} {step:?}");
+                }
+                for (found, expected) in found.iter().zip(&expected).take(before.len()) {
+                    for (i, (x, y)) in found.iter().zip(expected).enumerate() {
+                        assert!((x - y).abs() <= tolerance, "{i} of {len} {step:?}: {x} {y}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Parameter and states of either sign, but those that hold squares.
+fn arrays_before(step: &ElementwiseStep, len: usize) -> Vec<Vec<f32>> {
+    let strong = |seed| noise(len, seed).iter().map(|x| x + 0.5_f32.copysign(*x)).collect();
+    let mut arrays: Vec<Vec<f32>> = vec![noise(len, 1), strong(2), strong(3), strong(4)];
+    arrays.truncate(step.states() + 1);
+    let squares = match step {
+        ElementwiseStep::Adam(_) => Some(2),
+        ElementwiseStep::Adagrad(_) => Some(1),
+        _ => None,
+    };
+    if let Some(squares) = squares {
+        arrays[squares].iter_mut().for_each(|x| *x = x.abs());
+    }
+    arrays
+}
+
 #[test]
 fn device_kernels_adam_follows_the_f64_reference() {
     let client = client();
@@ -122,9 +231,10 @@ fn device_kernels_adam_follows_the_f64_reference() {
                 let grad: Vec<f32> = strong(10 + t);
                 let g64: Vec<f64> =
                     held(&grad, dtype).iter().map(|x| f64::from(*x) * 0.25).collect();
-                let share = AdamBuffers { param: &param, m: &m, v: &v, working: working.as_ref() };
+                let buffers =
+                    OwnedBuffers { param: &param, states: &[&m, &v], working: working.as_ref() };
                 let grad = upload(&client, &grad, dtype);
-                cube::adam(&client, &AdamStep::new(&rule, t), 0.25, &grad, share);
+                cube::update(&client, &AdamStep::new(&rule, t).into(), 0.25, &grad, buffers);
                 adam_reference(&rule, t, &mut p64, &g64, &mut m64, &mut v64);
             }
             let param = download(&client, param);
@@ -149,7 +259,12 @@ fn device_kernels_adam_follows_the_f64_reference() {
 #[test]
 fn device_kernels_padding_stays_zero_and_a_bad_gradient_alone() {
     let client = client();
-    let step = AdamStep::new(&rule(WeightDecay::Decoupled(0.1)), 1);
+    for step in steps(1) {
+        padding_stays_zero_and_a_bad_gradient_alone(&client, &step);
+    }
+}
+
+fn padding_stays_zero_and_a_bad_gradient_alone(client: &Client, step: &ElementwiseStep) {
     let mut values = noise(300, 1);
     let mut grad = noise(300, 2);
     for i in 290..300 {
@@ -158,15 +273,19 @@ fn device_kernels_padding_stays_zero_and_a_bad_gradient_alone() {
     for (place, bad) in [(0, f32::NAN), (7, f32::INFINITY), (289, f32::NEG_INFINITY)] {
         grad[place] = bad;
     }
-    let zeros = vec![0.0; 300];
-    let [param, m, v] = [&values, &zeros, &zeros].map(|x| upload(&client, x, ElementType::F32));
-    let share = AdamBuffers { param: &param, m: &m, v: &v, working: None };
-    cube::adam(&client, &step, 1.0, &upload(&client, &grad, ElementType::F32), share);
-    for (i, p) in download(&client, param).into_iter().enumerate() {
-        if i >= 290 {
-            assert_eq!(p, 0.0, "padding at {i}");
-        } else if ![0, 7, 289].contains(&i) {
-            assert!(p.is_finite(), "{i}: {p}");
+    let param = upload(client, &values, ElementType::F32);
+    let zeros = || upload(client, &[0.0; 300], ElementType::F32);
+    let states: Vec<_> = (0..step.states()).map(|_| zeros()).collect();
+    let buffers =
+        OwnedBuffers { param: &param, states: &states.iter().collect::<Vec<_>>(), working: None };
+    cube::update(client, step, 1.0, &upload(client, &grad, ElementType::F32), buffers);
+    for updated in states.into_iter().chain([param]) {
+        for (i, x) in download(client, updated).into_iter().enumerate() {
+            if i >= 290 {
+                assert_eq!(x, 0.0, "padding at {i} of {step:?}");
+            } else if ![0, 7, 289].contains(&i) {
+                assert!(x.is_finite(), "{i}: {x} of {step:?}");
+            }
         }
     }
 }
@@ -278,6 +397,7 @@ fn device_kernels_flat_arrays_are_their_parts_and_zeros() {
 fn device_kernels_buffers_of_different_lengths_are_refused() {
     let client = client();
     let [a, b] = [2, 3].map(|len| Buffer::empty(&client, len, ElementType::F32));
-    let share = AdamBuffers { param: &a, m: &a, v: &b, working: None };
-    cube::adam(&client, &AdamStep::new(&rule(WeightDecay::L2(0.0)), 1), 1.0, &a, share);
+    let buffers = OwnedBuffers { param: &a, states: &[&a, &b], working: None };
+    let step = AdamStep::new(&rule(WeightDecay::L2(0.0)), 1).into();
+    cube::update(&client, &step, 1.0, &a, buffers);
 }

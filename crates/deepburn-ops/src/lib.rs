@@ -47,7 +47,7 @@ pub use host_read::read_to_host;
 pub use layout::LayoutOps;
 pub use linear::{LinearGradients, LinearOps, linear};
 pub use norm::{LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved, layer_norm};
-pub use optimizer::{AdamArrays, OptimizerOps};
+pub use optimizer::{OptimizerOps, UpdateArrays};
 pub use stream::StreamOps;
 
 /// Every family with forward and backward: what a fused model asks of its backend.

@@ -2,37 +2,39 @@
 
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, FloatDType, Shape, TensorData, TensorMetadata};
-use deepburn_kernels::{self as kernels, AdamShare, AdamStep, Gradient, GradientStats};
+use deepburn_kernels::{self as kernels, ElementwiseStep, Gradient, GradientStats, OwnedSlice};
 
 use crate::host::{float_from_host, float_into_host, read_float};
 use crate::{LayoutOps, StreamOps};
 
-/// The arrays that Adam updates: flat, f32, of one length.
+/// The arrays that an optimizer step updates: flat, f32, of one length.
 #[derive(Debug)]
-pub struct AdamArrays<B: Backend> {
+pub struct UpdateArrays<B: Backend> {
     /// The parameter in full precision.
     pub master: FloatTensor<B>,
-    /// First moment.
-    pub first: FloatTensor<B>,
-    /// Second moment.
-    pub second: FloatTensor<B>,
+    /// The optimizer's arrays. A step uses the first [`ElementwiseStep::states`] of them and returns
+    /// others as they are.
+    pub states: Vec<FloatTensor<B>>,
 }
 
 /// Optimizer and loss-scaling kernels of a backend.
 ///
 /// Provided methods go through host memory; a backend overrides them where it has kernels.
 pub trait OptimizerOps: StreamOps + LayoutOps {
-    /// One step of Adam or AdamW in one pass. `gradient` is flat, of the arrays' length, f32 or 16
-    /// bits wide, and is multiplied by `grad_scale` on the way in. With `working`, the updated
-    /// master is also returned rounded to that type.
-    fn adam(
-        step: &AdamStep,
+    /// One optimizer step in one pass. `gradient` is flat, of the arrays' length, f32 or 16 bits
+    /// wide, and is multiplied by `grad_scale` on the way in. With `working`, the updated master is
+    /// also returned rounded to that type.
+    ///
+    /// # Panics
+    /// When the arrays differ in length or there are fewer states than the step uses.
+    fn update(
+        step: &ElementwiseStep,
         grad_scale: f32,
-        arrays: AdamArrays<Self>,
+        arrays: UpdateArrays<Self>,
         gradient: FloatTensor<Self>,
         working: Option<FloatDType>,
-    ) -> (AdamArrays<Self>, Option<FloatTensor<Self>>) {
-        adam_on_host::<Self>(step, grad_scale, arrays, gradient, working)
+    ) -> (UpdateArrays<Self>, Option<FloatTensor<Self>>) {
+        update_on_host::<Self>(step, grad_scale, arrays, gradient, working)
     }
 
     /// Sum of squares of a flat gradient of any float type, in f64 on the CPU (at least in f32
@@ -56,28 +58,31 @@ pub trait OptimizerOps: StreamOps + LayoutOps {
     }
 }
 
-pub(crate) fn adam_on_host<B: OptimizerOps>(
-    step: &AdamStep,
+pub(crate) fn update_on_host<B: OptimizerOps>(
+    step: &ElementwiseStep,
     grad_scale: f32,
-    arrays: AdamArrays<B>,
+    arrays: UpdateArrays<B>,
     gradient: FloatTensor<B>,
     working: Option<FloatDType>,
-) -> (AdamArrays<B>, Option<FloatTensor<B>>) {
-    let device = B::float_device(&arrays.master);
-    let mut master = float_into_host::<B>(arrays.master);
-    let mut first = float_into_host::<B>(arrays.first);
-    let mut second = float_into_host::<B>(arrays.second);
+) -> (UpdateArrays<B>, Option<FloatTensor<B>>) {
+    let UpdateArrays { master, mut states } = arrays;
+    let device = B::float_device(&master);
+    let mut master = float_into_host::<B>(master);
+    // Arrays that the step does not use stay on their device.
+    let unused = states.split_off(step.states().min(states.len()));
+    let mut states: Vec<_> = states.into_iter().map(float_into_host::<B>).collect();
     let gradient = float_into_host::<B>(gradient);
-    let share = AdamShare { param: &mut master, m: &mut first, v: &mut second, working: None };
-    kernels::adam(step, grad_scale, Gradient::F32(&gradient), share);
+    let mut slices: Vec<_> = states.iter_mut().map(Vec::as_mut_slice).collect();
+    let slice = OwnedSlice { param: &mut master, states: &mut slices, working: None };
+    step.update(grad_scale, Gradient::F32(&gradient), slice);
     let tensor = |values: Vec<f32>| {
         let shape = Shape::from(vec![values.len()]);
         float_from_host::<B>(TensorData::new(values, shape), &device)
     };
     let master = tensor(master);
     let working = working.map(|dtype| B::cast(master.clone(), dtype));
-    let arrays = AdamArrays { master, first: tensor(first), second: tensor(second) };
-    (arrays, working)
+    let states = states.into_iter().map(tensor).chain(unused).collect();
+    (UpdateArrays { master, states }, working)
 }
 
 pub(crate) fn flatten_on_host<B: Backend>(

@@ -6,8 +6,8 @@ use burn_backend::TensorMetadata;
 use burn_tch::{LibTorch, LibTorchDevice, TchTensor};
 use deepburn_kernels::{Adam, AdamStep, WeightDecay, adam_reference};
 use deepburn_ops::{
-    AdamArrays, AttentionDropout, AttentionOps, AttentionSaved, CrossEntropyOps, GeluOps,
-    HeadGradients, LayerNormOps, LayerNormSaved, LinearOps, OptimizerOps, Reach, SelfAttention,
+    AttentionDropout, AttentionOps, AttentionSaved, CrossEntropyOps, GeluOps, HeadGradients,
+    LayerNormOps, LayerNormSaved, LinearOps, OptimizerOps, Reach, SelfAttention, UpdateArrays,
     portable,
 };
 
@@ -227,11 +227,12 @@ fn adam_updates_in_place_and_leaves_what_others_hold() {
         let (shared, before) = (master.clone(), p.clone());
         adam_reference(&rule, 3, &mut p, &g, &mut m, &mut v);
         let place = first.tensor.data_ptr();
-        let arrays = AdamArrays { master, first, second };
+        let arrays = UpdateArrays { master, states: vec![first, second] };
         let working = Some(burn_backend::FloatDType::BF16);
-        let (arrays, copy) = B::adam(&AdamStep::new(&rule, 3), 1.0, arrays, gradient, working);
+        let step = AdamStep::new(&rule, 3).into();
+        let (arrays, copy) = B::update(&step, 1.0, arrays, gradient, working);
         assert_eq!(values(shared), before, "somebody else holds the master");
-        assert_eq!(arrays.first.tensor.data_ptr(), place, "nobody else holds the moment");
+        assert_eq!(arrays.states[0].tensor.data_ptr(), place, "nobody else holds the moment");
         let copy = values(copy.unwrap());
         for (i, (found, expected)) in values(arrays.master).iter().zip(&p).enumerate() {
             // One step of 1e-2 with a relative error of 1e-6, and the rounding of p.

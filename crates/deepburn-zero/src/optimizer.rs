@@ -1,8 +1,8 @@
 //! The optimizer on the elements that a rank owns.
 //!
 //! States are flat f32 tensors on the device of the parameter, or parked in host memory or on NVMe
-//! (`offload_optimizer`). On the device Adam is one fused kernel of the backend; the other rules, and all
-//! rules on parked states, run on the CPU.
+//! (`offload_optimizer`). On the device a step is one fused kernel of the backend; on parked states it runs on
+//! the CPU.
 
 mod parked;
 mod rule;
@@ -13,8 +13,9 @@ use std::sync::Arc;
 
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
 use deepburn_config::{OptimizerPlan, UpdateSettings};
+use deepburn_kernels::ElementwiseStep;
 use deepburn_nvme::SwapError;
-use deepburn_ops::{AdamArrays, OptimizerOps, float_bytes, float_from_host, float_into_host};
+use deepburn_ops::{OptimizerOps, UpdateArrays, float_bytes, float_from_host, float_into_host};
 
 use crate::ledger::{Category, Lease, Ledger};
 use crate::parked::{
@@ -24,8 +25,6 @@ use crate::parked::{
 use crate::tiers::Parking;
 
 use parked::{HostGradient, HostUpdate, HostValues};
-use rule::Step;
-
 pub use rule::moments;
 
 /// Optimizer states of one rank, and the rule that updates with them.
@@ -458,7 +457,7 @@ impl<B: OptimizerOps> Owned<B> {
 pub(crate) struct StepInProgress<'a, B: Backend> {
     optimizer: &'a mut Optimizer<B>,
     /// For each of the settings.
-    steps: Vec<Step>,
+    steps: Vec<ElementwiseStep>,
     scale: f32,
 }
 
@@ -533,7 +532,7 @@ impl<B: OptimizerOps> DeviceState<B> {
     /// be stored; with `working` in that type.
     fn update(
         &mut self,
-        step: &Step,
+        step: &ElementwiseStep,
         scale: f32,
         values: Option<B::FloatTensorPrimitive>,
         gradient: B::FloatTensorPrimitive,
@@ -553,31 +552,17 @@ impl<B: OptimizerOps> DeviceState<B> {
 
 /// One update of `master` and the moments; with `working` also the copy in that type.
 fn apply<B: OptimizerOps>(
-    step: &Step,
+    step: &ElementwiseStep,
     scale: f32,
     master: B::FloatTensorPrimitive,
     gradient: B::FloatTensorPrimitive,
     moments: &mut Vec<B::FloatTensorPrimitive>,
     working: Option<FloatDType>,
 ) -> (B::FloatTensorPrimitive, Option<B::FloatTensorPrimitive>) {
-    if let Step::Adam(step) = step
-        && let (Some(second), Some(first)) = (moments.pop(), moments.pop())
-    {
-        let arrays = AdamArrays { master, first, second };
-        let (arrays, copy) = B::adam(step, scale, arrays, gradient, working);
-        *moments = vec![arrays.first, arrays.second];
-        return (arrays.master, copy);
-    }
-    let device = B::float_device(&master);
-    let mut values = float_into_host::<B>(master);
-    let gradient = float_into_host::<B>(gradient);
-    let mut hosted: Vec<_> = moments.drain(..).map(float_into_host::<B>).collect();
-    let mut slices: Vec<_> = hosted.iter_mut().map(Vec::as_mut_slice).collect();
-    step.update(scale, &mut values, &gradient, &mut slices);
-    moments.extend(hosted.into_iter().map(|values| tensor::<B>(values, &device)));
-    let master = tensor::<B>(values, &device);
-    let copy = working.map(|dtype| B::cast(master.clone(), dtype));
-    (master, copy)
+    let arrays = UpdateArrays { master, states: std::mem::take(moments) };
+    let (arrays, copy) = B::update(step, scale, arrays, gradient, working);
+    *moments = arrays.states;
+    (arrays.master, copy)
 }
 
 /// A flat tensor of `values`.

@@ -6,10 +6,10 @@ use burn_backend::{DType, FloatDType, Shape, TensorMetadata};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
-use deepburn_kernels::cube::{self, AdamBuffers, Buffer, ElementType};
-use deepburn_kernels::{AdamStep, GradientStats};
+use deepburn_kernels::cube::{self, Buffer, ElementType, OwnedBuffers};
+use deepburn_kernels::{ElementwiseStep, GradientStats};
 
-use crate::optimizer::{AdamArrays, OptimizerOps};
+use crate::optimizer::{OptimizerOps, UpdateArrays};
 
 impl<R, F, I, BT> OptimizerOps for CubeBackend<R, F, I, BT>
 where
@@ -18,28 +18,31 @@ where
     I: IntElement,
     BT: BoolElement,
 {
-    fn adam(
-        step: &AdamStep,
+    fn update(
+        step: &ElementwiseStep,
         grad_scale: f32,
-        arrays: AdamArrays<Self>,
+        arrays: UpdateArrays<Self>,
         gradient: FloatTensor<Self>,
         working: Option<FloatDType>,
-    ) -> (AdamArrays<Self>, Option<FloatTensor<Self>>) {
-        let AdamArrays { master, first, second } = arrays;
-        let (master, first, second) = (exclusive(master), exclusive(first), exclusive(second));
+    ) -> (UpdateArrays<Self>, Option<FloatTensor<Self>>) {
+        let UpdateArrays { master, mut states } = arrays;
+        let unused = states.split_off(step.states().min(states.len()));
+        let master = exclusive(master);
+        let mut states: Vec<_> = states.into_iter().map(exclusive).collect();
         let gradient = known::<Self, R>(gradient);
         let len = master.shape().num_elements();
         let copy =
             working.and_then(element_type).map(|dtype| Buffer::empty(&master.client, len, dtype));
-        let share = AdamBuffers {
+        let buffers: Vec<_> = states.iter().map(buffer).collect();
+        let owned = OwnedBuffers {
             param: &buffer(&master),
-            m: &buffer(&first),
-            v: &buffer(&second),
+            states: &buffers.iter().collect::<Vec<_>>(),
             working: copy.as_ref(),
         };
-        cube::adam(&master.client, step, grad_scale, &buffer(&gradient), share);
+        cube::update(&master.client, step, grad_scale, &buffer(&gradient), owned);
+        states.extend(unused);
         let copy = copy.map(|copy| tensor(copy, &master));
-        (AdamArrays { master, first, second }, copy)
+        (UpdateArrays { master, states }, copy)
     }
 
     fn gradient_stats(gradient: FloatTensor<Self>) -> GradientStats {

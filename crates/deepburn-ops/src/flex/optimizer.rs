@@ -5,33 +5,33 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{DType, Element, FloatDType, Shape, TensorData, TensorMetadata};
 use burn_flex::{Flex, FlexTensor};
 use deepburn_kernels::{
-    self as kernels, AdamShare, AdamStep, Gradient, GradientStats, WorkingCopy,
+    self as kernels, ElementwiseStep, Gradient, GradientStats, OwnedSlice, WorkingCopy,
 };
 use half::{bf16, f16};
 
 use crate::layout::LayoutOps;
-use crate::optimizer::{AdamArrays, OptimizerOps};
+use crate::optimizer::{OptimizerOps, UpdateArrays};
 use crate::stream::StreamOps;
 
 impl OptimizerOps for Flex {
-    fn adam(
-        step: &AdamStep,
+    fn update(
+        step: &ElementwiseStep,
         grad_scale: f32,
-        arrays: AdamArrays<Self>,
+        arrays: UpdateArrays<Self>,
         gradient: FloatTensor<Self>,
         working: Option<FloatDType>,
-    ) -> (AdamArrays<Self>, Option<FloatTensor<Self>>) {
-        let AdamArrays { master, first, second } = arrays;
-        let (mut master, mut first, mut second) =
-            (master.to_contiguous(), first.to_contiguous(), second.to_contiguous());
+    ) -> (UpdateArrays<Self>, Option<FloatTensor<Self>>) {
+        let UpdateArrays { master, states } = arrays;
+        let mut master = master.to_contiguous();
+        let mut states: Vec<_> = states.into_iter().map(|state| state.to_contiguous()).collect();
         let len = master.layout().num_elements();
         let gradient = readable(gradient);
         // `storage_mut` copies what somebody else holds too; states and masters are held once.
         let mut update = |working: Option<WorkingCopy<'_>>| {
-            let param = master.storage_mut();
-            let share =
-                AdamShare { param, m: first.storage_mut(), v: second.storage_mut(), working };
-            kernels::adam(step, grad_scale, elements(&gradient), share);
+            let used = states.iter_mut().take(step.states());
+            let mut used: Vec<_> = used.map(|state| state.storage_mut()).collect();
+            let slice = OwnedSlice { param: master.storage_mut(), states: &mut used, working };
+            step.update(grad_scale, elements(&gradient), slice);
         };
         let copy = match working {
             Some(FloatDType::F16) => Some(filled::<f16>(len, |copy| update(Some(copy.into())))),
@@ -41,7 +41,7 @@ impl OptimizerOps for Flex {
                 None
             }
         };
-        (AdamArrays { master, first, second }, copy)
+        (UpdateArrays { master, states }, copy)
     }
 
     fn gradient_stats(gradient: FloatTensor<Self>) -> GradientStats {

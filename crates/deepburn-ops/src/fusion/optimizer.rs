@@ -11,29 +11,30 @@ use burn_backend::{DType, FloatDType, Shape, TensorMetadata};
 use burn_fusion::stream::{Operation, OperationStreams};
 use burn_fusion::{Fusion, FusionBackend, FusionTensor};
 use burn_ir::{CustomOpIr, HandleContainer, OperationIr, TensorIr};
-use deepburn_kernels::{AdamStep, GradientStats};
+use deepburn_kernels::{ElementwiseStep, GradientStats};
 
-use crate::optimizer::{AdamArrays, OptimizerOps};
+use crate::optimizer::{OptimizerOps, UpdateArrays};
 
 impl<B: FusionBackend + OptimizerOps> OptimizerOps for Fusion<B> {
-    fn adam(
-        step: &AdamStep,
+    fn update(
+        step: &ElementwiseStep,
         grad_scale: f32,
-        arrays: AdamArrays<Self>,
+        arrays: UpdateArrays<Self>,
         gradient: FloatTensor<Self>,
         working: Option<FloatDType>,
-    ) -> (AdamArrays<Self>, Option<FloatTensor<Self>>) {
-        let AdamArrays { master, first, second } = arrays;
+    ) -> (UpdateArrays<Self>, Option<FloatTensor<Self>>) {
+        let UpdateArrays { master, states } = arrays;
         let shape = master.shape();
         // The copy of a master in its own type is the master.
         let working = working.filter(|dtype| matches!(dtype, FloatDType::F16 | FloatDType::BF16));
-        let mut results = vec![(shape.clone(), DType::F32); 3];
+        let count = states.len();
+        let mut results = vec![(shape.clone(), DType::F32); 1 + count];
         results.extend(working.map(|dtype| (shape, dtype.into())));
-        let update = Adam { step: *step, grad_scale, working };
-        let mut results =
-            queue::<B, _>(update, vec![master, first, second, gradient], results).into_iter();
+        let update = Update { step: *step, grad_scale, working };
+        let inputs = [gradient, master].into_iter().chain(states).collect();
+        let mut results = queue::<B, _>(update, inputs, results).into_iter();
         let mut next = || results.next().expect("as many results as were asked for");
-        let arrays = AdamArrays { master: next(), first: next(), second: next() };
+        let arrays = UpdateArrays { master: next(), states: (0..count).map(|_| next()).collect() };
         (arrays, working.map(|_| next()))
     }
 
@@ -59,22 +60,22 @@ trait Kernel<B: FusionBackend>: Debug + Send + Sync + 'static {
 }
 
 #[derive(Debug)]
-struct Adam {
-    step: AdamStep,
+struct Update {
+    step: ElementwiseStep,
     grad_scale: f32,
     working: Option<FloatDType>,
 }
 
-impl<B: FusionBackend + OptimizerOps> Kernel<B> for Adam {
-    const NAME: &'static str = "deepburn adam";
+impl<B: FusionBackend + OptimizerOps> Kernel<B> for Update {
+    const NAME: &'static str = "deepburn optimizer update";
 
     fn run(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
-        let [master, first, second, gradient] =
-            <[_; 4]>::try_from(inputs).expect("queued with three arrays and a gradient");
-        let arrays = AdamArrays { master, first, second };
-        let (arrays, copy) = B::adam(&self.step, self.grad_scale, arrays, gradient, self.working);
-        let AdamArrays { master, first, second } = arrays;
-        [master, first, second].into_iter().chain(copy).collect()
+        let mut inputs = inputs.into_iter();
+        let mut next = || inputs.next().expect("queued with a gradient, a master and states");
+        let (gradient, master) = (next(), next());
+        let arrays = UpdateArrays { master, states: inputs.collect() };
+        let (arrays, copy) = B::update(&self.step, self.grad_scale, arrays, gradient, self.working);
+        [arrays.master].into_iter().chain(arrays.states).chain(copy).collect()
     }
 }
 

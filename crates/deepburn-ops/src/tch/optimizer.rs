@@ -5,30 +5,30 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{FloatDType, TensorMetadata};
 use burn_tch::{LibTorch, TchElement, TchTensor};
 use deepburn_kernels::{
-    self as kernels, AdamShare, AdamStep, Gradient, GradientStats, WorkingCopy,
+    self as kernels, ElementwiseStep, Gradient, GradientStats, OwnedSlice, WorkingCopy,
 };
 use half::{bf16, f16};
 use tch::{Device, Kind, Tensor};
 
 use crate::layout::LayoutOps;
-use crate::optimizer::{AdamArrays, OptimizerOps, adam_on_host, flatten_on_host};
+use crate::optimizer::{OptimizerOps, UpdateArrays, flatten_on_host, update_on_host};
 use crate::stream::StreamOps;
 
 impl<E: TchElement> OptimizerOps for LibTorch<E> {
-    fn adam(
-        step: &AdamStep,
+    fn update(
+        step: &ElementwiseStep,
         grad_scale: f32,
-        arrays: AdamArrays<Self>,
+        arrays: UpdateArrays<Self>,
         gradient: FloatTensor<Self>,
         working: Option<FloatDType>,
-    ) -> (AdamArrays<Self>, Option<FloatTensor<Self>>) {
-        let AdamArrays { master, first, second } = arrays;
-        if master.tensor.device() != Device::Cpu {
-            let arrays = AdamArrays { master, first, second };
-            return adam_on_host::<Self>(step, grad_scale, arrays, gradient, working);
+    ) -> (UpdateArrays<Self>, Option<FloatTensor<Self>>) {
+        if arrays.master.tensor.device() != Device::Cpu {
+            return update_on_host::<Self>(step, grad_scale, arrays, gradient, working);
         }
-        let (mut master, mut first, mut second) =
-            (exclusive(master), exclusive(first), exclusive(second));
+        let UpdateArrays { master, mut states } = arrays;
+        let unused = states.split_off(step.states().min(states.len()));
+        let mut master = exclusive(master);
+        let mut states: Vec<_> = states.into_iter().map(exclusive).collect();
         let gradient = gradient.tensor.contiguous();
         let kind = match working {
             Some(FloatDType::F16) => Some(Kind::Half),
@@ -38,17 +38,18 @@ impl<E: TchElement> OptimizerOps for LibTorch<E> {
         let mut copy = kind.map(|kind| {
             TchTensor::new(Tensor::empty([master.tensor.numel() as i64], (kind, Device::Cpu)))
         });
-        let share = AdamShare {
+        let mut slices: Vec<_> = states.iter_mut().map(slice_mut).collect();
+        let slice = OwnedSlice {
             param: slice_mut(&mut master),
-            m: slice_mut(&mut first),
-            v: slice_mut(&mut second),
+            states: &mut slices,
             working: copy.as_mut().map(|copy| match kind {
                 Some(Kind::Half) => WorkingCopy::F16(slice_mut::<f16>(copy)),
                 _ => WorkingCopy::Bf16(slice_mut::<bf16>(copy)),
             }),
         };
-        kernels::adam(step, grad_scale, elements(&gradient), share);
-        (AdamArrays { master, first, second }, copy)
+        step.update(grad_scale, elements(&gradient), slice);
+        states.extend(unused);
+        (UpdateArrays { master, states }, copy)
     }
 
     fn gradient_stats(gradient: FloatTensor<Self>) -> GradientStats {

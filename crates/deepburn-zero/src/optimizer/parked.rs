@@ -5,17 +5,16 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn_backend::{DType, FloatDType};
-use deepburn_kernels::{Gradient, cast, widen};
+use deepburn_kernels::{ElementwiseStep, Gradient, OwnedSlice, cast, widen};
 use deepburn_nvme::SwapError;
 use half::{bf16, f16};
 
-use super::rule::Step;
 use crate::parked::{ParkedArray, ParkedTensor, PieceInMemory, PieceLayout, Pipeline};
 
 /// The update of one parameter whose states are parked.
 #[derive(Debug)]
 pub(super) struct HostUpdate<'a> {
-    pub(super) step: &'a Step,
+    pub(super) step: &'a ElementwiseStep,
     /// Factor of the gradient.
     pub(super) scale: f32,
     /// The master, if there is one, and the moments.
@@ -93,9 +92,13 @@ impl HostUpdate<'_> {
             (_, None) => None,
         };
         match (own_values, states.split_first_mut()) {
-            (Some(values), _) => self.step.update(self.scale, values, &gradient, &mut states),
+            (Some(param), _) => {
+                let slice = OwnedSlice { param, states: &mut states, working: None };
+                self.step.update(self.scale, Gradient::F32(&gradient), slice);
+            }
             (None, Some((master, moments))) => {
-                self.step.update(self.scale, master, &gradient, moments);
+                let slice = OwnedSlice { param: master, states: moments, working: None };
+                self.step.update(self.scale, Gradient::F32(&gradient), slice);
                 self.publish(range, master, values)?;
             }
             (None, None) => unreachable!("the master is the first array"),

@@ -1,47 +1,9 @@
-//! The rules of optimizers, on slices of host memory.
+//! The rules of optimizers: the arrays that they keep, and the scalars of their steps.
 
 use deepburn_config::{AdamPlan, OptimizerPlan};
-use deepburn_kernels as kernels;
+use deepburn_kernels::{self as kernels, ElementwiseStep};
 
 use super::Rates;
-
-/// The scalars of one step.
-#[derive(Debug)]
-pub(super) enum Step {
-    Adam(kernels::AdamStep),
-    /// And whether it uses its momentum, which a schedule may bring down to 0.
-    Sgd(kernels::SgdStep, bool),
-    Lion(kernels::LionStep),
-    Adagrad(kernels::AdagradStep),
-}
-
-impl Step {
-    /// Updates `values` and `moments`, in the order of [`moments`], with a gradient that is multiplied by
-    /// `scale` on the way in. All slices have one length.
-    pub(super) fn update(
-        &self,
-        scale: f32,
-        values: &mut [f32],
-        gradient: &[f32],
-        moments: &mut [&mut [f32]],
-    ) {
-        match (self, moments) {
-            (Self::Adam(step), [first, second]) => {
-                let share =
-                    kernels::AdamShare { param: values, m: first, v: second, working: None };
-                kernels::adam(step, scale, kernels::Gradient::F32(gradient), share);
-            }
-            (Self::Sgd(step, uses_momentum), moments) => {
-                let momentum = moments.first_mut().filter(|_| *uses_momentum);
-                let momentum = momentum.map(|momentum| &mut **momentum);
-                kernels::sgd(step, scale, values, gradient, momentum);
-            }
-            (Self::Lion(step), [moment]) => kernels::lion(step, scale, values, gradient, moment),
-            (Self::Adagrad(step), [sum]) => kernels::adagrad(step, scale, values, gradient, sum),
-            _ => unreachable!("states are made for the rule that uses them"),
-        }
-    }
-}
 
 /// Names of the arrays that a rule keeps of each parameter, those of PyTorch's optimizers.
 pub fn moments(plan: &OptimizerPlan) -> &'static [&'static str] {
@@ -55,7 +17,11 @@ pub fn moments(plan: &OptimizerPlan) -> &'static [&'static str] {
 }
 
 /// The scalars of step number `time`, from 1.
-pub(super) fn scalars(plan: &OptimizerPlan, Rates { lr, betas }: Rates, time: u64) -> Step {
+pub(super) fn scalars(
+    plan: &OptimizerPlan,
+    Rates { lr, betas }: Rates,
+    time: u64,
+) -> ElementwiseStep {
     let adam = |plan: &AdamPlan, weight_decay| {
         let [beta1, beta2] = betas.unwrap_or(plan.betas);
         let rule = kernels::Adam {
@@ -66,7 +32,7 @@ pub(super) fn scalars(plan: &OptimizerPlan, Rates { lr, betas }: Rates, time: u6
             weight_decay,
             bias_correction: plan.bias_correction,
         };
-        Step::Adam(kernels::AdamStep::new(&rule, time))
+        kernels::AdamStep::new(&rule, time).into()
     };
     match *plan {
         OptimizerPlan::AdamW(ref plan) => {
@@ -77,16 +43,16 @@ pub(super) fn scalars(plan: &OptimizerPlan, Rates { lr, betas }: Rates, time: u6
             let cycled = betas.map(|[beta1, _]| beta1).filter(|_| momentum != 0.0);
             let momentum = cycled.unwrap_or(momentum);
             let rule = kernels::Sgd { lr, momentum, dampening, weight_decay, nesterov };
-            Step::Sgd(kernels::SgdStep::new(&rule, time), rule.keeps_momentum())
+            rule.step(time)
         }
         OptimizerPlan::Lion { betas: own, weight_decay, .. } => {
             let [beta1, beta2] = betas.unwrap_or(own);
             let rule = kernels::Lion { lr, beta1, beta2, weight_decay };
-            Step::Lion(kernels::LionStep::new(&rule))
+            kernels::LionStep::new(&rule).into()
         }
         OptimizerPlan::Adagrad { eps, weight_decay, .. } => {
             let rule = kernels::Adagrad { lr, eps, weight_decay };
-            Step::Adagrad(kernels::AdagradStep::new(&rule))
+            kernels::AdagradStep::new(&rule).into()
         }
     }
 }

@@ -181,7 +181,7 @@ impl Pipeline {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use deepburn_kernels::{Adam, AdamShare, AdamStep, Gradient, WeightDecay, adam};
+    use deepburn_kernels::{Adam, AdamStep, ElementwiseStep, Gradient, OwnedSlice, WeightDecay};
     use deepburn_nvme::IoPolicy;
 
     use super::*;
@@ -263,19 +263,18 @@ mod tests {
         let (before, started) = (file.statistics(), Instant::now());
         let mut pipeline = Pipeline::new(OVERLAPPED);
         pipeline.start(pieces.iter().flatten().cloned().collect(), largest).unwrap();
-        let step = AdamStep::new(&ADAM, 1);
+        let step = ElementwiseStep::from(AdamStep::new(&ADAM, 1));
         for piece in pieces {
             let read = |piece| pipeline.read(piece).unwrap();
             let [mut param, mut m, mut v, gradient] = piece.each_ref().map(read);
             let update_started = Instant::now();
             loop {
-                let share = AdamShare {
+                let slice = OwnedSlice {
                     param: param.as_mut_slice(),
-                    m: m.as_mut_slice(),
-                    v: v.as_mut_slice(),
+                    states: &mut [m.as_mut_slice(), v.as_mut_slice()],
                     working: None,
                 };
-                adam(&step, 1.0, Gradient::F32(gradient.as_slice()), share);
+                step.update(1.0, Gradient::F32(gradient.as_slice()), slice);
                 if update_started.elapsed() >= load {
                     break;
                 }

@@ -1,0 +1,220 @@
+//! Optimizer steps that look at one element at a time.
+//!
+//! Main types: [`ElementwiseStep`], the scalars of one step of any optimizer, and [`OwnedSlice`], what it
+//! updates. An optimizer is a file with its reference, its loop over a tile ([`Elementwise`]) and, under
+//! the feature `cube`, its function for one element of a device; a line of the table at the end of the
+//! registration below makes it known. Threads, 16-bit gradients and working copies are the same for all
+//! and live here.
+
+use crate::blocks::{BLOCK, PARALLEL_FROM, TILE, check_lengths, vectorized};
+use crate::element::Element;
+use crate::gradient::{Gradient, with_elements};
+use crate::working::WorkingCopy;
+use crate::{AdagradStep, AdamStep, LionStep, SgdMomentumStep, SgdStep};
+use rayon::prelude::*;
+
+/// The scalars of one step of an optimizer that keeps `STATES` arrays beside the parameter.
+///
+/// A type implements it for one number of arrays only, from which the table of steps infers the number.
+pub(crate) trait Elementwise<const STATES: usize>: Copy + Send + Sync + 'static {
+    /// The optimizer, as messages call it.
+    const NAME: &'static str;
+    /// The arrays, as messages call them, in the order that [`Elementwise::tile`] takes them.
+    const ARRAYS: [&'static str; STATES];
+
+    /// Updates some elements; all slices have one length, and the gradient is multiplied by
+    /// `grad_scale` on the way in.
+    ///
+    /// Implementations are marked `#[inline(always)]`, so that their loop is compiled for each instruction
+    /// set. The loop takes each slice as an argument of its own: the compiler then knows that they do not
+    /// overlap.
+    fn tile(self, grad_scale: f32, param: &mut [f32], grad: &[f32], states: [&mut [f32]; STATES]);
+
+    /// The scalars as [`ElementKernel`](crate::cube::ElementKernel) reads them, without the factor of the
+    /// gradient.
+    #[cfg(feature = "cube")]
+    fn scalars(&self) -> Vec<f32>;
+}
+
+/// What one step updates, all of one length.
+#[derive(Debug)]
+pub struct OwnedSlice<'a, 's> {
+    /// Master parameter.
+    pub param: &'a mut [f32],
+    /// The optimizer's arrays, zero before the first step. A step uses the first
+    /// [`ElementwiseStep::states`] of them and leaves others alone.
+    pub states: &'a mut [&'s mut [f32]],
+    /// Where the new parameter is written rounded to 16 bits as well.
+    pub working: Option<WorkingCopy<'a>>,
+}
+
+/// Declares [`ElementwiseStep`] with a variant for each optimizer.
+macro_rules! elementwise_steps {
+    ($($(#[doc = $doc:literal])+ $variant:ident($step:ty),)+) => {
+        /// One step of an optimizer: its scalars, computed in `f64` and narrowed once.
+        #[derive(Debug, Clone, Copy, PartialEq)]
+        pub enum ElementwiseStep {
+            $($(#[doc = $doc])+ $variant($step),)+
+        }
+
+        $(impl From<$step> for ElementwiseStep {
+            fn from(step: $step) -> Self {
+                Self::$variant(step)
+            }
+        })+
+
+        impl ElementwiseStep {
+            /// Number of state arrays that the step uses.
+            pub fn states(&self) -> usize {
+                match self {
+                    $(Self::$variant(step) => array_names(step).len(),)+
+                }
+            }
+
+            /// Updates a slice in one pass; `grad_scale` multiplies the gradient.
+            ///
+            /// The gradient is widened element by element, whatever it is held in.
+            ///
+            /// # Panics
+            /// When the slices differ in length or there are fewer state arrays than the step uses.
+            pub fn update(&self, grad_scale: f32, grad: Gradient<'_>, slice: OwnedSlice<'_, '_>) {
+                match *self {
+                    $(Self::$variant(step) => update(step, grad_scale, grad, slice),)+
+                }
+            }
+
+            /// The same on a device.
+            #[cfg(feature = "cube")]
+            pub(crate) fn launch<R: cubecl::Runtime>(
+                &self,
+                client: &cubecl::client::ComputeClient<R>,
+                grad_scale: f32,
+                grad: &crate::cube::Buffer,
+                buffers: crate::cube::OwnedBuffers<'_>,
+            ) {
+                match *self {
+                    $(Self::$variant(step) => {
+                        crate::cube::launch(client, step, grad_scale, grad, buffers);
+                    })+
+                }
+            }
+        }
+    };
+}
+
+elementwise_steps! {
+    /// Adam and AdamW: first and second moment.
+    Adam(AdamStep),
+    /// Gradient descent without momentum: no array.
+    Sgd(SgdStep),
+    /// Gradient descent with momentum: the momentum.
+    SgdMomentum(SgdMomentumStep),
+    /// Lion: the momentum.
+    Lion(LionStep),
+    /// Adagrad: the accumulated squares.
+    Adagrad(AdagradStep),
+}
+
+fn array_names<S: Elementwise<N>, const N: usize>(_: &S) -> [&'static str; N] {
+    S::ARRAYS
+}
+
+fn update<S: Elementwise<N>, const N: usize>(
+    step: S,
+    grad_scale: f32,
+    grad: Gradient<'_>,
+    slice: OwnedSlice<'_, '_>,
+) {
+    let OwnedSlice { param, states, working } = slice;
+    let (len, given) = (param.len(), states.len());
+    let Some(states) = states.first_chunk_mut::<N>() else {
+        panic!("{}: {given} state arrays were given, and the step updates {N}", S::NAME)
+    };
+    let states = states.each_mut().map(|state| &mut **state);
+    let working_len = working.as_ref().map_or(len, WorkingCopy::len);
+    let others = [("grad", grad.len()), ("working", working_len)];
+    check_lengths(S::NAME, ("param", len), &others);
+    for (name, state) in S::ARRAYS.into_iter().zip(&states) {
+        check_lengths(S::NAME, ("param", len), &[(name, state.len())]);
+    }
+    with_elements!(grad, grad => match working {
+        // Elements without a size: nothing is allocated and nothing written.
+        None => {
+            update_all(step, grad_scale, Slices { param, grad, states, working: &mut vec![(); len] });
+        }
+        Some(WorkingCopy::F16(working)) => {
+            update_all(step, grad_scale, Slices { param, grad, states, working });
+        }
+        Some(WorkingCopy::Bf16(working)) => {
+            update_all(step, grad_scale, Slices { param, grad, states, working });
+        }
+    });
+}
+
+/// An [`OwnedSlice`] with its gradient, or a part of both.
+pub(crate) struct Slices<'a, G, W, const STATES: usize> {
+    pub(crate) param: &'a mut [f32],
+    pub(crate) grad: &'a [G],
+    pub(crate) states: [&'a mut [f32]; STATES],
+    pub(crate) working: &'a mut [W],
+}
+
+impl<G, W, const N: usize> Slices<'_, G, W, N> {
+    /// Cuts at a block near the middle; a single block stays whole.
+    fn split(self) -> (Self, Option<Self>) {
+        let len = self.param.len();
+        if len <= BLOCK {
+            return (self, None);
+        }
+        let middle = len.div_ceil(BLOCK) / 2 * BLOCK;
+        let (param, param_tail) = self.param.split_at_mut(middle);
+        let (grad, grad_tail) = self.grad.split_at(middle);
+        let (working, working_tail) = self.working.split_at_mut(middle);
+        let mut states = self.states;
+        let tails = states.each_mut().map(|state| {
+            state.split_off_mut(middle..).expect("all slices have one length, which is checked")
+        });
+        let tail =
+            Self { param: param_tail, grad: grad_tail, states: tails, working: working_tail };
+        (Self { param, grad, states, working }, Some(tail))
+    }
+}
+
+fn update_all<S: Elementwise<N>, G: Element, W: Element, const N: usize>(
+    step: S,
+    grad_scale: f32,
+    slices: Slices<'_, G, W, N>,
+) {
+    let part = |slices| {
+        vectorized(
+            #[inline(always)]
+            || update_tiles(step, grad_scale, slices),
+        )
+    };
+    if slices.param.len() < PARALLEL_FROM {
+        part(slices);
+    } else {
+        rayon::iter::split(slices, Slices::split).for_each(part);
+    }
+}
+
+/// Goes over some elements tile by tile, on this thread.
+#[inline(always)]
+pub(crate) fn update_tiles<S: Elementwise<N>, G: Element, W: Element, const N: usize>(
+    step: S,
+    grad_scale: f32,
+    slices: Slices<'_, G, W, N>,
+) {
+    let Slices { param, grad, states, working } = slices;
+    let mut room = [0.0; TILE];
+    let mut state_tiles = states.map(|state| state.chunks_mut(TILE));
+    let tiles = param.chunks_mut(TILE).zip(grad.chunks(TILE)).zip(working.chunks_mut(TILE));
+    for ((param, grad), working) in tiles {
+        let grad = G::widen_all(grad, &mut room[..grad.len()]);
+        let states = state_tiles
+            .each_mut()
+            .map(|tiles| tiles.next().expect("all slices have one length, which is checked"));
+        step.tile(grad_scale, param, grad, states);
+        W::narrow_all(param, working);
+    }
+}

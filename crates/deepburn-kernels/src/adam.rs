@@ -5,7 +5,7 @@
 
 use crate::blocks::{check_lengths, check_time};
 #[cfg(feature = "cube")]
-use crate::cube::{ElementKernel, write};
+use crate::cube::{self, ElementKernel, write};
 use crate::elementwise::Elementwise;
 use crate::real::Real;
 #[cfg(feature = "cube")]
@@ -168,7 +168,7 @@ fn adam_tile(
 
 /// `from + weight * (to - from)`, from the nearer end, so that weight 1 gives `to` to the bit.
 #[inline(always)]
-fn lerp(from: f32, to: f32, weight: f32) -> f32 {
+pub(crate) fn lerp(from: f32, to: f32, weight: f32) -> f32 {
     if weight < 0.5 { from + weight * (to - from) } else { to - (to - from) * (1.0 - weight) }
 }
 
@@ -182,13 +182,9 @@ impl ElementKernel for AdamStep {
         param: &mut Array<f32>,
         states: &mut Sequence<Array<f32>>,
     ) {
-        let gain1 = scalars[0];
         let decayed = param[i] * scalars[6];
         let g = grad + scalars[7] * decayed;
-        // From the nearer end, so that a gain of 1 gives the gradient to the bit.
-        let old = states[0][i];
-        let first =
-            if gain1 < 0.5 { old + gain1 * (g - old) } else { g - (g - old) * (1.0 - gain1) };
+        let first = cube::lerp(states[0][i], g, scalars[0]);
         let second = states[1][i] * scalars[1] + scalars[2] * g * g;
         let denominator = f32::sqrt(second) / scalars[5] + scalars[3];
         write(states, 0usize, i, first);

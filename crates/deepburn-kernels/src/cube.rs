@@ -16,7 +16,7 @@ mod stats;
 
 pub use buffer::{Buffer, ElementType};
 pub use cast::cast;
-pub(crate) use elementwise::{ElementKernel, launch, write};
+pub(crate) use elementwise::{ElementKernel, launch, lerp, write};
 pub use elementwise::{OwnedBuffers, update};
 pub use flat::flatten;
 pub use stats::gradient_stats;

@@ -10,7 +10,10 @@ use crate::blocks::{BLOCK, PARALLEL_FROM, TILE, check_lengths, vectorized};
 use crate::element::Element;
 use crate::gradient::{Gradient, with_elements};
 use crate::working::WorkingCopy;
-use crate::{AdagradStep, AdamStep, LionStep, SgdMomentumStep, SgdStep};
+use crate::{
+    AdagradStep, AdamStep, DescentStep, LambStep, LionStep, MuonMomentumStep, SgdMomentumStep,
+    SgdStep,
+};
 use rayon::prelude::*;
 
 /// The scalars of one step of an optimizer that keeps `STATES` arrays beside the parameter.
@@ -113,6 +116,12 @@ elementwise_steps! {
     Lion(LionStep),
     /// Adagrad: the accumulated squares.
     Adagrad(AdagradStep),
+    /// LAMB's moments and direction, which are the arrays. The parameter stays.
+    Lamb(LambStep),
+    /// Muon's momentum and direction, which are the arrays. The parameter stays.
+    MuonMomentum(MuonMomentumStep),
+    /// A step along a direction that takes the gradient's place: no array.
+    Descent(DescentStep),
 }
 
 fn array_names<S: Elementwise<N>, const N: usize>(_: &S) -> [&'static str; N] {
@@ -216,5 +225,124 @@ pub(crate) fn update_tiles<S: Elementwise<N>, G: Element, W: Element, const N: u
             .map(|tiles| tiles.next().expect("all slices have one length, which is checked"));
         step.tile(grad_scale, param, grad, states);
         W::narrow_all(param, working);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Held, in_pool, noise, strong_noise};
+    use crate::{Adagrad, Adam, Lamb, Lion, MuonMomentum, Sgd, WeightDecay};
+
+    /// Every step, with settings that use all of its scalars.
+    fn steps() -> Vec<ElementwiseStep> {
+        let adam = Adam {
+            lr: 0.1,
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: WeightDecay::L2(0.1),
+            bias_correction: true,
+        };
+        let sgd =
+            Sgd { lr: 0.1, momentum: 0.0, dampening: 0.0, weight_decay: 0.1, nesterov: false };
+        let lion = Lion { lr: 0.01, beta1: 0.9, beta2: 0.99, weight_decay: 0.1 };
+        let adagrad = Adagrad { lr: 0.01, eps: 1e-10, weight_decay: 0.1 };
+        let lamb =
+            Lamb { beta1: 0.9, beta2: 0.999, eps: 1e-8, eps_inside_sqrt: false, weight_decay: 0.1 };
+        let muon = MuonMomentum { momentum: 0.95, nesterov: true };
+        vec![
+            AdamStep::new(&adam, 2).into(),
+            sgd.step(2),
+            Sgd { momentum: 0.9, dampening: 0.5, ..sgd }.step(2),
+            Sgd { momentum: 0.9, nesterov: true, ..sgd }.step(2),
+            LionStep::new(&lion).into(),
+            AdagradStep::new(&adagrad).into(),
+            LambStep::new(&lamb).into(),
+            LambStep::new(&Lamb { eps_inside_sqrt: true, ..lamb }).into(),
+            MuonMomentumStep::new(&muon).into(),
+            MuonMomentumStep::new(&MuonMomentum { nesterov: false, ..muon }).into(),
+            DescentStep::new(0.999, 0.02).into(),
+        ]
+    }
+
+    /// Parameter and states after a step, and the working copy in the format of `grad`.
+    fn run(step: ElementwiseStep, grad: &Held) -> (Vec<Vec<f32>>, Held) {
+        let len = grad.gradient().len();
+        let mut param = noise(len, 1);
+        let states = (0..step.states()).map(|i| strong_noise(len, 2 + i as u64));
+        // Of one sign: some of them are sums of squares.
+        let mut states: Vec<Vec<f32>> =
+            states.map(|state| state.into_iter().map(f32::abs).collect()).collect();
+        let mut working = grad.clone();
+        let slice = OwnedSlice {
+            param: &mut param,
+            states: &mut states.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>(),
+            working: working.working_copy(),
+        };
+        step.update(0.5, grad.gradient(), slice);
+        states.insert(0, param);
+        (states, working)
+    }
+
+    #[test]
+    fn gradients_in_16_bits_do_what_the_same_numbers_in_32_do() {
+        for step in steps() {
+            for (kind, grad) in Held::all(&noise(3 * TILE + 5, 9)).iter().enumerate() {
+                let mut widened = vec![0.0; 3 * TILE + 5];
+                crate::widen(grad.gradient(), &mut widened);
+                let (found, working) = run(step, grad);
+                let (expected, _) = run(step, &Held::F32(widened));
+                assert!(found == expected, "{step:?}");
+                // The working copy is the parameter, rounded: to the bit.
+                assert!(kind == 0 || working == Held::all(&found[0])[kind], "{step:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_number_of_threads_changes_no_bit() {
+        for step in steps() {
+            for grad in Held::all(&noise(3 * PARALLEL_FROM + 5, 9)) {
+                let [one, two, three] = [1, 2, 3].map(|n| in_pool(n, || run(step, &grad)));
+                assert!(one == two && one == three, "{step:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn padding_stays_zero() {
+        for step in steps() {
+            for grad in Held::all(&[0.0; 5]) {
+                let mut arrays = vec![[0.0_f32; 5]; 1 + step.states()];
+                let mut slices: Vec<_> = arrays.iter_mut().map(|it| &mut it[..]).collect();
+                let (param, states) = slices.split_first_mut().unwrap();
+                let mut working = grad.clone();
+                let slice = OwnedSlice { param, states, working: working.working_copy() };
+                step.update(0.5, grad.gradient(), slice);
+                assert!(arrays.iter().flatten().all(|x| *x == 0.0), "{step:?}");
+                assert_eq!(working, grad);
+            }
+        }
+    }
+
+    #[test]
+    fn arrays_that_a_step_does_not_use_stay_as_they_are() {
+        for step in steps() {
+            let (mut param, mut states) = ([1.0], vec![[0.5_f32]; step.states()]);
+            let mut unused = [3.0];
+            let mut slices: Vec<_> = states.iter_mut().map(|it| &mut it[..]).collect();
+            slices.push(&mut unused);
+            let slice = OwnedSlice { param: &mut param, states: &mut slices, working: None };
+            step.update(1.0, Gradient::F32(&[1.0]), slice);
+            assert_eq!(unused, [3.0]);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "adam: 1 state arrays were given, and the step updates 2")]
+    fn a_missing_array_is_refused() {
+        let slice = OwnedSlice { param: &mut [0.0], states: &mut [&mut [0.0]], working: None };
+        steps()[0].update(1.0, Gradient::F32(&[0.0]), slice);
     }
 }

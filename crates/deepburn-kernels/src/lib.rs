@@ -10,6 +10,8 @@
 //!   `XStep::new(&rule, t)` computes the scalars in `f64` and narrows them once, and
 //!   [`ElementwiseStep::update`] goes over the elements once, with the gradient's multiplier
 //!   ([`unscale_and_clip`]) folded in.
+//! - Parts of optimizers that look at more than one element: [`Lamb`], [`MuonMomentum`],
+//!   [`DescentStep`]; [`TreeSum`] is for norms of what several ranks own.
 //! - Gradients: [`gradient_stats`] finds norm and overflow, [`unscale`] multiplies as well.
 //! - Formats: [`cast`], [`widen`]. Buckets: [`flatten`], [`unflatten`].
 //!
@@ -30,30 +32,38 @@ mod blocks;
 mod clip;
 #[cfg(feature = "cube")]
 pub mod cube;
+mod descent;
 mod element;
 mod elementwise;
 mod flat;
 mod gradient;
+mod lamb;
 mod lion;
+mod muon;
 mod norm;
 mod real;
 mod sgd;
 #[cfg(test)]
 mod testing;
+mod tree_sum;
 mod unscale;
 mod working;
 
 pub use adagrad::{Adagrad, AdagradStep, adagrad_reference};
 pub use adam::{Adam, AdamStep, WeightDecay, adam_reference};
 pub use clip::unscale_and_clip;
+pub use descent::{DescentStep, descent_reference};
 pub use elementwise::{ElementwiseStep, OwnedSlice};
 pub use flat::{flatten, flatten_reference, unflatten};
 pub use gradient::{Gradient, widen};
+pub use lamb::{Lamb, LambStep, lamb_reference, lamb_step_size, trust_ratio};
 pub use lion::{Lion, LionStep, lion_reference};
+pub use muon::{MuonMomentum, MuonMomentumStep, muon_momentum_reference};
 pub use norm::{
     GradientStats, all_finite, gradient_stats, gradient_stats_reference, sum_of_squares,
 };
 pub use real::Real;
 pub use sgd::{Sgd, SgdMomentumStep, SgdStep, sgd_reference};
+pub use tree_sum::TreeSum;
 pub use unscale::{unscale, unscale_reference};
 pub use working::{WorkingCopy, cast, cast_reference};

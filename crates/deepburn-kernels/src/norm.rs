@@ -103,7 +103,7 @@ fn add_squares(sums: &mut [f64; LANES], tile: &[f32]) {
 }
 
 /// Sum by halves.
-fn pairwise(sums: &[f64]) -> f64 {
+pub(crate) fn pairwise(sums: &[f64]) -> f64 {
     match sums {
         [] => 0.0,
         [sum] => *sum,

@@ -9,8 +9,9 @@ use cubecl::client::ComputeClient;
 use cubecl::prelude::*;
 use deepburn_kernels::cube::{self, Buffer, ElementType, OwnedBuffers};
 use deepburn_kernels::{
-    Adagrad, AdagradStep, Adam, AdamStep, ElementwiseStep, Gradient, Lion, LionStep, OwnedSlice,
-    Sgd, WeightDecay, WorkingCopy, adam_reference,
+    Adagrad, AdagradStep, Adam, AdamStep, DescentStep, ElementwiseStep, Gradient, Lamb, LambStep,
+    Lion, LionStep, MuonMomentum, MuonMomentumStep, OwnedSlice, Sgd, WeightDecay, WorkingCopy,
+    adam_reference,
 };
 use half::{bf16, f16};
 
@@ -104,6 +105,14 @@ fn steps(t: u64) -> Vec<ElementwiseStep> {
     let sgd = Sgd { lr: 0.1, momentum: 0.0, dampening: 0.0, weight_decay: 0.1, nesterov: false };
     let lion = Lion { lr: 1e-2, beta1: 0.9, beta2: 0.99, weight_decay: 0.1 };
     let adagrad = Adagrad { lr: 1e-2, eps: 1e-10, weight_decay: 0.1 };
+    let [lamb, other_lamb] = [false, true].map(|eps_inside_sqrt| Lamb {
+        beta1: 0.9,
+        beta2: 0.999,
+        eps: 1e-6,
+        eps_inside_sqrt,
+        weight_decay: 0.1,
+    });
+    let [muon, nesterov] = [false, true].map(|nesterov| MuonMomentum { momentum: 0.95, nesterov });
     vec![
         AdamStep::new(&rule(WeightDecay::Decoupled(0.1)), t).into(),
         AdamStep::new(&rule(WeightDecay::L2(0.1)), t).into(),
@@ -112,6 +121,11 @@ fn steps(t: u64) -> Vec<ElementwiseStep> {
         Sgd { momentum: 0.9, nesterov: true, ..sgd }.step(t),
         LionStep::new(&lion).into(),
         AdagradStep::new(&adagrad).into(),
+        LambStep::new(&lamb).into(),
+        LambStep::new(&other_lamb).into(),
+        MuonMomentumStep::new(&muon).into(),
+        MuonMomentumStep::new(&nesterov).into(),
+        DescentStep::new(0.999, 0.02).into(),
     ]
 }
 
@@ -195,7 +209,7 @@ fn arrays_before(step: &ElementwiseStep, len: usize) -> Vec<Vec<f32>> {
     let mut arrays: Vec<Vec<f32>> = vec![noise(len, 1), strong(2), strong(3), strong(4)];
     arrays.truncate(step.states() + 1);
     let squares = match step {
-        ElementwiseStep::Adam(_) => Some(2),
+        ElementwiseStep::Adam(_) | ElementwiseStep::Lamb(_) => Some(2),
         ElementwiseStep::Adagrad(_) => Some(1),
         _ => None,
     };

@@ -62,6 +62,12 @@ pub(crate) fn write(
     array[i] = value;
 }
 
+/// `from + weight * (to - from)`, from the nearer end, so that weight 1 gives `to` to the bit.
+#[cube]
+pub(crate) fn lerp(from: f32, to: f32, weight: f32) -> f32 {
+    if weight < 0.5 { from + weight * (to - from) } else { to - (to - from) * (1.0 - weight) }
+}
+
 pub(crate) fn launch<R: Runtime, S: Elementwise<N> + ElementKernel, const N: usize>(
     client: &ComputeClient<R>,
     step: S,

@@ -1,0 +1,99 @@
+//! A step along a direction that was found elsewhere, with decoupled weight decay.
+//!
+//! Main type: [`DescentStep`]. It is the last part of optimizers that look at more than one element to
+//! find their direction, LAMB and Muon.
+
+use crate::blocks::check_lengths;
+#[cfg(feature = "cube")]
+use crate::cube::ElementKernel;
+use crate::elementwise::Elementwise;
+use crate::real::Real;
+#[cfg(feature = "cube")]
+use cubecl::prelude::*;
+
+/// `param = param * keep - rate * direction`.
+///
+/// # Panics
+/// When the slices differ in length.
+pub fn descent_reference<R: Real>(keep: f64, rate: f64, param: &mut [R], direction: &[R]) {
+    check_lengths("descent", ("param", param.len()), &[("direction", direction.len())]);
+    let [keep, rate] = [keep, rate].map(|scalar| R::from_f64(scalar));
+    for (p, d) in param.iter_mut().zip(direction) {
+        *p = *p * keep - rate * *d;
+    }
+}
+
+/// The scalars of one step, narrowed from `f64`. The direction takes the place of the gradient.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DescentStep {
+    keep: f32,
+    rate: f32,
+}
+
+impl DescentStep {
+    /// A step that multiplies the parameter by `keep` (`1 - lr * decay`; 1 without decay) and moves it
+    /// against the direction by `rate` times the direction.
+    pub fn new(keep: f64, rate: f64) -> Self {
+        Self { keep: keep as f32, rate: rate as f32 }
+    }
+}
+
+impl Elementwise<0> for DescentStep {
+    const NAME: &'static str = "descent";
+    const ARRAYS: [&'static str; 0] = [];
+
+    #[inline(always)]
+    fn tile(self, grad_scale: f32, param: &mut [f32], direction: &[f32], []: [&mut [f32]; 0]) {
+        let Self { keep, rate } = self;
+        for (p, d) in param.iter_mut().zip(direction) {
+            *p = *p * keep - rate * (*d * grad_scale);
+        }
+    }
+
+    #[cfg(feature = "cube")]
+    fn scalars(&self) -> Vec<f32> {
+        vec![self.keep, self.rate]
+    }
+}
+
+#[cfg(feature = "cube")]
+#[cube]
+impl ElementKernel for DescentStep {
+    fn element(
+        i: usize,
+        scalars: &Array<f32>,
+        direction: f32,
+        param: &mut Array<f32>,
+        _states: &mut Sequence<Array<f32>>,
+    ) {
+        param[i] = param[i] * scalars[0] - scalars[1] * direction;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::blocks::{BLOCK, PARALLEL_FROM};
+    use crate::testing::{assert_close, noise, update};
+
+    #[test]
+    fn reference_by_hand() {
+        let mut p = [2.0_f64, -1.0];
+        descent_reference(0.5, 0.25, &mut p, &[4.0, 8.0]);
+        assert_eq!(p, [0.0, -2.5]);
+    }
+
+    #[test]
+    fn fused_follows_the_f64_reference_at_every_size() {
+        for len in [0, 1, 7, 33, BLOCK + 1, PARALLEL_FROM, 1_000_007] {
+            let (mut p, direction) = (noise(len, 1), noise(len, 2));
+            let mut p64 = p.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
+            let direction64 = direction.iter().map(|x| f64::from(*x) * 0.5).collect::<Vec<_>>();
+            update(DescentStep::new(0.999, 0.02), 0.5, &mut p, &direction, &mut []);
+            descent_reference(0.999, 0.02, &mut p64, &direction64);
+            let narrowed = p64.iter().map(|x| *x as f32).collect::<Vec<_>>();
+            // Four roundings of 2^-24 of numbers below 1: keep, its product, the sum, the reference.
+            assert_close(&p, &narrowed, 0.0, 2.4e-7);
+        }
+    }
+}

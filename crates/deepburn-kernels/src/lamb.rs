@@ -1,0 +1,261 @@
+//! LAMB, the part that looks at one element at a time: moments and direction.
+//!
+//! Main type: [`LambStep`]. Source: You et al. 2020, "Large Batch Optimization for Deep Learning", as
+//! DeepSpeed's `csrc/lamb/fused_lamb_cuda_kernel.cu` computes it. A parameter is then moved by
+//! `-step_size * trust_ratio * direction` ([`lamb_step_size`], [`trust_ratio`],
+//! [`DescentStep`](crate::DescentStep)), for which the norms of the whole parameter and of the whole
+//! direction have to be known.
+//!
+//! The paper corrects the bias of both moments before it takes the direction. Here, as in DeepSpeed, the
+//! direction is that of the moments as they are, and the correction is a factor of the step size, outside
+//! of the trust ratio. The ratio of the first steps therefore differs.
+
+use crate::blocks::{check_lengths, check_time};
+#[cfg(feature = "cube")]
+use crate::cube::{ElementKernel, write};
+use crate::elementwise::Elementwise;
+use crate::real::Real;
+#[cfg(feature = "cube")]
+use cubecl::prelude::*;
+
+/// Hyper-parameters of LAMB's direction.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Lamb {
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the second moment or to its square root.
+    pub eps: f64,
+    /// Whether `eps` is added before the square root is taken.
+    pub eps_inside_sqrt: bool,
+    /// Multiplies the parameter in the direction.
+    pub weight_decay: f64,
+}
+
+/// The factor that brings a direction to the scale of its parameter: `weight_norm / direction_norm`,
+/// clamped to `min_coeff..=max_coeff`, and 1 where either norm is 0.
+///
+/// NaN stays NaN.
+pub fn trust_ratio(weight_norm: f64, direction_norm: f64, min_coeff: f64, max_coeff: f64) -> f64 {
+    if weight_norm == 0.0 || direction_norm == 0.0 {
+        return 1.0;
+    }
+    let ratio = weight_norm / direction_norm;
+    // In the order of the source, where the lower limit wins.
+    let ratio = if ratio > max_coeff { max_coeff } else { ratio };
+    if ratio < min_coeff { min_coeff } else { ratio }
+}
+
+/// The step size at time `t` (from 1): `lr * sqrt(1 - beta2^t) / (1 - beta1^t)`, or `lr` without bias
+/// correction.
+///
+/// # Panics
+/// When `t` is 0.
+pub fn lamb_step_size(lr: f64, [beta1, beta2]: [f64; 2], t: u64, bias_correction: bool) -> f64 {
+    check_time("lamb", t);
+    if !bias_correction {
+        return lr;
+    }
+    lr * (1.0 - beta2.powf(t as f64)).sqrt() / (1.0 - beta1.powf(t as f64))
+}
+
+/// Moments and direction of one step as published; the gradient is already unscaled.
+///
+/// # Panics
+/// When the slices differ in length.
+pub fn lamb_reference<R: Real>(
+    rule: &Lamb,
+    param: &[R],
+    grad: &[R],
+    [m, v, direction]: [&mut [R]; 3],
+) {
+    let states = [("m", m.len()), ("v", v.len()), ("direction", direction.len())];
+    check_lengths("lamb", ("param", param.len()), &states);
+    check_lengths("lamb", ("param", param.len()), &[("grad", grad.len())]);
+    let [beta1, beta2, eps, decay] =
+        [rule.beta1, rule.beta2, rule.eps, rule.weight_decay].map(|scalar| R::from_f64(scalar));
+    for i in 0..param.len() {
+        m[i] = beta1 * m[i] + (R::ONE - beta1) * grad[i];
+        v[i] = beta2 * v[i] + (R::ONE - beta2) * grad[i] * grad[i];
+        let denominator =
+            if rule.eps_inside_sqrt { (v[i] + eps).sqrt() } else { v[i].sqrt() + eps };
+        direction[i] = m[i] / denominator + decay * param[i];
+    }
+}
+
+/// The scalars of one step, computed in `f64` and narrowed once.
+///
+/// It updates the moments and replaces the direction, its third array; the parameter is read only.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LambStep {
+    beta1: f32,
+    /// `1 - beta1`.
+    gain1: f32,
+    beta2: f32,
+    /// `1 - beta2`.
+    gain2: f32,
+    /// Added under the root: `eps` or 0.
+    inner_eps: f32,
+    /// Added to the root: 0 or `eps`.
+    outer_eps: f32,
+    decay: f32,
+}
+
+impl LambStep {
+    /// The step; its time is in [`lamb_step_size`].
+    pub fn new(rule: &Lamb) -> Self {
+        let eps = rule.eps as f32;
+        let (inner_eps, outer_eps) = if rule.eps_inside_sqrt { (eps, 0.0) } else { (0.0, eps) };
+        Self {
+            beta1: rule.beta1 as f32,
+            gain1: (1.0 - rule.beta1) as f32,
+            beta2: rule.beta2 as f32,
+            gain2: (1.0 - rule.beta2) as f32,
+            inner_eps,
+            outer_eps,
+            decay: rule.weight_decay as f32,
+        }
+    }
+}
+
+impl Elementwise<3> for LambStep {
+    const NAME: &'static str = "lamb";
+    const ARRAYS: [&'static str; 3] = ["m", "v", "direction"];
+
+    #[inline(always)]
+    fn tile(
+        self,
+        grad_scale: f32,
+        param: &mut [f32],
+        grad: &[f32],
+        [m, v, direction]: [&mut [f32]; 3],
+    ) {
+        lamb_tile((self, grad_scale), (param, grad), m, v, direction);
+    }
+
+    #[cfg(feature = "cube")]
+    fn scalars(&self) -> Vec<f32> {
+        let Self { beta1, gain1, beta2, gain2, inner_eps, outer_eps, decay } = *self;
+        vec![beta1, gain1, beta2, gain2, inner_eps, outer_eps, decay]
+    }
+}
+
+#[inline(always)]
+fn lamb_tile(
+    (step, grad_scale): (LambStep, f32),
+    (param, grad): (&[f32], &[f32]),
+    m: &mut [f32],
+    v: &mut [f32],
+    direction: &mut [f32],
+) {
+    for ((((p, g), m), v), direction) in param.iter().zip(grad).zip(m).zip(v).zip(direction) {
+        let g = *g * grad_scale;
+        *m = *m * step.beta1 + step.gain1 * g;
+        *v = *v * step.beta2 + step.gain2 * g * g;
+        // One of the two is 0, which changes no bit.
+        let denominator = (*v + step.inner_eps).sqrt() + step.outer_eps;
+        *direction = *m / denominator + step.decay * *p;
+    }
+}
+
+#[cfg(feature = "cube")]
+#[cube]
+impl ElementKernel for LambStep {
+    fn element(
+        i: usize,
+        scalars: &Array<f32>,
+        grad: f32,
+        param: &mut Array<f32>,
+        states: &mut Sequence<Array<f32>>,
+    ) {
+        let m = states[0][i] * scalars[0] + scalars[1] * grad;
+        let v = states[1][i] * scalars[2] + scalars[3] * grad * grad;
+        write(states, 0usize, i, m);
+        write(states, 1usize, i, v);
+        let denominator = f32::sqrt(v + scalars[4]) + scalars[5];
+        write(states, 2usize, i, m / denominator + scalars[6] * param[i]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::blocks::{BLOCK, PARALLEL_FROM};
+    use crate::testing::{assert_close, noise, strong_noise, update};
+
+    const RULE: Lamb =
+        Lamb { beta1: 0.9, beta2: 0.999, eps: 1e-8, eps_inside_sqrt: false, weight_decay: 0.01 };
+
+    #[test]
+    fn reference_by_hand() {
+        // m = .1 * .5, v = .25 of .5^2: sqrt(v) = .25.
+        let rule = Lamb { beta2: 0.75, eps: 0.0, weight_decay: 0.5, ..RULE };
+        let (mut m, mut v, mut direction) = ([0.0_f64], [0.0], [9.0]);
+        lamb_reference(&rule, &[3.0], &[0.5], [&mut m, &mut v, &mut direction]);
+        assert!((m[0] - 0.05).abs() < 1e-15 && v[0] == 0.0625);
+        assert!((direction[0] - (0.05 / 0.25 + 1.5)).abs() < 1e-15);
+        // sqrt(.0625 * .75 + .25 * .25 + .140625) = sqrt(.25)
+        let rule = Lamb { eps: 0.140_625, eps_inside_sqrt: true, weight_decay: 0.0, ..rule };
+        lamb_reference(&rule, &[3.0], &[0.5], [&mut m, &mut v, &mut direction]);
+        assert!((direction[0] - 0.095 / 0.5).abs() < 1e-15);
+    }
+
+    #[test]
+    fn the_trust_ratio_is_the_clamped_quotient() {
+        assert_eq!(trust_ratio(2.0, 4.0, 0.01, 10.0), 0.5);
+        assert_eq!(trust_ratio(1.0, 1e3, 0.01, 10.0), 0.01);
+        assert_eq!(trust_ratio(1e3, 1.0, 0.01, 10.0), 10.0);
+        assert_eq!(trust_ratio(0.0, 5.0, 2.0, 10.0), 1.0);
+        assert_eq!(trust_ratio(5.0, 0.0, 2.0, 10.0), 1.0);
+        assert!(trust_ratio(f64::NAN, 1.0, 0.01, 10.0).is_nan());
+    }
+
+    #[test]
+    fn the_step_size_carries_the_bias_correction() {
+        let betas = [0.9, 0.999];
+        // sqrt(.001) / .1, then sqrt(1 - .999^2) / (1 - .81).
+        assert!((lamb_step_size(2.0, betas, 1, true) - 0.632_455_532_033_675_9).abs() < 1e-12);
+        let second = 2.0 * 0.001_999_f64.sqrt() / 0.19;
+        assert!((lamb_step_size(2.0, betas, 2, true) - second).abs() < 1e-12);
+        assert_eq!(lamb_step_size(2.0, betas, 1, false), 2.0);
+    }
+
+    #[test]
+    #[should_panic(expected = "lamb: optimizer time is 0")]
+    fn time_zero_is_refused() {
+        lamb_step_size(1.0, [0.9, 0.999], 0, true);
+    }
+
+    #[test]
+    fn fused_follows_the_f64_reference_at_every_size() {
+        for len in [0, 1, 7, 33, BLOCK + 1, PARALLEL_FROM, 1_000_007] {
+            for eps_inside_sqrt in [false, true] {
+                follows_the_f64_reference(&Lamb { eps_inside_sqrt, ..RULE }, len);
+            }
+        }
+    }
+
+    fn follows_the_f64_reference(rule: &Lamb, len: usize) {
+        let mut param = noise(len, 1);
+        let param64 = param.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
+        let mut states = vec![vec![0.0; len]; 3];
+        let mut states64 = vec![vec![0.0; len]; 3];
+        for t in 1..=3 {
+            let grad = strong_noise(len, 10 + t);
+            let grad64 = grad.iter().map(|x| f64::from(*x) * 0.25).collect::<Vec<_>>();
+            let [m, v, direction] = &mut states[..] else { unreachable!() };
+            update(LambStep::new(rule), 0.25, &mut param, &grad, &mut [m, v, direction]);
+            let [m, v, direction] = &mut states64[..] else { unreachable!() };
+            lamb_reference(rule, &param64, &grad64, [m, v, direction]);
+        }
+        assert!(param == noise(len, 1), "the parameter stays");
+        for (state, state64) in states.iter().zip(&states64) {
+            let narrowed = state64.iter().map(|x| *x as f32).collect::<Vec<_>>();
+            // Relative: three steps of four roundings of 6e-8, in both moments and their quotient.
+            // Absolute: a momentum whose terms, up to .04, nearly cancel keeps their roundings, some 1e-8
+            // in all, and the root is .02 where terms are as large: 5e-7 in the direction.
+            assert_close(state, &narrowed, 1e-6, 1e-6);
+        }
+    }
+}

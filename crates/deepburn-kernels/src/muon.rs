@@ -1,0 +1,169 @@
+//! Muon, the part that looks at one element at a time: momentum and direction.
+//!
+//! Main type: [`MuonMomentumStep`]. Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in
+//! neural networks", in the form of `torch.optim.Muon`, where the momentum is an average of gradients.
+//! The direction is a matrix that is orthogonalised as a whole before the parameter is moved along it
+//! ([`DescentStep`](crate::DescentStep)).
+
+use crate::adam::lerp;
+use crate::blocks::check_lengths;
+#[cfg(feature = "cube")]
+use crate::cube::{self, ElementKernel, write};
+use crate::elementwise::Elementwise;
+use crate::real::Real;
+#[cfg(feature = "cube")]
+use cubecl::prelude::*;
+
+/// Hyper-parameters of Muon's momentum.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MuonMomentum {
+    /// Momentum factor.
+    pub momentum: f64,
+    /// Whether the direction looks ahead along the new momentum.
+    pub nesterov: bool,
+}
+
+/// Momentum and direction of one step as published; the gradient is already unscaled.
+///
+/// # Panics
+/// When the slices differ in length.
+pub fn muon_momentum_reference<R: Real>(
+    rule: &MuonMomentum,
+    grad: &[R],
+    momentum: &mut [R],
+    direction: &mut [R],
+) {
+    let others = [("momentum", momentum.len()), ("direction", direction.len())];
+    check_lengths("muon", ("grad", grad.len()), &others);
+    let mu = R::from_f64(rule.momentum);
+    for i in 0..grad.len() {
+        momentum[i] = mu * momentum[i] + (R::ONE - mu) * grad[i];
+        direction[i] =
+            if rule.nesterov { (R::ONE - mu) * grad[i] + mu * momentum[i] } else { momentum[i] };
+    }
+}
+
+/// The scalars of one step, computed in `f64` and narrowed once.
+///
+/// It updates the momentum and replaces the direction, its second array; the parameter is not looked at.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MuonMomentumStep {
+    /// `1 - momentum`.
+    gain: f32,
+    /// Weight of the momentum in the direction: the momentum factor, or 1 without looking ahead.
+    along: f32,
+}
+
+impl MuonMomentumStep {
+    /// The step; every time is alike.
+    pub fn new(rule: &MuonMomentum) -> Self {
+        let along = if rule.nesterov { rule.momentum as f32 } else { 1.0 };
+        Self { gain: (1.0 - rule.momentum) as f32, along }
+    }
+}
+
+impl Elementwise<2> for MuonMomentumStep {
+    const NAME: &'static str = "muon";
+    const ARRAYS: [&'static str; 2] = ["momentum", "direction"];
+
+    #[inline(always)]
+    fn tile(
+        self,
+        grad_scale: f32,
+        _: &mut [f32],
+        grad: &[f32],
+        [momentum, direction]: [&mut [f32]; 2],
+    ) {
+        muon_tile((self, grad_scale), grad, momentum, direction);
+    }
+
+    #[cfg(feature = "cube")]
+    fn scalars(&self) -> Vec<f32> {
+        vec![self.gain, self.along]
+    }
+}
+
+#[inline(always)]
+fn muon_tile(
+    (step, grad_scale): (MuonMomentumStep, f32),
+    grad: &[f32],
+    momentum: &mut [f32],
+    direction: &mut [f32],
+) {
+    for ((g, momentum), direction) in grad.iter().zip(momentum).zip(direction) {
+        let g = *g * grad_scale;
+        *momentum = lerp(*momentum, g, step.gain);
+        // A weight of 1 gives the momentum to the bit, but for a gradient that is not finite.
+        *direction = lerp(g, *momentum, step.along);
+    }
+}
+
+#[cfg(feature = "cube")]
+#[cube]
+impl ElementKernel for MuonMomentumStep {
+    fn element(
+        i: usize,
+        scalars: &Array<f32>,
+        grad: f32,
+        _param: &mut Array<f32>,
+        states: &mut Sequence<Array<f32>>,
+    ) {
+        let momentum = cube::lerp(states[0][i], grad, scalars[0]);
+        write(states, 0usize, i, momentum);
+        write(states, 1usize, i, cube::lerp(grad, momentum, scalars[1]));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::blocks::{BLOCK, PARALLEL_FROM};
+    use crate::testing::{assert_close, noise, update};
+
+    const RULES: [MuonMomentum; 2] = [
+        MuonMomentum { momentum: 0.95, nesterov: true },
+        MuonMomentum { momentum: 0.95, nesterov: false },
+    ];
+
+    #[test]
+    fn reference_by_hand() {
+        // b = .95 * 1 + .05 * 3; ahead: .05 * 3 + .95 * b.
+        for (rule, expected) in RULES.iter().zip([0.15 + 0.95 * 1.1, 1.1]) {
+            let (mut b, mut direction) = ([1.0_f64], [9.0]);
+            muon_momentum_reference(rule, &[3.0], &mut b, &mut direction);
+            assert!((b[0] - 1.1).abs() < 1e-15 && (direction[0] - expected).abs() < 1e-15);
+        }
+    }
+
+    #[test]
+    fn without_looking_ahead_the_direction_is_the_momentum() {
+        let (mut b, mut direction) = (noise(1000, 2), vec![0.0; 1000]);
+        let step = MuonMomentumStep::new(&RULES[1]);
+        update(step, 0.5, &mut noise(1000, 1), &noise(1000, 3), &mut [&mut b, &mut direction]);
+        assert!(b == direction);
+    }
+
+    #[test]
+    fn fused_follows_the_f64_reference_at_every_size() {
+        for len in [0, 1, 7, 33, BLOCK + 1, PARALLEL_FROM, 1_000_007] {
+            for rule in RULES {
+                let (mut param, mut b, mut direction) =
+                    (noise(len, 1), vec![0.0; len], vec![0.0; len]);
+                let (mut b64, mut direction64) = (vec![0.0; len], vec![0.0; len]);
+                for t in 1..=3 {
+                    let g = noise(len, 10 + t);
+                    let g64 = g.iter().map(|x| f64::from(*x) * 0.25).collect::<Vec<_>>();
+                    let states = &mut [&mut b[..], &mut direction];
+                    update(MuonMomentumStep::new(&rule), 0.25, &mut param, &g, states);
+                    muon_momentum_reference(&rule, &g64, &mut b64, &mut direction64);
+                }
+                assert!(param == noise(len, 1), "the parameter stays");
+                for (found, expected) in [(&b, &b64), (&direction, &direction64)] {
+                    let narrowed = expected.iter().map(|x| *x as f32).collect::<Vec<_>>();
+                    // Three steps of six roundings of 2^-24 of numbers up to a quarter.
+                    assert_close(found, &narrowed, 0.0, 2e-7);
+                }
+            }
+        }
+    }
+}

@@ -12,6 +12,7 @@ use crate::check_config::{OpenValues, read};
 use crate::counted::counted;
 use crate::failure::Failure;
 use crate::known_model::KnownModel;
+use crate::preparation::grouped_sizes;
 
 /// What is estimated.
 #[derive(Debug, Args)]
@@ -63,7 +64,7 @@ pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure
     let given = arguments.deepspeed.as_ref().map(|_| plan.zero.stage.number());
     let batch = batch_shape(arguments.sequence_length, &model, plan.batch.micro_batch_size)?;
     let graph = batch.map(|batch| model.activations(batch, &plan.precision));
-    let sizes = model.sizes();
+    let sizes = grouped_sizes(&model, &plan)?;
     let micro_batches = plan.batch.gradient_accumulation_steps;
     let bytes = ElementBytes::new(&plan.optimizer, &plan.precision, micro_batches);
     let of_stage = |stage: Stage| {

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use deepburn::zero::estimate::{ActivationGraph, ParameterSize};
+use deepburn::zero::estimate::ActivationGraph;
 use deepburn_config::PrecisionPlan;
 use deepburn_models::gpt2::{ClassifierConfig, Gpt2Config, ParameterShape};
 use deepburn_models::imdb::EncoderConfig;
@@ -60,15 +60,6 @@ impl KnownModel {
             Self::Gpt2Classifier(config) => config.parameters(),
             Self::Encoder(config) => config.parameters(),
         }
-    }
-
-    /// Sizes of all parameters, as if every one of them were trained.
-    pub(crate) fn sizes(&self) -> Vec<ParameterSize> {
-        let numel = |shape: &[usize]| {
-            shape.iter().fold(1, |numel: u64, it| numel.saturating_mul(*it as u64))
-        };
-        let size = |shape| ParameterSize { numel: numel(shape), trainable: true };
-        self.parameters().iter().map(|parameter| size(&parameter.shape)).collect()
     }
 
     /// Elements of all parameters together.

@@ -10,10 +10,11 @@ use burn::tensor::DType;
 use deepburn::zero::estimate::ParameterSize;
 use deepburn_config::{
     Architecture, Backend, BatchPlan, BatchSchedule, DataKind, Diagnosis, DynamicBatchingPlan,
-    Facts, Job, JobRequest, NoDecay, ParamGroups, Plan, Precision, ResolvedJob, Severity,
-    UpdateSettings, Written, resolve, resolve_batch,
+    Facts, Job, JobRequest, ModelParameter, NoDecay, OptimizerPlan, ParamGroups, Plan, Precision,
+    ResolvedJob, Severity, UpdateSettings, Written, resolve, resolve_batch,
 };
 use deepburn_datasets::{DataError, Order, Shard, StepShape};
+use deepburn_models::gpt2::ParameterShape;
 use serde_json::Value;
 
 use crate::causal::Causal;
@@ -290,15 +291,24 @@ fn resolve_plan(job: &Job, written: &Written, facts: &Facts) -> Result<(Plan, Va
 }
 
 /// Sizes of all parameters, once it is clear how each is updated.
-fn grouped_sizes(model: &KnownModel, plan: &Plan) -> Result<Vec<ParameterSize>, Failure> {
+pub(crate) fn grouped_sizes(
+    model: &KnownModel,
+    plan: &Plan,
+) -> Result<Vec<ParameterSize>, Failure> {
     let parameters = model.parameters();
-    let named: Vec<_> = parameters.iter().map(|it| (it.path.as_str(), it.shape.len())).collect();
-    let updates = plan.param_groups.assign(&plan.optimizer, &named);
+    // Names tell which are embeddings and output layers.
+    let known: Vec<_> = parameters
+        .iter()
+        .map(|it| ModelParameter { path: &it.path, shape: &it.shape, layer: "" })
+        .collect();
+    let updates = plan.param_groups.assign(&plan.optimizer, &known);
     let updates = updates.map_err(|error| Failure::mistake(format!("training.{error}")))?;
-    let mut sizes = model.sizes();
-    for (size, update) in sizes.iter_mut().zip(&updates) {
-        size.trainable = update.is_some();
-    }
+    let size = |(parameter, update): (&ParameterShape, &Option<UpdateSettings>)| {
+        let lens = parameter.shape.iter();
+        let numel = lens.fold(1, |numel: u64, len| numel.saturating_mul(*len as u64));
+        ParameterSize::new(numel, update.as_ref().map(|update| &update.optimizer))
+    };
+    let sizes = parameters.iter().zip(&updates).map(size).collect();
     report_groups(plan, &updates);
     Ok(sizes)
 }
@@ -309,6 +319,11 @@ fn report_groups(plan: &Plan, updates: &[Option<UpdateSettings>]) {
     let frozen = updates.iter().filter(|update| update.is_none()).count();
     if frozen > 0 {
         tracing::info!("{frozen} of {} are frozen", counted(updates.len(), "parameter"));
+    }
+    if matches!(plan.optimizer, OptimizerPlan::Muon(_)) {
+        let orthogonalised = updates.iter().flatten().filter(|update| update.matrices.is_some());
+        let (count, all) = (orthogonalised.count(), counted(updates.len(), "parameter"));
+        tracing::info!("Muon updates {count} of {all}; Adam updates the others");
     }
     let decay = plan.optimizer.weight_decay();
     let trained = updates.iter().flatten();

@@ -119,5 +119,5 @@ fn file_bytes(preparation: &Preparation, zero: &ZeroPlan) -> u64 {
     let plan = &preparation.plan;
     let ranks = preparation.job.training.ranks;
     let sizes = &preparation.sizes;
-    swap_bytes(sizes, zero, ranks, &plan.optimizer, &plan.precision)
+    swap_bytes(sizes, zero, ranks, &plan.precision)
 }

@@ -247,6 +247,7 @@ fn fault(key: &Key, value: &Node) -> &'static str {
         (Kind::Integer(_) | Kind::Real(_) | Kind::PerGroup(_), Some(_)) => "out of range",
         (Kind::Choice(_), None) if value.as_text().is_some() => "none of the choices",
         (Kind::Pair(_), None) => "not such a pair",
+        (Kind::Triple(_), None) => "not such a list of three",
         _ => value.noun(),
     }
 }

@@ -347,7 +347,7 @@ fn param_group(section: &Section<'_>, findings: &mut Findings) -> ParamGroup {
             )),
         }
     }
-    let settings = ["lr", "lr_factor", "weight_decay", "betas"];
+    let settings = ["lr", "lr_factor", "weight_decay", "betas", "muon_matrices"];
     let given = settings.into_iter().find(|name| section.given(name).is_some());
     let update = match (section.flag("frozen"), given) {
         (true, Some(name)) => {
@@ -360,6 +360,7 @@ fn param_group(section: &Section<'_>, findings: &mut Findings) -> ParamGroup {
             rate: group_rate(section, findings),
             weight_decay: section.optional_real("weight_decay"),
             betas: section.optional_pair("betas"),
+            muon_matrices: section.optional_count("muon_matrices"),
         },
     };
     let dims = section.counts("dims").unwrap_or_default();

@@ -65,6 +65,8 @@ pub enum Literal {
     Real(f64),
     /// Two numbers.
     Pair([f64; 2]),
+    /// Three numbers.
+    Triple([f64; 3]),
     /// A string.
     Text(&'static str),
 }
@@ -78,6 +80,9 @@ impl Literal {
             Self::Integer(integer) => Value::Number(integer.to_string()),
             Self::Real(real) => real_node(real),
             Self::Pair(pair) => Value::List(pair.map(|real| Node::new(real_node(real))).into()),
+            Self::Triple(triple) => {
+                Value::List(triple.map(|real| Node::new(real_node(real))).into())
+            }
             Self::Text(text) => Value::Text(text.into()),
         })
     }
@@ -93,6 +98,9 @@ impl fmt::Display for Literal {
         match self {
             Self::Real(real) => write!(f, "{real:?}"),
             Self::Pair([first, second]) => write!(f, "[{first:?}, {second:?}]"),
+            Self::Triple([first, second, third]) => {
+                write!(f, "[{first:?}, {second:?}, {third:?}]")
+            }
             _ => self.node().fmt(f),
         }
     }

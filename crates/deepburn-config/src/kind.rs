@@ -21,6 +21,8 @@ pub enum Kind {
     PerGroup(Reals),
     /// Two finite numbers.
     Pair(Reals),
+    /// Three finite numbers.
+    Triple(Reals),
     /// Any string.
     Text,
     /// One of some strings, in any case.
@@ -157,6 +159,11 @@ impl Kind {
                     if nodes.len() == 2 && nodes.iter().all(|node| real_in(node, *range))),
                 format!("a list of two numbers, each {range}"),
             ),
+            Self::Triple(range) => (
+                matches!(&node.value, Value::List(nodes)
+                    if nodes.len() == 3 && nodes.iter().all(|node| real_in(node, *range))),
+                format!("a list of three numbers, each {range}"),
+            ),
             Self::Text => (node.as_text().is_some(), "a string".to_owned()),
             Self::Choice(names) => {
                 let known = |text: &str| names.iter().any(|name| name.eq_ignore_ascii_case(text));
@@ -197,6 +204,7 @@ impl fmt::Display for Kind {
             Self::Integers(range) => write!(f, "list, each {range}"),
             Self::Real(range) | Self::PerGroup(range) => range.fmt(f),
             Self::Pair(range) => write!(f, "two of {range}"),
+            Self::Triple(range) => write!(f, "three of {range}"),
             Self::Text => f.write_str("string"),
             Self::Choice(names) => write!(f, "one of {}", names.join(", ")),
             Self::List => f.write_str("list"),

@@ -76,7 +76,8 @@ pub use node::{Node, Position, Value};
 pub use place::Place;
 pub use plan::{
     ActivationOffload, ActivationPlan, AdamPlan, BatchPlan, DynamicScalePlan, GatherPlan,
-    GradientPlan, GradientReduction, GroupRate, GroupUpdate, LossScalePlan, MomentumCycle, NoDecay,
+    GradientPlan, GradientReduction, GroupRate, GroupUpdate, LambPlan, LossScalePlan, Matrices,
+    MatrixLayout, ModelParameter, MomentumCycle, MuonPlan, MuonScale, NewtonSchulzPlan, NoDecay,
     NvmePlan, OneCyclePlan, OptimizerOffload, OptimizerPlan, OverflowPlan, ParamGroup,
     ParamGroupError, ParamGroups, ParameterOffload, PathPattern, Plan, Precision, PrecisionPlan,
     RecomputePolicy, ReductionPlan, ReportPlan, ScaleGrowth, SchedulePlan, Stage, SwapFilePlan,

@@ -4,6 +4,7 @@
 //! derived number is derived, and the rest of DeepBurn reads only these small policy values.
 
 mod activations;
+mod matrices;
 mod optimizer;
 mod param_groups;
 mod swap_file;
@@ -11,10 +12,11 @@ mod swap_file;
 use serde::Serialize;
 
 pub use activations::{ActivationOffload, ActivationPlan, RecomputePolicy};
-pub use optimizer::{AdamPlan, OptimizerPlan};
+pub use matrices::{Matrices, MatrixLayout};
+pub use optimizer::{AdamPlan, LambPlan, MuonPlan, MuonScale, NewtonSchulzPlan, OptimizerPlan};
 pub use param_groups::{
-    GroupRate, GroupUpdate, NoDecay, ParamGroup, ParamGroupError, ParamGroups, PathPattern,
-    UpdateSettings,
+    GroupRate, GroupUpdate, ModelParameter, NoDecay, ParamGroup, ParamGroupError, ParamGroups,
+    PathPattern, UpdateSettings,
 };
 pub use swap_file::SwapFilePlan;
 

@@ -96,6 +96,9 @@ fn kind(kind: &Kind) -> Value {
         Kind::Pair(range) => {
             json!({ "type": "array", "items": real(*range), "minItems": 2, "maxItems": 2 })
         }
+        Kind::Triple(range) => {
+            json!({ "type": "array", "items": real(*range), "minItems": 3, "maxItems": 3 })
+        }
         Kind::Text => json!({ "type": "string" }),
         // Names are compared without regard to case, which a schema cannot say.
         Kind::Choice(names) => {

@@ -156,6 +156,20 @@ impl<'a> Section<'a> {
         }
     }
 
+    pub(crate) fn triple(&self, name: &str) -> [f64; 3] {
+        let given = self.valid(name).and_then(|node| match &node.value {
+            Value::List(nodes) => {
+                let numbers = nodes.iter().map(Node::as_real).collect::<Option<Vec<_>>>()?;
+                <[f64; 3]>::try_from(numbers).ok()
+            }
+            _ => None,
+        });
+        match (given, self.key(name).default) {
+            (Some(triple), _) | (None, Literal::Triple(triple)) => triple,
+            _ => self.no_default(name),
+        }
+    }
+
     pub(crate) fn optional_pair(&self, name: &str) -> Option<[f64; 2]> {
         let Value::List(nodes) = &self.valid(name)?.value else { return None };
         let [first, second] = nodes.as_slice() else { return None };

@@ -1,9 +1,9 @@
 //! An empty configuration means what DeepSpeed 0.19 means by it.
 
 use deepburn_config::{
-    AdamPlan, Facts, GradientReduction, NvmePlan, OptimizerOffload, OptimizerPlan,
-    ParameterOffload, Plan, SchedulePlan, Severity, Stage, SwapFilePlan, WarmupShape, Written,
-    resolve,
+    AdamPlan, Facts, GradientReduction, LambPlan, MuonPlan, MuonScale, NewtonSchulzPlan, NvmePlan,
+    OptimizerOffload, OptimizerPlan, ParameterOffload, Plan, SchedulePlan, Severity, Stage,
+    SwapFilePlan, WarmupShape, Written, resolve,
 };
 use serde_json::{Value, json};
 
@@ -93,6 +93,60 @@ fn optimizers() {
         named("Adagrad"),
         OptimizerPlan::Adagrad { lr: 1e-2, eps: 1e-10, weight_decay: 0.0 }
     );
+    assert_eq!(
+        named("Lamb"),
+        OptimizerPlan::Lamb(LambPlan {
+            lr: 1e-3,
+            betas: [0.9, 0.999],
+            eps: 1e-8,
+            eps_inside_sqrt: false,
+            weight_decay: 0.0,
+            bias_correction: true,
+            trust_ratio: [0.01, 10.0],
+        })
+    );
+}
+
+/// DeepSpeed's learning rates: each of the two halves has its own, or they share one.
+#[test]
+fn muon_has_two_learning_rates() {
+    let muon = |params: serde_json::Value| {
+        let optimizer = json!({"optimizer": {"type": "Muon", "params": params}});
+        match with(&optimizer).optimizer {
+            OptimizerPlan::Muon(muon) => muon,
+            other => panic!("{other:?}"),
+        }
+    };
+    let adam = AdamPlan { lr: 3e-4, betas: [0.9, 0.95], eps: 1e-10, ..ADAM };
+    let newton_schulz =
+        NewtonSchulzPlan { steps: 5, coefficients: [3.4445, -4.775, 2.0315], eps: 1e-7 };
+    let defaults = MuonPlan {
+        lr: 0.02,
+        momentum: 0.95,
+        nesterov: true,
+        weight_decay: 0.0,
+        newton_schulz,
+        scale: MuonScale::Original,
+        adam,
+        decouples_decay: true,
+    };
+    assert_eq!(muon(json!({})), defaults);
+    let rates = |params| {
+        let plan = muon(params);
+        (plan.lr, plan.adam.lr)
+    };
+    assert_eq!(rates(json!({"lr": 0.01})), (0.01, 0.01));
+    assert_eq!(rates(json!({"lr": 0.01, "adam_lr": 0.002})), (0.01, 0.002));
+    assert_eq!(rates(json!({"muon_lr": 0.05})), (0.05, 3e-4));
+    let others = json!({
+        "weight_decay": 0.1, "ns_steps": 6, "ns_coefficients": [2, -1.5, 0.5], "adjust_lr_fn": "match_rms_adamw",
+        "adam_w_mode": false, "ns_method": "standard",
+    });
+    let plan = muon(others);
+    assert_eq!((plan.weight_decay, plan.adam.weight_decay), (0.1, 0.1));
+    assert_eq!(plan.newton_schulz.coefficients, [2.0, -1.5, 0.5]);
+    assert_eq!((plan.newton_schulz.steps, plan.scale), (6, MuonScale::MatchRmsAdamw));
+    assert!(!plan.decouples_decay);
 }
 
 /// DeepSpeed's table: name, torch_adam, adam_w_mode, decoupled. Offload changes nothing.

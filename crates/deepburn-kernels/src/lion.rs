@@ -116,8 +116,8 @@ impl ElementKernel for LionStep {
         let lr = scalars[0];
         let old = states[0][i];
         let c = old * scalars[1] + scalars[2] * grad;
-        let up = if c > 0.0 { lr } else { 0.0f32.into() };
-        let down = if c < 0.0 { lr } else { 0.0f32.into() };
+        let up = if c > 0.0 { lr } else { f32::new(0.0) };
+        let down = if c < 0.0 { lr } else { f32::new(0.0) };
         param[i] = param[i] * scalars[5] - up + down;
         write(states, 0usize, i, old * scalars[3] + scalars[4] * grad);
     }

@@ -46,6 +46,9 @@ pub(crate) fn check_optimizer<LC: LearningComponentsTypes>(
     plan: &OptimizerPlan,
     steps: usize,
 ) -> Result<(), Refusal> {
+    if matches!(plan, OptimizerPlan::Lamb(_) | OptimizerPlan::Muon(_)) {
+        return Err(Refusal::NotElementwise { plan: describe(plan) });
+    }
     let refuse = |difference| Refusal::Optimizer {
         difference,
         plan: describe(plan),
@@ -163,6 +166,9 @@ impl<'a> ReferenceWeights<'a> {
             OptimizerPlan::Adagrad { eps, weight_decay, .. } => {
                 adagrad_reference(&Adagrad { lr, eps, weight_decay }, values, gradient, first);
             }
+            OptimizerPlan::Lamb(_) | OptimizerPlan::Muon(_) => {
+                unreachable!("the plan was refused before")
+            }
         }
         for (i, before) in before.iter().enumerate() {
             self.ways[i] += (self.values[i] - before).abs();
@@ -212,6 +218,8 @@ fn describe(plan: &OptimizerPlan) -> String {
         OptimizerPlan::Adagrad { eps, weight_decay, .. } => {
             format!("Adagrad with epsilon {eps:e} and weight decay {weight_decay}")
         }
+        OptimizerPlan::Lamb(_) => "LAMB".to_owned(),
+        OptimizerPlan::Muon(_) => "Muon".to_owned(),
     }
 }
 

@@ -48,6 +48,11 @@ pub(crate) enum Refusal {
          plan's optimizer is {plan}; the Learner's is {learner}: configure both alike"
     )]
     Optimizer { difference: String, plan: String, learner: String },
+    #[error(
+        "the plan's optimizer is {plan}, which looks at whole tensors, and a Learner's optimizer cannot be compared with \
+         it: use another optimizer, or train with `deepburn::initialize`"
+    )]
+    NotElementwise { plan: String },
 }
 
 /// Refuses what the plan asks for and a Learner cannot give.

@@ -16,10 +16,11 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use deepburn_config::{OptimizerOffload, Stage, ZeroPlan};
+use deepburn_config::{OptimizerOffload, OptimizerPlan, Stage, ZeroPlan};
 
 use crate::ledger::Tier;
-use buffers::{Gathering, bucket_elements};
+use crate::optimizer::moments;
+use buffers::{Gathering, bucket_elements, direction_elements};
 use element_bytes::FP32;
 use states::{ParameterShards, StateBytes};
 
@@ -37,8 +38,38 @@ pub use crate::recompute::SHORT_SUM;
 pub struct ParameterSize {
     /// Elements.
     pub numel: u64,
-    /// Whether it has a gradient and optimizer states; a frozen one has neither.
-    pub trainable: bool,
+    /// How many arrays the optimizer keeps of it, its master aside. A frozen one has `None`, and no gradient either.
+    pub moments: Option<usize>,
+    /// What an update holds of its direction.
+    pub direction: DirectionMemory,
+}
+
+/// What the update of a parameter holds until its direction is final.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DirectionMemory {
+    /// Nothing: each element is updated at once.
+    None,
+    /// The elements that a rank owns, until the norms of the whole are known.
+    Owned,
+    /// All elements, which are orthogonalised together.
+    Whole,
+}
+
+impl ParameterSize {
+    /// A parameter of `numel` elements that `optimizer` updates; without one it is frozen.
+    pub fn new(numel: u64, optimizer: Option<&OptimizerPlan>) -> Self {
+        let direction = match optimizer {
+            Some(OptimizerPlan::Lamb(_)) => DirectionMemory::Owned,
+            Some(OptimizerPlan::Muon(_)) => DirectionMemory::Whole,
+            _ => DirectionMemory::None,
+        };
+        Self { numel, moments: optimizer.map(|plan| moments(plan).len()), direction }
+    }
+
+    /// Whether it has a gradient and optimizer states.
+    pub fn is_trainable(&self) -> bool {
+        self.moments.is_some()
+    }
 }
 
 /// Bytes of the model states that one rank keeps.
@@ -63,7 +94,8 @@ impl ModelStates {
 /// the device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Buffers {
-    /// Gradients that are collected or on their way, at most.
+    /// Gradients that are collected or on their way, at most; or, if that is more, the directions of an update that
+    /// looks at more than single elements.
     pub buckets: u64,
     /// The largest parameter that is gathered: stage 3 cannot do with less.
     pub largest_gathered: u64,
@@ -134,11 +166,13 @@ pub fn estimate(
 ) -> Estimate {
     let shards = ParameterShards::new(parameters, zero, ranks);
     let gathering = Gathering::new(parameters, &shards.tiers, ranks, zero);
-    let state_bytes = |is_sharded, element_bytes| {
-        StateBytes::new(parameters, zero, if is_sharded { ranks } else { 1 }, element_bytes)
-    };
-    let gradients = state_bytes(zero.shards_gradients(), bytes.gradient);
-    let optimizer = state_bytes(zero.stage.shards_optimizer(), bytes.optimizer);
+    let shards_of = |is_sharded| if is_sharded { ranks } else { 1 };
+    let gradients =
+        StateBytes::new(parameters, zero, shards_of(zero.shards_gradients()), |_| bytes.gradient);
+    let optimizer =
+        StateBytes::new(parameters, zero, shards_of(zero.stage.shards_optimizer()), |moments| {
+            bytes.master.saturating_add((moments as u64).saturating_mul(FP32))
+        });
     let parameter_bytes = |elements: u64| elements.saturating_mul(bytes.parameter);
 
     let on_device = shards.on(Tier::Device).saturating_add(gathering.persistent);
@@ -153,7 +187,9 @@ pub fn estimate(
         OptimizerOffload::Device | OptimizerOffload::Host { .. } => (offloaded, 0),
     };
     let buffers = Buffers {
-        buckets: bucket_elements(parameters, zero, ranks).saturating_mul(bytes.gradient),
+        buckets: bucket_elements(parameters, zero, ranks)
+            .saturating_mul(bytes.gradient)
+            .max(direction_elements(parameters, zero, ranks).saturating_mul(FP32)),
         largest_gathered: parameter_bytes(gathering.largest),
         gathered_limit: parameter_bytes(gathering.limit),
     };

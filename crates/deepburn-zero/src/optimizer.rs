@@ -1,36 +1,41 @@
 //! The optimizer on the elements that a rank owns.
 //!
 //! States are flat f32 tensors on the device of the parameter, or parked in host memory or on NVMe
-//! (`offload_optimizer`). On the device a step is one fused kernel of the backend; on parked states it runs on
-//! the CPU.
+//! (`offload_optimizer`). An update on the device is one fused kernel of the backend; on parked states it runs on the
+//! CPU. What an optimizer keeps and looks at is said in one place (`rule.rs`), by parameter.
 
+mod newton_schulz;
 mod parked;
+mod rounds;
 mod rule;
+mod state;
+mod step;
 
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
-use deepburn_config::{OptimizerPlan, UpdateSettings};
-use deepburn_kernels::ElementwiseStep;
+use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
+use deepburn_config::UpdateSettings;
 use deepburn_nvme::SwapError;
-use deepburn_ops::{OptimizerOps, UpdateArrays, float_bytes, float_from_host, float_into_host};
+use deepburn_ops::OptimizerOps;
 
-use crate::ledger::{Category, Lease, Ledger};
-use crate::parked::{
-    ParkedArray, ParkedCopy, ParkedTensor, PieceLayout, PieceRead, Pipeline, PipelinePolicy,
-    WriteBehind,
-};
+use crate::ledger::Ledger;
+use crate::parameter::Parameter;
+use crate::parked::{ParkedArray, ParkedCopy, ParkedTensor, PieceRead, Pipeline, PipelinePolicy};
 use crate::tiers::Parking;
 
-use parked::{HostGradient, HostUpdate, HostValues};
+use rounds::{Scope, Update};
+use rule::Step;
+use state::{DeviceState, ParkedState, State};
+
+pub(crate) use rounds::{MatrixOwner, ROUNDS_PER_MODEL, Round, StepOrder};
 pub use rule::moments;
+pub(crate) use step::{Descent, Direction, StepInProgress};
 
 /// Optimizer states of one rank, and the rule that updates with them.
 #[derive(Debug)]
 pub(crate) struct Optimizer<B: Backend> {
-    plan: OptimizerPlan,
     /// What parameters are updated with, each of them once.
     settings: Vec<UpdateSettings>,
     /// Type of the parameters that ops use, where that is not the masters'.
@@ -43,35 +48,6 @@ pub(crate) struct Optimizer<B: Backend> {
     pipeline: Pipeline,
     /// Steps taken.
     time: u64,
-}
-
-/// What the optimizer keeps about one parameter's owned elements, padding included.
-#[derive(Debug)]
-enum State<B: Backend> {
-    /// On the device of the parameter.
-    Device(DeviceState<B>),
-    /// In host memory or in a file.
-    Parked(ParkedState<B>),
-}
-
-#[derive(Debug)]
-struct ParkedState<B: Backend> {
-    /// The master, if there is one, and the moments.
-    arrays: Vec<Arc<ParkedArray>>,
-    /// Of each array.
-    layout: PieceLayout,
-    device: B::Device,
-}
-
-#[derive(Debug)]
-struct DeviceState<B: Backend> {
-    /// The elements in full precision, where parameters are kept in 16 bits.
-    master: Option<B::FloatTensorPrimitive>,
-    moments: Vec<B::FloatTensorPrimitive>,
-    /// Elements of each array.
-    len: usize,
-    device: B::Device,
-    _lease: Lease,
 }
 
 /// Elements that the optimizer keeps in full precision, for a checkpoint.
@@ -130,13 +106,8 @@ pub struct Rates {
 }
 
 impl<B: OptimizerOps> Optimizer<B> {
-    /// The rule of `plan`, without parameters. `working` is the type in which ops use them, where it is not
-    /// f32.
-    pub(crate) fn new(
-        plan: OptimizerPlan,
-        working: Option<FloatDType>,
-        parking: Option<&Parking>,
-    ) -> Self {
+    /// An optimizer without parameters. `working` is the type in which ops use them, where it is not f32.
+    pub(crate) fn new(working: Option<FloatDType>, parking: Option<&Parking>) -> Self {
         let idle = PipelinePolicy { reads_ahead: false, writes_behind: false };
         let pipeline = Pipeline::new(parking.map_or(idle, |parking| parking.policy));
         Self {
@@ -144,7 +115,6 @@ impl<B: OptimizerOps> Optimizer<B> {
             settings_of: Vec::new(),
             settings: Vec::new(),
             working,
-            plan,
             pipeline,
             time: 0,
         }
@@ -163,9 +133,9 @@ impl<B: OptimizerOps> Optimizer<B> {
         parking: Option<&Parking>,
         ledger: &Ledger,
     ) -> Result<(), SwapError> {
+        let moments = settings.as_ref().map_or(0, |settings| moments(&settings.optimizer).len());
         let settings = settings.map(|settings| self.index_of(settings));
         self.settings_of.push(settings);
-        let moments = moments(&self.plan).len();
         let arrays = moments + usize::from(self.working.is_some());
         self.states.push(match (owned, parking) {
             (None, _) => None,
@@ -229,9 +199,29 @@ impl<B: OptimizerOps> Optimizer<B> {
         }
     }
 
-    /// Names of the arrays that the rule keeps of each parameter, those of PyTorch's optimizers.
-    pub(crate) fn moments(&self) -> &'static [&'static str] {
-        moments(&self.plan)
+    /// Names of the arrays that are kept of a parameter, those of PyTorch's optimizers; none of a frozen one.
+    pub(crate) fn moments(&self, index: usize) -> &'static [&'static str] {
+        self.settings(index).map_or(&[], |settings| moments(&settings.optimizer))
+    }
+
+    fn settings(&self, index: usize) -> Option<&UpdateSettings> {
+        self.settings_of[index].map(|settings| &self.settings[settings])
+    }
+
+    /// The order in which a step on `ranks` ranks updates `parameters`.
+    pub(crate) fn order(&self, parameters: &[Arc<Parameter<B>>], ranks: usize) -> StepOrder {
+        let update = |parameter: &Arc<Parameter<B>>| {
+            let (index, numel) = (parameter.index(), parameter.numel());
+            let scope = self.scope(index, parameter.shape())?;
+            Some(Update { index, numel, scope })
+        };
+        let updates: Vec<_> = parameters.iter().filter_map(update).collect();
+        StepOrder::new(&updates, ranks)
+    }
+
+    /// What the update of a parameter of this shape looks at; `None` for a frozen one.
+    fn scope(&self, index: usize, shape: &[usize]) -> Option<Scope> {
+        Some(rule::scope(self.settings(index)?, shape))
     }
 
     /// Elements `range` of the moment called `name` of a parameter; `None` for a frozen one and for a name
@@ -242,7 +232,7 @@ impl<B: OptimizerOps> Optimizer<B> {
         name: &str,
         range: Range<usize>,
     ) -> Option<KeptArray<B>> {
-        let place = self.moments().iter().position(|moment| *moment == name)?;
+        let place = self.moments(index).iter().position(|moment| *moment == name)?;
         let masters = usize::from(self.working.is_some());
         match self.states[index].as_ref()? {
             State::Device(state) => state.moments.get(place).cloned().map(KeptArray::Device),
@@ -303,142 +293,72 @@ impl<B: OptimizerOps> Optimizer<B> {
     }
 
     /// Starts a step. The gradient of each update is multiplied by `scale`. `operands` are those of all
-    /// trainable parameters, in the order of their indices.
+    /// trainable parameters, whose updates come in `order`.
     ///
     /// # Errors
     /// The disk has failed in an earlier step.
-    pub(crate) fn start_step<'a>(
+    pub(crate) fn start_step(
         &mut self,
         rates: Rates,
         scale: f32,
-        operands: impl Iterator<Item = ParkedOperands<'a>>,
+        operands: &[ParkedOperands<'_>],
+        order: &StepOrder,
     ) -> Result<StepInProgress<'_, B>, SwapError> {
-        let (mut reads, mut largest) = (VecDeque::new(), 0);
-        for operands in operands {
-            let Some(State::Parked(state)) = &self.states[operands.index] else { continue };
-            for piece in state.layout.pieces() {
-                let first = reads.len();
-                reads.extend(state.reads(&piece, &operands, self.working.is_some()));
-                let bytes = reads.range(first..).map(PieceRead::bytes).sum();
-                largest = largest.max(bytes);
-            }
-        }
+        let time = self.time + 1;
+        let step = |settings: &UpdateSettings| rule::step(settings, rates, time);
+        let steps: Vec<_> = self.settings.iter().map(step).collect();
+        let (reads, largest) = self.reads(&steps, operands, order);
         self.pipeline.start(reads, largest)?;
-        self.time += 1;
-        let step = |UpdateSettings { optimizer, lr_factor }: &UpdateSettings| {
-            let rates = Rates { lr: lr_factor * rates.lr, ..rates };
-            rule::scalars(optimizer, rates, self.time)
-        };
-        let steps = self.settings.iter().map(step).collect();
+        self.time = time;
         Ok(StepInProgress { optimizer: self, steps, scale })
     }
-}
 
-impl<B: OptimizerOps> ParkedState<B> {
-    /// `count` arrays: the master, if there is one, and zeros.
-    fn zeros(
-        parking: &Parking,
-        owned: Owned<B>,
-        count: usize,
-        ledger: &Ledger,
-    ) -> Result<Self, SwapError> {
-        let (len, device) = owned.place();
-        let layout = parking.layout(len, size_of::<f32>());
-        let zeros = |_| ParkedArray::zeros(&parking.store, layout, ledger, Category::Optimizer);
-        let arrays = (0..count).map(zeros).collect::<Result<_, SwapError>>()?;
-        let state = Self { arrays, layout, device };
-        if let Owned::Masters(masters) = owned {
-            state.set(0, masters)?;
-        }
-        Ok(state)
-    }
-
-    /// Replaces the values of one array.
-    fn set(&self, array: usize, values: B::FloatTensorPrimitive) -> Result<(), SwapError> {
-        let values = float_bytes::<B>(values);
-        self.arrays[array].write(&values, DType::F32, &mut WriteBehind::default())
-    }
-
-    /// Updates `values`, or the master and its copy in the type `working`. Returns what is to be stored on the
-    /// device.
-    fn update(
-        &self,
-        update: &mut HostUpdate<'_>,
-        values: UpdateValues<B>,
-        gradient: UpdateGradient<B>,
-        working: Option<FloatDType>,
-    ) -> Result<Option<B::FloatTensorPrimitive>, SwapError> {
-        let in_memory;
-        let gradient = match &gradient {
-            UpdateGradient::Parked(array, dtype) => {
-                HostGradient::Parked(ParkedTensor { array, dtype: *dtype })
-            }
-            UpdateGradient::Device(tensor) => {
-                in_memory = float_into_host::<B>(tensor.clone());
-                HostGradient::Memory(&in_memory)
-            }
-            UpdateGradient::Zeros => HostGradient::Zeros,
-        };
-        let updated = match (values, working) {
-            (UpdateValues::Parked(values), None) => {
-                update.run(HostValues::Parked(&values), &gradient)?;
-                return Ok(None);
-            }
-            (UpdateValues::Parked(values), Some(dtype)) => {
-                update.run(HostValues::RoundedMaster(&values, dtype), &gradient)?;
-                return Ok(None);
-            }
-            (UpdateValues::Device(Some(values)), _) => {
-                let mut values = float_into_host::<B>(values);
-                update.run(HostValues::Own(&mut values), &gradient)?;
-                values
-            }
-            (UpdateValues::Device(None), _) => {
-                let mut copy = vec![0.0; self.layout.len];
-                update.run(HostValues::OfMaster(&mut copy), &gradient)?;
-                copy
-            }
-        };
-        let updated = tensor::<B>(updated, &self.device);
-        Ok(Some(match working {
-            Some(dtype) => B::cast(updated, dtype),
-            None => updated,
-        }))
-    }
-
-    /// What an update reads of a file, in its order.
+    /// What a step reads of a file, in its order, and the most bytes that one piece of an update has.
     fn reads(
         &self,
-        piece: &Range<usize>,
-        operands: &ParkedOperands<'_>,
-        has_master: bool,
-    ) -> impl Iterator<Item = PieceRead> {
-        let states = self.arrays.iter().filter_map(|array| array.piece_read(piece, DType::F32));
-        // The copy of a master is overwritten unread.
-        let values = operands.values.as_ref().filter(|_| !has_master);
-        let values = values.and_then(|values| values.piece_read(piece, DType::F32));
-        let gradient = operands.gradient.as_ref();
-        let gradient = gradient.and_then(|sum| sum.array.piece_read(piece, sum.dtype));
-        states.chain(values).chain(gradient)
+        steps: &[Step],
+        operands: &[ParkedOperands<'_>],
+        order: &StepOrder,
+    ) -> (VecDeque<PieceRead>, usize) {
+        let (mut reads, mut largest) = (VecDeque::new(), 0);
+        let masters = usize::from(self.working.is_some());
+        let mut pass =
+            |index: usize, arrays: Range<usize>, has_values: bool, has_gradient: bool| {
+                let operands = operands.iter().find(|operands| operands.index == index);
+                let (Some(State::Parked(state)), Some(operands)) = (&self.states[index], operands)
+                else {
+                    return;
+                };
+                // The copy of a master is overwritten unread.
+                let values = operands.values.as_deref().filter(|_| has_values && masters == 0);
+                let gradient = operands.gradient.as_ref().filter(|_| has_gradient);
+                for piece in state.layout.pieces() {
+                    let first = reads.len();
+                    reads.extend(state.reads(&piece, arrays.clone(), values, gradient));
+                    largest = largest.max(reads.range(first..).map(PieceRead::bytes).sum());
+                }
+            };
+        for index in &order.elements {
+            pass(*index, 0..masters + self.states_used(steps, *index), true, true);
+        }
+        for round in &order.rounds {
+            let needs_values = matches!(round, Round::Norms(_));
+            for index in round.indices() {
+                let first = if needs_values { 0 } else { masters };
+                let arrays = first..masters + self.moments(index).len();
+                pass(index, arrays, needs_values, true);
+            }
+            // Along the direction, which is in memory.
+            round.indices().into_iter().for_each(|index| pass(index, 0..masters, true, false));
+        }
+        (reads, largest)
     }
-}
 
-impl<B: OptimizerOps> DeviceState<B> {
-    fn zeros(owned: Owned<B>, moments: usize, ledger: &Ledger) -> Self {
-        let (len, device) = owned.place();
-        // Of its own memory from the start, so that steps update it in place.
-        let zeros = |_| tensor::<B>(vec![0.0; len], &device);
-        let master = match owned {
-            Owned::Elements(..) => None,
-            Owned::Masters(masters) => Some(masters),
-        };
-        let arrays = moments + usize::from(master.is_some());
-        Self {
-            master,
-            moments: (0..moments).map(zeros).collect(),
-            len,
-            device: device.clone(),
-            _lease: ledger.hold(Category::Optimizer, arrays * len * size_of::<f32>()),
+    /// How many moments the step of a parameter uses: a schedule may bring momentum down to 0.
+    fn states_used(&self, steps: &[Step], index: usize) -> usize {
+        match self.settings_of[index].map(|settings| &steps[settings]) {
+            Some(Step::Elements(step)) => step.states(),
+            _ => self.moments(index).len(),
         }
     }
 }
@@ -451,122 +371,4 @@ impl<B: OptimizerOps> Owned<B> {
             Self::Masters(masters) => (masters.shape().num_elements(), B::float_device(masters)),
         }
     }
-}
-
-/// A step that updates one parameter after the other.
-pub(crate) struct StepInProgress<'a, B: Backend> {
-    optimizer: &'a mut Optimizer<B>,
-    /// For each of the settings.
-    steps: Vec<ElementwiseStep>,
-    scale: f32,
-}
-
-impl<B: OptimizerOps> StepInProgress<'_, B> {
-    /// Whether the optimizer keeps the values of the parameter at `index` itself.
-    pub(crate) fn has_master(&self, index: usize) -> bool {
-        self.optimizer.has_master(index)
-    }
-
-    /// Updates the owned elements of a parameter with their gradient, both flat and padded alike,
-    /// and returns what is to be stored: the new values, in the type that ops use; `None` if they are
-    /// parked. Trainable parameters come in the order of their indices.
-    ///
-    /// # Errors
-    /// The disk fails. The step must not be used.
-    pub(crate) fn update(
-        &mut self,
-        index: usize,
-        values: UpdateValues<B>,
-        gradient: UpdateGradient<B>,
-    ) -> Result<Option<B::FloatTensorPrimitive>, SwapError> {
-        let Optimizer { states, settings_of, working, pipeline, .. } = &mut *self.optimizer;
-        let (Some(state), Some(settings)) = (&mut states[index], settings_of[index]) else {
-            unreachable!("only trainable parameters are updated, and each has a state")
-        };
-        let step = &self.steps[settings];
-        match state {
-            State::Device(state) => {
-                // With a part of the states on the device, shards may be elsewhere.
-                let (values, parked) = match values {
-                    UpdateValues::Device(values) => (values, None),
-                    UpdateValues::Parked(array) => (state.read_values(&array)?, Some(array)),
-                };
-                let gradient = match gradient {
-                    UpdateGradient::Device(gradient) => gradient,
-                    UpdateGradient::Zeros => tensor::<B>(vec![0.0; state.len], &state.device),
-                    UpdateGradient::Parked(..) => {
-                        unreachable!("gradients are parked where states are")
-                    }
-                };
-                let updated = state.update(step, self.scale, values, gradient, *working);
-                let Some(array) = parked else { return Ok(Some(updated)) };
-                let dtype = updated.dtype();
-                array.write(&float_bytes::<B>(updated), dtype, &mut WriteBehind::default())?;
-                Ok(None)
-            }
-            State::Parked(state) => {
-                let mut update = HostUpdate {
-                    step,
-                    scale: self.scale,
-                    arrays: &state.arrays,
-                    layout: state.layout,
-                    pipeline,
-                };
-                state.update(&mut update, values, gradient, *working)
-            }
-        }
-    }
-}
-
-impl<B: OptimizerOps> DeviceState<B> {
-    /// The values of a parked shard, where there is no master of them.
-    fn read_values(
-        &self,
-        shard: &ParkedArray,
-    ) -> Result<Option<B::FloatTensorPrimitive>, SwapError> {
-        let values = ParkedTensor { array: shard, dtype: DType::F32 };
-        self.master.is_none().then(|| values.read::<B>(&self.device)).transpose()
-    }
-
-    /// One update of the master, or of `values` where there is none, and of the moments. Returns what is to
-    /// be stored; with `working` in that type.
-    fn update(
-        &mut self,
-        step: &ElementwiseStep,
-        scale: f32,
-        values: Option<B::FloatTensorPrimitive>,
-        gradient: B::FloatTensorPrimitive,
-        working: Option<FloatDType>,
-    ) -> B::FloatTensorPrimitive {
-        let keeps_master = self.master.is_some();
-        let Some(master) = self.master.take().or(values) else {
-            unreachable!("a parameter has its values in one of two places")
-        };
-        let (master, copy) = apply::<B>(step, scale, master, gradient, &mut self.moments, working);
-        if keeps_master {
-            self.master = Some(master.clone());
-        }
-        copy.unwrap_or(master)
-    }
-}
-
-/// One update of `master` and the moments; with `working` also the copy in that type.
-fn apply<B: OptimizerOps>(
-    step: &ElementwiseStep,
-    scale: f32,
-    master: B::FloatTensorPrimitive,
-    gradient: B::FloatTensorPrimitive,
-    moments: &mut Vec<B::FloatTensorPrimitive>,
-    working: Option<FloatDType>,
-) -> (B::FloatTensorPrimitive, Option<B::FloatTensorPrimitive>) {
-    let arrays = UpdateArrays { master, states: std::mem::take(moments) };
-    let (arrays, copy) = B::update(step, scale, arrays, gradient, working);
-    *moments = arrays.states;
-    (arrays.master, copy)
-}
-
-/// A flat tensor of `values`.
-fn tensor<B: Backend>(values: Vec<f32>, device: &B::Device) -> B::FloatTensorPrimitive {
-    let shape = Shape::from(vec![values.len()]);
-    float_from_host::<B>(TensorData::new(values, shape), device)
 }

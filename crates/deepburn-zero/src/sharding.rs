@@ -13,7 +13,6 @@ use deepburn_ops::{OptimizerOps, float_bytes};
 
 use crate::buffers::BufferTable;
 use crate::error::ZeroError;
-use crate::estimate::ParameterSize;
 use crate::gather::Gatherer;
 use crate::group::Group;
 use crate::initial::{Distributed, InitialValue, TakenParam};
@@ -26,7 +25,7 @@ use crate::tensor::Leased;
 use crate::tiers::{Parking, ShardTiers, StateTiers};
 use crate::{Autocast, Sharded, ZeroTensor};
 use deepburn_comm::Partition;
-use deepburn_config::UpdateSettings;
+use deepburn_config::{ModelParameter, OptimizerPlan, ParamGroups};
 
 /// The autodiff backend on which sharded modules train.
 pub type Training<B> = Autocast<Autodiff<Sharded<B>>>;
@@ -52,10 +51,10 @@ pub(crate) struct Sharder<'a, B: Backend> {
     parking: Option<&'a Parking>,
     tiers: ShardTiers,
     state_tiers: StateTiers,
-    updates: ParameterUpdates,
+    updates: Updates<'a>,
     /// Type that ops use, where it is not f32.
     working: Option<FloatDType>,
-    path: Vec<String>,
+    path: ModulePath,
     parameters: Vec<Arc<Parameter<B>>>,
     /// Takes what this rank updates of each parameter.
     optimizer: Optimizer<B>,
@@ -66,8 +65,43 @@ pub(crate) struct Sharder<'a, B: Backend> {
     failure: Option<ZeroError>,
 }
 
-/// What each parameter of a module is updated with, by module path; `None` for a frozen one.
-pub(crate) type ParameterUpdates = HashMap<String, Option<UpdateSettings>>;
+/// How parameters are updated.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Updates<'a> {
+    pub(crate) optimizer: &'a OptimizerPlan,
+    pub(crate) groups: &'a ParamGroups,
+}
+
+/// The place of a parameter in a module.
+#[derive(Debug, Default)]
+struct ModulePath {
+    /// Each name, and the type of what it is a field of.
+    names: Vec<(String, String)>,
+}
+
+impl ModulePath {
+    fn enter(&mut self, name: &str, container: &str) {
+        self.names.push((name.to_owned(), container.to_owned()));
+    }
+
+    fn exit(&mut self) {
+        self.names.pop();
+    }
+
+    /// The names, joined by dots.
+    fn joined(&self) -> String {
+        let names: Vec<_> = self.names.iter().map(|(name, _)| name.as_str()).collect();
+        names.join(".")
+    }
+
+    /// Name of the type of the layer that holds the parameter; empty where it is in none.
+    fn layer(&self) -> &str {
+        // `Struct:Embedding` for a field of Burn's embedding.
+        let container =
+            self.names.last().and_then(|(_, container)| container.strip_prefix("Struct:"));
+        container.unwrap_or_default()
+    }
+}
 
 /// Where shards are kept, and what gathers them.
 pub(crate) struct ShardHomes<'a, B: Backend> {
@@ -95,7 +129,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         share: Share,
         homes: ShardHomes<'a, B>,
         optimizer: Optimizer<B>,
-        updates: ParameterUpdates,
+        updates: Updates<'a>,
         ledger: Ledger,
         buffers: &'a BufferTable<B>,
     ) -> Self {
@@ -112,7 +146,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
             state_tiers,
             updates,
             working,
-            path: Vec::new(),
+            path: ModulePath::default(),
             parameters: Vec::new(),
             optimizer,
             aliases: Vec::new(),
@@ -144,15 +178,16 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         &mut self,
         value: InitialValue<B>,
     ) -> Result<Arc<Parameter<B>>, ZeroError> {
-        let path = self.path.join(".");
+        let path = self.path.joined();
         self.check_type(&path, &value)?;
         let (index, device) = (self.parameters.len(), value.device());
         let Distributed { flat, shape, trainable } =
             value.distribute::<D>(&self.group, index, &path)?;
-        let Some(settings) = self.updates.remove(&path) else {
-            return Err(ZeroError::UnvisitedParameter { path });
-        };
-        let settings = settings.filter(|_| trainable);
+        // By the shape that the value has: Burn announces that of a column-major `Linear` transposed.
+        let Updates { optimizer, groups } = self.updates;
+        let layer = self.path.layer();
+        let described = ModelParameter { path: &path, shape: &shape, layer };
+        let settings = groups.settings_of(optimizer, &described)?.filter(|_| trainable);
         let trainable = settings.is_some();
         let partition = Partition::new(shape.num_elements(), self.group.world_size());
         // At the other stages the value stays, and becomes the parameter.
@@ -219,11 +254,11 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         // Rank 0 draws a lazy twin too: a generator is then where it would be in plain Burn.
         let taken = TakenParam::<B, D>::new(param, self.group.rank());
         let TakenParam { id, mapper, value } = taken
-            .map_err(|reason| ZeroError::Initialisation { path: self.path.join("."), reason })?;
+            .map_err(|reason| ZeroError::Initialisation { path: self.path.joined(), reason })?;
         if let Some((index, twin)) = self.seen.get(&id)
             && let Some(twin) = twin.downcast_ref::<Tensor<Training<B>, D>>()
         {
-            self.aliases[*index].push(self.path.join("."));
+            self.aliases[*index].push(self.path.joined());
             return Ok(Param::from_mapped_value(id, twin.clone(), mapper));
         }
         let parameter = self.adopt::<D>(value)?;
@@ -236,12 +271,12 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
 }
 
 impl<B: OptimizerOps> ModuleMapper<Training<B>> for Sharder<'_, B> {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.to_owned());
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.enter(name, container);
     }
 
     fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
+        self.path.exit();
     }
 
     fn map_float<const D: usize>(
@@ -326,9 +361,19 @@ impl<B: Backend, F: Fn(usize) -> DistributedParamId> ModuleMapper<Training<B>> f
 pub(crate) struct ModuleParameter {
     /// Its first module path.
     pub(crate) path: String,
-    /// Number of dimensions.
-    pub(crate) dims: usize,
-    pub(crate) size: ParameterSize,
+    /// As it is announced: an initialiser may change the order of the dimensions.
+    pub(crate) shape: Vec<usize>,
+    /// Name of the type of the layer that holds it.
+    pub(crate) layer: String,
+    /// Whether it has not been frozen in the module.
+    pub(crate) is_trainable: bool,
+}
+
+impl ModuleParameter {
+    /// As far as its update depends on it.
+    pub(crate) fn described(&self) -> ModelParameter<'_> {
+        ModelParameter { path: &self.path, shape: &self.shape, layer: &self.layer }
+    }
 }
 
 /// The parameters of a module, in its order, buffers aside. One that is not initialised yet counts as trainable.
@@ -336,36 +381,38 @@ pub(crate) fn parameters_of<B: OptimizerOps, M: Module<Training<B>>>(
     module: &M,
     buffers: &BufferTable<B>,
 ) -> Vec<ModuleParameter> {
-    let (path, found) = (Vec::new(), Vec::new());
-    let mut parameters = Parameters { buffers, path, seen: HashSet::new(), found };
+    let (path, seen, found) = Default::default();
+    let mut parameters = Parameters { buffers, path, seen, found };
     module.visit(&mut parameters);
     parameters.found
 }
 
 struct Parameters<'a, B: Backend> {
     buffers: &'a BufferTable<B>,
-    path: Vec<String>,
+    path: ModulePath,
     seen: HashSet<ParamId>,
     found: Vec<ModuleParameter>,
 }
 
 impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Parameters<'_, B> {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.to_owned());
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.enter(name, container);
     }
 
     fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
+        self.path.exit();
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<Training<B>, D>>) {
         if self.buffers.contains(param.id) || !self.seen.insert(param.id) {
             return;
         }
-        let numel = param.lazy_shape().num_elements() as u64;
-        let trainable = !param.is_initialized() || param.val().is_require_grad();
-        let size = ParameterSize { numel, trainable };
-        self.found.push(ModuleParameter { path: self.path.join("."), dims: D, size });
+        self.found.push(ModuleParameter {
+            path: self.path.joined(),
+            shape: param.lazy_shape().to_vec(),
+            layer: self.path.layer().to_owned(),
+            is_trainable: !param.is_initialized() || param.val().is_require_grad(),
+        });
     }
 }
 

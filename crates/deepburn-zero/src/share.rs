@@ -25,6 +25,15 @@ impl Share {
         if self.stage.shards_optimizer() { partition.shard_len() } else { partition.numel() }
     }
 
+    /// Elements that this rank updates, without padding.
+    pub(crate) fn updated_range(self, partition: Partition) -> Range<usize> {
+        if self.stage.shards_optimizer() {
+            partition.owned(self.rank)
+        } else {
+            0..partition.numel()
+        }
+    }
+
     /// What this rank updates out of all elements, flat, in memory of its own where it is a part.
     pub(crate) fn of_whole<B: OptimizerOps>(
         self,

@@ -1,6 +1,7 @@
 //! The model states of one rank: parameters, gradients, optimizer states, and what moves them.
 
 mod buffers;
+mod directions;
 mod pieces;
 mod step;
 
@@ -15,7 +16,7 @@ use burn_backend::{Backend, FloatDType, TensorData};
 use deepburn_comm::Tag;
 use deepburn_config::{
     ActivationPlan, OptimizerPlan, ParamGroups, Precision, PrecisionPlan, ReductionPlan, Stage,
-    ZeroPlan,
+    UpdateSettings, ZeroPlan,
 };
 use deepburn_nvme::IoStatistics;
 use deepburn_ops::{OptimizerOps, read_float};
@@ -37,8 +38,7 @@ use crate::recompute::BlockRecorder;
 use crate::reduce::{GradientChecker, GradientReducer, ReducerPolicy, SumHome, Types};
 use crate::session::{self, Binding, ContextGuard};
 use crate::sharding::{
-    Marker, ModuleParameter, ParameterUpdates, ShardHomes, Sharder, Table, Training, in_shape,
-    parameters_of,
+    Marker, ModuleParameter, ShardHomes, Sharder, Table, Training, Updates, in_shape, parameters_of,
 };
 use crate::share::Share;
 use crate::tiers::{Parking, ShardTiers, StateTiers, swap_bytes};
@@ -116,9 +116,9 @@ impl<B: OptimizerOps> ModelStates<B> {
             accumulation: element_type(precision.accumulation),
         };
         let (module, buffers) = BufferTable::prepare(module, &group, &ledger)?;
-        let (sizes, updates) =
-            updates(parameters_of(&module, &buffers), &param_groups, &optimizer)?;
-        let bytes = swap_bytes(&sizes, &zero, group.world_size(), &optimizer, &precision);
+        let updates = Updates { optimizer: &optimizer, groups: &param_groups };
+        let sizes = updated_sizes(&parameters_of(&module, &buffers), updates)?;
+        let bytes = swap_bytes(&sizes, &zero, group.world_size(), &precision);
         let parking = Parking::new(&zero, &precision, bytes)?;
         let homes = ShardHomes {
             gatherer: stage.shards_parameters().then(|| Arc::downgrade(&gatherer)),
@@ -126,9 +126,9 @@ impl<B: OptimizerOps> ModelStates<B> {
             tiers: ShardTiers::new(&zero),
             state_tiers: StateTiers::new(&sizes, &zero),
         };
-        let optimizer = Optimizer::new(optimizer, working, parking.as_ref());
+        let states = Optimizer::new(working, parking.as_ref());
         let sharder =
-            Sharder::new(group.clone(), share, homes, optimizer, updates, ledger.clone(), &buffers);
+            Sharder::new(group.clone(), share, homes, states, updates, ledger.clone(), &buffers);
         let (module, Table { parameters, indices, optimizer, aliases }) = sharder.shard(module)?;
         gatherer.serve(parameters.clone());
 
@@ -411,21 +411,19 @@ impl<B: OptimizerOps> ModelStates<B> {
     }
 }
 
-/// The sizes of all parameters, and what each is updated with, by module path. A frozen one has no settings and is not
-/// trainable.
-fn updates(
-    mut parameters: Vec<ModuleParameter>,
-    groups: &ParamGroups,
-    optimizer: &OptimizerPlan,
-) -> Result<(Vec<ParameterSize>, ParameterUpdates), ZeroError> {
-    let named: Vec<_> = parameters.iter().map(|it| (it.path.as_str(), it.dims)).collect();
-    let settings = groups.assign(optimizer, &named)?;
-    let mut updates = HashMap::new();
-    for (parameter, settings) in parameters.iter_mut().zip(settings) {
-        parameter.size.trainable &= settings.is_some();
-        updates.insert(parameter.path.clone(), settings);
-    }
-    Ok((parameters.into_iter().map(|parameter| parameter.size).collect(), updates))
+/// The sizes of all parameters, once it is clear how each is updated.
+fn updated_sizes(
+    parameters: &[ModuleParameter],
+    Updates { optimizer, groups }: Updates<'_>,
+) -> Result<Vec<ParameterSize>, ZeroError> {
+    let known: Vec<_> = parameters.iter().map(ModuleParameter::described).collect();
+    let size = |(parameter, settings): (&ModuleParameter, Option<UpdateSettings>)| {
+        let numel = parameter.shape.iter().product::<usize>() as u64;
+        let trained = settings.filter(|_| parameter.is_trainable);
+        ParameterSize::new(numel, trained.as_ref().map(|settings| &settings.optimizer))
+    };
+    let settings = groups.assign(optimizer, &known)?;
+    Ok(parameters.iter().zip(settings).map(size).collect())
 }
 
 /// Parameters of which every rank keeps a whole copy beside its shard. On one rank a shard on the device is that

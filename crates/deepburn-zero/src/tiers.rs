@@ -3,8 +3,7 @@
 use burn_backend::DType;
 use deepburn_comm::Partition;
 use deepburn_config::{
-    NvmePlan, OptimizerOffload, OptimizerPlan, ParameterOffload, Precision, PrecisionPlan,
-    SwapFilePlan, ZeroPlan,
+    NvmePlan, OptimizerOffload, ParameterOffload, Precision, PrecisionPlan, SwapFilePlan, ZeroPlan,
 };
 use deepburn_nvme::{IoPolicy, SwapError, SwapFile};
 
@@ -13,7 +12,6 @@ use std::sync::Arc;
 use crate::error::ZeroError;
 use crate::estimate::ParameterSize;
 use crate::ledger::{Category, Ledger, Tier};
-use crate::optimizer::moments;
 use crate::parked::{PIECE, ParkedArray, PieceLayout, PipelinePolicy, Store};
 use crate::precision::element_type;
 use crate::reduce::SumHome;
@@ -123,7 +121,7 @@ impl StateTiers {
     /// `sub_group_size` elements likewise, with `i >= int((1 - ratio) * count)`. Elements are counted without
     /// padding, so that the cut is the same for every number of ranks.
     pub(crate) fn new(parameters: &[ParameterSize], zero: &ZeroPlan) -> Self {
-        let trainable = parameters.iter().filter(|parameter| parameter.trainable);
+        let trainable = parameters.iter().filter(|parameter| parameter.is_trainable());
         let total = trainable.fold(0, |sum: u64, parameter| sum.saturating_add(parameter.numel));
         let (offloaded, ratio) = match zero.optimizer_states {
             OptimizerOffload::Device => (Tier::Device, 1.0),
@@ -202,12 +200,10 @@ pub fn swap_bytes(
     parameters: &[ParameterSize],
     zero: &ZeroPlan,
     ranks: usize,
-    optimizer: &OptimizerPlan,
     precision: &PrecisionPlan,
 ) -> u64 {
     let OptimizerOffload::Nvme(nvme) = &zero.optimizer_states else { return 0 };
     let masters = usize::from(precision.compute != Precision::Fp32);
-    let arrays = moments(optimizer).len() + masters;
     let piece = PIECE.min(nvme.sub_group_size);
     let mut tiers = ShardTiers::new(zero);
     let of_one = |parameter: &ParameterSize| {
@@ -218,10 +214,9 @@ pub fn swap_bytes(
             Tier::Disk => layout(precision.compute.bytes()).file_bytes(),
             Tier::Device | Tier::Host => 0,
         };
-        if !parameter.trainable {
-            return values;
-        }
-        let states = layout(size_of::<f32>()).file_bytes().saturating_mul(arrays as u64);
+        let Some(moments) = parameter.moments else { return values };
+        let arrays = (moments + masters) as u64;
+        let states = layout(size_of::<f32>()).file_bytes().saturating_mul(arrays);
         let gradient = layout(gradient_bytes(precision)).file_bytes();
         values.saturating_add(states).saturating_add(gradient)
     };

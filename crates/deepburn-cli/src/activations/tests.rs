@@ -39,7 +39,7 @@ impl Run<'_> {
         let size = |shape: &[usize]| shape.iter().product::<usize>() as u64;
         let sizes: Vec<_> = parameters
             .iter()
-            .map(|it| ParameterSize { numel: size(&it.shape), trainable: true })
+            .map(|it| ParameterSize::new(size(&it.shape), Some(&plan.optimizer)))
             .collect();
         let micro_batches = plan.batch.gradient_accumulation_steps;
         let bytes = ElementBytes::new(&plan.optimizer, &plan.precision, micro_batches);

@@ -21,7 +21,7 @@ fn with_forecast<T>(
     let facts = Facts { hidden_size: Some(1), ..Facts::on_host(ranks as usize) };
     let plan = resolve(&Written::from_json(&json).unwrap(), &facts).unwrap().plan;
     let model = TrainedModel {
-        sizes: vec![ParameterSize { numel, trainable: true }],
+        sizes: vec![ParameterSize::new(numel, Some(&plan.optimizer))],
         activations: Box::new(blocks),
         batch: BatchShape { sequences: 0, length: 1 },
         plan: &plan,

@@ -86,6 +86,18 @@ fn every_stage_and_precision_goes_on_along_its_own_trace() {
     }
 }
 
+/// Two parameter groups there, of which one does not decay: the default of `training.no_decay`.
+#[test]
+fn parameter_groups_resume_along_their_own_trace() {
+    for name in ["s2_groups", "s3_groups"] {
+        for stage in STAGES {
+            let job = small_job(&small(name)).zero("stage", stage);
+            let job = job.with("training.no_decay", "biases_and_norms");
+            follows(&job, &small(name), &FP32, &format!("{name} at stage {stage}"));
+        }
+    }
+}
+
 /// Ranks then see the samples in another order, but the model is the same.
 #[test]
 fn any_number_of_ranks_starts_from_the_same_weights() {

@@ -1,9 +1,9 @@
 //! The ledger of a run against the published formulae and against `deepburn estimate`.
 
-use deepburn::config::{Facts, Written, resolve};
+use deepburn::config::{Facts, ModelParameter, UpdateSettings, Written, resolve};
 use deepburn::metrics::MemoryRow;
 use deepburn::zero::estimate::{ElementBytes, Estimate, ParameterSize, estimate};
-use deepburn_models::gpt2::Gpt2Config;
+use deepburn_models::gpt2::{Gpt2Config, ParameterShape};
 use serde_json::{Map, Value, json};
 
 use crate::job::{Job, STAGES};
@@ -58,9 +58,17 @@ fn predicted(job: &Job, stage: u8) -> Estimate {
     let written = Written::from_json(&job.json()["deepspeed"].to_string()).unwrap();
     let facts = Facts { hidden_size: Some(64), ..Facts::on_host(RANKS as usize) };
     let plan = resolve(&written, &facts).unwrap().plan;
-    let size = |numel: usize| ParameterSize { numel: numel as u64, trainable: true };
-    let sizes: Vec<_> =
-        config().parameters().iter().map(|it| size(it.shape.iter().product())).collect();
+    let parameters = config().parameters();
+    let known: Vec<_> = parameters
+        .iter()
+        .map(|it| ModelParameter { path: &it.path, shape: &it.shape, layer: "" })
+        .collect();
+    let updates = plan.param_groups.assign(&plan.optimizer, &known).unwrap();
+    let size = |(parameter, update): (&ParameterShape, &Option<UpdateSettings>)| {
+        let numel = parameter.shape.iter().product::<usize>() as u64;
+        ParameterSize::new(numel, update.as_ref().map(|update| &update.optimizer))
+    };
+    let sizes: Vec<_> = parameters.iter().zip(&updates).map(size).collect();
     assert_eq!(plan.zero.stage.number(), stage);
     let micro_batches = plan.batch.gradient_accumulation_steps;
     let bytes = ElementBytes::new(&plan.optimizer, &plan.precision, micro_batches);
@@ -80,6 +88,8 @@ fn the_estimate_is_the_ledger_to_the_byte() {
         (sgd(0.0), "fp32", 2, 200),
         (sgd(0.9), "fp32", 2, 0),
         (json!({"type": "Lion", "params": {"lr": 1e-4}}), "fp16", 2, 0),
+        (json!({"type": "Lamb", "params": {"lr": 1e-3}}), "bf16", 1, 0),
+        (json!({"type": "Muon"}), "fp32", 2, 200),
     ] {
         for stage in STAGES {
             let mut job = job()

@@ -101,3 +101,23 @@ fn bf16() {
 fn fp16_with_a_dynamic_scale() {
     reproduces("s1_n2_fp16", FP16);
 }
+
+/// Muon and LAMB. The gradients of most steps are clipped, and the learning rate warms up.
+#[test]
+fn optimizers_that_look_at_whole_tensors() {
+    let traces = fs::read_to_string(data("optimizer_traces.json")).unwrap();
+    let traces: Value = serde_json::from_str(&traces).unwrap();
+    for name in ["muon", "lamb", "lamb_fast"] {
+        let (trace, rows) = (&traces[name], traces[name]["rows"].as_array().unwrap());
+        for backend in backends() {
+            // Each program compiles the kernels of a device again.
+            let stages = if backend == "flex" { &STAGES[..] } else { &STAGES[3..] };
+            for &stage in stages {
+                let job = job(trace).zero("stage", stage).with("training.backend", backend);
+                let Some(Trained { steps, .. }) = job.train_if_typed() else { continue };
+                let what = format!("{name} on {backend} at stage {stage}");
+                assert_near(&steps, rows, &FP32, &what);
+            }
+        }
+    }
+}

@@ -178,6 +178,13 @@ const PARAM_GROUPS: &[Key] = &[
         Kind::Pair(Reals::Decay),
         "Decay of the moments in place of the optimizer's.",
     ),
+    Key::optional(
+        "muon_matrices",
+        Kind::Integer(Integers::COUNT),
+        "With Muon: matrices side by side along the outputs of each parameter, each orthogonalised alone; 0 leaves \
+            them to Adam. Without it: 3 for a fused query, key and value projection, 0 for embeddings and output \
+            layers, known by layer type and name, and 1 for other matrices and for convolutions.",
+    ),
     Key::flag("frozen", false, "Leave these parameters as they are."),
 ];
 

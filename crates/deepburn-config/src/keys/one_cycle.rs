@@ -91,7 +91,7 @@ fn momentum_cycle(
     if !params.flag("cycle_momentum") {
         return None;
     }
-    if matches!(optimizer, OptimizerPlan::Sgd { .. } | OptimizerPlan::Adagrad { .. }) {
+    if !optimizer.has_betas() {
         context.findings.push(params.warning(
             "cycle_momentum",
             "true is ignored: the optimizer has no betas to cycle",

@@ -7,8 +7,8 @@
 use crate::check::find_variant;
 use crate::key::{Asks, Key, Literal, Status};
 
-use crate::kind::{Kind, Reals, Variant};
-use crate::plan::{AdamPlan, OptimizerPlan};
+use crate::kind::{Integers, Kind, Reals, Variant};
+use crate::plan::{AdamPlan, LambPlan, MuonPlan, MuonScale, NewtonSchulzPlan, OptimizerPlan};
 use crate::resolve::Context;
 use crate::section::Section;
 use crate::variant::choose;
@@ -18,6 +18,12 @@ const DEFAULT_LR: f64 = 1e-3;
 
 /// Learning rate of transformers' trainer, which `"auto"` stands for.
 const TRANSFORMERS_LR: f64 = 5e-5;
+
+/// Learning rate of the Adam beside DeepSpeed's Muon when none is given.
+const MUON_ADAM_LR: f64 = 3e-4;
+
+/// Smallest norm by which `torch.optim.Muon` divides a matrix.
+const NEWTON_SCHULZ_EPS: f64 = 1e-7;
 
 /// Weight decay of PyTorch's AdamW when none is given.
 const TORCH_ADAMW_DECAY: f64 = 0.01;
@@ -112,6 +118,92 @@ const ADAGRAD: &[Key] = &[
     MAX_GRAD_NORM,
 ];
 
+const LAMB: &[Key] = &[
+    LR,
+    BETAS,
+    EPS,
+    WEIGHT_DECAY,
+    Key::flag(
+        "bias_correction",
+        true,
+        "Scale the learning rate by sqrt(1 - beta2^t) / (1 - beta1^t).",
+    ),
+    Key::flag("eps_inside_sqrt", false, "Add eps to the second moment, not to its square root."),
+    Key::real("max_coeff", Reals::Positive, 10.0, "Largest trust ratio."),
+    Key::real("min_coeff", Reals::NotNegative, 0.01, "Smallest trust ratio."),
+    AMSGRAD,
+    SET_GRAD_NONE,
+    FP32_STATES,
+    MAX_GRAD_NORM,
+];
+
+const MUON: &[Key] = &[
+    Key::real("lr", Reals::NotNegative, 0.02, "Learning rate of the first step.").auto(),
+    Key::optional(
+        "muon_lr",
+        Kind::Real(Reals::NotNegative),
+        "Learning rate of matrices in place of lr.",
+    ),
+    Key::optional(
+        "adam_lr",
+        Kind::Real(Reals::NotNegative),
+        "Learning rate of all other parameters in place of lr; 3e-4 where lr is not given either.",
+    ),
+    Key::real("momentum", Reals::Decay, 0.95, "Decay of the momentum of matrices."),
+    Key::flag("nesterov", true, "Nesterov's variant."),
+    WEIGHT_DECAY,
+    Key::new(
+        "ns_steps",
+        Kind::Integer(Integers { min: 1, max: 99 }),
+        Literal::Integer(5),
+        "Iterations of Newton-Schulz.",
+    ),
+    Key::new(
+        "ns_coefficients",
+        Kind::Triple(Reals::Any),
+        Literal::Triple([3.4445, -4.775, 2.0315]),
+        "Coefficients a, b and c of the iteration X <- a X + (b A + c A A) X with A = X X^T.",
+    ),
+    Key::new(
+        "adjust_lr_fn",
+        Kind::Choice(&["original", "match_rms_adamw"]),
+        Literal::Text("original"),
+        "How the learning rate depends on a matrix's shape: sqrt(max(1, outputs / inputs)), or \
+            0.2 sqrt(max(outputs, inputs)).",
+    ),
+    Key::new(
+        "betas",
+        Kind::Pair(Reals::Decay),
+        Literal::Pair([0.9, 0.95]),
+        "Decay of the moments of Adam, which updates all other parameters.",
+    )
+    .auto(),
+    Key::real(
+        "eps",
+        Reals::NotNegative,
+        1e-10,
+        "Added to the square root of Adam's second moment.",
+    )
+    .auto(),
+    Key::flag("adam_w_mode", true, "Decouple Adam's weight decay."),
+    Key::new(
+        "ns_method",
+        Kind::Choice(&["gram", "standard"]),
+        Literal::Text("gram"),
+        "Form of the iteration.",
+    )
+    .inert("both forms are one iteration; it runs in fp32"),
+    Key::flag("per_head_muon", false, "Orthogonalise attention heads one by one.").unavailable(
+        "Muon per head",
+        Asks::Differs,
+        "set it to false",
+    ),
+    Key::flag("torch_adam", false, "PyTorch's class for Adam.").inert(FUSED),
+    FOREACH,
+    FP32_STATES,
+    MAX_GRAD_NORM,
+];
+
 const fn available(name: &'static str, doc: &'static str, keys: &'static [Key]) -> Variant {
     Variant { name, doc, status: Status::Honoured, keys }
 }
@@ -132,11 +224,16 @@ const VARIANTS: &[Variant] = &[
     available("SGD", "Stochastic gradient descent with momentum.", SGD),
     available("Lion", "Sign of an interpolated momentum (Chen et al. 2023).", LION),
     available("Adagrad", "Accumulated squares (Duchi et al. 2011).", ADAGRAD),
+    available("Lamb", "Adam with a trust ratio for each tensor (You et al. 2020).", LAMB),
+    available(
+        "Muon",
+        "Orthogonalised momentum for the matrices of hidden layers, Adam for all other parameters (Jordan et al. \
+            2024).",
+        MUON,
+    ),
     missing("OneBitAdam", "1-bit Adam"),
     missing("ZeroOneAdam", "0/1 Adam"),
     missing("OneBitLamb", "1-bit LAMB"),
-    missing("Lamb", "LAMB"),
-    missing("Muon", "Muon"),
     missing("MuAdam", "Adam with maximal update parametrisation"),
     missing("MuAdamW", "AdamW with maximal update parametrisation"),
     missing("MuSGD", "SGD with maximal update parametrisation"),
@@ -194,6 +291,8 @@ pub(crate) fn resolve(top: &Section<'_>, context: &mut Context<'_>) -> Optimizer
             eps: params.real("eps"),
             weight_decay: params.real("weight_decay"),
         },
+        "Lamb" => lamb(&params, context),
+        "Muon" => muon(&params, context),
         name => adam_family(name, &params, context),
     }
 }
@@ -277,6 +376,72 @@ fn adam_family(name: &str, params: &Section<'_>, context: &mut Context<'_>) -> O
     }
     let plan = adam(params, lr, weight_decay);
     if decoupled { OptimizerPlan::AdamW(plan) } else { OptimizerPlan::Adam(plan) }
+}
+
+fn lamb(params: &Section<'_>, context: &mut Context<'_>) -> OptimizerPlan {
+    let trust_ratio = [params.real("min_coeff"), params.real("max_coeff")];
+    if trust_ratio[0] > trust_ratio[1] {
+        let message = format!("{:?} is above max_coeff {:?}", trust_ratio[0], trust_ratio[1]);
+        let remedy = "give a min_coeff of at most max_coeff";
+        context.findings.push(params.error("min_coeff", message, remedy));
+    }
+    OptimizerPlan::Lamb(LambPlan {
+        lr: learning_rate(params, context),
+        betas: params.pair("betas"),
+        eps: params.real("eps"),
+        eps_inside_sqrt: params.flag("eps_inside_sqrt"),
+        weight_decay: params.real("weight_decay"),
+        bias_correction: params.flag("bias_correction"),
+        trust_ratio,
+    })
+}
+
+fn muon(params: &Section<'_>, context: &mut Context<'_>) -> OptimizerPlan {
+    let shared = learning_rate(params, context);
+    let is_given = params.given("lr").is_some() || context.facts.learning_rate.is_some();
+    let adam_default = if is_given { shared } else { MUON_ADAM_LR };
+    let lr = params.optional_real("muon_lr").unwrap_or(shared);
+    let adam_lr = params.optional_real("adam_lr").unwrap_or(adam_default);
+    if lr == 0.0 && adam_lr != 0.0 {
+        let message =
+            format!("Muon's learning rate is 0 and Adam's {adam_lr:?}, in proportion to it");
+        let remedy = "give a muon_lr above 0, or freeze the matrices by training.param_groups";
+        context.findings.push(params.error("muon_lr", message, remedy));
+    }
+    if adam_lr != lr && lr != 0.0 {
+        context.findings.push(params.note(
+            "adam_lr",
+            format!(
+                "in every step of a schedule, Adam's learning rate is {:?} of that of matrices; a schedule of DeepSpeed \
+                 with a rate of its own gives both the same",
+                adam_lr / lr
+            ),
+        ));
+    }
+    let weight_decay = params.real("weight_decay");
+    OptimizerPlan::Muon(MuonPlan {
+        lr,
+        momentum: params.real("momentum"),
+        nesterov: params.flag("nesterov"),
+        weight_decay,
+        newton_schulz: NewtonSchulzPlan {
+            steps: params.integer("ns_steps") as usize,
+            coefficients: params.triple("ns_coefficients"),
+            eps: NEWTON_SCHULZ_EPS,
+        },
+        scale: match params.choice("adjust_lr_fn") {
+            "match_rms_adamw" => MuonScale::MatchRmsAdamw,
+            _ => MuonScale::Original,
+        },
+        adam: AdamPlan {
+            lr: adam_lr,
+            betas: params.pair("betas"),
+            eps: params.real("eps"),
+            weight_decay,
+            bias_correction: true,
+        },
+        decouples_decay: params.flag("adam_w_mode"),
+    })
 }
 
 fn sgd(params: &Section<'_>, context: &mut Context<'_>) -> OptimizerPlan {

@@ -41,6 +41,10 @@ pub enum OptimizerPlan {
         /// L2 penalty.
         weight_decay: f64,
     },
+    /// LAMB (You et al. 2020), as DeepSpeed computes it.
+    Lamb(LambPlan),
+    /// Muon (Jordan et al. 2024) on the matrices of hidden layers, and Adam on everything else.
+    Muon(MuonPlan),
 }
 
 /// Hyper-parameters of the Adam family.
@@ -58,12 +62,102 @@ pub struct AdamPlan {
     pub bias_correction: bool,
 }
 
+/// Hyper-parameters of LAMB.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct LambPlan {
+    /// Learning rate of the first step.
+    pub lr: f64,
+    /// Decay of the first and second moment.
+    pub betas: [f64; 2],
+    /// Added to the square root of the second moment, or to the second moment itself.
+    pub eps: f64,
+    /// Whether `eps` is added under the square root.
+    pub eps_inside_sqrt: bool,
+    /// Decay that is a part of each tensor's direction.
+    pub weight_decay: f64,
+    /// Whether the learning rate is multiplied by `sqrt(1 - beta2^t) / (1 - beta1^t)`.
+    pub bias_correction: bool,
+    /// Lower and upper bound of the trust ratio.
+    pub trust_ratio: [f64; 2],
+}
+
+/// Hyper-parameters of Muon.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct MuonPlan {
+    /// Learning rate of the first step, of matrices.
+    pub lr: f64,
+    /// Decay of the momentum.
+    pub momentum: f64,
+    /// Nesterov's variant.
+    pub nesterov: bool,
+    /// Decoupled weight decay, of matrices.
+    pub weight_decay: f64,
+    /// How a matrix is orthogonalised.
+    pub newton_schulz: NewtonSchulzPlan,
+    /// How the learning rate depends on a matrix's shape.
+    pub scale: MuonScale,
+    /// Adam on all other parameters.
+    pub adam: AdamPlan,
+    /// Whether that Adam's weight decay is decoupled.
+    pub decouples_decay: bool,
+}
+
+/// The Newton-Schulz iteration `X <- a X + (b A + c A A) X` with `A = X X^T`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct NewtonSchulzPlan {
+    /// Iterations.
+    pub steps: usize,
+    /// `a`, `b` and `c`.
+    pub coefficients: [f64; 3],
+    /// Smallest norm by which a matrix is divided before the first iteration.
+    pub eps: f64,
+}
+
+/// How Muon's learning rate depends on the shape of a matrix that maps `inputs` values to `outputs` values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MuonScale {
+    /// `sqrt(max(1, outputs / inputs))` (Jordan et al.).
+    Original,
+    /// `0.2 sqrt(max(outputs, inputs))`, with which AdamW's learning rates fit (Liu et al. 2025).
+    MatchRmsAdamw,
+}
+
+impl MuonScale {
+    /// The factor of the learning rate.
+    pub fn factor(self, outputs: usize, inputs: usize) -> f64 {
+        let (outputs, inputs) = (outputs as f64, inputs as f64);
+        match self {
+            Self::Original => (outputs / inputs).max(1.0).sqrt(),
+            Self::MatchRmsAdamw => 0.2 * outputs.max(inputs).sqrt(),
+        }
+    }
+}
+
+impl MuonPlan {
+    /// The optimizer of parameters that are no matrices of hidden layers.
+    pub(crate) fn beside(&self) -> OptimizerPlan {
+        if self.decouples_decay {
+            OptimizerPlan::AdamW(self.adam)
+        } else {
+            OptimizerPlan::Adam(self.adam)
+        }
+    }
+
+    /// Adam's learning rate as a factor of the schedule's, which is that of matrices.
+    pub(crate) fn adam_lr_factor(&self) -> f64 {
+        if self.adam.lr == self.lr { 1.0 } else { self.adam.lr / self.lr }
+    }
+}
+
 impl OptimizerPlan {
     /// Learning rate that the optimizer has when no schedule sets it.
     pub fn lr(&self) -> f64 {
         match self {
             Self::AdamW(adam) | Self::Adam(adam) => adam.lr,
             Self::Sgd { lr, .. } | Self::Lion { lr, .. } | Self::Adagrad { lr, .. } => *lr,
+            Self::Lamb(lamb) => lamb.lr,
+            Self::Muon(muon) => muon.lr,
         }
     }
 
@@ -74,12 +168,19 @@ impl OptimizerPlan {
             Self::Sgd { weight_decay, .. }
             | Self::Lion { weight_decay, .. }
             | Self::Adagrad { weight_decay, .. } => *weight_decay,
+            Self::Lamb(lamb) => lamb.weight_decay,
+            Self::Muon(muon) => muon.weight_decay,
         }
     }
 
     /// Whether it has betas.
     pub fn has_betas(&self) -> bool {
-        matches!(self, Self::AdamW(_) | Self::Adam(_) | Self::Lion { .. })
+        match self {
+            Self::AdamW(_) | Self::Adam(_) | Self::Lion { .. } | Self::Lamb(_) => true,
+            // Those of the Adam beside it.
+            Self::Muon(_) => true,
+            Self::Sgd { .. } | Self::Adagrad { .. } => false,
+        }
     }
 
     /// The same with another weight decay and other betas, where they are given. An optimizer without betas has
@@ -89,6 +190,8 @@ impl OptimizerPlan {
         let (weight_decay, betas) = match &mut plan {
             Self::AdamW(adam) | Self::Adam(adam) => (&mut adam.weight_decay, Some(&mut adam.betas)),
             Self::Lion { weight_decay, betas, .. } => (weight_decay, Some(betas)),
+            Self::Lamb(lamb) => (&mut lamb.weight_decay, Some(&mut lamb.betas)),
+            Self::Muon(muon) => (&mut muon.weight_decay, None),
             Self::Sgd { weight_decay, .. } | Self::Adagrad { weight_decay, .. } => {
                 (weight_decay, None)
             }

@@ -9,6 +9,7 @@ use regex::Regex;
 use serde::{Serialize, Serializer};
 
 use super::OptimizerPlan;
+use super::matrices::Matrices;
 
 /// How the parameters of a model are updated where the optimizer's own settings do not apply.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -56,6 +57,10 @@ pub enum GroupUpdate {
         weight_decay: Option<f64>,
         /// Decay of the moments in place of the optimizer's.
         betas: Option<[f64; 2]>,
+        /// How many matrices side by side Muon finds in each; 0 leaves them to Adam. `None`: what they are is
+        /// seen from their layers and names.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        muon_matrices: Option<usize>,
     },
 }
 
@@ -116,10 +121,24 @@ impl Serialize for PathPattern {
 /// With what a parameter is updated.
 #[derive(Debug, Clone, PartialEq)]
 pub struct UpdateSettings {
-    /// The optimizer, with the weight decay and betas of the parameter.
+    /// The optimizer, with the weight decay and betas of the parameter. A parameter that Muon leaves alone has the
+    /// Adam beside it.
     pub optimizer: OptimizerPlan,
     /// Factor of the schedule's learning rate, at least 0.
     pub lr_factor: f64,
+    /// What Muon orthogonalises; `None` with another optimizer.
+    pub matrices: Option<Matrices>,
+}
+
+/// A parameter of a model, as far as its update depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ModelParameter<'a> {
+    /// Module path; the first one of a tied parameter.
+    pub path: &'a str,
+    /// Lengths of its dimensions.
+    pub shape: &'a [usize],
+    /// Name of the type of the layer that holds it, `Embedding` for example; empty where it is not known.
+    pub layer: &'a str,
 }
 
 /// Groups that do not fit the model or the optimizer.
@@ -150,6 +169,15 @@ pub enum ParamGroupError {
         /// The place of another.
         second: usize,
     },
+    /// Muon has nothing to orthogonalise.
+    #[error(
+        "Muon: the model has no matrix of a hidden layer ({known}); use AdamW, or say which parameters are matrices \
+         by muon_matrices in a parameter group"
+    )]
+    NoMatrix {
+        /// Some of the model's parameters.
+        known: String,
+    },
     /// A group sets what the optimizer has not, or a number that is none.
     #[error("param_groups[{group}]: {reason}")]
     Unfit {
@@ -160,37 +188,58 @@ pub enum ParamGroupError {
     },
 }
 
+impl ParamGroupError {
+    /// `group` cannot be had for this reason. A parameter in no group is never a reason.
+    fn unfit(group: Option<usize>, reason: String) -> Self {
+        Self::Unfit { group: group.unwrap_or_default(), reason }
+    }
+}
+
 impl ParamGroups {
-    /// The settings of each of a model's parameters, `None` for a frozen one: `parameters` are their module paths
-    /// and numbers of dimensions. A tied parameter is known by its first path.
+    /// The settings of each of a model's parameters, `None` for a frozen one.
     ///
     /// # Errors
-    /// A group without a parameter, a parameter in two groups, and what [`ParamGroups::check`] refuses.
+    /// A group without a parameter, a parameter in two groups, Muon without a matrix, and what
+    /// [`ParamGroups::check`] refuses.
     pub fn assign(
         &self,
         optimizer: &OptimizerPlan,
-        parameters: &[(&str, usize)],
+        parameters: &[ModelParameter<'_>],
     ) -> Result<Vec<Option<UpdateSettings>>, ParamGroupError> {
         self.check(optimizer, false)?;
         let mut sizes = vec![0; self.groups.len()];
         let mut updates = Vec::with_capacity(parameters.len());
-        for &(path, dims) in parameters {
-            let group = self.group_of(path, dims)?;
+        for parameter in parameters {
+            let group = self.group_of(parameter)?;
             group.into_iter().for_each(|group| sizes[group] += 1);
-            updates.push(self.settings(group, dims, optimizer));
+            updates.push(self.settings(group, parameter, optimizer)?);
         }
-        match sizes.iter().position(|size| *size == 0) {
-            None => Ok(updates),
-            Some(group) => {
-                let known: Vec<_> = parameters.iter().take(6).map(|(path, _)| *path).collect();
-                let rest = if parameters.len() > known.len() { ", ..." } else { "" };
-                Err(ParamGroupError::Empty {
-                    group,
-                    selection: self.groups[group].selection(),
-                    known: format!("{}{rest}", known.join(", ")),
-                })
-            }
+        let known: Vec<_> = parameters.iter().take(6).map(|parameter| parameter.path).collect();
+        let rest = if parameters.len() > known.len() { ", ..." } else { "" };
+        let known = format!("{}{rest}", known.join(", "));
+        if let Some(group) = sizes.iter().position(|size| *size == 0) {
+            let selection = self.groups[group].selection();
+            return Err(ParamGroupError::Empty { group, selection, known });
         }
+        let orthogonalised = |update: &UpdateSettings| update.matrices.is_some();
+        if matches!(optimizer, OptimizerPlan::Muon(_))
+            && !updates.iter().flatten().any(orthogonalised)
+        {
+            return Err(ParamGroupError::NoMatrix { known });
+        }
+        Ok(updates)
+    }
+
+    /// The settings of one parameter, `None` if it is frozen.
+    ///
+    /// # Errors
+    /// A parameter in two groups, or one that is not as many matrices as its group says.
+    pub fn settings_of(
+        &self,
+        optimizer: &OptimizerPlan,
+        parameter: &ModelParameter<'_>,
+    ) -> Result<Option<UpdateSettings>, ParamGroupError> {
+        self.settings(self.group_of(parameter)?, parameter, optimizer)
     }
 
     /// Refuses settings that `optimizer` has not. `cycles_momentum`: whether the schedule sets the betas of every
@@ -212,8 +261,9 @@ impl ParamGroups {
     }
 
     /// The only group that a parameter is in.
-    fn group_of(&self, path: &str, dims: usize) -> Result<Option<usize>, ParamGroupError> {
-        let selects = |(_, group): &(usize, &ParamGroup)| group.selects(path, dims);
+    fn group_of(&self, parameter: &ModelParameter<'_>) -> Result<Option<usize>, ParamGroupError> {
+        let ModelParameter { path, shape, .. } = *parameter;
+        let selects = |(_, group): &(usize, &ParamGroup)| group.selects(path, shape.len());
         let mut found = self.groups.iter().enumerate().filter(selects).map(|(place, _)| place);
         match (found.next(), found.next()) {
             (Some(first), Some(second)) => {
@@ -226,24 +276,40 @@ impl ParamGroups {
     fn settings(
         &self,
         group: Option<usize>,
-        dims: usize,
+        parameter: &ModelParameter<'_>,
         optimizer: &OptimizerPlan,
-    ) -> Option<UpdateSettings> {
-        let spared = self.no_decay == NoDecay::BiasesAndNorms && dims == 1;
+    ) -> Result<Option<UpdateSettings>, ParamGroupError> {
+        let spared = self.no_decay == NoDecay::BiasesAndNorms && parameter.shape.len() == 1;
         let spared = spared.then_some(0.0);
-        let (lr_factor, own_decay, betas) = match group.map(|group| &self.groups[group].update) {
-            None => (1.0, None, None),
-            Some(GroupUpdate::Frozen) => return None,
-            Some(GroupUpdate::Trained { rate, weight_decay, betas }) => {
+        let update = group.map(|group| &self.groups[group].update);
+        let (factor, own_decay, betas, parts) = match update {
+            None => (1.0, None, None, None),
+            Some(GroupUpdate::Frozen) => return Ok(None),
+            Some(GroupUpdate::Trained { rate, weight_decay, betas, muon_matrices }) => {
                 let factor = match rate {
                     GroupRate::Factor(factor) => *factor,
                     GroupRate::Own(lr) => lr / optimizer.lr(),
                 };
-                (factor, *weight_decay, *betas)
+                (factor, *weight_decay, *betas, *muon_matrices)
             }
         };
-        let optimizer = optimizer.with(own_decay.or(spared), betas);
-        Some(UpdateSettings { optimizer, lr_factor })
+        let (chosen, lr_factor, matrices) = match optimizer {
+            OptimizerPlan::Muon(muon) => {
+                let matrices = Matrices::of(parameter, parts)
+                    .map_err(|reason| ParamGroupError::unfit(group, reason))?;
+                // An own learning rate replaces either of Muon's two.
+                let has_own =
+                    matches!(update, Some(GroupUpdate::Trained { rate: GroupRate::Own(_), .. }));
+                match matrices {
+                    Some(matrices) => (OptimizerPlan::Muon(*muon), factor, Some(matrices)),
+                    None if has_own => (muon.beside(), factor, None),
+                    None => (muon.beside(), factor * muon.adam_lr_factor(), None),
+                }
+            }
+            other => (other.clone(), factor, None),
+        };
+        let optimizer = chosen.with(own_decay.or(spared), betas);
+        Ok(Some(UpdateSettings { optimizer, lr_factor, matrices }))
     }
 }
 
@@ -268,7 +334,9 @@ impl ParamGroup {
         if self.params.is_empty() && self.dims.is_empty() {
             return Some("it selects every parameter; give params or dims".to_owned());
         }
-        let GroupUpdate::Trained { rate, weight_decay, betas } = &self.update else { return None };
+        let GroupUpdate::Trained { rate, weight_decay, betas, muon_matrices } = &self.update else {
+            return None;
+        };
         let is_amount = |number: f64| number.is_finite() && number >= 0.0;
         let (name, number) = match rate {
             GroupRate::Factor(factor) => ("lr_factor", *factor),
@@ -283,6 +351,11 @@ impl ParamGroup {
         if matches!(rate, GroupRate::Own(_)) && optimizer.lr() == 0.0 {
             let reason = "lr is in proportion to the optimizer's lr, which is 0; write lr_factor";
             return Some(reason.to_owned());
+        }
+        if muon_matrices.is_some() && !matches!(optimizer, OptimizerPlan::Muon(_)) {
+            return Some(
+                "muon_matrices is of Muon, and the optimizer is another; remove it".to_owned(),
+            );
         }
         let betas = (*betas)?;
         if !betas.iter().all(|beta| (0.0..1.0).contains(beta)) {
@@ -304,7 +377,7 @@ impl ParamGroup {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::AdamPlan;
+    use crate::plan::{AdamPlan, MatrixLayout, MuonPlan, MuonScale, NewtonSchulzPlan};
 
     const ADAM: AdamPlan = AdamPlan {
         lr: 1e-3,
@@ -320,8 +393,12 @@ mod tests {
         weight_decay: 0.0,
         nesterov: false,
     };
-    const MODEL: [(&str, usize); 4] =
-        [("wte.weight", 2), ("h.0.ln.gamma", 1), ("h.0.mlp.weight", 2), ("h.0.mlp.bias", 1)];
+    const MODEL: [ModelParameter<'_>; 4] = [
+        ModelParameter { path: "wte.weight", shape: &[50, 8], layer: "Embedding" },
+        ModelParameter { path: "h.0.ln.gamma", shape: &[8], layer: "LayerNorm" },
+        ModelParameter { path: "h.0.mlp.weight", shape: &[8, 32], layer: "Linear" },
+        ModelParameter { path: "h.0.mlp.bias", shape: &[32], layer: "Linear" },
+    ];
 
     fn group(params: &[&str], dims: &[usize], update: GroupUpdate) -> ParamGroup {
         let params = params.iter().map(|pattern| PathPattern::new(pattern).unwrap()).collect();
@@ -329,12 +406,12 @@ mod tests {
     }
 
     fn trained(rate: GroupRate, weight_decay: Option<f64>) -> GroupUpdate {
-        GroupUpdate::Trained { rate, weight_decay, betas: None }
+        GroupUpdate::Trained { rate, weight_decay, betas: None, muon_matrices: None }
     }
 
     fn adam(weight_decay: f64, lr_factor: f64) -> Option<UpdateSettings> {
         let optimizer = OptimizerPlan::AdamW(AdamPlan { weight_decay, ..ADAM });
-        Some(UpdateSettings { optimizer, lr_factor })
+        Some(UpdateSettings { optimizer, lr_factor, matrices: None })
     }
 
     #[test]
@@ -357,6 +434,61 @@ mod tests {
         assert_eq!(assign(&groups), expected);
     }
 
+    const MUON: MuonPlan = MuonPlan {
+        lr: 0.02,
+        momentum: 0.95,
+        nesterov: true,
+        weight_decay: 0.1,
+        newton_schulz: NewtonSchulzPlan { steps: 5, coefficients: [3.0, -4.0, 2.0], eps: 1e-7 },
+        scale: MuonScale::Original,
+        adam: AdamPlan { lr: 2e-3, ..ADAM },
+        decouples_decay: true,
+    };
+
+    #[test]
+    fn muon_updates_matrices_and_adam_the_rest() {
+        let optimizer = OptimizerPlan::Muon(MUON);
+        let mut groups = ParamGroups { groups: Vec::new(), no_decay: NoDecay::BiasesAndNorms };
+        let beside = |weight_decay, lr_factor| {
+            let optimizer = OptimizerPlan::AdamW(AdamPlan { weight_decay, ..MUON.adam });
+            Some(UpdateSettings { optimizer, lr_factor, matrices: None })
+        };
+        let matrix = |lr_factor, count| {
+            let matrices = Some(Matrices { count, layout: MatrixLayout::InputsFirst });
+            Some(UpdateSettings { optimizer: optimizer.clone(), lr_factor, matrices })
+        };
+        let expected = [beside(0.1, 0.1), beside(0.0, 0.1), matrix(1.0, 1), beside(0.0, 0.1)];
+        assert_eq!(groups.assign(&optimizer, &MODEL).unwrap(), expected);
+
+        let with = |params, rate, muon_matrices| {
+            let update =
+                GroupUpdate::Trained { rate, weight_decay: None, betas: None, muon_matrices };
+            group(params, &[], update)
+        };
+        // An own rate is that of the parameter, whichever half it is in; a factor is one of its half's rate.
+        groups.groups = vec![
+            with(&["^wte"], GroupRate::Own(0.01), Some(4)),
+            with(&["gamma"], GroupRate::Own(0.01), None),
+            with(&["mlp"], GroupRate::Factor(2.0), Some(0)),
+        ];
+        let expected = [matrix(0.5, 4), beside(0.0, 0.5), beside(0.1, 0.2), beside(0.0, 0.2)];
+        assert_eq!(groups.assign(&optimizer, &MODEL).unwrap(), expected);
+
+        for (count, expected) in
+            [(3, "and parameter h.0.mlp.weight of shape [8, 32]"), (1, "h.0.mlp.bias")]
+        {
+            groups.groups = vec![with(&["mlp"], GroupRate::Factor(1.0), Some(count))];
+            let error = groups.assign(&optimizer, &MODEL).unwrap_err().to_string();
+            assert!(error.starts_with("param_groups[0]") && error.contains(expected), "{error}");
+        }
+        groups.groups.clear();
+        let error = groups.assign(&optimizer, &MODEL[..2]).unwrap_err().to_string();
+        assert!(error.contains("no matrix of a hidden layer (wte.weight"), "{error}");
+        groups.groups = vec![with(&["mlp"], GroupRate::Factor(1.0), Some(1))];
+        let error = groups.assign(&OptimizerPlan::AdamW(ADAM), &MODEL).unwrap_err().to_string();
+        assert!(error.contains("muon_matrices is of Muon"), "{error}");
+    }
+
     #[test]
     fn groups_that_do_not_fit_are_refused() {
         let adam = OptimizerPlan::AdamW(ADAM);
@@ -365,6 +497,7 @@ mod tests {
             rate: GroupRate::Factor(1.0),
             weight_decay: None,
             betas: Some(betas),
+            muon_matrices: None,
         };
         for (optimizer, groups, expected) in [
             (&adam, vec![group(&["^wpe"], &[1], factor(1.0))], "params \"^wpe\" of dims [1]"),

@@ -132,8 +132,19 @@ fn features_that_do_not_exist() {
             ["checkpoint.load_universal", "universal", "false"],
         ),
         (r#""memory_breakdown": true"#, ["memory_breakdown", "true", "metrics.jsonl"]),
-        (r#""optimizer": {"type": "Lamb"}"#, ["optimizer.type", "LAMB", "use AdamW"]),
-        (r#""optimizer": {"type": "Muon"}"#, ["optimizer.type", "Muon", "use AdamW"]),
+        (r#""optimizer": {"type": "OneBitLamb"}"#, ["optimizer.type", "1-bit LAMB", "use AdamW"]),
+        (
+            r#""optimizer": {"type": "Muon", "params": {"per_head_muon": true}}"#,
+            ["optimizer.params.per_head_muon", "Muon per head", "false"],
+        ),
+        (
+            r#""optimizer": {"type": "Muon", "params": {"muon_lr": 0, "adam_lr": 1e-3}}"#,
+            ["optimizer.params.muon_lr", "is 0 and Adam's 0.001", "muon_lr above 0"],
+        ),
+        (
+            r#""optimizer": {"type": "Lamb", "params": {"min_coeff": 2, "max_coeff": 1}}"#,
+            ["optimizer.params.min_coeff", "2.0 is above max_coeff 1.0", "at most max_coeff"],
+        ),
         (r#""optimizer": {"type": "ZeroOneAdam"}"#, ["optimizer.type", "0/1 Adam", "use AdamW"]),
         (
             r#""optimizer": {"type": "AdamW", "params": {"amsgrad": true}}"#,

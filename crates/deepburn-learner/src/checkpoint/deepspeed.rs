@@ -51,7 +51,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             trainable: parameter.is_trainable(),
         });
         let optimizer_states = matches!(plan, LoadPlan::Training { optimizer_states: true, .. });
-        let moments = optimizer_states.then(|| self.states().moments());
+        let moments = optimizer_states.then(|| self.moments_beside(checkpoint.moments()));
         let fits = stored.check(own, moments);
         let fits =
             fits.and_then(|()| self.buffers().iter().try_for_each(|it| stored.check_buffer(it)));
@@ -65,6 +65,15 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         check_deepspeed_counters(&counters, schedule, scaler_state(stored.checkpoint))
             .map_err(|reason| stored.unfit(reason))?;
         self.adopt_deepspeed(&stored, plan)
+    }
+
+    /// What the optimizer keeps of a parameter of which it keeps something else than `stored`; of any, where there is
+    /// none such. DeepSpeed's checkpoints have the same arrays of every parameter.
+    fn moments_beside(&self, stored: &[String]) -> &'static [&'static str] {
+        let trained = self.parameters().iter().filter(|parameter| parameter.is_trainable());
+        let mut kept = trained.map(|parameter| self.states().moments(parameter.index()));
+        let any = kept.clone().next().unwrap_or_default();
+        kept.find(|kept| *kept != stored).unwrap_or(any)
     }
 
     /// Replaces what this engine has by what was saved.

@@ -194,7 +194,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
                 .filter(|stored| matches!(stored.slot, Slot::Moment(_)))
                 .map(|stored| stored.slot.as_str())
                 .collect();
-            let own = self.states().moments();
+            let own = self.states().moments(parameter.index());
             if stored.is_empty() && !own.is_empty() {
                 return Err(format!(
                     "it has no optimizer states of parameter {}, which is trained here: freeze it, as it was \

@@ -299,9 +299,9 @@ pub(crate) fn estimate(engine: &Trainer, plan: &Plan) -> Estimate {
     let sizes: Vec<_> = engine
         .parameters()
         .iter()
-        .map(|parameter| ParameterSize {
-            numel: parameter.numel() as u64,
-            trainable: parameter.is_trainable(),
+        .map(|parameter| {
+            let optimizer = parameter.is_trainable().then_some(&plan.optimizer);
+            ParameterSize::new(parameter.numel() as u64, optimizer)
         })
         .collect();
     let bytes = ElementBytes::new(&plan.optimizer, &plan.precision, 2);

@@ -10,6 +10,8 @@ mod deepspeed;
 mod engine;
 mod failures;
 mod mixed;
+mod mlp;
+mod optimizers;
 mod param_groups;
 mod saving;
 mod saving_faults;

@@ -2,79 +2,20 @@
 
 use std::time::Duration;
 
-use burn::module::{Module, ModuleMapper, Param};
-use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
-use burn::tensor::backend::Backend;
-use burn::tensor::{Tensor, TensorData};
-use burn_flex::{Flex, FlexDevice};
+use burn_flex::Flex;
 use deepburn_checkpoint::Checkpoint;
 use deepburn_comm::run_ranks;
 use deepburn_config::{
     Facts, GroupRate, GroupUpdate, NoDecay, ParamGroup, ParamGroups, PathPattern, Plan, Written,
     resolve,
 };
-use deepburn_learner::{
-    Engine, EngineError, LoadPlan, SaveRequest, TrainingCheckpointError, initialize,
-};
-use deepburn_zero::{Group, Training};
+use deepburn_learner::{LoadPlan, SaveRequest, TrainingCheckpointError, initialize};
+use deepburn_zero::Group;
 use serde_json::{Value, json};
 
-type Trained = Training<Flex>;
+use crate::mlp::{Net, losses, step};
+
 type Failure = TrainingCheckpointError;
-
-#[derive(Module, Debug)]
-struct Net<B: Backend> {
-    first: Linear<B>,
-    norm: LayerNorm<B>,
-    middle: Linear<B>,
-    head: Linear<B>,
-}
-
-impl Net<Trained> {
-    fn new() -> Self {
-        let linear = |from, to| LinearConfig::new(from, to).init(&FlexDevice);
-        let net = Self {
-            first: linear(5, 7),
-            norm: LayerNormConfig::new(7).init(&FlexDevice),
-            middle: linear(7, 7),
-            head: linear(7, 3),
-        };
-        net.map(&mut Fill { seed: 0 })
-    }
-
-    /// Mean squared error of batch number `step`.
-    fn loss(&self, step: usize) -> Tensor<Trained, 1> {
-        let tensor = |columns: usize, seed| {
-            let data = TensorData::new(values(6 * columns, seed), [6, columns]);
-            Tensor::<Trained, 2>::from_data(data, &FlexDevice)
-        };
-        let hidden = self.norm.forward(self.first.forward(tensor(5, 31 * step))).tanh();
-        let output = self.head.forward(self.middle.forward(hidden).tanh());
-        (output - tensor(3, 17 * step + 5)).powi_scalar(2).mean()
-    }
-}
-
-fn values(count: usize, seed: usize) -> Vec<f32> {
-    (1..=count).map(|i| ((seed + i) * 37 % 101) as f32 / 101.0 - 0.4).collect()
-}
-
-/// Fills each parameter with values of its own.
-struct Fill {
-    seed: usize,
-}
-
-impl ModuleMapper<Trained> for Fill {
-    fn map_float<const D: usize>(
-        &mut self,
-        param: Param<Tensor<Trained, D>>,
-    ) -> Param<Tensor<Trained, D>> {
-        let (id, tensor, mapper) = param.consume();
-        let shape = tensor.shape();
-        let data = TensorData::new(values(shape.num_elements(), self.seed), shape);
-        self.seed += 1000;
-        Param::from_mapped_value(id, Tensor::from_data(data, &FlexDevice).require_grad(), mapper)
-    }
-}
 
 fn group(params: &[&str], dims: &[usize], update: GroupUpdate) -> ParamGroup {
     let params = params.iter().map(|pattern| PathPattern::new(pattern).unwrap()).collect();
@@ -83,7 +24,12 @@ fn group(params: &[&str], dims: &[usize], update: GroupUpdate) -> ParamGroup {
 
 /// The groups of a function of the script.
 fn groups(name: &str) -> ParamGroups {
-    let trained = |rate, weight_decay, betas| GroupUpdate::Trained { rate, weight_decay, betas };
+    let trained = |rate, weight_decay, betas| GroupUpdate::Trained {
+        rate,
+        weight_decay,
+        betas,
+        muon_matrices: None,
+    };
     match name {
         "adamw" => ParamGroups {
             groups: vec![
@@ -127,23 +73,6 @@ fn plan(name: &str, stage: u8, ranks: usize) -> Plan {
     let written = Written::from_value(&config).unwrap();
     let facts = Facts { param_groups: groups(name), ..Facts::on_host(ranks) };
     resolve(&written, &facts).unwrap().plan
-}
-
-/// All ranks have the same batch, so that they take the steps of one.
-fn step(engine: &mut Engine<Flex, Net<Trained>>, number: usize) -> Result<f64, EngineError> {
-    let loss = engine.forward(|net| net.loss(number))?;
-    let value = loss.clone().into_scalar();
-    engine.backward(loss)?;
-    engine.step()?;
-    Ok(f64::from(value))
-}
-
-fn losses(plan: &Plan) -> Vec<f64> {
-    let ranks = run_ranks(plan.batch.world_size, Duration::from_secs(60), |member| {
-        let mut engine = initialize(Net::new(), plan, Group::new(member))?;
-        (0..20).map(|number| step(&mut engine, number)).collect::<Result<Vec<_>, EngineError>>()
-    });
-    ranks.unwrap_or_else(|failure| panic!("{failure}")).swap_remove(0)
 }
 
 fn expected(name: &str) -> Vec<f64> {

@@ -2,10 +2,12 @@
 //!
 //! Main type: [`Gathering`], the whole parameters that stage 3 keeps or makes beside the shards.
 
+use deepburn_comm::Partition;
 use deepburn_config::{OptimizerOffload, ZeroPlan};
 
-use super::{ParameterSize, sum};
+use super::{DirectionMemory, ParameterSize, sum};
 use crate::ledger::Tier;
+use crate::optimizer::ROUNDS_PER_MODEL;
 use crate::persistence::persistent_parameters;
 use crate::reduce::BUCKETS_PER_MODEL;
 
@@ -15,12 +17,34 @@ pub(super) fn bucket_elements(parameters: &[ParameterSize], zero: &ZeroPlan, ran
     if ranks == 1 && zero.optimizer_states == OptimizerOffload::Device {
         return 0;
     }
-    let trainable = || parameters.iter().filter(|p| p.trainable).map(|p| p.numel);
+    let trainable = || parameters.iter().filter(|p| p.is_trainable()).map(|p| p.numel);
     let share = sum(trainable()).div_ceil(BUCKETS_PER_MODEL as u64);
     let capacity = share.min(zero.gradients.reduce_bucket_size as u64);
     // A gradient that is larger than the capacity gets a bucket of its own.
     let bucket = capacity.max(trainable().max().unwrap_or(0));
     bucket.saturating_mul(if zero.gradients.overlap_comm { 2 } else { 1 })
+}
+
+/// Elements of the directions that a rank holds at once while it updates parameters.
+pub(super) fn direction_elements(parameters: &[ParameterSize], zero: &ZeroPlan, ranks: u64) -> u64 {
+    let shards = if zero.stage.shards_optimizer() { ranks } else { 1 };
+    let owned = |numel: u64| Partition::new(numel as usize, shards as usize).shard_len() as u64;
+    let with = |memory| parameters.iter().filter(move |p| p.direction == memory).map(|p| p.numel);
+    // A round has a part of the model, or one parameter.
+    let total = sum(parameters.iter().filter(|p| p.is_trainable()).map(|p| p.numel));
+    let share = total.div_ceil(ROUNDS_PER_MODEL as u64);
+    let largest = with(DirectionMemory::Owned).max().unwrap_or(0);
+    let padding = with(DirectionMemory::Owned).count() as u64;
+    let of_norms = match largest {
+        0 => 0,
+        largest => owned(share.max(largest)).saturating_add(padding),
+    };
+    // A round has a matrix for each rank, of which this rank owns a part, and then all of them.
+    let mut matrices: Vec<u64> = with(DirectionMemory::Whole).collect();
+    matrices.sort_unstable_by(|left, right| right.cmp(left));
+    matrices.truncate(ranks as usize);
+    let of_matrices = matrices.iter().map(|numel| owned(*numel).saturating_add(*numel));
+    of_norms.max(sum(of_matrices))
 }
 
 /// Elements of whole parameters that stage 3 keeps or makes beside the shards.

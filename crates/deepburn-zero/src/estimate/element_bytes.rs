@@ -5,6 +5,7 @@
 use deepburn_config::{OptimizerPlan, Precision, PrecisionPlan, Stage};
 
 use super::ModelStates;
+use crate::optimizer::moments;
 
 /// Bytes of an fp32 element.
 pub(super) const FP32: u64 = 4;
@@ -17,8 +18,10 @@ pub struct ElementBytes {
     pub parameter: u64,
     /// The gradient as it is accumulated.
     pub gradient: u64,
-    /// What the optimizer keeps.
+    /// What the optimizer keeps, the master included. Muon's is that of a matrix.
     pub optimizer: u64,
+    /// The fp32 copy of a parameter that ops use in 16 bits.
+    pub master: u64,
 }
 
 impl ElementBytes {
@@ -26,7 +29,7 @@ impl ElementBytes {
     /// optimizer keeps. With fp32 accumulation, the default, mixed precision takes 18 bytes, and
     /// 16 where a step has one micro-batch, whose gradient stays in the type it travels in.
     pub fn new(optimizer: &OptimizerPlan, precision: &PrecisionPlan, micro_batches: usize) -> Self {
-        let masters = if precision.compute == Precision::Fp32 { 0 } else { FP32 };
+        let master = if precision.compute == Precision::Fp32 { 0 } else { FP32 };
         let gradient = match micro_batches {
             1 => precision.accumulation.bytes().min(precision.communication.bytes()),
             _ => precision.accumulation.bytes(),
@@ -34,17 +37,8 @@ impl ElementBytes {
         Self {
             parameter: precision.compute.bytes() as u64,
             gradient: gradient as u64,
-            optimizer: masters + optimizer_state(optimizer),
-        }
-    }
-}
-
-fn optimizer_state(optimizer: &OptimizerPlan) -> u64 {
-    match optimizer {
-        OptimizerPlan::AdamW(_) | OptimizerPlan::Adam(_) => 2 * FP32,
-        OptimizerPlan::Sgd { momentum, .. } if *momentum == 0.0 => 0,
-        OptimizerPlan::Sgd { .. } | OptimizerPlan::Lion { .. } | OptimizerPlan::Adagrad { .. } => {
-            FP32
+            optimizer: master + moments(optimizer).len() as u64 * FP32,
+            master,
         }
     }
 }

@@ -46,27 +46,26 @@ pub(super) struct StateBytes {
 }
 
 impl StateBytes {
-    /// Counts a state that is cut into `shards` shards and takes `element_bytes` bytes per element.
+    /// Counts a state that is cut into `shards` shards and takes `element_bytes` bytes per element of a parameter
+    /// with so many moments.
     pub(super) fn new(
         parameters: &[ParameterSize],
         zero: &ZeroPlan,
         shards: u64,
-        element_bytes: u64,
+        element_bytes: impl Fn(usize) -> u64,
     ) -> Self {
         let mut tiers = StateTiers::new(parameters, zero);
         let (mut device, mut offloaded) = (0_u64, 0_u64);
-        for parameter in parameters.iter().filter(|parameter| parameter.trainable) {
+        for parameter in parameters {
+            let Some(moments) = parameter.moments else { continue };
             let numel = parameter.numel as usize;
             let sum = match tiers.next(numel) {
                 Tier::Device => &mut device,
                 Tier::Host | Tier::Disk => &mut offloaded,
             };
-            let len = Partition::new(numel, shards as usize).shard_len();
-            *sum = sum.saturating_add(len as u64);
+            let len = Partition::new(numel, shards as usize).shard_len() as u64;
+            *sum = sum.saturating_add(len.saturating_mul(element_bytes(moments)));
         }
-        Self {
-            device: device.saturating_mul(element_bytes),
-            offloaded: offloaded.saturating_mul(element_bytes),
-        }
+        Self { device, offloaded }
     }
 }

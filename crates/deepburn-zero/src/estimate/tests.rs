@@ -36,7 +36,7 @@ fn mixed() -> PrecisionPlan {
 }
 
 fn sizes(numels: &[u64]) -> Vec<ParameterSize> {
-    numels.iter().map(|numel| ParameterSize { numel: *numel, trainable: true }).collect()
+    numels.iter().map(|numel| ParameterSize::new(*numel, Some(&ADAM))).collect()
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn padding_is_counted_per_parameter() {
 
 #[test]
 fn frozen_parameters_are_sharded_but_have_no_other_state() {
-    let frozen = ParameterSize { numel: 8, trainable: false };
+    let frozen = ParameterSize::new(8, None);
     for (stage, parameters) in [(Stage::Gradients, 32), (Stage::Parameters, 16)] {
         let estimate = estimated(&[frozen], &plan(stage), 2);
         assert_eq!(estimate.states, ModelStates { parameters, gradients: 0, optimizer: 0 });

@@ -4,12 +4,15 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn_backend::{DType, FloatDType};
+use burn_backend::{Backend, DType, FloatDType};
 use deepburn_kernels::{ElementwiseStep, Gradient, OwnedSlice, cast, widen};
 use deepburn_nvme::SwapError;
+use deepburn_ops::float_into_host;
 use half::{bf16, f16};
 
-use crate::parked::{ParkedArray, ParkedTensor, PieceInMemory, PieceLayout, Pipeline};
+use super::UpdateGradient;
+use super::step::Squares;
+use crate::parked::{ParkedArray, PieceInMemory, PieceLayout, Pipeline};
 
 /// The update of one parameter whose states are parked.
 #[derive(Debug)]
@@ -17,8 +20,10 @@ pub(super) struct HostUpdate<'a> {
     pub(super) step: &'a ElementwiseStep,
     /// Factor of the gradient.
     pub(super) scale: f32,
-    /// The master, if there is one, and the moments.
+    /// The master, if there is one, and the moments, as far as the pass needs them.
     pub(super) arrays: &'a [Arc<ParkedArray>],
+    /// Whether the optimizer keeps the values.
+    pub(super) has_master: bool,
     /// Of each array.
     pub(super) layout: PieceLayout,
     pub(super) pipeline: &'a mut Pipeline,
@@ -37,11 +42,24 @@ pub(super) enum HostValues<'a> {
     RoundedMaster(&'a ParkedArray, FloatDType),
 }
 
+/// The values that a direction depends on.
+#[derive(Debug)]
+pub(super) enum DirectionValues<'a> {
+    /// It depends on none.
+    Unread,
+    /// The master is the first array.
+    Master,
+    /// Those of a parameter without a master.
+    Memory(&'a mut [f32]),
+    /// The same, outside of the device.
+    Parked(&'a ParkedArray),
+}
+
 /// The gradient of an update.
 #[derive(Debug)]
-pub(super) enum HostGradient<'a> {
-    Memory(&'a [f32]),
-    Parked(ParkedTensor<'a>),
+pub(super) enum HostGradient {
+    Memory(Vec<f32>),
+    Parked(Arc<ParkedArray>, DType),
     /// The parameter was not used.
     Zeros,
 }
@@ -54,7 +72,7 @@ impl HostUpdate<'_> {
     pub(super) fn run(
         &mut self,
         mut values: HostValues<'_>,
-        gradient: &HostGradient<'_>,
+        gradient: &HostGradient,
     ) -> Result<(), SwapError> {
         let values_array = match &values {
             HostValues::Parked(array) | HostValues::RoundedMaster(array, _) => Some(*array),
@@ -74,7 +92,7 @@ impl HostUpdate<'_> {
         &mut self,
         range: &Range<usize>,
         values: &mut HostValues<'_>,
-        gradient: &HostGradient<'_>,
+        gradient: &HostGradient,
     ) -> Result<(), SwapError> {
         let arrays = self.arrays.iter();
         let mut pieces = arrays
@@ -92,19 +110,84 @@ impl HostUpdate<'_> {
             (_, None) => None,
         };
         match (own_values, states.split_first_mut()) {
-            (Some(param), _) => {
-                let slice = OwnedSlice { param, states: &mut states, working: None };
-                self.step.update(self.scale, Gradient::F32(&gradient), slice);
-            }
+            (Some(values), _) => self.compute(values, &gradient, &mut states),
             (None, Some((master, moments))) => {
-                let slice = OwnedSlice { param: master, states: moments, working: None };
-                self.step.update(self.scale, Gradient::F32(&gradient), slice);
+                self.compute(master, &gradient, moments);
                 self.publish(range, master, values)?;
             }
             (None, None) => unreachable!("the master is the first array"),
         }
         drop(states);
         pieces.into_iter().chain(own).try_for_each(|piece| piece.store(self.pipeline))
+    }
+
+    /// Updates the moments of all pieces and writes `direction`, as long as the arrays. Adds the squares of the values
+    /// and of the direction to `squares`.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub(super) fn direct(
+        &mut self,
+        mut values: DirectionValues<'_>,
+        gradient: &HostGradient,
+        direction: &mut [f32],
+        mut squares: Option<&mut Squares>,
+    ) -> Result<(), SwapError> {
+        for array in self.arrays {
+            let kept = array.keep_copies();
+            self.pipeline.note(kept)?;
+        }
+        for range in self.layout.pieces() {
+            let direction = &mut direction[range.clone()];
+            self.direct_piece(&range, &mut values, gradient, direction, squares.as_deref_mut())?;
+        }
+        Ok(())
+    }
+
+    fn direct_piece(
+        &mut self,
+        range: &Range<usize>,
+        values: &mut DirectionValues<'_>,
+        gradient: &HostGradient,
+        direction: &mut [f32],
+        squares: Option<&mut Squares>,
+    ) -> Result<(), SwapError> {
+        let arrays = self.arrays.iter();
+        let mut pieces = arrays
+            .map(|array| array.piece(range, DType::F32, self.pipeline))
+            .collect::<Result<Vec<_>, SwapError>>()?;
+        let mut own = match values {
+            DirectionValues::Parked(array) => {
+                Some(array.piece(range, DType::F32, self.pipeline)?)
+            }
+            _ => None,
+        };
+        let gradient = gradient.piece(range, self.pipeline)?;
+        let mut states: Vec<_> = pieces.iter_mut().map(PieceInMemory::floats).collect();
+        states.push(direction);
+        let mut unread = Vec::new();
+        let (param, states) = match (&mut *values, &mut own, states.split_first_mut()) {
+            (DirectionValues::Master, _, Some((master, states))) => (&mut **master, states),
+            (DirectionValues::Memory(values), ..) => (&mut values[range.clone()], &mut states[..]),
+            (_, Some(own), _) => (own.floats(), &mut states[..]),
+            (_, None, _) => {
+                unread.resize(range.len(), 0.0);
+                (&mut unread[..], &mut states[..])
+            }
+        };
+        self.compute(param, &gradient, states);
+        if let (Some([of_values, of_direction]), Some(made)) = (squares, states.last()) {
+            of_values.push(param);
+            of_direction.push(made);
+        }
+        // Values have not changed.
+        let masters = usize::from(matches!(values, DirectionValues::Master));
+        pieces.drain(masters..).try_for_each(|piece| piece.store(self.pipeline))
+    }
+
+    fn compute(&self, param: &mut [f32], gradient: &[f32], states: &mut [&mut [f32]]) {
+        let slice = OwnedSlice { param, states, working: None };
+        self.step.update(self.scale, Gradient::F32(gradient), slice);
     }
 
     /// Copies a piece of the updated master to where ops find it.
@@ -139,22 +222,31 @@ impl HostUpdate<'_> {
     }
 }
 
-impl HostGradient<'_> {
+impl HostGradient {
+    /// The gradient of an update, which leaves the device for it.
+    pub(super) fn of<B: Backend>(gradient: UpdateGradient<B>) -> Self {
+        match gradient {
+            UpdateGradient::Device(tensor) => Self::Memory(float_into_host::<B>(tensor)),
+            UpdateGradient::Parked(array, dtype) => Self::Parked(array, dtype),
+            UpdateGradient::Zeros => Self::Zeros,
+        }
+    }
+
     /// The elements of a piece, in f32.
     fn piece(
         &self,
         range: &Range<usize>,
         pipeline: &mut Pipeline,
     ) -> Result<Cow<'_, [f32]>, SwapError> {
-        let sum = match self {
+        let (array, dtype) = match self {
             Self::Memory(gradient) => return Ok(Cow::Borrowed(&gradient[range.clone()])),
             Self::Zeros => return Ok(Cow::Owned(vec![0.0; range.len()])),
-            Self::Parked(sum) => sum,
+            Self::Parked(array, dtype) => (array, *dtype),
         };
-        let mut piece = sum.array.piece(range, sum.dtype, pipeline)?;
+        let mut piece = array.piece(range, dtype, pipeline)?;
         let bytes = &*piece.bytes();
         let mut wide = vec![0.0; range.len()];
-        match sum.dtype {
+        match dtype {
             DType::F16 => widen(Gradient::F16(bytemuck::cast_slice(bytes)), &mut wide),
             DType::BF16 => widen(Gradient::Bf16(bytemuck::cast_slice(bytes)), &mut wide),
             _ => wide.copy_from_slice(bytemuck::cast_slice(bytes)),

@@ -1,37 +1,88 @@
-//! The rules of optimizers: the arrays that they keep, and the scalars of their steps.
+//! What each optimizer keeps, what it looks at, and the scalars of its steps.
 
-use deepburn_config::{AdamPlan, OptimizerPlan};
-use deepburn_kernels::{self as kernels, ElementwiseStep};
+use deepburn_config::{AdamPlan, LambPlan, Matrices, MuonPlan, OptimizerPlan, UpdateSettings};
+use deepburn_kernels as kernels;
+use deepburn_kernels::ElementwiseStep;
 
 use super::Rates;
+use super::rounds::Scope;
 
-/// Names of the arrays that a rule keeps of each parameter, those of PyTorch's optimizers.
+/// The scalars of one step of a parameter.
+#[derive(Debug)]
+pub(super) enum Step {
+    /// One pass over the elements.
+    Elements(ElementwiseStep),
+    /// A pass that makes a direction, and one along it at a rate that follows from two norms.
+    Norms {
+        direction: ElementwiseStep,
+        step_size: f64,
+        /// Bounds of the trust ratio.
+        trust_ratio: [f64; 2],
+    },
+    /// A pass that makes a direction, whose matrices are orthogonalised, and one along it.
+    Matrix { direction: ElementwiseStep, lr: f64, plan: MuonPlan, matrices: Matrices },
+}
+
+/// Names of the arrays that an optimizer keeps of each parameter, those of PyTorch's optimizers.
 pub fn moments(plan: &OptimizerPlan) -> &'static [&'static str] {
     match plan {
-        OptimizerPlan::AdamW(_) | OptimizerPlan::Adam(_) => &["exp_avg", "exp_avg_sq"],
+        OptimizerPlan::AdamW(_) | OptimizerPlan::Adam(_) | OptimizerPlan::Lamb(_) => {
+            &["exp_avg", "exp_avg_sq"]
+        }
         OptimizerPlan::Sgd { momentum: 0.0, .. } => &[],
-        OptimizerPlan::Sgd { .. } => &["momentum_buffer"],
+        OptimizerPlan::Sgd { .. } | OptimizerPlan::Muon(_) => &["momentum_buffer"],
         OptimizerPlan::Lion { .. } => &["exp_avg"],
         OptimizerPlan::Adagrad { .. } => &["sum"],
     }
 }
 
+/// What the update of a parameter of this shape looks at.
+pub(super) fn scope(settings: &UpdateSettings, shape: &[usize]) -> Scope {
+    match (&settings.optimizer, settings.matrices) {
+        (OptimizerPlan::Muon(_), Some(matrices)) => {
+            let (outputs, inputs) = matrices.dimensions(shape);
+            let (short, long) = (outputs.min(inputs) as u64, outputs.max(inputs) as u64);
+            // Two products of the shorter side squared with the longer one, and the square of the smaller product.
+            let cost = short.saturating_mul(short).saturating_mul(2 * long + short);
+            Scope::Matrix { cost: cost.saturating_mul(matrices.count as u64) }
+        }
+        (OptimizerPlan::Lamb(_), _) => Scope::Norms,
+        _ => Scope::Elements,
+    }
+}
+
 /// The scalars of step number `time`, from 1.
-pub(super) fn scalars(
-    plan: &OptimizerPlan,
-    Rates { lr, betas }: Rates,
-    time: u64,
-) -> ElementwiseStep {
+pub(super) fn step(settings: &UpdateSettings, rates: Rates, time: u64) -> Step {
+    let rates = Rates { lr: settings.lr_factor * rates.lr, ..rates };
+    match (&settings.optimizer, settings.matrices) {
+        (OptimizerPlan::Muon(plan), Some(matrices)) => {
+            let MuonPlan { momentum, nesterov, .. } = *plan;
+            let rule = kernels::MuonMomentum { momentum, nesterov };
+            let direction = kernels::MuonMomentumStep::new(&rule).into();
+            Step::Matrix { direction, lr: rates.lr, plan: *plan, matrices }
+        }
+        (OptimizerPlan::Lamb(plan), _) => lamb(plan, rates, time),
+        (plan, _) => Step::Elements(elementwise(plan, rates, time)),
+    }
+}
+
+fn lamb(plan: &LambPlan, Rates { lr, betas }: Rates, time: u64) -> Step {
+    let betas = betas.unwrap_or(plan.betas);
+    let LambPlan { eps, eps_inside_sqrt, weight_decay, bias_correction, trust_ratio, .. } = *plan;
+    let [beta1, beta2] = betas;
+    let rule = kernels::Lamb { beta1, beta2, eps, eps_inside_sqrt, weight_decay };
+    Step::Norms {
+        direction: kernels::LambStep::new(&rule).into(),
+        step_size: kernels::lamb_step_size(lr, betas, time, bias_correction),
+        trust_ratio,
+    }
+}
+
+fn elementwise(plan: &OptimizerPlan, Rates { lr, betas }: Rates, time: u64) -> ElementwiseStep {
     let adam = |plan: &AdamPlan, weight_decay| {
         let [beta1, beta2] = betas.unwrap_or(plan.betas);
-        let rule = kernels::Adam {
-            lr,
-            beta1,
-            beta2,
-            eps: plan.eps,
-            weight_decay,
-            bias_correction: plan.bias_correction,
-        };
+        let AdamPlan { eps, bias_correction, .. } = *plan;
+        let rule = kernels::Adam { lr, beta1, beta2, eps, weight_decay, bias_correction };
         kernels::AdamStep::new(&rule, time).into()
     };
     match *plan {
@@ -47,12 +98,13 @@ pub(super) fn scalars(
         }
         OptimizerPlan::Lion { betas: own, weight_decay, .. } => {
             let [beta1, beta2] = betas.unwrap_or(own);
-            let rule = kernels::Lion { lr, beta1, beta2, weight_decay };
-            kernels::LionStep::new(&rule).into()
+            kernels::LionStep::new(&kernels::Lion { lr, beta1, beta2, weight_decay }).into()
         }
         OptimizerPlan::Adagrad { eps, weight_decay, .. } => {
-            let rule = kernels::Adagrad { lr, eps, weight_decay };
-            kernels::AdagradStep::new(&rule).into()
+            kernels::AdagradStep::new(&kernels::Adagrad { lr, eps, weight_decay }).into()
+        }
+        OptimizerPlan::Lamb(_) | OptimizerPlan::Muon(_) => {
+            unreachable!("they look at more than one element")
         }
     }
 }

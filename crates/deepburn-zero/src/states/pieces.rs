@@ -149,7 +149,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         };
         let mut arrays = vec![(StateArray::Weights, weights)];
         if parameter.is_trainable() {
-            let moments = self.optimizer.moments().iter();
+            let moments = self.optimizer.moments(index).iter();
             arrays.extend(moments.map(|name| (StateArray::Moment(name), DType::F32)));
         }
         let gradient = self.gradient_sum(index);
@@ -220,9 +220,9 @@ impl<B: OptimizerOps> ModelStates<B> {
         self.optimizer.time()
     }
 
-    /// Names of the arrays that the optimizer keeps of each trainable parameter.
-    pub fn moments(&self) -> &'static [&'static str] {
-        self.optimizer.moments()
+    /// Names of the arrays that the optimizer keeps of the parameter at `index`; none of a frozen one.
+    pub fn moments(&self, index: usize) -> &'static [&'static str] {
+        self.optimizer.moments(index)
     }
 
     /// Type that ops use.
@@ -315,7 +315,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             if !parameter.is_trainable() {
                 continue;
             }
-            let moments = self.optimizer.moments().iter();
+            let moments = self.optimizer.moments(index).iter();
             let moments = moments
                 .map(|name| self.piece(parameter, StateArray::Moment(name), cut, &mut read))
                 .collect::<Result<Vec<_>, E>>()?;

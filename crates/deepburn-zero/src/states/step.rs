@@ -8,8 +8,9 @@ use deepburn_kernels::unscale_and_clip;
 use deepburn_ops::OptimizerOps;
 
 use super::ModelStates;
+use super::directions::Exchange;
 use crate::error::ZeroError;
-use crate::optimizer::{ParkedOperands, Rates, UpdateGradient, UpdateValues};
+use crate::optimizer::{ParkedOperands, Rates, StepInProgress, UpdateGradient, UpdateValues};
 use crate::parameter::Parameter;
 use crate::parked::ParkedTensor;
 use crate::publish::Publisher;
@@ -108,23 +109,41 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// what a rank keeps (stages 1 and 2).
     fn update(
         &mut self,
-        gradients: Vec<Option<Accumulated<B>>>,
+        mut gradients: Vec<Option<Accumulated<B>>>,
         rates: Rates,
         scale: f32,
     ) -> Result<(), ZeroError> {
-        let share = self.share;
+        let (share, ledger) = (self.share, &self.ledger);
+        let parameters = self.parameters.clone();
         let mut publisher = Publisher::new(&self.group, self.allgather_bucket_size);
-        let operands = operands(&self.parameters, &gradients);
-        let mut step = self.optimizer.start_step(rates, scale, operands)?;
-        for (parameter, gradient) in self.parameters.iter().zip(gradients) {
-            if !parameter.is_trainable() {
-                continue;
-            }
-            let (index, partition) = (parameter.index(), parameter.partition());
-            let gradient = update_gradient(share, gradient, partition);
-            let values = values(share, parameter, step.has_master(index));
+        let order = self.optimizer.order(&parameters, self.group.world_size());
+        let operands: Vec<_> = operands(&parameters, &gradients).collect();
+        let mut step = self.optimizer.start_step(rates, scale, &operands, &order)?;
+        drop(operands);
+        let mut taken = |step: &StepInProgress<'_, B>, index: usize| {
+            let parameter = &parameters[index];
+            let gradient = update_gradient(share, gradients[index].take(), parameter.partition());
+            (values(share, parameter, step.has_master(index)), gradient)
+        };
+        for index in order.elements {
+            let (values, gradient) = taken(&step, index);
             if let Some(updated) = step.update(index, values, gradient)? {
-                publisher.store(share.stage, parameter, updated)?;
+                publisher.store(share.stage, &parameters[index], updated)?;
+            }
+        }
+        for round in order.rounds {
+            let mut directions = Vec::new();
+            for index in round.indices() {
+                let (values, gradient) = taken(&step, index);
+                let owned = share.updated_range(parameters[index].partition());
+                directions.push(step.direct(index, values, gradient, owned, ledger)?);
+            }
+            let exchange = Exchange { group: &self.group, share, parameters: &parameters, ledger };
+            for (direction, descent) in exchange.run(&step, &round, directions)? {
+                let parameter = &parameters[direction.index];
+                if let Some(updated) = step.descend(direction, descent)? {
+                    publisher.store(share.stage, parameter, updated)?;
+                }
             }
         }
         publisher.flush()?;

@@ -11,8 +11,9 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_flex::{Flex, FlexDevice};
 use deepburn_config::{
-    ActivationPlan, AdamPlan, GatherPlan, GradientPlan, GradientReduction, OptimizerOffload,
-    OptimizerPlan, ParamGroups, ParameterOffload, PrecisionPlan, ReductionPlan, Stage, ZeroPlan,
+    ActivationPlan, AdamPlan, GatherPlan, GradientPlan, GradientReduction, LambPlan, MuonPlan,
+    MuonScale, NewtonSchulzPlan, OptimizerOffload, OptimizerPlan, ParamGroups, ParameterOffload,
+    PrecisionPlan, ReductionPlan, Stage, ZeroPlan,
 };
 use deepburn_zero::{Policy, Training};
 
@@ -137,6 +138,33 @@ pub fn policy(stage: Stage) -> Policy {
         activations: ActivationPlan::default(),
     }
 }
+
+pub const LAMB: LambPlan = LambPlan {
+    lr: 1e-2,
+    betas: [0.9, 0.999],
+    eps: 1e-6,
+    eps_inside_sqrt: false,
+    weight_decay: 0.01,
+    bias_correction: true,
+    trust_ratio: [0.01, 10.0],
+};
+
+pub const MUON: MuonPlan = MuonPlan {
+    lr: 1e-2,
+    momentum: 0.95,
+    nesterov: true,
+    weight_decay: 0.1,
+    newton_schulz: NewtonSchulzPlan { steps: 5, coefficients: [3.4445, -4.775, 2.0315], eps: 1e-7 },
+    scale: MuonScale::Original,
+    adam: AdamPlan {
+        lr: 1e-3,
+        betas: [0.9, 0.95],
+        eps: 1e-8,
+        weight_decay: 0.1,
+        bias_correction: true,
+    },
+    decouples_decay: true,
+};
 
 pub const STAGES: [Stage; 4] =
     [Stage::Disabled, Stage::OptimizerStates, Stage::Gradients, Stage::Parameters];

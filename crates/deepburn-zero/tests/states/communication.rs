@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use crate::model::{Net, STAGES, Trained, policy, rows};
+use crate::model::{LAMB, MUON, Net, STAGES, Trained, policy, rows};
 use burn_flex::Flex;
 use deepburn_comm::{Count, Operation, Statistics, run_ranks};
-use deepburn_config::Stage;
+use deepburn_config::{OptimizerPlan, Stage};
 use deepburn_zero::{Group, ModelStates, Policy, Rates, ZeroError};
 
 /// Counters of rank 0 before training and after each of `steps` steps of one micro-batch.
@@ -151,4 +151,46 @@ fn one_rank_takes_the_same_path() {
         purposes
     };
     assert_eq!(purposes(1), purposes(2));
+}
+
+/// Elements of the matrices that Muon orthogonalises: four projections of the attention, two of the inner layer, and
+/// the unused one.
+const MATRICES: [u64; 7] = [6 * 6, 6 * 6, 6 * 6, 6 * 6, 6 * 7, 7 * 6, 3 * 5];
+
+#[test]
+fn each_matrix_is_gathered_once_and_broadcast_once() {
+    for stage in STAGES {
+        for ranks in [1, 2, 3] {
+            let policy = Policy { optimizer: OptimizerPlan::Muon(MUON), ..policy(stage) };
+            let seen = statistics(ranks, &policy, 2);
+            let directions = last_step(&seen, |_, purpose| purpose == "directions");
+            let results = last_step(&seen, |_, purpose| purpose == "orthogonalised");
+            let whole: u64 = MATRICES.iter().sum();
+            let what = format!("{ranks} ranks at stage {stage:?}");
+            assert_eq!(results, Count { calls: 7, elements: whole }, "{what}");
+            // One message a round, in which each rank orthogonalises one matrix.
+            let rounds = 7_u64.div_ceil(ranks as u64);
+            let expected = match stage.shards_optimizer() {
+                true => Count { calls: rounds, elements: whole },
+                false => Count::default(),
+            };
+            assert_eq!(directions, expected, "{what}");
+        }
+    }
+}
+
+#[test]
+fn norms_are_a_few_numbers_a_round() {
+    for stage in STAGES {
+        let policy = Policy { optimizer: OptimizerPlan::Lamb(LAMB), ..policy(stage) };
+        let seen = statistics(3, &policy, 2);
+        let norms = last_step(&seen, |_, purpose| purpose == "norms");
+        if stage.shards_optimizer() {
+            // Sums of squares over at most twice the logarithm of a shard's length, of values and of directions.
+            let bytes = 2 * 2 * 8 * 5 * 17 * 3;
+            assert!(norms.calls > 0 && norms.elements < bytes, "{norms:?}");
+        } else {
+            assert_eq!(norms, Count::default());
+        }
+    }
 }

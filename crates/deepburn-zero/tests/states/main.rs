@@ -9,3 +9,4 @@ mod ledger;
 mod model;
 mod parity;
 mod persistence;
+mod whole_tensors;

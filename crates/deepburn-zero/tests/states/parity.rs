@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::model::{Net, STAGES, Trained, policy, rows};
+use crate::model::{LAMB, MUON, Net, STAGES, Trained, policy, rows};
 use burn::tensor::TensorData;
 use burn_flex::Flex;
 use deepburn_comm::run_ranks;
@@ -154,7 +154,7 @@ fn buckets_prefetch_persistence_and_limits_change_nothing() {
 }
 
 /// Every optimizer; SGD with and without states.
-fn rules() -> [OptimizerPlan; 6] {
+fn rules() -> [OptimizerPlan; 8] {
     let sgd = |momentum, dampening, nesterov| OptimizerPlan::Sgd {
         lr: 1e-2,
         momentum,
@@ -169,6 +169,8 @@ fn rules() -> [OptimizerPlan; 6] {
         sgd(0.0, 0.0, false),
         OptimizerPlan::Lion { lr: 1e-3, betas: [0.9, 0.99], weight_decay: 0.1 },
         OptimizerPlan::Adagrad { lr: 1e-2, eps: 1e-10, weight_decay: 0.01 },
+        OptimizerPlan::Lamb(LAMB),
+        OptimizerPlan::Muon(MUON),
     ]
 }
 
@@ -397,13 +399,13 @@ fn parked_parameters_leave_the_device() {
                 }
                 let resident = states.parameters().iter().map(|p| p.numel());
                 let resident = resident.filter(|numel| *numel <= persistence).sum::<usize>() * 4;
-                let sizes = states.parameters().iter().map(|p| ParameterSize {
-                    numel: p.numel() as u64,
-                    trainable: p.is_trainable(),
+                let sizes = states.parameters().iter().map(|p| {
+                    let optimizer = p.is_trainable().then_some(&parked.optimizer);
+                    ParameterSize::new(p.numel() as u64, optimizer)
                 });
-                let Policy { zero, optimizer, precision, .. } = &parked;
+                let Policy { zero, precision, .. } = &parked;
                 let sizes: Vec<_> = sizes.collect();
-                let expected = swap_bytes(&sizes, zero, ranks, optimizer, precision);
+                let expected = swap_bytes(&sizes, zero, ranks, precision);
                 let on_disk = |category| states.ledger().usage_on(Tier::Disk, category).current;
                 let disk = Category::ALL.map(on_disk).iter().sum::<usize>() as u64;
                 assert_eq!(disk, expected, "the file is as large as was announced");
@@ -522,9 +524,9 @@ fn a_part_of_the_states_leaves_the_device() {
             let mut parked = policy(Stage::Parameters);
             parked.zero.optimizer_states = OptimizerOffload::Host { sub_group_size: 5, ratio };
             let usage = after_backward(ranks, &parked, |states| {
-                let sizes = states.parameters().iter().map(|p| ParameterSize {
-                    numel: p.numel() as u64,
-                    trainable: p.is_trainable(),
+                let sizes = states.parameters().iter().map(|p| {
+                    let optimizer = p.is_trainable().then_some(&parked.optimizer);
+                    ParameterSize::new(p.numel() as u64, optimizer)
                 });
                 let on = |tier, category| states.ledger().usage_on(tier, category).current;
                 let held = [Tier::Device, Tier::Host].map(|tier| {

@@ -83,9 +83,8 @@ fn held(sizes: &[usize], plan: &Plan, ranks: usize) -> Vec<[u64; 2]> {
 }
 
 fn estimated(sizes: &[usize], plan: &Plan, ranks: usize) -> u64 {
-    let size = |(index, numel): (usize, &usize)| ParameterSize {
-        numel: *numel as u64,
-        trainable: trains(index),
+    let size = |(index, numel): (usize, &usize)| {
+        ParameterSize::new(*numel as u64, trains(index).then_some(&plan.optimizer))
     };
     let sizes: Vec<_> = sizes.iter().enumerate().map(size).collect();
     let bytes = ElementBytes::new(&plan.optimizer, &plan.precision, 1);

@@ -1,0 +1,150 @@
+//! Which parameters are matrices of hidden layers, and how they lie in memory.
+//!
+//! Main type: [`Matrices`]. Muon is defined on the weight of a linear map. Embeddings and the output layer are
+//! matrices too, but Adam trains them better (Jordan et al. 2024), and a fused projection is several maps.
+
+use super::param_groups::ModelParameter;
+
+/// The linear maps that a parameter holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Matrices {
+    /// How many there are, side by side along the outputs: 3 in the fused query, key and value projection.
+    pub count: usize,
+    /// How each lies in memory.
+    pub layout: MatrixLayout,
+}
+
+/// The order of the dimensions of a linear map's weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MatrixLayout {
+    /// `[inputs, outputs]`: Burn's `Linear`, and other parameters with two dimensions.
+    InputsFirst,
+    /// `[outputs, inputs, ...]`: convolutions, whose inputs are channels times the kernel's elements.
+    OutputsFirst,
+}
+
+/// Names of fused query, key and value projections: those of GPT-2, GPT-NeoX, PyTorch's attention and others.
+const FUSED: [&str; 7] =
+    ["c_attn", "qkv", "qkv_proj", "wqkv", "in_proj", "in_proj_weight", "query_key_value"];
+
+/// Names of output layers wherever they occur.
+const OUTPUT_LAYERS: [&str; 2] = ["lm_head", "score"];
+
+/// Names of output layers in the model itself: deeper down they name a part of a layer.
+const OUTPUT_FIELDS: [&str; 2] = ["head", "output"];
+
+impl Matrices {
+    /// What Muon finds in a parameter, `None` for one that it leaves to Adam. `count`, where it is given, decides: 0 is
+    /// none.
+    ///
+    /// # Errors
+    /// `count` does not fit the shape; the reason and the remedy.
+    pub(crate) fn of(
+        parameter: &ModelParameter<'_>,
+        count: Option<usize>,
+    ) -> Result<Option<Self>, String> {
+        let ModelParameter { path, shape, layer } = *parameter;
+        let layout = match shape.len() {
+            2 => MatrixLayout::InputsFirst,
+            // A transposed convolution has its input channels first.
+            _ if layer.starts_with("ConvTranspose") => MatrixLayout::InputsFirst,
+            _ => MatrixLayout::OutputsFirst,
+        };
+        let outputs = match layout {
+            MatrixLayout::InputsFirst => shape.iter().skip(1).product::<usize>(),
+            MatrixLayout::OutputsFirst => shape.first().copied().unwrap_or(1),
+        };
+        let is_matrix = shape.len() >= 2 && shape.iter().all(|len| *len > 0);
+        match count {
+            Some(0) => Ok(None),
+            Some(count) if !is_matrix || !outputs.is_multiple_of(count) => Err(format!(
+                "muon_matrices is {count}, and parameter {path} of shape {shape:?} is not so many matrices side by \
+                 side; give 0, or a number that divides its {outputs} outputs"
+            )),
+            Some(count) => Ok(Some(Self { count, layout })),
+            None if !is_matrix || is_left_to_adam(path, layer) => Ok(None),
+            // Of three and more dimensions only filters are known to be maps.
+            None if shape.len() > 2 && !layer.starts_with("Conv") => Ok(None),
+            None => {
+                let is_fused =
+                    path.split('.').any(|name| FUSED.contains(&name.to_lowercase().as_str()));
+                let count = if is_fused && outputs.is_multiple_of(3) { 3 } else { 1 };
+                Ok(Some(Self { count, layout }))
+            }
+        }
+    }
+
+    /// Outputs and inputs of each map in a parameter of this shape.
+    pub fn dimensions(self, shape: &[usize]) -> (usize, usize) {
+        let (first, rest) =
+            (shape.first().copied().unwrap_or(1), shape.iter().skip(1).product::<usize>());
+        match self.layout {
+            MatrixLayout::InputsFirst => (rest / self.count, first),
+            MatrixLayout::OutputsFirst => (first / self.count, rest),
+        }
+    }
+}
+
+/// Whether it is an embedding or the output layer.
+fn is_left_to_adam(path: &str, layer: &str) -> bool {
+    let path = path.to_lowercase();
+    let names: Vec<&str> = path.split('.').collect();
+    layer == "Embedding"
+        || path.contains("embed")
+        || names.iter().any(|name| matches!(*name, "wte" | "wpe"))
+        || names.iter().any(|name| OUTPUT_LAYERS.contains(name) || name.starts_with("classifier"))
+        || names.first().is_some_and(|name| OUTPUT_FIELDS.contains(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(path: &str, shape: &[usize], layer: &str) -> Option<Matrices> {
+        Matrices::of(&ModelParameter { path, shape, layer }, None).unwrap()
+    }
+
+    fn inputs_first(count: usize) -> Option<Matrices> {
+        Some(Matrices { count, layout: MatrixLayout::InputsFirst })
+    }
+
+    #[test]
+    fn hidden_layers_are_told_from_embeddings_and_heads() {
+        for (path, shape, layer) in [
+            ("wte.weight", &[50, 8][..], "Embedding"),
+            ("tokens.weight", &[50, 8], "Embedding"),
+            ("wte.weight", &[50, 8], ""),
+            ("model.token_embedding.weight", &[50, 8], ""),
+            ("lm_head.weight", &[50, 8], "Head"),
+            ("output.weight", &[8, 2], "Linear"),
+            ("classifier2.weight", &[8, 2], "Linear"),
+            ("h.0.ln_1.weight", &[8], "LayerNorm"),
+            ("h.0.mlp.bias", &[8], "Linear"),
+            ("empty.weight", &[8, 0], "Linear"),
+            ("positions", &[1, 9, 8], "Model"),
+        ] {
+            assert_eq!(of(path, shape, layer), None, "{path}");
+        }
+        assert_eq!(of("h.0.attn.c_attn.weight", &[8, 24], "Linear"), inputs_first(3));
+        assert_eq!(of("layers.0.in_proj.weight", &[8, 24], "Linear"), inputs_first(3));
+        // Not three projections of one size.
+        assert_eq!(of("h.0.attn.qkv.weight", &[8, 16], "Linear"), inputs_first(1));
+        assert_eq!(of("h.0.attn.output.weight", &[8, 8], "Linear"), inputs_first(1));
+        let filters = of("conv.weight", &[16, 3, 5, 5], "Conv2d").unwrap();
+        assert_eq!(filters.dimensions(&[16, 3, 5, 5]), (16, 75));
+        let transposed = of("up.weight", &[16, 3, 5, 5], "ConvTranspose2d").unwrap();
+        assert_eq!(transposed.dimensions(&[16, 3, 5, 5]), (75, 16));
+        assert_eq!(inputs_first(3).unwrap().dimensions(&[8, 24]), (8, 8));
+    }
+
+    #[test]
+    fn a_group_decides_for_its_parameters() {
+        let parameter = ModelParameter { path: "wte.weight", shape: &[50, 8], layer: "Embedding" };
+        assert_eq!(Matrices::of(&parameter, Some(0)), Ok(None));
+        assert_eq!(Matrices::of(&parameter, Some(4)), Ok(inputs_first(4)));
+        let reason = Matrices::of(&parameter, Some(3)).unwrap_err();
+        assert!(reason.contains("shape [50, 8]") && reason.contains("its 8 outputs"), "{reason}");
+        let bias = ModelParameter { path: "h.0.bias", shape: &[8], layer: "Linear" };
+        assert!(Matrices::of(&bias, Some(1)).is_err());
+    }
+}

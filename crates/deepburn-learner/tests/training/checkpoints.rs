@@ -20,6 +20,8 @@ use deepburn_learner::{
 use deepburn_zero::{Group, RandomState, StateArray, Training};
 use serde_json::{Value, json};
 
+use crate::common::Numbered;
+
 #[derive(Module, Debug)]
 struct Net<B: Backend> {
     up: Linear<B>,
@@ -44,27 +46,6 @@ fn net(width: usize) -> Net<Trained> {
     let mut net = net.map(&mut Numbered(0));
     net.frozen = net.frozen.no_grad();
     net
-}
-
-/// The same weights in every test, with more digits than 16 bits hold.
-struct Numbered(usize);
-
-impl ModuleMapper<Trained> for Numbered {
-    fn map_float<const D: usize>(
-        &mut self,
-        param: Param<Tensor<Trained, D>>,
-    ) -> Param<Tensor<Trained, D>> {
-        let (id, tensor, mapper) = param.consume();
-        let values: Vec<f32> = (0..tensor.shape().num_elements())
-            .map(|_| {
-                self.0 += 1;
-                (self.0 * 37 % 101) as f32 / 101.0 - 0.5
-            })
-            .collect();
-        let data = TensorData::new(values, tensor.shape());
-        let tensor = Tensor::from_data(data, &tensor.device()).require_grad();
-        Param::from_mapped_value(id, tensor, mapper)
-    }
 }
 
 impl<B: Backend> Net<B> {

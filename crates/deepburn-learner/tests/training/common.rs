@@ -45,7 +45,7 @@ const FEATURES: usize = 6;
 impl Net<Trained> {
     /// A net whose values depend on `seed`.
     pub(crate) fn new(seed: usize) -> Self {
-        let mut net = Self::with_width(3).map(&mut Numbered(seed * 1000));
+        let mut net = Self::with_width(3).map(&mut NumberedTrained(seed * 1000));
         let order = (0..FEATURES as i64).map(|i| (i * 5 + seed as i64) % FEATURES as i64);
         let mask = (0..FEATURES).map(|i| (i + seed).is_multiple_of(4));
         net.order = int_param(order.collect(), DType::I64);
@@ -84,10 +84,31 @@ impl<B: Backend> Net<B> {
     }
 }
 
-/// Weights that depend on their place and a start.
-struct Numbered(usize);
+/// Fills every parameter with numbers of its own, in the order of the module.
+pub(crate) struct Numbered(pub(crate) usize);
 
 impl ModuleMapper<Trained> for Numbered {
+    fn map_float<const D: usize>(
+        &mut self,
+        param: Param<Tensor<Trained, D>>,
+    ) -> Param<Tensor<Trained, D>> {
+        let (id, tensor, mapper) = param.consume();
+        let values: Vec<f32> = (0..tensor.shape().num_elements())
+            .map(|_| {
+                self.0 += 1;
+                (self.0 * 37 % 101) as f32 / 101.0 - 0.5
+            })
+            .collect();
+        let data = TensorData::new(values, tensor.shape());
+        let tensor = Tensor::from_data(data, &tensor.device()).require_grad();
+        Param::from_mapped_value(id, tensor, mapper)
+    }
+}
+
+/// Weights that depend on their place and a start.
+struct NumberedTrained(usize);
+
+impl ModuleMapper<Trained> for NumberedTrained {
     fn map_float<const D: usize>(
         &mut self,
         param: Param<Tensor<Trained, D>>,

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::Module;
 use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, TensorData};
@@ -12,6 +12,8 @@ use deepburn_comm::run_ranks;
 use deepburn_config::{Facts, Plan, Written, resolve};
 use deepburn_learner::{Engine, EngineError, initialize};
 use deepburn_zero::{Group, Training};
+
+use crate::common::Numbered;
 
 #[derive(Module, Debug)]
 struct Net<B: Backend> {
@@ -30,27 +32,6 @@ fn net(dropout: f64) -> Net<Trained> {
         down: LinearConfig::new(5, 2).init(device),
     };
     net.map(&mut Numbered(0))
-}
-
-/// The same weights in every test: small numbers that depend on their place alone.
-struct Numbered(usize);
-
-impl ModuleMapper<Trained> for Numbered {
-    fn map_float<const D: usize>(
-        &mut self,
-        param: Param<Tensor<Trained, D>>,
-    ) -> Param<Tensor<Trained, D>> {
-        let (id, tensor, mapper) = param.consume();
-        let values: Vec<f32> = (0..tensor.shape().num_elements())
-            .map(|_| {
-                self.0 += 1;
-                (self.0 * 37 % 101) as f32 / 101.0 - 0.5
-            })
-            .collect();
-        let data = TensorData::new(values, tensor.shape());
-        let tensor = Tensor::from_data(data, &tensor.device()).require_grad();
-        Param::from_mapped_value(id, tensor, mapper)
-    }
 }
 
 impl<B: Backend> Net<B> {

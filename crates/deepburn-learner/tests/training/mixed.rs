@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor, TensorData};
@@ -13,6 +13,8 @@ use deepburn_learner::{Engine, EngineError, Step, initialize};
 use deepburn_zero::{Group, Training};
 use half::{bf16, f16};
 use serde_json::{Value, json};
+
+use crate::common::Numbered;
 
 #[derive(Module, Debug)]
 struct Net<B: Backend> {
@@ -31,27 +33,6 @@ fn net() -> Net<Trained> {
         down: LinearConfig::new(5, 1).init(device),
     };
     net.map(&mut Numbered(0))
-}
-
-/// The same weights in every test, with more digits than 16 bits hold.
-struct Numbered(usize);
-
-impl ModuleMapper<Trained> for Numbered {
-    fn map_float<const D: usize>(
-        &mut self,
-        param: Param<Tensor<Trained, D>>,
-    ) -> Param<Tensor<Trained, D>> {
-        let (id, tensor, mapper) = param.consume();
-        let values: Vec<f32> = (0..tensor.shape().num_elements())
-            .map(|_| {
-                self.0 += 1;
-                (self.0 * 37 % 101) as f32 / 101.0 - 0.5
-            })
-            .collect();
-        let data = TensorData::new(values, tensor.shape());
-        let tensor = Tensor::from_data(data, &tensor.device()).require_grad();
-        Param::from_mapped_value(id, tensor, mapper)
-    }
 }
 
 impl<B: Backend> Net<B> {

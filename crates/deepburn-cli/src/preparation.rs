@@ -10,8 +10,8 @@ use burn::tensor::DType;
 use deepburn::zero::estimate::ParameterSize;
 use deepburn_config::{
     Architecture, Backend, BatchPlan, BatchSchedule, DataKind, Diagnosis, DynamicBatchingPlan,
-    Facts, Job, JobRequest, ModelParameter, NoDecay, OptimizerPlan, ParamGroups, Plan, Precision,
-    ResolvedJob, Severity, UpdateSettings, Written, resolve, resolve_batch,
+    Facts, Job, JobRequest, ModelParameter, NoDecay, OptimizerPlan, ParamGroupError, ParamGroups,
+    Plan, Precision, ResolvedJob, Severity, UpdateSettings, Written, resolve, resolve_batch,
 };
 use deepburn_datasets::{DataError, Order, Shard, StepShape};
 use deepburn_models::gpt2::ParameterShape;
@@ -302,7 +302,10 @@ pub(crate) fn grouped_sizes(
         .map(|it| ModelParameter { path: &it.path, shape: &it.shape, layer: "" })
         .collect();
     let updates = plan.param_groups.assign(&plan.optimizer, &known);
-    let updates = updates.map_err(|error| Failure::mistake(format!("training.{error}")))?;
+    let updates = updates.map_err(|error| match error {
+        ParamGroupError::NoMatrix { .. } => Failure::mistake(format!("deepspeed.{error}")),
+        _ => Failure::mistake(format!("training.{error}")),
+    })?;
     let size = |(parameter, update): (&ParameterShape, &Option<UpdateSettings>)| {
         let lens = parameter.shape.iter();
         let numel = lens.fold(1, |numel: u64, len| numel.saturating_mul(*len as u64));

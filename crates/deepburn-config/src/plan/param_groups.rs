@@ -171,8 +171,8 @@ pub enum ParamGroupError {
     },
     /// Muon has nothing to orthogonalise.
     #[error(
-        "Muon: the model has no matrix of a hidden layer ({known}); use AdamW, or say which parameters are matrices \
-         by muon_matrices in a parameter group"
+        "optimizer.type: Muon updates matrices of hidden layers and the model has none ({known}); use AdamW, or set \
+         muon_matrices in a parameter group"
     )]
     NoMatrix {
         /// Some of the model's parameters.
@@ -483,7 +483,7 @@ mod tests {
         }
         groups.groups.clear();
         let error = groups.assign(&optimizer, &MODEL[..2]).unwrap_err().to_string();
-        assert!(error.contains("no matrix of a hidden layer (wte.weight"), "{error}");
+        assert!(error.contains("and the model has none (wte.weight"), "{error}");
         groups.groups = vec![with(&["mlp"], GroupRate::Factor(1.0), Some(1))];
         let error = groups.assign(&OptimizerPlan::AdamW(ADAM), &MODEL).unwrap_err().to_string();
         assert!(error.contains("muon_matrices is of Muon"), "{error}");

@@ -133,6 +133,9 @@ fn rows(estimate: &Estimate) -> Vec<Row> {
         ("model states, on the host", "host", estimate.host),
         ("model states, on NVMe", "disk", estimate.disk),
     ];
+    if buffers.directions > 0 {
+        rows.insert(5, ("optimizer directions, at most", "directions", buffers.directions));
+    }
     if let Some(pass) = estimate.pass {
         let kept = states.parameters.saturating_add(states.optimizer);
         let all = kept.saturating_add(estimate.module_buffers).saturating_add(pass.device);

@@ -78,7 +78,9 @@ impl Forecast {
     fn device(&self) -> u64 {
         let kept = self.rank.states.parameters.saturating_add(self.rank.states.optimizer);
         let in_pass = kept.saturating_add(self.pass.device);
-        in_pass.max(self.rank.states.total()).saturating_add(self.rank.module_buffers)
+        // While it updates, a rank still has the gradients of all parameters but those that are updated.
+        let in_step = self.rank.states.total().saturating_add(self.rank.buffers.directions);
+        in_pass.max(in_step).saturating_add(self.rank.module_buffers)
     }
 
     /// Bytes of tensors on this host, where each rank holds `of_rank`.

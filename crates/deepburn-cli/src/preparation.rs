@@ -299,11 +299,18 @@ pub(crate) fn grouped_sizes(
     // Names tell which are embeddings and output layers.
     let known: Vec<_> = parameters
         .iter()
-        .map(|it| ModelParameter { path: &it.path, shape: &it.shape, layer: "" })
+        .map(|it| ModelParameter {
+            path: &it.path,
+            shape: &it.shape,
+            layer: "",
+            is_announced: false,
+        })
         .collect();
     let updates = plan.param_groups.assign(&plan.optimizer, &known);
     let updates = updates.map_err(|error| match error {
-        ParamGroupError::NoMatrix { .. } => Failure::mistake(format!("deepspeed.{error}")),
+        ParamGroupError::NoMatrix { .. } | ParamGroupError::MuonRate { .. } => {
+            Failure::mistake(format!("deepspeed.{error}"))
+        }
         _ => Failure::mistake(format!("training.{error}")),
     })?;
     let size = |(parameter, update): (&ParameterShape, &Option<UpdateSettings>)| {

@@ -107,6 +107,19 @@ fn optimizers() {
     );
 }
 
+#[test]
+fn a_rate_that_muon_does_not_use_is_warned_of() {
+    let params = json!({"lr": 0.1, "muon_lr": 0.01, "adam_lr": 0.001});
+    let json = json!({"train_batch_size": 8, "optimizer": {"type": "Muon", "params": params}});
+    let written = Written::from_value(&json).unwrap();
+    let notes = resolve(&written, &Facts::on_host(1)).unwrap().notes;
+    let warned = notes.iter().any(|note| {
+        note.severity == Severity::Warning
+            && note.message.contains("0.1 is not used: muon_lr is 0.01")
+    });
+    assert!(warned, "{notes:?}");
+}
+
 /// DeepSpeed's learning rates: each of the two halves has its own, or they share one.
 #[test]
 fn muon_has_two_learning_rates() {
@@ -138,6 +151,8 @@ fn muon_has_two_learning_rates() {
     assert_eq!(rates(json!({"lr": 0.01})), (0.01, 0.01));
     assert_eq!(rates(json!({"lr": 0.01, "adam_lr": 0.002})), (0.01, 0.002));
     assert_eq!(rates(json!({"muon_lr": 0.05})), (0.05, 3e-4));
+    // transformers' default for both.
+    assert_eq!(rates(json!({"lr": "auto"})), (5e-5, 5e-5));
     let others = json!({
         "weight_decay": 0.1, "ns_steps": 6, "ns_coefficients": [2, -1.5, 0.5], "adjust_lr_fn": "match_rms_adamw",
         "adam_w_mode": false, "ns_method": "standard",

@@ -74,6 +74,15 @@ pub enum ZeroError {
          parameter groups"
     )]
     NothingTrainable,
+    /// A parameter was met while the module was sharded, and not when it was visited before.
+    #[error(
+        "parameter {path} appears only while the module is mapped: `visit` and `map` of a module go through the same \
+         parameters; derive Module, or let both of them reach it"
+    )]
+    UnvisitedParameter {
+        /// Its module path.
+        path: String,
+    },
     /// A gradient is infinite or NaN.
     #[error(
         "the gradient of parameter {path} is not finite, so the step was not taken: lower the \

@@ -19,7 +19,7 @@ mod tests;
 use deepburn_config::{OptimizerOffload, OptimizerPlan, Stage, ZeroPlan};
 
 use crate::ledger::Tier;
-use crate::optimizer::moments;
+use crate::optimizer::{direction_memory, moments};
 use buffers::{Gathering, bucket_elements, direction_elements};
 use element_bytes::FP32;
 use states::{ParameterShards, StateBytes};
@@ -51,18 +51,14 @@ pub enum DirectionMemory {
     None,
     /// The elements that a rank owns, until the norms of the whole are known.
     Owned,
-    /// All elements, which are orthogonalised together.
+    /// All elements, which one rank orthogonalises.
     Whole,
 }
 
 impl ParameterSize {
     /// A parameter of `numel` elements that `optimizer` updates; without one it is frozen.
     pub fn new(numel: u64, optimizer: Option<&OptimizerPlan>) -> Self {
-        let direction = match optimizer {
-            Some(OptimizerPlan::Lamb(_)) => DirectionMemory::Owned,
-            Some(OptimizerPlan::Muon(_)) => DirectionMemory::Whole,
-            _ => DirectionMemory::None,
-        };
+        let direction = optimizer.map_or(DirectionMemory::None, direction_memory);
         Self { numel, moments: optimizer.map(|plan| moments(plan).len()), direction }
     }
 
@@ -94,9 +90,11 @@ impl ModelStates {
 /// the device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Buffers {
-    /// Gradients that are collected or on their way, at most; or, if that is more, the directions of an update that
-    /// looks at more than single elements.
+    /// Gradients that are collected or on their way, at most.
     pub buckets: u64,
+    /// Directions of the optimizer step and what is computed of them, at most; 0 for optimizers that depend on single
+    /// elements alone. There are no buckets then.
+    pub directions: u64,
     /// The largest parameter that is gathered: stage 3 cannot do with less.
     pub largest_gathered: u64,
     /// All gathered parameters together, at most (`stage3_max_live_parameters`).
@@ -147,7 +145,7 @@ impl Estimate {
         self.states
             .total()
             .saturating_add(self.module_buffers)
-            .saturating_add(self.buffers.buckets)
+            .saturating_add(self.buffers.buckets.max(self.buffers.directions))
             .saturating_add(self.buffers.gathered_limit)
     }
 }
@@ -187,9 +185,8 @@ pub fn estimate(
         OptimizerOffload::Device | OptimizerOffload::Host { .. } => (offloaded, 0),
     };
     let buffers = Buffers {
-        buckets: bucket_elements(parameters, zero, ranks)
-            .saturating_mul(bytes.gradient)
-            .max(direction_elements(parameters, zero, ranks).saturating_mul(FP32)),
+        buckets: bucket_elements(parameters, zero, ranks).saturating_mul(bytes.gradient),
+        directions: direction_elements(parameters, zero, ranks).saturating_mul(FP32),
         largest_gathered: parameter_bytes(gathering.largest),
         gathered_limit: parameter_bytes(gathering.limit),
     };

@@ -25,13 +25,15 @@ use crate::parameter::Parameter;
 use crate::parked::{ParkedArray, ParkedCopy, ParkedTensor, PieceRead, Pipeline, PipelinePolicy};
 use crate::tiers::Parking;
 
-use rounds::{Scope, Update};
-use rule::Step;
+use rounds::{PlannedUpdate, UpdateScope};
+use rule::UpdateStep;
 use state::{DeviceState, ParkedState, State};
 
-pub(crate) use rounds::{MatrixOwner, ROUNDS_PER_MODEL, Round, StepOrder};
+pub(crate) use newton_schulz::WORKSPACE;
+pub(crate) use rounds::{MatrixOwner, ROUNDS_PER_MODEL, StepOrder, UpdateRound};
+pub(crate) use rule::direction_memory;
 pub use rule::moments;
-pub(crate) use step::{Descent, Direction, StepInProgress};
+pub(crate) use step::{Descent, StepInProgress, UpdateDirection};
 
 /// Optimizer states of one rank, and the rule that updates with them.
 #[derive(Debug)]
@@ -213,14 +215,14 @@ impl<B: OptimizerOps> Optimizer<B> {
         let update = |parameter: &Arc<Parameter<B>>| {
             let (index, numel) = (parameter.index(), parameter.numel());
             let scope = self.scope(index, parameter.shape())?;
-            Some(Update { index, numel, scope })
+            Some(PlannedUpdate { index, numel, scope })
         };
         let updates: Vec<_> = parameters.iter().filter_map(update).collect();
         StepOrder::new(&updates, ranks)
     }
 
     /// What the update of a parameter of this shape looks at; `None` for a frozen one.
-    fn scope(&self, index: usize, shape: &[usize]) -> Option<Scope> {
+    fn scope(&self, index: usize, shape: &[usize]) -> Option<UpdateScope> {
         Some(rule::scope(self.settings(index)?, shape))
     }
 
@@ -316,7 +318,7 @@ impl<B: OptimizerOps> Optimizer<B> {
     /// What a step reads of a file, in its order, and the most bytes that one piece of an update has.
     fn reads(
         &self,
-        steps: &[Step],
+        steps: &[UpdateStep],
         operands: &[ParkedOperands<'_>],
         order: &StepOrder,
     ) -> (VecDeque<PieceRead>, usize) {
@@ -342,7 +344,7 @@ impl<B: OptimizerOps> Optimizer<B> {
             pass(*index, 0..masters + self.states_used(steps, *index), true, true);
         }
         for round in &order.rounds {
-            let needs_values = matches!(round, Round::Norms(_));
+            let needs_values = matches!(round, UpdateRound::Norms(_));
             for index in round.indices() {
                 let first = if needs_values { 0 } else { masters };
                 let arrays = first..masters + self.moments(index).len();
@@ -355,9 +357,9 @@ impl<B: OptimizerOps> Optimizer<B> {
     }
 
     /// How many moments the step of a parameter uses: a schedule may bring momentum down to 0.
-    fn states_used(&self, steps: &[Step], index: usize) -> usize {
+    fn states_used(&self, steps: &[UpdateStep], index: usize) -> usize {
         match self.settings_of[index].map(|settings| &steps[settings]) {
-            Some(Step::Elements(step)) => step.states(),
+            Some(UpdateStep::Elements(step)) => step.states(),
             _ => self.moments(index).len(),
         }
     }

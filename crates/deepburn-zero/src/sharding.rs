@@ -1,7 +1,7 @@
 //! Turns the parameters of a module into handles on sharded ones.
 
 use std::any::Any;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
@@ -70,6 +70,8 @@ pub(crate) struct Sharder<'a, B: Backend> {
 pub(crate) struct Updates<'a> {
     pub(crate) optimizer: &'a OptimizerPlan,
     pub(crate) groups: &'a ParamGroups,
+    /// Name of the type of the layer that holds each parameter, by its first path.
+    pub(crate) layers: &'a HashMap<String, String>,
 }
 
 /// The place of a parameter in a module.
@@ -184,9 +186,11 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         let Distributed { flat, shape, trainable } =
             value.distribute::<D>(&self.group, index, &path)?;
         // By the shape that the value has: Burn announces that of a column-major `Linear` transposed.
-        let Updates { optimizer, groups } = self.updates;
-        let layer = self.path.layer();
-        let described = ModelParameter { path: &path, shape: &shape, layer };
+        let Updates { optimizer, groups, layers } = self.updates;
+        let Some(layer) = layers.get(&path) else {
+            return Err(ZeroError::UnvisitedParameter { path });
+        };
+        let described = ModelParameter { path: &path, shape: &shape, layer, is_announced: false };
         let settings = groups.settings_of(optimizer, &described)?.filter(|_| trainable);
         let trainable = settings.is_some();
         let partition = Partition::new(shape.num_elements(), self.group.world_size());
@@ -357,6 +361,9 @@ impl<B: Backend, F: Fn(usize) -> DistributedParamId> ModuleMapper<Training<B>> f
     }
 }
 
+/// Burn's layer of a table that is looked up.
+const EMBEDDING: &str = "Embedding";
+
 /// A parameter of a module that is not sharded yet.
 pub(crate) struct ModuleParameter {
     /// Its first module path.
@@ -367,12 +374,15 @@ pub(crate) struct ModuleParameter {
     pub(crate) layer: String,
     /// Whether it has not been frozen in the module.
     pub(crate) is_trainable: bool,
+    /// Whether its value is still to be made.
+    is_lazy: bool,
 }
 
 impl ModuleParameter {
     /// As far as its update depends on it.
     pub(crate) fn described(&self) -> ModelParameter<'_> {
-        ModelParameter { path: &self.path, shape: &self.shape, layer: &self.layer }
+        let Self { path, shape, layer, is_lazy, .. } = self;
+        ModelParameter { path, shape, layer, is_announced: *is_lazy }
     }
 }
 
@@ -390,7 +400,8 @@ pub(crate) fn parameters_of<B: OptimizerOps, M: Module<Training<B>>>(
 struct Parameters<'a, B: Backend> {
     buffers: &'a BufferTable<B>,
     path: ModulePath,
-    seen: HashSet<ParamId>,
+    /// The place of each parameter among those found.
+    seen: HashMap<ParamId, usize>,
     found: Vec<ModuleParameter>,
 }
 
@@ -404,14 +415,23 @@ impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Parameters<'_, B> {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<Training<B>, D>>) {
-        if self.buffers.contains(param.id) || !self.seen.insert(param.id) {
+        if self.buffers.contains(param.id) {
             return;
         }
+        if let Some(place) = self.seen.get(&param.id) {
+            // An embedding stays one where an output layer is tied to it.
+            if self.path.layer() == EMBEDDING {
+                self.found[*place].layer = EMBEDDING.to_owned();
+            }
+            return;
+        }
+        self.seen.insert(param.id, self.found.len());
         self.found.push(ModuleParameter {
             path: self.path.joined(),
             shape: param.lazy_shape().to_vec(),
             layer: self.path.layer().to_owned(),
             is_trainable: !param.is_initialized() || param.val().is_require_grad(),
+            is_lazy: !param.is_initialized(),
         });
     }
 }

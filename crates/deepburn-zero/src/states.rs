@@ -116,8 +116,10 @@ impl<B: OptimizerOps> ModelStates<B> {
             accumulation: element_type(precision.accumulation),
         };
         let (module, buffers) = BufferTable::prepare(module, &group, &ledger)?;
-        let updates = Updates { optimizer: &optimizer, groups: &param_groups };
-        let sizes = updated_sizes(&parameters_of(&module, &buffers), updates)?;
+        let known = parameters_of(&module, &buffers);
+        let layers = known.iter().map(|it| (it.path.clone(), it.layer.clone())).collect();
+        let updates = Updates { optimizer: &optimizer, groups: &param_groups, layers: &layers };
+        let sizes = updated_sizes(&known, updates)?;
         let bytes = swap_bytes(&sizes, &zero, group.world_size(), &precision);
         let parking = Parking::new(&zero, &precision, bytes)?;
         let homes = ShardHomes {
@@ -414,16 +416,24 @@ impl<B: OptimizerOps> ModelStates<B> {
 /// The sizes of all parameters, once it is clear how each is updated.
 fn updated_sizes(
     parameters: &[ModuleParameter],
-    Updates { optimizer, groups }: Updates<'_>,
+    Updates { optimizer, groups, .. }: Updates<'_>,
 ) -> Result<Vec<ParameterSize>, ZeroError> {
     let known: Vec<_> = parameters.iter().map(ModuleParameter::described).collect();
-    let size = |(parameter, settings): (&ModuleParameter, Option<UpdateSettings>)| {
+    let trained: Vec<_> = groups
+        .assign(optimizer, &known)?
+        .into_iter()
+        .zip(parameters)
+        .map(|(settings, parameter)| settings.filter(|_| parameter.is_trainable))
+        .collect();
+    let is_muon = matches!(optimizer, OptimizerPlan::Muon(_));
+    if is_muon && !trained.iter().flatten().any(|settings| settings.matrices.is_some()) {
+        return Err(ParamGroups::no_matrix(&known).into());
+    }
+    let size = |(parameter, settings): (&ModuleParameter, &Option<UpdateSettings>)| {
         let numel = parameter.shape.iter().product::<usize>() as u64;
-        let trained = settings.filter(|_| parameter.is_trainable);
-        ParameterSize::new(numel, trained.as_ref().map(|settings| &settings.optimizer))
+        ParameterSize::new(numel, settings.as_ref().map(|settings| &settings.optimizer))
     };
-    let settings = groups.assign(optimizer, &known)?;
-    Ok(parameters.iter().zip(settings).map(size).collect())
+    Ok(parameters.iter().zip(&trained).map(size).collect())
 }
 
 /// Parameters of which every rank keeps a whole copy beside its shard. On one rank a shard on the device is that

@@ -61,7 +61,12 @@ fn predicted(job: &Job, stage: u8) -> Estimate {
     let parameters = config().parameters();
     let known: Vec<_> = parameters
         .iter()
-        .map(|it| ModelParameter { path: &it.path, shape: &it.shape, layer: "" })
+        .map(|it| ModelParameter {
+            path: &it.path,
+            shape: &it.shape,
+            layer: "",
+            is_announced: false,
+        })
         .collect();
     let updates = plan.param_groups.assign(&plan.optimizer, &known).unwrap();
     let size = |(parameter, update): (&ParameterShape, &Option<UpdateSettings>)| {

@@ -12,6 +12,7 @@ pub(crate) mod data_efficiency;
 pub(crate) mod elsewhere;
 pub(crate) mod job;
 pub(crate) mod monitor;
+mod muon;
 pub(crate) mod offload;
 pub(crate) mod one_cycle;
 pub(crate) mod optimizer;

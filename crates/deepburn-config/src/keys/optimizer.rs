@@ -7,8 +7,9 @@
 use crate::check::find_variant;
 use crate::key::{Asks, Key, Literal, Status};
 
-use crate::kind::{Integers, Kind, Reals, Variant};
-use crate::plan::{AdamPlan, LambPlan, MuonPlan, MuonScale, NewtonSchulzPlan, OptimizerPlan};
+use crate::keys::muon;
+use crate::kind::{Kind, Reals, Variant};
+use crate::plan::{AdamPlan, LambPlan, OptimizerPlan};
 use crate::resolve::Context;
 use crate::section::Section;
 use crate::variant::choose;
@@ -18,12 +19,6 @@ const DEFAULT_LR: f64 = 1e-3;
 
 /// Learning rate of transformers' trainer, which `"auto"` stands for.
 const TRANSFORMERS_LR: f64 = 5e-5;
-
-/// Learning rate of the Adam beside DeepSpeed's Muon when none is given.
-const MUON_ADAM_LR: f64 = 3e-4;
-
-/// Smallest norm by which `torch.optim.Muon` divides a matrix.
-const NEWTON_SCHULZ_EPS: f64 = 1e-7;
 
 /// Weight decay of PyTorch's AdamW when none is given.
 const TORCH_ADAMW_DECAY: f64 = 0.01;
@@ -40,24 +35,28 @@ const BETAS: Key = Key::new(
 const EPS: Key =
     Key::real("eps", Reals::NotNegative, 1e-8, "Added to the square root of the second moment.")
         .auto();
-const WEIGHT_DECAY: Key =
+pub(super) const WEIGHT_DECAY: Key =
     Key::real("weight_decay", Reals::NotNegative, 0.0, "Weight decay.").auto();
 const AMSGRAD: Key = Key::flag("amsgrad", false, "Keep the largest second moment.").unavailable(
     "AMSGrad",
     Asks::Differs,
     "set it to false",
 );
-const FUSED: &str = "the update is always fused";
+pub(super) const FUSED: &str = "the update is always fused";
 const FUSED_FLAG: Key = Key::optional("fused", Kind::Flag, "PyTorch's fused update.").inert(FUSED);
-const FOREACH: Key =
+pub(super) const FOREACH: Key =
     Key::optional("foreach", Kind::Flag, "PyTorch's update over lists.").inert(FUSED);
 const SET_GRAD_NONE: Key = Key::flag("set_grad_none", true, "Free gradients after the step.")
     .inert("they are always freed");
-const FP32_STATES: Key = Key::flag("fp32_optimizer_states", true, "Keep the moments in fp32.")
-    .unavailable("16-bit optimizer states", Asks::Differs, "set it to true");
+pub(super) const FP32_STATES: Key = Key::flag(
+    "fp32_optimizer_states",
+    true,
+    "Keep the moments in fp32.",
+)
+.unavailable("16-bit optimizer states", Asks::Differs, "set it to true");
 const CUDA_AWARE: Key = Key::flag("cuda_aware", false, "Whether MPI can send from GPU memory.")
     .inert("it is of 1-bit Adam's exchange");
-const MAX_GRAD_NORM: Key =
+pub(super) const MAX_GRAD_NORM: Key =
     Key::optional("max_grad_norm", Kind::Free, "Clipping, which is not the optimizer's.").refused(
         "'max_grad_norm' is not supported as an optimizer parameter",
         "use the top-level key gradient_clipping",
@@ -121,7 +120,9 @@ const ADAGRAD: &[Key] = &[
 const LAMB: &[Key] = &[
     LR,
     BETAS,
-    EPS,
+    // A tensor with an element that never has a gradient would be lost: 0 / 0 is in its norm.
+    Key::real("eps", Reals::Positive, 1e-8, "Added to the square root of the second moment.")
+        .auto(),
     WEIGHT_DECAY,
     Key::flag(
         "bias_correction",
@@ -133,73 +134,6 @@ const LAMB: &[Key] = &[
     Key::real("min_coeff", Reals::NotNegative, 0.01, "Smallest trust ratio."),
     AMSGRAD,
     SET_GRAD_NONE,
-    FP32_STATES,
-    MAX_GRAD_NORM,
-];
-
-const MUON: &[Key] = &[
-    Key::real("lr", Reals::NotNegative, 0.02, "Learning rate of the first step.").auto(),
-    Key::optional(
-        "muon_lr",
-        Kind::Real(Reals::NotNegative),
-        "Learning rate of matrices in place of lr.",
-    ),
-    Key::optional(
-        "adam_lr",
-        Kind::Real(Reals::NotNegative),
-        "Learning rate of all other parameters in place of lr; 3e-4 where lr is not given either.",
-    ),
-    Key::real("momentum", Reals::Decay, 0.95, "Decay of the momentum of matrices."),
-    Key::flag("nesterov", true, "Nesterov's variant."),
-    WEIGHT_DECAY,
-    Key::new(
-        "ns_steps",
-        Kind::Integer(Integers { min: 1, max: 99 }),
-        Literal::Integer(5),
-        "Iterations of Newton-Schulz.",
-    ),
-    Key::new(
-        "ns_coefficients",
-        Kind::Triple(Reals::Any),
-        Literal::Triple([3.4445, -4.775, 2.0315]),
-        "Coefficients a, b and c of the iteration X <- a X + (b A + c A A) X with A = X X^T.",
-    ),
-    Key::new(
-        "adjust_lr_fn",
-        Kind::Choice(&["original", "match_rms_adamw"]),
-        Literal::Text("original"),
-        "How the learning rate depends on a matrix's shape: sqrt(max(1, outputs / inputs)), or \
-            0.2 sqrt(max(outputs, inputs)).",
-    ),
-    Key::new(
-        "betas",
-        Kind::Pair(Reals::Decay),
-        Literal::Pair([0.9, 0.95]),
-        "Decay of the moments of Adam, which updates all other parameters.",
-    )
-    .auto(),
-    Key::real(
-        "eps",
-        Reals::NotNegative,
-        1e-10,
-        "Added to the square root of Adam's second moment.",
-    )
-    .auto(),
-    Key::flag("adam_w_mode", true, "Decouple Adam's weight decay."),
-    Key::new(
-        "ns_method",
-        Kind::Choice(&["gram", "standard"]),
-        Literal::Text("gram"),
-        "Form of the iteration.",
-    )
-    .inert("both forms are one iteration; it runs in fp32"),
-    Key::flag("per_head_muon", false, "Orthogonalise attention heads one by one.").unavailable(
-        "Muon per head",
-        Asks::Differs,
-        "set it to false",
-    ),
-    Key::flag("torch_adam", false, "PyTorch's class for Adam.").inert(FUSED),
-    FOREACH,
     FP32_STATES,
     MAX_GRAD_NORM,
 ];
@@ -229,7 +163,7 @@ const VARIANTS: &[Variant] = &[
         "Muon",
         "Orthogonalised momentum for the matrices of hidden layers, Adam for all other parameters (Jordan et al. \
             2024).",
-        MUON,
+        muon::KEYS,
     ),
     missing("OneBitAdam", "1-bit Adam"),
     missing("ZeroOneAdam", "0/1 Adam"),
@@ -292,7 +226,7 @@ pub(crate) fn resolve(top: &Section<'_>, context: &mut Context<'_>) -> Optimizer
             weight_decay: params.real("weight_decay"),
         },
         "Lamb" => lamb(&params, context),
-        "Muon" => muon(&params, context),
+        "Muon" => muon::resolve(&params, context),
         name => adam_family(name, &params, context),
     }
 }
@@ -313,7 +247,7 @@ fn check_with_zero(section: &Section<'_>, context: &mut Context<'_>) {
     }
 }
 
-fn learning_rate(params: &Section<'_>, context: &mut Context<'_>) -> f64 {
+pub(super) fn learning_rate(params: &Section<'_>, context: &mut Context<'_>) -> f64 {
     let path = params.path_of("lr");
     let lr = params.real("lr");
     let Some(wanted) = context.facts.learning_rate else {
@@ -393,54 +327,6 @@ fn lamb(params: &Section<'_>, context: &mut Context<'_>) -> OptimizerPlan {
         weight_decay: params.real("weight_decay"),
         bias_correction: params.flag("bias_correction"),
         trust_ratio,
-    })
-}
-
-fn muon(params: &Section<'_>, context: &mut Context<'_>) -> OptimizerPlan {
-    let shared = learning_rate(params, context);
-    let is_given = params.given("lr").is_some() || context.facts.learning_rate.is_some();
-    let adam_default = if is_given { shared } else { MUON_ADAM_LR };
-    let lr = params.optional_real("muon_lr").unwrap_or(shared);
-    let adam_lr = params.optional_real("adam_lr").unwrap_or(adam_default);
-    if lr == 0.0 && adam_lr != 0.0 {
-        let message =
-            format!("Muon's learning rate is 0 and Adam's {adam_lr:?}, in proportion to it");
-        let remedy = "give a muon_lr above 0, or freeze the matrices by training.param_groups";
-        context.findings.push(params.error("muon_lr", message, remedy));
-    }
-    if adam_lr != lr && lr != 0.0 {
-        context.findings.push(params.note(
-            "adam_lr",
-            format!(
-                "in every step of a schedule, Adam's learning rate is {:?} of that of matrices; a schedule of DeepSpeed \
-                 with a rate of its own gives both the same",
-                adam_lr / lr
-            ),
-        ));
-    }
-    let weight_decay = params.real("weight_decay");
-    OptimizerPlan::Muon(MuonPlan {
-        lr,
-        momentum: params.real("momentum"),
-        nesterov: params.flag("nesterov"),
-        weight_decay,
-        newton_schulz: NewtonSchulzPlan {
-            steps: params.integer("ns_steps") as usize,
-            coefficients: params.triple("ns_coefficients"),
-            eps: NEWTON_SCHULZ_EPS,
-        },
-        scale: match params.choice("adjust_lr_fn") {
-            "match_rms_adamw" => MuonScale::MatchRmsAdamw,
-            _ => MuonScale::Original,
-        },
-        adam: AdamPlan {
-            lr: adam_lr,
-            betas: params.pair("betas"),
-            eps: params.real("eps"),
-            weight_decay,
-            bias_correction: true,
-        },
-        decouples_decay: params.flag("adam_w_mode"),
     })
 }
 

@@ -23,9 +23,9 @@ pub enum MatrixLayout {
     OutputsFirst,
 }
 
-/// Names of fused query, key and value projections: those of GPT-2, GPT-NeoX, PyTorch's attention and others.
-const FUSED: [&str; 7] =
-    ["c_attn", "qkv", "qkv_proj", "wqkv", "in_proj", "in_proj_weight", "query_key_value"];
+/// Names of projections that hold query, key and value one after the other: those of GPT-2, PyTorch's attention and
+/// others. GPT-NeoX's `query_key_value` alternates between them head by head, so it is not among these.
+const FUSED: [&str; 6] = ["c_attn", "qkv", "qkv_proj", "wqkv", "in_proj", "in_proj_weight"];
 
 /// Names of output layers wherever they occur.
 const OUTPUT_LAYERS: [&str; 2] = ["lm_head", "score"];
@@ -43,34 +43,30 @@ impl Matrices {
         parameter: &ModelParameter<'_>,
         count: Option<usize>,
     ) -> Result<Option<Self>, String> {
-        let ModelParameter { path, shape, layer } = *parameter;
+        let ModelParameter { path, shape, layer, is_announced } = *parameter;
         let layout = match shape.len() {
             2 => MatrixLayout::InputsFirst,
             // A transposed convolution has its input channels first.
             _ if layer.starts_with("ConvTranspose") => MatrixLayout::InputsFirst,
             _ => MatrixLayout::OutputsFirst,
         };
-        let outputs = match layout {
-            MatrixLayout::InputsFirst => shape.iter().skip(1).product::<usize>(),
-            MatrixLayout::OutputsFirst => shape.first().copied().unwrap_or(1),
-        };
+        let whole = Self { count: 1, layout };
+        let (outputs, inputs) = whole.dimensions(shape);
         let is_matrix = shape.len() >= 2 && shape.iter().all(|len| *len > 0);
         match count {
             Some(0) => Ok(None),
-            Some(count) if !is_matrix || !outputs.is_multiple_of(count) => Err(format!(
+            Some(count) if !is_matrix => Err(format!(
+                "muon_matrices is {count}, and parameter {path} of shape {shape:?} is no matrix; add dims [2] to the \
+                 group, or give 0"
+            )),
+            Some(count) if !is_announced && !outputs.is_multiple_of(count) => Err(format!(
                 "muon_matrices is {count}, and parameter {path} of shape {shape:?} is not so many matrices side by \
                  side; give 0, or a number that divides its {outputs} outputs"
             )),
             Some(count) => Ok(Some(Self { count, layout })),
-            None if !is_matrix || is_left_to_adam(path, layer) => Ok(None),
-            // Of three and more dimensions only filters are known to be maps.
-            None if shape.len() > 2 && !layer.starts_with("Conv") => Ok(None),
-            None => {
-                let is_fused =
-                    path.split('.').any(|name| FUSED.contains(&name.to_lowercase().as_str()));
-                let count = if is_fused && outputs.is_multiple_of(3) { 3 } else { 1 };
-                Ok(Some(Self { count, layout }))
-            }
+            None if !is_matrix || is_left_to_adam(parameter) => Ok(None),
+            None if is_fused(path) && outputs == 3 * inputs => Ok(Some(Self { count: 3, layout })),
+            None => Ok(Some(whole)),
         }
     }
 
@@ -85,15 +81,35 @@ impl Matrices {
     }
 }
 
-/// Whether it is an embedding or the output layer.
-fn is_left_to_adam(path: &str, layer: &str) -> bool {
+/// Whether a parameter is not known to be a map of a hidden layer.
+fn is_left_to_adam(parameter: &ModelParameter<'_>) -> bool {
+    let ModelParameter { path, shape, layer, .. } = *parameter;
     let path = path.to_lowercase();
     let names: Vec<&str> = path.split('.').collect();
+    let is_embedding = |name: &&str| {
+        matches!(*name, "wte" | "wpe")
+            || name.contains("embed")
+            || name.starts_with("emb")
+            || name.ends_with("_emb")
+    };
+    let is_output = |name: &&str| OUTPUT_LAYERS.contains(name) || name.starts_with("classifier");
+    // A single row outside of a linear layer is a token or a scale.
+    let is_row = layer != "Linear" && shape.contains(&1);
+    // Of three and more dimensions only filters are known to be maps.
+    let is_unknown = shape.len() > 2 && !layer.starts_with("Conv");
     layer == "Embedding"
-        || path.contains("embed")
-        || names.iter().any(|name| matches!(*name, "wte" | "wpe"))
-        || names.iter().any(|name| OUTPUT_LAYERS.contains(name) || name.starts_with("classifier"))
+        || is_unknown
+        || (is_row && !layer.starts_with("Conv"))
+        || names.iter().any(is_embedding)
+        || names.iter().any(is_output)
         || names.first().is_some_and(|name| OUTPUT_FIELDS.contains(name))
+}
+
+/// Whether the layer that holds the parameter, or the parameter itself, has the name of a fused projection.
+fn is_fused(path: &str) -> bool {
+    let path = path.to_lowercase();
+    let mut names = path.rsplit('.').take(2);
+    names.any(|name| FUSED.contains(&name))
 }
 
 #[cfg(test)]
@@ -101,7 +117,7 @@ mod tests {
     use super::*;
 
     fn of(path: &str, shape: &[usize], layer: &str) -> Option<Matrices> {
-        Matrices::of(&ModelParameter { path, shape, layer }, None).unwrap()
+        Matrices::of(&ModelParameter { path, shape, layer, is_announced: false }, None).unwrap()
     }
 
     fn inputs_first(count: usize) -> Option<Matrices> {
@@ -122,13 +138,21 @@ mod tests {
             ("h.0.mlp.bias", &[8], "Linear"),
             ("empty.weight", &[8, 0], "Linear"),
             ("positions", &[1, 9, 8], "Model"),
+            ("class_token", &[1, 8], "Model"),
+            ("pos_emb", &[9, 8], "Model"),
+            ("emb.weight", &[9, 8], "Model"),
         ] {
             assert_eq!(of(path, shape, layer), None, "{path}");
         }
         assert_eq!(of("h.0.attn.c_attn.weight", &[8, 24], "Linear"), inputs_first(3));
         assert_eq!(of("layers.0.in_proj.weight", &[8, 24], "Linear"), inputs_first(3));
-        // Not three projections of one size.
-        assert_eq!(of("h.0.attn.qkv.weight", &[8, 16], "Linear"), inputs_first(1));
+        // Not three projections of one size: fewer keys than queries, a part of another layer, heads side by side.
+        assert_eq!(of("h.0.attn.qkv.weight", &[8, 12], "Linear"), inputs_first(1));
+        assert_eq!(of("h.0.mixer.in_proj.weight", &[8, 32], "Linear"), inputs_first(1));
+        assert_eq!(of("h.0.qkv.lora_b.weight", &[8, 24], "Linear"), inputs_first(1));
+        assert_eq!(of("h.0.query_key_value.weight", &[8, 24], "Linear"), inputs_first(1));
+        assert_eq!(of("member.weight", &[8, 24], "Linear"), inputs_first(1));
+        assert_eq!(of("scorer.weight", &[8, 1], "Linear"), inputs_first(1));
         assert_eq!(of("h.0.attn.output.weight", &[8, 8], "Linear"), inputs_first(1));
         let filters = of("conv.weight", &[16, 3, 5, 5], "Conv2d").unwrap();
         assert_eq!(filters.dimensions(&[16, 3, 5, 5]), (16, 75));
@@ -139,12 +163,21 @@ mod tests {
 
     #[test]
     fn a_group_decides_for_its_parameters() {
-        let parameter = ModelParameter { path: "wte.weight", shape: &[50, 8], layer: "Embedding" };
+        let parameter = ModelParameter {
+            path: "wte.weight",
+            shape: &[50, 8],
+            layer: "Embedding",
+            is_announced: false,
+        };
         assert_eq!(Matrices::of(&parameter, Some(0)), Ok(None));
         assert_eq!(Matrices::of(&parameter, Some(4)), Ok(inputs_first(4)));
         let reason = Matrices::of(&parameter, Some(3)).unwrap_err();
         assert!(reason.contains("shape [50, 8]") && reason.contains("its 8 outputs"), "{reason}");
-        let bias = ModelParameter { path: "h.0.bias", shape: &[8], layer: "Linear" };
-        assert!(Matrices::of(&bias, Some(1)).is_err());
+        // A lazy column-major layer announces its outputs first.
+        let lazy = ModelParameter { shape: &[9, 4], is_announced: true, ..parameter };
+        assert_eq!(Matrices::of(&lazy, Some(3)), Ok(inputs_first(3)));
+        let bias = ModelParameter { shape: &[8], ..parameter };
+        let reason = Matrices::of(&bias, Some(1)).unwrap_err();
+        assert!(reason.contains("is no matrix; add dims [2]"), "{reason}");
     }
 }

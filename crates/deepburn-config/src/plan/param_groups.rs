@@ -8,8 +8,8 @@ use std::fmt;
 use regex::Regex;
 use serde::{Serialize, Serializer};
 
-use super::OptimizerPlan;
 use super::matrices::Matrices;
+use super::{MuonPlan, OptimizerPlan};
 
 /// How the parameters of a model are updated where the optimizer's own settings do not apply.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -139,6 +139,8 @@ pub struct ModelParameter<'a> {
     pub shape: &'a [usize],
     /// Name of the type of the layer that holds it, `Embedding` for example; empty where it is not known.
     pub layer: &'a str,
+    /// Whether its value is still to be made, and may have its dimensions in another order.
+    pub is_announced: bool,
 }
 
 /// Groups that do not fit the model or the optimizer.
@@ -178,7 +180,16 @@ pub enum ParamGroupError {
         /// Some of the model's parameters.
         known: String,
     },
-    /// A group sets what the optimizer has not, or a number that is none.
+    /// Adam's learning rate is in proportion to that of Muon's matrices, which is 0.
+    #[error(
+        "optimizer.params.muon_lr is 0 and Adam's {adam_lr:?}, in proportion to it; give a muon_lr above 0, or freeze \
+         the matrices"
+    )]
+    MuonRate {
+        /// Adam's.
+        adam_lr: f64,
+    },
+    /// A setting that the optimizer lacks, or a value out of range.
     #[error("param_groups[{group}]: {reason}")]
     Unfit {
         /// Its place in the list.
@@ -214,20 +225,46 @@ impl ParamGroups {
             group.into_iter().for_each(|group| sizes[group] += 1);
             updates.push(self.settings(group, parameter, optimizer)?);
         }
-        let known: Vec<_> = parameters.iter().take(6).map(|parameter| parameter.path).collect();
-        let rest = if parameters.len() > known.len() { ", ..." } else { "" };
-        let known = format!("{}{rest}", known.join(", "));
         if let Some(group) = sizes.iter().position(|size| *size == 0) {
             let selection = self.groups[group].selection();
-            return Err(ParamGroupError::Empty { group, selection, known });
+            return Err(ParamGroupError::Empty { group, selection, known: some_of(parameters) });
         }
         let orthogonalised = |update: &UpdateSettings| update.matrices.is_some();
         if matches!(optimizer, OptimizerPlan::Muon(_))
             && !updates.iter().flatten().any(orthogonalised)
         {
-            return Err(ParamGroupError::NoMatrix { known });
+            return Err(Self::no_matrix(parameters));
         }
+        self.check_betas(parameters, &updates)?;
         Ok(updates)
+    }
+
+    /// The error for a model whose parameters are none that Muon can orthogonalise.
+    pub fn no_matrix(parameters: &[ModelParameter<'_>]) -> ParamGroupError {
+        ParamGroupError::NoMatrix { known: some_of(parameters) }
+    }
+
+    /// Refuses betas of a group whose parameters all are Muon's: those have none.
+    fn check_betas(
+        &self,
+        parameters: &[ModelParameter<'_>],
+        updates: &[Option<UpdateSettings>],
+    ) -> Result<(), ParamGroupError> {
+        for (place, group) in self.groups.iter().enumerate() {
+            let GroupUpdate::Trained { betas: Some(betas), .. } = group.update else { continue };
+            let has_betas =
+                |(parameter, update): (&ModelParameter<'_>, &Option<UpdateSettings>)| {
+                    group.selects(parameter.path, parameter.shape.len())
+                        && update.as_ref().is_some_and(|update| update.matrices.is_none())
+                };
+            if !parameters.iter().zip(updates).any(has_betas) {
+                let reason = format!(
+                    "betas are {betas:?}, and Muon updates all parameters of the group, which has none; remove them"
+                );
+                return Err(ParamGroupError::Unfit { group: place, reason });
+            }
+        }
+        Ok(())
     }
 
     /// The settings of one parameter, `None` if it is frozen.
@@ -246,12 +283,17 @@ impl ParamGroups {
     /// step.
     ///
     /// # Errors
-    /// [`ParamGroupError::Unfit`].
+    /// [`ParamGroupError::Unfit`] and [`ParamGroupError::MuonRate`].
     pub fn check(
         &self,
         optimizer: &OptimizerPlan,
         cycles_momentum: bool,
     ) -> Result<(), ParamGroupError> {
+        if let OptimizerPlan::Muon(MuonPlan { lr: 0.0, adam, .. }) = optimizer
+            && adam.lr != 0.0
+        {
+            return Err(ParamGroupError::MuonRate { adam_lr: adam.lr });
+        }
         let reason = |group: &ParamGroup| group.unfit(optimizer, cycles_momentum);
         let mut reasons = self.groups.iter().map(reason).enumerate();
         match reasons.find_map(|(group, reason)| Some((group, reason?))) {
@@ -313,6 +355,13 @@ impl ParamGroups {
     }
 }
 
+/// The first paths of a model, for an error.
+fn some_of(parameters: &[ModelParameter<'_>]) -> String {
+    let known: Vec<_> = parameters.iter().take(6).map(|parameter| parameter.path).collect();
+    let rest = if parameters.len() > known.len() { ", ..." } else { "" };
+    format!("{}{rest}", known.join(", "))
+}
+
 impl ParamGroup {
     fn selects(&self, path: &str, dims: usize) -> bool {
         let by_path = self.params.is_empty() || self.params.iter().any(|it| it.occurs_in(path));
@@ -352,10 +401,12 @@ impl ParamGroup {
             let reason = "lr is in proportion to the optimizer's lr, which is 0; write lr_factor";
             return Some(reason.to_owned());
         }
-        if muon_matrices.is_some() && !matches!(optimizer, OptimizerPlan::Muon(_)) {
-            return Some(
-                "muon_matrices is of Muon, and the optimizer is another; remove it".to_owned(),
-            );
+        if let Some(count) = muon_matrices
+            && !matches!(optimizer, OptimizerPlan::Muon(_))
+        {
+            return Some(format!(
+                "muon_matrices is {count}, and the optimizer is not Muon; remove it"
+            ));
         }
         let betas = (*betas)?;
         if !betas.iter().all(|beta| (0.0..1.0).contains(beta)) {
@@ -363,7 +414,8 @@ impl ParamGroup {
         }
         if !optimizer.has_betas() {
             return Some(
-                "betas are of Adam and Lion, and the optimizer is another; remove them".to_owned(),
+                "betas are of Adam, LAMB and Lion, and the optimizer is another; remove them"
+                    .to_owned(),
             );
         }
         cycles_momentum.then(|| {
@@ -377,7 +429,7 @@ impl ParamGroup {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{AdamPlan, MatrixLayout, MuonPlan, MuonScale, NewtonSchulzPlan};
+    use crate::plan::{AdamPlan, MatrixLayout, MuonScale, NewtonSchulzPlan};
 
     const ADAM: AdamPlan = AdamPlan {
         lr: 1e-3,
@@ -394,10 +446,25 @@ mod tests {
         nesterov: false,
     };
     const MODEL: [ModelParameter<'_>; 4] = [
-        ModelParameter { path: "wte.weight", shape: &[50, 8], layer: "Embedding" },
-        ModelParameter { path: "h.0.ln.gamma", shape: &[8], layer: "LayerNorm" },
-        ModelParameter { path: "h.0.mlp.weight", shape: &[8, 32], layer: "Linear" },
-        ModelParameter { path: "h.0.mlp.bias", shape: &[32], layer: "Linear" },
+        ModelParameter {
+            path: "wte.weight",
+            shape: &[50, 8],
+            layer: "Embedding",
+            is_announced: false,
+        },
+        ModelParameter {
+            path: "h.0.ln.gamma",
+            shape: &[8],
+            layer: "LayerNorm",
+            is_announced: false,
+        },
+        ModelParameter {
+            path: "h.0.mlp.weight",
+            shape: &[8, 32],
+            layer: "Linear",
+            is_announced: false,
+        },
+        ModelParameter { path: "h.0.mlp.bias", shape: &[32], layer: "Linear", is_announced: false },
     ];
 
     fn group(params: &[&str], dims: &[usize], update: GroupUpdate) -> ParamGroup {
@@ -486,7 +553,28 @@ mod tests {
         assert!(error.contains("and the model has none (wte.weight"), "{error}");
         groups.groups = vec![with(&["mlp"], GroupRate::Factor(1.0), Some(1))];
         let error = groups.assign(&OptimizerPlan::AdamW(ADAM), &MODEL).unwrap_err().to_string();
-        assert!(error.contains("muon_matrices is of Muon"), "{error}");
+        assert!(error.contains("muon_matrices is 1, and the optimizer is not Muon"), "{error}");
+    }
+
+    #[test]
+    fn betas_of_matrices_and_rates_without_a_proportion_are_refused() {
+        let update = GroupUpdate::Trained {
+            rate: GroupRate::Factor(1.0),
+            weight_decay: None,
+            betas: Some([0.8, 0.9]),
+            muon_matrices: None,
+        };
+        let groups = |dims: &[usize]| ParamGroups {
+            groups: vec![group(&["mlp"], dims, update)],
+            no_decay: NoDecay::Nothing,
+        };
+        let muon = OptimizerPlan::Muon(MUON);
+        let error = groups(&[2]).assign(&muon, &MODEL).unwrap_err().to_string();
+        assert!(error.contains("Muon updates all parameters of the group"), "{error}");
+        assert!(groups(&[1, 2]).assign(&muon, &MODEL).is_ok());
+        let still = OptimizerPlan::Muon(MuonPlan { lr: 0.0, ..MUON });
+        let error = ParamGroups::default().assign(&still, &MODEL).unwrap_err().to_string();
+        assert!(error.contains("is 0 and Adam's 0.002"), "{error}");
     }
 
     #[test]
@@ -520,7 +608,11 @@ mod tests {
                 "weight_decay",
             ),
             (&adam, vec![group(&["w"], &[], betas([0.9, 1.0]))], "betas are [0.9, 1.0]"),
-            (&SGD, vec![group(&["w"], &[], betas([0.9, 0.99]))], "betas are of Adam and Lion"),
+            (
+                &SGD,
+                vec![group(&["w"], &[], betas([0.9, 0.99]))],
+                "betas are of Adam, LAMB and Lion",
+            ),
             (&SGD, vec![group(&["w"], &[], trained(GroupRate::Own(1.0), None))], "which is 0"),
         ] {
             let groups = ParamGroups { groups, no_decay: NoDecay::Nothing };

@@ -1,4 +1,4 @@
-"""Losses and final weights of Muon and LAMB on the net of tests/training/param_groups.rs.
+"""Losses and final weights of Muon and LAMB on the net of tests/training/mlp.rs.
 
     pip install torch==2.9 deepspeed==0.19.8
     python optimizers.py > optimizers.json

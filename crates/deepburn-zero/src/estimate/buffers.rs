@@ -7,7 +7,7 @@ use deepburn_config::{OptimizerOffload, ZeroPlan};
 
 use super::{DirectionMemory, ParameterSize, sum};
 use crate::ledger::Tier;
-use crate::optimizer::ROUNDS_PER_MODEL;
+use crate::optimizer::{ROUNDS_PER_MODEL, WORKSPACE};
 use crate::persistence::persistent_parameters;
 use crate::reduce::BUCKETS_PER_MODEL;
 
@@ -39,12 +39,14 @@ pub(super) fn direction_elements(parameters: &[ParameterSize], zero: &ZeroPlan, 
         0 => 0,
         largest => owned(share.max(largest)).saturating_add(padding),
     };
-    // A round has a matrix for each rank, of which this rank owns a part, and then all of them.
+    // A round has a matrix for each rank. A rank holds its parts of all directions and one of them whole, computes, and
+    // then holds all results.
     let mut matrices: Vec<u64> = with(DirectionMemory::Whole).collect();
     matrices.sort_unstable_by(|left, right| right.cmp(left));
     matrices.truncate(ranks as usize);
-    let of_matrices = matrices.iter().map(|numel| owned(*numel).saturating_add(*numel));
-    of_norms.max(sum(of_matrices))
+    let of_matrices = sum(matrices.iter().map(|numel| owned(*numel).saturating_add(*numel)));
+    let workspace = matrices.first().map_or(0, |numel| numel.saturating_mul(WORKSPACE));
+    of_norms.max(of_matrices.saturating_add(workspace))
 }
 
 /// Elements of whole parameters that stage 3 keeps or makes beside the shards.

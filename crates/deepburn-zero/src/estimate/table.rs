@@ -4,6 +4,9 @@ use std::fmt;
 
 use super::Estimate;
 
+/// The row of what an optimizer step holds.
+const DIRECTIONS: &str = "optimizer directions, at most";
+
 impl fmt::Display for Estimate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ranks =
@@ -16,6 +19,7 @@ impl fmt::Display for Estimate {
             ("model states", self.states.total()),
             ("module buffers", self.module_buffers),
             ("gradient buckets, at most", self.buffers.buckets),
+            (DIRECTIONS, self.buffers.directions),
             ("largest gathered parameter", self.buffers.largest_gathered),
             ("gathered parameters, at most", self.buffers.gathered_limit),
             ("all, at most (no activations)", self.peak()),
@@ -29,7 +33,8 @@ impl fmt::Display for Estimate {
             rows.push(("activations, at most", pass.activations));
             rows.push(("a training pass, at most", all));
         }
-        let optional = ["module buffers", "model states, on the host", "model states, on NVMe"];
+        let optional =
+            ["module buffers", DIRECTIONS, "model states, on the host", "model states, on NVMe"];
         rows.retain(|(what, bytes)| *bytes > 0 || !optional.contains(what));
         for (what, bytes) in rows {
             writeln!(f, "  {what:<30} {:>12}", Bytes(bytes).to_string())?;

@@ -9,10 +9,13 @@ use burn_backend::{Backend, Shape, Slice, TensorMetadata};
 use deepburn_config::{Matrices, MatrixLayout, NewtonSchulzPlan};
 use deepburn_ops::OptimizerOps;
 
-/// Orthogonalises each matrix in `flat`, the values of a parameter of this shape. Returns them flat.
-///
-/// Holds about twice the elements of one matrix and three times the square of its smaller side, besides `flat` and
-/// the result.
+/// Most elements that [`orthogonalize`] holds besides its operand, as a multiple of those of the parameter: the results
+/// and the result of which they become parts, a matrix before and after an iteration, and three products of its shorter
+/// side squared, none of which is larger than the matrix.
+pub(crate) const WORKSPACE: u64 = 7;
+
+/// Orthogonalises each matrix in `flat`, the values of a parameter of this shape. Returns them flat. Holds up to
+/// [`WORKSPACE`] times as many elements.
 pub(crate) fn orthogonalize<B: OptimizerOps>(
     flat: B::FloatTensorPrimitive,
     shape: &[usize],

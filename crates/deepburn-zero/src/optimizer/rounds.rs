@@ -1,18 +1,18 @@
 //! The order in which a step updates parameters.
 //!
-//! Main type: [`StepOrder`]. Parameters whose update looks at elements alone come first, one by one. The others need an
+//! Main type: [`StepOrder`]. Parameters whose update depends on single elements come first, one by one. The others need an
 //! exchange between ranks in the middle of their update, and one exchange serves several of them: a round.
 
-/// What an update looks at.
+/// What the update of a parameter depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Scope {
+pub(crate) enum UpdateScope {
     /// Each element alone.
     Elements,
     /// The norms of a tensor.
     Norms,
-    /// A whole matrix, which takes so long to orthogonalise, in multiplications.
+    /// A whole matrix.
     Matrix {
-        /// Multiplications of one iteration.
+        /// Multiplications that one iteration of its orthogonalisation takes.
         cost: u64,
     },
 }
@@ -23,12 +23,12 @@ pub(crate) struct StepOrder {
     /// Updated one by one.
     pub(crate) elements: Vec<usize>,
     /// Updated together, after the others.
-    pub(crate) rounds: Vec<Round>,
+    pub(crate) rounds: Vec<UpdateRound>,
 }
 
 /// Parameters of one exchange.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Round {
+pub(crate) enum UpdateRound {
     /// Norms of these are summed.
     Norms(Vec<usize>),
     /// Each of these is orthogonalised by its owner, a rank. No rank owns two.
@@ -46,10 +46,10 @@ pub(crate) struct MatrixOwner {
 
 /// A trained parameter, as far as the order depends on it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Update {
+pub(crate) struct PlannedUpdate {
     pub(crate) index: usize,
     pub(crate) numel: usize,
-    pub(crate) scope: Scope,
+    pub(crate) scope: UpdateScope,
 }
 
 /// A round of norms has at most this fraction of the model, or one parameter: its directions are held until the norms
@@ -58,15 +58,15 @@ pub(crate) const ROUNDS_PER_MODEL: usize = 16;
 
 impl StepOrder {
     /// The order for these parameters, in the model's order, on `ranks` ranks.
-    pub(crate) fn new(updates: &[Update], ranks: usize) -> Self {
-        let elements = updates.iter().filter(|it| it.scope == Scope::Elements);
+    pub(crate) fn new(updates: &[PlannedUpdate], ranks: usize) -> Self {
+        let elements = updates.iter().filter(|it| it.scope == UpdateScope::Elements);
         let elements = elements.map(|it| it.index).collect();
         let rounds = norm_rounds(updates).chain(matrix_rounds(updates, ranks)).collect();
         Self { elements, rounds }
     }
 }
 
-impl Round {
+impl UpdateRound {
     /// Parameter indices.
     pub(crate) fn indices(&self) -> Vec<usize> {
         match self {
@@ -77,11 +77,11 @@ impl Round {
 }
 
 /// Cuts the parameters whose norms are needed into rounds of about equal size.
-fn norm_rounds(updates: &[Update]) -> impl Iterator<Item = Round> {
+fn norm_rounds(updates: &[PlannedUpdate]) -> impl Iterator<Item = UpdateRound> {
     let total: usize = updates.iter().map(|it| it.numel).sum();
     let capacity = total.div_ceil(ROUNDS_PER_MODEL);
     let (mut rounds, mut held) = (Vec::<Vec<usize>>::new(), 0);
-    for update in updates.iter().filter(|it| it.scope == Scope::Norms) {
+    for update in updates.iter().filter(|it| it.scope == UpdateScope::Norms) {
         match rounds.last_mut() {
             Some(round) if held + update.numel <= capacity => {
                 round.push(update.index);
@@ -93,15 +93,15 @@ fn norm_rounds(updates: &[Update]) -> impl Iterator<Item = Round> {
             }
         }
     }
-    rounds.into_iter().map(Round::Norms)
+    rounds.into_iter().map(UpdateRound::Norms)
 }
 
 /// Gives every matrix an owner: the most expensive first, each to the rank that has least to do so far (Graham 1969).
 /// The n-th round has the n-th matrix of every owner, so that owners work side by side on matrices of like cost.
-fn matrix_rounds(updates: &[Update], ranks: usize) -> impl Iterator<Item = Round> {
-    let cost = |it: &Update| match it.scope {
-        Scope::Matrix { cost } => Some((cost, it.index)),
-        Scope::Elements | Scope::Norms => None,
+fn matrix_rounds(updates: &[PlannedUpdate], ranks: usize) -> impl Iterator<Item = UpdateRound> {
+    let cost = |it: &PlannedUpdate| match it.scope {
+        UpdateScope::Matrix { cost } => Some((cost, it.index)),
+        UpdateScope::Elements | UpdateScope::Norms => None,
     };
     let mut matrices: Vec<_> = updates.iter().filter_map(cost).collect();
     matrices.sort_by_key(|(cost, index)| (std::cmp::Reverse(*cost), *index));
@@ -117,7 +117,7 @@ fn matrix_rounds(updates: &[Update], ranks: usize) -> impl Iterator<Item = Round
         let of_rank = |(rank, (_, owned)): (usize, &(u64, Vec<usize>))| {
             owned.get(round).map(|index| MatrixOwner { index: *index, rank })
         };
-        Round::Matrices(owners.iter().enumerate().filter_map(of_rank).collect())
+        UpdateRound::Matrices(owners.iter().enumerate().filter_map(of_rank).collect())
     };
     (0..count).map(nth)
 }
@@ -127,39 +127,46 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn update(index: usize, numel: usize, scope: Scope) -> Update {
-        Update { index, numel, scope }
+    fn update(index: usize, numel: usize, scope: UpdateScope) -> PlannedUpdate {
+        PlannedUpdate { index, numel, scope }
     }
 
     #[test]
     fn expensive_matrices_have_owners_of_their_own() {
-        let matrix = |index, cost| update(index, 10, Scope::Matrix { cost });
-        let updates =
-            [matrix(0, 1), update(1, 5, Scope::Elements), matrix(2, 7), matrix(3, 3), matrix(4, 3)];
+        let matrix = |index, cost| update(index, 10, UpdateScope::Matrix { cost });
+        let updates = [
+            matrix(0, 1),
+            update(1, 5, UpdateScope::Elements),
+            matrix(2, 7),
+            matrix(3, 3),
+            matrix(4, 3),
+        ];
         let order = StepOrder::new(&updates, 2);
         assert_eq!(order.elements, [1]);
         let owned = |index, rank| MatrixOwner { index, rank };
         let expected = [vec![owned(2, 0), owned(3, 1)], vec![owned(4, 1)], vec![owned(0, 1)]];
-        assert_eq!(order.rounds, expected.map(Round::Matrices));
+        assert_eq!(order.rounds, expected.map(UpdateRound::Matrices));
     }
 
     #[test]
     fn a_round_of_norms_is_a_part_of_the_model_or_one_parameter() {
         let norms: Vec<_> = [100, 10, 10, 30, 1].into_iter().enumerate().collect();
-        let updates: Vec<_> =
-            norms.into_iter().map(|(index, numel)| update(index, numel, Scope::Norms)).collect();
+        let updates: Vec<_> = norms
+            .into_iter()
+            .map(|(index, numel)| update(index, numel, UpdateScope::Norms))
+            .collect();
         // A sixteenth of 151 elements, rounded up, is 10.
-        let expected = [vec![0], vec![1], vec![2], vec![3], vec![4]].map(Round::Norms);
+        let expected = [vec![0], vec![1], vec![2], vec![3], vec![4]].map(UpdateRound::Norms);
         assert_eq!(StepOrder::new(&updates, 3).rounds, expected);
-        let small: Vec<_> = (0..64).map(|index| update(index, 1, Scope::Norms)).collect();
+        let small: Vec<_> = (0..64).map(|index| update(index, 1, UpdateScope::Norms)).collect();
         assert_eq!(StepOrder::new(&small, 1).rounds.len(), 16);
     }
 
-    fn scope() -> impl Strategy<Value = Scope> {
+    fn scope() -> impl Strategy<Value = UpdateScope> {
         prop_oneof![
-            Just(Scope::Elements),
-            Just(Scope::Norms),
-            (0_u64..1000).prop_map(|cost| Scope::Matrix { cost })
+            Just(UpdateScope::Elements),
+            Just(UpdateScope::Norms),
+            (0_u64..1000).prop_map(|cost| UpdateScope::Matrix { cost })
         ]
     }
 
@@ -178,7 +185,7 @@ mod tests {
             let mut all = order.elements.clone();
             for round in &order.rounds {
                 all.extend(round.indices());
-                if let Round::Matrices(owned) = round {
+                if let UpdateRound::Matrices(owned) = round {
                     let mut owners: Vec<_> = owned.iter().map(|owned| owned.rank).collect();
                     owners.dedup();
                     prop_assert!(owners.len() == owned.len() && owners.is_sorted());

@@ -1,15 +1,16 @@
-//! What each optimizer keeps, what it looks at, and the scalars of its steps.
+//! What each optimizer keeps, what its updates depend on, and the scalars of its steps.
 
 use deepburn_config::{AdamPlan, LambPlan, Matrices, MuonPlan, OptimizerPlan, UpdateSettings};
 use deepburn_kernels as kernels;
 use deepburn_kernels::ElementwiseStep;
 
 use super::Rates;
-use super::rounds::Scope;
+use super::rounds::UpdateScope;
+use crate::estimate::DirectionMemory;
 
 /// The scalars of one step of a parameter.
 #[derive(Debug)]
-pub(super) enum Step {
+pub(super) enum UpdateStep {
     /// One pass over the elements.
     Elements(ElementwiseStep),
     /// A pass that makes a direction, and one along it at a rate that follows from two norms.
@@ -36,42 +37,55 @@ pub fn moments(plan: &OptimizerPlan) -> &'static [&'static str] {
     }
 }
 
-/// What the update of a parameter of this shape looks at.
-pub(super) fn scope(settings: &UpdateSettings, shape: &[usize]) -> Scope {
+/// What the update of a parameter holds until its direction is final.
+pub(crate) fn direction_memory(plan: &OptimizerPlan) -> DirectionMemory {
+    match plan {
+        OptimizerPlan::Lamb(_) => DirectionMemory::Owned,
+        OptimizerPlan::Muon(_) => DirectionMemory::Whole,
+        OptimizerPlan::AdamW(_)
+        | OptimizerPlan::Adam(_)
+        | OptimizerPlan::Sgd { .. }
+        | OptimizerPlan::Lion { .. }
+        | OptimizerPlan::Adagrad { .. } => DirectionMemory::None,
+    }
+}
+
+/// What the update of a parameter of this shape depends on.
+pub(super) fn scope(settings: &UpdateSettings, shape: &[usize]) -> UpdateScope {
     match (&settings.optimizer, settings.matrices) {
         (OptimizerPlan::Muon(_), Some(matrices)) => {
             let (outputs, inputs) = matrices.dimensions(shape);
             let (short, long) = (outputs.min(inputs) as u64, outputs.max(inputs) as u64);
             // Two products of the shorter side squared with the longer one, and the square of the smaller product.
             let cost = short.saturating_mul(short).saturating_mul(2 * long + short);
-            Scope::Matrix { cost: cost.saturating_mul(matrices.count as u64) }
+            UpdateScope::Matrix { cost: cost.saturating_mul(matrices.count as u64) }
         }
-        (OptimizerPlan::Lamb(_), _) => Scope::Norms,
-        _ => Scope::Elements,
+        (OptimizerPlan::Lamb(_), _) => UpdateScope::Norms,
+        _ => UpdateScope::Elements,
     }
 }
 
 /// The scalars of step number `time`, from 1.
-pub(super) fn step(settings: &UpdateSettings, rates: Rates, time: u64) -> Step {
+pub(super) fn step(settings: &UpdateSettings, rates: Rates, time: u64) -> UpdateStep {
     let rates = Rates { lr: settings.lr_factor * rates.lr, ..rates };
     match (&settings.optimizer, settings.matrices) {
         (OptimizerPlan::Muon(plan), Some(matrices)) => {
             let MuonPlan { momentum, nesterov, .. } = *plan;
             let rule = kernels::MuonMomentum { momentum, nesterov };
             let direction = kernels::MuonMomentumStep::new(&rule).into();
-            Step::Matrix { direction, lr: rates.lr, plan: *plan, matrices }
+            UpdateStep::Matrix { direction, lr: rates.lr, plan: *plan, matrices }
         }
         (OptimizerPlan::Lamb(plan), _) => lamb(plan, rates, time),
-        (plan, _) => Step::Elements(elementwise(plan, rates, time)),
+        (plan, _) => UpdateStep::Elements(elementwise(plan, rates, time)),
     }
 }
 
-fn lamb(plan: &LambPlan, Rates { lr, betas }: Rates, time: u64) -> Step {
+fn lamb(plan: &LambPlan, Rates { lr, betas }: Rates, time: u64) -> UpdateStep {
     let betas = betas.unwrap_or(plan.betas);
     let LambPlan { eps, eps_inside_sqrt, weight_decay, bias_correction, trust_ratio, .. } = *plan;
     let [beta1, beta2] = betas;
     let rule = kernels::Lamb { beta1, beta2, eps, eps_inside_sqrt, weight_decay };
-    Step::Norms {
+    UpdateStep::Norms {
         direction: kernels::LambStep::new(&rule).into(),
         step_size: kernels::lamb_step_size(lr, betas, time, bias_correction),
         trust_ratio,

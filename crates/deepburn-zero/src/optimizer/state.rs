@@ -223,7 +223,8 @@ impl<B: OptimizerOps> DeviceState<B> {
             unreachable!("a parameter has its values in one of two places")
         };
         let mut states: Vec<_> = self.moments.drain(..).collect();
-        states.push(tensor::<B>(vec![0.0; self.len], &self.device));
+        let shape = Shape::from(vec![self.len]);
+        states.push(B::float_zeros(shape, &self.device, FloatDType::F32));
         let arrays = UpdateArrays { master, states };
         let (UpdateArrays { master, mut states }, _) =
             B::update(step, scale, arrays, gradient, None);

@@ -2,7 +2,7 @@
 //!
 //! Main type: [`StepInProgress`]. Most updates are one pass over the elements ([`StepInProgress::update`]). That of an
 //! optimizer which looks at norms or matrices has two: [`StepInProgress::direct`] updates the moments and makes a
-//! [`Direction`], the caller exchanges what it takes to turn that into the final one, and
+//! [`UpdateDirection`], the caller exchanges what it takes to turn that into the final one, and
 //! [`StepInProgress::descend`] changes the values along it.
 
 use std::ops::Range;
@@ -15,7 +15,7 @@ use deepburn_nvme::SwapError;
 use deepburn_ops::{OptimizerOps, float_bytes};
 
 use super::parked::HostUpdate;
-use super::rule::Step;
+use super::rule::UpdateStep;
 use super::state::{DeviceState, State, tensor};
 use super::{Optimizer, UpdateGradient, UpdateValues, newton_schulz};
 use crate::ledger::{Category, Lease, Ledger};
@@ -25,14 +25,14 @@ use crate::parked::{ParkedArray, WriteBehind};
 pub(crate) struct StepInProgress<'a, B: Backend> {
     pub(super) optimizer: &'a mut Optimizer<B>,
     /// For each of the settings.
-    pub(super) steps: Vec<Step>,
+    pub(super) steps: Vec<UpdateStep>,
     pub(super) scale: f32,
 }
 
 /// Where the update of a parameter goes: as long as what this rank owns of it, in f32. Holds these elements until the
 /// values are updated, and the values too, where the optimizer has no master of them.
 #[derive(Debug)]
-pub(crate) struct Direction<B: Backend> {
+pub(crate) struct UpdateDirection<B: Backend> {
     /// Of the parameter.
     pub(crate) index: usize,
     /// Flat, padded as the values are.
@@ -73,7 +73,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         values: UpdateValues<B>,
         gradient: UpdateGradient<B>,
     ) -> Result<Option<B::FloatTensorPrimitive>, SwapError> {
-        let Step::Elements(step) = *self.step(index) else {
+        let UpdateStep::Elements(step) = *self.step(index) else {
             unreachable!("the order of the step has it among the others")
         };
         let scale = self.scale;
@@ -92,13 +92,15 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         gradient: UpdateGradient<B>,
         owned: Range<usize>,
         ledger: &Ledger,
-    ) -> Result<Direction<B>, SwapError> {
+    ) -> Result<UpdateDirection<B>, SwapError> {
         let (step, mut squares) = match self.step(index) {
-            Step::Norms { direction, .. } => {
+            UpdateStep::Norms { direction, .. } => {
                 (*direction, Some([TreeSum::new(owned.clone()), TreeSum::new(owned)]))
             }
-            Step::Matrix { direction, .. } => (*direction, None),
-            Step::Elements(_) => unreachable!("the order of the step has it among the others"),
+            UpdateStep::Matrix { direction, .. } => (*direction, None),
+            UpdateStep::Elements(_) => {
+                unreachable!("the order of the step has it among the others")
+            }
         };
         let has_master = self.has_master(index);
         let Optimizer { states, pipeline, .. } = &mut *self.optimizer;
@@ -130,7 +132,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         };
         let bytes = elements.shape().num_elements() * size_of::<f32>();
         let lease = ledger.hold(Category::Buckets, bytes);
-        Ok(Direction { index, elements, squares, values, _lease: lease })
+        Ok(UpdateDirection { index, elements, squares, values, _lease: lease })
     }
 
     /// Updates values along a direction, and returns what is to be stored, as [`update`](Self::update) does.
@@ -139,10 +141,10 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
     /// The disk fails. The step must not be used.
     pub(crate) fn descend(
         &mut self,
-        direction: Direction<B>,
+        direction: UpdateDirection<B>,
         descent: Descent,
     ) -> Result<Option<B::FloatTensorPrimitive>, SwapError> {
-        let Direction { index, elements, values, .. } = direction;
+        let UpdateDirection { index, elements, values, .. } = direction;
         let step = DescentStep::new(descent.keep, descent.rate).into();
         self.pass(index, &step, 1.0, values, UpdateGradient::Device(elements))
     }
@@ -150,7 +152,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
     /// How far to go along a direction, for an optimizer that looks at the norms of a tensor's values and of its
     /// direction.
     pub(crate) fn descent_by_norms(&self, index: usize, [values, direction]: [f64; 2]) -> Descent {
-        let Step::Norms { step_size, trust_ratio: [min, max], .. } = *self.step(index) else {
+        let UpdateStep::Norms { step_size, trust_ratio: [min, max], .. } = *self.step(index) else {
             unreachable!("the order of the step has it among the norms")
         };
         Descent { keep: 1.0, rate: step_size * trust_ratio(values, direction, min, max) }
@@ -178,13 +180,13 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
     }
 
     fn matrix(&self, index: usize) -> (f64, &MuonPlan, Matrices) {
-        let Step::Matrix { lr, plan, matrices, .. } = self.step(index) else {
+        let UpdateStep::Matrix { lr, plan, matrices, .. } = self.step(index) else {
             unreachable!("the order of the step has it among the matrices")
         };
         (*lr, plan, *matrices)
     }
 
-    fn step(&self, index: usize) -> &Step {
+    fn step(&self, index: usize) -> &UpdateStep {
         let Some(settings) = self.optimizer.settings_of[index] else {
             unreachable!("only trainable parameters are updated, and each has settings")
         };

@@ -15,7 +15,9 @@ use crate::array::DeviceArray;
 use crate::error::ZeroError;
 use crate::group::Group;
 use crate::ledger::{Category, Ledger};
-use crate::optimizer::{Descent, Direction, MatrixOwner, Round, StepInProgress};
+use crate::optimizer::{
+    Descent, MatrixOwner, StepInProgress, UpdateDirection, UpdateRound, WORKSPACE,
+};
 use crate::parameter::Parameter;
 use crate::share::Share;
 
@@ -35,11 +37,11 @@ impl<B: OptimizerOps> Exchange<'_, B> {
     pub(super) fn run(
         &self,
         step: &StepInProgress<'_, B>,
-        round: &Round,
-        directions: Vec<Direction<B>>,
-    ) -> Result<Vec<(Direction<B>, Descent)>, ZeroError> {
+        round: &UpdateRound,
+        directions: Vec<UpdateDirection<B>>,
+    ) -> Result<Vec<(UpdateDirection<B>, Descent)>, ZeroError> {
         match round {
-            Round::Norms(_) => {
+            UpdateRound::Norms(_) => {
                 let norms = self.norms(&directions)?;
                 let descents = directions.iter().zip(norms);
                 let descents: Vec<_> = descents
@@ -47,12 +49,12 @@ impl<B: OptimizerOps> Exchange<'_, B> {
                     .collect();
                 Ok(directions.into_iter().zip(descents).collect())
             }
-            Round::Matrices(owners) => self.orthogonalize(step, owners, directions),
+            UpdateRound::Matrices(owners) => self.orthogonalize(step, owners, directions),
         }
     }
 
     /// L2 norms of the values and of the direction of each tensor, over all ranks.
-    fn norms(&self, directions: &[Direction<B>]) -> Result<Vec<[f64; 2]>, ZeroError> {
+    fn norms(&self, directions: &[UpdateDirection<B>]) -> Result<Vec<[f64; 2]>, ZeroError> {
         let squares: Vec<_> =
             directions.iter().flat_map(|it| it.squares.iter().flatten()).collect();
         if !self.share.stage.shards_optimizer() {
@@ -78,43 +80,34 @@ impl<B: OptimizerOps> Exchange<'_, B> {
         Ok(norms.as_chunks().0.to_vec())
     }
 
-    /// Lets the owner of each matrix orthogonalise it. While this runs a rank holds all directions of the round whole,
-    /// and then all results.
+    /// Lets the owner of each matrix orthogonalise it. A rank holds the whole directions of the round until it has taken
+    /// its own out, and then the results of all owners.
     fn orthogonalize(
         &self,
         step: &StepInProgress<'_, B>,
         owners: &[MatrixOwner],
-        directions: Vec<Direction<B>>,
-    ) -> Result<Vec<(Direction<B>, Descent)>, ZeroError> {
-        let parameter = |index: usize| &self.parameters[index];
-        let numels = owners.iter().map(|owner| parameter(owner.index).numel());
-        let bytes = numels.sum::<usize>() * size_of::<f32>();
-        let _whole = self.ledger.hold(Category::Buckets, bytes);
+        directions: Vec<UpdateDirection<B>>,
+    ) -> Result<Vec<(UpdateDirection<B>, Descent)>, ZeroError> {
+        let numel = |owner: &MatrixOwner| self.parameters[owner.index].numel();
+        let whole = owners.iter().map(numel).sum::<usize>() * size_of::<f32>();
+        let _whole = self.ledger.hold(Category::Buckets, whole);
         let mut wholes = self.whole(&directions)?;
-        let mut results = Vec::new();
-        // A rank computes before it hands anything on, so that owners work at the same time.
-        let own = owners.iter().position(|owner| owner.rank == self.group.rank());
-        let mut own_result = own.map(|place| {
-            let index = owners[place].index;
-            let whole = wholes.swap_remove(place).into_flat();
-            step.orthogonalize(index, whole, parameter(index).shape())
-        });
+        let place = owners.iter().position(|owner| owner.rank == self.group.rank());
+        let own = place.map(|place| wholes.swap_remove(place).into_flat());
+        // Those of other owners need no memory while this rank computes.
         drop(wholes);
-        for owner in owners {
-            let home = parameter(owner.index);
-            let mine = (owner.rank == self.group.rank()).then(|| own_result.take()).flatten();
-            let array = mine.unwrap_or_else(|| {
-                let shape = Shape::from(vec![home.numel()]);
-                B::float_zeros(shape, home.device(), FloatDType::F32)
-            });
-            let tag = Tag::new("orthogonalised", owner.index as u64).naming([home.shared_path()]);
-            let array = vec![DeviceArray::Dense(array)];
-            results.push(self.group.arrays().broadcast(tag, array, owner.rank)?);
-        }
+        // It computes before it hands anything on, so that owners work at the same time.
+        let mut result = place.zip(own).map(|(place, own)| {
+            let parameter = &self.parameters[owners[place].index];
+            let workspace = parameter.numel() * WORKSPACE as usize * size_of::<f32>();
+            let _workspace = self.ledger.hold(Category::Buckets, workspace);
+            step.orthogonalize(parameter.index(), own, parameter.shape())
+        });
         let mut turned = Vec::with_capacity(directions.len());
-        for (mut direction, result) in directions.into_iter().zip(results) {
-            let parameter = parameter(direction.index);
-            let whole = result.wait()?.swap_remove(0).into_flat();
+        for (mut direction, owner) in directions.into_iter().zip(owners) {
+            let parameter = &self.parameters[owner.index];
+            let own = result.take_if(|_| owner.rank == self.group.rank());
+            let whole = self.broadcast(parameter, own, owner.rank)?;
             direction.elements = self.share.of_whole::<B>(&whole, parameter.partition());
             let descent = step.descent_by_shape(direction.index, parameter.shape());
             turned.push((direction, descent));
@@ -122,8 +115,26 @@ impl<B: OptimizerOps> Exchange<'_, B> {
         Ok(turned)
     }
 
+    /// The result of the rank `owner`, flat, which passes its `own`.
+    fn broadcast(
+        &self,
+        parameter: &Parameter<B>,
+        own: Option<B::FloatTensorPrimitive>,
+        owner: usize,
+    ) -> Result<B::FloatTensorPrimitive, ZeroError> {
+        let array = own.unwrap_or_else(|| {
+            let shape = Shape::from(vec![parameter.numel()]);
+            B::float_zeros(shape, parameter.device(), FloatDType::F32)
+        });
+        let tag = Tag::new("orthogonalised", parameter.index() as u64);
+        let tag = tag.naming([parameter.shared_path()]);
+        let array = vec![DeviceArray::Dense(array)];
+        let result = self.group.arrays().broadcast(tag, array, owner)?.wait()?;
+        Ok(result.into_iter().map(DeviceArray::into_flat).collect::<Vec<_>>().swap_remove(0))
+    }
+
     /// The whole directions of a round.
-    fn whole(&self, directions: &[Direction<B>]) -> Result<Vec<DeviceArray<B>>, ZeroError> {
+    fn whole(&self, directions: &[UpdateDirection<B>]) -> Result<Vec<DeviceArray<B>>, ZeroError> {
         let elements = directions.iter().map(|it| DeviceArray::Dense(it.elements.clone()));
         let elements = elements.collect::<Vec<_>>();
         if !self.share.stage.shards_optimizer() {

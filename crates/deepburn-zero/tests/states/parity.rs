@@ -362,6 +362,34 @@ fn parked_parameters_change_nothing() {
     }
 }
 
+/// Their updates read values twice, or not at all, before they change them.
+#[test]
+fn parked_parameters_change_nothing_for_optimizers_with_directions() {
+    for optimizer in [OptimizerPlan::Lamb(LAMB), OptimizerPlan::Muon(MUON)] {
+        for (ranks, compute) in [(1, Precision::Fp32), (3, Precision::Fp32), (2, Precision::Bf16)] {
+            let precision =
+                PrecisionPlan { compute, communication: compute, ..PrecisionPlan::FP32 };
+            let optimizer = optimizer.clone();
+            let plan = Policy { precision, optimizer, ..policy(Stage::Parameters) };
+            let plain = train(ranks, &plan);
+            let host = |ratio| OptimizerOffload::Host { sub_group_size: 5, ratio };
+            let on_nvme = ParameterOffload::Nvme { max_in_cpu: 0, device_is_host: true };
+            for (states, shards) in [
+                (host(1.0), ParameterOffload::Host),
+                (host(0.4), ParameterOffload::Host),
+                (nvme(7, true), on_nvme),
+                (nvme(5, false), on_nvme),
+            ] {
+                let mut parked = plan.clone();
+                parked.zero.optimizer_states = states;
+                parked.zero.parameter_shards = shards;
+                let what = format!("{shards:?}, {:?}, {ranks} ranks", parked.zero.optimizer_states);
+                assert_eq!(train(ranks, &parked), plain, "{what}");
+            }
+        }
+    }
+}
+
 /// A policy that keeps nothing on the device.
 fn all_on_nvme() -> Policy {
     let mut parked = policy(Stage::Parameters);

@@ -11,8 +11,8 @@ use burn::tensor::{Tensor, TensorData};
 use burn_flex::{Flex, FlexDevice};
 use deepburn_comm::run_ranks;
 use deepburn_config::{
-    AdamPlan, LambPlan, MuonPlan, MuonScale, NoDecay, OptimizerOffload, OptimizerPlan, ParamGroups,
-    Stage,
+    AdamPlan, GroupRate, GroupUpdate, LambPlan, MuonPlan, MuonScale, NoDecay, OptimizerOffload,
+    OptimizerPlan, ParamGroup, ParamGroups, PathPattern, Stage,
 };
 use deepburn_zero::estimate::{ElementBytes, ParameterSize, estimate};
 use deepburn_zero::{Category, Group, ModelStates, Parameter, Policy, Rates, ZeroError};
@@ -364,6 +364,93 @@ fn same_everywhere(optimizer: &OptimizerPlan) -> [Vec<Weights>; 2] {
     alone
 }
 
+/// A layer whose value is made while it is sharded, and has its dimensions in another order than was announced.
+#[derive(Module, Debug)]
+struct Lazy<B: Backend> {
+    column: Linear<B>,
+    hidden: Linear<B>,
+}
+
+#[test]
+fn a_lazy_column_major_layer_is_known_by_its_value() {
+    let module = || {
+        let column = LinearConfig::new(4, 12).with_bias(false).with_layout(LinearLayout::Col);
+        // Burn's column-major layer is no leaf of autodiff before it is loaded, and gets no gradient.
+        let hidden = LinearConfig::new(4, 4).with_bias(false);
+        Lazy::<Trained> { column: column.init(&FlexDevice), hidden: hidden.init(&FlexDevice) }
+    };
+    let sharded = |count: usize| {
+        let update = GroupUpdate::Trained {
+            rate: GroupRate::Factor(1.0),
+            weight_decay: None,
+            betas: None,
+            muon_matrices: Some(count),
+        };
+        let column = PathPattern::new("column").unwrap();
+        let groups = vec![ParamGroup { params: vec![column], dims: vec![2], update }];
+        let mut policy = plan(OptimizerPlan::Muon(MUON), Stage::Parameters);
+        policy.param_groups.groups = groups;
+        run_ranks(2, Duration::from_secs(60), |member| {
+            let (net, mut states) =
+                ModelStates::shard(module(), policy.clone(), Group::<Flex>::new(member))?;
+            let net = states.start_training_pass(net)?;
+            let loss = net.column.weight.val().sum() + net.hidden.weight.val().sum();
+            states.start_backward();
+            drop(loss.backward());
+            states.finish_pass()?;
+            states.step(Rates { lr: 0.1, betas: None }, 1.0, None)?;
+            Ok::<_, ZeroError>(())
+        })
+    };
+    // Twelve outputs, where four were announced.
+    sharded(3).unwrap_or_else(|failure| panic!("{failure}"));
+    let message = sharded(5).unwrap_err().to_string();
+    assert!(message.contains("divides its 12 outputs"), "{message}");
+}
+
+/// An output layer that comes before the embedding it is tied to.
+#[derive(Module, Debug)]
+struct Tied<B: Backend> {
+    decoder: Linear<B>,
+    tokens: Embedding<B>,
+    hidden: Linear<B>,
+}
+
+#[test]
+fn an_embedding_stays_one_where_a_layer_is_tied_to_it() {
+    let tokens: Embedding<Trained> = EmbeddingConfig::new(6, 4).init(&FlexDevice);
+    let decoder = Linear { weight: tokens.weight.clone(), bias: None };
+    let hidden = LinearConfig::new(4, 4).with_bias(false).init(&FlexDevice);
+    let policy = plan(OptimizerPlan::Muon(MUON), Stage::Disabled);
+    let kept = run_ranks(1, Duration::from_secs(60), |member| {
+        let module =
+            Tied { decoder: decoder.clone(), tokens: tokens.clone(), hidden: hidden.clone() };
+        let (_, states) = ModelStates::shard(module, policy.clone(), Group::<Flex>::new(member))?;
+        let kept = |p: &Arc<Parameter<Flex>>| (p.path().to_owned(), states.moments(p.index()));
+        Ok::<_, ZeroError>(states.parameters().iter().map(kept).collect::<Vec<_>>())
+    });
+    let kept = kept.unwrap_or_else(|failure| panic!("{failure}")).swap_remove(0);
+    let adam: &[&str] = &["exp_avg", "exp_avg_sq"];
+    let expected =
+        [("decoder.weight".to_owned(), adam), ("hidden.weight".to_owned(), &["momentum_buffer"])];
+    assert_eq!(kept, expected);
+}
+
+#[test]
+fn muon_needs_a_matrix_that_is_trained() {
+    let policy = plan(OptimizerPlan::Muon(MUON), Stage::Gradients);
+    let failed = run_ranks(2, Duration::from_secs(60), |member| {
+        let mut module = initial();
+        for layer in [&mut module.wide, &mut module.tall, &mut module.qkv, &mut module.column] {
+            *layer = layer.clone().no_grad();
+        }
+        module.filters = module.filters.no_grad();
+        ModelStates::shard(module, policy.clone(), Group::<Flex>::new(member)).map(|_| ())
+    });
+    let message = failed.unwrap_err().to_string();
+    assert!(message.contains("Muon updates matrices of hidden layers"), "{message}");
+}
+
 /// Directions and whole matrices are in the ledger, and no more of them than the estimate says.
 #[test]
 fn directions_are_counted() {
@@ -380,7 +467,7 @@ fn directions_are_counted() {
                 states.start_backward();
                 drop(loss.backward());
                 states.finish_pass()?;
-                let gradients = states.ledger().usage(Category::Buckets).peak;
+                states.ledger().reset_peaks();
                 states.step(Rates { lr: 0.1, betas: None }, 1.0, None)?;
                 let usage = states.ledger().usage(Category::Buckets);
                 let size = |p: &Arc<Parameter<Flex>>| {
@@ -393,27 +480,24 @@ fn directions_are_counted() {
                     ParameterSize::new(p.numel() as u64, Some(own))
                 };
                 let sizes: Vec<_> = states.parameters().iter().map(size).collect();
-                Ok::<_, ZeroError>((gradients, usage, sizes))
+                Ok::<_, ZeroError>((usage, sizes))
             });
-            for (gradients, usage, sizes) in held.unwrap_or_else(|failure| panic!("{failure}")) {
+            for (usage, sizes) in held.unwrap_or_else(|failure| panic!("{failure}")) {
                 let bytes = ElementBytes::new(&policy.optimizer, &policy.precision, 1);
                 let estimate = estimate(&sizes, &policy.zero, ranks as u64, bytes);
                 let what = format!("{ranks} ranks at stage {stage:?}: {usage:?}");
                 assert_eq!(usage.current, 0, "{what}");
-                assert!(
-                    usage.peak as u64 <= estimate.buffers.buckets.max(gradients as u64),
-                    "{what}"
-                );
-                // A whole matrix for each rank is more than a bucket of gradients.
-                let holds_matrices = matches!(policy.optimizer, OptimizerPlan::Muon(_));
-                assert!(usage.peak > gradients || !holds_matrices, "{what}");
+                let (peak, expected) = (usage.peak as u64, estimate.buffers.directions);
+                // Matrices have no more than their part of a workspace for the largest; a round of norms may be
+                // shorter than the longest possible.
+                assert!(peak <= expected && 2 * peak >= expected, "{what}, expected {expected}");
             }
         }
     }
 }
 
 #[test]
-fn lamb_is_that_of_the_paper_on_any_number_of_ranks() {
+fn lamb_follows_a_reference_in_f64_on_any_number_of_ranks() {
     let corrected = LAMB;
     let uncorrected = LambPlan { bias_correction: false, weight_decay: 0.0, ..LAMB };
     for rule in [corrected, uncorrected] {
@@ -429,7 +513,7 @@ fn lamb_is_that_of_the_paper_on_any_number_of_ranks() {
 }
 
 #[test]
-fn muon_is_that_of_the_paper_on_any_number_of_ranks() {
+fn muon_follows_a_reference_in_f64_on_any_number_of_ranks() {
     for scale in [MuonScale::Original, MuonScale::MatchRmsAdamw] {
         let rule = MuonPlan { scale, ..MUON };
         let [start, end] = train(1, &plan(OptimizerPlan::Muon(rule), Stage::Disabled));

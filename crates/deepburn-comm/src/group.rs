@@ -38,6 +38,11 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
         numels: Vec<usize>,
     ) -> Result<Pending<T>, CommError>;
 
+    /// Hands the r-th part of each array to rank r, the part that it owns of a reduction: elements
+    /// `[r * c, (r + 1) * c)` with `c = ceil(numel / world_size)`, fewer at the end. Each rank gets its
+    /// parts of all ranks concatenated in rank order, one flat result per array. Nothing is padded.
+    fn all_to_all(&self, tag: Tag, arrays: Vec<T>) -> Result<Pending<T>, CommError>;
+
     /// Hands the arrays of `root` to every rank. Others pass arrays of the same shape, whose
     /// memory says where the result is to live.
     fn broadcast(&self, tag: Tag, arrays: Vec<T>, root: usize) -> Result<Pending<T>, CommError>;

@@ -164,6 +164,12 @@ impl<T: SharedPayload> ProcessGroup<T> for Member {
         Ok(Pending::new(move || span.in_scope(|| exchange::all_gather(&ticket, &numels))))
     }
 
+    fn all_to_all(&self, tag: Tag, arrays: Vec<T>) -> Result<Pending<T>, CommError> {
+        let ticket = self.start(Side::all_to_all(self.rank(), tag, &arrays)?, arrays)?;
+        let span = trace_span!("all_to_all", tag = %ticket.tag());
+        Ok(Pending::new(move || span.in_scope(|| exchange::all_to_all::<T>(&ticket))))
+    }
+
     fn broadcast(&self, tag: Tag, arrays: Vec<T>, root: usize) -> Result<Pending<T>, CommError> {
         let side = Side::broadcast(self.rank(), self.world_size(), tag, &arrays, root)?;
         let ticket = self.start(side, arrays)?;

@@ -15,6 +15,8 @@ pub enum Operation {
     ReduceScatter(ReduceOp),
     /// Concatenation of the chunks of all ranks.
     AllGather,
+    /// Every rank gets its part of what each rank has.
+    AllToAll,
     /// Copy from one rank to all.
     Broadcast {
         /// The rank that is copied from.
@@ -30,6 +32,7 @@ impl fmt::Display for Operation {
             Self::AllReduce(op) => write!(f, "all_reduce({op})"),
             Self::ReduceScatter(op) => write!(f, "reduce_scatter({op})"),
             Self::AllGather => f.write_str("all_gather"),
+            Self::AllToAll => f.write_str("all_to_all"),
             Self::Broadcast { root } => write!(f, "broadcast(from rank {root})"),
             Self::Barrier => f.write_str("barrier"),
         }
@@ -46,6 +49,7 @@ mod tests {
             Operation::AllReduce(ReduceOp::Max),
             Operation::ReduceScatter(ReduceOp::Mean),
             Operation::AllGather,
+            Operation::AllToAll,
             Operation::Broadcast { root: 2 },
             Operation::Barrier,
         ];
@@ -54,6 +58,7 @@ mod tests {
             "all_reduce(max)",
             "reduce_scatter(mean)",
             "all_gather",
+            "all_to_all",
             "broadcast(from rank 2)",
             "barrier",
         ];

@@ -50,6 +50,14 @@ impl Side {
         Self::checked::<T>(rank, Operation::AllGather, tag, signature)
     }
 
+    /// An exchange of the parts of `arrays`.
+    ///
+    /// # Errors
+    /// None: all arrays have parts. It is a result as that of the other calls is.
+    pub fn all_to_all<T: Payload>(rank: usize, tag: Tag, arrays: &[T]) -> Result<Self, CommError> {
+        Self::checked::<T>(rank, Operation::AllToAll, tag, Ok(Signature::of(arrays)))
+    }
+
     /// A broadcast from `root` into arrays like `arrays`.
     ///
     /// # Errors

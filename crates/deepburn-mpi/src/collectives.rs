@@ -83,6 +83,37 @@ pub(crate) fn all_gather<T: Payload>(
     spread(link, chunks, numels)
 }
 
+/// What this rank owns of each array of every rank.
+pub(crate) fn all_to_all<T: Payload>(
+    link: &mut Link,
+    side: &Side,
+    arrays: &[T],
+) -> Result<Vec<T>, CommError> {
+    link.meet(side, |_| Vec::new())?;
+    let (rank, world_size) = (link.rank(), link.world_size());
+    let (mut outgoing, mut incoming, mut numels) = (Vec::new(), Vec::new(), Vec::new());
+    for array in arrays {
+        let (partition, size) = (Partition::new(array.numel(), world_size), array.element_size());
+        let part = |rank| array.part(partition.owned(rank)).encode().bytes;
+        let owned = partition.owned(rank).len();
+        let segment = |rank: usize| rank * owned * size..(rank + 1) * owned * size;
+        let others = || (0..world_size).filter(|other| *other != rank);
+        incoming.push(Incoming {
+            element_size: size,
+            len: world_size * owned * size,
+            segments: others().map(|other| (other, segment(other))).collect(),
+            own: Some((segment(rank).start, part(rank))),
+        });
+        outgoing.extend(others().map(|other| (other, part(other))));
+        numels.push(world_size * owned);
+    }
+    let received = link.exchange(outgoing, incoming)?;
+    let arrays = arrays.iter().zip(received).zip(numels);
+    let decoded =
+        arrays.map(|((array, received), numel)| array.decode(Form::Dense, received, numel));
+    decoded.collect::<Result<_, _>>().map_err(|reason| CommError::Transport { rank, reason })
+}
+
 /// The arrays of `root`.
 pub(crate) fn broadcast<T: Payload>(
     link: &mut Link,

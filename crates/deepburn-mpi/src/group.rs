@@ -209,6 +209,12 @@ impl<T: Payload> ProcessGroup<T> for MpiGroup {
         })
     }
 
+    fn all_to_all(&self, tag: Tag, arrays: Vec<T>) -> Result<Pending<T>, CommError> {
+        let side = Side::all_to_all(self.rank(), tag, &arrays)?;
+        let span = trace_span!("all_to_all", tag = %side.tag);
+        self.start(side, span, move |link, side| collectives::all_to_all(link, side, &arrays))
+    }
+
     fn broadcast(&self, tag: Tag, arrays: Vec<T>, root: usize) -> Result<Pending<T>, CommError> {
         let side = Side::broadcast(self.rank(), self.world_size(), tag, &arrays, root)?;
         let span = trace_span!("broadcast", tag = %side.tag);

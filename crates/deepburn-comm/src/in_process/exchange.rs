@@ -32,12 +32,17 @@ impl<T: SharedPayload> Contributions<T> {
         self.by_rank[0].len()
     }
 
+    /// What rank `rank` owns of array `index` of every rank, and how the array is cut.
+    fn parts(&self, index: usize, rank: usize) -> (Vec<T>, Partition) {
+        let partition = Partition::new(self.by_rank[0][index].numel(), self.world_size());
+        let part = |arrays: &Arc<Vec<T>>| arrays[index].part(partition.owned(rank));
+        (self.by_rank.iter().map(part).collect(), partition)
+    }
+
     /// Chunk `rank` of the reduction of every array, in the memory of that rank.
     fn reduce_chunk(&self, rank: usize, op: ReduceOp) -> Vec<T> {
         let reduce = |index: usize| {
-            let partition = Partition::new(self.by_rank[0][index].numel(), self.world_size());
-            let part = |arrays: &Arc<Vec<T>>| arrays[index].part(partition.owned(rank));
-            let parts: Vec<T> = self.by_rank.iter().map(part).collect();
+            let (parts, partition) = self.parts(index, rank);
             T::reduce(parts, partition.shard_len(), op, rank)
         };
         (0..self.num_arrays()).map(reduce).collect()
@@ -96,6 +101,17 @@ pub(crate) fn all_gather<T: SharedPayload>(
     };
     let results = ticket.results(&[home], gather)?;
     Ok(results.into_iter().flat_map(|result| arrays::<T>(result).to_vec()).collect())
+}
+
+/// What this rank owns of every array of every rank.
+pub(crate) fn all_to_all<T: SharedPayload>(ticket: &Ticket) -> Result<Vec<T>, CommError> {
+    let contributions = Contributions::<T>::wait(ticket)?;
+    let join = |index: usize| {
+        let (parts, _) = contributions.parts(index, ticket.rank());
+        let numel = parts.iter().map(T::numel).sum();
+        T::concat(&parts, numel, ticket.rank())
+    };
+    Ok(ticket.compute(|| (0..contributions.num_arrays()).map(join).collect()))
 }
 
 /// The arrays of `root`, in the memory of this rank's own if it brought some.

@@ -103,6 +103,23 @@ fn all_gather_joins_chunks_and_shares_the_result() {
 }
 
 #[test]
+fn all_to_all_gives_each_rank_its_part_of_every_rank() {
+    for world_size in 1..=5 {
+        let results =
+            on_ranks(world_size, |member| member.all_to_all(TAG, arrays(member.rank()))?.wait());
+        for (rank, result) in results.iter().enumerate() {
+            for (i, numel) in NUMELS.into_iter().enumerate() {
+                let chunk = numel.div_ceil(world_size);
+                let part = (rank * chunk).min(numel)..((rank + 1) * chunk).min(numel);
+                let parts =
+                    (0..world_size).flat_map(|from| values(from, i, numel)[part.clone()].to_vec());
+                assert_eq!(bits(&result[i]), bits(&parts.collect::<Vec<_>>()));
+            }
+        }
+    }
+}
+
+#[test]
 fn broadcast_hands_over_the_roots_arrays_without_a_copy() {
     for world_size in 1..=4 {
         for root in 0..world_size {

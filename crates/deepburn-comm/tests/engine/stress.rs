@@ -41,6 +41,10 @@ fn start(member: &Member, id: u64, kind: u64, numel: usize) -> Result<Option<Fli
         }
         2 => (member.all_gather(tag, own(), vec![numel * world_size])?, 1.0),
         3 => {
+            let own = vec![Host::from(vec![rank as f32 + 1.0; numel * world_size])];
+            (member.all_to_all(tag, own)?, 1.0)
+        }
+        4 => {
             let root = id as usize % world_size;
             (member.broadcast(tag, own(), root)?, root as f32 + 1.0)
         }
@@ -63,7 +67,7 @@ fn run(member: &Member, rounds: u64) -> Result<(), CommError> {
     let mut flights = Vec::new();
     for id in 0..rounds {
         // Barriers are rare: they would keep the ranks close together.
-        let kind = common.roll(33) / 8;
+        let kind = common.roll(41) / 8;
         let numel = 1 + common.roll(40) as usize;
         flights.extend(start(member, id, kind, numel)?);
         match own.roll(64) {

@@ -44,6 +44,7 @@ where
     record(
         group.all_gather(Tag::new("gather", 0), chunks, NUMELS.to_vec()).unwrap().wait().unwrap(),
     );
+    record(group.all_to_all(Tag::new("exchange", 0), arrays(rank)).unwrap().wait().unwrap());
     for root in 0..world_size {
         let tag = Tag::new("broadcast", root as u64);
         record(group.broadcast(tag, arrays(rank), root).unwrap().wait().unwrap());

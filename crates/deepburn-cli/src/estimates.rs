@@ -62,6 +62,14 @@ pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure
     let plan = resolve(&written, &facts).map_err(Failure::mistake)?.plan;
     arguments.open.check(&plan.batch)?;
     let given = arguments.deepspeed.as_ref().map(|_| plan.zero.stage.number());
+    if let Some(stage) = arguments.stage.filter(|stage| *stage > 1)
+        && plan.optimizer.exchanges_momentum()
+    {
+        let name = plan.optimizer.name();
+        let message =
+            format!("--stage: {stage} does not go with {name}; use 0, or another optimizer");
+        return Err(Failure::mistake(message));
+    }
     let batch = batch_shape(arguments.sequence_length, &model, plan.batch.micro_batch_size)?;
     let graph = batch.map(|batch| model.activations(batch, &plan.precision));
     let sizes = grouped_sizes(&model, &plan)?;
@@ -76,7 +84,12 @@ pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure
             None => estimate,
         }
     };
-    let estimates: Vec<_> = stages(arguments.stage.or(given))?.into_iter().map(of_stage).collect();
+    // The plan's own stage is the only one.
+    let given = match plan.optimizer.exchanges_momentum() {
+        true => Some(Stage::Disabled.number()),
+        false => arguments.stage.or(given),
+    };
+    let estimates: Vec<_> = stages(given)?.into_iter().map(of_stage).collect();
     if arguments.json {
         let list: Vec<_> = estimates.iter().map(record).collect();
         return serde_json::to_string_pretty(&list).map_err(Failure::run);

@@ -13,7 +13,9 @@ use serde::Serialize;
 
 pub use activations::{ActivationOffload, ActivationPlan, RecomputePolicy};
 pub use matrices::{Matrices, MatrixLayout};
-pub use optimizer::{AdamPlan, LambPlan, MuonPlan, MuonScale, NewtonSchulzPlan, OptimizerPlan};
+pub use optimizer::{
+    AdamPlan, LambPlan, MuonPlan, MuonScale, NewtonSchulzPlan, OneBitAdamPlan, OptimizerPlan,
+};
 pub use param_groups::{
     GroupRate, GroupUpdate, ModelParameter, NoDecay, ParamGroup, ParamGroupError, ParamGroups,
     PathPattern, UpdateSettings,

@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::check::{check, find_variant};
 use crate::diagnosis::{Diagnosis, Findings, Report};
 use crate::dynamic_batching::DynamicBatchingPlan;
-use crate::key::Key;
+use crate::key::{Asks, Key};
 
 use crate::keys::{
     DEEPSPEED, activation_checkpointing, batch, curriculum, data_efficiency, monitor, offload,
@@ -20,8 +20,8 @@ use crate::keys::{
 use crate::kind::Kind;
 use crate::node::Node;
 use crate::plan::{
-    BatchPlan, GradientReduction, OptimizerOffload, ParamGroupError, ParamGroups, Plan,
-    ReductionPlan, Stage,
+    BatchPlan, GradientReduction, OptimizerOffload, OptimizerPlan, ParamGroupError, ParamGroups,
+    Plan, ReductionPlan, Stage,
 };
 use crate::section::Section;
 use crate::source::join;
@@ -100,7 +100,7 @@ impl Autos {
 /// What the sections' rules share.
 pub(crate) struct Context<'a> {
     pub(crate) facts: &'a Facts,
-    /// ZeRO stage, which optimizers depend on.
+    /// ZeRO stage as written. Stage 1 of the plan is 0 for optimizers that exchange momenta.
     pub(crate) stage: u8,
     pub(crate) findings: Findings,
     pub(crate) autos: Autos,
@@ -116,7 +116,7 @@ pub fn resolve(written: &Written, facts: &Facts) -> Result<Resolved, Report> {
     let precision = precision::resolve(&top, &mut context);
     let optimizer = optimizer::resolve(&top, &mut context);
     let schedule = scheduler::resolve(&top, &optimizer, &mut context);
-    let zero = zero::resolve(&top, &mut context);
+    let zero = zero::resolve(&top, &optimizer, &mut context);
     let activations = activation_checkpointing::resolve(&top, &mut context);
     let uses_nvme = matches!(zero.optimizer_states, OptimizerOffload::Nvme(_))
         || activations.offload.swap_file().is_some();
@@ -132,10 +132,10 @@ pub fn resolve(written: &Written, facts: &Facts) -> Result<Resolved, Report> {
         dynamic_batching,
         curriculum,
         schedule,
-        optimizer,
         precision,
         gradient_clipping: Some(top.real("gradient_clipping")).filter(|clip| *clip > 0.0),
-        reduction: reduction(&top, zero.stage, &mut context),
+        reduction: reduction(&top, &optimizer, zero.stage, &mut context),
+        optimizer,
         activations,
         report: report::resolve(&top),
         monitor: monitor::resolve(&top, &mut context),
@@ -156,10 +156,19 @@ fn check_rate(lr: f64, context: &mut Context<'_>) {
     }
 }
 
-/// Groups whose settings the optimizer has not.
+/// Reports settings of groups that the optimizer lacks, and learning rates without a proportion.
 fn check_groups(checked: Result<(), ParamGroupError>, context: &mut Context<'_>) {
-    if let Err(ParamGroupError::Unfit { group, reason }) = checked {
-        context.findings.error(format!("training.param_groups[{group}]"), reason, "");
+    match checked {
+        Err(ParamGroupError::Unfit { group, reason }) => {
+            context.findings.error(format!("training.param_groups[{group}]"), reason, "");
+        }
+        Err(ParamGroupError::MuonRate { adam_lr }) => {
+            let message = format!("is 0 and Adam's {adam_lr:?}, in proportion to it");
+            let remedy = "give a muon_lr above 0, or freeze the matrices by training.param_groups";
+            context.findings.error("optimizer.params.muon_lr", message, remedy);
+        }
+        // The others are about a model.
+        _ => {}
     }
 }
 
@@ -194,7 +203,12 @@ fn open<'a>(written: &'a Written, facts: &'a Facts) -> (Section<'a>, Context<'a>
     (top, Context { facts, stage, findings, autos: Autos::default() })
 }
 
-fn reduction(top: &Section<'_>, stage: Stage, context: &mut Context<'_>) -> ReductionPlan {
+fn reduction(
+    top: &Section<'_>,
+    optimizer: &OptimizerPlan,
+    stage: Stage,
+    context: &mut Context<'_>,
+) -> ReductionPlan {
     const OP: &str = "gradient_allreduce_op";
     let op = match top.choice(OP) {
         "sum" => GradientReduction::Sum,
@@ -204,10 +218,28 @@ fn reduction(top: &Section<'_>, stage: Stage, context: &mut Context<'_>) -> Redu
         let message = "\"sum\" is not supported with ZeRO stage 3";
         context.findings.push(top.error(OP, message, "write \"mean\", or use stage 0, 1 or 2"));
     }
+    if optimizer.exchanges_momentum() {
+        check_exchange(top, optimizer, context);
+    }
     ReductionPlan {
         op,
         prescale: top.flag("prescale_gradients"),
         predivide_factor: top.real("gradient_predivide_factor"),
+    }
+}
+
+/// Notes settings of the gradient reduction with an optimizer that stops reducing gradients.
+fn check_exchange(top: &Section<'_>, optimizer: &OptimizerPlan, context: &mut Context<'_>) {
+    let name = optimizer.name();
+    for key in ["communication_data_type", "prescale_gradients", "gradient_predivide_factor"] {
+        let Some(node) = top.given(key) else { continue };
+        if top.key(key).asks(Asks::Differs, node) {
+            let message = format!(
+                "{node} only affects steps before {name}'s freeze_step: later steps exchange momenta in place of \
+                 gradients, one bit for each element"
+            );
+            context.findings.push(top.note(key, message));
+        }
     }
 }
 

@@ -2,8 +2,8 @@
 
 use deepburn_config::{
     AdamPlan, Facts, GradientReduction, LambPlan, MuonPlan, MuonScale, NewtonSchulzPlan, NvmePlan,
-    OptimizerOffload, OptimizerPlan, ParameterOffload, Plan, SchedulePlan, Severity, Stage,
-    SwapFilePlan, WarmupShape, Written, resolve,
+    OneBitAdamPlan, OptimizerOffload, OptimizerPlan, ParameterOffload, Plan, Precision, Resolved,
+    SchedulePlan, Severity, Stage, SwapFilePlan, WarmupShape, Written, resolve,
 };
 use serde_json::{Value, json};
 
@@ -162,6 +162,188 @@ fn muon_has_two_learning_rates() {
     assert_eq!(plan.newton_schulz.coefficients, [2.0, -1.5, 0.5]);
     assert_eq!((plan.newton_schulz.steps, plan.scale), (6, MuonScale::MatchRmsAdamw));
     assert!(!plan.decouples_decay);
+}
+
+fn one_bit(params: Value, more: &Value, facts: &Facts) -> Result<Resolved, String> {
+    let mut json = json!({
+        "train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "OneBitAdam", "params": params},
+    });
+    for (key, value) in more.as_object().unwrap() {
+        json[key] = value.clone();
+    }
+    resolve(&Written::from_value(&json).unwrap(), facts).map_err(|report| report.to_string())
+}
+
+fn says(resolved: &Resolved, severity: Severity, key: &str, part: &str) -> bool {
+    let is_it = |note: &deepburn_config::Diagnosis| {
+        note.severity == severity
+            && note.key == key
+            && format!("{}; {}", note.message, note.remedy).contains(part)
+    };
+    resolved.notes.iter().any(is_it)
+}
+
+#[test]
+fn one_bit_adam_never_corrects_its_moments() {
+    let facts = Facts::on_host(2);
+    let optimizer = |params: Value| one_bit(params, &json!({}), &facts).unwrap().plan.optimizer;
+    let adam = AdamPlan { bias_correction: false, ..ADAM };
+    let defaults = OptimizerPlan::OneBitAdam(OneBitAdamPlan { adam, freeze_step: 100_000 });
+    assert_eq!(optimizer(json!({})), defaults);
+    assert_eq!(optimizer(json!({"bias_correction": true, "eps_inside_sqrt": false})), defaults);
+    let given = json!({"lr": "auto", "betas": [0.8, 0.99], "eps": 1e-5, "weight_decay": 0.1, "freeze_step": 1e3});
+    let adam = AdamPlan {
+        lr: 5e-5,
+        betas: [0.8, 0.99],
+        eps: 1e-5,
+        weight_decay: 0.1,
+        bias_correction: false,
+    };
+    let plan = optimizer(given);
+    assert_eq!(plan, OptimizerPlan::OneBitAdam(OneBitAdamPlan { adam, freeze_step: 1000 }));
+    assert_eq!((plan.name(), plan.lr(), plan.weight_decay()), ("OneBitAdam", 5e-5, 0.1));
+    assert!(plan.has_betas() && plan.exchanges_momentum());
+    let other = AdamPlan { betas: [0.7, 0.9], weight_decay: 0.0, ..adam };
+    assert_eq!(
+        plan.with(Some(0.0), Some([0.7, 0.9])),
+        OptimizerPlan::OneBitAdam(OneBitAdamPlan { adam: other, freeze_step: 1000 })
+    );
+}
+
+/// Every key that changes nothing is noted.
+#[test]
+fn keys_of_one_bit_adam_without_effect_are_noted() {
+    let params = json!({"bias_correction": true, "cuda_aware": true, "comm_backend_name": "MPI"});
+    let resolved = one_bit(params, &json!({}), &Facts::on_host(2)).unwrap();
+    for (key, part) in [
+        ("bias_correction", "never corrects its moments"),
+        ("cuda_aware", "between threads or over MPI, from host memory"),
+        ("comm_backend_name", "between threads or over MPI, from host memory"),
+    ] {
+        let key = format!("optimizer.params.{key}");
+        assert!(says(&resolved, Severity::Note, &key, part), "{key}: {:?}", resolved.notes);
+    }
+    let adam = json!({"type": "AdamW", "params": {"cuda_aware": true}});
+    let resolved = one_bit(json!({}), &json!({"optimizer": adam}), &Facts::on_host(1)).unwrap();
+    let key = "optimizer.params.cuda_aware";
+    assert!(says(&resolved, Severity::Note, key, "only affects 1-bit Adam"));
+}
+
+#[test]
+fn stage_1_of_one_bit_adam_is_stage_0() {
+    let at = |stage: u8| {
+        let zero = json!({"zero_optimization": {
+            "stage": stage, "allgather_bucket_size": 2e8, "sub_group_size": 5,
+        }});
+        one_bit(json!({}), &zero, &Facts::on_host(2)).unwrap()
+    };
+    let (disabled, sharded) = (at(0), at(1));
+    assert_eq!(disabled.plan, sharded.plan);
+    assert_eq!(sharded.plan.zero.stage, Stage::Disabled);
+    let key = "zero_optimization.stage";
+    let part = "1 is run as stage 0: OneBitAdam needs its whole states on every rank, so nothing is sharded; write 0";
+    assert!(says(&sharded, Severity::Warning, key, part), "{:?}", sharded.notes);
+    assert!(!disabled.notes.iter().any(|note| note.key == key));
+    // The remedy does not send the user back to stage 1.
+    let key = "zero_optimization.allgather_bucket_size";
+    let part = "has no effect at stage 0, only at stages 1 to 2; remove it";
+    assert!(says(&sharded, Severity::Warning, key, part), "{:?}", sharded.notes);
+    assert!(says(&disabled, Severity::Warning, key, "use stages 1 to 2 or remove it"));
+    assert!(says(&sharded, Severity::Note, "zero_optimization.sub_group_size", "has no effect"));
+}
+
+/// States in host memory stay there; nothing moves off another device.
+#[test]
+fn one_bit_adam_is_not_offloaded() {
+    let offload = |host_device, stage: u8, zero: Value| {
+        let mut zero = json!({"zero_optimization": zero});
+        zero["zero_optimization"]["stage"] = stage.into();
+        one_bit(json!({}), &zero, &Facts { host_device, ..Facts::on_host(2) })
+    };
+    for stage in [0, 1] {
+        for (key, path) in [
+            ("offload_optimizer", "offload_optimizer.device"),
+            ("offload_param", "offload_param.device"),
+        ] {
+            let resolved = offload(true, stage, json!({key: {"device": "cpu"}})).unwrap();
+            assert_eq!(resolved.plan.zero.optimizer_states, OptimizerOffload::Device);
+            assert_eq!(resolved.plan.zero.parameter_shards, ParameterOffload::Device);
+            let path = format!("zero_optimization.{path}");
+            let part = "already live in host memory";
+            assert!(says(&resolved, Severity::Note, &path, part), "{:?}", resolved.notes);
+            let nvme = json!({"device": "nvme", "nvme_path": "/x"});
+            for (host_device, device) in
+                [(false, json!({"device": "cpu"})), (false, nvme.clone()), (true, nvme)]
+            {
+                let error = offload(host_device, stage, json!({key: device})).unwrap_err();
+                assert!(error.contains(": 1 problem\n"), "{error}");
+                assert!(
+                    error.contains(&path) && error.contains("is not supported with OneBitAdam"),
+                    "{error}"
+                );
+            }
+            assert!(offload(false, stage, json!({key: {"device": "none"}})).is_ok());
+        }
+    }
+    let error = offload(false, 0, json!({"cpu_offload": true})).unwrap_err();
+    assert!(error.contains("zero_optimization.cpu_offload: \"cpu\" is not supported"), "{error}");
+    // Offload and stage are refused in one report.
+    let error = offload(false, 3, json!({"offload_param": {"device": "cpu"}})).unwrap_err();
+    assert!(error.contains(": 2 problems\n") && error.contains("ZeRO stage 3"), "{error}");
+}
+
+#[test]
+fn settings_of_the_reduction_end_at_the_freeze() {
+    let settings = json!({
+        "communication_data_type": "bf16", "prescale_gradients": true, "gradient_predivide_factor": 2,
+        "data_types": {"grad_accum_dtype": "bf16"},
+    });
+    let resolved = one_bit(json!({}), &settings, &Facts::on_host(2)).unwrap();
+    for key in ["communication_data_type", "prescale_gradients", "gradient_predivide_factor"] {
+        let part = "only affects steps before OneBitAdam's freeze_step";
+        assert!(says(&resolved, Severity::Note, key, part), "{key}: {:?}", resolved.notes);
+    }
+    assert_eq!(resolved.plan.precision.communication, Precision::Bf16);
+    assert_eq!(resolved.plan.precision.accumulation, Precision::Bf16);
+    assert!(resolved.plan.reduction.prescale);
+    let settings = json!({"prescale_gradients": false, "gradient_predivide_factor": 1.0});
+    let resolved = one_bit(json!({}), &settings, &Facts::on_host(2)).unwrap();
+    assert!(!resolved.notes.iter().any(|note| note.message.contains("freeze_step")));
+}
+
+#[test]
+fn a_freeze_after_the_run_is_warned_of() {
+    let notes = |total_steps, params: Value| {
+        let facts = Facts { total_steps, ..Facts::on_host(2) };
+        one_bit(params, &json!({}), &facts).unwrap()
+    };
+    let key = "optimizer.params.freeze_step";
+    for (total, params, part) in [
+        (
+            500,
+            json!({}),
+            "100000 is not below the 500 steps of the run: momenta are never compressed",
+        ),
+        (500, json!({"freeze_step": 500}), "give 15 to 25 % of the steps, 100 for example"),
+        (1, json!({"freeze_step": 1}), "1 is not below"),
+    ] {
+        let resolved = notes(Some(total), params);
+        assert!(says(&resolved, Severity::Warning, key, part), "{:?}", resolved.notes);
+    }
+    for total_steps in [Some(501), None] {
+        let resolved = notes(total_steps, json!({"freeze_step": 500}));
+        assert!(!resolved.notes.iter().any(|note| note.key == key), "{:?}", resolved.notes);
+    }
+}
+
+/// `beta1` is a factor of each rank's own momentum, so a schedule may set it after the freeze too.
+#[test]
+fn one_bit_adam_cycles_its_momentum() {
+    let scheduler = json!({"scheduler": {
+        "type": "OneCycle", "params": {"cycle_min_lr": 0.01, "cycle_max_lr": 0.1},
+    }});
+    let resolved = one_bit(json!({}), &scheduler, &Facts::on_host(2)).unwrap();
+    assert!(resolved.plan.schedule.cycles_momentum());
 }
 
 /// DeepSpeed's table: name, torch_adam, adam_w_mode, decoupled. Offload changes nothing.

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use deepburn_config::{
-    DynamicScalePlan, Facts, LossScalePlan, OverflowPlan, Precision, Resolved, ScaleGrowth,
-    Severity, Stage, Written, resolve,
+    DynamicScalePlan, Facts, LossScalePlan, OptimizerPlan, OverflowPlan, Precision, Resolved,
+    ScaleGrowth, Severity, Stage, Written, resolve,
 };
 
 fn guide(name: &str) -> Written {
@@ -74,14 +74,27 @@ fn s1_profiles_ten_steps_and_disagrees_on_two_ranks() {
 }
 
 #[test]
-fn s2_asks_for_an_optimizer_that_zero_excludes() {
+fn s2_asks_for_1_bit_adam_at_zero_stage_2() {
     for world_size in [1, 2] {
         let parts = [
-            "1bit-Adam is not compatible with ZeRO (zero_optimization.stage is 2); use AdamW",
-            "\"OneBitAdam\" asks for 1-bit Adam, which is not available in this version; use AdamW",
-            ": 2 problems\n",
+            ": 1 problem\n",
+            "optimizer.type (line 5, column 13): OneBitAdam is not compatible with ZeRO stage 2: after freeze_step",
+            "each rank needs its whole gradient and momentum; set zero_optimization.stage to 0 or 1, or use AdamW",
         ];
         refused("S2.json", world_size, &parts);
+        for stage in [0, 1] {
+            let written =
+                mended("S2.json", |json| json["zero_optimization"]["stage"] = stage.into());
+            let resolved = outcome(&written, world_size).unwrap();
+            assert_eq!(resolved.plan.zero.stage, Stage::Disabled);
+            let OptimizerPlan::OneBitAdam(plan) = resolved.plan.optimizer else {
+                panic!("{:?}", resolved.plan.optimizer)
+            };
+            assert_eq!(plan.freeze_step, 100_000);
+            assert_eq!((plan.adam.betas, plan.adam.eps), ([0.998, 0.999], 1e-5));
+            assert_eq!((plan.adam.lr, plan.adam.weight_decay), (3e-5, 1e-9));
+            assert!(!plan.adam.bias_correction);
+        }
         let written = mended("S2.json", |json| json["optimizer"]["type"] = "AdamW".into());
         let plan = outcome(&written, world_size).unwrap().plan;
         assert_eq!(plan.batch.train_batch_size, 32 * world_size);

@@ -11,8 +11,8 @@ use crate::element::Element;
 use crate::gradient::{Gradient, with_elements};
 use crate::working::WorkingCopy;
 use crate::{
-    AdagradStep, AdamStep, DescentStep, LambStep, LionStep, MuonMomentumStep, SgdMomentumStep,
-    SgdStep,
+    AdagradStep, AdamStep, DescentStep, FrozenAdamStep, LambStep, LionStep, LocalMomentumStep,
+    MuonMomentumStep, SgdMomentumStep, SgdStep,
 };
 use rayon::prelude::*;
 
@@ -122,6 +122,12 @@ elementwise_steps! {
     MuonMomentum(MuonMomentumStep),
     /// A step along a direction that takes the gradient's place: no array.
     Descent(DescentStep),
+    /// 1-bit Adam's momentum of a rank's own gradient, the last of moments and momentum, which are the
+    /// arrays. All else stays.
+    LocalMomentum(LocalMomentumStep),
+    /// 1-bit Adam's update along a momentum that takes the gradient's place: both moments, of which the
+    /// second stays.
+    FrozenAdam(FrozenAdamStep),
 }
 
 fn array_names<S: Elementwise<N>, const N: usize>(_: &S) -> [&'static str; N] {
@@ -232,7 +238,7 @@ pub(crate) fn update_tiles<S: Elementwise<N>, G: Element, W: Element, const N: u
 mod tests {
     use super::*;
     use crate::testing::{Held, in_pool, noise, strong_noise};
-    use crate::{Adagrad, Adam, Lamb, Lion, MuonMomentum, Sgd, WeightDecay};
+    use crate::{Adagrad, Adam, FrozenAdam, Lamb, Lion, MuonMomentum, Sgd, WeightDecay};
 
     /// Every step, with settings that use all of its scalars.
     fn steps() -> Vec<ElementwiseStep> {
@@ -263,6 +269,8 @@ mod tests {
             MuonMomentumStep::new(&muon).into(),
             MuonMomentumStep::new(&MuonMomentum { nesterov: false, ..muon }).into(),
             DescentStep::new(0.999, 0.02).into(),
+            LocalMomentumStep::new(0.9).into(),
+            FrozenAdamStep::new(&FrozenAdam { lr: 0.1, eps: 1e-8, weight_decay: 0.1 }).into(),
         ]
     }
 

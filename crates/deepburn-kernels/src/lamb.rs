@@ -7,8 +7,8 @@
 //! direction have to be known.
 //!
 //! The paper corrects the bias of both moments before it takes the direction. Here, as in DeepSpeed, the
-//! direction is that of the moments as they are, and the correction is a factor of the step size, outside
-//! of the trust ratio. The ratio of the first steps therefore differs.
+//! direction uses uncorrected moments, and the correction multiplies the step size outside the trust
+//! ratio. The first steps are therefore shorter.
 
 use crate::blocks::{check_lengths, check_time};
 #[cfg(feature = "cube")]

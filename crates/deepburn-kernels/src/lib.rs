@@ -12,6 +12,8 @@
 //!   ([`unscale_and_clip`]) folded in.
 //! - Parts of optimizers that look at more than one element: [`Lamb`], [`MuonMomentum`],
 //!   [`DescentStep`]; [`TreeSum`] is for norms of what several ranks own.
+//! - 1-bit Adam: [`LocalMomentumStep`] and [`FrozenAdamStep`], and between them [`compress`] to one bit an
+//!   element, [`add_signs`] and [`decompress`].
 //! - Gradients: [`gradient_stats`] finds norm and overflow, [`unscale`] multiplies as well.
 //! - Formats: [`cast`], [`widen`]. Buckets: [`flatten`], [`unflatten`].
 //!
@@ -41,6 +43,8 @@ mod lamb;
 mod lion;
 mod muon;
 mod norm;
+mod one_bit;
+mod one_bit_adam;
 mod real;
 mod sgd;
 #[cfg(test)]
@@ -61,6 +65,10 @@ pub use lion::{Lion, LionStep, lion_reference};
 pub use muon::{MuonMomentum, MuonMomentumStep, muon_momentum_reference};
 pub use norm::{
     GradientStats, all_finite, gradient_stats, gradient_stats_reference, sum_of_squares,
+};
+pub use one_bit::{Signs, add_signs, compress, compress_reference, decompress, live_elements};
+pub use one_bit_adam::{
+    FrozenAdam, FrozenAdamStep, LocalMomentumStep, frozen_adam_reference, local_momentum_reference,
 };
 pub use real::Real;
 pub use sgd::{Sgd, SgdMomentumStep, SgdStep, sgd_reference};

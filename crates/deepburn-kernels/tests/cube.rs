@@ -9,9 +9,9 @@ use cubecl::client::ComputeClient;
 use cubecl::prelude::*;
 use deepburn_kernels::cube::{self, Buffer, ElementType, OwnedBuffers};
 use deepburn_kernels::{
-    Adagrad, AdagradStep, Adam, AdamStep, DescentStep, ElementwiseStep, Gradient, Lamb, LambStep,
-    Lion, LionStep, MuonMomentum, MuonMomentumStep, OwnedSlice, Sgd, WeightDecay, WorkingCopy,
-    adam_reference,
+    Adagrad, AdagradStep, Adam, AdamStep, DescentStep, ElementwiseStep, FrozenAdam, FrozenAdamStep,
+    Gradient, Lamb, LambStep, Lion, LionStep, LocalMomentumStep, MuonMomentum, MuonMomentumStep,
+    OwnedSlice, Sgd, WeightDecay, WorkingCopy, adam_reference,
 };
 use half::{bf16, f16};
 
@@ -126,6 +126,8 @@ fn steps(t: u64) -> Vec<ElementwiseStep> {
         MuonMomentumStep::new(&muon).into(),
         MuonMomentumStep::new(&nesterov).into(),
         DescentStep::new(0.999, 0.02).into(),
+        LocalMomentumStep::new(0.9).into(),
+        FrozenAdamStep::new(&FrozenAdam { lr: 1e-2, eps: 1e-8, weight_decay: 0.1 }).into(),
     ]
 }
 
@@ -209,7 +211,9 @@ fn arrays_before(step: &ElementwiseStep, len: usize) -> Vec<Vec<f32>> {
     let mut arrays: Vec<Vec<f32>> = vec![noise(len, 1), strong(2), strong(3), strong(4)];
     arrays.truncate(step.states() + 1);
     let squares = match step {
-        ElementwiseStep::Adam(_) | ElementwiseStep::Lamb(_) => Some(2),
+        ElementwiseStep::Adam(_) | ElementwiseStep::Lamb(_) | ElementwiseStep::FrozenAdam(_) => {
+            Some(2)
+        }
         ElementwiseStep::Adagrad(_) => Some(1),
         _ => None,
     };

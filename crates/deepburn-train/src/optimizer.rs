@@ -46,7 +46,10 @@ pub(crate) fn check_optimizer<LC: LearningComponentsTypes>(
     plan: &OptimizerPlan,
     steps: usize,
 ) -> Result<(), Refusal> {
-    if matches!(plan, OptimizerPlan::Lamb(_) | OptimizerPlan::Muon(_)) {
+    if matches!(
+        plan,
+        OptimizerPlan::Lamb(_) | OptimizerPlan::Muon(_) | OptimizerPlan::OneBitAdam(_)
+    ) {
         return Err(Refusal::NotElementwise { plan: describe(plan) });
     }
     let refuse = |difference| Refusal::Optimizer {
@@ -166,7 +169,7 @@ impl<'a> ReferenceWeights<'a> {
             OptimizerPlan::Adagrad { eps, weight_decay, .. } => {
                 adagrad_reference(&Adagrad { lr, eps, weight_decay }, values, gradient, first);
             }
-            OptimizerPlan::Lamb(_) | OptimizerPlan::Muon(_) => {
+            OptimizerPlan::Lamb(_) | OptimizerPlan::Muon(_) | OptimizerPlan::OneBitAdam(_) => {
                 unreachable!("the plan was refused before")
             }
         }
@@ -220,6 +223,7 @@ fn describe(plan: &OptimizerPlan) -> String {
         }
         OptimizerPlan::Lamb(_) => "LAMB".to_owned(),
         OptimizerPlan::Muon(_) => "Muon".to_owned(),
+        OptimizerPlan::OneBitAdam(_) => "1-bit Adam".to_owned(),
     }
 }
 

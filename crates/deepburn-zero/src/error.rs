@@ -25,6 +25,15 @@ pub enum ZeroError {
         /// What is missing.
         needed: &'static str,
     },
+    /// Ranks cannot agree on momenta with this plan.
+    #[error(
+        "1-bit Adam needs whole gradients and optimizer states on the device of every rank, and {reason}: use ZeRO \
+         stage 0 without offload, or AdamW"
+    )]
+    MomentumExchange {
+        /// What the plan does to them.
+        reason: &'static str,
+    },
     /// A parameter is of a type that cannot be trained.
     #[error(
         "parameter {path} is stored as {dtype}: sharded training keeps parameters in f32; cast \

@@ -20,6 +20,7 @@ use deepburn_config::{OptimizerOffload, OptimizerPlan, Stage, ZeroPlan};
 
 use crate::ledger::Tier;
 use crate::optimizer::{direction_memory, moments};
+use crate::states::error_bytes;
 use buffers::{Gathering, bucket_elements, direction_elements};
 use element_bytes::FP32;
 use states::{ParameterShards, StateBytes};
@@ -42,6 +43,8 @@ pub struct ParameterSize {
     pub moments: Option<usize>,
     /// What an update holds of its direction.
     pub direction: DirectionMemory,
+    /// Whether ranks exchange its momentum, and keep what that loses.
+    pub keeps_errors: bool,
 }
 
 /// What the update of a parameter holds until its direction is final.
@@ -49,7 +52,7 @@ pub struct ParameterSize {
 pub enum DirectionMemory {
     /// Nothing: each element is updated at once.
     None,
-    /// The elements that a rank owns, until the norms of the whole are known.
+    /// The elements that a rank owns, until the norms of the whole are known, or ranks have agreed on it.
     Owned,
     /// All elements, which one rank orthogonalises.
     Whole,
@@ -59,7 +62,9 @@ impl ParameterSize {
     /// A parameter of `numel` elements that `optimizer` updates; without one it is frozen.
     pub fn new(numel: u64, optimizer: Option<&OptimizerPlan>) -> Self {
         let direction = optimizer.map_or(DirectionMemory::None, direction_memory);
-        Self { numel, moments: optimizer.map(|plan| moments(plan).len()), direction }
+        let keeps_errors = optimizer.is_some_and(OptimizerPlan::exchanges_momentum);
+        let moments = optimizer.map(|plan| moments(plan).len());
+        Self { numel, moments, direction, keeps_errors }
     }
 
     /// Whether it has a gradient and optimizer states.
@@ -119,7 +124,7 @@ pub struct Estimate {
     /// Bytes at most while the model is sharded: parameters and optimizer states, and one parameter,
     /// the largest, whole in fp32. Ranks that are threads share that one.
     pub starting: u64,
-    /// Model states that are offloaded to host memory. On top of the other figures, which are those of
+    /// Model states that are offloaded to host memory, or live there: what exchanges of momenta lose. On top of the other figures, which are those of
     /// the device.
     pub host: u64,
     /// Model states that are offloaded to a disk, without what fills up blocks of it.
@@ -190,6 +195,11 @@ pub fn estimate(
         largest_gathered: parameter_bytes(gathering.largest),
         gathered_limit: parameter_bytes(gathering.limit),
     };
+    let errors = sum(parameters
+        .iter()
+        .filter(|parameter| parameter.keeps_errors)
+        .map(|parameter| error_bytes(parameter.numel, ranks)));
+    let host = host.saturating_add(errors);
     Estimate {
         stage: zero.stage,
         ranks,

@@ -92,7 +92,7 @@ impl<B: Backend> Group<B> {
     }
 
     /// The group as a carrier of bytes.
-    fn bytes(&self) -> &dyn ProcessGroup<Host<u8>> {
+    pub(crate) fn bytes(&self) -> &dyn ProcessGroup<Host<u8>> {
         &*self.engine
     }
 

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 use deepburn_config::UpdateSettings;
 use deepburn_nvme::SwapError;
-use deepburn_ops::OptimizerOps;
+use deepburn_ops::{OptimizerOps, float_into_host};
 
 use crate::ledger::Ledger;
 use crate::parameter::Parameter;
@@ -33,7 +33,7 @@ pub(crate) use newton_schulz::WORKSPACE;
 pub(crate) use rounds::{MatrixOwner, ROUNDS_PER_MODEL, StepOrder, UpdateRound};
 pub(crate) use rule::direction_memory;
 pub use rule::moments;
-pub(crate) use step::{Descent, StepInProgress, UpdateDirection};
+pub(crate) use step::{StepInProgress, UpdateDirection};
 
 /// Optimizer states of one rank, and the rule that updates with them.
 #[derive(Debug)]
@@ -223,7 +223,31 @@ impl<B: OptimizerOps> Optimizer<B> {
 
     /// What the update of a parameter of this shape looks at; `None` for a frozen one.
     fn scope(&self, index: usize, shape: &[usize]) -> Option<UpdateScope> {
-        Some(rule::scope(self.settings(index)?, shape))
+        Some(rule::scope(self.settings(index)?, shape, self.time + 1))
+    }
+
+    /// Whether ranks exchange momenta, at least in late steps.
+    pub(crate) fn exchanges_momentum(&self) -> bool {
+        self.settings.iter().any(|settings| settings.optimizer.exchanges_momentum())
+    }
+
+    /// Whether the next step takes the mean of all ranks' gradients. Otherwise ranks agree on momenta in it, each with a
+    /// gradient of its own.
+    pub(crate) fn takes_mean_gradients(&self) -> bool {
+        let mut settings = self.settings.iter();
+        !settings.any(|it| rule::agrees_on_momentum(&it.optimizer, self.time + 1))
+    }
+
+    /// Which elements of a parameter have ever had a gradient, one bit each: those whose second moment is not 0.
+    pub(crate) fn live_elements(&self, index: usize) -> Vec<u8> {
+        let place = self.moments(index).iter().position(|name| *name == rule::SECOND_MOMENT);
+        let (Some(place), Some(State::Device(state))) = (place, &self.states[index]) else {
+            unreachable!(
+                "an optimizer whose ranks agree on momenta keeps second moments on the device"
+            )
+        };
+        let squares = float_into_host::<B>(state.moments[place].clone());
+        deepburn_kernels::live_elements(&squares)
     }
 
     /// Elements `range` of the moment called `name` of a parameter; `None` for a frozen one and for a name

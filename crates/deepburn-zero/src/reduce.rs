@@ -64,6 +64,8 @@ pub(crate) struct GradientReducer<B: Backend> {
     writes: WriteBehind,
     checker: GradientChecker<B>,
     synchronise: bool,
+    /// Whether gradients become the mean of all ranks'. Otherwise the sum is of this rank alone.
+    mean: bool,
     watch: BackwardWatch,
 }
 
@@ -118,6 +120,7 @@ impl<B: Backend> GradientReducer<B> {
             writes: WriteBehind::new(WRITES_BEHIND),
             checker,
             synchronise: true,
+            mean: true,
             watch: BackwardWatch::default(),
             group,
             parameters,
@@ -130,6 +133,16 @@ impl<B: Backend> GradientReducer<B> {
     /// join the next reduction.
     pub(crate) fn set_synchronise(&mut self, on: bool) {
         self.synchronise = on;
+    }
+
+    /// Whether gradients become the mean of all ranks', from the next step on.
+    pub(crate) fn set_mean(&mut self, on: bool) {
+        self.mean = on;
+    }
+
+    /// Whether gradients become the mean of all ranks'.
+    pub(crate) fn takes_mean(&self) -> bool {
+        self.mean
     }
 
     /// How many micro-batches make a step, from the next one on.
@@ -238,8 +251,15 @@ impl<B: Backend> GradientReducer<B> {
         Collected { array, _lease: self.ledger.hold(Category::Buckets, bytes) }
     }
 
-    /// Puts a gradient into the bucket; one that fills a bucket by itself travels alone.
+    /// Puts a gradient into the bucket; one that fills a bucket by itself travels alone. Without a mean over ranks it
+    /// joins the sum at once.
     fn enter(&mut self, index: usize, array: DeviceArray<B>) -> Result<(), CommError> {
+        if !self.mean {
+            let array = array.in_type(self.types.accumulation);
+            let array =
+                scale(array, Scaling::of_one_rank(&self.reduction, self.group.world_size()));
+            return self.accumulate(index, array.into_flat());
+        }
         let mut gradient = self.collected(array);
         let numel = gradient.array.numel();
         let held: usize = self.bucket.iter().map(|index| self.parameters[*index].numel()).sum();

@@ -1,7 +1,9 @@
 //! The model states of one rank: parameters, gradients, optimizer states, and what moves them.
 
 mod buffers;
+mod compression;
 mod directions;
+mod errors;
 mod pieces;
 mod step;
 
@@ -15,8 +17,8 @@ use burn::module::{AutodiffModule, Module, ParamId};
 use burn_backend::{Backend, FloatDType, TensorData};
 use deepburn_comm::Tag;
 use deepburn_config::{
-    ActivationPlan, OptimizerPlan, ParamGroups, Precision, PrecisionPlan, ReductionPlan, Stage,
-    UpdateSettings, ZeroPlan,
+    ActivationPlan, OptimizerOffload, OptimizerPlan, ParamGroups, Precision, PrecisionPlan,
+    ReductionPlan, Stage, UpdateSettings, ZeroPlan,
 };
 use deepburn_nvme::IoStatistics;
 use deepburn_ops::{OptimizerOps, read_float};
@@ -41,8 +43,11 @@ use crate::sharding::{
     Marker, ModuleParameter, ShardHomes, Sharder, Table, Training, Updates, in_shape, parameters_of,
 };
 use crate::share::Share;
+use compression::ErrorFeedback;
+
 use crate::tiers::{Parking, ShardTiers, StateTiers, swap_bytes};
 
+pub(crate) use compression::error_bytes;
 pub use pieces::{GradientSum, OwnedArray, Piece, RandomState, StateArray, StreamPosition};
 pub use step::StepOutcome;
 
@@ -78,6 +83,8 @@ pub struct ModelStates<B: Backend> {
     reducer: Rc<RefCell<GradientReducer<B>>>,
     recorder: Rc<BlockRecorder<B>>,
     optimizer: Optimizer<B>,
+    /// By parameter index: what exchanges of momenta have lost, once there were some.
+    errors: Vec<Option<ErrorFeedback>>,
     /// Where states are that are not on the device.
     parking: Option<Parking>,
     /// Type that ops use.
@@ -106,6 +113,9 @@ impl<B: OptimizerOps> ModelStates<B> {
         group: Group<B>,
     ) -> Result<(M, Self), ZeroError> {
         let Policy { zero, reduction, precision, optimizer, param_groups, activations } = policy;
+        if optimizer.exchanges_momentum() {
+            check_whole_states(&zero)?;
+        }
         let (compute, cuts_gradients) = (element_type(precision.compute), zero.shards_gradients());
         let (rank, stage, ledger) = (group.rank(), zero.stage, Ledger::new());
         let gatherer = Arc::new(Gatherer::new(group.clone(), zero.parameters, ledger.clone()));
@@ -169,6 +179,8 @@ impl<B: OptimizerOps> ModelStates<B> {
             _ => Vec::new(),
         };
         gatherer.refresh_resident(&resident)?;
+        reducer.borrow_mut().set_mean(optimizer.takes_mean_gradients());
+        let errors = parameters.iter().map(|_| None).collect();
         let states = Self {
             group,
             share,
@@ -180,6 +192,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             resident,
             reducer,
             recorder,
+            errors,
             optimizer,
             parking,
             compute,
@@ -304,6 +317,17 @@ impl<B: OptimizerOps> ModelStates<B> {
         self.reducer.borrow_mut().set_synchronise(on);
     }
 
+    /// Whether the optimizer is one whose ranks exchange momenta, at least in late steps.
+    pub fn exchanges_momentum(&self) -> bool {
+        self.optimizer.exchanges_momentum()
+    }
+
+    /// Whether gradients of the present step become the mean of all ranks'. Otherwise each rank keeps its own: ranks
+    /// agree on momenta in the step.
+    pub fn takes_mean_gradients(&self) -> bool {
+        self.reducer.borrow().takes_mean()
+    }
+
     /// How many micro-batches make a step, from the next one on; 1 before this is called.
     pub fn set_micro_batches(&self, count: usize) {
         self.reducer.borrow_mut().set_micro_batches(count);
@@ -411,6 +435,16 @@ impl<B: OptimizerOps> ModelStates<B> {
         let flat = B::cast(flat, self.types.accumulation);
         Ok(Some(read_float::<B>(in_shape::<B>(flat, parameter.shape()))))
     }
+}
+
+/// An exchange of momenta needs whole gradients and states of every rank, on its device.
+fn check_whole_states(zero: &ZeroPlan) -> Result<(), ZeroError> {
+    let reason = match zero.stage {
+        Stage::Disabled if zero.optimizer_states == OptimizerOffload::Device => return Ok(()),
+        Stage::Disabled => "it offloads them",
+        _ => "a ZeRO stage shards them",
+    };
+    Err(ZeroError::MomentumExchange { reason })
 }
 
 /// The sizes of all parameters, once it is clear how each is updated.

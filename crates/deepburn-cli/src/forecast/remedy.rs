@@ -48,6 +48,13 @@ pub(super) fn remedy(
     fits: impl Fn(&ZeroPlan, PassChange) -> bool,
 ) -> Option<String> {
     let zero = &plan.zero;
+    // What every rank needs whole can be neither sharded nor offloaded.
+    let is_fixed = plan.optimizer.exchanges_momentum();
+    let fits = |changed: &ZeroPlan, pass| {
+        let moves =
+            changed.stage != zero.stage || changed.optimizer_states != zero.optimizer_states;
+        !(is_fixed && moves) && fits(changed, pass)
+    };
     let full = if plan.activations.recompute == RecomputePolicy::Full {
         PassChange::default()
     } else {

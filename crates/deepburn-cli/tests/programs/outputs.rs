@@ -222,7 +222,7 @@ fn guides_load_or_are_diagnosed() {
         ("S1.json", "1", None),
         ("S1.json", "2", Some("32 != 4 * 8 * 2")),
         ("S2.json", "1", Some("AdamW")),
-        ("S2.json", "2", Some("1bit-Adam is not compatible with ZeRO")),
+        ("S2.json", "2", Some("OneBitAdam is not compatible with ZeRO stage 2")),
         ("S3.yaml", "2", Some("train_micro_batch_size_per_gpu")),
         ("S4.json", "1", None),
         ("S4.json", "2", Some("4 != 1 * 4 * 2")),

@@ -14,6 +14,7 @@ pub(crate) mod job;
 pub(crate) mod monitor;
 mod muon;
 pub(crate) mod offload;
+mod one_bit;
 pub(crate) mod one_cycle;
 pub(crate) mod optimizer;
 pub(crate) mod parallel;
@@ -99,7 +100,7 @@ pub(crate) const DEEPSPEED: &[Key] = &[
         false,
         "Let ZeRO shard optimizers that DeepSpeed has not tested.",
     )
-    .inert("every optimizer that exists here can be sharded"),
+    .inert("each optimizer here has been tested at the stages that it supports"),
     Key::flag(
         "zero_force_ds_cpu_optimizer",
         true,

@@ -97,12 +97,6 @@ pub(super) fn resolve(params: &Section<'_>, context: &mut Context<'_>) -> Optimi
         let remedy = "give a learning rate, 1e-3 for example";
         context.findings.push(params.error("adam_lr", message, remedy));
     }
-    if lr == 0.0 && adam_lr != 0.0 {
-        let message =
-            format!("Muon's learning rate is 0 and Adam's {adam_lr:?}, in proportion to it");
-        let remedy = "give a muon_lr above 0, or freeze the matrices by training.param_groups";
-        context.findings.push(params.error("muon_lr", message, remedy));
-    }
     if adam_lr != lr && lr != 0.0 {
         context.findings.push(params.note(
             "adam_lr",

@@ -3,13 +3,13 @@
 //! On a backend whose device is the host, offload to `cpu` already holds and is accepted. Elsewhere
 //! optimizer states and parameters are kept in host memory. On every backend they can be kept on NVMe, in one
 //! file a rank. As in DeepSpeed, parameters are offloaded only where optimizer states are; here they go to
-//! NVMe only where optimizer states are there too.
+//! NVMe only where optimizer states are there too. An optimizer that exchanges momenta excludes both.
 
 use crate::diagnosis::Severity;
 use crate::key::{Key, Literal};
 use crate::keys::zero::{LARGEST_SUB_GROUP, SUB_GROUP_SIZE};
 use crate::kind::{Integers, Kind, Reals};
-use crate::plan::{NvmePlan, OptimizerOffload, ParameterOffload, SwapFilePlan};
+use crate::plan::{NvmePlan, OptimizerOffload, OptimizerPlan, ParameterOffload, SwapFilePlan};
 use crate::resolve::Context;
 use crate::section::Section;
 
@@ -102,22 +102,32 @@ const THREADS: &str = "each request under way has a thread of its own";
 pub(crate) fn resolve(
     top: &Section<'_>,
     zero: &Section<'_>,
+    optimizer: &OptimizerPlan,
     stage: u8,
     context: &mut Context<'_>,
 ) -> (OptimizerOffload, ParameterOffload) {
-    let parameters = check_target(zero, &PARAMETERS, stage == 3, context);
-    let states = resolve_states(top, zero, stage, context);
-    let parameters = if stage == 3 { parameters } else { "none" };
+    let support = |is_sharded| match (optimizer.exchanges_momentum(), is_sharded) {
+        (true, _) => Support::Excluded(optimizer.name()),
+        (false, true) => Support::Full,
+        (false, false) => Support::Unsharded,
+    };
+    let parameters = check_target(zero, &PARAMETERS, support(stage == 3), context);
+    let states = check_target(zero, &OPTIMIZER_STATES, support(stage >= 1), context);
+    // A device that is excluded has been reported.
+    let is_excluded = optimizer.exchanges_momentum();
+    let states = if is_excluded { "none" } else { states };
+    let states = resolve_states(top, zero, states, stage, context);
+    let parameters = if is_excluded || stage < 3 { "none" } else { parameters };
     (states.clone(), resolve_parameters(zero, parameters, &states, context))
 }
 
 fn resolve_states(
     top: &Section<'_>,
     zero: &Section<'_>,
+    device: &str,
     stage: u8,
     context: &mut Context<'_>,
 ) -> OptimizerOffload {
-    let device = check_target(zero, &OPTIMIZER_STATES, stage >= 1, context);
     let sub_group_size = match zero.count(SUB_GROUP_SIZE) {
         0 => LARGEST_SUB_GROUP as usize,
         size => size,
@@ -317,18 +327,29 @@ const OPTIMIZER_STATES: Target = Target {
     needs: "use stage 1 or more, or remove it",
 };
 
+/// Whether a target can be offloaded.
+#[derive(Clone, Copy)]
+enum Support {
+    /// It is sharded and can be offloaded.
+    Full,
+    /// It is not sharded at this stage: a device is ignored, as in DeepSpeed.
+    Unsharded,
+    /// The optimizer of this name needs it whole on the device.
+    Excluded(&'static str),
+}
+
 /// Checks where `target` is to be kept: where its section says, or the outdated flag. Returns the device.
 fn check_target(
     zero: &Section<'_>,
     target: &Target,
-    has_effect: bool,
+    support: Support,
     context: &mut Context<'_>,
 ) -> &'static str {
     let Target { name, outdated, .. } = *target;
     let section = zero.section(name);
     let device = section.choice("device");
     let Some(flag) = zero.optional_flag(outdated) else {
-        if let Some((severity, message, remedy)) = judge(device, target, has_effect, context) {
+        if let Some((severity, message, remedy)) = judge(device, target, support, context) {
             context.findings.push(section.diagnosis(severity, "device", message, remedy));
         }
         return device;
@@ -342,7 +363,7 @@ fn check_target(
     }
     let message = format!("is taken as {}: \"{outdated_device}\"", section.path_of("device"));
     context.findings.push(zero.warning(outdated, message, remedy));
-    if let Some((severity, message, remedy)) = judge(outdated_device, target, has_effect, context) {
+    if let Some((severity, message, remedy)) = judge(outdated_device, target, support, context) {
         context.findings.push(zero.diagnosis(severity, outdated, message, remedy));
     }
     outdated_device
@@ -352,17 +373,25 @@ fn check_target(
 fn judge(
     device: &str,
     target: &Target,
-    has_effect: bool,
+    support: Support,
     context: &Context<'_>,
 ) -> Option<(Severity, String, &'static str)> {
     let (what, host) = (target.what, context.facts.host_device);
-    match device {
-        "none" => None,
-        _ if !has_effect => {
+    match (device, support) {
+        ("none", _) => None,
+        (_, Support::Unsharded) => {
             let message = format!("\"{device}\" is ignored: {what} are not sharded at this stage");
             Some((Severity::Warning, message, target.needs))
         }
-        "cpu" if host => Some((Severity::Note, format!("{what} already live in host memory"), "")),
-        _ => None,
+        ("cpu", _) if host => {
+            Some((Severity::Note, format!("{what} already live in host memory"), ""))
+        }
+        (_, Support::Excluded(name)) => {
+            let message = format!(
+                "\"{device}\" is not supported with {name}: each rank exchanges its whole momentum"
+            );
+            Some((Severity::Error, message, "remove it or use AdamW"))
+        }
+        (_, Support::Full) => None,
     }
 }

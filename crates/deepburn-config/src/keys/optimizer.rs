@@ -7,7 +7,7 @@
 use crate::check::find_variant;
 use crate::key::{Asks, Key, Literal, Status};
 
-use crate::keys::muon;
+use crate::keys::{muon, one_bit};
 use crate::kind::{Kind, Reals, Variant};
 use crate::plan::{AdamPlan, LambPlan, OptimizerPlan};
 use crate::resolve::Context;
@@ -23,9 +23,9 @@ const TRANSFORMERS_LR: f64 = 5e-5;
 /// Weight decay of PyTorch's AdamW when none is given.
 const TORCH_ADAMW_DECAY: f64 = 0.01;
 
-const LR: Key =
+pub(super) const LR: Key =
     Key::real("lr", Reals::NotNegative, DEFAULT_LR, "Learning rate of the first step.").auto();
-const BETAS: Key = Key::new(
+pub(super) const BETAS: Key = Key::new(
     "betas",
     Kind::Pair(Reals::Decay),
     Literal::Pair([0.9, 0.999]),
@@ -35,13 +35,14 @@ const BETAS: Key = Key::new(
 const EPS: Key =
     Key::real("eps", Reals::NotNegative, 1e-8, "Added to the square root of the second moment.")
         .auto();
+/// Updates of LAMB and 1-bit Adam cannot do without eps: an element that never has a gradient would be 0 / 0.
+pub(super) const POSITIVE_EPS: Key =
+    Key::real("eps", Reals::Positive, 1e-8, "Added to the square root of the second moment.")
+        .auto();
 pub(super) const WEIGHT_DECAY: Key =
     Key::real("weight_decay", Reals::NotNegative, 0.0, "Weight decay.").auto();
-const AMSGRAD: Key = Key::flag("amsgrad", false, "Keep the largest second moment.").unavailable(
-    "AMSGrad",
-    Asks::Differs,
-    "set it to false",
-);
+pub(super) const AMSGRAD: Key = Key::flag("amsgrad", false, "Keep the largest second moment.")
+    .unavailable("AMSGrad", Asks::Differs, "set it to false");
 pub(super) const FUSED: &str = "the update is always fused";
 const FUSED_FLAG: Key = Key::optional("fused", Kind::Flag, "PyTorch's fused update.").inert(FUSED);
 pub(super) const FOREACH: Key =
@@ -55,7 +56,7 @@ pub(super) const FP32_STATES: Key = Key::flag(
 )
 .unavailable("16-bit optimizer states", Asks::Differs, "set it to true");
 const CUDA_AWARE: Key = Key::flag("cuda_aware", false, "Whether MPI can send from GPU memory.")
-    .inert("it is of 1-bit Adam's exchange");
+    .inert("only affects 1-bit Adam");
 pub(super) const MAX_GRAD_NORM: Key =
     Key::optional("max_grad_norm", Kind::Free, "Clipping, which is not the optimizer's.").refused(
         "'max_grad_norm' is not supported as an optimizer parameter",
@@ -120,9 +121,7 @@ const ADAGRAD: &[Key] = &[
 const LAMB: &[Key] = &[
     LR,
     BETAS,
-    // A tensor with an element that never has a gradient would be lost: 0 / 0 is in its norm.
-    Key::real("eps", Reals::Positive, 1e-8, "Added to the square root of the second moment.")
-        .auto(),
+    POSITIVE_EPS,
     WEIGHT_DECAY,
     Key::flag(
         "bias_correction",
@@ -143,7 +142,14 @@ const fn available(name: &'static str, doc: &'static str, keys: &'static [Key]) 
 }
 
 const fn missing(name: &'static str, feature: &'static str) -> Variant {
-    let remedy = "use AdamW";
+    missing_with_remedy(name, feature, "use AdamW")
+}
+
+const fn missing_with_remedy(
+    name: &'static str,
+    feature: &'static str,
+    remedy: &'static str,
+) -> Variant {
     Variant {
         name,
         doc: feature,
@@ -151,6 +157,8 @@ const fn missing(name: &'static str, feature: &'static str) -> Variant {
         keys: &[],
     }
 }
+
+const ONE_BIT: &str = "use OneBitAdam or AdamW";
 
 const VARIANTS: &[Variant] = &[
     available("AdamW", "Adam with decoupled weight decay.", ADAM),
@@ -165,9 +173,14 @@ const VARIANTS: &[Variant] = &[
             2024).",
         muon::KEYS,
     ),
-    missing("OneBitAdam", "1-bit Adam"),
-    missing("ZeroOneAdam", "0/1 Adam"),
-    missing("OneBitLamb", "1-bit LAMB"),
+    available(
+        "OneBitAdam",
+        "Adam whose ranks exchange one bit for each element of their momentum after freeze_step (Tang et al. 2021). \
+            At ZeRO stages 0 and 1.",
+        one_bit::KEYS,
+    ),
+    missing_with_remedy("ZeroOneAdam", "0/1 Adam", ONE_BIT),
+    missing_with_remedy("OneBitLamb", "1-bit LAMB", ONE_BIT),
     missing("MuAdam", "Adam with maximal update parametrisation"),
     missing("MuAdamW", "AdamW with maximal update parametrisation"),
     missing("MuSGD", "SGD with maximal update parametrisation"),
@@ -179,9 +192,8 @@ const VARIANTS: &[Variant] = &[
     missing("LBFGS", "L-BFGS"),
 ];
 
-/// Optimizers whose compressed exchange replaces the reduction that ZeRO shards.
-const NOT_WITH_ZERO: [(&str, &str); 3] =
-    [("OneBitAdam", "1bit-Adam"), ("ZeroOneAdam", "0/1 Adam"), ("OneBitLamb", "1bit-Lamb")];
+/// Unavailable optimizers whose compressed exchange replaces the reduction that ZeRO shards.
+const NOT_WITH_ZERO: [(&str, &str); 2] = [("ZeroOneAdam", "0/1 Adam"), ("OneBitLamb", "1bit-Lamb")];
 
 pub(crate) const KEYS: &[Key] = &[
     Key::required("type", Kind::Text, "Name of the optimizer."),
@@ -227,11 +239,12 @@ pub(crate) fn resolve(top: &Section<'_>, context: &mut Context<'_>) -> Optimizer
         },
         "Lamb" => lamb(&params, context),
         "Muon" => muon::resolve(&params, context),
+        "OneBitAdam" => one_bit::resolve(&params, context),
         name => adam_family(name, &params, context),
     }
 }
 
-/// Says which optimizers exclude ZeRO, whether or not they exist here.
+/// Reports unavailable optimizers that exclude ZeRO.
 fn check_with_zero(section: &Section<'_>, context: &mut Context<'_>) {
     let named = section.text("type").and_then(|name| find_variant(VARIANTS, name));
     let short = NOT_WITH_ZERO.iter().find(|(name, _)| named.is_some_and(|v| v.name == *name));

@@ -8,7 +8,7 @@ use crate::key::{Asks, Key, Literal, Spelling};
 
 use crate::keys::offload;
 use crate::kind::{Integers, Kind};
-use crate::plan::{GatherPlan, GradientPlan, Stage, ZeroPlan};
+use crate::plan::{GatherPlan, GradientPlan, OptimizerPlan, Stage, ZeroPlan};
 use crate::resolve::Context;
 use crate::section::Section;
 
@@ -262,18 +262,17 @@ pub(crate) const KEYS: &[Key] = &[
 ];
 
 /// The section's part of the plan.
-pub(crate) fn resolve(top: &Section<'_>, context: &mut Context<'_>) -> ZeroPlan {
+pub(crate) fn resolve(
+    top: &Section<'_>,
+    optimizer: &OptimizerPlan,
+    context: &mut Context<'_>,
+) -> ZeroPlan {
     let zero = top.section("zero_optimization");
-    let stage = match zero.integer("stage") {
-        0 => Stage::Disabled,
-        1 => Stage::OptimizerStates,
-        2 => Stage::Gradients,
-        _ => Stage::Parameters,
-    };
+    let stage = resolve_stage(top, optimizer, context);
     check_effects(&zero, stage.number(), context);
     check_allgather_bucket(&zero, stage, context);
     let (optimizer_states, parameter_shards) =
-        offload::resolve(top, &zero, stage.number(), context);
+        offload::resolve(top, &zero, optimizer, stage.number(), context);
     let hidden = HiddenSize::of(context);
     ZeroPlan {
         stage,
@@ -306,6 +305,41 @@ pub(crate) fn resolve(top: &Section<'_>, context: &mut Context<'_>) -> ZeroPlan 
     }
 }
 
+/// Returns the stage of the run.
+///
+/// An optimizer that exchanges momenta has whole states on every rank. Stage 1 would shard nothing and is
+/// resolved to 0, so that everything after this, estimates of memory too, sees what the run really does. Stages
+/// 2 and 3 are errors, as in DeepSpeed.
+fn resolve_stage(top: &Section<'_>, optimizer: &OptimizerPlan, context: &mut Context<'_>) -> Stage {
+    let zero = top.section("zero_optimization");
+    let stage = match zero.integer("stage") {
+        0 => Stage::Disabled,
+        1 => Stage::OptimizerStates,
+        2 => Stage::Gradients,
+        _ => Stage::Parameters,
+    };
+    if !optimizer.exchanges_momentum() || stage == Stage::Disabled {
+        return stage;
+    }
+    let name = optimizer.name();
+    if stage == Stage::OptimizerStates {
+        let message = format!(
+            "1 is run as stage 0: {name} needs its whole states on every rank, so nothing is sharded"
+        );
+        let remedy = "write 0, or use AdamW to shard optimizer states";
+        context.findings.push(zero.warning("stage", message, remedy));
+        return Stage::Disabled;
+    }
+    let message = format!(
+        "{name} is not compatible with ZeRO stage {}: after freeze_step gradients are not reduced, and each rank needs \
+         its whole gradient and momentum",
+        stage.number()
+    );
+    let remedy = "set zero_optimization.stage to 0 or 1, or use AdamW";
+    context.findings.push(top.section("optimizer").error("type", message, remedy));
+    stage
+}
+
 /// Python's largest size means no limit.
 fn unlimited(size: usize) -> usize {
     if size >= i64::MAX as usize { usize::MAX } else { size }
@@ -327,7 +361,12 @@ fn check_effects(zero: &Section<'_>, stage: u8, context: &mut Context<'_>) {
             format!("stages {first} to {last}")
         };
         let message = format!("{node} has no effect at stage {stage}, only at {range}");
-        let remedy = if chosen { format!("use {range} or remove it") } else { String::new() };
+        let remedy = match chosen {
+            false => String::new(),
+            // The optimizer, not the file, has set the stage.
+            true if stage != context.stage => "remove it".to_owned(),
+            true => format!("use {range} or remove it"),
+        };
         context.findings.push(zero.diagnosis(severity, key.name, message, remedy));
     }
 }

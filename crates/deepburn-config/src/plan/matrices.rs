@@ -93,13 +93,13 @@ fn is_left_to_adam(parameter: &ModelParameter<'_>) -> bool {
             || name.ends_with("_emb")
     };
     let is_output = |name: &&str| OUTPUT_LAYERS.contains(name) || name.starts_with("classifier");
+    let is_filter = layer.starts_with("Conv");
     // A single row outside of a linear layer is a token or a scale.
-    let is_row = layer != "Linear" && shape.contains(&1);
+    let is_row = !matches!(layer, "Linear" | "") && shape.contains(&1);
     // Of three and more dimensions only filters are known to be maps.
-    let is_unknown = shape.len() > 2 && !layer.starts_with("Conv");
+    let is_unknown = is_row || shape.len() > 2;
     layer == "Embedding"
-        || is_unknown
-        || (is_row && !layer.starts_with("Conv"))
+        || (is_unknown && !is_filter)
         || names.iter().any(is_embedding)
         || names.iter().any(is_output)
         || names.first().is_some_and(|name| OUTPUT_FIELDS.contains(name))

@@ -45,6 +45,8 @@ pub enum OptimizerPlan {
     Lamb(LambPlan),
     /// Muon (Jordan et al. 2024) on the matrices of hidden layers, and Adam on everything else.
     Muon(MuonPlan),
+    /// 1-bit Adam (Tang et al. 2021): AdamW without bias correction whose ranks exchange compressed momenta.
+    OneBitAdam(OneBitAdamPlan),
 }
 
 /// Hyper-parameters of the Adam family.
@@ -123,6 +125,16 @@ pub enum MuonScale {
     MatchRmsAdamw,
 }
 
+/// Hyper-parameters of 1-bit Adam.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct OneBitAdamPlan {
+    /// Adam before and after the freeze. Weight decay is decoupled and `bias_correction` is false.
+    pub adam: AdamPlan,
+    /// Steps with exact gradients. Afterwards the second moment is frozen, and ranks exchange one bit for each
+    /// element of their momentum instead of gradients.
+    pub freeze_step: u64,
+}
+
 impl MuonScale {
     /// The factor of the learning rate.
     pub fn factor(self, outputs: usize, inputs: usize) -> f64 {
@@ -151,6 +163,20 @@ impl MuonPlan {
 }
 
 impl OptimizerPlan {
+    /// Returns the `optimizer.type` that selects it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::AdamW(_) => "AdamW",
+            Self::Adam(_) => "Adam",
+            Self::Sgd { .. } => "SGD",
+            Self::Lion { .. } => "Lion",
+            Self::Adagrad { .. } => "Adagrad",
+            Self::Lamb(_) => "Lamb",
+            Self::Muon(_) => "Muon",
+            Self::OneBitAdam(_) => "OneBitAdam",
+        }
+    }
+
     /// Learning rate that the optimizer has when no schedule sets it.
     pub fn lr(&self) -> f64 {
         match self {
@@ -158,6 +184,7 @@ impl OptimizerPlan {
             Self::Sgd { lr, .. } | Self::Lion { lr, .. } | Self::Adagrad { lr, .. } => *lr,
             Self::Lamb(lamb) => lamb.lr,
             Self::Muon(muon) => muon.lr,
+            Self::OneBitAdam(one_bit) => one_bit.adam.lr,
         }
     }
 
@@ -170,16 +197,36 @@ impl OptimizerPlan {
             | Self::Adagrad { weight_decay, .. } => *weight_decay,
             Self::Lamb(lamb) => lamb.weight_decay,
             Self::Muon(muon) => muon.weight_decay,
+            Self::OneBitAdam(one_bit) => one_bit.adam.weight_decay,
         }
     }
 
     /// Whether it has betas.
     pub fn has_betas(&self) -> bool {
         match self {
-            Self::AdamW(_) | Self::Adam(_) | Self::Lion { .. } | Self::Lamb(_) => true,
+            Self::AdamW(_)
+            | Self::Adam(_)
+            | Self::Lion { .. }
+            | Self::Lamb(_)
+            | Self::OneBitAdam(_) => true,
             // Those of the Adam beside it.
             Self::Muon(_) => true,
             Self::Sgd { .. } | Self::Adagrad { .. } => false,
+        }
+    }
+
+    /// Whether ranks exchange compressed momenta instead of gradients, after some step at least. Each rank then
+    /// needs its whole gradient and momentum, so nothing is sharded or offloaded.
+    pub fn exchanges_momentum(&self) -> bool {
+        match self {
+            Self::OneBitAdam(_) => true,
+            Self::AdamW(_)
+            | Self::Adam(_)
+            | Self::Sgd { .. }
+            | Self::Lion { .. }
+            | Self::Adagrad { .. }
+            | Self::Lamb(_)
+            | Self::Muon(_) => false,
         }
     }
 
@@ -192,6 +239,9 @@ impl OptimizerPlan {
             Self::Lion { weight_decay, betas, .. } => (weight_decay, Some(betas)),
             Self::Lamb(lamb) => (&mut lamb.weight_decay, Some(&mut lamb.betas)),
             Self::Muon(muon) => (&mut muon.weight_decay, None),
+            Self::OneBitAdam(one_bit) => {
+                (&mut one_bit.adam.weight_decay, Some(&mut one_bit.adam.betas))
+            }
             Self::Sgd { weight_decay, .. } | Self::Adagrad { weight_decay, .. } => {
                 (weight_decay, None)
             }

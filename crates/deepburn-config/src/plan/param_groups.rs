@@ -339,7 +339,7 @@ impl ParamGroups {
             OptimizerPlan::Muon(muon) => {
                 let matrices = Matrices::of(parameter, parts)
                     .map_err(|reason| ParamGroupError::unfit(group, reason))?;
-                // An own learning rate replaces either of Muon's two.
+                // A learning rate of the group's own replaces either of Muon's two.
                 let has_own =
                     matches!(update, Some(GroupUpdate::Trained { rate: GroupRate::Own(_), .. }));
                 match matrices {
@@ -429,7 +429,7 @@ impl ParamGroup {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{AdamPlan, MatrixLayout, MuonScale, NewtonSchulzPlan};
+    use crate::plan::{AdamPlan, MatrixLayout, MuonScale, NewtonSchulzPlan, OneBitAdamPlan};
 
     const ADAM: AdamPlan = AdamPlan {
         lr: 1e-3,
@@ -532,7 +532,7 @@ mod tests {
                 GroupUpdate::Trained { rate, weight_decay: None, betas: None, muon_matrices };
             group(params, &[], update)
         };
-        // An own rate is that of the parameter, whichever half it is in; a factor is one of its half's rate.
+        // `lr` replaces the rate of either half; `lr_factor` multiplies the rate of the parameter's half.
         groups.groups = vec![
             with(&["^wte"], GroupRate::Own(0.01), Some(4)),
             with(&["gamma"], GroupRate::Own(0.01), None),
@@ -575,6 +575,31 @@ mod tests {
         let still = OptimizerPlan::Muon(MuonPlan { lr: 0.0, ..MUON });
         let error = ParamGroups::default().assign(&still, &MODEL).unwrap_err().to_string();
         assert!(error.contains("is 0 and Adam's 0.002"), "{error}");
+    }
+
+    #[test]
+    fn groups_of_one_bit_adam_share_its_freeze() {
+        let one_bit = |adam| OptimizerPlan::OneBitAdam(OneBitAdamPlan { adam, freeze_step: 7 });
+        let update = GroupUpdate::Trained {
+            rate: GroupRate::Factor(0.5),
+            weight_decay: Some(0.25),
+            betas: Some([0.5, 0.75]),
+            muon_matrices: None,
+        };
+        let groups = ParamGroups {
+            groups: vec![group(&["^wte"], &[], update), group(&["bias"], &[], GroupUpdate::Frozen)],
+            no_decay: NoDecay::Nothing,
+        };
+        let settings = groups.assign(&one_bit(ADAM), &MODEL).unwrap();
+        let own = AdamPlan { betas: [0.5, 0.75], weight_decay: 0.25, ..ADAM };
+        for (parameter, settings) in MODEL.iter().zip(settings) {
+            let expected = match parameter.path {
+                path if path.starts_with("wte") => Some((one_bit(own), 0.5)),
+                path if path.contains("bias") => None,
+                _ => Some((one_bit(ADAM), 1.0)),
+            };
+            assert_eq!(settings.map(|it| (it.optimizer, it.lr_factor)), expected);
+        }
     }
 
     #[test]

@@ -132,7 +132,82 @@ fn features_that_do_not_exist() {
             ["checkpoint.load_universal", "universal", "false"],
         ),
         (r#""memory_breakdown": true"#, ["memory_breakdown", "true", "metrics.jsonl"]),
-        (r#""optimizer": {"type": "OneBitLamb"}"#, ["optimizer.type", "1-bit LAMB", "use AdamW"]),
+        (
+            r#""optimizer": {"type": "OneBitLamb"}"#,
+            ["optimizer.type", "1-bit LAMB", "use OneBitAdam or AdamW"],
+        ),
+        (
+            r#""optimizer": {"type": "OneBitLamb"}, "zero_optimization": {"stage": 1}"#,
+            ["optimizer.type", "1bit-Lamb is not compatible with ZeRO", "use AdamW"],
+        ),
+        (
+            r#""optimizer": {"type": "OneBitAdam"}, "zero_optimization": {"stage": 2}"#,
+            [
+                "optimizer.type",
+                "not compatible with ZeRO stage 2",
+                "zero_optimization.stage to 0 or 1",
+            ],
+        ),
+        (
+            r#""optimizer": {"type": "OneBitAdam"}, "zero_optimization": {"stage": 3}"#,
+            ["optimizer.type", "not compatible with ZeRO stage 3", "or use AdamW"],
+        ),
+        (
+            r#""optimizer": {"type": "OneBitAdam"}, "zero_optimization": {"offload_optimizer": {"device": "nvme", "nvme_path": "/x"}}"#,
+            [
+                "offload_optimizer.device",
+                "\"nvme\" is not supported with OneBitAdam",
+                "remove it or use AdamW",
+            ],
+        ),
+        (
+            r#""optimizer": {"type": "OneBitAdam"}, "zero_optimization": {"stage": 1, "offload_param": {"device": "nvme", "nvme_path": "/x"}}"#,
+            [
+                "offload_param.device",
+                "\"nvme\" is not supported with OneBitAdam",
+                "remove it or use AdamW",
+            ],
+        ),
+        (
+            r#""optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 0}}"#,
+            [
+                "optimizer.params.freeze_step",
+                "0 is out of range, must be at least 1: before",
+                "25 %",
+            ],
+        ),
+        (
+            r#""optimizer": {"type": "OneBitAdam", "params": {"freeze_step": -5}}"#,
+            ["optimizer.params.freeze_step", "-5 is out of range", "25 %"],
+        ),
+        (
+            r#""optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 2.5}}"#,
+            ["optimizer.params.freeze_step", "2.5 is not integral", "write 100000"],
+        ),
+        (
+            r#""optimizer": {"type": "OneBitAdam", "params": {"eps": 0}}"#,
+            ["optimizer.params.eps", "0 is out of range", "above 0"],
+        ),
+        (
+            r#""optimizer": {"type": "OneBitAdam", "params": {"eps_inside_sqrt": true}}"#,
+            ["optimizer.params.eps_inside_sqrt", "inside the square root", "false"],
+        ),
+        (
+            r#""optimizer": {"type": "OneBitAdam", "params": {"amsgrad": true}}"#,
+            ["optimizer.params.amsgrad", "AMSGrad", "false"],
+        ),
+        (
+            r#""optimizer": {"type": "OneBitAdam", "params": {"max_grad_norm": 1.0}}"#,
+            ["optimizer.params.max_grad_norm", "not supported", "gradient_clipping"],
+        ),
+        (
+            r#""optimizer": {"type": "OneBitAdam", "params": {"comm_backend_name": "gloo"}}"#,
+            ["optimizer.params.comm_backend_name", "none of the choices", "nccl, mpi"],
+        ),
+        (
+            r#""optimizer": {"type": "OneBitAdam", "params": {"exp_avg_mask": [1]}}"#,
+            ["optimizer.params.exp_avg_mask", "is no known key", "known here: lr"],
+        ),
         (
             r#""optimizer": {"type": "Muon", "params": {"per_head_muon": true}}"#,
             ["optimizer.params.per_head_muon", "Muon per head", "false"],
@@ -145,7 +220,10 @@ fn features_that_do_not_exist() {
             r#""optimizer": {"type": "Lamb", "params": {"min_coeff": 2, "max_coeff": 1}}"#,
             ["optimizer.params.min_coeff", "2.0 is above max_coeff 1.0", "at most max_coeff"],
         ),
-        (r#""optimizer": {"type": "ZeroOneAdam"}"#, ["optimizer.type", "0/1 Adam", "use AdamW"]),
+        (
+            r#""optimizer": {"type": "ZeroOneAdam"}"#,
+            ["optimizer.type", "0/1 Adam", "use OneBitAdam or AdamW"],
+        ),
         (
             r#""optimizer": {"type": "AdamW", "params": {"amsgrad": true}}"#,
             ["optimizer.params.amsgrad", "AMSGrad", "false"],

@@ -280,7 +280,9 @@ impl<'a> Stored<'a> {
         let array = match piece.array {
             StateArray::Weights => Array::Weights,
             StateArray::Moment(moment) => Array::Moment(moment),
-            StateArray::Gradient => unreachable!("a checkpoint of DeepSpeed has no gradients"),
+            StateArray::Gradient | StateArray::WorkerError(_) | StateArray::ServerError => {
+                unreachable!("a checkpoint of DeepSpeed has neither gradients nor errors")
+            }
         };
         let values = match (&parameter.shape[..], self.model.is_transposed(piece.path)) {
             (&[rows, columns], true) => {

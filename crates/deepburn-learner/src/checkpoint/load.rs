@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::buffers::{check_buffer, read_buffer, warn_of_missing};
 use super::counters::check_counters;
 use super::element::{data_of, dtype_of};
-use super::save::slot_of;
+use super::save::{SERVER_ERROR, WORKER_ERROR, slot_of};
 use super::state::{EngineState, GradientRecord, Random, RankState, Stream};
 use super::{TrainingCheckpointError, exchange};
 use crate::best::LoopState;
@@ -202,6 +202,16 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
                     parameter.path()
                 ));
             }
+            let (errors, stored): (Vec<&str>, Vec<&str>) =
+                stored.into_iter().partition(|name| is_error(name));
+            if !errors.is_empty() && !self.states().exchanges_momentum() {
+                return Err(format!(
+                    "its optimizer kept {} of parameter {}, as 1-bit Adam does, and this one does not: use the \
+                     optimizer that saved it, or load without optimizer states",
+                    listed(&errors),
+                    parameter.path()
+                ));
+            }
             if stored != own {
                 return Err(format!(
                     "its optimizer kept {} of parameter {} and this one keeps {}: use the optimizer \
@@ -265,6 +275,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.progress = Progress { accumulated: 0, ..*progress };
         if optimizer_states {
             self.states.load_moments(*optimizer_steps, read)?;
+            self.states.load_errors(workers(checkpoint), read)?;
             let sums = self.gradient_sums(checkpoint, &saved.ranks);
             self.states.load_gradients(&sums, read)?;
             self.progress.accumulated = progress.accumulated;
@@ -323,6 +334,19 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
 /// The larger of two magnitudes; NaN wins.
 fn larger(left: f32, right: f32) -> f32 {
     if left.is_nan() || left > right { left } else { right }
+}
+
+/// Whether a slot has what exchanges of momenta have lost.
+fn is_error(slot: &str) -> bool {
+    slot == SERVER_ERROR || slot.starts_with(WORKER_ERROR)
+}
+
+/// How many ranks have stored worker errors.
+fn workers(checkpoint: &Checkpoint) -> usize {
+    let slots = |atom: &Atom| {
+        atom.slots.iter().filter(|it| it.slot.as_str().starts_with(WORKER_ERROR)).count()
+    };
+    checkpoint.layout().atoms().iter().map(slots).max().unwrap_or(0)
 }
 
 pub(super) fn listed(names: &[&str]) -> String {

@@ -74,6 +74,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let step = self.global_steps();
         let layout = Arc::new(self.layout()?);
         let buffers = self.states().owned_buffers(self.module()).map_err(EngineError::from)?;
+        let errors = self.states().owned_errors().map_err(EngineError::from)?;
 
         let mut save = None;
         let begun = (self.rank() == 0).then(|| {
@@ -96,7 +97,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             state: json!(self.engine_state(client_state, loop_state)),
         };
         let commit = save.map(|save| (save, run));
-        let snapshot = self.snapshot(layout, buffers, rank_state);
+        let snapshot = self.snapshot(layout, buffers, errors, rank_state);
         Ok(SaveInProgress::start(ticket, snapshot, step, commit))
     }
 
@@ -109,6 +110,11 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         if self.undivided && self.progress.accumulated > 0 {
             let when =
                 "in the middle of an accumulation of train_pass, whose sums no checkpoint holds";
+            return Err(EngineError::Order { call, when });
+        }
+        if !self.states().takes_mean_gradients() && self.progress.accumulated > 0 {
+            let when = "in the middle of an accumulation of 1-bit Adam, whose sums are of one rank each and in no \
+                        checkpoint";
             return Err(EngineError::Order { call, when });
         }
         if !self.states().gradients_are_settled() {
@@ -141,11 +147,13 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(Layout::new(atoms, self.group().world_size())?)
     }
 
-    /// What this rank saves, as it is now, with its part of the buffers.
+    /// What this rank saves, as it is now, with its part of the buffers and, by parameter, of what exchanges of momenta
+    /// have lost.
     fn snapshot(
         &self,
         layout: Arc<Layout>,
         buffers: Vec<OwnedArray<B>>,
+        errors: Vec<Vec<(StateArray, OwnedArray<B>)>>,
         client: Value,
     ) -> Snapshot<B> {
         let (states, rank) = (self.states(), self.rank());
@@ -155,7 +163,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
                 return buffers[buffer].clone();
             }
             let (array, _) = states.arrays(piece.atom)[piece.slot];
-            match states.owned(piece.atom, array) {
+            let error = || errors[piece.atom].iter().find(|(error, _)| *error == array);
+            match states.owned(piece.atom, array).or_else(|| Some(error()?.1.clone())) {
                 Some(owned) => owned,
                 None => unreachable!("the layout was made of what there is"),
             }
@@ -200,11 +209,19 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     }
 }
 
+/// Where worker errors are stored: this and the number of the rank.
+pub(super) const WORKER_ERROR: &str = "worker_error_";
+
+/// Where server errors are stored.
+pub(super) const SERVER_ERROR: &str = "server_error";
+
 /// The slot that an array is stored in.
 pub(super) fn slot_of(array: StateArray) -> Slot {
     match array {
         StateArray::Weights => Slot::Weights,
         StateArray::Gradient => Slot::Gradient,
         StateArray::Moment(name) => Slot::moment(name),
+        StateArray::WorkerError(rank) => Slot::moment(&format!("{WORKER_ERROR}{rank}")),
+        StateArray::ServerError => Slot::moment(SERVER_ERROR),
     }
 }

@@ -11,6 +11,7 @@ mod engine;
 mod failures;
 mod mixed;
 mod mlp;
+mod one_bit;
 mod optimizers;
 mod param_groups;
 mod saving;

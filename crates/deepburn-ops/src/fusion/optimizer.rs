@@ -30,7 +30,7 @@ impl<B: FusionBackend + OptimizerOps> OptimizerOps for Fusion<B> {
         let count = states.len();
         let mut results = vec![(shape.clone(), DType::F32); 1 + count];
         results.extend(working.map(|dtype| (shape, dtype.into())));
-        let update = Update { step: *step, grad_scale, working };
+        let update = OptimizerUpdate { step: *step, grad_scale, working };
         let inputs = [gradient, master].into_iter().chain(states).collect();
         let mut results = queue::<B, _>(update, inputs, results).into_iter();
         let mut next = || results.next().expect("as many results as were asked for");
@@ -60,13 +60,13 @@ trait Kernel<B: FusionBackend>: Debug + Send + Sync + 'static {
 }
 
 #[derive(Debug)]
-struct Update {
+struct OptimizerUpdate {
     step: ElementwiseStep,
     grad_scale: f32,
     working: Option<FloatDType>,
 }
 
-impl<B: FusionBackend + OptimizerOps> Kernel<B> for Update {
+impl<B: FusionBackend + OptimizerOps> Kernel<B> for OptimizerUpdate {
     const NAME: &'static str = "deepburn optimizer update";
 
     fn run(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {

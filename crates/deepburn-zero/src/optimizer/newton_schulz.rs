@@ -3,9 +3,9 @@
 //! Muon goes along `U V^T` where a matrix is `U S V^T`. The Newton-Schulz iteration of Jordan et al. 2024 comes close
 //! to it with matrix products alone: its coefficients make small singular values grow fast, and leave all of them
 //! between about 0.7 and 1.2. PyTorch runs it in bf16, DeepSpeed in fp16 where the device has it. Here it runs in f32,
-//! so that its error is that of the iteration.
+//! whose rounding errors are far smaller than the error of the iteration.
 
-use burn_backend::{Backend, Shape, Slice, TensorMetadata};
+use burn_backend::{Shape, Slice, TensorMetadata};
 use deepburn_config::{Matrices, MatrixLayout, NewtonSchulzPlan};
 use deepburn_ops::OptimizerOps;
 
@@ -52,9 +52,10 @@ fn of_matrix<B: OptimizerOps>(
     let shape = matrix.shape();
     // Of the two products X X^T and X^T X this takes the smaller one.
     let is_tall = shape[0] > shape[1];
-    let matrix = B::flatten(vec![flat::<B>(matrix)], shape.num_elements());
-    let norm = B::gradient_stats(matrix.clone()).sum_of_squares.sqrt();
-    let matrix = B::float_reshape(matrix, shape);
+    // Copies a part of a fused parameter, whose rows lie apart, and nothing else.
+    let flat = B::float_reshape(matrix, Shape::from(vec![shape.num_elements()]));
+    let norm = B::gradient_stats(flat.clone()).sum_of_squares.sqrt();
+    let matrix = B::float_reshape(flat, shape);
     let mut x = if is_tall { B::float_transpose(matrix) } else { matrix };
     x = B::float_mul_scalar(x, (1.0 / norm.max(plan.eps)).into());
     let [a, b, c] = plan.coefficients;
@@ -69,9 +70,4 @@ fn of_matrix<B: OptimizerOps>(
         x = B::float_add(B::float_mul_scalar(x, a.into()), change);
     }
     if is_tall { B::float_transpose(x) } else { x }
-}
-
-fn flat<B: Backend>(tensor: B::FloatTensorPrimitive) -> B::FloatTensorPrimitive {
-    let numel = tensor.shape().num_elements();
-    B::float_reshape(tensor, Shape::from(vec![numel]))
 }

@@ -10,6 +10,8 @@ pub(crate) enum UpdateScope {
     Elements,
     /// The norms of a tensor.
     Norms,
+    /// A momentum on which ranks agree.
+    Momentum,
     /// A whole matrix.
     Matrix {
         /// Multiplications that one iteration of its orthogonalisation takes.
@@ -31,6 +33,8 @@ pub(crate) struct StepOrder {
 pub(crate) enum UpdateRound {
     /// Norms of these are summed.
     Norms(Vec<usize>),
+    /// Ranks agree on the momenta of these.
+    Momenta(Vec<usize>),
     /// Each of these is orthogonalised by its owner, a rank. No rank owns two.
     Matrices(Vec<MatrixOwner>),
 }
@@ -52,8 +56,8 @@ pub(crate) struct PlannedUpdate {
     pub(crate) scope: UpdateScope,
 }
 
-/// A round of norms has at most this fraction of the model, or one parameter: its directions are held until the norms
-/// are known, and then let go.
+/// A round of norms or momenta has at most this fraction of the model, or one parameter: its directions are held until
+/// the exchange is over, and then let go.
 pub(crate) const ROUNDS_PER_MODEL: usize = 16;
 
 impl StepOrder {
@@ -61,7 +65,9 @@ impl StepOrder {
     pub(crate) fn new(updates: &[PlannedUpdate], ranks: usize) -> Self {
         let elements = updates.iter().filter(|it| it.scope == UpdateScope::Elements);
         let elements = elements.map(|it| it.index).collect();
-        let rounds = norm_rounds(updates).chain(matrix_rounds(updates, ranks)).collect();
+        let norms = rounds_of(updates, UpdateScope::Norms).map(UpdateRound::Norms);
+        let momenta = rounds_of(updates, UpdateScope::Momentum).map(UpdateRound::Momenta);
+        let rounds = norms.chain(momenta).chain(matrix_rounds(updates, ranks)).collect();
         Self { elements, rounds }
     }
 }
@@ -70,18 +76,18 @@ impl UpdateRound {
     /// Parameter indices.
     pub(crate) fn indices(&self) -> Vec<usize> {
         match self {
-            Self::Norms(indices) => indices.clone(),
+            Self::Norms(indices) | Self::Momenta(indices) => indices.clone(),
             Self::Matrices(owners) => owners.iter().map(|owner| owner.index).collect(),
         }
     }
 }
 
-/// Cuts the parameters whose norms are needed into rounds of about equal size.
-fn norm_rounds(updates: &[PlannedUpdate]) -> impl Iterator<Item = UpdateRound> {
+/// Cuts the parameters of one scope into rounds of about equal size.
+fn rounds_of(updates: &[PlannedUpdate], scope: UpdateScope) -> impl Iterator<Item = Vec<usize>> {
     let total: usize = updates.iter().map(|it| it.numel).sum();
     let capacity = total.div_ceil(ROUNDS_PER_MODEL);
     let (mut rounds, mut held) = (Vec::<Vec<usize>>::new(), 0);
-    for update in updates.iter().filter(|it| it.scope == UpdateScope::Norms) {
+    for update in updates.iter().filter(|it| it.scope == scope) {
         match rounds.last_mut() {
             Some(round) if held + update.numel <= capacity => {
                 round.push(update.index);
@@ -93,7 +99,7 @@ fn norm_rounds(updates: &[PlannedUpdate]) -> impl Iterator<Item = UpdateRound> {
             }
         }
     }
-    rounds.into_iter().map(UpdateRound::Norms)
+    rounds.into_iter()
 }
 
 /// Gives every matrix an owner: the most expensive first, each to the rank that has least to do so far (Graham 1969).
@@ -101,7 +107,7 @@ fn norm_rounds(updates: &[PlannedUpdate]) -> impl Iterator<Item = UpdateRound> {
 fn matrix_rounds(updates: &[PlannedUpdate], ranks: usize) -> impl Iterator<Item = UpdateRound> {
     let cost = |it: &PlannedUpdate| match it.scope {
         UpdateScope::Matrix { cost } => Some((cost, it.index)),
-        UpdateScope::Elements | UpdateScope::Norms => None,
+        UpdateScope::Elements | UpdateScope::Norms | UpdateScope::Momentum => None,
     };
     let mut matrices: Vec<_> = updates.iter().filter_map(cost).collect();
     matrices.sort_by_key(|(cost, index)| (std::cmp::Reverse(*cost), *index));
@@ -166,6 +172,7 @@ mod tests {
         prop_oneof![
             Just(UpdateScope::Elements),
             Just(UpdateScope::Norms),
+            Just(UpdateScope::Momentum),
             (0_u64..1000).prop_map(|cost| UpdateScope::Matrix { cost })
         ]
     }

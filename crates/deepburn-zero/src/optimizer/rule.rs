@@ -1,6 +1,8 @@
 //! What each optimizer keeps, what its updates depend on, and the scalars of its steps.
 
-use deepburn_config::{AdamPlan, LambPlan, Matrices, MuonPlan, OptimizerPlan, UpdateSettings};
+use deepburn_config::{
+    AdamPlan, LambPlan, Matrices, MuonPlan, OneBitAdamPlan, OptimizerPlan, UpdateSettings,
+};
 use deepburn_kernels as kernels;
 use deepburn_kernels::ElementwiseStep;
 
@@ -22,14 +24,20 @@ pub(super) enum UpdateStep {
     },
     /// A pass that makes a direction, whose matrices are orthogonalised, and one along it.
     Matrix { direction: ElementwiseStep, lr: f64, plan: MuonPlan, matrices: Matrices },
+    /// A pass that makes the momentum of this rank, and one with the momentum that all ranks agreed on.
+    Momentum { local: ElementwiseStep, agreed: ElementwiseStep },
 }
+
+/// Name of the mean of squared gradients.
+pub(super) const SECOND_MOMENT: &str = "exp_avg_sq";
 
 /// Names of the arrays that an optimizer keeps of each parameter, those of PyTorch's optimizers.
 pub fn moments(plan: &OptimizerPlan) -> &'static [&'static str] {
     match plan {
-        OptimizerPlan::AdamW(_) | OptimizerPlan::Adam(_) | OptimizerPlan::Lamb(_) => {
-            &["exp_avg", "exp_avg_sq"]
-        }
+        OptimizerPlan::AdamW(_)
+        | OptimizerPlan::Adam(_)
+        | OptimizerPlan::Lamb(_)
+        | OptimizerPlan::OneBitAdam(_) => &["exp_avg", SECOND_MOMENT],
         OptimizerPlan::Sgd { momentum: 0.0, .. } => &[],
         OptimizerPlan::Sgd { .. } | OptimizerPlan::Muon(_) => &["momentum_buffer"],
         OptimizerPlan::Lion { .. } => &["exp_avg"],
@@ -40,7 +48,8 @@ pub fn moments(plan: &OptimizerPlan) -> &'static [&'static str] {
 /// What the update of a parameter holds until its direction is final.
 pub(crate) fn direction_memory(plan: &OptimizerPlan) -> DirectionMemory {
     match plan {
-        OptimizerPlan::Lamb(_) => DirectionMemory::Owned,
+        // Of 1-bit Adam it is the momentum of this rank.
+        OptimizerPlan::Lamb(_) | OptimizerPlan::OneBitAdam(_) => DirectionMemory::Owned,
         OptimizerPlan::Muon(_) => DirectionMemory::Whole,
         OptimizerPlan::AdamW(_)
         | OptimizerPlan::Adam(_)
@@ -50,8 +59,13 @@ pub(crate) fn direction_memory(plan: &OptimizerPlan) -> DirectionMemory {
     }
 }
 
-/// What the update of a parameter of this shape depends on.
-pub(super) fn scope(settings: &UpdateSettings, shape: &[usize]) -> UpdateScope {
+/// Whether ranks agree on momenta in step number `time`, from 1, each with a gradient of its own.
+pub(super) fn agrees_on_momentum(plan: &OptimizerPlan, time: u64) -> bool {
+    matches!(plan, OptimizerPlan::OneBitAdam(plan) if time > plan.freeze_step)
+}
+
+/// What the update of a parameter of this shape depends on in step number `time`, from 1.
+pub(super) fn scope(settings: &UpdateSettings, shape: &[usize], time: u64) -> UpdateScope {
     match (&settings.optimizer, settings.matrices) {
         (OptimizerPlan::Muon(_), Some(matrices)) => {
             let (outputs, inputs) = matrices.dimensions(shape);
@@ -61,6 +75,7 @@ pub(super) fn scope(settings: &UpdateSettings, shape: &[usize]) -> UpdateScope {
             UpdateScope::Matrix { cost: cost.saturating_mul(matrices.count as u64) }
         }
         (OptimizerPlan::Lamb(_), _) => UpdateScope::Norms,
+        (plan, _) if agrees_on_momentum(plan, time) => UpdateScope::Momentum,
         _ => UpdateScope::Elements,
     }
 }
@@ -76,6 +91,11 @@ pub(super) fn step(settings: &UpdateSettings, rates: Rates, time: u64) -> Update
             UpdateStep::Matrix { direction, lr: rates.lr, plan: *plan, matrices }
         }
         (OptimizerPlan::Lamb(plan), _) => lamb(plan, rates, time),
+        (OptimizerPlan::OneBitAdam(one_bit), _)
+            if agrees_on_momentum(&settings.optimizer, time) =>
+        {
+            momentum(one_bit, rates)
+        }
         (plan, _) => UpdateStep::Elements(elementwise(plan, rates, time)),
     }
 }
@@ -92,6 +112,17 @@ fn lamb(plan: &LambPlan, Rates { lr, betas }: Rates, time: u64) -> UpdateStep {
     }
 }
 
+/// The step of 1-bit Adam after the freeze: of the second moment nothing is left to correct.
+fn momentum(plan: &OneBitAdamPlan, Rates { lr, betas }: Rates) -> UpdateStep {
+    let AdamPlan { betas: own, eps, weight_decay, .. } = plan.adam;
+    let [beta1, _] = betas.unwrap_or(own);
+    let agreed = kernels::FrozenAdam { lr, eps, weight_decay };
+    UpdateStep::Momentum {
+        local: kernels::LocalMomentumStep::new(beta1).into(),
+        agreed: kernels::FrozenAdamStep::new(&agreed).into(),
+    }
+}
+
 fn elementwise(plan: &OptimizerPlan, Rates { lr, betas }: Rates, time: u64) -> ElementwiseStep {
     let adam = |plan: &AdamPlan, weight_decay| {
         let [beta1, beta2] = betas.unwrap_or(plan.betas);
@@ -104,6 +135,10 @@ fn elementwise(plan: &OptimizerPlan, Rates { lr, betas }: Rates, time: u64) -> E
             adam(plan, kernels::WeightDecay::Decoupled(plan.weight_decay))
         }
         OptimizerPlan::Adam(ref plan) => adam(plan, kernels::WeightDecay::L2(plan.weight_decay)),
+        // Before the freeze.
+        OptimizerPlan::OneBitAdam(OneBitAdamPlan { adam: ref plan, .. }) => {
+            adam(plan, kernels::WeightDecay::Decoupled(plan.weight_decay))
+        }
         OptimizerPlan::Sgd { momentum, dampening, weight_decay, nesterov, .. } => {
             let cycled = betas.map(|[beta1, _]| beta1).filter(|_| momentum != 0.0);
             let momentum = cycled.unwrap_or(momentum);

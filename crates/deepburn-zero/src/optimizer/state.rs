@@ -154,6 +154,14 @@ impl<B: OptimizerOps> ParkedState<B> {
     }
 }
 
+/// Values of an update on the device of their state.
+pub(super) struct ReadValues<B: Backend> {
+    /// None where the state has a master of them.
+    pub(super) values: Option<B::FloatTensorPrimitive>,
+    /// Where they came from and are to be stored, unless they were on the device.
+    pub(super) parked: Option<Arc<ParkedArray>>,
+}
+
 impl<B: OptimizerOps> DeviceState<B> {
     pub(super) fn zeros(owned: Owned<B>, moments: usize, ledger: &Ledger) -> Self {
         let (len, device) = owned.place();
@@ -173,13 +181,15 @@ impl<B: OptimizerOps> DeviceState<B> {
         }
     }
 
-    /// The values of a parked shard, where there is no master of them.
-    pub(super) fn read_values(
-        &self,
-        shard: &ParkedArray,
-    ) -> Result<Option<B::FloatTensorPrimitive>, SwapError> {
-        let values = ParkedTensor { array: shard, dtype: DType::F32 };
-        self.master.is_none().then(|| values.read::<B>(&self.device)).transpose()
+    /// Reads parked values: with a part of the states on the device, shards may be elsewhere.
+    pub(super) fn read(&self, values: UpdateValues<B>) -> Result<ReadValues<B>, SwapError> {
+        let array = match values {
+            UpdateValues::Device(values) => return Ok(ReadValues { values, parked: None }),
+            UpdateValues::Parked(array) => array,
+        };
+        let shard = ParkedTensor { array: &array, dtype: DType::F32 };
+        let values = self.master.is_none().then(|| shard.read::<B>(&self.device)).transpose()?;
+        Ok(ReadValues { values, parked: Some(array) })
     }
 
     /// One pass over the master, or over `values` where there is none, and the moments that `step` uses. Returns

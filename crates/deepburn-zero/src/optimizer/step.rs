@@ -3,12 +3,12 @@
 //! Main type: [`StepInProgress`]. Most updates are one pass over the elements ([`StepInProgress::update`]). That of an
 //! optimizer which looks at norms or matrices has two: [`StepInProgress::direct`] updates the moments and makes a
 //! [`UpdateDirection`], the caller exchanges what it takes to turn that into the final one, and
-//! [`StepInProgress::descend`] changes the values along it.
+//! [`StepInProgress::descend`] changes the values along it. Where ranks agree on momenta, the direction is the momentum.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn_backend::{Backend, DType, TensorMetadata};
+use burn_backend::{Backend, TensorMetadata};
 use deepburn_config::{Matrices, MuonPlan};
 use deepburn_kernels::{DescentStep, ElementwiseStep, TreeSum, trust_ratio};
 use deepburn_nvme::SwapError;
@@ -16,7 +16,7 @@ use deepburn_ops::{OptimizerOps, float_bytes};
 
 use super::parked::HostUpdate;
 use super::rule::UpdateStep;
-use super::state::{DeviceState, State, tensor};
+use super::state::{DeviceState, ReadValues, State, tensor};
 use super::{Optimizer, UpdateGradient, UpdateValues, newton_schulz};
 use crate::ledger::{Category, Lease, Ledger};
 use crate::parked::{ParkedArray, WriteBehind};
@@ -48,13 +48,6 @@ pub(crate) struct UpdateDirection<B: Backend> {
 /// Sums of squares of the values of a tensor, and of its direction.
 pub(crate) type Squares = [TreeSum; 2];
 
-/// The rate at which a direction is followed, and what is left of the values.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Descent {
-    keep: f64,
-    rate: f64,
-}
-
 impl<B: OptimizerOps> StepInProgress<'_, B> {
     /// Whether the optimizer keeps the values of the parameter at `index` itself.
     pub(crate) fn has_master(&self, index: usize) -> bool {
@@ -80,7 +73,8 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         self.pass(index, &step, scale, values, gradient)
     }
 
-    /// Updates the moments of a parameter and returns its direction. This rank updates elements `owned` of it, and
+    /// Updates the moments of a parameter and returns its direction, or leaves them and returns the momentum that this
+    /// rank would give it. This rank updates elements `owned` of it, and
     /// padding after them.
     ///
     /// # Errors
@@ -98,6 +92,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
                 (*direction, Some([TreeSum::new(owned.clone()), TreeSum::new(owned)]))
             }
             UpdateStep::Matrix { direction, .. } => (*direction, None),
+            UpdateStep::Momentum { local, .. } => (*local, None),
             UpdateStep::Elements(_) => {
                 unreachable!("the order of the step has it among the others")
             }
@@ -107,11 +102,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         let (elements, values) = match &mut states[index] {
             Some(State::Device(state)) => {
                 let gradient = on_device(gradient, state);
-                // With a part of the states on the device, shards may be elsewhere.
-                let (mut own, parked) = match values {
-                    UpdateValues::Device(own) => (own, None),
-                    UpdateValues::Parked(array) => (state.read_values(&array)?, Some(array)),
-                };
+                let ReadValues { values: mut own, parked } = state.read(values)?;
                 let elements =
                     state.direct(&step, self.scale, &mut own, gradient, squares.as_mut());
                 (elements, parked.map_or(UpdateValues::Device(own), UpdateValues::Parked))
@@ -135,37 +126,37 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         Ok(UpdateDirection { index, elements, squares, values, _lease: lease })
     }
 
-    /// Updates values along a direction, and returns what is to be stored, as [`update`](Self::update) does.
+    /// Updates values by `pass` along a direction, and returns what is to be stored, as [`update`](Self::update) does.
     ///
     /// # Errors
     /// The disk fails. The step must not be used.
     pub(crate) fn descend(
         &mut self,
         direction: UpdateDirection<B>,
-        descent: Descent,
+        pass: &ElementwiseStep,
     ) -> Result<Option<B::FloatTensorPrimitive>, SwapError> {
         let UpdateDirection { index, elements, values, .. } = direction;
-        let step = DescentStep::new(descent.keep, descent.rate).into();
-        self.pass(index, &step, 1.0, values, UpdateGradient::Device(elements))
+        self.pass(index, pass, 1.0, values, UpdateGradient::Device(elements))
     }
 
-    /// How far to go along a direction, for an optimizer that looks at the norms of a tensor's values and of its
-    /// direction.
-    pub(crate) fn descent_by_norms(&self, index: usize, [values, direction]: [f64; 2]) -> Descent {
+    /// The pass along a direction, for an optimizer that looks at the norms of a tensor's values and of its direction.
+    pub(crate) fn descent_by_norms(
+        &self,
+        index: usize,
+        [values, direction]: [f64; 2],
+    ) -> ElementwiseStep {
         let UpdateStep::Norms { step_size, trust_ratio: [min, max], .. } = *self.step(index) else {
             unreachable!("the order of the step has it among the norms")
         };
-        Descent { keep: 1.0, rate: step_size * trust_ratio(values, direction, min, max) }
+        DescentStep::new(1.0, step_size * trust_ratio(values, direction, min, max)).into()
     }
 
-    /// How far to go along an orthogonalised direction of a parameter of this shape.
-    pub(crate) fn descent_by_shape(&self, index: usize, shape: &[usize]) -> Descent {
+    /// The pass along an orthogonalised direction of a parameter of this shape.
+    pub(crate) fn descent_by_shape(&self, index: usize, shape: &[usize]) -> ElementwiseStep {
         let (lr, plan, matrices) = self.matrix(index);
         let (outputs, inputs) = matrices.dimensions(shape);
-        Descent {
-            keep: 1.0 - lr * plan.weight_decay,
-            rate: lr * plan.scale.factor(outputs, inputs),
-        }
+        let rate = lr * plan.scale.factor(outputs, inputs);
+        DescentStep::new(1.0 - lr * plan.weight_decay, rate).into()
     }
 
     /// The orthogonalised direction of a whole parameter of this shape, flat.
@@ -177,6 +168,19 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
     ) -> B::FloatTensorPrimitive {
         let (_, plan, matrices) = self.matrix(index);
         newton_schulz::orthogonalize::<B>(whole, shape, matrices, &plan.newton_schulz)
+    }
+
+    /// The pass with a momentum that all ranks agreed on.
+    pub(crate) fn agreed(&self, index: usize) -> ElementwiseStep {
+        let UpdateStep::Momentum { agreed, .. } = *self.step(index) else {
+            unreachable!("the order of the step has it among the momenta")
+        };
+        agreed
+    }
+
+    /// See [`Optimizer::live_elements`].
+    pub(crate) fn live_elements(&self, index: usize) -> Vec<u8> {
+        self.optimizer.live_elements(index)
     }
 
     fn matrix(&self, index: usize) -> (f64, &MuonPlan, Matrices) {
@@ -206,10 +210,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         let Optimizer { states, working, pipeline, .. } = &mut *self.optimizer;
         match &mut states[index] {
             Some(State::Device(state)) => {
-                let (values, parked) = match values {
-                    UpdateValues::Device(values) => (values, None),
-                    UpdateValues::Parked(array) => (state.read_values(&array)?, Some(array)),
-                };
+                let ReadValues { values, parked } = state.read(values)?;
                 let gradient = on_device(gradient, state);
                 let updated = state.update(step, scale, values, gradient, *working);
                 let Some(array) = parked else { return Ok(Some(updated)) };
@@ -250,6 +251,6 @@ fn store<B: OptimizerOps>(
     array: &Arc<ParkedArray>,
     values: B::FloatTensorPrimitive,
 ) -> Result<(), SwapError> {
-    let dtype: DType = values.dtype();
+    let dtype = values.dtype();
     array.write(&float_bytes::<B>(values), dtype, &mut WriteBehind::default())
 }

@@ -1,11 +1,11 @@
 //! Adds reduced gradients up over micro-batches, where their sums are kept.
 
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
-use deepburn_comm::CommError;
+use deepburn_comm::{CommError, Partition};
 use deepburn_nvme::SwapError;
 use deepburn_ops::float_bytes;
 
-use super::gradient::{Accumulated, GradientChecker, GradientState, SumElements, SumHome};
+use super::gradient::{Accumulated, GradientCheck, GradientState, SumElements, SumHome};
 use super::{GradientReducer, Types};
 use crate::array::{in_type, maximum};
 use crate::ledger::Category;
@@ -25,9 +25,9 @@ impl<B: Backend> GradientReducer<B> {
         self.gradients[index].sum()
     }
 
-    /// Checks accumulated gradients.
-    pub(crate) fn checker(&self) -> &GradientChecker<B> {
-        &self.checker
+    /// Checks an accumulated gradient: what this rank owns of a mean, or all of a gradient of its own.
+    pub(crate) fn check(&self, sum: &Accumulated<B>, partition: Partition) -> GradientCheck {
+        if self.mean { self.checker.check(sum, partition) } else { self.checker.check_whole(sum) }
     }
 
     /// Whether an accumulated gradient of `count` micro-batches is in `dtype`.

@@ -253,6 +253,18 @@ impl<B: Backend> GradientChecker<B> {
         }
     }
 
+    /// Checks all of a sum.
+    pub(super) fn check_whole(&self, sum: &Accumulated<B>) -> GradientCheck {
+        match &sum.elements {
+            SumElements::Device(elements) => {
+                self.check_elements(elements.tensor.clone(), sum.peak.as_ref())
+            }
+            SumElements::Parked { .. } => {
+                unreachable!("states are on the device where ranks agree on momenta")
+            }
+        }
+    }
+
     /// Checks a sum in memory.
     pub(super) fn check_tensor(
         &self,
@@ -260,9 +272,16 @@ impl<B: Backend> GradientChecker<B> {
         peak: Option<&B::FloatTensorPrimitive>,
         partition: Partition,
     ) -> GradientCheck {
-        let owned = self.share.owned_gradient::<B>(sum, partition);
-        let stats = (self.stats)(owned.clone());
-        let fits = stats.finite && self.fits(owned, peak);
+        self.check_elements(self.share.owned_gradient::<B>(sum, partition), peak)
+    }
+
+    fn check_elements(
+        &self,
+        elements: B::FloatTensorPrimitive,
+        peak: Option<&B::FloatTensorPrimitive>,
+    ) -> GradientCheck {
+        let stats = (self.stats)(elements.clone());
+        let fits = stats.finite && self.fits(elements, peak);
         GradientCheck { sum_of_squares: stats.sum_of_squares, fits }
     }
 

@@ -29,6 +29,14 @@ pub(super) struct Scaling {
 }
 
 impl Scaling {
+    /// The factor of a gradient whose mean over ranks is taken later, or its sum, as the plan says.
+    pub(super) fn of_one_rank(plan: &ReductionPlan, world_size: usize) -> f64 {
+        match plan.op {
+            GradientReduction::Sum => world_size as f64,
+            GradientReduction::Mean => 1.0,
+        }
+    }
+
     /// DeepSpeed's three ways to average: divide after the sum, before it, or partly before it.
     ///
     /// [Note: Overflow in fp16] By default fp16 gradients are divided before their sum, which then

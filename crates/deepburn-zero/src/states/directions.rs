@@ -1,23 +1,23 @@
-//! What ranks exchange between the two halves of an update that looks at more than one element.
+//! What ranks exchange between the two passes of an update that depends on more than single elements.
 //!
 //! Main type: [`Exchange`]. Norms: each rank sums the squares of the elements that it owns over a fixed tree
 //! ([`TreeSum`]), so the norms are the same to the bit however the tensor is cut. Matrices: the shards of a direction
-//! are gathered, the owner orthogonalises the whole matrix, and its result goes to all ranks.
+//! are gathered, the owner orthogonalises the whole matrix, and its result goes to all ranks. Momenta: see
+//! [`compressed_means`].
 
 use std::sync::Arc;
 
-use burn_backend::{Backend, FloatDType, Shape};
+use burn_backend::{Backend, FloatDType, Shape, TensorData};
 use deepburn_comm::{Partition, Tag};
-use deepburn_kernels::TreeSum;
-use deepburn_ops::OptimizerOps;
+use deepburn_kernels::{ElementwiseStep, TreeSum};
+use deepburn_ops::{OptimizerOps, float_from_host, float_into_host};
 
+use super::compression::{ErrorFeedback, Momentum, compressed_means};
 use crate::array::DeviceArray;
 use crate::error::ZeroError;
 use crate::group::Group;
 use crate::ledger::{Category, Ledger};
-use crate::optimizer::{
-    Descent, MatrixOwner, StepInProgress, UpdateDirection, UpdateRound, WORKSPACE,
-};
+use crate::optimizer::{MatrixOwner, StepInProgress, UpdateDirection, UpdateRound, WORKSPACE};
 use crate::parameter::Parameter;
 use crate::share::Share;
 
@@ -27,19 +27,21 @@ pub(super) struct Exchange<'a, B: Backend> {
     pub(super) share: Share,
     pub(super) parameters: &'a [Arc<Parameter<B>>],
     pub(super) ledger: &'a Ledger,
+    /// What earlier exchanges of momenta have lost, by parameter index.
+    pub(super) errors: &'a mut [Option<ErrorFeedback>],
 }
 
 impl<B: OptimizerOps> Exchange<'_, B> {
-    /// Turns the directions of a round, which are in its order, into final ones, and says how far to go along each.
+    /// Turns the directions of a round, which are in its order, into final ones, and says how to go along each.
     ///
     /// # Errors
     /// When a collective fails.
     pub(super) fn run(
-        &self,
+        &mut self,
         step: &StepInProgress<'_, B>,
         round: &UpdateRound,
         directions: Vec<UpdateDirection<B>>,
-    ) -> Result<Vec<(UpdateDirection<B>, Descent)>, ZeroError> {
+    ) -> Result<Vec<(UpdateDirection<B>, ElementwiseStep)>, ZeroError> {
         match round {
             UpdateRound::Norms(_) => {
                 let norms = self.norms(&directions)?;
@@ -49,8 +51,44 @@ impl<B: OptimizerOps> Exchange<'_, B> {
                     .collect();
                 Ok(directions.into_iter().zip(descents).collect())
             }
+            UpdateRound::Momenta(_) => self.agree(step, directions),
             UpdateRound::Matrices(owners) => self.orthogonalize(step, owners, directions),
         }
+    }
+
+    /// Replaces the momenta of this rank by the compressed mean of all ranks'.
+    fn agree(
+        &mut self,
+        step: &StepInProgress<'_, B>,
+        mut directions: Vec<UpdateDirection<B>>,
+    ) -> Result<Vec<(UpdateDirection<B>, ElementwiseStep)>, ZeroError> {
+        let indices: Vec<_> = directions.iter().map(|direction| direction.index).collect();
+        let mut momenta = Vec::with_capacity(directions.len());
+        for direction in &mut directions {
+            let parameter = &self.parameters[direction.index];
+            let feedback = self.errors[direction.index].take().unwrap_or_else(|| {
+                let live = step.live_elements(direction.index);
+                ErrorFeedback::zeros(live, parameter.numel(), self.group, self.ledger)
+            });
+            // The device's copy is let go.
+            let none = B::float_zeros(Shape::from(vec![1]), parameter.device(), FloatDType::F32);
+            let elements = std::mem::replace(&mut direction.elements, none);
+            momenta.push(Momentum { values: float_into_host::<B>(elements), feedback });
+        }
+        let paths = indices.iter().map(|index| self.parameters[*index].shared_path());
+        let first = indices.first().map_or(0, |index| *index as u64);
+        let tag = Tag::new("momenta", first).naming(paths);
+        compressed_means(self.group, &tag, self.ledger, &mut momenta)?;
+        let agreed = directions.into_iter().zip(momenta).map(|(mut direction, momentum)| {
+            let Momentum { values, feedback } = momentum;
+            self.errors[direction.index] = Some(feedback);
+            let device = self.parameters[direction.index].device();
+            let data = TensorData::new(values, [self.parameters[direction.index].numel()]);
+            direction.elements = float_from_host::<B>(data, device);
+            let pass = step.agreed(direction.index);
+            (direction, pass)
+        });
+        Ok(agreed.collect())
     }
 
     /// L2 norms of the values and of the direction of each tensor, over all ranks.
@@ -64,13 +102,16 @@ impl<B: OptimizerOps> Exchange<'_, B> {
         let own: Vec<u8> =
             squares.iter().flat_map(|sum| sum.sums()).flat_map(f64::to_le_bytes).collect();
         let tag = Tag::new("norms", directions.first().map_or(0, |it| it.index as u64));
-        let mut all: Vec<_> =
-            self.group.gather_bytes(tag, &own)?.into_iter().map(Numbers::new).collect();
+        let all = self.group.gather_bytes(tag, &own)?;
+        let mut all: Vec<_> = all
+            .iter()
+            .map(|bytes| bytes.as_chunks().0.iter().map(|bytes| f64::from_le_bytes(*bytes)))
+            .collect();
         let norm = |partition: Partition| {
             let mut whole = TreeSum::new(0..partition.numel());
-            for (rank, numbers) in all.iter_mut().enumerate() {
+            for (rank, sums) in all.iter_mut().enumerate() {
                 let owned = partition.owned(rank);
-                let sums = numbers.take(TreeSum::len_of(owned.clone()));
+                let sums: Vec<_> = sums.by_ref().take(TreeSum::len_of(owned.clone())).collect();
                 whole.join(owned, &sums);
             }
             whole.total().sqrt()
@@ -87,7 +128,7 @@ impl<B: OptimizerOps> Exchange<'_, B> {
         step: &StepInProgress<'_, B>,
         owners: &[MatrixOwner],
         directions: Vec<UpdateDirection<B>>,
-    ) -> Result<Vec<(UpdateDirection<B>, Descent)>, ZeroError> {
+    ) -> Result<Vec<(UpdateDirection<B>, ElementwiseStep)>, ZeroError> {
         let numel = |owner: &MatrixOwner| self.parameters[owner.index].numel();
         let whole = owners.iter().map(numel).sum::<usize>() * size_of::<f32>();
         let _whole = self.ledger.hold(Category::Buckets, whole);
@@ -129,8 +170,8 @@ impl<B: OptimizerOps> Exchange<'_, B> {
         let tag = Tag::new("orthogonalised", parameter.index() as u64);
         let tag = tag.naming([parameter.shared_path()]);
         let array = vec![DeviceArray::Dense(array)];
-        let result = self.group.arrays().broadcast(tag, array, owner)?.wait()?;
-        Ok(result.into_iter().map(DeviceArray::into_flat).collect::<Vec<_>>().swap_remove(0))
+        let mut result = self.group.arrays().broadcast(tag, array, owner)?.wait()?;
+        Ok(result.swap_remove(0).into_flat())
     }
 
     /// The whole directions of a round.
@@ -145,21 +186,5 @@ impl<B: OptimizerOps> Exchange<'_, B> {
         let tag = Tag::new("directions", first).naming(parameters().map(|it| it.shared_path()));
         let numels = parameters().map(|parameter| parameter.numel()).collect();
         Ok(self.group.arrays().all_gather(tag, elements, numels)?.wait()?)
-    }
-}
-
-/// Numbers that a rank sent, taken one after the other.
-struct Numbers {
-    numbers: std::vec::IntoIter<f64>,
-}
-
-impl Numbers {
-    fn new(bytes: Vec<u8>) -> Self {
-        let numbers = bytes.as_chunks().0.iter().map(|bytes| f64::from_le_bytes(*bytes));
-        Self { numbers: numbers.collect::<Vec<_>>().into_iter() }
-    }
-
-    fn take(&mut self, count: usize) -> Vec<f64> {
-        self.numbers.by_ref().take(count).collect()
     }
 }

@@ -33,6 +33,10 @@ pub enum StateArray {
     Moment(&'static str),
     /// The gradient accumulated so far, between two micro-batches of a step.
     Gradient,
+    /// What the exchanges of momenta have lost on the rank of this number, which compressed its own.
+    WorkerError(usize),
+    /// What they have lost on the ranks that compressed their mean.
+    ServerError,
 }
 
 impl StateArray {
@@ -41,7 +45,20 @@ impl StateArray {
             Self::Weights => "weights",
             Self::Moment(name) => name,
             Self::Gradient => "gradient",
+            Self::WorkerError(_) => "worker error",
+            Self::ServerError => "server error",
         }
+    }
+
+    /// An array of a parameter has `found` elements instead of `expected`.
+    pub(super) fn length_error<B: Backend>(
+        self,
+        parameter: &Parameter<B>,
+        found: usize,
+        expected: usize,
+    ) -> ZeroError {
+        let path = parameter.path().to_owned();
+        ZeroError::PieceLength { path, array: self.name(), found, expected }
     }
 }
 
@@ -154,11 +171,13 @@ impl<B: OptimizerOps> ModelStates<B> {
         }
         let gradient = self.gradient_sum(index);
         arrays.extend(gradient.map(|sum| (StateArray::Gradient, sum.dtype)));
+        arrays.extend(self.error_arrays(index).map(|array| (array, DType::F32)));
         arrays
     }
 
     /// The elements of an array that this rank owns ([`Partition::owned`](crate::Partition::owned)),
-    /// flat, without padding. `None` where there is no such array.
+    /// flat, without padding. `None` where there is no such array, and for errors, which
+    /// [`owned_errors`](Self::owned_errors) exchanges first.
     pub fn owned(&self, index: usize, array: StateArray) -> Option<OwnedArray<B>> {
         let (parameter, share) = (&self.parameters[index], self.share);
         let partition = parameter.partition();
@@ -169,6 +188,7 @@ impl<B: OptimizerOps> ModelStates<B> {
                 Some(self.optimizer.kept_moment(index, name, range.clone())?)
             }
             StateArray::Gradient => None,
+            StateArray::WorkerError(_) | StateArray::ServerError => return None,
         };
         let owned = match (kept, array) {
             (Some(KeptArray::Parked(copy)), _) => return Some(OwnedArray(Elements::Parked(copy))),
@@ -300,7 +320,8 @@ impl<B: OptimizerOps> ModelStates<B> {
         Ok(())
     }
 
-    /// Replaces all moments by what `read` gives for each piece, after `steps` optimizer steps.
+    /// Replaces all moments by what `read` gives for each piece, after `steps` optimizer steps. Nothing is left of what
+    /// exchanges of momenta have lost.
     ///
     /// # Errors
     /// Those of `read`, or a piece of another length.
@@ -322,6 +343,8 @@ impl<B: OptimizerOps> ModelStates<B> {
             self.optimizer.set_moments(index, moments).map_err(ZeroError::from)?;
         }
         self.optimizer.set_time(steps);
+        self.reducer.borrow_mut().set_mean(self.optimizer.takes_mean_gradients());
+        self.errors.iter_mut().for_each(|errors| *errors = None);
         Ok(())
     }
 
@@ -374,9 +397,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             false => into_f32(read(&Piece { path: parameter.path(), array, range })?),
         };
         if values.len() != expected {
-            let (path, found) = (parameter.path().to_owned(), values.len());
-            let array = array.name();
-            return Err(ZeroError::PieceLength { path, array, found, expected }.into());
+            return Err(array.length_error(parameter, values.len(), expected).into());
         }
         values.resize(len, 0.0);
         let data = TensorData::new(values, Shape::from(vec![len]));
@@ -392,6 +413,6 @@ pub(super) fn host_range(data: &TensorData, range: Range<usize>) -> TensorData {
 }
 
 /// The values in f32, without a copy where they are.
-fn into_f32(data: TensorData) -> Vec<f32> {
+pub(super) fn into_f32(data: TensorData) -> Vec<f32> {
     data.convert::<f32>().into_vec().expect("the data was converted to f32 just before")
 }

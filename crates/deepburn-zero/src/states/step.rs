@@ -59,6 +59,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         };
         let scale = unscale_and_clip(scaled_norm, loss_scale, clip) as f32;
         self.update(gradients, rates, scale)?;
+        self.reducer.borrow_mut().set_mean(self.optimizer.takes_mean_gradients());
         self.gatherer.refresh_resident(&self.resident)?;
         Ok(StepOutcome::Applied { gradient_norm: scaled_norm / loss_scale })
     }
@@ -81,12 +82,15 @@ impl<B: OptimizerOps> ModelStates<B> {
 
     /// L2 norm over all parameters: each rank sums the squares it owns, padding excluded, and the
     /// ranks' sums are added in rank order. The cut is the same at every stage, and so is the sum.
+    ///
+    /// Where each rank has a gradient of its own, it is the root of the mean of the squares of their norms, which is
+    /// at least the norm of their mean: one factor clips them all, so that none weighs more than another.
     fn global_norm(&self, gradients: &[Option<Accumulated<B>>]) -> Result<Norm, ZeroError> {
         let (mut squares, mut first_bad) = (0.0, None);
         let reducer = self.reducer.borrow();
         for (parameter, gradient) in self.parameters.iter().zip(gradients) {
             if let Some(gradient) = gradient {
-                let check = reducer.checker().check(gradient, parameter.partition());
+                let check = reducer.check(gradient, parameter.partition());
                 squares += check.sum_of_squares;
                 if !check.fits {
                     first_bad.get_or_insert(parameter.index());
@@ -97,7 +101,8 @@ impl<B: OptimizerOps> ModelStates<B> {
         let bad = if first_bad.is_some() { 1.0 } else { 0.0 };
         let sums = self.group.sum(Tag::new("gradient norm", 0), vec![squares, bad])?;
         if sums[1] == 0.0 {
-            return Ok(Norm::Finite(sums[0].sqrt()));
+            let gradients = if reducer.takes_mean() { 1 } else { self.group.world_size() };
+            return Ok(Norm::Finite((sums[0] / gradients as f64).sqrt()));
         }
         // The smallest index over the ranks, as the largest negative one.
         let mine = first_bad.map_or(f64::NEG_INFINITY, |index| -(index as f64));
@@ -138,10 +143,11 @@ impl<B: OptimizerOps> ModelStates<B> {
                 let owned = share.updated_range(parameters[index].partition());
                 directions.push(step.direct(index, values, gradient, owned, ledger)?);
             }
-            let exchange = Exchange { group: &self.group, share, parameters: &parameters, ledger };
-            for (direction, descent) in exchange.run(&step, &round, directions)? {
+            let (group, errors) = (&self.group, &mut self.errors[..]);
+            let mut exchange = Exchange { group, share, parameters: &parameters, ledger, errors };
+            for (direction, pass) in exchange.run(&step, &round, directions)? {
                 let parameter = &parameters[direction.index];
-                if let Some(updated) = step.descend(direction, descent)? {
+                if let Some(updated) = step.descend(direction, &pass)? {
                     publisher.store(share.stage, parameter, updated)?;
                 }
             }

@@ -1,0 +1,430 @@
+//! Compression of a tensor to one bit an element and one scale.
+//!
+//! Main function: [`compress`], which keeps what it could not send as an error for the next time (error
+//! feedback). Source: Tang et al. 2021, "1-bit Adam: Communication Efficient Large-Scale Training with
+//! Adam's Convergence Speed", as DeepSpeed's `runtime/comm/nccl.py` computes it.
+//!
+//! Bits are packed: element `i` is bit `i % 8` of byte `i / 8`, and the last byte is padded with 0.
+//!
+//! One bit cannot say 0. An element that never had a gradient ([`live_elements`]) would be sent as a
+//! momentum of the average size, and its error would grow without limit. Such a dead element is left out:
+//! it counts for no scale, and its value and error are 0. DeepSpeed needs a mask from the user for that,
+//! `exp_avg_mask`.
+
+use crate::blocks::{BLOCK, PARALLEL_FROM, check_lengths, vectorized};
+use crate::norm::{block_sum_of_squares, pairwise};
+use crate::real::Real;
+use rayon::prelude::*;
+
+/// Elements of a packed byte.
+const BYTE: usize = 8;
+
+/// A compressed tensor: each live element is `scale` or `-scale`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Signs {
+    /// Size of every live element, in the unit of the values: their root mean square. NaN or infinite when
+    /// one of them is not finite.
+    pub scale: f32,
+    /// Packed bits, 1 for `scale` and 0 for `-scale`; 0 for dead elements.
+    pub bits: Vec<u8>,
+}
+
+/// Returns packed bits, 1 where the second moment is not 0: the elements that ever had a gradient.
+pub fn live_elements(second_moment: &[f32]) -> Vec<u8> {
+    let block = |block: &[f32]| {
+        vectorized(
+            #[inline(always)]
+            || pack(block, |x| x != 0.0),
+        )
+    };
+    if second_moment.len() < PARALLEL_FROM {
+        return block(second_moment);
+    }
+    second_moment.par_chunks(BLOCK).map(block).collect::<Vec<_>>().concat()
+}
+
+/// What [`compress`] does, one element after the other: the scale and, for each element, whether it is
+/// sent as `scale`.
+///
+/// # Panics
+/// When the slices differ in length.
+pub fn compress_reference<R: Real>(values: &[R], error: &mut [R], live: &[bool]) -> (R, Vec<bool>) {
+    let others = [("error", error.len()), ("live", live.len())];
+    check_lengths("compress", ("values", values.len()), &others);
+    let (mut squares, mut count) = (R::ZERO, R::ZERO);
+    for i in 0..values.len() {
+        error[i] = if live[i] { values[i] + error[i] } else { R::ZERO };
+        squares = squares + error[i] * error[i];
+        count = count + if live[i] { R::ONE } else { R::ZERO };
+    }
+    let scale = if count == R::ZERO { R::ZERO } else { (squares / count).sqrt() };
+    let positive: Vec<bool> = (0..values.len()).map(|i| live[i] && error[i] >= R::ZERO).collect();
+    for i in (0..values.len()).filter(|i| live[*i]) {
+        error[i] = error[i] - if positive[i] { scale } else { -scale };
+    }
+    (scale, positive)
+}
+
+/// Compresses `values + error` and replaces `error` by what the bits do not say.
+///
+/// Let `c = values + error` of the live elements. The scale is `norm(c) / sqrt(number of live elements)`, or
+/// 0 where there is none. An element is sent as `scale` where `c >= 0` and as `-scale` elsewhere, and its
+/// error is `c` less what is sent. Dead elements are not sent, and their error is 0. `live` is packed, with
+/// 0 as padding.
+///
+/// The result is the same at every thread count. One element that is not finite spoils every error: check
+/// the gradient first.
+///
+/// # Panics
+/// When the slices do not fit together or `live` marks padding.
+pub fn compress(values: &[f32], error: &mut [f32], live: &[u8]) -> Signs {
+    let len = values.len();
+    check_lengths("compress", ("values", len), &[("error", error.len())]);
+    check_packed("compress", ("values", len), &[("live", live)]);
+    let padding =
+        live.last().map_or(0, |last| (u32::from(*last) << (live.len() * BYTE - len)) >> BYTE);
+    assert!(padding == 0, "compress: `live` marks elements beyond the {len} of `values`");
+    let sums = map_blocks(
+        error,
+        #[inline(always)]
+        |start, error| compensate(&values[start..][..error.len()], error, &live[start / BYTE..]),
+    );
+    let count: u64 = live.iter().map(|byte| u64::from(byte.count_ones())).sum();
+    let scale = if count == 0 { 0.0 } else { (pairwise(&sums) / count as f64).sqrt() as f32 };
+    let bits = map_blocks(
+        error,
+        #[inline(always)]
+        |start, error| pack_signs(error, &live[start / BYTE..], scale),
+    );
+    Signs { scale, bits: bits.concat() }
+}
+
+/// Adds `scale` or `-scale` to the live elements of `sum`, as `signs` says.
+///
+/// The mean over ranks is the sum of each rank's signs with `scale / ranks`. `signs` and `live` are packed.
+///
+/// # Panics
+/// When the slices do not fit together.
+pub fn add_signs(sum: &mut [f32], signs: &[u8], live: &[u8], scale: f32) {
+    check_packed("add_signs", ("sum", sum.len()), &[("signs", signs), ("live", live)]);
+    map_blocks(
+        sum,
+        #[inline(always)]
+        |start, sum| {
+            let packed = (&signs[start / BYTE..], &live[start / BYTE..]);
+            update_all(
+                sum,
+                packed,
+                scale,
+                |sum, signed, live| if live { sum + signed } else { sum },
+            );
+        },
+    );
+}
+
+/// Writes `scale` or `-scale`, as `signs` says, to the live elements of `out`, and 0 to the dead ones.
+///
+/// # Panics
+/// When the slices do not fit together.
+pub fn decompress(signs: &[u8], live: &[u8], scale: f32, out: &mut [f32]) {
+    check_packed("decompress", ("out", out.len()), &[("signs", signs), ("live", live)]);
+    map_blocks(
+        out,
+        #[inline(always)]
+        |start, out| {
+            let packed = (&signs[start / BYTE..], &live[start / BYTE..]);
+            update_all(out, packed, scale, |_, signed, live| if live { signed } else { 0.0 });
+        },
+    );
+}
+
+/// Adds the values to the errors of live elements, clears the others and sums the squares, while the block
+/// is in the nearest caches.
+#[inline(always)]
+fn compensate(values: &[f32], error: &mut [f32], live: &[u8]) -> f64 {
+    let (values, values_tail) = values.as_chunks::<BYTE>();
+    let (eights, tail) = error.as_chunks_mut::<BYTE>();
+    for ((values, error), live) in values.iter().zip(eights).zip(live) {
+        compensate_byte(values, error, *live);
+    }
+    if let Some(live) = live.get(values.len()) {
+        compensate_byte(values_tail, tail, *live);
+    }
+    block_sum_of_squares(error)
+}
+
+#[inline(always)]
+fn compensate_byte(values: &[f32], error: &mut [f32], live: u8) {
+    for (i, (value, error)) in values.iter().zip(error).enumerate() {
+        let sum = *value + *error;
+        *error = if is_set(live, i) { sum } else { 0.0 };
+    }
+}
+
+/// Packs the signs of compensated values, and leaves in `error` what the signs do not say.
+#[inline(always)]
+fn pack_signs(error: &mut [f32], live: &[u8], scale: f32) -> Vec<u8> {
+    // Dead elements are 0 here, and the mask takes their bits away.
+    let mut bits = pack(error, |c| c >= 0.0);
+    for (bits, live) in bits.iter_mut().zip(live) {
+        *bits &= live;
+    }
+    update_all(error, (&bits, live), scale, |c, signed, live| if live { c - signed } else { 0.0 });
+    bits
+}
+
+/// Replaces each element by `update` of it, of `scale` with its sign, and of whether it is live.
+#[inline(always)]
+fn update_all(
+    values: &mut [f32],
+    (signs, live): (&[u8], &[u8]),
+    scale: f32,
+    update: impl Fn(f32, f32, bool) -> f32,
+) {
+    let (eights, tail) = values.as_chunks_mut::<BYTE>();
+    let tail_bits = (signs.get(eights.len()), live.get(eights.len()));
+    for ((values, signs), live) in eights.iter_mut().zip(signs).zip(live) {
+        update_byte(values, (*signs, *live), scale, &update);
+    }
+    if let (Some(signs), Some(live)) = tail_bits {
+        update_byte(tail, (*signs, *live), scale, &update);
+    }
+}
+
+#[inline(always)]
+fn update_byte(
+    values: &mut [f32],
+    (signs, live): (u8, u8),
+    scale: f32,
+    update: impl Fn(f32, f32, bool) -> f32,
+) {
+    for (i, value) in values.iter_mut().enumerate() {
+        let signed = if is_set(signs, i) { scale } else { -scale };
+        *value = update(*value, signed, is_set(live, i));
+    }
+}
+
+/// Packs whether something holds of each value.
+#[inline(always)]
+fn pack(values: &[f32], holds: impl Fn(f32) -> bool) -> Vec<u8> {
+    let (eights, tail) = values.as_chunks::<BYTE>();
+    let mut bytes = Vec::with_capacity(values.len().div_ceil(BYTE));
+    for eight in eights {
+        bytes.push(pack_byte(eight, &holds));
+    }
+    if !tail.is_empty() {
+        bytes.push(pack_byte(tail, &holds));
+    }
+    bytes
+}
+
+#[inline(always)]
+fn pack_byte(values: &[f32], holds: impl Fn(f32) -> bool) -> u8 {
+    values.iter().enumerate().fold(0, |byte, (i, x)| byte | (u8::from(holds(*x)) << i))
+}
+
+#[inline(always)]
+fn is_set(byte: u8, bit: usize) -> bool {
+    (byte >> bit) & 1 == 1
+}
+
+/// Goes over a slice block by block; `block` is given the number of its first element.
+fn map_blocks<R: Send>(
+    values: &mut [f32],
+    block: impl Fn(usize, &mut [f32]) -> R + Sync,
+) -> Vec<R> {
+    let block = |(i, values): (usize, &mut [f32])| {
+        vectorized(
+            #[inline(always)]
+            || block(i * BLOCK, values),
+        )
+    };
+    if values.len() < PARALLEL_FROM {
+        return values.chunks_mut(BLOCK).enumerate().map(block).collect();
+    }
+    values.par_chunks_mut(BLOCK).enumerate().map(block).collect()
+}
+
+/// Panics unless each of `packed` has a bit for every element.
+fn check_packed(kernel: &str, (name, len): (&str, usize), packed: &[(&str, &[u8])]) {
+    for (bits, bytes) in packed {
+        assert!(
+            bytes.len() == len.div_ceil(BYTE),
+            "{kernel}: `{bits}` has {} bytes and `{name}` has {len} elements, whose packed bits are {} bytes",
+            bytes.len(),
+            len.div_ceil(BYTE)
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{SIZES, in_pool, noise};
+    use proptest::prelude::*;
+
+    /// Packed bits of which about `share` of 8 are set.
+    fn marks(len: usize, share: u8) -> Vec<u8> {
+        let marked: Vec<f32> = noise(len, 77)
+            .iter()
+            .map(|x| if (*x + 1.0) * 4.0 < f32::from(share) { 1.0 } else { 0.0 })
+            .collect();
+        live_elements(&marked)
+    }
+
+    fn unpacked(bits: &[u8], len: usize) -> Vec<bool> {
+        (0..len).map(|i| is_set(bits[i / BYTE], i % BYTE)).collect()
+    }
+
+    #[test]
+    fn by_hand() {
+        // c = 3, -4, (dead), -0, 0: norm 5 over 4 elements.
+        let live = live_elements(&[1.0, 1e-45, 0.0, 2.0, 3.0]);
+        assert_eq!(live, [0b11011]);
+        let mut error = [1.0, 0.0, 5.0, -0.0, 0.0];
+        let signs = compress(&[2.0, -4.0, 9.0, -0.0, 0.0], &mut error, &live);
+        assert_eq!(signs, Signs { scale: 2.5, bits: vec![0b11001] });
+        assert_eq!(error, [0.5, -1.5, 0.0, -2.5, -2.5]);
+        let mut out = [7.0; 5];
+        decompress(&signs.bits, &live, 2.5, &mut out);
+        assert_eq!(out, [2.5, -2.5, 0.0, 2.5, 2.5]);
+        add_signs(&mut out, &[0b00110], &live, 0.5);
+        assert_eq!(out, [2.0, -2.0, 0.0, 2.0, 2.0]);
+    }
+
+    #[test]
+    fn nothing_live_is_scale_0() {
+        for len in [0_usize, 3, 8] {
+            let (live, mut error) = (vec![0; len.div_ceil(BYTE)], vec![1.0; len]);
+            let signs = compress(&noise(len, 1), &mut error, &live);
+            assert_eq!(signs, Signs { scale: 0.0, bits: live });
+            assert!(error == vec![0.0; len]);
+        }
+    }
+
+    #[test]
+    fn every_size_follows_the_f64_reference() {
+        for (case, len) in SIZES.into_iter().enumerate() {
+            let (values, mut error) = (noise(len, 1), noise(len, 2));
+            let live = marks(len, [8, 5, 1][case % 3]);
+            // The sums in f32, as the kernel takes them: signs then agree to the bit.
+            let sums: Vec<f64> = values.iter().zip(&error).map(|(v, e)| f64::from(v + e)).collect();
+            let mut error64 = vec![0.0; len];
+            let (scale, positive) = compress_reference(&sums, &mut error64, &unpacked(&live, len));
+            let signs = compress(&values, &mut error, &live);
+            assert!(unpacked(&signs.bits, len) == positive);
+            // The scale is rounded to 2^-24 of itself, the sum's error is far below; so is a rest below 4.
+            assert!((f64::from(signs.scale) - scale).abs() <= 6e-8 * scale, "{len}");
+            for (found, expected) in error.iter().zip(&error64) {
+                assert!((f64::from(*found) - expected).abs() <= 3e-7, "{found} {expected}");
+            }
+            let mut out = vec![f32::NAN; len];
+            decompress(&signs.bits, &live, signs.scale, &mut out);
+            let mut sum = vec![0.0; len];
+            add_signs(&mut sum, &signs.bits, &live, signs.scale);
+            assert!(out == sum, "a sum of one");
+            for i in 0..len {
+                let sign = if positive[i] { signs.scale } else { -signs.scale };
+                let expected = if is_set(live[i / BYTE], i % BYTE) { sign } else { 0.0 };
+                assert!(out[i] == expected, "{i} of {len}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_number_of_threads_changes_no_bit() {
+        for len in [PARALLEL_FROM, 3 * PARALLEL_FROM + 5] {
+            let live = marks(len, 6);
+            let run = |threads| {
+                in_pool(threads, || {
+                    let mut error = noise(len, 2);
+                    let signs = compress(&noise(len, 1), &mut error, &live);
+                    let (mut out, mut sum) = (vec![0.0; len], noise(len, 3));
+                    decompress(&signs.bits, &live, signs.scale, &mut out);
+                    add_signs(&mut sum, &signs.bits, &live, signs.scale / 3.0);
+                    (signs, error, out, sum, live_elements(&noise(len, 4)))
+                })
+            };
+            let one = run(1);
+            assert!(one == run(2) && one == run(3));
+        }
+    }
+
+    #[test]
+    fn an_element_that_is_not_finite_is_seen_in_the_scale() {
+        for bad in [f32::NAN, f32::INFINITY] {
+            let mut values = noise(20, 1);
+            values[3] = bad;
+            let signs = compress(&values, &mut [0.0; 20], &[255, 255, 15]);
+            assert!(!signs.scale.is_finite());
+            // Unless the element is dead.
+            assert!(compress(&values, &mut [0.0; 20], &[247, 255, 15]).scale.is_finite());
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "compress: `error` has 2 elements and `values` has 3")]
+    fn an_error_of_another_length_is_refused() {
+        compress(&[0.0; 3], &mut [0.0; 2], &[0]);
+    }
+
+    #[test]
+    #[should_panic(expected = "add_signs: `live` has 1 bytes and `sum` has 9 elements")]
+    fn missing_bits_are_refused() {
+        add_signs(&mut [0.0; 9], &[0; 2], &[0], 1.0);
+    }
+
+    #[test]
+    #[should_panic(expected = "compress: `live` marks elements beyond the 3 of `values`")]
+    fn marked_padding_is_refused() {
+        compress(&[0.0; 3], &mut [0.0; 3], &[0b1000]);
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_sent_and_the_last_error_are_what_was_given(
+            len in 1_usize..100, steps in 1_u64..20, share in 0_u8..=8,
+        ) {
+            let live = marks(len, share);
+            let (mut error, mut given, mut sent) =
+                (vec![0.0; len], vec![0.0_f64; len], vec![0.0_f64; len]);
+            for step in 0..steps {
+                let values = noise(len, step);
+                let signs = compress(&values, &mut error, &live);
+                let mut out = vec![0.0; len];
+                decompress(&signs.bits, &live, signs.scale, &mut out);
+                for i in 0..len {
+                    given[i] += f64::from(values[i]);
+                    sent[i] += f64::from(out[i]);
+                }
+            }
+            for i in 0..len {
+                if is_set(live[i / BYTE], i % BYTE) {
+                    // Each step rounds a sum and a difference. The errors stay below 16 here, where a
+                    // rounding is below 5e-7.
+                    let difference = (sent[i] + f64::from(error[i]) - given[i]).abs();
+                    prop_assert!(difference <= 1e-6 * steps as f64, "{i}: {difference:e}");
+                } else {
+                    prop_assert_eq!((sent[i], error[i]), (0.0, 0.0));
+                }
+            }
+        }
+
+        #[test]
+        fn signs_come_back_as_they_were(
+            signs in prop::collection::vec(any::<u8>(), 1..20),
+            live in prop::collection::vec(any::<u8>(), 20),
+        ) {
+            let live = &live[..signs.len()];
+            let mut values = vec![0.0; signs.len() * BYTE];
+            decompress(&signs, live, 0.75, &mut values);
+            let mut error = vec![0.0; values.len()];
+            let again = compress(&values, &mut error, live);
+            let masked: Vec<u8> = signs.iter().zip(live).map(|(sign, live)| sign & live).collect();
+            prop_assert_eq!(again.bits, masked);
+            let expected = if live.iter().all(|byte| *byte == 0) { 0.0 } else { 0.75 };
+            prop_assert_eq!(again.scale, expected);
+            prop_assert!(error == vec![0.0; values.len()]);
+        }
+    }
+}

@@ -74,8 +74,8 @@ pub use session::ContextGuard;
 pub use sharding::Training;
 pub use sharding::Zero;
 pub use states::{
-    GradientSum, ModelStates, OwnedArray, Piece, Policy, RandomState, StateArray, StepOutcome,
-    StreamPosition,
+    GradientSum, ModelStates, OwnedArray, OwnedError, Piece, Policy, RandomState, StateArray,
+    StepOutcome, StreamPosition,
 };
 pub use tensor::{FullTensor, Leased, ParameterView, ReducedGradient, ZeroTensor};
 pub use tiers::swap_bytes;

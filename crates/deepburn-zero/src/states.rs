@@ -48,6 +48,7 @@ use compression::ErrorFeedback;
 use crate::tiers::{Parking, ShardTiers, StateTiers, swap_bytes};
 
 pub(crate) use compression::error_bytes;
+pub use errors::OwnedError;
 pub use pieces::{GradientSum, OwnedArray, Piece, RandomState, StateArray, StreamPosition};
 pub use step::StepOutcome;
 

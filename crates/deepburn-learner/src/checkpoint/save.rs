@@ -8,7 +8,9 @@ use deepburn_checkpoint::{
     Atom, AtomKind, CheckpointError, Layout, Piece, Run, Save, Slot, StoredSlot, Tag,
 };
 use deepburn_ops::OptimizerOps;
-use deepburn_zero::{GradientSum, OwnedArray, RandomState, StateArray, StreamPosition, Training};
+use deepburn_zero::{
+    GradientSum, OwnedArray, OwnedError, RandomState, StateArray, StreamPosition, Training,
+};
 use serde_json::{Value, json};
 
 use super::buffers::buffer_atom;
@@ -153,7 +155,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         &self,
         layout: Arc<Layout>,
         buffers: Vec<OwnedArray<B>>,
-        errors: Vec<Vec<(StateArray, OwnedArray<B>)>>,
+        errors: Vec<Vec<OwnedError<B>>>,
         client: Value,
     ) -> Snapshot<B> {
         let (states, rank) = (self.states(), self.rank());

@@ -39,6 +39,12 @@ pub(super) fn direction_elements(parameters: &[ParameterSize], zero: &ZeroPlan, 
         0 => 0,
         largest => owned(share.max(largest)).saturating_add(padding),
     };
+    // Momenta travel in messages of an eighth of a byte for each element and a scale for each rank, both ways.
+    let errors = parameters.iter().filter(|p| p.keeps_errors).count() as u64;
+    let of_messages = match errors {
+        0 => 0,
+        tensors => share.max(largest).div_ceil(16).saturating_add(tensors * ranks * 3),
+    };
     // A round has a matrix for each rank. A rank holds its parts of all directions and one of them whole, computes, and
     // then holds all results.
     let mut matrices: Vec<u64> = with(DirectionMemory::Whole).collect();
@@ -46,7 +52,7 @@ pub(super) fn direction_elements(parameters: &[ParameterSize], zero: &ZeroPlan, 
     matrices.truncate(ranks as usize);
     let of_matrices = sum(matrices.iter().map(|numel| owned(*numel).saturating_add(*numel)));
     let workspace = matrices.first().map_or(0, |numel| numel.saturating_mul(WORKSPACE));
-    of_norms.max(of_matrices.saturating_add(workspace))
+    of_norms.saturating_add(of_messages).max(of_matrices.saturating_add(workspace))
 }
 
 /// Elements of whole parameters that stage 3 keeps or makes beside the shards.

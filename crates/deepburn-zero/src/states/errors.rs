@@ -15,6 +15,9 @@ use super::pieces::{Elements, OwnedArray, Piece, StateArray, into_f32};
 use crate::error::ZeroError;
 use crate::parameter::Parameter;
 
+/// What this rank owns of an array of errors.
+pub type OwnedError<B> = (StateArray, OwnedArray<B>);
+
 impl<B: OptimizerOps> ModelStates<B> {
     /// The arrays that there are of the errors of the parameter at `index`. None before the first exchange, and none on
     /// one rank, which has nobody to exchange with.
@@ -30,7 +33,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     ///
     /// # Errors
     /// When a collective fails.
-    pub fn owned_errors(&self) -> Result<Vec<Vec<(StateArray, OwnedArray<B>)>>, ZeroError> {
+    pub fn owned_errors(&self) -> Result<Vec<Vec<OwnedError<B>>>, ZeroError> {
         let parameters = self.parameters.iter().zip(&self.errors);
         let owned = parameters.map(|(parameter, feedback)| match feedback {
             Some(feedback) if self.group.world_size() > 1 => self.owned_of(parameter, feedback),
@@ -43,7 +46,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         &self,
         parameter: &Parameter<B>,
         feedback: &ErrorFeedback,
-    ) -> Result<Vec<(StateArray, OwnedArray<B>)>, ZeroError> {
+    ) -> Result<Vec<OwnedError<B>>, ZeroError> {
         let (ranks, rank) = (self.group.world_size(), self.group.rank());
         let tag = |what| Tag::new(what, parameter.index() as u64).naming([parameter.shared_path()]);
         let partition = Partition::new(parameter.numel(), ranks);

@@ -7,6 +7,8 @@ mod lazy;
 mod ledger;
 #[path = "../model/mod.rs"]
 mod model;
+mod one_bit;
 mod parity;
 mod persistence;
+mod simulation;
 mod whole_tensors;

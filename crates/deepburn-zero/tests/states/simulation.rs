@@ -1,0 +1,228 @@
+//! 1-bit Adam, 0/1 Adam and 1-bit LAMB over several ranks in one process, as plain references in f64.
+//!
+//! Main types: [`one_bit_adam::OneBitAdam`], [`zero_one_adam::ZeroOneAdam`] and
+//! [`one_bit_lamb::OneBitLamb`], each with a `step` on the gradients of all ranks,
+//! `gradients[rank][tensor][element]`; and [`Exchange`], the mean over ranks in one bit an element.
+//!
+//! They follow DeepSpeed's `runtime/fp16/onebit/{adam,zoadam,lamb}.py` and `runtime/comm/nccl.py`, except
+//! for faults that all of these share:
+//! - DeepSpeed's first call of `step` allocates states, counts as a step and drops the gradient. Here the
+//!   first step trains and has time 1.
+//! - DeepSpeed pads a vector to a multiple of `ranks * lcm(8, ranks)`. The zeros are compressed too: they make
+//!   the scale smaller, and their errors grow. Here padding takes no part.
+//! - DeepSpeed compresses elements that never had a gradient, unless a mask names them. Here they are dead
+//!   as long as their second moment is 0: nothing is sent for them, and their momentum is 0.
+
+pub(crate) mod one_bit_adam;
+pub(crate) mod one_bit_lamb;
+pub(crate) mod zero_one_adam;
+
+use std::ops::Range;
+
+/// The mean of one vector over ranks, sent in one bit an element, with the errors that are kept for later.
+#[derive(Debug, Clone)]
+pub(crate) struct Exchange {
+    /// What each rank's bits did not say.
+    pub(crate) worker_errors: Vec<Vec<f64>>,
+    /// What the bits of the means did not say. Each rank is the server of one chunk.
+    pub(crate) server_error: Vec<f64>,
+}
+
+impl Exchange {
+    pub(crate) fn new(ranks: usize, len: usize) -> Self {
+        Self { worker_errors: vec![vec![0.0; len]; ranks], server_error: vec![0.0; len] }
+    }
+
+    /// Forgets the errors.
+    pub(crate) fn reset(&mut self) {
+        *self = Self::new(self.worker_errors.len(), self.server_error.len());
+    }
+
+    /// The mean of the ranks' vectors, 0 for dead elements. One rank sends nothing and loses nothing.
+    pub(crate) fn mean(&mut self, values: &[Vec<f64>], live: &[bool]) -> Vec<f64> {
+        let (ranks, len) = (values.len(), live.len());
+        if ranks == 1 {
+            return masked(&values[0], live);
+        }
+        let mut mean = vec![0.0; len];
+        for (values, error) in values.iter().zip(&mut self.worker_errors) {
+            let sent = compress(values, error, live);
+            mean.iter_mut().zip(sent).for_each(|(mean, sent)| *mean += sent / ranks as f64);
+        }
+        for chunk in chunks(len, ranks) {
+            let error = &mut self.server_error[chunk.clone()];
+            let sent = compress(&mean[chunk.clone()], error, &live[chunk.clone()]);
+            mean[chunk].copy_from_slice(&sent);
+        }
+        mean
+    }
+}
+
+/// Each rank's elements as a server: whole bytes of bits, of which the last ranks have fewer or none.
+fn chunks(len: usize, ranks: usize) -> impl Iterator<Item = Range<usize>> {
+    let chunk = 8 * len.div_ceil(8).div_ceil(ranks);
+    (0..ranks).map(move |rank| (rank * chunk).min(len)..((rank + 1) * chunk).min(len))
+}
+
+/// The live elements of `values + error` as plus or minus their root mean square; `error` keeps the rest.
+fn compress(values: &[f64], error: &mut [f64], live: &[bool]) -> Vec<f64> {
+    let sums: Vec<f64> =
+        values.iter().zip(error.iter()).map(|(value, error)| value + error).collect();
+    let sums = masked(&sums, live);
+    let count = live.iter().filter(|live| **live).count();
+    let scale = if count == 0 { 0.0 } else { norm(&sums) / (count as f64).sqrt() };
+    let signs: Vec<f64> = sums.iter().map(|c| if *c >= 0.0 { scale } else { -scale }).collect();
+    let sent = masked(&signs, live);
+    for i in 0..sums.len() {
+        error[i] = sums[i] - sent[i];
+    }
+    sent
+}
+
+/// The values, 0 for dead elements.
+fn masked(values: &[f64], live: &[bool]) -> Vec<f64> {
+    values.iter().zip(live).map(|(value, live)| if *live { *value } else { 0.0 }).collect()
+}
+
+/// The elements that ever had a gradient.
+fn live_elements(second_moment: &[f64]) -> Vec<bool> {
+    second_moment.iter().map(|v| *v != 0.0).collect()
+}
+
+fn norm(values: &[f64]) -> f64 {
+    values.iter().map(|x| x * x).sum::<f64>().sqrt()
+}
+
+/// The mean over ranks of the gradient of one tensor, in full.
+fn mean_gradient(gradients: &[Vec<Vec<f64>>], tensor: usize) -> Vec<f64> {
+    let len = gradients[0][tensor].len();
+    let mean =
+        |i| gradients.iter().map(|rank| rank[tensor][i]).sum::<f64>() / gradients.len() as f64;
+    (0..len).map(mean).collect()
+}
+
+/// `beta * average + (1 - beta) * values`.
+fn moving_average(beta: f64, average: &[f64], values: &[f64]) -> Vec<f64> {
+    average.iter().zip(values).map(|(a, x)| beta * a + (1.0 - beta) * x).collect()
+}
+
+fn squared(values: &[f64]) -> Vec<f64> {
+    values.iter().map(|x| x * x).collect()
+}
+
+/// A tensor's state of zeros, for each of several tensors.
+fn zeros_like(tensors: &[Vec<f64>]) -> Vec<Vec<f64>> {
+    tensors.iter().map(|tensor| vec![0.0; tensor.len()]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::one_bit_adam::{OneBitAdam, OneBitAdamRule};
+    use super::one_bit_lamb::{OneBitLamb, OneBitLambRule};
+    use super::zero_one_adam::{ZeroOneAdam, ZeroOneAdamRule};
+    use super::*;
+
+    const BETAS: [f64; 2] = [0.9, 0.99];
+    /// The last step before compression.
+    const FREEZE: u64 = 5;
+
+    /// Two tensors for each of three ranks; every fifth element has no gradient up to `FREEZE`.
+    fn gradients(step: u64) -> Vec<Vec<Vec<f64>>> {
+        let element = |rank: u64, tensor: u64, i: u64| {
+            let dead = i.is_multiple_of(5) && step <= FREEZE;
+            if dead {
+                0.0
+            } else {
+                ((step * 31 + rank * 17 + tensor * 7 + i * 13) % 29) as f64 - 14.2
+            }
+        };
+        let tensor = |rank, tensor, len| (0..len).map(|i| element(rank, tensor, i)).collect();
+        (0..3).map(|rank| vec![tensor(rank, 0, 11), tensor(rank, 1, 50)]).collect()
+    }
+
+    fn simulations() -> (OneBitAdam, ZeroOneAdam, OneBitLamb) {
+        let start = vec![vec![0.5; 11], vec![-0.25; 50]];
+        let (betas, eps, weight_decay) = (BETAS, 1e-8, 0.0);
+        let adam = OneBitAdamRule { betas, eps, weight_decay, freeze_step: FREEZE };
+        let zero_one = ZeroOneAdamRule {
+            betas,
+            eps,
+            weight_decay,
+            var_freeze_step: FREEZE,
+            var_update_scaler: 100,
+            local_step_scaler: 2,
+            local_step_clipper: 4,
+        };
+        let lamb = OneBitLambRule {
+            betas,
+            eps,
+            weight_decay,
+            freeze_step: FREEZE,
+            max_coeff: 1.0,
+            min_coeff: 1.0,
+            coeff_beta: 0.9,
+            factor_max: 4.0,
+            factor_min: 0.5,
+            factor_threshold: 0.1,
+        };
+        (
+            OneBitAdam::new(adam, 3, start.clone()),
+            ZeroOneAdam::new(zero_one, 3, start.clone()),
+            OneBitLamb::new(lamb, 3, start),
+        )
+    }
+
+    #[test]
+    fn all_are_the_same_before_compression_without_their_own_factors() {
+        let (mut adam, mut zero_one, mut lamb) = simulations();
+        for step in 1..=FREEZE {
+            adam.step(0.01, &gradients(step));
+            zero_one.step(0.01, &gradients(step));
+            lamb.step(0.01, &gradients(step));
+        }
+        assert!(zero_one.ranks.iter().all(|rank| rank.params == adam.params));
+        assert_eq!(adam.params, lamb.params);
+    }
+
+    #[test]
+    fn dead_elements_stay_and_ranks_agree_after_an_exchange() {
+        let (mut adam, mut zero_one, mut lamb) = simulations();
+        for step in 1..=50 {
+            adam.step(0.01, &gradients(step));
+            zero_one.step(0.01, &gradients(step));
+            lamb.step(0.01, &gradients(step));
+            // Steps 6 and 7 exchange, then every second one, and from step 10 on every fourth one.
+            let exchanges = step < 8 || step % if step < 10 { 2 } else { 4 } == 0;
+            let agree = zero_one.ranks.iter().all(|rank| rank.params == zero_one.common);
+            assert_eq!(agree, exchanges, "{step}");
+        }
+        assert_eq!(zero_one.local_step_interval, 4);
+        for params in [&adam.params, &zero_one.common, &lamb.params] {
+            for (i, p) in params[1].iter().enumerate() {
+                // LAMB moves in the warm-up alone: all ratios are 1, so that its frozen ones are 0.
+                assert_eq!(*p == -0.25, i % 5 == 0, "{i}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_sent_and_the_last_errors_are_what_was_given() {
+        let (mut exchange, live) = (Exchange::new(3, 50), vec![true; 50]);
+        let (mut given, mut sent) = (vec![0.0; 50], vec![0.0; 50]);
+        for step in FREEZE + 1..50 {
+            let gradients = gradients(step);
+            let own: Vec<_> = gradients.iter().map(|rank| rank[1].clone()).collect();
+            let mean = exchange.mean(&own, &live);
+            for i in 0..50 {
+                given[i] += own.iter().map(|rank| rank[i]).sum::<f64>() / 3.0;
+                sent[i] += mean[i];
+            }
+        }
+        for i in 0..50 {
+            let kept = exchange.worker_errors.iter().map(|error| error[i]).sum::<f64>() / 3.0;
+            let rest = given[i] - sent[i] - kept - exchange.server_error[i];
+            // Hundreds of roundings of numbers below 1000.
+            assert!(rest.abs() < 1e-10, "{i}: {rest:e}");
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! 1-bit LAMB (Li et al. 2021, arXiv 2104.06069), as DeepSpeed's `onebit/lamb.py`.
+//!
+//! - Steps `1..=freeze_step`, the warm-up: LAMB on the mean gradient without bias correction. The trust ratio
+//!   `norm(p) / norm(direction)` is clamped to `min_coeff..=max_coeff`, 1 where a norm is 0. A ratio other than
+//!   1 enters `frozen_coeff = coeff_beta * frozen_coeff + (1 - coeff_beta) * ratio`, which starts at 0.
+//! - Before step `freeze_step + 1`, once: `fresh_v = v`, and for each tensor the root mean square of its momentum.
+//!   `scaling_coeff` is the mean of these over the tensors (the united scale) divided by the tensor's own.
+//! - From then on: each rank's `scaling_coeff * (beta1 * m + (1 - beta1) * g)` of all tensors, one after the other,
+//!   is ONE vector, averaged in one bit an element with one scale a rank. `m` is the result divided by
+//!   `scaling_coeff`, `(m - beta1 * last m) / (1 - beta1)` stands for the gradient in `fresh_v`, and the direction
+//!   is `m / (sqrt(v) + eps) + weight_decay * p` with the frozen `v`.
+//! - `factor` is the largest `(sqrt(v) + eps) / (sqrt(fresh_v) + eps)`. With weight decay it becomes
+//!   `factor * r + 1 - r`, `r = min(1, norm of the direction without decay / norm with it)`. It is clamped to
+//!   `factor_min..=factor_max`, then to within `factor_threshold` of the last factor (1 at first), relatively.
+//!   `p -= lr * frozen_coeff * factor * direction`.
+//!
+//! DeepSpeed's faults, right here: a tensor whose momentum is 0 divides by 0 in `scaling_coeff` (here it is left
+//! out of the united scale); dead elements count in root mean squares, and their quotient of 1 keeps the largest
+//! one from falling below 1 (here both are of live elements). Kept as it is: a tensor whose ratio was 1 in every
+//! warm-up step has a `frozen_coeff` of 0 and no longer moves, and a short warm-up leaves the average too small.
+
+use super::{Exchange, live_elements, mean_gradient, moving_average, norm, squared, zeros_like};
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OneBitLambRule {
+    pub(crate) betas: [f64; 2],
+    pub(crate) eps: f64,
+    pub(crate) weight_decay: f64,
+    /// Steps of the warm-up, at least 1.
+    pub(crate) freeze_step: u64,
+    pub(crate) max_coeff: f64,
+    pub(crate) min_coeff: f64,
+    pub(crate) coeff_beta: f64,
+    pub(crate) factor_max: f64,
+    pub(crate) factor_min: f64,
+    pub(crate) factor_threshold: f64,
+}
+
+/// Parameters and states, `[tensor][element]` or `[tensor]`; all are the same on every rank.
+#[derive(Debug, Clone)]
+pub(crate) struct OneBitLamb {
+    rule: OneBitLambRule,
+    /// Steps so far.
+    pub(crate) time: u64,
+    pub(crate) params: Vec<Vec<f64>>,
+    pub(crate) m: Vec<Vec<f64>>,
+    pub(crate) v: Vec<Vec<f64>>,
+    pub(crate) fresh_v: Vec<Vec<f64>>,
+    pub(crate) frozen_coeff: Vec<f64>,
+    pub(crate) last_factor: Vec<f64>,
+    pub(crate) scaling_coeff: Vec<f64>,
+    /// Of all tensors, one after the other.
+    pub(crate) exchange: Exchange,
+}
+
+impl OneBitLamb {
+    pub(crate) fn new(rule: OneBitLambRule, ranks: usize, params: Vec<Vec<f64>>) -> Self {
+        let (zeros, count) = (zeros_like(&params), params.len());
+        Self {
+            rule,
+            time: 0,
+            exchange: Exchange::new(ranks, params.iter().map(Vec::len).sum()),
+            params,
+            m: zeros.clone(),
+            v: zeros.clone(),
+            fresh_v: zeros,
+            frozen_coeff: vec![0.0; count],
+            last_factor: vec![1.0; count],
+            scaling_coeff: vec![1.0; count],
+        }
+    }
+
+    /// One step on `gradients[rank][tensor][element]`.
+    pub(crate) fn step(&mut self, lr: f64, gradients: &[Vec<Vec<f64>>]) {
+        self.time += 1;
+        if self.time > self.rule.freeze_step {
+            return self.compressed_step(lr, gradients);
+        }
+        for tensor in 0..self.params.len() {
+            let gradient = mean_gradient(gradients, tensor);
+            let [beta1, beta2] = self.rule.betas;
+            self.m[tensor] = moving_average(beta1, &self.m[tensor], &gradient);
+            self.v[tensor] = moving_average(beta2, &self.v[tensor], &squared(&gradient));
+            let (_, direction) = self.directions(tensor);
+            let (weights, length) = (norm(&self.params[tensor]), norm(&direction));
+            let mut coeff = 1.0;
+            if weights != 0.0 && length != 0.0 {
+                coeff = (weights / length).min(self.rule.max_coeff).max(self.rule.min_coeff);
+            }
+            if coeff != 1.0 {
+                let beta = self.rule.coeff_beta;
+                self.frozen_coeff[tensor] = beta * self.frozen_coeff[tensor] + (1.0 - beta) * coeff;
+            }
+            self.descend(tensor, lr * coeff, &direction);
+        }
+        if self.time == self.rule.freeze_step {
+            self.fresh_v = self.v.clone();
+            self.set_scaling_coeffs();
+        }
+    }
+
+    fn set_scaling_coeffs(&mut self) {
+        let scale = |(m, v): (&Vec<f64>, &Vec<f64>)| {
+            let count = live_elements(v).into_iter().filter(|live| *live).count();
+            if count == 0 { 0.0 } else { norm(m) / (count as f64).sqrt() }
+        };
+        let scales: Vec<f64> = self.m.iter().zip(&self.v).map(scale).collect();
+        let with_momentum = scales.iter().filter(|scale| **scale != 0.0).count();
+        let united = scales.iter().sum::<f64>() / with_momentum as f64;
+        for (coeff, scale) in self.scaling_coeff.iter_mut().zip(scales) {
+            *coeff = if scale == 0.0 { 1.0 } else { united / scale };
+        }
+    }
+
+    fn compressed_step(&mut self, lr: f64, gradients: &[Vec<Vec<f64>>]) {
+        let [beta1, beta2] = self.rule.betas;
+        let count = self.params.len();
+        let own = |rank: &Vec<Vec<f64>>| -> Vec<f64> {
+            let scaled = |tensor: usize| {
+                let momentum = moving_average(beta1, &self.m[tensor], &rank[tensor]);
+                let coeff = self.scaling_coeff[tensor];
+                momentum.into_iter().map(move |x| x * coeff)
+            };
+            (0..count).flat_map(scaled).collect()
+        };
+        let momenta: Vec<_> = gradients.iter().map(own).collect();
+        let mean = self.exchange.mean(&momenta, &live_elements(&self.v.concat()));
+        let mut rest = &mean[..];
+        for tensor in 0..count {
+            let (mean, after) = rest.split_at(self.m[tensor].len());
+            rest = after;
+            let last = std::mem::take(&mut self.m[tensor]);
+            let coeff = self.scaling_coeff[tensor];
+            self.m[tensor] = mean.iter().map(|x| x / coeff).collect();
+            let gradient: Vec<f64> = self.m[tensor]
+                .iter()
+                .zip(&last)
+                .map(|(m, last)| (m - last * beta1) / (1.0 - beta1))
+                .collect();
+            let fresh = moving_average(beta2, &self.fresh_v[tensor], &squared(&gradient));
+            self.fresh_v[tensor] = fresh;
+            let (preliminary, direction) = self.directions(tensor);
+            let factor = self.factor(tensor, norm(&preliminary) / norm(&direction));
+            self.last_factor[tensor] = factor;
+            self.descend(tensor, lr * self.frozen_coeff[tensor] * factor, &direction);
+        }
+    }
+
+    /// The factor of the frozen trust ratio; `ratio` is that of the direction without decay to the whole one.
+    fn factor(&self, tensor: usize, ratio: f64) -> f64 {
+        let (rule, last) = (&self.rule, self.last_factor[tensor]);
+        let quotients =
+            self.v[tensor].iter().zip(&self.fresh_v[tensor]).filter(|(v, _)| **v != 0.0);
+        let largest = quotients
+            .map(|(v, fresh)| (v.sqrt() + rule.eps) / (fresh.sqrt() + rule.eps))
+            .reduce(f64::max);
+        let mut factor = largest.unwrap_or(1.0);
+        if rule.weight_decay > 0.0 {
+            // NaN, where the direction is 0, counts as 1.
+            let ratio = ratio.min(1.0);
+            factor = factor * ratio + (1.0 - ratio);
+        }
+        let factor = factor.min(rule.factor_max).max(rule.factor_min);
+        factor.min(last * (1.0 + rule.factor_threshold)).max(last * (1.0 - rule.factor_threshold))
+    }
+
+    /// The direction without and with weight decay.
+    fn directions(&self, tensor: usize) -> (Vec<f64>, Vec<f64>) {
+        let moments = self.m[tensor].iter().zip(&self.v[tensor]);
+        let preliminary: Vec<f64> = moments.map(|(m, v)| m / (v.sqrt() + self.rule.eps)).collect();
+        let decayed = preliminary.iter().zip(&self.params[tensor]);
+        let whole = decayed.map(|(d, p)| d + self.rule.weight_decay * p).collect();
+        (preliminary, whole)
+    }
+
+    fn descend(&mut self, tensor: usize, rate: f64, direction: &[f64]) {
+        for (p, d) in self.params[tensor].iter_mut().zip(direction) {
+            *p -= rate * d;
+        }
+    }
+}

@@ -18,6 +18,7 @@ mod launching;
 mod limits;
 mod malformed;
 mod memory;
+mod one_bit;
 mod outputs;
 mod param_groups;
 mod predicting;

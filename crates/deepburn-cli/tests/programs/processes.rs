@@ -13,6 +13,7 @@ use crate::batches::budgeted;
 use crate::deepspeed;
 use crate::determinism::{dropout, fp16};
 use crate::job::{Job, STAGES, Trained, left};
+use crate::one_bit::compressed;
 use crate::program::{Ending, finetune_processes};
 use crate::recomputing::{in_precision, recomputed};
 use crate::resume::{STEPS, assert_same, checkpoints, long, resume};
@@ -293,4 +294,19 @@ fn a_job_without_a_number_of_ranks_takes_that_of_the_launcher() {
 
     let help = finetune_processes(job.folder(), 3, &["--help"]).succeeded().stdout;
     assert_eq!(help.matches("Usage:").count(), 1, "{help}");
+}
+
+/// Momenta that ranks agree on, before and after a change from threads to processes.
+#[test]
+fn processes_exchange_momenta_as_threads_do() {
+    if !can_launch() {
+        return;
+    }
+    same(&compressed(Job::uneven()), "1-bit Adam on 3 processes");
+    let straight = compressed(long()).train();
+    let job = compressed(long()).with("training.save_steps", 4);
+    job.train();
+    forget_after(&job, 4);
+    let resumed = train(&job, &["--resume", "step-00000004"]);
+    assert_same(&resumed, &straight, "1-bit Adam in threads, then in processes");
 }

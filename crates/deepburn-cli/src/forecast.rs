@@ -137,7 +137,7 @@ impl Forecast {
             readable(self.tensors(self.device())),
             readable(pass.activations),
         );
-        for (tier, bytes) in [("offloaded to host memory", rank.host), ("NVMe", rank.disk)] {
+        for (tier, bytes) in [("model states in host memory", rank.host), ("NVMe", rank.disk)] {
             if bytes > 0 {
                 let bytes = readable(bytes.saturating_mul(local.count));
                 line.push_str(&format!("; {tier} {bytes}"));

@@ -53,7 +53,7 @@ impl Side {
     /// An exchange of the parts of `arrays`.
     ///
     /// # Errors
-    /// None: all arrays have parts. It is a result as that of the other calls is.
+    /// Never; returns a `Result` like its siblings.
     pub fn all_to_all<T: Payload>(rank: usize, tag: Tag, arrays: &[T]) -> Result<Self, CommError> {
         Self::checked::<T>(rank, Operation::AllToAll, tag, Ok(Signature::of(arrays)))
     }

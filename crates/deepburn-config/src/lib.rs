@@ -78,10 +78,10 @@ pub use plan::{
     ActivationOffload, ActivationPlan, AdamPlan, BatchPlan, DynamicScalePlan, GatherPlan,
     GradientPlan, GradientReduction, GroupRate, GroupUpdate, LambPlan, LossScalePlan, Matrices,
     MatrixLayout, ModelParameter, MomentumCycle, MuonPlan, MuonScale, NewtonSchulzPlan, NoDecay,
-    NvmePlan, OneBitAdamPlan, OneCyclePlan, OptimizerOffload, OptimizerPlan, OverflowPlan,
-    ParamGroup, ParamGroupError, ParamGroups, ParameterOffload, PathPattern, Plan, Precision,
-    PrecisionPlan, RecomputePolicy, ReductionPlan, ReportPlan, ScaleGrowth, SchedulePlan, Stage,
-    SwapFilePlan, UpdateSettings, WarmupShape, ZeroPlan,
+    NvmePlan, OneBitAdamPlan, OneBitLambPlan, OneCyclePlan, OptimizerOffload, OptimizerPlan,
+    OverflowPlan, ParamGroup, ParamGroupError, ParamGroups, ParameterOffload, PathPattern, Plan,
+    Precision, PrecisionPlan, RecomputePolicy, ReductionPlan, ReportPlan, ScaleGrowth,
+    SchedulePlan, Stage, SwapFilePlan, UpdateSettings, WarmupShape, ZeroOneAdamPlan, ZeroPlan,
 };
 pub use resolve::{AutoAnswer, Facts, Resolved, resolve, resolve_batch};
 pub use schema::schema;

@@ -14,7 +14,8 @@ use serde::Serialize;
 pub use activations::{ActivationOffload, ActivationPlan, RecomputePolicy};
 pub use matrices::{Matrices, MatrixLayout};
 pub use optimizer::{
-    AdamPlan, LambPlan, MuonPlan, MuonScale, NewtonSchulzPlan, OneBitAdamPlan, OptimizerPlan,
+    AdamPlan, LambPlan, MuonPlan, MuonScale, NewtonSchulzPlan, OneBitAdamPlan, OneBitLambPlan,
+    OptimizerPlan, ZeroOneAdamPlan,
 };
 pub use param_groups::{
     GroupRate, GroupUpdate, ModelParameter, NoDecay, ParamGroup, ParamGroupError, ParamGroups,
@@ -189,6 +190,16 @@ pub enum SchedulePlan {
 }
 
 impl SchedulePlan {
+    /// Applied steps in which the learning rate rises at first; 0 for schedules without warm-up.
+    pub fn warmup_steps(&self) -> usize {
+        match self {
+            Self::Warmup { warmup_steps, .. }
+            | Self::WarmupDecay { warmup_steps, .. }
+            | Self::WarmupCosine { warmup_steps, .. } => *warmup_steps,
+            _ => 0,
+        }
+    }
+
     /// Whether it sets the optimizer's momentum, or Adam's beta1, in every step.
     pub fn cycles_momentum(&self) -> bool {
         matches!(self, Self::OneCycle(OneCyclePlan { momentum: Some(_), .. }))

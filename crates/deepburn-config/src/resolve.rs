@@ -15,7 +15,7 @@ use crate::key::{Asks, Key};
 
 use crate::keys::{
     DEEPSPEED, activation_checkpointing, batch, curriculum, data_efficiency, monitor, offload,
-    optimizer, precision, report, scheduler, zero,
+    one_bit, optimizer, precision, report, scheduler, zero,
 };
 use crate::kind::Kind;
 use crate::node::Node;
@@ -116,6 +116,7 @@ pub fn resolve(written: &Written, facts: &Facts) -> Result<Resolved, Report> {
     let precision = precision::resolve(&top, &mut context);
     let optimizer = optimizer::resolve(&top, &mut context);
     let schedule = scheduler::resolve(&top, &optimizer, &mut context);
+    one_bit::check_warmup(&optimizer, schedule.warmup_steps(), &mut context);
     let zero = zero::resolve(&top, &optimizer, &mut context);
     let activations = activation_checkpointing::resolve(&top, &mut context);
     let uses_nvme = matches!(zero.optimizer_states, OptimizerOffload::Nvme(_))
@@ -234,9 +235,13 @@ fn check_exchange(top: &Section<'_>, optimizer: &OptimizerPlan, context: &mut Co
     for key in ["communication_data_type", "prescale_gradients", "gradient_predivide_factor"] {
         let Some(node) = top.given(key) else { continue };
         if top.key(key).asks(Asks::Differs, node) {
+            let steps = match optimizer {
+                OptimizerPlan::ZeroOneAdam(_) => "that update ZeroOneAdam's second moment: other",
+                _ => &format!("before {name}'s freeze_step: later"),
+            };
             let message = format!(
-                "{node} only affects steps before {name}'s freeze_step: later steps exchange momenta in place of \
-                 gradients, one bit for each element"
+                "{node} only affects steps {steps} steps exchange momenta in place of gradients, one bit for each \
+                 element"
             );
             context.findings.push(top.note(key, message));
         }

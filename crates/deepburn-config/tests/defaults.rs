@@ -2,8 +2,9 @@
 
 use deepburn_config::{
     AdamPlan, Facts, GradientReduction, LambPlan, MuonPlan, MuonScale, NewtonSchulzPlan, NvmePlan,
-    OneBitAdamPlan, OptimizerOffload, OptimizerPlan, ParameterOffload, Plan, Precision, Resolved,
-    SchedulePlan, Severity, Stage, SwapFilePlan, WarmupShape, Written, resolve,
+    OneBitAdamPlan, OneBitLambPlan, OptimizerOffload, OptimizerPlan, ParameterOffload, Plan,
+    Precision, Resolved, SchedulePlan, Severity, Stage, SwapFilePlan, WarmupShape, Written,
+    ZeroOneAdamPlan, resolve,
 };
 use serde_json::{Value, json};
 
@@ -210,6 +211,145 @@ fn one_bit_adam_never_corrects_its_moments() {
     );
 }
 
+#[test]
+fn one_bit_lamb() {
+    let resolved = |params: Value, total_steps| {
+        let json = json!({
+            "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 1},
+            "optimizer": {"type": "OneBitLamb", "params": params},
+        });
+        let facts = Facts { total_steps, ..Facts::on_host(2) };
+        resolve(&Written::from_value(&json).unwrap(), &facts).unwrap()
+    };
+    let defaults = OneBitLambPlan {
+        lamb: LambPlan {
+            lr: 1e-3,
+            betas: [0.9, 0.999],
+            eps: 1e-8,
+            eps_inside_sqrt: false,
+            weight_decay: 0.0,
+            bias_correction: false,
+            trust_ratio: [0.01, 10.0],
+        },
+        freeze_step: 100_000,
+        coeff_beta: 0.9,
+        factor: [0.5, 4.0],
+        factor_threshold: 0.1,
+    };
+    let at_stage_1 = resolved(json!({"bias_correction": true}), None);
+    assert_eq!(at_stage_1.plan.optimizer, OptimizerPlan::OneBitLamb(defaults));
+    assert_eq!(at_stage_1.plan.zero.stage, Stage::Disabled);
+    let key = "zero_optimization.stage";
+    assert!(says(&at_stage_1, Severity::Warning, key, "1 is run as stage 0: OneBitLamb needs"));
+    let key = "optimizer.params.bias_correction";
+    assert!(says(&at_stage_1, Severity::Note, key, "1-bit LAMB never corrects its moments"));
+
+    let given = json!({
+        "lr": 0.01, "betas": [0.8, 0.99], "eps": 1e-6, "weight_decay": 0.1, "max_coeff": 0.3, "min_coeff": 0.02,
+        "freeze_step": 10, "coeff_beta": 0.5, "factor_max": 3, "factor_min": 0.25, "factor_threshold": 0.2,
+    });
+    let lamb = LambPlan {
+        lr: 0.01,
+        betas: [0.8, 0.99],
+        eps: 1e-6,
+        weight_decay: 0.1,
+        trust_ratio: [0.02, 0.3],
+        ..defaults.lamb
+    };
+    let expected = OneBitLambPlan {
+        lamb,
+        freeze_step: 10,
+        coeff_beta: 0.5,
+        factor: [0.25, 3.0],
+        factor_threshold: 0.2,
+    };
+    let plan = resolved(given, None).plan.optimizer;
+    assert_eq!(plan, OptimizerPlan::OneBitLamb(expected));
+    assert_eq!((plan.name(), plan.lr(), plan.weight_decay()), ("OneBitLamb", 0.01, 0.1));
+    assert!(plan.has_betas() && plan.exchanges_momentum());
+    let lamb = LambPlan { betas: [0.7, 0.9], weight_decay: 0.0, ..lamb };
+    assert_eq!(
+        plan.with(Some(0.0), Some([0.7, 0.9])),
+        OptimizerPlan::OneBitLamb(OneBitLambPlan { lamb, ..expected })
+    );
+
+    let key = "optimizer.params.freeze_step";
+    let late = resolved(json!({}), Some(500));
+    assert!(says(&late, Severity::Warning, key, "momenta are never compressed"));
+    // An average that starts at 0 and has no time to rise.
+    let early = resolved(json!({"freeze_step": 9}), None);
+    let part = "9 is below 1 / (1 - coeff_beta): the average of trust ratios, which starts at 0, is 39 % too small";
+    assert!(says(&early, Severity::Warning, key, part), "{:?}", early.notes);
+    let enough = resolved(json!({"freeze_step": 10}), None);
+    assert!(!enough.notes.iter().any(|note| note.key == key), "{:?}", enough.notes);
+}
+
+#[test]
+fn zero_one_adam_has_the_defaults_of_deepspeed() {
+    let resolved = |params: Value, more: Value, facts: &Facts| {
+        let mut more = more;
+        more["optimizer"] = json!({"type": "ZeroOneAdam", "params": params});
+        one_bit(json!({}), &more, facts).unwrap()
+    };
+    let facts = Facts::on_host(2);
+    let optimizer = |params: Value| resolved(params, json!({}), &facts).plan.optimizer;
+    let defaults = ZeroOneAdamPlan {
+        adam: AdamPlan { bias_correction: false, ..ADAM },
+        var_freeze_step: 100_000,
+        var_update_scaler: 16,
+        local_step_scaler: 32_678,
+        local_step_clipper: 16,
+    };
+    assert_eq!(optimizer(json!({})), OptimizerPlan::ZeroOneAdam(defaults));
+    let given = json!({
+        "lr": "auto", "weight_decay": 0.1, "var_freeze_step": 500, "var_update_scaler": 4,
+        "local_step_scaler": 1e3, "local_step_clipper": 8, "bias_correction": true, "cuda_aware": true,
+    });
+    let plan = optimizer(given.clone());
+    let adam = AdamPlan { lr: 5e-5, weight_decay: 0.1, ..defaults.adam };
+    let expected = ZeroOneAdamPlan {
+        adam,
+        var_freeze_step: 500,
+        var_update_scaler: 4,
+        local_step_scaler: 1000,
+        local_step_clipper: 8,
+    };
+    assert_eq!(plan, OptimizerPlan::ZeroOneAdam(expected));
+    assert_eq!((plan.name(), plan.lr(), plan.weight_decay()), ("ZeroOneAdam", 5e-5, 0.1));
+    assert!(plan.has_betas() && plan.exchanges_momentum());
+    let other = AdamPlan { betas: [0.7, 0.9], weight_decay: 0.0, ..adam };
+    let other = ZeroOneAdamPlan { adam: other, ..expected };
+    assert_eq!(plan.with(Some(0.0), Some([0.7, 0.9])), OptimizerPlan::ZeroOneAdam(other));
+
+    let facts = Facts { total_steps: Some(500), ..facts };
+    let noted = resolved(
+        given.clone(),
+        json!({"zero_optimization": {"stage": 1}, "prescale_gradients": true}),
+        &facts,
+    );
+    assert_eq!(noted.plan.zero.stage, Stage::Disabled);
+    for (severity, key, part) in [
+        (Severity::Note, "optimizer.params.bias_correction", "never corrects its moments"),
+        (Severity::Note, "optimizer.params.cuda_aware", "between threads or over MPI"),
+        (
+            Severity::Note,
+            "optimizer.params.var_freeze_step",
+            "500 is not below the 500 steps of the run: the second moment is never frozen",
+        ),
+        (Severity::Warning, "zero_optimization.stage", "ZeroOneAdam needs its whole states"),
+        (
+            Severity::Note,
+            "prescale_gradients",
+            "only affects steps that update ZeroOneAdam's second moment: other steps",
+        ),
+    ] {
+        assert!(says(&noted, severity, key, part), "{key}: {:?}", noted.notes);
+    }
+    let longer = Facts { total_steps: Some(501), ..facts };
+    let key = "optimizer.params.var_freeze_step";
+    assert!(!resolved(given, json!({}), &longer).notes.iter().any(|note| note.key == key));
+}
+
 /// Every key that changes nothing is noted.
 #[test]
 fn keys_of_one_bit_adam_without_effect_are_noted() {
@@ -226,7 +366,7 @@ fn keys_of_one_bit_adam_without_effect_are_noted() {
     let adam = json!({"type": "AdamW", "params": {"cuda_aware": true}});
     let resolved = one_bit(json!({}), &json!({"optimizer": adam}), &Facts::on_host(1)).unwrap();
     let key = "optimizer.params.cuda_aware";
-    assert!(says(&resolved, Severity::Note, key, "only affects 1-bit Adam"));
+    assert!(says(&resolved, Severity::Note, key, "only affects 1-bit Adam and 0/1 Adam"));
 }
 
 #[test]
@@ -309,6 +449,18 @@ fn settings_of_the_reduction_end_at_the_freeze() {
     let settings = json!({"prescale_gradients": false, "gradient_predivide_factor": 1.0});
     let resolved = one_bit(json!({}), &settings, &Facts::on_host(2)).unwrap();
     assert!(!resolved.notes.iter().any(|note| note.message.contains("freeze_step")));
+}
+
+#[test]
+fn a_freeze_within_the_warm_up_is_warned_of() {
+    let settings = json!({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 50}}});
+    let warned = |freeze_step: u64| {
+        let params = json!({"freeze_step": freeze_step});
+        let resolved = one_bit(params, &settings, &Facts::on_host(2)).unwrap();
+        let part = format!("{freeze_step} is below the 50 steps of the learning rate's warm-up");
+        says(&resolved, Severity::Warning, "optimizer.params.freeze_step", &part)
+    };
+    assert!(warned(49) && !warned(50));
 }
 
 #[test]

@@ -116,6 +116,10 @@ impl OptimStates {
     }
 }
 
+/// Arrays of 1-bit optimizers that DeepSpeed saves of rank 0 alone, for some parameters, and resets at every load. They
+/// are not read.
+const COMPRESSION_ERRORS: [&str; 2] = ["worker_error", "server_error"];
+
 impl OptimizerState {
     /// Reads `{"step": .., "exp_avg": .., ..}`.
     pub(crate) fn read(state: &Value<'_>) -> Result<Self, DeepSpeedError> {
@@ -123,7 +127,7 @@ impl OptimizerState {
         for (name, value) in state.entries()? {
             if name == "step" {
                 read.steps = Some(count(&value)?);
-            } else if value.is_tensor() {
+            } else if value.is_tensor() && !COMPRESSION_ERRORS.contains(&name.as_str()) {
                 read.moments.push((name, value.tensor()?));
             }
         }

@@ -11,8 +11,9 @@ use crate::element::Element;
 use crate::gradient::{Gradient, with_elements};
 use crate::working::WorkingCopy;
 use crate::{
-    AdagradStep, AdamStep, DescentStep, FrozenAdamStep, LambStep, LionStep, LocalMomentumStep,
-    MuonMomentumStep, SgdMomentumStep, SgdStep,
+    AdagradStep, AdamStep, AgreedMovementStep, DescentStep, FrozenAdamStep, FrozenLambStep,
+    LambStep, LionStep, LocalAdamStep, LocalMomentumStep, LocalMovementStep, MuonMomentumStep,
+    SgdMomentumStep, SgdStep,
 };
 use rayon::prelude::*;
 
@@ -128,6 +129,17 @@ elementwise_steps! {
     /// 1-bit Adam's update along a momentum that takes the gradient's place: both moments, of which the
     /// second stays.
     FrozenAdam(FrozenAdamStep),
+    /// 1-bit LAMB's moments and direction, which are the arrays, of a momentum that takes the gradient's
+    /// place. The parameter and the second moment stay.
+    FrozenLamb(FrozenLambStep),
+    /// 0/1 Adam's step with a rank's own gradient alone: both moments, of which the second stays, what was
+    /// moved since the last exchange, and the common parameter, which stays.
+    LocalAdam(LocalAdamStep),
+    /// 0/1 Adam's movement of a rank, the last of moments, what was moved before, and movement, which are
+    /// the arrays. All else stays.
+    LocalMovement(LocalMovementStep),
+    /// 0/1 Adam's update along a movement that takes the gradient's place: the arrays of the local step.
+    AgreedMovement(AgreedMovementStep),
 }
 
 fn array_names<S: Elementwise<N>, const N: usize>(_: &S) -> [&'static str; N] {
@@ -238,7 +250,9 @@ pub(crate) fn update_tiles<S: Elementwise<N>, G: Element, W: Element, const N: u
 mod tests {
     use super::*;
     use crate::testing::{Held, in_pool, noise, strong_noise};
-    use crate::{Adagrad, Adam, FrozenAdam, Lamb, Lion, MuonMomentum, Sgd, WeightDecay};
+    use crate::{
+        Adagrad, Adam, FrozenAdam, FrozenLamb, Lamb, Lion, MuonMomentum, Sgd, WeightDecay,
+    };
 
     /// Every step, with settings that use all of its scalars.
     fn steps() -> Vec<ElementwiseStep> {
@@ -257,6 +271,7 @@ mod tests {
         let lamb =
             Lamb { beta1: 0.9, beta2: 0.999, eps: 1e-8, eps_inside_sqrt: false, weight_decay: 0.1 };
         let muon = MuonMomentum { momentum: 0.95, nesterov: true };
+        let frozen = FrozenAdam { lr: 0.1, beta1: 0.9, eps: 1e-8, weight_decay: 0.1 };
         vec![
             AdamStep::new(&adam, 2).into(),
             sgd.step(2),
@@ -270,7 +285,17 @@ mod tests {
             MuonMomentumStep::new(&MuonMomentum { nesterov: false, ..muon }).into(),
             DescentStep::new(0.999, 0.02).into(),
             LocalMomentumStep::new(0.9).into(),
-            FrozenAdamStep::new(&FrozenAdam { lr: 0.1, eps: 1e-8, weight_decay: 0.1 }).into(),
+            FrozenAdamStep::new(&frozen).into(),
+            LocalAdamStep::new(&frozen).into(),
+            LocalMovementStep::new(&frozen).into(),
+            AgreedMovementStep::new(&frozen, 0.3).into(),
+            FrozenLambStep::new(&FrozenLamb {
+                beta1: 0.9,
+                beta2: 0.999,
+                eps: 1e-8,
+                weight_decay: 0.1,
+            })
+            .into(),
         ]
     }
 

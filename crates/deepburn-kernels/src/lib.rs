@@ -13,7 +13,9 @@
 //! - Parts of optimizers that look at more than one element: [`Lamb`], [`MuonMomentum`],
 //!   [`DescentStep`]; [`TreeSum`] is for norms of what several ranks own.
 //! - 1-bit Adam: [`LocalMomentumStep`] and [`FrozenAdamStep`], and between them [`compress`] to one bit an
-//!   element, [`add_signs`] and [`decompress`].
+//!   element, [`add_signs`] and [`decompress`]. 1-bit LAMB: [`FrozenLambStep`], [`frozen_lamb_sums`] and
+//!   [`FactorRule`]. 0/1 Adam: [`LocalAdamStep`], and around the exchange [`LocalMovementStep`] and
+//!   [`AgreedMovementStep`].
 //! - Gradients: [`gradient_stats`] finds norm and overflow, [`unscale`] multiplies as well.
 //! - Formats: [`cast`], [`widen`]. Buckets: [`flatten`], [`unflatten`].
 //!
@@ -45,6 +47,7 @@ mod muon;
 mod norm;
 mod one_bit;
 mod one_bit_adam;
+mod one_bit_lamb;
 mod real;
 mod sgd;
 #[cfg(test)]
@@ -52,6 +55,7 @@ mod testing;
 mod tree_sum;
 mod unscale;
 mod working;
+mod zero_one_adam;
 
 pub use adagrad::{Adagrad, AdagradStep, adagrad_reference};
 pub use adam::{Adam, AdamStep, WeightDecay, adam_reference};
@@ -66,12 +70,22 @@ pub use muon::{MuonMomentum, MuonMomentumStep, muon_momentum_reference};
 pub use norm::{
     GradientStats, all_finite, gradient_stats, gradient_stats_reference, sum_of_squares,
 };
-pub use one_bit::{Signs, add_signs, compress, compress_reference, decompress, live_elements};
+pub use one_bit::{
+    LiveSquares, Signs, add_error, add_signs, compress, compress_reference, decompress,
+    live_elements, take_signs,
+};
 pub use one_bit_adam::{
     FrozenAdam, FrozenAdamStep, LocalMomentumStep, frozen_adam_reference, local_momentum_reference,
+};
+pub use one_bit_lamb::{
+    FactorRule, FrozenLamb, FrozenLambStep, FrozenLambSums, frozen_lamb_reference, frozen_lamb_sums,
 };
 pub use real::Real;
 pub use sgd::{Sgd, SgdMomentumStep, SgdStep, sgd_reference};
 pub use tree_sum::TreeSum;
 pub use unscale::{unscale, unscale_reference};
 pub use working::{WorkingCopy, cast, cast_reference};
+pub use zero_one_adam::{
+    AgreedMovementStep, LocalAdamStep, LocalMovementStep, agreed_movement_reference,
+    local_adam_reference,
+};

@@ -29,6 +29,30 @@ pub struct Signs {
     pub bits: Vec<u8>,
 }
 
+/// Squares of the live elements of a tensor: their sum and their number.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct LiveSquares {
+    /// Sum of the squares; NaN or infinite when an element is not finite.
+    pub sum: f64,
+    /// Number of live elements.
+    pub count: u64,
+}
+
+impl LiveSquares {
+    /// Returns the root mean square of the live elements, or 0 where there is none.
+    pub fn root_mean_square(self) -> f64 {
+        if self.count == 0 { 0.0 } else { (self.sum / self.count as f64).sqrt() }
+    }
+}
+
+impl std::ops::Add for LiveSquares {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self { sum: self.sum + other.sum, count: self.count + other.count }
+    }
+}
+
 /// Returns packed bits, 1 where the second moment is not 0: the elements that ever had a gradient.
 pub fn live_elements(second_moment: &[f32]) -> Vec<u8> {
     let block = |block: &[f32]| {
@@ -78,6 +102,17 @@ pub fn compress_reference<R: Real>(values: &[R], error: &mut [R], live: &[bool])
 /// # Panics
 /// When the slices do not fit together or `live` marks padding.
 pub fn compress(values: &[f32], error: &mut [f32], live: &[u8]) -> Signs {
+    let scale = add_error(values, error, live).root_mean_square() as f32;
+    Signs { scale, bits: take_signs(error, live, scale) }
+}
+
+/// Replaces `error` by `values + error`, or by 0 for dead elements, and returns the squares of the sums.
+///
+/// The first half of [`compress`], for tensors that share one scale; [`take_signs`] is the second.
+///
+/// # Panics
+/// When the slices do not fit together or `live` marks padding.
+pub fn add_error(values: &[f32], error: &mut [f32], live: &[u8]) -> LiveSquares {
     let len = values.len();
     check_lengths("compress", ("values", len), &[("error", error.len())]);
     check_packed("compress", ("values", len), &[("live", live)]);
@@ -89,14 +124,23 @@ pub fn compress(values: &[f32], error: &mut [f32], live: &[u8]) -> Signs {
         #[inline(always)]
         |start, error| compensate(&values[start..][..error.len()], error, &live[start / BYTE..]),
     );
-    let count: u64 = live.iter().map(|byte| u64::from(byte.count_ones())).sum();
-    let scale = if count == 0 { 0.0 } else { (pairwise(&sums) / count as f64).sqrt() as f32 };
+    let count = live.iter().map(|byte| u64::from(byte.count_ones())).sum();
+    LiveSquares { sum: pairwise(&sums), count }
+}
+
+/// Returns the packed signs of compensated values, and leaves in `error`, which holds these, what `scale` or
+/// `-scale` does not say.
+///
+/// # Panics
+/// When the slices do not fit together.
+pub fn take_signs(error: &mut [f32], live: &[u8], scale: f32) -> Vec<u8> {
+    check_packed("compress", ("error", error.len()), &[("live", live)]);
     let bits = map_blocks(
         error,
         #[inline(always)]
         |start, error| pack_signs(error, &live[start / BYTE..], scale),
     );
-    Signs { scale, bits: bits.concat() }
+    bits.concat()
 }
 
 /// Adds `scale` or `-scale` to the live elements of `sum`, as `signs` says.
@@ -290,6 +334,20 @@ mod tests {
         assert_eq!(out, [2.5, -2.5, 0.0, 2.5, 2.5]);
         add_signs(&mut out, &[0b00110], &live, 0.5);
         assert_eq!(out, [2.0, -2.0, 0.0, 2.0, 2.0]);
+    }
+
+    /// Tensors that share a scale: it is the root mean square of the live elements of both.
+    #[test]
+    fn two_tensors_share_a_scale() {
+        let (mut first, mut second) = ([1.0, 0.5], [0.0, 9.0]);
+        let squares = add_error(&[2.0, 4.5], &mut first, &[0b11]);
+        assert_eq!(squares, LiveSquares { sum: 34.0, count: 2 });
+        let squares = squares + add_error(&[-4.0, 1.0], &mut second, &[0b01]);
+        let scale = squares.root_mean_square() as f32;
+        assert_eq!(scale, (50.0_f32 / 3.0).sqrt());
+        assert_eq!(take_signs(&mut first, &[0b11], scale), [0b11]);
+        assert_eq!(take_signs(&mut second, &[0b01], scale), [0]);
+        assert_eq!((first, second), ([3.0 - scale, 5.0 - scale], [scale - 4.0, 0.0]));
     }
 
     #[test]

@@ -22,6 +22,8 @@ use cubecl::prelude::*;
 pub struct FrozenAdam {
     /// Learning rate of this step.
     pub lr: f64,
+    /// Decay of the first moment. 1-bit Adam's is 0: there the exchanged momentum replaces it.
+    pub beta1: f64,
     /// Added to the square root of the second moment.
     pub eps: f64,
     /// Multiplies the parameter in the direction.
@@ -41,7 +43,7 @@ pub fn local_momentum_reference<R: Real>(beta1: f64, m: &[R], grad: &[R], moment
     }
 }
 
-/// `m = momentum`, then `param -= lr * (m / (sqrt(v) + eps) + weight_decay * param)`.
+/// `m = beta1 * m + (1 - beta1) * momentum`, then `param -= lr * (m / (sqrt(v) + eps) + weight_decay * param)`.
 ///
 /// # Panics
 /// When the slices differ in length.
@@ -54,9 +56,10 @@ pub fn frozen_adam_reference<R: Real>(
 ) {
     let others = [("momentum", momentum.len()), ("m", m.len()), ("v", v.len())];
     check_lengths("1-bit adam", ("param", param.len()), &others);
-    let [lr, eps, decay] = [rule.lr, rule.eps, rule.weight_decay].map(|scalar| R::from_f64(scalar));
+    let [lr, beta1, eps, decay] =
+        [rule.lr, rule.beta1, rule.eps, rule.weight_decay].map(|scalar| R::from_f64(scalar));
     for i in 0..param.len() {
-        m[i] = momentum[i];
+        m[i] = beta1 * m[i] + (R::ONE - beta1) * momentum[i];
         param[i] = param[i] - lr * (m[i] / (v[i].sqrt() + eps) + decay * param[i]);
     }
 }
@@ -122,10 +125,14 @@ impl ElementKernel for LocalMomentumStep {
 
 /// The scalars of one update with a frozen second moment, narrowed from `f64`.
 ///
-/// The momentum that all ranks agreed on takes the place of the gradient and becomes the first moment.
+/// What all ranks agreed on takes the place of the gradient: 1-bit Adam's momentum, which becomes the first
+/// moment, or 0/1 Adam's gradient.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FrozenAdamStep {
     lr: f32,
+    beta1: f32,
+    /// `1 - beta1`.
+    gain: f32,
     eps: f32,
     decay: f32,
 }
@@ -133,7 +140,13 @@ pub struct FrozenAdamStep {
 impl FrozenAdamStep {
     /// The step; every time is alike.
     pub fn new(rule: &FrozenAdam) -> Self {
-        Self { lr: rule.lr as f32, eps: rule.eps as f32, decay: rule.weight_decay as f32 }
+        Self {
+            lr: rule.lr as f32,
+            beta1: rule.beta1 as f32,
+            gain: (1.0 - rule.beta1) as f32,
+            eps: rule.eps as f32,
+            decay: rule.weight_decay as f32,
+        }
     }
 }
 
@@ -148,7 +161,7 @@ impl Elementwise<2> for FrozenAdamStep {
 
     #[cfg(feature = "cube")]
     fn scalars(&self) -> Vec<f32> {
-        vec![self.lr, self.eps, self.decay]
+        vec![self.lr, self.eps, self.decay, self.beta1, self.gain]
     }
 }
 
@@ -161,7 +174,7 @@ fn frozen_tile(
     v: &[f32],
 ) {
     for (((p, momentum), m), v) in param.iter_mut().zip(momentum).zip(m).zip(v) {
-        *m = *momentum * grad_scale;
+        *m = *m * step.beta1 + step.gain * (*momentum * grad_scale);
         *p -= step.lr * (*m / (v.sqrt() + step.eps) + step.decay * *p);
     }
 }
@@ -176,8 +189,9 @@ impl ElementKernel for FrozenAdamStep {
         param: &mut Array<f32>,
         states: &mut Sequence<Array<f32>>,
     ) {
-        write(states, 0usize, i, momentum);
-        let along = momentum / (f32::sqrt(states[1][i]) + scalars[1]);
+        let m = states[0][i] * scalars[3] + scalars[4] * momentum;
+        write(states, 0usize, i, m);
+        let along = m / (f32::sqrt(states[1][i]) + scalars[1]);
         param[i] = param[i] - scalars[0] * (along + scalars[2] * param[i]);
     }
 }
@@ -188,7 +202,7 @@ mod tests {
     use crate::blocks::{BLOCK, PARALLEL_FROM};
     use crate::testing::{assert_close, in_pool, noise, strong_noise, update};
 
-    const RULE: FrozenAdam = FrozenAdam { lr: 0.01, eps: 1e-8, weight_decay: 0.1 };
+    const RULE: FrozenAdam = FrozenAdam { lr: 0.01, beta1: 0.0, eps: 1e-8, weight_decay: 0.1 };
     const LENGTHS: [usize; 7] = [0, 1, 7, 33, BLOCK + 1, PARALLEL_FROM, 1_000_007];
 
     fn widened(values: &[f32], scale: f64) -> Vec<f64> {
@@ -210,10 +224,14 @@ mod tests {
         local_momentum_reference(0.75, &[2.0], &[-4.0], &mut momentum);
         assert_eq!(momentum, [0.5]);
         // 2 - .5 * (1 / (sqrt(.0625) + .25) + .5 * 2)
-        let rule = FrozenAdam { lr: 0.5, eps: 0.25, weight_decay: 0.5 };
+        let rule = FrozenAdam { lr: 0.5, beta1: 0.0, eps: 0.25, weight_decay: 0.5 };
         let (mut p, mut m) = ([2.0_f64], [7.0]);
         frozen_adam_reference(&rule, &mut p, &[1.0], &mut m, &[0.0625]);
         assert_eq!((p, m), ([0.5], [1.0]));
+        // m = .75 * 1 + .25 * -1 = .5, and .5 - .5 * (.5 / .5 + .5 * .5)
+        let rule = FrozenAdam { beta1: 0.75, ..rule };
+        frozen_adam_reference(&rule, &mut p, &[-1.0], &mut m, &[0.0625]);
+        assert_eq!((p, m), ([-0.125], [0.5]));
     }
 
     #[test]
@@ -268,9 +286,26 @@ mod tests {
     }
 
     #[test]
+    fn a_gradient_is_averaged_into_the_first_moment() {
+        let rule = FrozenAdam { beta1: 0.9, ..RULE };
+        for len in LENGTHS {
+            let (mut param, mut m, mut v) = (noise(len, 1), noise(len, 2), squares(len));
+            let (mut param64, mut m64) = (widened(&param, 1.0), widened(&m, 1.0));
+            let gradient = noise(len, 5);
+            let states = &mut [&mut m[..], &mut v];
+            update(FrozenAdamStep::new(&rule), 0.25, &mut param, &gradient, states);
+            let gradient = widened(&gradient, 0.25);
+            frozen_adam_reference(&rule, &mut param64, &gradient, &mut m64, &widened(&v, 1.0));
+            // Five roundings of 2^-24 of numbers below 1, as of a local momentum.
+            assert_close(&m, &narrowed(&m64), 0.0, 3e-7);
+            assert_close(&param, &narrowed(&param64), 2e-7, 1e-7);
+        }
+    }
+
+    #[test]
     fn elements_without_gradient_only_decay() {
         let (mut p, mut m, mut v) = ([2.0_f32], [0.0], [0.0]);
-        let rule = FrozenAdam { lr: 0.5, eps: 1e-8, weight_decay: 0.25 };
+        let rule = FrozenAdam { lr: 0.5, beta1: 0.0, eps: 1e-8, weight_decay: 0.25 };
         update(FrozenAdamStep::new(&rule), 1.0, &mut p, &[0.0], &mut [&mut m, &mut v]);
         assert_eq!((p, m, v), ([1.75], [0.0], [0.0]));
     }

@@ -9,8 +9,9 @@ use cubecl::client::ComputeClient;
 use cubecl::prelude::*;
 use deepburn_kernels::cube::{self, Buffer, ElementType, OwnedBuffers};
 use deepburn_kernels::{
-    Adagrad, AdagradStep, Adam, AdamStep, DescentStep, ElementwiseStep, FrozenAdam, FrozenAdamStep,
-    Gradient, Lamb, LambStep, Lion, LionStep, LocalMomentumStep, MuonMomentum, MuonMomentumStep,
+    Adagrad, AdagradStep, Adam, AdamStep, AgreedMovementStep, DescentStep, ElementwiseStep,
+    FrozenAdam, FrozenAdamStep, FrozenLamb, FrozenLambStep, Gradient, Lamb, LambStep, Lion,
+    LionStep, LocalAdamStep, LocalMomentumStep, LocalMovementStep, MuonMomentum, MuonMomentumStep,
     OwnedSlice, Sgd, WeightDecay, WorkingCopy, adam_reference,
 };
 use half::{bf16, f16};
@@ -113,6 +114,7 @@ fn steps(t: u64) -> Vec<ElementwiseStep> {
         weight_decay: 0.1,
     });
     let [muon, nesterov] = [false, true].map(|nesterov| MuonMomentum { momentum: 0.95, nesterov });
+    let frozen = FrozenAdam { lr: 1e-2, beta1: 0.9, eps: 1e-8, weight_decay: 0.1 };
     vec![
         AdamStep::new(&rule(WeightDecay::Decoupled(0.1)), t).into(),
         AdamStep::new(&rule(WeightDecay::L2(0.1)), t).into(),
@@ -127,7 +129,12 @@ fn steps(t: u64) -> Vec<ElementwiseStep> {
         MuonMomentumStep::new(&nesterov).into(),
         DescentStep::new(0.999, 0.02).into(),
         LocalMomentumStep::new(0.9).into(),
-        FrozenAdamStep::new(&FrozenAdam { lr: 1e-2, eps: 1e-8, weight_decay: 0.1 }).into(),
+        FrozenAdamStep::new(&frozen).into(),
+        LocalAdamStep::new(&frozen).into(),
+        LocalMovementStep::new(&frozen).into(),
+        AgreedMovementStep::new(&frozen, 0.3).into(),
+        FrozenLambStep::new(&FrozenLamb { beta1: 0.9, beta2: 0.999, eps: 1e-6, weight_decay: 0.1 })
+            .into(),
     ]
 }
 
@@ -208,15 +215,21 @@ fn device_kernels_steps_follow_the_cpu() {
 /// Parameter and states of either sign, but those that hold squares.
 fn arrays_before(step: &ElementwiseStep, len: usize) -> Vec<Vec<f32>> {
     let strong = |seed| noise(len, seed).iter().map(|x| x + 0.5_f32.copysign(*x)).collect();
-    let mut arrays: Vec<Vec<f32>> = vec![noise(len, 1), strong(2), strong(3), strong(4)];
+    let mut arrays: Vec<Vec<f32>> = vec![noise(len, 1), strong(2), strong(3), strong(4), strong(6)];
     arrays.truncate(step.states() + 1);
     let squares = match step {
-        ElementwiseStep::Adam(_) | ElementwiseStep::Lamb(_) | ElementwiseStep::FrozenAdam(_) => {
-            Some(2)
-        }
+        ElementwiseStep::Adam(_)
+        | ElementwiseStep::Lamb(_)
+        | ElementwiseStep::FrozenAdam(_)
+        | ElementwiseStep::LocalAdam(_)
+        | ElementwiseStep::LocalMovement(_)
+        | ElementwiseStep::AgreedMovement(_) => Some(2),
         ElementwiseStep::Adagrad(_) => Some(1),
         _ => None,
     };
+    if let ElementwiseStep::FrozenLamb(_) = step {
+        arrays[2..4].iter_mut().flatten().for_each(|x| *x = x.abs());
+    }
     if let Some(squares) = squares {
         arrays[squares].iter_mut().for_each(|x| *x = x.abs());
     }

@@ -48,7 +48,11 @@ pub(crate) fn check_optimizer<LC: LearningComponentsTypes>(
 ) -> Result<(), Refusal> {
     if matches!(
         plan,
-        OptimizerPlan::Lamb(_) | OptimizerPlan::Muon(_) | OptimizerPlan::OneBitAdam(_)
+        OptimizerPlan::Lamb(_)
+            | OptimizerPlan::Muon(_)
+            | OptimizerPlan::OneBitAdam(_)
+            | OptimizerPlan::OneBitLamb(_)
+            | OptimizerPlan::ZeroOneAdam(_)
     ) {
         return Err(Refusal::NotElementwise { plan: describe(plan) });
     }
@@ -169,7 +173,11 @@ impl<'a> ReferenceWeights<'a> {
             OptimizerPlan::Adagrad { eps, weight_decay, .. } => {
                 adagrad_reference(&Adagrad { lr, eps, weight_decay }, values, gradient, first);
             }
-            OptimizerPlan::Lamb(_) | OptimizerPlan::Muon(_) | OptimizerPlan::OneBitAdam(_) => {
+            OptimizerPlan::Lamb(_)
+            | OptimizerPlan::Muon(_)
+            | OptimizerPlan::OneBitAdam(_)
+            | OptimizerPlan::OneBitLamb(_)
+            | OptimizerPlan::ZeroOneAdam(_) => {
                 unreachable!("the plan was refused before")
             }
         }
@@ -224,6 +232,8 @@ fn describe(plan: &OptimizerPlan) -> String {
         OptimizerPlan::Lamb(_) => "LAMB".to_owned(),
         OptimizerPlan::Muon(_) => "Muon".to_owned(),
         OptimizerPlan::OneBitAdam(_) => "1-bit Adam".to_owned(),
+        OptimizerPlan::OneBitLamb(_) => "1-bit LAMB".to_owned(),
+        OptimizerPlan::ZeroOneAdam(_) => "0/1 Adam".to_owned(),
     }
 }
 

@@ -27,12 +27,12 @@ pub enum ZeroError {
     },
     /// Ranks cannot agree on momenta with this plan.
     #[error(
-        "1-bit Adam needs whole gradients and optimizer states on the device of every rank, and {reason}: use ZeRO \
-         stage 0 without offload, or AdamW"
+        "1-bit Adam, 0/1 Adam and 1-bit LAMB need whole gradients and optimizer states on the device of every rank, and \
+         {reason}: use ZeRO stage 0 without offload, or AdamW"
     )]
     MomentumExchange {
         /// What the plan does to them.
-        reason: &'static str,
+        reason: String,
     },
     /// A parameter is of a type that cannot be trained.
     #[error(

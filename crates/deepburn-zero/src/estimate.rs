@@ -19,7 +19,7 @@ mod tests;
 use deepburn_config::{OptimizerOffload, OptimizerPlan, Stage, ZeroPlan};
 
 use crate::ledger::Tier;
-use crate::optimizer::{direction_memory, moments};
+use crate::optimizer::{direction_memory, state_arrays};
 use crate::states::error_bytes;
 use buffers::{Gathering, bucket_elements, direction_elements};
 use element_bytes::FP32;
@@ -54,6 +54,8 @@ pub enum DirectionMemory {
     None,
     /// The elements that a rank owns, until the norms of the whole are known, or ranks have agreed on it.
     Owned,
+    /// The elements that a rank owns of all such parameters together, until ranks have agreed on them.
+    AllOwned,
     /// All elements, which one rank orthogonalises.
     Whole,
 }
@@ -63,7 +65,7 @@ impl ParameterSize {
     pub fn new(numel: u64, optimizer: Option<&OptimizerPlan>) -> Self {
         let direction = optimizer.map_or(DirectionMemory::None, direction_memory);
         let keeps_errors = optimizer.is_some_and(OptimizerPlan::exchanges_momentum);
-        let moments = optimizer.map(|plan| moments(plan).len());
+        let moments = optimizer.map(|plan| state_arrays(plan).len());
         Self { numel, moments, direction, keeps_errors }
     }
 
@@ -124,7 +126,7 @@ pub struct Estimate {
     /// Bytes at most while the model is sharded: parameters and optimizer states, and one parameter,
     /// the largest, whole in fp32. Ranks that are threads share that one.
     pub starting: u64,
-    /// Model states that are offloaded to host memory, or live there: what exchanges of momenta lose. On top of the other figures, which are those of
+    /// Model states that are offloaded to host memory, and 1-bit Adam's compression errors, which are always there. On top of the other figures, which are those of
     /// the device.
     pub host: u64,
     /// Model states that are offloaded to a disk, without what fills up blocks of it.

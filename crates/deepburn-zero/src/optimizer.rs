@@ -4,19 +4,21 @@
 //! (`offload_optimizer`). An update on the device is one fused kernel of the backend; on parked states it runs on the
 //! CPU. What an optimizer keeps and looks at is said in one place (`rule.rs`), by parameter.
 
+mod frozen_lamb;
 mod newton_schulz;
 mod parked;
 mod rounds;
 mod rule;
 mod state;
 mod step;
+mod zero_one;
 
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
-use deepburn_config::UpdateSettings;
+use deepburn_config::{OptimizerPlan, UpdateSettings};
 use deepburn_nvme::SwapError;
 use deepburn_ops::{OptimizerOps, float_into_host};
 
@@ -25,15 +27,17 @@ use crate::parameter::Parameter;
 use crate::parked::{ParkedArray, ParkedCopy, ParkedTensor, PieceRead, Pipeline, PipelinePolicy};
 use crate::tiers::Parking;
 
+use frozen_lamb::LambScalars;
 use rounds::{PlannedUpdate, UpdateScope};
 use rule::UpdateStep;
-use state::{DeviceState, ParkedState, State};
+use state::{DeviceState, ParkedState, State, tensor};
 
 pub(crate) use newton_schulz::WORKSPACE;
 pub(crate) use rounds::{MatrixOwner, ROUNDS_PER_MODEL, StepOrder, UpdateRound};
-pub(crate) use rule::direction_memory;
 pub use rule::moments;
+pub(crate) use rule::{direction_memory, state_arrays};
 pub(crate) use step::{StepInProgress, UpdateDirection};
+pub(crate) use zero_one::{COMMON, LOCAL_ARRAYS};
 
 /// Optimizer states of one rank, and the rule that updates with them.
 #[derive(Debug)]
@@ -46,10 +50,14 @@ pub(crate) struct Optimizer<B: Backend> {
     states: Vec<Option<State<B>>>,
     /// The index in `settings` of each parameter that has a state.
     settings_of: Vec<Option<usize>>,
+    /// By parameter index: what 1-bit LAMB keeps of a tensor beside arrays.
+    lamb_scalars: Vec<LambScalars>,
     /// Through which parked states are read and written.
     pipeline: Pipeline,
     /// Steps taken.
     time: u64,
+    /// Sum of the schedule's learning rates since all ranks last had the same parameters; `None` where they have.
+    local_rates: Option<f64>,
 }
 
 /// Elements that the optimizer keeps in full precision, for a checkpoint.
@@ -115,10 +123,12 @@ impl<B: OptimizerOps> Optimizer<B> {
         Self {
             states: Vec::new(),
             settings_of: Vec::new(),
+            lamb_scalars: Vec::new(),
             settings: Vec::new(),
             working,
             pipeline,
             time: 0,
+            local_rates: None,
         }
     }
 
@@ -135,9 +145,10 @@ impl<B: OptimizerOps> Optimizer<B> {
         parking: Option<&Parking>,
         ledger: &Ledger,
     ) -> Result<(), SwapError> {
-        let moments = settings.as_ref().map_or(0, |settings| moments(&settings.optimizer).len());
+        let moments = settings.as_ref().map_or(0, |it| state_arrays(&it.optimizer).len());
         let settings = settings.map(|settings| self.index_of(settings));
         self.settings_of.push(settings);
+        self.lamb_scalars.push(LambScalars::default());
         let arrays = moments + usize::from(self.working.is_some());
         self.states.push(match (owned, parking) {
             (None, _) => None,
@@ -206,15 +217,26 @@ impl<B: OptimizerOps> Optimizer<B> {
         self.settings(index).map_or(&[], |settings| moments(&settings.optimizer))
     }
 
+    /// Names of all arrays that are kept of a parameter; none of a frozen one.
+    fn state_arrays(&self, index: usize) -> &'static [&'static str] {
+        self.settings(index).map_or(&[], |settings| state_arrays(&settings.optimizer))
+    }
+
     fn settings(&self, index: usize) -> Option<&UpdateSettings> {
         self.settings_of[index].map(|settings| &self.settings[settings])
     }
 
-    /// The order in which a step on `ranks` ranks updates `parameters`.
-    pub(crate) fn order(&self, parameters: &[Arc<Parameter<B>>], ranks: usize) -> StepOrder {
+    /// The order in which a step on `ranks` ranks updates `parameters` at the learning rate `lr`.
+    pub(crate) fn order(
+        &self,
+        parameters: &[Arc<Parameter<B>>],
+        ranks: usize,
+        lr: f64,
+    ) -> StepOrder {
+        let local_rates = self.local_rates_with(lr);
         let update = |parameter: &Arc<Parameter<B>>| {
             let (index, numel) = (parameter.index(), parameter.numel());
-            let scope = self.scope(index, parameter.shape())?;
+            let scope = self.scope(index, parameter.shape(), local_rates)?;
             Some(PlannedUpdate { index, numel, scope })
         };
         let updates: Vec<_> = parameters.iter().filter_map(update).collect();
@@ -222,8 +244,55 @@ impl<B: OptimizerOps> Optimizer<B> {
     }
 
     /// What the update of a parameter of this shape looks at; `None` for a frozen one.
-    fn scope(&self, index: usize, shape: &[usize]) -> Option<UpdateScope> {
-        Some(rule::scope(self.settings(index)?, shape, self.time + 1))
+    fn scope(&self, index: usize, shape: &[usize], local_rates: f64) -> Option<UpdateScope> {
+        Some(rule::scope(self.settings(index)?, shape, self.time + 1, local_rates))
+    }
+
+    /// Sum of the learning rates since all ranks last had the same parameters, with `lr` of the next step.
+    fn local_rates_with(&self, lr: f64) -> f64 {
+        self.local_rates.unwrap_or(0.0) + lr
+    }
+
+    /// Sum of the learning rates since all ranks last had the same parameters; `None` where they have.
+    pub(crate) fn local_rates(&self) -> Option<f64> {
+        self.local_rates
+    }
+
+    /// Says how far ranks have gone apart.
+    pub(crate) fn set_local_rates(&mut self, rates: Option<f64>) {
+        self.local_rates = rates;
+    }
+
+    /// Whether ranks take steps of their own, at least in late steps.
+    pub(crate) fn takes_local_steps(&self) -> bool {
+        let is_zero_one =
+            |it: &UpdateSettings| matches!(it.optimizer, OptimizerPlan::ZeroOneAdam(_));
+        self.settings.iter().any(is_zero_one)
+    }
+
+    /// Returns whether each rank takes the next step alone.
+    pub(crate) fn steps_locally(&self) -> bool {
+        self.settings.iter().any(|it| rule::is_local(&it.optimizer, self.time + 1))
+    }
+
+    /// Returns the name of the quantity that step number `time` compresses, or `None` without compression.
+    pub(crate) fn compressed_quantity(&self, time: u64) -> Option<&'static str> {
+        self.settings.iter().find_map(|it| rule::compressed_quantity(&it.optimizer, time))
+    }
+
+    /// Whether compression errors of earlier steps count in the next one.
+    pub(crate) fn keeps_errors(&self) -> bool {
+        self.settings.iter().any(|it| rule::keeps_errors(&it.optimizer, self.time + 1))
+    }
+
+    /// Whether the last step was the last one that changed second moments.
+    pub(crate) fn has_just_frozen(&self) -> bool {
+        self.settings.iter().any(|it| rule::freezes_after(&it.optimizer, self.time))
+    }
+
+    /// Returns whether compression errors are reset after the last step.
+    pub(crate) fn forgets_errors(&self) -> bool {
+        self.settings.iter().any(|it| rule::forgets_errors(&it.optimizer, self.time))
     }
 
     /// Whether ranks exchange momenta, at least in late steps.
@@ -232,13 +301,13 @@ impl<B: OptimizerOps> Optimizer<B> {
     }
 
     /// Whether the next step takes the mean of all ranks' gradients. Otherwise ranks agree on momenta in it, each with a
-    /// gradient of its own.
+    /// gradient of its own, or each steps alone.
     pub(crate) fn takes_mean_gradients(&self) -> bool {
         let mut settings = self.settings.iter();
-        !settings.any(|it| rule::agrees_on_momentum(&it.optimizer, self.time + 1))
+        !settings.any(|it| rule::takes_own_gradients(&it.optimizer, self.time + 1))
     }
 
-    /// Which elements of a parameter have ever had a gradient, one bit each: those whose second moment is not 0.
+    /// Returns one bit per element of a parameter: whether it has ever had a gradient, so that its second moment is not 0.
     pub(crate) fn live_elements(&self, index: usize) -> Vec<u8> {
         let place = self.moments(index).iter().position(|name| *name == rule::SECOND_MOMENT);
         let (Some(place), Some(State::Device(state))) = (place, &self.states[index]) else {
@@ -250,7 +319,7 @@ impl<B: OptimizerOps> Optimizer<B> {
         deepburn_kernels::live_elements(&squares)
     }
 
-    /// Elements `range` of the moment called `name` of a parameter; `None` for a frozen one and for a name
+    /// Elements `range` of the array called `name` of a parameter; `None` for a frozen one and for a name
     /// that the rule has not.
     pub(crate) fn kept_moment(
         &self,
@@ -258,7 +327,7 @@ impl<B: OptimizerOps> Optimizer<B> {
         name: &str,
         range: Range<usize>,
     ) -> Option<KeptArray<B>> {
-        let place = self.moments(index).iter().position(|moment| *moment == name)?;
+        let place = self.state_arrays(index).iter().position(|array| *array == name)?;
         let masters = usize::from(self.working.is_some());
         match self.states[index].as_ref()? {
             State::Device(state) => state.moments.get(place).cloned().map(KeptArray::Device),
@@ -307,7 +376,11 @@ impl<B: OptimizerOps> Optimizer<B> {
     ) -> Result<(), SwapError> {
         let masters = usize::from(self.working.is_some());
         match &mut self.states[index] {
-            Some(State::Device(state)) => state.moments = values,
+            Some(State::Device(state)) => {
+                for (moment, values) in state.moments.iter_mut().zip(values) {
+                    *moment = values;
+                }
+            }
             Some(State::Parked(state)) => {
                 for (place, values) in values.into_iter().enumerate() {
                     state.set(masters + place, values)?;
@@ -316,6 +389,36 @@ impl<B: OptimizerOps> Optimizer<B> {
             None => {}
         }
         Ok(())
+    }
+
+    /// Replaces the array called `name` of a parameter, whose states are on the device, by one of the same length.
+    pub(crate) fn set_moment(&mut self, index: usize, name: &str, values: B::FloatTensorPrimitive) {
+        let place = self.state_arrays(index).iter().position(|array| *array == name);
+        if let (Some(place), Some(State::Device(state))) = (place, &mut self.states[index]) {
+            state.moments[place] = values;
+        }
+    }
+
+    /// Takes `values` of a parameter for those that all ranks have, from which this rank has not moved yet. Does
+    /// nothing where ranks take no steps of their own.
+    pub(crate) fn set_common(&mut self, index: usize, values: B::FloatTensorPrimitive) {
+        if !self.state_arrays(index).contains(&COMMON) {
+            return;
+        }
+        if let Some(State::Device(state)) = &self.states[index] {
+            let still = tensor::<B>(vec![0.0; state.len], &state.device);
+            self.set_moment(index, zero_one::MOVED, still);
+            self.set_moment(index, COMMON, values);
+        }
+    }
+
+    /// The values of a parameter that ranks had in common, and what this rank has moved since: its own values.
+    pub(crate) fn moved_values(&self, index: usize) -> B::FloatTensorPrimitive {
+        let array = |name| match self.kept_moment(index, name, 0..0) {
+            Some(KeptArray::Device(array)) => array,
+            _ => unreachable!("an optimizer with local steps keeps its states on the device"),
+        };
+        B::float_add(array(COMMON), array(zero_one::MOVED))
     }
 
     /// Starts a step. The gradient of each update is multiplied by `scale`. `operands` are those of all
@@ -331,12 +434,17 @@ impl<B: OptimizerOps> Optimizer<B> {
         order: &StepOrder,
     ) -> Result<StepInProgress<'_, B>, SwapError> {
         let time = self.time + 1;
-        let step = |settings: &UpdateSettings| rule::step(settings, rates, time);
+        let ranks_agree = self.local_rates.is_none();
+        let local_rates = self.local_rates_with(rates.lr);
+        let step = |settings: &UpdateSettings| rule::step(settings, rates, time, local_rates);
         let steps: Vec<_> = self.settings.iter().map(step).collect();
         let (reads, largest) = self.reads(&steps, operands, order);
         self.pipeline.start(reads, largest)?;
         self.time = time;
-        Ok(StepInProgress { optimizer: self, steps, scale })
+        let apart =
+            |it: &UpdateSettings| rule::leaves_ranks_apart(&it.optimizer, time, local_rates);
+        self.local_rates = self.settings.iter().any(apart).then_some(local_rates);
+        Ok(StepInProgress { optimizer: self, steps, scale, ranks_agree })
     }
 
     /// What a step reads of a file, in its order, and the most bytes that one piece of an update has.

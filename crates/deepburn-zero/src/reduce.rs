@@ -64,7 +64,7 @@ pub(crate) struct GradientReducer<B: Backend> {
     writes: WriteBehind,
     checker: GradientChecker<B>,
     synchronise: bool,
-    /// Whether gradients become the mean of all ranks'. Otherwise the sum is of this rank alone.
+    /// Whether gradients are averaged over ranks. Otherwise each rank accumulates its own.
     mean: bool,
     watch: BackwardWatch,
 }
@@ -135,12 +135,12 @@ impl<B: Backend> GradientReducer<B> {
         self.synchronise = on;
     }
 
-    /// Whether gradients become the mean of all ranks', from the next step on.
+    /// Sets whether gradients are averaged over ranks, from the next step on.
     pub(crate) fn set_mean(&mut self, on: bool) {
         self.mean = on;
     }
 
-    /// Whether gradients become the mean of all ranks'.
+    /// Returns whether gradients are averaged over ranks.
     pub(crate) fn takes_mean(&self) -> bool {
         self.mean
     }
@@ -174,7 +174,6 @@ impl<B: Backend> GradientReducer<B> {
             None => array,
         };
         if self.synchronise {
-            let array = array.in_type(self.types.communication);
             self.enter(index, array)
         } else {
             let array = array.in_type(self.types.accumulation);
@@ -218,7 +217,6 @@ impl<B: Backend> GradientReducer<B> {
     pub(crate) fn reduce_rest(&mut self) -> Result<(), CommError> {
         for index in 0..self.gradients.len() {
             if let Some(Collected { array, .. }) = self.gradients[index].take_local() {
-                let array = array.in_type(self.types.communication);
                 self.enter(index, array)?;
             }
         }
@@ -251,8 +249,8 @@ impl<B: Backend> GradientReducer<B> {
         Collected { array, _lease: self.ledger.hold(Category::Buckets, bytes) }
     }
 
-    /// Puts a gradient into the bucket; one that fills a bucket by itself travels alone. Without a mean over ranks it
-    /// joins the sum at once.
+    /// Puts a gradient into the bucket; one that fills a bucket by itself travels alone. A gradient that is
+    /// not averaged joins the sum at once.
     fn enter(&mut self, index: usize, array: DeviceArray<B>) -> Result<(), CommError> {
         if !self.mean {
             let array = array.in_type(self.types.accumulation);
@@ -260,7 +258,7 @@ impl<B: Backend> GradientReducer<B> {
                 scale(array, Scaling::of_one_rank(&self.reduction, self.group.world_size()));
             return self.accumulate(index, array.into_flat());
         }
-        let mut gradient = self.collected(array);
+        let mut gradient = self.collected(array.in_type(self.types.communication));
         let numel = gradient.array.numel();
         let held: usize = self.bucket.iter().map(|index| self.parameters[*index].numel()).sum();
         if held > 0 && held + numel > self.capacity {

@@ -4,6 +4,7 @@ mod buffers;
 mod compression;
 mod directions;
 mod errors;
+mod local;
 mod pieces;
 mod step;
 
@@ -84,7 +85,7 @@ pub struct ModelStates<B: Backend> {
     reducer: Rc<RefCell<GradientReducer<B>>>,
     recorder: Rc<BlockRecorder<B>>,
     optimizer: Optimizer<B>,
-    /// By parameter index: what exchanges of momenta have lost, once there were some.
+    /// Compression errors by parameter index, after the first exchange.
     errors: Vec<Option<ErrorFeedback>>,
     /// Where states are that are not on the device.
     parking: Option<Parking>,
@@ -318,13 +319,38 @@ impl<B: OptimizerOps> ModelStates<B> {
         self.reducer.borrow_mut().set_synchronise(on);
     }
 
-    /// Whether the optimizer is one whose ranks exchange momenta, at least in late steps.
+    /// Returns whether the optimizer replaces the reduction of gradients by an exchange of its own, at least in late
+    /// steps.
     pub fn exchanges_momentum(&self) -> bool {
         self.optimizer.exchanges_momentum()
     }
 
-    /// Whether gradients of the present step become the mean of all ranks'. Otherwise each rank keeps its own: ranks
-    /// agree on momenta in the step.
+    /// Names and values of the scalars that are kept of a parameter beside arrays: those of 1-bit LAMB, none otherwise.
+    pub fn scalars(&self, index: usize) -> Vec<(&'static str, f64)> {
+        self.optimizer.scalars(index)
+    }
+
+    /// Replaces all scalars by what `read` gives for a module path and a name, or by those of a new run, after
+    /// [`load_moments`](Self::load_moments).
+    pub fn load_scalars(&mut self, read: impl Fn(&str, &str) -> Option<f64>) {
+        for parameter in self.parameters.iter() {
+            self.optimizer.set_scalars(parameter.index(), |name| read(parameter.path(), name));
+        }
+    }
+
+    /// Whether the optimizer is one whose ranks take steps of their own, at least in late steps.
+    pub fn takes_local_steps(&self) -> bool {
+        self.optimizer.takes_local_steps()
+    }
+
+    /// Returns the name of the quantity that optimizer step number `step` compresses, from 1, or `None` without
+    /// compression. Compression errors of one quantity are of no use for another.
+    pub fn compressed_quantity(&self, step: u64) -> Option<&'static str> {
+        self.optimizer.compressed_quantity(step)
+    }
+
+    /// Returns whether the current step averages gradients over ranks. Otherwise each rank keeps its own, and a 1-bit
+    /// optimizer averages momenta in the step.
     pub fn takes_mean_gradients(&self) -> bool {
         self.reducer.borrow().takes_mean()
     }
@@ -380,7 +406,8 @@ impl<B: OptimizerOps> ModelStates<B> {
         &self.ledger
     }
 
-    /// The whole values of parameter `index` in the type that ops use. All ranks call this together.
+    /// The whole values of parameter `index` in the type that ops use: between two exchanges of 0/1 Adam
+    /// ([`local_rates`](Self::local_rates)) those of this rank. All ranks call this together.
     pub fn parameter_data(&self, index: usize) -> Result<TensorData, ZeroError> {
         let parameter = &self.parameters[index];
         let whole = match parameter.shard() {
@@ -391,7 +418,8 @@ impl<B: OptimizerOps> ModelStates<B> {
     }
 
     /// The whole values of parameter `index` in full precision: its masters where ops use 16 bits.
-    /// A frozen parameter has none, and gives what ops use. All ranks call this together.
+    /// A frozen parameter has none, and gives what ops use. Between two exchanges of 0/1 Adam they are those of
+    /// this rank. All ranks call this together.
     pub fn master_data(&self, index: usize) -> Result<TensorData, ZeroError> {
         let Some(master) = self.optimizer.master(index)? else {
             return self.parameter_data(index);
@@ -438,12 +466,12 @@ impl<B: OptimizerOps> ModelStates<B> {
     }
 }
 
-/// An exchange of momenta needs whole gradients and states of every rank, on its device.
+/// Refuses plans that shard or offload states. A compressed exchange needs them whole, on the device.
 fn check_whole_states(zero: &ZeroPlan) -> Result<(), ZeroError> {
     let reason = match zero.stage {
         Stage::Disabled if zero.optimizer_states == OptimizerOffload::Device => return Ok(()),
-        Stage::Disabled => "it offloads them",
-        _ => "a ZeRO stage shards them",
+        Stage::Disabled => "this plan offloads them".to_owned(),
+        stage => format!("ZeRO stage {} shards them", stage.number()),
     };
     Err(ZeroError::MomentumExchange { reason })
 }

@@ -14,7 +14,8 @@ pub(crate) mod job;
 pub(crate) mod monitor;
 mod muon;
 pub(crate) mod offload;
-mod one_bit;
+pub(crate) mod one_bit;
+mod one_bit_lamb;
 pub(crate) mod one_cycle;
 pub(crate) mod optimizer;
 pub(crate) mod parallel;
@@ -23,6 +24,7 @@ pub(crate) mod report;
 pub(crate) mod scheduler;
 pub(crate) mod torch_schedules;
 pub(crate) mod zero;
+mod zero_one;
 
 use crate::key::{Key, Literal, Spelling};
 

@@ -4,10 +4,9 @@
 //! PyTorch's class, whose AdamW decays by 0.01 when nothing is said. Optimizers that do not exist
 //! here are refused by name.
 
-use crate::check::find_variant;
 use crate::key::{Asks, Key, Literal, Status};
 
-use crate::keys::{muon, one_bit};
+use crate::keys::{muon, one_bit, one_bit_lamb, zero_one};
 use crate::kind::{Kind, Reals, Variant};
 use crate::plan::{AdamPlan, LambPlan, OptimizerPlan};
 use crate::resolve::Context;
@@ -35,7 +34,7 @@ pub(super) const BETAS: Key = Key::new(
 const EPS: Key =
     Key::real("eps", Reals::NotNegative, 1e-8, "Added to the square root of the second moment.")
         .auto();
-/// Updates of LAMB and 1-bit Adam cannot do without eps: an element that never has a gradient would be 0 / 0.
+/// Updates of LAMB, 1-bit Adam and 0/1 Adam cannot do without eps: an element that never has a gradient would be 0 / 0.
 pub(super) const POSITIVE_EPS: Key =
     Key::real("eps", Reals::Positive, 1e-8, "Added to the square root of the second moment.")
         .auto();
@@ -56,7 +55,7 @@ pub(super) const FP32_STATES: Key = Key::flag(
 )
 .unavailable("16-bit optimizer states", Asks::Differs, "set it to true");
 const CUDA_AWARE: Key = Key::flag("cuda_aware", false, "Whether MPI can send from GPU memory.")
-    .inert("only affects 1-bit Adam");
+    .inert("only affects 1-bit Adam and 0/1 Adam");
 pub(super) const MAX_GRAD_NORM: Key =
     Key::optional("max_grad_norm", Kind::Free, "Clipping, which is not the optimizer's.").refused(
         "'max_grad_norm' is not supported as an optimizer parameter",
@@ -118,6 +117,11 @@ const ADAGRAD: &[Key] = &[
     MAX_GRAD_NORM,
 ];
 
+pub(super) const MAX_COEFF: Key =
+    Key::real("max_coeff", Reals::Positive, 10.0, "Largest trust ratio.");
+pub(super) const MIN_COEFF: Key =
+    Key::real("min_coeff", Reals::NotNegative, 0.01, "Smallest trust ratio.");
+
 const LAMB: &[Key] = &[
     LR,
     BETAS,
@@ -129,8 +133,8 @@ const LAMB: &[Key] = &[
         "Scale the learning rate by sqrt(1 - beta2^t) / (1 - beta1^t).",
     ),
     Key::flag("eps_inside_sqrt", false, "Add eps to the second moment, not to its square root."),
-    Key::real("max_coeff", Reals::Positive, 10.0, "Largest trust ratio."),
-    Key::real("min_coeff", Reals::NotNegative, 0.01, "Smallest trust ratio."),
+    MAX_COEFF,
+    MIN_COEFF,
     AMSGRAD,
     SET_GRAD_NONE,
     FP32_STATES,
@@ -142,14 +146,7 @@ const fn available(name: &'static str, doc: &'static str, keys: &'static [Key]) 
 }
 
 const fn missing(name: &'static str, feature: &'static str) -> Variant {
-    missing_with_remedy(name, feature, "use AdamW")
-}
-
-const fn missing_with_remedy(
-    name: &'static str,
-    feature: &'static str,
-    remedy: &'static str,
-) -> Variant {
+    let remedy = "use AdamW";
     Variant {
         name,
         doc: feature,
@@ -157,8 +154,6 @@ const fn missing_with_remedy(
         keys: &[],
     }
 }
-
-const ONE_BIT: &str = "use OneBitAdam or AdamW";
 
 const VARIANTS: &[Variant] = &[
     available("AdamW", "Adam with decoupled weight decay.", ADAM),
@@ -179,8 +174,18 @@ const VARIANTS: &[Variant] = &[
             At ZeRO stages 0 and 1.",
         one_bit::KEYS,
     ),
-    missing_with_remedy("ZeroOneAdam", "0/1 Adam", ONE_BIT),
-    missing_with_remedy("OneBitLamb", "1-bit LAMB", ONE_BIT),
+    available(
+        "OneBitLamb",
+        "LAMB whose ranks exchange one bit for each element of their momentum after freeze_step (Li et al. 2021). \
+            At ZeRO stages 0 and 1.",
+        one_bit_lamb::KEYS,
+    ),
+    available(
+        "ZeroOneAdam",
+        "1-bit Adam with fewer exact gradients, and with steps between which ranks exchange nothing (Lu et al. 2022). \
+            At ZeRO stages 0 and 1.",
+        zero_one::KEYS,
+    ),
     missing("MuAdam", "Adam with maximal update parametrisation"),
     missing("MuAdamW", "AdamW with maximal update parametrisation"),
     missing("MuSGD", "SGD with maximal update parametrisation"),
@@ -191,9 +196,6 @@ const VARIANTS: &[Variant] = &[
     missing("RAdam", "RAdam"),
     missing("LBFGS", "L-BFGS"),
 ];
-
-/// Unavailable optimizers whose compressed exchange replaces the reduction that ZeRO shards.
-const NOT_WITH_ZERO: [(&str, &str); 2] = [("ZeroOneAdam", "0/1 Adam"), ("OneBitLamb", "1bit-Lamb")];
 
 pub(crate) const KEYS: &[Key] = &[
     Key::required("type", Kind::Text, "Name of the optimizer."),
@@ -220,7 +222,6 @@ pub(crate) fn resolve(top: &Section<'_>, context: &mut Context<'_>) -> Optimizer
             ..adam(&section.variant("params", ADAM), lr, 0.0)
         });
     }
-    check_with_zero(&section, context);
     let Some(variant) = choose(&section, VARIANTS, "optimizer", context) else {
         return OptimizerPlan::AdamW(adam(&section.variant("params", ADAM), DEFAULT_LR, 0.0));
     };
@@ -240,23 +241,9 @@ pub(crate) fn resolve(top: &Section<'_>, context: &mut Context<'_>) -> Optimizer
         "Lamb" => lamb(&params, context),
         "Muon" => muon::resolve(&params, context),
         "OneBitAdam" => one_bit::resolve(&params, context),
+        "OneBitLamb" => one_bit_lamb::resolve(&params, context),
+        "ZeroOneAdam" => zero_one::resolve(&params, context),
         name => adam_family(name, &params, context),
-    }
-}
-
-/// Reports unavailable optimizers that exclude ZeRO.
-fn check_with_zero(section: &Section<'_>, context: &mut Context<'_>) {
-    let named = section.text("type").and_then(|name| find_variant(VARIANTS, name));
-    let short = NOT_WITH_ZERO.iter().find(|(name, _)| named.is_some_and(|v| v.name == *name));
-    if let Some((_, short)) = short.filter(|_| context.stage > 0) {
-        context.findings.push(section.error(
-            "type",
-            format!(
-                "{short} is not compatible with ZeRO (zero_optimization.stage is {})",
-                context.stage
-            ),
-            "use AdamW",
-        ));
     }
 }
 
@@ -326,21 +313,31 @@ fn adam_family(name: &str, params: &Section<'_>, context: &mut Context<'_>) -> O
 }
 
 fn lamb(params: &Section<'_>, context: &mut Context<'_>) -> OptimizerPlan {
-    let trust_ratio = [params.real("min_coeff"), params.real("max_coeff")];
-    if trust_ratio[0] > trust_ratio[1] {
-        let message = format!("{:?} is above max_coeff {:?}", trust_ratio[0], trust_ratio[1]);
-        let remedy = "give a min_coeff of at most max_coeff";
-        context.findings.push(params.error("min_coeff", message, remedy));
-    }
+    let trust_ratio = bounds(params, ["min_coeff", "max_coeff"], context);
     OptimizerPlan::Lamb(LambPlan {
         lr: learning_rate(params, context),
         betas: params.pair("betas"),
-        eps: params.real("eps"),
+        eps: one_bit::positive_eps(params, context),
         eps_inside_sqrt: params.flag("eps_inside_sqrt"),
         weight_decay: params.real("weight_decay"),
         bias_correction: params.flag("bias_correction"),
         trust_ratio,
     })
+}
+
+/// Returns a smallest and a largest value. Refuses a smallest that is above the largest.
+pub(super) fn bounds(
+    params: &Section<'_>,
+    [smallest, largest]: [&str; 2],
+    context: &mut Context<'_>,
+) -> [f64; 2] {
+    let bounds = [params.real(smallest), params.real(largest)];
+    if bounds[0] > bounds[1] {
+        let message = format!("{:?} is above {largest} {:?}", bounds[0], bounds[1]);
+        let remedy = format!("give a {smallest} of at most {largest}");
+        context.findings.push(params.error(smallest, message, remedy));
+    }
+    bounds
 }
 
 fn sgd(params: &Section<'_>, context: &mut Context<'_>) -> OptimizerPlan {

@@ -331,9 +331,13 @@ fn resolve_stage(top: &Section<'_>, optimizer: &OptimizerPlan, context: &mut Con
         return Stage::Disabled;
     }
     let message = format!(
-        "{name} is not compatible with ZeRO stage {}: after freeze_step gradients are not reduced, and each rank needs \
-         its whole gradient and momentum",
-        stage.number()
+        "{name} is not compatible with ZeRO stage {}: {} gradients are not reduced, and each rank needs its whole \
+         gradient and momentum",
+        stage.number(),
+        match optimizer {
+            OptimizerPlan::ZeroOneAdam(_) => "in most steps",
+            _ => "after freeze_step",
+        },
     );
     let remedy = "set zero_optimization.stage to 0 or 1, or use AdamW";
     context.findings.push(top.section("optimizer").error("type", message, remedy));

@@ -47,6 +47,11 @@ pub enum OptimizerPlan {
     Muon(MuonPlan),
     /// 1-bit Adam (Tang et al. 2021): AdamW without bias correction whose ranks exchange compressed momenta.
     OneBitAdam(OneBitAdamPlan),
+    /// 1-bit LAMB (Li et al. 2021): LAMB without bias correction whose ranks exchange compressed momenta.
+    OneBitLamb(OneBitLambPlan),
+    /// 0/1 Adam (Lu et al. 2022): 1-bit Adam with fewer exact gradients, and with steps between which ranks exchange
+    /// nothing.
+    ZeroOneAdam(ZeroOneAdamPlan),
 }
 
 /// Hyper-parameters of the Adam family.
@@ -135,6 +140,37 @@ pub struct OneBitAdamPlan {
     pub freeze_step: u64,
 }
 
+/// Hyper-parameters of 1-bit LAMB.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct OneBitLambPlan {
+    /// LAMB before and after the freeze. `bias_correction` and `eps_inside_sqrt` are false.
+    pub lamb: LambPlan,
+    /// Steps with exact gradients. Afterwards the second moment and the trust ratios are frozen, and ranks
+    /// exchange one bit for each element of their momentum instead of gradients.
+    pub freeze_step: u64,
+    /// Decay of the moving average of trust ratios that is frozen.
+    pub coeff_beta: f64,
+    /// Smallest and largest factor of the frozen trust ratio.
+    pub factor: [f64; 2],
+    /// How much the factor may differ from that of the last step, as a part of it.
+    pub factor_threshold: f64,
+}
+
+/// Hyper-parameters of 0/1 Adam.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct ZeroOneAdamPlan {
+    /// Adam in all steps. Weight decay is decoupled and `bias_correction` is false.
+    pub adam: AdamPlan,
+    /// The last step that may update the second moment. Afterwards each rank takes steps of its own.
+    pub var_freeze_step: u64,
+    /// Updates of the second moment, which take exact gradients, after which the interval between them doubles.
+    pub var_update_scaler: u64,
+    /// Steps of a rank's own after which the interval between exchanges doubles.
+    pub local_step_scaler: u64,
+    /// The longest interval between exchanges, in steps.
+    pub local_step_clipper: u64,
+}
+
 impl MuonScale {
     /// The factor of the learning rate.
     pub fn factor(self, outputs: usize, inputs: usize) -> f64 {
@@ -174,6 +210,8 @@ impl OptimizerPlan {
             Self::Lamb(_) => "Lamb",
             Self::Muon(_) => "Muon",
             Self::OneBitAdam(_) => "OneBitAdam",
+            Self::OneBitLamb(_) => "OneBitLamb",
+            Self::ZeroOneAdam(_) => "ZeroOneAdam",
         }
     }
 
@@ -185,6 +223,8 @@ impl OptimizerPlan {
             Self::Lamb(lamb) => lamb.lr,
             Self::Muon(muon) => muon.lr,
             Self::OneBitAdam(one_bit) => one_bit.adam.lr,
+            Self::OneBitLamb(one_bit) => one_bit.lamb.lr,
+            Self::ZeroOneAdam(zero_one) => zero_one.adam.lr,
         }
     }
 
@@ -198,6 +238,8 @@ impl OptimizerPlan {
             Self::Lamb(lamb) => lamb.weight_decay,
             Self::Muon(muon) => muon.weight_decay,
             Self::OneBitAdam(one_bit) => one_bit.adam.weight_decay,
+            Self::OneBitLamb(one_bit) => one_bit.lamb.weight_decay,
+            Self::ZeroOneAdam(zero_one) => zero_one.adam.weight_decay,
         }
     }
 
@@ -208,18 +250,21 @@ impl OptimizerPlan {
             | Self::Adam(_)
             | Self::Lion { .. }
             | Self::Lamb(_)
-            | Self::OneBitAdam(_) => true,
+            | Self::OneBitAdam(_)
+            | Self::OneBitLamb(_)
+            | Self::ZeroOneAdam(_) => true,
             // Those of the Adam beside it.
             Self::Muon(_) => true,
             Self::Sgd { .. } | Self::Adagrad { .. } => false,
         }
     }
 
-    /// Whether ranks exchange compressed momenta instead of gradients, after some step at least. Each rank then
-    /// needs its whole gradient and momentum, so nothing is sharded or offloaded.
+    /// Whether ranks exchange compressed momenta instead of gradients, after some step at least. 0/1 Adam's are also
+    /// gradients or movements. Each rank then needs its whole gradient and momentum, so nothing is sharded or
+    /// offloaded.
     pub fn exchanges_momentum(&self) -> bool {
         match self {
-            Self::OneBitAdam(_) => true,
+            Self::OneBitAdam(_) | Self::OneBitLamb(_) | Self::ZeroOneAdam(_) => true,
             Self::AdamW(_)
             | Self::Adam(_)
             | Self::Sgd { .. }
@@ -241,6 +286,12 @@ impl OptimizerPlan {
             Self::Muon(muon) => (&mut muon.weight_decay, None),
             Self::OneBitAdam(one_bit) => {
                 (&mut one_bit.adam.weight_decay, Some(&mut one_bit.adam.betas))
+            }
+            Self::OneBitLamb(one_bit) => {
+                (&mut one_bit.lamb.weight_decay, Some(&mut one_bit.lamb.betas))
+            }
+            Self::ZeroOneAdam(zero_one) => {
+                (&mut zero_one.adam.weight_decay, Some(&mut zero_one.adam.betas))
             }
             Self::Sgd { weight_decay, .. } | Self::Adagrad { weight_decay, .. } => {
                 (weight_decay, None)

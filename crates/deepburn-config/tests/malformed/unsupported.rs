@@ -133,12 +133,40 @@ fn features_that_do_not_exist() {
         ),
         (r#""memory_breakdown": true"#, ["memory_breakdown", "true", "metrics.jsonl"]),
         (
-            r#""optimizer": {"type": "OneBitLamb"}"#,
-            ["optimizer.type", "1-bit LAMB", "use OneBitAdam or AdamW"],
+            r#""optimizer": {"type": "OneBitLamb"}, "zero_optimization": {"stage": 2}"#,
+            ["optimizer.type", "OneBitLamb is not compatible with ZeRO stage 2", "or use AdamW"],
         ),
         (
-            r#""optimizer": {"type": "OneBitLamb"}, "zero_optimization": {"stage": 1}"#,
-            ["optimizer.type", "1bit-Lamb is not compatible with ZeRO", "use AdamW"],
+            r#""optimizer": {"type": "OneBitLamb"}, "zero_optimization": {"offload_optimizer": {"device": "nvme", "nvme_path": "/x"}}"#,
+            [
+                "offload_optimizer.device",
+                "\"nvme\" is not supported with OneBitLamb",
+                "remove it or use AdamW",
+            ],
+        ),
+        (
+            r#""optimizer": {"type": "OneBitLamb", "params": {"freeze_step": 0}}"#,
+            ["optimizer.params.freeze_step", "0 is out of range, must be at least 1", "25 %"],
+        ),
+        (
+            r#""optimizer": {"type": "OneBitLamb", "params": {"eps": 0}}"#,
+            ["optimizer.params.eps", "0 is out of range", "above 0"],
+        ),
+        (
+            r#""optimizer": {"type": "OneBitLamb", "params": {"min_coeff": 2, "max_coeff": 1}}"#,
+            ["optimizer.params.min_coeff", "2.0 is above max_coeff 1.0", "at most max_coeff"],
+        ),
+        (
+            r#""optimizer": {"type": "OneBitLamb", "params": {"factor_min": 5}}"#,
+            ["optimizer.params.factor_min", "5.0 is above factor_max 4.0", "at most factor_max"],
+        ),
+        (
+            r#""optimizer": {"type": "OneBitLamb", "params": {"coeff_beta": 1}}"#,
+            ["optimizer.params.coeff_beta", "1 is out of range", "coeff_beta"],
+        ),
+        (
+            r#""optimizer": {"type": "OneBitLamb", "params": {"eps_inside_sqrt": true}}"#,
+            ["optimizer.params.eps_inside_sqrt", "inside the square root", "false"],
         ),
         (
             r#""optimizer": {"type": "OneBitAdam"}, "zero_optimization": {"stage": 2}"#,
@@ -167,6 +195,14 @@ fn features_that_do_not_exist() {
                 "\"nvme\" is not supported with OneBitAdam",
                 "remove it or use AdamW",
             ],
+        ),
+        (
+            r#""optimizer": {"type": "ZeroOneAdam", "params": {"eps": 1e-60}}"#,
+            ["optimizer.params.eps", "1e-60 is 0 in f32", "1e-8 for example"],
+        ),
+        (
+            r#""optimizer": {"type": "OneBitAdam", "params": {"eps": 1e-60}}"#,
+            ["optimizer.params.eps", "1e-60 is 0 in f32", "1e-8 for example"],
         ),
         (
             r#""optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 0}}"#,
@@ -221,8 +257,36 @@ fn features_that_do_not_exist() {
             ["optimizer.params.min_coeff", "2.0 is above max_coeff 1.0", "at most max_coeff"],
         ),
         (
-            r#""optimizer": {"type": "ZeroOneAdam"}"#,
-            ["optimizer.type", "0/1 Adam", "use OneBitAdam or AdamW"],
+            r#""optimizer": {"type": "ZeroOneAdam"}, "zero_optimization": {"stage": 2}"#,
+            [
+                "optimizer.type",
+                "ZeroOneAdam is not compatible with ZeRO stage 2: in most steps gradients",
+                "zero_optimization.stage to 0 or 1",
+            ],
+        ),
+        (
+            r#""optimizer": {"type": "ZeroOneAdam"}, "zero_optimization": {"offload_optimizer": {"device": "nvme", "nvme_path": "/x"}}"#,
+            [
+                "offload_optimizer.device",
+                "\"nvme\" is not supported with ZeroOneAdam",
+                "remove it or use AdamW",
+            ],
+        ),
+        (
+            r#""optimizer": {"type": "ZeroOneAdam", "params": {"var_freeze_step": 0}}"#,
+            ["optimizer.params.var_freeze_step", "0 is out of range", "1"],
+        ),
+        (
+            r#""optimizer": {"type": "ZeroOneAdam", "params": {"local_step_clipper": 0.5}}"#,
+            ["optimizer.params.local_step_clipper", "0.5 is not integral", "16"],
+        ),
+        (
+            r#""optimizer": {"type": "ZeroOneAdam", "params": {"eps_inside_sqrt": true}}"#,
+            ["optimizer.params.eps_inside_sqrt", "inside the square root", "false"],
+        ),
+        (
+            r#""optimizer": {"type": "ZeroOneAdam", "params": {"freeze_step": 10}}"#,
+            ["optimizer.params.freeze_step", "is no known key", "var_freeze_step"],
         ),
         (
             r#""optimizer": {"type": "AdamW", "params": {"amsgrad": true}}"#,

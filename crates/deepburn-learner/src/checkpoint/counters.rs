@@ -39,6 +39,12 @@ pub(super) fn check_counters(state: &EngineState) -> Result<(), String> {
         ),
         ("schedule", state.schedule.unsigned_abs(), LARGEST),
     ])?;
+    let rates = state.local_rates_bits.map(f64::from_bits);
+    if let Some(rates) = rates.filter(|rates| !(0.0..f64::INFINITY).contains(rates)) {
+        return Err(format!(
+            "its local_rates_bits are those of {rates}, must be 0 or more: {REMEDY}"
+        ));
+    }
     check_scaler(state.loss_scale)
 }
 

@@ -178,6 +178,13 @@ impl<'a> Stored<'a> {
         }
         let stored: Vec<&str> = self.checkpoint.moments().iter().map(String::as_str).collect();
         match moments {
+            // Of their trust ratios and factors, which updates need, this reads nothing.
+            Some(own) if own.contains(&"exp_avg_sq_fresh") => Err(format!(
+                "loading optimizer states of OneBitLamb from a DeepSpeed checkpoint is not supported, and it kept {}: \
+                 finish the run with DeepSpeed, or start from its weights (a program of your own can load the weights \
+                 alone)",
+                listed(&stored)
+            )),
             Some(own) if own != stored => Err(format!(
                 "its optimizer kept {} of each parameter and this one keeps {}: use the optimizer \
                  that saved it (a program of your own can load the weights alone)",
@@ -280,7 +287,10 @@ impl<'a> Stored<'a> {
         let array = match piece.array {
             StateArray::Weights => Array::Weights,
             StateArray::Moment(moment) => Array::Moment(moment),
-            StateArray::Gradient | StateArray::WorkerError(_) | StateArray::ServerError => {
+            StateArray::Gradient
+            | StateArray::WorkerError(_)
+            | StateArray::ServerError
+            | StateArray::Local(..) => {
                 unreachable!("a checkpoint of DeepSpeed has neither gradients nor errors")
             }
         };

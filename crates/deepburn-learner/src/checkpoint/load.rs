@@ -203,10 +203,14 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
                 ));
             }
             let (errors, stored): (Vec<&str>, Vec<&str>) =
-                stored.into_iter().partition(|name| is_error(name));
-            if !errors.is_empty() && !self.states().exchanges_momentum() {
+                stored.into_iter().partition(|name| is_of_ranks(name));
+            let is_fit = match errors.iter().any(|name| is_local_momentum(name)) {
+                true => self.states().takes_local_steps(),
+                false => self.states().exchanges_momentum(),
+            };
+            if !errors.is_empty() && !is_fit {
                 return Err(format!(
-                    "its optimizer kept {} of parameter {}, as 1-bit Adam does, and this one does not: use the \
+                    "it has states of compressed exchanges ({}) of parameter {}, which this optimizer does not use: use the \
                      optimizer that saved it, or load without optimizer states",
                     listed(&errors),
                     parameter.path()
@@ -272,10 +276,32 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         };
         let EngineState { progress, optimizer_steps, loss_scale, schedule, next_size, .. } =
             &saved.engine;
+        let local_rates = saved.engine.local_rates_bits.map(f64::from_bits);
         self.progress = Progress { accumulated: 0, ..*progress };
         if optimizer_states {
             self.states.load_moments(*optimizer_steps, read)?;
-            self.states.load_errors(workers(checkpoint), read)?;
+            self.states.load_scalars(|path, name| {
+                let layout = checkpoint.layout();
+                let path = &layout.atoms()[layout.find(path)?].path;
+                Some(f64::from_bits(*saved.engine.scalars.get(path)?.get(name)?))
+            });
+            let quantity = self.states.compressed_quantity(*optimizer_steps + 1);
+            let is_same = saved.engine.compressed_quantity.as_deref() == quantity;
+            let has_errors = ranks_with(checkpoint, is_worker_error) > 0;
+            if has_errors && !is_same && self.rank() == 0 {
+                tracing::warn!(
+                    "the compression errors in the checkpoint are dropped: they are of another quantity than the next \
+                     step compresses"
+                );
+            }
+            let workers = |path: &str| {
+                let atom = checkpoint.layout().find(path).filter(|_| is_same);
+                let atom = atom.map(|atom| &checkpoint.layout().atoms()[atom]);
+                let slots = atom.into_iter().flat_map(|atom| &atom.slots);
+                slots.filter(|stored| is_worker_error(stored.slot.as_str())).count()
+            };
+            self.states.load_errors(workers, read)?;
+            self.states.load_local(local_rates, ranks_with(checkpoint, is_local_momentum), read)?;
             let sums = self.gradient_sums(checkpoint, &saved.ranks);
             self.states.load_gradients(&sums, read)?;
             self.progress.accumulated = progress.accumulated;
@@ -336,16 +362,33 @@ fn larger(left: f32, right: f32) -> f32 {
     if left.is_nan() || left > right { left } else { right }
 }
 
-/// Whether a slot has what exchanges of momenta have lost.
-fn is_error(slot: &str) -> bool {
-    slot == SERVER_ERROR || slot.starts_with(WORKER_ERROR)
+/// Returns whether a slot stores a compression error or a state of one rank.
+fn is_of_ranks(slot: &str) -> bool {
+    slot == SERVER_ERROR
+        || [is_worker_error, is_local_momentum, is_movement].into_iter().any(|is_it| is_it(slot))
 }
 
-/// How many ranks have stored worker errors.
-fn workers(checkpoint: &Checkpoint) -> usize {
-    let slots = |atom: &Atom| {
-        atom.slots.iter().filter(|it| it.slot.as_str().starts_with(WORKER_ERROR)).count()
-    };
+fn is_worker_error(slot: &str) -> bool {
+    is_numbered(slot, WORKER_ERROR)
+}
+
+fn is_local_momentum(slot: &str) -> bool {
+    is_numbered(slot, "exp_avg_")
+}
+
+fn is_movement(slot: &str) -> bool {
+    is_numbered(slot, "momentum_accumulator_")
+}
+
+/// Whether a slot is called `prefix` and the number of a rank.
+fn is_numbered(slot: &str, prefix: &str) -> bool {
+    slot.strip_prefix(prefix).is_some_and(|rank| rank.parse::<usize>().is_ok())
+}
+
+/// How many ranks have stored an array of their own.
+fn ranks_with(checkpoint: &Checkpoint, is_it: fn(&str) -> bool) -> usize {
+    let slots =
+        |atom: &Atom| atom.slots.iter().filter(|stored| is_it(stored.slot.as_str())).count();
     checkpoint.layout().atoms().iter().map(slots).max().unwrap_or(0)
 }
 

@@ -1,5 +1,6 @@
 //! Saving: every rank has what it owns written, rank 0 makes a checkpoint of it.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -71,12 +72,20 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         request: SaveRequest,
     ) -> Result<SaveInProgress, TrainingCheckpointError> {
         self.check_settled("start_save")?;
+        let ranks = self.group().world_size();
+        if ranks > 1 && !self.states().takes_mean_gradients() && self.progress.accumulated > 0 {
+            let when = "between two micro-batches of a step, whose gradients 1-bit optimizers keep apart on every rank and no \
+                        checkpoint holds: save after the step's last micro-batch";
+            return Err(EngineError::Order { call: "start_save", when }.into());
+        }
         self.agree_buffers()?;
         let SaveRequest { tag, job, metric, client_state, rank_state, loop_state } = request;
         let step = self.global_steps();
         let layout = Arc::new(self.layout()?);
         let buffers = self.states().owned_buffers(self.module()).map_err(EngineError::from)?;
-        let errors = self.states().owned_errors().map_err(EngineError::from)?;
+        let mut errors = self.states().owned_errors().map_err(EngineError::from)?;
+        let local = self.states().owned_local().map_err(EngineError::from)?;
+        errors.iter_mut().zip(local).for_each(|(errors, local)| errors.extend(local));
 
         let mut save = None;
         let begun = (self.rank() == 0).then(|| {
@@ -114,11 +123,6 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
                 "in the middle of an accumulation of train_pass, whose sums no checkpoint holds";
             return Err(EngineError::Order { call, when });
         }
-        if !self.states().takes_mean_gradients() && self.progress.accumulated > 0 {
-            let when = "in the middle of an accumulation of 1-bit Adam, whose sums are of one rank each and in no \
-                        checkpoint";
-            return Err(EngineError::Order { call, when });
-        }
         if !self.states().gradients_are_settled() {
             let when = "after no_sync, before a backward that reduces gradients";
             return Err(EngineError::Order { call, when });
@@ -149,8 +153,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(Layout::new(atoms, self.group().world_size())?)
     }
 
-    /// What this rank saves, as it is now, with its part of the buffers and, by parameter, of what exchanges of momenta
-    /// have lost.
+    /// Takes a snapshot of everything that this rank saves. `errors` are its parts of compression errors and of states that
+    /// differ between ranks, by parameter.
     fn snapshot(
         &self,
         layout: Arc<Layout>,
@@ -179,13 +183,29 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         EngineState {
             progress: self.progress,
             optimizer_steps: self.states().optimizer_steps(),
+            compressed_quantity: self
+                .states()
+                .compressed_quantity(self.states().optimizer_steps())
+                .map(str::to_owned),
+            local_rates_bits: self.states().local_rates().map(f64::to_bits),
             loss_scale: self.scaler.state(),
             schedule: self.schedule.position(),
             batch: self.batch_state(),
             next_size: self.next_size,
+            scalars: self.scalars(),
             training_loop,
             client,
         }
+    }
+
+    fn scalars(&self) -> BTreeMap<String, BTreeMap<String, u64>> {
+        let scalars = |index: usize| {
+            let scalars = self.states().scalars(index).into_iter();
+            let bits = scalars.map(|(name, value)| (name.to_owned(), value.to_bits()));
+            (self.parameters()[index].path().to_owned(), bits.collect::<BTreeMap<_, _>>())
+        };
+        let all = (0..self.parameters().len()).map(scalars);
+        all.filter(|(_, scalars)| !scalars.is_empty()).collect()
     }
 
     pub(super) fn batch_state(&self) -> Batch {
@@ -225,5 +245,6 @@ pub(super) fn slot_of(array: StateArray) -> Slot {
         StateArray::Moment(name) => Slot::moment(name),
         StateArray::WorkerError(rank) => Slot::moment(&format!("{WORKER_ERROR}{rank}")),
         StateArray::ServerError => Slot::moment(SERVER_ERROR),
+        StateArray::Local(name, rank) => Slot::moment(&format!("{name}_{rank}")),
     }
 }

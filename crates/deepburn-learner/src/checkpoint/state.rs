@@ -17,6 +17,13 @@ pub(super) struct EngineState {
     pub(super) progress: Progress,
     /// Optimizer steps taken, by which moments are corrected.
     pub(super) optimizer_steps: u64,
+    /// The quantity of which the checkpoint has compression errors; `None` without compression.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) compressed_quantity: Option<String>,
+    /// The bits of the sum of learning rates since ranks of 0/1 Adam last had the same parameters; `None` where they
+    /// have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) local_rates_bits: Option<u64>,
     /// `None` where the loss is not scaled dynamically.
     pub(super) loss_scale: Option<ScalerState>,
     /// Position of the schedule.
@@ -24,6 +31,9 @@ pub(super) struct EngineState {
     pub(super) batch: Batch,
     /// How the step in progress differs from others.
     pub(super) next_size: Option<StepSize>,
+    /// The optimizer's scalars, by path and name, as the bits of an `f64`; most optimizers have none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) scalars: BTreeMap<String, BTreeMap<String, u64>>,
     /// Of the training loop; older checkpoints have none.
     #[serde(default)]
     pub(super) training_loop: LoopState,

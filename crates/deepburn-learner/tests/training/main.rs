@@ -17,3 +17,4 @@ mod param_groups;
 mod saving;
 mod saving_faults;
 mod train_pass;
+mod zero_one;

@@ -52,7 +52,18 @@ pub(super) fn direction_elements(parameters: &[ParameterSize], zero: &ZeroPlan, 
     matrices.truncate(ranks as usize);
     let of_matrices = sum(matrices.iter().map(|numel| owned(*numel).saturating_add(*numel)));
     let workspace = matrices.first().map_or(0, |numel| numel.saturating_mul(WORKSPACE));
-    of_norms.saturating_add(of_messages).max(of_matrices.saturating_add(workspace))
+    // 1-bit LAMB exchanges all momenta at once, and makes a direction beside the momentum that it is made of.
+    let fused = with(DirectionMemory::AllOwned);
+    let of_fused = match fused.clone().max() {
+        None => 0,
+        Some(largest) => {
+            let all = sum(fused);
+            let messages = all.div_ceil(16).saturating_add(errors * ranks * 3);
+            all.saturating_add(largest).saturating_add(messages)
+        }
+    };
+    let of_rounds = of_norms.saturating_add(of_messages).max(of_fused);
+    of_rounds.max(of_matrices.saturating_add(workspace))
 }
 
 /// Elements of whole parameters that stage 3 keeps or makes beside the shards.

@@ -5,7 +5,7 @@
 use deepburn_config::{OptimizerPlan, Precision, PrecisionPlan, Stage};
 
 use super::ModelStates;
-use crate::optimizer::moments;
+use crate::optimizer::state_arrays;
 
 /// Bytes of an fp32 element.
 pub(super) const FP32: u64 = 4;
@@ -37,7 +37,7 @@ impl ElementBytes {
         Self {
             parameter: precision.compute.bytes() as u64,
             gradient: gradient as u64,
-            optimizer: master + moments(optimizer).len() as u64 * FP32,
+            optimizer: master + state_arrays(optimizer).len() as u64 * FP32,
             master,
         }
     }

@@ -12,6 +12,8 @@ pub(crate) enum UpdateScope {
     Norms,
     /// A momentum on which ranks agree.
     Momentum,
+    /// The momenta of all parameters together, on which ranks agree.
+    FusedMomentum,
     /// A whole matrix.
     Matrix {
         /// Multiplications that one iteration of its orthogonalisation takes.
@@ -35,6 +37,8 @@ pub(crate) enum UpdateRound {
     Norms(Vec<usize>),
     /// Ranks agree on the momenta of these.
     Momenta(Vec<usize>),
+    /// Ranks agree on the momenta of these, all that there are, with common scales.
+    FusedMomenta(Vec<usize>),
     /// Each of these is orthogonalised by its owner, a rank. No rank owns two.
     Matrices(Vec<MatrixOwner>),
 }
@@ -67,7 +71,11 @@ impl StepOrder {
         let elements = elements.map(|it| it.index).collect();
         let norms = rounds_of(updates, UpdateScope::Norms).map(UpdateRound::Norms);
         let momenta = rounds_of(updates, UpdateScope::Momentum).map(UpdateRound::Momenta);
-        let rounds = norms.chain(momenta).chain(matrix_rounds(updates, ranks)).collect();
+        let fused = updates.iter().filter(|it| it.scope == UpdateScope::FusedMomentum);
+        let fused: Vec<_> = fused.map(|it| it.index).collect();
+        let fused = (!fused.is_empty()).then_some(UpdateRound::FusedMomenta(fused));
+        let rounds = norms.chain(momenta).chain(fused);
+        let rounds = rounds.chain(matrix_rounds(updates, ranks)).collect();
         Self { elements, rounds }
     }
 }
@@ -76,7 +84,9 @@ impl UpdateRound {
     /// Parameter indices.
     pub(crate) fn indices(&self) -> Vec<usize> {
         match self {
-            Self::Norms(indices) | Self::Momenta(indices) => indices.clone(),
+            Self::Norms(indices) | Self::Momenta(indices) | Self::FusedMomenta(indices) => {
+                indices.clone()
+            }
             Self::Matrices(owners) => owners.iter().map(|owner| owner.index).collect(),
         }
     }
@@ -107,7 +117,10 @@ fn rounds_of(updates: &[PlannedUpdate], scope: UpdateScope) -> impl Iterator<Ite
 fn matrix_rounds(updates: &[PlannedUpdate], ranks: usize) -> impl Iterator<Item = UpdateRound> {
     let cost = |it: &PlannedUpdate| match it.scope {
         UpdateScope::Matrix { cost } => Some((cost, it.index)),
-        UpdateScope::Elements | UpdateScope::Norms | UpdateScope::Momentum => None,
+        UpdateScope::Elements
+        | UpdateScope::Norms
+        | UpdateScope::Momentum
+        | UpdateScope::FusedMomentum => None,
     };
     let mut matrices: Vec<_> = updates.iter().filter_map(cost).collect();
     matrices.sort_by_key(|(cost, index)| (std::cmp::Reverse(*cost), *index));
@@ -173,6 +186,7 @@ mod tests {
             Just(UpdateScope::Elements),
             Just(UpdateScope::Norms),
             Just(UpdateScope::Momentum),
+            Just(UpdateScope::FusedMomentum),
             (0_u64..1000).prop_map(|cost| UpdateScope::Matrix { cost })
         ]
     }

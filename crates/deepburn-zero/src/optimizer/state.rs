@@ -218,6 +218,17 @@ impl<B: OptimizerOps> DeviceState<B> {
         copy.unwrap_or(master)
     }
 
+    /// Starts local steps from the present values, which are the same on all ranks: the master, or `values` where there
+    /// is none. They become the last array, and the accumulated update before it becomes 0.
+    pub(super) fn keep_common(&mut self, values: Option<&B::FloatTensorPrimitive>) {
+        let zeros = tensor::<B>(vec![0.0; self.len], &self.device);
+        if let (Some(values), [.., moved, common]) =
+            (self.master.as_ref().or(values), &mut self.moments[..])
+        {
+            (*moved, *common) = (zeros, values.clone());
+        }
+    }
+
     /// Updates the moments and returns the direction, which `step` writes into the array after them. `values` stay as
     /// they are, and are those of a parameter without a master.
     pub(super) fn direct(
@@ -232,14 +243,16 @@ impl<B: OptimizerOps> DeviceState<B> {
         let Some(master) = self.master.take().or_else(|| values.take()) else {
             unreachable!("a parameter has its values in one of two places")
         };
-        let mut states: Vec<_> = self.moments.drain(..).collect();
+        // The array after those that the step reads; 1-bit LAMB's steps before the freeze leave one moment alone.
+        let read = step.states() - 1;
+        let mut states: Vec<_> = self.moments.drain(..read).collect();
         let shape = Shape::from(vec![self.len]);
         states.push(B::float_zeros(shape, &self.device, FloatDType::F32));
         let arrays = UpdateArrays { master, states };
         let (UpdateArrays { master, mut states }, _) =
             B::update(step, scale, arrays, gradient, None);
         let Some(direction) = states.pop() else { unreachable!("it was pushed before") };
-        self.moments = states;
+        self.moments.splice(..0, states);
         if let Some([of_values, of_direction]) = squares {
             of_values.push(bytemuck::cast_slice(&float_bytes::<B>(master.clone())));
             of_direction.push(bytemuck::cast_slice(&float_bytes::<B>(direction.clone())));

@@ -15,7 +15,7 @@ use deepburn_nvme::SwapError;
 use deepburn_ops::{OptimizerOps, float_bytes};
 
 use super::parked::HostUpdate;
-use super::rule::UpdateStep;
+use super::rule::{self, UpdateStep};
 use super::state::{DeviceState, ReadValues, State, tensor};
 use super::{Optimizer, UpdateGradient, UpdateValues, newton_schulz};
 use crate::ledger::{Category, Lease, Ledger};
@@ -27,6 +27,8 @@ pub(crate) struct StepInProgress<'a, B: Backend> {
     /// For each of the settings.
     pub(super) steps: Vec<UpdateStep>,
     pub(super) scale: f32,
+    /// Whether all ranks had the same parameters before the step.
+    pub(super) ranks_agree: bool,
 }
 
 /// Where the update of a parameter goes: as long as what this rank owns of it, in f32. Holds these elements until the
@@ -41,7 +43,7 @@ pub(crate) struct UpdateDirection<B: Backend> {
     /// direction.
     pub(crate) squares: Option<Squares>,
     /// What is updated along it.
-    values: UpdateValues<B>,
+    pub(super) values: UpdateValues<B>,
     _lease: Lease,
 }
 
@@ -73,8 +75,8 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         self.pass(index, &step, scale, values, gradient)
     }
 
-    /// Updates the moments of a parameter and returns its direction, or leaves them and returns the momentum that this
-    /// rank would give it. This rank updates elements `owned` of it, and
+    /// Updates the moments of a parameter and returns its direction. Where ranks average momenta, the moments stay and the
+    /// direction is this rank's momentum. This rank updates elements `owned` of it, and
     /// padding after them.
     ///
     /// # Errors
@@ -92,17 +94,23 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
                 (*direction, Some([TreeSum::new(owned.clone()), TreeSum::new(owned)]))
             }
             UpdateStep::Matrix { direction, .. } => (*direction, None),
-            UpdateStep::Momentum { local, .. } => (*local, None),
+            UpdateStep::Momentum { local, .. } | UpdateStep::FrozenLamb { local, .. } => {
+                (*local, None)
+            }
             UpdateStep::Elements(_) => {
                 unreachable!("the order of the step has it among the others")
             }
         };
         let has_master = self.has_master(index);
+        let is_first_local = self.is_first_local(index);
         let Optimizer { states, pipeline, .. } = &mut *self.optimizer;
         let (elements, values) = match &mut states[index] {
             Some(State::Device(state)) => {
                 let gradient = on_device(gradient, state);
                 let ReadValues { values: mut own, parked } = state.read(values)?;
+                if is_first_local {
+                    state.keep_common(own.as_ref());
+                }
                 let elements =
                     state.direct(&step, self.scale, &mut own, gradient, squares.as_mut());
                 (elements, parked.map_or(UpdateValues::Device(own), UpdateValues::Parked))
@@ -141,14 +149,20 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
 
     /// The pass along a direction, for an optimizer that looks at the norms of a tensor's values and of its direction.
     pub(crate) fn descent_by_norms(
-        &self,
+        &mut self,
         index: usize,
         [values, direction]: [f64; 2],
     ) -> ElementwiseStep {
-        let UpdateStep::Norms { step_size, trust_ratio: [min, max], .. } = *self.step(index) else {
+        let UpdateStep::Norms { step_size, trust_ratio: [min, max], coeff_beta, .. } =
+            *self.step(index)
+        else {
             unreachable!("the order of the step has it among the norms")
         };
-        DescentStep::new(1.0, step_size * trust_ratio(values, direction, min, max)).into()
+        let ratio = trust_ratio(values, direction, min, max);
+        if let Some(coeff_beta) = coeff_beta {
+            self.optimizer.lamb_scalars[index].average(ratio, coeff_beta);
+        }
+        DescentStep::new(1.0, step_size * ratio).into()
     }
 
     /// The pass along an orthogonalised direction of a parameter of this shape.
@@ -178,6 +192,22 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         agreed
     }
 
+    /// Whether elements may take part in exchanges that did not before.
+    pub(crate) fn second_moment_has_changed(&self, index: usize) -> bool {
+        let settings = self.optimizer.settings(index);
+        settings
+            .is_some_and(|it| rule::second_moment_has_changed(&it.optimizer, self.optimizer.time))
+    }
+
+    /// Whether ranks have gone the same way so far and take a step of their own now.
+    fn is_first_local(&self, index: usize) -> bool {
+        if !self.ranks_agree {
+            return false;
+        }
+        let settings = self.optimizer.settings(index);
+        settings.is_some_and(|it| rule::is_local(&it.optimizer, self.optimizer.time))
+    }
+
     /// See [`Optimizer::live_elements`].
     pub(crate) fn live_elements(&self, index: usize) -> Vec<u8> {
         self.optimizer.live_elements(index)
@@ -190,7 +220,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         (*lr, plan, *matrices)
     }
 
-    fn step(&self, index: usize) -> &UpdateStep {
+    pub(super) fn step(&self, index: usize) -> &UpdateStep {
         let Some(settings) = self.optimizer.settings_of[index] else {
             unreachable!("only trainable parameters are updated, and each has settings")
         };
@@ -207,10 +237,14 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         gradient: UpdateGradient<B>,
     ) -> Result<Option<B::FloatTensorPrimitive>, SwapError> {
         let has_master = self.has_master(index);
+        let is_first_local = self.is_first_local(index);
         let Optimizer { states, working, pipeline, .. } = &mut *self.optimizer;
         match &mut states[index] {
             Some(State::Device(state)) => {
                 let ReadValues { values, parked } = state.read(values)?;
+                if is_first_local {
+                    state.keep_common(values.as_ref());
+                }
                 let gradient = on_device(gradient, state);
                 let updated = state.update(step, scale, values, gradient, *working);
                 let Some(array) = parked else { return Ok(Some(updated)) };

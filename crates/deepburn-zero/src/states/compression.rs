@@ -1,22 +1,21 @@
-//! Means of momenta over all ranks, of which one bit for each element travels.
+//! The compressed all-reduce of 1-bit optimizers.
 //!
-//! Main types: [`Momentum`], what one rank brings, and [`ErrorFeedback`], what it keeps between steps. Source: Tang et
-//! al. 2021, "1-bit Adam", as DeepSpeed's `compressed_allreduce` exchanges it. A rank sends the signs of its momentum
-//! and one scale for each tensor, and adds what that has lost to the momentum of its next step. Each rank averages
-//! the part of a tensor that it serves, compresses the mean in the same way, with an error of its own, and hands it
-//! to all. So all ranks end with the same bits.
+//! Main types: [`Momentum`], the values that one rank contributes, and [`ErrorFeedback`], its compression errors. Source:
+//! Tang et al. 2021, "1-bit Adam", as implemented by DeepSpeed's `compressed_allreduce`. Each rank sends one sign bit per
+//! element and one scale per tensor, and adds the compression error to the next step's values. Each rank averages its
+//! part of every tensor, compresses the mean in the same way with an error of its own, and sends it to all ranks. All
+//! ranks therefore get the same bits.
 //!
-//! An element whose second moment is 0 has never had a gradient (the row of a token that no batch has held). One bit
-//! cannot say that its momentum is 0, and a momentum above 0 would be divided by the square root of 0. It takes no
-//! part: its momentum stays 0, its error too, and it does not count in scales. DeepSpeed leaves that to a mask which
-//! users make.
+//! An element whose second moment is 0 has never had a gradient, like the embedding of an unseen token. One bit cannot
+//! represent 0, and any other momentum would be divided by `sqrt(0) + eps`. Such elements are excluded: momentum and
+//! error stay 0, and scales do not count them. DeepSpeed needs a mask from the user for this (`exp_avg_mask`).
 
 use std::ops::Range;
 
 use burn_backend::Backend;
 use bytemuck::{cast_slice, pod_read_unaligned};
 use deepburn_comm::{Host, Partition, Tag};
-use deepburn_kernels::{Signs, add_signs, compress, decompress};
+use deepburn_kernels::{LiveSquares, add_error, add_signs, decompress, take_signs};
 
 use crate::error::ZeroError;
 use crate::group::Group;
@@ -25,29 +24,52 @@ use crate::ledger::{Category, Lease, Ledger, Tier};
 /// Bytes of a scale.
 const SCALE: usize = size_of::<f32>();
 
-/// What the exchanges of one tensor have lost so far on this rank. In host memory, as all of the exchange is.
+/// The compression errors of one tensor on this rank, in host memory.
 #[derive(Debug)]
 pub(super) struct ErrorFeedback {
-    /// One bit for each element: whether it takes part.
-    live: Vec<u8>,
-    /// Of the signs of this rank: all elements of the tensor.
+    /// One bit per element: whether it takes part in the exchange.
+    pub(super) live: Vec<u8>,
+    /// The error of this rank's values, for all elements of the tensor.
     pub(super) worker: Vec<f32>,
-    /// Of the mean that this rank serves: the elements of its part.
+    /// The error of the mean, for the part that this rank averages.
     pub(super) server: Vec<f32>,
     _lease: Lease,
 }
 
-/// How a tensor is cut into the parts that ranks serve: at whole bytes of signs.
+/// The parts of a tensor that ranks average. They begin at whole bytes of signs.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SignPartition {
     numel: usize,
     bytes: Partition,
 }
 
-/// The momentum of one tensor, flat: that of this rank before the exchange, the mean after it.
+/// The momentum of one tensor, flat: this rank's before the exchange, and the mean of all ranks after it.
 pub(super) struct Momentum {
     pub(super) values: Vec<f32>,
     pub(super) feedback: ErrorFeedback,
+}
+
+/// Which tensors of an exchange share a scale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scales {
+    /// Each has its own.
+    EachTensor,
+    /// All share one, of a rank's momenta and of the means that it serves.
+    AllTensors,
+}
+
+impl Scales {
+    /// Returns the scale of each tensor: the root mean square of its live elements, or of all live elements.
+    fn of(self, squares: &[LiveSquares]) -> Vec<f32> {
+        let scale = |squares: &LiveSquares| squares.root_mean_square() as f32;
+        match self {
+            Self::EachTensor => squares.iter().map(scale).collect(),
+            Self::AllTensors => {
+                let all = squares.iter().fold(LiveSquares::default(), |sum, it| sum + *it);
+                vec![scale(&all); squares.len()]
+            }
+        }
+    }
 }
 
 impl SignPartition {
@@ -55,24 +77,24 @@ impl SignPartition {
         Self { numel, bytes: Partition::new(numel.div_ceil(8), ranks) }
     }
 
-    /// The elements that `rank` serves; none for some of the last ranks of a small tensor.
+    /// Returns the elements that `rank` averages. The last ranks may have none of a small tensor.
     pub(super) fn elements(&self, rank: usize) -> Range<usize> {
         let Range { start, end } = self.bytes.owned(rank);
         (8 * start).min(self.numel)..(8 * end).min(self.numel)
     }
 
-    /// Elements of the longest part.
+    /// Returns the number of elements of the longest part.
     pub(super) fn part_len(&self) -> usize {
         self.elements(0).len()
     }
 
-    /// Bytes of a message: the signs of the longest part and a scale.
+    /// Returns the bytes of a message: the signs of the longest part and a scale.
     fn message(&self) -> usize {
         self.bytes.shard_len() + SCALE
     }
 }
 
-/// Bytes of host memory that a rank keeps between steps of a tensor of `numel` elements, on `ranks` ranks.
+/// Returns the bytes of [`ErrorFeedback`] for a tensor of `numel` elements on each of `ranks` ranks.
 pub(crate) fn error_bytes(numel: u64, ranks: u64) -> u64 {
     let live = numel.div_ceil(8);
     let errors = match ranks {
@@ -83,7 +105,7 @@ pub(crate) fn error_bytes(numel: u64, ranks: u64) -> u64 {
 }
 
 impl ErrorFeedback {
-    /// Nothing has been lost of a tensor whose elements are `live`.
+    /// Starts without errors.
     pub(super) fn zeros<B: Backend>(
         live: Vec<u8>,
         numel: usize,
@@ -98,14 +120,14 @@ impl ErrorFeedback {
         Self { live, worker: zeros(numel), server: zeros(served), _lease: lease }
     }
 
-    /// Which elements of the part of `rank` take part.
+    /// Returns the live bits of the part that `rank` averages.
     fn live(&self, cut: SignPartition, rank: usize) -> &[u8] {
         &self.live[cut.bytes.owned(rank)]
     }
 }
 
-/// Replaces the momenta of this rank by means over all ranks. On one rank nothing is compressed. All ranks call this
-/// together, with the same tensors.
+/// Replaces this rank's momenta by means over all ranks. A single rank compresses nothing. All ranks call this together,
+/// with the same tensors.
 ///
 /// # Errors
 /// When a collective fails.
@@ -114,6 +136,7 @@ pub(super) fn compressed_means<B: Backend>(
     tag: &Tag,
     ledger: &Ledger,
     momenta: &mut [Momentum],
+    scales: Scales,
 ) -> Result<(), ZeroError> {
     let ranks = group.world_size();
     if ranks == 1 {
@@ -124,11 +147,17 @@ pub(super) fn compressed_means<B: Backend>(
     let messages: usize = cut.iter().map(|it| 2 * ranks * it.message()).sum();
     let _messages = ledger.hold(Category::Buckets, messages);
 
-    let sent = momenta.iter_mut().zip(&cut).map(|(it, cut)| it.compress(*cut, ranks));
+    let squares: Vec<_> = momenta.iter_mut().map(Momentum::add_worker_error).collect();
+    let sent = momenta.iter_mut().zip(&cut).zip(scales.of(&squares));
+    let sent = sent.map(|((it, cut), scale)| it.compress(*cut, ranks, scale));
     let received = group.bytes().all_to_all(tag.clone(), sent.collect())?.wait()?;
 
-    let served = momenta.iter_mut().zip(&cut).zip(received);
-    let served = served.map(|((it, cut), received)| it.serve(*cut, group.rank(), &received));
+    let rank = group.rank();
+    let means = momenta.iter_mut().zip(&cut).zip(received);
+    let squares: Vec<_> =
+        means.map(|((it, cut), received)| it.average(*cut, rank, &received)).collect();
+    let served = momenta.iter_mut().zip(&cut).zip(scales.of(&squares));
+    let served = served.map(|((it, cut), scale)| it.serve(*cut, rank, scale));
     let numels = cut.iter().map(|cut| ranks * cut.message()).collect();
     let means = group.bytes().all_gather(tag.clone(), served.collect(), numels)?.wait()?;
 
@@ -150,16 +179,22 @@ impl Momentum {
         }
     }
 
-    /// The messages to all ranks, one after the other.
-    fn compress(&mut self, cut: SignPartition, ranks: usize) -> Host<u8> {
+    /// Adds the momentum to the worker error.
+    fn add_worker_error(&mut self) -> LiveSquares {
         let ErrorFeedback { live, worker, .. } = &mut self.feedback;
-        let signs = compress(&self.values, worker, live);
-        let parts = (0..ranks).map(|rank| &signs.bits[cut.bytes.owned(rank)]);
-        parts.flat_map(|part| message(part, signs.scale, cut)).collect::<Vec<_>>().into()
+        add_error(&self.values, worker, live)
     }
 
-    /// Averages what all ranks sent of the part that this rank serves. Returns the message to all.
-    fn serve(&mut self, cut: SignPartition, rank: usize, received: &[u8]) -> Host<u8> {
+    /// The messages to all ranks, one after the other. The worker error becomes what they do not say.
+    fn compress(&mut self, cut: SignPartition, ranks: usize, scale: f32) -> Host<u8> {
+        let ErrorFeedback { live, worker, .. } = &mut self.feedback;
+        let signs = take_signs(worker, live, scale);
+        let parts = (0..ranks).map(|rank| &signs[cut.bytes.owned(rank)]);
+        parts.flat_map(|part| message(part, scale, cut)).collect::<Vec<_>>().into()
+    }
+
+    /// Averages what all ranks sent of the part that this rank serves, and adds that to the server error.
+    fn average(&mut self, cut: SignPartition, rank: usize, received: &[u8]) -> LiveSquares {
         let mut mean = vec![0.0; cut.elements(rank).len()];
         let live = self.feedback.live(cut, rank).to_vec();
         let messages = received.chunks_exact(cut.message());
@@ -168,8 +203,14 @@ impl Momentum {
             let (signs, scale) = read(message, live.len());
             add_signs(&mut mean, signs, &live, scale / ranks);
         }
-        let Signs { scale, bits } = compress(&mean, &mut self.feedback.server, &live);
-        message(&bits, scale, cut).into()
+        add_error(&mean, &mut self.feedback.server, &live)
+    }
+
+    /// The message to all ranks. The server error becomes what it does not say.
+    fn serve(&mut self, cut: SignPartition, rank: usize, scale: f32) -> Host<u8> {
+        let live = self.feedback.live(cut, rank).to_vec();
+        let signs = take_signs(&mut self.feedback.server, &live, scale);
+        message(&signs, scale, cut).into()
     }
 
     /// Takes the means that all ranks served.

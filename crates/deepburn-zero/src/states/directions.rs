@@ -12,7 +12,7 @@ use deepburn_comm::{Partition, Tag};
 use deepburn_kernels::{ElementwiseStep, TreeSum};
 use deepburn_ops::{OptimizerOps, float_from_host, float_into_host};
 
-use super::compression::{ErrorFeedback, Momentum, compressed_means};
+use super::compression::{ErrorFeedback, Momentum, Scales, compressed_means};
 use crate::array::DeviceArray;
 use crate::error::ZeroError;
 use crate::group::Group;
@@ -27,7 +27,7 @@ pub(super) struct Exchange<'a, B: Backend> {
     pub(super) share: Share,
     pub(super) parameters: &'a [Arc<Parameter<B>>],
     pub(super) ledger: &'a Ledger,
-    /// What earlier exchanges of momenta have lost, by parameter index.
+    /// Compression errors by parameter index.
     pub(super) errors: &'a mut [Option<ErrorFeedback>],
 }
 
@@ -38,7 +38,7 @@ impl<B: OptimizerOps> Exchange<'_, B> {
     /// When a collective fails.
     pub(super) fn run(
         &mut self,
-        step: &StepInProgress<'_, B>,
+        step: &mut StepInProgress<'_, B>,
         round: &UpdateRound,
         directions: Vec<UpdateDirection<B>>,
     ) -> Result<Vec<(UpdateDirection<B>, ElementwiseStep)>, ZeroError> {
@@ -51,7 +51,11 @@ impl<B: OptimizerOps> Exchange<'_, B> {
                     .collect();
                 Ok(directions.into_iter().zip(descents).collect())
             }
-            UpdateRound::Momenta(_) => self.agree(step, directions),
+            UpdateRound::Momenta(_) => self.agree(step, directions, Scales::EachTensor),
+            UpdateRound::FusedMomenta(indices) => {
+                step.freeze_tensors(indices);
+                self.agree(step, directions, Scales::AllTensors)
+            }
             UpdateRound::Matrices(owners) => self.orthogonalize(step, owners, directions),
         }
     }
@@ -59,36 +63,55 @@ impl<B: OptimizerOps> Exchange<'_, B> {
     /// Replaces the momenta of this rank by the compressed mean of all ranks'.
     fn agree(
         &mut self,
-        step: &StepInProgress<'_, B>,
+        step: &mut StepInProgress<'_, B>,
         mut directions: Vec<UpdateDirection<B>>,
+        scales: Scales,
     ) -> Result<Vec<(UpdateDirection<B>, ElementwiseStep)>, ZeroError> {
         let indices: Vec<_> = directions.iter().map(|direction| direction.index).collect();
         let mut momenta = Vec::with_capacity(directions.len());
         for direction in &mut directions {
             let parameter = &self.parameters[direction.index];
-            let feedback = self.errors[direction.index].take().unwrap_or_else(|| {
-                let live = step.live_elements(direction.index);
-                ErrorFeedback::zeros(live, parameter.numel(), self.group, self.ledger)
-            });
-            // The device's copy is let go.
+            let live = || step.live_elements(direction.index);
+            let feedback = match self.errors[direction.index].take() {
+                // The errors of elements that had no gradient so far are 0.
+                Some(mut feedback) if step.second_moment_has_changed(direction.index) => {
+                    feedback.live = live();
+                    feedback
+                }
+                Some(feedback) => feedback,
+                None => ErrorFeedback::zeros(live(), parameter.numel(), self.group, self.ledger),
+            };
+            // Frees the copy on the device.
             let none = B::float_zeros(Shape::from(vec![1]), parameter.device(), FloatDType::F32);
             let elements = std::mem::replace(&mut direction.elements, none);
-            momenta.push(Momentum { values: float_into_host::<B>(elements), feedback });
+            let mut values = float_into_host::<B>(elements);
+            if let Some(scaling) = step.scaling(direction.index) {
+                values.iter_mut().for_each(|value| *value *= scaling);
+            }
+            momenta.push(Momentum { values, feedback });
         }
         let paths = indices.iter().map(|index| self.parameters[*index].shared_path());
         let first = indices.first().map_or(0, |index| *index as u64);
         let tag = Tag::new("momenta", first).naming(paths);
-        compressed_means(self.group, &tag, self.ledger, &mut momenta)?;
+        compressed_means(self.group, &tag, self.ledger, &mut momenta, scales)?;
         let agreed = directions.into_iter().zip(momenta).map(|(mut direction, momentum)| {
-            let Momentum { values, feedback } = momentum;
+            let Momentum { mut values, feedback } = momentum;
+            if let Some(scaling) = step.scaling(direction.index) {
+                values.iter_mut().for_each(|value| *value /= scaling);
+            }
             self.errors[direction.index] = Some(feedback);
             let device = self.parameters[direction.index].device();
             let data = TensorData::new(values, [self.parameters[direction.index].numel()]);
             direction.elements = float_from_host::<B>(data, device);
-            let pass = step.agreed(direction.index);
-            (direction, pass)
+            Ok(match scales {
+                Scales::EachTensor => {
+                    let pass = step.agreed(direction.index);
+                    (direction, pass)
+                }
+                Scales::AllTensors => step.agreed_direction(direction)?,
+            })
         });
-        Ok(agreed.collect())
+        agreed.collect()
     }
 
     /// L2 norms of the values and of the direction of each tensor, over all ranks.

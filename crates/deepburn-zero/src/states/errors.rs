@@ -1,8 +1,9 @@
-//! What exchanges of momenta have lost, as checkpoints store it.
+//! Compression errors of 1-bit Adam, in the form that checkpoints store.
 //!
-//! Every rank has a worker error of its own for each tensor, all elements of it, so there is an array for each rank.
-//! The server errors of all ranks together are one more. Each rank gives out the elements that it owns of all of them,
-//! as it does of every other array.
+//! Each rank has its own worker error for each tensor, with all elements, so checkpoints have one array per rank. The
+//! server errors of all ranks form one more array. Each rank saves the elements that it owns of every array.
+
+use std::sync::Arc;
 
 use burn_backend::TensorData;
 use bytemuck::{cast_slice, pod_collect_to_vec};
@@ -15,28 +16,32 @@ use super::pieces::{Elements, OwnedArray, Piece, StateArray, into_f32};
 use crate::error::ZeroError;
 use crate::parameter::Parameter;
 
-/// What this rank owns of an array of errors.
+/// An array of compression errors and the elements of it that this rank owns.
 pub type OwnedError<B> = (StateArray, OwnedArray<B>);
 
 impl<B: OptimizerOps> ModelStates<B> {
-    /// The arrays that there are of the errors of the parameter at `index`. None before the first exchange, and none on
-    /// one rank, which has nobody to exchange with.
+    /// Lists the compression errors of the parameter at `index`. There are none before the first exchange and on a single
+    /// rank.
     pub(super) fn error_arrays(&self, index: usize) -> impl Iterator<Item = StateArray> + use<B> {
         let ranks = self.group.world_size();
-        let has_errors = ranks > 1 && self.errors[index].is_some();
+        let is_empty = self.parameters[index].numel() == 0;
+        let has_errors = ranks > 1 && self.errors[index].is_some() && !is_empty;
         let workers = (0..ranks).map(StateArray::WorkerError);
         workers.chain([StateArray::ServerError]).filter(move |_| has_errors)
     }
 
-    /// The elements that this rank owns of the errors of every parameter, by parameter index, in the order of
-    /// [`arrays`](Self::arrays). All ranks call this together. Holds the errors of one parameter twice meanwhile.
+    /// Returns the elements that this rank owns of all compression errors, by parameter index, in the order of
+    /// [`arrays`](Self::arrays). All ranks call this together. The result takes as much memory as this rank's errors;
+    /// meanwhile one parameter's worker errors are in memory twice more.
     ///
     /// # Errors
     /// When a collective fails.
     pub fn owned_errors(&self) -> Result<Vec<Vec<OwnedError<B>>>, ZeroError> {
         let parameters = self.parameters.iter().zip(&self.errors);
         let owned = parameters.map(|(parameter, feedback)| match feedback {
-            Some(feedback) if self.group.world_size() > 1 => self.owned_of(parameter, feedback),
+            Some(feedback) if self.group.world_size() > 1 && parameter.numel() > 0 => {
+                self.owned_of(parameter, feedback)
+            }
             _ => Ok(Vec::new()),
         });
         owned.collect()
@@ -75,23 +80,38 @@ impl<B: OptimizerOps> ModelStates<B> {
         Ok(arrays.map(|(array, values)| (array, in_memory(values))).collect())
     }
 
-    /// Replaces all errors by what `read` gives for each piece of those of `workers` ranks, after
-    /// [`load_moments`](Self::load_moments). With another number of ranks than there were, every rank starts with the
-    /// mean of the worker errors: as much is added to the mean of all ranks as would have been.
+    /// Loads the compression errors of a checkpoint, after [`load_moments`](Self::load_moments). `workers` gives the number
+    /// of ranks that saved a worker error of the parameter with this path, and `read` each piece. If the number of ranks has changed, every rank
+    /// starts with the mean of all worker errors, so that the mean over ranks is compensated by the same amount. Errors
+    /// are dropped, with a warning, on a single rank and before the freeze.
     ///
     /// # Errors
     /// Those of `read`, or a piece of another length.
     pub fn load_errors<E: From<ZeroError>>(
         &mut self,
-        workers: usize,
+        workers: impl Fn(&str) -> usize,
         mut read: impl FnMut(&Piece<'_>) -> Result<TensorData, E>,
     ) -> Result<(), E> {
         let (ranks, rank) = (self.group.world_size(), self.group.rank());
-        if ranks == 1 || workers == 0 {
+        let has_errors = |parameter: &&Arc<Parameter<B>>| workers(parameter.path()) > 0;
+        if !self.parameters.iter().any(|parameter| has_errors(&parameter)) {
             return Ok(());
         }
-        let own = if workers == ranks { rank..rank + 1 } else { 0..workers };
-        for parameter in self.parameters.iter().filter(|parameter| parameter.is_trainable()) {
+        // Exact steps come first: the second moment, and with it the elements that take part, is still to change.
+        if ranks == 1 || !self.optimizer.keeps_errors() {
+            let why = match ranks {
+                1 => "one rank compresses nothing",
+                _ => "the freeze is still to come",
+            };
+            if rank == 0 {
+                tracing::warn!("the compression errors in the checkpoint are dropped: {why}");
+            }
+            return Ok(());
+        }
+        let trained = self.parameters.iter().filter(|parameter| parameter.is_trainable());
+        for parameter in trained.filter(has_errors) {
+            let workers = workers(parameter.path());
+            let own = if workers == ranks { rank..rank + 1 } else { 0..workers };
             let mut part = |array, range: std::ops::Range<usize>| {
                 let expected = range.len();
                 if range.is_empty() {
@@ -122,7 +142,7 @@ impl<B: OptimizerOps> ModelStates<B> {
 }
 
 /// The bytes of `values` and of zeros after them, `len` elements in all.
-fn padded_bytes(values: &[f32], len: usize) -> Vec<u8> {
+pub(super) fn padded_bytes(values: &[f32], len: usize) -> Vec<u8> {
     let mut bytes = cast_slice(values).to_vec();
     bytes.resize(len * size_of::<f32>(), 0);
     bytes

@@ -15,7 +15,7 @@ use deepburn_ops::{OptimizerOps, float_bytes, float_from_host, float_into_host, 
 use super::ModelStates;
 use crate::array::{flat_range, narrow};
 use crate::error::ZeroError;
-use crate::optimizer::KeptArray;
+use crate::optimizer::{COMMON, KeptArray};
 use crate::parameter::{Parameter, Shard};
 use crate::parked::{ParkedCopy, WriteBehind};
 use crate::publish::Publisher;
@@ -26,24 +26,28 @@ use crate::session;
 /// One of the arrays that belong to a parameter, each as long as the parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StateArray {
-    /// The values: masters in full precision where there are any.
+    /// The values: masters in full precision where there are any. Those that all ranks have in common, between two
+    /// exchanges of 0/1 Adam.
     Weights,
     /// What the optimizer keeps, by PyTorch's name for it: `exp_avg`, `exp_avg_sq`,
-    /// `momentum_buffer`, `sum`.
+    /// `momentum_buffer`, `sum`. Between two exchanges of 0/1 Adam, elements of `exp_avg` are those of the rank that
+    /// owns them.
     Moment(&'static str),
     /// The gradient accumulated so far, between two micro-batches of a step.
     Gradient,
-    /// What the exchanges of momenta have lost on the rank of this number, which compressed its own.
+    /// The compression error of the momentum of this rank.
     WorkerError(usize),
-    /// What they have lost on the ranks that compressed their mean.
+    /// The compression error of the mean momentum, of which each rank serves a part.
     ServerError,
+    /// A state of 0/1 Adam on the rank of this number, where ranks differ: `exp_avg`, `momentum_accumulator`.
+    Local(&'static str, usize),
 }
 
 impl StateArray {
     fn name(self) -> &'static str {
         match self {
             Self::Weights => "weights",
-            Self::Moment(name) => name,
+            Self::Moment(name) | Self::Local(name, _) => name,
             Self::Gradient => "gradient",
             Self::WorkerError(_) => "worker error",
             Self::ServerError => "server error",
@@ -172,23 +176,30 @@ impl<B: OptimizerOps> ModelStates<B> {
         let gradient = self.gradient_sum(index);
         arrays.extend(gradient.map(|sum| (StateArray::Gradient, sum.dtype)));
         arrays.extend(self.error_arrays(index).map(|array| (array, DType::F32)));
+        arrays.extend(self.local_arrays(index).map(|array| (array, DType::F32)));
         arrays
     }
 
     /// The elements of an array that this rank owns ([`Partition::owned`](crate::Partition::owned)),
-    /// flat, without padding. `None` where there is no such array, and for errors, which
-    /// [`owned_errors`](Self::owned_errors) exchanges first.
+    /// flat, without padding. `None` where there is no such array, and for errors and what ranks have of
+    /// their own, which [`owned_errors`](Self::owned_errors) and [`owned_local`](Self::owned_local) exchange
+    /// first.
     pub fn owned(&self, index: usize, array: StateArray) -> Option<OwnedArray<B>> {
         let (parameter, share) = (&self.parameters[index], self.share);
         let partition = parameter.partition();
         let range = share.owned_range(partition);
         let kept = match array {
+            StateArray::Weights if self.local_rates().is_some() && parameter.is_trainable() => {
+                self.optimizer.kept_moment(index, COMMON, range.clone())
+            }
             StateArray::Weights => self.optimizer.kept_master(index, range.clone()),
             StateArray::Moment(name) => {
                 Some(self.optimizer.kept_moment(index, name, range.clone())?)
             }
             StateArray::Gradient => None,
-            StateArray::WorkerError(_) | StateArray::ServerError => return None,
+            StateArray::WorkerError(_) | StateArray::ServerError | StateArray::Local(..) => {
+                return None;
+            }
         };
         let owned = match (kept, array) {
             (Some(KeptArray::Parked(copy)), _) => return Some(OwnedArray(Elements::Parked(copy))),
@@ -301,6 +312,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             let values = self.piece(parameter, StateArray::Weights, cut, &mut read)?;
             // Rounded as the optimizer rounds: a backend's own cast may not.
             let stored = B::cast(values.clone(), working);
+            self.optimizer.set_common(parameter.index(), values.clone());
             self.optimizer.set_master(parameter.index(), values).map_err(ZeroError::from)?;
             if let Some(shard) = parameter.update_parked() {
                 let mut writes = WriteBehind::default();
@@ -316,12 +328,15 @@ impl<B: OptimizerOps> ModelStates<B> {
             publisher.store(stage, parameter, stored).map_err(ZeroError::from)?;
         }
         publisher.flush().map_err(ZeroError::from)?;
+        // Momenta of ranks may still differ.
+        let apart = self.local_rates().map(|_| 0.0);
+        self.optimizer.set_local_rates(apart);
         self.gatherer.refresh_resident(&self.resident).map_err(ZeroError::from)?;
         Ok(())
     }
 
-    /// Replaces all moments by what `read` gives for each piece, after `steps` optimizer steps. Nothing is left of what
-    /// exchanges of momenta have lost.
+    /// Replaces all moments by what `read` gives for each piece, after `steps` optimizer steps. Resets
+    /// compression errors and what ranks had of their own.
     ///
     /// # Errors
     /// Those of `read`, or a piece of another length.
@@ -343,6 +358,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             self.optimizer.set_moments(index, moments).map_err(ZeroError::from)?;
         }
         self.optimizer.set_time(steps);
+        self.optimizer.set_local_rates(None);
         self.reducer.borrow_mut().set_mean(self.optimizer.takes_mean_gradients());
         self.errors.iter_mut().for_each(|errors| *errors = None);
         Ok(())

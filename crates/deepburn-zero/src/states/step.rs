@@ -59,9 +59,36 @@ impl<B: OptimizerOps> ModelStates<B> {
         };
         let scale = unscale_and_clip(scaled_norm, loss_scale, clip) as f32;
         self.update(gradients, rates, scale)?;
+        if self.optimizer.has_just_frozen() {
+            self.warn_of_dead_elements();
+        }
         self.reducer.borrow_mut().set_mean(self.optimizer.takes_mean_gradients());
         self.gatherer.refresh_resident(&self.resident)?;
         Ok(StepOutcome::Applied { gradient_norm: scaled_norm / loss_scale })
+    }
+
+    /// Warns, on rank 0, of elements that had no gradient before the freeze of the second moment: they are no longer
+    /// trained.
+    fn warn_of_dead_elements(&self) {
+        if self.group.rank() > 0 {
+            return;
+        }
+        let trained = self.parameters.iter().filter(|parameter| parameter.is_trainable());
+        let dead = |parameter: &Arc<Parameter<B>>| {
+            let live = self.optimizer.live_elements(parameter.index());
+            let live: u32 = live.iter().map(|byte| byte.count_ones()).sum();
+            (parameter.numel() - live as usize, parameter.path().to_owned())
+        };
+        let mut dead: Vec<_> = trained.map(dead).filter(|(count, _)| *count > 0).collect();
+        dead.sort_unstable_by(|left, right| right.cmp(left));
+        let total: usize = dead.iter().map(|(count, _)| count).sum();
+        if let Some((most, path)) = dead.first() {
+            tracing::warn!(
+                "{total} elements of {} parameters had no gradient before the freeze and are no longer trained, \
+                 {most} of them in {path}: freeze the second moment later if later batches need them",
+                dead.len()
+            );
+        }
     }
 
     /// The accumulated gradients by parameter index; `None` for one that was not used.
@@ -121,7 +148,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         let (share, ledger) = (self.share, &self.ledger);
         let parameters = self.parameters.clone();
         let mut publisher = Publisher::new(&self.group, self.allgather_bucket_size);
-        let order = self.optimizer.order(&parameters, self.group.world_size());
+        let order = self.optimizer.order(&parameters, self.group.world_size(), rates.lr);
         let operands: Vec<_> = operands(&parameters, &gradients).collect();
         let mut step = self.optimizer.start_step(rates, scale, &operands, &order)?;
         drop(operands);
@@ -145,7 +172,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             }
             let (group, errors) = (&self.group, &mut self.errors[..]);
             let mut exchange = Exchange { group, share, parameters: &parameters, ledger, errors };
-            for (direction, pass) in exchange.run(&step, &round, directions)? {
+            for (direction, pass) in exchange.run(&mut step, &round, directions)? {
                 let parameter = &parameters[direction.index];
                 if let Some(updated) = step.descend(direction, &pass)? {
                     publisher.store(share.stage, parameter, updated)?;
@@ -153,6 +180,9 @@ impl<B: OptimizerOps> ModelStates<B> {
             }
         }
         publisher.flush()?;
+        if self.optimizer.forgets_errors() {
+            self.errors.iter_mut().for_each(|errors| *errors = None);
+        }
         Ok(())
     }
 }

@@ -8,7 +8,9 @@ mod ledger;
 #[path = "../model/mod.rs"]
 mod model;
 mod one_bit;
+mod one_bit_lamb;
 mod parity;
 mod persistence;
 mod simulation;
 mod whole_tensors;
+mod zero_one;

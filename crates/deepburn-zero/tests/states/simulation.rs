@@ -26,11 +26,17 @@ pub(crate) struct Exchange {
     pub(crate) worker_errors: Vec<Vec<f64>>,
     /// What the bits of the means did not say. Each rank is the server of one chunk.
     pub(crate) server_error: Vec<f64>,
+    /// The smallest sum whose sign was sent, beside its scale. f32 may round one that is near 0 to the other sign.
+    pub(crate) closest: f64,
 }
 
 impl Exchange {
     pub(crate) fn new(ranks: usize, len: usize) -> Self {
-        Self { worker_errors: vec![vec![0.0; len]; ranks], server_error: vec![0.0; len] }
+        Self {
+            worker_errors: vec![vec![0.0; len]; ranks],
+            server_error: vec![0.0; len],
+            closest: f64::INFINITY,
+        }
     }
 
     /// Forgets the errors.
@@ -40,19 +46,40 @@ impl Exchange {
 
     /// The mean of the ranks' vectors, 0 for dead elements. One rank sends nothing and loses nothing.
     pub(crate) fn mean(&mut self, values: &[Vec<f64>], live: &[bool]) -> Vec<f64> {
+        self.fused_mean(values, live, &[live.len()])
+    }
+
+    /// The same of several tensors, one after the other, of these lengths. A server has a chunk of each tensor, and one
+    /// scale for all its chunks.
+    pub(crate) fn fused_mean(
+        &mut self,
+        values: &[Vec<f64>],
+        live: &[bool],
+        lens: &[usize],
+    ) -> Vec<f64> {
         let (ranks, len) = (values.len(), live.len());
         if ranks == 1 {
             return masked(&values[0], live);
         }
         let mut mean = vec![0.0; len];
         for (values, error) in values.iter().zip(&mut self.worker_errors) {
-            let sent = compress(values, error, live);
+            let sent = compress(values, error, live, &mut self.closest);
             mean.iter_mut().zip(sent).for_each(|(mean, sent)| *mean += sent / ranks as f64);
         }
-        for chunk in chunks(len, ranks) {
-            let error = &mut self.server_error[chunk.clone()];
-            let sent = compress(&mean[chunk.clone()], error, &live[chunk.clone()]);
-            mean[chunk].copy_from_slice(&sent);
+        for server in 0..ranks {
+            let (mut elements, mut start) = (Vec::new(), 0);
+            for len in lens {
+                let chunk = chunks(*len, ranks).nth(server).unwrap();
+                elements.extend(chunk.map(|i| start + i));
+                start += len;
+            }
+            let of = |array: &[f64]| elements.iter().map(|i| array[*i]).collect::<Vec<_>>();
+            let mut error = of(&self.server_error);
+            let live: Vec<_> = elements.iter().map(|i| live[*i]).collect();
+            let sent = compress(&of(&mean), &mut error, &live, &mut self.closest);
+            for ((i, sent), error) in elements.iter().zip(sent).zip(error) {
+                (mean[*i], self.server_error[*i]) = (sent, error);
+            }
         }
         mean
     }
@@ -65,7 +92,7 @@ fn chunks(len: usize, ranks: usize) -> impl Iterator<Item = Range<usize>> {
 }
 
 /// The live elements of `values + error` as plus or minus their root mean square; `error` keeps the rest.
-fn compress(values: &[f64], error: &mut [f64], live: &[bool]) -> Vec<f64> {
+fn compress(values: &[f64], error: &mut [f64], live: &[bool], closest: &mut f64) -> Vec<f64> {
     let sums: Vec<f64> =
         values.iter().zip(error.iter()).map(|(value, error)| value + error).collect();
     let sums = masked(&sums, live);
@@ -73,6 +100,8 @@ fn compress(values: &[f64], error: &mut [f64], live: &[bool]) -> Vec<f64> {
     let scale = if count == 0 { 0.0 } else { norm(&sums) / (count as f64).sqrt() };
     let signs: Vec<f64> = sums.iter().map(|c| if *c >= 0.0 { scale } else { -scale }).collect();
     let sent = masked(&signs, live);
+    let live_sums = sums.iter().zip(live).filter(|(c, live)| **live && **c != 0.0);
+    *closest = live_sums.map(|(c, _)| c.abs() / scale).fold(*closest, f64::min);
     for i in 0..sums.len() {
         error[i] = sums[i] - sent[i];
     }

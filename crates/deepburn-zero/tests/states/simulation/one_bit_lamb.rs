@@ -6,7 +6,8 @@
 //! - Before step `freeze_step + 1`, once: `fresh_v = v`, and for each tensor the root mean square of its momentum.
 //!   `scaling_coeff` is the mean of these over the tensors (the united scale) divided by the tensor's own.
 //! - From then on: each rank's `scaling_coeff * (beta1 * m + (1 - beta1) * g)` of all tensors, one after the other,
-//!   is ONE vector, averaged in one bit an element with one scale a rank. `m` is the result divided by
+//!   is ONE vector, averaged in one bit an element with one scale a rank. Servers have a part of each tensor, where
+//!   DeepSpeed cuts the vector. `m` is the result divided by
 //!   `scaling_coeff`, `(m - beta1 * last m) / (1 - beta1)` stands for the gradient in `fresh_v`, and the direction
 //!   is `m / (sqrt(v) + eps) + weight_decay * p` with the frozen `v`.
 //! - `factor` is the largest `(sqrt(v) + eps) / (sqrt(fresh_v) + eps)`. With weight decay it becomes
@@ -16,8 +17,8 @@
 //!
 //! DeepSpeed's faults, right here: a tensor whose momentum is 0 divides by 0 in `scaling_coeff` (here it is left
 //! out of the united scale); dead elements count in root mean squares, and their quotient of 1 keeps the largest
-//! one from falling below 1 (here both are of live elements). Kept as it is: a tensor whose ratio was 1 in every
-//! warm-up step has a `frozen_coeff` of 0 and no longer moves, and a short warm-up leaves the average too small.
+//! one from falling below 1 (here both are of live elements). A tensor whose ratio was 1 in every warm-up step has
+//! a `frozen_coeff` of 0 and no longer moves (here it is 1). Kept as it is: a short warm-up leaves the average too small.
 
 use super::{Exchange, live_elements, mean_gradient, moving_average, norm, squared, zeros_like};
 
@@ -95,6 +96,9 @@ impl OneBitLamb {
         }
         if self.time == self.rule.freeze_step {
             self.fresh_v = self.v.clone();
+            // An average that has seen no ratio but 1.
+            let unseen = self.frozen_coeff.iter_mut().filter(|coeff| **coeff == 0.0);
+            unseen.for_each(|coeff| *coeff = 1.0);
             self.set_scaling_coeffs();
         }
     }
@@ -124,7 +128,9 @@ impl OneBitLamb {
             (0..count).flat_map(scaled).collect()
         };
         let momenta: Vec<_> = gradients.iter().map(own).collect();
-        let mean = self.exchange.mean(&momenta, &live_elements(&self.v.concat()));
+        let lens: Vec<_> = self.v.iter().map(Vec::len).collect();
+        let live = live_elements(&self.v.concat());
+        let mean = self.exchange.fused_mean(&momenta, &live, &lens);
         let mut rest = &mean[..];
         for tensor in 0..count {
             let (mean, after) = rest.split_at(self.m[tensor].len());

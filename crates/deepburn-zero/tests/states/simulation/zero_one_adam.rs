@@ -14,8 +14,9 @@
 //! DeepSpeed's faults, right here: one rank leaves out the momentum of every step without a variance update;
 //! a sum of learning rates of 0 makes the momentum NaN (here nothing is exchanged); `p - u` is the last common
 //! parameter up to rounding only, so ranks drift apart; a dead element that gets a gradient later moves by
-//! `lr * m / eps` until the next exchange (here its local gradient is 0). Kept as it is: weight decay is part of
-//! `u`, so that it enters the momentum and is multiplied by up to `1 / (1 - beta1)`.
+//! `lr * m / eps` until the next exchange (here its local gradient is 0). Its weight decay is part of `u`, so that it
+//! enters the momentum and is multiplied by up to `1 / (1 - beta1)`. Here it is decoupled: every local step multiplies
+//! the common parameters and `u` by `1 - lr * weight_decay`.
 
 use super::{Exchange, live_elements, masked, mean_gradient, moving_average, squared, zeros_like};
 
@@ -126,11 +127,17 @@ impl ZeroOneAdam {
     fn local_step(&mut self, lr: f64, gradients: &[Vec<Vec<f64>>]) {
         self.lrs += lr;
         for tensor in 0..self.v.len() {
-            let v = &self.v[tensor];
+            let (v, common) = (&self.v[tensor], &mut self.common[tensor]);
+            let keep = 1.0 - lr * self.rule.weight_decay;
+            common.iter_mut().for_each(|common| *common *= keep);
             for (rank, gradients) in self.ranks.iter_mut().zip(gradients) {
                 let gradient = masked(&gradients[tensor], &live_elements(v));
                 rank.m[tensor] = moving_average(self.rule.betas[0], &rank.m[tensor], &gradient);
-                rank.descend(&self.rule, lr, tensor, v);
+                for i in 0..v.len() {
+                    let along = rank.m[tensor][i] / (v[i].sqrt() + self.rule.eps);
+                    rank.moved[tensor][i] = keep * rank.moved[tensor][i] - lr * along;
+                    rank.params[tensor][i] = common[i] + rank.moved[tensor][i];
+                }
             }
         }
         if self.time.is_multiple_of(self.local_step_interval) && self.lrs != 0.0 {

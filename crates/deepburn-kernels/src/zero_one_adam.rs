@@ -1,0 +1,487 @@
+//! 0/1 Adam, the parts of its local steps that look at one element at a time.
+//!
+//! Main types: [`LocalAdamStep`], a step with a rank's own gradient alone, and [`LocalMovementStep`] and
+//! [`AgreedMovementStep`], between which ranks exchange their movements compressed to one bit an element
+//! ([`compress`](crate::compress)). Source: Lu et al. 2022, "Maximizing Communication Efficiency for
+//! Large-scale Training via 0/1 Adam", in the form of DeepSpeed's `runtime/fp16/onebit/zoadam.py`.
+//!
+//! Between two exchanges ranks have different parameters. `common` is the one that they had after the last
+//! exchange, and `moved` what a rank has added to it. `param = common + moved` holds to the bit.
+//!
+//! Weight decay is decoupled: each step multiplies `common` and `moved` by `1 - lr * weight_decay`, on every rank alike.
+//! In DeepSpeed it is a part of what ranks exchange, and so enters the momentum.
+//!
+//! An element whose second moment is 0 never had a gradient in time: it takes none, and its momentum is 0.
+
+use crate::blocks::check_lengths;
+#[cfg(feature = "cube")]
+use crate::cube::{ElementKernel, write};
+use crate::elementwise::Elementwise;
+use crate::one_bit_adam::FrozenAdam;
+use crate::real::Real;
+#[cfg(feature = "cube")]
+use cubecl::prelude::*;
+
+/// With `m = beta1 * m + (1 - beta1) * grad`, or 0 where `v` is 0, and `keep = 1 - lr * weight_decay`: `common *= keep`,
+/// `moved = keep * moved - lr * m / (sqrt(v) + eps)`, `param = common + moved`. The gradient is already unscaled.
+///
+/// # Panics
+/// When the slices differ in length.
+pub fn local_adam_reference<R: Real>(
+    rule: &FrozenAdam,
+    param: &mut [R],
+    grad: &[R],
+    [m, moved, common]: [&mut [R]; 3],
+    v: &[R],
+) {
+    let others = [
+        ("grad", grad.len()),
+        ("m", m.len()),
+        ("v", v.len()),
+        ("moved", moved.len()),
+        ("common", common.len()),
+    ];
+    check_lengths("0/1 adam", ("param", param.len()), &others);
+    let keep = 1.0 - rule.lr * rule.weight_decay;
+    let [lr, beta1, eps, keep] =
+        [rule.lr, rule.beta1, rule.eps, keep].map(|scalar| R::from_f64(scalar));
+    for i in 0..param.len() {
+        let is_live = v[i] != R::ZERO;
+        m[i] = if is_live { beta1 * m[i] + (R::ONE - beta1) * grad[i] } else { R::ZERO };
+        common[i] = keep * common[i];
+        moved[i] = keep * moved[i] - lr * (m[i] / (v[i].sqrt() + eps));
+        param[i] = common[i] + moved[i];
+    }
+}
+
+/// With the mean `movement` of all ranks' `moved * (sqrt(v) + eps)`: `common = keep * common + movement / (sqrt(v) +
+/// eps)`, `param = common`, `m = -movement / rates`, `moved = 0`. `keep` is `1 - lr * weight_decay`, and `rates` the sum
+/// of the learning rates since the last exchange.
+///
+/// # Panics
+/// When the slices differ in length.
+pub fn agreed_movement_reference<R: Real>(
+    [eps, rates, keep]: [f64; 3],
+    param: &mut [R],
+    movement: &[R],
+    [m, moved, common]: [&mut [R]; 3],
+    v: &[R],
+) {
+    let others = [
+        ("movement", movement.len()),
+        ("m", m.len()),
+        ("v", v.len()),
+        ("moved", moved.len()),
+        ("common", common.len()),
+    ];
+    check_lengths("0/1 adam", ("param", param.len()), &others);
+    let [eps, rates, keep] = [eps, rates, keep].map(|scalar| R::from_f64(scalar));
+    for i in 0..param.len() {
+        common[i] = keep * common[i] + movement[i] / (v[i].sqrt() + eps);
+        param[i] = common[i];
+        m[i] = R::ZERO - movement[i] / rates;
+        moved[i] = R::ZERO;
+    }
+}
+
+/// The scalars of a local step, narrowed from `f64`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Local {
+    beta1: f32,
+    /// `1 - beta1`.
+    gain: f32,
+    lr: f32,
+    eps: f32,
+    /// `1 - lr * weight_decay`.
+    keep: f32,
+}
+
+impl Local {
+    fn new(rule: &FrozenAdam) -> Self {
+        Self {
+            beta1: rule.beta1 as f32,
+            gain: (1.0 - rule.beta1) as f32,
+            lr: rule.lr as f32,
+            eps: rule.eps as f32,
+            keep: (1.0 - rule.lr * rule.weight_decay) as f32,
+        }
+    }
+
+    /// The momentum after a gradient.
+    #[inline(always)]
+    fn momentum(self, grad: f32, m: f32, v: f32) -> f32 {
+        let momentum = m * self.beta1 + self.gain * grad;
+        if v != 0.0 { momentum } else { 0.0 }
+    }
+
+    /// The movement after a step along the momentum `m`.
+    #[inline(always)]
+    fn moved(self, m: f32, v: f32, moved: f32) -> f32 {
+        moved * self.keep - self.lr * (m / (v.sqrt() + self.eps))
+    }
+
+    #[cfg(feature = "cube")]
+    fn scalars(self) -> Vec<f32> {
+        vec![self.beta1, self.gain, self.lr, self.eps, self.keep]
+    }
+}
+
+/// [`Local::momentum`] of element `i`.
+#[cfg(feature = "cube")]
+#[cube]
+fn momentum_of(i: usize, scalars: &Array<f32>, grad: f32, states: &Sequence<Array<f32>>) -> f32 {
+    let momentum = states[0][i] * scalars[0] + scalars[1] * grad;
+    if states[1][i] != 0.0 { momentum } else { f32::new(0.0) }
+}
+
+/// [`Local::moved`] of element `i`.
+#[cfg(feature = "cube")]
+#[cube]
+fn moved_of(i: usize, scalars: &Array<f32>, m: f32, states: &Sequence<Array<f32>>) -> f32 {
+    let along = m / (f32::sqrt(states[1][i]) + scalars[3]);
+    states[2][i] * scalars[4] - scalars[2] * along
+}
+
+/// A step of one rank alone.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LocalAdamStep(Local);
+
+impl LocalAdamStep {
+    /// The step; every time is alike.
+    pub fn new(rule: &FrozenAdam) -> Self {
+        Self(Local::new(rule))
+    }
+}
+
+impl Elementwise<4> for LocalAdamStep {
+    const NAME: &'static str = "0/1 adam";
+    const ARRAYS: [&'static str; 4] = ["m", "v", "moved", "common"];
+
+    #[inline(always)]
+    fn tile(
+        self,
+        grad_scale: f32,
+        param: &mut [f32],
+        grad: &[f32],
+        [m, v, moved, common]: [&mut [f32]; 4],
+    ) {
+        local_tile((self.0, grad_scale), (param, grad), m, v, moved, common);
+    }
+
+    #[cfg(feature = "cube")]
+    fn scalars(&self) -> Vec<f32> {
+        self.0.scalars()
+    }
+}
+
+#[inline(always)]
+fn local_tile(
+    (step, grad_scale): (Local, f32),
+    (param, grad): (&mut [f32], &[f32]),
+    m: &mut [f32],
+    v: &[f32],
+    moved: &mut [f32],
+    common: &mut [f32],
+) {
+    let states = m.iter_mut().zip(v).zip(moved).zip(common);
+    for ((p, g), (((m, v), moved), common)) in param.iter_mut().zip(grad).zip(states) {
+        *m = step.momentum(*g * grad_scale, *m, *v);
+        *common *= step.keep;
+        *moved = step.moved(*m, *v, *moved);
+        *p = *common + *moved;
+    }
+}
+
+#[cfg(feature = "cube")]
+#[cube]
+impl ElementKernel for LocalAdamStep {
+    fn element(
+        i: usize,
+        scalars: &Array<f32>,
+        grad: f32,
+        param: &mut Array<f32>,
+        states: &mut Sequence<Array<f32>>,
+    ) {
+        let m = momentum_of(i, scalars, grad, states);
+        let moved = moved_of(i, scalars, m, states);
+        let common = states[3][i] * scalars[4];
+        write(states, 0usize, i, m);
+        write(states, 2usize, i, moved);
+        write(states, 3usize, i, common);
+        param[i] = common + moved;
+    }
+}
+
+/// The movement of a rank's own gradient, in the unit of momenta: `moved` after a local step, times
+/// `sqrt(v) + eps`.
+///
+/// It replaces its fourth array. The moments, what was moved before and the parameter stay.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LocalMovementStep(Local);
+
+impl LocalMovementStep {
+    /// The step; every time is alike.
+    pub fn new(rule: &FrozenAdam) -> Self {
+        Self(Local::new(rule))
+    }
+}
+
+impl Elementwise<4> for LocalMovementStep {
+    const NAME: &'static str = "0/1 adam";
+    const ARRAYS: [&'static str; 4] = ["m", "v", "moved", "movement"];
+
+    #[inline(always)]
+    fn tile(
+        self,
+        grad_scale: f32,
+        _param: &mut [f32],
+        grad: &[f32],
+        [m, v, moved, movement]: [&mut [f32]; 4],
+    ) {
+        movement_tile((self.0, grad_scale), grad, m, v, moved, movement);
+    }
+
+    #[cfg(feature = "cube")]
+    fn scalars(&self) -> Vec<f32> {
+        self.0.scalars()
+    }
+}
+
+#[inline(always)]
+fn movement_tile(
+    (step, grad_scale): (Local, f32),
+    grad: &[f32],
+    m: &[f32],
+    v: &[f32],
+    moved: &[f32],
+    movement: &mut [f32],
+) {
+    let states = m.iter().zip(v).zip(moved).zip(movement);
+    for (g, (((m, v), moved), movement)) in grad.iter().zip(states) {
+        let m = step.momentum(*g * grad_scale, *m, *v);
+        *movement = step.moved(m, *v, *moved) * (v.sqrt() + step.eps);
+    }
+}
+
+#[cfg(feature = "cube")]
+#[cube]
+impl ElementKernel for LocalMovementStep {
+    fn element(
+        i: usize,
+        scalars: &Array<f32>,
+        grad: f32,
+        _param: &mut Array<f32>,
+        states: &mut Sequence<Array<f32>>,
+    ) {
+        let m = momentum_of(i, scalars, grad, states);
+        let moved = moved_of(i, scalars, m, states);
+        write(states, 3usize, i, moved * (f32::sqrt(states[1][i]) + scalars[3]));
+    }
+}
+
+/// The scalars of a step with the movement that all ranks agreed on, narrowed from `f64`.
+///
+/// The movement takes the place of the gradient.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AgreedMovementStep {
+    eps: f32,
+    rates: f32,
+    /// `1 - lr * weight_decay`.
+    keep: f32,
+}
+
+impl AgreedMovementStep {
+    /// The step, where `rates` is the sum of the learning rates since the last exchange, above 0.
+    pub fn new(rule: &FrozenAdam, rates: f64) -> Self {
+        // A sum that f32 takes for 0 would make the momentum infinite.
+        let rates = (rates as f32).max(f32::MIN_POSITIVE);
+        let keep = (1.0 - rule.lr * rule.weight_decay) as f32;
+        Self { eps: rule.eps as f32, rates, keep }
+    }
+}
+
+impl Elementwise<4> for AgreedMovementStep {
+    const NAME: &'static str = "0/1 adam";
+    const ARRAYS: [&'static str; 4] = ["m", "v", "moved", "common"];
+
+    #[inline(always)]
+    fn tile(
+        self,
+        grad_scale: f32,
+        param: &mut [f32],
+        movement: &[f32],
+        [m, v, moved, common]: [&mut [f32]; 4],
+    ) {
+        agreed_tile((self, grad_scale), (param, movement), m, v, moved, common);
+    }
+
+    #[cfg(feature = "cube")]
+    fn scalars(&self) -> Vec<f32> {
+        vec![self.eps, self.rates, self.keep]
+    }
+}
+
+#[inline(always)]
+fn agreed_tile(
+    (step, grad_scale): (AgreedMovementStep, f32),
+    (param, movement): (&mut [f32], &[f32]),
+    m: &mut [f32],
+    v: &[f32],
+    moved: &mut [f32],
+    common: &mut [f32],
+) {
+    let states = m.iter_mut().zip(v).zip(moved).zip(common);
+    for ((p, movement), (((m, v), moved), common)) in param.iter_mut().zip(movement).zip(states) {
+        let movement = *movement * grad_scale;
+        *common = *common * step.keep + movement / (v.sqrt() + step.eps);
+        *p = *common;
+        *m = 0.0 - movement / step.rates;
+        *moved = 0.0;
+    }
+}
+
+#[cfg(feature = "cube")]
+#[cube]
+impl ElementKernel for AgreedMovementStep {
+    fn element(
+        i: usize,
+        scalars: &Array<f32>,
+        movement: f32,
+        param: &mut Array<f32>,
+        states: &mut Sequence<Array<f32>>,
+    ) {
+        let along = movement / (f32::sqrt(states[1][i]) + scalars[0]);
+        let common = states[3][i] * scalars[2] + along;
+        write(states, 0usize, i, 0.0 - movement / scalars[1]);
+        write(states, 2usize, i, f32::new(0.0));
+        write(states, 3usize, i, common);
+        param[i] = common;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::blocks::{BLOCK, PARALLEL_FROM};
+    use crate::testing::{assert_close, noise, strong_noise, update};
+
+    const RULE: FrozenAdam = FrozenAdam { lr: 0.01, beta1: 0.9, eps: 1e-8, weight_decay: 0.1 };
+    const LENGTHS: [usize; 7] = [0, 1, 7, 33, BLOCK + 1, PARALLEL_FROM, 1_000_007];
+
+    fn widened(values: &[f32], scale: f64) -> Vec<f64> {
+        values.iter().map(|x| f64::from(*x) * scale).collect()
+    }
+
+    fn narrowed(values: &[f64]) -> Vec<f32> {
+        values.iter().map(|x| *x as f32).collect()
+    }
+
+    /// Squares of numbers of magnitude 0.5 to 1.5, and every fifth is 0.
+    fn squares(len: usize) -> Vec<f32> {
+        let square = |(i, x): (usize, f32)| if i % 5 == 4 { 0.0 } else { x * x };
+        strong_noise(len, 3).into_iter().enumerate().map(square).collect()
+    }
+
+    #[test]
+    fn references_by_hand() {
+        let rule = FrozenAdam { lr: 0.5, beta1: 0.75, eps: 0.25, weight_decay: 0.5 };
+        let (mut p, mut m, mut moved) = ([2.0_f64, 2.0], [1.0, 1.0], [0.5, 0.0]);
+        let (v, mut common) = ([0.0625, 0.0], [1.5, 2.0]);
+        let states = [&mut m[..], &mut moved, &mut common];
+        local_adam_reference(&rule, &mut p, &[-4.0, -4.0], states, &v);
+        // 1 - .5 * .5 is kept; m = .75 - 1; .75 * .5 + .5 * .25 / (.25 + .25); the second is dead.
+        assert_eq!((m, moved, common), ([-0.25, 0.0], [0.625, 0.0], [1.125, 1.5]));
+        assert_eq!(p, [1.75, 1.5]);
+        let states = [&mut m[..], &mut moved, &mut common];
+        agreed_movement_reference([0.25, 2.0, 0.5], &mut p, &[1.0, 0.0], states, &v);
+        assert_eq!((m, moved, p), ([-0.5, 0.0], [0.0, 0.0], [2.5625, 0.75]));
+        assert_eq!(common, p);
+    }
+
+    #[test]
+    fn local_steps_follow_the_f64_reference_at_every_size() {
+        for len in LENGTHS {
+            let common = noise(len, 1);
+            let (mut param, mut m, mut v) = (common.clone(), noise(len, 2), squares(len));
+            let mut moved = vec![0.0; len];
+            let (mut param64, mut m64) = (widened(&param, 1.0), widened(&m, 1.0));
+            let (v64, mut common64) = (widened(&v, 1.0), widened(&common, 1.0));
+            let mut moved64 = vec![0.0; len];
+            let mut kept = common.clone();
+            for t in 0..3 {
+                let grad = noise(len, 5 + t);
+                let states = &mut [&mut m[..], &mut v, &mut moved, &mut kept];
+                update(LocalAdamStep::new(&RULE), 0.25, &mut param, &grad, states);
+                local_adam_reference(
+                    &RULE,
+                    &mut param64,
+                    &widened(&grad, 0.25),
+                    [&mut m64, &mut moved64, &mut common64],
+                    &v64,
+                );
+            }
+            assert!(v == squares(len), "the second moment stays");
+            assert!((0..len).all(|i| param[i] == kept[i] + moved[i]));
+            assert!(m.iter().zip(&v).all(|(m, v)| *v != 0.0 || *m == 0.0));
+            // Three times five roundings of 2^-24 of numbers below 1.
+            assert_close(&m, &narrowed(&m64), 0.0, 6e-7);
+            // Three updates below .02 with a dozen roundings each, and one rounding of a parameter.
+            assert_close(&moved, &narrowed(&moved64), 1e-6, 2e-8);
+            assert_close(&param, &narrowed(&param64), 2e-7, 1e-7);
+            // Three roundings of a factor and of three products.
+            assert_close(&kept, &narrowed(&common64), 4e-7, 0.0);
+        }
+    }
+
+    /// The movement that is exchanged is that of a local step, to the bit, and leaves everything as it was.
+    #[test]
+    fn the_movement_is_that_of_a_local_step() {
+        for len in LENGTHS {
+            let (mut param, mut m, mut v) = (noise(len, 1), noise(len, 2), squares(len));
+            let (mut moved, mut common) = (noise(len, 4), noise(len, 5));
+            let (grad, mut movement) = (noise(len, 6), vec![f32::NAN; len]);
+            let states = &mut [&mut m[..], &mut v, &mut moved, &mut movement];
+            update(LocalMovementStep::new(&RULE), 0.25, &mut param, &grad, states);
+            assert!(param == noise(len, 1) && m == noise(len, 2) && moved == noise(len, 4));
+            let states = &mut [&mut m[..], &mut v, &mut moved, &mut common];
+            update(LocalAdamStep::new(&RULE), 0.25, &mut param, &grad, states);
+            for i in 0..len {
+                assert_eq!(movement[i], moved[i] * (v[i].sqrt() + RULE.eps as f32), "{i} of {len}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_agreed_movement_follows_the_f64_reference_at_every_size() {
+        for len in LENGTHS {
+            let (mut param, mut m, mut v) = (noise(len, 1), noise(len, 2), squares(len));
+            let (mut moved, mut common) = (noise(len, 4), noise(len, 5));
+            let mut movement = noise(len, 6);
+            movement.iter_mut().zip(&v).for_each(|(c, v)| *c = if *v == 0.0 { 0.0 } else { *c });
+            let (mut param64, mut m64) = (widened(&param, 1.0), widened(&m, 1.0));
+            let (mut moved64, mut common64) = (widened(&moved, 1.0), widened(&common, 1.0));
+            let states = &mut [&mut m[..], &mut v, &mut moved, &mut common];
+            update(AgreedMovementStep::new(&RULE, 0.5), 1.0, &mut param, &movement, states);
+            agreed_movement_reference(
+                [1e-8, 0.5, 0.999],
+                &mut param64,
+                &widened(&movement, 1.0),
+                [&mut m64, &mut moved64, &mut common64],
+                &widened(&v, 1.0),
+            );
+            assert!(param == common && moved.iter().all(|x| *x == 0.0));
+            // Two and four roundings of 2^-24 of numbers up to 3.
+            assert_close(&m, &narrowed(&m64), 2e-7, 0.0);
+            assert_close(&param, &narrowed(&param64), 2e-7, 4e-7);
+        }
+    }
+
+    #[test]
+    fn rates_below_those_of_f32_make_no_infinite_momentum() {
+        let (mut p, mut m, mut v) = ([1.0_f32], [0.0], [1.0]);
+        let (mut moved, mut common) = ([0.0], [1.0]);
+        let states = &mut [&mut m[..], &mut v, &mut moved, &mut common];
+        update(AgreedMovementStep::new(&RULE, 1e-60), 1.0, &mut p, &[0.0], states);
+        assert_eq!((p, m), ([0.999], [0.0]));
+    }
+}

@@ -1,0 +1,172 @@
+//! The schedule of 0/1 Adam: a step's kind, as a function of its number.
+//!
+//! Until `var_freeze_step`, some steps average exact gradients and update the second moment; the others average compressed
+//! gradients. The interval between updates doubles after every `var_update_scaler` updates. Later, each rank steps with
+//! its own gradient. The interval between averages doubles every `local_step_scaler` steps, up to `local_step_clipper`.
+//! DeepSpeed keeps counters. Here the step number determines everything, so that a resumed run needs none.
+
+use deepburn_config::ZeroOneAdamPlan;
+
+/// Names of the arrays that a rank keeps for each parameter. The last two are unused until `var_freeze_step`.
+pub(super) const ARRAYS: [&str; 4] = ["exp_avg", super::rule::SECOND_MOMENT, MOVED, COMMON];
+
+/// Arrays that differ between ranks after a local step.
+pub(crate) const LOCAL_ARRAYS: [&str; 2] = ["exp_avg", MOVED];
+
+/// The update of this rank since the last average, by DeepSpeed's name.
+pub(crate) const MOVED: &str = "momentum_accumulator";
+
+/// The parameter of all ranks after the last average.
+pub(crate) const COMMON: &str = "common";
+
+/// What a step does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum StepKind {
+    /// Adam's step with the mean gradient.
+    ExactGradient,
+    /// A step with the mean of compressed gradients. The second moment stays.
+    CompressedGradient,
+    /// A step with this rank's own gradient.
+    Local,
+    /// The same, after which ranks average their updates.
+    Exchange,
+}
+
+impl StepKind {
+    /// What step number `time`, from 1, does. `rates` is the sum of the learning rates since the last exchange, this
+    /// step's too: the momentum after an exchange is divided by it, so without any there is no exchange.
+    pub(super) fn at(plan: &ZeroOneAdamPlan, time: u64, rates: f64) -> Self {
+        match is_local(plan, time) {
+            false if updates_variance(plan, time) => Self::ExactGradient,
+            false => Self::CompressedGradient,
+            true if exchanges(plan, time) && rates != 0.0 => Self::Exchange,
+            true => Self::Local,
+        }
+    }
+}
+
+/// Whether each rank steps alone in step number `time`.
+pub(super) fn is_local(plan: &ZeroOneAdamPlan, time: u64) -> bool {
+    time > plan.var_freeze_step
+}
+
+/// Whether step number `time`, from 1, updates the second moment, and takes the mean gradient for it.
+///
+/// The updates with one interval are at consecutive multiples of it, `var_update_scaler` of them, and the next
+/// interval begins after the last. The loop goes over intervals, whose number is the logarithm of `time` at most.
+pub(super) fn updates_variance(plan: &ZeroOneAdamPlan, time: u64) -> bool {
+    let (mut last, mut interval) = (0_u64, 1_u64);
+    while !is_local(plan, time) {
+        let first = (last / interval + 1).saturating_mul(interval);
+        let end = (plan.var_update_scaler - 1).saturating_mul(interval).saturating_add(first);
+        if time <= end {
+            return time >= first && time.is_multiple_of(interval);
+        }
+        (last, interval) = (end, interval.saturating_mul(2));
+    }
+    false
+}
+
+/// Whether ranks exchange what they have moved after step number `time`.
+fn exchanges(plan: &ZeroOneAdamPlan, time: u64) -> bool {
+    let doublings = time.saturating_sub(plan.var_freeze_step + 1) / plan.local_step_scaler;
+    let interval = match u32::try_from(doublings) {
+        Ok(doublings) => 1_u64.checked_shl(doublings).unwrap_or(u64::MAX),
+        Err(_) => u64::MAX,
+    };
+    is_local(plan, time) && time.is_multiple_of(interval.min(plan.local_step_clipper))
+}
+
+#[cfg(test)]
+mod tests {
+    use deepburn_config::AdamPlan;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn plan([freeze, update, step, clipper]: [u64; 4]) -> ZeroOneAdamPlan {
+        let betas = [0.9, 0.999];
+        let adam =
+            AdamPlan { lr: 1e-3, betas, eps: 1e-8, weight_decay: 0.0, bias_correction: false };
+        ZeroOneAdamPlan {
+            adam,
+            var_freeze_step: freeze,
+            var_update_scaler: update,
+            local_step_scaler: step,
+            local_step_clipper: clipper,
+        }
+    }
+
+    /// The steps by DeepSpeed's counters, as in the simulation of `tests/states`.
+    fn counted(plan: &ZeroOneAdamPlan, steps: u64) -> Vec<StepKind> {
+        let [mut var_interval, mut local_interval] = [1, 1];
+        let [mut var_counter, mut local_counter] = [0, 0];
+        let mut kinds = Vec::new();
+        for time in 1..=steps {
+            if time > plan.var_freeze_step {
+                let exchanges = time.is_multiple_of(local_interval);
+                kinds.push(if exchanges { StepKind::Exchange } else { StepKind::Local });
+                local_counter += 1;
+                if local_counter == plan.local_step_scaler {
+                    local_counter = 0;
+                    local_interval = (local_interval * 2).min(plan.local_step_clipper);
+                }
+                continue;
+            }
+            if !time.is_multiple_of(var_interval) {
+                kinds.push(StepKind::CompressedGradient);
+                continue;
+            }
+            kinds.push(StepKind::ExactGradient);
+            var_counter += 1;
+            if var_counter == plan.var_update_scaler {
+                var_counter = 0;
+                var_interval *= 2;
+            }
+        }
+        kinds
+    }
+
+    proptest! {
+        #[test]
+        fn the_schedule_is_that_of_counters(
+            freeze in 1_u64..200,
+            update in 1_u64..20,
+            step in 1_u64..30,
+            clipper in 1_u64..40,
+        ) {
+            let plan = plan([freeze, update, step, clipper]);
+            let kinds: Vec<_> = (1..=400).map(|time| StepKind::at(&plan, time, 1.0)).collect();
+            prop_assert_eq!(kinds, counted(&plan, 400));
+        }
+    }
+
+    #[test]
+    fn defaults_of_deepspeed_for_a_long_run() {
+        let plan = plan([100_000, 16, 32_678, 16]);
+        let kinds: Vec<_> = (1..=300_000).map(|time| StepKind::at(&plan, time, 1.0)).collect();
+        assert!(kinds == counted(&plan, 300_000));
+        // The second moment is updated 16 times with each interval from 1 to 2048, up to step 65520, and then at 9
+        // multiples of 4096.
+        let updates = kinds.iter().filter(|kind| **kind == StepKind::ExactGradient).count();
+        assert_eq!(updates, 12 * 16 + 9);
+    }
+
+    #[test]
+    fn steps_without_a_rate_exchange_nothing() {
+        let plan = plan([2, 1, 1, 1]);
+        assert_eq!(StepKind::at(&plan, 3, 0.0), StepKind::Local);
+        assert_eq!(StepKind::at(&plan, 3, 0.1), StepKind::Exchange);
+        assert_eq!(StepKind::at(&plan, 2, 0.0), StepKind::ExactGradient);
+    }
+
+    #[test]
+    fn intervals_beyond_all_numbers_never_come() {
+        let plan = plan([1, 1, 1, u64::MAX]);
+        assert_eq!(StepKind::at(&plan, u64::MAX, 1.0), StepKind::Exchange);
+        assert_eq!(StepKind::at(&plan, u64::MAX - 1, 1.0), StepKind::Local);
+        let plan = ZeroOneAdamPlan { var_freeze_step: u64::MAX - 1, ..plan };
+        assert!(updates_variance(&plan, 1 << 40) && !updates_variance(&plan, (1 << 40) + 1));
+        assert!(!updates_variance(&plan, u64::MAX - 1));
+    }
+}

@@ -6,8 +6,7 @@
 //! Communication Efficient Large-Scale Training with Adam's Convergence Speed", in the form of DeepSpeed's
 //! `runtime/fp16/onebit/adam.py`.
 //!
-//! The second moment no longer changes: it is that of the last step before compression began. There is no
-//! bias correction.
+//! The second moment is frozen when compression begins. There is no bias correction.
 
 use crate::blocks::check_lengths;
 #[cfg(feature = "cube")]

@@ -5,9 +5,9 @@
 //! Efficient Large-Scale Large-Batch Training with LAMB's Convergence Speed", in the form of DeepSpeed's
 //! `runtime/fp16/onebit/lamb.py`.
 //!
-//! The second moment that divides the momentum is frozen. A fresh one goes on with gradients that are
-//! computed back from the momentum. How much smaller the fresh one has become is the factor by which the
-//! trust ratio, which is frozen too, is corrected. There is no bias correction.
+//! The second moment in the direction is frozen. A fresh second moment is updated with gradients that are
+//! reconstructed from the momentum. The ratio of the two corrects the trust ratio, which is frozen too. There is
+//! no bias correction.
 
 use crate::blocks::{BLOCK, PARALLEL_FROM, check_lengths, vectorized};
 #[cfg(feature = "cube")]

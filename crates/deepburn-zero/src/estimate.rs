@@ -43,7 +43,7 @@ pub struct ParameterSize {
     pub moments: Option<usize>,
     /// What an update holds of its direction.
     pub direction: DirectionMemory,
-    /// Whether ranks exchange its momentum, and keep what that loses.
+    /// Whether ranks keep compression errors of it.
     pub keeps_errors: bool,
 }
 
@@ -126,8 +126,8 @@ pub struct Estimate {
     /// Bytes at most while the model is sharded: parameters and optimizer states, and one parameter,
     /// the largest, whole in fp32. Ranks that are threads share that one.
     pub starting: u64,
-    /// Model states that are offloaded to host memory, and 1-bit Adam's compression errors, which are always there. On top of the other figures, which are those of
-    /// the device.
+    /// Model states that are offloaded to host memory, and compression errors, which are always there. On top of the
+    /// other figures, which are those of the device.
     pub host: u64,
     /// Model states that are offloaded to a disk, without what fills up blocks of it.
     pub disk: u64,

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 use deepburn_config::{OptimizerPlan, UpdateSettings};
 use deepburn_nvme::SwapError;
-use deepburn_ops::{OptimizerOps, float_into_host};
+use deepburn_ops::{OptimizerOps, float_bytes};
 
 use crate::ledger::Ledger;
 use crate::parameter::Parameter;
@@ -315,8 +315,8 @@ impl<B: OptimizerOps> Optimizer<B> {
                 "an optimizer whose ranks agree on momenta keeps second moments on the device"
             )
         };
-        let squares = float_into_host::<B>(state.moments[place].clone());
-        deepburn_kernels::live_elements(&squares)
+        let squares = float_bytes::<B>(state.moments[place].clone());
+        deepburn_kernels::live_elements(bytemuck::cast_slice(&squares))
     }
 
     /// Elements `range` of the array called `name` of a parameter; `None` for a frozen one and for a name
@@ -434,7 +434,6 @@ impl<B: OptimizerOps> Optimizer<B> {
         order: &StepOrder,
     ) -> Result<StepInProgress<'_, B>, SwapError> {
         let time = self.time + 1;
-        let ranks_agree = self.local_rates.is_none();
         let local_rates = self.local_rates_with(rates.lr);
         let step = |settings: &UpdateSettings| rule::step(settings, rates, time, local_rates);
         let steps: Vec<_> = self.settings.iter().map(step).collect();
@@ -444,7 +443,7 @@ impl<B: OptimizerOps> Optimizer<B> {
         let apart =
             |it: &UpdateSettings| rule::leaves_ranks_apart(&it.optimizer, time, local_rates);
         self.local_rates = self.settings.iter().any(apart).then_some(local_rates);
-        Ok(StepInProgress { optimizer: self, steps, scale, ranks_agree })
+        Ok(StepInProgress { optimizer: self, steps, scale })
     }
 
     /// What a step reads of a file, in its order, and the most bytes that one piece of an update has.

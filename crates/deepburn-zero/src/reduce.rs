@@ -249,7 +249,7 @@ impl<B: Backend> GradientReducer<B> {
         Collected { array, _lease: self.ledger.hold(Category::Buckets, bytes) }
     }
 
-    /// Puts a gradient into the bucket; one that fills a bucket by itself travels alone. A gradient that is
+    /// Puts a gradient into the bucket. A gradient as large as a bucket is reduced alone. A gradient that is
     /// not averaged joins the sum at once.
     fn enter(&mut self, index: usize, array: DeviceArray<B>) -> Result<(), CommError> {
         if !self.mean {

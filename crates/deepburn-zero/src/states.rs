@@ -6,6 +6,7 @@ mod directions;
 mod errors;
 mod local;
 mod pieces;
+mod rank_arrays;
 mod step;
 
 use std::cell::RefCell;
@@ -49,8 +50,8 @@ use compression::ErrorFeedback;
 use crate::tiers::{Parking, ShardTiers, StateTiers, swap_bytes};
 
 pub(crate) use compression::error_bytes;
-pub use errors::OwnedError;
 pub use pieces::{GradientSum, OwnedArray, Piece, RandomState, StateArray, StreamPosition};
+pub use rank_arrays::OwnedState;
 pub use step::StepOutcome;
 
 /// How the states of a model are kept.

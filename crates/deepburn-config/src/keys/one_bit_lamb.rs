@@ -1,13 +1,14 @@
 //! `optimizer.params` of 1-bit LAMB, with DeepSpeed's names and defaults.
 
 use super::one_bit::{
-    COMM_BACKEND_NAME, CUDA_AWARE, FREEZE_STEP, FREEZE_STEP_KEY, freeze_step, positive_eps,
+    COMM_BACKEND_NAME, CUDA_AWARE, EPS_INSIDE_SQRT, FREEZE_STEP, FREEZE_STEP_KEY, freeze_step,
+    positive_eps,
 };
 use super::optimizer::{
     AMSGRAD, BETAS, LR, MAX_COEFF, MAX_GRAD_NORM, MIN_COEFF, POSITIVE_EPS, WEIGHT_DECAY, bounds,
     learning_rate,
 };
-use crate::key::{Asks, Key};
+use crate::key::Key;
 use crate::kind::Reals;
 use crate::plan::{LambPlan, OneBitLambPlan, OptimizerPlan};
 use crate::resolve::Context;
@@ -33,16 +34,11 @@ pub(super) const KEYS: &[Key] = &[
         "factor_threshold",
         Reals::NotNegative,
         0.1,
-        "How much the factor may differ from that of the last step, as a part of it.",
+        "Largest relative change of the factor from one step to the next.",
     ),
     Key::flag("bias_correction", true, "Divide the moments by 1 - beta^t.")
         .inert("1-bit LAMB never corrects its moments; DeepSpeed ignores the key too"),
-    Key::flag("eps_inside_sqrt", false, "Add eps to the second moment, not to its square root.")
-        .unavailable(
-            "an eps inside the square root, which DeepSpeed accepts and ignores",
-            Asks::Differs,
-            "set it to false",
-        ),
+    EPS_INSIDE_SQRT,
     AMSGRAD,
     CUDA_AWARE,
     COMM_BACKEND_NAME,

@@ -24,8 +24,7 @@ pub(super) const KEYS: &[Key] = &[
     count(
         VAR_FREEZE_STEP,
         100_000,
-        "The last step that may update the second moment, usually the end of the warm-up. Afterwards ranks take \
-            steps of their own.",
+        "Last step that may update the second moment, usually the end of the warm-up. Ranks take local steps after it.",
     ),
     count(
         "var_update_scaler",
@@ -36,9 +35,9 @@ pub(super) const KEYS: &[Key] = &[
     count(
         "local_step_scaler",
         32_678,
-        "Steps of a rank's own after which the interval between exchanges doubles.",
+        "Local steps after which the interval between averages doubles.",
     ),
-    count("local_step_clipper", 16, "The longest interval between exchanges."),
+    count("local_step_clipper", 16, "Largest interval between averages."),
     Key::flag("bias_correction", true, "Divide the moments by 1 - beta^t.")
         .inert("0/1 Adam never corrects its moments; DeepSpeed ignores the key too"),
     EPS_INSIDE_SQRT,

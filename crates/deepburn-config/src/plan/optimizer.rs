@@ -152,7 +152,7 @@ pub struct OneBitLambPlan {
     pub coeff_beta: f64,
     /// Smallest and largest factor of the frozen trust ratio.
     pub factor: [f64; 2],
-    /// How much the factor may differ from that of the last step, as a part of it.
+    /// Largest relative change of the factor from one step to the next.
     pub factor_threshold: f64,
 }
 

@@ -10,7 +10,7 @@ use deepburn_checkpoint::{
 };
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::{
-    GradientSum, OwnedArray, OwnedError, RandomState, StateArray, StreamPosition, Training,
+    GradientSum, OwnedArray, OwnedState, RandomState, StateArray, StreamPosition, Training,
 };
 use serde_json::{Value, json};
 
@@ -159,7 +159,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         &self,
         layout: Arc<Layout>,
         buffers: Vec<OwnedArray<B>>,
-        errors: Vec<Vec<OwnedError<B>>>,
+        errors: Vec<Vec<OwnedState<B>>>,
         client: Value,
     ) -> Snapshot<B> {
         let (states, rank) = (self.states(), self.rank());

@@ -1,30 +1,32 @@
-//! 1-bit LAMB: what it keeps of a tensor beside arrays, and its update after the freeze.
+//! 1-bit LAMB: its scalars per tensor, and its update after the freeze.
 //!
-//! Main type: [`LambScalars`]. Before the freeze each step is one of LAMB, and the trust ratios enter a moving average.
-//! After it ranks agree on all momenta at once, each multiplied by a number that brings it to the size of the others,
-//! because all tensors share one scale. The direction of the agreed momentum is taken at the averaged trust ratio, times
-//! a factor that says how much smaller gradients have become.
+//! Main type: [`LambScalars`]. Until the freeze, steps are LAMB's, and trust ratios enter a moving average. After it, all
+//! momenta are averaged in one compressed exchange. All tensors share one scale there, so each momentum is first scaled to
+//! the magnitude of the others. The learning rate is multiplied by the averaged trust ratio and by a factor that follows
+//! the change of the second moment since the freeze.
 
 use burn_backend::{FloatDType, Shape};
+use bytemuck::cast_slice;
+use bytes::Bytes;
 use deepburn_kernels::{
     DescentStep, ElementwiseStep, FactorRule, add_error, frozen_lamb_sums, live_elements,
 };
 use deepburn_nvme::SwapError;
-use deepburn_ops::{OptimizerOps, float_into_host};
+use deepburn_ops::{OptimizerOps, float_bytes};
 
 use super::rule::{FRESH_SECOND_MOMENT, SECOND_MOMENT, UpdateStep};
 use super::state::{DeviceState, State, tensor};
 use super::step::{StepInProgress, UpdateDirection};
 use super::{Optimizer, UpdateValues};
 
-/// What 1-bit LAMB keeps of one tensor beside arrays, the same on all ranks.
+/// The scalars of one tensor, the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct LambScalars {
-    /// Moving average of trust ratios, which the freeze ends.
+    /// Moving average of trust ratios until the freeze.
     frozen_coeff: f64,
     /// Factor of the frozen trust ratio in the last step.
     last_factor: f64,
-    /// What the momentum is multiplied by for its exchange; none before the freeze.
+    /// Factor of the momentum in the exchange; `None` before the freeze.
     scaling_coeff: Option<f64>,
 }
 
@@ -77,16 +79,15 @@ impl<B: OptimizerOps> Optimizer<B> {
 /// Root mean square of a momentum that is taken for 0.
 const SMALLEST_SCALE: f64 = 1e-30;
 
-/// Arrays of a parameter in host memory.
+/// Bytes of a parameter's moments: views of those in host memory, copies of those on a device.
 struct HostMoments {
-    first: Vec<f32>,
-    second: Vec<f32>,
-    fresh: Vec<f32>,
+    first: Bytes,
+    second: Bytes,
+    fresh: Bytes,
 }
 
 impl<B: OptimizerOps> StepInProgress<'_, B> {
-    /// Starts the fresh second moments of these parameters, and says what their momenta are multiplied by for exchanges.
-    /// Does nothing after the first step that exchanges momenta.
+    /// Starts the fresh second moments of these parameters and computes the scaling of their momenta, once at the freeze.
     pub(crate) fn freeze_tensors(&mut self, indices: &[usize]) {
         let is_frozen = |index: &usize| self.optimizer.lamb_scalars[*index].scaling_coeff.is_some();
         if indices.iter().all(is_frozen) {
@@ -95,16 +96,17 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         let mut scales = Vec::with_capacity(indices.len());
         for index in indices {
             let HostMoments { first, second, .. } = self.host_moments(*index);
+            let [first, second]: [&[f32]; 2] = [cast_slice(&first), cast_slice(&second)];
             // Of the elements that take part in exchanges. Errors that are 0 leave the squares of the momentum alone.
             let mut errors = vec![0.0; first.len()];
-            let squares = add_error(&first, &mut errors, &live_elements(&second));
+            let squares = add_error(first, &mut errors, &live_elements(second));
             let scale = squares.root_mean_square();
             // Smaller ones would be multiplied by more than f32 can hold.
             scales.push(if scale < SMALLEST_SCALE { 0.0 } else { scale });
             let place = self.place(*index, FRESH_SECOND_MOMENT);
             let state = self.device_state(*index);
             // Of its own memory, so that steps update it in place.
-            state.moments[place] = tensor::<B>(second, &state.device);
+            state.moments[place] = tensor::<B>(second.to_vec(), &state.device);
         }
         // A tensor without momentum says nothing about the size of the others.
         let count = scales.iter().filter(|scale| **scale > 0.0).count();
@@ -120,7 +122,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         }
     }
 
-    /// What the momentum of a parameter is multiplied by for its exchange, where it is.
+    /// Returns the factor of a momentum in the exchange, if it has one.
     pub(crate) fn scaling(&self, index: usize) -> Option<f32> {
         self.optimizer.lamb_scalars[index].scaling_coeff.map(|scaling| scaling as f32)
     }
@@ -139,8 +141,9 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         };
         let direction = self.along(direction, &pass);
         let HostMoments { first, second, fresh } = self.host_moments(index);
-        let elements = float_into_host::<B>(direction.elements.clone());
-        let sums = frozen_lamb_sums(plan.lamb.eps, [&first, &second, &fresh, &elements]);
+        let elements = float_bytes::<B>(direction.elements.clone());
+        let arrays = [&first, &second, &fresh, &elements].map(|bytes| cast_slice(bytes));
+        let sums = frozen_lamb_sums(plan.lamb.eps, arrays);
         let rule = FactorRule {
             weight_decay: plan.lamb.weight_decay,
             bounds: plan.factor,
@@ -173,7 +176,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         let places = places.map(|name| self.place(index, name));
         let state = self.device_state(index);
         let [first, second, fresh] =
-            places.map(|place| float_into_host::<B>(state.moments[place].clone()));
+            places.map(|place| float_bytes::<B>(state.moments[place].clone()));
         HostMoments { first, second, fresh }
     }
 

@@ -39,7 +39,7 @@ pub(super) enum UpdateStep {
 /// Name of the mean of squared gradients.
 pub(super) const SECOND_MOMENT: &str = "exp_avg_sq";
 
-/// Name of 1-bit LAMB's mean of squared gradients that goes on after the freeze. Before, it is 0.
+/// Name of 1-bit LAMB's second moment that is still updated after the freeze, and 0 before it.
 pub(super) const FRESH_SECOND_MOMENT: &str = "exp_avg_sq_fresh";
 
 /// Names of all arrays that an optimizer keeps of each parameter: moments, and after them those of 0/1 Adam that follow
@@ -129,6 +129,11 @@ pub(super) fn freezes_after(plan: &OptimizerPlan, time: u64) -> bool {
 /// Whether errors are of no use after step number `time`: another quantity is exchanged from then on.
 pub(super) fn forgets_errors(plan: &OptimizerPlan, time: u64) -> bool {
     matches!(plan, OptimizerPlan::ZeroOneAdam(plan) if time == plan.var_freeze_step)
+}
+
+/// Whether step number `time` is the first that each rank takes alone.
+pub(super) fn is_first_local(plan: &OptimizerPlan, time: u64) -> bool {
+    matches!(plan, OptimizerPlan::ZeroOneAdam(plan) if time == plan.var_freeze_step + 1)
 }
 
 /// Whether each rank takes step number `time` alone.

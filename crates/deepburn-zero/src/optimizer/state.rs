@@ -218,14 +218,13 @@ impl<B: OptimizerOps> DeviceState<B> {
         copy.unwrap_or(master)
     }
 
-    /// Starts local steps from the present values, which are the same on all ranks: the master, or `values` where there
-    /// is none. They become the last array, and the accumulated update before it becomes 0.
+    /// Stores the present values, which are the same on all ranks, as the last array: the master, or `values` where
+    /// there is none.
     pub(super) fn keep_common(&mut self, values: Option<&B::FloatTensorPrimitive>) {
-        let zeros = tensor::<B>(vec![0.0; self.len], &self.device);
-        if let (Some(values), [.., moved, common]) =
-            (self.master.as_ref().or(values), &mut self.moments[..])
+        if let (Some(values), Some(common)) =
+            (self.master.as_ref().or(values), self.moments.last_mut())
         {
-            (*moved, *common) = (zeros, values.clone());
+            *common = values.clone();
         }
     }
 

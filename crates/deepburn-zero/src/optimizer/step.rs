@@ -27,8 +27,6 @@ pub(crate) struct StepInProgress<'a, B: Backend> {
     /// For each of the settings.
     pub(super) steps: Vec<UpdateStep>,
     pub(super) scale: f32,
-    /// Whether all ranks had the same parameters before the step.
-    pub(super) ranks_agree: bool,
 }
 
 /// Where the update of a parameter goes: as long as what this rank owns of it, in f32. Holds these elements until the
@@ -199,13 +197,10 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
             .is_some_and(|it| rule::second_moment_has_changed(&it.optimizer, self.optimizer.time))
     }
 
-    /// Whether ranks have gone the same way so far and take a step of their own now.
+    /// Returns whether the step is the first that each rank takes alone.
     fn is_first_local(&self, index: usize) -> bool {
-        if !self.ranks_agree {
-            return false;
-        }
         let settings = self.optimizer.settings(index);
-        settings.is_some_and(|it| rule::is_local(&it.optimizer, self.optimizer.time))
+        settings.is_some_and(|it| rule::is_first_local(&it.optimizer, self.optimizer.time))
     }
 
     /// See [`Optimizer::live_elements`].

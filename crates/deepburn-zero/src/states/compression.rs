@@ -119,11 +119,6 @@ impl ErrorFeedback {
         let served = SignPartition::new(numel, ranks).elements(group.rank()).len();
         Self { live, worker: zeros(numel), server: zeros(served), _lease: lease }
     }
-
-    /// Returns the live bits of the part that `rank` averages.
-    fn live(&self, cut: SignPartition, rank: usize) -> &[u8] {
-        &self.live[cut.bytes.owned(rank)]
-    }
 }
 
 /// Replaces this rank's momenta by means over all ranks. A single rank compresses nothing. All ranks call this together,
@@ -168,7 +163,7 @@ pub(super) fn compressed_means<B: Backend>(
 }
 
 impl Momentum {
-    /// Sets elements that take no part to 0.
+    /// Sets excluded elements to 0.
     fn clear_dead(&mut self) {
         for (eight, live) in self.values.chunks_mut(8).zip(&self.feedback.live) {
             for (bit, value) in eight.iter_mut().enumerate() {
@@ -185,7 +180,7 @@ impl Momentum {
         add_error(&self.values, worker, live)
     }
 
-    /// The messages to all ranks, one after the other. The worker error becomes what they do not say.
+    /// Returns the messages to all ranks, one after the other. Leaves the compression error in the worker error.
     fn compress(&mut self, cut: SignPartition, ranks: usize, scale: f32) -> Host<u8> {
         let ErrorFeedback { live, worker, .. } = &mut self.feedback;
         let signs = take_signs(worker, live, scale);
@@ -193,30 +188,31 @@ impl Momentum {
         parts.flat_map(|part| message(part, scale, cut)).collect::<Vec<_>>().into()
     }
 
-    /// Averages what all ranks sent of the part that this rank serves, and adds that to the server error.
+    /// Averages the signs of all ranks for the part of this rank, and adds the mean to the server error.
     fn average(&mut self, cut: SignPartition, rank: usize, received: &[u8]) -> LiveSquares {
         let mut mean = vec![0.0; cut.elements(rank).len()];
-        let live = self.feedback.live(cut, rank).to_vec();
+        let ErrorFeedback { live, server, .. } = &mut self.feedback;
+        let live = &live[cut.bytes.owned(rank)];
         let messages = received.chunks_exact(cut.message());
         let ranks = messages.len() as f32;
         for message in messages {
             let (signs, scale) = read(message, live.len());
-            add_signs(&mut mean, signs, &live, scale / ranks);
+            add_signs(&mut mean, signs, live, scale / ranks);
         }
-        add_error(&mean, &mut self.feedback.server, &live)
+        add_error(&mean, server, live)
     }
 
-    /// The message to all ranks. The server error becomes what it does not say.
+    /// Returns the message to all ranks. Leaves the compression error in the server error.
     fn serve(&mut self, cut: SignPartition, rank: usize, scale: f32) -> Host<u8> {
-        let live = self.feedback.live(cut, rank).to_vec();
-        let signs = take_signs(&mut self.feedback.server, &live, scale);
+        let ErrorFeedback { live, server, .. } = &mut self.feedback;
+        let signs = take_signs(server, &live[cut.bytes.owned(rank)], scale);
         message(&signs, scale, cut).into()
     }
 
-    /// Takes the means that all ranks served.
+    /// Replaces the values by the means of all ranks.
     fn decompress(&mut self, cut: SignPartition, means: &[u8]) {
         for (rank, message) in means.chunks_exact(cut.message()).enumerate() {
-            let live = self.feedback.live(cut, rank);
+            let live = &self.feedback.live[cut.bytes.owned(rank)];
             let (signs, scale) = read(message, live.len());
             decompress(signs, live, scale, &mut self.values[cut.elements(rank)]);
         }

@@ -6,18 +6,16 @@
 use std::sync::Arc;
 
 use burn_backend::TensorData;
-use bytemuck::{cast_slice, pod_collect_to_vec};
+use bytemuck::pod_collect_to_vec;
 use deepburn_comm::{Partition, Tag};
 use deepburn_ops::OptimizerOps;
 
 use super::ModelStates;
 use super::compression::{ErrorFeedback, SignPartition};
-use super::pieces::{Elements, OwnedArray, Piece, StateArray, into_f32};
+use super::pieces::{Piece, StateArray, read_floats};
+use super::rank_arrays::{OwnedState, in_host_memory, padded_bytes, read_mean};
 use crate::error::ZeroError;
 use crate::parameter::Parameter;
-
-/// An array of compression errors and the elements of it that this rank owns.
-pub type OwnedError<B> = (StateArray, OwnedArray<B>);
 
 impl<B: OptimizerOps> ModelStates<B> {
     /// Lists the compression errors of the parameter at `index`. There are none before the first exchange and on a single
@@ -36,7 +34,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     ///
     /// # Errors
     /// When a collective fails.
-    pub fn owned_errors(&self) -> Result<Vec<Vec<OwnedError<B>>>, ZeroError> {
+    pub fn owned_errors(&self) -> Result<Vec<Vec<OwnedState<B>>>, ZeroError> {
         let parameters = self.parameters.iter().zip(&self.errors);
         let owned = parameters.map(|(parameter, feedback)| match feedback {
             Some(feedback) if self.group.world_size() > 1 && parameter.numel() > 0 => {
@@ -51,38 +49,28 @@ impl<B: OptimizerOps> ModelStates<B> {
         &self,
         parameter: &Parameter<B>,
         feedback: &ErrorFeedback,
-    ) -> Result<Vec<OwnedError<B>>, ZeroError> {
+    ) -> Result<Vec<OwnedState<B>>, ZeroError> {
         let (ranks, rank) = (self.group.world_size(), self.group.rank());
-        let tag = |what| Tag::new(what, parameter.index() as u64).naming([parameter.shared_path()]);
-        let partition = Partition::new(parameter.numel(), ranks);
-        let own = partition.owned(rank);
-        // Cut at elements: padded to as many for every rank.
-        let sent = padded_bytes(&feedback.worker, ranks * partition.shard_len());
-        let workers = self.group.bytes().all_to_all(tag("worker errors"), vec![sent.into()])?;
-        let workers = workers.wait()?.swap_remove(0);
-        let chunk = partition.shard_len() * size_of::<f32>();
+        let workers = self.owned_of_ranks("worker errors", parameter, &feedback.worker)?;
 
         let cut = SignPartition::new(parameter.numel(), ranks);
         let served = padded_bytes(&feedback.server, cut.part_len());
-        let numel = ranks * served.len();
-        let server = self.group.bytes();
-        let server = server.all_gather(tag("server errors"), vec![served.into()], vec![numel])?;
+        let numels = vec![ranks * served.len()];
+        let tag = Tag::new("server errors", parameter.index() as u64);
+        let tag = tag.naming([parameter.shared_path()]);
+        let server = self.group.bytes().all_gather(tag, vec![served.into()], numels)?;
         let server: Vec<f32> = pod_collect_to_vec(&server.wait()?.swap_remove(0)[..]);
+        let own = Partition::new(parameter.numel(), ranks).owned(rank);
 
-        let len = own.len();
-        let workers = workers.chunks_exact(chunk).map(|bytes| floats(bytes, len));
-        let workers = workers.enumerate().map(|(rank, it)| (StateArray::WorkerError(rank), it));
-        let arrays = workers.chain([(StateArray::ServerError, server[own].to_vec())]);
-        let in_memory = |values: Vec<f32>| {
-            let len = values.len();
-            OwnedArray(Elements::Host(TensorData::new(values, [len])))
-        };
-        Ok(arrays.map(|(array, values)| (array, in_memory(values))).collect())
+        let workers = workers.into_iter().enumerate();
+        let workers = workers.map(|(rank, owned)| (StateArray::WorkerError(rank), owned));
+        let server = (StateArray::ServerError, in_host_memory(server[own].to_vec()));
+        Ok(workers.chain([server]).collect())
     }
 
     /// Loads the compression errors of a checkpoint, after [`load_moments`](Self::load_moments). `workers` gives the number
-    /// of ranks that saved a worker error of the parameter with this path, and `read` each piece. If the number of ranks has changed, every rank
-    /// starts with the mean of all worker errors, so that the mean over ranks is compensated by the same amount. Errors
+    /// of ranks that saved a worker error of the parameter with this path, and `read` each piece. If the number of ranks
+    /// has changed, every rank starts with the mean of all worker errors, so that the mean over ranks is compensated by the same amount. Errors
     /// are dropped, with a warning, on a single rank and before the freeze.
     ///
     /// # Errors
@@ -112,43 +100,14 @@ impl<B: OptimizerOps> ModelStates<B> {
         for parameter in trained.filter(has_errors) {
             let workers = workers(parameter.path());
             let own = if workers == ranks { rank..rank + 1 } else { 0..workers };
-            let mut part = |array, range: std::ops::Range<usize>| {
-                let expected = range.len();
-                if range.is_empty() {
-                    return Ok(Vec::new());
-                }
-                let values = into_f32(read(&Piece { path: parameter.path(), array, range })?);
-                match values.len() == expected {
-                    true => Ok(values),
-                    false => Err(E::from(array.length_error(parameter, values.len(), expected))),
-                }
-            };
             let (index, numel) = (parameter.index(), parameter.numel());
             let live = self.optimizer.live_elements(index);
             let mut feedback = ErrorFeedback::zeros(live, numel, &self.group, &self.ledger);
-            let weight = 1.0 / own.len() as f32;
-            for worker in own.clone() {
-                let error = part(StateArray::WorkerError(worker), 0..numel)?;
-                for (sum, error) in feedback.worker.iter_mut().zip(error) {
-                    *sum += weight * error;
-                }
-            }
+            feedback.worker = read_mean(parameter, own, StateArray::WorkerError, &mut read)?;
             let served = SignPartition::new(numel, ranks).elements(rank);
-            feedback.server = part(StateArray::ServerError, served)?;
+            feedback.server = read_floats(parameter, StateArray::ServerError, served, &mut read)?;
             self.errors[index] = Some(feedback);
         }
         Ok(())
     }
-}
-
-/// The bytes of `values` and of zeros after them, `len` elements in all.
-pub(super) fn padded_bytes(values: &[f32], len: usize) -> Vec<u8> {
-    let mut bytes = cast_slice(values).to_vec();
-    bytes.resize(len * size_of::<f32>(), 0);
-    bytes
-}
-
-/// The first `len` numbers of `bytes`.
-fn floats(bytes: &[u8], len: usize) -> Vec<f32> {
-    pod_collect_to_vec(&bytes[..len * size_of::<f32>()])
 }

@@ -6,14 +6,13 @@
 
 use std::sync::Arc;
 
-use burn_backend::{TensorData, TensorMetadata};
-use bytemuck::pod_collect_to_vec;
-use deepburn_comm::{Partition, Tag};
-use deepburn_ops::{OptimizerOps, float_from_host, float_into_host};
+use burn_backend::TensorData;
+use bytemuck::cast_slice;
+use deepburn_ops::{OptimizerOps, float_bytes, float_from_host};
 
 use super::ModelStates;
-use super::errors::{OwnedError, padded_bytes};
-use super::pieces::{Elements, OwnedArray, Piece, StateArray, into_f32};
+use super::pieces::{Piece, StateArray};
+use super::rank_arrays::{OwnedState, read_mean};
 use crate::error::ZeroError;
 use crate::optimizer::{KeptArray, LOCAL_ARRAYS};
 use crate::parameter::Parameter;
@@ -36,52 +35,36 @@ impl<B: OptimizerOps> ModelStates<B> {
         names.flat_map(move |name| (0..ranks).map(move |rank| StateArray::Local(name, rank)))
     }
 
-    /// The elements that this rank owns of what ranks have of their own, by parameter index, in the order of
-    /// [`arrays`](Self::arrays). All ranks call this together. Holds two arrays of one parameter in host memory
-    /// meanwhile.
+    /// Returns the elements that this rank owns of states that differ between ranks, by parameter index, in the order of
+    /// [`arrays`](Self::arrays). All ranks call this together.
     ///
     /// # Errors
     /// When a collective fails.
-    pub fn owned_local(&self) -> Result<Vec<Vec<OwnedError<B>>>, ZeroError> {
+    pub fn owned_local(&self) -> Result<Vec<Vec<OwnedState<B>>>, ZeroError> {
         let of = |parameter: &Parameter<B>| {
             if self.local_arrays(parameter.index()).next().is_none() {
                 return Ok(Vec::new());
             }
-            let arrays = LOCAL_ARRAYS.into_iter();
-            let owned = arrays.map(|name| self.owned_of_ranks(parameter, name));
-            Ok(owned.collect::<Result<Vec<_>, ZeroError>>()?.concat())
+            let mut all = Vec::new();
+            for name in LOCAL_ARRAYS {
+                let kept =
+                    self.optimizer.kept_moment(parameter.index(), name, 0..parameter.numel());
+                let Some(KeptArray::Device(array)) = kept else {
+                    unreachable!("the states of 0/1 Adam are on the device")
+                };
+                let values = float_bytes::<B>(array);
+                let owned = self.owned_of_ranks(name, parameter, cast_slice(&values))?;
+                let owned = owned.into_iter().enumerate();
+                all.extend(owned.map(|(rank, owned)| (StateArray::Local(name, rank), owned)));
+            }
+            Ok(all)
         };
         self.parameters.iter().map(|parameter| of(parameter)).collect()
     }
 
-    /// Every rank brings an array, and gets the elements that it owns of all of them.
-    fn owned_of_ranks(
-        &self,
-        parameter: &Parameter<B>,
-        name: &'static str,
-    ) -> Result<Vec<OwnedError<B>>, ZeroError> {
-        let (index, ranks) = (parameter.index(), self.group.world_size());
-        let partition = Partition::new(parameter.numel(), ranks);
-        let kept = self.optimizer.kept_moment(index, name, 0..parameter.numel());
-        let Some(KeptArray::Device(array)) = kept else {
-            unreachable!("the states of 0/1 Adam are on the device")
-        };
-        let sent = padded_bytes(&float_into_host::<B>(array), ranks * partition.shard_len());
-        let tag = Tag::new(name, index as u64).naming([parameter.shared_path()]);
-        let arrays = self.group.bytes().all_to_all(tag, vec![sent.into()])?.wait()?.swap_remove(0);
-        let len = partition.owned(self.group.rank()).len();
-        let of_rank = |(rank, bytes): (usize, &[u8])| {
-            let values: Vec<f32> = pod_collect_to_vec(&bytes[..len * size_of::<f32>()]);
-            let data = TensorData::new(values, [len]);
-            (StateArray::Local(name, rank), OwnedArray(Elements::Host(data)))
-        };
-        let chunk = partition.shard_len() * size_of::<f32>();
-        Ok(arrays.chunks_exact(chunk).enumerate().map(of_rank).collect())
-    }
-
-    /// Goes on between two exchanges, `rates` after the last, with what `read` gives for each piece of what `ranks`
-    /// ranks had of their own; after [`load_moments`](Self::load_moments). With another number of ranks than there
-    /// were, every rank starts with the mean.
+    /// Loads the states that differed between the `ranks` ranks of a checkpoint, `rates` after they last averaged their
+    /// updates. Follows [`load_moments`](Self::load_moments); `read` gives each piece. If the number of ranks has changed,
+    /// or the next step is not local, every rank starts with the mean.
     ///
     /// # Errors
     /// Those of `read`, or a piece of another length.
@@ -112,27 +95,16 @@ impl<B: OptimizerOps> ModelStates<B> {
         for parameter in self.parameters.iter().filter(has_elements) {
             let (index, numel) = (parameter.index(), parameter.numel());
             for name in LOCAL_ARRAYS {
-                let mut mean = Vec::new();
-                for rank in own.clone() {
-                    let array = StateArray::Local(name, rank);
-                    let piece = Piece { path: parameter.path(), array, range: 0..numel };
-                    let values = into_f32(read(&piece)?);
-                    if values.len() != numel {
-                        return Err(array.length_error(parameter, values.len(), numel).into());
-                    }
-                    // One rank's stays as it is, to the bit.
-                    let share = values.into_iter().map(|value| value / own.len() as f32);
-                    mean = match mean.is_empty() {
-                        true => share.collect(),
-                        false => share.zip(mean).map(|(share, sum)| sum + share).collect(),
-                    };
-                }
+                let of_rank = |rank| StateArray::Local(name, rank);
+                let mean = read_mean(parameter, own.clone(), of_rank, &mut read)?;
                 let data = TensorData::new(mean, [numel]);
                 let array = float_from_host::<B>(data, parameter.device());
                 self.optimizer.set_moment(index, name, array);
             }
             let values = self.optimizer.moved_values(index);
-            debug_assert_eq!(values.shape().num_elements(), numel);
+            if !is_local {
+                self.optimizer.set_common(index, values.clone());
+            }
             let stored = B::cast(values.clone(), self.compute);
             self.optimizer.set_master(index, values).map_err(ZeroError::from)?;
             let stored = publisher.store(self.share.stage, parameter, stored);

@@ -53,17 +53,6 @@ impl StateArray {
             Self::ServerError => "server error",
         }
     }
-
-    /// An array of a parameter has `found` elements instead of `expected`.
-    pub(super) fn length_error<B: Backend>(
-        self,
-        parameter: &Parameter<B>,
-        found: usize,
-        expected: usize,
-    ) -> ZeroError {
-        let path = parameter.path().to_owned();
-        ZeroError::PieceLength { path, array: self.name(), found, expected }
-    }
 }
 
 /// Elements of an array of a parameter that this rank has to be given.
@@ -407,14 +396,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             true => (partition.owned(self.share.rank), partition.shard_len()),
             false => (0..partition.numel(), partition.numel()),
         };
-        let expected = range.len();
-        let mut values = match range.is_empty() {
-            true => Vec::new(),
-            false => into_f32(read(&Piece { path: parameter.path(), array, range })?),
-        };
-        if values.len() != expected {
-            return Err(array.length_error(parameter, values.len(), expected).into());
-        }
+        let mut values = read_floats(parameter, array, range, read)?;
         values.resize(len, 0.0);
         let data = TensorData::new(values, Shape::from(vec![len]));
         Ok(float_from_host::<B>(data, parameter.device()))
@@ -428,7 +410,26 @@ pub(super) fn host_range(data: &TensorData, range: Range<usize>) -> TensorData {
     TensorData::from_bytes_vec(bytes.to_vec(), shape, data.dtype)
 }
 
+/// Reads elements `range` of an array in f32. Reads nothing for an empty range.
+pub(super) fn read_floats<B: Backend, E: From<ZeroError>>(
+    parameter: &Parameter<B>,
+    array: StateArray,
+    range: Range<usize>,
+    read: &mut impl FnMut(&Piece<'_>) -> Result<TensorData, E>,
+) -> Result<Vec<f32>, E> {
+    let expected = range.len();
+    if expected == 0 {
+        return Ok(Vec::new());
+    }
+    let values = into_f32(read(&Piece { path: parameter.path(), array, range })?);
+    if values.len() != expected {
+        let (path, found) = (parameter.path().to_owned(), values.len());
+        return Err(ZeroError::PieceLength { path, array: array.name(), found, expected }.into());
+    }
+    Ok(values)
+}
+
 /// The values in f32, without a copy where they are.
-pub(super) fn into_f32(data: TensorData) -> Vec<f32> {
+fn into_f32(data: TensorData) -> Vec<f32> {
     data.convert::<f32>().into_vec().expect("the data was converted to f32 just before")
 }

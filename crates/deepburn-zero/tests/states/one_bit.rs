@@ -54,7 +54,7 @@ impl<B: Backend> Layers<B> {
     /// A loss whose gradient is known: all parameters times numbers that depend on step and rank.
     pub(crate) fn loss(&self, step: usize, rank: usize) -> Tensor<B, 1> {
         let sum = Tensor::zeros([1], &B::Device::default());
-        let mut loss = Products { step, rank, place: 0, sum };
+        let mut loss = RankProducts { step, rank, place: 0, sum };
         self.visit(&mut loss);
         loss.sum
     }
@@ -78,14 +78,14 @@ pub(crate) fn is_without_gradient(step: usize, i: usize) -> bool {
     i == 3 || i / 5 == 7 || (i == 12 && step < 4) || (i == 13 && step < 60)
 }
 
-struct Products<B: Backend> {
+struct RankProducts<B: Backend> {
     step: usize,
     rank: usize,
     place: usize,
     sum: Tensor<B, 1>,
 }
 
-impl<B: Backend> ModuleVisitor<B> for Products<B> {
+impl<B: Backend> ModuleVisitor<B> for RankProducts<B> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         let value = param.val();
         let shape = value.shape();

@@ -2,7 +2,7 @@
 //!
 //! Main types: [`one_bit_adam::OneBitAdam`], [`zero_one_adam::ZeroOneAdam`] and
 //! [`one_bit_lamb::OneBitLamb`], each with a `step` on the gradients of all ranks,
-//! `gradients[rank][tensor][element]`; and [`Exchange`], the mean over ranks in one bit an element.
+//! `gradients[rank][tensor][element]`; and [`CompressedMean`], the mean over ranks in one bit an element.
 //!
 //! They follow DeepSpeed's `runtime/fp16/onebit/{adam,zoadam,lamb}.py` and `runtime/comm/nccl.py`, except
 //! for faults that all of these share:
@@ -21,7 +21,7 @@ use std::ops::Range;
 
 /// The mean of one vector over ranks, sent in one bit an element, with the errors that are kept for later.
 #[derive(Debug, Clone)]
-pub(crate) struct Exchange {
+pub(crate) struct CompressedMean {
     /// What each rank's bits did not say.
     pub(crate) worker_errors: Vec<Vec<f64>>,
     /// What the bits of the means did not say. Each rank is the server of one chunk.
@@ -30,7 +30,7 @@ pub(crate) struct Exchange {
     pub(crate) closest: f64,
 }
 
-impl Exchange {
+impl CompressedMean {
     pub(crate) fn new(ranks: usize, len: usize) -> Self {
         Self {
             worker_errors: vec![vec![0.0; len]; ranks],
@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn what_was_sent_and_the_last_errors_are_what_was_given() {
-        let (mut exchange, live) = (Exchange::new(3, 50), vec![true; 50]);
+        let (mut exchange, live) = (CompressedMean::new(3, 50), vec![true; 50]);
         let (mut given, mut sent) = (vec![0.0; 50], vec![0.0; 50]);
         for step in FREEZE + 1..50 {
             let gradients = gradients(step);

@@ -59,21 +59,21 @@ fn train_step(
 }
 
 /// One rank after a step, and its counters so far.
-struct Seen {
+struct AfterStep {
     weights: Weights,
     local_rates: Option<f64>,
     counters: Statistics,
 }
 
 /// What each rank sees before the first step and after each.
-fn train(ranks: usize, policy: &Policy, steps: usize) -> Vec<Vec<Seen>> {
+fn train(ranks: usize, policy: &Policy, steps: usize) -> Vec<Vec<AfterStep>> {
     let module = Layers::<Trained>::new();
     let seen = run_ranks(ranks, Duration::from_secs(60), |member| {
         let group = Group::<Flex>::new(member.clone());
         let (mut net, mut states) = ModelStates::shard(module.clone(), policy.clone(), group)?;
         let look = |states: &ModelStates<Flex>| {
             let (weights, local_rates) = (weights(states)?, states.local_rates());
-            Ok::<_, ZeroError>(Seen { weights, local_rates, counters: member.statistics() })
+            Ok::<_, ZeroError>(AfterStep { weights, local_rates, counters: member.statistics() })
         };
         let mut seen = vec![look(&states)?];
         for step in 0..steps {
@@ -160,7 +160,7 @@ fn elements_without_a_gradient_keep_their_values() {
 }
 
 /// Calls for a purpose, and elements, in each step.
-fn traffic(seen: &[Seen], purpose: &str) -> Vec<(u64, u64)> {
+fn traffic(seen: &[AfterStep], purpose: &str) -> Vec<(u64, u64)> {
     let of = |statistics: &Statistics| {
         let count = statistics.purpose(purpose);
         (count.calls, count.elements)

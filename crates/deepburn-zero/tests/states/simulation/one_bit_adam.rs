@@ -1,7 +1,7 @@
 //! 1-bit Adam (Tang et al. 2021, arXiv 2102.02888), as DeepSpeed's `onebit/adam.py`.
 //!
-//! - Steps `1..=freeze_step`, the warm-up: Adam on the mean gradient, without bias correction. The second
-//!   moment is that of the mean gradient.
+//! - Steps `1..=freeze_step`, the warm-up: Adam on the mean gradient, without bias correction. The mean
+//!   gradient updates both moments.
 //! - From step `freeze_step + 1` on, the second moment stays. Each rank adds its own gradient to the common
 //!   momentum, the results are averaged in one bit an element, tensor by tensor, and the average is the new
 //!   momentum of all ranks. Errors are those of the momentum and start at 0.
@@ -10,7 +10,7 @@
 //! DeepSpeed accepts `bias_correction`, `eps_inside_sqrt` and `max_grad_norm`, and does not use them. Its warm-up
 //! has one update fewer than `freeze_step`, since the call that drops its gradient counts.
 
-use super::{Exchange, live_elements, mean_gradient, moving_average, squared, zeros_like};
+use super::{CompressedMean, live_elements, mean_gradient, moving_average, squared, zeros_like};
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct OneBitAdamRule {
@@ -30,13 +30,14 @@ pub(crate) struct OneBitAdam {
     pub(crate) params: Vec<Vec<f64>>,
     pub(crate) m: Vec<Vec<f64>>,
     pub(crate) v: Vec<Vec<f64>>,
-    pub(crate) exchanges: Vec<Exchange>,
+    pub(crate) exchanges: Vec<CompressedMean>,
 }
 
 impl OneBitAdam {
     pub(crate) fn new(rule: OneBitAdamRule, ranks: usize, params: Vec<Vec<f64>>) -> Self {
         let (m, v) = (zeros_like(&params), zeros_like(&params));
-        let exchanges = params.iter().map(|tensor| Exchange::new(ranks, tensor.len())).collect();
+        let exchanges =
+            params.iter().map(|tensor| CompressedMean::new(ranks, tensor.len())).collect();
         Self { rule, time: 0, params, m, v, exchanges }
     }
 

@@ -20,7 +20,9 @@
 //! one from falling below 1 (here both are of live elements). A tensor whose ratio was 1 in every warm-up step has
 //! a `frozen_coeff` of 0 and no longer moves (here it is 1). Kept as it is: a short warm-up leaves the average too small.
 
-use super::{Exchange, live_elements, mean_gradient, moving_average, norm, squared, zeros_like};
+use super::{
+    CompressedMean, live_elements, mean_gradient, moving_average, norm, squared, zeros_like,
+};
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct OneBitLambRule {
@@ -51,7 +53,7 @@ pub(crate) struct OneBitLamb {
     pub(crate) last_factor: Vec<f64>,
     pub(crate) scaling_coeff: Vec<f64>,
     /// Of all tensors, one after the other.
-    pub(crate) exchange: Exchange,
+    pub(crate) exchange: CompressedMean,
 }
 
 impl OneBitLamb {
@@ -60,7 +62,7 @@ impl OneBitLamb {
         Self {
             rule,
             time: 0,
-            exchange: Exchange::new(ranks, params.iter().map(Vec::len).sum()),
+            exchange: CompressedMean::new(ranks, params.iter().map(Vec::len).sum()),
             params,
             m: zeros.clone(),
             v: zeros.clone(),
@@ -152,7 +154,8 @@ impl OneBitLamb {
         }
     }
 
-    /// The factor of the frozen trust ratio; `ratio` is that of the direction without decay to the whole one.
+    /// Returns the factor of the frozen trust ratio. `ratio` is the norm of the direction without decay, divided by the
+    /// norm of the whole direction.
     fn factor(&self, tensor: usize, ratio: f64) -> f64 {
         let (rule, last) = (&self.rule, self.last_factor[tensor]);
         let quotients =

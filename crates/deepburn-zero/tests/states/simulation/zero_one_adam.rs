@@ -18,7 +18,9 @@
 //! enters the momentum and is multiplied by up to `1 / (1 - beta1)`. Here it is decoupled: every local step multiplies
 //! the common parameters and `u` by `1 - lr * weight_decay`.
 
-use super::{Exchange, live_elements, masked, mean_gradient, moving_average, squared, zeros_like};
+use super::{
+    CompressedMean, live_elements, masked, mean_gradient, moving_average, squared, zeros_like,
+};
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ZeroOneAdamRule {
@@ -59,7 +61,7 @@ pub(crate) struct ZeroOneAdam {
     pub(crate) v: Vec<Vec<f64>>,
     /// The parameters after the last exchange.
     pub(crate) common: Vec<Vec<f64>>,
-    pub(crate) exchanges: Vec<Exchange>,
+    pub(crate) exchanges: Vec<CompressedMean>,
 }
 
 impl ZeroOneAdam {
@@ -76,7 +78,7 @@ impl ZeroOneAdam {
             lrs: 0.0,
             ranks: vec![rank; ranks],
             v: zeros,
-            exchanges: params.iter().map(|it| Exchange::new(ranks, it.len())).collect(),
+            exchanges: params.iter().map(|it| CompressedMean::new(ranks, it.len())).collect(),
             common: params,
         }
     }
@@ -118,7 +120,7 @@ impl ZeroOneAdam {
             }
         }
         if self.time == self.rule.var_freeze_step {
-            self.exchanges.iter_mut().for_each(Exchange::reset);
+            self.exchanges.iter_mut().for_each(CompressedMean::reset);
             self.ranks.iter_mut().for_each(|rank| rank.moved = zeros_like(&rank.params));
         }
     }

@@ -1,0 +1,73 @@
+//! Arrays that differ between ranks, in checkpoints.
+//!
+//! Compression errors and the states of local steps are such arrays. Checkpoints store one of them per rank, each as
+//! long as the parameter. When one is saved, every rank gets the elements that it owns of the arrays of all ranks.
+
+use std::ops::Range;
+
+use burn_backend::{Backend, TensorData};
+use bytemuck::{cast_slice, pod_collect_to_vec};
+use deepburn_comm::{Partition, Tag};
+use deepburn_ops::OptimizerOps;
+
+use super::ModelStates;
+use super::pieces::{Elements, OwnedArray, Piece, StateArray, read_floats};
+use crate::error::ZeroError;
+use crate::parameter::Parameter;
+
+/// An array of a parameter's states, and the elements of it that this rank owns.
+pub type OwnedState<B> = (StateArray, OwnedArray<B>);
+
+impl<B: OptimizerOps> ModelStates<B> {
+    /// Exchanges the arrays of all ranks, `values` being that of this rank with all elements of a parameter that has
+    /// some. Returns the elements that this rank owns of each, by rank. All ranks call this together.
+    ///
+    /// # Errors
+    /// When the collective fails.
+    pub(super) fn owned_of_ranks(
+        &self,
+        what: &'static str,
+        parameter: &Parameter<B>,
+        values: &[f32],
+    ) -> Result<Vec<OwnedArray<B>>, ZeroError> {
+        let ranks = self.group.world_size();
+        let partition = Partition::new(parameter.numel(), ranks);
+        // Padded, so that the bytes are cut where elements are.
+        let sent = padded_bytes(values, ranks * partition.shard_len());
+        let tag = Tag::new(what, parameter.index() as u64).naming([parameter.shared_path()]);
+        let received =
+            self.group.bytes().all_to_all(tag, vec![sent.into()])?.wait()?.swap_remove(0);
+        let owned = partition.owned(self.group.rank()).len() * size_of::<f32>();
+        let chunks = received.chunks_exact(partition.shard_len() * size_of::<f32>());
+        Ok(chunks.map(|chunk| in_host_memory(pod_collect_to_vec(&chunk[..owned]))).collect())
+    }
+}
+
+/// Reads whole arrays of these ranks and returns their mean: one rank's array stays as it is, to the bit.
+pub(super) fn read_mean<B: Backend, E: From<ZeroError>>(
+    parameter: &Parameter<B>,
+    ranks: Range<usize>,
+    array: impl Fn(usize) -> StateArray,
+    read: &mut impl FnMut(&Piece<'_>) -> Result<TensorData, E>,
+) -> Result<Vec<f32>, E> {
+    let count = ranks.len() as f32;
+    let mut mean = vec![0.0; parameter.numel()];
+    for rank in ranks {
+        let values = read_floats(parameter, array(rank), 0..parameter.numel(), read)?;
+        mean.iter_mut().zip(values).for_each(|(mean, value)| *mean += value / count);
+    }
+    Ok(mean)
+}
+
+/// The bytes of `values` and of zeros after them, `len` elements in all.
+pub(super) fn padded_bytes(values: &[f32], len: usize) -> Vec<u8> {
+    let mut bytes = cast_slice(values).to_vec();
+    bytes.resize(len * size_of::<f32>(), 0);
+    bytes
+}
+
+/// Elements that lie in host memory.
+pub(super) fn in_host_memory<B: Backend>(values: Vec<f32>) -> OwnedArray<B> {
+    let len = values.len();
+    OwnedArray(Elements::Host(TensorData::new(values, [len])))
+}

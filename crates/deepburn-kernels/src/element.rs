@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use std::fmt::Debug;
 
 /// A stored number that kernels read and write as `f32`.
-pub(crate) trait Element: Copy + Debug + Send + Sync + 'static {
+pub trait Element: Copy + Debug + Send + Sync + 'static {
     /// The same number; NaN stays NaN.
     fn widen(self) -> f32;
     /// The nearest number, of two equally near the even one; what is beyond the largest becomes

@@ -17,13 +17,15 @@
 //!   [`FactorRule`]. 0/1 Adam: [`LocalAdamStep`], and around the exchange [`LocalMovementStep`] and
 //!   [`AgreedMovementStep`].
 //! - Gradients: [`gradient_stats`] finds norm and overflow, [`unscale`] multiplies as well.
-//! - Formats: [`cast`], [`widen`]. Buckets: [`flatten`], [`unflatten`].
+//! - Formats: [`Element`], [`cast`], [`widen`]. Buckets: [`flatten`], [`unflatten`].
+//! - Matrix products: [`gemm`].
 //!
 //! The loops are plain iterations that the compiler vectorises. Where the baseline instruction set
 //! would be slower than memory, the loop is compiled for several and chosen when it runs.
 //!
 //! # Promises
-//! - The same bits on every machine and at every thread count: updates are elementwise and use no
+//! - The same bits on every machine and at every thread count (matrix products: on every machine with the same
+//!   instruction sets): updates are elementwise and use no
 //!   fused multiply-add, conversions are written out, sums have a fixed shape ([`sum_of_squares`]).
 //! - Zero padding stays zero: an element whose parameter, gradient and states are 0 remains 0.
 //! - A non-finite element stays alone: it never reaches its neighbours.
@@ -40,6 +42,7 @@ mod descent;
 mod element;
 mod elementwise;
 mod flat;
+pub mod gemm;
 mod gradient;
 mod lamb;
 mod lion;
@@ -61,6 +64,7 @@ pub use adagrad::{Adagrad, AdagradStep, adagrad_reference};
 pub use adam::{Adam, AdamStep, WeightDecay, adam_reference};
 pub use clip::unscale_and_clip;
 pub use descent::{DescentStep, descent_reference};
+pub use element::Element;
 pub use elementwise::{ElementwiseStep, OwnedSlice};
 pub use flat::{flatten, flatten_reference, unflatten};
 pub use gradient::{Gradient, widen};

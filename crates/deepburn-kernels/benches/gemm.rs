@@ -1,0 +1,301 @@
+//! Matrix products of GPT-2 124M, against a register-blocked loop of the same instruction.
+//!
+//! `cargo bench -p deepburn-kernels --bench gemm [-- [--json] [ROUNDS] [NAME]]` times the cases whose name has `NAME`
+//! in it. Every round times every case once, so that
+//! what disturbs the machine disturbs all alike; medians are printed. `--json` prints one object a case.
+//!
+//! The limit is the rate at which the threads multiply tiles that stay in their first-level caches, with AVX512-BF16 for
+//! bf16 and with AVX-512 or AVX2 for f32. Elsewhere there is none.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use deepburn_kernels::gemm::{Arithmetic, Elements, Matrix, MatrixMut, Product, Threads};
+use half::bf16;
+
+/// `[rows, depth, columns]`; the last is the loss head's: a chunk of tokens with the vocabulary.
+const SHAPES: [[usize; 3]; 4] =
+    [[512, 768, 3072], [768, 3072, 512], [512, 3072, 768], [256, 768, 50_257]];
+
+/// Operands as they are in a step: the right one of the loss head, and of gradients by inputs, is transposed.
+const ORDERS: [(&str, bool, bool); 3] =
+    [("forward", false, false), ("input gradient", false, true), ("weight gradient", true, false)];
+
+struct Case {
+    name: String,
+    shape: [usize; 3],
+    arithmetic: Arithmetic,
+    threads: Threads,
+    transposed: [bool; 2],
+    seconds: Vec<f64>,
+}
+
+impl Case {
+    fn all() -> Vec<Self> {
+        let mut cases = Vec::new();
+        for arithmetic in [Arithmetic::F32, Arithmetic::Bf16] {
+            for threads in [Threads::One, Threads::All] {
+                for shape in SHAPES {
+                    for (name, left, right) in ORDERS {
+                        let name = name.to_owned();
+                        let transposed = [left, right];
+                        cases.push(Self {
+                            name,
+                            shape,
+                            arithmetic,
+                            threads,
+                            transposed,
+                            seconds: Vec::new(),
+                        });
+                    }
+                }
+            }
+        }
+        cases
+    }
+
+    fn flops(&self) -> f64 {
+        2.0 * self.shape.iter().product::<usize>() as f64
+    }
+
+    fn dtype(&self) -> &'static str {
+        match self.arithmetic {
+            Arithmetic::F32 => "f32",
+            Arithmetic::Bf16 => "bf16",
+        }
+    }
+
+    fn thread_count(&self) -> usize {
+        match self.threads {
+            Threads::One => 1,
+            Threads::All => rayon::current_num_threads(),
+        }
+    }
+}
+
+impl std::fmt::Display for Case {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let ([m, k, n], name) = (self.shape, &self.name);
+        write!(f, "{} {m} x {k} x {n} {name}, {} threads", self.dtype(), self.thread_count())
+    }
+}
+
+/// Enough numbers for any operand.
+struct Numbers {
+    f32: [Vec<f32>; 2],
+    bf16: [Vec<bf16>; 2],
+    /// Results, of the type of the operands.
+    out: (Vec<f32>, Vec<bf16>),
+}
+
+impl Numbers {
+    fn new() -> Self {
+        let len = |pick: fn([usize; 3]) -> usize| SHAPES.into_iter().map(pick).max().unwrap_or(0);
+        let lens = [len(|[m, k, _]| m * k), len(|[_, k, n]| k * n)];
+        let f32 = lens.map(|len| {
+            (0..len).map(|i| ((i * 7919) % 1000) as f32 / 1000.0 - 0.5).collect::<Vec<_>>()
+        });
+        let bf16 = f32.clone().map(|all| all.into_iter().map(bf16::from_f32).collect());
+        let out = len(|[m, _, n]| m * n);
+        Self { f32, bf16, out: (vec![0.0; out], vec![bf16::ZERO; out]) }
+    }
+
+    fn time(&mut self, case: &Case) -> f64 {
+        let [m, k, n] = case.shape;
+        let [left, right] = match case.arithmetic {
+            Arithmetic::F32 => [0, 1].map(|i| Elements::from(&self.f32[i][..])),
+            Arithmetic::Bf16 => [0, 1].map(|i| Elements::from(&self.bf16[i][..])),
+        };
+        let operand = |elements, rows, columns, transposed| match transposed {
+            false => Matrix::new(elements, rows, columns, columns),
+            true => Matrix::new(elements, columns, rows, rows).transposed(),
+        };
+        let left = operand(left, m, k, case.transposed[0]);
+        let right = operand(right, k, n, case.transposed[1]);
+        let started = Instant::now();
+        let product = Product::new(left, right, case.arithmetic).on(case.threads);
+        product.write_to(match case.arithmetic {
+            Arithmetic::F32 => MatrixMut::new(black_box(&mut self.out.0[..m * n]), m, n, n),
+            Arithmetic::Bf16 => MatrixMut::new(black_box(&mut self.out.1[..m * n]), m, n, n),
+        });
+        started.elapsed().as_secs_f64()
+    }
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    // `cargo bench` passes `--bench` on.
+    let rounds = arguments.iter().find_map(|argument| argument.parse().ok()).unwrap_or(9);
+    let json = arguments.iter().any(|argument| argument == "--json");
+    let mut numbers = Numbers::new();
+    let name = arguments
+        .iter()
+        .find(|argument| !argument.starts_with('-') && argument.parse::<usize>().is_err());
+    let mut cases = Case::all();
+    cases.retain(|case| name.is_none_or(|name| case.to_string().contains(name)));
+    let mut limits = vec![Vec::new(); cases.len()];
+    for round in 0..=rounds {
+        for (case, limits) in cases.iter_mut().zip(&mut limits) {
+            let limit = limit::rate(case.arithmetic, case.thread_count());
+            let seconds = numbers.time(case);
+            // The first round starts threads and touches memory.
+            if round > 0 {
+                case.seconds.push(seconds);
+                limits.extend(limit);
+            }
+        }
+    }
+    for (case, mut limits) in cases.iter_mut().zip(limits) {
+        case.seconds.sort_by(f64::total_cmp);
+        limits.sort_by(f64::total_cmp);
+        report(case, limits.get(limits.len() / 2).copied(), json);
+    }
+}
+
+fn report(case: &Case, limit: Option<f64>, json: bool) {
+    let rate = |seconds: f64| case.flops() / seconds / 1e9;
+    let median = rate(case.seconds[case.seconds.len() / 2]);
+    let spread = [case.seconds[case.seconds.len() - 1], case.seconds[0]].map(rate);
+    if json {
+        let ([m, k, n], dtype, threads, name) =
+            (case.shape, case.dtype(), case.thread_count(), &case.name);
+        let limit = limit.map_or("null".to_owned(), |limit| format!("{limit:.1}"));
+        println!(
+            r#"{{"name": "{name}", "shape": [{m}, {k}, {n}], "dtype": "{dtype}", "threads": {threads}, "gflops_median": {median:.1}, "spread": [{:.1}, {:.1}], "limit_gflops": {limit}}}"#,
+            spread[0], spread[1]
+        );
+    } else {
+        let share = limit.map_or(String::new(), |limit| {
+            format!(", {:.0} % of {limit:.0}", 100.0 * median / limit)
+        });
+        println!("{case}: {median:.0} GFLOP/s{share}");
+    }
+}
+
+/// What the processor can do. Loops over numbers keep the sums in registers.
+#[allow(clippy::needless_range_loop)]
+#[cfg(target_arch = "x86_64")]
+mod limit {
+    use std::arch::x86_64::*;
+    use std::hint::black_box;
+    use std::time::Instant;
+
+    use deepburn_kernels::gemm::Arithmetic;
+
+    /// Steps of the loop: 48 KiB of the right operand are as much as the panels of a product.
+    const STEPS: usize = 192;
+    const REPEATS: usize = 64;
+
+    /// GFLOP/s of all threads together.
+    pub(super) fn rate(arithmetic: Arithmetic, threads: usize) -> Option<f64> {
+        let avx512 = is_x86_feature_detected!("avx512f");
+        let (tile, flops): (unsafe fn(*const u32, *const u32, *mut f32), f64) = match arithmetic {
+            Arithmetic::Bf16 if is_x86_feature_detected!("avx512bf16") => (bf16_tile, 64.0 * 24.0),
+            _ if avx512 => (avx512_tile, 32.0 * 24.0),
+            _ if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") => {
+                (avx2_tile, 16.0 * 12.0)
+            }
+            _ => return None,
+        };
+        let run = || {
+            let (left, right) = (vec![0_u32; STEPS * 8], vec![0_u32; STEPS * 48]);
+            let mut sums = vec![0.0_f32; 8 * 48];
+            let (left, right, sums) = (left.as_ptr(), right.as_ptr(), sums.as_mut_ptr());
+            // SAFETY: the processor has the instructions, and the operands have all steps.
+            let once = || unsafe { tile(black_box(left), black_box(right), black_box(sums)) };
+            once();
+            let started = Instant::now();
+            for _ in 0..REPEATS {
+                once();
+            }
+            started.elapsed().as_secs_f64()
+        };
+        let seconds = std::thread::scope(|scope| {
+            let others: Vec<_> = (1..threads).map(|_| scope.spawn(run)).collect();
+            let own = run();
+            others.into_iter().map(|other| other.join().unwrap_or(own)).fold(own, f64::max)
+        });
+        Some(threads as f64 * flops * (STEPS * REPEATS) as f64 / seconds / 1e9)
+    }
+
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    unsafe fn bf16_tile(left: *const u32, right: *const u32, tile: *mut f32) {
+        let mut sums = [[_mm512_setzero_ps(); 3]; 8];
+        for step in 0..STEPS {
+            // SAFETY: both operands have all steps.
+            unsafe {
+                let right =
+                    [0, 16, 32].map(|at| _mm512_loadu_si512(right.add(step * 48 + at).cast()));
+                for row in 0..8 {
+                    let number = _mm512_set1_epi32(*left.add(step * 8 + row) as i32);
+                    for v in 0..3 {
+                        let [left, right] =
+                            [number, right[v]].map(|pairs| std::mem::transmute(pairs));
+                        sums[row][v] = _mm512_dpbf16_ps(sums[row][v], left, right);
+                    }
+                }
+            }
+        }
+        for row in 0..8 {
+            for v in 0..3 {
+                // SAFETY: the tile has eight rows of 48.
+                unsafe { _mm512_storeu_ps(tile.add(row * 48 + v * 16), sums[row][v]) };
+            }
+        }
+    }
+
+    #[target_feature(enable = "avx512f")]
+    unsafe fn avx512_tile(left: *const u32, right: *const u32, tile: *mut f32) {
+        let mut sums = [[_mm512_setzero_ps(); 3]; 8];
+        for step in 0..STEPS {
+            // SAFETY: both operands have all steps.
+            unsafe {
+                let right = [0, 16, 32].map(|at| _mm512_loadu_ps(right.add(step * 48 + at).cast()));
+                for row in 0..8 {
+                    let number = _mm512_set1_ps(*left.add(step * 8 + row).cast());
+                    for v in 0..3 {
+                        sums[row][v] = _mm512_fmadd_ps(number, right[v], sums[row][v]);
+                    }
+                }
+            }
+        }
+        for row in 0..8 {
+            for v in 0..3 {
+                // SAFETY: the tile has eight rows of 48.
+                unsafe { _mm512_storeu_ps(tile.add(row * 48 + v * 16), sums[row][v]) };
+            }
+        }
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn avx2_tile(left: *const u32, right: *const u32, tile: *mut f32) {
+        let mut sums = [[_mm256_setzero_ps(); 3]; 4];
+        for step in 0..STEPS {
+            // SAFETY: both operands have all steps.
+            unsafe {
+                let right = [0, 8, 16].map(|at| _mm256_loadu_ps(right.add(step * 48 + at).cast()));
+                for row in 0..4 {
+                    let number = _mm256_set1_ps(*left.add(step * 8 + row).cast());
+                    for v in 0..3 {
+                        sums[row][v] = _mm256_fmadd_ps(number, right[v], sums[row][v]);
+                    }
+                }
+            }
+        }
+        for row in 0..4 {
+            for v in 0..3 {
+                // SAFETY: the tile has four rows of 24.
+                unsafe { _mm256_storeu_ps(tile.add(row * 24 + v * 8), sums[row][v]) };
+            }
+        }
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+mod limit {
+    use deepburn_kernels::gemm::Arithmetic;
+
+    pub(super) fn rate(_: Arithmetic, _: usize) -> Option<f64> {
+        None
+    }
+}

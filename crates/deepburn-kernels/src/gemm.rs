@@ -1,0 +1,165 @@
+//! Matrix products on the CPU.
+//!
+//! Main type: [`Product`]. Operands are `f32`, `f16` or `bf16`, with any strides; sums are in `f32`. Operands may differ
+//! in type. What is multiplied is [`Arithmetic`]: single precision, or pairs of bf16 numbers where the processor has
+//! instructions for them, which are two to eight times as fast.
+//!
+//! The instruction set is chosen when the program runs: AVX512-BF16 or AVX-512, else AVX2 with fused multiply-add, else
+//! code that the compiler vectorises (NEON, for example). Each operand is packed panel by panel, and 16-bit operands
+//! are widened there where the instructions need single precision.
+//!
+//! # Promises
+//! - The same bits at every thread count: an element is a sum over depths in their order. Other instruction sets may
+//!   give other bits, because they round in other places.
+//! - NaN and infinity reach exactly those elements whose row or column has them.
+//! - In pairs, subnormal numbers count as 0, as the processor has it.
+
+mod blocking;
+mod kernel;
+mod matrix;
+mod pack;
+mod portable;
+mod result;
+mod scratch;
+
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(test)]
+mod tests;
+
+pub use matrix::{Elements, Matrix, MatrixMut, Target};
+
+use kernel::Kernel;
+use portable::Portable;
+use result::{RowMut, Rule};
+
+/// In which numbers a product is computed. Sums are in `f32` in both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arithmetic {
+    /// Operands widened to `f32`.
+    F32,
+    /// Operands rounded to `bf16`, if this processor multiplies such numbers faster than `f32`; otherwise as
+    /// [`Self::F32`].
+    Bf16,
+}
+
+/// On which threads a product is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Threads {
+    /// The calling thread.
+    One,
+    /// Those of the current rayon pool, if the product is large enough.
+    All,
+}
+
+/// Multiplications below which handing work over costs more than it saves, as burn-flex has it.
+const WORTH_THREADS: usize = 192 * 192 * 192;
+
+/// `factor * left * right + bias`.
+#[derive(Debug, Clone, Copy)]
+pub struct Product<'a> {
+    left: Matrix<'a>,
+    right: Matrix<'a>,
+    arithmetic: Arithmetic,
+    threads: Threads,
+    factor: f32,
+    bias: Option<&'a [f32]>,
+}
+
+impl<'a> Product<'a> {
+    /// The product of `left` `[rows, depth]` and `right` `[depth, columns]`, on all threads.
+    ///
+    /// # Panics
+    /// If their depths differ.
+    pub fn new(left: Matrix<'a>, right: Matrix<'a>, arithmetic: Arithmetic) -> Self {
+        assert_eq!(
+            left.columns, right.rows,
+            "columns of the left operand and rows of the right one"
+        );
+        Self { left, right, arithmetic, threads: Threads::All, factor: 1.0, bias: None }
+    }
+
+    /// Sets the threads.
+    pub fn on(self, threads: Threads) -> Self {
+        Self { threads, ..self }
+    }
+
+    /// Multiplies each sum by `factor`.
+    pub fn scaled(self, factor: f32) -> Self {
+        Self { factor, ..self }
+    }
+
+    /// Adds `bias`, one number a column, to every row.
+    ///
+    /// # Panics
+    /// If it is not as long as a row.
+    pub fn plus(self, bias: &'a [f32]) -> Self {
+        assert_eq!(
+            bias.len(),
+            self.right.columns,
+            "elements of the bias and columns of the product"
+        );
+        Self { bias: Some(bias), ..self }
+    }
+
+    /// Writes the product to `out`, whose elements need not be initialised. Each element is rounded once.
+    ///
+    /// # Panics
+    /// If `out` has another shape.
+    pub fn write_to(&self, out: MatrixMut<'_>) {
+        self.compute(&out, false);
+    }
+
+    /// Adds the product to `out`. Each element is rounded once.
+    ///
+    /// # Panics
+    /// If `out` has another shape.
+    pub fn add_to(&self, out: MatrixMut<'_>) {
+        self.compute(&out, true);
+    }
+
+    fn compute(&self, out: &MatrixMut<'_>, accumulate: bool) {
+        let (rows, columns, depth) = (self.left.rows, self.right.columns, self.left.columns);
+        assert_eq!(
+            [out.rows, out.columns],
+            [rows, columns],
+            "shape of the result and of the product"
+        );
+        if rows == 0 || columns == 0 {
+            return;
+        }
+        let threads = match self.threads {
+            Threads::All if rows * columns * depth >= WORTH_THREADS => rayon::current_num_threads(),
+            _ => 1,
+        };
+        let rule = Rule { factor: self.factor, bias: self.bias, accumulate };
+        #[cfg(target_arch = "x86_64")]
+        {
+            use avx512::{Avx512, Avx512Bf16};
+            if self.arithmetic == Arithmetic::Bf16
+                && let Some(kernel) = Avx512Bf16::detect()
+            {
+                return self.multiply(kernel, out, rule, threads);
+            }
+            if let Some(kernel) = Avx512::detect() {
+                return self.multiply(kernel, out, rule, threads);
+            }
+            if let Some(kernel) = portable::Avx2::detect() {
+                return self.multiply(kernel, out, rule, threads);
+            }
+        }
+        self.multiply(Portable, out, rule, threads);
+    }
+
+    fn multiply<K: Kernel>(&self, kernel: K, out: &MatrixMut<'_>, rule: Rule<'_>, threads: usize) {
+        if self.left.columns == 0 {
+            let sums = vec![0.0; out.columns];
+            for row in 0..out.rows {
+                // SAFETY: the row is in the result, and nobody else uses it.
+                kernel.finish(&sums, unsafe { RowMut::new(out, row, 0, rule) });
+            }
+            return;
+        }
+        blocking::multiply(kernel, self, out, rule, threads);
+    }
+}

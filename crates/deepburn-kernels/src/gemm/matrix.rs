@@ -1,0 +1,234 @@
+//! Operands and results of products: elements in memory with strides.
+
+use std::marker::PhantomData;
+
+use half::{bf16, f16};
+
+/// The elements that an operand is read from.
+#[derive(Debug, Clone, Copy)]
+pub enum Elements<'a> {
+    /// Single precision.
+    F32(&'a [f32]),
+    /// IEEE half precision.
+    F16(&'a [f16]),
+    /// bfloat16.
+    Bf16(&'a [bf16]),
+}
+
+impl Elements<'_> {
+    /// Those from element `start` on.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn starting_at(self, start: usize) -> Self {
+        match self {
+            Self::F32(elements) => Self::F32(&elements[start..]),
+            Self::F16(elements) => Self::F16(&elements[start..]),
+            Self::Bf16(elements) => Self::Bf16(&elements[start..]),
+        }
+    }
+
+    fn len(self) -> usize {
+        match self {
+            Self::F32(elements) => elements.len(),
+            Self::F16(elements) => elements.len(),
+            Self::Bf16(elements) => elements.len(),
+        }
+    }
+}
+
+impl<'a> From<&'a [f32]> for Elements<'a> {
+    fn from(elements: &'a [f32]) -> Self {
+        Self::F32(elements)
+    }
+}
+
+impl<'a> From<&'a [f16]> for Elements<'a> {
+    fn from(elements: &'a [f16]) -> Self {
+        Self::F16(elements)
+    }
+}
+
+impl<'a> From<&'a [bf16]> for Elements<'a> {
+    fn from(elements: &'a [bf16]) -> Self {
+        Self::Bf16(elements)
+    }
+}
+
+/// A matrix to read. Element `(i, j)` is at `i * row_stride + j * column_stride`.
+#[derive(Debug, Clone, Copy)]
+pub struct Matrix<'a> {
+    pub(super) elements: Elements<'a>,
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    pub(super) row_stride: usize,
+    pub(super) column_stride: usize,
+}
+
+impl<'a> Matrix<'a> {
+    /// A matrix of `[rows, columns]` elements with strides `[row_stride, column_stride]`, in elements. A stride of 0
+    /// repeats a row or a column.
+    ///
+    /// # Panics
+    /// If an element lies outside of `elements`.
+    pub fn strided(
+        elements: impl Into<Elements<'a>>,
+        shape: [usize; 2],
+        strides: [usize; 2],
+    ) -> Self {
+        let (elements, [rows, columns], [row_stride, column_stride]) =
+            (elements.into(), shape, strides);
+        if rows > 0 && columns > 0 {
+            let last = (rows - 1) * row_stride + (columns - 1) * column_stride;
+            assert!(
+                last < elements.len(),
+                "{shape:?} with strides {strides:?} in {} elements",
+                elements.len()
+            );
+        }
+        Self { elements, rows, columns, row_stride, column_stride }
+    }
+
+    /// A matrix whose rows start every `row_stride` elements.
+    ///
+    /// # Panics
+    /// As [`Self::strided`].
+    pub fn new(
+        elements: impl Into<Elements<'a>>,
+        rows: usize,
+        columns: usize,
+        row_stride: usize,
+    ) -> Self {
+        Self::strided(elements, [rows, columns], [row_stride, 1])
+    }
+
+    /// Returns the same elements with rows and columns exchanged.
+    pub fn transposed(self) -> Self {
+        Self {
+            rows: self.columns,
+            columns: self.rows,
+            row_stride: self.column_stride,
+            column_stride: self.row_stride,
+            ..self
+        }
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of columns.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Columns `start..start + columns`.
+    pub(super) fn columns_from(self, start: usize, columns: usize) -> Self {
+        let elements =
+            self.elements.starting_at((start * self.column_stride).min(self.elements.len()));
+        Self::strided(elements, [self.rows, columns], [self.row_stride, self.column_stride])
+    }
+
+    /// Rows `start..start + rows`.
+    pub(super) fn rows_from(self, start: usize, rows: usize) -> Self {
+        self.transposed().columns_from(start, rows).transposed()
+    }
+}
+
+/// A pointer to the first element of a result.
+#[derive(Debug, Clone, Copy)]
+pub enum Target {
+    /// Single precision.
+    F32(*mut f32),
+    /// IEEE half precision.
+    F16(*mut f16),
+    /// bfloat16.
+    Bf16(*mut bf16),
+}
+
+impl Target {
+    /// A pointer to the element `count` further on.
+    ///
+    /// # Safety
+    /// As for [`pointer::add`](https://doc.rust-lang.org/std/primitive.pointer.html#method.add): both are in one array.
+    pub unsafe fn add(self, count: usize) -> Self {
+        // SAFETY: as the caller promises.
+        unsafe {
+            match self {
+                Self::F32(first) => Self::F32(first.add(count)),
+                Self::F16(first) => Self::F16(first.add(count)),
+                Self::Bf16(first) => Self::Bf16(first.add(count)),
+            }
+        }
+    }
+}
+
+impl From<*mut f32> for Target {
+    fn from(pointer: *mut f32) -> Self {
+        Self::F32(pointer)
+    }
+}
+
+impl From<*mut f16> for Target {
+    fn from(pointer: *mut f16) -> Self {
+        Self::F16(pointer)
+    }
+}
+
+impl From<*mut bf16> for Target {
+    fn from(pointer: *mut bf16) -> Self {
+        Self::Bf16(pointer)
+    }
+}
+
+/// A matrix to write, whose rows may lie apart.
+#[derive(Debug)]
+pub struct MatrixMut<'a> {
+    pub(super) target: Target,
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    pub(super) row_stride: usize,
+    life: PhantomData<&'a mut f32>,
+}
+
+// SAFETY: whoever made the matrix promised that nobody else uses its elements while it lives.
+unsafe impl Send for MatrixMut<'_> {}
+// SAFETY: only this crate writes through a shared reference, each element from one thread.
+unsafe impl Sync for MatrixMut<'_> {}
+
+impl<'a> MatrixMut<'a> {
+    /// A matrix whose rows start every `row_stride` elements.
+    ///
+    /// # Panics
+    /// If an element lies outside of `elements`, or if rows overlap.
+    pub fn new<E>(elements: &'a mut [E], rows: usize, columns: usize, row_stride: usize) -> Self
+    where
+        *mut E: Into<Target>,
+    {
+        assert!(rows == 0 || (rows - 1) * row_stride + columns <= elements.len());
+        // SAFETY: the slice is borrowed for as long as the matrix lives, and long enough.
+        unsafe { Self::from_pointer(elements.as_mut_ptr(), rows, columns, row_stride) }
+    }
+
+    /// A matrix whose first element is at `pointer`.
+    ///
+    /// # Safety
+    /// All elements of the matrix are valid for as long as it lives, and nobody else reads or
+    /// writes them meanwhile. What lies between its rows may be another's.
+    ///
+    /// # Panics
+    /// If rows overlap.
+    pub unsafe fn from_pointer(
+        pointer: impl Into<Target>,
+        rows: usize,
+        columns: usize,
+        row_stride: usize,
+    ) -> Self {
+        assert!(
+            rows <= 1 || columns <= row_stride,
+            "rows of {columns} elements {row_stride} apart"
+        );
+        Self { target: pointer.into(), rows, columns, row_stride, life: PhantomData }
+    }
+}

@@ -1,0 +1,91 @@
+//! What happens to finished sums on their way to the result.
+
+use half::{bf16, f16};
+
+use super::matrix::{MatrixMut, Target};
+use crate::element::Element;
+
+/// How sums become elements of the result: `element = factor * sum + bias`, or that added to the element.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rule<'a> {
+    pub(super) factor: f32,
+    /// One number a column.
+    pub(super) bias: Option<&'a [f32]>,
+    pub(super) accumulate: bool,
+}
+
+impl<'a> Rule<'a> {
+    /// The rule for part of the columns.
+    pub(super) fn columns(self, start: usize, columns: usize) -> Self {
+        Self { bias: self.bias.map(|bias| &bias[start..start + columns]), ..self }
+    }
+}
+
+/// Some elements of a row of the result.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RowMut<'a> {
+    target: Target,
+    rule: Rule<'a>,
+}
+
+impl<'a> RowMut<'a> {
+    /// Elements of row `row` from column `column` on.
+    ///
+    /// # Safety
+    /// The elements that are written are in the matrix, and no other thread uses them.
+    pub(super) unsafe fn new(
+        out: &MatrixMut<'_>,
+        row: usize,
+        column: usize,
+        rule: Rule<'a>,
+    ) -> Self {
+        // SAFETY: in the matrix, as the caller promises.
+        let target = unsafe { out.target.add(row * out.row_stride + column) };
+        Self { target, rule }
+    }
+
+    #[inline(always)]
+    pub(super) fn write(self, sums: &[f32]) {
+        // SAFETY: the constructor's caller promised the elements.
+        unsafe {
+            match self.target {
+                Target::F32(row) => {
+                    write(sums, std::slice::from_raw_parts_mut(row, sums.len()), self.rule)
+                }
+                Target::F16(row) => {
+                    write::<f16>(sums, std::slice::from_raw_parts_mut(row, sums.len()), self.rule)
+                }
+                Target::Bf16(row) => {
+                    write::<bf16>(sums, std::slice::from_raw_parts_mut(row, sums.len()), self.rule)
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn write<E: Element>(sums: &[f32], row: &mut [E], rule: Rule<'_>) {
+    let Rule { factor, bias, accumulate } = rule;
+    match (bias, accumulate) {
+        (None, false) => {
+            for (element, sum) in row.iter_mut().zip(sums) {
+                *element = E::narrow(sum * factor);
+            }
+        }
+        (Some(bias), false) => {
+            for ((element, sum), bias) in row.iter_mut().zip(sums).zip(bias) {
+                *element = E::narrow(sum * factor + bias);
+            }
+        }
+        (None, true) => {
+            for (element, sum) in row.iter_mut().zip(sums) {
+                *element = E::narrow(element.widen() + sum * factor);
+            }
+        }
+        (Some(bias), true) => {
+            for ((element, sum), bias) in row.iter_mut().zip(sums).zip(bias) {
+                *element = E::narrow(element.widen() + (sum * factor + bias));
+            }
+        }
+    }
+}

@@ -1,0 +1,346 @@
+use half::{bf16, f16};
+use proptest::prelude::*;
+
+use super::*;
+use crate::element::Element;
+use crate::testing::in_pool;
+
+/// Numbers of an operand in one of its types, and what they are in `f64`.
+#[derive(Debug, Clone)]
+enum Numbers {
+    F32(Vec<f32>),
+    F16(Vec<f16>),
+    Bf16(Vec<bf16>),
+}
+
+impl Numbers {
+    fn new(kind: usize, values: impl Iterator<Item = f32>) -> Self {
+        match kind {
+            0 => Self::F32(values.collect()),
+            1 => Self::F16(values.map(f16::from_f32).collect()),
+            _ => Self::Bf16(values.map(bf16::from_f32).collect()),
+        }
+    }
+
+    fn elements(&self) -> Elements<'_> {
+        match self {
+            Self::F32(all) => all[..].into(),
+            Self::F16(all) => all[..].into(),
+            Self::Bf16(all) => all[..].into(),
+        }
+    }
+
+    /// As a product in this arithmetic takes it.
+    fn at(&self, index: usize, arithmetic: Arithmetic) -> f64 {
+        let value = match self {
+            Self::F32(all) => all[index],
+            Self::F16(all) => all[index].to_f32(),
+            Self::Bf16(all) => all[index].to_f32(),
+        };
+        f64::from(if in_pairs(arithmetic) { bf16::from_f32(value).to_f32() } else { value })
+    }
+}
+
+/// Whether this processor multiplies pairs.
+fn in_pairs(arithmetic: Arithmetic) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    let has = avx512::Avx512Bf16::detect().is_some();
+    #[cfg(not(target_arch = "x86_64"))]
+    let has = false;
+    has && arithmetic == Arithmetic::Bf16
+}
+
+/// Reproducible numbers between -1 and 1.
+fn numbers(seed: u64) -> impl Iterator<Item = f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    std::iter::repeat_with(move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    })
+}
+
+/// A product with operands in any type and order.
+#[derive(Debug, Clone)]
+struct Case {
+    shape: [usize; 3],
+    kinds: [usize; 2],
+    /// Strides of rows and columns of each operand.
+    strides: [[usize; 2]; 2],
+    arithmetic: Arithmetic,
+    seed: u64,
+}
+
+impl Case {
+    /// Operands whose numbers lie row by row, or column by column.
+    fn dense(
+        shape: [usize; 3],
+        kinds: [usize; 2],
+        transposed: [bool; 2],
+        arithmetic: Arithmetic,
+    ) -> Self {
+        let [m, k, n] = shape;
+        let strides = |rows, columns, transposed| if transposed { [1, rows] } else { [columns, 1] };
+        let strides = [strides(m, k, transposed[0]), strides(k, n, transposed[1])];
+        Self { shape, kinds, strides, arithmetic, seed: (m * 131 + k * 17 + n) as u64 }
+    }
+
+    fn operands(&self) -> [Numbers; 2] {
+        let [m, k, n] = self.shape;
+        let len = |rows: usize, columns: usize, [row, column]: [usize; 2]| {
+            rows.saturating_sub(1) * row + columns.saturating_sub(1) * column + 1
+        };
+        [
+            Numbers::new(self.kinds[0], numbers(self.seed + 1).take(len(m, k, self.strides[0]))),
+            Numbers::new(self.kinds[1], numbers(self.seed + 2).take(len(k, n, self.strides[1]))),
+        ]
+    }
+
+    fn product<'a>(&self, [left, right]: &'a [Numbers; 2]) -> Product<'a> {
+        let [m, k, n] = self.shape;
+        let left = Matrix::strided(left.elements(), [m, k], self.strides[0]);
+        let right = Matrix::strided(right.elements(), [k, n], self.strides[1]);
+        Product::new(left, right, self.arithmetic)
+    }
+
+    /// Each element in `f64`, and the sum of the magnitudes that were added.
+    fn expected(&self, [left, right]: &[Numbers; 2]) -> Vec<(f64, f64)> {
+        let [m, k, n] = self.shape;
+        let [[left_row, left_column], [right_row, right_column]] = self.strides;
+        let mut all = Vec::with_capacity(m * n);
+        for i in 0..m {
+            for j in 0..n {
+                let terms = (0..k).map(|d| {
+                    left.at(i * left_row + d * left_column, self.arithmetic)
+                        * right.at(d * right_row + j * right_column, self.arithmetic)
+                });
+                all.push(
+                    terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs())),
+                );
+            }
+        }
+        all
+    }
+
+    fn check(&self) {
+        let operands = self.operands();
+        let [m, k, n] = self.shape;
+        let mut out = vec![f32::NAN; m * n];
+        self.product(&operands).write_to(MatrixMut::new(&mut out, m, n, n));
+        for (index, (out, (expected, size))) in out.iter().zip(self.expected(&operands)).enumerate()
+        {
+            // The products are exact or fused; each of `k` additions rounds by half a unit of at most the sum of all
+            // magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, 3.1), and once more a block.
+            let bound = (k + 2) as f64 * f64::from(f32::EPSILON) * size + 1e-38;
+            let error = (f64::from(*out) - expected).abs();
+            assert!(
+                error <= bound,
+                "{self:?}, element {index}: {out} instead of {expected}, bound {bound}"
+            );
+        }
+    }
+}
+
+#[test]
+fn all_shapes_up_to_130_agree_with_f64() {
+    // Every row count, depth and column count occurs, beside sizes that share no factor with them.
+    for size in 1..=130 {
+        let others = [1 + size * 37 % 130, 1 + size * 59 % 130];
+        let shapes = [
+            [size, others[0], others[1]],
+            [others[0], size, others[1]],
+            [others[1], others[0], size],
+        ];
+        for (which, shape) in shapes.into_iter().enumerate() {
+            let order = (size + which) % 4;
+            let transposed = [order & 1 == 1, order & 2 == 2];
+            for arithmetic in [Arithmetic::F32, Arithmetic::Bf16] {
+                for kinds in [[0, 0], [2, 2], [1, 1], [0, 2], [2, 0]] {
+                    Case::dense(shape, kinds, transposed, arithmetic).check();
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_of_depth_and_rows_agree_with_f64() {
+    // Several blocks of depth, of rows and tasks on several threads.
+    for shape in [[530, 400, 70], [33, 2000, 100], [3, 5000, 3], [700, 3, 200], [1, 1, 1000]] {
+        for arithmetic in [Arithmetic::F32, Arithmetic::Bf16] {
+            for transposed in [[false, false], [true, false], [false, true], [true, true]] {
+                Case::dense(shape, [2, 2], transposed, arithmetic).check();
+            }
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_strides_agree_with_f64(
+        shape in [1_usize..131, 1_usize..131, 1_usize..131],
+        kinds in [0_usize..3, 0_usize..3],
+        strides in [[0_usize..200, 0_usize..5], [0_usize..5, 0_usize..200]],
+        bf16 in any::<bool>(),
+        seed in 0_u64..1000,
+    ) {
+        let arithmetic = if bf16 { Arithmetic::Bf16 } else { Arithmetic::F32 };
+        Case { shape, kinds, strides, arithmetic, seed }.check();
+    }
+
+    #[test]
+    fn threads_do_not_change_a_bit(
+        shape in [200_usize..400, 150_usize..900, 190_usize..400],
+        transposed in [any::<bool>(), any::<bool>()],
+        bf16 in any::<bool>(),
+    ) {
+        let arithmetic = if bf16 { Arithmetic::Bf16 } else { Arithmetic::F32 };
+        let case = Case::dense(shape, [2, 2], transposed, arithmetic);
+        let operands = case.operands();
+        let [m, _, n] = shape;
+        let run = || {
+            let mut out = vec![0.0_f32; m * n];
+            case.product(&operands).write_to(MatrixMut::new(&mut out, m, n, n));
+            out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        };
+        let expected = in_pool(1, run);
+        for threads in [2, 3, 8] {
+            prop_assert_eq!(&in_pool(threads, run), &expected);
+        }
+    }
+}
+
+#[test]
+fn results_are_scaled_shifted_and_added() {
+    let case = Case::dense([19, 30, 53], [2, 2], [false, false], Arithmetic::Bf16);
+    let operands = case.operands();
+    let bias: Vec<f32> = numbers(9).take(53).collect();
+    let expected = case.expected(&operands);
+    let product = case.product(&operands).scaled(0.5).plus(&bias);
+    // Rows lie apart; what is between them stays.
+    let mut out = vec![7.0_f32; 19 * 60];
+    product.write_to(MatrixMut::new(&mut out, 19, 53, 60));
+    let mut narrow = vec![bf16::from_f32(7.0); 19 * 53];
+    product.write_to(MatrixMut::new(&mut narrow, 19, 53, 53));
+    for (i, row) in out.chunks(60).enumerate() {
+        assert!(row[53..].iter().all(|untouched| *untouched == 7.0));
+        for (j, value) in row[..53].iter().enumerate() {
+            let expected = expected[i * 53 + j].0 * 0.5 + f64::from(bias[j]);
+            // Thirty additions of numbers below 1.
+            assert!((f64::from(*value) - expected).abs() < 4e-6, "{i} {j}: {value} {expected}");
+            assert_eq!(
+                narrow[i * 53 + j].to_bits(),
+                bf16::narrow(*value).to_bits(),
+                "rounded once"
+            );
+        }
+    }
+    let before = out.clone();
+    product.add_to(MatrixMut::new(&mut out, 19, 53, 60));
+    for (i, (after, before)) in out.iter().zip(&before).enumerate() {
+        let expected = if i % 60 < 53 { before + before } else { *before };
+        assert_eq!(*after, expected);
+    }
+}
+
+#[test]
+fn infinity_and_nan_stay_in_their_rows_and_columns() {
+    for arithmetic in [Arithmetic::F32, Arithmetic::Bf16] {
+        for (special, kind) in [
+            (f32::NAN, 0),
+            (f32::INFINITY, 0),
+            (f32::NAN, 2),
+            (f32::NEG_INFINITY, 2),
+            (f32::NAN, 1),
+        ] {
+            let (m, k, n) = (37, 67, 101);
+            let ones = |len| std::iter::repeat_n(1.0, len);
+            let with = |len, at| {
+                ones(len).enumerate().map(move |(i, one)| if i == at { special } else { one })
+            };
+            // The last row, depth and column, beside the zeros that fill up panels.
+            let left = Numbers::new(kind, with(m * k, m * k - 1));
+            let right = Numbers::new(kind, with(k * n, k * n - 1));
+            for (left, right, is_reached) in [
+                (
+                    &left,
+                    &Numbers::new(kind, ones(k * n)),
+                    (|i, _| i == 36) as fn(usize, usize) -> bool,
+                ),
+                (&Numbers::new(kind, ones(m * k)), &right, |_, j| j == 100),
+            ] {
+                let mut out = vec![0.0_f32; m * n];
+                let left = Matrix::new(left.elements(), m, k, k);
+                let right = Matrix::new(right.elements(), k, n, n);
+                Product::new(left, right, arithmetic).write_to(MatrixMut::new(&mut out, m, n, n));
+                for (index, value) in out.into_iter().enumerate() {
+                    if is_reached(index / n, index % n) {
+                        let same = if special.is_nan() { value.is_nan() } else { value == special };
+                        assert!(same, "{arithmetic:?} {special} {kind}: {value}");
+                    } else {
+                        assert_eq!(
+                            value, k as f32,
+                            "{arithmetic:?} {special} {kind}: element {index}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn zero_times_infinity_is_nan() {
+    for arithmetic in [Arithmetic::F32, Arithmetic::Bf16] {
+        let mut out = [0.0_f32];
+        let [zero, infinity] = [[0.0_f32], [f32::INFINITY]];
+        let [left, right] = [&zero[..], &infinity[..]].map(|one| Matrix::new(one, 1, 1, 1));
+        Product::new(left, right, arithmetic).write_to(MatrixMut::new(&mut out, 1, 1, 1));
+        assert!(out[0].is_nan());
+    }
+}
+
+#[test]
+fn a_product_without_depth_is_its_bias() {
+    let none: [f32; 0] = [];
+    let bias = [1.0, 2.0];
+    let mut out = [9.0_f32; 4];
+    let [left, right] = [[2, 0], [0, 2]].map(|shape| Matrix::strided(&none[..], shape, [0, 0]));
+    let product = Product::new(left, right, Arithmetic::Bf16).plus(&bias);
+    product.write_to(MatrixMut::new(&mut out, 2, 2, 2));
+    assert_eq!(out, [1.0, 2.0, 1.0, 2.0]);
+    product.add_to(MatrixMut::new(&mut out, 2, 2, 2));
+    assert_eq!(out, [2.0, 4.0, 2.0, 4.0]);
+}
+
+/// Every kernel that this processor can run, not only the best one.
+#[test]
+fn all_kernels_agree() {
+    let case = Case::dense([70, 300, 110], [2, 2], [false, true], Arithmetic::F32);
+    let operands = case.operands();
+    let product = case.product(&operands);
+    let expected = case.expected(&operands);
+    let run = |multiply: &dyn Fn(&MatrixMut<'_>, Rule<'_>)| {
+        let mut out = vec![f32::NAN; 70 * 110];
+        let rule = Rule { factor: 1.0, bias: None, accumulate: false };
+        multiply(&MatrixMut::new(&mut out, 70, 110, 110), rule);
+        for (value, (expected, size)) in out.iter().zip(&expected) {
+            // As in `Case::check`.
+            assert!((f64::from(*value) - expected).abs() <= 302.0 * f64::from(f32::EPSILON) * size);
+        }
+    };
+    run(&|out, rule| blocking::multiply(Portable, &product, out, rule, 2));
+    #[cfg(target_arch = "x86_64")]
+    {
+        if let Some(kernel) = portable::Avx2::detect() {
+            run(&|out, rule| blocking::multiply(kernel, &product, out, rule, 2));
+        }
+        if let Some(kernel) = avx512::Avx512::detect() {
+            run(&|out, rule| blocking::multiply(kernel, &product, out, rule, 2));
+        }
+        if let Some(kernel) = avx512::Avx512Bf16::detect() {
+            run(&|out, rule| blocking::multiply(kernel, &product, out, rule, 2));
+        }
+    }
+}

@@ -189,7 +189,7 @@ pub(crate) struct NextToken<D> {
     pub(crate) device: D,
 }
 
-impl<B: FusedOps> Task<B, Gpt2<Training<B>>> for NextToken<B::Device> {
+impl<B: FusedOps + OptimizerOps> Task<B, Gpt2<Training<B>>> for NextToken<B::Device> {
     type Batch = TokenBatch;
 
     fn loss(

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use burn::module::AutodiffModule;
-use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor, TensorData};
 use deepburn_comm::CommError;
 use deepburn_config::{BatchPlan, OverflowPlan, Plan};
@@ -44,7 +43,7 @@ pub fn initialize<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
 }
 
 /// A model in training on one rank.
-pub struct Engine<B: Backend, M: AutodiffModule<Training<B>>> {
+pub struct Engine<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
     pub(crate) module: M,
     pub(crate) states: ModelStates<B>,
     pub(crate) schedule: Schedule,
@@ -576,7 +575,7 @@ pub(crate) fn guard<T>(run: impl FnOnce() -> T) -> Result<T, EngineError> {
     })
 }
 
-impl<B: Backend, M: AutodiffModule<Training<B>>> std::fmt::Debug for Engine<B, M> {
+impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> std::fmt::Debug for Engine<B, M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Engine")
             .field("states", &self.states)

@@ -131,7 +131,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
 ///
 /// Every tensor is read whatever became of the file, because the other ranks read them all: a
 /// gather that one rank leaves out would end the run.
-fn write<B: burn::tensor::backend::Backend>(
+fn write<B: OptimizerOps>(
     path: &Path,
     tensors: &[SavedTensor<B>],
 ) -> Result<Result<(), SaveError>, EngineError> {

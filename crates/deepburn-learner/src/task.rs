@@ -2,7 +2,7 @@
 
 use burn::module::AutodiffModule;
 use burn::tensor::Tensor;
-use burn::tensor::backend::Backend;
+use deepburn_ops::OptimizerOps;
 use deepburn_zero::Training;
 
 use crate::train::OutsideError;
@@ -18,7 +18,7 @@ pub trait Batch {
 }
 
 /// How to compute the loss of a model on a batch.
-pub trait Task<B: Backend, M: AutodiffModule<Training<B>>> {
+pub trait Task<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
     /// One micro-batch in host memory.
     type Batch: Batch;
 

@@ -1,7 +1,7 @@
 //! Fused tensor ops for Burn backends.
 //!
 //! One extension trait a family connects the kernels to a backend: [`OptimizerOps`] for what an
-//! optimizer step does with the elements that a rank owns, and, with forward and backward,
+//! optimizer step does with the elements that a rank owns, [`MatmulOps`] for products of any tensors, and, with forward and backward,
 //! [`LayerNormOps`], [`GeluOps`], [`LinearOps`], [`CrossEntropyOps`] and [`AttentionOps`], together
 //! [`FusedOps`]. A provided method is written in ops that every backend has, or on host memory; a
 //! backend overrides it where it has a kernel.
@@ -17,6 +17,7 @@ mod host;
 mod host_read;
 mod layout;
 mod linear;
+mod matmul;
 mod norm;
 mod optimizer;
 pub mod portable;
@@ -46,6 +47,7 @@ pub use host::{
 pub use host_read::read_to_host;
 pub use layout::LayoutOps;
 pub use linear::{LinearGradients, LinearOps, linear};
+pub use matmul::MatmulOps;
 pub use norm::{LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved, layer_norm};
 pub use optimizer::{OptimizerOps, UpdateArrays};
 pub use stream::StreamOps;

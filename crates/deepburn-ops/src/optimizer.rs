@@ -5,7 +5,7 @@ use burn_backend::{Backend, FloatDType, Shape, TensorData, TensorMetadata};
 use deepburn_kernels::{self as kernels, ElementwiseStep, Gradient, GradientStats, OwnedSlice};
 
 use crate::host::{float_from_host, float_into_host, read_float};
-use crate::{LayoutOps, StreamOps};
+use crate::{LayoutOps, MatmulOps, StreamOps};
 
 /// The arrays that an optimizer step updates: flat, f32, of one length.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub struct UpdateArrays<B: Backend> {
 /// Optimizer and loss-scaling kernels of a backend.
 ///
 /// Provided methods go through host memory; a backend overrides them where it has kernels.
-pub trait OptimizerOps: StreamOps + LayoutOps {
+pub trait OptimizerOps: StreamOps + LayoutOps + MatmulOps {
     /// One optimizer step in one pass. `gradient` is flat, of the arrays' length, f32 or 16 bits
     /// wide, and is multiplied by `grad_scale` on the way in. With `working`, the updated master is
     /// also returned rounded to that type.

@@ -251,7 +251,7 @@ fn split<B, LC>(
     devices: &[B::Device],
 ) -> Vec<Parts<LC>>
 where
-    B: Backend,
+    B: OptimizerOps,
     LC: LearningComponentsTypes<Backend = Training<B>>,
 {
     let whole = learner.model();

@@ -31,6 +31,7 @@ use burn_backend::{
     Backend, BackendTypes, DType, DTypeUsageSet, ExecutionError, FloatDType, TensorData,
     TensorMetadata,
 };
+use deepburn_ops::MatmulOps;
 
 use crate::backend::forward_backend;
 use crate::{Sharded, session};
@@ -49,13 +50,13 @@ pub trait TracksParameters: Backend {
     fn is_parameter(tensor: &FloatTensor<Self>) -> bool;
 }
 
-impl<B: Backend> TracksParameters for Sharded<B> {
+impl<B: MatmulOps> TracksParameters for Sharded<B> {
     fn is_parameter(tensor: &FloatTensor<Self>) -> bool {
         tensor.is_parameter()
     }
 }
 
-impl<B: Backend, C: CheckpointStrategy> TracksParameters for Autodiff<Sharded<B>, C> {
+impl<B: MatmulOps, C: CheckpointStrategy> TracksParameters for Autodiff<Sharded<B>, C> {
     fn is_parameter(tensor: &FloatTensor<Self>) -> bool {
         tensor.primitive.is_parameter()
     }

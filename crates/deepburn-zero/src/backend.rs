@@ -7,6 +7,7 @@ use burn_backend::distributed::{
 };
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet, ExecutionError, TensorData};
+use deepburn_ops::MatmulOps;
 
 use crate::session;
 use crate::tensor::{Leased, ZeroTensor};
@@ -82,7 +83,7 @@ impl<B: Backend> BackendTypes for Sharded<B> {
     type QuantizedTensorPrimitive = B::QuantizedTensorPrimitive;
 }
 
-impl<B: Backend> Backend for Sharded<B> {
+impl<B: MatmulOps> Backend for Sharded<B> {
     fn name(device: &Device<Self>) -> String {
         format!("zero<{}>", B::name(device))
     }
@@ -100,7 +101,7 @@ impl<B: Backend> Backend for Sharded<B> {
 
 /// Burn's hook for data parallelism: autodiff reports each marked gradient when it is final.
 /// Burn's own communication server is not used.
-impl<B: Backend> DistributedBackend for Sharded<B> {
+impl<B: MatmulOps> DistributedBackend for Sharded<B> {
     fn start_communication_server(_devices: &[Device<Self>], _config: DistributedConfig) {}
 
     fn close_communication_server(_device: &Device<Self>) {}

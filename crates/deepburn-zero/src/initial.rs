@@ -27,7 +27,7 @@ pub(crate) enum InitialValue<B: Backend> {
 }
 
 /// A float parameter that was taken out of its module.
-pub(crate) struct TakenParam<B: Backend, const D: usize> {
+pub(crate) struct TakenParam<B: OptimizerOps, const D: usize> {
     pub(crate) id: ParamId,
     /// What the parameter does when it is loaded and saved.
     pub(crate) mapper: ParamMapper<Tensor<Training<B>, D>>,

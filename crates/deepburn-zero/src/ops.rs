@@ -20,7 +20,8 @@ pub(crate) mod module;
 pub(crate) mod quantized;
 mod transaction;
 
-use burn_backend::{Backend, TensorPrimitive};
+use burn_backend::TensorPrimitive;
+use deepburn_ops::MatmulOps;
 
 use crate::{Sharded, ZeroTensor};
 
@@ -234,7 +235,7 @@ macro_rules! view {
 pub(crate) use view;
 
 /// A float or quantized tensor of the inner backend.
-fn open_primitive<B: Backend>(tensor: TensorPrimitive<Sharded<B>>) -> TensorPrimitive<B> {
+fn open_primitive<B: MatmulOps>(tensor: TensorPrimitive<Sharded<B>>) -> TensorPrimitive<B> {
     match tensor {
         TensorPrimitive::Float(float) => TensorPrimitive::Float(float.into_full()),
         TensorPrimitive::QFloat(quantized) => TensorPrimitive::QFloat(quantized),
@@ -242,7 +243,7 @@ fn open_primitive<B: Backend>(tensor: TensorPrimitive<Sharded<B>>) -> TensorPrim
 }
 
 /// A float or quantized tensor of the decorated backend.
-fn wrap_primitive<B: Backend>(tensor: TensorPrimitive<B>) -> TensorPrimitive<Sharded<B>> {
+fn wrap_primitive<B: MatmulOps>(tensor: TensorPrimitive<B>) -> TensorPrimitive<Sharded<B>> {
     match tensor {
         TensorPrimitive::Float(float) => TensorPrimitive::Float(ZeroTensor::full(float)),
         TensorPrimitive::QFloat(quantized) => TensorPrimitive::QFloat(quantized),

@@ -314,7 +314,7 @@ fn park<B: Backend>(
 
 /// A fresh autodiff leaf on a parameter. Fresh, because leaves that two ranks shared would join
 /// their graphs and with them their locks.
-fn leaf<B: Backend, const D: usize>(parameter: Arc<Parameter<B>>) -> Tensor<Training<B>, D> {
+fn leaf<B: OptimizerOps, const D: usize>(parameter: Arc<Parameter<B>>) -> Tensor<Training<B>, D> {
     let trainable = parameter.is_trainable();
     let primitive = TensorPrimitive::Float(ZeroTensor::parameter(parameter));
     let tensor = Tensor::from_inner(Tensor::<Zero<B>, D>::from_primitive(primitive));
@@ -338,7 +338,9 @@ impl<'a, F: Fn(usize) -> DistributedParamId> Marker<'a, F> {
     }
 }
 
-impl<B: Backend, F: Fn(usize) -> DistributedParamId> ModuleMapper<Training<B>> for Marker<'_, F> {
+impl<B: OptimizerOps, F: Fn(usize) -> DistributedParamId> ModuleMapper<Training<B>>
+    for Marker<'_, F>
+{
     fn map_float<const D: usize>(
         &mut self,
         param: Param<Tensor<Training<B>, D>>,

@@ -1,11 +1,11 @@
 //! A safetensors file that is written tensor by tensor, beside its place, and renamed when it is
 //! complete.
 
+use deepburn_ops::OptimizerOps;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use burn::tensor::backend::Backend;
 use safetensors::tensor::Metadata;
 
 use super::{SaveError, SavedTensor};
@@ -38,7 +38,7 @@ impl TensorFile {
     ///
     /// # Errors
     /// When it cannot be created.
-    pub(super) fn create<B: Backend>(
+    pub(super) fn create<B: OptimizerOps>(
         path: &Path,
         tensors: &[SavedTensor<B>],
     ) -> Result<Self, SaveError> {
@@ -86,7 +86,7 @@ impl TensorFile {
 }
 
 /// The header of a safetensors file: its length in 8 bytes, then JSON padded to a multiple of 8.
-fn header<B: Backend>(tensors: &[SavedTensor<B>]) -> io::Result<Vec<u8>> {
+fn header<B: OptimizerOps>(tensors: &[SavedTensor<B>]) -> io::Result<Vec<u8>> {
     let mut offset = 0;
     let infos = tensors.iter().map(|tensor| {
         let info = tensor.info(offset);

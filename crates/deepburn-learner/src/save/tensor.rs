@@ -1,9 +1,9 @@
 //! One tensor of a module, to be saved: its name, its type in the file, and a handle on its values.
 
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::backend::Backend;
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData, TensorPrimitive};
 use burn_backend::ops::FloatTensorOps;
+use deepburn_ops::OptimizerOps;
 use deepburn_zero::{Buffer, Training, Zero, ZeroTensor};
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, TensorInfo};
@@ -11,7 +11,7 @@ use safetensors::tensor::{Dtype, TensorInfo};
 use super::{HalfPrecision, SaveError};
 
 /// A tensor that has not been read yet.
-pub(super) struct SavedTensor<B: Backend> {
+pub(super) struct SavedTensor<B: OptimizerOps> {
     /// Module path.
     pub(super) path: String,
     /// Type in the file.
@@ -21,14 +21,14 @@ pub(super) struct SavedTensor<B: Backend> {
 }
 
 /// How a tensor becomes bytes.
-enum Values<B: Backend> {
+enum Values<B: OptimizerOps> {
     /// A float, sharded or not, in 16 bits.
     Half(ZeroTensor<B>, HalfPrecision),
     /// What every rank holds whole, in its own type.
     Exact(Box<dyn Fn() -> TensorData>),
 }
 
-impl<B: Backend> SavedTensor<B> {
+impl<B: OptimizerOps> SavedTensor<B> {
     /// All parameters and buffers of a module in the order of the file, which is the same on all
     /// ranks: by alignment, as safetensors files are laid out, then by path.
     ///
@@ -98,7 +98,7 @@ impl<B: Backend> SavedTensor<B> {
 }
 
 /// All values of a float tensor, flat.
-fn floats<B: Backend>(tensor: &ZeroTensor<B>) -> TensorData {
+fn floats<B: OptimizerOps>(tensor: &ZeroTensor<B>) -> TensorData {
     let count = burn_backend::TensorMetadata::shape(tensor).num_elements();
     let shape = burn_backend::Shape::from(vec![count]);
     let flat = <Zero<B> as FloatTensorOps<Zero<B>>>::float_reshape(tensor.clone(), shape);
@@ -106,7 +106,7 @@ fn floats<B: Backend>(tensor: &ZeroTensor<B>) -> TensorData {
 }
 
 /// Collects the tensors of a module.
-struct Visitor<'a, B: Backend> {
+struct Visitor<'a, B: OptimizerOps> {
     /// Among the floats these keep their type.
     buffers: &'a [Buffer],
     path: Vec<String>,
@@ -114,7 +114,7 @@ struct Visitor<'a, B: Backend> {
     found: Result<Vec<SavedTensor<B>>, SaveError>,
 }
 
-impl<B: Backend> Visitor<'_, B> {
+impl<B: OptimizerOps> Visitor<'_, B> {
     fn enter(&mut self, dtype: Dtype, shape: Vec<usize>, values: Values<B>) {
         if let Ok(found) = &mut self.found {
             found.push(SavedTensor { path: self.path.join("."), dtype, shape, values });
@@ -157,7 +157,7 @@ fn in_file(dtype: DType) -> Option<Dtype> {
     })
 }
 
-impl<B: Backend> ModuleVisitor<Training<B>> for Visitor<'_, B> {
+impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Visitor<'_, B> {
     fn enter_module(&mut self, name: &str, _container: &str) {
         self.path.push(name.to_owned());
     }

@@ -3,6 +3,7 @@ use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElemen
 use cubecl::stream_id::StreamId;
 
 use crate::layout::LayoutOps;
+use crate::matmul::MatmulOps;
 use crate::stream::StreamOps;
 
 impl<R, F, I, BT> StreamOps for CubeBackend<R, F, I, BT>
@@ -16,6 +17,15 @@ where
     fn in_shared_stream<T>(run: impl FnOnce() -> T) -> T {
         StreamId { value: 0 }.executes(run)
     }
+}
+
+impl<R, F, I, BT> MatmulOps for CubeBackend<R, F, I, BT>
+where
+    R: CubeRuntime,
+    F: FloatElement,
+    I: IntElement,
+    BT: BoolElement,
+{
 }
 
 impl<R, F, I, BT> LayoutOps for CubeBackend<R, F, I, BT>

@@ -1,97 +1,319 @@
-//! Flex tensors as slices of f32 and back.
+//! Flex tensors as arrays of f32, f16 or bf16, block by block in f32.
+//!
+//! Kernels compute in f32. 16-bit elements are widened and rounded a block at a time, so that f32 copies stay in the
+//! cache and no whole tensor is copied.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
-use burn_backend::{DType, TensorData, TensorMetadata};
+use burn_backend::{DType, Shape, TensorData, TensorMetadata};
 use burn_flex::FlexTensor;
+use deepburn_kernels::Element;
+use deepburn_kernels::gemm::{Arithmetic, Elements, Matrix, Target};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
+use super::vector::vectorised;
+
 /// Elements that a thread takes at a time in loops over elements.
-pub(crate) const BLOCK: usize = 16 * 1024;
+const BLOCK: usize = 16 * 1024;
+
+/// Ranges of at most [`BLOCK`] elements.
+pub(crate) fn blocks(len: usize) -> impl IndexedParallelIterator<Item = Range<usize>> {
+    (0..len.div_ceil(BLOCK))
+        .into_par_iter()
+        .map(move |block| block * BLOCK..len.min((block + 1) * BLOCK))
+}
 
 /// Whether the kernels here take this type; f64 is left to the portable way.
 pub(crate) fn is_supported(tensor: &FlexTensor) -> bool {
     matches!(tensor.dtype(), DType::F32 | DType::F16 | DType::BF16)
 }
 
-/// The elements in flat order as f32; a copy only of what is neither f32 nor contiguous.
-pub(crate) fn widen(tensor: &FlexTensor) -> Cow<'_, [f32]> {
-    if tensor.dtype() == DType::F32 {
-        return match tensor.as_slice::<f32>() {
-            Some(values) => Cow::Borrowed(values),
-            None => Cow::Owned(tensor.to_contiguous().storage::<f32>().to_vec()),
-        };
+/// In which numbers tensors of this type are multiplied.
+pub(crate) fn arithmetic(dtype: DType) -> Arithmetic {
+    match dtype {
+        DType::BF16 => Arithmetic::Bf16,
+        _ => Arithmetic::F32,
     }
-    let contiguous = tensor.to_contiguous();
-    Cow::Owned(match tensor.dtype() {
-        DType::F16 => widened(contiguous.storage::<f16>(), |value| value.to_f32()),
-        DType::BF16 => widened(contiguous.storage::<bf16>(), |value| value.to_f32()),
+}
+
+/// The tensor in flat order: a copy only of what is not.
+pub(crate) fn contiguous(tensor: &FlexTensor) -> FlexTensor {
+    if tensor.is_contiguous() { tensor.clone() } else { tensor.to_contiguous() }
+}
+
+/// What a tensor's storage holds from its first element on.
+fn stored(tensor: &FlexTensor) -> Elements<'_> {
+    let start = tensor.layout().start_offset();
+    match tensor.dtype() {
+        DType::F32 => tensor.storage::<f32>()[start..].into(),
+        DType::F16 => tensor.storage::<f16>()[start..].into(),
+        DType::BF16 => tensor.storage::<bf16>()[start..].into(),
         other => panic!("the kernels of the CPU backend take no {other:?}"),
+    }
+}
+
+/// The elements of a contiguous tensor in flat order.
+pub(crate) fn elements(tensor: &FlexTensor) -> Elements<'_> {
+    assert!(tensor.is_contiguous(), "the caller makes it contiguous");
+    let len = tensor.shape().num_elements();
+    match stored(tensor) {
+        Elements::F32(elements) => elements[..len].into(),
+        Elements::F16(elements) => elements[..len].into(),
+        Elements::Bf16(elements) => elements[..len].into(),
+    }
+}
+
+/// A matrix inside of a tensor: its last two axes, from element `offset` on, counted from the tensor's first. `None`
+/// if a stride is negative.
+pub(crate) fn matrix_at(tensor: &FlexTensor, offset: usize) -> Option<Matrix<'_>> {
+    let (shape, strides) = (tensor.shape(), tensor.layout().strides());
+    let rank = shape.num_dims();
+    let [rows, columns] = [shape[rank - 2], shape[rank - 1]];
+    let strides = [strides[rank - 2], strides[rank - 1]].map(usize::try_from);
+    let [Ok(row_stride), Ok(column_stride)] = strides else { return None };
+    Some(match stored(tensor) {
+        Elements::F32(all) => {
+            Matrix::strided(&all[offset..], [rows, columns], [row_stride, column_stride])
+        }
+        Elements::F16(all) => {
+            Matrix::strided(&all[offset..], [rows, columns], [row_stride, column_stride])
+        }
+        Elements::Bf16(all) => {
+            Matrix::strided(&all[offset..], [rows, columns], [row_stride, column_stride])
+        }
     })
 }
 
-/// The elements in flat order as f32 that may be overwritten: no copy of a contiguous f32 tensor
-/// that nobody else holds.
-pub(crate) fn into_widened(tensor: FlexTensor) -> FlexTensor {
-    if tensor.dtype() == DType::F32 { tensor.to_contiguous() } else { owned(&tensor) }
+/// Calls `work` with a matrix, which is copied only if its elements lie backwards.
+pub(crate) fn with_matrix<R>(tensor: &FlexTensor, work: impl FnOnce(Matrix<'_>) -> R) -> R {
+    match matrix_at(tensor, 0) {
+        Some(matrix) => work(matrix),
+        None => {
+            let copy = tensor.to_contiguous();
+            work(matrix_at(&copy, 0).expect("the strides of a contiguous tensor are not negative"))
+        }
+    }
 }
 
-/// A widened copy as a tensor.
-fn owned(tensor: &FlexTensor) -> FlexTensor {
-    let values = widen(tensor).into_owned();
-    from_values(values, tensor.shape().to_vec(), DType::F32)
+/// The elements in flat order as f32; a copy only of what is neither f32 nor contiguous. For small tensors.
+pub(crate) fn widen(tensor: &FlexTensor) -> Cow<'_, [f32]> {
+    if let Some(values) = tensor.as_slice::<f32>().filter(|_| tensor.dtype() == DType::F32) {
+        return Cow::Borrowed(values);
+    }
+    let tensor = tensor.to_contiguous();
+    let mut room = Vec::new();
+    let len = tensor.shape().num_elements();
+    Cow::Owned(read(elements(&tensor), 0..len, &mut room).to_vec())
 }
 
-/// A tensor of `shape` and `dtype` with these elements.
-pub(crate) fn from_values(
-    values: Vec<f32>,
-    shape: impl Into<burn_backend::Shape>,
+/// Elements `range` as f32, in `room` where they are 16 bits wide.
+pub(crate) fn read<'a>(
+    elements: Elements<'a>,
+    range: Range<usize>,
+    room: &'a mut Vec<f32>,
+) -> &'a [f32] {
+    match elements {
+        Elements::F32(all) => &all[range],
+        Elements::F16(all) => {
+            room.resize(range.len(), 0.0);
+            widen_f16(&all[range], room);
+            room
+        }
+        Elements::Bf16(all) => {
+            room.resize(range.len(), 0.0);
+            widen_bf16(&all[range], room);
+            room
+        }
+    }
+}
+
+vectorised! {
+    fn widen_f16(elements: &[f16], values: &mut [f32]) {
+        f16::widen_all(elements, values);
+    }
+}
+
+vectorised! {
+    fn widen_bf16(elements: &[bf16], values: &mut [f32]) {
+        bf16::widen_all(elements, values);
+    }
+}
+
+vectorised! {
+    fn narrow_f16(values: &[f32], elements: &mut [f16]) {
+        f16::narrow_all(values, elements);
+    }
+}
+
+vectorised! {
+    fn narrow_bf16(values: &[f32], elements: &mut [bf16]) {
+        bf16::narrow_all(values, elements);
+    }
+}
+
+/// An array whose parts are written by several threads, as f32.
+#[derive(Clone, Copy)]
+pub(crate) struct Output {
+    target: Target,
+    len: usize,
+}
+
+// SAFETY: who takes a part promises that no other thread uses it.
+unsafe impl Send for Output {}
+// SAFETY: as above.
+unsafe impl Sync for Output {}
+
+impl Output {
+    /// The array of `len` elements from `target` on.
+    ///
+    /// # Safety
+    /// It is valid, and only parts of this output are used, as long as the output is.
+    pub(crate) unsafe fn new(target: impl Into<Target>, len: usize) -> Self {
+        Self { target: target.into(), len }
+    }
+
+    /// A pointer to element `index`.
+    pub(crate) fn at(self, index: usize) -> Target {
+        assert!(index <= self.len);
+        // SAFETY: in the array, or at its end.
+        unsafe { self.target.add(index) }
+    }
+
+    /// Lets `work` write elements `range`, in `room` where they are 16 bits wide. What it is given has any content.
+    ///
+    /// # Safety
+    /// No other thread uses these elements meanwhile.
+    pub(crate) unsafe fn write(
+        self,
+        range: Range<usize>,
+        room: &mut Vec<f32>,
+        work: impl FnOnce(&mut [f32]),
+    ) {
+        let len = range.len();
+        assert!(range.start <= range.end && range.end <= self.len);
+        // SAFETY: inside of the array, and the caller's alone.
+        unsafe {
+            match self.at(range.start) {
+                Target::F32(first) => work(std::slice::from_raw_parts_mut(first, len)),
+                Target::F16(first) => {
+                    room.resize(len, 0.0);
+                    work(room);
+                    narrow_f16(room, std::slice::from_raw_parts_mut(first, len));
+                }
+                Target::Bf16(first) => {
+                    room.resize(len, 0.0);
+                    work(room);
+                    narrow_bf16(room, std::slice::from_raw_parts_mut(first, len));
+                }
+            }
+        }
+    }
+
+    /// Lets `work` change elements `range`.
+    ///
+    /// # Safety
+    /// They were written before, and no other thread uses them meanwhile.
+    pub(crate) unsafe fn update(
+        self,
+        range: Range<usize>,
+        room: &mut Vec<f32>,
+        work: impl FnOnce(&mut [f32]),
+    ) {
+        let len = range.len();
+        assert!(range.start <= range.end && range.end <= self.len);
+        // SAFETY: inside of the array, written, and the caller's alone.
+        unsafe {
+            match self.at(range.start) {
+                Target::F32(_) => {}
+                Target::F16(first) => {
+                    room.resize(len, 0.0);
+                    widen_f16(std::slice::from_raw_parts(first, len), room);
+                }
+                Target::Bf16(first) => {
+                    room.resize(len, 0.0);
+                    widen_bf16(std::slice::from_raw_parts(first, len), room);
+                }
+            }
+            self.write(range, room, work);
+        }
+    }
+}
+
+/// A new tensor of `shape` and `dtype`, all of whose elements `fill` writes.
+pub(crate) fn written(
+    shape: impl Into<Shape>,
     dtype: DType,
+    fill: impl FnOnce(Output),
 ) -> FlexTensor {
+    fn filled<E: burn_backend::Element + bytemuck::Pod>(
+        shape: Shape,
+        fill: impl FnOnce(Output),
+    ) -> FlexTensor
+    where
+        *mut E: Into<Target>,
+    {
+        let len = shape.num_elements();
+        let mut values = unwritten::<E>(len);
+        // SAFETY: the vector is alive until `fill` has returned, and used by nobody else.
+        fill(unsafe { Output::new(values.as_mut_ptr(), len) });
+        FlexTensor::from_data(TensorData::new(values, shape))
+    }
     let shape = shape.into();
     match dtype {
-        DType::F32 => FlexTensor::from_data(TensorData::new(values, shape)),
-        DType::F16 => {
-            FlexTensor::from_data(TensorData::new(narrowed(&values, f16::from_f32), shape))
-        }
-        DType::BF16 => {
-            FlexTensor::from_data(TensorData::new(narrowed(&values, bf16::from_f32), shape))
-        }
+        DType::F32 => filled::<f32>(shape, fill),
+        DType::F16 => filled::<f16>(shape, fill),
+        DType::BF16 => filled::<bf16>(shape, fill),
         other => panic!("the kernels of the CPU backend make no {other:?}"),
     }
 }
 
-/// `tensor`, which is f32 and contiguous, in type `dtype`.
-pub(crate) fn narrow(tensor: FlexTensor, dtype: DType) -> FlexTensor {
-    if dtype == DType::F32 {
-        return tensor;
+/// Lets `work` change the elements of a tensor in flat order; of one that somebody else holds too, or whose elements
+/// lie apart, it is given a copy.
+pub(crate) fn changed(tensor: FlexTensor, work: impl FnOnce(Output)) -> FlexTensor {
+    fn target<E: burn_backend::Element + bytemuck::Pod>(
+        tensor: &mut FlexTensor,
+        start: usize,
+    ) -> Target
+    where
+        *mut E: Into<Target>,
+    {
+        tensor.storage_mut::<E>()[start..].as_mut_ptr().into()
     }
-    let values = widen(&tensor).into_owned();
-    from_values(values, tensor.shape().to_vec(), dtype)
+    let mut tensor = tensor.to_contiguous();
+    let (start, end) = tensor.layout().contiguous_offsets().expect("it was made contiguous");
+    let target = match tensor.dtype() {
+        DType::F32 => target::<f32>(&mut tensor, start),
+        DType::F16 => target::<f16>(&mut tensor, start),
+        DType::BF16 => target::<bf16>(&mut tensor, start),
+        other => panic!("the kernels of the CPU backend change no {other:?}"),
+    };
+    // SAFETY: `storage_mut` made the storage this tensor's alone, and it is alive until `work` has returned.
+    work(unsafe { Output::new(target, end - start) });
+    tensor
 }
 
-fn widened<E: Copy + Sync>(values: &[E], widen: impl Fn(&E) -> f32 + Send + Sync) -> Vec<f32> {
-    values.par_iter().with_min_len(BLOCK).map(widen).collect()
-}
-
-fn narrowed<E: Send>(values: &[f32], narrow: impl Fn(f32) -> E + Send + Sync) -> Vec<E> {
-    values.par_iter().with_min_len(BLOCK).map(|value| narrow(*value)).collect()
-}
-
-/// The elements of a tensor that is f32 and contiguous, to be overwritten.
-pub(crate) fn values_mut(tensor: &mut FlexTensor) -> &mut [f32] {
-    let (start, end) = tensor.layout().contiguous_offsets().expect("the caller made it contiguous");
-    &mut tensor.storage_mut::<f32>()[start..end]
+/// A tensor of `shape` with these elements, rounded to `dtype`.
+pub(crate) fn from_values(values: Vec<f32>, shape: impl Into<Shape>, dtype: DType) -> FlexTensor {
+    if dtype == DType::F32 {
+        return FlexTensor::from_data(TensorData::new(values, shape.into()));
+    }
+    written(shape, dtype, |out| {
+        // SAFETY: nobody else has the output.
+        unsafe {
+            out.write(0..values.len(), &mut Vec::new(), |room| room.copy_from_slice(&values))
+        };
+    })
 }
 
 /// Room for `len` numbers, which have to be written before they are read.
 ///
 /// Clearing it first would cost as much as writing it once more.
 #[allow(clippy::uninit_vec)]
-pub(crate) fn unwritten(len: usize) -> Vec<f32> {
+pub(crate) fn unwritten<E: bytemuck::Pod>(len: usize) -> Vec<E> {
     let mut values = Vec::with_capacity(len);
-    // SAFETY: the capacity is there, any bits are an f32, and every caller writes all elements
+    // SAFETY: the capacity is there, any bits are a number, and every caller writes all elements
     // before it reads one or gives them away.
     unsafe { values.set_len(len) };
     values

@@ -1,15 +1,17 @@
 //! Self-attention: a head of a sequence is one piece of work, done block of queries by block.
 
-use std::borrow::Cow;
 use std::ops::Range;
 
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{DType, TensorMetadata};
-use burn_flex::Flex;
+use burn_flex::{Flex, FlexTensor};
+use deepburn_kernels::gemm::{Arithmetic, Elements, Matrix, MatrixMut, Product, Threads};
 use rayon::prelude::*;
 
-use super::array::{from_values, is_supported, unwritten, widen};
-use super::product::{Matrix, MatrixMut, Onto, Threads, multiply};
+use super::array::{
+    Output, arithmetic, contiguous, elements, from_values, is_supported, read, unwritten, widen,
+    written,
+};
 use super::vector::{combine, dot, exp, max, vectorised};
 use crate::attention::{
     AttentionDropout, AttentionOps, AttentionOutput, AttentionSaved, DropoutRow, QUERY_BLOCK,
@@ -78,13 +80,8 @@ vectorised! {
 }
 
 vectorised! {
-    /// Products of rows of two matrices with rows `stride` apart.
-    fn row_products(left: &[f32], right: &[f32], shape: [usize; 2], stride: usize, out: &mut [f32]) {
-        let [rows, columns] = shape;
-        for (row, out) in out.iter_mut().enumerate().take(rows) {
-            let row = row * stride..row * stride + columns;
-            *out = dot(&left[row.clone()], &right[row]);
-        }
+    fn row_product(left: &[f32], right: &[f32]) -> f32 {
+        dot(left, right)
     }
 }
 
@@ -128,48 +125,27 @@ impl Extent {
     /// Such rows of the matrix of queries (0), keys (1) and values (2).
     fn projected<'a>(
         self,
-        all: &'a [f32],
+        all: Elements<'a>,
         head: usize,
         rows: &Range<usize>,
         part: usize,
     ) -> Matrix<'a> {
-        let start = self.place(head, rows, part, 3);
-        Matrix::new(&all[start..], rows.len(), self.width, 3 * self.row())
+        Matrix::new(
+            all.starting_at(self.place(head, rows, part, 3)),
+            rows.len(),
+            self.width,
+            3 * self.row(),
+        )
     }
 
     /// Such rows of the result or of its gradient.
-    fn merged<'a>(self, all: &'a [f32], head: usize, rows: &Range<usize>) -> Matrix<'a> {
-        let start = self.place(head, rows, 0, 1);
-        Matrix::new(&all[start..], rows.len(), self.width, self.row())
-    }
-}
-
-/// A matrix of which each head writes its own columns.
-#[derive(Clone, Copy)]
-struct Columns {
-    values: *mut f32,
-    len: usize,
-    stride: usize,
-}
-
-// SAFETY: heads write disjoint elements; see `block`.
-unsafe impl Send for Columns {}
-// SAFETY: as above.
-unsafe impl Sync for Columns {}
-
-impl Columns {
-    fn new(values: &mut [f32], stride: usize) -> Self {
-        Self { values: values.as_mut_ptr(), len: values.len(), stride }
-    }
-
-    /// `rows` rows of `width` elements from element `start` on.
-    ///
-    /// # Safety
-    /// The matrix is alive, and nobody else uses these elements while the result lives.
-    unsafe fn block<'a>(self, start: usize, rows: usize, width: usize) -> MatrixMut<'a> {
-        assert!(rows == 0 || start + (rows - 1) * self.stride + width <= self.len);
-        // SAFETY: inside of the matrix as just checked; the rest is the caller's promise.
-        unsafe { MatrixMut::from_pointer(self.values.add(start), rows, width, self.stride) }
+    fn merged<'a>(self, all: Elements<'a>, head: usize, rows: &Range<usize>) -> Matrix<'a> {
+        Matrix::new(
+            all.starting_at(self.place(head, rows, 0, 1)),
+            rows.len(),
+            self.width,
+            self.row(),
+        )
     }
 }
 
@@ -186,11 +162,17 @@ vectorised! {
 struct Inputs<'a> {
     extent: Extent,
     reach: &'a Reach,
-    projected: Cow<'a, [f32]>,
+    projected: Elements<'a>,
+    arithmetic: Arithmetic,
     dropout: Option<AttentionDropout>,
 }
 
 impl Inputs<'_> {
+    /// A product that this thread computes, which is one of many.
+    fn product<'a>(&self, left: Matrix<'a>, right: Matrix<'a>) -> Product<'a> {
+        Product::new(left, right, self.arithmetic).on(Threads::One)
+    }
+
     /// Keys that the queries `rows` have to do with.
     fn keys(&self, rows: &Range<usize>) -> usize {
         self.reach.keys(rows.end, self.extent.positions)
@@ -217,13 +199,12 @@ impl Inputs<'_> {
     fn scores(&self, out: &mut [f32], head: usize, rows: &Range<usize>) {
         let all = self.keys(rows);
         let [queries, keys] = [(rows, 0), (&(0..all), 1)]
-            .map(|(rows, part)| self.extent.projected(&self.projected, head, rows, part));
+            .map(|(rows, part)| self.extent.projected(self.projected, head, rows, part));
         let out = MatrixMut::new(out, rows.len(), all, all);
-        let scale = self.extent.scale;
-        multiply(out, Onto::Nothing, queries, keys.transposed(), scale, Threads::One);
+        self.product(queries, keys.transposed()).scaled(self.extent.scale).write_to(out);
     }
 
-    fn forward_head(&self, head: usize, output: Columns, log_sums: &mut [f32]) {
+    fn forward_head(&self, head: usize, output: Output, log_sums: &mut [f32]) {
         let extent = self.extent;
         let mut scratch = unwritten(QUERY_BLOCK.min(extent.positions) * extent.positions);
         for rows in extent.blocks() {
@@ -233,76 +214,129 @@ impl Inputs<'_> {
             let (visible, more) = self.seen(head, &rows);
             softmax_rows(weights, keys, visible, more, &mut log_sums[rows.clone()]);
             self.drop(weights, head, &rows);
-            let values = extent.projected(&self.projected, head, &(0..keys), 2);
-            let start = extent.place(head, &rows, 0, 1);
+            let values = extent.projected(self.projected, head, &(0..keys), 2);
+            let out = output.at(extent.place(head, &rows, 0, 1));
             // SAFETY: these rows of this head's columns are written by nobody else.
-            let out = unsafe { output.block(start, rows.len(), extent.width) };
-            let weights = Matrix::new(weights, rows.len(), keys, keys);
-            multiply(out, Onto::Nothing, weights, values, 1.0, Threads::One);
+            let out =
+                unsafe { MatrixMut::from_pointer(out, rows.len(), extent.width, extent.row()) };
+            self.product(Matrix::new(&weights[..], rows.len(), keys, keys), values).write_to(out);
         }
     }
 
-    fn backward_head(&self, head: usize, given: &Given<'_>, gradient: Columns) {
+    fn backward_head(&self, head: usize, given: &Given<'_>, gradient: Output) {
         let extent = self.extent;
-        let room = QUERY_BLOCK.min(extent.positions) * extent.positions;
-        let [mut weights, mut scores_grad] = [unwritten(room), unwritten(room)];
-        let mut corrections = [0.0; QUERY_BLOCK];
+        let mut scratch = BackwardScratch::new(extent);
         // The last block sees all keys, so it writes what the others add to.
         for rows in extent.blocks().rev() {
             let keys = self.keys(&rows);
-            let onto = if rows.end == extent.positions { Onto::Nothing } else { Onto::Sum };
-            let place = |rows: &Range<usize>, part| {
-                let start = extent.place(head, rows, part, 3);
-                // SAFETY: these columns of the gradient are this head's alone, and each block is
-                // let go of before the next is made.
-                unsafe { gradient.block(start, rows.len(), extent.width) }
-            };
+            let BackwardScratch {
+                weights, scores_grad, corrections, keys_grad, values_grad, ..
+            } = &mut scratch;
             let weights = &mut weights[..rows.len() * keys];
             let scores_grad = &mut scores_grad[..rows.len() * keys];
             let grad = extent.merged(given.grad, head, &rows);
-            let values = extent.projected(&self.projected, head, &(0..keys), 2);
+            let values = extent.projected(self.projected, head, &(0..keys), 2);
             self.scores(weights, head, &rows);
             let log_sums = &given.log_sums[head * extent.positions..][rows.clone()];
             let (visible, more) = self.seen(head, &rows);
             weigh_rows(weights, keys, visible, more, log_sums);
 
             let out = MatrixMut::new(scores_grad, rows.len(), keys, keys);
-            multiply(out, Onto::Nothing, grad, values.transposed(), 1.0, Threads::One);
+            self.product(grad, values.transposed()).write_to(out);
             self.drop(scores_grad, head, &rows);
-            let start = extent.place(head, &rows, 0, 1);
-            let shape = [rows.len(), extent.width];
             let corrections = &mut corrections[..rows.len()];
-            row_products(
-                &given.grad[start..],
-                &given.output[start..],
-                shape,
-                extent.row(),
-                corrections,
-            );
+            given.row_products(extent, head, &rows, corrections);
             score_gradient(scores_grad, weights, keys, corrections);
 
             self.drop(weights, head, &rows);
             let matrix = |values| Matrix::new(values, rows.len(), keys, keys);
-            let [weights, scores_grad] = [matrix(weights), matrix(scores_grad)];
-            let all = 0..keys;
-            multiply(place(&all, 2), onto, weights.transposed(), grad, 1.0, Threads::One);
-            let [queries, keys] = [(&rows, 0), (&all, 1)]
-                .map(|(rows, part)| extent.projected(&self.projected, head, rows, part));
-            let scale = extent.scale;
-            multiply(place(&rows, 0), Onto::Nothing, scores_grad, keys, scale, Threads::One);
-            multiply(place(&all, 1), onto, scores_grad.transposed(), queries, scale, Threads::One);
+            let [weights, scores_grad] = [&weights[..], &scores_grad[..]].map(matrix);
+            let (all, width) = (0..keys, extent.width);
+            let [queries, key_rows] = [(&rows, 0), (&all, 1)]
+                .map(|(rows, part)| extent.projected(self.projected, head, rows, part));
+            let queries_grad = gradient.at(extent.place(head, &rows, 0, 3));
+            // SAFETY: these rows of this head's columns are written by nobody else.
+            let out = unsafe {
+                MatrixMut::from_pointer(queries_grad, rows.len(), width, 3 * extent.row())
+            };
+            self.product(scores_grad, key_rows).scaled(extent.scale).write_to(out);
+            let is_first = rows.end == extent.positions;
+            let products = [
+                (values_grad, self.product(weights.transposed(), grad)),
+                (keys_grad, self.product(scores_grad.transposed(), queries).scaled(extent.scale)),
+            ];
+            for (sum, product) in products {
+                let out = MatrixMut::new(sum, keys, width, width);
+                if is_first { product.write_to(out) } else { product.add_to(out) }
+            }
+        }
+        scratch.store(extent, head, gradient);
+    }
+}
+
+/// Memory of one head's backward pass.
+struct BackwardScratch {
+    /// Of a block of queries and all keys.
+    weights: Vec<f32>,
+    scores_grad: Vec<f32>,
+    corrections: [f32; QUERY_BLOCK],
+    /// `[positions, width]`: sums over blocks of queries, in f32 whatever the type of the result.
+    keys_grad: Vec<f32>,
+    values_grad: Vec<f32>,
+}
+
+impl BackwardScratch {
+    fn new(extent: Extent) -> Self {
+        let scores = QUERY_BLOCK.min(extent.positions) * extent.positions;
+        let rows = extent.positions * extent.width;
+        Self {
+            weights: unwritten(scores),
+            scores_grad: unwritten(scores),
+            corrections: [0.0; QUERY_BLOCK],
+            keys_grad: unwritten(rows),
+            values_grad: unwritten(rows),
+        }
+    }
+
+    /// Writes the finished sums to this head's columns of the gradient.
+    fn store(&self, extent: Extent, head: usize, gradient: Output) {
+        let mut room = Vec::new();
+        for (part, sums) in [(1, &self.keys_grad), (2, &self.values_grad)] {
+            for (position, sums) in sums.chunks_exact(extent.width.max(1)).enumerate() {
+                let start = extent.place(head, &(position..position + 1), part, 3);
+                // SAFETY: this head's columns are written by nobody else.
+                unsafe {
+                    gradient.write(start..start + extent.width, &mut room, |row| {
+                        row.copy_from_slice(sums)
+                    })
+                };
+            }
         }
     }
 }
 
 /// What backward is given besides the inputs.
 struct Given<'a> {
-    grad: &'a [f32],
-    output: &'a [f32],
+    grad: Elements<'a>,
+    output: Elements<'a>,
     log_sums: &'a [f32],
 }
 
-/// Products are in f32 also for 16-bit inputs, which makes upcasting the same as not upcasting.
+impl Given<'_> {
+    /// Products of the rows of the result and of its gradient.
+    fn row_products(&self, extent: Extent, head: usize, rows: &Range<usize>, products: &mut [f32]) {
+        let [mut grad_room, mut output_room] = [Vec::new(), Vec::new()];
+        for (row, product) in rows.clone().zip(products) {
+            let start = extent.place(head, &(row..row + 1), 0, 1);
+            let part = start..start + extent.width;
+            let grad = read(self.grad, part.clone(), &mut grad_room);
+            *product = row_product(grad, read(self.output, part, &mut output_room));
+        }
+    }
+}
+
+/// Scores, weights and sums are in f32 also for 16-bit inputs, which makes upcasting the same as not upcasting. In the
+/// products bf16 operands stay bf16, and weights are rounded to it.
 impl AttentionOps for Flex {
     fn attention_forward(
         projected: FloatTensor<Self>,
@@ -312,22 +346,19 @@ impl AttentionOps for Flex {
         if !is_supported(&projected) {
             return portable::attention::forward::<Self>(projected, attention, dropout);
         }
-        let extent = Extent::new(&projected.shape(), attention);
-        let inputs =
-            Inputs { extent, reach: &attention.reach, projected: widen(&projected), dropout };
+        let projected = contiguous(&projected);
+        let inputs = Inputs::new(&projected, attention, dropout);
+        let extent = inputs.extent;
         let rows = extent.batch * extent.positions;
-        let mut output = unwritten(rows * extent.row());
         let mut log_sums = unwritten(extent.batch * extent.heads * extent.positions);
-        let columns = Columns::new(&mut output, extent.row());
-        log_sums
-            .par_chunks_mut(extent.positions.max(1))
-            .enumerate()
-            .for_each(|(head, log_sums)| inputs.forward_head(head, columns, log_sums));
+        let output = written([rows, extent.row()], projected.dtype(), |output| {
+            log_sums
+                .par_chunks_mut(extent.positions.max(1))
+                .enumerate()
+                .for_each(|(head, log_sums)| inputs.forward_head(head, output, log_sums));
+        });
         let heads = [extent.batch * extent.heads, extent.positions];
-        AttentionOutput {
-            output: from_values(output, [rows, extent.row()], projected.dtype()),
-            log_sums: from_values(log_sums, heads, DType::F32),
-        }
+        AttentionOutput { output, log_sums: from_values(log_sums, heads, DType::F32) }
     }
 
     fn attention_backward(
@@ -335,21 +366,35 @@ impl AttentionOps for Flex {
         saved: AttentionSaved<Self>,
         attention: &SelfAttention,
     ) -> FloatTensor<Self> {
-        let AttentionSaved { projected, output, log_sums, dropout } = saved;
-        if !is_supported(&projected) {
-            let saved = AttentionSaved { projected, output, log_sums, dropout };
+        if !is_supported(&saved.projected) || grad.dtype() != saved.projected.dtype() {
             return portable::attention::backward::<Self>(grad, saved, attention);
         }
-        let extent = Extent::new(&projected.shape(), attention);
-        let inputs =
-            Inputs { extent, reach: &attention.reach, projected: widen(&projected), dropout };
-        let (grad, output, log_sums) = (widen(&grad), widen(&output), widen(&log_sums));
-        let given = Given { grad: &grad, output: &output, log_sums: &log_sums };
-        let mut gradient = unwritten(inputs.projected.len());
-        let columns = Columns::new(&mut gradient, 3 * extent.row());
-        (0..extent.batch * extent.heads)
-            .into_par_iter()
-            .for_each(|head| inputs.backward_head(head, &given, columns));
-        from_values(gradient, projected.shape(), projected.dtype())
+        let AttentionSaved { projected, output, log_sums, dropout } = saved;
+        let [projected, grad, output] = [projected, grad, output].map(|tensor| contiguous(&tensor));
+        let inputs = Inputs::new(&projected, attention, dropout);
+        let extent = inputs.extent;
+        let given =
+            Given { grad: elements(&grad), output: elements(&output), log_sums: &widen(&log_sums) };
+        written(projected.shape(), projected.dtype(), |gradient| {
+            (0..extent.batch * extent.heads)
+                .into_par_iter()
+                .for_each(|head| inputs.backward_head(head, &given, gradient));
+        })
+    }
+}
+
+impl<'a> Inputs<'a> {
+    fn new(
+        projected: &'a FlexTensor,
+        attention: &'a SelfAttention,
+        dropout: Option<AttentionDropout>,
+    ) -> Self {
+        Self {
+            extent: Extent::new(&projected.shape(), attention),
+            reach: &attention.reach,
+            projected: elements(projected),
+            arithmetic: arithmetic(projected.dtype()),
+            dropout,
+        }
     }
 }

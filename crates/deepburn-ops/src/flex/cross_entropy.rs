@@ -1,25 +1,19 @@
 //! Softmax cross-entropy.
 
-use std::borrow::Cow;
-use std::ops::Range;
-
-use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::{FloatTensor, IntTensor};
-use burn_backend::{DType, Slice, TensorMetadata};
-use burn_flex::{Flex, FlexTensor};
+use burn_backend::{DType, TensorMetadata};
+use burn_flex::Flex;
+use deepburn_kernels::gemm::{Matrix, MatrixMut, Product};
 use rayon::prelude::*;
 
 use super::array::{
-    BLOCK, from_values, into_widened, is_supported, narrow, unwritten, values_mut, widen,
+    arithmetic, blocks, changed, contiguous, elements, from_values, is_supported, read, unwritten,
+    widen, written,
 };
-use super::product::{Matrix, MatrixMut, Onto, Threads, multiply};
 use super::vector::{combine, exp, max, vectorised};
 use crate::cross_entropy::{CrossEntropyOps, HeadGradients, HeadLoss, logits_chunk_rows};
 use crate::host::int_into_host;
 use crate::portable;
-
-/// Rows of a 16-bit weight that are widened at a time.
-const WEIGHT_ROWS: usize = 8192;
 
 /// Logits whose exponentials are added up in f32; sums of such sums are in f64.
 const SUM_BLOCK: usize = 4096;
@@ -84,54 +78,8 @@ fn rows_loss(logits: &mut [f32], vocab: usize, targets: &[i64], gradient: bool) 
     losses.iter().sum()
 }
 
-/// The weight of a head, in blocks of rows as f32.
-struct HeadWeight<'a> {
-    tensor: &'a FlexTensor,
-    vocab: usize,
-    width: usize,
-}
-
-impl HeadWeight<'_> {
-    /// Calls `each` with the rows of each block and their values. A weight in f32 is one block and
-    /// not copied.
-    fn blocks(&self, mut each: impl FnMut(Range<usize>, Matrix<'_>)) {
-        let whole = self.tensor.dtype() == DType::F32;
-        let step = if whole { self.vocab } else { WEIGHT_ROWS }.max(1);
-        for start in (0..self.vocab).step_by(step) {
-            let rows = start..self.vocab.min(start + step);
-            let values = if whole {
-                widen(self.tensor)
-            } else {
-                let slices = [Slice::from(rows.clone()), Slice::from(0..self.width)];
-                Cow::Owned(widen(&Flex::float_slice(self.tensor.clone(), &slices)).into_owned())
-            };
-            let matrix = Matrix::new(&values, rows.len(), self.width, self.width);
-            each(rows, matrix);
-        }
-    }
-
-    /// `out = hidden weight^T`.
-    fn logits(&self, out: &mut [f32], hidden: Matrix<'_>) {
-        self.blocks(|rows, weight| {
-            let part = &mut out[rows.start..];
-            let part = MatrixMut::new(part, hidden.rows, rows.len(), self.vocab);
-            multiply(part, Onto::Nothing, hidden, weight.transposed(), 1.0, Threads::All);
-        });
-    }
-
-    /// `out = grad weight`.
-    fn hidden_gradient(&self, out: &mut [f32], grad: &[f32], tokens: usize) {
-        self.blocks(|rows, weight| {
-            let onto = if rows.start == 0 { Onto::Nothing } else { Onto::Sum };
-            let grad = Matrix::new(&grad[rows.start..], tokens, rows.len(), self.vocab);
-            let out = MatrixMut::new(out, tokens, self.width, self.width);
-            multiply(out, onto, grad, weight, 1.0, Threads::All);
-        });
-    }
-}
-
 impl CrossEntropyOps for Flex {
-    /// Products are in f32 also for 16-bit inputs: that is no slower here.
+    /// Logits are in f32 also for 16-bit inputs. Their gradients are rounded to bf16 where the inputs are.
     fn head_loss(
         hidden: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -140,37 +88,37 @@ impl CrossEntropyOps for Flex {
     ) -> HeadLoss<Self> {
         let (tokens, width) = (hidden.shape()[0], hidden.shape()[1]);
         let vocab = weight.shape()[0];
-        if !is_supported(&hidden) || tokens == 0 {
+        if !is_supported(&hidden) || !is_supported(&weight) || tokens == 0 {
             return portable::cross_entropy::head_loss::<Self>(hidden, weight, targets, wanted);
         }
         let targets = int_into_host::<Self>(targets);
-        let hidden = widen(&hidden);
-        let weight = match weight.dtype() {
-            DType::F32 => weight.to_contiguous(),
-            _ => weight,
-        };
-        let weight = HeadWeight { tensor: &weight, vocab, width };
+        let arithmetic = arithmetic(hidden.dtype());
+        let [hidden, weight] = [&hidden, &weight].map(contiguous);
+        let (hidden, weight) =
+            (elements(&hidden), Matrix::new(elements(&weight), vocab, width, width));
         let step = logits_chunk_rows(tokens, vocab);
-        let mut logits = unwritten(step * vocab);
+        let mut logits = unwritten::<f32>(step * vocab);
         let mut hidden_grad = wanted.hidden.then(|| unwritten(tokens * width));
         let mut weight_grad = wanted.weight.then(|| unwritten(vocab * width));
         let mut loss = 0.0;
         for start in (0..tokens).step_by(step) {
             let rows = start..tokens.min(start + step);
-            let part = rows.start * width..rows.end * width;
-            let hidden = Matrix::new(&hidden[part.clone()], rows.len(), width, width);
+            let hidden = Matrix::new(hidden.starting_at(start * width), rows.len(), width, width);
             let logits = &mut logits[..rows.len() * vocab];
-            weight.logits(logits, hidden);
+            let out = MatrixMut::new(logits, rows.len(), vocab, vocab);
+            Product::new(hidden, weight.transposed(), arithmetic).write_to(out);
             let any = wanted.hidden || wanted.weight;
             loss += rows_loss(logits, vocab, &targets[rows.clone()], any);
+            let grad = Matrix::new(&logits[..], rows.len(), vocab, vocab);
             if let Some(all) = &mut hidden_grad {
-                weight.hidden_gradient(&mut all[part], logits, rows.len());
+                let part = &mut all[rows.start * width..rows.end * width];
+                let out = MatrixMut::new(part, rows.len(), width, width);
+                Product::new(grad, weight, arithmetic).write_to(out);
             }
             if let Some(sum) = &mut weight_grad {
-                let onto = if start == 0 { Onto::Nothing } else { Onto::Sum };
-                let grad = Matrix::new(logits, rows.len(), vocab, vocab).transposed();
-                let sum = MatrixMut::new(sum, vocab, width, width);
-                multiply(sum, onto, grad, hidden, 1.0, Threads::All);
+                let product = Product::new(grad.transposed(), hidden, arithmetic);
+                let out = MatrixMut::new(sum, vocab, width, width);
+                if start == 0 { product.write_to(out) } else { product.add_to(out) }
             }
         }
         let tensor = |rows| move |values| from_values(values, [rows, width], DType::F32);
@@ -193,8 +141,20 @@ impl CrossEntropyOps for Flex {
         }
         let vocab = logits.shape()[1];
         let targets = int_into_host::<Self>(targets);
-        let mut logits = into_widened(logits);
-        let loss = rows_loss(values_mut(&mut logits), vocab, &targets, gradient);
+        let logits = match logits.dtype() {
+            DType::F32 => logits,
+            _ => from_values(widen(&logits).into_owned(), logits.shape(), DType::F32),
+        };
+        let mut loss = 0.0;
+        let logits = changed(logits, |all| {
+            let len = targets.len() * vocab;
+            // SAFETY: nobody else has the elements, all of which are written.
+            unsafe {
+                all.update(0..len, &mut Vec::new(), |all| {
+                    loss = rows_loss(all, vocab, &targets, gradient)
+                })
+            };
+        });
         let loss = from_values(vec![loss as f32], [1], DType::F32);
         (loss, gradient.then_some(logits))
     }
@@ -204,14 +164,32 @@ impl CrossEntropyOps for Flex {
         factor: FloatTensor<Self>,
         dtype: DType,
     ) -> FloatTensor<Self> {
-        if !is_supported(&gradient) || !is_supported(&factor) {
+        if gradient.dtype() != DType::F32 || !is_supported(&factor) {
             return portable::cross_entropy::scale_gradient::<Self>(gradient, factor, dtype);
         }
         let factor = widen(&factor)[0];
-        let mut gradient = into_widened(gradient);
-        if factor != 1.0 {
-            values_mut(&mut gradient).par_chunks_mut(BLOCK).for_each(|part| scale(part, factor));
+        let shape = gradient.shape();
+        let blocks = blocks(shape.num_elements());
+        if dtype == DType::F32 {
+            return changed(gradient, |all| {
+                blocks.filter(|_| factor != 1.0).for_each(|block| {
+                    // SAFETY: blocks are disjoint, and all elements of a gradient are written.
+                    unsafe { all.update(block, &mut Vec::new(), |part| scale(part, factor)) };
+                });
+            });
         }
-        narrow(gradient, dtype)
+        let gradient = contiguous(&gradient);
+        let values = elements(&gradient);
+        written(shape, dtype, |out| {
+            blocks.for_each_init(<[Vec<f32>; 2]>::default, |[room, out_room], block| {
+                let part = read(values, block.clone(), room);
+                let write = |out: &mut [f32]| {
+                    out.copy_from_slice(part);
+                    scale(out, factor);
+                };
+                // SAFETY: blocks are disjoint.
+                unsafe { out.write(block, out_room, write) };
+            });
+        })
     }
 }

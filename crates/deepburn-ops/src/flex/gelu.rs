@@ -5,9 +5,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_flex::Flex;
 use rayon::prelude::*;
 
-use super::array::{
-    BLOCK, from_values, into_widened, is_supported, narrow, unwritten, values_mut, widen,
-};
+use super::array::{blocks, changed, contiguous, elements, is_supported, read, written};
 use super::vector::{exp, vectorised};
 use crate::gelu::{CUBIC, GeluOps, TWICE_SQRT_2_OVER_PI};
 use crate::portable;
@@ -45,23 +43,35 @@ impl GeluOps for Flex {
         if !is_supported(&x) {
             return portable::gelu::forward::<Self>(x);
         }
-        let values = widen(&x);
-        let mut y = unwritten(values.len());
-        values.par_chunks(BLOCK).zip(y.par_chunks_mut(BLOCK)).for_each(|(x, y)| forward(x, y));
-        from_values(y, x.shape(), x.dtype())
+        let x = contiguous(&x);
+        let values = elements(&x);
+        written(x.shape(), x.dtype(), |y| {
+            blocks(x.shape().num_elements()).for_each_init(
+                <[Vec<f32>; 2]>::default,
+                |[x_room, y_room], block| {
+                    let x = read(values, block.clone(), x_room);
+                    // SAFETY: blocks are disjoint.
+                    unsafe { y.write(block, y_room, |y| forward(x, y)) };
+                },
+            );
+        })
     }
 
     fn gelu_tanh_backward(grad: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
-        if !is_supported(&x) {
+        if !is_supported(&x) || grad.dtype() != x.dtype() {
             return portable::gelu::backward::<Self>(grad, x);
         }
-        let dtype = x.dtype();
-        let mut grad = into_widened(grad);
-        let values = widen(&x);
-        values
-            .par_chunks(BLOCK)
-            .zip(values_mut(&mut grad).par_chunks_mut(BLOCK))
-            .for_each(|(x, grad)| backward(x, grad));
-        narrow(grad, dtype)
+        let x = contiguous(&x);
+        let values = elements(&x);
+        changed(grad, |grad| {
+            blocks(x.shape().num_elements()).for_each_init(
+                <[Vec<f32>; 2]>::default,
+                |[x_room, room], block| {
+                    let x = read(values, block.clone(), x_room);
+                    // SAFETY: blocks are disjoint, and all elements of a gradient are written.
+                    unsafe { grad.update(block, room, |grad| backward(x, grad)) };
+                },
+            );
+        })
     }
 }

@@ -3,11 +3,13 @@
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{DType, TensorMetadata};
 use burn_flex::{Flex, FlexTensor};
+use deepburn_kernels::gemm::{Matrix, MatrixMut, Product};
 use rayon::prelude::*;
 
-use super::array::{from_values, unwritten, widen};
+use super::array::{
+    arithmetic, contiguous, elements, from_values, is_supported, read, widen, with_matrix, written,
+};
 use super::norm::column_total;
-use super::product::{Matrix, MatrixMut, Onto, Threads, multiply};
 use super::vector::vectorised;
 use crate::linear::{LinearGradients, LinearOps};
 use crate::portable;
@@ -26,72 +28,77 @@ vectorised! {
     }
 }
 
-/// A contiguous matrix of rank 2.
-pub(super) fn matrix<'a>(values: &'a [f32], tensor: &FlexTensor) -> Matrix<'a> {
-    let (rows, columns) = (tensor.shape()[0], tensor.shape()[1]);
-    Matrix::new(values, rows, columns, columns)
+/// `left * right` as a tensor of this type.
+fn product(left: Matrix<'_>, right: Matrix<'_>, dtype: DType) -> FlexTensor {
+    let (rows, columns) = (left.rows(), right.columns());
+    written([rows, columns], dtype, |out| {
+        // SAFETY: nobody else has the output.
+        let out = unsafe { MatrixMut::from_pointer(out.at(0), rows, columns, columns) };
+        Product::new(left, right, arithmetic(dtype)).write_to(out);
+    })
 }
 
-/// The product of two matrices as a tensor.
-fn product(left: Matrix<'_>, right: Matrix<'_>) -> FlexTensor {
-    let (rows, columns) = (left.rows, right.columns);
-    let mut values = unwritten(rows * columns);
-    let out = MatrixMut::new(&mut values, rows, columns, columns);
-    multiply(out, Onto::Nothing, left, right, 1.0, Threads::All);
-    from_values(values, [rows, columns], DType::F32)
-}
-
-/// 16-bit products are left to burn-flex, which multiplies in that type.
 impl LinearOps for Flex {
     fn fused_linear(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: Option<FloatTensor<Self>>,
     ) -> FloatTensor<Self> {
-        let (DType::F32, Some(bias)) = (x.dtype(), &bias) else {
+        let dtype = x.dtype();
+        if !is_supported(&x) || weight.dtype() != dtype {
             return portable::linear::forward::<Self>(x, weight, bias);
+        }
+        let Some(bias) = &bias else {
+            return with_matrix(&x, |x| with_matrix(&weight, |weight| product(x, weight, dtype)));
         };
+        let bias = widen(bias);
         let (rows, columns) = (x.shape()[0], weight.shape()[1]);
-        let (x_values, weight_values, bias) = (widen(&x), widen(&weight), widen(bias));
-        let mut y = unwritten(rows * columns);
-        y.par_chunks_mut(ROWS * columns.max(1)).for_each(|rows| {
-            rows.chunks_exact_mut(columns).for_each(|row| row.copy_from_slice(&bias));
-        });
-        multiply(
-            MatrixMut::new(&mut y, rows, columns, columns),
-            Onto::Sum,
-            matrix(&x_values, &x),
-            matrix(&weight_values, &weight),
-            1.0,
-            Threads::All,
-        );
-        from_values(y, [rows, columns], DType::F32)
+        written([rows, columns], dtype, |out| {
+            // SAFETY: nobody else has the output.
+            let out = unsafe { MatrixMut::from_pointer(out.at(0), rows, columns, columns) };
+            with_matrix(&x, |x| {
+                with_matrix(&weight, |weight| {
+                    Product::new(x, weight, arithmetic(dtype)).plus(&bias).write_to(out);
+                });
+            });
+        })
     }
 
     fn linear_x_gradient(grad: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
-        if grad.dtype() != DType::F32 {
+        let dtype = grad.dtype();
+        if !is_supported(&grad) || weight.dtype() != dtype {
             return portable::linear::x_gradient::<Self>(grad, weight);
         }
-        let (grad_values, weight_values) = (widen(&grad), widen(&weight));
-        product(matrix(&grad_values, &grad), matrix(&weight_values, &weight).transposed())
+        with_matrix(&grad, |grad| {
+            with_matrix(&weight, |weight| product(grad, weight.transposed(), dtype))
+        })
     }
 
     fn linear_gradients(grad: FloatTensor<Self>, x: FloatTensor<Self>) -> LinearGradients<Self> {
-        if grad.dtype() != DType::F32 {
+        let dtype = grad.dtype();
+        if !is_supported(&grad) || x.dtype() != dtype || grad.shape()[1] == 0 {
             return portable::linear::gradients::<Self>(grad, x);
         }
-        let columns = grad.shape()[1];
-        let (x_values, grad_values) = (widen(&x), widen(&grad));
-        let weight = product(matrix(&x_values, &x).transposed(), matrix(&grad_values, &grad));
-        let partial: Vec<_> = grad_values
-            .par_chunks(ROWS * columns.max(1))
-            .map(|rows| {
-                let mut sums = vec![0.0; columns];
-                add_rows(rows, &mut sums);
-                sums
-            })
-            .collect();
-        let total = column_total(partial.iter().map(Vec::as_slice), columns);
-        LinearGradients { weight, bias: from_values(total, [columns], DType::F32) }
+        let grad = contiguous(&grad);
+        let weight =
+            with_matrix(&x, |x| with_matrix(&grad, |grad| product(x.transposed(), grad, dtype)));
+        LinearGradients { weight, bias: row_sum(&grad) }
     }
+}
+
+/// The sum of the rows of a contiguous matrix, added in f32.
+fn row_sum(matrix: &FlexTensor) -> FlexTensor {
+    let (rows, columns) = (matrix.shape()[0], matrix.shape()[1]);
+    let values = elements(matrix);
+    let partial: Vec<_> = (0..rows.div_ceil(ROWS))
+        .into_par_iter()
+        .map_init(Vec::new, |room, block| {
+            let block = block * ROWS..rows.min((block + 1) * ROWS);
+            let mut sums = vec![0.0; columns];
+            add_rows(read(values, block.start * columns..block.end * columns, room), &mut sums);
+            sums
+        })
+        .collect();
+    let total = column_total(partial.iter().map(Vec::as_slice), columns);
+    from_values(total, [columns], matrix.dtype())
 }

@@ -9,7 +9,7 @@ mod attention;
 mod cross_entropy;
 mod gelu;
 mod linear;
+mod matmul;
 mod norm;
 mod optimizer;
-mod product;
 mod vector;

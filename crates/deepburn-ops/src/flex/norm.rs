@@ -5,7 +5,9 @@ use burn_backend::{DType, TensorMetadata};
 use burn_flex::Flex;
 use rayon::prelude::*;
 
-use super::array::{from_values, into_widened, is_supported, narrow, unwritten, values_mut, widen};
+use super::array::{
+    changed, contiguous, elements, from_values, is_supported, read, widen, written,
+};
 use super::vector::{combine, sum, vectorised};
 use crate::norm::{LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved};
 use crate::portable;
@@ -77,55 +79,67 @@ impl LayerNormOps for Flex {
         beta: FloatTensor<Self>,
         epsilon: f64,
     ) -> LayerNormOutput<Self> {
-        if !is_supported(&x) {
+        if !is_supported(&x) || x.shape()[1] == 0 {
             return portable::norm::forward::<Self>(x, gamma, beta, epsilon);
         }
-        let (rows, width) = (x.shape()[0], x.shape()[1].max(1));
-        let (values, gamma, beta) = (widen(&x), widen(&gamma), widen(&beta));
-        let mut y = unwritten(values.len());
+        let (rows, width) = (x.shape()[0], x.shape()[1]);
+        let x = contiguous(&x);
+        let (values, gamma, beta) = (elements(&x), widen(&gamma), widen(&beta));
         let mut statistics = vec![[0.0; 2]; rows];
-        values
-            .par_chunks(ROWS * width)
-            .zip(y.par_chunks_mut(ROWS * width))
-            .zip(statistics.par_chunks_mut(ROWS))
-            .for_each(|((x, y), statistics)| {
-                forward(x, [&gamma, &beta], epsilon as f32, y, statistics);
-            });
+        let output = written(x.shape(), x.dtype(), |y| {
+            let blocks = statistics.par_chunks_mut(ROWS).enumerate();
+            blocks.for_each_init(
+                <[Vec<f32>; 2]>::default,
+                |[x_room, y_room], (block, statistics)| {
+                    let block = block * ROWS * width..(block * ROWS + statistics.len()) * width;
+                    let x = read(values, block.clone(), x_room);
+                    let write =
+                        |y: &mut [f32]| forward(x, [&gamma, &beta], epsilon as f32, y, statistics);
+                    // SAFETY: blocks are disjoint.
+                    unsafe { y.write(block, y_room, write) };
+                },
+            );
+        });
         let [mean, reciprocal_deviation] = [0, 1].map(|which| {
             let column = statistics.iter().map(|row| row[which]).collect();
             from_values(column, [rows, 1], DType::F32)
         });
-        LayerNormOutput { output: from_values(y, x.shape(), x.dtype()), mean, reciprocal_deviation }
+        LayerNormOutput { output, mean, reciprocal_deviation }
     }
 
     fn layer_norm_backward(
         grad: FloatTensor<Self>,
         saved: LayerNormSaved<Self>,
     ) -> LayerNormGradients<Self> {
-        if !is_supported(&saved.x) {
+        if !is_supported(&saved.x) || saved.x.shape()[1] == 0 || grad.dtype() != saved.x.dtype() {
             return portable::norm::backward::<Self>(grad, saved);
         }
-        let (x_dtype, weight_dtype) = (saved.x.dtype(), saved.gamma.dtype());
-        let (x, gamma) = (widen(&saved.x), widen(&saved.gamma));
+        let weight_dtype = saved.gamma.dtype();
+        let (x, gamma) = (contiguous(&saved.x), widen(&saved.gamma));
+        let values = elements(&x);
         let (mean, reciprocal) = (widen(&saved.mean), widen(&saved.reciprocal_deviation));
-        let width = gamma.len().max(1);
-        let mut grad = into_widened(grad);
-        let partial: Vec<_> = values_mut(&mut grad)
-            .par_chunks_mut(ROWS * width)
-            .zip(x.par_chunks(ROWS * width))
-            .zip(mean.par_chunks(ROWS).zip(reciprocal.par_chunks(ROWS)))
-            .map(|((grad, x), (mean, reciprocal))| {
+        let width = gamma.len();
+        let mut partial = Vec::new();
+        let grad = changed(grad, |grad| {
+            let blocks = mean.par_chunks(ROWS).zip(reciprocal.par_chunks(ROWS)).enumerate();
+            let rooms = <[Vec<f32>; 2]>::default;
+            let sums = blocks.map_init(rooms, |[x_room, room], (block, (mean, reciprocal))| {
+                let block = block * ROWS * width..(block * ROWS + mean.len()) * width;
+                let x = read(values, block.clone(), x_room);
                 let [mut gamma_sum, mut beta_sum] = [vec![0.0; width], vec![0.0; width]];
                 let sums = [&mut gamma_sum[..], &mut beta_sum[..]];
-                backward(grad, x, &gamma, [mean, reciprocal], sums);
+                let update = |grad: &mut [f32]| backward(grad, x, &gamma, [mean, reciprocal], sums);
+                // SAFETY: blocks are disjoint, and all elements of a gradient are written.
+                unsafe { grad.update(block, room, update) };
                 [gamma_sum, beta_sum]
-            })
-            .collect();
+            });
+            partial = sums.collect::<Vec<_>>();
+        });
         let [gamma, beta] = [0, 1].map(|which| {
             let total = column_total(partial.iter().map(|sums| &sums[which][..]), gamma.len());
             from_values(total, [gamma.len()], weight_dtype)
         });
-        LayerNormGradients { x: narrow(grad, x_dtype), gamma, beta }
+        LayerNormGradients { x: grad, gamma, beta }
     }
 }
 

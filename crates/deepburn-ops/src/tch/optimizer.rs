@@ -11,6 +11,7 @@ use half::{bf16, f16};
 use tch::{Device, Kind, Tensor};
 
 use crate::layout::LayoutOps;
+use crate::matmul::MatmulOps;
 use crate::optimizer::{OptimizerOps, UpdateArrays, flatten_on_host, update_on_host};
 use crate::stream::StreamOps;
 
@@ -78,6 +79,8 @@ impl<E: TchElement> OptimizerOps for LibTorch<E> {
 }
 
 impl<E: TchElement> StreamOps for LibTorch<E> {}
+
+impl<E: TchElement> MatmulOps for LibTorch<E> {}
 
 impl<E: TchElement> LayoutOps for LibTorch<E> {
     fn is_contiguous(tensor: &TchTensor) -> bool {

@@ -1,7 +1,8 @@
 //! Activation functions.
 
+use burn_backend::Scalar;
 use burn_backend::ops::ActivationOps;
-use burn_backend::{Backend, Scalar};
+use deepburn_ops::MatmulOps;
 
 use crate::Sharded;
 use crate::ops::forward;
@@ -29,6 +30,6 @@ macro_rules! activation_ops {
 }
 pub(crate) use activation_ops;
 
-impl<B: Backend> ActivationOps<Sharded<B>> for Sharded<B> {
+impl<B: MatmulOps> ActivationOps<Sharded<B>> for Sharded<B> {
     activation_ops!(forward);
 }

@@ -3,8 +3,9 @@
 use burn_backend::ops::BoolTensorOps;
 use burn_backend::tensor::{BoolTensor, Device, IntTensor};
 use burn_backend::{
-    Backend, BoolDType, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice, TensorData,
+    BoolDType, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice, TensorData,
 };
+use deepburn_ops::MatmulOps;
 
 use crate::Sharded;
 use crate::ops::{forward, view};
@@ -64,7 +65,7 @@ macro_rules! bool_view_ops {
 }
 pub(crate) use bool_view_ops;
 
-impl<B: Backend> BoolTensorOps<Sharded<B>> for Sharded<B> {
+impl<B: MatmulOps> BoolTensorOps<Sharded<B>> for Sharded<B> {
     fn bool_into_data(
         tensor: BoolTensor<Self>,
     ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {

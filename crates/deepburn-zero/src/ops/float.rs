@@ -7,6 +7,8 @@ use burn_backend::{
     Slice, TensorData, TensorMetadata,
 };
 
+use deepburn_ops::MatmulOps;
+
 use crate::operations;
 use crate::ops::{forward, recorded};
 use crate::random::RandomStream;
@@ -155,7 +157,7 @@ macro_rules! float_handle_ops {
 }
 pub(crate) use float_handle_ops;
 
-impl<B: Backend> FloatTensorOps<Sharded<B>> for Sharded<B> {
+impl<B: MatmulOps> FloatTensorOps<Sharded<B>> for Sharded<B> {
     fn float_into_data(
         tensor: FloatTensor<Self>,
     ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
@@ -268,7 +270,7 @@ impl<B: Backend> FloatTensorOps<Sharded<B>> for Sharded<B> {
     fn float_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         operations::count(&[&lhs, &rhs], || operations::matmul(&lhs, &rhs));
         let cost = Cost::of_product(lhs.shape().as_slice().last().copied().unwrap_or(1));
-        let [product] = recorded!(cost; lhs: float, rhs: float => [B::float_matmul(lhs, rhs)]);
+        let [product] = recorded!(cost; lhs: float, rhs: float => [B::matmul(lhs, rhs)]);
         product
     }
 

@@ -5,7 +5,7 @@ use burn_backend::{Backend, DType, TensorMetadata};
 use deepburn_ops::{
     AttentionDropout, AttentionOps, AttentionOutput, AttentionSaved, CrossEntropyOps, GeluOps,
     HeadGradients, HeadLoss, LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved,
-    LinearGradients, LinearOps, Reach, SelfAttention,
+    LinearGradients, LinearOps, MatmulOps, Reach, SelfAttention,
 };
 
 use crate::operations::{count, count_backward, rows_times};
@@ -13,7 +13,7 @@ use crate::ops::{forward, recorded};
 use crate::recompute::{self, Cost};
 use crate::{Sharded, ZeroTensor};
 
-impl<B: LayerNormOps> LayerNormOps for Sharded<B> {
+impl<B: MatmulOps + LayerNormOps> LayerNormOps for Sharded<B> {
     forward! {
         fn fused_layer_norm(x: float, gamma: float, beta: float, epsilon: [f64]) -> float;
     }
@@ -52,14 +52,14 @@ impl<B: LayerNormOps> LayerNormOps for Sharded<B> {
     }
 }
 
-impl<B: GeluOps> GeluOps for Sharded<B> {
+impl<B: MatmulOps + GeluOps> GeluOps for Sharded<B> {
     forward! {
         fn gelu_tanh(x: float) -> float;
         fn gelu_tanh_backward(grad: float, x: float) -> float;
     }
 }
 
-impl<B: LinearOps> LinearOps for Sharded<B> {
+impl<B: MatmulOps + LinearOps> LinearOps for Sharded<B> {
     fn fused_linear(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -87,7 +87,7 @@ impl<B: LinearOps> LinearOps for Sharded<B> {
     }
 }
 
-impl<B: CrossEntropyOps> CrossEntropyOps for Sharded<B> {
+impl<B: MatmulOps + CrossEntropyOps> CrossEntropyOps for Sharded<B> {
     fn linear_cross_entropy(
         hidden: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -140,7 +140,7 @@ impl<B: CrossEntropyOps> CrossEntropyOps for Sharded<B> {
     }
 }
 
-impl<B: AttentionOps> AttentionOps for Sharded<B> {
+impl<B: MatmulOps + AttentionOps> AttentionOps for Sharded<B> {
     fn self_attention(
         projected: FloatTensor<Self>,
         attention: &SelfAttention,

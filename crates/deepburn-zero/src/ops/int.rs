@@ -5,9 +5,9 @@ use std::ops::Range;
 use burn_backend::ops::IntTensorOps;
 use burn_backend::tensor::{Device, IndexingUpdateOp, IntTensor};
 use burn_backend::{
-    Backend, BoolDType, Distribution, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice,
-    TensorData,
+    BoolDType, Distribution, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice, TensorData,
 };
+use deepburn_ops::MatmulOps;
 
 use crate::Sharded;
 use crate::ops::{forward, view};
@@ -133,7 +133,7 @@ macro_rules! int_view_ops {
 }
 pub(crate) use int_view_ops;
 
-impl<B: Backend> IntTensorOps<Sharded<B>> for Sharded<B> {
+impl<B: MatmulOps> IntTensorOps<Sharded<B>> for Sharded<B> {
     fn int_into_data(
         tensor: IntTensor<Self>,
     ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {

@@ -1,11 +1,12 @@
 //! Layers. The gradient of an embedding needs no more of the table than its shape.
 
+use burn_backend::TensorMetadata;
 use burn_backend::ops::{
     AttentionModuleOptions, ConvOptions, ConvTransposeOptions, DeformConvOptions,
     InterpolateOptions, ModuleOps, UnfoldOptions,
 };
 use burn_backend::tensor::{FloatTensor, IntTensor};
-use burn_backend::{Backend, TensorMetadata};
+use deepburn_ops::MatmulOps;
 
 use crate::operations::{convolution, count};
 use crate::ops::{forward, recorded};
@@ -132,7 +133,7 @@ macro_rules! convolutions {
     )* };
 }
 
-impl<B: Backend> ModuleOps<Sharded<B>> for Sharded<B> {
+impl<B: MatmulOps> ModuleOps<Sharded<B>> for Sharded<B> {
     fn embedding(weights: FloatTensor<Self>, indices: IntTensor<Self>) -> FloatTensor<Self> {
         let [rows] =
             recorded!(Cost::Low; weights: float, indices: int => [B::embedding(weights, indices)]);

@@ -4,8 +4,9 @@ use burn_backend::ops::QTensorOps;
 use burn_backend::quantization::{QuantScheme, QuantizationParametersPrimitive};
 use burn_backend::tensor::{Device, FloatTensor, QuantizedTensor};
 use burn_backend::{
-    Backend, BoolDType, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice, TensorData,
+    BoolDType, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice, TensorData,
 };
+use deepburn_ops::MatmulOps;
 
 use crate::Sharded;
 use crate::ops::forward;
@@ -95,7 +96,7 @@ macro_rules! quantized_ops {
 }
 pub(crate) use quantized_ops;
 
-impl<B: Backend> QTensorOps<Sharded<B>> for Sharded<B> {
+impl<B: MatmulOps> QTensorOps<Sharded<B>> for Sharded<B> {
     fn q_into_data(
         tensor: QuantizedTensor<Self>,
     ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {

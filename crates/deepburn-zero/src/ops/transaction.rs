@@ -1,12 +1,13 @@
 //! Reading several tensors at once.
 
+use burn_backend::ExecutionError;
 use burn_backend::ops::{TransactionOps, TransactionPrimitive, TransactionPrimitiveData};
-use burn_backend::{Backend, ExecutionError};
+use deepburn_ops::MatmulOps;
 
 use crate::tensor::Leased;
 use crate::{Sharded, ZeroTensor};
 
-impl<B: Backend> TransactionOps<Sharded<B>> for Sharded<B> {
+impl<B: MatmulOps> TransactionOps<Sharded<B>> for Sharded<B> {
     fn tr_execute(
         transaction: TransactionPrimitive<Sharded<B>>,
     ) -> impl Future<Output = Result<TransactionPrimitiveData, ExecutionError>> + Send {

@@ -60,13 +60,13 @@ fn of_matrix<B: OptimizerOps>(
     x = B::float_mul_scalar(x, (1.0 / norm.max(plan.eps)).into());
     let [a, b, c] = plan.coefficients;
     for _ in 0..plan.steps {
-        let gram = B::float_matmul(x.clone(), B::float_transpose(x.clone()));
-        let square = B::float_matmul(gram.clone(), gram.clone());
+        let gram = B::matmul(x.clone(), B::float_transpose(x.clone()));
+        let square = B::matmul(gram.clone(), gram.clone());
         let polynomial = B::float_add(
             B::float_mul_scalar(gram, b.into()),
             B::float_mul_scalar(square, c.into()),
         );
-        let change = B::float_matmul(polynomial, x.clone());
+        let change = B::matmul(polynomial, x.clone());
         x = B::float_add(B::float_mul_scalar(x, a.into()), change);
     }
     if is_tall { B::float_transpose(x) } else { x }

@@ -381,7 +381,7 @@ pub struct GradientPlan {
 /// How sharded parameters come and go (stage 3); counted in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct GatherPlan {
-    /// Elements gathered ahead of their use.
+    /// Elements gathered ahead of their use; the last parameter may exceed them. 0 gathers none ahead.
     pub prefetch_bucket_size: usize,
     /// Parameters up to this size stay gathered.
     pub persistence_threshold: usize,

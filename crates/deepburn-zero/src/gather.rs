@@ -4,11 +4,12 @@
 //! is under way, or starts one. Which of these there is, is the parameter's own state: the gatherer decides and
 //! has no list of parameters beside them. Once the order of uses is known it also fetches ahead, many
 //! parameters in one all-gather. Limits are counted in elements, as the configuration gives them:
-//! never more than `max_live_parameters` are kept or fetched ahead, `prefetch_bucket_size` bounds
-//! one look-ahead, and a parameter stays whole only if it is used again within
-//! `max_reuse_distance`.
+//! never more than `max_live_parameters` are kept or fetched ahead, one look-ahead ends with the
+//! parameter that reaches `prefetch_bucket_size`, and a parameter stays whole only if it is used
+//! again within `max_reuse_distance`.
 
 mod fetch;
+mod look_ahead;
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -24,6 +25,7 @@ use crate::ledger::Ledger;
 use crate::parameter::Parameter;
 use crate::trace::{Phase, Trace};
 use fetch::LiveCount;
+use look_ahead::LookAhead;
 
 pub(crate) use fetch::{Fetch, LiveElements};
 
@@ -165,8 +167,9 @@ impl<B: Backend> Gatherer<B> {
         if parameter.is_absent() {
             self.fetch("gather", vec![index])?;
         }
-        self.look_ahead(trace, phase)?;
-        if let Some(fetch) = parameter.fetch() {
+        let awaited = parameter.fetch();
+        self.look_ahead(trace, phase, awaited.as_deref())?;
+        if let Some(fetch) = awaited {
             self.land(&fetch)?;
         }
         let Some(whole) = parameter.gathered() else {
@@ -179,26 +182,26 @@ impl<B: Backend> Gatherer<B> {
         Ok(whole)
     }
 
-    /// Starts one all-gather for the parameters that come next, as far as the limits allow.
-    fn look_ahead(&self, trace: &Trace, phase: Phase) -> Result<(), CommError> {
-        let room = self.plan.max_live_parameters.saturating_sub(self.live());
-        let room = room.min(self.plan.prefetch_bucket_size);
-        // Wait for half a bucket of room, or each use would fetch just one more parameter.
-        if self.fetching.get() > self.plan.prefetch_bucket_size / 2 {
+    /// Starts one all-gather for the parameters that come next, as far as the limits allow. `awaited` is the fetch
+    /// that the present read waits for.
+    fn look_ahead(
+        &self,
+        trace: &Trace,
+        phase: Phase,
+        awaited: Option<&Fetch<B>>,
+    ) -> Result<(), CommError> {
+        // What is awaited is about to land. If it counted, a fetch of one large parameter would keep the next one
+        // from being fetched until it has been read, and every second parameter would be gathered too late.
+        let ahead = self.fetching.get() - awaited.map_or(0, Fetch::elements);
+        let limits = LookAhead {
+            bucket_size: self.plan.prefetch_bucket_size,
+            room: self.plan.max_live_parameters.saturating_sub(self.live()),
+        };
+        if !limits.allows_another(ahead) {
             return Ok(());
         }
-        let mut batch = Vec::new();
-        let mut size = 0;
-        for next in trace.upcoming(phase) {
-            if !self.parameter(next).is_absent() || batch.contains(&next) {
-                continue;
-            }
-            size += self.numel(next);
-            if size > room {
-                break;
-            }
-            batch.push(next);
-        }
+        let absent = trace.upcoming(phase).filter(|next| self.parameter(*next).is_absent());
+        let batch = limits.batch(absent, |index| self.numel(index));
         if batch.is_empty() {
             return Ok(());
         }

@@ -113,7 +113,7 @@ pub(crate) const KEYS: &[Key] = &[
     Key::count(
         "stage3_prefetch_bucket_size",
         50_000_000,
-        "Parameters gathered ahead of their use.",
+        "Parameters gathered ahead of their use; the last one may exceed it, and 0 gathers none.",
     )
     .spelled(&[Spelling::Alias("prefetch_bucket_size")])
     .unit(ELEMENTS)

@@ -19,7 +19,7 @@ pub(crate) struct Fetch<B: Backend> {
     pub(super) indices: Vec<usize>,
     /// `None` once somebody waits for it.
     progress: Mutex<Option<FetchProgress<B>>>,
-    _live: LiveElements,
+    live: LiveElements,
 }
 
 /// How far a fetch has come.
@@ -62,6 +62,11 @@ impl Drop for LiveElements {
 }
 
 impl<B: Backend> Fetch<B> {
+    /// Elements of all its parameters.
+    pub(super) fn elements(&self) -> usize {
+        self.live.elements
+    }
+
     /// Waits for an all-gather under way and drops what it brings, so that all ranks agree on what has been
     /// exchanged. While shards are read, no rank has started one.
     pub(super) fn abandon(&self) -> Result<(), CommError> {
@@ -107,7 +112,7 @@ impl<B: Backend> Gatherer<B> {
             number: self.started.fetch_add(1, Relaxed),
             indices,
             progress: Mutex::new(Some(progress)),
-            _live: self.fetching.add(elements),
+            live: self.fetching.add(elements),
         })
     }
 

@@ -4,19 +4,24 @@ use std::time::Duration;
 
 use crate::model::{LAMB, MUON, Net, STAGES, Trained, policy, rows};
 use burn_flex::Flex;
-use deepburn_comm::{Count, Operation, Partition, Statistics, run_ranks};
+use deepburn_comm::{Count, Member, Operation, Partition, Statistics, run_ranks};
 use deepburn_config::{OptimizerPlan, Stage};
 use deepburn_kernels::TreeSum;
 use deepburn_zero::{Group, ModelStates, Policy, Rates, ZeroError};
 
-/// Counters of rank 0 before training and after each of `steps` steps of one micro-batch.
-fn statistics(world_size: usize, policy: &Policy, steps: usize) -> Vec<Statistics> {
+/// What `look` sees on rank 0 before training and after each of `steps` steps of one micro-batch.
+pub(crate) fn observe<T: Send>(
+    world_size: usize,
+    policy: &Policy,
+    steps: usize,
+    look: impl Fn(&Member, &ModelStates<Flex>) -> T + Sync,
+) -> Vec<T> {
     let ranks = run_ranks(world_size, Duration::from_secs(60), |member| {
         let mut seen = vec![];
         let group = Group::<Flex>::new(member.clone());
         let (mut net, mut states) =
             ModelStates::shard(Net::<Trained>::new(), policy.clone(), group)?;
-        seen.push(member.statistics());
+        seen.push(look(&member, &states));
         for step in 0..steps {
             net = states.start_training_pass(net)?;
             let loss = net.loss(&rows(2, step as u64));
@@ -24,15 +29,23 @@ fn statistics(world_size: usize, policy: &Policy, steps: usize) -> Vec<Statistic
             drop(loss.backward());
             states.finish_pass()?;
             states.step(Rates { lr: 1e-2, betas: None }, 1.0, Some(1.0))?;
-            seen.push(member.statistics());
+            seen.push(look(&member, &states));
         }
         Ok::<_, ZeroError>(seen)
     });
     ranks.unwrap_or_else(|failure| panic!("{failure}")).swap_remove(0)
 }
 
+/// Counters of rank 0 before training and after each of `steps` steps of one micro-batch.
+pub(crate) fn statistics(world_size: usize, policy: &Policy, steps: usize) -> Vec<Statistics> {
+    observe(world_size, policy, steps, |member, _| member.statistics())
+}
+
 /// What the last step added to the counters.
-fn last_step(seen: &[Statistics], select: impl Fn(Operation, &str) -> bool + Copy) -> Count {
+pub(crate) fn last_step(
+    seen: &[Statistics],
+    select: impl Fn(Operation, &str) -> bool + Copy,
+) -> Count {
     let total = |statistics: &Statistics| statistics.total(select);
     let (before, after) = (total(&seen[seen.len() - 2]), total(&seen[seen.len() - 1]));
     Count { calls: after.calls - before.calls, elements: after.elements - before.elements }

@@ -11,6 +11,7 @@ mod one_bit;
 mod one_bit_lamb;
 mod parity;
 mod persistence;
+mod prefetch;
 mod simulation;
 mod whole_tensors;
 mod zero_one;

@@ -127,12 +127,18 @@ fn stages_agree_to_the_bit() {
 #[test]
 fn buckets_prefetch_persistence_and_limits_change_nothing() {
     let plain = train(3, &policy(Stage::Parameters));
-    let variants: [fn(&mut Policy); 8] = [
+    let variants: [fn(&mut Policy); 10] = [
         |p| p.zero.gradients.reduce_bucket_size = 1,
         |p| p.zero.gradients.overlap_comm = false,
         |p| p.zero.gradients.contiguous_gradients = false,
         |p| p.zero.gradients.reduce_scatter = false,
         |p| p.zero.parameters.prefetch_bucket_size = 0,
+        // Less than each matrix.
+        |p| p.zero.parameters.prefetch_bucket_size = 20,
+        |p| {
+            p.zero.parameters.prefetch_bucket_size = 20;
+            p.zero.parameters.max_reuse_distance = 0;
+        },
         |p| p.zero.parameters.persistence_threshold = 40,
         |p| {
             p.zero.parameters.persistence_threshold = 40;

@@ -11,6 +11,7 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,8 @@ pub(crate) struct Rendezvous {
     world_size: usize,
     timeout: Duration,
     state: Mutex<State>,
+    /// Whether `state.failure` is set. Every tensor op of every rank asks, and would otherwise take the mutex.
+    has_failed: AtomicBool,
     /// Notified when a round completes, a result is there, a rank leaves or the group ends.
     /// One for all rounds: ranks mostly wait for the same one.
     changed: Condvar,
@@ -51,7 +54,13 @@ impl Rendezvous {
     pub(crate) fn new(world_size: usize, timeout: Duration) -> Self {
         let ranks = (0..world_size).map(|_| Attendance::default()).collect();
         let state = State { ranks, rounds: BTreeMap::new(), failure: None };
-        Self { world_size, timeout, state: Mutex::new(state), changed: Condvar::new() }
+        Self {
+            world_size,
+            timeout,
+            state: Mutex::new(state),
+            has_failed: AtomicBool::new(false),
+            changed: Condvar::new(),
+        }
     }
 
     pub(crate) fn world_size(&self) -> usize {
@@ -63,6 +72,10 @@ impl Rendezvous {
     }
 
     pub(crate) fn failure(&self) -> Option<Failure> {
+        // The mutex orders the failure itself. A rank that reads an old `false` here computes one op more.
+        if !self.has_failed.load(Ordering::Relaxed) {
+            return None;
+        }
         self.lock().failure.clone()
     }
 
@@ -111,6 +124,7 @@ impl Rendezvous {
     ) -> CommError {
         let failure = Failure { reporter, at: Instant::now(), cause };
         let Failure { reporter, cause, .. } = state.failure.get_or_insert(failure).clone();
+        self.has_failed.store(true, Ordering::Relaxed);
         let abandoned = std::mem::take(&mut state.rounds);
         drop(state);
         self.changed.notify_all();

@@ -1,12 +1,13 @@
 //! Device tensors as the payload of collectives.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
-use burn_backend::{Backend, Bytes, DType, FloatDType, Shape, Slice, TensorData, TensorMetadata};
+use burn_backend::{Backend, DType, FloatDType, Shape, Slice, TensorData, TensorMetadata};
+use bytes::Bytes;
 use deepburn_comm::{Encoded, Form, Payload, Received, ReduceOp, SharedPayload};
 use deepburn_ops::{float_bytes, float_from_host, float_into_host, int_into_host, read_float};
 
-use crate::rows::RowGradient;
+use crate::rows::{RowBlock, RowGradient};
 
 /// A device tensor that travels between ranks.
 ///
@@ -34,8 +35,15 @@ impl<B: Backend> DeviceArray<B> {
             Self::Dense(tensor) => tensor,
             Self::Rows(rows) => rows.into_dense(),
         };
-        let numel = tensor.shape().num_elements();
-        B::float_reshape(tensor, Shape::from(vec![numel]))
+        flattened::<B>(tensor)
+    }
+
+    /// The array with its dense elements flat, so that ranks cut their parts out of it without a copy.
+    pub(crate) fn flattened(self) -> Self {
+        match self {
+            Self::Dense(tensor) => Self::Dense(flattened::<B>(tensor)),
+            Self::Rows(rows) => Self::Rows(rows.flattened()),
+        }
     }
 
     /// The array in elements of `dtype`.
@@ -98,10 +106,10 @@ impl<B: Backend> Payload for DeviceArray<B> {
             return Err(format!("{found} bytes instead of {numel} elements of {}", dtype.name()));
         }
         let bytes = match received {
-            Received::One(elements) => Bytes::from_elems(elements),
-            Received::Two(elements) => Bytes::from_elems(elements),
-            Received::Four(elements) => Bytes::from_elems(elements),
-            Received::Eight(elements) => Bytes::from_elems(elements),
+            Received::One(elements) => burn_backend::Bytes::from_elems(elements),
+            Received::Two(elements) => burn_backend::Bytes::from_elems(elements),
+            Received::Four(elements) => burn_backend::Bytes::from_elems(elements),
+            Received::Eight(elements) => burn_backend::Bytes::from_elems(elements),
         };
         let data = TensorData::from_bytes(bytes, vec![numel], dtype);
         Ok(Self::Dense(float_from_host::<B>(data, &self.device())))
@@ -189,15 +197,29 @@ fn moved<B: Backend>(
     }
 }
 
-/// Elements `range` of the flat order of `tensor`, flat.
+/// The tensor with one axis.
 ///
-/// Cuts whole rows before it flattens, because flattening copies a tensor that is not contiguous
+/// Flex copies a view that does not begin at the start of its memory when it is reshaped, also into its own shape.
+pub(crate) fn flattened<B: Backend>(tensor: B::FloatTensorPrimitive) -> B::FloatTensorPrimitive {
+    let shape = tensor.shape();
+    match shape.num_dims() {
+        1 => tensor,
+        _ => B::float_reshape(tensor, Shape::from(vec![shape.num_elements()])),
+    }
+}
+
+/// Elements `range` of the flat order of `tensor`, flat: a view of a flat tensor.
+///
+/// Cuts whole rows of others before it flattens, because flattening copies a tensor that is not contiguous
 /// (the gradient of a transposed weight, say): so only the rows in question are copied.
 pub(crate) fn flat_range<B: Backend>(
     tensor: &B::FloatTensorPrimitive,
     range: Range<usize>,
 ) -> B::FloatTensorPrimitive {
     let shape = tensor.shape();
+    if shape.num_dims() == 1 {
+        return narrow::<B>(tensor.clone(), range);
+    }
     let row_len = shape.iter().skip(1).product::<usize>().max(1);
     let rows = range.start / row_len..range.end.div_ceil(row_len);
     let skipped = rows.start * row_len;
@@ -208,8 +230,7 @@ pub(crate) fn flat_range<B: Backend>(
     } else {
         tensor.clone()
     };
-    let flat = B::float_reshape(cut, Shape::from(vec![rows.len() * row_len]));
-    narrow::<B>(flat, range.start - skipped..range.end - skipped)
+    narrow::<B>(flattened::<B>(cut), range.start - skipped..range.end - skipped)
 }
 
 /// Elements `range` of a flat tensor.
@@ -295,24 +316,65 @@ fn with_rows<B: Backend>(
         None => vec![0.0; numel],
     };
     for (range, block) in blocks {
-        let indices = int_into_host::<B>(block.indices.clone());
-        let values = float_into_host::<B>(block.values.clone());
-        let row_len = values.len() / indices.len().max(1);
-        for (index, row) in indices.iter().zip(values.chunks_exact(row_len.max(1))) {
-            let start = *index as usize * row_len;
-            let first = range.start.max(start);
-            let last = range.end.min(start + row_len);
-            if first >= last {
-                continue;
-            }
-            let target = &mut sum[first - range.start..last - range.start];
-            for (sum, value) in target.iter_mut().zip(&row[first - start..last - start]) {
-                *sum += value;
-            }
-        }
+        add_block(&mut sum, range, block);
     }
     let len = sum.len();
     float_from_host::<B>(TensorData::new(sum, vec![len]), device)
+}
+
+/// Adds those elements of a block of rows to `sum` that lie in `range` of the flat order, which `sum` stands for.
+fn add_block<B: Backend>(sum: &mut [f32], range: &Range<usize>, block: &RowBlock<B>) {
+    let indices = int_into_host::<B>(block.indices.clone());
+    let row_len = block.values.shape()[1];
+    let of_row = |index: i64| index as usize * row_len..(index as usize + 1) * row_len;
+    let overlaps = |row: &Range<usize>| row.start < range.end && range.start < row.end;
+    // Each rank goes through the blocks of all ranks, and most of them have few rows of its part or none.
+    if !indices.iter().any(|index| overlaps(&of_row(*index))) {
+        return;
+    }
+    let values = HostValues::read::<B>(block.values.clone());
+    for (index, values) in indices.iter().zip(values.chunks_exact(row_len.max(1))) {
+        let row = of_row(*index);
+        if !overlaps(&row) {
+            continue;
+        }
+        let (first, last) = (range.start.max(row.start), range.end.min(row.end));
+        let target = &mut sum[first - range.start..last - range.start];
+        for (sum, value) in target.iter_mut().zip(&values[first - row.start..last - row.start]) {
+            *sum += value;
+        }
+    }
+}
+
+/// The elements of a tensor in host memory as f32, shared with the tensor where it has them there.
+enum HostValues {
+    Shared(Bytes),
+    Own(Vec<f32>),
+}
+
+impl HostValues {
+    fn read<B: Backend>(tensor: B::FloatTensorPrimitive) -> Self {
+        if tensor.dtype() != DType::F32 {
+            return Self::Own(float_into_host::<B>(tensor));
+        }
+        let bytes = float_bytes::<B>(tensor);
+        match bytemuck::try_cast_slice::<u8, f32>(&bytes) {
+            Ok(_) => Self::Shared(bytes),
+            // A backend may read into memory that is not aligned.
+            Err(_) => Self::Own(bytemuck::pod_collect_to_vec(&bytes)),
+        }
+    }
+}
+
+impl Deref for HostValues {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        match self {
+            Self::Shared(bytes) => bytemuck::cast_slice(bytes),
+            Self::Own(values) => values,
+        }
+    }
 }
 
 /// Copies a view into memory of its own, so that it does not keep the whole alive.

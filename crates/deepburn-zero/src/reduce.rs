@@ -21,7 +21,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use burn_backend::{Backend, Shape, TensorMetadata};
+use burn_backend::{Backend, TensorMetadata};
 use deepburn_comm::{CommError, Payload, Pending, ReduceOp, Tag};
 use deepburn_config::{GradientPlan, ReductionPlan};
 
@@ -264,10 +264,9 @@ impl<B: Backend> GradientReducer<B> {
         if held > 0 && held + numel > self.capacity {
             self.flush()?;
         }
-        let joins = self.plan.contiguous_gradients && numel < self.capacity;
-        if joins && let DeviceArray::Dense(tensor) = gradient.array {
-            let flat = B::float_reshape(tensor, Shape::from(vec![numel]));
-            gradient.array = DeviceArray::Dense(flat);
+        // One that is reduced alone is flattened in any case, because ranks would copy their parts of a matrix.
+        if self.plan.contiguous_gradients || numel >= self.capacity {
+            gradient.array = gradient.array.flattened();
         }
         self.gradients[index].enter_bucket(gradient);
         self.bucket.push(index);

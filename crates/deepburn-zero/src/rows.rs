@@ -10,7 +10,7 @@ use std::ops::Range;
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
 use deepburn_ops::{float_from_host, int_from_host, int_into_host, read_float};
 
-use crate::array::{flat_range, in_type};
+use crate::array::{flat_range, flattened, in_type};
 
 /// Rows of a gradient: row `indices[i]` gets `values[i]`.
 #[derive(Debug, Clone)]
@@ -30,7 +30,7 @@ pub struct RowGradient<B: Backend> {
     range: Range<usize>,
     dtype: DType,
     device: B::Device,
-    /// Whole, of the gradient's shape; flat in a part.
+    /// Whole, of the gradient's shape or flat; flat in a part.
     dense: Option<B::FloatTensorPrimitive>,
     blocks: Vec<RowBlock<B>>,
 }
@@ -102,6 +102,12 @@ impl<B: Backend> RowGradient<B> {
         self
     }
 
+    /// The gradient with its dense part flat. Nothing is added to it from then on.
+    pub(crate) fn flattened(mut self) -> Self {
+        self.dense = self.dense.map(flattened::<B>);
+        self
+    }
+
     /// Adds another gradient of rows.
     pub(crate) fn add_rows(mut self, other: Self) -> Self {
         self.blocks.extend(other.blocks);
@@ -140,7 +146,7 @@ impl<B: Backend> RowGradient<B> {
     /// The gradient as an ordinary tensor.
     pub(crate) fn into_dense(self) -> B::FloatTensorPrimitive {
         let start = match self.dense {
-            Some(dense) => dense,
+            Some(dense) => B::float_reshape(dense, self.shape.clone()),
             None => B::float_zeros(self.shape.clone(), &self.device, self.dtype.into()),
         };
         self.blocks

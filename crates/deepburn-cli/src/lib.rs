@@ -11,6 +11,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 mod activations;
 mod agreement;
+mod allocator;
 mod cache_tool;
 mod causal;
 mod check_config;
@@ -49,6 +50,7 @@ mod trained_classifier;
 mod vocabulary;
 mod watch;
 
+pub use allocator::keep_freed_memory;
 pub use cache_tool::CacheAction;
 pub use checkpoint_tools::{Size, WeightType};
 pub use failure::{Failure, exit};

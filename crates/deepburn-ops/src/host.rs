@@ -33,6 +33,11 @@ pub fn float_bytes<B: Backend>(tensor: B::FloatTensorPrimitive) -> Bytes {
     }
 }
 
+/// The bytes of a tensor that is contiguous and in host memory already: shared, not copied. `None` of others.
+pub fn shared_bytes<B: Backend>(tensor: &B::FloatTensorPrimitive) -> Option<Bytes> {
+    host_bytes(tensor)
+}
+
 /// A tensor that was read into host memory.
 pub(crate) struct HostBytes(pub(crate) TensorData);
 

@@ -43,6 +43,7 @@ pub use cross_entropy::{
 pub use gelu::{GeluOps, gelu_tanh};
 pub use host::{
     float_bytes, float_from_host, float_into_host, int_from_host, int_into_host, read_float,
+    shared_bytes,
 };
 pub use host_read::read_to_host;
 pub use layout::LayoutOps;

@@ -1,5 +1,7 @@
 //! Device tensors as the payload of collectives.
 
+mod host_sum;
+
 use std::ops::{Deref, Range};
 
 use burn_backend::{Backend, DType, FloatDType, Shape, Slice, TensorData, TensorMetadata};
@@ -8,6 +10,7 @@ use deepburn_comm::{Encoded, Form, Payload, Received, ReduceOp, SharedPayload};
 use deepburn_ops::{float_bytes, float_from_host, float_into_host, int_into_host, read_float};
 
 use crate::rows::{RowBlock, RowGradient};
+use host_sum::HostSum;
 
 /// A device tensor that travels between ranks.
 ///
@@ -135,6 +138,12 @@ impl<B: Backend> Payload for DeviceArray<B> {
                     rows.push(gradient);
                 }
             }
+        }
+        let mean_of = (op == ReduceOp::Mean).then_some(count);
+        if op != ReduceOp::Max
+            && let Some(sum) = HostSum::new(&dense, &rows, numel, dtype, mean_of)
+        {
+            return Self::Dense(float_from_host::<B>(sum.compute(padded_len), &device));
         }
         let dense = reduced::<B>(dense, op, home == 0, dtype, &device);
         let mut result = with_rows(&rows, dense, numel, &device);

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use deepburn_cli::{Arguments, exit, finetune, parse, show_notes};
+use deepburn_cli::{Arguments, exit, finetune, keep_freed_memory, parse, show_notes};
 
 /// Keeps freed blocks for the next op: the system's allocator gives large ones back at once, and
 /// a training step would spend a fifth of its time having them mapped and cleared again.
@@ -10,6 +10,7 @@ use deepburn_cli::{Arguments, exit, finetune, parse, show_notes};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
+    keep_freed_memory();
     let profiler = show_notes();
     exit(finetune(parse::<Arguments>(), &profiler))
 }

@@ -9,6 +9,7 @@ use deepburn_kernels::{
 };
 use half::{bf16, f16};
 
+use super::array::unwritten;
 use crate::layout::LayoutOps;
 use crate::optimizer::{OptimizerOps, UpdateArrays};
 use crate::stream::StreamOps;
@@ -114,9 +115,9 @@ fn elements(tensor: &FlexTensor) -> Gradient<'_> {
     }
 }
 
-/// A flat tensor of `len` elements that `fill` writes.
-fn filled<E: Element + Default>(len: usize, fill: impl FnOnce(&mut [E])) -> FlexTensor {
-    let mut values = vec![E::default(); len];
+/// A flat tensor of `len` elements, all of which `fill` writes.
+fn filled<E: Element + bytemuck::Pod>(len: usize, fill: impl FnOnce(&mut [E])) -> FlexTensor {
+    let mut values = unwritten(len);
     fill(&mut values);
     FlexTensor::from_data(TensorData::new(values, Shape::from(vec![len])))
 }

@@ -1,0 +1,177 @@
+//! Sums of arrays in host memory.
+//!
+//! One pass adds the parts of all ranks block by block. Sums are in f32 and rounded once, as on a device, but there only
+//! a block is in f32 at a time: a 16-bit gradient of a large vocabulary would otherwise be widened as a whole, for each
+//! rank.
+
+use std::ops::Range;
+
+use burn_backend::{Backend, DType, FloatDType, TensorData, TensorMetadata};
+use bytemuck::Pod;
+use bytes::Bytes;
+use deepburn_kernels::Element;
+use deepburn_ops::{int_into_host, shared_bytes};
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use super::HostValues;
+use crate::rows::RowGradient;
+
+/// Elements of a block: a few rows of an embedding, so that most blocks have none to add.
+const BLOCK: usize = 8192;
+
+/// What is added: dense arrays in the order of their ranks, then rows.
+pub(super) struct HostSum {
+    dtype: FloatDType,
+    numel: usize,
+    /// The elements of each dense array.
+    dense: Vec<Bytes>,
+    rows: SparseRows,
+    /// What the sum is divided by.
+    divisor: Option<f32>,
+}
+
+impl HostSum {
+    /// Arrays of `numel` elements, of which `count` are averaged if it is given. `None` if one of them is not in host
+    /// memory, or if sums are in f64.
+    pub(super) fn new<B: Backend>(
+        dense: &[B::FloatTensorPrimitive],
+        rows: &[RowGradient<B>],
+        numel: usize,
+        dtype: FloatDType,
+        count: Option<usize>,
+    ) -> Option<Self> {
+        if !matches!(dtype, FloatDType::F32 | FloatDType::F16 | FloatDType::BF16) {
+            return None;
+        }
+        let held = DType::from(dtype);
+        let bytes = |tensor: &B::FloatTensorPrimitive| {
+            let is_readable = |bytes: &Bytes| {
+                tensor.dtype() == held && bytes.as_ptr() as usize % held.size() == 0
+            };
+            shared_bytes::<B>(tensor).filter(is_readable)
+        };
+        let dense: Option<Vec<_>> = dense.iter().map(bytes).collect();
+        let divisor = count.filter(|count| *count > 1).map(|count| count as f32);
+        Some(Self { dtype, numel, dense: dense?, rows: SparseRows::read(rows), divisor })
+    }
+
+    /// The sum, followed by zeros up to `padded_len`.
+    pub(super) fn compute(&self, padded_len: usize) -> TensorData {
+        match self.dtype {
+            FloatDType::F16 => self.sum::<f16>(padded_len),
+            FloatDType::BF16 => self.sum::<bf16>(padded_len),
+            _ => self.sum::<f32>(padded_len),
+        }
+    }
+
+    fn sum<E: Element + Pod + burn_backend::Element>(&self, padded_len: usize) -> TensorData {
+        let dense: Vec<&[E]> = self.dense.iter().map(|bytes| bytemuck::cast_slice(bytes)).collect();
+        let mut sum: Vec<E> = bytemuck::zeroed_vec(padded_len);
+        sum[..self.numel].par_chunks_mut(BLOCK).enumerate().for_each(|(block, out)| {
+            let range = block * BLOCK..block * BLOCK + out.len();
+            self.sum_block(&dense, range, out);
+        });
+        TensorData::new(sum, vec![padded_len])
+    }
+
+    /// Writes elements `range` of the sum to `out`.
+    fn sum_block<E: Element>(&self, dense: &[&[E]], range: Range<usize>, out: &mut [E]) {
+        let rows = self.rows.of(&range);
+        if let ([only], [], None) = (dense, rows, self.divisor) {
+            return out.copy_from_slice(&only[range]);
+        }
+        let mut sum = [0.0; BLOCK];
+        let mut room = [0.0; BLOCK];
+        let sum = &mut sum[..out.len()];
+        for (index, part) in dense.iter().enumerate() {
+            let part = E::widen_all(&part[range.clone()], &mut room[..out.len()]);
+            match index {
+                // Not added to 0, which would lose the sign of -0.
+                0 => sum.copy_from_slice(part),
+                _ => sum.iter_mut().zip(part).for_each(|(sum, value)| *sum += value),
+            }
+        }
+        for row in rows {
+            self.rows.add(row, &range, sum);
+        }
+        if let Some(divisor) = self.divisor {
+            sum.iter_mut().for_each(|sum| *sum /= divisor);
+        }
+        E::narrow_all(sum, out);
+    }
+}
+
+/// Rows of gradients of embeddings, by their place in the flat order.
+struct SparseRows {
+    /// Sorted by place; rows of one place in the order in which they are added.
+    places: Vec<RowPlace>,
+    /// Elements of the longest row.
+    longest: usize,
+    /// The values of each block of rows.
+    values: Vec<HostValues>,
+}
+
+/// Where a row is added.
+struct RowPlace {
+    /// In the sum: the first of its elements that it has.
+    start: usize,
+    /// In the values of its block.
+    values: Range<usize>,
+    block: usize,
+}
+
+impl SparseRows {
+    /// Reads those rows that lie in the part of the flat order that each gradient stands for.
+    fn read<B: Backend>(gradients: &[RowGradient<B>]) -> Self {
+        let (mut places, mut values) = (Vec::new(), Vec::new());
+        for gradient in gradients {
+            let part = gradient.range();
+            for block in gradient.blocks() {
+                let row_len = block.values.shape()[1];
+                let known = places.len();
+                for (row, index) in
+                    int_into_host::<B>(block.indices.clone()).into_iter().enumerate()
+                {
+                    let start = index as usize * row_len;
+                    let (first, last) = (part.start.max(start), part.end.min(start + row_len));
+                    if first < last {
+                        let held = row * row_len + (first - start)..row * row_len + (last - start);
+                        places.push(RowPlace {
+                            start: first - part.start,
+                            values: held,
+                            block: values.len(),
+                        });
+                    }
+                }
+                // Most parts have few rows or none of a block, whose values are then not read.
+                if places.len() > known {
+                    values.push(HostValues::read::<B>(block.values.clone()));
+                }
+            }
+        }
+        places.sort_by_key(|place: &RowPlace| place.start);
+        let longest = places.iter().map(|place| place.values.len()).max().unwrap_or(0);
+        Self { places, longest, values }
+    }
+
+    /// The rows that have elements in `range`, and perhaps some before it.
+    fn of(&self, range: &Range<usize>) -> &[RowPlace] {
+        let first = self.places.partition_point(|place| place.start + self.longest <= range.start);
+        let end = self.places.partition_point(|place| place.start < range.end);
+        &self.places[first.min(end)..end]
+    }
+
+    /// Adds the elements of a row that lie in `range` to `sum`, which stands for `range`.
+    fn add(&self, row: &RowPlace, range: &Range<usize>, sum: &mut [f32]) {
+        let values = &self.values[row.block][row.values.clone()];
+        let (first, last) = (range.start.max(row.start), range.end.min(row.start + values.len()));
+        if first >= last {
+            return;
+        }
+        let values = &values[first - row.start..last - row.start];
+        for (sum, value) in sum[first - range.start..last - range.start].iter_mut().zip(values) {
+            *sum += value;
+        }
+    }
+}

@@ -1,7 +1,6 @@
 //! The training loop: batches in, optimizer steps and their record out.
 
 use std::path::{Path, PathBuf};
-use std::sync::Once;
 use std::time::{Duration, Instant};
 
 use burn::module::AutodiffModule;
@@ -552,10 +551,5 @@ where
 
 /// Resident set of this process; 0 where the system does not tell.
 fn resident_bytes() -> u64 {
-    // A first call that runs beside another one finds the crate half-way through its set-up, and 0.
-    static FIRST: Once = Once::new();
-    FIRST.call_once(|| {
-        memory_stats::memory_stats();
-    });
     memory_stats::memory_stats().map_or(0, |stats| stats.physical_mem as u64)
 }

@@ -1,9 +1,9 @@
-//! Divides the cores of a host among the ranks on it, where each rank is a process.
+//! Divides the cores of a host among the ranks on it.
 //!
-//! Ranks that are threads share one thread pool and need none of this. Processes know nothing of each
-//! other: each would start as many threads as the host has cores, and with 8 ranks 8 threads would compete
-//! for every core. [`divide_cores`] gives each rank its share. `RAYON_NUM_THREADS` and, for LibTorch,
-//! `OMP_NUM_THREADS` override it.
+//! Processes know nothing of each other: each would start as many threads as the host has cores, and with 8 ranks 8
+//! threads would compete for every core. [`divide_cores`] gives each rank its share. Ranks that are threads share one
+//! thread pool while they are fewer than the cores, and compute on their own threads otherwise
+//! (`compute_on_own_thread`). `RAYON_NUM_THREADS` and, for LibTorch, `OMP_NUM_THREADS` override both.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -112,6 +112,23 @@ pub fn start_threads() -> Result<(), OutsideError> {
     }
 }
 
+/// Makes the thread of one of `world_size` ranks compute alone, if they keep all cores busy without help.
+///
+/// A rank that hands an op over to the shared pool sleeps until it is done, and the pool can use no core that
+/// another rank would not: 64 ranks on 2 cores spent half of their context switches on that. The thread stays so until
+/// it ends, so call this on threads of ranks only.
+pub(crate) fn compute_on_own_thread(world_size: usize) {
+    let is_chosen = std::env::var(OVERRIDE).is_ok_and(|text| !text.is_empty());
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    if is_chosen || world_size < cores {
+        return;
+    }
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread().build();
+    if let Err(error) = pool {
+        tracing::debug!("the rank computes on the shared threads: {error}");
+    }
+}
+
 /// LibTorch has threads of its own, whose number OpenMP's variable sets.
 #[cfg(feature = "tch")]
 fn limit_libtorch(threads: usize) {
@@ -184,6 +201,21 @@ mod tests {
         assert_eq!(share_of_all(1, 8, 2), [1, 1]);
         assert_eq!(share_of_all(4, 64, 8), [4; 8]);
         assert_eq!(share_of_all(32, 64, 8), [8; 8]);
+    }
+
+    #[test]
+    fn many_ranks_compute_on_their_own_threads() {
+        let pool_of_rank = |world_size| {
+            let rank = thread::spawn(move || {
+                compute_on_own_thread(world_size);
+                (rayon::current_thread_index(), rayon::current_num_threads())
+            });
+            rank.join().unwrap()
+        };
+        if std::env::var(OVERRIDE).is_err() {
+            assert_eq!(pool_of_rank(usize::MAX), (Some(0), 1));
+        }
+        assert_eq!(pool_of_rank(0), (None, rayon::current_num_threads()));
     }
 
     #[test]

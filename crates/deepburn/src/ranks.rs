@@ -16,6 +16,8 @@ use deepburn_mpi::{MpiGroup, Process, Settings};
 use deepburn_ops::StreamOps;
 use deepburn_zero::Group;
 
+use crate::cores::compute_on_own_thread;
+
 /// How long a rank waits for the others in a collective before the run ends with an error that
 /// names the ranks that did not come: DeepSpeed's 30 minutes.
 pub const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(30 * 60);
@@ -199,6 +201,7 @@ impl Ranks {
     ) -> Result<Vec<R>, RankFailure<OutsideError>> {
         match &self.execution {
             Execution::Threads => deepburn_comm::run_ranks(world_size, timeout, |member| {
+                compute_on_own_thread(world_size);
                 B::in_shared_stream(|| run(Group::new(member)))
             }),
             #[cfg(feature = "mpi")]

@@ -48,8 +48,7 @@ pub(crate) fn of_language_model(
     let chosen = builder.select(hidden, targets * width);
     builder.graph.end_blocks();
     let normed = builder.layer_norm(chosen, width);
-    let head = config.vocab_size as u64 * width;
-    builder.loss_head(normed, head, config.tie_word_embeddings);
+    builder.loss_head(normed, [width, config.vocab_size as u64], config.tie_word_embeddings);
     builder.graph
 }
 
@@ -88,7 +87,7 @@ pub(crate) fn of_encoder(
     for _ in 0..config.num_layers {
         builder.graph.start_block();
         let projected = builder.linear(x, [width, 3 * width], true);
-        let attended = builder.attention(projected, rows * width, rows * heads);
+        let attended = builder.attention(projected, rows * width, rows * heads, batch.length);
         let attended = builder.linear(attended, [width, width], true);
         let attended = builder.dropout(attended, dropout);
         let sum = builder.add(attended, x);
@@ -135,7 +134,7 @@ fn hidden(builder: &mut GraphBuilder, config: &Gpt2Config, batch: BatchShape) ->
         builder.graph.start_block();
         let normed = builder.layer_norm(x, width);
         let projected = builder.linear(normed, [width, 3 * width], true);
-        let attended = builder.attention(projected, rows * width, rows * heads);
+        let attended = builder.attention(projected, rows * width, rows * heads, batch.length);
         let attended = builder.linear(attended, [width, width], true);
         let attended = builder.dropout(attended, config.resid_pdrop);
         x = builder.add(attended, x);

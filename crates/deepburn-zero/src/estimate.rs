@@ -25,11 +25,13 @@ use buffers::{Gathering, bucket_elements, direction_elements};
 use element_bytes::FP32;
 use states::{ParameterShards, StateBytes};
 
+pub(crate) use activations::GraphOp;
 pub use activations::{
     ActivationGraph, ActivationId, ActivationOp, BackwardOp, GradientTiming, KeptTensor,
     ReadParameter,
 };
 pub use element_bytes::{ElementBytes, formula};
+pub(crate) use pass::{BucketedNumel, PassEvent};
 pub use pass::{PassPeak, PassPlan};
 
 pub use crate::recompute::SHORT_SUM;

@@ -25,9 +25,9 @@ use crate::ledger::Ledger;
 use crate::parameter::Parameter;
 use crate::trace::{Phase, Trace};
 use fetch::LiveCount;
-use look_ahead::LookAhead;
 
 pub(crate) use fetch::{Fetch, LiveElements};
+pub(crate) use look_ahead::LookAhead;
 
 /// Which record of uses a pass follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

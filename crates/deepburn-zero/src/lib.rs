@@ -26,6 +26,7 @@ mod autocast;
 mod backend;
 mod backward_watch;
 mod buffers;
+pub mod cost;
 mod error;
 pub mod estimate;
 mod gather;

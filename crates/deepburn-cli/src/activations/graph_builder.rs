@@ -116,19 +116,29 @@ impl GraphBuilder {
             parameters: &parameters,
             backward: BackwardOp::Product,
             is_costly: from >= SHORT_SUM as u64,
+            flops: x.numel.saturating_mul(to).saturating_mul(2),
             ..ActivationOp::NONE
         };
         self.unary(x, (x.numel / from.max(1)).saturating_mul(to), x.element, op)
     }
 
-    /// Attention. It keeps its input, its output of `numel` elements and a number for each query of each head.
-    pub(super) fn attention(&mut self, projected: Sized, numel: u64, queries: u64) -> Sized {
+    /// Attention over sequences of `length` tokens. It keeps its input, its output of `numel` elements and a number
+    /// for each query of each head. Its two products count in full, masked places included, as the operation counter
+    /// has them.
+    pub(super) fn attention(
+        &mut self,
+        projected: Sized,
+        numel: u64,
+        queries: u64,
+        length: u64,
+    ) -> Sized {
         let output = Sized { numel, ..projected };
         let [id, _] = self.graph.push(&ActivationOp {
             inputs: &[projected.id],
             outputs: &[output.bytes(), queries.saturating_mul(F32)],
             saved: &[KeptTensor::Input(0), KeptTensor::Output(0), KeptTensor::Output(1)],
             is_costly: true,
+            flops: numel.saturating_mul(length).saturating_mul(4),
             ..UNARY
         });
         Sized { id, ..output }
@@ -193,23 +203,26 @@ impl GraphBuilder {
             self.graph.hold(rows.saturating_mul(x.element));
         }
         let is_costly = length >= SHORT_SUM as u64;
-        self.unary(x, numel, x.element, ActivationOp { is_costly, ..UNARY })
+        let flops = x.numel.saturating_mul(2);
+        self.unary(x, numel, x.element, ActivationOp { is_costly, flops, ..UNARY })
     }
 
-    /// The loss of a language model, with an output layer of `numel` elements.
-    pub(super) fn loss_head(&mut self, hidden: Sized, numel: u64, is_tied: bool) {
+    /// The loss of a language model, with an output layer from `width` to so many classes.
+    pub(super) fn loss_head(&mut self, hidden: Sized, [width, to]: [u64; 2], is_tied: bool) {
         let hidden = self.product_operand(hidden);
-        let parameter = self.of_product(numel);
-        self.loss(hidden, &[ReadParameter { is_tied, ..parameter }]);
+        let parameter = self.of_product(width.saturating_mul(to));
+        let flops = hidden.numel.saturating_mul(to).saturating_mul(2);
+        self.loss(hidden, &[ReadParameter { is_tied, ..parameter }], flops);
     }
 
     /// The loss of a classifier, which keeps the gradient of the logits.
     pub(super) fn logits_loss(&mut self, logits: Sized) {
-        self.loss(logits, &[]);
+        self.loss(logits, &[], 0);
     }
 
-    fn loss(&mut self, x: Sized, parameters: &[ReadParameter]) {
-        let op = ActivationOp { parameters, backward: BackwardOp::LossHead, ..ActivationOp::NONE };
+    fn loss(&mut self, x: Sized, parameters: &[ReadParameter], flops: u64) {
+        let backward = BackwardOp::LossHead;
+        let op = ActivationOp { parameters, backward, flops, ..ActivationOp::NONE };
         self.unary(x, 1, F32, op);
     }
 }

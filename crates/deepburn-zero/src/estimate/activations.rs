@@ -80,6 +80,9 @@ pub struct ActivationOp<'a> {
     /// Whether the policy `selective` counts it as a product: it costs much to compute again. Matrix products do
     /// from [`SHORT_SUM`](super::SHORT_SUM) terms per sum on.
     pub is_costly: bool,
+    /// Floating-point operations of its products in forward: a multiplication and an addition are two. Backward
+    /// takes twice as many.
+    pub flops: u64,
 }
 
 impl ActivationOp<'_> {
@@ -91,14 +94,15 @@ impl ActivationOp<'_> {
         parameters: &[],
         backward: BackwardOp::None,
         is_costly: false,
+        flops: 0,
     };
 }
 
 /// The ops of one training pass of a model, in the order in which they run.
 #[derive(Debug, Clone, Default)]
 pub struct ActivationGraph {
-    pub(super) ops: Vec<GraphOp>,
-    pub(super) activations: Vec<GraphActivation>,
+    pub(crate) ops: Vec<GraphOp>,
+    pub(crate) activations: Vec<GraphActivation>,
     /// Bytes that live as long as the pass.
     pub(super) constant: u64,
     /// The block that the next op belongs to.
@@ -108,22 +112,23 @@ pub struct ActivationGraph {
 
 /// An op in the graph.
 #[derive(Debug, Clone)]
-pub(super) struct GraphOp {
+pub(crate) struct GraphOp {
     /// Place of its block among those of the pass; `None` outside of all blocks.
-    pub(super) block: Option<usize>,
-    pub(super) inputs: Vec<usize>,
-    pub(super) outputs: Vec<usize>,
-    pub(super) saved: Vec<usize>,
-    pub(super) parameters: Vec<ReadParameter>,
-    pub(super) backward: BackwardOp,
+    pub(crate) block: Option<usize>,
+    pub(crate) inputs: Vec<usize>,
+    pub(crate) outputs: Vec<usize>,
+    pub(crate) saved: Vec<usize>,
+    pub(crate) parameters: Vec<ReadParameter>,
+    pub(crate) backward: BackwardOp,
     pub(super) is_costly: bool,
+    pub(crate) flops: u64,
 }
 
 /// A tensor in the graph.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct GraphActivation {
-    pub(super) bytes: u64,
-    pub(super) block: Option<usize>,
+pub(crate) struct GraphActivation {
+    pub(crate) bytes: u64,
+    pub(crate) block: Option<usize>,
     /// Ops that read it.
     pub(super) reads: usize,
     pub(super) has_gradient: bool,
@@ -181,10 +186,16 @@ impl ActivationGraph {
             parameters: op.parameters.to_vec(),
             backward: op.backward,
             is_costly: op.is_costly,
+            flops: op.flops,
             inputs,
             outputs,
         });
         std::array::from_fn(|place| ActivationId(first + place))
+    }
+
+    /// Floating-point operations of forward and backward, without those of activation checkpointing: model FLOPs.
+    pub fn flops(&self) -> u64 {
+        super::sum(self.ops.iter().map(|op| op.flops.saturating_mul(3)))
     }
 
     /// Bytes of all tensors, each with a gradient: more than a pass ever holds.

@@ -19,10 +19,13 @@ use crate::ledger::{Category, Lease, Ledger, Tier};
 use crate::reduce::BUCKETS_PER_MODEL;
 
 mod blocks;
+mod event;
 mod gradients;
 
 use blocks::ActivationMemory;
 use gradients::GradientMemory;
+
+pub(crate) use event::{BucketedNumel, PassEvent};
 
 /// More bytes than any machine has; a pass that may take more is not computed.
 const ABSURD: u64 = 1 << 56;
@@ -153,18 +156,23 @@ impl PassPlan {
         if graph.upper_bound() > ABSURD {
             return PassPeak { activations: ABSURD, offloaded: 0, device: ABSURD, ledger: ABSURD };
         }
-        let counted = self.run(graph, self.gathering.limit);
+        let (counted, _) = self.run(graph, self.gathering.limit);
         let [activations, offloaded, ledger] = counted;
         let [_, _, device] = match self.gathering.is_shared {
-            true => self.run(graph, 0),
+            true => self.run(graph, 0).0,
             false => counted,
         };
         PassPeak { activations, offloaded, device, ledger }
     }
 
+    /// What the pass does, in order; `None` for a graph that no machine can hold.
+    pub(crate) fn events(&self, graph: &ActivationGraph) -> Option<Vec<PassEvent>> {
+        (graph.upper_bound() <= ABSURD).then(|| self.run(graph, self.gathering.limit).1)
+    }
+
     /// Peaks of the activations on the device, of those that are offloaded, and of everything on the device,
-    /// with so many bytes of gathered parameters.
-    fn run(&self, graph: &ActivationGraph, gathered_limit: u64) -> [u64; 3] {
+    /// with so many bytes of gathered parameters. Beside them what the pass does.
+    fn run(&self, graph: &ActivationGraph, gathered_limit: u64) -> ([u64; 3], Vec<PassEvent>) {
         let ledger = Ledger::new();
         let offload = match self.offload {
             ActivationOffload::Device => None,
@@ -183,22 +191,28 @@ impl PassPlan {
             unread: 0,
             of_values: (0..graph.activations.len()).map(|_| None).collect(),
             of_heads: Vec::new(),
+            events: Vec::new(),
         };
         for (index, op) in graph.ops.iter().enumerate() {
+            pass.events.push(PassEvent::Forward(index));
             pass.forward(index, op);
         }
         pass.activations.end_forward();
-        for op in graph.ops.iter().rev() {
-            pass.backward(op);
+        pass.events.push(PassEvent::StartBackward);
+        for (index, op) in graph.ops.iter().enumerate().rev() {
+            pass.backward(index, op);
+            pass.events.append(&mut pass.gradients.events);
         }
         pass.gradients.finish();
+        pass.events.append(&mut pass.gradients.events);
+        let events = std::mem::take(&mut pass.events);
         let offloaded = offload.map_or(Tier::Disk, |(tier, _)| tier);
         let peaks = [
             ledger.usage(Category::Activations),
             ledger.usage_on(offloaded, Category::Activations),
             ledger.total_on(Tier::Device),
         ];
-        peaks.map(|usage| usage.peak as u64)
+        (peaks.map(|usage| usage.peak as u64), events)
     }
 }
 
@@ -218,6 +232,7 @@ struct SimulatedPass<'a> {
     of_values: Vec<Option<Rc<Lease>>>,
     /// Gradients that loss heads have computed in forward: of the input and of the parameters.
     of_heads: Vec<(Lease, Vec<Lease>)>,
+    events: Vec<PassEvent>,
 }
 
 impl SimulatedPass<'_> {
@@ -234,8 +249,17 @@ impl SimulatedPass<'_> {
         }
     }
 
-    fn backward(&mut self, op: &GraphOp) {
-        self.activations.restore(op);
+    fn backward(&mut self, index: usize, op: &GraphOp) {
+        let reads_first = op.backward == BackwardOp::Product;
+        if reads_first {
+            self.events.push(PassEvent::ReadAgain(index));
+        }
+        let again = self.activations.restore(op);
+        self.events.extend(again.into_iter().map(PassEvent::Recompute));
+        if !reads_first {
+            self.events.push(PassEvent::ReadAgain(index));
+        }
+        self.events.push(PassEvent::Backward(index));
         let grad = op.outputs.first().and_then(|output| self.of_values[*output].take());
         match op.backward {
             BackwardOp::None => return,

@@ -8,22 +8,22 @@
 
 /// The limits of one prefetch, in elements.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct LookAhead {
+pub(crate) struct LookAhead {
     /// A parameter is added while there are fewer elements; 0 turns prefetching off.
-    pub(super) bucket_size: usize,
+    pub(crate) bucket_size: usize,
     /// Most elements of all parameters together: what is left of `stage3_max_live_parameters`.
-    pub(super) room: usize,
+    pub(crate) room: usize,
 }
 
 impl LookAhead {
     /// Whether another prefetch may start while `ahead` elements that no op waits for are on their way. At most half
     /// a bucket may be, or each read would prefetch just one small parameter.
-    pub(super) fn allows_another(&self, ahead: usize) -> bool {
+    pub(crate) fn allows_another(&self, ahead: usize) -> bool {
         ahead <= self.bucket_size / 2
     }
 
     /// The first of the parameters that are `absent`, nearest first; each only once. `numel` gives their elements.
-    pub(super) fn batch(
+    pub(crate) fn batch(
         &self,
         absent: impl Iterator<Item = usize>,
         numel: impl Fn(usize) -> usize,

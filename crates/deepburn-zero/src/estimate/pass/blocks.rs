@@ -203,21 +203,25 @@ impl<'a> ActivationMemory<'a> {
         }
     }
 
-    /// Computes the block of an op again whose backward pass is about to read what was freed.
-    pub(super) fn restore(&mut self, op: &GraphOp) {
-        self.compute(op);
+    /// Computes the block of an op again whose backward pass is about to read what was freed. Returns the ops that
+    /// ran again.
+    pub(super) fn restore(&mut self, op: &GraphOp) -> Vec<usize> {
+        let again = self.compute(op);
         op.saved.iter().for_each(|saved| self.fetch(*saved));
+        again
     }
 
-    fn compute(&mut self, op: &GraphOp) {
-        let Some(block) = op.block.filter(|block| self.recomputes(Some(*block))) else { return };
+    fn compute(&mut self, op: &GraphOp) -> Vec<usize> {
+        let Some(block) = op.block.filter(|block| self.recomputes(Some(*block))) else {
+            return Vec::new();
+        };
         if self.is_restored[block] || op.saved.iter().all(|saved| self.has(*saved)) {
-            return;
+            return Vec::new();
         }
         let (ops, mut uses, stays) = self.replay(block);
-        for index in ops {
+        for index in &ops {
             let graph = self.graph;
-            let op = &graph.ops[index];
+            let op = &graph.ops[*index];
             op.inputs.iter().for_each(|input| self.fetch(*input));
             let is_of_block = |it: &&usize| graph.activations[**it].block == Some(block);
             for input in op.inputs.iter().filter(is_of_block) {
@@ -238,6 +242,7 @@ impl<'a> ActivationMemory<'a> {
             }
         }
         self.forget(block);
+        ops
     }
 
     /// The ops that lead to what backward reads of a freed block, how often they read each tensor, and what stays.

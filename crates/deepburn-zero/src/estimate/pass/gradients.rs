@@ -22,11 +22,13 @@ pub(super) struct GradientMemory<'a> {
     uncast: Vec<(Lease, ReadParameter)>,
     /// Embeddings whose gradients wait for those: elements of the table and of the rows.
     lookups: Vec<(u64, u64)>,
+    /// What happened to buckets since the pass asked.
+    pub(super) events: Vec<PassEvent>,
 }
 
 /// A gradient in a bucket.
 struct BucketedGradient {
-    numel: u64,
+    numel: BucketedNumel,
     _lease: Lease,
 }
 
@@ -50,6 +52,7 @@ impl<'a> GradientMemory<'a> {
             tied: Vec::new(),
             uncast: Vec::new(),
             lookups: Vec::new(),
+            events: Vec::new(),
         };
         if plan.micro_batches > 1 && plan.on_device {
             // The sum of one micro-batch is in the type in which it travelled.
@@ -111,11 +114,11 @@ impl<'a> GradientMemory<'a> {
     /// Puts a gradient of a parameter of `numel` elements into the bucket, `held` of which are in memory.
     fn collect(&mut self, numel: u64, held: u64) {
         let _lease = self.hold(Category::Buckets, held, self.plan.travelling);
-        let before: u64 = self.bucket.iter().map(|it| it.numel).sum();
+        let before: u64 = self.bucket.iter().map(|it| it.numel.numel).sum();
         if before > 0 && before + numel > self.capacity {
             self.flush();
         }
-        self.bucket.push(BucketedGradient { numel, _lease });
+        self.bucket.push(BucketedGradient { numel: BucketedNumel { numel, held }, _lease });
         if before + numel >= self.capacity {
             self.flush();
         }
@@ -126,6 +129,7 @@ impl<'a> GradientMemory<'a> {
             return;
         }
         let bucket = std::mem::take(&mut self.bucket);
+        self.events.push(PassEvent::Reduce(bucket.iter().map(|it| it.numel).collect()));
         self.in_flight.push_back(bucket);
         let allowed = usize::from(self.plan.overlaps);
         while self.in_flight.len() > allowed {
@@ -137,7 +141,8 @@ impl<'a> GradientMemory<'a> {
 
     /// Adds reduced gradients to their sums.
     fn land(&mut self, flight: Vec<BucketedGradient>) {
-        let numels: Vec<u64> = flight.iter().map(|it| it.numel).collect();
+        let numels: Vec<u64> = flight.iter().map(|it| it.numel.numel).collect();
+        self.events.push(PassEvent::Land);
         drop(flight);
         for numel in numels {
             let sum = self.sum(numel, self.plan.summed[usize::from(self.plan.micro_batches > 1)]);

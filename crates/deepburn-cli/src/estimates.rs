@@ -1,10 +1,13 @@
-//! `deepburn estimate`: predicted memory of a model at one stage or all of them.
+//! `deepburn estimate`: predicted memory and step time of a model at one stage or all of them.
 
 use std::path::PathBuf;
 
 use clap::Args;
-use deepburn::zero::estimate::{ElementBytes, Estimate, PassPlan, estimate};
-use deepburn_config::{Facts, Stage, Written, ZeroPlan, resolve};
+use deepburn::zero::cost::StepModel;
+use deepburn::zero::estimate::{
+    ActivationGraph, ElementBytes, Estimate, ParameterSize, PassPlan, estimate,
+};
+use deepburn_config::{Facts, Plan, Stage, Written, ZeroPlan, resolve};
 use serde_json::{Value, json};
 
 use crate::activations::BatchShape;
@@ -13,6 +16,7 @@ use crate::counted::counted;
 use crate::failure::Failure;
 use crate::known_model::KnownModel;
 use crate::preparation::grouped_sizes;
+use crate::scaling::{self, ScalingArguments, ScalingRow, Speed, Workload, rank_counts};
 
 /// What is estimated.
 #[derive(Debug, Args)]
@@ -29,11 +33,14 @@ pub struct EstimateArguments {
     /// DeepSpeed configuration whose buckets, limits, optimizer and micro-batch are taken.
     #[arg(long)]
     deepspeed: Option<String>,
-    /// Tokens of a sequence; with it, the activations of a micro-batch are predicted.
+    /// Tokens of a sequence; with it, the activations of a micro-batch are predicted. With --network, the longest that
+    /// the model takes without it.
     #[arg(long, value_name = "N")]
     sequence_length: Option<u64>,
     #[command(flatten)]
     open: OpenValues,
+    #[command(flatten)]
+    scaling: ScalingArguments,
     /// Print bytes as JSON.
     #[arg(long)]
     json: bool,
@@ -49,55 +56,172 @@ pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure
         0 => return Err(Failure::mistake("--ranks: 0 ranks cannot run anything; use at least 1")),
         ranks => ranks,
     };
+    let plan = plan(arguments, &model)?;
+    let stages = stages(stage_number(arguments, &plan)?)?;
+    let length = match arguments.scaling.is_given() {
+        true => arguments.sequence_length.or(Some(model.longest() as u64)),
+        false => arguments.sequence_length,
+    };
+    let batch = batch_shape(length, &model, plan.batch.micro_batch_size)?;
+    let graph = batch.map(|batch| model.activations(batch, &plan.precision));
+    let sizes = grouped_sizes(&model, &plan)?;
+    let subject = Subject { plan: &plan, sizes: &sizes, graph: graph.as_ref() };
+    let estimates: Vec<_> = stages.iter().map(|stage| subject.estimate(*stage, ranks)).collect();
+    let scaling = match batch {
+        Some(batch) => Scaling::new(arguments, &subject, batch, model.width() as u64)?,
+        None => None,
+    };
+    if arguments.json {
+        let mut list: Vec<_> = estimates.iter().map(record).collect();
+        if let Some(scaling) = &scaling {
+            for (record, stage) in list.iter_mut().zip(&stages) {
+                scaling.enter(record, &subject, *stage)?;
+            }
+        }
+        return serde_json::to_string_pretty(&list).map_err(Failure::run);
+    }
+    let mut lines = match estimates.as_slice() {
+        [one] => vec![one.to_string().trim_end().to_owned()],
+        several => table(several, ranks),
+    };
+    if let Some(scaling) = &scaling {
+        lines.extend(scaling.lines(&subject, &stages)?);
+    }
+    Ok(lines.join("\n"))
+}
+
+/// The plan of the configuration, or the default one.
+fn plan(arguments: &EstimateArguments, model: &KnownModel) -> Result<Plan, Failure> {
     let written = match &arguments.deepspeed {
         Some(config) => read(config)?,
         None => Written::from_json(r#"{"train_micro_batch_size_per_gpu": "auto"}"#)
             .map_err(Failure::run)?,
     };
-    let mut facts = arguments.open.fill(Facts::on_host(ranks as usize));
+    let mut facts = arguments.open.fill(Facts::on_host(arguments.ranks as usize));
     facts.hidden_size = Some(model.width());
     if arguments.deepspeed.is_none() {
         facts.micro_batch_size = facts.micro_batch_size.or(Some(1));
     }
     let plan = resolve(&written, &facts).map_err(Failure::mistake)?.plan;
     arguments.open.check(&plan.batch)?;
+    Ok(plan)
+}
+
+/// The number of the only stage; `None` for all of them.
+fn stage_number(arguments: &EstimateArguments, plan: &Plan) -> Result<Option<u8>, Failure> {
     let given = arguments.deepspeed.as_ref().map(|_| plan.zero.stage.number());
-    if let Some(stage) = arguments.stage.filter(|stage| *stage > 1)
-        && plan.optimizer.exchanges_momentum()
-    {
-        let name = plan.optimizer.name();
-        let message =
-            format!("--stage: {stage} does not go with {name}; use 0, or another optimizer");
-        return Err(Failure::mistake(message));
+    if !plan.optimizer.exchanges_momentum() {
+        return Ok(arguments.stage.or(given));
     }
-    let batch = batch_shape(arguments.sequence_length, &model, plan.batch.micro_batch_size)?;
-    let graph = batch.map(|batch| model.activations(batch, &plan.precision));
-    let sizes = grouped_sizes(&model, &plan)?;
-    let micro_batches = plan.batch.gradient_accumulation_steps;
-    let bytes = ElementBytes::new(&plan.optimizer, &plan.precision, micro_batches);
-    let of_stage = |stage: Stage| {
-        let zero = ZeroPlan { stage, ..plan.zero.clone() };
-        let estimate = estimate(&sizes, &zero, ranks, bytes);
-        let pass = PassPlan::new(&plan, &zero, ranks, &estimate);
-        match &graph {
-            Some(graph) => estimate.with_pass(pass.peak(graph)),
+    match arguments.stage {
+        Some(stage @ 2..) => Err(Failure::mistake(format!(
+            "--stage: {stage} does not go with {}; use 0, or another optimizer",
+            plan.optimizer.name()
+        ))),
+        // The plan's own stage is the only one.
+        _ => Ok(Some(Stage::Disabled.number())),
+    }
+}
+
+/// What is estimated.
+struct Subject<'a> {
+    plan: &'a Plan,
+    sizes: &'a [ParameterSize],
+    /// The pass of a micro-batch, where its length is known.
+    graph: Option<&'a ActivationGraph>,
+}
+
+impl Subject<'_> {
+    fn zero(&self, stage: Stage) -> ZeroPlan {
+        ZeroPlan { stage, ..self.plan.zero.clone() }
+    }
+
+    fn estimate(&self, stage: Stage, ranks: u64) -> Estimate {
+        let Plan { optimizer, precision, batch, .. } = self.plan;
+        let bytes = ElementBytes::new(optimizer, precision, batch.gradient_accumulation_steps);
+        let zero = self.zero(stage);
+        let estimate = estimate(self.sizes, &zero, ranks, bytes);
+        match self.graph {
+            Some(graph) => {
+                let pass = PassPlan::new(self.plan, &zero, ranks, &estimate);
+                estimate.with_pass(pass.peak(graph))
+            }
             None => estimate,
         }
-    };
-    // The plan's own stage is the only one.
-    let given = match plan.optimizer.exchanges_momentum() {
-        true => Some(Stage::Disabled.number()),
-        false => arguments.stage.or(given),
-    };
-    let estimates: Vec<_> = stages(given)?.into_iter().map(of_stage).collect();
-    if arguments.json {
-        let list: Vec<_> = estimates.iter().map(record).collect();
-        return serde_json::to_string_pretty(&list).map_err(Failure::run);
     }
-    Ok(match estimates.as_slice() {
-        [one] => one.to_string().trim_end().to_owned(),
-        several => table(several, ranks).join("\n"),
-    })
+}
+
+/// The step times that are asked for.
+struct Scaling {
+    ranks: u64,
+    workload: Workload,
+    speed: Speed,
+}
+
+impl Scaling {
+    /// `None` without `--network`.
+    fn new(
+        arguments: &EstimateArguments,
+        subject: &Subject<'_>,
+        batch: BatchShape,
+        width: u64,
+    ) -> Result<Option<Self>, Failure> {
+        let Plan { precision, batch: plan, .. } = subject.plan;
+        let workload = Workload {
+            batch,
+            width,
+            precision: precision.autocast.unwrap_or(precision.compute),
+            micro_batches: plan.gradient_accumulation_steps as u64,
+        };
+        let ranks = arguments.ranks;
+        let speed = arguments.scaling.speed(&workload, ranks)?;
+        Ok(speed.map(|speed| Self { ranks, workload, speed }))
+    }
+
+    /// One row for each number of ranks, all with the micro-batches of the plan.
+    fn rows(&self, subject: &Subject<'_>, stage: Stage) -> Result<Vec<ScalingRow>, Failure> {
+        let Some(graph) = subject.graph else { return Ok(Vec::new()) };
+        let zero = subject.zero(stage);
+        let estimate = subject.estimate(stage, self.ranks);
+        let step = StepModel::new(subject.plan, &zero, subject.sizes, graph, &estimate)
+            .map_err(|error| Failure::mistake(format!("--network: {error}")))?;
+        let row = |ranks| ScalingRow {
+            memory: training_bytes(&subject.estimate(stage, ranks)),
+            cost: step.cost(ranks, self.speed.machine(ranks), self.speed.network()),
+        };
+        Ok(rank_counts(self.ranks).into_iter().map(row).collect())
+    }
+
+    /// The speeds that are assumed, and a table for each stage.
+    fn lines(&self, subject: &Subject<'_>, stages: &[Stage]) -> Result<Vec<String>, Failure> {
+        let Self { workload, speed, .. } = self;
+        let mut lines = vec![workload.line(subject.graph.map_or(0, ActivationGraph::flops))];
+        lines.extend(speed.lines(workload));
+        for stage in stages {
+            lines.extend(scaling::table(*stage, &self.rows(subject, *stage)?, speed, workload));
+        }
+        Ok(lines)
+    }
+
+    /// Adds the step times of a stage to its record.
+    fn enter(
+        &self,
+        record: &mut Value,
+        subject: &Subject<'_>,
+        stage: Stage,
+    ) -> Result<(), Failure> {
+        let rows = self.rows(subject, stage)?;
+        record["speed"] = self.speed.record();
+        record["steps"] = scaling::records(&rows, &self.speed, &self.workload);
+        Ok(())
+    }
+}
+
+/// Bytes that a rank holds at most, activations included where they are known.
+fn training_bytes(estimate: &Estimate) -> u64 {
+    let Some(pass) = estimate.pass else { return estimate.peak() };
+    let kept = estimate.states.parameters.saturating_add(estimate.states.optimizer);
+    kept.saturating_add(estimate.module_buffers).saturating_add(pass.device)
 }
 
 /// The micro-batch whose activations are predicted.
@@ -150,10 +274,8 @@ fn rows(estimate: &Estimate) -> Vec<Row> {
         rows.insert(5, ("optimizer directions, at most", "directions", buffers.directions));
     }
     if let Some(pass) = estimate.pass {
-        let kept = states.parameters.saturating_add(states.optimizer);
-        let all = kept.saturating_add(estimate.module_buffers).saturating_add(pass.device);
         rows.push(("activations, at most", "activations", pass.activations));
-        rows.push(("a training pass, at most", "training_pass", all));
+        rows.push(("a training pass, at most", "training_pass", training_bytes(estimate)));
     }
     rows
 }
@@ -237,5 +359,63 @@ mod tests {
         let two = run(&[&strategy[..], &["--micro-batch", "2"]].concat()).unwrap();
         assert_ne!(one, two);
         assert!(run(&["--micro-batch", "0"]).unwrap_err().contains("--micro-batch"));
+    }
+
+    /// Figures of a cluster, so that nothing is measured.
+    const CLUSTER: [&str; 8] = [
+        "--network",
+        "100Gb",
+        "--flops",
+        "150T",
+        "--memory-bandwidth",
+        "1.5TB",
+        "--sequence-length",
+        "512",
+    ];
+
+    #[test]
+    fn step_times_are_a_table_for_each_stage() {
+        let text = run(&[&CLUSTER[..], &["--ranks", "12", "--stage", "3"]].concat()).unwrap();
+        let table = text.split_once("step time, stage 3\n").unwrap().1;
+        let ranks: Vec<&str> =
+            table.lines().skip(1).map(|line| line.split_whitespace().next().unwrap()).collect();
+        assert_eq!(ranks, ["1", "2", "4", "8", "12"]);
+        assert!(text.contains("150.00 TFLOP/s in fp32 (--flops)"), "{text}");
+        assert!(text.contains("5.0 us a message (assumed)"), "{text}");
+        assert!(!run(&["--ranks", "12"]).unwrap().contains("step time"));
+    }
+
+    #[test]
+    fn json_has_the_step_times_of_each_stage() {
+        let arguments = [&CLUSTER[..], &["--ranks", "4096", "--json"]].concat();
+        let json: Value = serde_json::from_str(&run(&arguments).unwrap()).unwrap();
+        for (stage, gradients) in [(0, 1), (3, 1)] {
+            let steps = json[stage]["steps"].as_array().unwrap();
+            assert_eq!(steps.len(), 13);
+            let last = &steps[12];
+            assert_eq!(last["ranks"], json!(4096));
+            assert_eq!(
+                last["collectives"]["gradients"]["elements"],
+                json!(gradients * 124_439_808)
+            );
+            assert!(last["step_seconds"].as_f64() > steps[0]["step_seconds"].as_f64());
+        }
+        assert_eq!(json[0]["speed"]["bandwidth"]["value"], json!(12.5e9));
+    }
+
+    #[test]
+    fn step_times_that_cannot_be_predicted_are_refused() {
+        for (arguments, expected) in [
+            (&["--network", "100G"][..], "bits as 100Gb or bytes as 12.5GB"),
+            (&["--flops", "1T"], "--network"),
+            (&["--network", "100Gb", "--ranks-per-machine", "8"], "--local-bandwidth"),
+            (&["--network", "threads", "--local-bandwidth", "1GB"], "remove the option"),
+        ] {
+            let message = run(arguments).unwrap_err();
+            assert!(message.contains(expected), "{message}");
+        }
+        let lamb = r#"{"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "Lamb"}}"#;
+        let message = run(&[&CLUSTER[..], &["--deepspeed", lamb]].concat()).unwrap_err();
+        assert!(message.contains("use Adam, AdamW"), "{message}");
     }
 }

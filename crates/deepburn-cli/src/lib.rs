@@ -41,6 +41,7 @@ mod progress;
 mod recipe;
 mod results;
 mod resume;
+mod scaling;
 mod signals;
 mod swap;
 mod text_source;

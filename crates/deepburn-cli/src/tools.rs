@@ -57,7 +57,7 @@ pub enum Command {
         #[arg(long)]
         schema: bool,
     },
-    /// Predict the memory of model states, buffers and activations on every rank.
+    /// Predict the memory of model states, buffers and activations on every rank, and the time of a step.
     Estimate(EstimateArguments),
     /// Continue a text with a language model.
     Generate {

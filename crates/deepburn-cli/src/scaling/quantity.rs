@@ -1,0 +1,111 @@
+//! Rates and times as users write them: `100Gb`, `12.5GB`, `150T`, `5us`.
+
+/// What `--network` names.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum NetworkKind {
+    /// Links between machines.
+    Links {
+        /// Bytes per second.
+        bandwidth: f64,
+    },
+    /// Ranks that are threads of this machine.
+    Threads,
+}
+
+/// Reads `threads` or a bandwidth.
+pub(super) fn network(text: &str) -> Result<NetworkKind, String> {
+    match text {
+        "threads" => Ok(NetworkKind::Threads),
+        _ => bandwidth(text).map(|bandwidth| NetworkKind::Links { bandwidth }),
+    }
+}
+
+/// Reads a bandwidth in bits (`100Gb`, `100Gbit`, `100Gbps`) or bytes (`12.5GB`) per second; returns bytes. `/s` may
+/// follow.
+pub(super) fn bandwidth(text: &str) -> Result<f64, String> {
+    let rule = || {
+        format!(
+            "{text:?} is not a bandwidth; write bits as 100Gb or bytes as 12.5GB, per second, with k, M, G or T"
+        )
+    };
+    let unit = text.strip_suffix("/s").unwrap_or(text);
+    let in_bits = ["bit", "bps", "b"].iter().find_map(|suffix| unit.strip_suffix(suffix));
+    let (number, bytes) = match (in_bits, unit.strip_suffix('B')) {
+        (Some(number), _) => (number, 1.0 / 8.0),
+        (None, Some(number)) => (number, 1.0),
+        (None, None) => return Err(rule()),
+    };
+    Ok(prefixed(number).ok_or_else(rule)? * bytes)
+}
+
+/// Reads a number of operations per second: `150T`, `80G`.
+pub(super) fn flops(text: &str) -> Result<f64, String> {
+    prefixed(text).ok_or_else(|| {
+        format!(
+            "{text:?} is not a rate of operations; write a positive number with k, M, G, T or P, such as 150T"
+        )
+    })
+}
+
+/// Reads a time: `5us`, `200ns`, `1ms`, `0.1s`; returns seconds.
+pub(super) fn seconds(text: &str) -> Result<f64, String> {
+    let units_per_second = [("ns", 1e9), ("us", 1e6), ("µs", 1e6), ("ms", 1e3), ("s", 1.0)];
+    let read = units_per_second.iter().find_map(|(unit, count)| {
+        let number: f64 = text.strip_suffix(unit)?.trim_end().parse().ok()?;
+        Some(number / count)
+    });
+    read.filter(|seconds| seconds.is_finite() && *seconds >= 0.0)
+        .ok_or_else(|| format!("{text:?} is not a time; write ns, us, ms or s, such as 5us"))
+}
+
+/// A positive number with a decimal prefix.
+fn prefixed(text: &str) -> Option<f64> {
+    let prefixes = [('k', 1e3), ('M', 1e6), ('G', 1e9), ('T', 1e12), ('P', 1e15)];
+    let (number, factor) = prefixes
+        .iter()
+        .find_map(|(prefix, factor)| Some((text.strip_suffix(*prefix)?, *factor)))
+        .unwrap_or((text, 1.0));
+    let value: f64 = number.trim_end().parse().ok()?;
+    (value.is_finite() && value > 0.0).then_some(value * factor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_are_not_bytes() {
+        for text in
+            ["100Gb", "100Gbit", "100Gbps", "100Gb/s", "100 Gb", "0.1Tb", "12.5GB", "12.5GB/s"]
+        {
+            assert_eq!(bandwidth(text), Ok(12.5e9), "{text}");
+        }
+        assert_eq!(bandwidth("8b"), Ok(1.0));
+        for text in ["100G", "100", "-1Gb", "0GB", "Gb", "", "infGB", "100gB", "nanb"] {
+            let message = bandwidth(text).unwrap_err();
+            assert!(message.contains("bits as 100Gb or bytes as 12.5GB"), "{message}");
+        }
+    }
+
+    #[test]
+    fn times_and_rates_have_units() {
+        assert_eq!(seconds("5us"), Ok(5e-6));
+        assert_eq!(seconds("2 ms"), Ok(2e-3));
+        assert_eq!(seconds("0s"), Ok(0.0));
+        for text in ["5", "-1us", "us", "NaNs", "5 minutes"] {
+            assert!(seconds(text).unwrap_err().contains("such as 5us"), "{text}");
+        }
+        assert_eq!(flops("150T"), Ok(150e12));
+        assert_eq!(flops("2e9"), Ok(2e9));
+        for text in ["fast", "-1T", "0", "1TT"] {
+            assert!(flops(text).unwrap_err().contains("such as 150T"), "{text}");
+        }
+    }
+
+    #[test]
+    fn threads_are_a_network() {
+        assert_eq!(network("threads"), Ok(NetworkKind::Threads));
+        assert_eq!(network("8Gb"), Ok(NetworkKind::Links { bandwidth: 1e9 }));
+        assert!(network("thread").is_err());
+    }
+}

@@ -1,7 +1,7 @@
 //! The resident set of a process.
 //!
 //! Main type: [`Resident`]. Tensors are computed; what the program, the data and the kernels take beside them is
-//! measured on the backend `flex` with the allocator of the programs (`benches/forecast.py`).
+//! measured on the backend `flex` with the allocator of the programs (`benches/src/tables/forecast.rs`).
 
 use super::{Forecast, LocalRanks, TrainedModel};
 use crate::activations::logits_bytes;
@@ -23,7 +23,8 @@ const GRADIENT_COPIES: u64 = 2;
 /// being written.
 const SWAP_BUFFERS: u64 = 80 << 20;
 
-/// A forecast may be too low by one part in so many: 15 %, the largest difference in `benches/forecast.py` but one.
+/// A forecast may be too low by one part in so many: 15 %, the largest difference but one that the bench `forecast` of
+/// the suite has shown.
 const DOUBT: u64 = 7;
 
 /// Address space that a process reserves and does not use: thread stacks, arenas of the allocator.

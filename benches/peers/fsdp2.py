@@ -1,0 +1,41 @@
+"""Trains GPT-2 with PyTorch's FSDP2 (`fully_shard`) over gloo: each block and the rest of the model are units.
+
+In bf16, parameters are gathered in bf16, gradients are reduced in fp32, and shards and states stay fp32.
+"""
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import training
+
+
+def main():
+    options = training.parser(__doc__).parse_args()
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    policy = MixedPrecisionPolicy()
+    if options.dtype == "bf16":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = training.gpt2(options)
+    for block in model.transformer.h:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=training.LEARNING_RATE)
+
+    def step(tokens):
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), training.MAX_NORM)
+        optimizer.step()
+        optimizer.zero_grad()
+        dist.barrier()
+        return loss.detach(), {}
+
+    training.timed_steps(options, step)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""What the peers share: options, model, random tokens, the timed loop and its output.
+
+A peer prints one JSON object a line: `{"ready": true}` before its first step, then one object for each step with
+`step`, `seconds`, `tokens` of all ranks and `loss`. Rank 0 alone prints.
+"""
+
+import argparse
+import json
+import os
+import time
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+SEED = 42
+LEARNING_RATE = 1e-4
+MAX_NORM = 1.0
+NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+
+
+def parser(description):
+    """The options that every peer has."""
+    options = argparse.ArgumentParser(description=description)
+    options.add_argument("--model", default="{}", metavar="JSON", help="fields of GPT2Config")
+    options.add_argument("--sequences", type=int, default=4, help="sequences of a micro-batch, on each rank")
+    options.add_argument("--length", type=int, default=128, help="tokens of a sequence")
+    options.add_argument("--steps", type=int, default=5)
+    options.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
+    return options
+
+
+def gpt2_config(options):
+    return GPT2Config(**{**NO_DROPOUT, **json.loads(options.model)})
+
+
+def gpt2(options):
+    """A GPT-2 with seeded weights and without dropout, in fp32."""
+    torch.manual_seed(SEED)
+    return GPT2LMHeadModel(gpt2_config(options)).train()
+
+
+def report(**fields):
+    """Prints one line; what reads it takes its time of arrival."""
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(json.dumps(fields), flush=True)
+
+
+def timed_steps(options, step):
+    """Runs `step(tokens)` on random tokens. It returns the loss and a dictionary of seconds by phase."""
+    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    generator = torch.Generator().manual_seed(SEED + rank)
+    vocabulary = gpt2_config(options).vocab_size
+    report(ready=True)
+    for number in range(1, options.steps + 1):
+        tokens = torch.randint(0, vocabulary, (options.sequences, options.length), generator=generator)
+        start = time.perf_counter()
+        loss, phases = step(tokens)
+        seconds = time.perf_counter() - start
+        report(step=number, seconds=seconds, tokens=tokens.numel() * ranks, loss=float(loss), **phases)

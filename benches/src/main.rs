@@ -1,0 +1,197 @@
+//! The benchmark suite: measures DeepBurn's programs beside PyTorch and DeepSpeed, and writes the report.
+//!
+//! ```sh
+//! cargo run --release -p deepburn-benches -- all --peers VENV
+//! cargo run --release -p deepburn-benches -- step products --rounds 5
+//! cargo run --release -p deepburn-benches -- report
+//! ```
+//!
+//! Results go to `benches/results/`, and `benches/README.md` and five lines of the README are generated from them.
+//! Those of `--quick` go to `target/benches/quick/`. See `benches/README.md` for the method.
+
+mod data;
+mod job;
+mod machine;
+mod memory;
+mod metrics;
+mod peers;
+mod process;
+mod programs;
+mod quantity;
+mod report;
+mod results;
+mod rounds;
+mod statistics;
+mod suite;
+mod tables;
+
+use std::collections::BTreeMap;
+use std::env;
+use std::error::Error;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+use clap::Parser;
+
+use crate::job::Features;
+use crate::machine::{Commit, Machine, now, output_of};
+use crate::results::{Results, SCHEMA};
+use crate::suite::Suite;
+use crate::tables::{BENCHES, Bench};
+
+/// A result, or what is wrong in a sentence for the terminal.
+type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+
+/// Measures DeepBurn beside its peers.
+#[derive(Debug, Parser)]
+#[command(name = "deepburn-benches")]
+struct Options {
+    /// Benches to run, `all` for all of them, or `report` to write the report from the results alone.
+    #[arg(required = true, value_name = "NAME")]
+    names: Vec<String>,
+    /// Python virtual environment with the packages of benches/peers/requirements.txt.
+    #[arg(long, value_name = "VENV")]
+    peers: Option<PathBuf>,
+    /// Measure small models, to try the suite. Results go to target/benches/quick.
+    #[arg(long)]
+    quick: bool,
+    /// Rounds of each bench in place of its own number.
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: Option<u16>,
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    match run(&options) {
+        Ok(failures) if failures.is_empty() => ExitCode::SUCCESS,
+        Ok(failures) => {
+            eprintln!("\n{} failed:\n{}", failures.len(), failures.join("\n"));
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Runs the benches that were asked for; what failed.
+fn run(options: &Options) -> Outcome<Vec<String>> {
+    let root =
+        Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or("benches/ lies in no workspace")?;
+    let benches = selected(&options.names)?;
+    let rounds = options.rounds.map(usize::from);
+    let suite = Suite::new(root, options.quick, rounds, options.peers.as_deref())?;
+    let folder = results_folder(&suite);
+    fs::create_dir_all(&folder)?;
+    let mut failures = Vec::new();
+    if !benches.is_empty() {
+        suite.build(Features::Default)?;
+    }
+    for bench in benches {
+        let results = run_bench(&suite, bench)?;
+        // What was measured before is better than nothing.
+        if !results.tables.is_empty() {
+            results.write(&folder.join(format!("{}.json", bench.name)))?;
+        }
+        failures
+            .extend(results.failures.iter().map(|failure| format!("{}: {failure}", bench.name)));
+        // After each bench: what was measured is kept when a later one is interrupted.
+        write_report(&suite, &folder)?;
+    }
+    write_report(&suite, &folder)?;
+    Ok(failures)
+}
+
+fn write_report(suite: &Suite, folder: &Path) -> Outcome<()> {
+    if suite.quick {
+        return report::write(folder, &folder.join("README.md"), None);
+    }
+    report::write(
+        folder,
+        &suite.root.join("benches/README.md"),
+        Some(&suite.root.join("README.md")),
+    )
+}
+
+fn results_folder(suite: &Suite) -> PathBuf {
+    if suite.quick {
+        suite.programs.folder().join("quick")
+    } else {
+        suite.root.join("benches/results")
+    }
+}
+
+/// The benches with these names, each once and in the order of the suite.
+fn selected(names: &[String]) -> Outcome<Vec<&'static Bench>> {
+    let is_known = |name: &String| {
+        name == "all" || name == "report" || BENCHES.iter().any(|bench| bench.name == name)
+    };
+    if let Some(unknown) = names.iter().find(|name| !is_known(name)) {
+        let known: Vec<_> = BENCHES.iter().map(|bench| bench.name).collect();
+        return Err(
+            format!("unknown bench `{unknown}`; use all, report or {}", known.join(", ")).into()
+        );
+    }
+    let is_asked = |bench: &&Bench| names.iter().any(|name| name == "all" || name == bench.name);
+    Ok(BENCHES.iter().filter(is_asked).collect())
+}
+
+/// Measures one bench. Runs that fail are in its results.
+fn run_bench(suite: &Suite, bench: &Bench) -> Outcome<Results> {
+    let mut versions =
+        BTreeMap::from([("rustc".into(), output_of(Command::new("rustc").arg("--version"))?)]);
+    versions.extend(suite.peers.iter().flat_map(|peers| peers.versions().clone()));
+    let mut results = Results {
+        schema: SCHEMA,
+        bench: bench.name.into(),
+        quick: suite.quick,
+        date: now(),
+        command: command_line(),
+        commit: Commit::of(&suite.root)?,
+        machine: Machine::new(),
+        versions,
+        seconds: 0.0,
+        tables: vec![],
+        missing: vec![],
+        failures: vec![],
+    };
+    let start = Instant::now();
+    if let Err(error) = (bench.run)(suite, &mut results) {
+        eprintln!("{}: FAILED: {error}", bench.name);
+        results.failures.push(error.to_string());
+    }
+    results.seconds = start.elapsed().as_secs_f64();
+    eprintln!("{}: {:.0} s", bench.name, results.seconds);
+    for missing in &results.missing {
+        eprintln!("{}: missing: {missing}", bench.name);
+    }
+    Ok(results)
+}
+
+/// The command as it can be typed again.
+fn command_line() -> String {
+    let arguments: Vec<_> = env::args().skip(1).collect();
+    format!("cargo run --release -p deepburn-benches -- {}", arguments.join(" "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn benches_are_selected_by_name() {
+        let names = |names: &[&str]| {
+            let names: Vec<_> = names.iter().map(ToString::to_string).collect();
+            selected(&names)
+                .map(|benches| benches.iter().map(|bench| bench.name).collect::<Vec<_>>())
+        };
+        assert_eq!(names(&["startup", "step"]).expect("both exist"), ["step", "startup"]);
+        assert_eq!(names(&["all"]).expect("all").len(), BENCHES.len());
+        assert_eq!(names(&["report"]).expect("none"), [""; 0]);
+        let error = names(&["stepp"]).expect_err("unknown").to_string();
+        assert!(error.starts_with("unknown bench `stepp`"), "{error}");
+    }
+}

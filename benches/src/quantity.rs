@@ -1,0 +1,193 @@
+//! What is measured, and how it is printed.
+//!
+//! Main types: [`Quantity`], [`Unit`] and [`Observations`].
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::statistics::median;
+
+/// One measured quantity. Their order is that of the columns of a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Quantity {
+    /// Seconds of an optimizer step.
+    Step,
+    /// Seconds of the optimizer's part of a step.
+    OptimizerStep,
+    /// Seconds from the start of the program to its first step.
+    Startup,
+    /// Seconds by which saving a checkpoint lengthens a step.
+    Save,
+    /// Seconds of a whole program.
+    Program,
+    /// Tokens a second, over all ranks.
+    Throughput,
+    /// Share of the step spent waiting for data.
+    DataWait,
+    /// Share of additional time.
+    Overhead,
+    /// Arithmetic rate in GFLOP/s.
+    Arithmetic,
+    /// Arithmetic rate over that of a register-blocked loop of the same instruction.
+    OfLimit,
+    /// Bytes a second, in GB/s.
+    Bandwidth,
+    /// Most memory of all processes of a run.
+    Peak,
+    /// Parameters on rank 0.
+    Parameters,
+    /// Gradients on rank 0.
+    Gradients,
+    /// Optimizer states on rank 0.
+    Optimizer,
+    /// Most that gathered parameters took on rank 0.
+    Gathered,
+    /// Most that activations took on rank 0.
+    Activations,
+    /// Most that was offloaded to NVMe on rank 0.
+    Disk,
+    /// Forecast of activations over what was measured.
+    ActivationsForecast,
+    /// Forecast of the device's memory over what was measured.
+    DeviceForecast,
+    /// Forecast of memory on NVMe over what was measured.
+    DiskForecast,
+    /// Forecast of the resident set over what was measured.
+    ResidentForecast,
+}
+
+/// Unit of a quantity in results.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unit {
+    Seconds,
+    TokensPerSecond,
+    Share,
+    Gflops,
+    GigabytesPerSecond,
+    Bytes,
+    Ratio,
+}
+
+impl Quantity {
+    /// Heading of a column.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Self::Step => "step",
+            Self::OptimizerStep => "optimizer",
+            Self::Startup => "start-up",
+            Self::Save => "save",
+            Self::Program => "run time",
+            Self::Throughput => "tokens/s",
+            Self::DataWait => "data wait",
+            Self::Overhead => "overhead",
+            Self::Arithmetic => "GFLOP/s",
+            Self::OfLimit => "of the limit",
+            Self::Bandwidth => "GB/s",
+            Self::Peak => "peak memory",
+            Self::Parameters => "parameters",
+            Self::Gradients => "gradients",
+            Self::Optimizer => "optimizer states",
+            Self::Gathered => "gathered",
+            Self::Activations => "activations",
+            Self::Disk => "NVMe",
+            Self::ActivationsForecast => "activations, forecast / measured",
+            Self::DeviceForecast => "device, forecast / measured",
+            Self::DiskForecast => "NVMe, forecast / measured",
+            Self::ResidentForecast => "resident set, forecast / measured",
+        }
+    }
+
+    pub(crate) fn unit(self) -> Unit {
+        match self {
+            Self::Step | Self::OptimizerStep | Self::Startup | Self::Save | Self::Program => {
+                Unit::Seconds
+            }
+            Self::Throughput => Unit::TokensPerSecond,
+            Self::DataWait | Self::Overhead | Self::OfLimit => Unit::Share,
+            Self::Arithmetic => Unit::Gflops,
+            Self::Bandwidth => Unit::GigabytesPerSecond,
+            Self::Peak
+            | Self::Parameters
+            | Self::Gradients
+            | Self::Optimizer
+            | Self::Gathered
+            | Self::Activations
+            | Self::Disk => Unit::Bytes,
+            Self::ActivationsForecast
+            | Self::DeviceForecast
+            | Self::DiskForecast
+            | Self::ResidentForecast => Unit::Ratio,
+        }
+    }
+
+    /// A value with its unit, as in a table.
+    pub(crate) fn format(self, value: f64) -> String {
+        match self.unit() {
+            Unit::Seconds if value < 0.1 => format!("{:.2} ms", value * 1e3),
+            Unit::Seconds => format!("{value:.2} s"),
+            Unit::TokensPerSecond | Unit::Gflops => format!("{value:.0}"),
+            Unit::Share if value < 0.01 => format!("{:.3} %", value * 100.0),
+            Unit::Share => format!("{:.1} %", value * 100.0),
+            Unit::GigabytesPerSecond => format!("{value:.1}"),
+            Unit::Bytes if value < 1e9 => format!("{:.0} MB", value / 1e6),
+            Unit::Bytes => format!("{:.2} GB", value / 1e9),
+            Unit::Ratio => format!("{value:.2}"),
+        }
+    }
+}
+
+/// What one run observed: of some quantities several values, one a step.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Observations(BTreeMap<Quantity, Vec<f64>>);
+
+impl Observations {
+    pub(crate) fn push(&mut self, quantity: Quantity, value: f64) {
+        self.0.entry(quantity).or_default().push(value);
+    }
+
+    /// The same with one more observation.
+    pub(crate) fn with(mut self, quantity: Quantity, value: f64) -> Self {
+        self.push(quantity, value);
+        self
+    }
+
+    /// The median of each quantity.
+    pub(crate) fn medians(&self) -> impl Iterator<Item = (Quantity, f64)> {
+        self.0.iter().filter_map(|(quantity, values)| Some((*quantity, median(values)?)))
+    }
+
+    /// The median of one quantity.
+    pub(crate) fn median(&self, quantity: Quantity) -> Option<f64> {
+        median(self.0.get(&quantity)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_printed_in_units_that_fit() {
+        assert_eq!(Quantity::Step.format(3.2), "3.20 s");
+        assert_eq!(Quantity::Save.format(0.0123), "12.30 ms");
+        assert_eq!(Quantity::Peak.format(3.1e9), "3.10 GB");
+        assert_eq!(Quantity::Disk.format(2.5e8), "250 MB");
+        assert_eq!(Quantity::DataWait.format(0.00042), "0.042 %");
+        assert_eq!(Quantity::OfLimit.format(0.853), "85.3 %");
+    }
+
+    #[test]
+    fn a_run_is_the_median_of_its_steps() {
+        let mut found = Observations::default();
+        for seconds in [2.0, 9.0, 3.0] {
+            found.push(Quantity::Step, seconds);
+        }
+        let found = found.with(Quantity::Peak, 7.0);
+        assert_eq!(
+            found.medians().collect::<Vec<_>>(),
+            [(Quantity::Step, 3.0), (Quantity::Peak, 7.0)]
+        );
+    }
+}

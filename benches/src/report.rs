@@ -1,0 +1,110 @@
+//! The report: `benches/README.md` with its plots, and the lines of the README, generated from results.
+//!
+//! Nothing is measured here. The same results give the same files, so a test sees when a file was edited by hand.
+
+mod highlights;
+mod markdown;
+mod plot;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::Outcome;
+use crate::results::{Results, Table};
+use crate::tables::BENCHES;
+
+use highlights::{highlights, replace_highlights};
+use markdown::{Picture, report};
+use plot::{Theme, draw};
+
+/// Writes the report of the results in `folder` to `report_file`, plots beside the results, and the lines of
+/// `readme` where there is one.
+///
+/// # Errors
+/// When results cannot be read or a file cannot be written.
+pub(crate) fn write(folder: &Path, report_file: &Path, readme: Option<&Path>) -> Outcome<()> {
+    let results = read_all(folder)?;
+    let mut pictures = Vec::new();
+    for results in &results {
+        for (index, table) in results.tables.iter().enumerate() {
+            pictures.extend(write_plots(folder, report_file, results, index, table)?);
+        }
+    }
+    fs::write(report_file, report(&results, &pictures))?;
+    if let Some(readme) = readme {
+        let text = fs::read_to_string(readme)?;
+        fs::write(readme, replace_highlights(&text, &highlights(&results))?)?;
+    }
+    Ok(())
+}
+
+/// Results of all benches that have any, in the order of the suite.
+fn read_all(folder: &Path) -> Outcome<Vec<Results>> {
+    let read = |name: &str| Results::read(&folder.join(format!("{name}.json"))).transpose();
+    BENCHES.iter().filter_map(|bench| read(bench.name)).collect()
+}
+
+/// Draws a table's plot on both backgrounds.
+fn write_plots(
+    folder: &Path,
+    report_file: &Path,
+    results: &Results,
+    index: usize,
+    table: &Table,
+) -> Outcome<Option<Picture>> {
+    let path =
+        |theme: Theme| folder.join(format!("{}-{}-{}.svg", results.bench, index + 1, theme.name()));
+    for theme in [Theme::Light, Theme::Dark] {
+        let Some(svg) = draw(table, theme)? else { return Ok(None) };
+        fs::write(path(theme), svg)?;
+    }
+    let link = |theme| relative(&path(theme), report_file);
+    let title = table.title.clone();
+    Ok(Some(Picture {
+        bench: results.bench.clone(),
+        title,
+        light: link(Theme::Light),
+        dark: link(Theme::Dark),
+    }))
+}
+
+/// A link from the report to a file in its folder or below.
+fn relative(path: &Path, report_file: &Path) -> String {
+    let folder = report_file.parent().map(Path::to_path_buf).unwrap_or_else(PathBuf::new);
+    path.strip_prefix(folder).unwrap_or(path).display().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn root() -> &'static Path {
+        Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("benches/ lies in the workspace")
+    }
+
+    #[test]
+    fn committed_reports_are_those_of_the_committed_results() {
+        let scratch = tempfile::tempdir().expect("a folder");
+        let folder = scratch.path().join("results");
+        fs::create_dir(&folder).expect("made");
+        let committed = root().join("benches/results");
+        for bench in &BENCHES {
+            let name = format!("{}.json", bench.name);
+            if committed.join(&name).exists() {
+                fs::copy(committed.join(&name), folder.join(&name)).expect("copied");
+            }
+        }
+        fs::copy(root().join("README.md"), scratch.path().join("main.md")).expect("copied");
+        write(&folder, &scratch.path().join("README.md"), Some(&scratch.path().join("main.md")))
+            .expect("written");
+        for (generated, committed) in [("README.md", "benches/README.md"), ("main.md", "README.md")]
+        {
+            let generated = fs::read_to_string(scratch.path().join(generated)).expect("read");
+            let committed_text = fs::read_to_string(root().join(committed)).expect("read");
+            assert!(
+                generated == committed_text,
+                "{committed} is out of date; run `cargo run --release -p deepburn-benches -- report`"
+            );
+        }
+    }
+}

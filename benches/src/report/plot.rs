@@ -1,0 +1,187 @@
+//! Plots of tables as SVG, for a light and a dark background.
+
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+use crate::Outcome;
+use crate::quantity::Quantity;
+use crate::results::{Plot, Row, Table};
+use crate::statistics::Summary;
+
+const WIDTH: u32 = 840;
+/// Where bars begin; names of rows are left of it.
+const LABELS: i32 = 330;
+/// Room for the values right of the bars.
+const VALUES: i32 = 90;
+const BAR: i32 = 26;
+const MARGIN: i32 = 8;
+const LINES_HEIGHT: u32 = 320;
+const OWN: RGBColor = RGBColor(0x3B, 0x82, 0xF6);
+const PEER: RGBColor = RGBColor(0x9A, 0xA4, 0xB2);
+const SERIES: [RGBColor; 4] =
+    [OWN, RGBColor(0xF9, 0x73, 0x16), RGBColor(0x16, 0xA3, 0x4A), RGBColor(0xA8, 0x55, 0xF7)];
+
+/// The background that a plot is drawn for; it stays transparent itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Theme {
+    Light,
+    Dark,
+}
+
+impl Theme {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Light => "light",
+            Self::Dark => "dark",
+        }
+    }
+
+    fn ink(self) -> RGBColor {
+        match self {
+            Self::Light => RGBColor(0x1C, 0x23, 0x30),
+            Self::Dark => RGBColor(0xE6, 0xE9, 0xEE),
+        }
+    }
+
+    fn text(self, horizontal: HPos) -> TextStyle<'static> {
+        self.text_in(self.ink(), horizontal)
+    }
+
+    fn text_in(self, colour: RGBColor, horizontal: HPos) -> TextStyle<'static> {
+        let mut style = TextStyle::from(("sans-serif", 14).into_font());
+        style.color = colour.to_backend_color();
+        style.pos(Pos::new(horizontal, VPos::Center))
+    }
+}
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+/// The plot of a table; `None` where it has none, or nothing to draw.
+///
+/// # Errors
+/// When plotters cannot draw it.
+pub(super) fn draw(table: &Table, theme: Theme) -> Outcome<Option<String>> {
+    let Some(plot) = table.plot else { return Ok(None) };
+    let (Plot::Bars(quantity) | Plot::Ranks(quantity)) = plot;
+    let value = |row: &'_ Row| row.measures.get(&quantity).cloned();
+    let rows: Vec<_> = table.rows.iter().filter_map(|row| Some((row, value(row)?))).collect();
+    if rows.is_empty() {
+        return Ok(None);
+    }
+    let mut svg = String::new();
+    let drawn = match plot {
+        Plot::Bars(_) => {
+            let height = rows.len() as u32 * BAR as u32 + 2 * MARGIN as u32;
+            let area = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
+            draw_bars(&area, &rows, quantity, theme)
+        }
+        Plot::Ranks(_) => {
+            let area = SVGBackend::with_string(&mut svg, (WIDTH, LINES_HEIGHT)).into_drawing_area();
+            draw_ranks(&area, &rows, quantity, theme)
+        }
+    };
+    drawn.map_err(|error| format!("cannot draw {}: {error}", table.title))?;
+    Ok(Some(svg))
+}
+
+/// A bar for each row from 0 to its median, and a line from the smallest to the largest round.
+fn draw_bars(
+    area: &Area<'_>,
+    rows: &[(&Row, Summary)],
+    quantity: Quantity,
+    theme: Theme,
+) -> Outcome<()> {
+    let most = rows.iter().map(|(_, value)| value.max).fold(f64::MIN_POSITIVE, f64::max);
+    let room = f64::from(WIDTH as i32 - LABELS - VALUES);
+    let at = |value: f64| LABELS + (value / most * room).round() as i32;
+    for (index, (row, value)) in rows.iter().enumerate() {
+        let top = MARGIN + index as i32 * BAR;
+        let middle = top + BAR / 2;
+        let colour = if row.is_peer { PEER } else { OWN };
+        let corners = [(LABELS, top + 4), (at(value.median), top + BAR - 4)];
+        area.draw(&Rectangle::new(corners, colour.filled()))?;
+        area.draw(&PathElement::new(
+            [(at(value.min), middle), (at(value.max), middle)],
+            theme.ink(),
+        ))?;
+        area.draw(&Text::new(row.name.clone(), (LABELS - 8, middle), theme.text(HPos::Right)))?;
+        let label = quantity.format(value.median);
+        area.draw(&Text::new(label, (at(value.max) + 6, middle), theme.text(HPos::Left)))?;
+    }
+    Ok(area.present()?)
+}
+
+/// A line over the number of ranks for each group of rows.
+fn draw_ranks(
+    area: &Area<'_>,
+    rows: &[(&Row, Summary)],
+    quantity: Quantity,
+    theme: Theme,
+) -> Outcome<()> {
+    let points: Vec<_> = rows.iter().filter_map(|(row, value)| point(row, value)).collect();
+    let most_ranks = points.iter().map(|(_, ranks, _)| *ranks).fold(1.0, f64::max);
+    let most = points.iter().map(|(_, _, value)| *value).fold(f64::MIN_POSITIVE, f64::max);
+    let mut chart = ChartBuilder::on(area)
+        .margin(MARGIN)
+        .margin_right(120)
+        .x_label_area_size(36)
+        .y_label_area_size(70)
+        .build_cartesian_2d(0.0..most_ranks.log2(), 0.0..most * 1.1)?;
+    chart
+        .configure_mesh()
+        .x_desc("ranks")
+        .x_label_formatter(&|power| format!("{:.0}", power.exp2()))
+        .y_label_formatter(&|value| quantity.format(*value))
+        .label_style(theme.text(HPos::Left))
+        .axis_style(theme.ink())
+        .bold_line_style(PEER.mix(0.4))
+        .light_line_style(TRANSPARENT)
+        .draw()?;
+    let mut groups: Vec<&str> = points.iter().map(|(group, ..)| *group).collect();
+    groups.sort_unstable();
+    groups.dedup();
+    for (group, colour) in groups.into_iter().zip(SERIES) {
+        let own = points.iter().filter(|(name, ..)| *name == group);
+        let line: Vec<_> = own.map(|(_, ranks, value)| (ranks.log2(), *value)).collect();
+        chart.draw_series(LineSeries::new(line.clone(), colour.stroke_width(2)))?;
+        chart.draw_series(line.iter().map(|point| Circle::new(*point, 3, colour.filled())))?;
+        if let Some(end) = line.last() {
+            let style = theme.text_in(colour, HPos::Left);
+            chart.draw_series([Text::new(format!(" {group}"), *end, style)])?;
+        }
+    }
+    Ok(area.present()?)
+}
+
+/// Group, ranks and median of a row called `GROUP, N ranks`.
+fn point<'a>(row: &'a Row, value: &Summary) -> Option<(&'a str, f64, f64)> {
+    let (group, ranks) = row.name.rsplit_once(", ")?;
+    Some((group, ranks.split_once(' ')?.0.parse().ok()?, value.median))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::results::tests::sample;
+
+    #[test]
+    fn both_kinds_of_plots_are_drawn_in_both_themes() {
+        let mut table = sample().tables.remove(0);
+        let light = draw(&table, Theme::Light).expect("drawn").expect("a plot");
+        let dark = draw(&table, Theme::Dark).expect("drawn").expect("a plot");
+        assert!(
+            light.contains("fp32, PyTorch eager")
+                && light.contains("#1C2330")
+                && dark.contains("#E6E9EE")
+        );
+        assert!(light.contains("#3B82F6") && light.contains("#9AA4B2"));
+        for (row, name) in table.rows.iter_mut().zip(["stage 3, 1 rank", "stage 3, 64 ranks"]) {
+            row.name = name.into();
+        }
+        table.plot = Some(Plot::Ranks(Quantity::Step));
+        assert!(draw(&table, Theme::Light).expect("drawn").expect("a plot").contains("polyline"));
+        table.rows.clear();
+        assert_eq!(draw(&table, Theme::Light).expect("nothing to draw"), None);
+    }
+}

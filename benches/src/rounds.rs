@@ -1,0 +1,160 @@
+//! Interleaved rounds: every variant runs once a round, A B A B, so that load on the machine and its temperature
+//! affect all of them alike.
+//!
+//! Main type: [`Variant`].
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use crate::Outcome;
+use crate::quantity::{Observations, Quantity};
+use crate::results::{Results, Row, Table};
+use crate::statistics::Summary;
+
+/// A run that takes its turn in every round.
+pub(crate) struct Variant<'a> {
+    pub(crate) name: String,
+    pub(crate) is_peer: bool,
+    run: Box<dyn Fn() -> Outcome<Observations> + 'a>,
+}
+
+impl<'a> Variant<'a> {
+    /// A run of DeepBurn.
+    pub(crate) fn new(
+        name: impl Into<String>,
+        run: impl Fn() -> Outcome<Observations> + 'a,
+    ) -> Self {
+        Self { name: name.into(), is_peer: false, run: Box::new(run) }
+    }
+
+    /// A run of another program.
+    pub(crate) fn peer(
+        name: impl Into<String>,
+        run: impl Fn() -> Outcome<Observations> + 'a,
+    ) -> Self {
+        Self { is_peer: true, ..Self::new(name, run) }
+    }
+}
+
+/// Collects one observation a round for each row.
+#[derive(Debug, Default)]
+pub(crate) struct Recorder(Vec<Recorded>);
+
+#[derive(Debug)]
+struct Recorded {
+    name: String,
+    is_peer: bool,
+    rounds: BTreeMap<Quantity, Vec<f64>>,
+}
+
+impl Recorder {
+    /// Adds a round of the row `name`. Rows keep the order in which they first appear.
+    pub(crate) fn record(&mut self, name: &str, is_peer: bool, found: &Observations) {
+        let index = self.0.iter().position(|row| row.name == name).unwrap_or_else(|| {
+            self.0.push(Recorded { name: name.into(), is_peer, rounds: BTreeMap::new() });
+            self.0.len() - 1
+        });
+        for (quantity, value) in found.medians() {
+            self.0[index].rounds.entry(quantity).or_default().push(value);
+        }
+    }
+
+    /// The table of all rows, with the quantities `columns`.
+    pub(crate) fn table(self, title: &str, columns: &[Quantity]) -> Table {
+        let row = |Recorded { name, is_peer, rounds }| {
+            let summary = |(quantity, rounds)| Some((quantity, Summary::of(rounds)?));
+            let shown = rounds.into_iter().filter(|(quantity, _)| columns.contains(quantity));
+            Row { name, is_peer, measures: shown.filter_map(summary).collect() }
+        };
+        let rows = self.0.into_iter().map(row).collect();
+        Table {
+            title: title.into(),
+            columns: columns.to_vec(),
+            rows,
+            comparisons: vec![],
+            plot: None,
+        }
+    }
+}
+
+/// Runs all variants `rounds` times in turn. A variant that fails is noted in `results` and not run again; the
+/// rounds that it finished count. The table has the quantities `columns`.
+pub(crate) fn measure(
+    results: &mut Results,
+    title: &str,
+    rounds: usize,
+    columns: &[Quantity],
+    variants: &[Variant<'_>],
+) -> Table {
+    let mut recorder = Recorder::default();
+    let mut failed = vec![false; variants.len()];
+    let start = Instant::now();
+    for round in 1..=rounds {
+        for (variant, has_failed) in
+            variants.iter().zip(&mut failed).filter(|(_, failed)| !**failed)
+        {
+            eprint!("{}: {title}: round {round}/{rounds}: {}: ", results.bench, variant.name);
+            let began = Instant::now();
+            match (variant.run)() {
+                Ok(found) => {
+                    eprintln!("{}({:.0} s)", line(&found, columns), began.elapsed().as_secs_f64());
+                    recorder.record(&variant.name, variant.is_peer, &found);
+                }
+                Err(error) => {
+                    eprintln!("FAILED: {error}");
+                    results.failures.push(format!("{title}: {}: {error}", variant.name));
+                    *has_failed = true;
+                }
+            }
+        }
+        tell_remaining(start, round, rounds);
+    }
+    recorder.table(title, columns)
+}
+
+/// The first columns of an observation, for the line of progress.
+fn line(found: &Observations, columns: &[Quantity]) -> String {
+    let values = columns.iter().filter_map(|column| Some((column, found.median(*column)?)));
+    values
+        .take(3)
+        .map(|(column, value)| format!("{} {}, ", column.label(), column.format(value)))
+        .collect()
+}
+
+fn tell_remaining(start: Instant, round: usize, rounds: usize) {
+    if round < rounds {
+        let left = start.elapsed().div_f64(round as f64).mul_f64((rounds - round) as f64);
+        eprintln!(
+            "about {} min left of this table",
+            left.max(Duration::from_secs(60)).as_secs().div_ceil(60)
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::results;
+
+    #[test]
+    fn variants_take_turns_and_a_failure_does_not_end_the_others() {
+        let mut results = results::tests::sample();
+        let turn = Cell::new(0.0);
+        let next = || turn.replace(turn.get() + 1.0);
+        let variants = [
+            Variant::new("own", || Ok(Observations::default().with(Quantity::Step, next()))),
+            Variant::peer("peer", || match next() {
+                1.0 => Ok(Observations::default().with(Quantity::Step, 1.0)),
+                _ => Err("no memory".into()),
+            }),
+        ];
+        let table = measure(&mut results, "work", 3, &[Quantity::Step], &variants);
+        let rounds =
+            |row: &str| table.row(row).map(|row| row.measures[&Quantity::Step].rounds.clone());
+        assert_eq!(rounds("own"), Some(vec![0.0, 2.0, 4.0]));
+        assert_eq!(rounds("peer"), Some(vec![1.0]));
+        assert_eq!(results.failures, ["work: peer: no memory"]);
+    }
+}

@@ -1,0 +1,74 @@
+//! Dynamic batching against fixed micro-batches.
+
+use std::path::Path;
+
+use serde_json::json;
+
+use super::Bench;
+use crate::Outcome;
+use crate::data::write_reviews;
+use crate::job::{Features, Job};
+use crate::quantity::Quantity;
+use crate::results::{Plot, Results};
+use crate::rounds::{Variant, measure};
+use crate::suite::Suite;
+
+pub(super) const BENCH: Bench = Bench {
+    name: "batching",
+    title: "Dynamic batching",
+    about: "A small encoder classifies generated texts as long as IMDB's reviews, on two ranks. Fixed micro-batches are \
+        shuffled and padded to the longest text of each; dynamic ones have the same budget of tokens, padding \
+        included. Tokens a second do not count padding.",
+    run,
+};
+
+const STEPS: usize = 24;
+/// The first steps fill caches, and lengths vary.
+const UNCOUNTED: usize = 4;
+const FIXED: &str = "fixed micro-batches";
+const DYNAMIC: &str = "dynamic micro-batches";
+
+fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
+    let (length, rows) = suite.pick((1024, 16), (256, 4));
+    let reviews =
+        suite.file("reviews.jsonl", |path| write_reviews(path, suite.pick(6_000, 600)))?;
+    let fixed = classifier(&reviews, length, rows, suite.pick(STEPS, STEPS / 2));
+    let batching =
+        json!({ "enabled": true, "max_tokens": rows * length, "sequence_picking_order": "random" });
+    let sampling = json!({ "enabled": true, "dynamic_batching": batching });
+    let efficiency = json!({ "enabled": true, "data_sampling": sampling });
+    let dynamic = fixed.clone().set("deepspeed.data_efficiency", efficiency);
+    let variants = [
+        Variant::new(FIXED, || suite.observe(&fixed, UNCOUNTED)),
+        Variant::new(DYNAMIC, || suite.observe(&dynamic, UNCOUNTED)),
+    ];
+    let title = format!("Encoder, 2 ranks, at most {rows} × {length} tokens a micro-batch");
+    let columns = [Quantity::Throughput, Quantity::Step, Quantity::Peak];
+    let mut table = measure(results, &title, suite.rounds(3), &columns, &variants);
+    table.compare(Quantity::Throughput, DYNAMIC, FIXED, None);
+    table.plot = Some(Plot::Bars(Quantity::Throughput));
+    results.tables.push(table);
+    Ok(())
+}
+
+/// An encoder that learns the classes of texts, as `configs/imdb_cpu.json` does.
+pub(super) fn classifier(texts: &Path, length: usize, rows: usize, steps: usize) -> Job {
+    let file = json!({
+        "model": {
+            "architecture": "imdb_encoder",
+            "config": {
+                "embed_dim": 64, "num_heads": 4, "num_layers": 2, "hidden_dim": 256, "max_len": length,
+                "dropout": 0.1, "initializer_range": 0.3,
+            },
+        },
+        "data": { "kind": "classification", "path": texts, "vocab_size": 8192, "sequence_length": length },
+        "training": { "ranks": 2, "max_steps": steps, "seed": 42 },
+        "deepspeed": {
+            "train_micro_batch_size_per_gpu": rows,
+            "gradient_accumulation_steps": 1,
+            "optimizer": { "type": "Adam", "params": { "lr": 2e-3 } },
+            "zero_optimization": { "stage": 2 },
+        },
+    });
+    Job { file, features: Features::Default, processes: false }
+}

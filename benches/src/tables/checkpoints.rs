@@ -1,0 +1,138 @@
+//! Saving, resuming and exporting training checkpoints.
+
+use std::cell::RefCell;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use super::Bench;
+use crate::Outcome;
+use crate::job::{Job, Workload};
+use crate::process::Watched;
+use crate::quantity::{Observations, Quantity};
+use crate::results::Results;
+use crate::rounds::{Variant, measure};
+use crate::suite::{Suite, Trained};
+
+pub(super) const BENCH: Bench = Bench {
+    name: "checkpoints",
+    title: "Checkpoints",
+    about: "Two ranks at stage 3. A save is the time by which a run with checkpoints takes longer than one without, \
+        divided by their number; `dd conv=fsync` copies the files of one checkpoint. Start-up with `--resume` reads and \
+        verifies a checkpoint. `cargo bench --workspace --bench checkpoint` measures saves inside a program.",
+    run,
+};
+
+const STEPS: usize = 6;
+const RANKS: usize = 2;
+
+/// Files that later variants of a round need from earlier ones.
+#[derive(Debug, Default)]
+struct Round {
+    /// Seconds of the steps after the first, without checkpoints.
+    seconds: Option<f64>,
+    /// A run with checkpoints.
+    saved: Option<Trained>,
+}
+
+fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
+    let workload =
+        suite.pick(Workload::gpt2_small(1, 128), Workload::gpt2("GPT-2 2M", 128, 2, 1, 32));
+    let tokens = suite.tokens(&workload)?;
+    let plain = Job::new(&workload, &tokens, STEPS).ranks(RANKS).stage(3);
+    let saving = plain.clone().set("training.save_steps", 2).set("training.save_total_limit", 1);
+    let beside = saving.clone().set("training.async_save", true);
+    let round = RefCell::new(Round::default());
+    let saves = STEPS / 2;
+    let variants = [
+        Variant::new("no checkpoints", || {
+            let trained = suite.train(&plain, suite.output()?, &[])?;
+            let seconds = after_first_step(&trained)?;
+            *round.borrow_mut() = Round { seconds: Some(seconds), saved: None };
+            Ok(Observations::default().with(Quantity::Program, seconds))
+        }),
+        Variant::new("save", || {
+            let trained = suite.train(&saving, suite.output()?, &[])?;
+            let found = longer(&trained, round.borrow().seconds, saves)?;
+            round.borrow_mut().saved = Some(trained);
+            Ok(found)
+        }),
+        Variant::peer("dd conv=fsync", || copy(suite, &checkpoint(&round.borrow())?)),
+        Variant::new("asynchronous save", || {
+            longer(&suite.train(&beside, suite.output()?, &[])?, round.borrow().seconds, saves)
+        }),
+        Variant::new("export by `deepburn consolidate`", || {
+            consolidate(suite, &plain, &round.borrow())
+        }),
+        Variant::new("resume", || resume(suite, &saving, round.borrow_mut().saved.take())),
+    ];
+    let columns = [Quantity::Save, Quantity::Startup, Quantity::Program];
+    let mut table = measure(results, &workload.title(RANKS), suite.rounds(3), &columns, &variants);
+    table.compare(Quantity::Save, "save", "dd conv=fsync", None);
+    table.compare(Quantity::Save, "asynchronous save", "dd conv=fsync", None);
+    results.tables.push(table);
+    Ok(())
+}
+
+/// Seconds from the first row of metrics to the end of the program.
+fn after_first_step(trained: &Trained) -> Outcome<f64> {
+    let first =
+        trained.run.arrivals.first().ok_or("the run ended before its first step was seen")?;
+    Ok(trained.run.seconds - first)
+}
+
+fn longer(trained: &Trained, without: Option<f64>, saves: usize) -> Outcome<Observations> {
+    let without = without.ok_or("the run without checkpoints failed")?;
+    let seconds = after_first_step(trained)?;
+    let save = (seconds - without) / saves as f64;
+    Ok(Observations::default().with(Quantity::Program, seconds).with(Quantity::Save, save))
+}
+
+/// The newest checkpoint of the round.
+fn checkpoint(round: &Round) -> Outcome<PathBuf> {
+    let saved = round.saved.as_ref().ok_or("the run with checkpoints failed")?;
+    Ok(saved.output.path().join(format!("run/checkpoints/step-{STEPS:08}")))
+}
+
+/// Copies the files of a folder, each until it is on the disk.
+fn copy(suite: &Suite, folder: &Path) -> Outcome<Observations> {
+    let target = suite.output()?;
+    let start = Instant::now();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let mut dd = Command::new("dd");
+        dd.args(["bs=1M", "conv=fsync", "status=none"]);
+        dd.arg(format!("if={}", entry.path().display()));
+        dd.arg(format!("of={}", target.path().join(entry.file_name()).display()));
+        Watched::from(dd).run()?;
+    }
+    Ok(Observations::default().with(Quantity::Save, start.elapsed().as_secs_f64()))
+}
+
+fn consolidate(suite: &Suite, job: &Job, round: &Round) -> Outcome<Observations> {
+    let saved = round.saved.as_ref().ok_or("the run with checkpoints failed")?;
+    let target = suite.output()?;
+    let mut command = suite.command("deepburn", job)?;
+    command
+        .arg("consolidate")
+        .arg(saved.output.path().join("run"))
+        .arg(target.path().join("weights"));
+    Ok(Observations::default().with(Quantity::Program, Watched::from(command).run()?.seconds))
+}
+
+/// Trains one step more, from the checkpoint.
+fn resume(suite: &Suite, job: &Job, saved: Option<Trained>) -> Outcome<Observations> {
+    let output = saved.ok_or("the run with checkpoints failed")?.output;
+    let metrics = output.path().join("run/metrics.jsonl");
+    let before = fs::read_to_string(&metrics)?.lines().count();
+    let job = job.clone().set("training.max_steps", STEPS + 1);
+    let trained = suite.train(&job, output, &["--resume"])?;
+    let row = trained.rows.get(before).ok_or("the resumed run made no step")?;
+    let arrived = trained
+        .run
+        .arrivals
+        .get(before)
+        .ok_or("the resumed run ended before its first step was seen")?;
+    Ok(Observations::default().with(Quantity::Startup, arrived - row.step_seconds))
+}

@@ -1,0 +1,164 @@
+//! The memory forecast of `finetune` against what its runs measure.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::Bench;
+use crate::Outcome;
+use crate::data::{write_reviews, write_text};
+use crate::job::{Features, Job};
+use crate::metrics::MemoryRow;
+use crate::quantity::{Observations, Quantity};
+use crate::results::Results;
+use crate::rounds::{Variant, measure};
+use crate::suite::{Suite, Trained};
+
+pub(super) const BENCH: Bench = Bench {
+    name: "forecast",
+    title: "Memory forecast",
+    about: "The forecast that `finetune` logs and writes to `job.json`, divided by what two steps of the run measure. \
+        Activations, device and NVMe are those of rank 0's ledger, the resident set that of the process.",
+    run,
+};
+
+/// One configuration.
+struct Case {
+    name: &'static str,
+    ranks: usize,
+    sequences: usize,
+    stage: usize,
+    /// Keys of the DeepSpeed section.
+    deepspeed: Value,
+}
+
+const fn case(
+    name: &'static str,
+    ranks: usize,
+    sequences: usize,
+    stage: usize,
+    deepspeed: Value,
+) -> Case {
+    Case { name, ranks, sequences, stage, deepspeed }
+}
+
+fn cases(nvme: &Path) -> Vec<Case> {
+    let bf16 = json!({ "enabled": true });
+    let recompute = |policy: &str| json!({ "policy": policy });
+    let disk = json!({ "device": "nvme", "nvme_path": nvme });
+    let parameters = json!({ "device": "nvme", "nvme_path": nvme, "max_in_cpu": 0 });
+    let all_on_disk = json!({
+        "offload_optimizer": disk.clone(), "offload_param": parameters,
+        "stage3_max_live_parameters": 10_000_000, "stage3_prefetch_bucket_size": 5_000_000,
+    });
+    let full = json!({ "activation_checkpointing": recompute("full") });
+    let selective = json!({ "activation_checkpointing": recompute("selective") });
+    let bf16_full = json!({ "bf16": bf16, "activation_checkpointing": recompute("full") });
+    let bf16_selective =
+        json!({ "bf16": bf16, "activation_checkpointing": recompute("selective") });
+    let fp16 = json!({ "fp16": { "enabled": true }, "gradient_accumulation_steps": 2 });
+    let nvme_full =
+        json!({ "zero_optimization": all_on_disk, "activation_checkpointing": recompute("full") });
+    vec![
+        case("fp32", 1, 4, 0, json!({})),
+        case("fp32", 2, 2, 1, json!({})),
+        case("fp32, full, dropout", 1, 8, 3, full),
+        case("fp32, selective", 1, 6, 2, selective),
+        case("fp32", 2, 2, 3, json!({})),
+        case("bf16, dropout", 1, 4, 2, json!({ "bf16": bf16 })),
+        case("bf16, full", 2, 4, 3, bf16_full),
+        case("fp16, 2 micro-batches", 2, 2, 2, fp16),
+        case(
+            "optimizer on NVMe",
+            1,
+            4,
+            2,
+            json!({ "zero_optimization": { "offload_optimizer": disk } }),
+        ),
+        case("parameters on NVMe", 1, 4, 3, nvme_full),
+        case("classifier, fp32", 1, 6, 1, json!({})),
+        case("classifier, bf16, selective", 2, 6, 3, bf16_selective),
+    ]
+}
+
+fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
+    let text = suite.file("text.txt", |path| write_text(path, 200_000))?;
+    let passages = suite.file("passages.jsonl", |path| write_reviews(path, 300))?;
+    let mut cases = cases(suite.scratch());
+    cases.truncate(suite.pick(cases.len(), 3));
+    let variant = |case: &Case| {
+        let job = job(case, &text, &passages, suite.pick(512, 128));
+        let plural = if case.ranks == 1 { "" } else { "s" };
+        let name = format!("{}, stage {}, {} rank{plural}", case.name, case.stage, case.ranks);
+        Variant::new(name, move || compare(&suite.train(&job, suite.output()?, &[])?))
+    };
+    let variants: Vec<_> = cases.iter().map(variant).collect();
+    let columns = [
+        Quantity::ActivationsForecast,
+        Quantity::DeviceForecast,
+        Quantity::DiskForecast,
+        Quantity::ResidentForecast,
+    ];
+    let table = measure(
+        results,
+        "GPT-2 of 512 × 8 layers, 256 tokens",
+        suite.rounds(1),
+        &columns,
+        &variants,
+    );
+    results.tables.push(table);
+    Ok(())
+}
+
+fn job(case: &Case, text: &Path, passages: &Path, width: usize) -> Job {
+    // Masks of dropout are activations.
+    let dropout = if case.name.contains("dropout") { 0.1 } else { 0.0 };
+    let is_classifier = case.name.contains("classifier");
+    let (kind, path) = if is_classifier { ("classification", passages) } else { ("text", text) };
+    let file = json!({
+        "model": {
+            "architecture": "gpt2",
+            "pretrained": null,
+            "config": {
+                "n_embd": width, "n_layer": 8, "n_head": 8, "n_positions": 256,
+                "embd_pdrop": dropout, "resid_pdrop": dropout, "attn_pdrop": dropout,
+            },
+        },
+        "data": { "kind": kind, "path": path, "sequence_length": 256, "vocab_size": 4096 },
+        "training": { "ranks": case.ranks, "max_steps": 2 },
+        "deepspeed": {
+            "train_micro_batch_size_per_gpu": case.sequences,
+            "gradient_accumulation_steps": 1,
+            "optimizer": { "type": "AdamW", "params": { "lr": 1e-4 } },
+        },
+    });
+    let mut job = Job { file, features: Features::Default, processes: false };
+    for (key, value) in case.deepspeed.as_object().into_iter().flatten() {
+        job = job.set(&format!("deepspeed.{key}"), value.clone());
+    }
+    job.stage(case.stage)
+}
+
+/// Forecast over measurement of each tier that the run used.
+fn compare(trained: &Trained) -> Outcome<Observations> {
+    let job = fs::read_to_string(trained.output.path().join("run/job.json"))?;
+    let forecast = serde_json::from_str::<Value>(&job)?["memory_forecast"].clone();
+    let most = |of: fn(&MemoryRow) -> f64| {
+        trained.rows.iter().map(|row| of(&row.memory)).fold(0.0, f64::max)
+    };
+    let tiers = [
+        (Quantity::ActivationsForecast, "activations", most(|memory| memory.activations_peak)),
+        (Quantity::DeviceForecast, "device", most(|memory| memory.device_peak)),
+        (Quantity::DiskForecast, "disk", most(|memory| memory.disk_peak)),
+        (Quantity::ResidentForecast, "rss", trained.run.peak_bytes as f64),
+    ];
+    let mut found = Observations::default();
+    for (quantity, name, measured) in tiers.into_iter().filter(|(_, _, measured)| *measured > 0.0) {
+        let bytes = forecast[name]
+            .as_f64()
+            .ok_or_else(|| format!("job.json has no memory_forecast.{name}"))?;
+        found.push(quantity, bytes / measured);
+    }
+    Ok(found)
+}

@@ -1,0 +1,259 @@
+//! Matrix products beside `torch.matmul` and the machine's limit, and the rate that a training step reaches.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::Bench;
+use crate::Outcome;
+use crate::job::{Job, Workload};
+use crate::programs::CargoBench;
+use crate::quantity::{Observations, Quantity};
+use crate::results::Bound::AtLeast;
+use crate::results::{Plot, Results, Table};
+use crate::rounds::Recorder;
+use crate::suite::Suite;
+
+pub(super) const BENCH: Bench = Bench {
+    name: "products",
+    title: "Matrix products",
+    about: "Products [m, k] × [k, n] of GPT-2's shapes. The limit is the rate of a register-blocked loop of the same \
+        instruction, measured beside each product by `cargo bench -p deepburn-kernels --bench gemm`. The rate of a \
+        training step is that of all its products over the time of forward and backward, everything else included; it \
+        is compared with the rate of the f32 products together.",
+    run,
+};
+
+const GEMM: CargoBench = CargoBench {
+    source: "crates/deepburn-kernels/benches/gemm.rs",
+    selection: &["-p", "deepburn-kernels", "--bench", "gemm"],
+};
+
+const STEP: &str = "f32 training step";
+const ALL_F32: &str = "f32 products together";
+
+/// Operands that are stored as their transposes, in the words of `matmul.py`: the left one, then the right one.
+const TRANSPOSED: [(&str, &str); 3] =
+    [("forward", "nn"), ("input gradient", "nt"), ("weight gradient", "tn")];
+
+/// A line of the bench, and of `matmul.py`, which knows no name and no limit.
+#[derive(Debug, Clone, Deserialize)]
+struct Product {
+    /// Where in a step it is: forward, or which gradient.
+    #[serde(default)]
+    name: String,
+    shape: [usize; 3],
+    /// `f32` or `bf16`.
+    dtype: String,
+    threads: usize,
+    gflops_median: f64,
+    limit_gflops: Option<f64>,
+}
+
+impl Product {
+    fn row(&self) -> String {
+        let [m, k, n] = self.shape;
+        format!("{} {}, {m} × {k} × {n}", self.dtype, self.name)
+    }
+
+    fn peer_row(&self) -> String {
+        format!("{}, torch.matmul", self.row())
+    }
+
+    /// How `matmul.py` takes it.
+    fn argument(&self) -> String {
+        let [m, k, n] = self.shape;
+        let transposed = TRANSPOSED
+            .iter()
+            .find(|(name, _)| *name == self.name)
+            .map_or("nn", |(_, letters)| letters);
+        format!("{}:{m}x{k}x{n}:{transposed}", self.dtype)
+    }
+
+    /// Floating-point operations, in units of 1e9.
+    fn gflop(&self) -> f64 {
+        2e-9 * self.shape.iter().map(|size| *size as f64).product::<f64>()
+    }
+
+    /// Whether it has a bound: a product of the MLP, and the loss head's.
+    fn is_bound(&self) -> bool {
+        let is_head = self.shape[2] > 50_000;
+        self.dtype == "bf16"
+            && self.name == "forward"
+            && (is_head || self.shape == [768, 3072, 512])
+    }
+}
+
+fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
+    let rounds = suite.rounds(3);
+    // For each number of threads a table.
+    let mut recorders: BTreeMap<usize, Recorder> = BTreeMap::new();
+    let mut products = Vec::new();
+    let lacks = suite.peers_with(&["torch"]).err();
+    results.missing.extend(lacks.map(|lacks| format!("torch.matmul: {lacks}")));
+    for round in 1..=rounds {
+        eprintln!("products: round {round}/{rounds}");
+        let Some(lines) = suite.programs.cargo_bench(&GEMM, suite.pick(&[], &["1"]))? else {
+            results.missing.push(format!("the bench {}", GEMM.source));
+            return Ok(());
+        };
+        products = parse(&lines)?;
+        for (threads, products) in by_threads(&products) {
+            let recorder = recorders.entry(threads).or_default();
+            record(recorder, &products);
+            if suite.peers_with(&["torch"]).is_ok() {
+                record_peer(suite, recorder, threads, &products)?;
+            }
+        }
+        if let Some(mut all_cores) = recorders.last_entry()
+            && !suite.quick
+        {
+            let rate = Observations::default().with(Quantity::Arithmetic, step_rate(suite)?);
+            all_cores.get_mut().record(STEP, false, &rate);
+        }
+    }
+    let most = by_threads(&products).into_keys().max();
+    for (threads, recorder) in recorders {
+        let plural = if threads == 1 { "" } else { "s" };
+        let title = format!("Products of GPT-2 124M, {threads} thread{plural}");
+        let mut table = recorder.table(&title, &[Quantity::Arithmetic, Quantity::OfLimit]);
+        let own = products.iter().filter(|product| product.threads == threads);
+        compare(suite, &mut table, own, most == Some(threads));
+        results.tables.push(table);
+    }
+    Ok(())
+}
+
+/// Ratios to `torch.matmul`. Bounds are about all cores.
+fn compare<'a>(
+    suite: &Suite,
+    table: &mut Table,
+    products: impl Iterator<Item = &'a Product>,
+    has_all_cores: bool,
+) {
+    for product in products {
+        let has_bound = has_all_cores && product.is_bound();
+        let of = |bound| has_bound.then_some(AtLeast(bound)).and_then(|bound| suite.bound(bound));
+        if has_bound {
+            table.check(Quantity::OfLimit, &product.row(), of(0.80));
+        }
+        table.compare(Quantity::Arithmetic, &product.row(), &product.peer_row(), of(1.0));
+    }
+    if has_all_cores {
+        table.compare(Quantity::Arithmetic, STEP, ALL_F32, suite.bound(AtLeast(0.85)));
+        table.plot = Some(Plot::Bars(Quantity::OfLimit));
+    }
+}
+
+fn by_threads(products: &[Product]) -> BTreeMap<usize, Vec<Product>> {
+    let mut all: BTreeMap<usize, Vec<Product>> = BTreeMap::new();
+    for product in products {
+        all.entry(product.threads).or_default().push(product.clone());
+    }
+    all
+}
+
+fn parse(lines: &[Value]) -> Outcome<Vec<Product>> {
+    let product = |line: &Value| {
+        let problem = |error| format!("{line} is no product: {error}");
+        Ok(serde_json::from_value(line.clone()).map_err(problem)?)
+    };
+    lines.iter().map(product).collect()
+}
+
+fn record(recorder: &mut Recorder, products: &[Product]) {
+    for product in products {
+        let mut found = Observations::default().with(Quantity::Arithmetic, product.gflops_median);
+        if let Some(limit) = product.limit_gflops {
+            found.push(Quantity::OfLimit, product.gflops_median / limit);
+        }
+        recorder.record(&product.row(), false, &found);
+    }
+    if let Some(rate) = rate_of_all(products) {
+        recorder.record(ALL_F32, false, &Observations::default().with(Quantity::Arithmetic, rate));
+    }
+}
+
+/// The rate of all f32 products one after the other.
+fn rate_of_all(products: &[Product]) -> Option<f64> {
+    let f32 = || products.iter().filter(|product| product.dtype == "f32");
+    let seconds: f64 = f32().map(|product| product.gflop() / product.gflops_median).sum();
+    (seconds > 0.0).then(|| f32().map(Product::gflop).sum::<f64>() / seconds)
+}
+
+fn record_peer(
+    suite: &Suite,
+    recorder: &mut Recorder,
+    threads: usize,
+    products: &[Product],
+) -> Outcome<()> {
+    let mut arguments = vec!["--threads".to_owned(), threads.to_string()];
+    arguments.extend(["--repeats".to_owned(), suite.pick("10", "1").to_owned()]);
+    arguments.extend(products.iter().map(Product::argument));
+    let output = suite.peers_with(&["torch"])?.run("matmul", &arguments)?.output();
+    let lines: Vec<Value> =
+        output.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    for (product, theirs) in products.iter().zip(parse(&lines)?) {
+        let found = Observations::default().with(Quantity::Arithmetic, theirs.gflops_median);
+        recorder.record(&product.peer_row(), true, &found);
+    }
+    Ok(())
+}
+
+/// GFLOP/s of the products of a GPT-2 124M step over the seconds of its forward and backward passes.
+fn step_rate(suite: &Suite) -> Outcome<f64> {
+    let (sequences, length) = (4, 128);
+    let workload = Workload::gpt2_small(sequences, length);
+    let job = Job::new(&workload, &suite.tokens(&workload)?, 5);
+    let trained = suite.train(&job, suite.output()?, &[])?;
+    let counted = trained.rows.iter().skip(2).map(|row| row.seconds.forward + row.seconds.backward);
+    let seconds = crate::statistics::median(&counted.collect::<Vec<_>>())
+        .ok_or("the run made no step that counts")?;
+    Ok(step_gflop(sequences * length, length) / seconds)
+}
+
+/// Operations of forward and backward of GPT-2 124M, in units of 1e9. Backward has two products for each of forward.
+fn step_gflop(tokens: usize, length: usize) -> f64 {
+    let (layers, width, vocabulary) = (12.0, 768.0, 50257.0);
+    // Fused query, key and value, the projection, and two of the MLP: 3 + 1 + 4 + 4 squares of the width.
+    let block = 12.0 * width * width;
+    // Scores and their product with the values.
+    let attention = 2.0 * length as f64 * width;
+    3.0 * 2e-9 * tokens as f64 * (layers * (block + attention) + vocabulary * width)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn products_are_read_and_summed_up() {
+        let line = |dtype: &str, shape: [usize; 3], rate: f64| {
+            json!({ "name": "forward", "shape": shape, "dtype": dtype, "threads": 2, "gflops_median": rate,
+                "spread": [1.0, 2.0], "limit_gflops": 200.0 })
+        };
+        let lines = [
+            line("f32", [100, 100, 100], 100.0),
+            line("f32", [100, 100, 100], 50.0),
+            line("bf16", [768, 3072, 512], 300.0),
+            line("bf16", [512, 768, 50257], 300.0),
+        ];
+        let products = parse(&lines).expect("four products");
+        assert_eq!(products[2].row(), "bf16 forward, 768 × 3072 × 512");
+        assert_eq!(products[2].argument(), "bf16:768x3072x512:nn");
+        assert_eq!(products.iter().filter(|product| product.is_bound()).count(), 2);
+        // The mean rate of the same work at 100 and at 50 GFLOP/s.
+        let rate = rate_of_all(&products).expect("two in f32");
+        assert!((rate - 200.0 / 3.0).abs() < 1e-9, "{rate}");
+        assert!(parse(&[json!({ "name": "x" })]).is_err());
+    }
+
+    #[test]
+    fn a_step_has_six_operations_for_each_weight_and_token() {
+        // 124M weights less 0.8M of positions, norms and biases, and 2% more for attention over 128 tokens.
+        let gflop = step_gflop(512, 128);
+        assert!((gflop / (6e-9 * 512.0 * 123.5e6) - 1.02).abs() < 0.01, "{gflop}");
+    }
+}

@@ -1,0 +1,56 @@
+//! Cost of ranks: the same work on 1 to 64 ranks of one machine.
+
+use super::Bench;
+use crate::Outcome;
+use crate::job::{Job, Workload};
+use crate::quantity::Quantity;
+use crate::results::Bound::AtMost;
+use crate::results::{Plot, Results};
+use crate::rounds::{Variant, measure};
+use crate::suite::Suite;
+
+pub(super) const BENCH: Bench = Bench {
+    name: "scaling",
+    title: "1 to 64 ranks",
+    about: "The same global batch on more and more ranks, as threads of one process. The cores are the same, so a step \
+        would ideally take as long as on one rank; what it takes longer is the cost of ranks.",
+    run,
+};
+
+/// Sequences of the global batch.
+const BATCH: usize = 64;
+const STEPS: usize = 5;
+const UNCOUNTED: usize = 2;
+
+fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
+    let full = Workload::gpt2("GPT-2 6M", 256, 6, BATCH, 128);
+    let workload = suite.pick(full, Workload::gpt2("GPT-2 1M", 64, 2, BATCH, 32));
+    let tokens = suite.tokens(&workload)?;
+    let counts: &[usize] = suite.pick(&[1, 2, 4, 8, 16, 32, 64], &[1, 8, 64]);
+    let mut variants = Vec::new();
+    for &ranks in counts {
+        for stage in [0, 3] {
+            let share = workload.with_sequences(BATCH / ranks);
+            let job = Job::new(&share, &tokens, STEPS).ranks(ranks).stage(stage);
+            variants.push(Variant::new(name(stage, ranks), move || suite.observe(&job, UNCOUNTED)));
+        }
+    }
+    let title = format!("{}, {BATCH} × {} tokens a step", workload.name, workload.length);
+    let columns = [Quantity::Step, Quantity::Throughput, Quantity::Peak];
+    let mut table = measure(results, &title, suite.rounds(3), &columns, &variants);
+    for stage in [3, 0] {
+        for &ranks in counts.iter().filter(|ranks| **ranks > 1) {
+            let bound = (ranks == 64 && stage == 3)
+                .then_some(AtMost(1.3))
+                .and_then(|bound| suite.bound(bound));
+            table.compare(Quantity::Step, &name(stage, ranks), &name(stage, 1), bound);
+        }
+    }
+    table.plot = Some(Plot::Ranks(Quantity::Step));
+    results.tables.push(table);
+    Ok(())
+}
+
+fn name(stage: usize, ranks: usize) -> String {
+    format!("stage {stage}, {ranks} rank{}", if ranks == 1 { "" } else { "s" })
+}

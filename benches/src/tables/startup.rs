@@ -1,0 +1,68 @@
+//! Time from the start of a program to its first training step.
+
+use super::Bench;
+use crate::Outcome;
+use crate::job::{Job, Precision, Workload};
+use crate::peers::PeerRun;
+use crate::quantity::{Observations, Quantity};
+use crate::results::{Plot, Results};
+use crate::rounds::{Variant, measure};
+use crate::suite::Suite;
+
+pub(super) const BENCH: Bench = Bench {
+    name: "startup",
+    title: "Start-up",
+    about: "Seconds from the start of the program until its first step begins: reading the job, drawing the weights, \
+        sharding them. Peers import their libraries, draw the same model and wrap it.",
+    run,
+};
+
+fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
+    let workload =
+        suite.pick(Workload::gpt2_small(1, 128), Workload::gpt2("GPT-2 2M", 128, 2, 1, 32));
+    let tokens = suite.tokens(&workload)?;
+    let mut variants = Vec::new();
+    for (name, ranks, stage) in [
+        ("1 rank", 1, 0),
+        ("stage 0, 2 ranks", 2, 0),
+        ("stage 3, 2 ranks", 2, 3),
+        ("stage 3, 8 ranks", 8, 3),
+    ] {
+        let job = Job::new(&workload, &tokens, 1).ranks(ranks).stage(stage);
+        variants.push(Variant::new(name, move || start(suite, &job)));
+    }
+    let peers: [(_, _, _, &[&str], _); 3] = [
+        ("PyTorch eager, 1 rank", "eager", None, &[], "transformers"),
+        ("FSDP2, 2 ranks", "fsdp2", Some(2), &[], "transformers"),
+        ("DeepSpeed stage 3, 2 ranks", "deepspeed_zero", Some(2), &["--stage", "3"], "deepspeed"),
+    ];
+    for (name, script, ranks, options, package) in peers {
+        match suite.peers_with(&["torch", package]) {
+            Err(lacks) => results.missing.push(format!("{name}: {lacks}")),
+            Ok(peers) => {
+                let workload = &workload;
+                variants.push(Variant::peer(name, move || {
+                    let precision = Precision::Fp32;
+                    peers.train(
+                        &PeerRun { script, ranks, workload, precision, steps: 1, options },
+                        0,
+                    )
+                }));
+            }
+        }
+    }
+    let columns = [Quantity::Startup];
+    let mut table = measure(results, workload.name, suite.rounds(3), &columns, &variants);
+    table.compare(Quantity::Startup, "1 rank", "PyTorch eager, 1 rank", None);
+    table.compare(Quantity::Startup, "stage 3, 2 ranks", "FSDP2, 2 ranks", None);
+    table.compare(Quantity::Startup, "stage 3, 2 ranks", "DeepSpeed stage 3, 2 ranks", None);
+    table.plot = Some(Plot::Bars(Quantity::Startup));
+    results.tables.push(table);
+    Ok(())
+}
+
+fn start(suite: &Suite, job: &Job) -> Outcome<Observations> {
+    let trained = suite.train(job, suite.output()?, &[])?;
+    let startup = trained.startup().ok_or("the run ended before its first step was seen")?;
+    Ok(Observations::default().with(Quantity::Startup, startup))
+}

@@ -1,0 +1,213 @@
+//! Time and memory of a training step: precision, ZeRO stage, ranks and backend, each beside its peers.
+
+use super::{Bench, TRAINING};
+use crate::Outcome;
+use crate::job::{Features, Job, Precision, Workload};
+use crate::peers::PeerRun;
+use crate::quantity::Quantity;
+use crate::results::Bound::AtMost;
+use crate::results::{Plot, Results, Table};
+use crate::rounds::{Variant, measure};
+use crate::suite::Suite;
+
+pub(super) const BENCH: Bench = Bench {
+    name: "step",
+    title: "Training step",
+    about: "An optimizer step of GPT-2 with AdamW and gradient clipping, on random tokens. The two ranks of the second \
+        table are threads of one process, or processes under `mpirun`; those of the peers are processes over gloo. In \
+        bf16, DeepBurn, FSDP2 and DeepSpeed keep fp32 master weights; PyTorch eager and DDP train weights and \
+        optimizer states in bf16.",
+    run,
+};
+
+const STEPS: usize = 5;
+/// Steps at the start that do not count: buffers are allocated, and caches filled.
+const UNCOUNTED: usize = 2;
+const ROUNDS: usize = 3;
+const RANKS: usize = 2;
+
+/// Which of the runs a variant is.
+#[derive(Debug, Clone, Copy)]
+enum Contestant {
+    Flex { stage: usize },
+    Tch { stage: usize },
+    Processes { stage: usize },
+    Eager,
+    Ddp,
+    Fsdp2,
+    DeepSpeed { stage: usize },
+}
+
+use Contestant::{Ddp, DeepSpeed, Eager, Flex, Fsdp2, Processes, Tch};
+
+impl Contestant {
+    /// Its name in the table of one rank, or of several.
+    fn name(self, precision: Precision, ranks: usize) -> String {
+        let precision = precision.name();
+        let stage =
+            |stage: usize| if ranks == 1 { String::new() } else { format!(", stage {stage}") };
+        match self {
+            Flex { stage: number } => format!("{precision}{}, flex", stage(number)),
+            Tch { stage: number } => format!("{precision}{}, tch", stage(number)),
+            Processes { stage: number } => format!("{precision}{}, flex, processes", stage(number)),
+            Eager => format!("{precision}, PyTorch eager"),
+            Ddp => format!("{precision}, DDP"),
+            Fsdp2 => format!("{precision}, FSDP2"),
+            DeepSpeed { stage } => format!("{precision}, DeepSpeed stage {stage}"),
+        }
+    }
+
+    fn features(self) -> Features {
+        match self {
+            Tch { .. } => Features::Tch,
+            Processes { .. } => Features::Mpi,
+            _ => Features::Default,
+        }
+    }
+
+    /// Python packages that a peer needs.
+    fn packages(self) -> &'static [&'static str] {
+        match self {
+            Flex { .. } | Tch { .. } | Processes { .. } => &[],
+            Eager | Ddp | Fsdp2 => &["torch", "transformers"],
+            DeepSpeed { .. } => &["torch", "transformers", "deepspeed"],
+        }
+    }
+}
+
+fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
+    let workload =
+        suite.pick(Workload::gpt2_small(4, 128), Workload::gpt2("GPT-2 2M", 128, 2, 4, 64));
+    let one = [Flex { stage: 0 }, Eager, Tch { stage: 0 }];
+    let mut table =
+        table(suite, results, &workload, 1, &one.map(|it| (it, Precision::ALL.to_vec())))?;
+    compare_one(suite, &mut table);
+    results.tables.push(table);
+
+    let both = Precision::ALL.to_vec();
+    let two = [
+        (Flex { stage: 0 }, both.clone()),
+        (Ddp, both.clone()),
+        (DeepSpeed { stage: 0 }, both.clone()),
+        (Flex { stage: 3 }, both.clone()),
+        (Fsdp2, both.clone()),
+        (DeepSpeed { stage: 3 }, both.clone()),
+        (Tch { stage: 3 }, both),
+        (Processes { stage: 3 }, vec![Precision::Fp32]),
+    ];
+    let mut table = self::table(suite, results, &workload.with_sequences(2), RANKS, &two)?;
+    compare_stage_0(suite, &mut table);
+    compare_stage_3(suite, &mut table);
+    results.tables.push(table);
+    Ok(())
+}
+
+/// Measures contestants in their precisions; those of one precision follow each other.
+fn table(
+    suite: &Suite,
+    results: &mut Results,
+    workload: &Workload,
+    ranks: usize,
+    contestants: &[(Contestant, Vec<Precision>)],
+) -> Outcome<Table> {
+    let tokens = suite.tokens(workload)?;
+    let mut variants = Vec::new();
+    for precision in Precision::ALL {
+        for (contestant, _) in
+            contestants.iter().filter(|(_, precisions)| precisions.contains(&precision))
+        {
+            let name = contestant.name(precision, ranks);
+            let lacks = suite.supports(contestant.features()).err();
+            let job = Job::new(workload, &tokens, STEPS).ranks(ranks).precision(precision);
+            if let Some(lacks) = lacks {
+                results.missing.push(format!("{name}: {lacks}"));
+                continue;
+            }
+            if let Err(error) = suite.build(contestant.features()) {
+                results.failures.push(format!("{name}: {error}"));
+                continue;
+            }
+            let (script, options) = match *contestant {
+                Flex { stage } => {
+                    variants.push(ours(suite, name, job.stage(stage)));
+                    continue;
+                }
+                Tch { stage } => {
+                    variants.push(ours(suite, name, job.stage(stage).on_tch()));
+                    continue;
+                }
+                Processes { stage } => {
+                    variants.push(ours(suite, name, job.stage(stage).as_processes()));
+                    continue;
+                }
+                Eager => ("eager", vec![]),
+                Ddp => ("ddp", vec![]),
+                Fsdp2 => ("fsdp2", vec![]),
+                DeepSpeed { stage: 0 } => ("deepspeed_zero", vec!["--stage", "0"]),
+                DeepSpeed { .. } => ("deepspeed_zero", vec!["--stage", "3"]),
+            };
+            match suite.peers_with(contestant.packages()) {
+                Err(lacks) => results.missing.push(format!("{name}: {lacks}")),
+                Ok(peers) => variants.push(Variant::peer(name, move || {
+                    let ranks = (ranks > 1).then_some(ranks);
+                    let run = PeerRun {
+                        script,
+                        ranks,
+                        workload,
+                        precision,
+                        steps: STEPS,
+                        options: &options,
+                    };
+                    peers.train(&run, UNCOUNTED)
+                })),
+            }
+        }
+    }
+    let title = workload.title(ranks);
+    let mut table = measure(results, &title, suite.rounds(ROUNDS), &TRAINING, &variants);
+    table.plot = Some(Plot::Bars(Quantity::Step));
+    Ok(table)
+}
+
+fn ours(suite: &Suite, name: String, job: Job) -> Variant<'_> {
+    Variant::new(name, move || suite.observe(&job, UNCOUNTED))
+}
+
+fn compare_one(suite: &Suite, table: &mut Table) {
+    let step = Quantity::Step;
+    table.compare(step, "fp32, flex", "fp32, PyTorch eager", suite.bound(AtMost(0.90)));
+    table.compare(step, "bf16, flex", "bf16, PyTorch eager", suite.bound(AtMost(1.0)));
+    table.compare(step, "bf16, flex", "fp32, flex", suite.bound(AtMost(0.65)));
+    table.compare(Quantity::Peak, "bf16, flex", "fp32, flex", suite.bound(AtMost(1.0)));
+    table.compare(Quantity::Peak, "fp32, flex", "fp32, PyTorch eager", None);
+    table.compare(step, "fp32, tch", "fp32, PyTorch eager", None);
+    table.compare(step, "bf16, tch", "bf16, PyTorch eager", None);
+}
+
+fn compare_stage_0(suite: &Suite, table: &mut Table) {
+    let (own, step) = ("fp32, stage 0, flex", Quantity::Step);
+    table.compare(step, own, "fp32, DDP", suite.bound(AtMost(0.85)));
+    table.compare(step, own, "fp32, DeepSpeed stage 0", suite.bound(AtMost(0.70)));
+    table.compare(Quantity::Peak, own, "fp32, DDP", None);
+    table.compare(step, "bf16, stage 0, flex", "bf16, DDP", None);
+    table.compare(step, "bf16, stage 0, flex", "bf16, DeepSpeed stage 0", None);
+}
+
+fn compare_stage_3(suite: &Suite, table: &mut Table) {
+    let (step, peak) = (Quantity::Step, Quantity::Peak);
+    let fp32 = "fp32, stage 3, flex";
+    table.compare(step, fp32, "fp32, DeepSpeed stage 3", suite.bound(AtMost(0.35)));
+    table.compare(peak, fp32, "fp32, DeepSpeed stage 3", suite.bound(AtMost(0.30)));
+    table.compare(step, fp32, "fp32, FSDP2", suite.bound(AtMost(0.45)));
+    table.compare(peak, fp32, "fp32, FSDP2", suite.bound(AtMost(0.35)));
+    table.compare(step, fp32, "fp32, stage 0, flex", suite.bound(AtMost(1.05)));
+    table.compare(step, "fp32, stage 3, flex, processes", fp32, None);
+    table.compare(step, "fp32, stage 3, tch", "fp32, FSDP2", None);
+    let (flex, tch) = ("bf16, stage 3, flex", "bf16, stage 3, tch");
+    table.compare(step, flex, "bf16, DeepSpeed stage 3", suite.bound(AtMost(0.50)));
+    table.compare(step, tch, "bf16, DeepSpeed stage 3", suite.bound(AtMost(0.35)));
+    table.compare(step, flex, "bf16, FSDP2", suite.bound(AtMost(0.60)));
+    table.compare(step, tch, "bf16, FSDP2", suite.bound(AtMost(0.40)));
+    table.compare(step, flex, "bf16, stage 0, flex", suite.bound(AtMost(1.05)));
+    table.compare(peak, flex, "bf16, DeepSpeed stage 3", None);
+}

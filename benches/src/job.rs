@@ -149,7 +149,7 @@ impl Job {
     }
 
     /// Ranks are processes.
-    pub(crate) fn as_processes(self) -> Self {
+    pub(crate) fn with_processes(self) -> Self {
         Self { features: Features::Mpi, processes: true, ..self }
     }
 

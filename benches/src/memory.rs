@@ -9,9 +9,14 @@ use std::fs;
 /// By how much the resident sets have to grow before page tables are walked again.
 const GROWTH: f64 = 1.005;
 
+/// Samples between two looks for new processes, which goes through all threads.
+const SAMPLES_A_LOOK: u64 = 8;
+
 /// The most memory so far.
 #[derive(Debug, Default)]
 pub(crate) struct PeakMemory {
+    samples: u64,
+    processes: Vec<u32>,
     resident_pages: u64,
     bytes: u64,
 }
@@ -19,11 +24,14 @@ pub(crate) struct PeakMemory {
 impl PeakMemory {
     /// Looks at the process `root` and its descendants.
     pub(crate) fn sample(&mut self, root: u32) {
-        let processes = descendants(root);
-        let resident: u64 = processes.iter().filter_map(|id| resident_pages(*id)).sum();
+        if self.samples.is_multiple_of(SAMPLES_A_LOOK) {
+            self.processes = descendants(root);
+        }
+        self.samples += 1;
+        let resident: u64 = self.processes.iter().filter_map(|id| resident_pages(*id)).sum();
         if resident as f64 > self.resident_pages as f64 * GROWTH {
             self.resident_pages = resident;
-            let bytes = processes.iter().filter_map(|id| proportional_bytes(*id)).sum();
+            let bytes = self.processes.iter().filter_map(|id| proportional_bytes(*id)).sum();
             self.bytes = self.bytes.max(bytes);
         }
     }

@@ -20,12 +20,16 @@ const TICKS_A_SAMPLE: u32 = 5;
 const QUOTED: usize = 2_000;
 /// Longest run. The slowest takes a few minutes; a program that hangs must not hold the suite up.
 const LIMIT: Duration = Duration::from_secs(1_800);
+/// Longest build, which compiles all dependencies.
+const BUILD_LIMIT: Duration = Duration::from_secs(3 * 3_600);
 
 /// A program to run.
 pub(crate) struct Watched {
-    pub(crate) command: Command,
+    command: Command,
     /// A file whose lines are counted while they arrive.
-    pub(crate) file: Option<PathBuf>,
+    file: Option<PathBuf>,
+    /// After this time it is killed.
+    limit: Duration,
 }
 
 /// A program that ran and succeeded.
@@ -50,15 +54,25 @@ impl Run {
 
 impl From<Command> for Watched {
     fn from(command: Command) -> Self {
-        Self { command, file: None }
+        Self { command, file: None, limit: LIMIT }
     }
 }
 
 impl Watched {
+    /// A cargo command, which may have to compile.
+    pub(crate) fn build(command: Command) -> Self {
+        Self { limit: BUILD_LIMIT, ..Self::from(command) }
+    }
+
+    /// Also counts the lines of `file`.
+    pub(crate) fn with_file(self, file: PathBuf) -> Self {
+        Self { file: Some(file), ..self }
+    }
+
     /// Runs the program to its end.
     ///
     /// # Errors
-    /// When it cannot be started, fails, or takes longer than half an hour.
+    /// When it cannot be started, fails, or takes too long.
     pub(crate) fn run(mut self) -> Outcome<Run> {
         let start = Instant::now();
         let program = self.command.get_program().to_string_lossy().into_owned();
@@ -85,7 +99,8 @@ impl Watched {
             }
             Some(status) => Err(format!("{program}: {status}\n{}", end_of(&errors)).into()),
             None => Err(format!(
-                "{program}: ended after {LIMIT:?} without a result\n{}",
+                "{program}: killed after {:?} without a result\n{}",
+                self.limit,
                 end_of(&errors)
             )
             .into()),
@@ -115,7 +130,7 @@ impl Watched {
             if status.is_some() {
                 return Ok(status);
             }
-            if start.elapsed() > LIMIT {
+            if start.elapsed() > self.limit {
                 kill(child)?;
                 return Ok(None);
             }

@@ -101,7 +101,7 @@ impl Programs {
         {
             build.env("LIBTORCH_USE_PYTORCH", "1").env("PATH", peers.search_path()?);
         }
-        let output = Watched::from(build).run()?.output();
+        let output = Watched::build(build).run()?.output();
         let folder = self.folder().join(features.folder());
         fs::create_dir_all(&folder)?;
         for name in NAMES {
@@ -130,7 +130,7 @@ impl Programs {
         let mut command = Command::new(cargo());
         command.current_dir(&self.root).args(["bench", "--locked"]).args(bench.selection);
         command.args(["--", "--json"]).args(arguments);
-        let output = Watched::from(command).run()?.output();
+        let output = Watched::build(command).run()?.output();
         Ok(Some(output.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()))
     }
 }

@@ -7,7 +7,7 @@ mod markdown;
 mod plot;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::Outcome;
 use crate::results::{Results, Table};
@@ -70,7 +70,7 @@ fn write_plots(
 
 /// A link from the report to a file in its folder or below.
 fn relative(path: &Path, report_file: &Path) -> String {
-    let folder = report_file.parent().map(Path::to_path_buf).unwrap_or_else(PathBuf::new);
+    let folder = report_file.parent().map(Path::to_path_buf).unwrap_or_default();
     path.strip_prefix(folder).unwrap_or(path).display().to_string()
 }
 

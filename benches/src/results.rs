@@ -133,8 +133,11 @@ impl Table {
 
     /// Adds a bound on a row's quantity itself.
     pub(crate) fn check(&mut self, quantity: Quantity, row: &str, bound: Option<Bound>) {
-        let value = self.row(row).and_then(|row| row.measures.get(&quantity)).cloned();
-        self.add(quantity, row, None, value, bound);
+        // Without a bound the row itself says it.
+        if bound.is_some() {
+            let value = self.row(row).and_then(|row| row.measures.get(&quantity)).cloned();
+            self.add(quantity, row, None, value, bound);
+        }
     }
 
     fn add(

@@ -185,7 +185,7 @@ impl Suite {
             .arg(output.path().join("run"))
             .args(options);
         let metrics = output.path().join("run/metrics.jsonl");
-        let run = Watched { command, file: Some(metrics.clone()) }.run()?;
+        let run = Watched::from(command).with_file(metrics.clone()).run()?;
         let rows = parse_steps(&fs::read_to_string(metrics)?)?;
         Ok(Trained { rows, run, output })
     }

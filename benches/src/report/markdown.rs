@@ -164,21 +164,24 @@ fn push_comparisons(text: &mut String, table: &Table) {
     if table.comparisons.is_empty() {
         return;
     }
-    line(text, format_args!("\n| Ratio | of | Median | Bound | Reached |\n|---|---|---|---|---|"));
+    let has_bounds = table.comparisons.iter().any(|comparison| comparison.bound.is_some());
+    let columns =
+        if has_bounds { " Bound | Reached |\n|---|---|---|---|---|" } else { "\n|---|---|---|" };
+    line(text, format_args!("\n| Comparison | Quantity | Median |{columns}"));
     for comparison in &table.comparisons {
         let quantity = comparison.quantity;
         let is_ratio = comparison.against.is_some();
         let value = comparison.value.as_ref();
         let value =
             value.map_or_else(|| "not measured".into(), |value| spread(quantity, is_ratio, value));
-        let bound =
-            comparison.bound.map(|bound| shown(quantity, is_ratio, bound)).unwrap_or_default();
-        let reached = if comparison.bound.is_some() { verdict(comparison.reached) } else { "" };
+        let bound = comparison.bound.map(|bound| shown(quantity, is_ratio, bound));
+        let promised = match bound {
+            Some(bound) => format!(" {bound} | {} |", verdict(comparison.reached)),
+            None if has_bounds => "  |  |".into(),
+            None => String::new(),
+        };
         let work = Work(comparison);
-        line(
-            text,
-            format_args!("| {work} | {} | {value} | {bound} | {reached} |", quantity.label()),
-        );
+        line(text, format_args!("| {work} | {} | {value} |{promised}", quantity.label()));
     }
 }
 

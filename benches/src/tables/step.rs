@@ -2,7 +2,7 @@
 
 use super::{Bench, TRAINING};
 use crate::Outcome;
-use crate::job::{Features, Job, Precision, Workload};
+use crate::job::{Job, Precision, Workload};
 use crate::peers::PeerRun;
 use crate::quantity::Quantity;
 use crate::results::Bound::AtMost;
@@ -57,20 +57,24 @@ impl Contestant {
         }
     }
 
-    fn features(self) -> Features {
+    /// The job on `base`, of DeepBurn.
+    fn job(self, base: Job) -> Option<Job> {
         match self {
-            Tch { .. } => Features::Tch,
-            Processes { .. } => Features::Mpi,
-            _ => Features::Default,
+            Flex { stage } => Some(base.stage(stage)),
+            Tch { stage } => Some(base.stage(stage).on_tch()),
+            Processes { stage } => Some(base.stage(stage).with_processes()),
+            Eager | Ddp | Fsdp2 | DeepSpeed { .. } => None,
         }
     }
 
-    /// Python packages that a peer needs.
-    fn packages(self) -> &'static [&'static str] {
+    /// A peer's script, the package that it needs beside PyTorch, and its options.
+    fn script(self) -> (&'static str, &'static str, &'static [&'static str]) {
         match self {
-            Flex { .. } | Tch { .. } | Processes { .. } => &[],
-            Eager | Ddp | Fsdp2 => &["torch", "transformers"],
-            DeepSpeed { .. } => &["torch", "transformers", "deepspeed"],
+            Ddp => ("ddp", "transformers", &[]),
+            Fsdp2 => ("fsdp2", "transformers", &[]),
+            DeepSpeed { stage: 0 } => ("deepspeed_zero", "deepspeed", &["--stage", "0"]),
+            DeepSpeed { .. } => ("deepspeed_zero", "deepspeed", &["--stage", "3"]),
+            Eager | Flex { .. } | Tch { .. } | Processes { .. } => ("eager", "transformers", &[]),
         }
     }
 }
@@ -110,67 +114,51 @@ fn table(
     ranks: usize,
     contestants: &[(Contestant, Vec<Precision>)],
 ) -> Outcome<Table> {
-    let tokens = suite.tokens(workload)?;
     let mut variants = Vec::new();
     for precision in Precision::ALL {
         for (contestant, _) in
             contestants.iter().filter(|(_, precisions)| precisions.contains(&precision))
         {
             let name = contestant.name(precision, ranks);
-            let lacks = suite.supports(contestant.features()).err();
-            let job = Job::new(workload, &tokens, STEPS).ranks(ranks).precision(precision);
-            if let Some(lacks) = lacks {
-                results.missing.push(format!("{name}: {lacks}"));
-                continue;
-            }
-            if let Err(error) = suite.build(contestant.features()) {
-                results.failures.push(format!("{name}: {error}"));
-                continue;
-            }
-            let (script, options) = match *contestant {
-                Flex { stage } => {
-                    variants.push(ours(suite, name, job.stage(stage)));
-                    continue;
-                }
-                Tch { stage } => {
-                    variants.push(ours(suite, name, job.stage(stage).on_tch()));
-                    continue;
-                }
-                Processes { stage } => {
-                    variants.push(ours(suite, name, job.stage(stage).as_processes()));
-                    continue;
-                }
-                Eager => ("eager", vec![]),
-                Ddp => ("ddp", vec![]),
-                Fsdp2 => ("fsdp2", vec![]),
-                DeepSpeed { stage: 0 } => ("deepspeed_zero", vec!["--stage", "0"]),
-                DeepSpeed { .. } => ("deepspeed_zero", vec!["--stage", "3"]),
+            let base = Job::new(workload, &suite.tokens(workload)?, STEPS)
+                .ranks(ranks)
+                .precision(precision);
+            let variant = match contestant.job(base) {
+                Some(job) => suite.supports(job.features).map(|()| {
+                    // Before the rounds, which are timed. That it does not build is an error of the first run.
+                    let _ = suite.build(job.features);
+                    Variant::new(&name, move || suite.observe(&job, UNCOUNTED))
+                }),
+                None => peer(suite, *contestant, (workload, ranks), precision),
             };
-            match suite.peers_with(contestant.packages()) {
+            match variant {
+                Ok(variant) => variants.push(variant),
                 Err(lacks) => results.missing.push(format!("{name}: {lacks}")),
-                Ok(peers) => variants.push(Variant::peer(name, move || {
-                    let ranks = (ranks > 1).then_some(ranks);
-                    let run = PeerRun {
-                        script,
-                        ranks,
-                        workload,
-                        precision,
-                        steps: STEPS,
-                        options: &options,
-                    };
-                    peers.train(&run, UNCOUNTED)
-                })),
             }
         }
     }
-    let title = workload.title(ranks);
-    let mut table = measure(results, &title, suite.rounds(ROUNDS), &TRAINING, &variants);
+    let mut table =
+        measure(results, &workload.title(ranks), suite.rounds(ROUNDS), &TRAINING, &variants);
     table.plot = Some(Plot::Bars(Quantity::Step));
     Ok(table)
 }
 
-fn ours(suite: &Suite, name: String, job: Job) -> Variant<'_> {
-    Variant::new(name, move || suite.observe(&job, UNCOUNTED))
+/// A run of a peer, or what it needs and the machine lacks.
+fn peer<'a>(
+    suite: &'a Suite,
+    contestant: Contestant,
+    (workload, ranks): (&'a Workload, usize),
+    precision: Precision,
+) -> Result<Variant<'a>, String> {
+    let (script, package, options) = contestant.script();
+    let peers = suite.peers_with(&["torch", package])?;
+    Ok(Variant::peer(contestant.name(precision, ranks), move || {
+        let ranks = (ranks > 1).then_some(ranks);
+        peers.train(
+            &PeerRun { script, ranks, workload, precision, steps: STEPS, options },
+            UNCOUNTED,
+        )
+    }))
 }
 
 fn compare_one(suite: &Suite, table: &mut Table) {

@@ -125,7 +125,7 @@ impl Quantity {
     /// A value with its unit, as in a table.
     pub(crate) fn format(self, value: f64) -> String {
         match self.unit() {
-            Unit::Seconds if value < 0.1 => format!("{:.2} ms", value * 1e3),
+            Unit::Seconds if value != 0.0 && value < 0.1 => format!("{:.2} ms", value * 1e3),
             Unit::Seconds => format!("{value:.2} s"),
             Unit::TokensPerSecond | Unit::Gflops => format!("{value:.0}"),
             Unit::Share if value < 0.01 => format!("{:.3} %", value * 100.0),

@@ -49,7 +49,7 @@ impl Theme {
     }
 
     fn text_in(self, colour: RGBColor, horizontal: HPos) -> TextStyle<'static> {
-        let mut style = TextStyle::from(("sans-serif", 14).into_font());
+        let mut style = TextStyle::from(("sans-serif", 17).into_font());
         style.color = colour.to_backend_color();
         style.pos(Pos::new(horizontal, VPos::Center))
     }
@@ -148,7 +148,9 @@ fn draw_ranks(
         chart.draw_series(line.iter().map(|point| Circle::new(*point, 3, colour.filled())))?;
         if let Some(end) = line.last() {
             let style = theme.text_in(colour, HPos::Left);
-            chart.draw_series([Text::new(format!(" {group}"), *end, style)])?;
+            chart.draw_series([
+                EmptyElement::at(*end) + Text::new(group.to_owned(), (8, 0), style)
+            ])?;
         }
     }
     Ok(area.present()?)

@@ -32,8 +32,6 @@ pub(crate) enum Quantity {
     Arithmetic,
     /// Arithmetic rate over that of a register-blocked loop of the same instruction.
     OfLimit,
-    /// Bytes a second, in GB/s.
-    Bandwidth,
     /// Most memory of all processes of a run.
     Peak,
     /// Parameters on rank 0.
@@ -65,7 +63,6 @@ pub(crate) enum Unit {
     TokensPerSecond,
     Share,
     Gflops,
-    GigabytesPerSecond,
     Bytes,
     Ratio,
 }
@@ -84,7 +81,6 @@ impl Quantity {
             Self::Overhead => "overhead",
             Self::Arithmetic => "GFLOP/s",
             Self::OfLimit => "of the limit",
-            Self::Bandwidth => "GB/s",
             Self::Peak => "peak memory",
             Self::Parameters => "parameters",
             Self::Gradients => "gradients",
@@ -107,7 +103,6 @@ impl Quantity {
             Self::Throughput => Unit::TokensPerSecond,
             Self::DataWait | Self::Overhead | Self::OfLimit => Unit::Share,
             Self::Arithmetic => Unit::Gflops,
-            Self::Bandwidth => Unit::GigabytesPerSecond,
             Self::Peak
             | Self::Parameters
             | Self::Gradients
@@ -128,9 +123,8 @@ impl Quantity {
             Unit::Seconds if value != 0.0 && value < 0.1 => format!("{:.2} ms", value * 1e3),
             Unit::Seconds => format!("{value:.2} s"),
             Unit::TokensPerSecond | Unit::Gflops => format!("{value:.0}"),
-            Unit::Share if value < 0.01 => format!("{:.3} %", value * 100.0),
+            Unit::Share if value.abs() < 0.01 => format!("{:.3} %", value * 100.0),
             Unit::Share => format!("{:.1} %", value * 100.0),
-            Unit::GigabytesPerSecond => format!("{value:.1}"),
             Unit::Bytes if value < 1e9 => format!("{:.0} MB", value / 1e6),
             Unit::Bytes => format!("{:.2} GB", value / 1e9),
             Unit::Ratio => format!("{value:.2}"),

@@ -13,6 +13,7 @@ mod offload;
 mod optimizers;
 mod products;
 mod scaling;
+mod score;
 mod startup;
 mod step;
 

@@ -1,53 +1,34 @@
-//! What the decorator costs that makes a backend sharded.
+//! What the decorators cost that make a backend sharded.
 
-use serde::Deserialize;
-
-use super::Bench;
+use super::{Bench, score};
 use crate::Outcome;
 use crate::programs::CargoBench;
 use crate::quantity::{Observations, Quantity};
 use crate::results::Bound::AtMost;
 use crate::results::Results;
-use crate::rounds::Recorder;
 use crate::suite::Suite;
 
 pub(super) const BENCH: Bench = Bench {
     name: "decorator",
-    title: "Decorator",
-    about: "Additional time of a tiny model's ops on `Sharded<B>` over the same ops on `B`, on tensors that are not \
-        sharded.",
+    title: "Decorators",
+    about: "Additional time of forward and backward of a tiny model on `Training<Flex>` over `Autodiff<Flex>`, on \
+        tensors that are not sharded (`cargo bench --workspace --bench decorator_step`). Rows are rows and columns of \
+        its input.",
     run,
 };
 
-const DECORATOR: CargoBench = CargoBench {
-    source: "crates/deepburn-zero/benches/decorator.rs",
-    selection: &["--workspace", "--bench", "decorator"],
+const DECORATOR_STEP: CargoBench = CargoBench {
+    source: "crates/deepburn-zero/benches/decorator_step.rs",
+    selection: &["--workspace", "--bench", "decorator_step"],
 };
 
-/// A line of the bench.
-#[derive(Debug, Deserialize)]
-struct Decorated {
-    name: String,
-    /// Additional time over the time on the plain backend.
-    overhead_median: f64,
-}
-
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
-    let rounds = suite.rounds(3);
-    let mut recorder = Recorder::default();
-    for round in 1..=rounds {
-        eprintln!("decorator: round {round}/{rounds}");
-        let Some(lines) = suite.programs.cargo_bench(&DECORATOR, &[])? else {
-            results.missing.push(format!("the bench {}", DECORATOR.source));
-            return Ok(());
-        };
-        for line in lines {
-            let found: Decorated = serde_json::from_value(line.clone())
-                .map_err(|error| format!("{line} has no overhead: {error}"))?;
-            let observed = Observations::default().with(Quantity::Overhead, found.overhead_median);
-            recorder.record(&found.name, false, &observed);
-        }
-    }
+    let arguments: &[&str] = suite.pick(&[], &["--rounds", "5"]);
+    let overhead = |ratio: f64| Observations::default().with(Quantity::Overhead, ratio - 1.0);
+    let Some(recorder) = score::record(suite, results, &DECORATOR_STEP, arguments, overhead)?
+    else {
+        return Ok(());
+    };
     let mut table = recorder.table("Tiny model", &[Quantity::Overhead]);
     let names: Vec<_> = table.rows.iter().map(|row| row.name.clone()).collect();
     for name in names {

@@ -177,6 +177,7 @@ fn compare_stage_0(suite: &Suite, table: &mut Table) {
     table.compare(step, own, "fp32, DDP", suite.bound(AtMost(0.85)));
     table.compare(step, own, "fp32, DeepSpeed stage 0", suite.bound(AtMost(0.70)));
     table.compare(Quantity::Peak, own, "fp32, DDP", None);
+    table.compare(Quantity::Peak, own, "fp32, DeepSpeed stage 0", None);
     table.compare(step, "bf16, stage 0, flex", "bf16, DDP", None);
     table.compare(step, "bf16, stage 0, flex", "bf16, DeepSpeed stage 0", None);
 }
@@ -198,4 +199,6 @@ fn compare_stage_3(suite: &Suite, table: &mut Table) {
     table.compare(step, tch, "bf16, FSDP2", suite.bound(AtMost(0.40)));
     table.compare(step, flex, "bf16, stage 0, flex", suite.bound(AtMost(1.05)));
     table.compare(peak, flex, "bf16, DeepSpeed stage 3", None);
+    table.compare(peak, flex, "bf16, FSDP2", None);
+    table.compare(peak, tch, "bf16, FSDP2", None);
 }

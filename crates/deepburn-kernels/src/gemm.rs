@@ -15,6 +15,7 @@
 //! - In pairs, subnormal numbers count as 0, as the processor has it.
 
 mod blocking;
+mod detected;
 mod kernel;
 mod matrix;
 mod pack;
@@ -29,8 +30,8 @@ mod tests;
 
 pub use matrix::{Elements, Matrix, MatrixMut, Target};
 
+use detected::Detected;
 use kernel::Kernel;
-use portable::Portable;
 use result::{RowMut, Rule};
 
 /// In which numbers a product is computed. Sums are in `f32` in both.
@@ -41,6 +42,13 @@ pub enum Arithmetic {
     /// Operands rounded to `bf16`, if this processor multiplies such numbers faster than `f32`; otherwise as
     /// [`Self::F32`].
     Bf16,
+}
+
+impl Arithmetic {
+    /// Returns the name of the instruction set in which this processor multiplies such numbers, for reports.
+    pub fn instruction_set(self) -> &'static str {
+        Detected::new(self).name()
+    }
 }
 
 /// On which threads a product is computed.
@@ -133,22 +141,15 @@ impl<'a> Product<'a> {
             _ => 1,
         };
         let rule = Rule { factor: self.factor, bias: self.bias, accumulate };
-        #[cfg(target_arch = "x86_64")]
-        {
-            use avx512::{Avx512, Avx512Bf16};
-            if self.arithmetic == Arithmetic::Bf16
-                && let Some(kernel) = Avx512Bf16::detect()
-            {
-                return self.multiply(kernel, out, rule, threads);
-            }
-            if let Some(kernel) = Avx512::detect() {
-                return self.multiply(kernel, out, rule, threads);
-            }
-            if let Some(kernel) = portable::Avx2::detect() {
-                return self.multiply(kernel, out, rule, threads);
-            }
+        match Detected::new(self.arithmetic) {
+            #[cfg(target_arch = "x86_64")]
+            Detected::Avx512Bf16(kernel) => self.multiply(kernel, out, rule, threads),
+            #[cfg(target_arch = "x86_64")]
+            Detected::Avx512(kernel) => self.multiply(kernel, out, rule, threads),
+            #[cfg(target_arch = "x86_64")]
+            Detected::Avx2(kernel) => self.multiply(kernel, out, rule, threads),
+            Detected::Portable(kernel) => self.multiply(kernel, out, rule, threads),
         }
-        self.multiply(Portable, out, rule, threads);
     }
 
     fn multiply<K: Kernel>(&self, kernel: K, out: &MatrixMut<'_>, rule: Rule<'_>, threads: usize) {

@@ -1,6 +1,7 @@
 use half::{bf16, f16};
 use proptest::prelude::*;
 
+use super::portable::Portable;
 use super::*;
 use crate::element::Element;
 use crate::testing::in_pool;

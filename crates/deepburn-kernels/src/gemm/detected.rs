@@ -1,0 +1,54 @@
+//! Which kernel this processor runs.
+
+use super::Arithmetic;
+use super::portable::Portable;
+
+#[cfg(target_arch = "x86_64")]
+use super::{
+    avx512::{Avx512, Avx512Bf16},
+    portable::Avx2,
+};
+
+/// The fastest kernel of an arithmetic that this processor can run.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Detected {
+    #[cfg(target_arch = "x86_64")]
+    Avx512Bf16(Avx512Bf16),
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2),
+    Portable(Portable),
+}
+
+impl Detected {
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn new(arithmetic: Arithmetic) -> Self {
+        let pairs = match arithmetic {
+            Arithmetic::F32 => None,
+            Arithmetic::Bf16 => Avx512Bf16::detect().map(Self::Avx512Bf16),
+        };
+        pairs
+            .or_else(|| Avx512::detect().map(Self::Avx512))
+            .or_else(|| Avx2::detect().map(Self::Avx2))
+            .unwrap_or(Self::Portable(Portable))
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    pub(super) fn new(_: Arithmetic) -> Self {
+        Self::Portable(Portable)
+    }
+
+    /// The name of the instruction set.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16(_) => "AVX512-BF16",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512(_) => "AVX-512",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(_) => "AVX2",
+            Self::Portable(_) => "portable",
+        }
+    }
+}

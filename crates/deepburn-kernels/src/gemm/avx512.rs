@@ -153,8 +153,8 @@ tile!(
     |pair: *const Pair| _mm512_set1_epi32((*pair).0 as i32),
     |sum, left: __m512i, right: __m512i| _mm512_dpbf16_ps(
         sum,
-        std::mem::transmute(left),
-        std::mem::transmute(right)
+        std::mem::transmute::<__m512i, __m512bh>(left),
+        std::mem::transmute::<__m512i, __m512bh>(right)
     )
 );
 tile!(

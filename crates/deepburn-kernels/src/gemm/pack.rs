@@ -1,5 +1,6 @@
 //! Packing: some rows or columns of an operand, in the order in which a kernel reads them.
 
+#[cfg(target_arch = "x86_64")]
 use half::bf16;
 
 use super::matrix::{Elements, Matrix};
@@ -107,10 +108,12 @@ impl Packed for f32 {
 }
 
 /// Two bf16 numbers of successive depths, the earlier one in the lower half.
+#[cfg(target_arch = "x86_64")]
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
 pub(super) struct Pair(pub(super) u32);
 
+#[cfg(target_arch = "x86_64")]
 impl Packed for Pair {
     const DEPTH: usize = 2;
 

@@ -114,8 +114,8 @@ macro_rules! kernel {
 
 // On this architecture every processor has fused multiply-add.
 #[cfg(target_arch = "aarch64")]
-kernel!(Portable, [], |left, right, sum| f32::mul_add(left, right, sum));
+kernel!(Portable, [], f32::mul_add);
 #[cfg(not(target_arch = "aarch64"))]
 kernel!(Portable, [], |left, right, sum| left * right + sum);
 #[cfg(target_arch = "x86_64")]
-kernel!(Avx2, [#[target_feature(enable = "avx2,fma")]], |left, right, sum| f32::mul_add(left, right, sum));
+kernel!(Avx2, [#[target_feature(enable = "avx2,fma")]], f32::mul_add);

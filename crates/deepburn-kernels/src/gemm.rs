@@ -4,13 +4,15 @@
 //! in type. What is multiplied is [`Arithmetic`]: single precision, or pairs of bf16 numbers where the processor has
 //! instructions for them, which are two to eight times as fast.
 //!
-//! The instruction set is chosen when the program runs: AVX512-BF16 or AVX-512, else AVX2 with fused multiply-add, else
-//! code that the compiler vectorises (NEON, for example). Each operand is packed panel by panel, and 16-bit operands
+//! The instruction set is chosen when the program runs: for pairs AMX-BF16 on Linux, else AVX512-BF16; for the rest
+//! AVX-512, else AVX2 with fused multiply-add, else code that the compiler vectorises (NEON, for example). AMX has been
+//! executed in an emulator (Bochs), not timed on a processor; a small product is checked before it is used. Each operand is packed panel by panel, and 16-bit operands
 //! are widened there where the instructions need single precision.
 //!
 //! # Promises
 //! - The same bits at every thread count: an element is a sum over depths in their order. Other instruction sets may
-//!   give other bits, because they round in other places.
+//!   give other bits, because they round in other places: AMX keeps two sums, of even and of odd depths, in each block of
+//!   32 depths (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2).
 //! - NaN and infinity reach exactly those elements whose row or column has them.
 //! - In pairs, subnormal numbers count as 0, as the processor has it.
 
@@ -23,6 +25,8 @@ mod portable;
 mod result;
 mod scratch;
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 #[cfg(test)]
@@ -142,6 +146,8 @@ impl<'a> Product<'a> {
         };
         let rule = Rule { factor: self.factor, bias: self.bias, accumulate };
         match Detected::new(self.arithmetic) {
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Detected::Amx(kernel) => self.multiply(kernel, out, rule, threads),
             #[cfg(target_arch = "x86_64")]
             Detected::Avx512Bf16(kernel) => self.multiply(kernel, out, rule, threads),
             #[cfg(target_arch = "x86_64")]

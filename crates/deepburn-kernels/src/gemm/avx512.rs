@@ -9,7 +9,7 @@ use super::kernel::{Kernel, Tile};
 use super::pack::{Pair, Strip};
 use super::result::RowMut;
 
-mod pack;
+pub(super) mod pack;
 
 use pack::{pack_pairs, pack_singles};
 

@@ -172,7 +172,7 @@ impl<K: Kernel> RowBlock<'_, K> {
             let values = sums.wrapping_add(tile * K::ROWS * K::COLUMNS);
             let tile = Tile { values, accumulate: depth > 0 };
             let depths = depths.next_multiple_of(K::DEPTH_STEP);
-            // SAFETY: both panels have these depths and the scratch memory this tile.
+            // SAFETY: both panels have these depths and the scratch memory this tile. The caller is in `run`.
             unsafe { self.kernel.tile(depths, left, row % K::LEFT_LANES, right, tile) };
         }
     }

@@ -1,6 +1,8 @@
 //! Which kernel this processor runs.
 
 use super::Arithmetic;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+use super::amx::Amx;
 use super::portable::Portable;
 
 #[cfg(target_arch = "x86_64")]
@@ -12,6 +14,8 @@ use super::{
 /// The fastest kernel of an arithmetic that this processor can run.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Detected {
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    Amx(Amx),
     #[cfg(target_arch = "x86_64")]
     Avx512Bf16(Avx512Bf16),
     #[cfg(target_arch = "x86_64")]
@@ -26,12 +30,25 @@ impl Detected {
     pub(super) fn new(arithmetic: Arithmetic) -> Self {
         let pairs = match arithmetic {
             Arithmetic::F32 => None,
-            Arithmetic::Bf16 => Avx512Bf16::detect().map(Self::Avx512Bf16),
+            Arithmetic::Bf16 => {
+                Self::of_tiles().or_else(|| Avx512Bf16::detect().map(Self::Avx512Bf16))
+            }
         };
         pairs
             .or_else(|| Avx512::detect().map(Self::Avx512))
             .or_else(|| Avx2::detect().map(Self::Avx2))
             .unwrap_or(Self::Portable(Portable))
+    }
+
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    fn of_tiles() -> Option<Self> {
+        Amx::detect().map(Self::Amx)
+    }
+
+    /// Only Linux is known to hand out tiles on request.
+    #[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
+    fn of_tiles() -> Option<Self> {
+        None
     }
 
     #[cfg(not(target_arch = "x86_64"))]
@@ -42,6 +59,8 @@ impl Detected {
     /// The name of the instruction set.
     pub(super) fn name(self) -> &'static str {
         match self {
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Self::Amx(_) => "AMX-BF16",
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Bf16(_) => "AVX512-BF16",
             #[cfg(target_arch = "x86_64")]

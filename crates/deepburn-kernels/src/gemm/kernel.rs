@@ -43,7 +43,7 @@ pub(super) trait Kernel: Copy + Send + Sync {
     ///
     /// # Safety
     /// `left` points to the first of these depths in its panel, and both panels have them all. `tile` has
-    /// `ROWS * COLUMNS` elements, aligned to 64 bytes.
+    /// `ROWS * COLUMNS` elements, aligned to 64 bytes. The call is part of the work of `run`.
     unsafe fn tile(
         self,
         depth: usize,

@@ -6,6 +6,9 @@ use super::*;
 use crate::element::Element;
 use crate::testing::in_pool;
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod amx;
+
 /// Numbers of an operand in one of its types, and what they are in `f64`.
 #[derive(Debug, Clone)]
 enum Numbers {
@@ -42,7 +45,7 @@ impl Numbers {
     }
 }
 
-/// Whether this processor multiplies pairs.
+/// Whether this processor multiplies pairs: AMX is used only beside AVX512-BF16.
 fn in_pairs(arithmetic: Arithmetic) -> bool {
     #[cfg(target_arch = "x86_64")]
     let has = avx512::Avx512Bf16::detect().is_some();
@@ -341,6 +344,10 @@ fn all_kernels_agree() {
             run(&|out, rule| blocking::multiply(kernel, &product, out, rule, 2));
         }
         if let Some(kernel) = avx512::Avx512Bf16::detect() {
+            run(&|out, rule| blocking::multiply(kernel, &product, out, rule, 2));
+        }
+        #[cfg(target_os = "linux")]
+        if let Some(kernel) = super::amx::Amx::detect() {
             run(&|out, rule| blocking::multiply(kernel, &product, out, rule, 2));
         }
     }

@@ -9,7 +9,7 @@ use crate::gemm::matrix::Elements;
 use crate::gemm::pack::{Pair, Strip, pack};
 
 /// Reads sixteen packed elements at a time.
-trait Load: Copy {
+pub(in crate::gemm) trait Load: Copy {
     /// What the operand consists of.
     type Element: Copy;
     /// Numbers in a packed element.
@@ -42,10 +42,10 @@ fn mask32(count: usize) -> u32 {
 
 /// bf16 as it is, in pairs.
 #[derive(Clone, Copy)]
-struct Bf16Pairs;
+pub(in crate::gemm) struct Bf16Pairs;
 /// Single precision rounded to pairs of bf16.
 #[derive(Clone, Copy)]
-struct F32Pairs;
+pub(in crate::gemm) struct F32Pairs;
 /// Single precision as it is.
 #[derive(Clone, Copy)]
 struct F32Singles;
@@ -145,7 +145,7 @@ singles!(F16Singles, f16, |at: *const f16, mask| _mm512_castps_si512(_mm512_cvtp
 )));
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn pack_pairs(strip: Strip<'_>, width: usize, panel: *mut Pair) {
+pub(in crate::gemm) unsafe fn pack_pairs(strip: Strip<'_>, width: usize, panel: *mut Pair) {
     // SAFETY: as the caller promises.
     unsafe {
         match strip.elements {
@@ -245,7 +245,7 @@ unsafe fn pack_along<L: Load>(
 /// Transposes a matrix of 16 x 16 numbers of 32 bits.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn transposed(rows: [__m512i; LANES]) -> [__m512i; LANES] {
+pub(in crate::gemm) fn transposed(rows: [__m512i; LANES]) -> [__m512i; LANES] {
     let mut a = rows;
     // 2 x 2 blocks of numbers, then 4 x 4, then of whole 128-bit parts.
     for i in (0..LANES).step_by(2) {

@@ -1,0 +1,122 @@
+//! Products of pairs of bf16 numbers with Intel AMX, whose registers are tiles of 16 x 16 of them.
+//!
+//! # Numbers
+//! For each element and each block of 32 depths, `tdpbf16ps` adds up the even depths and the odd ones, in two sums that
+//! start at +0 and grow by fused multiply-adds in ascending order. Then it adds the sum of both to the element. Every
+//! operation rounds to the nearest even number, reads subnormal numbers as 0 and replaces subnormal results by 0,
+//! whatever the control register says (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2).
+//!
+//! # State
+//! This kernel has been executed in an emulator (Bochs), not on a processor, and has never been timed. It is therefore
+//! checked when it is first used: see [`Amx::detect`].
+
+use std::sync::OnceLock;
+
+use half::bf16;
+
+use super::avx512::Avx512Bf16;
+use super::kernel::{Kernel, Tile};
+use super::pack::{Pair, Strip};
+use super::result::{RowMut, Rule};
+use super::{Arithmetic, Matrix, MatrixMut, Product, blocking};
+
+pub(super) mod pack;
+mod permission;
+mod tiles;
+
+use tiles::Tiles;
+
+/// Rows and columns of a tile: two registers by two.
+const ROWS: usize = 32;
+const COLUMNS: usize = 32;
+/// Depths that one instruction multiplies.
+const DEPTH_STEP: usize = 2 * PAIRS;
+/// Pairs in a row of a register.
+const PAIRS: usize = 16;
+
+/// Pairs of bf16 numbers in tiles. Made only where processor and operating system support AMX, and the processor
+/// AVX512-BF16, which packs.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Amx(());
+
+impl Amx {
+    /// Asks for AMX, once a process, and multiplies a small product with it. If the result differs from that of
+    /// AVX512-BF16, because the processor or a hypervisor offers what it cannot do, AMX is not used.
+    pub(super) fn detect() -> Option<Self> {
+        static USABLE: OnceLock<bool> = OnceLock::new();
+        let usable = USABLE.get_or_init(|| {
+            Avx512Bf16::detect()
+                .is_some_and(|other| permission::request() && agree(Self(()), other))
+        });
+        usable.then_some(Self(()))
+    }
+}
+
+/// Whether two kernels give the same product. Its numbers are integers whose sums stay below 2^24, so that they are
+/// exact in any order.
+pub(super) fn agree(kernel: impl Kernel, other: impl Kernel) -> bool {
+    // Parts of tiles, and two blocks of depths of which the second is not full.
+    let (rows, depth, columns) = (40, 545, 50);
+    let numbers = |len: usize| {
+        (0..len).map(|i| bf16::from_f32((i * 7919 % 257) as f32 - 128.0)).collect::<Vec<_>>()
+    };
+    let (left, right) = (numbers(rows * depth), numbers(depth * columns));
+    let left = Matrix::new(&left[..], rows, depth, depth);
+    let right = Matrix::new(&right[..], depth, columns, columns);
+    let product = Product::new(left, right, Arithmetic::Bf16);
+    let mut results = [vec![f32::NAN; rows * columns], vec![f32::NAN; rows * columns]];
+    let [result, expected] =
+        results.each_mut().map(|out| MatrixMut::new(out, rows, columns, columns));
+    let rule = Rule { factor: 1.0, bias: None, accumulate: false };
+    blocking::multiply(kernel, &product, &result, rule, 1);
+    blocking::multiply(other, &product, &expected, rule, 1);
+    results[0] == results[1]
+}
+
+impl Kernel for Amx {
+    type Packed = Pair;
+
+    const DEPTH: usize = 2;
+    const DEPTH_STEP: usize = DEPTH_STEP;
+    /// A right panel of 32 KiB, which leaves a third of the first-level cache to left panels and sums.
+    const DEPTH_BLOCK: usize = 512;
+    const LEFT_LANES: usize = ROWS;
+    const ROWS: usize = ROWS;
+    const COLUMNS: usize = COLUMNS;
+
+    unsafe fn pack_left(self, strip: Strip<'_>, panel: *mut Pair) {
+        // SAFETY: the kernel exists only where the processor can run it; the rest as the caller promises.
+        unsafe { pack::pack_left(strip, panel) }
+    }
+
+    unsafe fn pack_right(self, strip: Strip<'_>, panel: *mut Pair) {
+        // SAFETY: as above.
+        unsafe { pack::pack_right(strip, panel) }
+    }
+
+    unsafe fn tile(
+        self,
+        depth: usize,
+        left: *const Pair,
+        _: usize,
+        right: *const Pair,
+        tile: Tile,
+    ) {
+        // SAFETY: tiles are configured inside of `run`; the rest as above. A left panel has the rows of one tile.
+        unsafe { tiles::multiply(depth / DEPTH_STEP, left, right, tile) }
+    }
+
+    fn finish(self, sums: &[f32], row: RowMut<'_>) {
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+        fn compiled(sums: &[f32], row: RowMut<'_>) {
+            row.write(sums);
+        }
+        // SAFETY: the kernel exists only where the processor can run it.
+        unsafe { compiled(sums, row) }
+    }
+
+    fn run(self, work: impl FnOnce()) {
+        let _tiles = Tiles::configure(self);
+        work();
+    }
+}

@@ -4,8 +4,8 @@
 //! in it. Every round times every case once, so that
 //! what disturbs the machine disturbs all alike; medians are printed. `--json` prints one object a case.
 //!
-//! The limit is the rate at which the threads multiply tiles that stay in their first-level caches, with AVX512-BF16 for
-//! bf16 and with AVX-512 or AVX2 for f32. Elsewhere there is none.
+//! The limit is the rate at which the threads multiply tiles that stay in their first-level caches, with the
+//! instruction set of the product: AMX-BF16 or AVX512-BF16 for bf16, AVX-512 or AVX2. Elsewhere there is none.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -155,20 +155,21 @@ fn main() {
 fn report(case: &Case, limit: Option<f64>, json: bool) {
     let rate = |seconds: f64| case.flops() / seconds / 1e9;
     let median = rate(case.seconds[case.seconds.len() / 2]);
+    let instructions = case.arithmetic.instruction_set();
     let spread = [case.seconds[case.seconds.len() - 1], case.seconds[0]].map(rate);
     if json {
         let ([m, k, n], dtype, threads, name) =
             (case.shape, case.dtype(), case.thread_count(), &case.name);
         let limit = limit.map_or("null".to_owned(), |limit| format!("{limit:.1}"));
         println!(
-            r#"{{"name": "{name}", "shape": [{m}, {k}, {n}], "dtype": "{dtype}", "threads": {threads}, "gflops_median": {median:.1}, "spread": [{:.1}, {:.1}], "limit_gflops": {limit}}}"#,
+            r#"{{"name": "{name}", "shape": [{m}, {k}, {n}], "dtype": "{dtype}", "instructions": "{instructions}", "threads": {threads}, "gflops_median": {median:.1}, "spread": [{:.1}, {:.1}], "limit_gflops": {limit}}}"#,
             spread[0], spread[1]
         );
     } else {
         let share = limit.map_or(String::new(), |limit| {
             format!(", {:.0} % of {limit:.0}", 100.0 * median / limit)
         });
-        println!("{case}: {median:.0} GFLOP/s{share}");
+        println!("{case}, {instructions}: {median:.0} GFLOP/s{share}");
     }
 }
 
@@ -188,20 +189,20 @@ mod limit {
 
     /// GFLOP/s of all threads together.
     pub(super) fn rate(arithmetic: Arithmetic, threads: usize) -> Option<f64> {
-        let avx512 = is_x86_feature_detected!("avx512f");
-        let (tile, flops): (unsafe fn(*const u32, *const u32, *mut f32), f64) = match arithmetic {
-            Arithmetic::Bf16 if is_x86_feature_detected!("avx512bf16") => (bf16_tile, 64.0 * 24.0),
-            _ if avx512 => (avx512_tile, 32.0 * 24.0),
-            _ if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") => {
-                (avx2_tile, 16.0 * 12.0)
-            }
+        type MultiplyTile = unsafe fn(*const u32, *const u32, *mut f32);
+        let (tile, flops): (MultiplyTile, f64) = match arithmetic.instruction_set() {
+            #[cfg(target_os = "linux")]
+            "AMX-BF16" => (amx_tile, 2.0 * 32.0 * 32.0 * 32.0),
+            "AVX512-BF16" => (bf16_tile, 64.0 * 24.0),
+            "AVX-512" => (avx512_tile, 32.0 * 24.0),
+            "AVX2" => (avx2_tile, 16.0 * 12.0),
             _ => return None,
         };
         let run = || {
-            let (left, right) = (vec![0_u32; STEPS * 8], vec![0_u32; STEPS * 48]);
+            let (left, right) = (vec![0_u32; STEPS * 48], vec![0_u32; STEPS * 48]);
             let mut sums = vec![0.0_f32; 8 * 48];
             let (left, right, sums) = (left.as_ptr(), right.as_ptr(), sums.as_mut_ptr());
-            // SAFETY: the processor has the instructions, and the operands have all steps.
+            // SAFETY: the products use these instructions, and the operands have all steps.
             let once = || unsafe { tile(black_box(left), black_box(right), black_box(sums)) };
             once();
             let started = Instant::now();
@@ -216,6 +217,61 @@ mod limit {
             others.into_iter().map(|other| other.join().unwrap_or(own)).fold(own, f64::max)
         });
         Some(threads as f64 * flops * (STEPS * REPEATS) as f64 / seconds / 1e9)
+    }
+
+    /// Multiplies 32 x 32 tiles, 32 depths a step, of operands of eight steps: 16 KiB each.
+    #[cfg(target_os = "linux")]
+    unsafe fn amx_tile(left: *const u32, right: *const u32, _: *mut f32) {
+        const BLOCKS: usize = 8;
+        #[repr(C, align(64))]
+        struct TileConfig([u8; 64]);
+        let mut config = TileConfig([0; 64]);
+        // Palette 1, and for each of eight registers bytes per row and rows.
+        config.0[0] = 1;
+        for register in 0..8 {
+            config.0[16 + 2 * register] = 64;
+            config.0[48 + register] = 16;
+        }
+        // SAFETY: both operands have more than eight steps and a cache line; the registers are released at the end.
+        unsafe {
+            std::arch::asm!(
+                "ldtilecfg [{config}]",
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "20:",
+                "mov {step:e}, {bytes}",
+                "30:",
+                "sub {step}, 2048",
+                "lea {at}, [{left} + {step}]",
+                "tileloadd tmm4, [{at} + {row}*1]",
+                "tileloadd tmm5, [{at} + {row}*1 + 1024]",
+                "lea {at}, [{right} + {step}]",
+                "tileloadd tmm6, [{at} + {row}*2]",
+                "tileloadd tmm7, [{at} + {row}*2 + 64]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "test {step}, {step}",
+                "jnz 30b",
+                "dec {rounds}",
+                "jnz 20b",
+                "tilerelease",
+                config = in(reg) &raw const config,
+                bytes = const BLOCKS * 2048,
+                rounds = inout(reg) STEPS / BLOCKS => _,
+                left = in(reg) left.add(left.align_offset(64)),
+                right = in(reg) right.add(right.align_offset(64)),
+                row = in(reg) 64_usize,
+                step = out(reg) _,
+                at = out(reg) _,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+        }
     }
 
     #[target_feature(enable = "avx512f,avx512bf16")]

@@ -47,7 +47,7 @@ impl HostSum {
         let held = DType::from(dtype);
         let bytes = |tensor: &B::FloatTensorPrimitive| {
             let is_readable = |bytes: &Bytes| {
-                tensor.dtype() == held && bytes.as_ptr() as usize % held.size() == 0
+                tensor.dtype() == held && (bytes.as_ptr() as usize).is_multiple_of(held.size())
             };
             shared_bytes::<B>(tensor).filter(is_readable)
         };

@@ -26,6 +26,9 @@ const ASSUMED_LATENCY: f64 = 5e-6;
 /// Where a figure comes from that the user does not give.
 const MEASURED: &str = "measured on this machine";
 
+/// Most ranks that are predicted: far more than any group, and few enough that no count of tokens or bytes overflows.
+const MOST_RANKS: u64 = 1 << 20;
+
 /// The machine and the network whose step times are predicted.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct ScalingArguments {
@@ -94,6 +97,16 @@ impl ScalingArguments {
     pub(crate) fn speed(&self, workload: &Workload, ranks: u64) -> Result<Option<Speed>, Failure> {
         let Some(kind) = self.network else { return Ok(None) };
         let is_threads = kind == NetworkKind::Threads;
+        if ranks > MOST_RANKS {
+            return Err(Failure::mistake(format!(
+                "--ranks: {ranks}; with --network at most {MOST_RANKS}"
+            )));
+        }
+        if !is_threads && self.local_bandwidth.is_some() && self.ranks_per_machine.is_none() {
+            return Err(Failure::mistake(
+                "--local-bandwidth: one rank a machine has no local link; give --ranks-per-machine, or remove the option",
+            ));
+        }
         if is_threads && self.local_bandwidth.is_some() {
             return Err(Failure::mistake(
                 "--local-bandwidth: threads exchange data through memory; remove the option, or give --network a \

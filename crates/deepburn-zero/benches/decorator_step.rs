@@ -4,7 +4,8 @@
 //! cargo bench --workspace --bench decorator_step -- [--json] [--rounds 31]
 //! ```
 //!
-//! Forward and backward of a perceptron on `Flex` and on `Zero<Flex>`, in turns. Nothing is sharded: every tensor is
+//! Forward and backward of a perceptron on `Flex` and on `Zero<Flex>`, in turns, with the same matrix products
+//! (`MatmulOps`). Nothing is sharded: every tensor is
 //! full, and each op goes through autocast and the ledger of a model with one rank. Gradients are written out, because
 //! Burn's autodiff takes no backend that cannot exchange gradients, such as plain flex. Autodiff would add the same
 //! time to both sides, so the ratio of a training pass is smaller. The ratio is that of the medians. `--json` prints one
@@ -18,10 +19,11 @@ use std::time::{Duration, Instant};
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::backend::Backend;
-use burn::tensor::{Distribution, Tensor};
+use burn::tensor::{Distribution, Tensor, TensorPrimitive};
 use burn_flex::{Flex, FlexDevice};
 use deepburn_comm::run_ranks;
 use deepburn_config::Stage;
+use deepburn_ops::MatmulOps;
 use deepburn_zero::{Group, ModelStates, Pass, Training, Zero, ZeroError};
 
 #[path = "../tests/model/mod.rs"]
@@ -36,6 +38,24 @@ struct Owner<B: Backend> {
     layer: Linear<B>,
 }
 
+/// The product that the sharding decorator calls. Burn's own product of flex has another speed.
+trait Products: Backend {
+    fn product(left: Tensor<Self, 2>, right: Tensor<Self, 2>) -> Tensor<Self, 2>;
+}
+
+impl Products for Flex {
+    fn product(left: Tensor<Self, 2>, right: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let [left, right] = [left, right].map(|operand| operand.into_primitive().tensor());
+        Tensor::from_primitive(TensorPrimitive::Float(Self::matmul(left, right)))
+    }
+}
+
+impl Products for Zero<Flex> {
+    fn product(left: Tensor<Self, 2>, right: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        left.matmul(right)
+    }
+}
+
 /// A perceptron with one hidden layer, and rows to compute with.
 struct Perceptron<B: Backend> {
     input: Tensor<B, 2>,
@@ -43,7 +63,7 @@ struct Perceptron<B: Backend> {
     down: Tensor<B, 2>,
 }
 
-impl<B: Backend> Perceptron<B> {
+impl<B: Products> Perceptron<B> {
     fn new(rows: usize, width: usize) -> Self {
         let random =
             |shape| Tensor::random(shape, Distribution::Uniform(-1.0, 1.0), &B::Device::default());
@@ -56,17 +76,17 @@ impl<B: Backend> Perceptron<B> {
 
     /// The gradients of the mean square of the output.
     fn gradients(&self) -> [Tensor<B, 2>; 3] {
-        let before = self.input.clone().matmul(self.up.clone());
+        let before = B::product(self.input.clone(), self.up.clone());
         let hidden = before.clone().tanh();
-        let output = hidden.clone().matmul(self.down.clone());
+        let output = B::product(hidden.clone(), self.down.clone());
         let count = output.shape().num_elements() as f64;
         let of_output = output * (2.0 / count);
-        let of_down = hidden.clone().transpose().matmul(of_output.clone());
-        let of_hidden = of_output.matmul(self.down.clone().transpose());
+        let of_down = B::product(hidden.clone().transpose(), of_output.clone());
+        let of_hidden = B::product(of_output, self.down.clone().transpose());
         let slope = (hidden.clone() * hidden).neg() + 1.0;
         let of_before = of_hidden * slope;
-        let of_up = self.input.clone().transpose().matmul(of_before.clone());
-        [of_down, of_up, of_before.matmul(self.up.clone().transpose())]
+        let of_up = B::product(self.input.clone().transpose(), of_before.clone());
+        [of_down, of_up, B::product(of_before, self.up.clone().transpose())]
     }
 
     /// Seconds of a forward and backward pass.

@@ -65,8 +65,9 @@ fn prefixed(text: &str) -> Option<f64> {
         .iter()
         .find_map(|(prefix, factor)| Some((text.strip_suffix(*prefix)?, *factor)))
         .unwrap_or((text, 1.0));
-    let value: f64 = number.trim_end().parse().ok()?;
-    (value.is_finite() && value > 0.0).then_some(value * factor)
+    let number: f64 = number.trim_end().parse().ok()?;
+    let value = number * factor;
+    (value.is_finite() && value > 0.0).then_some(value)
 }
 
 #[cfg(test)]

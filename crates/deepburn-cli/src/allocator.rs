@@ -10,10 +10,8 @@ const PURGE_DELAY: c_long = 10_000;
 /// `mi_option_purge_delay` of mimalloc.h, which the bindings lack. The number is the same in versions 2 and 3.
 const PURGE_DELAY_OPTION: libmimalloc_sys::mi_option_t = 15;
 
-/// Lets freed memory stay for the next step. `MIMALLOC_PURGE_DELAY` overrides it.
+/// Lets freed memory stay for the next step. mimalloc's own variables, such as `MIMALLOC_PURGE_DELAY`, override it.
 pub fn keep_freed_memory() {
-    if std::env::var_os("MIMALLOC_PURGE_DELAY").is_none() {
-        // SAFETY: sets a number that the allocator reads whenever it frees memory; no other thread runs yet.
-        unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY_OPTION, PURGE_DELAY) };
-    }
+    // SAFETY: sets a number that the allocator reads whenever it frees memory; no other thread runs yet.
+    unsafe { libmimalloc_sys::mi_option_set_default(PURGE_DELAY_OPTION, PURGE_DELAY) };
 }

@@ -141,7 +141,9 @@ impl<'a> Product<'a> {
             return;
         }
         let threads = match self.threads {
-            Threads::All if rows * columns * depth >= WORTH_THREADS => rayon::current_num_threads(),
+            Threads::All if rows.saturating_mul(columns).saturating_mul(depth) >= WORTH_THREADS => {
+                rayon::current_num_threads()
+            }
             _ => 1,
         };
         let rule = Rule { factor: self.factor, bias: self.bias, accumulate };

@@ -37,7 +37,10 @@ pub(super) fn multiply<K: Kernel>(
 ) {
     let depth = product.left.columns();
     let packed_depth = depth.next_multiple_of(K::DEPTH_STEP) / K::DEPTH;
-    let panel_bytes = packed_depth * K::LEFT_LANES * size_of::<K::Packed>();
+    // Strides of 0 allow for depths that no memory has.
+    let panel_bytes = packed_depth
+        .checked_mul(K::LEFT_LANES * size_of::<K::Packed>())
+        .expect("a panel fits into memory");
     let panels = (LEFT_BYTES / panel_bytes).max(1);
     Scratch::with(out.rows.div_ceil(K::LEFT_LANES).min(panels) * panel_bytes, |left| {
         for first in (0..out.rows).step_by(panels * K::LEFT_LANES) {

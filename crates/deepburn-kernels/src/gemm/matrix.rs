@@ -206,7 +206,11 @@ impl<'a> MatrixMut<'a> {
     where
         *mut E: Into<Target>,
     {
-        assert!(rows == 0 || (rows - 1) * row_stride + columns <= elements.len());
+        let end = rows
+            .saturating_sub(1)
+            .checked_mul(row_stride)
+            .and_then(|last| last.checked_add(columns));
+        assert!(rows == 0 || end.is_some_and(|end| end <= elements.len()));
         // SAFETY: the slice is borrowed for as long as the matrix lives, and long enough.
         unsafe { Self::from_pointer(elements.as_mut_ptr(), rows, columns, row_stride) }
     }

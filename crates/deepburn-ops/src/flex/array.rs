@@ -30,10 +30,10 @@ pub(crate) fn is_supported(tensor: &FlexTensor) -> bool {
     matches!(tensor.dtype(), DType::F32 | DType::F16 | DType::BF16)
 }
 
-/// In which numbers tensors of this type are multiplied.
-pub(crate) fn arithmetic(dtype: DType) -> Arithmetic {
-    match dtype {
-        DType::BF16 => Arithmetic::Bf16,
+/// In which numbers operands of these types are multiplied: as bf16 only if both are.
+pub(crate) fn arithmetic(operands: [DType; 2]) -> Arithmetic {
+    match operands {
+        [DType::BF16, DType::BF16] => Arithmetic::Bf16,
         _ => Arithmetic::F32,
     }
 }
@@ -43,13 +43,18 @@ pub(crate) fn contiguous(tensor: &FlexTensor) -> FlexTensor {
     if tensor.is_contiguous() { tensor.clone() } else { tensor.to_contiguous() }
 }
 
-/// What a tensor's storage holds from its first element on.
+/// The tensor in flat order, given away: a second holder would make `storage_mut` copy it.
+pub(crate) fn owned(tensor: FlexTensor) -> FlexTensor {
+    tensor.to_contiguous()
+}
+
+/// What a tensor's storage holds from its first element on; nothing of an empty view that lies beyond it.
 fn stored(tensor: &FlexTensor) -> Elements<'_> {
     let start = tensor.layout().start_offset();
     match tensor.dtype() {
-        DType::F32 => tensor.storage::<f32>()[start..].into(),
-        DType::F16 => tensor.storage::<f16>()[start..].into(),
-        DType::BF16 => tensor.storage::<bf16>()[start..].into(),
+        DType::F32 => tensor.storage::<f32>().get(start..).unwrap_or_default().into(),
+        DType::F16 => tensor.storage::<f16>().get(start..).unwrap_or_default().into(),
+        DType::BF16 => tensor.storage::<bf16>().get(start..).unwrap_or_default().into(),
         other => panic!("the kernels of the CPU backend take no {other:?}"),
     }
 }
@@ -74,15 +79,21 @@ pub(crate) fn matrix_at(tensor: &FlexTensor, offset: usize) -> Option<Matrix<'_>
     let strides = [strides[rank - 2], strides[rank - 1]].map(usize::try_from);
     let [Ok(row_stride), Ok(column_stride)] = strides else { return None };
     Some(match stored(tensor) {
-        Elements::F32(all) => {
-            Matrix::strided(&all[offset..], [rows, columns], [row_stride, column_stride])
-        }
-        Elements::F16(all) => {
-            Matrix::strided(&all[offset..], [rows, columns], [row_stride, column_stride])
-        }
-        Elements::Bf16(all) => {
-            Matrix::strided(&all[offset..], [rows, columns], [row_stride, column_stride])
-        }
+        Elements::F32(all) => Matrix::strided(
+            all.get(offset..).unwrap_or_default(),
+            [rows, columns],
+            [row_stride, column_stride],
+        ),
+        Elements::F16(all) => Matrix::strided(
+            all.get(offset..).unwrap_or_default(),
+            [rows, columns],
+            [row_stride, column_stride],
+        ),
+        Elements::Bf16(all) => Matrix::strided(
+            all.get(offset..).unwrap_or_default(),
+            [rows, columns],
+            [row_stride, column_stride],
+        ),
     })
 }
 
@@ -281,7 +292,7 @@ pub(crate) fn changed(tensor: FlexTensor, work: impl FnOnce(Output)) -> FlexTens
     {
         tensor.storage_mut::<E>()[start..].as_mut_ptr().into()
     }
-    let mut tensor = tensor.to_contiguous();
+    let mut tensor = owned(tensor);
     let (start, end) = tensor.layout().contiguous_offsets().expect("it was made contiguous");
     let target = match tensor.dtype() {
         DType::F32 => target::<f32>(&mut tensor, start),
@@ -317,4 +328,39 @@ pub(crate) fn unwritten<E: bytemuck::Pod>(len: usize) -> Vec<E> {
     // before it reads one or gives them away.
     unsafe { values.set_len(len) };
     values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set_first(tensor: FlexTensor) -> FlexTensor {
+        changed(tensor, |all| {
+            // SAFETY: nobody else has the elements, which were written.
+            unsafe { all.update(0..1, &mut Vec::new(), |first| first[0] = 9.0) };
+        })
+    }
+
+    #[test]
+    fn only_what_somebody_else_holds_is_copied() {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let tensor = from_values(vec![1.0, 2.0, 3.0], [3], dtype);
+            let place = tensor.bytes().as_ptr();
+            let alone = set_first(tensor);
+            assert_eq!(alone.bytes().as_ptr(), place);
+            let before = alone.clone();
+            let after = set_first(from_values(vec![5.0], [1], dtype));
+            assert_eq!(widen(&after)[..], [9.0]);
+            let shared = set_first(before);
+            assert_ne!(shared.bytes().as_ptr(), place);
+            assert_eq!(widen(&alone)[..], [9.0, 2.0, 3.0]);
+        }
+    }
+
+    #[test]
+    fn empty_views_beyond_the_storage_are_empty_matrices() {
+        let tensor = from_values(vec![1.0; 6], [2, 3], DType::F32);
+        let empty = tensor.narrow(0, 1, 1).narrow(1, 1, 2).narrow(0, 0, 0);
+        assert_eq!(matrix_at(&empty, 7).map(|matrix| matrix.rows()), Some(0));
+    }
 }

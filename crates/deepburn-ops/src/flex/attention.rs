@@ -366,7 +366,7 @@ impl AttentionOps for Flex {
         saved: AttentionSaved<Self>,
         attention: &SelfAttention,
     ) -> FloatTensor<Self> {
-        if !is_supported(&saved.projected) || grad.dtype() != saved.projected.dtype() {
+        if !is_supported(&saved.projected) || !is_supported(&grad) {
             return portable::attention::backward::<Self>(grad, saved, attention);
         }
         let AttentionSaved { projected, output, log_sums, dropout } = saved;
@@ -393,7 +393,7 @@ impl<'a> Inputs<'a> {
             extent: Extent::new(&projected.shape(), attention),
             reach: &attention.reach,
             projected: elements(projected),
-            arithmetic: arithmetic(projected.dtype()),
+            arithmetic: arithmetic([projected.dtype(); 2]),
             dropout,
         }
     }

@@ -92,7 +92,7 @@ impl CrossEntropyOps for Flex {
             return portable::cross_entropy::head_loss::<Self>(hidden, weight, targets, wanted);
         }
         let targets = int_into_host::<Self>(targets);
-        let arithmetic = arithmetic(hidden.dtype());
+        let arithmetic = arithmetic([hidden.dtype(), weight.dtype()]);
         let [hidden, weight] = [&hidden, &weight].map(contiguous);
         let (hidden, weight) =
             (elements(&hidden), Matrix::new(elements(&weight), vocab, width, width));
@@ -170,9 +170,12 @@ impl CrossEntropyOps for Flex {
         let factor = widen(&factor)[0];
         let shape = gradient.shape();
         let blocks = blocks(shape.num_elements());
+        if dtype == DType::F32 && factor == 1.0 {
+            return gradient;
+        }
         if dtype == DType::F32 {
             return changed(gradient, |all| {
-                blocks.filter(|_| factor != 1.0).for_each(|block| {
+                blocks.for_each(|block| {
                     // SAFETY: blocks are disjoint, and all elements of a gradient are written.
                     unsafe { all.update(block, &mut Vec::new(), |part| scale(part, factor)) };
                 });

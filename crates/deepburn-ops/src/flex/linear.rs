@@ -3,7 +3,7 @@
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{DType, TensorMetadata};
 use burn_flex::{Flex, FlexTensor};
-use deepburn_kernels::gemm::{Matrix, MatrixMut, Product};
+use deepburn_kernels::gemm::{Arithmetic, Matrix, MatrixMut, Product};
 use rayon::prelude::*;
 
 use super::array::{
@@ -28,13 +28,18 @@ vectorised! {
     }
 }
 
-/// `left * right` as a tensor of this type.
-fn product(left: Matrix<'_>, right: Matrix<'_>, dtype: DType) -> FlexTensor {
+/// `left * right` as a tensor of `dtype`.
+fn product(
+    left: Matrix<'_>,
+    right: Matrix<'_>,
+    dtype: DType,
+    arithmetic: Arithmetic,
+) -> FlexTensor {
     let (rows, columns) = (left.rows(), right.columns());
     written([rows, columns], dtype, |out| {
         // SAFETY: nobody else has the output.
         let out = unsafe { MatrixMut::from_pointer(out.at(0), rows, columns, columns) };
-        Product::new(left, right, arithmetic(dtype)).write_to(out);
+        Product::new(left, right, arithmetic).write_to(out);
     })
 }
 
@@ -45,11 +50,14 @@ impl LinearOps for Flex {
         bias: Option<FloatTensor<Self>>,
     ) -> FloatTensor<Self> {
         let dtype = x.dtype();
-        if !is_supported(&x) || weight.dtype() != dtype {
+        if !is_supported(&x) || !is_supported(&weight) {
             return portable::linear::forward::<Self>(x, weight, bias);
         }
+        let arithmetic = arithmetic([dtype, weight.dtype()]);
         let Some(bias) = &bias else {
-            return with_matrix(&x, |x| with_matrix(&weight, |weight| product(x, weight, dtype)));
+            return with_matrix(&x, |x| {
+                with_matrix(&weight, |weight| product(x, weight, dtype, arithmetic))
+            });
         };
         let bias = widen(bias);
         let (rows, columns) = (x.shape()[0], weight.shape()[1]);
@@ -58,7 +66,7 @@ impl LinearOps for Flex {
             let out = unsafe { MatrixMut::from_pointer(out.at(0), rows, columns, columns) };
             with_matrix(&x, |x| {
                 with_matrix(&weight, |weight| {
-                    Product::new(x, weight, arithmetic(dtype)).plus(&bias).write_to(out);
+                    Product::new(x, weight, arithmetic).plus(&bias).write_to(out);
                 });
             });
         })
@@ -66,22 +74,25 @@ impl LinearOps for Flex {
 
     fn linear_x_gradient(grad: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
         let dtype = grad.dtype();
-        if !is_supported(&grad) || weight.dtype() != dtype {
+        if !is_supported(&grad) || !is_supported(&weight) {
             return portable::linear::x_gradient::<Self>(grad, weight);
         }
+        let arithmetic = arithmetic([dtype, weight.dtype()]);
         with_matrix(&grad, |grad| {
-            with_matrix(&weight, |weight| product(grad, weight.transposed(), dtype))
+            with_matrix(&weight, |weight| product(grad, weight.transposed(), dtype, arithmetic))
         })
     }
 
     fn linear_gradients(grad: FloatTensor<Self>, x: FloatTensor<Self>) -> LinearGradients<Self> {
         let dtype = grad.dtype();
-        if !is_supported(&grad) || x.dtype() != dtype || grad.shape()[1] == 0 {
+        if !is_supported(&grad) || !is_supported(&x) || grad.shape()[1] == 0 {
             return portable::linear::gradients::<Self>(grad, x);
         }
+        let arithmetic = arithmetic([x.dtype(), dtype]);
         let grad = contiguous(&grad);
-        let weight =
-            with_matrix(&x, |x| with_matrix(&grad, |grad| product(x.transposed(), grad, dtype)));
+        let weight = with_matrix(&x, |x| {
+            with_matrix(&grad, |grad| product(x.transposed(), grad, dtype, arithmetic))
+        });
         LinearGradients { weight, bias: row_sum(&grad) }
     }
 }

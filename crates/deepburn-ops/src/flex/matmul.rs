@@ -92,7 +92,9 @@ impl Products<'_> {
         let target = out.at(index * rows * columns);
         // SAFETY: every product has elements of its own.
         let out = unsafe { MatrixMut::from_pointer(target, rows, columns, columns) };
-        Product::new(left, right, arithmetic(self.lhs.dtype())).on(threads).write_to(out);
+        Product::new(left, right, arithmetic([self.lhs.dtype(), self.rhs.dtype()]))
+            .on(threads)
+            .write_to(out);
     }
 }
 

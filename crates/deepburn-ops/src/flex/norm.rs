@@ -79,7 +79,7 @@ impl LayerNormOps for Flex {
         beta: FloatTensor<Self>,
         epsilon: f64,
     ) -> LayerNormOutput<Self> {
-        if !is_supported(&x) || x.shape()[1] == 0 {
+        if !is_supported(&x) {
             return portable::norm::forward::<Self>(x, gamma, beta, epsilon);
         }
         let (rows, width) = (x.shape()[0], x.shape()[1]);
@@ -87,7 +87,9 @@ impl LayerNormOps for Flex {
         let (values, gamma, beta) = (elements(&x), widen(&gamma), widen(&beta));
         let mut statistics = vec![[0.0; 2]; rows];
         let output = written(x.shape(), x.dtype(), |y| {
-            let blocks = statistics.par_chunks_mut(ROWS).enumerate();
+            // Rows without elements have no statistics to compute.
+            let blocks =
+                statistics[..if width == 0 { 0 } else { rows }].par_chunks_mut(ROWS).enumerate();
             blocks.for_each_init(
                 <[Vec<f32>; 2]>::default,
                 |[x_room, y_room], (block, statistics)| {
@@ -111,7 +113,7 @@ impl LayerNormOps for Flex {
         grad: FloatTensor<Self>,
         saved: LayerNormSaved<Self>,
     ) -> LayerNormGradients<Self> {
-        if !is_supported(&saved.x) || saved.x.shape()[1] == 0 || grad.dtype() != saved.x.dtype() {
+        if !is_supported(&saved.x) || grad.dtype() != saved.x.dtype() {
             return portable::norm::backward::<Self>(grad, saved);
         }
         let weight_dtype = saved.gamma.dtype();
@@ -121,6 +123,9 @@ impl LayerNormOps for Flex {
         let width = gamma.len();
         let mut partial = Vec::new();
         let grad = changed(grad, |grad| {
+            if width == 0 {
+                return;
+            }
             let blocks = mean.par_chunks(ROWS).zip(reciprocal.par_chunks(ROWS)).enumerate();
             let rooms = <[Vec<f32>; 2]>::default;
             let sums = blocks.map_init(rooms, |[x_room, room], (block, (mean, reciprocal))| {

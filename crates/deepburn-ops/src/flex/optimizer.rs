@@ -9,7 +9,7 @@ use deepburn_kernels::{
 };
 use half::{bf16, f16};
 
-use super::array::unwritten;
+use super::array::{owned, unwritten};
 use crate::layout::LayoutOps;
 use crate::optimizer::{OptimizerOps, UpdateArrays};
 use crate::stream::StreamOps;
@@ -23,8 +23,8 @@ impl OptimizerOps for Flex {
         working: Option<FloatDType>,
     ) -> (UpdateArrays<Self>, Option<FloatTensor<Self>>) {
         let UpdateArrays { master, states } = arrays;
-        let mut master = master.to_contiguous();
-        let mut states: Vec<_> = states.into_iter().map(|state| state.to_contiguous()).collect();
+        let mut master = owned(master);
+        let mut states: Vec<_> = states.into_iter().map(owned).collect();
         let len = master.layout().num_elements();
         let gradient = readable(gradient);
         // `storage_mut` copies what somebody else holds too; states and masters are held once.

@@ -32,8 +32,8 @@ pub(super) struct HostSum {
 }
 
 impl HostSum {
-    /// Arrays of `numel` elements, of which `count` are averaged if it is given. `None` if one of them is not in host
-    /// memory, or if sums are in f64.
+    /// Arrays of `numel` elements, of which `count` are averaged if it is given. `None` if one of them is not
+    /// contiguous in host memory in this type, or if sums are in f64.
     pub(super) fn new<B: Backend>(
         dense: &[B::FloatTensorPrimitive],
         rows: &[RowGradient<B>],

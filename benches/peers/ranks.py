@@ -1,7 +1,7 @@
 """Starts a peer in N processes on this machine: `python ranks.py N SCRIPT ARGUMENTS...`.
 
 torchrun does the same, and takes the memory of another process that has imported PyTorch. Rank 0 writes to the
-standard output. When a rank fails, the others are ended.
+standard output. When a rank fails, the others are ended. The caller sets `OMP_NUM_THREADS`, the threads of a rank.
 """
 
 import os
@@ -18,7 +18,6 @@ def free_port():
 
 
 def start(rank, ranks, port, command):
-    threads = max(1, (os.cpu_count() or 1) // ranks)
     variables = {
         "RANK": rank,
         "LOCAL_RANK": rank,
@@ -26,7 +25,6 @@ def start(rank, ranks, port, command):
         "LOCAL_WORLD_SIZE": ranks,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
-        "OMP_NUM_THREADS": threads,
     }
     environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
     output = None if rank == 0 else subprocess.DEVNULL

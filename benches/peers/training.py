@@ -30,7 +30,8 @@ def parser(description):
 
 
 def gpt2_config(options):
-    return GPT2Config(**{**NO_DROPOUT, **json.loads(options.model)})
+    # Keys and values of earlier tokens are of no use in training.
+    return GPT2Config(**{**NO_DROPOUT, "use_cache": False, **json.loads(options.model)})
 
 
 def gpt2(options):

@@ -99,14 +99,16 @@ impl Peers {
         )?)
     }
 
-    /// Runs a script with arguments.
+    /// Runs a script with arguments. Each of its `ranks` has an equal share of the cores, at least one.
     ///
     /// # Errors
     /// When it fails.
-    pub(crate) fn run(&self, script: &str, arguments: &[String]) -> Outcome<Run> {
+    pub(crate) fn run(&self, script: &str, ranks: usize, arguments: &[String]) -> Outcome<Run> {
         let mut command = Command::new(self.environment.join("bin/python"));
         command.arg(self.scripts.join(format!("{script}.py"))).args(arguments);
         command.env("PATH", self.search_path()?).env("DS_ACCELERATOR", "cpu");
+        let threads = std::thread::available_parallelism().map_or(1, usize::from) / ranks;
+        command.env("OMP_NUM_THREADS", threads.max(1).to_string());
         // Compiled scripts would be left in the repository.
         command.env("PYTHONDONTWRITEBYTECODE", "1").env("HF_HUB_OFFLINE", "1");
         Watched::from(command).run()
@@ -133,7 +135,7 @@ impl Peers {
         ];
         arguments.extend(options.into_iter().flat_map(|(name, value)| [name.to_owned(), value]));
         arguments.extend(run.options.iter().map(ToString::to_string));
-        let run = self.run(script, &arguments)?;
+        let run = self.run(script, run.ranks.unwrap_or(1), &arguments)?;
         let ready = run
             .lines
             .iter()

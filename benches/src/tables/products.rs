@@ -21,7 +21,8 @@ pub(super) const BENCH: Bench = Bench {
     about: "Products [m, k] × [k, n] of GPT-2's shapes. The limit is the rate of a register-blocked loop of the same \
         instruction, measured beside each product by `cargo bench -p deepburn-kernels --bench gemm`. The rate of a \
         training step is that of all its products over the time of forward and backward, everything else included; it \
-        is compared with the rate of the f32 products together.",
+        is compared with the rate of the f32 products together, weighted as in a step: 31 % of its operations are \
+        those of the loss head.",
     run,
 };
 
@@ -32,15 +33,21 @@ const GEMM: CargoBench = CargoBench {
 
 const STEP: &str = "f32 training step";
 const ALL_F32: &str = "f32 products together";
+const PEER_ALL_F32: &str = "f32 products together, torch.matmul";
+
+const LOSS_HEAD: &str = "loss head";
+
+/// Share of the loss head in the operations of a step of GPT-2 124M on sequences of 128 tokens.
+const LOSS_HEAD_SHARE: f64 = 0.31;
 
 /// Operands that are stored as their transposes, in the words of `matmul.py`: the left one, then the right one.
-const TRANSPOSED: [(&str, &str); 3] =
-    [("forward", "nn"), ("input gradient", "nt"), ("weight gradient", "tn")];
+const TRANSPOSED: [(&str, &str); 4] =
+    [("forward", "nn"), ("input gradient", "nt"), ("weight gradient", "tn"), (LOSS_HEAD, "nt")];
 
 /// A line of the bench, and of `matmul.py`, which knows no name and no limit.
 #[derive(Debug, Clone, Deserialize)]
 struct Product {
-    /// Where in a step it is: forward, or which gradient.
+    /// Where in a step it is: forward, which gradient, or the loss head.
     #[serde(default)]
     name: String,
     shape: [usize; 3],
@@ -71,17 +78,10 @@ impl Product {
         format!("{}:{m}x{k}x{n}:{transposed}", self.dtype)
     }
 
-    /// Floating-point operations, in units of 1e9.
-    fn gflop(&self) -> f64 {
-        2e-9 * self.shape.iter().map(|size| *size as f64).product::<f64>()
-    }
-
     /// Whether it has a bound: a product of the MLP, and the loss head's.
     fn is_bound(&self) -> bool {
-        let is_head = self.shape[2] > 50_000;
-        self.dtype == "bf16"
-            && self.name == "forward"
-            && (is_head || self.shape == [768, 3072, 512])
+        let is_mlp = self.name == "forward" && self.shape == [768, 3072, 512];
+        self.dtype == "bf16" && (self.name == LOSS_HEAD || is_mlp)
     }
 }
 
@@ -91,6 +91,8 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let mut recorders: BTreeMap<usize, Recorder> = BTreeMap::new();
     let mut products = Vec::new();
     let lacks = suite.peers_with(&["torch"]).err();
+    // What fails is not run again; the other rows go on.
+    let (mut has_peer, mut has_step) = (lacks.is_none(), !suite.quick);
     results.missing.extend(lacks.map(|lacks| format!("torch.matmul: {lacks}")));
     for round in 1..=rounds {
         eprintln!("products: round {round}/{rounds}");
@@ -102,18 +104,31 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
         for (threads, products) in by_threads(&products) {
             let recorder = recorders.entry(threads).or_default();
             record(recorder, &products);
-            if suite.peers_with(&["torch"]).is_ok() {
-                record_peer(suite, recorder, threads, &products)?;
+            if has_peer && let Err(error) = record_peer(suite, recorder, threads, &products) {
+                results.failures.push(format!("torch.matmul: {error}"));
+                has_peer = false;
             }
         }
-        if let Some(mut all_cores) = recorders.last_entry()
-            && !suite.quick
+        if has_step
+            && let Some(mut all_cores) = recorders.last_entry()
+            && let Err(error) = record_step(suite, all_cores.get_mut())
         {
-            let rate = Observations::default().with(Quantity::Arithmetic, step_rate(suite)?);
-            all_cores.get_mut().record(STEP, false, &rate);
+            results.failures.push(format!("{STEP}: {error}"));
+            has_step = false;
         }
     }
-    let most = by_threads(&products).into_keys().max();
+    push_tables(suite, results, recorders, &products);
+    Ok(())
+}
+
+/// Adds a table for each number of threads.
+fn push_tables(
+    suite: &Suite,
+    results: &mut Results,
+    recorders: BTreeMap<usize, Recorder>,
+    products: &[Product],
+) {
+    let most = by_threads(products).into_keys().max();
     for (threads, recorder) in recorders {
         let plural = if threads == 1 { "" } else { "s" };
         let title = format!("Products of GPT-2 124M, {threads} thread{plural}");
@@ -122,7 +137,6 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
         compare(suite, &mut table, own, most == Some(threads));
         results.tables.push(table);
     }
-    Ok(())
 }
 
 /// Ratios to `torch.matmul`. Bounds are about all cores.
@@ -142,6 +156,7 @@ fn compare<'a>(
     }
     if has_all_cores {
         table.compare(Quantity::Arithmetic, STEP, ALL_F32, suite.bound(AtLeast(0.85)));
+        table.compare(Quantity::Arithmetic, STEP, PEER_ALL_F32, None);
         table.plot = Some(Plot::Bars(Quantity::OfLimit));
     }
 }
@@ -156,7 +171,7 @@ fn by_threads(products: &[Product]) -> BTreeMap<usize, Vec<Product>> {
 
 fn parse(lines: &[Value]) -> Outcome<Vec<Product>> {
     let product = |line: &Value| {
-        let problem = |error| format!("{line} is no product: {error}");
+        let problem = |error| format!("invalid product: {line}: {error}");
         Ok(serde_json::from_value(line.clone()).map_err(problem)?)
     };
     lines.iter().map(product).collect()
@@ -175,11 +190,17 @@ fn record(recorder: &mut Recorder, products: &[Product]) {
     }
 }
 
-/// The rate of all f32 products one after the other.
+/// The rate of the f32 products one after the other, GFLOP/s, weighted as in a step: the operations that are not the
+/// loss head's are spread evenly over the other products.
 fn rate_of_all(products: &[Product]) -> Option<f64> {
     let f32 = || products.iter().filter(|product| product.dtype == "f32");
-    let seconds: f64 = f32().map(|product| product.gflop() / product.gflops_median).sum();
-    (seconds > 0.0).then(|| f32().map(Product::gflop).sum::<f64>() / seconds)
+    let others = f32().filter(|product| product.name != LOSS_HEAD).count() as f64;
+    let share = |product: &Product| match product.name.as_str() {
+        LOSS_HEAD => LOSS_HEAD_SHARE,
+        _ => (1.0 - LOSS_HEAD_SHARE) / others,
+    };
+    let time: f64 = f32().map(|product| share(product) / product.gflops_median).sum();
+    (time > 0.0).then(|| f32().map(share).sum::<f64>() / time)
 }
 
 fn record_peer(
@@ -191,13 +212,28 @@ fn record_peer(
     let mut arguments = vec!["--threads".to_owned(), threads.to_string()];
     arguments.extend(["--repeats".to_owned(), suite.pick("10", "1").to_owned()]);
     arguments.extend(products.iter().map(Product::argument));
-    let output = suite.peers_with(&["torch"])?.run("matmul", &arguments)?.output();
+    let output = suite.peers_with(&["torch"])?.run("matmul", 1, &arguments)?.output();
     let lines: Vec<Value> =
         output.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    for (product, theirs) in products.iter().zip(parse(&lines)?) {
+    let mut peers = parse(&lines)?;
+    if peers.len() != products.len() {
+        return Err(format!("{} rates for {} products", peers.len(), products.len()).into());
+    }
+    for (product, theirs) in products.iter().zip(&mut peers) {
+        theirs.name.clone_from(&product.name);
         let found = Observations::default().with(Quantity::Arithmetic, theirs.gflops_median);
         recorder.record(&product.peer_row(), true, &found);
     }
+    if let Some(rate) = rate_of_all(&peers) {
+        let rate = Observations::default().with(Quantity::Arithmetic, rate);
+        recorder.record(PEER_ALL_F32, true, &rate);
+    }
+    Ok(())
+}
+
+fn record_step(suite: &Suite, recorder: &mut Recorder) -> Outcome<()> {
+    let rate = Observations::default().with(Quantity::Arithmetic, step_rate(suite)?);
+    recorder.record(STEP, false, &rate);
     Ok(())
 }
 
@@ -230,23 +266,31 @@ mod tests {
 
     #[test]
     fn products_are_read_and_summed_up() {
-        let line = |dtype: &str, shape: [usize; 3], rate: f64| {
-            json!({ "name": "forward", "shape": shape, "dtype": dtype, "threads": 2, "gflops_median": rate,
+        let line = |name: &str, dtype: &str, shape: [usize; 3], rate: f64| {
+            json!({ "name": name, "shape": shape, "dtype": dtype, "threads": 2, "gflops_median": rate,
                 "spread": [1.0, 2.0], "limit_gflops": 200.0 })
         };
         let lines = [
-            line("f32", [100, 100, 100], 100.0),
-            line("f32", [100, 100, 100], 50.0),
-            line("bf16", [768, 3072, 512], 300.0),
-            line("bf16", [512, 768, 50257], 300.0),
+            line("forward", "f32", [100, 100, 100], 100.0),
+            line("input gradient", "f32", [100, 100, 100], 50.0),
+            line("forward", "bf16", [768, 3072, 512], 300.0),
+            line("weight gradient", "bf16", [768, 3072, 512], 300.0),
+            line(LOSS_HEAD, "bf16", [256, 768, 50257], 300.0),
+            line(LOSS_HEAD, "f32", [256, 768, 50257], 40.0),
         ];
-        let products = parse(&lines).expect("four products");
+        let products = parse(&lines).expect("six products");
         assert_eq!(products[2].row(), "bf16 forward, 768 × 3072 × 512");
         assert_eq!(products[2].argument(), "bf16:768x3072x512:nn");
-        assert_eq!(products.iter().filter(|product| product.is_bound()).count(), 2);
+        assert_eq!(products[4].argument(), "bf16:256x768x50257:nt");
+        let bound = products.iter().map(Product::is_bound).collect::<Vec<_>>();
+        assert_eq!(bound, [false, false, true, false, true, false]);
         // The mean rate of the same work at 100 and at 50 GFLOP/s.
-        let rate = rate_of_all(&products).expect("two in f32");
+        let rate = rate_of_all(&products[..2]).expect("two in f32");
         assert!((rate - 200.0 / 3.0).abs() < 1e-9, "{rate}");
+        let rate = rate_of_all(&products).expect("three in f32");
+        let time = 0.345 / 100.0 + 0.345 / 50.0 + 0.31 / 40.0;
+        assert!((rate - 1.0 / time).abs() < 1e-9, "{rate}");
+        assert_eq!(rate_of_all(&products[2..5]), None);
         assert!(parse(&[json!({ "name": "x" })]).is_err());
     }
 
@@ -255,5 +299,7 @@ mod tests {
         // 124M weights less 0.8M of positions, norms and biases, and 2% more for attention over 128 tokens.
         let gflop = step_gflop(512, 128);
         assert!((gflop / (6e-9 * 512.0 * 123.5e6) - 1.02).abs() < 0.01, "{gflop}");
+        let loss_head = 6e-9 * 512.0 * 50257.0 * 768.0;
+        assert!((loss_head / gflop - LOSS_HEAD_SHARE).abs() < 0.005, "{gflop}");
     }
 }

@@ -13,16 +13,28 @@ use std::time::Instant;
 use deepburn_kernels::gemm::{Arithmetic, Elements, Matrix, MatrixMut, Product, Threads};
 use half::bf16;
 
-/// `[rows, depth, columns]`; the last is the loss head's: a chunk of tokens with the vocabulary.
-const SHAPES: [[usize; 3]; 4] =
-    [[512, 768, 3072], [768, 3072, 512], [512, 3072, 768], [256, 768, 50_257]];
+/// A chunk of tokens with the vocabulary.
+const LOSS_HEAD: [usize; 3] = [256, 768, 50_257];
 
-/// Operands as they are in a step: the right one of the loss head, and of gradients by inputs, is transposed.
-const ORDERS: [(&str, bool, bool); 3] =
+/// `[rows, depth, columns]`.
+const SHAPES: [[usize; 3]; 4] = [[512, 768, 3072], [768, 3072, 512], [512, 3072, 768], LOSS_HEAD];
+
+/// A name, and whether the left and the right operand are transposed.
+type Order = (&'static str, bool, bool);
+
+/// Operands as they are in a step: the right one of gradients by inputs is transposed.
+const ORDERS: [Order; 3] =
     [("forward", false, false), ("input gradient", false, true), ("weight gradient", true, false)];
 
+/// The loss head multiplies by the transposed embeddings, in forward alone: its gradients have other shapes.
+const LOSS_HEAD_ORDERS: [Order; 1] = [("loss head", false, true)];
+
+fn orders(shape: [usize; 3]) -> &'static [Order] {
+    if shape == LOSS_HEAD { &LOSS_HEAD_ORDERS } else { &ORDERS }
+}
+
 struct Case {
-    name: String,
+    name: &'static str,
     shape: [usize; 3],
     arithmetic: Arithmetic,
     threads: Threads,
@@ -36,8 +48,7 @@ impl Case {
         for arithmetic in [Arithmetic::F32, Arithmetic::Bf16] {
             for threads in [Threads::One, Threads::All] {
                 for shape in SHAPES {
-                    for (name, left, right) in ORDERS {
-                        let name = name.to_owned();
+                    for &(name, left, right) in orders(shape) {
                         let transposed = [left, right];
                         cases.push(Self {
                             name,
@@ -75,7 +86,7 @@ impl Case {
 
 impl std::fmt::Display for Case {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let ([m, k, n], name) = (self.shape, &self.name);
+        let ([m, k, n], name) = (self.shape, self.name);
         write!(f, "{} {m} x {k} x {n} {name}, {} threads", self.dtype(), self.thread_count())
     }
 }
@@ -159,7 +170,7 @@ fn report(case: &Case, limit: Option<f64>, json: bool) {
     let spread = [case.seconds[case.seconds.len() - 1], case.seconds[0]].map(rate);
     if json {
         let ([m, k, n], dtype, threads, name) =
-            (case.shape, case.dtype(), case.thread_count(), &case.name);
+            (case.shape, case.dtype(), case.thread_count(), case.name);
         let limit = limit.map_or("null".to_owned(), |limit| format!("{limit:.1}"));
         println!(
             r#"{{"name": "{name}", "shape": [{m}, {k}, {n}], "dtype": "{dtype}", "instructions": "{instructions}", "threads": {threads}, "gflops_median": {median:.1}, "spread": [{:.1}, {:.1}], "limit_gflops": {limit}}}"#,

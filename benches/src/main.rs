@@ -57,7 +57,7 @@ struct Options {
     /// Measure small models, to try the suite. Results go to target/benches/quick.
     #[arg(long)]
     quick: bool,
-    /// Rounds of each bench in place of its own number.
+    /// Number of rounds; overrides each bench's default.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: Option<u16>,
 }
@@ -87,13 +87,17 @@ fn run(options: &Options) -> Outcome<Vec<String>> {
     let folder = results_folder(&suite);
     fs::create_dir_all(&folder)?;
     let mut failures = Vec::new();
-    if !benches.is_empty() {
-        suite.build(Features::Default)?;
+    if benches.is_empty() {
+        write_report(&suite, &folder)?;
+        return Ok(failures);
     }
+    // Before the build: what is committed later is not what is measured.
+    let commit = Commit::of(&suite.root)?;
+    suite.build(Features::Default)?;
     for bench in benches {
-        let results = run_bench(&suite, bench)?;
+        let results = run_bench(&suite, bench, &commit)?;
         // What was measured before is better than nothing.
-        if !results.tables.is_empty() {
+        if results.tables.iter().any(|table| !table.rows.is_empty()) {
             results.write(&folder.join(format!("{}.json", bench.name)))?;
         }
         failures
@@ -101,7 +105,6 @@ fn run(options: &Options) -> Outcome<Vec<String>> {
         // After each bench: what was measured is kept when a later one is interrupted.
         write_report(&suite, &folder)?;
     }
-    write_report(&suite, &folder)?;
     Ok(failures)
 }
 
@@ -140,7 +143,7 @@ fn selected(names: &[String]) -> Outcome<Vec<&'static Bench>> {
 }
 
 /// Measures one bench. Runs that fail are in its results.
-fn run_bench(suite: &Suite, bench: &Bench) -> Outcome<Results> {
+fn run_bench(suite: &Suite, bench: &Bench, commit: &Commit) -> Outcome<Results> {
     let mut versions =
         BTreeMap::from([("rustc".into(), output_of(Command::new("rustc").arg("--version"))?)]);
     versions.extend(suite.peers.iter().flat_map(|peers| peers.versions().clone()));
@@ -150,7 +153,7 @@ fn run_bench(suite: &Suite, bench: &Bench) -> Outcome<Results> {
         quick: suite.quick,
         date: now(),
         command: command_line(),
-        commit: Commit::of(&suite.root)?,
+        commit: commit.clone(),
         machine: Machine::new(),
         versions,
         seconds: 0.0,

@@ -249,9 +249,9 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn bounds_are_checked_on_the_median_of_ratios() {
+    fn bounds_are_checked_on_the_ratio_of_medians() {
         let comparisons = &sample().tables[0].comparisons;
-        assert_eq!(comparisons[0].value.as_ref().map(|value| value.median), Some(0.8));
+        assert_eq!(comparisons[0].value.as_ref().map(|value| value.median), Some(2.5 / 3.0));
         assert_eq!(comparisons[0].reached, Some(true));
         assert_eq!(comparisons[1].reached, Some(false));
         assert_eq!((comparisons[2].value.clone(), comparisons[2].reached), (None, None));

@@ -107,7 +107,7 @@ pub(crate) fn measure(
                 }
             }
         }
-        tell_remaining(start, round, rounds);
+        report_remaining(start, round, rounds);
     }
     recorder.table(title, columns)
 }
@@ -121,7 +121,7 @@ fn line(found: &Observations, columns: &[Quantity]) -> String {
         .collect()
 }
 
-fn tell_remaining(start: Instant, round: usize, rounds: usize) {
+fn report_remaining(start: Instant, round: usize, rounds: usize) {
     if round < rounds {
         let left = start.elapsed().div_f64(round as f64).mul_f64((rounds - round) as f64);
         eprintln!(

@@ -2,7 +2,8 @@
 //!
 //! Main type: [`Summary`]. A round gives one number, the median of its observations (steps of a run). Over rounds,
 //! a summary has the median, the smallest and the largest of these numbers. Rounds of two summaries are pairs:
-//! both ran one after the other, so load on the machine slows them alike, and their ratio is taken within a round.
+//! both ran one after the other, so load on the machine slows them alike. Their ratio is that of the medians over these
+//! pairs; its spread is that of the ratios within a round.
 
 use serde::{Deserialize, Serialize};
 
@@ -40,9 +41,13 @@ impl Summary {
         Some(Self { median, min, max, rounds })
     }
 
-    /// Ratios to the same rounds of `base`. Rounds that one side lacks, because its run failed, are left out.
+    /// The ratio of the medians, and ratios to the same rounds of `base`. Rounds that one side lacks, because its run
+    /// failed, are left out.
     pub(crate) fn over(&self, base: &Self) -> Option<Self> {
-        Self::of(self.rounds.iter().zip(&base.rounds).map(|(own, base)| own / base).collect())
+        let pairs = self.rounds.len().min(base.rounds.len());
+        let [own, theirs] = [median(&self.rounds[..pairs])?, median(&base.rounds[..pairs])?];
+        let rounds = self.rounds.iter().zip(&base.rounds).map(|(own, base)| own / base).collect();
+        Some(Self { median: own / theirs, ..Self::of(rounds)? })
     }
 }
 
@@ -59,13 +64,13 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_is_taken_within_a_round() {
+    fn a_ratio_is_that_of_the_medians() {
         // The machine is twice as slow in the second round, for both.
         let own = Summary::of(vec![1.0, 2.2, 1.2]).expect("three rounds");
         let base = Summary::of(vec![2.0, 4.0, 2.0]).expect("three rounds");
         let ratio = own.over(&base).expect("three pairs");
         assert_eq!(ratio.rounds, [0.5, 0.55, 0.6]);
-        assert_eq!((ratio.median, ratio.min, ratio.max), (0.55, 0.5, 0.6));
+        assert_eq!((ratio.median, ratio.min, ratio.max), (0.6, 0.5, 0.6));
     }
 
     #[test]

@@ -7,6 +7,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 use tempfile::TempDir;
 
 use crate::Outcome;
@@ -58,13 +60,15 @@ impl Suite {
     ) -> Outcome<Self> {
         let programs = Programs::new(root)?;
         fs::create_dir_all(programs.folder())?;
+        remove_stale(&programs.folder())?;
+        let prefix = format!("work-{}-", std::process::id());
         let mpirun = output_of(Command::new("mpirun").arg("--version"));
         Ok(Self {
             root: root.into(),
             quick,
             peers: peers.map(|environment| Peers::new(environment, root)).transpose()?,
             // Beside the programs, which are on a disk; /tmp may be in memory, where NVMe offload is refused.
-            scratch: tempfile::Builder::new().prefix("work-").tempdir_in(programs.folder())?,
+            scratch: tempfile::Builder::new().prefix(&prefix).tempdir_in(programs.folder())?,
             programs,
             rounds,
             has_mpirun: mpirun.is_ok_and(|version| version.contains("Open MPI")),
@@ -216,6 +220,25 @@ impl Trained {
     }
 }
 
+/// Removes the scratch folders of killed suites.
+fn remove_stale(folder: &Path) -> Outcome<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let process = entry.file_name().to_str().and_then(process_of);
+        if process.is_some_and(|process| test_kill_process(process) == Err(Errno::SRCH)) {
+            // Another suite may remove it at the same time; what is left does no harm.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+    Ok(())
+}
+
+/// The process that owns the scratch folder `work-<pid>-<random>`.
+fn process_of(name: &str) -> Option<Pid> {
+    let (process, _) = name.strip_prefix("work-")?.split_once('-')?;
+    Pid::from_raw(process.parse().ok()?)
+}
+
 /// The command that starts so many processes on this machine, which has perhaps fewer cores.
 fn mpirun(ranks: usize) -> Command {
     let mut command = Command::new("mpirun");
@@ -225,4 +248,25 @@ fn mpirun(ranks: usize) -> Command {
     }
     command.args(["-np", &ranks.to_string()]);
     command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_of_dead_processes_are_removed() {
+        let mut child = Command::new("true").spawn().expect("started");
+        let dead = format!("work-{}-a", child.id());
+        child.wait().expect("ended");
+        let alive = format!("work-{}-b", std::process::id());
+        let folder = tempfile::tempdir().expect("a folder");
+        for name in [&dead, &alive, "work-c", "default"] {
+            fs::create_dir(folder.path().join(name)).expect("made");
+        }
+        remove_stale(folder.path()).expect("read");
+        let left =
+            [&dead, &alive, "work-c", "default"].map(|name| folder.path().join(name).exists());
+        assert_eq!(left, [false, true, true, true]);
+    }
 }

@@ -39,9 +39,11 @@ pub(super) fn highlights(results: &[Results]) -> String {
         let _ = writeln!(text, "| {what} | {own} | {peer_name}: {peer} | {ratio} |");
     }
     let (machine, commit) = (&results.machine, short(&results.commit.hash));
+    let dirty = if results.commit.dirty { ", with changes" } else { "" };
     let _ = writeln!(
         text,
-        "\nMedians on {} cores ({}) at commit {commit}. [All results, and how to repeat them](benches/README.md).",
+        "\nMedians on {} cores ({}) at commit {commit}{dirty}. [All results, and how to repeat \
+         them](benches/README.md).",
         machine.cores, machine.cpu
     );
     text
@@ -76,7 +78,7 @@ mod tests {
     fn lines_have_values_and_ratios() {
         let text = highlights(&[sample()]);
         assert!(
-            text.contains("| fp32 step, 1 rank | 2.50 s | PyTorch eager: 3.00 s | 0.80 |"),
+            text.contains("| fp32 step, 1 rank | 2.50 s | PyTorch eager: 3.00 s | 0.83 |"),
             "{text}"
         );
         assert!(

@@ -27,22 +27,24 @@ cargo run --release -p deepburn-benches -- step products --peers VENV
 cargo run --release -p deepburn-benches -- all --quick
 ```
 
-`VENV` is a Python virtual environment with the packages of [`peers/requirements.txt`](peers/requirements.txt). Without \
-it, without Open MPI (`mpirun`, and what the feature `mpi` needs) or without a bench of a crate, the suite measures the \
-rest and says what is missing. It builds the programs itself and needs no network. `--quick` measures small models in \
-a few minutes, to try the suite; its results go to `target/benches/quick`. Without names of benches, `report` writes \
-this file and the plots again. [`gpu.sh`](gpu.sh) measures on a GPU.
+`VENV` is a Python virtual environment with the packages of [`peers/requirements.txt`](peers/requirements.txt). \
+Without it, without Open MPI (`mpirun`, and what the feature `mpi` needs) or without a bench of a crate, the suite \
+measures the rest and says what is missing. It builds the programs itself and needs no network. `--quick` tries the \
+suite on small models in a few minutes; its results go to `target/benches/quick`. `report` alone generates this file \
+and the plots from the results. [`gpu.sh`](gpu.sh) measures on a GPU.
 
 ## Method
 
-- Runs take turns, A B A B. Each is a program of its own. The first steps of a run do not count.
-- A round is the median over a run's steps. A cell is the median over rounds, with the smallest and the largest round in \
-parentheses.
-- A ratio is taken within a round, where both runs met the same load. The median over rounds is compared with the bound.
-- Peak memory is that of all processes of a run: the largest sum of proportional set sizes (PSS), sampled every 50 ms \
-when resident sets grow. Parameters, gradients and other categories are those of rank 0, from the run's `metrics.jsonl`.
-- Models, tokens and texts are seeded and made on the spot. Peers train the same model with as many tokens, and each \
-rank has its share of the cores.
+- Runs take turns, A B A B. Each is a process of its own. The first steps of a run are not counted.
+- A round is the median over a run's steps. A cell is the median over rounds, with the smallest and the largest \
+round in parentheses.
+- A ratio is that of the medians; in parentheses are the smallest and the largest ratio within a round. It is \
+compared with the bound.
+- Peak memory is that of all processes of a run: the largest sum of proportional set sizes (PSS), sampled every 50 \
+ms when resident sets grow. Parameters, gradients and other categories are those of rank 0, from the run's \
+`metrics.jsonl`.
+- Models, tokens and texts are generated from fixed seeds. Peers train the same model on the same number of tokens, \
+and each of their ranks has an equal share of the cores.
 ";
 
 /// The whole report.
@@ -295,7 +297,7 @@ mod tests {
             dark: "results/step-1-dark.svg".into(),
         };
         let text = report(&[sample()], &[picture]);
-        let measured = text.split_once("made on the spot.").map_or("", |(_, rest)| rest);
+        let measured = text.split_once("share of the cores.").map_or("", |(_, rest)| rest);
         let measured = measured.split_once("\n## ").map_or("", |(_, rest)| rest);
         assert_eq!(format!("## {measured}"), include_str!("../../tests/report.md"));
     }

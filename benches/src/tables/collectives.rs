@@ -12,8 +12,8 @@ pub(super) const BENCH: Bench = Bench {
     name: "collectives",
     title: "Collectives",
     about: "Collectives of 100 million floats between 2 and 4 threads (`cargo bench --workspace --bench \
-        rank_threads`). The limit is the rate of the copies and additions that a collective implies, by plain loops \
-        on as many threads.",
+        rank_threads`). The limit is the rate of the copies and additions that a collective implies, by plain loops, \
+        on as many threads for a reduce-scatter and on one for an all-gather, whose result the ranks share.",
     run,
 };
 

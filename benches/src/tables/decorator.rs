@@ -11,9 +11,9 @@ use crate::suite::Suite;
 pub(super) const BENCH: Bench = Bench {
     name: "decorator",
     title: "Decorators",
-    about: "Additional time of forward and backward of a tiny model on `Training<Flex>` over `Autodiff<Flex>`, on \
-        tensors that are not sharded (`cargo bench --workspace --bench decorator_step`). Rows are rows and columns of \
-        its input.",
+    about: "Additional time of forward and backward of a perceptron on `Zero<Flex>` over `Flex`, with gradients \
+        written out and the same matrix products on both sides. A row is named after the rows and columns of its \
+        input.",
     run,
 };
 
@@ -29,7 +29,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     else {
         return Ok(());
     };
-    let mut table = recorder.table("Tiny model", &[Quantity::Overhead]);
+    let mut table = recorder.table("Perceptron", &[Quantity::Overhead]);
     let names: Vec<_> = table.rows.iter().map(|row| row.name.clone()).collect();
     for name in names {
         table.check(Quantity::Overhead, &name, suite.bound(AtMost(0.02)));

@@ -87,8 +87,9 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let passages = suite.file("passages.jsonl", |path| write_reviews(path, 300))?;
     let mut cases = cases(suite.scratch());
     cases.truncate(suite.pick(cases.len(), 3));
+    let width = suite.pick(512, 128);
     let variant = |case: &Case| {
-        let job = job(case, &text, &passages, suite.pick(512, 128));
+        let job = job(case, &text, &passages, width);
         let plural = if case.ranks == 1 { "" } else { "s" };
         let name = format!("{}, stage {}, {} rank{plural}", case.name, case.stage, case.ranks);
         Variant::new(name, move || compare(&suite.train(&job, suite.output()?, &[])?))
@@ -100,13 +101,8 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
         Quantity::DiskForecast,
         Quantity::ResidentForecast,
     ];
-    let table = measure(
-        results,
-        "GPT-2 of 512 × 8 layers, 256 tokens",
-        suite.rounds(1),
-        &columns,
-        &variants,
-    );
+    let title = format!("GPT-2 and classifiers on it, width {width}, 8 layers, up to 256 tokens");
+    let table = measure(results, &title, suite.rounds(1), &columns, &variants);
     results.tables.push(table);
     Ok(())
 }

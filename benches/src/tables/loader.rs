@@ -26,6 +26,10 @@ pub(super) const BENCH: Bench = Bench {
 const STEPS: usize = 8;
 const UNCOUNTED: usize = 2;
 const RANKS: usize = 2;
+/// Texts of the encoder's micro-batch on each rank.
+const TEXTS: usize = 16;
+/// Tokens of a text, at most.
+const TEXT_LENGTH: usize = 256;
 
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let workload =
@@ -36,7 +40,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let jobs = [
         ("GPT-2, tokens", tokens.clone()),
         ("GPT-2, text", on_text(tokens, &text)),
-        ("encoder, texts with a class", classifier(&reviews, 256, 16, STEPS)),
+        ("encoder, texts with a class", classifier(&reviews, TEXT_LENGTH, TEXTS, STEPS)),
     ];
     let variant = |(name, job): &(&str, Job)| {
         let job = job.clone();
@@ -44,7 +48,10 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     };
     let variants: Vec<_> = jobs.iter().map(variant).collect();
     let columns = [Quantity::DataWait, Quantity::Step];
-    let title = workload.title(RANKS);
+    let Workload { name, sequences, length, .. } = &workload;
+    let title = format!(
+        "{RANKS} ranks: {name}, {sequences} × {length} tokens; encoder, {TEXTS} texts of up to {TEXT_LENGTH} tokens"
+    );
     let mut table = measure(results, &title, suite.rounds(2), &columns, &variants);
     for (name, _) in &jobs {
         table.check(Quantity::DataWait, name, suite.bound(AtMost(0.01)));

@@ -26,8 +26,9 @@ impl Precision {
 }
 
 /// Cargo features that a program is built with. They are also the names of folders.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, clap::ValueEnum)]
 pub(crate) enum Features {
+    #[value(skip)]
     Default,
     /// The backend of LibTorch.
     Tch,

@@ -60,6 +60,9 @@ struct Options {
     /// Number of rounds; overrides each bench's default.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: Option<u16>,
+    /// Programs to leave out. They take minutes to build.
+    #[arg(long, value_name = "FEATURE", value_delimiter = ',')]
+    without: Vec<Features>,
 }
 
 fn main() -> ExitCode {
@@ -83,7 +86,8 @@ fn run(options: &Options) -> Outcome<Vec<String>> {
         Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or("benches/ lies in no workspace")?;
     let benches = selected(&options.names)?;
     let rounds = options.rounds.map(usize::from);
-    let suite = Suite::new(root, options.quick, rounds, options.peers.as_deref())?;
+    let suite =
+        Suite::new(root, options.quick, rounds, options.peers.as_deref(), &options.without)?;
     let folder = results_folder(&suite);
     fs::create_dir_all(&folder)?;
     let mut failures = Vec::new();

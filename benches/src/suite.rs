@@ -36,6 +36,8 @@ pub(crate) struct Suite {
     rounds: Option<usize>,
     scratch: TempDir,
     has_mpirun: bool,
+    /// Features whose programs are not built.
+    without: Vec<Features>,
 }
 
 /// What a run of `finetune` left.
@@ -57,6 +59,7 @@ impl Suite {
         quick: bool,
         rounds: Option<usize>,
         peers: Option<&Path>,
+        without: &[Features],
     ) -> Outcome<Self> {
         let programs = Programs::new(root)?;
         fs::create_dir_all(programs.folder())?;
@@ -71,6 +74,7 @@ impl Suite {
             scratch: tempfile::Builder::new().prefix(&prefix).tempdir_in(programs.folder())?,
             programs,
             rounds,
+            without: without.into(),
             has_mpirun: mpirun.is_ok_and(|version| version.contains("Open MPI")),
         })
     }
@@ -137,6 +141,7 @@ impl Suite {
     pub(crate) fn supports(&self, features: Features) -> Result<(), String> {
         match features {
             Features::Default => Ok(()),
+            left_out if self.without.contains(&left_out) => Err("left out with --without".into()),
             Features::Tch => self.peers_with(&["torch"]).map(|_| ()),
             Features::Mpi if self.has_mpirun => Ok(()),
             Features::Mpi => Err("mpirun of Open MPI is not installed".into()),

@@ -99,7 +99,7 @@ fn run(options: &Options) -> Outcome<Vec<String>> {
     let commit = Commit::of(&suite.root)?;
     suite.build(Features::Default)?;
     for bench in benches {
-        let results = run_bench(&suite, bench, &commit)?;
+        let results = run_bench(&suite, bench, &commit, options.peers.as_deref())?;
         // What was measured before is better than nothing.
         if results.tables.iter().any(|table| !table.rows.is_empty()) {
             results.write(&folder.join(format!("{}.json", bench.name)))?;
@@ -147,7 +147,12 @@ fn selected(names: &[String]) -> Outcome<Vec<&'static Bench>> {
 }
 
 /// Measures one bench. Runs that fail are in its results.
-fn run_bench(suite: &Suite, bench: &Bench, commit: &Commit) -> Outcome<Results> {
+fn run_bench(
+    suite: &Suite,
+    bench: &Bench,
+    commit: &Commit,
+    peers: Option<&Path>,
+) -> Outcome<Results> {
     let mut versions =
         BTreeMap::from([("rustc".into(), output_of(Command::new("rustc").arg("--version"))?)]);
     versions.extend(suite.peers.iter().flat_map(|peers| peers.versions().clone()));
@@ -156,7 +161,7 @@ fn run_bench(suite: &Suite, bench: &Bench, commit: &Commit) -> Outcome<Results> 
         bench: bench.name.into(),
         quick: suite.quick,
         date: now(),
-        command: command_line(),
+        command: command_line(peers),
         commit: commit.clone(),
         machine: Machine::new(),
         versions,
@@ -178,9 +183,14 @@ fn run_bench(suite: &Suite, bench: &Bench, commit: &Commit) -> Outcome<Results> 
     Ok(results)
 }
 
-/// The command as it can be typed again.
-fn command_line() -> String {
-    let arguments: Vec<_> = env::args().skip(1).collect();
+/// The command as it can be typed again, on any machine: without the path of the peers' environment.
+fn command_line(peers: Option<&Path>) -> String {
+    let peers = peers.map(Path::to_string_lossy);
+    let arguments = env::args().skip(1).map(|argument| match &peers {
+        Some(path) => argument.replace(&**path, "VENV"),
+        None => argument,
+    });
+    let arguments: Vec<_> = arguments.collect();
     format!("cargo run --release -p deepburn-benches -- {}", arguments.join(" "))
 }
 

@@ -8,7 +8,7 @@
 //! writes three; the copy reads 14 bytes an element and writes 14, one long copy a thread.
 
 use deepburn_kernels::{
-    Adam, AdamStep, ElementwiseStep, Gradient, OwnedSlice, WeightDecay, WorkingCopy,
+    Adam, AdamStep, ElementwiseStep, FloatSlice, OwnedSlice, WeightDecay, WorkingCopy,
     unscale_and_clip,
 };
 use half::{bf16, f16};
@@ -113,12 +113,12 @@ impl Bench {
 
     /// Seconds of each of [`CASES`].
     fn round(&mut self) -> [f64; 7] {
-        let (single, flat) = (Gradient::F32(&self.grad), [self.param.len()]);
-        let (half, brain) = (Gradient::F16(&self.half_grad), Gradient::Bf16(&self.brain_grad));
+        let (single, flat) = (FloatSlice::F32(&self.grad), [self.param.len()]);
+        let (half, brain) = (FloatSlice::F16(&self.half_grad), FloatSlice::Bf16(&self.brain_grad));
         let (half_copy, brain_copy) = (&mut self.half_copy, &mut self.brain_copy);
         let mut state = [&mut self.param[..], &mut self.m, &mut self.v];
         let mut update =
-            |tensors: &[usize], grad: Gradient<'_>, working: Option<WorkingCopy<'_>>| {
+            |tensors: &[usize], grad: FloatSlice<'_>, working: Option<WorkingCopy<'_>>| {
                 seconds(|| {
                     step_over(tensors, grad, state.each_mut().map(|array| &mut **array), working)
                 })
@@ -138,7 +138,7 @@ impl Bench {
 /// A step over tensors that lie one after the other; a working copy is that of a single one.
 fn step_over(
     tensors: &[usize],
-    grad: Gradient<'_>,
+    grad: FloatSlice<'_>,
     [param, m, v]: [&mut [f32]; 3],
     mut working: Option<WorkingCopy<'_>>,
 ) {

@@ -10,7 +10,8 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use deepburn_kernels::gemm::{Arithmetic, Elements, Matrix, MatrixMut, Product, Threads};
+use deepburn_kernels::FloatSlice;
+use deepburn_kernels::gemm::{Arithmetic, Matrix, MatrixMut, Product, Threads};
 use half::bf16;
 
 /// A chunk of tokens with the vocabulary.
@@ -114,8 +115,8 @@ impl Numbers {
     fn time(&mut self, case: &Case) -> f64 {
         let [m, k, n] = case.shape;
         let [left, right] = match case.arithmetic {
-            Arithmetic::F32 => [0, 1].map(|i| Elements::from(&self.f32[i][..])),
-            Arithmetic::Bf16 => [0, 1].map(|i| Elements::from(&self.bf16[i][..])),
+            Arithmetic::F32 => [0, 1].map(|i| FloatSlice::from(&self.f32[i][..])),
+            Arithmetic::Bf16 => [0, 1].map(|i| FloatSlice::from(&self.bf16[i][..])),
         };
         let operand = |elements, rows, columns, transposed| match transposed {
             false => Matrix::new(elements, rows, columns, columns),

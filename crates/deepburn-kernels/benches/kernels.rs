@@ -4,7 +4,7 @@
 //! is read and written (Adam in single precision: four floats read, three written).
 
 use deepburn_kernels::{
-    Adam, AdamStep, ElementwiseStep, Gradient, OwnedSlice, WeightDecay, WorkingCopy,
+    Adam, AdamStep, ElementwiseStep, FloatSlice, OwnedSlice, WeightDecay, WorkingCopy,
     adam_reference, all_finite, cast, flatten, gradient_stats, unflatten, unscale, widen,
 };
 use half::{bf16, f16};
@@ -27,9 +27,9 @@ fn main() {
         let grad = vec![1e-3_f32; len];
         let half = vec![f16::from_f32(1e-3); len];
         let brain = vec![bf16::from_f32(1e-3); len];
-        gradients(len, "f32", 4, Gradient::F32(&grad));
-        gradients(len, "f16", 2, Gradient::F16(&half));
-        gradients(len, "bf16", 2, Gradient::Bf16(&brain));
+        gradients(len, "f32", 4, FloatSlice::F32(&grad));
+        gradients(len, "f16", 2, FloatSlice::F16(&half));
+        gradients(len, "bf16", 2, FloatSlice::Bf16(&brain));
         copies(&grad, half, brain);
     }
 }
@@ -40,14 +40,14 @@ fn optimizer(len: usize) {
     let step = ElementwiseStep::from(AdamStep::new(&RULE, 10));
     report("adam fused", len, 28, || {
         let slice = OwnedSlice { param: &mut param, states: &mut [&mut m, &mut v], working: None };
-        step.update(0.5, Gradient::F32(&grad), slice);
+        step.update(0.5, FloatSlice::F32(&grad), slice);
     });
     report("adam reference", len, 28, || {
         adam_reference(&RULE, 10, &mut param, &grad, &mut m, &mut v);
     });
 }
 
-fn gradients(len: usize, format: &str, size: usize, grad: Gradient<'_>) {
+fn gradients(len: usize, format: &str, size: usize, grad: FloatSlice<'_>) {
     let mut out = vec![0.0; len];
     report(&format!("gradient_stats {format}"), len, size, || {
         black_box(gradient_stats(grad));
@@ -56,7 +56,7 @@ fn gradients(len: usize, format: &str, size: usize, grad: Gradient<'_>) {
         black_box(unscale(grad, 0.5, &mut out));
     });
     report(&format!("widen {format}"), len, size + 4, || widen(grad, &mut out));
-    if let Gradient::F32(grad) = grad {
+    if let FloatSlice::F32(grad) = grad {
         report("all_finite", len, 4, || {
             black_box(all_finite(grad));
         });

@@ -201,7 +201,7 @@ mod tests {
     use crate::testing::{
         Held, SIZES, assert_close, in_pool, noise, strong_noise, with_values_anywhere,
     };
-    use crate::{ElementwiseStep, Gradient, OwnedSlice, WorkingCopy};
+    use crate::{ElementwiseStep, FloatSlice, OwnedSlice, WorkingCopy};
     use proptest::prelude::*;
     use std::ops::Range;
 
@@ -209,7 +209,7 @@ mod tests {
     fn update(step: &AdamStep, grad_scale: f32, grad: &[f32], [param, m, v]: [&mut [f32]; 3]) {
         ElementwiseStep::from(*step).update(
             grad_scale,
-            Gradient::F32(grad),
+            FloatSlice::F32(grad),
             OwnedSlice { param, states: &mut [m, v], working: None },
         );
     }
@@ -412,7 +412,7 @@ mod tests {
         let (mut param, mut m, mut v, mut w) = start;
         let working = Some(WorkingCopy::F16(&mut w));
         let slice = OwnedSlice { param: &mut param, states: &mut [&mut m, &mut v], working };
-        ElementwiseStep::from(step).update(0.3, Gradient::Bf16(&grad), slice);
+        ElementwiseStep::from(step).update(0.3, FloatSlice::Bf16(&grad), slice);
         assert!((param, m, v, w) == baseline);
     }
 
@@ -429,7 +429,7 @@ mod tests {
                 ElementwiseStep::from(step).update(0.5, grad, slice);
                 (param, m, v)
             };
-            assert!(run(held.gradient()) == run(Gradient::F32(&widened)));
+            assert!(run(held.gradient()) == run(FloatSlice::F32(&widened)));
         }
     }
 
@@ -476,7 +476,7 @@ mod tests {
         let working = Some(WorkingCopy::F16(&mut working));
         ElementwiseStep::from(step).update(
             1.0,
-            Gradient::F32(&[0.0; 2]),
+            FloatSlice::F32(&[0.0; 2]),
             OwnedSlice { param, states: &mut [m, v], working },
         );
     }

@@ -8,7 +8,7 @@
 
 use crate::blocks::{BLOCK, PARALLEL_FROM, TILE, check_lengths, vectorized};
 use crate::element::Element;
-use crate::gradient::{Gradient, with_elements};
+use crate::float_slice::{FloatSlice, with_elements};
 use crate::working::WorkingCopy;
 use crate::{
     AdagradStep, AdamStep, AgreedMovementStep, DescentStep, FrozenAdamStep, FrozenLambStep,
@@ -81,7 +81,7 @@ macro_rules! elementwise_steps {
             ///
             /// # Panics
             /// When the slices differ in length or there are fewer state arrays than the step uses.
-            pub fn update(&self, grad_scale: f32, grad: Gradient<'_>, slice: OwnedSlice<'_, '_>) {
+            pub fn update(&self, grad_scale: f32, grad: FloatSlice<'_>, slice: OwnedSlice<'_, '_>) {
                 match *self {
                     $(Self::$variant(step) => update(step, grad_scale, grad, slice),)+
                 }
@@ -149,7 +149,7 @@ fn array_names<S: Elementwise<N>, const N: usize>(_: &S) -> [&'static str; N] {
 fn update<S: Elementwise<N>, const N: usize>(
     step: S,
     grad_scale: f32,
-    grad: Gradient<'_>,
+    grad: FloatSlice<'_>,
     slice: OwnedSlice<'_, '_>,
 ) {
     let OwnedSlice { param, states, working } = slice;
@@ -367,7 +367,7 @@ mod tests {
             let mut slices: Vec<_> = states.iter_mut().map(|it| &mut it[..]).collect();
             slices.push(&mut unused);
             let slice = OwnedSlice { param: &mut param, states: &mut slices, working: None };
-            step.update(1.0, Gradient::F32(&[1.0]), slice);
+            step.update(1.0, FloatSlice::F32(&[1.0]), slice);
             assert_eq!(unused, [3.0]);
         }
     }
@@ -376,6 +376,6 @@ mod tests {
     #[should_panic(expected = "adam: 1 state arrays were given, and the step updates 2")]
     fn a_missing_array_is_refused() {
         let slice = OwnedSlice { param: &mut [0.0], states: &mut [&mut [0.0]], working: None };
-        steps()[0].update(1.0, Gradient::F32(&[0.0]), slice);
+        steps()[0].update(1.0, FloatSlice::F32(&[0.0]), slice);
     }
 }

@@ -1,7 +1,7 @@
 //! Arithmetic on flat host buffers: what the sharded optimizer does to the elements that a rank owns.
 //!
 //! There is one slice per quantity, all of one length ([`OwnedSlice`]): master parameter and optimizer
-//! states in single precision, the gradient as it arrived ([`Gradient`]), optionally the 16-bit copy that
+//! states in single precision, the gradient as it arrived ([`FloatSlice`]), optionally the 16-bit copy that
 //! is computed with ([`WorkingCopy`]). Every kernel comes twice: first a plain reference, written
 //! as its source prints it (the optimizers' generic over [`Real`]), then the version used in
 //! training.
@@ -42,8 +42,8 @@ mod descent;
 mod element;
 mod elementwise;
 mod flat;
+mod float_slice;
 pub mod gemm;
-mod gradient;
 mod lamb;
 mod lion;
 mod muon;
@@ -67,7 +67,7 @@ pub use descent::{DescentStep, descent_reference};
 pub use element::Element;
 pub use elementwise::{ElementwiseStep, OwnedSlice};
 pub use flat::{flatten, flatten_reference, unflatten};
-pub use gradient::{Gradient, widen};
+pub use float_slice::{FloatSlice, widen};
 pub use lamb::{Lamb, LambStep, lamb_reference, lamb_step_size, trust_ratio};
 pub use lion::{Lion, LionStep, lion_reference};
 pub use muon::{MuonMomentum, MuonMomentumStep, muon_momentum_reference};

@@ -6,7 +6,7 @@
 
 use crate::blocks::{BLOCK, PARALLEL_FROM, TILE, vectorized};
 use crate::element::Element;
-use crate::gradient::{Gradient, with_elements};
+use crate::float_slice::{FloatSlice, with_elements};
 use rayon::prelude::*;
 
 /// Sums that a block is spread over: enough for two of the widest vectors, so that an addition need
@@ -34,7 +34,7 @@ impl GradientStats {
 }
 
 /// What [`gradient_stats`] finds, one element after the other.
-pub fn gradient_stats_reference(grad: Gradient<'_>) -> GradientStats {
+pub fn gradient_stats_reference(grad: FloatSlice<'_>) -> GradientStats {
     let elements = || (0..grad.len()).map(|i| grad.get(i));
     GradientStats {
         sum_of_squares: elements().map(|x| f64::from(x).powi(2)).sum(),
@@ -44,13 +44,13 @@ pub fn gradient_stats_reference(grad: Gradient<'_>) -> GradientStats {
 
 /// The sum of squares and whether all is finite, in one pass, the same to the bit whatever the
 /// thread count.
-pub fn gradient_stats(grad: Gradient<'_>) -> GradientStats {
+pub fn gradient_stats(grad: FloatSlice<'_>) -> GradientStats {
     GradientStats::of_sums(&with_elements!(grad, elements => block_sums(elements)))
 }
 
 /// Sum of the squared elements, the same to the bit whatever the thread count.
 pub fn sum_of_squares(values: &[f32]) -> f64 {
-    gradient_stats(Gradient::F32(values)).sum_of_squares
+    gradient_stats(FloatSlice::F32(values)).sum_of_squares
 }
 
 fn block_sums<G: Element>(elements: &[G]) -> Vec<f64> {
@@ -135,11 +135,11 @@ mod tests {
 
     #[test]
     fn the_largest_numbers_do_not_overflow() {
-        let stats = gradient_stats(Gradient::F32(&vec![f32::MAX; 100_000]));
+        let stats = gradient_stats(FloatSlice::F32(&vec![f32::MAX; 100_000]));
         assert!(stats.finite);
         let expected = f64::from(f32::MAX).powi(2) * 1e5;
         assert!((stats.sum_of_squares / expected - 1.0).abs() < 1e-12);
-        assert!(gradient_stats(Gradient::F32(&[f32::MIN_POSITIVE, -f32::MAX, 1e-45])).finite);
+        assert!(gradient_stats(FloatSlice::F32(&[f32::MIN_POSITIVE, -f32::MAX, 1e-45])).finite);
     }
 
     #[test]
@@ -182,9 +182,9 @@ mod tests {
 
     #[test]
     fn sixteen_bit_squares_are_not_rounded_in_16_bits() {
-        let stats = gradient_stats(Gradient::F16(&[f16::MAX, f16::from_bits(1)]));
+        let stats = gradient_stats(FloatSlice::F16(&[f16::MAX, f16::from_bits(1)]));
         assert_eq!(stats.sum_of_squares, 65504.0_f64.powi(2) + 2.0_f64.powi(-48));
-        let stats = gradient_stats(Gradient::Bf16(&[bf16::MAX]));
+        let stats = gradient_stats(FloatSlice::Bf16(&[bf16::MAX]));
         assert_eq!(stats.sum_of_squares, f64::from(bf16::MAX).powi(2));
         assert!(stats.finite);
     }

@@ -1,7 +1,7 @@
 //! What the tests of this crate share: data, thread pools, comparisons.
 
 use crate::blocks::{BLOCK, PARALLEL_FROM};
-use crate::{ElementwiseStep, Gradient, OwnedSlice, WorkingCopy};
+use crate::{ElementwiseStep, FloatSlice, OwnedSlice, WorkingCopy};
 use half::{bf16, f16};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -28,11 +28,11 @@ impl Held {
         ]
     }
 
-    pub(crate) fn gradient(&self) -> Gradient<'_> {
+    pub(crate) fn gradient(&self) -> FloatSlice<'_> {
         match self {
-            Self::F32(values) => Gradient::F32(values),
-            Self::F16(values) => Gradient::F16(values),
-            Self::Bf16(values) => Gradient::Bf16(values),
+            Self::F32(values) => FloatSlice::F32(values),
+            Self::F16(values) => FloatSlice::F16(values),
+            Self::Bf16(values) => FloatSlice::Bf16(values),
         }
     }
 
@@ -74,7 +74,7 @@ pub(crate) fn update(
     states: &mut [&mut [f32]],
 ) {
     let slice = OwnedSlice { param, states, working: None };
-    step.into().update(grad_scale, Gradient::F32(grad), slice);
+    step.into().update(grad_scale, FloatSlice::F32(grad), slice);
 }
 
 /// Runs `work` on a pool of exactly `threads`.

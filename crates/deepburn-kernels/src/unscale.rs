@@ -5,19 +5,19 @@
 
 use crate::blocks::{check_lengths, map_blocks};
 use crate::element::Element;
-use crate::gradient::{Gradient, with_elements};
+use crate::float_slice::{FloatSlice, with_elements};
 use crate::norm::{GradientStats, block_sum_of_squares, gradient_stats_reference};
 
 /// What [`unscale`] does, one thing after the other.
 ///
 /// # Panics
 /// When the slices differ in length.
-pub fn unscale_reference(grad: Gradient<'_>, scale: f32, out: &mut [f32]) -> GradientStats {
+pub fn unscale_reference(grad: FloatSlice<'_>, scale: f32, out: &mut [f32]) -> GradientStats {
     check_lengths("unscale", ("grad", grad.len()), &[("out", out.len())]);
     for (i, out) in out.iter_mut().enumerate() {
         *out = grad.get(i) * scale;
     }
-    gradient_stats_reference(Gradient::F32(out))
+    gradient_stats_reference(FloatSlice::F32(out))
 }
 
 /// `out = grad * scale` in single precision and the stats of `out`, in one pass.
@@ -27,7 +27,7 @@ pub fn unscale_reference(grad: Gradient<'_>, scale: f32, out: &mut [f32]) -> Gra
 ///
 /// # Panics
 /// When the slices differ in length.
-pub fn unscale(grad: Gradient<'_>, scale: f32, out: &mut [f32]) -> GradientStats {
+pub fn unscale(grad: FloatSlice<'_>, scale: f32, out: &mut [f32]) -> GradientStats {
     check_lengths("unscale", ("grad", grad.len()), &[("out", out.len())]);
     let sums = with_elements!(grad, grad => {
         map_blocks(out, grad, #[inline(always)] |out, grad| unscale_block(out, grad, scale))
@@ -60,7 +60,7 @@ mod tests {
                 let stats = unscale(held.gradient(), 1.0 / 3.0, &mut out);
                 let reference = unscale_reference(held.gradient(), 1.0 / 3.0, &mut expected);
                 assert!(out == expected && stats.finite);
-                assert_eq!(stats, gradient_stats(Gradient::F32(&out)));
+                assert_eq!(stats, gradient_stats(FloatSlice::F32(&out)));
                 // A sum of n numbers of one sign, in any order, is wrong by n 2^-53 of itself at most:
                 // twice that between two orders.
                 let difference = stats.sum_of_squares - reference.sum_of_squares;
@@ -85,17 +85,17 @@ mod tests {
     #[test]
     fn a_product_that_overflows_is_not_finite() {
         let mut out = [0.0];
-        assert!(!unscale(Gradient::F32(&[1e30]), 1e30, &mut out).finite);
+        assert!(!unscale(FloatSlice::F32(&[1e30]), 1e30, &mut out).finite);
         assert_eq!(out, [f32::INFINITY]);
         // 65504 overflows in half precision at the least growth; here it is a number like any.
-        assert!(unscale(Gradient::F16(&[half::f16::MAX]), 1e30, &mut out).finite);
-        assert!(!unscale(Gradient::F32(&[1.0]), f32::NAN, &mut out).finite);
+        assert!(unscale(FloatSlice::F16(&[half::f16::MAX]), 1e30, &mut out).finite);
+        assert!(!unscale(FloatSlice::F32(&[1.0]), f32::NAN, &mut out).finite);
     }
 
     #[test]
     #[should_panic(expected = "unscale: `out` has 2 elements and `grad` has 3")]
     fn slices_of_different_lengths_are_refused() {
-        unscale(Gradient::F32(&[0.0; 3]), 1.0, &mut [0.0; 2]);
+        unscale(FloatSlice::F32(&[0.0; 3]), 1.0, &mut [0.0; 2]);
     }
 
     proptest! {

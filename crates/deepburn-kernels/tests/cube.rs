@@ -10,7 +10,7 @@ use cubecl::prelude::*;
 use deepburn_kernels::cube::{self, Buffer, ElementType, OwnedBuffers};
 use deepburn_kernels::{
     Adagrad, AdagradStep, Adam, AdamStep, AgreedMovementStep, DescentStep, ElementwiseStep,
-    FrozenAdam, FrozenAdamStep, FrozenLamb, FrozenLambStep, Gradient, Lamb, LambStep, Lion,
+    FloatSlice, FrozenAdam, FrozenAdamStep, FrozenLamb, FrozenLambStep, Lamb, LambStep, Lion,
     LionStep, LocalAdamStep, LocalMomentumStep, LocalMovementStep, MuonMomentum, MuonMomentumStep,
     OwnedSlice, Sgd, WeightDecay, WorkingCopy, adam_reference,
 };
@@ -150,9 +150,9 @@ fn on_the_cpu(
         grad.iter().map(|g| (f16::from_f32(*g), bf16::from_f32(*g))).unzip();
     let (mut half_copy, mut brain_copy) = (halves.clone(), brains.clone());
     let (grad, working) = match dtype {
-        ElementType::F32 => (Gradient::F32(grad), None),
-        ElementType::F16 => (Gradient::F16(&halves), Some(WorkingCopy::F16(&mut half_copy))),
-        ElementType::Bf16 => (Gradient::Bf16(&brains), Some(WorkingCopy::Bf16(&mut brain_copy))),
+        ElementType::F32 => (FloatSlice::F32(grad), None),
+        ElementType::F16 => (FloatSlice::F16(&halves), Some(WorkingCopy::F16(&mut half_copy))),
+        ElementType::Bf16 => (FloatSlice::Bf16(&brains), Some(WorkingCopy::Bf16(&mut brain_copy))),
     };
     let mut slices: Vec<_> = arrays.iter_mut().map(Vec::as_mut_slice).collect();
     let (param, states) = slices.split_first_mut().unwrap();

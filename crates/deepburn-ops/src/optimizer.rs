@@ -2,7 +2,7 @@
 
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, FloatDType, Shape, TensorData, TensorMetadata};
-use deepburn_kernels::{self as kernels, ElementwiseStep, Gradient, GradientStats, OwnedSlice};
+use deepburn_kernels::{self as kernels, ElementwiseStep, FloatSlice, GradientStats, OwnedSlice};
 
 use crate::host::{float_from_host, float_into_host, read_float};
 use crate::{LayoutOps, MatmulOps, StreamOps};
@@ -40,7 +40,7 @@ pub trait OptimizerOps: StreamOps + LayoutOps + MatmulOps {
     /// Sum of squares of a flat gradient of any float type, in f64 on the CPU (at least in f32
     /// with a tree of partial sums elsewhere), and whether all of it is finite, in one pass.
     fn gradient_stats(gradient: FloatTensor<Self>) -> GradientStats {
-        kernels::gradient_stats(Gradient::F32(&float_into_host::<Self>(gradient)))
+        kernels::gradient_stats(FloatSlice::F32(&float_into_host::<Self>(gradient)))
     }
 
     /// Rounds to nearest even; what is too large for the type becomes infinite.
@@ -74,7 +74,7 @@ pub(crate) fn update_on_host<B: OptimizerOps>(
     let gradient = float_into_host::<B>(gradient);
     let mut slices: Vec<_> = states.iter_mut().map(Vec::as_mut_slice).collect();
     let slice = OwnedSlice { param: &mut master, states: &mut slices, working: None };
-    step.update(grad_scale, Gradient::F32(&gradient), slice);
+    step.update(grad_scale, FloatSlice::F32(&gradient), slice);
     let tensor = |values: Vec<f32>| {
         let shape = Shape::from(vec![values.len()]);
         float_from_host::<B>(TensorData::new(values, shape), &device)

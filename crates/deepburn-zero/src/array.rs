@@ -2,15 +2,14 @@
 
 mod host_sum;
 
-use std::ops::{Deref, Range};
+use std::ops::Range;
 
 use burn_backend::{Backend, DType, FloatDType, Shape, Slice, TensorData, TensorMetadata};
-use bytes::Bytes;
 use deepburn_comm::{Encoded, Form, Payload, Received, ReduceOp, SharedPayload};
-use deepburn_ops::{float_bytes, float_from_host, float_into_host, int_into_host, read_float};
+use deepburn_ops::{float_bytes, float_from_host, float_into_host, read_float};
 
-use crate::rows::{RowBlock, RowGradient};
-use host_sum::HostSum;
+use crate::rows::RowGradient;
+use host_sum::{HostSum, SparseRows};
 
 /// A device tensor that travels between ranks.
 ///
@@ -313,77 +312,14 @@ fn with_rows<B: Backend>(
     numel: usize,
     device: &B::Device,
 ) -> B::FloatTensorPrimitive {
-    let mut blocks = gradients
-        .iter()
-        .flat_map(|rows| rows.blocks().iter().map(|block| (rows.range(), block)))
-        .peekable();
-    if let (Some(dense), None) = (&dense, blocks.peek()) {
-        return dense.clone();
-    }
+    let rows = SparseRows::read(gradients);
     let mut sum = match dense {
+        Some(dense) if rows.is_empty() => return dense,
         Some(dense) => float_into_host::<B>(dense),
         None => vec![0.0; numel],
     };
-    for (range, block) in blocks {
-        add_block(&mut sum, range, block);
-    }
-    let len = sum.len();
-    float_from_host::<B>(TensorData::new(sum, vec![len]), device)
-}
-
-/// Adds those elements of a block of rows to `sum` that lie in `range` of the flat order, which `sum` stands for.
-fn add_block<B: Backend>(sum: &mut [f32], range: &Range<usize>, block: &RowBlock<B>) {
-    let indices = int_into_host::<B>(block.indices.clone());
-    let row_len = block.values.shape()[1];
-    let of_row = |index: i64| index as usize * row_len..(index as usize + 1) * row_len;
-    let overlaps = |row: &Range<usize>| row.start < range.end && range.start < row.end;
-    // Each rank goes through the blocks of all ranks, and most of them have few rows of its part or none.
-    if !indices.iter().any(|index| overlaps(&of_row(*index))) {
-        return;
-    }
-    let values = HostValues::read::<B>(block.values.clone());
-    for (index, values) in indices.iter().zip(values.chunks_exact(row_len.max(1))) {
-        let row = of_row(*index);
-        if !overlaps(&row) {
-            continue;
-        }
-        let (first, last) = (range.start.max(row.start), range.end.min(row.end));
-        let target = &mut sum[first - range.start..last - range.start];
-        for (sum, value) in target.iter_mut().zip(&values[first - row.start..last - row.start]) {
-            *sum += value;
-        }
-    }
-}
-
-/// The elements of a tensor in host memory as f32, shared with the tensor where it has them there.
-enum HostValues {
-    Shared(Bytes),
-    Own(Vec<f32>),
-}
-
-impl HostValues {
-    fn read<B: Backend>(tensor: B::FloatTensorPrimitive) -> Self {
-        if tensor.dtype() != DType::F32 {
-            return Self::Own(float_into_host::<B>(tensor));
-        }
-        let bytes = float_bytes::<B>(tensor);
-        match bytemuck::try_cast_slice::<u8, f32>(&bytes) {
-            Ok(_) => Self::Shared(bytes),
-            // A backend may read into memory that is not aligned.
-            Err(_) => Self::Own(bytemuck::pod_collect_to_vec(&bytes)),
-        }
-    }
-}
-
-impl Deref for HostValues {
-    type Target = [f32];
-
-    fn deref(&self) -> &[f32] {
-        match self {
-            Self::Shared(bytes) => bytemuck::cast_slice(bytes),
-            Self::Own(values) => values,
-        }
-    }
+    rows.add_all(&mut sum);
+    float_from_host::<B>(TensorData::new(sum, vec![numel]), device)
 }
 
 /// Copies a view into memory of its own, so that it does not keep the whole alive.

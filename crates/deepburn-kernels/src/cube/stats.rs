@@ -50,7 +50,7 @@ pub fn gradient_stats<R: Runtime>(client: &ComputeClient<R>, grad: &Buffer) -> G
     // Only f32 has finite numbers whose squares it cannot hold.
     let values = read(grad.clone().into_handle());
     let values = &f32::from_bytes(&values)[..grad.len()];
-    crate::gradient_stats(crate::Gradient::F32(values))
+    crate::gradient_stats(crate::FloatSlice::F32(values))
 }
 
 /// A cube takes every n-th row of [`CUBE_DIM`] elements, so that neighbours read neighbours.

@@ -4,61 +4,12 @@ use std::marker::PhantomData;
 
 use half::{bf16, f16};
 
-/// The elements that an operand is read from.
-#[derive(Debug, Clone, Copy)]
-pub enum Elements<'a> {
-    /// Single precision.
-    F32(&'a [f32]),
-    /// IEEE half precision.
-    F16(&'a [f16]),
-    /// bfloat16.
-    Bf16(&'a [bf16]),
-}
-
-impl Elements<'_> {
-    /// Those from element `start` on.
-    ///
-    /// # Panics
-    /// If there are fewer.
-    pub fn starting_at(self, start: usize) -> Self {
-        match self {
-            Self::F32(elements) => Self::F32(&elements[start..]),
-            Self::F16(elements) => Self::F16(&elements[start..]),
-            Self::Bf16(elements) => Self::Bf16(&elements[start..]),
-        }
-    }
-
-    fn len(self) -> usize {
-        match self {
-            Self::F32(elements) => elements.len(),
-            Self::F16(elements) => elements.len(),
-            Self::Bf16(elements) => elements.len(),
-        }
-    }
-}
-
-impl<'a> From<&'a [f32]> for Elements<'a> {
-    fn from(elements: &'a [f32]) -> Self {
-        Self::F32(elements)
-    }
-}
-
-impl<'a> From<&'a [f16]> for Elements<'a> {
-    fn from(elements: &'a [f16]) -> Self {
-        Self::F16(elements)
-    }
-}
-
-impl<'a> From<&'a [bf16]> for Elements<'a> {
-    fn from(elements: &'a [bf16]) -> Self {
-        Self::Bf16(elements)
-    }
-}
+use crate::FloatSlice;
 
 /// A matrix to read. Element `(i, j)` is at `i * row_stride + j * column_stride`.
 #[derive(Debug, Clone, Copy)]
 pub struct Matrix<'a> {
-    pub(super) elements: Elements<'a>,
+    pub(super) elements: FloatSlice<'a>,
     pub(super) rows: usize,
     pub(super) columns: usize,
     pub(super) row_stride: usize,
@@ -72,16 +23,19 @@ impl<'a> Matrix<'a> {
     /// # Panics
     /// If an element lies outside of `elements`.
     pub fn strided(
-        elements: impl Into<Elements<'a>>,
+        elements: impl Into<FloatSlice<'a>>,
         shape: [usize; 2],
         strides: [usize; 2],
     ) -> Self {
         let (elements, [rows, columns], [row_stride, column_stride]) =
             (elements.into(), shape, strides);
         if rows > 0 && columns > 0 {
-            let last = (rows - 1) * row_stride + (columns - 1) * column_stride;
+            // A product that wraps around would admit strides that lead out of the slice.
+            let last_row = (rows - 1).checked_mul(row_stride);
+            let last_column = (columns - 1).checked_mul(column_stride);
+            let last = last_row.zip(last_column).and_then(|(row, column)| row.checked_add(column));
             assert!(
-                last < elements.len(),
+                last.is_some_and(|last| last < elements.len()),
                 "{shape:?} with strides {strides:?} in {} elements",
                 elements.len()
             );
@@ -94,7 +48,7 @@ impl<'a> Matrix<'a> {
     /// # Panics
     /// As [`Self::strided`].
     pub fn new(
-        elements: impl Into<Elements<'a>>,
+        elements: impl Into<FloatSlice<'a>>,
         rows: usize,
         columns: usize,
         row_stride: usize,

@@ -3,14 +3,15 @@
 #[cfg(target_arch = "x86_64")]
 use half::bf16;
 
-use super::matrix::{Elements, Matrix};
+use super::matrix::Matrix;
+use crate::FloatSlice;
 use crate::element::Element;
 
 /// Some lanes of an operand, rows of the left one or columns of the right one, over some depths.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Strip<'a> {
     /// From the first lane's first depth on.
-    pub(super) elements: Elements<'a>,
+    pub(super) elements: FloatSlice<'a>,
     pub(super) lanes: usize,
     pub(super) depth: usize,
     pub(super) lane_stride: usize,
@@ -39,9 +40,9 @@ impl<'a> Strip<'a> {
     #[inline(always)]
     pub(super) fn prefetch(&self, part: usize, parts: usize) {
         match self.elements {
-            Elements::F32(elements) => self.prefetch_elements(elements, part, parts),
-            Elements::F16(elements) => self.prefetch_elements(elements, part, parts),
-            Elements::Bf16(elements) => self.prefetch_elements(elements, part, parts),
+            FloatSlice::F32(elements) => self.prefetch_elements(elements, part, parts),
+            FloatSlice::F16(elements) => self.prefetch_elements(elements, part, parts),
+            FloatSlice::Bf16(elements) => self.prefetch_elements(elements, part, parts),
         }
     }
 
@@ -138,9 +139,9 @@ pub(super) unsafe fn pack<P: Packed>(strip: Strip<'_>, width: usize, padded: usi
     // SAFETY: as the caller promises.
     unsafe {
         match strip.elements {
-            Elements::F32(elements) => pack_elements(elements, strip, width, padded, panel),
-            Elements::F16(elements) => pack_elements(elements, strip, width, padded, panel),
-            Elements::Bf16(elements) => pack_elements(elements, strip, width, padded, panel),
+            FloatSlice::F32(elements) => pack_elements(elements, strip, width, padded, panel),
+            FloatSlice::F16(elements) => pack_elements(elements, strip, width, padded, panel),
+            FloatSlice::Bf16(elements) => pack_elements(elements, strip, width, padded, panel),
         }
     }
 }

@@ -3,6 +3,7 @@ use proptest::prelude::*;
 
 use super::portable::Portable;
 use super::*;
+use crate::FloatSlice;
 use crate::element::Element;
 use crate::testing::in_pool;
 
@@ -26,7 +27,7 @@ impl Numbers {
         }
     }
 
-    fn elements(&self) -> Elements<'_> {
+    fn elements(&self) -> FloatSlice<'_> {
         match self {
             Self::F32(all) => all[..].into(),
             Self::F16(all) => all[..].into(),
@@ -351,4 +352,10 @@ fn all_kernels_agree() {
             run(&|out, rule| blocking::multiply(kernel, &product, out, rule, 2));
         }
     }
+}
+
+#[test]
+#[should_panic(expected = "with strides")]
+fn strides_that_overflow_are_refused() {
+    Matrix::strided(&[0.0_f32; 4][..], [3, 1], [usize::MAX / 2 + 1, 1]);
 }

@@ -8,12 +8,10 @@ use std::ops::Range;
 
 use burn_backend::{DType, Shape, TensorData, TensorMetadata};
 use burn_flex::FlexTensor;
-use deepburn_kernels::Element;
-use deepburn_kernels::gemm::{Arithmetic, Elements, Matrix, Target};
+use deepburn_kernels::gemm::{Arithmetic, Matrix, Target};
+use deepburn_kernels::{self as kernels, FloatSlice};
 use half::{bf16, f16};
 use rayon::prelude::*;
-
-use super::vector::vectorised;
 
 /// Elements that a thread takes at a time in loops over elements.
 const BLOCK: usize = 16 * 1024;
@@ -49,7 +47,7 @@ pub(crate) fn owned(tensor: FlexTensor) -> FlexTensor {
 }
 
 /// What a tensor's storage holds from its first element on; nothing of an empty view that lies beyond it.
-fn stored(tensor: &FlexTensor) -> Elements<'_> {
+fn stored(tensor: &FlexTensor) -> FloatSlice<'_> {
     let start = tensor.layout().start_offset();
     match tensor.dtype() {
         DType::F32 => tensor.storage::<f32>().get(start..).unwrap_or_default().into(),
@@ -60,14 +58,10 @@ fn stored(tensor: &FlexTensor) -> Elements<'_> {
 }
 
 /// The elements of a contiguous tensor in flat order.
-pub(crate) fn elements(tensor: &FlexTensor) -> Elements<'_> {
+pub(crate) fn elements(tensor: &FlexTensor) -> FloatSlice<'_> {
     assert!(tensor.is_contiguous(), "the caller makes it contiguous");
     let len = tensor.shape().num_elements();
-    match stored(tensor) {
-        Elements::F32(elements) => elements[..len].into(),
-        Elements::F16(elements) => elements[..len].into(),
-        Elements::Bf16(elements) => elements[..len].into(),
-    }
+    stored(tensor).slice(0..len)
 }
 
 /// A matrix inside of a tensor: its last two axes, from element `offset` on, counted from the tensor's first. `None`
@@ -78,23 +72,10 @@ pub(crate) fn matrix_at(tensor: &FlexTensor, offset: usize) -> Option<Matrix<'_>
     let [rows, columns] = [shape[rank - 2], shape[rank - 1]];
     let strides = [strides[rank - 2], strides[rank - 1]].map(usize::try_from);
     let [Ok(row_stride), Ok(column_stride)] = strides else { return None };
-    Some(match stored(tensor) {
-        Elements::F32(all) => Matrix::strided(
-            all.get(offset..).unwrap_or_default(),
-            [rows, columns],
-            [row_stride, column_stride],
-        ),
-        Elements::F16(all) => Matrix::strided(
-            all.get(offset..).unwrap_or_default(),
-            [rows, columns],
-            [row_stride, column_stride],
-        ),
-        Elements::Bf16(all) => Matrix::strided(
-            all.get(offset..).unwrap_or_default(),
-            [rows, columns],
-            [row_stride, column_stride],
-        ),
-    })
+    // An empty view may lie beyond the end.
+    let stored = stored(tensor);
+    let elements = stored.starting_at(offset.min(stored.len()));
+    Some(Matrix::strided(elements, [rows, columns], [row_stride, column_stride]))
 }
 
 /// Calls `work` with a matrix, which is copied only if its elements lie backwards.
@@ -121,46 +102,17 @@ pub(crate) fn widen(tensor: &FlexTensor) -> Cow<'_, [f32]> {
 
 /// Elements `range` as f32, in `room` where they are 16 bits wide.
 pub(crate) fn read<'a>(
-    elements: Elements<'a>,
+    elements: FloatSlice<'a>,
     range: Range<usize>,
     room: &'a mut Vec<f32>,
 ) -> &'a [f32] {
-    match elements {
-        Elements::F32(all) => &all[range],
-        Elements::F16(all) => {
-            room.resize(range.len(), 0.0);
-            widen_f16(&all[range], room);
+    match elements.slice(range) {
+        FloatSlice::F32(elements) => elements,
+        narrow => {
+            room.resize(narrow.len(), 0.0);
+            kernels::widen(narrow, room);
             room
         }
-        Elements::Bf16(all) => {
-            room.resize(range.len(), 0.0);
-            widen_bf16(&all[range], room);
-            room
-        }
-    }
-}
-
-vectorised! {
-    fn widen_f16(elements: &[f16], values: &mut [f32]) {
-        f16::widen_all(elements, values);
-    }
-}
-
-vectorised! {
-    fn widen_bf16(elements: &[bf16], values: &mut [f32]) {
-        bf16::widen_all(elements, values);
-    }
-}
-
-vectorised! {
-    fn narrow_f16(values: &[f32], elements: &mut [f16]) {
-        f16::narrow_all(values, elements);
-    }
-}
-
-vectorised! {
-    fn narrow_bf16(values: &[f32], elements: &mut [bf16]) {
-        bf16::narrow_all(values, elements);
     }
 }
 
@@ -211,12 +163,12 @@ impl Output {
                 Target::F16(first) => {
                     room.resize(len, 0.0);
                     work(room);
-                    narrow_f16(room, std::slice::from_raw_parts_mut(first, len));
+                    kernels::cast(room, std::slice::from_raw_parts_mut(first, len).into());
                 }
                 Target::Bf16(first) => {
                     room.resize(len, 0.0);
                     work(room);
-                    narrow_bf16(room, std::slice::from_raw_parts_mut(first, len));
+                    kernels::cast(room, std::slice::from_raw_parts_mut(first, len).into());
                 }
             }
         }
@@ -240,11 +192,11 @@ impl Output {
                 Target::F32(_) => {}
                 Target::F16(first) => {
                     room.resize(len, 0.0);
-                    widen_f16(std::slice::from_raw_parts(first, len), room);
+                    kernels::widen(std::slice::from_raw_parts(first, len).into(), room);
                 }
                 Target::Bf16(first) => {
                     room.resize(len, 0.0);
-                    widen_bf16(std::slice::from_raw_parts(first, len), room);
+                    kernels::widen(std::slice::from_raw_parts(first, len).into(), room);
                 }
             }
             self.write(range, room, work);

@@ -5,7 +5,8 @@ use std::ops::Range;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{DType, TensorMetadata};
 use burn_flex::{Flex, FlexTensor};
-use deepburn_kernels::gemm::{Arithmetic, Elements, Matrix, MatrixMut, Product, Threads};
+use deepburn_kernels::FloatSlice;
+use deepburn_kernels::gemm::{Arithmetic, Matrix, MatrixMut, Product, Threads};
 use rayon::prelude::*;
 
 use super::array::{
@@ -125,7 +126,7 @@ impl Extent {
     /// Such rows of the matrix of queries (0), keys (1) and values (2).
     fn projected<'a>(
         self,
-        all: Elements<'a>,
+        all: FloatSlice<'a>,
         head: usize,
         rows: &Range<usize>,
         part: usize,
@@ -139,7 +140,7 @@ impl Extent {
     }
 
     /// Such rows of the result or of its gradient.
-    fn merged<'a>(self, all: Elements<'a>, head: usize, rows: &Range<usize>) -> Matrix<'a> {
+    fn merged<'a>(self, all: FloatSlice<'a>, head: usize, rows: &Range<usize>) -> Matrix<'a> {
         Matrix::new(
             all.starting_at(self.place(head, rows, 0, 1)),
             rows.len(),
@@ -162,7 +163,7 @@ vectorised! {
 struct Inputs<'a> {
     extent: Extent,
     reach: &'a Reach,
-    projected: Elements<'a>,
+    projected: FloatSlice<'a>,
     arithmetic: Arithmetic,
     dropout: Option<AttentionDropout>,
 }
@@ -317,8 +318,8 @@ impl BackwardScratch {
 
 /// What backward is given besides the inputs.
 struct Given<'a> {
-    grad: Elements<'a>,
-    output: Elements<'a>,
+    grad: FloatSlice<'a>,
+    output: FloatSlice<'a>,
     log_sums: &'a [f32],
 }
 

@@ -4,12 +4,10 @@ use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{DType, Element, FloatDType, Shape, TensorData, TensorMetadata};
 use burn_flex::{Flex, FlexTensor};
-use deepburn_kernels::{
-    self as kernels, ElementwiseStep, Gradient, GradientStats, OwnedSlice, WorkingCopy,
-};
+use deepburn_kernels::{self as kernels, ElementwiseStep, GradientStats, OwnedSlice, WorkingCopy};
 use half::{bf16, f16};
 
-use super::array::{owned, unwritten};
+use super::array::{contiguous, elements, owned, unwritten};
 use crate::layout::LayoutOps;
 use crate::optimizer::{OptimizerOps, UpdateArrays};
 use crate::stream::StreamOps;
@@ -26,7 +24,7 @@ impl OptimizerOps for Flex {
         let mut master = owned(master);
         let mut states: Vec<_> = states.into_iter().map(owned).collect();
         let len = master.layout().num_elements();
-        let gradient = readable(gradient);
+        let gradient = contiguous(&gradient);
         // `storage_mut` copies what somebody else holds too; states and masters are held once.
         let mut update = |working: Option<WorkingCopy<'_>>| {
             let used = states.iter_mut().take(step.states());
@@ -46,7 +44,7 @@ impl OptimizerOps for Flex {
     }
 
     fn gradient_stats(gradient: FloatTensor<Self>) -> GradientStats {
-        kernels::gradient_stats(elements(&readable(gradient)))
+        kernels::gradient_stats(elements(&contiguous(&gradient)))
     }
 
     fn cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
@@ -55,15 +53,15 @@ impl OptimizerOps for Flex {
         let cast = match (tensor.dtype(), dtype) {
             (held, wanted) if held == DType::from(wanted) => return tensor,
             (DType::F32, FloatDType::F16) => {
-                let tensor = readable(tensor);
+                let tensor = contiguous(&tensor);
                 filled::<f16>(len, |copy| kernels::cast(slice(&tensor), copy.into()))
             }
             (DType::F32, FloatDType::BF16) => {
-                let tensor = readable(tensor);
+                let tensor = contiguous(&tensor);
                 filled::<bf16>(len, |copy| kernels::cast(slice(&tensor), copy.into()))
             }
             (DType::F16 | DType::BF16, FloatDType::F32) => {
-                let tensor = readable(tensor);
+                let tensor = contiguous(&tensor);
                 filled::<f32>(len, |copy| kernels::widen(elements(&tensor), copy))
             }
             _ => return Self::float_cast(tensor, dtype),
@@ -79,7 +77,7 @@ impl OptimizerOps for Flex {
             let parts: Vec<&[E]> = parts.iter().map(slice).collect();
             filled(len, |flat| kernels::flatten(&parts, flat))
         }
-        let parts: Vec<_> = parts.into_iter().map(readable).collect();
+        let parts: Vec<_> = parts.iter().map(contiguous).collect();
         match parts[0].dtype() {
             DType::F64 => copied::<f64>(&parts, len),
             DType::F16 => copied::<f16>(&parts, len),
@@ -97,22 +95,8 @@ impl LayoutOps for Flex {
     }
 }
 
-/// The tensor in a form whose elements are one slice; a contiguous view stays a view.
-fn readable(tensor: FlexTensor) -> FlexTensor {
-    if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() }
-}
-
 fn slice<E: Element + bytemuck::Pod>(tensor: &FlexTensor) -> &[E] {
     tensor.as_slice().expect("the tensor was made contiguous, and its type asked for")
-}
-
-/// The elements of a [`readable`] f32, f16 or bf16 tensor.
-fn elements(tensor: &FlexTensor) -> Gradient<'_> {
-    match tensor.dtype() {
-        DType::F16 => Gradient::F16(slice(tensor)),
-        DType::BF16 => Gradient::Bf16(slice(tensor)),
-        _ => Gradient::F32(slice(tensor)),
-    }
 }
 
 /// A flat tensor of `len` elements, all of which `fill` writes.

@@ -5,7 +5,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{FloatDType, TensorMetadata};
 use burn_tch::{LibTorch, TchElement, TchTensor};
 use deepburn_kernels::{
-    self as kernels, ElementwiseStep, Gradient, GradientStats, OwnedSlice, WorkingCopy,
+    self as kernels, ElementwiseStep, FloatSlice, GradientStats, OwnedSlice, WorkingCopy,
 };
 use half::{bf16, f16};
 use tch::{Device, Kind, Tensor};
@@ -110,7 +110,7 @@ fn slice_mut<T>(tensor: &mut TchTensor) -> &mut [T] {
 }
 
 /// The elements of a contiguous f32, f16 or bf16 tensor on the host.
-fn elements(tensor: &Tensor) -> Gradient<'_> {
+fn elements(tensor: &Tensor) -> FloatSlice<'_> {
     fn slice<T>(tensor: &Tensor) -> &[T] {
         assert_eq!(size_of::<T>(), tensor.kind().elt_size_in_bytes());
         if tensor.numel() == 0 {
@@ -121,8 +121,8 @@ fn elements(tensor: &Tensor) -> Gradient<'_> {
         unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<T>(), tensor.numel()) }
     }
     match tensor.kind() {
-        Kind::Half => Gradient::F16(slice(tensor)),
-        Kind::BFloat16 => Gradient::Bf16(slice(tensor)),
-        _ => Gradient::F32(slice(tensor)),
+        Kind::Half => FloatSlice::F16(slice(tensor)),
+        Kind::BFloat16 => FloatSlice::Bf16(slice(tensor)),
+        _ => FloatSlice::F32(slice(tensor)),
     }
 }

@@ -4,17 +4,16 @@
 //! a block is in f32 at a time: a 16-bit gradient of a large vocabulary would otherwise be widened as a whole, for each
 //! rank.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
 use burn_backend::{Backend, DType, FloatDType, TensorData, TensorMetadata};
 use bytemuck::Pod;
 use bytes::Bytes;
 use deepburn_kernels::Element;
-use deepburn_ops::{int_into_host, shared_bytes};
+use deepburn_ops::{float_bytes, float_into_host, int_into_host, shared_bytes};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::HostValues;
 use crate::rows::RowGradient;
 
 /// Elements of a block: a few rows of an embedding, so that most blocks have none to add.
@@ -103,7 +102,7 @@ impl HostSum {
 }
 
 /// Rows of gradients of embeddings, by their place in the flat order.
-struct SparseRows {
+pub(super) struct SparseRows {
     /// Sorted by place; rows of one place in the order in which they are added.
     places: Vec<RowPlace>,
     /// Elements of the longest row.
@@ -123,7 +122,7 @@ struct RowPlace {
 
 impl SparseRows {
     /// Reads those rows that lie in the part of the flat order that each gradient stands for.
-    fn read<B: Backend>(gradients: &[RowGradient<B>]) -> Self {
+    pub(super) fn read<B: Backend>(gradients: &[RowGradient<B>]) -> Self {
         let (mut places, mut values) = (Vec::new(), Vec::new());
         for gradient in gradients {
             let part = gradient.range();
@@ -155,6 +154,19 @@ impl SparseRows {
         Self { places, longest, values }
     }
 
+    /// Whether no row has an element of the part.
+    pub(super) fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// Adds every row to `sum`, which holds the whole part.
+    pub(super) fn add_all(&self, sum: &mut [f32]) {
+        let range = 0..sum.len();
+        for row in &self.places {
+            self.add(row, &range, sum);
+        }
+    }
+
     /// The rows that have elements in `range`, and perhaps some before it.
     fn of(&self, range: &Range<usize>) -> &[RowPlace] {
         let first = self.places.partition_point(|place| place.start + self.longest <= range.start);
@@ -172,6 +184,37 @@ impl SparseRows {
         let values = &values[first - row.start..last - row.start];
         for (sum, value) in sum[first - range.start..last - range.start].iter_mut().zip(values) {
             *sum += value;
+        }
+    }
+}
+
+/// The elements of a tensor in host memory as f32, shared with the tensor where it has them there.
+enum HostValues {
+    Shared(Bytes),
+    Own(Vec<f32>),
+}
+
+impl HostValues {
+    fn read<B: Backend>(tensor: B::FloatTensorPrimitive) -> Self {
+        if tensor.dtype() != DType::F32 {
+            return Self::Own(float_into_host::<B>(tensor));
+        }
+        let bytes = float_bytes::<B>(tensor);
+        match bytemuck::try_cast_slice::<u8, f32>(&bytes) {
+            Ok(_) => Self::Shared(bytes),
+            // A backend may read into memory that is not aligned.
+            Err(_) => Self::Own(bytemuck::pod_collect_to_vec(&bytes)),
+        }
+    }
+}
+
+impl Deref for HostValues {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        match self {
+            Self::Shared(bytes) => bytemuck::cast_slice(bytes),
+            Self::Own(values) => values,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn_backend::{Backend, DType, FloatDType};
-use deepburn_kernels::{ElementwiseStep, Gradient, OwnedSlice, cast, widen};
+use deepburn_kernels::{ElementwiseStep, FloatSlice, OwnedSlice, cast, widen};
 use deepburn_nvme::SwapError;
 use deepburn_ops::float_into_host;
 use half::{bf16, f16};
@@ -187,7 +187,7 @@ impl HostUpdate<'_> {
 
     fn compute(&self, param: &mut [f32], gradient: &[f32], states: &mut [&mut [f32]]) {
         let slice = OwnedSlice { param, states, working: None };
-        self.step.update(self.scale, Gradient::F32(gradient), slice);
+        self.step.update(self.scale, FloatSlice::F32(gradient), slice);
     }
 
     /// Copies a piece of the updated master to where ops find it.
@@ -247,8 +247,8 @@ impl HostGradient {
         let bytes = &*piece.bytes();
         let mut wide = vec![0.0; range.len()];
         match dtype {
-            DType::F16 => widen(Gradient::F16(bytemuck::cast_slice(bytes)), &mut wide),
-            DType::BF16 => widen(Gradient::Bf16(bytemuck::cast_slice(bytes)), &mut wide),
+            DType::F16 => widen(FloatSlice::F16(bytemuck::cast_slice(bytes)), &mut wide),
+            DType::BF16 => widen(FloatSlice::Bf16(bytemuck::cast_slice(bytes)), &mut wide),
             _ => wide.copy_from_slice(bytemuck::cast_slice(bytes)),
         }
         Ok(Cow::Owned(wide))

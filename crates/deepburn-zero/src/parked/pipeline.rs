@@ -181,7 +181,7 @@ impl Pipeline {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use deepburn_kernels::{Adam, AdamStep, ElementwiseStep, Gradient, OwnedSlice, WeightDecay};
+    use deepburn_kernels::{Adam, AdamStep, ElementwiseStep, FloatSlice, OwnedSlice, WeightDecay};
     use deepburn_nvme::IoPolicy;
 
     use super::*;
@@ -274,7 +274,7 @@ mod tests {
                     states: &mut [m.as_mut_slice(), v.as_mut_slice()],
                     working: None,
                 };
-                step.update(1.0, Gradient::F32(gradient.as_slice()), slice);
+                step.update(1.0, FloatSlice::F32(gradient.as_slice()), slice);
                 if update_started.elapsed() >= load {
                     break;
                 }

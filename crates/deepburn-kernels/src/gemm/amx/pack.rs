@@ -3,8 +3,8 @@
 use std::arch::x86_64::*;
 
 use super::{COLUMNS, DEPTH_STEP, PAIRS, ROWS};
+use crate::FloatSlice;
 use crate::gemm::avx512::pack::{Bf16Pairs, F32Pairs, Load, pack_pairs, transposed};
-use crate::gemm::matrix::Elements;
 use crate::gemm::pack::{Pair, Strip};
 
 /// Packs a right panel, as `[pair][32 columns]`.
@@ -38,10 +38,10 @@ pub(in crate::gemm) unsafe fn pack_left(strip: Strip<'_>, panel: *mut Pair) {
         unsafe {
             let out = panel.add(block * ROWS * PAIRS);
             match part.elements {
-                Elements::Bf16(elements) if part.depth_stride == 1 => {
+                FloatSlice::Bf16(elements) if part.depth_stride == 1 => {
                     pack_along::<Bf16Pairs>(elements, part, out);
                 }
-                Elements::F32(elements) if part.depth_stride == 1 => {
+                FloatSlice::F32(elements) if part.depth_stride == 1 => {
                     pack_along::<F32Pairs>(elements, part, out);
                 }
                 _ => pack_transposed(part, out),

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use super::LANES;
-use crate::gemm::matrix::Elements;
+use crate::FloatSlice;
 use crate::gemm::pack::{Pair, Strip, pack};
 
 /// Reads sixteen packed elements at a time.
@@ -149,9 +149,9 @@ pub(in crate::gemm) unsafe fn pack_pairs(strip: Strip<'_>, width: usize, panel: 
     // SAFETY: as the caller promises.
     unsafe {
         match strip.elements {
-            Elements::Bf16(elements) => pack_strip::<Bf16Pairs, _>(elements, strip, width, panel),
-            Elements::F32(elements) => pack_strip::<F32Pairs, _>(elements, strip, width, panel),
-            Elements::F16(_) => pack(strip, width, strip.depth.next_multiple_of(2), panel),
+            FloatSlice::Bf16(elements) => pack_strip::<Bf16Pairs, _>(elements, strip, width, panel),
+            FloatSlice::F32(elements) => pack_strip::<F32Pairs, _>(elements, strip, width, panel),
+            FloatSlice::F16(_) => pack(strip, width, strip.depth.next_multiple_of(2), panel),
         }
     }
 }
@@ -161,9 +161,11 @@ pub(super) unsafe fn pack_singles(strip: Strip<'_>, width: usize, panel: *mut f3
     // SAFETY: as the caller promises.
     unsafe {
         match strip.elements {
-            Elements::F32(elements) => pack_strip::<F32Singles, _>(elements, strip, width, panel),
-            Elements::Bf16(elements) => pack_strip::<Bf16Singles, _>(elements, strip, width, panel),
-            Elements::F16(elements) => pack_strip::<F16Singles, _>(elements, strip, width, panel),
+            FloatSlice::F32(elements) => pack_strip::<F32Singles, _>(elements, strip, width, panel),
+            FloatSlice::Bf16(elements) => {
+                pack_strip::<Bf16Singles, _>(elements, strip, width, panel)
+            }
+            FloatSlice::F16(elements) => pack_strip::<F16Singles, _>(elements, strip, width, panel),
         }
     }
 }

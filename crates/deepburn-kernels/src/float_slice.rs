@@ -1,16 +1,17 @@
-//! A gradient in the precision that it arrived in.
+//! Numbers in the precision in which they are held.
 //!
-//! Main type: [`Gradient`]. Kernels read it as it is, so that a 16-bit gradient costs half the
-//! traffic and is never widened into a buffer of its own. [`widen`] is for those that need one.
+//! Main type: [`FloatSlice`]. Kernels read gradients and the operands of products as they are, so a 16-bit array costs
+//! half the memory traffic and is never widened as a whole. [`widen`] is for callers that need a copy in single
+//! precision.
 
 use crate::blocks::{check_lengths, map_blocks};
 use crate::element::Element;
 use half::{bf16, f16};
 use std::ops::Range;
 
-/// The elements of a gradient, in the format that they are held in.
+/// A slice of `f32`, `f16` or `bf16` elements.
 #[derive(Debug, Clone, Copy)]
-pub enum Gradient<'a> {
+pub enum FloatSlice<'a> {
     /// Single precision.
     F32(&'a [f32]),
     /// Half precision: up to 65504, in steps of 2^-24 near zero.
@@ -19,19 +20,19 @@ pub enum Gradient<'a> {
     Bf16(&'a [bf16]),
 }
 
-/// Evaluates an expression on a gradient's slice, whatever its elements are.
+/// Evaluates an expression on the inner slice, whatever its elements are.
 macro_rules! with_elements {
-    ($gradient:expr, $elements:ident => $call:expr) => {
-        match $gradient {
-            crate::Gradient::F32($elements) => $call,
-            crate::Gradient::F16($elements) => $call,
-            crate::Gradient::Bf16($elements) => $call,
+    ($slice:expr, $elements:ident => $call:expr) => {
+        match $slice {
+            crate::FloatSlice::F32($elements) => $call,
+            crate::FloatSlice::F16($elements) => $call,
+            crate::FloatSlice::Bf16($elements) => $call,
         }
     };
 }
 pub(crate) use with_elements;
 
-impl Gradient<'_> {
+impl FloatSlice<'_> {
     /// Number of elements.
     pub fn len(&self) -> usize {
         with_elements!(self, elements => elements.len())
@@ -42,7 +43,7 @@ impl Gradient<'_> {
         self.len() == 0
     }
 
-    /// Some of the elements.
+    /// Returns the elements in `range`.
     ///
     /// # Panics
     /// When `range` reaches beyond the end.
@@ -55,6 +56,16 @@ impl Gradient<'_> {
         }
     }
 
+    /// Returns the elements from `start` on.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    #[must_use]
+    pub fn starting_at(self, start: usize) -> Self {
+        let len = self.len();
+        self.slice(start..len)
+    }
+
     /// One element, by `half`'s scalar conversion: what the references read.
     pub(crate) fn get(&self, index: usize) -> f32 {
         match self {
@@ -65,39 +76,39 @@ impl Gradient<'_> {
     }
 }
 
-impl<'a> From<&'a [f32]> for Gradient<'a> {
+impl<'a> From<&'a [f32]> for FloatSlice<'a> {
     fn from(elements: &'a [f32]) -> Self {
         Self::F32(elements)
     }
 }
 
-impl<'a> From<&'a [f16]> for Gradient<'a> {
+impl<'a> From<&'a [f16]> for FloatSlice<'a> {
     fn from(elements: &'a [f16]) -> Self {
         Self::F16(elements)
     }
 }
 
-impl<'a> From<&'a [bf16]> for Gradient<'a> {
+impl<'a> From<&'a [bf16]> for FloatSlice<'a> {
     fn from(elements: &'a [bf16]) -> Self {
         Self::Bf16(elements)
     }
 }
 
-/// The gradient's numbers in single precision, which is exact.
+/// Widens `values` to single precision, which is exact.
 ///
 /// # Panics
 /// When the slices differ in length.
-pub fn widen(grad: Gradient<'_>, out: &mut [f32]) {
-    check_lengths("widen", ("out", out.len()), &[("grad", grad.len())]);
-    with_elements!(grad, grad => {
-        map_blocks(out, grad, widen_block);
+pub fn widen(values: FloatSlice<'_>, out: &mut [f32]) {
+    check_lengths("widen", ("out", out.len()), &[("values", values.len())]);
+    with_elements!(values, values => {
+        map_blocks(out, values, widen_block);
     });
 }
 
 #[inline(always)]
-fn widen_block<G: Element>(out: &mut [f32], grad: &[G]) {
-    for (out, g) in out.iter_mut().zip(grad) {
-        *out = g.widen();
+fn widen_block<E: Element>(out: &mut [f32], values: &[E]) {
+    for (out, value) in out.iter_mut().zip(values) {
+        *out = value.widen();
     }
 }
 
@@ -120,9 +131,9 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "widen: `grad` has 2 elements and `out` has 3")]
+    #[should_panic(expected = "widen: `values` has 2 elements and `out` has 3")]
     fn slices_of_different_lengths_are_refused() {
-        widen(Gradient::F32(&[0.0; 2]), &mut [0.0; 3]);
+        widen(FloatSlice::F32(&[0.0; 2]), &mut [0.0; 3]);
     }
 
     proptest! {

@@ -47,6 +47,9 @@
 //! assert!(losses.iter().all(|loss| *loss < 0.3));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! The folder `examples` has whole programs: an MLP (`mlp`), an image classifier with batch normalization in bf16
+//! (`images`), a GAN with two engines (`gan`) and a training loop that resumes from a checkpoint (`training_loop`).
 
 mod cores;
 mod ranks;

@@ -25,6 +25,7 @@ mod failure;
 mod finetune;
 mod forecast;
 mod job_state;
+mod key_chapter;
 mod keys;
 mod known_model;
 mod launch;

@@ -16,6 +16,7 @@ use crate::checkpoint_tools::{CheckpointChoice, Size, WeightType, consolidate, i
 use crate::counted::counted;
 use crate::estimates::{EstimateArguments, estimates};
 use crate::failure::Failure;
+use crate::key_chapter::key_chapter;
 use crate::keys::keys;
 use crate::known_model::KnownModel;
 use crate::launch::{LaunchArguments, launch};
@@ -56,6 +57,9 @@ pub enum Command {
         /// Print a JSON Schema for editors, of the job file or of `deepspeed`.
         #[arg(long)]
         schema: bool,
+        /// Print all keys as the chapter "Configuration keys" of the book.
+        #[arg(long, conflicts_with_all = ["path", "schema"])]
+        markdown: bool,
     },
     /// Predict the memory of model states, buffers and activations on every rank, and the time of a step.
     Estimate(EstimateArguments),
@@ -145,7 +149,11 @@ pub fn run(tools: Tools) -> Result<(), Failure> {
             print(&check_config(&config, ranks, open, json)?);
             Ok(())
         }
-        Command::Keys { path, schema } => {
+        Command::Keys { markdown: true, .. } => {
+            print(&key_chapter());
+            Ok(())
+        }
+        Command::Keys { path, schema, markdown: false } => {
             print(&keys(path.as_deref(), schema)?);
             Ok(())
         }

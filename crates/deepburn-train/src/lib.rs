@@ -144,6 +144,8 @@
 #![recursion_limit = "256"]
 
 mod checkpoints;
+#[cfg(doctest)]
+mod documentation;
 mod gradients;
 mod loaders;
 mod optimizer;

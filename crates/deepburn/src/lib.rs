@@ -52,6 +52,8 @@
 //! (`images`), a GAN with two engines (`gan`) and a training loop that resumes from a checkpoint (`training_loop`).
 
 mod cores;
+#[cfg(doctest)]
+mod documentation;
 mod ranks;
 
 pub use cores::{HostCores, divide_cores, start_threads};

@@ -1,0 +1,4 @@
+//! Compiles and runs the Rust code of the book.
+
+#[doc = include_str!("../../../docs/src/learner.md")]
+struct Learner;

@@ -337,7 +337,7 @@ mod tests {
         let states = text.lines().find(|line| line.starts_with("  model states")).unwrap();
         let figures: Vec<f64> =
             states.split_whitespace().skip(2).map(|figure| figure.parse().unwrap()).collect();
-        // The table of the README.
+        // The table of the book's chapter on memory.
         let rounded: Vec<_> = figures.into_iter().map(f64::round).collect();
         assert_eq!(rounded, [1899.0, 1187.0, 831.0, 475.0]);
     }

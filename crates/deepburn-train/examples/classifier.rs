@@ -3,11 +3,11 @@
 //! ```sh
 //! cargo run --release --example classifier
 //! cargo run --release --example classifier --features deepburn-train/tui
-//! cargo run --release --example classifier -- --resume 2
+//! cargo run --release --example classifier -- --resume 4
 //! ```
 //!
-//! The second command shows Burn's dashboard, and the third resumes after the second epoch of an
-//! earlier run. Ctrl-C ends all ranks after the present micro-batch. Everything is written below
+//! The second command shows Burn's dashboard, and the third resumes after the fourth epoch of an
+//! earlier run, which kept the checkpoints of its last two epochs and of the best one. Ctrl-C ends all ranks after the present micro-batch. Everything is written below
 //! `target/classifier`.
 
 use std::error::Error;

@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 use half::bf16;
 
 use super::avx512::Avx512Bf16;
-use super::kernel::{Kernel, Tile};
+use super::kernel::{Kernel, LeftRows, Tile};
 use super::pack::{Pair, Strip};
 use super::result::{RowMut, Rule};
 use super::{Arithmetic, Matrix, MatrixMut, Product, blocking};
@@ -94,16 +94,9 @@ impl Kernel for Amx {
         unsafe { pack::pack_right(strip, panel) }
     }
 
-    unsafe fn tile(
-        self,
-        depth: usize,
-        left: *const Pair,
-        _: usize,
-        right: *const Pair,
-        tile: Tile,
-    ) {
+    unsafe fn tile(self, depth: usize, left: LeftRows<Pair>, right: *const Pair, tile: Tile) {
         // SAFETY: tiles are configured inside of `run`; the rest as above. A left panel has the rows of one tile.
-        unsafe { tiles::multiply(depth / DEPTH_STEP, left, right, tile) }
+        unsafe { tiles::multiply(depth / DEPTH_STEP, left.first, right, tile) }
     }
 
     fn finish(self, sums: &[f32], row: RowMut<'_>) {

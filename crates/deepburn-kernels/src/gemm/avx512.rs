@@ -5,18 +5,14 @@
 
 use std::arch::x86_64::*;
 
-use super::kernel::{Kernel, Tile};
+use super::kernel::{Kernel, Left, LeftRows, Tile};
+use super::matrix::{Elements, Matrix};
 use super::pack::{Pair, Strip};
 use super::result::RowMut;
 
 pub(super) mod pack;
 
-use pack::{pack_pairs, pack_singles};
-
-/// Rows and columns of a tile: 24 registers hold sums, three a row of the right panel, one a number of the left.
-const ROWS: usize = 8;
-const VECTORS: usize = 3;
-const COLUMNS: usize = VECTORS * LANES;
+use pack::{pack_pair_rows, pack_pairs, pack_singles};
 
 /// 32-bit lanes of a register.
 const LANES: usize = 16;
@@ -46,121 +42,197 @@ impl Avx512 {
     }
 }
 
-macro_rules! kernel {
-    ($kernel:ident, $packed:ty, $features:literal, $depth:literal, $block:literal, $pack:ident, $tile:ident) => {
-        impl Kernel for $kernel {
-            type Packed = $packed;
+/// Rows and columns of a tile of pairs: 24 registers hold sums, four a row of the right panel, one a pair of the left
+/// operand. A row of a right panel is made of 128 bytes of each of two rows of the operand, which are whole cache lines.
+const PAIR_ROWS: usize = 6;
+const PAIR_VECTORS: usize = 4;
+const PAIR_COLUMNS: usize = PAIR_VECTORS * LANES;
 
-            const DEPTH: usize = $depth;
-            const DEPTH_STEP: usize = $depth;
-            const DEPTH_BLOCK: usize = $block;
-            const LEFT_LANES: usize = LANES;
-            const ROWS: usize = ROWS;
-            const COLUMNS: usize = COLUMNS;
+impl Kernel for Avx512Bf16 {
+    type Packed = Pair;
 
-            unsafe fn pack_left(self, strip: Strip<'_>, panel: *mut $packed) {
-                // SAFETY: the kernel exists only where the processor can run it; the rest as the caller promises.
-                unsafe { $pack(strip, LANES, panel) }
+    const DEPTH: usize = 2;
+    const DEPTH_STEP: usize = 2;
+    /// A right panel of 512 KiB, half of the second-level cache. From there it comes fast enough: a step of a tile
+    /// reads 256 bytes of it in twelve cycles. More depths at a time mean fewer sums that go to memory and back.
+    const DEPTH_BLOCK: usize = 4096;
+    const LEFT_LANES: usize = 32;
+    const ROWS: usize = PAIR_ROWS;
+    const COLUMNS: usize = PAIR_COLUMNS;
+
+    /// Two depths that lie side by side are a pair already. The last of an odd number of depths has none.
+    fn in_place(self, left: Matrix<'_>) -> Option<Left<Pair>> {
+        match left.elements {
+            Elements::Bf16(elements)
+                if left.column_stride == 1 && left.columns.is_multiple_of(2) =>
+            {
+                Some(Left { first: elements.as_ptr().cast(), row_bytes: 2 * left.row_stride })
             }
-
-            unsafe fn pack_right(self, strip: Strip<'_>, panel: *mut $packed) {
-                // SAFETY: as above.
-                unsafe { $pack(strip, COLUMNS, panel) }
-            }
-
-            unsafe fn tile(
-                self,
-                depth: usize,
-                left: *const $packed,
-                row: usize,
-                right: *const $packed,
-                tile: Tile,
-            ) {
-                // SAFETY: as above.
-                unsafe { $tile(depth / $depth, left.add(row), right, tile) }
-            }
-
-            fn finish(self, sums: &[f32], row: RowMut<'_>) {
-                #[target_feature(enable = $features)]
-                fn compiled(sums: &[f32], row: RowMut<'_>) {
-                    row.write(sums);
-                }
-                // SAFETY: the kernel exists only where the processor can run it.
-                unsafe { compiled(sums, row) }
-            }
+            _ => None,
         }
-    };
+    }
+
+    /// An odd number of cache lines, so that rows do not all begin in the same set of a cache.
+    fn left_row_bytes(depth: usize) -> usize {
+        const LINE: usize = 64;
+        let lines = depth
+            .checked_mul(size_of::<u16>())
+            .expect("a packed row fits into memory")
+            .div_ceil(LINE);
+        (lines | 1) * LINE
+    }
+
+    /// Packed rows are what `in_place` finds in a matrix.
+    fn left_at(left: Left<Pair>, row: usize, depth: usize) -> *const Pair {
+        left.row(row).wrapping_add(depth / 2)
+    }
+
+    unsafe fn pack_left(self, strip: Strip<'_>, panel: *mut Pair) {
+        // SAFETY: the kernel exists only where the processor can run it; the rest as the caller promises.
+        unsafe { pack_pair_rows(strip, panel, Self::left_row_bytes(strip.depth)) }
+    }
+
+    unsafe fn pack_right(self, strip: Strip<'_>, panel: *mut Pair) {
+        // SAFETY: as above.
+        unsafe { pack_pairs(strip, PAIR_COLUMNS, panel) }
+    }
+
+    unsafe fn tile(self, depth: usize, left: LeftRows<Pair>, right: *const Pair, tile: Tile) {
+        let tile_of_rows = match left.count {
+            1 => tile_bf16::<1>,
+            2 => tile_bf16::<2>,
+            3 => tile_bf16::<3>,
+            4 => tile_bf16::<4>,
+            5 => tile_bf16::<5>,
+            _ => tile_bf16::<PAIR_ROWS>,
+        };
+        // SAFETY: as above.
+        unsafe { tile_of_rows(depth / 2, left, right, tile) }
+    }
+
+    fn finish(self, sums: &[f32], row: RowMut<'_>) {
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+        fn compiled(sums: &[f32], row: RowMut<'_>) {
+            row.write(sums);
+        }
+        // SAFETY: the kernel exists only where the processor can run it.
+        unsafe { compiled(sums, row) }
+    }
 }
 
-kernel!(
-    Avx512Bf16,
-    Pair,
-    "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16",
-    2,
-    256,
-    pack_pairs,
-    tile_bf16
-);
-kernel!(Avx512, f32, "avx512f,avx512bw,avx512vl,avx512dq", 1, 192, pack_singles, tile_f32);
-
-macro_rules! tile {
-    ($name:ident, $packed:ty, $features:literal, $broadcast:expr, $multiply:expr) => {
-        #[target_feature(enable = $features)]
-        #[allow(clippy::needless_range_loop)]
-        unsafe fn $name(
-            depth: usize,
-            mut left: *const $packed,
-            mut right: *const $packed,
-            tile: Tile,
-        ) {
-            // Loops over numbers, which the compiler unrolls: through iterators it keeps the sums in memory, at half the
-            // speed.
-            let mut sums = [[_mm512_setzero_ps(); VECTORS]; ROWS];
-            // SAFETY: the panels have these depths and the tile these rows, as the caller promises.
-            unsafe {
-                for _ in 0..depth {
-                    let vectors =
-                        [0, 1, 2].map(|v| _mm512_loadu_si512(right.add(v * LANES).cast()));
-                    for row in 0..ROWS {
-                        let number = $broadcast(left.add(row));
-                        for v in 0..VECTORS {
-                            sums[row][v] = $multiply(sums[row][v], number, vectors[v]);
-                        }
-                    }
-                    left = left.add(LANES);
-                    right = right.add(COLUMNS);
-                }
-                for row in 0..ROWS {
-                    for v in 0..VECTORS {
-                        let out = tile.values.add(row * COLUMNS + v * LANES);
-                        let before = if tile.accumulate {
-                            _mm512_loadu_ps(out)
-                        } else {
-                            _mm512_setzero_ps()
-                        };
-                        _mm512_storeu_ps(out, _mm512_add_ps(before, sums[row][v]));
-                    }
+/// Multiplies a tile of `ROWS` rows. Its sums start from those of earlier depths, so that an element is one sum over
+/// all pairs in their order, wherever depths are divided into blocks.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+#[allow(clippy::needless_range_loop)]
+unsafe fn tile_bf16<const ROWS: usize>(
+    pairs: usize,
+    left: LeftRows<Pair>,
+    mut right: *const Pair,
+    tile: Tile,
+) {
+    // Loops over numbers, which the compiler unrolls: through iterators it keeps the sums in memory, at half the speed.
+    let mut sums = [[_mm512_setzero_ps(); PAIR_VECTORS]; ROWS];
+    let mut first = left.first;
+    // SAFETY: the operands have these depths and the tile these rows, as the caller promises. Rows of 16-bit numbers
+    // may start at any of them.
+    unsafe {
+        if tile.accumulate {
+            for row in 0..ROWS {
+                for v in 0..PAIR_VECTORS {
+                    sums[row][v] = _mm512_load_ps(tile.values.add(row * PAIR_COLUMNS + v * LANES));
                 }
             }
         }
-    };
+        for _ in 0..pairs {
+            let vectors = [0, 1, 2, 3].map(|v| _mm512_loadu_si512(right.add(v * LANES).cast()));
+            for row in 0..ROWS {
+                let pair = first.wrapping_byte_add(row * left.row_bytes).cast::<i32>();
+                let pair = _mm512_set1_epi32(pair.read_unaligned());
+                for v in 0..PAIR_VECTORS {
+                    sums[row][v] = _mm512_dpbf16_ps(
+                        sums[row][v],
+                        std::mem::transmute::<__m512i, __m512bh>(pair),
+                        std::mem::transmute::<__m512i, __m512bh>(vectors[v]),
+                    );
+                }
+            }
+            first = first.wrapping_add(1);
+            right = right.add(PAIR_COLUMNS);
+        }
+        for row in 0..ROWS {
+            for v in 0..PAIR_VECTORS {
+                _mm512_store_ps(tile.values.add(row * PAIR_COLUMNS + v * LANES), sums[row][v]);
+            }
+        }
+    }
 }
 
-tile!(
-    tile_bf16,
-    Pair,
-    "avx512f,avx512bw,avx512bf16",
-    |pair: *const Pair| _mm512_set1_epi32((*pair).0 as i32),
-    |sum, left: __m512i, right: __m512i| _mm512_dpbf16_ps(
-        sum,
-        std::mem::transmute::<__m512i, __m512bh>(left),
-        std::mem::transmute::<__m512i, __m512bh>(right)
-    )
-);
-tile!(
-    tile_f32,
-    f32,
-    "avx512f,avx512bw",
-    |number: *const f32| _mm512_set1_ps(*number),
-    |sum, left, right| _mm512_fmadd_ps(left, _mm512_castsi512_ps(right), sum)
-);
+/// Rows and columns of a tile in single precision: 24 registers hold sums, three a row of the right panel, one a number
+/// of the left.
+const ROWS: usize = 8;
+const VECTORS: usize = 3;
+const COLUMNS: usize = VECTORS * LANES;
+
+impl Kernel for Avx512 {
+    type Packed = f32;
+
+    const DEPTH: usize = 1;
+    const DEPTH_STEP: usize = 1;
+    const DEPTH_BLOCK: usize = 192;
+    const LEFT_LANES: usize = LANES;
+    const ROWS: usize = ROWS;
+    const COLUMNS: usize = COLUMNS;
+
+    unsafe fn pack_left(self, strip: Strip<'_>, panel: *mut f32) {
+        // SAFETY: the kernel exists only where the processor can run it; the rest as the caller promises.
+        unsafe { pack_singles(strip, LANES, panel) }
+    }
+
+    unsafe fn pack_right(self, strip: Strip<'_>, panel: *mut f32) {
+        // SAFETY: as above.
+        unsafe { pack_singles(strip, COLUMNS, panel) }
+    }
+
+    unsafe fn tile(self, depth: usize, left: LeftRows<f32>, right: *const f32, tile: Tile) {
+        // SAFETY: as above.
+        unsafe { tile_f32(depth, left.first, right, tile) }
+    }
+
+    fn finish(self, sums: &[f32], row: RowMut<'_>) {
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+        fn compiled(sums: &[f32], row: RowMut<'_>) {
+            row.write(sums);
+        }
+        // SAFETY: the kernel exists only where the processor can run it.
+        unsafe { compiled(sums, row) }
+    }
+}
+
+/// Multiplies a tile, whose sums are added to those of earlier depths at the end.
+#[target_feature(enable = "avx512f,avx512bw")]
+#[allow(clippy::needless_range_loop)]
+unsafe fn tile_f32(depth: usize, mut left: *const f32, mut right: *const f32, tile: Tile) {
+    let mut sums = [[_mm512_setzero_ps(); VECTORS]; ROWS];
+    // SAFETY: the panels have these depths and the tile these rows, as the caller promises.
+    unsafe {
+        for _ in 0..depth {
+            let vectors = [0, 1, 2].map(|v| _mm512_loadu_ps(right.add(v * LANES)));
+            for row in 0..ROWS {
+                let number = _mm512_set1_ps(*left.add(row));
+                for v in 0..VECTORS {
+                    sums[row][v] = _mm512_fmadd_ps(number, vectors[v], sums[row][v]);
+                }
+            }
+            left = left.add(LANES);
+            right = right.add(COLUMNS);
+        }
+        for row in 0..ROWS {
+            for v in 0..VECTORS {
+                let out = tile.values.add(row * COLUMNS + v * LANES);
+                let before =
+                    if tile.accumulate { _mm512_loadu_ps(out) } else { _mm512_setzero_ps() };
+                _mm512_storeu_ps(out, _mm512_add_ps(before, sums[row][v]));
+            }
+        }
+    }
+}

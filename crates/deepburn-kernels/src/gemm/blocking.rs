@@ -11,7 +11,7 @@
 use rayon::prelude::*;
 
 use super::Product;
-use super::kernel::{Kernel, Tile};
+use super::kernel::{Kernel, Left, LeftRows, Tile};
 use super::matrix::MatrixMut;
 use super::pack::Strip;
 use super::result::{RowMut, Rule};
@@ -35,26 +35,32 @@ pub(super) fn multiply<K: Kernel>(
     rule: Rule<'_>,
     threads: usize,
 ) {
-    let depth = product.left.columns();
-    let packed_depth = depth.next_multiple_of(K::DEPTH_STEP) / K::DEPTH;
-    // Strides of 0 allow for depths that no memory has.
-    let panel_bytes = packed_depth
-        .checked_mul(K::LEFT_LANES * size_of::<K::Packed>())
-        .expect("a panel fits into memory");
-    let panels = (LEFT_BYTES / panel_bytes).max(1);
-    Scratch::with(out.rows.div_ceil(K::LEFT_LANES).min(panels) * panel_bytes, |left| {
-        for first in (0..out.rows).step_by(panels * K::LEFT_LANES) {
-            let rows = (out.rows - first).min(panels * K::LEFT_LANES);
-            let block = RowBlock {
-                kernel,
-                product,
-                out,
-                rule,
-                first,
-                rows,
-                packed_depth,
-                left: left.as_ptr(),
-            };
+    let row_bytes = K::left_row_bytes(product.left.columns());
+    let panel_bytes =
+        row_bytes.checked_mul(K::LEFT_LANES).expect("a panel of the left operand fits into memory");
+    let panels = (LEFT_BYTES / panel_bytes).clamp(1, out.rows.div_ceil(K::LEFT_LANES));
+    let block_rows = panels * K::LEFT_LANES;
+    let blocks =
+        (0..out.rows).step_by(block_rows).map(|first| [first, block_rows.min(out.rows - first)]);
+    let block = |[first, rows]: [usize; 2], left| RowBlock {
+        kernel,
+        product,
+        out,
+        rule,
+        first,
+        rows,
+        left,
+    };
+    if let Some(left) = kernel.in_place(product.left) {
+        for [first, rows] in blocks {
+            block([first, rows], Left { first: left.row(first), ..left }).multiply(threads);
+        }
+        return;
+    }
+    Scratch::with(panels * panel_bytes, |scratch| {
+        let left = Left { first: scratch.as_ptr().cast::<K::Packed>().cast_const(), row_bytes };
+        for part in blocks {
+            let block = block(part, left);
             block.pack_left(threads);
             block.multiply(threads);
         }
@@ -62,20 +68,19 @@ pub(super) fn multiply<K: Kernel>(
 }
 
 /// A block of rows of the result.
-struct RowBlock<'a, K> {
+struct RowBlock<'a, K: Kernel> {
     kernel: K,
     product: &'a Product<'a>,
     out: &'a MatrixMut<'a>,
     rule: Rule<'a>,
     first: usize,
     rows: usize,
-    packed_depth: usize,
-    /// The packed rows of the left operand, panel after panel.
-    left: *mut u8,
+    /// These rows of the left operand. Those that are packed are in scratch memory.
+    left: Left<K::Packed>,
 }
 
-// SAFETY: while `left` is written, each panel belongs to one thread; afterwards all threads only read.
-unsafe impl<K: Sync> Sync for RowBlock<'_, K> {}
+// SAFETY: while `left` is packed, each panel belongs to one thread; afterwards all threads only read.
+unsafe impl<K: Kernel> Sync for RowBlock<'_, K> {}
 
 /// Rows and columns of the result that one task computes.
 #[derive(Clone, Copy)]
@@ -87,13 +92,22 @@ struct Task {
     columns: usize,
 }
 
+/// Scratch memory of a task.
+#[derive(Clone, Copy)]
+struct Panel<P> {
+    right: *mut P,
+    /// Of every tile, or of one at a time if there is one block of depths.
+    sums: *mut f32,
+}
+
 impl<K: Kernel> RowBlock<'_, K> {
     fn depth(&self) -> usize {
         self.product.left.columns()
     }
 
-    fn panel(&self, panel: usize) -> *mut K::Packed {
-        self.left.cast::<K::Packed>().wrapping_add(panel * self.packed_depth * K::LEFT_LANES)
+    /// Whether a right panel has all depths, so that a tile is finished at once.
+    fn has_one_panel(&self) -> bool {
+        self.depth() <= K::DEPTH_BLOCK
     }
 
     fn pack_left(&self, threads: usize) {
@@ -103,21 +117,19 @@ impl<K: Kernel> RowBlock<'_, K> {
             let lanes = [self.first + lane, (self.rows - lane).min(K::LEFT_LANES)];
             let strip = Strip::rows(self.product.left, lanes, [0, self.depth()]);
             // SAFETY: the scratch memory has room for all panels of the block, and each is written once.
-            unsafe { self.kernel.pack_left(strip, self.panel(panel)) };
+            unsafe { self.kernel.pack_left(strip, self.left.row(lane).cast_mut()) };
         });
     }
 
     fn multiply(&self, threads: usize) {
         let panels = self.out.columns.div_ceil(K::COLUMNS);
+        let most = if self.has_one_panel() { self.rows } else { TASK_ROWS };
         let parts = match threads {
             1 => 1,
             _ => (TASKS_PER_THREAD * threads).div_ceil(panels),
         };
-        let rows = self
-            .rows
-            .div_ceil(parts)
-            .clamp(K::LEFT_LANES, TASK_ROWS)
-            .next_multiple_of(K::LEFT_LANES);
+        let rows = self.rows.div_ceil(parts.max(self.rows.div_ceil(most)));
+        let rows = rows.next_multiple_of(K::ROWS);
         let parts = self.rows.div_ceil(rows);
         each(parts * panels, threads, |task| {
             let (row, column) = (task % parts * rows, task / parts * K::COLUMNS);
@@ -131,52 +143,63 @@ impl<K: Kernel> RowBlock<'_, K> {
     }
 
     fn run(&self, task: Task) {
-        let tiles = task.rows.div_ceil(K::ROWS);
-        let panel_bytes = K::DEPTH_BLOCK / K::DEPTH * K::COLUMNS * size_of::<K::Packed>();
+        let panel_depth = self.depth().next_multiple_of(K::DEPTH_STEP).min(K::DEPTH_BLOCK);
+        let panel_bytes = panel_depth / K::DEPTH * K::COLUMNS * size_of::<K::Packed>();
+        let tiles = if self.has_one_panel() { 1 } else { task.rows.div_ceil(K::ROWS) };
         let sum_bytes = tiles * K::ROWS * K::COLUMNS * size_of::<f32>();
-        Scratch::with(panel_bytes + sum_bytes, |scratch| {
-            let right = scratch.as_ptr().cast::<K::Packed>();
-            // A panel is a multiple of 64 bytes long.
-            let sums = scratch.as_ptr().wrapping_add(panel_bytes).cast::<f32>();
+        Scratch::with(panel_bytes.next_multiple_of(64) + sum_bytes, |scratch| {
+            let sums = scratch.as_ptr().wrapping_add(panel_bytes.next_multiple_of(64)).cast();
+            let panel = Panel { right: scratch.as_ptr().cast(), sums };
             self.kernel.run(|| {
                 for depth in (0..self.depth()).step_by(K::DEPTH_BLOCK) {
-                    self.add_depths(task, depth, right, sums);
+                    self.add_depths(task, depth, panel);
                 }
             });
-            for row in 0..task.rows {
-                // SAFETY: the rows of the tiles follow one another, and this thread alone writes these elements.
-                unsafe {
-                    let values =
-                        std::slice::from_raw_parts(sums.add(row * K::COLUMNS), task.columns);
-                    let rule = self.rule.columns(task.column, task.columns);
-                    let out = RowMut::new(self.out, self.first + task.row + row, task.column, rule);
-                    self.kernel.finish(values, out);
-                }
-            }
         });
     }
 
-    /// Adds the products of one block of depths to the sums of a task; of the first block it writes them.
-    fn add_depths(&self, task: Task, depth: usize, right: *mut K::Packed, sums: *mut f32) {
+    /// Adds the products of one block of depths to the sums of a task; of the first block it writes them. After the
+    /// last one each tile goes to the result.
+    fn add_depths(&self, task: Task, depth: usize, panel: Panel<K::Packed>) {
         let depths = (self.depth() - depth).min(K::DEPTH_BLOCK);
         let strip =
             Strip::columns(self.product.right, [task.column, task.columns], [depth, depths]);
         // SAFETY: the scratch memory has room for a panel of this depth.
-        unsafe { self.kernel.pack_right(strip, right) };
+        unsafe { self.kernel.pack_right(strip, panel.right) };
         let next = self.next_strip(task, depth + depths);
         let tiles = task.rows.div_ceil(K::ROWS);
         for tile in 0..tiles {
             if let Some(next) = &next {
                 next.prefetch(tile, tiles);
             }
-            let row = task.row + tile * K::ROWS;
-            let left =
-                self.panel(row / K::LEFT_LANES).wrapping_add(depth / K::DEPTH * K::LEFT_LANES);
-            let values = sums.wrapping_add(tile * K::ROWS * K::COLUMNS);
+            let row = tile * K::ROWS;
+            let left = LeftRows {
+                first: K::left_at(self.left, task.row + row, depth),
+                row_bytes: self.left.row_bytes,
+                count: (task.rows - row).min(K::ROWS),
+            };
+            let place = if self.has_one_panel() { 0 } else { row * K::COLUMNS };
+            let values = panel.sums.wrapping_add(place);
             let tile = Tile { values, accumulate: depth > 0 };
-            let depths = depths.next_multiple_of(K::DEPTH_STEP);
-            // SAFETY: both panels have these depths and the scratch memory this tile. The caller is in `run`.
-            unsafe { self.kernel.tile(depths, left, row % K::LEFT_LANES, right, tile) };
+            let padded = depths.next_multiple_of(K::DEPTH_STEP);
+            // SAFETY: both operands have these depths and the scratch memory this tile. The caller is in `run`.
+            unsafe { self.kernel.tile(padded, left, panel.right, tile) };
+            if depth + depths == self.depth() {
+                self.finish(task, row, left.count, values);
+            }
+        }
+    }
+
+    /// Writes some rows of a task to the result.
+    fn finish(&self, task: Task, first: usize, rows: usize, sums: *const f32) {
+        for row in 0..rows {
+            // SAFETY: these are the sums of a tile, and this thread alone writes these elements.
+            unsafe {
+                let sums = std::slice::from_raw_parts(sums.add(row * K::COLUMNS), task.columns);
+                let rule = self.rule.columns(task.column, task.columns);
+                let row = self.first + task.row + first + row;
+                self.kernel.finish(sums, RowMut::new(self.out, row, task.column, rule));
+            }
         }
     }
 

@@ -1,6 +1,6 @@
 //! Products in single precision by code that the compiler vectorises.
 
-use super::kernel::{Kernel, Tile};
+use super::kernel::{Kernel, LeftRows, Tile};
 use super::pack::{Strip, pack};
 use super::result::RowMut;
 
@@ -90,14 +90,14 @@ macro_rules! kernel {
                 unsafe { compiled(strip, panel) }
             }
 
-            unsafe fn tile(self, depth: usize, left: *const f32, _: usize, right: *const f32, out: Tile) {
+            unsafe fn tile(self, depth: usize, left: LeftRows<f32>, right: *const f32, out: Tile) {
                 $(#[$attribute])*
                 unsafe fn compiled(depth: usize, left: *const f32, right: *const f32, out: Tile) {
                     // SAFETY: as the caller promises.
                     unsafe { tile(depth, left, right, out, $add_product) }
                 }
                 // SAFETY: as above.
-                unsafe { compiled(depth, left, right, out) }
+                unsafe { compiled(depth, left.first, right, out) }
             }
 
             fn finish(self, sums: &[f32], row: RowMut<'_>) {

@@ -59,7 +59,7 @@ unsafe fn pack_along<L: Load>(elements: &[L::Element], strip: Strip<'_>, out: *m
         // SAFETY: the lanes and depths of the strip are in the elements, as just checked; the caller promises the room.
         unsafe {
             let count = if lane < lanes { depth } else { 0 };
-            let row = L::along(elements.as_ptr().wrapping_add(lane * lane_stride), count);
+            let row = L::load(elements.as_ptr().wrapping_add(lane * lane_stride), count);
             _mm512_storeu_si512(out.add(lane * PAIRS).cast(), row);
         }
     }

@@ -8,28 +8,18 @@ use super::LANES;
 use crate::FloatSlice;
 use crate::gemm::pack::{Pair, Strip, pack};
 
-/// Reads sixteen packed elements at a time.
+/// Reads a register of numbers.
 pub(in crate::gemm) trait Load: Copy {
     /// What the operand consists of.
     type Element: Copy;
-    /// Numbers in a packed element.
+    /// Numbers in 32 bits of a register, which are a packed element.
     const DEPTH: usize;
 
-    /// The first `count` numbers of one lane, which lie side by side; the rest is zero.
+    /// The first `count` numbers, which lie side by side; the rest is zero.
     ///
     /// # Safety
     /// They are readable. `count` is at most `16 * DEPTH`.
-    unsafe fn along(first: *const Self::Element, count: usize) -> __m512i;
-
-    /// The numbers of `lanes` lanes, which lie side by side, at one depth, or at two where the second is there.
-    ///
-    /// # Safety
-    /// They are readable. `lanes` is at most 16.
-    unsafe fn across(
-        first: *const Self::Element,
-        second: Option<*const Self::Element>,
-        lanes: usize,
-    ) -> __m512i;
+    unsafe fn load(first: *const Self::Element, count: usize) -> __m512i;
 }
 
 fn mask16(count: usize) -> u16 {
@@ -56,30 +46,14 @@ struct Bf16Singles;
 #[derive(Clone, Copy)]
 struct F16Singles;
 
-/// Lanes of halves to lanes of pairs: the first in the lower half.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-fn interleave(first: __m256i, second: __m256i) -> __m512i {
-    let second = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(second));
-    _mm512_or_si512(_mm512_cvtepu16_epi32(first), second)
-}
-
 impl Load for Bf16Pairs {
     type Element = bf16;
     const DEPTH: usize = 2;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-    unsafe fn along(first: *const bf16, count: usize) -> __m512i {
+    unsafe fn load(first: *const bf16, count: usize) -> __m512i {
         unsafe { _mm512_maskz_loadu_epi16(mask32(count), first.cast()) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-    unsafe fn across(first: *const bf16, second: Option<*const bf16>, lanes: usize) -> __m512i {
-        unsafe {
-            let load = |at: *const bf16| _mm256_maskz_loadu_epi16(mask16(lanes), at.cast());
-            interleave(load(first), second.map_or(_mm256_setzero_si256(), load))
-        }
     }
 }
 
@@ -89,23 +63,12 @@ impl Load for F32Pairs {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-    unsafe fn along(first: *const f32, count: usize) -> __m512i {
+    unsafe fn load(first: *const f32, count: usize) -> __m512i {
         unsafe {
             let low = _mm512_maskz_loadu_ps(mask16(count), first);
             let high =
                 _mm512_maskz_loadu_ps(mask16(count.saturating_sub(16)), first.wrapping_add(16));
             std::mem::transmute(_mm512_cvtne2ps_pbh(high, low))
-        }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-    unsafe fn across(first: *const f32, second: Option<*const f32>, lanes: usize) -> __m512i {
-        unsafe {
-            let load = |at: *const f32| -> __m256i {
-                std::mem::transmute(_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(mask16(lanes), at)))
-            };
-            interleave(load(first), second.map_or(_mm256_setzero_si256(), load))
         }
     }
 }
@@ -118,18 +81,8 @@ macro_rules! singles {
 
             #[inline]
             #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-            unsafe fn along(first: *const $element, count: usize) -> __m512i {
+            unsafe fn load(first: *const $element, count: usize) -> __m512i {
                 unsafe { $read(first, mask16(count)) }
-            }
-
-            #[inline]
-            #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-            unsafe fn across(
-                first: *const $element,
-                _: Option<*const $element>,
-                lanes: usize,
-            ) -> __m512i {
-                unsafe { $read(first, mask16(lanes)) }
             }
         }
     };
@@ -156,6 +109,143 @@ pub(in crate::gemm) unsafe fn pack_pairs(strip: Strip<'_>, width: usize, panel: 
     }
 }
 
+/// Packs a strip as rows of pairs, a lane every `row_bytes` bytes.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+pub(super) unsafe fn pack_pair_rows(strip: Strip<'_>, rows: *mut Pair, row_bytes: usize) {
+    let row_pairs = row_bytes / size_of::<Pair>();
+    // SAFETY: as the caller promises.
+    unsafe {
+        match strip.elements {
+            Elements::Bf16(elements) => pack_rows::<Bf16Pairs>(elements, strip, rows, row_pairs),
+            Elements::F32(elements) => pack_rows::<F32Pairs>(elements, strip, rows, row_pairs),
+            Elements::F16(_) => pack_each_row(strip, rows, row_pairs),
+        }
+    }
+}
+
+/// Packs rows by the way in which their elements lie, 32 lanes and depths at a time.
+#[inline(always)]
+unsafe fn pack_rows<L: Load>(
+    elements: &[L::Element],
+    strip: Strip<'_>,
+    rows: *mut Pair,
+    row_pairs: usize,
+) {
+    const SIDE: usize = 2 * LANES;
+    let Strip { lanes, depth, lane_stride, depth_stride, .. } = strip;
+    if depth_stride != 1 && lane_stride != 1 || lanes == 0 || depth == 0 {
+        // SAFETY: as the caller promises.
+        unsafe { pack_each_row(strip, rows, row_pairs) };
+        return;
+    }
+    assert!((lanes - 1) * lane_stride + (depth - 1) * depth_stride < elements.len());
+    for lane in (0..lanes).step_by(SIDE) {
+        for start in (0..depth).step_by(SIDE) {
+            let counts = [(lanes - lane).min(SIDE), (depth - start).min(SIDE)];
+            let first = elements.as_ptr().wrapping_add(lane * lane_stride + start * depth_stride);
+            // SAFETY: these lanes and depths are in the elements, as just checked, and there is room for the rows.
+            unsafe {
+                let rows = rows.add(lane * row_pairs + start / 2).cast();
+                match depth_stride {
+                    1 => copy_rows::<L>(first, counts, lane_stride, rows, row_pairs),
+                    _ => transpose_rows::<L>(first, counts, depth_stride, rows, row_pairs),
+                }
+            }
+        }
+    }
+}
+
+/// Packs rows one number at a time.
+unsafe fn pack_each_row(strip: Strip<'_>, rows: *mut Pair, row_pairs: usize) {
+    for lane in 0..strip.lanes {
+        let elements = strip.elements.starting_at(lane * strip.lane_stride);
+        // SAFETY: the caller promises room for all rows.
+        unsafe {
+            let row = Strip { elements, lanes: 1, ..strip };
+            pack(row, 1, strip.depth.next_multiple_of(2), rows.add(lane * row_pairs));
+        }
+    }
+}
+
+/// Packs a block of lanes whose depths lie side by side as rows of pairs.
+#[inline(always)]
+unsafe fn copy_rows<L: Load>(
+    first: *const L::Element,
+    [lanes, depth]: [usize; 2],
+    lane_stride: usize,
+    rows: *mut i32,
+    row_pairs: usize,
+) {
+    for lane in 0..lanes {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let row = L::load(first.wrapping_add(lane * lane_stride), depth);
+            _mm512_mask_storeu_epi32(rows.add(lane * row_pairs), mask16(depth.div_ceil(2)), row);
+        }
+    }
+}
+
+/// Packs a block of lanes that lie side by side as rows of pairs.
+#[inline(always)]
+unsafe fn transpose_rows<L: Load>(
+    first: *const L::Element,
+    [lanes, depth]: [usize; 2],
+    depth_stride: usize,
+    rows: *mut i32,
+    row_pairs: usize,
+) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let mut low = [_mm512_setzero_si512(); LANES];
+        let mut high = low;
+        let halves = low.iter_mut().zip(&mut high);
+        for (pair, (low, high)) in halves.enumerate().take(depth.div_ceil(2)) {
+            [*low, *high] = load_pairs::<L>(first, [lanes, depth], 2 * pair, depth_stride);
+        }
+        for (lane, row) in
+            [low, high].into_iter().flat_map(|half| transposed(half)).enumerate().take(lanes)
+        {
+            _mm512_mask_storeu_epi32(rows.add(lane * row_pairs), mask16(depth.div_ceil(2)), row);
+        }
+    }
+}
+
+/// Depths `at` and `at + 1` of at most 32 lanes that lie side by side, in pairs. A depth that does not exist is zero.
+#[inline(always)]
+unsafe fn load_pairs<L: Load>(
+    first: *const L::Element,
+    [lanes, depth]: [usize; 2],
+    at: usize,
+    depth_stride: usize,
+) -> [__m512i; 2] {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let [even, odd] = [at, at + 1].map(|at| match at < depth {
+            true => L::load(first.wrapping_add(at * depth_stride), lanes),
+            false => _mm512_setzero_si512(),
+        });
+        interleaved(even, odd)
+    }
+}
+
+/// Numbers of two registers in turn: in each pair the one of `even` is the lower half.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn interleaved(even: __m512i, odd: __m512i) -> [__m512i; 2] {
+    const ORDER: [[u16; 32]; 2] = {
+        let mut order = [[0; 32]; 2];
+        let mut at = 0;
+        while at < 64 {
+            order[at / 32][at % 32] = (at % 2 * 32 + at / 2) as u16;
+            at += 1;
+        }
+        order
+    };
+    // SAFETY: an array is as large as a register.
+    let order: [__m512i; 2] = unsafe { std::mem::transmute(ORDER) };
+    order.map(|order| _mm512_permutex2var_epi16(even, order, odd))
+}
+
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn pack_singles(strip: Strip<'_>, width: usize, panel: *mut f32) {
     // SAFETY: as the caller promises.
@@ -170,7 +260,7 @@ pub(super) unsafe fn pack_singles(strip: Strip<'_>, width: usize, panel: *mut f3
     }
 }
 
-/// Packs a strip as `[depth][width]`, sixteen lanes at a time, by the way in which its elements lie.
+/// Packs a strip as `[depth][width]` by the way in which its elements lie.
 #[inline(always)]
 unsafe fn pack_strip<L: Load, P: crate::gemm::pack::Packed>(
     elements: &[L::Element],
@@ -185,21 +275,25 @@ unsafe fn pack_strip<L: Load, P: crate::gemm::pack::Packed>(
         return;
     }
     assert!((lanes - 1) * lane_stride + (depth - 1) * depth_stride < elements.len());
-    for start in (0..width).step_by(LANES) {
-        let lanes = lanes.saturating_sub(start).min(LANES);
-        let first = elements.as_ptr().wrapping_add(start * lane_stride);
-        // SAFETY: these lanes and depths are in the elements, as just checked, and the panel has room.
-        unsafe {
-            let panel = panel.add(start);
-            match lane_stride {
-                1 => pack_across::<L>(first, [lanes, depth], depth_stride, panel.cast(), width),
-                _ => pack_along::<L>(first, [lanes, depth], lane_stride, panel.cast(), width),
+    // SAFETY: these lanes and depths are in the elements, as just checked, and the panel has room.
+    unsafe {
+        let (first, panel) = (elements.as_ptr(), panel.cast());
+        match (lane_stride, L::DEPTH) {
+            (1, 1) => pack_across::<L>(first, [lanes, depth], depth_stride, panel, width),
+            (1, _) => pack_pairs_across::<L>(first, [lanes, depth], depth_stride, panel, width),
+            _ => {
+                for start in (0..width).step_by(LANES) {
+                    let lanes = lanes.saturating_sub(start).min(LANES);
+                    let first = first.wrapping_add(start * lane_stride);
+                    let panel = panel.add(start);
+                    pack_along::<L>(first, [lanes, depth], lane_stride, panel, width);
+                }
             }
         }
     }
 }
 
-/// Packs sixteen lanes that lie side by side.
+/// Packs lanes that lie side by side, in single precision.
 #[inline(always)]
 unsafe fn pack_across<L: Load>(
     first: *const L::Element,
@@ -208,13 +302,39 @@ unsafe fn pack_across<L: Load>(
     panel: *mut u32,
     width: usize,
 ) {
-    for index in 0..depth.div_ceil(L::DEPTH) {
-        let at = index * L::DEPTH;
-        let second = (at + 1 < depth).then(|| first.wrapping_add((at + 1) * depth_stride));
-        // SAFETY: as the caller promises.
-        unsafe {
-            let packed = L::across(first.wrapping_add(at * depth_stride), second, lanes);
-            _mm512_storeu_si512(panel.add(index * width).cast(), packed);
+    for at in 0..depth {
+        for start in (0..width).step_by(LANES) {
+            let lanes = lanes.saturating_sub(start).min(LANES);
+            // SAFETY: as the caller promises.
+            unsafe {
+                let row = L::load(first.wrapping_add(at * depth_stride + start), lanes);
+                _mm512_storeu_si512(panel.add(at * width + start).cast(), row);
+            }
+        }
+    }
+}
+
+/// Packs lanes that lie side by side, in pairs: a row of the panel at a time, from as many cache lines as it needs.
+/// `width` is a multiple of 32.
+#[inline(always)]
+unsafe fn pack_pairs_across<L: Load>(
+    first: *const L::Element,
+    [lanes, depth]: [usize; 2],
+    depth_stride: usize,
+    panel: *mut u32,
+    width: usize,
+) {
+    for at in (0..depth).step_by(2) {
+        for start in (0..width).step_by(2 * LANES) {
+            let lanes = lanes.saturating_sub(start).min(2 * LANES);
+            // SAFETY: as the caller promises.
+            unsafe {
+                let first = first.wrapping_add(start);
+                let [low, high] = load_pairs::<L>(first, [lanes, depth], at, depth_stride);
+                let row = panel.add(at / 2 * width + start);
+                _mm512_storeu_si512(row.cast(), low);
+                _mm512_storeu_si512(row.add(LANES).cast(), high);
+            }
         }
     }
 }
@@ -234,7 +354,7 @@ unsafe fn pack_along<L: Load>(
             let count = (depth - start).min(LANES * L::DEPTH);
             let mut rows = [_mm512_setzero_si512(); LANES];
             for (lane, row) in rows.iter_mut().enumerate().take(lanes) {
-                *row = L::along(first.wrapping_add(lane * lane_stride + start), count);
+                *row = L::load(first.wrapping_add(lane * lane_stride + start), count);
             }
             let rows = transposed(rows);
             for (index, row) in rows.iter().enumerate().take(count.div_ceil(L::DEPTH)) {

@@ -4,7 +4,7 @@
 use super::*;
 use crate::gemm::amx::{Amx, agree, pack};
 use crate::gemm::avx512::Avx512Bf16;
-use crate::gemm::kernel::Tile;
+use crate::gemm::kernel::{LeftRows, Tile};
 use crate::gemm::pack::{Pair, Strip};
 
 /// What the instruction does to subnormal numbers that it reads and writes.
@@ -47,14 +47,7 @@ impl Kernel for Emulated {
         unsafe { pack::pack_right(strip, panel) }
     }
 
-    unsafe fn tile(
-        self,
-        depth: usize,
-        left: *const Pair,
-        _: usize,
-        right: *const Pair,
-        tile: Tile,
-    ) {
+    unsafe fn tile(self, depth: usize, left: LeftRows<Pair>, right: *const Pair, tile: Tile) {
         let numbers = |pair: Pair| [pair.0 << 16, pair.0 & 0xffff_0000].map(f32::from_bits);
         for (row, column) in (0..32).flat_map(|row| (0..32).map(move |column| (row, column))) {
             // SAFETY: as the caller promises.
@@ -66,7 +59,7 @@ impl Kernel for Emulated {
                     // SAFETY: as the caller promises.
                     let [left, right] = unsafe {
                         [
-                            *left.add((block * 32 + row) * 16 + pair),
+                            *left.first.add((block * 32 + row) * 16 + pair),
                             *right.add((block * 16 + pair) * 32 + column),
                         ]
                     };
@@ -190,9 +183,10 @@ fn tiles_outlive_those_of_a_product_inside_of_another() {
     kernel.run(|| {
         let case = Case::dense([5, 6, 7], [2, 2], [false, false], Arithmetic::Bf16);
         check(&case, &case.operands());
+        let left = LeftRows { first: ones.as_ptr(), row_bytes: 64, count: 32 };
         let tile = Tile { values: sums.as_mut_ptr(), accumulate: true };
         // SAFETY: one block of 32 depths of each panel, and one tile, which AMX does not need aligned.
-        unsafe { kernel.tile(32, ones.as_ptr(), 0, ones.as_ptr(), tile) };
+        unsafe { kernel.tile(32, left, ones.as_ptr(), tile) };
     });
     assert_eq!(sums, [33.0; 32 * 32]);
 }
@@ -221,16 +215,9 @@ impl Kernel for Mistaken {
         unsafe { Portable.pack_right(strip, panel) }
     }
 
-    unsafe fn tile(
-        self,
-        depth: usize,
-        left: *const f32,
-        row: usize,
-        right: *const f32,
-        tile: Tile,
-    ) {
+    unsafe fn tile(self, depth: usize, left: LeftRows<f32>, right: *const f32, tile: Tile) {
         // SAFETY: as the caller promises.
-        unsafe { Portable.tile(depth, left, row, right, Tile { accumulate: false, ..tile }) }
+        unsafe { Portable.tile(depth, left, right, Tile { accumulate: false, ..tile }) }
     }
 
     fn finish(self, sums: &[f32], row: RowMut<'_>) {

@@ -6,8 +6,9 @@
 //!
 //! The instruction set is chosen when the program runs: for pairs AMX-BF16 on Linux, else AVX512-BF16; for the rest
 //! AVX-512, else AVX2 with fused multiply-add, else code that the compiler vectorises (NEON, for example). AMX has been
-//! executed in an emulator (Bochs), not timed on a processor; a small product is checked before it is used. Each operand
-//! is packed panel by panel. There 16-bit operands are widened, where the instructions need single precision.
+//! executed in an emulator (Bochs), not timed on a processor; a small product is checked before it is used. Operands are
+//! packed panel by panel, except rows of bf16 pairs on the left. Packing widens 16-bit operands where the instructions
+//! need single precision.
 //!
 //! # Promises
 //! - The same bits at every thread count: an element is a sum over depths in their order. Other instruction sets may

@@ -1,14 +1,16 @@
 //! How a product is cut into tiles, and who computes which.
 //!
-//! The left operand is packed once for a block of rows, by all threads. Then each task packs one panel of the right
-//! operand after the other, a block of depths at a time, and multiplies it with all its rows while the panel is in
-//! the first-level cache. So the right operand is never stored packed as a whole. Sums of a task are in single
-//! precision in scratch memory until all depths are in.
+//! The left operand is read where it lies if the kernel can multiply its rows from there. Otherwise it is packed once
+//! for a block of rows, by all threads. Then each task packs a panel of the right operand and multiplies it with all of
+//! its rows while the panel is in a cache of the core. So the right operand is never stored packed as a whole.
+//!
+//! A kernel says how many depths a panel may have. If they are all depths of the product, a finished tile goes to the
+//! result at once. If not, the sums of a task stay in scratch memory, in single precision, until all depths are in.
 //!
 //! Each element is a sum over depths in their order, in blocks of `DEPTH_BLOCK`. The cut into tasks does not change
 //! that, so neither does the number of threads.
 
-use rayon::prelude::*;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::Product;
 use super::kernel::{Kernel, Left, LeftRows, Tile};
@@ -21,7 +23,7 @@ use super::scratch::Scratch;
 /// that they share.
 const LEFT_BYTES: usize = 8 << 20;
 
-/// Rows of a task: their sums, 48 columns wide, are 96 KiB of the second-level cache.
+/// Rows of a task with several blocks of depths: their sums, 64 columns wide, are 128 KiB of the second-level cache.
 const TASK_ROWS: usize = 512;
 
 /// Tasks a thread that a product is cut into, so that a thread that comes late does not hold up all others.
@@ -112,7 +114,7 @@ impl<K: Kernel> RowBlock<'_, K> {
 
     fn pack_left(&self, threads: usize) {
         let panels = self.rows.div_ceil(K::LEFT_LANES);
-        each(panels, threads, |panel| {
+        each(panels, threads, |panel, _| {
             let lane = panel * K::LEFT_LANES;
             let lanes = [self.first + lane, (self.rows - lane).min(K::LEFT_LANES)];
             let strip = Strip::rows(self.product.left, lanes, [0, self.depth()]);
@@ -131,18 +133,19 @@ impl<K: Kernel> RowBlock<'_, K> {
         let rows = self.rows.div_ceil(parts.max(self.rows.div_ceil(most)));
         let rows = rows.next_multiple_of(K::ROWS);
         let parts = self.rows.div_ceil(rows);
-        each(parts * panels, threads, |task| {
-            let (row, column) = (task % parts * rows, task / parts * K::COLUMNS);
-            self.run(Task {
+        let task = |number: usize| {
+            let (row, column) = (number % parts * rows, number / parts * K::COLUMNS);
+            Task {
                 row,
                 rows: rows.min(self.rows - row),
                 column,
                 columns: K::COLUMNS.min(self.out.columns - column),
-            });
-        });
+            }
+        };
+        each(parts * panels, threads, |number, next| self.run(task(number), next.map(task)));
     }
 
-    fn run(&self, task: Task) {
+    fn run(&self, task: Task, next: Option<Task>) {
         let panel_depth = self.depth().next_multiple_of(K::DEPTH_STEP).min(K::DEPTH_BLOCK);
         let panel_bytes = panel_depth / K::DEPTH * K::COLUMNS * size_of::<K::Packed>();
         let tiles = if self.has_one_panel() { 1 } else { task.rows.div_ceil(K::ROWS) };
@@ -152,21 +155,30 @@ impl<K: Kernel> RowBlock<'_, K> {
             let panel = Panel { right: scratch.as_ptr().cast(), sums };
             self.kernel.run(|| {
                 for depth in (0..self.depth()).step_by(K::DEPTH_BLOCK) {
-                    self.add_depths(task, depth, panel);
+                    let next_depth = depth + K::DEPTH_BLOCK;
+                    let next = match next_depth < self.depth() {
+                        true => Some(self.right(task, next_depth)),
+                        false => next.map(|next| self.right(next, 0)),
+                    };
+                    self.add_depths(task, depth, panel, next);
                 }
             });
         });
     }
 
     /// Adds the products of one block of depths to the sums of a task; of the first block it writes them. After the
-    /// last one each tile goes to the result.
-    fn add_depths(&self, task: Task, depth: usize, panel: Panel<K::Packed>) {
-        let depths = (self.depth() - depth).min(K::DEPTH_BLOCK);
-        let strip =
-            Strip::columns(self.product.right, [task.column, task.columns], [depth, depths]);
+    /// last one each tile goes to the result. Meanwhile `next`, which this thread packs afterwards, comes near.
+    fn add_depths(
+        &self,
+        task: Task,
+        depth: usize,
+        panel: Panel<K::Packed>,
+        next: Option<Strip<'_>>,
+    ) {
+        let strip = self.right(task, depth);
+        let depths = strip.depth;
         // SAFETY: the scratch memory has room for a panel of this depth.
         unsafe { self.kernel.pack_right(strip, panel.right) };
-        let next = self.next_strip(task, depth + depths);
         let tiles = task.rows.div_ceil(K::ROWS);
         for tile in 0..tiles {
             if let Some(next) = &next {
@@ -203,23 +215,34 @@ impl<K: Kernel> RowBlock<'_, K> {
         }
     }
 
-    /// What is packed after the depths before `depth`: the next depths of the same columns, or the first ones of the
-    /// next columns, which this thread or another will take.
-    fn next_strip(&self, task: Task, depth: usize) -> Option<Strip<'_>> {
-        let (column, depth) =
-            if depth < self.depth() { (task.column, depth) } else { (task.column + K::COLUMNS, 0) };
-        let columns =
-            self.out.columns.checked_sub(column).filter(|columns| *columns > 0)?.min(K::COLUMNS);
+    /// A block of depths of the right operand's columns.
+    fn right(&self, task: Task, depth: usize) -> Strip<'_> {
         let depths = (self.depth() - depth).min(K::DEPTH_BLOCK);
-        Some(Strip::columns(self.product.right, [column, columns], [depth, depths]))
+        Strip::columns(self.product.right, [task.column, task.columns], [depth, depths])
     }
 }
 
-/// Calls `work` with every number below `count`, on several threads if there are any.
-fn each(count: usize, threads: usize, work: impl Fn(usize) + Send + Sync) {
-    if threads == 1 {
-        (0..count).for_each(work);
-    } else {
-        (0..count).into_par_iter().with_max_len(1).for_each(work);
+/// Calls `work` with every number below `count`, and with the number that the same thread has taken for afterwards.
+///
+/// The calling thread takes part. It does not wait until others wake up, which takes as long as a few per cent of a
+/// product of GPT-2, and a thread that comes late leaves its share to the others.
+fn each(count: usize, threads: usize, work: impl Fn(usize, Option<usize>) + Sync) {
+    let taken = AtomicUsize::new(0);
+    let take = || Some(taken.fetch_add(1, Ordering::Relaxed)).filter(|number| *number < count);
+    let take_all = || {
+        let mut number = take();
+        while let Some(current) = number {
+            number = take();
+            work(current, number);
+        }
+    };
+    if threads.min(count) == 1 {
+        return take_all();
     }
+    rayon::in_place_scope(|scope| {
+        for _ in 1..threads.min(count) {
+            scope.spawn(|_| take_all());
+        }
+        take_all();
+    });
 }

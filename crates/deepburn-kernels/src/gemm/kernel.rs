@@ -17,7 +17,7 @@ pub(super) trait Kernel: Copy + Send + Sync {
     const DEPTH: usize;
     /// Depths that panels are filled up to a multiple of.
     const DEPTH_STEP: usize;
-    /// Depths multiplied at a time, so that a right panel of them stays in the first-level cache. A multiple of
+    /// Depths multiplied at a time, so that a right panel of them stays in a cache of the core. A multiple of
     /// `DEPTH_STEP`.
     const DEPTH_BLOCK: usize;
     /// Rows of a left panel. Tiles do not cross panels, unless `left_at` says that panels are rows one after the other.

@@ -7,31 +7,58 @@ use std::ptr::NonNull;
 /// Cache lines and the widest registers start at multiples of it.
 const ALIGNMENT: usize = 64;
 
-/// Bytes that a thread keeps: those of the last use, if it asked for more than there were. At most 8 MiB and a panel.
-/// Without it the system would hand out, and clear, the pages of every product anew.
+/// Pieces that a thread keeps: while it has the packed left operand, it multiplies with panels of the right one.
+const PIECES: usize = 2;
+
+/// A piece of memory that a thread keeps for its next product. All of a thread are as large as the largest left operand
+/// and right panel so far, at most about 8 MiB and 512 KiB. Without them the system would hand out, and clear, the
+/// pages of every product anew.
 pub(super) struct Scratch {
     start: NonNull<u8>,
     layout: Layout,
 }
 
 thread_local! {
-    static KEPT: Cell<Option<Scratch>> = const { Cell::new(None) };
+    static KEPT: Cell<[Option<Scratch>; PIECES]> = const { Cell::new([const { None }; PIECES]) };
 }
 
 impl Scratch {
     /// Calls `work` with at least `bytes` bytes of scratch memory with any content, aligned to 64.
     ///
-    /// A thread that waits for others may compute another product meanwhile. Its scratch memory is in use then, and
-    /// the other product gets its own.
+    /// A thread that waits for others may compute another product meanwhile. If all of its pieces are in use, the other
+    /// product gets its own.
     pub(super) fn with<R>(bytes: usize, work: impl FnOnce(NonNull<u8>) -> R) -> R {
-        let scratch = match KEPT.take() {
-            Some(kept) if kept.layout.size() >= bytes => kept,
-            _ => Self::new(bytes),
-        };
+        let scratch = Self::take(bytes).unwrap_or_else(|| Self::new(bytes));
         let result = work(scratch.start);
-        let larger = KEPT.take().filter(|kept| kept.layout.size() > scratch.layout.size());
-        KEPT.set(Some(larger.unwrap_or(scratch)));
+        scratch.keep();
         result
+    }
+
+    /// The smallest piece that is large enough.
+    fn take(bytes: usize) -> Option<Self> {
+        let mut kept = KEPT.take();
+        let fits =
+            |piece: &&mut Option<Self>| piece.as_ref().is_some_and(|piece| piece.size() >= bytes);
+        let piece = kept.iter_mut().filter(fits).min_by_key(|piece| piece.as_ref().map(Self::size));
+        let piece = piece.and_then(Option::take);
+        KEPT.set(kept);
+        piece
+    }
+
+    /// Keeps the piece in the place of the smallest one, unless that is larger.
+    fn keep(self) {
+        let mut kept = KEPT.take();
+        let smallest = kept.iter_mut().min_by_key(|piece| piece.as_ref().map_or(0, Self::size));
+        if let Some(place) =
+            smallest.filter(|place| place.as_ref().map_or(0, Self::size) < self.size())
+        {
+            *place = Some(self);
+        }
+        KEPT.set(kept);
+    }
+
+    fn size(&self) -> usize {
+        self.layout.size()
     }
 
     fn new(bytes: usize) -> Self {

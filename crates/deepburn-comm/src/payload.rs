@@ -149,6 +149,12 @@ pub trait SharedPayload: Payload {
     /// `chunks[home]`.
     fn concat(chunks: &[Self], numel: usize, home: usize) -> Self;
 
+    /// The same as [`concat`](Self::concat) for the shards of an array. The result may be a view of memory that the
+    /// shards lie in. Then a shard that is changed while somebody holds the result is copied first.
+    fn gather(shards: &[Self], numel: usize, home: usize) -> Self {
+        Self::concat(shards, numel, home)
+    }
+
     /// The same elements in the memory of `home` (no copy where they already are there).
     fn to_home_of(&self, home: &Self) -> Self;
 }

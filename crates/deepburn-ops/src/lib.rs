@@ -21,6 +21,7 @@ mod matmul;
 mod norm;
 mod optimizer;
 pub mod portable;
+mod shared_storage;
 mod stream;
 
 #[cfg(feature = "cube")]
@@ -51,6 +52,7 @@ pub use linear::{LinearGradients, LinearOps, linear};
 pub use matmul::MatmulOps;
 pub use norm::{LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved, layer_norm};
 pub use optimizer::{OptimizerOps, UpdateArrays};
+pub use shared_storage::{join_shards, shard_of_whole};
 pub use stream::StreamOps;
 
 /// Every family with forward and backward: what a fused model asks of its backend.

@@ -6,15 +6,16 @@ use std::ops::Range;
 
 use burn_backend::{Backend, DType, FloatDType, Shape, Slice, TensorData, TensorMetadata};
 use deepburn_comm::{Encoded, Form, Payload, Received, ReduceOp, SharedPayload};
-use deepburn_ops::{float_bytes, float_from_host, float_into_host, read_float};
+use deepburn_ops::{float_bytes, float_from_host, float_into_host, join_shards, read_float};
 
 use crate::rows::RowGradient;
 use host_sum::{HostSum, SparseRows};
 
 /// A device tensor that travels between ranks.
 ///
-/// Ranks of one process read each other's tensors in place, so handing one over costs nothing;
-/// what a rank receives is a fresh allocation, never a view that would keep the sender's alive.
+/// Ranks of one process read each other's tensors in place, so handing one over costs nothing. What a rank receives is
+/// a new allocation, never a view that would keep the sender's alive. The exception is an all-gather of shards that lie
+/// side by side ([`join_shards`]): its result is a view of their memory.
 #[derive(Debug, Clone)]
 pub enum DeviceArray<B: Backend> {
     /// An ordinary tensor of any shape, read in its flat order.
@@ -174,6 +175,18 @@ impl<B: Backend> SharedPayload for DeviceArray<B> {
             Ok([whole]) => Self::Dense(whole),
             Err(parts) if parts.is_empty() => Self::Dense(chunks[home].clone().into_flat()),
             Err(parts) => Self::Dense(B::float_cat(parts, 0)),
+        }
+    }
+
+    fn gather(shards: &[Self], numel: usize, home: usize) -> Self {
+        let dense = |shard: &Self| match shard {
+            Self::Dense(tensor) => Some(tensor.clone()),
+            Self::Rows(_) => None,
+        };
+        let joined = shards.iter().map(dense).collect::<Option<Vec<_>>>();
+        match joined.and_then(|shards| join_shards::<B>(&shards, numel)) {
+            Some(whole) => Self::Dense(whole),
+            None => Self::concat(shards, numel, home),
         }
     }
 

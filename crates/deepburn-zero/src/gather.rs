@@ -232,8 +232,9 @@ impl<B: Backend> Gatherer<B> {
     /// Waits for all parameters of a fetch, which are kept from then on.
     fn land(&self, fetch: &Fetch<B>) -> Result<(), CommError> {
         for (index, whole) in self.finish(fetch)? {
-            let live = self.gathered.add(self.numel(index));
-            self.parameter(index).keep_gathered(whole, live);
+            let (live, parameter) = (self.gathered.add(self.numel(index)), self.parameter(index));
+            parameter.move_shard(&whole, self.group.rank());
+            parameter.keep_gathered(whole, live);
         }
         Ok(())
     }

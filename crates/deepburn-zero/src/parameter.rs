@@ -23,6 +23,7 @@ use crate::ledger::{Category, Ledger};
 use crate::parked::ParkedArray;
 use crate::tensor::Leased;
 use deepburn_comm::Partition;
+use deepburn_ops::shard_of_whole;
 use state::{ParameterState, WholeCopy};
 
 pub(crate) use state::{Shard, ShardRead};
@@ -239,6 +240,17 @@ impl<B: Backend> Parameter<B> {
     pub(crate) fn keep_gathered(&self, whole: B::FloatTensorPrimitive, live: LiveElements) {
         let whole = Leased::held(whole, &self.ledger, Category::Gathered);
         self.set_copy(WholeCopy::Gathered { whole, _live: live });
+    }
+
+    /// Moves the shard of `rank` into the memory of `whole`, where ranks of one process can share it: until one of
+    /// them changes its shard in another way than in place, later gathers copy nothing. The ledger stays as it is,
+    /// because a rank on a machine of its own holds both.
+    pub(crate) fn move_shard(&self, whole: &B::FloatTensorPrimitive, rank: usize) {
+        if let ParameterState::Sharded { shard: Shard::Device(held), .. } = &mut *self.lock()
+            && let Some(shard) = shard_of_whole::<B>(whole, rank)
+        {
+            held.tensor = shard;
+        }
     }
 
     /// Keeps whole values until the optimizer changes the shard.

@@ -88,7 +88,7 @@ pub(crate) fn all_reduce<T: SharedPayload>(
     }))
 }
 
-/// The chunks of all ranks, concatenated once for each memory that ranks live in.
+/// The shards of all ranks, joined once for each memory that ranks live in.
 pub(crate) fn all_gather<T: SharedPayload>(
     ticket: &Ticket,
     numels: &[usize],
@@ -96,8 +96,8 @@ pub(crate) fn all_gather<T: SharedPayload>(
     let contributions = Contributions::<T>::wait(ticket)?;
     let home = contributions.first_at_home_of(ticket.rank());
     let gather = |home| -> Deposit {
-        let concat = |(i, numel): (usize, &usize)| T::concat(&contributions.array(i), *numel, home);
-        Arc::new(numels.iter().enumerate().map(concat).collect::<Vec<_>>())
+        let join = |(i, numel): (usize, &usize)| T::gather(&contributions.array(i), *numel, home);
+        Arc::new(numels.iter().enumerate().map(join).collect::<Vec<_>>())
     };
     let results = ticket.results(&[home], gather)?;
     Ok(results.into_iter().flat_map(|result| arrays::<T>(result).to_vec()).collect())

@@ -6,9 +6,10 @@
 use std::arch::x86_64::*;
 
 use super::kernel::{Kernel, Left, LeftRows, Tile};
-use super::matrix::{Elements, Matrix};
+use super::matrix::Matrix;
 use super::pack::{Pair, Strip};
 use super::result::RowMut;
+use crate::FloatSlice;
 
 pub(super) mod pack;
 
@@ -63,7 +64,7 @@ impl Kernel for Avx512Bf16 {
     /// Two depths that lie side by side are a pair already. The last of an odd number of depths has none.
     fn in_place(self, left: Matrix<'_>) -> Option<Left<Pair>> {
         match left.elements {
-            Elements::Bf16(elements)
+            FloatSlice::Bf16(elements)
                 if left.column_stride == 1 && left.columns.is_multiple_of(2) =>
             {
                 Some(Left { first: elements.as_ptr().cast(), row_bytes: 2 * left.row_stride })

@@ -53,6 +53,7 @@ impl Load for Bf16Pairs {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
     unsafe fn load(first: *const bf16, count: usize) -> __m512i {
+        // SAFETY: the caller has `count` elements there, and the mask loads no more.
         unsafe { _mm512_maskz_loadu_epi16(mask32(count), first.cast()) }
     }
 }
@@ -64,6 +65,7 @@ impl Load for F32Pairs {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
     unsafe fn load(first: *const f32, count: usize) -> __m512i {
+        // SAFETY: the caller has `count` elements there, and the masks load no more.
         unsafe {
             let low = _mm512_maskz_loadu_ps(mask16(count), first);
             let high =
@@ -82,6 +84,7 @@ macro_rules! singles {
             #[inline]
             #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
             unsafe fn load(first: *const $element, count: usize) -> __m512i {
+                // SAFETY: the caller has `count` elements there, and the mask loads no more.
                 unsafe { $read(first, mask16(count)) }
             }
         }
@@ -116,9 +119,9 @@ pub(super) unsafe fn pack_pair_rows(strip: Strip<'_>, rows: *mut Pair, row_bytes
     // SAFETY: as the caller promises.
     unsafe {
         match strip.elements {
-            Elements::Bf16(elements) => pack_rows::<Bf16Pairs>(elements, strip, rows, row_pairs),
-            Elements::F32(elements) => pack_rows::<F32Pairs>(elements, strip, rows, row_pairs),
-            Elements::F16(_) => pack_each_row(strip, rows, row_pairs),
+            FloatSlice::Bf16(elements) => pack_rows::<Bf16Pairs>(elements, strip, rows, row_pairs),
+            FloatSlice::F32(elements) => pack_rows::<F32Pairs>(elements, strip, rows, row_pairs),
+            FloatSlice::F16(_) => pack_each_row(strip, rows, row_pairs),
         }
     }
 }

@@ -9,10 +9,10 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::documents::{Documents, Survey};
-use crate::encoder::encode_range;
-use crate::tokenizer::TRAINING_BYTES;
-use crate::tokens::MAX_VOCAB_SIZE;
+use crate::tokens::documents::{Documents, Survey};
+use crate::tokens::encoder::encode_range;
+use crate::tokens::token_file::MAX_VOCAB_SIZE;
+use crate::tokens::tokenizer::TRAINING_BYTES;
 use crate::{
     DataError, Fractions, Join, MarkovCorpus, Packing, Sequences, Splits, SyntheticCorpus,
     TokenCache, TokenFile, TokenStream, Tokenizer,
@@ -314,6 +314,10 @@ fn finish(
     Ok(Corpus { train, eval, test, tokenizer, vocab_size })
 }
 
+#[cfg(test)]
+mod large_text;
+#[cfg(test)]
+mod malformed;
 #[cfg(test)]
 mod tests {
     use std::fs;

@@ -20,81 +20,42 @@
 //! Nothing here depends on a tensor library: batches are plain vectors. What is wrong with the
 //! data is a [`DataError`] that names the place, the rule and the remedy; bad input never panics.
 
-mod batch;
-mod budget_sampler;
-mod cache_entries;
-mod chunks;
-mod classes;
-mod content_hash;
 mod corpus;
-mod csv;
-mod documents;
-mod download;
-mod draws;
-mod encoder;
 mod error;
-mod evaluation;
-mod fingerprint;
-mod folder;
-mod format;
+mod formats;
 mod guard;
 mod hub;
-mod hub_token;
-mod join;
-mod json_lines;
-mod labelled;
-mod labelled_tokens;
-mod loader;
-mod location;
-mod packing;
-mod parquet;
-mod records;
-mod reviews;
-mod sampler;
+mod sampling;
 mod splits;
+mod stable_rng;
 mod synthetic;
-mod text;
-mod token_budget;
-mod token_cache;
-mod tokenizer;
-mod tokenizer_files;
 mod tokens;
-mod wanted;
 
-pub use batch::{Collate, IGNORE_INDEX, MicroBatch};
-pub use budget_sampler::{BudgetSampler, EpochPosition, RaggedBatch};
-pub use cache_entries::{CacheEntry, CacheLimits};
-pub use classes::Classes;
 pub use corpus::{Content, Corpus, DataSource, TokenizerChoice, open};
-pub use download::Patience;
 pub use error::DataError;
-pub use evaluation::EvaluationBatches;
-pub use hub::{Hub, HubRepo, HubSettings, RepoKind};
-pub use hub_token::HubToken;
-pub use join::Join;
-pub use labelled::{
+pub use formats::classes::Classes;
+pub use formats::labelled::{
     LABEL_FIELD, LabelledText, TableText, TextColumns, has_column, read_labelled, read_labelled_as,
     read_texts,
 };
-pub use labelled_tokens::{LabelledBatch, LabelledTexts};
-pub use loader::{BatchLoader, DrawBatches, FixedRows};
-pub use location::Location;
-pub use packing::{Packing, Remainder, Sequences, TokenStream};
-pub use reviews::SyntheticReviews;
-pub use sampler::{DistributedSampler, Order, Position, Shard};
+pub use formats::text::{TEXT_FIELD, read_documents, text_files};
+pub use hub::client::{Hub, HubRepo, HubSettings, RepoKind};
+pub use hub::download::Patience;
+pub use hub::location::Location;
+pub use hub::token::HubToken;
+pub use sampling::batch::{Collate, IGNORE_INDEX, MicroBatch};
+pub use sampling::budget_sampler::{BudgetSampler, EpochPosition, RaggedBatch};
+pub use sampling::evaluation::EvaluationBatches;
+pub use sampling::labelled_texts::{LabelledBatch, LabelledTexts};
+pub use sampling::loader::{BatchLoader, DrawBatches, FixedRows};
+pub use sampling::sampler::{DistributedSampler, Order, Position, Shard};
+pub use sampling::token_budget::{EpochPlan, PickingOrder, StepShape, TokenBudget};
 pub use splits::{Fractions, Splits};
+pub use synthetic::reviews::SyntheticReviews;
 pub use synthetic::{MarkovCorpus, SyntheticCorpus};
-pub use text::{TEXT_FIELD, read_documents, text_files};
-pub use token_budget::{EpochPlan, PickingOrder, StepShape, TokenBudget};
-pub use token_cache::{DocumentTokens, TokenCache};
-pub use tokenizer::{END_OF_TEXT, Tokenizer};
-pub use tokens::{TokenFile, TokenWidth};
-
-#[cfg(test)]
-mod hub_tests;
-#[cfg(test)]
-mod large_text;
-#[cfg(test)]
-mod loopback;
-#[cfg(test)]
-mod malformed;
+pub use tokens::cache::{DocumentTokens, TokenCache};
+pub use tokens::cache_entries::{CacheEntry, CacheLimits};
+pub use tokens::join::Join;
+pub use tokens::packing::{Packing, Remainder, Sequences, TokenStream};
+pub use tokens::token_file::{TokenFile, TokenWidth};
+pub use tokens::tokenizer::{END_OF_TEXT, Tokenizer};

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use crate::DataError;
-use crate::draws::Draws;
+use crate::stable_rng::Draws;
 
 /// Shares of one corpus. They may leave a part unused.
 #[derive(Debug, Clone, Copy, PartialEq)]

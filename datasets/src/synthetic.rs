@@ -6,8 +6,10 @@
 //! loss falls within its first tens of steps. [`MarkovCorpus`] gives tokens whose entropy is
 //! known. Both are the same on every machine; neither stands for real data in an evaluation.
 
+pub(crate) mod reviews;
+
 use crate::DataError;
-use crate::draws::Draws;
+use crate::stable_rng::Draws;
 
 /// English-like documents, all ASCII.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -14,7 +14,7 @@ use deepburn_fuzz::{fuzz, scratch_folder};
 
 use fixture::{Column, write_table};
 
-#[path = "../src/parquet/fixture.rs"]
+#[path = "../src/formats/parquet/fixture.rs"]
 mod fixture;
 
 /// What takes the place of a number, a bracket or a word.

@@ -16,10 +16,10 @@ use std::time::SystemTime;
 use sha2::{Digest, Sha256};
 use tempfile::NamedTempFile;
 
-use crate::cache_entries::{SOURCE, entries, evict, remove};
-use crate::content_hash::{digest, hexadecimal};
-use crate::documents::{Documents, DocumentsHasher, Piece, Survey};
-use crate::encoder::{TakeTokens, encode_range};
+use crate::hub::content_hash::{digest, hexadecimal};
+use crate::tokens::cache_entries::{SOURCE, entries, evict, remove};
+use crate::tokens::documents::{Documents, DocumentsHasher, Piece, Survey};
+use crate::tokens::encoder::{TakeTokens, encode_range};
 use crate::{CacheEntry, CacheLimits, DataError, TokenFile, TokenStream, TokenWidth, Tokenizer};
 
 /// Part of every key: to be changed with what is written, or with how text becomes tokens.

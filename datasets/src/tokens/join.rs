@@ -30,8 +30,8 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::documents::Documents;
-    use crate::encoder::encode_range;
+    use crate::tokens::documents::Documents;
+    use crate::tokens::encoder::encode_range;
     use crate::{END_OF_TEXT, TEXT_FIELD, read_documents};
 
     fn join(join: Join, tokenizer: &Tokenizer, documents: &[String]) -> Vec<u32> {

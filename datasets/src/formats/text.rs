@@ -11,9 +11,9 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use crate::DataError;
-use crate::documents::{Piece, Take};
-use crate::format::Format;
-use crate::records::read_rows;
+use crate::formats::format::Format;
+use crate::formats::table::read_rows;
+use crate::tokens::documents::{Piece, Take};
 
 /// Bytes of a file that are in memory at a time.
 const PIECE_BYTES: usize = 1 << 20;

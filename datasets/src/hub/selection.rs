@@ -7,8 +7,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use crate::format::Format;
-use crate::records::listed;
+use crate::formats::format::Format;
+use crate::formats::table::listed;
 
 /// What is looked for in a list of files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

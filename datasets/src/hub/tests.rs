@@ -5,7 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::loopback::{COMMIT, Fault, Loopback, Repos};
+use crate::formats::folder;
+use crate::hub::loopback::{COMMIT, Fault, Loopback, Repos};
 use crate::*;
 
 const ID: &str = "owner/name";

@@ -14,9 +14,9 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, PostProcessor, PreTokenizerWrapper, TokenizerBuilder};
 
 use crate::DataError;
-use crate::chunks::{CHUNK_BYTES, cut_at_spaces, cut_long_runs};
 use crate::guard::guarded;
-use crate::tokenizer_files::TokenizerFiles;
+use crate::tokens::chunks::{CHUNK_BYTES, cut_at_spaces, cut_long_runs};
+use crate::tokens::tokenizer_files::TokenizerFiles;
 
 /// The token between documents, as GPT-2 spells it.
 pub const END_OF_TEXT: &str = "<|endoftext|>";

@@ -7,8 +7,8 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::chunks::{CHUNK_BYTES, safe_cut};
-use crate::documents::{Documents, Piece, Survey};
+use crate::tokens::chunks::{CHUNK_BYTES, safe_cut};
+use crate::tokens::documents::{Documents, Piece, Survey};
 use crate::{DataError, Tokenizer};
 
 /// Bytes of text that are tokenized at a time. Tokens take many times the memory of their text

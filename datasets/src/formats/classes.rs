@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::records::{Label, Row, quoted};
+use crate::formats::table::{Label, Row, quoted};
 use crate::{DataError, LabelledText};
 
 /// The most names that can be classes. A column with more of them probably contains ids, not labels.

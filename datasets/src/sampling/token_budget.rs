@@ -24,7 +24,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::DataError;
-use crate::draws::Draws;
+use crate::stable_rng::Draws;
 
 /// Batches whose samples are sorted by length together in [`PickingOrder::Random`]. More of them pad less and
 /// mix less: a sample meets others of about its length among so many batches only.

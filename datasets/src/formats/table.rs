@@ -8,7 +8,7 @@
 use std::path::Path;
 
 use crate::DataError;
-use crate::format::Format;
+use crate::formats::format::Format;
 
 /// What is in one place of a table.
 #[derive(Debug, Clone, PartialEq)]
@@ -159,9 +159,9 @@ pub(crate) type Visit<'a> = &'a mut dyn FnMut(Row<'_>) -> Result<(), DataError>;
 /// A file that is damaged, is no table, or lacks a column; and those of `visit`.
 pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: Visit<'_>) -> Result<(), DataError> {
     match Format::of(path) {
-        Some(Format::JsonLines) => crate::json_lines::read_rows(path, columns, visit),
-        Some(Format::Csv) => crate::csv::read_rows(path, columns, visit),
-        Some(Format::Parquet) => crate::parquet::read_rows(path, columns, visit),
+        Some(Format::JsonLines) => crate::formats::json_lines::read_rows(path, columns, visit),
+        Some(Format::Csv) => crate::formats::csv::read_rows(path, columns, visit),
+        Some(Format::Parquet) => crate::formats::parquet::read_rows(path, columns, visit),
         Some(Format::Plain) => Err(DataError::NoTable { path: path.to_owned() }),
         None => Err(DataError::UnknownTextFile { path: path.to_owned() }),
     }

@@ -5,7 +5,7 @@
 //! They are far easier than real reviews and stand for them in no evaluation.
 
 use crate::LabelledText;
-use crate::draws::Draws;
+use crate::stable_rng::Draws;
 
 /// Reviews in two classes: 0 is bad, 1 is good.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

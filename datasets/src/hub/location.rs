@@ -5,8 +5,9 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::wanted::Wanted;
-use crate::{DataError, Hub, HubRepo, RepoKind, folder};
+use crate::formats::folder;
+use crate::hub::selection::Wanted;
+use crate::{DataError, Hub, HubRepo, RepoKind};
 
 /// A place that has files.
 #[derive(Debug, Clone, PartialEq, Eq)]

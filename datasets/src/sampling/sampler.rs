@@ -16,7 +16,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::DataError;
-use crate::draws::Draws;
+use crate::stable_rng::Draws;
 
 /// A rank's place among the ranks that share the samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -16,11 +16,11 @@ use ::parquet::record::{Field, Row as Record};
 use ::parquet::schema::types::Type;
 
 use crate::DataError;
+use crate::formats::table::{Cell, Row, Visit, no_column};
+use crate::formats::text::check_regular;
 use crate::guard::guarded;
-use crate::records::{Cell, Row, Visit, no_column};
-use crate::text::check_regular;
 
-/// See [`crate::records::read_rows`]. Places are rows, from 1.
+/// See [`crate::formats::table::read_rows`]. Places are rows, from 1.
 pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: Visit<'_>) -> Result<(), DataError> {
     check_regular(path)?;
     let file = File::open(path).map_err(DataError::unreadable(path))?;

@@ -9,8 +9,8 @@ use std::path::PathBuf;
 
 use sha2::{Digest, Sha256};
 
-use crate::content_hash::hexadecimal;
-use crate::text::visit_documents;
+use crate::formats::text::visit_documents;
+use crate::hub::content_hash::hexadecimal;
 use crate::{DataError, Join};
 
 /// A piece of the stream.

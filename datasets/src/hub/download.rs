@@ -22,7 +22,7 @@ use indicatif::ProgressBar;
 use ureq::http::Response;
 use ureq::{Agent, Body, Timeout};
 
-use crate::content_hash::ContentHash;
+use crate::hub::content_hash::ContentHash;
 use crate::{DataError, HubToken};
 
 /// When to give up on a server.

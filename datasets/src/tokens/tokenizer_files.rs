@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 use tokenizers::ModelWrapper;
 
 use crate::DataError;
+use crate::formats::text::read_small;
 use crate::guard::guarded;
-use crate::text::read_small;
-use crate::tokenizer::END_OF_TEXT;
+use crate::tokens::tokenizer::END_OF_TEXT;
 
 const TOKENIZER: &str = "tokenizer.json";
 const CONFIG: &str = "tokenizer_config.json";

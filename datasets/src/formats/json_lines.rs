@@ -9,10 +9,10 @@ use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, Se
 use serde_json::{Map, Value};
 
 use crate::DataError;
-use crate::records::{Cell, Row, Visit, listed};
-use crate::text::check_regular;
+use crate::formats::table::{Cell, Row, Visit, listed};
+use crate::formats::text::check_regular;
 
-/// See [`crate::records::read_rows`]. Places are lines.
+/// See [`crate::formats::table::read_rows`]. Places are lines.
 pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: Visit<'_>) -> Result<(), DataError> {
     check_regular(path)?;
     let file = File::open(path).map_err(DataError::unreadable(path))?;

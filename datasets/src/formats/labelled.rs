@@ -8,9 +8,9 @@
 use std::path::{Path, PathBuf};
 
 use crate::DataError;
-use crate::classes::{ClassReader, Classes};
-use crate::records::read_rows;
-use crate::text::text_files;
+use crate::formats::classes::{ClassReader, Classes};
+use crate::formats::table::read_rows;
+use crate::formats::text::text_files;
 
 /// The field of a row that holds the class, unless another is named.
 pub const LABEL_FIELD: &str = "label";
@@ -152,7 +152,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::parquet::fixture::{Column, write_table};
+    use crate::formats::parquet::fixture::{Column, write_table};
 
     fn read_named(
         path: &Path,

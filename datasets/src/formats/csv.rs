@@ -6,10 +6,10 @@ use std::path::Path;
 use ::csv::{ReaderBuilder, StringRecord};
 
 use crate::DataError;
-use crate::records::{Cell, Row, Visit, no_column};
-use crate::text::check_regular;
+use crate::formats::table::{Cell, Row, Visit, no_column};
+use crate::formats::text::check_regular;
 
-/// See [`crate::records::read_rows`]. Places are rows, from 1 below the names.
+/// See [`crate::formats::table::read_rows`]. Places are rows, from 1 below the names.
 pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: Visit<'_>) -> Result<(), DataError> {
     check_regular(path)?;
     let file = File::open(path).map_err(DataError::unreadable(path))?;

@@ -1,4 +1,10 @@
-//! Files that hold text and labels: plain text, JSON lines, CSV and parquet.
+//! Files with text and labels: plain text, JSON lines, CSV and parquet.
+//!
+//! - [`format`](mod@format): the format of a file, and the rows of any table.
+//! - [`table`]: cells, rows and labels, independent of the format.
+//! - [`text`]: documents for language models.
+//! - [`labelled`] and [`classes`]: texts with their classes.
+//! - [`folder`]: listings and regular files.
 
 pub(crate) mod classes;
 mod csv;

@@ -1,15 +1,17 @@
-//! Panics of a library as errors.
+//! Conversion of a library's panics to errors.
 //!
-//! Some libraries assert what a file should promise, so a damaged file makes them panic.
-//! [`guarded`] catches such a panic where the library is called. Its message becomes part of an
-//! error, and the panic hook prints nothing.
+//! Some libraries assert what a file should promise, so a damaged file makes
+//! them panic. [`guarded`] catches such a panic at the call of the library. Its
+//! message becomes part of an error, and the panic hook prints nothing.
 
 use std::any::Any;
 use std::cell::Cell;
+use std::fmt::Display;
 use std::panic::{self, AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
 thread_local! {
+    /// Whether a guarded call runs on this thread.
     static GUARDED: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -29,11 +31,25 @@ impl Drop for Restore {
 pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     silence_guarded_threads();
     let _restore = Restore(GUARDED.replace(true));
-    // Callers drop what the panic may have left half done, or only ever read it.
+    // Callers drop what the panic may have left unfinished, or only read it.
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| panic_message(&*panic).replace('\n', " "))
 }
 
-/// Puts a hook in front of the process's own. It swallows panics on guarded threads alone.
+/// Runs `work`, a fallible call of a library.
+///
+/// # Errors
+/// The error of the library or the message of its panic, on one line.
+pub(crate) fn guarded_call<T, E: Display>(
+    work: impl FnOnce() -> Result<T, E>,
+) -> Result<T, String> {
+    match guarded(work) {
+        Ok(outcome) => outcome.map_err(|error| error.to_string().replace('\n', " ")),
+        Err(panic) => Err(format!("its parts contradict each other ({panic})")),
+    }
+}
+
+/// Installs a hook in front of the process's own. It swallows panics on guarded
+/// threads only.
 fn silence_guarded_threads() {
     static INSTALL: Once = Once::new();
     INSTALL.call_once(|| {
@@ -46,7 +62,7 @@ fn silence_guarded_threads() {
     });
 }
 
-/// The message that a panic was started with.
+/// Returns the message that a panic was started with.
 pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned())

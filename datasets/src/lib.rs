@@ -1,4 +1,4 @@
-//! Data for language-model training: from a path to micro-batches, the same on every run.
+//! Data for training: from a path to micro-batches, the same in every run.
 //!
 //! ```text
 //! DataSource -- open --> Corpus { train, eval, test: Sequences, tokenizer }
@@ -7,23 +7,32 @@
 //!                          +-- EvaluationBatches -----------------> every sample once
 //! ```
 //!
-//! - [`Location`] finds files: in a folder, or on the Hub ([`Hub`]) through its cache.
-//! - [`open`] reads what a [`DataSource`] names: raw token files, text, or a synthetic corpus.
-//! - [`read_labelled`] reads texts and their classes, [`read_texts`] texts to classify.
+//! - [`Location`] finds files: in a folder, or on the Hub ([`Hub`]) through its
+//!   cache.
+//! - [`open`] reads a [`DataSource`]: raw token files, text, or a synthetic
+//!   corpus.
+//! - [`read_labelled`] reads texts and their classes, [`read_texts`] texts to
+//!   classify.
 //! - [`TokenCache`] keeps tokens on disk, so that a corpus is tokenized once.
-//! - [`Sequences`] is a token stream cut into training samples of equal length.
+//! - [`Sequences`] is a token stream cut into training samples of one length.
 //! - [`DistributedSampler`] decides which rank sees which sample, and when.
-//! - [`TokenBudget`] packs ragged samples into batches of about equal cost, and
-//!   [`BudgetSampler`] deals those to ranks.
-//! - [`BatchLoader`] assembles micro-batches in the background and knows how to resume.
+//! - [`TokenBudget`] packs samples of different length into batches of about
+//!   equal cost, and [`BudgetSampler`] deals them to ranks.
+//! - [`BatchLoader`] assembles micro-batches in the background, and resumes at
+//!   a saved position.
 //!
-//! Nothing here depends on a tensor library: batches are plain vectors. What is wrong with the
-//! data is a [`DataError`] that names the place, the rule and the remedy; bad input never panics.
+//! Nothing here depends on a tensor library: batches are plain vectors.
+//! Problems in the data are a [`DataError`] with the place, the rule and the
+//! remedy. Invalid input never panics.
+//!
+//! The modules depend on each other in one direction: `formats` on nothing,
+//! `tokens` on `formats`, `hub` and `sampling` on both, and `corpus` on all.
 
 mod corpus;
 mod error;
 mod formats;
 mod guard;
+mod hash;
 mod hub;
 mod sampling;
 mod splits;
@@ -32,7 +41,7 @@ mod synthetic;
 mod tokens;
 
 pub use corpus::{Content, Corpus, DataSource, TokenizerChoice, open};
-pub use error::DataError;
+pub use error::{DataError, Result};
 pub use formats::classes::Classes;
 pub use formats::labelled::{
     LABEL_FIELD, LabelledText, TableText, TextColumns, has_column, read_labelled, read_labelled_as,
@@ -40,22 +49,22 @@ pub use formats::labelled::{
 };
 pub use formats::text::{TEXT_FIELD, read_documents, text_files};
 pub use hub::client::{Hub, HubRepo, HubSettings, RepoKind};
-pub use hub::download::Patience;
+pub use hub::download::RetryPolicy;
 pub use hub::location::Location;
 pub use hub::token::HubToken;
 pub use sampling::batch::{Collate, IGNORE_INDEX, MicroBatch};
-pub use sampling::budget_sampler::{BudgetSampler, EpochPosition, RaggedBatch};
+pub use sampling::budget_sampler::{BudgetSampler, EpochPosition};
 pub use sampling::evaluation::EvaluationBatches;
 pub use sampling::labelled_texts::{LabelledBatch, LabelledTexts};
-pub use sampling::loader::{BatchLoader, DrawBatches, FixedRows};
-pub use sampling::sampler::{DistributedSampler, Order, Position, Shard};
+pub use sampling::loader::BatchLoader;
+pub use sampling::sampler::{BatchSampler, DistributedSampler, Order, Position, Shard};
 pub use sampling::token_budget::{EpochPlan, PickingOrder, StepShape, TokenBudget};
 pub use splits::{Fractions, Splits};
+pub use synthetic::SyntheticCorpus;
 pub use synthetic::reviews::SyntheticReviews;
-pub use synthetic::{MarkovCorpus, SyntheticCorpus};
-pub use tokens::cache::{DocumentTokens, TokenCache};
+pub use tokens::cache::TokenCache;
 pub use tokens::cache_entries::{CacheEntry, CacheLimits};
 pub use tokens::join::Join;
-pub use tokens::packing::{Packing, Remainder, Sequences, TokenStream};
+pub use tokens::packing::{Sequences, TokenStream};
 pub use tokens::token_file::{TokenFile, TokenWidth};
 pub use tokens::tokenizer::{END_OF_TEXT, Tokenizer};

@@ -1,88 +1,91 @@
-//! Splits: which part of the data trains, which evaluates, which tests.
+//! Splits: the parts of the data for training, evaluation and a final test.
 //!
-//! Either one path is cut by [`Fractions`], in order and without shuffling, so that
-//! text which is continued elsewhere stays on one side; or each split has a path of its own.
+//! Either one corpus is cut by [`Fractions`], in order and without shuffling,
+//! so that consecutive text stays in one split; or each split has files of its
+//! own.
 
 use std::ops::Range;
 use std::path::PathBuf;
 
-use crate::DataError;
-use crate::stable_rng::Draws;
+use crate::stable_rng::StableRng;
+use crate::{DataError, Result};
 
-/// Shares of one corpus. They may leave a part unused.
+/// Fractions of one corpus. They may leave a part unused.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Fractions {
-    /// Share that trains, above 0.
+    /// Fraction for training, above 0.
     pub train: f64,
-    /// Share that evaluates during training; 0 for none.
+    /// Fraction for evaluation during training; 0 for none.
     pub eval: f64,
-    /// Share kept for a final test; 0 for none.
+    /// Fraction for a final test; 0 for none.
     pub test: f64,
 }
 
-/// The name of a part and the items in it.
+/// The name of a split and its items.
 pub(crate) type Part = (&'static str, Range<usize>);
 
-/// Stream of draws that no epoch uses.
+/// A random stream that no epoch uses.
 const SPLIT_STREAM: u64 = u64::MAX;
 
-/// Fractions are typed by people: 0.7 + 0.2 + 0.1 is 0.9999999999999999 and means all.
+/// Tolerance for decimal fractions: 0.7 + 0.2 + 0.1 is 0.9999999999999999 and
+/// means everything.
 const TOLERANCE: f64 = 1e-9;
 
 impl Fractions {
-    /// Everything trains.
+    /// All of the data for training.
     pub const ALL: Self = Self { train: 1.0, eval: 0.0, test: 0.0 };
 
-    /// Checks the shares on their own.
+    /// Checks the fractions.
     ///
     /// # Errors
-    /// [`DataError::Fraction`] where one is no number in `[0, 1]`, train is zero, or they add up
-    /// to more than 1.
-    pub fn validate(self) -> Result<Self, DataError> {
-        let wrong = |name, value, rule| Err(DataError::Fraction { name, value, rule });
+    /// [`DataError::Setting`] if one is not in `[0, 1]`, train is zero, or the
+    /// sum is above 1.
+    pub fn validate(self) -> Result<Self> {
+        let wrong = |name: &str, value: f64, rule: &str| {
+            Err(DataError::setting(&format!("data.splits: {name}"), value, rule))
+        };
         for (name, value) in self.named() {
             if !(0.0..=1.0).contains(&value) {
-                return wrong(name, value, "a share must be a number from 0 to 1");
+                return wrong(name, value, "a fraction must be a number from 0 to 1; correct it");
             }
         }
         if self.train == 0.0 {
-            return wrong("train", 0.0, "nothing would train; give it a share above 0");
+            return wrong("train", 0.0, "the train split would be empty; set it above 0");
         }
         let sum = self.train + self.eval + self.test;
         if sum > 1.0 + TOLERANCE {
-            return wrong("train + eval + test", sum, "shares must not add up to more than 1");
+            return wrong(
+                "train + eval + test",
+                sum,
+                "the sum must be at most 1; lower one of them",
+            );
         }
         Ok(self)
     }
 
-    /// Cuts `len` items: part k ends at `floor(len * (share_1 + .. + share_k))`.
-    /// A share of zero gives `None`.
-    pub(crate) fn cut(self, len: usize) -> Result<[Option<Part>; 3], DataError> {
-        let mut sum = 0.0;
-        let mut start = 0;
-        Ok(self.validate()?.named().map(|(name, share)| {
-            sum += share;
+    /// Cuts `len` items: part k ends at `floor(len * (fraction_1 + .. +
+    /// fraction_k))`. A fraction of zero gives `None`.
+    pub(crate) fn cut(self, len: usize) -> Result<[Option<Part>; 3]> {
+        let (mut sum, mut start) = (0.0, 0);
+        Ok(self.validate()?.named().map(|(name, fraction)| {
+            sum += fraction;
             let end = ((len as f64 * (sum + TOLERANCE)) as usize).clamp(start, len);
-            let part = (share > 0.0).then_some((name, start..end));
+            let part = (fraction > 0.0).then_some((name, start..end));
             start = end;
             part
         }))
     }
 
-    /// Divides `items` as `seed` draws, so that each part is like the whole even where the items are
-    /// sorted, by class for example. The items of a part keep their order. A share of zero gives
-    /// `None`.
+    /// Divides `items` at random by `seed`, so that each part resembles the
+    /// whole even if the items are sorted, for example by class. The items of a
+    /// part keep their order. A fraction of zero gives `None`.
     ///
     /// # Errors
-    /// As [`Fractions::validate`].
-    pub fn divide_shuffled<T>(
-        self,
-        items: Vec<T>,
-        seed: u64,
-    ) -> Result<[Option<Vec<T>>; 3], DataError> {
+    /// Those of [`Fractions::validate`].
+    pub fn divide_shuffled<T>(self, items: Vec<T>, seed: u64) -> Result<[Option<Vec<T>>; 3]> {
         let parts = self.cut(items.len())?;
+        let order = StableRng::new(seed, SPLIT_STREAM).permutation(items.len());
         let mut items: Vec<Option<T>> = items.into_iter().map(Some).collect();
-        let order = Draws::new(seed, SPLIT_STREAM).permutation(items.len());
         Ok(parts.map(|part| {
             let (_, places) = part?;
             let mut drawn = order[places].to_vec();
@@ -91,34 +94,48 @@ impl Fractions {
         }))
     }
 
+    /// Returns the fractions with the names of their splits, in order.
     fn named(self) -> [(&'static str, f64); 3] {
         [("train", self.train), ("eval", self.eval), ("test", self.test)]
     }
 }
 
-/// Where each split comes from.
+/// Applies `work` to each split that exists.
+///
+/// # Errors
+/// The first error of `work`.
+pub(crate) fn try_map<T, U>(
+    [train, eval, test]: [Option<T>; 3],
+    mut work: impl FnMut(T) -> Result<U>,
+) -> Result<[Option<U>; 3]> {
+    let mut map = |part: Option<T>| part.map(&mut work).transpose();
+    Ok([map(train)?, map(eval)?, map(test)?])
+}
+
+/// The sources of the splits.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Splits {
-    /// One corpus, cut by share: text between characters, tokens between sequences.
+    /// One corpus, cut by fraction: text between characters, tokens between
+    /// sequences.
     Shares {
         /// Its files or folders, in order.
         files: Vec<PathBuf>,
-        /// The shares.
+        /// The fractions.
         fractions: Fractions,
     },
-    /// Files or folders for each, in order.
+    /// Files or folders for each split, in order.
     Paths {
-        /// What trains.
+        /// The data for training.
         train: Vec<PathBuf>,
-        /// What evaluates during training.
+        /// The data for evaluation during training.
         eval: Option<Vec<PathBuf>>,
-        /// What is kept for a final test.
+        /// The data for a final test.
         test: Option<Vec<PathBuf>>,
     },
 }
 
 impl Splits {
-    /// All of `path` trains.
+    /// All of `path` for training.
     pub fn all(path: impl Into<PathBuf>) -> Self {
         Self::Shares { files: vec![path.into()], fractions: Fractions::ALL }
     }

@@ -1,39 +1,40 @@
-//! Corpora made from a seed, for when there is no data at hand.
+//! Generated text, for runs without data of their own.
 //!
-//! [`SyntheticCorpus`] writes small stories in English from a grammar. Each document has its own
-//! people, place and things, named again and again, so there is something to learn at every range:
-//! which letters follow, which sentences exist, and who this story is about. A language model's
-//! loss falls within its first tens of steps. [`MarkovCorpus`] gives tokens whose entropy is
-//! known. Both are the same on every machine; neither stands for real data in an evaluation.
+//! [`SyntheticCorpus`] writes short English stories from a grammar. Each
+//! document has its own people, place and things, which occur repeatedly, so
+//! there is something to learn at every distance: which letters follow each
+//! other, which sentences exist, and who the story is about. The loss of a
+//! language model falls within its first tens of steps. The text is the same on
+//! every machine. It does not replace real data in an evaluation.
 
 pub(crate) mod reviews;
 
-use crate::DataError;
-use crate::stable_rng::Draws;
+use crate::Result;
+use crate::error::check_positive;
+use crate::stable_rng::StableRng;
 
-/// English-like documents, all ASCII.
+/// English-like documents in ASCII.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SyntheticCorpus {
-    /// Fixes every word. Document `i` depends on the seed and `i` alone, so that a larger corpus
-    /// continues a smaller one.
+    /// Determines every word. Document `i` depends only on the seed and `i`, so
+    /// that a larger corpus continues a smaller one.
     pub seed: u64,
-    /// Bytes of all documents together, at least 1. The last document is cut to fit.
+    /// Bytes of all documents together, at least 1. The last document is
+    /// truncated to fit.
     pub bytes: usize,
 }
 
 impl SyntheticCorpus {
-    /// The documents.
+    /// Generates the documents.
     ///
     /// # Errors
-    /// [`DataError::Zero`] for no bytes.
-    pub fn documents(&self) -> Result<Vec<String>, DataError> {
-        if self.bytes == 0 {
-            return Err(DataError::Zero { name: "data.bytes" });
-        }
+    /// [`DataError::Setting`](crate::DataError::Setting) for 0 bytes.
+    pub fn documents(&self) -> Result<Vec<String>> {
+        check_positive("data.bytes", self.bytes)?;
         let mut documents = Vec::new();
         let mut missing = self.bytes;
         while missing > 0 {
-            let mut story = write_story(Draws::new(self.seed, documents.len() as u64));
+            let mut story = write_story(&mut StableRng::new(self.seed, documents.len() as u64));
             story.truncate(missing);
             missing -= story.len();
             documents.push(story);
@@ -42,42 +43,45 @@ impl SyntheticCorpus {
     }
 }
 
+/// People of a story.
 const NAMES: [&str; 16] = [
     "Anna", "Ben", "Clara", "David", "Emma", "Frank", "Grace", "Henry", "Ida", "Jonas", "Kate",
     "Leo", "Maria", "Nils", "Olga", "Peter",
 ];
+/// Occupations of the main character.
+#[rustfmt::skip]
 const ROLES: [&str; 10] = [
-    "baker",
-    "farmer",
-    "doctor",
-    "teacher",
-    "sailor",
-    "painter",
-    "miller",
-    "gardener",
-    "singer",
+    "baker", "farmer", "doctor", "teacher", "sailor", "painter", "miller", "gardener", "singer",
     "carpenter",
 ];
+/// Places of a story.
 const PLACES: [&str; 10] = [
     "village", "harbor", "forest", "city", "valley", "island", "castle", "market", "mountain",
     "river",
 ];
+/// Things that a story is about.
 const THINGS: [&str; 10] =
     ["lamp", "book", "boat", "key", "letter", "ring", "map", "clock", "basket", "mirror"];
+/// Animals of a story.
 const ANIMALS: [&str; 8] = ["dog", "cat", "horse", "goat", "owl", "fox", "duck", "rabbit"];
+/// Adjectives, drawn for each slot.
 const QUALITIES: [&str; 10] =
     ["old", "small", "golden", "quiet", "broken", "bright", "heavy", "strange", "red", "warm"];
+/// Times, drawn for each slot.
 const TIMES: [&str; 6] =
     ["in the morning", "at noon", "in the evening", "at night", "after the rain", "before winter"];
+/// Moods of people and animals, drawn for each slot.
 const MOODS: [&str; 6] = ["happy", "tired", "afraid", "proud", "curious", "silent"];
 
-/// `{name}`, `{friend}`, `{role}`, `{place}`, `{thing}` and `{animal}` stay what they are through
-/// a story; the others are drawn each time.
+/// The slots `{name}`, `{friend}`, `{role}`, `{place}`, `{thing}` and
+/// `{animal}` keep their word throughout a story; the other slots are drawn
+/// each time.
 const OPENINGS: [&str; 3] = [
     "Once there was a {role} called {name}, who lived near the {place} with a {quality} {animal}.",
     "In the {place} lived a {role}. The name of the {role} was {name}.",
     "{name} was a {role}. Every day {name} walked to the {place} with the {animal}.",
 ];
+/// Sentences of the middle, used in a random order.
 const MIDDLES: [&str; 12] = [
     "{time}, {name} looked for the {thing}, but the {thing} was not there.",
     "The {animal} followed {name} to the {place}.",
@@ -92,60 +96,52 @@ const MIDDLES: [&str; 12] = [
     "The {thing} was {quality}, and the {animal} was {mood}.",
     "\"You are a good {role},\" said {friend} to {name}.",
 ];
+/// Last sentences.
 const ENDINGS: [&str; 3] = [
     "And so {name} the {role} found the {thing}, and {friend} was {mood}.",
     "From that day on, {name} and {friend} lived in the {place} with the {animal}.",
     "That is the story of {name}, the {role} of the {place}.",
 ];
 
-/// What a story is about.
-struct Cast {
-    name: &'static str,
-    friend: &'static str,
-    role: &'static str,
-    place: &'static str,
-    thing: &'static str,
-    animal: &'static str,
-}
+/// The slots that keep their word throughout a story, and their words.
+struct Cast([(&'static str, &'static str); 6]);
 
 impl Cast {
-    fn draw(draws: &mut Draws) -> Self {
-        let name = draws.below(NAMES.len());
-        // Anyone but the same.
-        let friend = (name + 1 + draws.below(NAMES.len() - 1)) % NAMES.len();
-        Self {
-            name: NAMES[name],
-            friend: NAMES[friend],
-            role: draws.pick(&ROLES),
-            place: draws.pick(&PLACES),
-            thing: draws.pick(&THINGS),
-            animal: draws.pick(&ANIMALS),
+    /// Draws the words of a story. The order of the draws determines the text.
+    fn draw(rng: &mut StableRng) -> Self {
+        let name = rng.below(NAMES.len());
+        // Any name but the first one.
+        let friend = (name + 1 + rng.below(NAMES.len() - 1)) % NAMES.len();
+        Self([
+            ("name", NAMES[name]),
+            ("friend", NAMES[friend]),
+            ("role", rng.pick(&ROLES)),
+            ("place", rng.pick(&PLACES)),
+            ("thing", rng.pick(&THINGS)),
+            ("animal", rng.pick(&ANIMALS)),
+        ])
+    }
+
+    /// Returns the word for a slot, which is drawn unless the story fixes it.
+    fn word(&self, slot: &str, rng: &mut StableRng) -> &'static str {
+        let fixed = self.0.iter().find(|(name, _)| *name == slot);
+        match (fixed, slot) {
+            (Some((_, word)), _) => word,
+            (None, "quality") => rng.pick(&QUALITIES),
+            (None, "time") => rng.pick(&TIMES),
+            (None, "mood") => rng.pick(&MOODS),
+            (None, other) => unreachable!("the grammar above has no slot `{other}`"),
         }
     }
 
-    fn word(&self, slot: &str, draws: &mut Draws) -> &'static str {
-        match slot {
-            "name" => self.name,
-            "friend" => self.friend,
-            "role" => self.role,
-            "place" => self.place,
-            "thing" => self.thing,
-            "animal" => self.animal,
-            "quality" => draws.pick(&QUALITIES),
-            "time" => draws.pick(&TIMES),
-            "mood" => draws.pick(&MOODS),
-            other => unreachable!("the grammar above has no slot `{other}`"),
-        }
-    }
-
-    /// A sentence of the grammar with its slots filled, beginning with a capital.
-    fn fill(&self, sentence: &str, draws: &mut Draws) -> String {
+    /// Fills the slots of a sentence, and begins it with a capital letter.
+    fn fill(&self, sentence: &str, rng: &mut StableRng) -> String {
         let mut filled = String::with_capacity(2 * sentence.len());
         let mut rest = sentence;
         while let Some((before, slot_and_after)) = rest.split_once('{') {
             let (slot, after) = slot_and_after.split_once('}').unwrap_or((slot_and_after, ""));
             filled.push_str(before);
-            filled.push_str(self.word(slot, draws));
+            filled.push_str(self.word(slot, rng));
             rest = after;
         }
         filled.push_str(rest);
@@ -156,98 +152,27 @@ impl Cast {
     }
 }
 
-/// A title, then two to four paragraphs, each on a line, and an ending. No sentence of the middle
-/// comes again before all others have been used.
-fn write_story(mut draws: Draws) -> String {
-    let draws = &mut draws;
-    let cast = Cast::draw(draws);
-    let mut story = format!("The {} and the {}\n\n", cast.role, cast.thing);
-    let opening = draws.pick(&OPENINGS);
-    story.push_str(&cast.fill(opening, draws));
-    let mut middles = draws.permutation(MIDDLES.len()).into_iter().cycle();
-    for paragraph in 0..2 + draws.below(3) {
+/// Writes a title, then two to four paragraphs, each on a line, and an ending.
+/// A sentence of the middle repeats only after all others have been used.
+fn write_story(rng: &mut StableRng) -> String {
+    let cast = Cast::draw(rng);
+    let mut story = cast.fill("The {role} and the {thing}\n\n", rng);
+    let opening = rng.pick(&OPENINGS);
+    story.push_str(&cast.fill(opening, rng));
+    let mut middles = rng.permutation(MIDDLES.len()).into_iter().cycle();
+    for paragraph in 0..2 + rng.below(3) {
         story.push(if paragraph == 0 { ' ' } else { '\n' });
-        let chosen: Vec<usize> = middles.by_ref().take(3 + draws.below(3)).collect();
-        let sentences: Vec<String> =
-            chosen.into_iter().map(|middle| cast.fill(MIDDLES[middle], draws)).collect();
-        story.push_str(&sentences.join(" "));
+        // Drawn before their slots are filled, because the order of draws
+        // determines the text.
+        let chosen: Vec<usize> = middles.by_ref().take(3 + rng.below(3)).collect();
+        let sentences = chosen.into_iter().map(|middle| cast.fill(MIDDLES[middle], rng));
+        story.push_str(&sentences.collect::<Vec<_>>().join(" "));
     }
     story.push('\n');
-    let ending = draws.pick(&ENDINGS);
-    story.push_str(&cast.fill(ending, draws));
+    let ending = rng.pick(&ENDINGS);
+    story.push_str(&cast.fill(ending, rng));
     story.push('\n');
     story
-}
-
-/// Tokens of a first-order Markov chain: each token has a few successors, one of which follows
-/// with probability `follow`, all equally likely; otherwise any token does.
-///
-/// With the default values a model that knows the chain has a loss near 2.1 nats, one that knows
-/// nothing `ln 512` = 6.24.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct MarkovCorpus {
-    /// Number of tokens, at least 1.
-    pub tokens: usize,
-    /// Distinct ids, from 1 to 2^31.
-    pub vocab_size: usize,
-    /// Successors of each token, at least 1. They may coincide.
-    pub successors: usize,
-    /// Probability of a successor, in `[0, 1]`.
-    pub follow: f64,
-    /// Fixes the chain and the walk through it.
-    pub seed: u64,
-}
-
-impl MarkovCorpus {
-    /// 512 ids with 4 successors each, followed 9 times out of 10.
-    pub fn new(tokens: usize, seed: u64) -> Self {
-        Self { tokens, vocab_size: 512, successors: 4, follow: 0.9, seed }
-    }
-
-    /// The tokens, ids below `vocab_size`.
-    ///
-    /// # Errors
-    /// [`DataError::Zero`] or [`DataError::Setting`] for values outside of their range.
-    pub fn generate(&self) -> Result<Vec<u32>, DataError> {
-        self.validate()?;
-        let mut chain = Draws::new(self.seed, 0);
-        let table: Vec<usize> =
-            (0..self.vocab_size * self.successors).map(|_| chain.below(self.vocab_size)).collect();
-        let mut walk = Draws::new(self.seed, 1);
-        let mut token = walk.below(self.vocab_size);
-        let mut tokens = Vec::with_capacity(self.tokens);
-        for _ in 0..self.tokens {
-            tokens.push(token as u32);
-            token = match walk.unit() < self.follow {
-                true => table[token * self.successors + walk.below(self.successors)],
-                false => walk.below(self.vocab_size),
-            };
-        }
-        Ok(tokens)
-    }
-
-    fn validate(&self) -> Result<(), DataError> {
-        let Self { tokens, vocab_size, successors, follow, .. } = *self;
-        for (name, value) in [
-            ("data.tokens", tokens),
-            ("data.vocab_size", vocab_size),
-            ("data.successors", successors),
-        ] {
-            if value == 0 {
-                return Err(DataError::Zero { name });
-            }
-        }
-        let wrong = |name, value: String, rule| Err(DataError::Setting { name, value, rule });
-        // The table of successors is held in memory, so its size has a limit of its own.
-        if vocab_size.checked_mul(successors).is_none_or(|entries| entries > 1 << 28) {
-            let rule = "vocabulary times successors must not be above 2^28; lower one of them";
-            return wrong("data.vocab_size", vocab_size.to_string(), rule);
-        }
-        if !(0.0..=1.0).contains(&follow) {
-            return wrong("data.follow", follow.to_string(), "a probability must be from 0 to 1");
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]
@@ -291,7 +216,7 @@ mod tests {
 
     #[test]
     fn every_sentence_of_the_grammar_can_be_filled() {
-        let mut draws = Draws::new(0, 0);
+        let mut draws = StableRng::new(0, 0);
         let cast = Cast::draw(&mut draws);
         for sentence in OPENINGS.iter().chain(&MIDDLES).chain(&ENDINGS) {
             let filled = cast.fill(sentence, &mut draws);
@@ -317,44 +242,5 @@ mod tests {
             .sum();
         let entropy = bits / (text.len() - 2) as f64;
         assert!((0.5..2.0).contains(&entropy), "{entropy} bits per character");
-    }
-
-    #[test]
-    fn the_chain_is_followed() {
-        let tokens = MarkovCorpus::new(100_000, 7).generate().unwrap();
-        assert_eq!(tokens, MarkovCorpus::new(100_000, 7).generate().unwrap());
-        assert_ne!(tokens, MarkovCorpus::new(100_000, 8).generate().unwrap());
-        assert!(tokens.iter().all(|&token| token < 512));
-        let mut followers: HashMap<u32, HashMap<u32, usize>> = HashMap::new();
-        for pair in tokens.windows(2) {
-            *followers.entry(pair[0]).or_default().entry(pair[1]).or_default() += 1;
-        }
-        let top_four: usize = followers
-            .values()
-            .map(|next| {
-                let mut counts: Vec<_> = next.values().copied().collect();
-                counts.sort_unstable_by(|a, b| b.cmp(a));
-                counts.into_iter().take(4).sum::<usize>()
-            })
-            .sum();
-        let share = top_four as f64 / tokens.len() as f64;
-        assert!((0.89..0.93).contains(&share), "{share}");
-    }
-
-    #[test]
-    fn chains_that_cannot_be_are_refused() {
-        let base = MarkovCorpus::new(10, 0);
-        for wrong in [
-            MarkovCorpus { tokens: 0, ..base },
-            MarkovCorpus { vocab_size: 0, ..base },
-            MarkovCorpus { successors: 0, ..base },
-            MarkovCorpus { vocab_size: usize::MAX, ..base },
-            MarkovCorpus { follow: 1.5, ..base },
-            MarkovCorpus { follow: f64::NAN, ..base },
-        ] {
-            assert!(wrong.generate().is_err(), "{wrong:?}");
-        }
-        let single = MarkovCorpus { vocab_size: 1, ..base }.generate().unwrap();
-        assert_eq!(single, [0; 10]);
     }
 }

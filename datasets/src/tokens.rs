@@ -1,4 +1,10 @@
-//! Tokens: tokenizers, encoding of long texts, token files and their cache, packing.
+//! Tokens: tokenizers, encoding of long texts, token files and their cache.
+//!
+//! - [`tokenizer`] and [`tokenizer_files`]: text to ids and back.
+//! - [`documents`], [`join`] and [`encoder`]: tokenization of text that does
+//!   not fit into memory.
+//! - [`token_file`] and [`cache`]: tokens on disk.
+//! - [`packing`]: sequences of one length for training.
 
 pub(crate) mod cache;
 pub(crate) mod cache_entries;
@@ -9,4 +15,4 @@ pub(crate) mod join;
 pub(crate) mod packing;
 pub(crate) mod token_file;
 pub(crate) mod tokenizer;
-mod tokenizer_files;
+pub(crate) mod tokenizer_files;

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use deepburn_datasets::{
-    Content, DataSource, LABEL_FIELD, Packing, Splits, TEXT_FIELD, Tokenizer, open, read_documents,
+    Content, DataSource, LABEL_FIELD, Splits, TEXT_FIELD, Tokenizer, open, read_documents,
     read_labelled,
 };
 use deepburn_fuzz::{fuzz, scratch_folder};
@@ -102,8 +102,8 @@ fn read(path: &Path) {
     } else if name.ends_with(".bin") {
         let splits = Splits::all(path);
         let content = Content::Tokens { splits, tokenizer: None };
-        let packing = Packing::drop_rest(4);
-        let source = DataSource { content, packing, vocab_size: None, token_cache: None };
+        let source =
+            DataSource { content, sequence_length: 4, vocab_size: None, token_cache: None };
         let Ok(corpus) = open(&source) else { return };
         (0..corpus.train.len()).for_each(|index| drop(corpus.train.get(index).unwrap()));
     } else {

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use deepburn_config::{DataJob, DataKind, Job, SplitPlan};
 use deepburn_datasets::{
-    Content, Corpus, DataError, DataSource, Fractions, Join, Packing, Splits, SyntheticCorpus,
-    TokenCache, TokenizerChoice, open,
+    Content, Corpus, DataError, DataSource, Fractions, Join, Splits, SyntheticCorpus, TokenCache,
+    TokenizerChoice, open,
 };
 
 use crate::places::Places;
@@ -55,7 +55,7 @@ pub(crate) fn open_corpus(
     };
     open(&DataSource {
         content,
-        packing: Packing::drop_rest(data.sequence_length),
+        sequence_length: data.sequence_length,
         vocab_size,
         token_cache: token_cache(data),
     })

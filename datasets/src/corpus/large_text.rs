@@ -27,11 +27,11 @@ fn opens_a_large_text() {
     let (field, join) = (TEXT_FIELD.to_owned(), Join::EndOfText);
     let corpus = open(&DataSource {
         content: Content::Text { splits, field, join, tokenizer },
-        packing: Packing::drop_rest(128),
+        sequence_length: 128,
         vocab_size: None,
         token_cache: Some(TokenCache::new(folder.join("tokens"))),
     });
-    println!("{} tokens", corpus.unwrap().train.num_tokens());
+    println!("{} tokens", corpus.unwrap().train.len() * 128);
     println!("peak {}", peak_memory().unwrap_or(0));
 }
 

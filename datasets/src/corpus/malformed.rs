@@ -38,27 +38,28 @@ impl Folder {
 
 fn tokens(path: PathBuf) -> DataSource {
     let content = Content::Tokens { splits: Splits::all(path), tokenizer: None };
-    DataSource { content, packing: Packing::drop_rest(4), vocab_size: Some(100), token_cache: None }
+    DataSource { content, sequence_length: 4, vocab_size: Some(100), token_cache: None }
 }
 
 fn text_with(path: PathBuf, tokenizer: TokenizerChoice) -> DataSource {
     let (splits, field) = (Splits::all(path), "text".into());
     let content = Content::Text { splits, field, join: Join::default(), tokenizer };
-    DataSource { content, packing: Packing::drop_rest(4), vocab_size: None, token_cache: None }
+    DataSource { content, sequence_length: 4, vocab_size: None, token_cache: None }
 }
 
 fn text(path: PathBuf) -> DataSource {
     text_with(path, TokenizerChoice::Train { vocab_size: 257 })
 }
 
-fn shares(train: f64, eval: f64, test: f64) -> DataSource {
-    let corpus = MarkovCorpus::new(100, 0);
-    let content = Content::Markov { corpus, fractions: Fractions { train, eval, test } };
-    DataSource { content, packing: Packing::drop_rest(4), vocab_size: None, token_cache: None }
+fn shares(folder: &Folder, train: f64, eval: f64, test: f64) -> DataSource {
+    let files = vec![folder.file("hundred.bin", [1; 200])];
+    let splits = Splits::Shares { files, fractions: Fractions { train, eval, test } };
+    let content = Content::Tokens { splits, tokenizer: None };
+    DataSource { content, sequence_length: 4, vocab_size: None, token_cache: None }
 }
 
-fn sequence_length(value: usize) -> DataSource {
-    DataSource { packing: Packing::drop_rest(value), ..shares(1.0, 0.0, 0.0) }
+fn sequence_length(folder: &Folder, value: usize) -> DataSource {
+    DataSource { sequence_length: value, ..shares(folder, 1.0, 0.0, 0.0) }
 }
 
 /// Cases of raw token files: the source, and what its message must contain.
@@ -71,7 +72,7 @@ fn token_cases(folder: &Folder) -> Vec<(DataSource, &'static str)> {
         (file("bin", &[0; 16]), "name must end in `.bin`"),
         (file("empty.bin", &[]), "empty.bin` is empty"),
         (file("odd.bin", &[0; 9]), "9 bytes"),
-        (file("ragged.u32.bin", &[0; 18]), "no multiple of the 4 bytes"),
+        (file("ragged.u32.bin", &[0; 18]), "18 bytes, no multiple of the 4 bytes"),
         (file("short.bin", &[0; 6]), "has 3 tokens, fewer than one sequence"),
         (file("short.u32.bin", &[0; 12]), "data.sequence_length = 4"),
         (file("id.bin", &[1, 0, 2, 0, 100, 0, 0, 0]), "id 100 at token 2"),
@@ -92,13 +93,13 @@ fn text_cases(folder: &Folder) -> Vec<(DataSource, &'static str)> {
         (file("bom.txt", b"\xef\xbb\xbf"), "is empty"),
         (file("blank.jsonl", b"\n \n\n"), "is empty"),
         (text(folder.path("hollow")), "has no .txt, .jsonl, .csv or .parquet file"),
-        (file("a.docx", b"PK"), "not a text file this reader knows"),
+        (file("a.docx", b"PK"), "not a supported text file"),
         (file("head.parquet", b"PAR1"), "cannot be read as parquet"),
         (file("zero.parquet", &[0; 64]), "cannot be read as parquet"),
         (file("length.parquet", b"PAR1\xff\xff\xff\x7fPAR1"), "cannot be read as parquet"),
         (file("names.csv", b"a,b\n1,2"), "no column `text`, only [`a`, `b`]"),
         (file("ragged.csv", b"text,b\nx,1\ny"), "cannot be read as CSV"),
-        (file("noextension", b"words"), "not a text file this reader knows"),
+        (file("noextension", b"words"), "not a supported text file"),
         (file("latin1.txt", b"caf\xe9"), "invalid byte at offset 3"),
         (file("utf16.txt", b"\xff\xfeh\0i\0"), "invalid byte at offset 0"),
         (file("cut.txt", "wor\u{4e2d}".as_bytes().split_last().unwrap().1), "offset 3"),
@@ -147,7 +148,10 @@ fn tokenizer_cases(folder: &Folder) -> Vec<(DataSource, &'static str)> {
             file("decoder.json", r#"{"version": "1.0", "decoder": {"type": "ByteLevel", "tr"#),
             "JSON",
         ),
-        (file("prefix.json", CONTINUING_PREFIX), "prefix.json` cannot be loaded: its parts"),
+        (
+            file("prefix.json", CONTINUING_PREFIX),
+            "prefix.json` cannot be loaded as a tokenizer: its parts",
+        ),
         (
             file("length.json", &words(r#""pre_tokenizer": {"type": "FixedLength", "length": 0}"#)),
             "length.json` failed while encoding: its parts contradict each other",
@@ -161,31 +165,31 @@ fn tokenizer_cases(folder: &Folder) -> Vec<(DataSource, &'static str)> {
         (load(folder.path("config")), "tokenizer_config.json is not valid JSON"),
         (text_with(good.clone(), TokenizerChoice::Train { vocab_size: 256 }), "set it to 257"),
         (text_with(good.clone(), TokenizerChoice::Train { vocab_size: 0 }), "set it to 257"),
-        (DataSource { vocab_size: Some(200), ..text(good.clone()) }, "the model's vocabulary 200"),
+        (DataSource { vocab_size: Some(200), ..text(good.clone()) }, "vocab_size = 200"),
     ]
 }
 
 /// Cases of settings, on data that is in order.
-fn setting_cases() -> Vec<(DataSource, &'static str)> {
+fn setting_cases(folder: &Folder) -> Vec<(DataSource, &'static str)> {
     let synthetic = |bytes| DataSource {
         content: Content::Synthetic {
             corpus: SyntheticCorpus { seed: 0, bytes },
             fractions: Fractions { train: 0.99, eval: 0.01, test: 0.0 },
             tokenizer: TokenizerChoice::Train { vocab_size: 257 },
         },
-        ..shares(1.0, 0.0, 0.0)
+        ..shares(folder, 1.0, 0.0, 0.0)
     };
     vec![
-        (sequence_length(0), "data.sequence_length = 0"),
-        (sequence_length(1), "data.sequence_length = 1"),
-        (sequence_length(101), "has 100 tokens"),
-        (sequence_length(usize::MAX), "has 100 tokens"),
-        (shares(0.0, 1.0, 0.0), "nothing would train"),
-        (shares(-0.5, 0.0, 0.0), "train = -0.5"),
-        (shares(0.5, f64::NAN, 0.0), "eval = NaN"),
-        (shares(0.5, 0.0, f64::INFINITY), "test = inf"),
-        (shares(0.8, 0.3, 0.0), "must not add up to more than 1"),
-        (shares(0.5, 0.01, 0.0), "the eval split of the synthetic corpus is empty"),
+        (sequence_length(folder, 0), "data.sequence_length = 0"),
+        (sequence_length(folder, 1), "data.sequence_length = 1"),
+        (sequence_length(folder, 101), "has 100 tokens"),
+        (sequence_length(folder, usize::MAX), "has 100 tokens"),
+        (shares(folder, 0.0, 1.0, 0.0), "the train split would be empty"),
+        (shares(folder, -0.5, 0.0, 0.0), "train = -0.5"),
+        (shares(folder, 0.5, f64::NAN, 0.0), "eval = NaN"),
+        (shares(folder, 0.5, 0.0, f64::INFINITY), "test = inf"),
+        (shares(folder, 0.8, 0.3, 0.0), "the sum must be at most 1"),
+        (shares(folder, 0.5, 0.01, 0.0), "hundred.bin` is empty"),
         (synthetic(0), "data.bytes = 0"),
         (synthetic(100), "the eval split"),
     ]
@@ -200,7 +204,7 @@ fn every_case_is_an_error_that_says_why() {
     let mut cases = token_cases(&folder);
     cases.extend(text_cases(&folder));
     cases.extend(tokenizer_cases(&folder));
-    cases.extend(setting_cases());
+    cases.extend(setting_cases(&folder));
     let mut wrong = Vec::new();
     for (source, expected) in &cases {
         match catch_unwind(AssertUnwindSafe(|| open(source))) {
@@ -247,8 +251,8 @@ fn a_sampler_needs_a_sample_for_each_rank() {
     };
     assert!(new(3, 0, 4).contains("3 training sequences cannot feed 4 ranks"));
     assert!(new(3, 0, 4).contains("use at most 3 ranks"));
-    assert!(new(3, 3, 3).contains("rank 3 is not in a group of 3"));
-    assert!(new(3, 0, 0).contains("rank 0 is not in a group of 0"));
+    assert!(new(3, 3, 3).contains("rank = 3: a group of 3"));
+    assert!(new(3, 0, 0).contains("rank = 0: a group of 0"));
     assert!(new(0, 0, 1).contains("0 training sequences"));
 }
 

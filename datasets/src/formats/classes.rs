@@ -1,23 +1,25 @@
 //! Classes of labelled rows: numbers as they are, or names in sorted order.
 //!
-//! Main type: [`Classes`]. The labels of the train split decide which of the two they are; other splits
-//! must follow it. Names become classes in the order of their Unicode code points, so the order depends
-//! only on the names, and not on the order of the rows, the split or the rank.
+//! Main type: [`Classes`]. The labels of the train split decide whether labels
+//! are numbers or names, and other splits must follow. Names become classes in
+//! the order of their Unicode code points, so the order depends only on the
+//! names, and not on the order of the rows, the split or the rank.
 
 use std::collections::BTreeMap;
 
+use crate::Result;
 use crate::formats::table::{Label, Row, quoted};
-use crate::{DataError, LabelledText};
 
-/// The most names that can be classes. A column with more of them probably contains ids, not labels.
-const MOST_NAMES: usize = 1 << 16;
+/// The largest number of class names. A column with more of them probably
+/// contains ids.
+const MAX_NAMES: usize = 1 << 16;
 
 /// What the labels of a data set stand for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Classes {
     /// Labels are class numbers.
     Numbers {
-        /// They are below it, where it is known.
+        /// The number of classes, if it is known.
         count: Option<usize>,
     },
     /// Labels are names; the class of a name is its position.
@@ -25,7 +27,7 @@ pub enum Classes {
 }
 
 impl Classes {
-    /// The names, where labels are names.
+    /// Returns the names if labels are names.
     pub fn names(&self) -> Option<&[String]> {
         match self {
             Self::Names(names) => Some(names),
@@ -34,136 +36,132 @@ impl Classes {
     }
 }
 
-/// Turns the labels of rows into classes.
+/// Converts the labels of rows to classes.
 pub(crate) struct ClassReader {
-    kind: Kind,
+    /// What labels stand for, as far as it is known.
+    mapping: Mapping,
     /// The first row with a label, for the error of one of the other kind.
     first: Option<String>,
 }
 
-enum Kind {
-    /// The first label decides; the names that it may have, where they are given.
-    Open {
+/// How labels are converted to classes.
+enum Mapping {
+    /// Undecided until the first label. `names` are the known class names.
+    Undecided {
         names: Option<Vec<String>>,
     },
     Numbers {
         count: Option<usize>,
     },
-    /// Classes of names, which cannot become more.
+    /// A fixed set of names and their classes.
     Names(BTreeMap<String, u32>),
-    /// Names in the order in which they were found.
-    Found(BTreeMap<String, u32>),
+    /// Names in the order of their first row.
+    Collected(BTreeMap<String, u32>),
 }
 
 impl ClassReader {
-    /// For rows that decide what labels stand for; `names` are those of all classes, if there are some.
+    /// A reader for the split that decides what labels stand for; `names` are
+    /// the known class names.
     pub(crate) fn deciding(names: Option<&[String]>) -> Self {
-        Self { kind: Kind::Open { names: names.map(<[String]>::to_vec) }, first: None }
+        Self { mapping: Mapping::Undecided { names: names.map(<[String]>::to_vec) }, first: None }
     }
 
-    /// For rows whose labels stand for what `classes` says.
+    /// A reader for a split that follows `classes`.
     pub(crate) fn following(classes: &Classes) -> Self {
-        let kind = match classes {
-            Classes::Numbers { count } => Kind::Numbers { count: *count },
-            Classes::Names(names) => Kind::Names(numbered(names)),
+        let mapping = match classes {
+            Classes::Numbers { count } => Mapping::Numbers { count: *count },
+            Classes::Names(names) => Mapping::Names(numbered(names)),
         };
-        Self { kind, first: None }
+        Self { mapping, first: None }
     }
 
-    /// The class of the label in column `at`; one that was found is preliminary until [`Self::finish`].
-    pub(crate) fn class(&mut self, row: &Row<'_>, at: usize) -> Result<u32, DataError> {
+    /// Returns the class of the label in column `at`. Classes of collected
+    /// names are preliminary until [`Self::finish`].
+    pub(crate) fn class(&mut self, row: &Row<'_>, at: usize) -> Result<u32> {
         let label = row.label(at)?;
-        if let Kind::Open { names } = &mut self.kind {
-            let names = names.take();
-            self.kind = match (&label, names) {
-                (Label::Number(_), names) => Kind::Numbers { count: names.map(|it| it.len()) },
-                (Label::Name(_), Some(names)) => Kind::Names(numbered(&names)),
-                (Label::Name(_), None) => Kind::Found(BTreeMap::new()),
+        if let Mapping::Undecided { names } = &mut self.mapping {
+            self.mapping = match (&label, names.take()) {
+                (Label::Number(_), names) => Mapping::Numbers { count: names.map(|it| it.len()) },
+                (Label::Name(_), Some(names)) => Mapping::Names(numbered(&names)),
+                (Label::Name(_), None) => Mapping::Collected(BTreeMap::new()),
             };
             self.first = Some(row.place());
         }
-        match (&mut self.kind, label) {
-            (Kind::Numbers { count }, Label::Number(number)) => {
-                match count {
-                    Some(count) if number as usize >= *count => Err(row
-                        .unfit(at, format!("{number}, an unknown class; id2label names {count}"))),
-                    _ => Ok(number),
+        let reason = match (&mut self.mapping, label) {
+            (Mapping::Numbers { count }, Label::Number(number)) => match count {
+                Some(count) if number as usize >= *count => {
+                    format!("{number}, an unknown class; id2label names {count}")
                 }
-            }
-            (Kind::Names(classes), Label::Name(name)) => match classes.get(&name) {
-                Some(class) => Ok(*class),
-                None => Err(row.unfit(at, unknown(&name, classes))),
+                _ => return Ok(number),
             },
-            (Kind::Found(classes), Label::Name(name)) => {
+            (Mapping::Names(classes), Label::Name(name)) => match classes.get(&name) {
+                Some(class) => return Ok(*class),
+                None => unknown(&name, classes),
+            },
+            (Mapping::Collected(classes), Label::Name(name)) => {
                 let next = classes.len() as u32;
                 let class = *classes.entry(name).or_insert(next);
-                match classes.len() > MOST_NAMES {
-                    true => Err(row.unfit(at, too_many())),
-                    false => Ok(class),
+                if classes.len() <= MAX_NAMES {
+                    return Ok(class);
                 }
+                format!("one of more than {MAX_NAMES} names; choose the label column")
             }
-            (Kind::Numbers { .. }, Label::Name(name)) => {
-                Err(self.mixed(row, at, &format!("{}, a name", quoted(&name)), "a class number"))
+            (Mapping::Numbers { .. }, Label::Name(name)) => {
+                self.mixed(&format!("{}, a name", quoted(&name)), "a class number")
             }
             (_, Label::Number(number)) => {
-                Err(self.mixed(row, at, &format!("{number}, a class number"), "a name"))
+                self.mixed(&format!("{number}, a class number"), "a name")
             }
-            (Kind::Open { .. }, Label::Name(_)) => unreachable!("the first label has decided"),
-        }
+            (Mapping::Undecided { .. }, Label::Name(_)) => unreachable!("the first label decides"),
+        };
+        Err(row.invalid(at, reason))
     }
 
-    /// A label of one kind among those of the other.
-    fn mixed(&self, row: &Row<'_>, at: usize, found: &str, others: &str) -> DataError {
+    /// Describes a label of one kind among labels of the other.
+    fn mixed(&self, found: &str, others: &str) -> String {
         let others = match &self.first {
             Some(place) => format!("that of {place} is {others}"),
             None => format!("a label of the train split is {others}"),
         };
-        row.unfit(at, format!("{found}, but {others}; write all labels in one way"))
+        format!("{found}, but {others}; use one kind for all labels")
     }
 
-    /// What the labels stand for. Gives names that were found their class in sorted order.
-    pub(crate) fn finish(self, texts: &mut [LabelledText]) -> Classes {
-        match self.kind {
-            Kind::Open { .. } => Classes::Numbers { count: None },
-            Kind::Numbers { count } => Classes::Numbers { count },
-            Kind::Names(classes) => Classes::Names(ordered(classes)),
-            Kind::Found(classes) => {
+    /// Returns what the labels stand for, and replaces preliminary classes in
+    /// `labels` by the classes in sorted order.
+    pub(crate) fn finish<'l>(self, labels: impl Iterator<Item = &'l mut u32>) -> Classes {
+        match self.mapping {
+            Mapping::Undecided { .. } => Classes::Numbers { count: None },
+            Mapping::Numbers { count } => Classes::Numbers { count },
+            Mapping::Names(classes) => {
+                let mut names: Vec<_> = classes.into_iter().collect();
+                names.sort_by_key(|(_, class)| *class);
+                Classes::Names(names.into_iter().map(|(name, _)| name).collect())
+            }
+            Mapping::Collected(classes) => {
+                // `sorted[preliminary]` is the final class: the map iterates in
+                // the order of names.
                 let mut sorted = vec![0; classes.len()];
-                for (class, found) in (0..).zip(classes.values()) {
-                    sorted[*found as usize] = class;
+                for (class, preliminary) in (0..).zip(classes.values()) {
+                    sorted[*preliminary as usize] = class;
                 }
-                for text in texts {
-                    text.label = sorted[text.label as usize];
-                }
+                labels.for_each(|label| *label = sorted[*label as usize]);
                 Classes::Names(classes.into_keys().collect())
             }
         }
     }
 }
 
+/// Numbers the names in their order.
 fn numbered(names: &[String]) -> BTreeMap<String, u32> {
     names.iter().cloned().zip(0..).collect()
 }
 
-/// Names in the order of their classes.
-fn ordered(classes: BTreeMap<String, u32>) -> Vec<String> {
-    let mut names: Vec<_> = classes.into_iter().collect();
-    names.sort_by_key(|(_, class)| *class);
-    names.into_iter().map(|(name, _)| name).collect()
-}
-
+/// Describes a name that no class has.
 fn unknown(name: &str, classes: &BTreeMap<String, u32>) -> String {
+    let (name, count) = (quoted(name), classes.len());
     let shown: Vec<_> = classes.keys().take(8).map(|name| quoted(name)).collect();
-    let rest = if classes.len() > shown.len() { ", ..." } else { "" };
+    let (rest, shown) = (if count > shown.len() { ", ..." } else { "" }, shown.join(", "));
     format!(
-        "{}, an unknown class; classes of the train split: {} [{}{rest}]; correct the label, or train with \
-         rows of it",
-        quoted(name),
-        classes.len(),
-        shown.join(", ")
+        "{name}, an unknown class; classes of the train split: {count} [{shown}{rest}]; correct the label, or train with rows of it"
     )
-}
-
-fn too_many() -> String {
-    format!("one of more than {MOST_NAMES} names; choose the column of the labels")
 }

@@ -1,45 +1,46 @@
-//! `.csv` files: the first line names the columns, quotes as RFC 4180 has them.
+//! `.csv` files: the first line has the column names, and quotes follow RFC
+//! 4180.
 
-use std::fs::File;
 use std::path::Path;
 
 use ::csv::{ReaderBuilder, StringRecord};
 
-use crate::DataError;
-use crate::formats::table::{Cell, Row, Visit, no_column};
-use crate::formats::text::check_regular;
+use crate::formats::folder::open_file;
+use crate::formats::table::{Cell, Row, RowVisitor, no_column};
+use crate::{DataError, Result};
 
-/// See [`crate::formats::table::read_rows`]. Places are rows, from 1 below the names.
-pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: Visit<'_>) -> Result<(), DataError> {
-    check_regular(path)?;
-    let file = File::open(path).map_err(DataError::unreadable(path))?;
-    let invalid = |error: ::csv::Error| DataError::InvalidCsv {
-        path: path.to_owned(),
-        reason: error.to_string(),
+/// Reads rows as [`crate::formats::format::read_rows`] does. Row 1 is the one
+/// below the names.
+pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) -> Result<()> {
+    let invalid = |reason: String| {
+        DataError::invalid(
+            path,
+            format!(
+                "cannot be read as CSV: {reason}; each row needs one field per name in the first line, in UTF-8, with quotes around fields that contain commas or line breaks; correct the file"
+            ),
+        )
     };
-    let mut reader = ReaderBuilder::new().from_reader(file);
-    let names = reader.headers().map_err(invalid)?.clone();
+    let mut reader = ReaderBuilder::new().from_reader(open_file(path)?);
+    let names = reader.headers().map_err(|error| invalid(error.to_string()))?.clone();
     if names.is_empty() {
-        let reason = "the file is empty".to_owned();
-        return Err(DataError::InvalidCsv { path: path.to_owned(), reason });
+        return Err(invalid("the file is empty".to_owned()));
     }
     let places = columns.iter().map(|column| {
-        let mut found = names.iter().enumerate().filter(|(_, name)| name == column);
-        let (place, _) = found.next().ok_or_else(|| no_column(path, column, &names))?;
-        match found.next() {
-            None => Ok(place),
-            Some(_) => Err(DataError::InvalidCsv {
-                path: path.to_owned(),
-                reason: format!("there are two columns `{column}`"),
-            }),
+        let mut found = (0..names.len()).filter(|&at| &names[at] == *column);
+        match (found.next(), found.next()) {
+            (None, _) => Err(no_column(path, column, &names)),
+            (Some(place), None) => Ok(place),
+            // Which of the two is meant cannot be known.
+            (Some(_), Some(_)) => Err(invalid(format!("there are two columns `{column}`"))),
         }
     });
     let places = places.collect::<Result<Vec<_>, _>>()?;
     let mut record = StringRecord::new();
     let mut number = 0;
-    while reader.read_record(&mut record).map_err(invalid)? {
+    while reader.read_record(&mut record).map_err(|error| invalid(error.to_string()))? {
         number += 1;
-        // The reader refuses records that have more or fewer fields than there are names.
+        // The reader refuses records with more or fewer fields than there are
+        // names.
         let cells = places.iter().map(|&at| Cell::Text(record[at].to_owned())).collect();
         visit(Row { path, place: ("row", number), columns, cells })?;
     }
@@ -50,7 +51,7 @@ pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: Visit<'_>) -> Resu
 mod tests {
     use super::*;
 
-    fn read(contents: &[u8], columns: &[&str]) -> Result<Vec<Vec<Cell>>, DataError> {
+    fn read(contents: &[u8], columns: &[&str]) -> Result<Vec<Vec<Cell>>> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("t.csv");
         std::fs::write(&path, contents).unwrap();

@@ -1,32 +1,99 @@
-//! Folders: the files below one, by their paths in it.
+//! Files and folders on disk: listings, and regular files that may be opened.
 
-use std::fs;
-use std::path::Path;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
 
-use crate::DataError;
+use crate::{DataError, Result};
 
-/// The files in `folder` and its subfolders, with `/` in between, sorted. Names that are not UTF-8
-/// are passed over, and so are links to folders, which may form a ring, and links to nowhere.
+/// Returns all entries below `folder` that are not folders, in no particular
+/// order. Links to folders are not followed, because they may form a cycle.
 ///
 /// # Errors
 /// [`DataError::Unreadable`].
-pub(crate) fn listing(folder: &Path) -> Result<Vec<String>, DataError> {
-    let mut files = Vec::new();
-    let mut folders = vec![String::new()];
-    while let Some(below) = folders.pop() {
-        let path = folder.join(&below);
-        for entry in fs::read_dir(&path).map_err(DataError::unreadable(&path))? {
-            let entry = entry.map_err(DataError::unreadable(&path))?;
+pub(crate) fn entries_below(folder: &Path) -> Result<Vec<PathBuf>> {
+    let (mut files, mut folders) = (Vec::new(), vec![folder.to_owned()]);
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).map_err(DataError::unreadable(&folder))? {
+            let entry = entry.map_err(DataError::unreadable(&folder))?;
             let kind = entry.file_type().map_err(DataError::unreadable(entry.path()))?;
-            let Some(name) = entry.file_name().to_str().map(str::to_owned) else { continue };
-            let name = if below.is_empty() { name } else { format!("{below}/{name}") };
-            if kind.is_dir() {
-                folders.push(name);
-            } else if entry.path().is_file() {
-                files.push(name);
-            }
+            let list = if kind.is_dir() { &mut folders } else { &mut files };
+            list.push(entry.path());
         }
     }
-    files.sort();
     Ok(files)
+}
+
+/// Returns the files in `folder` and its subfolders as sorted relative paths
+/// with `/`. Names that are not UTF-8, links to folders and broken links are
+/// skipped.
+///
+/// # Errors
+/// [`DataError::Unreadable`].
+pub(crate) fn listing(folder: &Path) -> Result<Vec<String>> {
+    let relative = |path: &PathBuf| {
+        let parts = path.strip_prefix(folder).ok()?.iter().map(|part| part.to_str());
+        Some(parts.collect::<Option<Vec<_>>>()?.join("/"))
+    };
+    let files = entries_below(folder)?.into_iter().filter(|path| path.is_file());
+    let mut names: Vec<String> = files.filter_map(|path| relative(&path)).collect();
+    names.sort();
+    Ok(names)
+}
+
+/// Opens a regular file for reading. Devices and pipes are refused, because
+/// reading them may never end.
+///
+/// # Errors
+/// [`DataError::Unreadable`].
+pub(crate) fn open_file(path: &Path) -> Result<File> {
+    let open = || match fs::metadata(path)?.is_file() {
+        true => File::open(path),
+        false => Err(io::Error::other("it is not a regular file")),
+    };
+    open().map_err(DataError::unreadable(path))
+}
+
+/// Reads a regular file of at most `limit` bytes.
+///
+/// # Errors
+/// [`DataError::Unreadable`], also for a larger file.
+pub(crate) fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let read = open_file(path)?.take(limit + 1).read_to_end(&mut bytes);
+    let checked = read.and_then(|read| match read as u64 > limit {
+        true => Err(io::Error::other(format!("it has more than {limit} bytes"))),
+        false => Ok(bytes),
+    });
+    checked.map_err(DataError::unreadable(path))
+}
+
+/// Returns `text`, the beginning of a file, without a byte-order mark.
+pub(crate) fn strip_byte_order_mark(text: &str) -> &str {
+    text.strip_prefix('\u{feff}').unwrap_or(text)
+}
+
+/// Returns the error of a file with an invalid byte at `offset`.
+pub(crate) fn not_utf8(path: &Path, offset: usize) -> DataError {
+    DataError::invalid(
+        path,
+        format!(
+            "is not UTF-8: invalid byte at offset {offset}; text must be UTF-8; convert it, for example with `iconv -t UTF-8`"
+        ),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_files_are_bounded() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.json");
+        fs::write(&path, b"12345").unwrap();
+        assert_eq!(read_small(&path, 5).unwrap(), b"12345");
+        let message = read_small(&path, 4).unwrap_err().to_string();
+        assert!(message.contains("it has more than 4 bytes"), "{message}");
+    }
 }

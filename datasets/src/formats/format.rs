@@ -1,22 +1,29 @@
-//! The formats that text comes in, told apart by the file's name.
+//! The supported file formats. The extension of a file selects its format.
+//!
+//! [`read_rows`] reads the columns of a table from any format that has columns.
+//! It refuses plain text and unknown extensions.
 
 use std::path::Path;
 
-/// How a file holds its text.
+use crate::formats::table::RowVisitor;
+use crate::formats::{csv, json_lines, parquet};
+use crate::{DataError, Result};
+
+/// How a file stores text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
     /// `.txt`: one document.
     Plain,
-    /// `.jsonl`: an object a line.
+    /// `.jsonl`: one object per line.
     JsonLines,
-    /// `.csv`: names in the first line, then a row a record.
+    /// `.csv`: column names in the first line, then one record per row.
     Csv,
-    /// `.parquet`: what the Hub stores tables as.
+    /// `.parquet`: tables as the Hub stores them.
     Parquet,
 }
 
 impl Format {
-    /// The format that `path` names, if it is one of these.
+    /// Returns the format that the extension of `path` names.
     pub(crate) fn of(path: &Path) -> Option<Self> {
         match path.extension()?.to_str()? {
             "txt" => Some(Self::Plain),
@@ -25,5 +32,27 @@ impl Format {
             "parquet" => Some(Self::Parquet),
             _ => None,
         }
+    }
+}
+
+/// Reads `columns` of the table in `path` and calls `visit` for each row, in
+/// order.
+///
+/// # Errors
+/// A file that is damaged, is no table or lacks a column; and the errors of
+/// `visit`.
+pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) -> Result<()> {
+    match Format::of(path) {
+        Some(Format::JsonLines) => json_lines::read_rows(path, columns, visit),
+        Some(Format::Csv) => csv::read_rows(path, columns, visit),
+        Some(Format::Parquet) => parquet::read_rows(path, columns, visit),
+        Some(Format::Plain) => Err(DataError::invalid(
+            path,
+            "is plain text and has no labels; classification reads .parquet, .csv and .jsonl with a text and a label column; convert it",
+        )),
+        None => Err(DataError::invalid(
+            path,
+            "is not a supported text file; data.kind \"text\" reads .txt (one document), .jsonl (one document per line), .csv and .parquet (one document per row); convert or rename it",
+        )),
     }
 }

@@ -1,52 +1,55 @@
-//! `.jsonl` files: one JSON object a line, blank lines passed over.
+//! `.jsonl` files: one JSON object per line. Blank lines are skipped.
 
 use std::fmt;
-use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
-use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
-use crate::DataError;
-use crate::formats::table::{Cell, Row, Visit, listed};
-use crate::formats::text::check_regular;
+use crate::formats::folder::{not_utf8, open_file, strip_byte_order_mark};
+use crate::formats::table::{Cell, Row, RowVisitor, listed};
+use crate::{DataError, Result};
 
-/// See [`crate::formats::table::read_rows`]. Places are lines.
-pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: Visit<'_>) -> Result<(), DataError> {
-    check_regular(path)?;
-    let file = File::open(path).map_err(DataError::unreadable(path))?;
-    let (mut file, mut bytes, mut offset) = (BufReader::new(file), Vec::new(), 0);
+/// Reads rows as [`crate::formats::format::read_rows`] does. Places are line
+/// numbers.
+pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) -> Result<()> {
+    let (mut file, mut bytes, mut offset) = (BufReader::new(open_file(path)?), Vec::new(), 0);
     for number in 1.. {
         bytes.clear();
         let read = file.read_until(b'\n', &mut bytes).map_err(DataError::unreadable(path))?;
         if read == 0 {
             break;
         }
-        let line = std::str::from_utf8(&bytes).map_err(|error| DataError::NotUtf8 {
-            path: path.to_owned(),
-            offset: offset + error.valid_up_to(),
-        })?;
-        let line = if offset == 0 { line.strip_prefix('\u{feff}').unwrap_or(line) } else { line };
+        let line = std::str::from_utf8(&bytes)
+            .map_err(|error| not_utf8(path, offset + error.valid_up_to()))?;
+        let line = if offset == 0 { strip_byte_order_mark(line) } else { line };
         offset += read;
         if line.trim().is_empty() {
             continue;
         }
         let cells = cells(line.trim_end_matches(['\n', '\r']), columns).map_err(|reason| {
-            DataError::JsonLine { path: path.to_owned(), line: number, reason }
+            DataError::invalid(
+                path,
+                format!(
+                    "line {number}: {reason}; each line must be a JSON object with the fields that data.text_field and data.label_field name; correct or remove the line"
+                ),
+            )
         })?;
         visit(Row { path, place: ("line", number), columns, cells })?;
     }
     Ok(())
 }
 
-/// The values at `columns` of the object in `line`, or what is wrong with it.
+/// Returns the values at `columns` of the object in `line`, or the problem.
 fn cells(line: &str, columns: &[&str]) -> Result<Vec<Cell>, String> {
-    let mut object = match serde_json::from_str(line) {
-        Ok(Line::Object(object)) => object,
-        Ok(Line::Other(kind)) => return Err(format!("found {kind}, not an object")),
-        Err(error) => return Err(format!("not valid JSON ({error})")),
-    };
+    let Fields(mut object) =
+        serde_json::from_str(line).map_err(|error| match serde_json::from_str(line) {
+            // Sound JSON of another kind is named instead of the parser's
+            // complaint.
+            Ok(Value::Object(_)) | Err(_) => format!("not valid JSON ({error})"),
+            Ok(other) => format!("found {}, not an object", kind(&other)),
+        })?;
     let value = |column: &&str| match object.get_mut(*column) {
         Some(value) => Ok(cell(value.take())),
         None => {
@@ -57,6 +60,19 @@ fn cells(line: &str, columns: &[&str]) -> Result<Vec<Cell>, String> {
     columns.iter().map(value).collect()
 }
 
+/// Returns the kind of a value in words.
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// Converts a value to a cell. Booleans become 0 and 1.
 fn cell(value: Value) -> Cell {
     match value {
         Value::Null => Cell::Null,
@@ -66,35 +82,31 @@ fn cell(value: Value) -> Cell {
             Some(integer) => Cell::Integer(integer),
             None => Cell::Decimal(number.to_string()),
         },
-        Value::Array(_) => Cell::Other("an array"),
-        Value::Object(_) => Cell::Other("an object"),
+        other => Cell::Other(kind(&other)),
     }
 }
 
-/// What a line holds.
-enum Line {
-    Object(Map<String, Value>),
-    /// Anything else, in words.
-    Other(&'static str),
-}
+/// The fields of an object, none of them twice: `serde_json` alone would
+/// silently keep the last one.
+struct Fields(Map<String, Value>);
 
-impl<'de> Deserialize<'de> for Line {
+impl<'de> Deserialize<'de> for Fields {
     fn deserialize<D: Deserializer<'de>>(line: D) -> Result<Self, D::Error> {
-        line.deserialize_any(LineVisitor)
+        line.deserialize_map(FieldsVisitor)
     }
 }
 
-/// Refuses an object with a field twice: `serde_json` alone would take the last one in silence.
-struct LineVisitor;
+/// Builds [`Fields`] from the fields of an object.
+struct FieldsVisitor;
 
-impl<'de> Visitor<'de> for LineVisitor {
-    type Value = Line;
+impl<'de> Visitor<'de> for FieldsVisitor {
+    type Value = Fields;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("an object")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Line, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Fields, A::Error> {
         let mut object = Map::new();
         while let Some((name, value)) = fields.next_entry::<String, Value>()? {
             if object.contains_key(&name) {
@@ -102,36 +114,7 @@ impl<'de> Visitor<'de> for LineVisitor {
             }
             object.insert(name, value);
         }
-        Ok(Line::Object(object))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Line, A::Error> {
-        while items.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(Line::Other("an array"))
-    }
-
-    fn visit_unit<E>(self) -> Result<Line, E> {
-        Ok(Line::Other("null"))
-    }
-
-    fn visit_bool<E>(self, _: bool) -> Result<Line, E> {
-        Ok(Line::Other("a boolean"))
-    }
-
-    fn visit_i64<E>(self, _: i64) -> Result<Line, E> {
-        Ok(Line::Other("a number"))
-    }
-
-    fn visit_u64<E>(self, _: u64) -> Result<Line, E> {
-        Ok(Line::Other("a number"))
-    }
-
-    fn visit_f64<E>(self, _: f64) -> Result<Line, E> {
-        Ok(Line::Other("a number"))
-    }
-
-    fn visit_str<E>(self, _: &str) -> Result<Line, E> {
-        Ok(Line::Other("a string"))
+        Ok(Fields(object))
     }
 }
 

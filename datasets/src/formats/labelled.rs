@@ -1,18 +1,19 @@
 //! Labelled text: the rows of a classification data set.
 //!
-//! [`read_labelled`] takes a text and a label column from `.parquet`, `.csv` and `.jsonl` files, and
-//! [`read_labelled_as`] those of another split. A label is a class number or a name, see [`Classes`].
-//! Rows without a label (the Hub marks them with -1) are refused. [`read_texts`] takes texts to classify,
+//! [`read_labelled`] takes a text and a label column from `.parquet`, `.csv`
+//! and `.jsonl` files, and [`read_labelled_as`] those of another split. A label
+//! is a class number or a name, see [`Classes`]. Rows without a label (the Hub
+//! marks them with -1) are refused. [`read_texts`] reads texts to classify,
 //! which need no label.
 
 use std::path::{Path, PathBuf};
 
-use crate::DataError;
 use crate::formats::classes::{ClassReader, Classes};
-use crate::formats::table::read_rows;
+use crate::formats::format::read_rows;
 use crate::formats::text::text_files;
+use crate::{DataError, Result};
 
-/// The field of a row that holds the class, unless another is named.
+/// The default field of a row that holds the class.
 pub const LABEL_FIELD: &str = "label";
 
 /// A text and its class.
@@ -24,40 +25,43 @@ pub struct LabelledText {
     pub label: u32,
 }
 
-/// The rows of `files`, in order, and what their labels stand for; a folder stands for the tables in it,
-/// sorted by path. `names` are those of the classes, where they are known; other names are an error.
+/// Reads the rows of `files` in order, and what their labels stand for. A
+/// folder stands for the tables in it, sorted by path. `names` are the class
+/// names if they are known; other names are then an error.
 ///
 /// # Errors
-/// [`DataError::NoTable`] for plain text, [`DataError::NoColumn`], [`DataError::Cell`] for a row
-/// whose text is no string or whose label is no class, [`DataError::Empty`] where there
-/// is no row at all; and files that are missing or damaged.
+/// [`DataError::InvalidFile`] for plain text, a missing column, a row whose
+/// text is no string or whose label is no class, and a damaged file;
+/// [`DataError::Empty`] without any row.
 pub fn read_labelled(
     files: &[PathBuf],
     text_field: &str,
     label_field: &str,
     names: Option<&[String]>,
-) -> Result<(Vec<LabelledText>, Classes), DataError> {
+) -> Result<(Vec<LabelledText>, Classes)> {
     read(files, [text_field, label_field], ClassReader::deciding(names))
 }
 
-/// The rows of `files`, whose labels stand for what `classes` says.
+/// Reads the rows of `files` with the classes of another split.
 ///
 /// # Errors
-/// Those of [`read_labelled`]; [`DataError::Cell`] for a class that `classes` does not have.
+/// Those of [`read_labelled`]; [`DataError::InvalidFile`] for a class that is
+/// not in `classes`.
 pub fn read_labelled_as(
     files: &[PathBuf],
     text_field: &str,
     label_field: &str,
     classes: &Classes,
-) -> Result<Vec<LabelledText>, DataError> {
+) -> Result<Vec<LabelledText>> {
     Ok(read(files, [text_field, label_field], ClassReader::following(classes))?.0)
 }
 
+/// Reads all rows and converts their labels with `classes`.
 fn read(
     files: &[PathBuf],
     columns: [&str; 2],
     mut classes: ClassReader,
-) -> Result<(Vec<LabelledText>, Classes), DataError> {
+) -> Result<(Vec<LabelledText>, Classes)> {
     let mut rows = Vec::new();
     for file in files {
         for table in text_files(file)? {
@@ -69,9 +73,14 @@ fn read(
         }
     }
     if rows.is_empty() {
-        return Err(DataError::Empty { what: described(files) });
+        let what = match files {
+            [] => "a list of no files".to_owned(),
+            [only] => format!("the table at `{}`", only.display()),
+            [first, ..] => format!("the list of {} tables from `{}`", files.len(), first.display()),
+        };
+        return Err(DataError::Empty { what });
     }
-    let classes = classes.finish(&mut rows);
+    let classes = classes.finish(rows.iter_mut().map(|row| &mut row.label));
     Ok((rows, classes))
 }
 
@@ -82,7 +91,7 @@ pub struct TableText {
     pub text: String,
     /// Its label as the table has it; `None` without one.
     pub label: Option<String>,
-    /// What is in the columns to copy; `None` for null.
+    /// The values of the columns to copy; `None` for null.
     pub copied: Vec<Option<String>>,
 }
 
@@ -91,29 +100,32 @@ pub struct TableText {
 pub struct TextColumns {
     /// The texts.
     pub text: String,
-    /// Labels, which are not checked.
+    /// The labels, which are not checked.
     pub label: Option<String>,
-    /// Columns that are handed on as they are.
+    /// The columns to copy to the output.
     pub copied: Vec<String>,
 }
 
-/// Hands out the rows of the table in `path`, first row first, until `visit` returns false.
+/// Calls `visit` for each row of the table in `path`, in order, until it
+/// returns false.
 ///
 /// # Errors
-/// [`DataError::NoTable`] for plain text, [`DataError::NoColumn`], [`DataError::Cell`] for a row whose
-/// text is no string or in which a column to copy is neither text nor a number; and files that are missing
-/// or damaged.
+/// [`DataError::InvalidFile`] for plain text, a missing column, a row whose
+/// text is no string or in which a column to copy is neither text nor a number,
+/// and a damaged file.
 pub fn read_texts(
     path: &Path,
     columns: &TextColumns,
     visit: &mut dyn FnMut(TableText) -> bool,
-) -> Result<(), DataError> {
+) -> Result<()> {
     let mut stopped = false;
     let TextColumns { text, label, copied } = columns;
     let names = [text].into_iter().chain(label).chain(copied);
     let names: Vec<&str> = names.map(String::as_str).collect();
     let first_copied = names.len() - copied.len();
     let outcome = read_rows(path, &names, &mut |mut row| {
+        // A label that cannot be written again counts as missing, because
+        // labels are optional here.
         let label = label.as_ref().and_then(|_| row.copied(1).ok().flatten());
         let copied = (first_copied..row.cells.len()).map(|at| row.copied(at));
         let copied = copied.collect::<Result<_, _>>()?;
@@ -123,8 +135,8 @@ pub fn read_texts(
     if stopped { Ok(()) } else { outcome }
 }
 
-/// Whether the table in `path` has a column; of JSON lines, whether the first one has the field.
-/// False for a table that cannot be read.
+/// Returns whether the table in `path` has a column, for JSON lines whether the
+/// first line has the field. Returns false for a table that cannot be read.
 pub fn has_column(path: &Path, column: &str) -> bool {
     let mut found = false;
     let _ = read_rows(path, &[column], &mut |_| {
@@ -134,17 +146,9 @@ pub fn has_column(path: &Path, column: &str) -> bool {
     found
 }
 
-/// Ends a reader that has been read far enough; no caller sees it.
+/// Returns an error that only stops a reader; no caller sees it.
 fn end_of_reading() -> DataError {
-    DataError::Empty { what: "the rest of the table".to_owned() }
-}
-
-fn described(files: &[PathBuf]) -> String {
-    match files {
-        [] => "a list of no files".to_owned(),
-        [only] => format!("the table at `{}`", only.display()),
-        [first, ..] => format!("the {} tables from `{}` on", files.len(), first.display()),
-    }
+    DataError::LoaderStopped
 }
 
 #[cfg(test)]
@@ -154,14 +158,11 @@ mod tests {
     use super::*;
     use crate::formats::parquet::fixture::{Column, write_table};
 
-    fn read_named(
-        path: &Path,
-        names: Option<&[String]>,
-    ) -> Result<(Vec<LabelledText>, Classes), DataError> {
+    fn read_named(path: &Path, names: Option<&[String]>) -> Result<(Vec<LabelledText>, Classes)> {
         read_labelled(&[path.to_owned()], "text", LABEL_FIELD, names)
     }
 
-    fn read(path: &Path) -> Result<Vec<LabelledText>, DataError> {
+    fn read(path: &Path) -> Result<Vec<LabelledText>> {
         Ok(read_named(path, None)?.0)
     }
 
@@ -204,7 +205,7 @@ mod tests {
             ("unlabelled.csv", "unlabelled.csv` row 1: field `label` is -1, which marks rows"),
             ("column.csv", "has no column `label`, only [`text`, `stars`]"),
             ("empty.csv", "empty.csv` is empty"),
-            ("a.md", "not a text file this reader knows"),
+            ("a.md", "not a supported text file"),
             ("missing.csv", "cannot read"),
         ] {
             let message = read(&path(name)).unwrap_err().to_string();

@@ -1,9 +1,9 @@
-//! `.parquet` files: tables by column, as the Hub stores data sets.
+//! `.parquet` files: tables stored by column, as the Hub has them.
 //!
-//! Only the columns that are asked for are decoded. Pages may be plain, or compressed with snappy
-//! or zstd, which are what writers use unless they are told otherwise. The library asserts what
-//! the format promises, so on some damaged files it panics; such a file is refused like any other
-//! damaged one.
+//! Only the requested columns are decoded. Pages may be plain, or compressed
+//! with snappy or zstd, the defaults of common writers. The library asserts
+//! what the format promises and panics on some damaged files; these are refused
+//! like other damaged ones.
 
 use std::fs::File;
 use std::path::Path;
@@ -11,32 +11,34 @@ use std::sync::Arc;
 
 use ::parquet::errors::ParquetError;
 use ::parquet::file::reader::{FileReader, SerializedFileReader};
+use ::parquet::record::Field;
 use ::parquet::record::reader::RowIter;
-use ::parquet::record::{Field, Row as Record};
 use ::parquet::schema::types::Type;
 
-use crate::DataError;
-use crate::formats::table::{Cell, Row, Visit, no_column};
-use crate::formats::text::check_regular;
+use crate::formats::folder::open_file;
+use crate::formats::table::{Cell, Row, RowVisitor, no_column};
 use crate::guard::guarded;
+use crate::{DataError, Result};
 
-/// See [`crate::formats::table::read_rows`]. Places are rows, from 1.
-pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: Visit<'_>) -> Result<(), DataError> {
-    check_regular(path)?;
-    let file = File::open(path).map_err(DataError::unreadable(path))?;
+/// Reads rows as [`crate::formats::format::read_rows`] does. Places are rows,
+/// from 1.
+pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) -> Result<()> {
+    let file = open_file(path)?;
     let contradiction = |_| invalid(path, "its parts contradict each other");
     let mut records = guarded(|| open(file, path, columns)).map_err(contradiction)??;
     for number in 1.. {
-        // The library alone is guarded: a panic of `visit` is none of the file's.
+        // Only the library is guarded: a panic of `visit` is not a fault of the
+        // file.
         let Some(record) = guarded(|| records.next()).map_err(contradiction)? else { break };
-        let cells = cells(record.map_err(|error| invalid(path, &error.to_string()))?);
+        let fields = record.map_err(|error| invalid(path, &error.to_string()))?.into_columns();
+        let cells = fields.into_iter().map(|(_, field)| cell(field)).collect();
         visit(Row { path, place: ("row", number), columns, cells })?;
     }
     Ok(())
 }
 
-/// The records of `file`, of which only `columns` are decoded.
-fn open(file: File, path: &Path, columns: &[&str]) -> Result<RowIter<'static>, DataError> {
+/// Opens the records of `file` with `columns` alone.
+fn open(file: File, path: &Path, columns: &[&str]) -> Result<RowIter<'static>> {
     let invalid = |error: ParquetError| invalid(path, &error.to_string());
     let reader = SerializedFileReader::new(file).map_err(invalid)?;
     let schema = reader.metadata().file_metadata().schema();
@@ -51,18 +53,22 @@ fn open(file: File, path: &Path, columns: &[&str]) -> Result<RowIter<'static>, D
     RowIter::from_file_into(Box::new(reader)).project(Some(projection)).map_err(invalid)
 }
 
+/// Returns the error of a damaged file.
 fn invalid(path: &Path, reason: &str) -> DataError {
-    DataError::InvalidParquet { path: path.to_owned(), reason: reason.replace('\n', " ") }
+    let reason = reason.replace('\n', " ");
+    DataError::invalid(
+        path,
+        format!(
+            "cannot be read as parquet: {reason}; it must be a complete file with snappy, zstd or no compression; fetch or write it again"
+        ),
+    )
 }
 
-fn cells(record: Record) -> Vec<Cell> {
-    record.into_columns().into_iter().map(|(_, field)| cell(field)).collect()
-}
-
+/// Converts a field to a cell. Booleans become 0 and 1.
 fn cell(field: Field) -> Cell {
     match field {
         Field::Str(text) => Cell::Text(text),
-        // Some writers leave out that the bytes are text.
+        // Some writers do not mark text columns as text.
         Field::Bytes(bytes) => match String::from_utf8(bytes.data().to_vec()) {
             Ok(text) => Cell::Text(text),
             Err(_) => Cell::Other("bytes that are not UTF-8"),
@@ -89,7 +95,7 @@ fn cell(field: Field) -> Cell {
     }
 }
 
-/// Tables for tests, written by the same crate.
+/// Tables for tests, written by the same library.
 #[cfg(test)]
 pub(crate) mod fixture;
 
@@ -110,7 +116,7 @@ mod tests {
         fs::read(path).unwrap()
     }
 
-    fn read(contents: &[u8], columns: &[&str]) -> Result<Vec<Vec<Cell>>, DataError> {
+    fn read(contents: &[u8], columns: &[&str]) -> Result<Vec<Vec<Cell>>> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("t.parquet");
         fs::write(&path, contents).unwrap();

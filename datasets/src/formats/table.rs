@@ -1,31 +1,30 @@
-//! Rows of a table, whatever the format of its file.
+//! Rows of a table, independent of the format of its file.
 //!
-//! [`read_rows`] hands out the cells of the columns that are asked for, row after row, from
-//! `.parquet`, `.csv` and `.jsonl` files alike. What a cell has to be, the caller says, through
-//! [`Row::text`] and [`Row::label`]; a cell that is something else is refused by file, place and
+//! Main type: [`Row`]. [`Row::text`] and [`Row::label`] check that a cell has
+//! the required kind, and refuse other cells with the file, the place and the
 //! column.
 
 use std::path::Path;
 
-use crate::DataError;
-use crate::formats::format::Format;
+use crate::{DataError, Result};
 
-/// What is in one place of a table.
+/// A cell of a table.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Cell {
-    /// Text, or anything at all in a `.csv` file.
+    /// Text; in a `.csv` file every cell.
     Text(String),
     /// An integer or a boolean.
     Integer(i64),
-    /// A number that is no integer, in digits.
+    /// A number that is no 64-bit integer, as digits.
     Decimal(String),
-    /// Nothing.
+    /// A missing value.
     Null,
-    /// Something that is neither, in words.
+    /// A value of another kind, in words.
     Other(&'static str),
 }
 
 impl Cell {
+    /// Returns the kind of the cell in words.
     fn kind(&self) -> &'static str {
         match self {
             Self::Text(_) => "a string",
@@ -36,154 +35,149 @@ impl Cell {
     }
 }
 
-/// A label as a table has it.
+/// The label of a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Label {
     /// A class number.
     Number(u32),
-    /// A name, without the spaces around it.
+    /// A class name, without surrounding whitespace.
     Name(String),
 }
 
-/// The longest name of a class. A column with longer ones probably contains texts, not labels.
-const LONGEST_NAME: usize = 200;
+/// The longest name of a class in characters. A column with longer ones
+/// probably contains texts.
+const MAX_NAME_CHARS: usize = 200;
 
-/// The beginning of `text`, in quotes and on one line.
+/// Returns the beginning of `text`, quoted and escaped to one line.
 pub(crate) fn quoted(text: &str) -> String {
-    let mut start: String = text.chars().take(32).collect();
-    if start.len() < text.len() {
-        start.push_str("...");
-    }
-    format!("\"{}\"", start.escape_debug())
+    let start: String = text.chars().take(32).collect();
+    let rest = if start.len() < text.len() { "..." } else { "" };
+    format!("\"{}{rest}\"", start.escape_debug())
 }
 
-/// Cells of one row, in the order of the columns that were asked for.
+/// The cells of one row, in the order of the requested columns.
 #[derive(Debug)]
 pub(crate) struct Row<'a> {
+    /// The file of the table.
     pub(crate) path: &'a Path,
-    /// Where in the file, from 1: "line 3" or "row 3".
+    /// Unit and number of the row in the file, from 1: "line 3" or "row 3".
     pub(crate) place: (&'static str, usize),
+    /// The names of the requested columns.
     pub(crate) columns: &'a [&'a str],
+    /// The cells of these columns.
     pub(crate) cells: Vec<Cell>,
 }
 
 impl Row<'_> {
     /// Takes the text out of column `at`.
-    pub(crate) fn text(&mut self, at: usize) -> Result<String, DataError> {
+    pub(crate) fn text(&mut self, at: usize) -> Result<String> {
         match std::mem::replace(&mut self.cells[at], Cell::Other("taken")) {
             Cell::Text(text) => Ok(text),
-            other => Err(self.unfit(at, format!("{}, not a string", other.kind()))),
+            other => Err(self.invalid(at, format!("{}, not a string", other.kind()))),
         }
     }
 
-    /// The label in column `at`: a class number from 0, written as a number or as text, or a name.
-    pub(crate) fn label(&self, at: usize) -> Result<Label, DataError> {
+    /// Returns the label in column `at`: a class number from 0, as a number or
+    /// as text, or a name.
+    pub(crate) fn label(&self, at: usize) -> Result<Label> {
         match &self.cells[at] {
             Cell::Integer(integer) => self.class_number(at, *integer),
             Cell::Text(text) => self.text_label(at, text.trim()),
             Cell::Decimal(number) => {
-                Err(self.unfit(at, format!("{number}, not a class number from 0 or a name")))
+                Err(self.invalid(at, format!("{number}, not a class number from 0 or a name")))
             }
             cell @ (Cell::Null | Cell::Other(_)) => {
-                Err(self.unfit(at, format!("{}, not a class number or a name", cell.kind())))
+                Err(self.invalid(at, format!("{}, not a class number or a name", cell.kind())))
             }
         }
     }
 
-    fn text_label(&self, at: usize, text: &str) -> Result<Label, DataError> {
+    /// Returns the label in `text`, which is trimmed.
+    fn text_label(&self, at: usize, text: &str) -> Result<Label> {
         if let Ok(integer) = text.parse() {
             return self.class_number(at, integer);
         }
-        if text.is_empty() {
-            return Err(self.unfit(at, "empty; give every row a class number or a name".into()));
-        }
-        // A column of scores would otherwise make a class of every fraction.
+        // A column of scores would otherwise turn every fraction into a class.
         let numeric = text.starts_with(|it: char| it.is_ascii_digit() || "+-.".contains(it));
-        if numeric && text.parse::<f64>().is_ok() {
-            return Err(self.unfit(at, format!("{text}, not a class number from 0 or a name")));
-        }
-        if text.chars().count() > LONGEST_NAME {
-            let reason = format!(
-                "{}, longer than the {LONGEST_NAME} characters of a class name; choose the column of \
-                 the labels",
-                quoted(text)
-            );
-            return Err(self.unfit(at, reason));
-        }
-        Ok(Label::Name(text.to_owned()))
+        let reason = if text.is_empty() {
+            "empty; give every row a class number or a name".to_owned()
+        } else if numeric && text.parse::<f64>().is_ok() {
+            format!("{text}, not a class number from 0 or a name")
+        } else if text.chars().count() > MAX_NAME_CHARS {
+            let start = quoted(text);
+            format!(
+                "{start}, longer than the {MAX_NAME_CHARS} characters of a class name; choose the label column"
+            )
+        } else {
+            return Ok(Label::Name(text.to_owned()));
+        };
+        Err(self.invalid(at, reason))
     }
 
-    fn class_number(&self, at: usize, integer: i64) -> Result<Label, DataError> {
+    /// Checks that `integer` is a class number.
+    fn class_number(&self, at: usize, integer: i64) -> Result<Label> {
+        // The Hub's data sets mark the rows of a hidden test split with -1.
         if integer == -1 {
-            return Err(self.unfit(at, "-1, which marks rows without a label".into()));
+            return Err(self.invalid(at, "-1, which marks rows without a label".into()));
         }
-        let number = u32::try_from(integer)
-            .map_err(|_| self.unfit(at, format!("{integer}, not a class from 0 upwards")))?;
-        Ok(Label::Number(number))
+        u32::try_from(integer)
+            .map(Label::Number)
+            .map_err(|_| self.invalid(at, format!("{integer}, not a class from 0 upwards")))
     }
 
-    /// What is in column `at`, to be written again; `None` for null.
-    pub(crate) fn copied(&self, at: usize) -> Result<Option<String>, DataError> {
+    /// Returns column `at` as text for the output; `None` for null.
+    pub(crate) fn copied(&self, at: usize) -> Result<Option<String>> {
         match &self.cells[at] {
             Cell::Text(text) | Cell::Decimal(text) => Ok(Some(text.clone())),
             Cell::Integer(integer) => Ok(Some(integer.to_string())),
             Cell::Null => Ok(None),
             Cell::Other(kind) => {
-                Err(self.unfit(at, format!("{kind}, which cannot be copied; leave the column out")))
+                Err(self
+                    .invalid(at, format!("{kind}, which cannot be copied; leave the column out")))
             }
         }
     }
 
-    /// "line 3" or "row 3".
+    /// Returns "line 3" or "row 3".
     pub(crate) fn place(&self) -> String {
         let (unit, number) = self.place;
         format!("{unit} {number}")
     }
 
-    /// The error of a cell in column `at` that cannot be used.
-    pub(crate) fn unfit(&self, at: usize, reason: String) -> DataError {
-        DataError::Cell {
-            path: self.path.to_owned(),
-            place: self.place(),
-            reason: format!("field `{}` is {reason}", self.columns[at]),
-        }
+    /// Returns the error of an invalid cell in column `at`.
+    pub(crate) fn invalid(&self, at: usize, reason: String) -> DataError {
+        let (place, column) = (self.place(), self.columns[at]);
+        DataError::invalid(
+            self.path,
+            format!(
+                "{place}: field `{column}` is {reason}; text must be a string and a label a class number from 0 or a name; correct or remove the row, or name another column in data.text_field or data.label_field"
+            ),
+        )
     }
 }
 
-/// What becomes of each row.
-pub(crate) type Visit<'a> = &'a mut dyn FnMut(Row<'_>) -> Result<(), DataError>;
+/// A callback for each row.
+pub(crate) type RowVisitor<'a> = &'a mut dyn FnMut(Row<'_>) -> Result<()>;
 
-/// Reads `columns` of the table in `path`, first row first.
-///
-/// # Errors
-/// A file that is damaged, is no table, or lacks a column; and those of `visit`.
-pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: Visit<'_>) -> Result<(), DataError> {
-    match Format::of(path) {
-        Some(Format::JsonLines) => crate::formats::json_lines::read_rows(path, columns, visit),
-        Some(Format::Csv) => crate::formats::csv::read_rows(path, columns, visit),
-        Some(Format::Parquet) => crate::formats::parquet::read_rows(path, columns, visit),
-        Some(Format::Plain) => Err(DataError::NoTable { path: path.to_owned() }),
-        None => Err(DataError::UnknownTextFile { path: path.to_owned() }),
-    }
-}
-
-/// Names of columns for an error, the first few of them.
+/// Formats the first few of `names` for an error.
 pub(crate) fn listed<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     let names: Vec<_> = names.into_iter().take(8).map(|name| format!("`{name}`")).collect();
     format!("[{}]", names.join(", "))
 }
 
-/// A file without a column that is asked for.
+/// Returns the error of a file without `column`.
 pub(crate) fn no_column<'a>(
     path: &Path,
     column: &str,
     columns: impl IntoIterator<Item = &'a str>,
 ) -> DataError {
-    DataError::NoColumn {
-        path: path.to_owned(),
-        column: column.to_owned(),
-        columns: listed(columns),
-    }
+    let columns = listed(columns);
+    DataError::invalid(
+        path,
+        format!(
+            "has no column `{column}`, only {columns}; choose one of them in data.text_field or data.label_field, or with --text-field, --label-field or --keep of `deepburn predict`"
+        ),
+    )
 }
 
 #[cfg(test)]

@@ -1,32 +1,45 @@
-//! Text on disk: `.txt` files of one document each, and tables (`.jsonl`, `.csv`, `.parquet`) of
-//! one document a row.
+//! Text on disk: `.txt` files with one document each, and tables (`.jsonl`,
+//! `.csv`, `.parquet`) with one document per row.
 //!
-//! [`read_documents`] takes a file or a folder. Folders are read in the order of their sorted
-//! paths, so the corpus does not depend on the file system. It refuses anything that is not UTF-8,
-//! naming the byte, and rows without the text field, naming the row. A byte-order mark at the
-//! start of a file is not part of its text.
+//! [`read_documents`] reads a file or a folder. Folders are read in the order
+//! of their sorted paths, so the corpus does not depend on the file system.
+//! Invalid UTF-8 is refused with the offset of the byte, and a row without the
+//! text field with its row. A byte-order mark at the start of a file is not
+//! part of the text.
 
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use crate::DataError;
-use crate::formats::format::Format;
-use crate::formats::table::read_rows;
-use crate::tokens::documents::{Piece, Take};
+use crate::formats::folder::{entries_below, not_utf8, open_file, strip_byte_order_mark};
+use crate::formats::format::{Format, read_rows};
+use crate::{DataError, Result};
 
 /// Bytes of a file that are in memory at a time.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// The field of a row that holds the text, unless another is named.
+/// The default field of a row that holds the text.
 pub const TEXT_FIELD: &str = "text";
 
-/// The documents in a file or folder, in a fixed order, empty ones too. `field` is where rows of a
-/// table hold their text, usually [`TEXT_FIELD`].
+/// A piece of a stream of documents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Piece<'a> {
+    /// Text of the current document, which may continue.
+    Text(&'a str),
+    /// The end of the current document.
+    End,
+}
+
+/// A callback for each piece.
+pub(crate) type PieceSink<'a> = &'a mut dyn FnMut(Piece<'_>) -> Result<()>;
+
+/// Reads the documents of a file or folder in a fixed order, including empty
+/// ones. `field` names the text column of tables, usually [`TEXT_FIELD`].
 ///
 /// # Errors
-/// A path that cannot be read, has no text, is not UTF-8 or a damaged table; see [`DataError`].
-pub fn read_documents(path: &Path, field: &str) -> Result<Vec<String>, DataError> {
+/// A path that cannot be read, has no text, is not UTF-8 or is a damaged table;
+/// see [`DataError`].
+pub fn read_documents(path: &Path, field: &str) -> Result<Vec<String>> {
     let (mut documents, mut document) = (Vec::new(), String::new());
     visit_documents(path, field, &mut |piece| {
         match piece {
@@ -38,15 +51,15 @@ pub fn read_documents(path: &Path, field: &str) -> Result<Vec<String>, DataError
     Ok(documents)
 }
 
-/// Gives the documents that [`read_documents`] reads to `take`, piece by piece.
+/// Streams the documents of [`read_documents`] to `sink`, piece by piece.
 ///
 /// # Errors
-/// Those of [`read_documents`], and those of `take`.
-pub(crate) fn visit_documents(path: &Path, field: &str, take: Take<'_>) -> Result<(), DataError> {
+/// Those of [`read_documents`], and those of `sink`.
+pub(crate) fn visit_documents(path: &Path, field: &str, sink: PieceSink<'_>) -> Result<()> {
     let mut is_empty = true;
     let mut noted = |piece: Piece<'_>| {
         is_empty &= matches!(piece, Piece::Text("") | Piece::End);
-        take(piece)
+        sink(piece)
     };
     for file in text_files(path)? {
         if Format::of(&file) == Some(Format::Plain) {
@@ -65,85 +78,52 @@ pub(crate) fn visit_documents(path: &Path, field: &str, take: Take<'_>) -> Resul
     }
 }
 
-/// The text files at `path`: itself, or those in the folder and its subfolders, sorted by path.
-/// Other files in a folder are passed over, and so are links to folders, which may form a ring.
+/// Returns the text files at `path`: the file itself, or those in the folder
+/// and its subfolders, sorted by path. Other files of a folder are skipped, and
+/// so are links to folders, which may form a cycle.
 ///
 /// # Errors
-/// A path that cannot be read; [`DataError::NoTextFiles`] for a folder without any.
-pub fn text_files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
+/// A path that cannot be read; [`DataError::InvalidFile`] for a folder without
+/// text files.
+pub fn text_files(path: &Path) -> Result<Vec<PathBuf>> {
     if !fs::metadata(path).map_err(DataError::unreadable(path))?.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
-    let mut files = Vec::new();
-    let mut folders = vec![path.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).map_err(DataError::unreadable(&folder))? {
-            let entry = entry.map_err(DataError::unreadable(&folder))?;
-            let kind = entry.file_type().map_err(DataError::unreadable(entry.path()))?;
-            let entry = entry.path();
-            if kind.is_dir() {
-                folders.push(entry);
-            } else if Format::of(&entry).is_some() && !entry.is_dir() {
-                files.push(entry);
-            }
-        }
-    }
+    let mut files = entries_below(path)?;
+    files.retain(|file| Format::of(file).is_some() && !file.is_dir());
     files.sort();
     match files.is_empty() {
-        true => Err(DataError::NoTextFiles { path: path.to_owned() }),
+        true => Err(DataError::invalid(
+            path,
+            "has no .txt, .jsonl, .csv or .parquet file, in any subfolder; data.path must name such a file or a folder of them; correct it",
+        )),
         false => Ok(files),
     }
 }
 
-/// The bytes of a regular file of at most `limit` bytes.
-pub(crate) fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>, DataError> {
-    check_regular(path)?;
-    let mut bytes = Vec::new();
-    let file = fs::File::open(path).map_err(DataError::unreadable(path))?;
-    file.take(limit + 1).read_to_end(&mut bytes).map_err(DataError::unreadable(path))?;
-    if bytes.len() as u64 > limit {
-        let cause = std::io::Error::other(format!("it has more than {limit} bytes"));
-        return Err(DataError::unreadable(path)(cause));
-    }
-    Ok(bytes)
-}
-
-/// Refuses what is there and no regular file.
-pub(crate) fn check_regular(path: &Path) -> Result<(), DataError> {
-    let metadata = fs::metadata(path).map_err(DataError::unreadable(path))?;
-    if metadata.is_file() {
-        return Ok(());
-    }
-    let cause = std::io::Error::other("it is not a regular file");
-    Err(DataError::unreadable(path)(cause))
-}
-
-/// Gives the text of a file to `take`, in pieces, without its byte-order mark.
-fn visit_utf8(
-    path: &Path,
-    take: &mut dyn FnMut(&str) -> Result<(), DataError>,
-) -> Result<(), DataError> {
-    check_regular(path)?;
-    let mut file = fs::File::open(path).map_err(DataError::unreadable(path))?;
-    let not_utf8 = |offset| DataError::NotUtf8 { path: path.to_owned(), offset };
+/// Streams the text of a file to `sink`, in pieces, without its byte-order
+/// mark.
+fn visit_utf8(path: &Path, sink: &mut dyn FnMut(&str) -> Result<()>) -> Result<()> {
+    let mut file = open_file(path)?;
     let (mut bytes, mut offset) = (Vec::with_capacity(PIECE_BYTES + 4), 0);
     loop {
         let kept = bytes.len();
         let read = (&mut file).take(PIECE_BYTES as u64).read_to_end(&mut bytes);
         read.map_err(DataError::unreadable(path))?;
         if bytes.len() == kept {
-            return if kept == 0 { Ok(()) } else { Err(not_utf8(offset)) };
+            // At the end of the file, kept bytes are an unfinished character.
+            return if kept == 0 { Ok(()) } else { Err(not_utf8(path, offset)) };
         }
         let valid = match std::str::from_utf8(&bytes) {
             Ok(text) => text.len(),
             Err(error) if error.error_len().is_some() => {
-                return Err(not_utf8(offset + error.valid_up_to()));
+                return Err(not_utf8(path, offset + error.valid_up_to()));
             }
             // The rest of the character comes with the next piece.
             Err(error) => error.valid_up_to(),
         };
         let text = std::str::from_utf8(&bytes[..valid]).unwrap_or_default();
-        take(if offset == 0 { text.strip_prefix('\u{feff}').unwrap_or(text) } else { text })?;
+        sink(if offset == 0 { strip_byte_order_mark(text) } else { text })?;
         bytes.drain(..valid);
         offset += valid;
     }
@@ -195,7 +175,7 @@ mod tests {
     fn the_first_byte_that_is_not_utf8_is_named() {
         let dir = folder(&[("a.txt", b"abc\xc3\xa9\xff")]);
         let error = read_documents(dir.path(), TEXT_FIELD).unwrap_err();
-        assert!(matches!(error, DataError::NotUtf8 { offset: 5, .. }), "{error}");
+        assert!(error.to_string().contains("invalid byte at offset 5"), "{error}");
     }
 
     #[test]
@@ -216,18 +196,8 @@ mod tests {
         fs::write(dir.path().join("a.txt"), &text.as_bytes()[..PIECE_BYTES + 1]).unwrap();
         let error = read_documents(dir.path(), TEXT_FIELD).unwrap_err();
         let expected = PIECE_BYTES - 1;
-        assert!(
-            matches!(error, DataError::NotUtf8 { offset, .. } if offset == expected),
-            "{error}"
-        );
-    }
-
-    #[test]
-    fn small_files_are_bounded() {
-        let dir = folder(&[("a.json", b"12345")]);
-        assert_eq!(read_small(&dir.path().join("a.json"), 5).unwrap(), b"12345");
-        let message = read_small(&dir.path().join("a.json"), 4).unwrap_err().to_string();
-        assert!(message.contains("it has more than 4 bytes"), "{message}");
+        let expected = format!("invalid byte at offset {expected};");
+        assert!(error.to_string().contains(&expected), "{error}");
     }
 
     #[cfg(unix)]

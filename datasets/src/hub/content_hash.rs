@@ -1,17 +1,21 @@
-//! What the Hub names contents by: the etag of a file is a hash of it.
+//! The hashes by which the Hub names contents: the etag of a file is a hash of
+//! it.
 //!
-//! Large files (LFS) are named by their SHA-256, small ones by the hash git gives them: the SHA-1
-//! of `blob <size>\0` and the contents. [`ContentHash::parse`] tells them apart by length.
+//! Large files (LFS) have their SHA-256, and small ones their git hash: the
+//! SHA-1 of `blob <size>\0` and the contents. [`ContentHash::parse`]
+//! distinguishes them by length.
 
 use std::fmt;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::Path;
 
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
-/// A hash in lower-case hexadecimal digits, and how it was made.
+use crate::hash::digest;
+
+/// A hash in lower-case hexadecimal digits, with its kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ContentHash {
     /// 64 digits.
@@ -21,8 +25,8 @@ pub(crate) enum ContentHash {
 }
 
 impl ContentHash {
-    /// Reads an etag as it stands in a header: quoted, perhaps weak. `None` for one that is no
-    /// hash.
+    /// Parses an etag as it occurs in a header: quoted, possibly weak. Returns
+    /// `None` if it is no hash.
     pub(crate) fn parse(etag: &str) -> Option<Self> {
         let digits = etag.trim().trim_start_matches("W/").trim_matches('"').to_ascii_lowercase();
         let is_hash = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
@@ -33,21 +37,20 @@ impl ContentHash {
         }
     }
 
-    /// The digits, which are also the name of the contents in a cache.
+    /// Returns the digits, which are also the name of the contents in a cache.
     pub(crate) fn digits(&self) -> &str {
         let (Self::Sha256(digits) | Self::GitBlob(digits)) = self;
         digits
     }
 
-    /// The hash of the same kind of the file at `path`.
+    /// Returns the hash of the same kind of the file at `path`.
     pub(crate) fn of_same_kind(&self, path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
         match self {
             Self::Sha256(_) => Ok(Self::Sha256(digest(Sha256::new(), file)?)),
             Self::GitBlob(_) => {
                 let header = format!("blob {}\0", file.metadata()?.len());
-                let hasher = Sha1::new_with_prefix(header);
-                Ok(Self::GitBlob(digest(hasher, file)?))
+                Ok(Self::GitBlob(digest(Sha1::new_with_prefix(header), file)?))
             }
         }
     }
@@ -61,24 +64,6 @@ impl fmt::Display for ContentHash {
         };
         write!(formatter, "{kind} {}", self.digits())
     }
-}
-
-/// The digits of `hasher` after all that `reader` gives.
-pub(crate) fn digest<H: Digest>(mut hasher: H, mut reader: impl Read) -> io::Result<String> {
-    let mut buffer = vec![0; 1 << 16];
-    loop {
-        match reader.read(&mut buffer) {
-            Ok(0) => return Ok(hexadecimal(&hasher.finalize())),
-            Ok(read) => hasher.update(&buffer[..read]),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-}
-
-/// `bytes` in lower-case digits.
-pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -1,15 +1,17 @@
 //! Downloads that end in a verified file or in none.
 //!
-//! The `hf-hub` crate knows the Hub's addresses and the layout of its cache; its own downloads,
-//! though, wait for ever on a stalled connection, take up a broken one without asking whether the
-//! server did, and never compare contents with their hash. So [`Downloader`] transfers files with
-//! the same HTTP client: it resumes where a connection was lost, as long as each one brings
-//! something, gives up a stalled one, and moves a file to its place only when its hash is the one
-//! that the Hub announced.
+//! [`Downloader`] resumes a transfer when a connection is lost, retries as long
+//! as each connection makes progress, gives up a stalled connection, and moves
+//! a file into place only if its hash is the one that the Hub announced. The
+//! `hf-hub` crate (1.0.0) does none of these, so it is not used: it does not
+//! resume a lost transfer, waits indefinitely on a stalled connection, accepts
+//! other contents than the announced ones, and stores the body of an error
+//! response as the file.
 //!
-//! A server is not trusted. At most the announced size is written, and at most [`LISTING`] bytes of a
-//! description are read. The token goes to the scheme, host and port of the endpoint alone. A failed
-//! part is removed, unless only the connection was lost: then the next run resumes it.
+//! A server is not trusted. At most the announced size is written, and at most
+//! [`LISTING_BYTES`] of a listing are read. The token is sent only to the
+//! scheme, host and port of the endpoint. A partial file is removed unless only
+//! the connection was lost, in which case the next run resumes it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -17,347 +19,369 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hf_hub::api::Progress;
-use indicatif::ProgressBar;
+use indicatif::{ProgressBar, ProgressStyle};
 use ureq::http::Response;
 use ureq::{Agent, Body, Timeout};
 
 use crate::hub::content_hash::ContentHash;
-use crate::{DataError, HubToken};
+use crate::{DataError, HubToken, Result};
 
 /// When to give up on a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Patience {
-    /// How long a connection may bring nothing.
-    pub stall: Duration,
-    /// Attempts in a row that may bring nothing.
+pub struct RetryPolicy {
+    /// Maximum time without a byte on a connection.
+    pub stall_timeout: Duration,
+    /// Maximum number of consecutive attempts without progress.
     pub attempts: u32,
-    /// Wait after the first of those; each further one doubles it.
+    /// The pause after the first failed attempt. It doubles with each further
+    /// one.
     pub pause: Duration,
 }
 
-impl Default for Patience {
-    /// Half a minute without a byte, six times over, with a quarter of a minute of waits.
+impl Default for RetryPolicy {
+    /// Six attempts of half a minute without a byte, with pauses of 15 seconds
+    /// in total.
     fn default() -> Self {
-        let (stall, pause) = (Duration::from_secs(30), Duration::from_millis(500));
-        Self { stall, attempts: 6, pause }
+        let (stall_timeout, pause) = (Duration::from_secs(30), Duration::from_millis(500));
+        Self { stall_timeout, attempts: 6, pause }
     }
 }
 
 /// A file as the Hub announces it.
 #[derive(Debug)]
 pub(crate) struct RemoteFile {
+    /// The address on the Hub, which may redirect to a storage server.
     pub(crate) url: String,
+    /// The announced hash of the contents.
     pub(crate) hash: ContentHash,
+    /// The announced size.
     pub(crate) bytes: u64,
 }
 
-/// Why a request brought nothing, or not everything.
+/// Why a request failed, or ended early.
 #[derive(Debug)]
-enum Failure {
-    /// No connection came about.
-    Absent(String),
-    /// Trying again may help.
-    Lost(String),
-    /// The server will say the same again.
-    Refused(DataError),
+enum RequestError {
+    /// No connection was established.
+    NoConnection(String),
+    /// Another attempt may succeed.
+    Retryable(String),
+    /// Another attempt would fail in the same way.
+    Fatal(DataError),
 }
 
-/// Fetches files of one endpoint.
+impl RequestError {
+    /// A refusal by the server at `url`, or of what it sends.
+    fn refused(url: &str, reason: impl Into<String>) -> Self {
+        Self::Fatal(DataError::Hub { url: url.to_owned(), reason: reason.into() })
+    }
+}
+
+/// Counts failed attempts and waits between them.
+struct Attempts<'a> {
+    /// When to give up.
+    policy: &'a RetryPolicy,
+    /// The address, for errors.
+    url: &'a str,
+    /// Consecutive attempts without progress.
+    failures: u32,
+    /// Whether the server has sent contents before.
+    has_answered: bool,
+}
+
+impl<'a> Attempts<'a> {
+    /// The state before the first attempt.
+    fn new(policy: &'a RetryPolicy, url: &'a str) -> Self {
+        Self { policy, url, failures: 0, has_answered: false }
+    }
+
+    /// Records progress, after which failures are counted from 0 again.
+    fn progressed(&mut self) {
+        (self.failures, self.has_answered) = (0, true);
+    }
+
+    /// Waits before the next attempt, or returns the error if there is none.
+    fn wait_after(&mut self, error: RequestError) -> Result<()> {
+        let (attempts, reason) = match error {
+            RequestError::Fatal(error) => return Err(error),
+            RequestError::NoConnection(reason) if !self.has_answered => (FIRST_ATTEMPTS, reason),
+            RequestError::NoConnection(reason) | RequestError::Retryable(reason) => {
+                (self.policy.attempts, reason)
+            }
+        };
+        tracing::debug!(url = self.url, reason, "connection lost");
+        self.failures += 1;
+        if self.failures >= attempts {
+            return Err(DataError::Unreachable { url: self.url.to_owned(), reason });
+        }
+        // The exponent is bounded against overflow, and the pause against waits
+        // that help nobody.
+        let pause = self.policy.pause.saturating_mul(1 << (self.failures - 1).min(16));
+        thread::sleep(pause.min(Duration::from_secs(60)));
+        Ok(())
+    }
+}
+
+/// Downloads files of one endpoint.
 #[derive(Debug)]
 pub(crate) struct Downloader {
+    /// The HTTP client, with the timeouts of the policy.
     agent: Agent,
+    /// Sent to the endpoint only.
     token: Option<HubToken>,
-    patience: Patience,
+    /// When to give up.
+    policy: RetryPolicy,
+    /// Whether a progress bar is drawn on a terminal.
     shows_progress: bool,
 }
 
-/// How long a connection may take to come about, at most.
-const CONNECT: Duration = Duration::from_secs(10);
+/// Maximum time to establish a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Attempts to reach a server that has not answered yet: without a network, nobody wants to wait.
+/// Attempts to reach a server that has not answered yet. Without a network, a
+/// user should not have to wait.
 const FIRST_ATTEMPTS: u32 = 2;
 
-/// Bytes that the description of a repository may have: hundreds for each of 100,000 files.
-const LISTING: u64 = 32 << 20;
+/// Maximum bytes of a repository's listing: hundreds for each of 100,000 files.
+const LISTING_BYTES: u64 = 32 << 20;
 
-/// Stalls that reading a description may take in all, so that no server can let it trickle for ever.
+/// Maximum time for a listing in multiples of the stall timeout, so that a
+/// server cannot send it byte by byte.
 const LISTING_STALLS: u32 = 10;
 
-/// Redirects that are followed.
+/// Maximum number of redirects.
 const MAX_REDIRECTS: usize = 5;
 
+/// A range of bytes, with or without an end.
+type ByteRange = (u64, Option<u64>);
+
 impl Downloader {
-    pub(crate) fn new(token: Option<HubToken>, patience: Patience, shows_progress: bool) -> Self {
+    /// A client that has not connected yet.
+    pub(crate) fn new(token: Option<HubToken>, policy: RetryPolicy, shows_progress: bool) -> Self {
         let config = Agent::config_builder()
-            .timeout_connect(Some(patience.stall.min(CONNECT)))
-            .timeout_recv_response(Some(patience.stall))
-            .timeout_per_read(Some(patience.stall))
+            .timeout_connect(Some(policy.stall_timeout.min(CONNECT_TIMEOUT)))
+            .timeout_recv_response(Some(policy.stall_timeout))
+            .timeout_per_read(Some(policy.stall_timeout))
             .http_status_as_error(false)
-            // Compressed bytes could be neither resumed nor compared with their hash.
+            // Compressed bytes could neither be resumed nor compared with their
+            // hash.
             .accept_encoding("identity")
-            // Followed here, where it is decided who sees the token.
+            // Redirects are followed here, because they decide who sees the
+            // token.
             .max_redirects(0)
             .build();
-        Self { agent: config.into(), token, patience, shows_progress }
+        Self { agent: config.into(), token, policy, shows_progress }
     }
 
-    /// The body of the JSON document at `url`.
+    /// Returns the body of the JSON document at `url`.
     ///
     /// # Errors
-    /// [`DataError::Unreachable`] where the server does not answer, [`DataError::Hub`] where it
-    /// refuses to.
-    pub(crate) fn document(&self, url: &str) -> Result<String, DataError> {
-        self.insist(url, || {
-            let wrong =
-                |reason: String| Failure::Refused(DataError::Hub { url: url.to_owned(), reason });
-            let response = self.get(url, 0)?;
+    /// [`DataError::Unreachable`] if the server does not answer,
+    /// [`DataError::Hub`] if it refuses.
+    pub(crate) fn document(&self, url: &str) -> Result<String> {
+        self.retry(url, || {
+            let refused = |reason: &str| RequestError::refused(url, reason);
             let (mut document, started) = (Vec::new(), Instant::now());
-            let mut body = response.into_body().into_reader();
-            let mut buffer = vec![0; 1 << 16];
-            loop {
-                match body.read(&mut buffer).map_err(|error| broken(url, error))? {
-                    0 => break,
-                    read => document.extend_from_slice(&buffer[..read]),
+            read_body(self.get(url, None, true)?.into_body().into_reader(), |bytes| {
+                document.extend_from_slice(bytes);
+                if document.len() as u64 > LISTING_BYTES {
+                    return Err(refused(&format!("the listing exceeds {LISTING_BYTES} bytes")));
                 }
-                if document.len() as u64 > LISTING {
-                    return Err(wrong(format!("its description has more than {LISTING} bytes")));
+                match started.elapsed() > self.policy.stall_timeout * LISTING_STALLS {
+                    true => Err(refused("the listing takes too long")),
+                    false => Ok(()),
                 }
-                if started.elapsed() > self.patience.stall * LISTING_STALLS {
-                    return Err(wrong("its description takes too long".to_owned()));
-                }
-            }
-            String::from_utf8(document).map_err(|_| wrong("its description is not UTF-8".into()))
+            })?;
+            String::from_utf8(document).map_err(|_| refused("the listing is not UTF-8"))
         })
     }
 
-    /// What the Hub announces about the file at `url`: the hash and size of its contents, which a
-    /// storage service may hold elsewhere.
+    /// Returns what the Hub announces about the file at `url`: hash and size of
+    /// the contents, which may be on a storage server.
     ///
     /// # Errors
-    /// Those of [`Downloader::document`]; also where the server names no hash.
-    pub(crate) fn announced(&self, url: &str) -> Result<RemoteFile, DataError> {
-        let response = self.insist(url, || {
-            let mut at = url.to_owned();
-            for _ in 0..=MAX_REDIRECTS {
-                let response = self.get_once(&at, self.token_for(url, &at), Some((0, Some(0))))?;
-                // A storage service knows nothing of what the Hub announces.
-                let same = |to: &String| origin(to) == origin(url);
-                match redirect(&response, &at)?.filter(same) {
-                    Some(to) => at = to,
-                    None => return Ok(response),
-                }
-            }
-            Err(too_many_redirects(url))
-        })?;
+    /// Those of [`Downloader::document`]; also a server that announces no hash
+    /// or size.
+    pub(crate) fn announced(&self, url: &str) -> Result<RemoteFile> {
+        // The answer of the Hub itself: a storage server does not know what the
+        // Hub announces.
+        let response = self.retry(url, || self.get(url, Some((0, Some(0))), false))?;
+        let refused = |reason: String| DataError::Hub { url: url.to_owned(), reason };
         let etag = header(&response, "x-linked-etag").or_else(|| header(&response, "etag"));
-        let hash = etag.and_then(ContentHash::parse).ok_or_else(|| DataError::Hub {
-            url: url.to_owned(),
-            reason: format!("no hash of its contents is announced (etag {etag:?})"),
+        let hash = etag.and_then(ContentHash::parse).ok_or_else(|| {
+            refused(format!("it announces no hash of the contents (etag {etag:?})"))
         })?;
         let range = header(&response, "content-range");
         let total = range.and_then(|range| range.split('/').next_back());
-        // Where ranges are not understood, the answer is the whole file.
+        // A server without ranges answers with the whole file.
         let whole = header(&response, "content-length").filter(|_| response.status() == 200);
         let bytes = header(&response, "x-linked-size").or(total).or(whole);
-        let bytes = bytes.and_then(|bytes| bytes.parse().ok()).ok_or_else(|| DataError::Hub {
-            url: url.to_owned(),
-            reason: "the size of its contents is not announced".to_owned(),
-        })?;
+        let bytes = bytes.and_then(|bytes| bytes.parse().ok());
+        let bytes =
+            bytes.ok_or_else(|| refused("it announces no size of the contents".to_owned()))?;
         Ok(RemoteFile { url: url.to_owned(), hash, bytes })
     }
 
-    /// Brings `file` to `blob`, where it appears complete and verified or not at all. What an
-    /// interrupted download has left beside it is taken up.
+    /// Downloads `file` to `blob`, which appears complete and verified or not
+    /// at all. A partial file beside it is resumed.
     ///
     /// # Errors
-    /// Those of [`Downloader::document`], [`DataError::Corrupted`] where what the server sends is
-    /// not what it announced, [`DataError::Unwritable`].
-    pub(crate) fn fetch(&self, file: &RemoteFile, blob: &Path) -> Result<(), DataError> {
+    /// Those of [`Downloader::document`], [`DataError::Corrupted`] for other
+    /// contents than the announced ones, [`DataError::Unwritable`].
+    pub(crate) fn fetch(&self, file: &RemoteFile, blob: &Path) -> Result<()> {
         let part = blob.with_extension("part");
         self.fetch_verified(file, blob, &part).inspect_err(|error| {
             let lost = matches!(error, DataError::Unreachable { .. });
             let resumable = lost && fs::metadata(&part).is_ok_and(|part| part.len() > 0);
             if !resumable {
-                // The error that matters is the one being returned.
+                // The error of the download is more useful than one of the
+                // cleanup.
                 let _ = fs::remove_file(&part);
             }
         })
     }
 
-    fn fetch_verified(&self, file: &RemoteFile, blob: &Path, part: &Path) -> Result<(), DataError> {
-        // Contents may have been damaged on the way, or by whoever left a part behind: once more.
-        let Some(found) = self.try_fetch(file, part, blob)? else { return Ok(()) };
-        tracing::warn!(url = file.url, %found, announced = %file.hash, "damaged; fetching again");
-        let Some(found) = self.try_fetch(file, part, blob)? else { return Ok(()) };
-        let (url, expected) = (file.url.clone(), file.hash.to_string());
-        Err(DataError::Corrupted { url, expected, found: found.to_string() })
-    }
-
-    /// The hash of contents that are not those of `file`; they are gone.
-    fn try_fetch(
-        &self,
-        file: &RemoteFile,
-        part: &Path,
-        blob: &Path,
-    ) -> Result<Option<ContentHash>, DataError> {
-        self.transfer(file, part)?;
-        let found = file.hash.of_same_kind(part).map_err(DataError::unreadable(part))?;
-        if found != file.hash {
+    /// Downloads to `part`, checks the hash and moves the file to `blob`.
+    fn fetch_verified(&self, file: &RemoteFile, blob: &Path, part: &Path) -> Result<()> {
+        let mut damaged = String::new();
+        // Twice, because the contents may have been damaged in transfer, or in
+        // the part of an earlier run.
+        for _ in 0..2 {
+            self.transfer(file, part)?;
+            let found = file.hash.of_same_kind(part).map_err(DataError::unreadable(part))?;
+            if found == file.hash {
+                let place = || {
+                    File::open(part)?.sync_all()?;
+                    fs::rename(part, blob)
+                };
+                return place().map_err(DataError::unwritable(blob));
+            }
+            tracing::warn!(url = file.url, %found, announced = %file.hash, "damaged download");
             fs::remove_file(part).map_err(DataError::unwritable(part))?;
-            return Ok(Some(found));
+            damaged = found.to_string();
         }
-        let place = || {
-            File::open(part)?.sync_all()?;
-            fs::rename(part, blob)
-        };
-        place().map_err(DataError::unwritable(blob))?;
-        Ok(None)
+        let (url, expected) = (file.url.clone(), file.hash.to_string());
+        Err(DataError::Corrupted { url, expected, found: damaged })
     }
 
     /// Fills `part` up to the size of `file`.
-    fn transfer(&self, file: &RemoteFile, part: &Path) -> Result<(), DataError> {
-        let mut out = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(part)
-            .map_err(DataError::unwritable(part))?;
-        let mut bar = match self.shows_progress {
-            true => ProgressBar::new(0),
-            false => ProgressBar::hidden(),
-        };
-        let name = file.url.rsplit('/').next().unwrap_or_default();
-        bar.init(file.bytes as usize, name);
-        let mut failures = 0;
-        let mut reached = 0;
-        loop {
-            let (attempts, failure) = match self.resume(file, part, &mut out, &bar) {
-                Ok(()) => break,
-                Err(Failure::Refused(error)) => return Err(error),
-                Err(Failure::Absent(reason)) if reached == 0 => (FIRST_ATTEMPTS, reason),
-                Err(Failure::Lost(reason) | Failure::Absent(reason)) => {
-                    (self.patience.attempts, reason)
-                }
-            };
+    fn transfer(&self, file: &RemoteFile, part: &Path) -> Result<()> {
+        let options = OpenOptions::new().create(true).append(true).open(part);
+        let mut out = options.map_err(DataError::unwritable(part))?;
+        let bar = self.progress_bar(file);
+        let mut attempts = Attempts::new(&self.policy, &file.url);
+        let mut reached = length(&out, part)?;
+        while let Err(error) = self.resume(file, part, &mut out, &bar) {
             let length = length(&out, part)?;
-            failures = if length > reached { 0 } else { failures + 1 };
-            reached = reached.max(length);
-            tracing::debug!(url = file.url, length, failure, "connection lost");
-            self.wait(failures, attempts, &file.url, failure)?;
+            if length > reached {
+                attempts.progressed();
+                reached = length;
+            }
+            attempts.wait_after(error)?;
         }
         bar.finish_and_clear();
         Ok(())
     }
 
-    /// Appends what is missing of `file`, as far as one connection brings it.
+    /// Appends the missing bytes of `file`, as many as one connection delivers.
     fn resume(
         &self,
         file: &RemoteFile,
         part: &Path,
         out: &mut File,
         bar: &ProgressBar,
-    ) -> Result<(), Failure> {
-        let mut start = length(out, part).map_err(Failure::Refused)?;
+    ) -> Result<(), RequestError> {
+        let unwritable = |cause| RequestError::Fatal(DataError::unwritable(part)(cause));
+        let mut start = length(out, part).map_err(RequestError::Fatal)?;
         if start > file.bytes {
-            start = truncate(out, part)?;
+            // A file that is opened for appending continues at its new end.
+            out.set_len(0).map_err(unwritable)?;
+            start = 0;
         }
         if file.bytes == start {
             return Ok(());
         }
-        let mut response = self.get(&file.url, start)?;
+        let from = (start > 0).then_some((start, None));
+        let mut response = self.get(&file.url, from, true)?;
         let range = header(&response, "content-range").unwrap_or_default();
         let continues = response.status() == 206 && range.starts_with(&format!("bytes {start}-"));
         if start > 0 && !continues {
-            // The server sends everything anew, or something else altogether.
-            start = truncate(out, part)?;
+            // The server sends the whole file again, or another range.
+            out.set_len(0).map_err(unwritable)?;
             if response.status() != 200 {
-                return Err(Failure::Lost(format!("asked to go on, it sent `{range}`")));
+                let reason = format!("asked for the bytes from {start}, it sent `{range}`");
+                return Err(RequestError::Retryable(reason));
             }
+            start = 0;
         }
         bar.set_position(start);
-        // Whatever else the server sends is not what it announced.
-        let mut body = response.body_mut().as_reader().take(file.bytes - start);
-        let mut buffer = vec![0; 1 << 16];
-        loop {
-            let read = match body.read(&mut buffer) {
-                Ok(0) => break,
-                Ok(read) => read,
-                Err(error) => return Err(broken(&file.url, error)),
-            };
-            out.write_all(&buffer[..read])
-                .map_err(|cause| Failure::Refused(DataError::unwritable(part)(cause)))?;
-            bar.inc(read as u64);
-        }
-        match length(out, part).map_err(Failure::Refused)? < file.bytes {
-            true => Err(Failure::Lost("it ended early".to_owned())),
+        // Never more than announced, whatever the server sends.
+        let body = response.body_mut().as_reader().take(file.bytes - start);
+        read_body(body, |bytes| {
+            bar.inc(bytes.len() as u64);
+            out.write_all(bytes).map_err(unwritable)
+        })?;
+        match length(out, part).map_err(RequestError::Fatal)? < file.bytes {
+            true => Err(RequestError::Retryable("the response ended early".to_owned())),
             false => Ok(()),
         }
     }
 
-    /// Tries until it works, or until the patience is at its end.
-    fn insist<T>(
+    /// A progress bar for a terminal, with the name of the file.
+    fn progress_bar(&self, file: &RemoteFile) -> ProgressBar {
+        if !self.shows_progress {
+            return ProgressBar::hidden();
+        }
+        let template =
+            "{msg} [{elapsed_precise}] [{wide_bar}] {bytes}/{total_bytes} {bytes_per_sec} ({eta})";
+        let style = ProgressStyle::with_template(template).expect("the template is valid");
+        let name = file.url.rsplit('/').next().unwrap_or_default();
+        ProgressBar::new(file.bytes).with_style(style).with_message(name.to_owned())
+    }
+
+    /// Repeats `attempt` until it succeeds, or until the retry policy gives up.
+    fn retry<T>(
         &self,
         url: &str,
-        mut attempt: impl FnMut() -> Result<T, Failure>,
-    ) -> Result<T, DataError> {
-        let mut failures = 0;
+        mut attempt: impl FnMut() -> Result<T, RequestError>,
+    ) -> Result<T> {
+        let mut attempts = Attempts::new(&self.policy, url);
         loop {
-            let (attempts, reason) = match attempt() {
+            match attempt() {
                 Ok(done) => return Ok(done),
-                Err(Failure::Refused(error)) => return Err(error),
-                Err(Failure::Lost(reason)) => (self.patience.attempts, reason),
-                Err(Failure::Absent(reason)) => (FIRST_ATTEMPTS, reason),
-            };
-            failures += 1;
-            self.wait(failures, attempts, url, reason)?;
+                Err(error) => attempts.wait_after(error)?,
+            }
         }
     }
 
-    /// Waits before another attempt, if there is to be one.
-    fn wait(
+    /// Requests `url` and follows redirects, to other servers only if
+    /// `leaves_origin`. Returns the last response.
+    fn get(
         &self,
-        failures: u32,
-        attempts: u32,
         url: &str,
-        reason: String,
-    ) -> Result<(), DataError> {
-        if failures >= attempts {
-            return Err(DataError::Unreachable { url: url.to_owned(), reason });
-        }
-        if failures > 0 {
-            // The exponent is below the number of attempts; a wait beyond a minute helps nobody.
-            let pause = self.patience.pause.saturating_mul(1 << (failures - 1).min(16));
-            thread::sleep(pause.min(Duration::from_secs(60)));
-        }
-        Ok(())
-    }
-
-    /// The response to a request for `url` from byte `from` on, wherever redirects lead.
-    fn get(&self, url: &str, from: u64) -> Result<Response<Body>, Failure> {
+        range: Option<ByteRange>,
+        leaves_origin: bool,
+    ) -> Result<Response<Body>, RequestError> {
         let mut at = url.to_owned();
         for _ in 0..=MAX_REDIRECTS {
-            let range = (from > 0).then_some((from, None));
-            let response = self.get_once(&at, self.token_for(url, &at), range)?;
-            match redirect(&response, &at)? {
+            // The user gave the token for the origin of `url`.
+            let token = self.token.as_ref().filter(|_| origin(&at) == origin(url));
+            let response = self.send(&at, token, range)?;
+            let to = redirect(&response, &at)?;
+            match to.filter(|to| leaves_origin || origin(to) == origin(url)) {
                 Some(to) => at = to,
                 None => return Ok(response),
             }
         }
-        Err(too_many_redirects(url))
+        Err(RequestError::refused(url, format!("it redirects more than {MAX_REDIRECTS} times")))
     }
 
-    /// The token, where `at` is at the scheme, host and port of `url`, which the user has named.
-    fn token_for(&self, url: &str, at: &str) -> Option<&HubToken> {
-        self.token.as_ref().filter(|_| origin(at) == origin(url))
-    }
-
-    /// The response to one request, which may be a redirect, for a range of bytes of `url`.
-    fn get_once(
+    /// Sends one request. The response may be a redirect.
+    fn send(
         &self,
         url: &str,
         token: Option<&HubToken>,
-        range: Option<(u64, Option<u64>)>,
-    ) -> Result<Response<Body>, Failure> {
+        range: Option<ByteRange>,
+    ) -> Result<Response<Body>, RequestError> {
         let mut request = self.agent.get(url);
         if let Some(token) = token {
             request = request.header("Authorization", token.bearer());
@@ -366,25 +390,49 @@ impl Downloader {
             let to = to.map(|to| to.to_string()).unwrap_or_default();
             request = request.header("Range", format!("bytes={from}-{to}"));
         }
-        let response = request.call().map_err(|error| failed(url, error))?;
+        let response = request.call().map_err(|error| request_error(url, error))?;
         check_encoding(url, &response)?;
         let status = response.status();
-        match status.as_u16() {
-            200..400 => Ok(response),
-            // A part that is longer than the file: the caller starts anew. Without a part it is a refusal.
-            416 if range.is_some() => Ok(response),
-            // Other methods, versions or networks are what the last ones would need.
+        let reason = match status.as_u16() {
+            200..=399 => return Ok(response),
+            // The part is longer than the file, so the caller starts again.
+            // Without a range it is a refusal.
+            416 if range.is_some() => return Ok(response),
+            // The other 5xx statuses ask for another method, version or
+            // network.
             408 | 429 | 500 | 502..=504 | 506..=510 | 520.. => {
-                Err(Failure::Lost(format!("answered {status}")))
+                return Err(RequestError::Retryable(format!("answered {status}")));
             }
-            _ => Err(Failure::Refused(refused(url, status.as_u16()))),
+            401 | 403 => {
+                "access is denied: for a private or gated repository set HF_TOKEN to a token with read access, otherwise check the id"
+            }
+            404 => "there is no such repository, revision or file",
+            _ => "the server refuses the request",
+        };
+        Err(RequestError::refused(url, format!("{reason} (status {})", status.as_u16())))
+    }
+}
+
+/// Reads all of `body` and passes it to `sink` in parts.
+fn read_body(
+    mut body: impl Read,
+    mut sink: impl FnMut(&[u8]) -> Result<(), RequestError>,
+) -> Result<(), RequestError> {
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        match body.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(read) => sink(&buffer[..read])?,
+            Err(error) => return Err(RequestError::Retryable(error.to_string())),
         }
     }
 }
 
-/// Refuses encoded contents, because no encoding was requested. The client decodes gzip on its own and removes
-/// the encoding and the length from the headers, so contents without a length and without chunks count as encoded.
-fn check_encoding(url: &str, response: &Response<Body>) -> Result<(), Failure> {
+/// Refuses encoded contents, because no encoding was requested. Where another
+/// crate enables gzip, the client decodes it and removes encoding and length
+/// from the headers, so contents without a length and without chunks count as
+/// encoded.
+fn check_encoding(url: &str, response: &Response<Body>) -> Result<(), RequestError> {
     let encoding = header(response, "content-encoding").filter(|name| *name != "identity");
     if let Some(encoding) = encoding {
         return Err(encoded(url, &encoding.escape_debug().to_string()));
@@ -397,59 +445,41 @@ fn check_encoding(url: &str, response: &Response<Body>) -> Result<(), Failure> {
     }
 }
 
-fn encoded(url: &str, encoding: &str) -> Failure {
-    refused_by(url, format!("it sends the content encoding {encoding}, which was not asked for"))
+/// Returns the error of contents with an encoding.
+fn encoded(url: &str, encoding: &str) -> RequestError {
+    let reason = format!("it sends the content encoding {encoding}, which was not requested");
+    RequestError::refused(url, reason)
 }
 
-/// What a body failed by.
-fn broken(url: &str, error: io::Error) -> Failure {
-    let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<ureq::Error>());
-    match cause {
-        Some(ureq::Error::Decompress(encoding, _)) => encoded(url, encoding),
-        _ => lost(error),
-    }
-}
-
-/// Where `response`, the answer to a request for `at`, redirects to.
-fn redirect(response: &Response<Body>, at: &str) -> Result<Option<String>, Failure> {
+/// Returns where `response`, the answer to a request for `at`, redirects to.
+fn redirect(response: &Response<Body>, at: &str) -> Result<Option<String>, RequestError> {
     if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
         return Ok(None);
     }
-    let refused = |reason: String| refused_by(at, reason);
     let to = header(response, "location").unwrap_or_default();
     let to = match to {
         _ if to.starts_with("https://") || to.starts_with("http://") => to.to_owned(),
         _ if to.starts_with('/') && !to.starts_with("//") => format!("{}{to}", origin(at)),
-        _ => return Err(refused(format!("it redirects to `{}`", to.escape_debug()))),
+        _ => {
+            let reason = format!("it redirects to the invalid address `{}`", to.escape_debug());
+            return Err(RequestError::refused(at, reason));
+        }
     };
     match at.starts_with("https://") && !to.starts_with("https://") {
-        true => Err(refused("it redirects to an address without TLS".to_owned())),
+        true => Err(RequestError::refused(at, "it redirects to an address without TLS")),
         false => Ok(Some(to)),
     }
 }
 
-fn too_many_redirects(url: &str) -> Failure {
-    refused_by(url, format!("it redirects more than {MAX_REDIRECTS} times"))
-}
-
-fn refused(url: &str, status: u16) -> DataError {
-    let reason = match status {
-        401 | 403 => {
-            "access is refused: for a private or gated repository set HF_TOKEN to a token that may read it, otherwise check the id"
-        }
-        404 => "there is no such repository, revision or file",
-        _ => "the server refuses the request",
-    };
-    DataError::Hub { url: url.to_owned(), reason: format!("{reason} (status {status})") }
-}
-
-/// What a request failed by.
-fn failed(url: &str, error: ureq::Error) -> Failure {
+/// Classifies the error of a request.
+fn request_error(url: &str, error: ureq::Error) -> RequestError {
     let reason = error.to_string();
     match error {
         ureq::Error::HostNotFound
         | ureq::Error::ConnectionFailed
-        | ureq::Error::Timeout(Timeout::Connect | Timeout::Resolve) => Failure::Absent(reason),
+        | ureq::Error::Timeout(Timeout::Connect | Timeout::Resolve) => {
+            RequestError::NoConnection(reason)
+        }
         ureq::Error::Io(error) => match error.kind() {
             io::ErrorKind::ConnectionReset
             | io::ErrorKind::ConnectionAborted
@@ -457,41 +487,31 @@ fn failed(url: &str, error: ureq::Error) -> Failure {
             | io::ErrorKind::UnexpectedEof
             | io::ErrorKind::TimedOut
             | io::ErrorKind::WouldBlock
-            | io::ErrorKind::Interrupted => Failure::Lost(reason),
-            // TLS speaks through errors of this kind: a certificate will not change.
-            io::ErrorKind::InvalidData => refused_by(url, reason),
-            // No route, a refused connection, a name that the resolver does not know.
-            _ => Failure::Absent(reason),
+            | io::ErrorKind::Interrupted => RequestError::Retryable(reason),
+            // TLS reports its errors as this kind: a certificate will not
+            // change.
+            io::ErrorKind::InvalidData => RequestError::refused(url, reason),
+            // No route, a refused connection, or a name that the resolver does
+            // not know.
+            _ => RequestError::NoConnection(reason),
         },
-        ureq::Error::Timeout(_) | ureq::Error::Protocol(_) => Failure::Lost(reason),
-        _ => refused_by(url, reason),
+        ureq::Error::Timeout(_) | ureq::Error::Protocol(_) => RequestError::Retryable(reason),
+        _ => RequestError::refused(url, reason),
     }
 }
 
-fn refused_by(url: &str, reason: String) -> Failure {
-    Failure::Refused(DataError::Hub { url: url.to_owned(), reason })
-}
-
-fn lost(error: impl std::fmt::Display) -> Failure {
-    Failure::Lost(error.to_string())
-}
-
-fn length(file: &File, path: &Path) -> Result<u64, DataError> {
+/// Returns the current size of a file that is being written.
+fn length(file: &File, path: &Path) -> Result<u64> {
     file.metadata().map(|metadata| metadata.len()).map_err(DataError::unreadable(path))
 }
 
-/// Empties a part. A file opened to append writes at its new end.
-fn truncate(file: &File, path: &Path) -> Result<u64, Failure> {
-    let emptied: io::Result<()> = file.set_len(0);
-    emptied.map_err(|cause| Failure::Refused(DataError::unwritable(path)(cause)))?;
-    Ok(0)
-}
-
+/// Returns a header of a response if it is text.
 fn header<'a>(response: &'a Response<Body>, name: &str) -> Option<&'a str> {
     response.headers().get(name)?.to_str().ok()
 }
 
-/// Scheme, host and port of `url`, as written: another spelling counts as another origin.
+/// Returns scheme, host and port of `url`, as written: another spelling counts
+/// as another origin.
 fn origin(url: &str) -> &str {
     let host = url.find("://").map_or(0, |at| at + 3);
     &url[..url[host..].find(['/', '?', '#', '\\']).map_or(url.len(), |at| host + at)]
@@ -511,9 +531,12 @@ mod tests {
 
     #[test]
     fn a_server_that_is_not_there_is_named() {
-        let patience =
-            Patience { stall: Duration::from_secs(5), attempts: 2, pause: Duration::ZERO };
-        let downloader = Downloader::new(None, patience, false);
+        let policy = RetryPolicy {
+            stall_timeout: Duration::from_secs(5),
+            attempts: 2,
+            pause: Duration::ZERO,
+        };
+        let downloader = Downloader::new(None, policy, false);
         // Port 9 discards; on a machine where something listens there, it is no web server.
         let message = downloader.document("http://127.0.0.1:9/x").unwrap_err().to_string();
         assert!(message.contains("`http://127.0.0.1:9/x`"), "{message}");

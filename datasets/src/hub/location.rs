@@ -1,15 +1,16 @@
-//! Where data or a model lies: a folder, a file, or a repository on the Hub.
+//! Where data or a model is: a folder, a file, or a repository on the Hub.
 //!
-//! [`Location::parse`] reads what a user has written. What exists on disk wins over an id of the
-//! same name; what is neither is refused with all that it could have been.
+//! [`Location::parse`] reads what a user has written. An existing path takes
+//! precedence over an id of the same name, and anything else is refused with
+//! the possible forms.
 
 use std::path::{Path, PathBuf};
 
 use crate::formats::folder;
-use crate::hub::selection::Wanted;
-use crate::{DataError, Hub, HubRepo, RepoKind};
+use crate::hub::selection::Selection;
+use crate::{DataError, Hub, HubRepo, RepoKind, Result};
 
-/// A place that has files.
+/// A place with files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Location {
     /// A local folder.
@@ -20,16 +21,19 @@ pub enum Location {
     Hub(HubRepo),
 }
 
-/// Endings of names that are files: `data/train.txt` has the form of an id, and is meant as a path.
-const FILES: [&str; 8] = ["txt", "jsonl", "json", "csv", "parquet", "bin", "safetensors", "gz"];
+/// Extensions of files: `data/train.txt` has the form of an id but is meant as
+/// a path.
+const EXTENSIONS: [&str; 8] =
+    ["txt", "jsonl", "json", "csv", "parquet", "bin", "safetensors", "gz"];
 
 impl Location {
-    /// What `text` names: an existing folder, an existing file, or else a repository of `kind`
-    /// with the id `owner/name`, at the revision after an `@` ([`HubRepo::MAIN`] without one).
+    /// Parses `text`: an existing folder, an existing file, or else a
+    /// repository of `kind` with the id `owner/name`, at the revision after an
+    /// `@` ([`HubRepo::MAIN`] without one).
     ///
     /// # Errors
-    /// [`DataError::NoLocation`].
-    pub fn parse(text: &str, kind: RepoKind) -> Result<Self, DataError> {
+    /// [`DataError::InvalidFile`].
+    pub fn parse(text: &str, kind: RepoKind) -> Result<Self> {
         let path = Path::new(text);
         if path.is_dir() {
             return Ok(Self::Folder(path.to_owned()));
@@ -37,67 +41,61 @@ impl Location {
         if path.exists() {
             return Ok(Self::File(path.to_owned()));
         }
-        let ending = path.extension().and_then(|ending| ending.to_str());
+        let extension = path.extension().and_then(|extension| extension.to_str());
         let (id, revision) = text.split_once('@').unwrap_or((text, HubRepo::MAIN));
-        let is_file = ending.is_some_and(|ending| FILES.contains(&ending));
+        let is_file = extension.is_some_and(|extension| EXTENSIONS.contains(&extension));
         if !HubRepo::is_id(id) || !HubRepo::is_revision(revision) || is_file {
-            return Err(DataError::NoLocation { text: text.to_owned() });
+            let reason = "is not an existing folder, an existing file or a Hub id of the form `owner/name` or `owner/name@revision`; correct the path or the id";
+            return Err(DataError::invalid(path, reason));
         }
         Ok(Self::Hub(HubRepo { kind, id: id.to_owned(), revision: revision.to_owned() }))
     }
 
-    /// The files of a split of a data set, in the configuration `name` where there are several:
-    /// of a folder that is laid out as on the Hub, or of a repository.
+    /// Returns the files of a split of a data set: of a folder with the layout
+    /// of the Hub, or of a repository. `name` is the configuration, if there
+    /// are several.
     ///
     /// # Errors
-    /// [`DataError::SplitOfFile`], [`DataError::NotFound`], and those of [`Hub::split`].
-    pub fn split(
-        &self,
-        hub: &Hub,
-        name: Option<&str>,
-        split: &str,
-    ) -> Result<Vec<PathBuf>, DataError> {
+    /// [`DataError::InvalidFile`] for a single file, [`DataError::NotFound`],
+    /// and those of [`Hub::split`].
+    pub fn split(&self, hub: &Hub, name: Option<&str>, split: &str) -> Result<Vec<PathBuf>> {
         match self {
-            Self::Folder(path) => local_split(path, name, split),
-            Self::File(path) => {
-                Err(DataError::SplitOfFile { path: path.clone(), split: split.to_owned() })
+            Self::Folder(path) => {
+                let listing = folder::listing(path)?;
+                let place = path.display().to_string();
+                let selected = Selection::Split { name, split }.select_in(&place, &listing)?;
+                Ok(selected.into_iter().map(|name| path.join(name)).collect())
             }
+            Self::File(path) => Err(DataError::invalid(
+                path,
+                format!(
+                    "is a single file and has no split `{split}`; give fractions of it in data.splits, or the folder or Hub id of a data set"
+                ),
+            )),
             Self::Hub(repo) => hub.split(repo, name, split),
         }
     }
 
-    /// The folder of a model's configuration and weights. Whether a local one is complete, its
-    /// reader says.
+    /// Returns the folder of a model's configuration and weights. A local one
+    /// is not checked here.
     ///
     /// # Errors
     /// Those of [`Hub::model`].
-    pub fn model(&self, hub: &Hub) -> Result<PathBuf, DataError> {
+    pub fn model(&self, hub: &Hub) -> Result<PathBuf> {
         match self {
             Self::Folder(path) | Self::File(path) => Ok(path.clone()),
             Self::Hub(repo) => hub.model(repo),
         }
     }
 
-    /// The folder of a tokenizer's files, or the one file that it is.
+    /// Returns the folder of a tokenizer's files, or its single file.
     ///
     /// # Errors
     /// Those of [`Hub::tokenizer`].
-    pub fn tokenizer(&self, hub: &Hub) -> Result<PathBuf, DataError> {
+    pub fn tokenizer(&self, hub: &Hub) -> Result<PathBuf> {
         match self {
             Self::Folder(path) | Self::File(path) => Ok(path.clone()),
             Self::Hub(repo) => hub.tokenizer(repo),
         }
     }
-}
-
-/// The files of a split in a folder.
-fn local_split(folder: &Path, name: Option<&str>, split: &str) -> Result<Vec<PathBuf>, DataError> {
-    let wanted = Wanted::Split { name, split };
-    let listing = folder::listing(folder)?;
-    let selected = wanted.select(&listing).map_err(|reason| DataError::NotFound {
-        place: folder.display().to_string(),
-        wanted: wanted.described(),
-        reason,
-    })?;
-    Ok(selected.into_iter().map(|name| folder.join(name)).collect())
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
-use crate::hub::content_hash::hexadecimal;
+use crate::hash::hexadecimal;
 
 /// Commit of every repository.
 pub(crate) const COMMIT: &str = "b08601e04326c79dfdd32d625aee71d232d685c3";

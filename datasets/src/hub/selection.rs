@@ -1,66 +1,73 @@
-//! Which files of a repository or folder are needed: a split of a data set, a model, a tokenizer.
+//! The selection of needed files in a repository or folder: a split of a data
+//! set, a model, a tokenizer.
 //!
-//! Splits are found by how the Hub lays data sets out: `<name>/<split>-00000-of-00001.parquet`,
-//! `data/<split>-*.parquet`, `<split>.jsonl`, `<split>/*.csv`. It refuses a guess: two
-//! configurations that both have the split, or shards of which one is missing.
+//! Splits are found by the layouts of data sets on the Hub:
+//! `<name>/<split>-00000-of-00001.parquet`, `data/<split>-*.parquet`,
+//! `<split>.jsonl`, `<split>/*.csv`. Ambiguous or incomplete splits are
+//! refused: two configurations that both have the split, or a missing shard.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::formats::format::Format;
 use crate::formats::table::listed;
+use crate::tokens::tokenizer_files::{TOKENIZER_FILES, is_complete};
+use crate::{DataError, Result};
 
-/// What is looked for in a list of files.
+/// What is needed of a list of files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wanted<'a> {
-    /// The files of a split, in the configuration `name` where there are several.
+pub(crate) enum Selection<'a> {
+    /// The files of a split. `name` is the configuration, if there are several.
     Split { name: Option<&'a str>, split: &'a str },
-    /// Configuration and weights of a model, and its tokenizer where it has one.
+    /// Configuration and weights of a model, and its tokenizer if it has one.
     Model,
     /// The files of a tokenizer.
     Tokenizer,
 }
 
-const TOKENIZER: [&str; 6] = [
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "vocab.json",
-    "merges.txt",
-    "added_tokens.json",
-];
+/// The weights of a model in a single file.
 const WEIGHTS: &str = "model.safetensors";
+/// The list of shards of a model in several files.
 const INDEX: &str = "model.safetensors.index.json";
 
-/// Formats in the order of preference where a split comes in several.
+/// Formats in the order of preference, for a split in several formats.
 const FORMATS: [Format; 4] = [Format::Parquet, Format::JsonLines, Format::Csv, Format::Plain];
 
-impl Wanted<'_> {
-    /// The files in words, for an error.
+impl Selection<'_> {
+    /// Returns the files in words, for an error.
     pub(crate) fn described(&self) -> String {
         match self {
-            Self::Split { name: Some(name), split } => {
-                format!("`{name}/{split}-*.parquet` (or {split}*.jsonl, .csv, .txt)")
-            }
-            Self::Split { name: None, split } => {
-                format!("`{split}-*.parquet` (or {split}*.jsonl, .csv, .txt)")
+            Self::Split { name, split } => {
+                let folder = name.map(|name| format!("{name}/")).unwrap_or_default();
+                format!("`{folder}{split}-*.parquet` (or {split}*.jsonl, .csv, .txt)")
             }
             Self::Model => format!("`config.json` and `{WEIGHTS}`"),
             Self::Tokenizer => "`tokenizer.json`, or `vocab.json` and `merges.txt`".to_owned(),
         }
     }
 
-    /// The wanted ones among `files`, paths with `/` in between, sorted; or why there are none.
+    /// Returns the selected ones of `files`, the listing of `place`.
+    ///
+    /// # Errors
+    /// [`DataError::NotFound`].
+    pub(crate) fn select_in<'f>(&self, place: &str, files: &'f [String]) -> Result<Vec<&'f str>> {
+        let (place, wanted) = (place.to_owned(), self.described());
+        self.select(files).map_err(|reason| DataError::NotFound { place, wanted, reason })
+    }
+
+    /// Returns the selected ones of `files` in sorted order, or why there are
+    /// none. Paths are separated by `/`.
     pub(crate) fn select<'f>(&self, files: &'f [String]) -> Result<Vec<&'f str>, String> {
+        let all: Vec<&str> = files.iter().map(String::as_str).collect();
         let mut selected = match self {
-            Self::Split { name, split } => select_split(files, *name, split)?,
-            Self::Model => select_model(files)?,
-            Self::Tokenizer => select_tokenizer(files),
+            Self::Split { name, split } => select_split(&all, *name, split)?,
+            Self::Model => select_model(&all)?,
+            Self::Tokenizer => select_tokenizer(&all),
         };
         if selected.is_empty() {
             return Err(match files.is_empty() {
                 true => "there is no file at all".to_owned(),
-                false => format!("only {}", listed(files.iter().map(String::as_str))),
+                false => format!("only {}", listed(all)),
             });
         }
         selected.sort_unstable();
@@ -68,88 +75,92 @@ impl Wanted<'_> {
     }
 }
 
-fn select_tokenizer(files: &[String]) -> Vec<&str> {
-    let has = |name: &str| files.iter().any(|file| file == name);
-    let complete = has("tokenizer.json") || has("vocab.json") && has("merges.txt");
-    let known = files.iter().map(String::as_str).filter(|file| TOKENIZER.contains(file));
+/// Selects the files of a complete tokenizer, or none.
+fn select_tokenizer<'f>(files: &[&'f str]) -> Vec<&'f str> {
+    let complete = is_complete(|name| files.contains(&name));
+    let known = files.iter().copied().filter(|file| TOKENIZER_FILES.contains(file));
     known.filter(|_| complete).collect()
 }
 
-fn select_model(files: &[String]) -> Result<Vec<&str>, String> {
-    let has = |name: &str| files.iter().any(|file| file == name);
-    if !has("config.json") || !(has(WEIGHTS) || has(INDEX)) {
+/// Selects configuration, weights and tokenizer. Other formats of the weights,
+/// such as `pytorch_model.bin`, are left out.
+fn select_model<'f>(files: &[&'f str]) -> Result<Vec<&'f str>, String> {
+    let has = |name: &str| files.contains(&name);
+    let is_whole = has(WEIGHTS);
+    if !has("config.json") || !(is_whole || has(INDEX)) {
         return Ok(Vec::new());
     }
-    let is_shard = |file: &&str| file.starts_with("model-") && file.ends_with(".safetensors");
-    let all = files.iter().map(String::as_str);
-    let mut selected: Vec<&str> = match has(WEIGHTS) {
-        true => all.filter(|file| *file == WEIGHTS).collect(),
-        false => all.filter(is_shard).collect(),
+    let is_weight = |file: &&str| match is_whole {
+        true => *file == WEIGHTS,
+        false => file.starts_with("model-") && file.ends_with(".safetensors"),
     };
+    let mut selected: Vec<&str> = files.iter().copied().filter(is_weight).collect();
     check_shards(&selected)?;
-    let beside = ["config.json", "generation_config.json", INDEX];
-    let whole = has(WEIGHTS);
-    selected.extend(
-        files
-            .iter()
-            .map(String::as_str)
-            .filter(|file| beside.contains(file) && !(whole && *file == INDEX)),
-    );
+    let is_other = |file: &&str| match *file {
+        "config.json" | "generation_config.json" => true,
+        // A whole file needs no index; one beside it is from an older upload.
+        file => file == INDEX && !is_whole,
+    };
+    selected.extend(files.iter().copied().filter(is_other));
     selected.extend(select_tokenizer(files));
     Ok(selected)
 }
 
+/// Selects the files of a split in one configuration and one format.
+///
+/// # Errors
+/// Several configurations that could be meant, a configuration that does not
+/// have the split, or a missing shard.
 fn select_split<'f>(
-    files: &'f [String],
+    files: &[&'f str],
     name: Option<&str>,
     split: &str,
 ) -> Result<Vec<&'f str>, String> {
-    let of_split = files.iter().map(String::as_str).filter(|file| is_of_split(file, split));
-    let matching: Vec<&str> = of_split.collect();
+    let mut matching: Vec<&str> =
+        files.iter().copied().filter(|file| is_of_split(file, split)).collect();
     let names: BTreeSet<&str> = matching.iter().map(|file| configuration(file, split)).collect();
-    let name = match (name, names.len()) {
-        (Some(name), _) => name,
-        (None, 0) => return Ok(Vec::new()),
-        (None, 1) => names.first().copied().unwrap_or_default(),
-        (None, _) => {
+    let name = match name.or_else(|| names.first().copied()) {
+        None => return Ok(Vec::new()),
+        Some(_) if name.is_none() && names.len() > 1 => {
             return Err(format!(
                 "several configurations have it, {}: set data.name",
                 listed(names)
             ));
         }
+        Some(name) => name,
     };
-    let matching = matching.into_iter().filter(|file| {
+    matching.retain(|file| {
         let found = configuration(file, split);
+        // The only configuration of a data set is called `default` on the Hub.
         found == name || (found.is_empty() && name == "default")
     });
-    let matching: Vec<&str> = matching.collect();
     if matching.is_empty() && !names.is_empty() {
         return Err(format!("no configuration `{name}` has it, only {}", listed(names)));
     }
-    let of_format = |format| {
-        let files = matching.iter().copied();
-        files.filter(|file| Format::of(Path::new(file)) == Some(format)).collect::<Vec<_>>()
-    };
-    let chosen = FORMATS.map(of_format).into_iter().find(|files| !files.is_empty());
-    let chosen = chosen.unwrap_or_default();
-    check_shards(&chosen)?;
-    Ok(chosen)
+    let format = |file: &str| Format::of(Path::new(file));
+    let chosen = FORMATS.into_iter().find(|it| matching.iter().any(|f| format(f) == Some(*it)));
+    matching.retain(|file| format(file) == chosen);
+    check_shards(&matching)?;
+    Ok(matching)
 }
 
-/// Whether the name of `file`, or of its folder, is that of the split: `train.csv`,
-/// `train-00000-of-00001.parquet`, `train/0000.parquet`.
+/// Returns whether the name of `file`, or of its folder, is that of the split:
+/// `train.csv`, `train-00000-of-00001.parquet`, `train/0000.parquet`.
 fn is_of_split(file: &str, split: &str) -> bool {
     let path = Path::new(file);
     let Some(stem) = path.file_stem().and_then(|stem| stem.to_str()) else { return false };
+    // `training.csv` is not a file of the split `train`.
     let in_name = stem
         .strip_prefix(split)
         .is_some_and(|rest| rest.chars().next().is_none_or(|next| matches!(next, '-' | '_' | '.')));
     Format::of(path).is_some() && (in_name || file.rsplit('/').nth(1) == Some(split))
 }
 
-/// The folder that names a configuration; empty where there is none but `data`.
+/// Returns the folder that names a configuration; empty if there is none except
+/// `data`.
 fn configuration<'f>(file: &'f str, split: &str) -> &'f str {
     let folder = file.rsplit_once('/').map_or("", |(folder, _)| folder);
+    // Removes a folder that is named after the split.
     let folder = match folder.strip_suffix(split) {
         Some("") => "",
         Some(parent) => parent.strip_suffix('/').unwrap_or(folder),
@@ -159,7 +170,8 @@ fn configuration<'f>(file: &'f str, split: &str) -> &'f str {
     if folder == "data" { "" } else { folder }
 }
 
-/// Shards say how many they are: `train-00001-of-00003.parquet`.
+/// Checks that no shard is missing. Each name contains the total:
+/// `train-00001-of-00003.parquet`.
 fn check_shards(files: &[&str]) -> Result<(), String> {
     for file in files {
         let Some(total) = file.rsplit_once("-of-").and_then(|(_, rest)| rest.split('.').next())
@@ -179,13 +191,13 @@ fn check_shards(files: &[&str]) -> Result<(), String> {
 mod tests {
     use super::*;
 
-    fn select(files: &[&str], wanted: Wanted<'_>) -> Result<Vec<String>, String> {
+    fn select(files: &[&str], selection: Selection<'_>) -> Result<Vec<String>, String> {
         let files: Vec<String> = files.iter().map(|&file| file.to_owned()).collect();
-        wanted.select(&files).map(|found| found.into_iter().map(str::to_owned).collect())
+        selection.select(&files).map(|found| found.into_iter().map(str::to_owned).collect())
     }
 
-    fn split<'a>(name: Option<&'a str>, split: &'a str) -> Wanted<'a> {
-        Wanted::Split { name, split }
+    fn split<'a>(name: Option<&'a str>, split: &'a str) -> Selection<'a> {
+        Selection::Split { name, split }
     }
 
     #[test]
@@ -226,7 +238,7 @@ mod tests {
     #[test]
     fn a_model_is_its_weights_and_what_reads_them() {
         let whole = ["config.json", "model.safetensors", "pytorch_model.bin", "vocab.json"];
-        assert_eq!(select(&whole, Wanted::Model).unwrap(), ["config.json", "model.safetensors"]);
+        assert_eq!(select(&whole, Selection::Model).unwrap(), ["config.json", "model.safetensors"]);
         let shards = [
             "config.json",
             "model.safetensors.index.json",
@@ -234,15 +246,15 @@ mod tests {
             "model-00002-of-00002.safetensors",
             "tokenizer.json",
         ];
-        assert_eq!(select(&shards, Wanted::Model).unwrap().len(), 5);
-        let reason = select(&shards[..3], Wanted::Model).unwrap_err();
+        assert_eq!(select(&shards, Selection::Model).unwrap().len(), 5);
+        let reason = select(&shards[..3], Selection::Model).unwrap_err();
         assert!(reason.contains("only 1 of the 00002 shards"), "{reason}");
-        assert!(select(&["config.json", "pytorch_model.bin"], Wanted::Model).is_err());
+        assert!(select(&["config.json", "pytorch_model.bin"], Selection::Model).is_err());
     }
 
     #[test]
     fn a_tokenizer_is_complete_or_none() {
-        let wanted = Wanted::Tokenizer;
+        let wanted = Selection::Tokenizer;
         assert_eq!(select(&["merges.txt", "vocab.json"], wanted).unwrap().len(), 2);
         assert_eq!(select(&["x.py", "tokenizer.json"], wanted).unwrap(), ["tokenizer.json"]);
         assert!(select(&["vocab.json"], wanted).is_err());

@@ -1,18 +1,18 @@
-//! A secret that gives access, and must not be printed.
+//! The access token of the Hub, which must never be printed.
 
 use std::fmt;
 
-/// A token of the Hub. Its `Debug` form does not show it.
+/// A token of the Hub. Its `Debug` form hides it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct HubToken(String);
 
 impl HubToken {
-    /// The token in `text`, without the blanks around it.
+    /// The token in `text`, without surrounding whitespace.
     pub fn new(text: &str) -> Self {
         Self(text.trim().to_owned())
     }
 
-    /// The value of an `Authorization` header.
+    /// Returns the value of an `Authorization` header.
     pub(crate) fn bearer(&self) -> String {
         format!("Bearer {}", self.0)
     }

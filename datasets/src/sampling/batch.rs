@@ -1,12 +1,13 @@
-//! Micro-batches: what a model is fed, and how samples become one.
+//! Micro-batches, the input of a model, and their assembly from samples.
 //!
-//! [`Collate`] is the seam between a data set and the loaders: it turns indices into a batch.
-//! [`Sequences`] is the one for causal language models, giving [`MicroBatch`].
+//! [`Collate`] connects a data set with the loaders: it turns indices into a
+//! batch. [`Sequences`] implements it for causal language models, with
+//! [`MicroBatch`] as the batch.
 
-use crate::{DataError, Sequences};
+use crate::{Result, Sequences};
 
-/// The label of a position that has no target: loss and token counts leave it out.
-/// The same number as `ignore_index` in PyTorch's cross-entropy.
+/// The label of a position without a target, which loss and token counts
+/// ignore. The same number as `ignore_index` in PyTorch's cross-entropy.
 pub const IGNORE_INDEX: i32 = -100;
 
 /// A data set that assembles batches. Loaders call it from their own thread.
@@ -14,51 +15,58 @@ pub trait Collate: Send + Sync + 'static {
     /// One micro-batch.
     type Batch: Send + 'static;
 
-    /// Number of samples; indices are below it.
+    /// Returns the number of samples; indices are below it.
     fn num_samples(&self) -> usize;
 
-    /// A batch of `rows` rows: the samples at `indices`, of which there are at most `rows`, then
-    /// rows that weigh nothing.
+    /// Returns a batch of `rows` rows: the samples at `indices`, of which there
+    /// are at most `rows`, then padding rows, which contribute nothing to the
+    /// loss.
     ///
     /// # Errors
-    /// Whatever keeps a sample from being read; it ends the loader and reaches its consumer.
-    fn collate(&self, indices: &[usize], rows: usize) -> Result<Self::Batch, DataError>;
+    /// A sample that cannot be read. The error ends the loader and reaches its
+    /// consumer.
+    fn collate(&self, indices: &[usize], rows: usize) -> Result<Self::Batch>;
 }
 
-/// Token ids and labels of one forward and backward, row after row.
+/// Token ids and labels of one forward and backward pass, row by row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MicroBatch {
     /// Token ids, `rows * length` of them, none negative. Padding is id 0.
     pub input_ids: Vec<i32>,
-    /// The ids again, [`IGNORE_INDEX`] where there is padding. The model shifts them by one.
+    /// The same ids, with [`IGNORE_INDEX`] in place of padding. The model
+    /// shifts them by one.
     pub labels: Vec<i32>,
     /// Rows and tokens per row.
     pub shape: [usize; 2],
-    /// Rows that are samples; they come first. The others are padding and weigh nothing.
+    /// Number of rows that are samples. They come first; the other rows are
+    /// padding.
     pub samples: usize,
 }
 
 impl MicroBatch {
-    /// Cuts every row to its first `length` tokens, at least 1.
+    /// Truncates every row to its first `length` tokens, at least 1.
     pub fn truncate(&mut self, length: usize) {
         let [rows, old] = self.shape;
-        let length = length.max(1);
-        if length >= old {
-            return;
-        }
-        for values in [&mut self.input_ids, &mut self.labels] {
-            let kept = values.chunks_exact(old).flat_map(|row| &row[..length]);
-            *values = kept.copied().collect();
-        }
+        let length = length.clamp(1, old);
+        truncate_rows(&mut self.input_ids, old, length);
+        truncate_rows(&mut self.labels, old, length);
         self.shape = [rows, length];
     }
 
-    /// Tokens that are predicted: labels that count, less the first of each row, which has
-    /// nothing before it. The weight of this batch's mean loss; 0 where all is padding, and then
-    /// that mean is 0/0 and must not be used.
+    /// Returns the number of predicted tokens: labels that count, without the
+    /// first of each row, which has nothing before it. It is the weight of this
+    /// batch's mean loss. If it is 0, all is padding, and the mean is 0/0 and
+    /// must not be used.
     pub fn num_targets(&self) -> usize {
         let rows = self.labels.chunks_exact(self.shape[1]);
         rows.map(|row| row[1..].iter().filter(|&&label| label != IGNORE_INDEX).count()).sum()
+    }
+}
+
+/// Truncates rows of `old` values to `length`.
+pub(crate) fn truncate_rows<T: Copy>(values: &mut Vec<T>, old: usize, length: usize) {
+    if length < old {
+        *values = values.chunks_exact(old).flat_map(|row| &row[..length]).copied().collect();
     }
 }
 
@@ -69,17 +77,14 @@ impl Collate for Sequences {
         self.len()
     }
 
-    fn collate(&self, indices: &[usize], rows: usize) -> Result<MicroBatch, DataError> {
+    fn collate(&self, indices: &[usize], rows: usize) -> Result<MicroBatch> {
         debug_assert!(indices.len() <= rows);
         let length = self.sequence_length();
         let mut input_ids = Vec::with_capacity(rows * length);
-        let mut labels = Vec::with_capacity(rows * length);
-        for (row, &index) in indices.iter().enumerate() {
-            self.extend_into(index, &mut input_ids)?;
-            labels.extend_from_slice(&input_ids[row * length..]);
-            input_ids.resize((row + 1) * length, 0);
-            labels.resize((row + 1) * length, IGNORE_INDEX);
+        for &index in indices {
+            input_ids.extend(self.get(index)?);
         }
+        let mut labels = input_ids.clone();
         input_ids.resize(rows * length, 0);
         labels.resize(rows * length, IGNORE_INDEX);
         Ok(MicroBatch { input_ids, labels, shape: [rows, length], samples: indices.len() })
@@ -89,11 +94,10 @@ impl Collate for Sequences {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Packing, Remainder, TokenStream};
+    use crate::TokenStream;
 
     fn sequences(len: u32) -> Sequences {
-        let packing = Packing { sequence_length: 4, remainder: Remainder::Keep };
-        Sequences::pack(TokenStream::Owned((1..=len).collect()), packing, "stream").unwrap()
+        Sequences::pack(TokenStream::Owned((1..=len).collect()), 4, "stream").unwrap()
     }
 
     #[test]
@@ -119,11 +123,11 @@ mod tests {
 
     #[test]
     fn padding_weighs_nothing() {
-        let batch = sequences(6).collate(&[1], 3).unwrap();
-        assert_eq!(batch.input_ids, [5, 6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-        assert_eq!(batch.labels[..4], [5, 6, IGNORE_INDEX, IGNORE_INDEX]);
+        let batch = sequences(8).collate(&[1], 3).unwrap();
+        assert_eq!(batch.input_ids, [5, 6, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(batch.labels[..4], [5, 6, 7, 8]);
         assert!(batch.labels[4..].iter().all(|&label| label == IGNORE_INDEX));
-        assert_eq!((batch.samples, batch.num_targets()), (1, 1));
+        assert_eq!((batch.samples, batch.num_targets()), (1, 3));
 
         let empty = sequences(6).collate(&[], 2).unwrap();
         assert_eq!((empty.shape, empty.samples, empty.num_targets()), ([2, 4], 0, 0));

@@ -1,60 +1,64 @@
 //! Evaluation: every sample once, and the same number of batches on every rank.
 //!
-//! Ranks take part in collectives while they evaluate, so one that had fewer batches than the
-//! others would leave them waiting. [`EvaluationBatches`] therefore fills up: missing rows, and
-//! missing batches, are padding that weighs nothing ([`crate::IGNORE_INDEX`] labels). A batch says
-//! how many of its rows are samples.
+//! Ranks take part in collectives while they evaluate, so a rank with fewer
+//! batches than the others would leave them waiting. [`EvaluationBatches`]
+//! therefore pads: missing rows and missing batches contribute nothing to the
+//! loss ([`crate::IGNORE_INDEX`] labels). A batch contains the number of its
+//! rows that are samples.
 
-use crate::{Collate, DataError, Shard};
+use crate::error::check_positive;
+use crate::{Collate, Result, Shard};
 
-/// One rank's share of an evaluation, in order: samples `r, r + W, ...`.
+/// One rank's part of an evaluation, in order: samples `r, r + W, ...`.
 #[derive(Debug)]
 pub struct EvaluationBatches<'a, D> {
+    /// The data set.
     data: &'a D,
+    /// This rank and the number of ranks.
     shard: Shard,
+    /// Rows of a batch.
     rows: usize,
-    /// Samples that are evaluated, the first ones.
+    /// The first samples are evaluated, so many.
     samples: usize,
+    /// The index of the next batch.
     next: usize,
 }
 
 impl<'a, D: Collate> EvaluationBatches<'a, D> {
-    /// Batches of `rows` rows.
+    /// Batches of `rows` rows. With fewer samples than ranks, some ranks have
+    /// only padding.
     ///
     /// # Errors
-    /// [`DataError::Rank`]; [`DataError::Zero`] where `rows` is 0. Fewer samples than ranks are
-    /// fine: some ranks then have padding only.
-    pub fn new(data: &'a D, shard: Shard, rows: usize) -> Result<Self, DataError> {
-        match rows {
-            0 => Err(DataError::Zero { name: "evaluation batch size" }),
-            _ => {
-                let samples = data.num_samples();
-                Ok(Self { data, shard: shard.validate()?, rows, samples, next: 0 })
-            }
-        }
+    /// [`DataError::Setting`](crate::DataError::Setting) for an invalid shard
+    /// or 0 rows.
+    pub fn new(data: &'a D, shard: Shard, rows: usize) -> Result<Self> {
+        check_positive("evaluation batch size", rows)?;
+        Ok(Self { data, shard: shard.validate()?, rows, samples: data.num_samples(), next: 0 })
     }
 
-    /// Evaluates no more than the first `limit` samples of all ranks together; all of them where it is `None`.
+    /// Limits the evaluation to the first `limit` samples of all ranks
+    /// together; `None` for all of them.
     pub fn take_samples(self, limit: Option<usize>) -> Self {
         let samples = limit.map_or(self.samples, |limit| self.samples.min(limit.max(1)));
         Self { samples, ..self }
     }
 
-    /// Batches in all, the same on every rank: `ceil(ceil(n / W) / rows)`.
+    /// Returns the number of batches, the same on every rank: `ceil(ceil(n / W)
+    /// / rows)`.
     pub fn num_batches(&self) -> usize {
         self.samples.div_ceil(self.shard.num_ranks).div_ceil(self.rows)
     }
 }
 
 impl<D: Collate> Iterator for EvaluationBatches<'_, D> {
-    type Item = Result<D::Batch, DataError>;
+    type Item = Result<D::Batch>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.next == self.num_batches() {
             return None;
         }
-        let mine = (self.shard.rank..self.samples).step_by(self.shard.num_ranks);
-        let samples: Vec<usize> = mine.skip(self.next * self.rows).take(self.rows).collect();
+        let own = (self.shard.rank..self.samples).step_by(self.shard.num_ranks);
+        let samples: Vec<usize> = own.skip(self.next * self.rows).take(self.rows).collect();
         self.next += 1;
         Some(self.data.collate(&samples, self.rows))
     }
@@ -72,11 +76,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{MicroBatch, Packing, Sequences, TokenStream};
+    use crate::{MicroBatch, Sequences, TokenStream};
 
     fn evaluate(num_samples: usize, shard: Shard, rows: usize) -> Vec<MicroBatch> {
         let stream = TokenStream::Owned((0..2 * num_samples as u32).collect());
-        let data = Sequences::pack(stream, Packing::drop_rest(2), "stream").unwrap();
+        let data = Sequences::pack(stream, 2, "stream").unwrap();
         let batches = EvaluationBatches::new(&data, shard, rows).unwrap();
         let announced = batches.num_batches();
         let batches: Vec<_> = batches.map(Result::unwrap).collect();
@@ -95,7 +99,7 @@ mod tests {
     #[test]
     fn a_limit_takes_the_first_samples_of_all_ranks() {
         let stream = TokenStream::Owned((0..20).collect());
-        let data = Sequences::pack(stream, Packing::drop_rest(2), "stream").unwrap();
+        let data = Sequences::pack(stream, 2, "stream").unwrap();
         for (limit, expected) in [(Some(5), 5), (Some(50), 10), (None, 10), (Some(1), 1)] {
             let mut seen = Vec::new();
             let mut lengths = Vec::new();
@@ -117,7 +121,7 @@ mod tests {
     #[test]
     fn no_rows_and_no_such_rank_are_refused() {
         let stream = TokenStream::Owned(vec![1, 2]);
-        let data = Sequences::pack(stream, Packing::drop_rest(2), "stream").unwrap();
+        let data = Sequences::pack(stream, 2, "stream").unwrap();
         assert!(EvaluationBatches::new(&data, Shard::WHOLE, 0).is_err());
         assert!(EvaluationBatches::new(&data, Shard { rank: 1, num_ranks: 1 }, 1).is_err());
     }

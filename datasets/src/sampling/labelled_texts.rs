@@ -1,113 +1,120 @@
-//! Texts with a class each, as a classifier is fed them.
+//! Tokenized texts with their classes, and their batches for a classifier.
 //!
-//! [`LabelledTexts`] holds the tokens of all texts, cut to a length, one after the other; as a
-//! [`Collate`] it pads the texts of a batch to the longest of them and says how long each is, so
-//! that a model never mistakes padding for text, whatever its id.
+//! [`LabelledTexts`] holds the truncated tokens of all texts in one array. As a
+//! [`Collate`] it pads the texts of a batch to the longest of them and gives
+//! the length of each, so that a model never mistakes padding for text,
+//! whatever its id.
 
-use crate::{Collate, DataError, IGNORE_INDEX, LabelledText, TokenCache, Tokenizer};
+use crate::error::check_positive;
+use crate::hash::Fingerprint;
+use crate::sampling::batch::truncate_rows;
+use crate::{Collate, DataError, IGNORE_INDEX, LabelledText, Result, TokenCache, Tokenizer};
 
 /// Tokens and classes of texts.
 #[derive(Debug, Clone)]
 pub struct LabelledTexts {
     /// The tokens of all texts.
     tokens: Vec<u32>,
-    /// Where in `tokens` each text ends.
+    /// The end of each text in `tokens`.
     ends: Vec<usize>,
+    /// The class of each text.
     labels: Vec<u32>,
+    /// The number of truncated texts.
     truncated: usize,
 }
 
 impl LabelledTexts {
-    /// Tokenizes `texts`, on all threads, and keeps the first `max_length` tokens of each. A text
-    /// without any token becomes one end-of-text token (id 0 where there is none). What `cache`
-    /// keeps is whole texts, so another length takes them from there too.
+    /// Tokenizes `texts` on all threads and keeps the first `max_length` tokens
+    /// of each. A text without any token becomes one end-of-text token (id 0 if
+    /// there is none). The cache stores whole texts, so another length can use
+    /// it too.
     ///
     /// # Errors
-    /// [`DataError::Empty`] without texts; [`DataError::Zero`] for a length of 0; those of
-    /// [`Tokenizer::encode`].
+    /// [`DataError::Empty`] without texts; [`DataError::Setting`] for a length
+    /// of 0; those of [`Tokenizer::encode`].
     pub fn tokenize(
         texts: &[LabelledText],
         tokenizer: &Tokenizer,
         max_length: usize,
         cache: Option<&TokenCache>,
         what: &str,
-    ) -> Result<Self, DataError> {
+    ) -> Result<Self> {
         let documents: Vec<&str> = texts.iter().map(|text| text.text.as_str()).collect();
-        let labels = texts.iter().map(|text| text.label).collect();
-        Self::of_documents(&documents, labels, tokenizer, max_length, cache, what)
-    }
-
-    /// Tokenizes `texts` like [`tokenize`](Self::tokenize) without a cache. Their classes are unknown; all are
-    /// class 0 here.
-    ///
-    /// # Errors
-    /// As [`tokenize`](Self::tokenize).
-    pub fn unlabelled(
-        texts: &[&str],
-        tokenizer: &Tokenizer,
-        max_length: usize,
-        what: &str,
-    ) -> Result<Self, DataError> {
-        Self::of_documents(texts, vec![0; texts.len()], tokenizer, max_length, None, what)
-    }
-
-    fn of_documents(
-        documents: &[&str],
-        labels: Vec<u32>,
-        tokenizer: &Tokenizer,
-        max_length: usize,
-        cache: Option<&TokenCache>,
-        what: &str,
-    ) -> Result<Self, DataError> {
         if documents.is_empty() {
             return Err(DataError::Empty { what: what.to_owned() });
         }
-        if max_length == 0 {
-            return Err(DataError::Zero { name: "data.sequence_length" });
-        }
-        let encoded: Vec<Vec<u32>> = match cache {
-            Some(cache) => cache.documents(tokenizer, documents)?.into_vecs()?,
-            None => tokenizer.encode_each(documents)?,
+        check_positive("data.sequence_length", max_length)?;
+        let encoded = match cache {
+            Some(cache) => cache.documents(tokenizer, &documents)?,
+            None => tokenizer.encode_each(&documents)?,
         };
         let (mut tokens, mut ends, mut truncated) = (Vec::new(), Vec::new(), 0);
         for ids in encoded {
             match ids.is_empty() {
+                // Attention over an empty row would be 0/0.
                 true => tokens.push(tokenizer.end_of_text().unwrap_or(0)),
                 false => tokens.extend_from_slice(&ids[..ids.len().min(max_length)]),
             }
             truncated += usize::from(ids.len() > max_length);
             ends.push(tokens.len());
         }
+        let labels = texts.iter().map(|text| text.label).collect();
         Ok(Self { tokens, ends, labels, truncated })
     }
 
-    /// Number of texts, at least 1.
+    /// Tokenizes `texts` like [`tokenize`](Self::tokenize), without a cache.
+    /// Their classes are unknown and set to 0.
+    ///
+    /// # Errors
+    /// Those of [`tokenize`](Self::tokenize).
+    pub fn unlabelled(
+        texts: &[&str],
+        tokenizer: &Tokenizer,
+        max_length: usize,
+        what: &str,
+    ) -> Result<Self> {
+        let labelled = |text: &&str| LabelledText { text: (*text).to_owned(), label: 0 };
+        let texts: Vec<_> = texts.iter().map(labelled).collect();
+        Self::tokenize(&texts, tokenizer, max_length, None, what)
+    }
+
+    /// Returns the number of texts, at least 1.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.labels.len()
     }
 
-    /// Texts that were longer than they may be.
+    /// Returns the number of truncated texts.
     pub fn truncated(&self) -> usize {
         self.truncated
     }
 
-    /// Classes that a model must tell apart: the largest plus one.
+    /// Returns the number of classes that a model needs: the largest one plus
+    /// one.
     pub fn num_classes(&self) -> usize {
         self.labels.iter().max().map_or(0, |label| *label as usize + 1)
     }
 
-    /// Tokens of each text.
+    /// Returns the number of tokens of each text.
     pub fn lengths(&self) -> Vec<usize> {
         (0..self.len()).map(|index| self.ids(index).len()).collect()
     }
 
-    /// The tokens and the class of each text.
-    pub(crate) fn samples(&self) -> impl Iterator<Item = (&[u32], u32)> {
-        (0..self.labels.len()).map(|index| (self.ids(index), self.labels[index]))
+    /// Returns a hash of tokens and labels.
+    pub fn fingerprint(&self) -> String {
+        let mut fingerprint = Fingerprint::new(self.len());
+        for (index, label) in self.labels.iter().enumerate() {
+            let tokens = self.ids(index);
+            // The length separates texts, so that tokens cannot move from one
+            // to the next unnoticed.
+            fingerprint.add(tokens.len() as u32);
+            tokens.iter().for_each(|token| fingerprint.add(*token));
+            fingerprint.add(*label);
+        }
+        fingerprint.digits()
     }
 
-    /// The tokens of text `index`.
+    /// Returns the tokens of text `index`.
     fn ids(&self, index: usize) -> &[u32] {
         let start = if index == 0 { 0 } else { self.ends[index - 1] };
         &self.tokens[start..self.ends[index]]
@@ -117,34 +124,30 @@ impl LabelledTexts {
 /// Texts padded to the longest of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LabelledBatch {
-    /// Token ids, row after row, each as long as the longest text. Padding is id 0.
+    /// Token ids, row by row, each row as long as the longest text. Padding is
+    /// id 0.
     pub input_ids: Vec<u32>,
-    /// Tokens of each text; 0 for a row that is no text.
+    /// Number of tokens of each text; 0 for a padding row.
     pub lengths: Vec<usize>,
-    /// Class of each text, [`IGNORE_INDEX`] for a row that is no text.
+    /// The class of each text; [`IGNORE_INDEX`] for a padding row.
     pub labels: Vec<i64>,
 }
 
 impl LabelledBatch {
-    /// Rows that are texts.
+    /// Returns the number of rows that are texts.
     pub fn num_texts(&self) -> usize {
         self.lengths.iter().filter(|length| **length > 0).count()
     }
 
-    /// Tokens of the texts, padding excluded.
+    /// Returns the number of tokens without padding.
     pub fn num_tokens(&self) -> usize {
         self.lengths.iter().sum()
     }
 
-    /// Cuts every text to its first `length` tokens, at least 1.
+    /// Truncates every text to its first `length` tokens, at least 1.
     pub fn truncate(&mut self, length: usize) {
-        let rows = self.lengths.len();
-        let (old, length) = (self.input_ids.len() / rows.max(1), length.max(1));
-        if length >= old {
-            return;
-        }
-        let kept = self.input_ids.chunks_exact(old).flat_map(|row| &row[..length]);
-        self.input_ids = kept.copied().collect();
+        let (old, length) = (self.input_ids.len() / self.lengths.len().max(1), length.max(1));
+        truncate_rows(&mut self.input_ids, old, length);
         self.lengths.iter_mut().for_each(|own| *own = (*own).min(length));
     }
 }
@@ -156,16 +159,18 @@ impl Collate for LabelledTexts {
         self.len()
     }
 
-    fn collate(&self, indices: &[usize], rows: usize) -> Result<LabelledBatch, DataError> {
+    fn collate(&self, indices: &[usize], rows: usize) -> Result<LabelledBatch> {
         debug_assert!(indices.len() <= rows);
-        let longest = indices.iter().map(|index| self.ids(*index).len()).max().unwrap_or(1);
+        let mut lengths: Vec<usize> = indices.iter().map(|it| self.ids(*it).len()).collect();
+        // Rows of one column in a batch of padding only, because a tensor
+        // cannot have zero columns.
+        let longest = lengths.iter().copied().max().unwrap_or(1);
         let mut input_ids = Vec::with_capacity(rows * longest);
         for (row, index) in indices.iter().enumerate() {
             input_ids.extend_from_slice(self.ids(*index));
             input_ids.resize((row + 1) * longest, 0);
         }
         input_ids.resize(rows * longest, 0);
-        let mut lengths: Vec<usize> = indices.iter().map(|it| self.ids(*it).len()).collect();
         lengths.resize(rows, 0);
         let mut labels: Vec<i64> = indices.iter().map(|it| self.labels[*it].into()).collect();
         labels.resize(rows, IGNORE_INDEX.into());
@@ -222,7 +227,7 @@ mod tests {
         let empty = LabelledTexts::tokenize(&[], &tokenizer, 5, None, "the train split");
         assert!(empty.unwrap_err().to_string().contains("the train split"));
         let zero = LabelledTexts::tokenize(&texts, &tokenizer, 0, None, "the train split");
-        assert!(matches!(zero, Err(DataError::Zero { .. })));
+        assert!(zero.unwrap_err().to_string().contains("data.sequence_length = 0"));
     }
 
     #[test]

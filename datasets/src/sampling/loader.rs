@@ -1,89 +1,20 @@
-//! Assembling batches in the background, a bounded number ahead.
+//! Assembly of batches in the background, a limited number ahead.
 //!
-//! [`BatchLoader`] owns a thread that draws, collates and sends through a channel of fixed depth.
-//! What is drawn is a [`DrawBatches`]: batches of a fixed number of rows, or under a token budget.
-//! Its position is that of the last batch handed out, never of one that only waits in the
-//! channel. An error or a panic in the thread reaches the consumer in place of the batch; dropping
-//! the loader closes the channel, which ends the thread at its next send.
+//! [`BatchLoader`] owns a thread that draws samples from a [`BatchSampler`],
+//! collates them and sends the batches through a channel of fixed depth. The
+//! position of the loader is that of the last batch it returned, not of one
+//! that waits in the channel. An error or a panic in the thread reaches the
+//! consumer in place of the batch. Dropping the loader closes the channel,
+//! which ends the thread at its next send.
 
-use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
+use crate::error::check_positive;
 use crate::guard::panic_message;
-use crate::{BudgetSampler, Collate, DataError, DistributedSampler, EpochPosition, Position};
-
-/// An endless stream of micro-batches as lists of samples, with a place to go back to.
-pub trait DrawBatches: Clone + Send + 'static {
-    /// Where a stream stands.
-    type Position: Copy + Send + 'static;
-
-    /// Samples of the next micro-batch, and its rows: at least as many, and at least one.
-    fn draw(&mut self) -> (Vec<usize>, usize);
-
-    /// Where this stream stands.
-    fn position(&self) -> Self::Position;
-
-    /// Goes to `position` at once.
-    ///
-    /// # Errors
-    /// A position that no such stream has.
-    fn seek(&mut self, position: Self::Position) -> Result<(), DataError>;
-
-    /// Epochs gone by, with the fraction of the current one.
-    fn epoch(&self) -> f64;
-}
-
-/// Micro-batches of a fixed number of rows.
-#[derive(Debug, Clone)]
-pub struct FixedRows {
-    sampler: DistributedSampler,
-    rows: usize,
-}
-
-impl DrawBatches for FixedRows {
-    type Position = Position;
-
-    fn draw(&mut self) -> (Vec<usize>, usize) {
-        (self.sampler.take_samples(self.rows), self.rows)
-    }
-
-    fn position(&self) -> Position {
-        self.sampler.position()
-    }
-
-    fn seek(&mut self, position: Position) -> Result<(), DataError> {
-        self.sampler.seek(position)
-    }
-
-    fn epoch(&self) -> f64 {
-        self.sampler.epoch()
-    }
-}
-
-impl DrawBatches for BudgetSampler {
-    type Position = EpochPosition;
-
-    fn draw(&mut self) -> (Vec<usize>, usize) {
-        let samples = self.next_batch().samples;
-        // An empty batch is a row of padding: ranks take part in every collective.
-        let rows = samples.len().max(1);
-        (samples, rows)
-    }
-
-    fn position(&self) -> EpochPosition {
-        Self::position(self)
-    }
-
-    fn seek(&mut self, position: EpochPosition) -> Result<(), DataError> {
-        Self::seek(self, position)
-    }
-
-    fn epoch(&self) -> f64 {
-        Self::epoch(self)
-    }
-}
+use crate::{BatchSampler, Collate, DataError, DistributedSampler, Result};
 
 /// An endless stream of micro-batches for one rank.
 ///
@@ -91,7 +22,7 @@ impl DrawBatches for BudgetSampler {
 /// use deepburn_datasets::*;
 ///
 /// let stream = TokenStream::Owned((0..64).collect());
-/// let sequences = Sequences::pack(stream, Packing::drop_rest(8), "counting")?;
+/// let sequences = Sequences::pack(stream, 8, "counting")?;
 /// let sampler = DistributedSampler::new(sequences.len(), Shard::WHOLE, Order::Sequential)?;
 /// let mut loader = BatchLoader::start(sequences, sampler, 2, 4)?;
 /// let batch = loader.next_batch()?;
@@ -100,149 +31,157 @@ impl DrawBatches for BudgetSampler {
 /// # Ok::<(), DataError>(())
 /// ```
 #[derive(Debug)]
-pub struct BatchLoader<D: Collate, S: DrawBatches = FixedRows> {
+pub struct BatchLoader<D: Collate, S: BatchSampler = DistributedSampler> {
+    /// The data set, shared with the thread.
     data: Arc<D>,
-    /// Stands where the next batch to be handed out begins.
+    /// Stands at the next batch that the loader returns.
     sampler: S,
+    /// How many batches are assembled in advance.
     depth: usize,
+    /// The thread that assembles batches.
     worker: Worker<D::Batch, S::Position>,
 }
 
 /// A batch and the position after it.
-type Sent<B, P> = Result<(B, P), DataError>;
+type Sent<B, P> = Result<(B, P)>;
 
 impl<D: Collate> BatchLoader<D> {
-    /// Starts reading at the sampler's position: `rows` samples a batch, `depth` batches ahead.
+    /// Starts at the sampler's position, with `rows` samples per batch and
+    /// `depth` batches ahead.
     ///
     /// # Errors
-    /// [`DataError::Zero`] where one of the two is 0; [`DataError::LoaderThread`].
+    /// [`DataError::Setting`] if one of the two is 0;
+    /// [`DataError::LoaderThread`].
     pub fn start(
         data: impl Into<Arc<D>>,
         sampler: DistributedSampler,
         rows: usize,
         depth: usize,
-    ) -> Result<Self, DataError> {
-        if rows == 0 {
-            return Err(DataError::Zero { name: "micro-batch size" });
-        }
-        Self::drawing(data, FixedRows { sampler, rows }, depth)
+    ) -> Result<Self> {
+        check_positive("micro-batch size", rows)?;
+        Self::drawing(data, sampler.with_rows(rows), depth)
     }
 }
 
-impl<D: Collate, S: DrawBatches> BatchLoader<D, S> {
-    /// Starts reading at the sampler's position, `depth` batches ahead.
+impl<D: Collate, S: BatchSampler> BatchLoader<D, S> {
+    /// Starts at the sampler's position, with `depth` batches ahead.
     ///
     /// # Errors
-    /// [`DataError::Zero`] where `depth` is 0; [`DataError::LoaderThread`].
-    pub fn drawing(data: impl Into<Arc<D>>, sampler: S, depth: usize) -> Result<Self, DataError> {
-        if depth == 0 {
-            return Err(DataError::Zero { name: "prefetch depth" });
-        }
+    /// [`DataError::Setting`] if `depth` is 0; [`DataError::LoaderThread`].
+    pub fn drawing(data: impl Into<Arc<D>>, sampler: S, depth: usize) -> Result<Self> {
+        check_positive("prefetch depth", depth)?;
         let data = data.into();
         let worker = Worker::start(data.clone(), sampler.clone(), depth)?;
         Ok(Self { data, sampler, depth, worker })
     }
 
-    /// The sampler, which stands where the next batch to be handed out begins.
+    /// Returns the sampler, which stands at the next batch that the loader
+    /// returns.
     pub fn sampler(&self) -> &S {
         &self.sampler
     }
 
-    /// The next micro-batch, waiting for it if need be.
+    /// Returns the next micro-batch, and waits for it if necessary.
     ///
     /// # Errors
-    /// What stopped the thread, once; [`DataError::LoaderStopped`] from then on.
-    pub fn next_batch(&mut self) -> Result<D::Batch, DataError> {
+    /// The error that stopped the thread, once; [`DataError::LoaderStopped`]
+    /// after that.
+    pub fn next_batch(&mut self) -> Result<D::Batch> {
         let (batch, position) = self.worker.receive()?;
         self.sampler.seek(position)?;
         Ok(batch)
     }
 
-    /// Where training stands after the batches handed out so far.
+    /// Returns the position after the batches returned so far.
     pub fn position(&self) -> S::Position {
         self.sampler.position()
     }
 
-    /// Epochs handed out so far.
+    /// Returns the number of epochs returned so far.
     pub fn epoch(&self) -> f64 {
         self.sampler.epoch()
     }
 
-    /// Goes to `position`; batches read ahead are thrown away. Restarts a loader that has failed.
+    /// Moves to `position` and discards prefetched batches. It restarts a
+    /// loader that has failed.
     ///
     /// # Errors
     /// A position that the sampler cannot have, [`DataError::LoaderThread`].
-    pub fn seek(&mut self, position: S::Position) -> Result<(), DataError> {
+    pub fn seek(&mut self, position: S::Position) -> Result<()> {
         self.sampler.seek(position)?;
         self.worker = Worker::start(self.data.clone(), self.sampler.clone(), self.depth)?;
         Ok(())
     }
 }
 
-/// The thread and the receiving end of its channel. Both are `None` once it has ended.
+/// The thread and the receiving end of its channel. Both are `Some` until it is
+/// dropped.
 #[derive(Debug)]
 struct Worker<B, P> {
+    /// The end of the channel that receives batches.
     receiver: Option<Receiver<Sent<B, P>>>,
+    /// The thread that sends them.
     thread: Option<JoinHandle<()>>,
 }
 
 impl<B: Send + 'static, P: Send + 'static> Worker<B, P> {
+    /// Starts the thread at the position of `sampler`.
     fn start<D: Collate<Batch = B>>(
         data: Arc<D>,
-        sampler: impl DrawBatches<Position = P>,
+        sampler: impl BatchSampler<Position = P>,
         depth: usize,
-    ) -> Result<Self, DataError> {
+    ) -> Result<Self> {
         let (sender, receiver) = sync_channel(depth);
         let thread = std::thread::Builder::new()
             .name("data-loader".into())
-            .spawn(move || prefetch(&*data, sampler, &sender))
-            .map_err(|cause| DataError::LoaderThread { cause })?;
+            .spawn(move || {
+                prefetch(&*data, sampler, &sender);
+                // Before the channel closes, so that its end means that the
+                // data is free.
+                drop(data);
+            })
+            .map_err(|cause| {
+                let reason = format!("could not be started: {cause}; lower the number of threads");
+                DataError::LoaderThread { reason }
+            })?;
         Ok(Self { receiver: Some(receiver), thread: Some(thread) })
     }
 
-    fn receive(&mut self) -> Result<(B, P), DataError> {
-        let receiver = self.receiver.as_ref().ok_or(DataError::LoaderStopped)?;
-        match receiver.recv() {
-            Ok(Ok(sent)) => Ok(sent),
-            Ok(Err(error)) => {
-                self.stop();
-                Err(error)
-            }
-            // The sender is gone without an error: only a panic does that.
-            Err(_) => Err(match self.stop() {
-                Some(panic) => DataError::LoaderPanicked { message: panic_message(&*panic) },
-                None => DataError::LoaderStopped,
-            }),
-        }
-    }
-
-    /// Ends the thread and gives its panic, if it had one. The channel must close first: the
-    /// thread may be waiting for room in it.
-    fn stop(&mut self) -> Option<Box<dyn Any + Send>> {
-        self.receiver = None;
-        self.thread.take()?.join().err()
+    /// Returns what the thread sends. Its last message is its error; after
+    /// that, the channel is closed.
+    fn receive(&mut self) -> Result<(B, P)> {
+        let sent = self.receiver.as_ref().and_then(|receiver| receiver.recv().ok());
+        sent.unwrap_or(Err(DataError::LoaderStopped))
     }
 }
 
 impl<B, P> Drop for Worker<B, P> {
     fn drop(&mut self) {
+        // The channel has to close first, because the thread may be waiting for
+        // room in it.
         self.receiver = None;
-        if let Some(thread) = self.thread.take() {
-            // A panic nobody asked about any more has nowhere to go.
-            let _ = thread.join();
-        }
+        // The thread catches its own panics, so there is no result to report.
+        let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
-/// Sends batches until one fails or nobody listens.
-fn prefetch<D: Collate, S: DrawBatches>(
+/// Sends batches until one fails or the loader is dropped.
+fn prefetch<D: Collate, S: BatchSampler>(
     data: &D,
     mut sampler: S,
     sender: &SyncSender<Sent<D::Batch, S::Position>>,
 ) {
     loop {
-        let (samples, rows) = sampler.draw();
-        let batch = data.collate(&samples, rows).map(|batch| (batch, sampler.position()));
+        // After a panic, the loop ends and nothing of what it may have left
+        // unfinished is used.
+        let batch = catch_unwind(AssertUnwindSafe(|| {
+            let (samples, rows) = sampler.draw();
+            Ok((data.collate(&samples, rows)?, sampler.position()))
+        }));
+        let batch = batch.unwrap_or_else(|panic| {
+            let reason = format!("panicked: {}", panic_message(&*panic));
+            Err(DataError::LoaderThread { reason })
+        });
         let failed = batch.is_err();
         if sender.send(batch).is_err() || failed {
             return;
@@ -255,11 +194,11 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
-    use crate::{Order, Packing, PickingOrder, Sequences, Shard, TokenBudget, TokenStream};
+    use crate::{BudgetSampler, Order, PickingOrder, Sequences, Shard, TokenBudget, TokenStream};
 
     fn sequences() -> Sequences {
         let stream = TokenStream::Owned((0..84).collect());
-        Sequences::pack(stream, Packing::drop_rest(4), "stream").unwrap()
+        Sequences::pack(stream, 4, "stream").unwrap()
     }
 
     fn sampler(order: Order) -> DistributedSampler {
@@ -273,11 +212,11 @@ mod tests {
     /// Counts calls; does `at_three` at the third sample drawn.
     struct Faulty {
         calls: AtomicUsize,
-        at_three: fn() -> Result<(), DataError>,
+        at_three: fn() -> Result<()>,
     }
 
     impl Faulty {
-        fn loader(at_three: fn() -> Result<(), DataError>) -> (Arc<Self>, BatchLoader<Self>) {
+        fn loader(at_three: fn() -> Result<()>) -> (Arc<Self>, BatchLoader<Self>) {
             let data = Arc::new(Self { calls: AtomicUsize::new(0), at_three });
             let loader = BatchLoader::start(data.clone(), sampler(Order::Sequential), 1, 1);
             (data, loader.unwrap())
@@ -289,7 +228,7 @@ mod tests {
         fn num_samples(&self) -> usize {
             21
         }
-        fn collate(&self, indices: &[usize], _rows: usize) -> Result<usize, DataError> {
+        fn collate(&self, indices: &[usize], _rows: usize) -> Result<usize> {
             if self.calls.fetch_add(1, Ordering::SeqCst) == 2 {
                 (self.at_three)()?;
             }
@@ -348,10 +287,10 @@ mod tests {
 
     #[test]
     fn an_error_arrives_in_its_place_and_stays() {
-        let (data, mut loader) = Faulty::loader(|| Err(DataError::Zero { name: "third" }));
+        let (data, mut loader) = Faulty::loader(|| Err(DataError::setting("third", 0, "")));
         assert_eq!(loader.next_batch().unwrap(), 1);
         assert_eq!(loader.next_batch().unwrap(), 3);
-        assert!(matches!(loader.next_batch(), Err(DataError::Zero { name: "third" })));
+        assert!(loader.next_batch().unwrap_err().to_string().contains("third = 0"));
         assert!(matches!(loader.next_batch(), Err(DataError::LoaderStopped)));
         assert_eq!(Arc::strong_count(&data), 2);
         // The position is still that of what was consumed, and seeking there starts anew.
@@ -380,7 +319,7 @@ mod tests {
         for _ in 0..20 {
             assert_eq!(loader.sampler().step_samples(), expected.step_samples());
             let batch = loader.next_batch().unwrap();
-            let samples = expected.next_batch().samples;
+            let samples = expected.next_batch();
             assert_eq!(batch, sequences().collate(&samples, samples.len().max(1)).unwrap());
             assert_eq!(loader.position(), expected.position());
             assert_eq!(loader.epoch(), expected.epoch());
@@ -389,7 +328,7 @@ mod tests {
         resumed.seek(loader.position()).unwrap();
         assert_eq!(resumed.next_batch().unwrap(), loader.next_batch().unwrap());
         let none = BatchLoader::drawing(sequences(), sampler(), 0).map(drop);
-        assert!(matches!(none, Err(DataError::Zero { name: "prefetch depth" })));
+        assert!(none.unwrap_err().to_string().contains("prefetch depth = 0"));
     }
 
     #[test]
@@ -397,7 +336,7 @@ mod tests {
         let start = |rows, depth| {
             BatchLoader::start(sequences(), sampler(Order::Sequential), rows, depth).map(drop)
         };
-        assert!(matches!(start(0, 1), Err(DataError::Zero { name: "micro-batch size" })));
-        assert!(matches!(start(1, 0), Err(DataError::Zero { name: "prefetch depth" })));
+        assert!(start(0, 1).unwrap_err().to_string().contains("micro-batch size = 0"));
+        assert!(start(1, 0).unwrap_err().to_string().contains("prefetch depth = 0"));
     }
 }

@@ -1,77 +1,116 @@
-//! Which rank sees which sample, and when.
+//! The assignment of samples to ranks.
 //!
-//! [`DistributedSampler`] gives rank `r` of `W` the samples at places `r, r + W, r + 2W, ...` of
-//! an order, without end. The order and what happens at the end of an epoch are an [`Order`]:
+//! [`DistributedSampler`] gives rank `r` of `W` the samples at places `r, r +
+//! W, r + 2W, ...` of an order, without end. [`Order`] determines the order and
+//! the end of an epoch:
 //!
-//! - **Sequential**: samples as they lie. Each rank goes round its own list; where `W` does not
-//!   divide the number of samples, lists differ by one in length and the shorter ones come round
-//!   sooner. Every sample is in exactly one list.
-//! - **Shuffled**: a new permutation each epoch, the same on all ranks: Fisher-Yates over
-//!   ChaCha8 keyed by `(seed, epoch)`. All ranks draw `floor(n / W)` samples an epoch; the
-//!   `n mod W` last of the permutation sit out, other ones each time. No sample is seen twice.
+//! - **Sequential**: samples in the order of the data. Each rank cycles through
+//!   its own list. If `W` does not divide the number of samples, the lists
+//!   differ by one in length, and the shorter ones repeat sooner. Every sample
+//!   is in exactly one list.
+//! - **Shuffled**: a new permutation in each epoch, the same on all ranks:
+//!   Fisher-Yates over ChaCha8 with the key `(seed, epoch)`. All ranks draw
+//!   `floor(n / W)` samples per epoch, and the last `n mod W` of the
+//!   permutation are left out, different ones in each epoch. No sample occurs
+//!   twice in an epoch.
 //!
-//! Where a sampler stands is a [`Position`], which it can be set to at once, without replay.
-//! Refused: fewer samples than ranks.
+//! [`BatchSampler`] is the interface of samplers to a loader. Fewer samples
+//! than ranks are refused.
 
 use serde::{Deserialize, Serialize};
 
-use crate::DataError;
-use crate::stable_rng::Draws;
+use crate::stable_rng::StableRng;
+use crate::{DataError, Result};
+
+/// An endless stream of micro-batches as lists of samples, with a position that
+/// can be saved.
+pub trait BatchSampler: Clone + Send + 'static {
+    /// A position in the stream.
+    type Position: Copy + Send + 'static;
+
+    /// Returns the samples of the next micro-batch and its number of rows: at
+    /// least as many, and at least one.
+    fn draw(&mut self) -> (Vec<usize>, usize);
+
+    /// Returns the position of the next micro-batch.
+    fn position(&self) -> Self::Position;
+
+    /// Moves to `position`, without a replay of what precedes it.
+    ///
+    /// # Errors
+    /// A position that the stream does not have.
+    fn seek(&mut self, position: Self::Position) -> Result<()>;
+
+    /// Returns the number of completed epochs, plus the completed fraction of
+    /// the current one.
+    fn epoch(&self) -> f64;
+}
 
 /// A rank's place among the ranks that share the samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shard {
     /// This rank, from 0.
     pub rank: usize,
-    /// Ranks in all.
+    /// The number of ranks.
     pub num_ranks: usize,
 }
 
 impl Shard {
-    /// The shard of a group of one.
+    /// The shard of a group of one rank.
     pub const WHOLE: Self = Self { rank: 0, num_ranks: 1 };
 
     /// Checks that the group has this rank.
     ///
     /// # Errors
-    /// [`DataError::Rank`].
-    pub fn validate(self) -> Result<Self, DataError> {
+    /// [`DataError::Setting`].
+    pub fn validate(self) -> Result<Self> {
         let Self { rank, num_ranks } = self;
-        if rank < num_ranks { Ok(self) } else { Err(DataError::Rank { rank, num_ranks }) }
+        let rule = || {
+            format!(
+                "a group of {num_ranks} has the ranks below {num_ranks}, from 0; lower the rank, or raise the group size"
+            )
+        };
+        if rank < num_ranks { Ok(self) } else { Err(DataError::setting("rank", rank, rule())) }
     }
 }
 
 /// The order in which samples are dealt to ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// As they lie, round and round.
+    /// The order of the data, repeated.
     Sequential,
     /// A permutation per epoch.
     Shuffled {
-        /// Fixes all permutations. Must be the same on all ranks.
+        /// Determines all permutations. Must be the same on all ranks.
         seed: u64,
     },
 }
 
-/// How far the ranks have come. The same on all of them, so one copy in a checkpoint is enough.
+/// The progress of the ranks. It is the same on all of them, so a checkpoint
+/// needs only one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Position {
-    /// Samples each rank has drawn since training began.
+    /// Samples that each rank has drawn since training began.
     pub drawn: u64,
-    /// Ranks that drew.
+    /// The number of ranks.
     pub num_ranks: u64,
 }
 
 /// An endless stream of sample indices for one rank.
 #[derive(Debug, Clone)]
 pub struct DistributedSampler {
+    /// The number of samples in the data.
     num_samples: usize,
+    /// This rank and the number of ranks.
     shard: Shard,
+    /// The order of the samples.
     order: Order,
-    /// Samples this rank has drawn since the beginning.
+    /// Samples in a micro-batch.
+    rows: usize,
+    /// Samples that this rank has drawn since the beginning.
     drawn: u64,
-    /// This rank's places in the permutation of the epoch last drawn from.
+    /// This rank's places in the permutation of the most recent epoch.
     shuffled: Option<(u64, Vec<usize>)>,
 }
 
@@ -79,17 +118,27 @@ impl DistributedSampler {
     /// A sampler at the beginning.
     ///
     /// # Errors
-    /// [`DataError::Rank`], or [`DataError::FewerSamplesThanRanks`].
-    pub fn new(num_samples: usize, shard: Shard, order: Order) -> Result<Self, DataError> {
+    /// [`DataError::Setting`] for an invalid shard, or for more ranks than
+    /// samples.
+    pub fn new(num_samples: usize, shard: Shard, order: Order) -> Result<Self> {
         let num_ranks = shard.validate()?.num_ranks;
         if num_samples < num_ranks {
-            return Err(DataError::FewerSamplesThanRanks { samples: num_samples, num_ranks });
+            let rule = format!(
+                "{num_samples} training sequences cannot feed {num_ranks} ranks, which need one each; give more data, lower data.sequence_length, or use at most {num_samples} ranks"
+            );
+            return Err(DataError::setting("number of ranks", num_ranks, rule));
         }
-        Ok(Self { num_samples, shard, order, drawn: 0, shuffled: None })
+        Ok(Self { num_samples, shard, order, rows: 1, drawn: 0, shuffled: None })
     }
 
-    /// Samples a rank draws in an epoch, the same number on all ranks, for counting steps:
-    /// `floor(n / W)` shuffled, `ceil(n / W)` sequential, so that the longest list is seen whole.
+    /// Sets the number of samples in a micro-batch, which is 1 at first.
+    pub(crate) fn with_rows(self, rows: usize) -> Self {
+        Self { rows, ..self }
+    }
+
+    /// Returns the samples that a rank draws in an epoch, the same number on
+    /// all ranks: `floor(n / W)` shuffled, `ceil(n / W)` sequential, so that
+    /// the longest list is covered.
     pub fn samples_per_epoch(&self) -> usize {
         match self.order {
             Order::Sequential => self.num_samples.div_ceil(self.shard.num_ranks),
@@ -97,50 +146,23 @@ impl DistributedSampler {
         }
     }
 
-    /// Epochs gone by, with the fraction of the current one.
-    pub fn epoch(&self) -> f64 {
-        self.drawn as f64 / self.samples_per_epoch() as f64
-    }
-
-    /// The next `count` samples of this rank.
+    /// Draws the next `count` samples of this rank.
     pub fn take_samples(&mut self, count: usize) -> Vec<usize> {
-        (0..count).map(|_| self.draw()).collect()
+        (0..count).map(|_| self.next_sample()).collect()
     }
 
-    /// Where this sampler stands.
-    pub fn position(&self) -> Position {
-        Position { drawn: self.drawn, num_ranks: self.shard.num_ranks as u64 }
-    }
-
-    /// Goes to `position` at once. Taken with the same number of ranks, the samples that follow
-    /// are those that would have followed there. Taken with another, training goes on after the
-    /// same number of samples in all, rounded down; the order of samples is then another, because
-    /// it depends on the number of ranks.
-    ///
-    /// # Errors
-    /// [`DataError::Position`] for one that no sampler can have.
-    pub fn seek(&mut self, position: Position) -> Result<(), DataError> {
-        let Position { drawn, num_ranks } = position;
-        let damaged = DataError::Position { drawn, num_ranks };
-        let now = self.shard.num_ranks as u64;
-        self.drawn = match num_ranks {
-            0 => return Err(damaged),
-            then if then == now => drawn,
-            then => drawn.checked_mul(then).ok_or(damaged)? / now,
-        };
-        Ok(())
-    }
-
-    fn draw(&mut self) -> usize {
+    /// Draws the next sample of this rank.
+    fn next_sample(&mut self) -> usize {
         let drawn = self.drawn;
-        // Wraps after more samples than any training sees; a damaged position must not panic.
+        // Wraps only after more samples than any training draws; a damaged
+        // position must not panic.
         self.drawn = drawn.wrapping_add(1);
         let Shard { rank, num_ranks } = self.shard;
         match self.order {
             Order::Sequential => {
-                // Places rank, rank + W, ... below n.
-                let mine = (self.num_samples - rank).div_ceil(num_ranks);
-                rank + (drawn % mine as u64) as usize * num_ranks
+                // The number of places rank, rank + W, ... below n.
+                let own = (self.num_samples - rank).div_ceil(num_ranks);
+                rank + (drawn % own as u64) as usize * num_ranks
             }
             Order::Shuffled { seed } => {
                 let per_epoch = self.samples_per_epoch() as u64;
@@ -149,15 +171,51 @@ impl DistributedSampler {
         }
     }
 
-    /// This rank's samples of `epoch`, computed when the epoch changes.
+    /// Returns this rank's samples of `epoch`, which are computed when the
+    /// epoch changes.
     fn permuted(&mut self, seed: u64, epoch: u64) -> &[usize] {
         if self.shuffled.as_ref().is_none_or(|&(cached, _)| cached != epoch) {
-            let order = Draws::new(seed, epoch).permutation(self.num_samples);
+            let order = StableRng::new(seed, epoch).permutation(self.num_samples);
             let Shard { rank, num_ranks } = self.shard;
-            let mine = order.into_iter().skip(rank).step_by(num_ranks);
-            self.shuffled = Some((epoch, mine.take(self.samples_per_epoch()).collect()));
+            let own = order.into_iter().skip(rank).step_by(num_ranks);
+            self.shuffled = Some((epoch, own.take(self.samples_per_epoch()).collect()));
         }
-        self.shuffled.as_ref().map_or(&[], |(_, mine)| mine)
+        self.shuffled.as_ref().map_or(&[], |(_, own)| own)
+    }
+}
+
+impl BatchSampler for DistributedSampler {
+    type Position = Position;
+
+    fn draw(&mut self) -> (Vec<usize>, usize) {
+        (self.take_samples(self.rows), self.rows)
+    }
+
+    fn position(&self) -> Position {
+        Position { drawn: self.drawn, num_ranks: self.shard.num_ranks as u64 }
+    }
+
+    /// Moves to `position`. With the same number of ranks, the samples that
+    /// follow are the same as there. With another number, training continues
+    /// after the same total number of samples, rounded down. The order of
+    /// samples is then different, because it depends on the number of ranks.
+    fn seek(&mut self, position: Position) -> Result<()> {
+        let Position { drawn, num_ranks } = position;
+        let now = self.shard.num_ranks as u64;
+        let moved = match num_ranks {
+            0 => None,
+            then if then == now => Some(drawn),
+            then => drawn.checked_mul(then).map(|total| total / now),
+        };
+        self.drawn = moved.ok_or_else(|| DataError::Position {
+            position: format!("drawn: {drawn}, num_ranks: {num_ranks}"),
+            reason: "no sampler can have it",
+        })?;
+        Ok(())
+    }
+
+    fn epoch(&self) -> f64 {
+        self.drawn as f64 / self.samples_per_epoch() as f64
     }
 }
 

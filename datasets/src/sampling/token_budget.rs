@@ -1,8 +1,10 @@
-//! Batches of ragged samples under a budget of tokens.
+//! Batches of samples of different length under a token budget (dynamic
+//! batching).
 //!
-//! A fixed number of rows pays for the longest of them: one long sample fills its whole batch with
-//! padding. A [`TokenBudget`] fixes what a batch costs instead, `rows * longest <= max_tokens`, and
-//! lets the number of rows follow. [`TokenBudget::plan`] deals an epoch into an [`EpochPlan`]:
+//! With a fixed number of rows, one long sample fills its whole batch with
+//! padding. A [`TokenBudget`] limits the cost of a batch instead, `rows *
+//! longest <= max_tokens`, and the number of rows follows.
+//! [`TokenBudget::plan`] turns an epoch into an [`EpochPlan`]:
 //!
 //! ```text
 //! order      the samples, by seed and epoch
@@ -11,61 +13,67 @@
 //! equalise   until every step has its micro-batch for every rank
 //! ```
 //!
-//! Every sample is in exactly one batch of an epoch; none is dropped, the last one no more than any
-//! other. Where the batches do not fill a last step, those with the most rows are halved: that
-//! shares real work, and padding can only shrink. Only where none can be halved do empty batches,
-//! which weigh nothing, fill the last step. The samples follow each other in the same order for any
-//! number of ranks; only the cuts between batches differ.
+//! Every sample is in exactly one batch of an epoch, and none is dropped. If
+//! the batches do not fill the last step, those with the most rows are halved:
+//! this shares real work, and padding can only shrink. If none can be halved,
+//! empty batches, which contribute nothing to the loss, complete the step. The
+//! samples have the same order for any number of ranks; only the cuts between
+//! batches differ.
 //!
-//! Refused: a sample longer than the budget (where to truncate is for the source of the samples to
-//! say), and budgets that do not hold the smallest batch of the longest sample.
+//! A sample longer than the budget is refused (truncation belongs to the source
+//! of the samples), and so is a budget that is too small for the smallest batch
+//! of the longest sample.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use crate::DataError;
-use crate::stable_rng::Draws;
+use crate::error::check_positive;
+use crate::stable_rng::StableRng;
+use crate::{DataError, Result};
 
-/// Batches whose samples are sorted by length together in [`PickingOrder::Random`]. More of them pad less and
-/// mix less: a sample meets others of about its length among so many batches only.
+/// Number of batches in a window, whose samples are sorted by length together
+/// in [`PickingOrder::Random`]. A larger window reduces padding, but a sample
+/// then meets only samples of about its length.
 const BATCHES_PER_WINDOW: usize = 64;
 
-/// Fewest windows of an epoch. In a single one the lengths alone would say who shares a batch, and
-/// all epochs would have nearly the same batches.
+/// Minimum number of windows in an epoch. With a single one, the lengths alone
+/// would determine the batches, and all epochs would have nearly the same ones.
 const MIN_WINDOWS: usize = 4;
 
-/// What a micro-batch may hold. The same on all ranks.
+/// The limits of a micro-batch. They are the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenBudget {
-    /// Most tokens of a micro-batch, padding included: rows times the longest row. A sample
-    /// without tokens counts as one of a single token.
+    /// Maximum tokens of a micro-batch including padding: rows times the
+    /// longest row. A sample without tokens counts as one token.
     pub max_tokens: usize,
-    /// Fewest rows of a micro-batch; `max_tokens` must hold that many of the longest sample. What
-    /// is left at the end of an epoch may be fewer.
+    /// Minimum rows of a micro-batch; `max_tokens` must hold so many of the
+    /// longest sample. The last batches of an epoch may have fewer.
     pub min_batch_size: usize,
-    /// Most rows of a micro-batch; `None` leaves it to the budget.
+    /// Maximum rows of a micro-batch; `None` for no limit.
     pub max_batch_size: Option<usize>,
-    /// Which samples come when.
+    /// The order of the samples.
     pub order: PickingOrder,
 }
 
 /// The order in which samples are packed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PickingOrder {
-    /// As they lie, the same in every epoch.
+    /// The order of the data, the same in every epoch.
     Sequential,
-    /// A permutation per epoch. Stretches of it are sorted by length before they are packed, so
-    /// that rows of a batch are about equally long, and the batches are shuffled again.
+    /// A permutation per epoch. Windows of it are sorted by length before they
+    /// are packed, so that the rows of a batch have about the same length, and
+    /// the batches are shuffled again.
     Random {
-        /// Fixes all epochs. Must be the same on all ranks.
+        /// Determines all epochs. Must be the same on all ranks.
         seed: u64,
     },
-    /// The shortest first, the same in every epoch; of equal ones the first in the data.
+    /// Shortest first, the same in every epoch. Samples of equal length keep
+    /// the order of the data.
     ByLength,
 }
 
 impl PickingOrder {
-    /// Whether epochs differ.
+    /// Returns whether epochs differ.
     pub(crate) fn varies(self) -> bool {
         matches!(self, Self::Random { .. })
     }
@@ -74,7 +82,7 @@ impl PickingOrder {
 /// The micro-batches of one optimizer step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepShape {
-    /// Ranks that train together.
+    /// The number of ranks.
     pub num_ranks: usize,
     /// Micro-batches of each rank in a step.
     pub accumulation: usize,
@@ -84,29 +92,23 @@ impl StepShape {
     /// A step of one micro-batch on one rank.
     pub const SINGLE: Self = Self { num_ranks: 1, accumulation: 1 };
 
-    /// Micro-batches of a step over all ranks.
+    /// Returns the number of micro-batches of a step over all ranks.
     ///
     /// # Errors
-    /// [`DataError::Zero`] or [`DataError::Setting`] where there is no such step.
-    pub(crate) fn micro_batches(self) -> Result<usize, DataError> {
+    /// [`DataError::Setting`] if it is 0, or too large to be represented.
+    fn micro_batches(self) -> Result<usize> {
         let Self { num_ranks, accumulation } = self;
-        for (name, value) in
-            [("number of ranks", num_ranks), ("gradient_accumulation_steps", accumulation)]
-        {
-            if value == 0 {
-                return Err(DataError::Zero { name });
-            }
-        }
-        num_ranks.checked_mul(accumulation).ok_or_else(|| DataError::Setting {
-            name: "gradient_accumulation_steps",
-            value: accumulation.to_string(),
-            rule: "a step has more micro-batches than can be counted; lower it",
-        })
+        check_positive("number of ranks", num_ranks)?;
+        check_positive("gradient_accumulation_steps", accumulation)?;
+        let rule = "a step would have too many micro-batches to count; lower it";
+        num_ranks
+            .checked_mul(accumulation)
+            .ok_or_else(|| DataError::setting("gradient_accumulation_steps", accumulation, rule))
     }
 }
 
 impl TokenBudget {
-    /// A budget without bounds on rows, samples as they lie.
+    /// A budget without limits on rows, for samples in the order of the data.
     pub fn new(max_tokens: usize) -> Self {
         let order = PickingOrder::Sequential;
         Self { max_tokens, min_batch_size: 1, max_batch_size: None, order }
@@ -115,86 +117,91 @@ impl TokenBudget {
     /// Checks the budget against the lengths of all samples, in tokens.
     ///
     /// # Errors
-    /// [`DataError::Empty`] without samples, [`DataError::Zero`] and [`DataError::Setting`] for
-    /// bounds that no batch meets, [`DataError::OverBudget`] for the first sample that is longer
-    /// than the budget, [`DataError::SmallBudget`].
-    pub fn validate(&self, lengths: &[usize]) -> Result<(), DataError> {
+    /// [`DataError::Empty`] without samples; [`DataError::Setting`] for limits
+    /// that no batch meets, a sample longer than the budget, or a budget too
+    /// small for the smallest batch.
+    pub fn validate(&self, lengths: &[usize]) -> Result<()> {
         let &Self { max_tokens, min_batch_size, max_batch_size, .. } = self;
-        for (name, value) in [
-            ("dynamic_batching.max_tokens", max_tokens),
-            ("dynamic_batching.min_batch_size", min_batch_size),
-        ] {
-            if value == 0 {
-                return Err(DataError::Zero { name });
-            }
-        }
+        check_positive("dynamic_batching.max_tokens", max_tokens)?;
+        check_positive("dynamic_batching.min_batch_size", min_batch_size)?;
         if let Some(max) = max_batch_size.filter(|&max| max < min_batch_size) {
-            return Err(DataError::Setting {
-                name: "dynamic_batching.max_batch_size",
-                value: max.to_string(),
-                rule: "it is below dynamic_batching.min_batch_size; raise it or lower that",
-            });
+            let rule =
+                "it is below dynamic_batching.min_batch_size; raise it, or lower the minimum";
+            return Err(DataError::setting("dynamic_batching.max_batch_size", max, rule));
         }
+        let small = |rule| Err(DataError::setting("dynamic_batching.max_tokens", max_tokens, rule));
         let over = lengths.iter().enumerate().find(|&(_, &length)| length > max_tokens);
-        if let Some((sample, &length)) = over {
-            return Err(DataError::OverBudget { sample, length, max_tokens });
+        if let Some((sample, length)) = over {
+            return small(format!(
+                "sample {sample} has {length} tokens, more than a whole batch; raise max_tokens to {length} or more, or truncate samples"
+            ));
         }
         let longest = lengths.iter().copied().max();
         let longest =
             longest.ok_or_else(|| DataError::Empty { what: "the set of samples".into() })?;
         let smallest = min_batch_size.checked_mul(width(longest));
         if smallest.is_none_or(|smallest| smallest > max_tokens) {
-            return Err(DataError::SmallBudget { max_tokens, min_batch_size, longest });
+            return small(format!(
+                "too small for dynamic_batching.min_batch_size: {min_batch_size} samples of {longest} tokens, the longest sample; raise max_tokens, lower min_batch_size, or truncate samples"
+            ));
         }
         Ok(())
     }
 
-    /// The micro-batches of `epoch` (from 0) for samples of these lengths, in tokens.
+    /// Plans the micro-batches of `epoch` (from 0) for samples of these
+    /// lengths, in tokens.
     ///
     /// # Errors
-    /// Those of [`TokenBudget::validate`], and [`DataError::Zero`] for a step of no micro-batch.
-    pub fn plan(
-        &self,
-        lengths: &[usize],
-        shape: StepShape,
-        epoch: u64,
-    ) -> Result<EpochPlan, DataError> {
+    /// Those of [`TokenBudget::validate`], and [`DataError::Setting`] for a
+    /// step without micro-batches.
+    pub fn plan(&self, lengths: &[usize], shape: StepShape, epoch: u64) -> Result<EpochPlan> {
         let per_step = shape.micro_batches()?;
         self.validate(lengths)?;
-        let batches = self.pack(lengths, epoch);
-        Ok(self.equalise(batches, per_step).deal(lengths, shape))
+        let batches = self.equalise(self.pack(lengths, epoch), per_step);
+        let padded = |batch: &[usize]| {
+            let longest = batch.iter().map(|&sample| width(lengths[sample])).max().unwrap_or(0);
+            batch.len() as u64 * longest as u64
+        };
+        Ok(EpochPlan {
+            num_tokens: lengths.iter().map(|&length| length as u64).sum(),
+            num_padded: (0..batches.len()).map(|index| padded(batches.batch(index))).sum(),
+            batches,
+            shape,
+        })
     }
 
     /// Orders the samples and cuts the order into batches.
     fn pack(&self, lengths: &[usize], epoch: u64) -> Batches {
+        let mut order: Vec<usize> = (0..lengths.len()).collect();
         match self.order {
-            PickingOrder::Sequential => self.cut((0..lengths.len()).collect(), lengths),
+            PickingOrder::Sequential => self.cut(order, lengths),
             PickingOrder::ByLength => {
-                let mut order: Vec<usize> = (0..lengths.len()).collect();
                 order.sort_by_key(|&sample| lengths[sample]);
                 self.cut(order, lengths)
             }
             PickingOrder::Random { seed } => {
-                let mut draws = Draws::new(seed, epoch);
-                let mut order = draws.permutation(lengths.len());
+                let mut rng = StableRng::new(seed, epoch);
+                order = rng.permutation(lengths.len());
                 for (index, window) in order.chunks_mut(self.window(lengths)).enumerate() {
                     window.sort_by_key(|&sample| lengths[sample]);
-                    // Up and down by turns, so that a batch over the border of two windows has
-                    // neighbours of about its length there too.
+                    // Ascending and descending in turn, so that a batch across
+                    // the border of two windows has samples of about the same
+                    // length too.
                     if index % 2 == 1 {
                         window.reverse();
                     }
                 }
                 let batches = self.cut(order, lengths);
-                let order = draws.permutation(batches.len());
+                let order = rng.permutation(batches.len());
                 batches.reordered(&order)
             }
         }
     }
 
-    /// Samples whose lengths are sorted together: about [`BATCHES_PER_WINDOW`] batches of them, in
-    /// [`MIN_WINDOWS`] windows or more.
+    /// Returns the number of samples in a window: about [`BATCHES_PER_WINDOW`]
+    /// batches, in at least [`MIN_WINDOWS`] windows.
     fn window(&self, lengths: &[usize]) -> usize {
+        // Sums and products of user settings may exceed 64 bits.
         let tokens: u128 = lengths.iter().map(|&length| width(length) as u128).sum();
         let mean = (tokens / lengths.len() as u128).max(1);
         let rows = (self.max_tokens as u128 / mean).min(lengths.len() as u128) as usize;
@@ -202,7 +209,8 @@ impl TokenBudget {
         rows.saturating_mul(BATCHES_PER_WINDOW).min(lengths.len().div_ceil(MIN_WINDOWS))
     }
 
-    /// Closes a batch where the next sample would not fit.
+    /// Cuts samples into batches: a batch ends where the next sample would not
+    /// fit.
     fn cut(&self, samples: Vec<usize>, lengths: &[usize]) -> Batches {
         let max_rows = self.max_batch_size.unwrap_or(usize::MAX);
         let mut bounds = vec![0];
@@ -220,14 +228,16 @@ impl TokenBudget {
         Batches { samples, bounds }
     }
 
-    /// Makes the number of batches a multiple of `per_step`: halves those with the most rows, of
-    /// equal ones the first, then adds empty ones. Fewer are added than a step has, so that no
-    /// step is empty.
+    /// Makes the number of batches a multiple of `per_step`. It halves the
+    /// batches with the most rows, among equal ones the first, and then adds
+    /// empty ones. Fewer are added than a step has, so that no step is empty.
     fn equalise(&self, mut batches: Batches, per_step: usize) -> Batches {
         let mut missing = batches.len().next_multiple_of(per_step) - batches.len();
         let mut by_rows: BinaryHeap<(usize, Reverse<usize>)> =
             batches.bounds.windows(2).map(|at| (at[1] - at[0], Reverse(at[0]))).collect();
         while let Some((rows, Reverse(start))) = by_rows.pop().filter(|_| missing > 0) {
+            // Both halves need the minimum number of rows, and no other batch
+            // has more rows.
             if rows < 2 * self.min_batch_size {
                 break;
             }
@@ -244,27 +254,33 @@ impl TokenBudget {
     }
 }
 
-/// Tokens that a sample takes of the budget in a batch of its own.
+/// Returns the tokens that a sample takes of the budget in a batch of its own.
 fn width(length: usize) -> usize {
     length.max(1)
 }
 
-/// Samples in order, cut into batches: batch `b` is `samples[bounds[b]..bounds[b + 1]]`.
+/// Samples in order, cut into batches: batch `b` is
+/// `samples[bounds[b]..bounds[b + 1]]`.
 #[derive(Debug)]
 struct Batches {
+    /// The samples of all batches.
     samples: Vec<usize>,
+    /// The beginning of each batch in `samples`, and the end of the last one.
     bounds: Vec<usize>,
 }
 
 impl Batches {
+    /// Returns the number of batches.
     fn len(&self) -> usize {
         self.bounds.len() - 1
     }
 
+    /// Returns the samples of a batch.
     fn batch(&self, index: usize) -> &[usize] {
         &self.samples[self.bounds[index]..self.bounds[index + 1]]
     }
 
+    /// Returns the same batches in another order.
     fn reordered(&self, order: &[usize]) -> Self {
         let mut reordered =
             Self { samples: Vec::with_capacity(self.samples.len()), bounds: vec![0] };
@@ -274,77 +290,73 @@ impl Batches {
         }
         reordered
     }
-
-    fn deal(self, lengths: &[usize], shape: StepShape) -> EpochPlan {
-        let padded = |batch: &[usize]| {
-            let longest = batch.iter().map(|&sample| width(lengths[sample])).max().unwrap_or(0);
-            batch.len() as u64 * longest as u64
-        };
-        EpochPlan {
-            num_tokens: lengths.iter().map(|&length| length as u64).sum(),
-            num_padded: (0..self.len()).map(|index| padded(self.batch(index))).sum(),
-            batches: self,
-            shape,
-        }
-    }
 }
 
 /// The micro-batches of one epoch, for all ranks.
 ///
-/// Micro-batch `i` of rank `r` of `W` is the `i * W + r`-th of all, so that ranks work on
-/// neighbours at the same time. All ranks have the same number of them, a whole number of steps.
+/// Micro-batch `i` of rank `r` of `W` is the `i * W + r`-th of all, so that
+/// ranks work on neighbours at the same time. All ranks have the same number of
+/// them, a whole number of steps.
 #[derive(Debug)]
 pub struct EpochPlan {
+    /// The batches of all ranks, in the order in which ranks take them.
     batches: Batches,
+    /// The micro-batches of a step.
     shape: StepShape,
+    /// Tokens of all samples.
     num_tokens: u64,
+    /// Token places of all batches, including padding.
     num_padded: u64,
 }
 
 impl EpochPlan {
-    /// Samples of the epoch: every one there is.
+    /// Returns the number of samples in the epoch, which are all of the data.
     pub fn num_samples(&self) -> usize {
         self.batches.samples.len()
     }
 
-    /// Micro-batches of each rank, the same number on all: whole steps.
+    /// Returns the number of micro-batches of each rank, the same on all: whole
+    /// steps.
     pub fn num_batches(&self) -> usize {
         self.batches.len() / self.shape.num_ranks
     }
 
-    /// Optimizer steps.
+    /// Returns the number of optimizer steps.
     pub fn num_steps(&self) -> usize {
         self.num_batches() / self.shape.accumulation
     }
 
-    /// Samples of a rank's micro-batch; none in those that fill up a last step.
+    /// Returns the samples of a rank's micro-batch. A micro-batch that only
+    /// completes the last step has none.
     ///
     /// # Panics
-    /// Where there is no such rank or micro-batch.
+    /// If there is no such rank or micro-batch.
     pub fn batch(&self, rank: usize, index: usize) -> &[usize] {
         assert!(rank < self.shape.num_ranks, "rank {rank} of {}", self.shape.num_ranks);
         self.batches.batch(index * self.shape.num_ranks + rank)
     }
 
-    /// Samples of an optimizer step, over all ranks and micro-batches; never 0. The number that
-    /// scales the learning rate.
+    /// Returns the number of samples in an optimizer step, over all ranks and
+    /// micro-batches; never 0. The learning rate is scaled by it.
     ///
     /// # Panics
-    /// Where there is no such step.
+    /// If there is no such step.
     pub fn step_samples(&self, step: usize) -> usize {
         self.samples_before((step + 1) * self.shape.accumulation)
             - self.samples_before(step * self.shape.accumulation)
     }
 
-    /// Samples that all ranks have drawn once each has drawn `batches` micro-batches.
+    /// Returns the samples that all ranks have drawn after `batches`
+    /// micro-batches of each.
     pub(crate) fn samples_before(&self, batches: usize) -> usize {
         self.batches.bounds[batches * self.shape.num_ranks]
     }
 
-    /// The last step that begins after at most so many samples.
+    /// Returns the last step that begins after at most so many samples.
     pub(crate) fn step_at(&self, samples: usize) -> usize {
-        let group = self.shape.num_ranks * self.shape.accumulation;
-        let begins = |step: usize| self.batches.bounds[step * group];
+        let begins = |step: usize| self.samples_before(step * self.shape.accumulation);
+        // Binary search: step `low` always begins in time, and every step above
+        // `high` too late.
         let (mut low, mut high) = (0, self.num_steps());
         while low < high {
             let middle = low + (high - low).div_ceil(2);
@@ -353,17 +365,19 @@ impl EpochPlan {
         low
     }
 
-    /// Tokens of all samples.
+    /// Returns the number of tokens in all samples.
     pub fn num_tokens(&self) -> u64 {
         self.num_tokens
     }
 
-    /// Places of all micro-batches: rows times the longest row.
+    /// Returns the number of token places in all micro-batches: rows times the
+    /// longest row.
     pub fn num_padded(&self) -> u64 {
         self.num_padded
     }
 
-    /// Share of the places that hold no token, 0 to below 1 (1 where no sample has one).
+    /// Returns the fraction of the token places that is padding, from 0 to
+    /// below 1 (1 if no sample has a token).
     pub fn padding(&self) -> f64 {
         1.0 - self.num_tokens as f64 / self.num_padded as f64
     }
@@ -391,10 +405,15 @@ mod tests {
         all(&budget.plan(&LENGTHS, shape, 0).unwrap())
     }
 
+    /// A multiple of 2^-53 in `[0, 1)`.
+    fn unit(rng: &mut StableRng) -> f64 {
+        rng.below(1 << 53) as f64 / (1_u64 << 53) as f64
+    }
+
     fn lengths_like_reviews(count: usize) -> Vec<usize> {
         // A long tail: most near 150, few up to the cut at 1024.
-        let mut draws = Draws::new(5, 0);
-        (0..count).map(|_| (60.0 / (draws.unit() + 0.05)).min(1024.0) as usize + 20).collect()
+        let mut rng = StableRng::new(5, 0);
+        (0..count).map(|_| (60.0 / (unit(&mut rng) + 0.05)).min(1024.0) as usize + 20).collect()
     }
 
     /// DeepSpeed sums lengths where a batch costs its padding, and its last sample is never taken:

@@ -1,34 +1,35 @@
-//! Film reviews made from a seed, for when there are no real ones at hand.
+//! Generated film reviews, for runs without data of their own.
 //!
-//! A review of [`SyntheticReviews`] tells a plot and mixes opinions into it; most of them, not all,
-//! are those of its class. What a single sentence says is therefore not enough, the whole text is.
-//! They are far easier than real reviews and stand for them in no evaluation.
+//! A review of [`SyntheticReviews`] describes a plot and adds opinions; most of
+//! them, but not all, agree with its class. A single sentence is therefore not
+//! enough to classify it, but the whole text is. Generated reviews are far
+//! easier than real ones and do not replace them in an evaluation.
 
 use crate::LabelledText;
-use crate::stable_rng::Draws;
+use crate::stable_rng::StableRng;
 
 /// Reviews in two classes: 0 is bad, 1 is good.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SyntheticReviews {
-    /// Fixes every word. Review `i` depends on the seed and `i` alone.
+    /// Determines every word. Review `i` depends only on the seed and `i`.
     pub seed: u64,
-    /// How many.
+    /// The number of reviews.
     pub count: usize,
 }
 
 impl SyntheticReviews {
-    /// The reviews, good and bad in turn.
+    /// Generates the reviews, bad and good in turn.
     pub fn texts(&self) -> Vec<LabelledText> {
-        (0..self.count)
-            .map(|index| {
-                let label = index as u32 % 2;
-                let draws = &mut Draws::new(self.seed, index as u64);
-                LabelledText { text: review(label, draws), label }
-            })
-            .collect()
+        let text = |index| {
+            let label = index as u32 % 2;
+            let text = review(label == 1, &mut StableRng::new(self.seed, index as u64));
+            LabelledText { text, label }
+        };
+        (0..self.count).map(text).collect()
     }
 }
 
+/// Sentences without an opinion.
 const PLOTS: [&str; 8] = [
     "A {role} moves to a small town and finds a letter.",
     "The story follows a {role} through one long winter.",
@@ -39,14 +40,19 @@ const PLOTS: [&str; 8] = [
     "My sister and I saw it on a rainy afternoon.",
     "It runs for almost two hours.",
 ];
+/// Characters of a plot.
 const ROLES: [&str; 8] =
     ["detective", "teacher", "soldier", "singer", "doctor", "thief", "pilot", "widow"];
+/// What an opinion is about.
 const PARTS: [&str; 8] =
     ["acting", "script", "music", "camera work", "ending", "dialogue", "pacing", "humour"];
+/// Adjectives of a good review.
 const GOOD: [&str; 8] =
     ["wonderful", "moving", "clever", "superb", "charming", "gripping", "touching", "brilliant"];
+/// Adjectives of a bad review.
 const BAD: [&str; 8] =
     ["awful", "boring", "clumsy", "dreadful", "wooden", "tedious", "pointless", "ridiculous"];
+/// Sentences with an opinion.
 const OPINIONS: [&str; 4] = [
     "The {part} is {quality}.",
     "I found the {part} {quality}.",
@@ -54,30 +60,33 @@ const OPINIONS: [&str; 4] = [
     "Everybody around me thought the {part} was {quality}.",
 ];
 
-/// From 6 to 20 sentences, about half of them opinions, of which three in four are of the class.
-fn review(label: u32, draws: &mut Draws) -> String {
+/// Writes 6 to 20 sentences. About half of them are opinions, three in four of
+/// which agree with the class.
+fn review(is_good: bool, rng: &mut StableRng) -> String {
     let mut sentences = Vec::new();
-    // One more of the class than of the other, whatever is drawn.
+    // Opinions that agree minus those that do not. It ends above 0, whatever is
+    // drawn.
     let mut balance = 0_i32;
-    for _ in 0..6 + draws.below(15) {
-        if draws.below(2) == 0 {
-            sentences.push(draws.pick(&PLOTS).replace("{role}", draws.pick(&ROLES)));
+    for _ in 0..6 + rng.below(15) {
+        if rng.below(2) == 0 {
+            sentences.push(rng.pick(&PLOTS).replace("{role}", rng.pick(&ROLES)));
             continue;
         }
-        let agrees = draws.below(4) > 0;
+        let agrees = rng.below(4) > 0;
         balance += if agrees { 1 } else { -1 };
-        sentences.push(opinion((label == 1) == agrees, draws));
+        sentences.push(opinion(is_good == agrees, rng));
     }
     while balance < 1 {
         balance += 1;
-        sentences.push(opinion(label == 1, draws));
+        sentences.push(opinion(is_good, rng));
     }
     sentences.join(" ")
 }
 
-fn opinion(good: bool, draws: &mut Draws) -> String {
-    let quality = draws.pick(if good { &GOOD } else { &BAD });
-    let sentence = draws.pick(&OPINIONS).replace("{part}", draws.pick(&PARTS));
+/// Writes a sentence with a good or a bad opinion.
+fn opinion(is_good: bool, rng: &mut StableRng) -> String {
+    let quality = rng.pick(if is_good { &GOOD } else { &BAD });
+    let sentence = rng.pick(&OPINIONS).replace("{part}", rng.pick(&PARTS));
     sentence.replace("{quality}", quality)
 }
 

@@ -1,9 +1,11 @@
-//! What lies in a token cache, and what has to go.
+//! The entries of a token cache, and their removal.
 //!
-//! A cache is bounded by size and by age ([`CacheLimits`]). The time of a file's last use is its
-//! modification time, and the least recently used files go first. A run can still read a file that it
-//! opened before the removal. A run that is killed while it writes leaves an unfinished file, which the next
-//! run removes: the lock of a writer ends with its process.
+//! A cache is limited by size and by age ([`CacheLimits`]). The time of the
+//! last use of an entry is the later of its modification and access times, and
+//! the least recently used entries are removed first. A run can still read a
+//! file that it opened before the removal. A run that is killed while it writes
+//! leaves an unfinished file, which the next run removes: the lock of a writer
+//! ends with its process.
 
 use std::fs;
 use std::io;
@@ -13,13 +15,15 @@ use std::time::{Duration, SystemTime};
 /// When entries of a token cache are removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheLimits {
-    /// Bytes of all entries, at most.
+    /// Maximum bytes of all entries.
     pub bytes: u64,
-    /// Time since the last use of an entry, at most.
+    /// Maximum time since the last use of an entry.
     pub age: Duration,
 }
 
+/// Bytes of a gigabyte.
 const GIGABYTE: u64 = 1_000_000_000;
+/// Seconds of a day.
 const DAY: u64 = 24 * 60 * 60;
 
 impl Default for CacheLimits {
@@ -30,21 +34,20 @@ impl Default for CacheLimits {
 }
 
 impl CacheLimits {
-    /// Limits from environment variables, looked up through `variable`: `DEEPBURN_CACHE_GB` and
-    /// `DEEPBURN_CACHE_DAYS`, whole numbers. What is no such number is warned of and not used.
+    /// Limits from the environment variables `DEEPBURN_CACHE_GB` and
+    /// `DEEPBURN_CACHE_DAYS`, which `variable` looks up. Both are whole
+    /// numbers; another value is ignored with a warning.
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Self {
         let number = |name: &str, default: u64| match variable(name).as_deref().map(str::trim) {
             None | Some("") => default,
             Some(value) => value.parse().unwrap_or_else(|_| {
-                tracing::warn!("{name}: {value}; expected a whole number; {default} is used");
+                tracing::warn!("{name} = {value}: it must be a whole number; using {default}");
                 default
             }),
         };
-        let (gigabytes, days) =
-            (number("DEEPBURN_CACHE_GB", 20), number("DEEPBURN_CACHE_DAYS", 30));
         Self {
-            bytes: gigabytes.saturating_mul(GIGABYTE),
-            age: Duration::from_secs(days.saturating_mul(DAY)),
+            bytes: number("DEEPBURN_CACHE_GB", 20).saturating_mul(GIGABYTE),
+            age: Duration::from_secs(number("DEEPBURN_CACHE_DAYS", 30).saturating_mul(DAY)),
         }
     }
 }
@@ -54,18 +57,19 @@ impl CacheLimits {
 pub struct CacheEntry {
     /// The file.
     pub path: PathBuf,
-    /// Its bytes.
+    /// Its size.
     pub bytes: u64,
     /// Time since its last use.
     pub unused: Duration,
-    /// What its tokens were made from, where that is known.
+    /// The text that was tokenized, if it is known.
     pub source: Option<String>,
 }
 
-/// Ending of the file beside an entry that says what it was made from.
+/// The extension of the file beside an entry that names its source.
 pub(crate) const SOURCE: &str = "source";
 
-/// The entries in `folder`, most recently used first. A folder that is not there has none.
+/// Returns the entries in `folder`, most recently used first. A missing folder
+/// has none.
 ///
 /// # Errors
 /// A folder that cannot be read.
@@ -78,12 +82,12 @@ pub(crate) fn entries(folder: &Path) -> io::Result<Vec<CacheEntry>> {
     let mut entries = Vec::new();
     for file in listing.flatten() {
         let path = file.path();
-        let is_entry = path.extension().is_some_and(|ending| ending == "bin") || is_partial(&path);
-        // A file that another process has just removed is none.
+        let is_entry = path.extension().is_some_and(|name| name == "bin") || is_partial(&path);
+        // Another process may have removed the file since.
         let Some(metadata) = file.metadata().ok().filter(|it| it.is_file() && is_entry) else {
             continue;
         };
-        // Made, or found in the cache, whichever was later.
+        // An entry is used when it is written and when it is found.
         let times = [metadata.modified(), metadata.accessed()].into_iter().flatten();
         let used = times.max().unwrap_or(SystemTime::UNIX_EPOCH);
         entries.push(CacheEntry {
@@ -101,14 +105,14 @@ pub(crate) fn entries(folder: &Path) -> io::Result<Vec<CacheEntry>> {
     Ok(entries)
 }
 
-/// Whether a run that was killed may have left `path`: what it wrote before it had a name.
+/// Returns whether `path` has the temporary name of an unfinished entry.
 fn is_partial(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str());
     name.is_some_and(|name| name.starts_with(".tmp"))
 }
 
-/// Whether a run writes `path`. Its writer holds a lock. Where the file system has no locks, an unfinished file
-/// counts as being written for a day.
+/// Returns whether a run is writing `path`. Its writer holds a lock. On a file
+/// system without locks, an unfinished file counts as being written for a day.
 fn is_being_written(path: &Path) -> bool {
     let Ok(file) = fs::File::open(path) else { return false };
     match file.try_lock_shared() {
@@ -122,20 +126,20 @@ fn is_being_written(path: &Path) -> bool {
     }
 }
 
-/// Removes what `limits` do not allow and the unfinished files of runs that ended. The entry that was used last
-/// stays.
+/// Removes the entries that exceed `limits`, and the unfinished files of
+/// interrupted runs. The most recently used entry always stays.
 pub(crate) fn evict(folder: &Path, limits: CacheLimits) -> io::Result<()> {
     let (partial, complete): (Vec<_>, Vec<_>) =
         entries(folder)?.into_iter().partition(|entry| is_partial(&entry.path));
-    for entry in partial {
-        if !is_being_written(&entry.path) {
-            remove(&entry.path)?;
-        }
+    for entry in partial.iter().filter(|entry| !is_being_written(&entry.path)) {
+        remove(&entry.path)?;
     }
     let mut total = 0;
     for (index, entry) in complete.into_iter().enumerate() {
         total += entry.bytes;
         if index > 0 && (total > limits.bytes || entry.unused > limits.age) {
+            // A removed entry takes no space, so a smaller one after it may
+            // stay.
             total -= entry.bytes;
             tracing::info!(file = %entry.path.display(), "removed from the token cache");
             remove(&entry.path)?;
@@ -144,13 +148,13 @@ pub(crate) fn evict(folder: &Path, limits: CacheLimits) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes an entry and what is beside it.
+/// Removes an entry and its source file.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
-    // An entry need not have one.
+    // Not every entry has a source file.
     let _ = fs::remove_file(path.with_extension(SOURCE));
     match fs::remove_file(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        done => done,
+        outcome => outcome,
     }
 }
 

@@ -1,16 +1,17 @@
-//! Cutting long documents where a tokenizer would cut them anyway.
+//! Cuts of long documents at places where the tokenizer cuts them anyway.
 //!
-//! Tokenizing in parallel must give the tokens of the whole document. In GPT-2's pre-tokenizer
-//! (`'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`) no piece has a
-//! space after a non-space, and none looks back. So a piece always ends where a space follows a
-//! non-space, what lies before that place is cut as if the text ended there, and what lies after
-//! as if it began there: a cut at such a place changes nothing. Where chunks are cut depends on
-//! the text alone, never on the number of threads.
+//! Parallel tokenization must give the tokens of the whole document. In GPT-2's
+//! pre-tokenizer (`'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+|
+//! ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`) no piece has a space after a non-space,
+//! and none looks back. So a piece always ends where a space follows a
+//! non-space. The text before such a place is split as if the document ended
+//! there, and the text after it as if it began there, so a cut changes nothing.
+//! The cuts depend only on the text, never on the number of threads.
 
-/// Bytes after which the next safe place is taken.
+/// Bytes after which the next safe place is used.
 pub(crate) const CHUNK_BYTES: usize = 64 << 10;
 
-/// `text` in pieces of at least `chunk_bytes`, the last one excepted.
+/// Cuts `text` into chunks of at least `chunk_bytes`, except for the last one.
 pub(crate) fn cut_at_spaces(text: &str, chunk_bytes: usize) -> Vec<&str> {
     let mut chunks = Vec::with_capacity(text.len() / chunk_bytes.max(1) + 1);
     let mut rest = text;
@@ -23,22 +24,23 @@ pub(crate) fn cut_at_spaces(text: &str, chunk_bytes: usize) -> Vec<&str> {
     chunks
 }
 
-/// `text` in pieces none of which has more than about `limit` bytes without a space, or of spaces
-/// alone. For training only: the pieces may have other tokens than the whole.
+/// Cuts `text` so that no run of spaces or of non-spaces is longer than about
+/// `limit` bytes. For training only: the chunks may have other tokens than the
+/// whole text.
 pub(crate) fn cut_long_runs(text: &str, limit: usize) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
         if rest.is_empty() {
             return None;
         }
-        let (piece, after) = rest.split_at(run_beyond(rest, limit).unwrap_or(rest.len()));
+        let (chunk, after) = rest.split_at(end_of_run(rest, limit).unwrap_or(rest.len()));
         rest = after;
-        Some(piece)
+        Some(chunk)
     })
 }
 
-/// Where the first run of more than `limit` bytes is to be cut.
-fn run_beyond(text: &str, limit: usize) -> Option<usize> {
+/// Returns where the first run of more than `limit` bytes must be cut.
+fn end_of_run(text: &str, limit: usize) -> Option<usize> {
     let (mut start, mut of_spaces) = (0, false);
     text.char_indices().find_map(|(at, char)| {
         if char.is_whitespace() != of_spaces {
@@ -48,7 +50,7 @@ fn run_beyond(text: &str, limit: usize) -> Option<usize> {
     })
 }
 
-/// The first space at or after byte `from` that follows a non-space.
+/// Returns the first space at or after byte `from` that follows a non-space.
 pub(crate) fn safe_cut(text: &str, from: usize) -> Option<usize> {
     let from = (from..=text.len()).find(|&at| text.is_char_boundary(at))?;
     let mut follows_space = text[..from].chars().next_back().is_none_or(char::is_whitespace);

@@ -1,84 +1,76 @@
-//! Text as a stream of documents, so that no text has to fit into memory.
+//! Text as a stream of documents, so that a text need not fit into memory.
 //!
-//! [`Documents`] says where text lies and how documents are joined. It is read several times: once
-//! for a [`Survey`] (its length, its hash, what a tokenizer is trained on), and once for each part
-//! that is tokenized. A text that changes in between is refused.
+//! [`Documents`] says where the text is and how documents are joined. It is
+//! read several times: once for a [`TextScan`] (length, hash, training sample
+//! of the tokenizer), and once for each part that is tokenized. A text that
+//! changes in between is refused.
 
+use std::mem::take;
 use std::ops::Range;
 use std::path::PathBuf;
 
 use sha2::{Digest, Sha256};
 
-use crate::formats::text::visit_documents;
-use crate::hub::content_hash::hexadecimal;
-use crate::{DataError, Join};
+use crate::formats::text::{Piece, PieceSink, visit_documents};
+use crate::hash::hexadecimal;
+use crate::{DataError, Join, Result};
 
-/// A piece of the stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Piece<'a> {
-    /// Text of the document, which may go on.
-    Text(&'a str),
-    /// The document ends.
-    End,
-}
-
-/// What becomes of each piece.
-pub(crate) type Take<'a> = &'a mut dyn FnMut(Piece<'_>) -> Result<(), DataError>;
-
-/// Text that can be read again and again.
+/// Text that can be read repeatedly.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Documents<'a> {
-    /// Files and folders, rows of which have their text in a field.
+    /// Files and folders. `field` is the text column of tables.
     Files { files: &'a [PathBuf], field: &'a str, join: Join },
     /// Documents in memory.
     Memory { documents: &'a [String], join: Join },
 }
 
-/// What is known of a text after it was read once.
+/// The results of the first read of a text.
 #[derive(Debug)]
-pub(crate) struct Survey {
+pub(crate) struct TextScan {
     /// Characters in all documents.
     pub(crate) num_chars: usize,
-    /// Hash of all documents and their ends.
+    /// The hash of all documents and their ends.
     pub(crate) hash: String,
     /// The first documents, up to a number of bytes.
     pub(crate) sample: Vec<String>,
 }
 
-/// A hash of documents. The length of each follows it, so that no two lists look the same.
+/// A hash of documents. The length of each document follows it, so that
+/// different lists have different hashes.
 #[derive(Default)]
 pub(crate) struct DocumentsHasher {
+    /// The hash of everything before the current document.
     hasher: Sha256,
+    /// Bytes of the current document so far.
     bytes: u64,
 }
 
 impl DocumentsHasher {
-    pub(crate) fn take(&mut self, piece: Piece<'_>) {
+    /// Adds a piece.
+    pub(crate) fn add(&mut self, piece: Piece<'_>) {
         match piece {
             Piece::Text(text) => {
                 self.hasher.update(text);
                 self.bytes += text.len() as u64;
             }
-            Piece::End => {
-                self.hasher.update(self.bytes.to_le_bytes());
-                self.bytes = 0;
-            }
+            Piece::End => self.hasher.update(take(&mut self.bytes).to_le_bytes()),
         }
     }
 
+    /// Returns the digits of the hash.
     pub(crate) fn finish(self) -> String {
         hexadecimal(&self.hasher.finalize())
     }
 }
 
 impl Documents<'_> {
-    /// How documents are joined.
+    /// Returns how documents are joined.
     pub(crate) fn join(&self) -> Join {
         let (Self::Files { join, .. } | Self::Memory { join, .. }) = self;
         *join
     }
 
-    /// What messages and the token cache call the text.
+    /// Returns the name of the text in messages and in the token cache.
     pub(crate) fn described(&self) -> String {
         match self {
             Self::Memory { .. } => "the synthetic corpus".to_owned(),
@@ -90,15 +82,31 @@ impl Documents<'_> {
         }
     }
 
-    /// Gives every piece to `take`. Empty documents are left out; joined by blank lines, all are
-    /// one document.
+    /// Streams every piece to `sink`. Empty documents are left out. With
+    /// [`Join::BlankLine`] all documents, including empty ones, form one
+    /// document with blank lines in between.
     ///
     /// # Errors
-    /// Text that cannot be read, and those of `take`.
-    pub(crate) fn visit(&self, take: Take<'_>) -> Result<(), DataError> {
-        let join = self.join();
-        let mut joiner = Joiner { join, begins: true, documents: 0, has_text: false };
-        let mut joined = |piece: Piece<'_>| joiner.take(piece, take);
+    /// Text that cannot be read, and the errors of `sink`.
+    pub(crate) fn visit(&self, sink: PieceSink<'_>) -> Result<()> {
+        let is_one = self.join() == Join::BlankLine;
+        let (mut begins, mut is_first, mut has_text) = (true, true, false);
+        let mut joined = |piece: Piece<'_>| {
+            if is_one && take(&mut begins) && !take(&mut is_first) {
+                sink(Piece::Text("\n\n"))?;
+            }
+            match piece {
+                Piece::Text("") => Ok(()),
+                Piece::Text(_) => {
+                    has_text = true;
+                    sink(piece)
+                }
+                Piece::End => {
+                    begins = true;
+                    if take(&mut has_text) && !is_one { sink(piece) } else { Ok(()) }
+                }
+            }
+        };
         match self {
             Self::Files { files, field, .. } => {
                 for path in *files {
@@ -112,26 +120,24 @@ impl Documents<'_> {
                 }
             }
         }
-        match join == Join::BlankLine && joiner.documents > 0 {
-            true => take(Piece::End),
-            false => Ok(()),
-        }
+        if is_one && !is_first { sink(Piece::End) } else { Ok(()) }
     }
 
-    /// Reads the text once; `sample_bytes` of it are kept.
+    /// Reads the text once and keeps a sample of `sample_bytes`.
     ///
     /// # Errors
     /// Those of [`Documents::visit`].
-    pub(crate) fn survey(&self, sample_bytes: usize) -> Result<Survey, DataError> {
+    pub(crate) fn scan(&self, sample_bytes: usize) -> Result<TextScan> {
         let mut hasher = DocumentsHasher::default();
         let (mut num_chars, mut sample, mut kept) = (0, vec![String::new()], 0);
         self.visit(&mut |piece| {
-            hasher.take(piece);
+            hasher.add(piece);
             match piece {
                 Piece::Text(text) => {
                     num_chars += text.chars().count();
                     let room = text.floor_char_boundary(text.len().min(sample_bytes - kept));
-                    // A sample ends where it was cut.
+                    // The sample ends at the first cut, even if a shorter text
+                    // would still fit.
                     kept = if room < text.len() { sample_bytes } else { kept + room };
                     if let Some(last) = sample.last_mut() {
                         last.push_str(&text[..room]);
@@ -143,30 +149,28 @@ impl Documents<'_> {
             Ok(())
         })?;
         sample.retain(|document| !document.is_empty());
-        Ok(Survey { num_chars, hash: hasher.finish(), sample })
+        Ok(TextScan { num_chars, hash: hasher.finish(), sample })
     }
 
-    /// Gives the characters in `range` to `take`, after `survey` has read all of them. A document
-    /// that straddles an end of the range is divided.
+    /// Streams the characters in `range` to `sink`. A document that straddles
+    /// an end of the range is divided. `scan` is the result of an earlier
+    /// [`Documents::scan`].
     ///
     /// # Errors
-    /// Those of [`Documents::visit`]; [`DataError::ChangedText`] where the text is not the one that
-    /// was surveyed.
+    /// Those of [`Documents::visit`]; [`DataError::Modified`] for a text that
+    /// is not the scanned one.
     pub(crate) fn visit_range(
         &self,
-        survey: &Survey,
+        scan: &TextScan,
         range: Range<usize>,
-        take: Take<'_>,
-    ) -> Result<(), DataError> {
+        sink: PieceSink<'_>,
+    ) -> Result<()> {
         let mut hasher = DocumentsHasher::default();
         let (mut at, mut has_text) = (0, false);
         self.visit(&mut |piece| {
-            hasher.take(piece);
+            hasher.add(piece);
             let Piece::Text(text) = piece else {
-                return match std::mem::take(&mut has_text) {
-                    true => take(Piece::End),
-                    false => Ok(()),
-                };
+                return if take(&mut has_text) { sink(Piece::End) } else { Ok(()) };
             };
             let start = at;
             at += text.chars().count();
@@ -175,76 +179,28 @@ impl Documents<'_> {
                 return Ok(());
             }
             has_text = true;
-            take(Piece::Text(within))
+            sink(Piece::Text(within))
         })?;
-        match hasher.finish() == survey.hash {
+        let (what, reason) = (self.described(), "changed while it was read".to_owned());
+        match hasher.finish() == scan.hash {
             true => Ok(()),
-            false => Err(DataError::ChangedText { what: self.described() }),
+            false => Err(DataError::Modified { what, reason }),
         }
     }
 }
 
-/// The characters of `text`, which are those at `place`, that are in `range`.
+/// Returns the characters of `text` that are in `range`. `place` is the range
+/// of `text` in the stream.
 fn chars_within<'t>(text: &'t str, place: Range<usize>, range: &Range<usize>) -> &'t str {
     if range.start >= place.end || range.end <= place.start {
         return "";
     }
-    let byte = |char: usize| match char {
-        0 => 0,
-        char => text.char_indices().nth(char).map_or(text.len(), |(at, _)| at),
-    };
-    let start = byte(range.start.saturating_sub(place.start));
-    match range.end >= place.end {
-        true => &text[start..],
-        false => &text[start..byte(range.end - place.start)],
-    }
-}
-
-/// Joins documents.
-struct Joiner {
-    join: Join,
-    /// Whether the next piece begins a document.
-    begins: bool,
-    /// Documents so far.
-    documents: usize,
-    has_text: bool,
-}
-
-impl Joiner {
-    fn take(&mut self, piece: Piece<'_>, take: Take<'_>) -> Result<(), DataError> {
-        if self.join == Join::BlankLine {
-            return self.take_joined(piece, take);
-        }
-        match piece {
-            Piece::Text("") => Ok(()),
-            Piece::Text(_) => {
-                self.has_text = true;
-                take(piece)
-            }
-            Piece::End => match std::mem::take(&mut self.has_text) {
-                true => take(piece),
-                false => Ok(()),
-            },
-        }
-    }
-
-    /// Of all documents one, with blank lines in between.
-    fn take_joined(&mut self, piece: Piece<'_>, take: Take<'_>) -> Result<(), DataError> {
-        if std::mem::take(&mut self.begins) {
-            self.documents += 1;
-            if self.documents > 1 {
-                take(Piece::Text("\n\n"))?;
-            }
-        }
-        match piece {
-            Piece::Text("") => Ok(()),
-            Piece::Text(_) => take(piece),
-            Piece::End => {
-                self.begins = true;
-                Ok(())
-            }
-        }
-    }
+    let byte = |char: usize| text.char_indices().nth(char).map_or(text.len(), |(at, _)| at);
+    // Most texts lie within the range as a whole. Counting their characters
+    // again would be wasted.
+    let start = if range.start <= place.start { 0 } else { byte(range.start - place.start) };
+    let end = if range.end >= place.end { text.len() } else { byte(range.end - place.start) };
+    &text[start..end]
 }
 
 #[cfg(test)]
@@ -255,16 +211,16 @@ mod tests {
 
     fn all(documents: &[String], join: Join, range: Range<usize>) -> Vec<String> {
         let source = Documents::Memory { documents, join };
-        let survey = source.survey(0).unwrap();
+        let scan = source.scan(0).unwrap();
         let mut found = vec![String::new()];
-        let mut take = |piece: Piece<'_>| {
+        let mut sink = |piece: Piece<'_>| {
             match piece {
                 Piece::Text(text) => found.last_mut().unwrap().push_str(text),
                 Piece::End => found.push(String::new()),
             }
             Ok(())
         };
-        source.visit_range(&survey, range, &mut take).unwrap();
+        source.visit_range(&scan, range, &mut sink).unwrap();
         assert_eq!(found.pop().unwrap(), "");
         found
     }
@@ -282,20 +238,20 @@ mod tests {
     fn text_that_changed_is_refused() {
         let (old, new) = ([String::from("one")], [String::from("two")]);
         let source = |documents| Documents::Memory { documents, join: Join::Nothing };
-        let survey = source(&old).survey(0).unwrap();
-        let error = source(&new).visit_range(&survey, 0..9, &mut |_| Ok(())).unwrap_err();
-        assert!(matches!(error, DataError::ChangedText { .. }), "{error}");
+        let scan = source(&old).scan(0).unwrap();
+        let error = source(&new).visit_range(&scan, 0..9, &mut |_| Ok(())).unwrap_err();
+        assert!(matches!(error, DataError::Modified { .. }), "{error}");
     }
 
     #[test]
     fn a_sample_is_the_beginning() {
         let documents = ["caf\u{e9}", "two", "three"].map(str::to_owned);
         let source = Documents::Memory { documents: &documents, join: Join::EndOfText };
-        let sample = |bytes| source.survey(bytes).unwrap().sample;
+        let sample = |bytes| source.scan(bytes).unwrap().sample;
         assert_eq!(sample(4), ["caf"]);
         assert_eq!(sample(6), ["caf\u{e9}", "t"]);
         assert_eq!(sample(99), documents);
-        assert_eq!(source.survey(0).unwrap().num_chars, 12);
+        assert_eq!(source.scan(0).unwrap().num_chars, 12);
     }
 
     proptest! {

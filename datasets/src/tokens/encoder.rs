@@ -1,49 +1,65 @@
-//! Tokens of a text that is never in memory as a whole.
+//! Tokenization of a text that is never in memory as a whole.
 //!
-//! Documents are cut into chunks where a tokenizer would cut them anyway ([`crate::chunks`]). Some
-//! megabytes of chunks are tokenized at a time, on all threads, and handed on in order.
+//! Documents are cut into chunks at places where the tokenizer would cut them
+//! too ([`super::chunks`]). A few megabytes of chunks are tokenized at a time,
+//! on all threads, and passed on in order.
 
+use std::mem::take;
 use std::ops::Range;
 
 use rayon::prelude::*;
 
+use crate::formats::text::Piece;
 use crate::tokens::chunks::{CHUNK_BYTES, safe_cut};
-use crate::tokens::documents::{Documents, Piece, Survey};
-use crate::{DataError, Tokenizer};
+use crate::tokens::documents::{Documents, TextScan};
+use crate::{Result, Tokenizer};
 
-/// Bytes of text that are tokenized at a time. Tokens take many times the memory of their text
-/// while they are made.
+/// Bytes of text that are tokenized at a time. While tokens are computed they
+/// need many times the memory of their text.
 const BATCH_BYTES: usize = 2 << 20;
 
-/// What becomes of tokens, in order.
-pub(crate) type TakeTokens<'a> = &'a mut dyn FnMut(&[u32]) -> Result<(), DataError>;
+/// A callback for consecutive tokens.
+pub(crate) type TokenSink<'a> = &'a mut dyn FnMut(&[u32]) -> Result<()>;
 
-/// Gives the tokens of the characters in `range` of `documents` to `take`.
+/// Collects all tokens that `produce` passes to its sink.
 ///
 /// # Errors
-/// Those of [`Documents::visit_range`], [`Tokenizer::encode`] and `take`.
+/// Those of `produce`.
+pub(crate) fn collect_tokens(
+    produce: impl FnOnce(TokenSink<'_>) -> Result<()>,
+) -> Result<Vec<u32>> {
+    let mut tokens = Vec::new();
+    produce(&mut |more| {
+        tokens.extend_from_slice(more);
+        Ok(())
+    })?;
+    Ok(tokens)
+}
+
+/// Streams the tokens of the characters in `range` of `documents` to `sink`.
+///
+/// # Errors
+/// Those of [`Documents::visit_range`], [`Tokenizer::encode`] and `sink`.
 pub(crate) fn encode_range(
     tokenizer: &Tokenizer,
     documents: Documents<'_>,
-    survey: &Survey,
+    scan: &TextScan,
     range: Range<usize>,
-    take: TakeTokens<'_>,
-) -> Result<(), DataError> {
-    let separator = documents.join().separator(tokenizer);
+    sink: TokenSink<'_>,
+) -> Result<()> {
     let mut encoder = StreamingEncoder {
         tokenizer,
-        separator,
-        take,
+        sink,
         pending: String::new(),
         scanned: 0,
         batch: Vec::new(),
         bytes: 0,
-        documents: 0,
-        begins: true,
+        separator: None,
     };
-    documents.visit_range(survey, range, &mut |piece| match piece {
+    let separator = documents.join().separator(tokenizer);
+    documents.visit_range(scan, range, &mut |piece| match piece {
         Piece::Text(text) => encoder.push(text),
-        Piece::End => encoder.end(),
+        Piece::End => encoder.end(separator),
     })?;
     encoder.flush()
 }
@@ -54,29 +70,30 @@ enum Chunk {
     Separator(u32),
 }
 
-/// Collects text into chunks, and tokenizes them some megabytes at a time.
+/// Collects text into chunks, and tokenizes a few megabytes of them at a time.
 struct StreamingEncoder<'a> {
+    /// The tokenizer.
     tokenizer: &'a Tokenizer,
-    separator: Option<u32>,
-    take: TakeTokens<'a>,
-    /// Text of the document that is in no chunk yet.
+    /// Receives the tokens.
+    sink: TokenSink<'a>,
+    /// Text of the document that is not in a chunk yet.
     pending: String,
-    /// Length of the prefix of `pending` that was searched and contains no safe cut.
+    /// Length of the prefix of `pending` that was searched and contains no safe
+    /// cut.
     scanned: usize,
+    /// Chunks to tokenize.
     batch: Vec<Chunk>,
+    /// Bytes of text in `batch`.
     bytes: usize,
-    documents: usize,
-    begins: bool,
+    /// The token that precedes the next text, after the end of a document.
+    separator: Option<u32>,
 }
 
 impl StreamingEncoder<'_> {
-    fn push(&mut self, text: &str) -> Result<(), DataError> {
-        if std::mem::take(&mut self.begins) {
-            self.documents += 1;
-            if let (Some(id), 2..) = (self.separator, self.documents) {
-                self.batch.push(Chunk::Separator(id));
-            }
-        }
+    /// Adds text of the current document.
+    fn push(&mut self, text: &str) -> Result<()> {
+        // Written with the next document, so that none follows the last one.
+        self.batch.extend(self.separator.take().map(Chunk::Separator));
         self.pending.push_str(text);
         if !self.tokenizer.cuts_at_spaces() {
             return Ok(());
@@ -92,29 +109,31 @@ impl StreamingEncoder<'_> {
         Ok(())
     }
 
-    fn end(&mut self) -> Result<(), DataError> {
-        self.begins = true;
-        self.scanned = 0;
-        match std::mem::take(&mut self.pending) {
+    /// Ends the current document, whose last chunk may be short.
+    fn end(&mut self, separator: Option<u32>) -> Result<()> {
+        (self.separator, self.scanned) = (separator, 0);
+        match take(&mut self.pending) {
             rest if rest.is_empty() => Ok(()),
             rest => self.add(rest),
         }
     }
 
-    fn add(&mut self, chunk: String) -> Result<(), DataError> {
+    /// Adds a chunk, and tokenizes the batch when it is full.
+    fn add(&mut self, chunk: String) -> Result<()> {
         self.bytes += chunk.len();
         self.batch.push(Chunk::Text(chunk));
         if self.bytes < BATCH_BYTES { Ok(()) } else { self.flush() }
     }
 
-    fn flush(&mut self) -> Result<(), DataError> {
-        let batch = std::mem::take(&mut self.batch);
+    /// Tokenizes the batch and passes its tokens on in order.
+    fn flush(&mut self) -> Result<()> {
         self.bytes = 0;
         let encode = |chunk: &Chunk| match chunk {
             Chunk::Text(text) => self.tokenizer.encode(text),
             Chunk::Separator(id) => Ok(vec![*id]),
         };
-        let encoded: Vec<_> = batch.par_iter().map(encode).collect::<Result<_, _>>()?;
-        encoded.iter().try_for_each(|tokens| (self.take)(tokens))
+        let encoded: Vec<_> =
+            take(&mut self.batch).par_iter().map(encode).collect::<Result<_, _>>()?;
+        encoded.iter().try_for_each(|tokens| (self.sink)(tokens))
     }
 }

@@ -1,22 +1,26 @@
-//! How documents become one stream of tokens.
+//! How documents are joined to one stream of tokens.
 
 use crate::Tokenizer;
 
-/// What stands between the documents of a split. Reported figures depend on it: the perplexity on
-/// WikiText-2, for one, is that of [`Join::BlankLine`].
+/// The separator between the documents of a split. Published results depend on
+/// it: the perplexity on WikiText-2, for example, is usually that of
+/// [`Join::BlankLine`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Join {
-    /// The end-of-text token, where the tokenizer has one. Empty documents are left out.
+    /// The end-of-text token if the tokenizer has one. Empty documents are left
+    /// out.
     #[default]
     EndOfText,
-    /// A blank line: all documents, the empty ones too, are one text with `"\n\n"` in between.
+    /// A blank line: all documents, including empty ones, are one text with
+    /// `"\n\n"` in between.
     BlankLine,
-    /// Nothing: the tokens of one document follow those of the one before.
+    /// Nothing: the tokens of each document directly follow those of the
+    /// previous one.
     Nothing,
 }
 
 impl Join {
-    /// The id that stands between documents.
+    /// Returns the id between documents.
     pub(crate) fn separator(self, tokenizer: &Tokenizer) -> Option<u32> {
         match self {
             Self::EndOfText => tokenizer.end_of_text(),
@@ -36,13 +40,13 @@ mod tests {
 
     fn join(join: Join, tokenizer: &Tokenizer, documents: &[String]) -> Vec<u32> {
         let source = Documents::Memory { documents, join };
-        let survey = source.survey(0).unwrap();
+        let scan = source.scan(0).unwrap();
         let mut ids = Vec::new();
         let mut take = |tokens: &[u32]| {
             ids.extend_from_slice(tokens);
             Ok(())
         };
-        encode_range(tokenizer, source, &survey, 0..usize::MAX, &mut take).unwrap();
+        encode_range(tokenizer, source, &scan, 0..usize::MAX, &mut take).unwrap();
         ids
     }
 

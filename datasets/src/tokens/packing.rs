@@ -1,29 +1,39 @@
-//! Packing: a stream of tokens becomes training samples of one length.
+//! Packing: a stream of tokens becomes training sequences of one length.
 //!
 //! [`Sequences`] is a view of a shared [`TokenStream`]: sequence `i` is tokens
-//! `i * sequence_length ..`, without gap or overlap, so documents run into each other (an
-//! end-of-text token stands between them). Labels are the inputs; the model shifts them by one
-//! inside the sequence, so the first token of a sequence is never predicted.
-//! Cloning and splitting share the tokens. What it refuses: sequences of fewer than two tokens
-//! and streams that do not fill one sequence.
+//! `i * sequence_length ..`, without gap or overlap, so several documents may
+//! share a sequence (an end-of-text token separates them). Labels are the
+//! inputs; the model shifts them by one within the sequence, so the first token
+//! of a sequence is never predicted. Cloning and splitting share the tokens.
+//! Sequences of fewer than two tokens and streams that do not fill one sequence
+//! are refused.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::splits::Fractions;
-use crate::{DataError, TokenFile};
+use crate::hash::Fingerprint;
+use crate::splits::{Fractions, try_map};
+use crate::{DataError, Result, TokenFile};
 
-/// Where tokens lie.
+/// Number of tokens up to which a fingerprint covers all of them, which takes
+/// about a tenth of a second.
+const FINGERPRINT_TOKENS: usize = 1 << 24;
+
+/// Number of evenly spaced sequences in the fingerprint of a larger corpus.
+const FINGERPRINT_SEQUENCES: usize = 4096;
+
+/// A stream of tokens.
 #[derive(Debug)]
 pub enum TokenStream {
-    /// In a file that is read as needed.
+    /// A file that is read as needed.
     File(TokenFile),
-    /// In memory. Ids must be below 2^31.
+    /// Tokens in memory. Ids must be below 2^31.
     Owned(Vec<u32>),
 }
 
 impl TokenStream {
-    /// Number of tokens.
+    /// Returns the number of tokens.
+    #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         match self {
             Self::File(file) => file.len(),
@@ -31,182 +41,127 @@ impl TokenStream {
         }
     }
 
-    /// Whether there is no token at all.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// The tokens at `range`.
+    /// Returns the tokens at `range`.
     ///
     /// # Errors
     /// Those of [`TokenFile::tokens`].
     ///
     /// # Panics
-    /// If `range` ends beyond [`TokenStream::len`], as slices do.
-    pub fn tokens(&self, range: Range<usize>) -> Result<Vec<u32>, DataError> {
+    /// If `range` ends beyond [`TokenStream::len`], like a slice.
+    pub fn tokens(&self, range: Range<usize>) -> Result<Vec<u32>> {
         match self {
             Self::File(file) => file.tokens(range),
             Self::Owned(tokens) => Ok(tokens[range].to_vec()),
         }
     }
+}
 
-    /// Appends the tokens at `range` to `out`.
-    fn extend_into(&self, range: Range<usize>, out: &mut Vec<i32>) -> Result<(), DataError> {
-        // Both kinds hold ids below 2^31, so the cast keeps them.
-        match self {
-            Self::File(file) => out.extend(file.tokens(range)?.into_iter().map(|id| id as i32)),
-            Self::Owned(tokens) => out.extend(tokens[range].iter().map(|&id| id as i32)),
-        }
-        Ok(())
+/// Checks a sequence length, before any data is read.
+///
+/// # Errors
+/// [`DataError::Setting`] for a length below 2.
+pub(crate) fn check_sequence_length(length: usize) -> Result<()> {
+    let rule = "a language model predicts each token from those before it; set it to 2 or more";
+    match length {
+        0..2 => Err(DataError::setting("data.sequence_length", length, rule)),
+        _ => Ok(()),
     }
 }
 
-/// What becomes of the tokens after the last full sequence.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Remainder {
-    /// They are left out. All sequences have the same length.
-    #[default]
-    Drop,
-    /// They form one shorter sequence, if they are at least two. Batches pad it on the right with
-    /// id 0 and label [`crate::IGNORE_INDEX`].
-    Keep,
-}
-
-/// How a stream is cut.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Packing {
-    /// Tokens per sequence, at least 2.
-    pub sequence_length: usize,
-    /// What becomes of the rest.
-    pub remainder: Remainder,
-}
-
-impl Packing {
-    /// Sequences of `sequence_length` tokens, the rest left out.
-    pub fn drop_rest(sequence_length: usize) -> Self {
-        Self { sequence_length, remainder: Remainder::Drop }
-    }
-
-    /// Checks the length on its own, before any data is read.
-    ///
-    /// # Errors
-    /// [`DataError::SequenceLength`] below 2.
-    pub fn validate(self) -> Result<Self, DataError> {
-        match self.sequence_length {
-            value @ 0..2 => Err(DataError::SequenceLength { value }),
-            _ => Ok(self),
-        }
-    }
-
-    /// How many sequences `tokens` tokens make.
-    fn count(self, tokens: usize) -> usize {
-        let rest = tokens % self.sequence_length;
-        let kept = self.remainder == Remainder::Keep && rest >= 2;
-        tokens / self.sequence_length + usize::from(kept)
-    }
-}
-
-/// Samples of a causal language model: consecutive pieces of a token stream.
+/// The samples of a causal language model: consecutive parts of a token stream.
 #[derive(Debug, Clone)]
 pub struct Sequences {
+    /// The tokens, shared by all views.
     stream: Arc<TokenStream>,
-    /// The part of the stream this view covers.
+    /// The part of the stream that this view covers.
     tokens: Range<usize>,
-    packing: Packing,
+    /// Tokens per sequence, at least 2.
+    sequence_length: usize,
 }
 
 impl Sequences {
     /// Cuts `stream`. `what` names it in errors ("train split", a file).
     ///
     /// # Errors
-    /// [`DataError::SequenceLength`], [`DataError::Empty`], or [`DataError::TooShort`] where not
-    /// a single sequence comes out.
-    pub fn pack(stream: TokenStream, packing: Packing, what: &str) -> Result<Self, DataError> {
+    /// [`DataError::Empty`], or [`DataError::Setting`] for a sequence length
+    /// below 2 or above the length of the stream.
+    pub fn pack(stream: TokenStream, sequence_length: usize, what: &str) -> Result<Self> {
+        check_sequence_length(sequence_length)?;
         let tokens = 0..stream.len();
-        Self::view(Arc::new(stream), tokens, packing.validate()?, what)
+        Self { stream: Arc::new(stream), tokens, sequence_length }.checked(what)
     }
 
-    fn view(
-        stream: Arc<TokenStream>,
-        tokens: Range<usize>,
-        packing: Packing,
-        what: &str,
-    ) -> Result<Self, DataError> {
-        let what = || what.to_owned();
-        match packing.count(tokens.len()) {
-            0 if tokens.is_empty() => Err(DataError::Empty { what: what() }),
-            0 => Err(DataError::TooShort {
-                what: what(),
-                tokens: tokens.len(),
-                sequence_length: packing.sequence_length,
-            }),
-            _ => Ok(Self { stream, tokens, packing }),
+    /// Returns this view if it has a sequence.
+    fn checked(self, what: &str) -> Result<Self> {
+        let (tokens, length) = (self.tokens.len(), self.sequence_length);
+        if tokens == 0 {
+            return Err(DataError::Empty { what: what.to_owned() });
         }
+        if tokens < length {
+            let rule = format!(
+                "{what} has {tokens} tokens, fewer than one sequence; give it more data, or lower data.sequence_length"
+            );
+            return Err(DataError::setting("data.sequence_length", length, rule));
+        }
+        Ok(self)
     }
 
-    /// Number of sequences, at least 1.
+    /// Returns the number of sequences, at least 1.
+    #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
-        self.packing.count(self.tokens.len())
+        self.tokens.len() / self.sequence_length
     }
 
-    /// Never true: no sequences do not pack.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Tokens per sequence. Only a kept remainder is shorter.
+    /// Returns the tokens per sequence.
     pub fn sequence_length(&self) -> usize {
-        self.packing.sequence_length
+        self.sequence_length
     }
 
-    /// Number of tokens in all sequences together.
-    pub fn num_tokens(&self) -> usize {
-        self.range(self.len() - 1).end - self.tokens.start
-    }
-
-    /// Sequence `index`.
+    /// Returns sequence `index`.
     ///
     /// # Errors
     /// Those of [`TokenFile::tokens`].
     ///
     /// # Panics
-    /// If `index` is not below [`Sequences::len`], as slices do.
-    pub fn get(&self, index: usize) -> Result<Vec<i32>, DataError> {
-        let mut tokens = Vec::with_capacity(self.sequence_length());
-        self.extend_into(index, &mut tokens)?;
-        Ok(tokens)
-    }
-
-    /// Appends sequence `index` to `out`.
-    pub(crate) fn extend_into(&self, index: usize, out: &mut Vec<i32>) -> Result<(), DataError> {
+    /// If `index` is not below [`Sequences::len`], like a slice.
+    pub fn get(&self, index: usize) -> Result<Vec<i32>> {
         assert!(index < self.len(), "sequence {index} of {}", self.len());
-        self.stream.extend_into(self.range(index), out)
+        let start = self.tokens.start + index * self.sequence_length;
+        let tokens = self.stream.tokens(start..start + self.sequence_length)?;
+        // Ids are below 2^31, so the cast keeps them.
+        Ok(tokens.into_iter().map(|id| id as i32).collect())
     }
 
-    /// Parts of this view by share, cut between sequences: train first, then eval, then test.
-    /// A share of zero gives `None`.
+    /// Returns parts of this view by fraction, cut between sequences: train,
+    /// eval, test. A fraction of zero gives `None`.
     ///
     /// # Errors
-    /// [`DataError::Fraction`], or an empty or too short part, named `what`.
-    pub(crate) fn split(
-        &self,
-        fractions: Fractions,
-        what: &str,
-    ) -> Result<[Option<Self>; 3], DataError> {
-        let mut parts = [None, None, None];
-        for (part, cut) in parts.iter_mut().zip(fractions.cut(self.len())?) {
-            let Some((name, sequences)) = cut else { continue };
-            let at = |index: usize| self.tokens.start + index * self.sequence_length();
-            let tokens = at(sequences.start)..at(sequences.end).min(self.tokens.end);
-            let what = format!("the {name} split of {what}");
-            *part = Some(Self::view(self.stream.clone(), tokens, self.packing, &what)?);
-        }
-        Ok(parts)
+    /// [`DataError::Setting`] for invalid fractions; [`DataError::Empty`] for
+    /// an empty part, named after `what`.
+    pub(crate) fn split(&self, fractions: Fractions, what: &str) -> Result<[Option<Self>; 3]> {
+        try_map(fractions.cut(self.len())?, |(name, sequences)| {
+            let at = |index: usize| self.tokens.start + index * self.sequence_length;
+            let part = Self { tokens: at(sequences.start)..at(sequences.end), ..self.clone() };
+            part.checked(&format!("the {name} split of {what}"))
+        })
     }
 
-    fn range(&self, index: usize) -> Range<usize> {
-        let start = self.tokens.start + index * self.sequence_length();
-        start..(start + self.sequence_length()).min(self.tokens.end)
+    /// Returns a hash of the tokens; for more than 16 million tokens, of evenly
+    /// spaced sequences.
+    ///
+    /// # Errors
+    /// Those of [`TokenFile::tokens`].
+    pub fn fingerprint(&self) -> Result<String> {
+        let count = self.len();
+        let is_small = count.saturating_mul(self.sequence_length) <= FINGERPRINT_TOKENS;
+        let chosen = if is_small { count } else { count.min(FINGERPRINT_SEQUENCES) };
+        let mut fingerprint = Fingerprint::new(count);
+        for number in 0..chosen {
+            // Spread from the first to the last sequence.
+            let index = if chosen < 2 { 0 } else { number * (count - 1) / (chosen - 1) };
+            self.get(index)?.iter().for_each(|token| fingerprint.add(*token as u32));
+        }
+        Ok(fingerprint.digits())
     }
 }
 
@@ -216,36 +171,21 @@ mod tests {
 
     use super::*;
 
-    fn pack(len: u32, sequence_length: usize, remainder: Remainder) -> Sequences {
+    fn pack(len: u32, sequence_length: usize) -> Sequences {
         let stream = TokenStream::Owned((0..len).collect());
-        Sequences::pack(stream, Packing { sequence_length, remainder }, "stream").unwrap()
+        Sequences::pack(stream, sequence_length, "stream").unwrap()
     }
 
     #[test]
-    fn the_rest_is_dropped_or_kept() {
-        let dropped = pack(11, 4, Remainder::Drop);
-        assert_eq!((dropped.len(), dropped.num_tokens()), (2, 8));
+    fn the_rest_is_dropped() {
+        let dropped = pack(11, 4);
+        assert_eq!(dropped.len(), 2);
         assert_eq!(dropped.get(1).unwrap(), [4, 5, 6, 7]);
-
-        let kept = pack(11, 4, Remainder::Keep);
-        assert_eq!((kept.len(), kept.num_tokens()), (3, 11));
-        assert_eq!(kept.get(2).unwrap(), [8, 9, 10]);
-    }
-
-    #[test]
-    fn a_rest_of_one_token_has_nothing_to_predict() {
-        assert_eq!(pack(9, 4, Remainder::Keep).len(), 2);
-        assert_eq!(pack(9, 4, Remainder::Keep).num_tokens(), 8);
-    }
-
-    #[test]
-    fn a_short_stream_is_one_short_sequence_where_the_rest_is_kept() {
-        assert_eq!(pack(3, 8, Remainder::Keep).get(0).unwrap(), [0, 1, 2]);
     }
 
     #[test]
     fn splits_share_the_stream_and_cut_between_sequences() {
-        let all = pack(43, 4, Remainder::Drop);
+        let all = pack(43, 4);
         let fractions = Fractions { train: 0.8, eval: 0.1, test: 0.1 };
         let [train, eval, test] = all.split(fractions, "stream").unwrap();
         let (train, eval, test) = (train.unwrap(), eval.unwrap(), test.unwrap());
@@ -256,44 +196,47 @@ mod tests {
     }
 
     #[test]
-    fn a_kept_rest_goes_to_the_last_part() {
-        let all = pack(10, 4, Remainder::Keep);
-        let fractions = Fractions { train: 0.5, eval: 0.5, test: 0.0 };
-        let [train, eval, test] = all.split(fractions, "stream").unwrap();
-        assert_eq!(train.unwrap().get(0).unwrap(), [0, 1, 2, 3]);
-        assert_eq!(eval.unwrap().get(1).unwrap(), [8, 9]);
-        assert!(test.is_none());
-    }
-
-    #[test]
     fn a_share_too_small_for_one_sequence_is_named() {
         let fractions = Fractions { train: 0.5, eval: 0.1, test: 0.0 };
-        let error = pack(16, 4, Remainder::Drop).split(fractions, "`x.bin`").unwrap_err();
+        let error = pack(16, 4).split(fractions, "`x.bin`").unwrap_err();
         assert!(error.to_string().contains("the eval split of `x.bin`"), "{error}");
     }
 
     #[test]
     #[should_panic(expected = "sequence 2 of 2")]
     fn an_index_outside_is_the_programmers_mistake() {
-        pack(8, 4, Remainder::Drop).get(2).unwrap();
+        pack(8, 4).get(2).unwrap();
+    }
+
+    fn fingerprint(tokens: Vec<u32>) -> String {
+        Sequences::pack(TokenStream::Owned(tokens), 4, "test").unwrap().fingerprint().unwrap()
+    }
+
+    #[test]
+    fn one_token_makes_a_difference_and_what_is_dropped_does_not() {
+        let tokens: Vec<u32> = (0..40).collect();
+        let first = fingerprint(tokens.clone());
+        assert_eq!(first, fingerprint(tokens.clone()));
+        for changed in [0, 17, 39] {
+            let mut other = tokens.clone();
+            other[changed] += 1;
+            assert_ne!(first, fingerprint(other));
+        }
+        assert_eq!(first, fingerprint((0..42).collect()));
     }
 
     proptest! {
         #[test]
-        fn sequences_are_the_stream_in_order(len in 2u32..300, length in 2usize..40, keep: bool) {
-            let remainder = if keep { Remainder::Keep } else { Remainder::Drop };
-            let packing = Packing { sequence_length: length, remainder };
+        fn sequences_are_the_stream_in_order(len in 2u32..300, length in 2usize..40) {
             let stream = TokenStream::Owned((0..len).collect());
-            let Ok(sequences) = Sequences::pack(stream, packing, "stream") else {
-                prop_assert!(!keep && (len as usize) < length);
+            let Ok(sequences) = Sequences::pack(stream, length, "stream") else {
+                prop_assert!((len as usize) < length);
                 return Ok(());
             };
             let joined: Vec<i32> = (0..sequences.len()).flat_map(|i| sequences.get(i).unwrap()).collect();
-            prop_assert_eq!(joined.len(), sequences.num_tokens());
             prop_assert!(joined.iter().copied().eq(0..joined.len() as i32));
             let lost = len as usize - joined.len();
-            let most = if keep { 1 } else { length - 1 };
-            prop_assert!(lost <= most);
+            prop_assert!(lost < length);
         }
     }
 }

@@ -1,10 +1,13 @@
-//! Raw token files: little-endian u16 (`.bin`) or u32 (`.u32.bin`), nothing else in them.
+//! Raw token files: little-endian u16 (`.bin`) or u32 (`.u32.bin`) without a
+//! header.
 //!
-//! [`TokenFile`] reads what a batch needs when it needs it, so a corpus may be larger than memory.
-//! The file is not mapped: a mapped file that somebody shortens ends the process with a signal, a
-//! read from it is an error. So is one from a file that somebody has written to since it was opened:
-//! its tokens would be others than those that were checked. It refuses a name that does not say the width, an empty file, a size
-//! that is no multiple of the width, and ids outside of the vocabulary.
+//! [`TokenFile`] reads the tokens of a batch when they are needed, so a corpus
+//! may be larger than memory. The file is not memory-mapped: if a mapped file
+//! is truncated, the process ends with a signal, while a read returns an error.
+//! A file that was modified since it was opened is refused too, because its
+//! tokens may not be the checked ones. Other refusals: a name without a width,
+//! an empty file, a size that is no multiple of the width, and ids outside of
+//! the vocabulary.
 
 use std::fs::File;
 use std::io;
@@ -12,26 +15,26 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use crate::DataError;
-use crate::formats::text::check_regular;
+use crate::formats::folder::open_file;
+use crate::{DataError, Result};
 
-/// Ids travel as `i32`, in which negative numbers mark ignored labels.
+/// Ids are used as `i32`, in which negative numbers mark ignored labels.
 pub(crate) const MAX_VOCAB_SIZE: usize = 1 << 31;
 
 /// Tokens that are checked at a time.
-const SCANNED: usize = 1 << 18;
+const SCAN_TOKENS: usize = 1 << 18;
 
-/// How wide a token is in its file.
+/// The width of a token in its file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenWidth {
-    /// Two bytes, file name ending in `.bin`.
+    /// Two bytes, in a file with the extension `.bin`.
     U16,
-    /// Four bytes, file name ending in `.u32.bin`.
+    /// Four bytes, in a file with the extension `.u32.bin`.
     U32,
 }
 
 impl TokenWidth {
-    /// Bytes per token.
+    /// Returns the bytes of a token.
     pub fn bytes(self) -> usize {
         match self {
             Self::U16 => 2,
@@ -39,22 +42,23 @@ impl TokenWidth {
         }
     }
 
-    /// The width a file's name announces.
+    /// Returns the width that the name of a file announces.
     ///
     /// # Errors
-    /// [`DataError::TokenFileName`] for any other name.
-    pub fn of(path: &Path) -> Result<Self, DataError> {
+    /// [`DataError::InvalidFile`] for any other name.
+    pub fn of(path: &Path) -> Result<Self> {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         if name.ends_with(".u32.bin") {
             Ok(Self::U32)
         } else if name.ends_with(".bin") {
             Ok(Self::U16)
         } else {
-            Err(DataError::TokenFileName { path: path.to_owned() })
+            let reason = "is not a token file; the name must end in `.bin` (little-endian u16) or `.u32.bin` (little-endian u32); rename it, or set data.kind to \"text\"";
+            Err(DataError::invalid(path, reason))
         }
     }
 
-    /// The token in `bytes`, which are exactly one token.
+    /// Decodes the bytes of exactly one token.
     fn decode(self, bytes: &[u8]) -> u32 {
         match (self, bytes) {
             (Self::U16, &[a, b]) => u32::from(u16::from_le_bytes([a, b])),
@@ -64,137 +68,144 @@ impl TokenWidth {
     }
 }
 
-/// A file of tokens, checked when opened.
+/// A file of tokens, checked when it is opened.
 #[derive(Debug)]
 pub struct TokenFile {
+    /// The open file.
     file: File,
+    /// The number of tokens.
     len: usize,
+    /// The width of a token.
     width: TokenWidth,
+    /// The path of the file, for errors.
     path: PathBuf,
-    /// Ids are below it.
+    /// The vocabulary size: all ids are below it.
     limit: usize,
-    /// When the file was last written to, as it was opened; `None` where the file system does not say.
+    /// The modification time when the file was opened; `None` if the file
+    /// system has none.
     modified: Option<SystemTime>,
 }
 
 impl TokenFile {
-    /// Opens `path` and checks it once from end to end: ids must be below `vocab_size`, or below
-    /// 2^31 where the vocabulary is not known.
+    /// Opens `path` and checks all of it once: ids must be below `vocab_size`,
+    /// or below 2^31 if the vocabulary is unknown.
     ///
     /// # Errors
-    /// A name, size or id that breaks the rules of this module; a file that cannot be read.
-    pub fn open(path: &Path, vocab_size: Option<usize>) -> Result<Self, DataError> {
+    /// A name, size or id that breaks the rules of this module; a file that
+    /// cannot be read.
+    pub fn open(path: &Path, vocab_size: Option<usize>) -> Result<Self> {
         let width = TokenWidth::of(path)?;
-        check_regular(path)?;
-        let file = File::open(path).map_err(DataError::unreadable(path))?;
+        let file = open_file(path)?;
         let metadata = file.metadata().map_err(DataError::unreadable(path))?;
         let bytes = metadata.len() as usize;
         if bytes == 0 {
             return Err(DataError::Empty { what: format!("token file `{}`", path.display()) });
         }
         if !bytes.is_multiple_of(width.bytes()) {
-            let width = width.bytes();
-            return Err(DataError::RaggedTokenFile { path: path.to_owned(), bytes, width });
+            let reason = format!(
+                "has {bytes} bytes, no multiple of the {} bytes of a token; it is truncated, or its name announces the wrong width (`.bin` is u16, `.u32.bin` is u32); copy or rename it again",
+                width.bytes()
+            );
+            return Err(DataError::invalid(path, reason));
         }
         let limit = vocab_size.unwrap_or(MAX_VOCAB_SIZE).min(MAX_VOCAB_SIZE);
         let len = bytes / width.bytes();
         let modified = metadata.modified().ok();
         let file = Self { file, len, width, path: path.to_owned(), limit, modified };
-        // Each two bytes are an id of such a vocabulary.
+        // Two bytes cannot exceed a larger vocabulary, so the file need not be
+        // read.
         if width == TokenWidth::U32 || limit <= usize::from(u16::MAX) {
             file.largest_id()?;
         }
         Ok(file)
     }
 
-    /// Number of tokens.
+    /// Returns the number of tokens, at least 1.
+    #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Never true: an empty file does not open.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// The file this was opened from.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// The tokens at `range`, in order.
+    /// Reads the tokens at `range`.
     ///
     /// # Errors
-    /// [`DataError::ShortenedTokenFile`] where the file has become shorter,
-    /// [`DataError::ChangedTokenFile`] where it was written to, and [`DataError::Unreadable`];
-    /// [`DataError::OutOfVocabulary`] while it is opened.
+    /// [`DataError::Modified`] for a file that was modified or truncated since
+    /// it was opened, and [`DataError::Unreadable`]; [`DataError::InvalidFile`]
+    /// for an id outside of the vocabulary.
     ///
     /// # Panics
-    /// If `range` ends beyond [`TokenFile::len`], as slices do.
-    pub fn tokens(&self, range: Range<usize>) -> Result<Vec<u32>, DataError> {
+    /// If `range` ends beyond [`TokenFile::len`], like a slice.
+    pub fn tokens(&self, range: Range<usize>) -> Result<Vec<u32>> {
         assert!(range.end <= self.len, "tokens {range:?} of {}", self.len);
         let width = self.width.bytes();
         let mut bytes = vec![0; range.len() * width];
         let offset = (range.start * width) as u64;
         read_exact_at(&self.file, &mut bytes, offset)
-            .map_err(|cause| self.unreadable(cause, offset, bytes.len()))?;
-        self.check_unchanged()?;
+            .map_err(|cause| self.read_error(cause, offset, bytes.len()))?;
+        // Checked after the read: a modification before it is then visible in
+        // the time.
+        let metadata = self.file.metadata().map_err(DataError::unreadable(&self.path))?;
+        if metadata.modified().ok() != self.modified {
+            return Err(self.modified("was modified while it was in use".to_owned()));
+        }
         let decode = |token: &[u8]| self.width.decode(token);
         let tokens: Vec<u32> = bytes.chunks_exact(width).map(decode).collect();
         match tokens.iter().position(|id| *id as usize >= self.limit) {
             None => Ok(tokens),
-            Some(at) => Err(DataError::OutOfVocabulary {
-                path: self.path.clone(),
-                position: range.start + at,
-                id: tokens[at],
-                vocab_size: self.limit,
-            }),
+            Some(at) => Err(DataError::invalid(
+                &self.path,
+                format!(
+                    "has id {} at token {}, but the vocabulary has {} entries, from id 0; tokenize with the model's tokenizer, or raise model.config.vocab_size",
+                    tokens[at],
+                    range.start + at,
+                    self.limit
+                ),
+            )),
         }
     }
 
-    /// The largest id in the file.
+    /// Returns the largest id in the file.
     ///
     /// # Errors
     /// Those of [`TokenFile::tokens`].
-    pub fn largest_id(&self) -> Result<u32, DataError> {
+    pub fn largest_id(&self) -> Result<u32> {
         let mut largest = 0;
-        for start in (0..self.len).step_by(SCANNED) {
-            let tokens = self.tokens(start..self.len.min(start + SCANNED))?;
+        for start in (0..self.len).step_by(SCAN_TOKENS) {
+            let tokens = self.tokens(start..self.len.min(start + SCAN_TOKENS))?;
             largest = tokens.into_iter().max().unwrap_or(0).max(largest);
         }
         Ok(largest)
     }
 
-    /// Refuses tokens that were read from a file that was written to since it was opened.
-    fn check_unchanged(&self) -> Result<(), DataError> {
-        let metadata = self.file.metadata().map_err(DataError::unreadable(&self.path))?;
-        match metadata.modified().ok() == self.modified {
-            true => Ok(()),
-            false => Err(DataError::ChangedTokenFile { path: self.path.clone() }),
-        }
+    /// Returns the error of a file that changed while it was in use.
+    fn modified(&self, reason: String) -> DataError {
+        DataError::Modified { what: format!("token file `{}`", self.path.display()), reason }
     }
 
-    fn unreadable(&self, cause: io::Error, offset: u64, length: usize) -> DataError {
+    /// Returns the error of a failed read; an unexpected end means that the
+    /// file was truncated.
+    fn read_error(&self, cause: io::Error, offset: u64, length: usize) -> DataError {
         match (cause.kind(), self.file.metadata()) {
-            (io::ErrorKind::UnexpectedEof, Ok(metadata)) => DataError::ShortenedTokenFile {
-                path: self.path.clone(),
-                found: metadata.len(),
-                expected: (self.len * self.width.bytes()) as u64,
-                offset,
-                length,
-            },
+            (io::ErrorKind::UnexpectedEof, Ok(metadata)) => {
+                let (found, expected) = (metadata.len(), self.len * self.width.bytes());
+                self.modified(format!(
+                    "was truncated while it was in use: it has {found} bytes, and {expected} when it was opened; the {length} bytes at offset {offset} cannot be read"
+                ))
+            }
             _ => DataError::unreadable(&self.path)(cause),
         }
     }
 }
 
-/// Fills `bytes` from `offset` on. Threads may read one file at the same time.
+/// Fills `bytes` from `offset` on. Several threads may read one file at the
+/// same time.
 #[cfg(unix)]
 fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
     std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
 }
 
-/// Fills `bytes` from `offset` on. Threads may read one file at the same time.
+/// Fills `bytes` from `offset` on. Several threads may read one file at the
+/// same time.
 #[cfg(windows)]
 fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
     let mut done = 0;
@@ -228,11 +239,11 @@ mod tests {
         let (_dir, path) = file("a.bin", &[1, 0, 0, 1, 255, 255]);
         let tokens = TokenFile::open(&path, None).unwrap();
         assert_eq!(tokens.tokens(0..3).unwrap(), [1, 256, 65535]);
-        assert_eq!(tokens.path(), path);
+        assert_eq!(tokens.path, path);
 
         let (_dir, path) = file("a.u32.bin", &[1, 0, 0, 0, 0, 0, 1, 0]);
         let tokens = TokenFile::open(&path, None).unwrap();
-        assert_eq!((tokens.len(), tokens.is_empty()), (2, false));
+        assert_eq!(tokens.len(), 2);
         assert_eq!(tokens.tokens(1..2).unwrap(), [65536]);
     }
 
@@ -241,17 +252,15 @@ mod tests {
         let (_dir, path) = file("a.bin", &[9, 0, 10, 0, 11, 0]);
         assert!(TokenFile::open(&path, Some(12)).is_ok());
         let error = TokenFile::open(&path, Some(10)).unwrap_err();
-        assert!(
-            matches!(error, DataError::OutOfVocabulary { position: 1, id: 10, vocab_size: 10, .. }),
-            "{error}"
-        );
+        let expected = "has id 10 at token 1, but the vocabulary has 10 entries";
+        assert!(error.to_string().contains(expected), "{error}");
     }
 
     #[test]
     fn ids_that_no_i32_holds_are_refused_without_a_vocabulary() {
         let (_dir, path) = file("a.u32.bin", &[0, 0, 0, 0, 0, 0, 0, 128]);
         let error = TokenFile::open(&path, None).unwrap_err();
-        assert!(matches!(error, DataError::OutOfVocabulary { position: 1, .. }), "{error}");
+        assert!(error.to_string().contains("at token 1, but"), "{error}");
     }
 
     #[test]
@@ -268,10 +277,10 @@ mod tests {
         // Valid ids, and as many.
         write(&[1, 0, 2, 0, 4, 0, 4, 0]);
         let error = tokens.tokens(0..2).unwrap_err();
-        assert!(matches!(error, DataError::ChangedTokenFile { .. }), "{error}");
+        assert!(matches!(error, DataError::Modified { .. }), "{error}");
         write(&[1, 0, 2, 0, 9, 0, 4]);
         let message = tokens.tokens(2..4).unwrap_err().to_string();
-        for expected in ["a.bin` became shorter", "has 7 bytes, and 8", "4 bytes at offset 4"] {
+        for expected in ["a.bin` was truncated", "has 7 bytes, and 8", "4 bytes at offset 4"] {
             assert!(message.contains(expected), "{message}");
         }
     }

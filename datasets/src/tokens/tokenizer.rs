@@ -1,84 +1,94 @@
-//! The tokenizer: text to ids and back, loaded from a model's files or trained on the corpus.
+//! Tokenizers: text to ids and back, loaded from a model's files or trained on
+//! the corpus.
 //!
-//! [`Tokenizer`] wraps the `tokenizers` library with the three things training needs: the same
-//! ids on every run whatever the number of threads, a vocabulary size that an embedding can trust,
-//! and the end-of-text token that separates documents. Truncation and padding that a tokenizer
-//! file asks for are switched off: a corpus is cut by [`crate::Packing`], never silently. The library
-//! panics on some damaged files, while it loads them or later; each call of it is guarded.
+//! [`Tokenizer`] adds what training needs to the `tokenizers` library: the same
+//! ids in every run and with any number of threads, a vocabulary size that an
+//! embedding can rely on, and the end-of-text token between documents.
+//! Truncation and padding of a tokenizer file are switched off, because
+//! [`crate::Sequences`] cuts the corpus. The library panics on some damaged
+//! files, while it loads them or later, so each call is guarded.
 
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::{AddedToken, PostProcessor, PreTokenizerWrapper, TokenizerBuilder};
+use tokenizers::{AddedToken, PostProcessor, PreTokenizerWrapper};
 
-use crate::DataError;
-use crate::guard::guarded;
+use crate::guard::guarded_call;
 use crate::tokens::chunks::{CHUNK_BYTES, cut_at_spaces, cut_long_runs};
-use crate::tokens::tokenizer_files::TokenizerFiles;
+use crate::tokens::tokenizer_files::{TokenizerFiles, byte_level};
+use crate::{DataError, Result};
 
-/// The token between documents, as GPT-2 spells it.
-pub const END_OF_TEXT: &str = "<|endoftext|>";
+pub use crate::tokens::tokenizer_files::END_OF_TEXT;
 
 /// 256 bytes and the end-of-text token.
 const MIN_VOCAB_SIZE: usize = 257;
 
-/// Text used for training, at most: merges hardly change beyond, time and memory do.
+/// Maximum bytes of text for training. More text hardly changes the merges, but
+/// costs time and memory.
 pub(crate) const TRAINING_BYTES: usize = 32 << 20;
 
-/// Longest run without a space that training sees whole. The trainer walks through a word once for
-/// each pair that it merges in it, so its time is quadratic in the length of a word.
+/// Longest run without a space that training sees whole. The trainer scans a
+/// word once for each pair that it merges in it, so its time is quadratic in
+/// the length of a word.
 const TRAINING_RUN: usize = 256;
 
 /// A tokenizer and the files it is saved as.
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
+    /// The tokenizer of the library.
     inner: tokenizers::Tokenizer,
-    /// Where it was loaded from, for errors.
+    /// The path it was loaded from, for errors.
     path: Option<PathBuf>,
+    /// The id between documents.
     end_of_text: Option<u32>,
+    /// The largest id plus one.
     vocab_size: usize,
+    /// Whether a text may be cut at spaces before it is encoded.
     cuts_at_spaces: bool,
+    /// The files as they were read.
     files: TokenizerFiles,
 }
 
 impl Tokenizer {
-    /// Loads `path`: a `tokenizer.json` (under any name), or a folder with `tokenizer.json`, or
-    /// with `vocab.json` and `merges.txt` (byte-level BPE as GPT-2's).
+    /// Loads `path`: a `tokenizer.json` (with any name), or a folder with
+    /// `tokenizer.json` or with `vocab.json` and `merges.txt` (byte-level BPE
+    /// as in GPT-2).
     ///
-    /// The end-of-text token is the `eos_token` of the folder's `tokenizer_config.json`, else
-    /// [`END_OF_TEXT`] where the vocabulary has it.
+    /// The end-of-text token is the `eos_token` of the folder's
+    /// `tokenizer_config.json`, else [`END_OF_TEXT`] if the vocabulary has it.
     ///
     /// # Errors
-    /// [`DataError::Unreadable`], [`DataError::NoTokenizer`] or [`DataError::InvalidTokenizer`].
-    pub fn load(path: &Path) -> Result<Self, DataError> {
+    /// [`DataError::Unreadable`], [`DataError::InvalidFile`] or
+    /// [`DataError::Tokenizer`].
+    pub fn load(path: &Path) -> Result<Self> {
         let files = TokenizerFiles::read(path)?;
         let inner = files.build(path)?;
         let eos = files.eos_token(path)?;
         if let Some(token) = eos.as_deref().filter(|token| inner.token_to_id(token).is_none()) {
-            return Err(DataError::InvalidTokenizer {
-                path: path.to_owned(),
-                reason: format!("its eos_token `{token}` is not in its vocabulary"),
-            });
+            let reason = format!("its eos_token `{token}` is not in its vocabulary");
+            return Err(TokenizerFiles::invalid(path, &reason));
         }
         Self::new(inner, eos.as_deref(), files, Some(path))
     }
 
-    /// Trains a byte-level BPE with at most `vocab_size` entries, [`END_OF_TEXT`] at id 0.
-    /// The same documents and size give the same tokenizer, byte for byte. Only the first 32 MiB
-    /// of text count; a small corpus may end with fewer entries than asked for. Runs of more than
-    /// 256 bytes without a space are cut, so that time is bounded for text that has none.
+    /// Trains a byte-level BPE with at most `vocab_size` entries and
+    /// [`END_OF_TEXT`] at id 0. The same documents and size give the same
+    /// tokenizer, byte for byte. Only the first 32 MiB of text are used, and a
+    /// small corpus may give fewer entries. Runs of more than 256 bytes without
+    /// a space are cut, which bounds the training time.
     ///
     /// # Errors
-    /// [`DataError::SmallVocabulary`] below 257.
-    pub fn train<D: AsRef<str>>(documents: &[D], vocab_size: usize) -> Result<Self, DataError> {
+    /// [`DataError::Setting`] for a size below 257.
+    pub fn train<D: AsRef<str>>(documents: &[D], vocab_size: usize) -> Result<Self> {
         if vocab_size < MIN_VOCAB_SIZE {
-            return Err(DataError::SmallVocabulary { value: vocab_size, minimum: MIN_VOCAB_SIZE });
+            let rule = "a byte-level vocabulary needs 256 bytes and the end-of-text token; set it to 257 or more";
+            return Err(DataError::setting("data.vocab_size", vocab_size, rule));
         }
         let mut trainer = BpeTrainer::builder()
             .vocab_size(vocab_size)
-            // A pair seen once says nothing about the next document.
+            // A pair that occurs once does not help with the next document.
             .min_frequency(2)
             .show_progress(false)
             .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
@@ -90,21 +100,16 @@ impl Tokenizer {
             .flat_map(|document| cut_at_spaces(document.as_ref(), CHUNK_BYTES))
             .flat_map(|chunk| cut_long_runs(chunk, TRAINING_RUN))
             .take_while(|chunk| {
-                let taken = bytes < TRAINING_BYTES;
+                let has_room = bytes < TRAINING_BYTES;
                 bytes += chunk.len();
-                taken
+                has_room
             })
             .collect();
         let train = || {
-            let mut typed = TokenizerBuilder::new()
-                .with_model(BPE::default())
-                .with_normalizer(None::<tokenizers::NormalizerWrapper>)
-                .with_pre_tokenizer(Some(ByteLevel::new(false, true, true)))
-                .with_post_processor(Some(ByteLevel::new(true, false, true)))
-                .with_decoder(Some(ByteLevel::new(false, true, true)))
-                .build()?;
+            let mut typed = byte_level(BPE::default())?;
             typed.train(&mut trainer, chunks.into_iter())?;
-            // Through its file, so that a trained tokenizer and its saved copy are the same thing.
+            // Loaded from its own file, so that a trained tokenizer and its
+            // saved copy are identical.
             let json = typed.to_string(true)?;
             Ok((tokenizers::Tokenizer::from_bytes(&json)?, json))
         };
@@ -112,12 +117,14 @@ impl Tokenizer {
         Self::new(inner, Some(END_OF_TEXT), TokenizerFiles::trained(json), None)
     }
 
+    /// Prepares a tokenizer of the library: no truncation, no padding, and the
+    /// ids that training needs.
     fn new(
         mut inner: tokenizers::Tokenizer,
         end_of_text: Option<&str>,
         files: TokenizerFiles,
         path: Option<&Path>,
-    ) -> Result<Self, DataError> {
+    ) -> Result<Self> {
         let around = inner.get_post_processor().map_or(0, |it| it.added_tokens(false));
         if around > 0 {
             tracing::warn!(
@@ -141,56 +148,44 @@ impl Tokenizer {
         })
     }
 
-    /// Entries an embedding needs: the largest id plus one.
+    /// Returns the number of embeddings that a model needs: the largest id plus
+    /// one.
     pub fn vocab_size(&self) -> usize {
         self.vocab_size
     }
 
-    /// The id between documents, where the tokenizer has one.
+    /// Returns the id between documents if the tokenizer has one.
     pub fn end_of_text(&self) -> Option<u32> {
         self.end_of_text
     }
 
-    /// Whether text may be cut where [`cut_at_spaces`] cuts it.
+    /// Returns whether [`cut_at_spaces`] keeps the ids.
     pub(crate) fn cuts_at_spaces(&self) -> bool {
         self.cuts_at_spaces
     }
 
-    /// The id of the special token that the tokenizer's configuration calls `name`, such as `pad_token`.
+    /// Returns the id of a special token by its name in the tokenizer's
+    /// configuration, such as `pad_token`.
     pub fn special_token(&self, name: &str) -> Option<u32> {
-        self.inner.token_to_id(&self.files.special_token(name)?)
+        self.inner.token_to_id(&self.files.special_token(name).ok()??)
     }
 
-    /// The ids of `text`, without special tokens around it. Special tokens spelled out inside of
-    /// the text become their ids.
+    /// Returns the ids of `text` without special tokens around it. Special
+    /// tokens that are spelled out in the text become their ids.
     ///
     /// # Errors
-    /// [`DataError::Tokenizer`] where the model has neither a token nor an unknown token for it.
-    pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
+    /// [`DataError::Tokenizer`] if the model has neither a token nor an unknown
+    /// token for a part of the text.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         self.call("encoding", |inner| Ok(inner.encode_fast(text, false)?.get_ids().to_vec()))
     }
 
-    /// The ids of all documents in order, with the end-of-text token between them.
+    /// Returns the ids of each document. Works on all threads; the result is
+    /// that of [`Tokenizer::encode`] for each document.
     ///
     /// # Errors
     /// Those of [`Tokenizer::encode`].
-    pub fn encode_documents<D>(&self, documents: &[D]) -> Result<Vec<u32>, DataError>
-    where
-        D: AsRef<str> + Sync,
-    {
-        let encoded = self.encode_each(documents)?;
-        Ok(match self.end_of_text {
-            Some(id) => encoded.join(&id),
-            None => encoded.concat(),
-        })
-    }
-
-    /// The ids of each document. Works on all threads; the result is that of
-    /// [`Tokenizer::encode`] document by document.
-    ///
-    /// # Errors
-    /// Those of [`Tokenizer::encode`].
-    pub fn encode_each<D>(&self, documents: &[D]) -> Result<Vec<Vec<u32>>, DataError>
+    pub fn encode_each<D>(&self, documents: &[D]) -> Result<Vec<Vec<u32>>>
     where
         D: AsRef<str> + Sync,
     {
@@ -205,29 +200,31 @@ impl Tokenizer {
         documents.par_iter().map(encode_document).collect()
     }
 
-    /// The text of `ids`. A byte-level tokenizer gives back exactly what was encoded; ids that
-    /// cut a character in two give U+FFFD. With `skip_special`, special tokens are left out.
+    /// Returns the text of `ids`. A byte-level tokenizer returns exactly the
+    /// encoded text; ids that cut a character in two give U+FFFD. With
+    /// `skip_special`, special tokens are left out.
     ///
     /// # Errors
-    /// [`DataError::Tokenizer`] for an id outside of the vocabulary.
-    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, DataError> {
-        if let Some(id) = ids.iter().find(|&&id| id as usize >= self.vocab_size) {
-            let reason = format!("id {id} is not below the vocabulary size {}", self.vocab_size);
-            return Err(DataError::Tokenizer {
-                path: self.path.clone(),
-                doing: "decoding",
-                reason,
-            });
-        }
-        self.call("decoding", |inner| inner.decode(ids, skip_special))
+    /// [`DataError::Tokenizer`] for an id that is not in the vocabulary.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
+        self.call("decoding", |inner| {
+            // The library would leave out unknown ids without a word.
+            match ids.iter().find(|&&id| id as usize >= self.vocab_size) {
+                Some(id) => {
+                    Err(format!("id {id} is not below the vocabulary size {}", self.vocab_size)
+                        .into())
+                }
+                None => inner.decode(ids, skip_special),
+            }
+        })
     }
 
-    /// What decides about ids, as JSON: the same for the same tokenizer, whatever files it was
-    /// loaded from.
+    /// Returns everything that determines ids, as JSON. It is the same for
+    /// equal tokenizers from different files.
     ///
     /// # Errors
-    /// [`DataError::Tokenizer`] where the library cannot render it.
-    pub(crate) fn definition(&self) -> Result<String, DataError> {
+    /// [`DataError::Tokenizer`] if the library cannot render it.
+    pub(crate) fn definition(&self) -> Result<String> {
         self.call("rendering it", |inner| inner.to_string(false))
     }
 
@@ -236,24 +233,27 @@ impl Tokenizer {
         &self,
         doing: &'static str,
         work: impl FnOnce(&tokenizers::Tokenizer) -> tokenizers::Result<T>,
-    ) -> Result<T, DataError> {
+    ) -> Result<T> {
         call(self.path.as_deref(), doing, || work(&self.inner))
     }
 
-    /// Writes the files that `transformers.AutoTokenizer.from_pretrained` reads into `folder`,
-    /// which is created if need be: those it was loaded from unchanged, and those that were
-    /// missing. Each appears complete or not at all.
+    /// Writes the files that `transformers.AutoTokenizer.from_pretrained` reads
+    /// into `folder`, which is created if it is missing. Files that were loaded
+    /// are written unchanged, and missing ones are generated. Each file appears
+    /// complete or not at all.
     ///
     /// # Errors
     /// [`DataError::Unwritable`].
-    pub fn save(&self, folder: &Path) -> Result<(), DataError> {
+    pub fn save(&self, folder: &Path) -> Result<()> {
         let end_of_text = self.end_of_text.and_then(|id| self.inner.id_to_token(id));
-        self.files.write(&self.inner, self.path.as_deref(), end_of_text.as_deref(), folder)
+        let generated = |inner: &_| self.files.generated(inner, end_of_text.as_deref());
+        self.files.write(self.call("rendering its files", generated)?, folder)
     }
 }
 
-/// Whether [`cut_at_spaces`] keeps the ids: the pieces must be GPT-2's, of the text as it is, and
-/// no added token may reach over a space.
+/// Returns whether [`cut_at_spaces`] keeps the ids: the pre-tokenizer must be
+/// GPT-2's, without a normalizer before it, and no added token may contain or
+/// absorb a space.
 fn cuts_at_spaces(tokenizer: &tokenizers::Tokenizer) -> bool {
     let is_gpt2 = matches!(
         tokenizer.get_pre_tokenizer(),
@@ -268,19 +268,15 @@ fn cuts_at_spaces(tokenizer: &tokenizers::Tokenizer) -> bool {
         && tokenizer.get_added_tokens_decoder().values().all(is_one_word)
 }
 
-/// Runs `work`, which calls the library. What the library refuses and what it panics at are errors that
-/// name the tokenizer.
+/// Runs `work`, which calls the library. Its errors and panics become errors
+/// that name the tokenizer.
 fn call<T>(
     path: Option<&Path>,
     doing: &'static str,
     work: impl FnOnce() -> tokenizers::Result<T>,
-) -> Result<T, DataError> {
-    let reason = match guarded(work) {
-        Ok(Ok(done)) => return Ok(done),
-        Ok(Err(error)) => error.to_string().replace('\n', " "),
-        Err(panic) => format!("its parts contradict each other ({panic})"),
-    };
-    Err(DataError::Tokenizer { path: path.map(Path::to_owned), doing, reason })
+) -> Result<T> {
+    let path = path.map(Path::to_owned);
+    guarded_call(work).map_err(|reason| DataError::Tokenizer { path, doing, reason })
 }
 
 #[cfg(test)]
@@ -299,6 +295,12 @@ mod tests {
 
     fn trained() -> Tokenizer {
         Tokenizer::train(&corpus(), 400).unwrap()
+    }
+
+    /// The ids of all documents, with the end-of-text token in between.
+    fn joined<D: AsRef<str> + Sync>(tokenizer: &Tokenizer, documents: &[D]) -> Vec<u32> {
+        let separator: Vec<u32> = tokenizer.end_of_text().into_iter().collect();
+        tokenizer.encode_each(documents).unwrap().join(&separator[..])
     }
 
     /// Test data that a checkout may have beside it.
@@ -334,13 +336,13 @@ mod tests {
         assert_eq!(Tokenizer::train(&["x"], 1000).unwrap().vocab_size(), MIN_VOCAB_SIZE);
         assert_eq!(Tokenizer::train::<&str>(&[], 1000).unwrap().vocab_size(), MIN_VOCAB_SIZE);
         let error = Tokenizer::train(&["x"], 256).unwrap_err();
-        assert!(matches!(error, DataError::SmallVocabulary { value: 256, .. }), "{error}");
+        assert!(error.to_string().contains("data.vocab_size = 256"), "{error}");
     }
 
     #[test]
     fn documents_are_separated_and_special_tokens_are_seen() {
         let tokenizer = trained();
-        let ids = tokenizer.encode_documents(&["a", "b", "c"]).unwrap();
+        let ids = joined(&tokenizer, &["a", "b", "c"]);
         let letter = |text| tokenizer.encode(text).unwrap();
         assert_eq!(ids, [letter("a"), vec![0], letter("b"), vec![0], letter("c")].concat());
         assert_eq!(tokenizer.encode(&format!("a{END_OF_TEXT}b")).unwrap(), ids[..3]);
@@ -388,7 +390,7 @@ mod tests {
         let whole = tokenizer.encode(&text).unwrap();
         for threads in [1, 3] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            let ids = pool.install(|| tokenizer.encode_documents(&[&text])).unwrap();
+            let ids = pool.install(|| joined(&tokenizer, &[&text]));
             assert!(ids == whole);
         }
     }
@@ -407,7 +409,7 @@ mod tests {
         assert!(!tokenizer.cuts_at_spaces);
         assert_eq!((tokenizer.vocab_size(), tokenizer.end_of_text()), (8, None));
         // Truncation is off, and nothing separates documents.
-        let ids = tokenizer.encode_documents(&["one two three four", "one"]).unwrap();
+        let ids = joined(&tokenizer, &["one two three four", "one"]);
         assert_eq!(ids, [1, 2, 7, 0, 1]);
         tokenizer.save(&dir.path().join("out")).unwrap();
         assert_eq!(fs::read_to_string(dir.path().join("out/tokenizer.json")).unwrap(), json);
@@ -425,8 +427,8 @@ mod tests {
         let (train, eval) = text.split_at(text.len() / 10 * 9 + text.len() % 10 * 9 / 10);
         let tokenizer = Tokenizer::load(&folder).unwrap();
         assert_eq!((tokenizer.vocab_size(), tokenizer.end_of_text()), (50257, Some(50256)));
-        assert_eq!(tokenizer.encode_documents(&[train]).unwrap().len(), 301_966);
-        assert_eq!(tokenizer.encode_documents(&[eval]).unwrap().len(), 36_059);
+        assert_eq!(joined(&tokenizer, &[train]).len(), 301_966);
+        assert_eq!(joined(&tokenizer, &[eval]).len(), 36_059);
         assert_eq!(tokenizer.encode("Hello world").unwrap(), [15496, 995]);
     }
 

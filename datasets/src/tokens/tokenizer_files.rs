@@ -1,7 +1,8 @@
-//! The files a tokenizer is kept in, as `transformers` names them.
+//! The files of a tokenizer, with the names that `transformers` expects.
 //!
-//! [`TokenizerFiles`] remembers the bytes it was read from and writes those back unchanged, so
-//! that fine-tuning never alters a tokenizer; it renders only what is missing.
+//! [`TokenizerFiles`] keeps the bytes that were read and writes them back
+//! unchanged, so that fine-tuning never alters a tokenizer. It generates only
+//! missing files.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -9,185 +10,213 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use serde_json::{Value, json};
-use tokenizers::ModelWrapper;
+use tokenizers::models::bpe::{BPE, Vocab};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::{AddedToken, ModelWrapper, NormalizerWrapper, TokenizerBuilder, TokenizerImpl};
 
-use crate::DataError;
-use crate::formats::text::read_small;
-use crate::guard::guarded;
-use crate::tokens::tokenizer::END_OF_TEXT;
+use crate::formats::folder::read_small;
+use crate::guard::guarded_call;
+use crate::{DataError, Result};
 
+/// The token between documents, as GPT-2 spells it.
+pub const END_OF_TEXT: &str = "<|endoftext|>";
+
+/// The complete definition of a tokenizer.
 const TOKENIZER: &str = "tokenizer.json";
+/// Settings of `transformers`, with the special tokens.
 const CONFIG: &str = "tokenizer_config.json";
+/// Special tokens by name.
 const SPECIAL_TOKENS: &str = "special_tokens_map.json";
+/// The tokens of a BPE and their ids.
 const VOCAB: &str = "vocab.json";
+/// The merges of a BPE, most frequent first.
 const MERGES: &str = "merges.txt";
-const NAMES: [&str; 6] = [TOKENIZER, CONFIG, SPECIAL_TOKENS, VOCAB, MERGES, "added_tokens.json"];
 
-/// Bytes of one of the files, at most: ten times those of the largest vocabularies.
+/// The names of all files of a tokenizer.
+pub(crate) const TOKENIZER_FILES: [&str; 6] =
+    [TOKENIZER, CONFIG, SPECIAL_TOKENS, VOCAB, MERGES, "added_tokens.json"];
+
+/// Maximum bytes of a file: ten times the size of the largest vocabularies.
 const MAX_BYTES: u64 = 256 << 20;
 
-/// File name to contents.
+/// Returns whether the files that `has` knows are enough for a tokenizer.
+pub(crate) fn is_complete(has: impl Fn(&str) -> bool) -> bool {
+    has(TOKENIZER) || (has(VOCAB) && has(MERGES))
+}
+
+/// File names and contents.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TokenizerFiles(BTreeMap<&'static str, Vec<u8>>);
 
 impl TokenizerFiles {
-    /// The tokenizer files in a folder, or the one file named.
-    pub(crate) fn read(path: &Path) -> Result<Self, DataError> {
+    /// Reads the tokenizer files in a folder, or a single file.
+    pub(crate) fn read(path: &Path) -> Result<Self> {
         let read = |path: &Path| read_small(path, MAX_BYTES);
         if !fs::metadata(path).map_err(DataError::unreadable(path))?.is_dir() {
             return Ok(Self(BTreeMap::from([(TOKENIZER, read(path)?)])));
         }
         let mut files = BTreeMap::new();
-        for name in NAMES {
+        for name in TOKENIZER_FILES {
             let file = path.join(name);
             if file.is_file() {
                 files.insert(name, read(&file)?);
             }
         }
-        let has = |name| files.contains_key(name);
-        match has(TOKENIZER) || (has(VOCAB) && has(MERGES)) {
+        match is_complete(|name| files.contains_key(name)) {
             true => Ok(Self(files)),
-            false => Err(DataError::NoTokenizer { path: path.to_owned() }),
+            false => Err(no_tokenizer(path)),
         }
     }
 
-    /// The files of a tokenizer that exists as `tokenizer.json` only.
+    /// The files of a trained tokenizer, which exists as `tokenizer.json` only.
     pub(crate) fn trained(json: String) -> Self {
         Self(BTreeMap::from([(TOKENIZER, json.into_bytes())]))
     }
 
-    /// The tokenizer in these files; `path` names them in errors.
-    pub(crate) fn build(&self, path: &Path) -> Result<tokenizers::Tokenizer, DataError> {
+    /// Builds the tokenizer; `path` names it in errors.
+    pub(crate) fn build(&self, path: &Path) -> Result<tokenizers::Tokenizer> {
         match (self.0.get(TOKENIZER), self.0.get(VOCAB), self.0.get(MERGES)) {
             (Some(json), _, _) if path.is_dir() => parse(json, &path.join(TOKENIZER), ""),
             (Some(json), _, _) => parse(json, path, ""),
             (None, Some(vocab), Some(merges)) => build_gpt2(vocab, merges, path),
-            _ => Err(DataError::NoTokenizer { path: path.to_owned() }),
+            _ => Err(no_tokenizer(path)),
         }
     }
 
-    /// The token that the configuration calls `name`, where there is one.
-    pub(crate) fn special_token(&self, name: &str) -> Option<String> {
-        let config: Value = serde_json::from_slice(self.0.get(CONFIG)?).ok()?;
-        let token = &config[name];
-        token.get("content").unwrap_or(token).as_str().map(str::to_owned)
-    }
-
-    /// `eos_token` of the configuration: a string, or an object with the string as `content`.
-    pub(crate) fn eos_token(&self, path: &Path) -> Result<Option<String>, DataError> {
+    /// Returns the token that the configuration calls `name`: a string, or the
+    /// `content` of an object.
+    pub(crate) fn special_token(&self, name: &str) -> serde_json::Result<Option<String>> {
         let Some(config) = self.0.get(CONFIG) else { return Ok(None) };
-        let config: Value = serde_json::from_slice(config)
-            .map_err(|error| invalid(path, format!("{CONFIG} is not valid JSON: {error}")))?;
-        let token = &config["eos_token"];
-        let token = token.get("content").unwrap_or(token);
-        Ok(token.as_str().map(str::to_owned))
+        let config: Value = serde_json::from_slice(config)?;
+        let token = &config[name];
+        Ok(token.get("content").unwrap_or(token).as_str().map(str::to_owned))
     }
 
-    /// Writes all files into `folder`, rendering those that `transformers` needs and we lack. `from` names the
-    /// tokenizer in errors.
+    /// Returns the `eos_token` of the configuration; `path` names the tokenizer
+    /// in errors.
+    pub(crate) fn eos_token(&self, path: &Path) -> Result<Option<String>> {
+        self.special_token("eos_token")
+            .map_err(|error| Self::invalid(path, &format!("{CONFIG} is not valid JSON: {error}")))
+    }
+
+    /// Writes all files and the `generated` ones into `folder`.
     pub(crate) fn write(
         &self,
-        tokenizer: &tokenizers::Tokenizer,
-        from: Option<&Path>,
-        end_of_text: Option<&str>,
+        mut generated: BTreeMap<&'static str, Vec<u8>>,
         folder: &Path,
-    ) -> Result<(), DataError> {
+    ) -> Result<()> {
         fs::create_dir_all(folder).map_err(DataError::unwritable(folder))?;
-        let mut files = self.rendered(tokenizer, from, end_of_text)?;
-        files.extend(self.0.clone());
-        for (name, contents) in files {
+        generated.extend(self.0.clone());
+        for (name, contents) in generated {
             write_whole(folder, name, &contents)
                 .map_err(DataError::unwritable(folder.join(name)))?;
         }
         Ok(())
     }
 
-    fn rendered(
+    /// Generates the files that `transformers` needs and that are missing here.
+    pub(crate) fn generated(
         &self,
         tokenizer: &tokenizers::Tokenizer,
-        from: Option<&Path>,
         end_of_text: Option<&str>,
-    ) -> Result<BTreeMap<&'static str, Vec<u8>>, DataError> {
+    ) -> tokenizers::Result<BTreeMap<&'static str, Vec<u8>>> {
+        let pretty = |value: &Value| format!("{value:#}\n").into_bytes();
         let mut files = BTreeMap::new();
         if !self.0.contains_key(TOKENIZER) {
-            let json = rendered(from, || tokenizer.to_string(true))?;
-            files.insert(TOKENIZER, json.into_bytes());
+            files.insert(TOKENIZER, tokenizer.to_string(true)?.into_bytes());
         }
         if !self.0.contains_key(CONFIG) {
-            files.insert(CONFIG, pretty(&config(end_of_text)));
-            if let Some(token) = end_of_text {
-                let map = json!({ "bos_token": token, "eos_token": token, "pad_token": token });
-                files.insert(SPECIAL_TOKENS, pretty(&map));
+            let mut config = json!({
+                "clean_up_tokenization_spaces": false,
+                "tokenizer_class": "PreTrainedTokenizerFast",
+            });
+            let mut special = json!({});
+            // Batches are padded with the end-of-text token, after the text.
+            for name in ["bos_token", "eos_token", "pad_token"] {
+                if let Some(token) = end_of_text {
+                    config[name] = token.into();
+                    special[name] = token.into();
+                }
+            }
+            files.insert(CONFIG, pretty(&config));
+            if end_of_text.is_some() {
+                files.insert(SPECIAL_TOKENS, pretty(&special));
             }
         }
         if let ModelWrapper::BPE(bpe) = tokenizer.get_model() {
-            let model = rendered(from, || Ok(serde_json::to_value(bpe)?))?;
+            let model = serde_json::to_value(bpe)?;
             files.insert(VOCAB, model["vocab"].to_string().into_bytes());
             files.insert(MERGES, render_merges(&model["merges"]).into_bytes());
         }
         Ok(files)
     }
-}
 
-/// What the library renders.
-fn rendered<T>(
-    from: Option<&Path>,
-    render: impl FnOnce() -> tokenizers::Result<T>,
-) -> Result<T, DataError> {
-    let (path, doing) = (from.map(Path::to_owned), "rendering its files");
-    let rendered = guarded(render).unwrap_or_else(|panic| Err(panic.into()));
-    rendered.map_err(|error| DataError::Tokenizer { path, doing, reason: error.to_string() })
-}
-
-/// A byte-level BPE with GPT-2's splitting, as `vocab.json` and `merges.txt` imply.
-fn build_gpt2(
-    vocab: &[u8],
-    merges: &[u8],
-    path: &Path,
-) -> Result<tokenizers::Tokenizer, DataError> {
-    let vocab: BTreeMap<String, u32> = serde_json::from_slice(vocab).map_err(|error| {
-        invalid(path, format!("{VOCAB} is not a map of tokens to ids: {error}"))
-    })?;
-    let merges = parse_merges(merges).map_err(|reason| invalid(path, reason))?;
-    let special = vocab.get(END_OF_TEXT).map(|&id| end_of_text_token(id));
-    let level = |add_prefix_space, trim_offsets| {
-        json!({ "type": "ByteLevel", "add_prefix_space": add_prefix_space,
-                "trim_offsets": trim_offsets, "use_regex": true })
-    };
-    let tokenizer = json!({
-        "version": "1.0",
-        "truncation": null,
-        "padding": null,
-        "added_tokens": special.as_slice(),
-        "normalizer": null,
-        "pre_tokenizer": level(false, true),
-        "post_processor": level(true, false),
-        "decoder": level(false, true),
-        "model": { "type": "BPE", "vocab": vocab, "merges": merges },
-    });
-    parse(tokenizer.to_string().as_bytes(), path, &format!("{VOCAB} and {MERGES} disagree: "))
-}
-
-/// The tokenizer in `json`. `problem` begins the reason of an error.
-fn parse(json: &[u8], path: &Path, problem: &str) -> Result<tokenizers::Tokenizer, DataError> {
-    // Asked first: for a truncated file the library panics where a decoder is cut.
-    serde_json::from_slice::<serde::de::IgnoredAny>(json)
-        .map_err(|error| invalid(path, format!("{problem}it is not valid JSON: {error}")))?;
-    match guarded(|| tokenizers::Tokenizer::from_bytes(json)) {
-        Ok(Ok(tokenizer)) => Ok(tokenizer),
-        Ok(Err(error)) => Err(invalid(path, format!("{problem}{error}"))),
-        Err(panic) => {
-            Err(invalid(path, format!("{problem}its parts contradict each other ({panic})")))
-        }
+    /// Returns the error of tokenizer files that cannot be used.
+    pub(crate) fn invalid(path: &Path, reason: &str) -> DataError {
+        let reason = reason.replace('\n', " ");
+        DataError::invalid(
+            path,
+            format!(
+                "cannot be loaded as a tokenizer: {reason}; data.tokenizer must be in the format of the `tokenizers` library; fetch it again, or choose another one"
+            ),
+        )
     }
 }
 
-fn end_of_text_token(id: u32) -> Value {
-    json!({ "id": id, "content": END_OF_TEXT, "single_word": false, "lstrip": false,
-            "rstrip": false, "normalized": false, "special": true })
+/// Returns the error of a folder without a tokenizer.
+fn no_tokenizer(path: &Path) -> DataError {
+    let reason = "holds no tokenizer; expected tokenizer.json, or vocab.json together with merges.txt; set data.tokenizer to such a folder, to a tokenizer.json, or to null to train one";
+    DataError::invalid(path, reason)
 }
 
-/// `merges.txt` of a BPE model's pairs.
+/// A byte-level tokenizer with the parts of GPT-2's.
+pub(crate) type ByteLevelBpe =
+    TokenizerImpl<BPE, NormalizerWrapper, ByteLevel, ByteLevel, ByteLevel>;
+
+/// Adds GPT-2's pre-tokenizer, post-processor and decoder to `model`.
+pub(crate) fn byte_level(model: BPE) -> tokenizers::Result<ByteLevelBpe> {
+    TokenizerBuilder::new()
+        .with_model(model)
+        .with_normalizer(None)
+        .with_pre_tokenizer(Some(ByteLevel::new(false, true, true)))
+        .with_post_processor(Some(ByteLevel::new(true, false, true)))
+        .with_decoder(Some(ByteLevel::new(false, true, true)))
+        .build()
+}
+
+/// Builds the byte-level BPE with GPT-2's pre-tokenizer that `vocab.json` and
+/// `merges.txt` imply.
+fn build_gpt2(vocab: &[u8], merges: &[u8], path: &Path) -> Result<tokenizers::Tokenizer> {
+    let vocab: BTreeMap<String, u32> = serde_json::from_slice(vocab).map_err(|error| {
+        TokenizerFiles::invalid(path, &format!("{VOCAB} is not a map of tokens to ids: {error}"))
+    })?;
+    let merges = parse_merges(merges).map_err(|reason| TokenizerFiles::invalid(path, &reason))?;
+    let build = || {
+        let has_end_of_text = vocab.contains_key(END_OF_TEXT);
+        let model = BPE::builder().vocab_and_merges(vocab.into_iter().collect::<Vocab>(), merges);
+        let mut tokenizer = byte_level(model.build()?)?;
+        if has_end_of_text {
+            tokenizer.add_special_tokens(&[AddedToken::from(END_OF_TEXT, true)]);
+        }
+        tokenizers::Result::Ok(tokenizer.into())
+    };
+    guarded_call(build).map_err(|reason| {
+        TokenizerFiles::invalid(path, &format!("{VOCAB} and {MERGES} disagree: {reason}"))
+    })
+}
+
+/// Parses the tokenizer in `json`. `problem` precedes the reason of an error.
+fn parse(json: &[u8], path: &Path, problem: &str) -> Result<tokenizers::Tokenizer> {
+    // Checked first, because the library panics on a file that is cut within a
+    // decoder.
+    let valid = serde_json::from_slice::<serde::de::IgnoredAny>(json)
+        .map_err(|error| format!("it is not valid JSON: {error}"));
+    valid
+        .and_then(|_| guarded_call(|| tokenizers::Tokenizer::from_bytes(json)))
+        .map_err(|reason| TokenizerFiles::invalid(path, &format!("{problem}{reason}")))
+}
+
+/// Renders the pairs of a BPE model as `merges.txt`.
 fn render_merges(pairs: &Value) -> String {
     let mut text = String::from("#version: 0.2\n");
     for pair in pairs.as_array().into_iter().flatten() {
@@ -197,7 +226,8 @@ fn render_merges(pairs: &Value) -> String {
     text
 }
 
-/// The pairs of `merges.txt`: a version line, then two tokens a line, most frequent first.
+/// Parses `merges.txt`: a version line, then two tokens per line, most frequent
+/// first.
 fn parse_merges(merges: &[u8]) -> Result<Vec<(String, String)>, String> {
     let text = std::str::from_utf8(merges).map_err(|error| format!("{MERGES}: {error}"))?;
     let lines = text.lines().enumerate();
@@ -212,26 +242,8 @@ fn parse_merges(merges: &[u8]) -> Result<Vec<(String, String)>, String> {
         .collect()
 }
 
-/// What `AutoTokenizer` must know beside `tokenizer.json`.
-fn config(end_of_text: Option<&str>) -> Value {
-    let mut config = json!({
-        "clean_up_tokenization_spaces": false,
-        "tokenizer_class": "PreTrainedTokenizerFast",
-    });
-    if let Some(token) = end_of_text {
-        config["bos_token"] = token.into();
-        config["eos_token"] = token.into();
-        // Batches are padded with it, behind the text.
-        config["pad_token"] = token.into();
-    }
-    config
-}
-
-fn pretty(value: &Value) -> Vec<u8> {
-    format!("{value:#}\n").into_bytes()
-}
-
-/// Writes beside the target and renames, so that no reader sees half a file.
+/// Writes a file under a temporary name and renames it, so that no reader sees
+/// half a file.
 fn write_whole(folder: &Path, name: &str, contents: &[u8]) -> io::Result<()> {
     let partial = folder.join(format!(".{name}.partial"));
     let write = || {
@@ -241,13 +253,9 @@ fn write_whole(folder: &Path, name: &str, contents: &[u8]) -> io::Result<()> {
         fs::rename(&partial, folder.join(name))
     };
     write().inspect_err(|_| {
-        // The error that matters is the one being returned.
+        // The error of the write is more useful than one of the cleanup.
         let _ = fs::remove_file(&partial);
     })
-}
-
-fn invalid(path: &Path, reason: String) -> DataError {
-    DataError::InvalidTokenizer { path: path.to_owned(), reason: reason.replace('\n', " ") }
 }
 
 #[cfg(test)]

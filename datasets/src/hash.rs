@@ -1,0 +1,46 @@
+//! SHA-256 and SHA-1 of files, texts and tokens, as lower-case hexadecimal
+//! digits.
+
+use std::io::{self, Read};
+
+use sha2::{Digest, Sha256};
+
+/// Returns the digits of `hasher` after everything in `reader`.
+pub(crate) fn digest<H: Digest>(mut hasher: H, mut reader: impl Read) -> io::Result<String> {
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        match reader.read(&mut buffer) {
+            Ok(0) => return Ok(hexadecimal(&hasher.finalize())),
+            Ok(read) => hasher.update(&buffer[..read]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Returns `bytes` as lower-case hexadecimal digits.
+pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A hash of numbers, which identifies training data in a checkpoint. A run
+/// that resumes must see the same tokens and labels, and neither file names nor
+/// the number of samples prove that.
+pub(crate) struct Fingerprint(Sha256);
+
+impl Fingerprint {
+    /// A fingerprint of `count` samples, before the first number.
+    pub(crate) fn new(count: usize) -> Self {
+        Self(Sha256::new_with_prefix((count as u64).to_le_bytes()))
+    }
+
+    /// Adds a number.
+    pub(crate) fn add(&mut self, number: u32) {
+        self.0.update(number.to_le_bytes());
+    }
+
+    /// Returns the first 128 bits of the hash.
+    pub(crate) fn digits(self) -> String {
+        hexadecimal(&self.0.finalize()[..16])
+    }
+}

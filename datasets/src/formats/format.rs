@@ -39,7 +39,7 @@ impl Format {
 /// order.
 ///
 /// # Errors
-/// A file that is damaged, is no table or lacks a column; and the errors of
+/// A file that is damaged, is not a table or lacks a column; and the errors of
 /// `visit`.
 pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) -> Result<()> {
     match Format::of(path) {

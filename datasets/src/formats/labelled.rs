@@ -31,7 +31,7 @@ pub struct LabelledText {
 ///
 /// # Errors
 /// [`DataError::InvalidFile`] for plain text, a missing column, a row whose
-/// text is no string or whose label is no class, and a damaged file;
+/// text is not a string or whose label is not a class, and a damaged file;
 /// [`DataError::Empty`] without any row.
 pub fn read_labelled(
     files: &[PathBuf],
@@ -111,7 +111,7 @@ pub struct TextColumns {
 ///
 /// # Errors
 /// [`DataError::InvalidFile`] for plain text, a missing column, a row whose
-/// text is no string or in which a column to copy is neither text nor a number,
+/// text is not a string or in which a column to copy is neither text nor a number,
 /// and a damaged file.
 pub fn read_texts(
     path: &Path,

@@ -15,7 +15,7 @@ pub(crate) enum Cell {
     Text(String),
     /// An integer or a boolean.
     Integer(i64),
-    /// A number that is no 64-bit integer, as digits.
+    /// A number that is not a 64-bit integer, as digits.
     Decimal(String),
     /// A missing value.
     Null,

@@ -26,7 +26,7 @@ pub(crate) enum ContentHash {
 
 impl ContentHash {
     /// Parses an etag as it occurs in a header: quoted, possibly weak. Returns
-    /// `None` if it is no hash.
+    /// `None` if it is not a hash.
     pub(crate) fn parse(etag: &str) -> Option<Self> {
         let digits = etag.trim().trim_start_matches("W/").trim_matches('"').to_ascii_lowercase();
         let is_hash = digits.bytes().all(|digit| digit.is_ascii_hexdigit());

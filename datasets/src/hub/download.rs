@@ -222,7 +222,7 @@ impl Downloader {
     }
 
     /// Downloads `file` to `blob`, which appears complete and verified or not
-    /// at all. A partial file beside it is resumed.
+    /// at all. A partial file next to it is resumed.
     ///
     /// # Errors
     /// Those of [`Downloader::document`], [`DataError::Corrupted`] for other

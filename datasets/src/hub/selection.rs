@@ -98,7 +98,7 @@ fn select_model<'f>(files: &[&'f str]) -> Result<Vec<&'f str>, String> {
     check_shards(&selected)?;
     let is_other = |file: &&str| match *file {
         "config.json" | "generation_config.json" => true,
-        // A whole file needs no index; one beside it is from an older upload.
+        // A whole file needs no index; one next to it is from an older upload.
         file => file == INDEX && !is_whole,
     };
     selected.extend(files.iter().copied().filter(is_other));

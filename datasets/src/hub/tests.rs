@@ -156,7 +156,7 @@ fn a_download_stops_at_the_announced_size() {
 fn what_will_not_change_is_refused_at_once_and_leaves_nothing() {
     for (fault, reason, transfers) in [
         (Fault::Encoded, "content encoding gzip", 1),
-        (Fault::Status(403, usize::MAX), "access is refused", 1),
+        (Fault::Status(403, usize::MAX), "access is denied", 1),
         (Fault::Status(410, usize::MAX), "status 410", 1),
         (Fault::Status(501, usize::MAX), "status 501", 1),
         (Fault::Ring, "redirects more than 5 times", 5),

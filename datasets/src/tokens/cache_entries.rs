@@ -65,7 +65,7 @@ pub struct CacheEntry {
     pub source: Option<String>,
 }
 
-/// The extension of the file beside an entry that names its source.
+/// The extension of the file next to an entry that names its source.
 pub(crate) const SOURCE: &str = "source";
 
 /// Returns the entries in `folder`, most recently used first. A missing folder

@@ -6,7 +6,7 @@
 //! is truncated, the process ends with a signal, while a read returns an error.
 //! A file that was modified since it was opened is refused too, because its
 //! tokens may not be the checked ones. Other refusals: a name without a width,
-//! an empty file, a size that is no multiple of the width, and ids outside of
+//! an empty file, a size that is not a multiple of the width, and ids outside of
 //! the vocabulary.
 
 use std::fs::File;

@@ -272,6 +272,32 @@ mod tests {
         assert!(parse_merges(b"a \xff").is_err());
     }
 
+    /// The rendered definition is part of the key of cached tokens.
+    #[test]
+    fn a_vocabulary_and_merges_define_gpt2s_tokenizer() {
+        let vocab = json!({ "a": 0, "b": 1, "ab": 2, END_OF_TEXT: 3 });
+        let level = |add_prefix_space, trim_offsets| {
+            json!({ "type": "ByteLevel", "add_prefix_space": add_prefix_space,
+                    "trim_offsets": trim_offsets, "use_regex": true })
+        };
+        let expected = json!({
+            "version": "1.0",
+            "truncation": null,
+            "padding": null,
+            "added_tokens": [{ "id": 3, "content": END_OF_TEXT, "single_word": false,
+                "lstrip": false, "rstrip": false, "normalized": false, "special": true }],
+            "normalizer": null,
+            "pre_tokenizer": level(false, true),
+            "post_processor": level(true, false),
+            "decoder": level(false, true),
+            "model": { "type": "BPE", "vocab": vocab, "merges": [["a", "b"]] },
+        });
+        let expected = tokenizers::Tokenizer::from_bytes(expected.to_string()).unwrap();
+        let merges = b"#version: 0.2\na b\n";
+        let built = build_gpt2(vocab.to_string().as_bytes(), merges, Path::new("t")).unwrap();
+        assert_eq!(built.to_string(false).unwrap(), expected.to_string(false).unwrap());
+    }
+
     #[test]
     fn the_end_of_text_may_be_a_string_or_an_object() {
         let eos = |config: &str| {

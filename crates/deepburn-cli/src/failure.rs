@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fmt;
 use std::process::ExitCode;
 
-use crate::progress::tell;
+use crate::run::progress::tell;
 
 /// Why a command failed.
 #[derive(Debug)]

@@ -1,6 +1,18 @@
 //! `deepburn`: check a configuration, list its keys, estimate memory, generate text, classify texts, look into
 //! checkpoints and export weights, compare runs, launch jobs on several processes, show the environment.
 
+pub(crate) mod cache_tool;
+pub(crate) mod check_config;
+pub(crate) mod checkpoint_tools;
+pub(crate) mod estimates;
+pub(crate) mod key_chapter;
+pub(crate) mod keys;
+pub(crate) mod launch;
+pub(crate) mod predict;
+pub(crate) mod predictions;
+pub(crate) mod scaling;
+pub(crate) mod trained_classifier;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -10,20 +22,20 @@ use deepburn_datasets::Tokenizer;
 use deepburn_models::gpt2::{Checkpoint, GenerateOptions, Sampling};
 use deepburn_monitor::{Comparison, Environment};
 
-use crate::cache_tool::{CacheAction, cache};
-use crate::check_config::{OpenValues, check_config};
-use crate::checkpoint_tools::{CheckpointChoice, Size, WeightType, consolidate, inspect};
 use crate::counted::counted;
-use crate::estimates::{EstimateArguments, estimates};
 use crate::failure::Failure;
-use crate::key_chapter::key_chapter;
-use crate::keys::keys;
-use crate::known_model::KnownModel;
-use crate::launch::{LaunchArguments, launch};
-use crate::model_folder::ModelFolder;
-use crate::predict::{PredictArguments, predict};
-use crate::progress::tell;
-use crate::signals::survive_file_limits;
+use crate::job::known_model::KnownModel;
+use crate::job::model_folder::ModelFolder;
+use crate::run::progress::tell;
+use crate::run::signals::survive_file_limits;
+use crate::tools::cache_tool::{CacheAction, cache};
+use crate::tools::check_config::{OpenValues, check_config};
+use crate::tools::checkpoint_tools::{CheckpointChoice, Size, WeightType, consolidate, inspect};
+use crate::tools::estimates::{EstimateArguments, estimates};
+use crate::tools::key_chapter::key_chapter;
+use crate::tools::keys::keys;
+use crate::tools::launch::{LaunchArguments, launch};
+use crate::tools::predict::{PredictArguments, predict};
 
 /// DeepBurn's tools.
 #[derive(Debug, Parser)]

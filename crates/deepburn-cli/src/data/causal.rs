@@ -1,0 +1,278 @@
+//! Language modelling: how GPT-2 learns from token sequences.
+
+use std::path::{Path, PathBuf};
+
+use burn::tensor::backend::Backend;
+use burn::tensor::{ElementConversion, Tensor};
+use deepburn::ops::{FusedOps, OptimizerOps};
+use deepburn::zero::{Training, Zero};
+use deepburn::{
+    Batch, BatchSource, Evaluation, EvaluationStream, NextStep, OutsideError, StepBatches, Task,
+};
+use deepburn_config::{BatchPlan, CurriculumPlan, DataKind, Job, Plan};
+use deepburn_datasets::{
+    BatchLoader, Corpus, DataError, DistributedSampler, EvaluationBatches, IGNORE_INDEX,
+    MicroBatch, Order, Position, Sequences, Shard, Tokenizer,
+};
+use deepburn_models::gpt2::{
+    CausalBatch, Checkpoint, CheckpointError, CheckpointWriter, Gpt2, Gpt2Config, IGNORED_LABEL,
+    InputError, SavedPrecision,
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::data::corpus::open_corpus;
+use crate::data::lengths::{PREFETCH, check_length, longest};
+use crate::data::places::Places;
+use crate::data::recipe::{InitialWeights, Recipe};
+use crate::data::vocabulary::{is_vocabulary_given, with_special_tokens, with_vocabulary};
+use crate::failure::Failure;
+use crate::job::memory::check_step;
+
+/// A language model and the text it learns.
+pub(crate) struct Causal {
+    pub(crate) config: Gpt2Config,
+    corpus: Corpus,
+    order: Order,
+    /// A checkpoint to start from.
+    pretrained: Option<PathBuf>,
+    seed: u64,
+    eval_max_samples: Option<usize>,
+}
+
+impl Causal {
+    /// Reads and checks model and data.
+    ///
+    /// # Errors
+    /// Always a user's mistake.
+    pub(crate) fn prepare(
+        job: &Job,
+        places: &Places,
+        batch: BatchPlan,
+        order: Order,
+    ) -> Result<Self, Failure> {
+        let pretrained = job.model.pretrained.as_ref().map(|place| places.model(place));
+        let pretrained = pretrained.transpose().map_err(Failure::mistake)?;
+        let config = model_config(job, pretrained.as_deref())?;
+        check_length(job, config.n_positions, "n_positions")?;
+        check_step(batch, job.data.sequence_length)?;
+        // Bare tokens do not say how many there can be.
+        let is_bare = matches!(job.data.kind, DataKind::Tokens) && job.data.tokenizer.is_none();
+        let rows = (is_vocabulary_given(job) || is_bare).then_some(config.vocab_size);
+        let corpus = open_corpus(job, places, pretrained.as_deref(), rows);
+        let corpus = corpus.map_err(Failure::mistake)?;
+        let mut config = with_vocabulary(config, job, corpus.tokenizer.as_ref())?;
+        if let Some(tokenizer) = &corpus.tokenizer {
+            let special = ["bos_token_id", "eos_token_id"];
+            config = with_special_tokens(config, job, pretrained.as_deref(), tokenizer, &special)?;
+        }
+        let (seed, eval_max_samples) = (job.training.seed, job.training.eval_max_samples);
+        Ok(Self { config, corpus, order, pretrained, seed, eval_max_samples })
+    }
+
+    /// A hash of the training data.
+    pub(crate) fn data_fingerprint(&self) -> Result<String, DataError> {
+        self.corpus.train.fingerprint()
+    }
+
+    /// A hash of the evaluation data, if there is some.
+    pub(crate) fn evaluation_fingerprint(&self) -> Result<Option<String>, DataError> {
+        self.corpus.eval.as_ref().map(Sequences::fingerprint).transpose()
+    }
+
+    /// Samples that a rank draws in an epoch.
+    pub(crate) fn samples_per_epoch(&self, shard: Shard) -> Result<usize, DataError> {
+        let sampler = DistributedSampler::new(self.corpus.train.len(), shard, self.order)?;
+        Ok(sampler.samples_per_epoch())
+    }
+}
+
+impl<B: FusedOps + OptimizerOps> Recipe<B> for Causal {
+    type Model = Gpt2<Training<B>>;
+    type Task = NextToken<B::Device>;
+    type Source = TokenSource;
+
+    fn model(&self, weights: InitialWeights, device: &B::Device) -> Result<Self::Model, Failure> {
+        match (weights, &self.pretrained) {
+            (InitialWeights::Zeros, _) => {
+                Gpt2::zeros(&self.config, device).map_err(Failure::mistake)
+            }
+            (InitialWeights::OfJob, Some(folder)) => {
+                let checkpoint = Checkpoint::open(folder).map_err(Failure::mistake)?;
+                checkpoint.load_lazily(&self.config, device).map_err(Failure::mistake)
+            }
+            (InitialWeights::OfJob, None) => {
+                Gpt2::new(&self.config, self.seed, device).map_err(Failure::mistake)
+            }
+        }
+    }
+
+    fn check_weights(&self) -> Result<(), Failure> {
+        let Some(folder) = &self.pretrained else { return Ok(()) };
+        let mut checkpoint = Checkpoint::open(folder).map_err(Failure::mistake)?;
+        checkpoint.check_values(&self.config).map_err(Failure::mistake)
+    }
+
+    fn task(&self, device: B::Device) -> Self::Task {
+        NextToken { config: self.config.clone(), device }
+    }
+
+    fn source(&self, shard: Shard, plan: &Plan) -> Result<TokenSource, DataError> {
+        let Corpus { train, eval, .. } = self.corpus.clone();
+        let source = TokenSource::new(train, eval, shard, self.order, plan)?;
+        Ok(TokenSource { eval_max_samples: self.eval_max_samples, ..source })
+    }
+
+    fn test(
+        &self,
+        shard: Shard,
+        plan: &Plan,
+    ) -> Result<Option<EvaluationStream<'_, TokenBatch>>, DataError> {
+        let test = self.corpus.test.as_ref();
+        test.map(|test| evaluation(test, shard, plan.batch.micro_batch_size, None)).transpose()
+    }
+
+    fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError> {
+        CheckpointWriter::create(folder, &self.config, SavedPrecision::F32)
+    }
+
+    fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.corpus.tokenizer.as_ref()
+    }
+}
+
+/// The checkpoint's config, or GPT-2 small, with the job's overrides.
+pub(crate) fn model_config(job: &Job, pretrained: Option<&Path>) -> Result<Gpt2Config, Failure> {
+    let base = match pretrained {
+        Some(folder) => Checkpoint::open(folder).map_err(Failure::mistake)?.config().clone(),
+        None => Gpt2Config::small(),
+    };
+    let named = |error| Failure::mistake(format!("model.config: {error}"));
+    let config = base.with_overrides(&job.model.config).map_err(named)?;
+    config.validate().map_err(named)?;
+    Ok(config)
+}
+
+/// A micro-batch of token sequences.
+pub(crate) struct TokenBatch(MicroBatch);
+
+impl Batch for TokenBatch {
+    fn num_tokens(&self) -> usize {
+        self.0.samples * self.0.shape[1]
+    }
+
+    fn num_targets(&self) -> usize {
+        self.0.num_targets()
+    }
+}
+
+impl TokenBatch {
+    /// The batch on a device, checked against the model's vocabulary and length.
+    fn on<B: Backend>(
+        &self,
+        config: &Gpt2Config,
+        device: &B::Device,
+    ) -> Result<CausalBatch<B>, InputError> {
+        let MicroBatch { input_ids, labels, shape, .. } = &self.0;
+        // Neither is negative but for the mark of padding: they were read as unsigned numbers.
+        let ids: Vec<u32> = input_ids.iter().map(|id| *id as u32).collect();
+        let label =
+            |label: &i32| if *label == IGNORE_INDEX { IGNORED_LABEL } else { (*label).into() };
+        let labels: Vec<i64> = labels.iter().map(label).collect();
+        CausalBatch::new(config, &ids, Some(&labels), *shape, device)
+    }
+}
+
+/// Predicting the next token.
+pub(crate) struct NextToken<D> {
+    pub(crate) config: Gpt2Config,
+    pub(crate) device: D,
+}
+
+impl<B: FusedOps + OptimizerOps> Task<B, Gpt2<Training<B>>> for NextToken<B::Device> {
+    type Batch = TokenBatch;
+
+    fn loss(
+        &self,
+        model: &Gpt2<Training<B>>,
+        batch: &TokenBatch,
+    ) -> Result<Tensor<Training<B>, 1>, OutsideError> {
+        let batch = batch.on(&self.config, &self.device)?;
+        Ok(model.loss(&batch).mean())
+    }
+
+    fn evaluate(
+        &self,
+        model: &Gpt2<Zero<B>>,
+        batch: &TokenBatch,
+    ) -> Result<Evaluation, OutsideError> {
+        let batch = batch.on(&self.config, &self.device)?;
+        let loss_sum = model.loss(&batch).sum.into_scalar().elem::<f64>();
+        Ok(Evaluation { loss_sum, answers: None })
+    }
+}
+
+/// One rank's share of the data.
+pub(crate) struct TokenSource {
+    loader: BatchLoader<Sequences>,
+    eval: Option<Sequences>,
+    shard: Shard,
+    rows: usize,
+    /// The most sequences that an evaluation takes.
+    eval_max_samples: Option<usize>,
+    curriculum: Option<CurriculumPlan>,
+}
+
+impl TokenSource {
+    /// The share of `shard` in micro-batches as `plan` has them.
+    pub(crate) fn new(
+        train: Sequences,
+        eval: Option<Sequences>,
+        shard: Shard,
+        order: Order,
+        plan: &Plan,
+    ) -> Result<Self, DataError> {
+        let rows = plan.batch.micro_batch_size;
+        let sampler = DistributedSampler::new(train.len(), shard, order)?;
+        let loader = BatchLoader::start(train, sampler, rows, PREFETCH)?;
+        let curriculum = plan.curriculum.clone();
+        Ok(Self { loader, eval, shard, rows, eval_max_samples: None, curriculum })
+    }
+}
+
+impl BatchSource<TokenBatch> for TokenSource {
+    fn next_step(&mut self, next: NextStep) -> Result<StepBatches<TokenBatch>, OutsideError> {
+        let length = longest(self.curriculum.as_ref(), next);
+        let batches = (0..next.micro_batches).map(|_| {
+            let mut batch = self.loader.next_batch()?;
+            batch.truncate(length);
+            Ok(TokenBatch(batch))
+        });
+        Ok(batches.collect::<Result<Vec<_>, DataError>>()?.into())
+    }
+
+    fn evaluation(&mut self) -> Result<Option<EvaluationStream<'_, TokenBatch>>, OutsideError> {
+        let (shard, rows, limit) = (self.shard, self.rows, self.eval_max_samples);
+        let eval = self.eval.as_ref();
+        Ok(eval.map(|eval| evaluation(eval, shard, rows, limit)).transpose()?)
+    }
+
+    fn position(&self) -> Value {
+        json!(self.loader.position())
+    }
+
+    fn seek(&mut self, position: &Value) -> Result<(), OutsideError> {
+        Ok(self.loader.seek(Position::deserialize(position)?)?)
+    }
+}
+
+/// A rank's share of an evaluation of the first `limit` sequences, in batches of `rows` of them.
+fn evaluation(
+    data: &Sequences,
+    shard: Shard,
+    rows: usize,
+    limit: Option<usize>,
+) -> Result<EvaluationStream<'_, TokenBatch>, DataError> {
+    let batches = EvaluationBatches::new(data, shard, rows)?.take_samples(limit);
+    Ok(Box::new(batches.map(|batch| Ok(TokenBatch(batch?)))))
+}

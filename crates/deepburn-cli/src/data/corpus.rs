@@ -1,0 +1,110 @@
+//! The data that a job names, opened.
+
+use std::path::{Path, PathBuf};
+
+use deepburn_config::{DataJob, DataKind, Job, SplitPlan};
+use deepburn_datasets::{
+    Content, Corpus, DataError, DataSource, Fractions, Join, Splits, SyntheticCorpus, TokenCache,
+    TokenizerChoice, open,
+};
+
+use crate::data::places::Places;
+
+/// Size of the embedded corpus: enough for any run on a few cores, written in a moment.
+const SYNTHETIC_BYTES: usize = 2 << 20;
+
+/// Opens the data of `job` for a model of `vocab_size` tokens, where that is known. It may start from a
+/// checkpoint in the folder `pretrained`.
+///
+/// # Errors
+/// What is wrong with the data.
+pub(crate) fn open_corpus(
+    job: &Job,
+    places: &Places,
+    pretrained: Option<&Path>,
+    vocab_size: Option<usize>,
+) -> Result<Corpus, DataError> {
+    let data = &job.data;
+    let tokenizer = tokenizer(data, places, pretrained)?;
+    let choice = match &tokenizer {
+        Some(path) => TokenizerChoice::Load(path.clone()),
+        None => TokenizerChoice::Train { vocab_size: data.vocab_size },
+    };
+    let content = match (&data.kind, &data.splits) {
+        (DataKind::Tokens, _) => Content::Tokens { splits: files(data, places)?, tokenizer },
+        (DataKind::Text { text_field, join }, _) => Content::Text {
+            splits: files(data, places)?,
+            field: text_field.clone(),
+            join: match join {
+                deepburn_config::Join::EndOfText => Join::EndOfText,
+                deepburn_config::Join::BlankLine => Join::BlankLine,
+                deepburn_config::Join::Nothing => Join::Nothing,
+            },
+            tokenizer: choice,
+        },
+        (DataKind::Synthetic | DataKind::Classification { .. }, splits) => Content::Synthetic {
+            corpus: SyntheticCorpus { seed: job.training.seed, bytes: SYNTHETIC_BYTES },
+            fractions: match splits {
+                SplitPlan::Shares { train, eval, test, .. } => {
+                    Fractions { train: *train, eval: *eval, test: *test }
+                }
+                SplitPlan::Named { .. } | SplitPlan::Paths { .. } => Fractions::ALL,
+            },
+            tokenizer: choice,
+        },
+    };
+    open(&DataSource {
+        content,
+        sequence_length: data.sequence_length,
+        vocab_size,
+        token_cache: token_cache(data),
+    })
+}
+
+/// Where the tokens of this job's text are kept. Those of the embedded corpus are made anew: that
+/// takes no longer than reading them.
+pub(crate) fn token_cache(data: &DataJob) -> Option<TokenCache> {
+    let kept = data.token_cache && !data.splits.is_embedded();
+    kept.then(TokenCache::of_user).flatten()
+}
+
+/// The tokenizer that the job names, or else the checkpoint's.
+pub(crate) fn tokenizer(
+    data: &DataJob,
+    places: &Places,
+    pretrained: Option<&Path>,
+) -> Result<Option<PathBuf>, DataError> {
+    let named = data.tokenizer.as_ref().map(|place| places.tokenizer(place)).transpose()?;
+    Ok(named.or_else(|| pretrained.and_then(tokenizer_of)))
+}
+
+/// The tokenizer that lies beside a checkpoint.
+pub(crate) fn tokenizer_of(checkpoint: &Path) -> Option<PathBuf> {
+    let known = ["tokenizer.json", "vocab.json"];
+    known.iter().any(|file| checkpoint.join(file).is_file()).then(|| checkpoint.to_owned())
+}
+
+fn files(data: &DataJob, places: &Places) -> Result<Splits, DataError> {
+    let name = data.name.as_deref();
+    Ok(match &data.splits {
+        SplitPlan::Shares { path, train, eval, test } => Splits::Shares {
+            files: match path {
+                Some(path) => places.whole(path, name)?,
+                None => Vec::new(),
+            },
+            fractions: Fractions { train: *train, eval: *eval, test: *test },
+        },
+        SplitPlan::Named { path, train, eval, test, .. } => {
+            let split = |split: &String| places.split(path, name, split);
+            Splits::Paths {
+                train: split(train)?,
+                eval: eval.as_ref().map(split).transpose()?,
+                test: test.as_ref().map(split).transpose()?,
+            }
+        }
+        SplitPlan::Paths { train, eval, test, .. } => {
+            let files = |path: &Option<PathBuf>| path.clone().map(|path| vec![path]);
+            Splits::Paths { train: vec![train.clone()], eval: files(eval), test: files(test) }
+        }
+    })
+}

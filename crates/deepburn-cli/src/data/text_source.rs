@@ -1,0 +1,184 @@
+//! Micro-batches of labelled texts, of a fixed number of texts or under a budget of tokens.
+//!
+//! Main type: [`TextSource`], one rank's share.
+
+use std::sync::Arc;
+
+use deepburn::{
+    Batch, BatchSource, EvaluationStream, NextStep, OutsideError, StepBatches, StepSize,
+};
+use deepburn_config::{CurriculumPlan, DynamicBatchingPlan, LrScaling, PickingOrderPlan, Plan};
+use deepburn_datasets::{
+    BatchLoader, BudgetSampler, Collate, DataError, DistributedSampler, EpochPosition,
+    LabelledBatch, LabelledTexts, Order, PickingOrder, Position, Shard, StepShape, TokenBudget,
+};
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::data::lengths::{PREFETCH, longest};
+
+/// A micro-batch of texts.
+pub(crate) struct Labelled(pub(crate) LabelledBatch);
+
+impl Batch for Labelled {
+    fn num_tokens(&self) -> usize {
+        self.0.num_tokens()
+    }
+
+    fn num_targets(&self) -> usize {
+        self.0.num_texts()
+    }
+}
+
+/// One rank's share of the texts.
+pub(crate) struct TextSource {
+    loader: Loader,
+    eval: Option<Arc<LabelledTexts>>,
+    shard: Shard,
+    /// What an evaluation's batches may hold.
+    budget: TokenBudget,
+    /// The most texts that an evaluation takes.
+    pub(crate) eval_max_samples: Option<usize>,
+    curriculum: Option<CurriculumPlan>,
+}
+
+/// How training batches are made.
+enum Loader {
+    Fixed(BatchLoader<LabelledTexts>),
+    Budget {
+        loader: BatchLoader<LabelledTexts, BudgetSampler>,
+        lr_scaling: LrScaling,
+        /// Samples of the step that the schedule's learning rate is meant for.
+        reference: usize,
+    },
+}
+
+impl TextSource {
+    /// The share of `shard`, in batches as `plan` has them.
+    pub(crate) fn new(
+        train: Arc<LabelledTexts>,
+        eval: Option<Arc<LabelledTexts>>,
+        shard: Shard,
+        order: Order,
+        plan: &Plan,
+    ) -> Result<Self, DataError> {
+        let rows = plan.batch.micro_batch_size;
+        let loader = match &plan.dynamic_batching {
+            Some(dynamic) => {
+                let accumulation = plan.batch.gradient_accumulation_steps;
+                let lengths = train.lengths();
+                let sampler = BudgetSampler::new(lengths, budget(dynamic), shard, accumulation)?;
+                Loader::Budget {
+                    loader: BatchLoader::drawing(train, sampler, PREFETCH)?,
+                    lr_scaling: dynamic.lr_scaling,
+                    reference: plan.batch.train_batch_size,
+                }
+            }
+            None => {
+                let sampler = DistributedSampler::new(train.len(), shard, order)?;
+                Loader::Fixed(BatchLoader::start(train, sampler, rows, PREFETCH)?)
+            }
+        };
+        let budget = evaluation_budget(plan);
+        let curriculum = plan.curriculum.clone();
+        Ok(Self { loader, eval, shard, budget, eval_max_samples: None, curriculum })
+    }
+}
+
+/// The budget of a plan.
+pub(crate) fn budget(plan: &DynamicBatchingPlan) -> TokenBudget {
+    TokenBudget {
+        max_tokens: plan.max_tokens,
+        min_batch_size: plan.min_batch_size,
+        max_batch_size: plan.max_batch_size,
+        order: match plan.order {
+            PickingOrderPlan::Dataloader => PickingOrder::Sequential,
+            PickingOrderPlan::Random { seed } => PickingOrder::Random { seed },
+            PickingOrderPlan::Seqlen => PickingOrder::ByLength,
+        },
+    }
+}
+
+impl BatchSource<Labelled> for TextSource {
+    fn next_step(&mut self, next: NextStep) -> Result<StepBatches<Labelled>, OutsideError> {
+        let length = longest(self.curriculum.as_ref(), next);
+        let size = match &self.loader {
+            Loader::Fixed(_) => None,
+            Loader::Budget { loader, lr_scaling, reference } => {
+                let samples = loader.sampler().step_samples();
+                let lr_factor = lr_scaling.factor(samples, *reference);
+                Some(StepSize { samples: samples as u64, lr_factor })
+            }
+        };
+        let batches = (0..next.micro_batches).map(|_| {
+            let mut batch = match &mut self.loader {
+                Loader::Fixed(loader) => loader.next_batch()?,
+                Loader::Budget { loader, .. } => loader.next_batch()?,
+            };
+            batch.truncate(length);
+            Ok(Labelled(batch))
+        });
+        Ok(StepBatches { micro_batches: batches.collect::<Result<_, DataError>>()?, size })
+    }
+
+    fn evaluation(&mut self) -> Result<Option<EvaluationStream<'_, Labelled>>, OutsideError> {
+        let (shard, budget, limit) = (self.shard, self.budget, self.eval_max_samples);
+        let eval = self.eval.as_ref();
+        Ok(eval.map(|eval| evaluation(eval, shard, budget, limit)).transpose()?)
+    }
+
+    fn position(&self) -> Value {
+        match &self.loader {
+            Loader::Fixed(loader) => json!(loader.position()),
+            Loader::Budget { loader, .. } => json!(loader.position()),
+        }
+    }
+
+    fn seek(&mut self, position: &Value) -> Result<(), OutsideError> {
+        // Neither kind has the fields of the other.
+        let other = |cause: serde_json::Error| {
+            format!("dynamic batching was switched on or off since ({cause}); switch it back")
+        };
+        match &mut self.loader {
+            Loader::Fixed(loader) => {
+                loader.seek(Position::deserialize(position).map_err(other)?)?;
+            }
+            Loader::Budget { loader, .. } => {
+                loader.seek(EpochPosition::deserialize(position).map_err(other)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What an evaluation's batches may hold.
+pub(crate) fn evaluation_budget(plan: &Plan) -> TokenBudget {
+    let rows = plan.batch.micro_batch_size;
+    let budget = match &plan.dynamic_batching {
+        Some(dynamic) => budget(dynamic),
+        None => TokenBudget { max_batch_size: Some(rows), ..TokenBudget::new(usize::MAX) },
+    };
+    TokenBudget { min_batch_size: 1, order: PickingOrder::ByLength, ..budget }
+}
+
+/// A rank's share of an evaluation of the first `limit` texts. Texts of about one length are together, so there
+/// is next to no padding.
+pub(crate) fn evaluation(
+    texts: &LabelledTexts,
+    shard: Shard,
+    budget: TokenBudget,
+    limit: Option<usize>,
+) -> Result<EvaluationStream<'_, Labelled>, DataError> {
+    let mut lengths = texts.lengths();
+    lengths.truncate(limit.unwrap_or(lengths.len()).max(1));
+    // What is only evaluated may be longer than what trains.
+    let longest = lengths.iter().copied().max().unwrap_or(0).max(1);
+    let budget = TokenBudget { max_tokens: budget.max_tokens.max(longest), ..budget };
+    let shape = StepShape { num_ranks: shard.num_ranks, accumulation: 1 };
+    let plan = budget.plan(&lengths, shape, 0)?;
+    Ok(Box::new((0..plan.num_batches()).map(move |index| {
+        let samples = plan.batch(shard.rank, index);
+        Ok(Labelled(texts.collate(samples, samples.len().max(1))?))
+    })))
+}

@@ -1,0 +1,14 @@
+//! A run: preparation, training, checkpoints and results.
+
+pub(crate) mod agreement;
+pub(crate) mod finetune;
+pub(crate) mod forecast;
+pub(crate) mod job_state;
+pub(crate) mod monitoring;
+pub(crate) mod preparation;
+pub(crate) mod progress;
+pub(crate) mod results;
+pub(crate) mod resume;
+pub(crate) mod signals;
+pub(crate) mod swap;
+pub(crate) mod watch;

@@ -1,0 +1,81 @@
+//! Where monitors and profiles may write: checked before hours are spent on what they show.
+
+use std::fs::{self, OpenOptions};
+use std::path::{Path, PathBuf, absolute};
+
+use crate::failure::Failure;
+use crate::job::made_folders::MadeFolders;
+use crate::run::preparation::Preparation;
+
+/// What a run writes into its output folder itself.
+const OWN: [&str; 5] = ["metrics.jsonl", "job.json", "report.html", "test.json", "model"];
+
+/// Refuses places that cannot be written to, that belong to the run's own files, or that hold what the
+/// job was read from. Nothing is left behind: the run makes its folders when it starts.
+///
+/// # Errors
+/// Always a user's mistake.
+pub(crate) fn check_monitors(preparation: &Preparation, config: &Path) -> Result<(), Failure> {
+    let output = &preparation.job.training.output_dir;
+    let plan = &preparation.plan.monitor;
+    let folders = [
+        ("deepspeed.tensorboard", plan.tensorboard.as_ref().map(|it| it.under(output))),
+        ("deepspeed.csv_monitor", plan.csv.as_ref().map(|it| it.under(output))),
+        ("deepspeed.profiling.output_folder", plan.profile.as_ref().map(|it| it.under(output))),
+    ];
+    for (key, folder) in folders {
+        let Some(folder) = folder else { continue };
+        check_free(key, &folder, output)?;
+        check_folder(key, &folder)?;
+    }
+    let file = plan.flops.as_ref().and_then(|flops| flops.output_file.as_ref());
+    file.map_or(Ok(()), |file| check_file(file, output, config))
+}
+
+/// Refuses what is, or lies in, a file or folder of the run's own.
+fn check_free(key: &str, path: &Path, output: &Path) -> Result<(), Failure> {
+    let whole = |path: &Path| absolute(path).unwrap_or_else(|_| path.to_owned());
+    let path_whole = whole(path);
+    let taken = OWN.iter().find(|name| path_whole.starts_with(whole(&output.join(name))));
+    match taken {
+        None => Ok(()),
+        Some(name) => Err(Failure::mistake(format!(
+            "{key}: {} is where the run writes its own {name}; give another place",
+            path.display()
+        ))),
+    }
+}
+
+fn check_folder(key: &str, folder: &Path) -> Result<(), Failure> {
+    MadeFolders::make_writable(folder).map(drop).map_err(|error| refused(key, folder, &error))
+}
+
+fn check_file(file: &PathBuf, output: &Path, config: &Path) -> Result<(), Failure> {
+    const KEY: &str = "deepspeed.flops_profiler.output_file";
+    check_free(KEY, file, output)?;
+    let same = |a: &Path, b: &Path| {
+        fs::canonicalize(a).ok().is_some_and(|a| Some(a) == fs::canonicalize(b).ok())
+    };
+    if same(file, config) {
+        return Err(Failure::mistake(format!(
+            "{KEY}: {} is the job file, which would be overwritten; give another place",
+            file.display()
+        )));
+    }
+    let folder = file.parent().unwrap_or(Path::new(""));
+    let _made = MadeFolders::make(folder).map_err(|error| refused(KEY, file, &error))?;
+    let existed = file.exists();
+    OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(file)
+        .and_then(|_| if existed { Ok(()) } else { fs::remove_file(file) })
+        .map_err(|error| refused(KEY, file, &error))
+}
+
+fn refused(key: &str, path: &Path, error: &std::io::Error) -> Failure {
+    Failure::mistake(format!(
+        "{key}: {} cannot be written to ({error}); give a place that can",
+        path.display()
+    ))
+}

@@ -1,0 +1,421 @@
+//! `deepburn estimate`: predicted memory and step time of a model at one stage or all of them.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use deepburn::zero::cost::StepModel;
+use deepburn::zero::estimate::{
+    ActivationGraph, ElementBytes, Estimate, ParameterSize, PassPlan, estimate,
+};
+use deepburn_config::{Facts, Plan, Stage, Written, ZeroPlan, resolve};
+use serde_json::{Value, json};
+
+use crate::counted::counted;
+use crate::failure::Failure;
+use crate::job::activations::BatchShape;
+use crate::job::known_model::KnownModel;
+use crate::run::preparation::grouped_sizes;
+use crate::tools::check_config::{OpenValues, read};
+use crate::tools::scaling::{self, ScalingArguments, ScalingRow, Speed, Workload, rank_counts};
+
+/// What is estimated.
+#[derive(Debug, Args)]
+pub struct EstimateArguments {
+    /// config.json of a GPT-2, its classifier or an encoder, or a folder that has one; GPT-2 small without it.
+    #[arg(long)]
+    model: Option<PathBuf>,
+    /// ZeRO stage, 0 to 3; all of them without it.
+    #[arg(long, allow_negative_numbers = true)]
+    stage: Option<u8>,
+    /// Ranks.
+    #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
+    ranks: u64,
+    /// DeepSpeed configuration whose buckets, limits, optimizer and micro-batch are taken.
+    #[arg(long)]
+    deepspeed: Option<String>,
+    /// Tokens of a sequence; with it, the activations of a micro-batch are predicted. With --network, the longest that
+    /// the model takes without it.
+    #[arg(long, value_name = "N")]
+    sequence_length: Option<u64>,
+    #[command(flatten)]
+    open: OpenValues,
+    #[command(flatten)]
+    scaling: ScalingArguments,
+    /// Print bytes as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// The table, or JSON, of the stages asked for.
+///
+/// # Errors
+/// A user's mistake.
+pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure> {
+    let model = KnownModel::read(arguments.model.as_deref())?;
+    let ranks = match arguments.ranks {
+        0 => return Err(Failure::mistake("--ranks: 0 ranks cannot run anything; use at least 1")),
+        ranks => ranks,
+    };
+    let plan = plan(arguments, &model)?;
+    let stages = stages(stage_number(arguments, &plan)?)?;
+    let length = match arguments.scaling.is_given() {
+        true => arguments.sequence_length.or(Some(model.longest() as u64)),
+        false => arguments.sequence_length,
+    };
+    let batch = batch_shape(length, &model, plan.batch.micro_batch_size)?;
+    let graph = batch.map(|batch| model.activations(batch, &plan.precision));
+    let sizes = grouped_sizes(&model, &plan)?;
+    let subject = Subject { plan: &plan, sizes: &sizes, graph: graph.as_ref() };
+    let estimates: Vec<_> = stages.iter().map(|stage| subject.estimate(*stage, ranks)).collect();
+    let scaling = match batch {
+        Some(batch) => Scaling::new(arguments, &subject, batch, model.width() as u64)?,
+        None => None,
+    };
+    if arguments.json {
+        let mut list: Vec<_> = estimates.iter().map(record).collect();
+        if let Some(scaling) = &scaling {
+            for (record, stage) in list.iter_mut().zip(&stages) {
+                scaling.enter(record, &subject, *stage)?;
+            }
+        }
+        return serde_json::to_string_pretty(&list).map_err(Failure::run);
+    }
+    let mut lines = match estimates.as_slice() {
+        [one] => vec![one.to_string().trim_end().to_owned()],
+        several => table(several, ranks),
+    };
+    if let Some(scaling) = &scaling {
+        lines.extend(scaling.lines(&subject, &stages)?);
+    }
+    Ok(lines.join("\n"))
+}
+
+/// The plan of the configuration, or the default one.
+fn plan(arguments: &EstimateArguments, model: &KnownModel) -> Result<Plan, Failure> {
+    let written = match &arguments.deepspeed {
+        Some(config) => read(config)?,
+        None => Written::from_json(r#"{"train_micro_batch_size_per_gpu": "auto"}"#)
+            .map_err(Failure::run)?,
+    };
+    let mut facts = arguments.open.fill(Facts::on_host(arguments.ranks as usize));
+    facts.hidden_size = Some(model.width());
+    if arguments.deepspeed.is_none() {
+        facts.micro_batch_size = facts.micro_batch_size.or(Some(1));
+    }
+    let plan = resolve(&written, &facts).map_err(Failure::mistake)?.plan;
+    arguments.open.check(&plan.batch)?;
+    Ok(plan)
+}
+
+/// The number of the only stage; `None` for all of them.
+fn stage_number(arguments: &EstimateArguments, plan: &Plan) -> Result<Option<u8>, Failure> {
+    let given = arguments.deepspeed.as_ref().map(|_| plan.zero.stage.number());
+    if !plan.optimizer.exchanges_momentum() {
+        return Ok(arguments.stage.or(given));
+    }
+    match arguments.stage {
+        Some(stage @ 2..) => Err(Failure::mistake(format!(
+            "--stage: {stage} does not go with {}; use 0, or another optimizer",
+            plan.optimizer.name()
+        ))),
+        // The plan's own stage is the only one.
+        _ => Ok(Some(Stage::Disabled.number())),
+    }
+}
+
+/// What is estimated.
+struct Subject<'a> {
+    plan: &'a Plan,
+    sizes: &'a [ParameterSize],
+    /// The pass of a micro-batch, where its length is known.
+    graph: Option<&'a ActivationGraph>,
+}
+
+impl Subject<'_> {
+    fn zero(&self, stage: Stage) -> ZeroPlan {
+        ZeroPlan { stage, ..self.plan.zero.clone() }
+    }
+
+    fn estimate(&self, stage: Stage, ranks: u64) -> Estimate {
+        let Plan { optimizer, precision, batch, .. } = self.plan;
+        let bytes = ElementBytes::new(optimizer, precision, batch.gradient_accumulation_steps);
+        let zero = self.zero(stage);
+        let estimate = estimate(self.sizes, &zero, ranks, bytes);
+        match self.graph {
+            Some(graph) => {
+                let pass = PassPlan::new(self.plan, &zero, ranks, &estimate);
+                estimate.with_pass(pass.peak(graph))
+            }
+            None => estimate,
+        }
+    }
+}
+
+/// The step times that are asked for.
+struct Scaling {
+    ranks: u64,
+    workload: Workload,
+    speed: Speed,
+}
+
+impl Scaling {
+    /// `None` without `--network`.
+    fn new(
+        arguments: &EstimateArguments,
+        subject: &Subject<'_>,
+        batch: BatchShape,
+        width: u64,
+    ) -> Result<Option<Self>, Failure> {
+        let Plan { precision, batch: plan, .. } = subject.plan;
+        let workload = Workload {
+            batch,
+            width,
+            precision: precision.autocast.unwrap_or(precision.compute),
+            micro_batches: plan.gradient_accumulation_steps as u64,
+        };
+        let ranks = arguments.ranks;
+        let speed = arguments.scaling.speed(&workload, ranks)?;
+        Ok(speed.map(|speed| Self { ranks, workload, speed }))
+    }
+
+    /// One row for each number of ranks, all with the micro-batches of the plan.
+    fn rows(&self, subject: &Subject<'_>, stage: Stage) -> Result<Vec<ScalingRow>, Failure> {
+        let Some(graph) = subject.graph else { return Ok(Vec::new()) };
+        let zero = subject.zero(stage);
+        let estimate = subject.estimate(stage, self.ranks);
+        let step = StepModel::new(subject.plan, &zero, subject.sizes, graph, &estimate)
+            .map_err(|error| Failure::mistake(format!("--network: {error}")))?;
+        let row = |ranks| ScalingRow {
+            memory: training_bytes(&subject.estimate(stage, ranks)),
+            cost: step.cost(ranks, self.speed.machine(ranks), self.speed.network()),
+        };
+        Ok(rank_counts(self.ranks).into_iter().map(row).collect())
+    }
+
+    /// The speeds that are assumed, and a table for each stage.
+    fn lines(&self, subject: &Subject<'_>, stages: &[Stage]) -> Result<Vec<String>, Failure> {
+        let Self { workload, speed, .. } = self;
+        let mut lines = vec![workload.line(subject.graph.map_or(0, ActivationGraph::flops))];
+        lines.extend(speed.lines(workload));
+        for stage in stages {
+            lines.extend(scaling::table(*stage, &self.rows(subject, *stage)?, speed, workload));
+        }
+        Ok(lines)
+    }
+
+    /// Adds the step times of a stage to its record.
+    fn enter(
+        &self,
+        record: &mut Value,
+        subject: &Subject<'_>,
+        stage: Stage,
+    ) -> Result<(), Failure> {
+        let rows = self.rows(subject, stage)?;
+        record["speed"] = self.speed.record();
+        record["steps"] = scaling::records(&rows, &self.speed, &self.workload);
+        Ok(())
+    }
+}
+
+/// Bytes that a rank holds at most, activations included where they are known.
+fn training_bytes(estimate: &Estimate) -> u64 {
+    let Some(pass) = estimate.pass else { return estimate.peak() };
+    let kept = estimate.states.parameters.saturating_add(estimate.states.optimizer);
+    kept.saturating_add(estimate.module_buffers).saturating_add(pass.device)
+}
+
+/// The micro-batch whose activations are predicted.
+fn batch_shape(
+    length: Option<u64>,
+    model: &KnownModel,
+    sequences: usize,
+) -> Result<Option<BatchShape>, Failure> {
+    let longest = model.longest() as u64;
+    match length {
+        Some(length) if !(1..=longest).contains(&length) => Err(Failure::mistake(format!(
+            "--sequence-length: {length}; the model takes 1 to {longest} tokens"
+        ))),
+        length => Ok(length.map(|length| BatchShape { sequences: sequences as u64, length })),
+    }
+}
+
+/// The stage asked for, or all of them.
+fn stages(number: Option<u8>) -> Result<Vec<Stage>, Failure> {
+    let all = [Stage::Disabled, Stage::OptimizerStates, Stage::Gradients, Stage::Parameters];
+    match number {
+        None => Ok(all.to_vec()),
+        Some(number) => match all.get(usize::from(number)) {
+            Some(stage) => Ok(vec![*stage]),
+            None => {
+                Err(Failure::mistake(format!("--stage: {number} is not a ZeRO stage; use 0 to 3")))
+            }
+        },
+    }
+}
+
+/// One row of an estimate: its name in a table and in JSON, and bytes.
+type Row = (&'static str, &'static str, u64);
+
+fn rows(estimate: &Estimate) -> Vec<Row> {
+    let Estimate { states, buffers, .. } = estimate;
+    let mut rows = vec![
+        ("parameters", "parameters", states.parameters),
+        ("gradients", "gradients", states.gradients),
+        ("optimizer states", "optimizer", states.optimizer),
+        ("model states", "model_states", states.total()),
+        ("gradient buckets, at most", "buckets", buffers.buckets),
+        ("gathered parameters, at most", "gathered_limit", buffers.gathered_limit),
+        ("all, at most (no activations)", "peak", estimate.peak()),
+        ("while sharding, at most", "starting", estimate.starting),
+        ("model states, on the host", "host", estimate.host),
+        ("model states, on NVMe", "disk", estimate.disk),
+    ];
+    if buffers.directions > 0 {
+        rows.insert(5, ("optimizer directions, at most", "directions", buffers.directions));
+    }
+    if let Some(pass) = estimate.pass {
+        rows.push(("activations, at most", "activations", pass.activations));
+        rows.push(("a training pass, at most", "training_pass", training_bytes(estimate)));
+    }
+    rows
+}
+
+/// One column a stage, in MiB.
+fn table(estimates: &[Estimate], ranks: u64) -> Vec<String> {
+    let ranks = counted(ranks as usize, "rank");
+    let mut lines = vec![format!("MiB per rank, {ranks}")];
+    let head: String =
+        estimates.iter().map(|estimate| format!("{:>13}", stage_name(estimate))).collect();
+    lines.push(format!("  {:<30}{head}", ""));
+    let columns: Vec<_> = estimates.iter().map(rows).collect();
+    for (at, (name, _, _)) in columns[0].iter().enumerate() {
+        let bytes: Vec<_> = columns.iter().map(|column| column[at].2).collect();
+        let is_optional = ["model states, on the host", "model states, on NVMe"].contains(name);
+        if !is_optional || bytes.iter().any(|bytes| *bytes > 0) {
+            let cells = bytes.iter().map(|bytes| format!("{:>13.2}", *bytes as f64 / 1_048_576.0));
+            lines.push(format!("  {name:<30}{}", cells.collect::<String>()));
+        }
+    }
+    lines
+}
+
+fn stage_name(estimate: &Estimate) -> String {
+    format!("stage {}", estimate.stage.number())
+}
+
+/// The rows of one stage as JSON, in bytes.
+fn record(estimate: &Estimate) -> Value {
+    let mut record = json!({ "stage": estimate.stage.number(), "ranks": estimate.ranks });
+    for (_, name, bytes) in rows(estimate) {
+        record[name] = json!(bytes);
+    }
+    record
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        arguments: EstimateArguments,
+    }
+
+    fn run(arguments: &[&str]) -> Result<String, String> {
+        let all = ["estimate"].iter().chain(arguments);
+        let program = Program::try_parse_from(all).map_err(|error| error.to_string())?;
+        estimates(&program.arguments).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn all_stages_are_one_table() {
+        let text = run(&["--ranks", "4"]).unwrap();
+        assert!(text.lines().count() <= 30, "{text}");
+        let states = text.lines().find(|line| line.starts_with("  model states")).unwrap();
+        let figures: Vec<f64> =
+            states.split_whitespace().skip(2).map(|figure| figure.parse().unwrap()).collect();
+        // The table of the book's chapter on memory.
+        let rounded: Vec<_> = figures.into_iter().map(f64::round).collect();
+        assert_eq!(rounded, [1899.0, 1187.0, 831.0, 475.0]);
+    }
+
+    #[test]
+    fn json_has_the_bytes_of_each_stage() {
+        let json: Value = serde_json::from_str(&run(&["--ranks", "2", "--json"]).unwrap()).unwrap();
+        assert_eq!(json.as_array().unwrap().len(), 4);
+        assert_eq!(json[0]["parameters"], json!(124_439_808_u64 * 4));
+        assert_eq!(json[3]["stage"], json!(3));
+    }
+
+    #[test]
+    fn the_micro_batch_may_come_from_the_command_line() {
+        let strategy = ["--deepspeed", "deepspeed_stage_3", "--sequence-length", "64"];
+        let message = run(&strategy).unwrap_err();
+        assert!(message.contains("--micro-batch"), "{message}");
+        let one = run(&[&strategy[..], &["--micro-batch", "1"]].concat()).unwrap();
+        let two = run(&[&strategy[..], &["--micro-batch", "2"]].concat()).unwrap();
+        assert_ne!(one, two);
+        assert!(run(&["--micro-batch", "0"]).unwrap_err().contains("--micro-batch"));
+    }
+
+    /// Figures of a cluster, so that nothing is measured.
+    const CLUSTER: [&str; 8] = [
+        "--network",
+        "100Gb",
+        "--flops",
+        "150T",
+        "--memory-bandwidth",
+        "1.5TB",
+        "--sequence-length",
+        "512",
+    ];
+
+    #[test]
+    fn step_times_are_a_table_for_each_stage() {
+        let text = run(&[&CLUSTER[..], &["--ranks", "12", "--stage", "3"]].concat()).unwrap();
+        let table = text.split_once("step time, stage 3\n").unwrap().1;
+        let ranks: Vec<&str> =
+            table.lines().skip(1).map(|line| line.split_whitespace().next().unwrap()).collect();
+        assert_eq!(ranks, ["1", "2", "4", "8", "12"]);
+        assert!(text.contains("150.00 TFLOP/s in fp32 (--flops)"), "{text}");
+        assert!(text.contains("5.0 us a message (assumed)"), "{text}");
+        assert!(!run(&["--ranks", "12"]).unwrap().contains("step time"));
+    }
+
+    #[test]
+    fn json_has_the_step_times_of_each_stage() {
+        let arguments = [&CLUSTER[..], &["--ranks", "4096", "--json"]].concat();
+        let json: Value = serde_json::from_str(&run(&arguments).unwrap()).unwrap();
+        for (stage, gradients) in [(0, 1), (3, 1)] {
+            let steps = json[stage]["steps"].as_array().unwrap();
+            assert_eq!(steps.len(), 13);
+            let last = &steps[12];
+            assert_eq!(last["ranks"], json!(4096));
+            assert_eq!(
+                last["collectives"]["gradients"]["elements"],
+                json!(gradients * 124_439_808)
+            );
+            assert!(last["step_seconds"].as_f64() > steps[0]["step_seconds"].as_f64());
+        }
+        assert_eq!(json[0]["speed"]["bandwidth"]["value"], json!(12.5e9));
+    }
+
+    #[test]
+    fn step_times_that_cannot_be_predicted_are_refused() {
+        for (arguments, expected) in [
+            (&["--network", "100G"][..], "bits as 100Gb or bytes as 12.5GB"),
+            (&["--flops", "1T"], "--network"),
+            (&["--network", "100Gb", "--ranks-per-machine", "8"], "--local-bandwidth"),
+            (&["--network", "threads", "--local-bandwidth", "1GB"], "remove the option"),
+        ] {
+            let message = run(arguments).unwrap_err();
+            assert!(message.contains(expected), "{message}");
+        }
+        let lamb = r#"{"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "Lamb"}}"#;
+        let message = run(&[&CLUSTER[..], &["--deepspeed", lamb]].concat()).unwrap_err();
+        assert!(message.contains("use Adam, AdamW"), "{message}");
+    }
+}

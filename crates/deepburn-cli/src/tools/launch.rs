@@ -1,0 +1,179 @@
+//! `deepburn launch`: command-line arguments for `deepburn-launch`.
+
+use std::env;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use clap::Args;
+use deepburn_launch::{
+    HostSlots, JobEnd, Launch, LaunchError, Mpirun, Selection, forwarded_variables, quoted,
+    read_hostfile, this_machine, training_command,
+};
+
+use crate::failure::Failure;
+use crate::run::progress::tell;
+use crate::tools::print;
+
+/// Arguments of `deepburn launch`.
+#[derive(Debug, Args)]
+pub struct LaunchArguments {
+    /// Hostfile with a line `HOST slots=N` for each host [default: this machine alone].
+    #[arg(short = 'H', long, value_name = "FILE")]
+    hostfile: Option<PathBuf>,
+    /// Use only these hosts and slots: `HOST[:SLOT,...][@HOST...]`.
+    #[arg(short, long, value_name = "LIST")]
+    include: Option<String>,
+    /// Use all hosts and slots but these: `HOST[:SLOT,...][@HOST...]`.
+    #[arg(short, long, value_name = "LIST")]
+    exclude: Option<String>,
+    /// Use the first N hosts of the hostfile.
+    #[arg(
+        long = "num_nodes",
+        alias = "num-nodes",
+        value_name = "N",
+        allow_negative_numbers = true
+    )]
+    num_nodes: Option<usize>,
+    /// Ranks per host, on its devices 0 to N - 1 [default: one per slot; without a hostfile one per
+    /// NVIDIA GPU, or 1].
+    #[arg(
+        long = "num_gpus",
+        aliases = ["num-gpus", "num_accelerators"],
+        value_name = "N",
+        allow_negative_numbers = true
+    )]
+    num_gpus: Option<usize>,
+    /// Restart a failed job up to N times.
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
+    max_restarts: u32,
+    /// Seconds for ranks to save and stop after SIGTERM or SIGINT.
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, allow_negative_numbers = true)]
+    grace_seconds: u32,
+    /// Seconds for remote hosts to answer before the job starts.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, allow_negative_numbers = true)]
+    connect_timeout: u32,
+    /// Command that runs another one on a host; with arguments, separated by spaces.
+    #[arg(long, value_name = "AGENT", default_value = "ssh", allow_hyphen_values = true)]
+    remote_shell: String,
+    /// Name or path of Open MPI's mpirun.
+    #[arg(long, value_name = "PATH", default_value = "mpirun")]
+    mpirun: String,
+    /// Forward another environment variable to ranks on remote hosts; repeatable.
+    #[arg(short = 'x', value_name = "NAME[=VALUE]")]
+    forward: Vec<String>,
+    /// Print the command line of mpirun and run nothing.
+    #[arg(long)]
+    dry_run: bool,
+    /// Program of every rank and its arguments.
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<String>,
+    #[command(flatten)]
+    unsupported: Unsupported,
+}
+
+/// Options of DeepSpeed's launcher that users bring along and that have no meaning here.
+#[derive(Debug, Args)]
+struct Unsupported {
+    #[arg(long = "master_addr", alias = "master-addr", hide = true)]
+    master_addr: Option<String>,
+    #[arg(long = "master_port", alias = "master-port", hide = true)]
+    master_port: Option<String>,
+    #[arg(long, hide = true)]
+    launcher: Option<String>,
+    #[arg(
+        long = "launcher_args",
+        alias = "launcher-args",
+        hide = true,
+        allow_hyphen_values = true
+    )]
+    launcher_args: Option<String>,
+    #[arg(long = "ssh_port", alias = "ssh-port", hide = true)]
+    ssh_port: Option<String>,
+}
+
+impl Unsupported {
+    fn refuse(&self) -> Result<(), Failure> {
+        let rendezvous = "mpirun connects the ranks; leave it out";
+        let options = [
+            ("--master_addr", &self.master_addr, rendezvous),
+            ("--master_port", &self.master_port, rendezvous),
+            ("--launcher", &self.launcher, "jobs start with Open MPI's mpirun; leave it out"),
+            ("--launcher_args", &self.launcher_args, "set OMPI_MCA_* variables instead"),
+            ("--ssh_port", &self.ssh_port, "use --remote-shell 'ssh -p PORT'"),
+        ];
+        for (option, value, remedy) in options {
+            if let Some(value) = value {
+                return Err(Failure::mistake(format!("{option}: unsupported: {value}; {remedy}")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Launches a job and waits for its end.
+///
+/// # Errors
+/// A user's mistake, hosts that do not answer, or failed ranks. Failed ranks give the exit status of the
+/// rank that failed first.
+pub(crate) fn launch(arguments: LaunchArguments) -> Result<(), Failure> {
+    let dry_run = arguments.dry_run;
+    let launch = planned(arguments)?;
+    let line = quoted(&launch.words());
+    if dry_run {
+        print(&line);
+        return Ok(());
+    }
+    tell(&line);
+    let end = launch.run().map_err(|error| match error {
+        LaunchError::NoMpirun { .. }
+        | LaunchError::OtherMpirun { .. }
+        | LaunchError::NoProgram { .. } => Failure::mistake(error),
+        LaunchError::Connect(_) | LaunchError::Watch(_) => Failure::run(error),
+    })?;
+    let message = launch.reason(end);
+    match end {
+        JobEnd::Success => Ok(()),
+        JobEnd::Failed { status, .. } => Err(Failure::Program { status, message }),
+        JobEnd::Interrupted { signal } => Err(Failure::Interrupted { signal, message }),
+    }
+}
+
+fn planned(arguments: LaunchArguments) -> Result<Launch, Failure> {
+    arguments.unsupported.refuse()?;
+    let hosts = selected_hosts(&arguments)?;
+    let own = env::current_exe().ok();
+    let beside = own.as_deref().and_then(|file| file.parent());
+    let path = env::var_os("PATH");
+    let command = training_command(&arguments.command, beside, path.as_deref());
+    let names = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    Ok(Launch {
+        mpirun: Mpirun {
+            program: arguments.mpirun,
+            hosts,
+            remote_shell: arguments.remote_shell,
+            forwarded: forwarded_variables(names, &arguments.forward).map_err(Failure::mistake)?,
+            command: command.map_err(Failure::mistake)?,
+        },
+        started: SystemTime::now(),
+        connect_timeout: Duration::from_secs(arguments.connect_timeout.into()),
+        grace: Duration::from_secs(arguments.grace_seconds.into()),
+        max_restarts: arguments.max_restarts,
+    })
+}
+
+fn selected_hosts(arguments: &LaunchArguments) -> Result<Vec<HostSlots>, Failure> {
+    let selection = Selection {
+        include: arguments.include.clone(),
+        exclude: arguments.exclude.clone(),
+        num_nodes: arguments.num_nodes,
+        num_gpus: arguments.num_gpus,
+    };
+    let hosts = match &arguments.hostfile {
+        Some(file) => read_hostfile(file).map_err(Failure::mistake)?,
+        None => {
+            let visible = env::var("CUDA_VISIBLE_DEVICES").ok();
+            vec![this_machine(&selection, visible.as_deref()).map_err(Failure::mistake)?]
+        }
+    };
+    selection.apply(&hosts).map_err(Failure::mistake)
+}

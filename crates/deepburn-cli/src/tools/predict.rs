@@ -1,0 +1,241 @@
+//! `deepburn predict`: the classes of texts, by a trained classifier.
+//!
+//! A file is read, classified and written in parts of at most [`PART_TEXTS`] texts, so that memory does
+//! not grow with it; the next part is read while one is classified.
+
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread;
+
+use clap::Args;
+use deepburn_datasets::{
+    DataError, LABEL_FIELD, TEXT_FIELD, TableText, TextColumns, has_column, read_texts,
+};
+
+use crate::failure::Failure;
+use crate::job::model_folder::ModelFolder;
+use crate::run::progress::tell;
+use crate::tools::predictions::{OutputColumns, Prediction, PredictionWriter};
+use crate::tools::trained_classifier::{TrainedClassifier, likeliest};
+
+/// Texts that are in memory at a time, at most.
+const PART_TEXTS: usize = 1024;
+/// Bytes of texts after which a part is complete.
+const PART_BYTES: usize = 4 << 20;
+
+/// Options of `deepburn predict`.
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("input").required(true))]
+pub struct PredictArguments {
+    /// Folder of a run that trained a classifier, or of its model.
+    #[arg(long)]
+    model: PathBuf,
+    /// A text to classify; may be repeated.
+    #[arg(long, group = "input")]
+    text: Vec<String>,
+    /// Table of texts to classify: .csv, .jsonl or .parquet.
+    #[arg(long, group = "input")]
+    file: Option<PathBuf>,
+    /// File that is written, .csv or .jsonl; without it, JSON lines on standard output.
+    #[arg(long)]
+    output: Option<PathBuf>,
+    /// Column of the texts; default: as in the run's job file, else `text`.
+    #[arg(long, value_name = "NAME")]
+    text_field: Option<String>,
+    /// Column of labels, which are copied to the output; default: as in the run's job file, else `label`,
+    /// if the table has such a column.
+    #[arg(long, value_name = "NAME")]
+    label_field: Option<String>,
+    /// Another column of the table that is copied to the output, such as an id; may be repeated.
+    #[arg(long, value_name = "NAME", requires = "file")]
+    keep: Vec<String>,
+    /// Tokens to which texts are cut; default: as in the run's job file, else as many as the model takes.
+    #[arg(long, value_name = "N")]
+    max_length: Option<usize>,
+}
+
+/// Classifies texts.
+///
+/// # Errors
+/// A user's mistake in the model, the table or the output; a failure while running. The output file is
+/// written whole or not at all.
+pub(crate) fn predict(arguments: &PredictArguments) -> Result<(), Failure> {
+    deepburn::start_threads().map_err(Failure::run)?;
+    let folder = ModelFolder::find(&arguments.model, "--model")?;
+    check_places(arguments)?;
+    let length = arguments.max_length.or(folder.sequence_length());
+    let classifier = TrainedClassifier::open(&folder.path, length)?;
+    if length.is_none() {
+        tell(&format!(
+            "texts are cut to {} tokens, as many as the model takes; there is no job.json that says how \
+             long they were in training (--max-length)",
+            classifier.max_length()
+        ));
+    }
+    let columns = columns(arguments, &folder, &classifier)?;
+    let table = columns.table.clone();
+    let mut writer = PredictionWriter::start(arguments.output.as_deref(), columns)?;
+    let mut summary = PredictionSummary::default();
+    match &arguments.file {
+        None => {
+            let texts = arguments.text.iter().cloned();
+            let part =
+                texts.map(|text| TableText { text, label: None, copied: Vec::new() }).collect();
+            classify(part, &classifier, &mut writer, &mut summary)?;
+        }
+        Some(path) => {
+            thread::scope(|scope| {
+                // One part waits while another is classified.
+                let (sender, parts) = sync_channel(1);
+                scope.spawn(move || send_parts(path, &table, &sender));
+                classify_all(parts, &classifier, &mut writer, &mut summary)
+            })?;
+        }
+    }
+    writer.finish()?;
+    if arguments.file.is_some() {
+        tell(&summary.line());
+    }
+    Ok(())
+}
+
+/// The output must not take the place of the table, of which the labels and other columns would be lost.
+fn check_places(arguments: &PredictArguments) -> Result<(), Failure> {
+    let (Some(file), Some(output)) = (&arguments.file, &arguments.output) else { return Ok(()) };
+    let same = match (file.canonicalize(), output.canonicalize()) {
+        (Ok(file), Ok(output)) => file == output,
+        _ => false,
+    };
+    match same {
+        true => Err(Failure::mistake(format!(
+            "--output: {} is the table that is read; give another file",
+            output.display()
+        ))),
+        false => Ok(()),
+    }
+}
+
+/// The columns that are read and written.
+fn columns(
+    arguments: &PredictArguments,
+    folder: &ModelFolder,
+    classifier: &TrainedClassifier,
+) -> Result<OutputColumns, Failure> {
+    let of_run = |name: &str, default: &str| folder.column(name).unwrap_or(default).to_owned();
+    let text = arguments.text_field.clone();
+    let text = text.unwrap_or_else(|| of_run("text_field", TEXT_FIELD));
+    let label = match (&arguments.label_field, &arguments.file) {
+        (Some(name), Some(_)) => Some(name.clone()),
+        (None, Some(path)) => {
+            Some(of_run("label_field", LABEL_FIELD)).filter(|name| has_column(path, name))
+        }
+        (_, None) => None,
+    };
+    let class = |class: usize| match classifier.name(class) {
+        Some(name) => name.to_owned(),
+        None => class.to_string(),
+    };
+    let classes = (0..classifier.num_classes()).map(class).collect();
+    let table = TextColumns { text, label, copied: arguments.keep.clone() };
+    Ok(OutputColumns { table, classes, are_numbers: classifier.name(0).is_none() })
+}
+
+type Part = Result<Vec<TableText>, DataError>;
+
+/// Reads the table part by part, until nobody takes them any more.
+fn send_parts(path: &Path, columns: &TextColumns, parts: &SyncSender<Part>) {
+    let (mut part, mut bytes) = (Vec::new(), 0);
+    let outcome = read_texts(path, columns, &mut |row| {
+        bytes += row.text.len();
+        part.push(row);
+        if part.len() < PART_TEXTS && bytes < PART_BYTES {
+            return true;
+        }
+        bytes = 0;
+        parts.send(Ok(std::mem::take(&mut part))).is_ok()
+    });
+    // Where nobody takes it, there is an error already.
+    let _ = match outcome {
+        Ok(()) => parts.send(Ok(part)),
+        Err(error) => parts.send(Err(error)),
+    };
+}
+
+fn classify_all(
+    parts: Receiver<Part>,
+    classifier: &TrainedClassifier,
+    writer: &mut PredictionWriter,
+    summary: &mut PredictionSummary,
+) -> Result<(), Failure> {
+    for part in parts {
+        if !classify(part.map_err(Failure::mistake)?, classifier, writer, summary)? {
+            return Ok(());
+        }
+    }
+    match summary.texts {
+        0 => Err(Failure::mistake("--file: the table has no rows; give one with texts")),
+        _ => Ok(()),
+    }
+}
+
+/// Classifies and writes a part. False where nobody reads the output any more.
+fn classify(
+    part: Vec<TableText>,
+    classifier: &TrainedClassifier,
+    writer: &mut PredictionWriter,
+    summary: &mut PredictionSummary,
+) -> Result<bool, Failure> {
+    if part.is_empty() {
+        return Ok(true);
+    }
+    let texts: Vec<&str> = part.iter().map(|row| row.text.as_str()).collect();
+    let found = classifier.predict(&texts)?;
+    for (row, probabilities) in part.into_iter().zip(found) {
+        let class = likeliest(&probabilities);
+        summary.count(row.label.as_deref(), class, classifier);
+        if !writer.write(&Prediction { row, class, probabilities })? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// What was classified so far.
+#[derive(Debug, Default)]
+struct PredictionSummary {
+    texts: usize,
+    /// Those whose label is a class of the model.
+    labelled: usize,
+    correct: usize,
+    /// A label that is none.
+    unknown: Option<String>,
+}
+
+impl PredictionSummary {
+    fn count(&mut self, label: Option<&str>, class: usize, classifier: &TrainedClassifier) {
+        self.texts += 1;
+        let Some(label) = label.filter(|label| !label.trim().is_empty()) else { return };
+        match classifier.class(label) {
+            Some(known) => {
+                self.labelled += 1;
+                self.correct += usize::from(known == class);
+            }
+            None => _ = self.unknown.get_or_insert_with(|| label.chars().take(32).collect()),
+        }
+    }
+
+    fn line(&self) -> String {
+        let mut line = format!("texts classified: {}", self.texts);
+        if self.labelled > 0 {
+            let accuracy = 100.0 * self.correct as f64 / self.labelled as f64;
+            line += &format!(
+                "; accuracy {accuracy:.2} % ({} of the {} with a label that the model knows)",
+                self.correct, self.labelled
+            );
+        }
+        if let Some(label) = &self.unknown {
+            line += &format!("; some labels are not classes of the model, such as {label:?}");
+        }
+        line
+    }
+}

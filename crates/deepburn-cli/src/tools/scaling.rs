@@ -1,0 +1,322 @@
+//! Step times over a range of ranks, for `deepburn estimate`.
+//!
+//! Main type: [`ScalingArguments`], the machine and the network that a user names. What is not given is measured on
+//! this machine ([`measured`]) or assumed, and the output says which. The model of a step is
+//! [`cost`](deepburn::zero::cost).
+
+mod measured;
+mod quantity;
+#[cfg(test)]
+mod tests;
+
+use clap::Args;
+use deepburn::zero::cost::{Links, Machine, Network, StepCost};
+use deepburn_config::{Precision, Stage};
+use serde_json::{Value, json};
+
+use crate::failure::Failure;
+use crate::job::activations::BatchShape;
+use measured::{Measured, barrier_seconds};
+use quantity::{NetworkKind, bandwidth, flops, network, seconds};
+
+/// Seconds of a message where nothing is given: small messages of MPI take 1 to 2 µs on InfiniBand and 10 to 30 µs
+/// over TCP.
+const ASSUMED_LATENCY: f64 = 5e-6;
+
+/// Where a figure comes from that the user does not give.
+const MEASURED: &str = "measured on this machine";
+
+/// Most ranks that are predicted: far more than any group, and few enough that no count of tokens or bytes overflows.
+const MOST_RANKS: u64 = 1 << 20;
+
+/// The machine and the network whose step times are predicted.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct ScalingArguments {
+    /// Predict step times from 1 rank to --ranks: bandwidth of a machine's link per second, such as 100Gb (gigabits)
+    /// or 12.5GB (gigabytes), or `threads` for ranks that are threads of this machine.
+    #[arg(long, value_name = "RATE", value_parser = network)]
+    network: Option<NetworkKind>,
+    /// Time of one message; 5us without it, or measured with `threads`.
+    #[arg(long, value_name = "TIME", value_parser = seconds, requires = "network")]
+    latency: Option<f64>,
+    /// Ranks that share a machine and its link; 1 without it.
+    #[arg(long, value_name = "N", requires = "local_bandwidth", value_parser = clap::value_parser!(u64).range(1..))]
+    ranks_per_machine: Option<u64>,
+    /// Bandwidth of a rank to the others on its machine, such as 300GB.
+    #[arg(long, value_name = "RATE", value_parser = bandwidth, requires = "network")]
+    local_bandwidth: Option<f64>,
+    /// Operations per second that matrix products reach on a rank, such as 150T; measured on this machine without it.
+    #[arg(long, value_name = "RATE", value_parser = flops, requires = "network")]
+    flops: Option<f64>,
+    /// Memory bandwidth that a rank reaches, reads and writes together, such as 1.5TB; measured on this machine
+    /// without it.
+    #[arg(long, value_name = "RATE", value_parser = bandwidth, requires = "network")]
+    memory_bandwidth: Option<f64>,
+}
+
+/// The products and arrays of a model, whose size decides what a machine reaches.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Workload {
+    /// Micro-batch of a rank.
+    pub(crate) batch: BatchShape,
+    /// Width of the residual stream.
+    pub(crate) width: u64,
+    /// Type of products.
+    pub(crate) precision: Precision,
+    /// Micro-batches of a step.
+    pub(crate) micro_batches: u64,
+}
+
+/// The machine and the network, with the source of each figure.
+#[derive(Debug)]
+pub(crate) struct Speed {
+    /// The machine of a rank; with threads, the machine that all ranks share.
+    machine: Machine,
+    network: Network,
+    sources: [&'static str; 3],
+}
+
+/// One row of the table.
+#[derive(Debug)]
+pub(crate) struct ScalingRow {
+    /// Bytes of a rank at most.
+    pub(crate) memory: u64,
+    pub(crate) cost: StepCost,
+}
+
+impl ScalingArguments {
+    /// Whether step times are asked for.
+    pub(crate) fn is_given(&self) -> bool {
+        self.network.is_some()
+    }
+
+    /// The speed of the machine and of the network; `None` without `--network`.
+    ///
+    /// # Errors
+    /// Options that contradict each other, or threads that cannot be measured.
+    pub(crate) fn speed(&self, workload: &Workload, ranks: u64) -> Result<Option<Speed>, Failure> {
+        let Some(kind) = self.network else { return Ok(None) };
+        let is_threads = kind == NetworkKind::Threads;
+        if ranks > MOST_RANKS {
+            return Err(Failure::mistake(format!(
+                "--ranks: {ranks}; with --network at most {MOST_RANKS}"
+            )));
+        }
+        if !is_threads && self.local_bandwidth.is_some() && self.ranks_per_machine.is_none() {
+            return Err(Failure::mistake(
+                "--local-bandwidth: one rank a machine has no local link; give --ranks-per-machine, or remove the option",
+            ));
+        }
+        if is_threads && self.local_bandwidth.is_some() {
+            return Err(Failure::mistake(
+                "--local-bandwidth: threads exchange data through memory; remove the option, or give --network a \
+                 bandwidth",
+            ));
+        }
+        let measured = match (self.flops, self.memory_bandwidth) {
+            (Some(_), Some(_)) => None,
+            // The arrays of all threads share the caches.
+            _ => Some(Measured::new(workload, if is_threads { ranks } else { 1 })),
+        };
+        let figure = |given: Option<f64>, option, of: fn(&Measured) -> f64| match (given, &measured)
+        {
+            (None, Some(measured)) => (of(measured), MEASURED),
+            (given, _) => (given.unwrap_or_default(), option),
+        };
+        let (flops, flops_source) = figure(self.flops, "--flops", |it| it.flops);
+        let (memory_bandwidth, memory_source) =
+            figure(self.memory_bandwidth, "--memory-bandwidth", |it| it.memory_bandwidth);
+        let (latency, latency_source) = match self.latency {
+            Some(latency) => (latency, "--latency"),
+            None if is_threads => (barrier_seconds(ranks)?, MEASURED),
+            None => (ASSUMED_LATENCY, "assumed"),
+        };
+        let network = match kind {
+            NetworkKind::Threads => Network::Threads { latency },
+            NetworkKind::Links { bandwidth } => Network::Links(Links {
+                bandwidth,
+                latency,
+                ranks_per_machine: self.ranks_per_machine.unwrap_or(1),
+                local_bandwidth: self.local_bandwidth.unwrap_or(bandwidth),
+            }),
+        };
+        let machine = Machine { flops, memory_bandwidth };
+        Ok(Some(Speed { machine, network, sources: [flops_source, memory_source, latency_source] }))
+    }
+}
+
+impl Speed {
+    /// The machine of each of `ranks` ranks.
+    pub(crate) fn machine(&self, ranks: u64) -> Machine {
+        match self.network {
+            Network::Threads { .. } => self.machine.shared_by(ranks),
+            Network::Links(_) => self.machine,
+        }
+    }
+
+    pub(crate) fn network(&self) -> &Network {
+        &self.network
+    }
+
+    /// The figures that predictions start from, and where they come from.
+    pub(crate) fn lines(&self, workload: &Workload) -> Vec<String> {
+        let [flops, memory, latency] = self.sources;
+        let Machine { flops: rate, memory_bandwidth } = self.machine;
+        let shared = match self.network {
+            Network::Threads { .. } => "all ranks together",
+            Network::Links(_) => "a rank",
+        };
+        let speed = format!(
+            "speed of {shared}: {} in {} ({flops}), memory {} ({memory})",
+            scaled(rate, "FLOP/s"),
+            workload.precision.name(),
+            scaled(memory_bandwidth, "B/s"),
+        );
+        let network = match self.network {
+            Network::Threads { latency: time } => {
+                format!("network: threads of this machine, {:.1} us a rank ({latency})", time * 1e6)
+            }
+            Network::Links(links) => {
+                let mut text = format!("network: {} per machine", scaled(links.bandwidth, "B/s"));
+                if links.ranks_per_machine > 1 {
+                    text.push_str(&format!(
+                        " of {} ranks, {} per rank inside",
+                        links.ranks_per_machine,
+                        scaled(links.local_bandwidth, "B/s"),
+                    ));
+                }
+                format!("{text}, {:.1} us a message ({latency})", links.latency * 1e6)
+            }
+        };
+        vec![speed, network]
+    }
+
+    /// The same as JSON.
+    pub(crate) fn record(&self) -> Value {
+        let [flops, memory, latency] = self.sources;
+        let mut record = json!({
+            "flops": { "value": self.machine.flops, "source": flops },
+            "memory_bandwidth": { "value": self.machine.memory_bandwidth, "source": memory },
+        });
+        let (kind, seconds) = match self.network {
+            Network::Threads { latency } => ("threads", latency),
+            Network::Links(links) => {
+                record["bandwidth"] = json!({ "value": links.bandwidth, "source": "--network" });
+                record["ranks_per_machine"] = json!(links.ranks_per_machine);
+                record["local_bandwidth"] = json!(links.local_bandwidth);
+                ("links", links.latency)
+            }
+        };
+        record["network"] = json!(kind);
+        record["latency"] = json!({ "value": seconds, "source": latency });
+        record
+    }
+
+    /// Throughput of a row for each unit of hardware, as a share of one rank's.
+    fn efficiency(&self, row: &StepCost, one: &StepCost) -> f64 {
+        // Threads share the hardware, so ideally each takes as many times as long.
+        let ideal = match self.network {
+            Network::Threads { .. } => one.seconds * row.ranks as f64,
+            Network::Links(_) => one.seconds,
+        };
+        ideal / row.seconds
+    }
+}
+
+/// 1, 2, 4 and so on, and `ranks`.
+pub(crate) fn rank_counts(ranks: u64) -> Vec<u64> {
+    let powers = (0..u64::BITS).map(|power| 1_u64 << power);
+    powers.take_while(|count| *count < ranks).chain([ranks]).collect()
+}
+
+/// The table of a stage.
+pub(crate) fn table(
+    stage: Stage,
+    rows: &[ScalingRow],
+    speed: &Speed,
+    workload: &Workload,
+) -> Vec<String> {
+    let mut lines = vec![
+        format!("step time, stage {}", stage.number()),
+        format!(
+            "  {:>6}{:>10}{:>11}{:>17}{:>10}{:>10}{:>12}{:>12}",
+            "ranks",
+            "GB/rank",
+            "compute s",
+            "communication s",
+            "hidden s",
+            "step s",
+            "tokens/s",
+            "efficiency"
+        ),
+    ];
+    for ScalingRow { memory, cost } in rows {
+        lines.push(format!(
+            "  {:>6}{:>10.2}{:>11.4}{:>17.4}{:>10.4}{:>10.4}{:>12.0}{:>11.1}%",
+            cost.ranks,
+            *memory as f64 / 1e9,
+            cost.compute,
+            cost.communication,
+            cost.hidden,
+            cost.seconds,
+            tokens_per_second(cost, workload),
+            100.0 * speed.efficiency(cost, &rows[0].cost),
+        ));
+    }
+    lines
+}
+
+/// The rows of a stage as JSON, in bytes and seconds.
+pub(crate) fn records(rows: &[ScalingRow], speed: &Speed, workload: &Workload) -> Value {
+    let record = |ScalingRow { memory, cost }: &ScalingRow| {
+        let collectives = cost.collectives.iter().map(|(purpose, count)| {
+            ((*purpose).to_owned(), json!({ "calls": count.calls, "elements": count.elements }))
+        });
+        json!({
+            "ranks": cost.ranks,
+            "memory": memory,
+            "compute_seconds": cost.compute,
+            "communication_seconds": cost.communication,
+            "hidden_seconds": cost.hidden,
+            "step_seconds": cost.seconds,
+            "bytes_sent": cost.bytes_sent,
+            "tokens_per_second": tokens_per_second(cost, workload),
+            "efficiency": speed.efficiency(cost, &rows[0].cost),
+            "collectives": collectives.collect::<serde_json::Map<_, _>>(),
+        })
+    };
+    rows.iter().map(record).collect()
+}
+
+/// Tokens of all ranks together.
+fn tokens_per_second(cost: &StepCost, workload: &Workload) -> f64 {
+    (cost.ranks * workload.tokens()) as f64 / cost.seconds
+}
+
+impl Workload {
+    /// Tokens of a rank's step.
+    fn tokens(&self) -> u64 {
+        self.micro_batches * self.batch.sequences * self.batch.length
+    }
+
+    /// What a rank does in a step.
+    pub(crate) fn line(&self, flops: u64) -> String {
+        let Self { batch, micro_batches, .. } = self;
+        let noun = if *micro_batches == 1 { "micro-batch" } else { "micro-batches" };
+        format!(
+            "step of a rank: {micro_batches} {noun} of {} x {} tokens, {}",
+            batch.sequences,
+            batch.length,
+            scaled((flops * micro_batches) as f64, "FLOP"),
+        )
+    }
+}
+
+/// A figure with a decimal prefix.
+fn scaled(value: f64, unit: &str) -> String {
+    let prefixes = [(1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
+    match prefixes.iter().find(|(factor, _)| value >= *factor) {
+        Some((factor, prefix)) => format!("{:.2} {prefix}{unit}", value / factor),
+        None => format!("{value:.2} {unit}"),
+    }
+}

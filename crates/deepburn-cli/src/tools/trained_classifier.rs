@@ -1,0 +1,175 @@
+//! A trained classifier: from texts to the probabilities of classes.
+//!
+//! Main type: [`TrainedClassifier`], an encoder or GPT-2 with scores. Texts are tokenized, cut and padded
+//! as in training and evaluation.
+
+use std::path::Path;
+
+use burn::tensor::Tensor;
+use burn_flex::{Flex, FlexDevice};
+use deepburn_datasets::{Collate, LabelledTexts, PickingOrder, StepShape, TokenBudget, Tokenizer};
+use deepburn_models::gpt2::{Checkpoint, Gpt2Classifier};
+use deepburn_models::imdb::Encoder;
+use deepburn_models::{ClassNames, TextBatch, TextLimits};
+
+use crate::failure::Failure;
+use crate::job::known_model::KnownModel;
+
+/// Texts of a batch, at most.
+const BATCH_TEXTS: usize = 64;
+/// Tokens of a batch with its padding, at most, unless one text has more.
+const BATCH_TOKENS: usize = 8192;
+
+/// A classifier, its tokenizer and the names of its classes.
+pub(crate) struct TrainedClassifier {
+    model: ClassifierModel,
+    tokenizer: Tokenizer,
+    limits: TextLimits,
+    names: Option<ClassNames>,
+    max_length: usize,
+}
+
+enum ClassifierModel {
+    Encoder(Box<Encoder<Flex>>),
+    Gpt2(Box<Gpt2Classifier<Flex>>),
+}
+
+impl TrainedClassifier {
+    /// Reads the classifier in `folder`, for texts cut to their first `max_length` tokens, or to as many
+    /// as the model takes.
+    ///
+    /// # Errors
+    /// A user's mistake: it is no classifier, its files are damaged, or it takes fewer tokens.
+    pub(crate) fn open(folder: &Path, max_length: Option<usize>) -> Result<Self, Failure> {
+        let (model, limits, names) = match KnownModel::read(Some(folder))? {
+            KnownModel::Encoder(config) => {
+                let names = config.class_names().map_err(Failure::mistake)?;
+                let model =
+                    Encoder::load(folder, &config, &FlexDevice).map_err(Failure::mistake)?;
+                (ClassifierModel::Encoder(Box::new(model)), config.limits(), names)
+            }
+            KnownModel::Gpt2Classifier(config) => {
+                let names = config.class_names().map_err(Failure::mistake)?;
+                let checkpoint = Checkpoint::open(folder).map_err(Failure::mistake)?;
+                let model = Gpt2Classifier::load_trained(checkpoint, &config, &FlexDevice);
+                (
+                    ClassifierModel::Gpt2(Box::new(model.map_err(Failure::mistake)?)),
+                    config.limits(),
+                    names,
+                )
+            }
+            KnownModel::Gpt2(_) => {
+                return Err(Failure::mistake(format!(
+                    "--model: {} is a language model, which has no classes; give a classifier, or \
+                     continue texts with `deepburn generate`",
+                    folder.display()
+                )));
+            }
+        };
+        let tokenizer = Tokenizer::load(folder).map_err(Failure::mistake)?;
+        if tokenizer.vocab_size() > limits.vocab_size {
+            return Err(Failure::mistake(format!(
+                "--model: the tokenizer in {} has {} tokens and the model {}; give a model with its own \
+                 tokenizer",
+                folder.display(),
+                tokenizer.vocab_size(),
+                limits.vocab_size
+            )));
+        }
+        let max_length = max_length.unwrap_or(limits.max_len);
+        if !(1..=limits.max_len).contains(&max_length) {
+            return Err(Failure::mistake(format!(
+                "--max-length: {max_length}; the model takes 1 to {} tokens",
+                limits.max_len
+            )));
+        }
+        Ok(Self { model, tokenizer, limits, names, max_length })
+    }
+
+    /// Number of classes.
+    pub(crate) fn num_classes(&self) -> usize {
+        self.limits.num_classes
+    }
+
+    /// Tokens to which texts are cut.
+    pub(crate) fn max_length(&self) -> usize {
+        self.max_length
+    }
+
+    /// The name of a class; `None` where classes are numbers.
+    pub(crate) fn name(&self, class: usize) -> Option<&str> {
+        self.names.as_ref()?.as_slice().get(class).map(String::as_str)
+    }
+
+    /// The class of a label in a table: a name, or else a class number.
+    pub(crate) fn class(&self, label: &str) -> Option<usize> {
+        let label = label.trim();
+        let names = self.names.as_ref().map_or(&[][..], ClassNames::as_slice);
+        let named = names.iter().position(|name| name == label);
+        named.or_else(|| label.parse().ok().filter(|class| *class < self.limits.num_classes))
+    }
+
+    /// The probabilities of all classes for each of `texts`, which are batched by length.
+    ///
+    /// # Errors
+    /// A text that cannot be tokenized, or a model whose scores are not finite.
+    pub(crate) fn predict(&self, texts: &[&str]) -> Result<Vec<Vec<f64>>, Failure> {
+        let texts = LabelledTexts::unlabelled(texts, &self.tokenizer, self.max_length, "the texts")
+            .map_err(Failure::mistake)?;
+        let budget = TokenBudget {
+            min_batch_size: 1,
+            max_batch_size: Some(BATCH_TEXTS),
+            order: PickingOrder::ByLength,
+            ..TokenBudget::new(BATCH_TOKENS.max(self.max_length))
+        };
+        let shape = StepShape { num_ranks: 1, accumulation: 1 };
+        let plan = budget.plan(&texts.lengths(), shape, 0).map_err(Failure::run)?;
+        let mut found = vec![Vec::new(); texts.len()];
+        for index in 0..plan.num_batches() {
+            let rows = plan.batch(0, index);
+            if rows.is_empty() {
+                continue;
+            }
+            let batch = texts.collate(rows, rows.len()).map_err(Failure::run)?;
+            let batch = TextBatch::new(
+                self.limits,
+                &batch.input_ids,
+                &batch.lengths,
+                &batch.labels,
+                &FlexDevice,
+            );
+            let logits = self.logits(&batch.map_err(Failure::run)?);
+            let logits: Vec<f32> = logits.into_data().iter::<f32>().collect();
+            for (row, logits) in rows.iter().zip(logits.chunks(self.num_classes())) {
+                found[*row] = softmax(logits)?;
+            }
+        }
+        Ok(found)
+    }
+
+    fn logits(&self, batch: &TextBatch<Flex>) -> Tensor<Flex, 2> {
+        match &self.model {
+            ClassifierModel::Encoder(model) => model.forward(batch),
+            ClassifierModel::Gpt2(model) => model.forward(batch),
+        }
+    }
+}
+
+/// Probabilities of logits.
+fn softmax(logits: &[f32]) -> Result<Vec<f64>, Failure> {
+    if logits.iter().any(|logit| !logit.is_finite()) {
+        return Err(Failure::run("the model's scores are not finite; train it again"));
+    }
+    let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let weights: Vec<f64> = logits.iter().map(|it| f64::from(it - highest).exp()).collect();
+    let sum: f64 = weights.iter().sum();
+    Ok(weights.into_iter().map(|weight| weight / sum).collect())
+}
+
+/// The class of the highest probability; the first of equals.
+pub(crate) fn likeliest(probabilities: &[f64]) -> usize {
+    let better = |best: usize, class: usize| {
+        if probabilities[class] > probabilities[best] { class } else { best }
+    };
+    (0..probabilities.len()).fold(0, better)
+}

@@ -1,6 +1,6 @@
-//! Numbers of things in messages.
+//! Numbers with nouns in messages.
 
-/// `1 rank`, `2 ranks`, `2 micro-batches`.
+/// Formats a number with its noun: `1 rank`, `2 ranks`, `2 micro-batches`.
 pub(crate) fn counted(count: usize, noun: &str) -> String {
     match count {
         1 => format!("1 {noun}"),
@@ -14,7 +14,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_is_singular() {
+    fn uses_singular_for_one() {
         for (count, noun, text) in [
             (0, "step", "0 steps"),
             (1, "step", "1 step"),

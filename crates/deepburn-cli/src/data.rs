@@ -6,6 +6,7 @@ pub(crate) mod corpus;
 pub(crate) mod lengths;
 pub(crate) mod places;
 pub(crate) mod recipe;
+pub(crate) mod subject;
 pub(crate) mod text_source;
 pub(crate) mod texts;
 pub(crate) mod vocabulary;

@@ -1,51 +1,54 @@
-//! How a command ends: exit status and the one message on standard error.
+//! Failures of a command: the exit status and one message on standard error.
 
 use std::error::Error;
 use std::fmt;
 use std::process::ExitCode;
 
-use crate::run::progress::tell;
+use crate::console;
+
+/// Any error.
+pub(crate) type BoxError = Box<dyn Error + Send + Sync>;
 
 /// Why a command failed.
 #[derive(Debug)]
 pub enum Failure {
-    /// Something that the user gave is wrong: status 2. Nothing was written.
-    Mistake(Box<dyn Error + Send + Sync>),
+    /// The input is wrong: status 2. Nothing was written.
+    Mistake(BoxError),
     /// Something failed while running: status 1.
-    Run(Box<dyn Error + Send + Sync>),
-    /// The process of another rank failed, and says so.
+    Run(BoxError),
+    /// The process of another rank failed and prints why.
     Elsewhere {
-        /// Its status, which is that of all.
+        /// Status of that process, and so of all.
         status: u8,
     },
-    /// A program that was started failed: its own status.
+    /// A program that this command started failed.
     Program {
         /// Status of the program.
         status: u8,
-        /// Which one it was, and how it failed.
+        /// The program, and how it failed.
         message: String,
     },
-    /// A signal ended the run: status 128 and its number, as shells have it.
+    /// A signal ended the run: status 128 plus its number, as in shells.
     Interrupted {
         /// Number of the signal.
         signal: u8,
-        /// What was done, and how to go on.
+        /// What was saved, and how to resume.
         message: String,
     },
 }
 
 impl Failure {
-    /// A user's mistake.
-    pub fn mistake(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+    /// Returns a user's mistake.
+    pub fn mistake(error: impl Into<BoxError>) -> Self {
         Self::Mistake(error.into())
     }
 
-    /// A failure while running.
-    pub fn run(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+    /// Returns a failure while running.
+    pub fn run(error: impl Into<BoxError>) -> Self {
         Self::Run(error.into())
     }
 
-    /// Status of the process.
+    /// Returns the exit status of the process.
     pub fn status(&self) -> u8 {
         match self {
             Self::Mistake(_) => 2,
@@ -70,8 +73,8 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Names the limit of the process that an error of the system stands for. The text is searched, because a failure
-/// of another rank comes as text.
+/// Returns the process limit behind an error of the operating system. The message is searched, because failures of
+/// other ranks arrive as text.
 fn exceeded_limit(message: &str) -> &'static str {
     if message.contains("(os error 27)") {
         "; a limit on the size of files is set: raise it with ulimit -f"
@@ -83,13 +86,13 @@ fn exceeded_limit(message: &str) -> &'static str {
     }
 }
 
-/// Prints the failure, if there is one, and gives the exit status.
+/// Prints the failure, if there is one, and returns the exit status.
 pub fn exit(result: Result<(), Failure>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             if !matches!(failure, Failure::Elsewhere { .. }) {
-                tell(&failure.to_string());
+                console::eprint(&failure.to_string());
             }
             ExitCode::from(failure.status())
         }
@@ -103,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_of_the_process_are_named() {
+    fn names_the_exceeded_process_limit() {
         let message = |code| Failure::run(io::Error::from_raw_os_error(code)).to_string();
         if cfg!(target_os = "linux") {
             assert!(message(27).contains("ulimit -f"), "{}", message(27));

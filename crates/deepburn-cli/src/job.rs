@@ -6,3 +6,4 @@ pub(crate) mod known_model;
 pub(crate) mod made_folders;
 pub(crate) mod memory;
 pub(crate) mod model_folder;
+pub(crate) mod param_groups;

@@ -1,4 +1,8 @@
 //! The commands of DeepBurn: `finetune`, the main job, and `deepburn`, the tools beside it.
+//!
+//! Modules follow the flow of data. `job` knows models, devices and memory before any data is read. `data` turns the
+//! names in a job file into batches, and combines them with a model in a recipe. `run` prepares a run, trains and writes
+//! its results. `tools` are the commands that work on configurations, checkpoints and trained models.
 
 use std::io::{IsTerminal, Write};
 
@@ -10,6 +14,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 mod allocator;
+mod console;
 mod counted;
 mod data;
 mod failure;
@@ -26,39 +31,41 @@ pub use tools::launch::LaunchArguments;
 pub use tools::predict::PredictArguments;
 pub use tools::{Command, Tools, run as run_tool};
 
-/// Whether this process is the one of a job that speaks to the user: the one with rank 0. Of contradictory
-/// variables all speak, because which is first is then unknown.
-fn speaks() -> bool {
+/// Returns whether this process prints messages: the one with rank 0. If the variables of launchers contradict each other,
+/// all processes print, because the rank is unknown.
+fn prints_messages() -> bool {
     !matches!(Placement::detect(), Ok(Some(placement)) if placement.rank != 0)
 }
 
-/// Reads the command line. What is wrong with it, or the help that it asks for, is shown once a job.
+/// Parses the command line. Errors and help are printed once per job.
 pub fn parse<A: Parser>() -> A {
     A::try_parse().unwrap_or_else(|error| {
-        if !speaks() {
+        if !prints_messages() {
             std::process::exit(error.exit_code());
         }
         if std::io::stderr().is_terminal() || !error.use_stderr() {
             error.exit();
         }
-        // In one write: between several, a launcher that collects the errors of all ranks puts lines of
-        // its own. Where nobody reads it the status still tells.
+        // A single write, because a launcher that collects messages of all ranks would put its own lines in between. If
+        // the pipe is closed, the exit status remains.
         let _ = std::io::stderr().write_all(error.render().to_string().as_bytes());
         std::process::exit(error.exit_code())
     })
 }
 
-/// Shows warnings and notes on standard error; `RUST_LOG` chooses which, and shows those of all ranks.
-/// The profiler records phases and collectives once it knows which steps to profile.
-pub fn show_notes() -> Profiler {
+/// Starts logging to standard error and returns the profiler.
+///
+/// Without `RUST_LOG`, rank 0 logs warnings and notes. With it, all ranks log. The profiler listens to the same events,
+/// and records phases and collectives once it knows which steps to profile.
+pub fn start_logging() -> Profiler {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| {
         let notes = "warn,deepburn_cli=info,deepburn_launch=info";
-        tracing_subscriber::EnvFilter::new(if speaks() { notes } else { "off" })
+        tracing_subscriber::EnvFilter::new(if prints_messages() { notes } else { "off" })
     });
     let notes = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
-        // Like `progress::tell`: notes that nobody reads stop nothing.
+        // As in `console::eprint`, a closed pipe is no error.
         .log_internal_errors(false)
         .without_time()
         .with_target(false)

@@ -1,14 +1,14 @@
-//! The tools beside the main job: check a configuration, estimate memory, generate text, compare runs.
+//! `deepburn`: the tools beside the main job.
 
 use std::process::ExitCode;
 
-use deepburn_cli::{Tools, exit, parse, run_tool, show_notes};
+use deepburn_cli::{Tools, exit, parse, run_tool, start_logging};
 
-/// As in `finetune`.
+/// The same allocator as in `finetune`.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let _profiler = show_notes();
+    let _profiler = start_logging();
     exit(run_tool(parse::<Tools>()))
 }

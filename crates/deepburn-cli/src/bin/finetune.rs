@@ -1,16 +1,16 @@
-//! Fine-tunes a language model, sharded over ranks as a DeepSpeed configuration says.
+//! `finetune`: trains a language model or a text classifier, sharded over ranks.
 
 use std::process::ExitCode;
 
-use deepburn_cli::{Arguments, exit, finetune, keep_freed_memory, parse, show_notes};
+use deepburn_cli::{Arguments, exit, finetune, keep_freed_memory, parse, start_logging};
 
-/// Keeps freed blocks for the next op: the system's allocator gives large ones back at once, and
-/// a training step would spend a fifth of its time having them mapped and cleared again.
+/// mimalloc keeps freed blocks for the next op. The system's allocator returns large ones to the kernel at once, and a
+/// training step would spend a fifth of its time on mapping and clearing them again.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     keep_freed_memory();
-    let profiler = show_notes();
+    let profiler = start_logging();
     exit(finetune(parse::<Arguments>(), &profiler))
 }

@@ -1,4 +1,4 @@
-//! Language modelling: how GPT-2 learns from token sequences.
+//! Language modelling: GPT-2 on token sequences.
 
 use std::path::{Path, PathBuf};
 
@@ -6,9 +6,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{ElementConversion, Tensor};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Training, Zero};
-use deepburn::{
-    Batch, BatchSource, Evaluation, EvaluationStream, NextStep, OutsideError, StepBatches, Task,
-};
+use deepburn::{Batch, BatchSource, Evaluation, EvaluationStream, NextStep, StepBatches, Task};
 use deepburn_config::{BatchPlan, CurriculumPlan, DataKind, Job, Plan};
 use deepburn_datasets::{
     BatchLoader, Corpus, DataError, DistributedSampler, EvaluationBatches, IGNORE_INDEX,
@@ -26,15 +24,15 @@ use crate::data::lengths::{PREFETCH, check_length, longest};
 use crate::data::places::Places;
 use crate::data::recipe::{InitialWeights, Recipe};
 use crate::data::vocabulary::{is_vocabulary_given, with_special_tokens, with_vocabulary};
-use crate::failure::Failure;
+use crate::failure::{BoxError, Failure};
 use crate::job::memory::check_step;
 
-/// A language model and the text it learns.
+/// A language model and its data.
 pub(crate) struct Causal {
     pub(crate) config: Gpt2Config,
     corpus: Corpus,
     order: Order,
-    /// A checkpoint to start from.
+    /// Folder of the pretrained model.
     pretrained: Option<PathBuf>,
     seed: u64,
     eval_max_samples: Option<usize>,
@@ -56,7 +54,7 @@ impl Causal {
         let config = model_config(job, pretrained.as_deref())?;
         check_length(job, config.n_positions, "n_positions")?;
         check_step(batch, job.data.sequence_length)?;
-        // Bare tokens do not say how many there can be.
+        // Token files without a tokenizer do not contain the size of the vocabulary.
         let is_bare = matches!(job.data.kind, DataKind::Tokens) && job.data.tokenizer.is_none();
         let rows = (is_vocabulary_given(job) || is_bare).then_some(config.vocab_size);
         let corpus = open_corpus(job, places, pretrained.as_deref(), rows);
@@ -70,17 +68,17 @@ impl Causal {
         Ok(Self { config, corpus, order, pretrained, seed, eval_max_samples })
     }
 
-    /// A hash of the training data.
+    /// Returns a hash of the training data.
     pub(crate) fn data_fingerprint(&self) -> Result<String, DataError> {
         self.corpus.train.fingerprint()
     }
 
-    /// A hash of the evaluation data, if there is some.
+    /// Returns a hash of the evaluation data, if there is some.
     pub(crate) fn evaluation_fingerprint(&self) -> Result<Option<String>, DataError> {
         self.corpus.eval.as_ref().map(Sequences::fingerprint).transpose()
     }
 
-    /// Samples that a rank draws in an epoch.
+    /// Returns the number of samples of a rank in an epoch.
     pub(crate) fn samples_per_epoch(&self, shard: Shard) -> Result<usize, DataError> {
         let sampler = DistributedSampler::new(self.corpus.train.len(), shard, self.order)?;
         Ok(sampler.samples_per_epoch())
@@ -141,7 +139,7 @@ impl<B: FusedOps + OptimizerOps> Recipe<B> for Causal {
     }
 }
 
-/// The checkpoint's config, or GPT-2 small, with the job's overrides.
+/// Returns the configuration of the pretrained model, or of GPT-2 small, with the overrides of the job.
 pub(crate) fn model_config(job: &Job, pretrained: Option<&Path>) -> Result<Gpt2Config, Failure> {
     let base = match pretrained {
         Some(folder) => Checkpoint::open(folder).map_err(Failure::mistake)?.config().clone(),
@@ -167,14 +165,14 @@ impl Batch for TokenBatch {
 }
 
 impl TokenBatch {
-    /// The batch on a device, checked against the model's vocabulary and length.
+    /// Copies the batch to a device and checks it against vocabulary and length of the model.
     fn on<B: Backend>(
         &self,
         config: &Gpt2Config,
         device: &B::Device,
     ) -> Result<CausalBatch<B>, InputError> {
         let MicroBatch { input_ids, labels, shape, .. } = &self.0;
-        // Neither is negative but for the mark of padding: they were read as unsigned numbers.
+        // Ids were read as unsigned numbers. The only negative label marks padding.
         let ids: Vec<u32> = input_ids.iter().map(|id| *id as u32).collect();
         let label =
             |label: &i32| if *label == IGNORE_INDEX { IGNORED_LABEL } else { (*label).into() };
@@ -183,7 +181,7 @@ impl TokenBatch {
     }
 }
 
-/// Predicting the next token.
+/// The task of predicting the next token.
 pub(crate) struct NextToken<D> {
     pub(crate) config: Gpt2Config,
     pub(crate) device: D,
@@ -196,35 +194,31 @@ impl<B: FusedOps + OptimizerOps> Task<B, Gpt2<Training<B>>> for NextToken<B::Dev
         &self,
         model: &Gpt2<Training<B>>,
         batch: &TokenBatch,
-    ) -> Result<Tensor<Training<B>, 1>, OutsideError> {
+    ) -> Result<Tensor<Training<B>, 1>, BoxError> {
         let batch = batch.on(&self.config, &self.device)?;
         Ok(model.loss(&batch).mean())
     }
 
-    fn evaluate(
-        &self,
-        model: &Gpt2<Zero<B>>,
-        batch: &TokenBatch,
-    ) -> Result<Evaluation, OutsideError> {
+    fn evaluate(&self, model: &Gpt2<Zero<B>>, batch: &TokenBatch) -> Result<Evaluation, BoxError> {
         let batch = batch.on(&self.config, &self.device)?;
         let loss_sum = model.loss(&batch).sum.into_scalar().elem::<f64>();
         Ok(Evaluation { loss_sum, answers: None })
     }
 }
 
-/// One rank's share of the data.
+/// The data loader of one rank.
 pub(crate) struct TokenSource {
     loader: BatchLoader<Sequences>,
     eval: Option<Sequences>,
     shard: Shard,
     rows: usize,
-    /// The most sequences that an evaluation takes.
+    /// The most sequences of an evaluation.
     eval_max_samples: Option<usize>,
     curriculum: Option<CurriculumPlan>,
 }
 
 impl TokenSource {
-    /// The share of `shard` in micro-batches as `plan` has them.
+    /// Starts the data loader of `shard` with the micro-batches of `plan`.
     pub(crate) fn new(
         train: Sequences,
         eval: Option<Sequences>,
@@ -241,7 +235,7 @@ impl TokenSource {
 }
 
 impl BatchSource<TokenBatch> for TokenSource {
-    fn next_step(&mut self, next: NextStep) -> Result<StepBatches<TokenBatch>, OutsideError> {
+    fn next_step(&mut self, next: NextStep) -> Result<StepBatches<TokenBatch>, BoxError> {
         let length = longest(self.curriculum.as_ref(), next);
         let batches = (0..next.micro_batches).map(|_| {
             let mut batch = self.loader.next_batch()?;
@@ -251,7 +245,7 @@ impl BatchSource<TokenBatch> for TokenSource {
         Ok(batches.collect::<Result<Vec<_>, DataError>>()?.into())
     }
 
-    fn evaluation(&mut self) -> Result<Option<EvaluationStream<'_, TokenBatch>>, OutsideError> {
+    fn evaluation(&mut self) -> Result<Option<EvaluationStream<'_, TokenBatch>>, BoxError> {
         let (shard, rows, limit) = (self.shard, self.rows, self.eval_max_samples);
         let eval = self.eval.as_ref();
         Ok(eval.map(|eval| evaluation(eval, shard, rows, limit)).transpose()?)
@@ -261,12 +255,12 @@ impl BatchSource<TokenBatch> for TokenSource {
         json!(self.loader.position())
     }
 
-    fn seek(&mut self, position: &Value) -> Result<(), OutsideError> {
+    fn seek(&mut self, position: &Value) -> Result<(), BoxError> {
         Ok(self.loader.seek(Position::deserialize(position)?)?)
     }
 }
 
-/// A rank's share of an evaluation of the first `limit` sequences, in batches of `rows` of them.
+/// Returns the batches of one rank in an evaluation of the first `limit` sequences, with `rows` sequences each.
 fn evaluation(
     data: &Sequences,
     shard: Shard,

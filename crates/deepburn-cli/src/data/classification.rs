@@ -1,4 +1,4 @@
-//! Classification: how a model learns the classes of texts.
+//! Text classification: an encoder or GPT-2 on labelled texts.
 //!
 //! Main type: [`Classification`], of an [`Encoder`] or of a [`Gpt2Classifier`].
 
@@ -9,7 +9,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{ElementConversion, Tensor};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Training, Zero};
-use deepburn::{Batch, Confusion, Evaluation, EvaluationStream, OutsideError, Task};
+use deepburn::{Batch, Confusion, Evaluation, EvaluationStream, Task};
 use deepburn_config::{BatchPlan, DynamicBatchingPlan, Job, Plan};
 use deepburn_datasets::{
     BudgetSampler, DataError, DistributedSampler, LabelledBatch, Order, Shard, StepShape, Tokenizer,
@@ -27,10 +27,10 @@ use crate::data::recipe::{InitialWeights, Recipe};
 use crate::data::text_source::{Labelled, TextSource, budget, evaluation, evaluation_budget};
 use crate::data::texts::{Texts, open_texts};
 use crate::data::vocabulary::{with_special_tokens, with_vocabulary};
-use crate::failure::Failure;
+use crate::failure::{BoxError, Failure};
 use crate::job::memory::check_step;
 
-/// A classifier and the texts that it learns to tell apart.
+/// A text classifier and its data.
 pub(crate) struct Classification<K> {
     pub(crate) kind: K,
     texts: Texts,
@@ -39,25 +39,25 @@ pub(crate) struct Classification<K> {
     eval_max_samples: Option<usize>,
 }
 
-/// Which model tells the texts apart.
+/// A kind of classifier.
 pub(crate) trait Kind: Sync {
-    /// What texts the model takes.
+    /// Returns the limits on texts and labels.
     fn limits(&self) -> TextLimits;
 
-    /// Starts writing it.
+    /// Starts to export the model to `folder`.
     fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError>;
 
-    /// Reads the weights that it starts from once, if there are some.
+    /// Reads the pretrained weights once, if there are some.
     fn check_weights(&self) -> Result<(), Failure>;
 }
 
-/// A kind's model on a backend.
+/// The model of a kind on a backend.
 pub(crate) trait KindOn<B: FusedOps + OptimizerOps>: Kind {
-    /// The model.
+    /// The model type.
     type Model: Classifier<Training<B>>
         + AutodiffModule<Training<B>, InnerModule: Classifier<Zero<B>>>;
 
-    /// The model. Weights are drawn from `seed`, or read, when they are first used.
+    /// Builds the model. Weights are drawn from `seed` or read when they are first used.
     fn model(
         &self,
         weights: InitialWeights,
@@ -66,9 +66,9 @@ pub(crate) trait KindOn<B: FusedOps + OptimizerOps>: Kind {
     ) -> Result<Self::Model, Failure>;
 }
 
-/// A model that gives logits and their loss.
+/// A model with logits and a loss.
 pub(crate) trait Classifier<B: Backend> {
-    /// Cross-entropy summed over the texts, and the logits.
+    /// Returns the cross-entropy summed over the texts, and the logits.
     fn loss(&self, batch: &TextBatch<B>) -> (Tensor<B, 1>, Tensor<B, 2>);
 }
 
@@ -115,7 +115,7 @@ impl<B: FusedOps + OptimizerOps> KindOn<B> for EncoderConfig {
     }
 }
 
-/// GPT-2, and where its weights come from.
+/// A GPT-2 classifier and the source of its weights.
 pub(crate) struct OnGpt2 {
     pub(crate) config: ClassifierConfig,
     pretrained: Option<PathBuf>,
@@ -163,7 +163,7 @@ impl<B: FusedOps + OptimizerOps> KindOn<B> for OnGpt2 {
 }
 
 impl Classification<EncoderConfig> {
-    /// Reads and checks model and data of an encoder.
+    /// Reads and checks configuration and data of an encoder.
     ///
     /// # Errors
     /// Always a user's mistake.
@@ -195,7 +195,7 @@ impl Classification<EncoderConfig> {
 }
 
 impl Classification<OnGpt2> {
-    /// Reads and checks model and data of a classifier on GPT-2.
+    /// Reads and checks configuration and data of a GPT-2 classifier.
     ///
     /// # Errors
     /// Always a user's mistake.
@@ -210,7 +210,7 @@ impl Classification<OnGpt2> {
         let body = model_config(job, pretrained.as_deref())?;
         check_length(job, body.n_positions, "n_positions")?;
         check_step(batch, job.data.sequence_length)?;
-        // Names of the job take the place of both fields of the checkpoint.
+        // Names in the job replace both fields of the pretrained model.
         let given = ["id2label", "label2id"].iter().any(|it| job.model.config.contains_key(*it));
         let names = if given { ClassNames::read(&job.model.config) } else { body.class_names() };
         let names = names.map_err(|error| named_config(&error))?;
@@ -218,8 +218,8 @@ impl Classification<OnGpt2> {
         let body = with_vocabulary(body, job, Some(&texts.tokenizer))?;
         if texts.tokenizer.vocab_size() > body.vocab_size {
             return Err(Failure::mistake(format!(
-                "data.tokenizer: it has {} tokens, the model {} (model.config.vocab_size); use the \
-                 model's own tokenizer",
+                "data.tokenizer: has {} tokens, but the model {} (model.config.vocab_size); use the tokenizer of the \
+                 model",
                 texts.tokenizer.vocab_size(),
                 body.vocab_size
             )));
@@ -239,7 +239,7 @@ impl Classification<OnGpt2> {
     }
 }
 
-/// Reads the texts of a job whose model may have names of classes.
+/// Reads the texts of a job. `names` are the class names of the model, if it has some.
 fn open_named_texts(
     job: &Job,
     places: &Places,
@@ -247,18 +247,18 @@ fn open_named_texts(
     names: Option<&ClassNames>,
 ) -> Result<Texts, Failure> {
     let names = names.map(ClassNames::as_slice);
-    // Beside such a name nobody can tell whether a label is a name or a class number.
+    // With such a name, a label could be either a name or a class number.
     let number = names.into_iter().flatten().find(|name| name.trim().parse::<i64>().is_ok());
     if let Some(name) = number {
         return Err(Failure::mistake(format!(
-            "model.config.id2label: the name \"{name}\" is a number, and labels that are numbers are \
-             classes from 0; give another name in model.config.id2label"
+            "model.config.id2label: class name is a number: \"{name}\"; labels that are numbers are class numbers, so use \
+             another name"
         )));
     }
     open_texts(job, places, pretrained, names).map_err(Failure::mistake)
 }
 
-/// The names that the model has, or those of the labels.
+/// Returns the class names of the model, or those of the labels.
 fn all_names(given: Option<ClassNames>, texts: &Texts) -> Result<Option<ClassNames>, Failure> {
     let found = || texts.classes.names().map(|names| ClassNames::new(names.to_vec())).transpose();
     match given {
@@ -267,42 +267,42 @@ fn all_names(given: Option<ClassNames>, texts: &Texts) -> Result<Option<ClassNam
     }
 }
 
-/// Classes that the model must have.
+/// Returns the number of classes that the model needs.
 fn num_classes(names: Option<&ClassNames>, texts: &Texts) -> usize {
     names.map_or(0, |names| names.as_slice().len()).max(texts.num_classes())
 }
 
-/// What is wrong with a field of the model's configuration.
+/// Returns the error of a field of the model's configuration.
 fn named_config(error: &impl std::fmt::Display) -> Failure {
     Failure::mistake(format!("model.config: {error}"))
 }
 
 impl<K: Kind> Classification<K> {
-    /// A hash of the training data.
+    /// Returns a hash of the training data.
     pub(crate) fn data_fingerprint(&self) -> String {
         self.texts.train.fingerprint()
     }
 
-    /// A hash of the evaluation data, if there is some.
+    /// Returns a hash of the evaluation data, if there is some.
     pub(crate) fn evaluation_fingerprint(&self) -> Option<String> {
         self.texts.eval.as_ref().map(|texts| texts.fingerprint())
     }
 
-    /// Samples that a rank draws in an epoch.
+    /// Returns the number of samples of a rank in an epoch.
     pub(crate) fn samples_per_epoch(&self, shard: Shard) -> Result<usize, DataError> {
         let sampler = DistributedSampler::new(self.texts.train.len(), shard, self.order)?;
         Ok(sampler.samples_per_epoch())
     }
 
-    /// Tokens of the longest text to learn from.
+    /// Returns the number of tokens of the longest training text.
     pub(crate) fn longest(&self) -> usize {
         self.texts.train.lengths().into_iter().max().unwrap_or(0)
     }
 
-    /// The batches of a rank under a budget of tokens.
+    /// Returns the sampler of dynamic batching.
     ///
     /// # Errors
-    /// A budget that the texts do not fit.
+    /// A text that exceeds the budget.
     pub(crate) fn budget_sampler(
         &self,
         shape: StepShape,
@@ -314,24 +314,22 @@ impl<K: Kind> Classification<K> {
     }
 }
 
-/// Beyond this a label is no class: a column of ids was taken for one.
-const MOST_CLASSES: usize = 1 << 16;
+/// The most classes of a model. A higher label is most likely from a column of ids.
+const MAX_CLASSES: usize = 1 << 16;
 
-/// A size of the model is that of the data unless the job says otherwise, and then it must be
-/// enough: `(name, the job's or the default, the data's)`.
+/// Returns a size of the model: that of the data, unless the job sets one, which must be large enough. The tuple has the
+/// name of the field, the value of the job or the default, and the value of the data.
 fn sized_by_data(job: &Job, (name, size, needed): (&str, usize, usize)) -> Result<usize, Failure> {
     let given = job.model.config.contains_key(name);
-    if name != "vocab_size" && needed > MOST_CLASSES {
+    if name != "vocab_size" && needed > MAX_CLASSES {
         return Err(Failure::mistake(format!(
-            "data.label_field: the highest class is {}, more than the {MOST_CLASSES} classes that a \
-             model can have; number the classes from 0",
+            "data.label_field: class number too high: {}; a model has at most {MAX_CLASSES} classes; number them from 0",
             needed - 1
         )));
     }
     if given && size < needed.max(2) {
         return Err(Failure::mistake(format!(
-            "model.config.{name}: {size} is too small for the data, which has {needed}; give at \
-             least that, or leave it out"
+            "model.config.{name}: too small: {size}; the data has {needed}; use at least that, or leave it out"
         )));
     }
     Ok(if given { size } else { needed.max(2) })
@@ -379,14 +377,14 @@ impl<B: FusedOps + OptimizerOps, K: KindOn<B>> Recipe<B> for Classification<K> {
     }
 }
 
-/// Telling the class of a text.
+/// The task of classifying texts.
 pub(crate) struct TextClass<D> {
     limits: TextLimits,
     device: D,
 }
 
 impl<D> TextClass<D> {
-    /// The batch on the device, checked against the model.
+    /// Copies the batch to the device and checks it against the limits of the model.
     fn batch<B: Backend<Device = D>>(
         &self,
         batch: &Labelled,
@@ -403,17 +401,13 @@ where
 {
     type Batch = Labelled;
 
-    fn loss(&self, model: &M, batch: &Labelled) -> Result<Tensor<Training<B>, 1>, OutsideError> {
+    fn loss(&self, model: &M, batch: &Labelled) -> Result<Tensor<Training<B>, 1>, BoxError> {
         let texts = batch.num_targets().max(1);
         let (sum, _) = model.loss(&self.batch(batch)?);
         Ok(sum / texts as f64)
     }
 
-    fn evaluate(
-        &self,
-        model: &M::InnerModule,
-        batch: &Labelled,
-    ) -> Result<Evaluation, OutsideError> {
+    fn evaluate(&self, model: &M::InnerModule, batch: &Labelled) -> Result<Evaluation, BoxError> {
         let (sum, logits) = model.loss(&self.batch(batch)?);
         let answers = logits.argmax(1).into_data().convert::<i64>();
         let mut confusion = Confusion::new(self.limits.num_classes);

@@ -1,4 +1,4 @@
-//! The data that a job names, opened.
+//! Token sequences of a job for language models.
 
 use std::path::{Path, PathBuf};
 
@@ -10,14 +10,14 @@ use deepburn_datasets::{
 
 use crate::data::places::Places;
 
-/// Size of the embedded corpus: enough for any run on a few cores, written in a moment.
+/// Bytes of the synthetic corpus: enough for any run on a few cores, generated in a moment.
 const SYNTHETIC_BYTES: usize = 2 << 20;
 
-/// Opens the data of `job` for a model of `vocab_size` tokens, where that is known. It may start from a
-/// checkpoint in the folder `pretrained`.
+/// Opens the data of `job`. `pretrained` is the folder of its pretrained model, and `vocab_size` the vocabulary of the
+/// model, if it is known.
 ///
 /// # Errors
-/// What is wrong with the data.
+/// Invalid data.
 pub(crate) fn open_corpus(
     job: &Job,
     places: &Places,
@@ -61,14 +61,13 @@ pub(crate) fn open_corpus(
     })
 }
 
-/// Where the tokens of this job's text are kept. Those of the embedded corpus are made anew: that
-/// takes no longer than reading them.
+/// Returns the token cache of this job. Synthetic text has none: generating it again takes no longer than reading it.
 pub(crate) fn token_cache(data: &DataJob) -> Option<TokenCache> {
     let kept = data.token_cache && !data.splits.is_embedded();
     kept.then(TokenCache::of_user).flatten()
 }
 
-/// The tokenizer that the job names, or else the checkpoint's.
+/// Returns the tokenizer of the job, or that of its pretrained model.
 pub(crate) fn tokenizer(
     data: &DataJob,
     places: &Places,
@@ -78,13 +77,14 @@ pub(crate) fn tokenizer(
     Ok(named.or_else(|| pretrained.and_then(tokenizer_of)))
 }
 
-/// The tokenizer that lies beside a checkpoint.
+/// Returns the tokenizer in the folder of a model, if there is one.
 pub(crate) fn tokenizer_of(checkpoint: &Path) -> Option<PathBuf> {
     let known = ["tokenizer.json", "vocab.json"];
     known.iter().any(|file| checkpoint.join(file).is_file()).then(|| checkpoint.to_owned())
 }
 
-fn files(data: &DataJob, places: &Places) -> Result<Splits, DataError> {
+/// Returns the files of each split, or all files with the shares of the splits.
+pub(crate) fn files(data: &DataJob, places: &Places) -> Result<Splits, DataError> {
     let name = data.name.as_deref();
     Ok(match &data.splits {
         SplitPlan::Shares { path, train, eval, test } => Splits::Shares {

@@ -1,6 +1,6 @@
-//! From what a job names to files on this machine.
+//! Files behind the names of a job: local paths, or repositories on the Hub.
 //!
-//! Main type: [`Places`]. What is on the Hub is brought through its cache when it is first asked for.
+//! Main type: [`Places`]. Repositories are downloaded to the Hub's cache when they are first needed.
 
 use std::cell::OnceCell;
 use std::path::PathBuf;
@@ -10,33 +10,33 @@ use deepburn_datasets::{DataError, Hub, Location, RepoKind};
 
 use crate::job::model_folder::model_in;
 
-/// Finds the files behind a job's places.
+/// Resolves the places of a job.
 #[derive(Debug, Default)]
 pub(crate) struct Places {
-    /// Made when it is first needed: a job on local files asks nothing of the environment.
+    /// Created when it is first needed, so that a job on local files does not depend on the environment.
     hub: OnceCell<Hub>,
 }
 
-/// The split of a data set that trains where none is named.
+/// The default training split of a data set.
 pub(crate) const TRAIN: &str = "train";
 
 impl Places {
-    /// The folder of a checkpoint.
+    /// Returns the folder of a pretrained model.
     ///
     /// # Errors
-    /// What the Hub says.
+    /// An error of the Hub.
     pub(crate) fn model(&self, place: &Place) -> Result<PathBuf, DataError> {
         match place {
-            // A run's folder stands for the model in it.
+            // The output folder of a run stands for its model.
             Place::Local(path) => Ok(model_in(path)),
             Place::Hub(text) => Location::parse(text, RepoKind::Model)?.model(self.hub()?),
         }
     }
 
-    /// The folder of a tokenizer, or its one file.
+    /// Returns the folder of a tokenizer, or its only file.
     ///
     /// # Errors
-    /// What the Hub says.
+    /// An error of the Hub.
     pub(crate) fn tokenizer(&self, place: &Place) -> Result<PathBuf, DataError> {
         match place {
             Place::Local(path) => Ok(path.clone()),
@@ -44,10 +44,10 @@ impl Places {
         }
     }
 
-    /// The files of one split of a data set, in its configuration `name`.
+    /// Returns the files of a split of a data set, in its configuration `name`.
     ///
     /// # Errors
-    /// What the Hub says, or a folder without such a split.
+    /// An error of the Hub, or a folder without this split.
     pub(crate) fn split(
         &self,
         place: &Place,
@@ -61,11 +61,11 @@ impl Places {
         location.split(self.hub()?, name, split)
     }
 
-    /// All files of data that is cut by share: the split that trains of a data set, or the file or
-    /// folder as it is where it has no such split.
+    /// Returns the files of data that is divided by shares: the training split of a data set, or a local file or folder
+    /// without splits.
     ///
     /// # Errors
-    /// Those of [`Places::split`].
+    /// The errors of [`Places::split`].
     pub(crate) fn whole(
         &self,
         place: &Place,
@@ -76,7 +76,7 @@ impl Places {
                 let Ok(files) = self.split(place, None, TRAIN) else {
                     return Ok(vec![path.clone()]);
                 };
-                tracing::info!("{}: its split train is taken", path.display());
+                tracing::info!("{}: using its split `train`", path.display());
                 Ok(files)
             }
             (Place::Local(path), None) => Ok(vec![path.clone()]),
@@ -84,6 +84,7 @@ impl Places {
         }
     }
 
+    /// Returns the client of the Hub.
     fn hub(&self) -> Result<&Hub, DataError> {
         if let Some(hub) = self.hub.get() {
             return Ok(hub);

@@ -1,22 +1,21 @@
-//! Micro-batches of labelled texts, of a fixed number of texts or under a budget of tokens.
+//! Micro-batches of labelled texts, of a fixed size or with dynamic batching.
 //!
-//! Main type: [`TextSource`], one rank's share.
+//! Main type: [`TextSource`], the data loader of one rank. With dynamic batching a micro-batch has as many texts as fit in
+//! a budget of tokens, so steps differ in their number of samples, and the learning rate can follow it.
 
 use std::sync::Arc;
 
-use deepburn::{
-    Batch, BatchSource, EvaluationStream, NextStep, OutsideError, StepBatches, StepSize,
-};
+use deepburn::{Batch, BatchSource, EvaluationStream, NextStep, StepBatches, StepSize};
 use deepburn_config::{CurriculumPlan, DynamicBatchingPlan, LrScaling, PickingOrderPlan, Plan};
 use deepburn_datasets::{
     BatchLoader, BudgetSampler, Collate, DataError, DistributedSampler, EpochPosition,
     LabelledBatch, LabelledTexts, Order, PickingOrder, Position, Shard, StepShape, TokenBudget,
 };
-
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::data::lengths::{PREFETCH, longest};
+use crate::failure::BoxError;
 
 /// A micro-batch of texts.
 pub(crate) struct Labelled(pub(crate) LabelledBatch);
@@ -31,31 +30,33 @@ impl Batch for Labelled {
     }
 }
 
-/// One rank's share of the texts.
+/// The data loader of one rank.
 pub(crate) struct TextSource {
     loader: Loader,
     eval: Option<Arc<LabelledTexts>>,
     shard: Shard,
-    /// What an evaluation's batches may hold.
+    /// The budget of an evaluation batch.
     budget: TokenBudget,
-    /// The most texts that an evaluation takes.
+    /// The most texts of an evaluation.
     pub(crate) eval_max_samples: Option<usize>,
     curriculum: Option<CurriculumPlan>,
 }
 
-/// How training batches are made.
+/// The training batches.
 enum Loader {
+    /// Micro-batches of a fixed number of texts.
     Fixed(BatchLoader<LabelledTexts>),
+    /// Dynamic batching.
     Budget {
         loader: BatchLoader<LabelledTexts, BudgetSampler>,
         lr_scaling: LrScaling,
-        /// Samples of the step that the schedule's learning rate is meant for.
+        /// Samples of the step that the learning rate of the schedule is meant for.
         reference: usize,
     },
 }
 
 impl TextSource {
-    /// The share of `shard`, in batches as `plan` has them.
+    /// Starts the data loader of `shard` with the batches of `plan`.
     pub(crate) fn new(
         train: Arc<LabelledTexts>,
         eval: Option<Arc<LabelledTexts>>,
@@ -86,7 +87,7 @@ impl TextSource {
     }
 }
 
-/// The budget of a plan.
+/// Returns the token budget of a plan.
 pub(crate) fn budget(plan: &DynamicBatchingPlan) -> TokenBudget {
     TokenBudget {
         max_tokens: plan.max_tokens,
@@ -101,7 +102,7 @@ pub(crate) fn budget(plan: &DynamicBatchingPlan) -> TokenBudget {
 }
 
 impl BatchSource<Labelled> for TextSource {
-    fn next_step(&mut self, next: NextStep) -> Result<StepBatches<Labelled>, OutsideError> {
+    fn next_step(&mut self, next: NextStep) -> Result<StepBatches<Labelled>, BoxError> {
         let length = longest(self.curriculum.as_ref(), next);
         let size = match &self.loader {
             Loader::Fixed(_) => None,
@@ -122,7 +123,7 @@ impl BatchSource<Labelled> for TextSource {
         Ok(StepBatches { micro_batches: batches.collect::<Result<_, DataError>>()?, size })
     }
 
-    fn evaluation(&mut self) -> Result<Option<EvaluationStream<'_, Labelled>>, OutsideError> {
+    fn evaluation(&mut self) -> Result<Option<EvaluationStream<'_, Labelled>>, BoxError> {
         let (shard, budget, limit) = (self.shard, self.budget, self.eval_max_samples);
         let eval = self.eval.as_ref();
         Ok(eval.map(|eval| evaluation(eval, shard, budget, limit)).transpose()?)
@@ -135,10 +136,12 @@ impl BatchSource<Labelled> for TextSource {
         }
     }
 
-    fn seek(&mut self, position: &Value) -> Result<(), OutsideError> {
-        // Neither kind has the fields of the other.
+    fn seek(&mut self, position: &Value) -> Result<(), BoxError> {
+        // Positions of the two loaders have different fields, so a wrong one cannot be parsed.
         let other = |cause: serde_json::Error| {
-            format!("dynamic batching was switched on or off since ({cause}); switch it back")
+            format!(
+                "dynamic batching was enabled or disabled since the checkpoint ({cause}); set it back"
+            )
         };
         match &mut self.loader {
             Loader::Fixed(loader) => {
@@ -152,7 +155,7 @@ impl BatchSource<Labelled> for TextSource {
     }
 }
 
-/// What an evaluation's batches may hold.
+/// Returns the budget of an evaluation batch. Texts are picked by length, because their order does not matter.
 pub(crate) fn evaluation_budget(plan: &Plan) -> TokenBudget {
     let rows = plan.batch.micro_batch_size;
     let budget = match &plan.dynamic_batching {
@@ -162,8 +165,8 @@ pub(crate) fn evaluation_budget(plan: &Plan) -> TokenBudget {
     TokenBudget { min_batch_size: 1, order: PickingOrder::ByLength, ..budget }
 }
 
-/// A rank's share of an evaluation of the first `limit` texts. Texts of about one length are together, so there
-/// is next to no padding.
+/// Returns the batches of one rank in an evaluation of the first `limit` texts. Texts of similar length share a batch, so
+/// that there is little padding.
 pub(crate) fn evaluation(
     texts: &LabelledTexts,
     shard: Shard,
@@ -172,7 +175,7 @@ pub(crate) fn evaluation(
 ) -> Result<EvaluationStream<'_, Labelled>, DataError> {
     let mut lengths = texts.lengths();
     lengths.truncate(limit.unwrap_or(lengths.len()).max(1));
-    // What is only evaluated may be longer than what trains.
+    // Texts for evaluation may be longer than those for training.
     let longest = lengths.iter().copied().max().unwrap_or(0).max(1);
     let budget = TokenBudget { max_tokens: budget.max_tokens.max(longest), ..budget };
     let shape = StepShape { num_ranks: shard.num_ranks, accumulation: 1 };

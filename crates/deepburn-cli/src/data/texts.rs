@@ -1,4 +1,4 @@
-//! The labelled texts that a job names, read and tokenized.
+//! Labelled texts of a job for text classification, read and tokenized.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -6,30 +6,30 @@ use std::sync::Arc;
 
 use deepburn_config::{DataJob, DataKind, Job, SplitPlan};
 use deepburn_datasets::{
-    Classes, DataError, Fractions, LABEL_FIELD, LabelledText, LabelledTexts, SyntheticReviews,
-    TEXT_FIELD, Tokenizer, read_labelled, read_labelled_as,
+    Classes, DataError, Fractions, LABEL_FIELD, LabelledText, LabelledTexts, Splits,
+    SyntheticReviews, TEXT_FIELD, Tokenizer, read_labelled, read_labelled_as,
 };
 
 use crate::counted::counted;
-use crate::data::corpus::{token_cache, tokenizer};
+use crate::data::corpus::{files, token_cache, tokenizer};
 use crate::data::places::Places;
 
-/// Splits of labelled texts. Ranks share them.
+/// Tokenized splits, shared by all ranks of a process.
 #[derive(Clone)]
 pub(crate) struct Texts {
     pub(crate) train: Arc<LabelledTexts>,
     pub(crate) eval: Option<Arc<LabelledTexts>>,
     pub(crate) test: Option<Arc<LabelledTexts>>,
     pub(crate) tokenizer: Tokenizer,
-    /// What the labels stand for, in every split.
+    /// The classes of all splits.
     pub(crate) classes: Classes,
 }
 
-/// Embedded synthetic reviews: enough to learn from in a minute.
+/// Number of synthetic reviews: enough to learn from in a minute.
 const SYNTHETIC_REVIEWS: usize = 4000;
 
 impl Texts {
-    /// Classes in all splits.
+    /// Returns the number of classes in all splits.
     pub(crate) fn num_classes(&self) -> usize {
         let others = self.eval.iter().chain(&self.test);
         if let Some(names) = self.classes.names() {
@@ -39,11 +39,11 @@ impl Texts {
     }
 }
 
-/// Reads, shuffles where one set is divided, and tokenizes. `names` are those of the classes, where the
-/// model has them.
+/// Reads and tokenizes all splits. Texts that are divided into splits are shuffled before. `names` are the class names of
+/// the model, if it has some.
 ///
 /// # Errors
-/// What is wrong with the data.
+/// Invalid data.
 pub(crate) fn open_texts(
     job: &Job,
     places: &Places,
@@ -69,7 +69,10 @@ pub(crate) fn open_texts(
         let what = format!("the {name} split");
         let tokens = LabelledTexts::tokenize(&texts, &tokenizer, length, cache.as_ref(), &what)?;
         let (texts, cut) = (tokens.len(), tokens.truncated());
-        tracing::info!("{name}: {}, {cut} of them cut to {length} tokens", counted(texts, "text"));
+        tracing::info!(
+            "{name}: {}, of which {cut} are cut to {length} tokens",
+            counted(texts, "text")
+        );
         Ok::<_, DataError>(Arc::new(tokens))
     };
     let train = tokenize(train, "train")?;
@@ -78,7 +81,7 @@ pub(crate) fn open_texts(
     Ok(Texts { train, eval, test, tokenizer, classes })
 }
 
-/// Says what in the labels looks like a mistake: a column of ids makes a class of each number.
+/// Logs the classes and warns of likely mistakes: a single class, or a column of ids that makes a class of each number.
 fn warn_of_classes(train: &[LabelledText], named: &Classes) {
     let classes: BTreeSet<u32> = train.iter().map(|text| text.label).collect();
     if let Some(names) = named.names() {
@@ -86,17 +89,16 @@ fn warn_of_classes(train: &[LabelledText], named: &Classes) {
         let rest = if names.len() > shown.len() { ", ..." } else { "" };
         tracing::info!("{} classes by name: {}{rest}", names.len(), shown.join(", "));
         if classes.len() < 2 {
-            tracing::warn!("the train split has one class: there is nothing to tell apart");
+            tracing::warn!("the train split has only one class");
         }
         return;
     }
     let highest = classes.last().copied().unwrap_or(0);
     if classes.len() < 2 {
-        tracing::warn!("the train split has one class, {highest}: there is nothing to tell apart");
+        tracing::warn!("the train split has only one class: {highest}");
     } else if classes.len() as u64 <= u64::from(highest) {
         tracing::warn!(
-            "the train split has {} classes, but the highest is {highest}: the model gets one for \
-             each number from 0",
+            "the train split has {} classes, but the highest is {highest}; the model has all numbers from 0 as classes",
             classes.len()
         );
     }
@@ -105,66 +107,45 @@ fn warn_of_classes(train: &[LabelledText], named: &Classes) {
 /// The texts of train, eval and test.
 type LabelledSplits = [Option<Vec<LabelledText>>; 3];
 
-/// The texts of train, eval and test, and what their labels stand for: the files that train decide.
+/// Reads the splits and their classes. The training files decide the classes, and other files follow them, so that a
+/// class has the same number in every split.
 fn read_splits(
     job: &Job,
     places: &Places,
     names: Option<&[String]>,
 ) -> Result<(LabelledSplits, Classes), DataError> {
     let (data, seed) = (&job.data, job.training.seed);
-    let name = data.name.as_deref();
-    let hold_out = |texts: Vec<LabelledText>, share: f64| {
-        let fractions = Fractions { train: 1.0 - share, eval: share, test: 0.0 };
-        fractions.divide_shuffled(texts, seed)
-    };
-    match &data.splits {
-        SplitPlan::Shares { path, train, eval, test } => {
-            let (all, classes) = match path {
-                Some(path) => read(&places.whole(path, name)?, data, names)?,
-                None => {
+    let (text, label) = columns(data);
+    match files(data, places)? {
+        Splits::Shares { files, fractions } => {
+            let (all, classes) = match data.splits.is_embedded() {
+                true => {
                     let texts = SyntheticReviews { seed, count: SYNTHETIC_REVIEWS }.texts();
                     (texts, Classes::Numbers { count: None })
                 }
+                false => read_labelled(&files, text, label, names)?,
             };
-            let fractions = Fractions { train: *train, eval: *eval, test: *test };
             Ok((fractions.divide_shuffled(all, seed)?, classes))
         }
-        SplitPlan::Named { path, train, eval, eval_share, test } => {
-            let (all, classes) = read(&places.split(path, name, train)?, data, names)?;
-            let read = |split: &String| read_as(&places.split(path, name, split)?, data, &classes);
-            let [train, held_out, _] = hold_out(all, *eval_share)?;
-            let eval = eval.as_ref().map(read).transpose()?.or(held_out);
-            Ok(([train, eval, test.as_ref().map(read).transpose()?], classes))
-        }
-        SplitPlan::Paths { train, eval, eval_share, test } => {
-            let (all, classes) = read(std::slice::from_ref(train), data, names)?;
-            let read = |path: &PathBuf| read_as(std::slice::from_ref(path), data, &classes);
-            let [train, held_out, _] = hold_out(all, *eval_share)?;
-            let eval = eval.as_ref().map(read).transpose()?.or(held_out);
-            Ok(([train, eval, test.as_ref().map(read).transpose()?], classes))
+        Splits::Paths { train, eval, test } => {
+            let (all, classes) = read_labelled(&train, text, label, names)?;
+            let read = |files: Vec<PathBuf>| read_labelled_as(&files, text, label, &classes);
+            // A share of the training texts can evaluate, where there is no split for it.
+            let share = match data.splits {
+                SplitPlan::Named { eval_share, .. } | SplitPlan::Paths { eval_share, .. } => {
+                    eval_share
+                }
+                SplitPlan::Shares { .. } => 0.0,
+            };
+            let fractions = Fractions { train: 1.0 - share, eval: share, test: 0.0 };
+            let [train, held_out, _] = fractions.divide_shuffled(all, seed)?;
+            let eval = eval.map(read).transpose()?.or(held_out);
+            Ok(([train, eval, test.map(read).transpose()?], classes))
         }
     }
 }
 
-fn read(
-    files: &[PathBuf],
-    data: &DataJob,
-    names: Option<&[String]>,
-) -> Result<(Vec<LabelledText>, Classes), DataError> {
-    let (text, label) = columns(data);
-    read_labelled(files, text, label, names)
-}
-
-fn read_as(
-    files: &[PathBuf],
-    data: &DataJob,
-    classes: &Classes,
-) -> Result<Vec<LabelledText>, DataError> {
-    let (text, label) = columns(data);
-    read_labelled_as(files, text, label, classes)
-}
-
-/// The columns of texts and labels.
+/// Returns the columns of texts and labels.
 fn columns(data: &DataJob) -> (&str, &str) {
     match &data.kind {
         DataKind::Classification { text_field, label_field } => (text_field, label_field),

@@ -1,4 +1,4 @@
-//! What a model takes over from its tokenizer: the size of its vocabulary and its special tokens.
+//! Vocabulary of a model: its size and its special tokens, which come from the tokenizer.
 
 use std::path::Path;
 
@@ -10,18 +10,18 @@ use serde_json::{Map, Value};
 use crate::data::corpus::tokenizer_of;
 use crate::failure::Failure;
 
-/// An embedding has a multiple of so many rows. Matrix kernels, on GPUs above all, are fastest at such sizes.
+/// The rows of an embedding are a multiple of this. Matrix kernels, above all on GPUs, are fastest at such sizes.
 const ROWS: usize = 64;
 
-/// Whether the number of rows of the embedding is decided without the tokenizer.
+/// Returns whether the job or a pretrained model decides the size of the vocabulary, rather than the tokenizer.
 pub(crate) fn is_vocabulary_given(job: &Job) -> bool {
     job.model.pretrained.is_some() || job.model.config.contains_key("vocab_size")
 }
 
-/// A model from scratch takes the vocabulary of its tokenizer, unless the job gives a size.
+/// Gives a model without pretrained weights the vocabulary of its tokenizer, unless the job sets a size.
 ///
 /// # Errors
-/// A user's mistake: more tokens than a model can have.
+/// A user's mistake: more tokens than a model supports.
 pub(crate) fn with_vocabulary(
     mut model: Gpt2Config,
     job: &Job,
@@ -32,8 +32,8 @@ pub(crate) fn with_vocabulary(
     if is_vocabulary_given(job) {
         if job.model.pretrained.is_none() && model.vocab_size >= tokens + ROWS {
             tracing::info!(
-                "model.config.vocab_size: the model has {} tokens and the tokenizer {tokens}; without this \
-                 key the model takes those of the tokenizer",
+                "model.config.vocab_size: the model has {} tokens, but the tokenizer {tokens}; without this key both have \
+                 the same",
                 model.vocab_size
             );
         }
@@ -41,16 +41,16 @@ pub(crate) fn with_vocabulary(
     }
     model.vocab_size = tokens.max(1).next_multiple_of(ROWS);
     tracing::info!(
-        "the model's vocab_size is {}: the {tokens} tokens of the tokenizer, rounded up to a multiple of \
-         {ROWS}",
+        "the model's vocab_size is {}: the {tokens} tokens of the tokenizer, rounded up to a multiple of {ROWS}",
         model.vocab_size
     );
     model.validate().map_err(|error| Failure::mistake(format!("data.tokenizer: {error}")))?;
     Ok(model)
 }
 
-/// A model marks and pads texts as its tokenizer does: takes the ids `names` from it that the job does not
-/// give. A tokenizer that came with a checkpoint leaves the ids of that checkpoint.
+/// Sets the special tokens `names` of a model to those of its tokenizer, except for those that the job sets.
+///
+/// If the tokenizer belongs to the pretrained model, the ids of that model stay as they are.
 ///
 /// # Errors
 /// A user's mistake.

@@ -1,7 +1,9 @@
-//! Activations of the models that `finetune` trains, as the forecast counts them.
+//! Activations of the models that `finetune` trains, for memory forecasts.
 //!
-//! Main type: [`BatchShape`]. Each function here repeats the forward pass of a model of `deepburn-models`, op by op,
-//! as tensors with a size and no data. A test compares the result with the ledger of a training step.
+//! Each function repeats the forward pass of a model of `deepburn-models` op by op, with sizes in place of tensors. The
+//! resulting graph knows what every op saves for backward, so that the peak of a pass can be found for any activation
+//! checkpointing. A test compares it with the ledger of a real training step, so that a change of a
+//! model without one here fails.
 
 mod graph_builder;
 #[cfg(test)]
@@ -18,29 +20,30 @@ use graph_builder::{GraphBuilder, Sized};
 /// Bytes of an element of an integer tensor.
 const INT_BYTES: u64 = 4;
 
-/// The most that a micro-batch holds.
+/// The shape of the largest micro-batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BatchShape {
     /// Sequences.
     pub(crate) sequences: u64,
-    /// Tokens of each, padding included.
+    /// Tokens of each sequence, padding included.
     pub(crate) length: u64,
 }
 
 impl BatchShape {
+    /// Returns the number of tokens, which is the number of rows of most activations.
     fn rows(self) -> u64 {
         self.sequences.saturating_mul(self.length)
     }
 }
 
-/// The pass of a GPT-2 language model.
+/// Returns the forward pass of a GPT-2 language model.
 pub(crate) fn of_language_model(
     config: &Gpt2Config,
     batch: BatchShape,
     precision: &PrecisionPlan,
 ) -> ActivationGraph {
     let mut builder = GraphBuilder::new(precision);
-    // Token ids, positions that predict something, and their targets.
+    // Token ids, the positions that predict a token, and their targets.
     let targets = batch.sequences.saturating_mul(batch.length.saturating_sub(1)).max(1);
     builder.graph.hold(INT_BYTES * (batch.rows() + 2 * targets));
     let hidden = hidden(&mut builder, config, batch);
@@ -52,7 +55,7 @@ pub(crate) fn of_language_model(
     builder.graph
 }
 
-/// The pass of GPT-2 with a classifier.
+/// Returns the forward pass of a GPT-2 classifier.
 pub(crate) fn of_gpt2_classifier(
     config: &ClassifierConfig,
     batch: BatchShape,
@@ -70,7 +73,7 @@ pub(crate) fn of_gpt2_classifier(
     builder.graph
 }
 
-/// The pass of the encoder with its classifier.
+/// Returns the forward pass of an encoder with its classifier.
 pub(crate) fn of_encoder(
     config: &EncoderConfig,
     batch: BatchShape,
@@ -110,19 +113,19 @@ pub(crate) fn of_encoder(
     builder.graph
 }
 
-/// Bytes of the logits that the loss of a language model computes at a time.
+/// Returns the bytes of the logits that the loss of a language model computes at a time.
 pub(crate) fn logits_bytes(config: &Gpt2Config, batch: BatchShape) -> u64 {
     let tokens = batch.sequences.saturating_mul(batch.length.saturating_sub(1)).max(1);
     let rows = logits_chunk_rows(tokens as usize, config.vocab_size) as u64;
     rows.saturating_mul(4 * config.vocab_size.max(1) as u64)
 }
 
-/// Token ids, the weight of each in its text's mean, and labels.
+/// Returns the bytes of a text batch: token ids, the weight of each token in the mean of its text, and labels.
 fn text_batch_bytes(batch: BatchShape) -> u64 {
     INT_BYTES * (batch.rows() + batch.sequences) + 4 * batch.rows()
 }
 
-/// The residual stream after all blocks of a GPT-2.
+/// Appends all blocks of a GPT-2 and returns the residual stream after them.
 fn hidden(builder: &mut GraphBuilder, config: &Gpt2Config, batch: BatchShape) -> Sized {
     let [width, inner, heads] =
         [config.n_embd, config.inner_width(), config.n_head].map(|size| size as u64);
@@ -148,7 +151,7 @@ fn hidden(builder: &mut GraphBuilder, config: &Gpt2Config, batch: BatchShape) ->
     x
 }
 
-/// The activation function of a GPT-2 block.
+/// Appends the activation function of a GPT-2 block.
 fn activation(builder: &mut GraphBuilder, function: Activation, x: Sized) -> Sized {
     match function {
         Activation::Tanh => builder.keeping(x, KeptTensor::Output(0)),
@@ -167,7 +170,7 @@ fn activation(builder: &mut GraphBuilder, function: Activation, x: Sized) -> Siz
     }
 }
 
-/// Bytes of an element in a type.
+/// Returns the bytes of an element.
 fn bytes_of(precision: Precision) -> u64 {
     precision.bytes() as u64
 }

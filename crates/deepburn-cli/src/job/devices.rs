@@ -1,25 +1,25 @@
-//! Which device each rank computes on.
+//! The device of each rank.
 //!
-//! [`Devices`] holds the devices of this host that the job may use: all that are visible, or those that
-//! `training.devices` lists. A rank takes the one of its local rank; where there are more ranks than
-//! devices, ranks share them. Devices are counted without opening one, because an open CUDA device takes
-//! hundreds of megabytes.
+//! Main type: [`Devices`], the devices of this host that the job may use: all visible ones, or those that
+//! `training.devices` lists. A rank takes the device of its local rank. Where there are more ranks than devices, ranks
+//! share them. Devices are counted without opening one, because an open CUDA device takes hundreds of megabytes.
 
 use deepburn_config::TrainingJob;
 
+use crate::counted::counted;
 use crate::failure::Failure;
 
-/// The devices of this host that a job uses; at least one.
+/// The devices of this host that a job uses. There is at least one.
 pub(crate) struct Devices<D> {
     chosen: Vec<D>,
 }
 
 impl<D: Clone> Devices<D> {
-    /// Chooses those that the job lists, or else all of `visible`, and notes when `local_ranks` ranks on
-    /// this host have to share them.
+    /// Chooses the devices that the job lists, or all of `visible`. Logs a note if the `local_ranks` ranks of this host
+    /// have to share them.
     ///
     /// # Errors
-    /// A user's mistake: no device is visible, or one that is listed is not.
+    /// A user's mistake: no device is visible, or a listed one is not.
     pub(crate) fn choose(
         visible: &[D],
         job: &TrainingJob,
@@ -28,50 +28,51 @@ impl<D: Clone> Devices<D> {
         let (backend, num_visible) = (job.backend.name(), visible.len());
         if num_visible == 0 {
             return Err(Failure::mistake(format!(
-                "training.backend: \"{backend}\" sees no device; check the driver and \
-                 CUDA_VISIBLE_DEVICES, or use \"flex\""
+                "training.backend: \"{backend}\" sees no device; check the driver and CUDA_VISIBLE_DEVICES, or use \
+                 \"flex\""
             )));
         }
         let all: Vec<_> = (0..num_visible).collect();
         let chosen = job.devices.as_deref().unwrap_or(&all).iter().map(|&index| {
             visible.get(index).cloned().ok_or_else(|| {
                 Failure::mistake(format!(
-                    "training.devices: {index} is not visible: \"{backend}\" sees {num_visible} on this \
-                     host, whose indices count from 0; list others or write \"auto\""
+                    "training.devices: {index} is not visible: \"{backend}\" sees {num_visible} on this host; use indices \
+                     from 0 to {}, or \"auto\"",
+                    num_visible - 1
                 ))
             })
         });
         let devices = Self { chosen: chosen.collect::<Result<_, _>>()? };
         let num_devices = devices.chosen.len();
         if local_ranks > num_devices && !job.backend.is_host() {
-            let device = if num_devices == 1 { "device" } else { "devices" };
-            tracing::info!("training.devices: {local_ranks} ranks share {num_devices} {device}");
+            let devices = counted(num_devices, "device");
+            tracing::info!("training.devices: {local_ranks} ranks share {devices}");
         }
         Ok(devices)
     }
 
-    /// The device of a local rank.
+    /// Returns the device of a local rank.
     pub(crate) fn of(&self, local_rank: usize) -> &D {
         &self.chosen[local_rank % self.chosen.len()]
     }
 }
 
-/// CUDA devices, of which `CUDA_VISIBLE_DEVICES` may hide some.
+/// Returns the CUDA devices. `CUDA_VISIBLE_DEVICES` may hide some.
 #[cfg(feature = "cuda")]
 pub(crate) fn cuda_devices() -> Vec<burn_cuda::CudaDevice> {
     use cubecl::Runtime;
 
-    // Without CUDA's driver library the count panics.
+    // The count panics without the driver library of CUDA.
     let found = std::panic::catch_unwind(|| cubecl::cuda::CudaRuntime::enumerate_devices(0, &()));
     let count = found.map_or(0, |devices| devices.len());
     (0..count).map(|index| burn_cuda::CudaDevice { index }).collect()
 }
 
-/// Adapters of the best kind that there is: discrete GPUs, else integrated ones, else virtual ones. Ranks
-/// wait for each other, so a second GPU of a slower kind would slow all of them down.
+/// Returns the adapters of the best available kind: discrete GPUs, else integrated ones, else virtual ones. Ranks wait
+/// for each other, so a second GPU of a slower kind would slow all of them down.
 ///
-/// A single one, and an adapter that computes on the CPU, are what wgpu chooses by default, which
-/// `CUBECL_WGPU_DEFAULT_DEVICE` overrides.
+/// A single adapter, or one that computes on the CPU, is wgpu's default device, which `CUBECL_WGPU_DEFAULT_DEVICE`
+/// overrides.
 #[cfg(feature = "wgpu")]
 pub(crate) fn wgpu_devices() -> Vec<burn_wgpu::WgpuDevice> {
     use burn_wgpu::graphics::{AutoGraphicsApi, GraphicsApi};
@@ -79,7 +80,7 @@ pub(crate) fn wgpu_devices() -> Vec<burn_wgpu::WgpuDevice> {
     use cubecl::Runtime;
 
     let count = |kind| WgpuRuntime::enumerate_devices(kind, &AutoGraphicsApi::backend()).len();
-    // The numbers by which CubeCL tells the kinds apart.
+    // CubeCL numbers the kinds in this order.
     type OfKind = fn(usize) -> WgpuDevice;
     let of_kind: [OfKind; 3] =
         [WgpuDevice::DiscreteGpu, WgpuDevice::IntegratedGpu, WgpuDevice::VirtualGpu];
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_that_are_not_visible_are_refused() {
+    fn rejects_devices_that_are_not_visible() {
         let error = choose(2, "[0, 2]", 2).unwrap_err();
         assert!(error.contains("training.devices: 2 is not visible"), "{error}");
         assert!(error.contains("sees 2 on this host"), "{error}");

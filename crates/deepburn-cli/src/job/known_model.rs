@@ -1,6 +1,6 @@
-//! The models whose parameters and memory are known from their configuration alone.
+//! Models whose parameters and memory follow from their configuration alone.
 //!
-//! Main type: [`KnownModel`], of a job or read from a `config.json`.
+//! Main type: [`KnownModel`], the model of a job or of a `config.json`.
 
 use std::path::Path;
 
@@ -19,17 +19,17 @@ use crate::job::model_folder::model_in;
 pub(crate) enum KnownModel {
     /// GPT-2 as a language model.
     Gpt2(Gpt2Config),
-    /// GPT-2 with a classifier.
+    /// A GPT-2 text classifier.
     Gpt2Classifier(ClassifierConfig),
-    /// The encoder that classifies texts.
+    /// An encoder text classifier.
     Encoder(EncoderConfig),
 }
 
 impl KnownModel {
-    /// The model of a `config.json` or of a folder that has one; GPT-2 small without a path.
+    /// Reads the model of a `config.json` or of its folder. Without a path it is GPT-2 small.
     ///
     /// # Errors
-    /// A user's mistake: the file cannot be read, or is the configuration of another model.
+    /// A user's mistake: an unreadable file, or an unsupported model.
     pub(crate) fn read(path: Option<&Path>) -> Result<Self, Failure> {
         let Some(path) = path else { return Ok(Self::Gpt2(Gpt2Config::small())) };
         let file = if path.is_dir() { model_in(path).join("config.json") } else { path.to_owned() };
@@ -37,7 +37,7 @@ impl KnownModel {
             Failure::mistake(format!("--model: {}: {error}", file.display()))
         };
         let text = read_small_file(&file).map_err(|error| named(&error))?;
-        // What is no JSON object is refused by the parser of GPT-2's configuration, which names the place.
+        // The parser of GPT-2's configuration refuses invalid JSON below, with its position.
         let fields: Map<String, Value> = serde_json::from_str(&text).unwrap_or_default();
         if fields.get("model_type") == Some(&Value::from("deepburn_encoder")) {
             let config = EncoderConfig::from_saved(fields).map_err(|error| named(&error))?;
@@ -53,7 +53,7 @@ impl KnownModel {
         Ok(Self::Gpt2Classifier(ClassifierConfig { body, num_classes: labels.unwrap_or(2) }))
     }
 
-    /// All parameters.
+    /// Returns all parameters.
     pub(crate) fn parameters(&self) -> Vec<ParameterShape> {
         match self {
             Self::Gpt2(config) => config.parameters(),
@@ -62,13 +62,13 @@ impl KnownModel {
         }
     }
 
-    /// Elements of all parameters together.
+    /// Returns the number of elements of all parameters.
     pub(crate) fn num_parameters(&self) -> usize {
         let parameters = self.parameters();
         parameters.iter().map(|parameter| parameter.shape.iter().product::<usize>()).sum()
     }
 
-    /// Width of the residual stream.
+    /// Returns the width of the residual stream.
     pub(crate) fn width(&self) -> usize {
         match self {
             Self::Gpt2(config) => config.n_embd,
@@ -77,7 +77,7 @@ impl KnownModel {
         }
     }
 
-    /// Tokens of the longest sample that it takes.
+    /// Returns the most tokens of a sample.
     pub(crate) fn longest(&self) -> usize {
         match self {
             Self::Gpt2(config) => config.n_positions,
@@ -86,7 +86,7 @@ impl KnownModel {
         }
     }
 
-    /// The activations of a training pass over `batch`.
+    /// Returns the activations of a forward pass over `batch`.
     pub(crate) fn activations(
         &self,
         batch: BatchShape,

@@ -1,23 +1,23 @@
-//! Folders that are made to find out whether they can be.
+//! Folders that are created to find out whether they can be.
 //!
-//! Main type: [`MadeFolders`], which removes what it has made unless it is kept, so that a job that is refused
-//! leaves nothing behind.
+//! Main type: [`MadeFolders`]. It removes the folders it has created unless they are kept, so that a refused job leaves
+//! nothing behind.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io, process};
 
-/// The folders that one call has made.
+/// The folders that one call has created.
 #[derive(Debug)]
 pub(crate) struct MadeFolders {
-    /// The innermost first.
+    /// Created folders, the innermost first.
     made: Vec<PathBuf>,
 }
 
 impl MadeFolders {
-    /// Makes `folder` and those that lead to it.
+    /// Creates `folder` and its parents.
     ///
     /// # Errors
-    /// One of them cannot be made; then none is left.
+    /// One of them cannot be created. None is left then.
     pub(crate) fn make(folder: &Path) -> io::Result<Self> {
         let is_missing = |it: &&Path| !it.as_os_str().is_empty() && !it.exists();
         let made = folder.ancestors().take_while(is_missing).map(Path::to_owned).collect();
@@ -26,10 +26,10 @@ impl MadeFolders {
         Ok(folders)
     }
 
-    /// Makes `folder` and makes sure that files can be written in it.
+    /// Creates `folder` and checks that files can be written in it.
     ///
     /// # Errors
-    /// It cannot be made or written to; then no folder is left that was not there.
+    /// It cannot be created or written to. No new folder is left then.
     pub(crate) fn make_writable(folder: &Path) -> io::Result<Self> {
         let folders = Self::make(folder)?;
         let probe = folder.join(format!(".writable-{}", process::id()));
@@ -38,7 +38,7 @@ impl MadeFolders {
         Ok(folders)
     }
 
-    /// Leaves the folders where they are.
+    /// Keeps the folders.
     pub(crate) fn keep(mut self) {
         self.made.clear();
     }
@@ -47,7 +47,7 @@ impl MadeFolders {
 impl Drop for MadeFolders {
     fn drop(&mut self) {
         for folder in &self.made {
-            // One that somebody else uses by now is not empty, and stays.
+            // A folder that another process uses by now is not empty, so it stays.
             _ = fs::remove_dir(folder);
         }
     }
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_kept_goes() {
+    fn removes_folders_that_are_not_kept() {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path().join("a/b/c");
         drop(MadeFolders::make_writable(&folder).unwrap());
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_leaves_nothing() {
+    fn leaves_nothing_after_a_failure() {
         let root = tempfile::tempdir().unwrap();
         fs::write(root.path().join("file"), "").unwrap();
         assert!(MadeFolders::make(&root.path().join("file/a")).is_err());

@@ -1,5 +1,7 @@
-//! What cannot fit, told before it is allocated: an allocation that fails ends the process without a
-//! word about the key that asked for it.
+//! Limits on memory and on the size of a step.
+//!
+//! A failed allocation ends the process without naming the key that caused it. So sizes are compared with these limits
+//! before anything is allocated.
 
 use std::fs;
 use std::path::Path;
@@ -8,21 +10,21 @@ use deepburn_config::BatchPlan;
 
 use crate::failure::Failure;
 
-/// Tokens of one optimizer step on one rank: more cannot be numbered in 32 bits.
+/// The most tokens of one optimizer step on one rank. More cannot be indexed in 32 bits.
 const MAX_TOKENS: usize = 1 << 31;
 
-/// Bytes of memory that cannot be exceeded.
+/// A limit on memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MemoryLimit {
     pub(crate) bytes: u64,
-    /// What sets it.
+    /// The source of the limit, for messages.
     pub(crate) what: &'static str,
-    /// Whether each process has it to itself, or all of this host share it.
+    /// Whether it applies to each process. Otherwise all processes of this host share it.
     pub(crate) of_process: bool,
 }
 
-/// The limits on memory that this process has: of its control groups, of its address space, and what is
-/// available on the machine. Empty where the system does not tell.
+/// Returns the memory limits of this process: of its control groups, of its address space, and of the machine. It is
+/// empty on systems that do not provide them.
 pub(crate) fn memory_limits() -> Vec<MemoryLimit> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let info = read("/proc/meminfo");
@@ -40,8 +42,8 @@ pub(crate) fn memory_limits() -> Vec<MemoryLimit> {
     known.collect()
 }
 
-/// The lowest limit of the control groups in `groups` (`/proc/self/cgroup`) and of those around them, of
-/// version 2 (`0::/path`) or 1 (`4:memory:/path`). `read` reads a file, and nothing where there is none.
+/// Returns the lowest limit of the control groups in `groups` (`/proc/self/cgroup`) and of their parents, in version 2
+/// (`0::/path`) or 1 (`4:memory:/path`). `read` returns an empty text for a missing file.
 fn cgroup_limit(groups: &str, read: impl Fn(&str) -> String) -> Option<u64> {
     let limits = groups.lines().flat_map(|line| {
         let mut fields = line.splitn(3, ':').skip(1);
@@ -52,21 +54,21 @@ fn cgroup_limit(groups: &str, read: impl Fn(&str) -> String) -> Option<u64> {
             false => return Vec::new(),
         };
         let folders = Path::new(path).ancestors().map(|folder| folder.display().to_string());
-        // In a container the path may be that on the host, of which only the root is seen.
+        // In a container the path may be the host's, of which only the root is visible.
         let files = folders.map(|folder| format!("{root}{}/{file}", folder.trim_end_matches('/')));
         files.filter_map(|file| read(&file).trim().parse::<u64>().ok()).collect()
     });
-    // Version 1 writes the largest number of pages for no limit.
+    // Without a limit, version 1 has the largest number of pages.
     limits.filter(|limit| *limit < 1 << 60).min()
 }
 
-/// The soft limit of the address space in `limits` (`/proc/self/limits`).
+/// Returns the soft limit of the address space in `limits` (`/proc/self/limits`).
 fn address_space(limits: &str) -> Option<u64> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// Refuses optimizer steps of more tokens on a rank than can be numbered.
+/// Refuses optimizer steps with more than [`MAX_TOKENS`] tokens on a rank.
 pub(crate) fn check_step(batch: BatchPlan, sequence_length: usize) -> Result<(), Failure> {
     let BatchPlan { micro_batch_size, gradient_accumulation_steps, .. } = batch;
     let samples = micro_batch_size.saturating_mul(gradient_accumulation_steps);
@@ -76,12 +78,11 @@ pub(crate) fn check_step(batch: BatchPlan, sequence_length: usize) -> Result<(),
     Err(Failure::mistake(format!(
         "deepspeed.train_micro_batch_size_per_gpu: {micro_batch_size} sequences of \
          {sequence_length} tokens, {gradient_accumulation_steps} times a step \
-         (gradient_accumulation_steps), are more than the {MAX_TOKENS} tokens that a rank can take \
-         in one step; lower one of them"
+         (gradient_accumulation_steps), exceed the {MAX_TOKENS} tokens of a step on one rank; lower one of them"
     )))
 }
 
-/// A number of Linux's `/proc/meminfo`.
+/// Returns a figure of `/proc/meminfo` in KiB.
 fn kibibytes(info: &str, name: &str) -> Option<u64> {
     let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     line.trim().strip_suffix(" kB")?.parse().ok()
@@ -101,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_have_a_limit() {
+    fn limits_the_tokens_of_a_step() {
         assert!(check_step(batch(1 << 20, 2), 1024).is_ok());
         for (micro, steps) in [(1 << 20, 3), (usize::MAX, 1), (1, usize::MAX), (1 << 60, 1 << 60)] {
             assert!(check_step(batch(micro, steps), 1024).is_err(), "{micro} x {steps}");
@@ -109,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_of_control_groups_are_read() {
+    fn reads_limits_of_control_groups() {
         let files = |path: &str| {
             match path {
                 "/sys/fs/cgroup/jobs/mine/memory.max" => "max",
@@ -130,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_the_system_are_read() {
+    fn reads_figures_of_meminfo() {
         let info = "MemTotal:       16384 kB\nMemFree: 1 kB\nSwapTotal: 0 kB\n";
         assert_eq!(kibibytes(info, "MemTotal"), Some(16384));
         assert_eq!(kibibytes(info, "SwapTotal"), Some(0));

@@ -1,6 +1,7 @@
-//! What the processes of a job agree on before and after training: that all of them are ready.
+//! Agreement of the processes of a job: whether all of them are ready for the next phase.
 //!
-//! Where ranks are threads there is one process, and everything here is free.
+//! A process that fails before training must not leave the others waiting in a collective. So all processes exchange
+//! their exit statuses after each phase. Where ranks are threads there is one process, and nothing is exchanged.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,37 +10,35 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use deepburn::Ranks;
 use deepburn::comm::RankFailure;
 
-use crate::failure::Failure;
+use crate::failure::{BoxError, Failure};
 
-/// Waits for the outcome of all processes. A failure of one is a failure of all; the first one that
-/// failed says why.
+/// Waits for the outcome of all processes. A failure of one is a failure of all, and the first of them prints why.
 ///
 /// # Errors
-/// The failure of this process, or that another one has failed.
+/// The failure of this process, or [`Failure::Elsewhere`].
 pub(crate) fn agree<T>(
     ranks: &Ranks,
     what: &'static str,
     outcome: Result<T, Failure>,
 ) -> Result<T, Failure> {
     let Some(placement) = ranks.placement() else { return outcome };
-    // The exit status of a process that has failed; nothing of one that is ready.
+    // A failed process sends its exit status, a ready one sends nothing.
     let status: Vec<u8> = outcome.as_ref().err().map(Failure::status).into_iter().collect();
     let statuses =
-        ranks.gather_bytes(what, &status).map_err(|failure| shown_by_its_rank(ranks, failure))?;
+        ranks.gather_bytes(what, &status).map_err(|failure| failure_of_rank(ranks, failure))?;
     let first =
         statuses.iter().enumerate().find_map(|(rank, status)| Some((rank, *status.first()?)));
     match (first, outcome) {
         (None, outcome) => outcome,
-        (Some((rank, _)), Err(failure)) if rank == placement.rank => Err(placed(ranks, failure)),
+        (Some((rank, _)), Err(failure)) if rank == placement.rank => Err(with_rank(ranks, failure)),
         (Some((_, status)), _) => Err(Failure::Elsewhere { status }),
     }
 }
 
-/// Prepares something on one rank of each host, then on the others, which find in the host's caches
-/// what the first one downloaded.
+/// Prepares on one rank of each host, then on the others, which find downloads in the cache of the host.
 ///
 /// # Errors
-/// As [`agree`].
+/// The errors of [`agree`].
 pub(crate) fn one_per_host_first<T>(
     ranks: &Ranks,
     prepare: impl FnOnce() -> Result<T, Failure>,
@@ -57,39 +56,37 @@ pub(crate) fn one_per_host_first<T>(
     }
 }
 
-/// Checks that all processes see the folder in which rank 0 writes.
+/// Checks that all processes see the folder that rank 0 writes to. Rank 0 creates a file there, and all look for it.
 ///
 /// # Errors
-/// A user's mistake, with the host that does not see it.
+/// A user's mistake, with the host that does not see the folder.
 pub(crate) fn check_shared(ranks: &Ranks, folder: &Path) -> Result<(), Failure> {
     let Some(placement) = ranks.placement() else { return Ok(()) };
     let probe = ranks.has_first().then(|| write_probe(folder)).transpose();
     let probe = agree(ranks, "probe of the output folder", probe)?;
     let name = probe.as_ref().and_then(|probe| probe.file_name()).unwrap_or_default();
     let names = ranks.gather_bytes("name of the probe", name.as_encoded_bytes());
-    let names = names.map_err(|failure| shown_by_its_rank(ranks, failure))?;
+    let names = names.map_err(|failure| failure_of_rank(ranks, failure))?;
     let name = String::from_utf8_lossy(&names[0]).into_owned();
+    let host = ranks.host(placement.rank);
     let seen = match folder.join(&name).exists() {
         true => Ok(()),
         false => Err(Failure::mistake(format!(
-            "training.output_dir: {} is not the folder that rank 0 writes to{}; give a folder that all \
-             hosts share, under the same path",
+            "training.output_dir: {} is not the folder that rank 0 writes to{}; give a folder that all hosts share, \
+             under the same path",
             folder.display(),
-            ranks
-                .host(placement.rank)
-                .map(|host| format!(" (seen from {host})"))
-                .unwrap_or_default()
+            host.map(|host| format!(" (seen from {host})")).unwrap_or_default()
         ))),
     };
     let agreed = agree(ranks, "output folder", seen);
     if let Some(probe) = probe {
-        // All have looked; one that cannot be removed harms nothing.
+        // All processes have looked. A file that stays does no harm.
         let _ = fs::remove_file(probe);
     }
     agreed
 }
 
-/// Writes an empty file of a name that no earlier run has used.
+/// Writes an empty file under a new name.
 fn write_probe(folder: &Path) -> Result<PathBuf, Failure> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
     let probe = folder.join(format!(".shared-{}-{now}", std::process::id()));
@@ -97,8 +94,8 @@ fn write_probe(folder: &Path) -> Result<PathBuf, Failure> {
     Ok(probe)
 }
 
-/// A failure of ranks: shown by the process of the rank that it names.
-pub(crate) fn shown_by_its_rank<E: std::fmt::Display>(
+/// Returns the failure of a rank. Only the process of that rank prints it.
+pub(crate) fn failure_of_rank<E: std::fmt::Display>(
     ranks: &Ranks,
     failure: RankFailure<E>,
 ) -> Failure {
@@ -108,15 +105,13 @@ pub(crate) fn shown_by_its_rank<E: std::fmt::Display>(
     }
 }
 
-/// A failure of this process, with its rank and host where the reader cannot know them.
-fn placed(ranks: &Ranks, failure: Failure) -> Failure {
+/// Adds rank and host to a failure, except on rank 0, whose messages need none.
+fn with_rank(ranks: &Ranks, failure: Failure) -> Failure {
     let Some(placement) = ranks.placement().filter(|placement| placement.rank != 0) else {
         return failure;
     };
     let host = ranks.host(placement.rank).unwrap_or_default();
-    let at = |error: Box<dyn std::error::Error + Send + Sync>| {
-        format!("rank {} on {host}: {error}", placement.rank).into()
-    };
+    let at = |error: BoxError| format!("rank {} on {host}: {error}", placement.rank).into();
     match failure {
         Failure::Mistake(error) => Failure::Mistake(at(error)),
         Failure::Run(error) => Failure::Run(at(error)),

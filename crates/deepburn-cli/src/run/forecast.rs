@@ -1,8 +1,15 @@
-//! The memory that a run needs on this host, forecast before anything is written.
+//! The memory forecast of a run on this host, before anything is written.
 //!
-//! Main type: [`RunForecast`]. It counts model states (parameters, gradients, optimizer states), the buffers that
-//! ZeRO adds to them, and activations. A run is refused when tensors alone exceed a limit. The resident set also has
-//! the program and what kernels need for a moment, which are measured figures ([`resident`]).
+//! Main type: [`RunForecast`]. It has two levels, which differ in what they are sure of:
+//!
+//! - *Tensors* are computed exactly as the ledger counts them: model states (parameters, gradients, optimizer states),
+//!   the buffers of ZeRO, and activations. A run whose tensors alone exceed a limit is refused, because it cannot end
+//!   well.
+//! - The *resident set* adds the program itself and the temporary memory of kernels. Those are measured figures
+//!   ([`resident`]), so a run that exceeds a limit only with them gets a warning.
+//!
+//! Both come with a remedy ([`remedy`]): the smallest change of the configuration that makes the run fit. Each candidate
+//! is forecast again, resident set included, so that the advice works.
 
 mod remedy;
 mod resident;
@@ -16,6 +23,7 @@ use deepburn::zero::estimate::{
 use deepburn_config::{ActivationOffload, Plan, Stage, ZeroPlan};
 use serde_json::{Value, json};
 
+use crate::counted::counted;
 use crate::failure::Failure;
 use crate::job::activations::BatchShape;
 use crate::job::memory::{MemoryLimit, memory_limits};
@@ -23,12 +31,12 @@ use crate::run::preparation::Preparation;
 use remedy::{PassChange, remedy};
 use resident::Resident;
 
-/// What the ranks of a host hold.
+/// The memory of the ranks of a host.
 #[derive(Debug, Clone, Copy)]
 struct Forecast {
-    /// Bytes of one rank.
+    /// Model states and buffers of one rank, in bytes.
     rank: Estimate,
-    /// The most that a pass adds to the states of one rank.
+    /// The peak that a training pass adds to the states of one rank.
     pass: PassPeak,
     local: LocalRanks,
 }
@@ -37,24 +45,25 @@ struct Forecast {
 #[derive(Debug, Clone, Copy)]
 struct LocalRanks {
     count: u64,
-    /// Threads of one process; processes otherwise.
+    /// Whether they are threads of one process. Otherwise each is a process.
     are_threads: bool,
     /// Whether their tensors live in host memory.
     on_host: bool,
 }
 
-/// The model of a run, and how it is trained.
+/// The model of a run and the plan of its training.
 struct TrainedModel<'a> {
     sizes: Vec<ParameterSize>,
-    /// The activations of a micro-batch.
+    /// Returns the activations of a micro-batch.
     activations: Box<dyn Fn(BatchShape) -> ActivationGraph + 'a>,
     batch: BatchShape,
     plan: &'a Plan,
-    /// Of all hosts.
+    /// Ranks on all hosts.
     ranks: u64,
 }
 
 impl TrainedModel<'_> {
+    /// Forecasts training with another ZeRO plan or another pass.
     fn forecast(&self, zero: &ZeroPlan, local: LocalRanks, change: PassChange) -> Forecast {
         let Plan { optimizer, precision, batch, .. } = self.plan;
         let bytes = ElementBytes::new(optimizer, precision, batch.gradient_accumulation_steps);
@@ -74,21 +83,27 @@ impl TrainedModel<'_> {
 }
 
 impl Forecast {
-    /// Bytes of one rank on the device when a pass takes the most.
+    /// Returns the peak of one rank on its device, in bytes.
+    ///
+    /// The peak is either in a forward and backward pass, with parameters, optimizer states and activations, or in the
+    /// optimizer step, with all gradients and the directions of an optimizer that computes them as tensors.
     fn device(&self) -> u64 {
         let kept = self.rank.states.parameters.saturating_add(self.rank.states.optimizer);
         let in_pass = kept.saturating_add(self.pass.device);
-        // While it updates, a rank still has the gradients of all parameters but those that are updated.
+        // During the update, gradients stay until their parameters are updated.
         let in_step = self.rank.states.total().saturating_add(self.rank.buffers.directions);
         in_pass.max(in_step).saturating_add(self.rank.module_buffers)
     }
 
-    /// Bytes of tensors on this host, where each rank holds `of_rank`.
+    /// Returns the bytes of tensors on this host if each rank holds `of_rank`.
+    ///
+    /// Rank threads share what an all-gather returns: it is one array for all of them. At stages 1 and 2 these are the
+    /// updated parameters, at stage 3 those that stay gathered for backward. Shared bytes count once. Processes share
+    /// nothing.
     fn tensors(&self, of_rank: u64) -> u64 {
         let Self { rank, local, .. } = self;
-        // What an all-gather makes is one array for all threads: updated parameters, and at stage 3 those that stay
-        // whole for backward. The largest one, mostly the table of an embedding, is not read by backward.
-        let common = match rank.stage {
+        // The largest parameter, mostly an embedding table, is not read by backward, so it is not among those that stay.
+        let shared = match rank.stage {
             Stage::OptimizerStates | Stage::Gradients if local.are_threads => {
                 rank.states.parameters
             }
@@ -100,28 +115,28 @@ impl Forecast {
             _ => 0,
         };
         let others = local.count.saturating_sub(1);
-        of_rank.saturating_add(of_rank.saturating_sub(common).saturating_mul(others))
+        of_rank.saturating_add(of_rank.saturating_sub(shared).saturating_mul(others))
     }
 
-    /// Bytes of host memory when each rank holds `of_rank` in tensors.
+    /// Returns the bytes of host memory if each rank holds `of_rank` in tensors.
     fn host_memory(&self, of_rank: u64) -> u64 {
         let tensors = if self.local.on_host { self.tensors(of_rank) } else { 0 };
         tensors.saturating_add(self.rank.host.saturating_mul(self.local.count))
     }
 
-    /// Bytes that are compared with `limit`: of all ranks of this host, or of a process.
+    /// Returns the bytes to compare with `limit`: of all ranks of this host, or of one process.
     fn compared(&self, limit: &MemoryLimit, of_rank: u64) -> u64 {
         let bytes = self.host_memory(of_rank);
         let is_share = limit.of_process && !self.local.are_threads;
         if is_share { bytes.div_ceil(self.local.count.max(1)) } else { bytes }
     }
 
-    /// Whether tensors alone exceed `limit`.
+    /// Returns whether tensors alone exceed `limit`.
     fn exceeds(&self, limit: &MemoryLimit) -> bool {
         self.compared(limit, self.device()) > limit.bytes
     }
 
-    /// What each tier will hold, in one line.
+    /// Returns the forecast of each tier in one line.
     fn line(&self, resident: &Resident) -> String {
         let Self { rank, pass, local } = self;
         let states = rank.states;
@@ -129,7 +144,7 @@ impl Forecast {
         let mut line = format!(
             "memory forecast, {} on this host: {device} {} of model states (parameters {}, gradients {}, \
              optimizer {} per rank), {} with buffers and activations ({} per rank)",
-            ranks_of(local.count),
+            counted(local.count as usize, "rank"),
             readable(self.tensors(states.total())),
             readable(states.parameters),
             readable(states.gradients),
@@ -147,7 +162,7 @@ impl Forecast {
     }
 }
 
-/// The model of the run, and its ranks on this host.
+/// Returns the model of the run and its ranks on this host.
 fn trained<'a>(preparation: &'a Preparation, ranks: &Ranks) -> (TrainedModel<'a>, LocalRanks) {
     let training = &preparation.job.training;
     let (count, are_threads) = match ranks.placement() {
@@ -168,7 +183,9 @@ fn trained<'a>(preparation: &'a Preparation, ranks: &Ranks) -> (TrainedModel<'a>
     (model, local)
 }
 
-/// The largest micro-batch of the run.
+/// Returns the largest micro-batch of the run.
+///
+/// Dynamic batching limits tokens rather than samples. Its largest batch is the budget filled with the longest texts.
 fn largest_batch(preparation: &Preparation) -> BatchShape {
     let length = preparation.subject.longest(preparation.job.data.sequence_length).max(1) as u64;
     let sequences = match &preparation.plan.dynamic_batching {
@@ -178,7 +195,7 @@ fn largest_batch(preparation: &Preparation) -> BatchShape {
     BatchShape { sequences, length }
 }
 
-/// The forecast of a run on this host. It is computed once, when the run starts.
+/// The forecast of a run on this host. It is computed once, before the run starts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RunForecast {
     forecast: Forecast,
@@ -193,7 +210,7 @@ impl RunForecast {
         Self { forecast, resident: Resident::new(&forecast, preparation, &model) }
     }
 
-    /// The forecast as `job.json` has it, in bytes: of rank 0 by tier as the ledger counts, and of the process.
+    /// Returns the entry of `job.json`, in bytes: each tier of rank 0 as the ledger counts, and the resident set.
     pub(crate) fn record(&self) -> Value {
         let Forecast { rank, pass, .. } = self.forecast;
         let kept = rank.states.parameters.saturating_add(rank.states.optimizer);
@@ -206,15 +223,15 @@ impl RunForecast {
         })
     }
 
-    /// Bytes of activations that each rank keeps outside of its device at a time.
+    /// Returns the peak of activations that each rank offloads from its device, in bytes.
     pub(crate) fn offloaded_activations(&self) -> u64 {
         self.forecast.pass.offloaded
     }
 
-    /// Logs what the run will hold on this host, and refuses one whose tensors do not fit.
+    /// Logs the forecast. Refuses a run whose tensors do not fit, and warns if memory may run out.
     ///
     /// # Errors
-    /// A user's mistake, with the settings that make it fit.
+    /// A user's mistake, with the settings that make the run fit.
     pub(crate) fn check(&self, preparation: &Preparation, ranks: &Ranks) -> Result<(), Failure> {
         let Self { forecast, resident } = self;
         let (model, local) = trained(preparation, ranks);
@@ -222,7 +239,7 @@ impl RunForecast {
             tracing::info!("{}", forecast.line(resident));
         }
         let limits = memory_limits();
-        // Beside the program too: what a message advises has to work.
+        // The resident set counts too, because the advice of a message has to work.
         let fits = |zero: &ZeroPlan, change| {
             let changed = model.forecast(zero, local, change);
             let resident = Resident::new(&changed, preparation, &model);
@@ -240,7 +257,7 @@ impl RunForecast {
         {
             let remedy = remedy(model.plan, model.batch.sequences, true, fits);
             tracing::warn!(
-                "memory may run out: the run takes about {} of {} ({}); {}",
+                "memory may run out: the run needs about {} of {} ({}); {}",
                 readable(resident.compared(limit, &local)),
                 readable(limit.bytes),
                 limit.what,
@@ -253,16 +270,16 @@ impl RunForecast {
     }
 }
 
-/// Why a run cannot start, and with which settings it could.
+/// Returns the error of a run that does not fit, with the settings that make it fit.
 fn refusal(forecast: &Forecast, limit: &MemoryLimit, remedy: Option<String>) -> Failure {
     let remedy = remedy.unwrap_or_else(|| {
-        "no stage, no offload and no activation checkpointing is enough: train in bf16, on more hosts, on \
-         shorter sequences, or a smaller model"
+        "no ZeRO stage, offload or activation checkpointing is enough; train in bf16, on more hosts, with shorter \
+         sequences, or a smaller model"
             .to_owned()
     });
     let place = match limit.of_process && !forecast.local.are_threads {
         true => "a process".to_owned(),
-        false => format!("{} on this host", ranks_of(forecast.local.count)),
+        false => format!("{} on this host", counted(forecast.local.count as usize, "rank")),
     };
     let states = forecast.compared(limit, forecast.rank.states.total());
     let all = forecast.compared(limit, forecast.device());
@@ -278,17 +295,13 @@ fn refusal(forecast: &Forecast, limit: &MemoryLimit, remedy: Option<String>) -> 
         ("train_micro_batch_size_per_gpu", needed)
     };
     Failure::mistake(format!(
-        "deepspeed.{key}: {needed} of memory and there are {} ({}); {remedy}, or lower the sizes in \
-         model.config",
+        "deepspeed.{key}: {needed} of memory, but the limit is {} ({}); {remedy}, or lower the sizes in model.config",
         readable(limit.bytes),
         limit.what
     ))
 }
 
-fn ranks_of(count: u64) -> String {
-    if count == 1 { "1 rank".to_owned() } else { format!("{count} ranks") }
-}
-
+/// Formats a size in bytes.
 fn readable(bytes: u64) -> String {
     match bytes {
         0..10_000_000 => format!("{:.2} MB", bytes as f64 / 1e6),

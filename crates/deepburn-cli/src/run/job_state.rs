@@ -1,19 +1,22 @@
-//! What a checkpoint knows of its job, and whether another job may go on from it.
+//! The part of a checkpoint that identifies its job.
+//!
+//! Main type: [`JobState`]. A run resumes only if the state of its checkpoint and its own agree on everything that
+//! decides which model is trained on which samples ([`JobState::compare`]).
 
-use deepburn::ClientStates;
-use deepburn::checkpoint::Checkpoint;
+use deepburn::checkpoint::{Atom, Checkpoint, Export};
+use deepburn::{ClientStates, TorchModel};
 use deepburn_models::Publication;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::run::launcher_env::launch_id;
 use crate::run::preparation::Preparation;
-use crate::run::results::STARTED;
 
 /// The version of [`JobState`] that this program writes. It rises when a field changes its meaning; a field that
 /// is only new has a default instead.
 const FORMAT: u32 = 1;
 
-/// What a checkpoint knows of its job.
+/// The job that saved a checkpoint.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct JobState {
     /// [`FORMAT`] of the program that saved it; 1 in checkpoints that are older than the field.
@@ -21,22 +24,23 @@ pub(crate) struct JobState {
     format: u32,
     /// The content of `job.json`.
     job: Value,
-    /// Samples of an epoch.
+    /// Samples in an epoch.
     samples: usize,
     /// A hash of the training data, tokenized; `None` in older checkpoints.
     #[serde(default)]
     data: Option<String>,
-    /// What the model is called elsewhere.
+    /// Names and configuration of the model in `transformers`.
     pub(crate) publication: Publication,
-    /// Of this program.
+    /// Version of the program that saved it.
     #[serde(default)]
     version: String,
-    /// The launch in which it was saved; `None` without a launcher that restarts jobs.
+    /// The launch in which it was saved; `None` without a launcher.
     #[serde(default)]
     launch: Option<String>,
 }
 
 impl JobState {
+    /// Returns the state of the job that `preparation` describes.
     pub(crate) fn of(preparation: &Preparation) -> Self {
         Self {
             format: FORMAT,
@@ -45,19 +49,19 @@ impl JobState {
             data: Some(preparation.data.training.clone()),
             publication: preparation.subject.publication(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            launch: launch(),
+            launch: launch_id(),
         }
     }
 
-    /// Whether the checkpoint was saved by this job, before it was restarted.
+    /// Returns whether this job saved the checkpoint before it was restarted.
     pub(crate) fn is_of_this_launch(&self) -> bool {
-        self.launch.is_some() && self.launch == launch()
+        self.launch.is_some() && self.launch == launch_id()
     }
 
     /// Reads the state of the job that saved `checkpoint`.
     ///
     /// # Errors
-    /// Another program saved it, or a later version of this one.
+    /// Another program or a later version saved it.
     pub(crate) fn read(checkpoint: &Checkpoint) -> Result<Self, String> {
         let states = ClientStates::read(checkpoint).map_err(|error| error.to_string())?;
         Self::parse(&states.client_state)
@@ -85,17 +89,25 @@ impl JobState {
         })
     }
 
-    /// Refuses a job whose data or model is another, and tells of what else decides the numbers.
+    /// Compares the saved job with the one that resumes.
+    ///
+    /// The checks go from the data to the model to single keys, because the first difference explains the others: other
+    /// data has another number of samples, another vocabulary and other paths. Data is compared by its hash rather
+    /// than by its path, and a model by its exported configuration rather than by the fields of the job file.
+    ///
+    /// # Errors
+    /// A difference in what is trained: the model, the samples or their order. Any other difference that affects
+    /// numbers is logged as a warning.
     pub(crate) fn compare(&self, now: &Self) -> Result<(), String> {
         if self.samples != now.samples {
             return Err(format!(
-                "it was saved with {} samples of training data and this job has {}, so data-loader \
-                 positions are not comparable; give the data that it was saved with",
+                "it was saved with {} training samples and this job has {}, so data-loader positions are not \
+                 comparable; give the data that it was saved with",
                 self.samples, now.samples
             ));
         }
         self.compare_models(now)?;
-        // How a new run can start from what was trained. The encoder cannot start from weights.
+        // A new run can start from the trained weights, except for an encoder, which has no `pretrained`.
         let weights = match self.job["model"]["architecture"].as_str() {
             Some("imdb_encoder") => "",
             _ => " from its weights with model.pretrained",
@@ -104,36 +116,35 @@ impl JobState {
             && then != now
         {
             return Err(format!(
-                "it was saved with other training data: as many samples, but other tokens or labels; give the \
-                 files and the tokenizer that it was saved with, or start a new run{weights}"
+                "it was saved with other training data: the same number of samples, but other tokens or labels; give \
+                 the files and the tokenizer that it was saved with, or start a new run{weights}"
             ));
         }
         let mut differences = Vec::new();
         for section in ["model", "data", "training", "deepspeed"] {
             differ(section, self.job.get(section), now.job.get(section), &mut differences);
         }
-        // What the fields given in the job file amount to was compared above.
+        // The resulting model configuration was compared above.
         differences.retain(|difference| !difference.path.starts_with("model.config"));
-        // A refusal first: what else has changed matters to a run that resumes.
+        // Refusals come first: warnings matter only to a run that resumes.
         differences.sort_by_key(|difference| !self.refuses(&difference.path));
         for Difference { path, then, now } in differences {
-            // As the job file calls it: the resolved job keeps the path with its splits.
+            // The resolved job keeps the path inside its splits; users know it as `data.path`.
             let path = if path == "data.splits.path" { "data.path".to_owned() } else { path };
-            let decides_numbers = !starts_with_any(&path, &CHANGES_NO_NUMBER);
+            let affects_numbers = !starts_with_any(&path, &WITHOUT_EFFECT_ON_NUMBERS);
             match (then, now) {
                 (Some(then), now) if self.refuses(&path) => {
                     return Err(format!(
-                        "{path} was {then} when it was saved and is {} now; set it back, or start a new \
-                         run{weights}",
+                        "{path} changed from {then} to {}; set it back, or start a new run{weights}",
                         now.unwrap_or(Value::Null)
                     ));
                 }
-                (Some(then), now) if decides_numbers => {
+                (Some(then), now) if affects_numbers => {
                     let now = now.unwrap_or(Value::Null);
-                    tracing::warn!("{path} was {then} in the checkpoint and is {now} from now on");
+                    tracing::warn!("{path} changes from {then} in the checkpoint to {now}");
                 }
-                // A key that the program which saved it did not have, or not yet in this place.
-                (None, Some(now)) if decides_numbers && !now.is_null() => {
+                // The program that saved the checkpoint did not have this key, or had it in another place.
+                (None, Some(now)) if affects_numbers && !now.is_null() => {
                     tracing::debug!("{path} is {now}; the checkpoint was saved without this key");
                 }
                 _ => {}
@@ -141,54 +152,69 @@ impl JobState {
         }
         Ok(())
     }
-}
 
-impl JobState {
-    /// Whether a run cannot resume with another value of the key `path`. The splits may change if a hash of the
-    /// training data says that they are the same texts.
+    /// Returns whether a run cannot resume with another value of the key `path`. Splits may be written in another way
+    /// if the hash of the training data is the same.
     fn refuses(&self, path: &str) -> bool {
         let is_guarded = path.starts_with("data.splits") && self.data.is_some();
         !is_guarded && is_refused(path)
     }
 
-    /// Refuses another model. Its configuration is compared field by field as it would be exported, because the
-    /// data and a pretrained model decide what the job file leaves out.
+    /// Refuses another model. Its configuration is compared field by field as it would be exported, because the data
+    /// and a pretrained model provide the fields that the job file leaves open.
     fn compare_models(&self, now: &Self) -> Result<(), String> {
         let config = |state: &Self| state.publication.documents.get("config.json").cloned();
         let Some((then, now)) = config(self).zip(config(now)) else { return Ok(()) };
-        // A field that only one of them has is newer than the checkpoint.
+        // A field that only one of them has was added to the program later.
         let both = then.iter().filter_map(|(name, then)| Some((name, then, now.get(name)?)));
-        // Special tokens and the type of exported weights do not decide what is computed.
+        // Special tokens and the type of exported weights have no effect on training.
         let decides = |name: &str| !name.ends_with("_token_id") && !name.ends_with("dtype");
         let mut changed = both.filter(|(name, then, now)| decides(name) && then != now);
         let Some((name, then, now)) = changed.next() else { return Ok(()) };
         let remedy = match name.as_str() {
             "id2label" | "label2id" => {
-                "give the data it was saved with, or these names as model.config.id2label"
+                "give the data it was saved with, or set model.config.id2label to these names"
                     .to_owned()
             }
             _ => format!("set model.config.{name} to {then}, or start a new run from its weights"),
         };
-        Err(format!("the model's {name} was {then} when it was saved and is {now} now; {remedy}"))
+        Err(format!("the model's {name} changed from {then} to {now}; {remedy}"))
     }
 }
 
-/// The launch that this process belongs to: when it began, which restarts leave as it is.
-fn launch() -> Option<String> {
-    std::env::var(STARTED).ok()
-}
-
+/// Returns the format of checkpoints that are older than the field.
 fn first_format() -> u32 {
     1
 }
 
-/// A value of the job file that is another now; `None` where the key is missing.
+/// Names of parameters in `transformers`, for exports and for checkpoints of DeepSpeed.
+pub(crate) struct HfNames<'a>(pub(crate) &'a Publication);
+
+impl TorchModel for HfNames<'_> {
+    fn name(&self, path: &str) -> String {
+        self.0.name(path)
+    }
+}
+
+impl Export for HfNames<'_> {
+    fn name(&self, path: &str) -> String {
+        self.0.name(path)
+    }
+
+    fn shape(&self, atom: &Atom) -> Vec<usize> {
+        // Modules keep their weights in the layout of `transformers`' GPT-2.
+        atom.shape.clone()
+    }
+}
+
+/// A key whose value changed; `None` where the key is missing.
 struct Difference {
     path: String,
     then: Option<Value>,
     now: Option<Value>,
 }
 
+/// Collects the keys below `path` whose values differ.
 fn differ(path: &str, then: Option<&Value>, now: Option<&Value>, found: &mut Vec<Difference>) {
     if let (Some(Value::Object(left)), Some(Value::Object(right))) = (then, now) {
         let added = right.keys().filter(|name| !left.contains_key(*name));
@@ -198,7 +224,7 @@ fn differ(path: &str, then: Option<&Value>, now: Option<&Value>, found: &mut Vec
         return;
     }
     let before = match then {
-        // A checkpoint from before the key: all parameters decayed.
+        // Checkpoints that are older than this key decayed all parameters.
         None if path == "training.no_decay" => Some(Value::from("nothing")),
         then => then.cloned(),
     };
@@ -208,15 +234,15 @@ fn differ(path: &str, then: Option<&Value>, now: Option<&Value>, found: &mut Vec
     }
 }
 
-/// What decides the model, the data and the order of samples: a run cannot continue where one of them changed.
+/// Keys that decide the model, the data and the order of samples. A run cannot resume after a change of one.
 const DECISIVE: [&str; 4] = ["model.", "data.", "training.seed", "deepspeed.optimizer.type"];
 
-/// Keys among those that may change all the same: where files lie, and how they are read.
+/// Exceptions from [`DECISIVE`]: where files lie, and how they are read.
 const MAY_DIFFER: [&str; 5] =
     ["model.pretrained", "data.path", "data.tokenizer", "data.token_cache", "data.name"];
 
-/// Keys that later steps do not depend on. A change of any other is logged.
-const CHANGES_NO_NUMBER: [&str; 11] = [
+/// Keys without effect on the numbers of later steps. A change of any other key is logged.
+const WITHOUT_EFFECT_ON_NUMBERS: [&str; 11] = [
     "data.token_cache",
     "training.output_dir",
     "training.logging_steps",
@@ -230,11 +256,13 @@ const CHANGES_NO_NUMBER: [&str; 11] = [
     "deepspeed.csv_monitor",
 ];
 
+/// Returns whether a change of the key `path` changes what is trained.
 fn is_refused(path: &str) -> bool {
     let is_file = path.starts_with("data.") && path.ends_with(".path");
     !is_file && !starts_with_any(path, &MAY_DIFFER) && starts_with_any(path, &DECISIVE)
 }
 
+/// Returns whether `path` starts with one of `prefixes`.
 fn starts_with_any(path: &str, prefixes: &[&str]) -> bool {
     prefixes.iter().any(|prefix| path.starts_with(prefix))
 }
@@ -257,13 +285,13 @@ mod tests {
     }
 
     #[test]
-    fn states_without_the_newer_fields_are_read() {
+    fn older_states_are_read_with_defaults() {
         let read = JobState::parse(&state(json!({}))).unwrap();
         assert_eq!((read.format, read.launch, &*read.version), (1, None, ""));
     }
 
     #[test]
-    fn a_later_format_and_another_program_are_told_apart() {
+    fn rejects_a_later_format_and_another_program() {
         let mut later = state(json!({}));
         later["format"] = json!(FORMAT + 1);
         later["version"] = json!("9.1.0");
@@ -274,16 +302,16 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_decide_no_number_may_change() {
+    fn keys_without_effect_on_numbers_may_change() {
         let job = |cache| json!({"data": {"token_cache": cache, "kind": "text"}});
         assert_eq!(compare(job(true), job(false)), Ok(()));
-        // A key that is new in this program.
+        // A key that this program added.
         assert_eq!(compare(json!({"data": {}}), json!({"data": {"new": 3}})), Ok(()));
         assert_eq!(compare(json!({"training": {}}), json!({"training": {"new": 3}})), Ok(()));
     }
 
     #[test]
-    fn weights_of_an_older_checkpoint_all_decayed() {
+    fn older_checkpoints_decayed_all_weights() {
         let changed = |now: &str| {
             let (then, now) = (json!({}), json!({ "no_decay": now }));
             let mut found = Vec::new();
@@ -297,37 +325,37 @@ mod tests {
     }
 
     #[test]
-    fn other_data_of_the_same_size_is_refused() {
+    fn rejects_other_data_of_the_same_size() {
         let with = |data: Option<&str>| {
             let state = JobState::parse(&state(json!({}))).unwrap();
             JobState { data: data.map(str::to_owned), ..state }
         };
         assert_eq!(with(Some("a")).compare(&with(Some("a"))), Ok(()));
-        // Checkpoints of older programs do not say.
+        // Older checkpoints have no hash.
         assert_eq!(with(None).compare(&with(Some("a"))), Ok(()));
         let error = with(Some("a")).compare(&with(Some("b"))).unwrap_err();
         assert!(error.contains("other training data"), "{error}");
     }
 
     #[test]
-    fn another_model_order_or_data_is_refused_with_both_values() {
+    fn rejects_another_model_order_or_data_with_both_values() {
         for (then, now) in [
             (json!({"data": {"shuffle": true}}), json!({"data": {"shuffle": false}})),
             (json!({"training": {"seed": 1}}), json!({"training": {"seed": 2}})),
         ] {
             let error = compare(then, now).unwrap_err();
-            assert!(error.contains("now"), "{error}");
+            assert!(error.contains("changed from"), "{error}");
         }
     }
 
     #[test]
-    fn models_are_compared_as_they_are_and_not_as_they_are_written() {
+    fn models_are_compared_by_their_resulting_configuration() {
         let state = |config: Value| {
             let mut state = state(json!({ "model": { "config": config } }));
             state["publication"]["documents"]["config.json"]["resid_pdrop"] = json!(0.1);
             JobState::parse(&state).unwrap()
         };
-        // The same sizes, given and left out.
+        // The same sizes, once given and once left open.
         let given = state(json!({"vocab_size": 50257}));
         assert_eq!(state(json!({})).compare(&given), Ok(()));
         let mut other = state(json!({}));

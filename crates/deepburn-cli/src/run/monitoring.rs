@@ -1,4 +1,4 @@
-//! Where monitors and profiles may write: checked before hours are spent on what they show.
+//! Checks of the paths that monitors and profiles write to, before hours are spent on what they record.
 
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf, absolute};
@@ -7,11 +7,11 @@ use crate::failure::Failure;
 use crate::job::made_folders::MadeFolders;
 use crate::run::preparation::Preparation;
 
-/// What a run writes into its output folder itself.
+/// Files and folders that the run itself writes to its output folder.
 const OWN: [&str; 5] = ["metrics.jsonl", "job.json", "report.html", "test.json", "model"];
 
-/// Refuses places that cannot be written to, that belong to the run's own files, or that hold what the
-/// job was read from. Nothing is left behind: the run makes its folders when it starts.
+/// Refuses paths that cannot be written to, that belong to the run's own files, or that would overwrite the job file.
+/// Nothing is left behind: the run creates its folders when it starts.
 ///
 /// # Errors
 /// Always a user's mistake.
@@ -32,7 +32,7 @@ pub(crate) fn check_monitors(preparation: &Preparation, config: &Path) -> Result
     file.map_or(Ok(()), |file| check_file(file, output, config))
 }
 
-/// Refuses what is, or lies in, a file or folder of the run's own.
+/// Refuses a path that is one of the run's own files or folders, or is inside one.
 fn check_free(key: &str, path: &Path, output: &Path) -> Result<(), Failure> {
     let whole = |path: &Path| absolute(path).unwrap_or_else(|_| path.to_owned());
     let path_whole = whole(path);
@@ -40,16 +40,18 @@ fn check_free(key: &str, path: &Path, output: &Path) -> Result<(), Failure> {
     match taken {
         None => Ok(()),
         Some(name) => Err(Failure::mistake(format!(
-            "{key}: {} is where the run writes its own {name}; give another place",
+            "{key}: {} is where the run writes its own {name}; give another path",
             path.display()
         ))),
     }
 }
 
+/// Refuses a folder that cannot be written to.
 fn check_folder(key: &str, folder: &Path) -> Result<(), Failure> {
     MadeFolders::make_writable(folder).map(drop).map_err(|error| refused(key, folder, &error))
 }
 
+/// Refuses a file that cannot be written to. An existing file is opened for appending, so that it stays unchanged.
 fn check_file(file: &PathBuf, output: &Path, config: &Path) -> Result<(), Failure> {
     const KEY: &str = "deepspeed.flops_profiler.output_file";
     check_free(KEY, file, output)?;
@@ -58,7 +60,7 @@ fn check_file(file: &PathBuf, output: &Path, config: &Path) -> Result<(), Failur
     };
     if same(file, config) {
         return Err(Failure::mistake(format!(
-            "{KEY}: {} is the job file, which would be overwritten; give another place",
+            "{KEY}: {} is the job file, which would be overwritten; give another path",
             file.display()
         )));
     }
@@ -73,9 +75,10 @@ fn check_file(file: &PathBuf, output: &Path, config: &Path) -> Result<(), Failur
         .map_err(|error| refused(KEY, file, &error))
 }
 
+/// Returns the error of an unwritable path.
 fn refused(key: &str, path: &Path, error: &std::io::Error) -> Failure {
     Failure::mistake(format!(
-        "{key}: {} cannot be written to ({error}); give a place that can",
+        "{key}: {} cannot be written to ({error}); give a writable path",
         path.display()
     ))
 }

@@ -1,60 +1,58 @@
-//! Everything that can be checked before training starts.
+//! The checks before training starts, and what they resolve.
 //!
-//! [`prepare`] goes from a command line to a [`Preparation`]: a job whose model, data and plan fit
-//! together. What is wrong up to here is the user's to mend, and nothing has been written.
-
-use std::fs::{File, TryLockError};
-use std::path::Path;
+//! Main function: [`prepare`]. It goes from a command line to a [`Preparation`], in which model, data and plan fit
+//! together. Every error up to there is a user's mistake, and nothing has been written.
 
 use burn::tensor::DType;
 use deepburn::zero::estimate::ParameterSize;
 use deepburn_config::{
     Architecture, Backend, BatchPlan, BatchSchedule, DataKind, Diagnosis, DynamicBatchingPlan,
-    Facts, Job, JobRequest, ModelParameter, NoDecay, OptimizerPlan, ParamGroupError, ParamGroups,
-    Plan, Precision, ResolvedJob, Severity, UpdateSettings, Written, resolve, resolve_batch,
+    Facts, Job, JobRequest, Plan, Precision, ResolvedJob, Severity, Written, resolve,
+    resolve_batch,
 };
 use deepburn_datasets::{DataError, Order, Shard, StepShape};
-use deepburn_models::gpt2::ParameterShape;
 use serde_json::Value;
 
 use crate::counted::counted;
 use crate::data::causal::Causal;
 use crate::data::classification::Classification;
 use crate::data::places::Places;
-use crate::data::recipe::Subject;
+use crate::data::subject::Subject;
 use crate::failure::Failure;
-use crate::job::known_model::KnownModel;
-use crate::job::made_folders::MadeFolders;
-use crate::run::resume::Origin;
+use crate::job::param_groups::grouped_sizes;
 
 /// A job that is ready to run.
 pub(crate) struct Preparation {
     pub(crate) job: Job,
     pub(crate) plan: Plan,
-    /// Of all parameters; those of a frozen group are not trainable.
+    /// Sizes of all parameters. Those of a frozen group are not trainable.
     pub(crate) sizes: Vec<ParameterSize>,
     pub(crate) subject: Subject,
+    /// Samples of each step.
     pub(crate) batch_sizes: BatchSchedule,
+    /// Optimizer steps after which training ends.
     pub(crate) max_steps: u64,
     pub(crate) data: DataIdentity,
     /// The content of `job.json`.
     pub(crate) record: Value,
-    /// What the run goes on from.
-    pub(crate) resume: Option<Origin>,
 }
 
-/// What a checkpoint records of the data.
+/// The identity of the data, which a checkpoint records.
+///
+/// A run resumes only with the data that its checkpoint was saved with, because positions of the data loader mean
+/// nothing in other data.
 pub(crate) struct DataIdentity {
     /// Samples of an epoch.
     pub(crate) samples: usize,
-    /// A hash of the tokens and labels of training. Computed once, because it reads up to 16M tokens.
+    /// A hash of the training tokens and labels. It is computed once, because it reads up to 16M tokens.
     pub(crate) training: String,
-    /// A hash of the tokens and labels of evaluation, and of how many of them it takes.
+    /// A hash of the evaluation tokens and labels, and of the number of samples that an evaluation takes.
     pub(crate) evaluation: u64,
 }
 
 impl DataIdentity {
-    fn of(subject: &Subject, eval_max_samples: Option<usize>) -> Result<Self, DataError> {
+    /// Hashes the data of `subject`.
+    fn new(subject: &Subject, eval_max_samples: Option<usize>) -> Result<Self, DataError> {
         let whole = Shard { rank: 0, num_ranks: 1 };
         let digits = subject.evaluation_fingerprint()?.unwrap_or_default();
         let hash = digits.get(..16).and_then(|digits| u64::from_str_radix(digits, 16).ok());
@@ -66,11 +64,16 @@ impl DataIdentity {
     }
 }
 
-/// Reads and checks everything that `request` names. `check` sees the job before its data is read, which may take
-/// minutes.
+/// Reads and checks everything that `request` names.
+///
+/// The batch is resolved twice. The data loaders need its size, and the rest of the plan needs the data: schedules
+/// with `"auto"` depend on the number of steps, and buckets on the width of the model. So `resolve_batch` comes first,
+/// and `resolve` after the data is open.
+///
+/// `check` sees the job before its data is read, which may take minutes.
 ///
 /// # Errors
-/// Always a user's mistake, that of `check` included.
+/// Always a user's mistake, also from `check`.
 pub(crate) fn prepare(
     request: &JobRequest,
     check: impl FnOnce(&Job) -> Result<(), Failure>,
@@ -107,9 +110,8 @@ pub(crate) fn prepare(
     let (plan, record) = resolve_plan(&job, &written, &facts)?;
     Ok(Preparation {
         sizes: grouped_sizes(&subject.model(), &plan)?,
-        data: DataIdentity::of(&subject, job.training.eval_max_samples).map_err(Failure::run)?,
+        data: DataIdentity::new(&subject, job.training.eval_max_samples).map_err(Failure::run)?,
         max_steps: max_steps as u64,
-        resume: None,
         job,
         plan,
         subject,
@@ -118,7 +120,7 @@ pub(crate) fn prepare(
     })
 }
 
-/// Refuses backends that this program was built without.
+/// Refuses a backend that this program was built without.
 fn check_backend(backend: Backend) -> Result<(), Failure> {
     let compiled = match backend {
         Backend::Flex => true,
@@ -130,12 +132,15 @@ fn check_backend(backend: Backend) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::mistake(format!(
-        "training.backend: \"{0}\" is not compiled in: build with `--features {0}`, or use \"flex\"",
+        "training.backend: \"{0}\" is not compiled in; build with `--features {0}`, or use \"flex\"",
         backend.name()
     )))
 }
 
-/// Refuses float types that the device cannot compute with.
+/// Refuses float types that `device` does not support.
+///
+/// # Errors
+/// A user's mistake, with the key that asks for the type.
 pub(crate) fn check_types<B: burn::tensor::backend::Backend>(
     preparation: &Preparation,
     device: &B::Device,
@@ -154,8 +159,8 @@ pub(crate) fn check_types<B: burn::tensor::backend::Backend>(
         };
         if !B::supports_dtype(device, dtype) {
             return Err(Failure::mistake(format!(
-                "{}: the device of training.backend \"{}\" cannot compute in {2}; use another type \
-                 or \"flex\"",
+                "{}: the device of training.backend \"{}\" does not support {2}; use \
+                 another type or \"flex\"",
                 key.replace("{}", wanted.name()),
                 preparation.job.training.backend.name(),
                 wanted.name()
@@ -165,30 +170,30 @@ pub(crate) fn check_types<B: burn::tensor::backend::Backend>(
     Ok(())
 }
 
-/// Notes what in the job changes nothing, now that model, data and length are known.
+/// Adds notes on keys that have no effect, now that the data and the number of steps are known.
 fn add_notes(job: &mut Job, dynamic: Option<&DynamicBatchingPlan>, max_steps: usize) {
     let mut note = |severity, key: &str, message: String| {
         job.notes.push(Diagnosis::new(severity, key, message, ""));
     };
     if dynamic.is_some() {
-        let message = "is not used: dynamic batching has an order of its own, \
-                       sequence_picking_order";
+        let message =
+            "has no effect: dynamic batching orders samples by its own sequence_picking_order";
         note(Severity::Note, "data.shuffle", message.to_owned());
         if job.data.drop_last {
-            let message = "is not used: dynamic batching drops no sample";
+            let message = "has no effect: dynamic batching drops no sample";
             note(Severity::Warning, "data.drop_last", message.to_owned());
         }
     }
     let late = job.training.batch_size_schedule.iter().find(|(step, _)| *step > max_steps);
     if let Some((step, size)) = late {
         let message = format!(
-            "the change to {size} at step {step} never comes: training ends after step {max_steps}"
+            "the change to {size} at step {step} has no effect: training ends after step {max_steps}"
         );
         note(Severity::Warning, "training.batch_size_schedule", message);
     }
 }
 
-/// Samples of each step.
+/// Returns the number of samples of each step.
 fn batch_sizes(
     job: &Job,
     batch: BatchPlan,
@@ -197,20 +202,22 @@ fn batch_sizes(
     let changes = &job.training.batch_size_schedule;
     if dynamic.is_some() && !changes.is_empty() {
         return Err(Failure::mistake(
-            "training.batch_size_schedule: dynamic batching decides how many samples a step has; \
-             remove it, or set dynamic_batching.enabled to false",
+            "training.batch_size_schedule: not supported with dynamic batching, which sets the samples of \
+             each step; remove it, or set dynamic_batching.enabled to false",
         ));
     }
-    // Steps of a job count from 1, as in its record.
+    // Steps of a job file count from 1, as in metrics.jsonl.
     BatchSchedule::new(batch, changes.iter().map(|&(step, size)| (step - 1, size)))
         .map_err(|error| Failure::mistake(format!("training.batch_size_schedule: {error}")))
 }
 
-/// Epochs whose batches are counted one by one, each in some milliseconds.
-const MOST_EPOCHS: usize = 10_000;
+/// The most epochs whose dynamic batches are planned to count their steps. One takes some milliseconds.
+const MAX_PLANNED_EPOCHS: usize = 10_000;
 
-/// Optimizer steps under a budget of tokens: `max_steps`, or what the epochs give, whichever is
-/// less.
+/// Returns the number of optimizer steps with dynamic batching: `max_steps` or that of the epochs, whichever is less.
+///
+/// An epoch's batches depend on the lengths of its texts and on their shuffled order. So every epoch is planned as
+/// training will plan it, and its steps are counted.
 fn steps_within_budget(
     job: &Job,
     subject: &Subject,
@@ -222,10 +229,10 @@ fn steps_within_budget(
     let mut sampler = subject.budget_sampler(shape, dynamic)?;
     let epochs = job.training.epochs.unwrap_or(usize::MAX);
     let max_steps = job.training.max_steps.unwrap_or(usize::MAX);
-    if epochs > MOST_EPOCHS && max_steps == usize::MAX {
+    if epochs > MAX_PLANNED_EPOCHS && max_steps == usize::MAX {
         return Err(Failure::mistake(format!(
-            "training.epochs: {epochs} are more than the {MOST_EPOCHS} whose dynamic batches are \
-             counted beforehand; give training.max_steps"
+            "training.epochs: {epochs} is too many for dynamic batching, whose steps are counted in advance; use at \
+             most {MAX_PLANNED_EPOCHS}, or give training.max_steps"
         )));
     }
     let mut steps = 0;
@@ -249,7 +256,7 @@ fn steps_within_budget(
     Ok(steps)
 }
 
-/// Optimizer steps: `max_steps`, or what the epochs give, whichever is less.
+/// Returns the number of optimizer steps: `max_steps` or that of the epochs, whichever is less.
 fn num_steps(job: &Job, subject: &Subject, batches: &BatchSchedule) -> Result<usize, Failure> {
     let num_ranks = job.training.ranks;
     let shard = Shard { rank: 0, num_ranks };
@@ -257,6 +264,7 @@ fn num_steps(job: &Job, subject: &Subject, batches: &BatchSchedule) -> Result<us
     let by_epochs = job.training.epochs.map(|epochs| {
         let samples = epochs.saturating_mul(per_rank).saturating_mul(num_ranks);
         let whole = batches.steps_within(samples);
+        // Without drop_last, a last step that the epochs do not fill counts as well.
         let rest = !job.data.drop_last && batches.samples_before(whole) < samples;
         whole + usize::from(rest)
     });
@@ -265,18 +273,18 @@ fn num_steps(job: &Job, subject: &Subject, batches: &BatchSchedule) -> Result<us
         let per_step = batches.at(0).train_batch_size / num_ranks;
         return Err(Failure::mistake(format!(
             "training.epochs: the train split has {per_rank} samples a rank and a step takes \
-             {per_step}, so no step is ever complete; lower deepspeed.train_batch_size, set \
+             {per_step}, so that no step is complete; lower deepspeed.train_batch_size, set \
              data.drop_last to false or give training.max_steps"
         )));
     }
     Ok(steps)
 }
 
-/// Resolves the DeepSpeed part, shows what was noted about it and puts `job.json` together.
+/// Resolves the `deepspeed` section, logs its notes and returns the plan with the content of `job.json`.
 fn resolve_plan(job: &Job, written: &Written, facts: &Facts) -> Result<(Plan, Value), Failure> {
     let resolved = resolve(written, facts).map_err(Failure::mistake)?;
     for note in job.notes.iter().chain(&resolved.notes) {
-        show(note);
+        log(note);
     }
     let plan = resolved.plan.clone();
     if plan.zero.parameters.gather_16bit_weights_on_model_save {
@@ -290,124 +298,10 @@ fn resolve_plan(job: &Job, written: &Written, facts: &Facts) -> Result<(Plan, Va
     Ok((plan, record))
 }
 
-/// Sizes of all parameters, once it is clear how each is updated.
-pub(crate) fn grouped_sizes(
-    model: &KnownModel,
-    plan: &Plan,
-) -> Result<Vec<ParameterSize>, Failure> {
-    let parameters = model.parameters();
-    // Names tell which are embeddings and output layers.
-    let known: Vec<_> = parameters
-        .iter()
-        .map(|it| ModelParameter {
-            path: &it.path,
-            shape: &it.shape,
-            layer: "",
-            is_announced: false,
-        })
-        .collect();
-    let updates = plan.param_groups.assign(&plan.optimizer, &known);
-    let updates = updates.map_err(|error| match error {
-        ParamGroupError::NoMatrix { .. } | ParamGroupError::MuonRate { .. } => {
-            Failure::mistake(format!("deepspeed.{error}"))
-        }
-        _ => Failure::mistake(format!("training.{error}")),
-    })?;
-    let size = |(parameter, update): (&ParameterShape, &Option<UpdateSettings>)| {
-        let lens = parameter.shape.iter();
-        let numel = lens.fold(1, |numel: u64, len| numel.saturating_mul(*len as u64));
-        ParameterSize::new(numel, update.as_ref().map(|update| &update.optimizer))
-    };
-    let sizes = parameters.iter().zip(&updates).map(size).collect();
-    report_groups(plan, &updates);
-    Ok(sizes)
-}
-
-/// Logs how many parameters the optimizer's own settings do not apply to.
-fn report_groups(plan: &Plan, updates: &[Option<UpdateSettings>]) {
-    let ParamGroups { groups, no_decay } = &plan.param_groups;
-    let frozen = updates.iter().filter(|update| update.is_none()).count();
-    if frozen > 0 {
-        tracing::info!("{frozen} of {} are frozen", counted(updates.len(), "parameter"));
-    }
-    if matches!(plan.optimizer, OptimizerPlan::Muon(_)) {
-        let orthogonalised = updates.iter().flatten().filter(|update| update.matrices.is_some());
-        let (count, all) = (orthogonalised.count(), counted(updates.len(), "parameter"));
-        tracing::info!("Muon updates {count} of {all}; Adam updates the others");
-    }
-    let decay = plan.optimizer.weight_decay();
-    let trained = updates.iter().flatten();
-    let spared = trained.filter(|update| update.optimizer.weight_decay() == 0.0).count();
-    if decay > 0.0 && spared > 0 {
-        let why = match (groups.is_empty(), no_decay) {
-            (true, _) => "training.no_decay",
-            (false, NoDecay::Nothing) => "training.param_groups",
-            (false, NoDecay::BiasesAndNorms) => "training.no_decay, training.param_groups",
-        };
-        let all = counted(updates.len(), "parameter");
-        tracing::info!("weight decay {decay} leaves {spared} of {all} alone ({why})");
-    }
-}
-
-fn show(note: &Diagnosis) {
+/// Logs a note. The log already shows its severity.
+fn log(note: &Diagnosis) {
     match note.severity {
-        // The log names the severity itself.
         Severity::Warning => tracing::warn!("{}", note.finding()),
         _ => tracing::info!("{}", note.finding()),
     }
-}
-
-/// Makes sure that results can be written, before hours are spent on them, and that nobody else
-/// writes theirs there as long as what is returned is held.
-pub(crate) fn claim_output(folder: &Path) -> Result<Option<File>, Failure> {
-    let refused = |error: std::io::Error| {
-        Failure::mistake(format!(
-            "training.output_dir: {} cannot be written to ({error}); give a folder that can",
-            folder.display()
-        ))
-    };
-    let made = MadeFolders::make_writable(folder).map_err(refused)?;
-    let in_the_way = ["metrics.jsonl", "job.json", "report.html"].map(|it| folder.join(it));
-    let in_the_way = in_the_way.iter().find(|it| it.is_dir());
-    let model = folder.join("model");
-    match in_the_way.or((model.exists() && !model.is_dir()).then_some(&model)) {
-        None => {
-            let claim = lock(folder)?;
-            made.keep();
-            Ok(claim)
-        }
-        Some(path) => Err(Failure::mistake(format!(
-            "training.output_dir: {} is in the way of the results; move it or give another folder",
-            path.display()
-        ))),
-    }
-}
-
-/// Locks a folder, where the system has such locks; the end of the process releases it.
-fn lock(folder: &Path) -> Result<Option<File>, Failure> {
-    let Ok(handle) = File::open(folder) else { return Ok(None) };
-    match handle.try_lock() {
-        Err(TryLockError::WouldBlock) => Err(in_use(folder)),
-        _ => Ok(Some(handle)),
-    }
-}
-
-/// Refuses a folder that another run has locked. The lock of this check is shared, so that the processes of one job
-/// may check at the same time.
-///
-/// # Errors
-/// A user's mistake.
-pub(crate) fn refuse_running(folder: &Path) -> Result<(), Failure> {
-    let Ok(handle) = File::open(folder) else { return Ok(()) };
-    match handle.try_lock_shared() {
-        Err(TryLockError::WouldBlock) => Err(in_use(folder)),
-        _ => Ok(()),
-    }
-}
-
-fn in_use(folder: &Path) -> Failure {
-    Failure::mistake(format!(
-        "training.output_dir: another run is writing to {}; wait for it, or give another folder",
-        folder.display()
-    ))
 }

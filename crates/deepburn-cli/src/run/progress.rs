@@ -1,13 +1,14 @@
-//! What a run shows while it goes on: a bar on a terminal, plain lines elsewhere.
+//! The progress of a run: a bar on a terminal, plain lines elsewhere.
 
-use std::io::Write;
 use std::time::{Duration, Instant};
 
 use deepburn::metrics::{EvalRow, PhaseSeconds, StepRow};
-use deepburn::{EvaluationProgress, EvaluationStream, Hook, OutsideError};
+use deepburn::{EvaluationProgress, EvaluationStream, Hook};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::console;
 use crate::counted::counted;
+use crate::failure::BoxError;
 
 /// Shows steps on standard error.
 pub(crate) struct Progress {
@@ -15,27 +16,27 @@ pub(crate) struct Progress {
     total: u64,
     /// Steps between two lines.
     every: u64,
-    /// Whether lines are wanted on a terminal too.
+    /// Whether lines are printed on a terminal too.
     lines: bool,
-    /// Whether lines say where the time went.
+    /// Whether lines show the time of each phase.
     breakdown: bool,
     /// Steps skipped so far.
     skipped: u64,
     evaluation: EvaluationLines,
 }
 
-/// Lines on an evaluation that takes long, where there is no bar.
+/// Lines about a long evaluation, where there is no bar.
 #[derive(Debug, Default)]
 struct EvaluationLines {
-    /// When the last line was due.
+    /// Time of the last line.
     last: Option<Instant>,
 }
 
-/// Time between two lines on an evaluation.
+/// Time between two lines about an evaluation.
 const EVALUATION_LINES: Duration = Duration::from_secs(10);
 
 impl EvaluationLines {
-    /// A line, if one is due.
+    /// Returns a line if one is due.
     fn line(&mut self, what: &str, progress: EvaluationProgress) -> Option<String> {
         let EvaluationProgress { done, total } = progress;
         let now = Instant::now();
@@ -52,24 +53,24 @@ impl EvaluationLines {
     }
 }
 
-/// The batches of an evaluation outside of the training loop, of which `what` is shown.
-pub(crate) fn shown<'a, T: 'a>(
+/// Returns the batches of an evaluation outside the training loop, with lines about its progress. `what` names it.
+pub(crate) fn with_progress<'a, T: 'a>(
     what: &'a str,
     batches: EvaluationStream<'a, T>,
 ) -> EvaluationStream<'a, T> {
-    tell(what);
+    console::eprint(what);
     let (total, mut lines, mut done) = (batches.len(), EvaluationLines::default(), 0);
     Box::new(batches.inspect(move |_| {
         if let Some(line) = lines.line(what, EvaluationProgress { done, total }) {
-            tell(&line);
+            console::eprint(&line);
         }
         done += 1;
     }))
 }
 
 impl Progress {
-    /// Progress of `total` steps, with a line every `every` steps; where that is `None`, about
-    /// twenty lines in all and only without a terminal. `breakdown` adds the time of each phase.
+    /// Returns the progress of `total` steps, with a line every `every` steps. Without `every` there are about twenty
+    /// lines, and none on a terminal. `breakdown` adds the time of each phase.
     pub(crate) fn new(total: u64, every: Option<u64>, breakdown: bool) -> Self {
         let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
         let template = "{bar:30} {pos}/{len} {msg} [{elapsed} < {eta}]";
@@ -84,9 +85,10 @@ impl Progress {
         Self { bar, total, every, lines, breakdown, skipped: 0, evaluation }
     }
 
+    /// Prints a line, above the bar if there is one.
     fn line(&self, text: String) {
         if self.bar.is_hidden() {
-            tell(&text);
+            console::eprint(&text);
         } else {
             self.bar.println(text);
         }
@@ -94,7 +96,7 @@ impl Progress {
 }
 
 impl Hook for Progress {
-    fn after_step(&mut self, row: &StepRow, _samples: u64) -> Result<(), OutsideError> {
+    fn after_step(&mut self, row: &StepRow, _samples: u64) -> Result<(), BoxError> {
         let StepRow { step, loss, lr, tokens_per_second, skipped, .. } = *row;
         let mark = if skipped { "  skipped" } else { "" };
         let lr = readable_rate(lr);
@@ -110,12 +112,9 @@ impl Hook for Progress {
         if step == self.total {
             self.bar.finish();
             if self.skipped > 0 {
-                let (skipped, total) = (self.skipped, self.total);
-                let were = if skipped == 1 { "was" } else { "were" };
-                let of = counted(total as usize, "step");
-                tracing::warn!(
-                    "{skipped} of {of} {were} skipped, because a gradient was not finite"
-                );
+                let were = if self.skipped == 1 { "was" } else { "were" };
+                let steps = counted(self.total as usize, "step");
+                tracing::warn!("{} of {steps} {were} skipped because of overflow", self.skipped);
             }
         }
         Ok(())
@@ -126,11 +125,11 @@ impl Hook for Progress {
             let EvaluationProgress { done, total } = progress;
             self.bar.set_message(format!("evaluating, {done} of {total} batches"));
         } else if let Some(line) = self.evaluation.line("evaluating", progress) {
-            tell(&line);
+            console::eprint(&line);
         }
     }
 
-    fn after_evaluation(&mut self, row: &EvalRow, _samples: u64) -> Result<(), OutsideError> {
+    fn after_evaluation(&mut self, row: &EvalRow, _samples: u64) -> Result<(), BoxError> {
         let EvalRow { step, eval_loss, eval_accuracy } = *row;
         self.line(match eval_accuracy {
             Some(share) => {
@@ -144,12 +143,12 @@ impl Hook for Progress {
     }
 }
 
-/// A learning rate with three digits; `0` at the start of a warm-up.
+/// Formats a learning rate with three digits; `0` at the start of a warm-up.
 fn readable_rate(lr: f64) -> String {
     if lr == 0.0 { "0".to_owned() } else { format!("{lr:.2e}") }
 }
 
-/// The time of each phase of a step.
+/// Formats the time of each phase of a step.
 fn described(seconds: PhaseSeconds) -> String {
     let PhaseSeconds { data, forward, backward, optimizer } = seconds;
     format!(
@@ -158,18 +157,12 @@ fn described(seconds: PhaseSeconds) -> String {
     )
 }
 
-/// Writes a line to standard error; a reader that has gone away (`2>&1 | head`) is no failure.
-pub(crate) fn tell(text: &str) {
-    // In one piece: other ranks write to the same place.
-    let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_rate_of_zero_is_zero() {
+    fn formats_a_rate_of_zero() {
         assert_eq!(readable_rate(0.0), "0");
         assert_eq!(readable_rate(5e-5), "5.00e-5");
     }

@@ -1,4 +1,4 @@
-//! What a run leaves when it has come to its end: the final test, the model, the report.
+//! The results of a run: the test record, the exported model and the report.
 
 use std::fs;
 use std::path::Path;
@@ -11,26 +11,22 @@ use deepburn_config::JobRequest;
 use deepburn_monitor::{Environment, Report};
 use serde_json::json;
 
+use crate::console;
 use crate::counted::counted;
 use crate::data::recipe::Recipe;
-use crate::failure::Failure;
-use crate::run::finetune::RankError;
+use crate::failure::{BoxError, Failure};
+use crate::run::launcher_env::{launch_seconds, restarts};
 use crate::run::preparation::Preparation;
-use crate::run::progress::tell;
-use crate::run::resume::restarts;
 
-/// Set by a launcher: when it started the job first, in seconds since 1970.
-pub(crate) const STARTED: &str = "DEEPBURN_STARTED";
-
-/// Writes `test.json`: what the final test found, on data that trained nothing.
-pub(crate) fn record_test(measured: &Measured, output: &Path) -> Result<(), RankError> {
+/// Writes `test.json` with the loss and the accuracy or perplexity on the test split.
+pub(crate) fn record_test(measured: &Measured, output: &Path) -> Result<(), BoxError> {
     let Measured { row, num_targets, answers } = measured;
     let mut record = json!({ "test_loss": row.eval_loss, "targets": num_targets });
     let mut line = format!("test loss {:.4}", row.eval_loss);
     match (row.eval_accuracy, answers) {
         (Some(accuracy), Some(answers)) => {
             record["test_accuracy"] = json!(accuracy);
-            // A row for each class, in it how often each class was the answer.
+            // One row per true class, one column per predicted class.
             if let Some(rows) = answers.rows() {
                 record["confusion"] = json!(rows);
             }
@@ -41,17 +37,20 @@ pub(crate) fn record_test(measured: &Measured, output: &Path) -> Result<(), Rank
             line += &format!(", perplexity {:.2}", row.eval_loss.exp());
         }
     }
-    tell(&line);
-    write_whole(&output.join("test.json"), &format!("{record:#}\n"))
-        .map_err(|cause| RankError::Test { cause })
+    console::eprint(&line);
+    write_whole(&output.join("test.json"), &format!("{record:#}\n")).map_err(|cause| {
+        format!("test.json cannot be written ({cause}); make room in the output folder").into()
+    })
 }
 
-/// Gathers the model parameter by parameter; rank 0 writes it in Hugging Face's layout.
+/// Gathers the model parameter by parameter. Rank 0 writes it in the layout of Hugging Face.
+///
+/// All ranks check each parameter, so that a diverged model fails on all of them, and no rank waits for another.
 pub(crate) fn save_model<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     engine: &Engine<B, R::Model>,
     recipe: &R,
     output: &Path,
-) -> Result<(), RankError> {
+) -> Result<(), BoxError> {
     let folder = output.join("model");
     let mut writer = match engine.rank() {
         0 => Some(recipe.writer(&folder)?),
@@ -60,7 +59,12 @@ pub(crate) fn save_model<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     for parameter in engine.parameters() {
         let data = engine.states().master_data(parameter.index())?;
         if data.iter::<f32>().any(|value| !value.is_finite()) {
-            return Err(RankError::Diverged { path: parameter.path().to_owned() });
+            return Err(format!(
+                "parameter {} is not finite, so that the model was not saved: training diverged in its last step; \
+                 lower the learning rate",
+                parameter.path()
+            )
+            .into());
         }
         if let Some(writer) = &mut writer {
             writer.write(parameter.path(), data)?;
@@ -75,7 +79,7 @@ pub(crate) fn save_model<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     Ok(())
 }
 
-/// Draws the curves of the run.
+/// Writes `report.html` with the curves of the run, and prints where the results are.
 pub(crate) fn write_report(request: &JobRequest, preparation: &Preparation) -> Result<(), Failure> {
     let output = &preparation.job.training.output_dir;
     let rows = read_metrics(&output.join("metrics.jsonl")).map_err(Failure::run)?;
@@ -94,32 +98,31 @@ pub(crate) fn write_report(request: &JobRequest, preparation: &Preparation) -> R
     };
     report.write(&output.join("report.html")).map_err(Failure::run)?;
     if let Some(line) = goodput(&rows) {
-        tell(&line);
+        console::eprint(&line);
     }
-    tell(&format!("model, metrics and report are in {}", output.display()));
+    console::eprint(&format!("model, metrics and report are in {}", output.display()));
     Ok(())
 }
 
-/// The share of a launched job's time that went into steps that count. Steps that were taken again after
-/// a restart count once; what else takes time is starting, saving, and what was lost.
+/// Returns the goodput of a launched job: the share of its time that went into training steps.
+///
+/// A step that was repeated after a restart counts once. The other time is start-up, checkpoints and lost steps.
 fn goodput(rows: &[Row]) -> Option<String> {
-    let started: f64 = std::env::var(STARTED).ok()?.parse().ok()?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs_f64();
-    let total = (now - started).max(f64::MIN_POSITIVE);
+    let total = (now - launch_seconds()?).max(f64::MIN_POSITIVE);
     let steps = rows.iter().filter_map(|row| match row {
         Row::Step(step) => Some(step.step_seconds),
         _ => None,
     });
     let useful: f64 = steps.sum();
-    let restarts = restarts();
     Some(format!(
         "goodput {:.1} %: {useful:.1} s of steps in {total:.1} s since the launch, {}",
         100.0 * useful / total,
-        counted(restarts as usize, "restart")
+        counted(restarts() as usize, "restart")
     ))
 }
 
-/// Writes a file that is there whole or not at all.
+/// Writes a file under a temporary name and renames it, so that readers see all of it or nothing.
 pub(crate) fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
     let partial = path.with_extension("partial");
     let written = fs::write(&partial, text).and_then(|()| fs::rename(&partial, path));

@@ -1,5 +1,13 @@
-//! Checkpoints of a job: where they are, when they are saved, and going on from one, its own or
-//! DeepSpeed's.
+//! Resuming a job from one of its own checkpoints, or from one that DeepSpeed saved.
+//!
+//! Three rules decide what a run resumes from:
+//!
+//! - No checkpoint is ever overwritten. A run without `--resume` is refused where an earlier run has saved some. A run
+//!   that resumes from an older checkpoint saves beside the newer ones, as `step-00001000.2`.
+//! - A checkpoint belongs to its job. Model, data, order of samples and type of optimizer must be the same
+//!   ([`JobState::compare`]); everything else may change, and a change that affects numbers is logged.
+//! - A restart by the launcher resumes from the newest intact checkpoint of its own launch. Others in the folder belong
+//!   to earlier runs, and `--resume` decides about those ([`origin`]).
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -11,36 +19,33 @@ use deepburn::metrics::{Row, read_metrics};
 use deepburn::ops::OptimizerOps;
 use deepburn::zero::Training;
 use deepburn::{
-    BatchSource, CheckpointPlan, ClientStates, Engine, LoadPlan, LoopState, NextStep, TorchModel,
+    BatchSource, CheckpointPlan, ClientStates, Engine, LoadPlan, LoopState, NextStep,
     check_deepspeed_checkpoint,
 };
 use deepburn_config::Job;
-use deepburn_models::Publication;
 use serde_json::json;
 
-use crate::failure::Failure;
-use crate::run::finetune::RankError;
-use crate::run::job_state::JobState;
-use crate::run::preparation::{Preparation, refuse_running};
+use crate::failure::{BoxError, Failure};
+use crate::run::job_state::{HfNames, JobState};
+use crate::run::launcher_env::restarts;
+use crate::run::output_folder::refuse_running;
+use crate::run::preparation::Preparation;
 
-/// Set by a launcher: how often it has restarted the job.
-const RESTARTS: &str = "DEEPBURN_RESTART";
-
-/// The folder of a job's checkpoints.
+/// Returns the checkpoint folder of the output folder `output`.
 pub(crate) fn folder(output: &Path) -> PathBuf {
     output.join("checkpoints")
 }
 
-/// What a run goes on from.
+/// A checkpoint that a run resumes from.
 pub(crate) enum Origin {
-    /// A checkpoint of this program.
+    /// A checkpoint that this program saved.
     Own(Checkpoint),
-    /// A checkpoint of DeepSpeed.
+    /// A checkpoint that DeepSpeed saved.
     DeepSpeed(DeepSpeedCheckpoint),
 }
 
 impl Origin {
-    /// Steps taken before.
+    /// Returns the number of optimizer steps before the checkpoint.
     pub(crate) fn step(&self) -> u64 {
         match self {
             Self::Own(checkpoint) => checkpoint.run().step,
@@ -48,7 +53,7 @@ impl Origin {
         }
     }
 
-    /// Samples seen before, over all ranks.
+    /// Returns the number of samples before the checkpoint, over all ranks.
     pub(crate) fn samples(&self) -> u64 {
         match self {
             Self::Own(checkpoint) => {
@@ -59,7 +64,7 @@ impl Origin {
     }
 }
 
-/// When the job saves, and which checkpoints it keeps.
+/// Returns when the job saves, and which checkpoints it keeps.
 pub(crate) fn plan(preparation: &Preparation) -> CheckpointPlan {
     let training = &preparation.job.training;
     CheckpointPlan {
@@ -75,49 +80,54 @@ pub(crate) fn plan(preparation: &Preparation) -> CheckpointPlan {
     }
 }
 
-/// What the job resumes from, if it does: what `--resume` names, or, where a launcher has restarted the
-/// job, the newest intact checkpoint that it has saved since the launch. Checkpoints of earlier runs, such
-/// as those after the one that `--resume` names, are not part of it.
+/// Returns the checkpoint that the job resumes from, if it resumes.
+///
+/// After a restart by the launcher it is the newest intact checkpoint since the launch, because the job has made
+/// progress since its command line was written. Before the first of these, and without a launcher, it is the one that
+/// `--resume` names. `resume` is that option with its optional value.
 ///
 /// # Errors
-/// As [`open`].
+/// The errors of [`open`].
 pub(crate) fn origin(
     preparation: &Preparation,
-    asked: Option<&Option<String>>,
+    resume: Option<&Option<String>>,
 ) -> Result<Option<Origin>, Failure> {
     if restarts() > 0
         && let Some(checkpoint) = newest_of_launch(preparation)?
     {
         return Ok(Some(Origin::Own(checkpoint)));
     }
-    asked.map(|tag| open(preparation, tag.as_deref())).transpose()
+    resume.map(|tag| open(preparation, tag.as_deref())).transpose()
 }
 
-/// Refuses an output folder that another run writes to, one with checkpoints of an earlier run if this one starts
-/// from the beginning, and one without any if it resumes.
+/// Checks the output folder before the data is read.
+///
+/// Refuses a folder that another run writes to. Without `--resume` it refuses one with checkpoints of an earlier run,
+/// and with `--resume` alone one without any.
 ///
 /// # Errors
 /// A user's mistake.
-pub(crate) fn check_start(job: &Job, asked: Option<&Option<String>>) -> Result<(), Failure> {
+pub(crate) fn check_start(job: &Job, resume: Option<&Option<String>>) -> Result<(), Failure> {
     let output = &job.training.output_dir;
     refuse_running(output)?;
-    match asked {
+    match resume {
         None if restarts() == 0 => refuse_earlier(output),
-        Some(None) if !folder(output).is_dir() => Err(named(format!(
-            "{} has no checkpoints; leave --resume out to start from the beginning",
+        Some(None) if !folder(output).is_dir() => Err(mistake(format!(
+            "{} has no checkpoints; remove --resume to start from the beginning",
             output.display()
         ))),
         _ => Ok(()),
     }
 }
 
-/// The newest intact checkpoint that this job has saved since it was launched.
+/// Returns the newest intact checkpoint that this job has saved since its launch. Damaged ones are logged and skipped,
+/// because a failure that restarts a job may have cut its last write short.
 fn newest_of_launch(preparation: &Preparation) -> Result<Option<Checkpoint>, Failure> {
     let root = folder(&preparation.job.training.output_dir);
     if !root.is_dir() {
         return Ok(None);
     }
-    for checkpoint in Checkpoint::all(&root).map_err(named)?.into_iter().rev() {
+    for checkpoint in Checkpoint::all(&root).map_err(mistake)?.into_iter().rev() {
         let Ok(saved) = JobState::read(&checkpoint) else { continue };
         if !saved.is_of_this_launch() {
             continue;
@@ -132,20 +142,14 @@ fn newest_of_launch(preparation: &Preparation) -> Result<Option<Checkpoint>, Fai
     Ok(None)
 }
 
-/// How often a launcher has restarted this job.
-pub(crate) fn restarts() -> u32 {
-    std::env::var(RESTARTS).ok().and_then(|count| count.parse().ok()).unwrap_or(0)
-}
-
-/// Opens what the job goes on from: the checkpoint in its output folder that is called `what`, its
-/// latest one, or a folder of DeepSpeed's.
+/// Opens the checkpoint that `--resume` names: a tag of the output folder, its latest one, or a folder of DeepSpeed.
 ///
 /// # Errors
-/// Always a user's mistake: there is none, it is damaged, or it is of another job.
+/// Always a user's mistake: there is no such checkpoint, it is damaged, or another job saved it.
 pub(crate) fn open(preparation: &Preparation, what: Option<&str>) -> Result<Origin, Failure> {
     let what = what.filter(|tag| *tag != "latest");
     let own = folder(&preparation.job.training.output_dir);
-    // A folder is meant by what is there, or can be no tag; a tag of this job's comes first.
+    // A tag of this job comes first. Any other value is a folder if it exists, or if no tag can look like it.
     let is_folder = |what: &&str| {
         let path = Path::new(what);
         let is_own = what.parse::<Tag>().is_ok() && own.join(what).is_dir();
@@ -157,9 +161,9 @@ pub(crate) fn open(preparation: &Preparation, what: Option<&str>) -> Result<Orig
     };
     let (step, max_steps) = (origin.step(), preparation.max_steps);
     if step > max_steps {
-        return Err(named(format!(
-            "it was saved after step {step}, and the job ends after step {max_steps}; raise \
-             training.max_steps or training.epochs, whichever ends it"
+        return Err(mistake(format!(
+            "the checkpoint is from step {step}, but the job ends after step {max_steps}; raise \
+             training.max_steps or training.epochs"
         )));
     }
     Ok(origin)
@@ -167,98 +171,103 @@ pub(crate) fn open(preparation: &Preparation, what: Option<&str>) -> Result<Orig
 
 fn open_deepspeed(preparation: &Preparation, path: &Path) -> Result<DeepSpeedCheckpoint, Failure> {
     if !path.is_dir() {
-        return Err(named(format!(
-            "{}: there is no such folder; give one that DeepSpeed saved, with `latest` in it, or the \
-             name of a checkpoint in the output folder",
+        return Err(mistake(format!(
+            "no such folder: {}; give a folder that DeepSpeed saved, with its file `latest`, or the name of a \
+             checkpoint in the output folder",
             path.display()
         )));
     }
     if path.join("manifest.json").exists() || folder(path).is_dir() {
-        return Err(named(format!(
-            "{} is this program's own: give the output folder as --output-dir, and --resume alone or \
-             with the checkpoint's name",
+        return Err(mistake(format!(
+            "{} is no checkpoint of DeepSpeed but of this program; give its output folder as --output-dir, and \
+             --resume alone or with the name of the checkpoint",
             path.display()
         )));
     }
     refuse_earlier(&preparation.job.training.output_dir)?;
-    let checkpoint = DeepSpeedCheckpoint::open(path, None).map_err(named)?;
-    checkpoint.verify().map_err(named)?;
+    let checkpoint = DeepSpeedCheckpoint::open(path, None).map_err(mistake)?;
+    checkpoint.verify().map_err(mistake)?;
     let subject = &preparation.subject;
     let parameters = subject.model().parameters();
     let shapes = parameters.iter().map(|own| (own.path.as_str(), &own.shape[..]));
-    let model = Published(subject.publication());
+    let names = HfNames(&subject.publication());
     let optimizer = &preparation.plan.optimizer;
-    check_deepspeed_checkpoint(&checkpoint, &model, shapes, optimizer).map_err(named)?;
+    check_deepspeed_checkpoint(&checkpoint, &names, shapes, optimizer).map_err(mistake)?;
     Ok(checkpoint)
 }
 
 fn open_own(preparation: &Preparation, tag: Option<&str>) -> Result<Checkpoint, Failure> {
-    let tag = tag.map(str::parse::<Tag>).transpose().map_err(named)?;
+    let tag = tag.map(str::parse::<Tag>).transpose().map_err(mistake)?;
     let root = folder(&preparation.job.training.output_dir);
-    let checkpoint = Checkpoint::open_intact(&root, tag.as_ref()).map_err(named)?;
-    let in_checkpoint = |reason| named(format!("{}: {reason}", checkpoint.path().display()));
+    let checkpoint = Checkpoint::open_intact(&root, tag.as_ref()).map_err(mistake)?;
+    let in_checkpoint = |reason| mistake(format!("{}: {reason}", checkpoint.path().display()));
     let saved = JobState::read(&checkpoint).map_err(in_checkpoint)?;
     saved.compare(&JobState::of(preparation)).map_err(in_checkpoint)?;
     match tag {
-        Some(_) => note_newer(&root, &checkpoint),
+        Some(_) => warn_of_newer(&root, &checkpoint),
         None => check_record(preparation, &checkpoint)?,
     }
     Ok(checkpoint)
 }
 
-/// The latest checkpoint is not what a run that went back and was killed before it saved would go on
-/// from: its record then ends before that step.
+/// Refuses the latest checkpoint if `metrics.jsonl` ends before its step.
+///
+/// A run that resumes from an older checkpoint cuts the record back to that step. If it is killed before it saves, the
+/// latest checkpoint in the folder belongs to the run before it. Which of the two to continue is the user's choice.
 fn check_record(preparation: &Preparation, checkpoint: &Checkpoint) -> Result<(), Failure> {
     let path = preparation.job.training.output_dir.join("metrics.jsonl");
     if !path.exists() {
         return Ok(());
     }
-    let last = read_metrics(&path).map_err(named)?.iter().map(Row::step).max().unwrap_or(0);
+    let last = read_metrics(&path).map_err(mistake)?.iter().map(Row::step).max().unwrap_or(0);
     let step = checkpoint.run().step;
     if last >= step {
         return Ok(());
     }
-    Err(named(format!(
-        "the latest checkpoint is of step {step}, and {} ends at step {last}: a run went back and ended \
-         before it saved, or its last rows were lost; say which checkpoint to go on from, such as --resume {}",
+    Err(mistake(format!(
+        "the latest checkpoint is from step {step}, but {} ends at step {last}: a run that resumed from an older \
+         checkpoint ended before it saved, or the last rows were lost; name the checkpoint to resume from, such as \
+         --resume {}",
         path.display(),
         checkpoint.tag()
     )))
 }
 
-fn named(error: impl Display) -> Failure {
+/// Returns the failure of a wrong `--resume`.
+fn mistake(error: impl Display) -> Failure {
     Failure::mistake(format!("--resume: {error}"))
 }
 
-/// Brings a rank to where the run was when its checkpoint was saved, and returns what its training loop knew.
+/// Restores engine and data loader of a rank from `origin`, and returns the state of its training loop.
 ///
 /// # Errors
-/// When the checkpoint is not one of this model, or has a place that the data has not.
-pub(crate) fn go_on<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
+/// The checkpoint is from another model, or its data-loader position does not exist in this data.
+pub(crate) fn restore<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
     engine: &mut Engine<B, M>,
     origin: &Origin,
     source: &mut impl BatchSource<T>,
     preparation: &Preparation,
-) -> Result<LoopState, RankError> {
+) -> Result<LoopState, BoxError> {
     match origin {
-        Origin::Own(checkpoint) => go_on_from_own(engine, checkpoint, source),
+        Origin::Own(checkpoint) => restore_own(engine, checkpoint, source),
         Origin::DeepSpeed(checkpoint) => {
-            go_on_from_deepspeed(engine, checkpoint, source, preparation)?;
+            restore_deepspeed(engine, checkpoint, source, preparation)?;
             Ok(LoopState::default())
         }
     }
 }
 
-fn go_on_from_own<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
+/// Restores a rank from a checkpoint of this program.
+fn restore_own<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
     engine: &mut Engine<B, M>,
     checkpoint: &Checkpoint,
     source: &mut impl BatchSource<T>,
-) -> Result<LoopState, RankError> {
+) -> Result<LoopState, BoxError> {
     let states = engine.load_checkpoint(checkpoint, LoadPlan::ALL)?;
-    // A rank that is new goes to where all of them were.
-    let place = states.rank_states.get(engine.rank()).or(states.rank_states.first());
-    if let Some(place) = place {
-        source.seek(place).map_err(|cause| RankError::Place { cause })?;
+    // All ranks are at the same position, so an additional rank takes that of the first one.
+    let position = states.rank_states.get(engine.rank()).or(states.rank_states.first());
+    if let Some(position) = position {
+        source.seek(position).map_err(at_position)?;
     }
     if engine.rank() == 0 {
         tracing::info!("resuming from {}", checkpoint.path().display());
@@ -266,24 +275,26 @@ fn go_on_from_own<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
     Ok(states.loop_state)
 }
 
-/// DeepSpeed does not save the place in the data: it is that of this job after as many steps.
-fn go_on_from_deepspeed<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
+/// Restores a rank from a checkpoint of DeepSpeed.
+///
+/// DeepSpeed does not save the data-loader position. The data loader is fast-forwarded by the same number of steps.
+fn restore_deepspeed<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
     engine: &mut Engine<B, M>,
     checkpoint: &DeepSpeedCheckpoint,
     source: &mut impl BatchSource<T>,
     preparation: &Preparation,
-) -> Result<(), RankError> {
-    let model = Published(preparation.subject.publication());
-    engine.load_deepspeed_checkpoint(checkpoint, &model, LoadPlan::ALL)?;
+) -> Result<(), BoxError> {
+    let names = HfNames(&preparation.subject.publication());
+    engine.load_deepspeed_checkpoint(checkpoint, &names, LoadPlan::ALL)?;
     let micro_batch = preparation.plan.batch.micro_batch_size * engine.group().world_size();
     for step in 0..engine.global_steps() {
         let samples = preparation.batch_sizes.at(step as usize).train_batch_size;
         let next = NextStep { micro_batches: samples / micro_batch, applied_steps: step };
-        source.next_step(next).map_err(|cause| RankError::Place { cause })?;
+        source.next_step(next).map_err(at_position)?;
     }
     if engine.rank() == 0 {
         tracing::info!(
-            "resuming from step {} of {}, saved by DeepSpeed {}; random streams start anew",
+            "resuming from step {} of {}, saved by DeepSpeed {}; random-number streams are new",
             engine.global_steps(),
             checkpoint.path().display(),
             checkpoint.version()
@@ -292,20 +303,15 @@ fn go_on_from_deepspeed<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
     Ok(())
 }
 
-/// The names of a model's parameters in `transformers`.
-struct Published(Publication);
-
-impl TorchModel for Published {
-    fn name(&self, path: &str) -> String {
-        self.0.name(path)
-    }
+/// Returns the error of a data loader that cannot go to its position.
+fn at_position(cause: BoxError) -> String {
+    format!("--resume: data-loader position: {cause}")
 }
 
-/// A run that starts from the beginning has no place for checkpoints where an earlier one's are:
-/// none is ever overwritten.
+/// Refuses an output folder with checkpoints of an earlier run, which a run from the beginning would overwrite.
 ///
 /// # Errors
-/// A user's mistake, if there are some.
+/// A user's mistake.
 fn refuse_earlier(output: &Path) -> Result<(), Failure> {
     let root = folder(output);
     let earlier = match root.is_dir() {
@@ -314,22 +320,21 @@ fn refuse_earlier(output: &Path) -> Result<(), Failure> {
     };
     let Some(last) = earlier.last() else { return Ok(()) };
     Err(Failure::mistake(format!(
-        "training.output_dir: {} has the checkpoints of an earlier run; go on from the last with \
-         --resume alone, move them away, or give another folder",
+        "training.output_dir: {} has the checkpoints of an earlier run; resume from the last with --resume, move \
+         them away, or give another folder",
         last.path().parent().unwrap_or(&root).display()
     )))
 }
 
-/// Later checkpoints stay.
-fn note_newer(root: &Path, checkpoint: &Checkpoint) {
+/// Warns of checkpoints that are newer than the one to resume from. They stay where they are.
+fn warn_of_newer(root: &Path, checkpoint: &Checkpoint) {
     let step = checkpoint.run().step;
     let newer = Checkpoint::all(root).unwrap_or_default();
     let newer = newer.iter().filter(|other| other.run().step > step).map(|it| it.tag().as_str());
     let newer: Vec<_> = newer.collect();
     if !newer.is_empty() {
         tracing::warn!(
-            "there are newer checkpoints, and none is overwritten: {} stay, and this run saves under \
-             names such as {}",
+            "newer checkpoints are not overwritten: {} stay, and this run saves under names such as {}",
             newer.join(", "),
             Tag::of_visit(step, 2)
         );

@@ -1,11 +1,12 @@
-//! SIGTERM, SIGINT and SIGUSR1: the first one ends the run after its step, with a checkpoint. A second
-//! SIGTERM or SIGINT ends it at once.
+//! SIGTERM, SIGINT and SIGUSR1 end a run after the current step, with a checkpoint. A second SIGTERM or SIGINT ends it
+//! immediately.
 //!
-//! `deepburn launch` sends SIGUSR1, because mpirun forwards that signal to all ranks and takes no action of
-//! its own. It may come again, which changes nothing, and it may come while the rank still prepares: then
-//! the run ends after its first step. SIGTERM then comes from mpirun, after another rank has failed. The
-//! step cannot be finished, so the first SIGTERM only sets a flag: within the second before SIGKILL the
-//! ranks report the failure, or for whom they wait.
+//! `deepburn launch` sends SIGUSR1, because mpirun forwards that signal to all ranks and does not act on it. Further
+//! ones have no effect. One that arrives while the rank still prepares ends the run after its first step.
+//!
+//! In a launched job SIGTERM has another meaning: mpirun sends it after another rank has failed. The step cannot be
+//! completed then, so the first SIGTERM only sets a flag. mpirun waits a second before it sends SIGKILL, and in that
+//! second the ranks report the failure, or the rank that they wait for.
 
 use std::io;
 use std::sync::Arc;
@@ -15,28 +16,29 @@ use deepburn::Interrupt;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::flag;
 
-use crate::run::results::STARTED;
+use crate::run::launcher_env::launch_id;
 
-/// The signals that this process has got.
+/// The signals that this process has received.
 #[derive(Debug, Default)]
 pub(crate) struct Signals {
-    came: Arc<AtomicBool>,
-    /// Whether the next one ends the process.
-    at_once: Arc<AtomicBool>,
+    /// Whether a signal has arrived.
+    received: Arc<AtomicBool>,
+    /// Whether the next signal ends the process.
+    ends_process: Arc<AtomicBool>,
+    /// Number of the last signal.
     number: Arc<AtomicUsize>,
-    /// Whether mpirun ends the job.
+    /// Whether mpirun is ending the job.
     terminated: Arc<AtomicBool>,
 }
 
-/// Makes a write beyond the limit on file sizes (`ulimit -f`) an error like that of a full disk, in place of the
-/// end of the process.
+/// Turns a write beyond the file size limit (`ulimit -f`) into an error, as on a full disk. The default of SIGXFSZ ends
+/// the process.
 pub(crate) fn survive_file_limits() -> io::Result<()> {
     flag::register(SIGXFSZ, Arc::default()).map(drop)
 }
 
 impl Signals {
-    /// Listens to SIGUSR1, whose default is to kill the process. Other signals still end a process
-    /// that prepares its run.
+    /// Starts to listen to SIGUSR1, whose default ends the process. Other signals still end a process that prepares.
     pub(crate) fn prepare() -> io::Result<Self> {
         let signals = Self::default();
         survive_file_limits()?;
@@ -44,11 +46,11 @@ impl Signals {
         Ok(signals)
     }
 
-    /// Listens to SIGTERM and SIGINT too, from now on.
+    /// Starts to listen to SIGTERM and SIGINT too.
     pub(crate) fn listen(&self) -> io::Result<()> {
-        let is_launched = std::env::var_os(STARTED).is_some();
-        // In this order: what ends the process asks whether another one came before.
-        flag::register_conditional_shutdown(SIGINT, 128 + SIGINT, self.at_once.clone())?;
+        let is_launched = launch_id().is_some();
+        // Handlers run in order of registration. The shutdown checks its flag first, before this signal sets it.
+        flag::register_conditional_shutdown(SIGINT, 128 + SIGINT, self.ends_process.clone())?;
         self.note(SIGINT)?;
         if is_launched {
             let terminated = &self.terminated;
@@ -56,29 +58,29 @@ impl Signals {
             flag::register(SIGTERM, terminated.clone())?;
             return Ok(());
         }
-        flag::register_conditional_shutdown(SIGTERM, 128 + SIGTERM, self.at_once.clone())?;
+        flag::register_conditional_shutdown(SIGTERM, 128 + SIGTERM, self.ends_process.clone())?;
         self.note(SIGTERM)
     }
 
-    /// Takes a signal for a request to end the run.
+    /// Registers a signal as a request to end the run.
     fn note(&self, signal: i32) -> io::Result<()> {
         flag::register_usize(signal, self.number.clone(), signal as usize)?;
-        flag::register(signal, self.came.clone())?;
-        flag::register(signal, self.at_once.clone())?;
+        flag::register(signal, self.received.clone())?;
+        flag::register(signal, self.ends_process.clone())?;
         Ok(())
     }
 
-    /// What asks a run to end when a signal comes.
+    /// Returns the interrupt of the training loop, which a signal triggers.
     pub(crate) fn interrupt(&self) -> Interrupt {
-        Interrupt::from_flag(self.came.clone())
+        Interrupt::from_flag(self.received.clone())
     }
 
-    /// A flag that is set once mpirun ends the job.
+    /// Returns a flag that is set when mpirun ends the job.
     pub(crate) fn terminated(&self) -> Arc<AtomicBool> {
         self.terminated.clone()
     }
 
-    /// The last signal that came: its number and its name.
+    /// Returns number and name of the last signal.
     pub(crate) fn last(&self) -> (u8, &'static str) {
         match self.number.load(Relaxed) as i32 {
             SIGINT => (SIGINT as u8, "SIGINT"),

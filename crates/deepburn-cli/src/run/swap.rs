@@ -1,4 +1,4 @@
-//! Model states on NVMe: what they need, and what they do to the disk.
+//! Model states and activations on NVMe: their size, their folders, and the wear of the disk.
 
 use deepburn::zero::{IoStatistics, check_folder, swap_bytes};
 use deepburn_config::{NvmePlan, OptimizerOffload, ParameterOffload, SwapFilePlan, ZeroPlan};
@@ -7,11 +7,11 @@ use crate::counted::counted;
 use crate::failure::Failure;
 use crate::run::preparation::Preparation;
 
-/// Checks that the files of `local_ranks` ranks, those of this host, fit into their folders. Each rank parks
-/// `activations` bytes of activations at a time.
+/// Checks that the swap files of the `local_ranks` ranks on this host fit in their folders. Each rank offloads up to
+/// `activations` bytes of activations.
 ///
 /// # Errors
-/// A user's mistake: a folder is missing, cannot be written, is in memory or too small.
+/// A user's mistake: a folder is missing, unwritable, in memory or on a full disk.
 pub(crate) fn check_swap(
     preparation: &Preparation,
     local_ranks: usize,
@@ -32,8 +32,7 @@ pub(crate) fn check_swap(
     check("activation_checkpointing.nvme_path", file, bytes)
 }
 
-/// Logs what is in the files of each rank, and warns of what makes them large or leaves them without
-/// parameters.
+/// Logs the contents of each rank's swap file. Warns of settings that leave it without parameters or make it large.
 pub(crate) fn announce_swap(preparation: &Preparation) {
     if let Some(file) = preparation.plan.activations.offload.swap_file() {
         tracing::info!("saved activations are in {}", file.folder.display());
@@ -48,7 +47,7 @@ pub(crate) fn announce_swap(preparation: &Preparation) {
         false => "optimizer states and gradients",
     };
     tracing::info!(
-        "{what} are in {}: {:.3} GB for each rank",
+        "{what} are in {}: {:.3} GB per rank",
         nvme.file.folder.display(),
         gigabytes(bytes)
     );
@@ -56,23 +55,24 @@ pub(crate) fn announce_swap(preparation: &Preparation) {
         && !has_parameters
     {
         tracing::warn!(
-            "offload_param: all parameters stay in memory, because max_in_cpu is {max_in_cpu} elements; set it \
-             to 0 to move them to NVMe"
+            "offload_param: all parameters stay in memory, because max_in_cpu is {max_in_cpu} elements; set it to 0 to \
+             offload them to NVMe"
         );
     }
-    let whole_pieces = file_bytes(preparation, &with_pieces_of(usize::MAX, zero));
-    if bytes > whole_pieces.saturating_mul(2) {
+    // The file has whole blocks for each group, so that blocks of small groups are mostly empty.
+    let unpadded = file_bytes(preparation, &with_sub_group_size(usize::MAX, zero));
+    if bytes > unpadded.saturating_mul(2) {
         tracing::warn!(
-            "zero_optimization.sub_group_size: pieces of {} elements make the file {:.0} times as large as \
-             their contents, and slow; use 1e6 or more",
+            "zero_optimization.sub_group_size: groups of {} elements make the swap file slow and {:.0} times as large \
+             as its contents; use 1e6 or more",
             nvme.sub_group_size,
-            bytes as f64 / whole_pieces.max(1) as f64
+            bytes as f64 / unpadded.max(1) as f64
         );
     }
 }
 
-/// The plan with another `sub_group_size`.
-fn with_pieces_of(sub_group_size: usize, zero: &ZeroPlan) -> ZeroPlan {
+/// Returns the plan with another `sub_group_size`.
+fn with_sub_group_size(sub_group_size: usize, zero: &ZeroPlan) -> ZeroPlan {
     let mut zero = zero.clone();
     if let OptimizerOffload::Nvme(nvme) = &mut zero.optimizer_states {
         nvme.sub_group_size = sub_group_size;
@@ -80,33 +80,33 @@ fn with_pieces_of(sub_group_size: usize, zero: &ZeroPlan) -> ZeroPlan {
     zero
 }
 
-/// What a common drive of 1 TB may be written before its warranty ends.
+/// Terabytes written that the warranty of a common 1 TB drive covers.
 const RATED_TERABYTES: f64 = 600.0;
 
-/// Logs what a rank has read and written in `steps` steps, and how long a drive lasts at that rate.
+/// Logs the bytes that a rank has read and written in `steps` steps, and how long a drive lasts at that rate.
 pub(crate) fn report_swap(statistics: &IoStatistics, steps: u64) {
     let written = gigabytes(statistics.bytes_written);
     tracing::info!(
-        "NVMe: {:.3} GB read and {written:.3} GB written by rank 0 in {}, which waited {:.1} s for \
-         the disk",
+        "NVMe: rank 0 read {:.3} GB and wrote {written:.3} GB in {}, and waited {:.1} s for the disk",
         gigabytes(statistics.bytes_read),
         counted(steps as usize, "step"),
         statistics.waited.as_secs_f64()
     );
-    let a_step = written / steps.max(1) as f64;
-    if a_step > 0.0 {
+    let per_step = written / steps.max(1) as f64;
+    if per_step > 0.0 {
         tracing::info!(
-            "NVMe: {a_step:.3} GB written a step and rank; a drive rated for {RATED_TERABYTES} TB lasts {:.0} \
-             such steps",
-            RATED_TERABYTES * 1e3 / a_step
+            "NVMe: {per_step:.3} GB written per step and rank; a drive rated for {RATED_TERABYTES} TB lasts {:.0} steps",
+            RATED_TERABYTES * 1e3 / per_step
         );
     }
 }
 
+/// Converts bytes to GB.
 fn gigabytes(bytes: u64) -> f64 {
     bytes as f64 / 1e9
 }
 
+/// Returns the plan of optimizer states on NVMe, if they are there.
 fn nvme(preparation: &Preparation) -> Option<&NvmePlan> {
     match &preparation.plan.zero.optimizer_states {
         OptimizerOffload::Nvme(nvme) => Some(nvme),
@@ -114,7 +114,7 @@ fn nvme(preparation: &Preparation) -> Option<&NvmePlan> {
     }
 }
 
-/// Bytes of the file of one rank under the plan `zero`.
+/// Returns the size of one rank's swap file with the plan `zero`.
 fn file_bytes(preparation: &Preparation, zero: &ZeroPlan) -> u64 {
     let plan = &preparation.plan;
     let ranks = preparation.job.training.ranks;

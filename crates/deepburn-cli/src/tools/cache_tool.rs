@@ -1,4 +1,4 @@
-//! `deepburn cache`: the token cache, shown and cleared.
+//! `deepburn cache`: show or clear the token cache.
 
 use std::time::Duration;
 
@@ -7,22 +7,20 @@ use deepburn_datasets::{CacheEntry, TokenCache};
 
 use crate::failure::Failure;
 
-/// What is done to the cache.
+/// An action on the token cache.
 #[derive(Debug, Clone, Copy, Subcommand)]
 pub enum CacheAction {
     /// Remove all entries.
     Clear,
 }
 
-/// Shows the user's token cache, or clears it.
+/// Lists or clears the token cache of the user.
 ///
 /// # Errors
-/// There is no home folder, or the cache cannot be read or cleared.
+/// No home folder, or a cache that cannot be read or cleared.
 pub(crate) fn cache(action: Option<CacheAction>) -> Result<String, Failure> {
     let cache = TokenCache::of_user().ok_or_else(|| {
-        Failure::mistake(
-            "there is no home folder for a token cache; set XDG_CACHE_HOME to a folder",
-        )
+        Failure::mistake("no home folder for a token cache; set XDG_CACHE_HOME to a folder")
     })?;
     match action {
         None => Ok(listing(&cache, &cache.entries().map_err(Failure::mistake)?)),
@@ -34,6 +32,7 @@ pub(crate) fn cache(action: Option<CacheAction>) -> Result<String, Failure> {
     }
 }
 
+/// Returns the folder of the cache, its limits, and a line for each entry.
 fn listing(cache: &TokenCache, entries: &[CacheEntry]) -> String {
     let limits = cache.limits();
     let mut text = format!(
@@ -48,17 +47,19 @@ fn listing(cache: &TokenCache, entries: &[CacheEntry]) -> String {
         let name = entry.path.file_name().unwrap_or_default().to_string_lossy();
         let source = entry.source.as_deref().unwrap_or("unknown source");
         let (bytes, unused) = (size(entry.bytes), age(entry.unused));
-        // The hash of the tokens is of no use to a reader.
+        // The file name also has a hash of the tokens, which tells users nothing.
         let key = name.split('-').next().unwrap_or_default();
         text.push_str(&format!("\n{key}  {bytes:>10}  {unused:>10}  {source}"));
     }
     text
 }
 
+/// Returns the size of all entries together.
 fn total(entries: &[CacheEntry]) -> u64 {
     entries.iter().map(|entry| entry.bytes).sum()
 }
 
+/// Formats a size in bytes.
 fn size(bytes: u64) -> String {
     match bytes {
         0..1_000_000 => format!("{:.1} kB", bytes as f64 / 1e3),
@@ -67,6 +68,7 @@ fn size(bytes: u64) -> String {
     }
 }
 
+/// Formats the time since the last use.
 fn age(age: Duration) -> String {
     match age.as_secs() {
         seconds @ 0..3600 => format!("{} min", seconds / 60),
@@ -80,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_are_listed_with_size_age_and_source() {
+    fn lists_entries_with_size_age_and_source() {
         let entry = |path: &str, bytes, hours: u64, source: Option<&str>| CacheEntry {
             path: path.into(),
             bytes,

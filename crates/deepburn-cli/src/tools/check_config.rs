@@ -1,4 +1,6 @@
-//! `deepburn check-config`: what a configuration means, on a screen, or all of it as JSON.
+//! `deepburn check-config`: explain a configuration in at most 30 lines, or all of it as JSON.
+//!
+//! The summary shows the plan, the values of `"auto"` and the warnings. What does not fit is in the JSON.
 
 use std::path::Path;
 
@@ -13,23 +15,25 @@ use serde_json::Value;
 use crate::counted::counted;
 use crate::failure::Failure;
 
-/// Most lines of the summary that answers to `"auto"` and warnings take.
+/// The most values of `"auto"` in the summary.
 const AUTOS_SHOWN: usize = 9;
+
+/// The most warnings in the summary.
 const WARNINGS_SHOWN: usize = 7;
 
-/// What a file may leave open, and a job or a command line says.
+/// Values that a configuration may leave open to the job or the command line.
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub struct OpenValues {
-    /// Samples of a micro-batch, where the file leaves it open.
+    /// Samples of a micro-batch, if the file leaves it open.
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
     micro_batch: Option<u32>,
-    /// Optimizer steps of the run, where the file leaves the length of a schedule open.
+    /// Optimizer steps of the run, if the file leaves the length of a schedule open.
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
     max_steps: Option<u32>,
 }
 
 impl OpenValues {
-    /// The facts with these values.
+    /// Adds the given values to `facts`.
     pub(crate) fn fill(self, facts: Facts) -> Facts {
         Facts {
             micro_batch_size: self.micro_batch.map(|size| size as usize).or(facts.micro_batch_size),
@@ -38,7 +42,7 @@ impl OpenValues {
         }
     }
 
-    /// Refuses a micro-batch for a file that decides on another.
+    /// Refuses a micro-batch that differs from the one of the file.
     ///
     /// # Errors
     /// A user's mistake.
@@ -46,8 +50,8 @@ impl OpenValues {
         match self.micro_batch {
             Some(given) if given as usize != batch.micro_batch_size => {
                 Err(Failure::mistake(format!(
-                    "--micro-batch: is {given}, but the file gives micro-batches of {}; remove the option, or \
-                     write \"auto\" for train_batch_size and train_micro_batch_size_per_gpu",
+                    "--micro-batch: {given} conflicts with the file's {}; remove the option, or set train_batch_size and \
+                     train_micro_batch_size_per_gpu to \"auto\"",
                     batch.micro_batch_size
                 )))
             }
@@ -56,7 +60,7 @@ impl OpenValues {
     }
 }
 
-/// Reads a configuration: a file, base64, inline JSON, or one of Lightning's strategies.
+/// Reads a configuration: a file, base64, inline JSON, or a Lightning strategy.
 ///
 /// # Errors
 /// A user's mistake.
@@ -68,11 +72,13 @@ pub(crate) fn read(config: &str) -> Result<Written, Failure> {
     .map_err(Failure::mistake)
 }
 
-/// What `config` means on `ranks` ranks: a summary, or JSON. `config` is what [`read`] takes, or a job file, whose
-/// other sections answer what its `deepspeed` section leaves open.
+/// Explains `config` on `ranks` ranks, as a summary or as JSON.
+///
+/// `config` is anything that [`read`] accepts, or a job file. The other sections of a job file provide the values that
+/// its `deepspeed` section leaves open.
 ///
 /// # Errors
-/// A user's mistake: everything that is wrong with it.
+/// A user's mistake, with everything that is wrong with the configuration.
 pub(crate) fn check_config(
     config: &str,
     ranks: Option<usize>,
@@ -80,7 +86,7 @@ pub(crate) fn check_config(
     as_json: bool,
 ) -> Result<String, Failure> {
     if ranks == Some(0) {
-        return Err(Failure::mistake("--ranks: 0 ranks cannot run anything; use at least 1"));
+        return Err(Failure::mistake("--ranks: too few: 0; use at least 1"));
     }
     let (written, facts) = match Job::is_job_file(Path::new(config)) {
         true => {
@@ -103,7 +109,7 @@ pub(crate) fn check_config(
     }
 }
 
-/// The lines of the summary, at most 30.
+/// Returns the lines of the summary, at most 30.
 fn summary(source: &str, resolved: &Resolved) -> Vec<String> {
     let plan = &resolved.plan;
     let ranks = counted(plan.batch.world_size, "rank");
@@ -120,7 +126,7 @@ fn summary(source: &str, resolved: &Resolved) -> Vec<String> {
     lines.extend(facts.map(|(what, value)| format!("  {what:<12}{value}")));
     let autos = resolved.autos.iter();
     let autos = autos.map(|(key, answer)| format!("  {key} = {} ({})", answer.value, answer.from));
-    lines.extend(limited("\"auto\" became", "answer", autos.collect(), AUTOS_SHOWN));
+    lines.extend(limited("values of \"auto\"", "value", autos.collect(), AUTOS_SHOWN));
     let (warnings, notes): (Vec<&Diagnosis>, Vec<_>) =
         resolved.notes.iter().partition(|note| note.severity == Severity::Warning);
     let warnings = warnings.iter().map(|warning| format!("  {warning}")).collect();
@@ -131,12 +137,12 @@ fn summary(source: &str, resolved: &Resolved) -> Vec<String> {
     lines
 }
 
-/// `title` and the first `shown` of `lines`; nothing where there are none.
+/// Returns `title` and the first `shown` of `lines`, or nothing without lines.
 fn limited(title: &str, noun: &str, mut lines: Vec<String>, shown: usize) -> Vec<String> {
     let more = lines.len().saturating_sub(shown);
     lines.truncate(shown);
     if more > 0 {
-        lines.push(format!("  and {} more with --json", counted(more, noun)));
+        lines.push(format!("  and {} with --json", counted(more, &format!("more {noun}"))));
     }
     if !lines.is_empty() {
         lines.insert(0, format!("{title}:"));
@@ -144,17 +150,19 @@ fn limited(title: &str, noun: &str, mut lines: Vec<String>, shown: usize) -> Vec
     lines
 }
 
+/// Describes the batch of a step.
 fn batch(batch: &BatchPlan) -> String {
     let BatchPlan { train_batch_size, micro_batch_size, gradient_accumulation_steps, world_size } =
         batch;
     format!(
-        "{} a step: {micro_batch_size} a micro-batch, {}, {}",
+        "{} per step: {micro_batch_size} per micro-batch, {}, {}",
         counted(*train_batch_size, "sample"),
         counted(*gradient_accumulation_steps, "micro-batch"),
         counted(*world_size, "rank"),
     )
 }
 
+/// Describes what is sharded and what is offloaded.
 fn zero(plan: &Plan) -> String {
     let zero = &plan.zero;
     let what = match zero.stage {
@@ -177,6 +185,7 @@ fn zero(plan: &Plan) -> String {
     text
 }
 
+/// Describes the types of training.
 fn precision(plan: &Plan) -> String {
     let precision = &plan.precision;
     let mut text = precision.compute.name().to_owned();
@@ -189,6 +198,7 @@ fn precision(plan: &Plan) -> String {
     text
 }
 
+/// Describes the activation checkpointing.
 fn activations(plan: &Plan) -> String {
     match plan.activations.recompute {
         RecomputePolicy::Off => "kept for backward".to_owned(),
@@ -198,7 +208,7 @@ fn activations(plan: &Plan) -> String {
     }
 }
 
-/// A part of the plan as `type: name value, ...`, in the words of the JSON.
+/// Formats a part of the plan as `type: name value, ...`, with the names of the JSON.
 fn described(part: &impl Serialize) -> String {
     fn pairs(value: &Value) -> String {
         match value {
@@ -228,14 +238,14 @@ mod tests {
         "params": {"total_num_steps": "auto", "warmup_num_steps": "auto"}}}"#;
 
     #[test]
-    fn what_a_file_leaves_open_is_asked_for_by_the_name_of_the_option() {
+    fn names_the_options_for_open_values() {
         let error =
             check_config(OPEN, Some(2), OpenValues::default(), false).unwrap_err().to_string();
         assert!(error.contains("--micro-batch") && error.contains("--max-steps"), "{error}");
         let open = OpenValues { micro_batch: Some(3), max_steps: Some(50) };
         let text = check_config(OPEN, Some(2), open, false).unwrap();
         assert!(
-            text.contains("6 samples a step: 3 a micro-batch, 1 micro-batch, 2 ranks"),
+            text.contains("6 samples per step: 3 per micro-batch, 1 micro-batch, 2 ranks"),
             "{text}"
         );
         assert!(text.contains("total_num_steps = 50"), "{text}");
@@ -245,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_file_answers_what_its_section_leaves_open() {
+    fn job_file_provides_open_values() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("job.json");
         let deepspeed: Value = serde_json::from_str(OPEN).unwrap();
@@ -255,13 +265,14 @@ mod tests {
         std::fs::write(&path, job.to_string()).unwrap();
         let path = path.to_str().unwrap();
         let text = check_config(path, None, OpenValues::default(), false).unwrap();
-        for part in ["on 2 ranks", "6 samples a step: 3 a micro-batch", "total_num_steps = 50"] {
+        for part in ["on 2 ranks", "6 samples per step: 3 per micro-batch", "total_num_steps = 50"]
+        {
             assert!(text.contains(part), "{text}");
         }
     }
 
     #[test]
-    fn a_summary_has_at_most_30_lines() {
+    fn summary_has_at_most_30_lines() {
         let mut json: Value = serde_json::from_str(OPEN).unwrap();
         for key in ["betas", "eps", "lr", "weight_decay"] {
             json["optimizer"]["type"] = "AdamW".into();
@@ -288,7 +299,7 @@ mod tests {
         let open = OpenValues { micro_batch: Some(1), max_steps: Some(50) };
         let text = check_config(&json.to_string(), Some(1), open, false).unwrap();
         assert!(text.lines().count() <= 30, "{text}");
-        assert!(text.contains("and 3 answers more with --json"), "{text}");
+        assert!(text.contains("and 3 more values with --json"), "{text}");
         assert!(text.contains("is ignored: DeepSpeed does not read this key either"), "{text}");
     }
 }

@@ -1,5 +1,4 @@
-//! `deepburn inspect` and `deepburn consolidate`: training checkpoints for people and for other
-//! programs.
+//! `deepburn inspect` and `deepburn consolidate`: show training checkpoints and export their weights.
 
 use std::fs;
 use std::path::Path;
@@ -8,16 +7,15 @@ use std::str::FromStr;
 use clap::ValueEnum;
 use deepburn::ClientStates;
 use deepburn::checkpoint::{
-    Atom, Checkpoint, Consolidation, ElementType, Export, Tag, consolidate as write_weights,
+    Checkpoint, Consolidation, ElementType, Export, Tag, consolidate as write_weights,
 };
-use deepburn_models::Publication;
 use deepburn_models::gpt2::SavedPrecision;
 
 use crate::failure::Failure;
-use crate::run::job_state::JobState;
+use crate::run::job_state::{HfNames, JobState};
 use crate::run::results::write_whole;
 
-/// What a tokenizer consists of, in one form or another.
+/// Files of a tokenizer, in any of its formats.
 const TOKENIZER_FILES: [&str; 5] = [
     "tokenizer.json",
     "tokenizer_config.json",
@@ -38,6 +36,7 @@ pub enum WeightType {
 }
 
 impl WeightType {
+    /// Returns the element type of the weights and the precision that the model's configuration records.
     fn types(self) -> (ElementType, SavedPrecision) {
         match self {
             Self::F32 => (ElementType::F32, SavedPrecision::F32),
@@ -47,7 +46,7 @@ impl WeightType {
     }
 }
 
-/// A number of bytes: `5GB`, `500MB`, `2GiB`, `1048576`.
+/// A size in bytes, written as `5GB`, `500MB`, `2GiB` or `1048576`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size(u64);
 
@@ -70,12 +69,12 @@ impl FromStr for Size {
         let bytes = number.zip(factor).and_then(|(number, factor)| number.checked_mul(factor));
         match bytes {
             Some(bytes) if bytes > 0 => Ok(Self(bytes)),
-            _ => Err(format!("`{text}` is no size: write a whole number and KB, MB or GB")),
+            _ => Err(format!("invalid size `{text}`; use a whole number with KB, MB or GB")),
         }
     }
 }
 
-/// The checkpoint in `path`: a checkpoint's folder, the folder it lies in, or a run's output folder.
+/// Opens a checkpoint. `path` is its folder, the folder of all checkpoints, or the output folder of a run.
 fn open(path: &Path, tag: Option<&str>) -> Result<Checkpoint, Failure> {
     let tag = tag.map(str::parse::<Tag>).transpose().map_err(Failure::mistake)?;
     let below = crate::run::resume::folder(path);
@@ -83,18 +82,19 @@ fn open(path: &Path, tag: Option<&str>) -> Result<Checkpoint, Failure> {
     Checkpoint::open(place, tag.as_ref()).map_err(Failure::mistake)
 }
 
-/// Which checkpoint of a folder is meant.
+/// Selects a checkpoint of a folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CheckpointChoice<'a> {
     /// The one that was saved last.
     Latest,
     /// The one with this name.
     Tag(&'a str),
-    /// The one whose model had the best evaluation.
+    /// The one with the best evaluation.
     Best,
 }
 
 impl CheckpointChoice<'_> {
+    /// Opens the selected checkpoint.
     fn open(self, path: &Path) -> Result<Checkpoint, Failure> {
         match self {
             Self::Latest => open(path, None),
@@ -104,8 +104,7 @@ impl CheckpointChoice<'_> {
     }
 }
 
-/// The checkpoint that the latest one knows as the best of its run. Checkpoints of a run that was abandoned do not
-/// count.
+/// Opens the checkpoint that the latest one records as the best of its run. Checkpoints of abandoned runs do not count.
 fn open_best(path: &Path) -> Result<Checkpoint, Failure> {
     let latest = open(path, None)?;
     let root = latest.path().parent().unwrap_or(path);
@@ -116,14 +115,14 @@ fn open_best(path: &Path) -> Result<Checkpoint, Failure> {
     };
     found.ok_or_else(|| {
         Failure::mistake(format!(
-            "--best: {} has no checkpoint of the best evaluation; train with \
-             training.load_best_model_at_end, which saves and keeps it, or give --tag",
+            "--best: {} has no checkpoint with the best evaluation; train with training.load_best_model_at_end, which \
+             keeps it, or give --tag",
             root.display()
         ))
     })
 }
 
-/// What is inside a checkpoint.
+/// Verifies a checkpoint and describes its contents.
 pub(crate) fn inspect(path: &Path, tag: Option<&str>) -> Result<String, Failure> {
     let checkpoint = open(path, tag)?;
     match checkpoint.verify() {
@@ -132,22 +131,7 @@ pub(crate) fn inspect(path: &Path, tag: Option<&str>) -> Result<String, Failure>
     }
 }
 
-/// Names that a model has elsewhere.
-struct Published<'a>(&'a Publication);
-
-impl Export for Published<'_> {
-    fn name(&self, path: &str) -> String {
-        self.0.name(path)
-    }
-
-    fn shape(&self, atom: &Atom) -> Vec<usize> {
-        // Modules keep their weights as `transformers` keeps GPT-2's.
-        atom.shape.clone()
-    }
-}
-
-/// Writes the weights of a checkpoint, and the model's other files, to `out`. Returns what was
-/// written.
+/// Writes the weights of a checkpoint and the model's other files to `out`. Returns the paths of the files.
 pub(crate) fn consolidate(
     path: &Path,
     choice: CheckpointChoice<'_>,
@@ -161,24 +145,26 @@ pub(crate) fn consolidate(
     let what = Consolidation { element, max_shard_bytes: max_shard_size.0 };
     let publication = JobState::read(&checkpoint).ok().map(|state| state.publication);
     let Some(publication) = publication.map(|it| it.in_precision(precision)) else {
-        tracing::warn!("finetune did not save it: weights keep their module paths as names");
+        tracing::warn!(
+            "finetune did not save this checkpoint: weights are named by their module paths"
+        );
         return write(&checkpoint, out, &what, &deepburn::checkpoint::AsTrained);
     };
     for name in publication.documents.keys() {
         if out.join(name).symlink_metadata().is_ok() {
             return Err(Failure::mistake(format!(
-                "{} is there already, and nothing is replaced: give another folder",
+                "{} exists and is not overwritten; give another folder",
                 out.join(name).display()
             )));
         }
     }
-    let mut files = write(&checkpoint, out, &what, &Published(&publication))?;
+    let mut files = write(&checkpoint, out, &what, &HfNames(&publication))?;
     for (name, fields) in &publication.documents {
         let text = serde_json::to_string_pretty(fields).map_err(Failure::run)?;
         write_whole(&out.join(name), &format!("{text}\n")).map_err(Failure::run)?;
         files.push(out.join(name).display().to_string());
     }
-    // The model that the run left, or is going to leave, has them beside it.
+    // The tokenizer is beside the model that the run has saved or will save.
     let model = checkpoint.path().ancestors().nth(2).map(|output| output.join("model"));
     for name in TOKENIZER_FILES {
         let source = model.as_ref().map(|model| model.join(name)).filter(|path| path.is_file());
@@ -190,18 +176,19 @@ pub(crate) fn consolidate(
     Ok(files)
 }
 
-/// Weights do not belong among checkpoints.
+/// Refuses an output folder among the checkpoints.
 fn refuse_inside(checkpoint: &Checkpoint, out: &Path) -> Result<(), Failure> {
     let root = checkpoint.path().parent().and_then(|root| fs::canonicalize(root).ok());
     match (root, fs::canonicalize(out)) {
         (Some(root), Ok(place)) if place.starts_with(&root) => Err(Failure::mistake(format!(
-            "{} is where checkpoints lie: give another folder",
+            "{} is a folder of checkpoints; give another folder",
             out.display()
         ))),
         _ => Ok(()),
     }
 }
 
+/// Writes the weights, and returns the paths of their files.
 fn write(
     checkpoint: &Checkpoint,
     out: &Path,
@@ -217,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_with_their_units() {
+    fn parses_sizes_with_units() {
         for (text, bytes) in [("5GB", 5_000_000_000), ("2MiB", 2 << 20), ("17", 17), ("3kb", 3000)]
         {
             assert_eq!(text.parse(), Ok(Size(bytes)), "{text}");

@@ -1,4 +1,7 @@
-//! `deepburn estimate`: predicted memory and step time of a model at one stage or all of them.
+//! `deepburn estimate`: predict the memory and the step time of a model at one ZeRO stage or all of them.
+//!
+//! Model states and buffers need the model alone. Activations also need the length of a sequence, and step times a
+//! network ([`scaling`]). All three come from the same formulas as the forecast of a run.
 
 use std::path::PathBuf;
 
@@ -14,27 +17,26 @@ use crate::counted::counted;
 use crate::failure::Failure;
 use crate::job::activations::BatchShape;
 use crate::job::known_model::KnownModel;
-use crate::run::preparation::grouped_sizes;
+use crate::job::param_groups::grouped_sizes;
 use crate::tools::check_config::{OpenValues, read};
 use crate::tools::scaling::{self, ScalingArguments, ScalingRow, Speed, Workload, rank_counts};
 
-/// What is estimated.
+/// Options of `deepburn estimate`.
 #[derive(Debug, Args)]
 pub struct EstimateArguments {
-    /// config.json of a GPT-2, its classifier or an encoder, or a folder that has one; GPT-2 small without it.
+    /// config.json of a GPT-2, a GPT-2 classifier or an encoder, or its folder [default: GPT-2 small].
     #[arg(long)]
     model: Option<PathBuf>,
-    /// ZeRO stage, 0 to 3; all of them without it.
+    /// ZeRO stage, 0 to 3 [default: all stages].
     #[arg(long, allow_negative_numbers = true)]
     stage: Option<u8>,
-    /// Ranks.
+    /// Number of ranks.
     #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
     ranks: u64,
-    /// DeepSpeed configuration whose buckets, limits, optimizer and micro-batch are taken.
+    /// DeepSpeed configuration with buckets, limits, optimizer and micro-batch.
     #[arg(long)]
     deepspeed: Option<String>,
-    /// Tokens of a sequence; with it, the activations of a micro-batch are predicted. With --network, the longest that
-    /// the model takes without it.
+    /// Tokens of a sequence. Needed to predict activations [default with --network: the model's maximum].
     #[arg(long, value_name = "N")]
     sequence_length: Option<u64>,
     #[command(flatten)]
@@ -46,14 +48,14 @@ pub struct EstimateArguments {
     json: bool,
 }
 
-/// The table, or JSON, of the stages asked for.
+/// Returns the table or the JSON of the requested stages.
 ///
 /// # Errors
 /// A user's mistake.
 pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure> {
     let model = KnownModel::read(arguments.model.as_deref())?;
     let ranks = match arguments.ranks {
-        0 => return Err(Failure::mistake("--ranks: 0 ranks cannot run anything; use at least 1")),
+        0 => return Err(Failure::mistake("--ranks: too few: 0; use at least 1")),
         ranks => ranks,
     };
     let plan = plan(arguments, &model)?;
@@ -90,7 +92,7 @@ pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure
     Ok(lines.join("\n"))
 }
 
-/// The plan of the configuration, or the default one.
+/// Returns the plan of the configuration, or the default one.
 fn plan(arguments: &EstimateArguments, model: &KnownModel) -> Result<Plan, Failure> {
     let written = match &arguments.deepspeed {
         Some(config) => read(config)?,
@@ -107,7 +109,7 @@ fn plan(arguments: &EstimateArguments, model: &KnownModel) -> Result<Plan, Failu
     Ok(plan)
 }
 
-/// The number of the only stage; `None` for all of them.
+/// Returns the only stage to estimate; `None` for all of them.
 fn stage_number(arguments: &EstimateArguments, plan: &Plan) -> Result<Option<u8>, Failure> {
     let given = arguments.deepspeed.as_ref().map(|_| plan.zero.stage.number());
     if !plan.optimizer.exchanges_momentum() {
@@ -115,27 +117,29 @@ fn stage_number(arguments: &EstimateArguments, plan: &Plan) -> Result<Option<u8>
     }
     match arguments.stage {
         Some(stage @ 2..) => Err(Failure::mistake(format!(
-            "--stage: {stage} does not go with {}; use 0, or another optimizer",
+            "--stage: unsupported with {}: {stage}; use 0, or another optimizer",
             plan.optimizer.name()
         ))),
-        // The plan's own stage is the only one.
+        // These optimizers keep whole states on every rank, as at stage 0.
         _ => Ok(Some(Stage::Disabled.number())),
     }
 }
 
-/// What is estimated.
+/// The model and the plan to estimate.
 struct Subject<'a> {
     plan: &'a Plan,
     sizes: &'a [ParameterSize],
-    /// The pass of a micro-batch, where its length is known.
+    /// The forward pass of a micro-batch, if its length is known.
     graph: Option<&'a ActivationGraph>,
 }
 
 impl Subject<'_> {
+    /// Returns the ZeRO plan at `stage`.
     fn zero(&self, stage: Stage) -> ZeroPlan {
         ZeroPlan { stage, ..self.plan.zero.clone() }
     }
 
+    /// Estimates the memory of a rank.
     fn estimate(&self, stage: Stage, ranks: u64) -> Estimate {
         let Plan { optimizer, precision, batch, .. } = self.plan;
         let bytes = ElementBytes::new(optimizer, precision, batch.gradient_accumulation_steps);
@@ -151,7 +155,7 @@ impl Subject<'_> {
     }
 }
 
-/// The step times that are asked for.
+/// The requested step times.
 struct Scaling {
     ranks: u64,
     workload: Workload,
@@ -159,7 +163,7 @@ struct Scaling {
 }
 
 impl Scaling {
-    /// `None` without `--network`.
+    /// Returns `None` without `--network`.
     fn new(
         arguments: &EstimateArguments,
         subject: &Subject<'_>,
@@ -178,7 +182,8 @@ impl Scaling {
         Ok(speed.map(|speed| Self { ranks, workload, speed }))
     }
 
-    /// One row for each number of ranks, all with the micro-batches of the plan.
+    /// Returns a row for each number of ranks. All ranks have the micro-batches of the plan, so that the batch grows with
+    /// the number of ranks.
     fn rows(&self, subject: &Subject<'_>, stage: Stage) -> Result<Vec<ScalingRow>, Failure> {
         let Some(graph) = subject.graph else { return Ok(Vec::new()) };
         let zero = subject.zero(stage);
@@ -192,7 +197,7 @@ impl Scaling {
         Ok(rank_counts(self.ranks).into_iter().map(row).collect())
     }
 
-    /// The speeds that are assumed, and a table for each stage.
+    /// Returns the assumed speeds and a table for each stage.
     fn lines(&self, subject: &Subject<'_>, stages: &[Stage]) -> Result<Vec<String>, Failure> {
         let Self { workload, speed, .. } = self;
         let mut lines = vec![workload.line(subject.graph.map_or(0, ActivationGraph::flops))];
@@ -217,14 +222,14 @@ impl Scaling {
     }
 }
 
-/// Bytes that a rank holds at most, activations included where they are known.
+/// Returns the peak memory of a rank, with activations if they are known.
 fn training_bytes(estimate: &Estimate) -> u64 {
     let Some(pass) = estimate.pass else { return estimate.peak() };
     let kept = estimate.states.parameters.saturating_add(estimate.states.optimizer);
     kept.saturating_add(estimate.module_buffers).saturating_add(pass.device)
 }
 
-/// The micro-batch whose activations are predicted.
+/// Returns the micro-batch whose activations are predicted.
 fn batch_shape(
     length: Option<u64>,
     model: &KnownModel,
@@ -233,13 +238,13 @@ fn batch_shape(
     let longest = model.longest() as u64;
     match length {
         Some(length) if !(1..=longest).contains(&length) => Err(Failure::mistake(format!(
-            "--sequence-length: {length}; the model takes 1 to {longest} tokens"
+            "--sequence-length: out of range: {length}; the model supports 1 to {longest} tokens"
         ))),
         length => Ok(length.map(|length| BatchShape { sequences: sequences as u64, length })),
     }
 }
 
-/// The stage asked for, or all of them.
+/// Returns the stages to estimate.
 fn stages(number: Option<u8>) -> Result<Vec<Stage>, Failure> {
     let all = [Stage::Disabled, Stage::OptimizerStates, Stage::Gradients, Stage::Parameters];
     match number {
@@ -247,15 +252,16 @@ fn stages(number: Option<u8>) -> Result<Vec<Stage>, Failure> {
         Some(number) => match all.get(usize::from(number)) {
             Some(stage) => Ok(vec![*stage]),
             None => {
-                Err(Failure::mistake(format!("--stage: {number} is not a ZeRO stage; use 0 to 3")))
+                Err(Failure::mistake(format!("--stage: unknown ZeRO stage: {number}; use 0 to 3")))
             }
         },
     }
 }
 
-/// One row of an estimate: its name in a table and in JSON, and bytes.
+/// A row of an estimate: its name in the table, its name in JSON, and bytes.
 type Row = (&'static str, &'static str, u64);
 
+/// Returns the rows of an estimate.
 fn rows(estimate: &Estimate) -> Vec<Row> {
     let Estimate { states, buffers, .. } = estimate;
     let mut rows = vec![
@@ -280,7 +286,7 @@ fn rows(estimate: &Estimate) -> Vec<Row> {
     rows
 }
 
-/// One column a stage, in MiB.
+/// Returns a table with one column per stage, in MiB.
 fn table(estimates: &[Estimate], ranks: u64) -> Vec<String> {
     let ranks = counted(ranks as usize, "rank");
     let mut lines = vec![format!("MiB per rank, {ranks}")];
@@ -299,11 +305,12 @@ fn table(estimates: &[Estimate], ranks: u64) -> Vec<String> {
     lines
 }
 
+/// Returns the heading of a column.
 fn stage_name(estimate: &Estimate) -> String {
     format!("stage {}", estimate.stage.number())
 }
 
-/// The rows of one stage as JSON, in bytes.
+/// Returns the rows of one stage as JSON, in bytes.
 fn record(estimate: &Estimate) -> Value {
     let mut record = json!({ "stage": estimate.stage.number(), "ranks": estimate.ranks });
     for (_, name, bytes) in rows(estimate) {
@@ -331,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn all_stages_are_one_table() {
+    fn prints_all_stages_as_one_table() {
         let text = run(&["--ranks", "4"]).unwrap();
         assert!(text.lines().count() <= 30, "{text}");
         let states = text.lines().find(|line| line.starts_with("  model states")).unwrap();
@@ -343,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn json_has_the_bytes_of_each_stage() {
+    fn prints_bytes_of_each_stage_as_json() {
         let json: Value = serde_json::from_str(&run(&["--ranks", "2", "--json"]).unwrap()).unwrap();
         assert_eq!(json.as_array().unwrap().len(), 4);
         assert_eq!(json[0]["parameters"], json!(124_439_808_u64 * 4));
@@ -351,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn the_micro_batch_may_come_from_the_command_line() {
+    fn takes_the_micro_batch_from_the_command_line() {
         let strategy = ["--deepspeed", "deepspeed_stage_3", "--sequence-length", "64"];
         let message = run(&strategy).unwrap_err();
         assert!(message.contains("--micro-batch"), "{message}");
@@ -374,7 +381,7 @@ mod tests {
     ];
 
     #[test]
-    fn step_times_are_a_table_for_each_stage() {
+    fn prints_step_times_of_each_stage() {
         let text = run(&[&CLUSTER[..], &["--ranks", "12", "--stage", "3"]].concat()).unwrap();
         let table = text.split_once("step time, stage 3\n").unwrap().1;
         let ranks: Vec<&str> =
@@ -386,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn json_has_the_step_times_of_each_stage() {
+    fn prints_step_times_as_json() {
         let arguments = [&CLUSTER[..], &["--ranks", "4096", "--json"]].concat();
         let json: Value = serde_json::from_str(&run(&arguments).unwrap()).unwrap();
         for (stage, gradients) in [(0, 1), (3, 1)] {
@@ -404,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn step_times_that_cannot_be_predicted_are_refused() {
+    fn rejects_unpredictable_step_times() {
         for (arguments, expected) in [
             (&["--network", "100G"][..], "bits as 100Gb or bytes as 12.5GB"),
             (&["--flops", "1T"], "--network"),

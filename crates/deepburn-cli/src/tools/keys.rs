@@ -1,13 +1,13 @@
-//! `deepburn keys`: every key of the job file and its DeepSpeed section, or a JSON Schema of them.
+//! `deepburn keys`: list the keys of the job file and its `deepspeed` section, or print a JSON Schema.
 
 use deepburn_config::{KeyEntry, find_keys, job_keys, schema};
 
 use crate::failure::Failure;
 
-/// What `deepburn keys` prints.
+/// Returns the keys below `path`, or a JSON Schema.
 ///
 /// # Errors
-/// A user's mistake: `path` is no key, or a section that has no schema of its own.
+/// A user's mistake: an unknown key, or a section without a schema of its own.
 pub(crate) fn keys(path: Option<&str>, as_schema: bool) -> Result<String, Failure> {
     if as_schema {
         let schema = match path {
@@ -15,7 +15,7 @@ pub(crate) fn keys(path: Option<&str>, as_schema: bool) -> Result<String, Failur
             Some("deepspeed") => schema(false),
             Some(path) => {
                 return Err(Failure::mistake(format!(
-                    "--schema: {path} has no schema of its own; give no path, or deepspeed"
+                    "--schema: no schema for `{path}`; leave the path out, or use `deepspeed`"
                 )));
             }
         };
@@ -28,7 +28,7 @@ pub(crate) fn keys(path: Option<&str>, as_schema: bool) -> Result<String, Failur
     Ok(entries.iter().map(entry).collect::<Vec<_>>().join("\n"))
 }
 
-/// One key: its path, and below it its doc, type, default, unit and status.
+/// Formats a key: its path, and below it documentation, type, default, unit and status.
 fn entry(entry: &KeyEntry) -> String {
     let KeyEntry { path, key, status } = entry;
     let mut lines = vec![path.clone(), format!("    {}", key.doc)];
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_has_type_default_unit_doc_and_status() {
+    fn shows_type_default_unit_doc_and_status() {
         let text = keys(Some("zero_optimization.stage3_max_live_parameters"), false).unwrap();
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[0], "deepspeed.zero_optimization.stage3_max_live_parameters");
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn all_keys_and_schemas_are_printed() {
+    fn prints_all_keys_and_schemas() {
         let all = keys(None, false).unwrap();
         for path in ["model.architecture", "training.epochs", "deepspeed.fp16.hysteresis"] {
             assert!(all.lines().any(|line| line == path), "{path}");

@@ -1,4 +1,4 @@
-//! `deepburn launch`: command-line arguments for `deepburn-launch`.
+//! `deepburn launch`: the command line of `deepburn-launch`.
 
 use std::env;
 use std::path::PathBuf;
@@ -10,11 +10,10 @@ use deepburn_launch::{
     read_hostfile, this_machine, training_command,
 };
 
+use crate::console;
 use crate::failure::Failure;
-use crate::run::progress::tell;
-use crate::tools::print;
 
-/// Arguments of `deepburn launch`.
+/// Options of `deepburn launch`.
 #[derive(Debug, Args)]
 pub struct LaunchArguments {
     /// Hostfile with a line `HOST slots=N` for each host [default: this machine alone].
@@ -23,7 +22,7 @@ pub struct LaunchArguments {
     /// Use only these hosts and slots: `HOST[:SLOT,...][@HOST...]`.
     #[arg(short, long, value_name = "LIST")]
     include: Option<String>,
-    /// Use all hosts and slots but these: `HOST[:SLOT,...][@HOST...]`.
+    /// Use all hosts and slots except these: `HOST[:SLOT,...][@HOST...]`.
     #[arg(short, long, value_name = "LIST")]
     exclude: Option<String>,
     /// Use the first N hosts of the hostfile.
@@ -52,7 +51,7 @@ pub struct LaunchArguments {
     /// Seconds for remote hosts to answer before the job starts.
     #[arg(long, value_name = "SECONDS", default_value_t = 10, allow_negative_numbers = true)]
     connect_timeout: u32,
-    /// Command that runs another one on a host; with arguments, separated by spaces.
+    /// Remote shell, with arguments separated by spaces.
     #[arg(long, value_name = "AGENT", default_value = "ssh", allow_hyphen_values = true)]
     remote_shell: String,
     /// Name or path of Open MPI's mpirun.
@@ -61,7 +60,7 @@ pub struct LaunchArguments {
     /// Forward another environment variable to ranks on remote hosts; repeatable.
     #[arg(short = 'x', value_name = "NAME[=VALUE]")]
     forward: Vec<String>,
-    /// Print the command line of mpirun and run nothing.
+    /// Print the command line of mpirun without running it.
     #[arg(long)]
     dry_run: bool,
     /// Program of every rank and its arguments.
@@ -71,7 +70,7 @@ pub struct LaunchArguments {
     unsupported: Unsupported,
 }
 
-/// Options of DeepSpeed's launcher that users bring along and that have no meaning here.
+/// Options of DeepSpeed's launcher that are not supported. They are parsed so that the error can say what to do.
 #[derive(Debug, Args)]
 struct Unsupported {
     #[arg(long = "master_addr", alias = "master-addr", hide = true)]
@@ -92,6 +91,7 @@ struct Unsupported {
 }
 
 impl Unsupported {
+    /// Refuses the first option that was given.
     fn refuse(&self) -> Result<(), Failure> {
         let rendezvous = "mpirun connects the ranks; leave it out";
         let options = [
@@ -110,20 +110,20 @@ impl Unsupported {
     }
 }
 
-/// Launches a job and waits for its end.
+/// Launches a job and waits until it ends.
 ///
 /// # Errors
-/// A user's mistake, hosts that do not answer, or failed ranks. Failed ranks give the exit status of the
-/// rank that failed first.
+/// A user's mistake, hosts that do not answer, or failed ranks. Failed ranks give the exit status of the rank that
+/// failed first.
 pub(crate) fn launch(arguments: LaunchArguments) -> Result<(), Failure> {
     let dry_run = arguments.dry_run;
     let launch = planned(arguments)?;
     let line = quoted(&launch.words());
     if dry_run {
-        print(&line);
+        console::print(&line);
         return Ok(());
     }
-    tell(&line);
+    console::eprint(&line);
     let end = launch.run().map_err(|error| match error {
         LaunchError::NoMpirun { .. }
         | LaunchError::OtherMpirun { .. }
@@ -138,9 +138,11 @@ pub(crate) fn launch(arguments: LaunchArguments) -> Result<(), Failure> {
     }
 }
 
+/// Returns the launch that the command line describes.
 fn planned(arguments: LaunchArguments) -> Result<Launch, Failure> {
     arguments.unsupported.refuse()?;
     let hosts = selected_hosts(&arguments)?;
+    // `finetune` is found beside this program if it is not on PATH.
     let own = env::current_exe().ok();
     let beside = own.as_deref().and_then(|file| file.parent());
     let path = env::var_os("PATH");
@@ -161,6 +163,7 @@ fn planned(arguments: LaunchArguments) -> Result<Launch, Failure> {
     })
 }
 
+/// Returns the hosts of the hostfile, or this machine, with the slots that the options select.
 fn selected_hosts(arguments: &LaunchArguments) -> Result<Vec<HostSlots>, Failure> {
     let selection = Selection {
         include: arguments.include.clone(),

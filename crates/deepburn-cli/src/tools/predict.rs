@@ -1,7 +1,7 @@
-//! `deepburn predict`: the classes of texts, by a trained classifier.
+//! `deepburn predict`: classify texts with a trained classifier.
 //!
-//! A file is read, classified and written in parts of at most [`PART_TEXTS`] texts, so that memory does
-//! not grow with it; the next part is read while one is classified.
+//! A file is read, classified and written in parts of at most [`PART_TEXTS`] texts, so that memory does not grow with
+//! the file. A second thread reads the next part while one is classified.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -12,15 +12,15 @@ use deepburn_datasets::{
     DataError, LABEL_FIELD, TEXT_FIELD, TableText, TextColumns, has_column, read_texts,
 };
 
+use crate::console;
 use crate::failure::Failure;
 use crate::job::model_folder::ModelFolder;
-use crate::run::progress::tell;
 use crate::tools::predictions::{OutputColumns, Prediction, PredictionWriter};
 use crate::tools::trained_classifier::{TrainedClassifier, likeliest};
 
-/// Texts that are in memory at a time, at most.
+/// The most texts of a part.
 const PART_TEXTS: usize = 1024;
-/// Bytes of texts after which a part is complete.
+/// The size of its texts, in bytes, at which a part is complete.
 const PART_BYTES: usize = 4 << 20;
 
 /// Options of `deepburn predict`.
@@ -30,35 +30,34 @@ pub struct PredictArguments {
     /// Folder of a run that trained a classifier, or of its model.
     #[arg(long)]
     model: PathBuf,
-    /// A text to classify; may be repeated.
+    /// Text to classify; repeatable.
     #[arg(long, group = "input")]
     text: Vec<String>,
     /// Table of texts to classify: .csv, .jsonl or .parquet.
     #[arg(long, group = "input")]
     file: Option<PathBuf>,
-    /// File that is written, .csv or .jsonl; without it, JSON lines on standard output.
+    /// Output file, .csv or .jsonl [default: JSON lines on standard output].
     #[arg(long)]
     output: Option<PathBuf>,
-    /// Column of the texts; default: as in the run's job file, else `text`.
+    /// Column of the texts [default: from the run's job file, else `text`].
     #[arg(long, value_name = "NAME")]
     text_field: Option<String>,
-    /// Column of labels, which are copied to the output; default: as in the run's job file, else `label`,
-    /// if the table has such a column.
+    /// Column of the labels, which is copied to the output [default: from the run's job file, else `label`, if the table
+    /// has it].
     #[arg(long, value_name = "NAME")]
     label_field: Option<String>,
-    /// Another column of the table that is copied to the output, such as an id; may be repeated.
+    /// Another column to copy to the output, such as an id; repeatable.
     #[arg(long, value_name = "NAME", requires = "file")]
     keep: Vec<String>,
-    /// Tokens to which texts are cut; default: as in the run's job file, else as many as the model takes.
+    /// Maximum tokens of a text; longer ones are cut [default: from the run's job file, else the model's maximum].
     #[arg(long, value_name = "N")]
     max_length: Option<usize>,
 }
 
-/// Classifies texts.
+/// Classifies texts and writes a row for each.
 ///
 /// # Errors
-/// A user's mistake in the model, the table or the output; a failure while running. The output file is
-/// written whole or not at all.
+/// A user's mistake in the model, the table or the output, or a failure while running. A failure leaves no output file.
 pub(crate) fn predict(arguments: &PredictArguments) -> Result<(), Failure> {
     deepburn::start_threads().map_err(Failure::run)?;
     let folder = ModelFolder::find(&arguments.model, "--model")?;
@@ -66,9 +65,9 @@ pub(crate) fn predict(arguments: &PredictArguments) -> Result<(), Failure> {
     let length = arguments.max_length.or(folder.sequence_length());
     let classifier = TrainedClassifier::open(&folder.path, length)?;
     if length.is_none() {
-        tell(&format!(
-            "texts are cut to {} tokens, as many as the model takes; there is no job.json that says how \
-             long they were in training (--max-length)",
+        console::eprint(&format!(
+            "texts are cut to the {} tokens that the model supports; without the run's job.json, their length in \
+             training is unknown (--max-length)",
             classifier.max_length()
         ));
     }
@@ -94,12 +93,12 @@ pub(crate) fn predict(arguments: &PredictArguments) -> Result<(), Failure> {
     }
     writer.finish()?;
     if arguments.file.is_some() {
-        tell(&summary.line());
+        console::eprint(&summary.line());
     }
     Ok(())
 }
 
-/// The output must not take the place of the table, of which the labels and other columns would be lost.
+/// Refuses an output that would overwrite the table, because its other columns would be lost.
 fn check_places(arguments: &PredictArguments) -> Result<(), Failure> {
     let (Some(file), Some(output)) = (&arguments.file, &arguments.output) else { return Ok(()) };
     let same = match (file.canonicalize(), output.canonicalize()) {
@@ -108,14 +107,14 @@ fn check_places(arguments: &PredictArguments) -> Result<(), Failure> {
     };
     match same {
         true => Err(Failure::mistake(format!(
-            "--output: {} is the table that is read; give another file",
+            "--output: {} is also the input; give another file",
             output.display()
         ))),
         false => Ok(()),
     }
 }
 
-/// The columns that are read and written.
+/// Returns the columns to read and to write.
 fn columns(
     arguments: &PredictArguments,
     folder: &ModelFolder,
@@ -140,9 +139,10 @@ fn columns(
     Ok(OutputColumns { table, classes, are_numbers: classifier.name(0).is_none() })
 }
 
+/// Rows of the table, or the error that ended it.
 type Part = Result<Vec<TableText>, DataError>;
 
-/// Reads the table part by part, until nobody takes them any more.
+/// Reads the table part by part, until its end or until the receiver is gone.
 fn send_parts(path: &Path, columns: &TextColumns, parts: &SyncSender<Part>) {
     let (mut part, mut bytes) = (Vec::new(), 0);
     let outcome = read_texts(path, columns, &mut |row| {
@@ -154,13 +154,14 @@ fn send_parts(path: &Path, columns: &TextColumns, parts: &SyncSender<Part>) {
         bytes = 0;
         parts.send(Ok(std::mem::take(&mut part))).is_ok()
     });
-    // Where nobody takes it, there is an error already.
+    // Without a receiver, classification has already failed.
     let _ = match outcome {
         Ok(()) => parts.send(Ok(part)),
         Err(error) => parts.send(Err(error)),
     };
 }
 
+/// Classifies and writes all parts.
 fn classify_all(
     parts: Receiver<Part>,
     classifier: &TrainedClassifier,
@@ -173,12 +174,12 @@ fn classify_all(
         }
     }
     match summary.texts {
-        0 => Err(Failure::mistake("--file: the table has no rows; give one with texts")),
+        0 => Err(Failure::mistake("--file: the table has no rows; give a table with texts")),
         _ => Ok(()),
     }
 }
 
-/// Classifies and writes a part. False where nobody reads the output any more.
+/// Classifies and writes a part. Returns whether the output is still open.
 fn classify(
     part: Vec<TableText>,
     classifier: &TrainedClassifier,
@@ -200,18 +201,19 @@ fn classify(
     Ok(true)
 }
 
-/// What was classified so far.
+/// Counts of the rows so far.
 #[derive(Debug, Default)]
 struct PredictionSummary {
     texts: usize,
-    /// Those whose label is a class of the model.
+    /// Rows whose label is a class of the model.
     labelled: usize,
     correct: usize,
-    /// A label that is none.
+    /// An example of a label that is not a class of the model.
     unknown: Option<String>,
 }
 
 impl PredictionSummary {
+    /// Counts a row.
     fn count(&mut self, label: Option<&str>, class: usize, classifier: &TrainedClassifier) {
         self.texts += 1;
         let Some(label) = label.filter(|label| !label.trim().is_empty()) else { return };
@@ -224,12 +226,13 @@ impl PredictionSummary {
         }
     }
 
+    /// Returns the summary in one line.
     fn line(&self) -> String {
         let mut line = format!("texts classified: {}", self.texts);
         if self.labelled > 0 {
             let accuracy = 100.0 * self.correct as f64 / self.labelled as f64;
             line += &format!(
-                "; accuracy {accuracy:.2} % ({} of the {} with a label that the model knows)",
+                "; accuracy {accuracy:.2} % ({} of {} with a known label)",
                 self.correct, self.labelled
             );
         }

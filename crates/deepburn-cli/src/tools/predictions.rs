@@ -1,7 +1,7 @@
 //! Predictions as rows of a file or of standard output.
 //!
-//! Main type: [`PredictionWriter`]. A file gets its name when it is complete: until then, and after a
-//! failure, nothing in its folder changes that a reader would look at.
+//! Main type: [`PredictionWriter`]. It writes a file under a temporary name and renames it at the end, so that a failure
+//! leaves an existing file as it was.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, ErrorKind, Write};
@@ -12,42 +12,43 @@ use serde_json::{Map, Value, json};
 
 use crate::failure::Failure;
 
-/// A text with what was found about it.
+/// A row of the input with its prediction.
 #[derive(Debug)]
 pub(crate) struct Prediction {
     pub(crate) row: TableText,
-    /// The likeliest class.
+    /// The class with the highest probability.
     pub(crate) class: usize,
-    /// The probability of every class.
+    /// The probabilities of all classes.
     pub(crate) probabilities: Vec<f64>,
 }
 
-/// What the columns are called.
+/// The columns of the output.
 #[derive(Debug, Clone)]
 pub(crate) struct OutputColumns {
-    /// Those of the input, which come first.
+    /// Columns of the input, which come first.
     pub(crate) table: TextColumns,
-    /// How each class is shown: its name, or its number.
+    /// Name or number of each class.
     pub(crate) classes: Vec<String>,
-    /// Whether classes are numbers.
+    /// Whether classes have no names.
     pub(crate) are_numbers: bool,
 }
 
-/// Writes predictions, a row each.
+/// Writes predictions, one row each.
 pub(crate) struct PredictionWriter {
     columns: OutputColumns,
     sink: OutputSink,
-    /// The file that gets its name at the end.
+    /// The file to rename at the end.
     file: Option<PartialFile>,
 }
 
+/// Format and destination of the rows.
 enum OutputSink {
     Csv(Box<csv::Writer<BufWriter<File>>>),
     JsonLines(BufWriter<File>),
     Screen(io::Stdout),
 }
 
-/// A hidden file beside the one that it becomes; removed if it does not.
+/// A temporary file beside its final path. It is removed unless it was renamed.
 struct PartialFile {
     path: PathBuf,
     partial: PathBuf,
@@ -55,7 +56,7 @@ struct PartialFile {
 
 impl Drop for PartialFile {
     fn drop(&mut self) {
-        // There is nobody to tell, and after the renaming there is no such file.
+        // After the renaming there is no such file, and a file that stays does no harm.
         let _ = fs::remove_file(&self.partial);
     }
 }
@@ -64,7 +65,7 @@ impl PredictionWriter {
     /// Starts `output`, a `.csv` or `.jsonl` file, or rows of JSON on standard output.
     ///
     /// # Errors
-    /// A user's mistake: another format, a place that cannot be written to, or columns of one name.
+    /// A user's mistake: another format, an unwritable path, or two columns with one name.
     pub(crate) fn start(output: Option<&Path>, columns: OutputColumns) -> Result<Self, Failure> {
         columns.check()?;
         let Some(path) = output else {
@@ -75,14 +76,14 @@ impl PredictionWriter {
             Some("jsonl") => false,
             _ => {
                 return Err(Failure::mistake(format!(
-                    "--output: {} is neither a .csv nor a .jsonl file; give such a name",
+                    "--output: unsupported format: {}; use a name that ends in .csv or .jsonl",
                     path.display()
                 )));
             }
         };
         let refused = |error: io::Error| {
             Failure::mistake(format!(
-                "--output: {} cannot be written ({error}); give another place",
+                "--output: {} cannot be written ({error}); give another path",
                 path.display()
             ))
         };
@@ -102,15 +103,16 @@ impl PredictionWriter {
         Ok(writer)
     }
 
+    /// Writes the names of the columns, in CSV.
     fn write_header(&mut self) -> io::Result<()> {
         let OutputSink::Csv(writer) = &mut self.sink else { return Ok(()) };
         Ok(writer.write_record(self.columns.names())?)
     }
 
-    /// Writes a row. False where nobody reads standard output any more.
+    /// Writes a row. Returns whether standard output is still open.
     ///
     /// # Errors
-    /// A disk that is full, or the like.
+    /// The file cannot be written, for example on a full disk.
     pub(crate) fn write(&mut self, row: &Prediction) -> Result<bool, Failure> {
         let outcome = match &mut self.sink {
             OutputSink::Csv(writer) => {
@@ -125,10 +127,10 @@ impl PredictionWriter {
         outcome.map_err(|error| self.failed(error)).map(|()| true)
     }
 
-    /// Gives the file its name.
+    /// Completes the file under its final name.
     ///
     /// # Errors
-    /// A disk that is full, or the like.
+    /// The file cannot be written, for example on a full disk.
     pub(crate) fn finish(mut self) -> Result<(), Failure> {
         let outcome = match &mut self.sink {
             OutputSink::Csv(writer) => writer.flush(),
@@ -145,24 +147,25 @@ impl PredictionWriter {
         outcome.map_err(|error| self.failed(error))
     }
 
+    /// Returns the failure of a write.
     fn failed(&self, error: io::Error) -> Failure {
         let path = self.file.as_ref().map_or(Path::new("standard output"), |it| &it.path);
         Failure::run(format!("{} cannot be written: {error}", path.display()))
     }
 }
 
-/// The columns that every output has, beside those of the input and the classes.
+/// The columns of every output, between those of the input and those of the classes.
 const OWN: [&str; 3] = ["predicted_label", "predicted_class", "probability"];
 
 impl OutputColumns {
-    /// All names, in the order of a row.
+    /// Returns all names, in the order of a row.
     fn names(&self) -> Vec<String> {
         let own = OWN.map(str::to_owned);
         let classes = self.classes.iter().map(|class| format!("probability_{class}"));
         self.inputs().map(|(_, name)| name.clone()).chain(own).chain(classes).collect()
     }
 
-    /// The columns of the input, each with the option that names it.
+    /// Returns the columns of the input, each with the option that names it.
     fn inputs(&self) -> impl Iterator<Item = (&'static str, &String)> {
         let TextColumns { text, label, copied } = &self.table;
         let label = label.iter().map(|name| ("--label-field", name));
@@ -170,7 +173,7 @@ impl OutputColumns {
         [("--text-field", text)].into_iter().chain(label).chain(copied)
     }
 
-    /// Refuses columns of the input that are named twice or are called like one of the output.
+    /// Refuses columns of the input that are named twice or have the name of an output column.
     fn check(&self) -> Result<(), Failure> {
         let mut names = self.names();
         names.push("probabilities".to_owned());
@@ -189,6 +192,7 @@ impl OutputColumns {
         Ok(())
     }
 
+    /// Returns the cells of a row in CSV.
     fn cells(&self, prediction: &Prediction) -> Vec<String> {
         let Prediction { row, class, probabilities } = prediction;
         let mut cells = vec![row.text.clone()];
@@ -205,6 +209,7 @@ impl OutputColumns {
         cells
     }
 
+    /// Returns a row as a JSON object.
     fn object(&self, prediction: &Prediction) -> Value {
         let Prediction { row, class, probabilities } = prediction;
         let mut object = Map::new();
@@ -227,8 +232,7 @@ impl OutputColumns {
     }
 }
 
-/// A cell: a number where it is one and is written as numbers are, whatever the format of the input.
-/// "007" stays text.
+/// Returns a cell as JSON: a number if it is written as one, else a text. "007" stays a text.
 fn shown(cell: &str) -> Value {
     match serde_json::from_str(cell) {
         Ok(Value::Number(number)) if number.to_string() == cell => Value::Number(number),
@@ -236,7 +240,7 @@ fn shown(cell: &str) -> Value {
     }
 }
 
-/// Eight decimals: more are noise of f32 arithmetic.
+/// Rounds a probability to eight decimals. Further ones are noise of f32 arithmetic.
 fn rounded(probability: f64) -> f64 {
     (probability * 1e8).round() / 1e8
 }
@@ -270,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_keep_the_columns_of_the_input() {
+    fn keeps_the_columns_of_the_input() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str| {
             let path = folder.path().join(name);
@@ -296,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn an_output_that_is_not_finished_leaves_what_was_there() {
+    fn keeps_the_existing_file_until_finished() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.csv");
         fs::write(&path, "old").unwrap();
@@ -309,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn outputs_that_cannot_be_are_refused() {
+    fn rejects_invalid_outputs() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         fs::create_dir(path("b.csv")).unwrap();

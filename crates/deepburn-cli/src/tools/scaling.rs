@@ -1,8 +1,12 @@
-//! Step times over a range of ranks, for `deepburn estimate`.
+//! Predicted step times over a range of ranks, for `deepburn estimate --network`.
 //!
-//! Main type: [`ScalingArguments`], the machine and the network that a user names. What is not given is measured on
-//! this machine ([`measured`]) or assumed, and the output says which. The model of a step is
+//! Main type: [`ScalingArguments`], the machine and the network of a user. Missing figures are measured on this machine
+//! ([`measured`]) or assumed, and the output states the source of each. The cost model of a step is
 //! [`cost`](deepburn::zero::cost).
+//!
+//! Ranks on links have a machine each, so that ideal scaling keeps the step time. Rank threads share one machine: they
+//! share its FLOP/s and its memory bandwidth, and ideally the step time grows with their number. The efficiency of a row
+//! is relative to that ideal.
 
 mod measured;
 mod quantity;
@@ -14,54 +18,54 @@ use deepburn::zero::cost::{Links, Machine, Network, StepCost};
 use deepburn_config::{Precision, Stage};
 use serde_json::{Value, json};
 
+use crate::counted::counted;
 use crate::failure::Failure;
 use crate::job::activations::BatchShape;
 use measured::{Measured, barrier_seconds};
 use quantity::{NetworkKind, bandwidth, flops, network, seconds};
 
-/// Seconds of a message where nothing is given: small messages of MPI take 1 to 2 µs on InfiniBand and 10 to 30 µs
-/// over TCP.
+/// Default latency in seconds: small MPI messages take 1 to 2 µs on InfiniBand and 10 to 30 µs over TCP.
 const ASSUMED_LATENCY: f64 = 5e-6;
 
-/// Where a figure comes from that the user does not give.
+/// Source of a measured figure.
 const MEASURED: &str = "measured on this machine";
 
-/// Most ranks that are predicted: far more than any group, and few enough that no count of tokens or bytes overflows.
-const MOST_RANKS: u64 = 1 << 20;
+/// The most ranks of a prediction: more than any cluster has, and few enough that no count of tokens or bytes overflows.
+const MAX_RANKS: u64 = 1 << 20;
 
-/// The machine and the network whose step times are predicted.
+/// The machine and the network of the predicted step times.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct ScalingArguments {
-    /// Predict step times from 1 rank to --ranks: bandwidth of a machine's link per second, such as 100Gb (gigabits)
-    /// or 12.5GB (gigabytes), or `threads` for ranks that are threads of this machine.
+    /// Predict step times from 1 rank to --ranks with this bandwidth per machine and second, such as 100Gb (gigabits) or
+    /// 12.5GB (gigabytes), or with `threads` for rank threads on this machine.
     #[arg(long, value_name = "RATE", value_parser = network)]
     network: Option<NetworkKind>,
-    /// Time of one message; 5us without it, or measured with `threads`.
+    /// Latency of a message [default: 5us; measured with `threads`].
     #[arg(long, value_name = "TIME", value_parser = seconds, requires = "network")]
     latency: Option<f64>,
-    /// Ranks that share a machine and its link; 1 without it.
+    /// Ranks that share a machine and its link [default: 1].
     #[arg(long, value_name = "N", requires = "local_bandwidth", value_parser = clap::value_parser!(u64).range(1..))]
     ranks_per_machine: Option<u64>,
-    /// Bandwidth of a rank to the others on its machine, such as 300GB.
+    /// Bandwidth between ranks of one machine, per rank and second, such as 300GB.
     #[arg(long, value_name = "RATE", value_parser = bandwidth, requires = "network")]
     local_bandwidth: Option<f64>,
-    /// Operations per second that matrix products reach on a rank, such as 150T; measured on this machine without it.
+    /// FLOP/s of matrix products on a rank, such as 150T [default: measured on this machine].
     #[arg(long, value_name = "RATE", value_parser = flops, requires = "network")]
     flops: Option<f64>,
-    /// Memory bandwidth that a rank reaches, reads and writes together, such as 1.5TB; measured on this machine
-    /// without it.
+    /// Memory bandwidth of a rank per second, reads and writes together, such as 1.5TB [default: measured on this
+    /// machine].
     #[arg(long, value_name = "RATE", value_parser = bandwidth, requires = "network")]
     memory_bandwidth: Option<f64>,
 }
 
-/// The products and arrays of a model, whose size decides what a machine reaches.
+/// The workload of a rank. Its sizes decide how much of its peak a machine reaches.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Workload {
     /// Micro-batch of a rank.
     pub(crate) batch: BatchShape,
     /// Width of the residual stream.
     pub(crate) width: u64,
-    /// Type of products.
+    /// Type of matrix products.
     pub(crate) precision: Precision,
     /// Micro-batches of a step.
     pub(crate) micro_batches: u64,
@@ -70,46 +74,47 @@ pub(crate) struct Workload {
 /// The machine and the network, with the source of each figure.
 #[derive(Debug)]
 pub(crate) struct Speed {
-    /// The machine of a rank; with threads, the machine that all ranks share.
+    /// The machine of a rank, or the one that all rank threads share.
     machine: Machine,
     network: Network,
+    /// Sources of FLOP/s, memory bandwidth and latency.
     sources: [&'static str; 3],
 }
 
 /// One row of the table.
 #[derive(Debug)]
 pub(crate) struct ScalingRow {
-    /// Bytes of a rank at most.
+    /// Peak memory of a rank, in bytes.
     pub(crate) memory: u64,
     pub(crate) cost: StepCost,
 }
 
 impl ScalingArguments {
-    /// Whether step times are asked for.
+    /// Returns whether step times are requested.
     pub(crate) fn is_given(&self) -> bool {
         self.network.is_some()
     }
 
-    /// The speed of the machine and of the network; `None` without `--network`.
+    /// Returns the speed of machine and network; `None` without `--network`.
     ///
     /// # Errors
-    /// Options that contradict each other, or threads that cannot be measured.
+    /// Conflicting options, or threads that cannot be started for a measurement.
     pub(crate) fn speed(&self, workload: &Workload, ranks: u64) -> Result<Option<Speed>, Failure> {
         let Some(kind) = self.network else { return Ok(None) };
         let is_threads = kind == NetworkKind::Threads;
-        if ranks > MOST_RANKS {
+        if ranks > MAX_RANKS {
             return Err(Failure::mistake(format!(
-                "--ranks: {ranks}; with --network at most {MOST_RANKS}"
+                "--ranks: too many: {ranks}; use at most {MAX_RANKS} with --network"
             )));
         }
         if !is_threads && self.local_bandwidth.is_some() && self.ranks_per_machine.is_none() {
             return Err(Failure::mistake(
-                "--local-bandwidth: one rank a machine has no local link; give --ranks-per-machine, or remove the option",
+                "--local-bandwidth: no effect with one rank per machine; give --ranks-per-machine, or remove the option",
             ));
         }
         if is_threads && self.local_bandwidth.is_some() {
             return Err(Failure::mistake(
-                "--local-bandwidth: threads exchange data through memory; remove the option, or give --network a \
+                "--local-bandwidth: no effect on threads, which share memory; remove the option, or give --network a \
                  bandwidth",
             ));
         }
@@ -146,7 +151,7 @@ impl ScalingArguments {
 }
 
 impl Speed {
-    /// The machine of each of `ranks` ranks.
+    /// Returns the machine of each of `ranks` ranks.
     pub(crate) fn machine(&self, ranks: u64) -> Machine {
         match self.network {
             Network::Threads { .. } => self.machine.shared_by(ranks),
@@ -154,11 +159,12 @@ impl Speed {
         }
     }
 
+    /// Returns the network.
     pub(crate) fn network(&self) -> &Network {
         &self.network
     }
 
-    /// The figures that predictions start from, and where they come from.
+    /// Returns the figures behind the predictions, each with its source.
     pub(crate) fn lines(&self, workload: &Workload) -> Vec<String> {
         let [flops, memory, latency] = self.sources;
         let Machine { flops: rate, memory_bandwidth } = self.machine;
@@ -191,7 +197,7 @@ impl Speed {
         vec![speed, network]
     }
 
-    /// The same as JSON.
+    /// Returns the figures as JSON.
     pub(crate) fn record(&self) -> Value {
         let [flops, memory, latency] = self.sources;
         let mut record = json!({
@@ -212,9 +218,9 @@ impl Speed {
         record
     }
 
-    /// Throughput of a row for each unit of hardware, as a share of one rank's.
+    /// Returns the throughput of a row per unit of hardware, relative to one rank.
     fn efficiency(&self, row: &StepCost, one: &StepCost) -> f64 {
-        // Threads share the hardware, so ideally each takes as many times as long.
+        // Threads share the hardware, so that ideally the step time is proportional to their number.
         let ideal = match self.network {
             Network::Threads { .. } => one.seconds * row.ranks as f64,
             Network::Links(_) => one.seconds,
@@ -223,13 +229,13 @@ impl Speed {
     }
 }
 
-/// 1, 2, 4 and so on, and `ranks`.
+/// Returns the powers of two below `ranks`, and `ranks`.
 pub(crate) fn rank_counts(ranks: u64) -> Vec<u64> {
     let powers = (0..u64::BITS).map(|power| 1_u64 << power);
     powers.take_while(|count| *count < ranks).chain([ranks]).collect()
 }
 
-/// The table of a stage.
+/// Returns the table of a stage.
 pub(crate) fn table(
     stage: Stage,
     rows: &[ScalingRow],
@@ -266,7 +272,7 @@ pub(crate) fn table(
     lines
 }
 
-/// The rows of a stage as JSON, in bytes and seconds.
+/// Returns the rows of a stage as JSON, in bytes and seconds.
 pub(crate) fn records(rows: &[ScalingRow], speed: &Speed, workload: &Workload) -> Value {
     let record = |ScalingRow { memory, cost }: &ScalingRow| {
         let collectives = cost.collectives.iter().map(|(purpose, count)| {
@@ -288,23 +294,23 @@ pub(crate) fn records(rows: &[ScalingRow], speed: &Speed, workload: &Workload) -
     rows.iter().map(record).collect()
 }
 
-/// Tokens of all ranks together.
+/// Returns the throughput of all ranks.
 fn tokens_per_second(cost: &StepCost, workload: &Workload) -> f64 {
     (cost.ranks * workload.tokens()) as f64 / cost.seconds
 }
 
 impl Workload {
-    /// Tokens of a rank's step.
+    /// Returns the tokens of a step on one rank.
     fn tokens(&self) -> u64 {
         self.micro_batches * self.batch.sequences * self.batch.length
     }
 
-    /// What a rank does in a step.
+    /// Describes the step of a rank in one line. `flops` are those of a micro-batch.
     pub(crate) fn line(&self, flops: u64) -> String {
         let Self { batch, micro_batches, .. } = self;
-        let noun = if *micro_batches == 1 { "micro-batch" } else { "micro-batches" };
         format!(
-            "step of a rank: {micro_batches} {noun} of {} x {} tokens, {}",
+            "step of a rank: {} of {} x {} tokens, {}",
+            counted(*micro_batches as usize, "micro-batch"),
             batch.sequences,
             batch.length,
             scaled((flops * micro_batches) as f64, "FLOP"),
@@ -312,7 +318,7 @@ impl Workload {
     }
 }
 
-/// A figure with a decimal prefix.
+/// Formats a figure with a decimal prefix.
 fn scaled(value: f64, unit: &str) -> String {
     let prefixes = [(1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
     match prefixes.iter().find(|(factor, _)| value >= *factor) {

@@ -1,7 +1,7 @@
-//! A trained classifier: from texts to the probabilities of classes.
+//! Inference with a trained classifier: from texts to class probabilities.
 //!
-//! Main type: [`TrainedClassifier`], an encoder or GPT-2 with scores. Texts are tokenized, cut and padded
-//! as in training and evaluation.
+//! Main type: [`TrainedClassifier`], an encoder or a GPT-2 classifier. Texts are tokenized, cut and padded as in training
+//! and evaluation.
 
 use std::path::Path;
 
@@ -15,9 +15,9 @@ use deepburn_models::{ClassNames, TextBatch, TextLimits};
 use crate::failure::Failure;
 use crate::job::known_model::KnownModel;
 
-/// Texts of a batch, at most.
+/// The most texts of a batch.
 const BATCH_TEXTS: usize = 64;
-/// Tokens of a batch with its padding, at most, unless one text has more.
+/// The most tokens of a batch, padding included, unless a single text has more.
 const BATCH_TOKENS: usize = 8192;
 
 /// A classifier, its tokenizer and the names of its classes.
@@ -29,17 +29,17 @@ pub(crate) struct TrainedClassifier {
     max_length: usize,
 }
 
+/// The model of a classifier.
 enum ClassifierModel {
     Encoder(Box<Encoder<Flex>>),
     Gpt2(Box<Gpt2Classifier<Flex>>),
 }
 
 impl TrainedClassifier {
-    /// Reads the classifier in `folder`, for texts cut to their first `max_length` tokens, or to as many
-    /// as the model takes.
+    /// Reads the classifier in `folder`. Texts are cut to `max_length` tokens, or to the maximum of the model.
     ///
     /// # Errors
-    /// A user's mistake: it is no classifier, its files are damaged, or it takes fewer tokens.
+    /// A user's mistake: no classifier, damaged files, or a model that supports fewer tokens.
     pub(crate) fn open(folder: &Path, max_length: Option<usize>) -> Result<Self, Failure> {
         let (model, limits, names) = match KnownModel::read(Some(folder))? {
             KnownModel::Encoder(config) => {
@@ -60,8 +60,7 @@ impl TrainedClassifier {
             }
             KnownModel::Gpt2(_) => {
                 return Err(Failure::mistake(format!(
-                    "--model: {} is a language model, which has no classes; give a classifier, or \
-                     continue texts with `deepburn generate`",
+                    "--model: {} is a language model; give a classifier, or continue texts with `deepburn generate`",
                     folder.display()
                 )));
             }
@@ -69,8 +68,7 @@ impl TrainedClassifier {
         let tokenizer = Tokenizer::load(folder).map_err(Failure::mistake)?;
         if tokenizer.vocab_size() > limits.vocab_size {
             return Err(Failure::mistake(format!(
-                "--model: the tokenizer in {} has {} tokens and the model {}; give a model with its own \
-                 tokenizer",
+                "--model: the tokenizer in {} has {} tokens, but the model {}; give a model with its own tokenizer",
                 folder.display(),
                 tokenizer.vocab_size(),
                 limits.vocab_size
@@ -79,29 +77,29 @@ impl TrainedClassifier {
         let max_length = max_length.unwrap_or(limits.max_len);
         if !(1..=limits.max_len).contains(&max_length) {
             return Err(Failure::mistake(format!(
-                "--max-length: {max_length}; the model takes 1 to {} tokens",
+                "--max-length: out of range: {max_length}; the model supports 1 to {} tokens",
                 limits.max_len
             )));
         }
         Ok(Self { model, tokenizer, limits, names, max_length })
     }
 
-    /// Number of classes.
+    /// Returns the number of classes.
     pub(crate) fn num_classes(&self) -> usize {
         self.limits.num_classes
     }
 
-    /// Tokens to which texts are cut.
+    /// Returns the number of tokens that texts are cut to.
     pub(crate) fn max_length(&self) -> usize {
         self.max_length
     }
 
-    /// The name of a class; `None` where classes are numbers.
+    /// Returns the name of a class; `None` if classes have no names.
     pub(crate) fn name(&self, class: usize) -> Option<&str> {
         self.names.as_ref()?.as_slice().get(class).map(String::as_str)
     }
 
-    /// The class of a label in a table: a name, or else a class number.
+    /// Returns the class of a label in a table: a name, or else a class number.
     pub(crate) fn class(&self, label: &str) -> Option<usize> {
         let label = label.trim();
         let names = self.names.as_ref().map_or(&[][..], ClassNames::as_slice);
@@ -109,10 +107,11 @@ impl TrainedClassifier {
         named.or_else(|| label.parse().ok().filter(|class| *class < self.limits.num_classes))
     }
 
-    /// The probabilities of all classes for each of `texts`, which are batched by length.
+    /// Returns the probabilities of all classes for each of `texts`. Texts of similar length share a batch, so that there is
+    /// little padding; results are in the order of `texts`.
     ///
     /// # Errors
-    /// A text that cannot be tokenized, or a model whose scores are not finite.
+    /// A text that cannot be tokenized, or logits that are not finite.
     pub(crate) fn predict(&self, texts: &[&str]) -> Result<Vec<Vec<f64>>, Failure> {
         let texts = LabelledTexts::unlabelled(texts, &self.tokenizer, self.max_length, "the texts")
             .map_err(Failure::mistake)?;
@@ -147,6 +146,7 @@ impl TrainedClassifier {
         Ok(found)
     }
 
+    /// Returns the logits of a batch.
     fn logits(&self, batch: &TextBatch<Flex>) -> Tensor<Flex, 2> {
         match &self.model {
             ClassifierModel::Encoder(model) => model.forward(batch),
@@ -155,10 +155,10 @@ impl TrainedClassifier {
     }
 }
 
-/// Probabilities of logits.
+/// Returns the probabilities of logits. The highest logit is subtracted first, so that no exponential overflows.
 fn softmax(logits: &[f32]) -> Result<Vec<f64>, Failure> {
     if logits.iter().any(|logit| !logit.is_finite()) {
-        return Err(Failure::run("the model's scores are not finite; train it again"));
+        return Err(Failure::run("the model's logits are not finite; train it again"));
     }
     let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let weights: Vec<f64> = logits.iter().map(|it| f64::from(it - highest).exp()).collect();
@@ -166,7 +166,7 @@ fn softmax(logits: &[f32]) -> Result<Vec<f64>, Failure> {
     Ok(weights.into_iter().map(|weight| weight / sum).collect())
 }
 
-/// The class of the highest probability; the first of equals.
+/// Returns the class with the highest probability, the first of equals.
 pub(crate) fn likeliest(probabilities: &[f64]) -> usize {
     let better = |best: usize, class: usize| {
         if probabilities[class] > probabilities[best] { class } else { best }

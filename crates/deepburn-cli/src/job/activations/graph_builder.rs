@@ -1,7 +1,11 @@
-//! The ops that the models are made of, as the forecast counts them.
+//! The ops of the models, for memory forecasts.
 //!
-//! Main type: [`GraphBuilder`]. What each op keeps for backward is documented in the family of `deepburn-ops` that it
-//! belongs to, and for Burn's own ops it is what `burn-autodiff` 0.21 saves.
+//! Main type: [`GraphBuilder`]. Each method appends one op with its outputs, the tensors it saves for backward, its
+//! parameters and its floating-point operations. For fused ops, `deepburn-ops` documents what they save. For Burn's own
+//! ops it is what `burn-autodiff` 0.21 saves.
+//!
+//! With `torch_autocast`, products read casts of their operands, and the casts are tensors of their own. Layer
+//! normalisation reads f32.
 
 use deepburn::zero::estimate::{
     ActivationGraph, ActivationId, ActivationOp, BackwardOp, GradientTiming, KeptTensor,
@@ -14,7 +18,7 @@ use super::bytes_of;
 /// Bytes of an element in f32.
 const F32: u64 = 4;
 
-/// An activation, its elements, and the bytes of each.
+/// An activation with its number of elements and the bytes of each.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sized {
     pub(super) id: ActivationId,
@@ -23,6 +27,7 @@ pub(super) struct Sized {
 }
 
 impl Sized {
+    /// Returns the bytes of the activation.
     pub(super) fn bytes(self) -> u64 {
         self.numel.saturating_mul(self.element)
     }
@@ -33,11 +38,12 @@ pub(super) struct GraphBuilder {
     pub(super) graph: ActivationGraph,
     /// Bytes of an element of a parameter.
     parameter: u64,
-    /// Bytes of an element of a product under `torch_autocast`.
+    /// Bytes of an element of a product with `torch_autocast`.
     autocast: Option<u64>,
 }
 
 impl GraphBuilder {
+    /// Returns an empty graph in the types of `precision`.
     pub(super) fn new(precision: &PrecisionPlan) -> Self {
         Self {
             graph: ActivationGraph::new(),
@@ -46,14 +52,14 @@ impl GraphBuilder {
         }
     }
 
-    /// An op with one input and one output of `numel` elements, each of `element` bytes.
+    /// Appends an op with one input and one output of `numel` elements of `element` bytes.
     fn unary(&mut self, x: Sized, numel: u64, element: u64, op: ActivationOp<'_>) -> Sized {
         let outputs = [numel.saturating_mul(element)];
         let [id] = self.graph.push(&ActivationOp { inputs: &[x.id], outputs: &outputs, ..op });
         Sized { id, numel, element }
     }
 
-    /// A cast, which makes data of its own.
+    /// Appends a cast to elements of `element` bytes, unless `x` has them.
     fn cast(&mut self, x: Sized, element: u64) -> Sized {
         if x.element == element {
             return x;
@@ -62,24 +68,25 @@ impl GraphBuilder {
         self.unary(x, x.numel, element, op)
     }
 
-    /// An element-wise op that keeps its input or its output.
+    /// Appends an element-wise op that saves its input or its output.
     pub(super) fn keeping(&mut self, x: Sized, kept: KeptTensor) -> Sized {
         self.unary(x, x.numel, x.element, ActivationOp { saved: &[kept], ..UNARY })
     }
 
-    /// An operand of a product.
+    /// Casts `x` to the type that products read.
     fn product_operand(&mut self, x: Sized) -> Sized {
         let element = self.autocast.unwrap_or(self.parameter);
         self.cast(x, element)
     }
 
-    /// A parameter of `numel` elements that ops read in its own type.
+    /// Returns a parameter of `numel` elements that an op reads in its own type.
     fn own(&self, numel: u64) -> ReadParameter {
         let timing = GradientTiming::Immediate;
         ReadParameter { numel, gradient_bytes: self.parameter, timing, is_tied: false }
     }
 
-    /// A parameter of `numel` elements that a product reads.
+    /// Returns a parameter of `numel` elements that a product reads. With autocast its gradient has the type of the product
+    /// until a cast.
     fn of_product(&self, numel: u64) -> ReadParameter {
         match self.autocast {
             None => self.own(numel),
@@ -92,7 +99,7 @@ impl GraphBuilder {
         }
     }
 
-    /// Layer normalisation over rows of `width` elements. It keeps its input and two numbers a row.
+    /// Appends a layer normalisation over rows of `width` elements. It saves its input and two numbers per row.
     pub(super) fn layer_norm(&mut self, x: Sized, width: u64) -> Sized {
         let x = if self.autocast.is_some() { self.cast(x, F32) } else { x };
         let row = (x.numel / width.max(1)).saturating_mul(F32);
@@ -106,7 +113,7 @@ impl GraphBuilder {
         Sized { id, ..x }
     }
 
-    /// An affine map. It keeps its input.
+    /// Appends a linear layer. It saves its input.
     pub(super) fn linear(&mut self, x: Sized, [from, to]: [u64; 2], has_bias: bool) -> Sized {
         let x = self.product_operand(x);
         let mut parameters = vec![self.of_product(from.saturating_mul(to))];
@@ -122,9 +129,9 @@ impl GraphBuilder {
         self.unary(x, (x.numel / from.max(1)).saturating_mul(to), x.element, op)
     }
 
-    /// Attention over sequences of `length` tokens. It keeps its input, its output of `numel` elements and a number
-    /// for each query of each head. Its two products count in full, masked places included, as the operation counter
-    /// has them.
+    /// Appends attention over sequences of `length` tokens. It saves its input, its output of `numel` elements, and one
+    /// number for each query of each head. Its two products count in full, masked positions included, as in the
+    /// operation counter.
     pub(super) fn attention(
         &mut self,
         projected: Sized,
@@ -144,7 +151,7 @@ impl GraphBuilder {
         Sized { id, ..output }
     }
 
-    /// Burn's dropout. It keeps its mask, in floats.
+    /// Appends Burn's dropout. It saves its mask, in floats.
     pub(super) fn dropout(&mut self, x: Sized, probability: f64) -> Sized {
         if probability == 0.0 {
             return x;
@@ -159,7 +166,7 @@ impl GraphBuilder {
         self.unary(Sized { id: masked, ..x }, x.numel, x.element, UNARY)
     }
 
-    /// The sum of a branch and the residual stream.
+    /// Appends the sum of a branch and the residual stream, in the wider of their types.
     pub(super) fn add(&mut self, branch: Sized, x: Sized) -> Sized {
         let element = branch.element.max(x.element);
         let [branch, x] = [branch, x].map(|operand| self.cast(operand, element));
@@ -172,7 +179,7 @@ impl GraphBuilder {
         Sized { id, ..x }
     }
 
-    /// Rows of a table of `table` elements.
+    /// Appends a lookup in an embedding table of `table` elements.
     pub(super) fn lookup(&mut self, numel: u64, table: u64) -> Sized {
         let element = self.parameter;
         let [id] = self.graph.push(&ActivationOp {
@@ -184,19 +191,19 @@ impl GraphBuilder {
         Sized { id, numel, element }
     }
 
-    /// The sum with rows of a table of `table` elements, the same for each sequence.
+    /// Appends the sum with position embeddings from a table of `table` elements.
     pub(super) fn add_positions(&mut self, x: Sized, table: u64) -> Sized {
         let parameters = [self.own(table)];
         self.unary(x, x.numel, x.element, ActivationOp { parameters: &parameters, ..UNARY })
     }
 
-    /// Some of the rows of `x`.
+    /// Appends a selection of rows of `x`, with `numel` elements.
     pub(super) fn select(&mut self, x: Sized, numel: u64) -> Sized {
         let op = ActivationOp { backward: BackwardOp::Copy, ..ActivationOp::NONE };
         self.unary(x, numel, x.element, op)
     }
 
-    /// The product of rows of weights, one for each sequence, with the stream.
+    /// Appends the weighted mean of each sequence, a product of weights and residual stream.
     pub(super) fn weighted_means(&mut self, x: Sized, rows: u64, numel: u64, length: u64) -> Sized {
         let x = self.product_operand(x);
         if x.element != F32 {
@@ -207,7 +214,7 @@ impl GraphBuilder {
         self.unary(x, numel, x.element, ActivationOp { is_costly, flops, ..UNARY })
     }
 
-    /// The loss of a language model, with an output layer from `width` to so many classes.
+    /// Appends the loss of a language model with its output layer from `width` to `to` tokens.
     pub(super) fn loss_head(&mut self, hidden: Sized, [width, to]: [u64; 2], is_tied: bool) {
         let hidden = self.product_operand(hidden);
         let parameter = self.of_product(width.saturating_mul(to));
@@ -215,11 +222,12 @@ impl GraphBuilder {
         self.loss(hidden, &[ReadParameter { is_tied, ..parameter }], flops);
     }
 
-    /// The loss of a classifier, which keeps the gradient of the logits.
+    /// Appends the loss of a classifier, which saves the gradient of the logits.
     pub(super) fn logits_loss(&mut self, logits: Sized) {
         self.loss(logits, &[], 0);
     }
 
+    /// Appends a loss, which is a single f32.
     fn loss(&mut self, x: Sized, parameters: &[ReadParameter], flops: u64) {
         let backward = BackwardOp::LossHead;
         let op = ActivationOp { parameters, backward, flops, ..ActivationOp::NONE };
@@ -227,5 +235,5 @@ impl GraphBuilder {
     }
 }
 
-/// An op whose gradient reuses the memory of the one that comes in.
+/// An op whose gradient reuses the memory of its output's gradient.
 const UNARY: ActivationOp<'_> = ActivationOp { backward: BackwardOp::Unary, ..ActivationOp::NONE };

@@ -1,6 +1,8 @@
-//! Settings with which a run fits.
+//! Settings that make a run fit in memory.
 //!
-//! Main function: [`remedy`]. It tries changes from the least to the largest and returns the first that fits.
+//! Main function: [`remedy`]. It tries changes from the smallest to the largest and returns the first that fits. What a
+//! change costs decides the order: activation checkpointing costs a second forward pass, smaller micro-batches cost
+//! throughput, more sharding costs communication, and offload costs most.
 
 use std::path::PathBuf;
 
@@ -9,22 +11,25 @@ use deepburn_config::{
     ZeroPlan,
 };
 
-/// How a pass differs from the plan's.
+/// A change of the training pass.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct PassChange {
+    /// Activation checkpointing.
     pub(super) policy: Option<RecomputePolicy>,
     /// Sequences of a micro-batch.
     pub(super) sequences: Option<u64>,
 }
 
 impl PassChange {
+    /// Full activation checkpointing.
     const FULL: Self = Self { policy: Some(RecomputePolicy::Full), sequences: None };
 
+    /// Changes the sequences of a micro-batch too.
     fn of_sequences(self, sequences: u64) -> Self {
         Self { sequences: Some(sequences), ..self }
     }
 
-    /// The settings, joined with "and"; empty for no change.
+    /// Returns the settings, joined with "and"; empty for no change.
     fn settings(self) -> String {
         let policy =
             self.policy.map(|_| r#"set deepspeed.activation_checkpointing to {"policy": "full"}"#);
@@ -36,11 +41,15 @@ impl PassChange {
     }
 }
 
-/// Elements of buckets and of gathered parameters that suffice for most models.
+/// Elements of buckets and of gathered parameters that are enough for most models.
 const SMALL_BUFFERS: usize = 10_000_000;
 
-/// The settings that make a run fit: smaller buffers or fewer activations where the states fit, otherwise also more
-/// sharding or offload. `sequences` are those of a micro-batch.
+/// Returns the smallest change that makes a run fit, or `None` if no change is enough.
+///
+/// If the model states fit (`states_fit`), changes of activations come first: activation checkpointing, smaller
+/// micro-batches, then both. Otherwise, or if those are not enough, states are sharded further or offloaded: with the
+/// pass as it is, with activation checkpointing, and with single sequences too. Each of these is tried with smaller
+/// buffers as well. `sequences` is the size of a micro-batch, and `fits` forecasts a changed run.
 pub(super) fn remedy(
     plan: &Plan,
     sequences: u64,
@@ -48,12 +57,12 @@ pub(super) fn remedy(
     fits: impl Fn(&ZeroPlan, PassChange) -> bool,
 ) -> Option<String> {
     let zero = &plan.zero;
-    // What every rank needs whole can be neither sharded nor offloaded.
+    // Optimizers that exchange their momentum need all states on every rank: no sharding and no offload.
     let is_fixed = plan.optimizer.exchanges_momentum();
     let fits = |changed: &ZeroPlan, pass| {
-        let moves =
+        let moves_states =
             changed.stage != zero.stage || changed.optimizer_states != zero.optimizer_states;
-        !(is_fixed && moves) && fits(changed, pass)
+        !(is_fixed && moves_states) && fits(changed, pass)
     };
     let full = if plan.activations.recompute == RecomputePolicy::Full {
         PassChange::default()
@@ -88,8 +97,10 @@ pub(super) fn remedy(
     None
 }
 
+/// The setting of [`with_small_buffers`].
 const SMALLER: &str = "set reduce_bucket_size and stage3_max_live_parameters to 1e7";
 
+/// Returns the plan with smaller buckets and fewer gathered parameters.
 fn with_small_buffers(zero: &ZeroPlan) -> ZeroPlan {
     let mut zero = zero.clone();
     let bucket = &mut zero.gradients.reduce_bucket_size;
@@ -99,11 +110,11 @@ fn with_small_buffers(zero: &ZeroPlan) -> ZeroPlan {
     zero
 }
 
-/// The least change of the plan with which the model states fit: more sharding, optimizer states on a
-/// disk, both, or parameters there too.
+/// Returns the smallest change of the plan that makes the model states fit: stage 3, optimizer states on NVMe, both, or
+/// parameters on NVMe too.
 fn sharding(zero: &ZeroPlan, fits: &dyn Fn(&ZeroPlan) -> bool) -> Option<String> {
     let at_stage = |stage| ZeroPlan { stage, ..zero.clone() };
-    // Stage 0 has no states to offload.
+    // Stage 0 has no optimizer states to offload.
     let stage = if zero.stage == Stage::Disabled { Stage::OptimizerStates } else { zero.stage };
     let nvme = r#""offload_optimizer": {"device": "nvme", "nvme_path": "..."}"#;
     if fits(&at_stage(Stage::Parameters)) {
@@ -131,7 +142,7 @@ fn sharding(zero: &ZeroPlan, fits: &dyn Fn(&ZeroPlan) -> bool) -> Option<String>
     })
 }
 
-/// States in a file. A forecast does not depend on its place.
+/// Returns optimizer states on NVMe. The forecast does not depend on the folder.
 fn on_disk() -> OptimizerOffload {
     OptimizerOffload::Nvme(NvmePlan {
         file: SwapFilePlan { folder: PathBuf::new(), block_size: 0, queue_depth: 0 },

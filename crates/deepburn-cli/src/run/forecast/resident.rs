@@ -1,47 +1,49 @@
-//! The resident set of a process.
+//! The forecast of a process's resident set.
 //!
-//! Main type: [`Resident`]. Tensors are computed; what the program, the data and the kernels take beside them is
-//! measured on the backend `flex` with the allocator of the programs (`benches/src/tables/forecast.rs`).
+//! Main type: [`Resident`]. The bytes of tensors are computed. The program, the data and the temporary memory of kernels
+//! are measured with the backend `flex` and the allocator of the programs (`benches/src/tables/forecast.rs`). That bench
+//! compares forecasts with runs, and its largest differences are the margin of [`DOUBT`].
 
 use super::{Forecast, LocalRanks, TrainedModel};
-use crate::data::recipe::Subject;
+use crate::data::subject::Subject;
 use crate::job::activations::logits_bytes;
 use crate::job::memory::MemoryLimit;
 use crate::run::preparation::Preparation;
 
-/// Bytes of a process without tensors: code, tokenizer, thread stacks, the pages that the allocator keeps.
+/// Bytes of a process without tensors: code, tokenizer, thread stacks, and pages that the allocator keeps.
 const PROGRAM: u64 = 60 << 20;
 
 /// Bytes of an element in f32.
 const F32: u64 = 4;
 
-/// The loss and the reduction hold the gradient of a large parameter in f32 up to twice besides the tensor that the
-/// ledger counts, while they scale, round and add it.
+/// Copies of a large gradient in f32, beside the tensor that the ledger counts. The loss and the reduction hold up to two
+/// while they scale, round and add it.
 const GRADIENT_COPIES: u64 = 2;
 
-/// Bytes of the pieces of offloaded states that are read, updated and written at a time, and of gradients that are
-/// being written.
+/// Bytes of buffers for NVMe: the parts of offloaded states that are read, updated and written at a time, and gradients
+/// on their way to the disk.
 const SWAP_BUFFERS: u64 = 80 << 20;
 
-/// A forecast may be too low by one part in so many: 15 %, the largest difference but one that the bench `forecast` of
-/// the suite has shown.
+/// Margin of the forecast, as a divisor: it may be too low by a seventh (15 %), the second largest difference in the bench
+/// `forecast`.
 const DOUBT: u64 = 7;
 
-/// Address space that a process reserves and does not use: thread stacks, arenas of the allocator.
+/// Address space that a process reserves without using it: thread stacks and arenas of the allocator.
 const ADDRESS_SPACE: u64 = 512 << 20;
 
-/// Bytes of the resident set of this process.
+/// The resident set of this process, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Resident {
-    /// Tensors of its ranks.
+    /// Tensors of its ranks in host memory.
     pub(super) tensors: u64,
-    /// Logits that the loss of a language model computes at a time.
+    /// Logits of the chunk that the loss of a language model computes at a time.
     pub(super) logits: u64,
     /// Copies of the gradient of the largest parameter, and buffers for NVMe.
     pub(super) copies: u64,
 }
 
 impl Resident {
+    /// Forecasts the resident set of a run with the tensors of `forecast`.
     pub(super) fn new(
         forecast: &Forecast,
         preparation: &Preparation,
@@ -62,20 +64,20 @@ impl Resident {
         Self { tensors, logits: logits.saturating_mul(ranks), copies }
     }
 
-    /// Bytes of the process.
+    /// Returns all bytes of the process.
     pub(super) fn total(&self) -> u64 {
         let beside = self.logits.saturating_add(self.copies).saturating_add(PROGRAM);
         self.tensors.saturating_add(beside)
     }
 
-    /// Whether the run stays below `limit`, as far as a forecast can tell.
+    /// Returns whether the run stays below `limit` with the margin of the forecast.
     pub(super) fn is_below(&self, limit: &MemoryLimit, local: &LocalRanks) -> bool {
         let bytes = self.compared(limit, local);
         let reserved = if limit.of_process { ADDRESS_SPACE } else { 0 };
         bytes.saturating_add(bytes / DOUBT).saturating_add(reserved) <= limit.bytes
     }
 
-    /// Bytes that are compared with `limit`: of all processes of this host, or of this one.
+    /// Returns the bytes to compare with `limit`: of all processes of this host, or of this one.
     pub(super) fn compared(&self, limit: &MemoryLimit, local: &LocalRanks) -> u64 {
         let is_share = limit.of_process || local.are_threads;
         if is_share { self.total() } else { self.total().saturating_mul(local.count) }

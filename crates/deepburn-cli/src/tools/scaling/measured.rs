@@ -1,7 +1,7 @@
-//! What this machine reaches, measured in under a second.
+//! Measurements of this machine, in under a second.
 //!
-//! Main type: [`Measured`]: a matrix product and an element-wise op of the backend `flex`, on arrays as large as those
-//! of the model, because small ones reach other rates.
+//! Main type: [`Measured`]. It times a matrix product and an element-wise op of the backend `flex` on arrays as large as
+//! those of the model, because rates depend on the size.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -15,28 +15,28 @@ use deepburn_config::Precision;
 use super::Workload;
 use crate::failure::Failure;
 
-/// How long one thing is measured.
+/// Time of one measurement.
 const BUDGET: Duration = Duration::from_millis(300);
-/// Most repetitions of one thing.
+/// The most repetitions of one measurement.
 const REPETITIONS: usize = 1000;
-/// Most rows and columns of what is measured.
+/// The most rows and columns of a measured array.
 const LARGEST: usize = 4096;
-/// Least elements of an array whose bandwidth is measured: 1 MiB, more than a core's caches of level 1.
+/// The fewest elements of an array whose bandwidth is measured: 1 MiB, more than the level 1 cache of a core.
 const LEAST_ELEMENTS: usize = 1 << 18;
-/// Rank threads that are started to measure a barrier, at most.
-const MOST_THREADS: u64 = 256;
+/// The most rank threads in the measurement of a barrier.
+const MAX_THREADS: u64 = 256;
 
-/// The speed of this machine with all its cores.
+/// The speed of this machine on all cores.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Measured {
-    /// Operations per second of a product.
+    /// FLOP/s of a matrix product.
     pub(super) flops: f64,
     /// Bytes per second that an element-wise op reads and writes.
     pub(super) memory_bandwidth: f64,
 }
 
 impl Measured {
-    /// Measures a product and an addition of the size that `workload` has on `ranks` ranks together.
+    /// Measures a product and an addition of the size of `workload` on `ranks` ranks together.
     pub(super) fn new(workload: &Workload, ranks: u64) -> Self {
         let clamped = |size: u64| (size as usize).clamp(1, LARGEST);
         let tokens = workload.batch.sequences.saturating_mul(workload.batch.length);
@@ -50,7 +50,7 @@ impl Measured {
         };
         let ones = |shape: [usize; 2]| Tensor::<Flex, 2>::ones(shape, &FlexDevice).cast(dtype);
         let (left, right) = (ones([rows, width]), ones([width, inner]));
-        // As the sharding decorator multiplies; Burn's own product of flex has another speed.
+        // Training multiplies through `MatmulOps`. Burn's own product on flex has another speed.
         let [left, right] = [left, right].map(|operand| operand.into_primitive().tensor());
         let product = median_seconds(|| Flex::matmul(left.clone(), right.clone()));
         let elements = (rows * inner).max(LEAST_ELEMENTS);
@@ -63,7 +63,7 @@ impl Measured {
     }
 }
 
-/// The median time of `run`, whose first run warms up.
+/// Returns the median time of `run` after one warm-up.
 fn median_seconds<T>(mut run: impl FnMut() -> T) -> f64 {
     black_box(run());
     let begin = Instant::now();
@@ -74,25 +74,25 @@ fn median_seconds<T>(mut run: impl FnMut() -> T) -> f64 {
         times.push(started.elapsed().as_secs_f64());
     }
     times.sort_by(f64::total_cmp);
-    // A clock that does not advance must not make a rate infinite.
+    // A clock that does not advance would make the rate infinite.
     times[times.len() / 2].max(1e-9)
 }
 
-/// Seconds of a barrier of `ranks` rank threads for each other rank.
+/// Returns the seconds of a barrier of `ranks` rank threads, divided by the number of other ranks.
 ///
 /// # Errors
-/// When threads cannot be started.
+/// Threads cannot be started.
 pub(super) fn barrier_seconds(ranks: u64) -> Result<f64, Failure> {
-    let ranks = ranks.clamp(2, MOST_THREADS);
+    let ranks = ranks.clamp(2, MAX_THREADS);
     let times = run_ranks(ranks as usize, Duration::from_secs(60), |member: Member| {
-        let meet = || ProcessGroup::<Host<f64>>::barrier(&member, Tag::new("measurement", 0));
-        meet()?;
+        let barrier = || ProcessGroup::<Host<f64>>::barrier(&member, Tag::new("measurement", 0));
+        barrier()?;
         let started = Instant::now();
-        const MEETINGS: u32 = 50;
-        for _ in 0..MEETINGS {
-            meet()?;
+        const BARRIERS: u32 = 50;
+        for _ in 0..BARRIERS {
+            barrier()?;
         }
-        Ok::<_, CommError>(started.elapsed().as_secs_f64() / f64::from(MEETINGS))
+        Ok::<_, CommError>(started.elapsed().as_secs_f64() / f64::from(BARRIERS))
     });
     let times = times.map_err(Failure::run)?;
     Ok(times.into_iter().fold(0.0, f64::max) / (ranks - 1) as f64)

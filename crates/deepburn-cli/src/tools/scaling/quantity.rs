@@ -1,6 +1,6 @@
-//! Rates and times as users write them: `100Gb`, `12.5GB`, `150T`, `5us`.
+//! Parsers of rates and times on the command line: `100Gb`, `12.5GB`, `150T`, `5us`.
 
-/// What `--network` names.
+/// The value of `--network`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum NetworkKind {
     /// Links between machines.
@@ -8,11 +8,11 @@ pub(super) enum NetworkKind {
         /// Bytes per second.
         bandwidth: f64,
     },
-    /// Ranks that are threads of this machine.
+    /// Rank threads of this machine.
     Threads,
 }
 
-/// Reads `threads` or a bandwidth.
+/// Parses `threads` or a bandwidth.
 pub(super) fn network(text: &str) -> Result<NetworkKind, String> {
     match text {
         "threads" => Ok(NetworkKind::Threads),
@@ -20,12 +20,12 @@ pub(super) fn network(text: &str) -> Result<NetworkKind, String> {
     }
 }
 
-/// Reads a bandwidth in bits (`100Gb`, `100Gbit`, `100Gbps`) or bytes (`12.5GB`) per second; returns bytes. `/s` may
-/// follow.
+/// Parses a bandwidth in bits (`100Gb`, `100Gbit`, `100Gbps`) or bytes (`12.5GB`) per second, with an optional `/s`.
+/// Returns bytes per second.
 pub(super) fn bandwidth(text: &str) -> Result<f64, String> {
     let rule = || {
         format!(
-            "{text:?} is not a bandwidth; write bits as 100Gb or bytes as 12.5GB, per second, with k, M, G or T"
+            "invalid bandwidth {text:?}; write bits as 100Gb or bytes as 12.5GB, per second, with k, M, G or T"
         )
     };
     let unit = text.strip_suffix("/s").unwrap_or(text);
@@ -38,16 +38,14 @@ pub(super) fn bandwidth(text: &str) -> Result<f64, String> {
     Ok(prefixed(number).ok_or_else(rule)? * bytes)
 }
 
-/// Reads a number of operations per second: `150T`, `80G`.
+/// Parses a number of operations per second: `150T`, `80G`.
 pub(super) fn flops(text: &str) -> Result<f64, String> {
     prefixed(text).ok_or_else(|| {
-        format!(
-            "{text:?} is not a rate of operations; write a positive number with k, M, G, T or P, such as 150T"
-        )
+        format!("invalid FLOP/s {text:?}; use a positive number with k, M, G, T or P, such as 150T")
     })
 }
 
-/// Reads a time: `5us`, `200ns`, `1ms`, `0.1s`; returns seconds.
+/// Parses a time: `5us`, `200ns`, `1ms`, `0.1s`. Returns seconds.
 pub(super) fn seconds(text: &str) -> Result<f64, String> {
     let units_per_second = [("ns", 1e9), ("us", 1e6), ("µs", 1e6), ("ms", 1e3), ("s", 1.0)];
     let read = units_per_second.iter().find_map(|(unit, count)| {
@@ -55,10 +53,10 @@ pub(super) fn seconds(text: &str) -> Result<f64, String> {
         Some(number / count)
     });
     read.filter(|seconds| seconds.is_finite() && *seconds >= 0.0)
-        .ok_or_else(|| format!("{text:?} is not a time; write ns, us, ms or s, such as 5us"))
+        .ok_or_else(|| format!("invalid time {text:?}; use ns, us, ms or s, such as 5us"))
 }
 
-/// A positive number with a decimal prefix.
+/// Parses a positive number with a decimal prefix.
 fn prefixed(text: &str) -> Option<f64> {
     let prefixes = [('k', 1e3), ('M', 1e6), ('G', 1e9), ('T', 1e12), ('P', 1e15)];
     let (number, factor) = prefixes
@@ -75,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bits_are_not_bytes() {
+    fn parses_bandwidth_in_bits_and_bytes() {
         for text in
             ["100Gb", "100Gbit", "100Gbps", "100Gb/s", "100 Gb", "0.1Tb", "12.5GB", "12.5GB/s"]
         {
@@ -89,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn times_and_rates_have_units() {
+    fn parses_times_and_rates_with_units() {
         assert_eq!(seconds("5us"), Ok(5e-6));
         assert_eq!(seconds("2 ms"), Ok(2e-3));
         assert_eq!(seconds("0s"), Ok(0.0));
@@ -104,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_are_a_network() {
+    fn parses_threads_as_a_network() {
         assert_eq!(network("threads"), Ok(NetworkKind::Threads));
         assert_eq!(network("8Gb"), Ok(NetworkKind::Links { bandwidth: 1e9 }));
         assert!(network("thread").is_err());

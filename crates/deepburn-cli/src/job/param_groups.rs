@@ -1,0 +1,75 @@
+//! Parameter groups: which settings update which parameter of a model.
+
+use deepburn::zero::estimate::ParameterSize;
+use deepburn_config::{
+    ModelParameter, NoDecay, OptimizerPlan, ParamGroupError, ParamGroups, Plan, UpdateSettings,
+};
+use deepburn_models::gpt2::ParameterShape;
+
+use crate::counted::counted;
+use crate::failure::Failure;
+use crate::job::known_model::KnownModel;
+
+/// Returns the size of every parameter, together with the optimizer of its group.
+///
+/// Frozen parameters have no optimizer, so that no gradient and no state is counted for them.
+///
+/// # Errors
+/// A user's mistake: a group that matches no parameter, or settings that no parameter of the model can have.
+pub(crate) fn grouped_sizes(
+    model: &KnownModel,
+    plan: &Plan,
+) -> Result<Vec<ParameterSize>, Failure> {
+    let parameters = model.parameters();
+    // Without layer types, embeddings and output layers are recognized by their names.
+    let known: Vec<_> = parameters
+        .iter()
+        .map(|it| ModelParameter {
+            path: &it.path,
+            shape: &it.shape,
+            layer: "",
+            is_announced: false,
+        })
+        .collect();
+    let updates = plan.param_groups.assign(&plan.optimizer, &known);
+    let updates = updates.map_err(|error| match error {
+        ParamGroupError::NoMatrix { .. } | ParamGroupError::MuonRate { .. } => {
+            Failure::mistake(format!("deepspeed.{error}"))
+        }
+        _ => Failure::mistake(format!("training.{error}")),
+    })?;
+    let size = |(parameter, update): (&ParameterShape, &Option<UpdateSettings>)| {
+        let lens = parameter.shape.iter();
+        let numel = lens.fold(1, |numel: u64, len| numel.saturating_mul(*len as u64));
+        ParameterSize::new(numel, update.as_ref().map(|update| &update.optimizer))
+    };
+    let sizes = parameters.iter().zip(&updates).map(size).collect();
+    report_groups(plan, &updates);
+    Ok(sizes)
+}
+
+/// Logs how many parameters are frozen, updated by Muon, or free of weight decay.
+fn report_groups(plan: &Plan, updates: &[Option<UpdateSettings>]) {
+    let ParamGroups { groups, no_decay } = &plan.param_groups;
+    let frozen = updates.iter().filter(|update| update.is_none()).count();
+    if frozen > 0 {
+        tracing::info!("{frozen} of {} are frozen", counted(updates.len(), "parameter"));
+    }
+    if matches!(plan.optimizer, OptimizerPlan::Muon(_)) {
+        let orthogonalised = updates.iter().flatten().filter(|update| update.matrices.is_some());
+        let (count, all) = (orthogonalised.count(), counted(updates.len(), "parameter"));
+        tracing::info!("Muon updates {count} of {all}; Adam updates the others");
+    }
+    let decay = plan.optimizer.weight_decay();
+    let trained = updates.iter().flatten();
+    let exempt = trained.filter(|update| update.optimizer.weight_decay() == 0.0).count();
+    if decay > 0.0 && exempt > 0 {
+        let why = match (groups.is_empty(), no_decay) {
+            (true, _) => "training.no_decay",
+            (false, NoDecay::Nothing) => "training.param_groups",
+            (false, NoDecay::BiasesAndNorms) => "training.no_decay, training.param_groups",
+        };
+        let all = counted(updates.len(), "parameter");
+        tracing::info!("weight decay {decay} does not apply to {exempt} of {all} ({why})");
+    }
+}

@@ -1,0 +1,297 @@
+//! Hooks of the training loop: the record, monitors, profiles and progress.
+//!
+//! Main function: [`hooks`]. Rank 0 records and shows the run. Every rank is profiled.
+//!
+//! A full disk is no reason to lose hours of training. `metrics.jsonl` keeps rows in memory until there is room, and
+//! monitors lose theirs; both say so once, when the disk becomes full ([`FullDisk`]).
+
+use std::fmt::Display;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use deepburn::Hook;
+use deepburn::comm::{FailureCause, RankFailure};
+use deepburn::metrics::{EvalRow, MetricsWriter, Row, StepRow};
+use deepburn::zero::{Category, Ledger, ModuleOperations, Tier};
+use deepburn_config::{FlopsPlan, MonitorFolder};
+use deepburn_models::gpt2::ParameterShape;
+use deepburn_monitor::{
+    FlopsOptions, FlopsProfile, ModuleFlops, MonitorFolders, Monitors, Profiler,
+};
+
+use crate::console;
+use crate::failure::BoxError;
+use crate::run::prepared::PreparedRun;
+use crate::run::progress::Progress;
+use crate::run::results::write_whole;
+use crate::run::resume::Origin;
+
+/// Returns the hooks of a rank.
+pub(super) fn hooks(
+    run: &PreparedRun,
+    rank: usize,
+    profiler: &Profiler,
+) -> Result<Vec<Box<dyn Hook>>, BoxError> {
+    let PreparedRun { preparation, origin, .. } = run;
+    let (job, plan) = (&preparation.job, &preparation.plan);
+    let output = &job.training.output_dir;
+    let mut hooks: Vec<Box<dyn Hook>> = Vec::new();
+    if plan.monitor.profile.is_some() {
+        hooks.push(Box::new(ProfileHook { profiler: profiler.clone(), rank }));
+    }
+    if rank != 0 {
+        return Ok(hooks);
+    }
+    let metrics = output.join("metrics.jsonl");
+    let writer = match origin {
+        Some(Origin::Own(checkpoint)) => MetricsWriter::resume(&metrics, checkpoint.run().step)?,
+        _ => MetricsWriter::create(&metrics)?,
+    };
+    let job_text = serde_json::to_string_pretty(&preparation.record)
+        .map_err(|error| format!("job.json: {error}"))?;
+    let job_file = (output.join("job.json"), job_text);
+    hooks.push(Box::new(MetricsHook { writer, job_file, disk: FullDisk::default() }));
+    let under = |folder: &MonitorFolder| folder.under(output);
+    let monitors = Monitors::create(&MonitorFolders {
+        tensorboard: plan.monitor.tensorboard.as_ref().map(under),
+        csv: plan.monitor.csv.as_ref().map(under),
+        loss_scale: plan.precision.uses_fp16(),
+        resumed_after: origin.as_ref().map_or(0, Origin::samples),
+    })?;
+    hooks.push(Box::new(MonitorHook { monitors, disk: FullDisk::default() }));
+    if let Some(flops) = &plan.monitor.flops {
+        hooks.push(Box::new(FlopsHook {
+            plan: flops.clone(),
+            name: preparation.subject.name(),
+            parameters: preparation.subject.model().parameters(),
+            ranks: job.training.ranks,
+        }));
+    }
+    let every = job.training.logging_steps.or(plan.report.steps_per_print);
+    let every = every.map(|steps| steps as u64);
+    let breakdown = plan.report.wall_clock_breakdown;
+    hooks.push(Box::new(Progress::new(preparation.max_steps, every, breakdown)));
+    Ok(hooks)
+}
+
+/// Counts the steps that have begun. A failed collective does not know its step, so its message gets it from here.
+#[derive(Debug, Clone, Default)]
+pub(super) struct StepCounter(pub(super) Arc<AtomicU64>);
+
+impl StepCounter {
+    /// Adds the current step of this process to a failed collective.
+    pub(super) fn add_step(&self, failure: RankFailure<BoxError>) -> RankFailure<BoxError> {
+        let cause = match (failure.cause, self.0.load(Relaxed)) {
+            (FailureCause::Comm(error), 0) => {
+                FailureCause::Error(format!("before the first step: {error}").into())
+            }
+            (FailureCause::Comm(error), step) => {
+                FailureCause::Error(format!("step {step}: {error}").into())
+            }
+            (other, _) => other,
+        };
+        RankFailure { cause, ..failure }
+    }
+}
+
+impl Hook for StepCounter {
+    fn before_step(&mut self, step: u64) -> Result<(), BoxError> {
+        self.0.store(step, Relaxed);
+        Ok(())
+    }
+}
+
+/// Whether the last write of a hook failed because the disk was full.
+#[derive(Debug, Default)]
+struct FullDisk(bool);
+
+impl FullDisk {
+    /// Lets training continue after `written` failed on a full disk, with one warning until a write succeeds again.
+    fn tolerate<E: Display + Into<BoxError>>(
+        &mut self,
+        written: Result<(), E>,
+        is_disk_full: fn(&E) -> bool,
+        consequence: &str,
+    ) -> Result<(), BoxError> {
+        match written {
+            Err(error) if is_disk_full(&error) => {
+                if !self.0 {
+                    tracing::warn!("{consequence}: {error}");
+                }
+                self.0 = true;
+                Ok(())
+            }
+            written => {
+                self.0 = false;
+                written.map_err(Into::into)
+            }
+        }
+    }
+}
+
+/// Writes every row to `metrics.jsonl`.
+struct MetricsHook {
+    writer: MetricsWriter,
+    /// Path and content of `job.json`, to restore it with the folder.
+    job_file: (PathBuf, String),
+    disk: FullDisk,
+}
+
+impl MetricsHook {
+    /// Writes a row. The writer keeps rows that did not fit, so that a full disk loses none.
+    fn write(&mut self, row: impl Into<Row>) -> Result<(), BoxError> {
+        if self.writer.restore_if_removed()? {
+            tracing::warn!(
+                "metrics.jsonl or the output folder was removed during the run; it was created again, and rows and \
+                 checkpoints before this step are lost"
+            );
+            let (path, text) = &self.job_file;
+            write_whole(path, text)?;
+        }
+        let consequence = "training continues, and rows wait until there is room";
+        self.disk.tolerate(self.writer.write(row), |error| error.is_disk_full(), consequence)
+    }
+}
+
+impl Hook for MetricsHook {
+    fn after_step(&mut self, row: &StepRow, _samples: u64) -> Result<(), BoxError> {
+        self.write(*row)
+    }
+
+    fn after_evaluation(&mut self, row: &EvalRow, _samples: u64) -> Result<(), BoxError> {
+        self.write(*row)
+    }
+
+    fn finish(&mut self) -> Result<(), BoxError> {
+        Ok(self.writer.flush()?)
+    }
+}
+
+/// Writes the files of TensorBoard and CSV monitors.
+struct MonitorHook {
+    monitors: Monitors,
+    disk: FullDisk,
+}
+
+/// The warning of a monitor on a full disk.
+const WITHOUT_MONITORING: &str = "training continues without monitoring until there is room";
+
+impl Hook for MonitorHook {
+    fn after_step(&mut self, row: &StepRow, samples: u64) -> Result<(), BoxError> {
+        let written = self.monitors.step(samples, row);
+        self.disk.tolerate(written, |error| error.is_disk_full(), WITHOUT_MONITORING)
+    }
+
+    fn after_evaluation(&mut self, row: &EvalRow, samples: u64) -> Result<(), BoxError> {
+        let written = self.monitors.evaluation(samples, row);
+        self.disk.tolerate(written, |error| error.is_disk_full(), WITHOUT_MONITORING)
+    }
+}
+
+/// Records the steps and the memory of one rank in a profile.
+struct ProfileHook {
+    profiler: Profiler,
+    rank: usize,
+}
+
+/// The columns of `memory.csv`. Those off the device appear only while they hold something.
+const CATEGORIES: [(&str, Tier, Category); 12] = [
+    ("parameters", Tier::Device, Category::Parameters),
+    ("gradients", Tier::Device, Category::Gradients),
+    ("optimizer", Tier::Device, Category::Optimizer),
+    ("gathered", Tier::Device, Category::Gathered),
+    ("buckets", Tier::Device, Category::Buckets),
+    ("activations", Tier::Device, Category::Activations),
+    ("parameters (host)", Tier::Host, Category::Parameters),
+    ("gradients (host)", Tier::Host, Category::Gradients),
+    ("optimizer (host)", Tier::Host, Category::Optimizer),
+    ("parameters (NVMe)", Tier::Disk, Category::Parameters),
+    ("gradients (NVMe)", Tier::Disk, Category::Gradients),
+    ("optimizer (NVMe)", Tier::Disk, Category::Optimizer),
+];
+
+impl Hook for ProfileHook {
+    fn before_step(&mut self, step: u64) -> Result<(), BoxError> {
+        self.profiler.begin_step(step);
+        Ok(())
+    }
+
+    fn after_phase(&mut self, ledger: &Ledger) {
+        let held = CATEGORIES.iter().filter_map(|(name, tier, category)| {
+            let bytes = ledger.usage_on(*tier, *category).current as u64;
+            (*tier == Tier::Device || bytes > 0).then_some((*name, bytes))
+        });
+        self.profiler.memory(self.rank, &held.collect::<Vec<_>>());
+    }
+
+    fn after_step(&mut self, row: &StepRow, _samples: u64) -> Result<(), BoxError> {
+        self.profiler.end_step(row.step);
+        Ok(())
+    }
+}
+
+/// Reports the floating-point operations of one step.
+struct FlopsHook {
+    plan: FlopsPlan,
+    /// Name of the model, at the root of the report.
+    name: &'static str,
+    /// All parameters of the model.
+    parameters: Vec<ParameterShape>,
+    ranks: usize,
+}
+
+impl FlopsHook {
+    /// Returns the modules that have parameters or matrix products.
+    fn modules(&self, operations: &[ModuleOperations]) -> Vec<ModuleFlops> {
+        let parameters = self.parameters.iter().map(|parameter| ModuleFlops {
+            path: parameter.path.rsplit_once('.').map_or("", |(module, _)| module).to_owned(),
+            parameters: parameter.shape.iter().product::<usize>() as u64,
+            forward: 0,
+            backward: 0,
+        });
+        let operations = operations.iter().map(|module| ModuleFlops {
+            path: module.path.clone(),
+            parameters: 0,
+            forward: module.forward,
+            backward: module.backward,
+        });
+        parameters.chain(operations).collect()
+    }
+}
+
+impl Hook for FlopsHook {
+    fn after_count(
+        &mut self,
+        operations: &[ModuleOperations],
+        row: &StepRow,
+    ) -> Result<(), BoxError> {
+        let FlopsPlan { peak_flops, recompute_fwd_factor, module_depth, .. } = self.plan;
+        let options = FlopsOptions {
+            step: row.step,
+            ranks: self.ranks,
+            step_seconds: Some(row.step_seconds),
+            peak_flops,
+            recompute_fwd_factor,
+            module_depth,
+            top_modules: self.plan.top_modules,
+            detailed: self.plan.detailed,
+        };
+        let mut text = String::new();
+        FlopsProfile::new(self.name, &self.modules(operations)).write(&mut text, &options)?;
+        match &self.plan.output_file {
+            Some(path) => write_report(path, &text).map_err(|error| {
+                format!("flops_profiler.output_file: {}: {error}", path.display())
+            })?,
+            None => console::eprint(&text),
+        }
+        Ok(())
+    }
+}
+
+/// Writes a file and creates the folders above it.
+fn write_report(path: &Path, text: &str) -> std::io::Result<()> {
+    path.parent().map_or(Ok(()), fs::create_dir_all)?;
+    fs::write(path, text)
+}

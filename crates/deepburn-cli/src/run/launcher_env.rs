@@ -1,0 +1,27 @@
+//! Environment variables that `deepburn launch` sets for every rank of a job.
+//!
+//! They are the whole interface between the launcher and the training program: when the job started, and how often it
+//! was restarted. Without a launcher none of them is set.
+
+use std::env;
+
+/// The time of the first start, in seconds since 1970. Restarts keep it, so it also identifies the launch.
+const STARTED: &str = "DEEPBURN_STARTED";
+
+/// The number of restarts so far.
+const RESTARTS: &str = "DEEPBURN_RESTART";
+
+/// Returns how often the launcher has restarted this job.
+pub(crate) fn restarts() -> u32 {
+    env::var(RESTARTS).ok().and_then(|count| count.parse().ok()).unwrap_or(0)
+}
+
+/// Returns the launch that this process belongs to. It is `None` without a launcher.
+pub(crate) fn launch_id() -> Option<String> {
+    env::var(STARTED).ok()
+}
+
+/// Returns the start of the launch in seconds since 1970. It is `None` without a launcher.
+pub(crate) fn launch_seconds() -> Option<f64> {
+    launch_id()?.parse().ok()
+}

@@ -1,0 +1,90 @@
+//! The output folder of a run: whether it can be used, and who uses it.
+//!
+//! A run locks its folder from its first write to its end, so that two runs never mix their results. The operating
+//! system releases the lock when the process ends, however it ends.
+
+use std::fs::{self, File, TryLockError};
+use std::io::{self, ErrorKind};
+use std::path::Path;
+
+use crate::failure::Failure;
+use crate::job::made_folders::MadeFolders;
+use crate::run::preparation::Preparation;
+use crate::run::results::write_whole;
+
+/// Locks the output folder and writes `job.json`.
+///
+/// Results of an earlier run that would pass for this one's are removed, in case this run fails. The lock is held as
+/// long as the returned file is open.
+pub(crate) fn open_output(preparation: &Preparation) -> Result<Option<File>, Failure> {
+    let output = &preparation.job.training.output_dir;
+    let lock = claim(output)?;
+    let record = serde_json::to_string_pretty(&preparation.record).map_err(Failure::run)?;
+    let path = output.join("job.json");
+    write_whole(&path, &record).map_err(|error| {
+        Failure::run(format!("{} cannot be written: {error}; make room there", path.display()))
+    })?;
+    for name in ["report.html", "test.json"] {
+        match fs::remove_file(output.join(name)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(Failure::run(error)),
+            _ => {}
+        }
+    }
+    if output.join("model").exists() {
+        tracing::info!(
+            "{}/model is from an earlier run until this run saves its own",
+            output.display()
+        );
+    }
+    Ok(lock)
+}
+
+/// Checks that results can be written, and locks the folder. A folder that is refused is not created.
+fn claim(folder: &Path) -> Result<Option<File>, Failure> {
+    let refused = |error: io::Error| {
+        Failure::mistake(format!(
+            "training.output_dir: {} cannot be written to ({error}); give a writable folder",
+            folder.display()
+        ))
+    };
+    let made = MadeFolders::make_writable(folder).map_err(refused)?;
+    let in_the_way = ["metrics.jsonl", "job.json", "report.html"].map(|it| folder.join(it));
+    let in_the_way = in_the_way.iter().find(|it| it.is_dir());
+    let model = folder.join("model");
+    if let Some(path) = in_the_way.or((model.exists() && !model.is_dir()).then_some(&model)) {
+        return Err(Failure::mistake(format!(
+            "training.output_dir: {} is in the way of the results; move it or give another folder",
+            path.display()
+        )));
+    }
+    let lock = match File::open(folder) {
+        Ok(handle) => locked(folder, handle.try_lock())?.then_some(handle),
+        Err(_) => None,
+    };
+    made.keep();
+    Ok(lock)
+}
+
+/// Refuses a folder that another run has locked.
+///
+/// The lock of this check is shared, because all processes of a job check at the same time.
+///
+/// # Errors
+/// A user's mistake.
+pub(crate) fn refuse_running(folder: &Path) -> Result<(), Failure> {
+    match File::open(folder) {
+        Ok(handle) => locked(folder, handle.try_lock_shared()).map(drop),
+        Err(_) => Ok(()),
+    }
+}
+
+/// Returns whether the folder was locked. Some file systems have no locks; there a run goes without.
+fn locked(folder: &Path, outcome: Result<(), TryLockError>) -> Result<bool, Failure> {
+    match outcome {
+        Err(TryLockError::WouldBlock) => Err(Failure::mistake(format!(
+            "training.output_dir: another run is writing to {}; wait for it, or give another folder",
+            folder.display()
+        ))),
+        outcome => Ok(outcome.is_ok()),
+    }
+}

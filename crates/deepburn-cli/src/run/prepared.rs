@@ -1,0 +1,39 @@
+//! A run that is ready to start: its job, the checkpoint it resumes from, and its predicted memory.
+
+use deepburn::Ranks;
+use deepburn_config::JobRequest;
+
+use crate::failure::Failure;
+use crate::run::forecast::RunForecast;
+use crate::run::monitoring::check_monitors;
+use crate::run::preparation::{Preparation, prepare};
+use crate::run::resume::{self, Origin};
+
+/// A prepared run. The ranks of a process share it.
+pub(super) struct PreparedRun {
+    pub(super) preparation: Preparation,
+    /// The checkpoint that the run resumes from.
+    pub(super) origin: Option<Origin>,
+    pub(super) forecast: RunForecast,
+}
+
+impl PreparedRun {
+    /// Resolves the job, reads its data, finds the checkpoint to resume from and predicts the memory of the run.
+    /// `resume` is the option `--resume` with its optional value.
+    ///
+    /// # Errors
+    /// Always a user's mistake. Nothing has been written.
+    pub(super) fn new(
+        request: &JobRequest,
+        resume: Option<&Option<String>>,
+        ranks: &Ranks,
+    ) -> Result<Self, Failure> {
+        // Reading the data may take minutes, so a wrong output folder is reported before.
+        let mut preparation = prepare(request, |job| resume::check_start(job, resume))?;
+        check_monitors(&preparation, &request.config)?;
+        let origin = resume::origin(&preparation, resume)?;
+        let forecast = RunForecast::new(&preparation, ranks);
+        preparation.record["memory_forecast"] = forecast.record();
+        Ok(Self { preparation, origin, forecast })
+    }
+}

@@ -1,0 +1,175 @@
+//! The part of a run that every rank executes: restore, train, export, test.
+//!
+//! Main function: [`train_rank`]. All ranks call it together, and every collective inside happens on all of them.
+
+use std::path::PathBuf;
+
+use deepburn::ops::{FusedOps, OptimizerOps};
+use deepburn::zero::Group;
+use deepburn::{
+    BestEvaluation, BestMetric, BestPlan, EarlyStopping, Engine, EvaluationEnd, Hook, Interrupt,
+    LoopState, Outcome, TrainError, TrainPlan,
+};
+use deepburn_config::ModelMetric;
+use deepburn_datasets::Shard;
+
+use crate::console;
+use crate::counted::counted;
+use crate::data::recipe::Recipe;
+use crate::failure::BoxError;
+use crate::run::preparation::Preparation;
+use crate::run::prepared::PreparedRun;
+use crate::run::progress::with_progress;
+use crate::run::results::{record_test, save_model};
+use crate::run::resume;
+use crate::run::signals::Signals;
+use crate::run::swap::report_swap;
+
+/// How a rank ended.
+pub(super) enum RankOutcome {
+    /// The model is saved, and tested if there is a test split.
+    Finished,
+    /// A signal stopped training.
+    Interrupted {
+        /// The checkpoint to resume from.
+        checkpoint: Option<PathBuf>,
+    },
+    /// A signal stopped the test. The model is saved.
+    WithoutTest,
+}
+
+/// Everything that belongs to one rank alone.
+pub(super) struct RankRun<'a, B: FusedOps + OptimizerOps, R: Recipe<B>> {
+    pub(super) recipe: &'a R,
+    pub(super) model: R::Model,
+    pub(super) group: Group<B>,
+    pub(super) device: B::Device,
+    pub(super) hooks: Vec<Box<dyn Hook>>,
+    pub(super) signals: &'a Signals,
+}
+
+/// Trains, exports and tests the model on one rank.
+pub(super) fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
+    run: &PreparedRun,
+    rank: RankRun<'_, B, R>,
+) -> Result<RankOutcome, BoxError> {
+    let Preparation { job, plan, .. } = &run.preparation;
+    let RankRun { recipe, model, group, device, mut hooks, signals } = rank;
+    let shard = Shard { rank: group.rank(), num_ranks: group.world_size() };
+    let mut source = recipe.source(shard, plan)?;
+    let mut engine = deepburn::initialize(model, plan, group)?;
+    engine.seed(job.training.seed);
+    let resumed = match &run.origin {
+        Some(origin) => resume::restore(&mut engine, origin, &mut source, &run.preparation)?,
+        None => LoopState::default(),
+    };
+
+    let task = recipe.task(device);
+    let train_plan = train_plan(&run.preparation, signals, resumed);
+    let outcome = deepburn::train(&mut engine, &task, &mut source, &train_plan, &mut hooks)?;
+    let (step, best) = match outcome {
+        Outcome::Finished { step, best } => (step, best),
+        Outcome::Interrupted { checkpoint } => return Ok(RankOutcome::Interrupted { checkpoint }),
+    };
+    // Hooks close their files, and the data loader ends its threads.
+    drop(hooks);
+    drop(source);
+    if engine.rank() == 0 {
+        report_best(&run.preparation, step, best);
+        if let Some(statistics) = engine.states().io_statistics() {
+            report_swap(&statistics, step);
+        }
+    }
+
+    // The model is saved before the test, so that a signal or a failure in the test loses the test alone. A signal
+    // that arrives while the model is written stops the test.
+    save_model(&engine, recipe, &job.training.output_dir)
+        .map_err(|cause| format!("step {step}: saving the model: {cause}"))?;
+    let interrupt = signals.interrupt();
+    test(&run.preparation, recipe, &engine, &task, (step, &interrupt))
+}
+
+/// Evaluates the model of `step` on the test split, if there is one, until `interrupt`. Rank 0 records the result.
+fn test<B: FusedOps + OptimizerOps, R: Recipe<B>>(
+    preparation: &Preparation,
+    recipe: &R,
+    engine: &Engine<B, R::Model>,
+    task: &R::Task,
+    (step, interrupt): (u64, &Interrupt),
+) -> Result<RankOutcome, BoxError> {
+    let Preparation { job, plan, .. } = preparation;
+    let shard = Shard { rank: engine.rank(), num_ranks: engine.group().world_size() };
+    let Some(mut batches) = recipe.test(shard, plan)? else { return Ok(RankOutcome::Finished) };
+    let is_first = engine.rank() == 0;
+    if is_first {
+        batches = with_progress("evaluating the test split", batches);
+    }
+    let failed = |cause| TrainError { step, cause };
+    match deepburn::evaluate_until(engine, task, batches, interrupt, |_| {}).map_err(failed)? {
+        EvaluationEnd::Completed(measured) => {
+            if is_first {
+                record_test(&measured, &job.training.output_dir)?;
+            }
+            Ok(RankOutcome::Finished)
+        }
+        EvaluationEnd::Interrupted => Ok(RankOutcome::WithoutTest),
+        EvaluationEnd::Unreadable(cause) => {
+            Err(failed(deepburn::data_failure(engine, cause, None)).into())
+        }
+    }
+}
+
+/// Returns the plan of the training loop. A run that resumes continues with the loop state of its checkpoint.
+fn train_plan(preparation: &Preparation, signals: &Signals, resumed: LoopState) -> TrainPlan {
+    let Preparation { job, plan, .. } = preparation;
+    TrainPlan {
+        max_steps: preparation.max_steps,
+        batch_sizes: Some(preparation.batch_sizes.clone()),
+        eval_steps: job.training.eval_steps.map(|steps| steps as u64),
+        counted_step: plan.monitor.flops.as_ref().map(|flops| flops.profile_step),
+        checkpoints: Some(resume::plan(preparation)),
+        interrupt: signals.interrupt(),
+        best: best_plan(preparation),
+        resumed,
+    }
+}
+
+/// Returns what the job asks of its best model: the metric, early stopping, and whether it is the one to export.
+fn best_plan(preparation: &Preparation) -> BestPlan {
+    let training = &preparation.job.training;
+    BestPlan {
+        evaluation_data: preparation.data.evaluation,
+        metric: match training.metric_for_best_model {
+            ModelMetric::Loss => BestMetric::Loss,
+            ModelMetric::Accuracy => BestMetric::Accuracy,
+        },
+        load_at_end: training.load_best_model_at_end,
+        early_stopping: training.early_stopping_patience.map(|patience| EarlyStopping {
+            patience: patience as u64,
+            threshold: training.early_stopping_threshold,
+        }),
+    }
+}
+
+/// Prints whether training stopped early, and which model is saved.
+fn report_best(preparation: &Preparation, step: u64, best: Option<BestEvaluation>) {
+    let training = &preparation.job.training;
+    if step < preparation.max_steps
+        && let Some(patience) = training.early_stopping_patience
+    {
+        console::eprint(&format!(
+            "stopped early after step {step}: {} without a better one",
+            counted(patience, "evaluation")
+        ));
+    }
+    if training.load_best_model_at_end
+        && let Some(BestEvaluation { step, metric, by, .. }) = best
+    {
+        // The loop minimizes, so that an accuracy is kept as the share of wrong answers.
+        let metric = match by {
+            BestMetric::Loss => format!("eval loss {metric:.4}"),
+            BestMetric::Accuracy => format!("eval accuracy {:.2} %", 100.0 * (1.0 - metric)),
+        };
+        console::eprint(&format!("the saved model is the best one: step {step}, {metric}"));
+    }
+}

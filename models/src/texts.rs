@@ -1,11 +1,13 @@
-//! Texts that have been checked against the model they are for.
+//! Text classification: texts that have been checked against the model they are for.
 //!
-//! Main type: [`TextBatch`]. A device tensor cannot be looked into cheaply, so ids, lengths and
+//! Main types: [`TextBatch`] and [`TextClassifier`]. A device tensor cannot be looked into cheaply, so ids, lengths and
 //! labels are checked here, on the host, before any tensor exists.
 
 use std::sync::Arc;
 
+use burn::module::Module;
 use burn::tensor::{Int, Tensor, TensorData, backend::Backend};
+use deepburn_ops::{FusedOps, cross_entropy};
 use thiserror::Error;
 
 /// What a classifier takes.
@@ -30,6 +32,18 @@ pub struct TextBatch<B: Backend> {
     pub(crate) lengths: Arc<[usize]>,
     /// `[texts]`: the class, negative for a row that is no text.
     pub(crate) labels: Tensor<B, 1, Int>,
+}
+
+/// A module that classifies texts.
+pub trait TextClassifier<B: FusedOps>: Module<B> {
+    /// Logits `[texts, num_classes]`.
+    fn forward(&self, batch: &TextBatch<B>) -> Tensor<B, 2>;
+
+    /// Cross-entropy summed over the texts, `[1]`, at least f32, and the logits.
+    fn loss(&self, batch: &TextBatch<B>) -> (Tensor<B, 1>, Tensor<B, 2>) {
+        let logits = self.forward(batch);
+        (cross_entropy(logits.clone(), batch.labels.clone()), logits)
+    }
 }
 
 /// Why texts are refused.

@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_flex::Flex;
 use deepburn_fuzz::{Mutator, fuzz, scratch_folder};
-use deepburn_models::gpt2::{
-    Checkpoint, CheckpointError, CheckpointWriter, ClassifierConfig, Gpt2Classifier, Gpt2Config,
-    ParameterShape, SavedPrecision,
+use deepburn_models::encoder::{Encoder, EncoderConfig};
+use deepburn_models::gpt2::{Checkpoint, ClassifierConfig, Gpt2Classifier, Gpt2Config};
+use deepburn_models::hf::{
+    CheckpointError, CheckpointWriter, ClassNames, ParameterShape, read_small_file,
 };
-use deepburn_models::imdb::{Encoder, EncoderConfig};
-use deepburn_models::{ClassNames, TextBatch, TextLimits, read_small_file};
+use deepburn_models::{Architecture, FloatType, TextBatch, TextClassifier, TextLimits};
 use safetensors::SafeTensors;
 use serde_json::{Map, Value, json};
 
@@ -94,13 +94,13 @@ impl Folder {
 
 /// Language models in every type, tied, untied and in shards, a classifier and an encoder.
 fn sound(root: &Path) -> Vec<Folder> {
-    use SavedPrecision::{Bf16, F16, F32};
+    use FloatType::{Bf16, F16, F32};
     let kinds = [("f32", F32, true), ("f16", F16, false), ("bf16", Bf16, true)];
     let language_models = kinds.into_iter().flat_map(|(name, precision, tied)| {
         [false, true].map(|sharded| {
             let path = root.join(format!("{name}_{sharded}"));
             let config = gpt2(tied);
-            let writer = CheckpointWriter::create(&path, &config, precision).unwrap();
+            let writer = config.checkpoint_writer(&path, precision).unwrap();
             write(writer, &config.parameters());
             if sharded {
                 shard(&path);

@@ -9,12 +9,11 @@
 //! Weights that are there already are never replaced.
 
 use std::collections::{BTreeMap, HashSet};
-use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::fs;
 use std::path::{Path, PathBuf};
 
-use half::{bf16, f16};
-use serde_json::{Map, Value, json};
+use deepburn_safetensors::{FloatType, Header, TensorFileWriter};
+use serde_json::{Map, json};
 
 use crate::{Atom, AtomKind, Checkpoint, CheckpointError, ElementType, Slot, disk, store};
 
@@ -230,18 +229,21 @@ fn write_shard(
     export: &dyn Export,
 ) -> Result<(), CheckpointError> {
     let header = header(shard);
-    let data: u64 = shard.tensors.iter().map(|tensor| tensor.bytes).sum();
-    let failed = |error| disk::write_error(&shard.path, header.len() as u64 + data)(error);
-    let file = File::create_new(&shard.path).map_err(failed)?;
-    let mut writer = BufWriter::with_capacity(1 << 20, file);
-    writer.write_all(&header).map_err(failed)?;
+    let failed = |error| disk::write_error(&shard.path, header.file_len())(error);
+    let partial = shard.path.with_extension("partial");
+    let mut writer = TensorFileWriter::create(&shard.path, partial, &header).map_err(failed)?;
+    let mut bytes = Vec::new();
     for Planned { atom, shape, element, .. } in shard.tensors {
         let numel = shape.iter().product();
         let values = checkpoint.read(&atom.path, &Slot::Weights, 0..numel)?;
-        if atom.kind == AtomKind::Buffer {
-            writer.write_all(values.bytes()).map_err(failed)?;
-            continue;
-        }
+        let float = match (atom.kind, FloatType::try_from(*element)) {
+            (AtomKind::Parameter, Ok(float)) => float,
+            // A buffer keeps its type. The plan has no parameters of other types.
+            _ => {
+                writer.write(values.bytes()).map_err(failed)?;
+                continue;
+            }
+        };
         let values = export.transform(atom, values.into_f32());
         if values.len() != numel {
             let reason =
@@ -249,18 +251,19 @@ fn write_shard(
             return Err(CheckpointError::Layout { reason });
         }
         for chunk in values.chunks(CHUNK) {
-            let Some(bytes) = cast(chunk, *element) else {
+            if float.overflows(chunk) {
                 return Err(CheckpointError::Overflow { path: atom.path.clone() });
-            };
-            writer.write_all(&bytes).map_err(failed)?;
+            }
+            bytes.clear();
+            float.encode(chunk, &mut bytes);
+            writer.write(&bytes).map_err(failed)?;
         }
     }
-    let file = writer.into_inner().map_err(|error| failed(error.into_error()))?;
-    file.sync_all().map_err(failed)
+    writer.finish().map_err(failed)
 }
 
-/// The safetensors header, its length in front.
-fn header(shard: &Shard<'_>) -> Vec<u8> {
+/// The safetensors header of a file.
+fn header(shard: &Shard<'_>) -> Header {
     // `format` is what transformers asks for; the rest is how safetensors notes tied weights.
     let mut metadata = Map::from_iter([("format".to_owned(), json!("pt"))]);
     for (alias, name) in shard.aliases {
@@ -268,17 +271,11 @@ fn header(shard: &Shard<'_>) -> Vec<u8> {
             metadata.insert(alias.clone(), json!(name));
         }
     }
-    let mut fields = Map::from_iter([("__metadata__".to_owned(), Value::Object(metadata))]);
-    let mut start = 0;
-    for Planned { name, shape, element, bytes, .. } in shard.tensors {
-        let offsets = [start, start + bytes];
-        fields.insert(
-            name.clone(),
-            json!({ "dtype": element, "shape": shape, "data_offsets": offsets }),
-        );
-        start += bytes;
+    let mut header = Header::new(metadata);
+    for Planned { name, shape, element, .. } in shard.tensors {
+        header.push(name, *element, shape);
     }
-    crate::layout::with_length(Value::Object(fields).to_string())
+    header
 }
 
 fn index(shards: &[&[Planned<'_>]], names: &[String], total: u64) -> String {
@@ -291,29 +288,14 @@ fn index(shards: &[&[Planned<'_>]], names: &[String], total: u64) -> String {
     format!("{index:#}\n")
 }
 
-/// The bytes of `values` in a type of weights; `None` where f16 would make one infinite.
-fn cast(values: &[f32], element: ElementType) -> Option<Vec<u8>> {
-    match element {
-        ElementType::F16 => {
-            let cast: Vec<_> = values.iter().copied().map(f16::from_f32).collect();
-            let overflows = values.iter().zip(&cast).any(|(v, h)| h.is_infinite() && v.is_finite());
-            (!overflows).then(|| bytemuck::cast_slice(&cast).to_vec())
-        }
-        ElementType::Bf16 => {
-            let cast: Vec<_> = values.iter().copied().map(bf16::from_f32).collect();
-            Some(bytemuck::cast_slice(&cast).to_vec())
-        }
-        // The plan has no other type of weights.
-        _ => Some(bytemuck::cast_slice(values).to_vec()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::fixture::{TempRoot, atom, buffer, layout, run, save, save_layout, values};
     use crate::{Layout, RankWriter, Save, StoredSlot, Tag};
+    use half::bf16;
     use safetensors::SafeTensors;
+    use serde_json::Value;
     use std::sync::Arc;
 
     fn elements<T: bytemuck::Pod>(bytes: &[u8]) -> Vec<T> {

@@ -1,105 +1,12 @@
-//! The element types of tensors, and values of one of them.
-
-use std::fmt;
+//! Values of one element type.
 
 use bytemuck::{Pod, Zeroable};
+pub use deepburn_safetensors::ElementType;
 use half::{bf16, f16};
-use serde::{Deserialize, Serialize};
 
 // Files hold little-endian values, and slices are written and read as they lie in memory.
 #[cfg(target_endian = "big")]
 compile_error!("checkpoints are read and written on little-endian machines only");
-
-/// A type that tensors are stored in. Its names are those of safetensors.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "UPPERCASE")]
-pub enum ElementType {
-    /// Double precision.
-    F64,
-    /// Single precision.
-    F32,
-    /// IEEE half precision.
-    F16,
-    /// bfloat16.
-    Bf16,
-    /// Signed, 64 bits.
-    I64,
-    /// Signed, 32 bits.
-    I32,
-    /// Signed, 16 bits.
-    I16,
-    /// Signed, 8 bits.
-    I8,
-    /// Unsigned, 64 bits.
-    U64,
-    /// Unsigned, 32 bits.
-    U32,
-    /// Unsigned, 16 bits.
-    U16,
-    /// Unsigned, 8 bits.
-    U8,
-    /// A byte that is 0 or 1.
-    Bool,
-}
-
-impl ElementType {
-    /// All types.
-    pub const ALL: [Self; 13] = [
-        Self::F64,
-        Self::F32,
-        Self::F16,
-        Self::Bf16,
-        Self::I64,
-        Self::I32,
-        Self::I16,
-        Self::I8,
-        Self::U64,
-        Self::U32,
-        Self::U16,
-        Self::U8,
-        Self::Bool,
-    ];
-
-    /// Bytes of one element.
-    pub const fn size(self) -> usize {
-        match self {
-            Self::F64 | Self::I64 | Self::U64 => 8,
-            Self::F32 | Self::I32 | Self::U32 => 4,
-            Self::F16 | Self::Bf16 | Self::I16 | Self::U16 => 2,
-            Self::I8 | Self::U8 | Self::Bool => 1,
-        }
-    }
-
-    /// Whether parameters and their states are stored in it; buffers are stored in any type.
-    pub const fn is_trainable(self) -> bool {
-        matches!(self, Self::F32 | Self::F16 | Self::Bf16)
-    }
-
-    /// The name in a safetensors header.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::F64 => "F64",
-            Self::F32 => "F32",
-            Self::F16 => "F16",
-            Self::Bf16 => "BF16",
-            Self::I64 => "I64",
-            Self::I32 => "I32",
-            Self::I16 => "I16",
-            Self::I8 => "I8",
-            Self::U64 => "U64",
-            Self::U32 => "U32",
-            Self::U16 => "U16",
-            Self::U8 => "U8",
-            Self::Bool => "BOOL",
-        }
-    }
-}
-
-impl fmt::Display for ElementType {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.pad(self.name())
-    }
-}
 
 /// A Rust type that tensors are stored in: floats of 16 ([`half::f16`], [`half::bf16`]) to 64 bits
 /// and integers. Bools are written as bytes, by [`RankWriter::write_bytes`](crate::RankWriter).

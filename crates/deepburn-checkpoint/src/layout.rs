@@ -11,8 +11,8 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use deepburn_comm::Partition;
+use deepburn_safetensors::Header;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
 
 use crate::identity::Identity;
 use crate::{Atom, AtomKind, CheckpointError, Slot};
@@ -165,9 +165,7 @@ impl Layout {
 
     /// Bytes of the file of `rank`.
     pub(crate) fn file_len(&self, rank: usize, identity: &Identity) -> u64 {
-        let pieces = self.pieces(rank);
-        let data = pieces.last().map_or(0, |last| last.offset + self.piece_len(last));
-        self.header(rank, &pieces, identity).len() as u64 + data
+        self.header(rank, &self.pieces(rank), identity).file_len()
     }
 
     /// Name of a tensor in a file.
@@ -185,20 +183,15 @@ impl Layout {
         self.atoms[piece.atom].slots[piece.slot].element.size()
     }
 
-    /// What the file of `rank` begins with: a safetensors header, its length in front.
-    pub(crate) fn header(&self, rank: usize, pieces: &[Piece], identity: &Identity) -> Vec<u8> {
-        let mut fields = Map::new();
-        fields.insert("__metadata__".into(), json!(identity.of_file(rank, self.world_size)));
+    /// The header of the file of `rank`.
+    pub(crate) fn header(&self, rank: usize, pieces: &[Piece], identity: &Identity) -> Header {
+        let mut header = Header::new(identity.of_file(rank, self.world_size));
         for piece in pieces {
-            let start = piece.offset;
-            let info = json!({
-                "dtype": self.atoms[piece.atom].slots[piece.slot].element,
-                "shape": [piece.range.len()],
-                "data_offsets": [start, start + self.piece_len(piece)],
-            });
-            fields.insert(self.name(piece), info);
+            let element = self.atoms[piece.atom].slots[piece.slot].element;
+            let start = header.push(&self.name(piece), element, &[piece.range.len()]);
+            debug_assert_eq!(start, piece.offset);
         }
-        with_length(Value::Object(fields).to_string())
+        header
     }
 
     /// A hash of all of it, by which ranks find out that they mean the same.
@@ -229,14 +222,6 @@ fn mistyped(atom: &Atom) -> Option<String> {
 fn stored_bytes(atom: &Atom) -> Option<u64> {
     let size = atom.slots.iter().map(|stored| stored.element.size()).sum::<usize>().max(1);
     u64::try_from(atom.checked_numel()?.checked_mul(size)?).ok()
-}
-
-/// What a safetensors file begins with: the length of its header, and the header.
-pub(crate) fn with_length(header: String) -> Vec<u8> {
-    let mut text = header.into_bytes();
-    // Tensors begin at a multiple of 8, as safetensors aligns them.
-    text.resize(text.len().next_multiple_of(8), b' ');
-    [&(text.len() as u64).to_le_bytes()[..], &text].concat()
 }
 
 #[cfg(test)]
@@ -337,7 +322,7 @@ mod tests {
             let identity = Identity::new("x".parse().unwrap());
             for rank in 0..world_size {
                 let pieces = layout.pieces(rank);
-                let mut file = layout.header(rank, &pieces, &identity);
+                let mut file = layout.header(rank, &pieces, &identity).to_bytes();
                 file.resize(layout.file_len(rank, &identity) as usize, 0);
                 let tensors = safetensors::SafeTensors::deserialize(&file).unwrap();
                 prop_assert_eq!(tensors.len(), pieces.len());

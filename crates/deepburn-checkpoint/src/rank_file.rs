@@ -44,7 +44,7 @@ impl RankFile {
         let path = folder.join(rank_file_name(rank));
         let (layout, identity) = (&manifest.layout, manifest.identity());
         let pieces = layout.pieces(rank);
-        let header = layout.header(rank, &pieces, &identity);
+        let header = layout.header(rank, &pieces, &identity).to_bytes();
         let io = |source| match source {
             source if io::Error::kind(&source) == io::ErrorKind::NotFound => {
                 CheckpointError::damaged(&path, "it is missing")

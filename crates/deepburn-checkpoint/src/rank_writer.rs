@@ -60,7 +60,7 @@ impl RankWriter {
         let file = File::create_new(&path).map_err(disk::write_error(&path, length))?;
         let flusher = Flusher::start(&file, length).map_err(CheckpointError::io("flush", &path))?;
         let pieces = layout.pieces(rank);
-        let header = layout.header(rank, &pieces, &ticket.identity);
+        let header = layout.header(rank, &pieces, &ticket.identity).to_bytes();
         let mut writer = Self {
             rank,
             id: ticket.identity.id.clone(),

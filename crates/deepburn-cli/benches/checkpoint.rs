@@ -13,7 +13,8 @@ use burn_flex::{Flex, FlexDevice};
 use deepburn::config::{Facts, Written, resolve};
 use deepburn::zero::{Group, Training};
 use deepburn::{Engine, SaveRequest, initialize};
-use deepburn_models::gpt2::{CausalBatch, Gpt2, Gpt2Config};
+use deepburn_models::causal_lm::{CausalBatch, LanguageModel};
+use deepburn_models::gpt2::{Gpt2, Gpt2Config};
 use serde_json::json;
 
 /// That of the programs.

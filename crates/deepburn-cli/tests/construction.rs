@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use burn_flex::{Flex, FlexDevice};
 use deepburn::Ranks;
 use deepburn::zero::Training;
-use deepburn_models::gpt2::{Checkpoint, Gpt2, Gpt2Config, SavedPrecision};
+use deepburn_models::gpt2::{Checkpoint, Gpt2, Gpt2Config};
+use deepburn_models::{Architecture, FloatType};
 use serde_json::json;
 
 /// Counts the bytes that live, and the most that ever did.
@@ -79,7 +80,7 @@ fn peak(stage: u8, new: impl Fn() -> Model + Sync) -> usize {
 fn ranks_hold_their_shards_and_two_parameters() {
     let (config, folder) = (config(), tempfile::tempdir().unwrap());
     let whole = Gpt2::<Flex>::new(&config, 5, &FlexDevice).unwrap();
-    whole.save(folder.path(), SavedPrecision::F32).unwrap();
+    whole.save(folder.path(), FloatType::F32).unwrap();
     drop(whole);
     let drawn = || Gpt2::new(&config, 5, &FlexDevice).unwrap();
     let read = || {

@@ -17,7 +17,7 @@
 mod buffers;
 mod counters;
 mod deepspeed;
-mod element;
+pub(crate) mod element;
 mod in_progress;
 mod load;
 mod save;

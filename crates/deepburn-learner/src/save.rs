@@ -14,7 +14,7 @@ use burn::module::AutodiffModule;
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::Training;
 
-use self::file::TensorFile;
+use self::file::failure;
 use self::tensor::SavedTensor;
 use crate::engine::guard;
 use crate::exchange::{SharedFailure, exchange};
@@ -135,12 +135,13 @@ fn write<B: OptimizerOps>(
     path: &Path,
     tensors: &[SavedTensor<B>],
 ) -> Result<Result<(), SaveError>, EngineError> {
-    let mut file = TensorFile::create(path, tensors);
+    let mut file = file::create(path, tensors);
     for tensor in tensors {
         file = match file {
             Ok(mut file) => {
                 let bytes = guard(|| tensor.read())?;
-                bytes.and_then(|bytes| file.append(&bytes)).map(|()| file)
+                let written = bytes.and_then(|bytes| file.write(&bytes).map_err(failure(path)));
+                written.map(|()| file)
             }
             Err(error) => {
                 guard(|| tensor.gather())?;
@@ -148,5 +149,5 @@ fn write<B: OptimizerOps>(
             }
         };
     }
-    Ok(file.and_then(TensorFile::finish))
+    Ok(file.and_then(|file| file.finish().map_err(failure(path))))
 }

@@ -13,9 +13,9 @@ use super::config::Gpt2Config;
 use crate::projection::{conv1d, project};
 use crate::weights::WeightInit;
 
-/// The extent of a block of positions that follow others.
+/// The dims of a block of positions that follow others.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Extent {
+pub(crate) struct SeqDims {
     /// Rows of the batch.
     pub(crate) batch: usize,
     /// Earlier positions in each row.
@@ -26,7 +26,7 @@ pub(crate) struct Extent {
 
 /// The keys and values of the positions one attention layer has seen: `[batch, heads, keys, width]`.
 #[derive(Clone, Debug)]
-pub(crate) struct KeyValues<B: Backend> {
+pub struct KeyValues<B: Backend> {
     keys: Tensor<B, 4>,
     values: Tensor<B, 4>,
 }
@@ -76,7 +76,7 @@ impl<B: Backend> Attention<B> {
     pub(crate) fn forward(
         &self,
         x: Tensor<B, 2>,
-        extent: Extent,
+        dims: SeqDims,
         cache: Option<&mut Option<KeyValues<B>>>,
     ) -> Tensor<B, 2>
     where
@@ -84,7 +84,7 @@ impl<B: Backend> Attention<B> {
     {
         let projected = project(&self.c_attn, x);
         let attention = SelfAttention {
-            batch: extent.batch,
+            batch: dims.batch,
             heads: self.n_head,
             scale: self.scale,
             upcast: self.upcast,
@@ -92,7 +92,7 @@ impl<B: Backend> Attention<B> {
         };
         let merged = match cache {
             Some(cache) => {
-                let [queries, keys, values] = self.split_heads(projected, extent);
+                let [queries, keys, values] = self.split_heads(projected, dims);
                 let (keys, values) = extend(cache, keys, values);
                 attention_over_cache(queries, keys, values, &attention)
             }
@@ -108,10 +108,10 @@ impl<B: Backend> Attention<B> {
 
     /// `[batch * queries, 3 * width]` to queries, keys and values `[batch, heads, queries, width / heads]`,
     /// all three views of the input.
-    fn split_heads(&self, projected: Tensor<B, 2>, extent: Extent) -> [Tensor<B, 4>; 3] {
+    fn split_heads(&self, projected: Tensor<B, 2>, dims: SeqDims) -> [Tensor<B, 4>; 3] {
         let head_width = projected.dims()[1] / (3 * self.n_head);
         let heads = projected
-            .reshape([extent.batch, extent.queries, 3 * self.n_head, head_width])
+            .reshape([dims.batch, dims.queries, 3 * self.n_head, head_width])
             .swap_dims(1, 2);
         [0, 1, 2].map(|part| heads.clone().narrow(1, part * self.n_head, self.n_head))
     }
@@ -153,16 +153,16 @@ mod tests {
         Tensor::from_data(TensorData::new(values, [count, 6]), &Default::default())
     }
 
-    fn extent(past: usize, queries: usize) -> Extent {
-        Extent { batch: 1, past, queries }
+    fn dims(past: usize, queries: usize) -> SeqDims {
+        SeqDims { batch: 1, past, queries }
     }
 
     #[test]
     fn upcasting_changes_nothing_in_f32() {
         let upcast = Gpt2Config { reorder_and_upcast_attn: true, ..config() };
         let [plain, upcast] = [config(), upcast].map(|config| {
-            let extent = Extent { batch: 2, past: 0, queries: 2 };
-            attention(&config).forward(rows(4), extent, None).into_data()
+            let dims = SeqDims { batch: 2, past: 0, queries: 2 };
+            attention(&config).forward(rows(4), dims, None).into_data()
         });
         assert_eq!(plain, upcast);
     }
@@ -170,11 +170,11 @@ mod tests {
     #[test]
     fn a_cache_changes_nothing_but_the_order_of_work() {
         let attention = attention(&config());
-        let whole = attention.forward(rows(5), extent(0, 5), None);
+        let whole = attention.forward(rows(5), dims(0, 5), None);
         let mut cache = None;
         let parts = [0..3, 3..4, 4..5].map(|part| {
             let x = rows(5).slice([part.clone(), 0..6]);
-            attention.forward(x, extent(part.start, part.len()), Some(&mut cache))
+            attention.forward(x, dims(part.start, part.len()), Some(&mut cache))
         });
         let parts = Tensor::cat(parts.to_vec(), 0);
         let difference: f32 = (whole - parts).abs().max().into_scalar();

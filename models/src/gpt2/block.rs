@@ -6,7 +6,7 @@ use burn::module::Module;
 use burn::tensor::{Tensor, backend::Backend};
 use deepburn_ops::FusedOps;
 
-use super::attention::{Attention, Extent, KeyValues};
+use super::attention::{Attention, KeyValues, SeqDims};
 use super::config::Gpt2Config;
 use super::mlp::Mlp;
 use crate::norm::LayerNorm;
@@ -38,14 +38,14 @@ impl<B: Backend> Block<B> {
     pub(crate) fn forward(
         &self,
         x: Tensor<B, 2>,
-        extent: Extent,
+        dims: SeqDims,
         cache: Option<&mut Option<KeyValues<B>>>,
     ) -> Tensor<B, 2>
     where
         B: FusedOps,
     {
         // The branch is on the left of each sum: nothing else holds it, so it can be reused.
-        let x = self.attn.forward(self.ln_1.forward(x.clone()), extent, cache) + x;
+        let x = self.attn.forward(self.ln_1.forward(x.clone()), dims, cache) + x;
         self.mlp.forward(self.ln_2.forward(x.clone())) + x
     }
 }

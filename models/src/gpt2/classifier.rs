@@ -1,25 +1,20 @@
-//! GPT-2 that tells classes of texts apart.
+//! GPT-2 that classifies texts.
 //!
 //! Main type: [`Gpt2Classifier`], the `GPT2ForSequenceClassification` of `transformers`: a linear map
 //! of what the last token of a text has become.
 
-use std::path::Path;
-
 use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor, TensorData, backend::Backend};
-use deepburn_ops::{FusedOps, cross_entropy};
+use deepburn_ops::FusedOps;
 use serde_json::{Map, Value};
 
-use super::attention::Extent;
-use super::checkpoint::{CONFIG, Checkpoint, CheckpointError};
-use super::checkpoint_writer::{CheckpointWriter, classifier_config};
-use super::config::{ConfigError, Gpt2Config};
+use super::attention::SeqDims;
+use super::checkpoint::Checkpoint;
+use super::config::Gpt2Config;
 use super::model::Gpt2;
-use super::parameters::{ParameterShape, SCORE, parameter};
-use super::precision::SavedPrecision;
-use crate::Publication;
-use crate::class_names::{ClassNames, ClassNamesError};
-use crate::texts::{TextBatch, TextLimits};
+use super::parameters::{HEAD, SCORE};
+use crate::hf::{CheckpointError, ClassNames, ClassNamesError, ConfigError};
+use crate::texts::{TextBatch, TextClassifier, TextLimits};
 use crate::weights::{Values, WeightInit};
 
 /// How large a classifier is.
@@ -55,46 +50,13 @@ impl ClassifierConfig {
         }
     }
 
-    /// All parameters, in the order in which the module holds them. Their paths are their names in
-    /// `transformers`.
-    #[must_use]
-    pub fn parameters(&self) -> Vec<ParameterShape> {
-        let body = self.headless().parameters();
-        let body = body.into_iter().map(|ParameterShape { path, shape }| {
-            let path = format!("transformer.{path}");
-            ParameterShape { path, shape }
-        });
-        body.chain([parameter(SCORE, &[self.num_classes, self.body.n_embd])]).collect()
-    }
-
-    /// Starts a checkpoint in `folder` that `transformers` loads, which is created if need be.
-    ///
-    /// # Errors
-    /// [`CheckpointError::Io`] if the folder cannot be written to.
-    pub fn checkpoint_writer(
-        &self,
-        folder: &Path,
-        precision: SavedPrecision,
-    ) -> Result<CheckpointWriter, CheckpointError> {
-        let documents = vec![(CONFIG, classifier_config(self, precision))];
-        let name = |path: &str| path.to_owned();
-        CheckpointWriter::start(folder, self.parameters(), name, precision, documents)
-    }
-
-    /// How a classifier of this config goes by in `transformers`.
-    #[must_use]
-    pub fn publication(&self) -> Publication {
-        let documents = vec![(CONFIG, classifier_config(self, SavedPrecision::F32))];
-        Publication::new(&self.parameters(), str::to_owned, documents)
-    }
-
     /// Reads all weights that [`Gpt2Classifier::load_lazily`] will read, and keeps none.
     ///
     /// # Errors
     /// [`CheckpointError::Tensors`] naming every tensor that does not fit, or an I/O error.
     pub fn check_values(&self, mut checkpoint: Checkpoint) -> Result<(), CheckpointError> {
-        checkpoint.take(SCORE, &[self.num_classes, self.body.n_embd])?;
-        checkpoint.leave_head();
+        checkpoint.weights.take(SCORE, &self.score_shape())?;
+        checkpoint.weights.remove(HEAD);
         checkpoint.check_values(&self.headless())
     }
 
@@ -118,12 +80,17 @@ impl ClassifierConfig {
     /// The same with these names of classes.
     #[must_use]
     pub fn with_class_names(mut self, names: Option<&ClassNames>) -> Self {
-        self.body.carried.0.extend(ClassNames::fields(names, self.num_classes));
+        self.body.extra.0.extend(ClassNames::fields(names, self.num_classes));
         self
     }
 
+    /// Shape of the scores' projection.
+    pub(super) fn score_shape(&self) -> [usize; 2] {
+        [self.num_classes, self.body.n_embd]
+    }
+
     /// A tied head is the embedding, so the model has none of its own.
-    fn headless(&self) -> Gpt2Config {
+    pub(super) fn headless(&self) -> Gpt2Config {
         Gpt2Config { tie_word_embeddings: true, ..self.body.clone() }
     }
 }
@@ -175,7 +142,7 @@ impl<B: Backend> Gpt2Classifier<B> {
         config: &ClassifierConfig,
         device: &B::Device,
     ) -> Result<Self, CheckpointError> {
-        checkpoint.require(SCORE, &[config.num_classes, config.body.n_embd])?;
+        checkpoint.weights.require(SCORE, &config.score_shape())?;
         Self::load(checkpoint, config, 0, device)
     }
 
@@ -203,15 +170,15 @@ impl<B: Backend> Score<B> {
         seed: u64,
         device: &B::Device,
     ) -> Result<Self, CheckpointError> {
-        let shape = [config.num_classes, config.body.n_embd];
-        let score = match checkpoint.take(SCORE, &shape)? {
+        let shape = config.score_shape();
+        let score = match checkpoint.weights.take(SCORE, &shape)? {
             Some(values) => {
                 let values = TensorData::new(values, shape);
                 Self { weight: Param::from_tensor(Tensor::from_data(values, device)) }
             }
             None => Self::new(config, seed, device),
         };
-        checkpoint.leave_head();
+        checkpoint.weights.remove(HEAD);
         Ok(score)
     }
 
@@ -221,17 +188,15 @@ impl<B: Backend> Score<B> {
 
     fn with(config: &ClassifierConfig, init: &WeightInit<B>) -> Self {
         let values = Values::Normal { std: config.body.initializer_range };
-        let shape = [config.num_classes, config.body.n_embd];
-        Self { weight: init.param(SCORE, shape, values) }
+        Self { weight: init.param(SCORE, config.score_shape(), values) }
     }
 }
 
-impl<B: FusedOps> Gpt2Classifier<B> {
-    /// Logits `[texts, num_classes]`.
-    pub fn forward(&self, batch: &TextBatch<B>) -> Tensor<B, 2> {
+impl<B: FusedOps> TextClassifier<B> for Gpt2Classifier<B> {
+    fn forward(&self, batch: &TextBatch<B>) -> Tensor<B, 2> {
         let [texts, length] = batch.input_ids.dims();
-        let extent = Extent { batch: texts, past: 0, queries: length };
-        let hidden = self.transformer.hidden(batch.input_ids.clone(), extent, None);
+        let dims = SeqDims { batch: texts, past: 0, queries: length };
+        let hidden = self.transformer.hidden(batch.input_ids.clone(), dims, None);
         // What a token attends to lies before it, so padding behind a text changes nothing in it.
         let last = batch.lengths.iter().enumerate();
         let last: Vec<i32> =
@@ -239,11 +204,5 @@ impl<B: FusedOps> Gpt2Classifier<B> {
         let last = Tensor::<B, 1, Int>::from_data(TensorData::new(last, [texts]), &hidden.device());
         let normed = self.transformer.norm(hidden.select(0, last));
         normed.matmul(self.score.weight.val().transpose())
-    }
-
-    /// Cross-entropy summed over the texts, `[1]`, at least f32, and the logits.
-    pub fn loss(&self, batch: &TextBatch<B>) -> (Tensor<B, 1>, Tensor<B, 2>) {
-        let logits = self.forward(batch);
-        (cross_entropy(logits.clone(), batch.labels.clone()), logits)
     }
 }

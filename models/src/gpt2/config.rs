@@ -1,19 +1,15 @@
 //! The configuration of a GPT-2 model.
 //!
 //! Main type: [`Gpt2Config`], with the field names of `transformers`. Its values are checked as a
-//! whole by [`Gpt2Config::validate`]; what a `config.json` may hold is `config_json`'s matter.
+//! whole by [`Gpt2Config::validate`]; `config_json` reads and writes its `config.json`.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use thiserror::Error;
 
 use super::activation::Activation;
-use crate::class_names::{ClassNames, ClassNamesError};
-
-/// The largest value of a width, length or vocabulary: products of two fit 64 bits with room.
-const MAX_SIZE: usize = 1 << 24;
-/// The largest number of blocks.
-const MAX_LAYERS: usize = 1 << 12;
+use crate::hf::{
+    ClassNames, ClassNamesError, ConfigError, ExtraFields, MAX_LAYERS, MAX_SIZE, check_size,
+};
 
 /// A GPT-2 architecture and its dropout and initialisation, named as in `config.json`.
 ///
@@ -54,71 +50,15 @@ pub struct Gpt2Config {
     pub reorder_and_upcast_attn: bool,
     /// Use the token embedding as the output projection.
     pub tie_word_embeddings: bool,
-    /// Fields of `config.json` that do not concern training, kept to be written back.
-    pub carried: Carried,
-}
-
-/// Fields of `config.json` that are kept as they are.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Carried(pub(crate) Map<String, Value>);
-
-/// Why a configuration is refused.
-#[derive(Debug, Error)]
-pub enum ConfigError {
-    /// The text is not a JSON object.
-    #[error("the config is not a JSON object: {0}")]
-    Syntax(String),
-    /// A field that GPT-2 does not have.
-    #[error("unknown field `{name}` (value {value}){hint}")]
-    Unknown {
-        /// The field.
-        name: String,
-        /// Its value, as JSON.
-        value: String,
-        /// "; did you mean ..?" with the nearest known name, or empty.
-        hint: String,
-    },
-    /// A value that is out of range or of the wrong type.
-    #[error("`{name}` is {value}, but it must be {rule}")]
-    Value {
-        /// The field.
-        name: &'static str,
-        /// What was found.
-        value: String,
-        /// What is accepted.
-        rule: String,
-    },
-    /// A value that `transformers` accepts and this implementation does not.
-    #[error("`{name}` = {value} is not supported: {remedy}")]
-    Unsupported {
-        /// The field.
-        name: &'static str,
-        /// What was found.
-        value: String,
-        /// What to do about it.
-        remedy: &'static str,
-    },
-    /// Two names of one field disagree.
-    #[error(
-        "`{alias}` is {alias_value} and `{name}` is {value}, but they name the same field; keep one"
-    )]
-    Conflict {
-        /// The other name.
-        alias: &'static str,
-        /// Its value, as JSON.
-        alias_value: String,
-        /// The field.
-        name: &'static str,
-        /// Its value, as JSON.
-        value: String,
-    },
+    /// Fields of `config.json` that do not concern training. They are written back as they are.
+    pub extra: ExtraFields,
 }
 
 impl Gpt2Config {
     /// GPT-2 small, 124M parameters: `openai-community/gpt2`.
     #[must_use]
     pub fn small() -> Self {
-        let carried = ["bos_token_id", "eos_token_id"].map(|id| (id.to_owned(), 50256.into()));
+        let extra = ["bos_token_id", "eos_token_id"].map(|id| (id.to_owned(), 50256.into()));
         Self {
             vocab_size: 50257,
             n_positions: 1024,
@@ -136,7 +76,7 @@ impl Gpt2Config {
             scale_attn_by_inverse_layer_idx: false,
             reorder_and_upcast_attn: false,
             tie_word_embeddings: true,
-            carried: Carried(carried.into_iter().collect()),
+            extra: ExtraFields(extra.into_iter().collect()),
         }
     }
 
@@ -146,21 +86,10 @@ impl Gpt2Config {
         self.n_inner.unwrap_or(4 * self.n_embd)
     }
 
-    /// Number of trainable values; a tied embedding counts once.
-    #[must_use]
-    pub fn num_parameters(&self) -> usize {
-        self.parameters().iter().map(|parameter| parameter.shape.iter().product::<usize>()).sum()
-    }
-
     /// Tokens after which generation stops: `eos_token_id`, one or several.
     #[must_use]
     pub fn eos_token_ids(&self) -> Vec<u32> {
-        let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
-        match self.carried.0.get("eos_token_id") {
-            Some(Value::Array(ids)) => ids.iter().filter_map(id).collect(),
-            Some(value) => id(value).into_iter().collect(),
-            None => Vec::new(),
-        }
+        self.extra.eos_token_ids()
     }
 
     /// The names of classes that a classifier's `config.json` has; `None` where they are numbers.
@@ -168,7 +97,7 @@ impl Gpt2Config {
     /// # Errors
     /// [`ClassNamesError`] for names that do not name each class from 0 once.
     pub fn class_names(&self) -> Result<Option<ClassNames>, ClassNamesError> {
-        ClassNames::read(&self.carried.0)
+        self.extra.class_names()
     }
 
     /// Checks every value against its range and the values it has to agree with.
@@ -186,7 +115,7 @@ impl Gpt2Config {
         }
         if !self.n_embd.is_multiple_of(self.n_head) {
             let rule = format!("a divisor of `n_embd` = {}", self.n_embd);
-            return Err(value_error("n_head", self.n_head, rule));
+            return Err(ConfigError::value("n_head", self.n_head, rule));
         }
         for (name, value) in [
             ("resid_pdrop", self.resid_pdrop),
@@ -194,39 +123,29 @@ impl Gpt2Config {
             ("attn_pdrop", self.attn_pdrop),
         ] {
             if !(0.0..1.0).contains(&value) {
-                return Err(value_error(name, value, "a probability in [0, 1)"));
+                return Err(ConfigError::value(name, value, "a probability in [0, 1)"));
             }
         }
         // As f32, in which it is used, it must not vanish or overflow.
         if !(self.layer_norm_epsilon as f32).is_normal() || self.layer_norm_epsilon < 0.0 {
             let rule = "a positive number that f32 can hold";
-            return Err(value_error("layer_norm_epsilon", self.layer_norm_epsilon, rule));
+            return Err(ConfigError::value("layer_norm_epsilon", self.layer_norm_epsilon, rule));
         }
         if !(0.0..1e3).contains(&self.initializer_range) {
-            return Err(value_error("initializer_range", self.initializer_range, "in [0, 1000)"));
+            return Err(ConfigError::value(
+                "initializer_range",
+                self.initializer_range,
+                "in [0, 1000)",
+            ));
         }
         Ok(())
     }
 }
 
-fn check_size(name: &'static str, value: usize, max: usize) -> Result<(), ConfigError> {
-    if (1..=max).contains(&value) {
-        return Ok(());
-    }
-    Err(value_error(name, value, format!("an integer from 1 to {max}")))
-}
-
-pub(crate) fn value_error(
-    name: &'static str,
-    value: impl ToString,
-    rule: impl Into<String>,
-) -> ConfigError {
-    ConfigError::Value { name, value: value.to_string(), rule: rule.into() }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Architecture;
     use proptest::prelude::*;
 
     fn sized(n_embd: usize, n_layer: usize, n_head: usize) -> Gpt2Config {

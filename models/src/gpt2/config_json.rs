@@ -1,17 +1,19 @@
-//! Reading and writing the `config.json` of `transformers`.
+//! Reading and writing the `config.json` of a GPT-2.
 //!
-//! A field is one of four kinds: honoured (a field of [`Gpt2Config`]), fixed (accepted only with the
-//! value that means "off"), carried (no concern of training; kept and written back) or unknown. The
-//! last is an error with the nearest known name, so that no setting is dropped in silence.
+//! [`ConfigFields`] checks what is common to all models. Here is which fields GPT-2 reads and writes.
 
 use std::str::FromStr;
 
 use serde_json::{Map, Value, json};
 
 use super::activation::Activation;
-use super::config::{Carried, ConfigError, Gpt2Config, value_error};
+use super::config::Gpt2Config;
+use crate::hf::{ConfigError, ConfigFields, FieldNames, read_fields};
 
-/// Other names of honoured fields: the generic ones of `transformers`, and the historical `n_ctx`.
+/// The fields that GPT-2 reads.
+const NAMES: FieldNames = FieldNames { read: &READ, aliases: &ALIASES };
+
+/// Other names of fields: the generic ones of `transformers`, and the historical `n_ctx`.
 const ALIASES: [(&str, &str); 5] = [
     ("hidden_size", "n_embd"),
     ("max_position_embeddings", "n_positions"),
@@ -20,7 +22,7 @@ const ALIASES: [(&str, &str); 5] = [
     ("num_hidden_layers", "n_layer"),
 ];
 
-const HONOURED: [&str; 16] = [
+const READ: [&str; 16] = [
     "activation_function",
     "attn_pdrop",
     "embd_pdrop",
@@ -39,81 +41,6 @@ const HONOURED: [&str; 16] = [
     "vocab_size",
 ];
 
-/// Fields whose features do not exist here: absent, null, false, 0 or empty, or refused.
-const FIXED: [(&str, &str); 10] = [
-    ("add_cross_attention", "this is a decoder on its own; set it to false"),
-    ("auto_map", "code shipped with a checkpoint is not run; remove it"),
-    ("chunk_size_feed_forward", "the MLP is not chunked; set it to 0"),
-    ("cross_attention_hidden_size", "this is a decoder on its own; remove it"),
-    ("is_encoder_decoder", "this is a decoder on its own; set it to false"),
-    ("output_attentions", "attention weights are not returned; set it to false"),
-    ("output_hidden_states", "hidden states are not returned; set it to false"),
-    ("per_layer_config", "all blocks share one configuration; remove it"),
-    ("pruned_heads", "pruned heads are not supported; export the whole model"),
-    ("quantization_config", "quantised weights are not supported; dequantise and save again"),
-];
-
-/// Fields that change nothing about training: heads of other tasks, generation defaults, labels.
-const CARRIED: [&str; 57] = [
-    "_attn_implementation",
-    "_attn_implementation_autoset",
-    "_commit_hash",
-    "_name_or_path",
-    "architectures",
-    "attn_implementation",
-    "bad_words_ids",
-    "begin_suppress_tokens",
-    "bos_token_id",
-    "decoder_start_token_id",
-    "diversity_penalty",
-    "do_sample",
-    "dtype",
-    "early_stopping",
-    "encoder_no_repeat_ngram_size",
-    "eos_token_id",
-    "exponential_decay_length_penalty",
-    "finetuning_task",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "gradient_checkpointing",
-    "id2label",
-    "is_decoder",
-    "label2id",
-    "length_penalty",
-    "max_length",
-    "min_length",
-    "model_type",
-    "n_special",
-    "no_repeat_ngram_size",
-    "num_beam_groups",
-    "num_beams",
-    "num_labels",
-    "num_return_sequences",
-    "output_past",
-    "output_scores",
-    "pad_token_id",
-    "predict_special_tokens",
-    "prefix",
-    "problem_type",
-    "remove_invalid_values",
-    "repetition_penalty",
-    "return_dict",
-    "return_dict_in_generate",
-    "sep_token_id",
-    "suppress_tokens",
-    "task_specific_params",
-    "temperature",
-    "tf_legacy_loss",
-    "tokenizer_class",
-    "top_k",
-    "top_p",
-    "torch_dtype",
-    "torchscript",
-    "transformers_version",
-    "typical_p",
-    "use_cache",
-];
-
 impl Gpt2Config {
     /// The config with `overrides`, fields of `config.json`, in place of its own values.
     ///
@@ -121,11 +48,7 @@ impl Gpt2Config {
     /// As for reading: an unknown name (with the nearest known one), a wrong type or range, a
     /// feature that does not exist.
     pub fn with_overrides(&self, overrides: &Map<String, Value>) -> Result<Self, ConfigError> {
-        let mut fields = Map::from(self.clone());
-        for (name, value) in canonical_names(overrides.clone())? {
-            fields.insert(name, value);
-        }
-        Self::try_from(fields)
+        Self::try_from(NAMES.overridden(Map::from(self.clone()), overrides)?)
     }
 }
 
@@ -134,9 +57,7 @@ impl FromStr for Gpt2Config {
 
     /// Reads the text of a `config.json`. Absent fields have the defaults of `transformers`.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let fields: Map<String, Value> =
-            serde_json::from_str(text).map_err(|error| ConfigError::Syntax(error.to_string()))?;
-        Self::try_from(fields)
+        Self::try_from(read_fields(text)?)
     }
 }
 
@@ -144,10 +65,10 @@ impl TryFrom<Map<String, Value>> for Gpt2Config {
     type Error = ConfigError;
 
     fn try_from(fields: Map<String, Value>) -> Result<Self, ConfigError> {
-        let mut fields = Fields(canonical_names(fields)?);
-        fields.check_model_type()?;
-        fields.check_fixed()?;
+        let mut fields = ConfigFields::new(fields, NAMES, "gpt2")?;
         let default = Self::small();
+        let functions = format!("one of {}", Activation::ALL.map(Activation::name).join(", "));
+        let function = |value: &Value| value.as_str().and_then(Activation::from_name);
         let config = Self {
             vocab_size: fields.count("vocab_size", default.vocab_size)?,
             n_positions: fields.count("n_positions", default.n_positions)?,
@@ -155,7 +76,12 @@ impl TryFrom<Map<String, Value>> for Gpt2Config {
             n_layer: fields.count("n_layer", default.n_layer)?,
             n_head: fields.count("n_head", default.n_head)?,
             n_inner: fields.optional_count("n_inner")?,
-            activation_function: fields.activation(default.activation_function)?,
+            activation_function: fields.take(
+                "activation_function",
+                default.activation_function,
+                &functions,
+                function,
+            )?,
             resid_pdrop: fields.number("resid_pdrop", default.resid_pdrop)?,
             embd_pdrop: fields.number("embd_pdrop", default.embd_pdrop)?,
             attn_pdrop: fields.number("attn_pdrop", default.attn_pdrop)?,
@@ -167,7 +93,7 @@ impl TryFrom<Map<String, Value>> for Gpt2Config {
             reorder_and_upcast_attn: fields
                 .flag("reorder_and_upcast_attn", default.reorder_and_upcast_attn)?,
             tie_word_embeddings: fields.flag("tie_word_embeddings", default.tie_word_embeddings)?,
-            carried: fields.into_carried()?,
+            extra: fields.into_extra()?,
         };
         config.validate()?;
         Ok(config)
@@ -177,7 +103,7 @@ impl TryFrom<Map<String, Value>> for Gpt2Config {
 impl From<Gpt2Config> for Map<String, Value> {
     /// All fields, sorted by name as `transformers` writes them.
     fn from(config: Gpt2Config) -> Self {
-        let mut fields = config.carried.0;
+        let mut fields = config.extra.0;
         let own = [
             ("activation_function", json!(config.activation_function.name())),
             ("add_cross_attention", json!(false)),
@@ -204,134 +130,10 @@ impl From<Gpt2Config> for Map<String, Value> {
     }
 }
 
-/// Renames aliases to the fields they stand for; both names are fine when they agree.
-fn canonical_names(mut fields: Map<String, Value>) -> Result<Map<String, Value>, ConfigError> {
-    for (alias, name) in ALIASES {
-        let Some(alias_value) = fields.remove(alias) else { continue };
-        match fields.get(name) {
-            Some(value) if *value != alias_value => {
-                let (value, alias_value) = (value.to_string(), alias_value.to_string());
-                return Err(ConfigError::Conflict { alias, alias_value, name, value });
-            }
-            _ => _ = fields.insert(name.to_owned(), alias_value),
-        }
-    }
-    Ok(fields)
-}
-
-/// The fields that have not been read yet.
-struct Fields(Map<String, Value>);
-
-impl Fields {
-    fn take<T>(
-        &mut self,
-        name: &'static str,
-        default: T,
-        rule: &str,
-        read: impl FnOnce(&Value) -> Option<T>,
-    ) -> Result<T, ConfigError> {
-        match self.0.remove(name) {
-            None => Ok(default),
-            Some(value) => read(&value).ok_or_else(|| value_error(name, value, rule)),
-        }
-    }
-
-    fn count(&mut self, name: &'static str, default: usize) -> Result<usize, ConfigError> {
-        self.take(name, default, "a positive integer", as_count)
-    }
-
-    fn optional_count(&mut self, name: &'static str) -> Result<Option<usize>, ConfigError> {
-        self.take(name, None, "a positive integer or null", |value| match value {
-            Value::Null => Some(None),
-            value => as_count(value).map(Some),
-        })
-    }
-
-    fn number(&mut self, name: &'static str, default: f64) -> Result<f64, ConfigError> {
-        self.take(name, default, "a number", Value::as_f64)
-    }
-
-    fn flag(&mut self, name: &'static str, default: bool) -> Result<bool, ConfigError> {
-        self.take(name, default, "true or false", Value::as_bool)
-    }
-
-    fn activation(&mut self, default: Activation) -> Result<Activation, ConfigError> {
-        let rule = format!("one of {}", Activation::ALL.map(Activation::name).join(", "));
-        let read = |value: &Value| value.as_str().and_then(Activation::from_name);
-        self.take("activation_function", default, &rule, read)
-    }
-
-    fn check_model_type(&self) -> Result<(), ConfigError> {
-        match self.0.get("model_type") {
-            None => Ok(()),
-            Some(Value::String(kind)) if kind == "gpt2" => Ok(()),
-            Some(other) => Err(value_error("model_type", other, "\"gpt2\"")),
-        }
-    }
-
-    fn check_fixed(&mut self) -> Result<(), ConfigError> {
-        for (name, remedy) in FIXED {
-            match self.0.remove(name) {
-                Some(value) if !is_off(&value) => {
-                    let value = value.to_string();
-                    return Err(ConfigError::Unsupported { name, value, remedy });
-                }
-                _ => {}
-            }
-        }
-        Ok(())
-    }
-
-    /// What is left must be carried; of it, token ids are used, so they are checked.
-    fn into_carried(self) -> Result<Carried, ConfigError> {
-        for (name, value) in &self.0 {
-            if !CARRIED.contains(&name.as_str()) && !name.starts_with("summary_") {
-                let (name, value) = (name.clone(), value.to_string());
-                return Err(ConfigError::Unknown { hint: nearest(&name), name, value });
-            }
-        }
-        let is_id = |value: &Value| value.as_u64().is_some_and(|id| u32::try_from(id).is_ok());
-        for name in ["bos_token_id", "eos_token_id", "pad_token_id"] {
-            let fits = self.0.get(name).is_none_or(|value| match value {
-                Value::Null => true,
-                Value::Array(ids) => name == "eos_token_id" && ids.iter().all(is_id),
-                id => is_id(id),
-            });
-            if !fits {
-                return Err(value_error(name, &self.0[name], "a token id or null"));
-            }
-        }
-        Ok(Carried(self.0))
-    }
-}
-
-fn as_count(value: &Value) -> Option<usize> {
-    value.as_u64().and_then(|count| usize::try_from(count).ok())
-}
-
-fn is_off(value: &Value) -> bool {
-    match value {
-        Value::Null | Value::Bool(false) => true,
-        Value::Number(number) => number.as_f64() == Some(0.0),
-        Value::Object(fields) => fields.is_empty(),
-        _ => false,
-    }
-}
-
-/// "; did you mean `x`?" for the known name nearest to `name`, if one is near.
-fn nearest(name: &str) -> String {
-    let known = HONOURED.iter().chain(ALIASES.iter().map(|(alias, _)| alias)).chain(&CARRIED);
-    known
-        .map(|candidate| (strsim::jaro_winkler(name, candidate), candidate))
-        .filter(|(similarity, _)| *similarity > 0.8)
-        .max_by(|(a, _), (b, _)| a.total_cmp(b))
-        .map(|(_, candidate)| format!("; did you mean `{candidate}`?"))
-        .unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hf::ExtraFields;
 
     fn read(text: &str) -> Result<Gpt2Config, ConfigError> {
         text.parse()
@@ -352,7 +154,7 @@ mod tests {
     #[test]
     fn the_published_config_is_small() {
         let config = read(PUBLISHED).unwrap();
-        let bare = Gpt2Config { carried: Gpt2Config::small().carried, ..config.clone() };
+        let bare = Gpt2Config { extra: Gpt2Config::small().extra, ..config.clone() };
         assert_eq!(bare, Gpt2Config::small());
         assert_eq!(config.eos_token_ids(), [50256]);
         let written = Map::from(config.clone());
@@ -367,7 +169,7 @@ mod tests {
 
     #[test]
     fn an_empty_object_is_the_default() {
-        let config = Gpt2Config { carried: Carried::default(), ..Gpt2Config::small() };
+        let config = Gpt2Config { extra: ExtraFields::default(), ..Gpt2Config::small() };
         assert_eq!(read("{}").unwrap(), config);
     }
 
@@ -413,7 +215,6 @@ mod tests {
             (r#"{"auto_map": {"AutoConfig": "x"}}"#, "remove it"),
             (r#"{"n_heads": 12}"#, "unknown field `n_heads` (value 12); did you mean `n_head`?"),
             (r#"{"vocabsize": 1}"#, "did you mean `vocab_size`?"),
-            (r#"{"rope_theta": 1e4}"#, "unknown field `rope_theta`"),
             (r#"{"n_ctx": 512, "n_positions": 1024}"#, "`n_ctx` is 512 and `n_positions` is 1024"),
             (r#"{"hidden_size": 8, "n_embd": 16}"#, "keep one"),
             (r#"{"eos_token_id": "</s>"}"#, "`eos_token_id` is \"</s>\""),
@@ -424,6 +225,13 @@ mod tests {
             let message = read(text).expect_err(text).to_string();
             assert!(message.contains(expected), "{text}: {message}");
         }
+    }
+
+    #[test]
+    fn unknown_fields_are_written_back() {
+        let config = read(r#"{"rope_theta": 1e4, "n_heads_kv": 2}"#).unwrap();
+        assert_eq!(config.extra.unknown().collect::<Vec<_>>(), ["rope_theta", "n_heads_kv"]);
+        assert_eq!(Map::from(config)["rope_theta"], 1e4);
     }
 
     #[test]
@@ -452,7 +260,7 @@ mod tests {
         let config = base.with_overrides(&map(changed)).unwrap();
         let sizes = (config.n_positions, config.n_inner, config.n_embd, config.attn_pdrop);
         assert_eq!(sizes, (512, Some(40), 24, 0.0));
-        assert_eq!(config.carried, base.carried);
+        assert_eq!(config.extra, base.extra);
         for (overrides, expected) in [
             (json!({"dropout": 0.1}), "unknown field `dropout`"),
             (json!({"resid_drop": 0.1}), "did you mean `resid_pdrop`?"),

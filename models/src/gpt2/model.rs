@@ -8,12 +8,13 @@ use burn::nn::{Dropout, DropoutConfig, Embedding};
 use burn::tensor::{Int, Tensor, backend::Backend};
 use deepburn_ops::{FusedOps, linear_cross_entropy};
 
-use super::attention::{Extent, KeyValues};
-use super::batch::CausalBatch;
+use super::attention::{KeyValues, SeqDims};
 use super::block::Block;
-use super::config::{ConfigError, Gpt2Config};
-use super::loss::CausalLoss;
+use super::config::Gpt2Config;
 use super::parameters::HEAD;
+use crate::architecture::{LanguageModelConfig, TokenLimits};
+use crate::causal_lm::{CausalBatch, CausalLoss, LanguageModel};
+use crate::hf::ConfigError;
 use crate::norm::LayerNorm;
 use crate::weights::{Values, WeightInit};
 
@@ -82,11 +83,6 @@ impl<B: Backend> Gpt2<B> {
         &self.config
     }
 
-    /// Where the model's weights are.
-    pub(crate) fn device(&self) -> B::Device {
-        self.wte.weight.lazy_device()
-    }
-
     /// The output projection, `[vocab, width]`.
     fn head(&self) -> Tensor<B, 2> {
         self.lm_head.as_ref().map_or(&self.wte.weight, |head| &head.weight).val()
@@ -102,21 +98,8 @@ impl<B: FusedOps> Gpt2<B> {
     /// [`CausalBatch`] checks both beforehand.
     pub fn forward(&self, input_ids: Tensor<B, 2, Int>) -> Tensor<B, 3> {
         let [batch, length] = input_ids.dims();
-        let hidden = self.hidden(input_ids, Extent { batch, past: 0, queries: length }, None);
+        let hidden = self.hidden(input_ids, SeqDims { batch, past: 0, queries: length }, None);
         self.logits(hidden).reshape([batch, length, self.config.vocab_size])
-    }
-
-    /// The language-model loss of a batch.
-    ///
-    /// Only the positions that predict something go through the final norm and the head.
-    pub fn loss(&self, batch: &CausalBatch<B>) -> CausalLoss<B> {
-        let [rows, length] = batch.input_ids.dims();
-        let extent = Extent { batch: rows, past: 0, queries: length };
-        let hidden = self.hidden(batch.input_ids.clone(), extent, None);
-        let hidden = self.ln_f.forward(hidden.select(0, batch.positions.clone()));
-        let sum = linear_cross_entropy(hidden, self.head(), batch.targets.clone());
-        let tokens = batch.tokens();
-        CausalLoss { sum: if tokens == 0 { sum * 0.0 } else { sum }, tokens }
     }
 
     /// The residual stream after the last block, `[batch * queries, width]`.
@@ -125,24 +108,24 @@ impl<B: FusedOps> Gpt2<B> {
     pub(crate) fn hidden(
         &self,
         input_ids: Tensor<B, 2, Int>,
-        extent: Extent,
+        dims: SeqDims,
         mut cache: Option<&mut [Option<KeyValues<B>>]>,
     ) -> Tensor<B, 2> {
-        let (positions, n_positions) = (extent.past + extent.queries, self.config.n_positions);
+        let (positions, n_positions) = (dims.past + dims.queries, self.config.n_positions);
         assert!(
             positions <= n_positions,
             "sequences of {positions} tokens are longer than n_positions = {n_positions}"
         );
-        let mut x = self.embed(input_ids, extent);
+        let mut x = self.embed(input_ids, dims);
         for (index, block) in self.h.iter().enumerate() {
-            x = block.forward(x, extent, cache.as_mut().map(|cache| &mut cache[index]));
+            x = block.forward(x, dims, cache.as_mut().map(|cache| &mut cache[index]));
         }
         x
     }
 
     /// Token plus position embeddings, `[batch * queries, width]`.
-    fn embed(&self, input_ids: Tensor<B, 2, Int>, extent: Extent) -> Tensor<B, 2> {
-        let Extent { batch, past, queries } = extent;
+    fn embed(&self, input_ids: Tensor<B, 2, Int>, dims: SeqDims) -> Tensor<B, 2> {
+        let SeqDims { batch, past, queries } = dims;
         let width = self.config.n_embd;
         // With a sequence a row, the positions are one row shared by all.
         let tokens = self.wte.forward(input_ids).reshape([batch, queries * width]);
@@ -159,6 +142,43 @@ impl<B: FusedOps> Gpt2<B> {
     /// Logits `[rows, vocab]` of rows of the residual stream.
     pub(crate) fn logits(&self, hidden: Tensor<B, 2>) -> Tensor<B, 2> {
         self.ln_f.forward(hidden).matmul(self.head().transpose())
+    }
+}
+
+impl<B: FusedOps> LanguageModel<B> for Gpt2<B> {
+    /// An entry for each block.
+    type Cache = Vec<Option<KeyValues<B>>>;
+
+    fn limits(&self) -> TokenLimits {
+        self.config.limits()
+    }
+
+    fn device(&self) -> B::Device {
+        self.wte.weight.lazy_device()
+    }
+
+    /// Only the positions that predict something go through the final norm and the head.
+    fn loss(&self, batch: &CausalBatch<B>) -> CausalLoss<B> {
+        let [rows, length] = batch.input_ids.dims();
+        let dims = SeqDims { batch: rows, past: 0, queries: length };
+        let hidden = self.hidden(batch.input_ids.clone(), dims, None);
+        let hidden = self.ln_f.forward(hidden.select(0, batch.positions.clone()));
+        let sum = linear_cross_entropy(hidden, self.head(), batch.targets.clone());
+        let tokens = batch.tokens();
+        CausalLoss { sum: if tokens == 0 { sum * 0.0 } else { sum }, tokens }
+    }
+
+    fn next_logits(
+        &self,
+        input_ids: Tensor<B, 2, Int>,
+        past: usize,
+        cache: &mut Self::Cache,
+    ) -> Tensor<B, 2> {
+        let [batch, queries] = input_ids.dims();
+        cache.resize(self.h.len(), None);
+        let hidden =
+            self.hidden(input_ids, SeqDims { batch, past, queries }, Some(cache.as_mut_slice()));
+        self.logits(hidden.narrow(0, queries - 1, 1))
     }
 }
 

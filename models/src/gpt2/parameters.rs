@@ -1,25 +1,19 @@
 //! The parameters of a GPT-2 model: their module paths, `transformers` names and shapes.
 //!
-//! Main type: [`ParameterShape`]. One list serves counting, checking and writing checkpoints; a test
+//! One list serves counting, checking and writing checkpoints; a test
 //! holds it equal to what the module itself contains.
 
 use super::config::Gpt2Config;
+use crate::hf::{Names, ParameterShape};
 
 /// What `transformers` puts before the name of every tensor but the output projection's.
 const PREFIX: &str = "transformer.";
 /// Module path of the output projection that an untied model has.
 pub(crate) const HEAD: &str = "lm_head.weight";
+/// Module path of the token embedding.
+pub(crate) const EMBEDDING: &str = "wte.weight";
 /// Module path of a classifier's scores.
 pub(crate) const SCORE: &str = "score.weight";
-
-/// A parameter of a model.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ParameterShape {
-    /// Path of field names and indices in the Burn module, joined by dots.
-    pub path: String,
-    /// Lengths of its axes. Projections are `[in, out]`, embeddings and the head `[vocab, width]`.
-    pub shape: Vec<usize>,
-}
 
 /// The `transformers` name of the parameter at a module path.
 ///
@@ -46,48 +40,51 @@ pub(crate) fn is_mask_buffer(path: &str) -> bool {
     })
 }
 
-impl Gpt2Config {
-    /// All parameters, in the order in which the module holds them.
-    #[must_use]
-    pub fn parameters(&self) -> Vec<ParameterShape> {
-        let (d, inner) = (self.n_embd, self.inner_width());
-        let mut list = vec![
-            parameter("wte.weight", &[self.vocab_size, d]),
-            parameter("wpe.weight", &[self.n_positions, d]),
-        ];
-        for block in 0..self.n_layer {
-            let mut add = |leaf: &str, shape: &[usize]| {
-                list.push(parameter(&format!("h.{block}.{leaf}"), shape));
-            };
-            add("ln_1.weight", &[d]);
-            add("ln_1.bias", &[d]);
-            add("attn.c_attn.weight", &[d, 3 * d]);
-            add("attn.c_attn.bias", &[3 * d]);
-            add("attn.c_proj.weight", &[d, d]);
-            add("attn.c_proj.bias", &[d]);
-            add("ln_2.weight", &[d]);
-            add("ln_2.bias", &[d]);
-            add("mlp.c_fc.weight", &[d, inner]);
-            add("mlp.c_fc.bias", &[inner]);
-            add("mlp.c_proj.weight", &[inner, d]);
-            add("mlp.c_proj.bias", &[d]);
-        }
-        list.push(parameter("ln_f.weight", &[d]));
-        list.push(parameter("ln_f.bias", &[d]));
-        if !self.tie_word_embeddings {
-            list.push(parameter(HEAD, &[self.vocab_size, d]));
-        }
-        list
-    }
-}
+/// The names of a language model in its files, with or without the prefix.
+pub(crate) const NAMES: Names = Names {
+    in_file: hf_name,
+    path: |name| {
+        let path = module_path(name);
+        (!is_mask_buffer(path)).then(|| path.to_owned())
+    },
+};
 
-pub(crate) fn parameter(path: &str, shape: &[usize]) -> ParameterShape {
-    ParameterShape { path: path.to_owned(), shape: shape.to_vec() }
+/// All parameters of a language model, in the order in which the module holds them.
+pub(crate) fn parameters(config: &Gpt2Config) -> Vec<ParameterShape> {
+    let (d, inner) = (config.n_embd, config.inner_width());
+    let mut list = vec![
+        ParameterShape::new(EMBEDDING, &[config.vocab_size, d]),
+        ParameterShape::new("wpe.weight", &[config.n_positions, d]),
+    ];
+    for block in 0..config.n_layer {
+        let mut add = |leaf: &str, shape: &[usize]| {
+            list.push(ParameterShape::new(format!("h.{block}.{leaf}"), shape));
+        };
+        add("ln_1.weight", &[d]);
+        add("ln_1.bias", &[d]);
+        add("attn.c_attn.weight", &[d, 3 * d]);
+        add("attn.c_attn.bias", &[3 * d]);
+        add("attn.c_proj.weight", &[d, d]);
+        add("attn.c_proj.bias", &[d]);
+        add("ln_2.weight", &[d]);
+        add("ln_2.bias", &[d]);
+        add("mlp.c_fc.weight", &[d, inner]);
+        add("mlp.c_fc.bias", &[inner]);
+        add("mlp.c_proj.weight", &[inner, d]);
+        add("mlp.c_proj.bias", &[d]);
+    }
+    list.push(ParameterShape::new("ln_f.weight", &[d]));
+    list.push(ParameterShape::new("ln_f.bias", &[d]));
+    if !config.tie_word_embeddings {
+        list.push(ParameterShape::new(HEAD, &[config.vocab_size, d]));
+    }
+    list
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Architecture;
     use crate::gpt2::Gpt2;
     use burn::module::{Module, ModuleVisitor, Param};
     use burn::tensor::{Tensor, backend::Backend};
@@ -107,7 +104,7 @@ mod tests {
             self.path.pop();
         }
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            self.found.push(parameter(&self.path.join("."), &param.lazy_shape()));
+            self.found.push(ParameterShape::new(self.path.join("."), &param.lazy_shape()));
         }
     }
 

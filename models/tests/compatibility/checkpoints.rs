@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_flex::Flex;
-use deepburn_models::gpt2::{
-    Checkpoint, CheckpointError, CheckpointWriter, Gpt2, Gpt2Config, SavedPrecision, hf_name,
-};
+use deepburn_models::gpt2::{Checkpoint, Gpt2, Gpt2Config, hf_name};
+use deepburn_models::hf::CheckpointError;
+use deepburn_models::{Architecture, FloatType};
 use proptest::prelude::*;
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use serde_json::{Map, Value, json};
@@ -108,12 +108,12 @@ fn saving_and_loading_keeps_every_bit() {
         let folder = tempfile::tempdir().unwrap();
         let first = folder.path().join("new/first");
         let model = Gpt2::<Flex>::new(&config(tied), 3, &Default::default()).unwrap();
-        model.save(&first, SavedPrecision::F32).unwrap();
+        model.save(&first, FloatType::F32).unwrap();
         assert_eq!(files(&first), ["config.json", "generation_config.json", "model.safetensors"]);
         let loaded = load(&first).unwrap();
         assert_eq!(logits(&loaded), logits(&model));
         let second = folder.path().join("second");
-        loaded.save(&second, SavedPrecision::F32).unwrap();
+        loaded.save(&second, FloatType::F32).unwrap();
         for name in files(&first) {
             assert!(fs::read(first.join(&name)).unwrap() == fs::read(second.join(&name)).unwrap());
         }
@@ -125,7 +125,7 @@ fn a_saved_transformers_checkpoint_is_the_same_file() {
     let data = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data");
     for name in ["tiny", "odd"] {
         let folder = tempfile::tempdir().unwrap();
-        load(&data.join(name)).unwrap().save(folder.path(), SavedPrecision::F32).unwrap();
+        load(&data.join(name)).unwrap().save(folder.path(), FloatType::F32).unwrap();
         let read = |folder: &Path, file| fs::read(folder.join(file)).unwrap();
         let file = "model.safetensors";
         assert!(read(folder.path(), file) == read(&data.join(name), file), "{name}");
@@ -141,10 +141,9 @@ fn half_precision_is_read_and_written() {
     let config = config(true);
     let full = folder_of(&config, &entries(&config));
     let model = load(full.path()).unwrap();
-    for (precision, dtype, name) in [
-        (SavedPrecision::F16, Dtype::F16, "float16"),
-        (SavedPrecision::Bf16, Dtype::BF16, "bfloat16"),
-    ] {
+    for (precision, dtype, name) in
+        [(FloatType::F16, Dtype::F16, "float16"), (FloatType::Bf16, Dtype::BF16, "bfloat16")]
+    {
         let folder = tempfile::tempdir().unwrap();
         model.save(folder.path(), precision).unwrap();
         let bytes = fs::read(folder.path().join("model.safetensors")).unwrap();
@@ -463,10 +462,10 @@ fn overriding_a_size_names_the_tensors_it_changes() {
 fn an_unfinished_checkpoint_leaves_the_old_one() {
     let (config, folder) = (config(true), tempfile::tempdir().unwrap());
     let model = Gpt2::<Flex>::new(&config, 1, &Default::default()).unwrap();
-    model.save(folder.path(), SavedPrecision::F32).unwrap();
+    model.save(folder.path(), FloatType::F32).unwrap();
     let before = fs::read(folder.path().join("model.safetensors")).unwrap();
 
-    let create = || CheckpointWriter::create(folder.path(), &config, SavedPrecision::F32).unwrap();
+    let create = || config.checkpoint_writer(folder.path(), FloatType::F32).unwrap();
     let zeros = |shape: &[usize]| TensorData::zeros::<f32, _>(shape.to_vec());
     let mut writer = create();
     writer.write("wte.weight", zeros(&[11, 4])).unwrap();
@@ -496,7 +495,7 @@ fn tensors_may_come_in_any_order_and_width() {
     let source = entries(&config);
     let expected = folder_of(&config, &source);
     let folder = tempfile::tempdir().unwrap();
-    let mut writer = CheckpointWriter::create(folder.path(), &config, SavedPrecision::F32).unwrap();
+    let mut writer = config.checkpoint_writer(folder.path(), FloatType::F32).unwrap();
     for (parameter, entry) in config.parameters().iter().zip(&source).rev() {
         let values: Vec<f32> =
             entry.bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
@@ -513,7 +512,7 @@ fn a_folder_that_cannot_be_written_is_refused() {
     let file = folder.path().join("file");
     fs::write(&file, "").unwrap();
     let model = Gpt2::<Flex>::new(&config(true), 1, &Default::default()).unwrap();
-    let message = model.save(file.join("model"), SavedPrecision::F32).unwrap_err().to_string();
+    let message = model.save(file.join("model"), FloatType::F32).unwrap_err().to_string();
     assert!(message.contains("cannot create"), "{message}");
 }
 

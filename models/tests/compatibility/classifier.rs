@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorData};
 use burn_flex::Flex;
-use deepburn_models::TextBatch;
-use deepburn_models::gpt2::{Checkpoint, ClassifierConfig, Gpt2Classifier, SavedPrecision};
+use deepburn_models::gpt2::{Checkpoint, ClassifierConfig, Gpt2Classifier};
+use deepburn_models::{Architecture, FloatType, TextBatch, TextClassifier};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -50,7 +50,7 @@ fn save(model: &Gpt2Classifier<Flex>, folder: &Path) {
     }
     let mut parameters = Parameters(Vec::new(), Vec::new());
     model.visit(&mut parameters);
-    let mut writer = config().checkpoint_writer(folder, SavedPrecision::F32).unwrap();
+    let mut writer = config().checkpoint_writer(folder, FloatType::F32).unwrap();
     for (path, data) in parameters.0 {
         let data = match path.as_str() {
             "score.weight" => TensorData::new(recorded().score, data.shape.clone()),

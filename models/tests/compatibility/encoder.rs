@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorData, backend::Backend};
 use burn_flex::Flex;
-use deepburn_models::gpt2::{ParameterShape, SavedPrecision};
-use deepburn_models::imdb::{Encoder, EncoderConfig};
-use deepburn_models::{ClassNames, TextBatch};
+use deepburn_models::encoder::{Encoder, EncoderConfig};
+use deepburn_models::hf::{ClassNames, ParameterShape};
+use deepburn_models::{Architecture, FloatType, TextBatch, TextClassifier};
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -108,7 +108,7 @@ fn padding_changes_nothing() {
 
 /// Saves the recorded weights with `config` as their configuration.
 fn save(config: &EncoderConfig, folder: &std::path::Path) {
-    let mut writer = config.checkpoint_writer(folder, SavedPrecision::F32).unwrap();
+    let mut writer = config.checkpoint_writer(folder, FloatType::F32).unwrap();
     let weights = recorded().weights;
     for ParameterShape { path, shape } in config.parameters() {
         writer.write(&path, TensorData::new(weights[&path].clone(), shape)).unwrap();

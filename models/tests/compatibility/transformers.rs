@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_flex::Flex;
-use deepburn_models::gpt2::{CausalBatch, Checkpoint, GenerateOptions, Gpt2, Gpt2Config, Sampling};
+use deepburn_models::causal_lm::{CausalBatch, GenerateOptions, LanguageModel, Sampling};
+use deepburn_models::gpt2::{Checkpoint, Gpt2, Gpt2Config};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 

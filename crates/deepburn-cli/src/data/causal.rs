@@ -1,44 +1,43 @@
-//! Language modelling: GPT-2 on token sequences.
+//! Language modelling: a model on token sequences.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use burn::module::AutodiffModule;
 use burn::tensor::backend::Backend;
 use burn::tensor::{ElementConversion, Tensor};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Training, Zero};
 use deepburn::{Batch, BatchSource, Evaluation, EvaluationStream, NextStep, StepBatches, Task};
-use deepburn_config::{BatchPlan, CurriculumPlan, DataKind, Job, Plan};
+use deepburn_config::{BatchPlan, CurriculumPlan, DataKind, DynamicBatchingPlan, Job, Plan};
 use deepburn_datasets::{
-    BatchLoader, Corpus, DataError, DistributedSampler, EvaluationBatches, IGNORE_INDEX,
-    MicroBatch, Order, Position, Sequences, Shard, Tokenizer,
+    BatchLoader, BudgetSampler, Corpus, DataError, DistributedSampler, EvaluationBatches,
+    IGNORE_INDEX, MicroBatch, Order, Position, Sequences, Shard, StepShape, Tokenizer,
 };
-use deepburn_models::gpt2::{
-    CausalBatch, Checkpoint, CheckpointError, CheckpointWriter, Gpt2, Gpt2Config, IGNORED_LABEL,
-    InputError, SavedPrecision,
-};
+use deepburn_models::causal_lm::{CausalBatch, IGNORED_LABEL, InputError, LanguageModel};
+use deepburn_models::hf::{CheckpointError, CheckpointWriter};
+use deepburn_models::{Architecture, BuildModel, FloatType, LanguageModelConfig};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::data::corpus::open_corpus;
 use crate::data::lengths::{PREFETCH, check_length, longest};
 use crate::data::places::Places;
-use crate::data::recipe::{InitialWeights, Recipe};
+use crate::data::recipe::{InitialWeights, Recipe, SubjectInfo, WeightOrigin};
 use crate::data::vocabulary::{is_vocabulary_given, with_special_tokens, with_vocabulary};
 use crate::failure::{BoxError, Failure};
+use crate::job::known_model::warn_of_unknown;
 use crate::job::memory::check_step;
 
 /// A language model and its data.
-pub(crate) struct Causal {
-    pub(crate) config: Gpt2Config,
+pub(crate) struct Causal<C> {
+    config: C,
     corpus: Corpus,
     order: Order,
-    /// Folder of the pretrained model.
-    pretrained: Option<PathBuf>,
-    seed: u64,
+    origin: WeightOrigin,
     eval_max_samples: Option<usize>,
 }
 
-impl Causal {
+impl<C: LanguageModelConfig> Causal<C> {
     /// Reads and checks model and data.
     ///
     /// # Errors
@@ -51,12 +50,13 @@ impl Causal {
     ) -> Result<Self, Failure> {
         let pretrained = job.model.pretrained.as_ref().map(|place| places.model(place));
         let pretrained = pretrained.transpose().map_err(Failure::mistake)?;
-        let config = model_config(job, pretrained.as_deref())?;
-        check_length(job, config.n_positions, "n_positions")?;
+        let config: C = model_config(job, pretrained.as_deref())?;
+        let limits = config.limits();
+        check_length(job, limits.max_len, limits.max_len_field)?;
         check_step(batch, job.data.sequence_length)?;
         // Token files without a tokenizer do not contain the size of the vocabulary.
         let is_bare = matches!(job.data.kind, DataKind::Tokens) && job.data.tokenizer.is_none();
-        let rows = (is_vocabulary_given(job) || is_bare).then_some(config.vocab_size);
+        let rows = (is_vocabulary_given(job) || is_bare).then_some(limits.vocab_size);
         let corpus = open_corpus(job, places, pretrained.as_deref(), rows);
         let corpus = corpus.map_err(Failure::mistake)?;
         let mut config = with_vocabulary(config, job, corpus.tokenizer.as_ref())?;
@@ -64,51 +64,64 @@ impl Causal {
             let special = ["bos_token_id", "eos_token_id"];
             config = with_special_tokens(config, job, pretrained.as_deref(), tokenizer, &special)?;
         }
-        let (seed, eval_max_samples) = (job.training.seed, job.training.eval_max_samples);
-        Ok(Self { config, corpus, order, pretrained, seed, eval_max_samples })
-    }
-
-    /// Returns a hash of the training data.
-    pub(crate) fn data_fingerprint(&self) -> Result<String, DataError> {
-        self.corpus.train.fingerprint()
-    }
-
-    /// Returns a hash of the evaluation data, if there is some.
-    pub(crate) fn evaluation_fingerprint(&self) -> Result<Option<String>, DataError> {
-        self.corpus.eval.as_ref().map(Sequences::fingerprint).transpose()
-    }
-
-    /// Returns the number of samples of a rank in an epoch.
-    pub(crate) fn samples_per_epoch(&self, shard: Shard) -> Result<usize, DataError> {
-        let sampler = DistributedSampler::new(self.corpus.train.len(), shard, self.order)?;
-        Ok(sampler.samples_per_epoch())
+        let origin = WeightOrigin { pretrained, seed: job.training.seed };
+        let eval_max_samples = job.training.eval_max_samples;
+        Ok(Self { config, corpus, order, origin, eval_max_samples })
     }
 }
 
-impl<B: FusedOps + OptimizerOps> Recipe<B> for Causal {
-    type Model = Gpt2<Training<B>>;
-    type Task = NextToken<B::Device>;
+impl<C: LanguageModelConfig> SubjectInfo for Causal<C> {
+    fn architecture(&self) -> &dyn Architecture {
+        &self.config
+    }
+
+    /// Sequences are packed to the limit.
+    fn longest(&self, limit: usize) -> usize {
+        limit
+    }
+
+    fn samples_per_epoch(&self, shard: Shard) -> Result<usize, DataError> {
+        let sampler = DistributedSampler::new(self.corpus.train.len(), shard, self.order)?;
+        Ok(sampler.samples_per_epoch())
+    }
+
+    fn data_fingerprint(&self) -> Result<String, DataError> {
+        self.corpus.train.fingerprint()
+    }
+
+    fn evaluation_fingerprint(&self) -> Result<Option<String>, DataError> {
+        self.corpus.eval.as_ref().map(Sequences::fingerprint).transpose()
+    }
+
+    fn budget_sampler(
+        &self,
+        _shape: StepShape,
+        _dynamic: &DynamicBatchingPlan,
+    ) -> Result<BudgetSampler, Failure> {
+        Err(Failure::mistake(
+            "deepspeed.data_efficiency.data_sampling.dynamic_batching.enabled: supported only for data of kind \
+             \"classification\"; other kinds are packed into sequences of one length; set it to false",
+        ))
+    }
+}
+
+impl<B, C> Recipe<B> for Causal<C>
+where
+    B: FusedOps + OptimizerOps,
+    C: LanguageModelConfig + BuildModel<Training<B>>,
+    C::Model: LanguageModel<Training<B>>
+        + AutodiffModule<Training<B>, InnerModule: LanguageModel<Zero<B>>>,
+{
+    type Model = C::Model;
+    type Task = NextToken<C, B::Device>;
     type Source = TokenSource;
 
     fn model(&self, weights: InitialWeights, device: &B::Device) -> Result<Self::Model, Failure> {
-        match (weights, &self.pretrained) {
-            (InitialWeights::Zeros, _) => {
-                Gpt2::zeros(&self.config, device).map_err(Failure::mistake)
-            }
-            (InitialWeights::OfJob, Some(folder)) => {
-                let checkpoint = Checkpoint::open(folder).map_err(Failure::mistake)?;
-                checkpoint.load_lazily(&self.config, device).map_err(Failure::mistake)
-            }
-            (InitialWeights::OfJob, None) => {
-                Gpt2::new(&self.config, self.seed, device).map_err(Failure::mistake)
-            }
-        }
+        self.origin.model(&self.config, weights, device)
     }
 
     fn check_weights(&self) -> Result<(), Failure> {
-        let Some(folder) = &self.pretrained else { return Ok(()) };
-        let mut checkpoint = Checkpoint::open(folder).map_err(Failure::mistake)?;
-        checkpoint.check_values(&self.config).map_err(Failure::mistake)
+        self.origin.check(&self.config)
     }
 
     fn task(&self, device: B::Device) -> Self::Task {
@@ -131,7 +144,7 @@ impl<B: FusedOps + OptimizerOps> Recipe<B> for Causal {
     }
 
     fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError> {
-        CheckpointWriter::create(folder, &self.config, SavedPrecision::F32)
+        self.config.checkpoint_writer(folder, FloatType::F32)
     }
 
     fn tokenizer(&self) -> Option<&Tokenizer> {
@@ -139,12 +152,16 @@ impl<B: FusedOps + OptimizerOps> Recipe<B> for Causal {
     }
 }
 
-/// Returns the configuration of the pretrained model, or of GPT-2 small, with the overrides of the job.
-pub(crate) fn model_config(job: &Job, pretrained: Option<&Path>) -> Result<Gpt2Config, Failure> {
+/// Returns the configuration of the pretrained model, or the default one, with the overrides of the job.
+pub(crate) fn model_config<C: LanguageModelConfig>(
+    job: &Job,
+    pretrained: Option<&Path>,
+) -> Result<C, Failure> {
     let base = match pretrained {
-        Some(folder) => Checkpoint::open(folder).map_err(Failure::mistake)?.config().clone(),
-        None => Gpt2Config::small(),
+        Some(folder) => C::open(folder).map_err(Failure::mistake)?,
+        None => C::default_size(),
     };
+    warn_of_unknown(base.extra());
     let named = |error| Failure::mistake(format!("model.config: {error}"));
     let config = base.with_overrides(&job.model.config).map_err(named)?;
     config.validate().map_err(named)?;
@@ -168,7 +185,7 @@ impl TokenBatch {
     /// Copies the batch to a device and checks it against vocabulary and length of the model.
     fn on<B: Backend>(
         &self,
-        config: &Gpt2Config,
+        config: &impl LanguageModelConfig,
         device: &B::Device,
     ) -> Result<CausalBatch<B>, InputError> {
         let MicroBatch { input_ids, labels, shape, .. } = &self.0;
@@ -182,24 +199,26 @@ impl TokenBatch {
 }
 
 /// The task of predicting the next token.
-pub(crate) struct NextToken<D> {
-    pub(crate) config: Gpt2Config,
-    pub(crate) device: D,
+pub(crate) struct NextToken<C, D> {
+    config: C,
+    device: D,
 }
 
-impl<B: FusedOps + OptimizerOps> Task<B, Gpt2<Training<B>>> for NextToken<B::Device> {
+impl<B, C, M> Task<B, M> for NextToken<C, B::Device>
+where
+    B: FusedOps + OptimizerOps,
+    C: LanguageModelConfig,
+    M: LanguageModel<Training<B>>
+        + AutodiffModule<Training<B>, InnerModule: LanguageModel<Zero<B>>>,
+{
     type Batch = TokenBatch;
 
-    fn loss(
-        &self,
-        model: &Gpt2<Training<B>>,
-        batch: &TokenBatch,
-    ) -> Result<Tensor<Training<B>, 1>, BoxError> {
+    fn loss(&self, model: &M, batch: &TokenBatch) -> Result<Tensor<Training<B>, 1>, BoxError> {
         let batch = batch.on(&self.config, &self.device)?;
         Ok(model.loss(&batch).mean())
     }
 
-    fn evaluate(&self, model: &Gpt2<Zero<B>>, batch: &TokenBatch) -> Result<Evaluation, BoxError> {
+    fn evaluate(&self, model: &M::InnerModule, batch: &TokenBatch) -> Result<Evaluation, BoxError> {
         let batch = batch.on(&self.config, &self.device)?;
         let loss_sum = model.loss(&batch).sum.into_scalar().elem::<f64>();
         Ok(Evaluation { loss_sum, answers: None })

@@ -1,8 +1,8 @@
 //! Text classification: an encoder or GPT-2 on labelled texts.
 //!
-//! Main type: [`Classification`], of an [`Encoder`] or of a [`Gpt2Classifier`].
+//! Main type: [`Classification`], by an encoder or by GPT-2.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use burn::module::AutodiffModule;
 use burn::tensor::backend::Backend;
@@ -14,16 +14,18 @@ use deepburn_config::{BatchPlan, DynamicBatchingPlan, Job, Plan};
 use deepburn_datasets::{
     BudgetSampler, DataError, DistributedSampler, LabelledBatch, Order, Shard, StepShape, Tokenizer,
 };
-use deepburn_models::gpt2::{
-    Checkpoint, CheckpointError, CheckpointWriter, ClassifierConfig, Gpt2Classifier, SavedPrecision,
+use deepburn_models::encoder::EncoderConfig;
+use deepburn_models::gpt2::{ClassifierConfig, Gpt2Config};
+use deepburn_models::hf::{CheckpointError, CheckpointWriter, ClassNames};
+use deepburn_models::{
+    Architecture, BuildModel, FloatType, TextBatch, TextBatchError, TextClassifier,
+    TextClassifierConfig, TextLimits,
 };
-use deepburn_models::imdb::{Encoder, EncoderConfig};
-use deepburn_models::{ClassNames, TextBatch, TextBatchError, TextLimits};
 
 use crate::data::causal::model_config;
 use crate::data::lengths::check_length;
 use crate::data::places::Places;
-use crate::data::recipe::{InitialWeights, Recipe};
+use crate::data::recipe::{InitialWeights, Recipe, SubjectInfo, WeightOrigin};
 use crate::data::text_source::{Labelled, TextSource, budget, evaluation, evaluation_budget};
 use crate::data::texts::{Texts, open_texts};
 use crate::data::vocabulary::{with_special_tokens, with_vocabulary};
@@ -31,135 +33,12 @@ use crate::failure::{BoxError, Failure};
 use crate::job::memory::check_step;
 
 /// A text classifier and its data.
-pub(crate) struct Classification<K> {
-    pub(crate) kind: K,
+pub(crate) struct Classification<C> {
+    config: C,
     texts: Texts,
     order: Order,
-    seed: u64,
+    origin: WeightOrigin,
     eval_max_samples: Option<usize>,
-}
-
-/// A kind of classifier.
-pub(crate) trait Kind: Sync {
-    /// Returns the limits on texts and labels.
-    fn limits(&self) -> TextLimits;
-
-    /// Starts to export the model to `folder`.
-    fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError>;
-
-    /// Reads the pretrained weights once, if there are some.
-    fn check_weights(&self) -> Result<(), Failure>;
-}
-
-/// The model of a kind on a backend.
-pub(crate) trait KindOn<B: FusedOps + OptimizerOps>: Kind {
-    /// The model type.
-    type Model: Classifier<Training<B>>
-        + AutodiffModule<Training<B>, InnerModule: Classifier<Zero<B>>>;
-
-    /// Builds the model. Weights are drawn from `seed` or read when they are first used.
-    fn model(
-        &self,
-        weights: InitialWeights,
-        seed: u64,
-        device: &B::Device,
-    ) -> Result<Self::Model, Failure>;
-}
-
-/// A model with logits and a loss.
-pub(crate) trait Classifier<B: Backend> {
-    /// Returns the cross-entropy summed over the texts, and the logits.
-    fn loss(&self, batch: &TextBatch<B>) -> (Tensor<B, 1>, Tensor<B, 2>);
-}
-
-impl<B: FusedOps> Classifier<B> for Encoder<B> {
-    fn loss(&self, batch: &TextBatch<B>) -> (Tensor<B, 1>, Tensor<B, 2>) {
-        Encoder::loss(self, batch)
-    }
-}
-
-impl<B: FusedOps> Classifier<B> for Gpt2Classifier<B> {
-    fn loss(&self, batch: &TextBatch<B>) -> (Tensor<B, 1>, Tensor<B, 2>) {
-        Gpt2Classifier::loss(self, batch)
-    }
-}
-
-impl Kind for EncoderConfig {
-    fn limits(&self) -> TextLimits {
-        EncoderConfig::limits(self)
-    }
-
-    fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError> {
-        self.checkpoint_writer(folder, SavedPrecision::F32)
-    }
-
-    fn check_weights(&self) -> Result<(), Failure> {
-        Ok(())
-    }
-}
-
-impl<B: FusedOps + OptimizerOps> KindOn<B> for EncoderConfig {
-    type Model = Encoder<Training<B>>;
-
-    fn model(
-        &self,
-        weights: InitialWeights,
-        seed: u64,
-        device: &B::Device,
-    ) -> Result<Self::Model, Failure> {
-        let model = match weights {
-            InitialWeights::Zeros => Encoder::zeros(self, device),
-            InitialWeights::OfJob => Encoder::new(self, seed, device),
-        };
-        model.map_err(Failure::mistake)
-    }
-}
-
-/// A GPT-2 classifier and the source of its weights.
-pub(crate) struct OnGpt2 {
-    pub(crate) config: ClassifierConfig,
-    pretrained: Option<PathBuf>,
-}
-
-impl Kind for OnGpt2 {
-    fn limits(&self) -> TextLimits {
-        self.config.limits()
-    }
-
-    fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError> {
-        self.config.checkpoint_writer(folder, SavedPrecision::F32)
-    }
-
-    fn check_weights(&self) -> Result<(), Failure> {
-        let Some(folder) = &self.pretrained else { return Ok(()) };
-        let checkpoint = Checkpoint::open(folder).map_err(Failure::mistake)?;
-        self.config.check_values(checkpoint).map_err(Failure::mistake)
-    }
-}
-
-impl<B: FusedOps + OptimizerOps> KindOn<B> for OnGpt2 {
-    type Model = Gpt2Classifier<Training<B>>;
-
-    fn model(
-        &self,
-        weights: InitialWeights,
-        seed: u64,
-        device: &B::Device,
-    ) -> Result<Self::Model, Failure> {
-        match (weights, &self.pretrained) {
-            (InitialWeights::Zeros, _) => {
-                Gpt2Classifier::zeros(&self.config, device).map_err(Failure::mistake)
-            }
-            (InitialWeights::OfJob, Some(folder)) => {
-                let checkpoint = Checkpoint::open(folder).map_err(Failure::mistake)?;
-                Gpt2Classifier::load_lazily(checkpoint, &self.config, seed, device)
-                    .map_err(Failure::mistake)
-            }
-            (InitialWeights::OfJob, None) => {
-                Gpt2Classifier::new(&self.config, seed, device).map_err(Failure::mistake)
-            }
-        }
-    }
 }
 
 impl Classification<EncoderConfig> {
@@ -189,12 +68,12 @@ impl Classification<EncoderConfig> {
             ..config
         };
         let config = config.with_class_names(names.as_ref());
-        let (seed, eval_max_samples) = (job.training.seed, job.training.eval_max_samples);
-        Ok(Self { kind: config, texts, order, seed, eval_max_samples })
+        let origin = WeightOrigin { pretrained: None, seed: job.training.seed };
+        Ok(Self { config, texts, order, origin, eval_max_samples: job.training.eval_max_samples })
     }
 }
 
-impl Classification<OnGpt2> {
+impl Classification<ClassifierConfig> {
     /// Reads and checks configuration and data of a GPT-2 classifier.
     ///
     /// # Errors
@@ -207,7 +86,7 @@ impl Classification<OnGpt2> {
     ) -> Result<Self, Failure> {
         let pretrained = job.model.pretrained.as_ref().map(|place| places.model(place));
         let pretrained = pretrained.transpose().map_err(Failure::mistake)?;
-        let body = model_config(job, pretrained.as_deref())?;
+        let body: Gpt2Config = model_config(job, pretrained.as_deref())?;
         check_length(job, body.n_positions, "n_positions")?;
         check_step(batch, job.data.sequence_length)?;
         // Names in the job replace both fields of the pretrained model.
@@ -233,9 +112,8 @@ impl Classification<OnGpt2> {
         let classes = ("num_labels", given.unwrap_or(0) as usize, needed);
         let config = ClassifierConfig { body, num_classes: sized_by_data(job, classes)? };
         let config = config.with_class_names(names.as_ref());
-        let kind = OnGpt2 { config, pretrained };
-        let (seed, eval_max_samples) = (job.training.seed, job.training.eval_max_samples);
-        Ok(Self { kind, texts, order, seed, eval_max_samples })
+        let origin = WeightOrigin { pretrained, seed: job.training.seed };
+        Ok(Self { config, texts, order, origin, eval_max_samples: job.training.eval_max_samples })
     }
 }
 
@@ -277,40 +155,37 @@ fn named_config(error: &impl std::fmt::Display) -> Failure {
     Failure::mistake(format!("model.config: {error}"))
 }
 
-impl<K: Kind> Classification<K> {
-    /// Returns a hash of the training data.
-    pub(crate) fn data_fingerprint(&self) -> String {
-        self.texts.train.fingerprint()
+impl<C: TextClassifierConfig> SubjectInfo for Classification<C> {
+    fn architecture(&self) -> &dyn Architecture {
+        &self.config
     }
 
-    /// Returns a hash of the evaluation data, if there is some.
-    pub(crate) fn evaluation_fingerprint(&self) -> Option<String> {
-        self.texts.eval.as_ref().map(|texts| texts.fingerprint())
+    fn longest(&self, limit: usize) -> usize {
+        self.texts.train.lengths().into_iter().max().unwrap_or(0).min(limit)
     }
 
-    /// Returns the number of samples of a rank in an epoch.
-    pub(crate) fn samples_per_epoch(&self, shard: Shard) -> Result<usize, DataError> {
+    fn samples_per_epoch(&self, shard: Shard) -> Result<usize, DataError> {
         let sampler = DistributedSampler::new(self.texts.train.len(), shard, self.order)?;
         Ok(sampler.samples_per_epoch())
     }
 
-    /// Returns the number of tokens of the longest training text.
-    pub(crate) fn longest(&self) -> usize {
-        self.texts.train.lengths().into_iter().max().unwrap_or(0)
+    fn data_fingerprint(&self) -> Result<String, DataError> {
+        Ok(self.texts.train.fingerprint())
     }
 
-    /// Returns the sampler of dynamic batching.
-    ///
-    /// # Errors
-    /// A text that exceeds the budget.
-    pub(crate) fn budget_sampler(
+    fn evaluation_fingerprint(&self) -> Result<Option<String>, DataError> {
+        Ok(self.texts.eval.as_ref().map(|texts| texts.fingerprint()))
+    }
+
+    fn budget_sampler(
         &self,
         shape: StepShape,
         dynamic: &DynamicBatchingPlan,
-    ) -> Result<BudgetSampler, DataError> {
+    ) -> Result<BudgetSampler, Failure> {
         let shard = Shard { rank: 0, num_ranks: shape.num_ranks };
         let lengths = self.texts.train.lengths();
         BudgetSampler::new(lengths, budget(dynamic), shard, shape.accumulation)
+            .map_err(Failure::mistake)
     }
 }
 
@@ -335,21 +210,27 @@ fn sized_by_data(job: &Job, (name, size, needed): (&str, usize, usize)) -> Resul
     Ok(if given { size } else { needed.max(2) })
 }
 
-impl<B: FusedOps + OptimizerOps, K: KindOn<B>> Recipe<B> for Classification<K> {
-    type Model = K::Model;
+impl<B, C> Recipe<B> for Classification<C>
+where
+    B: FusedOps + OptimizerOps,
+    C: TextClassifierConfig + BuildModel<Training<B>>,
+    C::Model: TextClassifier<Training<B>>
+        + AutodiffModule<Training<B>, InnerModule: TextClassifier<Zero<B>>>,
+{
+    type Model = C::Model;
     type Task = TextClass<B::Device>;
     type Source = TextSource;
 
     fn model(&self, weights: InitialWeights, device: &B::Device) -> Result<Self::Model, Failure> {
-        self.kind.model(weights, self.seed, device)
+        self.origin.model(&self.config, weights, device)
     }
 
     fn check_weights(&self) -> Result<(), Failure> {
-        self.kind.check_weights()
+        self.origin.check(&self.config)
     }
 
     fn task(&self, device: B::Device) -> Self::Task {
-        TextClass { limits: self.kind.limits(), device }
+        TextClass { limits: self.config.limits(), device }
     }
 
     fn source(&self, shard: Shard, plan: &Plan) -> Result<TextSource, DataError> {
@@ -369,7 +250,7 @@ impl<B: FusedOps + OptimizerOps, K: KindOn<B>> Recipe<B> for Classification<K> {
     }
 
     fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError> {
-        self.kind.writer(folder)
+        self.config.checkpoint_writer(folder, FloatType::F32)
     }
 
     fn tokenizer(&self) -> Option<&Tokenizer> {
@@ -397,7 +278,8 @@ impl<D> TextClass<D> {
 impl<B, M> Task<B, M> for TextClass<B::Device>
 where
     B: FusedOps + OptimizerOps,
-    M: Classifier<Training<B>> + AutodiffModule<Training<B>, InnerModule: Classifier<Zero<B>>>,
+    M: TextClassifier<Training<B>>
+        + AutodiffModule<Training<B>, InnerModule: TextClassifier<Zero<B>>>,
 {
     type Batch = Labelled;
 

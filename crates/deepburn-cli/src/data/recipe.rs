@@ -1,14 +1,16 @@
 //! Recipes: the differences between kinds of jobs, in their model, their data and their task.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use burn::module::AutodiffModule;
+use burn::tensor::backend::Backend;
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::Training;
 use deepburn::{BatchSource, EvaluationStream, Task};
-use deepburn_config::Plan;
-use deepburn_datasets::{DataError, Shard, Tokenizer};
-use deepburn_models::gpt2::{CheckpointError, CheckpointWriter};
+use deepburn_config::{DynamicBatchingPlan, Plan};
+use deepburn_datasets::{BudgetSampler, DataError, Shard, StepShape, Tokenizer};
+use deepburn_models::hf::{CheckpointError, CheckpointWriter};
+use deepburn_models::{Architecture, BuildModel};
 
 use crate::failure::Failure;
 
@@ -57,4 +59,70 @@ pub(crate) trait Recipe<B: FusedOps + OptimizerOps>: Sync {
 
     /// Returns the tokenizer to export with the model.
     fn tokenizer(&self) -> Option<&Tokenizer>;
+}
+
+/// The model and the data of a job, apart from the backend.
+pub(crate) trait SubjectInfo {
+    /// Returns the configuration of the model, which determines its parameters and activations.
+    fn architecture(&self) -> &dyn Architecture;
+
+    /// Returns the number of tokens of the longest sequence, at most `limit`.
+    fn longest(&self, limit: usize) -> usize;
+
+    /// Returns the number of samples of a rank in an epoch.
+    fn samples_per_epoch(&self, shard: Shard) -> Result<usize, DataError>;
+
+    /// Returns a hash of the tokenized training data.
+    fn data_fingerprint(&self) -> Result<String, DataError>;
+
+    /// Returns a hash of the tokenized evaluation data, if there is some.
+    fn evaluation_fingerprint(&self) -> Result<Option<String>, DataError>;
+
+    /// Returns the sampler of dynamic batching.
+    ///
+    /// # Errors
+    /// A user's mistake: packed sequences of one length, or a text that exceeds the budget.
+    fn budget_sampler(
+        &self,
+        shape: StepShape,
+        dynamic: &DynamicBatchingPlan,
+    ) -> Result<BudgetSampler, Failure>;
+}
+
+/// The source of a model's initial weights: the folder of a pretrained model, or else the seed.
+pub(crate) struct WeightOrigin {
+    pub(crate) pretrained: Option<PathBuf>,
+    pub(crate) seed: u64,
+}
+
+impl WeightOrigin {
+    /// Builds the model of `config`.
+    ///
+    /// # Errors
+    /// A user's mistake: weights that do not fit.
+    pub(crate) fn model<B: Backend, C: BuildModel<B>>(
+        &self,
+        config: &C,
+        weights: InitialWeights,
+        device: &B::Device,
+    ) -> Result<C::Model, Failure> {
+        match (weights, &self.pretrained) {
+            (InitialWeights::Zeros, _) => config.zeros(device).map_err(Failure::mistake),
+            (InitialWeights::OfJob, Some(folder)) => {
+                config.load_lazily(folder, self.seed, device).map_err(Failure::mistake)
+            }
+            (InitialWeights::OfJob, None) => {
+                config.init(self.seed, device).map_err(Failure::mistake)
+            }
+        }
+    }
+
+    /// Reads the pretrained weights once.
+    ///
+    /// # Errors
+    /// A user's mistake: weights that do not fit or are not finite.
+    pub(crate) fn check(&self, config: &dyn Architecture) -> Result<(), Failure> {
+        let Some(folder) = &self.pretrained else { return Ok(()) };
+        config.check_weights(folder).map_err(Failure::mistake)
+    }
 }

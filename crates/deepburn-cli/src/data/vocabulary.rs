@@ -4,7 +4,7 @@ use std::path::Path;
 
 use deepburn_config::Job;
 use deepburn_datasets::Tokenizer;
-use deepburn_models::gpt2::Gpt2Config;
+use deepburn_models::LanguageModelConfig;
 use serde_json::{Map, Value};
 
 use crate::data::corpus::tokenizer_of;
@@ -22,27 +22,27 @@ pub(crate) fn is_vocabulary_given(job: &Job) -> bool {
 ///
 /// # Errors
 /// A user's mistake: more tokens than a model supports.
-pub(crate) fn with_vocabulary(
-    mut model: Gpt2Config,
+pub(crate) fn with_vocabulary<C: LanguageModelConfig>(
+    mut model: C,
     job: &Job,
     tokenizer: Option<&Tokenizer>,
-) -> Result<Gpt2Config, Failure> {
+) -> Result<C, Failure> {
     let Some(tokenizer) = tokenizer else { return Ok(model) };
     let tokens = tokenizer.vocab_size();
     if is_vocabulary_given(job) {
-        if job.model.pretrained.is_none() && model.vocab_size >= tokens + ROWS {
+        if job.model.pretrained.is_none() && model.limits().vocab_size >= tokens + ROWS {
             tracing::info!(
                 "model.config.vocab_size: the model has {} tokens, but the tokenizer {tokens}; without this key both have \
                  the same",
-                model.vocab_size
+                model.limits().vocab_size
             );
         }
         return Ok(model);
     }
-    model.vocab_size = tokens.max(1).next_multiple_of(ROWS);
+    model.set_vocab_size(tokens.max(1).next_multiple_of(ROWS));
     tracing::info!(
         "the model's vocab_size is {}: the {tokens} tokens of the tokenizer, rounded up to a multiple of {ROWS}",
-        model.vocab_size
+        model.limits().vocab_size
     );
     model.validate().map_err(|error| Failure::mistake(format!("data.tokenizer: {error}")))?;
     Ok(model)
@@ -54,13 +54,13 @@ pub(crate) fn with_vocabulary(
 ///
 /// # Errors
 /// A user's mistake.
-pub(crate) fn with_special_tokens(
-    model: Gpt2Config,
+pub(crate) fn with_special_tokens<C: LanguageModelConfig>(
+    model: C,
     job: &Job,
     pretrained: Option<&Path>,
     tokenizer: &Tokenizer,
     names: &[&str],
-) -> Result<Gpt2Config, Failure> {
+) -> Result<C, Failure> {
     if job.data.tokenizer.is_none() && pretrained.and_then(tokenizer_of).is_some() {
         return Ok(model);
     }

@@ -1,28 +1,114 @@
 //! Models whose parameters and memory follow from their configuration alone.
 //!
-//! Main type: [`KnownModel`], the model of a job or of a `config.json`.
+//! Main type: [`KnownModel`], the model of a `config.json`. [`with_language_models`] lists the language models.
 
 use std::path::Path;
 
-use deepburn::zero::estimate::ActivationGraph;
-use deepburn_config::PrecisionPlan;
-use deepburn_models::gpt2::{ClassifierConfig, Gpt2Config, ParameterShape};
-use deepburn_models::imdb::EncoderConfig;
-use deepburn_models::read_small_file;
+use burn::tensor::Tensor;
+use burn_flex::{Flex, FlexDevice};
+use deepburn_models::causal_lm::{GenerateOptions, LanguageModel};
+use deepburn_models::encoder::EncoderConfig;
+use deepburn_models::gpt2::{ClassifierConfig, Gpt2Config};
+use deepburn_models::hf::{ConfigError, ExtraFields, read_fields, read_small_file};
+use deepburn_models::{
+    Architecture, BuildModel, LanguageModelConfig, TextBatch, TextClassifier, TextClassifierConfig,
+};
 use serde_json::{Map, Value};
 
 use crate::failure::Failure;
-use crate::job::activations::{BatchShape, of_encoder, of_gpt2_classifier, of_language_model};
 use crate::job::model_folder::model_in;
+
+/// Calls the macro `$define` with all language models: the name of each in `model.architecture`, and its configuration.
+///
+/// A new language model is a folder in `deepburn-models`, a value of `model.architecture` in `deepburn-config`, and a
+/// line here.
+macro_rules! with_language_models {
+    ($define:ident) => {
+        $define! {
+            /// GPT-2 as a language model.
+            Gpt2: Gpt2Config,
+        }
+    };
+}
+pub(crate) use with_language_models;
+
+/// A trained classifier, which maps a batch to logits.
+pub(crate) type Classify = Box<dyn Fn(&TextBatch<Flex>) -> Tensor<Flex, 2>>;
 
 /// A model that `finetune` trains.
 pub(crate) enum KnownModel {
-    /// GPT-2 as a language model.
-    Gpt2(Gpt2Config),
-    /// A GPT-2 text classifier.
-    Gpt2Classifier(ClassifierConfig),
-    /// An encoder text classifier.
-    Encoder(EncoderConfig),
+    /// A language model.
+    LanguageModel(Box<dyn KnownLanguageModel>),
+    /// A model that classifies texts.
+    Classifier(Box<dyn KnownClassifier>),
+}
+
+/// The configuration of a language model of any architecture.
+pub(crate) trait KnownLanguageModel: Architecture {
+    /// Returns the fields of its `config.json` that it does not read.
+    fn extra_fields(&self) -> &ExtraFields;
+
+    /// Continues `prompt` with the weights in `folder`. Returns the new tokens.
+    ///
+    /// # Errors
+    /// A user's mistake: weights that do not fit, or a prompt that cannot be continued.
+    fn continue_prompt(
+        &self,
+        folder: &Path,
+        prompt: &[u32],
+        options: &GenerateOptions,
+    ) -> Result<Vec<u32>, Failure>;
+
+    /// Returns the part that all models have.
+    fn as_architecture(&self) -> &dyn Architecture;
+}
+
+/// The configuration of a classifier of any architecture.
+pub(crate) trait KnownClassifier: TextClassifierConfig {
+    /// Reads the weights in `folder`.
+    ///
+    /// # Errors
+    /// A user's mistake: weights that do not fit.
+    fn open(&self, folder: &Path) -> Result<Classify, Failure>;
+
+    /// Returns the part that all models have.
+    fn as_architecture(&self) -> &dyn Architecture;
+}
+
+impl<C: LanguageModelConfig + BuildModel<Flex, Model: LanguageModel<Flex>>> KnownLanguageModel
+    for C
+{
+    fn extra_fields(&self) -> &ExtraFields {
+        self.extra()
+    }
+
+    fn continue_prompt(
+        &self,
+        folder: &Path,
+        prompt: &[u32],
+        options: &GenerateOptions,
+    ) -> Result<Vec<u32>, Failure> {
+        let model = self.load(folder, &FlexDevice).map_err(Failure::mistake)?;
+        let generation = model.generate(prompt, options).map_err(Failure::mistake)?;
+        Ok(generation.collect())
+    }
+
+    fn as_architecture(&self) -> &dyn Architecture {
+        self
+    }
+}
+
+impl<C: TextClassifierConfig + BuildModel<Flex, Model: TextClassifier<Flex> + 'static>>
+    KnownClassifier for C
+{
+    fn open(&self, folder: &Path) -> Result<Classify, Failure> {
+        let model = self.load(folder, &FlexDevice).map_err(Failure::mistake)?;
+        Ok(Box::new(move |batch| model.forward(batch)))
+    }
+
+    fn as_architecture(&self) -> &dyn Architecture {
+        self
+    }
 }
 
 impl KnownModel {
@@ -31,71 +117,80 @@ impl KnownModel {
     /// # Errors
     /// A user's mistake: an unreadable file, or an unsupported model.
     pub(crate) fn read(path: Option<&Path>) -> Result<Self, Failure> {
-        let Some(path) = path else { return Ok(Self::Gpt2(Gpt2Config::small())) };
+        let Some(path) = path else {
+            return Ok(Self::LanguageModel(Box::new(Gpt2Config::small())));
+        };
         let file = if path.is_dir() { model_in(path).join("config.json") } else { path.to_owned() };
         let named = |error: &dyn std::fmt::Display| {
             Failure::mistake(format!("--model: {}: {error}", file.display()))
         };
         let text = read_small_file(&file).map_err(|error| named(&error))?;
-        // The parser of GPT-2's configuration refuses invalid JSON below, with its position.
-        let fields: Map<String, Value> = serde_json::from_str(&text).unwrap_or_default();
+        let fields = read_fields(&text).map_err(|error| named(&error))?;
         if fields.get("model_type") == Some(&Value::from("deepburn_encoder")) {
             let config = EncoderConfig::from_saved(fields).map_err(|error| named(&error))?;
-            return Ok(Self::Encoder(config));
+            return Ok(Self::Classifier(Box::new(config)));
         }
-        let body: Gpt2Config = text.parse().map_err(|error| named(&error))?;
         let architecture = Value::from("GPT2ForSequenceClassification");
         let architectures = fields.get("architectures").and_then(Value::as_array);
         if !architectures.is_some_and(|all| all.contains(&architecture)) {
-            return Ok(Self::Gpt2(body));
+            let config = read_language_model(fields).map_err(|error| named(&error))?;
+            warn_of_unknown(config.extra_fields());
+            return Ok(Self::LanguageModel(config));
         }
         let labels = fields.get("id2label").and_then(Value::as_object).map(Map::len);
-        Ok(Self::Gpt2Classifier(ClassifierConfig { body, num_classes: labels.unwrap_or(2) }))
+        let body = Gpt2Config::try_from(fields).map_err(|error| named(&error))?;
+        warn_of_unknown(&body.extra);
+        let config = ClassifierConfig { body, num_classes: labels.unwrap_or(2) };
+        Ok(Self::Classifier(Box::new(config)))
     }
 
-    /// Returns all parameters.
-    pub(crate) fn parameters(&self) -> Vec<ParameterShape> {
+    /// Returns the configuration.
+    pub(crate) fn architecture(&self) -> &dyn Architecture {
         match self {
-            Self::Gpt2(config) => config.parameters(),
-            Self::Gpt2Classifier(config) => config.parameters(),
-            Self::Encoder(config) => config.parameters(),
+            Self::LanguageModel(config) => config.as_architecture(),
+            Self::Classifier(config) => config.as_architecture(),
         }
     }
+}
 
-    /// Returns the number of elements of all parameters.
-    pub(crate) fn num_parameters(&self) -> usize {
-        let parameters = self.parameters();
-        parameters.iter().map(|parameter| parameter.shape.iter().product::<usize>()).sum()
-    }
-
-    /// Returns the width of the residual stream.
-    pub(crate) fn width(&self) -> usize {
-        match self {
-            Self::Gpt2(config) => config.n_embd,
-            Self::Gpt2Classifier(config) => config.body.n_embd,
-            Self::Encoder(config) => config.embed_dim,
+/// Defines the reader of these language models.
+macro_rules! define_reader {
+    ($($(#[$doc:meta])* $name:ident: $config:ty,)+) => {
+        /// Reads the fields of a language model's `config.json`. Those of a model that is not listed are refused by
+        /// the first one.
+        ///
+        /// # Errors
+        /// [`ConfigError`] for a field that is unknown, of another type or out of range.
+        fn read_language_model(
+            fields: Map<String, Value>,
+        ) -> Result<Box<dyn KnownLanguageModel>, ConfigError> {
+            let model_type = fields.get("model_type").and_then(Value::as_str);
+            let readers = [$((<$config>::MODEL_TYPE, read::<$config> as ReadConfig),)+];
+            let own = readers.iter().find(|(name, _)| Some(*name) == model_type);
+            let (_, read) = own.unwrap_or(&readers[0]);
+            read(fields)
         }
-    }
+    };
+}
 
-    /// Returns the most tokens of a sample.
-    pub(crate) fn longest(&self) -> usize {
-        match self {
-            Self::Gpt2(config) => config.n_positions,
-            Self::Gpt2Classifier(config) => config.body.n_positions,
-            Self::Encoder(config) => config.max_len,
-        }
-    }
+with_language_models!(define_reader);
 
-    /// Returns the activations of a forward pass over `batch`.
-    pub(crate) fn activations(
-        &self,
-        batch: BatchShape,
-        precision: &PrecisionPlan,
-    ) -> ActivationGraph {
-        match self {
-            Self::Gpt2(config) => of_language_model(config, batch, precision),
-            Self::Gpt2Classifier(config) => of_gpt2_classifier(config, batch, precision),
-            Self::Encoder(config) => of_encoder(config, batch, precision),
-        }
+type ReadConfig = fn(Map<String, Value>) -> Result<Box<dyn KnownLanguageModel>, ConfigError>;
+
+fn read<C: LanguageModelConfig + KnownLanguageModel + 'static>(
+    fields: Map<String, Value>,
+) -> Result<Box<dyn KnownLanguageModel>, ConfigError> {
+    Ok(Box::new(C::from_fields(fields)?))
+}
+
+/// Logs a warning for unknown fields of a `config.json`. They are kept and exported with the model.
+pub(crate) fn warn_of_unknown(extra: &ExtraFields) {
+    let names: Vec<_> = extra.unknown().map(|name| format!("`{name}`")).collect();
+    if !names.is_empty() {
+        tracing::warn!(
+            "config.json: unknown fields {}; they change nothing here and are exported as they are; if the model \
+             was trained with one of them, its outputs differ",
+            names.join(", ")
+        );
     }
 }

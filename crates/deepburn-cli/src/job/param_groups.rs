@@ -4,11 +4,11 @@ use deepburn::zero::estimate::ParameterSize;
 use deepburn_config::{
     ModelParameter, NoDecay, OptimizerPlan, ParamGroupError, ParamGroups, Plan, UpdateSettings,
 };
-use deepburn_models::gpt2::ParameterShape;
+use deepburn_models::Architecture;
+use deepburn_models::hf::ParameterShape;
 
 use crate::counted::counted;
 use crate::failure::Failure;
-use crate::job::known_model::KnownModel;
 
 /// Returns the size of every parameter, together with the optimizer of its group.
 ///
@@ -17,7 +17,7 @@ use crate::job::known_model::KnownModel;
 /// # Errors
 /// A user's mistake: a group that matches no parameter, or settings that no parameter of the model can have.
 pub(crate) fn grouped_sizes(
-    model: &KnownModel,
+    model: &dyn Architecture,
     plan: &Plan,
 ) -> Result<Vec<ParameterSize>, Failure> {
     let parameters = model.parameters();

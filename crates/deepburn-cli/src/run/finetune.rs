@@ -25,7 +25,7 @@ use deepburn_monitor::Profiler;
 
 use crate::counted::counted;
 use crate::data::recipe::{InitialWeights, Recipe};
-use crate::data::subject::Subject;
+use crate::data::subject::RecipeVisitor;
 use crate::failure::Failure;
 use crate::job::devices::Devices;
 #[cfg(feature = "cuda")]
@@ -170,11 +170,7 @@ impl Run<'_> {
 
     /// Trains on backend `B`. Ranks use those of the `visible` devices that the job selects.
     fn train<B: FusedOps + OptimizerOps>(&self, visible: &[B::Device]) -> Result<(), Failure> {
-        match &self.prepared.preparation.subject {
-            Subject::Causal(recipe) => self.train_recipe::<B, _>(&**recipe, visible),
-            Subject::Encoder(recipe) => self.train_recipe::<B, _>(&**recipe, visible),
-            Subject::Gpt2Classifier(recipe) => self.train_recipe::<B, _>(&**recipe, visible),
-        }
+        self.prepared.preparation.subject.visit::<B, _>(TrainOn { run: self, visible })
     }
 
     fn train_recipe<B: FusedOps + OptimizerOps, R: Recipe<B>>(
@@ -191,7 +187,7 @@ impl Run<'_> {
         check_shared(ranks, &self.training().output_dir)?;
         tracing::info!(
             "{} parameters, ZeRO stage {}, {}, {}",
-            preparation.subject.model().num_parameters(),
+            preparation.subject.info().architecture().num_parameters(),
             preparation.plan.zero.stage.number(),
             counted(self.training().ranks, "rank"),
             counted(preparation.max_steps as usize, "step")
@@ -322,5 +318,19 @@ impl Run<'_> {
         format!(
             "stopped by {signal} in the test: the model is saved, test.json is not written; {remedy}"
         )
+    }
+}
+
+/// Trains a recipe on these devices.
+struct TrainOn<'a, D> {
+    run: &'a Run<'a>,
+    visible: &'a [D],
+}
+
+impl<B: FusedOps + OptimizerOps> RecipeVisitor<B> for TrainOn<'_, B::Device> {
+    type Output = Result<(), Failure>;
+
+    fn visit<R: Recipe<B>>(self, recipe: &R) -> Result<(), Failure> {
+        self.run.train_recipe::<B, R>(recipe, self.visible)
     }
 }

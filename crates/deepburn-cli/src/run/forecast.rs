@@ -21,11 +21,12 @@ use deepburn::zero::estimate::{
     ActivationGraph, ElementBytes, Estimate, ParameterSize, PassPeak, PassPlan, estimate,
 };
 use deepburn_config::{ActivationOffload, Plan, Stage, ZeroPlan};
+use deepburn_models::BatchShape;
 use serde_json::{Value, json};
 
 use crate::counted::counted;
 use crate::failure::Failure;
-use crate::job::activations::BatchShape;
+use crate::job::activations::activations;
 use crate::job::memory::{MemoryLimit, memory_limits};
 use crate::run::preparation::Preparation;
 use remedy::{PassChange, remedy};
@@ -172,10 +173,10 @@ fn trained<'a>(preparation: &'a Preparation, ranks: &Ranks) -> (TrainedModel<'a>
     let local =
         LocalRanks { count: count as u64, are_threads, on_host: training.backend.is_host() };
     let Preparation { subject, plan, .. } = preparation;
-    let known = subject.model();
+    let architecture = subject.info().architecture();
     let model = TrainedModel {
         sizes: preparation.sizes.clone(),
-        activations: Box::new(move |batch| known.activations(batch, &plan.precision)),
+        activations: Box::new(move |batch| activations(architecture, batch, &plan.precision)),
         batch: largest_batch(preparation),
         plan,
         ranks: training.ranks as u64,
@@ -187,7 +188,8 @@ fn trained<'a>(preparation: &'a Preparation, ranks: &Ranks) -> (TrainedModel<'a>
 ///
 /// Dynamic batching limits tokens rather than samples. Its largest batch is the budget filled with the longest texts.
 fn largest_batch(preparation: &Preparation) -> BatchShape {
-    let length = preparation.subject.longest(preparation.job.data.sequence_length).max(1) as u64;
+    let length =
+        preparation.subject.info().longest(preparation.job.data.sequence_length).max(1) as u64;
     let sequences = match &preparation.plan.dynamic_batching {
         Some(dynamic) => (dynamic.max_tokens as u64 / length).max(1),
         None => preparation.batch_sizes.largest().micro_batch_size as u64,

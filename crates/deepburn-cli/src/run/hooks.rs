@@ -16,7 +16,7 @@ use deepburn::comm::{FailureCause, RankFailure};
 use deepburn::metrics::{EvalRow, MetricsWriter, Row, StepRow};
 use deepburn::zero::{Category, Ledger, ModuleOperations, Tier};
 use deepburn_config::{FlopsPlan, MonitorFolder};
-use deepburn_models::gpt2::ParameterShape;
+use deepburn_models::hf::ParameterShape;
 use deepburn_monitor::{
     FlopsOptions, FlopsProfile, ModuleFlops, MonitorFolders, Monitors, Profiler,
 };
@@ -62,10 +62,11 @@ pub(super) fn hooks(
     })?;
     hooks.push(Box::new(MonitorHook { monitors, disk: FullDisk::default() }));
     if let Some(flops) = &plan.monitor.flops {
+        let architecture = preparation.subject.info().architecture();
         hooks.push(Box::new(FlopsHook {
             plan: flops.clone(),
-            name: preparation.subject.name(),
-            parameters: preparation.subject.model().parameters(),
+            name: architecture.name(),
+            parameters: architecture.parameters(),
             ranks: job.training.ranks,
         }));
     }

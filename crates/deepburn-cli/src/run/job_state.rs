@@ -5,7 +5,7 @@
 
 use deepburn::checkpoint::{Atom, Checkpoint, Export};
 use deepburn::{ClientStates, TorchModel};
-use deepburn_models::Publication;
+use deepburn_models::hf::HfExport;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -30,7 +30,8 @@ pub(crate) struct JobState {
     #[serde(default)]
     data: Option<String>,
     /// Names and configuration of the model in `transformers`.
-    pub(crate) publication: Publication,
+    #[serde(rename = "publication")]
+    pub(crate) hf_export: HfExport,
     /// Version of the program that saved it.
     #[serde(default)]
     version: String,
@@ -47,7 +48,7 @@ impl JobState {
             job: preparation.record.clone(),
             samples: preparation.data.samples,
             data: Some(preparation.data.training.clone()),
-            publication: preparation.subject.publication(),
+            hf_export: preparation.subject.info().architecture().hf_export(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             launch: launch_id(),
         }
@@ -163,7 +164,7 @@ impl JobState {
     /// Refuses another model. Its configuration is compared field by field as it would be exported, because the data
     /// and a pretrained model provide the fields that the job file leaves open.
     fn compare_models(&self, now: &Self) -> Result<(), String> {
-        let config = |state: &Self| state.publication.documents.get("config.json").cloned();
+        let config = |state: &Self| state.hf_export.documents.get("config.json").cloned();
         let Some((then, now)) = config(self).zip(config(now)) else { return Ok(()) };
         // A field that only one of them has was added to the program later.
         let both = then.iter().filter_map(|(name, then)| Some((name, then, now.get(name)?)));
@@ -188,7 +189,7 @@ fn first_format() -> u32 {
 }
 
 /// Names of parameters in `transformers`, for exports and for checkpoints of DeepSpeed.
-pub(crate) struct HfNames<'a>(pub(crate) &'a Publication);
+pub(crate) struct HfNames<'a>(pub(crate) &'a HfExport);
 
 impl TorchModel for HfNames<'_> {
     fn name(&self, path: &str) -> String {
@@ -269,14 +270,15 @@ fn starts_with_any(path: &str, prefixes: &[&str]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use deepburn_models::Architecture;
+    use deepburn_models::gpt2::Gpt2Config;
     use serde_json::json;
 
     use super::*;
 
     fn state(job: Value) -> Value {
-        let publication =
-            serde_json::to_value(deepburn_models::gpt2::Gpt2Config::small().publication());
-        json!({ "job": job, "samples": 8, "publication": publication.unwrap() })
+        let export = serde_json::to_value(Gpt2Config::small().hf_export()).unwrap();
+        json!({ "job": job, "samples": 8, "publication": export })
     }
 
     fn compare(then: Value, now: Value) -> Result<(), String> {
@@ -359,10 +361,10 @@ mod tests {
         let given = state(json!({"vocab_size": 50257}));
         assert_eq!(state(json!({})).compare(&given), Ok(()));
         let mut other = state(json!({}));
-        let config = other.publication.documents.get_mut("config.json").unwrap();
+        let config = other.hf_export.documents.get_mut("config.json").unwrap();
         config.insert("pad_token_id".to_owned(), json!(3));
         assert_eq!(given.compare(&other), Ok(()));
-        let config = other.publication.documents.get_mut("config.json").unwrap();
+        let config = other.hf_export.documents.get_mut("config.json").unwrap();
         config.insert("resid_pdrop".to_owned(), json!(0.5));
         let error = given.compare(&other).unwrap_err();
         assert!(error.contains("model.config.resid_pdrop to 0.1"), "{error}");

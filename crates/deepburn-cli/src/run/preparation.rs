@@ -6,17 +6,15 @@
 use burn::tensor::DType;
 use deepburn::zero::estimate::ParameterSize;
 use deepburn_config::{
-    Architecture, Backend, BatchPlan, BatchSchedule, DataKind, Diagnosis, DynamicBatchingPlan,
-    Facts, Job, JobRequest, Plan, Precision, ResolvedJob, Severity, Written, resolve,
-    resolve_batch,
+    Backend, BatchPlan, BatchSchedule, Diagnosis, DynamicBatchingPlan, Facts, Job, JobRequest,
+    Plan, Precision, ResolvedJob, Severity, Written, resolve, resolve_batch,
 };
 use deepburn_datasets::{DataError, Order, Shard, StepShape};
 use serde_json::Value;
 
 use crate::counted::counted;
-use crate::data::causal::Causal;
-use crate::data::classification::Classification;
 use crate::data::places::Places;
+use crate::data::recipe::SubjectInfo;
 use crate::data::subject::Subject;
 use crate::failure::Failure;
 use crate::job::param_groups::grouped_sizes;
@@ -52,7 +50,7 @@ pub(crate) struct DataIdentity {
 
 impl DataIdentity {
     /// Hashes the data of `subject`.
-    fn new(subject: &Subject, eval_max_samples: Option<usize>) -> Result<Self, DataError> {
+    fn new(subject: &dyn SubjectInfo, eval_max_samples: Option<usize>) -> Result<Self, DataError> {
         let whole = Shard { rank: 0, num_ranks: 1 };
         let digits = subject.evaluation_fingerprint()?.unwrap_or_default();
         let hash = digits.get(..16).and_then(|digits| u64::from_str_radix(digits, 16).ok());
@@ -89,28 +87,19 @@ pub(crate) fn prepare(
         false => Order::Sequential,
     };
     let (places, largest) = (Places::default(), batch_sizes.largest());
-    let subject = match (job.model.architecture, &job.data.kind) {
-        (Architecture::ImdbEncoder, _) => {
-            Subject::Encoder(Box::new(Classification::of_encoder(&job, &places, largest, order)?))
-        }
-        (Architecture::Gpt2, DataKind::Classification { .. }) => Subject::Gpt2Classifier(Box::new(
-            Classification::of_gpt2(&job, &places, largest, order)?,
-        )),
-        (Architecture::Gpt2, _) => {
-            Subject::Causal(Box::new(Causal::prepare(&job, &places, largest, order)?))
-        }
-    };
+    let subject = Subject::prepare(&job, &places, largest, order)?;
     let max_steps = match &dynamic {
-        Some(dynamic) => steps_within_budget(&job, &subject, batch, dynamic)?,
-        None => num_steps(&job, &subject, &batch_sizes)?,
+        Some(dynamic) => steps_within_budget(&job, subject.info(), batch, dynamic)?,
+        None => num_steps(&job, subject.info(), &batch_sizes)?,
     };
-    facts.hidden_size = Some(subject.model().width());
+    facts.hidden_size = Some(subject.info().architecture().width());
     facts.total_steps = Some(max_steps);
     add_notes(&mut job, dynamic.as_ref(), max_steps);
     let (plan, record) = resolve_plan(&job, &written, &facts)?;
     Ok(Preparation {
-        sizes: grouped_sizes(&subject.model(), &plan)?,
-        data: DataIdentity::new(&subject, job.training.eval_max_samples).map_err(Failure::run)?,
+        sizes: grouped_sizes(subject.info().architecture(), &plan)?,
+        data: DataIdentity::new(subject.info(), job.training.eval_max_samples)
+            .map_err(Failure::run)?,
         max_steps: max_steps as u64,
         job,
         plan,
@@ -220,7 +209,7 @@ const MAX_PLANNED_EPOCHS: usize = 10_000;
 /// training will plan it, and its steps are counted.
 fn steps_within_budget(
     job: &Job,
-    subject: &Subject,
+    subject: &dyn SubjectInfo,
     batch: BatchPlan,
     dynamic: &DynamicBatchingPlan,
 ) -> Result<usize, Failure> {
@@ -257,7 +246,11 @@ fn steps_within_budget(
 }
 
 /// Returns the number of optimizer steps: `max_steps` or that of the epochs, whichever is less.
-fn num_steps(job: &Job, subject: &Subject, batches: &BatchSchedule) -> Result<usize, Failure> {
+fn num_steps(
+    job: &Job,
+    subject: &dyn SubjectInfo,
+    batches: &BatchSchedule,
+) -> Result<usize, Failure> {
     let num_ranks = job.training.ranks;
     let shard = Shard { rank: 0, num_ranks };
     let per_rank = subject.samples_per_epoch(shard).map_err(Failure::mistake)?;

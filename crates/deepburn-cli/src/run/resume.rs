@@ -75,7 +75,7 @@ pub(crate) fn plan(preparation: &Preparation) -> CheckpointPlan {
             keep_last: training.save_total_limit.and_then(|limit| limit.try_into().ok()),
             keep_best: training.save_best_limit.unwrap_or(0),
         },
-        job: preparation.subject.name().to_owned(),
+        job: preparation.subject.info().architecture().name().to_owned(),
         client_state: json!(JobState::of(preparation)),
     }
 }
@@ -187,10 +187,10 @@ fn open_deepspeed(preparation: &Preparation, path: &Path) -> Result<DeepSpeedChe
     refuse_earlier(&preparation.job.training.output_dir)?;
     let checkpoint = DeepSpeedCheckpoint::open(path, None).map_err(mistake)?;
     checkpoint.verify().map_err(mistake)?;
-    let subject = &preparation.subject;
-    let parameters = subject.model().parameters();
+    let architecture = preparation.subject.info().architecture();
+    let parameters = architecture.parameters();
     let shapes = parameters.iter().map(|own| (own.path.as_str(), &own.shape[..]));
-    let names = HfNames(&subject.publication());
+    let names = HfNames(&architecture.hf_export());
     let optimizer = &preparation.plan.optimizer;
     check_deepspeed_checkpoint(&checkpoint, &names, shapes, optimizer).map_err(mistake)?;
     Ok(checkpoint)
@@ -284,7 +284,7 @@ fn restore_deepspeed<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
     source: &mut impl BatchSource<T>,
     preparation: &Preparation,
 ) -> Result<(), BoxError> {
-    let names = HfNames(&preparation.subject.publication());
+    let names = HfNames(&preparation.subject.info().architecture().hf_export());
     engine.load_deepspeed_checkpoint(checkpoint, &names, LoadPlan::ALL)?;
     let micro_batch = preparation.plan.batch.micro_batch_size * engine.group().world_size();
     for step in 0..engine.global_steps() {

@@ -6,10 +6,8 @@ use std::str::FromStr;
 
 use clap::ValueEnum;
 use deepburn::ClientStates;
-use deepburn::checkpoint::{
-    Checkpoint, Consolidation, ElementType, Export, Tag, consolidate as write_weights,
-};
-use deepburn_models::gpt2::SavedPrecision;
+use deepburn::checkpoint::{Checkpoint, Consolidation, Export, Tag, consolidate as write_weights};
+use deepburn_models::FloatType;
 
 use crate::failure::Failure;
 use crate::run::job_state::{HfNames, JobState};
@@ -36,12 +34,12 @@ pub enum WeightType {
 }
 
 impl WeightType {
-    /// Returns the element type of the weights and the precision that the model's configuration records.
-    fn types(self) -> (ElementType, SavedPrecision) {
+    /// Returns the type as the writers of weights know it.
+    fn float(self) -> FloatType {
         match self {
-            Self::F32 => (ElementType::F32, SavedPrecision::F32),
-            Self::F16 => (ElementType::F16, SavedPrecision::F16),
-            Self::Bf16 => (ElementType::Bf16, SavedPrecision::Bf16),
+            Self::F32 => FloatType::F32,
+            Self::F16 => FloatType::F16,
+            Self::Bf16 => FloatType::Bf16,
         }
     }
 }
@@ -141,16 +139,16 @@ pub(crate) fn consolidate(
 ) -> Result<Vec<String>, Failure> {
     let checkpoint = choice.open(path)?;
     refuse_inside(&checkpoint, out)?;
-    let (element, precision) = dtype.types();
-    let what = Consolidation { element, max_shard_bytes: max_shard_size.0 };
-    let publication = JobState::read(&checkpoint).ok().map(|state| state.publication);
-    let Some(publication) = publication.map(|it| it.in_precision(precision)) else {
+    let float = dtype.float();
+    let what = Consolidation { element: float.element(), max_shard_bytes: max_shard_size.0 };
+    let hf_export = JobState::read(&checkpoint).ok().map(|state| state.hf_export);
+    let Some(hf_export) = hf_export.map(|it| it.with_dtype(float)) else {
         tracing::warn!(
             "finetune did not save this checkpoint: weights are named by their module paths"
         );
         return write(&checkpoint, out, &what, &deepburn::checkpoint::AsTrained);
     };
-    for name in publication.documents.keys() {
+    for name in hf_export.documents.keys() {
         if out.join(name).symlink_metadata().is_ok() {
             return Err(Failure::mistake(format!(
                 "{} exists and is not overwritten; give another folder",
@@ -158,8 +156,8 @@ pub(crate) fn consolidate(
             )));
         }
     }
-    let mut files = write(&checkpoint, out, &what, &HfNames(&publication))?;
-    for (name, fields) in &publication.documents {
+    let mut files = write(&checkpoint, out, &what, &HfNames(&hf_export))?;
+    for (name, fields) in &hf_export.documents {
         let text = serde_json::to_string_pretty(fields).map_err(Failure::run)?;
         write_whole(&out.join(name), &format!("{text}\n")).map_err(Failure::run)?;
         files.push(out.join(name).display().to_string());

@@ -11,11 +11,12 @@ use deepburn::zero::estimate::{
     ActivationGraph, ElementBytes, Estimate, ParameterSize, PassPlan, estimate,
 };
 use deepburn_config::{Facts, Plan, Stage, Written, ZeroPlan, resolve};
+use deepburn_models::{Architecture, BatchShape};
 use serde_json::{Value, json};
 
 use crate::counted::counted;
 use crate::failure::Failure;
-use crate::job::activations::BatchShape;
+use crate::job::activations::activations;
 use crate::job::known_model::KnownModel;
 use crate::job::param_groups::grouped_sizes;
 use crate::tools::check_config::{OpenValues, read};
@@ -53,20 +54,21 @@ pub struct EstimateArguments {
 /// # Errors
 /// A user's mistake.
 pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure> {
-    let model = KnownModel::read(arguments.model.as_deref())?;
+    let known = KnownModel::read(arguments.model.as_deref())?;
+    let model = known.architecture();
     let ranks = match arguments.ranks {
         0 => return Err(Failure::mistake("--ranks: too few: 0; use at least 1")),
         ranks => ranks,
     };
-    let plan = plan(arguments, &model)?;
+    let plan = plan(arguments, model)?;
     let stages = stages(stage_number(arguments, &plan)?)?;
     let length = match arguments.scaling.is_given() {
-        true => arguments.sequence_length.or(Some(model.longest() as u64)),
+        true => arguments.sequence_length.or(Some(model.max_len() as u64)),
         false => arguments.sequence_length,
     };
-    let batch = batch_shape(length, &model, plan.batch.micro_batch_size)?;
-    let graph = batch.map(|batch| model.activations(batch, &plan.precision));
-    let sizes = grouped_sizes(&model, &plan)?;
+    let batch = batch_shape(length, model, plan.batch.micro_batch_size)?;
+    let graph = batch.map(|batch| activations(model, batch, &plan.precision));
+    let sizes = grouped_sizes(model, &plan)?;
     let subject = Subject { plan: &plan, sizes: &sizes, graph: graph.as_ref() };
     let estimates: Vec<_> = stages.iter().map(|stage| subject.estimate(*stage, ranks)).collect();
     let scaling = match batch {
@@ -93,7 +95,7 @@ pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure
 }
 
 /// Returns the plan of the configuration, or the default one.
-fn plan(arguments: &EstimateArguments, model: &KnownModel) -> Result<Plan, Failure> {
+fn plan(arguments: &EstimateArguments, model: &dyn Architecture) -> Result<Plan, Failure> {
     let written = match &arguments.deepspeed {
         Some(config) => read(config)?,
         None => Written::from_json(r#"{"train_micro_batch_size_per_gpu": "auto"}"#)
@@ -232,10 +234,10 @@ fn training_bytes(estimate: &Estimate) -> u64 {
 /// Returns the micro-batch whose activations are predicted.
 fn batch_shape(
     length: Option<u64>,
-    model: &KnownModel,
+    model: &dyn Architecture,
     sequences: usize,
 ) -> Result<Option<BatchShape>, Failure> {
-    let longest = model.longest() as u64;
+    let longest = model.max_len() as u64;
     match length {
         Some(length) if !(1..=longest).contains(&length) => Err(Failure::mistake(format!(
             "--sequence-length: out of range: {length}; the model supports 1 to {longest} tokens"

@@ -2,10 +2,9 @@
 
 use std::path::PathBuf;
 
-use burn_flex::{Flex, FlexDevice};
 use clap::Args;
 use deepburn_datasets::Tokenizer;
-use deepburn_models::gpt2::{Checkpoint, GenerateOptions, Sampling};
+use deepburn_models::causal_lm::{GenerateOptions, Sampling};
 
 use crate::console;
 use crate::failure::Failure;
@@ -47,21 +46,18 @@ pub(crate) fn generate(arguments: &GenerateArguments) -> Result<String, Failure>
         arguments;
     deepburn::start_threads().map_err(Failure::run)?;
     let folder = ModelFolder::find(&arguments.model, "--model")?.path;
-    if !matches!(KnownModel::read(Some(&folder))?, KnownModel::Gpt2(_)) {
+    let KnownModel::LanguageModel(model) = KnownModel::read(Some(&folder))? else {
         return Err(Failure::mistake(format!(
             "--model: {} is a classifier; classify texts with `deepburn predict`, or give a language model",
             folder.display()
         )));
-    }
-    let checkpoint = Checkpoint::open(&folder).map_err(Failure::mistake)?;
+    };
     let tokenizer = Tokenizer::load(&folder).map_err(Failure::mistake)?;
-    let config = checkpoint.config().clone();
-    let model = checkpoint.load::<Flex>(&config, &FlexDevice).map_err(Failure::mistake)?;
     let tokens = tokenizer.encode(prompt).map_err(Failure::mistake)?;
     if tokens.is_empty() {
         return Err(Failure::mistake("--prompt: has no tokens; give a text to continue"));
     }
-    let context = last_tokens(&tokens, *max_new_tokens, config.n_positions)?;
+    let context = last_tokens(&tokens, *max_new_tokens, model.max_len())?;
     let sampling = match (top_k, top_p, temperature) {
         (None, None, None) => Sampling::Greedy,
         _ => Sampling::Random {
@@ -74,13 +70,12 @@ pub(crate) fn generate(arguments: &GenerateArguments) -> Result<String, Failure>
     let options = GenerateOptions {
         max_new_tokens: *max_new_tokens,
         sampling,
-        stop: config.eos_token_ids(),
+        stop: model.extra_fields().eos_token_ids(),
         // An embedding may have more rows than the tokenizer has tokens.
         num_tokens: Some(tokenizer.vocab_size()),
     };
-    let generation = model.generate(context, &options).map_err(Failure::mistake)?;
-    let all: Vec<u32> = tokens.iter().copied().chain(generation).collect();
-    tokenizer.decode(&all, true).map_err(Failure::run)
+    let new = model.continue_prompt(&folder, context, &options)?;
+    tokenizer.decode(&[tokens, new].concat(), true).map_err(Failure::run)
 }
 
 /// Returns the last tokens of a prompt that leave room for `new` ones, and prints a note if the prompt is longer.

@@ -16,11 +16,11 @@ mod tests;
 use clap::Args;
 use deepburn::zero::cost::{Links, Machine, Network, StepCost};
 use deepburn_config::{Precision, Stage};
+use deepburn_models::BatchShape;
 use serde_json::{Value, json};
 
 use crate::counted::counted;
 use crate::failure::Failure;
-use crate::job::activations::BatchShape;
 use measured::{Measured, barrier_seconds};
 use quantity::{NetworkKind, bandwidth, flops, network, seconds};
 

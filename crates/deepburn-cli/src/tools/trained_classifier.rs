@@ -5,15 +5,13 @@
 
 use std::path::Path;
 
-use burn::tensor::Tensor;
-use burn_flex::{Flex, FlexDevice};
+use burn_flex::FlexDevice;
 use deepburn_datasets::{Collate, LabelledTexts, PickingOrder, StepShape, TokenBudget, Tokenizer};
-use deepburn_models::gpt2::{Checkpoint, Gpt2Classifier};
-use deepburn_models::imdb::Encoder;
-use deepburn_models::{ClassNames, TextBatch, TextLimits};
+use deepburn_models::hf::ClassNames;
+use deepburn_models::{TextBatch, TextLimits};
 
 use crate::failure::Failure;
-use crate::job::known_model::KnownModel;
+use crate::job::known_model::{Classify, KnownModel};
 
 /// The most texts of a batch.
 const BATCH_TEXTS: usize = 64;
@@ -22,17 +20,11 @@ const BATCH_TOKENS: usize = 8192;
 
 /// A classifier, its tokenizer and the names of its classes.
 pub(crate) struct TrainedClassifier {
-    model: ClassifierModel,
+    classify: Classify,
     tokenizer: Tokenizer,
     limits: TextLimits,
     names: Option<ClassNames>,
     max_length: usize,
-}
-
-/// The model of a classifier.
-enum ClassifierModel {
-    Encoder(Box<Encoder<Flex>>),
-    Gpt2(Box<Gpt2Classifier<Flex>>),
 }
 
 impl TrainedClassifier {
@@ -41,30 +33,14 @@ impl TrainedClassifier {
     /// # Errors
     /// A user's mistake: no classifier, damaged files, or a model that supports fewer tokens.
     pub(crate) fn open(folder: &Path, max_length: Option<usize>) -> Result<Self, Failure> {
-        let (model, limits, names) = match KnownModel::read(Some(folder))? {
-            KnownModel::Encoder(config) => {
-                let names = config.class_names().map_err(Failure::mistake)?;
-                let model =
-                    Encoder::load(folder, &config, &FlexDevice).map_err(Failure::mistake)?;
-                (ClassifierModel::Encoder(Box::new(model)), config.limits(), names)
-            }
-            KnownModel::Gpt2Classifier(config) => {
-                let names = config.class_names().map_err(Failure::mistake)?;
-                let checkpoint = Checkpoint::open(folder).map_err(Failure::mistake)?;
-                let model = Gpt2Classifier::load_trained(checkpoint, &config, &FlexDevice);
-                (
-                    ClassifierModel::Gpt2(Box::new(model.map_err(Failure::mistake)?)),
-                    config.limits(),
-                    names,
-                )
-            }
-            KnownModel::Gpt2(_) => {
-                return Err(Failure::mistake(format!(
-                    "--model: {} is a language model; give a classifier, or continue texts with `deepburn generate`",
-                    folder.display()
-                )));
-            }
+        let KnownModel::Classifier(config) = KnownModel::read(Some(folder))? else {
+            return Err(Failure::mistake(format!(
+                "--model: {} is a language model; give a classifier, or continue texts with `deepburn generate`",
+                folder.display()
+            )));
         };
+        let names = config.class_names().map_err(Failure::mistake)?;
+        let (classify, limits) = (config.open(folder)?, config.limits());
         let tokenizer = Tokenizer::load(folder).map_err(Failure::mistake)?;
         if tokenizer.vocab_size() > limits.vocab_size {
             return Err(Failure::mistake(format!(
@@ -81,7 +57,7 @@ impl TrainedClassifier {
                 limits.max_len
             )));
         }
-        Ok(Self { model, tokenizer, limits, names, max_length })
+        Ok(Self { classify, tokenizer, limits, names, max_length })
     }
 
     /// Returns the number of classes.
@@ -137,21 +113,13 @@ impl TrainedClassifier {
                 &batch.labels,
                 &FlexDevice,
             );
-            let logits = self.logits(&batch.map_err(Failure::run)?);
+            let logits = (self.classify)(&batch.map_err(Failure::run)?);
             let logits: Vec<f32> = logits.into_data().iter::<f32>().collect();
             for (row, logits) in rows.iter().zip(logits.chunks(self.num_classes())) {
                 found[*row] = softmax(logits)?;
             }
         }
         Ok(found)
-    }
-
-    /// Returns the logits of a batch.
-    fn logits(&self, batch: &TextBatch<Flex>) -> Tensor<Flex, 2> {
-        match &self.model {
-            ClassifierModel::Encoder(model) => model.forward(batch),
-            ClassifierModel::Gpt2(model) => model.forward(batch),
-        }
     }
 }
 

@@ -3,7 +3,9 @@
 use deepburn::config::{Facts, ModelParameter, UpdateSettings, Written, resolve};
 use deepburn::metrics::MemoryRow;
 use deepburn::zero::estimate::{ElementBytes, Estimate, ParameterSize, estimate};
-use deepburn_models::gpt2::{Gpt2Config, ParameterShape};
+use deepburn_models::Architecture;
+use deepburn_models::gpt2::Gpt2Config;
+use deepburn_models::hf::ParameterShape;
 use serde_json::{Map, Value, json};
 
 use crate::job::{Job, STAGES};

@@ -139,6 +139,23 @@ fn saving_changes_no_bit() {
     }
 }
 
+/// `transformers` ignores fields that it does not know, and so does training.
+#[test]
+fn unknown_fields_of_a_config_are_exported_with_a_warning() {
+    let job = Job::tiny().with("training.max_steps", 1).with("model.pretrained", "given");
+    let given = job.folder().join("given");
+    fs::create_dir(&given).unwrap();
+    fs::copy(tiny_model().join("model.safetensors"), given.join("model.safetensors")).unwrap();
+    let mut config = read_json(&tiny_model().join("config.json"));
+    config["n_heads_kv"] = json!(2);
+    fs::write(given.join("config.json"), config.to_string()).unwrap();
+    let ending = job.run().succeeded();
+    let warnings: Vec<_> = ending.stderr.lines().filter(|it| it.contains("n_heads_kv")).collect();
+    assert!(warnings.len() == 1 && warnings[0].contains("WARN"), "{}", ending.stderr);
+    let exported = read_json(&job.folder().join("output/model/config.json"));
+    assert_eq!(exported["n_heads_kv"], 2);
+}
+
 #[test]
 fn the_model_loads_again_and_training_goes_on_from_it() {
     let job = Job::tiny();

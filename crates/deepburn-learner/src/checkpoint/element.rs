@@ -4,7 +4,7 @@ use burn::tensor::{BoolStore, DType, TensorData};
 use deepburn_checkpoint::{CheckpointError, ElementType, Values};
 
 /// The type in which tensors of `dtype` are stored.
-pub(super) fn element_type(dtype: DType) -> Result<ElementType, CheckpointError> {
+pub(crate) fn element_type(dtype: DType) -> Result<ElementType, CheckpointError> {
     match dtype {
         DType::F64 => Ok(ElementType::F64),
         DType::F32 | DType::Flex32 => Ok(ElementType::F32),

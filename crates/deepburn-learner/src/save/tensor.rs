@@ -3,20 +3,21 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData, TensorPrimitive};
 use burn_backend::ops::FloatTensorOps;
+use deepburn_checkpoint::ElementType;
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::{Buffer, Training, Zero, ZeroTensor};
 use half::{bf16, f16};
-use safetensors::tensor::{Dtype, TensorInfo};
 
 use super::{HalfPrecision, SaveError};
+use crate::checkpoint::element::element_type;
 
 /// A tensor that has not been read yet.
 pub(super) struct SavedTensor<B: OptimizerOps> {
     /// Module path.
     pub(super) path: String,
     /// Type in the file.
-    dtype: Dtype,
-    shape: Vec<usize>,
+    pub(super) element: ElementType,
+    pub(super) shape: Vec<usize>,
     values: Values<B>,
 }
 
@@ -43,16 +44,10 @@ impl<B: OptimizerOps> SavedTensor<B> {
         module.visit(&mut found);
         let mut tensors = found.found?;
         tensors.sort_by(|left, right| {
-            right.dtype.cmp(&left.dtype).then_with(|| left.path.cmp(&right.path))
+            let by_type = left.element.file_order().cmp(&right.element.file_order());
+            by_type.then_with(|| left.path.cmp(&right.path))
         });
         Ok(tensors)
-    }
-
-    /// Its entry in the header, at this offset.
-    pub(super) fn info(&self, offset: usize) -> TensorInfo {
-        let len = self.shape.iter().product::<usize>() * self.dtype.bitsize() / 8;
-        let data_offsets = (offset, offset + len);
-        TensorInfo { dtype: self.dtype, shape: self.shape.clone(), data_offsets }
     }
 
     /// Takes part in gathering the values and drops them. Copies nothing where they are not sharded.
@@ -115,9 +110,9 @@ struct Visitor<'a, B: OptimizerOps> {
 }
 
 impl<B: OptimizerOps> Visitor<'_, B> {
-    fn enter(&mut self, dtype: Dtype, shape: Vec<usize>, values: Values<B>) {
+    fn enter(&mut self, element: ElementType, shape: Vec<usize>, values: Values<B>) {
         if let Ok(found) = &mut self.found {
-            found.push(SavedTensor { path: self.path.join("."), dtype, shape, values });
+            found.push(SavedTensor { path: self.path.join("."), element, shape, values });
         }
     }
 
@@ -127,34 +122,14 @@ impl<B: OptimizerOps> Visitor<'_, B> {
         shape: Vec<usize>,
         read: impl Fn() -> TensorData + 'static,
     ) {
-        match in_file(dtype) {
-            Some(dtype) => self.enter(dtype, shape, Values::Exact(Box::new(read))),
-            None => {
+        match element_type(dtype) {
+            Ok(element) => self.enter(element, shape, Values::Exact(Box::new(read))),
+            Err(_) => {
                 let path = self.path.join(".");
                 self.found = Err(SaveError::ElementType { path, dtype: dtype.name() });
             }
         }
     }
-}
-
-/// The name of an element type in safetensors files.
-fn in_file(dtype: DType) -> Option<Dtype> {
-    Some(match dtype {
-        DType::F64 => Dtype::F64,
-        DType::F32 | DType::Flex32 => Dtype::F32,
-        DType::F16 => Dtype::F16,
-        DType::BF16 => Dtype::BF16,
-        DType::I64 => Dtype::I64,
-        DType::I32 => Dtype::I32,
-        DType::I16 => Dtype::I16,
-        DType::I8 => Dtype::I8,
-        DType::U64 => Dtype::U64,
-        DType::U32 => Dtype::U32,
-        DType::U16 => Dtype::U16,
-        DType::U8 => Dtype::U8,
-        DType::Bool(_) => Dtype::BOOL,
-        DType::QFloat(_) => return None,
-    })
 }
 
 impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Visitor<'_, B> {
@@ -173,12 +148,12 @@ impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Visitor<'_, B> {
         if self.buffers.iter().any(|buffer| buffer.path() == path) {
             return self.enter_exact(value.dtype(), shape, move || value.to_data());
         }
-        let dtype = match self.precision {
-            HalfPrecision::F16 => Dtype::F16,
-            HalfPrecision::Bf16 => Dtype::BF16,
+        let element = match self.precision {
+            HalfPrecision::F16 => ElementType::F16,
+            HalfPrecision::Bf16 => ElementType::Bf16,
         };
         let tensor = value.into_primitive().tensor();
-        self.enter(dtype, shape, Values::Half(tensor, self.precision));
+        self.enter(element, shape, Values::Half(tensor, self.precision));
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<Training<B>, D, Int>>) {

@@ -11,31 +11,32 @@ use deepburn::zero::estimate::{
     ActivationGraph, ActivationId, ActivationOp, BackwardOp, GradientTiming, KeptTensor,
     ReadParameter, SHORT_SUM,
 };
-use deepburn_config::PrecisionPlan;
-
-use super::bytes_of;
+use deepburn_config::{Precision, PrecisionPlan};
+use deepburn_models::{ForwardPass, PassTensor};
 
 /// Bytes of an element in f32.
 const F32: u64 = 4;
 
 /// An activation with its number of elements and the bytes of each.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Sized {
-    pub(super) id: ActivationId,
-    pub(super) numel: u64,
-    pub(super) element: u64,
+struct Sized {
+    id: ActivationId,
+    numel: u64,
+    element: u64,
 }
 
 impl Sized {
     /// Returns the bytes of the activation.
-    pub(super) fn bytes(self) -> u64 {
+    fn bytes(self) -> u64 {
         self.numel.saturating_mul(self.element)
     }
 }
 
 /// Appends the layers of a model to an activation graph.
 pub(super) struct GraphBuilder {
-    pub(super) graph: ActivationGraph,
+    graph: ActivationGraph,
+    /// Tensors by the numbers under which the model knows them.
+    tensors: Vec<Sized>,
     /// Bytes of an element of a parameter.
     parameter: u64,
     /// Bytes of an element of a product with `torch_autocast`.
@@ -47,9 +48,26 @@ impl GraphBuilder {
     pub(super) fn new(precision: &PrecisionPlan) -> Self {
         Self {
             graph: ActivationGraph::new(),
+            tensors: Vec::new(),
             parameter: bytes_of(precision.compute),
             autocast: precision.autocast.map(bytes_of),
         }
+    }
+
+    /// Returns the graph.
+    pub(super) fn into_graph(self) -> ActivationGraph {
+        self.graph
+    }
+
+    /// Returns a tensor that the model knows by its number.
+    fn at(&self, tensor: PassTensor) -> Sized {
+        self.tensors[tensor.0]
+    }
+
+    /// Gives a tensor a number.
+    fn named(&mut self, tensor: Sized) -> PassTensor {
+        self.tensors.push(tensor);
+        PassTensor(self.tensors.len() - 1)
     }
 
     /// Appends an op with one input and one output of `numel` elements of `element` bytes.
@@ -69,7 +87,7 @@ impl GraphBuilder {
     }
 
     /// Appends an element-wise op that saves its input or its output.
-    pub(super) fn keeping(&mut self, x: Sized, kept: KeptTensor) -> Sized {
+    fn keeping(&mut self, x: Sized, kept: KeptTensor) -> Sized {
         self.unary(x, x.numel, x.element, ActivationOp { saved: &[kept], ..UNARY })
     }
 
@@ -99,8 +117,54 @@ impl GraphBuilder {
         }
     }
 
+    /// Appends a loss, which is a single f32.
+    fn loss(&mut self, x: Sized, parameters: &[ReadParameter], flops: u64) {
+        let backward = BackwardOp::LossHead;
+        let op = ActivationOp { parameters, backward, flops, ..ActivationOp::NONE };
+        self.unary(x, 1, F32, op);
+    }
+}
+
+impl ForwardPass for GraphBuilder {
+    fn hold(&mut self, bytes: u64) {
+        self.graph.hold(bytes);
+    }
+
+    fn start_block(&mut self) {
+        self.graph.start_block();
+    }
+
+    fn end_blocks(&mut self) {
+        self.graph.end_blocks();
+    }
+
+    fn elementwise(&mut self, x: PassTensor) -> PassTensor {
+        let y = self.keeping(self.at(x), KeptTensor::Input(0));
+        self.named(y)
+    }
+
+    fn elementwise_of_output(&mut self, x: PassTensor) -> PassTensor {
+        let y = self.keeping(self.at(x), KeptTensor::Output(0));
+        self.named(y)
+    }
+
+    /// Appends a sigmoid, which saves its output, and the product with `x`, which saves both operands.
+    fn silu(&mut self, x: PassTensor) -> PassTensor {
+        let x = self.at(x);
+        let gate = self.keeping(x, KeptTensor::Output(0));
+        let [id] = self.graph.push(&ActivationOp {
+            inputs: &[x.id, gate.id],
+            outputs: &[x.bytes()],
+            saved: &[KeptTensor::Input(0), KeptTensor::Input(1)],
+            backward: BackwardOp::Unary,
+            ..ActivationOp::NONE
+        });
+        self.named(Sized { id, ..x })
+    }
+
     /// Appends a layer normalisation over rows of `width` elements. It saves its input and two numbers per row.
-    pub(super) fn layer_norm(&mut self, x: Sized, width: u64) -> Sized {
+    fn layer_norm(&mut self, x: PassTensor, width: u64) -> PassTensor {
+        let x = self.at(x);
         let x = if self.autocast.is_some() { self.cast(x, F32) } else { x };
         let row = (x.numel / width.max(1)).saturating_mul(F32);
         let [id, _, _] = self.graph.push(&ActivationOp {
@@ -110,11 +174,12 @@ impl GraphBuilder {
             parameters: &[self.own(width), self.own(width)],
             ..UNARY
         });
-        Sized { id, ..x }
+        self.named(Sized { id, ..x })
     }
 
     /// Appends a linear layer. It saves its input.
-    pub(super) fn linear(&mut self, x: Sized, [from, to]: [u64; 2], has_bias: bool) -> Sized {
+    fn linear(&mut self, x: PassTensor, [from, to]: [u64; 2], has_bias: bool) -> PassTensor {
+        let x = self.at(x);
         let x = self.product_operand(x);
         let mut parameters = vec![self.of_product(from.saturating_mul(to))];
         parameters.extend(has_bias.then(|| self.of_product(to)));
@@ -126,19 +191,21 @@ impl GraphBuilder {
             flops: x.numel.saturating_mul(to).saturating_mul(2),
             ..ActivationOp::NONE
         };
-        self.unary(x, (x.numel / from.max(1)).saturating_mul(to), x.element, op)
+        let y = self.unary(x, (x.numel / from.max(1)).saturating_mul(to), x.element, op);
+        self.named(y)
     }
 
     /// Appends attention over sequences of `length` tokens. It saves its input, its output of `numel` elements, and one
     /// number for each query of each head. Its two products count in full, masked positions included, as in the
     /// operation counter.
-    pub(super) fn attention(
+    fn attention(
         &mut self,
-        projected: Sized,
+        projected: PassTensor,
         numel: u64,
         queries: u64,
         length: u64,
-    ) -> Sized {
+    ) -> PassTensor {
+        let projected = self.at(projected);
         let output = Sized { numel, ..projected };
         let [id, _] = self.graph.push(&ActivationOp {
             inputs: &[projected.id],
@@ -148,14 +215,15 @@ impl GraphBuilder {
             flops: numel.saturating_mul(length).saturating_mul(4),
             ..UNARY
         });
-        Sized { id, ..output }
+        self.named(Sized { id, ..output })
     }
 
     /// Appends Burn's dropout. It saves its mask, in floats.
-    pub(super) fn dropout(&mut self, x: Sized, probability: f64) -> Sized {
+    fn dropout(&mut self, x: PassTensor, probability: f64) -> PassTensor {
         if probability == 0.0 {
             return x;
         }
+        let x = self.at(x);
         let [mask] = self.graph.push(&ActivationOp { outputs: &[x.bytes()], ..ActivationOp::NONE });
         let [masked] = self.graph.push(&ActivationOp {
             inputs: &[x.id, mask],
@@ -163,11 +231,13 @@ impl GraphBuilder {
             saved: &[KeptTensor::Input(1)],
             ..UNARY
         });
-        self.unary(Sized { id: masked, ..x }, x.numel, x.element, UNARY)
+        let y = self.unary(Sized { id: masked, ..x }, x.numel, x.element, UNARY);
+        self.named(y)
     }
 
     /// Appends the sum of a branch and the residual stream, in the wider of their types.
-    pub(super) fn add(&mut self, branch: Sized, x: Sized) -> Sized {
+    fn add(&mut self, branch: PassTensor, x: PassTensor) -> PassTensor {
+        let [branch, x] = [branch, x].map(|operand| self.at(operand));
         let element = branch.element.max(x.element);
         let [branch, x] = [branch, x].map(|operand| self.cast(operand, element));
         let [id] = self.graph.push(&ActivationOp {
@@ -176,11 +246,11 @@ impl GraphBuilder {
             backward: BackwardOp::Add,
             ..ActivationOp::NONE
         });
-        Sized { id, ..x }
+        self.named(Sized { id, ..x })
     }
 
     /// Appends a lookup in an embedding table of `table` elements.
-    pub(super) fn lookup(&mut self, numel: u64, table: u64) -> Sized {
+    fn lookup(&mut self, numel: u64, table: u64) -> PassTensor {
         let element = self.parameter;
         let [id] = self.graph.push(&ActivationOp {
             outputs: &[numel.saturating_mul(element)],
@@ -188,34 +258,42 @@ impl GraphBuilder {
             backward: BackwardOp::Lookup { numel },
             ..ActivationOp::NONE
         });
-        Sized { id, numel, element }
+        self.named(Sized { id, numel, element })
     }
 
     /// Appends the sum with position embeddings from a table of `table` elements.
-    pub(super) fn add_positions(&mut self, x: Sized, table: u64) -> Sized {
+    fn add_positions(&mut self, x: PassTensor, table: u64) -> PassTensor {
+        let x = self.at(x);
         let parameters = [self.own(table)];
-        self.unary(x, x.numel, x.element, ActivationOp { parameters: &parameters, ..UNARY })
+        let y =
+            self.unary(x, x.numel, x.element, ActivationOp { parameters: &parameters, ..UNARY });
+        self.named(y)
     }
 
     /// Appends a selection of rows of `x`, with `numel` elements.
-    pub(super) fn select(&mut self, x: Sized, numel: u64) -> Sized {
+    fn select(&mut self, x: PassTensor, numel: u64) -> PassTensor {
+        let x = self.at(x);
         let op = ActivationOp { backward: BackwardOp::Copy, ..ActivationOp::NONE };
-        self.unary(x, numel, x.element, op)
+        let y = self.unary(x, numel, x.element, op);
+        self.named(y)
     }
 
     /// Appends the weighted mean of each sequence, a product of weights and residual stream.
-    pub(super) fn weighted_means(&mut self, x: Sized, rows: u64, numel: u64, length: u64) -> Sized {
+    fn weighted_means(&mut self, x: PassTensor, rows: u64, numel: u64, length: u64) -> PassTensor {
+        let x = self.at(x);
         let x = self.product_operand(x);
         if x.element != F32 {
             self.graph.hold(rows.saturating_mul(x.element));
         }
         let is_costly = length >= SHORT_SUM as u64;
         let flops = x.numel.saturating_mul(2);
-        self.unary(x, numel, x.element, ActivationOp { is_costly, flops, ..UNARY })
+        let y = self.unary(x, numel, x.element, ActivationOp { is_costly, flops, ..UNARY });
+        self.named(y)
     }
 
     /// Appends the loss of a language model with its output layer from `width` to `to` tokens.
-    pub(super) fn loss_head(&mut self, hidden: Sized, [width, to]: [u64; 2], is_tied: bool) {
+    fn loss_head(&mut self, hidden: PassTensor, [width, to]: [u64; 2], is_tied: bool) {
+        let hidden = self.at(hidden);
         let hidden = self.product_operand(hidden);
         let parameter = self.of_product(width.saturating_mul(to));
         let flops = hidden.numel.saturating_mul(to).saturating_mul(2);
@@ -223,17 +301,16 @@ impl GraphBuilder {
     }
 
     /// Appends the loss of a classifier, which saves the gradient of the logits.
-    pub(super) fn logits_loss(&mut self, logits: Sized) {
+    fn logits_loss(&mut self, logits: PassTensor) {
+        let logits = self.at(logits);
         self.loss(logits, &[], 0);
-    }
-
-    /// Appends a loss, which is a single f32.
-    fn loss(&mut self, x: Sized, parameters: &[ReadParameter], flops: u64) {
-        let backward = BackwardOp::LossHead;
-        let op = ActivationOp { parameters, backward, flops, ..ActivationOp::NONE };
-        self.unary(x, 1, F32, op);
     }
 }
 
 /// An op whose gradient reuses the memory of its output's gradient.
 const UNARY: ActivationOp<'_> = ActivationOp { backward: BackwardOp::Unary, ..ActivationOp::NONE };
+
+/// Returns the bytes of an element.
+fn bytes_of(precision: Precision) -> u64 {
+    precision.bytes() as u64
+}

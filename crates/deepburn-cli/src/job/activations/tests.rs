@@ -5,9 +5,10 @@ use deepburn::config::{Facts, Plan, Written, resolve};
 use deepburn::zero::estimate::{ElementBytes, ParameterSize, PassPeak, PassPlan, estimate};
 use deepburn::zero::{Category, Tier, Training};
 use deepburn::{OutsideError, run_ranks};
-use deepburn_models::TextBatch;
-use deepburn_models::gpt2::{CausalBatch, Gpt2, Gpt2Classifier, ParameterShape};
-use deepburn_models::imdb::Encoder;
+use deepburn_models::causal_lm::{CausalBatch, LanguageModel};
+use deepburn_models::encoder::{Encoder, EncoderConfig};
+use deepburn_models::gpt2::{ClassifierConfig, Gpt2, Gpt2Classifier, Gpt2Config};
+use deepburn_models::{TextBatch, TextClassifier};
 use serde_json::{Value, json};
 
 use super::*;
@@ -30,14 +31,11 @@ impl Run<'_> {
         resolve(&Written::from_json(&json.to_string()).unwrap(), &facts).unwrap().plan
     }
 
-    fn forecast(
-        &self,
-        parameters: Vec<ParameterShape>,
-        graph: impl Fn(&PrecisionPlan) -> ActivationGraph,
-    ) -> PassPeak {
+    fn forecast(&self, model: &dyn Architecture) -> PassPeak {
         let plan = self.plan();
         let size = |shape: &[usize]| shape.iter().product::<usize>() as u64;
-        let sizes: Vec<_> = parameters
+        let sizes: Vec<_> = model
+            .parameters()
             .iter()
             .map(|it| ParameterSize::new(size(&it.shape), Some(&plan.optimizer)))
             .collect();
@@ -45,7 +43,7 @@ impl Run<'_> {
         let bytes = ElementBytes::new(&plan.optimizer, &plan.precision, micro_batches);
         let estimate = estimate(&sizes, &plan.zero, self.ranks as u64, bytes);
         let pass = PassPlan::new(&plan, &plan.zero, self.ranks as u64, &estimate);
-        let peak = pass.peak(&graph(&plan.precision));
+        let peak = pass.peak(&activations(model, self.batch, &plan.precision));
         let states = estimate.states.parameters + estimate.states.optimizer;
         PassPeak { ledger: peak.ledger + states, ..peak }
     }
@@ -155,8 +153,7 @@ fn gpt2(index: usize) -> Gpt2Config {
 fn check_language_model(run: &Run<'_>, config: &Gpt2Config) {
     let [rows, length] = [run.batch.sequences, run.batch.length].map(|it| it as usize);
     let ids: Vec<u32> = (0..rows * length).map(|it| (it % 61) as u32).collect();
-    let forecast = run
-        .forecast(config.parameters(), |precision| of_language_model(config, run.batch, precision));
+    let forecast = run.forecast(config);
     let measured = run.measured(
         || Gpt2::<Training<Flex>>::new(config, 3, &FlexDevice).unwrap(),
         |model| {
@@ -206,9 +203,7 @@ fn classifiers_hold_what_is_forecast() {
         let batch = BatchShape { sequences: 3, length: 50 };
         let run = Run { section: &section, ranks: 1, batch };
         let config = ClassifierConfig { body: gpt2(0), num_classes: 3 };
-        let forecast = run.forecast(config.parameters(), |precision| {
-            of_gpt2_classifier(&config, batch, precision)
-        });
+        let forecast = run.forecast(&config);
         let measured = run.measured(
             || Gpt2Classifier::<Training<Flex>>::new(&config, 3, &FlexDevice).unwrap(),
             |model| model.loss(&text_batch(config.limits(), batch)).0,
@@ -224,8 +219,7 @@ fn classifiers_hold_what_is_forecast() {
                 num_layers: 4,
                 ..EncoderConfig::guide()
             };
-            let forecast = run
-                .forecast(config.parameters(), |precision| of_encoder(&config, batch, precision));
+            let forecast = run.forecast(&config);
             let measured = run.measured(
                 || Encoder::<Training<Flex>>::new(&config, 3, &FlexDevice).unwrap(),
                 |model| model.loss(&text_batch(config.limits(), batch)).0,

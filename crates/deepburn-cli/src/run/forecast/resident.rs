@@ -5,8 +5,6 @@
 //! compares forecasts with runs, and its largest differences are the margin of [`DOUBT`].
 
 use super::{Forecast, LocalRanks, TrainedModel};
-use crate::data::subject::Subject;
-use crate::job::activations::logits_bytes;
 use crate::job::memory::MemoryLimit;
 use crate::run::preparation::Preparation;
 
@@ -53,10 +51,7 @@ impl Resident {
         let ranks = if are_threads { count } else { 1 };
         let host = forecast.host_memory(forecast.device());
         let tensors = if are_threads { host } else { host / count.max(1) };
-        let logits = match &preparation.subject {
-            Subject::Causal(subject) => logits_bytes(&subject.config, model.batch),
-            Subject::Encoder(_) | Subject::Gpt2Classifier(_) => 0,
-        };
+        let logits = preparation.subject.info().architecture().logits_bytes(model.batch);
         let largest = model.sizes.iter().map(|size| size.numel).max().unwrap_or(0);
         let swap = if forecast.rank.disk > 0 { SWAP_BUFFERS } else { 0 };
         let copies = largest.saturating_mul(F32 * GRADIENT_COPIES).saturating_add(swap);

@@ -10,11 +10,13 @@ use deepburn::config::{Facts, Plan, Written, resolve};
 use deepburn::zero::cost::{Links, Machine, Network, StepModel};
 use deepburn::zero::estimate::{ElementBytes, ParameterSize, estimate};
 use deepburn::zero::{Group, Training};
-use deepburn_models::gpt2::{CausalBatch, Gpt2, Gpt2Config};
+use deepburn_models::Architecture;
+use deepburn_models::causal_lm::{CausalBatch, LanguageModel};
+use deepburn_models::gpt2::{Gpt2, Gpt2Config};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::job::known_model::KnownModel;
+use crate::job::activations::activations;
 
 /// Counts by purpose.
 fn counts(statistics: &Statistics) -> BTreeMap<String, Count> {
@@ -81,8 +83,8 @@ impl Job {
     /// The predicted cost of a step.
     fn cost(&self, machine: Machine, network: &Network) -> StepCost {
         let plan = self.plan();
-        let model = KnownModel::Gpt2(self.config.clone());
-        let graph = model.activations(self.batch, &plan.precision);
+        let model = &self.config;
+        let graph = activations(model, self.batch, &plan.precision);
         let numel = |shape: &[usize]| shape.iter().product::<usize>() as u64;
         let sizes: Vec<_> = model
             .parameters()
@@ -101,8 +103,7 @@ impl Job {
     fn predicted(&self) -> (BTreeMap<String, Count>, u64) {
         let counts = self.cost(MACHINE, &NETWORK).collectives.into_iter();
         let counts = counts.filter(|(purpose, _)| !OF_THE_LOOP.contains(purpose));
-        let model = KnownModel::Gpt2(self.config.clone());
-        let flops = model.activations(self.batch, &self.plan().precision).flops();
+        let flops = activations(&self.config, self.batch, &self.plan().precision).flops();
         (counts.map(|(purpose, count)| (purpose.to_owned(), count)).collect(), flops)
     }
 

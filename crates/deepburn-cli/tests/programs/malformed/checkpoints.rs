@@ -166,9 +166,9 @@ fn parts() {
         ),
         ("a config without sense", |it| it.config["n_head"] = json!(7), &["config.json", "n_head"]),
         (
-            "a config with an unknown key",
-            |it| it.config["n_heads_kv"] = json!(2),
-            &["config.json", "n_heads_kv"],
+            "a config with a misspelt key",
+            |it| it.config["n_heads"] = json!(2),
+            &["config.json", "n_heads", "did you mean `n_head`?"],
         ),
         ("a list for a config", |it| it.config = json!([1]), &["config.json"]),
         ("a huge vocabulary", |it| it.config["vocab_size"] = json!(1_u64 << 60), &["vocab_size"]),

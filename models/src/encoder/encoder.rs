@@ -6,14 +6,15 @@ use burn::module::Module;
 use burn::nn::{Dropout, DropoutConfig, Embedding, Linear};
 use burn::tensor::activation::relu;
 use burn::tensor::{Int, Tensor, backend::Backend};
-use deepburn_ops::{FusedOps, Reach, SelfAttention, cross_entropy};
+use deepburn_ops::{FusedOps, Reach, SelfAttention};
 
-use super::config::{EncoderConfig, EncoderConfigError};
+use super::config::EncoderConfig;
 use super::layer::EncoderLayer;
 use super::parameters::default_std;
 use super::positions::sinusoids;
+use crate::hf::ConfigError;
 use crate::projection::{conv1d, project};
-use crate::texts::TextBatch;
+use crate::texts::{TextBatch, TextClassifier};
 use crate::weights::{Values, WeightInit};
 
 /// A transformer encoder and a classifier of the mean over a text's tokens.
@@ -36,27 +37,20 @@ impl<B: Backend> Encoder<B> {
     /// norms 1. They are drawn when first used.
     ///
     /// # Errors
-    /// [`EncoderConfigError`] if `config` does not hold together.
-    pub fn new(
-        config: &EncoderConfig,
-        seed: u64,
-        device: &B::Device,
-    ) -> Result<Self, EncoderConfigError> {
+    /// [`ConfigError`] if `config` does not hold together.
+    pub fn new(config: &EncoderConfig, seed: u64, device: &B::Device) -> Result<Self, ConfigError> {
         Self::with(config, &WeightInit::new(seed, device))
     }
 
     /// A model whose weights are 0, for a caller who replaces them.
     ///
     /// # Errors
-    /// [`EncoderConfigError`] if `config` does not hold together.
-    pub fn zeros(config: &EncoderConfig, device: &B::Device) -> Result<Self, EncoderConfigError> {
+    /// [`ConfigError`] if `config` does not hold together.
+    pub fn zeros(config: &EncoderConfig, device: &B::Device) -> Result<Self, ConfigError> {
         Self::with(config, &WeightInit::zeros(device))
     }
 
-    pub(crate) fn with(
-        config: &EncoderConfig,
-        init: &WeightInit<B>,
-    ) -> Result<Self, EncoderConfigError> {
+    pub(crate) fn with(config: &EncoderConfig, init: &WeightInit<B>) -> Result<Self, ConfigError> {
         config.validate()?;
         let EncoderConfig { vocab_size, embed_dim, hidden_dim, num_classes, .. } = *config;
         let values = Values::Normal { std: config.initializer_range };
@@ -82,9 +76,8 @@ impl<B: Backend> Encoder<B> {
     }
 }
 
-impl<B: FusedOps> Encoder<B> {
-    /// Logits `[texts, num_classes]`.
-    pub fn forward(&self, batch: &TextBatch<B>) -> Tensor<B, 2> {
+impl<B: FusedOps> TextClassifier<B> for Encoder<B> {
+    fn forward(&self, batch: &TextBatch<B>) -> Tensor<B, 2> {
         let [texts, length] = batch.input_ids.dims();
         let EncoderConfig { embed_dim: width, num_heads: heads, .. } = self.config;
         let attention = SelfAttention {
@@ -104,13 +97,9 @@ impl<B: FusedOps> Encoder<B> {
         let inner = relu(project(&self.classifier1, means.reshape([texts, width])));
         project(&self.classifier2, self.dropout.forward(inner))
     }
+}
 
-    /// Cross-entropy summed over the texts, `[1]`, at least f32, and the logits.
-    pub fn loss(&self, batch: &TextBatch<B>) -> (Tensor<B, 1>, Tensor<B, 2>) {
-        let logits = self.forward(batch);
-        (cross_entropy(logits.clone(), batch.labels.clone()), logits)
-    }
-
+impl<B: Backend> Encoder<B> {
     /// Token embeddings plus positions, `[texts * length, width]`.
     fn embed(&self, input_ids: Tensor<B, 2, Int>) -> Tensor<B, 2> {
         let [texts, length] = input_ids.dims();

@@ -9,8 +9,8 @@
 //!
 //! ```
 //! use burn_flex::Flex;
-//! use deepburn_models::TextBatch;
-//! use deepburn_models::imdb::{Encoder, EncoderConfig};
+//! use deepburn_models::encoder::{Encoder, EncoderConfig};
+//! use deepburn_models::{TextBatch, TextClassifier};
 //!
 //! let config = EncoderConfig { vocab_size: 50, embed_dim: 8, num_heads: 2, ..EncoderConfig::guide() };
 //! let device = Default::default();
@@ -21,12 +21,12 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod checkpoint;
+mod architecture;
 mod config;
 mod encoder;
 mod layer;
 mod parameters;
 mod positions;
 
-pub use config::{EncoderConfig, EncoderConfigError};
+pub use config::{EncoderConfig, ModelType};
 pub use encoder::Encoder;

@@ -1,29 +1,29 @@
-//! How a model goes by in other programs.
+//! What other programs need besides the weights.
+//!
+//! Main type: [`HfExport`].
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::gpt2::{ParameterShape, SavedPrecision};
+use super::names::{Names, ParameterShape};
+use super::writer::Documents;
+use deepburn_safetensors::FloatType;
 
-/// What has to be known besides the weights to publish a model: enough to do so from a training
-/// checkpoint, without the model.
+/// Everything but the weights that a Hugging Face folder of a model contains. A training checkpoint keeps it, so that
+/// the checkpoint can be exported without the model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Publication {
-    /// Names of parameters whose module path is not their name, by module path.
+pub struct HfExport {
+    /// Names of parameters that differ from their module paths, by module path.
     pub names: BTreeMap<String, String>,
-    /// JSON files that lie beside the weights, by name.
+    /// JSON files beside the weights, by name.
     pub documents: BTreeMap<String, Map<String, Value>>,
 }
 
-impl Publication {
-    pub(crate) fn new(
-        parameters: &[ParameterShape],
-        name: impl Fn(&str) -> String,
-        documents: Vec<(&'static str, Map<String, Value>)>,
-    ) -> Self {
-        let names = parameters.iter().map(|it| (it.path.clone(), name(&it.path)));
+impl HfExport {
+    pub(crate) fn new(parameters: &[ParameterShape], names: Names, documents: Documents) -> Self {
+        let names = parameters.iter().map(|it| (it.path.clone(), (names.in_file)(&it.path)));
         let documents = documents.into_iter().map(|(name, fields)| (name.to_owned(), fields));
         Self {
             names: names.filter(|(path, name)| path != name).collect(),
@@ -36,13 +36,13 @@ impl Publication {
         self.names.get(path).map_or(path, String::as_str).to_owned()
     }
 
-    /// The same for weights in another type.
+    /// The same files beside weights of another type.
     #[must_use]
-    pub fn in_precision(mut self, precision: SavedPrecision) -> Self {
+    pub fn with_dtype(mut self, float: FloatType) -> Self {
         for fields in self.documents.values_mut() {
             for name in ["dtype", "torch_dtype"] {
                 if let Some(dtype) = fields.get_mut(name) {
-                    *dtype = json!(precision.torch_name());
+                    *dtype = json!(float.torch_name());
                 }
             }
         }

@@ -4,14 +4,18 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
 
+use serde_json::{Map, Value};
+
+use super::config::ConfigError;
+
 /// Bytes of such a file, at most. The index of a model of a thousand layers has a tenth of that.
 const MAX_BYTES: u64 = 16 << 20;
 
 /// Reads the text of a small file.
 ///
 /// # Errors
-/// A file that cannot be read, is not UTF-8 or has more than 16 MiB, and what is no regular file: a pipe
-/// could keep its reader waiting for ever, a device could fill the memory.
+/// A file that cannot be read, is not UTF-8, has more than 16 MiB or is not a regular file: a pipe could keep its
+/// reader waiting for ever, and a device could fill the memory.
 pub fn read_small_file(path: &Path) -> io::Result<String> {
     // Asked before it is opened: opening a pipe waits for its writer.
     if !fs::metadata(path)?.is_file() {
@@ -23,6 +27,14 @@ pub fn read_small_file(path: &Path) -> io::Result<String> {
         true => Err(io::Error::other(format!("it has more than {MAX_BYTES} bytes"))),
         false => Ok(text),
     }
+}
+
+/// Reads the fields of a JSON object.
+///
+/// # Errors
+/// [`ConfigError::Syntax`] for anything else.
+pub fn read_fields(text: &str) -> Result<Map<String, Value>, ConfigError> {
+    serde_json::from_str(text).map_err(|error| ConfigError::Syntax(error.to_string()))
 }
 
 #[cfg(test)]

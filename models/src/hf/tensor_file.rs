@@ -9,11 +9,11 @@ use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use deepburn_safetensors::FloatType;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
-use super::checkpoint::CheckpointError;
-use super::precision::SavedPrecision;
+use super::error::CheckpointError;
 
 /// The largest header safetensors allows, in bytes.
 const MAX_HEADER: u64 = 100_000_000;
@@ -95,20 +95,20 @@ impl TensorFile {
     ) -> Result<Vec<f32>, CheckpointError> {
         let path = &self.path;
         let info = self.header.info(name).and_then(|info| Some((info, float_type(info.dtype)?)));
-        let Some((info, precision)) = info else {
+        let Some((info, float)) = info else {
             let reason = format!("it has no tensor `{name}` of f32, f16 or bf16");
             return Err(CheckpointError::Format { path: path.clone(), reason });
         };
         let io = |source| CheckpointError::io("read", path, source);
-        let start = self.data_start + (info.data_offsets.0 + range.start * precision.size()) as u64;
+        let start = self.data_start + (info.data_offsets.0 + range.start * float.size()) as u64;
         self.file.seek(SeekFrom::Start(start)).map_err(io)?;
-        let mut left = range.len() * precision.size();
+        let mut left = range.len() * float.size();
         let mut values = Vec::with_capacity(range.len());
         let mut chunk = vec![0; CHUNK.min(left)];
         while left > 0 {
             let chunk = &mut chunk[..CHUNK.min(left)];
             self.file.read_exact(chunk).map_err(io)?;
-            precision.decode(chunk, &mut values);
+            float.decode(chunk, &mut values);
             left -= chunk.len();
         }
         Ok(values)
@@ -116,11 +116,11 @@ impl TensorFile {
 }
 
 /// The float type of a safetensors type that weights may have.
-pub(crate) fn float_type(dtype: Dtype) -> Option<SavedPrecision> {
+pub(crate) fn float_type(dtype: Dtype) -> Option<FloatType> {
     match dtype {
-        Dtype::F32 => Some(SavedPrecision::F32),
-        Dtype::F16 => Some(SavedPrecision::F16),
-        Dtype::BF16 => Some(SavedPrecision::Bf16),
+        Dtype::F32 => Some(FloatType::F32),
+        Dtype::F16 => Some(FloatType::F16),
+        Dtype::BF16 => Some(FloatType::Bf16),
         _ => None,
     }
 }

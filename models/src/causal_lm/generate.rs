@@ -4,15 +4,14 @@
 //! kept, so that a new token costs one position. A prompt that would outgrow the model's positions is
 //! refused beforehand; the window does not slide.
 
-use burn::tensor::backend::Backend;
 use deepburn_ops::FusedOps;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use thiserror::Error;
 
-use super::attention::{Extent, KeyValues};
+use super::LanguageModel;
 use super::batch::{InputError, check_tokens, id_tensor};
-use super::model::Gpt2;
+use crate::architecture::TokenLimits;
 
 /// How to continue.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,7 +54,7 @@ pub enum GenerateError {
     /// Prompt and continuation have more positions than the model.
     #[error(
         "{prompt} tokens of prompt and {max_new_tokens} new ones are more than the model's \
-         `n_positions` = {n_positions}; shorten the prompt or ask for fewer"
+         `{field}` = {max_len}; shorten the prompt or ask for fewer"
     )]
     TooLong {
         /// Tokens of the prompt.
@@ -63,7 +62,9 @@ pub enum GenerateError {
         /// New tokens asked for.
         max_new_tokens: usize,
         /// Positions of the model.
-        n_positions: usize,
+        max_len: usize,
+        /// The field of `config.json` that says so.
+        field: &'static str,
     },
     /// A sampling option is out of range.
     #[error("`{name}` is {value}, but it must be {rule}")]
@@ -79,11 +80,10 @@ pub enum GenerateError {
 
 /// A prompt being continued: yields new tokens until a stop token or the limit.
 #[derive(Debug)]
-pub struct Generation<'a, B: Backend> {
-    model: &'a Gpt2<B>,
+pub struct Generation<'a, B: FusedOps, M: LanguageModel<B>> {
+    model: &'a M,
     device: B::Device,
-    /// One entry a block.
-    cache: Vec<Option<KeyValues<B>>>,
+    cache: M::Cache,
     /// Tokens the cache holds.
     seen: usize,
     /// Tokens still to be fed: the prompt, later the last token. Empty when done.
@@ -95,51 +95,43 @@ pub struct Generation<'a, B: Backend> {
     num_tokens: usize,
 }
 
-impl<B: Backend> Gpt2<B> {
-    /// Continues `prompt`.
-    ///
-    /// # Errors
-    /// [`GenerateError`] if the prompt is empty, has tokens outside the vocabulary or leaves no room
-    /// for `max_new_tokens`, or an option is out of range.
-    pub fn generate(
-        &self,
+impl<'a, B: FusedOps, M: LanguageModel<B>> Generation<'a, B, M> {
+    pub(super) fn new(
+        model: &'a M,
         prompt: &[u32],
         options: &GenerateOptions,
-    ) -> Result<Generation<'_, B>, GenerateError> {
-        let (config, max_new_tokens) = (self.config(), options.max_new_tokens);
-        check_tokens(config, prompt, [1, prompt.len()])?;
-        if prompt.len().saturating_add(max_new_tokens) > config.n_positions {
-            let (prompt, n_positions) = (prompt.len(), config.n_positions);
-            return Err(GenerateError::TooLong { prompt, max_new_tokens, n_positions });
+    ) -> Result<Self, GenerateError> {
+        let (limits, max_new_tokens) = (model.limits(), options.max_new_tokens);
+        check_tokens(limits, prompt, [1, prompt.len()])?;
+        let TokenLimits { vocab_size, max_len, max_len_field: field } = limits;
+        if prompt.len().saturating_add(max_new_tokens) > max_len {
+            let prompt = prompt.len();
+            return Err(GenerateError::TooLong { prompt, max_new_tokens, max_len, field });
         }
-        Ok(Generation {
-            model: self,
-            device: self.device(),
-            cache: vec![None; config.n_layer],
+        Ok(Self {
+            model,
+            device: model.device(),
+            cache: M::Cache::default(),
             seen: 0,
             unseen: prompt.to_vec(),
             left: max_new_tokens,
             chooser: Chooser::new(&options.sampling)?,
             stop: options.stop.clone(),
-            num_tokens: options.num_tokens.unwrap_or(config.vocab_size).max(1),
+            num_tokens: options.num_tokens.unwrap_or(vocab_size).max(1),
         })
     }
-}
 
-impl<B: FusedOps> Generation<'_, B> {
     /// Logits of what follows the unseen tokens, which are seen from then on.
     fn advance(&mut self) -> Vec<f32> {
         let queries = self.unseen.len();
-        let extent = Extent { batch: 1, past: self.seen, queries };
         let ids = id_tensor(&self.unseen, [1, queries], &self.device);
-        let hidden = self.model.hidden(ids, extent, Some(&mut self.cache));
+        let logits = self.model.next_logits(ids, self.seen, &mut self.cache);
         self.seen += queries;
-        let last = hidden.narrow(0, queries - 1, 1);
-        self.model.logits(last).into_data().iter::<f32>().collect()
+        logits.into_data().iter::<f32>().collect()
     }
 }
 
-impl<B: FusedOps> Iterator for Generation<'_, B> {
+impl<B: FusedOps, M: LanguageModel<B>> Iterator for Generation<'_, B, M> {
     type Item = u32;
 
     fn next(&mut self) -> Option<u32> {
@@ -197,7 +189,7 @@ impl Chooser {
             Self::Random { generator, temperature, top_k, top_p } => {
                 ranked.sort_unstable_by(better);
                 ranked.truncate(*top_k);
-                weigh(&mut ranked, *temperature);
+                to_probabilities(&mut ranked, *temperature);
                 keep_mass(&mut ranked, *top_p);
                 // 53 random bits: uniform in [0, 1).
                 let uniform = (generator.next_u64() >> 11) as f64 / (1_u64 << 53) as f64;
@@ -208,7 +200,7 @@ impl Chooser {
 }
 
 /// Turns logits, highest first, into probabilities at a temperature.
-fn weigh(ranked: &mut [(u32, f64)], temperature: f64) {
+fn to_probabilities(ranked: &mut [(u32, f64)], temperature: f64) {
     let highest = ranked[0].1;
     for (_, value) in ranked.iter_mut() {
         *value = ((*value - highest) / temperature).exp();
@@ -245,7 +237,7 @@ fn draw(ranked: &[(u32, f64)], uniform: f64) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpt2::Gpt2Config;
+    use crate::gpt2::{Gpt2, Gpt2Config};
     use burn::tensor::Tensor;
     use burn_flex::Flex;
 
@@ -285,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn greedy_takes_the_first_of_equals_and_survives_wild_logits() {
+    fn greedy_takes_the_first_of_equals_and_survives_non_finite_logits() {
         let choose = |logits: &[f32]| Chooser::Greedy.choose(logits);
         assert_eq!(choose(&[1.0, 3.0, 3.0]), 1);
         assert_eq!(choose(&[f32::NEG_INFINITY; 3]), 0);

@@ -2,15 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use thiserror::Error;
 
-use crate::class_names::{ClassNames, ClassNamesError, ID2LABEL, LABEL2ID};
+use crate::hf::{
+    ClassNames, ClassNamesError, ConfigError, ID2LABEL, LABEL2ID, MAX_LAYERS, MAX_SIZE,
+};
 use crate::texts::TextLimits;
-
-/// The largest value of a width, length or vocabulary: products of two fit 64 bits with room.
-const MAX_SIZE: usize = 1 << 24;
-/// The largest number of layers. Each has a dozen parameters that are listed before any is read.
-const MAX_LAYERS: usize = 1 << 12;
 
 /// An encoder's architecture. Absent fields of a `config.json` are those of
 /// [`EncoderConfig::guide`].
@@ -63,24 +59,6 @@ impl Default for EncoderConfig {
     }
 }
 
-/// Why a configuration is refused.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum EncoderConfigError {
-    /// A field that the encoder does not have, or of another type.
-    #[error("{0}")]
-    Field(String),
-    /// A value that is out of range.
-    #[error("`{name}` is {value}, but it must be {rule}")]
-    Value {
-        /// The field.
-        name: &'static str,
-        /// What was found.
-        value: String,
-        /// What is accepted.
-        rule: String,
-    },
-}
-
 impl EncoderConfig {
     /// Six layers of width 256: the model of a published guide to training on IMDB reviews, for a
     /// byte-pair vocabulary of GPT-2's size.
@@ -106,9 +84,9 @@ impl EncoderConfig {
     /// This configuration with some fields of a `config.json` in place of its own.
     ///
     /// # Errors
-    /// [`EncoderConfigError::Field`] for one that is unknown or of another type.
-    pub fn with_overrides(&self, fields: &Map<String, Value>) -> Result<Self, EncoderConfigError> {
-        let wrong = |error: serde_json::Error| EncoderConfigError::Field(error.to_string());
+    /// [`ConfigError::Field`] for one that is unknown or of another type.
+    pub fn with_overrides(&self, fields: &Map<String, Value>) -> Result<Self, ConfigError> {
+        let wrong = |error: serde_json::Error| ConfigError::Field(error.to_string());
         let Value::Object(mut all) = serde_json::to_value(self).map_err(wrong)? else {
             unreachable!("a struct with named fields is an object");
         };
@@ -119,19 +97,19 @@ impl EncoderConfig {
     /// Reads the fields of a saved `config.json`.
     ///
     /// # Errors
-    /// [`EncoderConfigError`] for a field that is unknown, of another type or out of range.
-    pub fn from_saved(mut fields: Map<String, Value>) -> Result<Self, EncoderConfigError> {
+    /// [`ConfigError`] for a field that is unknown, of another type or out of range.
+    pub fn from_saved(mut fields: Map<String, Value>) -> Result<Self, ConfigError> {
         // They describe the file, not the model.
         for name in ["architectures", "dtype"] {
             fields.remove(name);
         }
         let config = Self::guide().with_overrides(&fields)?;
         config.validate()?;
-        let wrong = |error: ClassNamesError| EncoderConfigError::Field(error.to_string());
+        let wrong = |error: ClassNamesError| ConfigError::Field(error.to_string());
         let names = config.class_names().map_err(wrong)?;
         let count = names.map_or(0, |names| names.as_slice().len());
         match count > config.num_classes {
-            true => Err(EncoderConfigError::Value {
+            true => Err(ConfigError::Value {
                 name: "num_classes",
                 value: config.num_classes.to_string(),
                 rule: format!("at least {count}, for the names in `id2label`"),
@@ -170,11 +148,10 @@ impl EncoderConfig {
     /// Checks that the values hold together.
     ///
     /// # Errors
-    /// [`EncoderConfigError::Value`] naming the first that does not.
-    pub fn validate(&self) -> Result<(), EncoderConfigError> {
-        let wrong = |name, value: String, rule: String| {
-            Err(EncoderConfigError::Value { name, value, rule })
-        };
+    /// [`ConfigError::Value`] naming the first that does not.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let wrong =
+            |name, value: String, rule: String| Err(ConfigError::Value { name, value, rule });
         for (name, value, range) in [
             ("vocab_size", self.vocab_size, 1..=MAX_SIZE),
             ("embed_dim", self.embed_dim, 1..=MAX_SIZE),
@@ -220,7 +197,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn overridden(fields: Value) -> Result<EncoderConfig, EncoderConfigError> {
+    fn overridden(fields: Value) -> Result<EncoderConfig, ConfigError> {
         let Value::Object(fields) = fields else { panic!("not an object") };
         EncoderConfig::guide().with_overrides(&fields)
     }

@@ -6,7 +6,7 @@
 use burn::tensor::{Int, Tensor, TensorData, backend::Backend};
 use thiserror::Error;
 
-use super::config::Gpt2Config;
+use crate::architecture::{LanguageModelConfig, TokenLimits};
 
 /// The label of a position that is not to be learnt.
 pub const IGNORED_LABEL: i64 = -100;
@@ -50,14 +50,16 @@ pub enum InputError {
     },
     /// The model has no embedding for positions that late.
     #[error(
-        "sequences of {length} tokens are longer than the model allows (`n_positions` = {n_positions}); \
+        "sequences of {length} tokens are longer than the model allows (`{field}` = {max_len}); \
          shorten them"
     )]
     TooLong {
         /// Tokens in each sequence.
         length: usize,
         /// The longest the model takes.
-        n_positions: usize,
+        max_len: usize,
+        /// The field of `config.json` that says so.
+        field: &'static str,
     },
     /// A token or label that the vocabulary does not have.
     #[error(
@@ -88,15 +90,16 @@ impl<B: Backend> CausalBatch<B> {
     /// # Errors
     /// [`InputError`] if a count, a length or a token does not fit.
     pub fn new(
-        config: &Gpt2Config,
+        config: &impl LanguageModelConfig,
         input_ids: &[u32],
         labels: Option<&[i64]>,
         [batch, length]: [usize; 2],
         device: &B::Device,
     ) -> Result<Self, InputError> {
-        check_tokens(config, input_ids, [batch, length])?;
+        let limits = config.limits();
+        check_tokens(limits, input_ids, [batch, length])?;
         if let Some(labels) = labels {
-            check_labels(config, labels, [batch, length])?;
+            check_labels(limits, labels, [batch, length])?;
         }
         let label =
             |index: usize| labels.map_or(i64::from(input_ids[index]), |labels| labels[index]);
@@ -135,18 +138,18 @@ impl<B: Backend> CausalBatch<B> {
 
 /// Checks token ids against the model's vocabulary and length.
 pub(crate) fn check_tokens(
-    config: &Gpt2Config,
+    limits: TokenLimits,
     input_ids: &[u32],
     [batch, length]: [usize; 2],
 ) -> Result<(), InputError> {
     if batch == 0 || length == 0 {
         return Err(InputError::Empty { batch, length });
     }
-    if length > config.n_positions {
-        return Err(InputError::TooLong { length, n_positions: config.n_positions });
+    let TokenLimits { vocab_size, max_len, max_len_field: field } = limits;
+    if length > max_len {
+        return Err(InputError::TooLong { length, max_len, field });
     }
     check_count("input ids", input_ids.len(), [batch, length])?;
-    let vocab_size = config.vocab_size;
     match input_ids.iter().position(|id| *id as usize >= vocab_size) {
         None => Ok(()),
         Some(index) => Err(InputError::Token {
@@ -160,12 +163,12 @@ pub(crate) fn check_tokens(
 }
 
 fn check_labels(
-    config: &Gpt2Config,
+    limits: TokenLimits,
     labels: &[i64],
     [batch, length]: [usize; 2],
 ) -> Result<(), InputError> {
     check_count("labels", labels.len(), [batch, length])?;
-    let vocab_size = config.vocab_size;
+    let vocab_size = limits.vocab_size;
     let fits = |label: i64| {
         label == IGNORED_LABEL || usize::try_from(label).is_ok_and(|label| label < vocab_size)
     };
@@ -206,6 +209,7 @@ pub(crate) fn id_tensor<B: Backend>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpt2::Gpt2Config;
     use burn_flex::Flex;
 
     fn config() -> Gpt2Config {

@@ -1,0 +1,133 @@
+//! The element types of tensors.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// A type that tensors are stored in. Its names are those of safetensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum ElementType {
+    /// Double precision.
+    F64,
+    /// Single precision.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// Signed, 64 bits.
+    I64,
+    /// Signed, 32 bits.
+    I32,
+    /// Signed, 16 bits.
+    I16,
+    /// Signed, 8 bits.
+    I8,
+    /// Unsigned, 64 bits.
+    U64,
+    /// Unsigned, 32 bits.
+    U32,
+    /// Unsigned, 16 bits.
+    U16,
+    /// Unsigned, 8 bits.
+    U8,
+    /// A byte that is 0 or 1.
+    Bool,
+}
+
+impl ElementType {
+    /// All types.
+    pub const ALL: [Self; 13] = [
+        Self::F64,
+        Self::F32,
+        Self::F16,
+        Self::Bf16,
+        Self::I64,
+        Self::I32,
+        Self::I16,
+        Self::I8,
+        Self::U64,
+        Self::U32,
+        Self::U16,
+        Self::U8,
+        Self::Bool,
+    ];
+
+    /// The place of a tensor of this type in a file of several types, from 0: wide types come first, in the order of
+    /// the `safetensors` crate.
+    #[must_use]
+    pub const fn file_order(self) -> usize {
+        match self {
+            Self::U64 => 0,
+            Self::I64 => 1,
+            Self::F64 => 2,
+            Self::F32 => 3,
+            Self::U32 => 4,
+            Self::I32 => 5,
+            Self::Bf16 => 6,
+            Self::F16 => 7,
+            Self::U16 => 8,
+            Self::I16 => 9,
+            Self::I8 => 10,
+            Self::U8 => 11,
+            Self::Bool => 12,
+        }
+    }
+
+    /// Bytes of one element.
+    pub const fn size(self) -> usize {
+        match self {
+            Self::F64 | Self::I64 | Self::U64 => 8,
+            Self::F32 | Self::I32 | Self::U32 => 4,
+            Self::F16 | Self::Bf16 | Self::I16 | Self::U16 => 2,
+            Self::I8 | Self::U8 | Self::Bool => 1,
+        }
+    }
+
+    /// Whether parameters and their states are stored in it; buffers are stored in any type.
+    pub const fn is_trainable(self) -> bool {
+        matches!(self, Self::F32 | Self::F16 | Self::Bf16)
+    }
+
+    /// The name in a safetensors header.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F64 => "F64",
+            Self::F32 => "F32",
+            Self::F16 => "F16",
+            Self::Bf16 => "BF16",
+            Self::I64 => "I64",
+            Self::I32 => "I32",
+            Self::I16 => "I16",
+            Self::I8 => "I8",
+            Self::U64 => "U64",
+            Self::U32 => "U32",
+            Self::U16 => "U16",
+            Self::U8 => "U8",
+            Self::Bool => "BOOL",
+        }
+    }
+}
+
+impl fmt::Display for ElementType {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_order_is_that_of_the_safetensors_crate() {
+        let mut types = ElementType::ALL;
+        types.sort_by_key(|element| element.file_order());
+        let dtype = |element: &ElementType| -> safetensors::Dtype {
+            serde_json::from_value(element.name().into()).unwrap()
+        };
+        assert!(types.is_sorted_by(|left, right| dtype(left) > dtype(right)));
+        assert!(types.is_sorted_by(|left, right| left.size() >= right.size()));
+    }
+}

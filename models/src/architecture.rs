@@ -1,0 +1,186 @@
+//! What training programs need to know of a model.
+//!
+//! - [`Architecture`] is what follows from a configuration alone: parameters, files and the shape of a training pass.
+//! - [`BuildModel`] makes the module of a configuration on a backend.
+//! - [`LanguageModelConfig`] and [`TextClassifierConfig`] add what the two tasks need. Their modules are a
+//!   [`LanguageModel`](crate::causal_lm::LanguageModel) and a [`TextClassifier`](crate::TextClassifier).
+//!
+//! A new language model is a folder beside [`gpt2`](crate::gpt2) that implements these traits, and a line where the
+//! programs list their models.
+
+use std::fmt;
+use std::path::Path;
+
+use burn::module::Module;
+use burn::tensor::backend::Backend;
+use deepburn_safetensors::FloatType;
+use serde_json::{Map, Value};
+
+use crate::forward_pass::{BatchShape, ForwardPass};
+use crate::hf::{
+    CheckpointError, CheckpointWriter, ClassNames, ClassNamesError, ConfigError, Documents,
+    ExtraFields, HfExport, Names, ParameterShape,
+};
+use crate::texts::TextLimits;
+
+/// The configuration of a model.
+pub trait Architecture: fmt::Debug + Send + Sync {
+    /// The name of the model in logs and reports.
+    fn name(&self) -> &'static str;
+
+    /// All parameters, in the order in which the module holds them.
+    fn parameters(&self) -> Vec<ParameterShape>;
+
+    /// Number of trainable values; a tied embedding counts once.
+    fn num_parameters(&self) -> usize {
+        self.parameters().iter().map(ParameterShape::num_elements).sum()
+    }
+
+    /// Width of the residual stream.
+    fn width(&self) -> usize;
+
+    /// Tokens of the longest sequence that the model takes.
+    fn max_len(&self) -> usize;
+
+    /// How parameters are named in weight files.
+    fn names(&self) -> Names;
+
+    /// The JSON files beside weights of type `float`: `config.json` and what else readers need.
+    fn documents(&self, float: FloatType) -> Documents;
+
+    /// Reads the weights in `folder` from which training starts once, and keeps none.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Tensors`] naming every tensor that does not fit or is not finite, or an I/O error.
+    fn check_weights(&self, folder: &Path) -> Result<(), CheckpointError>;
+
+    /// Repeats the forward pass and the loss of a micro-batch op by op, without values. Memory and step times are
+    /// predicted from it.
+    fn describe(&self, pass: &mut dyn ForwardPass, batch: BatchShape);
+
+    /// Bytes of the logits that the loss computes at a time, beyond what [`describe`](Self::describe) says.
+    fn logits_bytes(&self, batch: BatchShape) -> u64 {
+        _ = batch;
+        0
+    }
+
+    /// Everything but the weights that a Hugging Face folder of the model contains.
+    fn hf_export(&self) -> HfExport {
+        HfExport::new(&self.parameters(), self.names(), self.documents(FloatType::F32))
+    }
+
+    /// Starts writing the model to `folder`, which is created if need be.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`] if the folder cannot be written to.
+    fn checkpoint_writer(
+        &self,
+        folder: &Path,
+        float: FloatType,
+    ) -> Result<CheckpointWriter, CheckpointError> {
+        let documents = self.documents(float);
+        CheckpointWriter::create(folder, self.parameters(), self.names(), float, documents)
+    }
+}
+
+/// Makes the module of a configuration on a backend.
+pub trait BuildModel<B: Backend>: Architecture {
+    /// The module.
+    type Model: Module<B>;
+
+    /// A model with initial weights that depend on `seed` and each parameter's path alone. They are drawn when first
+    /// used.
+    ///
+    /// # Errors
+    /// [`ConfigError`] if the configuration does not hold together.
+    fn init(&self, seed: u64, device: &B::Device) -> Result<Self::Model, ConfigError>;
+
+    /// A model whose weights are 0, for a caller who replaces them.
+    ///
+    /// # Errors
+    /// [`ConfigError`] if the configuration does not hold together.
+    fn zeros(&self, device: &B::Device) -> Result<Self::Model, ConfigError>;
+
+    /// A trained model, with the weights in `folder`.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Tensors`] naming every tensor that does not fit or is not finite, or an I/O error.
+    fn load(&self, folder: &Path, device: &B::Device) -> Result<Self::Model, CheckpointError>;
+
+    /// A model to train further, with the weights in `folder`, which are read when first used. Weights that are not
+    /// in the folder because they belong to a new task are drawn from `seed`.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Tensors`] naming every tensor that does not fit, or an I/O error.
+    fn load_lazily(
+        &self,
+        folder: &Path,
+        seed: u64,
+        device: &B::Device,
+    ) -> Result<Self::Model, CheckpointError>;
+}
+
+/// What a language model takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenLimits {
+    /// Number of tokens; ids are below it.
+    pub vocab_size: usize,
+    /// Longest sequence in tokens.
+    pub max_len: usize,
+    /// The field of `config.json` that says so.
+    pub max_len_field: &'static str,
+}
+
+/// The configuration of a language model.
+pub trait LanguageModelConfig: Architecture + Clone + Sized {
+    /// `model_type` in `config.json`.
+    const MODEL_TYPE: &'static str;
+
+    /// The configuration of a job that gives neither a pretrained model nor sizes.
+    fn default_size() -> Self;
+
+    /// Reads the fields of a `config.json`.
+    ///
+    /// # Errors
+    /// [`ConfigError`] for a field of another model, of another type or out of range.
+    fn from_fields(fields: Map<String, Value>) -> Result<Self, ConfigError>;
+
+    /// Reads the configuration of a folder and checks that its weight files have sound headers.
+    ///
+    /// # Errors
+    /// A file that is missing, unreadable or malformed.
+    fn open(folder: &Path) -> Result<Self, CheckpointError>;
+
+    /// The configuration with some fields of a `config.json` in place of its own.
+    ///
+    /// # Errors
+    /// As [`from_fields`](Self::from_fields), and for an unknown field.
+    fn with_overrides(&self, overrides: &Map<String, Value>) -> Result<Self, ConfigError>;
+
+    /// Checks every value against its range and the values it has to agree with.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] for the first field that is wrong.
+    fn validate(&self) -> Result<(), ConfigError>;
+
+    /// What token sequences it takes.
+    fn limits(&self) -> TokenLimits;
+
+    /// Changes the number of tokens.
+    fn set_vocab_size(&mut self, vocab_size: usize);
+
+    /// Fields of its `config.json` that it does not read.
+    fn extra(&self) -> &ExtraFields;
+}
+
+/// The configuration of a model that classifies texts.
+pub trait TextClassifierConfig: Architecture {
+    /// What texts it takes.
+    fn limits(&self) -> TextLimits;
+
+    /// The names of its classes; `None` where they are numbers.
+    ///
+    /// # Errors
+    /// [`ClassNamesError`] for names that do not name each class from 0 once.
+    fn class_names(&self) -> Result<Option<ClassNames>, ClassNamesError>;
+}

@@ -1,0 +1,58 @@
+//! Language modelling, for all models that predict the next token.
+//!
+//! - [`CausalBatch`] is a batch of token sequences that has been checked against the model it is for.
+//! - [`LanguageModel`] is a module that gives the [`CausalLoss`] of a batch and continues prompts.
+//! - [`Generation`] yields the tokens that continue a prompt.
+
+mod batch;
+mod generate;
+mod loss;
+
+use std::fmt;
+
+use burn::module::Module;
+use burn::tensor::{Int, Tensor};
+use deepburn_ops::FusedOps;
+
+use crate::architecture::TokenLimits;
+
+pub use batch::{CausalBatch, IGNORED_LABEL, InputError};
+pub use generate::{GenerateError, GenerateOptions, Generation, Sampling};
+pub use loss::CausalLoss;
+
+/// A module that predicts the next token.
+pub trait LanguageModel<B: FusedOps>: Module<B> {
+    /// What is kept of earlier positions, such as keys and values. The default is that of no positions.
+    type Cache: fmt::Debug + Default;
+
+    /// What token sequences it takes.
+    fn limits(&self) -> TokenLimits;
+
+    /// Where its weights are.
+    fn device(&self) -> B::Device;
+
+    /// The language-model loss of a batch.
+    fn loss(&self, batch: &CausalBatch<B>) -> CausalLoss<B>;
+
+    /// Logits `[1, vocab]` of what follows `input_ids` `[1, length]`, which continue the `past` positions that `cache`
+    /// holds. Their own are added to the cache.
+    fn next_logits(
+        &self,
+        input_ids: Tensor<B, 2, Int>,
+        past: usize,
+        cache: &mut Self::Cache,
+    ) -> Tensor<B, 2>;
+
+    /// Continues `prompt`.
+    ///
+    /// # Errors
+    /// [`GenerateError`] if the prompt is empty, has tokens outside the vocabulary or leaves no room
+    /// for `max_new_tokens`, or an option is out of range.
+    fn generate(
+        &self,
+        prompt: &[u32],
+        options: &GenerateOptions,
+    ) -> Result<Generation<'_, B, Self>, GenerateError> {
+        Generation::new(self, prompt, options)
+    }
+}

@@ -1,0 +1,156 @@
+//! The encoder as the programs see it: its files, its training pass, its module.
+
+use std::path::Path;
+
+use burn::tensor::backend::Backend;
+use deepburn_safetensors::FloatType;
+use serde_json::{Map, Value, json};
+
+use super::config::EncoderConfig;
+use super::encoder::Encoder;
+use super::parameters::parameters;
+use crate::architecture::{Architecture, BuildModel, TextClassifierConfig};
+use crate::forward_pass::{BatchShape, ForwardPass};
+use crate::hf::{
+    CONFIG, CheckpointError, ClassNames, ClassNamesError, ConfigError, Documents, Names,
+    ParameterShape, Weights,
+};
+use crate::texts::TextLimits;
+use crate::weights::WeightInit;
+
+impl Architecture for EncoderConfig {
+    fn name(&self) -> &'static str {
+        "Encoder"
+    }
+
+    fn parameters(&self) -> Vec<ParameterShape> {
+        parameters(self)
+    }
+
+    fn width(&self) -> usize {
+        self.embed_dim
+    }
+
+    fn max_len(&self) -> usize {
+        self.max_len
+    }
+
+    fn names(&self) -> Names {
+        Names::SAME
+    }
+
+    fn documents(&self, float: FloatType) -> Documents {
+        // Names that are not sound are refused before a model is made.
+        let names = self.class_names().unwrap_or_default();
+        let mut fields: Map<String, Value> = match serde_json::to_value(self) {
+            Ok(Value::Object(fields)) => fields,
+            other => unreachable!("a struct with named fields is an object: {other:?}"),
+        };
+        fields.extend(ClassNames::fields(names.as_ref(), self.num_classes));
+        fields.insert("architectures".into(), json!(["DeepBurnEncoder"]));
+        fields.insert("dtype".into(), json!(float.torch_name()));
+        fields.sort_keys();
+        vec![(CONFIG, fields)]
+    }
+
+    fn check_weights(&self, folder: &Path) -> Result<(), CheckpointError> {
+        open(self, folder)?.check_values(&parameters(self))
+    }
+
+    fn describe(&self, pass: &mut dyn ForwardPass, batch: BatchShape) {
+        let [width, inner, heads, classes] =
+            [self.embed_dim, self.hidden_dim, self.num_heads, self.num_classes]
+                .map(|size| size as u64);
+        let (rows, dropout) = (batch.rows(), self.dropout);
+        pass.hold(batch.text_bytes());
+        let mut x = pass.lookup(rows * width, self.vocab_size as u64 * width);
+        x = pass.dropout(x, dropout);
+        for _ in 0..self.num_layers {
+            pass.start_block();
+            let projected = pass.linear(x, [width, 3 * width], true);
+            let attended = pass.attention(projected, rows * width, rows * heads, batch.length);
+            let attended = pass.linear(attended, [width, width], true);
+            let attended = pass.dropout(attended, dropout);
+            let sum = pass.add(attended, x);
+            let normed = pass.layer_norm(sum, width);
+            let fed = pass.linear(normed, [width, inner], true);
+            let fed = pass.elementwise(fed);
+            let fed = pass.dropout(fed, dropout);
+            let fed = pass.linear(fed, [inner, width], true);
+            let fed = pass.dropout(fed, dropout);
+            let sum = pass.add(fed, normed);
+            x = pass.layer_norm(sum, width);
+        }
+        let means = pass.weighted_means(x, rows, batch.sequences * width, batch.length);
+        pass.end_blocks();
+        let fed = pass.linear(means, [width, inner], true);
+        let fed = pass.elementwise(fed);
+        let fed = pass.dropout(fed, dropout);
+        let logits = pass.linear(fed, [inner, classes], true);
+        pass.logits_loss(logits);
+    }
+}
+
+impl TextClassifierConfig for EncoderConfig {
+    fn limits(&self) -> TextLimits {
+        Self::limits(self)
+    }
+
+    fn class_names(&self) -> Result<Option<ClassNames>, ClassNamesError> {
+        Self::class_names(self)
+    }
+}
+
+impl<B: Backend> BuildModel<B> for EncoderConfig {
+    type Model = Encoder<B>;
+
+    fn init(&self, seed: u64, device: &B::Device) -> Result<Encoder<B>, ConfigError> {
+        Encoder::new(self, seed, device)
+    }
+
+    fn zeros(&self, device: &B::Device) -> Result<Encoder<B>, ConfigError> {
+        Encoder::zeros(self, device)
+    }
+
+    fn load(&self, folder: &Path, device: &B::Device) -> Result<Encoder<B>, CheckpointError> {
+        Encoder::load(folder, self, device)
+    }
+
+    fn load_lazily(
+        &self,
+        folder: &Path,
+        _seed: u64,
+        device: &B::Device,
+    ) -> Result<Encoder<B>, CheckpointError> {
+        let reader = open(self, folder)?.into_reader();
+        Encoder::with(self, &WeightInit::reading(reader, device))
+            .map_err(|source| misconfigured(folder, source))
+    }
+}
+
+impl<B: Backend> Encoder<B> {
+    /// The encoder of `config` with the weights in `folder`, as f32. Memory beyond the model: one tensor.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Tensors`] naming every tensor that does not fit or is not finite; a file that
+    /// is missing, unreadable or malformed.
+    pub fn load(
+        folder: &Path,
+        config: &EncoderConfig,
+        device: &B::Device,
+    ) -> Result<Self, CheckpointError> {
+        let model = Self::zeros(config, device).map_err(|source| misconfigured(folder, source))?;
+        open(config, folder)?.fill(model)
+    }
+}
+
+/// Opens weights that fit.
+fn open(config: &EncoderConfig, folder: &Path) -> Result<Weights, CheckpointError> {
+    let weights = Weights::open(folder, Names::SAME)?;
+    weights.check_shapes(&parameters(config))?;
+    Ok(weights)
+}
+
+fn misconfigured(folder: &Path, source: ConfigError) -> CheckpointError {
+    CheckpointError::Config { path: folder.join(CONFIG), source }
+}

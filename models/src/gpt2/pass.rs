@@ -1,0 +1,50 @@
+//! The ops of a training pass of GPT-2. They repeat the forward passes of this folder.
+
+use super::activation::Activation;
+use super::config::Gpt2Config;
+use crate::forward_pass::{BatchShape, ForwardPass, PassTensor};
+
+/// The pass of a language model.
+pub(crate) fn describe_head(config: &Gpt2Config, pass: &mut dyn ForwardPass, batch: BatchShape) {
+    let width = config.n_embd as u64;
+    pass.hold(batch.causal_bytes());
+    let hidden = describe_body(config, pass, batch);
+    let chosen = pass.select(hidden, batch.targets() * width);
+    pass.end_blocks();
+    let normed = pass.layer_norm(chosen, width);
+    pass.loss_head(normed, [width, config.vocab_size as u64], config.tie_word_embeddings);
+}
+
+/// The embeddings and all blocks. Returns the residual stream.
+pub(crate) fn describe_body(
+    config: &Gpt2Config,
+    pass: &mut dyn ForwardPass,
+    batch: BatchShape,
+) -> PassTensor {
+    let [width, inner, heads] =
+        [config.n_embd, config.inner_width(), config.n_head].map(|size| size as u64);
+    let rows = batch.rows();
+    let tokens = pass.lookup(rows * width, config.vocab_size as u64 * width);
+    let mut x = pass.add_positions(tokens, config.n_positions as u64 * width);
+    x = pass.dropout(x, config.embd_pdrop);
+    for _ in 0..config.n_layer {
+        pass.start_block();
+        let normed = pass.layer_norm(x, width);
+        let projected = pass.linear(normed, [width, 3 * width], true);
+        let attended = pass.attention(projected, rows * width, rows * heads, batch.length);
+        let attended = pass.linear(attended, [width, width], true);
+        let attended = pass.dropout(attended, config.resid_pdrop);
+        x = pass.add(attended, x);
+        let normed = pass.layer_norm(x, width);
+        let fed = pass.linear(normed, [width, inner], true);
+        let fed = match config.activation_function {
+            Activation::Tanh => pass.elementwise_of_output(fed),
+            Activation::Silu => pass.silu(fed),
+            _ => pass.elementwise(fed),
+        };
+        let fed = pass.linear(fed, [inner, width], true);
+        let fed = pass.dropout(fed, config.resid_pdrop);
+        x = pass.add(fed, x);
+    }
+    x
+}

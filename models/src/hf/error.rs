@@ -1,0 +1,86 @@
+//! Why a model folder cannot be read or written.
+//!
+//! Main type: [`CheckpointError`].
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+use super::config::ConfigError;
+use super::weights::{INDEX, WEIGHTS};
+
+/// A tensor that does not fit the config.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorProblem {
+    /// Its name in `transformers`.
+    pub name: String,
+    /// What the config asks for.
+    pub expected: String,
+    /// What the files hold.
+    pub found: String,
+}
+
+impl fmt::Display for TensorProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}`: expected {}, found {}", self.name, self.expected, self.found)
+    }
+}
+
+/// Why a checkpoint cannot be read or written.
+#[derive(Debug, Error)]
+pub enum CheckpointError {
+    /// The operating system refused.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// "open", "read", "write", ..
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// Its reason.
+        source: io::Error,
+    },
+    /// `config.json` is refused.
+    #[error("{}: {source}", path.display())]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        source: ConfigError,
+    },
+    /// The folder has no weights.
+    #[error("{} has neither {WEIGHTS} nor {INDEX}{hint}", folder.display())]
+    NoWeights {
+        /// The folder.
+        folder: PathBuf,
+        /// What it has instead and what to do, or empty.
+        hint: &'static str,
+    },
+    /// A file is not what its name says.
+    #[error("{} cannot be used: {reason}", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Tensors do not fit the config.
+    #[error("{} does not fit its config in {} tensors: {}", folder.display(), problems.len(), listed(problems))]
+    Tensors {
+        /// The checkpoint's folder.
+        folder: PathBuf,
+        /// All of them.
+        problems: Vec<TensorProblem>,
+    },
+}
+
+fn listed(problems: &[TensorProblem]) -> String {
+    problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+impl CheckpointError {
+    pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
+        Self::Io { action, path: path.to_owned(), source }
+    }
+}

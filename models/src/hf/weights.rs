@@ -1,0 +1,351 @@
+//! The weights of a model folder.
+//!
+//! Main type: [`Weights`]: `model.safetensors`, or the shards that `model.safetensors.index.json` lists. Every tensor
+//! that is missing, left over, of another shape or type or not finite is named, all in one error, before a model
+//! comes out. The file of a large model is never in memory as a whole.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{Tensor, TensorData, backend::Backend};
+use safetensors::tensor::TensorInfo;
+use serde::Deserialize;
+
+use super::error::{CheckpointError, TensorProblem};
+use super::names::{Names, ParameterShape};
+use super::small_file::read_small_file;
+use super::tensor_file::{TensorFile, float_type};
+use crate::weights::ReadWeights;
+
+/// The file of weights that are not sharded.
+pub(crate) const WEIGHTS: &str = "model.safetensors";
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
+
+/// The weights of a folder, whose files have sound headers.
+#[derive(Debug)]
+pub(crate) struct Weights {
+    folder: PathBuf,
+    names: Names,
+    files: Vec<TensorFile>,
+    /// By module path, where each tensor is.
+    tensors: BTreeMap<String, Location>,
+}
+
+/// Where a tensor is: which file, and under which name.
+#[derive(Clone, Debug)]
+struct Location {
+    file: usize,
+    name: String,
+}
+
+/// The part of an index file that is used.
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl Weights {
+    /// Reads the headers of a folder's weight files; no weights yet.
+    ///
+    /// # Errors
+    /// A file is missing, unreadable or malformed, or a tensor is there twice.
+    pub(crate) fn open(folder: &Path, names: Names) -> Result<Self, CheckpointError> {
+        let files = open_files(folder)?;
+        let mut tensors = BTreeMap::new();
+        for (file, content) in files.iter().enumerate() {
+            for name in content.names() {
+                let Some(path) = (names.path)(&name) else { continue };
+                if let Some(Location { name: first, .. }) =
+                    tensors.insert(path, Location { file, name: name.clone() })
+                {
+                    let reason = format!("`{name}` and `{first}` are the same tensor, given twice");
+                    return Err(CheckpointError::Format { path: content.path().into(), reason });
+                }
+            }
+        }
+        Ok(Self { folder: folder.to_owned(), names, files, tensors })
+    }
+
+    /// The folder of the files.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Whether there is a tensor at a module path.
+    pub(crate) fn contains(&self, path: &str) -> bool {
+        self.tensors.contains_key(path)
+    }
+
+    /// Leaves out the tensor at a module path.
+    pub(crate) fn remove(&mut self, path: &str) {
+        self.tensors.remove(path);
+    }
+
+    /// Reads the tensor at a module path, where there is one, and leaves it out afterwards.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Tensors`] for one that is not a finite float tensor of `shape`, or an I/O error.
+    pub(crate) fn take(
+        &mut self,
+        path: &str,
+        shape: &[usize],
+    ) -> Result<Option<Vec<f32>>, CheckpointError> {
+        if !self.contains(path) {
+            return Ok(None);
+        }
+        self.refuse(self.misfit(path, shape).into_iter().collect())?;
+        let values = self.read_finite(path)?;
+        self.remove(path);
+        Ok(Some(values))
+    }
+
+    /// Refuses weights without a tensor at a module path.
+    pub(crate) fn require(&self, path: &str, shape: &[usize]) -> Result<(), CheckpointError> {
+        match self.contains(path) {
+            true => Ok(()),
+            false => self.refuse(self.misfit(path, shape).into_iter().collect()),
+        }
+    }
+
+    /// Refuses tensors that are missing, left over, or of another shape or type than `parameters`.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Tensors`] naming all of them.
+    pub(crate) fn check_shapes(
+        &self,
+        parameters: &[ParameterShape],
+    ) -> Result<(), CheckpointError> {
+        let expected: BTreeMap<_, _> =
+            parameters.iter().map(|it| (it.path.as_str(), it.shape.as_slice())).collect();
+        let misfits = expected.iter().filter_map(|(path, shape)| self.misfit(path, shape));
+        let mut problems: Vec<_> = misfits.collect();
+        for (path, location) in &self.tensors {
+            if !expected.contains_key(path.as_str()) {
+                let found = self.info(location).map(|info| format!("{:?}", info.shape));
+                let expected = "no such tensor".to_owned();
+                let name = location.name.clone();
+                problems.push(TensorProblem { name, expected, found: found.unwrap_or_default() });
+            }
+        }
+        self.refuse(problems)
+    }
+
+    /// Reads all `parameters`, which fit, and keeps none. Memory: 8 MiB.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Tensors`] naming every tensor that is not finite, or an I/O error.
+    pub(crate) fn check_values(
+        &mut self,
+        parameters: &[ParameterShape],
+    ) -> Result<(), CheckpointError> {
+        let mut problems = Vec::new();
+        for parameter in parameters {
+            let (mut count, numel) = (0, parameter.num_elements());
+            for part in parts(numel) {
+                count += not_finite(&self.read_part(&parameter.path, part)?);
+            }
+            problems.extend(self.not_finite_problem(&parameter.path, count, numel));
+        }
+        self.refuse(problems)
+    }
+
+    /// Puts the weights, which fit, into a module. Memory beyond the module: one tensor.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Tensors`] naming every tensor that is not finite, or an I/O error.
+    pub(crate) fn fill<B: Backend, M: Module<B>>(
+        &mut self,
+        module: M,
+    ) -> Result<M, CheckpointError> {
+        let mut filler =
+            Filler { weights: self, path: Vec::new(), problems: Vec::new(), error: None };
+        let module = module.map(&mut filler);
+        let (problems, error) = (filler.problems, filler.error);
+        error.map_or(Ok(()), Err)?;
+        self.refuse(problems)?;
+        Ok(module)
+    }
+
+    /// Reads weights, which fit, when they are first used.
+    ///
+    /// A weight that cannot be read then, or is not finite, is a panic that says so: Burn's lazy parameters cannot
+    /// return errors. Sharded training turns it into one.
+    pub(crate) fn into_reader(self) -> Arc<ReadWeights> {
+        let weights = Mutex::new(self);
+        Arc::new(move |path: &str| {
+            // A reader that has panicked left nothing half-done: each read begins with a seek.
+            let mut weights = weights.lock().unwrap_or_else(PoisonError::into_inner);
+            weights.read_finite(path).unwrap_or_else(|error| panic!("{error}"))
+        })
+    }
+
+    /// How many values two tensors of one size, which fit, do not have in common.
+    pub(crate) fn count_differences(
+        &mut self,
+        [left, right]: [&str; 2],
+        numel: usize,
+    ) -> Result<usize, CheckpointError> {
+        let mut count = 0;
+        for part in parts(numel) {
+            let (a, b) = (self.read_part(left, part.clone())?, self.read_part(right, part)?);
+            count += a.iter().zip(&b).filter(|(a, b)| a != b).count();
+        }
+        Ok(count)
+    }
+
+    /// Fails where there are problems.
+    pub(crate) fn refuse(&self, problems: Vec<TensorProblem>) -> Result<(), CheckpointError> {
+        if problems.is_empty() {
+            return Ok(());
+        }
+        Err(CheckpointError::Tensors { folder: self.folder.clone(), problems })
+    }
+
+    /// What is wrong with the tensor at a module path, if it is missing or of another shape or type.
+    fn misfit(&self, path: &str, shape: &[usize]) -> Option<TensorProblem> {
+        let found = match self.tensors.get(path).and_then(|location| self.info(location)) {
+            None => "nothing".to_owned(),
+            Some(info) if info.shape == shape && float_type(info.dtype).is_some() => return None,
+            Some(info) => format!("{:?} of {}", info.shape, info.dtype),
+        };
+        let expected = format!("{shape:?} of F32, F16 or BF16");
+        Some(TensorProblem { name: (self.names.in_file)(path), expected, found })
+    }
+
+    /// What is wrong with a tensor in which `count` of `numel` values are not finite.
+    fn not_finite_problem(&self, path: &str, count: usize, numel: usize) -> Option<TensorProblem> {
+        (count > 0).then(|| TensorProblem {
+            name: (self.names.in_file)(path),
+            expected: "finite values".to_owned(),
+            found: format!("{count} of {numel} that are infinite or NaN"),
+        })
+    }
+
+    fn info(&self, location: &Location) -> Option<&TensorInfo> {
+        self.files[location.file].info(&location.name)
+    }
+
+    /// Reads a tensor that fits.
+    fn read(&mut self, path: &str) -> Result<Vec<f32>, CheckpointError> {
+        let location = &self.tensors[path];
+        self.files[location.file].read(&location.name)
+    }
+
+    /// Reads such a tensor and refuses values that are infinite or NaN.
+    fn read_finite(&mut self, path: &str) -> Result<Vec<f32>, CheckpointError> {
+        let values = self.read(path)?;
+        let problem = self.not_finite_problem(path, not_finite(&values), values.len());
+        self.refuse(problem.into_iter().collect())?;
+        Ok(values)
+    }
+
+    /// Reads elements of such a tensor.
+    fn read_part(&mut self, path: &str, part: Range<usize>) -> Result<Vec<f32>, CheckpointError> {
+        let location = &self.tensors[path];
+        self.files[location.file].read_range(&location.name, part)
+    }
+}
+
+/// Elements that are read at a time by checks that keep none of them.
+const PART: usize = 1 << 20;
+
+fn parts(numel: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..numel).step_by(PART).map(move |start| start..numel.min(start + PART))
+}
+
+/// How many values are infinite or NaN.
+fn not_finite(values: &[f32]) -> usize {
+    values.iter().filter(|value| !value.is_finite()).count()
+}
+
+/// Opens the checkpoint's one file, or the shards that its index lists.
+fn open_files(folder: &Path) -> Result<Vec<TensorFile>, CheckpointError> {
+    let (single, index) = (folder.join(WEIGHTS), folder.join(INDEX));
+    if single.exists() {
+        return Ok(vec![TensorFile::open(&single)?]);
+    }
+    if !index.exists() {
+        let pickled = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
+        let hint = if pickled.iter().any(|name| folder.join(name).exists()) {
+            "; it has PyTorch's pickled weights: save them again with transformers' \
+             save_pretrained, which writes safetensors"
+        } else {
+            ""
+        };
+        return Err(CheckpointError::NoWeights { folder: folder.to_owned(), hint });
+    }
+    open_shards(folder, &index)
+}
+
+fn open_shards(folder: &Path, index: &Path) -> Result<Vec<TensorFile>, CheckpointError> {
+    let format = |reason| CheckpointError::Format { path: index.to_owned(), reason };
+    let text = read_small_file(index).map_err(|e| CheckpointError::io("read", index, e))?;
+    let Index { weight_map } =
+        serde_json::from_str(&text).map_err(|error| format(error.to_string()))?;
+    let mut shards: BTreeMap<&str, TensorFile> = BTreeMap::new();
+    for (tensor, shard) in &weight_map {
+        if Path::new(shard).file_name() != Some(shard.as_ref()) {
+            return Err(format(format!("shard `{shard}` is not a file name in its own folder")));
+        }
+        if !shards.contains_key(shard.as_str()) {
+            shards.insert(shard, TensorFile::open(&folder.join(shard))?);
+        }
+        if shards[shard.as_str()].info(tensor).is_none() {
+            return Err(format(format!("`{tensor}` should be in {shard}, which does not have it")));
+        }
+    }
+    Ok(shards.into_values().collect())
+}
+
+/// Puts weights into a module, by module path.
+struct Filler<'a> {
+    weights: &'a mut Weights,
+    path: Vec<String>,
+    problems: Vec<TensorProblem>,
+    /// The first failure to read; nothing is read after it.
+    error: Option<CheckpointError>,
+}
+
+impl Filler<'_> {
+    /// The values of a parameter, or None with the reason noted.
+    fn values(&mut self) -> Option<Vec<f32>> {
+        if self.error.is_some() {
+            return None;
+        }
+        let path = self.path.join(".");
+        let values = match self.weights.read(&path) {
+            Ok(values) => values,
+            Err(error) => {
+                self.error = Some(error);
+                return None;
+            }
+        };
+        let count = not_finite(&values);
+        if let Some(problem) = self.weights.not_finite_problem(&path, count, values.len()) {
+            self.problems.push(problem);
+            return None;
+        }
+        Some(values)
+    }
+}
+
+impl<B: Backend> ModuleMapper<B> for Filler<'_> {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        let Some(values) = self.values() else { return param };
+        let data = TensorData::new(values, param.lazy_shape());
+        let tensor = Tensor::from_data(data, &param.lazy_device());
+        let id = param.id;
+        param.transform_for_load(tensor, id)
+    }
+}

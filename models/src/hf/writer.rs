@@ -1,0 +1,176 @@
+//! Writing a model folder.
+//!
+//! Main type: [`CheckpointWriter`]. It takes one tensor at a time, in any order, because the tensors
+//! of a sharded model are gathered one at a time; it holds none of them. The weights get their name
+//! when they are complete: until then nothing in the folder changes that a reader would look at.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use burn::tensor::TensorData;
+use deepburn_safetensors::{FloatType, Header, TensorFileWriter};
+use serde_json::{Map, Value};
+
+use super::error::{CheckpointError, TensorProblem};
+use super::names::{Names, ParameterShape};
+use super::weights::WEIGHTS;
+
+/// Values converted and written at a time.
+const CHUNK: usize = 1 << 18;
+
+/// JSON files that go beside the weights: their names and fields.
+pub type Documents = Vec<(&'static str, Map<String, Value>)>;
+
+/// A model folder being written.
+///
+/// Dropped before [`CheckpointWriter::finish`], it leaves nothing behind.
+#[derive(Debug)]
+pub struct CheckpointWriter {
+    folder: PathBuf,
+    float: FloatType,
+    documents: Documents,
+    /// The weights; `None` once they have their name.
+    file: Option<TensorFileWriter>,
+    /// Tensors still to come, by module path.
+    pending: BTreeMap<String, PendingTensor>,
+}
+
+/// A tensor that is still to be written.
+#[derive(Debug)]
+struct PendingTensor {
+    /// Its name in the file.
+    name: String,
+    shape: Vec<usize>,
+    /// Its first byte, from the beginning of the values.
+    start: u64,
+}
+
+impl CheckpointWriter {
+    /// Starts a folder, which is created if need be, for these parameters and documents.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`] if the folder cannot be written to.
+    pub fn create(
+        folder: &Path,
+        parameters: Vec<ParameterShape>,
+        names: Names,
+        float: FloatType,
+        documents: Documents,
+    ) -> Result<Self, CheckpointError> {
+        let folder = folder.to_owned();
+        fs::create_dir_all(&folder).map_err(|e| CheckpointError::io("create", &folder, e))?;
+        let (header, pending) = lay_out(parameters, names, float);
+        let weights = folder.join(WEIGHTS);
+        let partial = unfinished(&weights);
+        let io = |source| CheckpointError::io("write", &partial, source);
+        let file = TensorFileWriter::create(&weights, partial.clone(), &header).map_err(io)?;
+        Ok(Self { folder, float, documents, file: Some(file), pending })
+    }
+
+    /// Writes the parameter at a module path; float data of any width.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Tensors`] if the model has no such parameter, it was written before or its
+    /// shape is another; an I/O error.
+    pub fn write(&mut self, path: &str, data: TensorData) -> Result<(), CheckpointError> {
+        let found = format!("{:?} of {:?}", data.shape.to_vec(), data.dtype);
+        let Some(PendingTensor { name, shape, start }) = self.pending.get(path) else {
+            let expected = "a parameter of the model that was not written yet".to_owned();
+            return Err(self.problem(path.to_owned(), expected, found));
+        };
+        let (same_shape, start) = (data.shape.iter().eq(shape), *start);
+        let data = if data.dtype.is_float() { data.convert::<f32>() } else { data };
+        let (true, Ok(values)) = (same_shape, data.as_slice::<f32>()) else {
+            return Err(self.problem(name.clone(), format!("{shape:?} of a float type"), found));
+        };
+        self.write_values(start, values)
+            .map_err(|source| CheckpointError::io("write", &self.folder.join(WEIGHTS), source))?;
+        self.pending.remove(path);
+        Ok(())
+    }
+
+    fn write_values(&mut self, start: u64, values: &[f32]) -> std::io::Result<()> {
+        let Some(file) = &mut self.file else { return Ok(()) };
+        file.seek(start)?;
+        let mut bytes = Vec::with_capacity(CHUNK.min(values.len()) * self.float.size());
+        for chunk in values.chunks(CHUNK) {
+            bytes.clear();
+            self.float.encode(chunk, &mut bytes);
+            file.write(&bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Names the weights, then writes `config.json` and what else goes beside them.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Tensors`] naming every parameter that was not written; an I/O error.
+    pub fn finish(mut self) -> Result<(), CheckpointError> {
+        if !self.pending.is_empty() {
+            let missing = |PendingTensor { name, shape, .. }: &PendingTensor| TensorProblem {
+                name: name.clone(),
+                expected: format!("{shape:?}"),
+                found: "nothing: it was not written".to_owned(),
+            };
+            let problems = self.pending.values().map(missing).collect();
+            return Err(CheckpointError::Tensors { folder: self.folder.clone(), problems });
+        }
+        if let Some(file) = self.file.take() {
+            let finished = file.finish();
+            finished.map_err(|e| CheckpointError::io("write", &self.folder.join(WEIGHTS), e))?;
+        }
+        for (name, fields) in &self.documents {
+            write_json(&self.folder.join(name), fields)?;
+        }
+        Ok(())
+    }
+
+    fn problem(&self, name: String, expected: String, found: String) -> CheckpointError {
+        let problems = vec![TensorProblem { name, expected, found }];
+        CheckpointError::Tensors { folder: self.folder.clone(), problems }
+    }
+}
+
+impl Drop for CheckpointWriter {
+    fn drop(&mut self) {
+        if let Some(file) = self.file.take() {
+            drop(file);
+            // This removes only an empty folder: it was made for this checkpoint, or nobody misses it.
+            _ = fs::remove_dir(&self.folder);
+        }
+    }
+}
+
+/// The header of the file, and where each tensor goes. Tensors are sorted by name, as `transformers` writes them.
+fn lay_out(
+    parameters: Vec<ParameterShape>,
+    names: Names,
+    float: FloatType,
+) -> (Header, BTreeMap<String, PendingTensor>) {
+    let mut named: Vec<_> =
+        parameters.into_iter().map(|it| ((names.in_file)(&it.path), it)).collect();
+    named.sort_by(|(left, _), (right, _)| left.cmp(right));
+    let mut header = Header::pytorch();
+    let pending = named.into_iter().map(|(name, ParameterShape { path, shape })| {
+        let start = header.push(&name, float.element(), &shape);
+        (path, PendingTensor { name, shape, start })
+    });
+    let pending = pending.collect();
+    (header, pending)
+}
+
+/// Writes a JSON file whole or not at all.
+fn write_json(path: &Path, fields: &Map<String, Value>) -> Result<(), CheckpointError> {
+    let text = serde_json::to_string_pretty(fields).expect("a JSON object always is JSON") + "\n";
+    let unfinished = unfinished(path);
+    fs::write(&unfinished, text)
+        .and_then(|()| fs::rename(&unfinished, path))
+        .map_err(|source| CheckpointError::io("write", path, source))
+}
+
+/// The name a file has until it is complete: hidden, beside it, of this process alone.
+fn unfinished(path: &Path) -> PathBuf {
+    let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+    path.with_file_name(format!(".{name}.{}.unfinished", std::process::id()))
+}

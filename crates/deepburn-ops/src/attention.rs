@@ -23,18 +23,17 @@ const DRAWN_BITS: u32 = 24;
 /// Query rows whose scores exist at the same time.
 pub(crate) const QUERY_BLOCK: usize = 128;
 
-/// Which keys a query sees.
+/// The keys that a query attends to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Reach {
-    /// Those up to its own position.
+pub enum AttentionMask {
+    /// Keys up to the query's own position.
     Causal,
-    /// The first ones of its sequence, as many as this says for each sequence, at least one; those
-    /// after them are padding.
+    /// The first keys of the query's sequence, as many as its length, at least one. The others are padding.
     Lengths(Arc<[usize]>),
 }
 
-impl Reach {
-    /// Keys that query `query` of sequence `sequence` sees, out of `positions`.
+impl AttentionMask {
+    /// Returns how many of `positions` keys query `query` of sequence `sequence` attends to.
     pub(crate) fn seen(&self, sequence: usize, query: usize, positions: usize) -> usize {
         match self {
             Self::Causal => query + 1,
@@ -42,7 +41,7 @@ impl Reach {
         }
     }
 
-    /// Keys that a block of queries up to `end` has to do with, out of `positions`.
+    /// Returns how many of `positions` keys a block of queries up to `end` attends to.
     pub(crate) fn keys(&self, end: usize, positions: usize) -> usize {
         match self {
             Self::Causal => end,
@@ -62,8 +61,8 @@ pub struct SelfAttention {
     pub scale: f64,
     /// Multiply 16-bit queries and keys in f32 also where that is slower.
     pub upcast: bool,
-    /// What is seen.
-    pub reach: Reach,
+    /// The keys that a query attends to.
+    pub mask: AttentionMask,
 }
 
 /// Attention weights that are dropped, as a function of their place, so that no mask is kept for

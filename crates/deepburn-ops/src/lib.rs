@@ -34,7 +34,7 @@ mod fusion;
 mod tch;
 
 pub use attention::{
-    AttentionDropout, AttentionOps, AttentionOutput, AttentionSaved, Reach, SelfAttention,
+    AttentionDropout, AttentionMask, AttentionOps, AttentionOutput, AttentionSaved, SelfAttention,
     attention_over_cache, self_attention,
 };
 pub use cross_entropy::{

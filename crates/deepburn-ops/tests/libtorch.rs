@@ -6,9 +6,9 @@ use burn_backend::TensorMetadata;
 use burn_tch::{LibTorch, LibTorchDevice, TchTensor};
 use deepburn_kernels::{Adam, AdamStep, WeightDecay, adam_reference};
 use deepburn_ops::{
-    AttentionDropout, AttentionOps, AttentionSaved, CrossEntropyOps, GeluOps, HeadGradients,
-    LayerNormOps, LayerNormSaved, LinearOps, OptimizerOps, Reach, SelfAttention, UpdateArrays,
-    portable,
+    AttentionDropout, AttentionMask, AttentionOps, AttentionSaved, CrossEntropyOps, GeluOps,
+    HeadGradients, LayerNormOps, LayerNormSaved, LinearOps, OptimizerOps, SelfAttention,
+    UpdateArrays, portable,
 };
 
 type B = LibTorch<f32>;
@@ -183,7 +183,7 @@ fn attention_is_the_portable_one() {
             let width = heads * head_width;
             let scale = 1.0 / (head_width as f64).sqrt();
             let attention =
-                SelfAttention { batch, heads, scale, upcast: false, reach: Reach::Causal };
+                SelfAttention { batch, heads, scale, upcast: false, mask: AttentionMask::Causal };
             let projected = random([batch * positions, 3 * width], dtype);
             let grad = random([batch * positions, width], dtype);
             for dropout in [None, Some(0.3)] {

@@ -6,7 +6,7 @@ use burn::module::Module;
 use burn::nn::{Dropout, DropoutConfig, Embedding, Linear};
 use burn::tensor::activation::relu;
 use burn::tensor::{Int, Tensor, backend::Backend};
-use deepburn_ops::{FusedOps, Reach, SelfAttention};
+use deepburn_ops::{AttentionMask, FusedOps, SelfAttention};
 
 use super::config::EncoderConfig;
 use super::layer::EncoderLayer;
@@ -85,7 +85,7 @@ impl<B: FusedOps> TextClassifier<B> for Encoder<B> {
             heads,
             scale: 1.0 / ((width / heads) as f64).sqrt(),
             upcast: false,
-            reach: Reach::Lengths(batch.lengths.clone()),
+            mask: AttentionMask::Lengths(batch.lengths.clone()),
         };
         let mut x = self.embed(batch.input_ids.clone());
         for layer in &self.layers {

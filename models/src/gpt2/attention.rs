@@ -7,7 +7,7 @@
 use burn::module::Module;
 use burn::nn::{Dropout, DropoutConfig, Linear};
 use burn::tensor::{Tensor, backend::Backend};
-use deepburn_ops::{FusedOps, Reach, SelfAttention, attention_over_cache, self_attention};
+use deepburn_ops::{AttentionMask, FusedOps, SelfAttention, attention_over_cache, self_attention};
 
 use super::config::Gpt2Config;
 use crate::projection::{conv1d, project};
@@ -88,7 +88,7 @@ impl<B: Backend> Attention<B> {
             heads: self.n_head,
             scale: self.scale,
             upcast: self.upcast,
-            reach: Reach::Causal,
+            mask: AttentionMask::Causal,
         };
         let merged = match cache {
             Some(cache) => {

@@ -15,8 +15,8 @@ use super::array::{
 };
 use super::vector::{combine, dot, exp, max, vectorised};
 use crate::attention::{
-    AttentionDropout, AttentionOps, AttentionOutput, AttentionSaved, DropoutRow, QUERY_BLOCK,
-    Reach, SelfAttention,
+    AttentionDropout, AttentionMask, AttentionOps, AttentionOutput, AttentionSaved, DropoutRow,
+    QUERY_BLOCK, SelfAttention,
 };
 use crate::portable;
 
@@ -86,9 +86,9 @@ vectorised! {
     }
 }
 
-/// The extent of the work.
+/// The dims of the work.
 #[derive(Clone, Copy)]
-struct Extent {
+struct AttentionDims {
     batch: usize,
     heads: usize,
     positions: usize,
@@ -97,7 +97,7 @@ struct Extent {
     scale: f32,
 }
 
-impl Extent {
+impl AttentionDims {
     fn new(projected: &[usize], attention: &SelfAttention) -> Self {
         let &SelfAttention { batch, heads, scale, .. } = attention;
         let (positions, width) = (projected[0] / batch.max(1), projected[1] / (3 * heads));
@@ -161,8 +161,8 @@ vectorised! {
 
 /// What the work reads.
 struct Inputs<'a> {
-    extent: Extent,
-    reach: &'a Reach,
+    dims: AttentionDims,
+    mask: &'a AttentionMask,
     projected: FloatSlice<'a>,
     arithmetic: Arithmetic,
     dropout: Option<AttentionDropout>,
@@ -176,14 +176,14 @@ impl Inputs<'_> {
 
     /// Keys that the queries `rows` have to do with.
     fn keys(&self, rows: &Range<usize>) -> usize {
-        self.reach.keys(rows.end, self.extent.positions)
+        self.mask.keys(rows.end, self.dims.positions)
     }
 
     /// Keys that the first of the queries `rows` of a head sees, and how many more each next one.
     fn seen(&self, head: usize, rows: &Range<usize>) -> (usize, usize) {
-        let Extent { heads, positions, .. } = self.extent;
-        let visible = self.reach.seen(head / heads, rows.start, positions);
-        (visible, usize::from(*self.reach == Reach::Causal))
+        let AttentionDims { heads, positions, .. } = self.dims;
+        let visible = self.mask.seen(head / heads, rows.start, positions);
+        (visible, usize::from(*self.mask == AttentionMask::Causal))
     }
 
     /// Drops some of the weights, or of the gradients by them, of the queries `rows` of a head.
@@ -191,7 +191,7 @@ impl Inputs<'_> {
         let Some(dropout) = self.dropout else { return };
         let keys = weights.len() / rows.len();
         for (query, weights) in rows.clone().zip(weights.chunks_exact_mut(keys)) {
-            let row = dropout.row(head * self.extent.positions + query);
+            let row = dropout.row(head * self.dims.positions + query);
             drop_row(weights, row, dropout.factor() as f32);
         }
     }
@@ -200,45 +200,44 @@ impl Inputs<'_> {
     fn scores(&self, out: &mut [f32], head: usize, rows: &Range<usize>) {
         let all = self.keys(rows);
         let [queries, keys] = [(rows, 0), (&(0..all), 1)]
-            .map(|(rows, part)| self.extent.projected(self.projected, head, rows, part));
+            .map(|(rows, part)| self.dims.projected(self.projected, head, rows, part));
         let out = MatrixMut::new(out, rows.len(), all, all);
-        self.product(queries, keys.transposed()).scaled(self.extent.scale).write_to(out);
+        self.product(queries, keys.transposed()).scaled(self.dims.scale).write_to(out);
     }
 
     fn forward_head(&self, head: usize, output: Output, log_sums: &mut [f32]) {
-        let extent = self.extent;
-        let mut scratch = unwritten(QUERY_BLOCK.min(extent.positions) * extent.positions);
-        for rows in extent.blocks() {
+        let dims = self.dims;
+        let mut scratch = unwritten(QUERY_BLOCK.min(dims.positions) * dims.positions);
+        for rows in dims.blocks() {
             let keys = self.keys(&rows);
             let weights = &mut scratch[..rows.len() * keys];
             self.scores(weights, head, &rows);
             let (visible, more) = self.seen(head, &rows);
             softmax_rows(weights, keys, visible, more, &mut log_sums[rows.clone()]);
             self.drop(weights, head, &rows);
-            let values = extent.projected(self.projected, head, &(0..keys), 2);
-            let out = output.at(extent.place(head, &rows, 0, 1));
+            let values = dims.projected(self.projected, head, &(0..keys), 2);
+            let out = output.at(dims.place(head, &rows, 0, 1));
             // SAFETY: these rows of this head's columns are written by nobody else.
-            let out =
-                unsafe { MatrixMut::from_pointer(out, rows.len(), extent.width, extent.row()) };
+            let out = unsafe { MatrixMut::from_pointer(out, rows.len(), dims.width, dims.row()) };
             self.product(Matrix::new(&weights[..], rows.len(), keys, keys), values).write_to(out);
         }
     }
 
     fn backward_head(&self, head: usize, given: &Given<'_>, gradient: Output) {
-        let extent = self.extent;
-        let mut scratch = BackwardScratch::new(extent);
+        let dims = self.dims;
+        let mut scratch = BackwardScratch::new(dims);
         // The last block sees all keys, so it writes what the others add to.
-        for rows in extent.blocks().rev() {
+        for rows in dims.blocks().rev() {
             let keys = self.keys(&rows);
             let BackwardScratch {
                 weights, scores_grad, corrections, keys_grad, values_grad, ..
             } = &mut scratch;
             let weights = &mut weights[..rows.len() * keys];
             let scores_grad = &mut scores_grad[..rows.len() * keys];
-            let grad = extent.merged(given.grad, head, &rows);
-            let values = extent.projected(self.projected, head, &(0..keys), 2);
+            let grad = dims.merged(given.grad, head, &rows);
+            let values = dims.projected(self.projected, head, &(0..keys), 2);
             self.scores(weights, head, &rows);
-            let log_sums = &given.log_sums[head * extent.positions..][rows.clone()];
+            let log_sums = &given.log_sums[head * dims.positions..][rows.clone()];
             let (visible, more) = self.seen(head, &rows);
             weigh_rows(weights, keys, visible, more, log_sums);
 
@@ -246,32 +245,31 @@ impl Inputs<'_> {
             self.product(grad, values.transposed()).write_to(out);
             self.drop(scores_grad, head, &rows);
             let corrections = &mut corrections[..rows.len()];
-            given.row_products(extent, head, &rows, corrections);
+            given.row_products(dims, head, &rows, corrections);
             score_gradient(scores_grad, weights, keys, corrections);
 
             self.drop(weights, head, &rows);
             let matrix = |values| Matrix::new(values, rows.len(), keys, keys);
             let [weights, scores_grad] = [&weights[..], &scores_grad[..]].map(matrix);
-            let (all, width) = (0..keys, extent.width);
+            let (all, width) = (0..keys, dims.width);
             let [queries, key_rows] = [(&rows, 0), (&all, 1)]
-                .map(|(rows, part)| extent.projected(self.projected, head, rows, part));
-            let queries_grad = gradient.at(extent.place(head, &rows, 0, 3));
+                .map(|(rows, part)| dims.projected(self.projected, head, rows, part));
+            let queries_grad = gradient.at(dims.place(head, &rows, 0, 3));
             // SAFETY: these rows of this head's columns are written by nobody else.
-            let out = unsafe {
-                MatrixMut::from_pointer(queries_grad, rows.len(), width, 3 * extent.row())
-            };
-            self.product(scores_grad, key_rows).scaled(extent.scale).write_to(out);
-            let is_first = rows.end == extent.positions;
+            let out =
+                unsafe { MatrixMut::from_pointer(queries_grad, rows.len(), width, 3 * dims.row()) };
+            self.product(scores_grad, key_rows).scaled(dims.scale).write_to(out);
+            let is_first = rows.end == dims.positions;
             let products = [
                 (values_grad, self.product(weights.transposed(), grad)),
-                (keys_grad, self.product(scores_grad.transposed(), queries).scaled(extent.scale)),
+                (keys_grad, self.product(scores_grad.transposed(), queries).scaled(dims.scale)),
             ];
             for (sum, product) in products {
                 let out = MatrixMut::new(sum, keys, width, width);
                 if is_first { product.write_to(out) } else { product.add_to(out) }
             }
         }
-        scratch.store(extent, head, gradient);
+        scratch.store(dims, head, gradient);
     }
 }
 
@@ -287,9 +285,9 @@ struct BackwardScratch {
 }
 
 impl BackwardScratch {
-    fn new(extent: Extent) -> Self {
-        let scores = QUERY_BLOCK.min(extent.positions) * extent.positions;
-        let rows = extent.positions * extent.width;
+    fn new(dims: AttentionDims) -> Self {
+        let scores = QUERY_BLOCK.min(dims.positions) * dims.positions;
+        let rows = dims.positions * dims.width;
         Self {
             weights: unwritten(scores),
             scores_grad: unwritten(scores),
@@ -300,14 +298,14 @@ impl BackwardScratch {
     }
 
     /// Writes the finished sums to this head's columns of the gradient.
-    fn store(&self, extent: Extent, head: usize, gradient: Output) {
+    fn store(&self, dims: AttentionDims, head: usize, gradient: Output) {
         let mut room = Vec::new();
         for (part, sums) in [(1, &self.keys_grad), (2, &self.values_grad)] {
-            for (position, sums) in sums.chunks_exact(extent.width.max(1)).enumerate() {
-                let start = extent.place(head, &(position..position + 1), part, 3);
+            for (position, sums) in sums.chunks_exact(dims.width.max(1)).enumerate() {
+                let start = dims.place(head, &(position..position + 1), part, 3);
                 // SAFETY: this head's columns are written by nobody else.
                 unsafe {
-                    gradient.write(start..start + extent.width, &mut room, |row| {
+                    gradient.write(start..start + dims.width, &mut room, |row| {
                         row.copy_from_slice(sums)
                     })
                 };
@@ -325,11 +323,17 @@ struct Given<'a> {
 
 impl Given<'_> {
     /// Products of the rows of the result and of its gradient.
-    fn row_products(&self, extent: Extent, head: usize, rows: &Range<usize>, products: &mut [f32]) {
+    fn row_products(
+        &self,
+        dims: AttentionDims,
+        head: usize,
+        rows: &Range<usize>,
+        products: &mut [f32],
+    ) {
         let [mut grad_room, mut output_room] = [Vec::new(), Vec::new()];
         for (row, product) in rows.clone().zip(products) {
-            let start = extent.place(head, &(row..row + 1), 0, 1);
-            let part = start..start + extent.width;
+            let start = dims.place(head, &(row..row + 1), 0, 1);
+            let part = start..start + dims.width;
             let grad = read(self.grad, part.clone(), &mut grad_room);
             *product = row_product(grad, read(self.output, part, &mut output_room));
         }
@@ -349,16 +353,16 @@ impl AttentionOps for Flex {
         }
         let projected = contiguous(&projected);
         let inputs = Inputs::new(&projected, attention, dropout);
-        let extent = inputs.extent;
-        let rows = extent.batch * extent.positions;
-        let mut log_sums = unwritten(extent.batch * extent.heads * extent.positions);
-        let output = written([rows, extent.row()], projected.dtype(), |output| {
+        let dims = inputs.dims;
+        let rows = dims.batch * dims.positions;
+        let mut log_sums = unwritten(dims.batch * dims.heads * dims.positions);
+        let output = written([rows, dims.row()], projected.dtype(), |output| {
             log_sums
-                .par_chunks_mut(extent.positions.max(1))
+                .par_chunks_mut(dims.positions.max(1))
                 .enumerate()
                 .for_each(|(head, log_sums)| inputs.forward_head(head, output, log_sums));
         });
-        let heads = [extent.batch * extent.heads, extent.positions];
+        let heads = [dims.batch * dims.heads, dims.positions];
         AttentionOutput { output, log_sums: from_values(log_sums, heads, DType::F32) }
     }
 
@@ -373,11 +377,11 @@ impl AttentionOps for Flex {
         let AttentionSaved { projected, output, log_sums, dropout } = saved;
         let [projected, grad, output] = [projected, grad, output].map(|tensor| contiguous(&tensor));
         let inputs = Inputs::new(&projected, attention, dropout);
-        let extent = inputs.extent;
+        let dims = inputs.dims;
         let given =
             Given { grad: elements(&grad), output: elements(&output), log_sums: &widen(&log_sums) };
         written(projected.shape(), projected.dtype(), |gradient| {
-            (0..extent.batch * extent.heads)
+            (0..dims.batch * dims.heads)
                 .into_par_iter()
                 .for_each(|head| inputs.backward_head(head, &given, gradient));
         })
@@ -391,8 +395,8 @@ impl<'a> Inputs<'a> {
         dropout: Option<AttentionDropout>,
     ) -> Self {
         Self {
-            extent: Extent::new(&projected.shape(), attention),
-            reach: &attention.reach,
+            dims: AttentionDims::new(&projected.shape(), attention),
+            mask: &attention.mask,
             projected: elements(projected),
             arithmetic: arithmetic([projected.dtype(); 2]),
             dropout,

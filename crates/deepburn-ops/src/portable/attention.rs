@@ -7,7 +7,7 @@ use burn_backend::Backend;
 
 use super::{cast, in_f32, primitive, tensor};
 use crate::attention::{
-    AttentionDropout, AttentionOutput, AttentionSaved, QUERY_BLOCK, Reach, SelfAttention,
+    AttentionDropout, AttentionMask, AttentionOutput, AttentionSaved, QUERY_BLOCK, SelfAttention,
 };
 
 /// Queries, keys or values by head: `[batch, heads, positions, head width]`.
@@ -45,7 +45,7 @@ fn attend<B: Backend>(
     let past = keys.dims()[2] - rows;
     let blocks = (0..rows).step_by(QUERY_BLOCK).map(|start| {
         let block = start..rows.min(start + QUERY_BLOCK);
-        let visible = attention.reach.keys(past + block.end, past + rows);
+        let visible = attention.mask.keys(past + block.end, past + rows);
         let scores = scores(
             rows_of(&queries, block.clone()),
             rows_of(&keys, 0..visible),
@@ -93,7 +93,7 @@ pub fn backward<B: Backend>(
     for start in (0..rows).step_by(QUERY_BLOCK) {
         let block = start..rows.min(start + QUERY_BLOCK);
         let (grad, queries) = (rows_of(&grad, block.clone()), rows_of(&queries, block.clone()));
-        let seen = attention.reach.keys(block.end, rows);
+        let seen = attention.mask.keys(block.end, rows);
         let [keys, values] = [&keys, &values].map(|all| rows_of(all, 0..seen));
         let scores = scores(queries.clone(), keys.clone(), start, attention);
         let weights = (scores - rows_of(&log_sums, block.clone())).exp();
@@ -153,7 +153,7 @@ fn scores<B: Backend>(
         if attention.upcast { (in_f32(queries), in_f32(keys)) } else { (queries, keys) };
     let scores = in_f32((queries * attention.scale).matmul(keys.swap_dims(2, 3)));
     let bias = |sequence, query| {
-        let seen = attention.reach.seen(sequence, query, visible);
+        let seen = attention.mask.seen(sequence, query, visible);
         (0..visible).map(move |key| if key < seen { 0.0 } else { f32::NEG_INFINITY })
     };
     let (device, dtype) = (scores.device(), scores.dtype());
@@ -162,13 +162,13 @@ fn scores<B: Backend>(
         cast(bias, dtype)
     };
     // The mask is shared by all rows that have the same one: no copy of it is made.
-    let (bias, shape) = match attention.reach {
-        Reach::Causal if rows == 1 => return scores,
-        Reach::Causal => {
+    let (bias, shape) = match attention.mask {
+        AttentionMask::Causal if rows == 1 => return scores,
+        AttentionMask::Causal => {
             let bias = (0..rows).flat_map(|row| bias(0, first + row)).collect();
             (tensor(bias, [1, 1, rows * visible]), [1, batch * heads, rows * visible])
         }
-        Reach::Lengths(_) => {
+        AttentionMask::Lengths(_) => {
             let bias = (0..batch).flat_map(|sequence| bias(sequence, 0)).collect();
             (tensor(bias, [batch, 1, visible]), [batch, heads * rows, visible])
         }

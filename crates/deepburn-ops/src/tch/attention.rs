@@ -4,7 +4,7 @@ use tch::{Device, Tensor};
 
 use super::wrap;
 use crate::attention::{
-    AttentionDropout, AttentionOps, AttentionOutput, AttentionSaved, Reach, SelfAttention,
+    AttentionDropout, AttentionMask, AttentionOps, AttentionOutput, AttentionSaved, SelfAttention,
 };
 use crate::portable;
 
@@ -68,7 +68,7 @@ impl<E: TchElement> AttentionOps for LibTorch<E> {
 }
 
 fn has_kernel(projected: &Tensor, attention: &SelfAttention) -> bool {
-    let causal = attention.reach == Reach::Causal;
+    let causal = attention.mask == AttentionMask::Causal;
     causal && projected.device() == Device::Cpu && projected.numel() > 0
 }
 

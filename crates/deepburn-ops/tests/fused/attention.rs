@@ -3,7 +3,7 @@
 use burn::tensor::DType;
 use burn_flex::{Flex, FlexTensor};
 use deepburn_ops::{
-    AttentionDropout, AttentionOps, AttentionOutput, AttentionSaved, Reach, SelfAttention,
+    AttentionDropout, AttentionMask, AttentionOps, AttentionOutput, AttentionSaved, SelfAttention,
     attention_over_cache, portable, self_attention,
 };
 use proptest::prelude::*;
@@ -32,7 +32,7 @@ impl Size {
 
     fn options(self) -> SelfAttention {
         let Size(batch, _, heads, _) = self;
-        SelfAttention { batch, heads, scale: 0.7, upcast: false, reach: Reach::Causal }
+        SelfAttention { batch, heads, scale: 0.7, upcast: false, mask: AttentionMask::Causal }
     }
 }
 
@@ -59,11 +59,11 @@ fn check(size: Size) {
     let Size(batch, positions, ..) = size;
     // Among them 0, which counts as 1, and one that is too long.
     let lengths = (0..batch).map(|sequence| (sequence * 7 + 2) % (positions + 2)).collect();
-    check_reach(size, &size.options());
-    check_reach(size, &SelfAttention { reach: Reach::Lengths(lengths), ..size.options() });
+    check_mask(size, &size.options());
+    check_mask(size, &SelfAttention { mask: AttentionMask::Lengths(lengths), ..size.options() });
 }
 
-fn check_reach(size: Size, options: &SelfAttention) {
+fn check_mask(size: Size, options: &SelfAttention) {
     let positions = size.1;
     for dtype in DTYPES {
         let arrays = size.arrays(dtype);
@@ -86,7 +86,7 @@ fn check_reach(size: Size, options: &SelfAttention) {
                     _ => 4.0,
                 };
                 let tolerance = tolerance(dtype) * rounding;
-                let what = format!("{kind} {size:?} {dtype:?} {:?} dropout {drops}", options.reach);
+                let what = format!("{kind} {size:?} {dtype:?} {:?} dropout {drops}", options.mask);
                 assert_close(&found[0], &y, tolerance, &format!("y of {what}"));
                 assert_close(&found[1], &gradient, tolerance, &format!("gradient of {what}"));
             }
@@ -130,8 +130,13 @@ fn extreme_scores_stay_finite() {
     // Scores of 1e38 and their negatives.
     let projected = Array { shape: [2, 3], values: vec![1e19, -1e19, 2.0, 1e19, 1e19, 4.0] };
     let arrays = [projected, Array { shape: [2, 1], values: vec![1.0; 2] }];
-    let options =
-        SelfAttention { batch: 1, heads: 1, scale: 1.0, upcast: false, reach: Reach::Causal };
+    let options = SelfAttention {
+        batch: 1,
+        heads: 1,
+        scale: 1.0,
+        upcast: false,
+        mask: AttentionMask::Causal,
+    };
     for way in [KERNELS, PORTABLE] {
         let [y, _] = run(way, &arrays, &options, None, DType::F32);
         assert_eq!(y, [2.0, 4.0]);
@@ -204,8 +209,13 @@ fn dropout_keeps_the_expectation() {
     for (i, value) in projected.values.iter_mut().enumerate() {
         *value = if i % 24 >= 16 { 1.0 } else { *value };
     }
-    let options =
-        SelfAttention { batch: 2, heads: 4, scale: 0.5, upcast: false, reach: Reach::Causal };
+    let options = SelfAttention {
+        batch: 2,
+        heads: 4,
+        scale: 0.5,
+        upcast: false,
+        mask: AttentionMask::Causal,
+    };
     let y = self_attention(projected.tensor(DType::F32), &options, 0.25);
     let y: Vec<f32> = y.into_data().to_vec().unwrap();
     let mean = y.iter().sum::<f32>() / y.len() as f32;

@@ -1,6 +1,6 @@
 //! The formulas in f64, as plainly as they can be written.
 
-use deepburn_ops::{Reach, SelfAttention};
+use deepburn_ops::{AttentionMask, SelfAttention};
 
 use crate::Array;
 
@@ -89,7 +89,7 @@ pub(crate) fn cross_entropy(logits: &Array, targets: &[i64]) -> (f64, Array) {
 /// Output and gradient by the packed input. `factor(head, query, key)` multiplies weights.
 pub(crate) fn attention(
     projected: &Array,
-    &SelfAttention { batch, heads, scale, ref reach, .. }: &SelfAttention,
+    &SelfAttention { batch, heads, scale, ref mask, .. }: &SelfAttention,
     factor: impl Fn(usize, usize, usize) -> f64,
     dy: &Array,
 ) -> [Vec<f64>; 2] {
@@ -108,9 +108,9 @@ pub(crate) fn attention(
             let dot = |key| -> f64 {
                 (0..head_width).map(|i| input[at(query, 0, i)] * input[at(key, 1, i)]).sum()
             };
-            let seen = match reach {
-                Reach::Causal => query + 1,
-                Reach::Lengths(lengths) => lengths[head / heads].clamp(1, positions),
+            let seen = match mask {
+                AttentionMask::Causal => query + 1,
+                AttentionMask::Lengths(lengths) => lengths[head / heads].clamp(1, positions),
             };
             let scores: Vec<f64> = (0..seen).map(|key| scale * dot(key)).collect();
             let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);

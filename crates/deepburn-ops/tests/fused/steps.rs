@@ -3,8 +3,8 @@
 use burn::tensor::{DType, Int, Tensor, TensorData, activation};
 use burn_flex::Flex;
 use deepburn_ops::{
-    Reach, SelfAttention, cross_entropy, gelu_tanh, layer_norm, linear, linear_cross_entropy,
-    self_attention,
+    AttentionMask, SelfAttention, cross_entropy, gelu_tanh, layer_norm, linear,
+    linear_cross_entropy, self_attention,
 };
 use deepburn_zero::Training;
 
@@ -147,8 +147,13 @@ fn cross_entropy_step() {
 
 #[test]
 fn attention_step() {
-    let options =
-        SelfAttention { batch: 2, heads: 2, scale: 0.6, upcast: false, reach: Reach::Causal };
+    let options = SelfAttention {
+        batch: 2,
+        heads: 2,
+        scale: 0.6,
+        upcast: false,
+        mask: AttentionMask::Causal,
+    };
     let plain = |x: &[Tensor<B, 2>]| {
         let heads = x[0].clone().reshape([2, 5, 6, 3]).swap_dims(1, 2);
         let [q, k, v] = [0, 1, 2].map(|part| heads.clone().narrow(1, part * 2, 2));
@@ -166,8 +171,13 @@ fn attention_step() {
 
 #[test]
 fn dropped_weights_carry_no_gradient() {
-    let options =
-        SelfAttention { batch: 1, heads: 1, scale: 1.0, upcast: false, reach: Reach::Causal };
+    let options = SelfAttention {
+        batch: 1,
+        heads: 1,
+        scale: 1.0,
+        upcast: false,
+        mask: AttentionMask::Causal,
+    };
     let x = input(&Array::new([1, 6], 1), DType::F32).require_grad();
     // With a single position there is one weight: either it stays, as 2, or nothing is left.
     let mut seen = [false; 2];

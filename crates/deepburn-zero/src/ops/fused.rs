@@ -3,9 +3,9 @@
 use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, TensorMetadata};
 use deepburn_ops::{
-    AttentionDropout, AttentionOps, AttentionOutput, AttentionSaved, CrossEntropyOps, GeluOps,
-    HeadGradients, HeadLoss, LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved,
-    LinearGradients, LinearOps, MatmulOps, Reach, SelfAttention,
+    AttentionDropout, AttentionMask, AttentionOps, AttentionOutput, AttentionSaved,
+    CrossEntropyOps, GeluOps, HeadGradients, HeadLoss, LayerNormGradients, LayerNormOps,
+    LayerNormOutput, LayerNormSaved, LinearGradients, LinearOps, MatmulOps, SelfAttention,
 };
 
 use crate::operations::{count, count_backward, rows_times};
@@ -192,12 +192,12 @@ impl<B: MatmulOps + AttentionOps> AttentionOps for Sharded<B> {
 fn scores<B: Backend>(projected: &ZeroTensor<B>, attention: &SelfAttention, products: u64) -> u64 {
     let shape = projected.shape();
     let (rows, width) = (shape.as_slice()[0], shape.as_slice()[1] / 3);
-    let pairs = match &attention.reach {
-        Reach::Causal => {
+    let pairs = match &attention.mask {
+        AttentionMask::Causal => {
             let length = rows / attention.batch.max(1);
             attention.batch * length * length
         }
-        Reach::Lengths(lengths) => lengths.iter().map(|length| length * length).sum(),
+        AttentionMask::Lengths(lengths) => lengths.iter().map(|length| length * length).sum(),
     };
     products * 2 * (pairs * width) as u64
 }

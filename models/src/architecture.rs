@@ -5,8 +5,17 @@
 //! - [`LanguageModelConfig`] and [`TextClassifierConfig`] add what the two tasks need. Their modules are a
 //!   [`LanguageModel`](crate::causal_lm::LanguageModel) and a [`TextClassifier`](crate::TextClassifier).
 //!
-//! A new language model is a folder beside [`gpt2`](crate::gpt2) that implements these traits, and a line where the
-//! programs list their models.
+//! # A new language model
+//!
+//! It is a folder beside [`gpt2`](crate::gpt2), and a line where the programs list their models. The folder has:
+//!
+//! - a configuration with [`Architecture`]: the list of parameters, their names in files, `config.json`, and
+//!   [`describe`](Architecture::describe), which repeats the forward pass for memory forecasts;
+//! - [`LanguageModelConfig`] for it: reading and overriding fields, the limits on token sequences;
+//! - a Burn module with [`LanguageModel`](crate::causal_lm::LanguageModel): the loss, and the logits of the next token;
+//! - [`BuildModel`], which makes the module with drawn weights, zeros, or the weights of a folder.
+//!
+//! Checkpoints, exports, generation, estimates and sharded training follow from these.
 
 use std::fmt;
 use std::path::Path;
@@ -95,7 +104,7 @@ pub trait BuildModel<B: Backend>: Architecture {
     /// [`ConfigError`] if the configuration does not hold together.
     fn init(&self, seed: u64, device: &B::Device) -> Result<Self::Model, ConfigError>;
 
-    /// A model whose weights are 0, for a caller who replaces them.
+    /// A model with all weights 0, for callers that replace them.
     ///
     /// # Errors
     /// [`ConfigError`] if the configuration does not hold together.

@@ -1,7 +1,7 @@
 //! Layer normalisation with the parameter names of `transformers`.
 //!
-//! Burn's own module calls them `gamma` and `beta` and computes in the dtype of its input; this one
-//! calls them `weight` and `bias` and always computes in at least f32.
+//! Burn's own module names its parameters `gamma` and `beta` and computes in the dtype of its input. This one names them
+//! `weight` and `bias`, and always computes in at least f32, because the squares of half-precision values overflow.
 
 use burn::module::{Module, Param};
 use burn::tensor::{Tensor, backend::Backend};
@@ -12,12 +12,16 @@ use crate::weights::{Values, WeightInit};
 /// `(x - mean) / sqrt(var + epsilon) * weight + bias` over the last axis, biased variance.
 #[derive(Module, Debug)]
 pub(crate) struct LayerNorm<B: Backend> {
+    /// Factor of each element.
     weight: Param<Tensor<B, 1>>,
+    /// Summand of each element.
     bias: Param<Tensor<B, 1>>,
+    /// Added to the variance.
     epsilon: f64,
 }
 
 impl<B: Backend> LayerNorm<B> {
+    /// The norm at module path `path`, over `width` elements. It starts with weight 1 and bias 0.
     pub(crate) fn new(init: &WeightInit<B>, path: &str, width: usize, epsilon: f64) -> Self {
         Self {
             weight: init.param(&format!("{path}.weight"), [width], Values::Ones),

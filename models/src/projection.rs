@@ -1,4 +1,7 @@
-//! Affine maps of rows.
+//! Linear layers with a bias, applied to rows.
+//!
+//! Weights are `[in, out]`, as in Burn and in the `Conv1D` of `transformers`' GPT-2. So files of GPT-2 are read without a
+//! transposition.
 
 use burn::nn::Linear;
 use burn::tensor::{Tensor, backend::Backend};

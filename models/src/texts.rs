@@ -10,7 +10,7 @@ use burn::tensor::{Int, Tensor, TensorData, backend::Backend};
 use deepburn_ops::{FusedOps, cross_entropy};
 use thiserror::Error;
 
-/// What a classifier takes.
+/// The limits of a classifier on texts and labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TextLimits {
     /// Number of tokens; ids are below it.
@@ -26,11 +26,11 @@ pub struct TextLimits {
 pub struct TextBatch<B: Backend> {
     /// `[texts, length]`.
     pub(crate) input_ids: Tensor<B, 2, Int>,
-    /// `[texts, length, 1]`: the weight of each position in its text's mean.
+    /// `[texts, length, 1]`: the weight of each position in the mean over its text, 0 for padding.
     pub(crate) weights: Tensor<B, 3>,
     /// Tokens of each text; the rest of its row is padding.
     pub(crate) lengths: Arc<[usize]>,
-    /// `[texts]`: the class, negative for a row that is no text.
+    /// `[texts]`: the class, negative for a row without a text.
     pub(crate) labels: Tensor<B, 1, Int>,
 }
 
@@ -117,7 +117,7 @@ impl<B: Backend> TextBatch<B> {
     ) -> Result<Self, TextBatchError> {
         let length = check(limits, input_ids, lengths, labels)?;
         let texts = lengths.len();
-        // Ids were found to be below 2^24.
+        // `check` has found ids to be below the vocabulary size, and with it below 2^24.
         let ids: Vec<i32> = input_ids.iter().map(|id| *id as i32).collect();
         let weights: Vec<f32> = lengths
             .iter()

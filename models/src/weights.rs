@@ -1,9 +1,9 @@
 //! Initial weights: drawn from a seed, read from a file, or zeros.
 //!
-//! Main type: [`WeightInit`]. Drawn values come from a generator on the host keyed by the caller's seed
-//! and the parameter's path, so they depend on nothing else: not on the device, the order in which
-//! parameters are made, the number of threads or what was drawn before. All values are made when the
-//! parameter is first used; a parameter that is never used, or filled before, takes no memory.
+//! Main type: [`WeightInit`]. Values are drawn on the host from a generator that is keyed by the seed and the parameter's
+//! path. They depend on nothing else: not on the device, the order in which parameters are made or the number of threads.
+//! Each parameter is lazy: its values are made on first use. Sharded training relies on this, because it takes most
+//! parameters out of a module before any memory is allocated for them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -82,6 +82,7 @@ impl<'a, B: Backend> WeightInit<'a, B> {
 }
 
 impl WeightSource {
+    /// Returns the `count` values of the parameter at `path`. Only drawn ones depend on `values`.
     fn values(&self, path: &str, count: usize, values: Values) -> Vec<f32> {
         match self {
             Self::Seed(seed) => draw(*seed, path, count, values),

@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use crate::architecture::{LanguageModelConfig, TokenLimits};
 
-/// The label of a position that is not to be learnt.
+/// The label of a position that the loss ignores, as in `transformers`.
 pub const IGNORED_LABEL: i64 = -100;
 
 /// Sequences of equal length with what each position should predict.
@@ -34,7 +34,7 @@ pub enum InputError {
         /// Tokens in each.
         length: usize,
     },
-    /// The number of values is not that of the shape.
+    /// There are more or fewer values than the shape needs.
     #[error("{found} {what} given for {batch} sequences of {length} tokens, {expected} needed")]
     Count {
         /// "input ids" or "labels".
@@ -105,13 +105,13 @@ impl<B: Backend> CausalBatch<B> {
             |index: usize| labels.map_or(i64::from(input_ids[index]), |labels| labels[index]);
         let (mut positions, mut targets): (Vec<i32>, Vec<i32>) = (0..batch * length)
             .filter(|row| (row + 1) % length != 0 && label(row + 1) != IGNORED_LABEL)
-            // Both fit: a batch of 2^31 tokens does not, and ids are below 2^24.
+            // `check_count` refuses batches of 2^31 tokens, and ids are below 2^24, so both casts are exact.
             .map(|row| (row as i32, label(row + 1) as i32))
             .unzip();
         let tokens = positions.len();
         if tokens == 0 {
-            // One row that counts for nothing keeps every tensor non-empty and every operation,
-            // and with them every exchange between ranks, the same as for other batches.
+            // One row with weight 0 keeps tensors non-empty. The model then runs the same ops, and with sharding the same
+            // collectives, as for any other batch; a rank that skipped them would block the others.
             (positions, targets) = (vec![0], vec![0]);
         }
         let rows = positions.len();
@@ -162,6 +162,7 @@ pub(crate) fn check_tokens(
     }
 }
 
+/// Checks labels against the model's vocabulary. [`IGNORED_LABEL`] is the only one outside of it.
 fn check_labels(
     limits: TokenLimits,
     labels: &[i64],
@@ -184,6 +185,7 @@ fn check_labels(
     }
 }
 
+/// Checks that there is a value for each position, and that positions can be numbered in 32 bits.
 fn check_count(
     what: &'static str,
     found: usize,

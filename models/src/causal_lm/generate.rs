@@ -1,8 +1,11 @@
 //! Continuing a prompt.
 //!
-//! Main type: [`Generation`], an iterator over new tokens. Keys and values of earlier positions are
-//! kept, so that a new token costs one position. A prompt that would outgrow the model's positions is
-//! refused beforehand; the window does not slide.
+//! Main type: [`Generation`], an iterator over new tokens. The model caches what it needs of earlier positions, so that a
+//! new token costs a pass over one position rather than over the whole sequence. There is no sliding window: prompt and
+//! new tokens together must fit the model's positions, which is checked before the first token.
+//!
+//! Sampling is the usual pipeline of `transformers`: temperature, then `top_k`, then `top_p`, then a draw. Draws come
+//! from a ChaCha stream on the host, so that a seed gives the same tokens on all backends that compute the same logits.
 
 use deepburn_ops::FusedOps;
 use rand_chacha::ChaCha8Rng;
@@ -84,18 +87,21 @@ pub struct Generation<'a, B: FusedOps, M: LanguageModel<B>> {
     model: &'a M,
     device: B::Device,
     cache: M::Cache,
-    /// Tokens the cache holds.
+    /// Positions in the cache.
     seen: usize,
-    /// Tokens still to be fed: the prompt, later the last token. Empty when done.
+    /// Tokens that the model has not seen: at first the prompt, later the last token.
     unseen: Vec<u32>,
+    /// How many tokens may still follow.
     left: usize,
     chooser: Chooser,
+    /// Tokens that end the iteration.
     stop: Vec<u32>,
     /// Logits that count, at least 1.
     num_tokens: usize,
 }
 
 impl<'a, B: FusedOps, M: LanguageModel<B>> Generation<'a, B, M> {
+    /// Checks the prompt and the options. No logits are computed yet.
     pub(super) fn new(
         model: &'a M,
         prompt: &[u32],
@@ -154,6 +160,7 @@ enum Chooser {
 }
 
 impl Chooser {
+    /// Checks the options of sampling and seeds its generator.
     fn new(sampling: &Sampling) -> Result<Self, GenerateError> {
         let Sampling::Random { seed, temperature, top_k, top_p } = *sampling else {
             return Ok(Self::Greedy);
@@ -180,7 +187,8 @@ impl Chooser {
 
     /// The id of the chosen token. `logits` has at least one.
     fn choose(&mut self, logits: &[f32]) -> u32 {
-        // Likeliest first, the lower id of equals; ids fit, the vocabulary is below 2^24.
+        // Sorted by logit and then by id, so that equal logits have one order. Ids fit u32, because a vocabulary has
+        // fewer than 2^24 tokens.
         let mut ranked: Vec<(u32, f64)> =
             (0..).zip(logits.iter().map(|logit| f64::from(*logit))).collect();
         let better = |a: &(u32, f64), b: &(u32, f64)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
@@ -191,7 +199,7 @@ impl Chooser {
                 ranked.truncate(*top_k);
                 to_probabilities(&mut ranked, *temperature);
                 keep_mass(&mut ranked, *top_p);
-                // 53 random bits: uniform in [0, 1).
+                // 53 random bits, as many as an f64 has, are uniform in [0, 1).
                 let uniform = (generator.next_u64() >> 11) as f64 / (1_u64 << 53) as f64;
                 draw(&ranked, uniform)
             }
@@ -199,7 +207,8 @@ impl Chooser {
     }
 }
 
-/// Turns logits, highest first, into probabilities at a temperature.
+/// Turns logits, highest first, into probabilities at a temperature. The highest logit is subtracted first, so that no
+/// exponential overflows.
 fn to_probabilities(ranked: &mut [(u32, f64)], temperature: f64) {
     let highest = ranked[0].1;
     for (_, value) in ranked.iter_mut() {
@@ -221,7 +230,7 @@ fn keep_mass(ranked: &mut Vec<(u32, f64)>, mass: f64) {
     }
 }
 
-/// The token at `uniform`, in [0, 1), of the cumulated weights.
+/// Returns the token at `uniform`, in [0, 1), of the cumulated weights. The weights need not add up to 1.
 fn draw(ranked: &[(u32, f64)], uniform: f64) -> u32 {
     let mut left = uniform * ranked.iter().map(|(_, weight)| weight).sum::<f64>();
     for (id, weight) in ranked {
@@ -230,7 +239,7 @@ fn draw(ranked: &[(u32, f64)], uniform: f64) -> u32 {
             return *id;
         }
     }
-    // Rounding used up all of it: the last one.
+    // The weights add up to slightly less than their rounded sum: take the last one.
     ranked[ranked.len() - 1].0
 }
 

@@ -22,7 +22,7 @@ pub use loss::CausalLoss;
 
 /// A module that predicts the next token.
 pub trait LanguageModel<B: FusedOps>: Module<B> {
-    /// What is kept of earlier positions, such as keys and values. The default is that of no positions.
+    /// The cache of earlier positions, such as their keys and values. The default is an empty one.
     type Cache: fmt::Debug + Default;
 
     /// What token sequences it takes.

@@ -1,4 +1,7 @@
-//! The encoder as the programs see it: its files, its training pass, its module.
+//! The traits of the programs for the encoder: its files, its training pass, its module.
+//!
+//! Its files have the layout of `transformers`, but no program there knows the model: `model_type` is
+//! `deepburn_encoder`, and parameters have their module paths as names.
 
 use std::path::Path;
 
@@ -7,7 +10,7 @@ use deepburn_safetensors::FloatType;
 use serde_json::{Map, Value, json};
 
 use super::config::EncoderConfig;
-use super::encoder::Encoder;
+use super::model::Encoder;
 use super::parameters::parameters;
 use crate::architecture::{Architecture, BuildModel, TextClassifierConfig};
 use crate::forward_pass::{BatchShape, ForwardPass};
@@ -144,13 +147,14 @@ impl<B: Backend> Encoder<B> {
     }
 }
 
-/// Opens weights that fit.
+/// Opens the weights in `folder` and checks their names, shapes and types.
 fn open(config: &EncoderConfig, folder: &Path) -> Result<Weights, CheckpointError> {
     let weights = Weights::open(folder, Names::SAME)?;
     weights.check_shapes(&parameters(config))?;
     Ok(weights)
 }
 
+/// Returns the error of a configuration that does not hold together.
 fn misconfigured(folder: &Path, source: ConfigError) -> CheckpointError {
     CheckpointError::Config { path: folder.join(CONFIG), source }
 }

@@ -27,19 +27,19 @@ pub struct EncoderConfig {
     pub hidden_dim: usize,
     /// Longest text in tokens.
     pub max_len: usize,
-    /// Dropout probability, everywhere.
+    /// Dropout probability of attention weights, outputs, inner values and embeddings.
     pub dropout: f64,
     /// Number of classes.
     pub num_classes: usize,
     /// Added to the variance in layer normalisation.
     pub layer_norm_epsilon: f64,
-    /// Deviation of the initial embeddings. A word that training seldom sees keeps about its first
-    /// value, which is noise to the mean over a text: the smaller, the less of it.
+    /// Standard deviation of the initial embeddings. A rare word keeps about its initial embedding, which adds noise to
+    /// the mean over a text; a smaller deviation adds less.
     pub initializer_range: f64,
-    /// Names of the classes, by class.
+    /// Names of the classes, by class number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id2label: Option<Map<String, Value>>,
-    /// The class of each name; of the two fields one is enough.
+    /// The class number of each name. One of the two fields is enough.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub label2id: Option<Map<String, Value>>,
 }
@@ -99,7 +99,7 @@ impl EncoderConfig {
     /// # Errors
     /// [`ConfigError`] for a field that is unknown, of another type or out of range.
     pub fn from_saved(mut fields: Map<String, Value>) -> Result<Self, ConfigError> {
-        // They describe the file, not the model.
+        // These fields describe the file rather than the model: other programs read them.
         for name in ["architectures", "dtype"] {
             fields.remove(name);
         }
@@ -129,7 +129,7 @@ impl EncoderConfig {
         ClassNames::read(&fields)
     }
 
-    /// The same with these names of classes.
+    /// Returns the configuration with these class names.
     #[must_use]
     pub fn with_class_names(mut self, names: Option<&ClassNames>) -> Self {
         let mut fields = ClassNames::fields(names, self.num_classes);
@@ -138,7 +138,7 @@ impl EncoderConfig {
         self
     }
 
-    /// What texts it takes.
+    /// The limits on texts and labels.
     #[must_use]
     pub fn limits(&self) -> TextLimits {
         let &Self { vocab_size, max_len, num_classes, .. } = self;

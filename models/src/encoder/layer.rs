@@ -14,16 +14,23 @@ use crate::norm::LayerNorm;
 use crate::projection::{conv1d, project};
 use crate::weights::WeightInit;
 
-/// Attention over the tokens of a text and a feed-forward half; each is added to the residual
-/// stream, which is then normalised.
+/// Attention over the tokens of a text and a feed-forward half. Each is added to the residual
+/// stream, which is then normalised (post-norm, unlike GPT-2).
 #[derive(Module, Debug)]
 pub(crate) struct EncoderLayer<B: Backend> {
+    /// Queries, keys and values as one product.
     in_proj: Linear<B>,
+    /// Merged heads to the residual stream.
     out_proj: Linear<B>,
+    /// To the inner width.
     linear1: Linear<B>,
+    /// Back to the stream.
     linear2: Linear<B>,
+    /// Normalises the sum with the attention.
     norm1: LayerNorm<B>,
+    /// Normalises the sum with the feed-forward half.
     norm2: LayerNorm<B>,
+    /// Of the attention weights, of both outputs and of the inner values.
     dropout: Dropout,
 }
 
@@ -32,7 +39,8 @@ impl<B: Backend> EncoderLayer<B> {
     pub(crate) fn new(init: &WeightInit<B>, layer: usize, config: &EncoderConfig) -> Self {
         let (width, inner) = (config.embed_dim, config.hidden_dim);
         let path = format!("layers.{layer}");
-        // Glorot and Bengio 2010, of the three projections as one matrix, as torch does it.
+        // Glorot and Bengio 2010. torch initialises the three projections as one matrix of `3 * width` outputs, so the
+        // fans are `width` and `3 * width`.
         let in_std = (2.0 / (4 * width) as f64).sqrt();
         let linear = |leaf: &str, shape: [usize; 2], std| {
             conv1d(init, &format!("{path}.{leaf}"), shape, std)
@@ -56,7 +64,8 @@ impl<B: Backend> EncoderLayer<B> {
     where
         B: FusedOps,
     {
-        // As everywhere: dropout is for backends that differentiate.
+        // Attention has its dropout inside the fused op, so the rule of Burn's module is repeated here: none without
+        // autodiff.
         let dropout = if B::ad_enabled(&x.device()) { self.dropout.prob } else { 0.0 };
         let attended = self_attention(project(&self.in_proj, x.clone()), attention, dropout);
         let attended = self.dropout.forward(project(&self.out_proj, attended));

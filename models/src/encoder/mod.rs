@@ -23,10 +23,10 @@
 
 mod architecture;
 mod config;
-mod encoder;
 mod layer;
+mod model;
 mod parameters;
 mod positions;
 
 pub use config::{EncoderConfig, ModelType};
-pub use encoder::Encoder;
+pub use model::Encoder;

@@ -1,4 +1,7 @@
-//! GPT-2 as the programs see it, with a language-model head or a classifier.
+//! The traits of the programs for GPT-2, with a language-model head or a classifier.
+//!
+//! [`Gpt2Config`] and [`ClassifierConfig`] implement them. What they say of files and names is what `transformers`
+//! writes for `GPT2LMHeadModel` and `GPT2ForSequenceClassification`, so that both sides load each other's folders.
 
 use std::path::Path;
 
@@ -221,7 +224,8 @@ impl<B: Backend> BuildModel<B> for ClassifierConfig {
     }
 }
 
-/// `config.json`: the config with what is known of the weights.
+/// Returns the `config.json` of weights of type `float`, for the class of `transformers` that loads them. Older versions
+/// call the type `torch_dtype`; where a checkpoint has that field, it is kept up to date.
 fn document(config: &Gpt2Config, class: &str, float: FloatType) -> Map<String, Value> {
     let mut fields = Map::from(config.clone());
     fields.insert("architectures".into(), json!([class]));

@@ -24,20 +24,27 @@ pub(crate) struct SeqDims {
     pub(crate) queries: usize,
 }
 
-/// The keys and values of the positions one attention layer has seen: `[batch, heads, keys, width]`.
+/// The keys and values of earlier positions in one attention layer, `[batch, heads, keys, width]`.
 #[derive(Clone, Debug)]
 pub struct KeyValues<B: Backend> {
+    /// Keys, one row a position.
     keys: Tensor<B, 4>,
+    /// Values, one row a position.
     values: Tensor<B, 4>,
 }
 
 /// Attention of one block: `c_attn` projects to queries, keys and values, `c_proj` back.
 #[derive(Module, Debug)]
 pub(crate) struct Attention<B: Backend> {
+    /// Queries, keys and values as one product.
     c_attn: Linear<B>,
+    /// Merged heads to the residual stream.
     c_proj: Linear<B>,
+    /// Of the attention weights.
     attn_dropout: Dropout,
+    /// Of the output.
     resid_dropout: Dropout,
+    /// Number of heads.
     n_head: usize,
     /// Factor of the scores; the queries are multiplied by it.
     scale: f64,
@@ -97,7 +104,8 @@ impl<B: Backend> Attention<B> {
                 attention_over_cache(queries, keys, values, &attention)
             }
             None => {
-                // As everywhere: dropout is for backends that differentiate.
+                // Attention has its dropout inside the fused op, so the rule of Burn's module is repeated here: none
+                // without autodiff.
                 let learns = B::ad_enabled(&projected.device());
                 let dropout = if learns { self.attn_dropout.prob } else { 0.0 };
                 self_attention(projected, &attention, dropout)

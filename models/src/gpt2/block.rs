@@ -1,6 +1,7 @@
 //! One transformer block.
 //!
-//! Main type: [`Block`].
+//! Main type: [`Block`]. GPT-2 is pre-norm: the residual stream itself is never normalised between blocks, only what the
+//! attention and the MLP read of it. Gradients therefore reach the embeddings through plain sums.
 
 use burn::module::Module;
 use burn::tensor::{Tensor, backend::Backend};
@@ -12,11 +13,13 @@ use super::mlp::Mlp;
 use crate::norm::LayerNorm;
 use crate::weights::WeightInit;
 
-/// Attention and MLP, each of the normalised stream and each added to it.
+/// Attention and an MLP. Each reads the normalised residual stream and adds its output to the stream.
 #[derive(Module, Debug)]
 pub(crate) struct Block<B: Backend> {
+    /// Normalises what the attention reads.
     ln_1: LayerNorm<B>,
     attn: Attention<B>,
+    /// Normalises what the MLP reads.
     ln_2: LayerNorm<B>,
     mlp: Mlp<B>,
 }
@@ -44,7 +47,8 @@ impl<B: Backend> Block<B> {
     where
         B: FusedOps,
     {
-        // The branch is on the left of each sum: nothing else holds it, so it can be reused.
+        // Backends add in place where they can. The branch is the left operand because nothing else holds it, while the
+        // stream is still needed by autodiff.
         let x = self.attn.forward(self.ln_1.forward(x.clone()), dims, cache) + x;
         self.mlp.forward(self.ln_2.forward(x.clone())) + x
     }

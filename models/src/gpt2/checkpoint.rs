@@ -90,6 +90,7 @@ impl Checkpoint {
         self.weights.check_values(&config.parameters())
     }
 
+    /// Returns the error of a configuration that does not hold together.
     fn misconfigured(&self, source: ConfigError) -> CheckpointError {
         CheckpointError::Config { path: self.weights.folder().join(CONFIG), source }
     }

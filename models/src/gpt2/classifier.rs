@@ -29,7 +29,9 @@ pub struct ClassifierConfig {
 /// GPT-2 without its language-model head, and a score for each class.
 #[derive(Module, Debug)]
 pub struct Gpt2Classifier<B: Backend> {
+    /// The language model, whose own head is not used.
     transformer: Gpt2<B>,
+    /// A linear map without bias from the last token to scores.
     score: Score<B>,
 }
 
@@ -40,7 +42,7 @@ struct Score<B: Backend> {
 }
 
 impl ClassifierConfig {
-    /// What texts it takes.
+    /// The limits on texts and labels.
     #[must_use]
     pub fn limits(&self) -> TextLimits {
         TextLimits {
@@ -62,7 +64,7 @@ impl ClassifierConfig {
 
     /// The fields of `config.json` that the classes add.
     pub(crate) fn labels(&self) -> Map<String, Value> {
-        // Names that are not sound, or of another number of classes, are those of another model.
+        // Invalid names, or names of more classes than there are, belong to the model that this one started from.
         let names = self.class_names().unwrap_or_default();
         ClassNames::fields(names.as_ref(), self.num_classes)
     }
@@ -77,7 +79,7 @@ impl ClassifierConfig {
         Ok(names.filter(|names| names.as_slice().len() <= self.num_classes))
     }
 
-    /// The same with these names of classes.
+    /// Returns the configuration with these class names.
     #[must_use]
     pub fn with_class_names(mut self, names: Option<&ClassNames>) -> Self {
         self.body.extra.0.extend(ClassNames::fields(names, self.num_classes));
@@ -109,7 +111,7 @@ impl<B: Backend> Gpt2Classifier<B> {
         Ok(Self { transformer, score: Score::new(config, seed, device) })
     }
 
-    /// A model whose weights are 0, for a caller who replaces them.
+    /// A model with all weights 0, for callers that replace them.
     ///
     /// # Errors
     /// [`ConfigError`] if the config does not hold together.
@@ -182,10 +184,12 @@ impl<B: Backend> Score<B> {
         Ok(score)
     }
 
+    /// Scores that are drawn from `seed` when first used.
     fn new(config: &ClassifierConfig, seed: u64, device: &B::Device) -> Self {
         Self::with(config, &WeightInit::new(seed, device))
     }
 
+    /// Scores that `init` makes.
     fn with(config: &ClassifierConfig, init: &WeightInit<B>) -> Self {
         let values = Values::Normal { std: config.body.initializer_range };
         Self { weight: init.param(SCORE, config.score_shape(), values) }
@@ -197,7 +201,8 @@ impl<B: FusedOps> TextClassifier<B> for Gpt2Classifier<B> {
         let [texts, length] = batch.input_ids.dims();
         let dims = SeqDims { batch: texts, past: 0, queries: length };
         let hidden = self.transformer.hidden(batch.input_ids.clone(), dims, None);
-        // What a token attends to lies before it, so padding behind a text changes nothing in it.
+        // A token attends only to those before it, so padding behind a text changes nothing in it, and no padding mask
+        // is needed. A row of length 0 is padding alone; its first token stands in, and its label is ignored.
         let last = batch.lengths.iter().enumerate();
         let last: Vec<i32> =
             last.map(|(text, own)| (text * length + own.max(&1) - 1) as i32).collect();

@@ -10,7 +10,7 @@ use super::activation::Activation;
 use super::config::Gpt2Config;
 use crate::hf::{ConfigError, ConfigFields, FieldNames, read_fields};
 
-/// The fields that GPT-2 reads.
+/// The names under which GPT-2 reads fields.
 const NAMES: FieldNames = FieldNames { read: &READ, aliases: &ALIASES };
 
 /// Other names of fields: the generic ones of `transformers`, and the historical `n_ctx`.
@@ -22,6 +22,7 @@ const ALIASES: [(&str, &str); 5] = [
     ("num_hidden_layers", "n_layer"),
 ];
 
+/// The fields that [`Gpt2Config`] has.
 const READ: [&str; 16] = [
     "activation_function",
     "attn_pdrop",

@@ -1,6 +1,6 @@
 //! The feed-forward half of a block.
 //!
-//! Main type: [`Mlp`].
+//! Main type: [`Mlp`]. Positions do not affect each other here, so rows of all sequences go through it together.
 
 use burn::module::Module;
 use burn::nn::{Dropout, DropoutConfig, Linear};
@@ -12,17 +12,22 @@ use super::config::Gpt2Config;
 use crate::projection::{conv1d, project};
 use crate::weights::WeightInit;
 
-/// Two projections with a non-linearity between, and dropout after.
+/// Two projections with an activation function between them, and dropout.
 #[derive(Module, Debug)]
 pub(crate) struct Mlp<B: Backend> {
+    /// From the stream to the inner width.
     c_fc: Linear<B>,
+    /// Back to the stream.
     c_proj: Linear<B>,
+    /// Of the output.
     dropout: Dropout,
     #[module(skip)]
     activation: Activation,
 }
 
 impl<B: Backend> Mlp<B> {
+    /// The MLP at module path `path`. Its second projection starts with smaller weights, because it adds to the
+    /// residual stream.
     pub(crate) fn new(init: &WeightInit<B>, path: &str, config: &Gpt2Config) -> Self {
         let (width, inner) = (config.n_embd, config.inner_width());
         let (std, residual_std) = (config.initializer_range, config.residual_std());

@@ -23,10 +23,15 @@ use crate::weights::{Values, WeightInit};
 /// Dropout is active on backends that differentiate and nowhere else.
 #[derive(Module, Debug)]
 pub struct Gpt2<B: Backend> {
+    /// Token embeddings, `[vocab, width]`.
     wte: Embedding<B>,
+    /// Position embeddings, `[n_positions, width]`.
     wpe: Embedding<B>,
+    /// Dropout of the sum of both.
     drop: Dropout,
+    /// The blocks, in order.
     h: Vec<Block<B>>,
+    /// The final norm.
     ln_f: LayerNorm<B>,
     /// The head's own weight, `[vocab, width]`; without it the head is `wte`, the same parameter.
     lm_head: Option<Head<B>>,
@@ -34,7 +39,7 @@ pub struct Gpt2<B: Backend> {
     config: Gpt2Config,
 }
 
-/// An output projection of its own.
+/// An output projection that is not the token embedding.
 #[derive(Module, Debug)]
 struct Head<B: Backend> {
     weight: Param<Tensor<B, 2>>,
@@ -51,8 +56,8 @@ impl<B: Backend> Gpt2<B> {
         Self::with(config, &WeightInit::new(seed, device))
     }
 
-    /// A model whose weights are 0, for a caller who replaces them: those of a training checkpoint,
-    /// say. Like drawn weights the zeros are made when first used.
+    /// A model with all weights 0, for callers that replace them, for instance by those of a training checkpoint. Like
+    /// drawn weights, the zeros are made when first used.
     ///
     /// # Errors
     /// [`ConfigError`] if `config` does not hold together.
@@ -127,7 +132,8 @@ impl<B: FusedOps> Gpt2<B> {
     fn embed(&self, input_ids: Tensor<B, 2, Int>, dims: SeqDims) -> Tensor<B, 2> {
         let SeqDims { batch, past, queries } = dims;
         let width = self.config.n_embd;
-        // With a sequence a row, the positions are one row shared by all.
+        // As one row per sequence, the positions are the same row for all of them, and the sum is a broadcast over the
+        // first axis. No copy for each sequence is made.
         let tokens = self.wte.forward(input_ids).reshape([batch, queries * width]);
         let positions = self.wpe.weight.val().slice([past..past + queries, 0..width]);
         let embedded = tokens + positions.reshape([1, queries * width]);

@@ -6,7 +6,7 @@
 use super::config::Gpt2Config;
 use crate::hf::{Names, ParameterShape};
 
-/// What `transformers` puts before the name of every tensor but the output projection's.
+/// What `transformers` puts before the name of every tensor but those of heads.
 const PREFIX: &str = "transformer.";
 /// Module path of the output projection that an untied model has.
 pub(crate) const HEAD: &str = "lm_head.weight";
@@ -24,7 +24,7 @@ pub(crate) const SCORE: &str = "score.weight";
 /// ```
 #[must_use]
 pub fn hf_name(path: &str) -> String {
-    if path == HEAD { path.to_owned() } else { format!("{PREFIX}{path}") }
+    if [HEAD, SCORE].contains(&path) { path.to_owned() } else { format!("{PREFIX}{path}") }
 }
 
 /// The module path of a `transformers` name, with or without its prefix.
@@ -33,7 +33,7 @@ pub fn module_path(name: &str) -> &str {
     name.strip_prefix(PREFIX).unwrap_or(name)
 }
 
-/// Whether a module path is that of a causal-mask buffer, which old checkpoints contain.
+/// Whether a module path belongs to a causal-mask buffer, which old checkpoints contain.
 pub(crate) fn is_mask_buffer(path: &str) -> bool {
     path.strip_prefix("h.").and_then(|rest| rest.split_once('.')).is_some_and(|(block, leaf)| {
         block.parse::<usize>().is_ok() && matches!(leaf, "attn.bias" | "attn.masked_bias")

@@ -1,4 +1,7 @@
-//! The ops of a training pass of GPT-2. They repeat the forward passes of this folder.
+//! The ops of a training pass of GPT-2, for predictions of memory and time.
+//!
+//! They repeat [`Gpt2::forward`](super::Gpt2::forward) and the loss, in the same order. The fused ops of
+//! `deepburn-ops` are one op each, as they save tensors for backward once.
 
 use super::activation::Activation;
 use super::config::Gpt2Config;

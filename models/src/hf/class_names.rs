@@ -7,8 +7,9 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value, json};
 use thiserror::Error;
 
-/// The fields of a `config.json` that name classes.
+/// The field of a `config.json` with the name of each class, by class number.
 pub(crate) const ID2LABEL: &str = "id2label";
+/// The field of a `config.json` with the class number of each name.
 pub(crate) const LABEL2ID: &str = "label2id";
 
 /// The names of all classes of a model, by class.
@@ -18,7 +19,7 @@ pub struct ClassNames(Vec<String>);
 /// Why names are refused.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ClassNamesError {
-    /// A field that is no table of names.
+    /// A field is not a table of names.
     #[error("`{field}` is {found}; it must be {rule}")]
     Field {
         /// `id2label` or `label2id`.
@@ -55,7 +56,7 @@ impl ClassNames {
         for (class, name) in names.iter().enumerate() {
             let reason = match (name.is_empty(), seen.insert(name)) {
                 (true, _) => "empty",
-                (_, false) => "that of another class too",
+                (_, false) => "the name of another class too",
                 _ => continue,
             };
             return Err(ClassNamesError::Name { class, name: name.clone(), reason });
@@ -113,6 +114,7 @@ fn placeholder(class: usize) -> String {
     format!("LABEL_{class}")
 }
 
+/// Reads names by class number. JSON has the numbers as text.
 fn of_ids(field: &Value) -> Result<Vec<String>, ClassNamesError> {
     let pairs = field.as_object().into_iter().flatten();
     let pairs = pairs.map(|(id, name)| Some((id.parse().ok()?, name.as_str()?.to_owned())));
@@ -120,6 +122,7 @@ fn of_ids(field: &Value) -> Result<Vec<String>, ClassNamesError> {
     in_order(pairs, ID2LABEL, field, rule)
 }
 
+/// Reads class numbers by name.
 fn of_names(field: &Value) -> Result<Vec<String>, ClassNamesError> {
     let pairs = field.as_object().into_iter().flatten();
     let pairs = pairs.map(|(name, id)| Some((usize::try_from(id.as_u64()?).ok()?, name.clone())));
@@ -194,7 +197,10 @@ mod tests {
             (json!({"id2label": {"1": "a", "2": "b"}}), "it must be"),
             (json!({"id2label": {"0": 5}}), "it must be"),
             (json!({"label2id": {"a": -1}}), "`label2id` is"),
-            (json!({"id2label": {"0": "a", "1": "a"}}), "class 1 the name `a`, which is that of"),
+            (
+                json!({"id2label": {"0": "a", "1": "a"}}),
+                "class 1 the name `a`, which is the name of",
+            ),
             (json!({"id2label": {"0": ""}}), "which is empty"),
             (json!({"id2label": {"0": "a"}, "label2id": {"b": 0}}), "different names"),
         ] {

@@ -71,6 +71,7 @@ pub enum ConfigError {
 }
 
 impl ConfigError {
+    /// Returns the error of a value that breaks `rule`, which completes "it must be".
     pub(crate) fn value(name: &'static str, value: impl ToString, rule: impl Into<String>) -> Self {
         Self::Value { name, value: value.to_string(), rule: rule.into() }
     }
@@ -252,6 +253,7 @@ impl FieldNames {
         Ok(fields)
     }
 
+    /// Whether a name may be set in place of a config's own value.
     fn has(self, name: &str) -> bool {
         let is_fixed = FIXED.iter().any(|(fixed, _)| *fixed == name);
         self.read.contains(&name) || is_fixed || is_known(name)
@@ -265,6 +267,7 @@ impl FieldNames {
         own.any(|own| strsim::osa_distance(name, own) <= allowed)
     }
 
+    /// Returns the error of a name that the model does not have.
     fn refusal(self, name: &str, value: &Value) -> ConfigError {
         let (name, value) = (name.to_owned(), value.to_string());
         ConfigError::Unknown { hint: self.nearest(&name), name, value }
@@ -283,6 +286,7 @@ impl FieldNames {
     }
 }
 
+/// Whether a field is known to change nothing about training. `summary_*` configures heads of other tasks.
 fn is_known(name: &str) -> bool {
     NOT_TRAINED.contains(&name) || name.starts_with("summary_")
 }
@@ -337,6 +341,7 @@ impl ConfigFields {
         }
     }
 
+    /// Takes a number of something. [`check_size`] checks its range.
     pub(crate) fn count(
         &mut self,
         name: &'static str,
@@ -345,6 +350,7 @@ impl ConfigFields {
         self.take(name, default, "a positive integer", as_count)
     }
 
+    /// Takes a number of something that may be null.
     pub(crate) fn optional_count(
         &mut self,
         name: &'static str,
@@ -355,10 +361,12 @@ impl ConfigFields {
         })
     }
 
+    /// Takes a number.
     pub(crate) fn number(&mut self, name: &'static str, default: f64) -> Result<f64, ConfigError> {
         self.take(name, default, "a number", Value::as_f64)
     }
 
+    /// Takes a truth value. 0 and 1 are refused, as `transformers` writes `false` and `true`.
     pub(crate) fn flag(&mut self, name: &'static str, default: bool) -> Result<bool, ConfigError> {
         self.take(name, default, "true or false", Value::as_bool)
     }
@@ -379,6 +387,7 @@ impl ConfigFields {
     }
 }
 
+/// Returns a JSON number that is a count on this machine.
 fn as_count(value: &Value) -> Option<usize> {
     value.as_u64().and_then(|count| usize::try_from(count).ok())
 }

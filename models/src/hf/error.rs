@@ -9,7 +9,11 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use super::config::ConfigError;
-use super::weights::{INDEX, WEIGHTS};
+
+/// The file of weights that are not sharded.
+pub(crate) const WEIGHTS: &str = "model.safetensors";
+/// The file that says in which shard each tensor is.
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 /// A tensor that does not fit the config.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,11 +79,13 @@ pub enum CheckpointError {
     },
 }
 
+/// Joins the problems of all tensors into one line.
 fn listed(problems: &[TensorProblem]) -> String {
     problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
 impl CheckpointError {
+    /// Returns the error of a failed `action` on `path`.
     pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
         Self::Io { action, path: path.to_owned(), source }
     }

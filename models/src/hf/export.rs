@@ -22,6 +22,7 @@ pub struct HfExport {
 }
 
 impl HfExport {
+    /// Keeps the names that differ from the module paths: for most models none, or a prefix.
     pub(crate) fn new(parameters: &[ParameterShape], names: Names, documents: Documents) -> Self {
         let names = parameters.iter().map(|it| (it.path.clone(), (names.in_file)(&it.path)));
         let documents = documents.into_iter().map(|(name, fields)| (name.to_owned(), fields));

@@ -1,4 +1,6 @@
-//! Small files that people hand us: `config.json`, the index of shards.
+//! Small JSON files of users: `config.json`, the index of shards.
+//!
+//! They come from outside, so their size and type are checked before anything is read into memory.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -17,7 +19,7 @@ const MAX_BYTES: u64 = 16 << 20;
 /// A file that cannot be read, is not UTF-8, has more than 16 MiB or is not a regular file: a pipe could keep its
 /// reader waiting for ever, and a device could fill the memory.
 pub fn read_small_file(path: &Path) -> io::Result<String> {
-    // Asked before it is opened: opening a pipe waits for its writer.
+    // The type is checked before the file is opened, because opening a pipe waits for its writer.
     if !fs::metadata(path)?.is_file() {
         return Err(io::Error::other("it is not a regular file; give a file or a folder"));
     }

@@ -35,7 +35,7 @@ impl TensorFile {
     pub(crate) fn open(path: &Path) -> Result<Self, CheckpointError> {
         let io = |source| CheckpointError::io("open", path, source);
         let format = |reason: String| CheckpointError::Format { path: path.to_owned(), reason };
-        // Asked before it is opened: opening a pipe waits for its writer.
+        // The type is checked before the file is opened, because opening a pipe waits for its writer.
         if !fs::metadata(path).map_err(io)?.is_file() {
             return Err(format("it is not a regular file".into()));
         }
@@ -68,6 +68,7 @@ impl TensorFile {
         Ok(Self { path: path.to_owned(), file, data_start: 8 + length, header })
     }
 
+    /// The path of the file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -77,6 +78,7 @@ impl TensorFile {
         self.header.offset_keys()
     }
 
+    /// Type, shape and offsets of a tensor, if the file has it.
     pub(crate) fn info(&self, name: &str) -> Option<&TensorInfo> {
         self.header.info(name)
     }

@@ -14,15 +14,11 @@ use burn::tensor::{Tensor, TensorData, backend::Backend};
 use safetensors::tensor::TensorInfo;
 use serde::Deserialize;
 
-use super::error::{CheckpointError, TensorProblem};
+use super::error::{CheckpointError, INDEX, TensorProblem, WEIGHTS};
 use super::names::{Names, ParameterShape};
 use super::small_file::read_small_file;
 use super::tensor_file::{TensorFile, float_type};
 use crate::weights::ReadWeights;
-
-/// The file of weights that are not sharded.
-pub(crate) const WEIGHTS: &str = "model.safetensors";
-pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 /// The weights of a folder, whose files have sound headers.
 #[derive(Debug)]
@@ -30,7 +26,7 @@ pub(crate) struct Weights {
     folder: PathBuf,
     names: Names,
     files: Vec<TensorFile>,
-    /// By module path, where each tensor is.
+    /// Where each tensor is, by module path.
     tensors: BTreeMap<String, Location>,
 }
 
@@ -176,7 +172,8 @@ impl Weights {
     pub(crate) fn into_reader(self) -> Arc<ReadWeights> {
         let weights = Mutex::new(self);
         Arc::new(move |path: &str| {
-            // A reader that has panicked left nothing half-done: each read begins with a seek.
+            // The lock is poisoned if an earlier read panicked. Its data is still sound, because each read begins with
+            // a seek.
             let mut weights = weights.lock().unwrap_or_else(PoisonError::into_inner);
             weights.read_finite(path).unwrap_or_else(|error| panic!("{error}"))
         })
@@ -224,6 +221,7 @@ impl Weights {
         })
     }
 
+    /// Type and shape of a tensor.
     fn info(&self, location: &Location) -> Option<&TensorInfo> {
         self.files[location.file].info(&location.name)
     }
@@ -252,6 +250,7 @@ impl Weights {
 /// Elements that are read at a time by checks that keep none of them.
 const PART: usize = 1 << 20;
 
+/// Cuts a tensor of `numel` elements into ranges that are read one after the other.
 fn parts(numel: usize) -> impl Iterator<Item = Range<usize>> {
     (0..numel).step_by(PART).map(move |start| start..numel.min(start + PART))
 }
@@ -280,6 +279,8 @@ fn open_files(folder: &Path) -> Result<Vec<TensorFile>, CheckpointError> {
     open_shards(folder, &index)
 }
 
+/// Opens the shards of an index. Each listed tensor must be in its shard, and shards must lie in the folder, because
+/// an index from elsewhere must not open other files.
 fn open_shards(folder: &Path, index: &Path) -> Result<Vec<TensorFile>, CheckpointError> {
     let format = |reason| CheckpointError::Format { path: index.to_owned(), reason };
     let text = read_small_file(index).map_err(|e| CheckpointError::io("read", index, e))?;

@@ -12,14 +12,14 @@ use burn::tensor::TensorData;
 use deepburn_safetensors::{FloatType, Header, TensorFileWriter};
 use serde_json::{Map, Value};
 
-use super::error::{CheckpointError, TensorProblem};
+use super::error::{CheckpointError, TensorProblem, WEIGHTS};
 use super::names::{Names, ParameterShape};
-use super::weights::WEIGHTS;
 
 /// Values converted and written at a time.
 const CHUNK: usize = 1 << 18;
 
-/// JSON files that go beside the weights: their names and fields.
+/// JSON files beside the weights, each with its name and fields. They are written after the weights, because a reader
+/// looks for `config.json` first and should then find everything.
 pub type Documents = Vec<(&'static str, Map<String, Value>)>;
 
 /// A model folder being written.
@@ -90,6 +90,7 @@ impl CheckpointWriter {
         Ok(())
     }
 
+    /// Converts and writes values in chunks, so that a large tensor is not in memory twice.
     fn write_values(&mut self, start: u64, values: &[f32]) -> std::io::Result<()> {
         let Some(file) = &mut self.file else { return Ok(()) };
         file.seek(start)?;
@@ -126,6 +127,7 @@ impl CheckpointWriter {
         Ok(())
     }
 
+    /// Returns the error of one tensor.
     fn problem(&self, name: String, expected: String, found: String) -> CheckpointError {
         let problems = vec![TensorProblem { name, expected, found }];
         CheckpointError::Tensors { folder: self.folder.clone(), problems }

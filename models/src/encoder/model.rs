@@ -22,10 +22,15 @@ use crate::weights::{Values, WeightInit};
 /// Dropout is active on backends that differentiate and nowhere else.
 #[derive(Module, Debug)]
 pub struct Encoder<B: Backend> {
+    /// Token embeddings, `[vocab, width]`.
     embedding: Embedding<B>,
+    /// The layers, in order.
     layers: Vec<EncoderLayer<B>>,
+    /// From the mean over a text to the inner width.
     classifier1: Linear<B>,
+    /// To a logit for each class.
     classifier2: Linear<B>,
+    /// Of the embeddings and of the classifier's inner values.
     dropout: Dropout,
     #[module(skip)]
     config: EncoderConfig,
@@ -42,7 +47,7 @@ impl<B: Backend> Encoder<B> {
         Self::with(config, &WeightInit::new(seed, device))
     }
 
-    /// A model whose weights are 0, for a caller who replaces them.
+    /// A model with all weights 0, for callers that replace them.
     ///
     /// # Errors
     /// [`ConfigError`] if `config` does not hold together.
@@ -50,6 +55,7 @@ impl<B: Backend> Encoder<B> {
         Self::with(config, &WeightInit::zeros(device))
     }
 
+    /// A model with the weights that `init` makes.
     pub(crate) fn with(config: &EncoderConfig, init: &WeightInit<B>) -> Result<Self, ConfigError> {
         config.validate()?;
         let EncoderConfig { vocab_size, embed_dim, hidden_dim, num_classes, .. } = *config;
@@ -92,7 +98,8 @@ impl<B: FusedOps> TextClassifier<B> for Encoder<B> {
             x = layer.forward(x, &attention);
         }
         let weights = batch.weights.clone().cast(x.dtype());
-        // A product of a row with a matrix for each text: padding has weight 0.
+        // The mean over a text's own tokens is a product of one row of weights with a matrix for each text. Padding has
+        // weight 0, so a text has the same mean whatever it is batched with.
         let means = weights.swap_dims(1, 2).matmul(x.reshape([texts, length, width]));
         let inner = relu(project(&self.classifier1, means.reshape([texts, width])));
         project(&self.classifier2, self.dropout.forward(inner))

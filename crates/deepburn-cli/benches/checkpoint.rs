@@ -1,5 +1,5 @@
-//! What saving the training state of GPT-2 124M costs beside `dd conv=fsync` of the same bytes, waited
-//! for and while training goes on: `cargo bench -p deepburn-cli --bench checkpoint [-- FOLDER]`.
+//! Cost of saving the training state of GPT-2 124M, blocking and in the background, compared with `dd conv=fsync` of
+//! the same bytes: `cargo bench -p deepburn-cli --bench checkpoint [-- FOLDER]`.
 //! Rounds alternate; medians count.
 
 use std::env;
@@ -22,7 +22,7 @@ use serde_json::json;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const ROUNDS: usize = 7;
-/// Steps that a checkpoint is written beside.
+/// Steps during a background save.
 const STEPS: usize = 4;
 const TOKENS: usize = 256;
 

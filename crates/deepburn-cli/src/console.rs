@@ -1,6 +1,8 @@
 //! Output to the terminal: results on standard output, messages on standard error.
 //!
 //! Both functions ignore write errors, because a closed pipe (`| head`) must not fail a run.
+//!
+//! Standard output has only results, so that it can be piped. Progress, messages and logs are on standard error.
 
 use std::io::{self, Write};
 

@@ -1,4 +1,6 @@
 //! Numbers with nouns in messages.
+//!
+//! Messages count many things, and `1 ranks` reads like a mistake.
 
 /// Formats a number with its noun: `1 rank`, `2 ranks`, `2 micro-batches`.
 pub(crate) fn counted(count: usize, noun: &str) -> String {

@@ -3,6 +3,19 @@
 //! Modules follow the flow of data. `job` knows models, devices and memory before any data is read. `data` turns the
 //! names in a job file into batches, and combines them with a model in a recipe. `run` prepares a run, trains and writes
 //! its results. `tools` are the commands that work on configurations, checkpoints and trained models.
+//!
+//! # Exit status
+//!
+//! | Status | Meaning |
+//! |---|---|
+//! | 0 | success |
+//! | 1 | a failure while running, with rank and step |
+//! | 2 | a user's mistake, with key, value, rule and remedy; nothing was written |
+//! | 128 + n | stopped by signal n, after a checkpoint |
+//! | other | the status of a program that `deepburn launch` started |
+//!
+//! Every failure is one message on standard error ([`Failure`]). Where ranks are processes, the process of the rank that
+//! failed prints it, and all processes end with the same status.
 
 use std::io::{IsTerminal, Write};
 
@@ -25,11 +38,7 @@ mod tools;
 pub use allocator::keep_freed_memory;
 pub use failure::{Failure, exit};
 pub use run::finetune::{Arguments, finetune};
-pub use tools::cache_tool::CacheAction;
-pub use tools::checkpoint_tools::{Size, WeightType};
-pub use tools::launch::LaunchArguments;
-pub use tools::predict::PredictArguments;
-pub use tools::{Command, Tools, run as run_tool};
+pub use tools::{Tools, run as run_tool};
 
 /// Returns whether this process prints messages: the one with rank 0. If the variables of launchers contradict each other,
 /// all processes print, because the rank is unknown.

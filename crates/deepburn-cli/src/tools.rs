@@ -45,7 +45,7 @@ pub struct Tools {
 
 /// One tool.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     /// Explain a DeepSpeed (JSON) or Accelerate (YAML) configuration or a job file, or report what is wrong with it.
     CheckConfig {
         /// File, its base64, inline JSON, or the name of a Lightning strategy.

@@ -1,4 +1,4 @@
-//! What a process holds while its ranks shard a model, counted by the allocator.
+//! Memory of a process while its ranks shard a model, counted by the allocator.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -10,7 +10,7 @@ use deepburn_models::gpt2::{Checkpoint, Gpt2, Gpt2Config};
 use deepburn_models::{Architecture, FloatType};
 use serde_json::json;
 
-/// Counts the bytes that live, and the most that ever did.
+/// Counts allocated bytes and their peak.
 struct Counting;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
@@ -20,7 +20,7 @@ fn grow(bytes: usize) {
     PEAK.fetch_max(LIVE.fetch_add(bytes, SeqCst) + bytes, SeqCst);
 }
 
-// SAFETY: the system's allocator does it all.
+// SAFETY: all calls go to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         grow(layout.size());

@@ -32,6 +32,7 @@ use crate::job::memory::check_step;
 pub(crate) struct Causal<C> {
     config: C,
     corpus: Corpus,
+    /// The order of training sequences.
     order: Order,
     origin: WeightOrigin,
     eval_max_samples: Option<usize>,
@@ -227,12 +228,17 @@ where
 
 /// The data loader of one rank.
 pub(crate) struct TokenSource {
+    /// Micro-batches for training.
     loader: BatchLoader<Sequences>,
+    /// The sequences of an evaluation.
     eval: Option<Sequences>,
+    /// The rank and the number of ranks.
     shard: Shard,
+    /// Sequences of a micro-batch.
     rows: usize,
     /// The most sequences of an evaluation.
     eval_max_samples: Option<usize>,
+    /// The lengths of samples by step.
     curriculum: Option<CurriculumPlan>,
 }
 

@@ -36,6 +36,7 @@ use crate::job::memory::check_step;
 pub(crate) struct Classification<C> {
     config: C,
     texts: Texts,
+    /// The order of training texts.
     order: Order,
     origin: WeightOrigin,
     eval_max_samples: Option<usize>,
@@ -260,7 +261,9 @@ where
 
 /// The task of classifying texts.
 pub(crate) struct TextClass<D> {
+    /// Limits of the model on texts and labels.
     limits: TextLimits,
+    /// Device of the rank.
     device: D,
 }
 

@@ -1,4 +1,9 @@
 //! Token sequences of a job for language models.
+//!
+//! Text is tokenized, joined and packed into sequences of `data.sequence_length`. Token files are cut the same way. A job
+//! without data can train on a synthetic corpus.
+//!
+//! The tokenizer is that of the job, else that of the pretrained model, else one that is trained on the text.
 
 use std::path::{Path, PathBuf};
 

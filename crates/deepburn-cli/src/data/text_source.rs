@@ -32,13 +32,17 @@ impl Batch for Labelled {
 
 /// The data loader of one rank.
 pub(crate) struct TextSource {
+    /// Micro-batches for training.
     loader: Loader,
+    /// The texts of an evaluation.
     eval: Option<Arc<LabelledTexts>>,
+    /// The rank and the number of ranks.
     shard: Shard,
     /// The budget of an evaluation batch.
     budget: TokenBudget,
     /// The most texts of an evaluation.
     pub(crate) eval_max_samples: Option<usize>,
+    /// The lengths of texts by step.
     curriculum: Option<CurriculumPlan>,
 }
 

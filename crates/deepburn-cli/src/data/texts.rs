@@ -1,4 +1,7 @@
 //! Labelled texts of a job for text classification, read and tokenized.
+//!
+//! The tokenizer is found as for language models ([`corpus`](crate::data::corpus)). Texts are not packed: each keeps its
+//! length up to `data.sequence_length`, and longer ones are cut.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

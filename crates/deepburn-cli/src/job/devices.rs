@@ -3,6 +3,12 @@
 //! Main type: [`Devices`], the devices of this host that the job may use: all visible ones, or those that
 //! `training.devices` lists. A rank takes the device of its local rank. Where there are more ranks than devices, ranks
 //! share them. Devices are counted without opening one, because an open CUDA device takes hundreds of megabytes.
+//!
+//! ```text
+//! ranks     0  1  2  3  4
+//! devices   0  1  0  1  0      two visible devices
+//! devices   3  1  3  1  3      "devices": [3, 1]
+//! ```
 
 use deepburn_config::TrainingJob;
 
@@ -11,6 +17,7 @@ use crate::failure::Failure;
 
 /// The devices of this host that a job uses. There is at least one.
 pub(crate) struct Devices<D> {
+    /// Devices in the order of local ranks.
     chosen: Vec<D>,
 }
 

@@ -1,6 +1,9 @@
 //! The folder of a saved model, given directly or as the output folder of its run.
 //!
 //! Main type: [`ModelFolder`].
+//!
+//! Tools accept both, because users think of a run rather than of the folder `model` in it. With a run, its `job.json` also
+//! tells how texts were cut and which columns they came from.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,6 +19,7 @@ const MODEL: &str = "model";
 #[derive(Debug)]
 pub(crate) struct ModelFolder {
     pub(crate) path: PathBuf,
+    /// Content of `job.json`.
     job: Option<Value>,
 }
 

@@ -1,4 +1,7 @@
 //! Parameter groups: which settings update which parameter of a model.
+//!
+//! The sizes of all parameters with their optimizers are what memory forecasts start from: a frozen parameter has no
+//! gradient and no state, and optimizers differ in the states that they keep.
 
 use deepburn::zero::estimate::ParameterSize;
 use deepburn_config::{

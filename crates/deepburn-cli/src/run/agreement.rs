@@ -2,6 +2,9 @@
 //!
 //! A process that fails before training must not leave the others waiting in a collective. So all processes exchange
 //! their exit statuses after each phase. Where ranks are threads there is one process, and nothing is exchanged.
+//!
+//! Messages are printed once. The process of the first failed rank prints its failure, and the others end with the same
+//! status and without a message ([`Failure::Elsewhere`]).
 
 use std::fs;
 use std::path::{Path, PathBuf};

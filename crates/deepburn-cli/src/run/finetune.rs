@@ -139,14 +139,19 @@ impl Arguments {
 
 /// A prepared run and the ranks of this process that execute it.
 struct Run<'a> {
+    /// Job, checkpoint and forecast.
     prepared: PreparedRun,
+    /// The ranks of the job, and which of them this process runs.
     ranks: &'a Ranks,
+    /// The signals that stop the run.
     signals: &'a Signals,
+    /// Records the steps that the job selects.
     profiler: &'a Profiler,
 }
 
 /// The device and the model of each rank of this process, in rank order.
 struct Placed<D, M> {
+    /// Device of each rank of this process.
     devices: Vec<D>,
     /// Each rank takes its model once, when it starts.
     models: Mutex<Vec<Option<M>>>,
@@ -173,6 +178,7 @@ impl Run<'_> {
         self.prepared.preparation.subject.visit::<B, _>(TrainOn { run: self, visible })
     }
 
+    /// Trains the model of `recipe` on backend `B`: build, lock the output folder, train, end.
     fn train_recipe<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         &self,
         recipe: &R,

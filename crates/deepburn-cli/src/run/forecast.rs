@@ -10,6 +10,14 @@
 //!
 //! Both come with a remedy ([`remedy`]): the smallest change of the configuration that makes the run fit. Each candidate
 //! is forecast again, resident set included, so that the advice works.
+//!
+//! The log has one line:
+//!
+//! ```text
+//! memory forecast, 2 ranks on this host: host memory 1.74 MB of model states (parameters 0.44 MB, gradients 0.15 MB,
+//! optimizer 0.29 MB per rank), 2.61 MB with buffers and activations (0.58 MB per rank); resident set of the process
+//! about 66 MB
+//! ```
 
 mod remedy;
 mod resident;
@@ -39,12 +47,14 @@ struct Forecast {
     rank: Estimate,
     /// The peak that a training pass adds to the states of one rank.
     pass: PassPeak,
+    /// The ranks of this host.
     local: LocalRanks,
 }
 
 /// The ranks of this host.
 #[derive(Debug, Clone, Copy)]
 struct LocalRanks {
+    /// Number of ranks.
     count: u64,
     /// Whether they are threads of one process. Otherwise each is a process.
     are_threads: bool,
@@ -54,10 +64,13 @@ struct LocalRanks {
 
 /// The model of a run and the plan of its training.
 struct TrainedModel<'a> {
+    /// Sizes of all parameters.
     sizes: Vec<ParameterSize>,
     /// Returns the activations of a micro-batch.
     activations: Box<dyn Fn(BatchShape) -> ActivationGraph + 'a>,
+    /// The largest micro-batch.
     batch: BatchShape,
+    /// The plan of the run.
     plan: &'a Plan,
     /// Ranks on all hosts.
     ranks: u64,
@@ -200,7 +213,9 @@ fn largest_batch(preparation: &Preparation) -> BatchShape {
 /// The forecast of a run on this host. It is computed once, before the run starts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RunForecast {
+    /// Tensors, computed.
     forecast: Forecast,
+    /// Resident set, with measured parts.
     resident: Resident,
 }
 

@@ -4,6 +4,15 @@
 //!
 //! A full disk is no reason to lose hours of training. `metrics.jsonl` keeps rows in memory until there is room, and
 //! monitors lose theirs; both say so once, when the disk becomes full ([`FullDisk`]).
+//!
+//! | Hook | Ranks | Output |
+//! |---|---|---|
+//! | [`StepCounter`] | all | the step in messages of failed collectives |
+//! | [`ProfileHook`] | all | phases and memory of the selected steps |
+//! | [`MetricsHook`] | 0 | `metrics.jsonl` |
+//! | [`MonitorHook`] | 0 | TensorBoard events and CSV files |
+//! | [`FlopsHook`] | 0 | floating-point operations of one step |
+//! | [`Progress`] | 0 | bar or lines on standard error |
 
 use std::fmt::Display;
 use std::fs;
@@ -134,9 +143,11 @@ impl FullDisk {
 
 /// Writes every row to `metrics.jsonl`.
 struct MetricsHook {
+    /// Keeps rows that could not be written.
     writer: MetricsWriter,
     /// Path and content of `job.json`, to restore it with the folder.
     job_file: (PathBuf, String),
+    /// State of the warning.
     disk: FullDisk,
 }
 
@@ -172,6 +183,7 @@ impl Hook for MetricsHook {
 
 /// Writes the files of TensorBoard and CSV monitors.
 struct MonitorHook {
+    /// TensorBoard and CSV.
     monitors: Monitors,
     disk: FullDisk,
 }
@@ -193,7 +205,9 @@ impl Hook for MonitorHook {
 
 /// Records the steps and the memory of one rank in a profile.
 struct ProfileHook {
+    /// Shared by all ranks of the process.
     profiler: Profiler,
+    /// Rank in the profile.
     rank: usize,
 }
 
@@ -235,11 +249,13 @@ impl Hook for ProfileHook {
 
 /// Reports the floating-point operations of one step.
 struct FlopsHook {
+    /// Step, depth and destination of the report.
     plan: FlopsPlan,
     /// Name of the model, at the root of the report.
     name: &'static str,
     /// All parameters of the model.
     parameters: Vec<ParameterShape>,
+    /// Number of ranks, for the total.
     ranks: usize,
 }
 

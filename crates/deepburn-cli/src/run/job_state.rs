@@ -68,6 +68,7 @@ impl JobState {
         Self::parse(&states.client_state)
     }
 
+    /// Parses the state that a checkpoint contains.
     fn parse(state: &Value) -> Result<Self, String> {
         if state.get("job").is_none() {
             let remedy = "load it with Engine::load_checkpoint";
@@ -210,8 +211,11 @@ impl Export for HfNames<'_> {
 
 /// A key whose value changed; `None` where the key is missing.
 struct Difference {
+    /// Path of the key.
     path: String,
+    /// Value in the checkpoint.
     then: Option<Value>,
+    /// Value in this job.
     now: Option<Value>,
 }
 

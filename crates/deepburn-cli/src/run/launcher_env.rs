@@ -2,6 +2,11 @@
 //!
 //! They are the whole interface between the launcher and the training program: when the job started, and how often it
 //! was restarted. Without a launcher none of them is set.
+//!
+//! | Variable | Meaning |
+//! |---|---|
+//! | `DEEPBURN_STARTED` | start of the launch, in seconds since 1970 |
+//! | `DEEPBURN_RESTART` | number of restarts so far; missing before the first |
 
 use std::env;
 

@@ -1,4 +1,15 @@
 //! The progress of a run: a bar on a terminal, plain lines elsewhere.
+//!
+//! On a terminal a bar shows the last step. In a file or a pipe there are about twenty lines, or one every
+//! `training.logging_steps`:
+//!
+//! ```text
+//! step 3/4  loss 5.5863  lr 1.00e-3  47822 tokens/s
+//! step 4/4  loss 5.5281  lr 1.00e-3  8826 tokens/s
+//! step 4: eval loss 5.4666, perplexity 236.66
+//! ```
+//!
+//! An evaluation that takes long prints a line every ten seconds, so that a silent log always means a hanging run.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +23,9 @@ use crate::failure::BoxError;
 
 /// Shows steps on standard error.
 pub(crate) struct Progress {
+    /// Hidden without a terminal.
     bar: ProgressBar,
+    /// Steps of the run.
     total: u64,
     /// Steps between two lines.
     every: u64,
@@ -22,6 +35,7 @@ pub(crate) struct Progress {
     breakdown: bool,
     /// Steps skipped so far.
     skipped: u64,
+    /// Lines about a long evaluation.
     evaluation: EvaluationLines,
 }
 

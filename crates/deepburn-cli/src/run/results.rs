@@ -1,4 +1,13 @@
 //! The results of a run: the test record, the exported model and the report.
+//!
+//! | File | Content |
+//! |---|---|
+//! | `model/` | `config.json`, `model.safetensors` and tokenizer files, as `transformers` loads them |
+//! | `test.json` | `test_loss` and `targets`; `test_accuracy` and `confusion` for a classifier, else `perplexity` |
+//! | `report.html` | curves of loss, learning rate, gradient norm, throughput and memory in one self-contained page |
+//!
+//! The model is written first, because it is what the run was for. The report comes last and reads `metrics.jsonl`, so that
+//! it also has the steps before a resume.
 
 use std::fs;
 use std::path::Path;

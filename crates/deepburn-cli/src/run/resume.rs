@@ -169,6 +169,7 @@ pub(crate) fn open(preparation: &Preparation, what: Option<&str>) -> Result<Orig
     Ok(origin)
 }
 
+/// Opens a checkpoint of DeepSpeed and checks that its model and optimizer are those of the job.
 fn open_deepspeed(preparation: &Preparation, path: &Path) -> Result<DeepSpeedCheckpoint, Failure> {
     if !path.is_dir() {
         return Err(mistake(format!(
@@ -196,6 +197,7 @@ fn open_deepspeed(preparation: &Preparation, path: &Path) -> Result<DeepSpeedChe
     Ok(checkpoint)
 }
 
+/// Opens a checkpoint of this program and checks that it belongs to the job.
 fn open_own(preparation: &Preparation, tag: Option<&str>) -> Result<Checkpoint, Failure> {
     let tag = tag.map(str::parse::<Tag>).transpose().map_err(mistake)?;
     let root = folder(&preparation.job.training.output_dir);

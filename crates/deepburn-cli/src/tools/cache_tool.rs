@@ -1,4 +1,14 @@
 //! `deepburn cache`: show or clear the token cache.
+//!
+//! The cache keeps the tokens of text files, so that the next run with the same files and the same tokenizer starts at
+//! once. Each entry is a line with key, size, time since its last use, and the file that it comes from:
+//!
+//! ```text
+//! /home/user/.cache/deepburn/tokens
+//! entries: 2 (250.0 MB); limits: 20.0 GB, 30 d since the last use
+//! ab    250.0 MB         2 h  a.txt
+//! cd      0.9 kB         2 d  unknown source
+//! ```
 
 use std::time::Duration;
 
@@ -9,7 +19,7 @@ use crate::failure::Failure;
 
 /// An action on the token cache.
 #[derive(Debug, Clone, Copy, Subcommand)]
-pub enum CacheAction {
+pub(crate) enum CacheAction {
     /// Remove all entries.
     Clear,
 }

@@ -1,6 +1,19 @@
 //! `deepburn check-config`: explain a configuration in at most 30 lines, or all of it as JSON.
 //!
 //! The summary shows the plan, the values of `"auto"` and the warnings. What does not fit is in the JSON.
+//!
+//! ```text
+//! configs/ds_zero3.json, on 2 ranks
+//!   batch       4 samples per step: 1 per micro-batch, 2 micro-batches, 2 ranks
+//!   ZeRO        stage 3: optimizer states, gradients and parameters are sharded
+//!   precision   fp32
+//!   optimizer   adam_w: lr 0.0003, betas [0.9,0.95], eps 1e-8, weight_decay 0.1, bias_correction true
+//!   schedule    warmup: min_lr 0.0, max_lr 0.0003, warmup_steps 8, shape log, last_batch_iteration -1
+//!   clipping    1.0
+//!   activations kept for backward
+//! ```
+//!
+//! Values of `"auto"` follow with the reason of each, then warnings.
 
 use std::path::Path;
 
@@ -23,7 +36,7 @@ const WARNINGS_SHOWN: usize = 7;
 
 /// Values that a configuration may leave open to the job or the command line.
 #[derive(Debug, Clone, Copy, Default, Args)]
-pub struct OpenValues {
+pub(crate) struct OpenValues {
     /// Samples of a micro-batch, if the file leaves it open.
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
     micro_batch: Option<u32>,
@@ -165,24 +178,23 @@ fn batch(batch: &BatchPlan) -> String {
 /// Describes what is sharded and what is offloaded.
 fn zero(plan: &Plan) -> String {
     let zero = &plan.zero;
-    let what = match zero.stage {
+    let sharded = match zero.stage {
         Stage::Disabled => "nothing is sharded",
         Stage::OptimizerStates => "optimizer states are sharded",
         Stage::Gradients => "optimizer states and gradients are sharded",
         Stage::Parameters => "optimizer states, gradients and parameters are sharded",
     };
-    let mut text = format!("stage {}: {what}", zero.stage.number());
-    match &zero.optimizer_states {
-        OptimizerOffload::Device => {}
-        OptimizerOffload::Host { .. } => text.push_str("; optimizer states in host memory"),
-        OptimizerOffload::Nvme(_) => text.push_str("; optimizer states on NVMe"),
-    }
-    match &zero.parameter_shards {
-        ParameterOffload::Device => {}
-        ParameterOffload::Host => text.push_str("; parameters in host memory"),
-        ParameterOffload::Nvme { .. } => text.push_str("; parameters on NVMe"),
-    }
-    text
+    let states = match &zero.optimizer_states {
+        OptimizerOffload::Device => "",
+        OptimizerOffload::Host { .. } => "; optimizer states in host memory",
+        OptimizerOffload::Nvme(_) => "; optimizer states on NVMe",
+    };
+    let parameters = match &zero.parameter_shards {
+        ParameterOffload::Device => "",
+        ParameterOffload::Host => "; parameters in host memory",
+        ParameterOffload::Nvme { .. } => "; parameters on NVMe",
+    };
+    format!("stage {}: {sharded}{states}{parameters}", zero.stage.number())
 }
 
 /// Describes the types of training.

@@ -1,4 +1,10 @@
 //! `deepburn inspect` and `deepburn consolidate`: show training checkpoints and export their weights.
+//!
+//! `consolidate` writes safetensors with the names of `transformers`, its `config.json`, and the tokenizer if the run has
+//! one, so that `from_pretrained` loads the folder. Nothing is overwritten. A checkpoint that another program saved with the
+//! library has no such names; its weights keep their module paths.
+//!
+//! `inspect` reads every byte of a checkpoint and compares hashes before it prints anything.
 
 use std::fs;
 use std::path::Path;
@@ -24,7 +30,7 @@ const TOKENIZER_FILES: [&str; 5] = [
 
 /// The type of consolidated weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum WeightType {
+pub(crate) enum WeightType {
     /// Single precision.
     F32,
     /// IEEE half precision.
@@ -46,7 +52,7 @@ impl WeightType {
 
 /// A size in bytes, written as `5GB`, `500MB`, `2GiB` or `1048576`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Size(u64);
+pub(crate) struct Size(u64);
 
 impl FromStr for Size {
     type Err = String;

@@ -2,6 +2,21 @@
 //!
 //! Model states and buffers need the model alone. Activations also need the length of a sequence, and step times a
 //! network ([`scaling`]). All three come from the same formulas as the forecast of a run.
+//!
+//! Output for GPT-2 small on 4 ranks, whose model states are the published 16 bytes per parameter:
+//!
+//! ```text
+//! MiB per rank, 4 ranks
+//!                                       stage 0      stage 1      stage 2      stage 3
+//!   parameters                           474.70       474.70       474.70       119.14
+//!   gradients                            474.70       474.70       118.68       118.68
+//!   optimizer states                     949.40       237.35       237.35       237.35
+//!   model states                        1898.80      1186.75       830.73       475.16
+//!   gradient buckets, at most            147.24       147.24       147.24       147.24
+//!   gathered parameters, at most           0.00         0.00         0.00       474.24
+//!   all, at most (no activations)       2046.04      1333.99       977.96      1096.64
+//!   while sharding, at most             1571.34       859.29       859.29       503.73
+//! ```
 
 use std::path::PathBuf;
 
@@ -24,7 +39,7 @@ use crate::tools::scaling::{self, ScalingArguments, ScalingRow, Speed, Workload,
 
 /// Options of `deepburn estimate`.
 #[derive(Debug, Args)]
-pub struct EstimateArguments {
+pub(crate) struct EstimateArguments {
     /// config.json of a GPT-2, a GPT-2 classifier or an encoder, or its folder [default: GPT-2 small].
     #[arg(long)]
     model: Option<PathBuf>,
@@ -129,7 +144,9 @@ fn stage_number(arguments: &EstimateArguments, plan: &Plan) -> Result<Option<u8>
 
 /// The model and the plan to estimate.
 struct Subject<'a> {
+    /// The resolved configuration.
     plan: &'a Plan,
+    /// Sizes of all parameters.
     sizes: &'a [ParameterSize],
     /// The forward pass of a micro-batch, if its length is known.
     graph: Option<&'a ActivationGraph>,
@@ -159,8 +176,11 @@ impl Subject<'_> {
 
 /// The requested step times.
 struct Scaling {
+    /// The most ranks of the tables.
     ranks: u64,
+    /// The step of a rank.
     workload: Workload,
+    /// Machine and network.
     speed: Speed,
 }
 
@@ -390,7 +410,7 @@ mod tests {
             table.lines().skip(1).map(|line| line.split_whitespace().next().unwrap()).collect();
         assert_eq!(ranks, ["1", "2", "4", "8", "12"]);
         assert!(text.contains("150.00 TFLOP/s in fp32 (--flops)"), "{text}");
-        assert!(text.contains("5.0 us a message (assumed)"), "{text}");
+        assert!(text.contains("5.0 us per message (assumed)"), "{text}");
         assert!(!run(&["--ranks", "12"]).unwrap().contains("step time"));
     }
 

@@ -1,4 +1,7 @@
 //! `deepburn generate`: continue a text with a language model.
+//!
+//! Decoding is greedy unless a sampling option is given. Sampling depends on `--seed` alone, so that the same command
+//! prints the same text.
 
 use std::path::PathBuf;
 
@@ -13,7 +16,7 @@ use crate::job::model_folder::ModelFolder;
 
 /// Options of `deepburn generate`.
 #[derive(Debug, Args)]
-pub struct GenerateArguments {
+pub(crate) struct GenerateArguments {
     /// Folder of a run, or of a model with its tokenizer.
     #[arg(long)]
     model: PathBuf,

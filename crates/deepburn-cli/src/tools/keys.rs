@@ -1,4 +1,13 @@
 //! `deepburn keys`: list the keys of the job file and its `deepspeed` section, or print a JSON Schema.
+//!
+//! ```text
+//! training.epochs
+//!     Passes over the train split; 1 when max_steps is not given either.
+//!     type: an integer of at least 1; default: null; unit: epochs
+//!     status: honoured
+//! ```
+//!
+//! The text comes from the same tables that parse and check a configuration, so it cannot be out of date.
 
 use deepburn_config::{KeyEntry, find_keys, job_keys, schema};
 

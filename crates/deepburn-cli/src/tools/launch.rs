@@ -1,4 +1,11 @@
 //! `deepburn launch`: the command line of `deepburn-launch`.
+//!
+//! The launcher itself is the crate `deepburn-launch`. This module maps the options of DeepSpeed's launcher to it:
+//! `--include`, `--exclude`, `--num_nodes` and `--num_gpus` have the same meaning, and options without one here are refused
+//! with a remedy. `--dry-run` prints the command line of mpirun.
+//!
+//! A restart (`--max-restarts`) repeats the whole job. Ranks resume from the newest checkpoint of the launch
+//! ([`resume`](crate::run::resume)).
 
 use std::env;
 use std::path::PathBuf;
@@ -15,7 +22,7 @@ use crate::failure::Failure;
 
 /// Options of `deepburn launch`.
 #[derive(Debug, Args)]
-pub struct LaunchArguments {
+pub(crate) struct LaunchArguments {
     /// Hostfile with a line `HOST slots=N` for each host [default: this machine alone].
     #[arg(short = 'H', long, value_name = "FILE")]
     hostfile: Option<PathBuf>,

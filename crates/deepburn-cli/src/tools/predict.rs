@@ -2,6 +2,13 @@
 //!
 //! A file is read, classified and written in parts of at most [`PART_TEXTS`] texts, so that memory does not grow with
 //! the file. A second thread reads the next part while one is classified.
+//!
+//! Columns and maximum length come from the `job.json` of the run, so that a model sees texts as in training. Options
+//! override them. If the table has labels, the summary shows the accuracy:
+//!
+//! ```text
+//! texts classified: 1000; accuracy 91.30 % (913 of 1000 with a known label)
+//! ```
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -26,7 +33,7 @@ const PART_BYTES: usize = 4 << 20;
 /// Options of `deepburn predict`.
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("input").required(true))]
-pub struct PredictArguments {
+pub(crate) struct PredictArguments {
     /// Folder of a run that trained a classifier, or of its model.
     #[arg(long)]
     model: PathBuf,
@@ -204,9 +211,11 @@ fn classify(
 /// Counts of the rows so far.
 #[derive(Debug, Default)]
 struct PredictionSummary {
+    /// All rows.
     texts: usize,
     /// Rows whose label is a class of the model.
     labelled: usize,
+    /// Rows whose prediction is their label.
     correct: usize,
     /// An example of a label that is not a class of the model.
     unknown: Option<String>,

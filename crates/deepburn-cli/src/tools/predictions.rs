@@ -2,6 +2,15 @@
 //!
 //! Main type: [`PredictionWriter`]. It writes a file under a temporary name and renames it at the end, so that a failure
 //! leaves an existing file as it was.
+//!
+//! A row has the columns of the input, then the prediction, then the probability of each class. In CSV these are
+//! `predicted_label`, `predicted_class`, `probability` and one `probability_CLASS` per class. In JSON lines the
+//! probabilities are one object:
+//!
+//! ```text
+//! {"text": "a joy", "id": "007", "predicted_label": "good", "predicted_class": 1, "probability": 0.75,
+//!  "probabilities": {"bad": 0.25, "good": 0.75}}
+//! ```
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, ErrorKind, Write};
@@ -35,7 +44,9 @@ pub(crate) struct OutputColumns {
 
 /// Writes predictions, one row each.
 pub(crate) struct PredictionWriter {
+    /// Names of the columns.
     columns: OutputColumns,
+    /// Where rows go.
     sink: OutputSink,
     /// The file to rename at the end.
     file: Option<PartialFile>,
@@ -50,7 +61,9 @@ enum OutputSink {
 
 /// A temporary file beside its final path. It is removed unless it was renamed.
 struct PartialFile {
+    /// The final path.
     path: PathBuf,
+    /// The temporary path.
     partial: PathBuf,
 }
 

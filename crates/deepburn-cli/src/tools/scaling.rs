@@ -7,6 +7,20 @@
 //! Ranks on links have a machine each, so that ideal scaling keeps the step time. Rank threads share one machine: they
 //! share its FLOP/s and its memory bandwidth, and ideally the step time grows with their number. The efficiency of a row
 //! is relative to that ideal.
+//!
+//! Output for GPT-2 small at stage 3 (`--network 100Gb --flops 150T --memory-bandwidth 1.5TB --sequence-length 512`). One
+//! short sequence per rank is too little work for the parameters that a step moves, which the efficiency shows:
+//!
+//! ```text
+//! step of a rank: 1 micro-batch of 1 x 512 tokens, 408.25 GFLOP
+//! speed of a rank: 150.00 TFLOP/s in fp32 (--flops), memory 1.50 TB/s (--memory-bandwidth)
+//! network: 12.50 GB/s per machine, 5.0 us per message (assumed)
+//! step time, stage 3
+//!    ranks   GB/rank  compute s  communication s  hidden s    step s    tokens/s  efficiency
+//!        1      2.00     0.0065           0.0000    0.0000    0.0065       78720      100.0%
+//!        2      1.59     0.0052           0.0419    0.0006    0.0464       22053       14.0%
+//!        4      1.22     0.0045           0.0651    0.0006    0.0690       29676        9.4%
+//! ```
 
 mod measured;
 mod quantity;
@@ -76,6 +90,7 @@ pub(crate) struct Workload {
 pub(crate) struct Speed {
     /// The machine of a rank, or the one that all rank threads share.
     machine: Machine,
+    /// Links between machines, or threads.
     network: Network,
     /// Sources of FLOP/s, memory bandwidth and latency.
     sources: [&'static str; 3],
@@ -180,7 +195,10 @@ impl Speed {
         );
         let network = match self.network {
             Network::Threads { latency: time } => {
-                format!("network: threads of this machine, {:.1} us a rank ({latency})", time * 1e6)
+                format!(
+                    "network: threads of this machine, {:.1} us per rank ({latency})",
+                    time * 1e6
+                )
             }
             Network::Links(links) => {
                 let mut text = format!("network: {} per machine", scaled(links.bandwidth, "B/s"));
@@ -191,7 +209,7 @@ impl Speed {
                         scaled(links.local_bandwidth, "B/s"),
                     ));
                 }
-                format!("{text}, {:.1} us a message ({latency})", links.latency * 1e6)
+                format!("{text}, {:.1} us per message ({latency})", links.latency * 1e6)
             }
         };
         vec![speed, network]

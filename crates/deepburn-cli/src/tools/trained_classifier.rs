@@ -2,6 +2,8 @@
 //!
 //! Main type: [`TrainedClassifier`], an encoder or a GPT-2 classifier. Texts are tokenized, cut and padded as in training
 //! and evaluation.
+//!
+//! Inference needs no sharding, so the model is loaded on the plain backend `flex` and runs on all cores.
 
 use std::path::Path;
 
@@ -22,8 +24,11 @@ const BATCH_TOKENS: usize = 8192;
 pub(crate) struct TrainedClassifier {
     classify: Classify,
     tokenizer: Tokenizer,
+    /// Limits of the model on texts and classes.
     limits: TextLimits,
+    /// Class names, if the model has some.
     names: Option<ClassNames>,
+    /// Tokens that texts are cut to.
     max_length: usize,
 }
 

@@ -72,7 +72,7 @@ fn activations_of_a_device_wait_on_the_host() {
 }
 
 #[test]
-fn devices_that_are_not_there_are_refused_by_index() {
+fn missing_devices_are_refused_by_index() {
     for backend in backends() {
         let job = Job::tiny().with("training.backend", backend);
         let ending = job.with("training.devices", vec![0, 999]).run();
@@ -124,7 +124,7 @@ fn stages_agree_to_the_bit() {
 /// same end.
 #[test]
 #[cfg_attr(feature = "fusion", ignore = "what fusion fuses depends on what ran before")]
-fn interrupted_runs_go_on_to_the_bit() {
+fn interrupted_runs_resume_to_the_bit() {
     for backend in others() {
         same_in_pieces(backend, true, || long().sharded(3, 2).with("training.backend", backend));
     }

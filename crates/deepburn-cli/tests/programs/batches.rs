@@ -117,7 +117,7 @@ fn batch_sizes_follow_their_schedule() {
 }
 
 #[test]
-fn what_cannot_be_batched_is_named() {
+fn unsupported_dynamic_batching_is_named() {
     let dynamic = |key: &str, value: Value| {
         let at = format!("deepspeed.data_efficiency.data_sampling.dynamic_batching.{key}");
         budgeted(2).with(&at, value)

@@ -45,7 +45,7 @@ fn the_best_model_is_saved() {
 }
 
 #[test]
-fn a_run_that_resumes_ends_with_the_same_best_model() {
+fn a_resumed_run_ends_with_the_same_best_model() {
     let options = |job: Job| {
         job.with("training.load_best_model_at_end", true)
             .with("training.save_steps", 2)

@@ -1,4 +1,4 @@
-//! Runs that DeepSpeed began and that go on here, compared with how they went on there.
+//! Runs that resume from checkpoints of DeepSpeed, compared with the same runs in DeepSpeed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -54,9 +54,9 @@ fn follows(job: &Job, folder: &Path, nearness: &Nearness, what: &str) {
     assert_near(&steps, trace(folder)["resumed"].as_array().unwrap(), nearness, what);
 }
 
-/// The stage that saved it does not matter to the one that goes on.
+/// A checkpoint of any stage resumes at any other stage.
 #[test]
-fn the_golden_model_goes_on_along_its_own_trace() {
+fn the_golden_model_resumes_along_its_trace() {
     for name in ["s2", "s3"] {
         for stage in STAGES {
             let job = job(&golden(name)).zero("stage", stage);
@@ -66,7 +66,7 @@ fn the_golden_model_goes_on_along_its_own_trace() {
 }
 
 #[test]
-fn every_stage_and_precision_goes_on_along_its_own_trace() {
+fn every_stage_and_precision_resumes_along_its_trace() {
     // The limits of the traces from the beginning. Not s0_fp16: DeepSpeed unscales gradients at stage
     // 0 whose loss it has not scaled. In step 11 of s2_fp16 the gradient of the tied embedding
     // overflows on one rank there; here its two parts are added in f32, and with them those of the
@@ -88,7 +88,7 @@ fn every_stage_and_precision_goes_on_along_its_own_trace() {
 
 /// Two parameter groups there, of which one does not decay: the default of `training.no_decay`.
 #[test]
-fn parameter_groups_resume_along_their_own_trace() {
+fn parameter_groups_resume_along_their_trace() {
     for name in ["s2_groups", "s3_groups"] {
         for stage in STAGES {
             let job = small_job(&small(name)).zero("stage", stage);
@@ -117,9 +117,9 @@ fn any_number_of_ranks_starts_from_the_same_weights() {
     }
 }
 
-/// What goes on saves checkpoints of its own, which it goes on from again.
+/// A resumed run saves its own checkpoints and resumes from these.
 #[test]
-fn its_own_checkpoints_take_over() {
+fn own_checkpoints_follow_those_of_deepspeed() {
     let folder = small("s2");
     let job = small_job(&folder).with("training.save_steps", 3);
     follows(&job, &folder, &FP32, "with checkpoints");
@@ -130,12 +130,12 @@ fn its_own_checkpoints_take_over() {
     let resumed = Trained::read(&job.folder().join("output"));
     assert_eq!(resumed.numbers().0, straight.numbers().0);
     assert!(resumed.weights == straight.weights);
-    // A run that was begun elsewhere has no place among these.
+    // A run of DeepSpeed does not continue in a folder with other checkpoints.
     go_on(&job, &folder).failed(2, &["training.output_dir", "earlier run"]);
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn unsupported_settings_are_refused() {
     let folder = small("s2");
     let names = ["global_step6"];
     let short = small_job(&folder).with("training.max_steps", 5);

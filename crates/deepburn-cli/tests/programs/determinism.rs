@@ -48,7 +48,7 @@ fn stages_and_runs_agree_to_the_bit() {
     }
 }
 
-/// Keys of `zero_optimization` that decide how things travel, not what is computed.
+/// Keys of `zero_optimization` that affect communication but no number.
 fn ways_to_travel() -> Vec<Value> {
     vec![
         json!({"reduce_bucket_size": 1}),
@@ -82,7 +82,7 @@ fn ways_to_travel() -> Vec<Value> {
 }
 
 #[test]
-fn nothing_about_travel_changes_a_number() {
+fn communication_settings_change_no_number() {
     let kind = || Job::uneven().with("model.config.resid_pdrop", 0.1);
     let plain = kind().sharded(0, 3).train();
     for keys in ways_to_travel() {

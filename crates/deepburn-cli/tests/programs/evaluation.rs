@@ -21,7 +21,7 @@ const LOSS: f64 = 6.263568922407208;
 const TOLERANCE: f64 = 1e-6;
 
 #[test]
-fn the_loss_is_that_of_transformers() {
+fn the_loss_matches_transformers() {
     for (stage, ranks) in [(0, 1), (2, 3), (3, 2)] {
         let job = Job::tiny()
             .with("data.path", Value::Null)
@@ -56,7 +56,7 @@ fn a_signal_in_an_evaluation_is_answered() {
     fs::write(job.folder().join("job.json"), job.json().to_string()).unwrap();
     let mut command = finetune_command(job.folder(), &["--config", "job.json"]);
     let mut running = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-    // The first row of the record is that of step 1, whose evaluation begins then.
+    // The first row is written before the evaluation of step 1 begins.
     let metrics = job.folder().join("output/metrics.jsonl");
     while !fs::read_to_string(&metrics).is_ok_and(|rows| rows.contains('\n')) {
         assert!(running.try_wait().unwrap().is_none(), "it ended before its first step");

@@ -1,4 +1,4 @@
-//! Jobs that go wrong while they run: status 1, one message with rank and step.
+//! Jobs that fail while running: status 1, one message with rank and step.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::job::{Job, STAGES};
 
 #[test]
-fn a_loss_that_is_no_number_names_step_and_parameter() {
+fn a_non_finite_loss_names_step_and_parameter() {
     for stage in STAGES {
         let job = Job::tiny()
             .sharded(stage, 3)
@@ -27,7 +27,7 @@ fn a_full_disk_names_rank_step_and_file() {
     let job = Job::tiny();
     fs::create_dir(job.folder().join("output")).unwrap();
     symlink("/dev/full", job.folder().join("output/metrics.jsonl")).unwrap();
-    job.run().failed(1, &["training goes on", "rank 0", "step 4", "metrics.jsonl"]);
+    job.run().failed(1, &["training continues", "rank 0", "step 4", "metrics.jsonl"]);
     assert!(!job.folder().join("output/model").exists());
 }
 
@@ -45,7 +45,7 @@ fn a_failed_run_leaves_no_report() {
 
 /// A scale that never falls, and gradients that are never finite: an end instead of a dead run.
 #[test]
-fn a_run_that_only_skips_ends() {
+fn a_run_that_skips_every_step_ends() {
     let ends = |steps: u64| {
         Job::tiny()
             .with("deepspeed.fp16", json!({"enabled": true, "loss_scale": 2_f64.powi(40)}))
@@ -61,7 +61,7 @@ fn a_run_that_only_skips_ends() {
 
 /// The model is written under other names first; what stands where it belongs stays.
 #[test]
-fn a_model_that_cannot_be_saved_names_rank_step_and_file() {
+fn a_failed_model_export_names_rank_step_and_file() {
     let job = Job::tiny();
     fs::create_dir_all(job.folder().join("output/model/config.json")).unwrap();
     job.run().failed(1, &["rank 0", "step 4", "config.json"]);

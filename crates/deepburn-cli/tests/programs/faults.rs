@@ -89,7 +89,7 @@ impl<'a> LaunchedJob<'a> {
         job.folder().join("job.json")
     }
 
-    /// What was printed so far.
+    /// The output so far.
     fn log(&self) -> String {
         fs::read_to_string(self.job.folder().join("log")).unwrap()
     }
@@ -219,8 +219,8 @@ fn assert_same(job: &Job, expected: &Trained) {
 }
 
 #[test]
-fn a_rank_that_is_killed_is_named() {
-    if !has_mpirun("a_rank_that_is_killed_is_named") {
+fn a_killed_rank_is_named() {
+    if !has_mpirun("a_killed_rank_is_named") {
         return;
     }
     let job = busy(3, 100_000).with("training.save_steps", 2);
@@ -245,8 +245,8 @@ fn a_rank_that_is_killed_is_named() {
 
 /// Before there is a step.
 #[test]
-fn a_rank_that_is_killed_while_it_prepares_ends_the_job() {
-    if !has_mpirun("a_rank_that_is_killed_while_it_prepares_ends_the_job") {
+fn a_rank_killed_during_preparation_ends_the_job() {
+    if !has_mpirun("a_rank_killed_during_preparation_ends_the_job") {
         return;
     }
     for rank in 0..2 {
@@ -261,8 +261,8 @@ fn a_rank_that_is_killed_while_it_prepares_ends_the_job() {
 }
 
 #[test]
-fn a_rank_that_is_stopped_is_named() {
-    if !has_mpirun("a_rank_that_is_stopped_is_named") {
+fn a_stopped_rank_is_named() {
+    if !has_mpirun("a_stopped_rank_is_named") {
         return;
     }
     for rank in 0..2 {
@@ -350,7 +350,7 @@ fn restarted(
     let mut kills = 0;
     for (rank, delay) in delays {
         sleep(delay);
-        // Between two starts there is nobody to kill, and at last the job has ended.
+        // There is no process to kill between two starts and after the end of the job.
         let found = running.wait_for("a rank", |running| match running.child.try_wait().unwrap() {
             Some(_) => Some(None),
             None => running.rank(rank % ranks).map(Some),
@@ -371,8 +371,8 @@ fn restarted(
 }
 
 #[test]
-fn a_job_that_is_restarted_ends_with_the_same_bits() {
-    if !has_mpirun("a_job_that_is_restarted_ends_with_the_same_bits") {
+fn a_restarted_job_ends_with_the_same_bits() {
+    if !has_mpirun("a_restarted_job_ends_with_the_same_bits") {
         return;
     }
     const STEPS: u64 = 300;
@@ -521,8 +521,8 @@ fn two_machines_train_to_the_bits_of_one() {
 }
 
 #[test]
-fn a_rank_that_is_killed_on_another_machine_is_named() {
-    let name = "a_rank_that_is_killed_on_another_machine_is_named";
+fn a_rank_killed_on_another_machine_is_named() {
+    let name = "a_rank_killed_on_another_machine_is_named";
     let Some(machines) = TwoMachines::up(name, "kill") else { return };
     let job = portable(100_000);
     let mut running = machines.launch(&job, &[]);

@@ -93,11 +93,11 @@ fn text_tokenizers_and_models_have_names_too() {
     cache(&job, "models--acme--tokens", &[("tokenizer.json", tokenizer)]);
 
     let first = job.train();
-    // Tokens were kept: train and test. A damaged file is made anew.
+    // The tokens of train and test are cached. A damaged file is written again.
     let kept = || {
         let files = fs::read_dir(job.folder().join("cache/deepburn/tokens")).unwrap();
         let files = files.map(|file| file.unwrap().path());
-        // Beside each lies where it is from.
+        // Each entry has a second file with its source.
         let is_entry = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "bin");
         let mut paths: Vec<_> = files.filter(is_entry).collect();
         paths.sort();
@@ -118,7 +118,7 @@ fn text_tokenizers_and_models_have_names_too() {
 }
 
 #[test]
-fn what_is_not_in_the_cache_is_named_while_offline() {
+fn missing_repositories_are_named_offline() {
     for (path, value, parts) in [
         ("data.path", "acme/nothing", &["acme/nothing", "train-*.parquet", "HF_HUB_OFFLINE"][..]),
         ("data.path", "acme/reviews@v2", &["acme/reviews", "v2", "HF_HUB_OFFLINE"]),

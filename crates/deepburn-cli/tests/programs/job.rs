@@ -126,7 +126,7 @@ impl Job {
     }
 }
 
-/// What a run left.
+/// The results of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Trained {
     pub(crate) steps: Vec<StepRow>,
@@ -136,7 +136,7 @@ pub(crate) struct Trained {
 }
 
 impl Trained {
-    /// What there is in a run's folder.
+    /// Reads the output folder of a run.
     pub(crate) fn read(output: &Path) -> Self {
         let mut trained = Self {
             steps: Vec::new(),
@@ -186,7 +186,7 @@ pub(crate) fn tensors(file: &[u8]) -> Vec<(String, Vec<f32>)> {
 /// All that a run writes into its folder.
 pub(crate) const OUTPUTS: [&str; 4] = ["metrics.jsonl", "job.json", "report.html", "model"];
 
-/// What of it a run left in `output`.
+/// Returns those of [`OUTPUTS`] that a run left in `output`.
 pub(crate) fn left(output: &Path) -> Vec<&'static str> {
     OUTPUTS.into_iter().filter(|name| output.join(name).exists()).collect()
 }

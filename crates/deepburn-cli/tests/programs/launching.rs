@@ -28,7 +28,7 @@ fn the_command_line_has_each_host_with_its_ranks_and_devices() {
 }
 
 #[test]
-fn own_programs_are_found_beside_the_launcher() {
+fn finds_programs_next_to_the_launcher() {
     let line = launch(&["--num-gpus", "3", "--dry-run", "--", "finetune", "job.yaml"]);
     let line = line.succeeded().stdout;
     assert!(line.contains(" -np 3 -H localhost:3 "), "{line}");
@@ -38,7 +38,7 @@ fn own_programs_are_found_beside_the_launcher() {
 }
 
 #[test]
-fn what_cannot_be_launched_is_refused() {
+fn invalid_launches_are_refused() {
     for (arguments, part) in [
         (&["--num_gpus", "2"][..], "no command to launch"),
         (&["-H", "nowhere", "--", "train"], "hostfile nowhere: cannot be read"),

@@ -1,4 +1,4 @@
-//! Runs that cannot fit in memory are refused before anything is written.
+//! Runs that exceed a memory limit are refused before anything is written.
 
 use std::fs;
 use std::process::Command;

@@ -1,5 +1,4 @@
-//! Everything a user can get wrong, each told in one message with status 2 before anything is
-//! written.
+//! Mistakes of users: each is one message with status 2, before anything is written.
 
 mod checkpoints;
 mod command_lines;
@@ -12,7 +11,7 @@ use std::fs;
 use crate::job::{Job, left};
 use crate::program::{Ending, finetune};
 
-/// Runs a job of which something is wrong; what of the ending is not as it must be is returned.
+/// Runs an invalid job and returns how its ending differs from a mistake.
 fn fault(job: &Job, arguments: &[&str], parts: &[&str]) -> Option<String> {
     let ending = finetune(job.folder(), arguments);
     fault_of(job, &ending, parts)

@@ -13,7 +13,7 @@ use crate::program::deepburn;
 
 const RANKS: u64 = 4;
 
-/// 0.2 million parameters: enough that shards of which the last is padded are no matter.
+/// 0.2 million parameters, so that the padding of the last shard does not matter.
 fn model() -> Value {
     json!({"n_layer": 3, "n_embd": 64, "n_head": 4, "n_positions": 64, "vocab_size": 512})
 }
@@ -40,7 +40,7 @@ fn memory(job: Job, stage: u8) -> MemoryRow {
 
 /// Rajbhandari et al. 2020 with fp32 parameters and gradients: 4 + 4 + 8 bytes an element.
 #[test]
-fn model_states_are_those_of_the_formulae() {
+fn model_states_match_the_formulas() {
     let psi = num_parameters();
     for (stage, formula) in [
         (0, 16 * psi),
@@ -83,7 +83,7 @@ fn predicted(job: &Job, stage: u8) -> Estimate {
 }
 
 #[test]
-fn the_estimate_is_the_ledger_to_the_byte() {
+fn the_estimate_matches_the_ledger_to_the_byte() {
     let adam = json!({"type": "AdamW", "params": {"lr": 1e-3}});
     let sgd = |momentum| json!({"type": "SGD", "params": {"lr": 1e-3, "momentum": momentum}});
     for (optimizer, precision, micro_batches, threshold) in [
@@ -121,9 +121,9 @@ fn the_estimate_is_the_ledger_to_the_byte() {
     }
 }
 
-/// What is offloaded is nowhere on the device.
+/// Offloaded states take no memory on the device.
 #[test]
-fn the_estimate_knows_what_is_offloaded() {
+fn the_estimate_accounts_for_offload() {
     for (stage, precision) in [(1, None), (2, Some("bf16")), (3, None), (3, Some("bf16"))] {
         let job = job().sharded(stage, RANKS as usize);
         let nvme = json!({"device": "nvme", "nvme_path": job.folder(), "max_in_cpu": 5000});

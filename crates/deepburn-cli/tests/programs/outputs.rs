@@ -1,4 +1,4 @@
-//! What a run that ends well leaves, and what can be done with it.
+//! The results of a successful run, and the tools that read them.
 
 use std::fs;
 use std::path::Path;
@@ -102,7 +102,7 @@ fn the_job_is_recorded_with_its_plan_and_every_auto() {
 }
 
 #[test]
-fn the_report_needs_nothing_but_itself() {
+fn the_report_is_self_contained() {
     let job = Job::tiny();
     job.train();
     let page = fs::read_to_string(job.folder().join("output/report.html")).unwrap();
@@ -157,7 +157,7 @@ fn unknown_fields_of_a_config_are_exported_with_a_warning() {
 }
 
 #[test]
-fn the_model_loads_again_and_training_goes_on_from_it() {
+fn the_model_loads_and_training_continues_from_it() {
     let job = Job::tiny();
     let before = job.train();
     let folder = job.folder().join("output/model");
@@ -171,7 +171,7 @@ fn the_model_loads_again_and_training_goes_on_from_it() {
             assert_eq!(&saved[key], value, "{key}");
         }
     }
-    // Into the folder that it comes from: what is replaced was read before.
+    // The output is the folder of the pretrained model, which is read before it is replaced.
     let next = job.with("model.pretrained", "output/model");
     let (first, last) = (next.train().steps[0], before.steps[0]);
     assert!(first.loss < last.loss, "{first:?} {last:?}");
@@ -279,9 +279,9 @@ fn a_job_is_found_in_configs_and_its_files_beside_it() {
         .succeeded();
     assert_eq!(left(&job.folder().join("results/deep/er")), OUTPUTS);
     assert_eq!(left(&job.folder().join("output")), [""; 0]);
-    // From elsewhere it is not found, and the message says where it was looked for.
-    let elsewhere = tempfile::tempdir().unwrap();
-    let ending = finetune(elsewhere.path(), &["--config", "mine.json"]);
+    // In another folder it is not found, and the message names both paths.
+    let other = tempfile::tempdir().unwrap();
+    let ending = finetune(other.path(), &["--config", "mine.json"]);
     ending.failed(2, &["mine.json", "configs/mine.json"]);
 }
 
@@ -321,7 +321,7 @@ fn the_command_line_wins() {
 
 /// `finetune ... 2>&1 | head` must train to the end all the same.
 #[test]
-fn a_reader_that_goes_away_stops_nothing() {
+fn a_closed_pipe_does_not_stop_training() {
     let job = Job::tiny();
     fs::write(job.folder().join("job.json"), job.json().to_string()).unwrap();
     let full = fs::File::options().write(true).open("/dev/full").unwrap();

@@ -1,4 +1,4 @@
-//! Parameter groups of a job: what is frozen stays, stages agree, and groups that do not fit are refused.
+//! Parameter groups of a job: frozen weights stay, stages agree, and invalid groups are refused.
 
 use std::fs;
 
@@ -45,7 +45,7 @@ fn frozen_weights_stay_and_stages_agree() {
 }
 
 #[test]
-fn biases_and_norms_do_not_decay_unless_it_is_said() {
+fn biases_and_norms_do_not_decay_by_default() {
     let job = Job::tiny();
     let spared = job.train();
     assert_eq!(record(&job)["training"]["no_decay"], "biases_and_norms");

@@ -55,7 +55,7 @@ fn table(path: &Path) -> Vec<BTreeMap<String, String>> {
     reader.deserialize().collect::<Result<_, _>>().unwrap()
 }
 
-/// The accuracy that a table of predictions has is that of `test.json`, to the bit.
+/// A table of predictions has the accuracy of `test.json`, to the bit.
 fn assert_accuracy(job: &Job) {
     predict(job, &["--file", "test.csv", "--output", "found.csv"]).succeeded();
     let rows = table(&job.folder().join("found.csv"));
@@ -78,7 +78,7 @@ fn assert_accuracy(job: &Job) {
 }
 
 #[test]
-fn the_accuracy_of_an_encoders_predictions_is_that_of_its_test() {
+fn predictions_of_an_encoder_have_its_test_accuracy() {
     let job = named(reviews()).sharded(2, 2);
     job.train();
     assert_accuracy(&job);
@@ -87,7 +87,7 @@ fn the_accuracy_of_an_encoders_predictions_is_that_of_its_test() {
     assert_eq!(config["label2id"], json!({NAMES[0]: 0, NAMES[1]: 1}));
     assert_eq!(config["model_type"], "deepburn_encoder");
 
-    // Without the job beside it, the length has to be given.
+    // Without its job.json, the length has to be given.
     let folder = job.folder();
     fs::rename(folder.join("output/model"), folder.join("copy")).unwrap();
     let start = ["predict", "--model", "copy", "--text", "A wonderful film.", "--text", "Awful."];
@@ -103,7 +103,7 @@ fn the_accuracy_of_an_encoders_predictions_is_that_of_its_test() {
 }
 
 #[test]
-fn the_accuracy_of_gpt2s_predictions_is_that_of_its_test() {
+fn predictions_of_gpt2_have_its_test_accuracy() {
     let job = named(reviews().with("model", json!({"pretrained": tiny_model()})));
     job.train();
     assert_accuracy(&job);
@@ -139,7 +139,7 @@ fn numbers_stay_numbers() {
 }
 
 #[test]
-fn what_cannot_be_predicted_is_named_and_leaves_nothing() {
+fn invalid_predictions_are_named_and_leave_nothing() {
     let job = named(reviews()).with("training.max_steps", 1);
     job.train();
     let file = |name: &str, text: &str| fs::write(job.folder().join(name), text).unwrap();

@@ -70,7 +70,7 @@ const PRECISIONS: [(&str, Precision); 3] = [
     ("fp16", fp16),
 ];
 
-/// Sizes in which gradients and parameters travel, and whether they do so beside the computation.
+/// Sizes of buckets, and whether communication overlaps with computation.
 fn small_buckets(overlap: bool) -> Value {
     json!({
         "reduce_bucket_size": 1000, "stage3_prefetch_bucket_size": 1000,
@@ -186,7 +186,7 @@ fn processes_reproduce_the_traces_of_deepspeed() {
     }
 }
 
-/// Leaves the checkpoints up to `step`, as if the run had ended there.
+/// Keeps the checkpoints up to `step`, as if the run had ended there.
 fn forget_after(job: &Job, step: u64) {
     for later in step + 1..=STEPS {
         let _ = fs::remove_dir_all(checkpoints(job).join(format!("step-{later:08}")));
@@ -231,7 +231,7 @@ fn a_run_changes_between_threads_and_processes() {
 
 /// Resuming a checkpoint of 4 threads on 2 ranks gives the same bits with processes and with threads.
 #[test]
-fn processes_go_on_from_another_number_of_ranks() {
+fn processes_resume_with_another_number_of_ranks() {
     if !can_launch() {
         return;
     }
@@ -246,7 +246,7 @@ fn processes_go_on_from_another_number_of_ranks() {
 }
 
 #[test]
-fn processes_go_on_from_checkpoints_of_deepspeed() {
+fn processes_resume_from_deepspeed_checkpoints() {
     if !can_launch() {
         return;
     }
@@ -261,7 +261,7 @@ fn processes_go_on_from_checkpoints_of_deepspeed() {
 
 /// One message, however many processes there are, and nothing is written.
 #[test]
-fn what_processes_cannot_run_is_refused_once() {
+fn invalid_jobs_of_processes_are_refused_once() {
     if !can_launch() {
         return;
     }

@@ -50,17 +50,17 @@ pub(crate) fn command<S: AsRef<str>>(program: &str, folder: &Path, arguments: &[
         .current_dir(folder)
         .env_remove("RUST_LOG")
         .env("RUST_BACKTRACE", "1")
-        // Nothing is fetched, and what is cached stays in the folder.
+        // Nothing is downloaded, and caches stay in the folder.
         .env("HF_HUB_OFFLINE", "1")
         .env("HF_HOME", folder.join("hf"))
         .env("XDG_CACHE_HOME", folder.join("cache"))
-        // Without it, what looks for a GPU reports that there is no desktop, as an error.
+        // Without it, the search for GPUs reports a missing desktop as an error.
         .env("XDG_RUNTIME_DIR", folder);
     command
 }
 
 impl Ending {
-    /// What a program's output says.
+    /// Reads the output of a program.
     pub(crate) fn of(output: Output) -> Self {
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
         Self {
@@ -86,7 +86,7 @@ impl Ending {
         self
     }
 
-    /// What is not as [`failed`](Self::failed) wants it.
+    /// Returns the difference from [`failed`](Self::failed), if there is one.
     pub(crate) fn fault(&self, status: i32, parts: &[&str]) -> Option<String> {
         let messages = self.stderr.lines().filter(|line| line.starts_with("error: ")).count();
         let shown = |what: &str| Some(format!("{what}\nstderr: {}", self.stderr));

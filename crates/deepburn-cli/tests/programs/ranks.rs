@@ -47,7 +47,7 @@ fn gradients_equal_those_of_one_rank_on_the_whole_batch() {
     }
 }
 
-/// What each rank sees is fixed: a whole epoch on 3 ranks has the tokens of all its sequences.
+/// The samples of each rank are fixed: an epoch on 3 ranks has the tokens of all sequences.
 #[test]
 fn an_epoch_sees_every_sequence() {
     let job = Job::uneven().with("training.max_steps", json!(null)).with("training.epochs", 1);

@@ -28,7 +28,7 @@ pub(crate) fn recomputed(job: Job, section: serde_json::Value) -> Job {
     job.with("deepspeed.activation_checkpointing", section)
 }
 
-/// A section that keeps on NVMe, in the build's folder, what is not recomputed.
+/// A section that offloads saved activations to NVMe, in the build folder.
 pub(crate) fn offloaded(policy: &str) -> serde_json::Value {
     let folder = env!("CARGO_TARGET_TMPDIR");
     json!({"policy": policy, "nvme_path": folder, "offload_threshold": 0})
@@ -86,7 +86,7 @@ fn runs_change_what_they_recompute() {
     assert_same(&Trained::read(&job.folder().join("output")), &expected, "from full to off");
 }
 
-/// The record of a step tells how many bytes the activations took.
+/// The record of a step has the bytes of activations.
 #[test]
 fn activations_take_less() {
     let peak = |job: Job| {
@@ -99,7 +99,7 @@ fn activations_take_less() {
 }
 
 #[test]
-fn folders_that_cannot_be_used_are_refused() {
+fn unusable_folders_are_refused() {
     for (folder, reason) in [("/nowhere/at/all", "not found"), ("/dev/shm", "tmpfs")] {
         let job = recomputed(long().sharded(0, 2), json!({"nvme_path": folder}));
         job.run().failed(2, &["activation_checkpointing.nvme_path", reason]);

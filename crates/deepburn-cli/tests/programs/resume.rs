@@ -1,4 +1,4 @@
-//! Runs that are interrupted and go on: from checkpoints, bit for bit.
+//! Interrupted runs that resume from checkpoints, to the bit.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ fn tags(job: &Job) -> Vec<String> {
     all.iter().map(|checkpoint| checkpoint.tag().to_string()).collect()
 }
 
-/// Goes on with a job that was run before.
+/// Resumes a job.
 pub(crate) fn resume(job: &Job, more: &[&str]) -> Ending {
     fs::write(job.folder().join("job.json"), job.json().to_string()).unwrap();
     finetune(job.folder(), &[&["--config", "job.json", "--resume"], more].concat())
@@ -58,7 +58,7 @@ pub(crate) fn long() -> Job {
         )
 }
 
-/// The same run in pieces: it is as if a process ended after each checkpoint.
+/// Checks a run in pieces, as if the process ended after each checkpoint.
 #[track_caller]
 pub(crate) fn same_in_pieces(name: &str, asynchronous: bool, job: impl Fn() -> Job) {
     let straight = job().train();
@@ -66,7 +66,7 @@ pub(crate) fn same_in_pieces(name: &str, asynchronous: bool, job: impl Fn() -> J
     assert_same(&job.train(), &straight, &format!("{name}: saving changes the run"));
     assert_eq!(tags(&job), ["step-00000002", "step-00000004", "step-00000006"]);
     for step in [4, 2] {
-        // What came later is gone, but for the record.
+        // Later checkpoints are gone. The record has their steps.
         for later in (step + 1..=STEPS).map(|step| format!("step-{step:08}")) {
             let _ = fs::remove_dir_all(checkpoints(&job).join(later));
         }
@@ -79,7 +79,7 @@ pub(crate) fn same_in_pieces(name: &str, asynchronous: bool, job: impl Fn() -> J
 }
 
 #[test]
-fn every_stage_and_precision_goes_on_to_the_bit() {
+fn every_stage_and_precision_resumes_to_the_bit() {
     let precisions = [
         ("fp32", "fp32_is_the_default", json!(null)),
         ("bf16", "bf16", json!({"enabled": true})),
@@ -93,7 +93,7 @@ fn every_stage_and_precision_goes_on_to_the_bit() {
     ];
     for (name, key, section) in precisions {
         for stage in STAGES {
-            // Half of them while training goes on.
+            // Half of them save in the background.
             let asynchronous = stage % 2 == 1;
             same_in_pieces(&format!("{name}, stage {stage}"), asynchronous, || {
                 let job = long().sharded(stage, 3);
@@ -107,7 +107,7 @@ fn every_stage_and_precision_goes_on_to_the_bit() {
 }
 
 #[test]
-fn the_tiny_language_model_goes_on_to_the_bit() {
+fn the_tiny_language_model_resumes_to_the_bit() {
     same_in_pieces("tiny", true, || {
         Job::tiny()
             .with("model.config", dropout())
@@ -117,7 +117,7 @@ fn the_tiny_language_model_goes_on_to_the_bit() {
 }
 
 #[test]
-fn dynamic_batches_go_on_to_the_bit() {
+fn dynamic_batching_resumes_to_the_bit() {
     same_in_pieces("dynamic batches", false, || {
         budgeted(2).with("training.max_steps", STEPS).with("training.epochs", 20)
     });
@@ -150,10 +150,14 @@ fn any_number_of_ranks_and_stage_loads_the_same_model() {
             assert!((loss(&job) / expected - 1.0).abs() < 1e-6, "{} {expected}", loss(&job));
         }
     }
-    // Training goes on smoothly.
+    // Training continues smoothly.
     let job = job.with("training.max_steps", 2 * STEPS);
     let ending = resume(&job, &[]).succeeded();
-    assert!(ending.stderr.contains("training.ranks was 4 in the checkpoint"), "{}", ending.stderr);
+    assert!(
+        ending.stderr.contains("training.ranks changes from 4 in the checkpoint"),
+        "{}",
+        ending.stderr
+    );
     let steps = Trained::read(&job.folder().join("output")).steps;
     assert_eq!(steps.len() as u64, 2 * STEPS);
     let losses: Vec<f64> = steps.iter().map(|row| row.loss).collect();
@@ -175,7 +179,7 @@ fn a_damaged_checkpoint_is_refused_and_an_older_one_offered() {
         resume(&job, &[]).failed(2, &parts);
         deepburn(job.folder(), &["inspect", "output"]).failed(2, &parts[1..3]);
     }
-    // The one that is offered leads to the same end; what is damaged is kept under another name.
+    // The suggested one leads to the same result. The damaged one is kept under another name.
     resume(&job, &["step-00000004"]).succeeded();
     assert_same(&Trained::read(&job.folder().join("output")), &straight, "from the older one");
     assert!(checkpoints(&job).join("step-00000006.damaged-1").is_dir());
@@ -183,7 +187,7 @@ fn a_damaged_checkpoint_is_refused_and_an_older_one_offered() {
     resume(&job, &["step-00000005"]).failed(2, &["step-00000005", "step-00000002"]);
     resume(&job, &["../x"]).failed(2, &["--resume", "../x", "no such folder"]);
     resume(&job, &["x y"]).failed(2, &["--resume", "x y", "no tag"]);
-    resume(&job, &["output"]).failed(2, &["--resume", "this program's own", "--output-dir"]);
+    resume(&job, &["output"]).failed(2, &["--resume", "of this program", "--output-dir"]);
     resume(&Job::tiny(), &[]).failed(2, &["--resume", "no checkpoint"]);
 
     let foreign = checkpoints(&job).join("global_step7");
@@ -193,12 +197,12 @@ fn a_damaged_checkpoint_is_refused_and_an_older_one_offered() {
 }
 
 #[test]
-fn nothing_that_an_earlier_run_saved_is_overwritten() {
+fn earlier_checkpoints_are_never_overwritten() {
     let job = long().with("training.save_steps", 2);
     job.train();
     let before = fs::read(checkpoints(&job).join("step-00000002/manifest.json")).unwrap();
     job.run().failed(2, &["training.output_dir", "earlier run", "--resume"]);
-    // Coming by again is told of, and saves beside what is there.
+    // A run that resumes from an older checkpoint warns, and saves beside the newer ones.
     let ending = resume(&job, &["step-00000002"]).succeeded();
     assert!(ending.stderr.contains("step-00000004, step-00000006 stay"), "{}", ending.stderr);
     let expected = ["02", "04", "04.2", "06", "06.2"].map(|end| format!("step-000000{end}"));
@@ -208,12 +212,13 @@ fn nothing_that_an_earlier_run_saved_is_overwritten() {
     let after = fs::read(checkpoints(&job).join("step-00000002/manifest.json")).unwrap();
     assert_eq!(before, after);
     resume(&job, &[]).succeeded();
-    // One that is killed before it saves has a record that the latest checkpoint is no part of.
+    // The record of a run that was killed before it saved ends before the latest checkpoint.
     let record = job.folder().join("output/metrics.jsonl");
     let rows = fs::read_to_string(&record).unwrap();
     let three: Vec<_> = rows.lines().take(3).collect();
     fs::write(&record, format!("{}\n", three.join("\n"))).unwrap();
-    resume(&job, &[]).failed(2, &["--resume", "a run went back", "step-00000006.2"]);
+    resume(&job, &[])
+        .failed(2, &["--resume", "resumed from an older checkpoint", "step-00000006.2"]);
     resume(&job, &["step-00000002"]).succeeded();
     fs::write(&record, "garbage\n").unwrap();
     resume(&job, &[]).failed(2, &["--resume", "metrics.jsonl"]);
@@ -235,13 +240,13 @@ fn two_runs_do_not_share_an_output_folder() {
 }
 
 #[test]
-fn another_job_is_refused_and_another_rate_told_of() {
+fn another_job_is_refused_and_another_rate_is_logged() {
     let (job, _) = finished(2, 2);
     let refusals: [(&str, Value, &str); 5] = [
         ("data.sequence_length", json!(16), "training data"),
-        ("data.shuffle", json!(false), "data.shuffle was true"),
-        ("training.seed", json!(1), "training.seed was 42"),
-        ("model.config.n_layer", json!(1), "n_layer was 2"),
+        ("data.shuffle", json!(false), "data.shuffle changed from true"),
+        ("training.seed", json!(1), "training.seed changed from 42"),
+        ("model.config.n_layer", json!(1), "n_layer changed from 2"),
         ("deepspeed.optimizer.type", json!("Lion"), "deepspeed.optimizer.type"),
     ];
     for (key, value, part) in refusals {
@@ -250,11 +255,11 @@ fn another_job_is_refused_and_another_rate_told_of() {
     }
     let rate = "deepspeed.optimizer.params.weight_decay=0.2";
     let ending = resume(&job, &["--set", rate]).succeeded();
-    assert!(ending.stderr.contains("weight_decay was 0.1"), "{}", ending.stderr);
+    assert!(ending.stderr.contains("weight_decay changes from 0.1"), "{}", ending.stderr);
 }
 
 #[test]
-fn a_checkpoint_that_cannot_be_written_stops_nothing() {
+fn training_continues_after_a_failed_save() {
     let straight = long().train();
     for asynchronous in [false, true] {
         let job = long().with("training.save_steps", 2).with("training.async_save", asynchronous);
@@ -273,7 +278,7 @@ fn a_checkpoint_that_cannot_be_written_stops_nothing() {
 /// `DEEPBURN_SMALL_DISK=DIR cargo test --release -- --ignored a_full_disk`.
 #[test]
 #[ignore = "needs a small disk, which DEEPBURN_SMALL_DISK names"]
-fn a_full_disk_stops_nothing() {
+fn a_full_disk_does_not_stop_training() {
     let disk = PathBuf::from(std::env::var_os("DEEPBURN_SMALL_DISK").unwrap());
     let many = || long().with("training.max_steps", 12);
     let straight = many().train();
@@ -339,10 +344,10 @@ fn signal(child: &Child, name: &str) {
 
 #[cfg(unix)]
 #[test]
-fn a_signal_ends_the_step_saves_and_says_how_to_go_on() {
+fn a_signal_saves_a_checkpoint_and_explains_how_to_resume() {
     let many = || Job::uneven().with("data.shuffle", true).with("training.max_steps", 300);
     let straight = many().train();
-    // The second is asked while a checkpoint may be on its way.
+    // The second signal may arrive during a save.
     for (name, status, saves) in [("TERM", 143, false), ("INT", 130, true)] {
         let mut job = many();
         if saves {
@@ -419,7 +424,7 @@ fn soak(kills: usize) {
 }
 
 #[test]
-fn a_run_that_is_killed_now_and_then_ends_as_if_it_were_not() {
+fn killed_runs_resume_to_the_same_result() {
     soak(4);
 }
 
@@ -432,7 +437,7 @@ fn soak_of_many_kills() {
 }
 
 #[test]
-fn consolidated_weights_are_those_of_the_model() {
+fn consolidated_weights_match_the_model() {
     let (job, trained) = finished(3, 3);
     let folder = job.folder();
     deepburn(folder, &["consolidate", "output", "whole"]).succeeded();

@@ -169,7 +169,7 @@ fn tables_are_read_and_a_part_of_one_evaluates() {
 
 /// GPT-2 with scores for classes, from a language model's weights: the same bits at every stage.
 #[test]
-fn gpt2_tells_classes_apart() {
+fn gpt2_classifies_texts() {
     let job = |stage| {
         reviews()
             .with("model", json!({"pretrained": tiny_model()}))
@@ -195,7 +195,7 @@ fn gpt2_tells_classes_apart() {
 }
 
 #[test]
-fn what_does_not_fit_is_named() {
+fn mismatches_of_checkpoints_are_named() {
     for (path, value, parts) in [
         ("model.config.num_heads", json!(3), &["model.config", "num_heads"][..]),
         ("model.config.num_classes", json!(1), &["num_classes"]),

@@ -112,7 +112,7 @@ fn runs_change_between_nvme_and_memory() {
 }
 
 #[test]
-fn folders_that_cannot_be_used_are_refused() {
+fn unusable_folders_are_refused() {
     let job = || long().sharded(2, 2);
     let file = job().folder().join("file");
     for (folder, reason) in

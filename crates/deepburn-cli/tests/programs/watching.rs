@@ -1,4 +1,4 @@
-//! What a run leaves to look at besides the record: monitors, profiles, operations, comparisons.
+//! Monitoring of runs: monitors, profiles, floating-point operations and comparisons.
 
 use std::fs;
 
@@ -74,7 +74,7 @@ fn a_profile_has_the_phases_and_collectives_of_every_rank() {
 /// Products of the model by hand: each projection's rows times its weights, attention's scores and
 /// mixtures, the head on the positions that predict; twice that backward.
 #[test]
-fn operations_are_those_of_the_formula_at_every_stage() {
+fn operations_match_the_formula_at_every_stage() {
     let (rows, length) = (2 * 32, 32);
     let projections = 2 * rows * LAYERS * 12 * WIDTH * WIDTH;
     let attention = LAYERS * 2 * 2 * (rows * length) * WIDTH;
@@ -100,7 +100,7 @@ fn operations_are_those_of_the_formula_at_every_stage() {
 
 /// Before anything is trained, and without a trace in the places that are refused.
 #[test]
-fn places_that_cannot_be_written_to_are_refused() {
+fn unwritable_paths_are_refused() {
     let job = || Job::tiny().with("data.splits", json!({"train": "90%", "test": "10%"}));
     let enabled = |key: &str, value: &str| json!({"enabled": true, key: value});
     let profile =
@@ -132,7 +132,7 @@ fn places_that_cannot_be_written_to_are_refused() {
 }
 
 #[test]
-fn runs_are_drawn_over_each_other() {
+fn plots_several_runs() {
     let folder = tempfile::tempdir().unwrap();
     for (name, rate) in [("fast", 1e-2), ("slow", 1e-3)] {
         let job = Job::tiny().with("deepspeed.optimizer.params.lr", rate);

@@ -2,6 +2,7 @@
 
 use burn_flex::{Flex, FlexDevice};
 use deepburn::config::{Facts, Plan, Written, resolve};
+use deepburn::run_ranks;
 use deepburn::zero::estimate::{ElementBytes, ParameterSize, PassPeak, PassPlan, estimate};
 use deepburn::zero::{Category, Tier, Training};
 use deepburn::{OutsideError, run_ranks};
@@ -12,6 +13,7 @@ use deepburn_models::{TextBatch, TextClassifier};
 use serde_json::{Value, json};
 
 use super::*;
+use crate::failure::BoxError;
 
 /// A training step of one of the models.
 struct Run<'a> {
@@ -76,7 +78,7 @@ impl Run<'_> {
                     device: 0,
                 };
             }
-            Ok::<_, OutsideError>(peak)
+            Ok::<_, BoxError>(peak)
         });
         peaks.unwrap_or_else(|failure| panic!("{}: {failure}", self.section)).remove(0)
     }
@@ -165,7 +167,7 @@ fn check_language_model(run: &Run<'_>, config: &Gpt2Config) {
 }
 
 #[test]
-fn a_language_model_holds_what_is_forecast() {
+fn a_language_model_needs_the_forecast_memory() {
     for section in sections() {
         for (index, batch) in [(0, [3, 40]), (1, [1, 77]), (2, [2, 64])] {
             let batch = BatchShape { sequences: batch[0], length: batch[1] };
@@ -198,7 +200,7 @@ fn text_batch(limits: deepburn_models::TextLimits, batch: BatchShape) -> TextBat
 }
 
 #[test]
-fn classifiers_hold_what_is_forecast() {
+fn classifiers_need_the_forecast_memory() {
     for section in sections() {
         let batch = BatchShape { sequences: 3, length: 50 };
         let run = Run { section: &section, ranks: 1, batch };

@@ -57,7 +57,7 @@ fn blocks(batch: BatchShape) -> ActivationGraph {
 }
 
 #[test]
-fn threads_share_what_they_gather() {
+fn threads_share_gathered_parameters() {
     // Of 100 elements on 4 ranks: parameters, gradients and moments take 400, 400 and 800 bytes.
     for (stage, threads, processes) in [
         (0, 4 * 1600, 4 * 1600),
@@ -87,7 +87,7 @@ fn a_limit_of_processes_is_compared_with_one() {
 }
 
 #[test]
-fn remedies_are_those_that_help() {
+fn remedies_make_the_run_fit() {
     let remedy_within = |bytes, numel, ranks| {
         with_forecast(0, ranks, numel, |model, forecast| {
             let limit = MemoryLimit { bytes, ..LIMIT };

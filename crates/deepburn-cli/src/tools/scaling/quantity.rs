@@ -1,4 +1,7 @@
 //! Parsers of rates and times on the command line: `100Gb`, `12.5GB`, `150T`, `5us`.
+//!
+//! Bandwidth is the place where bits and bytes are confused most: vendors write links in bits and memory in bytes. So a
+//! unit is required, `b` and `B` differ, and `100G` is an error.
 
 /// The value of `--network`.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use burn_flex::{Flex, FlexDevice};
-use deepburn::OutsideError;
 use deepburn::comm::{Count, Member, Statistics, run_ranks};
 use deepburn::config::{Facts, Plan, Written, resolve};
 use deepburn::zero::cost::{Links, Machine, Network, StepModel};
@@ -151,7 +150,7 @@ impl Job {
                 seconds.push(started.elapsed().as_secs_f64());
                 seen.push((look(&member), flops));
             }
-            Ok::<_, OutsideError>((seen, seconds))
+            Ok::<_, BoxError>((seen, seconds))
         });
         trained.unwrap_or_else(|failure| panic!("{}: {failure}", self.section)).swap_remove(0)
     }
@@ -190,7 +189,7 @@ fn with(mut section: Value, keys: Value) -> Value {
 }
 
 #[test]
-fn collectives_are_those_of_the_engine_at_every_stage() {
+fn collectives_match_the_engine_at_every_stage() {
     for stage in 0..4 {
         for ranks in 1..=4 {
             Job::new(zero(stage, json!({})), ranks).check();
@@ -199,7 +198,7 @@ fn collectives_are_those_of_the_engine_at_every_stage() {
 }
 
 #[test]
-fn buckets_and_micro_batches_change_collectives_as_in_the_engine() {
+fn collectives_match_the_engine_for_all_buckets_and_micro_batches() {
     for stage in 0..4 {
         for size in [2, 3000, 20_000, 500_000_000] {
             let buckets = json!({"reduce_bucket_size": size, "allgather_bucket_size": size});
@@ -212,7 +211,7 @@ fn buckets_and_micro_batches_change_collectives_as_in_the_engine() {
 }
 
 #[test]
-fn gathers_are_those_of_the_engine() {
+fn gathers_match_the_engine() {
     for prefetch in [0, 5000, 20_000, 1_000_000] {
         for [live, reuse, threshold] in [
             [1_000_000_000, 1_000_000_000, 0],
@@ -233,7 +232,7 @@ fn gathers_are_those_of_the_engine() {
 }
 
 #[test]
-fn recomputation_gathers_again_as_in_the_engine() {
+fn gathers_of_recomputation_match_the_engine() {
     for policy in
         [json!({"policy": "full"}), json!({"policy": "selective"}), json!({"every_nth_block": 2})]
     {
@@ -250,7 +249,7 @@ fn recomputation_gathers_again_as_in_the_engine() {
 }
 
 #[test]
-fn element_types_and_untied_heads_are_those_of_the_engine() {
+fn element_types_and_untied_heads_match_the_engine() {
     let bf16 = json!({"bf16": {"enabled": true}});
     let autocast = json!({"torch_autocast": {"enabled": true, "dtype": "bfloat16"}});
     for stage in 0..4 {

@@ -135,13 +135,13 @@ fn arrays<B: OptimizerOps>(states: &ModelStates<B>) -> Result<Vec<Array>, ZeroEr
     Ok(found)
 }
 
-/// What a step starts from and what it leaves.
+/// The inputs and the results of a step.
 #[derive(Debug)]
 struct StepRecord {
     before: Vec<Array>,
     sums: Vec<Option<GradientSum>>,
     after: Vec<Array>,
-    /// What ops use after the step, by parameter.
+    /// The parameters after the step.
     working: Vec<Vec<f32>>,
 }
 

@@ -209,7 +209,7 @@ fn twice(parts: &mut Parts) {
 }
 
 #[test]
-fn weight_files() {
+fn rejects_invalid_weight_files() {
     let whole = Parts::of_tiny().weights();
     let with_length = |length: u64| [&length.to_le_bytes(), &whole[8..]].concat();
     let header = u64::from_le_bytes(whole[..8].try_into().unwrap());

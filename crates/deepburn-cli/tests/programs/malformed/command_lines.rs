@@ -7,7 +7,7 @@ use crate::job::tiny_model;
 use crate::program::deepburn;
 
 #[test]
-fn of_finetune() {
+fn rejects_wrong_command_lines_of_finetune() {
     let with_job: [(&[&str], &[&str]); 37] = [
         (&["--set", "training.max_steps"], &["training.max_steps", "path.to.key=VALUE"]),
         (&["--set", "=3"], &["path.to.key=VALUE"]),
@@ -73,7 +73,7 @@ fn of_finetune() {
 }
 
 #[test]
-fn of_deepburn() {
+fn rejects_wrong_command_lines_of_deepburn() {
     let model = tiny_model();
     let model = model.to_str().unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -121,7 +121,7 @@ fn of_deepburn() {
 
 /// Numbers that a sampler cannot use, with a model that could generate.
 #[test]
-fn of_generation() {
+fn rejects_invalid_sampling_options() {
     let job = Job::uneven()
         .with(
             "data",

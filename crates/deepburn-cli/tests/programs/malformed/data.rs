@@ -28,7 +28,7 @@ fn u32s(tokens: impl IntoIterator<Item = u32>) -> Vec<u8> {
 }
 
 #[test]
-fn token_files() {
+fn rejects_invalid_token_files() {
     let ids = |count: u16| u16s((0..count).map(|id| id % 512));
     check(
         "tokens",
@@ -55,7 +55,7 @@ fn token_files() {
 }
 
 #[test]
-fn text_files() {
+fn rejects_invalid_text_files() {
     let short: &[&str] = &["sequence"];
     check(
         "text",
@@ -79,7 +79,7 @@ fn text_files() {
     );
 }
 
-/// What makes a file or folder called `data` in a folder.
+/// Creates a file or folder called `data` in a folder.
 type Make = fn(&Path);
 
 #[test]
@@ -187,9 +187,9 @@ fn a_tokenizer_larger_than_the_model() {
     none(vec![("131 tokens".to_owned(), fault_of_job(&job, &["vocab_size"]))]);
 }
 
-/// What stands in the way of the results.
+/// Files and folders in the way of the results.
 #[test]
-fn output_folders() {
+fn rejects_unusable_output_folders() {
     let cases: [(&str, Make); 5] = [
         ("a file", |it| fs::write(it, "x").unwrap()),
         ("metrics.jsonl", |it| fs::create_dir_all(it.join("metrics.jsonl")).unwrap()),

@@ -1,4 +1,4 @@
-//! Files that are no job, or no DeepSpeed configuration, as a whole.
+//! Files that are not a job, a DeepSpeed or an Accelerate configuration.
 
 use std::fs;
 
@@ -54,7 +54,7 @@ fn texts() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 #[test]
-fn are_no_job_file() {
+fn rejects_invalid_job_files() {
     let faults = texts().into_iter().map(|(case, text)| {
         let job = Job::tiny();
         fs::write(job.folder().join("wrong.json"), text).unwrap();
@@ -64,7 +64,7 @@ fn are_no_job_file() {
 }
 
 #[test]
-fn are_no_deepspeed_file() {
+fn rejects_invalid_deepspeed_files() {
     let faults = texts().into_iter().map(|(case, text)| {
         let job = Job::tiny().with("deepspeed", "wrong_ds.json");
         fs::write(job.folder().join("wrong_ds.json"), text).unwrap();
@@ -74,7 +74,7 @@ fn are_no_deepspeed_file() {
 }
 
 #[test]
-fn are_no_accelerate_file() {
+fn rejects_invalid_accelerate_files() {
     let faults = [
         ("distributed_type: MULTI_GPU", "distributed_type"),
         ("distributed_type: DEEPSPEED\ndeepspeed_config: [1, 2]", "deepspeed_config"),
@@ -101,7 +101,7 @@ fn are_no_accelerate_file() {
 
 /// The keys are each right; together they are not.
 #[test]
-fn contradict_themselves() {
+fn rejects_contradictory_settings() {
     let faults = [
         ("shares and a path", vec![("data.splits", json!({"train": "a.bin", "eval": "10%"}))]),
         (

@@ -22,7 +22,7 @@ fn check(cases: &[Case]) {
 }
 
 #[test]
-fn of_the_model() {
+fn rejects_invalid_model_settings() {
     check(&[
         ("model", "[]", &["model"]),
         ("model", "\"gpt2\"", &["model"]),
@@ -86,7 +86,7 @@ fn of_the_model() {
 }
 
 #[test]
-fn of_the_data() {
+fn rejects_invalid_data_settings() {
     check(&[
         ("data", "null_", &["job.json"]),
         ("data", "[]", &["data"]),
@@ -141,7 +141,7 @@ fn of_the_data() {
 }
 
 #[test]
-fn of_the_training() {
+fn rejects_invalid_training_settings() {
     check(&[
         ("training", "7", &["training"]),
         ("training.ranks", "0", &["training.ranks", "from 1 to 1024"]),
@@ -197,7 +197,7 @@ fn of_the_training() {
 }
 
 #[test]
-fn of_the_deepspeed_section() {
+fn rejects_invalid_deepspeed_settings() {
     check(&[
         ("deepspeed", "7", &["deepspeed"]),
         ("deepspeed", "[]", &["deepspeed"]),

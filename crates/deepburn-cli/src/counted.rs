@@ -3,6 +3,8 @@
 //! Messages count many things, and `1 ranks` reads like a mistake.
 
 /// Formats a number with its noun: `1 rank`, `2 ranks`, `2 micro-batches`.
+///
+/// Nouns that end in `ch` get `es`. The messages need no other rule.
 pub(crate) fn counted(count: usize, noun: &str) -> String {
     match count {
         1 => format!("1 {noun}"),

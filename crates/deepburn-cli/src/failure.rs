@@ -19,6 +19,8 @@ use crate::console;
 pub(crate) type BoxError = Box<dyn Error + Send + Sync>;
 
 /// Why a command failed.
+///
+/// The variants differ in their exit status and in who prints the message.
 #[derive(Debug)]
 pub enum Failure {
     /// The input is wrong: status 2. Nothing was written.
@@ -96,6 +98,8 @@ fn exceeded_limit(message: &str) -> &'static str {
 }
 
 /// Prints the failure, if there is one, and returns the exit status.
+///
+/// A failure of another process was printed there.
 pub fn exit(result: Result<(), Failure>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,

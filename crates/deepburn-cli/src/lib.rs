@@ -67,6 +67,7 @@ pub fn parse<A: Parser>() -> A {
 /// Without `RUST_LOG`, rank 0 logs warnings and notes. With it, all ranks log. The profiler listens to the same events,
 /// and records phases and collectives once it knows which steps to profile.
 pub fn start_logging() -> Profiler {
+    // Other crates log too much below warnings.
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| {
         let notes = "warn,deepburn_cli=info,deepburn_launch=info";
         tracing_subscriber::EnvFilter::new(if prints_messages() { notes } else { "off" })

@@ -170,6 +170,8 @@ pub(crate) fn model_config<C: LanguageModelConfig>(
 }
 
 /// A micro-batch of token sequences.
+///
+/// Every token is input and target at once: labels are the inputs, and the loss shifts them inside the sequence.
 pub(crate) struct TokenBatch(MicroBatch);
 
 impl Batch for TokenBatch {
@@ -227,6 +229,8 @@ where
 }
 
 /// The data loader of one rank.
+///
+/// It assembles micro-batches in advance on a thread of its own. Rank r of W takes sequences r, r + W, r + 2W and so on.
 pub(crate) struct TokenSource {
     /// Micro-batches for training.
     loader: BatchLoader<Sequences>,

@@ -119,6 +119,9 @@ impl Classification<ClassifierConfig> {
 }
 
 /// Reads the texts of a job. `names` are the class names of the model, if it has some.
+///
+/// # Errors
+/// A user's mistake: invalid data, or class names that look like class numbers.
 fn open_named_texts(
     job: &Job,
     places: &Places,
@@ -147,6 +150,8 @@ fn all_names(given: Option<ClassNames>, texts: &Texts) -> Result<Option<ClassNam
 }
 
 /// Returns the number of classes that the model needs.
+///
+/// A model may have classes that the data lacks, for example those of a pretrained classifier.
 fn num_classes(names: Option<&ClassNames>, texts: &Texts) -> usize {
     names.map_or(0, |names| names.as_slice().len()).max(texts.num_classes())
 }
@@ -260,6 +265,8 @@ where
 }
 
 /// The task of classifying texts.
+///
+/// Labels below 0 mark texts without a label, which an evaluation leaves out of the confusion matrix.
 pub(crate) struct TextClass<D> {
     /// Limits of the model on texts and labels.
     limits: TextLimits,

@@ -31,6 +31,7 @@ pub(crate) fn open_corpus(
 ) -> Result<Corpus, DataError> {
     let data = &job.data;
     let tokenizer = tokenizer(data, places, pretrained)?;
+    // Without a tokenizer one is trained on the text. Token files need none.
     let choice = match &tokenizer {
         Some(path) => TokenizerChoice::Load(path.clone()),
         None => TokenizerChoice::Train { vocab_size: data.vocab_size },
@@ -73,6 +74,9 @@ pub(crate) fn token_cache(data: &DataJob) -> Option<TokenCache> {
 }
 
 /// Returns the tokenizer of the job, or that of its pretrained model.
+///
+/// # Errors
+/// An error of the Hub.
 pub(crate) fn tokenizer(
     data: &DataJob,
     places: &Places,
@@ -89,6 +93,11 @@ pub(crate) fn tokenizer_of(checkpoint: &Path) -> Option<PathBuf> {
 }
 
 /// Returns the files of each split, or all files with the shares of the splits.
+///
+/// Splits are names in a data set, files, or shares of one file. Language models and classifiers find them the same way.
+///
+/// # Errors
+/// An error of the Hub, or a split that the data set does not have.
 pub(crate) fn files(data: &DataJob, places: &Places) -> Result<Splits, DataError> {
     let name = data.name.as_deref();
     Ok(match &data.splits {

@@ -12,6 +12,9 @@ use crate::failure::Failure;
 pub(crate) const PREFETCH: usize = 4;
 
 /// Refuses samples that are longer than `allowed`, the value of `field` in the model's configuration.
+///
+/// # Errors
+/// A user's mistake.
 pub(crate) fn check_length(job: &Job, allowed: usize, field: &str) -> Result<(), Failure> {
     let length = job.data.sequence_length;
     if length <= allowed {
@@ -23,6 +26,8 @@ pub(crate) fn check_length(job: &Job, allowed: usize, field: &str) -> Result<(),
 }
 
 /// Returns the most tokens of a sample in the next step.
+///
+/// The difficulty follows applied steps, so that skipped ones do not advance the curriculum.
 pub(crate) fn longest(curriculum: Option<&CurriculumPlan>, next: NextStep) -> usize {
     // Steps of a curriculum count from 1.
     curriculum.map_or(usize::MAX, |plan| plan.difficulty(next.applied_steps as usize + 1))

@@ -76,6 +76,7 @@ impl Places {
     ) -> Result<Vec<PathBuf>, DataError> {
         match (place, name) {
             (Place::Local(path), None) if path.is_dir() => {
+                // A folder without splits is a folder of files.
                 let Ok(files) = self.split(place, None, TRAIN) else {
                     return Ok(vec![path.clone()]);
                 };

@@ -31,6 +31,9 @@ impl Batch for Labelled {
 }
 
 /// The data loader of one rank.
+///
+/// Batches are assembled in advance on a thread of its own. Without dynamic batching, rank r of W takes texts r, r + W,
+/// r + 2W and so on of the shuffled order.
 pub(crate) struct TextSource {
     /// Micro-batches for training.
     loader: Loader,
@@ -92,6 +95,9 @@ impl TextSource {
 }
 
 /// Returns the token budget of a plan.
+///
+/// `sequence_picking_order` decides between padding and randomness: texts of similar length in a batch need the least
+/// padding, and the order of the data set is the most like training without dynamic batching.
 pub(crate) fn budget(plan: &DynamicBatchingPlan) -> TokenBudget {
     TokenBudget {
         max_tokens: plan.max_tokens,
@@ -108,6 +114,7 @@ pub(crate) fn budget(plan: &DynamicBatchingPlan) -> TokenBudget {
 impl BatchSource<Labelled> for TextSource {
     fn next_step(&mut self, next: NextStep) -> Result<StepBatches<Labelled>, BoxError> {
         let length = longest(self.curriculum.as_ref(), next);
+        // The size of the next step is known before its batches are drawn, because the learning rate depends on it.
         let size = match &self.loader {
             Loader::Fixed(_) => None,
             Loader::Budget { loader, lr_scaling, reference } => {
@@ -182,6 +189,7 @@ pub(crate) fn evaluation(
     // Texts for evaluation may be longer than those for training.
     let longest = lengths.iter().copied().max().unwrap_or(0).max(1);
     let budget = TokenBudget { max_tokens: budget.max_tokens.max(longest), ..budget };
+    // Every rank plans the same batches and takes its own.
     let shape = StepShape { num_ranks: shard.num_ranks, accumulation: 1 };
     let plan = budget.plan(&lengths, shape, 0)?;
     Ok(Box::new((0..plan.num_batches()).map(move |index| {

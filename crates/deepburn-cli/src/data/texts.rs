@@ -18,6 +18,8 @@ use crate::data::corpus::{files, token_cache, tokenizer};
 use crate::data::places::Places;
 
 /// Tokenized splits, shared by all ranks of a process.
+///
+/// Only `train` is required. Without `eval` there is no evaluation during training, and without `test` none at the end.
 #[derive(Clone)]
 pub(crate) struct Texts {
     pub(crate) train: Arc<LabelledTexts>,
@@ -33,6 +35,9 @@ const SYNTHETIC_REVIEWS: usize = 4000;
 
 impl Texts {
     /// Returns the number of classes in all splits.
+    ///
+    /// With class names it is their number. Otherwise it is one more than the highest label of any split, because an
+    /// evaluation counts all of them.
     pub(crate) fn num_classes(&self) -> usize {
         let others = self.eval.iter().chain(&self.test);
         if let Some(names) = self.classes.names() {
@@ -57,6 +62,7 @@ pub(crate) fn open_texts(
     let [Some(train), eval, test] = splits else {
         return Err(DataError::Empty { what: "the train split".to_owned() });
     };
+    // Warnings come before tokenization, which may take minutes.
     warn_of_classes(&train, &classes);
     let tokenizer = match tokenizer(&job.data, places, pretrained)? {
         Some(path) => Tokenizer::load(&path)?,

@@ -23,6 +23,8 @@ pub(crate) fn is_vocabulary_given(job: &Job) -> bool {
 
 /// Gives a model without pretrained weights the vocabulary of its tokenizer, unless the job sets a size.
 ///
+/// The size is rounded up to a multiple of [`ROWS`]. The additional rows are never used: no text contains their ids.
+///
 /// # Errors
 /// A user's mistake: more tokens than a model supports.
 pub(crate) fn with_vocabulary<C: LanguageModelConfig>(
@@ -70,6 +72,7 @@ pub(crate) fn with_special_tokens<C: LanguageModelConfig>(
     let mut ids = Map::new();
     for name in names.iter().filter(|name| !job.model.config.contains_key(**name)) {
         let token = name.strip_suffix("_id").unwrap_or(name);
+        // A tokenizer without this token, such as GPT-2's, uses its end of text.
         let id = tokenizer.special_token(token).or(tokenizer.end_of_text());
         ids.insert((*name).to_owned(), id.map_or(Value::Null, Value::from));
     }

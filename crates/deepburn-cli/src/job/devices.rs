@@ -59,6 +59,8 @@ impl<D: Clone> Devices<D> {
     }
 
     /// Returns the device of a local rank.
+    ///
+    /// Local ranks beyond the number of devices start again at the first one.
     pub(crate) fn of(&self, local_rank: usize) -> &D {
         &self.chosen[local_rank % self.chosen.len()]
     }

@@ -36,6 +36,8 @@ pub(crate) use with_language_models;
 pub(crate) type Classify = Box<dyn Fn(&TextBatch<Flex>) -> Tensor<Flex, 2>>;
 
 /// A model that `finetune` trains.
+///
+/// Its configuration is complete: fields that a file leaves out have their defaults.
 pub(crate) enum KnownModel {
     /// A language model.
     LanguageModel(Box<dyn KnownLanguageModel>),

@@ -21,6 +21,7 @@ impl MadeFolders {
     pub(crate) fn make(folder: &Path) -> io::Result<Self> {
         let is_missing = |it: &&Path| !it.as_os_str().is_empty() && !it.exists();
         let made = folder.ancestors().take_while(is_missing).map(Path::to_owned).collect();
+        // From here on, dropping removes what `create_dir_all` has created before it failed.
         let folders = Self { made };
         fs::create_dir_all(folder)?;
         Ok(folders)

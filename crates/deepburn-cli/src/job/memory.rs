@@ -17,6 +17,8 @@ use crate::failure::Failure;
 const MAX_TOKENS: usize = 1 << 31;
 
 /// A limit on memory.
+///
+/// Several may apply at once. A run has to stay below each of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MemoryLimit {
     pub(crate) bytes: u64,
@@ -32,6 +34,7 @@ pub(crate) fn memory_limits() -> Vec<MemoryLimit> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let info = read("/proc/meminfo");
     let swap = kibibytes(&info, "SwapFree").unwrap_or(0);
+    // Swap counts, because the system moves idle pages there before it ends a process.
     let available = kibibytes(&info, "MemAvailable").map(|free| free.saturating_add(swap) << 10);
     let groups = read("/proc/self/cgroup");
     let limits = [
@@ -72,6 +75,9 @@ fn address_space(limits: &str) -> Option<u64> {
 }
 
 /// Refuses optimizer steps with more than [`MAX_TOKENS`] tokens on a rank.
+///
+/// # Errors
+/// A user's mistake.
 pub(crate) fn check_step(batch: BatchPlan, sequence_length: usize) -> Result<(), Failure> {
     let BatchPlan { micro_batch_size, gradient_accumulation_steps, .. } = batch;
     let samples = micro_batch_size.saturating_mul(gradient_accumulation_steps);
@@ -86,6 +92,8 @@ pub(crate) fn check_step(batch: BatchPlan, sequence_length: usize) -> Result<(),
 }
 
 /// Returns a figure of `/proc/meminfo` in KiB.
+///
+/// Lines have the form `MemAvailable:   16384 kB`.
 fn kibibytes(info: &str, name: &str) -> Option<u64> {
     let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     line.trim().strip_suffix(" kB")?.parse().ok()

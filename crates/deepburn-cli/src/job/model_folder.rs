@@ -46,6 +46,8 @@ impl ModelFolder {
     }
 
     /// Returns the sequence length of the run.
+    ///
+    /// It is `None` without a `job.json`, and then callers use the maximum of the model.
     pub(crate) fn sequence_length(&self) -> Option<usize> {
         let length = self.job.as_ref()?["data"]["sequence_length"].as_u64()?;
         usize::try_from(length).ok().filter(|length| *length > 0)

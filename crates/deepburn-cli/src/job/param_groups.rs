@@ -35,6 +35,7 @@ pub(crate) fn grouped_sizes(
         })
         .collect();
     let updates = plan.param_groups.assign(&plan.optimizer, &known);
+    // Groups are a key of `training`, but Muon's requirements belong to the optimizer.
     let updates = updates.map_err(|error| match error {
         ParamGroupError::NoMatrix { .. } | ParamGroupError::MuonRate { .. } => {
             Failure::mistake(format!("deepspeed.{error}"))
@@ -52,6 +53,8 @@ pub(crate) fn grouped_sizes(
 }
 
 /// Logs how many parameters are frozen, updated by Muon, or free of weight decay.
+///
+/// A group that matches other parameters than its author expects shows in these numbers first.
 fn report_groups(plan: &Plan, updates: &[Option<UpdateSettings>]) {
     let ParamGroups { groups, no_decay } = &plan.param_groups;
     let frozen = updates.iter().filter(|update| update.is_none()).count();

@@ -25,7 +25,8 @@ pub(crate) fn agree<T>(
     outcome: Result<T, Failure>,
 ) -> Result<T, Failure> {
     let Some(placement) = ranks.placement() else { return outcome };
-    // A failed process sends its exit status, a ready one sends nothing.
+    // A failed process sends its exit status, a ready one sends nothing. Statuses are gathered in rank order, so all
+    // processes agree on which failure is the first.
     let status: Vec<u8> = outcome.as_ref().err().map(Failure::status).into_iter().collect();
     let statuses =
         ranks.gather_bytes(what, &status).map_err(|failure| failure_of_rank(ranks, failure))?;
@@ -46,6 +47,7 @@ pub(crate) fn one_per_host_first<T>(
     ranks: &Ranks,
     prepare: impl FnOnce() -> Result<T, Failure>,
 ) -> Result<T, Failure> {
+    // The first process downloads and tokenizes. The others wait for it and find both in the caches.
     let leads = ranks.placement().is_none_or(|placement| placement.local_rank == 0);
     match leads {
         true => {
@@ -98,6 +100,8 @@ fn write_probe(folder: &Path) -> Result<PathBuf, Failure> {
 }
 
 /// Returns the failure of a rank. Only the process of that rank prints it.
+///
+/// Threads are all in one process, which prints it in any case.
 pub(crate) fn failure_of_rank<E: std::fmt::Display>(
     ranks: &Ranks,
     failure: RankFailure<E>,

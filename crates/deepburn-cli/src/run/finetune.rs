@@ -11,6 +11,15 @@
 //!
 //! Phases 1 to 3 write nothing. An error in them is a user's mistake with exit status 2. Where ranks are processes,
 //! [`agree`] ends each phase, so that a failure of one process ends all of them with one message.
+//!
+//! | File | Phase |
+//! |---|---|
+//! | `preparation.rs`, `prepared.rs` | job, data, checkpoint, forecast |
+//! | `forecast.rs`, `swap.rs`, `monitoring.rs` | whether the run fits, and where it may write |
+//! | `output_folder.rs` | lock and first writes |
+//! | `rank.rs`, `resume.rs`, `hooks.rs` | training |
+//! | `results.rs` | model, test record and report |
+//! | `agreement.rs`, `signals.rs`, `launcher_env.rs` | processes, signals and launcher |
 
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -109,6 +118,9 @@ pub fn finetune(arguments: Arguments, profiler: &Profiler) -> Result<(), Failure
 }
 
 /// Connects the processes of the job and divides the cores of this host among them.
+///
+/// # Errors
+/// A user's mistake if launcher and program do not match, and a failure if a rank or a host is lost.
 fn connect() -> Result<Ranks, Failure> {
     let ranks = Ranks::connect().map_err(|error| match error {
         // A lost rank or host is no mistake of the user: a restart may help.
@@ -174,6 +186,9 @@ impl Run<'_> {
     }
 
     /// Trains on backend `B`. Ranks use those of the `visible` devices that the job selects.
+    ///
+    /// This is the only place that knows all recipes. Everything below is generic over the recipe, so that each kind of
+    /// job is compiled for each backend.
     fn train<B: FusedOps + OptimizerOps>(&self, visible: &[B::Device]) -> Result<(), Failure> {
         self.prepared.preparation.subject.visit::<B, _>(TrainOn { run: self, visible })
     }
@@ -206,6 +221,8 @@ impl Run<'_> {
     }
 
     /// Places the ranks of this process on devices, checks that the run fits there, and builds their models.
+    ///
+    /// Checks that depend on a device come here: supported types, memory, and the folders of swap files.
     fn build<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         &self,
         recipe: &R,
@@ -245,6 +262,7 @@ impl Run<'_> {
         recipe: &R,
         devices: &[B::Device],
     ) -> Result<Vec<Option<R::Model>>, Failure> {
+        // Weights of the job would be replaced by the checkpoint, so they are not even read.
         let weights = match &self.prepared.origin {
             Some(_) => InitialWeights::Zeros,
             None => InitialWeights::OfJob,
@@ -258,12 +276,16 @@ impl Run<'_> {
     }
 
     /// Trains on every rank of this process, and returns how each rank ended.
+    ///
+    /// From the first collective on, a failure of one rank ends all of them. A failed collective does not know its step,
+    /// so the message gets it from the [`StepCounter`].
     fn train_ranks<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         &self,
         recipe: &R,
         placed: &Placed<B::Device, R::Model>,
     ) -> Result<Vec<RankOutcome>, Failure> {
         let Self { ranks, signals, .. } = self;
+        // Until here SIGTERM and SIGINT end the process, because there is nothing to save.
         agree(ranks, "signals", signals.listen().map_err(Failure::run))?;
         let steps = StepCounter::default();
         ranks.count_steps(steps.0.clone());
@@ -284,6 +306,9 @@ impl Run<'_> {
     }
 
     /// Turns the outcome of the ranks into the end of the process.
+    ///
+    /// A run that a signal stopped is no success: the status is 128 plus the number of the signal, as in shells, so that
+    /// scripts and schedulers see that the model is not complete. Only the process of rank 0 prints the message.
     fn conclude(&self, outcome: RankOutcome) -> Result<(), Failure> {
         let (signal, name) = self.signals.last();
         let message = match outcome {

@@ -87,6 +87,7 @@ impl TrainedModel<'_> {
         let pass = PassPlan::new(self.plan, zero, self.ranks, &rank);
         let policy = change.policy.unwrap_or(self.plan.activations.recompute);
         let pass = pass.with_policy(policy).peak(&graph);
+        // Offloaded activations take no memory on the device and count on their tier.
         let offloaded_to = match self.plan.activations.offload {
             ActivationOffload::Nvme { .. } => &mut rank.disk,
             ActivationOffload::Device | ActivationOffload::Host { .. } => &mut rank.host,
@@ -103,6 +104,7 @@ impl Forecast {
     /// optimizer step, with all gradients and the directions of an optimizer that computes them as tensors.
     fn device(&self) -> u64 {
         let kept = self.rank.states.parameters.saturating_add(self.rank.states.optimizer);
+        // Gradients are part of the pass, because they appear one after the other during backward.
         let in_pass = kept.saturating_add(self.pass.device);
         // During the update, gradients stay until their parameters are updated.
         let in_step = self.rank.states.total().saturating_add(self.rank.buffers.directions);
@@ -262,6 +264,7 @@ impl RunForecast {
             let resident = Resident::new(&changed, preparation, &model);
             limits.iter().all(|limit| !changed.exceeds(limit) && resident.is_below(limit, &local))
         };
+        // Of several exceeded limits the lowest is reported. The remedy satisfies all.
         let exceeded = limits.iter().filter(|limit| forecast.exceeds(limit));
         if let Some(limit) = exceeded.min_by_key(|limit| limit.bytes) {
             let states_fit = forecast.compared(limit, forecast.rank.states.total()) <= limit.bytes;
@@ -300,6 +303,7 @@ fn refusal(forecast: &Forecast, limit: &MemoryLimit, remedy: Option<String>) -> 
     };
     let states = forecast.compared(limit, forecast.rank.states.total());
     let all = forecast.compared(limit, forecast.device());
+    // The key that users look at first: sharding if states do not fit, else the micro-batch.
     let (key, needed) = if states > limit.bytes {
         ("zero_optimization", format!("the model states of {place} need {}", readable(states)))
     } else {

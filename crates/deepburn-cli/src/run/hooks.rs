@@ -13,6 +13,17 @@
 //! | [`MonitorHook`] | 0 | TensorBoard events and CSV files |
 //! | [`FlopsHook`] | 0 | floating-point operations of one step |
 //! | [`Progress`] | 0 | bar or lines on standard error |
+//!
+//! A row of `metrics.jsonl`, and one of an evaluation after the same step:
+//!
+//! ```text
+//! {"step":4,"loss":5.52814245223999,"lr":0.001,"grad_norm":1.2894164447534144,"loss_scale":1.0,"skipped":false,
+//!  "tokens":128,"step_seconds":0.01450287,"tokens_per_second":8825.8,
+//!  "memory":{"parameters":435456,"gradients":145152,"optimizer":290304,"gathered_peak":0,"activations_peak":577540,
+//!            "device_peak":1303684,"host_peak":0,"disk_peak":0,"rss":96358400},
+//!  "seconds":{"data":5.4e-6,"forward":0.00055,"backward":0.01295,"optimizer":0.00027}}
+//! {"step":4,"eval_loss":5.466615308404542}
+//! ```
 
 use std::fmt::Display;
 use std::fs;
@@ -38,6 +49,12 @@ use crate::run::results::write_whole;
 use crate::run::resume::Origin;
 
 /// Returns the hooks of a rank.
+///
+/// A run that resumes from its own checkpoint continues `metrics.jsonl` after the step of that checkpoint, and cuts later
+/// rows. One that resumes from DeepSpeed starts a new record.
+///
+/// # Errors
+/// A file that cannot be created.
 pub(super) fn hooks(
     run: &PreparedRun,
     rank: usize,
@@ -91,7 +108,7 @@ pub(super) fn hooks(
 pub(super) struct StepCounter(pub(super) Arc<AtomicU64>);
 
 impl StepCounter {
-    /// Adds the current step of this process to a failed collective.
+    /// Adds the current step of this process to a failed collective. Other errors already name theirs.
     pub(super) fn add_step(&self, failure: RankFailure<BoxError>) -> RankFailure<BoxError> {
         let cause = match (failure.cause, self.0.load(Relaxed)) {
             (FailureCause::Comm(error), 0) => {
@@ -119,7 +136,7 @@ struct FullDisk(bool);
 
 impl FullDisk {
     /// Lets training continue after `written` failed on a full disk, with one warning until a write succeeds again.
-    fn tolerate<E: Display + Into<BoxError>>(
+    fn handle<E: Display + Into<BoxError>>(
         &mut self,
         written: Result<(), E>,
         is_disk_full: fn(&E) -> bool,
@@ -142,6 +159,8 @@ impl FullDisk {
 }
 
 /// Writes every row to `metrics.jsonl`.
+///
+/// The file is flushed after each row, so that it can be followed while the run trains.
 struct MetricsHook {
     /// Keeps rows that could not be written.
     writer: MetricsWriter,
@@ -154,6 +173,7 @@ struct MetricsHook {
 impl MetricsHook {
     /// Writes a row. The writer keeps rows that did not fit, so that a full disk loses none.
     fn write(&mut self, row: impl Into<Row>) -> Result<(), BoxError> {
+        // Clean-up jobs remove old folders, and sometimes those of a running job.
         if self.writer.restore_if_removed()? {
             tracing::warn!(
                 "metrics.jsonl or the output folder was removed during the run; it was created again, and rows and \
@@ -163,7 +183,7 @@ impl MetricsHook {
             write_whole(path, text)?;
         }
         let consequence = "training continues, and rows wait until there is room";
-        self.disk.tolerate(self.writer.write(row), |error| error.is_disk_full(), consequence)
+        self.disk.handle(self.writer.write(row), |error| error.is_disk_full(), consequence)
     }
 }
 
@@ -182,6 +202,8 @@ impl Hook for MetricsHook {
 }
 
 /// Writes the files of TensorBoard and CSV monitors.
+///
+/// Their axis counts samples, as in DeepSpeed, so that runs with different batches can be compared.
 struct MonitorHook {
     /// TensorBoard and CSV.
     monitors: Monitors,
@@ -194,16 +216,19 @@ const WITHOUT_MONITORING: &str = "training continues without monitoring until th
 impl Hook for MonitorHook {
     fn after_step(&mut self, row: &StepRow, samples: u64) -> Result<(), BoxError> {
         let written = self.monitors.step(samples, row);
-        self.disk.tolerate(written, |error| error.is_disk_full(), WITHOUT_MONITORING)
+        self.disk.handle(written, |error| error.is_disk_full(), WITHOUT_MONITORING)
     }
 
     fn after_evaluation(&mut self, row: &EvalRow, samples: u64) -> Result<(), BoxError> {
         let written = self.monitors.evaluation(samples, row);
-        self.disk.tolerate(written, |error| error.is_disk_full(), WITHOUT_MONITORING)
+        self.disk.handle(written, |error| error.is_disk_full(), WITHOUT_MONITORING)
     }
 }
 
 /// Records the steps and the memory of one rank in a profile.
+///
+/// The profiler gets phases and collectives from the log events of the library. This hook tells it where steps begin and
+/// end, and what the rank holds after each phase.
 struct ProfileHook {
     /// Shared by all ranks of the process.
     profiler: Profiler,
@@ -248,6 +273,8 @@ impl Hook for ProfileHook {
 }
 
 /// Reports the floating-point operations of one step.
+///
+/// The report goes to the file that the configuration names, else to standard error.
 struct FlopsHook {
     /// Step, depth and destination of the report.
     plan: FlopsPlan,
@@ -261,6 +288,9 @@ struct FlopsHook {
 
 impl FlopsHook {
     /// Returns the modules that have parameters or matrix products.
+    ///
+    /// Parameters come from the configuration of the model and operations from the counted step. The profile adds up
+    /// entries with the same path.
     fn modules(&self, operations: &[ModuleOperations]) -> Vec<ModuleFlops> {
         let parameters = self.parameters.iter().map(|parameter| ModuleFlops {
             path: parameter.path.rsplit_once('.').map_or("", |(module, _)| module).to_owned(),

@@ -2,6 +2,19 @@
 //!
 //! Main type: [`JobState`]. A run resumes only if the state of its checkpoint and its own agree on everything that
 //! decides which model is trained on which samples ([`JobState::compare`]).
+//!
+//! A refusal names both values and the remedy:
+//!
+//! ```text
+//! error: --resume: output/checkpoints/step-00000006: training.seed changed from 42 to 1; set it back, or start a new run
+//! from its weights with model.pretrained
+//! ```
+//!
+//! Other changes are warnings, because a run with another learning rate or another number of ranks is still the same run:
+//!
+//! ```text
+//! WARN deepspeed.optimizer.params.weight_decay changes from 0.1 in the checkpoint to 0.2
+//! ```
 
 use deepburn::checkpoint::{Atom, Checkpoint, Export};
 use deepburn::{ClientStates, TorchModel};
@@ -17,6 +30,9 @@ use crate::run::preparation::Preparation;
 const FORMAT: u32 = 1;
 
 /// The job that saved a checkpoint.
+///
+/// Fields are only added, each with a default, so that checkpoints of older programs load. A field that changes its
+/// meaning raises [`FORMAT`].
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct JobState {
     /// [`FORMAT`] of the program that saved it; 1 in checkpoints that are older than the field.
@@ -74,6 +90,7 @@ impl JobState {
             let remedy = "load it with Engine::load_checkpoint";
             return Err(format!("it was not saved by finetune; {remedy}"));
         }
+        // The version comes first, because every error below names it.
         let version = state.get("version").and_then(Value::as_str).unwrap_or("unknown");
         let format = state.get("format").and_then(Value::as_u64).unwrap_or(1);
         if format > u64::from(FORMAT) {
@@ -103,7 +120,7 @@ impl JobState {
     pub(crate) fn compare(&self, now: &Self) -> Result<(), String> {
         if self.samples != now.samples {
             return Err(format!(
-                "it was saved with {} training samples and this job has {}, so data-loader positions are not \
+                "it was saved with {} samples of training data and this job has {}, so data-loader positions are not \
                  comparable; give the data that it was saved with",
                 self.samples, now.samples
             ));
@@ -126,7 +143,7 @@ impl JobState {
         for section in ["model", "data", "training", "deepspeed"] {
             differ(section, self.job.get(section), now.job.get(section), &mut differences);
         }
-        // The resulting model configuration was compared above.
+        // The resulting model configuration was compared above. A field that is written in another way is no change.
         differences.retain(|difference| !difference.path.starts_with("model.config"));
         // Refusals come first: warnings matter only to a run that resumes.
         differences.sort_by_key(|difference| !self.refuses(&difference.path));
@@ -220,7 +237,10 @@ struct Difference {
 }
 
 /// Collects the keys below `path` whose values differ.
+///
+/// Keys of both sides count: one that is missing on a side differs from any value.
 fn differ(path: &str, then: Option<&Value>, now: Option<&Value>, found: &mut Vec<Difference>) {
+    // Sections are compared key by key, everything else as a whole, lists included.
     if let (Some(Value::Object(left)), Some(Value::Object(right))) = (then, now) {
         let added = right.keys().filter(|name| !left.contains_key(*name));
         for name in left.keys().chain(added) {
@@ -240,6 +260,8 @@ fn differ(path: &str, then: Option<&Value>, now: Option<&Value>, found: &mut Vec
 }
 
 /// Keys that decide the model, the data and the order of samples. A run cannot resume after a change of one.
+///
+/// Entries are prefixes of paths in `job.json`.
 const DECISIVE: [&str; 4] = ["model.", "data.", "training.seed", "deepspeed.optimizer.type"];
 
 /// Exceptions from [`DECISIVE`]: where files lie, and how they are read.

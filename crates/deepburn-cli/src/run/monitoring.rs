@@ -37,6 +37,7 @@ pub(crate) fn check_monitors(preparation: &Preparation, config: &Path) -> Result
 
 /// Refuses a path that is one of the run's own files or folders, or is inside one.
 fn check_free(key: &str, path: &Path, output: &Path) -> Result<(), Failure> {
+    // Paths that do not exist yet cannot be canonicalized, so they are compared in absolute form.
     let whole = |path: &Path| absolute(path).unwrap_or_else(|_| path.to_owned());
     let path_whole = whole(path);
     let taken = OWN.iter().find(|name| path_whole.starts_with(whole(&output.join(name))));
@@ -69,6 +70,7 @@ fn check_file(file: &PathBuf, output: &Path, config: &Path) -> Result<(), Failur
     }
     let folder = file.parent().unwrap_or(Path::new(""));
     let _made = MadeFolders::make(folder).map_err(|error| refused(KEY, file, &error))?;
+    // Only opening shows whether a file can be written. A new one is removed again.
     let existed = file.exists();
     OpenOptions::new()
         .append(true)

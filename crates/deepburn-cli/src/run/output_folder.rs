@@ -43,6 +43,9 @@ pub(crate) fn open_output(preparation: &Preparation) -> Result<Option<File>, Fai
 }
 
 /// Checks that results can be written, and locks the folder. A folder that is refused is not created.
+///
+/// # Errors
+/// A user's mistake: an unwritable folder, something in the way of the results, or another run.
 fn claim(folder: &Path) -> Result<Option<File>, Failure> {
     let refused = |error: io::Error| {
         Failure::mistake(format!(
@@ -51,6 +54,7 @@ fn claim(folder: &Path) -> Result<Option<File>, Failure> {
         ))
     };
     let made = MadeFolders::make_writable(folder).map_err(refused)?;
+    // A folder with the name of a result would fail only at the end of the run.
     let in_the_way = ["metrics.jsonl", "job.json", "report.html"].map(|it| folder.join(it));
     let in_the_way = in_the_way.iter().find(|it| it.is_dir());
     let model = folder.join("model");

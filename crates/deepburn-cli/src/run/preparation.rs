@@ -5,6 +5,13 @@
 //!
 //! The order of the checks is that of their cost. The job file and the backend come first, then the batch, then the data,
 //! whose download and tokenization may take minutes, and the plan last, because it needs the data.
+//!
+//! A mistake is reported with its key as the job file has it:
+//!
+//! ```text
+//! error: training.epochs: the train split has 3 samples per rank, but a step takes 8, so that no step is complete; lower
+//! deepspeed.train_batch_size, set data.drop_last to false or give training.max_steps
+//! ```
 
 use burn::tensor::DType;
 use deepburn::zero::estimate::ParameterSize;
@@ -89,6 +96,7 @@ pub(crate) fn prepare(
         true => Order::Shuffled { seed: job.training.seed },
         false => Order::Sequential,
     };
+    // Limits on a step apply to the largest batch of the schedule.
     let (places, largest) = (Places::default(), batch_sizes.largest());
     let subject = Subject::prepare(&job, &places, largest, order)?;
     let max_steps = match &dynamic {
@@ -113,6 +121,9 @@ pub(crate) fn prepare(
 }
 
 /// Refuses a backend that this program was built without.
+///
+/// # Errors
+/// A user's mistake, with the feature to build with.
 fn check_backend(backend: Backend) -> Result<(), Failure> {
     let compiled = match backend {
         Backend::Flex => true,
@@ -163,6 +174,8 @@ pub(crate) fn check_types<B: burn::tensor::backend::Backend>(
 }
 
 /// Adds notes on keys that have no effect, now that the data and the number of steps are known.
+///
+/// Keys that never have an effect get theirs from the configuration itself.
 fn add_notes(job: &mut Job, dynamic: Option<&DynamicBatchingPlan>, max_steps: usize) {
     let mut note = |severity, key: &str, message: String| {
         job.notes.push(Diagnosis::new(severity, key, message, ""));
@@ -186,6 +199,9 @@ fn add_notes(job: &mut Job, dynamic: Option<&DynamicBatchingPlan>, max_steps: us
 }
 
 /// Returns the number of samples of each step.
+///
+/// # Errors
+/// A user's mistake: a schedule together with dynamic batching, or a size that ranks and micro-batches do not divide.
 fn batch_sizes(
     job: &Job,
     batch: BatchPlan,
@@ -268,7 +284,7 @@ fn num_steps(
     if steps == 0 {
         let per_step = batches.at(0).train_batch_size / num_ranks;
         return Err(Failure::mistake(format!(
-            "training.epochs: the train split has {per_rank} samples a rank and a step takes \
+            "training.epochs: the train split has {per_rank} samples per rank, but a step takes \
              {per_step}, so that no step is complete; lower deepspeed.train_batch_size, set \
              data.drop_last to false or give training.max_steps"
         )));
@@ -277,6 +293,8 @@ fn num_steps(
 }
 
 /// Resolves the `deepspeed` section, logs its notes and returns the plan with the content of `job.json`.
+///
+/// `job.json` has the job as written, the resolved plan, and every value of `"auto"` with its reason.
 fn resolve_plan(job: &Job, written: &Written, facts: &Facts) -> Result<(Plan, Value), Failure> {
     let resolved = resolve(written, facts).map_err(Failure::mistake)?;
     for note in job.notes.iter().chain(&resolved.notes) {
@@ -295,6 +313,8 @@ fn resolve_plan(job: &Job, written: &Written, facts: &Facts) -> Result<(Plan, Va
 }
 
 /// Logs a note. The log already shows its severity.
+///
+/// Without `RUST_LOG` only rank 0 shows logs, so every rank may log the same notes.
 fn log(note: &Diagnosis) {
     match note.severity {
         Severity::Warning => tracing::warn!("{}", note.finding()),

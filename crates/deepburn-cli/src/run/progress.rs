@@ -22,6 +22,8 @@ use crate::counted::counted;
 use crate::failure::BoxError;
 
 /// Shows steps on standard error.
+///
+/// The bar belongs to a terminal. Elsewhere it is hidden, and lines take its place.
 pub(crate) struct Progress {
     /// Hidden without a terminal.
     bar: ProgressBar,
@@ -92,6 +94,7 @@ impl Progress {
             bar.set_style(style);
         }
         bar.set_message("first step");
+        // The bar appears before the first step, which may take much longer than others.
         bar.tick();
         let lines = every.is_some() || breakdown;
         let every = every.unwrap_or(if breakdown { 1 } else { total.div_ceil(20) }).max(1);
@@ -116,6 +119,7 @@ impl Hook for Progress {
         let lr = readable_rate(lr);
         let message = format!("loss {loss:.4}  lr {lr}  {tokens_per_second:.0} tokens/s{mark}");
         self.skipped += u64::from(skipped);
+        // The first step is always shown, because it takes longest and shows that training has started.
         let due = step == 1 || step % self.every == 0 || step == self.total;
         if due && (self.lines || self.bar.is_hidden()) {
             let phases = row.seconds.filter(|_| self.breakdown).map(described).unwrap_or_default();

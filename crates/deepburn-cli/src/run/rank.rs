@@ -49,6 +49,12 @@ pub(super) struct RankRun<'a, B: FusedOps + OptimizerOps, R: Recipe<B>> {
 }
 
 /// Trains, exports and tests the model on one rank.
+///
+/// Restoring needs an engine, because states are sharded as the engine shards the model. So the engine is built first,
+/// with zeros for weights if the run resumes.
+///
+/// # Errors
+/// The first error of this rank. It ends the other ranks as well.
 pub(super) fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     run: &PreparedRun,
     rank: RankRun<'_, B, R>,
@@ -90,6 +96,9 @@ pub(super) fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
 }
 
 /// Evaluates the model of `step` on the test split, if there is one, until `interrupt`. Rank 0 records the result.
+///
+/// # Errors
+/// Unreadable data, a failed collective, or a full disk.
 fn test<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     preparation: &Preparation,
     recipe: &R,
@@ -135,6 +144,9 @@ fn train_plan(preparation: &Preparation, signals: &Signals, resumed: LoopState) 
 }
 
 /// Returns what the job asks of its best model: the metric, early stopping, and whether it is the one to export.
+///
+/// The identity of the evaluation data belongs to it: after a change of that data, metrics are not comparable, and the
+/// best model is chosen again.
 fn best_plan(preparation: &Preparation) -> BestPlan {
     let training = &preparation.job.training;
     BestPlan {
@@ -152,6 +164,8 @@ fn best_plan(preparation: &Preparation) -> BestPlan {
 }
 
 /// Prints whether training stopped early, and which model is saved.
+///
+/// Without early stopping and without `load_best_model_at_end` it prints nothing.
 fn report_best(preparation: &Preparation, step: u64, best: Option<BestEvaluation>) {
     let training = &preparation.job.training;
     if step < preparation.max_steps

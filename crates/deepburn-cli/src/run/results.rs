@@ -8,6 +8,16 @@
 //!
 //! The model is written first, because it is what the run was for. The report comes last and reads `metrics.jsonl`, so that
 //! it also has the steps before a resume.
+//!
+//! `test.json` of a language model:
+//!
+//! ```text
+//! {
+//!   "test_loss": 5.468337368224718,
+//!   "targets": 124775,
+//!   "perplexity": 237.0657119283746
+//! }
+//! ```
 
 use std::fs;
 use std::path::Path;
@@ -27,7 +37,10 @@ use crate::failure::{BoxError, Failure};
 use crate::run::launcher_env::{launch_seconds, restarts};
 use crate::run::preparation::Preparation;
 
-/// Writes `test.json` with the loss and the accuracy or perplexity on the test split.
+/// Writes `test.json` with the loss and the accuracy or perplexity on the test split, and prints them.
+///
+/// # Errors
+/// The file cannot be written.
 pub(crate) fn record_test(measured: &Measured, output: &Path) -> Result<(), BoxError> {
     let Measured { row, num_targets, answers } = measured;
     let mut record = json!({ "test_loss": row.eval_loss, "targets": num_targets });
@@ -65,6 +78,7 @@ pub(crate) fn save_model<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         0 => Some(recipe.writer(&folder)?),
         _ => None,
     };
+    // One parameter at a time is whole on every rank, so that export needs little memory at any stage.
     for parameter in engine.parameters() {
         let data = engine.states().master_data(parameter.index())?;
         if data.iter::<f32>().any(|value| !value.is_finite()) {
@@ -133,6 +147,7 @@ fn goodput(rows: &[Row]) -> Option<String> {
 
 /// Writes a file under a temporary name and renames it, so that readers see all of it or nothing.
 pub(crate) fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
+    // The temporary file is in the same folder, because renaming works within one file system only.
     let partial = path.with_extension("partial");
     let written = fs::write(&partial, text).and_then(|()| fs::rename(&partial, path));
     if written.is_err() {

@@ -8,6 +8,13 @@
 //!   ([`JobState::compare`]); everything else may change, and a change that affects numbers is logged.
 //! - A restart by the launcher resumes from the newest intact checkpoint of its own launch. Others in the folder belong
 //!   to earlier runs, and `--resume` decides about those ([`origin`]).
+//!
+//! | Command | Checkpoint |
+//! |---|---|
+//! | `--resume` | the latest one of the output folder |
+//! | `--resume step-00001000` | the one of this name |
+//! | `--resume path/to/deepspeed` | the one that DeepSpeed's file `latest` names |
+//! | restart by `deepburn launch` | the newest intact one of this launch, else as the command says |
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -37,6 +44,8 @@ pub(crate) fn folder(output: &Path) -> PathBuf {
 }
 
 /// A checkpoint that a run resumes from.
+///
+/// It is open and verified, so that a damaged file is an error before training starts.
 pub(crate) enum Origin {
     /// A checkpoint that this program saved.
     Own(Checkpoint),
@@ -54,6 +63,8 @@ impl Origin {
     }
 
     /// Returns the number of samples before the checkpoint, over all ranks.
+    ///
+    /// Monitors continue their axis there.
     pub(crate) fn samples(&self) -> u64 {
         match self {
             Self::Own(checkpoint) => {
@@ -65,6 +76,8 @@ impl Origin {
 }
 
 /// Returns when the job saves, and which checkpoints it keeps.
+///
+/// The client state of a checkpoint is the [`JobState`], which a later run compares with its own.
 pub(crate) fn plan(preparation: &Preparation) -> CheckpointPlan {
     let training = &preparation.job.training;
     CheckpointPlan {
@@ -155,6 +168,8 @@ pub(crate) fn open(preparation: &Preparation, what: Option<&str>) -> Result<Orig
         let is_own = what.parse::<Tag>().is_ok() && own.join(what).is_dir();
         !is_own && (path.exists() || path.components().count() > 1)
     };
+    // A checkpoint beyond the end of the job is an error rather than an empty run, which would export a model that the job
+    // file does not describe.
     let origin = match what.filter(is_folder) {
         Some(path) => Origin::DeepSpeed(open_deepspeed(preparation, Path::new(path))?),
         None => Origin::Own(open_own(preparation, what)?),
@@ -236,6 +251,8 @@ fn check_record(preparation: &Preparation, checkpoint: &Checkpoint) -> Result<()
 }
 
 /// Returns the failure of a wrong `--resume`.
+///
+/// All of them start with the option, because most causes are in the command line rather than in the job file.
 fn mistake(error: impl Display) -> Failure {
     Failure::mistake(format!("--resume: {error}"))
 }
@@ -260,6 +277,9 @@ pub(crate) fn restore<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
 }
 
 /// Restores a rank from a checkpoint of this program.
+///
+/// Weights, optimizer states, schedule, loss scale, random-number streams, data-loader position and loop state are
+/// restored, so that the run continues to the bit. The number of ranks and the ZeRO stage may be others.
 fn restore_own<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
     engine: &mut Engine<B, M>,
     checkpoint: &Checkpoint,

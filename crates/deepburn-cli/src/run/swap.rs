@@ -30,6 +30,7 @@ pub(crate) fn check_swap(
         check("zero_optimization.offload_optimizer.nvme_path", file, state_bytes)?;
     }
     let Some(file) = preparation.plan.activations.offload.swap_file() else { return Ok(()) };
+    // Two files in one folder have to fit together.
     let shared = states.is_some_and(|states| states.folder == file.folder);
     let bytes = activations.saturating_add(if shared { state_bytes } else { 0 });
     check("activation_checkpointing.nvme_path", file, bytes)
@@ -118,6 +119,8 @@ fn nvme(preparation: &Preparation) -> Option<&NvmePlan> {
 }
 
 /// Returns the size of one rank's swap file with the plan `zero`.
+///
+/// It is 0 if the plan keeps everything in memory.
 fn file_bytes(preparation: &Preparation, zero: &ZeroPlan) -> u64 {
     let plan = &preparation.plan;
     let ranks = preparation.job.training.ranks;

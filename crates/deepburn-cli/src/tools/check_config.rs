@@ -14,6 +14,8 @@
 //! ```
 //!
 //! Values of `"auto"` follow with the reason of each, then warnings.
+//!
+//! The JSON (`--json`) has the whole plan, every value of `"auto"` with its reason, and all notes.
 
 use std::path::Path;
 
@@ -75,6 +77,8 @@ impl OpenValues {
 
 /// Reads a configuration: a file, base64, inline JSON, or a Lightning strategy.
 ///
+/// DeepSpeed and its integrations accept these forms, so that users can pass their configuration unchanged.
+///
 /// # Errors
 /// A user's mistake.
 pub(crate) fn read(config: &str) -> Result<Written, Failure> {
@@ -101,6 +105,7 @@ pub(crate) fn check_config(
     if ranks == Some(0) {
         return Err(Failure::mistake("--ranks: too few: 0; use at least 1"));
     }
+    // A DeepSpeed file says nothing about ranks, unless it is an Accelerate configuration.
     let (written, facts) = match Job::is_job_file(Path::new(config)) {
         true => {
             let request = JobRequest { config: config.into(), ranks, ..JobRequest::default() };
@@ -133,6 +138,7 @@ fn summary(source: &str, resolved: &Resolved) -> Vec<String> {
         ("precision", precision(plan)),
         ("optimizer", described(&plan.optimizer)),
         ("schedule", described(&plan.schedule)),
+        // Debug formatting keeps the point of 1.0.
         ("clipping", plan.gradient_clipping.map_or("off".to_owned(), |clip| format!("{clip:?}"))),
         ("activations", activations(plan)),
     ];
@@ -221,6 +227,8 @@ fn activations(plan: &Plan) -> String {
 }
 
 /// Formats a part of the plan as `type: name value, ...`, with the names of the JSON.
+///
+/// The plan's serialization is the only list of its fields, so that a new field appears here without a change.
 fn described(part: &impl Serialize) -> String {
     fn pairs(value: &Value) -> String {
         match value {

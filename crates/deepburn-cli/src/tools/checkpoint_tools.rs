@@ -87,6 +87,9 @@ fn open(path: &Path, tag: Option<&str>) -> Result<Checkpoint, Failure> {
 }
 
 /// Selects a checkpoint of a folder.
+///
+/// The latest one is the default, because it has the most training. The best one is what `finetune` would export with
+/// `training.load_best_model_at_end`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CheckpointChoice<'a> {
     /// The one that was saved last.

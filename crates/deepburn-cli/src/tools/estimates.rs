@@ -77,6 +77,7 @@ pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure
     };
     let plan = plan(arguments, model)?;
     let stages = stages(stage_number(arguments, &plan)?)?;
+    // Step times need activations, for their operations.
     let length = match arguments.scaling.is_given() {
         true => arguments.sequence_length.or(Some(model.max_len() as u64)),
         false => arguments.sequence_length,
@@ -143,6 +144,8 @@ fn stage_number(arguments: &EstimateArguments, plan: &Plan) -> Result<Option<u8>
 }
 
 /// The model and the plan to estimate.
+///
+/// Sizes and activations do not depend on the ZeRO stage, so all stages share them.
 struct Subject<'a> {
     /// The resolved configuration.
     plan: &'a Plan,
@@ -245,6 +248,9 @@ impl Scaling {
 }
 
 /// Returns the peak memory of a rank, with activations if they are known.
+///
+/// Without activations it is the sum of states and buffers. With them it is the peak of a training pass, in which some
+/// buffers are not yet or no longer in use.
 fn training_bytes(estimate: &Estimate) -> u64 {
     let Some(pass) = estimate.pass else { return estimate.peak() };
     let kept = estimate.states.parameters.saturating_add(estimate.states.optimizer);

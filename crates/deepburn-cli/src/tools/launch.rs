@@ -125,6 +125,7 @@ impl Unsupported {
 pub(crate) fn launch(arguments: LaunchArguments) -> Result<(), Failure> {
     let dry_run = arguments.dry_run;
     let launch = planned(arguments)?;
+    // The line is printed in any case, so that users can start mpirun themselves.
     let line = quoted(&launch.words());
     if dry_run {
         console::print(&line);
@@ -146,6 +147,9 @@ pub(crate) fn launch(arguments: LaunchArguments) -> Result<(), Failure> {
 }
 
 /// Returns the launch that the command line describes.
+///
+/// # Errors
+/// A user's mistake, before any host is contacted.
 fn planned(arguments: LaunchArguments) -> Result<Launch, Failure> {
     arguments.unsupported.refuse()?;
     let hosts = selected_hosts(&arguments)?;
@@ -171,6 +175,9 @@ fn planned(arguments: LaunchArguments) -> Result<Launch, Failure> {
 }
 
 /// Returns the hosts of the hostfile, or this machine, with the slots that the options select.
+///
+/// # Errors
+/// A user's mistake: an unreadable hostfile, unknown hosts or slots, or options that exclude each other.
 fn selected_hosts(arguments: &LaunchArguments) -> Result<Vec<HostSlots>, Failure> {
     let selection = Selection {
         include: arguments.include.clone(),

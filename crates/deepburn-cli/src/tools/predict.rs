@@ -91,7 +91,7 @@ pub(crate) fn predict(arguments: &PredictArguments) -> Result<(), Failure> {
         }
         Some(path) => {
             thread::scope(|scope| {
-                // One part waits while another is classified.
+                // The channel holds one part, so that at most three are in memory: read, waiting and classified.
                 let (sender, parts) = sync_channel(1);
                 scope.spawn(move || send_parts(path, &table, &sender));
                 classify_all(parts, &classifier, &mut writer, &mut summary)
@@ -122,6 +122,8 @@ fn check_places(arguments: &PredictArguments) -> Result<(), Failure> {
 }
 
 /// Returns the columns to read and to write.
+///
+/// A label column from the run is optional: tables to classify often have none. One from the command line is required.
 fn columns(
     arguments: &PredictArguments,
     folder: &ModelFolder,
@@ -169,6 +171,9 @@ fn send_parts(path: &Path, columns: &TextColumns, parts: &SyncSender<Part>) {
 }
 
 /// Classifies and writes all parts.
+///
+/// # Errors
+/// A part that cannot be read or classified, or a table without rows.
 fn classify_all(
     parts: Receiver<Part>,
     classifier: &TrainedClassifier,

@@ -32,6 +32,9 @@ pub(crate) struct Prediction {
 }
 
 /// The columns of the output.
+///
+/// Columns of the input keep their names. A column that would have the name of another one is an error rather than
+/// renamed, because a reader could not know which is which.
 #[derive(Debug, Clone)]
 pub(crate) struct OutputColumns {
     /// Columns of the input, which come first.
@@ -43,6 +46,8 @@ pub(crate) struct OutputColumns {
 }
 
 /// Writes predictions, one row each.
+///
+/// The columns are fixed when it starts. Invalid ones are an error before the model classifies anything.
 pub(crate) struct PredictionWriter {
     /// Names of the columns.
     columns: OutputColumns,
@@ -103,6 +108,7 @@ impl PredictionWriter {
         if path.is_dir() {
             return Err(refused(ErrorKind::IsADirectory.into()));
         }
+        // The number of the process keeps two commands with the same output apart.
         let name = path.file_name().map(|it| it.to_string_lossy()).unwrap_or_default();
         let partial = path.with_file_name(format!(".{name}.{}.partial", std::process::id()));
         let file = BufWriter::new(File::create(&partial).map_err(refused)?);
@@ -152,6 +158,7 @@ impl PredictionWriter {
         };
         let outcome = outcome.and_then(|()| match &self.file {
             Some(file) => {
+                // The content has to be on disk before the name, or a crash could leave an empty file.
                 File::open(&file.partial)?.sync_all()?;
                 fs::rename(&file.partial, &file.path)
             }

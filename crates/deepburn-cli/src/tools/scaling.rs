@@ -237,6 +237,8 @@ impl Speed {
     }
 
     /// Returns the throughput of a row per unit of hardware, relative to one rank.
+    ///
+    /// It is 1 if communication costs nothing and the machine does not slow down.
     fn efficiency(&self, row: &StepCost, one: &StepCost) -> f64 {
         // Threads share the hardware, so that ideally the step time is proportional to their number.
         let ideal = match self.network {
@@ -248,6 +250,8 @@ impl Speed {
 }
 
 /// Returns the powers of two below `ranks`, and `ranks`.
+///
+/// They are few enough for a table even at the highest number of ranks.
 pub(crate) fn rank_counts(ranks: u64) -> Vec<u64> {
     let powers = (0..u64::BITS).map(|power| 1_u64 << power);
     powers.take_while(|count| *count < ranks).chain([ranks]).collect()

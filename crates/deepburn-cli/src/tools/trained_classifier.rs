@@ -21,6 +21,8 @@ const BATCH_TEXTS: usize = 64;
 const BATCH_TOKENS: usize = 8192;
 
 /// A classifier, its tokenizer and the names of its classes.
+///
+/// It is immutable, and all its methods compute on all cores.
 pub(crate) struct TrainedClassifier {
     classify: Classify,
     tokenizer: Tokenizer,
@@ -96,6 +98,7 @@ impl TrainedClassifier {
     pub(crate) fn predict(&self, texts: &[&str]) -> Result<Vec<Vec<f64>>, Failure> {
         let texts = LabelledTexts::unlabelled(texts, &self.tokenizer, self.max_length, "the texts")
             .map_err(Failure::mistake)?;
+        // Batches are planned as in evaluation, so that a long text does not pad many short ones.
         let budget = TokenBudget {
             min_batch_size: 1,
             max_batch_size: Some(BATCH_TEXTS),

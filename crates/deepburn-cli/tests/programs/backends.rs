@@ -31,12 +31,12 @@ pub(crate) fn backends() -> impl Iterator<Item = &'static str> {
     ALL.into_iter().filter(|backend| compiled(backend))
 }
 
-/// Those that are not flex.
+/// Backends other than flex.
 fn others() -> impl Iterator<Item = &'static str> {
     backends().filter(|backend| *backend != "flex")
 }
 
-/// What ranks of one process have to share.
+/// Trains on a backend. Ranks of one process share its devices.
 fn on(job: Job, backend: &str, stage: u8, ranks: usize) -> Trained {
     job.sharded(stage, ranks).with("training.backend", backend).train()
 }
@@ -106,7 +106,7 @@ fn near(row: &StepRow, expected: &StepRow, what: &str) {
 
 /// As on flex, for a number of ranks.
 #[test]
-#[cfg_attr(feature = "fusion", ignore = "what fusion fuses depends on what ran before")]
+#[cfg_attr(feature = "fusion", ignore = "fusion depends on earlier ops")]
 fn stages_agree_to_the_bit() {
     for backend in others() {
         for job in [Job::tiny, Job::uneven] {
@@ -120,10 +120,9 @@ fn stages_agree_to_the_bit() {
     }
 }
 
-/// What is written while training goes on is what there was: the run that goes on from it comes to the
-/// same end.
+/// A checkpoint that was saved in the background resumes to the same result.
 #[test]
-#[cfg_attr(feature = "fusion", ignore = "what fusion fuses depends on what ran before")]
+#[cfg_attr(feature = "fusion", ignore = "fusion depends on earlier ops")]
 fn interrupted_runs_resume_to_the_bit() {
     for backend in others() {
         same_in_pieces(backend, true, || long().sharded(3, 2).with("training.backend", backend));

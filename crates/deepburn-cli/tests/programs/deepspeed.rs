@@ -14,7 +14,7 @@ fn golden(name: &str) -> PathBuf {
     data("deepspeed").join(name)
 }
 
-/// Those of a smaller model, `mini`, with its own tokens.
+/// Checkpoints of a smaller model, `mini`, with its own tokens.
 pub(crate) fn small(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deepburn-deepspeed/tests/data").join(name)
 }

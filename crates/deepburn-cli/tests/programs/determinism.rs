@@ -9,7 +9,7 @@ pub(crate) fn dropout() -> Value {
     json!({"embd_pdrop": 0.1, "resid_pdrop": 0.1, "attn_pdrop": 0.1})
 }
 
-/// A kind of job, as a function because a job has a folder of its own.
+/// A kind of job. It is a function, because every job has its own folder.
 type Kind = fn() -> Job;
 
 /// fp16 whose first steps overflow, so that skipped steps are among those compared.
@@ -104,7 +104,7 @@ fn the_seed_decides() {
     assert_ne!(with_seed(1).numbers(), with_seed(2).numbers());
 }
 
-/// Every rank draws numbers of its own for dropout; with the same on all, ranks that see the same
+/// Every rank draws its own numbers for dropout; with the same on all, ranks that see the same
 /// sample would drop the same.
 #[test]
 fn ranks_drop_differently() {

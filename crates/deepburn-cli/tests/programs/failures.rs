@@ -31,8 +31,7 @@ fn a_full_disk_names_rank_step_and_file() {
     assert!(!job.folder().join("output/model").exists());
 }
 
-/// A run that fails leaves no model of its own, and no page that says it went well, an earlier
-/// run's neither.
+/// A failed run leaves no model and no report, not even the report of an earlier run.
 #[test]
 fn a_failed_run_leaves_no_report() {
     let optimizer = json!({"type": "SGD", "params": {"lr": 1e38}});

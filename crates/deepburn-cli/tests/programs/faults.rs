@@ -208,7 +208,7 @@ fn output(job: &Job) -> PathBuf {
     job.folder().join("output")
 }
 
-/// The same job on threads, in a folder of its own.
+/// The same job on threads, in its own folder.
 fn on_threads(ranks: usize, steps: u64) -> Trained {
     busy(ranks, steps).train()
 }
@@ -378,8 +378,8 @@ fn a_restarted_job_ends_with_the_same_bits() {
     const STEPS: u64 = 300;
     let job = busy(2, STEPS).with("training.save_steps", 5).with("training.save_total_limit", 3);
     let delays = [1500, 2300, 1900, 2100].map(Duration::from_millis);
-    let told = restarted(&job, 2, delays.into_iter().enumerate());
-    println!("{told}");
+    let summary = restarted(&job, 2, delays.into_iter().enumerate());
+    println!("{summary}");
     assert_same(&job, &on_threads(2, STEPS));
 }
 
@@ -460,7 +460,7 @@ fn random_kills_for_minutes_change_no_bit() {
 struct TwoMachines([String; 2]);
 
 impl TwoMachines {
-    /// `None` where there are no namespaces or no root: then it says that `test` is skipped.
+    /// Returns `None` without namespaces or root, and prints that `test` is skipped.
     fn up(test: &str, name: &str) -> Option<Self> {
         if !has_mpirun(test) {
             return None;
@@ -530,8 +530,8 @@ fn a_rank_killed_on_another_machine_is_named() {
     running.signal_rank("KILL", 2);
     let (ended, log) = running.end();
     assert_eq!(ended.code(), Some(137), "{log}");
-    // Nobody on the first machine sees the process end. mpirun does, and ends the others, who say what
-    // they waited for.
+    // No process on the first machine sees the process end. mpirun does, and ends the others, which report what they
+    // waited for.
     let line = format!("error: rank 2 on {} ended by signal 9", machines.0[1]);
     assert!(log.contains(&line), "{log}");
     // Among the ranks that one waits for there may be others that are still on their way.
@@ -540,9 +540,9 @@ fn a_rank_killed_on_another_machine_is_named() {
     let reports: Vec<_> = log.lines().filter(is_report).collect();
     // One line for each of the two ranks that are left, or one for both where the first could still tell the other.
     assert!((1..=2).contains(&reports.len()), "{log}");
-    let says_where =
+    let has_location =
         |line: &&str| line.contains(" failed: step ") && line.contains("in collective ");
-    assert!(reports.iter().all(says_where), "{log}");
+    assert!(reports.iter().all(has_location), "{log}");
 }
 
 #[test]

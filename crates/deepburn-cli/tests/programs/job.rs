@@ -1,4 +1,4 @@
-//! A job in a folder of its own, and what a run of it leaves there.
+//! A job in its own folder, and the results of its run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use crate::program::{Ending, finetune};
 
-/// Where the data files of these tests are.
+/// Folder of the data files of these tests.
 pub(crate) fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
 }
@@ -113,12 +113,12 @@ impl Job {
         Trained::read(&self.folder().join("output"))
     }
 
-    /// The same, or nothing where the device refuses to compute in the job's types.
+    /// Trains the job, or returns `None` if the device does not support its types.
     #[track_caller]
     pub(crate) fn train_if_typed(&self) -> Option<Trained> {
         let ending = self.run();
         if ending.status == Some(2) {
-            ending.failed(2, &["deepspeed.", "cannot compute in"]);
+            ending.failed(2, &["deepspeed.", "does not support"]);
             return None;
         }
         ending.succeeded();

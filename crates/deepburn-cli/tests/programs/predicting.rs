@@ -74,7 +74,7 @@ fn assert_accuracy(job: &Job) {
     }
     let accuracy = test_record(job)["test_accuracy"].as_f64().unwrap();
     assert_eq!(correct as f64 / 300.0, accuracy);
-    assert!(accuracy < 1.0, "texts that are all told apart show nothing");
+    assert!(accuracy < 1.0, "a perfect accuracy shows nothing");
 }
 
 #[test]

@@ -61,7 +61,7 @@ fn same(job: &Job, what: &str) -> Trained {
     processes
 }
 
-/// A precision as a job of its own, because a job has a folder of its own.
+/// Returns a job with a precision. Every job has its own folder.
 type Precision = fn() -> Job;
 
 const PRECISIONS: [(&str, Precision); 3] = [

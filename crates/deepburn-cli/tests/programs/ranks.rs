@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::job::{Job, STAGES, Trained};
 
-/// Makes a job; a function, because a job has a folder of its own.
+/// Creates a job. It is a function, because every job has its own folder.
 type Kind = fn() -> Job;
 
 /// Trains one step on `ranks` ranks with 12 sequences in each of two micro-batches over all ranks.

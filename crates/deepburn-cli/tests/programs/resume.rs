@@ -267,8 +267,8 @@ fn training_continues_after_a_failed_save() {
         fs::write(checkpoints(&job), "in the way").unwrap();
         let ending = job.run().succeeded();
         for step in [2, 4, 6] {
-            let told = format!("step {step}: no checkpoint was saved, and training goes on");
-            assert!(ending.stderr.contains(&told), "{}", ending.stderr);
+            let warning = format!("step {step}: no checkpoint was saved, and training goes on");
+            assert!(ending.stderr.contains(&warning), "{}", ending.stderr);
         }
         assert_same(&Trained::read(&job.folder().join("output")), &straight, "without checkpoints");
     }
@@ -378,8 +378,8 @@ fn a_signal_saves_a_checkpoint_and_explains_how_to_resume() {
     }
 }
 
-/// Kills the job with SIGKILL after random times until that has happened `kills` times, each time
-/// going on from the latest checkpoint. Whenever it comes to its end, that is the undisturbed one.
+/// Kills the job with SIGKILL after random times, `kills` times in total, and resumes from the latest checkpoint each
+/// time. Every completed run has the result of an undisturbed one.
 fn soak(kills: usize) {
     let job = || {
         let job = Job::uneven().with("data.shuffle", true).with("training.max_steps", 60);
@@ -391,7 +391,7 @@ fn soak(kills: usize) {
     let (mut job, mut killed, mut finished, mut state) = (job(), 0, 0, 12345_u64);
     while killed < kills || finished == 0 {
         let saved = checkpoints(&job).is_dir() && !tags(&job).is_empty();
-        // Every other time it saves while training goes on.
+        // Every other run saves in the background.
         let asynchronous = format!("training.async_save={}", killed % 2 == 1);
         let more: &[_] = if saved { &["--resume", "latest"] } else { &[] };
         let mut child = start(&job, &[&["--set", &asynchronous], more].concat());
@@ -454,7 +454,7 @@ fn consolidated_weights_match_the_model() {
     }
     // Nothing is replaced, and nothing laid among checkpoints.
     let inside = ["consolidate", "output", "output/checkpoints"];
-    deepburn(folder, &inside).failed(2, &["where checkpoints lie"]);
+    deepburn(folder, &inside).failed(2, &["a folder of checkpoints"]);
     fs::create_dir(folder.join("taken")).unwrap();
     fs::write(folder.join("taken/config.json"), "{}").unwrap();
     deepburn(folder, &["consolidate", "output", "taken"]).failed(2, &["config.json is there"]);
@@ -472,7 +472,7 @@ fn consolidated_weights_match_the_model() {
     let arguments = ["consolidate", "output", "other", "--max-shard-size", "much"];
     let ending = deepburn(folder, &arguments);
     assert_eq!(ending.status, Some(2), "{}", ending.stderr);
-    assert!(ending.stderr.contains("is no size"), "{}", ending.stderr);
+    assert!(ending.stderr.contains("invalid size"), "{}", ending.stderr);
 }
 
 #[test]

@@ -33,6 +33,8 @@ impl Sized {
 }
 
 /// Appends the layers of a model to an activation graph.
+///
+/// Sizes saturate instead of overflowing, because an estimate accepts any configuration.
 pub(super) struct GraphBuilder {
     graph: ActivationGraph,
     /// Tensors by the numbers under which the model knows them.
@@ -166,6 +168,7 @@ impl ForwardPass for GraphBuilder {
     fn layer_norm(&mut self, x: PassTensor, width: u64) -> PassTensor {
         let x = self.at(x);
         let x = if self.autocast.is_some() { self.cast(x, F32) } else { x };
+        // Statistics are in f32 whatever the type of the rows.
         let row = (x.numel / width.max(1)).saturating_mul(F32);
         let [id, _, _] = self.graph.push(&ActivationOp {
             inputs: &[x.id],

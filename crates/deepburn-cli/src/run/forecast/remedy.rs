@@ -3,6 +3,16 @@
 //! Main function: [`remedy`]. It tries changes from the smallest to the largest and returns the first that fits. What a
 //! change costs decides the order: activation checkpointing costs a second forward pass, smaller micro-batches cost
 //! throughput, more sharding costs communication, and offload costs most.
+//!
+//! Examples, in the order of the search:
+//!
+//! ```text
+//! set deepspeed.activation_checkpointing to {"policy": "full"}
+//! lower deepspeed.train_micro_batch_size_per_gpu to 4
+//! set "stage": 3
+//! set "offload_optimizer": {"device": "nvme", "nvme_path": "..."}
+//! set "stage": 3 and set reduce_bucket_size and stage3_max_live_parameters to 1e7
+//! ```
 
 use std::path::PathBuf;
 
@@ -69,6 +79,7 @@ pub(super) fn remedy(
     } else {
         PassChange::FULL
     };
+    // If the states fit, a change of activations alone may be enough.
     if states_fit {
         let halves = std::iter::successors(Some(sequences / 2), |half| Some(half / 2));
         let smaller = halves.take_while(|half| *half > 0);
@@ -79,6 +90,7 @@ pub(super) fn remedy(
             return Some(pass.settings());
         }
     }
+    // Changes of states come after all changes of activations alone, and are combined with as few of those as possible.
     for pass in [PassChange::default(), full, full.of_sequences(1)] {
         let small = with_small_buffers(zero);
         let found = sharding(zero, &|zero| fits(zero, pass)).or_else(|| {

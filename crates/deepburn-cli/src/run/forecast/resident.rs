@@ -55,6 +55,7 @@ impl Resident {
         let largest = model.sizes.iter().map(|size| size.numel).max().unwrap_or(0);
         let swap = if forecast.rank.disk > 0 { SWAP_BUFFERS } else { 0 };
         let copies = largest.saturating_mul(F32 * GRADIENT_COPIES).saturating_add(swap);
+        // All ranks of the process may be at the same point of their step.
         let copies = copies.saturating_mul(ranks);
         Self { tensors, logits: logits.saturating_mul(ranks), copies }
     }

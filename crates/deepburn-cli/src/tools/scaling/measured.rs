@@ -51,6 +51,7 @@ impl Measured {
             Precision::Fp16 => DType::F16,
             Precision::Bf16 => DType::BF16,
         };
+        // Values do not affect the speed, and ones neither overflow nor become subnormal.
         let ones = |shape: [usize; 2]| Tensor::<Flex, 2>::ones(shape, &FlexDevice).cast(dtype);
         let (left, right) = (ones([rows, width]), ones([width, inner]));
         // Training multiplies through `MatmulOps`. Burn's own product on flex has another speed.

@@ -1,13 +1,14 @@
 //! Failures of a command: the exit status and one message on standard error.
 //!
-//! A message has the form `what is wrong: value; what is allowed; what to do`, so that one line is enough to mend a job:
+//! A message has the form `what is wrong: value; what is allowed; what to do`, so that one line is enough to mend a
+//! job:
 //!
 //! ```text
 //! error: training.devices: 4 is not visible: "cuda" sees 2 on this host; use indices from 0 to 1, or "auto"
 //! ```
 //!
-//! Functions choose the kind of a failure where they know it: [`Failure::mistake`] for everything that depends on the input
-//! alone, [`Failure::run`] for everything that can also happen to a correct job.
+//! Functions choose the kind of a failure where they know it: [`Failure::mistake`] for everything that depends on the
+//! input alone, [`Failure::run`] for everything that can also happen to a correct job.
 
 use std::error::Error;
 use std::fmt;

@@ -1,8 +1,8 @@
 //! The commands of DeepBurn: `finetune`, the main job, and `deepburn`, the tools beside it.
 //!
 //! Modules follow the flow of data. `job` knows models, devices and memory before any data is read. `data` turns the
-//! names in a job file into batches, and combines them with a model in a recipe. `run` prepares a run, trains and writes
-//! its results. `tools` are the commands that work on configurations, checkpoints and trained models.
+//! names in a job file into batches, and combines them with a model in a recipe. `run` prepares a run, trains and
+//! writes its results. `tools` are the commands that work on configurations, checkpoints and trained models.
 //!
 //! # Exit status
 //!
@@ -14,8 +14,8 @@
 //! | 128 + n | stopped by signal n, after a checkpoint |
 //! | other | the status of a program that `deepburn launch` started |
 //!
-//! Every failure is one message on standard error ([`Failure`]). Where ranks are processes, the process of the rank that
-//! failed prints it, and all processes end with the same status.
+//! Every failure is one message on standard error ([`Failure`]). Where ranks are processes, the process of the rank
+//! that failed prints it, and all processes end with the same status.
 
 use std::io::{IsTerminal, Write};
 
@@ -40,8 +40,8 @@ pub use failure::{Failure, exit};
 pub use run::finetune::{Arguments, finetune};
 pub use tools::{Tools, run as run_tool};
 
-/// Returns whether this process prints messages: the one with rank 0. If the variables of launchers contradict each other,
-/// all processes print, because the rank is unknown.
+/// Returns whether this process prints messages: the one with rank 0. If the variables of launchers contradict each
+/// other, all processes print, because the rank is unknown.
 fn prints_messages() -> bool {
     !matches!(Placement::detect(), Ok(Some(placement)) if placement.rank != 0)
 }

@@ -230,7 +230,8 @@ where
 
 /// The data loader of one rank.
 ///
-/// It assembles micro-batches in advance on a thread of its own. Rank r of W takes sequences r, r + W, r + 2W and so on.
+/// It assembles micro-batches in advance on a thread of its own. Rank r of W takes sequences r, r + W, r + 2W and so
+/// on.
 pub(crate) struct TokenSource {
     /// Micro-batches for training.
     loader: BatchLoader<Sequences>,

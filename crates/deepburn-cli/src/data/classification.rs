@@ -198,8 +198,8 @@ impl<C: TextClassifierConfig> SubjectInfo for Classification<C> {
 /// The most classes of a model. A higher label is most likely from a column of ids.
 const MAX_CLASSES: usize = 1 << 16;
 
-/// Returns a size of the model: that of the data, unless the job sets one, which must be large enough. The tuple has the
-/// name of the field, the value of the job or the default, and the value of the data.
+/// Returns a size of the model: that of the data, unless the job sets one, which must be large enough. The tuple has
+/// the name of the field, the value of the job or the default, and the value of the data.
 fn sized_by_data(job: &Job, (name, size, needed): (&str, usize, usize)) -> Result<usize, Failure> {
     let given = job.model.config.contains_key(name);
     if name != "vocab_size" && needed > MAX_CLASSES {

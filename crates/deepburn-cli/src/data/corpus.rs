@@ -1,7 +1,7 @@
 //! Token sequences of a job for language models.
 //!
-//! Text is tokenized, joined and packed into sequences of `data.sequence_length`. Token files are cut the same way. A job
-//! without data can train on a synthetic corpus.
+//! Text is tokenized, joined and packed into sequences of `data.sequence_length`. Token files are cut the same way. A
+//! job without data can train on a synthetic corpus.
 //!
 //! The tokenizer is that of the job, else that of the pretrained model, else one that is trained on the text.
 
@@ -94,7 +94,8 @@ pub(crate) fn tokenizer_of(checkpoint: &Path) -> Option<PathBuf> {
 
 /// Returns the files of each split, or all files with the shares of the splits.
 ///
-/// Splits are names in a data set, files, or shares of one file. Language models and classifiers find them the same way.
+/// Splits are names in a data set, files, or shares of one file. Language models and classifiers find them the same
+/// way.
 ///
 /// # Errors
 /// An error of the Hub, or a split that the data set does not have.

@@ -1,7 +1,7 @@
 //! Lengths of samples: the maximum of the model, and the curriculum.
 //!
-//! A curriculum shortens samples in the first steps of training. It changes their length only, so that the order of samples
-//! and their number in a step stay the same.
+//! A curriculum shortens samples in the first steps of training. It changes their length only, so that the order of
+//! samples and their number in a step stay the same.
 
 use deepburn::NextStep;
 use deepburn_config::{CurriculumPlan, Job};

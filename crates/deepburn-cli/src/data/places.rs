@@ -2,8 +2,8 @@
 //!
 //! Main type: [`Places`]. Repositories are downloaded to the Hub's cache when they are first needed.
 //!
-//! A path that exists wins over a repository of the same name ([`Place`]). Offline, only the cache is read, and a missing
-//! file is an error that names it.
+//! A path that exists wins over a repository of the same name ([`Place`]). Offline, only the cache is read, and a
+//! missing file is an error that names it.
 
 use std::cell::OnceCell;
 use std::path::PathBuf;

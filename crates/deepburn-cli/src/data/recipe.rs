@@ -1,7 +1,7 @@
 //! Recipes: the differences between kinds of jobs, in their model, their data and their task.
 //!
-//! A [`Recipe`] has everything that [`train_rank`](crate::run::rank) needs: model, task, data loader, test split, export and
-//! tokenizer. It is generic over the backend, so that one implementation trains on all of them.
+//! A [`Recipe`] has everything that [`train_rank`](crate::run::rank) needs: model, task, data loader, test split,
+//! export and tokenizer. It is generic over the backend, so that one implementation trains on all of them.
 
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,7 @@
 //! Micro-batches of labelled texts, of a fixed size or with dynamic batching.
 //!
-//! Main type: [`TextSource`], the data loader of one rank. With dynamic batching a micro-batch has as many texts as fit in
-//! a budget of tokens, so steps differ in their number of samples, and the learning rate can follow it.
+//! Main type: [`TextSource`], the data loader of one rank. With dynamic batching a micro-batch has as many texts as fit
+//! in a budget of tokens, so steps differ in their number of samples, and the learning rate can follow it.
 
 use std::sync::Arc;
 
@@ -176,8 +176,8 @@ pub(crate) fn evaluation_budget(plan: &Plan) -> TokenBudget {
     TokenBudget { min_batch_size: 1, order: PickingOrder::ByLength, ..budget }
 }
 
-/// Returns the batches of one rank in an evaluation of the first `limit` texts. Texts of similar length share a batch, so
-/// that there is little padding.
+/// Returns the batches of one rank in an evaluation of the first `limit` texts. Texts of similar length share a batch,
+/// so that there is little padding.
 pub(crate) fn evaluation(
     texts: &LabelledTexts,
     shard: Shard,

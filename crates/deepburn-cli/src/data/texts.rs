@@ -1,7 +1,7 @@
 //! Labelled texts of a job for text classification, read and tokenized.
 //!
-//! The tokenizer is found as for language models ([`corpus`](crate::data::corpus)). Texts are not packed: each keeps its
-//! length up to `data.sequence_length`, and longer ones are cut.
+//! The tokenizer is found as for language models ([`corpus`](crate::data::corpus)). Texts are not packed: each keeps
+//! its length up to `data.sequence_length`, and longer ones are cut.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -47,8 +47,8 @@ impl Texts {
     }
 }
 
-/// Reads and tokenizes all splits. Texts that are divided into splits are shuffled before. `names` are the class names of
-/// the model, if it has some.
+/// Reads and tokenizes all splits. Texts that are divided into splits are shuffled before. `names` are the class names
+/// of the model, if it has some.
 ///
 /// # Errors
 /// Invalid data.

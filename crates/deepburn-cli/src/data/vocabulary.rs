@@ -1,7 +1,7 @@
 //! Vocabulary of a model: its size and its special tokens, which come from the tokenizer.
 //!
-//! A model and its tokenizer have to agree on both, or the model would be trained on ids that it does not have. Values that
-//! the job sets explicitly always win.
+//! A model and its tokenizer have to agree on both, or the model would be trained on ids that it does not have. Values
+//! that the job sets explicitly always win.
 
 use std::path::Path;
 

@@ -3,8 +3,9 @@
 //! A failed allocation ends the process without naming the key that caused it. So sizes are compared with these limits
 //! before anything is allocated.
 //!
-//! On Linux the limits are the available memory, those of control groups in version 1 and 2, and `ulimit -v`. Containers
-//! usually set the second, batch systems the third. Other systems provide none, and nothing is compared there.
+//! On Linux the limits are the available memory, those of control groups in version 1 and 2, and `ulimit -v`.
+//! Containers usually set the second, batch systems the third. Other systems provide none, and nothing is compared
+//! there.
 
 use std::fs;
 use std::path::Path;

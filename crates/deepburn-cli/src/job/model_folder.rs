@@ -2,8 +2,8 @@
 //!
 //! Main type: [`ModelFolder`].
 //!
-//! Tools accept both, because users think of a run rather than of the folder `model` in it. With a run, its `job.json` also
-//! tells how texts were cut and which columns they came from.
+//! Tools accept both, because users think of a run rather than of the folder `model` in it. With a run, its `job.json`
+//! also tells how texts were cut and which columns they came from.
 
 use std::fs;
 use std::path::{Path, PathBuf};

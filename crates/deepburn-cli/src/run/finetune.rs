@@ -277,8 +277,8 @@ impl Run<'_> {
 
     /// Trains on every rank of this process, and returns how each rank ended.
     ///
-    /// From the first collective on, a failure of one rank ends all of them. A failed collective does not know its step,
-    /// so the message gets it from the [`StepCounter`].
+    /// From the first collective on, a failure of one rank ends all of them. A failed collective does not know its
+    /// step, so the message gets it from the [`StepCounter`].
     fn train_ranks<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         &self,
         recipe: &R,
@@ -307,8 +307,8 @@ impl Run<'_> {
 
     /// Turns the outcome of the ranks into the end of the process.
     ///
-    /// A run that a signal stopped is no success: the status is 128 plus the number of the signal, as in shells, so that
-    /// scripts and schedulers see that the model is not complete. Only the process of rank 0 prints the message.
+    /// A run that a signal stopped is no success: the status is 128 plus the number of the signal, as in shells, so
+    /// that scripts and schedulers see that the model is not complete. Only the process of rank 0 prints the message.
     fn conclude(&self, outcome: RankOutcome) -> Result<(), Failure> {
         let (signal, name) = self.signals.last();
         let message = match outcome {

@@ -8,8 +8,8 @@
 //! - The *resident set* adds the program itself and the temporary memory of kernels. Those are measured figures
 //!   ([`resident`]), so a run that exceeds a limit only with them gets a warning.
 //!
-//! Both come with a remedy ([`remedy`]): the smallest change of the configuration that makes the run fit. Each candidate
-//! is forecast again, resident set included, so that the advice works.
+//! Both come with a remedy ([`remedy`]): the smallest change of the configuration that makes the run fit. Each
+//! candidate is forecast again, resident set included, so that the advice works.
 //!
 //! The log has one line:
 //!
@@ -118,7 +118,8 @@ impl Forecast {
     /// nothing.
     fn tensors(&self, of_rank: u64) -> u64 {
         let Self { rank, local, .. } = self;
-        // The largest parameter, mostly an embedding table, is not read by backward, so it is not among those that stay.
+        // The largest parameter, mostly an embedding table, is not read by backward, so it is not among those that
+        // stay.
         let shared = match rank.stage {
             Stage::OptimizerStates | Stage::Gradients if local.are_threads => {
                 rank.states.parameters

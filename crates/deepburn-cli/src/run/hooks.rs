@@ -50,8 +50,8 @@ use crate::run::resume::Origin;
 
 /// Returns the hooks of a rank.
 ///
-/// A run that resumes from its own checkpoint continues `metrics.jsonl` after the step of that checkpoint, and cuts later
-/// rows. One that resumes from DeepSpeed starts a new record.
+/// A run that resumes from its own checkpoint continues `metrics.jsonl` after the step of that checkpoint, and cuts
+/// later rows. One that resumes from DeepSpeed starts a new record.
 ///
 /// # Errors
 /// A file that cannot be created.
@@ -227,8 +227,8 @@ impl Hook for MonitorHook {
 
 /// Records the steps and the memory of one rank in a profile.
 ///
-/// The profiler gets phases and collectives from the log events of the library. This hook tells it where steps begin and
-/// end, and what the rank holds after each phase.
+/// The profiler gets phases and collectives from the log events of the library. This hook tells it where steps begin
+/// and end, and what the rank holds after each phase.
 struct ProfileHook {
     /// Shared by all ranks of the process.
     profiler: Profiler,

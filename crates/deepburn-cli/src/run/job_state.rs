@@ -10,7 +10,8 @@
 //! from its weights with model.pretrained
 //! ```
 //!
-//! Other changes are warnings, because a run with another learning rate or another number of ranks is still the same run:
+//! Other changes are warnings, because a run with another learning rate or another number of ranks is still the same
+//! run:
 //!
 //! ```text
 //! WARN deepspeed.optimizer.params.weight_decay changes from 0.1 in the checkpoint to 0.2

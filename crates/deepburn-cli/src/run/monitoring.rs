@@ -1,7 +1,7 @@
 //! Checks of the paths that monitors and profiles write to, before hours are spent on what they record.
 //!
-//! A run writes `metrics.jsonl`, `job.json`, `report.html`, `test.json` and `model/` to its output folder. Monitors may write
-//! beside these, but not over them: a TensorBoard folder called `model` would be replaced at the end of the run.
+//! A run writes `metrics.jsonl`, `job.json`, `report.html`, `test.json` and `model/` to its output folder. Monitors may
+//! write beside these, but not over them: a TensorBoard folder called `model` would be replaced at the end of the run.
 
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf, absolute};

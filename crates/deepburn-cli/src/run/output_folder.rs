@@ -3,8 +3,8 @@
 //! A run locks its folder from its first write to its end, so that two runs never mix their results. The operating
 //! system releases the lock when the process ends, however it ends.
 //!
-//! Before the first write, files of an earlier run that would pass for results of this one are removed: `report.html` and
-//! `test.json`. Its `model/` stays until this run saves its own, because a model is worth more than a report.
+//! Before the first write, files of an earlier run that would pass for results of this one are removed: `report.html`
+//! and `test.json`. Its `model/` stays until this run saves its own, because a model is worth more than a report.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind};

@@ -3,8 +3,8 @@
 //! Main function: [`prepare`]. It goes from a command line to a [`Preparation`], in which model, data and plan fit
 //! together. Every error up to there is a user's mistake, and nothing has been written.
 //!
-//! The order of the checks is that of their cost. The job file and the backend come first, then the batch, then the data,
-//! whose download and tokenization may take minutes, and the plan last, because it needs the data.
+//! The order of the checks is that of their cost. The job file and the backend come first, then the batch, then the
+//! data, whose download and tokenization may take minutes, and the plan last, because it needs the data.
 //!
 //! A mistake is reported with its key as the job file has it:
 //!

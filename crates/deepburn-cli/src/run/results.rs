@@ -6,8 +6,8 @@
 //! | `test.json` | `test_loss` and `targets`; `test_accuracy` and `confusion` for a classifier, else `perplexity` |
 //! | `report.html` | curves of loss, learning rate, gradient norm, throughput and memory in one self-contained page |
 //!
-//! The model is written first, because it is what the run was for. The report comes last and reads `metrics.jsonl`, so that
-//! it also has the steps before a resume.
+//! The model is written first, because it is what the run was for. The report comes last and reads `metrics.jsonl`, so
+//! that it also has the steps before a resume.
 //!
 //! `test.json` of a language model:
 //!

@@ -168,8 +168,8 @@ pub(crate) fn open(preparation: &Preparation, what: Option<&str>) -> Result<Orig
         let is_own = what.parse::<Tag>().is_ok() && own.join(what).is_dir();
         !is_own && (path.exists() || path.components().count() > 1)
     };
-    // A checkpoint beyond the end of the job is an error rather than an empty run, which would export a model that the job
-    // file does not describe.
+    // A checkpoint beyond the end of the job is an error rather than an empty run, which would export a model that the
+    // job file does not describe.
     let origin = match what.filter(is_folder) {
         Some(path) => Origin::DeepSpeed(open_deepspeed(preparation, Path::new(path))?),
         None => Origin::Own(open_own(preparation, what)?),

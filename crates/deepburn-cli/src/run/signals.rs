@@ -48,8 +48,8 @@ impl Signals {
 
     /// Starts to listen to SIGTERM and SIGINT too.
     ///
-    /// Ctrl-C twice always ends the process, even if it hangs in a collective. The shutdown is part of the signal handler,
-    /// so that it does not depend on the training loop.
+    /// Ctrl-C twice always ends the process, even if it hangs in a collective. The shutdown is part of the signal
+    /// handler, so that it does not depend on the training loop.
     pub(crate) fn listen(&self) -> io::Result<()> {
         let is_launched = launch_id().is_some();
         // Handlers run in order of registration. The shutdown checks its flag first, before this signal sets it.

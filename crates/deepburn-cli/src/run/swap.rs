@@ -1,7 +1,8 @@
 //! Model states and activations on NVMe: their size, their folders, and the wear of the disk.
 //!
-//! Files on NVMe are checked before training, because a full disk in the middle of a step cannot be survived: gradients and
-//! optimizer states have no other place. The report at the end relates the bytes written to the endurance of a drive.
+//! Files on NVMe are checked before training, because a full disk in the middle of a step cannot be survived: gradients
+//! and optimizer states have no other place. The report at the end relates the bytes written to the endurance of a
+//! drive.
 
 use deepburn::zero::{IoStatistics, check_folder, swap_bytes};
 use deepburn_config::{NvmePlan, OptimizerOffload, ParameterOffload, SwapFilePlan, ZeroPlan};

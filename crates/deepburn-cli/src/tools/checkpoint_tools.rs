@@ -1,8 +1,8 @@
 //! `deepburn inspect` and `deepburn consolidate`: show training checkpoints and export their weights.
 //!
-//! `consolidate` writes safetensors with the names of `transformers`, its `config.json`, and the tokenizer if the run has
-//! one, so that `from_pretrained` loads the folder. Nothing is overwritten. A checkpoint that another program saved with the
-//! library has no such names; its weights keep their module paths.
+//! `consolidate` writes safetensors with the names of `transformers`, its `config.json`, and the tokenizer if the run
+//! has one, so that `from_pretrained` loads the folder. Nothing is overwritten. A checkpoint that another program saved
+//! with the library has no such names; its weights keep their module paths.
 //!
 //! `inspect` reads every byte of a checkpoint and compares hashes before it prints anything.
 

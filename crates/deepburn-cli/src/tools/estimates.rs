@@ -207,8 +207,8 @@ impl Scaling {
         Ok(speed.map(|speed| Self { ranks, workload, speed }))
     }
 
-    /// Returns a row for each number of ranks. All ranks have the micro-batches of the plan, so that the batch grows with
-    /// the number of ranks.
+    /// Returns a row for each number of ranks. All ranks have the micro-batches of the plan, so that the batch grows
+    /// with the number of ranks.
     fn rows(&self, subject: &Subject<'_>, stage: Stage) -> Result<Vec<ScalingRow>, Failure> {
         let Some(graph) = subject.graph else { return Ok(Vec::new()) };
         let zero = subject.zero(stage);

@@ -1,8 +1,8 @@
 //! `deepburn launch`: the command line of `deepburn-launch`.
 //!
 //! The launcher itself is the crate `deepburn-launch`. This module maps the options of DeepSpeed's launcher to it:
-//! `--include`, `--exclude`, `--num_nodes` and `--num_gpus` have the same meaning, and options without one here are refused
-//! with a remedy. `--dry-run` prints the command line of mpirun.
+//! `--include`, `--exclude`, `--num_nodes` and `--num_gpus` have the same meaning, and options without one here are
+//! refused with a remedy. `--dry-run` prints the command line of mpirun.
 //!
 //! A restart (`--max-restarts`) repeats the whole job. Ranks resume from the newest checkpoint of the launch
 //! ([`resume`](crate::run::resume)).

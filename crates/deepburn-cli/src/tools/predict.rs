@@ -49,8 +49,8 @@ pub(crate) struct PredictArguments {
     /// Column of the texts [default: from the run's job file, else `text`].
     #[arg(long, value_name = "NAME")]
     text_field: Option<String>,
-    /// Column of the labels, which is copied to the output [default: from the run's job file, else `label`, if the table
-    /// has it].
+    /// Column of the labels, which is copied to the output [default: from the run's job file, else `label`, if the
+    /// table has it].
     #[arg(long, value_name = "NAME")]
     label_field: Option<String>,
     /// Another column to copy to the output, such as an id; repeatable.

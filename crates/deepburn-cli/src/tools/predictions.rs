@@ -1,7 +1,7 @@
 //! Predictions as rows of a file or of standard output.
 //!
-//! Main type: [`PredictionWriter`]. It writes a file under a temporary name and renames it at the end, so that a failure
-//! leaves an existing file as it was.
+//! Main type: [`PredictionWriter`]. It writes a file under a temporary name and renames it at the end, so that a
+//! failure leaves an existing file as it was.
 //!
 //! A row has the columns of the input, then the prediction, then the probability of each class. In CSV these are
 //! `predicted_label`, `predicted_class`, `probability` and one `probability_CLASS` per class. In JSON lines the

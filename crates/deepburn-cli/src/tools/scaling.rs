@@ -5,11 +5,11 @@
 //! [`cost`](deepburn::zero::cost).
 //!
 //! Ranks on links have a machine each, so that ideal scaling keeps the step time. Rank threads share one machine: they
-//! share its FLOP/s and its memory bandwidth, and ideally the step time grows with their number. The efficiency of a row
-//! is relative to that ideal.
+//! share its FLOP/s and its memory bandwidth, and ideally the step time grows with their number. The efficiency of a
+//! row is relative to that ideal.
 //!
-//! Output for GPT-2 small at stage 3 (`--network 100Gb --flops 150T --memory-bandwidth 1.5TB --sequence-length 512`). One
-//! short sequence per rank is too little work for the parameters that a step moves, which the efficiency shows:
+//! Output for GPT-2 small at stage 3 (`--network 100Gb --flops 150T --memory-bandwidth 1.5TB --sequence-length 512`).
+//! One short sequence per rank is too little work for the parameters that a step moves, which the efficiency shows:
 //!
 //! ```text
 //! step of a rank: 1 micro-batch of 1 x 512 tokens, 408.25 GFLOP
@@ -44,14 +44,15 @@ const ASSUMED_LATENCY: f64 = 5e-6;
 /// Source of a measured figure.
 const MEASURED: &str = "measured on this machine";
 
-/// The most ranks of a prediction: more than any cluster has, and few enough that no count of tokens or bytes overflows.
+/// The most ranks of a prediction: more than any cluster has, and few enough that no count of tokens or bytes
+/// overflows.
 const MAX_RANKS: u64 = 1 << 20;
 
 /// The machine and the network of the predicted step times.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct ScalingArguments {
-    /// Predict step times from 1 rank to --ranks with this bandwidth per machine and second, such as 100Gb (gigabits) or
-    /// 12.5GB (gigabytes), or with `threads` for rank threads on this machine.
+    /// Predict step times from 1 rank to --ranks with this bandwidth per machine and second, such as 100Gb (gigabits)
+    /// or 12.5GB (gigabytes), or with `threads` for rank threads on this machine.
     #[arg(long, value_name = "RATE", value_parser = network)]
     network: Option<NetworkKind>,
     /// Latency of a message [default: 5us; measured with `threads`].

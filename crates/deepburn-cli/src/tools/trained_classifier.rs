@@ -1,7 +1,7 @@
 //! Inference with a trained classifier: from texts to class probabilities.
 //!
-//! Main type: [`TrainedClassifier`], an encoder or a GPT-2 classifier. Texts are tokenized, cut and padded as in training
-//! and evaluation.
+//! Main type: [`TrainedClassifier`], an encoder or a GPT-2 classifier. Texts are tokenized, cut and padded as in
+//! training and evaluation.
 //!
 //! Inference needs no sharding, so the model is loaded on the plain backend `flex` and runs on all cores.
 
@@ -90,8 +90,8 @@ impl TrainedClassifier {
         named.or_else(|| label.parse().ok().filter(|class| *class < self.limits.num_classes))
     }
 
-    /// Returns the probabilities of all classes for each of `texts`. Texts of similar length share a batch, so that there is
-    /// little padding; results are in the order of `texts`.
+    /// Returns the probabilities of all classes for each of `texts`. Texts of similar length share a batch, so that
+    /// there is little padding; results are in the order of `texts`.
     ///
     /// # Errors
     /// A text that cannot be tokenized, or logits that are not finite.

@@ -105,8 +105,8 @@ impl GraphBuilder {
         ReadParameter { numel, gradient_bytes: self.parameter, timing, is_tied: false }
     }
 
-    /// Returns a parameter of `numel` elements that a product reads. With autocast its gradient has the type of the product
-    /// until a cast.
+    /// Returns a parameter of `numel` elements that a product reads. With autocast its gradient has the type of the
+    /// product until a cast.
     fn of_product(&self, numel: u64) -> ReadParameter {
         match self.autocast {
             None => self.own(numel),

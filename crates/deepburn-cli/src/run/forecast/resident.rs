@@ -1,8 +1,8 @@
 //! The forecast of a process's resident set.
 //!
-//! Main type: [`Resident`]. The bytes of tensors are computed. The program, the data and the temporary memory of kernels
-//! are measured with the backend `flex` and the allocator of the programs (`benches/src/tables/forecast.rs`). That bench
-//! compares forecasts with runs, and its largest differences are the margin of [`DOUBT`].
+//! Main type: [`Resident`]. The bytes of tensors are computed. The program, the data and the temporary memory of
+//! kernels are measured with the backend `flex` and the allocator of the programs (`benches/src/tables/forecast.rs`).
+//! That bench compares forecasts with runs, and its largest differences are the margin of [`DOUBT`].
 
 use super::{Forecast, LocalRanks, TrainedModel};
 use crate::job::memory::MemoryLimit;
@@ -14,16 +14,16 @@ const PROGRAM: u64 = 60 << 20;
 /// Bytes of an element in f32.
 const F32: u64 = 4;
 
-/// Copies of a large gradient in f32, beside the tensor that the ledger counts. The loss and the reduction hold up to two
-/// while they scale, round and add it.
+/// Copies of a large gradient in f32, beside the tensor that the ledger counts. The loss and the reduction hold up to
+/// two while they scale, round and add it.
 const GRADIENT_COPIES: u64 = 2;
 
 /// Bytes of buffers for NVMe: the parts of offloaded states that are read, updated and written at a time, and gradients
 /// on their way to the disk.
 const SWAP_BUFFERS: u64 = 80 << 20;
 
-/// Margin of the forecast, as a divisor: it may be too low by a seventh (15 %), the second largest difference in the bench
-/// `forecast`.
+/// Margin of the forecast, as a divisor: it may be too low by a seventh (15 %), the second largest difference in the
+/// bench `forecast`.
 const DOUBT: u64 = 7;
 
 /// Address space that a process reserves without using it: thread stacks and arenas of the allocator.

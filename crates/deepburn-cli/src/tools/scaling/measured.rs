@@ -1,7 +1,7 @@
 //! Measurements of this machine, in under a second.
 //!
-//! Main type: [`Measured`]. It times a matrix product and an element-wise op of the backend `flex` on arrays as large as
-//! those of the model, because rates depend on the size.
+//! Main type: [`Measured`]. It times a matrix product and an element-wise op of the backend `flex` on arrays as large
+//! as those of the model, because rates depend on the size.
 //!
 //! Each figure is a median after one warm-up, so that a single interruption does not change it. With rank threads the
 //! arrays are as large as those of all ranks together, because the threads share the caches.

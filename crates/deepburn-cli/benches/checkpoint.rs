@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use burn_flex::{Flex, FlexDevice};
-use deepburn::config::{Facts, Written, resolve};
+use deepburn::config::{RawConfig, RunContext, resolve};
 use deepburn::zero::{Group, Training};
 use deepburn::{Engine, SaveRequest, initialize};
 use deepburn_models::causal_lm::{CausalBatch, LanguageModel};
@@ -100,7 +100,7 @@ fn trainer(group: Group<Flex>) -> Outcome<Trainer> {
         "train_micro_batch_size_per_gpu": 1,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
     });
-    let plan = resolve(&Written::from_value(&deepspeed)?, &Facts::on_host(1))?.plan;
+    let plan = resolve(&RawConfig::from_value(&deepspeed)?, &RunContext::on_host(1))?.plan;
     let model = Gpt2::new(&config()?, 42, &FlexDevice)?;
     Ok(initialize(model, &plan, group)?)
 }

@@ -7,197 +7,49 @@ use std::path::{Path, PathBuf};
 
 use crate::check::check;
 use crate::diagnosis::{ConfigError, Findings};
-use crate::key::{Asks, Key, Literal};
-
-use crate::kind::{Integers, Kind, Reals};
+use crate::keys::accelerate::{Accelerate, DeepSpeedConfig};
 use crate::lookup::find;
 use crate::node::{Node, Value};
-use crate::section::Section;
+use crate::raw_config::RawConfig;
+use crate::section::{Entry, Read, Section, Setting};
 use crate::source::parse_yaml;
-use crate::written::Written;
-
-const LAUNCH: &str = "the ranks are started by the program itself";
-const TPU: &str = "there is no TPU";
-
-const fn free(name: &'static str, doc: &'static str) -> Key {
-    Key::optional(name, Kind::Free, doc)
-}
-
-const DEVICE: Kind = Kind::Choice(&["none", "cpu", "nvme"]);
-
-/// The part that becomes DeepSpeed keys.
-const DEEPSPEED_CONFIG: &[Key] = &[
-    Key::optional(
-        "deepspeed_config_file",
-        Kind::Text,
-        "DeepSpeed JSON that takes the place of the other keys.",
-    ),
-    Key::new(
-        "zero_stage",
-        Kind::Integer(Integers { min: 0, max: 3 }),
-        Literal::Integer(2),
-        "zero_optimization.stage.",
-    ),
-    Key::optional(
-        "gradient_accumulation_steps",
-        Kind::Integer(Integers::POSITIVE),
-        "The same in DeepSpeed; by default \"auto\".",
-    )
-    .auto(),
-    Key::optional(
-        "gradient_clipping",
-        Kind::Real(Reals::NotNegative),
-        "The same in DeepSpeed; by default \"auto\".",
-    )
-    .auto(),
-    Key::new(
-        "offload_optimizer_device",
-        DEVICE,
-        Literal::Text("none"),
-        "zero_optimization.offload_optimizer.device.",
-    ),
-    Key::new(
-        "offload_param_device",
-        DEVICE,
-        Literal::Text("none"),
-        "zero_optimization.offload_param.device.",
-    ),
-    Key::optional(
-        "offload_optimizer_nvme_path",
-        Kind::Text,
-        "zero_optimization.offload_optimizer.nvme_path.",
-    ),
-    Key::optional(
-        "offload_param_nvme_path",
-        Kind::Text,
-        "zero_optimization.offload_param.nvme_path.",
-    ),
-    Key::optional("zero3_init_flag", Kind::Flag, "Shard parameters while the model is built.")
-        .inert("parameters are always scattered right after the model is built"),
-    Key::flag(
-        "zero3_save_16bit_model",
-        false,
-        "zero_optimization.stage3_gather_16bit_weights_on_model_save.",
-    ),
-    free("deepspeed_hostfile", "Machines.").inert(LAUNCH),
-    free("deepspeed_exclusion_filter", "Machines left out.").inert(LAUNCH),
-    free("deepspeed_inclusion_filter", "Machines used.").inert(LAUNCH),
-    free("deepspeed_multinode_launcher", "Launcher.").inert(LAUNCH),
-    free("deepspeed_moe_layer_cls_names", "Expert layers.").inert("layers are never hooked"),
-];
-
-/// Keys that say what a DeepSpeed JSON says itself, in the order of the table.
-const TRANSLATED: [&str; 8] = [
-    "zero_stage",
-    "gradient_accumulation_steps",
-    "gradient_clipping",
-    "offload_optimizer_device",
-    "offload_param_device",
-    "offload_optimizer_nvme_path",
-    "offload_param_nvme_path",
-    "zero3_save_16bit_model",
-];
-
-/// The top level of an Accelerate file.
-pub(crate) const KEYS: &[Key] = &[
-    Key::section("deepspeed_config", DEEPSPEED_CONFIG, "What becomes the DeepSpeed configuration."),
-    Key::new(
-        "distributed_type",
-        Kind::Text,
-        Literal::Text("DEEPSPEED"),
-        "How training is distributed; must be DEEPSPEED.",
-    ),
-    Key::new("mixed_precision", Kind::Free, Literal::Text("no"), "no, fp16, bf16 or fp8."),
-    Key::optional(
-        "num_processes",
-        Kind::Integer(Integers { min: 1, max: 64 }),
-        "Ranks over all machines.",
-    )
-    .unit("ranks"),
-    Key::positive("num_machines", 1, "Machines.").unit("machines").unavailable(
-        "more than one machine",
-        Asks::Differs,
-        "set it to 1",
-    ),
-    free("compute_environment", "Where it runs.").inert(LAUNCH),
-    free("debug", "Check collectives.").inert("collectives are always checked against each other"),
-    free("downcast_bf16", "bfloat16 on TPU.").inert(TPU),
-    free("enable_cpu_affinity", "Bind ranks to cores.").inert(LAUNCH),
-    free("gpu_ids", "Devices used.").inert(LAUNCH),
-    free("machine_rank", "Rank of this machine.").inert(LAUNCH),
-    free("main_process_ip", "Address of the first machine.").inert(LAUNCH),
-    free("main_process_port", "Port of the first machine.").inert(LAUNCH),
-    free("main_training_function", "Python function that trains.").inert("there is no Python"),
-    free("rdzv_backend", "How ranks find each other.").inert(LAUNCH),
-    free("same_network", "Whether machines share a network.").inert(LAUNCH),
-    free("tpu_env", "Environment of the TPU.").inert(TPU),
-    free("tpu_name", "Name of the TPU.").inert(TPU),
-    free("tpu_zone", "Zone of the TPU.").inert(TPU),
-    free("tpu_use_cluster", "A cluster of TPUs.").inert(TPU),
-    free("tpu_use_sudo", "Rights on the TPU.").inert(TPU),
-    free("commands", "Commands on the TPU.").inert(TPU),
-    free("command_file", "File of commands on the TPU.").inert(TPU),
-    free("use_cpu", "Train on the CPU.").inert("training.backend chooses the device"),
-    free("ipex_config", "Intel's extension.").inert("there is no PyTorch"),
-    free("mpirun_config", "MPI.").inert(LAUNCH),
-    Key::new("dynamo_backend", Kind::Free, Literal::Text("no"), "Compiler of the model.")
-        .unavailable("compilation", Asks::NotOneOf(&["no"]), "write 'NO'"),
-    free("dynamo_config", "Compilation of the model.").unavailable(
-        "compilation",
-        Asks::NotEmpty,
-        "remove it",
-    ),
-    free("fp8_config", "fp8 training.").unavailable("fp8 training", Asks::NotEmpty, "remove it"),
-    free("fsdp_config", "PyTorch's FSDP.").unavailable("FSDP", Asks::NotEmpty, "remove it"),
-    free("megatron_lm_config", "Megatron-LM.").unavailable(
-        "Megatron-LM",
-        Asks::NotEmpty,
-        "remove it",
-    ),
-    free("parallelism_config", "Other parallelism.").unavailable(
-        "parallelism beside ZeRO",
-        Asks::NotEmpty,
-        "remove it",
-    ),
-];
 
 /// The DeepSpeed configuration that an Accelerate file means. `folder` is where
 /// `deepspeed_config_file` is looked for.
-pub(crate) fn translate(text: &str, name: &str, folder: &Path) -> Result<Written, ConfigError> {
+pub(crate) fn translate(text: &str, name: &str, folder: &Path) -> Result<RawConfig, ConfigError> {
     let root = parse_yaml(text, name)?;
     let mut findings = Findings::default();
-    check(KEYS, &root, &mut findings);
-    let top = Section::new(KEYS, Some(&root), "");
+    check(Accelerate::KEYS, &root, &mut findings);
+    let top = Accelerate::read(&Entry::document(&root));
     check_kind(&top, &mut findings);
-    let config = top.section("deepspeed_config");
+    let config = &top.deepspeed_config.value;
     let precision = precision(&top, &mut findings);
-    let file = config.text("deepspeed_config_file");
+    let file = config.deepspeed_config_file.value;
     if file.is_some() {
-        check_alone(&config, &mut findings);
+        check_alone(config, &mut findings);
     }
     findings.verdict(name)?;
     let mut written = match file {
         Some(file) => {
-            Written::from_file(&find(Path::new(file), &[PathBuf::new(), folder.into()], "file")?)?
+            RawConfig::from_file(&find(Path::new(file), &[PathBuf::new(), folder.into()], "file")?)?
         }
-        None => Written::new(Node::map(deepspeed(&config)), name),
+        None => RawConfig::new(Node::map(deepspeed(config)), name),
     };
     enable(precision, &mut written, name)?;
-    Ok(written.with_processes(top.optional_count("num_processes")))
+    Ok(written.with_processes(top.num_processes.value))
 }
 
-fn check_kind(top: &Section<'_>, findings: &mut Findings) {
-    if let Some(kind) =
-        top.text("distributed_type").filter(|kind| !kind.eq_ignore_ascii_case("deepspeed"))
-    {
+fn check_kind(top: &Accelerate<'_>, findings: &mut Findings) {
+    let kind = top.distributed_type.value;
+    if !kind.eq_ignore_ascii_case("deepspeed") {
         let message = format!("\"{kind}\" is no DeepSpeed configuration");
         findings.error("distributed_type", message, "run `accelerate config` for DeepSpeed");
     }
 }
 
 /// The DeepSpeed section that `mixed_precision` switches on.
-fn precision(top: &Section<'_>, findings: &mut Findings) -> Option<&'static str> {
-    let node = top.given("mixed_precision")?;
+fn precision(top: &Accelerate<'_>, findings: &mut Findings) -> Option<&'static str> {
+    let node = top.mixed_precision.given()?;
     match (node.as_text(), node.as_flag()) {
         // Unquoted, YAML reads `no` as false.
         (Some("no"), _) | (_, Some(false)) => None,
@@ -212,47 +64,49 @@ fn precision(top: &Section<'_>, findings: &mut Findings) -> Option<&'static str>
 }
 
 /// A DeepSpeed file and the keys it would contradict exclude each other, as in Accelerate.
-fn check_alone(config: &Section<'_>, findings: &mut Findings) {
-    for name in TRANSLATED {
-        if config.given(name).is_some() {
-            let message = "contradicts deepspeed_config_file, which says it itself";
-            findings.push(config.error(name, message, "remove one of them"));
-        }
+fn check_alone(config: &DeepSpeedConfig<'_>, findings: &mut Findings) {
+    let translated: [&Entry<'_>; 8] = [
+        &config.zero_stage,
+        &config.gradient_accumulation_steps,
+        &config.gradient_clipping,
+        &config.offload_optimizer_device,
+        &config.offload_param_device,
+        &config.offload_optimizer_nvme_path,
+        &config.offload_param_nvme_path,
+        &config.zero3_save_16bit_model,
+    ];
+    for key in translated.into_iter().filter(|key| key.is_given()) {
+        let message = "contradicts deepspeed_config_file, which says it itself";
+        findings.error(key, message, "remove one of them");
     }
 }
 
 /// The keys in DeepSpeed's own words.
-fn deepspeed(config: &Section<'_>) -> Vec<(String, Node)> {
+fn deepspeed(config: &DeepSpeedConfig<'_>) -> Vec<(String, Node)> {
     let named = |name: &str, node: Node| (name.to_owned(), node);
-    let given = |name: &str| config.given(name).cloned();
-    let auto = || Node::text("auto");
+    let given = |key: &Entry<'_>| key.given().cloned().unwrap_or_else(|| Node::text("auto"));
+    let stage = Node::new(Value::Number(config.zero_stage.value.to_string()));
+    let states = offload(&config.offload_optimizer_device, &config.offload_optimizer_nvme_path);
+    let parameters = offload(&config.offload_param_device, &config.offload_param_nvme_path);
+    let saves = Node::new(Value::Flag(config.zero3_save_16bit_model.value));
     let zero = vec![
-        named("stage", Node::new(Value::Number(config.integer("zero_stage").to_string()))),
-        named(
-            "offload_optimizer",
-            offload(config, "offload_optimizer_device", "offload_optimizer_nvme_path"),
-        ),
-        named("offload_param", offload(config, "offload_param_device", "offload_param_nvme_path")),
-        named(
-            "stage3_gather_16bit_weights_on_model_save",
-            Node::new(Value::Flag(config.flag("zero3_save_16bit_model"))),
-        ),
+        named("stage", stage),
+        named("offload_optimizer", states),
+        named("offload_param", parameters),
+        named("stage3_gather_16bit_weights_on_model_save", saves),
     ];
     vec![
-        named("train_batch_size", auto()),
-        named("train_micro_batch_size_per_gpu", auto()),
-        named(
-            "gradient_accumulation_steps",
-            given("gradient_accumulation_steps").unwrap_or_else(auto),
-        ),
-        named("gradient_clipping", given("gradient_clipping").unwrap_or_else(auto)),
+        named("train_batch_size", Node::text("auto")),
+        named("train_micro_batch_size_per_gpu", Node::text("auto")),
+        named("gradient_accumulation_steps", given(&config.gradient_accumulation_steps)),
+        named("gradient_clipping", given(&config.gradient_clipping)),
         named("zero_optimization", Node::map(zero)),
     ]
 }
 
-fn offload(config: &Section<'_>, device: &str, nvme_path: &str) -> Node {
-    let mut entries = vec![("device".to_owned(), Node::text(config.choice(device)))];
-    let path = config.given(nvme_path).cloned();
+fn offload(device: &Setting<'_, &str>, nvme_path: &Entry<'_>) -> Node {
+    let mut entries = vec![("device".to_owned(), Node::text(device.value))];
+    let path = nvme_path.given().cloned();
     entries.extend(path.map(|path| ("nvme_path".to_owned(), path)));
     Node::map(entries)
 }
@@ -263,7 +117,7 @@ fn offload(config: &Section<'_>, device: &str, nvme_path: &str) -> Node {
 /// It switches the other one on.
 fn enable(
     precision: Option<&'static str>,
-    written: &mut Written,
+    written: &mut RawConfig,
     source: &str,
 ) -> Result<(), ConfigError> {
     let Some(name) = precision else { return Ok(()) };
@@ -301,7 +155,7 @@ mod tests {
 
     use super::*;
 
-    fn read(text: &str) -> Result<Written, ConfigError> {
+    fn read(text: &str) -> Result<RawConfig, ConfigError> {
         translate(text, "x.yaml", Path::new(""))
     }
 

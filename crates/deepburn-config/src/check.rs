@@ -5,8 +5,7 @@
 
 use crate::diagnosis::{Diagnosis, Findings, Severity};
 use crate::foreign::foreign_name;
-use crate::key::{Asks, Key, Literal, Spelling, Status};
-
+use crate::key::{Key, Literal, Spelling, Status, Trigger};
 use crate::kind::{Kind, Variant};
 use crate::node::{Node, Value};
 use crate::source::join;
@@ -127,17 +126,17 @@ impl Check<'_> {
                 true
             }
             Status::Unavailable { .. } if value.is_auto() && key.auto => false,
-            Status::Unavailable { feature, asks, remedy } => {
+            Status::Unavailable { feature, trigger, remedy } => {
                 // A value of the wrong kind is told so instead.
                 let readable = key.kind.accepts(value).is_ok();
-                let asked = readable && key.asks(asks, value);
+                let asked = readable && key.asks(trigger, value);
                 if asked {
-                    let path = match asks {
-                        Asks::Enabled => join(path, "enabled"),
+                    let path = match trigger {
+                        Trigger::Enabled => join(path, "enabled"),
                         _ => path.to_owned(),
                     };
-                    let message = match asks {
-                        Asks::Enabled | Asks::AnyEnabled => {
+                    let message = match trigger {
+                        Trigger::Enabled | Trigger::AnyEnabled => {
                             format!(
                                 "true asks for {feature}, which is not available in this version"
                             )
@@ -162,14 +161,14 @@ impl Check<'_> {
     ) {
         let named = siblings.get("type").and_then(Node::as_text);
         // An unknown or missing type is reported by the section's own rule.
-        let Some(variant) = named.and_then(|name| find_variant(variants, name)) else { return };
+        let Some(variant) = named.and_then(|name| Variant::find(variants, name)) else { return };
         if matches!(variant.status, Status::Honoured) {
             self.section(variant.keys, params, path);
         }
     }
 
     fn unknown(&mut self, keys: &'static [Key], name: &str, value: &Node, path: &str) {
-        let elsewhere = self.elsewhere(name);
+        let elsewhere = honoured(self.top, name);
         // The main sections of a job file have no section inside that another program could mean.
         let of_job =
             |path: &&String| ["training.", "data."].iter().any(|top| path.starts_with(top));
@@ -188,11 +187,6 @@ impl Check<'_> {
             "remove it".to_owned()
         };
         self.push(Severity::Error, &join(path, name), value, "is no known key".into(), remedy);
-    }
-
-    /// The path of a key that has exactly this name in another section and does something there.
-    fn elsewhere(&self, name: &str) -> Option<String> {
-        honoured(self.top, name)
     }
 
     fn push(
@@ -261,11 +255,6 @@ fn example(key: &Key) -> String {
     }
 }
 
-/// The variant of this name.
-pub(crate) fn find_variant(variants: &'static [Variant], name: &str) -> Option<&'static Variant> {
-    variants.iter().find(|variant| variant.name.eq_ignore_ascii_case(name))
-}
-
 /// The known name nearest to `name`, if it is near enough for a slip.
 pub(crate) fn nearest(
     known: impl Iterator<Item = &'static str>,
@@ -285,28 +274,42 @@ pub(crate) fn nearest(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kind::Reals::NotNegative;
+    use crate::section::{Section, section};
+    use crate::spec::{count, flag, opt_real, section};
 
-    const INNER: &[Key] = &[
-        Key::count("stage", 0, ""),
-        Key::flag("overlap_comm", false, "").spelled(&[Spelling::Outdated("overlap_reduce")]),
-        Key::flag("pin_memory", true, "").inert("memory is memory"),
-        Key::required("lr", Kind::Real(crate::kind::Reals::NotNegative), ""),
-    ];
-    const TOP: &[Key] = &[
-        Key::section("zero_optimization", INNER, ""),
-        Key::section("wandb", &[Key::flag("enabled", false, "")], "").unavailable(
-            "the monitor",
-            Asks::Enabled,
-            "set it to false",
-        ),
-        Key::count("train_batch_size", 1, ""),
-    ];
+    section! {
+        /// Where.
+        enum Inner {
+            stage = count(0),
+            overlap_comm = flag(false).spelled(&[Spelling::Outdated("overlap_reduce")]),
+            pin_memory = flag(true).inert("memory is memory"),
+            lr = opt_real(NotNegative).required(),
+        }
+    }
+
+    section! {
+        /// A monitor.
+        enum Monitor {
+            enabled = flag(false),
+        }
+    }
+
+    section! {
+        /// The top.
+        enum Top {
+            zero_optimization = section::<Inner>(),
+            wandb = section::<Monitor>()
+                .unavailable("the monitor", Trigger::Enabled, "set it to false"),
+            train_batch_size = count(1),
+        }
+    }
 
     fn findings(json: &str) -> Vec<String> {
         let origin = crate::source::Origin { document: "test", name: "test" };
         let node = crate::source::parse_json(json, origin).unwrap();
         let mut findings = Findings::default();
-        check(TOP, &node, &mut findings);
+        check(Top::KEYS, &node, &mut findings);
         let list = match findings.verdict("test") {
             Ok(notes) => notes,
             Err(report) => report.diagnoses,

@@ -1,9 +1,9 @@
 //! `training.devices`: the devices of a host that ranks are placed on.
 
 use crate::diagnosis::Findings;
-use crate::job::Backend;
+use crate::job_plan::Backend;
 use crate::node::{Node, Value};
-use crate::section::Section;
+use crate::section::Entry;
 
 /// The largest index that backends can address.
 const LARGEST_INDEX: i64 = u16::MAX as i64;
@@ -11,15 +11,15 @@ const LARGEST_INDEX: i64 = u16::MAX as i64;
 /// Reads the list of indices; `None` where it is not given or `"auto"`, or where an error was reported.
 /// How many devices there are is not known here.
 pub(crate) fn read_devices(
-    training: &Section<'_>,
+    devices: &Entry<'_>,
     backend: Backend,
     findings: &mut Findings,
 ) -> Option<Vec<usize>> {
-    let node = training.given("devices")?;
+    let node = devices.given()?;
     match indices(node).and_then(|indices| on_backend(indices, backend)) {
         Ok(indices) => Some(indices),
         Err((message, remedy)) => {
-            findings.push(training.error("devices", message, remedy));
+            findings.error(devices, message, remedy);
             None
         }
     }

@@ -10,7 +10,6 @@ use std::path::PathBuf;
 use serde::{Serialize, Serializer};
 
 use crate::node::{Node, Position};
-use crate::overrides::TypedKey;
 
 /// How much a diagnosis matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -131,6 +130,44 @@ impl fmt::Display for Report {
 
 impl std::error::Error for Report {}
 
+/// A key whose value came from the command line.
+#[derive(Debug, Clone)]
+pub(crate) struct TypedKey {
+    /// Path of the key in its document; empty for all of it.
+    pub(crate) path: String,
+    /// The option as given.
+    pub(crate) given: String,
+}
+
+impl TypedKey {
+    /// Whether `key` is this key or inside of it.
+    fn covers(&self, key: &str) -> bool {
+        let rest = key.strip_prefix(self.path.as_str());
+        self.path.is_empty()
+            || rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+    }
+}
+
+/// What a finding is about: the path of a key and, where it was written, the place of its value.
+#[derive(Debug)]
+pub(crate) struct Site {
+    pub(crate) key: String,
+    pub(crate) at: Option<Position>,
+}
+
+/// A key without a place.
+impl From<String> for Site {
+    fn from(key: String) -> Self {
+        Self { key, at: None }
+    }
+}
+
+impl From<&str> for Site {
+    fn from(key: &str) -> Self {
+        key.to_owned().into()
+    }
+}
+
 /// Collects findings while a configuration is looked at.
 #[derive(Debug, Default)]
 pub(crate) struct Findings(Vec<Diagnosis>);
@@ -140,26 +177,41 @@ impl Findings {
         self.0.push(diagnosis);
     }
 
+    /// Adds what refuses the configuration.
     pub(crate) fn error(
         &mut self,
-        key: impl Into<String>,
+        site: impl Into<Site>,
         message: impl Into<String>,
         remedy: impl Into<String>,
     ) {
-        self.push(Diagnosis::new(Severity::Error, key, message, remedy));
+        self.add(Severity::Error, site, message, remedy);
     }
 
+    /// Adds what its author probably did not mean.
     pub(crate) fn warning(
         &mut self,
-        key: impl Into<String>,
+        site: impl Into<Site>,
         message: impl Into<String>,
         remedy: impl Into<String>,
     ) {
-        self.push(Diagnosis::new(Severity::Warning, key, message, remedy));
+        self.add(Severity::Warning, site, message, remedy);
     }
 
-    pub(crate) fn note(&mut self, key: impl Into<String>, message: impl Into<String>) {
-        self.push(Diagnosis::new(Severity::Note, key, message, ""));
+    /// Adds what is worth knowing.
+    pub(crate) fn note(&mut self, site: impl Into<Site>, message: impl Into<String>) {
+        self.add(Severity::Note, site, message, "");
+    }
+
+    /// Adds a finding of this severity.
+    pub(crate) fn add(
+        &mut self,
+        severity: Severity,
+        site: impl Into<Site>,
+        message: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
+        let Site { key, at } = site.into();
+        self.push(Diagnosis { at, ..Diagnosis::new(severity, key, message, remedy) });
     }
 
     /// Names the option that gave a value in what was found about it.

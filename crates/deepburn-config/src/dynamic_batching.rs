@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::choice::choices;
+
 /// Batches of about equal cost, with as many samples as fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct DynamicBatchingPlan {
@@ -46,6 +48,8 @@ pub enum LrScaling {
     /// Not at all.
     None,
 }
+
+choices!(LrScaling { "linear" => Linear, "sqrt" => Sqrt, "none" => None });
 
 impl LrScaling {
     /// Factor of the learning rate for a step of `samples` samples, where the rate is meant for one

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use crate::kind::{Integers, Kind, Reals};
+use crate::kind::Kind;
 use crate::node::{Node, Value};
 
 /// A key of a section.
@@ -120,7 +120,7 @@ pub enum Status {
         /// The feature's name.
         feature: &'static str,
         /// Which values ask for it.
-        asks: Asks,
+        trigger: Trigger,
         /// What to write instead.
         remedy: &'static str,
     },
@@ -147,7 +147,7 @@ impl fmt::Display for Status {
 
 /// Which values of a key ask for its feature.
 #[derive(Debug, Clone, Copy)]
-pub enum Asks {
+pub enum Trigger {
     /// Every value but the default.
     Differs,
     /// Every value but the default and these strings.
@@ -163,102 +163,6 @@ pub enum Asks {
 }
 
 impl Key {
-    /// A key with a default.
-    pub const fn new(name: &'static str, kind: Kind, default: Literal, doc: &'static str) -> Self {
-        Self {
-            name,
-            spellings: &[],
-            kind,
-            default,
-            unit: "",
-            doc,
-            status: Status::Honoured,
-            auto: false,
-            required: false,
-            stages: (0, 3),
-        }
-    }
-
-    /// A key without a default: `null` and leaving it out are the same.
-    pub const fn optional(name: &'static str, kind: Kind, doc: &'static str) -> Self {
-        Self::new(name, kind, Literal::Null, doc)
-    }
-
-    /// A key that must be given.
-    pub const fn required(name: &'static str, kind: Kind, doc: &'static str) -> Self {
-        Self { required: true, ..Self::optional(name, kind, doc) }
-    }
-
-    /// A flag.
-    pub const fn flag(name: &'static str, default: bool, doc: &'static str) -> Self {
-        Self::new(name, Kind::Flag, Literal::Flag(default), doc)
-    }
-
-    /// An integer of at least 0.
-    pub const fn count(name: &'static str, default: i64, doc: &'static str) -> Self {
-        Self::new(name, Kind::Integer(Integers::COUNT), Literal::Integer(default), doc)
-    }
-
-    /// An integer of at least 1.
-    pub const fn positive(name: &'static str, default: i64, doc: &'static str) -> Self {
-        Self::new(name, Kind::Integer(Integers::POSITIVE), Literal::Integer(default), doc)
-    }
-
-    /// A number.
-    pub const fn real(name: &'static str, range: Reals, default: f64, doc: &'static str) -> Self {
-        Self::new(name, Kind::Real(range), Literal::Real(default), doc)
-    }
-
-    /// A section.
-    pub const fn section(name: &'static str, keys: &'static [Self], doc: &'static str) -> Self {
-        Self::optional(name, Kind::Section(keys), doc)
-    }
-
-    /// The same with other names.
-    pub const fn spelled(self, spellings: &'static [Spelling]) -> Self {
-        Self { spellings, ..self }
-    }
-
-    /// The same with a unit.
-    pub const fn unit(self, unit: &'static str) -> Self {
-        Self { unit, ..self }
-    }
-
-    /// The same with `"auto"` allowed.
-    pub const fn auto(self) -> Self {
-        Self { auto: true, ..self }
-    }
-
-    /// The same, with an effect at these stages only.
-    pub const fn at_stages(self, first: u8, last: u8) -> Self {
-        Self { stages: (first, last), ..self }
-    }
-
-    /// The same, changing nothing.
-    pub const fn inert(self, why: &'static str) -> Self {
-        Self { status: Status::Inert(why), ..self }
-    }
-
-    /// The same, ignored as DeepSpeed ignores it.
-    pub const fn ignored(self, why: &'static str) -> Self {
-        Self { status: Status::Ignored(why), ..self }
-    }
-
-    /// The same, asking for a feature that does not exist.
-    pub const fn unavailable(
-        self,
-        feature: &'static str,
-        asks: Asks,
-        remedy: &'static str,
-    ) -> Self {
-        Self { status: Status::Unavailable { feature, asks, remedy }, ..self }
-    }
-
-    /// The same, never allowed.
-    pub const fn refused(self, why: &'static str, remedy: &'static str) -> Self {
-        Self { status: Status::Refused { why, remedy }, ..self }
-    }
-
     /// Whether `name` means this key.
     pub fn is_called(&self, name: &str) -> bool {
         self.name == name || self.spellings.iter().any(|spelling| spelling.name() == name)
@@ -278,20 +182,20 @@ impl Key {
     }
 
     /// Whether this value asks for more than the default.
-    pub(crate) fn asks(&self, asks: Asks, node: &Node) -> bool {
+    pub(crate) fn asks(&self, trigger: Trigger, node: &Node) -> bool {
         let is_default = node.is_null() || node.means(&self.default.node());
-        match asks {
-            Asks::Differs => !is_default,
-            Asks::NotOneOf(names) => {
+        match trigger {
+            Trigger::Differs => !is_default,
+            Trigger::NotOneOf(names) => {
                 let known = |text: &str| names.iter().any(|name| name.eq_ignore_ascii_case(text));
                 !is_default && !node.as_text().is_some_and(known)
             }
-            Asks::Enabled => node.get("enabled").and_then(Node::as_flag) == Some(true),
-            Asks::AnyEnabled => any_enabled(node),
-            Asks::Present => !node.is_null() && node.as_flag() != Some(false),
-            Asks::NotEmpty => {
+            Trigger::Enabled => node.get("enabled").and_then(Node::as_flag) == Some(true),
+            Trigger::AnyEnabled => any_enabled(node),
+            Trigger::Present => !node.is_null() && node.as_flag() != Some(false),
+            Trigger::NotEmpty => {
                 let is_empty = matches!(&node.value, Value::Map(entries) if entries.is_empty());
-                !is_empty && self.asks(Asks::Present, node)
+                !is_empty && self.asks(Trigger::Present, node)
             }
         }
     }
@@ -342,6 +246,7 @@ fn list_section(keys: &'static [Key], path: &str, inherited: Status, list: &mut 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec;
 
     fn node(json: &str) -> Node {
         let origin = crate::source::Origin { document: "test", name: "test" };
@@ -350,22 +255,23 @@ mod tests {
 
     #[test]
     fn only_values_that_ask_for_a_feature_do() {
-        let size = Key::count("zero_hpz_partition_size", 1, "");
-        assert!(!size.asks(Asks::Differs, &node("1.0")) && size.asks(Asks::Differs, &node("8")));
-        let dtype = Key::optional("communication_data_type", Kind::Text, "");
-        let asks = Asks::NotOneOf(&["fp32"]);
-        assert!(!dtype.asks(asks, &node("\"FP32\"")) && !dtype.asks(asks, &node("null")));
-        assert!(dtype.asks(asks, &node("\"fp16\"")));
-        let section = Key::section("s", &[], "");
-        assert!(!section.asks(Asks::Enabled, &node("{\"enabled\": false}")));
-        assert!(section.asks(Asks::Enabled, &node("{\"enabled\": true}")));
-        assert!(!section.asks(Asks::Enabled, &node("{\"x\": {\"enabled\": true}}")));
-        assert!(section.asks(Asks::AnyEnabled, &node("{\"x\": {\"enabled\": true}}")));
+        let size = spec::positive(1).named("zero_hpz_partition_size", "");
+        assert!(!size.asks(Trigger::Differs, &node("1.0")));
+        assert!(size.asks(Trigger::Differs, &node("8")));
+        let dtype = spec::opt_text().named("communication_data_type", "");
+        let other = Trigger::NotOneOf(&["fp32"]);
+        assert!(!dtype.asks(other, &node("\"FP32\"")) && !dtype.asks(other, &node("null")));
+        assert!(dtype.asks(other, &node("\"fp16\"")));
+        let section = spec::Spec::<()>::of(Kind::Section(&[])).named("s", "");
+        assert!(!section.asks(Trigger::Enabled, &node("{\"enabled\": false}")));
+        assert!(section.asks(Trigger::Enabled, &node("{\"enabled\": true}")));
+        assert!(!section.asks(Trigger::Enabled, &node("{\"x\": {\"enabled\": true}}")));
+        assert!(section.asks(Trigger::AnyEnabled, &node("{\"x\": {\"enabled\": true}}")));
         assert!(
-            !section.asks(Asks::Present, &node("false"))
-                && section.asks(Asks::Present, &node("{}"))
+            !section.asks(Trigger::Present, &node("false"))
+                && section.asks(Trigger::Present, &node("{}"))
         );
-        assert!(!section.asks(Asks::NotEmpty, &node("{}")));
-        assert!(section.asks(Asks::NotEmpty, &node("{\"a\": 1}")));
+        assert!(!section.asks(Trigger::NotEmpty, &node("{}")));
+        assert!(section.asks(Trigger::NotEmpty, &node("{\"a\": 1}")));
     }
 }

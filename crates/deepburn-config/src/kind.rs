@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::key::{Key, Status};
+use crate::key::{Key, Status, Trigger};
 use crate::node::{Node, Value};
 
 /// The values that a key takes.
@@ -54,6 +54,28 @@ pub struct Variant {
     pub status: Status,
     /// Its parameters.
     pub keys: &'static [Key],
+}
+
+impl Variant {
+    /// A variant that exists here.
+    pub(crate) const fn of(name: &'static str, doc: &'static str, keys: &'static [Key]) -> Self {
+        Self { name, doc, status: Status::Honoured, keys }
+    }
+
+    /// A variant that DeepSpeed or PyTorch has and this version does not.
+    pub(crate) const fn missing(
+        name: &'static str,
+        feature: &'static str,
+        remedy: &'static str,
+    ) -> Self {
+        let status = Status::Unavailable { feature, trigger: Trigger::Present, remedy };
+        Self { name, doc: feature, status, keys: &[] }
+    }
+
+    /// The variant of this name.
+    pub(crate) fn find(variants: &'static [Self], name: &str) -> Option<&'static Self> {
+        variants.iter().find(|variant| variant.name.eq_ignore_ascii_case(name))
+    }
 }
 
 /// Integers from `min` to `max`, both included.

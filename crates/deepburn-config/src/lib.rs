@@ -1,11 +1,11 @@
 //! DeepSpeed JSON as users have it, and what it means here.
 //!
 //! ```text
-//! text ── Written ─┬─ resolve(Written, Facts) ──► Resolved { plan, notes, autos }
+//! text ── RawConfig ─┬─ resolve(RawConfig, RunContext) ──► Resolved { plan, notes, autos }
 //! job file ─► Job ─┘                        └──► Report: everything that is wrong, in one message
 //! ```
 //!
-//! - [`Written`] is a DeepSpeed configuration as it was written: JSON with comments, a value in
+//! - [`RawConfig`] is a DeepSpeed configuration as it was written: JSON with comments, a value in
 //!   memory, base64, or Accelerate's YAML.
 //! - [`resolve()`] turns it into a [`Plan`]: every default filled in, every `"auto"` answered.
 //! - [`Job`] is the job file of `finetune`, which has a DeepSpeed configuration in it.
@@ -16,14 +16,14 @@
 //! here are noted. Wrong input never panics.
 //!
 //! ```
-//! use deepburn_config::{Facts, Written, resolve};
+//! use deepburn_config::{RunContext, RawConfig, resolve};
 //!
-//! let written = Written::from_json(r#"{
+//! let config = RawConfig::from_json(r#"{
 //!     "train_micro_batch_size_per_gpu": 4, // per rank
 //!     "optimizer": { "type": "AdamW", "params": { "lr": 1e-4 } },
 //!     "zero_optimization": { "stage": 3, "reduce_bucket_size": 5e8 },
 //! }"#)?;
-//! let resolved = resolve(&written, &Facts::on_host(2))?;
+//! let resolved = resolve(&config, &RunContext::on_host(2))?;
 //! assert_eq!(resolved.plan.batch.train_batch_size, 8);
 //! assert_eq!(resolved.plan.gradient_clipping, Some(1.0));
 //! # Ok::<(), deepburn_config::ConfigError>(())
@@ -32,13 +32,16 @@
 mod accelerate;
 mod batch_schedule;
 mod check;
+mod choice;
+mod context;
 mod curriculum;
 mod devices;
 mod diagnosis;
 mod dynamic_batching;
 mod foreign;
 mod job;
-mod job_sections;
+mod job_plan;
+mod job_rules;
 mod key;
 mod keys;
 mod kind;
@@ -50,24 +53,29 @@ mod node;
 mod overrides;
 mod place;
 mod plan;
+mod raw_config;
 mod resolve;
+mod rules;
 mod schema;
 mod section;
 mod source;
+mod spec;
 mod splits;
-mod variant;
-mod written;
 
 pub use batch_schedule::{BatchSchedule, BatchSizeError};
+pub use context::{AutoAnswer, RunContext};
 pub use curriculum::{CurriculumPlan, CurriculumSchedule, CurriculumStage};
 pub use diagnosis::{ConfigError, Diagnosis, Report, Severity};
 pub use dynamic_batching::{DynamicBatchingPlan, LrScaling, PickingOrderPlan};
 pub use foreign::foreign_name;
-pub use job::{
-    Architecture, Backend, CONFIG_FOLDER, DataJob, DataKind, Job, JobRequest, Join, ModelJob,
-    ModelMetric, ResolvedJob, TrainingJob,
+pub use job::{CONFIG_FOLDER, JobRequest};
+pub use job_plan::{
+    Architecture, Backend, DataJob, DataKind, Job, Join, ModelJob, ModelMetric, ResolvedJob,
+    TrainingJob,
 };
-pub use key::{Asks, Key, KeyEntry, Literal, Spelling, Status, entries};
+pub use key::{Key, KeyEntry, Literal, Spelling, Status, Trigger, entries};
+use keys::DeepSpeed;
+use keys::job::JobFile;
 pub use kind::{Integers, Kind, Reals, Variant};
 pub use listing::find_keys;
 pub use lookup::find;
@@ -83,18 +91,19 @@ pub use plan::{
     Precision, PrecisionPlan, RecomputePolicy, ReductionPlan, ReportPlan, ScaleGrowth,
     SchedulePlan, Stage, SwapFilePlan, UpdateSettings, WarmupShape, ZeroOneAdamPlan, ZeroPlan,
 };
-pub use resolve::{AutoAnswer, Facts, Resolved, resolve, resolve_batch};
+pub use raw_config::RawConfig;
+pub use resolve::{Resolved, resolve, resolve_batch};
 pub use schema::schema;
+use section::Section;
 pub use source::{MAX_BYTES, MAX_DEPTH};
 pub use splits::SplitPlan;
-pub use written::Written;
 
 /// Every key of a DeepSpeed configuration, depth first.
 pub fn deepspeed_keys() -> Vec<KeyEntry> {
-    entries(keys::DEEPSPEED)
+    entries(DeepSpeed::KEYS)
 }
 
 /// Every key of a job file, that of its DeepSpeed section included.
 pub fn job_keys() -> Vec<KeyEntry> {
-    entries(keys::job::JOB)
+    entries(JobFile::KEYS)
 }

@@ -81,15 +81,18 @@ pub(crate) fn looks_like_a_strategy(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Facts, Severity, Written, resolve};
+    use crate::{RawConfig, RunContext, Severity, resolve};
 
     #[test]
     fn every_strategy_resolves_without_a_warning_of_its_own() {
         for strategy in &STRATEGIES {
             let json = configuration(strategy.name).unwrap();
-            let facts =
-                Facts { micro_batch_size: Some(1), host_device: false, ..Facts::on_host(2) };
-            let resolved = resolve(&Written::from_value(&json).unwrap(), &facts);
+            let facts = RunContext {
+                micro_batch_size: Some(1),
+                host_device: false,
+                ..RunContext::on_host(2)
+            };
+            let resolved = resolve(&RawConfig::from_value(&json).unwrap(), &facts);
             let resolved = resolved.unwrap_or_else(|report| panic!("{report}"));
             assert_eq!(resolved.plan.zero.stage.number(), strategy.stage);
             assert_eq!(resolved.plan.gradient_clipping, None);

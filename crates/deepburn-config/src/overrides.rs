@@ -5,31 +5,12 @@
 //! what is found then names the option: [`TypedKey`].
 
 use crate::check::nearest;
-use crate::diagnosis::ConfigError;
+use crate::diagnosis::{ConfigError, TypedKey};
 use crate::foreign::foreign_name;
 use crate::key::Key;
-
 use crate::kind::{Kind, Variant};
 use crate::node::{Node, Value};
 use crate::source::{Origin, parse_json};
-
-/// A key whose value came from the command line.
-#[derive(Debug, Clone)]
-pub(crate) struct TypedKey {
-    /// Path of the key in its document; empty for all of it.
-    pub(crate) path: String,
-    /// The option as given.
-    pub(crate) given: String,
-}
-
-impl TypedKey {
-    /// Whether `key` is this key or inside of it.
-    pub(crate) fn covers(&self, key: &str) -> bool {
-        let rest = key.strip_prefix(self.path.as_str());
-        self.path.is_empty()
-            || rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
-    }
-}
 
 /// One override, as given and taken apart.
 #[derive(Debug, Clone)]
@@ -212,7 +193,7 @@ impl Scope {
             Kind::Variants(variants) => {
                 let named = section.get("type").and_then(Node::as_text);
                 let variant: Option<&Variant> =
-                    named.and_then(|name| crate::check::find_variant(variants, name));
+                    named.and_then(|name| Variant::find(variants, name));
                 // Without a known type the check that follows has more to say.
                 variant.map_or(Self::Anything, |variant| Self::Keys(variant.keys))
             }
@@ -226,11 +207,12 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::keys::job::JOB;
+    use crate::keys::job::JobFile;
+    use crate::section::Section;
 
     fn set(json: &str, given: &str) -> Result<serde_json::Value, String> {
         let mut root = parse_json(json, Origin { document: "job file", name: "test" }).unwrap();
-        let applied = Override::parse(given).and_then(|set| set.apply(JOB, &mut root));
+        let applied = Override::parse(given).and_then(|set| set.apply(JobFile::KEYS, &mut root));
         applied.map(|()| root.to_json()).map_err(|error| error.to_string())
     }
 

@@ -23,6 +23,7 @@ pub use param_groups::{
 };
 pub use swap_file::SwapFilePlan;
 
+use crate::choice::choices;
 use crate::curriculum::CurriculumPlan;
 use crate::dynamic_batching::DynamicBatchingPlan;
 use crate::monitor_plan::MonitorPlan;
@@ -81,6 +82,8 @@ pub enum WarmupShape {
     /// `i / N`.
     Linear,
 }
+
+choices!(WarmupShape { "log" => Log, "linear" => Linear });
 
 /// The learning-rate schedule with every default filled in.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -408,6 +411,9 @@ pub enum Precision {
     Bf16,
 }
 
+// `bfp16` is how some releases of DeepSpeed spell bfloat16.
+choices!(Precision { "fp32" => Fp32, "fp16" => Fp16, "bf16" => Bf16, "bfp16" => Bf16 });
+
 impl Precision {
     /// The name that configurations use.
     pub fn name(self) -> &'static str {
@@ -542,6 +548,8 @@ pub enum GradientReduction {
     /// Sum over the ranks.
     Sum,
 }
+
+choices!(GradientReduction { "mean" => Mean, "sum" => Sum });
 
 /// What is printed and measured while training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

@@ -6,7 +6,10 @@
 use serde_json::{Map, Value, json};
 
 use crate::key::{Key, Literal, Status};
+use crate::keys::DeepSpeed;
+use crate::keys::job::JobFile;
 use crate::kind::{Integers, Kind, Reals, Variant};
+use crate::section::Section;
 
 /// The JSON Schema (draft 7) of a document with these keys.
 pub(crate) fn document(keys: &'static [Key], title: &str) -> Value {
@@ -19,8 +22,8 @@ pub(crate) fn document(keys: &'static [Key], title: &str) -> Value {
 /// The JSON Schema of a job file, or of a DeepSpeed configuration alone.
 pub fn schema(of_job: bool) -> Value {
     match of_job {
-        true => document(crate::keys::job::JOB, "DeepBurn job file"),
-        false => document(crate::keys::DEEPSPEED, "DeepSpeed configuration, as DeepBurn reads it"),
+        true => document(JobFile::KEYS, "DeepBurn job file"),
+        false => document(DeepSpeed::KEYS, "DeepSpeed configuration, as DeepBurn reads it"),
     }
 }
 

@@ -1,286 +1,407 @@
-//! Reading a section through its table: the value that was given, or the table's default.
+//! Sections of a configuration: declared once, checked through their table and read as a struct.
 //!
-//! A [`Section`] never complains. Values that break a rule have been reported by the check that
-//! runs before, and read as the default, so that the other findings about a file do not depend on
-//! the first one. Asking for a key that the table does not have is our own mistake and panics; the
-//! tests read every key.
+//! [`section!`] makes of one declaration the table that checks a file, supplies defaults and is listed for users, and
+//! a struct with a typed [`Setting`] for each key that is read:
+//!
+//! ```text
+//! section! {
+//!     /// Half precision with loss scaling and fp32 masters.
+//!     pub(crate) struct Fp16<'a> {
+//!         /// Train in fp16.
+//!         enabled: bool = flag(false).auto(),
+//!         /// Overflows before the scale halves.
+//!         hysteresis: usize = positive(2).unit("overflows").auto(),
+//!         /// Keep master weights and gradients in fp16.
+//!         fp16_master_weights_and_grads = flag(false).unavailable("fp16 master weights", Differs, "set it to false"),
+//!     }
+//! }
+//! ```
+//!
+//! A key without a type is in the table only: it is inert, refused or unavailable. A key with a type that nothing
+//! reads is a warning of the compiler (`field is never read`), so every honoured key has an effect. Where the name of
+//! a key is no name in Rust, the declaration is `field as "name": ...`. `pub(crate) enum Name { ... }` declares a
+//! section that nothing reads.
+//!
+//! Reading never complains. Values that break a rule have been reported by the check that runs before, and read as the
+//! default, so that the other findings about a file do not depend on the first one.
 
-use crate::diagnosis::{Diagnosis, Severity};
+use std::ops::Deref;
+
+use crate::choice::Choice;
+use crate::diagnosis::Site;
 use crate::key::{Key, Literal};
-
 use crate::kind::Kind;
 use crate::node::{Node, Value};
 use crate::source::join;
 
-/// A section of a configuration, present or not.
-#[derive(Debug, Clone)]
-pub(crate) struct Section<'a> {
-    keys: &'static [Key],
-    node: Option<&'a Node>,
-    path: String,
+/// A section with a table of keys.
+pub(crate) trait Section {
+    /// The table.
+    const KEYS: &'static [Key];
+    /// What the section is for.
+    const DOC: &'static str;
 }
 
-impl<'a> Section<'a> {
-    /// The section `path` with these keys.
-    pub(crate) fn new(keys: &'static [Key], node: Option<&'a Node>, path: &str) -> Self {
-        Self { keys, node, path: path.to_owned() }
+/// A value that a key of a section reads as.
+pub(crate) trait Read<'a>: Sized {
+    /// Returns the value that was given, or the default of the key.
+    fn read(entry: &Entry<'a>) -> Self;
+}
+
+/// A key and what was written for it.
+#[derive(Debug, Clone)]
+pub(crate) struct Entry<'a> {
+    /// The key.
+    pub(crate) key: &'static Key,
+    /// Its full path.
+    pub(crate) path: String,
+    written: Option<&'a Node>,
+}
+
+/// The key of a whole document.
+static DOCUMENT: Key = crate::spec::free().named("", "");
+
+impl<'a> Entry<'a> {
+    /// A whole document.
+    pub(crate) fn document(node: &'a Node) -> Self {
+        Self { key: &DOCUMENT, path: String::new(), written: Some(node) }
     }
 
-    /// A section below this one.
-    pub(crate) fn section(&self, name: &str) -> Self {
-        Self::new(self.key(name).keys(), self.given(name), &self.path_of(name))
+    /// What stands under `key`, by any of its names, in the section that this is.
+    pub(crate) fn child(&self, key: &'static Key) -> Self {
+        let section = self.given();
+        let written = section.and_then(|node| key.names().find_map(|name| node.get(name)));
+        Self { key, path: join(&self.path, key.name), written }
     }
 
-    /// The sections in a list, in its order.
-    pub(crate) fn sections(&self, name: &str) -> Vec<Self> {
-        let Some(Value::List(nodes)) = self.valid(name).map(|node| &node.value) else {
-            return Vec::new();
-        };
-        let (keys, path) = (self.key(name).keys(), self.path_of(name));
-        let section = |(place, node)| Self::new(keys, Some(node), &format!("{path}[{place}]"));
-        nodes.iter().enumerate().map(section).collect()
+    /// What was written; `null` and `"auto"` are not given.
+    pub(crate) fn given(&self) -> Option<&'a Node> {
+        self.written.filter(|node| !node.is_null() && !node.is_auto())
     }
 
-    /// The `params` of the variant that has these keys.
-    pub(crate) fn variant(&self, name: &str, keys: &'static [Key]) -> Self {
-        Self::new(keys, self.given(name), &self.path_of(name))
-    }
-
-    /// Full path of a key.
-    pub(crate) fn path_of(&self, name: &str) -> String {
-        join(&self.path, name)
-    }
-
-    /// An error about a key, at its place.
-    pub(crate) fn error(
-        &self,
-        name: &str,
-        message: impl Into<String>,
-        remedy: impl Into<String>,
-    ) -> Diagnosis {
-        self.diagnosis(Severity::Error, name, message, remedy)
-    }
-
-    /// A warning about a key, at its place.
-    pub(crate) fn warning(
-        &self,
-        name: &str,
-        message: impl Into<String>,
-        remedy: impl Into<String>,
-    ) -> Diagnosis {
-        self.diagnosis(Severity::Warning, name, message, remedy)
-    }
-
-    /// A note about a key, at its place.
-    pub(crate) fn note(&self, name: &str, message: impl Into<String>) -> Diagnosis {
-        self.diagnosis(Severity::Note, name, message, "")
-    }
-
-    /// A finding about a key, at its place.
-    pub(crate) fn diagnosis(
-        &self,
-        severity: Severity,
-        name: &str,
-        message: impl Into<String>,
-        remedy: impl Into<String>,
-    ) -> Diagnosis {
-        let diagnosis = Diagnosis::new(severity, self.path_of(name), message, remedy);
-        match self.written(name) {
-            Some(node) => diagnosis.at(node),
-            None => diagnosis,
-        }
-    }
-
-    /// The value as it was written, under any of its names; `null` and `"auto"` are not given.
-    pub(crate) fn given(&self, name: &str) -> Option<&'a Node> {
-        self.written(name).filter(|node| !node.is_null() && !node.is_auto())
+    /// Whether something other than `null` and `"auto"` was written.
+    pub(crate) fn is_given(&self) -> bool {
+        self.given().is_some()
     }
 
     /// Whether the value is `"auto"`.
-    pub(crate) fn is_auto(&self, name: &str) -> bool {
-        self.written(name).is_some_and(Node::is_auto)
+    pub(crate) fn is_auto(&self) -> bool {
+        self.written.is_some_and(Node::is_auto)
     }
 
-    pub(crate) fn flag(&self, name: &str) -> bool {
-        match (self.valid(name).and_then(Node::as_flag), self.key(name).default) {
-            (Some(flag), _) | (None, Literal::Flag(flag)) => flag,
-            _ => self.no_default(name),
-        }
+    /// What was given, when it is of the key's kind.
+    fn valid(&self) -> Option<&'a Node> {
+        self.given().filter(|node| self.key.kind.accepts(node).is_ok())
     }
 
-    pub(crate) fn optional_flag(&self, name: &str) -> Option<bool> {
-        self.valid(name).and_then(Node::as_flag)
-    }
-
-    pub(crate) fn integer(&self, name: &str) -> i64 {
-        match (self.valid(name).and_then(Node::as_integer), self.key(name).default) {
-            (Some(integer), _) | (None, Literal::Integer(integer)) => integer,
-            _ => self.no_default(name),
-        }
-    }
-
-    /// An integer that is never negative, by its kind.
-    pub(crate) fn count(&self, name: &str) -> usize {
-        as_count(self.integer(name))
-    }
-
-    pub(crate) fn optional_count(&self, name: &str) -> Option<usize> {
-        self.valid(name).and_then(Node::as_integer).map(as_count)
-    }
-
-    /// A list of integers that are never negative, by its kind.
-    pub(crate) fn counts(&self, name: &str) -> Option<Vec<usize>> {
-        let Value::List(nodes) = &self.valid(name)?.value else { return None };
-        nodes.iter().map(|node| node.as_integer().map(as_count)).collect()
-    }
-
-    pub(crate) fn real(&self, name: &str) -> f64 {
-        match (self.optional_real(name), self.key(name).default) {
-            (Some(real), _) | (None, Literal::Real(real)) => real,
-            _ => self.no_default(name),
-        }
-    }
-
-    pub(crate) fn optional_real(&self, name: &str) -> Option<f64> {
-        let node = self.valid(name)?;
-        match (&self.key(name).kind, &node.value) {
-            (Kind::PerGroup(_), Value::List(nodes)) => nodes.first().and_then(Node::as_real),
-            _ => node.as_real(),
-        }
-    }
-
-    pub(crate) fn pair(&self, name: &str) -> [f64; 2] {
-        match (self.optional_pair(name), self.key(name).default) {
-            (Some(pair), _) | (None, Literal::Pair(pair)) => pair,
-            _ => self.no_default(name),
-        }
-    }
-
-    pub(crate) fn triple(&self, name: &str) -> [f64; 3] {
-        let given = self.valid(name).and_then(|node| match &node.value {
-            Value::List(nodes) => {
-                let numbers = nodes.iter().map(Node::as_real).collect::<Option<Vec<_>>>()?;
-                <[f64; 3]>::try_from(numbers).ok()
-            }
+    /// The elements of a list of the key's kind.
+    fn list(&self) -> Option<&'a [Node]> {
+        match &self.valid()?.value {
+            Value::List(nodes) => Some(nodes),
             _ => None,
-        });
-        match (given, self.key(name).default) {
-            (Some(triple), _) | (None, Literal::Triple(triple)) => triple,
-            _ => self.no_default(name),
+        }
+    }
+}
+
+/// The value of a key, and where it was written: it dereferences to its [`Entry`].
+#[derive(Debug, Clone)]
+pub(crate) struct Setting<'a, T> {
+    /// What was given, or the default.
+    pub(crate) value: T,
+    entry: Entry<'a>,
+}
+
+impl<'a, T: Read<'a>> Setting<'a, T> {
+    /// Reads `key` of a section.
+    pub(crate) fn read(section: &Entry<'a>, key: &'static Key) -> Self {
+        let entry = section.child(key);
+        Self { value: T::read(&entry), entry }
+    }
+}
+
+impl<'a, T> Deref for Setting<'a, T> {
+    type Target = Entry<'a>;
+
+    fn deref(&self) -> &Entry<'a> {
+        &self.entry
+    }
+}
+
+impl From<&Entry<'_>> for Site {
+    fn from(entry: &Entry<'_>) -> Self {
+        Self { key: entry.path.clone(), at: entry.written.and_then(|node| node.at) }
+    }
+}
+
+impl<T> From<&Setting<'_, T>> for Site {
+    fn from(setting: &Setting<'_, T>) -> Self {
+        Self::from(&setting.entry)
+    }
+}
+
+/// A value that one node holds.
+pub(crate) trait Scalar<'a>: Sized {
+    /// The value of a node that `kind` accepts.
+    fn parse(node: &'a Node, kind: &Kind) -> Option<Self>;
+
+    /// The value of a default.
+    fn of(default: Literal) -> Option<Self>;
+}
+
+impl<'a, T: Scalar<'a>> Read<'a> for Option<T> {
+    fn read(entry: &Entry<'a>) -> Self {
+        entry.valid().and_then(|node| T::parse(node, &entry.key.kind))
+    }
+}
+
+impl<'a, T: Scalar<'a>> Read<'a> for T {
+    fn read(entry: &Entry<'a>) -> Self {
+        let value = Option::read(entry).or_else(|| T::of(entry.key.default));
+        // Constructors in `spec` give a key that reads as T a default that is a T.
+        value.unwrap_or_else(|| unreachable!("{} has no default", entry.path))
+    }
+}
+
+/// Values that [`Node`] and [`Literal`] hold alike.
+macro_rules! scalars {
+    ($($Scalar:ty: $parse:expr, $default:pat => $of:expr;)+) => {
+        $(impl<'a> Scalar<'a> for $Scalar {
+            fn parse(node: &'a Node, _: &Kind) -> Option<Self> {
+                let parse: fn(&'a Node) -> Option<Self> = $parse;
+                parse(node)
+            }
+
+            fn of(default: Literal) -> Option<Self> {
+                match default {
+                    $default => Some($of),
+                    _ => None,
+                }
+            }
+        })+
+    };
+}
+
+scalars! {
+    bool: Node::as_flag, Literal::Flag(flag) => flag;
+    i64: Node::as_integer, Literal::Integer(integer) => integer;
+    usize: as_count, Literal::Integer(integer) => to_count(integer);
+    f64: as_real, Literal::Real(real) => real;
+    [f64; 2]: as_reals, Literal::Pair(pair) => pair;
+    [f64; 3]: as_reals, Literal::Triple(triple) => triple;
+}
+
+impl<'a> Scalar<'a> for &'a str {
+    /// One of a choice's names is returned in the table's spelling.
+    fn parse(node: &'a Node, kind: &Kind) -> Option<Self> {
+        let text = node.as_text()?;
+        match kind {
+            Kind::Choice(names) => {
+                names.iter().find(|name| name.eq_ignore_ascii_case(text)).copied()
+            }
+            _ => Some(text),
         }
     }
 
-    pub(crate) fn optional_pair(&self, name: &str) -> Option<[f64; 2]> {
-        let Value::List(nodes) = &self.valid(name)?.value else { return None };
-        let [first, second] = nodes.as_slice() else { return None };
-        Some([first.as_real()?, second.as_real()?])
+    fn of(default: Literal) -> Option<Self> {
+        match default {
+            Literal::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+}
+
+impl<'a, T: Choice> Scalar<'a> for T {
+    fn parse(node: &'a Node, _: &Kind) -> Option<Self> {
+        T::named(node.as_text()?)
     }
 
-    /// A string or a list of strings.
-    pub(crate) fn texts(&self, name: &str) -> Vec<&'a str> {
-        match self.valid(name).map(|node| &node.value) {
+    fn of(default: Literal) -> Option<Self> {
+        match default {
+            Literal::Text(name) => T::named(name),
+            _ => None,
+        }
+    }
+}
+
+/// What only a rule can read, from [`Entry::given`].
+impl Read<'_> for () {
+    fn read(_: &Entry<'_>) -> Self {}
+}
+
+/// A list of integers that are never negative, by its kind.
+impl Read<'_> for Option<Vec<usize>> {
+    fn read(entry: &Entry<'_>) -> Self {
+        entry.list()?.iter().map(as_count).collect()
+    }
+}
+
+/// A string or a list of strings.
+impl<'a> Read<'a> for Vec<&'a str> {
+    fn read(entry: &Entry<'a>) -> Self {
+        match entry.valid().map(|node| &node.value) {
             Some(Value::List(nodes)) => nodes.iter().filter_map(Node::as_text).collect(),
             Some(Value::Text(text)) => vec![text],
             _ => Vec::new(),
         }
     }
+}
 
-    pub(crate) fn text(&self, name: &str) -> Option<&'a str> {
-        self.valid(name).and_then(Node::as_text)
-    }
-
-    /// One of a choice's names, in the table's spelling.
-    /// The choice that was made, spelled as in the table; the table has no default for it.
-    pub(crate) fn optional_choice(&self, name: &str) -> Option<&'static str> {
-        let Kind::Choice(names) = self.key(name).kind else { return self.no_default(name) };
-        let given = self.text(name)?;
-        names.iter().find(|known| given.eq_ignore_ascii_case(known)).copied()
-    }
-
-    pub(crate) fn choice(&self, name: &str) -> &'static str {
-        match (self.optional_choice(name), self.key(name).default) {
-            (Some(known), _) => known,
-            (None, Literal::Text(default)) => default,
-            _ => self.no_default(name),
-        }
-    }
-
-    /// The given value when it is of its kind.
-    fn valid(&self, name: &str) -> Option<&'a Node> {
-        self.given(name).filter(|node| self.key(name).kind.accepts(node).is_ok())
-    }
-
-    fn written(&self, name: &str) -> Option<&'a Node> {
-        let key = self.key(name);
-        key.names().find_map(|name| self.node?.get(name))
-    }
-
-    pub(crate) fn key(&self, name: &str) -> &'static Key {
-        self.keys
-            .iter()
-            .find(|key| key.name == name)
-            .unwrap_or_else(|| panic!("no key `{name}` in the table of `{}`", self.path))
-    }
-
-    fn no_default<T>(&self, name: &str) -> T {
-        panic!("`{}` is read as a kind that its table entry does not have", self.path_of(name))
+/// A list of sections.
+impl<'a, S: Section + Read<'a>> Read<'a> for Vec<S> {
+    fn read(entry: &Entry<'a>) -> Self {
+        let section = |(place, node)| Entry {
+            key: entry.key,
+            path: format!("{}[{place}]", entry.path),
+            written: Some(node),
+        };
+        let nodes = entry.list().unwrap_or_default().iter().enumerate();
+        nodes.map(|item| S::read(&section(item))).collect()
     }
 }
 
-fn as_count(integer: i64) -> usize {
-    // Kinds of counts start at 0; a 32-bit machine caps them.
+fn as_count(node: &Node) -> Option<usize> {
+    node.as_integer().map(to_count)
+}
+
+/// Kinds of counts start at 0; a 32-bit machine caps them.
+fn to_count(integer: i64) -> usize {
     usize::try_from(integer.max(0)).unwrap_or(usize::MAX)
 }
+
+/// A number, or the only one of a list.
+fn as_real(node: &Node) -> Option<f64> {
+    match &node.value {
+        Value::List(nodes) => nodes.first()?.as_real(),
+        _ => node.as_real(),
+    }
+}
+
+fn as_reals<const N: usize>(node: &Node) -> Option<[f64; N]> {
+    let Value::List(nodes) = &node.value else { return None };
+    let numbers = nodes.iter().map(Node::as_real).collect::<Option<Vec<_>>>()?;
+    numbers.try_into().ok()
+}
+
+/// Declares a section: see [the module](self).
+macro_rules! section {
+    ($(#[doc = $about:literal])+ $vis:vis struct $Section:ident<$a:lifetime> {
+        $($(#[doc = $doc:literal])* $name:ident $(as $key:literal)? $(: $Type:ty)? = $spec:expr,)*
+    }) => {
+        $(#[doc = $about])+
+        #[derive(Debug, Clone)]
+        $vis struct $Section<$a> {
+            $($(pub(crate) $name: $crate::section::Setting<$a, $Type>,)?)*
+        }
+
+        impl<$a> $crate::section::Section for $Section<$a> {
+            const KEYS: &'static [$crate::key::Key] = &[$($crate::section::key!(
+                [$($doc)*] $name $(as $key)?, [$($Type)?], $spec
+            )),*];
+            const DOC: &'static str = concat!($($about),+).trim_ascii_start();
+        }
+
+        impl<$a> $crate::section::Read<$a> for $Section<$a> {
+            #[allow(unused_variables)]
+            fn read(entry: &$crate::section::Entry<$a>) -> Self {
+                $(let $name = const { &$crate::section::key!(
+                    [$($doc)*] $name $(as $key)?, [$($Type)?], $spec
+                ) };)*
+                Self { $($($name: <$crate::section::Setting<$a, $Type>>::read(entry, $name),)?)* }
+            }
+        }
+    };
+    ($(#[doc = $about:literal])+ $vis:vis enum $Section:ident {
+        $($(#[doc = $doc:literal])* $name:ident $(as $key:literal)? = $spec:expr,)*
+    }) => {
+        $(#[doc = $about])+
+        $vis enum $Section {}
+
+        impl $crate::section::Section for $Section {
+            const KEYS: &'static [$crate::key::Key] =
+                &[$($crate::section::key!([$($doc)*] $name $(as $key)?, [], $spec)),*];
+            const DOC: &'static str = concat!($($about),+).trim_ascii_start();
+        }
+    };
+}
+
+/// One key of [`section!`]. A type, where there is one, must be that of the spec.
+macro_rules! key {
+    ([$($doc:literal)*] $name:ident, $Type:tt, $spec:expr) => {
+        $crate::section::key!([$($doc)*] $name as (stringify!($name)), $Type, $spec)
+    };
+    ([$($doc:literal)*] $name:ident as $key:tt, [], $spec:expr) => {
+        $spec.named($key, concat!($($doc),*))
+    };
+    ([$($doc:literal)*] $name:ident as $key:tt, [$Type:ty], $spec:expr) => {{
+        let spec: $crate::spec::Spec<$Type> = $spec;
+        spec.named($key, concat!($($doc),*))
+    }};
+}
+
+pub(crate) use {key, section};
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::choice::choices;
     use crate::key::Spelling;
+    use crate::kind::Reals;
+    use crate::spec::{choice, count, opt_positive, per_group};
 
-    use crate::kind::{Integers, Reals};
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    enum Shape {
+        Log,
+        Linear,
+    }
 
-    const KEYS: &[Key] = &[
-        Key::count("size", 5, "").spelled(&[Spelling::Alias("old_size")]).auto(),
-        Key::optional("limit", Kind::Integer(Integers::POSITIVE), ""),
-        Key::new("lr", Kind::PerGroup(Reals::Any), Literal::Real(0.5), ""),
-        Key::new("shape", Kind::Choice(&["log", "linear"]), Literal::Text("log"), ""),
-    ];
+    choices!(Shape { "log" => Log, "linear" => Linear });
 
-    fn read<T>(json: &str, read: impl FnOnce(Section<'_>) -> T) -> T {
+    section! {
+        /// A section.
+        struct Sizes<'a> {
+            size: usize = count(5).spelled(&[Spelling::Alias("old_size")]).auto(),
+            limit: Option<usize> = opt_positive(),
+            lr: f64 = per_group(Reals::Any, 0.5),
+            shape as "Shape": Shape = choice("log"),
+        }
+    }
+
+    fn read<T>(json: &str, read: impl FnOnce(Sizes<'_>) -> T) -> T {
         let origin = crate::source::Origin { document: "test", name: "test" };
         let node = crate::source::parse_json(json, origin).unwrap();
-        read(Section::new(KEYS, Some(&node), "s"))
+        read(Sizes::read(&Entry::document(&node)))
     }
 
     #[test]
     fn every_name_is_read_and_absence_is_the_default() {
-        assert_eq!(read("{\"old_size\": 7e0}", |s| s.count("size")), 7);
-        assert_eq!(read("{\"size\": 8}", |s| s.count("size")), 8);
-        assert_eq!(read("{}", |s| s.count("size")), 5);
-        assert_eq!(read("{\"size\": null}", |s| s.count("size")), 5);
-        assert_eq!(read("{\"lr\": [0.25]}", |s| s.real("lr")), 0.25);
-        assert_eq!(read("{\"shape\": \"Linear\"}", |s| s.choice("shape")), "linear");
+        assert_eq!(read("{\"old_size\": 7e0}", |s| s.size.value), 7);
+        assert_eq!(read("{\"size\": 8}", |s| s.size.value), 8);
+        assert_eq!(read("{}", |s| s.size.value), 5);
+        assert_eq!(read("{\"size\": null}", |s| s.size.value), 5);
+        assert_eq!(read("{\"lr\": [0.25]}", |s| s.lr.value), 0.25);
+        assert_eq!(read("{}", |s| s.shape.value), Shape::Log);
+        assert_eq!(read("{\"Shape\": \"Linear\"}", |s| s.shape.value), Shape::Linear);
     }
 
     #[test]
     fn auto_is_neither_given_nor_an_error() {
         read("{\"size\": \"auto\"}", |section| {
-            assert!(section.is_auto("size") && section.given("size").is_none());
-            assert_eq!(section.count("size"), 5);
+            assert!(section.size.is_auto() && section.size.given().is_none());
+            assert_eq!(section.size.value, 5);
         });
     }
 
     #[test]
     fn values_that_break_a_rule_read_as_the_default() {
-        assert_eq!(
-            read("{\"size\": -1, \"limit\": 0}", |s| (s.count("size"), s.optional_count("limit"))),
-            (5, None)
-        );
+        let values = read("{\"size\": -1, \"limit\": 0}", |s| (s.size.value, s.limit.value));
+        assert_eq!(values, (5, None));
     }
 
     #[test]
-    #[should_panic(expected = "no key `sizes`")]
-    fn unknown_names_are_our_own_mistake() {
-        read("{}", |section| section.count("sizes"));
+    fn a_declaration_is_a_table_too() {
+        let [size, limit, lr, shape] = Sizes::KEYS else { panic!("{:?}", Sizes::KEYS) };
+        assert_eq!((size.name, shape.name, Sizes::DOC), ("size", "Shape", "A section."));
+        assert!(size.is_called("old_size") && size.auto && !limit.auto);
+        assert_eq!((limit.default, lr.default), (Literal::Null, Literal::Real(0.5)));
     }
 }

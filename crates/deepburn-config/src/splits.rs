@@ -9,8 +9,9 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use crate::diagnosis::Findings;
+use crate::keys::job::Splits;
 use crate::place::Place;
-use crate::section::Section;
+use crate::section::{Entry, Setting};
 
 /// Which part of which data trains, evaluates and tests.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -57,7 +58,6 @@ pub enum SplitPlan {
 /// Shares are typed by people: 33.3 + 33.3 + 33.4 may be a little over 100.
 const TOLERANCE: f64 = 1e-9;
 
-const NAMES: [&str; 3] = ["train", "eval", "test"];
 const EXAMPLE: &str = "write for example {\"train\": \"90%\", \"eval\": \"10%\"}";
 
 impl SplitPlan {
@@ -97,12 +97,13 @@ impl SplitPlan {
     /// Reads the section. `existing` finds a path and reports it where there is none. What is wrong
     /// is reported, and reads as everything.
     pub(crate) fn read(
-        section: &Section<'_>,
+        section: &Splits<'_>,
         path: Option<Place>,
-        mut existing: impl FnMut(&str, String, &mut Findings) -> Option<PathBuf>,
+        mut existing: impl FnMut(&str, &Entry<'_>, &mut Findings) -> Option<PathBuf>,
         findings: &mut Findings,
     ) -> Self {
-        let given = NAMES.map(|name| section.text(name).map(str::trim));
+        let keys = [&section.train, &section.eval, &section.test];
+        let given = keys.map(|key| key.value.map(str::trim));
         let shares = given.iter().flatten().filter(|text| text.ends_with('%')).count();
         let total = given.iter().flatten().count();
         if total == 0 {
@@ -128,15 +129,12 @@ impl SplitPlan {
         if let Some(path) = path {
             return Self::read_named(section, given, path, findings);
         }
-        let mut find = |at: usize| {
-            let name = NAMES[at];
-            given[at].map(|text| existing(text, section.path_of(name), findings))
-        };
+        let mut find = |at: usize| given[at].map(|text| existing(text, keys[at], findings));
         let (train, test) = (find(0), find(2));
         let eval = if held_out.is_some() { None } else { find(1) };
-        let eval_share = held_out.map_or(0.0, |text| share(section, "eval", text, findings));
+        let eval_share = held_out.map_or(0.0, |text| share(&section.eval, text, findings));
         let Some(train) = train else {
-            findings.push(section.error("train", "is missing: nothing would train", EXAMPLE));
+            findings.error(&section.train, "is missing: nothing would train", EXAMPLE);
             return Self::everything(None);
         };
         match train {
@@ -148,13 +146,13 @@ impl SplitPlan {
     }
 
     fn read_named(
-        section: &Section<'_>,
+        section: &Splits<'_>,
         [train, eval, test]: [Option<&str>; 3],
         path: Place,
         findings: &mut Findings,
     ) -> Self {
         let Some(train) = train else {
-            findings.push(section.error("train", "is missing: nothing would train", EXAMPLE));
+            findings.error(&section.train, "is missing: nothing would train", EXAMPLE);
             return Self::everything(Some(path));
         };
         let is_share = |text: &&str| text.ends_with('%');
@@ -164,26 +162,27 @@ impl SplitPlan {
             eval: eval.filter(|text| !is_share(text)).map(str::to_owned),
             eval_share: eval
                 .filter(is_share)
-                .map_or(0.0, |text| share(section, "eval", text, findings)),
+                .map_or(0.0, |text| share(&section.eval, text, findings)),
             test: test.map(str::to_owned),
         }
     }
 
     fn read_shares(
-        section: &Section<'_>,
+        section: &Splits<'_>,
         given: [Option<&str>; 3],
         path: Option<Place>,
         findings: &mut Findings,
     ) -> Self {
         let mut shares = [0.0; 3];
-        for (part, (name, text)) in shares.iter_mut().zip(NAMES.into_iter().zip(given)) {
+        let keys = [&section.train, &section.eval, &section.test];
+        for (part, (key, text)) in shares.iter_mut().zip(keys.into_iter().zip(given)) {
             if let Some(text) = text {
-                *part = share(section, name, text, findings);
+                *part = share(key, text, findings);
             }
         }
         let [train, eval, test] = shares;
         if train == 0.0 {
-            findings.push(section.error("train", "is missing or 0%: nothing would train", EXAMPLE));
+            findings.error(&section.train, "is missing or 0%: nothing would train", EXAMPLE);
         }
         if train + eval + test > 1.0 + TOLERANCE {
             let sum = (train + eval + test) * 100.0;
@@ -198,12 +197,12 @@ impl SplitPlan {
 }
 
 /// The share that a split's text says; what is none is reported, and reads as 0.
-fn share(section: &Section<'_>, name: &str, text: &str, findings: &mut Findings) -> f64 {
+fn share(key: &Setting<'_, Option<&str>>, text: &str, findings: &mut Findings) -> f64 {
     match text.trim_end_matches('%').trim_end().parse::<f64>() {
         Ok(percent) if (0.0..=100.0).contains(&percent) => percent / 100.0,
         _ => {
             let message = format!("\"{text}\" is no share from 0% to 100%");
-            findings.push(section.error(name, message, EXAMPLE));
+            findings.error(key, message, EXAMPLE);
             0.0
         }
     }

@@ -1,6 +1,6 @@
 //! `"auto"` is answered, and the answer is shown.
 
-use deepburn_config::{Facts, Resolved, SchedulePlan, Written, resolve};
+use deepburn_config::{RawConfig, Resolved, RunContext, SchedulePlan, resolve};
 use serde_json::{Value, json};
 
 /// What the Hugging Face integration lets its users write.
@@ -29,19 +29,19 @@ fn all_auto() -> Value {
     })
 }
 
-fn facts() -> Facts {
-    Facts {
+fn facts() -> RunContext {
+    RunContext {
         hidden_size: Some(25),
         total_steps: Some(100),
         warmup_steps: Some(10),
         learning_rate: Some(5e-5),
         micro_batch_size: Some(3),
-        ..Facts::on_host(2)
+        ..RunContext::on_host(2)
     }
 }
 
-fn resolved(json: &Value, facts: &Facts) -> Result<Resolved, String> {
-    resolve(&Written::from_value(json).unwrap(), facts).map_err(|report| report.to_string())
+fn resolved(json: &Value, facts: &RunContext) -> Result<Resolved, String> {
+    resolve(&RawConfig::from_value(json).unwrap(), facts).map_err(|report| report.to_string())
 }
 
 #[test]
@@ -91,12 +91,12 @@ fn the_plan_has_the_answers() {
 #[test]
 fn without_facts_auto_is_the_default_or_an_error_that_says_what_is_missing() {
     let mut json = all_auto();
-    let message = resolved(&json, &Facts::on_host(2)).unwrap_err();
+    let message = resolved(&json, &RunContext::on_host(2)).unwrap_err();
     assert!(message.contains("\"auto\" needs the number of optimizer steps"), "{message}");
     assert!(message.contains("training.micro_batch_size in the job file"), "{message}");
     json["scheduler"] = json!({"type": "WarmupLR", "params": {"warmup_num_steps": "auto", "warmup_max_lr": "auto"}});
     json["train_batch_size"] = 8.into();
-    let resolved = resolved(&json, &Facts::on_host(2)).unwrap();
+    let resolved = resolved(&json, &RunContext::on_host(2)).unwrap();
     assert_eq!(resolved.plan.batch.micro_batch_size, 4);
     assert_eq!(resolved.plan.zero.gradients.reduce_bucket_size, 500_000_000);
     // Those of transformers.
@@ -129,7 +129,7 @@ fn auto_where_nobody_allows_it_is_an_error() {
 
 #[test]
 fn the_batch_alone_can_be_had_before_the_steps_are_known() {
-    let written = Written::from_value(&all_auto()).unwrap();
-    let early = Facts { total_steps: None, ..facts() };
+    let written = RawConfig::from_value(&all_auto()).unwrap();
+    let early = RunContext { total_steps: None, ..facts() };
     assert_eq!(deepburn_config::resolve_batch(&written, &early).unwrap().0.train_batch_size, 6);
 }

@@ -1,8 +1,8 @@
 //! `torch_autocast` and `fp16.auto_cast`: types, loss scale, and what is refused.
 
 use deepburn_config::{
-    DynamicScalePlan, Facts, LossScalePlan, OverflowPlan, Precision, PrecisionPlan, Resolved,
-    ScaleGrowth, Severity, Written, resolve,
+    DynamicScalePlan, LossScalePlan, OverflowPlan, Precision, PrecisionPlan, RawConfig, Resolved,
+    RunContext, ScaleGrowth, Severity, resolve,
 };
 use serde_json::{Value, json};
 
@@ -11,8 +11,8 @@ fn resolved(sections: &Value) -> Result<Resolved, String> {
     for (key, section) in sections.as_object().unwrap() {
         json[key] = section.clone();
     }
-    let written = Written::from_value(&json).unwrap();
-    resolve(&written, &Facts::on_host(2)).map_err(|report| report.to_string())
+    let written = RawConfig::from_value(&json).unwrap();
+    resolve(&written, &RunContext::on_host(2)).map_err(|report| report.to_string())
 }
 
 fn precision(sections: &Value) -> PrecisionPlan {

@@ -1,15 +1,15 @@
 //! An empty configuration means what DeepSpeed 0.19 means by it.
 
 use deepburn_config::{
-    AdamPlan, Facts, GradientReduction, LambPlan, MuonPlan, MuonScale, NewtonSchulzPlan, NvmePlan,
-    OptimizerOffload, OptimizerPlan, ParameterOffload, Plan, SchedulePlan, Severity, Stage,
-    SwapFilePlan, WarmupShape, Written, resolve,
+    AdamPlan, GradientReduction, LambPlan, MuonPlan, MuonScale, NewtonSchulzPlan, NvmePlan,
+    OptimizerOffload, OptimizerPlan, ParameterOffload, Plan, RawConfig, RunContext, SchedulePlan,
+    Severity, Stage, SwapFilePlan, WarmupShape, resolve,
 };
 use serde_json::{Value, json};
 
 fn plan(json: &Value) -> Plan {
-    let written = Written::from_value(json).unwrap();
-    resolve(&written, &Facts::on_host(1)).unwrap_or_else(|report| panic!("{report}")).plan
+    let written = RawConfig::from_value(json).unwrap();
+    resolve(&written, &RunContext::on_host(1)).unwrap_or_else(|report| panic!("{report}")).plan
 }
 
 fn with(more: &Value) -> Plan {
@@ -111,8 +111,8 @@ fn optimizers() {
 fn a_rate_that_muon_does_not_use_is_warned_of() {
     let params = json!({"lr": 0.1, "muon_lr": 0.01, "adam_lr": 0.001});
     let json = json!({"train_batch_size": 8, "optimizer": {"type": "Muon", "params": params}});
-    let written = Written::from_value(&json).unwrap();
-    let notes = resolve(&written, &Facts::on_host(1)).unwrap().notes;
+    let written = RawConfig::from_value(&json).unwrap();
+    let notes = resolve(&written, &RunContext::on_host(1)).unwrap().notes;
     let warned = notes.iter().any(|note| {
         note.severity == Severity::Warning
             && note.message.contains("0.1 is not used: muon_lr is 0.01")
@@ -198,8 +198,8 @@ fn optimizer_states_are_offloaded_from_a_device() {
                 "stage": stage, "sub_group_size": 1000, "offload_optimizer": {"device": device},
             },
         });
-        let facts = Facts { host_device, ..Facts::on_host(2) };
-        let resolved = resolve(&Written::from_value(&json).unwrap(), &facts).unwrap();
+        let facts = RunContext { host_device, ..RunContext::on_host(2) };
+        let resolved = resolve(&RawConfig::from_value(&json).unwrap(), &facts).unwrap();
         resolved.plan.zero.optimizer_states
     };
     for stage in 1..=3 {
@@ -221,8 +221,8 @@ fn a_part_of_the_states_is_offloaded_at_stage_3() {
                 "stage": stage, "offload_optimizer": {"device": "cpu", "ratio": ratio},
             },
         });
-        let facts = Facts { host_device, ..Facts::on_host(2) };
-        resolve(&Written::from_value(&json).unwrap(), &facts)
+        let facts = RunContext { host_device, ..RunContext::on_host(2) };
+        resolve(&RawConfig::from_value(&json).unwrap(), &facts)
             .map(|resolved| resolved.plan.zero.optimizer_states)
             .map_err(|error| error.to_string())
     };
@@ -249,8 +249,8 @@ fn parameter_shards_are_offloaded_beside_optimizer_states() {
                 "stage": stage, "offload_optimizer": states, "offload_param": parameters,
             },
         });
-        let facts = Facts { host_device, ..Facts::on_host(2) };
-        let resolved = resolve(&Written::from_value(&json).unwrap(), &facts).unwrap();
+        let facts = RunContext { host_device, ..RunContext::on_host(2) };
+        let resolved = resolve(&RawConfig::from_value(&json).unwrap(), &facts).unwrap();
         resolved.plan.zero.parameter_shards
     };
     let (nvme, cpu) = (json!({"device": "nvme", "nvme_path": "/disk"}), json!({"device": "cpu"}));
@@ -406,7 +406,7 @@ fn a_warm_up_has_two_steps_at_least() {
 fn keys_without_effect_are_warnings() {
     let resolved = |more: &str| {
         let text = format!("{{\"train_batch_size\": 1, {more}}}");
-        resolve(&Written::from_json(&text).unwrap(), &Facts::on_host(1))
+        resolve(&RawConfig::from_json(&text).unwrap(), &RunContext::on_host(1))
             .map_err(|report| report.to_string())
     };
     for (more, key) in [
@@ -431,7 +431,7 @@ fn keys_without_effect_are_warnings() {
 
 fn resolved_error(more: &str) -> String {
     let text = format!("{{\"train_batch_size\": 1, {more}}}");
-    resolve(&Written::from_json(&text).unwrap(), &Facts::on_host(1)).unwrap_err().to_string()
+    resolve(&RawConfig::from_json(&text).unwrap(), &RunContext::on_host(1)).unwrap_err().to_string()
 }
 
 /// Sizes of 0, as published files have them, mean one parameter at a time.
@@ -439,9 +439,9 @@ fn resolved_error(more: &str) -> String {
 fn sizes_of_zero_are_understood() {
     let text = r#"{"train_batch_size": 1, "zero_optimization": {"stage": 3, "sub_group_size": 0,
         "reduce_bucket_size": 0, "offload_optimizer": {"device": "cpu"}}}"#;
-    let facts = Facts { host_device: false, ..Facts::on_host(2) };
+    let facts = RunContext { host_device: false, ..RunContext::on_host(2) };
     let text = text.replacen("1", "2", 1);
-    let zero = resolve(&Written::from_json(&text).unwrap(), &facts).unwrap().plan.zero;
+    let zero = resolve(&RawConfig::from_json(&text).unwrap(), &facts).unwrap().plan.zero;
     assert_eq!(zero.gradients.reduce_bucket_size, 1);
     assert_eq!(
         zero.optimizer_states,
@@ -459,15 +459,15 @@ fn aio_inside_of_zero_is_understood() {
                 "offload_optimizer": {{"device": "nvme", "nvme_path": "/tmp"}}}}}}"#
         )
     };
-    let written = Written::from_json(&text("")).unwrap();
-    let resolved = resolve(&written, &Facts::on_host(1)).unwrap();
+    let written = RawConfig::from_json(&text("")).unwrap();
+    let resolved = resolve(&written, &RunContext::on_host(1)).unwrap();
     let OptimizerOffload::Nvme(nvme) = resolved.plan.zero.optimizer_states else { panic!() };
     assert_eq!(nvme.file.queue_depth, 32);
     let key = "zero_optimization.aio";
     assert!(
         resolved.notes.iter().any(|note| note.key == key && note.severity == Severity::Warning)
     );
-    let twice = Written::from_json(&text(r#""aio": {"queue_depth": 8},"#)).unwrap();
-    let message = resolve(&twice, &Facts::on_host(1)).unwrap_err().to_string();
+    let twice = RawConfig::from_json(&text(r#""aio": {"queue_depth": 8},"#)).unwrap();
+    let message = resolve(&twice, &RunContext::on_host(1)).unwrap_err().to_string();
     assert!(message.contains("zero_optimization.aio") && message.contains("twice"), "{message}");
 }

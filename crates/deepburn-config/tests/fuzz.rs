@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::Path;
 
-use deepburn_config::{Facts, Job, JobRequest, Written, resolve};
+use deepburn_config::{Job, JobRequest, RawConfig, RunContext, resolve};
 use deepburn_fuzz::{JSON_TOKENS, Mutator, fuzz};
 
 /// Texts to start from: the published configurations, the guides and the job files.
@@ -37,14 +37,14 @@ fn fuzzed_configurations_end_in_an_answer_or_a_message() {
     let seeds = seeds();
     fuzz(2000, |mutator| {
         let text = mutated(&seeds, mutator);
-        let facts = Facts {
+        let facts = RunContext {
             host_device: mutator.below(2) == 0,
             hidden_size: Some(768),
             total_steps: Some(10),
             micro_batch_size: Some(1),
-            ..Facts::on_host(mutator.below(5))
+            ..RunContext::on_host(mutator.below(5))
         };
-        if let Ok(written) = Written::from_json(&text)
+        if let Ok(written) = RawConfig::from_json(&text)
             && let Err(report) = resolve(&written, &facts)
         {
             assert!(report.errors().all(|error| !error.message.is_empty()));

@@ -3,17 +3,17 @@
 use std::path::{Path, PathBuf};
 
 use deepburn_config::{
-    DynamicScalePlan, Facts, LossScalePlan, OptimizerPlan, OverflowPlan, Precision, Resolved,
-    ScaleGrowth, Severity, Stage, Written, resolve,
+    DynamicScalePlan, LossScalePlan, OptimizerPlan, OverflowPlan, Precision, RawConfig, Resolved,
+    RunContext, ScaleGrowth, Severity, Stage, resolve,
 };
 
-fn guide(name: &str) -> Written {
+fn guide(name: &str) -> RawConfig {
     let folder: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/guides");
-    Written::from_file(&folder.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+    RawConfig::from_file(&folder.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-fn outcome(written: &Written, world_size: usize) -> Result<Resolved, String> {
-    let facts = Facts { micro_batch_size: Some(2), ..Facts::on_host(world_size) };
+fn outcome(written: &RawConfig, world_size: usize) -> Result<Resolved, String> {
+    let facts = RunContext { micro_batch_size: Some(2), ..RunContext::on_host(world_size) };
     resolve(written, &facts).map_err(|report| report.to_string())
 }
 
@@ -29,10 +29,10 @@ const MISMATCH: &str =
     "train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size";
 
 /// The guide with one section replaced, to see that the remedy is one.
-fn mended(name: &str, mend: impl FnOnce(&mut serde_json::Value)) -> Written {
+fn mended(name: &str, mend: impl FnOnce(&mut serde_json::Value)) -> RawConfig {
     let mut json = guide(name).to_json();
     mend(&mut json);
-    Written::from_value(&json).unwrap()
+    RawConfig::from_value(&json).unwrap()
 }
 
 fn warns(resolved: &Resolved, key: &str, part: &str) {
@@ -154,8 +154,8 @@ fn narrow_gradients_are_warned_of() {
         (r#""data_types": {"grad_accum_dtype": "fp16"}"#, "data_types.grad_accum_dtype"),
     ] {
         let text = format!(r#"{{"train_batch_size": 1, "bf16": {{"enabled": true}}, {keys}}}"#);
-        let written = Written::from_json(&text).unwrap();
-        let resolved = resolve(&written, &Facts::on_host(1)).unwrap();
+        let written = RawConfig::from_json(&text).unwrap();
+        let resolved = resolve(&written, &RunContext::on_host(1)).unwrap();
         warns(&resolved, key, "fewer magnitudes than bf16");
     }
 }
@@ -173,7 +173,7 @@ fn scales_that_cannot_work_are_warned_of() {
         ),
     ] {
         let text = format!(r#"{{"train_batch_size": 1, "fp16": {{"enabled": true, {fp16}}}}}"#);
-        let written = Written::from_json(&text).unwrap();
-        warns(&resolve(&written, &Facts::on_host(1)).unwrap(), key, part);
+        let written = RawConfig::from_json(&text).unwrap();
+        warns(&resolve(&written, &RunContext::on_host(1)).unwrap(), key, part);
     }
 }

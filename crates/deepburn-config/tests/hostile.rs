@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use deepburn_config::{Facts, Job, JobRequest, Written, deepspeed_keys, resolve};
+use deepburn_config::{Job, JobRequest, RawConfig, RunContext, deepspeed_keys, resolve};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
@@ -67,21 +67,21 @@ proptest! {
 
     #[test]
     fn any_text(text in "\\PC*") {
-        let _ = Written::from_json(&text);
-        let _ = Written::from_argument(&text);
+        let _ = RawConfig::from_json(&text);
+        let _ = RawConfig::from_argument(&text);
         let _ = Job::parse(&text, "job", Path::new(""), &JobRequest::default());
         let _ = Job::parse("{}", "job", Path::new(""), &JobRequest { sets: vec![text], ..JobRequest::default() });
     }
 
     #[test]
     fn any_text_of_json_signs(text in "[\\[\\]{}:,\"0-9a-e.\\\\/* \n-]{0,60}") {
-        let _ = Written::from_json(&text);
+        let _ = RawConfig::from_json(&text);
     }
 
     #[test]
     fn any_value(json in any_json(), world in 0usize..9) {
-        let written = Written::from_value(&json).unwrap();
-        if let Err(report) = resolve(&written, &Facts::on_host(world)) {
+        let written = RawConfig::from_value(&json).unwrap();
+        if let Err(report) = resolve(&written, &RunContext::on_host(world)) {
             prop_assert!(report.errors().next().is_some());
         }
         let _ = Job::parse(&json.to_string(), "job", Path::new(""), &JobRequest::default());
@@ -93,8 +93,8 @@ proptest! {
         for (path, value) in values {
             put(&mut root, &path, value);
         }
-        let written = Written::from_value(&Value::Object(root)).unwrap();
-        match resolve(&written, &Facts { hidden_size: Some(usize::MAX), ..Facts::on_host(world) }) {
+        let written = RawConfig::from_value(&Value::Object(root)).unwrap();
+        match resolve(&written, &RunContext { hidden_size: Some(usize::MAX), ..RunContext::on_host(world) }) {
             Ok(resolved) => {
                 let batch = resolved.plan.batch;
                 prop_assert_eq!(batch.train_batch_size, batch.micro_batch_size * batch.gradient_accumulation_steps * world);
@@ -107,14 +107,14 @@ proptest! {
     fn any_triple(train in any::<i64>(), micro in any::<i64>(), steps in any::<i64>(), world in 0usize..9, small in any::<bool>()) {
         let shrink = |size: i64| if small { size % 9 } else { size };
         let json = json!({"train_batch_size": shrink(train), "train_micro_batch_size_per_gpu": shrink(micro), "gradient_accumulation_steps": shrink(steps)});
-        let _ = resolve(&Written::from_value(&json).unwrap(), &Facts::on_host(world));
+        let _ = resolve(&RawConfig::from_value(&json).unwrap(), &RunContext::on_host(world));
     }
 
     #[test]
     fn integral_floats_are_integers(size in 1i64..1 << 50, exponent in 0u32..4) {
         let spelled = format!("{size}e{exponent}");
         let text = format!("{{\"train_batch_size\": 1, \"zero_optimization\": {{\"reduce_bucket_size\": {spelled}}}}}");
-        let plan = resolve(&Written::from_json(&text).unwrap(), &Facts::on_host(1)).unwrap().plan;
+        let plan = resolve(&RawConfig::from_json(&text).unwrap(), &RunContext::on_host(1)).unwrap().plan;
         let expected = size as usize * 10usize.pow(exponent);
         // Beyond 2^53 a spelling with an exponent is the nearest double.
         prop_assert_eq!(plan.zero.gradients.reduce_bucket_size as f64, expected as f64);
@@ -127,5 +127,7 @@ fn a_value_in_memory_may_be_deep() {
     for _ in 0..100 {
         deep = json!({ "a": deep });
     }
-    assert!(Written::from_value(&deep).unwrap_err().to_string().contains("nested deeper than 64"));
+    assert!(
+        RawConfig::from_value(&deep).unwrap_err().to_string().contains("nested deeper than 64")
+    );
 }

@@ -4,11 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use deepburn_config::{
-    Backend, DataKind, Job, JobRequest, ResolvedJob, SplitPlan, Written, resolve,
+    Backend, DataKind, Job, JobRequest, RawConfig, ResolvedJob, SplitPlan, resolve,
 };
 use serde_json::json;
 
-fn parse(text: &str, folder: &Path, sets: &[&str]) -> Result<(Job, Written), String> {
+fn parse(text: &str, folder: &Path, sets: &[&str]) -> Result<(Job, RawConfig), String> {
     let request = JobRequest {
         sets: sets.iter().map(|set| set.to_string()).collect(),
         ..JobRequest::default()
@@ -66,7 +66,7 @@ fn the_command_line_wins_and_options_come_last() {
         written.to_json(),
         json!({"train_batch_size": 8, "zero_optimization": {"stage": 2}})
     );
-    let facts = job.facts();
+    let facts = job.run_context();
     assert_eq!((facts.world_size, facts.host_device, facts.total_steps), (2, true, Some(100)));
 }
 
@@ -165,7 +165,7 @@ fn model_fields_are_handed_on() {
 fn job_json_holds_everything() {
     let text = r#"{"training": {"max_steps": 5, "micro_batch_size": 2}, "deepspeed": {"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 3}}}"#;
     let (job, written) = parse(text, Path::new(""), &[]).unwrap();
-    let resolved = resolve(&written, &job.facts()).unwrap();
+    let resolved = resolve(&written, &job.run_context()).unwrap();
     let json = serde_json::to_value(ResolvedJob::new(job, &written, resolved)).unwrap();
     assert_eq!(json["training"]["max_steps"], 5);
     assert_eq!(json["data"]["splits"]["from"], "shares");
@@ -395,7 +395,7 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
     ] {
         let message = match parse(text, folder.path(), &[]) {
             Err(message) => message,
-            Ok((job, written)) => match resolve(&written, &job.facts()) {
+            Ok((job, written)) => match resolve(&written, &job.run_context()) {
                 Err(report) => report.to_string(),
                 Ok(_) => panic!("accepted {text}"),
             },
@@ -471,7 +471,7 @@ fn parameter_groups_fit_the_optimizer() {
                 "deepspeed": {{"train_batch_size": 1, "optimizer": {optimizer}}}}}"#
         );
         let (job, written) = parse(&text, Path::new(""), &[]).unwrap();
-        let error = resolve(&written, &job.facts()).unwrap_err().to_string();
+        let error = resolve(&written, &job.run_context()).unwrap_err().to_string();
         assert!(error.contains("training.param_groups[0]") && error.contains(expected), "{error}");
     }
 }

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use deepburn_config::{Facts, FlopsPlan, MonitorPlan, Resolved, Severity, Written, resolve};
+use deepburn_config::{FlopsPlan, MonitorPlan, RawConfig, Resolved, RunContext, Severity, resolve};
 
 fn outcome(sections: &str) -> Result<Resolved, String> {
     let json = format!(r#"{{"train_micro_batch_size_per_gpu": 1, {sections}}}"#);
-    let facts = Facts { total_steps: Some(100), ..Facts::on_host(1) };
-    let written = Written::from_json(&json).map_err(|error| error.to_string())?;
+    let facts = RunContext { total_steps: Some(100), ..RunContext::on_host(1) };
+    let written = RawConfig::from_json(&json).map_err(|error| error.to_string())?;
     resolve(&written, &facts).map_err(|report| report.to_string())
 }
 

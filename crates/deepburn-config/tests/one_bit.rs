@@ -1,23 +1,23 @@
 //! Optimizers that compress what ranks exchange: defaults, notes and warnings.
 
 use deepburn_config::{
-    AdamPlan, Diagnosis, Facts, LambPlan, OneBitAdamPlan, OneBitLambPlan, OptimizerOffload,
-    OptimizerPlan, ParameterOffload, Precision, Resolved, Severity, Stage, Written,
-    ZeroOneAdamPlan, resolve,
+    AdamPlan, Diagnosis, LambPlan, OneBitAdamPlan, OneBitLambPlan, OptimizerOffload, OptimizerPlan,
+    ParameterOffload, Precision, RawConfig, Resolved, RunContext, Severity, Stage, ZeroOneAdamPlan,
+    resolve,
 };
 use serde_json::{Value, json};
 
 const ADAM: AdamPlan =
     AdamPlan { lr: 1e-3, betas: [0.9, 0.999], eps: 1e-8, weight_decay: 0.0, bias_correction: true };
 
-fn one_bit(params: Value, more: &Value, facts: &Facts) -> Result<Resolved, String> {
+fn one_bit(params: Value, more: &Value, facts: &RunContext) -> Result<Resolved, String> {
     let mut json = json!({
         "train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "OneBitAdam", "params": params},
     });
     for (key, value) in more.as_object().unwrap() {
         json[key] = value.clone();
     }
-    resolve(&Written::from_value(&json).unwrap(), facts).map_err(|report| report.to_string())
+    resolve(&RawConfig::from_value(&json).unwrap(), facts).map_err(|report| report.to_string())
 }
 
 fn says(resolved: &Resolved, severity: Severity, key: &str, part: &str) -> bool {
@@ -31,7 +31,7 @@ fn says(resolved: &Resolved, severity: Severity, key: &str, part: &str) -> bool 
 
 #[test]
 fn one_bit_adam_never_corrects_its_moments() {
-    let facts = Facts::on_host(2);
+    let facts = RunContext::on_host(2);
     let optimizer = |params: Value| one_bit(params, &json!({}), &facts).unwrap().plan.optimizer;
     let adam = AdamPlan { bias_correction: false, ..ADAM };
     let defaults = OptimizerPlan::OneBitAdam(OneBitAdamPlan { adam, freeze_step: 100_000 });
@@ -63,8 +63,8 @@ fn one_bit_lamb() {
             "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 1},
             "optimizer": {"type": "OneBitLamb", "params": params},
         });
-        let facts = Facts { total_steps, ..Facts::on_host(2) };
-        resolve(&Written::from_value(&json).unwrap(), &facts).unwrap()
+        let facts = RunContext { total_steps, ..RunContext::on_host(2) };
+        resolve(&RawConfig::from_value(&json).unwrap(), &facts).unwrap()
     };
     let defaults = OneBitLambPlan {
         lamb: LambPlan {
@@ -131,12 +131,12 @@ fn one_bit_lamb() {
 
 #[test]
 fn zero_one_adam_has_the_defaults_of_deepspeed() {
-    let resolved = |params: Value, more: Value, facts: &Facts| {
+    let resolved = |params: Value, more: Value, facts: &RunContext| {
         let mut more = more;
         more["optimizer"] = json!({"type": "ZeroOneAdam", "params": params});
         one_bit(json!({}), &more, facts).unwrap()
     };
-    let facts = Facts::on_host(2);
+    let facts = RunContext::on_host(2);
     let optimizer = |params: Value| resolved(params, json!({}), &facts).plan.optimizer;
     let defaults = ZeroOneAdamPlan {
         adam: AdamPlan { bias_correction: false, ..ADAM },
@@ -166,7 +166,7 @@ fn zero_one_adam_has_the_defaults_of_deepspeed() {
     let other = ZeroOneAdamPlan { adam: other, ..expected };
     assert_eq!(plan.with(Some(0.0), Some([0.7, 0.9])), OptimizerPlan::ZeroOneAdam(other));
 
-    let facts = Facts { total_steps: Some(500), ..facts };
+    let facts = RunContext { total_steps: Some(500), ..facts };
     let noted = resolved(
         given.clone(),
         json!({"zero_optimization": {"stage": 1}, "prescale_gradients": true}),
@@ -190,7 +190,7 @@ fn zero_one_adam_has_the_defaults_of_deepspeed() {
     ] {
         assert!(says(&noted, severity, key, part), "{key}: {:?}", noted.notes);
     }
-    let longer = Facts { total_steps: Some(501), ..facts };
+    let longer = RunContext { total_steps: Some(501), ..facts };
     let key = "optimizer.params.var_freeze_step";
     assert!(!resolved(given, json!({}), &longer).notes.iter().any(|note| note.key == key));
 }
@@ -199,7 +199,7 @@ fn zero_one_adam_has_the_defaults_of_deepspeed() {
 #[test]
 fn keys_of_one_bit_adam_without_effect_are_noted() {
     let params = json!({"bias_correction": true, "cuda_aware": true, "comm_backend_name": "MPI"});
-    let resolved = one_bit(params, &json!({}), &Facts::on_host(2)).unwrap();
+    let resolved = one_bit(params, &json!({}), &RunContext::on_host(2)).unwrap();
     for (key, part) in [
         ("bias_correction", "never corrects its moments"),
         ("cuda_aware", "between threads or over MPI, from host memory"),
@@ -209,7 +209,8 @@ fn keys_of_one_bit_adam_without_effect_are_noted() {
         assert!(says(&resolved, Severity::Note, &key, part), "{key}: {:?}", resolved.notes);
     }
     let adam = json!({"type": "AdamW", "params": {"cuda_aware": true}});
-    let resolved = one_bit(json!({}), &json!({"optimizer": adam}), &Facts::on_host(1)).unwrap();
+    let resolved =
+        one_bit(json!({}), &json!({"optimizer": adam}), &RunContext::on_host(1)).unwrap();
     let key = "optimizer.params.cuda_aware";
     assert!(says(&resolved, Severity::Note, key, "only affects 1-bit Adam and 0/1 Adam"));
 }
@@ -220,7 +221,7 @@ fn stage_1_of_one_bit_adam_is_stage_0() {
         let zero = json!({"zero_optimization": {
             "stage": stage, "allgather_bucket_size": 2e8, "sub_group_size": 5,
         }});
-        one_bit(json!({}), &zero, &Facts::on_host(2)).unwrap()
+        one_bit(json!({}), &zero, &RunContext::on_host(2)).unwrap()
     };
     let (disabled, sharded) = (at(0), at(1));
     assert_eq!(disabled.plan, sharded.plan);
@@ -243,7 +244,7 @@ fn one_bit_adam_is_not_offloaded() {
     let offload = |host_device, stage: u8, zero: Value| {
         let mut zero = json!({"zero_optimization": zero});
         zero["zero_optimization"]["stage"] = stage.into();
-        one_bit(json!({}), &zero, &Facts { host_device, ..Facts::on_host(2) })
+        one_bit(json!({}), &zero, &RunContext { host_device, ..RunContext::on_host(2) })
     };
     for stage in [0, 1] {
         for (key, path) in [
@@ -283,7 +284,7 @@ fn settings_of_the_reduction_end_at_the_freeze() {
         "communication_data_type": "bf16", "prescale_gradients": true, "gradient_predivide_factor": 2,
         "data_types": {"grad_accum_dtype": "bf16"},
     });
-    let resolved = one_bit(json!({}), &settings, &Facts::on_host(2)).unwrap();
+    let resolved = one_bit(json!({}), &settings, &RunContext::on_host(2)).unwrap();
     for key in ["communication_data_type", "prescale_gradients", "gradient_predivide_factor"] {
         let part = "only affects steps before OneBitAdam's freeze_step";
         assert!(says(&resolved, Severity::Note, key, part), "{key}: {:?}", resolved.notes);
@@ -292,7 +293,7 @@ fn settings_of_the_reduction_end_at_the_freeze() {
     assert_eq!(resolved.plan.precision.accumulation, Precision::Bf16);
     assert!(resolved.plan.reduction.prescale);
     let settings = json!({"prescale_gradients": false, "gradient_predivide_factor": 1.0});
-    let resolved = one_bit(json!({}), &settings, &Facts::on_host(2)).unwrap();
+    let resolved = one_bit(json!({}), &settings, &RunContext::on_host(2)).unwrap();
     assert!(!resolved.notes.iter().any(|note| note.message.contains("freeze_step")));
 }
 
@@ -301,7 +302,7 @@ fn a_freeze_within_the_warm_up_is_warned_of() {
     let settings = json!({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 50}}});
     let warned = |freeze_step: u64| {
         let params = json!({"freeze_step": freeze_step});
-        let resolved = one_bit(params, &settings, &Facts::on_host(2)).unwrap();
+        let resolved = one_bit(params, &settings, &RunContext::on_host(2)).unwrap();
         let part = format!("{freeze_step} is below the 50 steps of the learning rate's warm-up");
         says(&resolved, Severity::Warning, "optimizer.params.freeze_step", &part)
     };
@@ -311,7 +312,7 @@ fn a_freeze_within_the_warm_up_is_warned_of() {
 #[test]
 fn a_freeze_after_the_run_is_warned_of() {
     let notes = |total_steps, params: Value| {
-        let facts = Facts { total_steps, ..Facts::on_host(2) };
+        let facts = RunContext { total_steps, ..RunContext::on_host(2) };
         one_bit(params, &json!({}), &facts).unwrap()
     };
     let key = "optimizer.params.freeze_step";
@@ -339,6 +340,6 @@ fn one_bit_adam_cycles_its_momentum() {
     let scheduler = json!({"scheduler": {
         "type": "OneCycle", "params": {"cycle_min_lr": 0.01, "cycle_max_lr": 0.1},
     }});
-    let resolved = one_bit(json!({}), &scheduler, &Facts::on_host(2)).unwrap();
+    let resolved = one_bit(json!({}), &scheduler, &RunContext::on_host(2)).unwrap();
     assert!(resolved.plan.schedule.cycles_momentum());
 }

@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::Path;
 
-use deepburn_config::{Facts, Resolved, Stage, Written, resolve};
+use deepburn_config::{RawConfig, Resolved, RunContext, Stage, resolve};
 use serde_json::Value;
 
 fn published() -> Vec<Value> {
@@ -14,10 +14,10 @@ fn published() -> Vec<Value> {
 }
 
 /// The configuration as its users give it: a file, an Accelerate YAML with its file, a strategy.
-fn read(entry: &Value, all: &[Value]) -> Written {
+fn read(entry: &Value, all: &[Value]) -> RawConfig {
     let config = &entry["config"];
     match entry["form"].as_str() {
-        Some("strategy") => Written::from_argument(config.as_str().unwrap()).unwrap(),
+        Some("strategy") => RawConfig::from_argument(config.as_str().unwrap()).unwrap(),
         Some("accelerate") => {
             let folder = tempfile::tempdir().unwrap();
             if let Some(path) = entry["file"]["path"].as_str() {
@@ -29,20 +29,20 @@ fn read(entry: &Value, all: &[Value]) -> Written {
             // JSON is YAML.
             let yaml = folder.path().join("default_config.yaml");
             fs::write(&yaml, config.to_string()).unwrap();
-            Written::from_file(&yaml).unwrap()
+            RawConfig::from_file(&yaml).unwrap()
         }
-        _ => Written::from_json(&config.to_string()).unwrap(),
+        _ => RawConfig::from_json(&config.to_string()).unwrap(),
     }
 }
 
 /// On one GPU of two, with what the trainers of these projects know.
-fn outcome(written: &Written) -> Result<Resolved, String> {
-    let facts = Facts {
+fn outcome(written: &RawConfig) -> Result<Resolved, String> {
+    let facts = RunContext {
         host_device: false,
         hidden_size: Some(768),
         total_steps: Some(1000),
         micro_batch_size: Some(2),
-        ..Facts::on_host(2)
+        ..RunContext::on_host(2)
     };
     resolve(written, &facts).map_err(|report| report.to_string())
 }

@@ -2,7 +2,7 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE;
-use deepburn_config::{ConfigError, Facts, Written, deepspeed_keys, job_keys, resolve};
+use deepburn_config::{ConfigError, RawConfig, RunContext, deepspeed_keys, job_keys, resolve};
 
 const TEXT: &str =
     "{ // per rank\n \"train_micro_batch_size_per_gpu\": 2, \"gradient_clipping\": 5e-1, }";
@@ -14,23 +14,23 @@ fn every_source_gives_the_same_plan() {
     std::fs::write(&path, TEXT).unwrap();
     let value = serde_json::json!({"train_micro_batch_size_per_gpu": 2, "gradient_clipping": 0.5});
     let plans = [
-        Written::from_json(TEXT),
-        Written::from_file(&path),
-        Written::from_argument(path.to_str().unwrap()),
-        Written::from_argument(&URL_SAFE.encode(TEXT)),
-        Written::from_value(&value),
+        RawConfig::from_json(TEXT),
+        RawConfig::from_file(&path),
+        RawConfig::from_argument(path.to_str().unwrap()),
+        RawConfig::from_argument(&URL_SAFE.encode(TEXT)),
+        RawConfig::from_value(&value),
     ]
-    .map(|written| resolve(&written.unwrap(), &Facts::on_host(3)).unwrap().plan);
+    .map(|written| resolve(&written.unwrap(), &RunContext::on_host(3)).unwrap().plan);
     assert_eq!(plans[0].batch.train_batch_size, 6);
     assert!(plans.iter().all(|plan| *plan == plans[0]));
 }
 
 #[test]
 fn an_argument_that_is_neither_names_both() {
-    let error = Written::from_argument("ds_confg.json").unwrap_err();
+    let error = RawConfig::from_argument("ds_confg.json").unwrap_err();
     assert!(matches!(error, ConfigError::NeitherPathNorBase64 { .. }), "{error}");
     assert!(
-        Written::from_argument(&URL_SAFE.encode("{")).unwrap_err().to_string().contains("line 1")
+        RawConfig::from_argument(&URL_SAFE.encode("{")).unwrap_err().to_string().contains("line 1")
     );
 }
 

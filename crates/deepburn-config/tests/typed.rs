@@ -3,10 +3,10 @@
 use std::fs;
 use std::path::Path;
 
-use deepburn_config::{Job, JobRequest, SchedulePlan, Written, resolve};
+use deepburn_config::{Job, JobRequest, RawConfig, SchedulePlan, resolve};
 use serde_json::json;
 
-fn parse(text: &str, folder: &Path, sets: &[&str]) -> Result<(Job, Written), String> {
+fn parse(text: &str, folder: &Path, sets: &[&str]) -> Result<(Job, RawConfig), String> {
     let request = JobRequest {
         sets: sets.iter().map(|set| set.to_string()).collect(),
         ..JobRequest::default()
@@ -17,7 +17,8 @@ fn parse(text: &str, folder: &Path, sets: &[&str]) -> Result<(Job, Written), Str
 /// The learning rate of the plan, and every warning.
 fn rate(text: &str, sets: &[&str]) -> (f64, Vec<String>) {
     let (job, written) = parse(text, Path::new(""), sets).unwrap();
-    let resolved = resolve(&written, &job.facts()).unwrap_or_else(|report| panic!("{report}"));
+    let resolved =
+        resolve(&written, &job.run_context()).unwrap_or_else(|report| panic!("{report}"));
     let notes = resolved.notes.iter().map(ToString::to_string);
     let warnings =
         notes.filter(|note| note.starts_with("warning") && note.contains("learning_rate"));
@@ -45,7 +46,7 @@ fn the_learning_rate_that_is_typed_last_wins() {
         (&["training.learning_rate=0.5", peak], 0.25),
     ] {
         let (job, written) = parse(scheduled, Path::new(""), sets).unwrap();
-        let schedule = resolve(&written, &job.facts()).unwrap().plan.schedule;
+        let schedule = resolve(&written, &job.run_context()).unwrap().plan.schedule;
         let SchedulePlan::Warmup { max_lr, .. } = schedule else { panic!("{schedule:?}") };
         assert_eq!(max_lr, expected, "{sets:?}");
     }
@@ -61,7 +62,7 @@ fn what_is_wrong_with_an_option_names_the_option() {
         };
         let text = r#"{"deepspeed": {"train_batch_size": 1}}"#;
         let parsed = Job::parse(text, "job.json", Path::new(""), &request);
-        match parsed.map(|(job, written)| resolve(&written, &job.facts())) {
+        match parsed.map(|(job, written)| resolve(&written, &job.run_context())) {
             Ok(resolved) => resolved.unwrap_err().to_string(),
             Err(error) => error.to_string(),
         }
@@ -116,7 +117,7 @@ fn other_programs_names_are_known() {
     ] {
         let message = match parse(text, Path::new(""), &[]) {
             Err(message) => message,
-            Ok((job, written)) => resolve(&written, &job.facts()).unwrap_err().to_string(),
+            Ok((job, written)) => resolve(&written, &job.run_context()).unwrap_err().to_string(),
         };
         assert!(message.contains(part), "{text}: {message}");
     }

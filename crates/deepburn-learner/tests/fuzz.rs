@@ -12,7 +12,7 @@ use burn::tensor::{DType, Distribution, Tensor};
 use burn_flex::{Flex, FlexDevice};
 use deepburn_checkpoint::Checkpoint;
 use deepburn_comm::{FailureCause, run_ranks};
-use deepburn_config::{Facts, Plan, Written, resolve};
+use deepburn_config::{Plan, RawConfig, RunContext, resolve};
 use deepburn_fuzz::{fuzz, scratch_folder};
 use deepburn_learner::{Engine, LoadPlan, SaveRequest, TrainingCheckpointError, initialize};
 use deepburn_zero::{Group, Training};
@@ -35,7 +35,7 @@ fn plan() -> Plan {
         "scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 9}},
         "zero_optimization": {"stage": 2},
     });
-    resolve(&Written::from_value(&config).unwrap(), &Facts::on_host(1)).unwrap().plan
+    resolve(&RawConfig::from_value(&config).unwrap(), &RunContext::on_host(1)).unwrap().plan
 }
 
 fn train(engine: &mut Trainer, micro_batches: usize) -> Result<(), TrainingCheckpointError> {

@@ -76,7 +76,7 @@ pub use deepburn_zero as zero;
 pub use deepburn_zero::activation_checkpoint;
 pub use ranks::{COLLECTIVE_TIMEOUT, Ranks, RanksError, run_ranks};
 
-use deepburn_config::{ConfigError, Facts, Plan, Report, Severity, Written, resolve};
+use deepburn_config::{ConfigError, Plan, RawConfig, Report, RunContext, Severity, resolve};
 
 /// What most programs need.
 pub mod prelude {
@@ -91,8 +91,8 @@ pub mod prelude {
 /// # Errors
 /// Everything that is wrong with it, in one message.
 pub fn plan(json: &str, world_size: usize) -> Result<Plan, PlanError> {
-    let written = Written::from_json(json)?;
-    let resolved = resolve(&written, &Facts::on_host(world_size))?;
+    let written = RawConfig::from_json(json)?;
+    let resolved = resolve(&written, &RunContext::on_host(world_size))?;
     for note in &resolved.notes {
         match note.severity {
             Severity::Warning => tracing::warn!("{note}"),

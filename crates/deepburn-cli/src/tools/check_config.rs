@@ -21,8 +21,8 @@ use std::path::Path;
 
 use clap::Args;
 use deepburn_config::{
-    BatchPlan, Diagnosis, Facts, Job, JobRequest, OptimizerOffload, ParameterOffload, Plan,
-    RecomputePolicy, Resolved, Severity, Stage, Written, resolve,
+    BatchPlan, Diagnosis, Job, JobRequest, OptimizerOffload, ParameterOffload, Plan, RawConfig,
+    RecomputePolicy, Resolved, RunContext, Severity, Stage, resolve,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -81,10 +81,10 @@ impl OpenValues {
 ///
 /// # Errors
 /// A user's mistake.
-pub(crate) fn read(config: &str) -> Result<Written, Failure> {
+pub(crate) fn read(config: &str) -> Result<RawConfig, Failure> {
     match config.trim_start().starts_with('{') {
-        true => Written::from_json(config),
-        false => Written::from_argument(config),
+        true => RawConfig::from_json(config),
+        false => RawConfig::from_argument(config),
     }
     .map_err(Failure::mistake)
 }
@@ -110,12 +110,12 @@ pub(crate) fn check_config(
         true => {
             let request = JobRequest { config: config.into(), ranks, ..JobRequest::default() };
             let (job, written) = Job::load(&request).map_err(Failure::mistake)?;
-            (written, job.facts())
+            (written, job.run_context())
         }
         false => {
             let written = read(config)?;
             let ranks = ranks.or(written.processes()).unwrap_or(1);
-            (written, Facts::on_host(ranks))
+            (written, RunContext::on_host(ranks))
         }
     };
     let facts = open.fill(facts);

@@ -114,10 +114,10 @@ pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure
 fn plan(arguments: &EstimateArguments, model: &dyn Architecture) -> Result<Plan, Failure> {
     let written = match &arguments.deepspeed {
         Some(config) => read(config)?,
-        None => Written::from_json(r#"{"train_micro_batch_size_per_gpu": "auto"}"#)
+        None => RawConfig::from_json(r#"{"train_micro_batch_size_per_gpu": "auto"}"#)
             .map_err(Failure::run)?,
     };
-    let mut facts = arguments.open.fill(Facts::on_host(arguments.ranks as usize));
+    let mut facts = arguments.open.fill(RunContext::on_host(arguments.ranks as usize));
     facts.hidden_size = Some(model.width());
     if arguments.deepspeed.is_none() {
         facts.micro_batch_size = facts.micro_batch_size.or(Some(1));

@@ -1,6 +1,6 @@
 //! The ledger of a run against the published formulae and against `deepburn estimate`.
 
-use deepburn::config::{Facts, ModelParameter, UpdateSettings, Written, resolve};
+use deepburn::config::{ModelParameter, RawConfig, RunContext, UpdateSettings, resolve};
 use deepburn::metrics::MemoryRow;
 use deepburn::zero::estimate::{ElementBytes, Estimate, ParameterSize, estimate};
 use deepburn_models::Architecture;
@@ -57,8 +57,8 @@ fn model_states_match_the_formulas() {
 
 /// The library's estimate for a job, resolved as the program does.
 fn predicted(job: &Job, stage: u8) -> Estimate {
-    let written = Written::from_json(&job.json()["deepspeed"].to_string()).unwrap();
-    let facts = Facts { hidden_size: Some(64), ..Facts::on_host(RANKS as usize) };
+    let written = RawConfig::from_json(&job.json()["deepspeed"].to_string()).unwrap();
+    let facts = RunContext { hidden_size: Some(64), ..RunContext::on_host(RANKS as usize) };
     let plan = resolve(&written, &facts).unwrap().plan;
     let parameters = config().parameters();
     let known: Vec<_> = parameters

@@ -79,12 +79,12 @@ fn every_schedule_gives_its_learning_rates() {
 
 /// The plan of a job, resolved as the program has to.
 fn plan(job: &Job) -> deepburn::config::Plan {
-    let written = deepburn::config::Written::from_json(&job.json()["deepspeed"].to_string());
-    let facts = deepburn::config::Facts {
+    let written = deepburn::config::RawConfig::from_json(&job.json()["deepspeed"].to_string());
+    let facts = deepburn::config::RunContext {
         total_steps: Some(STEPS),
         warmup_steps: Some(5),
         hidden_size: Some(48),
-        ..deepburn::config::Facts::on_host(2)
+        ..deepburn::config::RunContext::on_host(2)
     };
     deepburn::config::resolve(&written.unwrap(), &facts).unwrap().plan
 }

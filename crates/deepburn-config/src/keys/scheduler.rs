@@ -1,142 +1,44 @@
 //! `scheduler`: DeepSpeed's schedules and four of PyTorch's, every default filled in.
-//!
-//! Steps are applied optimizer steps; a skipped step does not advance a schedule.
 
-use crate::key::{Asks, Key, Literal, Status};
+use crate::key::Trigger::Differs;
+use crate::kind::Reals::{Any, Decay, NotNegative, Share};
+use crate::kind::Variant;
+use crate::plan::WarmupShape;
+use crate::section::{Section, section};
+use crate::spec::*;
 
-use crate::keys::{one_cycle, torch_schedules};
-use crate::kind::{Integers, Kind, Reals, Variant};
-use crate::plan::{OptimizerPlan, SchedulePlan, WarmupShape};
-use crate::resolve::Context;
-use crate::section::Section;
-use crate::variant::choose;
-
-pub(super) const STEPS: &str = "steps";
-pub(super) const LAST_ITERATION: Key = Key::new(
-    "last_batch_iteration",
-    Kind::Integer(Integers { min: -1, max: i64::MAX }),
-    Literal::Integer(-1),
-    "Index of the last step before training; -1 for a new run.",
-);
-const MIN_LR: Key = Key::new(
-    "warmup_min_lr",
-    Kind::PerGroup(Reals::NotNegative),
-    Literal::Real(0.0),
-    "Learning rate before the warm-up.",
-)
-.auto();
-const WARMUP_STEPS: Key =
-    Key::count("warmup_num_steps", 1000, "Length of the warm-up; at least 2 are used.")
-        .unit(STEPS)
-        .auto();
-const SHAPE: Key = Key::new(
-    "warmup_type",
-    Kind::Choice(&["log", "linear"]),
-    Literal::Text("log"),
-    "Shape of the rise: ln(i + 1) / ln(N) or i / N.",
-);
-const TOTAL_STEPS: Key = Key::required(
-    "total_num_steps",
-    Kind::Integer(Integers::POSITIVE),
-    "Length of the whole schedule.",
-)
-.unit(STEPS)
-.auto();
-
-const WARMUP: &[Key] = &[
-    MIN_LR,
-    Key::optional(
-        "warmup_max_lr",
-        Kind::PerGroup(Reals::NotNegative),
-        "Learning rate after the warm-up; by default the optimizer's.",
-    )
-    .auto(),
-    WARMUP_STEPS,
-    SHAPE,
-    LAST_ITERATION,
-    Key::optional(
-        "total_num_steps",
-        Kind::Integer(Integers::POSITIVE),
-        "Not a parameter of WarmupLR, which never decays.",
-    )
-    .refused("WarmupLR has no such parameter: it never decays", "remove it or use WarmupDecayLR"),
-];
-
-const WARMUP_DECAY: &[Key] = &[
-    TOTAL_STEPS,
-    MIN_LR,
-    Key::new(
-        "warmup_max_lr",
-        Kind::PerGroup(Reals::NotNegative),
-        Literal::Real(0.001),
-        "Learning rate at the end of the warm-up; not the optimizer's by default.",
-    )
-    .auto(),
-    WARMUP_STEPS,
-    SHAPE,
-    LAST_ITERATION,
-];
-
-const WARMUP_COSINE: &[Key] = &[
-    TOTAL_STEPS,
-    Key::real(
-        "warmup_min_ratio",
-        Reals::NotNegative,
-        0.0,
-        "Share of the learning rate at the start of the warm-up.",
-    ),
-    WARMUP_STEPS,
-    Key::real("cos_min_ratio", Reals::NotNegative, 1e-4, "Share of the learning rate at the end."),
-    SHAPE,
-    LAST_ITERATION,
-];
-
-const RANGE_TEST: &[Key] = &[
-    Key::new(
-        "lr_range_test_min_lr",
-        Kind::PerGroup(Reals::NotNegative),
-        Literal::Real(1e-3),
-        "Learning rate at the start.",
-    ),
-    Key::positive("lr_range_test_step_size", 2000, "Length of one unit of the rise.").unit(STEPS),
-    Key::real(
-        "lr_range_test_step_rate",
-        Reals::Any,
-        1.0,
-        "Rise per unit, as a share of the start.",
-    ),
-    Key::flag("lr_range_test_staircase", false, "Rise in steps rather than continuously."),
-    LAST_ITERATION,
-];
-
-pub(crate) const fn available(
-    name: &'static str,
-    doc: &'static str,
-    keys: &'static [Key],
-) -> Variant {
-    Variant { name, doc, status: Status::Honoured, keys }
-}
+const MIN_LR: Spec<f64> =
+    per_group(NotNegative, 0.0).auto().doc("Learning rate before the warm-up.");
+const WARMUP_STEPS: Spec<usize> =
+    count(1000).unit("steps").auto().doc("Length of the warm-up; at least 2 are used.");
+const SHAPE: Spec<WarmupShape> =
+    choice("log").doc("Shape of the rise: ln(i + 1) / ln(N) or i / N.");
+const TOTAL_STEPS: Spec<Option<usize>> =
+    opt_positive().required().unit("steps").auto().doc("Length of the whole schedule.");
+const LAST_ITERATION: Spec<i64> =
+    integer_in(-1, i64::MAX, -1).doc("Index of the last step before training; -1 for a new run.");
+const LAST_EPOCH: Spec<i64> = integer(-1)
+    .unavailable("a PyTorch schedule that starts in the middle", Differs, "set it to -1")
+    .doc("Index of the last step before training; -1 for a new run.");
+const VERBOSE: Spec<()> =
+    free().inert("metrics.jsonl holds every step's lr").doc("Print every change.");
 
 const fn missing(name: &'static str, feature: &'static str) -> Variant {
     let remedy = "use one of the available schedules, WarmupLR for example";
-    Variant {
-        name,
-        doc: feature,
-        status: Status::Unavailable { feature, asks: Asks::Present, remedy },
-        keys: &[],
-    }
+    Variant::missing(name, feature, remedy)
 }
 
-const VARIANTS: &[Variant] = &[
-    available("WarmupLR", "Warm-up, then constant.", WARMUP),
-    available("WarmupDecayLR", "Warm-up, then linear to the minimum.", WARMUP_DECAY),
-    available("WarmupCosineLR", "Warm-up, then a cosine.", WARMUP_COSINE),
-    available("LRRangeTest", "Ever rising, to find a learning rate (Smith 2017).", RANGE_TEST),
-    available("OneCycle", "Up, down, then decay (Smith 2018).", one_cycle::KEYS),
-    torch_schedules::STEP,
-    torch_schedules::COSINE_ANNEALING,
-    torch_schedules::LINEAR,
-    torch_schedules::EXPONENTIAL,
+/// The schedules.
+pub(crate) const VARIANTS: &[Variant] = &[
+    Variant::of("WarmupLR", WarmupLr::DOC, WarmupLr::KEYS),
+    Variant::of("WarmupDecayLR", WarmupDecayLr::DOC, WarmupDecayLr::KEYS),
+    Variant::of("WarmupCosineLR", WarmupCosineLr::DOC, WarmupCosineLr::KEYS),
+    Variant::of("LRRangeTest", LrRangeTest::DOC, LrRangeTest::KEYS),
+    Variant::of("OneCycle", OneCycle::DOC, OneCycle::KEYS),
+    Variant::of("StepLR", StepLr::DOC, StepLr::KEYS),
+    Variant::of("CosineAnnealingLR", CosineAnnealingLr::DOC, CosineAnnealingLr::KEYS),
+    Variant::of("LinearLR", LinearLr::DOC, LinearLr::KEYS),
+    Variant::of("ExponentialLR", ExponentialLr::DOC, ExponentialLr::KEYS),
     missing("ReduceLROnPlateau", "reduction on a plateau"),
     missing("MultiStepLR", "decay at given steps"),
     missing("ConstantLR", "a constant factor"),
@@ -147,187 +49,148 @@ const VARIANTS: &[Variant] = &[
     missing("LambdaLR", "a schedule written in Python"),
 ];
 
-pub(crate) const KEYS: &[Key] = &[
-    Key::required("type", Kind::Text, "Name of the schedule."),
-    Key::optional("params", Kind::Variants(VARIANTS), "Its parameters."),
-];
-
-/// The section's part of the plan.
-pub(crate) fn resolve(
-    top: &Section<'_>,
-    optimizer: &OptimizerPlan,
-    context: &mut Context<'_>,
-) -> SchedulePlan {
-    let constant = SchedulePlan::Constant { lr: optimizer.lr() };
-    let section = top.section("scheduler");
-    if top.is_auto("scheduler") {
-        context.autos.answer("scheduler", "constant", "no schedule is given");
-    }
-    if top.given("scheduler").is_none() {
-        return constant;
-    }
-    let Some(variant) = choose(&section, VARIANTS, "schedule", context) else { return constant };
-    require_params(&section, variant, context);
-    let params = section.variant("params", variant.keys);
-    let lr = optimizer.lr();
-    match variant.name {
-        "WarmupLR" => warmup(&params, lr, context),
-        "WarmupDecayLR" => warmup_decay(&params, lr, context),
-        "WarmupCosineLR" => warmup_cosine(&params, lr, context),
-        "LRRangeTest" => SchedulePlan::LrRangeTest {
-            min_lr: params.real("lr_range_test_min_lr"),
-            step_size: params.count("lr_range_test_step_size"),
-            step_rate: params.real("lr_range_test_step_rate"),
-            staircase: params.flag("lr_range_test_staircase"),
-            last_batch_iteration: params.integer(LAST_ITERATION.name),
-        },
-        "OneCycle" => one_cycle::resolve(&params, optimizer, context),
-        name => torch_schedules::resolve(name, &params, lr),
+section! {
+    /// The learning-rate schedule. Constant when there is none.
+    pub(crate) struct Scheduler<'a> {
+        /// Name of the schedule.
+        name as "type": Option<&'a str> = opt_text().required(),
+        /// Its parameters.
+        params: () = variants(VARIANTS),
     }
 }
 
-/// A schedule whose `params` are missing altogether still lacks what it requires.
-fn require_params(section: &Section<'_>, variant: &Variant, context: &mut Context<'_>) {
-    if section.given("params").is_some() {
-        return;
-    }
-    for key in variant.keys.iter().filter(|key| key.required) {
-        let path = section.variant("params", variant.keys).path_of(key.name);
-        context.findings.error(
-            path,
-            format!("is missing, and {} needs it", variant.name),
-            format!("add it: {}", key.kind),
-        );
-    }
-}
-
-fn shape(params: &Section<'_>) -> WarmupShape {
-    if params.choice("warmup_type") == "linear" { WarmupShape::Linear } else { WarmupShape::Log }
-}
-
-/// Length of the warm-up: DeepSpeed never uses fewer than 2 steps, since log(1) is 0.
-fn warmup_steps(params: &Section<'_>, context: &mut Context<'_>) -> usize {
-    let path = params.path_of("warmup_num_steps");
-    let mut steps = params.count("warmup_num_steps");
-    if params.is_auto("warmup_num_steps") {
-        let Some(wanted) = context.facts.warmup_steps else {
-            let rule = "transformers' default of 0, taken as 2 as in DeepSpeed";
-            context.autos.answer(&path, 2, rule);
-            return 2;
-        };
-        steps = wanted;
-        context.autos.answer(&path, steps.max(2), "training.warmup_steps");
-    }
-    if steps < 2 {
-        context.findings.push(
-            params.note("warmup_num_steps", format!("{steps} is taken as 2, as in DeepSpeed")),
-        );
-    }
-    steps.max(2)
-}
-
-/// Length of the schedule: given, or known to the job for `"auto"`.
-fn total_steps(params: &Section<'_>, warmup: usize, context: &mut Context<'_>) -> usize {
-    let path = params.path_of("total_num_steps");
-    let given = params.optional_count("total_num_steps");
-    let total = match (given, context.facts.total_steps) {
-        (None, Some(known)) if params.is_auto("total_num_steps") => {
-            context.autos.answer(&path, known, "the job's number of optimizer steps");
-            known
-        }
-        (Some(given), _) => given,
-        _ => {
-            if params.is_auto("total_num_steps") {
-                let message = "\"auto\" needs the number of optimizer steps, which is not known";
-                context.findings.push(params.error(
-                    "total_num_steps",
-                    message,
-                    "give a number, or training.max_steps in the job file; check-config and estimate take \
-                     --max-steps",
-                ));
-            }
-            return warmup;
-        }
-    };
-    if total < warmup {
-        context.findings.push(params.warning(
-            "total_num_steps",
-            format!(
-                "{total} is less than warmup_num_steps {warmup}: the warm-up is never finished"
-            ),
-            "give more steps in total or a shorter warm-up",
-        ));
-    }
-    total
-}
-
-/// The peak of a schedule, with a warning where the job asks for another learning rate.
-fn max_lr(params: &Section<'_>, lr: f64, context: &mut Context<'_>) -> Option<f64> {
-    const NAME: &str = "warmup_max_lr";
-    let given = lr_or_auto(params, NAME, lr, "the optimizer's lr", context);
-    let wanted = context.facts.learning_rate.filter(|_| params.given(NAME).is_some());
-    if let (Some(max), Some(wanted)) = (given, wanted)
-        && max != wanted
-    {
-        let message = format!("{max:?} is the peak, not training.learning_rate {wanted:?}");
-        context.findings.push(params.warning(NAME, message, "write \"auto\" here"));
-    }
-    given
-}
-
-/// A learning rate that `"auto"` takes from the optimizer.
-fn lr_or_auto(
-    params: &Section<'_>,
-    name: &str,
-    auto: f64,
-    rule: &str,
-    context: &mut Context<'_>,
-) -> Option<f64> {
-    if params.is_auto(name) {
-        context.autos.answer(&params.path_of(name), auto, rule);
-        return Some(auto);
-    }
-    params.optional_real(name)
-}
-
-fn min_lr(params: &Section<'_>, context: &mut Context<'_>) -> f64 {
-    lr_or_auto(params, "warmup_min_lr", 0.0, "0", context)
-        .unwrap_or_else(|| params.real("warmup_min_lr"))
-}
-
-fn warmup(params: &Section<'_>, lr: f64, context: &mut Context<'_>) -> SchedulePlan {
-    let max_lr = max_lr(params, lr, context);
-    SchedulePlan::Warmup {
-        min_lr: min_lr(params, context),
-        max_lr: max_lr.unwrap_or(lr),
-        warmup_steps: warmup_steps(params, context),
-        shape: shape(params),
-        last_batch_iteration: params.integer(LAST_ITERATION.name),
+section! {
+    /// Warm-up, then constant.
+    pub(crate) struct WarmupLr<'a> {
+        warmup_min_lr: f64 = MIN_LR,
+        /// Learning rate after the warm-up; by default the optimizer's.
+        warmup_max_lr: Option<f64> = opt_per_group(NotNegative).auto(),
+        warmup_num_steps: usize = WARMUP_STEPS,
+        warmup_type: WarmupShape = SHAPE,
+        last_batch_iteration: i64 = LAST_ITERATION,
+        /// Not a parameter of WarmupLR, which never decays.
+        total_num_steps = opt_positive()
+            .refused("WarmupLR has no such parameter: it never decays", "remove it or use WarmupDecayLR"),
     }
 }
 
-fn warmup_decay(params: &Section<'_>, lr: f64, context: &mut Context<'_>) -> SchedulePlan {
-    let max_lr = max_lr(params, lr, context);
-    let warmup_steps = warmup_steps(params, context);
-    SchedulePlan::WarmupDecay {
-        min_lr: min_lr(params, context),
-        max_lr: max_lr.unwrap_or_else(|| params.real("warmup_max_lr")),
-        warmup_steps,
-        total_steps: total_steps(params, warmup_steps, context),
-        shape: shape(params),
-        last_batch_iteration: params.integer(LAST_ITERATION.name),
+section! {
+    /// Warm-up, then linear to the minimum.
+    pub(crate) struct WarmupDecayLr<'a> {
+        total_num_steps: Option<usize> = TOTAL_STEPS,
+        warmup_min_lr: f64 = MIN_LR,
+        /// Learning rate at the end of the warm-up; not the optimizer's by default.
+        warmup_max_lr: f64 = per_group(NotNegative, 0.001).auto(),
+        warmup_num_steps: usize = WARMUP_STEPS,
+        warmup_type: WarmupShape = SHAPE,
+        last_batch_iteration: i64 = LAST_ITERATION,
     }
 }
 
-fn warmup_cosine(params: &Section<'_>, lr: f64, context: &mut Context<'_>) -> SchedulePlan {
-    let warmup_steps = warmup_steps(params, context);
-    SchedulePlan::WarmupCosine {
-        lr,
-        warmup_min_ratio: params.real("warmup_min_ratio"),
-        cos_min_ratio: params.real("cos_min_ratio"),
-        warmup_steps,
-        total_steps: total_steps(params, warmup_steps, context),
-        shape: shape(params),
-        last_batch_iteration: params.integer(LAST_ITERATION.name),
+section! {
+    /// Warm-up, then a cosine.
+    pub(crate) struct WarmupCosineLr<'a> {
+        total_num_steps: Option<usize> = TOTAL_STEPS,
+        /// Share of the learning rate at the start of the warm-up.
+        warmup_min_ratio: f64 = real(NotNegative, 0.0),
+        warmup_num_steps: usize = WARMUP_STEPS,
+        /// Share of the learning rate at the end.
+        cos_min_ratio: f64 = real(NotNegative, 0.0001),
+        warmup_type: WarmupShape = SHAPE,
+        last_batch_iteration: i64 = LAST_ITERATION,
+    }
+}
+
+section! {
+    /// Ever rising, to find a learning rate (Smith 2017).
+    pub(crate) struct LrRangeTest<'a> {
+        /// Learning rate at the start.
+        lr_range_test_min_lr: f64 = per_group(NotNegative, 0.001),
+        /// Length of one unit of the rise.
+        lr_range_test_step_size: usize = positive(2000).unit("steps"),
+        /// Rise per unit, as a share of the start.
+        lr_range_test_step_rate: f64 = real(Any, 1.0),
+        /// Rise in steps rather than continuously.
+        lr_range_test_staircase: bool = flag(false),
+        last_batch_iteration: i64 = LAST_ITERATION,
+    }
+}
+
+section! {
+    /// Up, down, then decay (Smith 2018).
+    pub(crate) struct OneCycle<'a> {
+        /// Learning rate at both ends of the cycle.
+        cycle_min_lr: Option<f64> = opt_per_group(NotNegative).required(),
+        /// Learning rate at its top.
+        cycle_max_lr: Option<f64> = opt_per_group(NotNegative).required(),
+        /// Decay of the learning rate after the cycle, per decay interval.
+        decay_lr_rate: f64 = real(NotNegative, 0.0),
+        /// Length of the rise.
+        cycle_first_step_size: usize = positive(2000).unit("steps"),
+        /// Length of the fall; by default that of the rise.
+        cycle_second_step_size: Option<usize> = opt_count().unit("steps"),
+        /// Stairs of the rise; 0 for a continuous one.
+        cycle_first_stair_count: usize = count(0).unit("stairs"),
+        /// Stairs of the fall; by default those of the rise.
+        cycle_second_stair_count: Option<usize> = opt_count().unit("stairs"),
+        /// Length of a decay interval; 0 for no decay.
+        decay_step_size: usize = count(0).unit("steps"),
+        /// Cycle the momentum against the learning rate.
+        cycle_momentum: bool = flag(true),
+        /// Momentum at the top of the learning rate.
+        cycle_min_mom: f64 = per_group(Decay, 0.8),
+        /// Momentum at both ends of the cycle.
+        cycle_max_mom: f64 = per_group(Decay, 0.9),
+        /// Growth of the momentum after the cycle; it is kept below 1.
+        decay_mom_rate: f64 = real(NotNegative, 0.0),
+        last_batch_iteration: i64 = LAST_ITERATION,
+    }
+}
+
+section! {
+    /// Decay by gamma every step_size steps.
+    pub(crate) struct StepLr<'a> {
+        /// Length between two decays.
+        step_size: Option<usize> = opt_positive().required().unit("steps"),
+        /// Factor of each decay.
+        gamma: f64 = real(NotNegative, 0.1),
+        last_epoch = LAST_EPOCH,
+        verbose = VERBOSE,
+    }
+}
+
+section! {
+    /// A cosine between lr and eta_min.
+    pub(crate) struct CosineAnnealingLr<'a> {
+        /// Length of half a period.
+        t_max as "T_max": Option<usize> = opt_positive().required().unit("steps"),
+        /// Learning rate at the end of half a period.
+        eta_min: f64 = real(NotNegative, 0.0),
+        last_epoch = LAST_EPOCH,
+        verbose = VERBOSE,
+    }
+}
+
+section! {
+    /// Linear between two factors of lr.
+    pub(crate) struct LinearLr<'a> {
+        /// Factor at the first step.
+        start_factor: f64 = real(Share, 0.3333333333333333),
+        /// Factor at the end.
+        end_factor: f64 = real(Share, 1.0),
+        /// Length from one factor to the other.
+        total_iters: usize = positive(5).unit("steps"),
+        last_epoch = LAST_EPOCH,
+        verbose = VERBOSE,
+    }
+}
+
+section! {
+    /// Decay by gamma every step.
+    pub(crate) struct ExponentialLr<'a> {
+        /// Factor of each step.
+        gamma: Option<f64> = opt_real(NotNegative).required(),
+        last_epoch = LAST_EPOCH,
+        verbose = VERBOSE,
     }
 }

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::choice::choices;
+
 /// The optimizer, with the hyper-parameters it has.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -170,6 +172,8 @@ pub struct ZeroOneAdamPlan {
     /// The longest interval between exchanges, in steps.
     pub local_step_clipper: u64,
 }
+
+choices!(MuonScale { "original" => Original, "match_rms_adamw" => MatchRmsAdamw });
 
 impl MuonScale {
     /// The factor of the learning rate.

@@ -10,6 +10,7 @@ use serde::{Serialize, Serializer};
 
 use super::matrices::Matrices;
 use super::{MuonPlan, OptimizerPlan};
+use crate::choice::choices;
 
 /// How the parameters of a model are updated where the optimizer's own settings do not apply.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -31,6 +32,8 @@ pub enum NoDecay {
     /// the parameters that transformers' `Trainer` does not decay.
     BiasesAndNorms,
 }
+
+choices!(NoDecay { "biases_and_norms" => BiasesAndNorms, "nothing" => Nothing });
 
 /// Parameters with settings of their own.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -2,15 +2,15 @@
 
 mod unsupported;
 
-use deepburn_config::{Facts, Severity, Written, resolve};
+use deepburn_config::{RawConfig, RunContext, Severity, resolve};
 use serde_json::{Value, json};
 
 /// `fragment` is put beside a batch size; every part must be in the message.
 fn refused(fragment: &str, parts: &[&str]) {
     let text = format!("{{\"train_micro_batch_size_per_gpu\": 1, {fragment}}}");
-    let message = match Written::from_json(&text) {
+    let message = match RawConfig::from_json(&text) {
         Err(error) => error.to_string(),
-        Ok(written) => match resolve(&written, &Facts::on_host(2)) {
+        Ok(written) => match resolve(&written, &RunContext::on_host(2)) {
             Err(report) => report.to_string(),
             Ok(resolved) => panic!("accepted {fragment}: {:#?}", resolved.notes),
         },
@@ -420,21 +420,21 @@ fn everything_wrong_is_in_one_message() {
 
 #[test]
 fn no_ranks_and_no_host_are_refused() {
-    let written = Written::from_value(&json!({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 1, "cpu_offload": true}})).unwrap();
-    let message = resolve(&written, &Facts::on_host(0)).unwrap_err().to_string();
+    let written = RawConfig::from_value(&json!({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 1, "cpu_offload": true}})).unwrap();
+    let message = resolve(&written, &RunContext::on_host(0)).unwrap_err().to_string();
     assert!(message.contains("0 ranks cannot train"), "{message}");
     let triple = r#"{"train_batch_size": 8, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}"#;
-    let written_triple = Written::from_json(triple).unwrap();
-    let message = resolve(&written_triple, &Facts::on_host(0)).unwrap_err().to_string();
+    let written_triple = RawConfig::from_json(triple).unwrap();
+    let message = resolve(&written_triple, &RunContext::on_host(0)).unwrap_err().to_string();
     assert!(message.contains("8 != 4 * 2 * 0"), "{message}");
-    let device = Facts { host_device: false, ..Facts::on_host(1) };
-    let parameters = Written::from_json(
+    let device = RunContext { host_device: false, ..RunContext::on_host(1) };
+    let parameters = RawConfig::from_json(
         r#"{"train_micro_batch_size_per_gpu": 1,
             "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}"#,
     );
     let message = resolve(&parameters.unwrap(), &device).unwrap_err().to_string();
     assert!(message.contains("\"cpu\" needs optimizer states that are offloaded"), "{message}");
-    let resolved = resolve(&written, &Facts::on_host(1)).unwrap();
+    let resolved = resolve(&written, &RunContext::on_host(1)).unwrap();
     assert!(
         resolved.notes.iter().any(|note| note.key == "zero_optimization.cpu_offload"
             && note.severity == Severity::Warning)
@@ -458,7 +458,7 @@ fn switched_off_features_are_accepted() {
         "zero_optimization": {"stage": 3, "offload_param": {"device": "none"}, "zero_hpz_partition_size": 1, "mics_shard_size": -1, "allgather_bucket_size": 1001,
             "cpu_offload_param": false, "stage3_gather_fp16_weights_on_model_save": true, "round_robin_gradients": true},
     });
-    let resolved = resolve(&Written::from_value(&json).unwrap(), &Facts::on_host(1))
+    let resolved = resolve(&RawConfig::from_value(&json).unwrap(), &RunContext::on_host(1))
         .unwrap_or_else(|report| panic!("{report}"));
     assert!(resolved.plan.zero.parameters.gather_16bit_weights_on_model_save);
     assert_eq!(resolved.autos["pipeline.stages"].value, 1);

@@ -13,7 +13,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Int, Tensor, TensorData, activation};
 use burn_flex::{Flex, FlexDevice};
 use deepburn_comm::run_ranks;
-use deepburn_config::{Facts, Plan, Written, resolve};
+use deepburn_config::{Plan, RawConfig, RunContext, resolve};
 use deepburn_learner::{EngineError, initialize};
 use deepburn_zero::{Group, Training};
 use serde_json::Value;
@@ -101,8 +101,8 @@ fn plan(world_size: usize, stage: u8, autocast: &str) -> Plan {
             "optimizer": {{"type": "AdamW", "params": {{"lr": 0.01, "betas": [0.9, 0.999],
                 "eps": 1e-8, "weight_decay": 0.01}}}}}}"#
     );
-    let written = Written::from_json(&text).unwrap();
-    resolve(&written, &Facts::on_host(world_size)).unwrap().plan
+    let written = RawConfig::from_json(&text).unwrap();
+    resolve(&written, &RunContext::on_host(world_size)).unwrap().plan
 }
 
 fn trace() -> Value {

@@ -13,7 +13,7 @@ use burn::tensor::{DType, Tensor, TensorData};
 use burn_flex::{Flex, FlexDevice};
 use deepburn_checkpoint::{Checkpoint, Slot};
 use deepburn_comm::run_ranks;
-use deepburn_config::{Facts, Plan, Written, resolve};
+use deepburn_config::{Plan, RawConfig, RunContext, resolve};
 use deepburn_learner::{
     Engine, EngineError, LoadPlan, SaveRequest, TrainingCheckpointError, initialize,
 };
@@ -125,8 +125,8 @@ fn plan(kind: &str, stage: u8, ranks: usize) -> Plan {
         }
         config["zero_optimization"]["sub_group_size"] = json!(3);
     }
-    let facts = Facts { host_device: ratio.is_none(), ..Facts::on_host(ranks) };
-    resolve(&Written::from_value(&config).unwrap(), &facts).unwrap().plan
+    let facts = RunContext { host_device: ratio.is_none(), ..RunContext::on_host(ranks) };
+    resolve(&RawConfig::from_value(&config).unwrap(), &facts).unwrap().plan
 }
 
 /// Runs `body` with an engine on each rank.

@@ -14,7 +14,7 @@ use deepburn_checkpoint::{
     Atom, AtomKind, Checkpoint, Layout, RankWriter, Save, Slot, StoredSlot, Tag,
 };
 use deepburn_comm::run_ranks;
-use deepburn_config::{Facts, Plan, Written, resolve};
+use deepburn_config::{Plan, RawConfig, RunContext, resolve};
 use deepburn_learner::{Engine, EngineError, TrainingCheckpointError, initialize};
 use deepburn_zero::estimate::{ElementBytes, Estimate, ParameterSize, estimate as estimate_sizes};
 use deepburn_zero::{Group, Training};
@@ -260,7 +260,7 @@ pub(crate) fn plan_in(precision: &str, stage: u8, ranks: usize) -> Plan {
     if precision != "fp32" {
         config[precision] = json!({"enabled": true});
     }
-    resolve(&Written::from_value(&config).unwrap(), &Facts::on_host(ranks)).unwrap().plan
+    resolve(&RawConfig::from_value(&config).unwrap(), &RunContext::on_host(ranks)).unwrap().plan
 }
 
 /// Runs `body` with an engine on each rank, over the net that `build` makes for it.

@@ -8,7 +8,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{Distribution, Tensor};
 use burn_flex::{Flex, FlexDevice};
 use deepburn_comm::run_ranks;
-use deepburn_config::{Facts, Plan, Written, resolve};
+use deepburn_config::{Plan, RawConfig, RunContext, resolve};
 use deepburn_learner::{Engine, EngineError, initialize};
 use deepburn_zero::{Category, Group, Training};
 
@@ -58,8 +58,8 @@ fn plan(stage: u8, world_size: usize) -> Plan {
             "optimizer": {{"type": "AdamW", "params": {{"lr": 0.05}}}},
             "zero_optimization": {{"stage": {stage}, "stage3_param_persistence_threshold": 0}}}}"#
     );
-    let written = Written::from_json(&text).unwrap();
-    resolve(&written, &Facts::on_host(world_size)).unwrap().plan
+    let written = RawConfig::from_json(&text).unwrap();
+    resolve(&written, &RunContext::on_host(world_size)).unwrap().plan
 }
 
 type NetEngine = Engine<Flex, Net<Trained>>;

@@ -11,7 +11,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, TensorData};
 use burn_flex::{Flex, FlexDevice};
 use deepburn_comm::run_ranks;
-use deepburn_config::{Facts, Plan, Written, resolve};
+use deepburn_config::{Plan, RawConfig, RunContext, resolve};
 use deepburn_deepspeed::DeepSpeedCheckpoint;
 use deepburn_learner::{
     Engine, EngineError, LoadPlan, TorchModel, TrainingCheckpointError, initialize,
@@ -76,7 +76,7 @@ fn trace(stage: u8) -> Value {
 fn plan(config: &Value, stage: u8, ranks: usize) -> Plan {
     let mut config = config.clone();
     config["zero_optimization"]["stage"] = stage.into();
-    resolve(&Written::from_value(&config).unwrap(), &Facts::on_host(ranks)).unwrap().plan
+    resolve(&RawConfig::from_value(&config).unwrap(), &RunContext::on_host(ranks)).unwrap().plan
 }
 
 fn with_engine<R: Send>(

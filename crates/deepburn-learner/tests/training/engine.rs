@@ -9,7 +9,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, TensorData};
 use burn_flex::{Flex, FlexDevice};
 use deepburn_comm::run_ranks;
-use deepburn_config::{Facts, Plan, Written, resolve};
+use deepburn_config::{Plan, RawConfig, RunContext, resolve};
 use deepburn_learner::{Engine, EngineError, initialize};
 use deepburn_zero::{Group, Training};
 
@@ -52,8 +52,8 @@ fn plan(stage: u8, gas: usize, world_size: usize) -> Plan {
                 "warmup_min_lr": 0.001, "warmup_max_lr": 0.01, "warmup_type": "linear"}}}},
             "zero_optimization": {{"stage": {stage}}}}}"#
     );
-    let written = Written::from_json(&text).unwrap();
-    resolve(&written, &Facts::on_host(world_size)).unwrap().plan
+    let written = RawConfig::from_json(&text).unwrap();
+    resolve(&written, &RunContext::on_host(world_size)).unwrap().plan
 }
 
 /// Runs `body` with an engine on each rank.

@@ -14,7 +14,7 @@ use burn::tensor::activation::relu;
 use burn::tensor::backend::Backend;
 use burn_flex::Flex;
 use deepburn_comm::{CommError, FailureCause, RankFailure, run_ranks};
-use deepburn_config::{Facts, Plan, Written, resolve};
+use deepburn_config::{Plan, RawConfig, RunContext, resolve};
 use deepburn_learner::{Engine, EngineError, HalfPrecision, SaveRequest, initialize};
 use deepburn_zero::{Group, Training, ZeroError};
 
@@ -59,7 +59,7 @@ fn plan(stage: u8, ranks: usize) -> Plan {
             "zero_optimization": {{"stage": {stage}, "stage3_param_persistence_threshold": 0,
             "stage3_gather_16bit_weights_on_model_save": true}}}}"#
     );
-    resolve(&Written::from_json(&text).unwrap(), &Facts::on_host(ranks)).unwrap().plan
+    resolve(&RawConfig::from_json(&text).unwrap(), &RunContext::on_host(ranks)).unwrap().plan
 }
 
 type Net = Engine<Flex, TwoHeads<Trained>>;

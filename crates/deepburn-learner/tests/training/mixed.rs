@@ -8,7 +8,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_flex::{Flex, FlexDevice};
 use deepburn_comm::{RankFailure, run_ranks};
-use deepburn_config::{Facts, Plan, Written, resolve};
+use deepburn_config::{Plan, RawConfig, RunContext, resolve};
 use deepburn_learner::{Engine, EngineError, Step, initialize};
 use deepburn_zero::{Group, Training};
 use half::{bf16, f16};
@@ -57,7 +57,9 @@ fn plan(stage: u8, world_size: usize, precision: &Value) -> Plan {
     for (key, value) in precision.as_object().unwrap() {
         config[key] = value.clone();
     }
-    resolve(&Written::from_value(&config).unwrap(), &Facts::on_host(world_size)).unwrap().plan
+    resolve(&RawConfig::from_value(&config).unwrap(), &RunContext::on_host(world_size))
+        .unwrap()
+        .plan
 }
 
 fn fp16(scale_power: u32) -> Value {

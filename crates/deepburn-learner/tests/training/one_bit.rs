@@ -6,7 +6,7 @@ use std::time::Duration;
 use burn_flex::Flex;
 use deepburn_checkpoint::Checkpoint;
 use deepburn_comm::run_ranks;
-use deepburn_config::{Facts, Plan, Precision, Written, resolve};
+use deepburn_config::{Plan, Precision, RawConfig, RunContext, resolve};
 use deepburn_learner::{
     Engine, EngineError, LoadPlan, SaveRequest, TrainingCheckpointError, initialize,
 };
@@ -43,7 +43,7 @@ fn with_freeze(
     if precision != "fp32" {
         config[precision] = json!({"enabled": true});
     }
-    resolve(&Written::from_value(&config).unwrap(), &Facts::on_host(ranks)).unwrap().plan
+    resolve(&RawConfig::from_value(&config).unwrap(), &RunContext::on_host(ranks)).unwrap().plan
 }
 
 type Trainer = Engine<Flex, Net<Trained>>;
@@ -218,7 +218,8 @@ fn states_of_compressed_steps_are_refused_by_other_optimizers() {
     let folder = tempfile::tempdir().unwrap();
     train(&plan(2, "fp32", 1), folder.path(), 0..STEPS);
     let config = json!({"train_micro_batch_size_per_gpu": 6, "optimizer": {"type": "AdamW"}});
-    let adam = resolve(&Written::from_value(&config).unwrap(), &Facts::on_host(2)).unwrap().plan;
+    let adam =
+        resolve(&RawConfig::from_value(&config).unwrap(), &RunContext::on_host(2)).unwrap().plan;
     let refused = run_ranks(2, Duration::from_secs(60), |member| {
         let mut engine = initialize(Net::new(), &adam, Group::<Flex>::new(member))?;
         let checkpoint = Checkpoint::open_intact(folder.path(), None)?;

@@ -7,8 +7,8 @@ use burn_flex::Flex;
 use deepburn_checkpoint::Checkpoint;
 use deepburn_comm::run_ranks;
 use deepburn_config::{
-    Facts, GroupRate, GroupUpdate, NoDecay, ParamGroup, ParamGroups, PathPattern, Plan, Written,
-    resolve,
+    GroupRate, GroupUpdate, NoDecay, ParamGroup, ParamGroups, PathPattern, Plan, RawConfig,
+    RunContext, resolve,
 };
 use deepburn_learner::{EngineError, LoadPlan, SaveRequest, TrainingCheckpointError, initialize};
 use deepburn_zero::Group;
@@ -58,8 +58,8 @@ fn plan(variant: &str, (stage, ranks): (u8, usize), precision: &str) -> Plan {
     };
     let groups = if variant.contains("muon") { vec![head] } else { Vec::new() };
     let param_groups = ParamGroups { groups, no_decay: NoDecay::Nothing };
-    let facts = Facts { param_groups, ..Facts::on_host(ranks) };
-    resolve(&Written::from_value(&config).unwrap(), &facts).unwrap().plan
+    let facts = RunContext { param_groups, ..RunContext::on_host(ranks) };
+    resolve(&RawConfig::from_value(&config).unwrap(), &facts).unwrap().plan
 }
 
 fn expected(variant: &str) -> Value {

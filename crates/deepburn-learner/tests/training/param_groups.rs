@@ -6,8 +6,8 @@ use burn_flex::Flex;
 use deepburn_checkpoint::Checkpoint;
 use deepburn_comm::run_ranks;
 use deepburn_config::{
-    Facts, GroupRate, GroupUpdate, NoDecay, ParamGroup, ParamGroups, PathPattern, Plan, Written,
-    resolve,
+    GroupRate, GroupUpdate, NoDecay, ParamGroup, ParamGroups, PathPattern, Plan, RawConfig,
+    RunContext, resolve,
 };
 use deepburn_learner::{LoadPlan, SaveRequest, TrainingCheckpointError, initialize};
 use deepburn_zero::Group;
@@ -70,8 +70,8 @@ fn plan(name: &str, stage: u8, ranks: usize) -> Plan {
             "warmup_num_steps": 4, "warmup_type": "linear"}},
         "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 10},
     });
-    let written = Written::from_value(&config).unwrap();
-    let facts = Facts { param_groups: groups(name), ..Facts::on_host(ranks) };
+    let written = RawConfig::from_value(&config).unwrap();
+    let facts = RunContext { param_groups: groups(name), ..RunContext::on_host(ranks) };
     resolve(&written, &facts).unwrap().plan
 }
 

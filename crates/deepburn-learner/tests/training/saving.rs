@@ -9,7 +9,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, TensorData};
 use burn_flex::{Flex, FlexDevice};
 use deepburn_comm::run_ranks;
-use deepburn_config::{Facts, Plan, Written, resolve};
+use deepburn_config::{Plan, RawConfig, RunContext, resolve};
 use deepburn_learner::{Engine, HalfPrecision, SaveError, initialize};
 use deepburn_zero::{Group, Training};
 use half::bf16;
@@ -50,8 +50,8 @@ fn plan(stage: u8, gather: bool) -> Plan {
             "params": {{"lr": 0.01}}}}, "zero_optimization": {{"stage": {stage},
             "stage3_gather_16bit_weights_on_model_save": {gather}}}}}"#
     );
-    let facts = Facts::on_host(2);
-    resolve(&Written::from_json(&text).unwrap(), &facts).unwrap().plan
+    let facts = RunContext::on_host(2);
+    resolve(&RawConfig::from_json(&text).unwrap(), &facts).unwrap().plan
 }
 
 /// Trains three steps on two ranks and saves; what each rank returned.

@@ -12,7 +12,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{Bool, Int, Tensor, TensorData};
 use burn_flex::Flex;
 use deepburn_comm::run_ranks;
-use deepburn_config::{Facts, Plan, Written, resolve};
+use deepburn_config::{Plan, RawConfig, RunContext, resolve};
 use deepburn_learner::{Engine, EngineError, HalfPrecision, SaveError, initialize};
 use deepburn_zero::{Group, Training};
 use half::bf16;
@@ -61,7 +61,7 @@ fn plan(stage: u8, ranks: usize) -> Plan {
             "stage3_gather_16bit_weights_on_model_save": true,
             "stage3_param_persistence_threshold": 6}}}}"#
     );
-    resolve(&Written::from_json(&text).unwrap(), &Facts::on_host(ranks)).unwrap().plan
+    resolve(&RawConfig::from_json(&text).unwrap(), &RunContext::on_host(ranks)).unwrap().plan
 }
 
 fn step(engine: &mut Engine<Flex, Positions<Trained>>, number: usize) -> Result<f32, EngineError> {

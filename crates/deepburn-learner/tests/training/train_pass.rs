@@ -8,7 +8,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, TensorData};
 use burn_flex::{Flex, FlexDevice};
 use deepburn_comm::{RankFailure, run_ranks};
-use deepburn_config::{Facts, Plan, Written, resolve};
+use deepburn_config::{Plan, RawConfig, RunContext, resolve};
 use deepburn_learner::{Engine, EngineError, initialize};
 use deepburn_zero::{Category, Group, Training, Zero};
 
@@ -50,8 +50,8 @@ fn plan(stage: u8, accumulation: usize, ranks: usize, more: &str) -> Plan {
             "zero_optimization": {{"stage": {stage}, "stage3_param_persistence_threshold": 10,
                 "stage3_prefetch_bucket_size": 40}} {more}}}"#
     );
-    let written = Written::from_json(&json).unwrap();
-    resolve(&written, &Facts::on_host(ranks)).unwrap().plan
+    let written = RawConfig::from_json(&json).unwrap();
+    resolve(&written, &RunContext::on_host(ranks)).unwrap().plan
 }
 
 fn with_engine<R: Send>(

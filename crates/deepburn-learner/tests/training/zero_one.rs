@@ -7,8 +7,8 @@ use burn_flex::Flex;
 use deepburn_checkpoint::Checkpoint;
 use deepburn_comm::run_ranks;
 use deepburn_config::{
-    Facts, GroupRate, GroupUpdate, NoDecay, OptimizerPlan, ParamGroup, ParamGroups, PathPattern,
-    Plan, Written, resolve,
+    GroupRate, GroupUpdate, NoDecay, OptimizerPlan, ParamGroup, ParamGroups, PathPattern, Plan,
+    RawConfig, RunContext, resolve,
 };
 use deepburn_learner::{
     Engine, EngineError, LoadPlan, SaveRequest, TrainingCheckpointError, initialize,
@@ -40,7 +40,7 @@ fn plan(ranks: usize, precision: &str, optimizer: &str) -> Plan {
     if precision != "fp32" {
         config[precision] = json!({"enabled": true});
     }
-    resolve(&Written::from_value(&config).unwrap(), &Facts::on_host(ranks)).unwrap().plan
+    resolve(&RawConfig::from_value(&config).unwrap(), &RunContext::on_host(ranks)).unwrap().plan
 }
 
 type Trainer = Engine<Flex, Net<Trained>>;

@@ -1,7 +1,7 @@
 //! Tests of the cost model: formulae, bounds and bytes.
 
 use deepburn_comm::{Operation, ReduceOp};
-use deepburn_config::{Facts, Plan, Stage, Written, ZeroPlan, resolve};
+use deepburn_config::{Plan, RawConfig, RunContext, Stage, ZeroPlan, resolve};
 use proptest::prelude::*;
 
 use super::clock::Clock;
@@ -24,7 +24,7 @@ fn plan() -> Plan {
     let json = r#"{"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW"},
         "zero_optimization": {"stage": 3, "overlap_comm": true, "stage3_prefetch_bucket_size": 100000,
             "stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0}}"#;
-    resolve(&Written::from_json(json).unwrap(), &Facts::on_host(1)).unwrap().plan
+    resolve(&RawConfig::from_json(json).unwrap(), &RunContext::on_host(1)).unwrap().plan
 }
 
 /// A pass through square layers of `width` over `rows` rows.

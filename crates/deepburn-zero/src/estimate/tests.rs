@@ -4,7 +4,8 @@ use super::deepspeed::{Cluster, Offload, zero2, zero3};
 use super::table::Bytes;
 use super::*;
 use deepburn_config::{
-    AdamPlan, Facts, OptimizerPlan, ParameterOffload, Precision, PrecisionPlan, Written, resolve,
+    AdamPlan, OptimizerPlan, ParameterOffload, Precision, PrecisionPlan, RawConfig, RunContext,
+    resolve,
 };
 use proptest::prelude::*;
 
@@ -26,7 +27,7 @@ fn plan(stage: Stage) -> ZeroPlan {
             "overlap_comm": true, "stage3_param_persistence_threshold": 0}}}}"#,
         stage.number()
     );
-    resolve(&Written::from_json(&json).unwrap(), &Facts::on_host(1)).unwrap().plan.zero
+    resolve(&RawConfig::from_json(&json).unwrap(), &RunContext::on_host(1)).unwrap().plan.zero
 }
 
 /// The published rule: gradients in 16 bits, too.

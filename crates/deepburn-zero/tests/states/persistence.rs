@@ -7,7 +7,9 @@ use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use burn_flex::Flex;
 use deepburn_comm::run_ranks;
-use deepburn_config::{Facts, OptimizerPlan, Plan, PrecisionPlan, ReductionPlan, Written, resolve};
+use deepburn_config::{
+    OptimizerPlan, Plan, PrecisionPlan, RawConfig, ReductionPlan, RunContext, resolve,
+};
 use deepburn_zero::estimate::{ElementBytes, ParameterSize, estimate};
 use deepburn_zero::{Category, Group, ModelStates, Policy, Rates, Training, ZeroError};
 use proptest::prelude::*;
@@ -46,7 +48,7 @@ fn plan(threshold: usize, limit: usize, bf16: bool, ranks: usize) -> Plan {
             "zero_optimization": {{"stage": 3, "stage3_param_persistence_threshold": {threshold},
             "stage3_model_persistence_threshold": {limit}}}}}"#
     );
-    resolve(&Written::from_json(&text).unwrap(), &Facts::on_host(ranks)).unwrap().plan
+    resolve(&RawConfig::from_json(&text).unwrap(), &RunContext::on_host(ranks)).unwrap().plan
 }
 
 fn policy(plan: &Plan) -> Policy {

@@ -29,8 +29,8 @@ impl Run<'_> {
             "optimizer": {"type": "AdamW"},
         });
         json.as_object_mut().unwrap().extend(self.section.as_object().unwrap().clone());
-        let facts = Facts { hidden_size: Some(64), ..Facts::on_host(self.ranks) };
-        resolve(&Written::from_json(&json.to_string()).unwrap(), &facts).unwrap().plan
+        let facts = RunContext { hidden_size: Some(64), ..RunContext::on_host(self.ranks) };
+        resolve(&RawConfig::from_json(&json.to_string()).unwrap(), &facts).unwrap().plan
     }
 
     fn forecast(&self, model: &dyn Architecture) -> PassPeak {

@@ -1,6 +1,6 @@
 //! Tests of the forecast.
 
-use deepburn::config::{Facts, Written, resolve};
+use deepburn::config::{RawConfig, RunContext, resolve};
 use deepburn::zero::estimate::{ActivationOp, BackwardOp, KeptTensor};
 
 use super::*;
@@ -18,8 +18,8 @@ fn with_forecast<T>(
         r#"{{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {{"stage": {stage},
             "stage3_param_persistence_threshold": 0}}, "optimizer": {{"type": "Adam"}}}}"#
     );
-    let facts = Facts { hidden_size: Some(1), ..Facts::on_host(ranks as usize) };
-    let plan = resolve(&Written::from_json(&json).unwrap(), &facts).unwrap().plan;
+    let facts = RunContext { hidden_size: Some(1), ..RunContext::on_host(ranks as usize) };
+    let plan = resolve(&RawConfig::from_json(&json).unwrap(), &facts).unwrap().plan;
     let model = TrainedModel {
         sizes: vec![ParameterSize::new(numel, Some(&plan.optimizer))],
         activations: Box::new(blocks),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use burn_flex::{Flex, FlexDevice};
 use deepburn::comm::{Count, Member, Statistics, run_ranks};
-use deepburn::config::{Facts, Plan, Written, resolve};
+use deepburn::config::{Plan, RawConfig, RunContext, resolve};
 use deepburn::zero::cost::{Links, Machine, Network, StepModel};
 use deepburn::zero::estimate::{ElementBytes, ParameterSize, estimate};
 use deepburn::zero::{Group, Training};
@@ -75,8 +75,8 @@ impl Job {
             "optimizer": {"type": "AdamW"},
         });
         json.as_object_mut().unwrap().extend(self.section.as_object().unwrap().clone());
-        let facts = Facts { hidden_size: Some(48), ..Facts::on_host(self.ranks) };
-        resolve(&Written::from_json(&json.to_string()).unwrap(), &facts).unwrap().plan
+        let facts = RunContext { hidden_size: Some(48), ..RunContext::on_host(self.ranks) };
+        resolve(&RawConfig::from_json(&json.to_string()).unwrap(), &facts).unwrap().plan
     }
 
     /// The predicted cost of a step.

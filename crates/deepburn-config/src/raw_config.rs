@@ -1,21 +1,20 @@
 //! A DeepSpeed configuration as it was written.
 //!
-//! [`Written`] is the tree of a JSON text, with comments and places, or of an Accelerate YAML that
+//! [`RawConfig`] is the tree of a JSON text, with comments and places, or of an Accelerate YAML that
 //! says the same. It has been parsed and nothing more: what it means, and whether it is right, is
 //! for [`crate::resolve`] to say.
 
 use std::path::Path;
 
 use crate::accelerate;
-use crate::diagnosis::ConfigError;
+use crate::diagnosis::{ConfigError, TypedKey};
 use crate::lightning::{self, looks_like_a_strategy};
 use crate::node::{Node, Value};
-use crate::overrides::TypedKey;
 use crate::source::{Origin, decode_base64, from_value, parse_json, read_text};
 
 /// A DeepSpeed configuration, parsed and not yet checked.
 #[derive(Debug, Clone)]
-pub struct Written {
+pub struct RawConfig {
     root: Node,
     source: String,
     processes: Option<usize>,
@@ -25,7 +24,7 @@ pub struct Written {
 const DOCUMENT: &str = "DeepSpeed config";
 const INLINE: &str = "inline configuration";
 
-impl Written {
+impl RawConfig {
     /// Reads a file: JSON with comments, or Accelerate YAML where it is called `.yaml` or `.yml`.
     ///
     /// # Errors

@@ -1,138 +1,66 @@
-//! `data_efficiency`: batches under a token budget, and what else DeepSpeed files under that name.
+//! `data_efficiency`: batches under a token budget.
 //!
 //! Dynamic batching is on where its `enabled` and those of the two sections around it are true. It
 //! refuses an inner `enabled` in a section that is off, which would leave open what is meant.
 
-use crate::dynamic_batching::{DynamicBatchingPlan, LrScaling, PickingOrderPlan};
-use crate::key::{Asks, Key, Literal};
-use crate::keys::elsewhere::{ENABLED, free, text};
-use crate::kind::{Integers, Kind};
-use crate::resolve::Context;
-use crate::section::Section;
-
-const MAX_TOKENS: &str = "max_tokens";
-const MAX_ROWS: &str = "max_batch_size";
-
-const DYNAMIC_BATCHING: &[Key] = &[
-    ENABLED,
-    text("metrics_path", "Lengths of the samples, as DeepSpeed's analyzer writes them.")
-        .inert("lengths are taken from the samples"),
-    Key::new(
-        "lr_scaling_method",
-        Kind::Choice(&["linear", "sqrt", "none"]),
-        Literal::Text("linear"),
-        "How the learning rate follows the samples of a step; that of the schedule is for \
-            train_batch_size samples.",
-    ),
-    Key::positive("min_batch_size", 1, "Fewest samples of a micro-batch.").unit("samples"),
-    Key::optional(MAX_ROWS, Kind::Integer(Integers::POSITIVE), "Most samples of a micro-batch.")
-        .unit("samples"),
-    Key::new(
-        "sequence_picking_order",
-        Kind::Choice(&["dataloader", "random", "seqlen"]),
-        Literal::Text("dataloader"),
-        "Order of the samples: as they lie, another each epoch, or the shortest first.",
-    ),
-    Key::optional(
-        MAX_TOKENS,
-        Kind::Integer(Integers::POSITIVE),
-        "Most tokens of a micro-batch, padding included. It takes the place of \
-            train_micro_batch_size_per_gpu.",
-    )
-    .unit("tokens"),
-    Key::flag("verbose", false, "Print how the samples of an epoch are batched."),
-];
-
-const DATA_SAMPLING: &[Key] = &[
-    ENABLED,
-    Key::positive("num_epochs", 1000, "Most epochs.").inert("the job says how long to train"),
-    Key::count("num_workers", 0, "Workers of the loader.")
-        .inert("one thread assembles batches ahead of their use"),
-    Key::flag("pin_memory", false, "Page-lock the batches.")
-        .inert("batches are handed over as they are"),
-    free("curriculum_learning", "Easy samples first, by metrics of an analysis.").unavailable(
-        "curricula over analysed metrics",
-        Asks::AnyEnabled,
-        "set its `enabled` to false; for sequences that grow longer use curriculum_learning at the \
-            top level",
-    ),
-    Key::section("dynamic_batching", DYNAMIC_BATCHING, "As many samples as a token budget holds."),
-];
-
-pub(crate) const KEYS: &[Key] = &[
-    ENABLED,
-    Key::count("seed", 1234, "Seed of the random order of samples."),
-    Key::section("data_sampling", DATA_SAMPLING, "Which samples come when."),
-    Key::section(
-        "data_routing",
-        &[ENABLED, free("random_ltd", "Drop tokens in the middle layers.")],
-        "Which tokens go where.",
-    )
-    .unavailable(
-        "token dropping (random-LTD)",
-        Asks::AnyEnabled,
-        "set every `enabled` in it to false",
-    ),
-];
+use crate::context::Context;
+use crate::dynamic_batching::{DynamicBatchingPlan, PickingOrderPlan};
+use crate::keys::DeepSpeed;
+use crate::keys::data::DynamicBatching;
 
 /// The section's part of the plan; `None` where dynamic batching is off or wrong.
-pub(crate) fn resolve(top: &Section<'_>, context: &mut Context<'_>) -> Option<DynamicBatchingPlan> {
-    let efficiency = top.section("data_efficiency");
-    let sampling = efficiency.section("data_sampling");
-    let batching = sampling.section("dynamic_batching");
-    let around = [&efficiency, &sampling];
-    if !batching.flag(ENABLED.name) {
-        let on = around.into_iter().filter(|section| section.flag(ENABLED.name));
-        for section in on {
+pub(crate) fn resolve(
+    top: &DeepSpeed<'_>,
+    context: &mut Context<'_>,
+) -> Option<DynamicBatchingPlan> {
+    let efficiency = &top.data_efficiency.value;
+    let sampling = &efficiency.data_sampling.value;
+    let batching = &sampling.dynamic_batching.value;
+    let (around, enabled) = ([&efficiency.enabled, &sampling.enabled], &batching.enabled);
+    if !enabled.value {
+        for outer in around.into_iter().filter(|outer| outer.value) {
             let message = "true turns nothing on: dynamic_batching.enabled is false";
-            context.findings.push(section.note(ENABLED.name, message));
+            context.findings.note(outer, message);
         }
         return None;
     }
-    for section in around.into_iter().filter(|section| !section.flag(ENABLED.name)) {
-        let outer = section.path_of(ENABLED.name);
-        let message = format!("true asks for dynamic batching, but {outer} is false");
-        let remedy = format!("set {outer} to true, or this to false");
-        context.findings.push(batching.error(ENABLED.name, message, remedy));
+    for outer in around.into_iter().filter(|outer| !outer.value) {
+        let message = format!("true asks for dynamic batching, but {} is false", outer.path);
+        let remedy = format!("set {} to true, or this to false", outer.path);
+        context.findings.error(enabled, message, remedy);
     }
-    let seed = efficiency.count("seed") as u64;
-    let (min_batch_size, max_batch_size) =
-        (batching.count("min_batch_size"), batching.optional_count(MAX_ROWS));
-    if let Some(max) = max_batch_size.filter(|&max| max < min_batch_size) {
-        let message = format!("{max} is below min_batch_size {min_batch_size}");
-        let remedy = "raise it or lower min_batch_size";
-        context.findings.push(batching.error(MAX_ROWS, message, remedy));
+    let (min, max) = (batching.min_batch_size.value, &batching.max_batch_size);
+    if let Some(size) = max.value.filter(|&size| size < min) {
+        let message = format!("{size} is below min_batch_size {min}");
+        context.findings.error(max, message, "raise it or lower min_batch_size");
     }
+    let seed = efficiency.seed.value as u64;
     Some(DynamicBatchingPlan {
-        max_tokens: max_tokens(&batching, min_batch_size, context)?,
-        min_batch_size,
-        max_batch_size,
-        order: match batching.choice("sequence_picking_order") {
+        max_tokens: max_tokens(batching, context)?,
+        min_batch_size: min,
+        max_batch_size: max.value,
+        order: match batching.sequence_picking_order.value {
             "random" => PickingOrderPlan::Random { seed },
             "seqlen" => PickingOrderPlan::Seqlen,
             _ => PickingOrderPlan::Dataloader,
         },
-        lr_scaling: match batching.choice("lr_scaling_method") {
-            "sqrt" => LrScaling::Sqrt,
-            "none" => LrScaling::None,
-            _ => LrScaling::Linear,
-        },
-        verbose: batching.flag("verbose"),
+        lr_scaling: batching.lr_scaling_method.value,
+        verbose: batching.verbose.value,
     })
 }
 
 /// The budget, which has no default and holds a token of each sample at least.
-fn max_tokens(batching: &Section<'_>, min_rows: usize, context: &mut Context<'_>) -> Option<usize> {
-    if batching.given(MAX_TOKENS).is_none() {
+fn max_tokens(batching: &DynamicBatching<'_>, context: &mut Context<'_>) -> Option<usize> {
+    let (key, min) = (&batching.max_tokens, batching.min_batch_size.value);
+    if !key.is_given() {
         let message = "is missing, and dynamic batching needs it";
         let remedy = "add it: an integer of at least 1, the tokens of a micro-batch";
-        context.findings.push(batching.error(MAX_TOKENS, message, remedy));
+        context.findings.error(key, message, remedy);
     }
-    let tokens = batching.optional_count(MAX_TOKENS)?;
-    if tokens < min_rows {
-        let message = format!("{tokens} tokens do not hold min_batch_size {min_rows} samples");
-        let remedy = "raise it or lower min_batch_size";
-        context.findings.push(batching.error(MAX_TOKENS, message, remedy));
+    let tokens = key.value?;
+    if tokens < min {
+        let message = format!("{tokens} tokens do not hold min_batch_size {min} samples");
+        context.findings.error(key, message, "raise it or lower min_batch_size");
     }
     Some(tokens)
 }
@@ -142,13 +70,13 @@ mod tests {
     use serde_json::{Value, json};
 
     use crate::{
-        DynamicBatchingPlan, Facts, LrScaling, PickingOrderPlan, Resolved, Severity, Written,
+        DynamicBatchingPlan, LrScaling, PickingOrderPlan, RawConfig, Resolved, RunContext, Severity,
     };
 
     fn resolve(section: Value) -> Result<Resolved, String> {
         let json = json!({"train_batch_size": 1, "optimizer": {"type": "AdamW"}, "data_efficiency": section});
-        let written = Written::from_value(&json).unwrap();
-        crate::resolve(&written, &Facts::on_host(1)).map_err(|report| report.to_string())
+        let written = RawConfig::from_value(&json).unwrap();
+        crate::resolve(&written, &RunContext::on_host(1)).map_err(|report| report.to_string())
     }
 
     fn enabled(batching: Value) -> Value {

@@ -3,131 +3,67 @@
 //! The section that DeepSpeed had at the top level before 0.19. It refuses schedules that fall, whose
 //! stages are out of order, or that leave their bounds.
 
+use crate::context::Context;
 use crate::curriculum::{CurriculumPlan, CurriculumSchedule, CurriculumStage};
-use crate::key::{Key, Literal};
-use crate::keys::elsewhere::ENABLED;
-use crate::kind::{Integers, Kind, Reals};
-use crate::resolve::Context;
-use crate::section::Section;
-
-const CUSTOM: &str = "custom";
-const TOTAL: &str = "total_curriculum_step";
-const STEP: &str = "difficulty_step";
-const ROOT: &str = "root_degree";
-const DIFFICULTY: &str = "difficulty";
-const MAX_STEP: &str = "max_step";
+use crate::keys::DeepSpeed;
+use crate::keys::data::ScheduleConfig;
+use crate::section::{Entry, Setting};
 
 /// Tensor cores multiply 16-bit matrices whose sizes are multiples of it at full speed.
 const TENSOR_CORE_MULTIPLE: usize = 8;
 
-const SCHEDULE: &[Key] = &[
-    Key::optional(
-        DIFFICULTY,
-        Kind::Integers(Integers::POSITIVE),
-        "fixed_discrete: length of sequences in each stage.",
-    )
-    .unit("tokens"),
-    Key::optional(
-        MAX_STEP,
-        Kind::Integers(Integers::POSITIVE),
-        "fixed_discrete: last step of each stage but the last one.",
-    )
-    .unit("steps"),
-    Key::optional(
-        TOTAL,
-        Kind::Integer(Integers::POSITIVE),
-        "fixed_linear and fixed_root: steps until the longest sequences.",
-    )
-    .unit("steps"),
-    Key::optional(
-        STEP,
-        Kind::Integer(Integers::POSITIVE),
-        "fixed_linear and fixed_root: lengths are multiples of it.",
-    )
-    .unit("tokens"),
-    Key::optional(ROOT, Kind::Real(Reals::Positive), "fixed_root: degree of the root."),
-];
-
-pub(crate) const KEYS: &[Key] = &[
-    ENABLED,
-    Key::new(
-        "curriculum_type",
-        Kind::Choice(&["seqlen"]),
-        Literal::Text("seqlen"),
-        "What rises: the length of sequences.",
-    ),
-    Key::optional("min_difficulty", Kind::Integer(Integers::POSITIVE), "Shortest length.")
-        .unit("tokens"),
-    Key::optional("max_difficulty", Kind::Integer(Integers::POSITIVE), "Longest length.")
-        .unit("tokens"),
-    Key::optional(
-        "schedule_type",
-        Kind::Choice(&["fixed_discrete", "fixed_linear", "fixed_root", CUSTOM]),
-        "How it rises.",
-    ),
-    Key::section("schedule_config", SCHEDULE, "Parameters of the rise."),
-];
-
 /// The section's part of the plan; `None` where it is off or wrong.
-pub(crate) fn resolve(top: &Section<'_>, context: &mut Context<'_>) -> Option<CurriculumPlan> {
-    let section = top.section("curriculum_learning");
-    if !section.flag(ENABLED.name) {
+pub(crate) fn resolve(top: &DeepSpeed<'_>, context: &mut Context<'_>) -> Option<CurriculumPlan> {
+    let section = &top.curriculum_learning.value;
+    if !section.enabled.value {
         return None;
     }
     // All three are asked for before the first that is missing ends it.
-    let min = require(&section, "min_difficulty", context);
-    let max = require(&section, "max_difficulty", context);
-    let kind = section.optional_choice("schedule_type");
-    if section.given("schedule_type").is_none() {
-        missing(&section, "schedule_type", context);
-    }
+    let min = require(&section.min_difficulty, context);
+    let max = require(&section.max_difficulty, context);
+    let kind = require(&section.schedule_type, context);
     let (min_difficulty, max_difficulty, kind) = (min?, max?, kind?);
     if min_difficulty > max_difficulty {
         let message = format!("{min_difficulty} is above max_difficulty {max_difficulty}");
         let remedy = "lower it or raise max_difficulty";
-        context.findings.push(section.error("min_difficulty", message, remedy));
+        context.findings.error(&section.min_difficulty, message, remedy);
         return None;
     }
-    let config = section.section("schedule_config");
+    let config = &section.schedule_config.value;
     let schedule = match kind {
-        CUSTOM => {
+        "custom" => {
             let message = "\"custom\" asks for a schedule written in Python";
             let remedy = "use fixed_discrete, fixed_linear or fixed_root";
-            context.findings.push(section.error("schedule_type", message, remedy));
+            context.findings.error(&section.schedule_type, message, remedy);
             return None;
         }
-        "fixed_discrete" => discrete(&config, [min_difficulty, max_difficulty], context)?,
-        "fixed_linear" => root(&config, Some(1.0), context)?,
-        _ => root(&config, None, context)?,
+        "fixed_discrete" => discrete(config, [min_difficulty, max_difficulty], context)?,
+        "fixed_linear" => root(config, Some(1.0), context)?,
+        _ => root(config, None, context)?,
     };
     Some(CurriculumPlan { min_difficulty, max_difficulty, schedule })
 }
 
 /// `fixed_linear` is the root of degree 1; `fixed_root` gives its own.
 fn root(
-    config: &Section<'_>,
+    config: &ScheduleConfig<'_>,
     degree: Option<f64>,
     context: &mut Context<'_>,
 ) -> Option<CurriculumSchedule> {
-    unused(config, &[DIFFICULTY, MAX_STEP], context);
-    let total_steps = require(config, TOTAL, context);
-    let difficulty_step = require(config, STEP, context);
+    unused(&[&config.difficulty, &config.max_step], context);
+    let total_steps = require(&config.total_curriculum_step, context);
+    let difficulty_step = require(&config.difficulty_step, context);
     let root_degree = match degree {
         Some(degree) => {
-            unused(config, &[ROOT], context);
+            unused(&[&config.root_degree], context);
             Some(degree)
         }
-        None => {
-            if config.given(ROOT).is_none() {
-                missing(config, ROOT, context);
-            }
-            config.optional_real(ROOT)
-        }
+        None => require(&config.root_degree, context),
     };
     if difficulty_step.is_some_and(|step| step % TENSOR_CORE_MULTIPLE != 0) {
         let message =
             "is no multiple of 8: 16-bit products of such lengths are slower on tensor cores";
-        context.findings.push(config.note(STEP, message));
+        context.findings.note(&config.difficulty_step, message);
     }
     Some(CurriculumSchedule::Root {
         total_steps: total_steps?,
@@ -137,37 +73,34 @@ fn root(
 }
 
 fn discrete(
-    config: &Section<'_>,
+    config: &ScheduleConfig<'_>,
     [min, max]: [usize; 2],
     context: &mut Context<'_>,
 ) -> Option<CurriculumSchedule> {
-    unused(config, &[TOTAL, STEP, ROOT], context);
-    for name in [DIFFICULTY, MAX_STEP] {
-        if config.given(name).is_none() {
-            missing(config, name, context);
-        }
-    }
-    let (lengths, ends) = (config.counts(DIFFICULTY)?, config.counts(MAX_STEP)?);
-    let mut refuse = |name, message: String, remedy: &str| {
-        context.findings.push(config.error(name, message, remedy));
+    unused(&[&config.total_curriculum_step, &config.difficulty_step, &config.root_degree], context);
+    let (difficulty, max_step) = (&config.difficulty, &config.max_step);
+    let (lengths, ends) = (require(difficulty, context), require(max_step, context));
+    let (lengths, ends) = (lengths?, ends?);
+    let mut refuse = |key, message: String, remedy: &str| {
+        context.findings.error(key, message, remedy);
         None
     };
     if ends.is_empty() || lengths.len() != ends.len() + 1 {
         let message =
             format!("has {} stages, of which max_step ends {}", lengths.len(), ends.len());
-        return refuse(DIFFICULTY, message, "give one max_step for each stage but the last one");
+        return refuse(difficulty, message, "give one max_step for each stage but the last one");
     }
     if let Some(pair) = lengths.windows(2).find(|pair| pair[0] > pair[1]) {
         let message = format!("falls from {} to {}", pair[0], pair[1]);
-        return refuse(DIFFICULTY, message, "give lengths that rise");
+        return refuse(difficulty, message, "give lengths that rise");
     }
     if let Some(pair) = ends.windows(2).find(|pair| pair[0] >= pair[1]) {
         let message = format!("{} does not come after {}", pair[1], pair[0]);
-        return refuse(MAX_STEP, message, "give steps that rise");
+        return refuse(max_step, message, "give steps that rise");
     }
     if let Some(length) = lengths.iter().find(|length| !(min..=max).contains(*length)) {
         let message = format!("{length} is not from min_difficulty {min} to max_difficulty {max}");
-        return refuse(DIFFICULTY, message, "change the stage or the bounds");
+        return refuse(difficulty, message, "change the stage or the bounds");
     }
     let (&last, lengths) = lengths.split_last()?;
     let stage = |(&difficulty, last_step)| CurriculumStage { difficulty, last_step };
@@ -177,23 +110,21 @@ fn discrete(
     })
 }
 
-fn require(section: &Section<'_>, name: &str, context: &mut Context<'_>) -> Option<usize> {
-    if section.given(name).is_none() {
-        missing(section, name, context);
+/// The value of a key without a default. Reports it where it is missing.
+fn require<T: Clone>(key: &Setting<'_, Option<T>>, context: &mut Context<'_>) -> Option<T> {
+    if !key.is_given() {
+        let remedy =
+            format!("add it: {}, or set curriculum_learning.enabled to false", key.key.kind);
+        context.findings.error(key, "is missing, and the curriculum needs it", remedy);
     }
-    section.optional_count(name)
+    key.value.clone()
 }
 
-fn missing(section: &Section<'_>, name: &str, context: &mut Context<'_>) {
-    let remedy =
-        format!("add it: {}, or set curriculum_learning.enabled to false", section.key(name).kind);
-    context.findings.push(section.error(name, "is missing, and the curriculum needs it", remedy));
-}
-
-fn unused(config: &Section<'_>, names: &[&str], context: &mut Context<'_>) {
-    for name in names.iter().filter(|name| config.given(name).is_some()) {
+/// Warns of keys of another schedule.
+fn unused(keys: &[&Entry<'_>], context: &mut Context<'_>) {
+    for key in keys.iter().filter(|key| key.is_given()) {
         let message = "changes nothing: it belongs to another schedule_type";
-        context.findings.push(config.warning(name, message, "remove it"));
+        context.findings.warning(*key, message, "remove it");
     }
 }
 
@@ -201,12 +132,14 @@ fn unused(config: &Section<'_>, names: &[&str], context: &mut Context<'_>) {
 mod tests {
     use serde_json::{Value, json};
 
-    use crate::{CurriculumPlan, CurriculumSchedule, CurriculumStage, Facts, Resolved, Written};
+    use crate::{
+        CurriculumPlan, CurriculumSchedule, CurriculumStage, RawConfig, Resolved, RunContext,
+    };
 
     fn resolve(section: Value) -> Result<Resolved, String> {
         let json = json!({"train_batch_size": 1, "optimizer": {"type": "AdamW"}, "curriculum_learning": section});
-        let written = Written::from_value(&json).unwrap();
-        crate::resolve(&written, &Facts::on_host(1)).map_err(|report| report.to_string())
+        let written = RawConfig::from_value(&json).unwrap();
+        crate::resolve(&written, &RunContext::on_host(1)).map_err(|report| report.to_string())
     }
 
     fn section(kind: &str, config: Value) -> Value {

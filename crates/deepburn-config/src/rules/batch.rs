@@ -1,45 +1,17 @@
 //! The batch triple: `train_batch_size = micro batch * accumulation steps * world size`.
 //!
-//! Follows DeepSpeed's order of resolution and its wording. It refuses triples that do not multiply
-//! to each other and says which three changes would mend them.
+//! Follows DeepSpeed's order of resolution and its wording. It refuses triples that do not multiply to each other and
+//! names each single change that would mend them.
 
-use crate::diagnosis::{Diagnosis, Severity};
-use crate::key::Key;
-
-use crate::kind::{Integers, Kind};
+use crate::context::Context;
+use crate::keys::DeepSpeed;
 use crate::plan::BatchPlan;
-use crate::resolve::Context;
-use crate::section::Section;
 
-pub(crate) const TRAIN_BATCH_SIZE: Key = Key::optional(
-    "train_batch_size",
-    Kind::Integer(Integers::ANY),
-    "Samples of one optimizer step over all ranks.",
-)
-.unit("samples")
-.auto();
+/// Names of the three numbers, as messages show them.
+const NAMES: [&str; 3] =
+    ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"];
 
-pub(crate) const MICRO_BATCH_SIZE: Key = Key::optional(
-    "train_micro_batch_size_per_gpu",
-    Kind::Integer(Integers::ANY),
-    "Samples of one forward and backward pass on one rank.",
-)
-.unit("samples")
-.auto();
-
-pub(crate) const ACCUMULATION_STEPS: Key = Key::optional(
-    "gradient_accumulation_steps",
-    Kind::Integer(Integers::ANY),
-    "Forward and backward passes of one optimizer step.",
-)
-.unit("passes")
-.auto();
-
-const TRAIN: &str = TRAIN_BATCH_SIZE.name;
-const MICRO: &str = MICRO_BATCH_SIZE.name;
-const STEPS: &str = ACCUMULATION_STEPS.name;
-
-/// The three numbers as far as they are known; signed, since 0 and less are told to the user.
+/// The three numbers as far as they are known; signed, since 0 and less are errors that name the number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Triple {
     train: Option<i64>,
@@ -47,25 +19,21 @@ struct Triple {
     steps: Option<i64>,
 }
 
+/// What is wrong with a triple.
+#[derive(Debug)]
+struct Problem {
+    /// Which of the three numbers is to be changed.
+    number: usize,
+    message: String,
+    remedy: String,
+}
+
 /// Resolves and checks the triple.
-pub(crate) fn resolve(top: &Section<'_>, context: &mut Context<'_>) -> BatchPlan {
-    let world = i64::try_from(context.facts.world_size).unwrap_or(i64::MAX);
+pub(crate) fn resolve(top: &DeepSpeed<'_>, context: &mut Context<'_>) -> BatchPlan {
+    let world = i64::try_from(context.run.world_size).unwrap_or(i64::MAX);
     let given = supply(top, context);
     let Some(triple) = complete(given, world) else {
-        // A key that is there and unreadable has been reported; it is not missing.
-        if ![TRAIN, MICRO].iter().any(|name| top.given(name).is_some()) {
-            let message = match top.is_auto(MICRO) || top.is_auto(TRAIN) {
-                true => "\"auto\" needs the micro-batch, which is not known",
-                false => {
-                    "Either train_batch_size or train_micro_batch_size_per_gpu needs to be provided"
-                }
-            };
-            let remedy = format!(
-                "add \"{MICRO}\": 1, or training.micro_batch_size in the job file; check-config and \
-                 estimate take --micro-batch"
-            );
-            context.findings.push(top.error(MICRO, message, remedy));
-        }
+        report_missing(top, context);
         return BatchPlan {
             train_batch_size: 0,
             micro_batch_size: 0,
@@ -73,33 +41,52 @@ pub(crate) fn resolve(top: &Section<'_>, context: &mut Context<'_>) -> BatchPlan
             world_size: 0,
         };
     };
-    if let Err(diagnosis) = verify(triple, given, world) {
-        let Diagnosis { severity, key, message, remedy, .. } = *diagnosis;
-        context.findings.push(top.diagnosis(severity, &key, message, remedy));
+    let settings = [
+        &top.train_batch_size,
+        &top.train_micro_batch_size_per_gpu,
+        &top.gradient_accumulation_steps,
+    ];
+    if let Err(Problem { number, message, remedy }) = verify(triple, given, world) {
+        context.findings.error(settings[number], message, remedy);
     }
-    let [train, micro, steps] = triple;
-    for (name, value) in [(TRAIN, train), (MICRO, micro), (STEPS, steps)] {
-        if top.is_auto(name) {
-            context.autos.answer(name, value, "the other batch sizes and the world size");
+    for (setting, value) in settings.into_iter().zip(triple) {
+        if setting.is_auto() {
+            let from = "the other batch sizes and the world size";
+            context.autos.answer(&setting.path, value, from);
         }
     }
-    let size = |value: i64| usize::try_from(value).unwrap_or(0);
+    let [train, micro, steps] = triple.map(|value| usize::try_from(value).unwrap_or(0));
     BatchPlan {
-        train_batch_size: size(train),
-        micro_batch_size: size(micro),
-        gradient_accumulation_steps: size(steps),
-        world_size: context.facts.world_size,
+        train_batch_size: train,
+        micro_batch_size: micro,
+        gradient_accumulation_steps: steps,
+        world_size: context.run.world_size,
     }
 }
 
+/// Reports that neither batch size is known. A key that is there and unreadable has been reported; it is not missing.
+fn report_missing(top: &DeepSpeed<'_>, context: &mut Context<'_>) {
+    let (train, micro) = (&top.train_batch_size, &top.train_micro_batch_size_per_gpu);
+    if train.is_given() || micro.is_given() {
+        return;
+    }
+    let message = match micro.is_auto() || train.is_auto() {
+        true => "\"auto\" needs the micro-batch, which is not known",
+        false => "Either train_batch_size or train_micro_batch_size_per_gpu needs to be provided",
+    };
+    let remedy = "add \"train_micro_batch_size_per_gpu\": 1, or training.micro_batch_size in the job file; \
+                  check-config and estimate take --micro-batch";
+    context.findings.error(micro, message, remedy);
+}
+
 /// What the file gives, and the job's micro-batch where the file leaves it open.
-fn supply(top: &Section<'_>, context: &Context<'_>) -> Triple {
-    let read = |name| top.given(name).and_then(crate::node::Node::as_integer);
-    let mut triple = Triple { train: read(TRAIN), micro: read(MICRO), steps: read(STEPS) };
-    let open = triple.micro.is_none() && top.given(MICRO).is_none();
-    if open && (top.is_auto(MICRO) || triple.train.is_none()) {
-        triple.micro =
-            context.facts.micro_batch_size.map(|size| i64::try_from(size).unwrap_or(i64::MAX));
+fn supply(top: &DeepSpeed<'_>, context: &Context<'_>) -> Triple {
+    let micro = &top.train_micro_batch_size_per_gpu;
+    let (train, steps) = (top.train_batch_size.value, top.gradient_accumulation_steps.value);
+    let mut triple = Triple { train, micro: micro.value, steps };
+    if !micro.is_given() && (micro.is_auto() || train.is_none()) {
+        let size = context.run.micro_batch_size;
+        triple.micro = size.map(|size| i64::try_from(size).unwrap_or(i64::MAX));
     }
     triple
 }
@@ -120,26 +107,24 @@ fn complete(given: Triple, world: i64) -> Option<[i64; 3]> {
     })
 }
 
-/// `given` says whose fault a number below 1 is: a derived one follows from a given one.
-fn verify(triple: [i64; 3], given: Triple, world: i64) -> Result<(), Box<Diagnosis>> {
+/// Checks a complete triple. `given` says whose fault a number below 1 is: a derived one follows from a given one.
+fn verify(triple: [i64; 3], given: Triple, world: i64) -> Result<(), Problem> {
     let [train, micro, steps] = triple;
-    let error = |key, message: String, remedy: String| {
-        Err(Box::new(Diagnosis::new(Severity::Error, key, message, remedy)))
-    };
-    let texts = ["Train batch size", "Micro batch size per gpu", "Gradient accumulation steps"];
-    let sizes =
-        [(TRAIN, train, given.train), (MICRO, micro, given.micro), (STEPS, steps, given.steps)];
-    let too_small = |(_, (_, size, _)): &(&str, (&str, i64, Option<i64>))| *size <= 0;
-    let mut wrong: Vec<_> = texts.into_iter().zip(sizes).filter(too_small).collect();
-    wrong.sort_by_key(|(_, (_, _, given))| given.is_none());
-    if let Some((text, (key, size, given))) = wrong.first() {
-        let remedy = match given {
-            Some(_) => "give 1 or more".to_owned(),
-            None => format!(
-                "raise train_batch_size, which is too small for {world} ranks, or give {key}"
+    let is_given = [given.train, given.micro, given.steps].map(|number| number.is_some());
+    let too_small = |number: &usize| triple[*number] <= 0;
+    // Numbers that the file gives come before those that follow from them.
+    if let Some(number) = (0..3).filter(too_small).min_by_key(|number| !is_given[*number]) {
+        let texts = ["Train batch size", "Micro batch size per gpu", "Gradient accumulation steps"];
+        let remedy = match is_given[number] {
+            true => "give 1 or more".to_owned(),
+            false => format!(
+                "raise train_batch_size, which is too small for {world} ranks, or give {}",
+                NAMES[number]
             ),
         };
-        return error(*key, format!("{text}: {size} has to be greater than 0"), remedy);
+        let size = triple[number];
+        let message = format!("{}: {size} has to be greater than 0", texts[number]);
+        return Err(Problem { number, message, remedy });
     }
     // Saturates far above any i64, to which it is then unequal.
     let product = (i128::from(micro) * i128::from(steps)).saturating_mul(i128::from(world));
@@ -148,7 +133,8 @@ fn verify(triple: [i64; 3], given: Triple, world: i64) -> Result<(), Box<Diagnos
             "Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * \
              gradient_acc_step * world_size {train} != {micro} * {steps} * {world}"
         );
-        return error(TRAIN, message, mend([train, micro, steps], world, product));
+        let remedy = mend([train, micro, steps], world, product);
+        return Err(Problem { number: 0, message, remedy });
     }
     Ok(())
 }
@@ -161,8 +147,8 @@ fn mend([train, micro, steps]: [i64; 3], world: i64, product: i128) -> String {
     let by_micro = exact(train, i128::from(steps) * i128::from(world)).filter(|fix| *fix > 0);
     let by_world = exact(train, i128::from(micro) * i128::from(steps)).filter(|fix| *fix > 0);
     let mut fixes = vec![format!("train_batch_size {product}")];
-    fixes.extend(by_steps.map(|fix| format!("{STEPS} {fix}")));
-    fixes.extend(by_micro.map(|fix| format!("{MICRO} {fix}")));
+    fixes.extend(by_steps.map(|fix| format!("gradient_accumulation_steps {fix}")));
+    fixes.extend(by_micro.map(|fix| format!("train_micro_batch_size_per_gpu {fix}")));
     fixes.extend(by_world.map(|fix| format!("a world size of {fix}")));
     format!("set one of: {}", fixes.join(", "))
 }
@@ -211,7 +197,7 @@ mod tests {
     fn run([train, micro, steps]: [Option<i64>; 3], world: i64) -> Result<[i64; 3], String> {
         let given = Triple { train, micro, steps };
         let triple = complete(given, world).ok_or("neither")?;
-        verify(triple, given, world).map_err(|diagnosis| diagnosis.message)?;
+        verify(triple, given, world).map_err(|problem| problem.message)?;
         Ok(triple)
     }
 

@@ -1,0 +1,27 @@
+//! Names in a configuration that stand for values of an enum.
+
+/// A type whose values have names, which are compared without regard to case.
+pub(crate) trait Choice: Copy + 'static {
+    /// Every name, in the order in which messages list them.
+    const NAMES: &'static [&'static str];
+    /// What each name stands for.
+    const VALUES: &'static [Self];
+
+    /// The value that has this name.
+    fn named(name: &str) -> Option<Self> {
+        let place = Self::NAMES.iter().position(|known| known.eq_ignore_ascii_case(name))?;
+        Some(Self::VALUES[place])
+    }
+}
+
+/// Gives the variants of an enum their names: `choices!(Shape { "log" => Log, "linear" => Linear });`.
+macro_rules! choices {
+    ($Choice:ident { $($name:literal => $Value:ident),+ $(,)? }) => {
+        impl $crate::choice::Choice for $Choice {
+            const NAMES: &'static [&'static str] = &[$($name),+];
+            const VALUES: &'static [Self] = &[$(Self::$Value),+];
+        }
+    };
+}
+
+pub(crate) use choices;

@@ -1,0 +1,78 @@
+//! What a configuration is resolved for, and what the rules of its sections share.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::diagnosis::Findings;
+use crate::plan::ParamGroups;
+
+/// What a configuration is resolved for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RunContext {
+    /// Data-parallel ranks, at least 1.
+    pub world_size: usize,
+    /// Whether tensors live in host memory, so that offload to it already holds.
+    pub host_device: bool,
+    /// Width of the model, from which `"auto"` bucket sizes follow.
+    pub hidden_size: Option<usize>,
+    /// Optimizer steps of the run, for schedules that need their length.
+    pub total_steps: Option<usize>,
+    /// Steps of the warm-up where the file says `"auto"`.
+    pub warmup_steps: Option<usize>,
+    /// Learning rate where the file gives none or says `"auto"`.
+    pub learning_rate: Option<f64>,
+    /// Samples of a micro-batch where the file gives none or says `"auto"`.
+    pub micro_batch_size: Option<usize>,
+    /// Whether activations are recomputed, where the job file says so.
+    pub gradient_checkpointing: Option<bool>,
+    /// Parameters with settings of their own, which a DeepSpeed configuration cannot name.
+    pub param_groups: ParamGroups,
+}
+
+impl RunContext {
+    /// A run on the host about which nothing else is known.
+    pub fn on_host(world_size: usize) -> Self {
+        Self {
+            world_size,
+            host_device: true,
+            hidden_size: None,
+            total_steps: None,
+            warmup_steps: None,
+            learning_rate: None,
+            micro_batch_size: None,
+            gradient_checkpointing: None,
+            param_groups: ParamGroups::default(),
+        }
+    }
+}
+
+/// What an `"auto"` became, and why.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct AutoAnswer {
+    /// The value.
+    pub value: serde_json::Value,
+    /// Where it comes from.
+    pub from: String,
+}
+
+/// Answers to `"auto"`, by the full path of the key, collected while sections are resolved.
+#[derive(Debug, Default)]
+pub(crate) struct Autos(pub(crate) BTreeMap<String, AutoAnswer>);
+
+impl Autos {
+    /// Records what the `"auto"` of a key became.
+    pub(crate) fn answer(&mut self, path: &str, value: impl Into<serde_json::Value>, from: &str) {
+        self.0.insert(path.to_owned(), AutoAnswer { value: value.into(), from: from.to_owned() });
+    }
+}
+
+/// What the rules of all sections share.
+pub(crate) struct Context<'a> {
+    /// What the configuration is resolved for.
+    pub(crate) run: &'a RunContext,
+    /// ZeRO stage as written. Stage 1 of the plan is 0 for optimizers that exchange momenta.
+    pub(crate) stage: u8,
+    pub(crate) findings: Findings,
+    pub(crate) autos: Autos,
+}

@@ -1,0 +1,157 @@
+//! Precision: `fp16`, `bf16`, `data_types` and the type in which gradients travel.
+
+use super::autocast;
+use crate::context::Context;
+use crate::keys::DeepSpeed;
+use crate::keys::precision::Fp16;
+use crate::plan::{
+    DynamicScalePlan, LossScalePlan, OverflowPlan, Precision, PrecisionPlan, ScaleGrowth,
+};
+
+/// fp16 itself overflows at 2^16: a scale above it can only be on its way down.
+const USABLE_SCALE_POWER: i64 = 16;
+
+/// Resolves all of them.
+pub(crate) fn resolve(top: &DeepSpeed<'_>, context: &mut Context<'_>) -> PrecisionPlan {
+    let (fp16, bf16) = (&top.fp16.value, &top.bf16.value);
+    for enabled in [&fp16.enabled, &bf16.enabled] {
+        if enabled.is_auto() {
+            let why = "nothing but this file says in which type to train";
+            let message =
+                format!("\"auto\" is resolved to false: {why}; write true to train in it");
+            context.findings.note(enabled, message);
+            context.autos.answer(&enabled.path, false, why);
+        }
+    }
+    if fp16.enabled.value && bf16.enabled.value {
+        let message = "bfloat16 and fp16 modes cannot be simultaneously enabled";
+        let remedy = "set one of fp16.enabled and bf16.enabled to false";
+        context.findings.error(&bf16.enabled, message, remedy);
+    }
+    check_scale(fp16, context);
+    let compute = match (fp16.enabled.value, bf16.enabled.value) {
+        (true, _) => Precision::Fp16,
+        (false, true) => Precision::Bf16,
+        (false, false) => Precision::Fp32,
+    };
+    let autocast = autocast::resolve(top, compute, context);
+    let scaled = compute == Precision::Fp16 || autocast == Some(Precision::Fp16);
+    // Autocast in bf16 has fp32 parameters and gradients: a value that is not finite ends the run as in fp32.
+    let skips = scaled || compute == Precision::Bf16 && bf16.check_grad_overflow.value;
+    let dtypes = [&top.communication_data_type, &top.data_types.value.grad_accum_dtype];
+    let communication = dtypes[0].value.unwrap_or(compute);
+    let accumulation = dtypes[1].value.unwrap_or(Precision::Fp32);
+    for (key, gradients) in dtypes.into_iter().zip([communication, accumulation]) {
+        if !scaled && gradients == Precision::Fp16 {
+            let message = format!(
+                "fp16 holds fewer magnitudes than {}, and nothing scales the loss: gradients below 6e-8 are lost, and \
+                 those beyond 65504 overflow",
+                compute.name()
+            );
+            context.findings.warning(key, message, "write \"fp32\" or leave the key out");
+        }
+    }
+    let loss_scale = match (scaled, compute) {
+        (false, _) => LossScalePlan::Static { scale: 1.0 },
+        (true, Precision::Fp16) => loss_scale(fp16),
+        (true, _) => LossScalePlan::Dynamic(autocast::GRAD_SCALER),
+    };
+    let overflow = if skips { OverflowPlan::Skip } else { OverflowPlan::End };
+    PrecisionPlan { compute, autocast, communication, accumulation, loss_scale, overflow }
+}
+
+fn loss_scale(fp16: &Fp16<'_>) -> LossScalePlan {
+    let scale = fp16.loss_scale.value;
+    if scale != 0.0 {
+        return LossScalePlan::Static { scale };
+    }
+    // Numbers below their range have been reported; they are not used.
+    let at_least_one = |number: i64| number.max(1) as u64;
+    LossScalePlan::Dynamic(DynamicScalePlan {
+        initial_scale: 2_f64.powi(fp16.initial_scale_power.value as i32),
+        window: at_least_one(fp16.loss_scale_window.value),
+        hysteresis: at_least_one(fp16.hysteresis.value),
+        consecutive_hysteresis: fp16.consecutive_hysteresis.value,
+        min_scale: at_least_one(fp16.min_loss_scale.value) as f64,
+        growth: ScaleGrowth::AfterWindow,
+    })
+}
+
+/// Checks the loss scale, fixed or dynamic.
+fn check_scale(fp16: &Fp16<'_>, context: &mut Context<'_>) {
+    let (scale, findings) = (&fp16.loss_scale, &mut context.findings);
+    let remedy = "write 0 for a dynamic scale";
+    match scale.value {
+        0.0 => check_dynamic_scale(fp16, context),
+        fixed if fixed > f64::from(f32::MAX) => {
+            let max = f32::MAX;
+            let message =
+                format!("{fixed:e} is larger than an f32 can hold ({max:e}), and so is every loss");
+            findings.error(scale, message, remedy);
+        }
+        // Its inverse, which unscales gradients, would be infinite.
+        fixed if fixed > 0.0 && fixed < f64::from(f32::MIN_POSITIVE) => {
+            let min = f32::MIN_POSITIVE;
+            let message = format!(
+                "{fixed:e} is smaller than a normal f32 ({min:e}), and gradients cannot be divided by it"
+            );
+            findings.error(scale, message, remedy);
+        }
+        fixed if fp16.enabled.value && fixed > 2_f64.powi(USABLE_SCALE_POWER as i32) => {
+            let message = format!(
+                "{fixed:e} never changes, and is beyond 2^{USABLE_SCALE_POWER}, where most gradients overflow: steps \
+                 may be skipped for ever"
+            );
+            findings.warning(scale, message, remedy);
+        }
+        _ => {}
+    }
+}
+
+/// A scale that never grows or never stops shrinking is a mistake even where it is switched off.
+fn check_dynamic_scale(fp16: &Fp16<'_>, context: &mut Context<'_>) {
+    for setting in [&fp16.loss_scale_window, &fp16.min_loss_scale] {
+        let value = setting.value;
+        if value <= 0 {
+            let message = format!(
+                "{value} is out of range: a dynamic loss scale (loss_scale 0) needs more than 0"
+            );
+            let remedy = format!("write {} or leave the key out", setting.key.default);
+            context.findings.error(setting, message, remedy);
+        }
+    }
+    let (power, minimum) = (fp16.initial_scale_power.value, fp16.min_loss_scale.value);
+    if fp16.enabled.value && minimum as f64 >= 2_f64.powi(power as i32) {
+        let message = format!(
+            "{minimum} is not below the scale at the start, 2^{power}: the run ends once an overflow should lower it"
+        );
+        context.findings.warning(&fp16.min_loss_scale, message, "write 1");
+    } else if fp16.enabled.value && power > USABLE_SCALE_POWER {
+        let skipped = predicted_skips(power, fp16.hysteresis.value);
+        let message = format!(
+            "{power} starts at a scale of 2^{power}: about {skipped} updates will be skipped until it is down at \
+             2^{USABLE_SCALE_POWER}"
+        );
+        let remedy = format!("write {USABLE_SCALE_POWER}");
+        context.findings.warning(&fp16.initial_scale_power, message, remedy);
+    }
+}
+
+/// Updates that overflow before the scale is one that fp16 can hold: one for each halving, and the
+/// hysteresis before the first.
+fn predicted_skips(power: i64, hysteresis: i64) -> i64 {
+    (power - USABLE_SCALE_POWER).saturating_add(hysteresis - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn skips_agree_with_the_loss_scaler() {
+        // DeepSpeed's scaler with power 32 and hysteresis 2: after 17 overflows it is at 2^16.
+        assert_eq!(predicted_skips(32, 2), 17);
+        assert_eq!(predicted_skips(17, 1), 1);
+        assert_eq!(predicted_skips(40, i64::MAX), i64::MAX);
+    }
+}

@@ -1,0 +1,249 @@
+//! `scheduler`: DeepSpeed's schedules and four of PyTorch's, every default filled in.
+//!
+//! Steps are applied optimizer steps; a skipped step does not advance a schedule.
+
+use super::variant::choose;
+use crate::context::Context;
+use crate::keys::DeepSpeed;
+use crate::keys::scheduler::{
+    CosineAnnealingLr, ExponentialLr, LinearLr, LrRangeTest, OneCycle, StepLr, VARIANTS,
+    WarmupCosineLr, WarmupDecayLr, WarmupLr,
+};
+use crate::kind::Variant;
+use crate::plan::{MomentumCycle, OneCyclePlan, OptimizerPlan, SchedulePlan};
+use crate::section::{Entry, Read, Setting};
+
+/// The section's part of the plan.
+pub(crate) fn resolve(
+    top: &DeepSpeed<'_>,
+    optimizer: &OptimizerPlan,
+    context: &mut Context<'_>,
+) -> SchedulePlan {
+    let lr = optimizer.lr();
+    let section = &top.scheduler.value;
+    if top.scheduler.is_auto() {
+        context.autos.answer("scheduler", "constant", "no schedule is given");
+    }
+    if !top.scheduler.is_given() {
+        return SchedulePlan::Constant { lr };
+    }
+    let params = &section.params;
+    let Some(variant) = choose(&section.name, VARIANTS, "schedule", context) else {
+        return SchedulePlan::Constant { lr };
+    };
+    require_params(params, variant, context);
+    match variant.name {
+        "WarmupLR" => warmup(&WarmupLr::read(params), lr, context),
+        "WarmupDecayLR" => warmup_decay(&WarmupDecayLr::read(params), lr, context),
+        "WarmupCosineLR" => warmup_cosine(&WarmupCosineLr::read(params), lr, context),
+        "LRRangeTest" => {
+            let params = LrRangeTest::read(params);
+            SchedulePlan::LrRangeTest {
+                min_lr: params.lr_range_test_min_lr.value,
+                step_size: params.lr_range_test_step_size.value,
+                step_rate: params.lr_range_test_step_rate.value,
+                staircase: params.lr_range_test_staircase.value,
+                last_batch_iteration: params.last_batch_iteration.value,
+            }
+        }
+        "OneCycle" => one_cycle(&OneCycle::read(params), optimizer, context),
+        name => torch_schedule(name, params, lr),
+    }
+}
+
+/// A schedule whose `params` are missing altogether still lacks what it requires.
+fn require_params(params: &Entry<'_>, variant: &Variant, context: &mut Context<'_>) {
+    if params.is_given() {
+        return;
+    }
+    for key in variant.keys.iter().filter(|key| key.required) {
+        let message = format!("is missing, and {} needs it", variant.name);
+        context.findings.error(&params.child(key), message, format!("add it: {}", key.kind));
+    }
+}
+
+/// Length of the warm-up: DeepSpeed never uses fewer than 2 steps, since log(1) is 0.
+fn warmup_steps(key: &Setting<'_, usize>, context: &mut Context<'_>) -> usize {
+    let mut steps = key.value;
+    if key.is_auto() {
+        let Some(wanted) = context.run.warmup_steps else {
+            let rule = "transformers' default of 0, taken as 2 as in DeepSpeed";
+            context.autos.answer(&key.path, 2, rule);
+            return 2;
+        };
+        steps = wanted;
+        context.autos.answer(&key.path, steps.max(2), "training.warmup_steps");
+    }
+    if steps < 2 {
+        context.findings.note(key, format!("{steps} is taken as 2, as in DeepSpeed"));
+    }
+    steps.max(2)
+}
+
+/// Length of the schedule: given, or known to the job for `"auto"`.
+fn total_steps(
+    key: &Setting<'_, Option<usize>>,
+    warmup: usize,
+    context: &mut Context<'_>,
+) -> usize {
+    let total = match (key.value, context.run.total_steps) {
+        (None, Some(known)) if key.is_auto() => {
+            context.autos.answer(&key.path, known, "the job's number of optimizer steps");
+            known
+        }
+        (Some(given), _) => given,
+        _ => {
+            if key.is_auto() {
+                let message = "\"auto\" needs the number of optimizer steps, which is not known";
+                let remedy = "give a number, or training.max_steps in the job file; check-config and estimate take \
+                              --max-steps";
+                context.findings.error(key, message, remedy);
+            }
+            return warmup;
+        }
+    };
+    if total < warmup {
+        let message = format!(
+            "{total} is less than warmup_num_steps {warmup}: the warm-up is never finished"
+        );
+        let remedy = "give more steps in total or a shorter warm-up";
+        context.findings.warning(key, message, remedy);
+    }
+    total
+}
+
+/// Resolves the peak of a schedule, where the section gives one; `"auto"` is the optimizer's learning rate. Warns where
+/// the job asks for another learning rate.
+fn max_lr(key: &Entry<'_>, lr: f64, context: &mut Context<'_>) -> Option<f64> {
+    if key.is_auto() {
+        context.autos.answer(&key.path, lr, "the optimizer's lr");
+        return Some(lr);
+    }
+    let given = Option::<f64>::read(key);
+    if let (Some(max), Some(wanted)) = (given, context.run.learning_rate)
+        && max != wanted
+    {
+        let message = format!("{max:?} is the peak, not training.learning_rate {wanted:?}");
+        context.findings.warning(key, message, "write \"auto\" here");
+    }
+    given
+}
+
+fn min_lr(key: &Setting<'_, f64>, context: &mut Context<'_>) -> f64 {
+    if key.is_auto() {
+        context.autos.answer(&key.path, 0.0, "0");
+        return 0.0;
+    }
+    key.value
+}
+
+fn warmup(params: &WarmupLr<'_>, lr: f64, context: &mut Context<'_>) -> SchedulePlan {
+    let max_lr = max_lr(&params.warmup_max_lr, lr, context);
+    SchedulePlan::Warmup {
+        min_lr: min_lr(&params.warmup_min_lr, context),
+        max_lr: max_lr.unwrap_or(lr),
+        warmup_steps: warmup_steps(&params.warmup_num_steps, context),
+        shape: params.warmup_type.value,
+        last_batch_iteration: params.last_batch_iteration.value,
+    }
+}
+
+fn warmup_decay(params: &WarmupDecayLr<'_>, lr: f64, context: &mut Context<'_>) -> SchedulePlan {
+    let peak = &params.warmup_max_lr;
+    let max_lr = max_lr(peak, lr, context);
+    let warmup_steps = warmup_steps(&params.warmup_num_steps, context);
+    SchedulePlan::WarmupDecay {
+        min_lr: min_lr(&params.warmup_min_lr, context),
+        max_lr: max_lr.unwrap_or(peak.value),
+        warmup_steps,
+        total_steps: total_steps(&params.total_num_steps, warmup_steps, context),
+        shape: params.warmup_type.value,
+        last_batch_iteration: params.last_batch_iteration.value,
+    }
+}
+
+fn warmup_cosine(params: &WarmupCosineLr<'_>, lr: f64, context: &mut Context<'_>) -> SchedulePlan {
+    let warmup_steps = warmup_steps(&params.warmup_num_steps, context);
+    SchedulePlan::WarmupCosine {
+        lr,
+        warmup_min_ratio: params.warmup_min_ratio.value,
+        cos_min_ratio: params.cos_min_ratio.value,
+        warmup_steps,
+        total_steps: total_steps(&params.total_num_steps, warmup_steps, context),
+        shape: params.warmup_type.value,
+        last_batch_iteration: params.last_batch_iteration.value,
+    }
+}
+
+/// OneCycle: the learning rate up and down once, the momentum against it, then decay.
+fn one_cycle(
+    params: &OneCycle<'_>,
+    optimizer: &OptimizerPlan,
+    context: &mut Context<'_>,
+) -> SchedulePlan {
+    let first_step_size = params.cycle_first_step_size.value;
+    let first_stair_count = params.cycle_first_stair_count.value;
+    SchedulePlan::OneCycle(OneCyclePlan {
+        // Both are required: a missing one has been reported.
+        min_lr: params.cycle_min_lr.value.unwrap_or(0.0),
+        max_lr: params.cycle_max_lr.value.unwrap_or(0.0),
+        decay_lr_rate: params.decay_lr_rate.value,
+        first_step_size,
+        second_step_size: params.cycle_second_step_size.value.unwrap_or(first_step_size),
+        first_stair_count,
+        second_stair_count: params.cycle_second_stair_count.value.unwrap_or(first_stair_count),
+        decay_step_size: params.decay_step_size.value,
+        momentum: momentum_cycle(params, optimizer, context),
+        last_batch_iteration: params.last_batch_iteration.value,
+    })
+}
+
+/// Only optimizers with betas have a momentum to cycle.
+fn momentum_cycle(
+    params: &OneCycle<'_>,
+    optimizer: &OptimizerPlan,
+    context: &mut Context<'_>,
+) -> Option<MomentumCycle> {
+    if !params.cycle_momentum.value {
+        return None;
+    }
+    if !optimizer.has_betas() {
+        let message = "true is ignored: the optimizer has no betas to cycle";
+        context.findings.warning(&params.cycle_momentum, message, "set it to false or use AdamW");
+        return None;
+    }
+    Some(MomentumCycle {
+        min: params.cycle_min_mom.value,
+        max: params.cycle_max_mom.value,
+        decay_rate: params.decay_mom_rate.value,
+    })
+}
+
+/// The plan of one of PyTorch's schedules. A required key that is missing has been reported; it reads as 1.
+fn torch_schedule(name: &str, params: &Entry<'_>, lr: f64) -> SchedulePlan {
+    match name {
+        "StepLR" => {
+            let StepLr { step_size, gamma } = StepLr::read(params);
+            let step_size = step_size.value.unwrap_or(1);
+            SchedulePlan::Step { lr, step_size, gamma: gamma.value }
+        }
+        "CosineAnnealingLR" => {
+            let CosineAnnealingLr { t_max, eta_min } = CosineAnnealingLr::read(params);
+            let t_max = t_max.value.unwrap_or(1);
+            SchedulePlan::CosineAnnealing { lr, t_max, eta_min: eta_min.value }
+        }
+        "LinearLR" => {
+            let LinearLr { start_factor, end_factor, total_iters } = LinearLr::read(params);
+            SchedulePlan::Linear {
+                lr,
+                start_factor: start_factor.value,
+                end_factor: end_factor.value,
+                total_iters: total_iters.value,
+            }
+        }
+        _ => {
+            let ExponentialLr { gamma } = ExponentialLr::read(params);
+            SchedulePlan::Exponential { lr, gamma: gamma.value.unwrap_or(1.0) }
+        }
+    }
+}

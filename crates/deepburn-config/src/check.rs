@@ -274,9 +274,7 @@ pub(crate) fn nearest(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kind::Reals::NotNegative;
-    use crate::section::{Section, section};
-    use crate::spec::{count, flag, opt_real, section};
+    use crate::spec::*;
 
     section! {
         /// Where.
@@ -286,16 +284,12 @@ mod tests {
             pin_memory = flag(true).inert("memory is memory"),
             lr = opt_real(NotNegative).required(),
         }
-    }
 
-    section! {
         /// A monitor.
         enum Monitor {
             enabled = flag(false),
         }
-    }
 
-    section! {
         /// The top.
         enum Top {
             zero_optimization = section::<Inner>(),

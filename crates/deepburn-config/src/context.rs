@@ -1,6 +1,7 @@
 //! What a configuration is resolved for, and what the rules of its sections share.
 
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
 
 use serde::Serialize;
 
@@ -56,23 +57,37 @@ pub struct AutoAnswer {
     pub from: String,
 }
 
-/// Answers to `"auto"`, by the full path of the key, collected while sections are resolved.
-#[derive(Debug, Default)]
-pub(crate) struct Autos(pub(crate) BTreeMap<String, AutoAnswer>);
-
-impl Autos {
-    /// Records what the `"auto"` of a key became.
-    pub(crate) fn answer(&mut self, path: &str, value: impl Into<serde_json::Value>, from: &str) {
-        self.0.insert(path.to_owned(), AutoAnswer { value: value.into(), from: from.to_owned() });
-    }
-}
-
 /// What the rules of all sections share.
 pub(crate) struct Context<'a> {
     /// What the configuration is resolved for.
     pub(crate) run: &'a RunContext,
     /// ZeRO stage as written. Stage 1 of the plan is 0 for optimizers that exchange momenta.
     pub(crate) stage: u8,
+    /// What was found so far.
     pub(crate) findings: Findings,
-    pub(crate) autos: Autos,
+    /// Answers to `"auto"`, by the full path of the key.
+    pub(crate) autos: BTreeMap<String, AutoAnswer>,
+}
+
+impl Context<'_> {
+    /// Records what the `"auto"` of a key became.
+    pub(crate) fn answer(&mut self, path: &str, value: impl Into<serde_json::Value>, from: &str) {
+        let answer = AutoAnswer { value: value.into(), from: from.to_owned() };
+        self.autos.insert(path.to_owned(), answer);
+    }
+}
+
+/// Findings are added to the context itself.
+impl Deref for Context<'_> {
+    type Target = Findings;
+
+    fn deref(&self) -> &Findings {
+        &self.findings
+    }
+}
+
+impl DerefMut for Context<'_> {
+    fn deref_mut(&mut self) -> &mut Findings {
+        &mut self.findings
+    }
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::check::check;
-use crate::context::{AutoAnswer, Autos, Context, RunContext};
+use crate::context::{AutoAnswer, Context, RunContext};
 use crate::diagnosis::{Diagnosis, Findings, Report};
 use crate::dynamic_batching::DynamicBatchingPlan;
 use crate::key::Key;
@@ -78,7 +78,7 @@ pub fn resolve(config: &RawConfig, run: &RunContext) -> Result<Resolved, Report>
     default_autos(DeepSpeed::KEYS, config.node(), "", &mut context.autos);
     context.findings.attribute(config.typed());
     let notes = context.findings.verdict(config.source())?;
-    Ok(Resolved { plan, notes, autos: context.autos.0 })
+    Ok(Resolved { plan, notes, autos: context.autos })
 }
 
 /// Parameters are f32; a rate beyond what that holds would make all of them infinite.
@@ -86,7 +86,7 @@ fn check_rate(lr: f64, context: &mut Context<'_>) {
     if lr > f64::from(f32::MAX) {
         let message = format!("{lr:e} is larger than an f32 can hold ({:e})", f32::MAX);
         let remedy = "give a learning rate, 1e-4 for example";
-        context.findings.error("optimizer.params.lr", message, remedy);
+        context.error("optimizer.params.lr", message, remedy);
     }
 }
 
@@ -94,12 +94,12 @@ fn check_rate(lr: f64, context: &mut Context<'_>) {
 fn check_groups(checked: Result<(), ParamGroupError>, context: &mut Context<'_>) {
     match checked {
         Err(ParamGroupError::Unfit { group, reason }) => {
-            context.findings.error(format!("training.param_groups[{group}]"), reason, "");
+            context.error(format!("training.param_groups[{group}]"), reason, "");
         }
         Err(ParamGroupError::MuonRate { adam_lr }) => {
             let message = format!("is 0 and Adam's {adam_lr:?}, in proportion to it");
             let remedy = "give a muon_lr above 0, or freeze the matrices by training.param_groups";
-            context.findings.error("optimizer.params.muon_lr", message, remedy);
+            context.error("optimizer.params.muon_lr", message, remedy);
         }
         // The others are about a model.
         _ => {}
@@ -132,16 +132,22 @@ fn open<'a>(config: &'a RawConfig, run: &'a RunContext) -> (DeepSpeed<'a>, Conte
     }
     let top = DeepSpeed::read(&Entry::document(config.node()));
     let stage = top.zero_optimization.value.stage.value as u8;
-    (top, Context { run, stage, findings, autos: Autos::default() })
+    (top, Context { run, stage, findings, autos: BTreeMap::new() })
 }
 
 /// Every `"auto"` that no rule answered has become the table's default.
-fn default_autos(keys: &'static [Key], section: &Node, path: &str, autos: &mut Autos) {
+fn default_autos(
+    keys: &'static [Key],
+    section: &Node,
+    path: &str,
+    autos: &mut BTreeMap<String, AutoAnswer>,
+) {
     for (name, value) in section.entries() {
         let Some(key) = keys.iter().find(|key| key.is_called(name)) else { continue };
         let path = join(path, key.name);
-        if value.is_auto() && key.auto && !autos.0.contains_key(&path) {
-            autos.answer(&path, key.default.node().to_json(), "the default");
+        if value.is_auto() && key.auto && !autos.contains_key(&path) {
+            let value = key.default.node().to_json();
+            autos.insert(path.clone(), AutoAnswer { value, from: "the default".to_owned() });
         }
         let inner = match key.kind {
             Kind::Variants(variants) => section

@@ -282,11 +282,11 @@ fn as_reals<const N: usize>(node: &Node) -> Option<[f64; N]> {
     numbers.try_into().ok()
 }
 
-/// Declares a section: see [the module](self).
+/// Declares sections: see [the module](self).
 macro_rules! section {
     ($(#[doc = $about:literal])+ $vis:vis struct $Section:ident<$a:lifetime> {
         $($(#[doc = $doc:literal])* $name:ident $(as $key:literal)? $(: $Type:ty)? = $spec:expr,)*
-    }) => {
+    } $($rest:tt)*) => {
         $(#[doc = $about])+
         #[derive(Debug, Clone)]
         $vis struct $Section<$a> {
@@ -303,16 +303,20 @@ macro_rules! section {
         impl<$a> $crate::section::Read<$a> for $Section<$a> {
             #[allow(unused_variables)]
             fn read(entry: &$crate::section::Entry<$a>) -> Self {
+                // A key without a type has a variable too, which is not used: a repetition over types alone could not
+                // name the docs.
                 $(let $name = const { &$crate::section::key!(
                     [$($doc)*] $name $(as $key)?, [$($Type)?], $spec
                 ) };)*
                 Self { $($($name: <$crate::section::Setting<$a, $Type>>::read(entry, $name),)?)* }
             }
         }
+
+        $crate::section::section!($($rest)*);
     };
     ($(#[doc = $about:literal])+ $vis:vis enum $Section:ident {
         $($(#[doc = $doc:literal])* $name:ident $(as $key:literal)? = $spec:expr,)*
-    }) => {
+    } $($rest:tt)*) => {
         $(#[doc = $about])+
         $vis enum $Section {}
 
@@ -321,7 +325,10 @@ macro_rules! section {
                 &[$($crate::section::key!([$($doc)*] $name $(as $key)?, [], $spec)),*];
             const DOC: &'static str = concat!($($about),+).trim_ascii_start();
         }
+
+        $crate::section::section!($($rest)*);
     };
+    () => {};
 }
 
 /// One key of [`section!`]. A type, where there is one, must be that of the spec.

@@ -6,9 +6,14 @@
 use std::marker::PhantomData;
 
 use crate::choice::Choice;
-use crate::key::{Key, Literal, Spelling, Status, Trigger};
-use crate::kind::{Integers, Kind, Reals, Variant};
-use crate::section::Section;
+pub(crate) use crate::key::Literal;
+pub(crate) use crate::key::Spelling::{Alias, Outdated};
+pub(crate) use crate::key::Trigger::{AnyEnabled, Differs, Enabled, NotEmpty, NotOneOf, Present};
+use crate::key::{Key, Spelling, Status, Trigger};
+pub(crate) use crate::kind::Reals::{Any, Decay, NotNegative, Positive, Share};
+use crate::kind::{Integers, Reals};
+pub(crate) use crate::kind::{Kind, Variant};
+pub(crate) use crate::section::{Section, section};
 
 /// A key that has no name yet, whose values read as `T`.
 pub(crate) struct Spec<T> {
@@ -16,137 +21,87 @@ pub(crate) struct Spec<T> {
     value: PhantomData<fn() -> T>,
 }
 
-/// A flag.
-pub(crate) const fn flag(default: bool) -> Spec<bool> {
-    Spec::new(Kind::Flag, Literal::Flag(default))
+/// Declares constructors: `name(arguments): type of the value = kind, default;`.
+macro_rules! constructors {
+    ($(#[doc = $doc:literal] $name:ident $([$($generic:tt)+])? ($($arg:ident: $Arg:ty),*): $Value:ty
+        = $kind:expr, $default:expr;)+) => {
+        $(#[doc = $doc]
+        pub(crate) const fn $name $(<$($generic)+>)? ($($arg: $Arg),*) -> Spec<$Value> {
+            Spec::new($kind, $default)
+        })+
+    };
 }
 
-/// A flag without a default.
-pub(crate) const fn opt_flag() -> Spec<Option<bool>> {
-    Spec::new(Kind::Flag, Literal::Null)
+/// Integers from `min` to `max`.
+const fn from_to(min: i64, max: i64) -> Kind {
+    Kind::Integer(Integers { min, max })
 }
 
-/// An integer of at least 0.
-pub(crate) const fn count(default: i64) -> Spec<usize> {
-    count_in(0, i64::MAX, default)
-}
+const COUNT: Kind = Kind::Integer(Integers::COUNT);
+const POSITIVE: Kind = Kind::Integer(Integers::POSITIVE);
+const INTEGER: Kind = Kind::Integer(Integers::ANY);
 
-/// An integer of at least 1.
-pub(crate) const fn positive(default: i64) -> Spec<usize> {
-    count_in(1, i64::MAX, default)
-}
-
-/// An integer from `min`, which is at least 0, to `max`.
-pub(crate) const fn count_in(min: i64, max: i64, default: i64) -> Spec<usize> {
-    Spec::new(Kind::Integer(Integers { min, max }), Literal::Integer(default))
-}
-
-/// An integer of at least 0, without a default.
-pub(crate) const fn opt_count() -> Spec<Option<usize>> {
-    opt_count_in(0, i64::MAX)
-}
-
-/// An integer of at least 1, without a default.
-pub(crate) const fn opt_positive() -> Spec<Option<usize>> {
-    opt_count_in(1, i64::MAX)
-}
-
-/// An integer from `min`, which is at least 0, to `max`, without a default.
-pub(crate) const fn opt_count_in(min: i64, max: i64) -> Spec<Option<usize>> {
-    Spec::new(Kind::Integer(Integers { min, max }), Literal::Null)
-}
-
-/// An integer from `min` to `max`.
-pub(crate) const fn integer_in(min: i64, max: i64, default: i64) -> Spec<i64> {
-    Spec::new(Kind::Integer(Integers { min, max }), Literal::Integer(default))
-}
-
-/// Any integer.
-pub(crate) const fn integer(default: i64) -> Spec<i64> {
-    integer_in(i64::MIN, i64::MAX, default)
-}
-
-/// Any integer, without a default.
-pub(crate) const fn opt_integer() -> Spec<Option<i64>> {
-    Spec::new(Kind::Integer(Integers::ANY), Literal::Null)
-}
-
-/// A list of integers of at least 1, without a default.
-pub(crate) const fn opt_positives() -> Spec<Option<Vec<usize>>> {
-    Spec::new(Kind::Integers(Integers::POSITIVE), Literal::Null)
-}
-
-/// A number.
-pub(crate) const fn real(range: Reals, default: f64) -> Spec<f64> {
-    Spec::new(Kind::Real(range), Literal::Real(default))
-}
-
-/// A number without a default.
-pub(crate) const fn opt_real(range: Reals) -> Spec<Option<f64>> {
-    Spec::new(Kind::Real(range), Literal::Null)
-}
-
-/// A number, or a list of one.
-pub(crate) const fn per_group(range: Reals, default: f64) -> Spec<f64> {
-    Spec::new(Kind::PerGroup(range), Literal::Real(default))
-}
-
-/// A number or a list of one, without a default.
-pub(crate) const fn opt_per_group(range: Reals) -> Spec<Option<f64>> {
-    Spec::new(Kind::PerGroup(range), Literal::Null)
-}
-
-/// Two numbers.
-pub(crate) const fn pair(range: Reals, default: [f64; 2]) -> Spec<[f64; 2]> {
-    Spec::new(Kind::Pair(range), Literal::Pair(default))
-}
-
-/// Two numbers, without a default.
-pub(crate) const fn opt_pair(range: Reals) -> Spec<Option<[f64; 2]>> {
-    Spec::new(Kind::Pair(range), Literal::Null)
-}
-
-/// Three numbers.
-pub(crate) const fn triple(range: Reals, default: [f64; 3]) -> Spec<[f64; 3]> {
-    Spec::new(Kind::Triple(range), Literal::Triple(default))
-}
-
-/// A string.
-pub(crate) const fn text<'a>(default: &'static str) -> Spec<&'a str> {
-    Spec::new(Kind::Text, Literal::Text(default))
-}
-
-/// A string without a default.
-pub(crate) const fn opt_text<'a>() -> Spec<Option<&'a str>> {
-    Spec::new(Kind::Text, Literal::Null)
-}
-
-/// A string or a list of strings; none without it.
-pub(crate) const fn texts<'a>() -> Spec<Vec<&'a str>> {
-    Spec::new(Kind::Texts, Literal::Null)
-}
-
-/// One of the names of `T`.
-pub(crate) const fn choice<T: Choice>(default: &'static str) -> Spec<T> {
-    Spec::new(Kind::Choice(T::NAMES), Literal::Text(default))
-}
-
-/// One of the names of `T`, without a default.
-pub(crate) const fn opt_choice<T: Choice>() -> Spec<Option<T>> {
-    Spec::new(Kind::Choice(T::NAMES), Literal::Null)
-}
-
-/// One of some strings.
-pub(crate) const fn one_of<'a>(
-    names: &'static [&'static str],
-    default: &'static str,
-) -> Spec<&'a str> {
-    Spec::new(Kind::Choice(names), Literal::Text(default))
-}
-
-/// One of some strings, without a default.
-pub(crate) const fn opt_one_of<'a>(names: &'static [&'static str]) -> Spec<Option<&'a str>> {
-    Spec::new(Kind::Choice(names), Literal::Null)
+// What begins with `opt` has no default: its value is `None` where it is not given.
+constructors! {
+    /// A flag.
+    flag(default: bool): bool = Kind::Flag, Literal::Flag(default);
+    /// A flag without a default.
+    opt_flag(): Option<bool> = Kind::Flag, Literal::Null;
+    /// An integer of at least 0.
+    count(default: i64): usize = COUNT, Literal::Integer(default);
+    /// An integer of at least 0, without a default.
+    opt_count(): Option<usize> = COUNT, Literal::Null;
+    /// An integer of at least 1.
+    positive(default: i64): usize = POSITIVE, Literal::Integer(default);
+    /// An integer of at least 1, without a default.
+    opt_positive(): Option<usize> = POSITIVE, Literal::Null;
+    /// An integer from `min`, which is at least 0, to `max`.
+    count_in(min: i64, max: i64, default: i64): usize = from_to(min, max), Literal::Integer(default);
+    /// An integer from `min`, which is at least 0, to `max`, without a default.
+    opt_count_in(min: i64, max: i64): Option<usize> = from_to(min, max), Literal::Null;
+    /// Any integer.
+    integer(default: i64): i64 = INTEGER, Literal::Integer(default);
+    /// Any integer, without a default.
+    opt_integer(): Option<i64> = INTEGER, Literal::Null;
+    /// An integer from `min` to `max`.
+    integer_in(min: i64, max: i64, default: i64): i64 = from_to(min, max), Literal::Integer(default);
+    /// A list of integers of at least 1, without a default.
+    opt_positives(): Option<Vec<usize>> = Kind::Integers(Integers::POSITIVE), Literal::Null;
+    /// A number.
+    real(range: Reals, default: f64): f64 = Kind::Real(range), Literal::Real(default);
+    /// A number without a default.
+    opt_real(range: Reals): Option<f64> = Kind::Real(range), Literal::Null;
+    /// A number, or a list of one.
+    per_group(range: Reals, default: f64): f64 = Kind::PerGroup(range), Literal::Real(default);
+    /// A number or a list of one, without a default.
+    opt_per_group(range: Reals): Option<f64> = Kind::PerGroup(range), Literal::Null;
+    /// Two numbers.
+    pair(range: Reals, default: [f64; 2]): [f64; 2] = Kind::Pair(range), Literal::Pair(default);
+    /// Two numbers, without a default.
+    opt_pair(range: Reals): Option<[f64; 2]> = Kind::Pair(range), Literal::Null;
+    /// Three numbers.
+    triple(range: Reals, default: [f64; 3]): [f64; 3] = Kind::Triple(range), Literal::Triple(default);
+    /// A string.
+    text['a](default: &'static str): &'a str = Kind::Text, Literal::Text(default);
+    /// A string without a default.
+    opt_text['a](): Option<&'a str> = Kind::Text, Literal::Null;
+    /// A string or a list of strings; none without it.
+    texts['a](): Vec<&'a str> = Kind::Texts, Literal::Null;
+    /// One of the names of `T`.
+    choice[T: Choice](default: &'static str): T = Kind::Choice(T::NAMES), Literal::Text(default);
+    /// One of the names of `T`, without a default.
+    opt_choice[T: Choice](): Option<T> = Kind::Choice(T::NAMES), Literal::Null;
+    /// One of some strings.
+    one_of['a](names: &'static [&'static str], default: &'static str): &'a str
+        = Kind::Choice(names), Literal::Text(default);
+    /// One of some strings, without a default.
+    opt_one_of['a](names: &'static [&'static str]): Option<&'a str> = Kind::Choice(names), Literal::Null;
+    /// A section whose keys depend on the `type` beside it. The variant's section reads it.
+    variants(variants: &'static [Variant]): () = Kind::Variants(variants), Literal::Null;
+    /// A list of anything; a rule reads it.
+    list(): () = Kind::List, Literal::Null;
+    /// Anything; a rule reads it.
+    free(): () = Kind::Free, Literal::Null;
 }
 
 /// A section. Its doc is that of `S` unless the declaration has another.
@@ -157,21 +112,6 @@ pub(crate) const fn section<S: Section>() -> Spec<S> {
 /// A list of sections.
 pub(crate) const fn sections<S: Section>() -> Spec<Vec<S>> {
     Spec::new(Kind::Sections(S::KEYS), Literal::Null).doc(S::DOC)
-}
-
-/// A section whose keys depend on the `type` beside it. The variant's section reads it.
-pub(crate) const fn variants(variants: &'static [Variant]) -> Spec<()> {
-    Spec::new(Kind::Variants(variants), Literal::Null)
-}
-
-/// A list of anything; a rule reads it.
-pub(crate) const fn list() -> Spec<()> {
-    Spec::new(Kind::List, Literal::Null)
-}
-
-/// Anything; a rule reads it.
-pub(crate) const fn free() -> Spec<()> {
-    Spec::of(Kind::Free)
 }
 
 impl<T> Spec<T> {

@@ -1,9 +1,5 @@
 //! The keys of Accelerate's YAML (`accelerate config`).
 
-use crate::key::Literal;
-use crate::key::Trigger::{Differs, NotEmpty, NotOneOf};
-use crate::kind::Reals::NotNegative;
-use crate::section::section;
 use crate::spec::*;
 
 const LAUNCH: &str = "the ranks are started by the program itself";
@@ -79,9 +75,7 @@ section! {
         /// Other parallelism.
         parallelism_config = free().unavailable("parallelism beside ZeRO", NotEmpty, "remove it"),
     }
-}
 
-section! {
     /// What becomes the DeepSpeed configuration.
     pub(crate) struct DeepSpeedConfig<'a> {
         /// DeepSpeed JSON that takes the place of the other keys.

@@ -1,6 +1,5 @@
 //! `activation_checkpointing`: which activations backward computes again, and where the others are kept.
 
-use crate::section::section;
 use crate::spec::*;
 
 section! {

@@ -1,9 +1,6 @@
 //! `data_efficiency` and `curriculum_learning`: dynamic batches and short sequences first.
 
 use crate::dynamic_batching::LrScaling;
-use crate::key::Trigger::AnyEnabled;
-use crate::kind::Reals::Positive;
-use crate::section::section;
 use crate::spec::*;
 
 const SCHEDULES: &[&str] = &["fixed_discrete", "fixed_linear", "fixed_root", "custom"];
@@ -19,9 +16,7 @@ section! {
         data_routing = section::<DataRouting>()
             .unavailable("token dropping (random-LTD)", AnyEnabled, "set every `enabled` in it to false"),
     }
-}
 
-section! {
     /// Which samples come when.
     pub(crate) struct DataSampling<'a> {
         /// Whether it is on.
@@ -41,9 +36,7 @@ section! {
             ),
         dynamic_batching: DynamicBatching<'a> = section(),
     }
-}
 
-section! {
     /// As many samples as a token budget holds.
     pub(crate) struct DynamicBatching<'a> {
         /// Whether it is on.
@@ -64,9 +57,7 @@ section! {
         /// Print how the samples of an epoch are batched.
         verbose: bool = flag(false),
     }
-}
 
-section! {
     /// Which tokens go where.
     pub(crate) enum DataRouting {
         /// Whether it is on.
@@ -74,9 +65,7 @@ section! {
         /// Drop tokens in the middle layers.
         random_ltd = free(),
     }
-}
 
-section! {
     /// Short sequences first.
     pub(crate) struct Curriculum<'a> {
         /// Whether it is on.
@@ -91,9 +80,7 @@ section! {
         schedule_type: Option<&'a str> = opt_one_of(SCHEDULES),
         schedule_config: ScheduleConfig<'a> = section(),
     }
-}
 
-section! {
     /// Parameters of the rise.
     pub(crate) struct ScheduleConfig<'a> {
         /// fixed_discrete: length of sequences in each stage.

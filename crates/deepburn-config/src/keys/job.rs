@@ -2,10 +2,7 @@
 
 use crate::job_plan::{Architecture, Backend, Join, ModelMetric};
 use crate::keys::{DeepSpeed, SCHEMA};
-use crate::kind::Kind;
-use crate::kind::Reals::{Decay, NotNegative};
 use crate::plan::NoDecay;
-use crate::section::{Section, section};
 use crate::spec::*;
 
 /// Smallest vocabulary of a byte-level tokenizer: 256 bytes and the end of text.
@@ -37,9 +34,7 @@ section! {
         deepspeed = Spec::<()>::of(Kind::SectionOrPath(DeepSpeed::KEYS)),
         schema as "$schema" = SCHEMA,
     }
-}
 
-section! {
     /// What is trained.
     pub(crate) struct Model<'a> {
         /// What is trained: gpt2, a language model, or imdb_encoder, which classifies texts.
@@ -55,9 +50,7 @@ section! {
         /// layer_norm_epsilon. Of classifiers also id2label.
         config: () = free(),
     }
-}
 
-section! {
     /// What it is trained on.
     pub(crate) struct Data<'a> {
         /// What the data is: text files, raw token files, the embedded synthetic corpus, or texts with a class
@@ -91,9 +84,7 @@ section! {
         /// section.
         drop_last: Option<bool> = opt_flag(),
     }
-}
 
-section! {
     /// Which part trains, evaluates, tests; without it everything trains.
     pub(crate) struct Splits<'a> {
         /// What trains: a share of data.path ("90%"), a split of the data set data.path by its name, or without
@@ -104,9 +95,7 @@ section! {
         /// What is kept for a final test, in the same form.
         test: Option<&'a str> = opt_text(),
     }
-}
 
-section! {
     /// For how long, on how many ranks, and where the results go.
     pub(crate) struct Training<'a> {
         /// Passes over the train split; 1 when max_steps is not given either.
@@ -178,9 +167,7 @@ section! {
         fp16 = belongs("write deepspeed.fp16.enabled"),
         bf16 = belongs("write deepspeed.bf16.enabled"),
     }
-}
 
-section! {
     /// Batch sizes that change while training, through gradient accumulation.
     pub(crate) struct BatchSizeSchedule<'a> {
         /// First optimizer step of each size, counted from 1 as in metrics.jsonl.
@@ -188,9 +175,7 @@ section! {
         /// The sizes, each a multiple of micro-batch times ranks.
         train_batch_size: Option<Vec<usize>> = opt_positives().unit("samples"),
     }
-}
 
-section! {
     /// Parameters with settings of their own; each may be in one group.
     pub(crate) struct ParamGroup<'a> {
         /// Regular expression, or several, that is looked for in the module paths of parameters: "^wte\\." for

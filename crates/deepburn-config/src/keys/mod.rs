@@ -28,11 +28,7 @@ use unsupported::{
 };
 use zero::Zero;
 
-use crate::key::Spelling::Alias;
-use crate::key::Trigger::{AnyEnabled, Differs, Enabled, Present};
-use crate::kind::Reals::{NotNegative, Positive};
 use crate::plan::{GradientReduction, Precision};
-use crate::section::section;
 use crate::spec::*;
 
 /// Why keys about checkpoints change nothing.

@@ -1,7 +1,5 @@
 //! What is printed and measured, and what other programs read of a run.
 
-use crate::kind::Reals::{NotNegative, Positive};
-use crate::section::section;
 use crate::spec::*;
 
 /// Name of a run that has none.
@@ -17,9 +15,7 @@ section! {
         /// Name of the run, and of the folder that its files are in.
         job_name: &'a str = text("DeepSpeedJobName"),
     }
-}
 
-section! {
     /// Loss, learning rate and loss scale as CSV files.
     pub(crate) struct CsvMonitor<'a> {
         /// Write one CSV file a metric.
@@ -29,9 +25,7 @@ section! {
         /// Name of the run, and of the folder that its files are in.
         job_name: &'a str = text("DeepSpeedJobName"),
     }
-}
 
-section! {
     /// A timeline of some steps and of their memory. No DeepSpeed version reads this section.
     pub(crate) struct Profiling<'a> {
         /// Profile some steps.
@@ -41,9 +35,7 @@ section! {
         /// Where the profile is written; `profile` in the job's output_dir without it.
         output_folder: Option<&'a str> = opt_text(),
     }
-}
 
-section! {
     /// Count of floating-point operations by module.
     pub(crate) struct FlopsProfiler<'a> {
         /// Count the floating-point operations of one step.

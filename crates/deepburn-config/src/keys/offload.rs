@@ -1,7 +1,5 @@
 //! Offload of optimizer states and parameters: `offload_optimizer`, `offload_param`, `aio`.
 
-use crate::kind::Reals::Share;
-use crate::section::section;
 use crate::spec::*;
 
 const DEVICE: Spec<&str> = one_of(&["none", "cpu", "nvme"], "none").auto().doc(
@@ -40,9 +38,7 @@ section! {
         /// Share of the cores for the update on the host.
         cpuadam_cores_perc = real(Share, 0.8).inert("the update uses the cores of its rank"),
     }
-}
 
-section! {
     /// Where sharded parameters are kept (stage 3).
     pub(crate) struct OffloadParam<'a> {
         device: &'a str = DEVICE,
@@ -57,9 +53,7 @@ section! {
         /// Elements of a rank's shards that stay in host memory rather than on NVMe, from the first parameter on.
         max_in_cpu: usize = count(1_000_000_000).unit("elements"),
     }
-}
 
-section! {
     /// Asynchronous reads and writes of NVMe offload.
     pub(crate) struct Aio<'a> {
         /// Bytes of one read or write.

@@ -1,10 +1,6 @@
 //! `optimizer`: which one, and its hyper-parameters, with DeepSpeed's and PyTorch's own defaults.
 
-use crate::key::Trigger::Differs;
-use crate::kind::Reals::{Any, Decay, NotNegative, Positive};
-use crate::kind::Variant;
 use crate::plan::MuonScale;
-use crate::section::{Section, section};
 use crate::spec::*;
 
 /// Learning rate of DeepSpeed's own optimizers when none is given.
@@ -101,9 +97,7 @@ section! {
         /// Older fused implementation.
         legacy_fusion = flag(false).inert("the update is always fused"),
     }
-}
 
-section! {
     /// Parameters of Adam and AdamW.
     pub(crate) struct Adam<'a> {
         lr: f64 = LR,
@@ -126,9 +120,7 @@ section! {
         maximize = MAXIMIZE,
         max_grad_norm = MAX_GRAD_NORM,
     }
-}
 
-section! {
     /// Stochastic gradient descent with momentum.
     pub(crate) struct Sgd<'a> {
         lr: f64 = LR,
@@ -144,9 +136,7 @@ section! {
         maximize = MAXIMIZE,
         max_grad_norm = MAX_GRAD_NORM,
     }
-}
 
-section! {
     /// Sign of an interpolated momentum (Chen et al. 2023).
     pub(crate) struct Lion<'a> {
         lr: f64 = LR,
@@ -156,9 +146,7 @@ section! {
         fp32_optimizer_states = FP32_STATES,
         max_grad_norm = MAX_GRAD_NORM,
     }
-}
 
-section! {
     /// Accumulated squares (Duchi et al. 2011).
     pub(crate) struct Adagrad<'a> {
         /// Learning rate of the first step.
@@ -177,9 +165,7 @@ section! {
         foreach = FOREACH,
         max_grad_norm = MAX_GRAD_NORM,
     }
-}
 
-section! {
     /// Adam with a trust ratio for each tensor (You et al. 2020).
     pub(crate) struct Lamb<'a> {
         lr: f64 = LR,
@@ -197,9 +183,7 @@ section! {
         fp32_optimizer_states = FP32_STATES,
         max_grad_norm = MAX_GRAD_NORM,
     }
-}
 
-section! {
     /// Orthogonalised momentum for the matrices of hidden layers, Adam for all other parameters (Jordan et al.
     /// 2024).
     pub(crate) struct Muon<'a> {
@@ -238,9 +222,7 @@ section! {
         fp32_optimizer_states = FP32_STATES,
         max_grad_norm = MAX_GRAD_NORM,
     }
-}
 
-section! {
     /// Adam whose ranks exchange one bit for each element of their momentum after freeze_step (Tang et al. 2021).
     /// At ZeRO stages 0 and 1.
     pub(crate) struct OneBitAdam<'a> {
@@ -258,9 +240,7 @@ section! {
         comm_backend_name = COMM_BACKEND_NAME,
         max_grad_norm = MAX_GRAD_NORM,
     }
-}
 
-section! {
     /// LAMB whose ranks exchange one bit for each element of their momentum after freeze_step (Li et al. 2021). At
     /// ZeRO stages 0 and 1.
     pub(crate) struct OneBitLamb<'a> {
@@ -288,9 +268,7 @@ section! {
         comm_backend_name = COMM_BACKEND_NAME,
         max_grad_norm = MAX_GRAD_NORM,
     }
-}
 
-section! {
     /// 1-bit Adam with fewer exact gradients, and with steps between which ranks exchange nothing (Lu et al.
     /// 2022). At ZeRO stages 0 and 1.
     pub(crate) struct ZeroOneAdam<'a> {

@@ -1,10 +1,6 @@
 //! Precision: `fp16`, `bf16`, `data_types` and `torch_autocast`.
 
-use crate::key::Literal;
-use crate::key::Trigger::{Differs, NotOneOf};
-use crate::kind::Reals::NotNegative;
 use crate::plan::Precision;
-use crate::section::section;
 use crate::spec::*;
 
 /// The names that DeepSpeed knows. fp32 and int8 are not types of autocast: they are accepted where the section is
@@ -49,9 +45,7 @@ section! {
         fp16_master_weights_and_grads = flag(false)
             .unavailable("fp16 master weights", Differs, "set it to false"),
     }
-}
 
-section! {
     /// bfloat16 training with fp32 master weights.
     pub(crate) struct Bf16<'a> {
         /// Train in bfloat16.
@@ -66,9 +60,7 @@ section! {
         /// Keep the moments in bfloat16.
         bf16_optimizer_states = flag(false).unavailable("bf16 optimizer states", Differs, "set it to false"),
     }
-}
 
-section! {
     /// Types of what is kept besides the weights.
     pub(crate) struct DataTypes<'a> {
         /// Type in which the gradients of micro-batches add up; fp32 by default, where DeepSpeed takes the model's
@@ -87,9 +79,7 @@ section! {
         keep_in_fp32_modules = free().or(Literal::Text("auto"))
             .unavailable("modules that stay in fp32", Differs, "remove it"),
     }
-}
 
-section! {
     /// torch.autocast: fp32 parameters, matrix products and convolutions in 16 bits, and norms, softmax,
     /// exponentials, sums and losses in fp32.
     pub(crate) struct TorchAutocast<'a> {

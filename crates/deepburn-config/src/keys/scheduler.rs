@@ -1,10 +1,6 @@
 //! `scheduler`: DeepSpeed's schedules and four of PyTorch's, every default filled in.
 
-use crate::key::Trigger::Differs;
-use crate::kind::Reals::{Any, Decay, NotNegative, Share};
-use crate::kind::Variant;
 use crate::plan::WarmupShape;
-use crate::section::{Section, section};
 use crate::spec::*;
 
 const MIN_LR: Spec<f64> =
@@ -57,9 +53,7 @@ section! {
         /// Its parameters.
         params: () = variants(VARIANTS),
     }
-}
 
-section! {
     /// Warm-up, then constant.
     pub(crate) struct WarmupLr<'a> {
         warmup_min_lr: f64 = MIN_LR,
@@ -72,9 +66,7 @@ section! {
         total_num_steps = opt_positive()
             .refused("WarmupLR has no such parameter: it never decays", "remove it or use WarmupDecayLR"),
     }
-}
 
-section! {
     /// Warm-up, then linear to the minimum.
     pub(crate) struct WarmupDecayLr<'a> {
         total_num_steps: Option<usize> = TOTAL_STEPS,
@@ -85,9 +77,7 @@ section! {
         warmup_type: WarmupShape = SHAPE,
         last_batch_iteration: i64 = LAST_ITERATION,
     }
-}
 
-section! {
     /// Warm-up, then a cosine.
     pub(crate) struct WarmupCosineLr<'a> {
         total_num_steps: Option<usize> = TOTAL_STEPS,
@@ -99,9 +89,7 @@ section! {
         warmup_type: WarmupShape = SHAPE,
         last_batch_iteration: i64 = LAST_ITERATION,
     }
-}
 
-section! {
     /// Ever rising, to find a learning rate (Smith 2017).
     pub(crate) struct LrRangeTest<'a> {
         /// Learning rate at the start.
@@ -114,9 +102,7 @@ section! {
         lr_range_test_staircase: bool = flag(false),
         last_batch_iteration: i64 = LAST_ITERATION,
     }
-}
 
-section! {
     /// Up, down, then decay (Smith 2018).
     pub(crate) struct OneCycle<'a> {
         /// Learning rate at both ends of the cycle.
@@ -145,9 +131,7 @@ section! {
         decay_mom_rate: f64 = real(NotNegative, 0.0),
         last_batch_iteration: i64 = LAST_ITERATION,
     }
-}
 
-section! {
     /// Decay by gamma every step_size steps.
     pub(crate) struct StepLr<'a> {
         /// Length between two decays.
@@ -157,9 +141,7 @@ section! {
         last_epoch = LAST_EPOCH,
         verbose = VERBOSE,
     }
-}
 
-section! {
     /// A cosine between lr and eta_min.
     pub(crate) struct CosineAnnealingLr<'a> {
         /// Length of half a period.
@@ -169,9 +151,7 @@ section! {
         last_epoch = LAST_EPOCH,
         verbose = VERBOSE,
     }
-}
 
-section! {
     /// Linear between two factors of lr.
     pub(crate) struct LinearLr<'a> {
         /// Factor at the first step.
@@ -183,9 +163,7 @@ section! {
         last_epoch = LAST_EPOCH,
         verbose = VERBOSE,
     }
-}
 
-section! {
     /// Decay by gamma every step.
     pub(crate) struct ExponentialLr<'a> {
         /// Factor of each step.

@@ -3,9 +3,6 @@
 //! Each is accepted as long as it is switched off, so that a file that carries it unused works. Nothing reads these
 //! sections: each key is its line in the table.
 
-use crate::key::Trigger::{Differs, Present};
-use crate::kind::Reals::{Any, Positive};
-use crate::section::section;
 use crate::spec::*;
 
 section! {
@@ -25,17 +22,13 @@ section! {
                 "remove it; training.async_save in the job file saves while training goes on",
             ),
     }
-}
 
-section! {
     /// Who writes.
     pub(crate) enum ParallelWrite {
         /// Pipeline stages write at the same time.
         pipeline_stage = flag(false),
     }
-}
 
-section! {
     /// NVIDIA's Apex mixed precision.
     pub(crate) enum Amp {
         /// Whether it is on.
@@ -51,9 +44,7 @@ section! {
         /// Type of the outputs.
         cast_model_outputs = free(),
     }
-}
 
-section! {
     /// Pipeline parallelism.
     pub(crate) enum Pipeline {
         /// Pipeline stages.
@@ -71,9 +62,7 @@ section! {
         /// Which of PyTorch's checkpoints to use.
         use_reentrant = flag(true),
     }
-}
 
-section! {
     /// Tensor parallelism.
     pub(crate) enum TensorParallel {
         /// Ranks that share a layer; 0 for none.
@@ -97,9 +86,7 @@ section! {
         /// Loss of the sharded output layer.
         vocab_parallel_ce_backend = opt_text(),
     }
-}
 
-section! {
     /// Expert parallelism.
     pub(crate) enum ExpertParallel {
         /// Whether it is on.
@@ -129,9 +116,7 @@ section! {
         /// Scale of the routes.
         route_scale = free(),
     }
-}
 
-section! {
     /// Generation while training.
     pub(crate) enum HybridEngine {
         /// Whether it is on.
@@ -149,9 +134,7 @@ section! {
         /// Record CUDA graphs.
         enable_cuda_graph = free(),
     }
-}
 
-section! {
     /// Compilation of the model.
     pub(crate) enum Compile {
         /// Compile the distributed graph.
@@ -199,9 +182,7 @@ section! {
         /// Passes of the compiler.
         passes = free(),
     }
-}
 
-section! {
     /// Batch sizes for any number of ranks.
     pub(crate) enum Elasticity {
         /// Whether it is on.
@@ -227,9 +208,7 @@ section! {
         /// Ranks that share a layer.
         model_parallel_size = positive(1).unit("ranks"),
     }
-}
 
-section! {
     /// Search for fast settings.
     pub(crate) enum Autotuning {
         /// Whether it is on.
@@ -275,9 +254,7 @@ section! {
         /// File of the size of the model.
         model_info_path = opt_text(),
     }
-}
 
-section! {
     /// Drop layers more and more.
     pub(crate) enum ProgressiveLayerDrop {
         /// Whether it is on.
@@ -287,9 +264,7 @@ section! {
         /// Speed of the decline.
         gamma = opt_real(Any),
     }
-}
 
-section! {
     /// Quantisation and pruning.
     pub(crate) enum CompressionTraining {
         /// Keep fewer layers.
@@ -307,9 +282,7 @@ section! {
         /// Prune channels.
         channel_pruning = free(),
     }
-}
 
-section! {
     /// Weights & Biases monitor.
     pub(crate) enum Wandb {
         /// Send metrics to Weights & Biases.
@@ -321,9 +294,7 @@ section! {
         /// Project of the run.
         project = text("deepspeed"),
     }
-}
 
-section! {
     /// Comet monitor.
     pub(crate) enum Comet {
         /// Send metrics to Comet.
@@ -345,9 +316,7 @@ section! {
         /// Whether to create a run or go on with one.
         mode = opt_text(),
     }
-}
 
-section! {
     /// Log of collectives.
     pub(crate) enum CommsLogger {
         /// Log collectives.
@@ -361,16 +330,12 @@ section! {
         /// Name the caller.
         debug = flag(false),
     }
-}
 
-section! {
     /// Timers.
     pub(crate) enum Timers {
         throughput = section::<Throughput>(),
     }
-}
 
-section! {
     /// The throughput timer.
     pub(crate) enum Throughput {
         /// Measure throughput.

@@ -3,11 +3,8 @@
 //! Sizes are counted in elements. Keys that only choose DeepSpeed's algorithm are accepted and noted; ZeRO++ and MiCS
 //! are refused.
 
-use crate::key::Spelling::{Alias, Outdated};
-use crate::key::Trigger::{Differs, Present};
 use crate::keys::CHECKPOINTS;
 use crate::keys::offload::{Aio, OffloadOptimizer, OffloadParam};
-use crate::section::section;
 use crate::spec::*;
 
 const ELEMENTS: &str = "elements";
@@ -132,9 +129,7 @@ section! {
         mics_hierarchical_params_gather = flag(false)
             .unavailable(MICS, Differs, "set it to false"),
     }
-}
 
-section! {
     /// Modules that are gathered whole.
     pub(crate) enum LeafModule {
         /// Classes that are gathered whole.

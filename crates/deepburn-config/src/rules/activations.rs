@@ -22,7 +22,7 @@ pub(crate) fn resolve(top: &DeepSpeed<'_>, context: &mut Context<'_>) -> Activat
     let offload = resolve_offload(section, offload::aio(top), context);
     let threshold = &section.offload_threshold;
     if offload == ActivationOffload::Device && threshold.is_given() {
-        context.findings.note(threshold, "has no effect: activations are not offloaded");
+        context.note(threshold, "has no effect: activations are not offloaded");
     }
     match recompute {
         // An error where offload was asked for.
@@ -62,7 +62,7 @@ fn resolve_policy(section: &Activations<'_>, context: &mut Context<'_>) -> Recom
         (Some("full"), _) => RecomputePolicy::Full,
         (Some(_), Some(key)) => {
             let message = "\"off\" contradicts this key, which turns checkpointing on";
-            context.findings.error(key, message, "remove one of them");
+            context.error(key, message, "remove one of them");
             RecomputePolicy::Off
         }
         (None, Some(_)) => RecomputePolicy::Full,
@@ -75,7 +75,7 @@ fn resolve_policy(section: &Activations<'_>, context: &mut Context<'_>) -> Recom
         RecomputePolicy::Full if nth.value > 1 => RecomputePolicy::EveryNth(nth.value),
         RecomputePolicy::Selective if nth.value > 1 => {
             let message = format!("{} is only supported with policy \"full\"", nth.value);
-            context.findings.error(nth, message, "remove one of them");
+            context.error(nth, message, "remove one of them");
             policy
         }
         _ => policy,
@@ -91,13 +91,13 @@ fn resolve_offload(
     let (path, to_host) = (&section.nvme_path, &section.cpu_checkpointing);
     if path.value == Some("") {
         let remedy = "name a folder on a local disk, or remove it";
-        context.findings.error(path, "is empty", remedy);
+        context.error(path, "is empty", remedy);
     }
     let wanted = to_host.is_given().then_some(to_host.value);
     match (offload::folder(path), wanted) {
         (Some(_), Some(false)) => {
             let message = "contradicts cpu_checkpointing: false";
-            context.findings.error(path, message, "remove one of them");
+            context.error(path, message, "remove one of them");
             ActivationOffload::Device
         }
         (Some(folder), _) => {
@@ -106,7 +106,7 @@ fn resolve_offload(
         (None, Some(true)) if context.run.host_device => {
             let message = "turns checkpointing on and nothing else: saved activations already live in host \
                            memory; nvme_path offloads them to a folder on NVMe";
-            context.findings.note(to_host, message);
+            context.note(to_host, message);
             ActivationOffload::Device
         }
         (None, Some(true)) => ActivationOffload::Host { threshold },
@@ -119,7 +119,7 @@ fn check_job(policy: RecomputePolicy, key: &Entry<'_>, context: &mut Context<'_>
     let is_on = policy != RecomputePolicy::Off;
     if let Some(wanted) = context.run.gradient_checkpointing.filter(|wanted| *wanted != is_on) {
         let message = format!("contradicts training.gradient_checkpointing: {wanted}");
-        context.findings.error(key, message, "remove one of them");
+        context.error(key, message, "remove one of them");
     }
 }
 
@@ -127,12 +127,12 @@ fn check_job(policy: RecomputePolicy, key: &Entry<'_>, context: &mut Context<'_>
 fn note_flags(section: &Activations<'_>, context: &mut Context<'_>) {
     for (flag, reason) in flags(section).into_iter().filter(|(flag, _)| flag.value) {
         let message = format!("turns checkpointing on and nothing else: {reason}");
-        context.findings.note(flag, message);
+        context.note(flag, message);
     }
     let number = &section.number_checkpoints;
     if number.value.is_some_and(|count| count > 0) {
         let message = "turns checkpointing on: every block is a checkpoint, whatever their number";
-        context.findings.note(number, message);
+        context.note(number, message);
     }
 }
 

@@ -33,7 +33,7 @@ pub(super) fn resolve(
     let (section, auto_cast) = (&top.torch_autocast.value, &top.fp16.value.auto_cast);
     check_module_names(section, context);
     if auto_cast.value && compute != Precision::Fp16 {
-        context.findings.note(auto_cast, "changes nothing: fp16.enabled is false");
+        context.note(auto_cast, "changes nothing: fp16.enabled is false");
     }
     if !section.enabled.value {
         return (auto_cast.value && compute == Precision::Fp16).then_some(Precision::Fp16);
@@ -47,7 +47,7 @@ pub(super) fn resolve(
         );
         let remedy =
             format!("set {}.enabled to false, which keeps parameters in fp32", compute.name());
-        context.findings.error(&section.dtype, message, remedy);
+        context.error(&section.dtype, message, remedy);
     }
     Some(dtype)
 }
@@ -62,7 +62,7 @@ fn dtype(section: &TorchAutocast<'_>, context: &mut Context<'_>) -> Option<Preci
             let message = format!("autocast has no type \"{other}\": it is bfloat16 or float16");
             let remedy =
                 "write \"bfloat16\", or set torch_autocast.enabled to false to train in fp32";
-            context.findings.error(dtype, message, remedy);
+            context.error(dtype, message, remedy);
             None
         }
         // A value that is not of its kind has been reported.
@@ -70,7 +70,7 @@ fn dtype(section: &TorchAutocast<'_>, context: &mut Context<'_>) -> Option<Preci
         None => {
             let message = "is not given and taken as \"bfloat16\"; DeepSpeed leaves it to PyTorch, which takes bfloat16 \
                            on CPUs and float16 without a loss scale on CUDA";
-            context.findings.warning(dtype, message, "write \"bfloat16\" or \"float16\"");
+            context.warning(dtype, message, "write \"bfloat16\" or \"float16\"");
             Some(Precision::Bf16)
         }
     }
@@ -83,6 +83,6 @@ fn check_module_names(section: &TorchAutocast<'_>, context: &mut Context<'_>) {
     if let Some(name) = names.iter().find(|name| Node::as_text(name).is_none()) {
         let message = format!("{name} is not a module class");
         let remedy = "write names such as \"torch.nn.modules.linear.Linear\"";
-        context.findings.error(modules, message, remedy);
+        context.error(modules, message, remedy);
     }
 }

@@ -47,12 +47,12 @@ pub(crate) fn resolve(top: &DeepSpeed<'_>, context: &mut Context<'_>) -> BatchPl
         &top.gradient_accumulation_steps,
     ];
     if let Err(Problem { number, message, remedy }) = verify(triple, given, world) {
-        context.findings.error(settings[number], message, remedy);
+        context.error(settings[number], message, remedy);
     }
     for (setting, value) in settings.into_iter().zip(triple) {
         if setting.is_auto() {
             let from = "the other batch sizes and the world size";
-            context.autos.answer(&setting.path, value, from);
+            context.answer(&setting.path, value, from);
         }
     }
     let [train, micro, steps] = triple.map(|value| usize::try_from(value).unwrap_or(0));
@@ -76,7 +76,7 @@ fn report_missing(top: &DeepSpeed<'_>, context: &mut Context<'_>) {
     };
     let remedy = "add \"train_micro_batch_size_per_gpu\": 1, or training.micro_batch_size in the job file; \
                   check-config and estimate take --micro-batch";
-    context.findings.error(micro, message, remedy);
+    context.error(micro, message, remedy);
 }
 
 /// What the file gives, and the job's micro-batch where the file leaves it open.

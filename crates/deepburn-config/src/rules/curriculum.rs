@@ -26,7 +26,7 @@ pub(crate) fn resolve(top: &DeepSpeed<'_>, context: &mut Context<'_>) -> Option<
     if min_difficulty > max_difficulty {
         let message = format!("{min_difficulty} is above max_difficulty {max_difficulty}");
         let remedy = "lower it or raise max_difficulty";
-        context.findings.error(&section.min_difficulty, message, remedy);
+        context.error(&section.min_difficulty, message, remedy);
         return None;
     }
     let config = &section.schedule_config.value;
@@ -34,7 +34,7 @@ pub(crate) fn resolve(top: &DeepSpeed<'_>, context: &mut Context<'_>) -> Option<
         "custom" => {
             let message = "\"custom\" asks for a schedule written in Python";
             let remedy = "use fixed_discrete, fixed_linear or fixed_root";
-            context.findings.error(&section.schedule_type, message, remedy);
+            context.error(&section.schedule_type, message, remedy);
             return None;
         }
         "fixed_discrete" => discrete(config, [min_difficulty, max_difficulty], context)?,
@@ -63,7 +63,7 @@ fn root(
     if difficulty_step.is_some_and(|step| step % TENSOR_CORE_MULTIPLE != 0) {
         let message =
             "is no multiple of 8: 16-bit products of such lengths are slower on tensor cores";
-        context.findings.note(&config.difficulty_step, message);
+        context.note(&config.difficulty_step, message);
     }
     Some(CurriculumSchedule::Root {
         total_steps: total_steps?,
@@ -82,7 +82,7 @@ fn discrete(
     let (lengths, ends) = (require(difficulty, context), require(max_step, context));
     let (lengths, ends) = (lengths?, ends?);
     let mut refuse = |key, message: String, remedy: &str| {
-        context.findings.error(key, message, remedy);
+        context.error(key, message, remedy);
         None
     };
     if ends.is_empty() || lengths.len() != ends.len() + 1 {
@@ -115,7 +115,7 @@ fn require<T: Clone>(key: &Setting<'_, Option<T>>, context: &mut Context<'_>) ->
     if !key.is_given() {
         let remedy =
             format!("add it: {}, or set curriculum_learning.enabled to false", key.key.kind);
-        context.findings.error(key, "is missing, and the curriculum needs it", remedy);
+        context.error(key, "is missing, and the curriculum needs it", remedy);
     }
     key.value.clone()
 }
@@ -124,7 +124,7 @@ fn require<T: Clone>(key: &Setting<'_, Option<T>>, context: &mut Context<'_>) ->
 fn unused(keys: &[&Entry<'_>], context: &mut Context<'_>) {
     for key in keys.iter().filter(|key| key.is_given()) {
         let message = "changes nothing: it belongs to another schedule_type";
-        context.findings.warning(*key, message, "remove it");
+        context.warning(*key, message, "remove it");
     }
 }
 

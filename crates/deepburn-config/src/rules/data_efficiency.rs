@@ -20,19 +20,19 @@ pub(crate) fn resolve(
     if !enabled.value {
         for outer in around.into_iter().filter(|outer| outer.value) {
             let message = "true turns nothing on: dynamic_batching.enabled is false";
-            context.findings.note(outer, message);
+            context.note(outer, message);
         }
         return None;
     }
     for outer in around.into_iter().filter(|outer| !outer.value) {
         let message = format!("true asks for dynamic batching, but {} is false", outer.path);
         let remedy = format!("set {} to true, or this to false", outer.path);
-        context.findings.error(enabled, message, remedy);
+        context.error(enabled, message, remedy);
     }
     let (min, max) = (batching.min_batch_size.value, &batching.max_batch_size);
     if let Some(size) = max.value.filter(|&size| size < min) {
         let message = format!("{size} is below min_batch_size {min}");
-        context.findings.error(max, message, "raise it or lower min_batch_size");
+        context.error(max, message, "raise it or lower min_batch_size");
     }
     let seed = efficiency.seed.value as u64;
     Some(DynamicBatchingPlan {
@@ -55,12 +55,12 @@ fn max_tokens(batching: &DynamicBatching<'_>, context: &mut Context<'_>) -> Opti
     if !key.is_given() {
         let message = "is missing, and dynamic batching needs it";
         let remedy = "add it: an integer of at least 1, the tokens of a micro-batch";
-        context.findings.error(key, message, remedy);
+        context.error(key, message, remedy);
     }
     let tokens = key.value?;
     if tokens < min {
         let message = format!("{tokens} tokens do not hold min_batch_size {min} samples");
-        context.findings.error(key, message, "raise it or lower min_batch_size");
+        context.error(key, message, "raise it or lower min_batch_size");
     }
     Some(tokens)
 }

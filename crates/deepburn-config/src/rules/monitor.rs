@@ -34,7 +34,7 @@ fn folder(
     let name = job_name.value;
     if let Err(rule) = check_name(name) {
         let remedy = format!("write a plain name such as {DEFAULT_JOB_NAME:?}");
-        context.findings.error(job_name, format!("{name:?} {rule}"), remedy);
+        context.error(job_name, format!("{name:?} {rule}"), remedy);
     }
     MonitorFolder { output_path: path(Some(output_path.value)), job_name: name.to_owned() }
 }
@@ -76,14 +76,14 @@ fn profile(section: &Profiling<'_>, context: &mut Context<'_>) -> Option<Profile
                 && one.start() < one.end()
             {
                 let message = format!("profiles steps {} to {}", one.start(), one.end());
-                context.findings.note(key, message);
+                context.note(key, message);
             }
             let first = steps.iter().map(|window| *window.start()).min().unwrap_or(1);
             warn_if_never(key, first, context);
             Some(ProfilePlan { steps, output_folder: path(section.output_folder.value) })
         }
         Err(message) => {
-            context.findings.error(key, message, "write [1, 10] for the first ten steps");
+            context.error(key, message, "write [1, 10] for the first ten steps");
             None
         }
     }
@@ -133,6 +133,6 @@ fn flops(section: &FlopsProfiler<'_>, context: &mut Context<'_>) -> Option<Flops
 fn warn_if_never(key: &Entry<'_>, step: u64, context: &mut Context<'_>) {
     if let Some(total) = context.run.total_steps.filter(|total| step > *total as u64) {
         let message = format!("step {step} is never reached: the run has {total} steps");
-        context.findings.warning(key, message, format!("name steps from 1 to {total}"));
+        context.warning(key, message, format!("name steps from 1 to {total}"));
     }
 }

@@ -47,12 +47,12 @@ fn rates(params: &Muon<'_>, context: &mut Context<'_>) -> (f64, f64) {
     let adam_lr = params.adam_lr.value.unwrap_or(adam_default);
     if asks && params.muon_lr.is_given() && params.adam_lr.is_given() {
         let message = format!("{shared:?} is not used: muon_lr is {lr:?} and adam_lr {adam_lr:?}");
-        context.findings.warning(&params.lr, message, "remove it, or one of the two");
+        context.warning(&params.lr, message, "remove it, or one of the two");
     }
     if adam_lr > f64::from(f32::MAX) {
         let message = format!("{adam_lr:e} is larger than an f32 can hold ({:e})", f32::MAX);
         let remedy = "give a learning rate, 1e-3 for example";
-        context.findings.error(&params.adam_lr, message, remedy);
+        context.error(&params.adam_lr, message, remedy);
     }
     if adam_lr != lr && lr != 0.0 {
         let message = format!(
@@ -60,7 +60,7 @@ fn rates(params: &Muon<'_>, context: &mut Context<'_>) -> (f64, f64) {
              with a rate of its own gives both the same",
             adam_lr / lr
         );
-        context.findings.note(&params.adam_lr, message);
+        context.note(&params.adam_lr, message);
     }
     (lr, adam_lr)
 }

@@ -90,7 +90,7 @@ fn check_ratio(
         }
         OptimizerOffload::Host { .. } => return,
     };
-    context.findings.error(setting, message, remedy);
+    context.error(setting, message, remedy);
 }
 
 /// Where parameters are kept that are to be offloaded to `device`.
@@ -113,7 +113,7 @@ fn resolve_parameters(
                     nvme.file.folder.display()
                 );
                 let remedy = "name the same folder, or leave it out";
-                context.findings.error(&section.nvme_path, message, remedy);
+                context.error(&section.nvme_path, message, remedy);
             }
             return ParameterOffload::Nvme { max_in_cpu: section.max_in_cpu.value, device_is_host };
         }
@@ -125,14 +125,14 @@ fn resolve_parameters(
         _ => return ParameterOffload::Device,
     };
     let message = format!("\"{device}\" needs optimizer states that are offloaded there too");
-    context.findings.error(&section.device, message, remedy);
+    context.error(&section.device, message, remedy);
     ParameterOffload::Device
 }
 
 /// Notes which of `keys` are given without effect.
 fn note_unused(keys: &[&Entry<'_>], context: &mut Context<'_>) {
     for key in keys.iter().filter(|key| key.is_given()) {
-        context.findings.note(*key, "has no effect: nothing is offloaded so");
+        context.note(*key, "has no effect: nothing is offloaded so");
     }
 }
 
@@ -150,11 +150,11 @@ fn check_place_of_aio(top: &DeepSpeed<'_>, context: &mut Context<'_>) {
         (false, _) => {}
         (true, true) => {
             let message = "is there twice: aio is given too";
-            context.findings.error(inner, message, "remove one of them");
+            context.error(inner, message, "remove one of them");
         }
         (true, false) => {
             let message = "is taken as aio, a section of the top level in DeepSpeed";
-            context.findings.warning(inner, message, "move it out of zero_optimization");
+            context.warning(inner, message, "move it out of zero_optimization");
         }
     }
 }
@@ -169,15 +169,15 @@ pub(crate) fn check_aio(top: &DeepSpeed<'_>, is_used: bool, context: &mut Contex
     // Direct I/O needs whole pages; each request has a thread, of which a process may well have 1024.
     if !block_size.value.is_multiple_of(4096) {
         let message = format!("{} is not a multiple of 4096", block_size.value);
-        context.findings.error(block_size, message, "write 1048576");
+        context.error(block_size, message, "write 1048576");
     }
     if queue_depth.value > 1024 {
         let message = format!("{} is more than 1024", queue_depth.value);
-        context.findings.error(queue_depth, message, "write 8");
+        context.error(queue_depth, message, "write 8");
     }
     if use_gds.value {
         let message = "asks for GPUDirect Storage, which is not available";
-        context.findings.error(use_gds, message, "set it to false");
+        context.error(use_gds, message, "set it to false");
     }
 }
 
@@ -191,7 +191,7 @@ fn nvme(
     let folder = folder(&section.nvme_path);
     if folder.is_none() {
         let remedy = "give nvme_path, a folder on a local disk";
-        context.findings.error(&section.device, "\"nvme\" needs a folder", remedy);
+        context.error(&section.device, "\"nvme\" needs a folder", remedy);
     }
     let both = section.pipeline.value.unwrap_or(true);
     NvmePlan {
@@ -275,11 +275,11 @@ fn check_target<'a>(
     let remedy = format!("write \"{name}\": {{\"device\": \"{outdated_device}\"}} in its place");
     if device.is_given() && device.value != outdated_device {
         let message = format!("{flag} contradicts {}: \"{}\"", device.path, device.value);
-        context.findings.error(outdated, message, remedy);
+        context.error(outdated, message, remedy);
         return device.value;
     }
     let message = format!("is taken as {}: \"{outdated_device}\"", device.path);
-    context.findings.warning(outdated, message, remedy);
+    context.warning(outdated, message, remedy);
     check_device(outdated_device, outdated, target, support, context);
     outdated_device
 }
@@ -310,5 +310,5 @@ fn check_device(
         }
         (_, Support::Full) => return,
     };
-    context.findings.add(severity, at, message, remedy);
+    context.add(severity, at, message, remedy);
 }

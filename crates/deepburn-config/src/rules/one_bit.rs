@@ -35,7 +35,7 @@ pub(super) fn lamb(params: &OneBitLamb<'_>, context: &mut Context<'_>) -> Optimi
             100.0 * missing
         );
         let remedy = "give more steps or a smaller coeff_beta";
-        context.findings.warning(&params.freeze_step, message, remedy);
+        context.warning(&params.freeze_step, message, remedy);
     }
     OptimizerPlan::OneBitLamb(OneBitLambPlan {
         lamb: LambPlan {
@@ -64,7 +64,7 @@ pub(super) fn zero_one_adam(params: &ZeroOneAdam<'_>, context: &mut Context<'_>)
             "{var_freeze_step} is not below the {total} steps of the run: the second moment is never frozen, and every \
              step exchanges gradients"
         );
-        context.findings.note(&params.var_freeze_step, message);
+        context.note(&params.var_freeze_step, message);
     }
     OptimizerPlan::ZeroOneAdam(ZeroOneAdamPlan {
         adam: AdamPlan {
@@ -89,7 +89,7 @@ fn freeze_step(key: &Setting<'_, i64>, context: &mut Context<'_>) -> u64 {
             "{step} is out of range, must be at least 1: before the first step the second moment is 0, and updates \
              are divided by its square root"
         );
-        context.findings.error(key, message, "give 15 to 25 % of the steps");
+        context.error(key, message, "give 15 to 25 % of the steps");
     }
     let step = step.max(1) as u64;
     if let Some(total) = context.run.total_steps.filter(|total| step >= *total as u64) {
@@ -97,7 +97,7 @@ fn freeze_step(key: &Setting<'_, i64>, context: &mut Context<'_>) -> u64 {
             "{step} is not below the {total} steps of the run: momenta are never compressed"
         );
         let remedy = format!("give 15 to 25 % of the steps, {} for example", (total / 5).max(1));
-        context.findings.warning(key, message, remedy);
+        context.warning(key, message, remedy);
     }
     step
 }
@@ -117,6 +117,6 @@ pub(crate) fn check_warmup(optimizer: &OptimizerPlan, warmup: usize, context: &m
         let message =
             format!("{freeze_step} is below the {warmup} steps of the learning rate's warm-up");
         let remedy = format!("freeze the second moment after it: give {warmup} or more");
-        context.findings.warning(key, message, remedy);
+        context.warning(key, message, remedy);
     }
 }

@@ -30,9 +30,9 @@ pub(crate) fn resolve(top: &DeepSpeed<'_>, context: &mut Context<'_>) -> Optimiz
         let message = format!(
             "there is no optimizer: AdamW with lr {lr:?}, betas [0.9, 0.999], eps 1e-8, weight_decay 0 is used"
         );
-        context.findings.warning("optimizer", message, "add an optimizer section");
+        context.warning("optimizer", message, "add an optimizer section");
         if top.optimizer.is_auto() {
-            context.autos.answer("optimizer", "AdamW", "no optimizer is given");
+            context.answer("optimizer", "AdamW", "no optimizer is given");
         }
         return OptimizerPlan::AdamW(adam(&Adam::read(params), lr, 0.0));
     }
@@ -73,19 +73,19 @@ pub(super) fn learning_rate(key: &Setting<'_, f64>, context: &mut Context<'_>) -
         if !key.is_auto() {
             return lr;
         }
-        context.autos.answer(&key.path, TRANSFORMERS_LR, "transformers' default");
+        context.answer(&key.path, TRANSFORMERS_LR, "transformers' default");
         return TRANSFORMERS_LR;
     };
     if !key.is_given() {
         if key.is_auto() {
-            context.autos.answer(&key.path, wanted, "training.learning_rate");
+            context.answer(&key.path, wanted, "training.learning_rate");
         }
         return wanted;
     }
     if wanted != lr {
         let message = format!("{lr:?} is used, not training.learning_rate {wanted:?}");
         let remedy = "give one of them, or write \"auto\" here";
-        context.findings.warning(key, message, remedy);
+        context.warning(key, message, remedy);
     }
     lr
 }
@@ -108,14 +108,14 @@ fn adam_family(name: &str, params: &Adam<'_>, context: &mut Context<'_>) -> Opti
     if decoupled && params.torch_adam.value && !decay.is_given() {
         weight_decay = TORCH_ADAMW_DECAY;
         if decay.is_auto() {
-            context.autos.answer(&decay.path, weight_decay, "PyTorch's default for AdamW");
+            context.answer(&decay.path, weight_decay, "PyTorch's default for AdamW");
         }
         let message = "is 0.01, PyTorch's default for AdamW, because of torch_adam";
-        context.findings.note(decay, message);
+        context.note(decay, message);
     }
     if name == "Adam" && decoupled {
         let message = "Adam decouples weight decay, as in DeepSpeed; adam_w_mode false gives L2 regularisation";
-        context.findings.note("optimizer.type", message);
+        context.note("optimizer.type", message);
     }
     let plan = adam(params, lr, weight_decay);
     if decoupled { OptimizerPlan::AdamW(plan) } else { OptimizerPlan::Adam(plan) }
@@ -145,7 +145,7 @@ pub(super) fn bounds(
         let names = [smallest.key.name, largest.key.name];
         let message = format!("{:?} is above {} {:?}", bounds[0], names[1], bounds[1]);
         let remedy = format!("give a {} of at most {}", names[0], names[1]);
-        context.findings.error(smallest, message, remedy);
+        context.error(smallest, message, remedy);
     }
     bounds
 }
@@ -155,7 +155,7 @@ pub(super) fn positive_eps(key: &Setting<'_, f64>, context: &mut Context<'_>) ->
     let eps = key.value;
     if eps > 0.0 && eps as f32 == 0.0 {
         let message = format!("{eps:e} is 0 in f32, in which updates are computed");
-        context.findings.error(key, message, "give at least 1e-38, 1e-8 for example");
+        context.error(key, message, "give at least 1e-38, 1e-8 for example");
     }
     eps
 }
@@ -168,7 +168,7 @@ fn sgd(params: &Sgd<'_>, context: &mut Context<'_>) -> OptimizerPlan {
             "true needs a momentum above 0 and no dampening, but they are {momentum:?} and {dampening:?}"
         );
         let remedy = "set momentum to 0.9 for example and dampening to 0, or nesterov to false";
-        context.findings.error(&params.nesterov, message, remedy);
+        context.error(&params.nesterov, message, remedy);
     }
     OptimizerPlan::Sgd {
         lr: learning_rate(&params.lr, context),

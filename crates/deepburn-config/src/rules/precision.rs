@@ -19,14 +19,14 @@ pub(crate) fn resolve(top: &DeepSpeed<'_>, context: &mut Context<'_>) -> Precisi
             let why = "nothing but this file says in which type to train";
             let message =
                 format!("\"auto\" is resolved to false: {why}; write true to train in it");
-            context.findings.note(enabled, message);
-            context.autos.answer(&enabled.path, false, why);
+            context.note(enabled, message);
+            context.answer(&enabled.path, false, why);
         }
     }
     if fp16.enabled.value && bf16.enabled.value {
         let message = "bfloat16 and fp16 modes cannot be simultaneously enabled";
         let remedy = "set one of fp16.enabled and bf16.enabled to false";
-        context.findings.error(&bf16.enabled, message, remedy);
+        context.error(&bf16.enabled, message, remedy);
     }
     check_scale(fp16, context);
     let compute = match (fp16.enabled.value, bf16.enabled.value) {
@@ -48,7 +48,7 @@ pub(crate) fn resolve(top: &DeepSpeed<'_>, context: &mut Context<'_>) -> Precisi
                  those beyond 65504 overflow",
                 compute.name()
             );
-            context.findings.warning(key, message, "write \"fp32\" or leave the key out");
+            context.warning(key, message, "write \"fp32\" or leave the key out");
         }
     }
     let loss_scale = match (scaled, compute) {
@@ -117,7 +117,7 @@ fn check_dynamic_scale(fp16: &Fp16<'_>, context: &mut Context<'_>) {
                 "{value} is out of range: a dynamic loss scale (loss_scale 0) needs more than 0"
             );
             let remedy = format!("write {} or leave the key out", setting.key.default);
-            context.findings.error(setting, message, remedy);
+            context.error(setting, message, remedy);
         }
     }
     let (power, minimum) = (fp16.initial_scale_power.value, fp16.min_loss_scale.value);
@@ -125,7 +125,7 @@ fn check_dynamic_scale(fp16: &Fp16<'_>, context: &mut Context<'_>) {
         let message = format!(
             "{minimum} is not below the scale at the start, 2^{power}: the run ends once an overflow should lower it"
         );
-        context.findings.warning(&fp16.min_loss_scale, message, "write 1");
+        context.warning(&fp16.min_loss_scale, message, "write 1");
     } else if fp16.enabled.value && power > USABLE_SCALE_POWER {
         let skipped = predicted_skips(power, fp16.hysteresis.value);
         let message = format!(
@@ -133,7 +133,7 @@ fn check_dynamic_scale(fp16: &Fp16<'_>, context: &mut Context<'_>) {
              2^{USABLE_SCALE_POWER}"
         );
         let remedy = format!("write {USABLE_SCALE_POWER}");
-        context.findings.warning(&fp16.initial_scale_power, message, remedy);
+        context.warning(&fp16.initial_scale_power, message, remedy);
     }
 }
 

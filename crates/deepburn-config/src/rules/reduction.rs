@@ -15,7 +15,7 @@ pub(crate) fn resolve(
     let op = &top.gradient_allreduce_op;
     if op.value == GradientReduction::Sum && stage == Stage::Parameters {
         let message = "\"sum\" is not supported with ZeRO stage 3";
-        context.findings.error(op, message, "write \"mean\", or use stage 0, 1 or 2");
+        context.error(op, message, "write \"mean\", or use stage 0, 1 or 2");
     }
     if optimizer.exchanges_momentum() {
         check_exchange(top, optimizer, context);
@@ -41,6 +41,6 @@ fn check_exchange(top: &DeepSpeed<'_>, optimizer: &OptimizerPlan, context: &mut 
         let message = format!(
             "{node} only affects steps {steps} steps exchange momenta in place of gradients, one bit for each element"
         );
-        context.findings.note(entry, message);
+        context.note(entry, message);
     }
 }

@@ -22,7 +22,7 @@ pub(crate) fn resolve(
     let lr = optimizer.lr();
     let section = &top.scheduler.value;
     if top.scheduler.is_auto() {
-        context.autos.answer("scheduler", "constant", "no schedule is given");
+        context.answer("scheduler", "constant", "no schedule is given");
     }
     if !top.scheduler.is_given() {
         return SchedulePlan::Constant { lr };
@@ -58,7 +58,7 @@ fn require_params(params: &Entry<'_>, variant: &Variant, context: &mut Context<'
     }
     for key in variant.keys.iter().filter(|key| key.required) {
         let message = format!("is missing, and {} needs it", variant.name);
-        context.findings.error(&params.child(key), message, format!("add it: {}", key.kind));
+        context.error(&params.child(key), message, format!("add it: {}", key.kind));
     }
 }
 
@@ -68,14 +68,14 @@ fn warmup_steps(key: &Setting<'_, usize>, context: &mut Context<'_>) -> usize {
     if key.is_auto() {
         let Some(wanted) = context.run.warmup_steps else {
             let rule = "transformers' default of 0, taken as 2 as in DeepSpeed";
-            context.autos.answer(&key.path, 2, rule);
+            context.answer(&key.path, 2, rule);
             return 2;
         };
         steps = wanted;
-        context.autos.answer(&key.path, steps.max(2), "training.warmup_steps");
+        context.answer(&key.path, steps.max(2), "training.warmup_steps");
     }
     if steps < 2 {
-        context.findings.note(key, format!("{steps} is taken as 2, as in DeepSpeed"));
+        context.note(key, format!("{steps} is taken as 2, as in DeepSpeed"));
     }
     steps.max(2)
 }
@@ -88,7 +88,7 @@ fn total_steps(
 ) -> usize {
     let total = match (key.value, context.run.total_steps) {
         (None, Some(known)) if key.is_auto() => {
-            context.autos.answer(&key.path, known, "the job's number of optimizer steps");
+            context.answer(&key.path, known, "the job's number of optimizer steps");
             known
         }
         (Some(given), _) => given,
@@ -97,7 +97,7 @@ fn total_steps(
                 let message = "\"auto\" needs the number of optimizer steps, which is not known";
                 let remedy = "give a number, or training.max_steps in the job file; check-config and estimate take \
                               --max-steps";
-                context.findings.error(key, message, remedy);
+                context.error(key, message, remedy);
             }
             return warmup;
         }
@@ -107,7 +107,7 @@ fn total_steps(
             "{total} is less than warmup_num_steps {warmup}: the warm-up is never finished"
         );
         let remedy = "give more steps in total or a shorter warm-up";
-        context.findings.warning(key, message, remedy);
+        context.warning(key, message, remedy);
     }
     total
 }
@@ -116,7 +116,7 @@ fn total_steps(
 /// the job asks for another learning rate.
 fn max_lr(key: &Entry<'_>, lr: f64, context: &mut Context<'_>) -> Option<f64> {
     if key.is_auto() {
-        context.autos.answer(&key.path, lr, "the optimizer's lr");
+        context.answer(&key.path, lr, "the optimizer's lr");
         return Some(lr);
     }
     let given = Option::<f64>::read(key);
@@ -124,14 +124,14 @@ fn max_lr(key: &Entry<'_>, lr: f64, context: &mut Context<'_>) -> Option<f64> {
         && max != wanted
     {
         let message = format!("{max:?} is the peak, not training.learning_rate {wanted:?}");
-        context.findings.warning(key, message, "write \"auto\" here");
+        context.warning(key, message, "write \"auto\" here");
     }
     given
 }
 
 fn min_lr(key: &Setting<'_, f64>, context: &mut Context<'_>) -> f64 {
     if key.is_auto() {
-        context.autos.answer(&key.path, 0.0, "0");
+        context.answer(&key.path, 0.0, "0");
         return 0.0;
     }
     key.value
@@ -209,7 +209,7 @@ fn momentum_cycle(
     }
     if !optimizer.has_betas() {
         let message = "true is ignored: the optimizer has no betas to cycle";
-        context.findings.warning(&params.cycle_momentum, message, "set it to false or use AdamW");
+        context.warning(&params.cycle_momentum, message, "set it to false or use AdamW");
         return None;
     }
     Some(MomentumCycle {

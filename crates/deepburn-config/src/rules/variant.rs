@@ -23,11 +23,11 @@ pub(super) fn choose(
                 format!("use one of {}", available.map(|v| v.name).collect::<Vec<_>>().join(", "))
             }
         };
-        context.findings.error(name, format!("\"{given}\" is no known {noun}"), remedy);
+        context.error(name, format!("\"{given}\" is no known {noun}"), remedy);
         return None;
     };
     let Status::Unavailable { feature, remedy, .. } = variant.status else { return Some(variant) };
     let message = format!("\"{given}\" asks for {feature}, which is not available in this version");
-    context.findings.error(name, message, remedy);
+    context.error(name, message, remedy);
     None
 }

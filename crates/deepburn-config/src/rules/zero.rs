@@ -73,7 +73,7 @@ fn resolve_stage(
             "1 is run as stage 0: {name} needs its whole states on every rank, so nothing is sharded"
         );
         let remedy = "write 0, or use AdamW to shard optimizer states";
-        context.findings.warning(setting, message, remedy);
+        context.warning(setting, message, remedy);
         return Stage::Disabled;
     }
     let steps = match optimizer {
@@ -86,7 +86,7 @@ fn resolve_stage(
         stage.number(),
     );
     let remedy = "set zero_optimization.stage to 0 or 1, or use AdamW";
-    context.findings.error(&top.optimizer.value.name, message, remedy);
+    context.error(&top.optimizer.value.name, message, remedy);
     stage
 }
 
@@ -117,7 +117,7 @@ fn check_effects(top: &DeepSpeed<'_>, stage: u8, context: &mut Context<'_>) {
             true if stage != context.stage => "remove it".to_owned(),
             true => format!("use {range} or remove it"),
         };
-        context.findings.add(severity, &entry, message, remedy);
+        context.add(severity, &entry, message, remedy);
     }
 }
 
@@ -128,7 +128,7 @@ fn check_allgather_bucket(zero: &Zero<'_>, stage: Stage, context: &mut Context<'
         let message =
             format!("{size} is odd, must be even at stages 1 and 2, as DeepSpeed requires");
         let remedy = format!("write {}", size.saturating_add(1));
-        context.findings.error(&zero.allgather_bucket_size, message, remedy);
+        context.error(&zero.allgather_bucket_size, message, remedy);
     }
 }
 
@@ -166,6 +166,6 @@ fn size(
         Some(hidden) => (rule(hidden), from),
         None => (setting.value, "DeepSpeed's default; the hidden size is not known"),
     };
-    context.autos.answer(&setting.path, size, from);
+    context.answer(&setting.path, size, from);
     size
 }

@@ -39,10 +39,11 @@ pub(crate) fn translate(text: &str, name: &str, folder: &Path) -> Result<RawConf
     Ok(written.with_processes(top.num_processes.value))
 }
 
+/// Refuses a file for something other than DeepSpeed.
 fn check_kind(top: &Accelerate<'_>, findings: &mut Findings) {
     let kind = top.distributed_type.value;
     if !kind.eq_ignore_ascii_case("deepspeed") {
-        let message = format!("\"{kind}\" is no DeepSpeed configuration");
+        let message = format!("\"{kind}\" is not a DeepSpeed configuration");
         findings.error("distributed_type", message, "run `accelerate config` for DeepSpeed");
     }
 }
@@ -104,6 +105,7 @@ fn deepspeed(config: &DeepSpeedConfig<'_>) -> Vec<(String, Node)> {
     ]
 }
 
+/// One of the two offload sections, with the path where the file gives one.
 fn offload(device: &Setting<'_, &str>, nvme_path: &Entry<'_>) -> Node {
     let mut entries = vec![("device".to_owned(), Node::text(device.value))];
     let path = nvme_path.given().cloned();
@@ -240,7 +242,7 @@ mod tests {
         for (yaml, part) in [
             ("deepspeed_config: {zero_stag: 3}", "did you mean zero_stage?"),
             ("deepspeed_config: {zero_stage: 4}", "4 is out of range"),
-            ("distributed_type: FSDP", "\"FSDP\" is no DeepSpeed configuration"),
+            ("distributed_type: FSDP", "\"FSDP\" is not a DeepSpeed configuration"),
             ("mixed_precision: fp8", "must be no, fp16 or bf16"),
             ("fsdp_config: {a: 1}", "asks for FSDP"),
             ("num_machines: 2", "more than one machine"),

@@ -43,6 +43,7 @@ pub enum BatchSizeError {
     },
 }
 
+/// The possible sizes on both sides of one that is not possible, for an error.
 fn nearest(below: Option<usize>, above: Option<usize>) -> String {
     let sizes: Vec<String> = [below, above].into_iter().flatten().map(|s| s.to_string()).collect();
     sizes.join(" and ")

@@ -1,6 +1,8 @@
 //! Holds what was written against the tables: names, kinds, ranges, features that do not exist.
 //!
-//! [`check`] looks at every value and reports all it finds. What concerns several keys at once is
+//! [`check`] looks at every value and reports all it finds. The status of a key comes before the kind of its value: of
+//! a key that is never allowed, the kind does not matter. A feature that does not exist is only refused where the value
+//! asks for it ([`Trigger`]), so that files that carry a section switched off are accepted. What concerns several keys at once is
 //! left to the sections' own rules.
 
 use crate::diagnosis::{Diagnosis, Findings, Severity};
@@ -29,6 +31,7 @@ pub(crate) fn check(keys: &'static [Key], node: &Node, findings: &mut Findings) 
     }
 }
 
+/// A walk over a file beside its tables.
 struct Check<'a> {
     /// Where to look for a key that stands in the wrong section.
     top: &'static [Key],
@@ -36,6 +39,7 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
+    /// Checks every key that was written in a section, then what is missing from it.
     fn section(&mut self, keys: &'static [Key], node: &Node, path: &str) {
         for (name, value) in node.entries() {
             match keys.iter().find(|key| key.is_called(name)) {
@@ -55,6 +59,7 @@ impl Check<'_> {
         }
     }
 
+    /// Warns of an outdated name.
     fn spelling(&mut self, key: &Key, name: &str, value: &Node, path: &str) {
         if key
             .spellings
@@ -79,6 +84,7 @@ impl Check<'_> {
         self.push(severity, &join(path, first), value, message, remedy);
     }
 
+    /// Checks one value: its status first, then its kind, then what is inside of it.
     fn value(&mut self, key: &'static Key, value: &Node, siblings: &Node, path: &str) {
         if self.by_status(key, value, path) || value.is_auto() && key.auto {
             return;
@@ -152,6 +158,7 @@ impl Check<'_> {
         }
     }
 
+    /// Checks the parameters of the variant that the `type` beside them names.
     fn variant(
         &mut self,
         variants: &'static [Variant],
@@ -167,6 +174,8 @@ impl Check<'_> {
         }
     }
 
+    /// Reports a name that the section does not have, with the best guess at what was meant: a key of a job file, the
+    /// counterpart of another program's name, a slip of the pen, or a key of another section.
     fn unknown(&mut self, keys: &'static [Key], name: &str, value: &Node, path: &str) {
         let elsewhere = honoured(self.top, name);
         // The main sections of a job file have no section inside that another program could mean.
@@ -186,9 +195,10 @@ impl Check<'_> {
         } else {
             "remove it".to_owned()
         };
-        self.push(Severity::Error, &join(path, name), value, "is no known key".into(), remedy);
+        self.push(Severity::Error, &join(path, name), value, "unknown key".into(), remedy);
     }
 
+    /// Adds a finding at the place of a value.
     fn push(
         &mut self,
         severity: Severity,
@@ -321,9 +331,9 @@ mod tests {
         assert_eq!(
             findings("{\"train_batchsize\": 1, \"stage\": 3, \"q\": 0}"),
             [
-                "error: train_batchsize: is no known key; did you mean train_batch_size?",
-                "error: stage: is no known key; did you mean zero_optimization.stage?",
-                "error: q: is no known key; remove it; known here: zero_optimization, wandb, \
+                "error: train_batchsize: unknown key; did you mean train_batch_size?",
+                "error: stage: unknown key; did you mean zero_optimization.stage?",
+                "error: q: unknown key; remove it; known here: zero_optimization, wandb, \
                     train_batch_size",
             ]
         );

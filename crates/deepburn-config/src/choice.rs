@@ -1,4 +1,7 @@
 //! Names in a configuration that stand for values of an enum.
+//!
+//! A value may have several names: `eval_loss` and `loss` are one metric. Where the values of a choice are not an enum,
+//! because they carry parameters of other keys, the key is a string with a fixed list of names instead.
 
 /// A type whose values have names, which are compared without regard to case.
 pub(crate) trait Choice: Copy + 'static {

@@ -43,7 +43,7 @@ fn indices(node: &Node) -> Result<Vec<usize>, Fault> {
         let index = node.as_integer().filter(|index| (0..=LARGEST_INDEX).contains(index));
         let Some(index) = index.and_then(|index| usize::try_from(index).ok()) else {
             let message =
-                format!("{node} is no device index, an integer from 0 to {LARGEST_INDEX}");
+                format!("{node} is not a device index, an integer from 0 to {LARGEST_INDEX}");
             return Err((message, "write [0, 1] for example, or \"auto\"".to_owned()));
         };
         if indices.contains(&index) {

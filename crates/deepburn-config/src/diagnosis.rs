@@ -53,6 +53,7 @@ pub struct Diagnosis {
     pub remedy: String,
 }
 
+/// Serializes a position as `[line, column]`.
 fn position<S: Serializer>(at: &Option<Position>, serializer: S) -> Result<S::Ok, S::Error> {
     at.map(|at| [at.line, at.column]).serialize(serializer)
 }
@@ -173,6 +174,7 @@ impl From<&str> for Site {
 pub(crate) struct Findings(Vec<Diagnosis>);
 
 impl Findings {
+    /// Adds a finding that was made elsewhere.
     pub(crate) fn push(&mut self, diagnosis: Diagnosis) {
         self.0.push(diagnosis);
     }
@@ -238,7 +240,7 @@ impl Findings {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// There is no such file.
-    #[error("{path}: there is no such {what}; looked for {}", list(.tried))]
+    #[error("{path}: no such {what}; looked for {}", list(.tried))]
     NotFound {
         /// As the user gave it.
         path: String,
@@ -335,6 +337,7 @@ pub enum ConfigError {
     Invalid(#[from] Report),
 }
 
+/// Paths for a message.
 fn list(paths: &[PathBuf]) -> String {
     paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
 }

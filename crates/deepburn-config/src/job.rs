@@ -123,6 +123,7 @@ impl Job {
         Ok((job, written))
     }
 
+    /// Reads and checks all sections, then the rules that concern several of them.
     fn read(
         root: &Node,
         name: &str,
@@ -159,6 +160,7 @@ impl Job {
     }
 }
 
+/// The values of the command line in the order in which they apply: `--set` first, then the options.
 fn overrides(request: &JobRequest) -> Result<Vec<Override>, ConfigError> {
     let text = |path: &Path| Node::text(path.to_string_lossy());
     let mut overrides: Vec<_> =

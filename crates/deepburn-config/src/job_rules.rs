@@ -35,14 +35,15 @@ impl Places<'_> {
         let place = Place::find(given, &self.folders());
         if place.is_none() {
             let message = format!(
-                "\"{given}\": there is no such file or folder, from the current folder or beside the job file, and it \
-                 is no repository on the Hub (owner/name)"
+                "\"{given}\": no such file or folder, from the current folder or beside the job file, and it \
+                 is not a repository on the Hub (owner/name)"
             );
             findings.error(&*key.path, message, remedy);
         }
         place
     }
 
+    /// The current folder, then that of the job file.
     fn folders(self) -> [PathBuf; 2] {
         [PathBuf::new(), self.folder.to_path_buf()]
     }
@@ -55,7 +56,7 @@ impl Places<'_> {
         };
         if found.is_none() {
             let message = format!(
-                "\"{given}\": there is no such file or folder, from the current folder or beside the job file"
+                "\"{given}\": no such file or folder, from the current folder or beside the job file"
             );
             findings.error(&*key.path, message, "give an existing file or folder");
         }
@@ -107,7 +108,7 @@ pub(crate) fn read_data(
     // One message is enough where the path is wrong.
     let is_wrong = path.is_none() && data.path.value.is_some();
     if data.name.is_given() && (is_file || path.is_none()) && !is_wrong {
-        let message = "is a configuration of a data set, and data.path is none";
+        let message = "is a configuration of a data set, and data.path is not a data set";
         let remedy = "give the data set's folder or repository as data.path, or remove data.name";
         findings.error("data.name", message, remedy);
     }
@@ -163,7 +164,7 @@ fn check_kind(kind: &DataKind, data: &Data<'_>, splits: &SplitPlan, findings: &m
         }
         DataKind::Text { .. } | DataKind::Tokens if splits.holds_out() => {
             let message = "is a share of a split with a path of its own, which only kind \"classification\" can take: \
-                           text goes on from sample to sample";
+                           text continues from sample to sample";
             let remedy = "give a file, or shares of data.path for all splits";
             findings.error("data.splits.eval", message, remedy);
         }
@@ -200,22 +201,15 @@ fn check_kind(kind: &DataKind, data: &Data<'_>, splits: &SplitPlan, findings: &m
 /// A model and the data it can learn from.
 pub(crate) fn check_pair(model: &ModelJob, data: &DataJob, findings: &mut Findings) {
     let classifies = matches!(data.kind, DataKind::Classification { .. });
-    match model.architecture {
-        Architecture::ImdbEncoder if !classifies => findings.error(
-            "data.kind",
-            "model.architecture \"imdb_encoder\" learns from texts with a class each",
-            "write \"classification\"",
-        ),
-        _ => {}
+    if model.architecture == Architecture::ImdbEncoder && !classifies {
+        let message = "model.architecture \"imdb_encoder\" learns from texts with a class each";
+        findings.error("data.kind", message, "write \"classification\"");
     }
     if let DataKind::Classification { text_field, label_field } = &data.kind
         && text_field == label_field
     {
-        findings.error(
-            "data.label_field",
-            format!("{label_field:?} is the column of the texts too"),
-            "name the column of the labels",
-        );
+        let message = format!("{label_field:?} is the column of the texts too");
+        findings.error("data.label_field", message, "name the column of the labels");
     }
 }
 
@@ -275,6 +269,7 @@ fn param_groups(training: &Training<'_>, findings: &mut Findings) -> Vec<ParamGr
     training.param_groups.value.iter().map(|section| param_group(section, findings)).collect()
 }
 
+/// One group: what it selects and how its parameters are updated.
 fn param_group(section: &ParamGroupKeys<'_>, findings: &mut Findings) -> ParamGroup {
     let ParamGroupKeys { params, dims, lr, lr_factor, weight_decay, betas, muon_matrices, frozen } =
         section;
@@ -283,8 +278,8 @@ fn param_group(section: &ParamGroupKeys<'_>, findings: &mut Findings) -> ParamGr
         match PathPattern::new(pattern) {
             Ok(pattern) => patterns.push(pattern),
             Err(reason) => {
-                let message = format!("{pattern:?} is no regular expression: {reason}");
-                let remedy = "escape what is meant as it stands: \"^h\\\\.0\\\\.\" for example";
+                let message = format!("{pattern:?} is not a regular expression: {reason}");
+                let remedy = "escape literal characters: \"^h\\\\.0\\\\.\" for example";
                 findings.error(params, message, remedy);
             }
         }
@@ -309,6 +304,7 @@ fn param_group(section: &ParamGroupKeys<'_>, findings: &mut Findings) -> ParamGr
     ParamGroup { params: patterns, dims: dims.value.clone().unwrap_or_default(), update }
 }
 
+/// The learning rate of a group: its own, or a factor of the schedule's.
 fn group_rate(
     lr: &Setting<'_, Option<f64>>,
     factor: &Setting<'_, f64>,
@@ -345,70 +341,50 @@ fn read_ranks(
 /// What is kept can be said only of what is saved, and the best of what is evaluated.
 pub(crate) fn check_saving(training: &TrainingJob, findings: &mut Findings) {
     let saves = training.save_steps.is_some() || training.load_best_model_at_end;
-    if training.save_total_limit.is_some() && !saves {
-        findings.error(
-            "training.save_total_limit",
-            "no checkpoints are saved",
-            "add training.save_steps, or remove it",
-        );
-    }
-    if training.async_save && !saves {
-        findings.error(
-            "training.async_save",
-            "no checkpoints are saved",
-            "add training.save_steps, or remove it",
-        );
-    }
-    if training.save_best_limit.is_some() {
-        if training.save_total_limit.is_none() {
-            findings.error(
-                "training.save_best_limit",
-                "all checkpoints are kept",
-                "add training.save_total_limit, or remove it",
-            );
-        }
-        let evaluated = training.save_steps.zip(training.eval_steps);
-        if !evaluated.is_some_and(|(save, eval)| save.is_multiple_of(eval)) {
-            findings.error(
-                "training.save_best_limit",
-                "checkpoints are judged by an evaluation in the step that they are saved in",
-                "add training.eval_steps, and training.save_steps as a multiple of it",
-            );
+    let best = training.save_best_limit.is_some();
+    let evaluated = training.save_steps.zip(training.eval_steps);
+    let is_judged = evaluated.is_some_and(|(save, eval)| save.is_multiple_of(eval));
+    let none_saved = ("no checkpoints are saved", "add training.save_steps, or remove it");
+    let all_kept = ("all checkpoints are kept", "add training.save_total_limit, or remove it");
+    let not_judged = (
+        "checkpoints are judged by an evaluation in the step that they are saved in",
+        "add training.eval_steps, and training.save_steps as a multiple of it",
+    );
+    let limits = training.save_total_limit.is_some();
+    for (is_wrong, key, (message, remedy)) in [
+        (limits && !saves, "training.save_total_limit", none_saved),
+        (training.async_save && !saves, "training.async_save", none_saved),
+        (best && !limits, "training.save_best_limit", all_kept),
+        (best && !is_judged, "training.save_best_limit", not_judged),
+    ] {
+        if is_wrong {
+            findings.error(key, message, remedy);
         }
     }
 }
 
 /// The best model is known where models are evaluated while they train.
 pub(crate) fn check_best(training: &TrainingJob, data: &DataJob, findings: &mut Findings) {
-    let given = [
-        ("load_best_model_at_end", training.load_best_model_at_end),
-        ("early_stopping_patience", training.early_stopping_patience.is_some()),
-    ];
-    let asks = given.into_iter().find_map(|(key, is_given)| is_given.then_some(key));
-    if let Some(key) = asks
-        && (training.eval_steps.is_none() || !data.splits.has_eval())
-    {
-        findings.error(
-            format!("training.{key}"),
-            "models are compared by evaluations while they train, and this job has none",
-            "add training.eval_steps and data.splits.eval, or remove it",
-        );
+    let asks = match training {
+        TrainingJob { load_best_model_at_end: true, .. } => Some("load_best_model_at_end"),
+        TrainingJob { early_stopping_patience: Some(_), .. } => Some("early_stopping_patience"),
+        _ => None,
+    };
+    let evaluates = training.eval_steps.is_some() && data.splits.has_eval();
+    if let Some(key) = asks.filter(|_| !evaluates) {
+        let message = "models are compared by evaluations while they train, and this job has none";
+        let remedy = "add training.eval_steps and data.splits.eval, or remove it";
+        findings.error(format!("training.{key}"), message, remedy);
     }
-    if training.metric_for_best_model == ModelMetric::Accuracy
-        && !matches!(data.kind, DataKind::Classification { .. })
-    {
-        findings.error(
-            "training.metric_for_best_model",
-            "is \"accuracy\", which only a classifier has",
-            "write \"loss\"",
-        );
+    let classifies = matches!(data.kind, DataKind::Classification { .. });
+    if training.metric_for_best_model == ModelMetric::Accuracy && !classifies {
+        let message = "is \"accuracy\", which only a classifier has";
+        findings.error("training.metric_for_best_model", message, "write \"loss\"");
     }
     if training.early_stopping_threshold > 0.0 && training.early_stopping_patience.is_none() {
-        findings.warning(
-            "training.early_stopping_threshold",
-            "has no effect without training.early_stopping_patience",
-            "add training.early_stopping_patience, or remove it",
-        );
+        let message = "has no effect without training.early_stopping_patience";
+        let remedy = "add training.early_stopping_patience, or remove it";
+        findings.warning("training.early_stopping_threshold", message, remedy);
     }
 }
 

@@ -88,6 +88,7 @@ impl Literal {
     }
 }
 
+/// A number in the spelling of a configuration.
 fn real_node(real: f64) -> Value {
     // `Debug` writes 1e-8 where `Display` writes seven zeros.
     Value::Number(format!("{real:?}"))
@@ -201,6 +202,7 @@ impl Key {
     }
 }
 
+/// Whether a section, or one inside of it, has `enabled: true`.
 fn any_enabled(node: &Node) -> bool {
     node.entries().iter().any(|(name, node)| {
         (name == "enabled" && node.as_flag() == Some(true)) || any_enabled(node)
@@ -225,6 +227,7 @@ pub fn entries(keys: &'static [Key]) -> Vec<KeyEntry> {
     list
 }
 
+/// Lists a section and the sections inside of it. A section that has no effect passes its status on to its keys.
 fn list_section(keys: &'static [Key], path: &str, inherited: Status, list: &mut Vec<KeyEntry>) {
     for key in keys {
         let path = crate::source::join(path, key.name);

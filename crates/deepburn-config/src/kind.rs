@@ -1,4 +1,8 @@
 //! The values that keys take: kinds, ranges, and variants with parameters of their own.
+//!
+//! A [`Kind`] checks a value ([`Kind::accepts`]), names itself in listings ([`Display`](fmt::Display)) and becomes a
+//! type of the JSON schema. Integers may be written with a point or an exponent where they are integral, as `5e8` in
+//! many of DeepSpeed's examples; numbers and flags in quotes are refused.
 
 use std::fmt;
 
@@ -122,6 +126,7 @@ pub enum Reals {
 }
 
 impl Reals {
+    /// Whether `number` is in the interval. NaN and infinities are in none.
     fn contain(self, number: f64) -> bool {
         number.is_finite()
             && match self {
@@ -152,68 +157,72 @@ impl Kind {
     /// # Errors
     /// The rule that it breaks, for a sentence that starts with "must be".
     pub(crate) fn accepts(&self, node: &Node) -> Result<(), String> {
-        let real_in = |node: &Node, range: Reals| node.as_real().is_some_and(|r| range.contain(r));
-        let (accepted, rule) = match self {
-            Self::Flag => (node.as_flag().is_some(), "true or false, without quotes".to_owned()),
-            Self::Integer(range) => {
-                let inside = |integer| (range.min..=range.max).contains(&integer);
-                (node.as_integer().is_some_and(inside), format!("{range}, without quotes"))
-            }
-            Self::Integers(range) => {
-                let inside = |node: &Node| {
-                    node.as_integer().is_some_and(|i| (range.min..=range.max).contains(&i))
-                };
-                (
-                    matches!(&node.value, Value::List(nodes) if nodes.iter().all(inside)),
-                    format!("a list of integers, each {range}"),
-                )
-            }
-            Self::Real(range) => (real_in(node, *range), format!("{range}, without quotes")),
-            Self::PerGroup(range) => (
-                match &node.value {
-                    Value::List(nodes) => matches!(nodes.as_slice(), [one] if real_in(one, *range)),
-                    _ => real_in(node, *range),
-                },
-                format!("{range}, or a list of one such number (there is one parameter group)"),
-            ),
-            Self::Pair(range) => (
-                matches!(&node.value, Value::List(nodes)
-                    if nodes.len() == 2 && nodes.iter().all(|node| real_in(node, *range))),
-                format!("a list of two numbers, each {range}"),
-            ),
-            Self::Triple(range) => (
-                matches!(&node.value, Value::List(nodes)
-                    if nodes.len() == 3 && nodes.iter().all(|node| real_in(node, *range))),
-                format!("a list of three numbers, each {range}"),
-            ),
-            Self::Text => (node.as_text().is_some(), "a string".to_owned()),
-            Self::Choice(names) => {
-                let known = |text: &str| names.iter().any(|name| name.eq_ignore_ascii_case(text));
-                (node.as_text().is_some_and(known), format!("one of {}", names.join(", ")))
-            }
-            Self::List => (matches!(node.value, Value::List(_)), "a list".to_owned()),
-            Self::Texts => (
-                match &node.value {
-                    Value::List(nodes) => nodes.iter().all(|node| node.as_text().is_some()),
-                    _ => node.as_text().is_some(),
-                },
-                "a string or a list of strings".to_owned(),
-            ),
-            Self::Sections(_) => (
-                matches!(&node.value, Value::List(nodes)
-                    if nodes.iter().all(|node| matches!(node.value, Value::Map(_)))),
-                "a list of sections, [{ ... }]".to_owned(),
-            ),
-            Self::Section(_) | Self::Variants(_) => {
-                (matches!(node.value, Value::Map(_)), "a section, { ... }".to_owned())
-            }
-            Self::SectionOrPath(_) => (
-                matches!(node.value, Value::Map(_) | Value::Text(_)),
-                "a section, { ... }, or the path of a file".to_owned(),
-            ),
-            Self::Free => (true, String::new()),
+        if self.matches(node) { Ok(()) } else { Err(self.rule()) }
+    }
+
+    /// Whether a value is of this kind.
+    fn matches(&self, node: &Node) -> bool {
+        let list = match &node.value {
+            Value::List(nodes) => Some(nodes.as_slice()),
+            _ => None,
         };
-        if accepted { Ok(()) } else { Err(rule) }
+        let integer_in = |node: &Node, range: &Integers| {
+            node.as_integer().is_some_and(|i| (range.min..=range.max).contains(&i))
+        };
+        let real_in = |node: &Node, range: Reals| node.as_real().is_some_and(|r| range.contain(r));
+        // A list of so many numbers.
+        let reals_in = |len: usize, range: Reals| {
+            list.is_some_and(|l| l.len() == len && l.iter().all(|node| real_in(node, range)))
+        };
+        let is_map = matches!(node.value, Value::Map(_));
+        let text = node.as_text();
+        match self {
+            Self::Flag => node.as_flag().is_some(),
+            Self::Integer(range) => integer_in(node, range),
+            Self::Integers(range) => list.is_some_and(|l| l.iter().all(|i| integer_in(i, range))),
+            Self::Real(range) => real_in(node, *range),
+            Self::PerGroup(range) => real_in(node, *range) || reals_in(1, *range),
+            Self::Pair(range) => reals_in(2, *range),
+            Self::Triple(range) => reals_in(3, *range),
+            Self::Text => text.is_some(),
+            Self::Choice(names) => {
+                text.is_some_and(|text| names.iter().any(|name| name.eq_ignore_ascii_case(text)))
+            }
+            Self::List => list.is_some(),
+            Self::Texts => match list {
+                Some(nodes) => nodes.iter().all(|node| node.as_text().is_some()),
+                None => text.is_some(),
+            },
+            Self::Sections(_) => {
+                list.is_some_and(|l| l.iter().all(|node| matches!(node.value, Value::Map(_))))
+            }
+            Self::Section(_) | Self::Variants(_) => is_map,
+            Self::SectionOrPath(_) => is_map || text.is_some(),
+            Self::Free => true,
+        }
+    }
+
+    /// What a value of this kind is, for a sentence that starts with "must be".
+    fn rule(&self) -> String {
+        match self {
+            Self::Flag => "true or false, without quotes".to_owned(),
+            Self::Integer(range) => format!("{range}, without quotes"),
+            Self::Integers(range) => format!("a list of integers, each {range}"),
+            Self::Real(range) => format!("{range}, without quotes"),
+            Self::PerGroup(range) => {
+                format!("{range}, or a list of one such number (there is one parameter group)")
+            }
+            Self::Pair(range) => format!("a list of two numbers, each {range}"),
+            Self::Triple(range) => format!("a list of three numbers, each {range}"),
+            Self::Text => "a string".to_owned(),
+            Self::Choice(names) => format!("one of {}", names.join(", ")),
+            Self::List => "a list".to_owned(),
+            Self::Texts => "a string or a list of strings".to_owned(),
+            Self::Sections(_) => "a list of sections, [{ ... }]".to_owned(),
+            Self::Section(_) | Self::Variants(_) => "a section, { ... }".to_owned(),
+            Self::SectionOrPath(_) => "a section, { ... }, or the path of a file".to_owned(),
+            Self::Free => String::new(),
+        }
     }
 }
 

@@ -12,6 +12,7 @@ struct Strategy {
     parameters: Option<&'static str>,
 }
 
+/// A line of the table.
 const fn strategy(
     name: &'static str,
     stage: u8,
@@ -24,6 +25,7 @@ const fn strategy(
 /// Where Lightning's NVMe strategy puts files.
 const NVME_PATH: &str = "/local_nvme";
 
+/// Lightning's registered names.
 const STRATEGIES: [Strategy; 8] = [
     strategy("deepspeed", 2, None, None),
     strategy("deepspeed_stage_1", 1, None, None),
@@ -61,6 +63,7 @@ pub(crate) fn configuration(name: &str) -> Option<Value> {
     }))
 }
 
+/// An offload section for a device.
 fn offload(device: &str) -> Value {
     match device {
         "nvme" => json!({"device": device, "nvme_path": NVME_PATH}),

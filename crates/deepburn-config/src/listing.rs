@@ -27,6 +27,7 @@ pub fn find_keys(path: &str) -> Result<Vec<KeyEntry>, ConfigError> {
     Err(unknown(&keys, path))
 }
 
+/// The keys for which `wanted` holds.
 fn select(keys: &[KeyEntry], wanted: impl Fn(&KeyEntry) -> bool) -> Vec<KeyEntry> {
     keys.iter().filter(|entry| wanted(entry)).cloned().collect()
 }
@@ -40,6 +41,7 @@ fn is_below(path: &str, wanted: &str) -> bool {
     starts(path) || starts(&without_variant(path))
 }
 
+/// A path without the type of a variant: `optimizer.params.lr` for `optimizer.params[AdamW].lr`.
 fn without_variant(path: &str) -> String {
     match (path.find('['), path.find(']')) {
         (Some(start), Some(end)) if start < end => {
@@ -49,6 +51,7 @@ fn without_variant(path: &str) -> String {
     }
 }
 
+/// The error for a path that names no key, with the nearest name in its section or anywhere.
 fn unknown(keys: &[KeyEntry], path: &str) -> ConfigError {
     let name = path.rsplit('.').next().unwrap_or(path);
     let near = || {

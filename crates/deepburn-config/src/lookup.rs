@@ -44,7 +44,7 @@ mod tests {
         let message = find(Path::new("nowhere.json"), &folders, "file").unwrap_err().to_string();
         assert_eq!(
             message,
-            "nowhere.json: there is no such file; looked for nowhere.json, configs/nowhere.json"
+            "nowhere.json: no such file; looked for nowhere.json, configs/nowhere.json"
         );
     }
 }

@@ -167,6 +167,7 @@ impl Node {
     }
 }
 
+/// The number that a spelling stands for.
 fn parse_real(text: &str) -> f64 {
     match text {
         "Infinity" => f64::INFINITY,

@@ -1,5 +1,6 @@
 //! `--set path.to.key=VALUE`: one value of a file, given on the command line.
 //!
+//! An option replaces a value under any of its names, because a key under two names is a contradiction.
 //! The path must be one that the tables know; sections on the way are created. VALUE is JSON, or a
 //! string when it is none. Whether the value fits its key is checked with the rest of the file, and
 //! what is found then names the option: [`TypedKey`].
@@ -25,7 +26,7 @@ impl Override {
     pub(crate) fn parse(given: &str) -> Result<Self, ConfigError> {
         let malformed = || ConfigError::Override {
             given: format!("--set {}", Node::text(given)),
-            reason: "is no path.to.key=VALUE".into(),
+            reason: "is not of the form path.to.key=VALUE".into(),
             remedy: "write for example --set training.max_steps=100".into(),
         };
         let (path, value) = given.split_once('=').ok_or_else(malformed)?;
@@ -99,6 +100,7 @@ impl Override {
         self.descend(Scope::Keys(keys), root, 0)
     }
 
+    /// Walks from a section towards the key, and creates sections that are missing.
     fn descend(&self, scope: Scope, node: &mut Node, depth: usize) -> Result<(), ConfigError> {
         let name = &self.path[depth];
         let key = match scope {
@@ -138,6 +140,7 @@ impl Override {
         self.descend(inner, child, depth + 1)
     }
 
+    /// The error for a name that the section does not have.
     fn unknown(&self, keys: &'static [Key], depth: usize) -> ConfigError {
         let name = &self.path[depth];
         let near = nearest(keys.iter().flat_map(Key::names), name);
@@ -153,10 +156,11 @@ impl Override {
                 )
             }
         };
-        let reason = format!("{} is no known key", self.path[..=depth].join("."));
+        let reason = format!("unknown key `{}`", self.path[..=depth].join("."));
         ConfigError::Override { given: self.given.clone(), reason, remedy }
     }
 
+    /// The error for a path that leads through a value.
     fn no_section(&self, depth: usize, found: &str) -> ConfigError {
         let above = if depth == 0 { "the file".into() } else { self.path[..depth].join(".") };
         ConfigError::Override {
@@ -255,15 +259,15 @@ mod tests {
             json!({"lr": 0.5})
         );
         let error = set(json, "deepspeed.optimizer.params.momentun=0").unwrap_err();
-        assert!(error.contains("is no known key"), "{error}");
+        assert!(error.contains("unknown key"), "{error}");
     }
 
     #[test]
     fn mistakes_are_named() {
         for (given, part) in [
-            ("training.max_steps", "is no path.to.key=VALUE"),
-            ("training..x=1", "is no path.to.key=VALUE"),
-            ("=1", "is no path.to.key=VALUE"),
+            ("training.max_steps", "is not of the form path.to.key=VALUE"),
+            ("training..x=1", "is not of the form path.to.key=VALUE"),
+            ("=1", "is not of the form path.to.key=VALUE"),
             ("training.max_step=1", "did you mean max_steps?"),
             ("traning.max_steps=1", "did you mean training?"),
             ("training.seed.x=1", "training.seed is a single value, not a section"),

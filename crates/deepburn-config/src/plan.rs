@@ -513,6 +513,7 @@ pub enum ScaleGrowth {
 }
 
 impl ScaleGrowth {
+    /// Whether it is DeepSpeed's rule, which `job.json` does not name.
     fn is_deepspeed(&self) -> bool {
         *self == Self::AfterWindow
     }

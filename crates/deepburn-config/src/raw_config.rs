@@ -21,7 +21,9 @@ pub struct RawConfig {
     typed: Vec<TypedKey>,
 }
 
+/// What errors call the file.
 const DOCUMENT: &str = "DeepSpeed config";
+/// What errors call a configuration that has no file.
 const INLINE: &str = "inline configuration";
 
 impl RawConfig {
@@ -83,6 +85,7 @@ impl RawConfig {
         Self::new(Node::new(Value::Map(Vec::new())), INLINE)
     }
 
+    /// A tree that came from `source`.
     pub(crate) fn new(root: Node, source: &str) -> Self {
         Self { root, source: source.to_owned(), processes: None, typed: Vec::new() }
     }
@@ -115,6 +118,7 @@ impl RawConfig {
         Ok(Self::new(from_value(&value, Origin { document: DOCUMENT, name: &source })?, &source))
     }
 
+    /// Parses JSON that came from `name`.
     fn parse(text: &str, name: &str) -> Result<Self, ConfigError> {
         Ok(Self::new(parse_json(text, Origin { document: DOCUMENT, name })?, name))
     }
@@ -134,6 +138,7 @@ impl RawConfig {
         &self.root
     }
 
+    /// The tree, to change it.
     pub(crate) fn node_mut(&mut self) -> &mut Node {
         &mut self.root
     }

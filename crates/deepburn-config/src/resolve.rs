@@ -38,6 +38,10 @@ pub struct Resolved {
 
 /// Resolves a configuration.
 ///
+/// Each section has a rule. Rules run in the order of their dependencies: the schedule needs the optimizer's learning
+/// rate, the ZeRO section the optimizer, and the check of `aio` everything that may use a file. Every rule returns a
+/// value even where it reports an error, so that one run finds all that is wrong.
+///
 /// # Errors
 /// A [`Report`] with everything that is wrong, and the warnings and notes too.
 pub fn resolve(config: &RawConfig, run: &RunContext) -> Result<Resolved, Report> {

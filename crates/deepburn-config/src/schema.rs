@@ -45,6 +45,7 @@ fn section(keys: &'static [Key]) -> Value {
     schema
 }
 
+/// The schema of a key, with its doc, unit, status and default.
 fn property(key: &Key) -> Value {
     let mut schema = values(key);
     let unit = if key.unit.is_empty() { String::new() } else { format!(" In {}.", key.unit) };
@@ -85,6 +86,7 @@ fn values(key: &Key) -> Value {
     }
 }
 
+/// The schema of the values of a kind.
 fn kind(kind: &Kind) -> Value {
     match kind {
         Kind::Flag => json!({ "type": "boolean" }),
@@ -119,6 +121,7 @@ fn kind(kind: &Kind) -> Value {
     }
 }
 
+/// A pattern that matches each name in any case.
 fn any_case(names: &[&str]) -> String {
     let insensitive = |name: &&str| {
         name.chars()
@@ -131,6 +134,7 @@ fn any_case(names: &[&str]) -> String {
     format!("^({})$", names.iter().map(insensitive).collect::<Vec<_>>().join("|"))
 }
 
+/// The schema of integers in a range.
 fn integer(range: Integers) -> Value {
     // `5e8` is an integer to a schema too.
     let mut schema = json!({ "type": "integer" });
@@ -143,6 +147,7 @@ fn integer(range: Integers) -> Value {
     schema
 }
 
+/// The schema of numbers in an interval.
 fn real(range: Reals) -> Value {
     match range {
         Reals::Any => json!({ "type": "number" }),

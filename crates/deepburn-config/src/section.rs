@@ -259,6 +259,7 @@ impl<'a, S: Section + Read<'a>> Read<'a> for Vec<S> {
     }
 }
 
+/// A node as an integer that is not negative.
 fn as_count(node: &Node) -> Option<usize> {
     node.as_integer().map(to_count)
 }
@@ -276,6 +277,7 @@ fn as_real(node: &Node) -> Option<f64> {
     }
 }
 
+/// A list of exactly `N` numbers.
 fn as_reals<const N: usize>(node: &Node) -> Option<[f64; N]> {
     let Value::List(nodes) = &node.value else { return None };
     let numbers = nodes.iter().map(Node::as_real).collect::<Option<Vec<_>>>()?;

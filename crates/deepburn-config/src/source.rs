@@ -89,6 +89,7 @@ pub(crate) fn parse_json(text: &str, origin: Origin<'_>) -> Result<Node, ConfigE
     builder.finish(node)
 }
 
+/// The error for a text that is nested too deep.
 fn too_deep(origin: Origin<'_>) -> ConfigError {
     ConfigError::TooDeep { source_name: origin.name.into(), limit: MAX_DEPTH }
 }
@@ -101,6 +102,7 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
+    /// Converts a value, and everything inside of it.
     fn node(
         &mut self,
         value: &ast::Value<'_>,
@@ -127,6 +129,7 @@ impl Builder<'_> {
         Ok(Node { value: converted, at: Some(self.lines.position(value.start())) })
     }
 
+    /// Converts the entries of an object and notes names that are there twice.
     fn entries(
         &mut self,
         map: &ast::Object<'_>,
@@ -146,6 +149,7 @@ impl Builder<'_> {
         Ok(entries)
     }
 
+    /// The tree, unless a key was there twice.
     fn finish(self, node: Node) -> Result<Node, ConfigError> {
         if self.repeated.is_empty() {
             return Ok(node);
@@ -167,11 +171,13 @@ struct LineStarts<'a> {
 }
 
 impl<'a> LineStarts<'a> {
+    /// Finds the lines of a text.
     fn of(text: &'a str) -> Self {
         let after_breaks = text.match_indices('\n').map(|(at, _)| at + 1);
         Self { text, starts: std::iter::once(0).chain(after_breaks).collect() }
     }
 
+    /// Line and column of a byte.
     fn position(&self, byte: usize) -> Position {
         let line = self.starts.partition_point(|&start| start <= byte);
         let start = self.starts[line - 1];

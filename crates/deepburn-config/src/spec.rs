@@ -2,6 +2,10 @@
 //!
 //! A [`Spec<T>`] is a [`Key`] without a name whose values read as `T`. Because each constructor here fixes kind,
 //! default and type together, a field of another type than its key does not compile.
+//!
+//! What else a declaration says is a method: unit, `"auto"`, other names, the stages at which the key has an effect, and
+//! its status where it is not honoured. The names that declarations use are re-exported here, so that a file of
+//! declarations imports this module alone.
 
 use std::marker::PhantomData;
 
@@ -37,8 +41,11 @@ const fn from_to(min: i64, max: i64) -> Kind {
     Kind::Integer(Integers { min, max })
 }
 
+/// 0 and more.
 const COUNT: Kind = Kind::Integer(Integers::COUNT);
+/// 1 and more.
 const POSITIVE: Kind = Kind::Integer(Integers::POSITIVE);
+/// Any integer.
 const INTEGER: Kind = Kind::Integer(Integers::ANY);
 
 // What begins with `opt` has no default: its value is `None` where it is not given.
@@ -115,6 +122,7 @@ pub(crate) const fn sections<S: Section>() -> Spec<Vec<S>> {
 }
 
 impl<T> Spec<T> {
+    /// A key of this kind that is honoured, without a name yet.
     const fn new(kind: Kind, default: Literal) -> Self {
         let key = Key {
             name: "",

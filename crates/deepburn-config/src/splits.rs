@@ -58,6 +58,7 @@ pub enum SplitPlan {
 /// Shares are typed by people: 33.3 + 33.3 + 33.4 may be a little over 100.
 const TOLERANCE: f64 = 1e-9;
 
+/// What to write, for an error.
 const EXAMPLE: &str = "write for example {\"train\": \"90%\", \"eval\": \"10%\"}";
 
 impl SplitPlan {
@@ -145,6 +146,7 @@ impl SplitPlan {
         }
     }
 
+    /// Splits of a data set by their names there.
     fn read_named(
         section: &Splits<'_>,
         [train, eval, test]: [Option<&str>; 3],
@@ -167,6 +169,7 @@ impl SplitPlan {
         }
     }
 
+    /// Shares of one path.
     fn read_shares(
         section: &Splits<'_>,
         given: [Option<&str>; 3],
@@ -201,7 +204,7 @@ fn share(key: &Setting<'_, Option<&str>>, text: &str, findings: &mut Findings) -
     match text.trim_end_matches('%').trim_end().parse::<f64>() {
         Ok(percent) if (0.0..=100.0).contains(&percent) => percent / 100.0,
         _ => {
-            let message = format!("\"{text}\" is no share from 0% to 100%");
+            let message = format!("\"{text}\" is not a share from 0% to 100%");
             findings.error(key, message, EXAMPLE);
             0.0
         }

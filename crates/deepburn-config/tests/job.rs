@@ -181,10 +181,10 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("a.txt"), "text").unwrap();
     for (text, parts) in [
-        (r#"{"modle": {}}"#, ["modle", "no known key", "did you mean model?"]),
+        (r#"{"modle": {}}"#, ["modle", "unknown key", "did you mean model?"]),
         (
             r#"{"training": {"max_step": 3}}"#,
-            ["training.max_step", "no known key", "did you mean max_steps?"],
+            ["training.max_step", "unknown key", "did you mean max_steps?"],
         ),
         (
             r#"{"training": {"ranks": 0}}"#,
@@ -318,7 +318,7 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
         ),
         (
             r#"{"training": {"backend": "cuda", "devices": [0, -1]}}"#,
-            ["training.devices", "-1 is no device index", "from 0 to 65535"],
+            ["training.devices", "-1 is not a device index", "from 0 to 65535"],
         ),
         (
             r#"{"training": {"backend": "cuda", "devices": [1, 0, 1]}}"#,
@@ -348,11 +348,11 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
         ),
         (
             r#"{"data": {"splits": {"train": "110%"}}}"#,
-            ["data.splits.train", "\"110%\" is no share", "\"90%\""],
+            ["data.splits.train", "\"110%\" is not a share", "\"90%\""],
         ),
         (
             r#"{"data": {"splits": {"train": "NaN%"}}}"#,
-            ["data.splits.train", "\"NaN%\" is no share", "\"90%\""],
+            ["data.splits.train", "\"NaN%\" is not a share", "\"90%\""],
         ),
         (
             r#"{"data": {"splits": {"train": "90%", "eval": "20%"}}}"#,
@@ -376,7 +376,7 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
         ),
         (
             r#"{"data": {"splits": {"trian": "90%"}}}"#,
-            ["data.splits.trian", "no known key", "did you mean train?"],
+            ["data.splits.trian", "unknown key", "did you mean train?"],
         ),
         (
             r#"{"deepspeed": "nowhere.json"}"#,
@@ -412,7 +412,7 @@ fn a_missing_job_file_names_every_place() {
     let message = Job::load(&request).unwrap_err().to_string();
     assert_eq!(
         message,
-        "nowhere.json: there is no such file; looked for nowhere.json, configs/nowhere.json"
+        "nowhere.json: no such file; looked for nowhere.json, configs/nowhere.json"
     );
 }
 

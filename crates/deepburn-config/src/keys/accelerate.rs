@@ -1,9 +1,15 @@
 //! The keys of Accelerate's YAML (`accelerate config`).
+//!
+//! The section `deepspeed_config` is translated to a DeepSpeed configuration. Most other keys describe how Accelerate
+//! starts processes: they are accepted and noted, because the program that trains starts its ranks itself.
 
 use crate::spec::*;
 
+/// Why keys about starting processes change nothing.
 const LAUNCH: &str = "the ranks are started by the program itself";
+/// Why keys about TPUs change nothing.
 const TPU: &str = "there is no TPU";
+/// Where to offload to; its doc names the key of DeepSpeed.
 const DEVICE: Spec<&str> = one_of(&["none", "cpu", "nvme"], "none");
 
 section! {

@@ -1,4 +1,6 @@
 //! `activation_checkpointing`: which activations backward computes again, and where the others are kept.
+//!
+//! `policy`, `every_nth_block`, `nvme_path` and `offload_threshold` are keys of DeepBurn; the others are DeepSpeed's.
 
 use crate::spec::*;
 

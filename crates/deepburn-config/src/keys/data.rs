@@ -1,8 +1,12 @@
 //! `data_efficiency` and `curriculum_learning`: dynamic batches and short sequences first.
+//!
+//! Both came from DeepSpeed's data efficiency library. Lengths are taken from the samples themselves, so that keys
+//! about a separate analysis of the data set change nothing or are refused.
 
 use crate::dynamic_batching::LrScaling;
 use crate::spec::*;
 
+/// DeepSpeed's schedules; `custom` is known and refused.
 const SCHEDULES: &[&str] = &["fixed_discrete", "fixed_linear", "fixed_root", "custom"];
 
 section! {

@@ -1,4 +1,7 @@
 //! The keys of a job file: `model`, `data`, `training`, `deepspeed`.
+//!
+//! Names are those of Hugging Face's `TrainingArguments` where both have the same meaning. Keys that this trainer has
+//! and DeepSpeed has in its own file are refused with the place where they belong.
 
 use crate::job_plan::{Architecture, Backend, Join, ModelMetric};
 use crate::keys::{DeepSpeed, SCHEMA};
@@ -8,6 +11,7 @@ use crate::spec::*;
 /// Smallest vocabulary of a byte-level tokenizer: 256 bytes and the end of text.
 const SMALLEST_VOCABULARY: i64 = 257;
 
+/// A key that only the command line has: a job file describes the job, not one run of it.
 const ON_THE_COMMAND_LINE: Spec<()> = free()
     .refused(
         "says where one run begins, not what the job is",
@@ -15,6 +19,7 @@ const ON_THE_COMMAND_LINE: Spec<()> = free()
     )
     .doc("Is an option of the command line.");
 
+/// What to write instead of Hugging Face's name of the micro-batch.
 const MICRO_BATCH: &str =
     "write training.micro_batch_size or deepspeed.train_micro_batch_size_per_gpu";
 
@@ -135,10 +140,10 @@ section! {
         batch_size_schedule: BatchSizeSchedule<'a> = section(),
         /// Optimizer steps between two printed lines; by default steps_per_print of the deepspeed section.
         logging_steps: Option<usize> = opt_positive().unit("steps"),
-        /// Optimizer steps between two checkpoints in output_dir/checkpoints, of which the last step always has
-        /// one; none without it, but of a run that is interrupted.
+        /// Save every N optimizer steps and after the last, in output_dir/checkpoints. Unset: save only on
+        /// interruption.
         save_steps: Option<usize> = opt_positive().unit("steps"),
-        /// Training goes on while a checkpoint is written; takes up to once more the memory of what is saved.
+        /// Write checkpoints in the background; takes up to once more the memory of what is saved.
         async_save: bool = flag(false),
         /// Newest checkpoints that are kept; all without it.
         save_total_limit: Option<usize> = opt_positive().unit("checkpoints"),

@@ -34,6 +34,7 @@ use crate::spec::*;
 /// Why keys about checkpoints change nothing.
 const CHECKPOINTS: &str = "training checkpoints have a layout of their own";
 
+/// Why keys that only occur in DeepSpeed's own code are ignored.
 const UNREAD: &str = "DeepSpeed does not read this key either";
 
 /// Where an editor finds the schema of the file.
@@ -175,7 +176,7 @@ section! {
         disable_allgather = flag(false).inert("in-process ranks hand tensors over directly"),
         /// Turn Python's garbage collector off while training.
         disable_python_gc = flag(false).inert("there is no Python"),
-        /// Only warns when it is no multiple of 8.
+        /// Only warns when it is not a multiple of 8.
         vocabulary_size = count(0).inert("the vocabulary comes from the model"),
     }
 }

@@ -1,4 +1,7 @@
 //! What is printed and measured, and what other programs read of a run.
+//!
+//! Every section has an `enabled` of its own. Monitors of services that have no library for Rust are in
+//! [`super::unsupported`].
 
 use crate::spec::*;
 

@@ -1,18 +1,26 @@
 //! Offload of optimizer states and parameters: `offload_optimizer`, `offload_param`, `aio`.
+//!
+//! The sections look alike in DeepSpeed and share their first keys. Buffers, threads and pinned memory are choices of
+//! DeepSpeed's implementation: these keys are accepted and noted.
 
 use crate::spec::*;
 
+/// Where a section's tensors go.
 const DEVICE: Spec<&str> = one_of(&["none", "cpu", "nvme"], "none").auto().doc(
     "Where they are kept. Accumulated gradients are kept with the optimizer states; parameters are offloaded only \
      where optimizer states are.",
 );
+/// Where the files are for the device `nvme`.
 const NVME_PATH: Spec<Option<&str>> =
     opt_text().auto().doc("Folder on the NVMe device, for `nvme`.");
+/// Page-locked memory, which only copies to a GPU use.
 const PIN_MEMORY: Spec<bool> = flag(true)
     .inert("nothing is copied between a host and a device")
     .doc("Keep them in page-locked memory, which copies faster to a GPU.");
+/// Why there are no buffers for parameters.
 const STRAIGHT: &str = "shards are read into the memory that ops use, as far ahead as \
      stage3_prefetch_bucket_size says";
+/// Why settings of DeepSpeed's thread pool change nothing.
 const THREADS: &str = "each request under way has a thread of its own";
 
 section! {

@@ -1,4 +1,8 @@
 //! `optimizer`: which one, and its hyper-parameters, with DeepSpeed's and PyTorch's own defaults.
+//!
+//! Each optimizer has a section of parameters of its own, so that a parameter of another optimizer is an unknown key.
+//! What several of them share is a constant. The names of DeepSpeed and PyTorch that do not exist here are variants
+//! without parameters, and refused by name.
 
 use crate::plan::MuonScale;
 use crate::spec::*;
@@ -6,37 +10,54 @@ use crate::spec::*;
 /// Learning rate of DeepSpeed's own optimizers when none is given.
 pub(crate) const DEFAULT_LR: f64 = 1e-3;
 
+/// Why there is no choice of PyTorch's implementations.
 const FUSED: &str = "the update is always fused";
+/// Why settings of DeepSpeed's transport change nothing.
 const TRANSPORT: &str = "collectives run between threads or over MPI, from host memory";
 
+/// Of all optimizers but Muon and Adagrad, which have other defaults.
 const LR: Spec<f64> = real(NotNegative, DEFAULT_LR).auto().doc("Learning rate of the first step.");
+/// Of the Adam family and Lion.
 const BETAS: Spec<[f64; 2]> =
     pair(Decay, [0.9, 0.999]).auto().doc("Decay of the first and the second moment.");
+/// Of Adam. It may be 0, as in PyTorch and DeepSpeed.
 const EPS: Spec<f64> =
     real(NotNegative, 1e-8).auto().doc("Added to the square root of the second moment.");
 /// LAMB, 1-bit Adam and 0/1 Adam need an eps: the update of an element without gradients would be 0 / 0.
 const POSITIVE_EPS: Spec<f64> =
     real(Positive, 1e-8).auto().doc("Added to the square root of the second moment.");
+/// Of all optimizers. Whether it is decoupled is the optimizer's choice.
 const WEIGHT_DECAY: Spec<f64> = real(NotNegative, 0.0).auto().doc("Weight decay.");
+/// Upper bound of LAMB's trust ratio.
 const MAX_COEFF: Spec<f64> = real(Positive, 10.0).doc("Largest trust ratio.");
+/// Lower bound of LAMB's trust ratio.
 const MIN_COEFF: Spec<f64> = real(NotNegative, 0.01).doc("Smallest trust ratio.");
+/// Length of the exact phase of 1-bit Adam and 1-bit LAMB. The range is checked by a rule, which says what a good
+/// value is.
 const FREEZE_STEP: Spec<i64> = integer(100_000).unit("steps").doc(
     "Steps with exact gradients, at least 1; 15 to 25 % of the run is a good choice. Afterwards the second moment is \
      frozen and momenta are compressed.",
 );
+/// Refused where it is on: its maximum is another state that nothing here keeps.
 const AMSGRAD: Spec<bool> = flag(false)
     .unavailable("AMSGrad", Differs, "set it to false")
     .doc("Keep the largest second moment.");
+/// One of PyTorch's implementations of an update.
 const FUSED_FLAG: Spec<Option<bool>> = opt_flag().inert(FUSED).doc("PyTorch's fused update.");
+/// Another of PyTorch's implementations of an update.
 const FOREACH: Spec<Option<bool>> = opt_flag().inert(FUSED).doc("PyTorch's update over lists.");
+/// What DeepSpeed does with gradients after a step.
 const SET_GRAD_NONE: Spec<bool> =
     flag(true).inert("they are always freed").doc("Free gradients after the step.");
+/// Refused where it is off: moments are kept in fp32.
 const FP32_STATES: Spec<bool> = flag(true)
     .unavailable("16-bit optimizer states", Differs, "set it to true")
     .doc("Keep the moments in fp32.");
+/// Refused where it is on.
 const MAXIMIZE: Spec<bool> = flag(false)
     .unavailable("maximisation", Differs, "set it to false")
     .doc("Ascend instead of descend.");
+/// Of the optimizers with compressed momenta. LAMB itself honours its key of this name.
 const EPS_INSIDE_SQRT: Spec<bool> = flag(false)
     .unavailable(
         "an eps inside the square root, which DeepSpeed accepts and ignores",
@@ -44,11 +65,14 @@ const EPS_INSIDE_SQRT: Spec<bool> = flag(false)
         "set it to false",
     )
     .doc("Add eps to the second moment, not to its square root.");
+/// A setting of DeepSpeed's MPI backend.
 const CUDA_AWARE: Spec<bool> =
     flag(false).inert(TRANSPORT).doc("Whether MPI can send from GPU memory.");
+/// A setting of DeepSpeed's compressed all-reduce.
 const COMM_BACKEND_NAME: Spec<&str> = one_of(&["nccl", "mpi", "hccl", "compressed"], "nccl")
     .inert(TRANSPORT)
     .doc("Library that exchanges compressed momenta.");
+/// DeepSpeed refuses the key here too, in these words.
 const MAX_GRAD_NORM: Spec<()> = free()
     .refused(
         "'max_grad_norm' is not supported as an optimizer parameter",
@@ -56,6 +80,7 @@ const MAX_GRAD_NORM: Spec<()> = free()
     )
     .doc("Clipping, which is not the optimizer's.");
 
+/// An optimizer that does not exist here.
 const fn missing(name: &'static str, feature: &'static str) -> Variant {
     Variant::missing(name, feature, "use AdamW")
 }

@@ -1,4 +1,7 @@
 //! Precision: `fp16`, `bf16`, `data_types` and `torch_autocast`.
+//!
+//! At most one of `fp16` and `bf16` is on. `torch_autocast` keeps parameters in fp32 and may stand beside neither of
+//! another type. Master weights and optimizer states are always fp32: keys that ask for 16 bits are refused.
 
 use crate::plan::Precision;
 use crate::spec::*;

@@ -1,24 +1,35 @@
-//! `scheduler`: DeepSpeed's schedules and four of PyTorch's, every default filled in.
+//! `scheduler`: DeepSpeed's schedules and four of PyTorch's.
+//!
+//! DeepSpeed takes the parameters as keyword arguments of a Python class. The sections here have the names and
+//! defaults of those arguments. Numbers of steps are applied optimizer steps: a skipped step does not count.
 
 use crate::plan::WarmupShape;
 use crate::spec::*;
 
+/// Start of the warm-up.
 const MIN_LR: Spec<f64> =
     per_group(NotNegative, 0.0).auto().doc("Learning rate before the warm-up.");
+/// Of all of DeepSpeed's schedules with a warm-up.
 const WARMUP_STEPS: Spec<usize> =
     count(1000).unit("steps").auto().doc("Length of the warm-up; at least 2 are used.");
+/// The logarithm is DeepSpeed's default and rises fast at first.
 const SHAPE: Spec<WarmupShape> =
     choice("log").doc("Shape of the rise: ln(i + 1) / ln(N) or i / N.");
+/// The one parameter that schedules with a decay require; `"auto"` is the length of the job.
 const TOTAL_STEPS: Spec<Option<usize>> =
     opt_positive().required().unit("steps").auto().doc("Length of the whole schedule.");
+/// Of DeepSpeed's schedules.
 const LAST_ITERATION: Spec<i64> =
     integer_in(-1, i64::MAX, -1).doc("Index of the last step before training; -1 for a new run.");
+/// Of PyTorch's schedules.
 const LAST_EPOCH: Spec<i64> = integer(-1)
     .unavailable("a PyTorch schedule that starts in the middle", Differs, "set it to -1")
     .doc("Index of the last step before training; -1 for a new run.");
+/// Of PyTorch's schedules.
 const VERBOSE: Spec<()> =
     free().inert("metrics.jsonl holds every step's lr").doc("Print every change.");
 
+/// A schedule that does not exist here.
 const fn missing(name: &'static str, feature: &'static str) -> Variant {
     let remedy = "use one of the available schedules, WarmupLR for example";
     Variant::missing(name, feature, remedy)

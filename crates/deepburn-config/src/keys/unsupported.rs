@@ -19,7 +19,7 @@ section! {
         writer = free()
             .unavailable(
                 "the checkpoint writer", Present,
-                "remove it; training.async_save in the job file saves while training goes on",
+                "remove it; training.async_save in the job file saves while training continues",
             ),
     }
 

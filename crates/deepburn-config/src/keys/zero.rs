@@ -7,9 +7,13 @@ use crate::keys::CHECKPOINTS;
 use crate::keys::offload::{Aio, OffloadOptimizer, OffloadParam};
 use crate::spec::*;
 
+/// DeepSpeed counts sizes in elements, whatever their type.
 const ELEMENTS: &str = "elements";
+/// Feature of the keys `zero_quantized_*` and others.
 const ZERO_PP: &str = "ZeRO++ (quantised or hierarchical communication)";
+/// Feature of the keys `mics_*`.
 const MICS: &str = "MiCS (sharding inside groups of ranks)";
+/// Why the granularity of gathers cannot be chosen.
 const JOINED: &str = "gathers are joined in the order in which parameters are used";
 
 /// Default of `sub_group_size`, in elements. Parameters are updated one by one here, whatever it is.

@@ -56,7 +56,7 @@ impl Matrices {
         match count {
             Some(0) => Ok(None),
             Some(count) if !is_matrix => Err(format!(
-                "muon_matrices is {count}, and parameter {path} of shape {shape:?} is no matrix; add dims [2] to the \
+                "muon_matrices is {count}, and parameter {path} of shape {shape:?} is not a matrix; add dims [2] to the \
                  group, or give 0"
             )),
             Some(count) if !is_announced && !outputs.is_multiple_of(count) => Err(format!(
@@ -178,6 +178,6 @@ mod tests {
         assert_eq!(Matrices::of(&lazy, Some(3)), Ok(inputs_first(3)));
         let bias = ModelParameter { shape: &[8], ..parameter };
         let reason = Matrices::of(&bias, Some(1)).unwrap_err();
-        assert!(reason.contains("is no matrix; add dims [2]"), "{reason}");
+        assert!(reason.contains("is not a matrix; add dims [2]"), "{reason}");
     }
 }

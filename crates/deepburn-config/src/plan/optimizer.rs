@@ -202,81 +202,69 @@ impl MuonPlan {
     }
 }
 
+/// What every optimizer has.
+struct Common {
+    name: &'static str,
+    lr: f64,
+    weight_decay: f64,
+    has_betas: bool,
+}
+
 impl OptimizerPlan {
+    /// The settings that every optimizer has, whatever its variant.
+    fn common(&self) -> Common {
+        let of = |name, lr: &f64, weight_decay: &f64, has_betas| Common {
+            name,
+            lr: *lr,
+            weight_decay: *weight_decay,
+            has_betas,
+        };
+        match self {
+            Self::AdamW(adam) => of("AdamW", &adam.lr, &adam.weight_decay, true),
+            Self::Adam(adam) => of("Adam", &adam.lr, &adam.weight_decay, true),
+            Self::Sgd { lr, weight_decay, .. } => of("SGD", lr, weight_decay, false),
+            Self::Lion { lr, weight_decay, .. } => of("Lion", lr, weight_decay, true),
+            Self::Adagrad { lr, weight_decay, .. } => of("Adagrad", lr, weight_decay, false),
+            Self::Lamb(lamb) => of("Lamb", &lamb.lr, &lamb.weight_decay, true),
+            // The betas are those of the Adam beside it.
+            Self::Muon(muon) => of("Muon", &muon.lr, &muon.weight_decay, true),
+            Self::OneBitAdam(OneBitAdamPlan { adam, .. }) => {
+                of("OneBitAdam", &adam.lr, &adam.weight_decay, true)
+            }
+            Self::OneBitLamb(OneBitLambPlan { lamb, .. }) => {
+                of("OneBitLamb", &lamb.lr, &lamb.weight_decay, true)
+            }
+            Self::ZeroOneAdam(ZeroOneAdamPlan { adam, .. }) => {
+                of("ZeroOneAdam", &adam.lr, &adam.weight_decay, true)
+            }
+        }
+    }
+
     /// Returns the `optimizer.type` that selects it.
     pub fn name(&self) -> &'static str {
-        match self {
-            Self::AdamW(_) => "AdamW",
-            Self::Adam(_) => "Adam",
-            Self::Sgd { .. } => "SGD",
-            Self::Lion { .. } => "Lion",
-            Self::Adagrad { .. } => "Adagrad",
-            Self::Lamb(_) => "Lamb",
-            Self::Muon(_) => "Muon",
-            Self::OneBitAdam(_) => "OneBitAdam",
-            Self::OneBitLamb(_) => "OneBitLamb",
-            Self::ZeroOneAdam(_) => "ZeroOneAdam",
-        }
+        self.common().name
     }
 
-    /// Learning rate that the optimizer has when no schedule sets it.
+    /// Returns the learning rate that the optimizer has when no schedule sets it.
     pub fn lr(&self) -> f64 {
-        match self {
-            Self::AdamW(adam) | Self::Adam(adam) => adam.lr,
-            Self::Sgd { lr, .. } | Self::Lion { lr, .. } | Self::Adagrad { lr, .. } => *lr,
-            Self::Lamb(lamb) => lamb.lr,
-            Self::Muon(muon) => muon.lr,
-            Self::OneBitAdam(one_bit) => one_bit.adam.lr,
-            Self::OneBitLamb(one_bit) => one_bit.lamb.lr,
-            Self::ZeroOneAdam(zero_one) => zero_one.adam.lr,
-        }
+        self.common().lr
     }
 
-    /// Decoupled weight decay or L2 penalty, whichever it has.
+    /// Returns the decoupled weight decay or the L2 penalty, whichever it has.
     pub fn weight_decay(&self) -> f64 {
-        match self {
-            Self::AdamW(adam) | Self::Adam(adam) => adam.weight_decay,
-            Self::Sgd { weight_decay, .. }
-            | Self::Lion { weight_decay, .. }
-            | Self::Adagrad { weight_decay, .. } => *weight_decay,
-            Self::Lamb(lamb) => lamb.weight_decay,
-            Self::Muon(muon) => muon.weight_decay,
-            Self::OneBitAdam(one_bit) => one_bit.adam.weight_decay,
-            Self::OneBitLamb(one_bit) => one_bit.lamb.weight_decay,
-            Self::ZeroOneAdam(zero_one) => zero_one.adam.weight_decay,
-        }
+        self.common().weight_decay
     }
 
     /// Whether it has betas.
     pub fn has_betas(&self) -> bool {
-        match self {
-            Self::AdamW(_)
-            | Self::Adam(_)
-            | Self::Lion { .. }
-            | Self::Lamb(_)
-            | Self::OneBitAdam(_)
-            | Self::OneBitLamb(_)
-            | Self::ZeroOneAdam(_) => true,
-            // Those of the Adam beside it.
-            Self::Muon(_) => true,
-            Self::Sgd { .. } | Self::Adagrad { .. } => false,
-        }
+        self.common().has_betas
     }
 
     /// Whether ranks exchange compressed momenta instead of gradients, after some step at least. 0/1 Adam's are also
     /// gradients or movements. Each rank then needs its whole gradient and momentum, so nothing is sharded or
     /// offloaded.
     pub fn exchanges_momentum(&self) -> bool {
-        match self {
-            Self::OneBitAdam(_) | Self::OneBitLamb(_) | Self::ZeroOneAdam(_) => true,
-            Self::AdamW(_)
-            | Self::Adam(_)
-            | Self::Sgd { .. }
-            | Self::Lion { .. }
-            | Self::Adagrad { .. }
-            | Self::Lamb(_)
-            | Self::Muon(_) => false,
-        }
+        matches!(self, Self::OneBitAdam(_) | Self::OneBitLamb(_) | Self::ZeroOneAdam(_))
     }
 
     /// The same with another weight decay and other betas, where they are given. An optimizer without betas has

@@ -318,6 +318,7 @@ impl ParamGroups {
         }
     }
 
+    /// The settings of a parameter of `group`: those of the optimizer, with the group's own in their place.
     fn settings(
         &self,
         group: Option<usize>,
@@ -366,6 +367,7 @@ fn some_of(parameters: &[ModelParameter<'_>]) -> String {
 }
 
 impl ParamGroup {
+    /// Whether a parameter of this path and number of dimensions is in the group.
     fn selects(&self, path: &str, dims: usize) -> bool {
         let by_path = self.params.is_empty() || self.params.iter().any(|it| it.occurs_in(path));
         by_path && (self.dims.is_empty() || self.dims.contains(&dims))

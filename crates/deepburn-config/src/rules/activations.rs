@@ -55,6 +55,7 @@ fn asking_key<'a, 'b>(section: &'b Activations<'a>) -> Option<&'b Entry<'a>> {
     asking.into_iter().find_map(|(entry, asks)| asks.then_some(entry))
 }
 
+/// What is recomputed. The section's own key comes first, then those of DeepSpeed, then the job file.
 fn resolve_policy(section: &Activations<'_>, context: &mut Context<'_>) -> RecomputePolicy {
     let (nth, asking) = (&section.every_nth_block, asking_key(section));
     let policy = match (section.policy.value, asking) {
@@ -82,6 +83,7 @@ fn resolve_policy(section: &Activations<'_>, context: &mut Context<'_>) -> Recom
     }
 }
 
+/// Where saved activations are kept. A path comes before host memory, which on a host device they never leave.
 fn resolve_offload(
     section: &Activations<'_>,
     aio: &Aio<'_>,

@@ -91,7 +91,10 @@ fn supply(top: &DeepSpeed<'_>, context: &Context<'_>) -> Triple {
     triple
 }
 
-/// DeepSpeed's order of resolution; `None` when neither batch size is known.
+/// Completes a triple in DeepSpeed's order of resolution; `None` when neither batch size is known.
+///
+/// Numbers that are given are kept, even where they contradict each other, because [`verify`] then shows the user's own
+/// numbers. Divisions round down as in DeepSpeed: a triple that does not divide fails the multiplication afterwards.
 fn complete(given: Triple, world: i64) -> Option<[i64; 3]> {
     // What divides by zero becomes 0, which `verify` names; what overflows no longer multiplies.
     let over = |a: i64, b: i64| a.checked_div_euclid(b).unwrap_or(0);

@@ -62,7 +62,7 @@ fn root(
     };
     if difficulty_step.is_some_and(|step| step % TENSOR_CORE_MULTIPLE != 0) {
         let message =
-            "is no multiple of 8: 16-bit products of such lengths are slower on tensor cores";
+            "is not a multiple of 8: 16-bit products of such lengths are slower on tensor cores";
         context.note(&config.difficulty_step, message);
     }
     Some(CurriculumSchedule::Root {
@@ -72,6 +72,9 @@ fn root(
     })
 }
 
+/// A length for each stage, in the order of the steps at which stages end.
+///
+/// The first fault ends it: the checks that follow need lists of matching lengths in ascending order.
 fn discrete(
     config: &ScheduleConfig<'_>,
     [min, max]: [usize; 2],
@@ -186,7 +189,7 @@ mod tests {
         let notes: Vec<_> = notes.iter().map(ToString::to_string).collect();
         assert_eq!(notes.len(), 2, "{notes:?}");
         assert!(notes[0].contains("root_degree: changes nothing"), "{notes:?}");
-        assert!(notes[1].contains("difficulty_step: is no multiple of 8"), "{notes:?}");
+        assert!(notes[1].contains("difficulty_step: is not a multiple of 8"), "{notes:?}");
     }
 
     #[test]

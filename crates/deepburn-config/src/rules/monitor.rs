@@ -26,6 +26,7 @@ pub(crate) fn resolve(top: &DeepSpeed<'_>, context: &mut Context<'_>) -> Monitor
     }
 }
 
+/// Where a monitor writes.
 fn folder(
     output_path: &Setting<'_, &str>,
     job_name: &Setting<'_, &str>,
@@ -44,7 +45,7 @@ fn check_name(name: &str) -> Result<(), &'static str> {
     if name.trim().is_empty() {
         Err("is empty, but a folder is named after it")
     } else if name == "." || name == ".." {
-        Err("is no name of a new folder")
+        Err("cannot name a new folder")
     } else if name.contains(['/', '\\']) {
         Err("has a path separator, but names one folder inside output_path")
     } else if name.chars().any(char::is_control) {
@@ -59,6 +60,7 @@ fn path(text: Option<&str>) -> Option<PathBuf> {
     text.filter(|text| !text.is_empty()).map(PathBuf::from)
 }
 
+/// The steps that are profiled.
 fn profile(section: &Profiling<'_>, context: &mut Context<'_>) -> Option<ProfilePlan> {
     if !section.enabled.value {
         return None;
@@ -112,6 +114,7 @@ fn windows(nodes: &[Node]) -> Result<Vec<RangeInclusive<u64>>, String> {
     }
 }
 
+/// The step whose operations are counted.
 fn flops(section: &FlopsProfiler<'_>, context: &mut Context<'_>) -> Option<FlopsPlan> {
     if !section.enabled.value {
         return None;

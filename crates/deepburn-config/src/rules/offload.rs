@@ -14,6 +14,9 @@ use crate::plan::{NvmePlan, OptimizerOffload, OptimizerPlan, ParameterOffload, S
 use crate::section::{Entry, Setting};
 
 /// Checks where optimizer states and parameters are to be kept, and returns both.
+///
+/// States are resolved before parameters, which may only go where the states are. Both are checked before either is
+/// resolved.
 pub(super) fn resolve(
     top: &DeepSpeed<'_>,
     optimizer: &OptimizerPlan,
@@ -37,6 +40,7 @@ pub(super) fn resolve(
     (states, shards)
 }
 
+/// Where optimizer states and accumulated gradients are kept.
 fn resolve_states(
     top: &DeepSpeed<'_>,
     device: &str,
@@ -227,6 +231,7 @@ struct Target<'a, 'b> {
 }
 
 impl<'a, 'b> Target<'a, 'b> {
+    /// Parameters, at stage 3.
     fn parameters(zero: &'b Zero<'a>) -> Self {
         Self {
             what: "parameters",
@@ -237,6 +242,7 @@ impl<'a, 'b> Target<'a, 'b> {
         }
     }
 
+    /// Optimizer states, from stage 1 on.
     fn optimizer_states(zero: &'b Zero<'a>) -> Self {
         Self {
             what: "optimizer states",

@@ -90,6 +90,7 @@ pub(super) fn learning_rate(key: &Setting<'_, f64>, context: &mut Context<'_>) -
     lr
 }
 
+/// The plan of Adam's parameters, with the learning rate and weight decay that the caller has resolved.
 fn adam(params: &Adam<'_>, lr: f64, weight_decay: f64) -> AdamPlan {
     AdamPlan {
         lr,
@@ -100,6 +101,7 @@ fn adam(params: &Adam<'_>, lr: f64, weight_decay: f64) -> AdamPlan {
     }
 }
 
+/// Adam and AdamW, which differ in where the weight decay goes.
 fn adam_family(name: &str, params: &Adam<'_>, context: &mut Context<'_>) -> OptimizerPlan {
     let decoupled = name == "AdamW" || params.adam_w_mode.value;
     let lr = learning_rate(&params.lr, context);
@@ -121,6 +123,7 @@ fn adam_family(name: &str, params: &Adam<'_>, context: &mut Context<'_>) -> Opti
     if decoupled { OptimizerPlan::AdamW(plan) } else { OptimizerPlan::Adam(plan) }
 }
 
+/// LAMB, with the bounds of its trust ratio.
 fn lamb(params: &Lamb<'_>, context: &mut Context<'_>) -> OptimizerPlan {
     let trust_ratio = bounds(&params.min_coeff, &params.max_coeff, context);
     OptimizerPlan::Lamb(LambPlan {
@@ -160,6 +163,7 @@ pub(super) fn positive_eps(key: &Setting<'_, f64>, context: &mut Context<'_>) ->
     eps
 }
 
+/// SGD. Nesterov's variant needs a momentum, as in PyTorch.
 fn sgd(params: &Sgd<'_>, context: &mut Context<'_>) -> OptimizerPlan {
     let (momentum, dampening) = (params.momentum.value, params.dampening.value);
     let nesterov = params.nesterov.value;

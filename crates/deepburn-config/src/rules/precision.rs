@@ -12,6 +12,10 @@ use crate::plan::{
 const USABLE_SCALE_POWER: i64 = 16;
 
 /// Resolves all of them.
+///
+/// The type of the parameters comes first, then autocast, which may not mix with another 16-bit type. From both follows
+/// whether the loss is scaled and what happens to a step that overflows: fp16 overflows in normal operation and skips
+/// the step, while in fp32 a gradient that is not finite is an error of the model or the data.
 pub(crate) fn resolve(top: &DeepSpeed<'_>, context: &mut Context<'_>) -> PrecisionPlan {
     let (fp16, bf16) = (&top.fp16.value, &top.bf16.value);
     for enabled in [&fp16.enabled, &bf16.enabled] {
@@ -60,6 +64,7 @@ pub(crate) fn resolve(top: &DeepSpeed<'_>, context: &mut Context<'_>) -> Precisi
     PrecisionPlan { compute, autocast, communication, accumulation, loss_scale, overflow }
 }
 
+/// The loss scale of fp16 parameters: fixed, or DeepSpeed's dynamic one.
 fn loss_scale(fp16: &Fp16<'_>) -> LossScalePlan {
     let scale = fp16.loss_scale.value;
     if scale != 0.0 {

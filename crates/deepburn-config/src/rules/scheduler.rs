@@ -81,6 +81,9 @@ fn warmup_steps(key: &Setting<'_, usize>, context: &mut Context<'_>) -> usize {
 }
 
 /// Length of the schedule: given, or known to the job for `"auto"`.
+///
+/// A length that is missing altogether was reported with the required keys. The warm-up's length then takes its place,
+/// so that the rules that follow have nothing more to report.
 fn total_steps(
     key: &Setting<'_, Option<usize>>,
     warmup: usize,
@@ -129,6 +132,7 @@ fn max_lr(key: &Entry<'_>, lr: f64, context: &mut Context<'_>) -> Option<f64> {
     given
 }
 
+/// The learning rate before the warm-up; `"auto"` is 0, as in transformers.
 fn min_lr(key: &Setting<'_, f64>, context: &mut Context<'_>) -> f64 {
     if key.is_auto() {
         context.answer(&key.path, 0.0, "0");
@@ -137,6 +141,7 @@ fn min_lr(key: &Setting<'_, f64>, context: &mut Context<'_>) -> f64 {
     key.value
 }
 
+/// WarmupLR: the peak is the optimizer's learning rate unless the section gives one.
 fn warmup(params: &WarmupLr<'_>, lr: f64, context: &mut Context<'_>) -> SchedulePlan {
     let max_lr = max_lr(&params.warmup_max_lr, lr, context);
     SchedulePlan::Warmup {
@@ -148,6 +153,7 @@ fn warmup(params: &WarmupLr<'_>, lr: f64, context: &mut Context<'_>) -> Schedule
     }
 }
 
+/// WarmupDecayLR: the peak has a default of its own, not the optimizer's learning rate.
 fn warmup_decay(params: &WarmupDecayLr<'_>, lr: f64, context: &mut Context<'_>) -> SchedulePlan {
     let peak = &params.warmup_max_lr;
     let max_lr = max_lr(peak, lr, context);
@@ -162,6 +168,7 @@ fn warmup_decay(params: &WarmupDecayLr<'_>, lr: f64, context: &mut Context<'_>) 
     }
 }
 
+/// WarmupCosineLR: ratios of the optimizer's learning rate, which is the peak.
 fn warmup_cosine(params: &WarmupCosineLr<'_>, lr: f64, context: &mut Context<'_>) -> SchedulePlan {
     let warmup_steps = warmup_steps(&params.warmup_num_steps, context);
     SchedulePlan::WarmupCosine {

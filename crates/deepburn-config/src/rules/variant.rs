@@ -23,7 +23,7 @@ pub(super) fn choose(
                 format!("use one of {}", available.map(|v| v.name).collect::<Vec<_>>().join(", "))
             }
         };
-        context.error(name, format!("\"{given}\" is no known {noun}"), remedy);
+        context.error(name, format!("unknown {noun} \"{given}\""), remedy);
         return None;
     };
     let Status::Unavailable { feature, remedy, .. } = variant.status else { return Some(variant) };

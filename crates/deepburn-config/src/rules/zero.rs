@@ -1,4 +1,7 @@
 //! `zero_optimization`: what is sharded, and how it travels.
+//!
+//! The stage comes first: it decides which other keys have an effect. A key that was chosen and has none is a warning;
+//! one that stands there with its default, as in most files, is a note.
 
 use super::offload;
 use crate::context::Context;
@@ -132,11 +135,13 @@ fn check_allgather_bucket(zero: &Zero<'_>, stage: Stage, context: &mut Context<'
     }
 }
 
+/// Gradients of a bucket; with `"auto"` those of one square layer.
 fn reduce_bucket(zero: &Zero<'_>, context: &mut Context<'_>) -> usize {
     let square = |hidden: usize| hidden.saturating_mul(hidden);
     size(&zero.reduce_bucket_size, square, "hidden size squared", context)
 }
 
+/// Parameters that are gathered ahead; with `"auto"` most of one square layer.
 fn prefetch_bucket(zero: &Zero<'_>, context: &mut Context<'_>) -> usize {
     // floor(0.9 h^2) without a detour over doubles.
     let rule = |hidden: usize| {
@@ -146,6 +151,7 @@ fn prefetch_bucket(zero: &Zero<'_>, context: &mut Context<'_>) -> usize {
     size(&zero.stage3_prefetch_bucket_size, rule, "0.9 times the hidden size squared", context)
 }
 
+/// Size up to which parameters stay gathered; with `"auto"` all biases and norms of a transformer do.
 fn persistence_threshold(zero: &Zero<'_>, context: &mut Context<'_>) -> usize {
     let rule = |hidden: usize| hidden.saturating_mul(10);
     size(&zero.stage3_param_persistence_threshold, rule, "10 times the hidden size", context)

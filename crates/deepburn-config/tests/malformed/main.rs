@@ -328,14 +328,14 @@ fn unknown_keys_and_names() {
         (r#""optimizer": {"type": "AdamWW"}"#, "optimizer.type", "did you mean AdamW?"),
         (
             r#""optimizer": {"type": "Shampoo"}"#,
-            "\"Shampoo\" is no known optimizer",
+            "unknown optimizer \"Shampoo\"",
             "use one of AdamW, Adam, SGD, Lion, Adagrad",
         ),
         (r#""optimizer": {"params": {"lr": 1}}"#, "optimizer.type: is missing", "add it: string"),
         (r#""optimizer": {}"#, "optimizer.type: is missing", "add it: string"),
         (
             r#""scheduler": {"type": "WarmupLr2"}"#,
-            "\"WarmupLr2\" is no known schedule",
+            "unknown schedule \"WarmupLr2\"",
             "did you mean WarmupLR?",
         ),
         (
@@ -410,7 +410,7 @@ fn everything_wrong_is_in_one_message() {
         "gradient_clipping",
         "zero_optimization.stage",
         "fp16.hysteresis",
-        "no known key",
+        "unknown key",
     ];
     refused(
         r#""gradient_clipping": -1, "zero_optimization": {"stage": 7}, "fp16": {"hysteresis": 0}, "nonsense": 0"#,

@@ -242,7 +242,7 @@ fn features_that_do_not_exist() {
         ),
         (
             r#""optimizer": {"type": "OneBitAdam", "params": {"exp_avg_mask": [1]}}"#,
-            ["optimizer.params.exp_avg_mask", "is no known key", "known here: lr"],
+            ["optimizer.params.exp_avg_mask", "unknown key", "known here: lr"],
         ),
         (
             r#""optimizer": {"type": "Muon", "params": {"per_head_muon": true}}"#,
@@ -286,7 +286,7 @@ fn features_that_do_not_exist() {
         ),
         (
             r#""optimizer": {"type": "ZeroOneAdam", "params": {"freeze_step": 10}}"#,
-            ["optimizer.params.freeze_step", "is no known key", "var_freeze_step"],
+            ["optimizer.params.freeze_step", "unknown key", "var_freeze_step"],
         ),
         (
             r#""optimizer": {"type": "AdamW", "params": {"amsgrad": true}}"#,

@@ -113,7 +113,8 @@ fn offload(device: &Setting<'_, &str>, nvme_path: &Entry<'_>) -> Node {
     Node::map(entries)
 }
 
-/// Switches a precision on, as Accelerate does, if the configuration leaves it out or open (`"auto"`).
+/// Switches a precision on, as Accelerate does, if the configuration leaves it out or open
+/// (`"auto"`).
 ///
 /// # Errors
 /// It switches the other one on.

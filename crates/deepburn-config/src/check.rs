@@ -1,9 +1,10 @@
 //! Holds what was written against the tables: names, kinds, ranges, features that do not exist.
 //!
-//! [`check`] looks at every value and reports all it finds. The status of a key comes before the kind of its value: of
-//! a key that is never allowed, the kind does not matter. A feature that does not exist is only refused where the value
-//! asks for it ([`Trigger`]), so that files that carry a section switched off are accepted. What concerns several keys at once is
-//! left to the sections' own rules.
+//! [`check`] looks at every value and reports all it finds. The status of a key comes before the
+//! kind of its value: of a key that is never allowed, the kind does not matter. A feature that does
+//! not exist is only refused where the value asks for it ([`Trigger`]), so that files that carry a
+//! section switched off are accepted. What concerns several keys at once is left to the sections'
+//! own rules.
 
 use crate::diagnosis::{Diagnosis, Findings, Severity};
 use crate::foreign::foreign_name;
@@ -174,8 +175,9 @@ impl Check<'_> {
         }
     }
 
-    /// Reports a name that the section does not have, with the best guess at what was meant: a key of a job file, the
-    /// counterpart of another program's name, a slip of the pen, or a key of another section.
+    /// Reports a name that the section does not have, with the best guess at what was meant: a key
+    /// of a job file, the counterpart of another program's name, a slip of the pen, or a key of
+    /// another section.
     fn unknown(&mut self, keys: &'static [Key], name: &str, value: &Node, path: &str) {
         let elsewhere = honoured(self.top, name);
         // The main sections of a job file have no section inside that another program could mean.

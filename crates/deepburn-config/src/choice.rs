@@ -1,7 +1,8 @@
 //! Names in a configuration that stand for values of an enum.
 //!
-//! A value may have several names: `eval_loss` and `loss` are one metric. Where the values of a choice are not an enum,
-//! because they carry parameters of other keys, the key is a string with a fixed list of names instead.
+//! A value may have several names: `eval_loss` and `loss` are one metric. Where the values of a
+//! choice are not an enum, because they carry parameters of other keys, the key is a string with a
+//! fixed list of names instead.
 
 /// A type whose values have names, which are compared without regard to case.
 pub(crate) trait Choice: Copy + 'static {
@@ -17,7 +18,8 @@ pub(crate) trait Choice: Copy + 'static {
     }
 }
 
-/// Gives the variants of an enum their names: `choices!(Shape { "log" => Log, "linear" => Linear });`.
+/// Gives the variants of an enum their names: `choices!(Shape { "log" => Log, "linear" => Linear
+/// });`.
 macro_rules! choices {
     ($Choice:ident { $($name:literal => $Value:ident),+ $(,)? }) => {
         impl $crate::choice::Choice for $Choice {

@@ -8,8 +8,8 @@ use crate::section::Entry;
 /// The largest index that backends can address.
 const LARGEST_INDEX: i64 = u16::MAX as i64;
 
-/// Reads the list of indices; `None` where it is not given or `"auto"`, or where an error was reported.
-/// How many devices there are is not known here.
+/// Reads the list of indices; `None` where it is not given or `"auto"`, or where an error was
+/// reported. How many devices there are is not known here.
 pub(crate) fn read_devices(
     devices: &Entry<'_>,
     backend: Backend,

@@ -43,7 +43,8 @@ pub struct Diagnosis {
     /// Line and column of the value, where it came from a text.
     #[serde(serialize_with = "position", skip_serializing_if = "Option::is_none")]
     pub at: Option<Position>,
-    /// The option of the command line that gave the value, `--set training.max_steps=0` for example.
+    /// The option of the command line that gave the value, `--set training.max_steps=0` for
+    /// example.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub given: Option<String>,
     /// The value and the rule.

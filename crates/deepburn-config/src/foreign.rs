@@ -1,4 +1,5 @@
-//! Names that people bring from transformers, Accelerate and Lightning, and what to write here instead.
+//! Names that people bring from transformers, Accelerate and Lightning, and what to write here
+//! instead.
 //!
 //! A name that is a key here, in whatever section, is not in the table.
 

@@ -6,11 +6,11 @@
 //!   "training":  { "max_steps": 100, "ranks": 2, "output_dir": "output" },
 //!   "deepspeed": "ds_zero3.json" }
 //! ```
-//! Everything has a default, so `{}` is a job once its DeepSpeed part gives a batch size. [`Job::load`]
-//! reads the file, applies the command line's values, and returns the job and the DeepSpeed
-//! configuration beside it; [`Job::run_context`] is what the latter is resolved with. Paths are made
-//! findable from the current folder; what does not exist must have the form of a repository on the
-//! Hub.
+//! Everything has a default, so `{}` is a job once its DeepSpeed part gives a batch size.
+//! [`Job::load`] reads the file, applies the command line's values, and returns the job and the
+//! DeepSpeed configuration beside it; [`Job::run_context`] is what the latter is resolved with.
+//! Paths are made findable from the current folder; what does not exist must have the form of a
+//! repository on the Hub.
 
 use std::path::{Path, PathBuf};
 
@@ -44,8 +44,8 @@ pub struct JobRequest {
     pub deepspeed: Option<PathBuf>,
     /// Takes the place of `training.ranks`.
     pub ranks: Option<usize>,
-    /// Processes that a launcher started, each of them a rank: the default of `training.ranks`, which
-    /// may not say another number.
+    /// Processes that a launcher started, each of them a rank: the default of `training.ranks`,
+    /// which may not say another number.
     pub launched: Option<usize>,
     /// Takes the place of `training.backend`.
     pub backend: Option<String>,
@@ -54,9 +54,9 @@ pub struct JobRequest {
 }
 
 impl Job {
-    /// Whether `path` is a job file rather than a DeepSpeed configuration: it has one of the sections `model`,
-    /// `data` and `training`. A file that cannot be read is none, and neither is a pipe, which can be read only
-    /// once.
+    /// Whether `path` is a job file rather than a DeepSpeed configuration: it has one of the
+    /// sections `model`, `data` and `training`. A file that cannot be read is none, and neither is
+    /// a pipe, which can be read only once.
     pub fn is_job_file(path: &Path) -> bool {
         if !path.is_file() {
             return false;
@@ -160,7 +160,8 @@ impl Job {
     }
 }
 
-/// The values of the command line in the order in which they apply: `--set` first, then the options.
+/// The values of the command line in the order in which they apply: `--set` first, then the
+/// options.
 fn overrides(request: &JobRequest) -> Result<Vec<Override>, ConfigError> {
     let text = |path: &Path| Node::text(path.to_string_lossy());
     let mut overrides: Vec<_> =
@@ -185,7 +186,8 @@ const RATES: [&[&str]; 2] = [
     &["deepspeed", "scheduler", "params", "warmup_max_lr"],
 ];
 
-/// The learning rate of `--set training.learning_rate`, and the keys of [`RATES`] that no later option sets.
+/// The learning rate of `--set training.learning_rate`, and the keys of [`RATES`] that no later
+/// option sets.
 fn typed_rate(overrides: &[Override]) -> Option<(Node, Vec<&'static [&'static str]>)> {
     let at = overrides.iter().rposition(|set| set.sets(&["training", "learning_rate"]))?;
     let value = overrides[at].value();

@@ -160,8 +160,8 @@ pub struct TrainingJob {
     pub gradient_checkpointing: Option<bool>,
     /// Steps of the warm-up for a DeepSpeed configuration that leaves them open.
     pub warmup_steps: Option<usize>,
-    /// Parameters that are updated in another way than the optimizer says; `no_decay` and `param_groups` of the
-    /// job file.
+    /// Parameters that are updated in another way than the optimizer says; `no_decay` and
+    /// `param_groups` of the job file.
     #[serde(flatten, serialize_with = "param_groups")]
     pub param_groups: ParamGroups,
 }
@@ -224,8 +224,8 @@ impl Backend {
 }
 
 impl Job {
-    /// What the job knows for [`crate::resolve()`]; the width of the model and the number of steps are
-    /// left for the caller to add once the model and the data are known. `total_steps` is
+    /// What the job knows for [`crate::resolve()`]; the width of the model and the number of steps
+    /// are left for the caller to add once the model and the data are known. `total_steps` is
     /// `max_steps` until then.
     pub fn run_context(&self) -> RunContext {
         RunContext {

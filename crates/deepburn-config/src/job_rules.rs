@@ -1,5 +1,5 @@
-//! The sections of a job file, read and checked: what must exist exists, what excludes each other is
-//! reported.
+//! The sections of a job file, read and checked: what must exist exists, what excludes each other
+//! is reported.
 
 use std::path::{Path, PathBuf};
 
@@ -213,8 +213,8 @@ pub(crate) fn check_pair(model: &ModelJob, data: &DataJob, findings: &mut Findin
     }
 }
 
-/// For how long, on how many ranks. `deepspeed` has the default of the log; `ranks` are those of an Accelerate file and
-/// of a launcher.
+/// For how long, on how many ranks. `deepspeed` has the default of the log; `ranks` are those of an
+/// Accelerate file and of a launcher.
 pub(crate) fn read_training(
     training: &Training<'_>,
     deepspeed: &DeepSpeed<'_>,
@@ -264,7 +264,8 @@ pub(crate) fn read_training(
     }
 }
 
-/// Parameters with settings of their own. What needs the optimizer or the model is checked with these.
+/// Parameters with settings of their own. What needs the optimizer or the model is checked with
+/// these.
 fn param_groups(training: &Training<'_>, findings: &mut Findings) -> Vec<ParamGroup> {
     training.param_groups.value.iter().map(|section| param_group(section, findings)).collect()
 }

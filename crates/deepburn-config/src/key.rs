@@ -1,8 +1,9 @@
 //! What a key is: its name, kind, default, meaning, and what becomes of it here.
 //!
 //! A configuration format is a table of [`Key`]s, one table a section. The same table checks what
-//! was written, supplies the default, finds the nearest known name, decides whether a value asks for
-//! a feature that does not exist, and is listed for users ([`entries`]): a key is declared once.
+//! was written, supplies the default, finds the nearest known name, decides whether a value asks
+//! for a feature that does not exist, and is listed for users ([`entries`]): a key is declared
+//! once.
 
 use std::fmt;
 
@@ -174,7 +175,8 @@ impl Key {
         std::iter::once(self.name).chain(self.spellings.iter().map(|spelling| spelling.name()))
     }
 
-    /// The keys of the section that this key is, or of each section in its list; nothing where it is neither.
+    /// The keys of the section that this key is, or of each section in its list; nothing where it
+    /// is neither.
     pub fn keys(&self) -> &'static [Self] {
         match self.kind {
             Kind::Section(keys) | Kind::Sections(keys) | Kind::SectionOrPath(keys) => keys,
@@ -227,7 +229,8 @@ pub fn entries(keys: &'static [Key]) -> Vec<KeyEntry> {
     list
 }
 
-/// Lists a section and the sections inside of it. A section that has no effect passes its status on to its keys.
+/// Lists a section and the sections inside of it. A section that has no effect passes its status on
+/// to its keys.
 fn list_section(keys: &'static [Key], path: &str, inherited: Status, list: &mut Vec<KeyEntry>) {
     for key in keys {
         let path = crate::source::join(path, key.name);

@@ -1,8 +1,9 @@
 //! The values that keys take: kinds, ranges, and variants with parameters of their own.
 //!
-//! A [`Kind`] checks a value ([`Kind::accepts`]), names itself in listings ([`Display`](fmt::Display)) and becomes a
-//! type of the JSON schema. Integers may be written with a point or an exponent where they are integral, as `5e8` in
-//! many of DeepSpeed's examples; numbers and flags in quotes are refused.
+//! A [`Kind`] checks a value ([`Kind::accepts`]), names itself in listings
+//! ([`Display`](fmt::Display)) and becomes a type of the JSON schema. Integers may be written with
+//! a point or an exponent where they are integral, as `5e8` in many of DeepSpeed's examples;
+//! numbers and flags in quotes are refused.
 
 use std::fmt;
 

@@ -1,6 +1,8 @@
-//! Lightning's strategy strings, `deepspeed_stage_2_offload` for example, as the configuration that each means.
+//! Lightning's strategy strings, `deepspeed_stage_2_offload` for example, as the configuration that
+//! each means.
 //!
-//! The values are those of Lightning's `DeepSpeedStrategy`, which differ from DeepSpeed's own defaults.
+//! The values are those of Lightning's `DeepSpeedStrategy`, which differ from DeepSpeed's own
+//! defaults.
 
 use serde_json::{Value, json};
 

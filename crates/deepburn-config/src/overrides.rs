@@ -1,9 +1,9 @@
 //! `--set path.to.key=VALUE`: one value of a file, given on the command line.
 //!
-//! An option replaces a value under any of its names, because a key under two names is a contradiction.
-//! The path must be one that the tables know; sections on the way are created. VALUE is JSON, or a
-//! string when it is none. Whether the value fits its key is checked with the rest of the file, and
-//! what is found then names the option: [`TypedKey`].
+//! An option replaces a value under any of its names, because a key under two names is a
+//! contradiction. The path must be one that the tables know; sections on the way are created. VALUE
+//! is JSON, or a string when it is none. Whether the value fits its key is checked with the rest of
+//! the file, and what is found then names the option: [`TypedKey`].
 
 use crate::check::nearest;
 use crate::diagnosis::{ConfigError, TypedKey};

@@ -298,8 +298,8 @@ pub struct ZeroPlan {
     pub parameter_shards: ParameterOffload,
 }
 
-/// Where the parameter shards of a rank are kept (`offload_param`). They leave the device only where optimizer
-/// states do.
+/// Where the parameter shards of a rank are kept (`offload_param`). They leave the device only
+/// where optimizer states do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum ParameterOffload {
     /// On the device.
@@ -308,8 +308,8 @@ pub enum ParameterOffload {
     Host,
     /// In the file of the optimizer states.
     Nvme {
-        /// Elements of shards that stay in host memory: those of the first parameters of the model, up to the
-        /// first that does not fit.
+        /// Elements of shards that stay in host memory: those of the first parameters of the model,
+        /// up to the first that does not fit.
         max_in_cpu: usize,
         /// Whether that memory is the device's own.
         device_is_host: bool,
@@ -317,8 +317,8 @@ pub enum ParameterOffload {
 }
 
 impl ZeroPlan {
-    /// Whether each rank keeps only its share of the gradients: at stage 1 where they leave the device with
-    /// the optimizer states.
+    /// Whether each rank keeps only its share of the gradients: at stage 1 where they leave the
+    /// device with the optimizer states.
     pub fn shards_gradients(&self) -> bool {
         let offloaded = self.optimizer_states != OptimizerOffload::Device;
         self.stage.shards_gradients() || offloaded && self.stage.shards_optimizer()
@@ -334,8 +334,8 @@ pub enum OptimizerOffload {
     Host {
         /// Most elements that are updated at a time.
         sub_group_size: usize,
-        /// Share of the trainable elements whose states and gradients are kept there, from 0 to 1: those of the
-        /// last parameters. The others stay on the device.
+        /// Share of the trainable elements whose states and gradients are kept there, from 0 to 1:
+        /// those of the last parameters. The others stay on the device.
         ratio: f64,
     },
     /// In a file, piece by piece updated by the CPU.
@@ -384,12 +384,13 @@ pub struct GradientPlan {
 /// How sharded parameters come and go (stage 3); counted in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct GatherPlan {
-    /// Elements gathered ahead of their use; the last parameter may exceed them. 0 gathers none ahead.
+    /// Elements gathered ahead of their use; the last parameter may exceed them. 0 gathers none
+    /// ahead.
     pub prefetch_bucket_size: usize,
     /// Parameters up to this size stay gathered.
     pub persistence_threshold: usize,
-    /// Limit of all persistent parameters together; `usize::MAX` for none. A parameter that does not
-    /// fit is passed over, and later ones are still tried.
+    /// Limit of all persistent parameters together; `usize::MAX` for none. A parameter that does
+    /// not fit is passed over, and later ones are still tried.
     pub model_persistence_threshold: usize,
     /// Most elements gathered at a time.
     pub max_live_parameters: usize,

@@ -1,8 +1,8 @@
 //! A DeepSpeed configuration as it was written.
 //!
-//! [`RawConfig`] is the tree of a JSON text, with comments and places, or of an Accelerate YAML that
-//! says the same. It has been parsed and nothing more: what it means, and whether it is right, is
-//! for [`crate::resolve`] to say.
+//! [`RawConfig`] is the tree of a JSON text, with comments and places, or of an Accelerate YAML
+//! that says the same. It has been parsed and nothing more: what it means, and whether it is right,
+//! is for [`crate::resolve`] to say.
 
 use std::path::Path;
 
@@ -60,8 +60,8 @@ impl RawConfig {
         Ok(Self::new(root, INLINE))
     }
 
-    /// Reads what DeepSpeed's own command line takes: the path of a file, or a base64 string; or one
-    /// of Lightning's strategies, `deepspeed_stage_2` for example.
+    /// Reads what DeepSpeed's own command line takes: the path of a file, or a base64 string; or
+    /// one of Lightning's strategies, `deepspeed_stage_2` for example.
     ///
     /// # Errors
     /// [`ConfigError`], naming both attempts where it is neither.

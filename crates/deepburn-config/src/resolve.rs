@@ -1,8 +1,8 @@
 //! From what was written to what it means: the resolved [`Plan`].
 //!
-//! [`resolve`] looks at everything before it refuses anything. It needs a [`RunContext`], which no configuration
-//! holds: how many ranks there are, where tensors live, and what the job knows about `"auto"`. What each `"auto"`
-//! became is part of the answer.
+//! [`resolve`] looks at everything before it refuses anything. It needs a [`RunContext`], which no
+//! configuration holds: how many ranks there are, where tensors live, and what the job knows about
+//! `"auto"`. What each `"auto"` became is part of the answer.
 
 use std::collections::BTreeMap;
 
@@ -38,9 +38,10 @@ pub struct Resolved {
 
 /// Resolves a configuration.
 ///
-/// Each section has a rule. Rules run in the order of their dependencies: the schedule needs the optimizer's learning
-/// rate, the ZeRO section the optimizer, and the check of `aio` everything that may use a file. Every rule returns a
-/// value even where it reports an error, so that one run finds all that is wrong.
+/// Each section has a rule. Rules run in the order of their dependencies: the schedule needs the
+/// optimizer's learning rate, the ZeRO section the optimizer, and the check of `aio` everything
+/// that may use a file. Every rule returns a value even where it reports an error, so that one run
+/// finds all that is wrong.
 ///
 /// # Errors
 /// A [`Report`] with everything that is wrong, and the warnings and notes too.

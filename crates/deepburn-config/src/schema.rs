@@ -1,7 +1,7 @@
 //! A JSON Schema of the keys, which editors complete and check configurations with.
 //!
-//! Main function: [`schema`]. It is made of the same tables as the check of a file, and is looser than that:
-//! what several keys have to say to each other is left to the check.
+//! Main function: [`schema`]. It is made of the same tables as the check of a file, and is looser
+//! than that: what several keys have to say to each other is left to the check.
 
 use serde_json::{Map, Value, json};
 
@@ -176,7 +176,8 @@ mod tests {
     use super::*;
     use crate::{deepspeed_keys, job_keys};
 
-    /// Walks to a key; `params[AdamW]` is `params`, and what follows `groups[]` is a key of each item.
+    /// Walks to a key; `params[AdamW]` is `params`, and what follows `groups[]` is a key of each
+    /// item.
     fn find<'a>(schema: &'a Value, path: &str) -> Option<&'a Value> {
         path.split('.').try_fold(schema, |schema, name| {
             let name = name.split('[').next().unwrap_or(name);

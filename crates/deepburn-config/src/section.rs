@@ -1,7 +1,7 @@
 //! Sections of a configuration: declared once, checked through their table and read as a struct.
 //!
-//! [`section!`] makes of one declaration the table that checks a file, supplies defaults and is listed for users, and
-//! a struct with a typed [`Setting`] for each key that is read:
+//! [`section!`] makes of one declaration the table that checks a file, supplies defaults and is
+//! listed for users, and a struct with a typed [`Setting`] for each key that is read:
 //!
 //! ```text
 //! section! {
@@ -17,13 +17,14 @@
 //! }
 //! ```
 //!
-//! A key without a type is in the table only: it is inert, refused or unavailable. A key with a type that nothing
-//! reads is a warning of the compiler (`field is never read`), so every honoured key has an effect. Where the name of
-//! a key is no name in Rust, the declaration is `field as "name": ...`. `pub(crate) enum Name { ... }` declares a
-//! section that nothing reads.
+//! A key without a type is in the table only: it is inert, refused or unavailable. A key with a
+//! type that nothing reads is a warning of the compiler (`field is never read`), so every honoured
+//! key has an effect. Where the name of a key is no name in Rust, the declaration is `field as
+//! "name": ...`. `pub(crate) enum Name { ... }` declares a section that nothing reads.
 //!
-//! Reading never complains. Values that break a rule have been reported by the check that runs before, and read as the
-//! default, so that the other findings about a file do not depend on the first one.
+//! Reading never complains. Values that break a rule have been reported by the check that runs
+//! before, and read as the default, so that the other findings about a file do not depend on the
+//! first one.
 
 use std::ops::Deref;
 
@@ -305,8 +306,8 @@ macro_rules! section {
         impl<$a> $crate::section::Read<$a> for $Section<$a> {
             #[allow(unused_variables)]
             fn read(entry: &$crate::section::Entry<$a>) -> Self {
-                // A key without a type has a variable too, which is not used: a repetition over types alone could not
-                // name the docs.
+                // A key without a type has a variable too, which is not used: a repetition over
+                // types alone could not name the docs.
                 $(let $name = const { &$crate::section::key!(
                     [$($doc)*] $name $(as $key)?, [$($Type)?], $spec
                 ) };)*

@@ -1,11 +1,13 @@
-//! The right-hand sides of a [`section!`](crate::section::section) declaration: kind, range and default of a key.
+//! The right-hand sides of a [`section!`](crate::section::section) declaration: kind, range and
+//! default of a key.
 //!
-//! A [`Spec<T>`] is a [`Key`] without a name whose values read as `T`. Because each constructor here fixes kind,
-//! default and type together, a field of another type than its key does not compile.
+//! A [`Spec<T>`] is a [`Key`] without a name whose values read as `T`. Because each constructor
+//! here fixes kind, default and type together, a field of another type than its key does not
+//! compile.
 //!
-//! What else a declaration says is a method: unit, `"auto"`, other names, the stages at which the key has an effect, and
-//! its status where it is not honoured. The names that declarations use are re-exported here, so that a file of
-//! declarations imports this module alone.
+//! What else a declaration says is a method: unit, `"auto"`, other names, the stages at which the
+//! key has an effect, and its status where it is not honoured. The names that declarations use are
+//! re-exported here, so that a file of declarations imports this module alone.
 
 use std::marker::PhantomData;
 

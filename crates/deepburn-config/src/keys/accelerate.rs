@@ -1,7 +1,8 @@
 //! The keys of Accelerate's YAML (`accelerate config`).
 //!
-//! The section `deepspeed_config` is translated to a DeepSpeed configuration. Most other keys describe how Accelerate
-//! starts processes: they are accepted and noted, because the program that trains starts its ranks itself.
+//! The section `deepspeed_config` is translated to a DeepSpeed configuration. Most other keys
+//! describe how Accelerate starts processes: they are accepted and noted, because the program that
+//! trains starts its ranks itself.
 
 use crate::spec::*;
 

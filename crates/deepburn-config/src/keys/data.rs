@@ -1,7 +1,8 @@
 //! `data_efficiency` and `curriculum_learning`: dynamic batches and short sequences first.
 //!
-//! Both came from DeepSpeed's data efficiency library. Lengths are taken from the samples themselves, so that keys
-//! about a separate analysis of the data set change nothing or are refused.
+//! Both came from DeepSpeed's data efficiency library. Lengths are taken from the samples
+//! themselves, so that keys about a separate analysis of the data set change nothing or are
+//! refused.
 
 use crate::dynamic_batching::LrScaling;
 use crate::spec::*;
@@ -47,8 +48,8 @@ section! {
         enabled: bool = flag(false),
         /// Lengths of the samples, as DeepSpeed's analyzer writes them.
         metrics_path = opt_text().inert("lengths are taken from the samples"),
-        /// How the learning rate follows the samples of a step; that of the schedule is for train_batch_size
-        /// samples.
+        /// How the learning rate follows the samples of a step; that of the schedule is for
+        /// train_batch_size samples.
         lr_scaling_method: LrScaling = choice("linear"),
         /// Fewest samples of a micro-batch.
         min_batch_size: usize = positive(1).unit("samples"),
@@ -56,7 +57,8 @@ section! {
         max_batch_size: Option<usize> = opt_positive().unit("samples"),
         /// Order of the samples: as they lie, another each epoch, or the shortest first.
         sequence_picking_order: &'a str = one_of(&["dataloader", "random", "seqlen"], "dataloader"),
-        /// Most tokens of a micro-batch, padding included. It takes the place of train_micro_batch_size_per_gpu.
+        /// Most tokens of a micro-batch, padding included. It takes the place of
+        /// train_micro_batch_size_per_gpu.
         max_tokens: Option<usize> = opt_positive().unit("tokens"),
         /// Print how the samples of an epoch are batched.
         verbose: bool = flag(false),

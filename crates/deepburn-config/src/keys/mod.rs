@@ -1,7 +1,8 @@
-//! The keys of DeepSpeed's JSON, of the job file and of Accelerate's YAML: each is declared once, in its section.
+//! The keys of DeepSpeed's JSON, of the job file and of Accelerate's YAML: each is declared once,
+//! in its section.
 //!
-//! The sections hold the keys of DeepSpeed 0.19 and those that older files still carry. [`crate::rules`] turns them
-//! into the plan.
+//! The sections hold the keys of DeepSpeed 0.19 and those that older files still carry.
+//! [`crate::rules`] turns them into the plan.
 
 pub(crate) mod accelerate;
 pub(crate) mod activations;
@@ -105,7 +106,8 @@ section! {
             .inert("each optimizer here has been tested at the stages that it supports"),
         /// Refuse an optimizer that the caller made when offloading.
         zero_force_ds_cpu_optimizer = flag(true).inert("the optimizer is always made from this file"),
-        /// Drop the samples that do not fill a last global batch. `data.drop_last` of a job file comes first.
+        /// Drop the samples that do not fill a last global batch. `data.drop_last` of a job file
+        /// comes first.
         dataloader_drop_last: bool = flag(false),
         checkpoint = section::<Checkpoint>().inert(CHECKPOINTS),
         activation_checkpointing: Activations<'a> = section(),

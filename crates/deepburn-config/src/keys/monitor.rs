@@ -1,7 +1,7 @@
 //! What is printed and measured, and what other programs read of a run.
 //!
-//! Every section has an `enabled` of its own. Monitors of services that have no library for Rust are in
-//! [`super::unsupported`].
+//! Every section has an `enabled` of its own. Monitors of services that have no library for Rust
+//! are in [`super::unsupported`].
 
 use crate::spec::*;
 
@@ -55,8 +55,8 @@ section! {
         detailed: bool = flag(true),
         /// File instead of the screen.
         output_file: Option<&'a str> = opt_text(),
-        /// What the device can do at best, of which the share that was reached is printed. DeepSpeed has no such
-        /// key.
+        /// What the device can do at best, of which the share that was reached is printed.
+        /// DeepSpeed has no such key.
         peak_tflops: Option<f64> = opt_real(Positive).unit("TFLOP/s"),
     }
 }

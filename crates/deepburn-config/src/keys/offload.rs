@@ -1,7 +1,7 @@
 //! Offload of optimizer states and parameters: `offload_optimizer`, `offload_param`, `aio`.
 //!
-//! The sections look alike in DeepSpeed and share their first keys. Buffers, threads and pinned memory are choices of
-//! DeepSpeed's implementation: these keys are accepted and noted.
+//! The sections look alike in DeepSpeed and share their first keys. Buffers, threads and pinned
+//! memory are choices of DeepSpeed's implementation: these keys are accepted and noted.
 
 use crate::spec::*;
 
@@ -58,7 +58,8 @@ section! {
         /// Size of each buffer.
         buffer_size = count(100_000_000).unit("elements")
             .inert(STRAIGHT),
-        /// Elements of a rank's shards that stay in host memory rather than on NVMe, from the first parameter on.
+        /// Elements of a rank's shards that stay in host memory rather than on NVMe, from the first
+        /// parameter on.
         max_in_cpu: usize = count(1_000_000_000).unit("elements"),
     }
 

@@ -1,8 +1,8 @@
 //! `optimizer`: which one, and its hyper-parameters, with DeepSpeed's and PyTorch's own defaults.
 //!
-//! Each optimizer has a section of parameters of its own, so that a parameter of another optimizer is an unknown key.
-//! What several of them share is a constant. The names of DeepSpeed and PyTorch that do not exist here are variants
-//! without parameters, and refused by name.
+//! Each optimizer has a section of parameters of its own, so that a parameter of another optimizer
+//! is an unknown key. What several of them share is a constant. The names of DeepSpeed and PyTorch
+//! that do not exist here are variants without parameters, and refused by name.
 
 use crate::plan::MuonScale;
 use crate::spec::*;
@@ -23,7 +23,8 @@ const BETAS: Spec<[f64; 2]> =
 /// Of Adam. It may be 0, as in PyTorch and DeepSpeed.
 const EPS: Spec<f64> =
     real(NotNegative, 1e-8).auto().doc("Added to the square root of the second moment.");
-/// LAMB, 1-bit Adam and 0/1 Adam need an eps: the update of an element without gradients would be 0 / 0.
+/// LAMB, 1-bit Adam and 0/1 Adam need an eps: the update of an element without gradients would be 0
+/// / 0.
 const POSITIVE_EPS: Spec<f64> =
     real(Positive, 1e-8).auto().doc("Added to the square root of the second moment.");
 /// Of all optimizers. Whether it is decoupled is the optimizer's choice.
@@ -32,8 +33,8 @@ const WEIGHT_DECAY: Spec<f64> = real(NotNegative, 0.0).auto().doc("Weight decay.
 const MAX_COEFF: Spec<f64> = real(Positive, 10.0).doc("Largest trust ratio.");
 /// Lower bound of LAMB's trust ratio.
 const MIN_COEFF: Spec<f64> = real(NotNegative, 0.01).doc("Smallest trust ratio.");
-/// Length of the exact phase of 1-bit Adam and 1-bit LAMB. The range is checked by a rule, which says what a good
-/// value is.
+/// Length of the exact phase of 1-bit Adam and 1-bit LAMB. The range is checked by a rule, which
+/// says what a good value is.
 const FREEZE_STEP: Spec<i64> = integer(100_000).unit("steps").doc(
     "Steps with exact gradients, at least 1; 15 to 25 % of the run is a good choice. Afterwards the second moment is \
      frozen and momenta are compressed.",
@@ -209,8 +210,8 @@ section! {
         max_grad_norm = MAX_GRAD_NORM,
     }
 
-    /// Orthogonalised momentum for the matrices of hidden layers, Adam for all other parameters (Jordan et al.
-    /// 2024).
+    /// Orthogonalised momentum for the matrices of hidden layers, Adam for all other parameters
+    /// (Jordan et al. 2024).
     pub(crate) struct Muon<'a> {
         /// Learning rate of the first step.
         lr: f64 = real(NotNegative, 0.02).auto(),
@@ -227,8 +228,8 @@ section! {
         ns_steps: usize = count_in(1, 99, 5),
         /// Coefficients a, b and c of the iteration X <- a X + (b A + c A A) X with A = X X^T.
         ns_coefficients: [f64; 3] = triple(Any, [3.4445, -4.775, 2.0315]),
-        /// How the learning rate depends on a matrix's shape: sqrt(max(1, outputs / inputs)), or 0.2
-        /// sqrt(max(outputs, inputs)).
+        /// How the learning rate depends on a matrix's shape: sqrt(max(1, outputs / inputs)), or
+        /// 0.2 sqrt(max(outputs, inputs)).
         adjust_lr_fn: MuonScale = choice("original"),
         /// Decay of the moments of Adam, which updates all other parameters.
         betas: [f64; 2] = pair(Decay, [0.9, 0.95]).auto(),
@@ -248,8 +249,8 @@ section! {
         max_grad_norm = MAX_GRAD_NORM,
     }
 
-    /// Adam whose ranks exchange one bit for each element of their momentum after freeze_step (Tang et al. 2021).
-    /// At ZeRO stages 0 and 1.
+    /// Adam whose ranks exchange one bit for each element of their momentum after freeze_step (Tang
+    /// et al. 2021). At ZeRO stages 0 and 1.
     pub(crate) struct OneBitAdam<'a> {
         lr: f64 = LR,
         betas: [f64; 2] = BETAS,
@@ -266,8 +267,8 @@ section! {
         max_grad_norm = MAX_GRAD_NORM,
     }
 
-    /// LAMB whose ranks exchange one bit for each element of their momentum after freeze_step (Li et al. 2021). At
-    /// ZeRO stages 0 and 1.
+    /// LAMB whose ranks exchange one bit for each element of their momentum after freeze_step (Li
+    /// et al. 2021). At ZeRO stages 0 and 1.
     pub(crate) struct OneBitLamb<'a> {
         lr: f64 = LR,
         betas: [f64; 2] = BETAS,
@@ -276,7 +277,8 @@ section! {
         max_coeff: f64 = MAX_COEFF,
         min_coeff: f64 = MIN_COEFF,
         freeze_step: i64 = FREEZE_STEP,
-        /// Decay of the moving average of each tensor's trust ratio, which is frozen after freeze_step.
+        /// Decay of the moving average of each tensor's trust ratio, which is frozen after
+        /// freeze_step.
         coeff_beta: f64 = real(Decay, 0.9),
         /// Largest factor of the frozen trust ratio.
         factor_max: f64 = real(Positive, 4.0),
@@ -294,15 +296,15 @@ section! {
         max_grad_norm = MAX_GRAD_NORM,
     }
 
-    /// 1-bit Adam with fewer exact gradients, and with steps between which ranks exchange nothing (Lu et al.
-    /// 2022). At ZeRO stages 0 and 1.
+    /// 1-bit Adam with fewer exact gradients, and with steps between which ranks exchange nothing
+    /// (Lu et al. 2022). At ZeRO stages 0 and 1.
     pub(crate) struct ZeroOneAdam<'a> {
         lr: f64 = LR,
         betas: [f64; 2] = BETAS,
         eps: f64 = POSITIVE_EPS,
         weight_decay: f64 = WEIGHT_DECAY,
-        /// Last step that may update the second moment, usually the end of the warm-up. Ranks take local steps
-        /// after it.
+        /// Last step that may update the second moment, usually the end of the warm-up. Ranks take
+        /// local steps after it.
         var_freeze_step: usize = positive(100_000).unit("steps"),
         /// Updates of the second moment after which the interval between them doubles.
         var_update_scaler: usize = positive(16).unit("steps"),

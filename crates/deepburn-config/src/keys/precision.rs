@@ -1,13 +1,14 @@
 //! Precision: `fp16`, `bf16`, `data_types` and `torch_autocast`.
 //!
-//! At most one of `fp16` and `bf16` is on. `torch_autocast` keeps parameters in fp32 and may stand beside neither of
-//! another type. Master weights and optimizer states are always fp32: keys that ask for 16 bits are refused.
+//! At most one of `fp16` and `bf16` is on. `torch_autocast` keeps parameters in fp32 and may stand
+//! beside neither of another type. Master weights and optimizer states are always fp32: keys that
+//! ask for 16 bits are refused.
 
 use crate::plan::Precision;
 use crate::spec::*;
 
-/// The names that DeepSpeed knows. fp32 and int8 are not types of autocast: they are accepted where the section is
-/// switched off.
+/// The names that DeepSpeed knows. fp32 and int8 are not types of autocast: they are accepted where
+/// the section is switched off.
 const AUTOCAST_TYPES: &[&str] = &[
     "bfloat16",
     "bf16",
@@ -29,8 +30,8 @@ section! {
     pub(crate) struct Fp16<'a> {
         /// Train in fp16.
         enabled: bool = flag(false).auto(),
-        /// Run ops in the types of torch.autocast, as torch_autocast does, on fp16 parameters. DeepSpeed only
-        /// casts the inputs of the model to fp16.
+        /// Run ops in the types of torch.autocast, as torch_autocast does, on fp16 parameters.
+        /// DeepSpeed only casts the inputs of the model to fp16.
         auto_cast: bool = flag(false).auto(),
         /// Fixed loss scale; 0 for a dynamic one.
         loss_scale: f64 = real(NotNegative, 0.0).auto(),
@@ -66,8 +67,8 @@ section! {
 
     /// Types of what is kept besides the weights.
     pub(crate) struct DataTypes<'a> {
-        /// Type in which the gradients of micro-batches add up; fp32 by default, where DeepSpeed takes the model's
-        /// type and loses small gradients.
+        /// Type in which the gradients of micro-batches add up; fp32 by default, where DeepSpeed
+        /// takes the model's type and loses small gradients.
         grad_accum_dtype: Option<Precision> = opt_choice(),
         /// Type of the parameters.
         param_dtype = opt_choice::<Precision>()
@@ -83,13 +84,14 @@ section! {
             .unavailable("modules that stay in fp32", Differs, "remove it"),
     }
 
-    /// torch.autocast: fp32 parameters, matrix products and convolutions in 16 bits, and norms, softmax,
-    /// exponentials, sums and losses in fp32.
+    /// torch.autocast: fp32 parameters, matrix products and convolutions in 16 bits, and norms,
+    /// softmax, exponentials, sums and losses in fp32.
     pub(crate) struct TorchAutocast<'a> {
         /// Run ops in the types of torch.autocast.
         enabled: bool = flag(false),
-        /// Type of matrix products and convolutions, bfloat16 or float16. bfloat16 when it is not given; DeepSpeed
-        /// leaves it to PyTorch, which takes bfloat16 on CPUs and float16 without a loss scale on CUDA.
+        /// Type of matrix products and convolutions, bfloat16 or float16. bfloat16 when it is not
+        /// given; DeepSpeed leaves it to PyTorch, which takes bfloat16 on CPUs and float16 without
+        /// a loss scale on CUDA.
         dtype: Option<&'a str> = opt_one_of(AUTOCAST_TYPES),
         /// Classes of modules whose gradients and gathered parameters DeepSpeed sends in dtype.
         lower_precision_safe_modules: () = list()

@@ -1,7 +1,8 @@
 //! `scheduler`: DeepSpeed's schedules and four of PyTorch's.
 //!
-//! DeepSpeed takes the parameters as keyword arguments of a Python class. The sections here have the names and
-//! defaults of those arguments. Numbers of steps are applied optimizer steps: a skipped step does not count.
+//! DeepSpeed takes the parameters as keyword arguments of a Python class. The sections here have
+//! the names and defaults of those arguments. Numbers of steps are applied optimizer steps: a
+//! skipped step does not count.
 
 use crate::plan::WarmupShape;
 use crate::spec::*;

@@ -1,7 +1,7 @@
 //! Sections of features that do not exist in this version: known by name, refused when asked for.
 //!
-//! Each is accepted as long as it is switched off, so that a file that carries it unused works. Nothing reads these
-//! sections: each key is its line in the table.
+//! Each is accepted as long as it is switched off, so that a file that carries it unused works.
+//! Nothing reads these sections: each key is its line in the table.
 
 use crate::spec::*;
 

@@ -1,7 +1,7 @@
 //! `zero_optimization`: what is sharded, and how it travels.
 //!
-//! Sizes are counted in elements. Keys that only choose DeepSpeed's algorithm are accepted and noted; ZeRO++ and MiCS
-//! are refused.
+//! Sizes are counted in elements. Keys that only choose DeepSpeed's algorithm are accepted and
+//! noted; ZeRO++ and MiCS are refused.
 
 use crate::keys::CHECKPOINTS;
 use crate::keys::offload::{Aio, OffloadOptimizer, OffloadParam};
@@ -16,7 +16,8 @@ const MICS: &str = "MiCS (sharding inside groups of ranks)";
 /// Why the granularity of gathers cannot be chosen.
 const JOINED: &str = "gathers are joined in the order in which parameters are used";
 
-/// Default of `sub_group_size`, in elements. Parameters are updated one by one here, whatever it is.
+/// Default of `sub_group_size`, in elements. Parameters are updated one by one here, whatever it
+/// is.
 pub(crate) const LARGEST_SUB_GROUP: i64 = 1_000_000_000;
 
 section! {
@@ -24,9 +25,11 @@ section! {
     pub(crate) struct Zero<'a> {
         /// 0 shards nothing, 1 the optimizer states, 2 the gradients too, 3 the parameters too.
         stage: usize = count_in(0, 3, 0),
-        /// Gradients collected before a bucket is reduced. A larger gradient travels alone; at 0 every one does.
+        /// Gradients collected before a bucket is reduced. A larger gradient travels alone; at 0
+        /// every one does.
         reduce_bucket_size: usize = count(500_000_000).unit(ELEMENTS).auto(),
-        /// Let backward go on while a bucket is reduced; by default at stage 3. Numbers do not depend on it.
+        /// Let backward go on while a bucket is reduced; by default at stage 3. Numbers do not
+        /// depend on it.
         overlap_comm: Option<bool> = opt_flag().spelled(&[Outdated("overlap_reduce")]).auto(),
         /// Flatten each gradient that joins a bucket, so that no view keeps a larger block alive.
         contiguous_gradients: bool = flag(true).auto(),
@@ -44,8 +47,8 @@ section! {
         allgather_bucket_size: usize = positive(500_000_000).unit(ELEMENTS).at_stages(1, 2).auto(),
         /// All-gather the updated parameters, rather than broadcast every share.
         allgather_partitions = flag(true).at_stages(1, 2).auto().inert("they are always all-gathered"),
-        /// Most elements of offloaded optimizer states that are updated at a time; 0 updates each parameter
-        /// separately.
+        /// Most elements of offloaded optimizer states that are updated at a time; 0 updates each
+        /// parameter separately.
         sub_group_size: usize = count(LARGEST_SUB_GROUP).unit(ELEMENTS).auto(),
         /// Parameters gathered ahead of their use; the last one may exceed it, and 0 gathers none.
         stage3_prefetch_bucket_size: usize = count(50_000_000).spelled(&[Alias("prefetch_bucket_size")])

@@ -9,7 +9,8 @@ use super::SwapFilePlan;
 pub struct ActivationPlan {
     /// Which of them are freed.
     pub recompute: RecomputePolicy,
-    /// Where the others are kept. [`Device`](ActivationOffload::Device) where nothing is recomputed.
+    /// Where the others are kept. [`Device`](ActivationOffload::Device) where nothing is
+    /// recomputed.
     pub offload: ActivationOffload,
 }
 

@@ -1,14 +1,16 @@
 //! Which parameters are matrices of hidden layers, and how they lie in memory.
 //!
-//! Main type: [`Matrices`]. Muon is defined on the weight of a linear map. Embeddings and the output layer are
-//! matrices too, but Adam trains them better (Jordan et al. 2024), and a fused projection is several maps.
+//! Main type: [`Matrices`]. Muon is defined on the weight of a linear map. Embeddings and the
+//! output layer are matrices too, but Adam trains them better (Jordan et al. 2024), and a fused
+//! projection is several maps.
 
 use super::param_groups::ModelParameter;
 
 /// The linear maps that a parameter holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Matrices {
-    /// How many there are, side by side along the outputs: 3 in the fused query, key and value projection.
+    /// How many there are, side by side along the outputs: 3 in the fused query, key and value
+    /// projection.
     pub count: usize,
     /// How each lies in memory.
     pub layout: MatrixLayout,
@@ -19,12 +21,14 @@ pub struct Matrices {
 pub enum MatrixLayout {
     /// `[inputs, outputs]`: Burn's `Linear`, and other parameters with two dimensions.
     InputsFirst,
-    /// `[outputs, inputs, ...]`: convolutions, whose inputs are channels times the kernel's elements.
+    /// `[outputs, inputs, ...]`: convolutions, whose inputs are channels times the kernel's
+    /// elements.
     OutputsFirst,
 }
 
-/// Names of projections that hold query, key and value one after the other: those of GPT-2, PyTorch's attention and
-/// others. GPT-NeoX's `query_key_value` alternates between them head by head, so it is not among these.
+/// Names of projections that hold query, key and value one after the other: those of GPT-2,
+/// PyTorch's attention and others. GPT-NeoX's `query_key_value` alternates between them head by
+/// head, so it is not among these.
 const FUSED: [&str; 6] = ["c_attn", "qkv", "qkv_proj", "wqkv", "in_proj", "in_proj_weight"];
 
 /// Names of output layers wherever they occur.
@@ -34,8 +38,8 @@ const OUTPUT_LAYERS: [&str; 2] = ["lm_head", "score"];
 const OUTPUT_FIELDS: [&str; 2] = ["head", "output"];
 
 impl Matrices {
-    /// What Muon finds in a parameter, `None` for one that it leaves to Adam. `count`, where it is given, decides: 0 is
-    /// none.
+    /// What Muon finds in a parameter, `None` for one that it leaves to Adam. `count`, where it is
+    /// given, decides: 0 is none.
     ///
     /// # Errors
     /// `count` does not fit the shape; the reason and the remedy.
@@ -105,7 +109,8 @@ fn is_left_to_adam(parameter: &ModelParameter<'_>) -> bool {
         || names.first().is_some_and(|name| OUTPUT_FIELDS.contains(name))
 }
 
-/// Whether the layer that holds the parameter, or the parameter itself, has the name of a fused projection.
+/// Whether the layer that holds the parameter, or the parameter itself, has the name of a fused
+/// projection.
 fn is_fused(path: &str) -> bool {
     let path = path.to_lowercase();
     let mut names = path.rsplit('.').take(2);
@@ -146,7 +151,8 @@ mod tests {
         }
         assert_eq!(of("h.0.attn.c_attn.weight", &[8, 24], "Linear"), inputs_first(3));
         assert_eq!(of("layers.0.in_proj.weight", &[8, 24], "Linear"), inputs_first(3));
-        // Not three projections of one size: fewer keys than queries, a part of another layer, heads side by side.
+        // Not three projections of one size: fewer keys than queries, a part of another layer,
+        // heads side by side.
         assert_eq!(of("h.0.attn.qkv.weight", &[8, 12], "Linear"), inputs_first(1));
         assert_eq!(of("h.0.mixer.in_proj.weight", &[8, 32], "Linear"), inputs_first(1));
         assert_eq!(of("h.0.qkv.lora_b.weight", &[8, 24], "Linear"), inputs_first(1));

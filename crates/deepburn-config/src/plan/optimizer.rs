@@ -47,12 +47,14 @@ pub enum OptimizerPlan {
     Lamb(LambPlan),
     /// Muon (Jordan et al. 2024) on the matrices of hidden layers, and Adam on everything else.
     Muon(MuonPlan),
-    /// 1-bit Adam (Tang et al. 2021): AdamW without bias correction whose ranks exchange compressed momenta.
+    /// 1-bit Adam (Tang et al. 2021): AdamW without bias correction whose ranks exchange compressed
+    /// momenta.
     OneBitAdam(OneBitAdamPlan),
-    /// 1-bit LAMB (Li et al. 2021): LAMB without bias correction whose ranks exchange compressed momenta.
+    /// 1-bit LAMB (Li et al. 2021): LAMB without bias correction whose ranks exchange compressed
+    /// momenta.
     OneBitLamb(OneBitLambPlan),
-    /// 0/1 Adam (Lu et al. 2022): 1-bit Adam with fewer exact gradients, and with steps between which ranks exchange
-    /// nothing.
+    /// 0/1 Adam (Lu et al. 2022): 1-bit Adam with fewer exact gradients, and with steps between
+    /// which ranks exchange nothing.
     ZeroOneAdam(ZeroOneAdamPlan),
 }
 
@@ -122,7 +124,8 @@ pub struct NewtonSchulzPlan {
     pub eps: f64,
 }
 
-/// How Muon's learning rate depends on the shape of a matrix that maps `inputs` values to `outputs` values.
+/// How Muon's learning rate depends on the shape of a matrix that maps `inputs` values to `outputs`
+/// values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MuonScale {
@@ -137,8 +140,8 @@ pub enum MuonScale {
 pub struct OneBitAdamPlan {
     /// Adam before and after the freeze. Weight decay is decoupled and `bias_correction` is false.
     pub adam: AdamPlan,
-    /// Steps with exact gradients. Afterwards the second moment is frozen, and ranks exchange one bit for each
-    /// element of their momentum instead of gradients.
+    /// Steps with exact gradients. Afterwards the second moment is frozen, and ranks exchange one
+    /// bit for each element of their momentum instead of gradients.
     pub freeze_step: u64,
 }
 
@@ -147,8 +150,8 @@ pub struct OneBitAdamPlan {
 pub struct OneBitLambPlan {
     /// LAMB before and after the freeze. `bias_correction` and `eps_inside_sqrt` are false.
     pub lamb: LambPlan,
-    /// Steps with exact gradients. Afterwards the second moment and the trust ratios are frozen, and ranks
-    /// exchange one bit for each element of their momentum instead of gradients.
+    /// Steps with exact gradients. Afterwards the second moment and the trust ratios are frozen,
+    /// and ranks exchange one bit for each element of their momentum instead of gradients.
     pub freeze_step: u64,
     /// Decay of the moving average of trust ratios that is frozen.
     pub coeff_beta: f64,
@@ -163,9 +166,11 @@ pub struct OneBitLambPlan {
 pub struct ZeroOneAdamPlan {
     /// Adam in all steps. Weight decay is decoupled and `bias_correction` is false.
     pub adam: AdamPlan,
-    /// The last step that may update the second moment. Afterwards each rank takes steps of its own.
+    /// The last step that may update the second moment. Afterwards each rank takes steps of its
+    /// own.
     pub var_freeze_step: u64,
-    /// Updates of the second moment, which take exact gradients, after which the interval between them doubles.
+    /// Updates of the second moment, which take exact gradients, after which the interval between
+    /// them doubles.
     pub var_update_scaler: u64,
     /// Steps of a rank's own after which the interval between exchanges doubles.
     pub local_step_scaler: u64,
@@ -260,15 +265,15 @@ impl OptimizerPlan {
         self.common().has_betas
     }
 
-    /// Whether ranks exchange compressed momenta instead of gradients, after some step at least. 0/1 Adam's are also
-    /// gradients or movements. Each rank then needs its whole gradient and momentum, so nothing is sharded or
-    /// offloaded.
+    /// Whether ranks exchange compressed momenta instead of gradients, after some step at least.
+    /// 0/1 Adam's are also gradients or movements. Each rank then needs its whole gradient and
+    /// momentum, so nothing is sharded or offloaded.
     pub fn exchanges_momentum(&self) -> bool {
         matches!(self, Self::OneBitAdam(_) | Self::OneBitLamb(_) | Self::ZeroOneAdam(_))
     }
 
-    /// The same with another weight decay and other betas, where they are given. An optimizer without betas has
-    /// none after it either.
+    /// The same with another weight decay and other betas, where they are given. An optimizer
+    /// without betas has none after it either.
     pub fn with(&self, decay: Option<f64>, other_betas: Option<[f64; 2]>) -> Self {
         let mut plan = self.clone();
         let (weight_decay, betas) = match &mut plan {

@@ -1,7 +1,7 @@
 //! Parameter groups: parameters that are updated otherwise than the optimizer says of all.
 //!
-//! Main type: [`ParamGroups`], which says of each parameter of a model, by its module path and its number of
-//! dimensions, how it is updated.
+//! Main type: [`ParamGroups`], which says of each parameter of a model, by its module path and its
+//! number of dimensions, how it is updated.
 
 use std::fmt;
 
@@ -28,8 +28,8 @@ pub enum NoDecay {
     /// Every parameter decays, as in DeepSpeed and PyTorch.
     #[default]
     Nothing,
-    /// Parameters of one dimension: biases and the weights of norms. In the models that `finetune` trains these are
-    /// the parameters that transformers' `Trainer` does not decay.
+    /// Parameters of one dimension: biases and the weights of norms. In the models that `finetune`
+    /// trains these are the parameters that transformers' `Trainer` does not decay.
     BiasesAndNorms,
 }
 
@@ -40,7 +40,8 @@ choices!(NoDecay { "biases_and_norms" => BiasesAndNorms, "nothing" => Nothing })
 pub struct ParamGroup {
     /// Those with a module path that one of the patterns occurs in; of any path without a pattern.
     pub params: Vec<PathPattern>,
-    /// Those with so many dimensions: 1 for a bias, 2 for a matrix; of any number where it is empty.
+    /// Those with so many dimensions: 1 for a bias, 2 for a matrix; of any number where it is
+    /// empty.
     pub dims: Vec<usize>,
     /// What becomes of them.
     pub update: GroupUpdate,
@@ -60,8 +61,8 @@ pub enum GroupUpdate {
         weight_decay: Option<f64>,
         /// Decay of the moments in place of the optimizer's.
         betas: Option<[f64; 2]>,
-        /// How many matrices side by side Muon finds in each; 0 leaves them to Adam. `None`: what they are is
-        /// seen from their layers and names.
+        /// How many matrices side by side Muon finds in each; 0 leaves them to Adam. `None`: what
+        /// they are is seen from their layers and names.
         #[serde(skip_serializing_if = "Option::is_none")]
         muon_matrices: Option<usize>,
     },
@@ -124,8 +125,8 @@ impl Serialize for PathPattern {
 /// With what a parameter is updated.
 #[derive(Debug, Clone, PartialEq)]
 pub struct UpdateSettings {
-    /// The optimizer, with the weight decay and betas of the parameter. A parameter that Muon leaves alone has the
-    /// Adam beside it.
+    /// The optimizer, with the weight decay and betas of the parameter. A parameter that Muon
+    /// leaves alone has the Adam beside it.
     pub optimizer: OptimizerPlan,
     /// Factor of the schedule's learning rate, at least 0.
     pub lr_factor: f64,
@@ -140,7 +141,8 @@ pub struct ModelParameter<'a> {
     pub path: &'a str,
     /// Lengths of its dimensions.
     pub shape: &'a [usize],
-    /// Name of the type of the layer that holds it, `Embedding` for example; empty where it is not known.
+    /// Name of the type of the layer that holds it, `Embedding` for example; empty where it is not
+    /// known.
     pub layer: &'a str,
     /// Whether its value is still to be made, and may have its dimensions in another order.
     pub is_announced: bool,
@@ -282,8 +284,8 @@ impl ParamGroups {
         self.settings(self.group_of(parameter)?, parameter, optimizer)
     }
 
-    /// Refuses settings that `optimizer` has not. `cycles_momentum`: whether the schedule sets the betas of every
-    /// step.
+    /// Refuses settings that `optimizer` has not. `cycles_momentum`: whether the schedule sets the
+    /// betas of every step.
     ///
     /// # Errors
     /// [`ParamGroupError::Unfit`] and [`ParamGroupError::MuonRate`].
@@ -318,7 +320,8 @@ impl ParamGroups {
         }
     }
 
-    /// The settings of a parameter of `group`: those of the optimizer, with the group's own in their place.
+    /// The settings of a parameter of `group`: those of the optimizer, with the group's own in
+    /// their place.
     fn settings(
         &self,
         group: Option<usize>,

@@ -1,10 +1,12 @@
-//! Activation checkpointing: `activation_checkpointing`, and `training.gradient_checkpointing` of a job file.
+//! Activation checkpointing: `activation_checkpointing`, and `training.gradient_checkpointing` of a
+//! job file.
 //!
-//! DeepSpeed's section describes checkpoints that the model's code asks for. Here it asks for them itself:
-//! whatever differs from the default turns checkpointing on, for all blocks of the model.
+//! DeepSpeed's section describes checkpoints that the model's code asks for. Here it asks for them
+//! itself: whatever differs from the default turns checkpointing on, for all blocks of the model.
 //!
-//! `cpu_checkpointing` offloads the activations that checkpointing keeps: to host memory beside a device, and
-//! to NVMe where `nvme_path` names a folder, which is the only offload of a backend whose device is the host.
+//! `cpu_checkpointing` offloads the activations that checkpointing keeps: to host memory beside a
+//! device, and to NVMe where `nvme_path` names a folder, which is the only offload of a backend
+//! whose device is the host.
 
 use super::offload;
 use crate::context::Context;
@@ -55,7 +57,8 @@ fn asking_key<'a, 'b>(section: &'b Activations<'a>) -> Option<&'b Entry<'a>> {
     asking.into_iter().find_map(|(entry, asks)| asks.then_some(entry))
 }
 
-/// What is recomputed. The section's own key comes first, then those of DeepSpeed, then the job file.
+/// What is recomputed. The section's own key comes first, then those of DeepSpeed, then the job
+/// file.
 fn resolve_policy(section: &Activations<'_>, context: &mut Context<'_>) -> RecomputePolicy {
     let (nth, asking) = (&section.every_nth_block, asking_key(section));
     let policy = match (section.policy.value, asking) {
@@ -83,7 +86,8 @@ fn resolve_policy(section: &Activations<'_>, context: &mut Context<'_>) -> Recom
     }
 }
 
-/// Where saved activations are kept. A path comes before host memory, which on a host device they never leave.
+/// Where saved activations are kept. A path comes before host memory, which on a host device they
+/// never leave.
 fn resolve_offload(
     section: &Activations<'_>,
     aio: &Aio<'_>,

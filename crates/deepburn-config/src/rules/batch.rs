@@ -1,7 +1,7 @@
 //! The batch triple: `train_batch_size = micro batch * accumulation steps * world size`.
 //!
-//! Follows DeepSpeed's order of resolution and its wording. It refuses triples that do not multiply to each other and
-//! names each single change that would mend them.
+//! Follows DeepSpeed's order of resolution and its wording. It refuses triples that do not multiply
+//! to each other and names each single change that would mend them.
 
 use crate::context::Context;
 use crate::keys::DeepSpeed;
@@ -11,7 +11,8 @@ use crate::plan::BatchPlan;
 const NAMES: [&str; 3] =
     ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"];
 
-/// The three numbers as far as they are known; signed, since 0 and less are errors that name the number.
+/// The three numbers as far as they are known; signed, since 0 and less are errors that name the
+/// number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Triple {
     train: Option<i64>,
@@ -64,7 +65,8 @@ pub(crate) fn resolve(top: &DeepSpeed<'_>, context: &mut Context<'_>) -> BatchPl
     }
 }
 
-/// Reports that neither batch size is known. A key that is there and unreadable has been reported; it is not missing.
+/// Reports that neither batch size is known. A key that is there and unreadable has been reported;
+/// it is not missing.
 fn report_missing(top: &DeepSpeed<'_>, context: &mut Context<'_>) {
     let (train, micro) = (&top.train_batch_size, &top.train_micro_batch_size_per_gpu);
     if train.is_given() || micro.is_given() {
@@ -93,8 +95,9 @@ fn supply(top: &DeepSpeed<'_>, context: &Context<'_>) -> Triple {
 
 /// Completes a triple in DeepSpeed's order of resolution; `None` when neither batch size is known.
 ///
-/// Numbers that are given are kept, even where they contradict each other, because [`verify`] then shows the user's own
-/// numbers. Divisions round down as in DeepSpeed: a triple that does not divide fails the multiplication afterwards.
+/// Numbers that are given are kept, even where they contradict each other, because [`verify`] then
+/// shows the user's own numbers. Divisions round down as in DeepSpeed: a triple that does not
+/// divide fails the multiplication afterwards.
 fn complete(given: Triple, world: i64) -> Option<[i64; 3]> {
     // What divides by zero becomes 0, which `verify` names; what overflows no longer multiplies.
     let over = |a: i64, b: i64| a.checked_div_euclid(b).unwrap_or(0);
@@ -110,7 +113,8 @@ fn complete(given: Triple, world: i64) -> Option<[i64; 3]> {
     })
 }
 
-/// Checks a complete triple. `given` says whose fault a number below 1 is: a derived one follows from a given one.
+/// Checks a complete triple. `given` says whose fault a number below 1 is: a derived one follows
+/// from a given one.
 fn verify(triple: [i64; 3], given: Triple, world: i64) -> Result<(), Problem> {
     let [train, micro, steps] = triple;
     let is_given = [given.train, given.micro, given.steps].map(|number| number.is_some());

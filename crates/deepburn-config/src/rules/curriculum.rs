@@ -1,7 +1,7 @@
 //! `curriculum_learning`: short sequences first.
 //!
-//! The section that DeepSpeed had at the top level before 0.19. It refuses schedules that fall, whose
-//! stages are out of order, or that leave their bounds.
+//! The section that DeepSpeed had at the top level before 0.19. It refuses schedules that fall,
+//! whose stages are out of order, or that leave their bounds.
 
 use crate::context::Context;
 use crate::curriculum::{CurriculumPlan, CurriculumSchedule, CurriculumStage};
@@ -74,7 +74,8 @@ fn root(
 
 /// A length for each stage, in the order of the steps at which stages end.
 ///
-/// The first fault ends it: the checks that follow need lists of matching lengths in ascending order.
+/// The first fault ends it: the checks that follow need lists of matching lengths in ascending
+/// order.
 fn discrete(
     config: &ScheduleConfig<'_>,
     [min, max]: [usize; 2],

@@ -1,7 +1,7 @@
 //! The rules of DeepSpeed's sections: each turns a section into its part of the plan.
 //!
-//! A rule that reports an error still returns a value; the verdict discards it together with the rest of the plan.
-//! Sections are checked in full also where they are switched off.
+//! A rule that reports an error still returns a value; the verdict discards it together with the
+//! rest of the plan. Sections are checked in full also where they are switched off.
 
 pub(crate) mod activations;
 mod autocast;

@@ -1,7 +1,7 @@
 //! What other programs read of a run: monitors, the step profiler and the count of operations.
 //!
-//! The rules turn each section that is switched on into its part of the [`MonitorPlan`]; one that is
-//! off is `None`, whatever else it says.
+//! The rules turn each section that is switched on into its part of the [`MonitorPlan`]; one that
+//! is off is `None`, whatever else it says.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;

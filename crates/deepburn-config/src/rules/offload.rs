@@ -1,9 +1,10 @@
 //! Offload of optimizer states and parameters: `offload_optimizer`, `offload_param`, `aio`.
 //!
-//! On a backend whose device is the host, offload to `cpu` already holds and is accepted. On other backends, `cpu`
-//! keeps optimizer states and parameters in host memory. On every backend they can be kept on NVMe, in one file a
-//! rank. As in DeepSpeed, parameters are offloaded only where optimizer states are; here they go to NVMe only where
-//! optimizer states are there too. An optimizer that exchanges momenta excludes both.
+//! On a backend whose device is the host, offload to `cpu` already holds and is accepted. On other
+//! backends, `cpu` keeps optimizer states and parameters in host memory. On every backend they can
+//! be kept on NVMe, in one file a rank. As in DeepSpeed, parameters are offloaded only where
+//! optimizer states are; here they go to NVMe only where optimizer states are there too. An
+//! optimizer that exchanges momenta excludes both.
 
 use crate::context::Context;
 use crate::diagnosis::Severity;
@@ -15,8 +16,8 @@ use crate::section::{Entry, Setting};
 
 /// Checks where optimizer states and parameters are to be kept, and returns both.
 ///
-/// States are resolved before parameters, which may only go where the states are. Both are checked before either is
-/// resolved.
+/// States are resolved before parameters, which may only go where the states are. Both are checked
+/// before either is resolved.
 pub(super) fn resolve(
     top: &DeepSpeed<'_>,
     optimizer: &OptimizerPlan,
@@ -73,7 +74,8 @@ fn resolve_states(
     offload
 }
 
-/// Refuses to offload a part of the states where DeepSpeed does so (stages 1 and 2) or ignores the key (NVMe).
+/// Refuses to offload a part of the states where DeepSpeed does so (stages 1 and 2) or ignores the
+/// key (NVMe).
 fn check_ratio(
     setting: &Setting<'_, f64>,
     offload: &OptimizerOffload,
@@ -170,7 +172,8 @@ pub(crate) fn check_aio(top: &DeepSpeed<'_>, is_used: bool, context: &mut Contex
     if !is_used {
         return note_unused(&[block_size, queue_depth, use_gds], context);
     }
-    // Direct I/O needs whole pages; each request has a thread, of which a process may well have 1024.
+    // Direct I/O needs whole pages; each request has a thread, of which a process may well have
+    // 1024.
     if !block_size.value.is_multiple_of(4096) {
         let message = format!("{} is not a multiple of 4096", block_size.value);
         context.error(block_size, message, "write 1048576");
@@ -185,7 +188,8 @@ pub(crate) fn check_aio(top: &DeepSpeed<'_>, is_used: bool, context: &mut Contex
     }
 }
 
-/// Files of optimizer states. Unlike DeepSpeed's, transfers overlap the update unless the file says no.
+/// Files of optimizer states. Unlike DeepSpeed's, transfers overlap the update unless the file says
+/// no.
 fn nvme(
     section: &OffloadOptimizer<'_>,
     aio: &Aio<'_>,
@@ -265,7 +269,8 @@ enum Support {
     Excluded(&'static str),
 }
 
-/// Checks where `target` is to be kept: where its section says, or the outdated flag. Returns the device.
+/// Checks where `target` is to be kept: where its section says, or the outdated flag. Returns the
+/// device.
 fn check_target<'a>(
     target: &Target<'a, '_>,
     support: Support,

@@ -102,8 +102,8 @@ fn freeze_step(key: &Setting<'_, i64>, context: &mut Context<'_>) -> u64 {
     step
 }
 
-/// Warns when the second moment is frozen while the learning rate still rises: it then follows gradients of weights that
-/// have hardly moved.
+/// Warns when the second moment is frozen while the learning rate still rises: it then follows
+/// gradients of weights that have hardly moved.
 pub(crate) fn check_warmup(optimizer: &OptimizerPlan, warmup: usize, context: &mut Context<'_>) {
     let (key, freeze_step) = match optimizer {
         OptimizerPlan::OneBitAdam(plan) => ("optimizer.params.freeze_step", plan.freeze_step),

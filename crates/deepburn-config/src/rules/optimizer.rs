@@ -90,7 +90,8 @@ pub(super) fn learning_rate(key: &Setting<'_, f64>, context: &mut Context<'_>) -
     lr
 }
 
-/// The plan of Adam's parameters, with the learning rate and weight decay that the caller has resolved.
+/// The plan of Adam's parameters, with the learning rate and weight decay that the caller has
+/// resolved.
 fn adam(params: &Adam<'_>, lr: f64, weight_decay: f64) -> AdamPlan {
     AdamPlan {
         lr,

@@ -13,9 +13,10 @@ const USABLE_SCALE_POWER: i64 = 16;
 
 /// Resolves all of them.
 ///
-/// The type of the parameters comes first, then autocast, which may not mix with another 16-bit type. From both follows
-/// whether the loss is scaled and what happens to a step that overflows: fp16 overflows in normal operation and skips
-/// the step, while in fp32 a gradient that is not finite is an error of the model or the data.
+/// The type of the parameters comes first, then autocast, which may not mix with another 16-bit
+/// type. From both follows whether the loss is scaled and what happens to a step that overflows:
+/// fp16 overflows in normal operation and skips the step, while in fp32 a gradient that is not
+/// finite is an error of the model or the data.
 pub(crate) fn resolve(top: &DeepSpeed<'_>, context: &mut Context<'_>) -> PrecisionPlan {
     let (fp16, bf16) = (&top.fp16.value, &top.bf16.value);
     for enabled in [&fp16.enabled, &bf16.enabled] {
@@ -40,7 +41,8 @@ pub(crate) fn resolve(top: &DeepSpeed<'_>, context: &mut Context<'_>) -> Precisi
     };
     let autocast = autocast::resolve(top, compute, context);
     let scaled = compute == Precision::Fp16 || autocast == Some(Precision::Fp16);
-    // Autocast in bf16 has fp32 parameters and gradients: a value that is not finite ends the run as in fp32.
+    // Autocast in bf16 has fp32 parameters and gradients: a value that is not finite ends the run
+    // as in fp32.
     let skips = scaled || compute == Precision::Bf16 && bf16.check_grad_overflow.value;
     let dtypes = [&top.communication_data_type, &top.data_types.value.grad_accum_dtype];
     let communication = dtypes[0].value.unwrap_or(compute);

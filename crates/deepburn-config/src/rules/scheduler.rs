@@ -82,8 +82,8 @@ fn warmup_steps(key: &Setting<'_, usize>, context: &mut Context<'_>) -> usize {
 
 /// Length of the schedule: given, or known to the job for `"auto"`.
 ///
-/// A length that is missing altogether was reported with the required keys. The warm-up's length then takes its place,
-/// so that the rules that follow have nothing more to report.
+/// A length that is missing altogether was reported with the required keys. The warm-up's length
+/// then takes its place, so that the rules that follow have nothing more to report.
 fn total_steps(
     key: &Setting<'_, Option<usize>>,
     warmup: usize,
@@ -115,8 +115,8 @@ fn total_steps(
     total
 }
 
-/// Resolves the peak of a schedule, where the section gives one; `"auto"` is the optimizer's learning rate. Warns where
-/// the job asks for another learning rate.
+/// Resolves the peak of a schedule, where the section gives one; `"auto"` is the optimizer's
+/// learning rate. Warns where the job asks for another learning rate.
 fn max_lr(key: &Entry<'_>, lr: f64, context: &mut Context<'_>) -> Option<f64> {
     if key.is_auto() {
         context.answer(&key.path, lr, "the optimizer's lr");
@@ -226,7 +226,8 @@ fn momentum_cycle(
     })
 }
 
-/// The plan of one of PyTorch's schedules. A required key that is missing has been reported; it reads as 1.
+/// The plan of one of PyTorch's schedules. A required key that is missing has been reported; it
+/// reads as 1.
 fn torch_schedule(name: &str, params: &Entry<'_>, lr: f64) -> SchedulePlan {
     match name {
         "StepLR" => {

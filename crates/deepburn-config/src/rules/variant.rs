@@ -6,8 +6,9 @@ use crate::key::Status;
 use crate::kind::Variant;
 use crate::section::Setting;
 
-/// The variant that `name`, the section's `type`, names. Reports an unknown name with the nearest known one, and a
-/// known one that does not exist in this version; a missing `type` has been reported.
+/// The variant that `name`, the section's `type`, names. Reports an unknown name with the nearest
+/// known one, and a known one that does not exist in this version; a missing `type` has been
+/// reported.
 pub(super) fn choose(
     name: &Setting<'_, Option<&str>>,
     variants: &'static [Variant],

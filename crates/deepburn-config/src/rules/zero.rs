@@ -1,7 +1,7 @@
 //! `zero_optimization`: what is sharded, and how it travels.
 //!
-//! The stage comes first: it decides which other keys have an effect. A key that was chosen and has none is a warning;
-//! one that stands there with its default, as in most files, is a note.
+//! The stage comes first: it decides which other keys have an effect. A key that was chosen and has
+//! none is a warning; one that stands there with its default, as in most files, is a note.
 
 use super::offload;
 use crate::context::Context;
@@ -52,9 +52,9 @@ pub(crate) fn resolve(
 
 /// Returns the stage of the run.
 ///
-/// An optimizer that exchanges momenta has whole states on every rank. Stage 1 would shard nothing and is
-/// resolved to 0, so that everything after this, estimates of memory too, sees what the run really does. Stages
-/// 2 and 3 are errors, as in DeepSpeed.
+/// An optimizer that exchanges momenta has whole states on every rank. Stage 1 would shard nothing
+/// and is resolved to 0, so that everything after this, estimates of memory too, sees what the run
+/// really does. Stages 2 and 3 are errors, as in DeepSpeed.
 fn resolve_stage(
     top: &DeepSpeed<'_>,
     optimizer: &OptimizerPlan,
@@ -151,14 +151,15 @@ fn prefetch_bucket(zero: &Zero<'_>, context: &mut Context<'_>) -> usize {
     size(&zero.stage3_prefetch_bucket_size, rule, "0.9 times the hidden size squared", context)
 }
 
-/// Size up to which parameters stay gathered; with `"auto"` all biases and norms of a transformer do.
+/// Size up to which parameters stay gathered; with `"auto"` all biases and norms of a transformer
+/// do.
 fn persistence_threshold(zero: &Zero<'_>, context: &mut Context<'_>) -> usize {
     let rule = |hidden: usize| hidden.saturating_mul(10);
     size(&zero.stage3_param_persistence_threshold, rule, "10 times the hidden size", context)
 }
 
-/// A size that is given, derived from the hidden size for `"auto"` as the Hugging Face integration does, or the
-/// default.
+/// A size that is given, derived from the hidden size for `"auto"` as the Hugging Face integration
+/// does, or the default.
 fn size(
     setting: &Setting<'_, usize>,
     rule: impl Fn(usize) -> usize,

@@ -88,7 +88,8 @@ fn muon_updates_matrices_and_adam_the_rest() {
         let update = GroupUpdate::Trained { rate, weight_decay: None, betas: None, muon_matrices };
         group(params, &[], update)
     };
-    // `lr` replaces the rate of either half; `lr_factor` multiplies the rate of the parameter's half.
+    // `lr` replaces the rate of either half; `lr_factor` multiplies the rate of the parameter's
+    // half.
     groups.groups = vec![
         with(&["^wte"], GroupRate::Own(0.01), Some(4)),
         with(&["gamma"], GroupRate::Own(0.01), None),

@@ -285,11 +285,11 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
         ),
         (
             r#"{"data": {"name": "wikitext-2-raw-v1"}}"#,
-            ["data.name", "data.path is none", "remove data.name"],
+            ["data.name", "data.path is not a data set", "remove data.name"],
         ),
         (
             r#"{"data": {"path": "a.txt", "name": "plain_text"}}"#,
-            ["data.name", "data.path is none", "folder or repository"],
+            ["data.name", "data.path is not a data set", "folder or repository"],
         ),
         (
             r#"{"data": {"kind": "tokens", "path": "owner/name"}}"#,

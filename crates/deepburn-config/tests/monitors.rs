@@ -40,8 +40,8 @@ fn a_job_name_is_one_folder() {
         for (name, rule) in [
             ("", "is empty"),
             ("  ", "is empty"),
-            ("..", "no name of a new folder"),
-            (".", "no name of a new folder"),
+            ("..", "cannot name a new folder"),
+            (".", "cannot name a new folder"),
             ("a/b", "path separator"),
             ("/etc", "path separator"),
             (r"a\\b", "path separator"),

@@ -103,7 +103,7 @@ fn rejects_invalid_data_settings() {
         ("data.path", "3", &["data.path"]),
         ("data.path", "[\"a.bin\", \"b.bin\"]", &["data.path"]),
         ("data.path", "\"\\u0000\"", &["data.path"]),
-        ("data.name", "\"wikitext-2-raw-v1\"", &["data.name", "data.path is none"]),
+        ("data.name", "\"wikitext-2-raw-v1\"", &["data.name", "data.path is not a data set"]),
         ("data.split", "{}", &["data.split", "splits"]),
         ("data.splits", "\"90%\"", &["data.splits"]),
         ("data.splits.train", "\"0%\"", &["data.splits"]),

@@ -1,9 +1,13 @@
-//! Divides the cores of a host among the ranks on it.
+//! Divides the CPU cores of a host among the ranks that run on it.
 //!
-//! Processes know nothing of each other: each would start as many threads as the host has cores, and with 8 ranks 8
-//! threads would compete for every core. [`divide_cores`] gives each rank its share. Ranks that are threads share one
-//! thread pool while they are fewer than the cores, and compute on their own threads otherwise
-//! (`compute_on_own_thread`). `RAYON_NUM_THREADS` and, for LibTorch, `OMP_NUM_THREADS` override both.
+//! Rank processes do not know about each other. Each would start one thread per
+//! core of the host, so with 8 ranks 8 threads would compete for every core.
+//! [`divide_cores`] limits a rank process to an equal share of the cores.
+//!
+//! Rank threads of one process share one thread pool while there are fewer
+//! ranks than cores. With at least as many ranks as cores, each rank computes
+//! on its own thread (`compute_on_own_thread`). `RAYON_NUM_THREADS` and, for
+//! LibTorch, `OMP_NUM_THREADS` override both.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,21 +16,29 @@ use std::thread;
 use deepburn_comm::Placement;
 use deepburn_learner::OutsideError;
 
-/// Overrides the number of threads of the CPU backend.
+/// The environment variable that overrides the number of threads of the CPU
+/// backend.
 const OVERRIDE: &str = "RAYON_NUM_THREADS";
 
-/// Cores of a host, as one of its processes sees them. A core is what the system schedules on: with
-/// hyper-threading two of them share one physical core.
+/// The cores of a host, as one of its processes sees them.
+///
+/// A core is what the operating system schedules on. With hyper-threading, two
+/// of them share one physical core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostCores {
-    /// Cores that this process may run on. Fewer than `shared` where a launcher has bound it to some.
+    /// Cores that this process may run on. Smaller than `shared` if the
+    /// launcher has bound the process to some cores.
     pub available: usize,
-    /// Cores that all processes of the job on this host may run on together.
+    /// Cores that all processes of the job on this host may use together.
     pub shared: usize,
 }
 
 impl HostCores {
-    /// Asks the system. `shared` respects the limits of a container or a batch system.
+    /// Asks the operating system for both numbers.
+    ///
+    /// `shared` respects the limits of a container or a batch system. If Linux
+    /// does not report them (or on another system), `shared` equals
+    /// `available`.
     pub fn detect() -> Self {
         // Respects affinity and the CPU quota of the cgroup.
         let available = thread::available_parallelism().map_or(1, usize::from);
@@ -34,18 +46,24 @@ impl HostCores {
         let Some(shared) = shared_cores(read) else {
             return Self { available, shared: available };
         };
-        // Affinity above what is available means a quota, which counts for all processes together.
+        // If the affinity mask allows more cores than are available, a CPU
+        // quota limits them. A quota applies to all processes of the container
+        // together.
         let has_quota = bound_cores(read).is_some_and(|bound| bound > available);
         let shared = if has_quota { shared.min(available) } else { shared };
         Self { available, shared: shared.max(available) }
     }
 
-    /// Threads for one of `local_size` ranks on this host: an equal share of the cores, one more for the
-    /// first ranks where a remainder is left, and at least one.
+    /// Returns the number of threads for one of `local_size` ranks on this
+    /// host.
     ///
-    /// A rank that is bound to cores gets no more threads than it has cores. Bound to fewer than its
-    /// share it has them for itself. Bound to more, a socket for example, it shares them with other ranks
-    /// and takes its equal share.
+    /// Each rank gets an equal share of the cores and at least one. If the
+    /// division leaves a remainder, the first ranks get one core more.
+    ///
+    /// A rank that the launcher has bound to cores never gets more threads than
+    /// it has cores. A rank bound to fewer cores than its equal share uses all
+    /// of them. A rank bound to more, for example to a socket, shares them with
+    /// other ranks and gets the equal share.
     pub fn share(self, local_rank: usize, local_size: usize) -> usize {
         let local_size = local_size.max(1);
         let remainder = usize::from(local_rank < self.shared % local_size);
@@ -53,19 +71,22 @@ impl HostCores {
     }
 }
 
-/// Limits the threads of this process to its share of the cores and returns their number. Call it first:
-/// a thread pool that is in use keeps its size, which is logged as a warning.
+/// Limits the threads of this process to its share of the cores and returns
+/// their number.
+///
+/// Call it before the first computation: a thread pool that is already in use
+/// keeps its size, and a warning is logged.
 pub fn divide_cores(placement: &Placement) -> usize {
     let Placement { local_rank, local_size, .. } = *placement;
     let cores = HostCores::detect();
     let chosen = std::env::var(OVERRIDE).ok().filter(|text| !text.is_empty());
     let threads = chosen.as_ref().and_then(|text| text.parse().ok()).filter(|threads| *threads > 0);
     if let (Some(text), None) = (&chosen, threads) {
-        tracing::warn!("{OVERRIDE}: not a number of threads: `{text}`; give 1 or more; ignored");
+        tracing::warn!("ignoring {OVERRIDE}: not a number of threads: `{text}`; use 1 or more");
     }
     let threads = match threads {
         Some(threads) => {
-            tracing::info!("local rank {local_rank}: {threads} threads, as {OVERRIDE} says");
+            tracing::info!("local rank {local_rank}: {threads} threads, set by {OVERRIDE}");
             threads
         }
         None => {
@@ -87,7 +108,8 @@ pub fn divide_cores(placement: &Placement) -> usize {
     limit_libtorch(threads);
     match pool {
         Ok(()) => threads,
-        // The pool was there before: programs that use rayon themselves may want it so.
+        // Another part of the program has already started the pool, perhaps on
+        // purpose.
         Err(_) => {
             let threads = rayon::current_num_threads();
             tracing::warn!(
@@ -99,24 +121,38 @@ pub fn divide_cores(placement: &Placement) -> usize {
     }
 }
 
-/// Starts the threads on which the CPU computes, unless they run already. Without this call the first computation
-/// starts them, and panics if it cannot.
+/// Starts the CPU's worker threads unless they are already running.
+///
+/// Without this call the first computation starts them, and panics if the
+/// operating system refuses.
 ///
 /// # Errors
-/// The system's, such as a limit on processes.
+///
+/// Returns the error of the operating system, for example a limit on processes.
 pub fn start_threads() -> Result<(), OutsideError> {
     match rayon::ThreadPoolBuilder::new().build_global() {
-        // Only a failure of the system has a source; the other one is that there is such a pool already.
+        // Only an error of the operating system has a source. The other
+        // possible error says that the pool already exists.
         Err(error) if std::error::Error::source(&error).is_some() => Err(error.into()),
         _ => Ok(()),
     }
 }
 
-/// Makes the thread of one of `world_size` ranks compute alone, if they keep all cores busy without help.
+/// Makes the current rank thread compute alone if there are at least as many
+/// ranks as cores.
 ///
-/// A rank that hands an op over to the shared pool sleeps until it is done, and the pool can use no core that
-/// another rank would not: 64 ranks on 2 cores spent half of their context switches on that. The thread stays so until
-/// it ends, so call this on threads of ranks only.
+/// A rank that hands an op to the shared pool sleeps until the op is done. When
+/// all ranks compute at the same time, the pool has no core to offer that
+/// another rank does not already use: with 64 ranks on 2 cores, half of all
+/// context switches came from this hand-over.
+///
+/// The price is paid where one rank works alone. Rank 0 makes the initial
+/// values and the owner of a Muon matrix runs Newton-Schulz, each on one core,
+/// while the other ranks wait and their cores are idle.
+///
+/// The setting lasts until the thread ends, so call this on rank threads only.
+/// Rayon never frees the registry of a pool built on the current thread, so
+/// each rank thread leaks a few kilobytes.
 pub(crate) fn compute_on_own_thread(world_size: usize) {
     let is_chosen = std::env::var(OVERRIDE).is_ok_and(|text| !text.is_empty());
     let cores = thread::available_parallelism().map_or(1, usize::from);
@@ -129,27 +165,30 @@ pub(crate) fn compute_on_own_thread(world_size: usize) {
     }
 }
 
-/// LibTorch has threads of its own, whose number OpenMP's variable sets.
+/// Limits LibTorch's own threads, unless `OMP_NUM_THREADS` already sets their
+/// number.
 #[cfg(feature = "tch")]
 fn limit_libtorch(threads: usize) {
     match std::env::var("OMP_NUM_THREADS") {
-        Ok(given) => tracing::info!("LibTorch: {given} threads, as OMP_NUM_THREADS says"),
+        Ok(given) => tracing::info!("LibTorch: {given} threads, set by OMP_NUM_THREADS"),
         Err(_) => tch::set_num_threads(i32::try_from(threads).unwrap_or(i32::MAX)),
     }
 }
 
-/// Cores that this process may run on, before any quota; `None` where Linux does not tell.
+/// Returns the number of cores in this process's affinity mask, before any
+/// quota; `None` if Linux does not report it.
 fn bound_cores(read: impl Fn(&Path) -> Option<String>) -> Option<usize> {
     let status = read(Path::new("/proc/self/status"))?;
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
     count(list)
 }
 
-/// Cores of the cgroup of this process, which a container or a batch system limits, or else of the
-/// machine; `None` where Linux does not tell.
+/// Returns the number of cores of this process's cgroup, or of the machine if
+/// the cgroup has no limit; `None` if Linux does not report them.
 ///
-/// A cgroup holds the whole job on this host. Affinity would not do: a launcher that binds each rank sets
-/// that of the rank.
+/// A container or a batch system puts the whole job of a host into one cgroup.
+/// The affinity mask would be wrong here, because a launcher that binds ranks
+/// gives each rank a mask of its own.
 fn shared_cores(read: impl Fn(&Path) -> Option<String>) -> Option<usize> {
     let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
     let of_group = groups.lines().find_map(|line| {
@@ -159,7 +198,8 @@ fn shared_cores(read: impl Fn(&Path) -> Option<String>) -> Option<usize> {
             [_, "cpuset", path] => ("/sys/fs/cgroup/cpuset", "cpuset.effective_cpus", path),
             _ => return None,
         };
-        // A group without limits of its own has no such file: those of its parents hold.
+        // A group without its own limit has no such file; the limit of the
+        // nearest parent applies.
         let folder = PathBuf::from(mount).join(path.trim_start_matches('/'));
         let folders = folder.ancestors().take_while(|folder| folder.starts_with(mount));
         folders.filter_map(|folder| count(&read(&folder.join(file))?)).next()
@@ -167,7 +207,8 @@ fn shared_cores(read: impl Fn(&Path) -> Option<String>) -> Option<usize> {
     of_group.or_else(|| count(&read(Path::new("/sys/devices/system/cpu/online"))?))
 }
 
-/// The length of a list of cores such as `0-3,8`; `None` if it is empty or no such list.
+/// Returns the length of a core list such as `0-3,8`; `None` if the list is
+/// empty or malformed.
 fn count(list: &str) -> Option<usize> {
     let mut cores = 0_usize;
     for range in list.trim().split(',') {

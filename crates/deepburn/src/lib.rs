@@ -1,8 +1,9 @@
-//! DeepBurn trains Burn models bigger than one device.
+//! Sharded training for Burn models that do not fit on one device.
 //!
-//! It shards parameters, gradients and optimizer states over ranks the way DeepSpeed's ZeRO does,
-//! reads the DeepSpeed JSON that people already have, and leaves the model alone: any Burn module
-//! that is generic over its backend trains sharded.
+//! DeepBurn partitions parameters, gradients and optimizer states over ranks,
+//! as DeepSpeed's ZeRO stages 1 to 3 do, and reads existing DeepSpeed JSON
+//! files. Model code does not change: any Burn module that is generic over its
+//! backend can be trained sharded.
 //!
 //! # A model of your own on two ranks
 //! ```
@@ -78,18 +79,21 @@ pub use ranks::{COLLECTIVE_TIMEOUT, Ranks, RanksError, run_ranks};
 
 use deepburn_config::{ConfigError, Plan, RawConfig, Report, RunContext, Severity, resolve};
 
-/// What most programs need.
+/// The names that most programs need.
 pub mod prelude {
     pub use deepburn_config::Plan;
     pub use deepburn_learner::{Engine, initialize};
     pub use deepburn_zero::{Group, Training, Zero};
 }
 
-/// Resolves a DeepSpeed configuration, given as JSON, for ranks on the host. Warnings and notes about
-/// it are logged through `tracing`.
+/// Resolves a DeepSpeed JSON configuration for `world_size` ranks on the CPU.
+///
+/// Fills in all defaults and resolves `"auto"` values. Warnings and notes about
+/// the configuration are logged through `tracing`.
 ///
 /// # Errors
-/// Everything that is wrong with it, in one message.
+///
+/// Returns all problems of the configuration in one message.
 pub fn plan(json: &str, world_size: usize) -> Result<Plan, PlanError> {
     let written = RawConfig::from_json(json)?;
     let resolved = resolve(&written, &RunContext::on_host(world_size))?;
@@ -102,13 +106,14 @@ pub fn plan(json: &str, world_size: usize) -> Result<Plan, PlanError> {
     Ok(resolved.plan)
 }
 
-/// Why a configuration gives no plan.
+/// An error of [`plan`].
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
-    /// It cannot be read.
+    /// The configuration is not valid JSON or not a JSON object.
     #[error(transparent)]
     Unreadable(#[from] ConfigError),
-    /// It can be read, and asks for what cannot be done.
+    /// The configuration is readable, but has unknown keys, wrong values or
+    /// unsupported settings.
     #[error(transparent)]
     Refused(#[from] Report),
 }

@@ -1,7 +1,9 @@
-//! The ranks of a job: threads of this process, or processes that a launcher started.
+//! The ranks of a job: threads of this process, or processes that a launcher
+//! started.
 //!
-//! [`run_ranks`] is what most programs call. [`Ranks`] says beforehand how many ranks there are and
-//! which of them this process runs, for programs that prepare something on one rank alone.
+//! Most programs only call [`run_ranks`]. A program that first prepares
+//! something on a single rank uses [`Ranks`], which knows the ranks of this
+//! process before they run.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -18,18 +20,23 @@ use deepburn_zero::Group;
 
 use crate::cores::compute_on_own_thread;
 
-/// How long a rank waits for the others in a collective before the run ends with an error that
-/// names the ranks that did not come: DeepSpeed's 30 minutes.
+/// How long a rank waits for the others in a collective. After that the run
+/// fails with an error that names the missing ranks. The value is DeepSpeed's
+/// default, 30 minutes.
 pub const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
-/// Runs `run` on `world_size` ranks and returns what the ranks of this process return, in rank order.
+/// Runs `run` on `world_size` ranks and returns the results of this process's
+/// ranks, in rank order.
 ///
-/// Without a launcher every rank is a thread of this process. Under `mpirun` or `srun`, and with the
-/// feature `mpi`, this process is one rank: `run` is called once, and one result is returned.
+/// Without a launcher, each rank is a thread of this process. Under `mpirun` or
+/// `srun`, and with the feature `mpi`, this process is one rank: `run` is
+/// called once, and one result is returned.
 ///
 /// # Errors
-/// The first failure, with the rank it happened on; the other ranks are ended by it. Before anything
-/// runs: a launcher that started another number of ranks.
+///
+/// Returns the first failure with the rank on which it occurred; the other
+/// ranks are stopped. If the launcher started a different number of ranks,
+/// returns an error before `run` is called.
 pub fn run_ranks<B: StreamOps, R: Send>(
     world_size: usize,
     run: impl Fn(Group<B>) -> Result<R, OutsideError> + Sync,
@@ -44,50 +51,52 @@ pub fn run_ranks<B: StreamOps, R: Send>(
     ranks.run(world_size, COLLECTIVE_TIMEOUT, run)
 }
 
-/// Why ranks cannot run.
+/// The reason why ranks cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum RanksError {
-    /// The variables of launchers make no sense.
+    /// The environment variables of the launcher are contradictory.
     #[error(transparent)]
     Placement(#[from] PlacementError),
-    /// The program was built without MPI.
+    /// A launcher started several processes, but the program was built without
+    /// MPI.
     #[error(
         "{launcher} started {world_size} processes, but this program was built without MPI and would \
          run the job {world_size} times; build it with `--features mpi`, or set \
          DEEPBURN_LAUNCHER=none to run it so"
     )]
     WithoutMpi {
-        /// What started this process.
+        /// The launcher that started this process.
         launcher: deepburn_comm::Launcher,
-        /// Processes that it started.
+        /// The number of processes that it started.
         world_size: usize,
     },
-    /// The launcher and MPI disagree.
+    /// The launcher and MPI report different ranks or numbers of ranks.
     #[error(
-        "{} says that this is rank {} of {}, but MPI says rank {rank} of {world_size}; start the \
+        "{} started this process as rank {} of {}, but MPI reports rank {rank} of {world_size}; start the \
          program with the launcher of the MPI library that it was built with (with srun: \
          `--mpi=pmix`)",
         placement.launcher, placement.rank, placement.world_size
     )]
     OtherMpi {
-        /// What the launcher says.
+        /// The rank as the launcher reports it.
         placement: Placement,
         /// The rank according to MPI.
         rank: usize,
         /// Number of ranks according to MPI.
         world_size: usize,
     },
-    /// Another number of ranks was asked for than was started.
+    /// The program asks for a different number of ranks than the launcher
+    /// started.
     #[error(
-        "{asked} ranks are asked for, but {launcher} started {started}; start {asked} processes, or \
-         ask for {started} ranks"
+        "the program needs {asked} ranks, but {launcher} started {started}; start {asked} processes or \
+         configure {started} ranks"
     )]
     OtherNumber {
-        /// Ranks that were asked for.
+        /// The number of ranks that the program asks for.
         asked: usize,
-        /// What started this process.
+        /// The launcher that started this process.
         launcher: deepburn_comm::Launcher,
-        /// Processes that it started.
+        /// The number of processes that it started.
         started: usize,
     },
     /// The processes could not connect.
@@ -95,7 +104,7 @@ pub enum RanksError {
     Comm(#[from] CommError),
 }
 
-/// The ranks that this process runs: all of a job, or one.
+/// The ranks that this process runs: all ranks of a job, or one of them.
 #[derive(Debug, Clone)]
 pub struct Ranks {
     execution: Execution,
@@ -111,15 +120,21 @@ enum Execution {
 }
 
 impl Ranks {
-    /// All ranks as threads of this process, launcher or not.
+    /// Returns ranks that are all threads of this process, with or without a
+    /// launcher.
     pub fn threads() -> Self {
         Self { execution: Execution::Threads }
     }
 
-    /// Looks for a launcher and connects to the other processes that it started.
+    /// Detects a launcher and connects to the other processes that it started.
+    ///
+    /// Without a launcher all ranks are threads of this process.
     ///
     /// # Errors
-    /// Contradictory variables of launchers, a program without MPI, processes that do not come.
+    ///
+    /// Returns an error if the launcher's variables are contradictory, if the
+    /// program was built without MPI but several processes were started, or if
+    /// another process does not connect.
     pub fn connect() -> Result<Self, RanksError> {
         match Placement::detect()? {
             None => Ok(Self { execution: Execution::Threads }),
@@ -141,13 +156,15 @@ impl Ranks {
     fn of(placement: Placement) -> Result<Self, RanksError> {
         let Placement { launcher, world_size, .. } = placement;
         match world_size {
-            // A process by itself, as `srun -n 1` starts it, runs its ranks as threads.
+            // A single process, as `srun -n 1` starts it, runs its ranks as
+            // threads.
             1 => Ok(Self { execution: Execution::Threads }),
             _ => Err(RanksError::WithoutMpi { launcher, world_size }),
         }
     }
 
-    /// Where a launcher put this process; `None` where all ranks are threads of it.
+    /// Returns the placement that the launcher gave this process; `None` if all
+    /// ranks are threads of it.
     pub fn placement(&self) -> Option<&Placement> {
         match &self.execution {
             Execution::Threads => None,
@@ -156,16 +173,17 @@ impl Ranks {
         }
     }
 
-    /// Whether rank 0 is in this process.
+    /// Returns true if rank 0 runs in this process.
     pub fn has_first(&self) -> bool {
         self.placement().is_none_or(|placement| placement.rank == 0)
     }
 
-    /// The host of a rank; `None` where all ranks are threads of this process.
+    /// Returns the host name of a rank; `None` if all ranks are threads of this
+    /// process.
     pub fn host(&self, rank: usize) -> Option<Arc<str>> {
         match &self.execution {
             Execution::Threads => {
-                let _ = rank; // Of use only where ranks are processes.
+                let _ = rank; // Only rank processes have hosts.
                 None
             }
             #[cfg(feature = "mpi")]
@@ -176,7 +194,8 @@ impl Ranks {
     /// Checks that `asked` ranks can run.
     ///
     /// # Errors
-    /// When a launcher started another number.
+    ///
+    /// Returns an error if a launcher started a different number of ranks.
     pub fn check(&self, asked: usize) -> Result<(), RanksError> {
         match self.placement() {
             Some(&Placement { launcher, world_size: started, .. }) if asked != started => {
@@ -186,13 +205,16 @@ impl Ranks {
         }
     }
 
-    /// Runs `run` on every rank of this process, as [`run_ranks`] does. `world_size` is the number of
-    /// threads; processes are as many as were started. A rank waits for others no longer than
-    /// `timeout`.
+    /// Runs `run` on every rank of this process, as [`run_ranks`] does.
+    ///
+    /// `world_size` is the number of rank threads. With rank processes it must
+    /// be the number that the launcher started. A rank waits at most `timeout`
+    /// for the others in a collective.
     ///
     /// # Errors
-    /// The first failure. Where ranks are processes all of them return it, and the one whose rank it
-    /// names is to show it.
+    ///
+    /// Returns the first failure. Rank processes all return the same failure;
+    /// only the process whose rank it names should report it.
     pub fn run<B: StreamOps, R: Send>(
         &self,
         world_size: usize,
@@ -214,12 +236,16 @@ impl Ranks {
         }
     }
 
-    /// Gathers the bytes of every process, in rank order, outside of a run. Where all ranks are threads,
-    /// there is one process.
+    /// Gathers the bytes of every process, in rank order, outside of a run.
+    ///
+    /// With rank threads there is one process, and the result has one element.
+    /// `purpose` names the exchange in error messages.
     ///
     /// # Errors
-    /// When a process fails or hangs. There is no time-out for a process that works: it may download
-    /// gigabytes before it calls this.
+    ///
+    /// Returns an error if a process fails or hangs. A process that is still
+    /// working never times out, because it may download gigabytes before this
+    /// call.
     pub fn gather_bytes(
         &self,
         purpose: &'static str,
@@ -240,8 +266,9 @@ impl Ranks {
         }
     }
 
-    /// Names the counter of steps that this process begins. Where a process has to be ended because its
-    /// rank does not notice a failure, the message names the step.
+    /// Sets the counter of the steps that this process begins. If a process has
+    /// to be stopped because its rank does not notice a failure, the message
+    /// names the step.
     pub fn count_steps(&self, steps: Arc<AtomicU64>) {
         match &self.execution {
             Execution::Threads => drop(steps),
@@ -250,8 +277,8 @@ impl Ranks {
         }
     }
 
-    /// Names the flag that is set once the launcher ends this process (SIGTERM). A rank that waits for
-    /// others then says for which, before the process is killed.
+    /// Sets the flag that signals termination by the launcher (SIGTERM). A rank
+    /// that waits for others then names them before the process is killed.
     pub fn watch_termination(&self, terminated: Arc<AtomicBool>) {
         match &self.execution {
             Execution::Threads => drop(terminated),
@@ -260,14 +287,14 @@ impl Ranks {
         }
     }
 
-    /// The failure with the host of its rank.
+    /// Adds the host of the failed rank to a failure.
     #[cfg(feature = "mpi")]
     fn named<R, E>(&self, ended: Result<R, RankFailure<E>>) -> Result<R, RankFailure<E>> {
         ended.map_err(|failure| RankFailure { host: self.host(failure.rank), ..failure })
     }
 }
 
-/// Runs work of the communication thread in the queue of the rank.
+/// Runs work of the communication thread in the rank's device queue.
 #[cfg(feature = "mpi")]
 fn in_shared_stream<B: StreamOps>(work: &mut dyn FnMut()) {
     B::in_shared_stream(work);

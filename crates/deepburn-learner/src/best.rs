@@ -1,9 +1,10 @@
-//! The best model of a run, and when to stop because no better one comes.
+//! The best model of a run, and early stopping.
 //!
-//! Main types: [`BestPlan`], what is asked for, and [`LoopState`], how far a run is with it, which every
-//! checkpoint has. The rules are those of the Trainer of `transformers` (`load_best_model_at_end`,
-//! `EarlyStoppingCallback`), but for one: here a checkpoint is saved whenever an evaluation is the best so far,
-//! so evaluations and checkpoints need no common rhythm.
+//! Main types: [`BestPlan`], the settings, and [`LoopState`], the progress that
+//! every checkpoint stores. The rules are the same as in the Trainer of
+//! `transformers` (`load_best_model_at_end`, `EarlyStoppingCallback`), with one
+//! exception: a checkpoint is saved whenever an evaluation is the best so far.
+//! Evaluation and checkpoint intervals therefore need not match.
 
 use std::path::Path;
 
@@ -12,21 +13,24 @@ use serde::{Deserialize, Serialize};
 
 use crate::metrics::EvalRow;
 
-/// By which number of an evaluation models are compared.
+/// The evaluation metric by which models are compared.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BestMetric {
     /// The evaluation loss; the lowest is best.
     #[default]
     Loss,
-    /// The share of right answers; the highest is best.
+    /// The accuracy, from 0 to 1; the highest is best.
     Accuracy,
 }
 
 impl BestMetric {
-    /// The metric of an evaluation such that the lowest is best: the loss, or the share of wrong answers. It is
-    /// what checkpoints keep as [`Run::metric`](deepburn_checkpoint::Run::metric). `None` for a task without
-    /// answers.
+    /// Returns the metric of an evaluation in a form for which the lowest value
+    /// is best: the loss, or one minus the accuracy.
+    ///
+    /// Checkpoints store this number as
+    /// [`Run::metric`](deepburn_checkpoint::Run::metric). Returns `None` if the
+    /// metric is the accuracy and the task has none.
     pub fn of(self, row: &EvalRow) -> Option<f64> {
         match self {
             Self::Loss => Some(row.eval_loss),
@@ -35,59 +39,66 @@ impl BestMetric {
     }
 }
 
-/// When training stops although steps are left.
+/// The conditions of early stopping.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EarlyStopping {
-    /// Evaluations in a row that are not better than the best, after which training stops.
+    /// Training stops after this many consecutive evaluations without an
+    /// improvement.
     pub patience: u64,
-    /// By how much an evaluation has to be better to count, in units of the metric.
+    /// The smallest improvement that counts, in units of the metric.
     pub threshold: f64,
 }
 
-/// What becomes of the best model.
+/// Settings for the best model of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct BestPlan {
-    /// By what models are compared.
+    /// The metric that is compared.
     pub metric: BestMetric,
-    /// Whether a checkpoint of the best model is saved and kept, and its weights are loaded when training ends.
+    /// Whether a checkpoint of the best model is saved and kept, and its
+    /// weights are loaded at the end of training.
     pub load_at_end: bool,
-    /// `None` takes all steps.
+    /// When training stops before `max_steps`; `None` runs all steps.
     pub early_stopping: Option<EarlyStopping>,
-    /// A hash of what evaluations are made on. Evaluations on other data are not compared.
+    /// A hash of the evaluation data. Evaluations on different data are never
+    /// compared.
     pub evaluation_data: u64,
 }
 
 /// The best evaluation so far.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct BestEvaluation {
-    /// Optimizer step after which it was made.
+    /// The optimizer step after which the evaluation was made.
     pub step: u64,
-    /// As [`BestMetric::of`] gives it.
+    /// The value of [`BestMetric::of`].
     pub metric: f64,
-    /// What `metric` measures.
+    /// The metric that `metric` measures.
     #[serde(default)]
     pub by: BestMetric,
-    /// [`BestPlan::evaluation_data`] of the run that made it.
+    /// The [`BestPlan::evaluation_data`] of the run that made the evaluation.
     #[serde(default)]
     pub evaluation_data: u64,
 }
 
-/// What the training loop knows besides the engine. Checkpoints have it, so that a run that resumes picks the
-/// same best model and stops at the same step.
+/// The state of the training loop outside the engine.
+///
+/// Checkpoints store it, so that a resumed run chooses the same best model and
+/// stops at the same step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LoopState {
-    /// Whether the evaluation that was due after the last step is still to be made.
+    /// Whether the evaluation after the last step is still to be made, because
+    /// the run was interrupted before it.
     pub evaluation_pending: bool,
     /// `None` before the first evaluation whose metric is a number.
     pub best: Option<BestEvaluation>,
-    /// Evaluations since one was better by the threshold.
+    /// Consecutive evaluations that did not improve by at least the threshold.
     pub evaluations_without_improvement: u64,
 }
 
 impl LoopState {
-    /// The state that a run with `plan` resumes with. The best evaluation is forgotten if it is not comparable
-    /// with those to come, because the metric or the evaluation data has changed.
+    /// Returns the state with which a run with `plan` resumes. If the metric or
+    /// the evaluation data has changed, the best evaluation so far is not
+    /// comparable and is dropped.
     pub(crate) fn resumed_with(self, plan: &BestPlan) -> Self {
         let is_comparable = |best: BestEvaluation| {
             (best.by, best.evaluation_data) == (plan.metric, plan.evaluation_data)
@@ -98,7 +109,12 @@ impl LoopState {
         }
     }
 
-    /// Records an evaluation and returns whether it is the best so far. NaN and infinity are never the best.
+    /// Records an evaluation and returns whether it is the best so far. NaN and
+    /// infinity never are.
+    ///
+    /// Two comparisons are made, as in `transformers`: any improvement makes a
+    /// model the best one, but only an improvement by at least the threshold
+    /// resets the early-stopping counter.
     pub(crate) fn record(&mut self, plan: &BestPlan, row: &EvalRow) -> bool {
         self.evaluation_pending = false;
         let Some(metric) = plan.metric.of(row) else { return false };
@@ -117,7 +133,8 @@ impl LoopState {
         is_best
     }
 
-    /// Whether training stops here.
+    /// Returns true if early stopping ends the run now. A patience of 0 counts
+    /// as 1.
     pub(crate) fn stops(&self, plan: &BestPlan) -> bool {
         let patience = plan.early_stopping.map(|it| it.patience.max(1));
         patience.is_some_and(|patience| self.evaluations_without_improvement >= patience)
@@ -125,11 +142,15 @@ impl LoopState {
 }
 
 impl BestEvaluation {
-    /// The checkpoint in the folder `root` that holds this model; `None` where there is none. Other checkpoints
-    /// of the same step, of a run that was abandoned, have another metric or the same weights.
+    /// Returns the checkpoint of this model in the folder `root`, or `None` if
+    /// there is none.
+    ///
+    /// An abandoned run may have left another checkpoint of the same step. It
+    /// has a different metric, or the same weights.
     ///
     /// # Errors
-    /// The folder cannot be read.
+    ///
+    /// Returns an error if the folder cannot be read.
     pub fn checkpoint(&self, root: &Path) -> Result<Option<Checkpoint>, CheckpointError> {
         let is_it = |checkpoint: &Checkpoint| {
             let run = checkpoint.run();

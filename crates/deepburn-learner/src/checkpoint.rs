@@ -1,18 +1,23 @@
-//! Checkpoints of an engine in training: saved whole, loaded at any stage and number of ranks.
+//! Training checkpoints, which load at any stage and number of ranks.
 //!
-//! [`Engine::save_checkpoint`](crate::Engine::save_checkpoint) writes everything that decides the
-//! numbers of the steps to come: weights and masters, moments, gradients in mid-accumulation, running
-//! statistics, integer and bool parameters, loss scale, schedule, counters, random streams, and what the caller adds (its place in the data).
-//! [`Engine::start_save`](crate::Engine::start_save) does so while training goes on.
-//! [`Engine::load_checkpoint`](crate::Engine::load_checkpoint) goes on from there, bit for bit where
-//! the number of ranks is the same, whatever the stage.
+//! [`Engine::save_checkpoint`](crate::Engine::save_checkpoint) writes the
+//! complete training state: weights and f32 masters, moments, accumulated
+//! gradients, running statistics, integer and bool parameters, loss scale,
+//! schedule, counters and random streams. The caller adds its own state, such
+//! as the position of the data loader.
+//! [`Engine::start_save`](crate::Engine::start_save) writes in the background
+//! while training continues.
 //!
-//! [`Engine::load_deepspeed_checkpoint`](crate::Engine::load_deepspeed_checkpoint) goes on from what
-//! DeepSpeed saved.
+//! [`Engine::load_checkpoint`](crate::Engine::load_checkpoint) resumes from a
+//! checkpoint. With the same number of ranks the resumed run is bit-identical
+//! to an uninterrupted one, even at a different ZeRO stage.
+//! [`Engine::load_deepspeed_checkpoint`](crate::Engine::load_deepspeed_checkpoint)
+//! resumes from a checkpoint that DeepSpeed saved.
 //!
-//! Refused: saving between forward and backward or after passes without synchronisation, whose
-//! gradients differ from rank to rank; and loading into another model, other moments, or, in
-//! mid-accumulation, other batches. Everything is compared before anything is changed.
+//! Saving fails between forward and backward, and after `no_sync` passes whose
+//! gradients still differ between ranks. Loading fails if the model, the
+//! moments or, in the middle of an accumulation, the batch sizes differ.
+//! Everything is checked before the engine is changed.
 
 mod buffers;
 mod counters;
@@ -39,38 +44,40 @@ pub use in_progress::SaveInProgress;
 pub use load::{ClientStates, LoadPlan};
 pub use save::SaveRequest;
 
-/// Why a training checkpoint was not saved or loaded. All ranks fail together.
+/// The reason why a training checkpoint was not saved or loaded. All ranks fail
+/// together.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainingCheckpointError {
-    /// The engine failed: the run is over.
+    /// The engine failed, and the run is over.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The checkpoint cannot be written or read here.
+    /// The checkpoint cannot be written or read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// A checkpoint of DeepSpeed cannot be read.
+    /// A DeepSpeed checkpoint cannot be read.
     #[error(transparent)]
     DeepSpeed(#[from] DeepSpeedError),
-    /// Another rank cannot write or read its part.
+    /// Another rank cannot write or read its part of the checkpoint.
     #[error("rank {rank}: {message}")]
     Elsewhere {
-        /// The first such rank.
+        /// The lowest failed rank.
         rank: usize,
-        /// What it said.
+        /// The error message of that rank.
         message: String,
     },
-    /// The checkpoint is sound, but not one of this engine.
+    /// The checkpoint is intact, but does not match this engine.
     #[error("{}: {reason}", .path.display())]
     Unfit {
-        /// The checkpoint.
+        /// The folder of the checkpoint.
         path: PathBuf,
-        /// What differs and what to do.
+        /// What differs, and how to fix it.
         reason: String,
     },
 }
 
 impl TrainingCheckpointError {
-    /// Whether the engine can go on: nothing was saved, and nothing of it was changed.
+    /// Returns true if training can continue: nothing was saved, and the engine
+    /// is unchanged.
     pub fn is_recoverable(&self) -> bool {
         !matches!(self, Self::Engine(_))
     }
@@ -82,7 +89,8 @@ impl SharedFailure for TrainingCheckpointError {
     }
 }
 
-/// Tells all ranks what some have to say, or that one of them failed.
+/// Sends a value of some ranks to all ranks. If one of these ranks failed, all
+/// ranks return an error.
 fn exchange<B: OptimizerOps, T: Serialize + DeserializeOwned>(
     group: &Group<B>,
     purpose: &'static str,

@@ -1,8 +1,9 @@
 //! The engine: forward, backward and step on a sharded model.
 //!
-//! Main type: [`Engine`], what [`initialize`] makes of a Burn module and a [`Plan`]. Its calls are
-//! DeepSpeed's, and like there every micro-batch goes through forward, backward and step; only the
-//! step at an accumulation boundary updates the parameters.
+//! Main type: [`Engine`], created by [`initialize`] from a Burn module and a
+//! [`Plan`]. The calls are the same as DeepSpeed's: every micro-batch runs
+//! forward, backward and step, and only the step at an accumulation boundary
+//! updates the parameters.
 
 use std::cell::OnceCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -26,14 +27,16 @@ use crate::loss_scale::LossScaler;
 use crate::schedule::Schedule;
 use crate::source::StepSize;
 
-/// Shards `module` over `group` as `plan` says and makes it trainable.
+/// Shards `module` over `group` according to `plan` and returns its engine.
 ///
-/// Every rank calls this with the same module structure; all start from the values of rank 0. The
-/// engine stays on the thread that made it.
+/// Every rank calls this with the same module structure. All ranks start from
+/// the values of rank 0. The engine stays on the thread that creates it.
 ///
 /// # Errors
-/// When the plan was made for another number of ranks, the module has parameters that cannot be
-/// trained, its parameter groups do not fit the module, or the ranks' modules differ.
+///
+/// Returns an error if the plan was made for a different number of ranks, if
+/// the module has parameters that cannot be trained, if a parameter group
+/// matches no parameter of the module, or if the modules of the ranks differ.
 pub fn initialize<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     module: M,
     plan: &Plan,
@@ -42,7 +45,8 @@ pub fn initialize<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     Engine::new(module, plan, group)
 }
 
-/// A model in training on one rank.
+/// The engine of one rank: a sharded model, its optimizer, schedule and loss
+/// scale.
 pub struct Engine<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
     pub(crate) module: M,
     pub(crate) states: ModelStates<B>,
@@ -54,71 +58,74 @@ pub struct Engine<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
     gathers_for_saving: bool,
     pub(crate) progress: Progress,
     pub(crate) times: PhaseTimes,
-    /// Overrides whether the present micro-batch ends an accumulation.
+    /// Overrides whether the current micro-batch is the last one of an
+    /// accumulation.
     boundary: Option<bool>,
-    /// How the present optimizer step differs from others.
+    /// The number of samples and the learning-rate factor of the current
+    /// optimizer step, if they differ from the configuration.
     pub(crate) next_size: Option<StepSize>,
-    /// Learning rate of the next optimizer step, in place of the schedule's.
+    /// The learning rate of the next optimizer step, which replaces the
+    /// schedule's.
     pub(crate) next_rate: Option<f64>,
-    /// Whether the accumulated gradients are those of losses that were not divided by the number
-    /// of micro-batches.
+    /// Whether the accumulated gradients come from losses that were not divided
+    /// by the number of micro-batches (`train_pass`).
     pub(crate) undivided: bool,
     last_step: Option<Step>,
-    /// The first failure of a collective: what every later call returns.
+    /// The first failed collective. Every later call returns it.
     failure: OnceCell<EngineError>,
 }
 
-/// Skipped steps in a row that end a run whose loss scale cannot fall: no data is that unlucky, and
-/// everything after would be lost time.
+/// A run with a static loss scale fails after this many consecutive skipped
+/// steps. The scale cannot fall, so all later steps would be skipped too.
 const MAX_SKIPS_IN_A_ROW: u64 = 100;
 
-/// Where the engine is.
+/// The counters of an engine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Progress {
-    /// Micro-batches since the beginning.
+    /// Micro-batches since the start of the run.
     pub(crate) micro_steps: u64,
     /// Micro-batches since the last optimizer step.
     pub(crate) accumulated: usize,
-    /// Optimizer steps, skipped ones included.
+    /// Optimizer steps, including skipped ones.
     pub(crate) global_steps: u64,
-    /// Optimizer steps that were left out.
+    /// Optimizer steps that were skipped because a gradient was not finite.
     pub(crate) skipped_steps: u64,
-    /// Those since the last one that was taken.
+    /// Consecutive skipped steps since the last applied one.
     pub(crate) skipped_in_a_row: u64,
-    /// Samples over all ranks.
+    /// Samples processed on all ranks.
     pub(crate) global_samples: u64,
-    /// Tokens over all ranks, as far as they were counted.
+    /// Tokens processed on all ranks, if the caller counts them.
     pub(crate) global_tokens: u64,
 }
 
-/// Wall-clock time by phase, since the last time it was asked for.
+/// Wall-clock time by phase, since the last call of [`Engine::take_times`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PhaseTimes {
-    /// Forward passes, gathers included.
+    /// Forward passes, including gathers.
     pub forward: Duration,
-    /// Backward passes, gathers and reductions included.
+    /// Backward passes, including gathers and reductions.
     pub backward: Duration,
-    /// Optimizer steps, gathers of updated parameters included.
+    /// Optimizer steps, including the gather of updated parameters.
     pub step: Duration,
 }
 
-/// An optimizer step, as it was taken.
+/// The record of an optimizer step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Step {
-    /// Number of the step, from 1.
+    /// The number of the step, from 1.
     pub number: u64,
-    /// Learning rate that it used.
+    /// The learning rate of the step.
     pub learning_rate: f64,
-    /// Factor of the loss in its backward passes.
+    /// The factor by which the loss was multiplied in the backward passes.
     pub loss_scale: f64,
-    /// Global L2 norm of the gradients before clipping, unscaled; `None` for a step that was skipped
-    /// because a gradient was not finite.
+    /// The global L2 norm of the unscaled gradients before clipping. `None` for
+    /// a step that was skipped because a gradient was not finite.
     pub gradient_norm: Option<f64>,
 }
 
 impl Step {
-    /// Whether it left the parameters as they were.
+    /// Returns true if the step left the parameters unchanged.
     pub fn is_skipped(&self) -> bool {
         self.gradient_norm.is_none()
     }
@@ -162,24 +169,28 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         })
     }
 
-    /// Starts the random streams of dropout anew. All ranks pass the same seed; each draws its
-    /// own numbers from it.
+    /// Restarts the random streams, for example of dropout. All ranks pass the
+    /// same seed; each rank derives a stream of its own from it.
     pub fn seed(&mut self, seed: u64) {
         self.states.seed(seed);
     }
 
-    /// The module, on handles of sharded parameters. Clones of it have the same handles and change
-    /// with every step; [`whole_module`](Self::whole_module) makes a copy that does not. The module is
-    /// there after a failure too; ops on it then fail.
+    /// Returns the module, whose parameters are handles.
+    ///
+    /// Clones share the handles, so they change with every step.
+    /// [`whole_module`](Self::whole_module) returns an independent copy. The
+    /// module remains accessible after a failure, but ops on it then fail.
     pub fn module(&self) -> &M {
         &self.module
     }
 
-    /// Returns what ended the run, if something did: a collective that failed here before, or a
-    /// rank that failed since.
+    /// Checks that neither this engine nor another rank has failed.
     ///
     /// # Errors
-    /// The first failure, the same whichever call comes after it.
+    ///
+    /// Returns the first failure: a collective that failed in an earlier call
+    /// of this engine, or the failure of another rank. All later calls return
+    /// the same error.
     pub fn check_group(&self) -> Result<(), EngineError> {
         match self.failure.get() {
             Some(first) => Err(first.clone()),
@@ -190,20 +201,23 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// Records the first unrecoverable failure, which all later calls return.
     pub(crate) fn note<T>(&self, result: Result<T, EngineError>) -> Result<T, EngineError> {
         if let Err(error @ EngineError::Zero(ZeroError::Comm(_))) = &result {
-            // Only the first is kept.
+            // `OnceCell::set` keeps the first failure and rejects later ones.
             let _ = self.failure.set(error.clone());
         }
         result
     }
 
-    /// Runs the forward pass of a micro-batch.
+    /// Runs the forward pass of a micro-batch: `run` gets the module and
+    /// returns, for example, the loss.
     ///
     /// # Errors
-    /// When a collective fails inside an op; other panics of `run` pass through. After a failure
-    /// every call returns it again.
+    ///
+    /// Returns an error if a collective fails inside an op. Other panics of
+    /// `run` pass through. After a failure every call returns the same error.
     pub fn forward<T>(&mut self, run: impl FnOnce(&M) -> T) -> Result<T, EngineError> {
         self.check_group()?;
-        // A copy of handles, so that the module stays where the pass cannot begin.
+        // Handles are cloned, so that the engine keeps its module if the pass
+        // cannot start.
         let prepared = self.states.start_training_pass(self.module.clone());
         self.module = self.note(prepared.map_err(EngineError::from))?;
         let _context = self.states.enter(Some(Pass::Train));
@@ -216,12 +230,15 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.note(result)
     }
 
-    /// Runs a forward pass on the module without autodiff. Parameters are gathered and released
-    /// as in training; dropout is off, and batch norm uses the running statistics on which the ranks
-    /// agree. All ranks call this together, the same number of times.
+    /// Runs a forward pass without autodiff.
+    ///
+    /// Parameters are gathered and released as in training. Dropout is off, and
+    /// batch norm uses running statistics that are averaged over the ranks
+    /// first. All ranks must call this the same number of times.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    ///
+    /// Returns the same errors as [`forward`](Self::forward).
     pub fn evaluate<T>(&self, run: impl FnOnce(&M::InnerModule) -> T) -> Result<T, EngineError> {
         self.check_group()?;
         self.note(self.run_evaluation(run))
@@ -237,24 +254,33 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(result)
     }
 
-    /// Runs the backward pass of the mean loss of a micro-batch. The loss is divided by the number
-    /// of micro-batches of a step, so that gradients add up to those of the whole batch. Running
-    /// statistics that forward updated are averaged over the ranks.
+    /// Runs the backward pass of a micro-batch's mean loss, shape `[1]`.
+    ///
+    /// The loss is divided by the number of micro-batches per step, so the
+    /// accumulated gradients are the mean over the whole batch. Running
+    /// statistics that the forward pass updated are averaged over the ranks.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward), and when the loss did not come from it: gradients are
-    /// only reported for parameters that were prepared there.
+    ///
+    /// Returns the same errors as [`forward`](Self::forward), and an error if
+    /// the loss was not computed by it: gradients are only reported for
+    /// parameters that `forward` prepared.
     pub fn backward(&mut self, loss: Tensor<Training<B>, 1>) -> Result<(), EngineError> {
-        let share = 1.0 / self.batch.gradient_accumulation_steps as f64;
-        self.backward_weighted(loss, share)
+        let weight = 1.0 / self.batch.gradient_accumulation_steps as f64;
+        self.backward_weighted(loss, weight)
     }
 
-    /// Runs the backward pass with a weight of the caller's instead of one over the number of
-    /// micro-batches: for ragged micro-batches, this micro-batch's tokens times the world size
-    /// over the tokens of the whole step on all ranks.
+    /// Runs the backward pass with a given loss weight.
+    ///
+    /// [`backward`](Self::backward) uses one over the number of micro-batches.
+    /// If micro-batches have different numbers of targets, pass `targets *
+    /// world_size / total`, where `total` counts the targets of the whole step
+    /// on all ranks. Gradients are averaged over ranks, which is why the world
+    /// size is a factor.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    ///
+    /// Returns the same errors as [`forward`](Self::forward).
     pub fn backward_weighted(
         &mut self,
         loss: Tensor<Training<B>, 1>,
@@ -267,31 +293,45 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         }
         self.accumulate_as("backward", false)?;
         let _context = self.states.enter(None);
-        // A 16-bit loss would overflow by its scale alone.
+        // The loss is multiplied in f32, because the loss scale alone may
+        // exceed the range of fp16. Weight and loss scale are one factor, so
+        // the loss is rounded once. The optimizer step divides the gradients by
+        // the loss scale.
         let loss = if loss.dtype() == DType::F32 { loss } else { loss.cast(DType::F32) };
         let factor = weight * self.scaler.scale();
         let loss = if factor == 1.0 { loss } else { loss.mul_scalar(factor) };
         let started = Instant::now();
         self.states.start_backward();
-        // The gradients were taken as they became final; what autodiff returns holds none.
+        // Each gradient was reduced and stored when it became final, so the
+        // container that autodiff returns holds none.
         let result = trace_span!("backward").in_scope(|| -> Result<(), EngineError> {
             guard(|| drop(loss.backward()))?;
             Ok(self.states.finish_pass()?)
         });
         self.note(result)?;
-        // A statistic may be an activation that is computed again.
+        // A running statistic may be a recorded activation, which is recomputed
+        // here. This is another reason for `guard`.
         self.note(guard(|| self.agree_buffers()).and_then(|agreed| agreed))?;
         self.times.backward += started.elapsed();
         self.progress.accumulated += 1;
         Ok(())
     }
 
-    /// Ends a micro-batch; at an accumulation boundary, updates the parameters and returns what
-    /// was done.
+    /// Ends a micro-batch. At an accumulation boundary, updates the parameters
+    /// and returns the record of the step; otherwise returns `None`.
+    ///
+    /// Gradients are unscaled, checked for overflow, clipped by their global
+    /// norm, and applied. With a dynamic loss scale, a step whose gradients are
+    /// not finite is skipped: parameters, moments and schedule stay as they
+    /// were, and the scale is reduced.
     ///
     /// # Errors
-    /// When no backward came before or a collective fails; when a gradient is not finite in fp32,
-    /// autocast in bf16 or bf16 without `check_grad_overflow`, or with the loss scale at its minimum.
+    ///
+    /// Returns an error if no backward pass preceded, or if a collective fails.
+    /// A gradient that is not finite is an error if steps are not skipped
+    /// (fp32, bf16 without `check_grad_overflow`, bf16 autocast), if the loss
+    /// scale is already at its minimum, or after 100 consecutive skipped steps
+    /// with a static scale.
     pub fn step(&mut self) -> Result<Option<Step>, EngineError> {
         self.check_group()?;
         let call = "step";
@@ -349,7 +389,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(Some(step))
     }
 
-    /// Answers an overflow: a skipped step leaves optimizer and schedule as they were.
+    /// Handles an overflow. The optimizer and the schedule stay unchanged, so
+    /// that the next step repeats the same learning rate.
     fn skip(&mut self, parameter: String) -> Result<(), EngineError> {
         if self.overflow == OverflowPlan::End {
             return Err(ZeroError::GradientNotFinite { path: parameter }.into());
@@ -362,7 +403,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.scaler.overflowed().map_err(|cause| EngineError::LossScale { path: parameter, cause })
     }
 
-    /// Forgets the gradients accumulated so far, and a forward pass whose backward has not come.
+    /// Drops the accumulated gradients, and an open forward pass whose backward
+    /// pass was not run.
     pub fn zero_grad(&mut self) {
         self.states.zero_grad();
         self.states.close_training_pass();
@@ -370,23 +412,26 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.undivided = false;
     }
 
-    /// Whether the step of the present micro-batch updates the parameters.
+    /// Returns true if the step of the current micro-batch updates the
+    /// parameters.
     pub fn is_gradient_accumulation_boundary(&self) -> bool {
         let accumulated = self.progress.accumulated.max(1);
         self.boundary.unwrap_or(accumulated >= self.batch.gradient_accumulation_steps)
     }
 
-    /// Decides by hand whether the next steps are accumulation boundaries; `None` counts
-    /// micro-batches again.
+    /// Sets whether the next steps are accumulation boundaries. `None` returns
+    /// to counting micro-batches.
     pub fn set_gradient_accumulation_boundary(&mut self, boundary: Option<bool>) {
         self.boundary = boundary;
     }
 
-    /// Changes the samples per optimizer step by changing the number of micro-batches.
+    /// Changes the number of samples per optimizer step by changing the number
+    /// of micro-batches.
     ///
     /// # Errors
-    /// When the size is not a multiple of micro-batch size times ranks, or gradients are under
-    /// way.
+    ///
+    /// Returns an error if the size is not a multiple of the micro-batch size
+    /// times the number of ranks, or in the middle of an accumulation.
     pub fn set_train_batch_size(&mut self, train_batch_size: usize) -> Result<(), EngineError> {
         if self.progress.accumulated > 0 {
             let (call, when) = ("set_train_batch_size", "in the middle of an accumulation");
@@ -397,19 +442,23 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(())
     }
 
-    /// Says that the next optimizer step has `samples` samples over all ranks, whatever the batch
-    /// size, and multiplies the schedule's learning rate by `lr_factor` for that step alone. All
-    /// ranks say the same.
+    /// Sets the number of samples of the next optimizer step, over all ranks,
+    /// and multiplies its learning rate by `lr_factor`. Both apply to that step
+    /// only. All ranks must pass the same values.
     pub fn size_next_step(&mut self, samples: u64, lr_factor: f64) {
         self.next_size = Some(StepSize { samples, lr_factor });
     }
 
-    /// Runs forward and backward passes whose gradients stay on this rank; the first backward
-    /// pass after it reduces them together with its own. Saves messages where the last bit does
-    /// not matter: micro-batches are then added up before ranks are, not after.
+    /// Runs forward and backward passes without reducing their gradients.
+    ///
+    /// The next backward pass outside `run` reduces them together with its own.
+    /// This saves messages, but sums micro-batches before ranks instead of
+    /// after. The last bits of the gradients can therefore differ.
     ///
     /// # Errors
-    /// At stages 2 and 3, which do not keep whole gradients; and those of `run`.
+    ///
+    /// Returns an error at stages 2 and 3, which do not keep complete
+    /// gradients, and the errors of `run`.
     pub fn no_sync<T>(
         &mut self,
         run: impl FnOnce(&mut Self) -> Result<T, EngineError>,
@@ -420,7 +469,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             return Err(EngineError::NoSync { stage: stage.number() });
         }
         self.states.set_synchronise(false);
-        // A caller that catches a panic of `run` gets an engine that reduces gradients again.
+        // The setting is restored even if the caller catches a panic of `run`.
         let result = catch_unwind(AssertUnwindSafe(|| run(self)));
         self.states.set_synchronise(true);
         result.unwrap_or_else(|panic| resume_unwind(panic))
@@ -430,120 +479,130 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.gathers_for_saving
     }
 
-    /// Learning rate of the coming optimizer step.
+    /// Returns the learning rate of the next optimizer step.
     pub fn learning_rate(&self) -> f64 {
         self.schedule.learning_rate()
     }
 
-    /// The last optimizer step.
+    /// Returns the record of the last optimizer step; `None` before the first.
     pub fn last_step(&self) -> Option<Step> {
         self.last_step
     }
 
-    /// Global L2 norm of the gradients of the last optimizer step, unscaled, before clipping; `None`
-    /// before the first step and for a skipped one.
+    /// Returns the global L2 norm of the unscaled gradients of the last
+    /// optimizer step, before clipping. `None` before the first step and after
+    /// a skipped one.
     pub fn global_gradient_norm(&self) -> Option<f64> {
         self.last_step.and_then(|step| step.gradient_norm)
     }
 
-    /// Factor of the loss of the coming optimizer step; 1 unless parameters or autocast are fp16.
+    /// Returns the loss factor of the next optimizer step. It is 1 unless
+    /// parameters or autocast use fp16.
     pub fn loss_scale(&self) -> f64 {
         self.scaler.scale()
     }
 
-    /// The state of the loss scale.
+    /// Returns the loss scaler.
     pub fn loss_scaler(&self) -> &LossScaler {
         &self.scaler
     }
 
-    /// Whether the last call of [`step`](Self::step) at a boundary changed the parameters.
+    /// Returns true if the last call of [`step`](Self::step) at a boundary
+    /// changed the parameters.
     pub fn was_step_applied(&self) -> bool {
         self.last_step.is_some_and(|step| !step.is_skipped())
     }
 
-    /// Optimizer steps so far, skipped ones included.
+    /// Returns the number of optimizer steps so far, including skipped ones.
     pub fn global_steps(&self) -> u64 {
         self.progress.global_steps
     }
 
-    /// Optimizer steps that were left out because a gradient was not finite; none in fp32, also
-    /// under autocast in bf16.
+    /// Returns the number of optimizer steps that were skipped because a
+    /// gradient was not finite. It is always 0 in fp32 and with bf16 autocast.
     pub fn skipped_steps(&self) -> u64 {
         self.progress.skipped_steps
     }
 
-    /// Samples over all ranks so far.
+    /// Returns the number of samples processed so far on all ranks.
     pub fn global_samples(&self) -> u64 {
         self.progress.global_samples
     }
 
-    /// Tokens over all ranks so far, where the training loop or the caller counts them.
+    /// Returns the number of tokens processed so far on all ranks. The training
+    /// loop or the caller counts them.
     pub fn global_tokens(&self) -> u64 {
         self.progress.global_tokens
     }
 
-    /// Counts tokens of all ranks.
+    /// Adds to the token counter; `tokens` is the sum over all ranks.
     pub fn count_tokens(&mut self, tokens: u64) {
         self.progress.global_tokens += tokens;
     }
 
-    /// Micro-batches of this rank so far.
+    /// Returns the number of micro-batches that this rank has processed.
     pub fn micro_steps(&self) -> u64 {
         self.progress.micro_steps
     }
 
-    /// Where the time went since this was last called.
+    /// Returns the time spent in each phase since the last call, and resets it.
     pub fn take_times(&mut self) -> PhaseTimes {
         std::mem::take(&mut self.times)
     }
 
-    /// The batch triple in force.
+    /// Returns the current batch sizes.
     pub fn batch(&self) -> BatchPlan {
         self.batch
     }
 
-    /// The process group.
+    /// Returns the process group.
     pub fn group(&self) -> &Group<B> {
         self.states.group()
     }
 
-    /// This rank, from 0.
+    /// Returns the rank, from 0.
     pub fn rank(&self) -> usize {
         self.group().rank()
     }
 
-    /// Bytes held by this rank.
+    /// Returns the memory ledger of this rank.
     pub fn ledger(&self) -> &Ledger {
         self.states.ledger()
     }
 
-    /// Parameters in the order of the module.
+    /// Returns the parameters in module order.
     pub fn parameters(&self) -> &[Arc<Parameter<B>>] {
         self.states.parameters()
     }
 
-    /// Running statistics, integer and bool parameters in the order of the module, which every rank
-    /// keeps whole and in their own type.
+    /// Returns the buffers in module order: running statistics, integer and
+    /// bool parameters. Every rank keeps them complete and in their own type.
     pub fn buffers(&self) -> &[Buffer] {
         self.states.buffers()
     }
 
-    /// The values of the buffer at a module path, in its own type (bools in one byte each); those of
-    /// a running statistic as the ranks agreed on them last, which is at the end of each backward
-    /// pass and before an evaluation or a save.
+    /// Returns the values of the buffer at a module path, in the buffer's own
+    /// type (bools as one byte each).
+    ///
+    /// A running statistic has the value of the last average over ranks. It is
+    /// averaged at the end of each backward pass and before an evaluation or a
+    /// save.
     ///
     /// # Errors
-    /// When the module has no buffer of that path.
+    ///
+    /// Returns an error if the module has no such buffer.
     pub fn buffer_data(&self, path: &str) -> Result<TensorData, EngineError> {
         Ok(self.states.buffer_data(self.module(), path)?)
     }
 
-    /// Makes the running statistics of all ranks the same. All ranks call this together.
+    /// Averages running statistics over the ranks. All ranks call this
+    /// together.
     pub(crate) fn agree_buffers(&self) -> Result<(), EngineError> {
         Ok(self.states.agree_buffers(self.module())?)
     }
 
-    /// Replaces buffers by what `read` gives; `None` leaves one as it is.
+    /// Replaces buffers with the values that `read` returns; `None` leaves a
+    /// buffer unchanged.
     pub(crate) fn load_buffers<E: From<ZeroError>>(
         &mut self,
         read: impl FnMut(&Buffer) -> Result<Option<TensorData>, E>,
@@ -552,12 +611,13 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(())
     }
 
-    /// Model states behind the module, for what this engine has no call for.
+    /// Returns the model states behind the module.
     pub fn states(&self) -> &ModelStates<B> {
         &self.states
     }
 
-    /// Bytes of model states on this rank: parameters and buffers, gradients at their peak, optimizer.
+    /// Returns the bytes of model states on this rank: parameters and buffers,
+    /// peak gradients, optimizer states.
     pub fn model_state_bytes(&self) -> usize {
         let ledger = self.ledger();
         ledger.usage(Category::Parameters).current
@@ -566,9 +626,11 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     }
 }
 
-/// Runs tensor ops and turns the failure of a collective inside them back into an error.
+/// Runs tensor ops and converts the panic of a failed collective back to an
+/// error.
 pub(crate) fn guard<T>(run: impl FnOnce() -> T) -> Result<T, EngineError> {
-    // The engine is not used again after a failed collective: the group is gone.
+    // Unwind safety is no concern: the engine returns only errors after a
+    // failed collective.
     catch_unwind(AssertUnwindSafe(run)).map_err(|panic| match panic.downcast::<CommError>() {
         Ok(error) => EngineError::from(*error),
         Err(panic) => resume_unwind(panic),

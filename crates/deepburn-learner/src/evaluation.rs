@@ -1,8 +1,8 @@
-//! Evaluation: the mean loss over data that trains nothing, batch by batch.
+//! Evaluation: the mean loss over a data set, batch by batch, without training.
 //!
-//! Batches are made one at a time, so an evaluation holds one batch of each rank in memory, however large its
-//! data is. Before each batch the ranks agree to compute it. If one of them was asked to end the run or cannot
-//! read its data, all of them stop at the same batch.
+//! Each rank holds one batch in memory, however large the data set is. Before
+//! each batch the ranks agree to compute it. If a rank was interrupted or
+//! cannot read its data, all ranks stop at the same batch.
 
 use std::path::PathBuf;
 
@@ -18,30 +18,33 @@ use crate::task::{Batch, Confusion, Evaluation, Task};
 use crate::train::{Cause, OutsideError};
 use crate::{Engine, EngineError};
 
-/// What an evaluation found.
+/// The result of an evaluation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Measured {
-    /// The record of it.
+    /// The record for `metrics.jsonl`.
     pub row: EvalRow,
-    /// Targets that were judged.
+    /// The number of targets (labelled tokens or samples) that were evaluated.
     pub num_targets: u64,
-    /// Which answers were given, where there is such a thing.
+    /// The predicted classes; `None` for a task that predicts none.
     pub answers: Option<Confusion>,
 }
 
-/// How far an evaluation is, on this rank.
+/// The progress of an evaluation on this rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EvaluationProgress {
-    /// Batches that were evaluated.
+    /// The number of batches that were evaluated.
     pub done: usize,
-    /// Batches in all.
+    /// The number of batches in total.
     pub total: usize,
 }
 
-/// Returns the mean loss over the batches of all ranks, of which each has as many, at least one.
+/// Returns the mean loss over the batches of all ranks. Every rank must have
+/// the same number of batches, at least one.
 ///
 /// # Errors
-/// When a batch cannot be made or does not fit the model, or when a collective fails.
+///
+/// Returns an error if a batch cannot be created or does not fit the model, or
+/// if a collective fails.
 pub fn evaluate<B, M, T>(
     engine: &Engine<B, M>,
     task: &T,
@@ -59,20 +62,23 @@ where
     sums.over_ranks(engine)
 }
 
-/// How an evaluation ended that may stop early.
+/// How an interruptible evaluation ended.
 #[derive(Debug)]
 pub enum EvaluationEnd {
     /// All batches were evaluated.
     Completed(Measured),
-    /// A rank was asked to end the run.
+    /// A rank was interrupted.
     Interrupted,
-    /// A rank could not read its data: this one for the reason given, or another one.
+    /// A rank could not read its data. The error is present on that rank only.
     Unreadable(Option<OutsideError>),
 }
 
-/// Returns the failure of a run after [`EvaluationEnd::Unreadable`], `cause` being that of this rank. A rank whose data
-/// is sound waits here until the failure of the other one ends the run, so that the report names that rank and
-/// its reason. `checkpoint` is what was saved before.
+/// Returns the failure of a run after [`EvaluationEnd::Unreadable`].
+///
+/// `cause` is the error of this rank, if it has one. A rank whose data is
+/// intact waits here until the failure of the other rank ends the run, so that
+/// the report names that rank and its error. `checkpoint` is the folder that
+/// was saved before, for the message.
 pub fn data_failure<B, M>(
     engine: &Engine<B, M>,
     cause: Option<OutsideError>,
@@ -91,11 +97,14 @@ where
     }
 }
 
-/// Evaluates like [`evaluate`], calls `after_batch` after each batch, and stops on all ranks if `interrupt` of any
-/// rank is asked or the data of any rank cannot be read. Costs one small message a batch.
+/// Evaluates like [`evaluate`], but stops on all ranks if any rank is
+/// interrupted or cannot read its data. Calls `after_batch` after each batch.
+/// Costs one small collective per batch.
 ///
 /// # Errors
-/// When a batch does not fit the model, or when a collective fails.
+///
+/// Returns an error if a batch does not fit the model, or if a collective
+/// fails.
 pub fn evaluate_until<B, M, T>(
     engine: &Engine<B, M>,
     task: &T,
@@ -110,7 +119,8 @@ where
 {
     let mut sums = Sums::new();
     let total = batches.len();
-    // Once more than there are batches, so that a signal during the last one is heard too.
+    // The loop runs once more than there are batches, so that an interruption
+    // during the last batch also counts.
     for done in 0..=total {
         let (batch, failure) = match batches.next().transpose() {
             Ok(batch) => (batch, None),
@@ -133,7 +143,8 @@ where
     sums.over_ranks(engine).map(EvaluationEnd::Completed)
 }
 
-/// Sums over the batches of this rank: loss, targets, then the counts of answers.
+/// Sums over the batches of this rank: loss, number of targets, then the counts
+/// of the confusion matrix.
 struct Sums(Vec<f64>);
 
 impl Sums {
@@ -162,7 +173,7 @@ impl Sums {
         Ok(())
     }
 
-    /// Adds up those of all ranks.
+    /// Sums over all ranks and divides by the number of targets.
     fn over_ranks<B, M>(self, engine: &Engine<B, M>) -> Result<Measured, Cause>
     where
         B: OptimizerOps,

@@ -1,4 +1,5 @@
-//! What ranks tell each other about work that may have failed on some of them.
+//! Exchange of values between ranks when an operation may have failed on some
+//! of them.
 
 use std::fmt::Display;
 
@@ -10,14 +11,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::EngineError;
 
-/// A failure that ranks can tell each other about.
+/// An error that can describe the failure of another rank.
 pub(crate) trait SharedFailure: Display + From<EngineError> {
-    /// The failure of another rank, by its message.
+    /// Returns the error for the failure of another rank.
     fn elsewhere(rank: usize, message: String) -> Self;
 }
 
-/// Tells all ranks what some have to say, in rank order. As soon as one has a failure to report, all
-/// of them fail.
+/// Sends each rank's value, if it has one, to all ranks and returns the values
+/// in rank order.
+///
+/// If any rank passes an error, all ranks return one: the failed rank its own,
+/// the others its message. Without this, a rank that fails alone would leave
+/// the others waiting in the next collective.
 pub(crate) fn exchange<B: OptimizerOps, T: Serialize + DeserializeOwned, E: SharedFailure>(
     group: &Group<B>,
     purpose: &'static str,

@@ -1,9 +1,11 @@
-//! The learner: an engine around a sharded model, schedules, the training loop and its record.
+//! The training engine: a sharded model with its optimizer, schedules,
+//! checkpoints and training loop.
 //!
-//! [`initialize`] makes an [`Engine`] of any Burn module; its forward, backward and step are all that a
-//! loop of one's own needs. [`train`] is such a loop for a [`Task`] and a [`BatchSource`], with
-//! [`Hook`]s that watch it and rows for `metrics.jsonl` ([`metrics`]). [`schedule`] has the learning
-//! rates.
+//! [`initialize`] creates an [`Engine`] from any Burn module. Its `forward`,
+//! `backward` and `step` are enough for a custom training loop. [`train`] is a
+//! complete loop for a [`Task`] and a [`BatchSource`]; [`Hook`]s observe it,
+//! and [`metrics`] defines the rows of `metrics.jsonl`. [`schedule`] computes
+//! learning rates.
 
 mod best;
 mod checkpoint;

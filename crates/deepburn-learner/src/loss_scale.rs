@@ -1,23 +1,38 @@
-//! The loss scale: a factor of the loss that keeps small gradients above what fp16 can hold.
+//! The loss scale, a factor of the loss that keeps small gradients in the range
+//! of fp16.
 //!
-//! Main type: [`LossScaler`]. It follows DeepSpeed's dynamic scaler step by step: from its start the
-//! scale doubles after `window + 1` good updates and then after every `window` (PyTorch's grows one
-//! earlier), it takes `hysteresis` overflows, in a row or not, until the first halving, and the
-//! hysteresis is refilled by a doubling, not by a good step. One scaler serves all ZeRO stages; DeepSpeed's
-//! stage 0 has another, which knows no hysteresis and never gives up.
+//! The smallest positive fp16 number is about 6e-8, and many gradients are
+//! smaller. Multiplying the loss multiplies every gradient by the same factor,
+//! and the optimizer step divides by it in f32. The scale should be as large as
+//! possible without overflow, so a dynamic scaler raises it regularly and
+//! lowers it after an overflow.
 //!
-//! With `torch_autocast` in fp16 the scaler is PyTorch's `torch.amp.GradScaler`, which is the same
-//! with other numbers and [`ScaleGrowth::AtWindow`]: the scale doubles with the last step of a
+//! Main type: [`LossScaler`]. By default it follows DeepSpeed's dynamic scaler
+//! step by step:
+//!
+//! - The scale doubles after the first `window + 1` applied steps, and then
+//!   after every `window` (PyTorch's first doubling comes one step earlier).
+//! - It takes `hysteresis` overflows, consecutive or not, until the first
+//!   halving.
+//! - A doubling restores the hysteresis; an applied step alone does not.
+//!
+//! The same scaler serves all ZeRO stages. DeepSpeed's stage 0 uses a different
+//! one, without hysteresis and without a minimum at which it fails.
+//!
+//! With fp16 `torch_autocast` the scaler follows PyTorch's
+//! `torch.amp.GradScaler`: other numbers and [`ScaleGrowth::AtWindow`]. The
+//! scale then doubles with the last step of a window of applied steps, and
+//! every overflow halves it.
 //! window of good steps, and every overflow halves it.
 
 use deepburn_config::{DynamicScalePlan, LossScalePlan, ScaleGrowth};
 use serde::{Deserialize, Serialize};
 
-/// The loss scale of a run.
+/// The loss scale of a run: static, or dynamic with its state.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LossScaler {
     scale: f64,
-    /// `None` for a scale that never moves.
+    /// The dynamic state; `None` for a static scale.
     dynamic: Option<Dynamic>,
 }
 
@@ -28,11 +43,11 @@ struct Dynamic {
     updates: u64,
     /// Number of the last update that overflowed; -1 before the first.
     last_overflow: i64,
-    /// Overflows until the scale halves.
+    /// The number of overflows that are left until the scale halves.
     hysteresis: u64,
 }
 
-/// The scale is at its minimum and gradients still overflow.
+/// The scale is at its minimum, and gradients still overflow.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[error("gradients overflow at a loss scale of {minimum}")]
 pub struct ScaleExhausted {
@@ -40,28 +55,28 @@ pub struct ScaleExhausted {
     pub minimum: f64,
 }
 
-/// Where a dynamic loss scale stands.
+/// The state of a dynamic loss scale, as checkpoints store it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScalerState {
     /// The scale.
     pub scale: f64,
-    /// Overflows that are left until the next halving.
+    /// The number of overflows that are left until the next halving.
     pub hysteresis: u64,
-    /// Update of the last overflow; -1 before there was one.
+    /// The update with the last overflow; -1 if there was none.
     pub last_overflow: i64,
-    /// Updates so far, overflows included.
+    /// The number of updates so far, including overflows.
     pub iteration: u64,
 }
 
 impl LossScaler {
-    /// Where the scale stands; `None` for a fixed one.
+    /// Returns the state of a dynamic scale; `None` for a static one.
     pub fn state(&self) -> Option<ScalerState> {
         let Dynamic { updates, last_overflow, hysteresis, .. } = self.dynamic?;
         Some(ScalerState { scale: self.scale, hysteresis, last_overflow, iteration: updates })
     }
 
-    /// Goes on from `state`; a fixed scale stays.
+    /// Continues from `state`. A static scale stays unchanged.
     pub fn restore(&mut self, state: ScalerState) {
         if let Some(dynamic) = &mut self.dynamic {
             let ScalerState { scale, hysteresis, last_overflow, iteration } = state;
@@ -70,7 +85,7 @@ impl LossScaler {
         }
     }
 
-    /// A scaler at its start.
+    /// Returns a scaler at the start of a run.
     pub fn new(plan: &LossScalePlan) -> Self {
         match *plan {
             LossScalePlan::Static { scale } => Self { scale, dynamic: None },
@@ -82,22 +97,23 @@ impl LossScaler {
         }
     }
 
-    /// Factor of the loss of the coming step.
+    /// Returns the loss factor of the next step.
     pub fn scale(&self) -> f64 {
         self.scale
     }
 
-    /// Whether overflows lower the scale.
+    /// Returns true if overflows lower the scale.
     pub fn is_dynamic(&self) -> bool {
         self.dynamic.is_some()
     }
 
-    /// Overflows until the scale halves; `None` for a fixed scale.
+    /// Returns the number of overflows until the scale halves; `None` for a
+    /// static scale.
     pub fn hysteresis(&self) -> Option<u64> {
         self.dynamic.map(|dynamic| dynamic.hysteresis)
     }
 
-    /// Takes note of a step whose gradients were finite.
+    /// Records a step whose gradients were finite.
     pub fn applied(&mut self) {
         let Some(Dynamic { plan, updates, last_overflow, hysteresis }) = &mut self.dynamic else {
             return;
@@ -105,7 +121,9 @@ impl LossScaler {
         if plan.consecutive_hysteresis {
             *hysteresis = plan.hysteresis;
         }
-        // DeepSpeed does not count the present update, PyTorch does.
+        // The number of applied updates since the last overflow. DeepSpeed does
+        // not count the current update, PyTorch does; that is the one step by
+        // which their first doublings differ.
         let good = match plan.growth {
             ScaleGrowth::AfterWindow => *updates as i64 - *last_overflow - 1,
             ScaleGrowth::AtWindow => *updates as i64 - *last_overflow,
@@ -120,10 +138,12 @@ impl LossScaler {
         *updates += 1;
     }
 
-    /// Takes note of a step that was skipped.
+    /// Records a step that was skipped for an overflow.
     ///
     /// # Errors
-    /// When the scale is due to halve and cannot: the scaler is then unchanged.
+    ///
+    /// Returns an error if the scale has to be halved but is already at its
+    /// minimum. The scaler is then unchanged.
     pub fn overflowed(&mut self) -> Result<(), ScaleExhausted> {
         let Some(Dynamic { plan, updates, last_overflow, hysteresis }) = &mut self.dynamic else {
             return Ok(());

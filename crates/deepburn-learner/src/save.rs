@@ -1,9 +1,10 @@
-//! `save_16bit_model`: the weights alone, in 16 bits, as one safetensors file.
+//! `save_16bit_model`: saves the weights in 16 bits as one safetensors file.
 //!
-//! Tensors are named by their module path and gathered one at a time while the file is written:
-//! memory is one parameter, not the model. All ranks read in the order of the file; rank 0 writes,
-//! and tells the others whether the file is complete under its name. A file that cannot be written
-//! is an error on every rank, after which training can go on.
+//! Tensors are named by their module path and gathered one at a time while the
+//! file is written, so the memory needed is one parameter, not the model. All
+//! ranks gather in the order of the file. Rank 0 writes, and tells the others
+//! whether the file was completed. If it cannot be written, every rank returns
+//! an error and training can continue.
 
 mod file;
 mod tensor;
@@ -20,7 +21,7 @@ use crate::engine::guard;
 use crate::exchange::{SharedFailure, exchange};
 use crate::{Engine, EngineError};
 
-/// The type in which weights are saved.
+/// The element type in which weights are saved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HalfPrecision {
     /// IEEE half precision; a weight beyond 65504 is an error.
@@ -29,7 +30,7 @@ pub enum HalfPrecision {
     Bf16,
 }
 
-/// Why a model was not saved. All ranks fail together.
+/// The reason why a model was not saved. All ranks fail together.
 #[derive(Debug, thiserror::Error)]
 pub enum SaveError {
     /// The engine failed, and the run is over.
@@ -40,16 +41,16 @@ pub enum SaveError {
     File {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         reason: String,
     },
-    /// A weight does not fit the type.
+    /// A weight exceeds the range of f16.
     #[error("parameter {path} has a value that f16 cannot hold (beyond 65504): save as bf16")]
     Overflow {
         /// Module path.
         path: String,
     },
-    /// A tensor has a type that safetensors files do not hold.
+    /// A tensor has a type that safetensors does not support.
     #[error("{path} is of type {dtype}, which a safetensors file does not hold: cast it before")]
     ElementType {
         /// Module path.
@@ -60,15 +61,16 @@ pub enum SaveError {
     /// Another rank cannot write its part.
     #[error("rank {rank}: {message}")]
     Elsewhere {
-        /// The first such rank.
+        /// The lowest failed rank.
         rank: usize,
-        /// What it said.
+        /// The error message of that rank.
         message: String,
     },
 }
 
 impl SaveError {
-    /// Whether training can go on: there is no new file, and the engine is as it was.
+    /// Returns true if training can continue: no file was created, and the
+    /// engine is unchanged.
     pub fn is_recoverable(&self) -> bool {
         !matches!(self, Self::Engine(_))
     }
@@ -81,17 +83,21 @@ impl SharedFailure for SaveError {
 }
 
 impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
-    /// Writes the model to the safetensors file `path`: every float parameter in 16 bits; running
-    /// statistics, integers and bools in their own type. All ranks call this together, and all return
-    /// the same: `true` once the file is complete under its name.
+    /// Writes the model to the safetensors file `path`.
     ///
-    /// Returns false and writes nothing at stage 3 unless the configuration sets
-    /// `stage3_gather_16bit_weights_on_model_save`, as DeepSpeed does.
+    /// Float parameters are saved in 16 bits; running statistics, integers and
+    /// bools keep their type. All ranks call this together and return the same
+    /// result: `true` once the complete file exists.
+    ///
+    /// At stage 3, returns `false` and writes nothing unless
+    /// `stage3_gather_16bit_weights_on_model_save` is set, as in DeepSpeed.
     ///
     /// # Errors
-    /// When the file cannot be written or a weight does not fit the type. An existing file is kept,
-    /// and training can continue ([`is_recoverable`](SaveError::is_recoverable)). When a collective
-    /// fails, which ends the run.
+    ///
+    /// Returns an error if the file cannot be written or a weight exceeds the
+    /// range of the type. An existing file is kept, and training can continue
+    /// ([`is_recoverable`](SaveError::is_recoverable)). The failure of a
+    /// collective ends the run.
     pub fn save_16bit_model(
         &self,
         path: &Path,
@@ -127,10 +133,11 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     }
 }
 
-/// Writes the file. The outer error ends the run.
+/// Writes the file. The outer error ends the run, the inner one does not.
 ///
-/// Every tensor is read whatever became of the file, because the other ranks read them all: a
-/// gather that one rank leaves out would end the run.
+/// Every tensor is gathered even after the file has failed. The other ranks
+/// take part in all gathers, and would wait forever for one that this rank
+/// leaves out.
 fn write<B: OptimizerOps>(
     path: &Path,
     tensors: &[SavedTensor<B>],

@@ -1,7 +1,8 @@
-//! When the training loop saves, and what becomes of older checkpoints.
+//! When the training loop saves checkpoints, and which older ones it deletes.
 //!
-//! Main type: [`CheckpointPlan`]. A failed save, on a full disk for example, is logged and skipped: training
-//! continues, and earlier checkpoints stay as they were.
+//! Main type: [`CheckpointPlan`]. A failed save, for example on a full disk, is
+//! logged and skipped: training continues, and earlier checkpoints are
+//! unchanged.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,50 +23,53 @@ use crate::{Engine, EngineError};
 /// Where and how often checkpoints are saved.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CheckpointPlan {
-    /// The folder that they lie in.
+    /// The folder that contains the checkpoints.
     pub root: PathBuf,
-    /// Optimizer steps between two, of which the last step always has one; `None` saves only what is
-    /// interrupted.
+    /// Save every this many optimizer steps and after the last step. `None`
+    /// saves only on interruption.
     pub save_steps: Option<u64>,
-    /// Whether training goes on while a checkpoint is written, for up to once more the memory of
-    /// what is saved. It is there some steps later, and waits for the one before it.
+    /// Whether training continues while a checkpoint is written. This takes up
+    /// to a second copy of the saved arrays. A new save waits for the previous
+    /// one.
     pub asynchronous: bool,
-    /// Which are kept.
+    /// Which checkpoints are kept.
     pub retention: Retention,
-    /// What the run is called.
+    /// The name of the run.
     pub job: String,
-    /// What is saved with them, the same on all ranks.
+    /// Client state that is saved with each checkpoint; the same on all ranks.
     pub client_state: Value,
 }
 
 impl CheckpointPlan {
-    /// Whether one is to be saved after `step`, which may be the last.
+    /// Returns true if a checkpoint is due after `step`.
     fn is_due(&self, step: u64, is_last: bool) -> bool {
         self.save_steps.is_some_and(|every| is_last || step.is_multiple_of(every.max(1)))
     }
 }
 
-/// Saves as a plan says; at most one checkpoint is being written.
+/// Saves checkpoints according to a plan. At most one checkpoint is being
+/// written at a time.
 pub(crate) struct Saver<'a> {
     plan: Option<&'a CheckpointPlan>,
     best: BestPlan,
     in_progress: Option<RunningSave>,
-    /// The last evaluation.
+    /// The last evaluation of this run.
     evaluation: Option<EvaluatedModel>,
-    /// The last checkpoint of this run, and its step.
+    /// The step and folder of this run's last checkpoint.
     saved: Option<(u64, PathBuf)>,
-    /// The last checkpoint of this run that was saved for no other reason than that its model was the best.
+    /// The last checkpoint that was saved only because its model was the best
+    /// so far.
     best_only: Option<PathBuf>,
 }
 
 /// A checkpoint that is being written.
 struct RunningSave {
     save: SaveInProgress,
-    /// Whether no checkpoint was due and its model is the best so far.
+    /// Whether it is saved only because its model is the best so far.
     is_best_only: bool,
 }
 
-/// What an evaluation says about the model of its step.
+/// The evaluation of the model after a step.
 #[derive(Debug, Clone, Copy)]
 struct EvaluatedModel {
     step: u64,
@@ -78,13 +82,14 @@ impl<'a> Saver<'a> {
         Self { plan, best, in_progress: None, evaluation: None, saved: None, best_only: None }
     }
 
-    /// Takes note of an evaluation of the model that is saved next.
+    /// Records an evaluation of the model that is saved next.
     pub(crate) fn note_evaluation(&mut self, row: &EvalRow, is_best: bool) {
         let metric = self.best.metric.of(row);
         self.evaluation = Some(EvaluatedModel { step: row.step, metric, is_best });
     }
 
-    /// The evaluation of the model of `step`, if there was one.
+    /// Returns the evaluation of the model after `step`; `None` if it was not
+    /// evaluated.
     fn evaluation_of(&self, step: u64) -> Option<EvaluatedModel> {
         self.evaluation.filter(|evaluation| evaluation.step == step)
     }
@@ -106,16 +111,19 @@ impl<'a> Saver<'a> {
         }
     }
 
-    /// Whether this rank has written its part of the checkpoint in progress.
+    /// Returns true if this rank has written its part of the checkpoint in
+    /// progress.
     pub(crate) fn has_written(&self) -> bool {
         self.in_progress.as_ref().is_some_and(|running| running.save.is_written())
     }
 
-    /// Saves if a checkpoint is due after the step that the engine stands at, which may be the last, or if the
-    /// model is the best so far and the best one is asked for. All ranks call this together.
+    /// Saves a checkpoint if one is due after the current step, or if the model
+    /// is the best so far and `load_best_model_at_end` is set. All ranks call
+    /// this together.
     ///
     /// # Errors
-    /// Only those that end the run. Other failures are logged.
+    ///
+    /// Returns only errors that end the run. A failed save is logged.
     pub(crate) fn save_if_due<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
         &mut self,
         engine: &Engine<B, M>,
@@ -139,11 +147,12 @@ impl<'a> Saver<'a> {
         if plan.asynchronous { Ok(()) } else { self.finish(engine, &state) }
     }
 
-    /// Waits for the checkpoint in progress, if there is one, and deletes those that are not kept any more. All
-    /// ranks call this together.
+    /// Waits for the checkpoint in progress, if there is one, and deletes those
+    /// that retention does not keep. All ranks call this together.
     ///
     /// # Errors
-    /// As [`save_if_due`](Self::save_if_due).
+    ///
+    /// Returns the same errors as [`save_if_due`](Self::save_if_due).
     pub(crate) fn finish<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
         &mut self,
         engine: &Engine<B, M>,
@@ -167,11 +176,12 @@ impl<'a> Saver<'a> {
         }
     }
 
-    /// Saves the checkpoint of a run that ends early, unless this step has one; `None` without a plan, or if it
-    /// cannot be saved.
+    /// Saves the checkpoint of a run that ends early, unless the current step
+    /// already has one. Returns `None` without a plan, or if the save failed.
     ///
     /// # Errors
-    /// As [`save_if_due`](Self::save_if_due).
+    ///
+    /// Returns the same errors as [`save_if_due`](Self::save_if_due).
     pub(crate) fn save_last<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
         &mut self,
         engine: &Engine<B, M>,
@@ -199,7 +209,7 @@ impl<'a> Saver<'a> {
         }
     }
 
-    /// Logs a checkpoint that was saved, and deletes those that are not kept any more.
+    /// Logs a saved checkpoint and deletes those that retention does not keep.
     fn complete<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
         &self,
         engine: &Engine<B, M>,
@@ -218,8 +228,9 @@ impl<'a> Saver<'a> {
     }
 }
 
-/// Deletes the checkpoint of a model that was the best until now, unless the plan counts checkpoints anyway. Without
-/// this, a run whose evaluations keep improving would fill the disk with one checkpoint each.
+/// Deletes the checkpoint of the previous best model, unless a retention plan
+/// counts checkpoints anyway. Otherwise a run whose evaluations keep improving
+/// would fill the disk.
 fn drop_superseded<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     engine: &Engine<B, M>,
     plan: &CheckpointPlan,
@@ -235,7 +246,8 @@ fn drop_superseded<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     }
 }
 
-/// Logs a save that failed; training continues. A failure of the engine ends the run.
+/// Logs a failed save. Returns only a failure of the engine, which ends the
+/// run.
 fn log_failed_save<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     engine: &Engine<B, M>,
     step: u64,
@@ -245,35 +257,36 @@ fn log_failed_save<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
         TrainingCheckpointError::Engine(error) => Err(error),
         error => {
             if engine.rank() == 0 {
-                warn!("step {step}: no checkpoint was saved, and training goes on: {error}");
+                warn!("step {step}: no checkpoint was saved, training continues: {error}");
             }
             Ok(())
         }
     }
 }
 
-/// Asks a run to end after the step that it is at: a signal, a button. Clones ask the same run.
+/// A request to end the run after the current step, for example from a signal
+/// handler. Clones share the request.
 #[derive(Debug, Clone, Default)]
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// One that is asked by `flag`.
+    /// Returns an interrupt that is requested by setting `flag`.
     pub fn from_flag(flag: Arc<AtomicBool>) -> Self {
         Self(flag)
     }
 
-    /// Asks.
+    /// Requests the end of the run.
     pub fn ask(&self) {
         self.0.store(true, Relaxed);
     }
 
-    /// Whether the run was asked.
+    /// Returns true if the end of the run was requested.
     pub fn is_asked(&self) -> bool {
         self.0.load(Relaxed)
     }
 }
 
-/// How training ended.
+/// The way in which training ended.
 #[derive(Debug, Clone, PartialEq)]
 #[must_use = "an interrupted run has not trained to its end"]
 pub enum Outcome {
@@ -281,12 +294,14 @@ pub enum Outcome {
     Finished {
         /// The last step.
         step: u64,
-        /// The best evaluation, whose model the engine has where the plan asks for it.
+        /// The best evaluation. With `load_best_model_at_end` the engine has
+        /// its weights.
         best: Option<BestEvaluation>,
     },
-    /// It was asked to end before.
+    /// The run was interrupted before its last step.
     Interrupted {
-        /// What it resumes from; `None` without a plan for checkpoints, or if it could not be written.
+        /// The checkpoint to resume from. `None` without a checkpoint plan, or
+        /// if the save failed.
         checkpoint: Option<PathBuf>,
     },
 }

@@ -1,13 +1,19 @@
-//! Learning rates, and OneCycle's momentum, by applied optimizer step.
+//! Learning-rate schedules, and OneCycle's momentum, by applied optimizer step.
 //!
-//! Main type: [`Schedule`], a plan plus a position. The position is DeepSpeed's
-//! `last_batch_iteration`: -1 before the first step, then one more after every step that was
-//! applied; a step skipped for an overflow does not move it. Everything is a closed formula of the
-//! position, so resuming is [`Schedule::seek`].
+//! Main type: [`Schedule`], a plan and a position. The position is DeepSpeed's
+//! `last_batch_iteration`: -1 before the first step, and one more after every
+//! applied step. A step skipped for an overflow does not move it.
 //!
-//! Consequences of DeepSpeed's rules, kept because runs are compared with it: the warm-ups hold the
-//! minimum for the first two steps, and the cosine warm-up starts from a hard 0 whatever its
-//! minimal ratio. PyTorch's schedules count the same steps, the first one at their time 0.
+//! Every learning rate is a closed formula of the position, never an update of
+//! the previous rate. A resumed run therefore calls [`Schedule::seek`] with one
+//! integer and gets the same bits as a run that was never interrupted, without
+//! replaying any steps.
+//!
+//! Two of DeepSpeed's conventions look like errors, but are kept so that runs
+//! can be compared with it. Warm-ups hold the minimum for the first two steps,
+//! because positions -1 and 0 give the same rate. The cosine warm-up starts
+//! with a learning rate of exactly 0, even if its minimal ratio is positive.
+//! PyTorch's schedules count the same steps, starting at time 0.
 
 mod one_cycle;
 mod warmup;
@@ -16,7 +22,7 @@ use deepburn_config::SchedulePlan;
 use std::f64::consts::PI;
 use warmup::Warmup;
 
-/// The learning rate of the coming step, and what the steps before it did to it.
+/// A schedule and the number of steps that were applied.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Schedule {
     plan: SchedulePlan,
@@ -24,7 +30,7 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The schedule of `plan`, at the position that the plan starts from.
+    /// Returns the schedule of `plan` at its initial position.
     pub fn new(plan: &SchedulePlan) -> Self {
         let position = match plan {
             SchedulePlan::Warmup { last_batch_iteration, .. }
@@ -43,7 +49,7 @@ impl Schedule {
         schedule
     }
 
-    /// Learning rate of the coming optimizer step.
+    /// Returns the learning rate of the next optimizer step.
     pub fn learning_rate(&self) -> f64 {
         let i = self.position;
         match &self.plan {
@@ -82,7 +88,8 @@ impl Schedule {
         }
     }
 
-    /// Momentum (Adam's beta1) of the coming step, where the schedule cycles it.
+    /// Returns the momentum (Adam's beta1) of the next step; `None` if the
+    /// schedule does not change it.
     pub fn beta1(&self) -> Option<f64> {
         match &self.plan {
             SchedulePlan::OneCycle(cycle) => one_cycle::beta1(cycle, self.position),
@@ -90,33 +97,38 @@ impl Schedule {
         }
     }
 
-    /// Adam's betas of the coming step, where the schedule cycles momentum: DeepSpeed's OneCycle
-    /// sets the second to 0.99.
+    /// Returns Adam's betas of the next step; `None` if the schedule does not
+    /// change momentum. The second one is 0.99, as DeepSpeed's OneCycle sets
+    /// it.
     pub fn betas(&self) -> Option<[f64; 2]> {
         self.beta1().map(|beta1| [beta1, one_cycle::BETA2])
     }
 
-    /// Goes on to the next step; to be called after each step that was applied, and only then.
+    /// Moves to the next step. Call it after each applied step, and not after a
+    /// skipped one.
     pub fn advance(&mut self) {
         self.position = self.position.saturating_add(1);
     }
 
-    /// Index of the last applied step; -1 before the first. This is what a checkpoint keeps.
+    /// Returns the index of the last applied step; -1 before the first.
+    /// Checkpoints store this number.
     pub fn position(&self) -> i64 {
         self.position
     }
 
-    /// Takes the position of a checkpoint; below -1 there is none, so -1 is meant.
+    /// Sets the position, for example from a checkpoint. Values below -1 count
+    /// as -1.
     pub fn seek(&mut self, position: i64) {
         self.position = position.max(-1);
     }
 
-    /// Steps applied so far, the time of PyTorch's schedules.
+    /// The number of applied steps, which is the time of PyTorch's schedules.
     fn steps_applied(&self) -> f64 {
         self.position as f64 + 1.0
     }
 
-    /// Ratio of the cosine warm-up to the optimizer's learning rate; 0 for the other plans.
+    /// Returns the factor of the learning rate for the cosine warm-up; 0 for
+    /// the other plans.
     fn cosine_ratio(&self) -> f64 {
         let SchedulePlan::WarmupCosine {
             warmup_min_ratio,

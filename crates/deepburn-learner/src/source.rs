@@ -1,73 +1,80 @@
-//! Where micro-batches come from.
+//! The source of micro-batches.
 //!
-//! Main type: [`BatchSource`], one rank's share of the data. It is asked for whole optimizer steps,
-//! because what a step has may differ from step to step: how many micro-batches, how long their
-//! samples are, and which learning rate goes with them.
+//! Main type: [`BatchSource`], one rank's part of the data. It returns the data
+//! of a whole optimizer step at a time, because the number of micro-batches,
+//! the sequence length and the learning-rate factor can differ from step to
+//! step.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::train::OutsideError;
 
-/// An optimizer step that is about to begin.
+/// The optimizer step that is about to start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NextStep {
-    /// Micro-batches that each rank takes.
+    /// The number of micro-batches of each rank.
     pub micro_batches: usize,
-    /// Optimizer steps that have updated the parameters so far; skipped ones do not count.
+    /// The number of optimizer steps that updated the parameters so far,
+    /// without skipped ones.
     pub applied_steps: u64,
 }
 
-/// What one rank learns from in one optimizer step.
+/// The data of one rank for one optimizer step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepBatches<T> {
-    /// As many as were asked for, on every rank.
+    /// The micro-batches, as many as [`NextStep::micro_batches`].
     pub micro_batches: Vec<T>,
-    /// How the step differs from one of `train_batch_size` samples; `None` where it does not.
+    /// The size of the step; `None` if it has `train_batch_size` samples.
     pub size: Option<StepSize>,
 }
 
-/// A step whose number of samples is its own.
+/// A step with its own number of samples.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StepSize {
-    /// Samples over all ranks and micro-batches.
+    /// The number of samples over all ranks and micro-batches.
     pub samples: u64,
-    /// Factor of the schedule's learning rate.
+    /// The factor of the schedule's learning rate.
     pub lr_factor: f64,
 }
 
 impl<T> From<Vec<T>> for StepBatches<T> {
-    /// A step of `train_batch_size` samples.
+    /// Returns a step of `train_batch_size` samples.
     fn from(micro_batches: Vec<T>) -> Self {
         Self { micro_batches, size: None }
     }
 }
 
-/// The batches of one evaluation, each made when it is asked for, as many on every rank.
+/// The batches of one evaluation, created one at a time. Every rank must have
+/// the same number.
 pub type EvaluationStream<'a, T> = Box<dyn ExactSizeIterator<Item = Result<T, OutsideError>> + 'a>;
 
-/// One rank's share of the data: an endless stream of steps.
+/// One rank's part of the data: an endless stream of optimizer steps.
 pub trait BatchSource<T> {
-    /// The next step.
+    /// Returns the data of the next step.
     ///
     /// # Errors
-    /// What is wrong with the data.
+    ///
+    /// Returns an error if the data cannot be read or is malformed.
     fn next_step(&mut self, next: NextStep) -> Result<StepBatches<T>, OutsideError>;
 
     /// Returns the batches of one evaluation; `None` without evaluation data.
     ///
     /// # Errors
-    /// What is wrong with the data.
+    ///
+    /// Returns an error if the data cannot be read or is malformed.
     fn evaluation(&mut self) -> Result<Option<EvaluationStream<'_, T>>, OutsideError>;
 
-    /// Where the next step begins, to be saved with the model.
+    /// Returns the position of the next step, to be saved in a checkpoint.
     fn position(&self) -> Value;
 
-    /// Goes to what [`position`](Self::position) gave on this rank or, where this run has more ranks
-    /// than that one, on rank 0.
+    /// Moves to a position that [`position`](Self::position) returned. If this
+    /// run has more ranks than the run that saved the checkpoint, the
+    /// additional ranks get rank 0's position.
     ///
     /// # Errors
-    /// A position that this data does not have.
+    ///
+    /// Returns an error if the position does not exist in this data.
     fn seek(&mut self, position: &Value) -> Result<(), OutsideError>;
 }

@@ -1,4 +1,4 @@
-//! What a model learns, and from what.
+//! The task that a model is trained on: its batches, loss and metrics.
 
 use burn::module::AutodiffModule;
 use burn::tensor::Tensor;
@@ -7,31 +7,36 @@ use deepburn_zero::Training;
 
 use crate::train::OutsideError;
 
-/// A micro-batch, as far as the training loop looks at it.
+/// The properties of a micro-batch that the training loop needs.
 pub trait Batch {
-    /// Tokens (or samples, where there are no tokens) that go through the model.
+    /// Returns the number of tokens that the model processes, or of samples if
+    /// there are no tokens.
     fn num_tokens(&self) -> usize;
 
-    /// Terms of the loss: labelled tokens or samples. Micro-batches are weighted by it, so that
-    /// ragged ones count as if the whole step were one batch.
+    /// Returns the number of terms in the loss: labelled tokens or samples.
+    /// Micro-batches are weighted by it, so that the gradient of a step does
+    /// not depend on how its samples are divided into micro-batches.
     fn num_targets(&self) -> usize;
 }
 
-/// How to compute the loss of a model on a batch.
+/// Computes the loss and the metrics of a model on a batch.
 pub trait Task<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
-    /// One micro-batch in host memory.
+    /// A micro-batch in host memory.
     type Batch: Batch;
 
-    /// Mean loss over the targets of a batch, shape `[1]`; 0 for a batch without targets.
+    /// Returns the mean loss over the targets of a batch, shape `[1]`; 0 for a
+    /// batch without targets.
     ///
     /// # Errors
-    /// When the batch does not fit the model.
+    ///
+    /// Returns an error if the batch does not fit the model.
     fn loss(&self, model: &M, batch: &Self::Batch) -> Result<Tensor<Training<B>, 1>, OutsideError>;
 
-    /// The measure of a batch without autodiff.
+    /// Evaluates a batch without autodiff.
     ///
     /// # Errors
-    /// When the batch does not fit the model.
+    ///
+    /// Returns an error if the batch does not fit the model.
     fn evaluate(
         &self,
         model: &M::InnerModule,
@@ -42,36 +47,38 @@ pub trait Task<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
 /// Sums over the targets of a batch.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Evaluation {
-    /// Sum of the losses of the targets.
+    /// The sum of the losses of all targets.
     pub loss_sum: f64,
-    /// Which answers were given, where there is such a thing.
+    /// The predicted classes; `None` for a task that predicts none.
     pub answers: Option<Confusion>,
 }
 
-/// How often each class was taken for each.
+/// A confusion matrix: counts of targets by true and predicted class.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Confusion {
     num_correct: u64,
-    /// A row for each class, in it how often each class was the answer; none beyond
-    /// [`Confusion::MOST_CLASSES`].
+    /// One row per true class with the counts of each predicted class. Empty
+    /// beyond [`Confusion::MOST_CLASSES`].
     rows: Vec<Vec<u64>>,
 }
 
 impl Confusion {
-    /// Most classes of which there is a matrix; of more only right answers are counted. Nobody reads
-    /// a larger one, and ranks exchange it.
+    /// The largest number of classes with a full matrix. With more classes,
+    /// only correct predictions are counted: a larger matrix is not readable,
+    /// and ranks would have to exchange it.
     pub const MOST_CLASSES: usize = 256;
 
-    /// Of `num_classes` classes, before any answer.
+    /// Returns a matrix of zeros for `num_classes` classes.
     pub fn new(num_classes: usize) -> Self {
         let shown = if num_classes > Self::MOST_CLASSES { 0 } else { num_classes };
         Self { num_correct: 0, rows: vec![vec![0; shown]; shown] }
     }
 
-    /// Enters an answer to a target of class `class`.
+    /// Counts a target of class `class` for which class `answer` was predicted.
     ///
     /// # Panics
-    /// When there is a matrix, but no such class.
+    ///
+    /// Panics if there is a full matrix and one of the classes is out of range.
     pub fn count(&mut self, class: usize, answer: usize) {
         self.num_correct += u64::from(class == answer);
         if !self.rows.is_empty() {
@@ -79,23 +86,25 @@ impl Confusion {
         }
     }
 
-    /// For each class, how often each class was the answer; `None` for too many classes.
+    /// Returns one row per true class with the counts of each predicted class;
+    /// `None` with too many classes.
     pub fn rows(&self) -> Option<&[Vec<u64>]> {
         (!self.rows.is_empty()).then_some(&self.rows)
     }
 
-    /// Right answers.
+    /// Returns the number of correct predictions.
     pub fn num_correct(&self) -> u64 {
         self.num_correct
     }
 
-    /// Right answers, then all counts, row after row.
+    /// Returns the number of correct predictions, then all counts row by row.
     pub(crate) fn counts(&self) -> impl Iterator<Item = f64> {
         let counts = self.rows.iter().flatten();
         std::iter::once(&self.num_correct).chain(counts).map(|count| *count as f64)
     }
 
-    /// What has these counts.
+    /// Builds the matrix from [`counts`](Self::counts), which may be summed
+    /// over ranks.
     pub(crate) fn from_counts(counts: &[f64]) -> Self {
         let counts: Vec<u64> = counts.iter().map(|count| *count as u64).collect();
         let (num_correct, matrix) =

@@ -1,4 +1,5 @@
-//! The training loop: batches in, optimizer steps and their record out.
+//! The training loop: optimizer steps, evaluations, checkpoints and their
+//! records.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -22,32 +23,33 @@ use crate::source::{BatchSource, EvaluationStream, NextStep, StepBatches, StepSi
 use crate::task::{Batch, Task};
 use crate::{Engine, EngineError};
 
-/// A failure of the training loop: what failed, and in which step.
+/// A failure of the training loop and the step in which it occurred.
 #[derive(Debug, thiserror::Error)]
 #[error("step {step}: {cause}")]
 pub struct TrainError {
-    /// Number of the optimizer step, from 1.
+    /// The number of the optimizer step, from 1.
     pub step: u64,
-    /// What failed.
+    /// The cause of the failure.
     #[source]
     pub cause: Cause,
 }
 
-/// What failed in a step.
+/// The cause of a [`TrainError`].
 #[derive(Debug, thiserror::Error)]
 pub enum Cause {
-    /// The engine.
+    /// The engine failed.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// A task or a hook.
+    /// A task or a hook failed.
     #[error(transparent)]
     Outside(OutsideError),
-    /// The data of this rank cannot be read.
+    /// The data of a rank cannot be read.
     #[error("{cause}{}", saved_before(checkpoint.as_deref()))]
     Data {
-        /// Why.
+        /// The error of the data source.
         cause: OutsideError,
-        /// The checkpoint of the last complete step; `None` if no step was taken, or if nothing could be saved.
+        /// The checkpoint of the last complete step; `None` if no step was
+        /// taken or the save failed.
         checkpoint: Option<PathBuf>,
     },
 }
@@ -57,22 +59,26 @@ fn saved_before(checkpoint: Option<&Path>) -> String {
     checkpoint.map_or_else(String::new, describe)
 }
 
-/// A failure of data, of a task or of a hook.
+/// An error of a data source, a task or a hook.
 pub type OutsideError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Something that watches a run. Every rank has its own hooks and calls them at the same steps.
+/// An observer of a run. Every rank has its own hooks and calls them at the
+/// same steps.
 pub trait Hook {
+    /// Called before each optimizer step.
     /// Called before each optimizer step.
     ///
     /// # Errors
+    ///
     /// An error ends the run on all ranks.
     fn before_step(&mut self, _step: u64) -> Result<(), OutsideError> {
         Ok(())
     }
 
-    /// Called after the step whose operations were counted.
+    /// Called after the step whose floating-point operations were counted.
     ///
     /// # Errors
+    ///
     /// An error ends the run on all ranks.
     fn after_count(
         &mut self,
@@ -82,12 +88,15 @@ pub trait Hook {
         Ok(())
     }
 
-    /// Called after each forward, backward and update, with what this rank holds then.
+    /// Called after each forward pass, backward pass and update, with the
+    /// memory ledger of this rank.
     fn after_phase(&mut self, _ledger: &Ledger) {}
 
-    /// Called after each optimizer step, with its record and the samples so far, over all ranks.
+    /// Called after each optimizer step, with its record and the number of
+    /// samples so far on all ranks.
     ///
     /// # Errors
+    ///
     /// An error ends the run on all ranks.
     fn after_step(&mut self, _row: &StepRow, _samples: u64) -> Result<(), OutsideError> {
         Ok(())
@@ -96,7 +105,7 @@ pub trait Hook {
     /// Called after each batch of an evaluation.
     fn after_evaluation_batch(&mut self, _progress: EvaluationProgress) {}
 
-    /// Called when training ends, at its last step or before.
+    /// Called at the end of training, after the last step or an interruption.
     ///
     /// # Errors
     /// An error ends the run on all ranks.
@@ -113,33 +122,40 @@ pub trait Hook {
     }
 }
 
-/// How long to train, in steps of which size, and when to evaluate.
+/// The number of steps, their size, and when to evaluate and save.
 #[derive(Debug, Clone, Default)]
 pub struct TrainPlan {
-    /// Optimizer steps.
+    /// The number of optimizer steps, counted from the start of the first run.
     pub max_steps: u64,
-    /// Samples of each step; `None` leaves them as the engine has them.
+    /// The number of samples of each step; `None` keeps the engine's batch
+    /// size.
     pub batch_sizes: Option<BatchSchedule>,
-    /// Optimizer steps between two evaluations; `None` evaluates at the end only.
+    /// Evaluate every this many optimizer steps; `None` evaluates only after
+    /// the last step.
     pub eval_steps: Option<u64>,
-    /// The step whose operations are counted.
+    /// The step whose floating-point operations are counted.
     pub counted_step: Option<u64>,
-    /// When to save; `None` saves nothing.
+    /// When to save checkpoints; `None` saves none.
     pub checkpoints: Option<CheckpointPlan>,
-    /// Who may end the run before its time; it is enough that one rank is asked.
+    /// Ends the run early. It is enough if one rank is interrupted.
     pub interrupt: Interrupt,
-    /// What becomes of the best model, and when training stops because no better one comes.
+    /// Settings for the best model and early stopping.
     pub best: BestPlan,
-    /// What the loop knew when the checkpoint was saved that the engine stands at
-    /// ([`ClientStates::loop_state`](crate::ClientStates)); the default at the start of a run.
+    /// The loop state of the checkpoint that the engine was loaded from
+    /// ([`ClientStates::loop_state`](crate::ClientStates)); the default for a
+    /// new run.
     pub resumed: LoopState,
 }
 
-/// Trains from where the engine stands until `plan.max_steps`, or until `plan.best` stops it. All ranks call this
-/// together. With `plan.best.load_at_end` the engine has the weights of the best model afterwards.
+/// Trains from the engine's current step until `plan.max_steps`, early stopping
+/// or an interruption.
+///
+/// All ranks call this together. With `plan.best.load_at_end` the engine has
+/// the weights of the best model afterwards.
 ///
 /// # Errors
-/// The first failure of this rank, with the step in which it happened.
+///
+/// Returns the first failure of this rank with the step in which it occurred.
 pub fn train<B, M, T>(
     engine: &mut Engine<B, M>,
     task: &T,
@@ -161,13 +177,14 @@ where
     };
     if let (0, Some(best), None) = (engine.rank(), plan.resumed.best, run.state.best) {
         warn!(
-            "the evaluation of step {}, the best so far, was made by another metric or on other data, so the \
-             best model is chosen among the evaluations from now on",
+            "the best evaluation so far, of step {}, used a different metric or different data; the \
+             best model is chosen among later evaluations",
             best.step
         );
     }
     let step = engine.global_steps();
-    // An evaluation that a signal has cut short is made first.
+    // An evaluation that an interruption cut short in the previous run is made
+    // first.
     let mut is_interrupted = plan.resumed.evaluation_pending
         && !run.evaluate(engine, task, source).map_err(|cause| TrainError { step, cause })?;
     while !is_interrupted && !run.is_over(engine) {
@@ -179,18 +196,18 @@ where
     run.end(engine, source, is_interrupted).map_err(|cause| TrainError { step, cause })
 }
 
-/// A run of the training loop.
+/// The state of a training loop.
 struct Run<'a, 'b> {
     plan: &'a TrainPlan,
     hooks: &'a mut [Box<dyn Hook + 'b>],
     saver: Saver<'a>,
     state: LoopState,
-    /// Optimizer steps before this run.
+    /// The number of optimizer steps before this run.
     first_step: u64,
 }
 
 impl Run<'_, '_> {
-    /// Whether all steps were taken, or no better model is expected.
+    /// Returns true if all steps were taken or early stopping applies.
     fn is_over<B, M>(&self, engine: &Engine<B, M>) -> bool
     where
         B: OptimizerOps,
@@ -199,8 +216,8 @@ impl Run<'_, '_> {
         engine.global_steps() >= self.plan.max_steps || self.state.stops(&self.plan.best)
     }
 
-    /// One optimizer step, and the evaluation and the checkpoint that are due after it. Returns whether a rank
-    /// was asked to end the run.
+    /// Runs one optimizer step, and the evaluation and the checkpoint that are
+    /// due after it. Returns true if a rank was interrupted.
     fn step<B, M, T>(
         &mut self,
         engine: &mut Engine<B, M>,
@@ -250,8 +267,11 @@ impl Run<'_, '_> {
         Ok(false)
     }
 
-    /// Takes the micro-batches of a step. No rank starts to compute before all have theirs: if the data of one
-    /// cannot be read, all of them still stand at a complete step, which is saved.
+    /// Takes the micro-batches of a step.
+    ///
+    /// No rank starts to compute before all ranks have their data. If the data
+    /// of one rank cannot be read, all ranks are still at a complete step,
+    /// which is saved.
     fn take_data<B, M, T: Batch>(
         &mut self,
         engine: &mut Engine<B, M>,
@@ -283,8 +303,11 @@ impl Run<'_, '_> {
         }
     }
 
-    /// Saves the last complete step after the data of some rank could not be read, and returns the failure.
-    /// `cause` is that of this rank, `position` where its data stood after that step.
+    /// Saves the last complete step after a rank could not read its data, and
+    /// returns the failure.
+    ///
+    /// `cause` is the error of this rank, if it has one. `position` is the
+    /// position of its data after the last complete step.
     fn stop_without_data<B, M>(
         &mut self,
         engine: &Engine<B, M>,
@@ -295,7 +318,8 @@ impl Run<'_, '_> {
         B: OptimizerOps,
         M: AutodiffModule<Training<B>>,
     {
-        // Without a step, there is nothing that the start of the run did not have.
+        // If no step was taken, the start of the run already has everything to
+        // resume from.
         let saved = match engine.global_steps() > self.first_step {
             true => self.saver.save_last(engine, position, self.state),
             false => Ok(None),
@@ -306,7 +330,8 @@ impl Run<'_, '_> {
         }
     }
 
-    /// Evaluates, if there is data for it. Returns `false` where a rank was asked to end the run meanwhile.
+    /// Evaluates, if there is evaluation data. Returns `false` if a rank was
+    /// interrupted during the evaluation.
     fn evaluate<B, M, T>(
         &mut self,
         engine: &Engine<B, M>,
@@ -325,7 +350,8 @@ impl Run<'_, '_> {
                 self.state.evaluation_pending = false;
                 return Ok(true);
             }
-            // Found out by all ranks at the first batch.
+            // The error is passed on as the first batch, so that all ranks
+            // learn of it in the same exchange.
             Err(error) => Box::new(std::iter::once(Err(error))),
         };
         let hooks = &mut *self.hooks;
@@ -349,7 +375,8 @@ impl Run<'_, '_> {
         Ok(true)
     }
 
-    /// Completes what is under way: checkpoints, the best model, the hooks.
+    /// Completes the run: the checkpoint in progress, the best model, the
+    /// hooks.
     fn end<B, M, T>(
         mut self,
         engine: &mut Engine<B, M>,
@@ -374,7 +401,7 @@ impl Run<'_, '_> {
         Ok(Outcome::Finished { step, best: self.state.best })
     }
 
-    /// Replaces the weights by those of the best model.
+    /// Loads the weights of the best model.
     fn load_best<B, M>(&self, engine: &mut Engine<B, M>) -> Result<(), Cause>
     where
         B: OptimizerOps,
@@ -382,7 +409,7 @@ impl Run<'_, '_> {
     {
         let Some((best, checkpoints)) = self.state.best.zip(self.plan.checkpoints.as_ref()) else {
             if engine.rank() == 0 {
-                warn!("no evaluation gave a number, so the model of the last step is kept");
+                warn!("no evaluation returned a finite metric; the model of the last step is kept");
             }
             return Ok(());
         };
@@ -409,11 +436,12 @@ fn finish(hooks: &mut [Box<dyn Hook + '_>]) -> Result<(), Cause> {
     hooks.iter_mut().try_for_each(|hook| hook.finish()).map_err(Cause::Outside)
 }
 
-/// What ranks tell each other once a step.
+/// Flags that ranks combine once per step.
 struct Notice {
-    /// Whether this rank, of all whether any, was asked to end the run.
+    /// Whether this rank was interrupted; over all ranks, whether any was.
     asked: bool,
-    /// Whether this rank, of all whether each, has written its part of a checkpoint.
+    /// Whether this rank has written its part of a checkpoint; over all ranks,
+    /// whether every rank has.
     written: bool,
 }
 
@@ -421,14 +449,19 @@ struct Notice {
 struct StepData<T> {
     /// When the step began.
     started: Instant,
-    /// How long it waited for the data.
+    /// The time spent waiting for the data.
     waited: Duration,
     micro_batches: Vec<T>,
     totals: Totals,
 }
 
-/// One optimizer step: all its micro-batches and the update, and where its time went. Also tells what
-/// holds for all ranks.
+/// Runs one optimizer step: all its micro-batches and the update. Returns its
+/// record and the combined flags of all ranks.
+///
+/// Each micro-batch is weighted by its number of targets, so a step's gradient
+/// is the mean over all targets of the step on all ranks, even if micro-batches
+/// have different lengths. Reduction averages over ranks, hence the factor
+/// `world_size`.
 fn train_step<B, M, T>(
     engine: &mut Engine<B, M>,
     task: &T,
@@ -455,7 +488,8 @@ where
         taken = engine.step()?;
         hooks.iter_mut().for_each(|hook| hook.after_phase(engine.ledger()));
     }
-    // One message for all.
+    // The loss and the flags share one collective, because its latency does not
+    // depend on the number of values.
     let message = vec![loss_sum, f64::from(mine.asked), f64::from(mine.written)];
     let sums = engine.group().sum(Tag::new("loss", 0), message).map_err(EngineError::from)?;
     let all = Notice { asked: sums[1] > 0.0, written: sums[2] == world_size };
@@ -473,15 +507,15 @@ where
     Ok((StepRow { seconds, ..row }, all))
 }
 
-/// Sums over all micro-batches of a step, on all ranks.
+/// Sums over all micro-batches of a step on all ranks.
 struct Totals {
     tokens: f64,
     targets: f64,
 }
 
 impl Totals {
-    /// Adds up `batches` of all ranks, `None` on a rank that could not read its own. Returns `None` on all ranks
-    /// if there is such a rank.
+    /// Sums `batches` over all ranks. A rank that could not read its data
+    /// passes `None`, and then all ranks return `None`.
     fn over_ranks<B, M, T: Batch>(
         engine: &Engine<B, M>,
         batches: Option<&[T]>,
@@ -495,12 +529,14 @@ impl Totals {
         let targets: usize = own.iter().map(Batch::num_targets).sum();
         let mine = vec![tokens as f64, targets as f64, f64::from(batches.is_none())];
         let sums = engine.group().sum(Tag::new("batch totals", 0), mine)?;
-        // A step without any target has loss 0 and gradient 0, not 0/0.
+        // A step without any target has a loss and gradients of 0 instead of
+        // 0/0.
         let totals = Self { tokens: sums[0], targets: sums[1].max(1.0) };
         Ok((sums[2] == 0.0).then_some(totals))
     }
 }
 
+/// Builds the record of a step.
 fn step_row<B, M>(
     engine: &Engine<B, M>,
     step: Step,
@@ -528,7 +564,7 @@ where
     }
 }
 
-/// Memory of this rank over the step that just ended.
+/// Returns the memory of this rank during the last step.
 fn memory_row<B, M>(engine: &Engine<B, M>) -> MemoryRow
 where
     B: OptimizerOps,
@@ -549,7 +585,8 @@ where
     }
 }
 
-/// Resident set of this process; 0 where the system does not tell.
+/// Returns the resident set size of this process; 0 if the operating system
+/// does not report it.
 fn resident_bytes() -> u64 {
     memory_stats::memory_stats().map_or(0, |stats| stats.physical_mem as u64)
 }

@@ -1,7 +1,8 @@
-//! Training passes whose backward pass belongs to the caller.
+//! Training passes in which the caller runs the backward pass.
 //!
-//! Frameworks above Burn hand over a closure that computes a loss and calls `backward` on it, such as
-//! burn-train's `TrainStep`. [`Engine::train_pass`] runs such a closure as one micro-batch.
+//! Frameworks on top of Burn, such as burn-train with its `TrainStep`, pass a
+//! closure that computes a loss and calls `backward` on it.
+//! [`Engine::train_pass`] runs such a closure as one micro-batch.
 
 use std::time::Instant;
 
@@ -14,21 +15,31 @@ use crate::engine::guard;
 use crate::{Engine, EngineError};
 
 impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
-    /// Runs a micro-batch whose forward and backward pass are both inside `run`, in place of
-    /// [`forward`](Self::forward) and [`backward`](Self::backward). [`step`](Self::step) follows as
-    /// usual.
+    /// Runs a micro-batch whose forward and backward pass are both inside
+    /// `run`.
     ///
-    /// `run` calls `backward` on the mean loss of the micro-batch, once. Gradients are taken as they
-    /// become final, so the container that autodiff returns holds markers in their place
-    /// ([`ZeroTensor::Reduced`](deepburn_zero::ZeroTensor::Reduced)). Autodiff reports gradients of a
-    /// parameter only once a pass: those of a second `backward` would not be taken, and its container
-    /// holds tensors instead of markers. The engine cannot divide a loss that it does not see, so it
-    /// divides the accumulated gradients by the number of micro-batches at the step. The result has
-    /// the same bits where that number is a power of two.
+    /// It replaces [`forward`](Self::forward) and [`backward`](Self::backward);
+    /// [`step`](Self::step) follows as usual. `run` must call `backward`
+    /// exactly once, on the mean loss of the micro-batch.
+    ///
+    /// Gradients are reduced as they become final, so the container that
+    /// autodiff returns holds markers instead
+    /// ([`ZeroTensor::Reduced`](deepburn_zero::ZeroTensor::Reduced)). Autodiff
+    /// reports the gradient of a parameter only once per pass. The gradients of
+    /// a second `backward` would be lost, which is why more than one is an
+    /// error.
+    ///
+    /// The engine cannot divide a loss that it does not see. It divides the
+    /// accumulated gradients by the number of micro-batches at the step
+    /// instead. If that number is a power of two, the division is exact and the
+    /// result has the same bits.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward). In fp16, which needs the loss scaled. When `run` does not call
-    /// `backward`. When the accumulation was begun with `backward`.
+    ///
+    /// Returns the same errors as [`forward`](Self::forward). Also returns an
+    /// error in fp16 (the loss would have to be scaled), if `run` does not call
+    /// `backward` exactly once, or if the accumulation was started with
+    /// `backward`.
     pub fn train_pass<T>(&mut self, run: impl FnOnce(&M) -> T) -> Result<T, EngineError> {
         self.check_group()?;
         if self.scaler.is_dynamic() || self.scaler.scale() != 1.0 {
@@ -49,8 +60,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             passes => return Err(EngineError::BackwardPasses { passes }),
         }
         self.note(guard(|| self.agree_buffers()).and_then(|agreed| agreed))?;
-        // Where backward began is known only once it reports a gradient. Until then it counts as
-        // forward.
+        // The start of the backward pass is known only when it reports its
+        // first gradient. The time until then counts as forward.
         let backward = self.states.backward_began().map_or(started, |began| began.max(started));
         self.times.forward += backward - started;
         self.times.backward += backward.elapsed();
@@ -58,15 +69,18 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(result)
     }
 
-    /// Number of parameters whose gradients the last [`train_pass`](Self::train_pass) took.
+    /// Returns the number of parameters whose gradients the last
+    /// [`train_pass`](Self::train_pass) reduced.
     pub fn gradients_taken(&self) -> usize {
         self.states.gradients_reported()
     }
 
-    /// Sets the learning rate of the next optimizer step alone, in place of the schedule's. All
-    /// ranks set the same.
+    /// Sets the learning rate of the next optimizer step only, instead of the
+    /// schedule's. All ranks must set the same value.
     ///
     /// # Errors
+    ///
+    /// Returns an error if `rate` is negative or not finite.
     /// When `rate` is negative or not finite.
     pub fn set_learning_rate(&mut self, rate: f64) -> Result<(), EngineError> {
         if !rate.is_finite() || rate < 0.0 {
@@ -76,7 +90,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(())
     }
 
-    /// Refuses to add undivided gradients to divided ones: no single factor would average them.
+    /// Returns an error if divided and undivided gradients would be added: no
+    /// single factor could average the sum.
     pub(crate) fn accumulate_as(
         &mut self,
         call: &'static str,
@@ -90,7 +105,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(())
     }
 
-    /// What the accumulated gradients still have to be divided by, apart from the loss scale.
+    /// Returns the divisor of the accumulated gradients, apart from the loss
+    /// scale.
     pub(crate) fn take_divisor(&mut self) -> f64 {
         let undivided = std::mem::take(&mut self.undivided);
         if undivided { self.batch.gradient_accumulation_steps as f64 } else { 1.0 }

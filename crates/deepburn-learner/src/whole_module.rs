@@ -1,4 +1,5 @@
-//! The trained module without shards: plain tensors that outlive the engine.
+//! The trained module without shards: plain tensors that are independent of the
+//! engine.
 
 use burn::module::{AutodiffModule, ModuleMapper, Param};
 use burn::tensor::{Tensor, TensorData};
@@ -9,15 +10,17 @@ use crate::engine::guard;
 use crate::{Engine, EngineError};
 
 impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
-    /// Returns the module with whole parameters on rank 0, and `None` on other ranks. All ranks call
-    /// this together.
+    /// Returns the complete module on rank 0, and `None` on other ranks. All
+    /// ranks call this together.
     ///
-    /// Parameters have the values of their f32 masters. The tensors refer to no engine, so the
-    /// module can go to any thread and be trained, saved or evaluated like one that was never
-    /// sharded. Rank 0 holds the whole model in memory, whatever the stage.
+    /// Parameters have the values of their f32 masters. The tensors do not
+    /// refer to the engine, so the module can be moved to any thread and be
+    /// trained, saved or evaluated like any Burn module. Rank 0 holds the whole
+    /// model in memory at every stage.
     ///
     /// # Errors
-    /// When a collective fails.
+    ///
+    /// Returns an error if a collective fails.
     pub fn whole_module(&self) -> Result<Option<M>, EngineError> {
         self.check_group()?;
         self.note(self.gather_module())
@@ -34,17 +37,19 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         if !keeps {
             return Ok(None);
         }
-        // A copy by way of the module without autodiff: a clone would share running statistics with
-        // the engine's module.
+        // The copy is made by way of the module without autodiff. A plain clone
+        // would share running statistics with the engine's module.
         let mut plain = Plain { states: &self.states, values };
         Ok(Some(guard(|| M::from_inner(self.module().valid()).map(&mut plain))?))
     }
 }
 
-/// Replaces each tensor by one that holds its values.
+/// A module mapper that replaces each tensor with one that holds its own
+/// values.
 struct Plain<'a, B: OptimizerOps> {
     states: &'a ModelStates<B>,
-    /// By parameter index.
+    /// The values by parameter index; `None` for tensors that are not
+    /// parameters.
     values: Vec<Option<TensorData>>,
 }
 
@@ -55,7 +60,8 @@ impl<B: OptimizerOps> ModuleMapper<Training<B>> for Plain<'_, B> {
     ) -> Param<Tensor<Training<B>, D>> {
         let (id, tensor, mapper) = param.consume();
         let (device, trains) = (tensor.device(), tensor.is_require_grad());
-        // Buffers are no parameters: the module has their values, which the ranks agree on.
+        // Buffers have no entry. The module has their values, on which the
+        // ranks agree.
         let index = self.states.parameter_index(id);
         let data = match index.and_then(|index| self.values[index].clone()) {
             Some(data) => data,

@@ -1,4 +1,4 @@
-//! Buffers in checkpoints: how they are laid out, compared and read.
+//! Layout, comparison and reading of buffers in checkpoints.
 
 use burn::tensor::TensorData;
 use deepburn_checkpoint::{
@@ -9,7 +9,7 @@ use deepburn_zero::{Buffer, BufferKind};
 use super::TrainingCheckpointError;
 use super::element::{data_of, element_type};
 
-/// What is stored of a buffer.
+/// Returns the checkpoint entry of a buffer.
 pub(super) fn buffer_atom(buffer: &Buffer) -> Result<Atom, CheckpointError> {
     let element = element_type(buffer.dtype())?;
     Ok(Atom {
@@ -22,8 +22,12 @@ pub(super) fn buffer_atom(buffer: &Buffer) -> Result<Atom, CheckpointError> {
     })
 }
 
-/// The checkpoint has a buffer of this shape and type. Checkpoints from before there were buffers
-/// have running statistics as frozen parameters, and integers and bools not at all.
+/// Checks that the checkpoint has this buffer with the same shape and element
+/// type.
+///
+/// Checkpoints of early versions stored running statistics as frozen
+/// parameters, and did not store integer and bool parameters. Both are
+/// accepted.
 pub(super) fn check_buffer(checkpoint: &Checkpoint, buffer: &Buffer) -> Result<(), String> {
     let (layout, path) = (checkpoint.layout(), buffer.path());
     let Some(atom) = layout.find(path).map(|atom| &layout.atoms()[atom]) else {
@@ -32,11 +36,11 @@ pub(super) fn check_buffer(checkpoint: &Checkpoint, buffer: &Buffer) -> Result<(
         if old && constant {
             return Ok(());
         }
-        return Err(format!("it has no buffer {path}, as this model has"));
+        return Err(format!("it has no buffer {path}, but this model has one"));
     };
     if atom.shape[..] != buffer.shape()[..] {
         let (shape, own) = (&atom.shape, buffer.shape().to_vec());
-        return Err(format!("its buffer {path} is of shape {shape:?} and this model's of {own:?}"));
+        return Err(format!("its buffer {path} has shape {shape:?}, but this model's has {own:?}"));
     }
     let own = element_type(buffer.dtype()).map_err(|error| error.to_string())?;
     let stored = atom.element_of(&Slot::Weights);
@@ -56,7 +60,7 @@ pub(super) fn check_buffer(checkpoint: &Checkpoint, buffer: &Buffer) -> Result<(
     Ok(())
 }
 
-/// Reads a buffer; `None` for one that is not there.
+/// Reads the values of a buffer; `None` if the checkpoint does not have it.
 pub(super) fn read_buffer(
     checkpoint: &Checkpoint,
     buffer: &Buffer,
@@ -68,7 +72,7 @@ pub(super) fn read_buffer(
     Ok(Some(data_of(values)))
 }
 
-/// Says what a checkpoint that was written before there were buffers cannot restore.
+/// Logs which values a checkpoint of an early version cannot restore.
 pub(super) fn warn_of_missing(checkpoint: &Checkpoint, buffers: &[Buffer]) {
     let (layout, folder) = (checkpoint.layout(), checkpoint.path().display());
     for path in buffers.iter().map(Buffer::path) {

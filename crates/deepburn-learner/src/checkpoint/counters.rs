@@ -1,4 +1,5 @@
-//! Limits of the counters that a checkpoint gives, so that training on from them overflows nothing.
+//! Upper limits of the counters in a checkpoint. They ensure that resuming
+//! cannot overflow any arithmetic.
 
 use deepburn_deepspeed::Counters;
 
@@ -6,19 +7,27 @@ use super::state::EngineState;
 use crate::engine::Progress;
 use crate::loss_scale::ScalerState;
 
-/// Largest counter that is accepted: no run gets there, and products with batch sizes stay in range.
+/// The largest counter that is accepted. No run reaches it, and products with
+/// batch sizes still fit into 64 bits.
 const LARGEST: u64 = 1 << 40;
 
-/// Largest number of samples or tokens that is accepted.
+/// The largest number of samples or tokens that is accepted.
 const LARGEST_SUM: u64 = 1 << 62;
 
-/// What to do about all of them.
+/// The remedy in each error message.
 const REMEDY: &str = "load a checkpoint that a run saved";
 
-/// Makes sure that the counters of a checkpoint are those of a run.
+/// Checks that the counters of a checkpoint are in the range that a run can
+/// produce.
+///
+/// A checkpoint is a file from outside. Its counters are multiplied by batch
+/// sizes and added to after loading, so a damaged or hostile file must not
+/// reach that arithmetic.
 ///
 /// # Errors
-/// The first counter that no run has.
+///
+/// Returns the name, the value and the limit of the first counter that is out
+/// of range.
 pub(super) fn check_counters(state: &EngineState) -> Result<(), String> {
     let Progress { micro_steps, accumulated, global_steps, skipped_steps, .. } = state.progress;
     let Progress { skipped_in_a_row, global_samples, global_tokens, .. } = state.progress;
@@ -41,17 +50,17 @@ pub(super) fn check_counters(state: &EngineState) -> Result<(), String> {
     ])?;
     let rates = state.local_rates_bits.map(f64::from_bits);
     if let Some(rates) = rates.filter(|rates| !(0.0..f64::INFINITY).contains(rates)) {
-        return Err(format!(
-            "its local_rates_bits are those of {rates}, must be 0 or more: {REMEDY}"
-        ));
+        return Err(format!("its local_rates_bits encode {rates}; it must be 0 or more; {REMEDY}"));
     }
     check_scaler(state.loss_scale)
 }
 
-/// The same for a checkpoint of DeepSpeed, with its schedule's position and its loss scaler.
+/// Checks the counters of a DeepSpeed checkpoint, its schedule position and its
+/// loss scaler.
 ///
 /// # Errors
-/// The first counter that no run has.
+///
+/// Returns the first counter that is out of range.
 pub(super) fn check_deepspeed_counters(
     counters: &Counters,
     schedule: Option<i64>,
@@ -68,6 +77,8 @@ pub(super) fn check_deepspeed_counters(
     check_scaler(scaler)
 }
 
+/// Checks the dynamic loss scaler: positive finite scale, hysteresis of at
+/// least 1.
 fn check_scaler(scaler: Option<ScalerState>) -> Result<(), String> {
     let Some(ScalerState { scale, hysteresis, last_overflow, iteration }) = scaler else {
         return Ok(());
@@ -76,7 +87,8 @@ fn check_scaler(scaler: Option<ScalerState>) -> Result<(), String> {
         ("loss_scale.iteration", iteration, LARGEST),
         ("loss_scale.last_overflow", last_overflow.unsigned_abs(), LARGEST),
     ])?;
-    // A hysteresis counts down to 1, at which the scale is halved.
+    // The hysteresis counts down to 1, and the next overflow then halves the
+    // scale.
     let wrong = match (hysteresis, scale.is_finite() && scale > 0.0) {
         (0, _) => "hysteresis is 0; it must be at least 1".to_owned(),
         (_, false) => format!("scale is {scale}; it must be a positive number"),
@@ -85,6 +97,7 @@ fn check_scaler(scaler: Option<ScalerState>) -> Result<(), String> {
     Err(format!("loss_scale.{wrong}; {REMEDY}"))
 }
 
+/// Compares each counter, given as name, value and limit.
 fn check(counters: &[(&str, u64, u64)]) -> Result<(), String> {
     match counters.iter().find(|(_, value, largest)| value > largest) {
         Some((name, value, largest)) => {

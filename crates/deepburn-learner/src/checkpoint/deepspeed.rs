@@ -1,4 +1,4 @@
-//! Going on from a checkpoint that DeepSpeed saved.
+//! Resuming from DeepSpeed checkpoints.
 
 use std::collections::HashMap;
 
@@ -15,28 +15,38 @@ use super::{TrainingCheckpointError, exchange};
 use crate::engine::Progress;
 use crate::{Engine, ScalerState};
 
-/// How a Burn model's parameters are kept in PyTorch.
+/// Maps the parameters of a Burn model to the PyTorch model that DeepSpeed
+/// trained.
 pub trait TorchModel {
-    /// The name there of the parameter or running statistic at a module path here.
+    /// Returns the PyTorch name of the parameter or running statistic at a Burn
+    /// module path.
     fn name(&self, path: &str) -> String;
 
-    /// Whether the matrix at a module path has rows there for columns here, as the weights of
-    /// `torch.nn.Linear` have for those of Burn's `Linear`.
+    /// Returns true if the matrix at a module path is stored transposed in
+    /// PyTorch. This is the case for the weights of `torch.nn.Linear`, whose
+    /// shape is `[out, in]`; Burn's `Linear` has `[in, out]`.
     fn is_transposed(&self, _path: &str) -> bool {
         false
     }
 }
 
 impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
-    /// Goes on from a checkpoint of DeepSpeed, of any stage and number of ranks. All ranks call this
-    /// together. Weights, running statistics (those of DeepSpeed's rank 0), moments, schedule, loss
-    /// scale and counters are taken as `plan` says. Integer and bool parameters keep the values that
-    /// they have here, with a warning. What DeepSpeed does not save is not there: random streams stay
-    /// as they are here, and the place in the data is the caller's.
+    /// Resumes from a DeepSpeed checkpoint of any ZeRO stage and number of
+    /// ranks. All ranks call this together.
+    ///
+    /// `plan` selects what is loaded besides the weights: moments, loss scale,
+    /// schedule and counters. Running statistics are loaded from DeepSpeed's
+    /// rank 0. Integer and bool parameters keep their current values, and a
+    /// warning is logged. DeepSpeed does not save random streams, which stay
+    /// unchanged here, or the position of the data loader, which the caller has
+    /// to restore.
     ///
     /// # Errors
-    /// When the checkpoint is not one of this model and optimizer: then the engine is as it was.
-    /// When reading or a collective fails later on: then it is of no use any more.
+    ///
+    /// Returns an error if the checkpoint does not match the model or the
+    /// optimizer; the engine is then unchanged. If reading or a collective
+    /// fails after these checks, the engine is left partly loaded and must not
+    /// be used.
     pub fn load_deepspeed_checkpoint(
         &mut self,
         checkpoint: &DeepSpeedCheckpoint,
@@ -67,8 +77,12 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.adopt_deepspeed(&stored, plan)
     }
 
-    /// What the optimizer keeps of a parameter of which it keeps something else than `stored`; of any, where there is
-    /// none such. DeepSpeed's checkpoints have the same arrays of every parameter.
+    /// Returns the moments that the optimizer keeps, for comparison with the
+    /// `stored` ones.
+    ///
+    /// DeepSpeed stores the same moments for every parameter. With parameter
+    /// groups the optimizer may keep different ones for some parameters; the
+    /// first such difference is returned.
     fn moments_beside(&self, stored: &[String]) -> &'static [&'static str] {
         let trained = self.parameters().iter().filter(|parameter| parameter.is_trainable());
         let mut kept = trained.map(|parameter| self.states().moments(parameter.index()));
@@ -76,7 +90,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         kept.find(|kept| *kept != stored).unwrap_or(any)
     }
 
-    /// Replaces what this engine has by what was saved.
+    /// Loads weights, buffers and the parts of the training state that `plan`
+    /// selects.
     fn adopt_deepspeed(
         &mut self,
         stored: &Stored<'_>,
@@ -112,18 +127,22 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     }
 }
 
+/// Converts DeepSpeed's loss-scaler state; `None` for a static scale.
 fn scaler_state(checkpoint: &DeepSpeedCheckpoint) -> Option<ScalerState> {
     checkpoint.loss_scale().map(|LossScale { scale, hysteresis, last_overflow, iteration }| {
         ScalerState { scale, hysteresis, last_overflow, iteration }
     })
 }
 
-/// Makes sure that a checkpoint of DeepSpeed is one of a model whose parameters, all trained, have
-/// these module paths and shapes, and of this optimizer: all that can be said before there is an
-/// engine.
+/// Checks a DeepSpeed checkpoint against a model and an optimizer before there
+/// is an engine.
+///
+/// `parameters` gives module path and shape of each parameter. All of them are
+/// assumed to be trained.
 ///
 /// # Errors
-/// [`TrainingCheckpointError::Unfit`], naming the first difference.
+///
+/// Returns [`TrainingCheckpointError::Unfit`] with the first difference.
 pub fn check_deepspeed_checkpoint<'a>(
     checkpoint: &DeepSpeedCheckpoint,
     model: &dyn TorchModel,
@@ -135,14 +154,14 @@ pub fn check_deepspeed_checkpoint<'a>(
     stored.check(own, Some(moments(optimizer))).map_err(|reason| stored.unfit(reason))
 }
 
-/// A parameter here.
+/// A parameter of this model.
 struct Own<'a> {
     path: &'a str,
     shape: &'a [usize],
     trainable: bool,
 }
 
-/// A checkpoint, seen with the names of a model.
+/// A DeepSpeed checkpoint, addressed by the module paths of a Burn model.
 struct Stored<'a> {
     checkpoint: &'a DeepSpeedCheckpoint,
     model: &'a dyn TorchModel,
@@ -159,7 +178,8 @@ impl<'a> Stored<'a> {
         Self { checkpoint, model, by_name }
     }
 
-    /// The model has the checkpoint's parameters and no other, and the optimizer its moments.
+    /// Checks that model and checkpoint have the same parameters, and the
+    /// optimizer the same moments.
     fn check<'p>(
         &self,
         parameters: impl Iterator<Item = Own<'p>>,
@@ -172,13 +192,14 @@ impl<'a> Stored<'a> {
         }
         if let Some(Parameter { name, .. }) = missed.first() {
             return Err(format!(
-                "it has a parameter {name}, and this model has none of that name: give the model \
-                 that it was saved of"
+                "it has a parameter {name}, which this model does not have: use the model \
+                 that it was saved from"
             ));
         }
         let stored: Vec<&str> = self.checkpoint.moments().iter().map(String::as_str).collect();
         match moments {
-            // Of their trust ratios and factors, which updates need, this reads nothing.
+            // DeepSpeed also stores trust ratios and factors, which this reader
+            // does not read but the updates need.
             Some(own) if own.contains(&"exp_avg_sq_fresh") => Err(format!(
                 "loading optimizer states of OneBitLamb from a DeepSpeed checkpoint is not supported, and it kept {}: \
                  finish the run with DeepSpeed, or start from its weights (a program of your own can load the weights \
@@ -195,6 +216,8 @@ impl<'a> Stored<'a> {
         }
     }
 
+    /// Checks name, shape and trainability of one parameter and returns its
+    /// entry.
     fn check_parameter(&self, own: &Own<'_>) -> Result<&'a Parameter, String> {
         let &Own { path, shape: own_shape, trainable } = own;
         let (name, parameter) = self.find(path)?;
@@ -202,7 +225,7 @@ impl<'a> Stored<'a> {
         if self.model.is_transposed(path) {
             if shape.len() != 2 {
                 return Err(format!(
-                    "its parameter {name} is of shape {shape:?}, and only matrices are transposed: \
+                    "its parameter {name} has shape {shape:?}, but only matrices can be transposed: \
                      see TorchModel::is_transposed"
                 ));
             }
@@ -210,8 +233,8 @@ impl<'a> Stored<'a> {
         }
         if shape != own_shape {
             return Err(format!(
-                "its parameter {name} is of shape {:?}, and this model's {path} of {own_shape:?}: \
-                 give the model that it was saved of",
+                "its parameter {name} has shape {:?}, but this model's {path} has {own_shape:?}: \
+                 use the model that it was saved from",
                 parameter.shape
             ));
         }
@@ -226,7 +249,8 @@ impl<'a> Stored<'a> {
         Ok(parameter)
     }
 
-    /// The checkpoint has this running statistic.
+    /// Checks that the checkpoint has this running statistic with the same
+    /// shape.
     fn check_buffer(&self, buffer: &Buffer) -> Result<(), String> {
         if buffer.kind() != BufferKind::RunningStatistic {
             return Ok(());
@@ -235,20 +259,21 @@ impl<'a> Stored<'a> {
         let Some((_, shape)) = self.checkpoint.buffers().find(|(found, _)| *found == name) else {
             return Err(format!(
                 "it has no float buffer {name}, as which this model's {path} would be saved: give the \
-                 model that it was saved of"
+                 model that it was saved from"
             ));
         };
         if shape != &buffer.shape()[..] {
             let own = buffer.shape().to_vec();
             return Err(format!(
-                "its buffer {name} is of shape {shape:?}, and this model's {path} of {own:?}: give the \
-                 model that it was saved of"
+                "its buffer {name} has shape {shape:?}, but this model's {path} has {own:?}: give the \
+                 model that it was saved from"
             ));
         }
         Ok(())
     }
 
-    /// A running statistic; integers and bools are not taken over.
+    /// Reads a running statistic; `None` for integers and bools, which are not
+    /// loaded.
     fn read_buffer(
         &self,
         buffer: &Buffer,
@@ -270,18 +295,23 @@ impl<'a> Stored<'a> {
         Ok(Some(TensorData::new(values, len)))
     }
 
-    /// The parameter at a module path, and its name.
+    /// Returns the PyTorch name and the entry of the parameter at a module
+    /// path.
     fn find(&self, path: &str) -> Result<(String, &'a Parameter), String> {
         let name = self.model.name(path);
         match self.by_name.get(name.as_str()) {
             Some(parameter) => Ok((name, parameter)),
             None => Err(format!(
                 "it has no parameter {name}, as which this model's {path} would be saved: give the \
-                 model that it was saved of"
+                 model that it was saved from"
             )),
         }
     }
 
+    /// Reads a segment of an array, in the element order of this model.
+    ///
+    /// A transposed matrix is read whole, because a segment of it is not
+    /// contiguous in the file.
     fn read(&self, piece: &Piece<'_>) -> Result<TensorData, TrainingCheckpointError> {
         let (name, parameter) = self.find(piece.path).map_err(|reason| self.unfit(reason))?;
         let array = match piece.array {
@@ -297,7 +327,8 @@ impl<'a> Stored<'a> {
         let values = match (&parameter.shape[..], self.model.is_transposed(piece.path)) {
             (&[rows, columns], true) => {
                 let whole = self.checkpoint.read(&name, array, 0..rows * columns)?;
-                // Here a row has `rows` elements.
+                // `rows` and `columns` are the dimensions in the file. A row of
+                // this model's matrix has `rows` elements.
                 let place = |index: usize| index % rows * columns + index / rows;
                 piece.range.clone().map(|index| whole[place(index)]).collect()
             }

@@ -1,4 +1,4 @@
-//! Element types and values of checkpoints as Burn has them.
+//! Conversion of element types and values between checkpoints and Burn.
 
 use burn::tensor::{BoolStore, DType, TensorData};
 use deepburn_checkpoint::{CheckpointError, ElementType, Values};
@@ -23,7 +23,7 @@ pub(crate) fn element_type(dtype: DType) -> Result<ElementType, CheckpointError>
     }
 }
 
-/// The type of a tensor that is stored as `element`.
+/// Returns the Burn type of a tensor that is stored as `element`.
 pub(super) fn dtype_of(element: ElementType) -> DType {
     match element {
         ElementType::F64 => DType::F64,
@@ -42,7 +42,7 @@ pub(super) fn dtype_of(element: ElementType) -> DType {
     }
 }
 
-/// Values as flat tensor data.
+/// Converts values to flat tensor data of shape `[len]`.
 pub(super) fn data_of(values: Values) -> TensorData {
     let len = [values.len()];
     match values {

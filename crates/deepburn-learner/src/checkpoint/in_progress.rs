@@ -1,4 +1,5 @@
-//! A checkpoint on its way to the disk: written by a thread of each rank while training goes on.
+//! A checkpoint that is being written: one thread of each rank writes while
+//! training continues.
 
 use std::io;
 use std::path::PathBuf;
@@ -18,28 +19,30 @@ use serde_json::Value;
 use super::element::element_type;
 use super::{TrainingCheckpointError, exchange};
 
-/// Elements that are brought to host memory at a time.
+/// The number of elements that are copied to host memory at a time.
 const CHUNK: usize = 1 << 20;
 
-/// A checkpoint that [`Engine::start_save`](crate::Engine::start_save) began. It is there as soon as
-/// all ranks have called [`finish`](Self::finish); dropping it undoes it, and so does a failure that
-/// ends the run.
+/// A checkpoint that [`Engine::start_save`](crate::Engine::start_save) started.
 ///
-/// Until a rank has written an array it holds it as it was. So the largest memory that a save can
-/// take is once more that of the arrays it writes from, where an optimizer step finds nothing written
-/// yet: what the rank owns at stage 3, and at lower stages also the rest of what it keeps whole. The
-/// ledger does not count it.
+/// The checkpoint exists once all ranks have called [`finish`](Self::finish).
+/// If the save is dropped, or the run fails before, its files are removed.
+///
+/// A rank keeps each array in its state at the start of the save until the
+/// array is written. If the next optimizer step comes before anything is
+/// written, the save holds a second copy of all arrays that it writes: the
+/// owned slices at stage 3, and also the complete replicated arrays at lower
+/// stages. The ledger does not count these copies.
 #[derive(Debug)]
 #[must_use = "a save that is dropped is undone"]
 pub struct SaveInProgress {
     step: u64,
     writing: Writing,
-    /// On rank 0.
+    /// The checkpoint to commit; present on rank 0 only.
     commit: Option<(Save, Run)>,
 }
 
 impl SaveInProgress {
-    /// Starts to write what this rank owns.
+    /// Starts the thread that writes this rank's owned slices.
     pub(super) fn start<B: OptimizerOps>(
         ticket: Ticket,
         snapshot: Snapshot<B>,
@@ -49,23 +52,25 @@ impl SaveInProgress {
         Self { step, writing: Writing::start(ticket, snapshot), commit }
     }
 
-    /// Step whose states they are.
+    /// Returns the optimizer step whose state is saved.
     pub fn step(&self) -> u64 {
         self.step
     }
 
-    /// Whether this rank has written its part, or failed to; [`finish`](Self::finish) then waits for
-    /// other ranks alone.
+    /// Returns true once this rank's thread has ended, successfully or not.
+    /// [`finish`](Self::finish) then waits for other ranks only.
     pub fn is_written(&self) -> bool {
         self.writing.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Waits for all ranks, makes the checkpoint and returns its folder. All ranks call this
-    /// together, at any time between other calls of their engines.
+    /// Waits for all ranks, commits the checkpoint and returns its folder. All
+    /// ranks call this together, between any two calls of their engines.
     ///
     /// # Errors
-    /// When a rank could not write its part, for want of room perhaps: then earlier checkpoints are
-    /// as they were, and training may go on.
+    ///
+    /// Returns an error if a rank could not write its part, for example because
+    /// the disk is full. Earlier checkpoints are unchanged, and training can
+    /// continue.
     pub fn finish<B: OptimizerOps>(
         mut self,
         group: &Group<B>,
@@ -78,18 +83,19 @@ impl SaveInProgress {
     }
 }
 
-/// What a rank saves, as it was at one moment.
+/// The state of a rank at one moment, to be written in the background.
 pub(super) struct Snapshot<B: Backend> {
     pub(super) layout: Arc<Layout>,
     pub(super) rank: usize,
-    /// In the order in which they are written.
+    /// The owned slices, in the order in which they are written.
     pub(super) arrays: Vec<OwnedArray<B>>,
-    /// What this rank alone knows.
+    /// The state that only this rank has, as JSON.
     pub(super) state: Value,
 }
 
 impl<B: OptimizerOps> Snapshot<B> {
-    /// Writes the file of the rank; an array is let go as soon as it is written.
+    /// Writes the file of the rank. The memory of each array is released as
+    /// soon as the array is written.
     fn write(self, ticket: &Ticket, unwanted: &AtomicBool) -> Result<RankRecord, CheckpointError> {
         let Self { layout, rank, arrays, state } = self;
         let mut writer = RankWriter::create(ticket, layout.clone(), rank)?;
@@ -107,17 +113,17 @@ impl<B: OptimizerOps> Snapshot<B> {
     }
 }
 
-/// States that lie on a disk cannot be read.
+/// Wraps the error of a state that cannot be read from NVMe.
 fn unread(ticket: &Ticket, error: ZeroError) -> CheckpointError {
     let path = ticket.folder().to_owned();
     CheckpointError::Io { action: "read the states for", path, source: io::Error::other(error) }
 }
 
-/// The thread that writes.
+/// The background thread of one rank.
 #[derive(Debug)]
 struct Writing {
     thread: Option<JoinHandle<Result<RankRecord, CheckpointError>>>,
-    /// Why there is none.
+    /// The reason why the thread could not be started.
     failure: Option<CheckpointError>,
     unwanted: Arc<AtomicBool>,
 }
@@ -138,6 +144,8 @@ impl Writing {
         Self { thread, failure, unwanted }
     }
 
+    /// Joins the thread. A panic of the thread continues on the caller's
+    /// thread.
     fn wait(&mut self) -> Result<RankRecord, CheckpointError> {
         if let Some(failure) = self.failure.take() {
             return Err(failure);
@@ -154,17 +162,19 @@ impl Drop for Writing {
     fn drop(&mut self) {
         self.unwanted.store(true, Relaxed);
         if let Some(thread) = self.thread.take() {
-            // There is nobody to tell.
+            // The save was dropped, so its result is not needed.
             _ = thread.join();
         }
     }
 }
 
+/// Returns the error of a save that was dropped before it was complete.
 fn undone(ticket: &Ticket) -> CheckpointError {
     let source = io::Error::from(io::ErrorKind::Interrupted);
     CheckpointError::Io { action: "go on writing", path: ticket.folder().to_owned(), source }
 }
 
+/// Appends a chunk of an array to the file of the rank.
 fn write_part(
     writer: &mut RankWriter,
     layout: &Layout,

@@ -1,4 +1,5 @@
-//! Loading: every rank reads what it keeps at its own stage, out of whichever files have it.
+//! Loading: every rank reads the slices that it keeps at its own stage, from
+//! all files that contain them.
 
 use std::collections::BTreeMap;
 
@@ -20,24 +21,26 @@ use crate::best::LoopState;
 use crate::engine::Progress;
 use crate::{Engine, EngineError};
 
-/// What is taken from a checkpoint. These are DeepSpeed's `load_module_only`,
-/// `load_optimizer_states` and `load_lr_scheduler_states`.
+/// The parts of a checkpoint to load. They correspond to DeepSpeed's
+/// `load_module_only`, `load_optimizer_states` and `load_lr_scheduler_states`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LoadPlan {
-    /// The weights alone; training begins anew from them.
+    /// The weights only. Training starts from step 0.
     ModuleOnly,
-    /// Training goes on: counters, random streams, and what is said here.
+    /// The weights, the counters, the random streams, and the parts selected
+    /// here.
     Training {
-        /// Moments, loss scale and, in mid-accumulation, gradients. Without them a step in progress
-        /// is begun again.
+        /// Loads moments, loss scale and, in the middle of an accumulation, the
+        /// accumulated gradients. Without them, an accumulation in progress
+        /// starts again with its first micro-batch.
         optimizer_states: bool,
-        /// The place in the schedule.
+        /// Loads the position of the learning-rate schedule.
         lr_scheduler_states: bool,
     },
 }
 
 impl LoadPlan {
-    /// Everything.
+    /// Loads everything.
     pub const ALL: Self = Self::Training { optimizer_states: true, lr_scheduler_states: true };
 }
 
@@ -47,24 +50,27 @@ impl Default for LoadPlan {
     }
 }
 
-/// What callers added to a checkpoint, and how far it is.
+/// The state that callers added to a checkpoint, and the progress of the run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClientStates {
-    /// Samples so far, over all ranks.
+    /// Samples processed so far on all ranks.
     pub global_samples: u64,
-    /// The same for all ranks.
+    /// The client state, which is the same for all ranks.
     pub client_state: Value,
-    /// By rank of the run that saved.
+    /// One state per rank of the run that saved the checkpoint.
     pub rank_states: Vec<Value>,
-    /// What the training loop knew ([`TrainPlan::resumed`](crate::TrainPlan::resumed)).
+    /// The state of the training loop, for
+    /// [`TrainPlan::resumed`](crate::TrainPlan::resumed).
     pub loop_state: LoopState,
 }
 
 impl ClientStates {
-    /// Reads them without an engine.
+    /// Reads the client states of a checkpoint without an engine.
     ///
     /// # Errors
-    /// When no engine saved the checkpoint.
+    ///
+    /// Returns an error if the checkpoint was not saved by an engine, or if its
+    /// counters are out of range.
     pub fn read(checkpoint: &Checkpoint) -> Result<Self, TrainingCheckpointError> {
         Ok(Saved::read(checkpoint)?.into())
     }
@@ -79,13 +85,14 @@ impl From<Saved> for ClientStates {
     }
 }
 
-/// The states of a checkpoint besides its tensors.
+/// The JSON states of a checkpoint.
 struct Saved {
     engine: EngineState,
     ranks: Vec<RankState>,
 }
 
 impl Saved {
+    /// Parses the states of all ranks and checks the counters.
     fn read(checkpoint: &Checkpoint) -> Result<Self, TrainingCheckpointError> {
         let ranks = 0..checkpoint.layout().world_size();
         let ranks = ranks.filter_map(|rank| checkpoint.rank_state(rank));
@@ -99,14 +106,19 @@ impl Saved {
 }
 
 impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
-    /// Goes on from `checkpoint`, which was saved at any stage and number of ranks. All ranks call
-    /// this together and load the same one. At the number of ranks that saved, all later steps are
-    /// those of the run that was not interrupted, to the bit; with more ranks, those that are new
-    /// draw dropout from the beginning of their streams.
+    /// Resumes from `checkpoint`, which may have been saved at any stage and
+    /// number of ranks. All ranks call this together with the same checkpoint.
+    ///
+    /// With the number of ranks that saved it, all later steps are
+    /// bit-identical to an uninterrupted run. With more ranks, the additional
+    /// ranks start their dropout streams from the beginning.
     ///
     /// # Errors
-    /// When the checkpoint is damaged or not one of this model and optimizer: then the engine is as
-    /// it was. When reading or a collective fails later on: then it is of no use any more.
+    ///
+    /// Returns an error if the checkpoint is damaged or does not match the
+    /// model or the optimizer; the engine is then unchanged. If reading or a
+    /// collective fails after these checks, the engine is left partly loaded
+    /// and must not be used.
     pub fn load_checkpoint(
         &mut self,
         checkpoint: &Checkpoint,
@@ -129,7 +141,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(saved.into())
     }
 
-    /// Makes sure that `checkpoint` is sound and fits this engine.
+    /// Checks that `checkpoint` is intact and matches this engine.
     fn check(
         &self,
         checkpoint: &Checkpoint,
@@ -148,25 +160,25 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(saved)
     }
 
-    /// The model has the checkpoint's parameters and buffers, and no other.
+    /// Checks that model and checkpoint have the same parameters and buffers.
     fn check_model(&self, checkpoint: &Checkpoint) -> Result<(), String> {
         let layout = checkpoint.layout();
         for parameter in self.parameters() {
             let path = parameter.path();
             let Some(atom) = layout.find(path) else {
-                return Err(format!("it has no parameter {path}, as this model has"));
+                return Err(format!("it has no parameter {path}, but this model has one"));
             };
             let Atom { shape, kind, .. } = &layout.atoms()[atom];
             if *kind == AtomKind::Buffer {
                 return Err(format!(
                     "{path} is a buffer there and a float parameter of this model: load it into the \
-                     model that it was saved of"
+                     model that it was saved from"
                 ));
             }
             if shape[..] != parameter.shape()[..] {
                 let own = parameter.shape().to_vec();
                 return Err(format!(
-                    "its parameter {path} is of shape {shape:?} and this model's of {own:?}"
+                    "its parameter {path} has shape {shape:?}, but this model's has {own:?}"
                 ));
             }
         }
@@ -178,12 +190,17 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
                 || self.buffers().iter().any(|own| paths().any(|path| own.path() == path))
         };
         match atoms.find(|atom| !known(atom)) {
-            Some(atom) => Err(format!("this model has no parameter {}, as it has", atom.path)),
+            Some(atom) => Err(format!("it has a parameter {}, but this model has none", atom.path)),
             None => Ok(()),
         }
     }
 
-    /// There are the moments that this optimizer keeps, and no others.
+    /// Checks that the checkpoint has exactly the moments that this optimizer
+    /// keeps.
+    ///
+    /// Arrays that differ between ranks (compression errors, states of local
+    /// steps) are compared separately, because their number depends on the
+    /// number of ranks.
     fn check_moments(&self, checkpoint: &Checkpoint) -> Result<(), String> {
         let layout = checkpoint.layout();
         for parameter in self.parameters().iter().filter(|parameter| parameter.is_trainable()) {
@@ -229,7 +246,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(())
     }
 
-    /// A step in progress goes on with the batches that it was begun with.
+    /// Checks that an accumulation in progress can continue with the same batch
+    /// sizes and element type.
     fn check_accumulation(
         &self,
         checkpoint: &Checkpoint,
@@ -256,7 +274,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(())
     }
 
-    /// Replaces what this engine has by what was saved.
+    /// Loads weights, buffers and the parts of the training state that `plan`
+    /// selects. The caller has checked that they fit.
     fn adopt(
         &mut self,
         checkpoint: &Checkpoint,
@@ -329,8 +348,12 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(())
     }
 
-    /// What is to be known of each accumulated gradient. A rank may hold other elements now than
-    /// the rank that noted a peak, so each is told the largest: a step is skipped by all or none.
+    /// Returns the state of each accumulated gradient, by parameter index.
+    ///
+    /// `peak` decides whether the next step is skipped for an overflow. With a
+    /// different number of ranks, a rank may own elements for which another
+    /// rank recorded the peak. Every rank therefore gets the largest peak of
+    /// all ranks, and the step is skipped on all ranks or on none.
     fn gradient_sums(
         &self,
         checkpoint: &Checkpoint,
@@ -357,41 +380,47 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     }
 }
 
-/// The larger of two magnitudes; NaN wins.
+/// Returns the larger of two magnitudes. NaN counts as the largest.
 fn larger(left: f32, right: f32) -> f32 {
     if left.is_nan() || left > right { left } else { right }
 }
 
-/// Returns whether a slot stores a compression error or a state of one rank.
+/// Returns true if a slot stores a compression error or another state that
+/// differs between ranks.
 fn is_of_ranks(slot: &str) -> bool {
     slot == SERVER_ERROR
         || [is_worker_error, is_local_momentum, is_movement].into_iter().any(|is_it| is_it(slot))
 }
 
+/// Returns true if a slot stores the worker error of some rank.
 fn is_worker_error(slot: &str) -> bool {
     is_numbered(slot, WORKER_ERROR)
 }
 
+/// Returns true if a slot stores the local momentum of some rank.
 fn is_local_momentum(slot: &str) -> bool {
     is_numbered(slot, "exp_avg_")
 }
 
+/// Returns true if a slot stores the accumulated update of some rank.
 fn is_movement(slot: &str) -> bool {
     is_numbered(slot, "momentum_accumulator_")
 }
 
-/// Whether a slot is called `prefix` and the number of a rank.
+/// Returns true if the name of a slot is `prefix` followed by the number of a
+/// rank.
 fn is_numbered(slot: &str, prefix: &str) -> bool {
     slot.strip_prefix(prefix).is_some_and(|rank| rank.parse::<usize>().is_ok())
 }
 
-/// How many ranks have stored an array of their own.
+/// Returns how many ranks stored an array of the given kind.
 fn ranks_with(checkpoint: &Checkpoint, is_it: fn(&str) -> bool) -> usize {
     let slots =
         |atom: &Atom| atom.slots.iter().filter(|stored| is_it(stored.slot.as_str())).count();
     checkpoint.layout().atoms().iter().map(slots).max().unwrap_or(0)
 }
 
+/// Joins names with commas for an error message.
 pub(super) fn listed(names: &[&str]) -> String {
     match names {
         [] => "nothing".to_owned(),
@@ -399,11 +428,12 @@ pub(super) fn listed(names: &[&str]) -> String {
     }
 }
 
-/// Reads what a rank keeps of an array.
+/// Reads a segment of an array, converted to tensor data.
 fn read(checkpoint: &Checkpoint, piece: &Piece<'_>) -> Result<TensorData, TrainingCheckpointError> {
     Ok(data_of(checkpoint.read(piece.path, &slot_of(piece.array), piece.range.clone())?))
 }
 
+/// Parses a JSON state of the checkpoint.
 fn parse<T: DeserializeOwned>(
     checkpoint: &Checkpoint,
     state: &Value,

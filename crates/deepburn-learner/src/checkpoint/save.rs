@@ -1,4 +1,5 @@
-//! Saving: every rank has what it owns written, rank 0 makes a checkpoint of it.
+//! Saving: every rank writes its owned slices, and rank 0 commits the
+//! checkpoint.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,34 +23,41 @@ use super::{TrainingCheckpointError, exchange};
 use crate::best::LoopState;
 use crate::{Engine, EngineError};
 
-/// What a caller adds to a checkpoint.
+/// Options of a checkpoint and the state that the caller adds to it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SaveRequest {
-    /// The checkpoint's name; by default that of its step, `step-00000010`, or where that is taken
-    /// `step-00000010.2` and so on.
+    /// The name of the checkpoint. Unset: the name of the step, such as
+    /// `step-00000010`, or `step-00000010.2` and so on if that name is taken.
     pub tag: Option<Tag>,
-    /// What the run is called.
+    /// The name of the run.
     pub job: String,
-    /// What old checkpoints are judged by, such as the evaluation loss: less is better.
+    /// The number by which retention compares checkpoints, such as the
+    /// evaluation loss. Lower is better.
     pub metric: Option<f64>,
-    /// Anything that is the same on all ranks; that of rank 0 is saved.
+    /// State that is the same on all ranks; the value of rank 0 is saved.
     pub client_state: Value,
-    /// Anything that this rank alone knows, such as its place in the data.
+    /// State of this rank only, such as the position of its data loader.
     pub rank_state: Value,
-    /// What a training loop knows besides the engine.
+    /// The state of a training loop outside the engine.
     pub loop_state: LoopState,
 }
 
 impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
-    /// Saves a checkpoint in the folder `root` and returns its own folder. All ranks call this
-    /// together, after a step or between two micro-batches of it. A checkpoint is there whole or
-    /// not at all, and none is ever overwritten.
+    /// Saves a checkpoint in the folder `root` and returns the checkpoint's own
+    /// folder. All ranks call this together, after a step or between two of its
+    /// micro-batches.
+    ///
+    /// A checkpoint is complete or does not exist, and an existing one is never
+    /// overwritten.
     ///
     /// # Errors
-    /// When the checkpoint cannot be written, for want of room perhaps: then earlier ones are as
-    /// they were, and training may go on
-    /// ([`is_recoverable`](TrainingCheckpointError::is_recoverable)). When it is called between
-    /// forward and backward, or before gradients of `no_sync` were reduced.
+    ///
+    /// Returns an error if the checkpoint cannot be written, for example
+    /// because the disk is full. Earlier checkpoints are unchanged, and
+    /// training can continue
+    /// ([`is_recoverable`](TrainingCheckpointError::is_recoverable)). Also
+    /// returns an error between forward and backward, and before gradients of
+    /// `no_sync` were reduced.
     pub fn save_checkpoint(
         &self,
         root: &Path,
@@ -58,14 +66,16 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.start_save(root, request)?.finish(self.group())
     }
 
-    /// Begins a checkpoint like [`save_checkpoint`](Self::save_checkpoint) and leaves the writing to
-    /// a thread of each rank: training goes on at once, and what is saved is what there is now. The
-    /// checkpoint is made by [`SaveInProgress::finish`]; until then no other one can be begun in
-    /// `root`.
+    /// Starts to save a checkpoint and lets a thread of each rank write it.
+    ///
+    /// Training continues at once; the checkpoint contains the state at the
+    /// time of this call. [`SaveInProgress::finish`] commits the checkpoint.
+    /// Until then no other save can start in `root`.
     ///
     /// # Errors
-    /// As [`save_checkpoint`](Self::save_checkpoint); what is found only in writing is told by
-    /// `finish`.
+    ///
+    /// Returns the errors of [`save_checkpoint`](Self::save_checkpoint), except
+    /// for errors while writing, which `finish` returns.
     pub fn start_save(
         &self,
         root: &Path,
@@ -112,7 +122,9 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(SaveInProgress::start(ticket, snapshot, step, commit))
     }
 
-    /// Refuses a moment at which the state of the engine is more than its states.
+    /// Returns an error if the engine has state that no checkpoint holds: an
+    /// open pass, undivided gradients of `train_pass`, or unreduced gradients
+    /// of `no_sync`.
     pub(super) fn check_settled(&self, call: &'static str) -> Result<(), EngineError> {
         self.check_group()?;
         if self.states().has_open_pass() {
@@ -130,7 +142,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(())
     }
 
-    /// Everything that is saved: parameters in the order of the module, then buffers.
+    /// Returns the layout of the checkpoint: parameters in module order, then
+    /// buffers.
     fn layout(&self) -> Result<Layout, TrainingCheckpointError> {
         let states = self.states();
         let atom = |index: usize| {
@@ -153,8 +166,12 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(Layout::new(atoms, self.group().world_size())?)
     }
 
-    /// Takes a snapshot of everything that this rank saves. `errors` are its parts of compression errors and of states that
-    /// differ between ranks, by parameter.
+    /// Takes a snapshot of everything that this rank saves.
+    ///
+    /// Arrays are shared with the engine, not copied. An optimizer step that
+    /// overwrites one allocates a new array. `errors` holds this rank's
+    /// compression errors and other states that differ between ranks, by
+    /// parameter.
     fn snapshot(
         &self,
         layout: Arc<Layout>,
@@ -179,6 +196,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Snapshot { layout, rank, arrays, state: json!(self.rank_state(client)) }
     }
 
+    /// Returns the state that all ranks share.
     fn engine_state(&self, client: Value, training_loop: LoopState) -> EngineState {
         EngineState {
             progress: self.progress,
@@ -198,6 +216,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         }
     }
 
+    /// Returns the optimizer's scalars by path and name, as the bits of an
+    /// `f64`.
     fn scalars(&self) -> BTreeMap<String, BTreeMap<String, u64>> {
         let scalars = |index: usize| {
             let scalars = self.states().scalars(index).into_iter();
@@ -208,6 +228,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         all.filter(|(_, scalars)| !scalars.is_empty()).collect()
     }
 
+    /// Returns the batch sizes, which must match if an accumulation is resumed.
     pub(super) fn batch_state(&self) -> Batch {
         let batch = self.batch();
         Batch {
@@ -217,6 +238,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         }
     }
 
+    /// Returns the state of this rank: random streams and the state of
+    /// accumulated gradients.
     fn rank_state(&self, client: Value) -> RankState {
         let RandomState { seed, model, position, between_calls } = self.states().random_state();
         let between_calls =
@@ -231,13 +254,13 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     }
 }
 
-/// Where worker errors are stored: this and the number of the rank.
+/// The prefix of worker-error slots; the number of the rank follows.
 pub(super) const WORKER_ERROR: &str = "worker_error_";
 
-/// Where server errors are stored.
+/// The slot of server errors.
 pub(super) const SERVER_ERROR: &str = "server_error";
 
-/// The slot that an array is stored in.
+/// Returns the slot in which an array is stored.
 pub(super) fn slot_of(array: StateArray) -> Slot {
     match array {
         StateArray::Weights => Slot::Weights,

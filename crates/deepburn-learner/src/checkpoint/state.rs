@@ -1,4 +1,7 @@
-//! What a checkpoint says besides tensors: the engine's own state, and each rank's.
+//! The JSON states of a checkpoint: one of the engine, and one of each rank.
+//!
+//! Names of fields are part of the file format and never change. Fields that
+//! were added later have a default for older checkpoints.
 
 use std::collections::BTreeMap;
 
@@ -10,38 +13,43 @@ use crate::engine::Progress;
 use crate::loss_scale::ScalerState;
 use crate::source::StepSize;
 
-/// What all ranks agree on.
+/// The state that all ranks share.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct EngineState {
     pub(super) progress: Progress,
-    /// Optimizer steps taken, by which moments are corrected.
+    /// Optimizer steps that were applied; bias correction of the moments
+    /// depends on it.
     pub(super) optimizer_steps: u64,
-    /// The quantity of which the checkpoint has compression errors; `None` without compression.
+    /// The quantity whose compression errors the checkpoint stores; `None`
+    /// without compression.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) compressed_quantity: Option<String>,
-    /// The bits of the sum of learning rates since ranks of 0/1 Adam last had the same parameters; `None` where they
-    /// have.
+    /// The sum of learning rates since the ranks of 0/1 Adam last averaged
+    /// their parameters, as the bits of an `f64`. `None` directly after an
+    /// averaging step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) local_rates_bits: Option<u64>,
-    /// `None` where the loss is not scaled dynamically.
+    /// The dynamic loss scaler; `None` for a static loss scale.
     pub(super) loss_scale: Option<ScalerState>,
-    /// Position of the schedule.
+    /// The position of the schedule.
     pub(super) schedule: i64,
     pub(super) batch: Batch,
-    /// How the step in progress differs from others.
+    /// The number of samples and the learning-rate factor of the step in
+    /// progress, if they differ from the configuration.
     pub(super) next_size: Option<StepSize>,
-    /// The optimizer's scalars, by path and name, as the bits of an `f64`; most optimizers have none.
+    /// The optimizer's scalars by path and name, as the bits of an `f64`. Most
+    /// optimizers have none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) scalars: BTreeMap<String, BTreeMap<String, u64>>,
-    /// Of the training loop; older checkpoints have none.
+    /// The state of the training loop; absent in older checkpoints.
     #[serde(default)]
     pub(super) training_loop: LoopState,
-    /// The caller's.
+    /// The client state of the caller.
     pub(super) client: Value,
 }
 
-/// The batch triple that a step in progress was begun with.
+/// The batch sizes of an accumulation in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Batch {
@@ -50,34 +58,36 @@ pub(super) struct Batch {
     pub(super) world_size: usize,
 }
 
-/// What a rank alone knows.
+/// The state of one rank.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RankState {
     pub(super) random: Random,
-    /// About the accumulated gradients, by path.
+    /// The state of accumulated gradients, by parameter path.
     pub(super) gradients: BTreeMap<String, GradientRecord>,
-    /// The caller's.
+    /// The rank state of the caller.
     pub(super) client: Value,
 }
 
-/// A random stream.
+/// The position of a random stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Random {
     pub(super) seed: u64,
-    /// The number of the model among those of a rank; 0 in checkpoints of programs with one.
+    /// The index of the model among the models of a rank; 0 in programs with
+    /// one model.
     #[serde(default)]
     pub(super) model: u32,
-    /// The stream of draws outside of the engine's calls; older checkpoints have none.
+    /// The stream of random ops outside the engine's calls; absent in older
+    /// checkpoints.
     #[serde(default)]
     pub(super) between_calls: Option<Stream>,
-    /// JSON has no integers of 128 bits.
+    /// A 128-bit integer, stored as a string because JSON has no such numbers.
     #[serde(with = "decimal")]
     pub(super) position: u128,
 }
 
-/// Where a stream stands.
+/// The seed and position of a random stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Stream {
@@ -86,12 +96,13 @@ pub(super) struct Stream {
     pub(super) position: u128,
 }
 
-/// An accumulated gradient.
+/// The state of an accumulated gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct GradientRecord {
     pub(super) micro_batches: usize,
-    /// The bits of its largest magnitude on its way: JSON has no infinity.
+    /// The bits of the largest magnitude so far. They are stored as an integer
+    /// because JSON has no infinity.
     pub(super) peak_bits: Option<u32>,
 }
 

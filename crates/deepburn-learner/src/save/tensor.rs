@@ -1,4 +1,5 @@
-//! One tensor of a module, to be saved: its name, its type in the file, and a handle on its values.
+//! A tensor to be saved: its path, its type in the file, and access to its
+//! values.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData, TensorPrimitive};
@@ -11,7 +12,7 @@ use half::{bf16, f16};
 use super::{HalfPrecision, SaveError};
 use crate::checkpoint::element::element_type;
 
-/// A tensor that has not been read yet.
+/// A tensor whose values have not been read yet.
 pub(super) struct SavedTensor<B: OptimizerOps> {
     /// Module path.
     pub(super) path: String,
@@ -21,20 +22,23 @@ pub(super) struct SavedTensor<B: OptimizerOps> {
     values: Values<B>,
 }
 
-/// How a tensor becomes bytes.
+/// The source of a tensor's bytes.
 enum Values<B: OptimizerOps> {
-    /// A float, sharded or not, in 16 bits.
+    /// A float parameter, sharded or replicated, saved in 16 bits.
     Half(ZeroTensor<B>, HalfPrecision),
-    /// What every rank holds whole, in its own type.
+    /// A tensor that every rank holds, saved in its own type.
     Exact(Box<dyn Fn() -> TensorData>),
 }
 
 impl<B: OptimizerOps> SavedTensor<B> {
-    /// All parameters and buffers of a module in the order of the file, which is the same on all
-    /// ranks: by alignment, as safetensors files are laid out, then by path.
+    /// Lists all parameters and buffers of a module in file order, which is the
+    /// same on all ranks: by alignment, as the safetensors format recommends,
+    /// then by path.
     ///
     /// # Errors
-    /// When a tensor has a type that such a file does not hold.
+    ///
+    /// Returns an error if a tensor has a type that safetensors does not
+    /// support.
     pub(super) fn of_module<M: Module<Training<B>>>(
         module: &M,
         buffers: &[Buffer],
@@ -57,16 +61,19 @@ impl<B: OptimizerOps> SavedTensor<B> {
         }
     }
 
-    /// The values as they stand in the file, gathered from all ranks where they are sharded.
+    /// Returns the bytes for the file, gathered from all ranks if the tensor is
+    /// sharded.
     ///
     /// # Errors
-    /// When one does not fit the type.
+    ///
+    /// Returns an error if a value exceeds the range of the type.
     pub(super) fn read(&self) -> Result<Vec<u8>, SaveError> {
         match &self.values {
             Values::Half(tensor, precision) => self.rounded(&floats(tensor), *precision),
             Values::Exact(read) => {
                 let data = read();
-                // Devices keep bools in words of several sizes.
+                // Devices store bools in words of different sizes; the file has
+                // one byte each.
                 Ok(match data.dtype {
                     DType::Bool(_) => data.iter::<bool>().map(u8::from).collect(),
                     _ => data.as_bytes().to_vec(),
@@ -75,6 +82,7 @@ impl<B: OptimizerOps> SavedTensor<B> {
         }
     }
 
+    /// Rounds f32 values to the nearest 16-bit value.
     fn rounded(&self, values: &TensorData, precision: HalfPrecision) -> Result<Vec<u8>, SaveError> {
         let values = values.iter::<f32>();
         if precision == HalfPrecision::Bf16 {
@@ -92,7 +100,7 @@ impl<B: OptimizerOps> SavedTensor<B> {
     }
 }
 
-/// All values of a float tensor, flat.
+/// Returns all values of a float tensor as flat data.
 fn floats<B: OptimizerOps>(tensor: &ZeroTensor<B>) -> TensorData {
     let count = burn_backend::TensorMetadata::shape(tensor).num_elements();
     let shape = burn_backend::Shape::from(vec![count]);
@@ -100,9 +108,9 @@ fn floats<B: OptimizerOps>(tensor: &ZeroTensor<B>) -> TensorData {
     Tensor::<Zero<B>, 1>::new(TensorPrimitive::Float(flat)).into_data()
 }
 
-/// Collects the tensors of a module.
+/// A module visitor that collects the tensors to save.
 struct Visitor<'a, B: OptimizerOps> {
-    /// Among the floats these keep their type.
+    /// The buffers, which keep their type even if they are floats.
     buffers: &'a [Buffer],
     path: Vec<String>,
     precision: HalfPrecision,

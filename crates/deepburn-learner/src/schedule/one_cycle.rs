@@ -1,20 +1,21 @@
-//! The one-cycle policy (Smith 2018): the learning rate rises and falls once while the momentum
-//! falls and rises, then both decay.
+//! The one-cycle policy (Smith 2018): the learning rate rises and falls once
+//! while the momentum falls and rises; then both decay.
 //!
-//! Two deliberate departures from DeepSpeed, both about momentum: the first step runs with the
-//! cycle's maximal momentum, where DeepSpeed leaves the minimal one in the optimizer; and the
-//! growth after the cycle stops at [`HIGHEST_GROWN_BETA1`], where DeepSpeed goes past 1 and Adam
-//! diverges.
+//! The momentum differs from DeepSpeed's in two points. The first step uses the
+//! cycle's maximal momentum, where DeepSpeed leaves the minimal one in the
+//! optimizer. The growth after the cycle stops at [`HIGHEST_GROWN_BETA1`]; in
+//! DeepSpeed it passes 1, and Adam diverges.
 
 use deepburn_config::OneCyclePlan;
 
-/// Adam's second beta while momentum is cycled.
+/// Adam's second beta while the momentum is cycled.
 pub(super) const BETA2: f64 = 0.99;
 
-/// Where momentum stops growing after the cycle, unless the cycle itself goes higher.
+/// The limit of the momentum after the cycle, unless the cycle's own maximum is
+/// higher.
 pub(super) const HIGHEST_GROWN_BETA1: f64 = 0.999;
 
-/// Learning rate of the step after position `i`.
+/// Returns the learning rate of the step after position `i`.
 pub(super) fn learning_rate(plan: &OneCyclePlan, i: i64) -> f64 {
     match phase(plan, i) {
         Phase::Cycle { height } => plan.min_lr + (plan.max_lr - plan.min_lr) * height,
@@ -22,7 +23,8 @@ pub(super) fn learning_rate(plan: &OneCyclePlan, i: i64) -> f64 {
     }
 }
 
-/// Momentum of the step after position `i`; `None` when the plan does not cycle it.
+/// Returns the momentum of the step after position `i`; `None` if the plan does
+/// not cycle it.
 pub(super) fn beta1(plan: &OneCyclePlan, i: i64) -> Option<f64> {
     let cycle = plan.momentum.as_ref()?;
     Some(match phase(plan, i) {
@@ -34,14 +36,16 @@ pub(super) fn beta1(plan: &OneCyclePlan, i: i64) -> Option<f64> {
     })
 }
 
-/// Where a step stands.
+/// The part of the schedule that a step belongs to.
 enum Phase {
     /// In the cycle, at a height from 0 (its ends) to 1 (its top).
     Cycle { height: f64 },
-    /// After the cycle, by this many decay intervals; 0 when there is no decay.
+    /// After the cycle. `intervals` counts decay intervals; it is 0 without
+    /// decay.
     Decay { intervals: f64 },
 }
 
+/// Returns the phase of the step after position `i`.
 fn phase(plan: &OneCyclePlan, i: i64) -> Phase {
     let step = usize::try_from(i.saturating_add(1)).unwrap_or(0);
     let (first, second) = (plan.first_step_size, plan.second_step_size);
@@ -61,8 +65,9 @@ fn phase(plan: &OneCyclePlan, i: i64) -> Phase {
     Phase::Cycle { height }
 }
 
-/// `step / size`, on the stair below when there are stairs. In whole numbers, so that the top is
-/// reached exactly whatever the sizes.
+/// Returns `step / size`, rounded down to a multiple of `1 / stairs` if there
+/// are stairs. Integer arithmetic makes sure that the top is exactly 1 for all
+/// sizes.
 fn stair(step: usize, size: usize, stairs: usize) -> f64 {
     match (size, stairs) {
         (0, _) => 0.0,

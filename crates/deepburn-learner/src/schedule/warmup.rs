@@ -1,8 +1,8 @@
-//! The rise that three schedules share, and where a decay after it stands.
+//! The warm-up that three schedules share, and the decay after it.
 
 use deepburn_config::WarmupShape;
 
-/// A warm-up of `steps` applied steps.
+/// A warm-up over `steps` applied steps.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Warmup {
     steps: usize,
@@ -10,14 +10,16 @@ pub(super) struct Warmup {
 }
 
 impl Warmup {
-    /// A warm-up takes 2 steps at least: `ln 1` would divide by zero.
+    /// Returns a warm-up of at least 2 steps. With 1 step, the logarithmic
+    /// shape would divide by `ln 1 = 0`.
     pub(super) fn new(steps: usize, shape: WarmupShape) -> Self {
         Self { steps: steps.max(2), shape }
     }
 
-    /// How far the rise is at position `i`, from 0 to 1; `None` once it is over.
+    /// Returns the progress of the warm-up at position `i`, from 0 to 1; `None`
+    /// after its end.
     ///
-    /// Position -1 (the first step) and 0 (the second) both give 0.
+    /// Positions -1 (the first step) and 0 (the second) both return 0.
     pub(super) fn progress(self, i: i64) -> Option<f64> {
         let (i, steps) = (i.max(0) as f64, self.steps as f64);
         (i < steps).then(|| match self.shape {
@@ -26,17 +28,20 @@ impl Warmup {
         })
     }
 
-    /// What is left of a linear decay from the end of the warm-up to `total` steps, 1 to 0.
+    /// Returns the factor of a linear decay from the end of the warm-up (1) to
+    /// step `total` (0).
     pub(super) fn remaining(self, i: i64, total: usize) -> f64 {
         ((total as f64 - i as f64) / self.decay_steps(total)).max(0.0)
     }
 
-    /// How far a decay to `total` steps is, 0 to 1; ahead of [`Self::remaining`] by one step, as
-    /// DeepSpeed's cosine counts.
+    /// Returns the progress of a decay to step `total`, from 0 to 1. It is one
+    /// step ahead of [`Self::remaining`], because DeepSpeed's cosine counts
+    /// from one.
     pub(super) fn decayed(self, i: i64, total: usize) -> f64 {
         ((i as f64 - self.steps as f64 + 1.0) / self.decay_steps(total)).clamp(0.0, 1.0)
     }
 
+    /// The number of decay steps, at least 1 so that it can be a divisor.
     fn decay_steps(self, total: usize) -> f64 {
         total.saturating_sub(self.steps).max(1) as f64
     }

@@ -157,7 +157,7 @@ fn what_does_not_fit_is_refused() {
     let checkpoint = DeepSpeedCheckpoint::open(&folder(2), None).unwrap();
     let config = trace(2)["ds"].clone();
     let cases = [
-        (Torch { prefix: "", transposed: false }, "up.weight is of shape [6, 3]"),
+        (Torch { prefix: "", transposed: false }, "up.weight has shape [6, 3]"),
         (Torch { prefix: "module.", transposed: true }, "no parameter module.up.weight"),
     ];
     for (model, part) in &cases {

@@ -63,7 +63,7 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     });
     let message = message.unwrap().swap_remove(0);
     assert!(
-        message.contains("up.weight is of shape [3, 5] and this model's of [3, 6]"),
+        message.contains("up.weight has shape [3, 5], but this model's has [3, 6]"),
         "{message}"
     );
 }

@@ -1,8 +1,8 @@
-//! What can go wrong between ranks.
+//! Errors of collectives.
 //!
-//! A [`CommError`] is the same value on every rank: the first failure ends the group, and all
-//! present and later calls return it. Every message names the ranks, what they were exchanging and
-//! what to do about it.
+//! The first failure ends the group. All present and later calls then return
+//! this failure, so every rank gets an equal [`CommError`]. Messages name the
+//! ranks, the exchange and the remedy.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,10 +12,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Operation, Signature, Tag};
 
-/// Why a collective could not be completed.
+/// The reason why a collective was not completed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum CommError {
-    /// Two ranks started different collectives at the same place of the common order.
+    /// Two ranks started different collectives at the same position of the
+    /// common order.
     #[error(
         "collective {sequence}: {left}, but {right}{}; all ranks must start the same collectives \
          in the same order: look for a branch that depends on the rank or on its data",
@@ -24,13 +25,13 @@ pub enum CommError {
     Mismatch {
         /// Number of the collective in the common order, from 0.
         sequence: u64,
-        /// The rank that was there first.
+        /// The rank that arrived first.
         left: Box<Side>,
-        /// The rank that disagrees.
+        /// The rank whose call differs.
         right: Box<Side>,
     },
 
-    /// Ranks did not arrive in time.
+    /// Some ranks did not arrive within the time-out.
     #[error(
         "rank {rank} waited {:.3} s in {call} for {}; find out what holds them up (a crash, a \
          dead-lock, a collective that they skip), or raise the time-out if they are only slow",
@@ -39,15 +40,15 @@ pub enum CommError {
     Timeout {
         /// The rank that waited.
         rank: usize,
-        /// What it waited in.
+        /// The collective in which it waited.
         call: Box<Call>,
-        /// For how long.
+        /// The time it waited.
         waited: Duration,
-        /// The ranks it waited for.
+        /// The missing ranks.
         absent: Vec<Absence>,
     },
 
-    /// A rank ended with an error or a panic.
+    /// A rank returned an error or panicked.
     #[error("rank {rank} failed and all ranks stop: {cause}")]
     PeerFailed {
         /// The rank that failed.
@@ -56,7 +57,7 @@ pub enum CommError {
         cause: String,
     },
 
-    /// A rank ended normally while others still needed it.
+    /// A rank returned successfully while others still needed it.
     #[error(
         "rank {waiting} waits in {call} for rank {rank}, which has ended; all ranks must run the \
          same number of collectives: compare the number of steps of both"
@@ -66,7 +67,7 @@ pub enum CommError {
         rank: usize,
         /// The rank that waits for it.
         waiting: usize,
-        /// What it waits in.
+        /// The collective in which it waits.
         call: Box<Call>,
     },
 
@@ -78,29 +79,30 @@ pub enum CommError {
     AfterLeave {
         /// The rank.
         rank: usize,
-        /// What it tried to start.
+        /// The collective that it tried to start.
         operation: Operation,
-        /// What it was to exchange.
+        /// The tag of the exchange.
         tag: Tag,
     },
 
-    /// A collective cannot be done with these arguments; nothing was exchanged.
+    /// The arguments of a collective are invalid. Nothing was exchanged.
     #[error("rank {rank} cannot start {operation} of {tag}: {reason}")]
     InvalidArgument {
         /// The rank that called.
         rank: usize,
-        /// What it called.
+        /// The collective.
         operation: Operation,
-        /// What it was to exchange.
+        /// The tag of the exchange.
         tag: Tag,
         /// The argument, its value, the rule and the remedy.
         reason: String,
     },
 
-    /// The process of a rank ended without a word: it was killed, or ran out of memory.
+    /// The process of a rank ended without a message: it was killed, or ran out
+    /// of memory.
     #[error(
-        "the process of rank {rank} on {host} has died{}; rank {reporter} noticed it {}; look for its \
-         last words in its output and in the system's log (out of memory, a signal, a crash)",
+        "the process of rank {rank} on {host} has died{}; rank {reporter} detected this {}; look for its \
+         last messages in its output and in the system's log (out of memory, a signal, a crash)",
         last.as_ref().map_or_else(String::new, |call| format!(", last seen in {call}")),
         call.as_ref().map_or_else(|| "before any collective".into(), |call| format!("at {call}"))
     )]
@@ -111,13 +113,13 @@ pub enum CommError {
         host: String,
         /// The last collective that it is known to have started.
         last: Option<Box<Call>>,
-        /// The rank that noticed.
+        /// The rank that detected it.
         reporter: usize,
-        /// The last collective of the rank that noticed.
+        /// The last collective of the rank that detected it.
         call: Option<Box<Call>>,
     },
 
-    /// The process of a rank ended while its ranks were running.
+    /// The process of a rank exited during a run.
     #[error(
         "the process of rank {rank} on {host} exits in the middle of a run{}; let the function that \
          ranks run return, and report failures as errors",
@@ -128,11 +130,11 @@ pub enum CommError {
         rank: usize,
         /// Its host.
         host: String,
-        /// The last collective that it has come to.
+        /// The last collective that it started.
         call: Option<Box<Call>>,
     },
 
-    /// The ranks of a launcher could not connect to each other.
+    /// The processes that the launcher started could not connect to each other.
     #[error(
         "rank {rank} waited {:.3} s to connect to {}; see that all processes of the launcher run the \
          same program and can reach each other",
@@ -143,11 +145,12 @@ pub enum CommError {
         rank: usize,
         /// For how long.
         waited: Duration,
-        /// The ranks that did not come.
+        /// The ranks that did not connect.
         absent: Vec<Absence>,
     },
 
-    /// The launcher ended the job while a rank waited: most often because another rank has died.
+    /// The launcher ended the job while a rank was waiting. The usual cause is
+    /// the death of another rank.
     #[error(
         "the launcher ended the job while rank {rank} waited{} for {}; look for the first failure in the \
          output of the launcher and of the ranks that did not come",
@@ -156,34 +159,34 @@ pub enum CommError {
     Terminated {
         /// The rank that waited.
         rank: usize,
-        /// What it waited in.
+        /// The collective in which it waited.
         call: Option<Box<Call>>,
-        /// The ranks it waited for.
+        /// The missing ranks.
         absent: Vec<Absence>,
     },
 
-    /// The engine between processes failed.
+    /// The MPI engine failed.
     #[error("rank {rank}: {reason}")]
     Transport {
-        /// The rank that found out.
+        /// The rank that detected it.
         rank: usize,
-        /// What failed, in the words of the engine.
+        /// The failed operation and its error.
         reason: String,
     },
 
-    /// A group of no ranks was asked for.
+    /// A group with 0 ranks was requested.
     #[error("the number of ranks is 0; a process group has at least one rank: pass 1 or more")]
     NoRanks,
 }
 
-/// One collective at its place in the common order.
+/// A collective at its position in the common order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Call {
-    /// Number of the collective, counted from 0 by every rank for itself.
+    /// The number of the collective. Every rank counts from 0.
     pub sequence: u64,
-    /// What was called.
+    /// The kind of collective.
     pub operation: Operation,
-    /// What is exchanged.
+    /// The tag of the exchange.
     pub tag: Tag,
 }
 
@@ -198,9 +201,9 @@ impl fmt::Display for Call {
 pub struct Absence {
     /// The rank.
     pub rank: usize,
-    /// Its host, where ranks are processes.
+    /// Its host; `None` for rank threads.
     pub host: Option<String>,
-    /// The last collective that it started, if any.
+    /// The last collective that it started; `None` if it started none.
     pub last: Option<Call>,
 }
 
@@ -217,7 +220,7 @@ impl fmt::Display for Absence {
     }
 }
 
-/// Absences, one after the other.
+/// Formats a list of missing ranks.
 struct Listed<'a>(&'a [Absence]);
 
 impl fmt::Display for Listed<'_> {
@@ -229,23 +232,24 @@ impl fmt::Display for Listed<'_> {
     }
 }
 
-/// What one rank called.
+/// The call of one rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Side {
     /// The rank.
     pub rank: usize,
-    /// What it called.
+    /// The kind of collective.
     pub operation: Operation,
-    /// What it wants to exchange.
+    /// The tag of the exchange.
     pub tag: Tag,
-    /// Rust type of its arrays; `()` for a barrier.
+    /// The Rust type of the arrays; `()` for a barrier.
     pub payload: Cow<'static, str>,
-    /// Its arrays; `None` where it passed none (a barrier, a rank that only receives).
+    /// The sizes and element types of the arrays; `None` if the rank passed
+    /// none (a barrier, or the receiver of a broadcast).
     pub signature: Option<Signature>,
 }
 
 impl Side {
-    /// Whether both can take part in one exchange.
+    /// Returns true if both calls can take part in the same exchange.
     pub fn agrees_with(&self, other: &Self) -> bool {
         let same_arrays = match (&self.signature, &other.signature) {
             (Some(mine), Some(theirs)) => mine == theirs,
@@ -257,9 +261,11 @@ impl Side {
             && same_arrays
     }
 
-    /// The first difference between the arrays of both sides and how many there are, if there is
-    /// one, as an insertion into a sentence. Buckets hold hundreds of arrays: showing them all would
-    /// hide it.
+    /// Describes the first difference between the arrays of both sides, as an
+    /// insertion into a sentence; empty if they are equal.
+    ///
+    /// Buckets hold hundreds of arrays, so a complete list would hide the
+    /// difference.
     fn difference(&self, other: &Self) -> String {
         if self.payload != other.payload {
             return format!(" (payloads {} and {})", self.payload, other.payload);
@@ -279,12 +285,13 @@ impl Side {
         format!(" (array {first}: {left} and {right}{of_all})")
     }
 
-    /// Number of arrays whose name or size is known.
+    /// Returns the number of arrays whose name or size is known.
     fn len(&self) -> usize {
         let sizes = self.signature.as_ref().map_or(0, |signature| signature.numels.len());
         sizes.max(self.tag.names().len())
     }
 
+    /// Returns name and size of array `index`; `None` if neither is known.
     fn array(&self, index: usize) -> Option<Array<'_>> {
         let name = self.tag.names().get(index).map(|name| &**name);
         let size = self.signature.as_ref().and_then(|signature| {
@@ -294,11 +301,11 @@ impl Side {
     }
 }
 
-/// What is known of one array.
+/// The known properties of an array.
 #[derive(PartialEq)]
 struct Array<'a> {
     name: Option<&'a str>,
-    /// Elements and their type.
+    /// The number of elements and the element type.
     size: Option<(usize, &'a str)>,
 }
 

@@ -1,13 +1,15 @@
-//! What every rank says to all: text, a serialised value.
+//! Exchange of byte strings of different lengths between all ranks.
 
 use crate::{CommError, Host, ProcessGroup, Tag};
 
-/// Gathers the bytes of every rank, in rank order. A rank may say nothing.
+/// Gathers the bytes of every rank, in rank order. A rank may pass none.
 ///
-/// Takes two collectives: the sizes, then the bytes, padded to the longest.
+/// Takes two collectives: one for the lengths, then one for the bytes, which
+/// are padded to the longest.
 ///
 /// # Errors
-/// When a collective fails.
+///
+/// Returns an error if a collective fails.
 pub fn gather_bytes(
     group: &(impl ProcessGroup<Host<u8>> + ?Sized),
     tag: Tag,
@@ -25,7 +27,7 @@ pub fn gather_bytes(
     Ok(said.collect())
 }
 
-/// The bytes of all ranks, of which each passes as many.
+/// Gathers byte strings of equal length into one array.
 fn gather_equal(
     group: &(impl ProcessGroup<Host<u8>> + ?Sized),
     tag: Tag,

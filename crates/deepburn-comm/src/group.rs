@@ -1,27 +1,36 @@
-//! The process group: the collectives that sharded training is made of.
+//! The process group: the collectives of sharded training.
 
 use crate::{CommError, Payload, ReduceOp, Tag};
 
 /// A fixed set of ranks that exchange data.
 ///
-/// Every collective takes a list of arrays, so that many small ones travel as one message, and
-/// returns at once with a handle: the data is there after [`Pending::wait`]. All ranks start the
-/// same collectives in the same order; the [`Tag`] says what is exchanged, the group adds a
-/// sequence number, and ranks that disagree all get an error that names both sides.
+/// Every collective takes a list of arrays, so many small arrays are exchanged
+/// in one message. It returns a handle immediately, and [`Pending::wait`]
+/// returns the result. All ranks must start the same collectives in the same
+/// order. The [`Tag`] names the exchange, the group adds a sequence number, and
+/// ranks whose calls differ all get an error that names both sides.
 ///
-/// Reductions add in rank order, so that a result depends on the number of ranks only.
+/// Reductions add in rank order, so a result depends only on the number of
+/// ranks.
+///
+/// # Errors
+///
+/// A collective returns an error at once if its arguments are invalid or the
+/// group has ended. Other failures are returned by [`Pending::wait`].
 pub trait ProcessGroup<T: Payload>: Send + Sync {
-    /// This rank, from 0.
+    /// Returns the rank, from 0.
     fn rank(&self) -> usize;
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     fn world_size(&self) -> usize;
 
-    /// Reduces each array over all ranks; every rank gets its own copy of the whole result, flat.
+    /// Reduces each array over all ranks. Every rank gets its own flat copy of
+    /// the complete result.
     fn all_reduce(&self, tag: Tag, arrays: Vec<T>, op: ReduceOp) -> Result<Pending<T>, CommError>;
 
-    /// Reduces each array over all ranks; rank r gets elements `[r * c, (r + 1) * c)` of the flat
-    /// result with `c = ceil(numel / world_size)`, zero-padded to `c` elements.
+    /// Reduces each array over all ranks. Rank r gets elements `[r * c, (r + 1)
+    /// * c)` of the flat result with `c = ceil(numel / world_size)`, padded
+    /// with zeros to `c` elements.
     fn reduce_scatter(
         &self,
         tag: Tag,
@@ -29,8 +38,9 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
         op: ReduceOp,
     ) -> Result<Pending<T>, CommError>;
 
-    /// Concatenates the chunks of all ranks in rank order, one flat result per chunk, cut to
-    /// `numels[i]` elements. Ranks that share a memory share one read-only result.
+    /// Concatenates the chunks of all ranks in rank order and cuts each result
+    /// to `numels[i]` elements. Ranks in the same memory share one read-only
+    /// result.
     fn all_gather(
         &self,
         tag: Tag,
@@ -38,35 +48,38 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
         numels: Vec<usize>,
     ) -> Result<Pending<T>, CommError>;
 
-    /// Hands the r-th part of each array to rank r, the part that it owns of a reduction: elements
-    /// `[r * c, (r + 1) * c)` with `c = ceil(numel / world_size)`, fewer at the end. Each rank gets its
-    /// parts of all ranks concatenated in rank order, one flat result per array. Nothing is padded.
+    /// Sends the r-th part of each array to rank r: elements `[r * c, (r + 1) *
+    /// c)` with `c = ceil(numel / world_size)`, fewer at the end.
+    ///
+    /// Each rank gets one flat result per array with its parts of all ranks,
+    /// concatenated in rank order and without padding.
     fn all_to_all(&self, tag: Tag, arrays: Vec<T>) -> Result<Pending<T>, CommError>;
 
-    /// Hands the arrays of `root` to every rank. Others pass arrays of the same shape, whose
-    /// memory says where the result is to live.
+    /// Sends the arrays of `root` to every rank. The other ranks pass arrays of
+    /// the same shape, which define the memory of the result.
     fn broadcast(&self, tag: Tag, arrays: Vec<T>, root: usize) -> Result<Pending<T>, CommError>;
 
-    /// Returns when every rank has called it.
+    /// Waits until every rank has called it.
     fn barrier(&self, tag: Tag) -> Result<(), CommError>;
 
-    /// Asks whether the group still works, without exchanging anything: for a rank that computes
-    /// for long between two collectives.
+    /// Checks that the group has not ended, without an exchange. A rank that
+    /// computes for a long time between two collectives calls this.
     ///
     /// # Errors
-    /// What ended the group.
+    ///
+    /// Returns the failure that ended the group.
     fn check(&self) -> Result<(), CommError>;
 
     /// Ends the group: every present and later call of any rank fails with `cause`.
     fn abort(&self, cause: CommError);
 }
 
-/// The result of a collective that may still be under way.
+/// The result of a collective that may still be in progress.
 ///
-/// The arrays handed in are kept alive by the group until every rank has taken its result.
-/// Dropping the handle gives up the result without holding up the other ranks.
+/// The group keeps the arrays alive until every rank has its result. Dropping
+/// the handle gives up the result without delaying other ranks.
 ///
-/// A handle that is forgotten is a compiler warning:
+/// Ignoring a handle is a compiler warning:
 ///
 /// ```compile_fail
 /// #![deny(unused_must_use)]
@@ -81,15 +94,17 @@ pub struct Pending<T: Payload> {
 }
 
 impl<T: Payload> Pending<T> {
-    /// A handle that `finish` completes.
+    /// Returns a handle whose result `finish` computes.
     pub fn new(finish: impl FnOnce() -> Result<Vec<T>, CommError> + Send + 'static) -> Self {
         Self { finish: Box::new(finish) }
     }
 
-    /// Blocks until the result is there.
+    /// Blocks until the result is available.
     ///
     /// # Errors
-    /// When a rank failed, disagreed or did not arrive in time; the error names it.
+    ///
+    /// Returns an error that names the rank that failed, started a different
+    /// collective, or did not arrive in time.
     pub fn wait(self) -> Result<Vec<T>, CommError> {
         (self.finish)()
     }

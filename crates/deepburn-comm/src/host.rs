@@ -1,8 +1,10 @@
-//! Arrays in host memory as the payload of collectives: norms, counts, metadata, and the whole
-//! model where it is trained on the host.
+//! Arrays in host memory as the payload of collectives. They carry norms,
+//! counts and metadata, and also the complete model when it is trained on the
+//! CPU.
 //!
-//! [`Host`] is a shared, read-only array; [`Element`] says what its elements can do. Refused:
-//! the mean of integers, and sums of bytes, which would overflow at once.
+//! [`Host`] is a shared, read-only array. [`Element`] defines the arithmetic of
+//! its elements. Means of integers and sums of bytes are not supported, because
+//! they would lose information or overflow.
 
 use std::fmt::Debug;
 use std::ops::{Deref, Range};
@@ -13,17 +15,20 @@ use bytes::Bytes;
 
 use crate::{Encoded, Form, Payload, Received, ReduceOp, SharedPayload};
 
-/// An array in host memory. Cloning it shares it.
+/// An array in host memory. Clones share the elements.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Host<E> {
-    // A vector, not a slice: made and taken apart without copying the elements.
+    // A vector rather than a boxed slice, because it can be created and taken
+    // apart without a copy.
     elements: Arc<Vec<E>>,
-    /// The elements of the vector that belong to this array: all of them, except in a part.
+    /// The range of the vector that belongs to this array; the whole vector
+    /// unless this is a part.
     range: Range<usize>,
 }
 
 impl<E: Clone> Host<E> {
-    /// The elements; copied only if the array is shared or a part of another.
+    /// Returns the elements as a vector. Copies them only if they are shared or
+    /// part of a larger array.
     pub fn into_vec(self) -> Vec<E> {
         if self.range != (0..self.elements.len()) {
             return self.to_vec();
@@ -38,7 +43,7 @@ impl<E> From<Vec<E>> for Host<E> {
     }
 }
 
-/// The bytes of a shared array.
+/// The bytes of a shared array, which keep it alive.
 struct ArrayBytes<E>(Host<E>);
 
 impl<E: Element> AsRef<[u8]> for ArrayBytes<E> {
@@ -57,19 +62,19 @@ impl<E> Deref for Host<E> {
 
 /// An element type of [`Host`] arrays.
 pub trait Element: Pod + Debug + Default + PartialEq + Send + Sync {
-    /// Name of the type.
+    /// The name of the type, as messages and signatures show it.
     const DTYPE: &'static str;
 
-    /// The reductions that make sense for the type.
+    /// The reductions that the type supports.
     const REDUCTIONS: &'static [ReduceOp];
 
-    /// Sum; integers stop at their largest value.
+    /// Returns the sum. Integers saturate.
     fn plus(self, other: Self) -> Self;
 
-    /// The mean of `count` values whose sum is `self`.
+    /// Returns the mean of `count` values whose sum is `self`.
     fn divided_by(self, count: usize) -> Self;
 
-    /// The larger value, NaN if either is.
+    /// Returns the larger value, or NaN if either is NaN.
     fn larger(self, other: Self) -> Self;
 }
 
@@ -89,7 +94,8 @@ macro_rules! float_elements {
             }
 
             fn larger(self, other: Self) -> Self {
-                // `max` prefers the number; here the NaN must win, whichever side it is on.
+                // `f32::max` would ignore a NaN; here NaN has to win on either
+                // side.
                 if self.is_nan() || self > other { self } else { other }
             }
         }
@@ -216,7 +222,7 @@ impl<E: Element> SharedPayload for Host<E> {
     }
 }
 
-/// Folds `input` into `result`, element by element.
+/// Combines `input` with `result`, element by element.
 fn fold<E: Element>(result: &mut [E], input: &[E], join: impl Fn(E, E) -> E) {
     for (sum, value) in result.iter_mut().zip(input) {
         *sum = join(*sum, *value);

@@ -1,11 +1,13 @@
-//! The process group whose ranks are threads of one process.
+//! The process group for rank threads of one process.
 //!
-//! [`Member`] is one rank's handle. Starting a collective leaves the arrays at a
-//! [`Rendezvous`] and returns; the exchange itself is done by the ranks that wait for it, in
-//! place, on their own threads (`exchange`). There is no thread in the background. The states of
-//! an exchange and its races are described in `in_process/README.md`.
+//! [`Member`] is one rank's handle. To start a collective, a rank deposits its
+//! arrays at a [`Rendezvous`] and returns. The ranks that wait for the result
+//! compute it on their own threads (`exchange`); there is no background thread.
+//! The states of an exchange and its races are described in
+//! `in_process/README.md`.
 //!
-//! Refused: collectives that differ between ranks, arguments that do not fit, use after leaving.
+//! Collectives that differ between ranks, invalid arguments and use after
+//! leaving the group are errors.
 
 mod exchange;
 mod rendezvous;
@@ -22,18 +24,19 @@ use crate::{
 };
 use rendezvous::{Rendezvous, Ticket};
 
-/// One rank's handle on a process group of threads.
+/// One rank's handle to a process group of threads.
 ///
-/// It carries every [`SharedPayload`], in one common order: device tensors, host numbers and bytes may
-/// follow each other, and the group notices a rank that mixes them differently. Clones are the
-/// same rank. When the last clone is dropped the rank has left, and others that still wait for it
-/// are told so.
+/// It exchanges every [`SharedPayload`] in one common order: collectives of
+/// device tensors, host numbers and bytes may follow each other, and the group
+/// detects ranks that order them differently. Clones are the same rank. When
+/// the last clone is dropped, the rank leaves the group, and ranks that wait
+/// for it get an error.
 #[derive(Debug, Clone)]
 pub struct Member {
     seat: Arc<Seat>,
 }
 
-/// What the clones of a member share; leaves the group when the last is gone.
+/// The state that the clones of a member share. Dropping it leaves the group.
 #[derive(Debug)]
 struct Seat {
     rank: usize,
@@ -47,11 +50,14 @@ impl Drop for Seat {
 }
 
 impl Member {
-    /// The members of a new group, by rank. A rank that waits longer than `timeout` for others
-    /// ends the group; `Duration::MAX` waits forever.
+    /// Creates a group and returns its members by rank.
+    ///
+    /// A rank that waits longer than `timeout` for the others ends the group.
+    /// `Duration::MAX` waits forever.
     ///
     /// # Errors
-    /// When `world_size` is 0.
+    ///
+    /// Returns an error if `world_size` is 0.
     pub fn group(world_size: usize, timeout: Duration) -> Result<Vec<Self>, CommError> {
         if world_size == 0 {
             return Err(CommError::NoRanks);
@@ -61,42 +67,46 @@ impl Member {
         Ok((0..world_size).map(|rank| Self { seat: Arc::new(seat(rank)) }).collect())
     }
 
-    /// This rank, from 0.
+    /// Returns the rank, from 0.
     pub fn rank(&self) -> usize {
         self.seat.rank
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
         self.seat.rendezvous.world_size()
     }
 
-    /// Returns when every rank has called it, whatever payload it otherwise exchanges.
+    /// Waits until every rank has called it. Ranks may otherwise exchange
+    /// different payloads.
     ///
     /// # Errors
-    /// When a rank failed, disagreed or did not arrive in time.
+    ///
+    /// Returns an error if a rank failed, started another collective or did not
+    /// arrive in time.
     pub fn barrier(&self, tag: Tag) -> Result<(), CommError> {
         let ticket = self.start(Side::barrier(self.rank(), tag), Vec::<()>::new())?;
         trace_span!("barrier", tag = %ticket.tag()).in_scope(|| exchange::barrier(&ticket))
     }
 
-    /// Ends the group: every present and later call of any rank fails with the cause of the first
-    /// call of `abort`.
+    /// Ends the group: every present and later call of any rank fails with the
+    /// cause of the first `abort`.
     pub fn abort(&self, cause: CommError) {
         self.seat.rendezvous.abort(self.rank(), cause);
     }
 
-    /// Declares that this rank starts no more collectives, as [`RankHandle::leave`] says.
+    /// Declares that this rank starts no more collectives; see
+    /// [`RankHandle::leave`].
     pub fn leave(&self) {
         self.seat.rendezvous.leave(self.rank());
     }
 
-    /// The collectives that this rank has started so far.
+    /// Returns the counts of the collectives that this rank has started.
     pub fn statistics(&self) -> Statistics {
         self.seat.rendezvous.statistics(self.rank())
     }
 
-    /// Takes the next place in the common order and leaves `arrays` there.
+    /// Takes the next position in the common order and deposits `arrays` there.
     fn start<T: Send + Sync + 'static>(
         &self,
         side: Side,

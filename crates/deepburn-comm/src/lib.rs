@@ -1,14 +1,17 @@
 //! Collectives between the ranks of a sharded training job.
 //!
-//! [`ProcessGroup`] is what a rank sees: reductions, gathers, broadcasts and barriers that start
-//! at once and are finished through a [`Pending`] handle. A [`Payload`] is what travels: host
-//! arrays ([`Host`]) here, device tensors where they are defined, so that this crate knows no
-//! tensor library. [`Member`] is the engine for rank threads of one process, and [`run_ranks`]
-//! runs a function on every rank and reports the failure that came first. [`Placement`] says which rank
-//! a process is that mpirun, mpiexec or srun started.
+//! [`ProcessGroup`] is the interface of a rank: reductions, gathers, broadcasts
+//! and barriers that start immediately and are completed through a [`Pending`]
+//! handle. A [`Payload`] is an array that ranks exchange. Host arrays
+//! ([`Host`]) are defined here and device tensors elsewhere, so this crate does
+//! not depend on a tensor library.
 //!
-//! The crate refuses to guess: ranks that start different collectives, a rank that ends early and
-//! a rank that never arrives are a [`CommError`] on every rank, never a hang.
+//! [`Member`] is the engine for rank threads of one process. [`run_ranks`] runs
+//! a function on every rank and returns the first failure. [`Placement`]
+//! detects the rank of a process that mpirun, mpiexec or srun started.
+//!
+//! Ranks that start different collectives, end early or never arrive cause a
+//! [`CommError`] on every rank, never a hang.
 //!
 //! ```
 //! use std::time::Duration;

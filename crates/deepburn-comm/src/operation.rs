@@ -9,20 +9,20 @@ use crate::ReduceOp;
 /// A kind of collective with the parameters on which all ranks must agree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Operation {
-    /// Reduction whose whole result goes to every rank.
+    /// A reduction whose complete result every rank receives.
     AllReduce(ReduceOp),
-    /// Reduction of which each rank gets its chunk.
+    /// A reduction of which each rank receives its chunk.
     ReduceScatter(ReduceOp),
-    /// Concatenation of the chunks of all ranks.
+    /// The concatenation of the chunks of all ranks.
     AllGather,
-    /// Every rank gets its part of what each rank has.
+    /// An exchange in which each rank receives its part of every rank's array.
     AllToAll,
-    /// Copy from one rank to all.
+    /// A copy from one rank to all.
     Broadcast {
-        /// The rank that is copied from.
+        /// The rank whose arrays are copied.
         root: usize,
     },
-    /// Nothing but waiting for each other.
+    /// A synchronisation without data.
     Barrier,
 }
 

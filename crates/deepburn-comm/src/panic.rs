@@ -1,9 +1,10 @@
-//! What is known of a panic on a rank thread.
+//! Records panics of rank threads.
 //!
-//! The place of a panic is known only to the panic hook, which runs before the stack unwinds. So
-//! one hook is put in front of the process's own: on rank threads it records place and time and
-//! prints nothing, because [`run_ranks`](crate::run_ranks) reports the failure that came first
-//! and the others only follow from it; on all other threads it hands on.
+//! Only the panic hook, which runs before the stack unwinds, knows the location
+//! of a panic. A hook is therefore installed in front of the process's own. On
+//! rank threads it records location and time and prints nothing, because
+//! [`run_ranks`](crate::run_ranks) reports the first failure and the others are
+//! its consequences. On other threads it calls the previous hook.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -13,22 +14,22 @@ use std::time::Instant;
 
 use crate::CommError;
 
-/// Where and when a rank panicked.
+/// The location and time of a rank's panic.
 #[derive(Debug, Clone)]
 pub(crate) struct PanicRecord {
     pub(crate) location: Option<String>,
-    /// Taken before unwinding, so it also orders a panic before those it causes elsewhere through
-    /// a poisoned lock.
+    /// The time before unwinding. It also orders a panic before those that it
+    /// causes on other threads through a poisoned lock.
     pub(crate) at: Instant,
 }
 
-/// What the hook does on a thread.
+/// The hook's state on a thread.
 enum Watch {
-    /// Hand on: not a rank thread.
+    /// Not a rank thread: call the previous hook.
     Off,
-    /// Record: no panic so far.
+    /// A rank thread without a panic so far.
     Armed,
-    /// The last panic.
+    /// The last panic of a rank thread.
     Recorded(PanicRecord),
 }
 
@@ -36,7 +37,7 @@ thread_local! {
     static WATCH: RefCell<Watch> = const { RefCell::new(Watch::Off) };
 }
 
-/// Makes the current thread a rank thread for the hook.
+/// Marks the current thread as a rank thread and installs the hook once.
 pub(crate) fn watch_this_thread() {
     static INSTALL: Once = Once::new();
     INSTALL.call_once(|| {
@@ -50,8 +51,8 @@ pub(crate) fn watch_this_thread() {
     WATCH.set(Watch::Armed);
 }
 
-/// The panic that was caught on this thread. It has no location if it was carried over from a
-/// thread that is not a rank's.
+/// Returns the record of the panic that was caught on this thread. It has no
+/// location if the panic came from another thread and was resumed here.
 pub(crate) fn take_record() -> PanicRecord {
     WATCH.with_borrow_mut(|watch| match watch {
         Watch::Recorded(record) => {
@@ -63,7 +64,8 @@ pub(crate) fn take_record() -> PanicRecord {
     })
 }
 
-/// Records a panic on a rank thread; `false` if it is to be printed.
+/// Records a panic on a rank thread. Returns `false` if the previous hook
+/// should print it.
 fn record(info: &PanicHookInfo<'_>) -> bool {
     WATCH.with_borrow_mut(|watch| {
         let first = match watch {
@@ -73,13 +75,13 @@ fn record(info: &PanicHookInfo<'_>) -> bool {
         };
         let location = info.location().map(ToString::to_string);
         *watch = Watch::Recorded(PanicRecord { location, at: Instant::now() });
-        // A second panic may be one during unwinding, which ends the process: then nobody is left
-        // to report it.
+        // A second panic may occur during unwinding, which aborts the process.
+        // It is printed, because no code would be left to report it.
         first || info.payload().is::<CommError>()
     })
 }
 
-/// The message of a caught panic.
+/// Returns the message of a caught panic.
 pub fn message(payload: &(dyn Any + Send)) -> String {
     if let Some(message) = payload.downcast_ref::<&str>() {
         (*message).to_owned()

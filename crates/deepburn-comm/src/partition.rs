@@ -1,16 +1,16 @@
-//! How one array is cut into shards.
+//! The partition of one array into shards.
 //!
-//! Every array is flattened and cut into `world_size` shards of `ceil(numel / world_size)`
-//! elements. The last shards are padded with zeros, so all shards have one length and every
-//! collective is uniform. A rank may own nothing but padding.
+//! Every array is flattened and divided into `world_size` shards of `ceil(numel
+//! / world_size)` elements. The last shards are padded with zeros, so all
+//! shards have the same length. A rank may own only padding.
 //!
-//! This is the only place that knows the cut: collectives, ZeRO stages, memory estimates and
-//! checkpoint files all use it. Stages differ in which model states are sharded, never in where the
-//! cuts are.
+//! This is the only definition of the partition. Collectives, ZeRO stages,
+//! memory estimates and checkpoint files all use it. Stages differ in which
+//! model states are sharded, never in the boundaries of the shards.
 
 use std::ops::Range;
 
-/// The cut of one array of `numel` elements over `world_size` ranks.
+/// The partition of an array of `numel` elements over `world_size` ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Partition {
     numel: usize,
@@ -18,30 +18,35 @@ pub struct Partition {
 }
 
 impl Partition {
-    /// Cuts `numel` elements into `world_size >= 1` shards.
+    /// Divides `numel` elements into `world_size` shards.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `world_size` is 0.
     pub fn new(numel: usize, world_size: usize) -> Self {
         assert!(world_size > 0, "a group has at least one rank");
         Self { numel, world_size }
     }
 
-    /// Elements of the array, padding excluded.
+    /// Returns the number of elements of the array, without padding.
     pub fn numel(&self) -> usize {
         self.numel
     }
 
-    /// Elements of every shard, padding included.
+    /// Returns the number of elements of every shard, including padding.
     pub fn shard_len(&self) -> usize {
         self.numel.div_ceil(self.world_size)
     }
 
-    /// The flat elements that `rank` owns; empty for a rank that holds only padding.
+    /// Returns the flat range of elements that `rank` owns; empty for a rank
+    /// that holds only padding.
     pub fn owned(&self, rank: usize) -> Range<usize> {
-        // Sizes may come from a file, so nothing may overflow.
+        // Sizes may come from a file, so the arithmetic saturates.
         let start = rank.saturating_mul(self.shard_len()).min(self.numel);
         start..start.saturating_add(self.shard_len()).min(self.numel)
     }
 
-    /// Zeros at the end of the shard of `rank`.
+    /// Returns the number of padding zeros at the end of the shard of `rank`.
     pub fn padding(&self, rank: usize) -> usize {
         self.shard_len() - self.owned(rank).len()
     }

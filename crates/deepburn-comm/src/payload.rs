@@ -1,4 +1,4 @@
-//! What travels between ranks.
+//! Arrays that ranks exchange.
 
 use std::borrow::Cow;
 use std::fmt::{self, Debug};
@@ -7,14 +7,15 @@ use std::ops::Range;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// How the contributions of all ranks become one.
+/// The arithmetic of a reduction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ReduceOp {
     /// Sum in rank order.
     Sum,
     /// Sum in rank order, divided by the world size.
     Mean,
-    /// Element-wise maximum; a NaN of any rank wins, so that an overflow flag cannot get lost.
+    /// Element-wise maximum. NaN wins, so an overflow on any rank is never
+    /// lost.
     Max,
 }
 
@@ -28,17 +29,18 @@ impl fmt::Display for ReduceOp {
     }
 }
 
-/// What two ranks must agree on before they exchange data.
+/// The sizes and element types on which ranks must agree before an exchange.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Signature {
-    /// Elements of each array: of the input of a reduction, of the result of a gather.
+    /// The number of elements of each array: of the input for a reduction, of
+    /// the result for a gather.
     pub numels: Vec<usize>,
-    /// Element type of each array, as the sender names it.
+    /// The element type of each array, as the payload names it.
     pub dtypes: Vec<Cow<'static, str>>,
 }
 
 impl Signature {
-    /// The signature of whole arrays.
+    /// Returns the signature of complete arrays.
     pub fn of<T: Payload>(arrays: &[T]) -> Self {
         Self {
             numels: arrays.iter().map(Payload::numel).collect(),
@@ -46,35 +48,35 @@ impl Signature {
         }
     }
 
-    /// Elements of all arrays together.
+    /// Returns the number of elements of all arrays together.
     pub fn total(&self) -> usize {
         self.numels.iter().sum()
     }
 }
 
-/// How the bytes of an array are to be read.
+/// The encoding of an array's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Form {
-    /// All elements in their flat order, in native byte order.
+    /// All elements in flat order and native byte order.
     Dense,
     /// The rows of a sparse gradient, in a layout that the payload defines.
     Rows,
 }
 
-/// An array as bytes that can leave the process.
+/// An array as bytes that can be sent to another process.
 #[derive(Debug, Clone)]
 pub struct Encoded {
-    /// How to read the bytes.
+    /// The encoding of the bytes.
     pub form: Form,
-    /// The bytes; where the memory allows, those of the array itself.
+    /// The bytes, without a copy if the memory allows it.
     pub bytes: Bytes,
 }
 
-/// Bytes from another process, in memory that is aligned for the elements they are of, so that an array
-/// can be made of them without a copy.
+/// Bytes from another process, in memory that is aligned for their element
+/// type, so that they can become an array without a copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Received {
-    /// Elements of one byte, and everything in [`Form::Rows`].
+    /// Elements of one byte, and every array in [`Form::Rows`].
     One(Vec<u8>),
     /// Elements of two bytes.
     Two(Vec<u16>),
@@ -85,7 +87,7 @@ pub enum Received {
 }
 
 impl Received {
-    /// The bytes.
+    /// Returns the bytes.
     pub fn bytes(&self) -> &[u8] {
         match self {
             Self::One(elements) => elements,
@@ -96,57 +98,62 @@ impl Received {
     }
 }
 
-/// One array of elements that a process group can reduce, scatter and gather.
+/// An array that a process group can reduce, scatter and gather.
 ///
-/// This is what every engine needs. An engine between processes sends [`parts`](Self::part) of an
-/// array as bytes and reduces what it decodes; ranks of one process read each other's parts in
-/// place, which takes a [`SharedPayload`]. Both reduce with the same function, so both get the same
-/// bits.
+/// All engines need this trait. The MPI engine sends [`parts`](Self::part) of
+/// an array as bytes and reduces what it decodes. Ranks of one process read
+/// each other's parts in place, which requires a [`SharedPayload`]. Both use
+/// the same `reduce`, so both return the same bits.
 ///
-/// `Clone` must be cheap (a handle). Implemented for host arrays here and for device tensors where
-/// they live.
+/// `Clone` must be cheap, such as a handle.
 pub trait Payload: Clone + Debug + Send + Sync + 'static {
-    /// Number of elements.
+    /// Returns the number of elements.
     fn numel(&self) -> usize;
 
-    /// Name of the element type.
+    /// Returns the name of the element type.
     fn dtype(&self) -> &'static str;
 
-    /// Bytes of one element.
+    /// Returns the size of an element in bytes.
     fn element_size(&self) -> usize;
 
-    /// Whether arrays of this element type can be reduced with `op`; a group refuses to start a
-    /// reduction that cannot be done.
+    /// Returns true if arrays of this element type can be reduced with `op`.
+    /// Unsupported reductions fail before anything is exchanged.
     fn supports(&self, _op: ReduceOp) -> bool {
         true
     }
 
-    /// Elements `range` of the flat order: a view, which may keep the whole array alive.
+    /// Returns the elements `range` of the flat order as a view, which may keep
+    /// the whole array alive.
     fn part(&self, range: Range<usize>) -> Self;
 
-    /// The array as bytes. A sparse array is encoded by its rows, so it costs what they take.
+    /// Encodes the array as bytes. A sparse array is encoded as its rows.
     fn encode(&self) -> Encoded;
 
-    /// Reads `numel` elements that another process [encoded](Self::encode), flat, into the memory
-    /// where `self` lives and in its element type. Nothing else of `self` matters.
+    /// Decodes `numel` elements that another process [encoded](Self::encode),
+    /// as a flat array in the memory and element type of `self`. The values of
+    /// `self` are not used.
     ///
     /// # Errors
-    /// When the bytes are not those of such an array.
+    ///
+    /// Returns an error if the bytes do not encode such an array.
     fn decode(&self, form: Form, received: Received, numel: usize) -> Result<Self, String>;
 
-    /// Reduces parts of equal size, part 0 first, into a fresh array of `padded_len >= numel`
-    /// elements in the memory of `parts[home]`, the rest zero. The order of additions is that of
-    /// `parts`. Parts that nobody else holds may be written over.
+    /// Reduces parts of equal size in order into a new array of `padded_len >=
+    /// numel` elements, in the memory of `parts[home]`; the rest is zero.
+    ///
+    /// Parts are added in the order of the list. The memory of a part may be
+    /// reused if nothing else refers to it.
     fn reduce(parts: Vec<Self>, padded_len: usize, op: ReduceOp, home: usize) -> Self;
 }
 
 /// A payload that ranks of one process read in place.
 pub trait SharedPayload: Payload {
-    /// Whether `other` lives in the same memory, so that both ranks can share one result.
+    /// Returns true if `other` is in the same memory, so that both ranks can
+    /// share a result.
     fn shares_home(&self, other: &Self) -> bool;
 
-    /// Concatenates flat chunks in order and keeps the first `numel` elements, in the memory of
-    /// `chunks[home]`.
+    /// Concatenates flat chunks in order and keeps the first `numel` elements,
+    /// in the memory of `chunks[home]`.
     fn concat(chunks: &[Self], numel: usize, home: usize) -> Self;
 
     /// The same as [`concat`](Self::concat) for the shards of an array. The result may be a view of memory that the

@@ -1,10 +1,12 @@
-//! Which rank of how many this process is, as told by the program that started it.
+//! Detects which rank this process is, from the environment variables of its
+//! launcher.
 //!
-//! [`Placement::detect`] reads the environment variables that mpirun of Open MPI, mpiexec of MPICH and
-//! Intel MPI, and srun of Slurm set for each process. `None` means that no launcher started this process:
-//! it runs all ranks itself, as threads. Nothing is guessed: incomplete or malformed variables, and two
-//! launchers that tell different things, are a [`PlacementError`]. `DEEPBURN_LAUNCHER=none|mpi|slurm`
-//! overrides the detection.
+//! [`Placement::detect`] reads the variables that mpirun (Open MPI), mpiexec
+//! (MPICH, Intel MPI) and srun (Slurm) set for each process. `None` means that
+//! no launcher started this process; it then runs all ranks as threads.
+//! Incomplete, malformed or contradictory variables are a [`PlacementError`],
+//! never a guess: a process with the wrong rank would train on the wrong data.
+//! `DEEPBURN_LAUNCHER=none|mpi|slurm` overrides the detection.
 
 mod error;
 mod variables;
@@ -14,16 +16,18 @@ use std::fmt;
 pub use error::PlacementError;
 use variables::{Number, Variables, World};
 
-/// The variable that overrides the detection.
+/// The environment variable that overrides the detection.
 const OVERRIDE: &str = "DEEPBURN_LAUNCHER";
 
-/// Says that srun started this process, and in which step of the job.
+/// Set by srun to the number of the job step.
 const STEP_ID: &str = "SLURM_STEP_ID";
 
-/// Slurm numbers the steps of srun upwards from 0 and takes the last numbers for steps of its own:
-/// 4294967290 for the shell of `salloc`, 4294967291 for the script of `sbatch`, 4294967292 for `extern`.
+/// The first reserved job step. Slurm numbers the steps of srun upwards from 0
+/// and reserves the highest numbers: 4294967290 for the shell of `salloc`,
+/// 4294967291 for the script of `sbatch`, 4294967292 for `extern`.
 const FIRST_RESERVED_STEP: u32 = 0xffff_fff0;
 
+/// The variables of Open MPI's mpirun.
 const OPEN_MPI: Names = Names {
     rank: "OMPI_COMM_WORLD_RANK",
     world_size: "OMPI_COMM_WORLD_SIZE",
@@ -31,7 +35,7 @@ const OPEN_MPI: Names = Names {
     local_size: "OMPI_COMM_WORLD_LOCAL_SIZE",
 };
 
-/// Of hydra, the process manager of MPICH and Intel MPI.
+/// The variables of hydra, the process manager of MPICH and Intel MPI.
 const MPICH: Names = Names {
     rank: "PMI_RANK",
     world_size: "PMI_SIZE",
@@ -39,16 +43,16 @@ const MPICH: Names = Names {
     local_size: "MPI_LOCALNRANKS",
 };
 
-/// The remedy where a launcher and numbers of another disagree.
+/// The remedy if the variables of two launchers contradict each other.
 const CHOOSE_ONE: &str = "unset the variables of the one that did not start this process, or set \
                           DEEPBURN_LAUNCHER to mpi or slurm to name the one that did";
 
-/// A program that starts one process a rank.
+/// A program that starts one process per rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {
     /// `mpirun` of Open MPI.
     OpenMpi,
-    /// `mpiexec` of MPICH, Intel MPI and others that use hydra.
+    /// `mpiexec` of MPICH, Intel MPI and other implementations that use hydra.
     Mpich,
     /// `srun` of Slurm.
     Slurm,
@@ -64,43 +68,50 @@ impl fmt::Display for Launcher {
     }
 }
 
-/// The place of this process among the processes that a launcher started.
+/// The position of this process among the processes of its launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// What started this process.
+    /// The launcher that started this process.
     pub launcher: Launcher,
     /// The rank of this process, below `world_size`.
     pub rank: usize,
-    /// Number of processes on all hosts.
+    /// The number of processes on all hosts.
     pub world_size: usize,
-    /// The rank of this process among those of its host, below `local_size`.
+    /// The rank of this process among the processes of its host, below
+    /// `local_size`.
     pub local_rank: usize,
-    /// Number of processes on this host.
+    /// The number of processes on this host.
     pub local_size: usize,
 }
 
 impl Placement {
-    /// Reads the placement from the environment of this process; `None` without a launcher.
+    /// Reads the placement from the environment of this process; `None` without
+    /// a launcher.
     ///
     /// # Errors
     ///
-    /// As [`Self::from_variables`].
+    /// Returns the same errors as [`Self::from_variables`].
     pub fn detect() -> Result<Option<Self>, PlacementError> {
-        // A value that is no Unicode is kept as something that no check accepts, not taken for unset.
+        // A value that is not Unicode is converted to one that fails the
+        // checks, rather than treated as unset.
         Self::from_variables(|name| {
             std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
         })
     }
 
-    /// Reads the placement from the variables that `get` returns; `None` without a launcher. An empty
-    /// value counts as unset.
+    /// Reads the placement from the variables that `get` returns; `None`
+    /// without a launcher. An empty value counts as unset.
     ///
     /// # Errors
     ///
-    /// When the variables of a launcher are incomplete, malformed or out of range; when launchers
-    /// disagree on the rank or the number of ranks; when torchrun or an operator of PyTorch jobs started
-    /// this process as one of several; and when `DEEPBURN_LAUNCHER` names no launcher, or one whose
-    /// variables are not set.
+    /// Returns an error if
+    ///
+    /// - the variables of a launcher are incomplete, malformed or out of range,
+    /// - two launchers disagree on the rank or the number of ranks,
+    /// - torchrun or a PyTorch job operator started this process as one of
+    ///   several,
+    /// - `DEEPBURN_LAUNCHER` has an unknown value, or names a launcher whose
+    ///   variables are not set.
     pub fn from_variables(
         get: impl Fn(&str) -> Option<String>,
     ) -> Result<Option<Self>, PlacementError> {
@@ -121,7 +132,7 @@ impl Placement {
     }
 }
 
-/// The names of the four variables of a launcher.
+/// The names of a launcher's four variables.
 struct Names {
     rank: &'static str,
     world_size: &'static str,
@@ -129,7 +140,7 @@ struct Names {
     local_size: &'static str,
 }
 
-/// What one launcher tells, with the variables that it came from.
+/// The numbers of one launcher with the names of their variables.
 struct Start {
     launcher: Launcher,
     world: World,
@@ -137,7 +148,7 @@ struct Start {
 }
 
 impl Start {
-    /// `None` if the launcher set none of its variables.
+    /// Reads the variables; `None` if the launcher set none of them.
     fn read(
         launcher: Launcher,
         names: &Names,
@@ -164,8 +175,11 @@ impl Start {
     }
 }
 
-/// Finds the innermost launcher. mpirun comes before srun: in a Slurm job mpirun starts its daemons with
-/// srun, and the ranks inherit the daemons' variables of Slurm, which number hosts and not ranks.
+/// Finds the innermost launcher.
+///
+/// mpirun is checked before srun. In a Slurm job mpirun starts its daemons with
+/// srun, and the ranks inherit the daemons' Slurm variables, which number hosts
+/// instead of ranks.
 fn detected(variables: &Variables<'_>) -> Result<Option<Placement>, PlacementError> {
     let torch = variables.pair("RANK", "WORLD_SIZE")?;
     let start = match mpirun(variables)? {
@@ -174,14 +188,16 @@ fn detected(variables: &Variables<'_>) -> Result<Option<Placement>, PlacementErr
     };
     match (start, torch) {
         (Some(start), torch) => {
-            // Scripts often export RANK and WORLD_SIZE from the launcher's own variables. Other values
-            // mean a second launcher in between.
+            // Scripts often export RANK and WORLD_SIZE from the launcher's own
+            // variables. Different values mean that there is a second launcher
+            // in between.
             if let Some(torch) = torch {
                 start.world.agree(&torch, CHOOSE_ONE)?;
             }
             Ok(Some(start.placement()))
         }
-        // One process of several would train alone, and all of them would write to the same folder.
+        // Without this check each of the processes would train alone and write
+        // to the same folder.
         (None, Some(torch)) if torch.size.value > 1 => {
             Err(PlacementError::Torch { rank: torch.rank.value, world_size: torch.size.value })
         }
@@ -189,7 +205,7 @@ fn detected(variables: &Variables<'_>) -> Result<Option<Placement>, PlacementErr
     }
 }
 
-/// What mpirun or mpiexec tells, if one of them started this process.
+/// Reads the variables of mpirun or mpiexec.
 fn mpirun(variables: &Variables<'_>) -> Result<Option<Start>, PlacementError> {
     let open_mpi = Start::read(Launcher::OpenMpi, &OPEN_MPI, variables)?;
     let mpich = match pmi_of_srun(variables) {
@@ -205,16 +221,17 @@ fn mpirun(variables: &Variables<'_>) -> Result<Option<Start>, PlacementError> {
     Ok(open_mpi.or(mpich))
 }
 
-/// Whether PMI_RANK and PMI_SIZE, where they are set, come from `srun --mpi=pmi2`: hydra always sets
-/// MPI_LOCALRANKID too, and srun does not.
+/// Returns true if PMI_RANK and PMI_SIZE come from `srun --mpi=pmi2`. hydra
+/// always sets MPI_LOCALRANKID too, srun does not.
 fn pmi_of_srun(variables: &Variables<'_>) -> bool {
     variables.text(STEP_ID).is_some() && variables.text(MPICH.local_rank).is_none()
 }
 
-/// What srun tells, if it started this process.
+/// Reads the variables of srun; `None` if srun did not start this process.
 ///
-/// The script of `sbatch` and the shell of `salloc` have SLURM_PROCID=0 and the number of tasks of the
-/// whole job although nobody started those tasks. Only the step tells them from a task of srun.
+/// The script of `sbatch` and the shell of `salloc` also have SLURM_PROCID=0
+/// and the job's number of tasks, although they are not tasks. Only the number
+/// of the step distinguishes them.
 fn srun(variables: &Variables<'_>) -> Result<Option<Start>, PlacementError> {
     let step = variables.text(STEP_ID).and_then(|step| step.parse::<u32>().ok());
     if step.is_none_or(|step| step >= FIRST_RESERVED_STEP) {
@@ -227,7 +244,7 @@ fn srun(variables: &Variables<'_>) -> Result<Option<Start>, PlacementError> {
     Ok(start)
 }
 
-/// The task that Slurm's variables describe, whoever started it; `None` outside Slurm's jobs.
+/// Reads the task that Slurm's variables describe; `None` outside Slurm jobs.
 fn slurm_task(variables: &Variables<'_>) -> Result<Option<Start>, PlacementError> {
     let of_step_or_job = |step, job| if variables.text(step).is_some() { step } else { job };
     let present = match variables.text(STEP_ID) {
@@ -246,7 +263,8 @@ fn slurm_task(variables: &Variables<'_>) -> Result<Option<Start>, PlacementError
     Ok(Some(Start { launcher: Launcher::Slurm, world, local }))
 }
 
-/// The entry of `node` in a list such as `2(x3),1`: 2 tasks on each of three nodes, then 1.
+/// Returns the entry of `node` in a list such as `2(x3),1`: 2 tasks on each of
+/// three nodes, then 1.
 fn tasks_of_node(name: &'static str, list: &str, node: Number) -> Result<usize, PlacementError> {
     let malformed = |rule: String| PlacementError::Malformed { name, value: list.to_owned(), rule };
     let mut nodes = 0_usize;

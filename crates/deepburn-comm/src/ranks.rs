@@ -1,8 +1,9 @@
-//! Running one function on every rank.
+//! Runs a function on every rank.
 //!
-//! [`run_ranks`] runs the ranks as threads, [`run_rank`] the one rank that a process is. Both end the
-//! group as soon as a rank fails and return the failure that came first, a [`RankFailure`]. What
-//! other ranks ran into because of it is dropped.
+//! [`run_ranks`] runs ranks as threads, [`run_rank`] runs the single rank of a
+//! process. Both end the group as soon as a rank fails and return the first
+//! failure, a [`RankFailure`]. Failures that other ranks get as a consequence
+//! are dropped.
 
 use std::fmt::{self, Debug, Display};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,51 +13,52 @@ use std::time::{Duration, Instant};
 
 use crate::{CommError, Member, panic};
 
-/// Stack of a rank thread in bytes; backward passes recurse deeply. Memory is used only as far as
-/// the stack grows.
+/// The stack size of a rank thread in bytes. Backward passes recurse deeply.
+/// The system allocates memory only for the used part.
 const STACK_SIZE: usize = 64 << 20;
 
-/// One rank's handle on its group, as its runner needs it.
+/// The operations of a rank's handle that [`run_ranks`] and [`run_rank`] need.
 pub trait RankHandle {
     /// This rank, from 0.
     fn rank(&self) -> usize;
 
-    /// Ends the group: every present and later call of any rank fails with the cause of the first
-    /// call of `abort`. The rank's own code has ended.
+    /// Ends the group: every present and later call of any rank fails with the
+    /// cause of the first `abort`. Called after the rank's own code has ended.
     fn abort(&self, cause: CommError);
 
-    /// Declares that this rank starts no more collectives. Handles that it still holds can be
-    /// waited for; ranks that wait for a collective this rank has not started get
-    /// [`CommError::Left`].
+    /// Declares that this rank starts no more collectives.
+    ///
+    /// Pending collectives of the rank can still be completed. Ranks that wait
+    /// for a collective that this rank has not started get [`CommError::Left`].
     fn leave(&self);
 
-    /// What ended the group, if something did.
+    /// Returns the failure that ended the group; `None` if it has not ended.
     fn failure(&self) -> Option<Failure>;
 }
 
-/// What ended a group.
+/// The failure that ended a group.
 #[derive(Debug, Clone)]
 pub struct Failure {
-    /// The rank that found out, and that reports it.
+    /// The rank that detected the failure and reports it.
     pub reporter: usize,
-    /// When this process knew.
+    /// The time at which this process learnt of it.
     pub at: Instant,
     /// The error that every rank gets.
     pub cause: CommError,
 }
 
-/// The failure of a group of ranks: the one that came first.
+/// The first failure in a group of ranks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RankFailure<E> {
-    /// The rank that failed, or, if a collective failed, the rank that found out.
+    /// The failed rank. If a collective failed, the rank that detected it.
     pub rank: usize,
-    /// Its host, where ranks are processes.
+    /// Its host; `None` for rank threads.
     pub host: Option<Arc<str>>,
-    /// Why.
+    /// The cause of the failure.
     pub cause: FailureCause<E>,
 }
 
-/// Why a rank failed.
+/// The cause of a rank's failure.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FailureCause<E> {
     /// It returned an error.
@@ -68,8 +70,8 @@ pub enum FailureCause<E> {
         /// File, line and column, if known.
         location: Option<String>,
     },
-    /// A collective failed for a reason of its own: ranks disagreed, one ended early or did not
-    /// arrive in time.
+    /// A collective failed although no rank did: ranks started different
+    /// collectives, one ended early or did not arrive in time.
     Comm(CommError),
 }
 
@@ -98,18 +100,21 @@ impl<E: Display> Display for FailureCause<E> {
 
 impl<E: Debug + Display> std::error::Error for RankFailure<E> {}
 
-/// Runs `body` on `world_size` threads, each with its [`Member`] of one new group, and returns
-/// what they returned, by rank.
+/// Runs `body` on `world_size` threads, each with a [`Member`] of a new group,
+/// and returns the results by rank.
 ///
-/// If a rank returns an error or panics, the group ends: ranks inside a collective stop at once,
-/// the others when they next start or wait for one. A panic whose payload is a [`CommError`]
-/// counts as that error, because code that cannot return errors (a tensor op) raises it that way.
-/// Panics of rank threads are not printed; the first is part of the result.
+/// If a rank returns an error or panics, the group ends: ranks inside a
+/// collective stop at once, the others when they next start or wait for one. A
+/// panic whose payload is a [`CommError`] counts as that error, because tensor
+/// ops cannot return errors. Panics of rank threads are not printed; the first
+/// one is returned.
 ///
-/// `timeout` is how long a rank waits for others, as in [`Member::group`].
+/// `timeout` is the longest time that a rank waits for others, see
+/// [`Member::group`].
 ///
 /// # Errors
-/// The failure that came first.
+///
+/// Returns the first failure.
 pub fn run_ranks<R, E>(
     world_size: usize,
     timeout: Duration,
@@ -144,21 +149,21 @@ where
     weigh(&members[0], endings)
 }
 
-/// How a rank failed, and when.
+/// The failure of a rank and its time.
 struct Ending<E> {
     at: Instant,
     cause: FailureCause<E>,
 }
 
 impl<E> Ending<E> {
-    /// A rank that fails with a communication error.
+    /// Returns the ending of a rank whose thread or group failed.
     fn comm(member: &Member, error: CommError) -> Self {
         let at = Instant::now();
         member.abort(error.clone());
         Self { at, cause: FailureCause::Comm(error) }
     }
 
-    /// A rank that panicked with `payload`.
+    /// Returns the ending of a rank that panicked with `payload`.
     fn panic(payload: Box<dyn std::any::Any + Send>) -> Self {
         let panic::PanicRecord { location, at } = panic::take_record();
         let cause = match payload.downcast::<CommError>() {
@@ -169,13 +174,14 @@ impl<E> Ending<E> {
     }
 }
 
-/// Runs `body` as the one rank that this process is, on the calling thread.
+/// Runs `body` as this process's single rank, on the calling thread.
 ///
 /// Errors and panics end the group as in [`run_ranks`].
 ///
 /// # Errors
-/// The failure that came first, as far as this process knows. Its `rank` is the one that reports it:
-/// other processes return the same failure and need not show it.
+///
+/// Returns the first failure that this process knows of. All processes return
+/// the same failure; only the process of the failed `rank` needs to report it.
 pub fn run_rank<R, E: Display>(
     handle: &impl RankHandle,
     body: impl FnOnce() -> Result<R, E>,
@@ -186,13 +192,15 @@ pub fn run_rank<R, E: Display>(
     })
 }
 
-/// Runs the body of a rank. On return the rank has left the group, or the group has ended.
+/// Runs the body of a rank. On return the rank has left the group, or the group
+/// has ended.
 fn end_of<R, E: Display>(
     member: &impl RankHandle,
     body: impl FnOnce() -> Result<R, E>,
 ) -> Result<R, Ending<E>> {
     panic::watch_this_thread();
-    // `member` outlives the call, so that a body that fails does not look like one that left.
+    // `member` outlives the body, so a failed rank is not mistaken for one that
+    // left the group.
     let ending = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(result)) => {
             member.leave();
@@ -208,15 +216,17 @@ fn end_of<R, E: Display>(
     Err(ending)
 }
 
+/// Joins a rank thread. A panic outside the body also becomes an ending.
 fn join<R, E>(thread: ScopedJoinHandle<'_, Result<R, Ending<E>>>) -> Result<R, Ending<E>> {
     thread.join().unwrap_or_else(|payload| Err(Ending::panic(payload)))
 }
 
-/// The results of all ranks, or the failure that came first.
+/// Returns the results of all ranks, or the earliest failure.
 ///
-/// A collective that failed (time-out, mismatch) ended the group before any rank could fail of
-/// it; a rank that failed by itself did so before the group was ended for it. So the earliest is
-/// the cause of the rest.
+/// A collective that fails (time-out, mismatch) ends the group before any rank
+/// can fail as a consequence. A rank that fails on its own does so before the
+/// group is ended because of it. In both cases the earliest failure is the
+/// cause of the others.
 fn weigh<R, E>(
     member: &Member,
     endings: Vec<Result<R, Ending<E>>>,
@@ -238,7 +248,7 @@ fn weigh<R, E>(
     }
 }
 
-/// A rank's failure, or that of its group if it came before.
+/// Returns the rank's failure, or the group's failure if that was earlier.
 fn first_of<E>(handle: &impl RankHandle, at: Instant, failure: RankFailure<E>) -> RankFailure<E> {
     match handle.failure() {
         Some(group) if group.at < at => {

@@ -1,15 +1,17 @@
-//! The calls of collectives, checked before they take a place in the common order.
+//! Validation of collectives before they take a position in the common order.
 //!
-//! Each constructor of [`Side`] describes what one rank calls, or returns the
-//! [`CommError::InvalidArgument`] that turns it down. Every engine starts its collectives with these.
+//! Each constructor of [`Side`] describes the call of one rank, or returns
+//! [`CommError::InvalidArgument`]. All engines start their collectives with
+//! these.
 
 use crate::{CommError, Operation, Partition, Payload, ReduceOp, Side, Signature, Tag};
 
 impl Side {
-    /// An all-reduce of `arrays`.
+    /// Describes an all-reduce of `arrays`.
     ///
     /// # Errors
-    /// When `op` is not defined for an element type.
+    ///
+    /// Returns an error if `op` is not defined for an element type.
     pub fn all_reduce<T: Payload>(
         rank: usize,
         tag: Tag,
@@ -20,10 +22,11 @@ impl Side {
         Self::checked::<T>(rank, Operation::AllReduce(op), tag, signature)
     }
 
-    /// A reduce-scatter of `arrays`.
+    /// Describes a reduce-scatter of `arrays`.
     ///
     /// # Errors
-    /// When `op` is not defined for an element type.
+    ///
+    /// Returns an error if `op` is not defined for an element type.
     pub fn reduce_scatter<T: Payload>(
         rank: usize,
         tag: Tag,
@@ -34,10 +37,12 @@ impl Side {
         Self::checked::<T>(rank, Operation::ReduceScatter(op), tag, signature)
     }
 
-    /// An all-gather of `chunks` into arrays of `numels` elements.
+    /// Describes an all-gather of `chunks` into arrays of `numels` elements.
     ///
     /// # Errors
-    /// When there is not one size a chunk, or a chunk is not a shard of its array.
+    ///
+    /// Returns an error if there is not exactly one size per chunk, or if a
+    /// chunk does not have the size of a shard.
     pub fn all_gather<T: Payload>(
         rank: usize,
         world_size: usize,
@@ -50,18 +55,21 @@ impl Side {
         Self::checked::<T>(rank, Operation::AllGather, tag, signature)
     }
 
-    /// An exchange of the parts of `arrays`.
+    /// Describes an exchange of the parts of `arrays`.
     ///
     /// # Errors
-    /// Never; returns a `Result` like its siblings.
+    ///
+    /// Never fails; returns a `Result` like the other constructors.
     pub fn all_to_all<T: Payload>(rank: usize, tag: Tag, arrays: &[T]) -> Result<Self, CommError> {
         Self::checked::<T>(rank, Operation::AllToAll, tag, Ok(Signature::of(arrays)))
     }
 
-    /// A broadcast from `root` into arrays like `arrays`.
+    /// Describes a broadcast from `root`, which receives into arrays like
+    /// `arrays`.
     ///
     /// # Errors
-    /// When `root` is not a rank.
+    ///
+    /// Returns an error if `root` is not a rank of the group.
     pub fn broadcast<T: Payload>(
         rank: usize,
         world_size: usize,
@@ -73,12 +81,14 @@ impl Side {
         Self::checked::<T>(rank, Operation::Broadcast { root }, tag, signature)
     }
 
-    /// A barrier, whatever payload a rank otherwise exchanges.
+    /// Describes a barrier. It has no payload, so it can be shared by ranks
+    /// that exchange different ones.
     pub fn barrier(rank: usize, tag: Tag) -> Self {
         let payload = std::any::type_name::<()>().into();
         Self { rank, operation: Operation::Barrier, tag, payload, signature: None }
     }
 
+    /// Builds the description, or the error if the arguments are invalid.
     fn checked<T>(
         rank: usize,
         operation: Operation,
@@ -104,7 +114,7 @@ fn check_reduction<T: Payload>(arrays: &[T], op: ReduceOp) -> Result<(), String>
     }
 }
 
-/// Checks that the chunks of one rank are what an all-gather of `numels` elements needs.
+/// Checks that a rank's chunks are shards of arrays of `numels` elements.
 fn check_chunks<T: Payload>(
     chunks: &[T],
     numels: &[usize],

@@ -6,13 +6,13 @@ use std::iter::Sum;
 
 use crate::{Operation, Signature, Tag};
 
-/// How often something was exchanged, and how much.
+/// A number of collectives and of exchanged elements.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Count {
-    /// Collectives started.
+    /// The number of collectives started.
     pub calls: u64,
-    /// Elements of the whole arrays: of the input of a reduction, of the result of a gather, of
-    /// what this rank passed to a broadcast.
+    /// The number of elements of the complete arrays: the input of a reduction,
+    /// the result of a gather, the arrays that this rank passed to a broadcast.
     pub elements: u64,
 }
 
@@ -25,31 +25,32 @@ impl Sum for Count {
     }
 }
 
-/// Every collective that one rank has started, counted by operation and purpose of the tag.
+/// All collectives that one rank has started, by operation and purpose.
 #[derive(Debug, Clone, Default)]
 pub struct Statistics {
-    /// By operation, purpose of the tag and element type.
+    /// The counts by operation, purpose and element type.
     counts: HashMap<(Operation, Cow<'static, str>, Cow<'static, str>), Count>,
 }
 
 impl Statistics {
-    /// The counts of all operations and purposes that `select` accepts, together.
+    /// Returns the sum of the counts that `select` accepts.
     pub fn total(&self, select: impl Fn(Operation, &str) -> bool) -> Count {
         let selected = self.iter().filter(|(operation, purpose, _)| select(*operation, purpose));
         selected.map(|(_, _, count)| count).sum()
     }
 
-    /// The counts of one purpose, all operations together.
+    /// Returns the counts of one purpose over all operations.
     pub fn purpose(&self, purpose: &str) -> Count {
         self.total(|_, counted| counted == purpose)
     }
 
-    /// All counts, in no particular order.
+    /// Returns all counts in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = (Operation, &str, Count)> {
         self.counts.iter().map(|((operation, purpose, _), count)| (*operation, &**purpose, *count))
     }
 
-    /// The element types that travelled for a purpose, by name, sorted.
+    /// Returns the sorted names of the element types that were exchanged for a
+    /// purpose.
     pub fn element_types(&self, purpose: &str) -> Vec<&str> {
         let counted = self.counts.keys().filter(|(_, counted, _)| *counted == purpose);
         let mut types: Vec<_> = counted.map(|(_, _, dtype)| &**dtype).collect();
@@ -58,7 +59,8 @@ impl Statistics {
         types
     }
 
-    /// Counts a collective; the arrays of one have one element type, and a barrier has none.
+    /// Counts a collective. All arrays of a collective have the same element
+    /// type; a barrier has none.
     pub fn record(&mut self, operation: Operation, tag: &Tag, arrays: Option<&Signature>) {
         let dtype = arrays.and_then(|arrays| arrays.dtypes.first()).cloned().unwrap_or_default();
         let count = self.counts.entry((operation, tag.shared_purpose(), dtype)).or_default();

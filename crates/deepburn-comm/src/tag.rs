@@ -1,4 +1,4 @@
-//! Names for what is exchanged.
+//! Names of exchanges.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -6,50 +6,53 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// What a collective exchanges: a purpose and a number, such as `gather#12`, and where it is known the
-/// names of its arrays.
+/// The name of an exchange: a purpose and a number, such as `gather#12`, and
+/// optionally the names of its arrays.
 ///
-/// All ranks pass the same tag to the same collective. The tag routes nothing (order does); it is
-/// there to notice ranks that have drifted apart and to say where. Tags are compared by purpose and
-/// number; names are for messages alone.
+/// All ranks pass the same tag to the same collective. Tags do not route data,
+/// which follows the order of calls. They are there to detect ranks that are
+/// out of step and to say where. Purpose and number are compared; array names
+/// are only shown in messages.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Tag {
     purpose: Cow<'static, str>,
     id: u64,
-    /// Behind a thin pointer, because every error holds a tag. Not sent along with each exchange.
+    /// Behind a thin pointer, because every error contains a tag. Names are not
+    /// sent to other ranks.
     #[serde(skip)]
     names: Option<Arc<Vec<Arc<str>>>>,
 }
 
 impl Tag {
-    /// A tag; `id` is whatever identifies the exchange among those of its purpose: the index of a
-    /// parameter, the number of a bucket, a hash of a list of parameters.
+    /// Returns a tag. `id` distinguishes the exchanges of a purpose: the index
+    /// of a parameter, the number of a bucket, or a hash of a list of
+    /// parameters.
     pub const fn new(purpose: &'static str, id: u64) -> Self {
         Self { purpose: Cow::Borrowed(purpose), id, names: None }
     }
 
-    /// The same tag with the name of each array, such as the paths of parameters. Messages then show
-    /// names in place of the number.
+    /// Returns the tag with the name of each array, such as parameter paths.
+    /// Messages then show names instead of the number.
     pub fn naming(self, names: impl IntoIterator<Item = Arc<str>>) -> Self {
         Self { names: Some(Arc::new(names.into_iter().collect())), ..self }
     }
 
-    /// What the exchange is for; [`Statistics`](crate::Statistics) count by it.
+    /// Returns the purpose, by which [`Statistics`](crate::Statistics) counts.
     pub fn purpose(&self) -> &str {
         &self.purpose
     }
 
-    /// The purpose, to be kept; not copied where it was given as a constant.
+    /// Returns the purpose without copying a constant.
     pub(crate) fn shared_purpose(&self) -> Cow<'static, str> {
         self.purpose.clone()
     }
 
-    /// Which exchange of its purpose it is.
+    /// Returns the number of the exchange among those with the same purpose.
     pub const fn id(&self) -> u64 {
         self.id
     }
 
-    /// Names of its arrays; none where they were not given.
+    /// Returns the names of the arrays; empty if they were not given.
     pub fn names(&self) -> &[Arc<str>] {
         self.names.as_deref().map_or(&[], Vec::as_slice)
     }

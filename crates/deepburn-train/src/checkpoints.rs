@@ -10,33 +10,36 @@ use deepburn::{Engine, LoadPlan, OutsideError, SaveRequest, TrainingCheckpointEr
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-/// What a checkpoint says about the Learner.
+/// The Learner's state in a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LearnerState {
-    /// The epoch that it ends.
+    /// The epoch after which the checkpoint was saved.
     pub(crate) epoch: usize,
-    /// Steps of the Learner's scheduler so far.
+    /// The number of steps that the Learner's scheduler has taken.
     pub(crate) scheduler_steps: u64,
 }
 
-/// The name of the checkpoint of an epoch.
+/// Returns the name of the checkpoint of an epoch.
 fn tag(epoch: usize) -> Result<Tag, CheckpointError> {
     format!("epoch-{epoch}").parse()
 }
 
-/// Saves the checkpoint of an epoch and replaces an earlier one of the same epoch. All ranks call
-/// this together.
+/// Saves the checkpoint of an epoch and replaces an earlier one of the same
+/// epoch. All ranks call this together.
 ///
 /// # Errors
-/// When it cannot be written; see [`TrainingCheckpointError::is_recoverable`].
+///
+/// Returns an error if the checkpoint cannot be written; see
+/// [`TrainingCheckpointError::is_recoverable`].
 pub(crate) fn save<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     engine: &Engine<B, M>,
     folder: &Path,
     state: LearnerState,
 ) -> Result<(), TrainingCheckpointError> {
     let tag = tag(state.epoch)?;
-    // Left by a run that got further and then resumed from an earlier epoch. On failure the save
-    // finds the name taken, and all ranks hear of it.
+    // An earlier run may have left the checkpoint before it was resumed from an
+    // earlier epoch. If the deletion fails, the save finds the name taken and
+    // fails on all ranks.
     if engine.rank() == 0
         && folder.join(tag.as_str()).exists()
         && let Err(error) = delete_checkpoint(folder, &tag)
@@ -51,7 +54,7 @@ pub(crate) fn save<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     Ok(())
 }
 
-/// Deletes the checkpoint of an epoch, if there is one.
+/// Deletes the checkpoint of an epoch if it exists.
 pub(crate) fn delete(folder: &Path, epoch: usize) -> Result<(), CheckpointError> {
     let tag = tag(epoch)?;
     match folder.join(tag.as_str()).exists() {
@@ -60,7 +63,8 @@ pub(crate) fn delete(folder: &Path, epoch: usize) -> Result<(), CheckpointError>
     }
 }
 
-/// Resumes from the checkpoint of an epoch. All ranks call this together.
+/// Resumes from the checkpoint of an epoch and returns the Learner's state. All
+/// ranks call this together.
 pub(crate) fn load<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     engine: &mut Engine<B, M>,
     folder: &Path,
@@ -70,7 +74,7 @@ pub(crate) fn load<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     let states = engine.load_checkpoint(&checkpoint, LoadPlan::ALL)?;
     let state = serde_json::from_value(states.client_state).map_err(|error| {
         let path = checkpoint.path().display();
-        format!("{path}: it was not saved by a Learner ({error}); resume from one that was")
+        format!("{path}: not saved by a Learner ({error}); resume from a checkpoint of a Learner")
     })?;
     Ok(state)
 }

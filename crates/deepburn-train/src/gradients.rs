@@ -1,8 +1,10 @@
-//! Makes sure that the gradients that `TrainStep::step` returns are those that the engine took.
+//! Checks that `TrainStep::step` returns the gradients that the engine reduced.
 //!
-//! The engine takes gradients while `backward` runs and leaves markers behind. What else a step
-//! returns never reached the engine: gradients of a second backward pass, or made by hand. Gradients
-//! that a step leaves out did reach it. Both would train on other gradients than the model asked for.
+//! The engine reduces gradients while `backward` runs and leaves markers in
+//! their place. Gradients from a second backward pass, or computed by the
+//! program, never reach the engine. Gradients that a step does not return have
+//! reached it nevertheless. In both cases training would use other gradients
+//! than the model intends.
 
 use burn::module::{AutodiffModule, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
@@ -12,10 +14,13 @@ use deepburn::ops::OptimizerOps;
 use deepburn::zero::{Training, Zero, ZeroTensor};
 use deepburn::{Engine, OutsideError};
 
-/// Compares the gradients that a step returned with those that the engine took during it.
+/// Compares the gradients that a step returned with those that the engine
+/// reduced during it.
 ///
 /// # Errors
-/// When a gradient was returned that the engine did not take, or one that it took was not returned.
+///
+/// Returns an error if the step returned a gradient that the engine did not
+/// reduce, or did not return one that it reduced.
 pub(crate) fn check_gradients<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     engine: &Engine<B, M>,
     returned: &GradientsParams,
@@ -31,7 +36,8 @@ pub(crate) fn check_gradients<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
         )
         .into());
     }
-    // Parameters that occur twice in a module are visited twice.
+    // A parameter that occurs twice in the module is visited twice, so `taken`
+    // may be larger.
     if taken < engine.gradients_taken() {
         return Err(format!(
             "`TrainStep::step` returned {taken} gradients and its backward pass made {}: return all \
@@ -43,10 +49,10 @@ pub(crate) fn check_gradients<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     Ok(())
 }
 
-/// Sorts the returned gradients.
+/// Counts the returned gradients by kind.
 struct Returned<'a> {
     gradients: &'a GradientsParams,
-    /// Markers of gradients that the engine took.
+    /// The number of markers of reduced gradients.
     taken: usize,
     others: usize,
 }

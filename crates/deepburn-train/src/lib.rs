@@ -1,8 +1,9 @@
 //! Sharded training for Burn's `Learner`.
 //!
-//! [`sharded`] makes a [`TrainingStrategy`] of a DeepSpeed configuration. With it, a program that
-//! trains through [`SupervisedTraining`] trains with ZeRO stages 0 to 3 on several ranks. One line
-//! changes, besides the backend, which is [`Training<B>`](deepburn::zero::Training):
+//! [`sharded`] creates a [`TrainingStrategy`] from a DeepSpeed configuration.
+//! With it, a program that trains through [`SupervisedTraining`] uses ZeRO
+//! stages 0 to 3 on several ranks. Only one line changes, apart from the
+//! backend, which is [`Training<B>`](deepburn::zero::Training):
 //!
 //! ```
 //! # use burn::data::dataloader::{DataLoaderBuilder, batcher::Batcher};
@@ -85,39 +86,48 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # What the Learner decides and what the plan decides
+//! # Settings of the Learner and of the plan
+//!
 //! - **Ranks**: the plan's world size. Each rank is a thread of this process.
-//! - **Data**: the Learner's data loaders. Each rank trains on a slice of the items. Slices have the
-//!   same length; where items do not divide evenly, up to `ranks - 1` of them are seen twice an
-//!   epoch, as with PyTorch's `DistributedSampler`. Validation sees every item exactly once. A loader
-//!   with a `batch_size` of its own should use the plan's `train_micro_batch_size_per_gpu`.
-//! - **Optimizer**: the plan's. Before training starts, the Learner's optimizer is tried on a few
-//!   weights, and training is refused where its updates differ from the plan's. That compares the
-//!   kind of optimizer and its hyper-parameters (betas, eps, weight decay, momentum, amsgrad,
-//!   clipping inside the optimizer) as far as they have an effect of 1 in 5,000 within sixteen steps.
-//!   Clip gradients with the plan's `gradient_clipping`.
-//! - **Learning rate**: the Learner's scheduler. The plan's `lr` is not used, and a plan with a
-//!   `scheduler` is refused. As in Burn, the scheduler advances by one step for each batch: by as
-//!   many steps as there are ranks for a micro-batch of all ranks, so that a schedule ends where it
-//!   does on one device.
-//! - **Gradient accumulation**: both, and they must agree. Gradients of micro-batches are averaged, as
-//!   in DeepSpeed, where Burn's own strategies add them up. Micro-batches at the end of an epoch that
-//!   do not fill a step are dropped, as in Burn.
-//! - **Precision**: the plan's fp32 or bf16. fp16 is refused: the loss scale would have to multiply a
-//!   loss that `TrainStep::step` keeps to itself.
-//! - **Gradients**: `TrainStep::step` calls `backward` once and returns all of its gradients. Gradients
-//!   of a second backward pass, or a selection, are an error.
+//! - **Data**: the Learner's data loaders. Each rank trains on a slice of the
+//!   items, and all slices have the same length. If the items do not divide
+//!   evenly, up to `ranks - 1` of them are seen twice per epoch, as with
+//!   PyTorch's `DistributedSampler`. Validation sees every item exactly once. A
+//!   loader with its own `batch_size` should use the plan's
+//!   `train_micro_batch_size_per_gpu`.
+//! - **Optimizer**: the plan's. Before training starts, the Learner's optimizer
+//!   is tried on a few weights, and an error is returned if its updates differ
+//!   from the plan's. This compares the kind of optimizer and its
+//!   hyper-parameters (betas, eps, weight decay, momentum, amsgrad, clipping
+//!   inside the optimizer) if they change a weight's path by at least 1 in
+//!   5,000 within sixteen steps. Clip gradients with the plan's
+//!   `gradient_clipping`.
+//! - **Learning rate**: the Learner's scheduler. The plan's `lr` is not used,
+//!   and a plan with a `scheduler` is an error. As in Burn, the scheduler
+//!   advances by one step per batch. A micro-batch on all ranks advances it by
+//!   the number of ranks, so a schedule ends at the same item as on one device.
+//! - **Gradient accumulation**: both, and they must be equal. Gradients of
+//!   micro-batches are averaged, as in DeepSpeed; Burn's own strategies add
+//!   them. Micro-batches at the end of an epoch that do not fill a step are
+//!   dropped, as in Burn.
+//! - **Precision**: the plan's fp32 or bf16. fp16 is an error, because the loss
+//!   scale would have to multiply a loss that is inside `TrainStep::step`.
+//! - **Gradients**: `TrainStep::step` must call `backward` once and return all
+//!   gradients. Gradients of a second backward pass, or a selection of
+//!   gradients, are an error.
 //! - **`TrainStep::optimize`** is not called.
 //!
-//! Losses and weights are the bits that the same batches give with [`deepburn::Engine`], with
-//! accumulation where the number of micro-batches is a power of two. Burn's loaders with several
-//! workers hand out batches in an order that differs from run to run.
+//! Losses and weights are bit-identical to those of [`deepburn::Engine`] with
+//! the same batches; with accumulation, this requires a number of micro-batches
+//! that is a power of two. Burn's loaders with several workers return batches
+//! in an order that differs between runs.
 //!
 //! # Checkpoints
-//! Burn's file checkpointer would save whole states, which no rank holds. Give the folder of
-//! checkpoints to the strategy instead of `with_file_checkpointer`. Which checkpoints are kept is
-//! decided by [`ShardedStrategy::keep`] alone; `with_checkpointing_strategy` has no effect. A failed
-//! save is printed and skipped; training continues. Use a folder for one run:
+//! Burn's file checkpointer would save complete states, which no rank holds.
+//! Set the checkpoint folder in the strategy instead of calling
+//! `with_file_checkpointer`. [`ShardedStrategy::keep`] decides which
+//! checkpoints are kept; `with_checkpointing_strategy` has no effect. A failed
+//! save is printed and skipped, and training continues. Use one folder per run:
 //!
 //! ```no_run
 //! # use deepburn_train::ShardedStrategy;
@@ -127,17 +137,21 @@
 //! # }
 //! ```
 //!
-//! Checkpoints are saved after each epoch's validation, and hold the optimizer states and random
-//! streams of all ranks. `SupervisedTraining::checkpoint(n)` resumes after epoch `n` with the bits of
-//! a run that was never interrupted, and also with another number of ranks or another stage. By
-//! default the last two and the one with the lowest validation loss are kept, as in Burn; see
-//! [`ShardedStrategy::keep`]. `deepburn consolidate` exports them.
+//! Checkpoints are saved after each epoch's validation and contain the
+//! optimizer states and random streams of all ranks.
+//! `SupervisedTraining::checkpoint(n)` resumes after epoch `n`, bit-identical
+//! to an uninterrupted run, and also with a different number of ranks or stage.
+//! By default the last two checkpoints and the one with the lowest validation
+//! loss are kept, as in Burn; see [`ShardedStrategy::keep`]. `deepburn
+//! consolidate` exports them.
 //!
-//! # Stopping and failing
-//! The interrupter (the dashboard's `q`, or whatever calls `Interrupter::stop`; the example connects
-//! Ctrl-C) ends all ranks before the same micro-batch, and `launch` returns the model as it is then.
-//! An epoch whose validation was interrupted has no checkpoint. When a rank fails, all ranks end, the renderer is closed, and
-//! `launch` panics with the rank and the cause.
+//! # Interruption and failure
+//!
+//! An interruption (the dashboard's `q`, any call of `Interrupter::stop`, or
+//! Ctrl-C as in the example) ends all ranks before the same micro-batch, and
+//! `launch` returns the current model. An epoch whose validation was
+//! interrupted has no checkpoint. If a rank fails, all ranks end, the renderer
+//! is closed, and `launch` panics with the rank and the cause.
 //!
 //! # Features
 //! - `tui`: Burn's terminal dashboard.
@@ -163,8 +177,9 @@ use deepburn::zero::Training;
 
 pub use strategy::ShardedStrategy;
 
-/// Returns the strategy that trains sharded as `plan` says, for
-/// [`SupervisedTraining::with_training_strategy`]. [`ShardedStrategy`] has more settings.
+/// Returns a strategy that trains sharded with `plan`, for
+/// [`SupervisedTraining::with_training_strategy`]. Use [`ShardedStrategy`] to
+/// change its settings.
 pub fn sharded<B, LC>(plan: Plan) -> TrainingStrategy<LC>
 where
     B: OptimizerOps + StreamOps,

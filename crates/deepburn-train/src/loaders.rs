@@ -1,4 +1,4 @@
-//! The slices of the Learner's data loaders that ranks work on.
+//! Division of the Learner's data among ranks.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -6,9 +6,11 @@ use std::sync::Arc;
 use burn::data::dataloader::DataLoader;
 use burn::tensor::backend::Backend;
 
-/// The slices of the training data, by rank. They have the same length, so that all ranks run the
-/// same number of micro-batches; together they have every item. Where items do not divide evenly,
-/// neighbours overlap.
+/// Returns the training data of each rank.
+///
+/// All slices have the same length, so that all ranks run the same number of
+/// micro-batches. Together they contain every item. If the items do not divide
+/// evenly, neighbouring slices overlap.
 pub(crate) fn training_slices<B: Backend, I>(
     loader: &Arc<dyn DataLoader<B, I>>,
     devices: &[B::Device],
@@ -16,8 +18,8 @@ pub(crate) fn training_slices<B: Backend, I>(
     slices(loader, devices, equal_ranges(loader.num_items(), devices.len()))
 }
 
-/// The slices of the validation data, by rank: every item exactly once. A slice may be shorter by one
-/// item than others, or empty.
+/// Returns the validation data of each rank. Every item is in exactly one
+/// slice. Slices may differ in length by one item, or be empty.
 pub(crate) fn validation_slices<B: Backend, I>(
     loader: &Arc<dyn DataLoader<B, I>>,
     devices: &[B::Device],
@@ -25,12 +27,14 @@ pub(crate) fn validation_slices<B: Backend, I>(
     slices(loader, devices, exact_ranges(loader.num_items(), devices.len()))
 }
 
+/// Creates one data loader per rank and range.
 fn slices<B: Backend, I>(
     loader: &Arc<dyn DataLoader<B, I>>,
     devices: &[B::Device],
     ranges: Vec<Range<usize>>,
 ) -> Vec<Arc<dyn DataLoader<B, I>>> {
-    // A slice shuffles by a seed of its own. One rank shuffles as Burn does on one device.
+    // A slice shuffles with its own seed. A single rank uses the whole loader,
+    // so that it shuffles like Burn on one device.
     if let [device] = devices {
         return vec![loader.to_device(device)];
     }
@@ -38,14 +42,16 @@ fn slices<B: Backend, I>(
     sliced.map(|(range, device)| loader.slice(range.start, range.end).to_device(device)).collect()
 }
 
-/// Ranges of one length that cover `items`; the last ones are moved back as far as needed.
+/// Returns ranges of equal length that cover `items`; the last ones are moved
+/// back as far as needed.
 fn equal_ranges(items: usize, ranks: usize) -> Vec<Range<usize>> {
     let length = items.div_ceil(ranks);
     let start = |rank: usize| (rank * length).min(items - length);
     (0..ranks).map(|rank| start(rank)..start(rank) + length).collect()
 }
 
-/// Ranges that cover `items` without overlap; the first ones are longer by one where needed.
+/// Returns ranges that cover `items` without overlap; the first ones are longer
+/// by one if needed.
 fn exact_ranges(items: usize, ranks: usize) -> Vec<Range<usize>> {
     let (length, longer) = (items / ranks, items % ranks);
     let start = |rank: usize| rank * length + rank.min(longer);

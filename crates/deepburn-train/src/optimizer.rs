@@ -1,8 +1,10 @@
 //! Compares the Learner's optimizer with the plan's.
 //!
-//! A Learner keeps its optimizer to itself, but it takes steps with it for anyone. [`check_optimizer`]
-//! has it take some on a copy of one parameter, with values and gradients that tell hyper-parameters
-//! apart, and compares where the values go with the published formula of the plan's optimizer.
+//! A Learner does not expose its optimizer, but it takes optimizer steps for
+//! any caller. [`check_optimizer`] lets it take some steps on a copy of one
+//! parameter. Values and gradients are chosen so that different
+//! hyper-parameters give different weights. The result is compared with the
+//! published formula of the plan's optimizer.
 
 use std::any::type_name;
 
@@ -19,28 +21,34 @@ use deepburn::kernels::{
 
 use crate::refusal::Refusal;
 
-/// Values of the weights that are tried, repeated over the parameter. A parameter with fewer elements
-/// is tried several times, each time with the next values.
+/// The tried weights, repeated over the parameter. A parameter with fewer
+/// elements is tried several times, starting at the next value each time.
 const VALUES: [f64; 10] = [1.0, 0.0, -1.0, 0.5, 1.0, 0.0, 0.25, -2.0, 0.125, -1.0];
-/// Scales of their gradients. Zero shows weight decay alone, small ones the size of eps, a large one
-/// that gradients are clipped, and the last one, whose update is far smaller than the weight and
-/// points away from zero, cautious weight decay.
+/// The scales of the gradients, by weight. Each one reveals some
+/// hyper-parameters: zero shows weight decay alone, small ones the value of
+/// eps, a large one gradient clipping. The last one has an update that is much
+/// smaller than the weight and points away from zero, which shows cautious
+/// weight decay.
 const SCALES: [f64; 10] = [0.0, 1.0, 0.5, 1e-4, 1e-6, 1e-2, 30.0, -1.0, 1e6, 1e-9];
-/// Factors of the gradients, by step. They fall, which shows betas and momentum: a beta_2 of 0.998 in
-/// place of 0.999 makes a difference of four times the tolerance, a beta_1 of 0.899 in place of 0.9
-/// too. They end with zeros, in which second moments decay unless amsgrad holds them.
+/// The factors of the gradients, by step. They fall, which reveals betas and
+/// momentum: a beta_2 of 0.998 instead of 0.999 makes a difference of four
+/// times the tolerance, and so does a beta_1 of 0.899 instead of 0.9. They end
+/// with zeros, during which second moments decay unless amsgrad holds them.
 const FACTORS: [f64; 16] =
     [4.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
 
-/// Part of the way of a weight by which two optimizers may differ: these steps of f32 arithmetic, in
-/// which 1 - 0.999 alone is off by 1 in 80,000, stay below 1 in 10,000.
+/// The relative difference that is allowed in the path of a weight. In f32
+/// arithmetic, 1 - 0.999 alone is off by 1 in 80,000; sixteen steps stay below
+/// 1 in 10,000.
 const TOLERANCE: f64 = 2e-4;
 
-/// Steps of the scheduler among which the largest learning rate is looked for.
+/// The number of scheduler steps that are searched for the largest learning
+/// rate.
 const MAX_SCHEDULE: usize = 10_000;
 
-/// Refuses an optimizer that moves weights in another way than the plan's. `steps` is the length of
-/// the schedule, whose largest learning rate is used.
+/// Returns an error if the Learner's optimizer updates weights differently from
+/// the plan's. `steps` is the length of the schedule, whose largest learning
+/// rate is used.
 pub(crate) fn check_optimizer<LC: LearningComponentsTypes>(
     learner: &Learner<LC>,
     plan: &OptimizerPlan,
@@ -72,8 +80,9 @@ pub(crate) fn check_optimizer<LC: LearningComponentsTypes>(
     }
 }
 
-/// Takes all steps with a parameter of `count` elements, whose values begin at place `first` of
-/// [`VALUES`], and says how the Learner's result differs from the plan's, if it does.
+/// Takes all steps with a parameter of `count` elements, whose values start at
+/// index `first` of [`VALUES`], and describes the first difference between the
+/// Learner's result and the plan's.
 fn difference<LC: LearningComponentsTypes>(
     mut probe: Learner<LC>,
     plan: &OptimizerPlan,
@@ -111,7 +120,8 @@ fn difference<LC: LearningComponentsTypes>(
     ))
 }
 
-/// A copy of the Learner whose learning rate is the largest of its schedule; `None` if that is 0.
+/// Returns a copy of the Learner at the largest learning rate of its schedule;
+/// `None` if that is 0.
 fn at_largest_rate<LC: LearningComponentsTypes>(
     learner: &Learner<LC>,
     steps: usize,
@@ -129,15 +139,16 @@ fn at_largest_rate<LC: LearningComponentsTypes>(
     (at > 0).then_some(probe)
 }
 
-/// Weights under the plan's optimizer.
+/// Weights that the plan's optimizer updates, in f64.
 struct ReferenceWeights<'a> {
     plan: &'a OptimizerPlan,
     rate: f64,
     time: u64,
     values: Vec<f64>,
-    /// Up to two state arrays, zero at first.
+    /// Up to two state arrays, initially zero.
     states: [Vec<f64>; 2],
-    /// How far each weight has gone, there and back, and its largest magnitude.
+    /// The length of each weight's path, back and forth, and its largest
+    /// magnitude.
     ways: Vec<f64>,
     peaks: Vec<f64>,
 }
@@ -187,9 +198,10 @@ impl<'a> ReferenceWeights<'a> {
         }
     }
 
-    /// The first weight that `other` has taken elsewhere.
+    /// Returns the index of the first weight that differs from `other` by more
+    /// than the tolerance.
     fn differs(&self, other: &[f64]) -> Option<usize> {
-        // Each step rounds a weight once to f32.
+        // Each step rounds a weight to f32 once.
         let rounding = FACTORS.len() as f64 * f64::from(f32::EPSILON);
         (0..self.values.len()).find(|&i| {
             let allowed = TOLERANCE * self.ways[i] + rounding * self.peaks[i];
@@ -204,7 +216,7 @@ fn rule(plan: AdamPlan, lr: f64, weight_decay: WeightDecay) -> Adam {
     Adam { lr, beta1, beta2, eps, weight_decay, bias_correction }
 }
 
-/// The plan's optimizer in Burn's words.
+/// Describes the plan's optimizer in Burn's terms.
 fn describe(plan: &OptimizerPlan) -> String {
     let adam = |name, plan: &AdamPlan| {
         let AdamPlan { betas: [beta1, beta2], eps, weight_decay, bias_correction, .. } = plan;
@@ -237,7 +249,8 @@ fn describe(plan: &OptimizerPlan) -> String {
     }
 }
 
-/// The last segments of the first two types: `OptimizerAdaptor<AdamW>`.
+/// Returns the last path segments of the first two types, such as
+/// `OptimizerAdaptor<AdamW>`.
 fn short_name(name: &str) -> String {
     let last = |path: &str| path.rsplit("::").next().unwrap_or(path).to_owned();
     match name.split_once('<') {
@@ -249,7 +262,8 @@ fn short_name(name: &str) -> String {
     }
 }
 
-/// Finds the smallest trainable parameter with room for all values; without one, the largest.
+/// A visitor that finds the smallest trainable parameter with enough elements
+/// for all values, or else the largest one.
 #[derive(Default)]
 struct Smallest {
     found: Option<(ParamId, usize)>,
@@ -270,7 +284,7 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Smallest {
     }
 }
 
-/// Gives a parameter other values.
+/// A mapper that replaces the values of one parameter.
 struct Assign<'a> {
     id: ParamId,
     values: &'a [f64],
@@ -287,7 +301,7 @@ impl<B: AutodiffBackend> ModuleMapper<B> for Assign<'_> {
     }
 }
 
-/// Makes the gradient of a parameter.
+/// A visitor that creates the gradient of one parameter.
 struct Gradient<'a> {
     id: ParamId,
     values: &'a [f64],
@@ -305,7 +319,7 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Gradient<'_> {
     }
 }
 
-/// Reads a parameter.
+/// A visitor that reads one parameter.
 struct Read {
     id: ParamId,
     values: Vec<f64>,
@@ -319,6 +333,7 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Read {
     }
 }
 
+/// Returns a tensor with the given values in f32.
 fn filled<B: Backend, const D: usize>(
     values: &[f64],
     shape: [usize; D],

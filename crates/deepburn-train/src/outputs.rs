@@ -1,8 +1,9 @@
-//! Outputs of the ranks on their way to the metrics.
+//! Collects the outputs of the ranks for the metrics.
 //!
-//! Metrics are updated in the order of micro-batches and, within one, of ranks, so that they have the
-//! same bits in every run. Each rank deposits its output after a micro-batch; rank 0 takes the whole
-//! round once a collective has told it that all ranks are past that point.
+//! Metrics are updated in the order of micro-batches and, within one, of ranks,
+//! so they have the same bits in every run. Each rank deposits its output after
+//! a micro-batch. Rank 0 takes all outputs of a micro-batch after a collective
+//! has confirmed that every rank has deposited its own.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,15 +11,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use burn::data::dataloader::Progress;
 use burn_train::TrainingItem;
 
-/// What one rank has to report about one micro-batch.
+/// The output of one rank for one micro-batch.
 pub(crate) struct Output<T> {
     pub(crate) item: T,
-    /// How far the rank is in its slice of the data.
+    /// The position of the rank in its slice of the data.
     pub(crate) progress: Progress,
     pub(crate) lr: Option<f64>,
 }
 
-/// Outputs by rank, oldest first; `None` for a rank that had no batch.
+/// The outputs by rank, oldest first; `None` for a rank without a batch.
 pub(crate) struct Outputs<T> {
     by_rank: Mutex<Vec<VecDeque<Option<Output<T>>>>>,
 }
@@ -28,12 +29,13 @@ impl<T> Outputs<T> {
         Self { by_rank: Mutex::new((0..ranks).map(|_| VecDeque::new()).collect()) }
     }
 
-    /// Adds what `rank` has for the micro-batch that it has finished.
+    /// Adds the output of `rank` for the micro-batch that it has completed.
     pub(crate) fn deposit(&self, rank: usize, output: Option<Output<T>>) {
         self.lock()[rank].push_back(output);
     }
 
-    /// Takes the oldest round. All ranks have deposited theirs.
+    /// Takes the oldest output of every rank. All ranks must have deposited
+    /// one.
     fn take_round(&self) -> Vec<Option<Output<T>>> {
         self.lock().iter_mut().map(|outputs| outputs.pop_front().flatten()).collect()
     }
@@ -43,13 +45,14 @@ impl<T> Outputs<T> {
     }
 }
 
-/// Turns the rounds of an epoch into the items that Burn's event processor takes.
+/// Converts the outputs of an epoch to the items that Burn's event processor
+/// expects.
 pub(crate) struct Round<'a, T> {
     outputs: &'a Outputs<T>,
     epoch: Progress,
-    /// Batches of all ranks so far.
+    /// The number of batches of all ranks so far.
     iteration: usize,
-    /// Progress of each rank.
+    /// The progress of each rank.
     ranks: Vec<Progress>,
 }
 
@@ -59,7 +62,8 @@ impl<'a, T> Round<'a, T> {
         Self { outputs, epoch, iteration: 0, ranks }
     }
 
-    /// The items of the next round, in rank order. Progress is that of all ranks together.
+    /// Returns the items of the next micro-batch in rank order. Their progress
+    /// is the sum over all ranks.
     pub(crate) fn next_items(&mut self) -> Vec<TrainingItem<T>> {
         let round = self.outputs.take_round();
         for (rank, output) in self.ranks.iter_mut().zip(&round) {

@@ -1,9 +1,10 @@
-//! What the strategy refuses before training starts.
+//! Errors in the combination of a Learner and a plan, found before training
+//! starts.
 
 use burn_train::{LearningComponentsTypes, TrainingComponents};
 use deepburn::config::{Plan, SchedulePlan};
 
-/// Why a Learner and a plan do not go together.
+/// The reason why a Learner and a plan cannot be combined.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error(
@@ -49,13 +50,13 @@ pub(crate) enum Refusal {
     )]
     Optimizer { difference: String, plan: String, learner: String },
     #[error(
-        "the plan's optimizer is {plan}, which looks at whole tensors, and a Learner's optimizer cannot be compared with \
+        "the plan's optimizer is {plan}, which depends on whole tensors, and a Learner's optimizer cannot be compared with \
          it: use another optimizer, or train with `deepburn::initialize`"
     )]
     NotElementwise { plan: String },
 }
 
-/// Refuses what the plan asks for and a Learner cannot give.
+/// Returns an error if the plan has settings that a Learner does not support.
 pub(crate) fn check_plan(plan: &Plan) -> Result<(), Refusal> {
     if plan.precision.uses_fp16() {
         return Err(Refusal::Fp16);
@@ -84,7 +85,8 @@ pub(crate) fn check_plan(plan: &Plan) -> Result<(), Refusal> {
     }
 }
 
-/// Refuses settings of the Learner that contradict the plan or the strategy.
+/// Returns an error if settings of the Learner contradict the plan or the
+/// strategy.
 pub(crate) fn check_settings<LC: LearningComponentsTypes>(
     plan: &Plan,
     settings: &TrainingComponents<LC>,

@@ -1,4 +1,4 @@
-//! The strategy: a Learner's training on the ranks of a plan.
+//! The training strategy that runs a Learner on the ranks of a plan.
 //!
 //! Main type: [`ShardedStrategy`].
 
@@ -34,7 +34,8 @@ use crate::outputs::Outputs;
 use crate::refusal::{Refusal, check_plan, check_settings};
 use crate::worker::{Parts, Places, Run, Worker};
 
-/// Trains a `Learner` sharded over the ranks of a plan. See the [crate's documentation](crate).
+/// A strategy that trains a `Learner` sharded over the ranks of a plan. See the
+/// [crate's documentation](crate).
 pub struct ShardedStrategy<B: Backend> {
     plan: Plan,
     devices: Vec<B::Device>,
@@ -44,7 +45,8 @@ pub struct ShardedStrategy<B: Backend> {
 }
 
 impl<B: Backend> ShardedStrategy<B> {
-    /// Makes a strategy of a resolved configuration. The number of ranks is the plan's.
+    /// Creates a strategy from a resolved configuration, which sets the number
+    /// of ranks.
     pub fn new(plan: Plan) -> Self {
         let best = MetricCheckpointingStrategy::new(
             &LossMetric::<B>::new(),
@@ -65,38 +67,41 @@ impl<B: Backend> ShardedStrategy<B> {
         }
     }
 
-    /// Saves checkpoints in `folder` and resumes from those in it. Without a folder nothing is saved.
+    /// Sets the folder in which checkpoints are saved and from which training
+    /// resumes. Without a folder nothing is saved.
     #[must_use]
     pub fn checkpoints(mut self, folder: impl Into<PathBuf>) -> Self {
         self.folder = Some(folder.into());
         self
     }
 
-    /// Decides after which epochs a checkpoint is saved and which are deleted. By default the last
-    /// two are kept and the one with the lowest validation loss, if `LossMetric` is registered.
+    /// Sets the strategy that decides after which epochs a checkpoint is saved
+    /// and which ones are deleted. By default the last two are kept, and the
+    /// one with the lowest validation loss if `LossMetric` is registered.
     #[must_use]
     pub fn keep(mut self, strategy: impl CheckpointingStrategy + 'static) -> Self {
         self.keep = Mutex::new(Box::new(strategy));
         self
     }
 
-    /// Places rank `r` on `devices[r % devices.len()]`. By default all ranks are on the device of the
-    /// Learner's model.
+    /// Places rank `r` on `devices[r % devices.len()]`. By default all ranks
+    /// use the device of the Learner's model.
     #[must_use]
     pub fn devices(mut self, devices: Vec<B::Device>) -> Self {
         self.devices = devices;
         self
     }
 
-    /// Seeds the random streams of the ranks (dropout). Each rank draws its own numbers from it. The
-    /// default is 0; seeding the backend has no effect on ranks.
+    /// Seeds the random streams of the ranks, for example for dropout. Each
+    /// rank derives its own stream. The default is 0; seeding the backend has
+    /// no effect on ranks.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self
     }
 
-    /// The device of each rank.
+    /// Returns the device of each rank.
     fn rank_devices(&self, of_model: &[B::Device]) -> Vec<B::Device> {
         let devices = if self.devices.is_empty() { of_model } else { &self.devices };
         let ranks = 0..self.plan.batch.world_size;
@@ -121,10 +126,12 @@ where
     B: OptimizerOps + StreamOps,
     LC: LearningComponentsTypes<Backend = Training<B>> + Send + 'static,
 {
-    /// Checks the settings, then trains as Burn's own strategies do.
+    /// Checks the settings, then trains like Burn's own strategies.
     ///
     /// # Panics
-    /// When the Learner and the plan do not go together, before training starts; when a rank fails.
+    ///
+    /// Panics before training starts if the Learner and the plan cannot be
+    /// combined, and later if a rank fails.
     fn train(
         &self,
         learner: Learner<LC>,
@@ -141,7 +148,8 @@ where
     /// Trains without checking the settings.
     ///
     /// # Panics
-    /// When a rank fails.
+    ///
+    /// Panics if a rank fails.
     fn fit(
         &self,
         settings: TrainingComponents<LC>,
@@ -154,8 +162,8 @@ where
     }
 }
 
-/// A strategy whose settings were checked. It exists for Burn's provided `train`, which a type that
-/// overrides it cannot call.
+/// A strategy whose settings were checked. It gives access to Burn's provided
+/// `train`, which a type that overrides it cannot call.
 struct CheckedStrategy<'a, B: Backend>(&'a ShardedStrategy<B>);
 
 impl<B, LC> SupervisedLearningStrategy<LC> for CheckedStrategy<'_, B>
@@ -163,10 +171,11 @@ where
     B: OptimizerOps + StreamOps,
     LC: LearningComponentsTypes<Backend = Training<B>> + Send + 'static,
 {
-    /// Trains on all ranks and returns the whole model.
+    /// Trains on all ranks and returns the complete model.
     ///
     /// # Panics
-    /// When a rank fails.
+    ///
+    /// Panics if a rank fails.
     fn fit(
         &self,
         settings: TrainingComponents<LC>,
@@ -218,6 +227,7 @@ where
 }
 
 impl<B: OptimizerOps + StreamOps> ShardedStrategy<B> {
+    /// Checks Learner, plan and settings before any rank starts.
     fn check<LC>(
         &self,
         learner: &Learner<LC>,
@@ -242,8 +252,8 @@ impl<B: OptimizerOps + StreamOps> ShardedStrategy<B> {
     }
 }
 
-/// What each rank begins with. Leaves no parameters in the Learner, which would keep the whole model
-/// in memory next to its shards.
+/// Returns the initial state of each rank. The Learner keeps no parameters,
+/// because they would stay in memory in addition to the shards.
 fn split<B, LC>(
     learner: &mut Learner<LC>,
     train: &TrainLoader<LC>,
@@ -255,8 +265,9 @@ where
     LC: LearningComponentsTypes<Backend = Training<B>>,
 {
     let whole = learner.model();
-    // Copies without autodiff in between: clones would share autodiff's leaves, whose graphs would
-    // join, and running statistics.
+    // The copies are made without autodiff. Plain clones would share running
+    // statistics and the leaves of autodiff, which would join the graphs of the
+    // ranks.
     let models: Vec<_> = devices
         .iter()
         .map(|device| LC::TrainingModel::from_inner(whole.valid()).fork(device))
@@ -278,13 +289,14 @@ where
         .collect()
 }
 
-/// Replaces each trainable parameter by an empty one.
+/// A mapper that replaces each trainable parameter with an empty tensor.
 struct Hollow;
 
 impl<B: AutodiffBackend> ModuleMapper<B> for Hollow {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
         let (id, tensor, mapper) = param.consume();
-        // What is not trained may be a running statistic, which clones of the module share.
+        // A parameter that is not trained may be a running statistic, which
+        // clones of the module share.
         let tensor = match tensor.is_require_grad() {
             true => Tensor::empty([0; D], &tensor.device()).require_grad(),
             false => tensor,
@@ -293,12 +305,12 @@ impl<B: AutodiffBackend> ModuleMapper<B> for Hollow {
     }
 }
 
-/// Closes the renderer, so that the terminal is the user's again, and panics with `reason`.
+/// Closes the renderer, which restores the terminal, and panics with `reason`.
 fn give_up<LC: LearningComponentsTypes>(
     processor: SupervisedTrainingEventProcessor<LC>,
     reason: &dyn Display,
 ) -> ! {
-    // The processor's own thread may have panicked, and then it answers nothing.
+    // If the processor's own thread has panicked, it does not answer.
     let _ = catch_unwind(AssertUnwindSafe(|| drop(processor.renderer())));
     panic!("sharded training: {reason}");
 }

@@ -1,4 +1,4 @@
-//! The training loop of one rank.
+//! The training loop of one rank under burn-train.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,13 +26,14 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 /// An early-stopping strategy of any type.
 pub(crate) type EarlyStopping = Box<dyn CloneEarlyStoppingStrategy>;
 
-/// What all ranks of a run share. Only rank 0 uses what is behind a lock.
+/// The state that all ranks of a run share. Only rank 0 uses the values behind
+/// a lock.
 pub(crate) struct Run<'a, LC: LearningComponentsTypes> {
     pub(crate) plan: &'a Plan,
     pub(crate) seed: Option<u64>,
     pub(crate) num_epochs: usize,
     pub(crate) starting_epoch: usize,
-    /// The epoch to resume after.
+    /// The epoch after which to resume; `None` for a new run.
     pub(crate) resume: Option<usize>,
     pub(crate) interrupter: &'a Interrupter,
     pub(crate) processor: &'a Mutex<SupervisedTrainingEventProcessor<LC>>,
@@ -44,34 +45,35 @@ pub(crate) struct Run<'a, LC: LearningComponentsTypes> {
     pub(crate) valid_outputs: Outputs<ValidItem<LC>>,
 }
 
-/// What a rank begins with.
+/// The initial state of a rank.
 pub(crate) struct Parts<LC: LearningComponentsTypes> {
     pub(crate) model: LC::TrainingModel,
-    /// For its scheduler; its model holds no parameters.
+    /// Used for its scheduler; its model holds no parameters.
     pub(crate) learner: Learner<LC>,
     pub(crate) train: TrainLoader<LC>,
     pub(crate) valid: ValidLoader<LC>,
-    /// Any validation items, to compute with while other ranks still have some of their own.
+    /// Arbitrary validation items. A rank without a batch evaluates them while
+    /// other ranks still have batches.
     pub(crate) filler: ValidLoader<LC>,
 }
 
-/// What the ranks agree on before a micro-batch.
+/// The values on which ranks agree before a micro-batch.
 struct Agreement {
     stop: bool,
-    /// Ranks that have a batch.
+    /// The number of ranks that have a batch.
     with_batch: usize,
-    /// Items of all ranks.
+    /// The number of items over all ranks.
     items: usize,
 }
 
-/// What rank 0 decides at the end of an epoch.
+/// The decisions of rank 0 at the end of an epoch.
 struct Decision {
     save: bool,
     stop: bool,
     delete: Vec<usize>,
 }
 
-/// One rank.
+/// The state of one rank.
 pub(crate) struct Worker<'a, B: OptimizerOps, LC: LearningComponentsTypes<Backend = Training<B>>> {
     run: &'a Run<'a, LC>,
     engine: Engine<B, LC::TrainingModel>,
@@ -88,7 +90,7 @@ where
     B: OptimizerOps,
     LC: LearningComponentsTypes<Backend = Training<B>>,
 {
-    /// Shards the model and, where that is asked for, loads a checkpoint.
+    /// Shards the model and, if requested, loads a checkpoint.
     pub(crate) fn new(
         run: &'a Run<'a, LC>,
         parts: Parts<LC>,
@@ -108,7 +110,7 @@ where
         Ok(worker)
     }
 
-    /// Trains all epochs and returns the whole model on rank 0.
+    /// Trains all epochs and returns the complete model on rank 0.
     pub(crate) fn fit(mut self) -> Result<Option<LC::TrainingModel>, OutsideError> {
         for epoch in self.run.starting_epoch..=self.run.num_epochs {
             let progress = Progress::new(epoch, self.run.num_epochs);
@@ -118,7 +120,8 @@ where
                 tracing::info!("training was interrupted in epoch {epoch}: {reason}");
                 break;
             }
-            // A part of the validation data would rank the checkpoint wrongly.
+            // Part of the validation data would give the checkpoint a wrong
+            // rank.
             if self.validate(&progress)? || self.end_epoch(epoch)? {
                 break;
             }
@@ -126,15 +129,16 @@ where
         Ok(self.engine.whole_module()?)
     }
 
-    /// Puts engine, scheduler and data loaders where they were after `epoch`.
+    /// Restores the state of engine, scheduler and data loaders after `epoch`.
     fn resume(&mut self, folder: &Path, epoch: usize) -> Result<(), OutsideError> {
         let state = checkpoints::load(&mut self.engine, folder, epoch)?;
         for _ in 0..state.scheduler_steps {
             self.learner.lr_step();
         }
         self.scheduler_steps = state.scheduler_steps;
-        // A loader shuffles anew whenever it is iterated. Loaders with threads do so in a thread, and
-        // the first batch is proof that it has happened.
+        // A loader shuffles again whenever it is iterated. Loaders with worker
+        // threads shuffle in a thread, and have done so once the first batch is
+        // there.
         for _ in 0..epoch {
             drop(self.train.iter().next());
             drop(self.valid.iter().next());
@@ -142,7 +146,7 @@ where
         Ok(())
     }
 
-    /// Trains one epoch. Returns whether it was interrupted.
+    /// Trains one epoch. Returns true if it was interrupted.
     fn train_epoch(&mut self, epoch: &Progress) -> Result<bool, OutsideError> {
         let run = self.run;
         let mut round = Round::new(&run.train_outputs, epoch.clone(), self.ranks());
@@ -180,7 +184,7 @@ where
             run.train_outputs.deposit(self.engine.rank(), Some(output));
             micro_batch += 1;
         };
-        // What does not fill a step is dropped, as Burn's accumulator is.
+        // An incomplete accumulation is dropped, as in Burn.
         self.engine.zero_grad();
         if micro_batch > 0 {
             self.report(|processor| {
@@ -190,14 +194,15 @@ where
         Ok(interrupted)
     }
 
-    /// Runs a micro-batch and, at an accumulation boundary, the optimizer step. `items` counts those
-    /// of all ranks since the last one.
+    /// Runs a micro-batch and, at an accumulation boundary, the optimizer step.
+    /// `items` counts the items of all ranks since the last step.
     fn train_step(
         &mut self,
         batch: <LC::TrainingModel as TrainStep>::Input,
         items: &mut usize,
     ) -> Result<TrainItem<LC>, OutsideError> {
-        // One step for each batch: on several ranks a schedule ends where it does on one.
+        // The scheduler advances once per batch and rank, so that a schedule
+        // ends at the same item as on one device.
         for _ in 0..self.ranks() {
             self.learner.lr_step();
             self.scheduler_steps += 1;
@@ -213,7 +218,7 @@ where
         Ok(output.item)
     }
 
-    /// Evaluates the validation data. Returns whether it was interrupted.
+    /// Evaluates the validation data. Returns true if it was interrupted.
     fn validate(&mut self, epoch: &Progress) -> Result<bool, OutsideError> {
         let run = self.run;
         let mut round = Round::new(&run.valid_outputs, epoch.clone(), self.ranks());
@@ -244,8 +249,9 @@ where
         Ok(interrupted)
     }
 
-    /// Evaluates a batch. Without one, keeps the other ranks company, which gather parameters
-    /// together with this one, and returns `None`.
+    /// Evaluates a batch. Without one, evaluates filler items and returns
+    /// `None`: the other ranks gather parameters together with this one, and
+    /// would wait for it.
     fn evaluate(
         &self,
         batch: Option<<LC::InferenceModel as InferenceStep>::Input>,
@@ -260,7 +266,7 @@ where
         Ok(reports.then_some(output))
     }
 
-    /// Saves and deletes checkpoints. Returns whether training ends early.
+    /// Saves and deletes checkpoints. Returns true if training ends early.
     fn end_epoch(&mut self, epoch: usize) -> Result<bool, OutsideError> {
         let decision = (self.engine.rank() == 0).then(|| self.decide(epoch));
         let flag = |of: fn(&Decision) -> bool| f64::from(decision.as_ref().is_some_and(of));
@@ -293,11 +299,11 @@ where
         Ok(flags[1] > 0.0)
     }
 
-    /// Asks the Learner's strategies, on rank 0.
+    /// Asks the Learner's strategies on rank 0.
     fn decide(&self, epoch: usize) -> Decision {
-        // Events are processed by another thread, through a channel with room for one. When the
-        // second of two that do nothing is in the channel, all before them have been processed; only
-        // then do the strategies see the whole epoch.
+        // Another thread processes events from a channel with one slot. Once
+        // the second of two empty events is in the channel, all earlier events
+        // have been processed, and the strategies see the complete epoch.
         self.report(|processor| {
             processor.process_valid(LearnerEvent::Start);
             processor.process_valid(LearnerEvent::Start);
@@ -318,8 +324,8 @@ where
         decision
     }
 
-    /// Tells all ranks what each of them found. The first collective of a micro-batch, so that all
-    /// ranks stop before the same one.
+    /// Combines the flags of all ranks. This is the first collective of a
+    /// micro-batch, so all ranks stop before the same one.
     fn agree(
         &self,
         micro_batch: u64,
@@ -333,7 +339,8 @@ where
         Ok(Agreement { stop: stop > 0.0, with_batch: with_batch as usize, items: items as usize })
     }
 
-    /// Waits until the device has computed what is about to be read by another thread.
+    /// Waits until the device has completed its work, because another thread
+    /// reads the results.
     fn settle(&self) -> Result<(), OutsideError> {
         Ok(B::sync(&self.device).map_err(|error| format!("the device failed: {error:?}"))?)
     }
@@ -345,7 +352,7 @@ where
         }
     }
 
-    /// Warns of a loader whose batches the plan does not know.
+    /// Warns if the loader's batch size differs from the plan's.
     fn check_batch_size(&self, found: usize, progress: &Progress) {
         let planned = self.run.plan.batch.micro_batch_size;
         let is_last = progress.items_processed >= progress.items_total;
@@ -362,7 +369,7 @@ where
     }
 }
 
-/// The next batch and how many items it has.
+/// Returns the next batch and its number of items.
 fn next<I>(batches: &mut (dyn DataLoaderIterator<I> + '_)) -> (Option<I>, usize) {
     let before = batches.progress().items_processed;
     let batch = batches.next();
@@ -370,15 +377,17 @@ fn next<I>(batches: &mut (dyn DataLoaderIterator<I> + '_)) -> (Option<I>, usize)
     (batch, items)
 }
 
+/// Passes each item to `process`.
 fn each<T>(items: Vec<TrainingItem<T>>, process: impl FnMut(LearnerEvent<T>)) {
     items.into_iter().map(LearnerEvent::ProcessedItem).for_each(process);
 }
 
+/// Locks a mutex. A panic of another rank must not hide that rank's failure.
 fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The parts of all ranks, each taken by its rank.
+/// The initial states of all ranks; each rank takes its own.
 pub(crate) struct Places<T>(Vec<Mutex<Option<T>>>);
 
 impl<T> Places<T> {

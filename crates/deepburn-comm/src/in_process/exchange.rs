@@ -1,20 +1,22 @@
-//! The arithmetic of the collectives, as the waiting rank does it.
+//! The arithmetic of the collectives, on the waiting rank's thread.
 //!
-//! Each function waits for the deposits of all ranks and makes this rank's result of them. Arrays
-//! of other ranks are read in place; a copy is made only where the result is new data. Reductions
-//! hand the arrays over in rank order, so the order of additions depends on nothing else.
+//! Each function waits for the deposits of all ranks and computes this rank's
+//! result. The arrays of other ranks are read in place, and copied only into
+//! new results. Reductions get the arrays in rank order, so the order of
+//! additions does not depend on which rank arrives first.
 
 use std::sync::Arc;
 
 use super::rendezvous::{Deposit, Ticket};
 use crate::{CommError, Partition, ReduceOp, SharedPayload};
 
-/// What all ranks brought, by rank.
+/// The deposits of all ranks, by rank.
 struct Contributions<T> {
     by_rank: Vec<Arc<Vec<T>>>,
 }
 
 impl<T: SharedPayload> Contributions<T> {
+    /// Waits until all ranks have deposited their arrays.
     fn wait(ticket: &Ticket) -> Result<Self, CommError> {
         Ok(Self { by_rank: ticket.deposits()?.into_iter().map(arrays).collect() })
     }
@@ -23,7 +25,7 @@ impl<T: SharedPayload> Contributions<T> {
         self.by_rank.len()
     }
 
-    /// Array `index` of every rank.
+    /// Returns array `index` of every rank.
     fn array(&self, index: usize) -> Vec<T> {
         self.by_rank.iter().map(|arrays| arrays[index].clone()).collect()
     }
@@ -32,14 +34,16 @@ impl<T: SharedPayload> Contributions<T> {
         self.by_rank[0].len()
     }
 
-    /// What rank `rank` owns of array `index` of every rank, and how the array is cut.
+    /// Returns the part of array `index` that `rank` owns, from every rank, and
+    /// the partition of the array.
     fn parts(&self, index: usize, rank: usize) -> (Vec<T>, Partition) {
         let partition = Partition::new(self.by_rank[0][index].numel(), self.world_size());
         let part = |arrays: &Arc<Vec<T>>| arrays[index].part(partition.owned(rank));
         (self.by_rank.iter().map(part).collect(), partition)
     }
 
-    /// Chunk `rank` of the reduction of every array, in the memory of that rank.
+    /// Reduces the part of every array that `rank` owns, in the memory of that
+    /// rank.
     fn reduce_chunk(&self, rank: usize, op: ReduceOp) -> Vec<T> {
         let reduce = |index: usize| {
             let (parts, partition) = self.parts(index, rank);
@@ -48,7 +52,8 @@ impl<T: SharedPayload> Contributions<T> {
         (0..self.num_arrays()).map(reduce).collect()
     }
 
-    /// The first rank whose arrays live where those of `rank` do.
+    /// Returns the first rank whose arrays are in the same memory as those from
+    /// `rank`.
     fn first_at_home_of(&self, rank: usize) -> usize {
         let mine = &self.by_rank[rank];
         let shares = |other: &Arc<Vec<T>>| {
@@ -58,7 +63,7 @@ impl<T: SharedPayload> Contributions<T> {
     }
 }
 
-/// Chunk `rank` of the reduction.
+/// Returns this rank's chunk of each reduced array.
 pub(crate) fn reduce_scatter<T: SharedPayload>(
     ticket: &Ticket,
     op: ReduceOp,
@@ -67,15 +72,18 @@ pub(crate) fn reduce_scatter<T: SharedPayload>(
     Ok(ticket.compute(|| contributions.reduce_chunk(ticket.rank(), op)))
 }
 
-/// The whole reduction: chunks reduced by whoever is there, then concatenated by each rank for
-/// itself, because the result is its own to change.
+/// Returns the complete reduced arrays.
+///
+/// Each chunk is reduced once, by the first rank that needs it. Each rank then
+/// concatenates its own copy, because the result may be modified.
 pub(crate) fn all_reduce<T: SharedPayload>(
     ticket: &Ticket,
     op: ReduceOp,
 ) -> Result<Vec<T>, CommError> {
     let contributions = Contributions::<T>::wait(ticket)?;
     let world_size = contributions.world_size();
-    // Own chunk first, then those after it: ranks that arrive together start apart.
+    // Each rank starts with its own chunk and continues with the following
+    // ones, so ranks that arrive together work on different chunks.
     let wanted: Vec<_> = (0..world_size).map(|i| (ticket.rank() + i) % world_size).collect();
     let reduce = |rank| -> Deposit { Arc::new(contributions.reduce_chunk(rank, op)) };
     let mut chunks = ticket.results(&wanted, reduce)?;
@@ -103,7 +111,7 @@ pub(crate) fn all_gather<T: SharedPayload>(
     Ok(results.into_iter().flat_map(|result| arrays::<T>(result).to_vec()).collect())
 }
 
-/// What this rank owns of every array of every rank.
+/// Returns the part of every array of every rank that this rank owns.
 pub(crate) fn all_to_all<T: SharedPayload>(ticket: &Ticket) -> Result<Vec<T>, CommError> {
     let contributions = Contributions::<T>::wait(ticket)?;
     let join = |index: usize| {
@@ -114,7 +122,8 @@ pub(crate) fn all_to_all<T: SharedPayload>(ticket: &Ticket) -> Result<Vec<T>, Co
     Ok(ticket.compute(|| (0..contributions.num_arrays()).map(join).collect()))
 }
 
-/// The arrays of `root`, in the memory of this rank's own if it brought some.
+/// Returns the arrays of `root`, in the memory of this rank's arrays if it
+/// passed some.
 pub(crate) fn broadcast<T: SharedPayload>(
     ticket: &Ticket,
     root: usize,
@@ -128,11 +137,12 @@ pub(crate) fn broadcast<T: SharedPayload>(
     Ok(ticket.compute(|| contributions.by_rank[root].iter().enumerate().map(receive).collect()))
 }
 
-/// Nothing but the meeting.
+/// Waits for all ranks.
 pub(crate) fn barrier(ticket: &Ticket) -> Result<(), CommError> {
     ticket.deposits().map(drop)
 }
 
+/// Restores the type of a deposit.
 fn arrays<T: SharedPayload>(deposit: Deposit) -> Arc<Vec<T>> {
     deposit.downcast().expect("ranks meet only in rounds of one payload type")
 }

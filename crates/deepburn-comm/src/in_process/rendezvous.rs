@@ -1,12 +1,21 @@
-//! The place where rank threads meet: sequence numbers, the check that all ranks do the same,
-//! waiting, and the end of the group.
+//! The meeting point of rank threads: sequence numbers, the comparison of
+//! calls, waiting, and the end of the group.
 //!
-//! [`Rendezvous`] knows nothing of element types: arrays are deposited as [`Deposit`]s and
-//! results are computed by closures. That is what lets all payload types share one order.
+//! [`Rendezvous`] does not depend on element types. Arrays are stored as
+//! type-erased [`Deposit`]s, and results are computed by closures. All payload
+//! types can therefore share one order of collectives.
 //!
-//! Lock discipline: all state is behind one mutex, and no payload is computed, copied or dropped
-//! while it is held (payloads may run a device, and their `Drop` may too). The mutex orders memory
-//! as well: whatever a rank wrote before it deposited is visible to those who fetch the deposit.
+//! The n-th collective of every rank is *round* n. A rank never blocks when it
+//! deposits its arrays; it blocks when it needs the result and a deposit is
+//! missing. The wait ends in one of four ways: all deposits are there, a rank
+//! has failed, a missing rank has left the group, or the time-out has passed.
+//! The last three end the group for all ranks, because a rank that missed one
+//! round can never be in step again.
+//!
+//! Lock discipline: one mutex protects all state. No payload is computed,
+//! copied or dropped while it is held, because payloads may run device code,
+//! and their `Drop` may too. The mutex also orders memory: everything that a
+//! rank wrote before it deposited is visible to ranks that fetch the deposit.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -18,19 +27,21 @@ use std::time::{Duration, Instant};
 use super::round::{Progress, Round};
 use crate::{Absence, Call, CommError, Failure, Side, Statistics, Tag, panic};
 
-/// Arrays or results of one rank, their type erased.
+/// Arrays or results of one rank with an erased type.
 pub(crate) type Deposit = Arc<dyn Any + Send + Sync>;
 
-/// Meeting place of the ranks of one group.
+/// The meeting point of the ranks of one group.
 #[derive(Debug)]
 pub(crate) struct Rendezvous {
     world_size: usize,
     timeout: Duration,
     state: Mutex<State>,
-    /// Whether `state.failure` is set. Every tensor op of every rank asks, and would otherwise take the mutex.
+    /// Whether `state.failure` is set. Every tensor op of every rank checks it,
+    /// and would otherwise lock the mutex.
     has_failed: AtomicBool,
-    /// Notified when a round completes, a result is there, a rank leaves or the group ends.
-    /// One for all rounds: ranks mostly wait for the same one.
+    /// Notified when a round completes, a result is ready, a rank leaves or the
+    /// group ends. All rounds share it, because ranks usually wait for the same
+    /// round.
     changed: Condvar,
 }
 
@@ -41,7 +52,7 @@ struct State {
     failure: Option<Failure>,
 }
 
-/// What is known of one rank.
+/// The progress of one rank.
 #[derive(Debug, Default)]
 struct Attendance {
     next_sequence: u64,
@@ -72,14 +83,21 @@ impl Rendezvous {
     }
 
     pub(crate) fn failure(&self) -> Option<Failure> {
-        // The mutex orders the failure itself. A rank that reads an old `false` here computes one op more.
+        // The mutex orders the failure itself. A rank that reads an outdated
+        // `false` here computes one more op.
         if !self.has_failed.load(Ordering::Relaxed) {
             return None;
         }
         self.lock().failure.clone()
     }
 
-    /// Deposits what `side.rank` brings to its next round. Never blocks on other ranks.
+    /// Deposits the arrays of `side.rank` for its next round. Never waits for
+    /// other ranks.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the group has ended, if the rank has left it, or if
+    /// another rank started a different collective for the same round.
     pub(crate) fn post(
         this: &Arc<Self>,
         side: Side,
@@ -115,7 +133,8 @@ impl Rendezvous {
         self.changed.notify_all();
     }
 
-    /// Ends the group, unless it has ended already, and returns the cause that every rank gets.
+    /// Ends the group, unless it has already ended, and returns the first
+    /// failure.
     fn fail(
         &self,
         mut state: MutexGuard<'_, State>,
@@ -134,12 +153,12 @@ impl Rendezvous {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A poisoned state is usable: no payload code runs under the lock, and each change that
-        // is made there is complete before anything that could panic.
+        // A poisoned state is still consistent: no payload code runs under the
+        // lock, and each change is complete before anything could panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sleeps until something changed or the deadline is over.
+    /// Sleeps until the state changes or the deadline passes.
     fn sleep<'a>(
         &self,
         state: MutexGuard<'a, State>,
@@ -157,7 +176,7 @@ impl Rendezvous {
 }
 
 impl Attendance {
-    /// Gives the rank its next sequence number.
+    /// Assigns the next sequence number of the rank.
     fn start(&mut self, side: &Side) -> Result<Call, CommError> {
         let Side { rank, operation, ref tag, .. } = *side;
         let tag = tag.clone();
@@ -172,7 +191,7 @@ impl Attendance {
     }
 }
 
-/// A rank's claim on the result of one round. Dropping it gives the claim up.
+/// A rank's claim to the result of one round. Dropping it releases the claim.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     rendezvous: Arc<Rendezvous>,
@@ -185,19 +204,21 @@ impl Ticket {
         self.rank
     }
 
-    /// What is exchanged.
+    /// Returns the tag of the exchange.
     pub(crate) fn tag(&self) -> &Tag {
         &self.call.tag
     }
 
-    /// What every rank has brought, by rank, as soon as the last has.
+    /// Waits for the deposits of all ranks and returns them by rank.
     pub(crate) fn deposits(&self) -> Result<Vec<Deposit>, CommError> {
         self.wait_until(Round::deposits)
     }
 
-    /// The results `wanted` of this round, in that order. Each is computed once, by whichever rank
-    /// gets to it first, so that no rank depends on another to wait: one that has dropped its
-    /// handle, or is busy elsewhere, holds nobody up.
+    /// Returns the results `wanted` of this round, in that order.
+    ///
+    /// Each result is computed once, by the first rank that needs it. No rank
+    /// depends on another rank to wait: a rank that has dropped its handle, or
+    /// is busy elsewhere, delays nobody.
     pub(crate) fn results(
         &self,
         wanted: &[usize],
@@ -215,8 +236,8 @@ impl Ticket {
         self.wait_until(|round| round.results(wanted))
     }
 
-    /// Runs payload code. A panic in there ends the group at once, because others may wait for
-    /// what this rank was computing, and goes on unwinding.
+    /// Runs payload code. A panic ends the group at once, because others may
+    /// wait for the result of this rank, and then continues to unwind.
     pub(crate) fn compute<R>(&self, work: impl FnOnce() -> R) -> R {
         catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| {
             let cause = format!("panic in {}: {}", self.call, panic::message(&*payload));
@@ -225,7 +246,8 @@ impl Ticket {
         })
     }
 
-    /// Blocks until `poll` has an answer; until then it says whom the round waits for.
+    /// Blocks until `poll` returns a value. Until then `poll` returns the
+    /// missing ranks.
     fn wait_until<R>(
         &self,
         poll: impl Fn(&mut Round) -> Result<R, Vec<usize>>,
@@ -245,7 +267,8 @@ impl Ticket {
                 Ok(answer) => return Ok(answer),
                 Err(absent) => absent,
             };
-            // Looked at only after `poll`: what arrived together with the deadline counts.
+            // Checked after `poll`, so a deposit that arrives exactly at the
+            // deadline counts.
             if let Some(cause) = self.in_vain(&state, absent, deadline) {
                 return Err(rendezvous.fail(state, self.rank, cause));
             }
@@ -253,7 +276,8 @@ impl Ticket {
         }
     }
 
-    /// Why it is no use to wait for `absent` any longer.
+    /// Returns the reason why waiting for the ranks `absent` is useless; `None`
+    /// if they may still arrive.
     fn in_vain(
         &self,
         state: &State,
@@ -261,7 +285,8 @@ impl Ticket {
         deadline: Option<Instant>,
     ) -> Option<CommError> {
         let call = Box::new(self.call.clone());
-        // A rank that computes a result of a complete round may have left; it will still finish.
+        // A rank that is computing a result of a complete round may already
+        // have left; it will still finish.
         let missing = state.rounds.get(&call.sequence).map(Round::missing).unwrap_or_default();
         if let Some(&rank) = missing.iter().find(|rank| state.ranks[**rank].has_left) {
             return Some(CommError::Left { rank, waiting: self.rank, call });
@@ -282,6 +307,6 @@ impl Drop for Ticket {
             _ => None,
         };
         drop(state);
-        drop(finished); // after the lock: these are payloads
+        drop(finished); // Payloads are dropped without the lock.
     }
 }

@@ -1,42 +1,43 @@
-//! One collective: what every rank has brought to it, and the results that ranks share.
+//! One collective: the deposits of all ranks, and the results that ranks share.
 
 use super::rendezvous::Deposit;
 use crate::Side;
 
-/// How far a round has come in one respect.
+/// Whether all ranks have completed a phase of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// Ranks are missing.
+    /// Some ranks are missing.
     Open,
-    /// Every rank is through.
+    /// All ranks have completed the phase.
     Complete,
 }
 
 /// The state of one collective, from the first deposit to the last released ticket.
 #[derive(Debug)]
 pub(crate) struct Round {
-    /// By rank.
+    /// The deposits by rank; `None` until a rank has deposited.
     deposits: Vec<Option<Deposit>>,
-    /// The call that the others are compared with: the first that brought arrays, or else the
-    /// first.
+    /// The call that the others are compared with: the first one with arrays,
+    /// or else the first one.
     reference: Option<Side>,
-    /// One for each rank; which are used, and for what, is up to the collective.
+    /// One shared result for each rank; each collective defines their meaning.
     results: Vec<Slot>,
-    /// Number of ranks that have their result or gave it up.
+    /// The number of ranks that have received their result or released their
+    /// claim.
     num_released: usize,
 }
 
-/// A result that is computed by the rank that first needs it.
+/// A result that is computed by the first rank that needs it.
 #[derive(Debug, Clone)]
 enum Slot {
-    /// Nobody works on it; holds nothing.
+    /// No rank computes it yet.
     Unclaimed,
-    /// A rank is computing it; holds nothing yet.
+    /// A rank is computing it.
     Claimed {
         /// That rank.
         by: usize,
     },
-    /// Holds the result until the round ends.
+    /// The result, which is kept until the round ends.
     Ready(Deposit),
 }
 
@@ -50,12 +51,12 @@ impl Round {
         }
     }
 
-    /// The call that `side` contradicts.
+    /// Returns the reference call if `side` does not agree with it.
     pub(crate) fn disagreement(&self, side: &Side) -> Option<&Side> {
         self.reference.as_ref().filter(|reference| !reference.agrees_with(side))
     }
 
-    /// Adds what a rank brings.
+    /// Adds the deposit of a rank.
     pub(crate) fn deposit(&mut self, side: Side, deposit: Deposit) -> Progress {
         self.deposits[side.rank] = Some(deposit);
         if self.reference.as_ref().is_none_or(|reference| reference.signature.is_none()) {
@@ -64,20 +65,20 @@ impl Round {
         progress(self.deposits.iter().all(Option::is_some))
     }
 
-    /// The ranks that have brought nothing yet.
+    /// Returns the ranks that have not deposited yet.
     pub(crate) fn missing(&self) -> Vec<usize> {
         let ranks = self.deposits.iter().enumerate();
         ranks.filter(|(_, deposit)| deposit.is_none()).map(|(rank, _)| rank).collect()
     }
 
-    /// Handles on all deposits, or the missing ranks.
+    /// Returns all deposits, or the missing ranks.
     pub(crate) fn deposits(&mut self) -> Result<Vec<Deposit>, Vec<usize>> {
         let all: Option<Vec<_>> = self.deposits.iter().cloned().collect();
         all.ok_or_else(|| self.missing())
     }
 
-    /// Claims for rank `by` the first of the `wanted` results that nobody works on; `None` if
-    /// there is no such result left.
+    /// Claims for rank `by` the first of the `wanted` results that no rank
+    /// computes yet; `None` if there is none.
     pub(crate) fn claim(
         &mut self,
         wanted: &[usize],
@@ -91,12 +92,13 @@ impl Round {
         Ok(claimed)
     }
 
-    /// Hands in a claimed result.
+    /// Stores a claimed result.
     pub(crate) fn finish(&mut self, index: usize, result: Deposit) {
         self.results[index] = Slot::Ready(result);
     }
 
-    /// The `wanted` results, or the ranks that are still computing some.
+    /// Returns the `wanted` results, or the ranks that are still computing some
+    /// of them.
     pub(crate) fn results(&mut self, wanted: &[usize]) -> Result<Vec<Deposit>, Vec<usize>> {
         let mut ready = Vec::with_capacity(wanted.len());
         let mut computing = Vec::new();
@@ -110,7 +112,7 @@ impl Round {
         if ready.len() == wanted.len() { Ok(ready) } else { Err(computing) }
     }
 
-    /// Notes that a rank needs the round no more.
+    /// Records that a rank no longer needs the round.
     pub(crate) fn release(&mut self) -> Progress {
         self.num_released += 1;
         progress(self.num_released == self.deposits.len())

@@ -1,11 +1,11 @@
-//! What can be wrong with the environment of a launcher.
+//! Errors in the environment of a launcher.
 
 use super::Launcher;
 
-/// Why the environment does not tell which rank this process is.
+/// The reason why the environment does not define the rank of this process.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlacementError {
-    /// A variable holds something that a launcher does not write.
+    /// A variable has a value that no launcher writes.
     #[error(
         "{name} is `{value}`, but {rule}; launchers set this variable: unset it and start the job \
          again, or set DEEPBURN_LAUNCHER=none to run all ranks in this process"
@@ -15,11 +15,11 @@ pub enum PlacementError {
         name: &'static str,
         /// Its value.
         value: String,
-        /// What it has to be.
+        /// The rule that the value violates.
         rule: String,
     },
 
-    /// Of the variables of a launcher one is set and another is not.
+    /// Only some variables of a launcher are set.
     #[error(
         "{name} is not set, but {present} is `{value}`; {launcher} sets both: start the job with a \
          launcher that is supported (Open MPI, MPICH, Intel MPI, srun), or set DEEPBURN_LAUNCHER=none \
@@ -36,22 +36,23 @@ pub enum PlacementError {
         launcher: Launcher,
     },
 
-    /// Two launchers tell different ranks or numbers of ranks.
+    /// Two launchers report different ranks or numbers of ranks.
     #[error("{name} is {value}, but {other_name} is {other_value}; both must be equal: {remedy}")]
     Contradiction {
         /// A variable of the first launcher.
         name: &'static str,
         /// Its value.
         value: usize,
-        /// The variable of the second launcher that means the same.
+        /// The equivalent variable of the second launcher.
         other_name: &'static str,
         /// Its value.
         other_value: usize,
-        /// What to do about it.
+        /// The remedy.
         remedy: &'static str,
     },
 
-    /// torchrun, or an operator of PyTorch jobs, started this process as one of several.
+    /// torchrun or a PyTorch job operator started this process as one of
+    /// several.
     #[error(
         "RANK is {rank} and WORLD_SIZE is {world_size}: this process was started by torchrun or for \
          PyTorch, and its processes cannot find each other; start the job with mpirun or `deepburn \
@@ -64,7 +65,7 @@ pub enum PlacementError {
         world_size: usize,
     },
 
-    /// `DEEPBURN_LAUNCHER` has a value that means nothing.
+    /// The value of `DEEPBURN_LAUNCHER` is unknown.
     #[error(
         "DEEPBURN_LAUNCHER is `{value}`; allowed are none, mpi and slurm: unset it to detect the launcher"
     )]

@@ -1,17 +1,20 @@
-//! Reads numbers from environment variables and keeps the name of each for messages.
+//! Reads numbers from environment variables and keeps the variable names for
+//! messages.
 
 use super::{Launcher, PlacementError};
 
-/// A lookup of environment variables.
+/// A lookup function for environment variables.
 pub(super) struct Variables<'a>(pub(super) &'a dyn Fn(&str) -> Option<String>);
 
 impl Variables<'_> {
-    /// The value of a variable; `None` where it is unset or empty, as `NAME= program` leaves it.
+    /// Returns the value of a variable; `None` if it is unset or empty, as
+    /// `NAME= program` leaves it.
     pub(super) fn text(&self, name: &str) -> Option<String> {
         (self.0)(name).filter(|value| !value.trim().is_empty())
     }
 
-    /// The value of a variable that `launcher` sets, as it did set `present`.
+    /// Returns the value of a variable that `launcher` must have set, because
+    /// it set `present`.
     pub(super) fn required_text(
         &self,
         name: &'static str,
@@ -26,7 +29,8 @@ impl Variables<'_> {
         })
     }
 
-    /// The number in a variable that `launcher` sets, as it did set `present`.
+    /// Returns the number in a variable that `launcher` must have set, because
+    /// it set `present`.
     pub(super) fn required(
         &self,
         name: &'static str,
@@ -36,8 +40,8 @@ impl Variables<'_> {
         Number::parse(name, self.required_text(name, present, launcher)?)
     }
 
-    /// A rank and a number of ranks; `None` unless both are set, because either name alone is used
-    /// by programs that start nothing.
+    /// Reads a rank and a number of ranks; `None` unless both are set. Either
+    /// name alone may be used by programs that start no processes.
     pub(super) fn pair(
         &self,
         rank: &'static str,
@@ -50,7 +54,7 @@ impl Variables<'_> {
     }
 }
 
-/// A number and the variable that it came from.
+/// A number and the variable that contains it.
 #[derive(Clone, Copy)]
 pub(super) struct Number {
     pub(super) name: &'static str,
@@ -70,7 +74,7 @@ impl Number {
     }
 }
 
-/// A rank below a number of ranks.
+/// A rank and a larger number of ranks.
 #[derive(Clone, Copy)]
 pub(super) struct World {
     pub(super) rank: Number,
@@ -96,7 +100,7 @@ impl World {
         Ok(Self { rank, size })
     }
 
-    /// Fails unless rank and number of ranks are those of `other`.
+    /// Returns an error unless `other` has the same rank and number of ranks.
     pub(super) fn agree(&self, other: &Self, remedy: &'static str) -> Result<(), PlacementError> {
         for (mine, others) in [(self.size, other.size), (self.rank, other.rank)] {
             if mine.value != others.value {

@@ -1,4 +1,4 @@
-//! `Sharded<B>`: any Burn backend, with parameters that may live in pieces.
+//! `Sharded<B>`: a backend whose parameters can be sharded over ranks.
 
 use std::marker::PhantomData;
 
@@ -61,12 +61,14 @@ macro_rules! forward_backend {
 }
 pub(crate) use forward_backend;
 
-/// A backend decorator that shards the parameters, gradients and optimizer states of a model.
+/// A backend decorator that shards the parameters, gradients and optimizer
+/// states of a model.
 ///
-/// It belongs below autodiff ([`Training`](crate::Training)): what autodiff saves for the backward
-/// pass is then a [`ZeroTensor`], which for a sharded parameter holds no data, and every gradient passes
-/// through here the moment it is final. Tensors that are not parameters of a sharded model behave
-/// as those of `B`.
+/// It belongs below autodiff ([`Training`](crate::Training)). Autodiff then
+/// saves [`ZeroTensor`]s for the backward pass, which hold no data if they are
+/// sharded parameters, and every gradient passes through this backend as soon
+/// as it is final. Tensors that are not parameters of a sharded model behave as
+/// on `B`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sharded<B> {
     inner: PhantomData<B>,
@@ -117,13 +119,14 @@ impl<B: MatmulOps> DistributedBackend for Sharded<B> {
         let slot = unsafe { &mut *tensor.0 };
         let collected = reducer.borrow_mut().collect(index, slot);
         if let Err(error) = collected {
-            // Backward cannot return an error; the rank's runner takes it from here.
+            // Backward cannot return an error; the rank's runner converts the
+            // panic back to one.
             std::panic::panic_any(error);
         }
     }
 
-    /// Called once at the end of a backward pass that reported gradients, after autodiff has let
-    /// go of its locks.
+    /// Called once at the end of a backward pass that reported gradients, after
+    /// autodiff has released its locks.
     fn submit_sync_collective(_device: &Device<Self>) {
         if let Some(reducer) = session::reducer::<B>() {
             let finished = reducer.borrow_mut().finish_backward();

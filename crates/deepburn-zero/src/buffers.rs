@@ -1,22 +1,28 @@
-//! Buffers: the tensors of a module that the optimizer does not update and no rank shards.
+//! Buffers: the tensors of a module that the optimizer does not update and that
+//! are never sharded.
 //!
-//! [Note: Buffers]
-//! A buffer is a running statistic (Burn's `RunningState`, in batch norm), an integer parameter or
-//! a bool parameter. Every rank keeps all of it, in its own element type, at every stage, and
-//! starts from rank 0's values. Integers and bools then never change.
+//! [Note: Buffers] A buffer is a running statistic (Burn's `RunningState`, in
+//! batch norm), an integer parameter or a bool parameter. At every stage, every
+//! rank keeps complete buffers in their own element type and starts from rank
+//! 0's values. Integers and bools then never change.
 //!
-//! Running statistics change in every training forward, on each rank by its own micro-batch, and
-//! Burn keeps the last update of a thread apart from the value until the next update. At the end of
-//! each backward pass the ranks therefore agree: each takes its pending update, one all-reduce
-//! averages all statistics, and every rank stores the result as the value. The sum is made in f32
-//! in rank order and divided by the number of ranks.
+//! Running statistics change in every training forward pass, on each rank
+//! according to its own micro-batch. Burn keeps a thread's last update separate
+//! from the value until the next update. At the end of each backward pass the
+//! ranks therefore synchronise: each rank takes its pending update, one
+//! all-reduce averages all statistics, and every rank stores the result as the
+//! value. The sum is computed in f32 in rank order and divided by the number of
+//! ranks.
 //!
-//! - For a running mean this is the mean over all samples of the ranks' micro-batches, if these are
-//!   of one size. For a running variance it is the mean of the ranks' variances, without the
-//!   variance of the ranks' means: the expected value of what a single rank tracks.
-//!   PyTorch's data parallelism keeps rank 0's statistics and ignores the other ranks' data.
-//! - An element that is infinite or NaN after an update (a rank with an empty micro-batch)
-//!   contributes its previous value. A statistic that no rank updated keeps its bits.
+//! - For a running mean the result is the mean over all samples of the ranks'
+//!   micro-batches if these have the same size. For a running variance it is
+//!   the mean of the ranks' variances, without the variance of the ranks'
+//!   means. This is the expected value of the variance on a single rank.
+//!   PyTorch's data parallelism keeps rank 0's statistics and ignores the data
+//!   of other ranks.
+//! - An element that is infinite or NaN after an update (an empty micro-batch)
+//!   contributes its previous value. A statistic that no rank updated keeps its
+//!   bits.
 //!
 //! `buffers/sharing.rs` distinguishes buffers from frozen parameters.
 
@@ -41,19 +47,19 @@ use crate::tensor::{FullTensor, Leased};
 
 use walk::{FoundBuffers, Install, Live, NewValue};
 
-/// What a buffer holds.
+/// The kind of a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum BufferKind {
     /// A running statistic, which training forward passes update.
     RunningStatistic,
-    /// An integer parameter; constant.
+    /// An integer parameter, which is constant.
     Int,
-    /// A bool parameter; constant.
+    /// A bool parameter, which is constant.
     Bool,
 }
 
-/// A tensor of the module that is not a float parameter: a running statistic, or an integer or
-/// bool parameter. Every rank keeps all of it.
+/// A tensor of the module that is not a float parameter: a running statistic,
+/// or an integer or bool parameter. Every rank keeps the complete tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Buffer {
     path: String,
@@ -64,42 +70,43 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Module path, such as `norm.running_mean`.
+    /// Returns the module path, such as `norm.running_mean`.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// Further module paths of an integer or bool parameter that occurs more than once.
+    /// Returns the additional module paths of an integer or bool parameter that
+    /// occurs more than once.
     pub fn aliases(&self) -> &[String] {
         &self.aliases
     }
 
-    /// Shape.
+    /// Returns the shape.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// Element type; mixed precision leaves it as it is.
+    /// Returns the element type, which mixed precision does not change.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// What it holds.
+    /// Returns the kind.
     pub fn kind(&self) -> BufferKind {
         self.kind
     }
 
-    /// Elements.
+    /// Returns the number of elements.
     pub fn numel(&self) -> usize {
         self.shape.num_elements()
     }
 
-    /// Bytes in memory on each rank.
+    /// Returns the size in bytes on each rank.
     pub fn bytes(&self) -> usize {
         self.numel() * self.dtype.size()
     }
 
-    /// What must be the same on all ranks.
+    /// Describes the properties that must be the same on all ranks.
     fn description(&self) -> String {
         let Self { path, shape, dtype, kind, .. } = self;
         format!("{kind:?} {path} {:?} {}", shape.to_vec(), dtype.name())
@@ -113,16 +120,17 @@ pub(crate) struct BufferTable<B: Backend> {
     buffers: Vec<Buffer>,
     ids: HashMap<ParamId, usize>,
     device: Option<B::Device>,
-    /// By buffer: the values that the ranks agreed on last, for a running statistic.
+    /// By buffer: the last average over ranks of a running statistic; `None`
+    /// for constants.
     agreed: RefCell<Vec<Option<FullTensor<B>>>>,
-    /// The bytes of integers and bools.
+    /// The ledger entries of integers and bools.
     _constants: Vec<Lease>,
 }
 
 impl<B: OptimizerOps> BufferTable<B> {
-    /// Finds the buffers of `module`, takes its running statistics apart from those of its clones,
-    /// and gives all ranks rank 0's values. A module without buffers is returned as it is, without
-    /// a collective.
+    /// Finds the buffers of `module`, separates its running statistics from its
+    /// clones, and gives all ranks rank 0's values. Without buffers, the module
+    /// is returned unchanged and nothing is exchanged.
     pub(crate) fn prepare<M: AutodiffModule<Training<B>>>(
         module: M,
         group: &Group<B>,
@@ -150,23 +158,24 @@ impl<B: OptimizerOps> BufferTable<B> {
         }
         table.compare_ranks()?;
         let values = table.values_of_rank_0(&values)?;
-        // Statistics that were just taken apart have no pending updates.
+        // Statistics that were just separated have no pending updates.
         let module = table.install_data(module, values.into_iter().map(Some).collect());
         Ok((module, table))
     }
 
-    /// The buffers, in the order of the module.
+    /// Returns the buffers in module order.
     pub(crate) fn all(&self) -> &[Buffer] {
         &self.buffers
     }
 
-    /// Whether the tensor of this id is a buffer.
+    /// Returns true if the tensor with this id is a buffer.
     pub(crate) fn contains(&self, id: ParamId) -> bool {
         self.ids.contains_key(&id)
     }
 
-    /// Averages the running statistics of all ranks where a rank updated them; see the module's
-    /// documentation. Without statistics it does nothing; otherwise all ranks call it together.
+    /// Averages running statistics over the ranks if any rank updated them; see
+    /// the module's documentation. All ranks call this together. Without
+    /// statistics, nothing is exchanged.
     pub(crate) fn agree<M: AutodiffModule<Training<B>>>(
         &self,
         module: &M,
@@ -181,13 +190,15 @@ impl<B: OptimizerOps> BufferTable<B> {
             for Update { index, tensor, changed } in changed {
                 values[index] = changed.then(|| self.entered(index, tensor));
             }
-            // Clones share running statistics, so this changes those of `module`.
+            // Clones share running statistics, so this changes the statistics
+            // of `module`.
             drop(self.install_tensors(module.clone(), values, HashMap::new()));
         }
         Ok(())
     }
 
-    /// What this rank contributes of each running statistic; `None` where the module has none.
+    /// Returns this rank's contribution to each running statistic; `None` if
+    /// the module has none.
     fn updates<M: AutodiffModule<Training<B>>>(
         &self,
         module: &M,
@@ -205,7 +216,7 @@ impl<B: OptimizerOps> BufferTable<B> {
         let updates = statistics.map(|(index, previous, live)| {
             let live = live.ok_or_else(|| self.missing(index))?;
             let Buffer { path, shape, dtype, .. } = &self.buffers[index];
-            // The value that was installed carries its own entry in the ledger; an update does not.
+            // An installed value carries its ledger entry, an update does not.
             let changed = !same_lease(previous, &live);
             if !changed {
                 return Ok(Update { index, tensor: previous.tensor.clone(), changed });
@@ -221,8 +232,9 @@ impl<B: OptimizerOps> BufferTable<B> {
         updates.collect::<Result<_, _>>().map(Some)
     }
 
-    /// The mean over the ranks, all in one all-reduce. A statistic that no rank updated is returned
-    /// as unchanged, because the mean of equal values need not be the same bits.
+    /// Averages over the ranks in one all-reduce. A statistic that no rank
+    /// updated is returned unchanged, because the mean of equal values may have
+    /// different bits.
     fn average(&self, updates: Vec<Update<B>>) -> Result<Vec<Update<B>>, ZeroError> {
         let Some(device) = &self.device else { return Ok(updates) };
         let flags: Vec<f32> =
@@ -245,8 +257,8 @@ impl<B: OptimizerOps> BufferTable<B> {
         Ok(averaged.collect())
     }
 
-    /// The values of buffer `index`: of a running statistic those that the ranks agreed on last.
-    /// Bools have one byte each.
+    /// Returns the values of buffer `index`. A running statistic has the value
+    /// of the last average. Bools have one byte each.
     pub(crate) fn data<M: AutodiffModule<Training<B>>>(
         &self,
         module: &M,
@@ -260,29 +272,31 @@ impl<B: OptimizerOps> BufferTable<B> {
         live.constant.map(portable).ok_or_else(|| self.missing(index))
     }
 
-    /// The error for a module without buffer `index`.
+    /// Returns the error for a module without buffer `index`.
     fn missing(&self, index: usize) -> ZeroError {
         ZeroError::UnknownBuffer { path: self.buffers[index].path.clone() }
     }
 
-    /// The tensor of a running statistic as the ranks agreed on it last.
+    /// Returns the last average of a running statistic.
     pub(crate) fn statistic(&self, index: usize) -> Option<B::FloatTensorPrimitive> {
         Some(self.agreed.borrow()[index].as_ref()?.tensor.clone())
     }
 
-    /// `module` with other values of its buffers, by index; `None` leaves one as it is. Running
-    /// statistics change in all clones of the module.
+    /// Returns `module` with new values of its buffers, by index; `None` leaves
+    /// a buffer unchanged. Running statistics change in all clones of the
+    /// module.
     pub(crate) fn install<M: AutodiffModule<Training<B>>>(
         &self,
         module: M,
         values: Vec<Option<TensorData>>,
     ) -> M {
-        // An update that is still pending would replace the new value later.
+        // A pending update would later replace the new value.
         synchronise::<B, M>(&module);
         self.install_data(module, values)
     }
 
-    /// Like [`install`](Self::install), on a module without pending updates.
+    /// Works like [`install`](Self::install), for a module without pending
+    /// updates.
     fn install_data<M: AutodiffModule<Training<B>>>(
         &self,
         module: M,
@@ -307,7 +321,8 @@ impl<B: OptimizerOps> BufferTable<B> {
         self.install_tensors(module, tensors, constants)
     }
 
-    /// Like [`install_data`](Self::install_data), with statistics as tensors.
+    /// Works like [`install_data`](Self::install_data), with statistics as
+    /// tensors.
     fn install_tensors<M: AutodiffModule<Training<B>>>(
         &self,
         module: M,
@@ -328,13 +343,13 @@ impl<B: OptimizerOps> BufferTable<B> {
         module.map(&mut Install::<B> { values })
     }
 
-    /// A running statistic, entered in the ledger as what it is.
+    /// Wraps a running statistic with its ledger entry.
     fn entered(&self, index: usize, tensor: B::FloatTensorPrimitive) -> FullTensor<B> {
         let lease = self.ledger.hold(Category::Parameters, self.buffers[index].bytes());
         Leased { tensor, lease: Some(Arc::new(lease)) }
     }
 
-    /// Makes sure that all ranks have the same buffers.
+    /// Checks that all ranks have the same buffers.
     fn compare_ranks(&self) -> Result<(), ZeroError> {
         let own: Vec<_> = self.buffers.iter().map(Buffer::description).collect();
         let texts = self.group.gather_bytes(Tag::new("buffers", 0), own.join("\n").as_bytes())?;
@@ -351,7 +366,7 @@ impl<B: OptimizerOps> BufferTable<B> {
         }
     }
 
-    /// Distributes the values of rank 0.
+    /// Broadcasts the values of rank 0.
     fn values_of_rank_0(&self, own: &[TensorData]) -> Result<Vec<TensorData>, ZeroError> {
         let bytes: Vec<u8> = own.iter().flat_map(|data| data.as_bytes()).copied().collect();
         let bytes = self.group.broadcast_bytes(Tag::new("buffers", 1), &bytes, 0)?;
@@ -365,15 +380,15 @@ impl<B: OptimizerOps> BufferTable<B> {
     }
 }
 
-/// One rank's part in an agreement, and then its result.
+/// One rank's contribution to an average, and later the result.
 struct Update<B: Backend> {
     index: usize,
     tensor: B::FloatTensorPrimitive,
     changed: bool,
 }
 
-/// Makes the pending update of each running statistic its value: `valid` does so for all of them,
-/// and clones share them.
+/// Makes the pending update of each running statistic its value. `valid` does
+/// this for all statistics, which the clone shares.
 fn synchronise<B: OptimizerOps, M: AutodiffModule<Training<B>>>(module: &M) {
     drop(module.valid());
 }
@@ -385,19 +400,21 @@ fn same_lease<T>(left: &Leased<T>, right: &Leased<T>) -> bool {
     }
 }
 
-/// `update`, with the elements of `previous` where it is infinite or NaN.
+/// Returns `update` with the elements of `previous` where it is infinite or
+/// NaN.
 fn finite_or<B: Backend>(
     update: B::FloatTensorPrimitive,
     previous: B::FloatTensorPrimitive,
 ) -> B::FloatTensorPrimitive {
     let bool_dtype = burn_backend::get_device_settings::<B>(&B::float_device(&update)).bool_dtype;
-    // Zero for a finite number, NaN for every other.
+    // `x - x` is zero for finite numbers and NaN for all others.
     let difference = B::float_sub(update.clone(), update.clone());
     let not_finite = B::float_is_nan(difference, bool_dtype);
     B::float_mask_where(update, not_finite, previous)
 }
 
-/// Data as it is stored: bools in one byte each, whatever the backend keeps them in.
+/// Returns data in storage form: bools have one byte each, regardless of the
+/// backend.
 pub(crate) fn portable(data: TensorData) -> TensorData {
     match data.dtype {
         DType::Bool(_) => data.convert::<bool>(),

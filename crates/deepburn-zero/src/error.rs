@@ -1,4 +1,4 @@
-//! What can go wrong while training in pieces.
+//! Errors of sharded training.
 
 use deepburn_comm::CommError;
 use deepburn_config::ParamGroupError;
@@ -10,31 +10,31 @@ pub enum ZeroError {
     /// A collective failed.
     #[error(transparent)]
     Comm(#[from] CommError),
-    /// Offloaded states cannot be kept, read or written.
+    /// The NVMe file of offloaded states cannot be created, read or written.
     #[error("offload to NVMe: {0}")]
     Swap(#[from] SwapError),
-    /// Parameter groups do not fit the module or the optimizer.
+    /// A parameter group matches no parameter, or does not fit the optimizer.
     #[error(transparent)]
     ParamGroups(#[from] ParamGroupError),
-    /// Parameters cannot be offloaded by this plan.
+    /// This plan cannot offload parameters.
     #[error(
         "parameter_shards: offloaded parameters need {needed}; offload these too, or keep parameters on the \
          device"
     )]
     ParameterOffload {
-        /// What is missing.
+        /// The missing offload settings.
         needed: &'static str,
     },
-    /// Ranks cannot agree on momenta with this plan.
+    /// This plan cannot exchange compressed momenta.
     #[error(
         "1-bit Adam, 0/1 Adam and 1-bit LAMB need whole gradients and optimizer states on the device of every rank, and \
          {reason}: use ZeRO stage 0 without offload, or AdamW"
     )]
     MomentumExchange {
-        /// What the plan does to them.
+        /// What the plan does to gradients and optimizer states.
         reason: String,
     },
-    /// A parameter is of a type that cannot be trained.
+    /// A parameter has a type that cannot be trained.
     #[error(
         "parameter {path} is stored as {dtype}: sharded training keeps parameters in f32; cast \
          the module to f32 before sharding it"
@@ -45,15 +45,15 @@ pub enum ZeroError {
         /// Its element type.
         dtype: &'static str,
     },
-    /// The first value of a parameter could not be drawn or read.
+    /// The initial value of a parameter could not be drawn or read.
     #[error("parameter {path} could not be initialised: {reason}")]
     Initialisation {
         /// Module path of the parameter.
         path: String,
-        /// What its initialisation said when it panicked.
+        /// The panic message of its initialisation.
         reason: String,
     },
-    /// The ranks' modules have a parameter of different shapes.
+    /// A parameter has different shapes in the modules of the ranks.
     #[error(
         "parameter {path} has shape {found:?} here and {expected:?} on rank 0: build the same module \
          on all ranks"
@@ -66,7 +66,7 @@ pub enum ZeroError {
         /// Its shape on rank 0.
         expected: Vec<usize>,
     },
-    /// The device does not compute in the type that was asked for.
+    /// The device does not support the requested type.
     #[error(
         "{backend} does not compute in {dtype} on this device: train in another type (fp16, bf16 or \
          neither) or on another backend"
@@ -77,13 +77,13 @@ pub enum ZeroError {
         /// The element type.
         dtype: &'static str,
     },
-    /// Nothing to train.
+    /// The module has no trainable parameter.
     #[error(
         "the module has no trainable parameter: call `require_grad` on what is to be trained, or freeze fewer \
          parameter groups"
     )]
     NothingTrainable,
-    /// A parameter was met while the module was sharded, and not when it was visited before.
+    /// `map` reached a parameter of the module that `visit` did not reach.
     #[error(
         "parameter {path} appears only while the module is mapped: `visit` and `map` of a module go through the same \
          parameters; derive Module, or let both of them reach it"
@@ -102,7 +102,8 @@ pub enum ZeroError {
         /// Module path of the first such parameter, in the model's order.
         path: String,
     },
-    /// A parameter took no part in the loss although the configuration rules that out.
+    /// A parameter has no gradient although `ignore_unused_parameters` is
+    /// false.
     #[error(
         "{} got no gradient and `ignore_unused_parameters` is false: freeze them or set it to \
          true, which counts them as zero",
@@ -118,7 +119,7 @@ pub enum ZeroError {
          without detaching it"
     )]
     NoGradients,
-    /// Values of another number than a parameter has.
+    /// A segment has a different number of values than the parameter needs.
     #[error(
         "parameter {path}: {found} values of {array} were given for {expected}: load states of a \
          model of the same shape"
@@ -126,14 +127,15 @@ pub enum ZeroError {
     PieceLength {
         /// Module path.
         path: String,
-        /// Which of its arrays.
+        /// The array.
         array: &'static str,
-        /// Values that were given.
+        /// The number of values that were given.
         found: usize,
-        /// Values that are needed.
+        /// The number of values that are needed.
         expected: usize,
     },
-    /// An accumulated gradient in a type that this configuration does not accumulate in.
+    /// A checkpoint has an accumulated gradient of a type that this
+    /// configuration does not use.
     #[error(
         "parameter {path}: its gradient was accumulated in {dtype}, and this configuration adds up \
          in another type: use the types it was begun with until the step is complete"
@@ -141,10 +143,10 @@ pub enum ZeroError {
     GradientType {
         /// Module path.
         path: String,
-        /// The type of what was accumulated.
+        /// The type of the stored gradient.
         dtype: &'static str,
     },
-    /// Two layers have one running statistic.
+    /// Two layers share a running statistic.
     #[error(
         "running statistic {other} is the same as {path}: two layers of the module are clones of \
          one; build each layer separately, or keep one layer and call it twice"
@@ -162,10 +164,10 @@ pub enum ZeroError {
         rank: usize,
         /// The first buffer in which they differ, on rank 0.
         first: String,
-        /// That on the other rank.
+        /// The buffer on the other rank.
         other: String,
     },
-    /// A running statistic was replaced by one of another shape.
+    /// The shape of a running statistic was changed.
     #[error(
         "running statistic {path} was updated with a tensor of shape {found:?} instead of \
          {expected:?}: keep its shape"
@@ -175,16 +177,16 @@ pub enum ZeroError {
         path: String,
         /// Shape of the update.
         found: Vec<usize>,
-        /// Shape it had.
+        /// The original shape.
         expected: Vec<usize>,
     },
-    /// A path that names no buffer.
+    /// No buffer has this path.
     #[error("the model has no buffer {path}: buffers are named by their module path")]
     UnknownBuffer {
         /// The path as given.
         path: String,
     },
-    /// A path that names no parameter.
+    /// No parameter has this path.
     #[error("the model has no parameter {path}: parameters are named by their module path")]
     UnknownParameter {
         /// The path as given.

@@ -1,4 +1,5 @@
-//! The process group as sharded training uses it: device arrays, a few host numbers, bytes.
+//! The process group of sharded training: device arrays, host numbers and
+//! bytes.
 
 use std::sync::Arc;
 
@@ -7,9 +8,8 @@ use deepburn_comm::{CommError, Host, Pending, ProcessGroup, ReduceOp, Tag};
 
 use crate::DeviceArray;
 
-/// A process group that carries device arrays, host numbers and bytes.
-///
-/// Implemented by every engine that carries the three.
+/// A process group that exchanges device arrays, host numbers and bytes.
+/// Implemented for every engine that supports all three.
 pub trait ZeroGroup<B: Backend>:
     ProcessGroup<DeviceArray<B>> + ProcessGroup<Host<f64>> + ProcessGroup<Host<u8>>
 {
@@ -20,7 +20,7 @@ impl<B: Backend, G> ZeroGroup<B> for G where
 {
 }
 
-/// A handle on the process group of one rank.
+/// A handle to the process group of one rank.
 pub struct Group<B: Backend> {
     engine: Arc<dyn ZeroGroup<B>>,
     rank: usize,
@@ -47,40 +47,50 @@ impl<B: Backend> Group<B> {
         Self { engine: Arc::new(member), rank, world_size }
     }
 
-    /// This rank, from 0.
+    /// Returns the rank, from 0.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
         self.world_size
     }
 
-    /// The group as a carrier of device arrays.
+    /// Returns the group as an exchange of device arrays.
     pub(crate) fn arrays(&self) -> &dyn ProcessGroup<DeviceArray<B>> {
         &*self.engine
     }
 
     /// Sums host numbers over all ranks, in rank order.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the collective fails.
     pub fn sum(&self, tag: Tag, values: Vec<f64>) -> Result<Vec<f64>, CommError> {
         self.reduce(tag, values, ReduceOp::Sum)
     }
 
-    /// Largest of each host number over all ranks.
+    /// Returns the maximum of each host number over all ranks.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the collective fails.
     pub fn max(&self, tag: Tag, values: Vec<f64>) -> Result<Vec<f64>, CommError> {
         self.reduce(tag, values, ReduceOp::Max)
     }
 
-    /// What every rank says, in rank order: text, a serialised value. A rank may say nothing.
+    /// Gathers the bytes of every rank, in rank order. A rank may pass none.
     ///
     /// # Errors
-    /// When the collective fails.
+    ///
+    /// Returns an error if the collective fails.
     pub fn gather_bytes(&self, tag: Tag, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
         deepburn_comm::gather_bytes(self.bytes(), tag, bytes)
     }
 
-    /// The bytes of rank `root`, of which every rank passes as many.
+    /// Broadcasts the bytes of rank `root`. Every rank passes the same number
+    /// of bytes.
     pub(crate) fn broadcast_bytes(
         &self,
         tag: Tag,
@@ -91,22 +101,26 @@ impl<B: Backend> Group<B> {
         Ok(bytes.wait()?.swap_remove(0).into_vec())
     }
 
-    /// The group as a carrier of bytes.
+    /// Returns the group as an exchange of bytes.
     pub(crate) fn bytes(&self) -> &dyn ProcessGroup<Host<u8>> {
         &*self.engine
     }
 
-    /// The failure of this rank for a reason of its own, as ranks tell it each other.
+    /// Returns the failure of this rank in the form that other ranks receive.
     pub(crate) fn failed(&self, cause: String) -> CommError {
         CommError::PeerFailed { rank: self.rank, cause }
     }
 
-    /// Asks whether the group still works, without exchanging anything.
+    /// Checks that the group has not ended, without an exchange.
     pub(crate) fn check(&self) -> Result<(), CommError> {
         self.arrays().check()
     }
 
-    /// Returns when every rank has called it.
+    /// Waits until every rank has called it.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the collective fails.
     pub fn barrier(&self, tag: Tag) -> Result<(), CommError> {
         self.arrays().barrier(tag)
     }

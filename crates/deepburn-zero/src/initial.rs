@@ -1,9 +1,11 @@
-//! The first value of a parameter, which rank 0 draws or reads and the other ranks receive.
+//! The initial value of a parameter, which rank 0 draws or reads and the other
+//! ranks receive.
 //!
-//! Burn's parameters are lazy: one that was not used yet has a closure that makes its value. Rank 0
-//! runs the closures of one parameter after the other while it shards them, so that no rank ever
-//! holds all values. On the other ranks a lazy parameter is taken out of the module without a
-//! value. Main type: [`InitialValue`].
+//! Burn's parameters are lazy: until its first use, a parameter is a closure
+//! that creates the value. Rank 0 runs these closures one after the other while
+//! it shards the parameters, so no rank ever holds all values. While rank 0
+//! computes a value, the other ranks wait. On these ranks a lazy parameter is
+//! taken out of the module without a value. Main type: [`InitialValue`].
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -18,28 +20,33 @@ use crate::error::ZeroError;
 use crate::group::Group;
 use crate::sharding::Training;
 
-/// What a rank has of a parameter before it is sharded.
+/// The state of a parameter on one rank before it is sharded.
 pub(crate) enum InitialValue<B: Backend> {
-    /// A value, and whether it is trained.
+    /// The value, and whether it is trained.
     Present { tensor: B::FloatTensorPrimitive, trainable: bool },
-    /// Nothing: the parameter is lazy, and rank 0 makes its value. It will be on this device.
+    /// No value: the parameter is lazy and rank 0 creates it. The device is the
+    /// future location.
     Absent(B::Device),
 }
 
 /// A float parameter that was taken out of its module.
 pub(crate) struct TakenParam<B: OptimizerOps, const D: usize> {
     pub(crate) id: ParamId,
-    /// What the parameter does when it is loaded and saved.
+    /// The conversions that the parameter applies when it is loaded and saved.
     pub(crate) mapper: ParamMapper<Tensor<Training<B>, D>>,
     pub(crate) value: InitialValue<B>,
 }
 
 impl<B: OptimizerOps, const D: usize> TakenParam<B, D> {
-    /// Takes `param` out of the module on `rank`. A lazy parameter is initialised on rank 0 alone,
-    /// with one exception: Burn gives out a load mapper only together with the value.
+    /// Takes `param` out of the module on `rank`.
+    ///
+    /// A lazy parameter is initialised on rank 0 only. The exception is a
+    /// parameter with a load mapper, because Burn returns the mapper only
+    /// together with the value.
     ///
     /// # Errors
-    /// The reason why a closure panicked.
+    ///
+    /// Returns the message of a closure that panicked.
     pub(crate) fn new(param: Param<Tensor<Training<B>, D>>, rank: usize) -> Result<Self, String> {
         if rank != 0 && !param.is_initialized() && !has_load_mapper(&param) {
             return Ok(Self::without_value(param));
@@ -52,29 +59,34 @@ impl<B: OptimizerOps, const D: usize> TakenParam<B, D> {
 
     fn without_value(param: Param<Tensor<Training<B>, D>>) -> Self {
         let (id, device) = (param.id, param.lazy_device());
-        // Loading a value is Burn's only way at the mapper that does not run the closure.
+        // Loading a value is Burn's only access to the mapper that does not run
+        // the closure.
         let (id, _, mapper) =
             param.transform_for_load(Tensor::zeros([1; D], &device), id).consume();
         Self { id, mapper, value: InitialValue::Absent(device) }
     }
 }
 
-/// Whether a load mapper would change what is loaded into `param`. Only the debug text tells.
+/// Returns true if a load mapper would change a loaded value. Burn reveals it
+/// only in the debug text.
 fn has_load_mapper<B: Backend, const D: usize>(param: &Param<Tensor<B, D>>) -> bool {
     format!("{param:?}").contains("load: true")
 }
 
-/// Runs the closure of a lazy parameter, whose only way to fail is a panic.
+/// Runs the closure of a lazy parameter and converts a panic, its only way to
+/// fail, to an error.
 fn caught<T>(initialise: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(initialise)).map_err(|panic| {
-        // The failure of a collective has a type of its own.
+        // The failure of a collective has its own type and continues as a
+        // panic.
         if panic.is::<CommError>() { resume_unwind(panic) } else { panic_message(&*panic) }
     })
 }
 
-/// A parameter's value on every rank.
+/// The value of a parameter, identical on every rank.
 pub(crate) struct Distributed<B: Backend> {
-    /// All elements, in their flat order. Ranks of one process may share the allocation.
+    /// All elements in flat order. Ranks of one process may share the
+    /// allocation.
     pub(crate) flat: B::FloatTensorPrimitive,
     pub(crate) shape: Shape,
     pub(crate) trainable: bool,
@@ -88,11 +100,13 @@ impl<B: OptimizerOps> InitialValue<B> {
         }
     }
 
-    /// Hands the value of rank 0 to all ranks. A parameter of `D` dimensions with an `index` and a
-    /// `path`; all ranks call this together.
+    /// Broadcasts the value of rank 0. `index` and `path` identify the
+    /// parameter, which has `D` dimensions. All ranks call this together.
     ///
     /// # Errors
-    /// When the collective fails, or the shape here is not that of rank 0.
+    ///
+    /// Returns an error if the collective fails, or if the shape on this rank
+    /// differs from rank 0's.
     pub(crate) fn distribute<const D: usize>(
         self,
         group: &Group<B>,
@@ -104,7 +118,8 @@ impl<B: OptimizerOps> InitialValue<B> {
             Self::Present { tensor, trainable } => ShapeRecord::of(&tensor.shape(), *trainable),
             Self::Absent(_) => ShapeRecord(vec![0; D + 1]),
         };
-        // What a lazy parameter says of its shape may differ from what its closure makes.
+        // The announced shape of a lazy parameter may differ from the shape
+        // that its closure returns.
         let first =
             ShapeRecord::read(&group.broadcast_bytes(tag("initial shape"), &own.bytes(), 0)?);
         let (array, record) = match self {
@@ -128,7 +143,7 @@ impl<B: OptimizerOps> InitialValue<B> {
     }
 }
 
-/// The lengths of a parameter's axes, and at last whether it is trained.
+/// The lengths of a parameter's axes, followed by its trainability.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct ShapeRecord(Vec<u64>);
 
@@ -155,7 +170,8 @@ impl ShapeRecord {
     }
 }
 
-/// Says where an array is to be received: a view of one element, which takes no memory.
+/// Returns a placeholder that tells the collective where to receive an array:
+/// an expanded view of one element, which takes no memory.
 fn elements_to_come<B: Backend>(numel: usize, device: &B::Device) -> B::FloatTensorPrimitive {
     let shape = |len| Shape::from(vec![len]);
     match numel {
@@ -164,12 +180,14 @@ fn elements_to_come<B: Backend>(numel: usize, device: &B::Device) -> B::FloatTen
     }
 }
 
-/// A clone of `module` in which each lazy float is a single zero, so that nothing is initialised by what
-/// is done with it. It shares running statistics with `module`, as every clone does.
+/// Returns a clone of `module` in which each lazy float is a single zero, so
+/// that working with the clone initialises nothing. The clone shares running
+/// statistics with `module`.
 pub(crate) fn without_lazy_values<B: OptimizerOps, M: Module<Training<B>>>(module: &M) -> M {
     module.clone().map(&mut LazyToZero)
 }
 
+/// A mapper that replaces lazy floats with a single zero.
 struct LazyToZero;
 
 impl<B: OptimizerOps> ModuleMapper<Training<B>> for LazyToZero {
@@ -185,8 +203,8 @@ impl<B: OptimizerOps> ModuleMapper<Training<B>> for LazyToZero {
     }
 }
 
-/// Makes the values of lazy integer and bool parameters, which all ranks keep whole, and tells whether
-/// a float of `module` is initialised.
+/// Initialises lazy integer and bool parameters, which all ranks keep complete.
+/// Returns true if a float of `module` is already initialised.
 pub(crate) fn initialise_constants<B: OptimizerOps, M: Module<Training<B>>>(module: &M) -> bool {
     let mut constants = Constants { has_float: false };
     module.visit(&mut constants);

@@ -1,37 +1,40 @@
-//! The memory ledger: bytes held by one rank, by tier and category, now and at their peak.
+//! The memory ledger: bytes held by one rank, by tier and category, with peaks.
 //!
-//! Whoever holds memory keeps a [`Lease`] beside it; the bytes leave the ledger when the lease is
-//! dropped. The ledger counts what this rank holds even where ranks of one process read one
-//! allocation together, so that its figures are those of one rank on a machine of its own.
+//! The owner of memory keeps a [`Lease`], and dropping the lease removes the
+//! bytes. The ledger counts what this rank holds even if ranks of one process
+//! read the same allocation. Its numbers therefore match a rank on its own
+//! machine.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Where bytes are held.
+/// The location of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Tier {
-    /// Memory of the device that computes; on a CPU backend that is host memory.
+    /// Device memory; host memory on a CPU backend.
     Device,
-    /// Host memory to which something was offloaded.
+    /// Host memory that holds offloaded states.
     Host,
     /// A file on NVMe.
     Disk,
 }
 
-/// What memory is held for.
+/// The purpose of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Category {
-    /// Parameters that stay: whole ones, shards, and persistent copies at stage 3.
+    /// Permanent parameters: complete ones, shards, and persistent copies at
+    /// stage 3.
     Parameters,
     /// Accumulated gradients.
     Gradients,
     /// Optimizer states.
     Optimizer,
-    /// Sharded parameters made whole for an op, and kept for reuse or fetched ahead.
+    /// Sharded parameters that were gathered for an op, kept for reuse or
+    /// prefetched.
     Gathered,
-    /// Gradients waiting in the bucket or being reduced.
+    /// Gradients that wait in the bucket or are being reduced.
     Buckets,
-    /// Everything else that flows through tensor ops: activations and their gradients.
+    /// All other results of tensor ops: activations and their gradients.
     Activations,
 }
 
@@ -47,12 +50,12 @@ impl Category {
     ];
 }
 
-/// Bytes of one category.
+/// The bytes of one category.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Held now.
+    /// The bytes held now.
     pub current: usize,
-    /// Most held at a time since the peaks were reset.
+    /// The largest number of bytes held since the peaks were reset.
     pub peak: usize,
 }
 
@@ -63,10 +66,12 @@ struct Counter {
 }
 
 impl Counter {
-    // A statistic: no other memory is published through these counters.
+    // Relaxed ordering is enough: no other memory is published through these
+    // counters.
     fn add(&self, bytes: usize) {
         let now = self.current.fetch_add(bytes, Relaxed) + bytes;
-        // Every tensor op comes here, and few of them reach a new peak.
+        // Every tensor op calls this, and few reach a new peak, so the peak is
+        // read before it is written.
         if now > self.peak.load(Relaxed) {
             self.peak.fetch_max(now, Relaxed);
         }
@@ -81,7 +86,7 @@ impl Counter {
     }
 }
 
-/// A handle on the counters of one rank; clones share them.
+/// A handle to the counters of one rank. Clones share the counters.
 #[derive(Debug, Clone, Default)]
 pub struct Ledger {
     counters: Arc<[TierCounters; 3]>,
@@ -95,40 +100,41 @@ struct TierCounters {
 }
 
 impl Ledger {
-    /// An empty ledger.
+    /// Returns an empty ledger.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Whether both are handles on the same counters.
+    /// Returns true if both are handles to the same counters.
     pub(crate) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.counters, &other.counters)
     }
 
-    /// Enters `bytes` of the device under `category` until the lease is dropped.
+    /// Adds `bytes` of device memory to `category` until the lease is dropped.
     pub fn hold(&self, category: Category, bytes: usize) -> Lease {
         self.hold_on(Tier::Device, category, bytes)
     }
 
-    /// Enters `bytes` of `tier` under `category` until the lease is dropped.
+    /// Adds `bytes` of `tier` to `category` until the lease is dropped.
     pub fn hold_on(&self, tier: Tier, category: Category, bytes: usize) -> Lease {
         self.counter(tier, category).add(bytes);
         self.counters[tier as usize].total.add(bytes);
         Lease { ledger: self.clone(), tier, category, bytes }
     }
 
-    /// Bytes of one category on the device.
+    /// Returns the device memory of one category.
     pub fn usage(&self, category: Category) -> Usage {
         self.usage_on(Tier::Device, category)
     }
 
-    /// Bytes of one category on `tier`.
+    /// Returns the memory of one category on `tier`.
     pub fn usage_on(&self, tier: Tier, category: Category) -> Usage {
         self.counter(tier, category).usage()
     }
 
-    /// Bytes of all categories together on `tier`. Categories peak at different times, so this peak is less than the
-    /// sum of theirs.
+    /// Returns the memory of all categories on `tier`. Categories peak at
+    /// different times, so this peak can be smaller than the sum of their
+    /// peaks.
     pub fn total_on(&self, tier: Tier) -> Usage {
         self.counters[tier as usize].total.usage()
     }
@@ -137,7 +143,7 @@ impl Ledger {
         &self.counters[tier as usize].categories[category as usize]
     }
 
-    /// Starts a new period: every peak becomes what is held now.
+    /// Resets every peak to the current value.
     pub fn reset_peaks(&self) {
         for TierCounters { categories, total } in self.counters.iter() {
             for counter in categories.iter().chain([total]) {
@@ -147,7 +153,7 @@ impl Ledger {
     }
 }
 
-/// Bytes entered in a ledger for as long as this value lives.
+/// An entry in a ledger. Dropping it removes the bytes.
 #[derive(Debug)]
 #[must_use = "the bytes leave the ledger when the lease is dropped"]
 pub struct Lease {

@@ -1,24 +1,31 @@
-//! ZeRO for Burn: parameters, gradients and optimizer states in pieces.
+//! ZeRO for Burn: sharded parameters, gradients and optimizer states.
 //!
-//! [`Sharded<B>`](Sharded) decorates a backend below autodiff, and [`Autocast`] brings the operands of
-//! each op to one element type above it; models train on [`Training<B>`](Training) and are evaluated on
-//! [`Zero<B>`](Zero). [`ModelStates::shard`] turns the parameters
-//! of any module into handles on values that live here, whole or cut over the ranks of a [`Group`]
-//! as the stage says; tensor ops gather what they need, autodiff's gradients are reduced as they
-//! become final, and [`ModelStates::step`] updates what this rank owns. With 16-bit parameters the
-//! optimizer keeps f32 masters of what it updates. A [`Ledger`] counts the bytes of all that, and
-//! [`estimate`] predicts them.
+//! [`Sharded<B>`](Sharded) decorates a backend below autodiff, and [`Autocast`]
+//! converts the operands of each op to one element type above it. Models train
+//! on [`Training<B>`](Training) and are evaluated on [`Zero<B>`](Zero).
 //!
-//! Refused: modules whose parameters are not f32 before sharding, a model without anything to train.
-//! A step on gradients that are not finite changes nothing. A [`ModelStates`] stays on the thread that made it.
+//! [`ModelStates::shard`] replaces the parameters of any module with handles.
+//! Their values are kept here, replicated or sharded over the ranks of a
+//! [`Group`] according to the ZeRO stage. Tensor ops gather what they read,
+//! gradients are reduced as soon as autodiff has completed them, and
+//! [`ModelStates::step`] updates the elements that this rank owns. With 16-bit
+//! parameters the optimizer keeps f32 masters of these elements. A [`Ledger`]
+//! counts the memory of all of this, and [`estimate`] predicts it.
 //!
-//! Running statistics (Burn's `RunningState`, in batch norm) and integer and bool parameters are
-//! [buffers](Buffer): every rank keeps them whole and in their own type, and starts from rank 0's
-//! values. After each backward pass [`ModelStates::agree_buffers`] averages running statistics over
-//! the ranks, in rank order: exact for a running mean, and for a running variance the mean of the
-//! ranks' variances. A non-finite update (an empty micro-batch) counts as the previous value. Ranks
-//! may be given clones of one module. Tensors that are fields of a module without being `Param`s are
-//! constants to Burn, and here too: each rank keeps its own, and no checkpoint has them.
+//! A module whose parameters are not f32 before sharding, or that has nothing
+//! to train, is an error. A step on gradients that are not finite changes
+//! nothing. [`ModelStates`] stays on the thread that created it.
+//!
+//! Running statistics (Burn's `RunningState`, in batch norm) and integer and
+//! bool parameters are [buffers](Buffer). Every rank keeps complete buffers in
+//! their own type and starts with rank 0's values. After each backward pass
+//! [`ModelStates::agree_buffers`] averages running statistics over the ranks in
+//! rank order. This is exact for a running mean; for a running variance it is
+//! the mean of the ranks' variances. A non-finite update (from an empty
+//! micro-batch) counts as the previous value. Ranks may pass clones of one
+//! module. Tensors that are fields of a module without being a `Param` are
+//! constants to Burn, and also here: each rank keeps its own, and checkpoints
+//! do not contain them.
 #![recursion_limit = "256"]
 
 mod array;

@@ -1,17 +1,20 @@
-//! Which parameters stay whole at stage 3 (`stage3_param_persistence_threshold`).
+//! Persistent parameters: the ones that stay gathered at stage 3
+//! (`stage3_param_persistence_threshold`).
 
 use deepburn_config::GatherPlan;
 
-/// The indices of the parameters of which every rank keeps a whole copy beside its shard.
+/// Returns the indices of the parameters of which every rank keeps a complete
+/// copy beside its shard.
 ///
-/// The rule is that of DeepSpeed's `mark_persistent_parameters` (`parameter_offload.py`): in the
-/// order of the module, frozen parameters included, a parameter of at most `persistence_threshold`
-/// elements is persistent unless all of them together would have more than
-/// `model_persistence_threshold` elements. One that no longer fits is passed over, and a later,
-/// smaller one may still fit. On one rank those are left out whose shard is on the device, because it is the
-/// whole parameter: DeepSpeed marks them there too, and both copies share their memory.
+/// The rule is the same as in DeepSpeed's `mark_persistent_parameters`
+/// (`parameter_offload.py`). In module order, including frozen parameters, a
+/// parameter of at most `persistence_threshold` elements is persistent unless
+/// the total would exceed `model_persistence_threshold` elements. A parameter
+/// that does not fit is skipped, and a later, smaller one may still fit.
 ///
-/// The run and the estimate both decide by it.
+/// On one rank, a shard on the device is already the complete parameter, so the
+/// caller omits it. DeepSpeed marks it, but both copies share their memory. The
+/// run and the estimate both use this function.
 pub(crate) fn persistent_parameters(
     numels: impl Iterator<Item = u64>,
     plan: &GatherPlan,

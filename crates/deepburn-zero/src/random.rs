@@ -1,9 +1,10 @@
-//! Random numbers of one rank.
+//! The random numbers of one rank.
 //!
-//! Backends draw from one generator per device, which the threads of several ranks would share:
-//! what a rank draws would depend on who came first. Each rank therefore has a stream of its own,
-//! keyed by the seed and the rank, whose position is a number that can be saved. It is the same
-//! at every ZeRO stage, because it depends on the sequence of draws alone.
+//! Backends use one generator per device. Rank threads would share it, and the
+//! numbers of a rank would depend on the timing of the others. Each rank
+//! therefore has its own stream, which is determined by the seed and the rank.
+//! Its position is a number that a checkpoint can store. The stream is the same
+//! at every ZeRO stage, because it depends only on the sequence of random ops.
 
 use burn_backend::{Distribution, Element, Shape, TensorData};
 use rand_chacha::ChaCha8Rng;
@@ -19,20 +20,21 @@ pub struct RandomStream {
 }
 
 impl RandomStream {
-    /// The stream of `rank` in a job with this `seed`, for the model with the number `model` among
-    /// those of a rank, from 0: two models draw different masks from one seed.
+    /// Returns the stream of `rank` for a seed. `model` is the index of the
+    /// model among the models of the rank, from 0; two models draw different
+    /// masks from the same seed.
     pub fn new(seed: u64, model: u32, rank: usize) -> Self {
         let mut generator = ChaCha8Rng::seed_from_u64(seed);
         generator.set_stream(u64::from(model) << 32 | (rank as u64 + 1));
         Self { seed, model, rank, generator }
     }
 
-    /// Starts the stream anew from another seed.
+    /// Restarts the stream with another seed.
     pub fn reseed(&mut self, seed: u64) {
         *self = Self::new(seed, self.model, self.rank);
     }
 
-    /// The number of the model that draws from it.
+    /// Returns the index of the model that uses the stream.
     pub fn model(&self) -> u32 {
         self.model
     }

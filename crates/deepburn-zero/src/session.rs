@@ -1,15 +1,17 @@
-//! The context of a sharded model, bound to the thread of its rank.
+//! The context of a sharded model, which belongs to the thread of its rank.
 //!
-//! Burn's backend functions are static: they see tensors and a device, nothing else. What they
-//! need beyond that (where gradients go, which ledger and random stream count, whether autocast is
-//! on) is a [`ModelContext`], one for each sharded model. A model's own calls enter its context, so that
-//! the ops of its forward, backward and evaluation find it; calls nest, for a teacher that is
-//! evaluated inside the forward pass of a student. Ops outside of any call use the context of the
-//! oldest model on the thread, whichever ran last. Random numbers that a program draws there (noise,
-//! the weights of a second model) come from a stream of the thread, which no model draws from.
+//! Burn's backend functions are static: they get tensors and a device, and
+//! nothing else. Everything else that they need is in a [`ModelContext`], one
+//! for each sharded model: the destination of gradients, the ledger, the random
+//! stream, the autocast type. A model's calls (forward, backward, evaluation)
+//! enter its context, so that its ops find it. Calls can be nested, for example
+//! when a teacher is evaluated inside the forward pass of a student. Ops
+//! outside of any call use the context of the oldest model on the thread,
+//! whichever ran last. Random numbers drawn there (noise, the weights of a
+//! second model) come from a stream of the thread, which no model uses.
 //!
-//! A thread without a model uses [`Zero`](crate::Zero) as a plain wrapper: nothing is counted, and
-//! random numbers come from the inner backend.
+//! Without a model on the thread, [`Zero`](crate::Zero) is a plain wrapper:
+//! nothing is counted, and random numbers come from the inner backend.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -33,7 +35,7 @@ use crate::reduce::GradientReducer;
 
 thread_local! {
     static SESSION: RefCell<Session> = RefCell::new(Session::default());
-    /// Whether ops go to a recorder: asked by every op, so kept apart.
+    /// Whether ops are recorded. Every op reads it, so it is kept separately.
     static IS_RECORDING: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -41,27 +43,28 @@ thread_local! {
 #[derive(Default)]
 struct Session {
     models: BoundModels,
-    /// Calls under way, innermost last. A call may outlive the binding of its model.
+    /// The active calls, innermost last. A call may outlive the binding of its
+    /// model.
     entered: Vec<Entry>,
 }
 
 /// The models of a thread.
 #[derive(Default)]
 enum BoundModels {
-    /// Ops are those of a plain wrapper.
+    /// No model; ops are passed through to the inner backend.
     #[default]
     None,
-    /// At least one.
+    /// At least one model.
     Some {
         /// Oldest first.
         contexts: Vec<Rc<ModelContext>>,
-        /// Draws outside of calls.
+        /// The random stream for ops outside of calls.
         between_calls: Box<RandomStream>,
     },
 }
 
 impl BoundModels {
-    /// Oldest first.
+    /// Returns the contexts, oldest first.
     fn contexts(&self) -> &[Rc<ModelContext>] {
         match self {
             Self::None => &[],
@@ -69,7 +72,7 @@ impl BoundModels {
         }
     }
 
-    /// What is drawn from outside of calls.
+    /// Returns the random stream for ops outside of calls.
     fn between_calls(&mut self) -> Option<&mut RandomStream> {
         match self {
             Self::None => None,
@@ -77,7 +80,8 @@ impl BoundModels {
         }
     }
 
-    /// Adds the model of a rank; the first one brings the stream of the thread.
+    /// Adds the model of a rank; the first one creates the stream of the
+    /// thread.
     fn add(&mut self, context: Rc<ModelContext>, rank: usize) {
         match self {
             Self::None => {
@@ -88,7 +92,7 @@ impl BoundModels {
         }
     }
 
-    /// Removes a model; the last one takes the stream of the thread with it.
+    /// Removes a model; the last one also removes the stream of the thread.
     fn remove(&mut self, model: u32) {
         let Self::Some { contexts, .. } = self else { return };
         contexts.retain(|context| context.model != model);
@@ -98,26 +102,27 @@ impl BoundModels {
     }
 }
 
-/// A call of a model.
+/// An active call of a model.
 struct Entry {
     context: Rc<ModelContext>,
-    /// What runs of the model; `None` in calls that run no ops of it.
+    /// The pass that runs; `None` for calls that run no ops of the model.
     pass: Option<Pass>,
 }
 
 impl Entry {
-    /// Type of the products under autocast.
+    /// Returns the element type of products under autocast.
     fn autocast(&self) -> Option<FloatDType> {
         self.pass.and(self.context.autocast)
     }
 
-    /// Where the ops of a training forward are recorded.
+    /// Returns the recorder for the ops of a training forward pass.
     fn recorder(&self) -> Option<&Rc<dyn AnyRecorder>> {
         (self.pass == Some(Pass::Train)).then_some(&self.context.recorder)
     }
 }
 
-/// The number of the stream that a thread draws from outside of calls, beyond those of models.
+/// The stream number of a thread's random ops outside of calls; no model
+/// reaches it.
 const BETWEEN_CALLS: u32 = u32::MAX;
 
 impl Session {
@@ -127,15 +132,15 @@ impl Session {
     }
 }
 
-/// What belongs to one model on this thread.
+/// The state of one model on this thread.
 struct ModelContext {
-    /// Unique in the process.
+    /// A number that is unique in the process.
     model: u32,
-    /// Place among the models that lived on the thread when this one was made. Unlike `model` it is
-    /// the same in every run.
+    /// The position among the models that existed on the thread when this one
+    /// was created. Unlike `model` it is the same in every run.
     place: u32,
     ledger: Ledger,
-    /// Asks whether the group of the model still works.
+    /// Checks that the group of the model has not ended.
     check: Box<dyn Fn() -> Result<(), CommError>>,
     random: RefCell<RandomStream>,
     /// A `Rc<RefCell<GradientReducer<B>>>` of the model's backend.
@@ -143,26 +148,28 @@ struct ModelContext {
     /// A `BlockRecorder<B>`.
     recorder: Rc<dyn AnyRecorder>,
     autocast: Option<FloatDType>,
-    /// Counts operations, while somebody wants to know.
+    /// Counts floating-point operations while requested.
     operations: RefCell<Option<Counter>>,
-    /// Parameter index behind each mark.
+    /// The parameter index of each autodiff mark.
     marks: RefCell<HashMap<DistributedParamId, usize>>,
-    /// A training pass whose backward pass is still to come: the ledgers of the other models that it
-    /// has read, by which these are known.
+    /// The training pass whose backward pass has not run, as the ledgers of the
+    /// other models that it has read. A ledger identifies a model.
     open_pass: RefCell<Option<Vec<Ledger>>>,
 }
 
-/// Numbers sharded models, so that a gradient finds the reducer of its own model.
+/// Numbers the sharded models of the process, so that a gradient finds the
+/// reducer of its own model.
 static NEXT_MODEL: AtomicU32 = AtomicU32::new(0);
 
-/// Binds the context of a sharded model to this thread; dropping it unbinds the model.
+/// Binds the context of a sharded model to this thread. Dropping it removes the
+/// model.
 pub(crate) struct Binding {
     context: Rc<ModelContext>,
 }
 
 impl Binding {
-    /// A context whose products run in `autocast`, where it is given. Its random stream starts at
-    /// seed 0; models on one thread draw from different streams.
+    /// Creates a context. Products run in type `autocast`, if given. The random
+    /// stream starts at seed 0; models on one thread use different streams.
     pub(crate) fn new<B: Backend>(
         reducer: Rc<RefCell<GradientReducer<B>>>,
         recorder: Rc<BlockRecorder<B>>,
@@ -195,35 +202,36 @@ impl Binding {
         Self { context }
     }
 
-    /// Makes this the context of all ops until the guard is dropped; in a `pass` of the model under its
-    /// autocast.
+    /// Makes this the context of all ops until the guard is dropped. In a
+    /// `pass` of the model, ops run under its autocast.
     pub(crate) fn enter(&self, pass: Option<Pass>) -> ContextGuard {
         enter(&self.context, pass)
     }
 
-    /// The mark that tells autodiff to report the gradient of parameter `index` of this model.
+    /// Returns the mark with which autodiff reports the gradient of parameter
+    /// `index` of this model.
     pub(crate) fn mark(&self, index: usize) -> DistributedParamId {
         let mark = DistributedParamId::from((u64::from(self.context.model) << 32) | index as u64);
         self.context.marks.borrow_mut().insert(mark, index);
         mark
     }
 
-    /// Begins a training pass.
+    /// Starts a training pass.
     pub(crate) fn open_pass(&self) {
         *self.context.open_pass.borrow_mut() = Some(Vec::new());
     }
 
-    /// Ends the training pass; false where there was none.
+    /// Ends the training pass; returns false if there was none.
     pub(crate) fn close_pass(&self) -> bool {
         self.context.open_pass.take().is_some()
     }
 
-    /// Whether a training pass waits for its backward pass.
+    /// Returns true if the backward pass of a training pass has not run yet.
     pub(crate) fn has_open_pass(&self) -> bool {
         self.context.open_pass.borrow().is_some()
     }
 
-    /// Whether this is the oldest model on the thread.
+    /// Returns true if this is the oldest model on the thread.
     fn is_oldest(&self) -> bool {
         SESSION.with_borrow(|session| {
             session
@@ -234,7 +242,8 @@ impl Binding {
         })
     }
 
-    /// Starts the model's random stream anew; with the oldest model's also that of the thread.
+    /// Restarts the model's random stream, and the thread's stream if this is
+    /// the oldest model.
     pub(crate) fn reseed(&self, seed: u64) {
         self.with_random(|random| random.reseed(seed));
         if self.is_oldest() {
@@ -242,7 +251,7 @@ impl Binding {
         }
     }
 
-    /// Hands out the stream of the thread, for what is drawn outside of calls.
+    /// Calls `run` with the thread's random stream for ops outside of calls.
     pub(crate) fn with_random_between_calls<T>(
         &self,
         run: impl FnOnce(&mut RandomStream) -> T,
@@ -250,7 +259,7 @@ impl Binding {
         SESSION.with_borrow_mut(|session| session.models.between_calls().map(run))
     }
 
-    /// Hands out the random stream of the model.
+    /// Calls `run` with the random stream of the model.
     pub(crate) fn with_random<T>(&self, run: impl FnOnce(&mut RandomStream) -> T) -> T {
         run(&mut self.context.random.borrow_mut())
     }
@@ -260,13 +269,13 @@ impl Binding {
         *self.context.operations.borrow_mut() = Some(Counter::default());
     }
 
-    /// Ends the count, and says what was found.
+    /// Ends the count and returns the operations by module.
     pub(crate) fn stop_counting(&self) -> Vec<ModuleOperations> {
         let counter = self.context.operations.borrow_mut().take();
         counter.map(Counter::into_modules).unwrap_or_default()
     }
 
-    /// Hands out the counter, where there is one.
+    /// Calls `run` with the operation counter, if there is one.
     pub(crate) fn with_counter(&self, run: impl FnOnce(&mut Counter)) {
         if let Some(counter) = &mut *self.context.operations.borrow_mut() {
             run(counter);
@@ -276,19 +285,21 @@ impl Binding {
 
 impl Drop for Binding {
     fn drop(&mut self) {
-        // The thread may already be past its thread-locals; then there is nothing to unbind.
+        // Thread-locals may already have been destroyed; then there is nothing
+        // to unbind.
         let _ = SESSION.try_with(|session| {
             session.borrow_mut().models.remove(self.context.model);
         });
     }
 }
 
-/// A call of a model is under way for as long as this lives.
+/// A guard that keeps a call of a model active.
 #[must_use = "the context is left when the guard is dropped"]
 #[derive(Debug)]
 pub struct ContextGuard {
     model: u32,
-    /// Contexts belong to a thread, and so does the guard.
+    /// Contexts belong to a thread, so the guard must not be sent to another
+    /// one.
     thread: PhantomData<Rc<()>>,
 }
 
@@ -300,7 +311,7 @@ impl Drop for ContextGuard {
             let Some(own) = own else { return };
             let Entry { context, .. } = session.entered.remove(own);
             if std::thread::panicking() {
-                // There is no loss to run a backward pass from.
+                // A forward pass that panicked has no loss to start from.
                 context.open_pass.take();
             }
         });
@@ -308,13 +319,17 @@ impl Drop for ContextGuard {
     }
 }
 
+/// Returns the context of the innermost call, or of the oldest model.
 fn current() -> Option<Rc<ModelContext>> {
     SESSION.with_borrow(|session| session.current().cloned())
 }
 
-/// The reducer and parameter index behind a mark of the current model. `None` for a mark of another
-/// one: a gradient counts in the backward pass of its own model alone, so that a generator's backward
-/// pass through a discriminator leaves the discriminator's gradients as they are.
+/// Returns the reducer and the parameter index of a mark of the current model;
+/// `None` for a mark of another model.
+///
+/// A gradient counts only in the backward pass of its own model. A generator's
+/// backward pass through a discriminator therefore leaves the discriminator's
+/// gradients unchanged.
 pub(crate) fn reducer_of<B: Backend>(
     mark: DistributedParamId,
 ) -> Option<(Rc<RefCell<GradientReducer<B>>>, usize)> {
@@ -323,16 +338,17 @@ pub(crate) fn reducer_of<B: Backend>(
     Some((context.reducer.clone().downcast().ok()?, index))
 }
 
-/// The reducer of the current model, if it is on backend `B`.
+/// Returns the reducer of the current model if it is on backend `B`.
 pub(crate) fn reducer<B: Backend>() -> Option<Rc<RefCell<GradientReducer<B>>>> {
     current()?.reducer.clone().downcast().ok()
 }
 
-/// Type of the products of the model whose call is under way, if that runs under autocast.
+/// Returns the type of products in the active call, if it runs under autocast.
 pub(crate) fn autocast() -> Option<FloatDType> {
     SESSION.with_borrow(|session| session.entered.last()?.autocast())
 }
 
+/// Pushes a call and returns its guard.
 fn enter(context: &Rc<ModelContext>, pass: Option<Pass>) -> ContextGuard {
     let entry = Entry { context: context.clone(), pass };
     SESSION.with_borrow_mut(|session| session.entered.push(entry));
@@ -340,25 +356,28 @@ fn enter(context: &Rc<ModelContext>, pass: Option<Pass>) -> ContextGuard {
     ContextGuard { model: context.model, thread: PhantomData }
 }
 
-/// Before parameters of the model with this ledger change: computes freed activations again that somebody
-/// still holds, of this model and of every other one whose passes have read it.
+/// Recomputes freed activations that the program still holds, before the
+/// parameters of the model with this ledger change. This covers the model's own
+/// activations and those of every other model whose passes have read it.
 ///
 /// # Errors
-/// A parameter cannot be gathered.
+///
+/// Returns an error if a parameter cannot be gathered.
 pub(crate) fn close_recordings(ledger: &Ledger) -> Result<(), CommError> {
     let readers: Vec<_> = SESSION.with_borrow(|session| {
         let reads = |context: &&Rc<ModelContext>| context.recorder.reads(ledger);
         session.models.contexts().iter().filter(reads).cloned().collect()
     });
     for context in readers {
-        // What is computed counts in the ledger of its own model.
+        // Recomputed activations count in the ledger of their own model.
         let _context = enter(&context, None);
         context.recorder.close()?;
     }
     Ok(())
 }
 
-/// Where the op of a training forward is recorded, if the model whose call is under way is on backend `B`.
+/// Returns the recorder of the active training forward pass, if its model is on
+/// backend `B`.
 pub(crate) fn recorder<B: Backend>() -> Option<Rc<BlockRecorder<B>>> {
     if !IS_RECORDING.get() {
         return None;
@@ -366,14 +385,15 @@ pub(crate) fn recorder<B: Backend>() -> Option<Rc<BlockRecorder<B>>> {
     training_recorder()?.into_any().downcast().ok()
 }
 
-/// The recorder of the model whose training forward is under way, whether or not it records.
+/// Returns the recorder of the active training forward pass, even if it is not
+/// recording.
 pub(crate) fn training_recorder() -> Option<Rc<dyn AnyRecorder>> {
     SESSION.with_borrow(|session| session.entered.last()?.recorder().cloned())
 }
 
-/// Asks again whether ops go to a recorder, after something has changed that decides it.
+/// Updates [`IS_RECORDING`] after a change of its conditions.
 pub(crate) fn refresh_recording() {
-    // A guard may be dropped when the thread is already past its thread-locals.
+    // A guard may be dropped after the thread-locals were destroyed.
     let recorder = SESSION.try_with(|session| session.borrow().entered.last()?.recorder().cloned());
     let is_recording = recorder.ok().flatten().is_some_and(|recorder| recorder.is_recording());
     let _ = IS_RECORDING.try_with(|cell| cell.set(is_recording));
@@ -381,11 +401,12 @@ pub(crate) fn refresh_recording() {
 
 /// Enters an activation in the ledger of the current model.
 ///
-/// Every op comes here, so this is also where a rank that computes for long notices that another
-/// one has failed.
+/// Every op calls this function. It is therefore also the place where a rank
+/// that computes for a long time detects the failure of another rank.
 ///
 /// # Panics
-/// With the [`CommError`] that ended the group: a tensor op cannot return it.
+/// Panics with the [`CommError`] that ended the group, because a tensor op
+/// cannot return it.
 pub(crate) fn hold_activation(bytes: usize) -> Option<Arc<Lease>> {
     let context = current()?;
     if let Err(error) = (context.check)() {
@@ -394,8 +415,8 @@ pub(crate) fn hold_activation(bytes: usize) -> Option<Arc<Lease>> {
     Some(Arc::new(context.ledger.hold(Category::Activations, bytes)))
 }
 
-/// Draws from the stream of the model whose call is under way, outside of calls from that of the
-/// thread; `None` on a thread without a model.
+/// Draws from the stream of the model whose call is active, or outside of calls
+/// from the stream of the thread; `None` on a thread without a model.
 pub(crate) fn with_random<T>(draw: impl FnOnce(&mut RandomStream) -> T) -> Option<T> {
     SESSION.with_borrow_mut(|session| match session.entered.last() {
         Some(entry) => Some(draw(&mut entry.context.random.borrow_mut())),
@@ -403,8 +424,9 @@ pub(crate) fn with_random<T>(draw: impl FnOnce(&mut RandomStream) -> T) -> Optio
     })
 }
 
-/// Starts random streams anew: of the model whose call is under way, or outside of calls of the oldest
-/// model and of the thread. False on a thread without a model.
+/// Restarts the random stream of the model whose call is active, or outside of
+/// calls the streams of the oldest model and of the thread. Returns false on a
+/// thread without a model.
 pub(crate) fn reseed(seed: u64) -> bool {
     SESSION.with_borrow_mut(|session| {
         let Some(context) = session.current().cloned() else { return false };
@@ -418,7 +440,8 @@ pub(crate) fn reseed(seed: u64) -> bool {
     })
 }
 
-/// Notes that an op of the current model's call reads a parameter of the model with this ledger.
+/// Records that an op of the active call reads a parameter of another model,
+/// which this ledger identifies.
 pub(crate) fn note_read(ledger: &Ledger) {
     SESSION.with_borrow(|session| {
         let Some(Entry { context, .. }) = session.entered.last() else { return };
@@ -433,7 +456,8 @@ pub(crate) fn note_read(ledger: &Ledger) {
     });
 }
 
-/// Whether an open training pass of any model has read the model with this ledger as a foreign one.
+/// Returns true if an open training pass of another model has read the model
+/// with this ledger.
 pub(crate) fn open_pass_reads(ledger: &Ledger) -> bool {
     SESSION.with_borrow(|session| {
         session.models.contexts().iter().any(|context| {
@@ -443,7 +467,8 @@ pub(crate) fn open_pass_reads(ledger: &Ledger) -> bool {
     })
 }
 
-/// Hands out the counter of the current model, where there is one.
+/// Calls `run` with the operation counter of the current model, if there is
+/// one.
 pub(crate) fn with_counter(run: impl FnOnce(&mut Counter)) {
     if let Some(context) = current()
         && let Some(counter) = &mut *context.operations.borrow_mut()

@@ -1,4 +1,4 @@
-//! Turns the parameters of a module into handles on sharded ones.
+//! Replaces the parameters of a module with handles on sharded ones.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -33,51 +33,54 @@ pub type Training<B> = Autocast<Autodiff<Sharded<B>>>;
 /// The backend on which sharded modules are evaluated: [`Training`] without autodiff.
 pub type Zero<B> = Autocast<Sharded<B>>;
 
-/// Replaces each parameter of a module by a handle.
+/// Replaces each parameter of a module with a handle.
 ///
-/// A parameter that occurs twice (the same [`ParamId`], a tied weight) becomes one parameter with
-/// one shard and one autodiff leaf; it is known by the first path at which it occurs.
+/// A parameter that occurs twice (the same [`ParamId`], a tied weight) becomes
+/// one parameter with one shard and one autodiff leaf. Its name is the first
+/// path at which it occurs.
 ///
-/// One parameter is whole at a time. Of a process with several ranks two may be: rank 0 makes the next
-/// value while another rank still cuts its shard.
+/// Only one parameter is complete at a time. In a process with several ranks
+/// there may be two, because rank 0 creates the next value while another rank
+/// still cuts its shard.
 pub(crate) struct Sharder<'a, B: Backend> {
-    /// What stays as it is in the module.
+    /// The tensors that stay unchanged in the module.
     buffers: &'a BufferTable<B>,
     group: Group<B>,
     share: Share,
     ledger: Ledger,
     gatherer: Option<Weak<Gatherer<B>>>,
-    /// Where shards are that are not on the device.
+    /// The host memory or NVMe file of offloaded shards.
     parking: Option<&'a Parking>,
     tiers: ShardTiers,
     state_tiers: StateTiers,
     updates: Updates<'a>,
-    /// Type that ops use, where it is not f32.
+    /// The type in which ops compute, if it is not f32.
     working: Option<FloatDType>,
     path: ModulePath,
     parameters: Vec<Arc<Parameter<B>>>,
-    /// Takes what this rank updates of each parameter.
+    /// Receives the slice of each parameter that this rank updates.
     optimizer: Optimizer<B>,
-    /// Further paths of tied parameters, by parameter index.
+    /// Additional paths of tied parameters, by parameter index.
     aliases: Vec<Vec<String>>,
-    /// Index and autodiff tensor of each parameter already seen.
+    /// The index and autodiff tensor of each parameter that was already
+    /// visited.
     seen: HashMap<ParamId, (usize, Box<dyn Any>)>,
     failure: Option<ZeroError>,
 }
 
-/// How parameters are updated.
+/// The optimizer settings of all parameters.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Updates<'a> {
     pub(crate) optimizer: &'a OptimizerPlan,
     pub(crate) groups: &'a ParamGroups,
-    /// Name of the type of the layer that holds each parameter, by its first path.
+    /// The type name of the layer that holds each parameter, by its first path.
     pub(crate) layers: &'a HashMap<String, String>,
 }
 
-/// The place of a parameter in a module.
+/// The path of a parameter in a module.
 #[derive(Debug, Default)]
 struct ModulePath {
-    /// Each name, and the type of what it is a field of.
+    /// Each field name, and the type of the container of the field.
     names: Vec<(String, String)>,
 }
 
@@ -90,15 +93,16 @@ impl ModulePath {
         self.names.pop();
     }
 
-    /// The names, joined by dots.
+    /// Returns the names, joined by dots.
     fn joined(&self) -> String {
         let names: Vec<_> = self.names.iter().map(|(name, _)| name.as_str()).collect();
         names.join(".")
     }
 
-    /// Name of the type of the layer that holds the parameter; empty where it is in none.
+    /// Returns the type name of the layer that holds the parameter; empty if
+    /// there is none.
     fn layer(&self) -> &str {
-        // `Struct:Embedding` for a field of Burn's embedding.
+        // Burn passes `Struct:Embedding` for a field of its embedding.
         let container =
             self.names.last().and_then(|(_, container)| container.strip_prefix("Struct:"));
         container.unwrap_or_default()
@@ -107,15 +111,15 @@ impl ModulePath {
 
 /// Where shards are kept, and what gathers them.
 pub(crate) struct ShardHomes<'a, B: Backend> {
-    /// Without it parameters stay whole.
+    /// Without a gatherer, parameters are replicated on every rank.
     pub(crate) gatherer: Option<Weak<Gatherer<B>>>,
-    /// Where shards are that are not on the device.
+    /// The host memory or NVMe file of offloaded shards.
     pub(crate) parking: Option<&'a Parking>,
     pub(crate) tiers: ShardTiers,
     pub(crate) state_tiers: StateTiers,
 }
 
-/// Parameters in the order of the module, and where each of its parameters went.
+/// The parameters in module order with their indices, optimizer and aliases.
 pub(crate) struct Table<B: Backend> {
     pub(crate) parameters: Arc<[Arc<Parameter<B>>]>,
     pub(crate) indices: HashMap<ParamId, usize>,
@@ -124,8 +128,9 @@ pub(crate) struct Table<B: Backend> {
 }
 
 impl<'a, B: OptimizerOps> Sharder<'a, B> {
-    /// Keeps what `homes` says of each parameter, in the type that `optimizer` has for them, which takes
-    /// what this rank updates, as `updates` say of each parameter. `buffers` are left alone.
+    /// Creates a sharder that keeps each parameter according to `homes`, in the
+    /// working type of `optimizer`. The optimizer receives the slices that this
+    /// rank updates, according to `updates`. `buffers` are not changed.
     pub(crate) fn new(
         group: Group<B>,
         share: Share,
@@ -174,8 +179,9 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         Ok((module, Table { parameters: parameters.into(), indices, optimizer, aliases }))
     }
 
-    /// Distributes the value of rank 0 and keeps what this rank is to hold of it. When this returns, no
-    /// more than that is left on this rank; another rank of this process may still hold the value.
+    /// Broadcasts the value of rank 0 and keeps the slices that this rank
+    /// needs. After that, nothing else of the value is in memory on this rank;
+    /// another rank of the process may still hold it.
     fn adopt<const D: usize>(
         &mut self,
         value: InitialValue<B>,
@@ -185,7 +191,8 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         let (index, device) = (self.parameters.len(), value.device());
         let Distributed { flat, shape, trainable } =
             value.distribute::<D>(&self.group, index, &path)?;
-        // By the shape that the value has: Burn announces that of a column-major `Linear` transposed.
+        // The shape of the value is used, because Burn announces a column-major
+        // `Linear` transposed.
         let Updates { optimizer, groups, layers } = self.updates;
         let Some(layer) = layers.get(&path) else {
             return Err(ZeroError::UnvisitedParameter { path });
@@ -194,12 +201,13 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         let settings = groups.settings_of(optimizer, &described)?.filter(|_| trainable);
         let trainable = settings.is_some();
         let partition = Partition::new(shape.num_elements(), self.group.world_size());
-        // At the other stages the value stays, and becomes the parameter.
+        // At the other stages the value itself becomes the parameter.
         let _cut = self
             .gatherer
             .is_some()
             .then(|| self.ledger.hold(Category::Gathered, partition.numel() * DType::F32.size()));
-        // Laid out as a gathered parameter is, so that every stage runs the same kernels.
+        // The layout matches a gathered parameter, so that every stage runs the
+        // same kernels.
         let owned = trainable.then(|| match self.working {
             Some(_) => Owned::Masters(self.share.of_whole::<B>(&flat, partition)),
             None => Owned::Elements(self.share.len(partition), device.clone()),
@@ -231,7 +239,8 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         }))
     }
 
-    /// Refuses a value that is not f32, and a device that has not the type that ops are to use.
+    /// Returns an error for a value that is not f32, and for a working type
+    /// that the device does not support.
     fn check_type(&self, path: &str, value: &InitialValue<B>) -> Result<(), ZeroError> {
         if let InitialValue::Present { tensor, .. } = value
             && tensor.dtype() != DType::F32
@@ -250,12 +259,13 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         }
     }
 
-    /// Takes a parameter out of the module and puts a handle in its place.
+    /// Takes a parameter out of the module and returns a handle in its place.
     fn shard_param<const D: usize>(
         &mut self,
         param: Param<Tensor<Training<B>, D>>,
     ) -> Result<Param<Tensor<Training<B>, D>>, ZeroError> {
-        // Rank 0 draws a lazy twin too: a generator is then where it would be in plain Burn.
+        // Rank 0 also draws a lazy tied parameter, so that a random generator
+        // advances as in plain Burn.
         let taken = TakenParam::<B, D>::new(param, self.group.rank());
         let TakenParam { id, mapper, value } = taken
             .map_err(|reason| ZeroError::Initialisation { path: self.path.joined(), reason })?;
@@ -293,13 +303,13 @@ impl<B: OptimizerOps> ModuleMapper<Training<B>> for Sharder<'_, B> {
         let (id, device) = (param.id, param.lazy_device());
         self.shard_param(param).unwrap_or_else(|failure| {
             self.failure = Some(failure);
-            // The module is dropped: any value does.
+            // The module is dropped after a failure, so any value will do.
             Param::initialized(id, Tensor::zeros([1; D], &device))
         })
     }
 }
 
-/// Moves a shard out of the device.
+/// Moves a shard from the device to host memory or NVMe.
 fn park<B: Backend>(
     parking: &Parking,
     tier: Tier,
@@ -312,8 +322,8 @@ fn park<B: Backend>(
     Ok(array)
 }
 
-/// A fresh autodiff leaf on a parameter. Fresh, because leaves that two ranks shared would join
-/// their graphs and with them their locks.
+/// Creates an autodiff leaf for a parameter. Each rank needs its own: leaves
+/// that two ranks share would join their graphs and their locks.
 fn leaf<B: OptimizerOps, const D: usize>(parameter: Arc<Parameter<B>>) -> Tensor<Training<B>, D> {
     let trainable = parameter.is_trainable();
     let primitive = TensorPrimitive::Float(ZeroTensor::parameter(parameter));
@@ -321,14 +331,16 @@ fn leaf<B: OptimizerOps, const D: usize>(parameter: Arc<Parameter<B>>) -> Tensor
     if trainable { tensor.require_grad() } else { tensor }
 }
 
-/// Gives each trainable parameter a new leaf and marks it, so that autodiff reports its gradient.
+/// Gives each trainable parameter a new leaf and marks it, so that autodiff
+/// reports its gradient.
 ///
-/// New, because a leaf is registered with autodiff once more when it is marked. With one leaf for all
-/// passes, autodiff loses some of its gradients if a graph was recorded on it before the mark.
+/// The leaf has to be new, because autodiff registers a leaf again when it is
+/// marked. If a graph was recorded on it before the mark, autodiff would lose
+/// some of its gradients.
 pub(crate) struct Marker<'a, F: Fn(usize) -> DistributedParamId> {
     indices: &'a HashMap<ParamId, usize>,
     mark: F,
-    /// Leaves of this pass; tied parameters share one.
+    /// The leaves of this pass; tied parameters share one.
     leaves: HashMap<ParamId, Box<dyn Any>>,
 }
 
@@ -363,32 +375,34 @@ impl<B: OptimizerOps, F: Fn(usize) -> DistributedParamId> ModuleMapper<Training<
     }
 }
 
-/// Burn's layer of a table that is looked up.
+/// The type name of Burn's embedding layer.
 const EMBEDDING: &str = "Embedding";
 
 /// A parameter of a module that is not sharded yet.
 pub(crate) struct ModuleParameter {
     /// Its first module path.
     pub(crate) path: String,
-    /// As it is announced: an initialiser may change the order of the dimensions.
+    /// The announced shape. An initialiser may change the order of the
+    /// dimensions.
     pub(crate) shape: Vec<usize>,
-    /// Name of the type of the layer that holds it.
+    /// The type name of the layer that holds it.
     pub(crate) layer: String,
-    /// Whether it has not been frozen in the module.
+    /// Whether the module has not frozen it.
     pub(crate) is_trainable: bool,
-    /// Whether its value is still to be made.
+    /// Whether its value does not exist yet.
     is_lazy: bool,
 }
 
 impl ModuleParameter {
-    /// As far as its update depends on it.
+    /// Returns the properties on which the update depends.
     pub(crate) fn described(&self) -> ModelParameter<'_> {
         let Self { path, shape, layer, is_lazy, .. } = self;
         ModelParameter { path, shape, layer, is_announced: *is_lazy }
     }
 }
 
-/// The parameters of a module, in its order, buffers aside. One that is not initialised yet counts as trainable.
+/// Returns the parameters of a module in module order, without buffers. A lazy
+/// parameter counts as trainable.
 pub(crate) fn parameters_of<B: OptimizerOps, M: Module<Training<B>>>(
     module: &M,
     buffers: &BufferTable<B>,
@@ -402,7 +416,7 @@ pub(crate) fn parameters_of<B: OptimizerOps, M: Module<Training<B>>>(
 struct Parameters<'a, B: Backend> {
     buffers: &'a BufferTable<B>,
     path: ModulePath,
-    /// The place of each parameter among those found.
+    /// The index in `found` of each parameter.
     seen: HashMap<ParamId, usize>,
     found: Vec<ModuleParameter>,
 }
@@ -421,7 +435,7 @@ impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Parameters<'_, B> {
             return;
         }
         if let Some(place) = self.seen.get(&param.id) {
-            // An embedding stays one where an output layer is tied to it.
+            // An embedding remains one if an output layer is tied to it.
             if self.path.layer() == EMBEDDING {
                 self.found[*place].layer = EMBEDDING.to_owned();
             }
@@ -438,7 +452,7 @@ impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Parameters<'_, B> {
     }
 }
 
-/// The whole parameter from its flat elements.
+/// Reshapes the flat elements of a complete parameter.
 pub(crate) fn in_shape<B: Backend>(
     flat: B::FloatTensorPrimitive,
     shape: &Shape,

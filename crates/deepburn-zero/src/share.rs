@@ -1,4 +1,4 @@
-//! What one rank keeps and updates of each parameter at a stage.
+//! The slice of each parameter that a rank keeps and updates at a stage.
 
 use std::ops::Range;
 
@@ -10,22 +10,25 @@ use crate::array::{flat_range, narrow};
 use crate::parameter::Parameter;
 use deepburn_comm::Partition;
 
-/// The share of a rank: everything at stage 0, its chunk of more and more from stage 1 on.
+/// The slice that a rank owns: everything at stage 0, and from stage 1 on its
+/// shard of more and more states.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Share {
     pub(crate) stage: Stage,
     pub(crate) rank: usize,
-    /// Whether a rank keeps only its chunk of a reduced gradient.
+    /// Whether a rank keeps only its shard of a reduced gradient (stages 2 and
+    /// 3).
     pub(crate) cuts_gradients: bool,
 }
 
 impl Share {
-    /// Elements that this rank updates, padding included.
+    /// Returns the number of elements that this rank updates, including
+    /// padding.
     pub(crate) fn len(self, partition: Partition) -> usize {
         if self.stage.shards_optimizer() { partition.shard_len() } else { partition.numel() }
     }
 
-    /// Elements that this rank updates, without padding.
+    /// Returns the range of elements that this rank updates, without padding.
     pub(crate) fn updated_range(self, partition: Partition) -> Range<usize> {
         if self.stage.shards_optimizer() {
             partition.owned(self.rank)
@@ -34,7 +37,8 @@ impl Share {
         }
     }
 
-    /// What this rank updates out of all elements, flat, in memory of its own where it is a part.
+    /// Extracts the elements that this rank updates from a complete flat array.
+    /// A shard is copied, so that it does not keep the complete array alive.
     pub(crate) fn of_whole<B: OptimizerOps>(
         self,
         whole: &B::FloatTensorPrimitive,
@@ -46,7 +50,8 @@ impl Share {
         chunk::<B>(whole, partition, self.rank)
     }
 
-    /// What this rank updates out of the gradient as it is kept.
+    /// Extracts the elements that this rank updates from a gradient in its
+    /// stored form.
     pub(crate) fn of_gradient<B: OptimizerOps>(
         self,
         kept: B::FloatTensorPrimitive,
@@ -55,7 +60,8 @@ impl Share {
         if self.cuts_gradients { kept } else { self.of_whole::<B>(&kept, partition) }
     }
 
-    /// The elements of the gradient that this rank owns, without padding, as a view.
+    /// Returns a view of the gradient elements that this rank owns, without
+    /// padding.
     pub(crate) fn owned_gradient<B: Backend>(
         self,
         kept: &B::FloatTensorPrimitive,
@@ -69,20 +75,23 @@ impl Share {
         }
     }
 
-    /// Where the elements that this rank owns, without padding, are in a gradient as it is kept.
+    /// Returns the range of the owned elements, without padding, within a
+    /// gradient in its stored form.
     pub(crate) fn owned_sum(self, partition: Partition) -> Range<usize> {
         let owned = partition.owned(self.rank);
         if self.cuts_gradients { 0..owned.len() } else { owned }
     }
 
-    /// Where the elements that this rank owns, without padding, are in an array that the optimizer keeps.
+    /// Returns the range of the owned elements, without padding, within an
+    /// optimizer array.
     pub(crate) fn owned_range(self, partition: Partition) -> Range<usize> {
         let owned = partition.owned(self.rank);
         if self.stage.shards_optimizer() { 0..owned.len() } else { owned }
     }
 
-    /// Takes the present values of what this rank updates out of a parameter. Whole parameters of
-    /// stages 1 and 2 are let go here, before their successors arrive.
+    /// Takes the current values of this rank's slice out of a parameter.
+    /// Complete parameters of stages 1 and 2 are released here, before their
+    /// successors are gathered.
     pub(crate) fn take_values<B: OptimizerOps>(
         self,
         parameter: &Parameter<B>,
@@ -98,7 +107,8 @@ impl Share {
     }
 }
 
-/// The flat, zero-padded chunk of `rank`, in memory of its own: a view would keep the whole alive.
+/// Returns the flat, zero-padded shard of `rank` as a copy; a view would keep
+/// the complete array alive.
 pub(crate) fn chunk<B: OptimizerOps>(
     whole: &B::FloatTensorPrimitive,
     partition: Partition,

@@ -1,4 +1,4 @@
-//! The model states of one rank: parameters, gradients, optimizer states, and what moves them.
+//! The model states of one rank: parameters, gradients and optimizer states.
 
 mod buffers;
 mod compression;
@@ -54,43 +54,46 @@ pub use pieces::{GradientSum, OwnedArray, Piece, RandomState, StateArray, Stream
 pub use rank_arrays::OwnedState;
 pub use step::StepOutcome;
 
-/// How the states of a model are kept.
+/// The settings of sharded training.
 #[derive(Debug, Clone)]
 pub struct Policy {
-    /// What is sharded, and how it travels.
+    /// Which states are sharded or offloaded, and how they are exchanged.
     pub zero: ZeroPlan,
-    /// How gradients of different ranks become one.
+    /// How the gradients of all ranks are combined.
     pub reduction: ReductionPlan,
-    /// Element types.
+    /// The element types.
     pub precision: PrecisionPlan,
     /// The optimizer.
     pub optimizer: OptimizerPlan,
-    /// Parameters that are updated in another way.
+    /// Parameters with different optimizer settings.
     pub param_groups: ParamGroups,
-    /// Which activations backward computes again, and where the others wait for it.
+    /// Which activations are recomputed in backward, and where the others are
+    /// kept.
     pub activations: ActivationPlan,
 }
 
-/// The states of a sharded model on one rank. Bound to the thread that made it.
+/// The states of a sharded model on one rank. They belong to the thread that
+/// created them.
 pub struct ModelStates<B: Backend> {
     group: Group<B>,
     share: Share,
     parameters: Arc<[Arc<Parameter<B>>]>,
     buffers: BufferTable<B>,
-    /// Further paths of tied parameters, by parameter index.
+    /// Additional paths of tied parameters, by parameter index.
     aliases: Vec<Vec<String>>,
     indices: HashMap<ParamId, usize>,
     gatherer: Arc<Gatherer<B>>,
-    /// Parameters that stay whole at stage 3.
+    /// Parameters of which every rank keeps a complete copy at stage 3.
     resident: Vec<usize>,
     reducer: Rc<RefCell<GradientReducer<B>>>,
     recorder: Rc<BlockRecorder<B>>,
     optimizer: Optimizer<B>,
-    /// Compression errors by parameter index, after the first exchange.
+    /// Compression errors by parameter index; set after the first exchange.
     errors: Vec<Option<ErrorFeedback>>,
-    /// Where states are that are not on the device.
+    /// The host memory or NVMe file of offloaded states; `None` without
+    /// offload.
     parking: Option<Parking>,
-    /// Type that ops use.
+    /// The element type in which ops compute.
     compute: FloatDType,
     types: Types,
     allgather_bucket_size: usize,
@@ -100,16 +103,21 @@ pub struct ModelStates<B: Backend> {
 }
 
 impl<B: OptimizerOps> ModelStates<B> {
-    /// Shards `module` over `group` as `policy` says; every rank starts from the values of rank 0,
-    /// buffers included. The returned module is used like the one passed in. Ranks may pass clones
-    /// of one module: the returned one shares no running statistics with them.
+    /// Shards `module` over `group` according to `policy` and returns the
+    /// module with handles instead of values.
     ///
-    /// Rank 0 alone initialises lazy parameters, one after the other, and no rank holds more than its
-    /// part of them and one whole parameter.
+    /// Every rank starts with the values of rank 0, including buffers. The
+    /// returned module is used like the original. Ranks may pass clones of one
+    /// module; the returned ones no longer share running statistics.
+    ///
+    /// Rank 0 alone initialises lazy parameters, one after the other. No rank
+    /// holds more than its shards and one complete parameter.
     ///
     /// # Errors
-    /// When a parameter is not f32 or cannot be initialised, nothing is trainable, parameter groups do not fit
-    /// the module, two layers share a running statistic, or the ranks' modules differ.
+    ///
+    /// Returns an error if a parameter is not f32 or cannot be initialised, if
+    /// nothing is trainable, if a parameter group matches no parameter, if two
+    /// layers share a running statistic, or if the modules of the ranks differ.
     pub fn shard<M: AutodiffModule<Training<B>>>(
         module: M,
         policy: Policy,
@@ -208,21 +216,27 @@ impl<B: OptimizerOps> ModelStates<B> {
         Ok((module, states))
     }
 
-    /// Makes this the model of all ops on the thread until the guard is dropped: their activations
-    /// count in its ledger, they draw from its random stream, and gradients go to its own parameters
-    /// alone. In a `pass` of the model they also run under the plan's autocast, and the activations of a
-    /// training pass are recomputed as the plan says. Calls nest.
+    /// Makes this the current model of the thread until the guard is dropped.
+    /// Calls can be nested.
+    ///
+    /// Ops then count in its ledger and draw from its random stream, and only
+    /// its own parameters get gradients. In a `pass` of the model, ops also use
+    /// the plan's autocast, and the activations of a training pass are
+    /// recomputed according to the plan.
     pub fn enter(&self, pass: Option<Pass>) -> ContextGuard {
         self.binding.enter(pass)
     }
 
-    /// Starts this rank's random stream (dropout) anew from a seed that all ranks share. The oldest
-    /// model on the thread also starts the stream of draws outside of calls.
+    /// Restarts this rank's random stream from a seed that all ranks share. The
+    /// oldest model of a thread also restarts the thread's stream for random
+    /// ops outside of calls.
     pub fn seed(&self, seed: u64) {
         self.binding.reseed(seed);
     }
 
-    /// Prepares `module` for a forward and backward pass.
+    /// Prepares `module` for a forward and backward pass: gives each trainable
+    /// parameter a new autodiff leaf and starts the gather schedule of a
+    /// training pass.
     pub fn start_training_pass<M: Module<Training<B>>>(&self, module: M) -> Result<M, ZeroError> {
         self.binding.with_counter(Counter::start_forward);
         self.recorder.start_forward();
@@ -231,33 +245,36 @@ impl<B: OptimizerOps> ModelStates<B> {
         Ok(module.map(&mut Marker::new(&self.indices, |index| self.binding.mark(index))))
     }
 
-    /// Whether a training pass waits for its backward pass.
+    /// Returns true if the backward pass of a training pass has not started
+    /// yet.
     pub fn has_open_pass(&self) -> bool {
         self.binding.has_open_pass()
     }
 
-    /// Ends the training pass, whose backward pass runs now or never. Returns whether there was one.
+    /// Ends the training pass, whose backward pass runs now or not at all.
+    /// Returns false if there was none.
     pub fn close_training_pass(&self) -> bool {
         self.binding.close_pass()
     }
 
-    /// Whether another model on this thread has read this one in a training pass whose backward pass
-    /// is still to come. A step now would change what that backward pass reads.
+    /// Returns true if another model on this thread has read this one in a
+    /// training pass whose backward pass has not run. An optimizer step now
+    /// would change the values that this backward pass reads.
     pub fn is_read_by_open_pass(&self) -> bool {
         session::open_pass_reads(&self.ledger)
     }
 
-    /// Prepares for a forward pass without backward.
+    /// Prepares for a forward pass without backward pass.
     pub fn start_evaluation_pass(&self) -> Result<(), ZeroError> {
         Ok(self.gatherer.start_pass(Pass::Evaluate)?)
     }
 
-    /// Prepares for reading parameters in order to save them.
+    /// Prepares for a pass that reads parameters in order to save them.
     pub fn start_saving_pass(&self) -> Result<(), ZeroError> {
         Ok(self.gatherer.start_pass(Pass::Save)?)
     }
 
-    /// Says that forward is over and backward begins.
+    /// Marks the end of forward and the start of backward.
     pub fn start_backward(&self) {
         self.binding.with_counter(Counter::start_backward);
         self.gatherer.start_backward();
@@ -265,8 +282,9 @@ impl<B: OptimizerOps> ModelStates<B> {
         session::refresh_recording();
     }
 
-    /// Notices by itself when the backward pass of the present training pass begins: with its first
-    /// final gradient. For callers that cannot call [`start_backward`](Self::start_backward).
+    /// Detects the start of the next backward pass by its first completed
+    /// gradient. For callers that cannot call
+    /// [`start_backward`](Self::start_backward).
     pub fn watch_for_backward(&self) {
         let (gatherer, recorder) = (self.gatherer.clone(), self.recorder.clone());
         self.reducer.borrow_mut().watch_for_backward(Box::new(move || {
@@ -277,138 +295,152 @@ impl<B: OptimizerOps> ModelStates<B> {
         }));
     }
 
-    /// Number of completed backward passes that reported gradients of this model.
+    /// Returns the number of completed backward passes that reported gradients
+    /// of this model.
     pub fn backward_passes(&self) -> u64 {
         self.reducer.borrow().backward_passes()
     }
 
-    /// Number of gradients of this model that were reported since
-    /// [`watch_for_backward`](Self::watch_for_backward) was last called.
+    /// Returns the number of gradients of this model that were reported since
+    /// the last call of [`watch_for_backward`](Self::watch_for_backward).
     pub fn gradients_reported(&self) -> usize {
         self.reducer.borrow().gradients_reported()
     }
 
-    /// When the last watched backward pass began, as far as it was noticed.
+    /// Returns the time at which the last watched backward pass started; `None`
+    /// if it was not detected.
     pub fn backward_began(&self) -> Option<Instant> {
         self.reducer.borrow().backward_began()
     }
 
-    /// The index of the parameter with this id in the module; `None` for one of another module.
+    /// Returns the index of the parameter with this id; `None` if it belongs to
+    /// another module.
     pub fn parameter_index(&self, id: ParamId) -> Option<usize> {
         self.indices.get(&id).copied()
     }
 
-    /// Starts to count the operations of forward and backward.
+    /// Starts to count the floating-point operations of forward and backward.
     pub fn start_counting(&self) {
         self.binding.start_counting();
     }
 
-    /// Ends the count: the operations of this rank since it began, by module.
+    /// Ends the count and returns the operations of this rank by module.
     pub fn stop_counting(&self) -> Vec<ModuleOperations> {
         self.binding.stop_counting()
     }
 
-    /// Ends a pass: nothing stays gathered but resident parameters.
+    /// Ends a pass and releases all gathered parameters except persistent ones.
     pub fn finish_pass(&self) -> Result<(), ZeroError> {
         self.gatherer.release_all()?;
         self.stores().for_each(Store::release_idle);
         Ok(())
     }
 
-    /// Whether gradients are reduced as they come; see the engine's `no_sync`.
+    /// Sets whether gradients are reduced as they become final; see the
+    /// engine's `no_sync`.
     pub fn set_synchronise(&self, on: bool) {
         self.reducer.borrow_mut().set_synchronise(on);
     }
 
-    /// Returns whether the optimizer replaces the reduction of gradients by an exchange of its own, at least in late
-    /// steps.
+    /// Returns true if the optimizer exchanges momenta instead of gradients, at
+    /// least in late steps.
     pub fn exchanges_momentum(&self) -> bool {
         self.optimizer.exchanges_momentum()
     }
 
-    /// Names and values of the scalars that are kept of a parameter beside arrays: those of 1-bit LAMB, none otherwise.
+    /// Returns the names and values of a parameter's scalars. Only 1-bit LAMB
+    /// has any.
     pub fn scalars(&self, index: usize) -> Vec<(&'static str, f64)> {
         self.optimizer.scalars(index)
     }
 
-    /// Replaces all scalars by what `read` gives for a module path and a name, or by those of a new run, after
-    /// [`load_moments`](Self::load_moments).
+    /// Replaces all scalars with the values that `read` returns for a module
+    /// path and a name, or with initial values if it returns `None`. Call it
+    /// after [`load_moments`](Self::load_moments).
     pub fn load_scalars(&mut self, read: impl Fn(&str, &str) -> Option<f64>) {
         for parameter in self.parameters.iter() {
             self.optimizer.set_scalars(parameter.index(), |name| read(parameter.path(), name));
         }
     }
 
-    /// Whether the optimizer is one whose ranks take steps of their own, at least in late steps.
+    /// Returns true if the ranks of the optimizer take local steps, at least in
+    /// late steps (0/1 Adam).
     pub fn takes_local_steps(&self) -> bool {
         self.optimizer.takes_local_steps()
     }
 
-    /// Returns the name of the quantity that optimizer step number `step` compresses, from 1, or `None` without
-    /// compression. Compression errors of one quantity are of no use for another.
+    /// Returns the name of the quantity that optimizer step `step` (from 1)
+    /// compresses; `None` without compression. Compression errors of one
+    /// quantity are useless for another.
     pub fn compressed_quantity(&self, step: u64) -> Option<&'static str> {
         self.optimizer.compressed_quantity(step)
     }
 
-    /// Returns whether the current step averages gradients over ranks. Otherwise each rank keeps its own, and a 1-bit
-    /// optimizer averages momenta in the step.
+    /// Returns true if the current step averages gradients over ranks.
+    /// Otherwise each rank keeps its own gradients, and a 1-bit optimizer
+    /// averages momenta in the step.
     pub fn takes_mean_gradients(&self) -> bool {
         self.reducer.borrow().takes_mean()
     }
 
-    /// How many micro-batches make a step, from the next one on; 1 before this is called.
+    /// Sets the number of micro-batches per step, starting with the next step.
+    /// It is 1 initially.
     pub fn set_micro_batches(&self, count: usize) {
         self.reducer.borrow_mut().set_micro_batches(count);
     }
 
-    /// Forgets all accumulated gradients.
+    /// Drops all accumulated gradients.
     pub fn zero_grad(&self) {
         self.reducer.borrow_mut().clear();
     }
 
-    /// The parameters in the order of the module.
+    /// Returns the parameters in module order.
     pub fn parameters(&self) -> &[Arc<Parameter<B>>] {
         &self.parameters
     }
 
-    /// Asks whether the group still works, without exchanging anything.
+    /// Checks that the group has not ended, without an exchange.
     ///
     /// # Errors
-    /// What ended the group.
+    ///
+    /// Returns the failure that ended the group.
     pub fn check(&self) -> Result<(), ZeroError> {
         Ok(self.group.check()?)
     }
 
-    /// What was read from and written to the files of offloaded states and activations; `None` where there
-    /// are none.
+    /// Returns the I/O counts of offloaded states and activations; `None`
+    /// without files.
     pub fn io_statistics(&self) -> Option<IoStatistics> {
         self.stores().filter_map(Store::io_statistics).reduce(|sum, of_one| sum + of_one)
     }
 
-    /// Where states and activations are offloaded to.
+    /// Returns the stores of offloaded states and activations.
     fn stores(&self) -> impl Iterator<Item = &Store> {
         let states = self.parking.as_ref().map(|parking| parking.store());
         let activations = self.recorder.store().map(ActivationStore::store);
         states.into_iter().chain(activations)
     }
 
-    /// The process group.
+    /// Returns the process group.
     pub fn group(&self) -> &Group<B> {
         &self.group
     }
 
-    /// What is sharded.
+    /// Returns the ZeRO stage.
     pub fn stage(&self) -> Stage {
         self.share.stage
     }
 
-    /// Bytes held by this rank.
+    /// Returns the memory ledger of this rank.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
-    /// The whole values of parameter `index` in the type that ops use: between two exchanges of 0/1 Adam
-    /// ([`local_rates`](Self::local_rates)) those of this rank. All ranks call this together.
+    /// Returns the complete values of parameter `index` in the type in which
+    /// ops compute. All ranks call this together.
+    ///
+    /// While ranks of 0/1 Adam take local steps
+    /// ([`local_rates`](Self::local_rates)), the values are this rank's own.
     pub fn parameter_data(&self, index: usize) -> Result<TensorData, ZeroError> {
         let parameter = &self.parameters[index];
         let whole = match parameter.shard() {
@@ -418,9 +450,12 @@ impl<B: OptimizerOps> ModelStates<B> {
         Ok(read_float::<B>(whole))
     }
 
-    /// The whole values of parameter `index` in full precision: its masters where ops use 16 bits.
-    /// A frozen parameter has none, and gives what ops use. Between two exchanges of 0/1 Adam they are those of
-    /// this rank. All ranks call this together.
+    /// Returns the complete values of parameter `index` in f32: its masters if
+    /// ops compute in 16 bits. All ranks call this together.
+    ///
+    /// A frozen parameter has no masters, so its 16-bit values are returned.
+    /// While ranks of 0/1 Adam take local steps, the values are this rank's
+    /// own.
     pub fn master_data(&self, index: usize) -> Result<TensorData, ZeroError> {
         let Some(master) = self.optimizer.master(index)? else {
             return self.parameter_data(index);
@@ -441,8 +476,9 @@ impl<B: OptimizerOps> ModelStates<B> {
         Ok(read_float::<B>(in_shape::<B>(flat, parameter.shape())))
     }
 
-    /// The whole accumulated gradient of the parameter at `path`; `None` if it got none. All
-    /// ranks call this together, between backward and step.
+    /// Returns the complete accumulated gradient of the parameter at `path`;
+    /// `None` if it has none. All ranks call this together, between backward
+    /// and step.
     pub fn gradient_data(&self, path: &str) -> Result<Option<TensorData>, ZeroError> {
         let parameter = self.parameters.iter().find(|parameter| parameter.path() == path);
         let Some(parameter) = parameter else {
@@ -461,13 +497,14 @@ impl<B: OptimizerOps> ModelStates<B> {
         } else {
             sum
         };
-        // One type, however many micro-batches there were.
+        // The type does not depend on the number of micro-batches.
         let flat = B::cast(flat, self.types.accumulation);
         Ok(Some(read_float::<B>(in_shape::<B>(flat, parameter.shape()))))
     }
 }
 
-/// Refuses plans that shard or offload states. A compressed exchange needs them whole, on the device.
+/// Returns an error for plans that shard or offload states: a compressed
+/// exchange needs complete states on the device.
 fn check_whole_states(zero: &ZeroPlan) -> Result<(), ZeroError> {
     let reason = match zero.stage {
         Stage::Disabled if zero.optimizer_states == OptimizerOffload::Device => return Ok(()),
@@ -477,7 +514,8 @@ fn check_whole_states(zero: &ZeroPlan) -> Result<(), ZeroError> {
     Err(ZeroError::MomentumExchange { reason })
 }
 
-/// The sizes of all parameters, once it is clear how each is updated.
+/// Returns the sizes of all parameters after checking that each has an
+/// optimizer.
 fn updated_sizes(
     parameters: &[ModuleParameter],
     Updates { optimizer, groups, .. }: Updates<'_>,
@@ -500,8 +538,8 @@ fn updated_sizes(
     Ok(parameters.iter().zip(&trained).map(size).collect())
 }
 
-/// Parameters of which every rank keeps a whole copy beside its shard. On one rank a shard on the device is that
-/// copy.
+/// Returns the parameters of which every rank keeps a complete copy beside its
+/// shard. On one rank, a shard on the device is already the complete parameter.
 fn resident_parameters<B: Backend>(
     parameters: &[Arc<Parameter<B>>],
     group: &Group<B>,
@@ -513,7 +551,8 @@ fn resident_parameters<B: Backend>(
     resident
 }
 
-/// Where the gradient sums of all parameters are kept: with the optimizer states.
+/// Returns the tier of each parameter's gradient sum: the same as for its
+/// optimizer states.
 fn sum_homes<B: OptimizerOps>(
     parameters: &[Arc<Parameter<B>>],
     share: Share,

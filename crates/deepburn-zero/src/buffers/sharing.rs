@@ -1,18 +1,20 @@
-//! Finds running statistics and takes them apart from those of a module's clones.
+//! Finds running statistics and separates them from the clones of a module.
 //!
-//! To a module's visitors a running statistic looks like a parameter without gradient. What sets it
-//! apart is that clones of a module share it, where each clone has parameters of its own. So a
-//! throw-away copy of the module is cloned, a harmless mark (whether a gradient is required) is
-//! changed in all floats of the clone, and those whose mark changed in the copy too are shared.
-//! This holds for every type that keeps its state like Burn's `RunningState`, not for batch norm
-//! alone.
+//! To a module visitor, a running statistic looks like a parameter without
+//! gradient. The difference is that clones of a module share it, while each
+//! clone has its own parameters. The search therefore clones a throw-away copy
+//! of the module and changes a harmless mark in all floats of the clone
+//! (whether a gradient is required). Floats whose mark also changed in the copy
+//! are shared. This works for every type that stores its state like Burn's
+//! `RunningState`, not only for batch norm.
 //!
-//! Ranks that were given clones of one module share its statistics between their threads. There is
-//! one operation that ends this: the way to the inner backend and back (`valid`, `from_inner`). It
-//! drops what a parameter knows besides its values (mappers for loading and saving), so every
-//! parameter is then put back as it was.
+//! Ranks that were given clones of one module would share its statistics
+//! between their threads. Only one operation ends this: the conversion to the
+//! inner backend and back (`valid`, `from_inner`). It drops the mappers of a
+//! parameter, so every parameter is put back afterwards.
 //!
-//! Both the search and the separation would initialise lazy parameters, so they work on a module in
+//! Both the search and the separation would initialise lazy parameters, so they
+//! use a module in which those are replaced.
 //! which those are replaced.
 
 use std::any::Any;
@@ -27,8 +29,8 @@ use crate::error::ZeroError;
 use crate::initial::{initialise_constants, without_lazy_values};
 use crate::sharding::Training;
 
-/// The module with running statistics of its own, and their ids. A module without any is returned
-/// as it is.
+/// Returns the module with its own running statistics, and their ids. A module
+/// without any is returned unchanged.
 pub(super) fn take_apart<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     module: M,
 ) -> Result<(M, HashSet<ParamId>), ZeroError> {
@@ -53,7 +55,7 @@ pub(super) fn take_apart<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     Ok((apart, originals.statistics))
 }
 
-/// The floats that clones of a module share.
+/// Returns the ids of the floats that clones of a module share.
 fn find<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     module: &M,
 ) -> Result<HashSet<ParamId>, ZeroError> {
@@ -67,7 +69,7 @@ fn find<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     drop(copy.clone().map(&mut Toggle));
     let mut paths = HashMap::<ParamId, String>::new();
     for (old, new) in before.into_iter().zip(marks(&copy)) {
-        // A shared float that requires a gradient is a tied parameter in a container of its own.
+        // A shared float that requires a gradient is a tied parameter.
         if old.required || !new.required {
             continue;
         }
@@ -79,14 +81,14 @@ fn find<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     Ok(paths.into_keys().collect())
 }
 
-/// A float of a module and whether it requires a gradient.
+/// A float of a module, and whether it requires a gradient.
 struct Mark {
     path: String,
     id: ParamId,
     required: bool,
 }
 
-/// Lists all floats.
+/// A visitor that lists all floats.
 struct Marks {
     path: Vec<String>,
     found: Vec<Mark>,
@@ -107,7 +109,7 @@ impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Marks {
     }
 }
 
-/// Changes the mark of every float.
+/// A mapper that toggles the mark of every float.
 struct Toggle;
 
 impl<B: OptimizerOps> ModuleMapper<Training<B>> for Toggle {
@@ -121,7 +123,7 @@ impl<B: OptimizerOps> ModuleMapper<Training<B>> for Toggle {
     }
 }
 
-/// Collects parameters, and puts them into another module of the same structure.
+/// Collects parameters and puts them into another module of the same structure.
 struct Originals<B: OptimizerOps> {
     statistics: HashSet<ParamId>,
     path: Vec<String>,

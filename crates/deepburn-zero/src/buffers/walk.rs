@@ -1,6 +1,8 @@
-//! Visitors and mappers over the buffers of a module. None of them exchanges anything with other
-//! ranks: a running statistic is locked while it is visited or mapped, and ranks that wait for each
-//! other there would wait forever where they share it.
+//! Visitors and mappers for the buffers of a module.
+//!
+//! None of them uses a collective. A running statistic is locked while it is
+//! visited or mapped, and rank threads that share it would deadlock if one
+//! waited for another there.
 
 use std::collections::{HashMap, HashSet};
 
@@ -14,14 +16,14 @@ use crate::sharding::Training;
 use crate::tensor::{FullTensor, Leased};
 use crate::{Zero, ZeroTensor};
 
-/// Collects the buffers of a module and their values.
+/// A visitor that collects the buffers of a module and their values.
 pub(super) struct FoundBuffers<B: Backend> {
     statistics: HashSet<ParamId>,
     path: Vec<String>,
     pub(super) buffers: Vec<Buffer>,
     pub(super) ids: HashMap<ParamId, usize>,
     pub(super) values: Vec<TensorData>,
-    /// Where running statistics are.
+    /// The device of the running statistics.
     pub(super) device: Option<B::Device>,
 }
 
@@ -37,7 +39,7 @@ impl<B: Backend> FoundBuffers<B> {
         }
     }
 
-    /// Notes a buffer; one that was met before is tied to this path too.
+    /// Records a buffer. If it was already found, it is tied to this path too.
     fn note(&mut self, id: ParamId, kind: BufferKind, data: impl FnOnce() -> TensorData) {
         let path = self.path.join(".");
         if let Some(index) = self.ids.get(&id) {
@@ -78,7 +80,8 @@ impl<B: OptimizerOps> ModuleVisitor<Training<B>> for FoundBuffers<B> {
     }
 }
 
-/// Reads the running statistics of a module, and one integer or bool buffer.
+/// A visitor that reads the running statistics of a module, and optionally one
+/// integer or bool buffer.
 pub(super) struct Live<'a, B: Backend> {
     ids: &'a HashMap<ParamId, usize>,
     wanted: Option<usize>,
@@ -92,7 +95,7 @@ impl<'a, B: Backend> Live<'a, B> {
         Self { ids, wanted: None, found, constant: None }
     }
 
-    /// Reads the integer or bool buffer `index` too.
+    /// Also reads the integer or bool buffer `index`.
     pub(super) fn with_constant(self, index: usize) -> Self {
         Self { wanted: Some(index), ..self }
     }
@@ -122,7 +125,7 @@ impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Live<'_, B> {
     }
 }
 
-/// What a buffer is to become.
+/// The new value of a buffer.
 pub(super) enum NewValue<B: Backend> {
     /// A running statistic.
     Statistic(FullTensor<B>),
@@ -130,7 +133,7 @@ pub(super) enum NewValue<B: Backend> {
     Constant(TensorData),
 }
 
-/// Replaces the values of buffers.
+/// A mapper that replaces the values of buffers.
 pub(super) struct Install<B: Backend> {
     pub(super) values: HashMap<ParamId, NewValue<B>>,
 }
@@ -172,7 +175,7 @@ impl<B: OptimizerOps> ModuleMapper<Training<B>> for Install<B> {
     }
 }
 
-/// The data of a running statistic with its entry in the ledger.
+/// Returns the data of a running statistic with its ledger entry.
 fn full_of<B: OptimizerOps, const D: usize>(
     param: &Param<Tensor<Training<B>, D>>,
 ) -> FullTensor<B> {

@@ -1,4 +1,4 @@
-//! The buffers of a sharded module: what they are, and how they are saved and loaded.
+//! The buffers of a sharded module: access, saving and loading.
 
 use burn::module::AutodiffModule;
 use burn_backend::TensorData;
@@ -12,22 +12,26 @@ use crate::error::ZeroError;
 use crate::sharding::Training;
 use deepburn_comm::Partition;
 
-/// Everything here takes the module that [`ModelStates::shard`] returned, or what later calls made
-/// of it: buffers live in the module.
+/// These functions take the module that [`ModelStates::shard`] or a later call
+/// returned, because the values of buffers are in the module.
 impl<B: OptimizerOps> ModelStates<B> {
-    /// The buffers, in the order of the module: running statistics, integer and bool parameters.
+    /// Returns the buffers in module order: running statistics, integer and
+    /// bool parameters.
     pub fn buffers(&self) -> &[Buffer] {
         self.buffers.all()
     }
 
-    /// Averages running statistics over the ranks, so that all hold the same values: after each
-    /// backward pass, and before the module is evaluated or saved. All ranks call this together.
-    /// Does nothing, without a message, where the module has no running statistics.
+    /// Averages running statistics over the ranks, after each backward pass and
+    /// before the module is evaluated or saved. All ranks call this together.
+    /// Without running statistics, nothing is exchanged.
     ///
-    /// An element that is infinite or NaN after an update counts with the value that it had before.
+    /// An element that is infinite or NaN after an update counts as its
+    /// previous value.
     ///
     /// # Errors
-    /// When a statistic has changed its shape, the module is another one, or the collective fails.
+    ///
+    /// Returns an error if the shape of a statistic has changed, if this is a
+    /// different module, or if the collective fails.
     pub fn agree_buffers<M: AutodiffModule<Training<B>>>(
         &self,
         module: &M,
@@ -35,11 +39,14 @@ impl<B: OptimizerOps> ModelStates<B> {
         self.buffers.agree(module)
     }
 
-    /// The values of the buffer at `path`, in its own type (bools in one byte each); those of a
-    /// running statistic as the ranks agreed on them last. No collective.
+    /// Returns the values of the buffer at `path` in its own type (bools as one
+    /// byte each). A running statistic has the value of the last average. Uses
+    /// no collective.
     ///
     /// # Errors
-    /// When the module has no buffer of that path, or is another one.
+    ///
+    /// Returns an error if the module has no such buffer, or if it is a
+    /// different module.
     pub fn buffer_data<M: AutodiffModule<Training<B>>>(
         &self,
         module: &M,
@@ -50,11 +57,14 @@ impl<B: OptimizerOps> ModelStates<B> {
         self.buffers.data(module, index)
     }
 
-    /// The elements that this rank saves of each buffer, which is the cut of parameters
-    /// ([`Partition::owned`](crate::Partition::owned)), flat: values that the ranks agreed on last.
+    /// Returns the elements that this rank saves of each buffer, flat. Buffers
+    /// are partitioned like parameters
+    /// ([`Partition::owned`](crate::Partition::owned)). Running statistics have
+    /// the values of the last average.
     ///
     /// # Errors
-    /// When this is another module.
+    ///
+    /// Returns an error if this is a different module.
     pub fn owned_buffers<M: AutodiffModule<Training<B>>>(
         &self,
         module: &M,
@@ -70,11 +80,13 @@ impl<B: OptimizerOps> ModelStates<B> {
         owned.collect()
     }
 
-    /// Returns the module with the values that `read` gives for each buffer, whole and flat; a
-    /// buffer for which it gives none keeps its values. Nothing is changed where `read` fails.
+    /// Returns the module with the complete, flat values that `read` returns
+    /// for each buffer; `None` leaves a buffer unchanged. If `read` fails,
+    /// nothing is changed.
     ///
     /// # Errors
-    /// Those of `read`, or values of another number.
+    ///
+    /// Returns the errors of `read`, or an error for a wrong number of values.
     pub fn load_buffers<M: AutodiffModule<Training<B>>, E: From<ZeroError>>(
         &self,
         module: &M,

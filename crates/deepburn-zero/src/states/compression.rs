@@ -94,7 +94,8 @@ impl SignPartition {
     }
 }
 
-/// Returns the bytes of [`ErrorFeedback`] for a tensor of `numel` elements on each of `ranks` ranks.
+/// Returns the size in bytes of [`ErrorFeedback`] for a tensor of `numel`
+/// elements on each of `ranks` ranks.
 pub(crate) fn error_bytes(numel: u64, ranks: u64) -> u64 {
     let live = numel.div_ceil(8);
     let errors = match ranks {
@@ -105,7 +106,7 @@ pub(crate) fn error_bytes(numel: u64, ranks: u64) -> u64 {
 }
 
 impl ErrorFeedback {
-    /// Starts without errors.
+    /// Returns errors of zero.
     pub(super) fn zeros<B: Backend>(
         live: Vec<u8>,
         numel: usize,
@@ -121,11 +122,12 @@ impl ErrorFeedback {
     }
 }
 
-/// Replaces this rank's momenta by means over all ranks. A single rank compresses nothing. All ranks call this together,
-/// with the same tensors.
+/// Replaces this rank's momenta with means over all ranks. A single rank
+/// compresses nothing. All ranks call this together with the same tensors.
 ///
 /// # Errors
-/// When a collective fails.
+///
+/// Returns an error if a collective fails.
 pub(super) fn compressed_means<B: Backend>(
     group: &Group<B>,
     tag: &Tag,
@@ -219,7 +221,8 @@ impl Momentum {
     }
 }
 
-/// Signs, zeros up to the length of the longest part, and their scale.
+/// Builds a message: signs, zeros up to the length of the longest part, and the
+/// scale.
 fn message(signs: &[u8], scale: f32, cut: SignPartition) -> Vec<u8> {
     let mut message = signs.to_vec();
     message.resize(cut.bytes.shard_len(), 0);
@@ -227,7 +230,7 @@ fn message(signs: &[u8], scale: f32, cut: SignPartition) -> Vec<u8> {
     message
 }
 
-/// The signs of a part of `len` bytes, and their scale.
+/// Parses the signs of a part of `len` bytes, and their scale.
 fn read(message: &[u8], len: usize) -> (&[u8], f32) {
     let (signs, scale) = message.split_at(message.len() - SCALE);
     (&signs[..len], pod_read_unaligned(scale))

@@ -32,10 +32,12 @@ pub(super) struct Exchange<'a, B: Backend> {
 }
 
 impl<B: OptimizerOps> Exchange<'_, B> {
-    /// Turns the directions of a round, which are in its order, into final ones, and says how to go along each.
+    /// Converts the directions of a round to final ones and returns how to
+    /// apply each of them.
     ///
     /// # Errors
-    /// When a collective fails.
+    ///
+    /// Returns an error if a collective fails.
     pub(super) fn run(
         &mut self,
         step: &mut StepInProgress<'_, B>,
@@ -60,7 +62,7 @@ impl<B: OptimizerOps> Exchange<'_, B> {
         }
     }
 
-    /// Replaces the momenta of this rank by the compressed mean of all ranks'.
+    /// Replaces this rank's momenta with the compressed mean over all ranks.
     fn agree(
         &mut self,
         step: &mut StepInProgress<'_, B>,
@@ -73,7 +75,7 @@ impl<B: OptimizerOps> Exchange<'_, B> {
             let parameter = &self.parameters[direction.index];
             let live = || step.live_elements(direction.index);
             let feedback = match self.errors[direction.index].take() {
-                // The errors of elements that had no gradient so far are 0.
+                // Elements without a gradient so far have an error of 0.
                 Some(mut feedback) if step.second_moment_has_changed(direction.index) => {
                     feedback.live = live();
                     feedback
@@ -81,7 +83,7 @@ impl<B: OptimizerOps> Exchange<'_, B> {
                 Some(feedback) => feedback,
                 None => ErrorFeedback::zeros(live(), parameter.numel(), self.group, self.ledger),
             };
-            // Frees the copy on the device.
+            // A one-element placeholder frees the copy on the device.
             let none = B::float_zeros(Shape::from(vec![1]), parameter.device(), FloatDType::F32);
             let elements = std::mem::replace(&mut direction.elements, none);
             let mut values = float_into_host::<B>(elements);
@@ -114,7 +116,8 @@ impl<B: OptimizerOps> Exchange<'_, B> {
         agreed.collect()
     }
 
-    /// L2 norms of the values and of the direction of each tensor, over all ranks.
+    /// Returns the L2 norms of values and direction of each tensor, over all
+    /// ranks.
     fn norms(&self, directions: &[UpdateDirection<B>]) -> Result<Vec<[f64; 2]>, ZeroError> {
         let squares: Vec<_> =
             directions.iter().flat_map(|it| it.squares.iter().flatten()).collect();
@@ -144,8 +147,11 @@ impl<B: OptimizerOps> Exchange<'_, B> {
         Ok(norms.as_chunks().0.to_vec())
     }
 
-    /// Lets the owner of each matrix orthogonalise it. A rank holds the whole directions of the round until it has taken
-    /// its own out, and then the results of all owners.
+    /// Lets the owner of each matrix orthogonalise it.
+    ///
+    /// A rank holds the complete directions of the round until it has extracted
+    /// its own matrix, and later the results of all owners. While one rank
+    /// works, the ranks that own no matrix wait.
     fn orthogonalize(
         &self,
         step: &StepInProgress<'_, B>,
@@ -158,9 +164,10 @@ impl<B: OptimizerOps> Exchange<'_, B> {
         let mut wholes = self.whole(&directions)?;
         let place = owners.iter().position(|owner| owner.rank == self.group.rank());
         let own = place.map(|place| wholes.swap_remove(place).into_flat());
-        // Those of other owners need no memory while this rank computes.
+        // The matrices of other owners are dropped before the computation.
         drop(wholes);
-        // It computes before it hands anything on, so that owners work at the same time.
+        // Each rank computes before the broadcasts, so that all owners work at
+        // the same time.
         let mut result = place.zip(own).map(|(place, own)| {
             let parameter = &self.parameters[owners[place].index];
             let workspace = parameter.numel() * WORKSPACE as usize * size_of::<f32>();
@@ -179,7 +186,7 @@ impl<B: OptimizerOps> Exchange<'_, B> {
         Ok(turned)
     }
 
-    /// The result of the rank `owner`, flat, which passes its `own`.
+    /// Broadcasts the flat result of rank `owner`, which passes `own`.
     fn broadcast(
         &self,
         parameter: &Parameter<B>,
@@ -197,7 +204,7 @@ impl<B: OptimizerOps> Exchange<'_, B> {
         Ok(result.swap_remove(0).into_flat())
     }
 
-    /// The whole directions of a round.
+    /// Gathers the complete directions of a round.
     fn whole(&self, directions: &[UpdateDirection<B>]) -> Result<Vec<DeviceArray<B>>, ZeroError> {
         let elements = directions.iter().map(|it| DeviceArray::Dense(it.elements.clone()));
         let elements = elements.collect::<Vec<_>>();

@@ -28,12 +28,16 @@ impl<B: OptimizerOps> ModelStates<B> {
         workers.chain([StateArray::ServerError]).filter(move |_| has_errors)
     }
 
-    /// Returns the elements that this rank owns of all compression errors, by parameter index, in the order of
-    /// [`arrays`](Self::arrays). All ranks call this together. The result takes as much memory as this rank's errors;
-    /// meanwhile one parameter's worker errors are in memory twice more.
+    /// Returns the elements that this rank owns of all compression errors, by
+    /// parameter index, in the order of [`arrays`](Self::arrays). All ranks
+    /// call this together.
+    ///
+    /// The result takes as much memory as this rank's errors. During the call,
+    /// one parameter's worker errors are in memory twice more.
     ///
     /// # Errors
-    /// When a collective fails.
+    ///
+    /// Returns an error if a collective fails.
     pub fn owned_errors(&self) -> Result<Vec<Vec<OwnedState<B>>>, ZeroError> {
         let parameters = self.parameters.iter().zip(&self.errors);
         let owned = parameters.map(|(parameter, feedback)| match feedback {
@@ -45,6 +49,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         owned.collect()
     }
 
+    /// Returns the owned elements of one parameter's errors.
     fn owned_of(
         &self,
         parameter: &Parameter<B>,
@@ -68,13 +73,19 @@ impl<B: OptimizerOps> ModelStates<B> {
         Ok(workers.chain([server]).collect())
     }
 
-    /// Loads the compression errors of a checkpoint, after [`load_moments`](Self::load_moments). `workers` gives the number
-    /// of ranks that saved a worker error of the parameter with this path, and `read` each piece. If the number of ranks
-    /// has changed, every rank starts with the mean of all worker errors, so that the mean over ranks is compensated by the same amount. Errors
-    /// are dropped, with a warning, on a single rank and before the freeze.
+    /// Loads the compression errors of a checkpoint, after
+    /// [`load_moments`](Self::load_moments).
+    ///
+    /// `workers` returns the number of ranks that saved a worker error for a
+    /// parameter path, and `read` returns each segment. If the number of ranks
+    /// has changed, every rank starts with the mean of all worker errors, which
+    /// compensates the mean over ranks by the same amount. On a single rank and
+    /// before the freeze, errors are dropped with a warning.
     ///
     /// # Errors
-    /// Those of `read`, or a piece of another length.
+    ///
+    /// Returns the errors of `read`, or an error for a segment of the wrong
+    /// length.
     pub fn load_errors<E: From<ZeroError>>(
         &mut self,
         workers: impl Fn(&str) -> usize,
@@ -85,11 +96,12 @@ impl<B: OptimizerOps> ModelStates<B> {
         if !self.parameters.iter().any(|parameter| has_errors(&parameter)) {
             return Ok(());
         }
-        // Exact steps come first: the second moment, and with it the elements that take part, is still to change.
+        // Exact steps come first: they change the second moment, and with it
+        // the set of compressed elements.
         if ranks == 1 || !self.optimizer.keeps_errors() {
             let why = match ranks {
-                1 => "one rank compresses nothing",
-                _ => "the freeze is still to come",
+                1 => "a single rank compresses nothing",
+                _ => "the freeze has not been reached",
             };
             if rank == 0 {
                 tracing::warn!("the compression errors in the checkpoint are dropped: {why}");

@@ -19,8 +19,9 @@ use crate::parameter::Parameter;
 use crate::publish::Publisher;
 
 impl<B: OptimizerOps> ModelStates<B> {
-    /// Returns the sum of the learning rates since ranks last averaged their updates, or `None` where all ranks have the
-    /// same parameters and moments: with every optimizer but 0/1 Adam, and right after an average.
+    /// Returns the sum of learning rates since ranks last averaged their
+    /// updates. `None` if all ranks have the same parameters and moments:
+    /// directly after an average, and with every optimizer except 0/1 Adam.
     pub fn local_rates(&self) -> Option<f64> {
         self.optimizer.local_rates()
     }
@@ -35,11 +36,13 @@ impl<B: OptimizerOps> ModelStates<B> {
         names.flat_map(move |name| (0..ranks).map(move |rank| StateArray::Local(name, rank)))
     }
 
-    /// Returns the elements that this rank owns of states that differ between ranks, by parameter index, in the order of
-    /// [`arrays`](Self::arrays). All ranks call this together.
+    /// Returns the elements that this rank owns of states that differ between
+    /// ranks, by parameter index, in the order of [`arrays`](Self::arrays). All
+    /// ranks call this together.
     ///
     /// # Errors
-    /// When a collective fails.
+    ///
+    /// Returns an error if a collective fails.
     pub fn owned_local(&self) -> Result<Vec<Vec<OwnedState<B>>>, ZeroError> {
         let of = |parameter: &Parameter<B>| {
             if self.local_arrays(parameter.index()).next().is_none() {
@@ -62,12 +65,16 @@ impl<B: OptimizerOps> ModelStates<B> {
         self.parameters.iter().map(|parameter| of(parameter)).collect()
     }
 
-    /// Loads the states that differed between the `ranks` ranks of a checkpoint, `rates` after they last averaged their
-    /// updates. Follows [`load_moments`](Self::load_moments); `read` gives each piece. If the number of ranks has changed,
-    /// or the next step is not local, every rank starts with the mean.
+    /// Loads the states that differ between the `ranks` ranks of a checkpoint,
+    /// after [`load_moments`](Self::load_moments). `rates` is the sum of
+    /// learning rates since their last average, and `read` returns each
+    /// segment. If the number of ranks has changed, or the next step is not
+    /// local, every rank starts with the mean.
     ///
     /// # Errors
-    /// Those of `read`, or a piece of another length.
+    ///
+    /// Returns the errors of `read`, or an error for a segment of the wrong
+    /// length.
     pub fn load_local<E: From<ZeroError>>(
         &mut self,
         rates: Option<f64>,
@@ -77,7 +84,8 @@ impl<B: OptimizerOps> ModelStates<B> {
         if rates.is_none() || ranks == 0 || !self.optimizer.takes_local_steps() {
             return Ok(());
         }
-        // A larger `var_freeze_step` puts the local steps off: ranks start the next step with one model.
+        // A larger `var_freeze_step` postpones the local steps, so all ranks
+        // start the next step with the same model.
         let is_local = self.optimizer.steps_locally();
         self.optimizer.set_local_rates(rates.filter(|_| is_local));
         let rank = self.group.rank();

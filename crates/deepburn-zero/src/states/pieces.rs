@@ -1,8 +1,10 @@
-//! The model states piece by piece, as checkpoints store them and get them back.
+//! Access to model states by segment, for checkpoints.
 //!
-//! What is given out is the same at every stage: the elements that a rank owns of each array, without
-//! padding. What is taken back is whatever range this rank keeps at its own stage and number of
-//! ranks, so states that were given out at one stage load at any other. Afterwards working copies,
+//! Each rank saves the elements that it owns of each array, without padding;
+//! this is the same at every stage. Each rank loads the range that it keeps at
+//! its own stage and number of ranks. States that were saved at one stage
+//! therefore load at any other. After loading, working copies, complete and
+//! persistent parameters and masters are the same as in an uninterrupted run.
 //! whole and resident parameters and masters are what they would be without the interruption.
 
 use std::ops::Range;
@@ -23,23 +25,24 @@ use crate::random::RandomStream;
 use crate::reduce::SumElements;
 use crate::session;
 
-/// One of the arrays that belong to a parameter, each as long as the parameter.
+/// An array of a parameter's states, as long as the parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StateArray {
-    /// The values: masters in full precision where there are any. Those that all ranks have in common, between two
-    /// exchanges of 0/1 Adam.
+    /// The values: f32 masters if there are any. While ranks of 0/1 Adam take
+    /// local steps, the values that all ranks have in common.
     Weights,
-    /// What the optimizer keeps, by PyTorch's name for it: `exp_avg`, `exp_avg_sq`,
-    /// `momentum_buffer`, `sum`. Between two exchanges of 0/1 Adam, elements of `exp_avg` are those of the rank that
-    /// owns them.
+    /// A state of the optimizer by its PyTorch name: `exp_avg`, `exp_avg_sq`,
+    /// `momentum_buffer`, `sum`. While ranks of 0/1 Adam take local steps,
+    /// elements of `exp_avg` come from the rank that owns them.
     Moment(&'static str),
-    /// The gradient accumulated so far, between two micro-batches of a step.
+    /// The gradient that was accumulated so far in the current step.
     Gradient,
-    /// The compression error of the momentum of this rank.
+    /// The compression error of the momentum on this rank.
     WorkerError(usize),
-    /// The compression error of the mean momentum, of which each rank serves a part.
+    /// The compression error of the mean momentum; each rank holds its part.
     ServerError,
-    /// A state of 0/1 Adam on the rank of this number, where ranks differ: `exp_avg`, `momentum_accumulator`.
+    /// A state of 0/1 Adam on the given rank that differs between ranks:
+    /// `exp_avg` or `momentum_accumulator`.
     Local(&'static str, usize),
 }
 
@@ -55,36 +58,39 @@ impl StateArray {
     }
 }
 
-/// Elements of an array of a parameter that this rank has to be given.
+/// A segment of an array that this rank reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece<'a> {
-    /// Module path of the parameter.
+    /// The module path of the parameter.
     pub path: &'a str,
-    /// Which array.
+    /// The array.
     pub array: StateArray,
-    /// Elements of the flat parameter; empty for a rank that holds nothing but padding.
+    /// The range of the flat parameter; empty for a rank that holds only
+    /// padding.
     pub range: Range<usize>,
 }
 
-/// The elements that a rank owns of an array, as they were when they were asked for: later steps
-/// leave them as they are. Costs nothing until then; a step that finds it still there updates a copy
-/// instead. May be sent to another thread.
+/// The elements of an array that a rank owns, at the time of the call.
+///
+/// Later steps do not change them: a step that finds the snapshot still in use
+/// updates a copy. Until then it takes no memory. It can be sent to another
+/// thread.
 #[derive(Debug, Clone)]
 pub struct OwnedArray<B: Backend>(pub(super) Elements<B>);
 
-/// Where the elements of an array are.
+/// The location of an array's elements.
 #[derive(Debug, Clone)]
 pub(super) enum Elements<B: Backend> {
     /// On the device.
     Float(B::FloatTensorPrimitive),
-    /// States that are offloaded.
+    /// In offloaded states.
     Parked(Arc<ParkedCopy>),
     /// In host memory: integers, and bools of one byte each.
     Host(TensorData),
 }
 
 impl<B: Backend> OwnedArray<B> {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn numel(&self) -> usize {
         match &self.0 {
             Elements::Float(tensor) => tensor.shape().num_elements(),
@@ -93,13 +99,15 @@ impl<B: Backend> OwnedArray<B> {
         }
     }
 
-    /// Elements `range` in host memory.
+    /// Copies elements `range` to host memory.
     ///
     /// # Errors
-    /// The disk on which they are fails.
+    ///
+    /// Returns an error if the NVMe file cannot be read.
     ///
     /// # Panics
-    /// When there are fewer.
+    ///
+    /// Panics if the range is out of bounds.
     pub fn data(&self, range: Range<usize>) -> Result<TensorData, ZeroError> {
         Ok(match &self.0 {
             Elements::Float(tensor) => read_float::<B>(narrow::<B>(tensor.clone(), range)),
@@ -109,48 +117,50 @@ impl<B: Backend> OwnedArray<B> {
     }
 }
 
-/// What is to be known of an accumulated gradient besides its values.
+/// The state of an accumulated gradient besides its values.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GradientSum {
-    /// Micro-batches in it.
+    /// The number of micro-batches in it.
     pub micro_batches: usize,
-    /// Type in which it is kept.
+    /// The type of the sum.
     pub dtype: DType,
-    /// Largest magnitude that the part of it on this rank had on its way, where a step is skipped
-    /// because of that.
+    /// The largest magnitude of this rank's part so far, if the overflow check
+    /// needs it.
     pub peak: Option<f32>,
 }
 
-/// Where the random stream of a rank stands.
+/// The position of a rank's random streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RandomState {
     /// The seed that all ranks share.
     pub seed: u64,
-    /// The number of the model among those of a rank, which sets the streams of models apart.
+    /// The index of the model among the models of a rank; it selects the
+    /// stream.
     pub model: u32,
-    /// Words drawn so far by this rank.
+    /// The number of words that this rank has drawn.
     pub position: u128,
-    /// The stream of the thread for draws outside of calls, which models on it share.
+    /// The thread's stream for random ops outside of calls, which all its
+    /// models share.
     pub between_calls: Option<StreamPosition>,
 }
 
-/// Where a random stream stands.
+/// The position of one random stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamPosition {
     /// The seed that all ranks share.
     pub seed: u64,
-    /// Words drawn so far by this rank.
+    /// The number of words that this rank has drawn.
     pub position: u128,
 }
 
 impl<B: OptimizerOps> ModelStates<B> {
-    /// Further module paths of the parameter at `index`, which are tied to its own.
+    /// Returns the additional module paths of the tied parameter at `index`.
     pub fn aliases(&self, index: usize) -> &[String] {
         &self.aliases[index]
     }
 
-    /// The arrays that there are of the parameter at `index`, and their types. All ranks have the
-    /// same.
+    /// Returns the arrays of the parameter at `index` and their types. All
+    /// ranks return the same list.
     pub fn arrays(&self, index: usize) -> Vec<(StateArray, DType)> {
         let parameter = &self.parameters[index];
         let weights = match self.optimizer.has_master(index) {
@@ -169,10 +179,13 @@ impl<B: OptimizerOps> ModelStates<B> {
         arrays
     }
 
-    /// The elements of an array that this rank owns ([`Partition::owned`](crate::Partition::owned)),
-    /// flat, without padding. `None` where there is no such array, and for errors and what ranks have of
-    /// their own, which [`owned_errors`](Self::owned_errors) and [`owned_local`](Self::owned_local) exchange
-    /// first.
+    /// Returns the elements of an array that this rank owns
+    /// ([`Partition::owned`](crate::Partition::owned)), flat and without
+    /// padding.
+    ///
+    /// Returns `None` if there is no such array, and for arrays that differ
+    /// between ranks: [`owned_errors`](Self::owned_errors) and
+    /// [`owned_local`](Self::owned_local) exchange those first.
     pub fn owned(&self, index: usize, array: StateArray) -> Option<OwnedArray<B>> {
         let (parameter, share) = (&self.parameters[index], self.share);
         let partition = parameter.partition();
@@ -218,7 +231,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         Some(OwnedArray(Elements::Float(owned)))
     }
 
-    /// About the accumulated gradient of the parameter at `index`; `None` where there is none.
+    /// Returns the state of an accumulated gradient; `None` if there is none.
     pub fn gradient_sum(&self, index: usize) -> Option<GradientSum> {
         let reducer = self.reducer.borrow();
         let sum = reducer.accumulated(index)?;
@@ -229,28 +242,31 @@ impl<B: OptimizerOps> ModelStates<B> {
         })
     }
 
-    /// Whether the accumulated gradients are all that there is: not within a backward pass, nor after
-    /// passes whose gradients stayed on this rank.
+    /// Returns true if all gradients are accumulated and reduced. False during
+    /// a backward pass, and after passes whose gradients stayed on this rank
+    /// (`no_sync`).
     pub fn gradients_are_settled(&self) -> bool {
         self.reducer.borrow().is_settled()
     }
 
-    /// Optimizer steps taken, by which moments are corrected.
+    /// Returns the number of applied optimizer steps, which bias correction
+    /// depends on.
     pub fn optimizer_steps(&self) -> u64 {
         self.optimizer.time()
     }
 
-    /// Names of the arrays that the optimizer keeps of the parameter at `index`; none of a frozen one.
+    /// Returns the names of the optimizer's arrays for the parameter at
+    /// `index`; empty if it is frozen.
     pub fn moments(&self, index: usize) -> &'static [&'static str] {
         self.optimizer.moments(index)
     }
 
-    /// Type that ops use.
+    /// Returns the element type in which ops compute.
     pub fn compute_type(&self) -> DType {
         self.compute.into()
     }
 
-    /// Where this rank's random stream (dropout) stands.
+    /// Returns the position of this rank's random streams.
     pub fn random_state(&self) -> RandomState {
         let between_calls = self.binding.with_random_between_calls(|random| StreamPosition {
             seed: random.seed(),
@@ -264,7 +280,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         })
     }
 
-    /// Continues this rank's random stream at `state`.
+    /// Continues this rank's random streams at `state`.
     pub fn set_random_state(&self, state: RandomState) {
         let RandomState { seed, model, position, between_calls } = state;
         self.binding.with_random(|random| {
@@ -279,12 +295,14 @@ impl<B: OptimizerOps> ModelStates<B> {
         }
     }
 
-    /// Replaces the values of all parameters by what `read` gives for each piece, as f32 or a type
-    /// narrower. All ranks call this together, between passes; what was gathered is let go. After an
-    /// error the model is partly the old one and partly the new.
+    /// Replaces the values of all parameters with those that `read` returns for
+    /// each segment, in f32 or a narrower type. All ranks call this together,
+    /// between passes. Gathered parameters are released.
     ///
     /// # Errors
-    /// Those of `read`, a piece of another length, or a failed collective.
+    ///
+    /// Returns the errors of `read`, or an error for a segment of the wrong
+    /// length or a failed collective. The model is then partly loaded.
     pub fn load_weights<E: From<ZeroError>>(
         &mut self,
         mut read: impl FnMut(&Piece<'_>) -> Result<TensorData, E>,
@@ -295,11 +313,13 @@ impl<B: OptimizerOps> ModelStates<B> {
         let working = self.compute;
         let mut publisher = Publisher::new(&self.group, self.allgather_bucket_size);
         for parameter in self.parameters.iter() {
-            // What is not updated is not handed round either: every rank reads what it keeps.
+            // Frozen parameters are not gathered after loading, so every rank
+            // reads all elements that it keeps.
             let trains = parameter.is_trainable();
             let cut = if trains { stage.shards_optimizer() } else { stage.shards_parameters() };
             let values = self.piece(parameter, StateArray::Weights, cut, &mut read)?;
-            // Rounded as the optimizer rounds: a backend's own cast may not.
+            // Rounded in the same way as in the optimizer; a backend's cast may
+            // round differently.
             let stored = B::cast(values.clone(), working);
             self.optimizer.set_common(parameter.index(), values.clone());
             self.optimizer.set_master(parameter.index(), values).map_err(ZeroError::from)?;
@@ -317,18 +337,21 @@ impl<B: OptimizerOps> ModelStates<B> {
             publisher.store(stage, parameter, stored).map_err(ZeroError::from)?;
         }
         publisher.flush().map_err(ZeroError::from)?;
-        // Momenta of ranks may still differ.
+        // The momenta of the ranks may still differ.
         let apart = self.local_rates().map(|_| 0.0);
         self.optimizer.set_local_rates(apart);
         self.gatherer.refresh_resident(&self.resident).map_err(ZeroError::from)?;
         Ok(())
     }
 
-    /// Replaces all moments by what `read` gives for each piece, after `steps` optimizer steps. Resets
-    /// compression errors and what ranks had of their own.
+    /// Replaces all moments with those that `read` returns for each segment,
+    /// after `steps` optimizer steps. Resets compression errors and states that
+    /// differ between ranks.
     ///
     /// # Errors
-    /// Those of `read`, or a piece of another length.
+    ///
+    /// Returns the errors of `read`, or an error for a segment of the wrong
+    /// length.
     pub fn load_moments<E: From<ZeroError>>(
         &mut self,
         steps: u64,
@@ -353,11 +376,14 @@ impl<B: OptimizerOps> ModelStates<B> {
         Ok(())
     }
 
-    /// Replaces all accumulated gradients: those of which there is a sum by what `read` gives for
-    /// each piece, the others by none. `sums` are by parameter index.
+    /// Replaces all accumulated gradients. `sums` has the state of each
+    /// gradient by parameter index; `read` returns the segments. Parameters
+    /// without an entry get no gradient.
     ///
     /// # Errors
-    /// Those of `read`, a piece of another length, or a type that gradients are not kept in here.
+    ///
+    /// Returns the errors of `read`, or an error for a segment of the wrong
+    /// length or an unsupported type.
     pub fn load_gradients<E: From<ZeroError>>(
         &mut self,
         sums: &[Option<GradientSum>],
@@ -383,7 +409,8 @@ impl<B: OptimizerOps> ModelStates<B> {
         Ok(())
     }
 
-    /// An array as this rank keeps it, in f32: its chunk, padded, or with `cut` off all elements.
+    /// Reads an array as this rank keeps it, in f32: its padded shard, or all
+    /// elements without `cut`.
     fn piece<E: From<ZeroError>>(
         &self,
         parameter: &Parameter<B>,
@@ -403,14 +430,15 @@ impl<B: OptimizerOps> ModelStates<B> {
     }
 }
 
-/// Elements `range` of the flat order.
+/// Copies elements `range` of the flat data.
 pub(super) fn host_range(data: &TensorData, range: Range<usize>) -> TensorData {
     let (size, shape) = (data.dtype.size(), [range.len()]);
     let bytes = &data.as_bytes()[range.start * size..range.end * size];
     TensorData::from_bytes_vec(bytes.to_vec(), shape, data.dtype)
 }
 
-/// Reads elements `range` of an array in f32. Reads nothing for an empty range.
+/// Reads elements `range` of an array in f32. Does not call `read` for an empty
+/// range.
 pub(super) fn read_floats<B: Backend, E: From<ZeroError>>(
     parameter: &Parameter<B>,
     array: StateArray,
@@ -429,7 +457,7 @@ pub(super) fn read_floats<B: Backend, E: From<ZeroError>>(
     Ok(values)
 }
 
-/// The values in f32, without a copy where they are.
+/// Converts the values to f32, without a copy if they already are.
 fn into_f32(data: TensorData) -> Vec<f32> {
     data.convert::<f32>().into_vec().expect("the data was converted to f32 just before")
 }

@@ -1,7 +1,8 @@
 //! Arrays that differ between ranks, in checkpoints.
 //!
-//! Compression errors and the states of local steps are such arrays. Checkpoints store one of them per rank, each as
-//! long as the parameter. When one is saved, every rank gets the elements that it owns of the arrays of all ranks.
+//! Examples are compression errors and the states of local steps. Checkpoints
+//! store one array per rank, each as long as the parameter. To save them, every
+//! rank receives the elements that it owns of every rank's array.
 
 use std::ops::Range;
 
@@ -15,15 +16,19 @@ use super::pieces::{Elements, OwnedArray, Piece, StateArray, read_floats};
 use crate::error::ZeroError;
 use crate::parameter::Parameter;
 
-/// An array of a parameter's states, and the elements of it that this rank owns.
+/// An array of a parameter's states with the elements of it that this rank
+/// owns.
 pub type OwnedState<B> = (StateArray, OwnedArray<B>);
 
 impl<B: OptimizerOps> ModelStates<B> {
-    /// Exchanges the arrays of all ranks, `values` being that of this rank with all elements of a parameter that has
-    /// some. Returns the elements that this rank owns of each, by rank. All ranks call this together.
+    /// Exchanges the arrays of all ranks and returns the elements that this
+    /// rank owns of each, by rank. `values` is this rank's array with all
+    /// elements of a parameter that has at least one. All ranks call this
+    /// together.
     ///
     /// # Errors
-    /// When the collective fails.
+    ///
+    /// Returns an error if the collective fails.
     pub(super) fn owned_of_ranks(
         &self,
         what: &'static str,
@@ -32,7 +37,8 @@ impl<B: OptimizerOps> ModelStates<B> {
     ) -> Result<Vec<OwnedArray<B>>, ZeroError> {
         let ranks = self.group.world_size();
         let partition = Partition::new(parameter.numel(), ranks);
-        // Padded, so that the bytes are cut where elements are.
+        // Padded so that the partition of bytes matches the partition of
+        // elements.
         let sent = padded_bytes(values, ranks * partition.shard_len());
         let tag = Tag::new(what, parameter.index() as u64).naming([parameter.shared_path()]);
         let received =
@@ -43,7 +49,8 @@ impl<B: OptimizerOps> ModelStates<B> {
     }
 }
 
-/// Reads whole arrays of these ranks and returns their mean: one rank's array stays as it is, to the bit.
+/// Reads the complete arrays of these ranks and returns their mean. A single
+/// array is returned with the same bits.
 pub(super) fn read_mean<B: Backend, E: From<ZeroError>>(
     parameter: &Parameter<B>,
     ranks: Range<usize>,
@@ -59,14 +66,14 @@ pub(super) fn read_mean<B: Backend, E: From<ZeroError>>(
     Ok(mean)
 }
 
-/// The bytes of `values` and of zeros after them, `len` elements in all.
+/// Returns the bytes of `values`, followed by zeros up to `len` elements.
 pub(super) fn padded_bytes(values: &[f32], len: usize) -> Vec<u8> {
     let mut bytes = cast_slice(values).to_vec();
     bytes.resize(len * size_of::<f32>(), 0);
     bytes
 }
 
-/// Elements that lie in host memory.
+/// Wraps elements in host memory.
 pub(super) fn in_host_memory<B: Backend>(values: Vec<f32>) -> OwnedArray<B> {
     let len = values.len();
     OwnedArray(Elements::Host(TensorData::new(values, [len])))

@@ -18,28 +18,32 @@ use crate::reduce::{Accumulated, SumElements};
 use crate::session;
 use crate::share::Share;
 
-/// What an optimizer step did.
+/// The result of an optimizer step.
 #[derive(Debug, Clone, PartialEq)]
 pub enum StepOutcome {
-    /// It updated the parameters.
+    /// The parameters were updated.
     Applied {
-        /// Global L2 norm of the gradients before clipping, unscaled.
+        /// The global L2 norm of the unscaled gradients before clipping.
         gradient_norm: f64,
     },
-    /// It changed nothing on any rank, because a gradient is infinite or NaN.
+    /// No rank changed anything, because a gradient is infinite or NaN.
     Overflow {
-        /// Module path of the first such parameter, in the model's order.
+        /// The path of the first such parameter in module order.
         parameter: String,
     },
 }
 
 impl<B: OptimizerOps> ModelStates<B> {
-    /// Updates the parameters with the accumulated gradients and clears them. All ranks call this
-    /// together. `loss_scale` is the factor that the loss had in backward; the norm is clipped to
-    /// `clip`.
+    /// Updates the parameters with the accumulated gradients, then clears the
+    /// gradients. All ranks call this together.
+    ///
+    /// `loss_scale` is the factor of the loss in backward. Gradients are
+    /// divided by it, and their global norm is then clipped to `clip`. Both are
+    /// one factor that the update applies, so gradients are not rewritten.
     ///
     /// # Errors
-    /// When a collective fails, or there are no gradients.
+    ///
+    /// Returns an error if a collective fails or there are no gradients.
     pub fn step(
         &mut self,
         rates: Rates,
@@ -47,7 +51,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         clip: Option<f64>,
     ) -> Result<StepOutcome, ZeroError> {
         session::close_recordings(&self.ledger)?;
-        // What was gathered is out of date after the update.
+        // Gathered parameters are outdated after the update.
         self.gatherer.release_all()?;
         let gradients = self.take_gradients()?;
         let scaled_norm = match self.global_norm(&gradients)? {
@@ -67,8 +71,9 @@ impl<B: OptimizerOps> ModelStates<B> {
         Ok(StepOutcome::Applied { gradient_norm: scaled_norm / loss_scale })
     }
 
-    /// Warns, on rank 0, of elements that had no gradient before the freeze of the second moment: they are no longer
-    /// trained.
+    /// Warns on rank 0 about elements that had no gradient before the second
+    /// moment was frozen. They are no longer trained, because their second
+    /// moment stays 0.
     fn warn_of_dead_elements(&self) {
         if self.group.rank() > 0 {
             return;
@@ -91,7 +96,8 @@ impl<B: OptimizerOps> ModelStates<B> {
         }
     }
 
-    /// The accumulated gradients by parameter index; `None` for one that was not used.
+    /// Returns the accumulated gradients by parameter index; `None` for unused
+    /// parameters.
     fn take_gradients(&self) -> Result<Vec<Option<Accumulated<B>>>, ZeroError> {
         self.reducer.borrow_mut().reduce_rest()?;
         let taken = self.reducer.borrow_mut().take();
@@ -107,11 +113,17 @@ impl<B: OptimizerOps> ModelStates<B> {
         Ok(taken)
     }
 
-    /// L2 norm over all parameters: each rank sums the squares it owns, padding excluded, and the
-    /// ranks' sums are added in rank order. The cut is the same at every stage, and so is the sum.
+    /// Returns the global L2 norm of all gradients.
     ///
-    /// Where each rank has a gradient of its own, it is the root of the mean of the squares of their norms, which is
-    /// at least the norm of their mean: one factor clips them all, so that none weighs more than another.
+    /// Each rank sums the squares of the elements that it owns, without
+    /// padding, and the sums of the ranks are added in rank order. The
+    /// partition is the same at every stage, so the norm has the same bits at
+    /// every stage.
+    ///
+    /// If each rank has its own gradients (1-bit optimizers), the result is the
+    /// root of the mean of their squared norms, an upper bound for the norm of
+    /// the mean. All ranks use the same clip factor, so every rank keeps the
+    /// same weight in the average.
     fn global_norm(&self, gradients: &[Option<Accumulated<B>>]) -> Result<Norm, ZeroError> {
         let (mut squares, mut first_bad) = (0.0, None);
         let reducer = self.reducer.borrow();
@@ -124,21 +136,22 @@ impl<B: OptimizerOps> ModelStates<B> {
                 }
             }
         }
-        // One message for both: a rank whose share is finite must not continue alone.
+        // Both values share one collective. A rank whose own gradients are
+        // finite must not continue alone.
         let bad = if first_bad.is_some() { 1.0 } else { 0.0 };
         let sums = self.group.sum(Tag::new("gradient norm", 0), vec![squares, bad])?;
         if sums[1] == 0.0 {
             let gradients = if reducer.takes_mean() { 1 } else { self.group.world_size() };
             return Ok(Norm::Finite((sums[0] / gradients as f64).sqrt()));
         }
-        // The smallest index over the ranks, as the largest negative one.
+        // The smallest index over the ranks is the largest negated index.
         let mine = first_bad.map_or(f64::NEG_INFINITY, |index| -(index as f64));
         let first = -self.group.max(Tag::new("gradient norm", 1), vec![mine])?[0];
         Ok(Norm::NotFinite { first: first as usize })
     }
 
-    /// Updates every trainable parameter, then hands updated shards round where they are not
-    /// what a rank keeps (stages 1 and 2).
+    /// Updates every trainable parameter. At stages 1 and 2, ranks then
+    /// all-gather the updated slices.
     fn update(
         &mut self,
         mut gradients: Vec<Option<Accumulated<B>>>,
@@ -187,7 +200,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     }
 }
 
-/// What the step finds outside of the device of each trainable parameter.
+/// Returns the offloaded operands of each trainable parameter's update.
 fn operands<'a, B: Backend>(
     parameters: &'a [Arc<Parameter<B>>],
     gradients: &'a [Option<Accumulated<B>>],
@@ -205,7 +218,7 @@ fn operands<'a, B: Backend>(
     })
 }
 
-/// What this rank updates out of the gradient of a parameter.
+/// Returns the part of a gradient that this rank's update needs.
 fn update_gradient<B: OptimizerOps>(
     share: Share,
     gradient: Option<Accumulated<B>>,
@@ -220,7 +233,8 @@ fn update_gradient<B: OptimizerOps>(
     }
 }
 
-/// The values of a parameter for its update. Whole copies, which the update makes out of date, are let go.
+/// Returns the values of a parameter for its update. Complete copies are
+/// released, because the update makes them outdated.
 fn values<B: OptimizerOps>(
     share: Share,
     parameter: &Parameter<B>,
@@ -236,10 +250,11 @@ fn values<B: OptimizerOps>(
     UpdateValues::Device(Some(share.take_values(parameter)))
 }
 
-/// L2 norm of the gradients of all ranks.
+/// The global norm, or the first parameter without a finite gradient.
 enum Norm {
     Finite(f64),
-    /// A gradient is infinite or NaN, first that of parameter `first`.
+    /// A gradient is infinite or NaN; `first` is the lowest parameter index
+    /// over all ranks.
     NotFinite {
         first: usize,
     },

@@ -1,9 +1,11 @@
-//! What is known of one parameter or buffer: its atom.
+//! The entry of one parameter or buffer in a checkpoint.
 //!
-//! An atom is a parameter by its module path with everything that belongs to it, its *slots*: the
-//! values in full precision, the optimizer's moments, a gradient that is still being accumulated.
-//! A buffer (a running statistic, an integer or bool parameter) is an atom with its values alone.
-//! Atoms are whole; how many ranks a checkpoint was written by shows in its files alone.
+//! An entry is a parameter at its module path with all arrays that belong to
+//! it: the full-precision values, the optimizer's moments, and a gradient that
+//! is still being accumulated. The entry of a buffer (a running statistic, an
+//! integer or bool parameter) has only values. Entries describe complete
+//! parameters; the number of ranks that wrote a checkpoint is visible only in
+//! its files.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,21 +14,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::{CheckpointError, ElementType};
 
-/// One of the arrays that belong to a parameter, each as long as the parameter.
+/// The kind of an array that belongs to a parameter. Each array has as many
+/// elements as the parameter.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Slot {
-    /// The values: masters in full precision where there are any.
+    /// The values: f32 masters if there are any.
     Weights,
-    /// The gradient accumulated so far, between two micro-batches of a step.
+    /// The gradient that was accumulated so far in the current step.
     Gradient,
-    /// What the optimizer keeps, by its name: `exp_avg`, `exp_avg_sq`, `momentum`. Lower-case
-    /// letters, digits and `_`.
+    /// A state of the optimizer by name, such as `exp_avg`, `exp_avg_sq` or
+    /// `momentum`. Lower-case letters, digits and `_`.
     Moment(String),
 }
 
 impl Slot {
-    /// The name in files.
+    /// Returns the name that files use.
     pub fn as_str(&self) -> &str {
         match self {
             Self::Weights => "weights",
@@ -35,7 +38,7 @@ impl Slot {
         }
     }
 
-    /// The moment called `name`.
+    /// Returns the moment called `name`.
     pub fn moment(name: &str) -> Self {
         Self::Moment(name.to_owned())
     }
@@ -81,25 +84,26 @@ impl fmt::Display for Slot {
     }
 }
 
-/// A slot with the type that it is stored in.
+/// The kind of an array with the element type in which it is stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StoredSlot {
-    /// Which array.
+    /// The kind of the array.
     pub slot: Slot,
-    /// Its elements' type.
+    /// The type of its elements.
     pub element: ElementType,
 }
 
-/// What an atom is in its module.
+/// The kind of an entry.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AtomKind {
-    /// A float parameter, trained or frozen. All atoms are in checkpoints that do not say.
+    /// A float parameter, trained or frozen. The default for old checkpoints,
+    /// which do not store the kind.
     #[default]
     Parameter,
-    /// A running statistic, or an integer or bool parameter: values alone, in any element type,
-    /// which exports keep.
+    /// A running statistic, or an integer or bool parameter. It has only
+    /// values, in any element type, which exports keep.
     Buffer,
 }
 
@@ -109,32 +113,32 @@ impl AtomKind {
     }
 }
 
-/// A parameter or buffer and what is stored of it.
+/// A parameter or buffer and the arrays that a checkpoint stores of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Atom {
-    /// Module path: `transformer.h.0.attn.c_attn.weight`.
+    /// The module path, such as `transformer.h.0.attn.c_attn.weight`.
     pub path: String,
-    /// Shape of the whole parameter.
+    /// The shape of the complete parameter.
     pub shape: Vec<usize>,
-    /// What it is; left out of files where it is a parameter.
+    /// The kind; omitted in files for parameters.
     #[serde(default, skip_serializing_if = "AtomKind::is_parameter")]
     pub kind: AtomKind,
-    /// Whether the optimizer changes it.
+    /// Whether the optimizer updates it.
     pub trainable: bool,
-    /// Other paths at which the module has this same parameter (tied weights).
+    /// Additional paths of the same parameter in the module (tied weights).
     pub aliases: Vec<String>,
-    /// What is stored, in the order in which it is written.
+    /// The stored arrays, in the order in which they are written.
     pub slots: Vec<StoredSlot>,
 }
 
 impl Atom {
-    /// Elements of the parameter. `None` for a shape that no memory holds.
+    /// Returns the number of elements; `None` if it overflows.
     pub fn checked_numel(&self) -> Option<usize> {
         self.shape.iter().try_fold(1_usize, |product, &size| product.checked_mul(size))
     }
 
-    /// The type of a slot, where there is one.
+    /// Returns the element type of an array; `None` if it is not stored.
     pub fn element_of(&self, slot: &Slot) -> Option<ElementType> {
         self.slots.iter().find(|stored| stored.slot == *slot).map(|stored| stored.element)
     }

@@ -1,9 +1,11 @@
-//! A checkpoint that is read, at any number of ranks and any stage.
+//! Reading a checkpoint, at any number of ranks and any stage.
 //!
-//! Main type: [`Checkpoint`]. Opening it proves the manifest; every rank's file is proved before the
-//! first value is taken from it, so a rank that needs one file reads one, and [`Checkpoint::verify`]
-//! proves all. Any range of any slot can be read, wherever the ranks that wrote it cut it. What is
-//! damaged, mixed or of another format is refused with the file named.
+//! Main type: [`Checkpoint`]. Opening verifies the manifest. The file of a rank
+//! is verified before its first value is used, so a rank that needs one file
+//! reads only one; [`Checkpoint::verify`] checks all files. Any range of any
+//! array can be read, regardless of how the ranks that wrote it were
+//! partitioned. Damaged files, files of another save and other formats are
+//! errors that name the file.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -18,23 +20,26 @@ use crate::{
     Atom, CheckpointError, Element, ElementType, Layout, Run, Slot, Tag, Values, foreign, store,
 };
 
-/// A checkpoint whose manifest is sound. Shared between threads, it verifies every file once.
+/// A checkpoint with a verified manifest. Threads can share it; every file is
+/// verified once.
 #[derive(Debug)]
 pub struct Checkpoint {
     path: PathBuf,
     manifest: Manifest,
-    /// By rank; `None` until it is verified.
+    /// The files by rank; `None` until a file is verified.
     files: Vec<Mutex<Option<Arc<RankFile>>>>,
 }
 
 impl Checkpoint {
-    /// Opens the checkpoint `tag` in the folder `path`; without a tag, the latest one there, or
-    /// `path` itself where that is a checkpoint.
+    /// Opens the checkpoint `tag` in the folder `path`. Without a tag, opens
+    /// the latest checkpoint there, or `path` itself if it is a checkpoint.
     ///
     /// # Errors
-    /// [`CheckpointError::Missing`], [`CheckpointError::Foreign`], [`CheckpointError::Version`],
-    /// [`CheckpointError::Damaged`], [`CheckpointError::Mixed`] where `latest` is of another
-    /// checkpoint than the one it names, or an I/O error.
+    ///
+    /// Returns [`CheckpointError::Missing`], [`CheckpointError::Foreign`],
+    /// [`CheckpointError::Version`] or [`CheckpointError::Damaged`];
+    /// [`CheckpointError::Mixed`] if `latest` refers to a different checkpoint
+    /// than the one with its tag; or an I/O error.
     pub fn open(path: &Path, tag: Option<&Tag>) -> Result<Self, CheckpointError> {
         if let Some(tag) = tag {
             let folder = path.join(tag.as_str());
@@ -59,11 +64,13 @@ impl Checkpoint {
         }
     }
 
-    /// Like [`Self::open`], and verifies all files. Where that fails and there is an older
-    /// checkpoint that is intact, the error says which.
+    /// Opens a checkpoint like [`Self::open`] and verifies all files. If that
+    /// fails and an older checkpoint is intact, the error names it.
     ///
     /// # Errors
-    /// Those of [`Self::open`] and [`Self::verify`], or [`CheckpointError::Superseded`].
+    ///
+    /// Returns the errors of [`Self::open`] and [`Self::verify`], or
+    /// [`CheckpointError::Superseded`].
     pub fn open_intact(path: &Path, tag: Option<&Tag>) -> Result<Self, CheckpointError> {
         let opened =
             Self::open(path, tag).and_then(|checkpoint| checkpoint.verify().map(|()| checkpoint));
@@ -87,12 +94,13 @@ impl Checkpoint {
         }
     }
 
-    /// The newest intact checkpoint in the folder `root` that is older than `tag`, which may be
-    /// damaged beyond reading. Without a tag, or where its step cannot be told, the newest one of
-    /// the others.
+    /// Returns the newest intact checkpoint in the folder `root` that is older
+    /// than `tag`, which may be unreadable. Without a tag, or if its step is
+    /// unknown, returns the newest of the others.
     ///
     /// # Errors
-    /// Where the folder cannot be read.
+    ///
+    /// Returns an error if the folder cannot be read.
     pub fn intact_before(root: &Path, tag: Option<&Tag>) -> Result<Option<Self>, CheckpointError> {
         let mut entries = store::entries(root)?;
         let step = tag.and_then(|tag| {
@@ -109,10 +117,12 @@ impl Checkpoint {
         Ok(checkpoints.into_iter().find(|checkpoint| checkpoint.verify().is_ok()))
     }
 
-    /// The checkpoints in the folder `root` whose manifests are sound, by step.
+    /// Returns the checkpoints in the folder `root` with intact manifests, by
+    /// step.
     ///
     /// # Errors
-    /// Where the folder cannot be read.
+    ///
+    /// Returns an error if the folder cannot be read.
     pub fn all(root: &Path) -> Result<Vec<Self>, CheckpointError> {
         let open = |entry: store::Entry| Self::new(root.join(entry.tag.as_str()), entry.manifest);
         Ok(store::entries(root)?.into_iter().map(open).collect())
@@ -131,38 +141,40 @@ impl Checkpoint {
         Self { path, manifest, files }
     }
 
-    /// Proves every byte of every rank's file, several files at a time.
+    /// Verifies every byte of every rank's file, several files in parallel.
     ///
     /// # Errors
-    /// [`CheckpointError::Damaged`] or [`CheckpointError::Mixed`] for the first file that is not as
-    /// it was written; an I/O error.
+    ///
+    /// Returns [`CheckpointError::Damaged`] or [`CheckpointError::Mixed`] for
+    /// the first file that differs from the manifest, or an I/O error.
     pub fn verify(&self) -> Result<(), CheckpointError> {
         let outcomes: Vec<_> =
             (0..self.files.len()).into_par_iter().map(|rank| self.file(rank).map(drop)).collect();
         outcomes.into_iter().collect()
     }
 
-    /// The checkpoint's folder.
+    /// Returns the checkpoint's folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The tag it was saved under.
+    /// Returns the tag under which it was saved.
     pub fn tag(&self) -> &Tag {
         &self.manifest.tag
     }
 
-    /// What all ranks agreed on.
+    /// Returns the state on which all ranks agree.
     pub fn run(&self) -> &Run {
         &self.manifest.run
     }
 
-    /// The parameters, and the number of ranks that wrote them.
+    /// Returns the layout: the parameters and the number of ranks that wrote
+    /// them.
     pub fn layout(&self) -> &Layout {
         &self.manifest.layout
     }
 
-    /// What `rank` alone knew; `None` for a rank that did not write.
+    /// Returns the state of one rank; `None` for a rank that did not write.
     pub fn rank_state(&self, rank: usize) -> Option<&Value> {
         Some(&self.manifest.ranks.get(rank)?.state)
     }
@@ -171,12 +183,15 @@ impl Checkpoint {
         &self.manifest
     }
 
-    /// Elements `range` of the flat parameter at `path` (or an alias of it), as they are stored.
+    /// Reads elements `range` of the flat parameter at `path` (or at an alias
+    /// of it), in the stored type.
     ///
     /// # Errors
-    /// [`CheckpointError::NotInside`] for a parameter, slot or range that the checkpoint has not;
-    /// [`CheckpointError::Damaged`] or [`CheckpointError::Mixed`] for a file that is not as it was
-    /// written; an I/O error.
+    ///
+    /// Returns [`CheckpointError::NotInside`] for a parameter, array or range
+    /// that the checkpoint does not have; [`CheckpointError::Damaged`] or
+    /// [`CheckpointError::Mixed`] for a file that differs from the manifest; or
+    /// an I/O error.
     pub fn read(
         &self,
         path: &str,
@@ -184,7 +199,8 @@ impl Checkpoint {
         range: Range<usize>,
     ) -> Result<Values, CheckpointError> {
         let place = self.find(path, slot, &range)?;
-        // Before there is memory for the values: a file that is there is as large as they are.
+        // Verified before memory is allocated: a verified file is as large as
+        // its values, so a forged size cannot exhaust memory.
         self.verify_owners(place.0, &range)?;
         let mut values = Values::zeros(self.element(place), range.len());
         self.fill(place, range.start, values.bytes_mut())?;
@@ -195,10 +211,13 @@ impl Checkpoint {
         Ok(values)
     }
 
-    /// Fills `values` with the elements of a slot from `start` on, which are stored in this type.
+    /// Fills `values` with the elements of an array from `start` on, which must
+    /// be stored in type `T`.
     ///
     /// # Errors
-    /// As [`Self::read`]; also where the slot is of another type.
+    ///
+    /// Returns the errors of [`Self::read`], and an error if the array has
+    /// another type.
     pub fn read_into<T: Element>(
         &self,
         path: &str,
@@ -218,7 +237,7 @@ impl Checkpoint {
         self.fill(place, start, bytemuck::cast_slice_mut(values))
     }
 
-    /// The atom and slot of what is to be read.
+    /// Returns the indices of an entry and its array after checking the range.
     fn find(
         &self,
         path: &str,
@@ -247,7 +266,7 @@ impl Checkpoint {
         self.layout().atoms()[atom].slots[slot].element
     }
 
-    /// The ranks whose files have the elements of this range.
+    /// Returns the ranks whose files contain elements of this range.
     fn owners(&self, atom: usize, range: &Range<usize>) -> Range<usize> {
         if range.is_empty() {
             return 0..0;
@@ -260,7 +279,7 @@ impl Checkpoint {
         self.owners(atom, range).try_for_each(|rank| self.file(rank).map(drop))
     }
 
-    /// Fills `bytes` with the elements from `start` on of a slot that has as many.
+    /// Fills `bytes` with the elements of an array from `start` on.
     fn fill(
         &self,
         place: (usize, usize),
@@ -282,9 +301,11 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The file of `rank`, which is verified the first time. Others who want it wait meanwhile.
+    /// Returns the file of `rank` and verifies it on first use. Other threads
+    /// that need it wait.
     fn file(&self, rank: usize) -> Result<Arc<RankFile>, CheckpointError> {
-        // Nothing is left half done in there by a panic.
+        // A panic cannot leave the value in an intermediate state, so a
+        // poisoned lock is usable.
         let mut file = self.files[rank].lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(file) = &*file {
             return Ok(file.clone());
@@ -298,7 +319,7 @@ impl Checkpoint {
     }
 }
 
-/// Why a folder that has no manifest is no checkpoint.
+/// Returns the error for a folder without a manifest.
 fn without_manifest(folder: &Path) -> CheckpointError {
     if let Some(error) = foreign::explain(folder) {
         return error;
@@ -310,7 +331,7 @@ fn without_manifest(folder: &Path) -> CheckpointError {
     CheckpointError::missing(folder, available(folder))
 }
 
-/// What there is in a folder instead of what was looked for.
+/// Describes the checkpoints that are in a folder, for an error message.
 fn available(root: &Path) -> String {
     let entries = store::entries(root).unwrap_or_default();
     let tags: Vec<_> = entries.iter().map(|entry| entry.tag.as_str()).collect();

@@ -1,12 +1,13 @@
-//! Weights for other programs, made of a checkpoint.
+//! Exports the weights of a checkpoint for other programs.
 //!
-//! Main function: [`consolidate`]. It reads one whole parameter at a time, so that memory holds one
-//! and a buffer, and writes safetensors in Hugging Face's layout: one `model.safetensors`, or shards
-//! of a given size and `model.safetensors.index.json`. What parameters are called there and how they
-//! lie is the model's to say ([`Export`]). Buffers keep their own element type whatever type the
-//! weights are exported in: rounding running statistics to 16 bits would change the model's outputs.
-//! Tied weights are written once, under the name of the atom; the other names are in the metadata.
-//! Weights that are there already are never replaced.
+//! Main function: [`consolidate`]. It reads one parameter at a time, so memory
+//! holds one parameter and a buffer. It writes safetensors in Hugging Face's
+//! layout: either one `model.safetensors`, or shards of a given size with
+//! `model.safetensors.index.json`. An [`Export`] defines the names and the
+//! layout of the parameters. Buffers keep their element type, because rounding
+//! running statistics to 16 bits would change the model's outputs. Tied weights
+//! are written once, and the metadata has their other names. Existing weights
+//! are never overwritten.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
@@ -18,23 +19,26 @@ use serde_json::{Map, json};
 use crate::{Atom, AtomKind, Checkpoint, CheckpointError, ElementType, Slot, disk, store};
 
 const INDEX: &str = "model.safetensors.index.json";
-/// Elements cast and written at a time.
+/// The number of elements that are cast and written at a time.
 const CHUNK: usize = 256 << 10;
 
-/// How a model's parameters go by elsewhere. The default is: as they were trained.
+/// The names and layout of a model's parameters in another program. By default
+/// they are exported as trained.
 pub trait Export {
-    /// The name of the parameter at this path, or of an alias at this path.
+    /// Returns the exported name of the parameter at this path, which may be an
+    /// alias.
     fn name(&self, path: &str) -> String {
         path.to_owned()
     }
 
-    /// The shape of the parameter elsewhere, of as many elements. Buffers keep theirs.
+    /// Returns the exported shape, which must have the same number of elements.
+    /// Buffers keep their shape.
     fn shape(&self, atom: &Atom) -> Vec<usize> {
         atom.shape.clone()
     }
 
-    /// The values as they lie elsewhere: a transposition, for a layer that is kept the other way.
-    /// Not called for buffers, which are written as they are.
+    /// Converts the values to the exported layout, for example by a
+    /// transposition. Not called for buffers, which are written unchanged.
     fn transform(&self, atom: &Atom, values: Vec<f32>) -> Vec<f32> {
         _ = atom;
         values
@@ -47,16 +51,18 @@ pub struct AsTrained;
 
 impl Export for AsTrained {}
 
-/// What is to be written.
+/// Options of [`consolidate`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Consolidation {
-    /// Type of the weights, F32, F16 or BF16. Values are rounded to the nearest, ties to even.
+    /// The type of the weights: F32, F16 or BF16. Values are rounded to the
+    /// nearest, ties to even.
     pub element: ElementType,
-    /// The most bytes of tensors in a file; a tensor that has more gets a file to itself.
+    /// The largest number of tensor bytes in a file. A larger tensor gets its
+    /// own file.
     pub max_shard_bytes: u64,
 }
 
-/// A tensor that is to be written.
+/// A tensor to be written.
 struct Planned<'a> {
     atom: &'a Atom,
     name: String,
@@ -65,22 +71,26 @@ struct Planned<'a> {
     bytes: u64,
 }
 
-/// Writes the weights of a checkpoint to the folder `out`, which is made where it is missing, and
-/// returns the files, the index last. The whole checkpoint is verified first. `out` has all of them
-/// or, after an error, none.
+/// Writes the weights of a checkpoint to the folder `out` and returns the
+/// files, the index last.
+///
+/// The folder is created if it does not exist. The complete checkpoint is
+/// verified first. `out` gets all files or, after an error, none.
 ///
 /// # Errors
-/// Those of [`Checkpoint::verify`]; [`CheckpointError::NotInside`] for a parameter without weights;
-/// [`CheckpointError::Layout`] where `export` gives two parameters one name, or a shape of another
-/// size; [`CheckpointError::Overflow`]; [`CheckpointError::Io`] where `out` has weights already;
-/// [`CheckpointError::DiskFull`] or an I/O error.
+///
+/// Returns the errors of [`Checkpoint::verify`]; [`CheckpointError::NotInside`]
+/// for a parameter without weights; [`CheckpointError::Layout`] if `export`
+/// gives two parameters the same name or changes a parameter's size;
+/// [`CheckpointError::Overflow`]; [`CheckpointError::Io`] if `out` already
+/// contains weights; [`CheckpointError::DiskFull`] or another I/O error.
 pub fn consolidate(
     checkpoint: &Checkpoint,
     out: &Path,
     what: &Consolidation,
     export: &dyn Export,
 ) -> Result<Vec<PathBuf>, CheckpointError> {
-    // First, because then there is as much of everything as the manifest says.
+    // Verified first, so that the manifest's sizes can be trusted.
     checkpoint.verify()?;
     let tensors = plan(checkpoint, what.element, export)?;
     let shards = pack(&tensors, what.max_shard_bytes);
@@ -89,7 +99,8 @@ pub fn consolidate(
     let total: u64 = tensors.iter().map(|tensor| tensor.bytes).sum();
     disk::check_free(out, total)?;
 
-    // In the folder itself, so that files can be moved from it; it goes away with what is left.
+    // A temporary folder inside `out`, so that files can be renamed into place.
+    // Dropping it removes everything that is left.
     let unfinished = tempfile::Builder::new()
         .prefix(".unfinished-")
         .tempdir_in(out)
@@ -115,7 +126,8 @@ pub fn consolidate(
         })
         .collect();
     if moved.is_err() {
-        // Some are there: those of this export, as there were none before.
+        // Some files were already moved. All of them are from this export,
+        // because there were no weights before.
         names.iter().for_each(|name| _ = fs::remove_file(out.join(name)));
     }
     let files = moved.map_err(CheckpointError::io("move files into", out))?;
@@ -123,7 +135,7 @@ pub fn consolidate(
     Ok(files)
 }
 
-/// What is written of each parameter, without reading any.
+/// Plans the tensors to write, without reading any.
 fn plan<'a>(
     checkpoint: &'a Checkpoint,
     element: ElementType,
@@ -158,12 +170,14 @@ fn plan<'a>(
         let bytes = layout.numel(index) as u64 * element.size() as u64;
         tensors.push(Planned { atom, name, shape, element, bytes });
     }
-    // Wide types first, so that each tensor of a file is aligned to its size, as readers need it.
+    // Wide types come first, so that each tensor is aligned to its element
+    // size, as readers require.
     tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.element.size()));
     Ok(tensors)
 }
 
-/// Other names of tied weights, and those that they are written under.
+/// Maps the alternative names of tied weights to the name under which they are
+/// written.
 fn aliases(
     tensors: &[Planned<'_>],
     export: &dyn Export,
@@ -186,7 +200,7 @@ fn aliases(
     Ok(aliases)
 }
 
-/// Tensors in their order, cut where a file would have more than `limit` bytes of them.
+/// Divides the tensors into files of at most `limit` bytes, in order.
 fn pack<'a, 'b>(tensors: &'b [Planned<'a>], limit: u64) -> Vec<&'b [Planned<'a>]> {
     let (mut shards, mut start, mut bytes) = (vec![], 0, 0_u64);
     for (index, tensor) in tensors.iter().enumerate() {
@@ -216,7 +230,7 @@ fn refuse_weights(out: &Path) -> Result<(), CheckpointError> {
     Err(CheckpointError::Io { action: "replace weights", path: out.join(name), source })
 }
 
-/// A file that is to be written.
+/// A file to be written.
 struct Shard<'a> {
     path: PathBuf,
     tensors: &'a [Planned<'a>],

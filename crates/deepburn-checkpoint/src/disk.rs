@@ -1,4 +1,5 @@
-//! The file system: what has to be on the disk before something else is, and what fits on it.
+//! File-system operations: durability of folders, free space, and atomic
+//! replacement.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -6,9 +7,10 @@ use std::path::Path;
 
 use crate::CheckpointError;
 
-/// Makes what was created, renamed or removed in a folder last a power failure.
+/// Flushes a folder, so that created, renamed and removed entries survive a
+/// power failure.
 pub(crate) fn sync_folder(path: &Path) -> Result<(), CheckpointError> {
-    // Windows has no such thing: there a folder cannot be opened, and its entries are journalled.
+    // On Windows a folder cannot be opened, and its entries are journalled.
     if cfg!(not(unix)) {
         return Ok(());
     }
@@ -17,7 +19,7 @@ pub(crate) fn sync_folder(path: &Path) -> Result<(), CheckpointError> {
         .map_err(CheckpointError::io("flush", path))
 }
 
-/// Refuses where fewer than `needed` bytes are free in the folder.
+/// Returns an error if fewer than `needed` bytes are free in the folder.
 pub(crate) fn check_free(folder: &Path, needed: u64) -> Result<(), CheckpointError> {
     let free = fs4::available_space(folder)
         .map_err(CheckpointError::io("find out how much space is free", folder))?;
@@ -27,7 +29,8 @@ pub(crate) fn check_free(folder: &Path, needed: u64) -> Result<(), CheckpointErr
     Ok(())
 }
 
-/// What a failed write of `path`, of `needed` bytes in all, means.
+/// Converts the error of a failed write of `path`, which needs `needed` bytes
+/// in total.
 pub(crate) fn write_error(path: &Path, needed: u64) -> impl FnOnce(io::Error) -> CheckpointError {
     move |source| match source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
@@ -39,7 +42,7 @@ pub(crate) fn write_error(path: &Path, needed: u64) -> impl FnOnce(io::Error) ->
     }
 }
 
-/// Writes a small file in one go and waits until it is on the disk.
+/// Writes a small new file and waits until it is on the disk.
 pub(crate) fn write_new(path: &Path, text: &[u8]) -> Result<(), CheckpointError> {
     File::create_new(path)
         .and_then(|mut file| {
@@ -49,12 +52,12 @@ pub(crate) fn write_new(path: &Path, text: &[u8]) -> Result<(), CheckpointError>
         .map_err(write_error(path, text.len() as u64))
 }
 
-/// Puts a small file in the place of the one at `path`, which is there whole or new at any moment.
-/// The folder is the caller's to flush.
+/// Replaces the small file at `path` atomically: at any moment it has the old
+/// or the new content. The caller has to flush the folder.
 pub(crate) fn replace(path: &Path, text: &[u8]) -> Result<(), CheckpointError> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let partial = path.with_file_name(format!(".{name}.partial"));
-    // Left by somebody who was killed.
+    // A process that was killed may have left it.
     remove_file_if_there(&partial)?;
     write_new(&partial, text).inspect_err(|_| _ = fs::remove_file(&partial))?;
     fs::rename(&partial, path).map_err(CheckpointError::io("replace", path))
@@ -69,7 +72,8 @@ pub(crate) fn remove_file_if_there(path: &Path) -> Result<(), CheckpointError> {
     }
 }
 
-/// Fills `buffer` from the bytes at `offset`, whatever others read from the file meanwhile.
+/// Fills `buffer` from the bytes at `offset`. Independent of the file position,
+/// so threads can read the same file.
 pub(crate) fn read_exact_at(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<()> {
     #[cfg(unix)]
     return std::os::unix::fs::FileExt::read_exact_at(file, buffer, offset);

@@ -4,14 +4,15 @@ use bytemuck::{Pod, Zeroable};
 pub use deepburn_safetensors::ElementType;
 use half::{bf16, f16};
 
-// Files hold little-endian values, and slices are written and read as they lie in memory.
+// Files hold little-endian values, and slices are written and read without
+// conversion.
 #[cfg(target_endian = "big")]
 compile_error!("checkpoints are read and written on little-endian machines only");
 
 /// A Rust type that tensors are stored in: floats of 16 ([`half::f16`], [`half::bf16`]) to 64 bits
 /// and integers. Bools are written as bytes, by [`RankWriter::write_bytes`](crate::RankWriter).
 pub trait Element: Pod + Zeroable + Send + Sync + sealed::Sealed {
-    /// The type's name.
+    /// The element type.
     const TYPE: ElementType;
 }
 
@@ -19,7 +20,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// Values as they are stored.
+/// Values in their stored type.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Values {
     /// Double precision.
@@ -75,7 +76,7 @@ macro_rules! elements {
                 }
             }
 
-            /// The values as they lie in a file: little-endian, without gaps.
+            /// Returns the values as in a file: little-endian and contiguous.
             pub fn bytes(&self) -> &[u8] {
                 match self {
                     $(Self::$variant(values) => bytemuck::cast_slice(values),)*
@@ -83,7 +84,7 @@ macro_rules! elements {
                 }
             }
 
-            /// The type of the elements.
+            /// Returns the type of the elements.
             pub fn element_type(&self) -> ElementType {
                 match self {
                     $(Self::$variant(_) => ElementType::$variant,)*
@@ -100,18 +101,18 @@ elements!(
 );
 
 impl Values {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.bytes().len() / self.element_type().size()
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no elements.
     pub fn is_empty(&self) -> bool {
         self.bytes().is_empty()
     }
 
-    /// The values in single precision, which holds each float of 16 or 32 bits exactly; others are
-    /// rounded.
+    /// Converts the values to f32. Floats of 16 and 32 bits are converted
+    /// exactly, other types are rounded.
     pub fn into_f32(self) -> Vec<f32> {
         match self {
             Self::F32(values) => values,
@@ -129,7 +130,7 @@ impl Values {
         }
     }
 
-    /// Whether every bool is 0 or 1.
+    /// Returns true if every bool is 0 or 1.
     pub(crate) fn is_sound(&self) -> bool {
         match self {
             Self::Bool(values) => values.iter().all(|value| *value <= 1),

@@ -1,98 +1,99 @@
-//! Why a checkpoint was not written, read or exported.
+//! Errors of writing, reading and exporting checkpoints.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Any failure of this crate. Every message names the file, the rule and what to do.
+/// A failure of this crate. Every message names the file, the rule and the
+/// remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// The system refused something.
+    /// The operating system returned an error.
     #[error("{}: cannot {action}: {source}", .path.display())]
     Io {
-        /// What was tried, as a verb.
+        /// The failed action, as a verb.
         action: &'static str,
-        /// File or folder.
+        /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// There is no room for what is to be written. Nothing that was there before is changed.
+    /// There is not enough space on the disk. Existing files are unchanged.
     #[error(
         "{}: the disk is too full: {needed} bytes are needed and {free} are free; make room, keep \
          fewer checkpoints, or write to another disk", .path.display()
     )]
     DiskFull {
-        /// Folder or file that was being written.
+        /// The folder or file that was being written.
         path: PathBuf,
-        /// Bytes that the whole of it needs.
+        /// The number of bytes that it needs in total.
         needed: u64,
-        /// Bytes that are free.
+        /// The number of free bytes.
         free: u64,
     },
-    /// A name that cannot be a tag.
+    /// A name is not a valid tag.
     #[error(
-        "`{name}` is no tag: 1 to {max} characters out of A-Z a-z 0-9 . _ - that start with a \
-         letter or a digit, and not the name of a file that lies beside checkpoints",
+        "bad tag `{name}`: use 1 to {max} characters out of A-Z a-z 0-9 . _ - that start with a \
+         letter or a digit, and not `latest` or `manifest.json`",
         max = crate::Tag::MAX_LEN
     )]
     BadTag {
         /// The name.
         name: String,
     },
-    /// A checkpoint of this name exists and is intact.
+    /// An intact checkpoint of this name exists.
     #[error(
-        "{}: a checkpoint is there already, and none is ever overwritten; save under another tag \
+        "{}: a checkpoint already exists and is never overwritten; save under another tag \
          or in another folder, or move it away", .path.display()
     )]
     TagTaken {
-        /// The checkpoint that is there.
+        /// The existing checkpoint.
         path: PathBuf,
     },
-    /// Somebody else is saving or deleting here.
-    #[error("{}: another save is under way here; wait for it, or use another folder", .root.display())]
+    /// Another process is saving or deleting in this folder.
+    #[error("{}: another save is in progress here; wait for it, or use another folder", .root.display())]
     Busy {
         /// The folder of checkpoints.
         root: PathBuf,
     },
-    /// The tensors that a caller announced make no sense.
+    /// The announced tensors are invalid.
     #[error("a checkpoint cannot be laid out: {reason}")]
     Layout {
-        /// Which parameter, and why.
+        /// The parameter and the reason.
         reason: String,
     },
-    /// A rank wrote something else than was announced.
-    #[error("rank {rank} was to write {expected} next, not {found}")]
+    /// A rank wrote a different tensor than the layout requires next.
+    #[error("rank {rank} must write {expected} next, not {found}")]
     OutOfPlan {
         /// The rank.
         rank: usize,
-        /// Tensor and number of elements.
+        /// The expected tensor and its number of elements.
         expected: String,
-        /// What it wrote instead.
+        /// The tensor that was written instead.
         found: String,
     },
-    /// What the ranks handed in does not make one checkpoint.
+    /// The records of the ranks do not form one checkpoint.
     #[error("the ranks' files do not make one checkpoint: {reason}")]
     Records {
-        /// Which rank, and why.
+        /// The rank and the reason.
         reason: String,
     },
-    /// There is no checkpoint where one was looked for.
+    /// There is no checkpoint at the given place.
     #[error("{}: there is no checkpoint here: {reason}", .path.display())]
     Missing {
-        /// Where.
+        /// The file or folder.
         path: PathBuf,
-        /// What is missing, and what is there instead.
+        /// What is missing, and what was found instead.
         reason: String,
     },
-    /// Somebody else's format.
-    #[error("{}: this is no checkpoint of DeepBurn but {found}", .path.display())]
+    /// The files have the format of another program.
+    #[error("{}: not a DeepBurn checkpoint but {found}", .path.display())]
     Foreign {
-        /// File or folder.
+        /// The file or folder.
         path: PathBuf,
-        /// What it looks like and what to do with it.
+        /// What the files look like, and what to do with them.
         found: String,
     },
-    /// A format of an older or newer program.
+    /// The format version is not supported.
     #[error(
         "{}: its format is version {found}, and this program reads version {supported}; use the \
          program that wrote it", .path.display()
@@ -100,20 +101,20 @@ pub enum CheckpointError {
     Version {
         /// The manifest.
         path: PathBuf,
-        /// Version of the file.
+        /// The version of the file.
         found: u64,
-        /// The version this program reads and writes.
+        /// The version that this program reads and writes.
         supported: u64,
     },
-    /// A file is not what was written.
+    /// The content of a file differs from what was written.
     #[error("{}: damaged: {reason}", .path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// How that shows.
+        /// The difference.
         reason: String,
     },
-    /// A file is sound but belongs to another checkpoint.
+    /// A file is intact, but belongs to another checkpoint.
     #[error(
         "{}: it belongs to another checkpoint ({found}): files of different saves were mixed; copy \
          checkpoints as whole folders", .path.display()
@@ -121,26 +122,26 @@ pub enum CheckpointError {
     Mixed {
         /// The file.
         path: PathBuf,
-        /// What it belongs to.
+        /// The save that it belongs to.
         found: String,
     },
-    /// A checkpoint that cannot be used, where another one can.
+    /// The requested checkpoint is unusable, but an older one is intact.
     #[error("{error}; the newest older intact checkpoint is {}", .intact.display())]
     Superseded {
-        /// What is wrong with the one that was asked for.
+        /// The error of the requested checkpoint.
         error: Box<CheckpointError>,
-        /// One to use instead.
+        /// The intact checkpoint.
         intact: PathBuf,
     },
-    /// The checkpoint is sound, but has not what is asked for.
+    /// The checkpoint is intact, but does not contain the requested data.
     #[error("{}: {reason}", .path.display())]
     NotInside {
         /// The checkpoint.
         path: PathBuf,
-        /// What was asked for and what there is.
+        /// The requested data and what is available.
         reason: String,
     },
-    /// A value has no place in the type it is to be exported in.
+    /// A value exceeds the range of the export type.
     #[error("parameter {path} has a value that f16 cannot hold (beyond 65504): export bf16 or f32")]
     Overflow {
         /// Module path.

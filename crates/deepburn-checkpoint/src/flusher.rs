@@ -1,28 +1,29 @@
-//! Brings a file to the disk while it is still being written.
+//! Flushes a file to the disk while it is still being written.
 //!
-//! A system keeps what is written in memory until it is asked to flush it or has too much; asked at
-//! the end alone, the disk would idle during all of the writing. Main type: [`Flusher`].
+//! The operating system keeps written data in memory until it is flushed or
+//! there is too much of it. With a single flush at the end, the disk would be
+//! idle during most of the write. Main type: [`Flusher`].
 
 use std::fs::File;
 use std::io;
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::thread::{self, JoinHandle};
 
-/// Bytes after which flushing begins anew.
+/// The number of written bytes after which a flush starts.
 const INTERVAL: u64 = 16 << 20;
 
-/// Flushes a file from a thread of its own.
+/// Flushes a file from its own thread.
 #[derive(Debug)]
 pub(crate) struct Flusher {
-    /// Taken to end the thread.
+    /// Wakes the thread; dropping it ends the thread.
     wake: Option<SyncSender<()>>,
     thread: Option<JoinHandle<io::Result<()>>>,
-    /// Bytes written since the thread was last woken.
+    /// The number of bytes written since the thread was last woken.
     pending: u64,
 }
 
 impl Flusher {
-    /// Starts the thread, unless the file will be so short that there is nothing to gain.
+    /// Starts the thread, unless the file is too short to profit.
     pub(crate) fn start(file: &File, length: u64) -> io::Result<Self> {
         if length <= INTERVAL {
             return Ok(Self { wake: None, thread: None, pending: 0 });
@@ -35,19 +36,21 @@ impl Flusher {
         Ok(Self { wake: Some(wake), thread: Some(thread), pending: 0 })
     }
 
-    /// Takes note that this many bytes were written.
+    /// Records that this many bytes were written.
     pub(crate) fn wrote(&mut self, bytes: usize) {
         self.pending += bytes as u64;
         if let Some(wake) = self.wake.as_ref().filter(|_| self.pending >= INTERVAL) {
-            // A thread that is still busy flushes these bytes the next time.
+            // A thread that is still flushing includes these bytes in its next
+            // flush.
             if wake.try_send(()).is_ok() {
                 self.pending = 0;
             }
         }
     }
 
-    /// Waits until the thread is done. An error of the disk is told to whoever flushes first, so
-    /// what the thread saw counts.
+    /// Waits until the thread has ended. The operating system reports a disk
+    /// error only to the first flush after it, so the thread's error has to be
+    /// returned.
     pub(crate) fn finish(&mut self) -> io::Result<()> {
         drop(self.wake.take());
         match self.thread.take().map(JoinHandle::join) {
@@ -60,7 +63,7 @@ impl Flusher {
 
 impl Drop for Flusher {
     fn drop(&mut self) {
-        // Nobody wants the file any more.
+        // The file is being abandoned, so its errors are not needed.
         _ = self.finish();
     }
 }

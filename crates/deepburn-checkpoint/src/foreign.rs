@@ -1,10 +1,12 @@
-//! What somebody else's folder looks like, so that who gives it by mistake is told what to do.
+//! Recognises folders of other programs, so that the error can say what to do
+//! with them.
 
 use std::path::Path;
 
 use crate::{CheckpointError, store};
 
-/// Whose folder this is, as an error; `None` where it looks like nobody's.
+/// Returns an error that names the program that wrote the folder; `None` if it
+/// is not recognised.
 pub(crate) fn explain(folder: &Path) -> Option<CheckpointError> {
     let names = store::names(folder).ok()?;
     let found = looks_like(&names)?;
@@ -17,7 +19,7 @@ fn looks_like(names: &[String]) -> Option<&'static str> {
         || any(|name| name.starts_with("global_step"))
     {
         Some(
-            "one of DeepSpeed; go on from it with finetune --resume FOLDER or \
+            "one of DeepSpeed; resume from it with finetune --resume FOLDER or \
              Engine::load_deepspeed_checkpoint",
         )
     } else if any(|name| name.ends_with(".distcp")) {

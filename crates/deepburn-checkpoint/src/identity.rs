@@ -1,4 +1,4 @@
-//! Which save a file belongs to.
+//! The identity of the save that a file belongs to.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -7,12 +7,13 @@ use serde_json::{Map, Value};
 
 use crate::Tag;
 
-/// What files call the format.
+/// The name of the format in files.
 pub(crate) const FORMAT: &str = "deepburn-checkpoint";
-/// The version of the format that is read and written here.
+/// The version of the format.
 pub(crate) const VERSION: u64 = 1;
 
-/// What the files of one save have in common. Two saves never have the same, not even under one tag.
+/// The identity that all files of a save share. It is unique even among saves
+/// with the same tag.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Identity {
     pub(crate) tag: Tag,
@@ -22,11 +23,12 @@ pub(crate) struct Identity {
 
 impl Identity {
     pub(crate) fn new(tag: Tag) -> Self {
-        // The standard library's one source of random numbers: the keys of its hash tables.
+        // The keys of hash tables are the standard library's only source of
+        // random numbers.
         Self { tag, id: format!("{:016x}", RandomState::new().hash_one(0)) }
     }
 
-    /// The metadata of a rank's file; safetensors allows strings alone.
+    /// Returns the metadata of a rank's file. safetensors allows only strings.
     pub(crate) fn of_file(&self, rank: usize, world_size: usize) -> Map<String, Value> {
         [
             ("format", FORMAT.to_owned()),

@@ -1,4 +1,4 @@
-//! What is inside a checkpoint, for people to read.
+//! A readable description of a checkpoint.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -9,14 +9,14 @@ use crate::manifest::Manifest;
 use crate::save::rank_file_name;
 use crate::{Atom, AtomKind, Checkpoint, Slot};
 
-/// Longest path that the list of parameters is aligned for.
+/// The longest path to which the list of parameters is aligned.
 const WIDEST: usize = 60;
-/// Longest value of a state that is shown.
+/// The longest value of a state that is shown.
 const LONGEST: usize = 300;
 
 impl Checkpoint {
-    /// Verifies the checkpoint and says what is inside: run, sizes by kind, states, files,
-    /// parameters.
+    /// Verifies the checkpoint and describes its contents: run, sizes by kind,
+    /// states, files, parameters.
     pub fn describe(&self) -> String {
         let mut text = String::new();
         // Writing to a string cannot fail.
@@ -63,7 +63,7 @@ impl Checkpoint {
         layout.atoms().iter().try_for_each(|atom| describe_atom(atom, width, text))
     }
 
-    /// Bytes of all slots of a kind.
+    /// Writes the number of bytes of each kind of array.
     fn describe_sizes(&self, text: &mut String) -> fmt::Result {
         let layout = self.layout();
         let mut sizes = BTreeMap::<&Slot, u64>::new();
@@ -91,7 +91,8 @@ impl Checkpoint {
     }
 }
 
-/// The fields of a state that its writer left, each on a line, as far as they fit on one.
+/// Writes the fields of a state, one per line; a long value is replaced by its
+/// length.
 fn describe_state(title: &str, state: &Value, text: &mut String) -> fmt::Result {
     let Some(fields) = state.as_object() else { return Ok(()) };
     writeln!(text, "\n{title}")?;
@@ -121,7 +122,7 @@ fn describe_atom(atom: &Atom, width: usize, text: &mut String) -> fmt::Result {
     writeln!(text, "  {:<width$}  {shape:<14}  {}{frozen}{tied}", atom.path, slots.join(", "))
 }
 
-/// Bytes in the largest unit of which there is a whole one.
+/// Formats a number of bytes in the largest suitable decimal unit.
 fn size(bytes: u64) -> String {
     let units = [(1_000_000_000, "GB"), (1_000_000, "MB"), (1_000, "kB")];
     match units.iter().find(|(unit, _)| bytes >= *unit) {
@@ -130,11 +131,11 @@ fn size(bytes: u64) -> String {
     }
 }
 
-/// Seconds since 1970 as a date and time. The calendar repeats every 400 years; a year that begins
-/// in March has its leap day at the end.
+/// Formats seconds since 1970 as date and time. The calendar repeats every 400
+/// years, and years that start in March have the leap day at their end.
 fn date(seconds: u64) -> String {
     let (days, time) = (seconds / 86_400, seconds % 86_400);
-    // Since the first of March of the year 0.
+    // Days since the first of March of the year 0.
     let days = days + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;

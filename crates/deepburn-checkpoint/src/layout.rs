@@ -1,11 +1,16 @@
-//! Which tensors a checkpoint has, and which part of each lies in which rank's file.
+//! The layout of a checkpoint: its tensors, and the part of each tensor in each
+//! rank's file.
 //!
-//! Main type: [`Layout`]. Every parameter is flattened and cut into `world_size` chunks of
-//! `ceil(numel / world_size)` elements, the cut that sharded training uses; the padding of the last
-//! chunks is not stored. Rank r's file holds chunk r of every slot, whatever the stage, so a
-//! checkpoint looks the same at each of them. Everything about a file but its values follows from
-//! the layout: its header, the place of each tensor and its length. So nothing that a file says of
-//! itself is trusted when it is read; it is compared. Layouts that no memory holds are refused.
+//! Main type: [`Layout`]. Every parameter is flattened and divided into
+//! `world_size` chunks of `ceil(numel / world_size)` elements, like the shards
+//! of training; the padding of the last chunks is not stored. Rank r's file
+//! holds chunk r of every array at every stage, so files do not depend on the
+//! stage.
+//!
+//! Everything about a file except its values follows from the layout: its
+//! header, the offset of each tensor and its length. When a file is read, its
+//! own header is compared with the expected one and never trusted. A layout
+//! that exceeds any memory is an error.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -17,21 +22,21 @@ use serde::{Deserialize, Serialize};
 use crate::identity::Identity;
 use crate::{Atom, AtomKind, CheckpointError, Slot};
 
-/// The most ranks a checkpoint may be written by: more is a mistake.
+/// The largest number of ranks of a checkpoint. A larger number is a mistake.
 const MAX_WORLD_SIZE: usize = 1 << 20;
 
-/// The atoms of a checkpoint and the number of ranks that write it.
+/// The entries of a checkpoint and the number of ranks that write it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Written")]
 pub struct Layout {
     world_size: usize,
     atoms: Vec<Atom>,
-    /// Index of the atom at every path, aliases included.
+    /// The index of the entry at every path, including aliases.
     #[serde(skip_serializing)]
     by_path: HashMap<String, usize>,
 }
 
-/// A layout as it is written, not checked yet.
+/// A layout as it is stored, before validation.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
@@ -47,16 +52,16 @@ impl TryFrom<Written> for Layout {
     }
 }
 
-/// One tensor of a rank's file: a part of a slot of a parameter.
+/// A tensor of a rank's file: a segment of one array of a parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
-    /// Index of the atom.
+    /// The index of the entry.
     pub atom: usize,
-    /// Index of the slot in the atom.
+    /// The index of the array in the entry.
     pub slot: usize,
-    /// Elements of the flat parameter.
+    /// The range of the flat parameter.
     pub range: Range<usize>,
-    /// Where it begins, in bytes after the header.
+    /// The offset in bytes after the header.
     pub(crate) offset: u64,
 }
 
@@ -64,13 +69,15 @@ impl Layout {
     /// Lays out `atoms` for `world_size` ranks.
     ///
     /// # Errors
-    /// [`CheckpointError::Layout`] for no ranks, a path or slot that occurs twice, a path that is
-    /// empty or has a colon or a control character, a parameter of integers, a buffer with more than
-    /// values, and sizes that overflow.
+    ///
+    /// Returns [`CheckpointError::Layout`] for zero ranks, a path or array that
+    /// occurs twice, a path that is empty or contains a colon or a control
+    /// character, a parameter of integers, a buffer with more than values, and
+    /// sizes that overflow.
     pub fn new(atoms: Vec<Atom>, world_size: usize) -> Result<Self, CheckpointError> {
         let refuse = |reason| Err(CheckpointError::Layout { reason });
         if !(1..=MAX_WORLD_SIZE).contains(&world_size) {
-            return refuse(format!("{world_size} ranks are not 1 to {MAX_WORLD_SIZE}"));
+            return refuse(format!("{world_size} ranks; must be 1 to {MAX_WORLD_SIZE}"));
         }
         let (mut by_path, mut bytes) = (HashMap::new(), 0_u64);
         for (index, atom) in atoms.iter().enumerate() {
@@ -92,7 +99,8 @@ impl Layout {
             if let Some(reason) = mistyped(atom) {
                 return refuse(reason);
             }
-            // Half of what a u64 holds: headers need room too.
+            // The limit is half the range of a u64, because headers need space
+            // too.
             let total = stored_bytes(atom).and_then(|stored| bytes.checked_add(stored));
             bytes = match total.filter(|&total| total <= u64::MAX >> 1) {
                 Some(total) => total,
@@ -107,34 +115,35 @@ impl Layout {
         Ok(Self { world_size, atoms, by_path })
     }
 
-    /// Number of ranks that write.
+    /// Returns the number of ranks that write.
     pub fn world_size(&self) -> usize {
         self.world_size
     }
 
-    /// The parameters, in the order of the module.
+    /// Returns the entries in module order.
     pub fn atoms(&self) -> &[Atom] {
         &self.atoms
     }
 
-    /// Index of the atom at `path`, which may be an alias.
+    /// Returns the index of the entry at `path`, which may be an alias.
     pub fn find(&self, path: &str) -> Option<usize> {
         self.by_path.get(path).copied()
     }
 
-    /// Elements of the atom at this index.
+    /// Returns the number of elements of an entry.
     pub fn numel(&self, atom: usize) -> usize {
-        // A layout has no atom whose count overflows.
+        // The constructor has rejected overflowing entries.
         self.atoms[atom].checked_numel().unwrap_or(usize::MAX)
     }
 
-    /// Elements in each rank's chunk of an atom, the last ones' padding included; at least 1.
+    /// Returns the number of elements in each rank's chunk, including padding;
+    /// at least 1.
     pub(crate) fn chunk_len(&self, atom: usize) -> usize {
         self.partition(atom).shard_len().max(1)
     }
 
-    /// The flat elements of an atom that lie in the file of `rank`; empty where that rank has
-    /// nothing but padding.
+    /// Returns the flat range of an entry that is in the file of `rank`; empty
+    /// for a rank that holds only padding.
     pub fn owned(&self, atom: usize, rank: usize) -> Range<usize> {
         self.partition(atom).owned(rank)
     }
@@ -143,8 +152,9 @@ impl Layout {
         Partition::new(self.numel(atom), self.world_size)
     }
 
-    /// The tensors of the file of `rank`, in the order in which they are written: wide types first,
-    /// so that each is aligned to its size. Empty ones are left out.
+    /// Returns the tensors of the file of `rank` in the order in which they are
+    /// written. Wide types come first, so that each tensor is aligned to its
+    /// element size. Empty tensors are omitted.
     pub fn pieces(&self, rank: usize) -> Vec<Piece> {
         let mut pieces = Vec::new();
         for (atom, Atom { slots, .. }) in self.atoms.iter().enumerate() {
@@ -163,18 +173,18 @@ impl Layout {
         pieces
     }
 
-    /// Bytes of the file of `rank`.
+    /// Returns the length of the file of `rank` in bytes.
     pub(crate) fn file_len(&self, rank: usize, identity: &Identity) -> u64 {
         self.header(rank, &self.pieces(rank), identity).file_len()
     }
 
-    /// Name of a tensor in a file.
+    /// Returns the name of a tensor in a file.
     pub(crate) fn name(&self, piece: &Piece) -> String {
         let atom = &self.atoms[piece.atom];
         format!("{}:{}", atom.path, atom.slots[piece.slot].slot)
     }
 
-    /// Bytes of a tensor.
+    /// Returns the length of a tensor in bytes.
     pub(crate) fn piece_len(&self, piece: &Piece) -> u64 {
         piece.range.len() as u64 * self.element_size(piece) as u64
     }
@@ -194,14 +204,16 @@ impl Layout {
         header
     }
 
-    /// A hash of all of it, by which ranks find out that they mean the same.
+    /// Returns a hash of the layout, with which ranks check that they use the
+    /// same one.
     pub(crate) fn digest(&self) -> String {
         let text = serde_json::to_vec(self).expect("names and numbers always are JSON");
         blake3::hash(&text).to_hex().to_string()
     }
 }
 
-/// What is wrong with the types of an atom, if something is.
+/// Returns what is wrong with the element types of an entry; `None` if they are
+/// valid.
 fn mistyped(atom: &Atom) -> Option<String> {
     let Atom { path, kind, trainable, slots, .. } = atom;
     match kind {
@@ -217,8 +229,9 @@ fn mistyped(atom: &Atom) -> Option<String> {
     }
 }
 
-/// Bytes of all slots of an atom; `None` where that is more than memory has addresses. An atom
-/// without slots counts too, so that elements can be added up as well as bytes.
+/// Returns the number of bytes of all arrays of an entry; `None` if it
+/// overflows. An entry without arrays counts one byte per element, so that
+/// elements can be summed without overflow too.
 fn stored_bytes(atom: &Atom) -> Option<u64> {
     let size = atom.slots.iter().map(|stored| stored.element.size()).sum::<usize>().max(1);
     u64::try_from(atom.checked_numel()?.checked_mul(size)?).ok()
@@ -238,7 +251,7 @@ mod tests {
     #[test]
     fn impossible_layouts_are_refused() {
         assert!(refusal(vec![], 0).contains("0 ranks"));
-        assert!(refusal(vec![], usize::MAX).contains("ranks are not"));
+        assert!(refusal(vec![], usize::MAX).contains("ranks; must be"));
         let (a, b) = (atom("a", &[2]), atom("b", &[2]));
         assert!(refusal(vec![a.clone(), a.clone()], 1).contains("two parameters have the path a"));
         let alias = Atom { aliases: vec!["a".into()], ..b.clone() };

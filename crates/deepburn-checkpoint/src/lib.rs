@@ -6,12 +6,13 @@
 //! ROOT/step-00000010/rank-00000.safetensors ...
 //! ```
 //!
-//! A parameter with everything that belongs to it is an [`Atom`], and so is a buffer (a running
-//! statistic, an integer or bool parameter). Atoms are cut over the ranks as
-//! [`Layout`] says. [`Save`] and [`RankWriter`] write a checkpoint that is there whole or not at
-//! all; [`Checkpoint`] reads any range of any parameter, and no byte before it is verified.
-//! [`Retention`] deletes old ones, [`consolidate()`] makes weights for other programs of one, and
-//! [`Checkpoint::describe`] shows what is inside.
+//! A parameter with all arrays that belong to it is an [`Atom`], and so is a
+//! buffer (a running statistic, an integer or bool parameter). [`Layout`]
+//! divides them over the ranks. [`Save`] and [`RankWriter`] write a checkpoint
+//! that is complete or does not exist. [`Checkpoint`] reads any range of any
+//! parameter and verifies files before it uses them. [`Retention`] deletes old
+//! checkpoints, [`consolidate()`] exports weights for other programs, and
+//! [`Checkpoint::describe`] prints the contents.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -45,12 +46,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Files are verified by BLAKE3: a corruption cannot be constructed, let alone happen, and one core
-//! hashes faster than disks write, which SHA-256 does not; `b3sum` checks them by hand.
+//! Files are verified with BLAKE3. No collision can be constructed, and one
+//! core hashes faster than disks write, unlike with SHA-256. `b3sum` checks
+//! files by hand.
 //!
-//! The crate knows tensors as flat slices and moves nothing between ranks: what they have to tell
-//! each other are serialisable values, and sending them is the caller's. All ranks see one folder;
-//! where ranks run on several machines, that is a shared file system.
+//! The crate handles tensors as flat slices and sends nothing between ranks.
+//! The values that ranks have to exchange are serializable, and the caller
+//! sends them. All ranks must see the same folder; with several machines, this
+//! is a shared file system.
 
 mod atom;
 mod checkpoint;

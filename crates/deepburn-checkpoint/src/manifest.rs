@@ -1,9 +1,11 @@
-//! `manifest.json`: what a checkpoint consists of, and the proof of every byte of it.
+//! `manifest.json`: the contents of a checkpoint and the checksums of its
+//! files.
 //!
-//! Main type: [`Manifest`]. The manifest has the BLAKE3 hash of every rank's file, and as its last
-//! field the hash of all its own bytes before that field. So a byte that differs anywhere shows, and
-//! the manifest still is plain JSON. Files whose hash is right but which are of another format or
-//! version are told apart from damaged ones.
+//! Main type: [`Manifest`]. The manifest contains the BLAKE3 hash of every
+//! rank's file and, as its last field, the hash of its own bytes before that
+//! field. A changed byte in any file is therefore detected, and the manifest
+//! remains plain JSON. Files with a correct hash but another format or version
+//! are distinguished from damaged ones.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -15,73 +17,78 @@ use serde_json::Value;
 use crate::identity::{FORMAT, Identity, VERSION};
 use crate::{CheckpointError, ElementType, Layout, Tag};
 
-/// The file's name.
+/// The name of the file.
 pub(crate) const MANIFEST: &str = "manifest.json";
-/// The most bytes a manifest has: one of thousands of ranks and parameters has a few millions.
+/// The largest size of a manifest in bytes. Thousands of ranks and parameters
+/// take a few million.
 const MAX_LEN: u64 = 1 << 28;
-/// What stands between everything and the hash of it, and after the hash.
+/// The text before and after the checksum.
 const BEFORE_CHECKSUM: &str = ",\n  \"checksum\": \"";
 const AFTER_CHECKSUM: &str = "\"\n}\n";
-/// Hexadecimal digits of a hash.
+/// The number of hexadecimal digits of a hash.
 const DIGITS: usize = 2 * blake3::OUT_LEN;
 
-/// What all ranks agree on when a checkpoint is saved.
+/// The state of a run on which all ranks agree when a checkpoint is saved.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Run {
-    /// Optimizer steps taken, skipped ones included.
+    /// The number of optimizer steps, including skipped ones.
     pub step: u64,
-    /// ZeRO stage of the run, 0 to 3. Files are the same at every stage.
+    /// The ZeRO stage of the run, 0 to 3. Files do not depend on it.
     pub stage: u8,
-    /// The type that ops computed with.
+    /// The type in which ops computed.
     pub working: ElementType,
-    /// What the run is called.
+    /// The name of the run.
     pub job: String,
-    /// What [`Retention`](crate::Retention) judges by, such as the evaluation loss: less is better.
-    /// One that is not finite is stored as `None`.
+    /// The number by which [`Retention`](crate::Retention) compares
+    /// checkpoints, such as the evaluation loss. Lower is better. A number that
+    /// is not finite is stored as `None`.
     pub metric: Option<f64>,
-    /// Everything else that the trainer needs to go on, not looked into here: counters, loss scale,
-    /// schedule, versions. Integers and floating-point numbers come back exactly.
+    /// Everything else that the trainer needs to resume: counters, loss scale,
+    /// schedule, versions. This crate does not interpret it. Integers and
+    /// floating-point numbers are restored exactly.
     pub state: Value,
 }
 
-/// What a rank hands in when its file is written; see [`Save::commit`](crate::Save::commit).
+/// The record of a rank whose file is complete; see
+/// [`Save::commit`](crate::Save::commit).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RankRecord {
     pub(crate) rank: usize,
-    /// The save that the file belongs to.
+    /// The id of the save that the file belongs to.
     pub(crate) id: String,
-    /// Hash of the layout that this rank wrote by.
+    /// The hash of the layout that this rank used.
     pub(crate) layout: String,
     pub(crate) file: RankEntry,
 }
 
-/// A rank in the manifest.
+/// The entry of a rank in the manifest.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RankEntry {
-    /// Bytes of its file.
+    /// The length of its file in bytes.
     pub(crate) length: u64,
-    /// BLAKE3 hash of its file, in hexadecimal digits.
+    /// The BLAKE3 hash of its file as hexadecimal digits.
     pub(crate) checksum: String,
-    /// What this rank alone knows: its random stream, its place in the data.
+    /// The state of this rank only: its random stream, the position of its data
+    /// loader.
     pub(crate) state: Value,
 }
 
-/// Everything about a checkpoint but the values of its tensors.
+/// Everything about a checkpoint except the values of its tensors.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Manifest {
     pub(crate) format: String,
     pub(crate) version: u64,
-    /// Name and version of the program.
+    /// The name and version of the program.
     pub(crate) writer: String,
     pub(crate) tag: Tag,
     pub(crate) id: String,
-    /// Id of the checkpoint that was the latest when this one was begun.
+    /// The id of the latest checkpoint when this save was started.
     pub(crate) follows: Option<String>,
-    /// Seconds since 1970.
+    /// The time in seconds since 1970.
     pub(crate) saved_at: u64,
     pub(crate) run: Run,
     pub(crate) layout: Layout,
@@ -89,16 +96,17 @@ pub(crate) struct Manifest {
 }
 
 impl Manifest {
-    /// The save that the checkpoint's files belong to.
+    /// Returns the identity of the save that the files belong to.
     pub(crate) fn identity(&self) -> Identity {
         Identity { tag: self.tag.clone(), id: self.id.clone() }
     }
 
-    /// The file's text and its checksum.
+    /// Returns the text of the file and its checksum.
     ///
     /// # Errors
-    /// [`CheckpointError::Records`] where the states that were handed in would not come back as they
-    /// are: nested too deeply, or too large.
+    ///
+    /// Returns [`CheckpointError::Records`] if a state would not be restored
+    /// unchanged because it is nested too deeply or too large.
     pub(crate) fn to_text(&self, path: &Path) -> Result<(String, String), CheckpointError> {
         let refuse = |reason: String| CheckpointError::Records { reason };
         let json = serde_json::to_string_pretty(self)
@@ -121,18 +129,20 @@ impl Manifest {
         }
     }
 
-    /// Reads and checks the manifest of the checkpoint in `folder`. Returns its checksum too.
+    /// Reads and checks the manifest of the checkpoint in `folder`. Also
+    /// returns its checksum.
     pub(crate) fn read(folder: &Path) -> Result<(Self, String), CheckpointError> {
         let path = folder.join(MANIFEST);
         let io = |source| CheckpointError::io("read", &path)(source);
-        // Asked before it is opened: opening a pipe waits for its writer.
+        // The type is checked before the file is opened, because opening a pipe
+        // would wait for its writer.
         let metadata = fs::metadata(&path).map_err(io)?;
         if !metadata.is_file() || metadata.len() > MAX_LEN {
             let reason = format!("it is no file of at most {MAX_LEN} bytes");
             return Err(CheckpointError::damaged(&path, reason));
         }
         let mut bytes = Vec::new();
-        // It may have grown since.
+        // The file may have grown since the check.
         File::open(&path)
             .and_then(|file| file.take(MAX_LEN).read_to_end(&mut bytes))
             .map_err(io)?;
@@ -152,7 +162,7 @@ impl Manifest {
         let sound = |fields: &str| -> serde_json::Result<Self> {
             serde_json::from_str(&format!("{fields}\n}}"))
         };
-        // The checksum is right, so it was written like this.
+        // The checksum is correct, so the file was written in this form.
         let manifest = sound(fields).map_err(|error| {
             CheckpointError::damaged(path, format!("it was written wrong: {error}"))
         })?;
@@ -168,14 +178,15 @@ impl Manifest {
     }
 }
 
-/// A manifest's fields without the closing brace, and the checksum that follows them.
+/// Returns the fields of a manifest without the closing brace, and the checksum
+/// that follows them.
 fn split(text: &str) -> Option<(&str, &str)> {
     let text = text.strip_suffix(AFTER_CHECKSUM)?;
     let (before, checksum) = text.split_at_checked(text.len().checked_sub(DIGITS)?)?;
     Some((before.strip_suffix(BEFORE_CHECKSUM)?, checksum))
 }
 
-/// What a text is that does not end like a manifest.
+/// Returns the error for a text that does not end like a manifest.
 fn without_checksum(path: &Path, text: &str) -> CheckpointError {
     match check_version(path, text) {
         Err(error @ CheckpointError::Version { .. }) => error,
@@ -184,7 +195,7 @@ fn without_checksum(path: &Path, text: &str) -> CheckpointError {
     }
 }
 
-/// Refuses other formats and other versions of this one.
+/// Returns an error for other formats and other versions of this one.
 fn check_version(path: &Path, text: &str) -> Result<(), CheckpointError> {
     #[derive(Deserialize)]
     struct Kind {

@@ -1,9 +1,10 @@
 //! The file of one rank, verified and open for reading.
 //!
-//! Main type: [`RankFile`]. Nothing that the file says of itself is used: its length and its hash
-//! are in the manifest, its header follows from the layout and is compared, and so the places of
-//! tensors are known before it is opened. Values are read with calls that name their place, not
-//! through a memory map, which would end the process if the file became shorter.
+//! Main type: [`RankFile`]. The content of the file is not trusted: its length
+//! and hash are in the manifest, and its header follows from the layout and is
+//! compared. The offsets of tensors are therefore known before it is opened.
+//! Values are read with positioned reads instead of a memory map, which would
+//! end the process if the file were truncated.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -18,19 +19,19 @@ use crate::manifest::Manifest;
 use crate::save::rank_file_name;
 use crate::{CheckpointError, disk};
 
-/// Bytes hashed at a time.
+/// The number of bytes that are hashed at a time.
 const CHUNK: usize = 1 << 20;
-/// What a file of this format begins with, after the length of its header.
+/// The beginning of a file of this format, after the length of its header.
 const METADATA: &str = "{\"__metadata__\":";
-/// Bytes in which a file's metadata ends.
+/// The number of bytes in which the metadata must end.
 const METADATA_ROOM: u64 = 1 << 10;
 
-/// A file whose every byte is as it was written.
+/// A verified file.
 #[derive(Debug)]
 pub(crate) struct RankFile {
     path: PathBuf,
     file: File,
-    /// Where in the file each tensor begins, by atom and slot.
+    /// The offset of each tensor in the file, by entry and array.
     starts: HashMap<(usize, usize), u64>,
 }
 
@@ -51,7 +52,8 @@ impl RankFile {
             }
             source => CheckpointError::io("read", &path)(source),
         };
-        // Asked before it is opened: opening a pipe waits for its writer.
+        // The type is checked before the file is opened, because opening a pipe
+        // would wait for its writer.
         let metadata = fs::metadata(&path).map_err(io)?;
         if !metadata.is_file() {
             return Err(CheckpointError::damaged(&path, "it is no file"));
@@ -73,7 +75,7 @@ impl RankFile {
                 CheckpointError::damaged(&path, "its checksum is not that of its contents")
             }));
         }
-        // The checksum is right, so it was written like this.
+        // The checksum is correct, so the file was written in this form.
         let mut found = vec![0; header.len()];
         let same = entry.length == layout.file_len(rank, &identity)
             && disk::read_exact_at(&file, &mut found, 0).map(|()| found == header).map_err(io)?;
@@ -86,7 +88,8 @@ impl RankFile {
         Ok(Self { path, file, starts })
     }
 
-    /// Fills `bytes` with the values of a slot that begin at byte `offset` of its tensor.
+    /// Fills `bytes` with the values of an array from byte `offset` of its
+    /// tensor on.
     pub(crate) fn read(
         &self,
         (atom, slot): (usize, usize),
@@ -105,7 +108,7 @@ impl RankFile {
     }
 }
 
-/// The hash of the whole file, read from its beginning.
+/// Hashes the file from its beginning.
 fn hash(mut file: &File) -> io::Result<blake3::Hash> {
     let mut hasher = blake3::Hasher::new();
     let mut buffer = vec![0; CHUNK];
@@ -119,7 +122,8 @@ fn hash(mut file: &File) -> io::Result<blake3::Hash> {
     }
 }
 
-/// The error for a file that says it belongs elsewhere; `None` where it says nothing like that.
+/// Returns the error for a file whose metadata names another save; `None` if it
+/// has no such metadata.
 fn mixed(path: &Path, file: &File, expected: &Map<String, Value>) -> Option<CheckpointError> {
     let range = metadata_range(file.metadata().ok()?.len())?;
     let mut bytes = vec![0; usize::try_from(range.end - range.start).ok()?];
@@ -141,7 +145,8 @@ fn mixed(path: &Path, file: &File, expected: &Map<String, Value>) -> Option<Chec
     Some(CheckpointError::Mixed { path: path.to_owned(), found })
 }
 
-/// The bytes in which a file of `length` bytes has its metadata.
+/// Returns the range of bytes in which a file of `length` bytes has its
+/// metadata.
 fn metadata_range(length: u64) -> Option<Range<u64>> {
     (length > 8).then(|| 8..length.min(METADATA_ROOM))
 }

@@ -1,8 +1,9 @@
-//! The file of one rank, written tensor by tensor.
+//! Writes the file of one rank, tensor by tensor.
 //!
-//! Main type: [`RankWriter`]. What is written is known from the start, so that the header comes
-//! first and memory never holds more than what the caller hands over, a tensor or a part of one. The
-//! file is hashed on the way. A tensor out of turn, of another type or of another length is refused.
+//! Main type: [`RankWriter`]. The layout is known from the start, so the header
+//! comes first, and memory holds only the tensor (or the part of one) that the
+//! caller passes. The file is hashed while it is written. A tensor out of
+//! order, of another type or of another length is an error.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -16,7 +17,8 @@ use crate::manifest::RankEntry;
 use crate::save::{Ticket, rank_file_name};
 use crate::{CheckpointError, Element, ElementType, Layout, Piece, RankRecord, Slot, disk};
 
-/// Bytes that are hashed and written at a time: they stay in the cache of the core in between.
+/// The number of bytes that are hashed and then written at a time. They stay in
+/// the cache of the core in between.
 const CHUNK: usize = 256 << 10;
 
 /// A rank's file that is being written. Dropping it removes the file.
@@ -27,25 +29,28 @@ pub struct RankWriter {
     id: String,
     layout: Arc<Layout>,
     pieces: Vec<Piece>,
-    /// Number of pieces that are written whole.
+    /// The number of complete tensors.
     written: usize,
-    /// Elements of the next piece that are written.
+    /// The number of elements of the next tensor that are already written.
     filled: usize,
     file: File,
     path: PathBuf,
     hasher: blake3::Hasher,
     flusher: Flusher,
-    /// Bytes of the whole file.
+    /// The length of the complete file in bytes.
     length: u64,
     finished: bool,
 }
 
 impl RankWriter {
-    /// Begins the file of `rank` in the save that `ticket` is of. All ranks have the same layout.
+    /// Creates the file of `rank` in the save of `ticket`. All ranks use the
+    /// same layout.
     ///
     /// # Errors
-    /// [`CheckpointError::Layout`] for a rank that is not in it; where the file cannot be made,
-    /// [`CheckpointError::DiskFull`] or an I/O error.
+    ///
+    /// Returns [`CheckpointError::Layout`] for a rank that is not in the
+    /// layout; [`CheckpointError::DiskFull`] or an I/O error if the file cannot
+    /// be created.
     pub fn create(
         ticket: &Ticket,
         layout: Arc<Layout>,
@@ -79,17 +84,19 @@ impl RankWriter {
         Ok(writer)
     }
 
-    /// What has to be written next, or on; `None` when all is.
+    /// Returns the tensor that has to be written next or continued; `None` when
+    /// all are written.
     pub fn next_piece(&self) -> Option<&Piece> {
         self.pieces.get(self.written)
     }
 
-    /// Writes the next tensor, the elements of a slot that this rank owns, without padding; or the
-    /// next part of it.
+    /// Writes the next tensor or the next part of it: elements that this rank
+    /// owns of an array, without padding.
     ///
     /// # Errors
-    /// [`CheckpointError::OutOfPlan`] for another tensor than the next one, another type, or more
-    /// elements than are left of it; [`CheckpointError::DiskFull`] or an I/O error.
+    ///
+    /// Returns [`CheckpointError::OutOfPlan`] for another tensor, another type
+    /// or too many elements; [`CheckpointError::DiskFull`] or an I/O error.
     pub fn write<T: Element>(
         &mut self,
         path: &str,
@@ -99,11 +106,14 @@ impl RankWriter {
         self.write_bytes(path, slot, T::TYPE, bytemuck::cast_slice(values))
     }
 
-    /// As [`write`](Self::write), of a type that is known only at run time: the values as they lie
-    /// in memory on a little-endian machine, bools as bytes that are 0 or 1.
+    /// Writes like [`write`](Self::write), with a type that is known only at
+    /// run time. `bytes` are little-endian values; bools are bytes that are 0
+    /// or 1.
     ///
     /// # Errors
-    /// As [`write`](Self::write); also for bytes that are no whole number of elements, or no bools.
+    ///
+    /// Returns the errors of [`write`](Self::write), and an error if the length
+    /// is not a multiple of the element size or a bool is neither 0 nor 1.
     pub fn write_bytes(
         &mut self,
         path: &str,
@@ -138,12 +148,14 @@ impl RankWriter {
         self.append(bytes)
     }
 
-    /// Waits until the file is on the disk. `state` is what this rank alone knows: its random
-    /// stream, its place in the data.
+    /// Waits until the file is on the disk and returns the record of the rank.
+    /// `state` is the state of this rank only, such as its random stream and
+    /// the position of its data loader.
     ///
     /// # Errors
-    /// [`CheckpointError::OutOfPlan`] where tensors are missing; [`CheckpointError::DiskFull`] or an
-    /// I/O error.
+    ///
+    /// Returns [`CheckpointError::OutOfPlan`] if tensors are missing;
+    /// [`CheckpointError::DiskFull`] or an I/O error.
     pub fn finish(mut self, state: Value) -> Result<RankRecord, CheckpointError> {
         if self.written < self.pieces.len() {
             return Err(self.out_of_plan("the end".into()));
@@ -187,7 +199,7 @@ impl RankWriter {
 impl Drop for RankWriter {
     fn drop(&mut self) {
         if !self.finished {
-            // There is nobody to tell; the next save removes what is left.
+            // Best effort: the next save removes what is left.
             _ = fs::remove_file(&self.path);
         }
     }
@@ -212,18 +224,18 @@ mod tests {
         assert!(RankWriter::create(save.ticket(), layout.clone(), 2).is_err());
         let mut writer = RankWriter::create(save.ticket(), layout.clone(), 0).unwrap();
         let error = refusal(writer.write("a", &Slot::Gradient, &[0_f32; 6]));
-        assert!(error.contains("rank 0 was to write a:weights, 6 elements of F32"), "{error}");
+        assert!(error.contains("rank 0 must write a:weights, 6 elements of F32"), "{error}");
         assert!(error.contains("not a:gradient, 6 elements of F32"), "{error}");
         for result in [
             writer.write("b", &Slot::Weights, &[0_f32; 6]),
             writer.write("a", &Slot::Weights, &[0_f32; 7]),
             writer.write("a", &Slot::Weights, &[f16::ZERO; 6]),
         ] {
-            assert!(refusal(result).contains("was to write a:weights"));
+            assert!(refusal(result).contains("must write a:weights"));
         }
         writer.write("a", &Slot::Weights, &[0_f32; 4]).unwrap();
         let error = refusal(writer.write("a", &Slot::Weights, &[0_f32; 3]));
-        assert!(error.contains("was to write a:weights, 2 elements of F32"), "{error}");
+        assert!(error.contains("must write a:weights, 2 elements of F32"), "{error}");
         let path = writer.path.clone();
         let error = writer.finish(Value::Null).unwrap_err().to_string();
         assert!(error.contains("not the end"), "{error}");

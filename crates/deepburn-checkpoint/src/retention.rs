@@ -1,4 +1,4 @@
-//! Which checkpoints are kept.
+//! Deletion of old checkpoints.
 
 use std::fs;
 use std::num::NonZeroUsize;
@@ -7,25 +7,32 @@ use std::path::Path;
 use crate::store::{self, Entry, Lock};
 use crate::{CheckpointError, Tag, disk};
 
-/// How many checkpoints are kept. Those that a user named ([`Tag::step`] is `None`) are neither
-/// counted nor deleted, nor is what `latest` names ever deleted.
+/// How many checkpoints are kept. Checkpoints with a name that a user chose
+/// ([`Tag::step`] is `None`) are neither counted nor deleted. The latest
+/// checkpoint is never deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Retention {
-    /// The newest, by step. `None` keeps all.
+    /// The number of newest checkpoints, by step. `None` keeps all.
     pub keep_last: Option<NonZeroUsize>,
-    /// Besides them, this many of those with the least [`Run::metric`](crate::Run::metric); of
-    /// equal ones the newer.
+    /// The number of additional checkpoints with the lowest
+    /// [`Run::metric`](crate::Run::metric); among equal ones, the newer are
+    /// kept.
     pub keep_best: usize,
 }
 
 impl Retention {
-    /// Deletes the checkpoints in the folder `root` that are not to be kept, and returns their tags. Those of
-    /// `protected_step`, the best model of a run for example, stay in any case.
-    /// Each is renamed before it is deleted, so that no half of it is ever taken for a checkpoint.
-    /// Damaged manifests are left alone: nobody knows what they are.
+    /// Deletes the checkpoints in the folder `root` that are not to be kept,
+    /// and returns their tags.
+    ///
+    /// Checkpoints of `protected_step`, for example of the best model, are
+    /// always kept. Each checkpoint is renamed before it is deleted, so a
+    /// partly deleted one is never mistaken for a checkpoint. Folders with
+    /// damaged manifests are not touched, because their content is unknown.
     ///
     /// # Errors
-    /// [`CheckpointError::Busy`] while a save is under way, or an I/O error.
+    ///
+    /// Returns [`CheckpointError::Busy`] while a save is in progress, or an I/O
+    /// error.
     pub fn apply(
         &self,
         root: &Path,
@@ -47,10 +54,11 @@ impl Retention {
         old.into_iter().map(|Entry { tag, .. }| delete(root, &tag).map(|()| tag)).collect()
     }
 
-    /// The best of all.
+    /// Returns the tags of the best checkpoints.
     fn best(&self, old: &[Entry], kept: &[Entry]) -> Vec<Tag> {
         let metric = |entry: &Entry| Some((entry.manifest.run.metric?, entry.tag.clone()));
-        // Newest first, and the sort keeps that order among equals.
+        // The list is sorted newest first, and the sort keeps this order among
+        // equal metrics.
         let mut best: Vec<_> =
             kept.iter().rev().chain(old.iter().rev()).filter_map(metric).collect();
         best.sort_by(|(left, _), (right, _)| left.total_cmp(right));
@@ -58,12 +66,14 @@ impl Retention {
     }
 }
 
-/// Deletes the checkpoint `tag` in the folder `root`, even where `latest` names it. Like
-/// [`Retention::apply`], it never leaves half a checkpoint behind under its name.
+/// Deletes the checkpoint `tag` in the folder `root`, even if it is the latest
+/// one. Like [`Retention::apply`], it never leaves a partial checkpoint under
+/// its name.
 ///
 /// # Errors
-/// [`CheckpointError::Busy`] while a save is under way, or an I/O error, such as that there is no
-/// such checkpoint.
+///
+/// Returns [`CheckpointError::Busy`] while a save is in progress, or an I/O
+/// error, for example if the checkpoint does not exist.
 pub fn delete_checkpoint(root: &Path, tag: &Tag) -> Result<(), CheckpointError> {
     let _lock = Lock::take(root)?;
     delete(root, tag)
@@ -72,7 +82,7 @@ pub fn delete_checkpoint(root: &Path, tag: &Tag) -> Result<(), CheckpointError> 
 fn delete(root: &Path, tag: &Tag) -> Result<(), CheckpointError> {
     let (path, hidden) = (root.join(tag.as_str()), store::deleted_folder(root, tag));
     if hidden.symlink_metadata().is_ok() {
-        // Left by somebody who was killed.
+        // A process that was killed may have left it.
         fs::remove_dir_all(&hidden).map_err(CheckpointError::io("remove", &hidden))?;
     }
     fs::rename(&path, &hidden).map_err(CheckpointError::io("rename", &path))?;

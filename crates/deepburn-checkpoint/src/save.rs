@@ -1,19 +1,22 @@
-//! Writing a checkpoint that is there whole or not at all.
+//! Writing a checkpoint that is complete or does not exist.
 //!
-//! Main type: [`Save`], which rank 0 holds. All ranks write into a hidden folder:
+//! Main type: [`Save`], which rank 0 holds. All ranks write into a hidden
+//! folder:
 //!
-//! 1. Rank 0: [`Save::begin`] makes the folder; the others are sent its [`Ticket`].
-//! 2. Every rank: [`RankWriter`](crate::RankWriter) writes its file, and waits until it is on the
-//!    disk. The [`RankRecord`]s are sent to rank 0.
-//! 3. Rank 0: [`Save::commit`] writes the manifest, renames the folder, and last changes `latest`.
+//! 1. Rank 0: [`Save::begin`] creates the folder. The caller sends its
+//!    [`Ticket`] to the other ranks.
+//! 2. Every rank: [`RankWriter`](crate::RankWriter) writes its file and waits
+//!    until it is on the disk. The caller sends the [`RankRecord`]s to rank 0.
+//! 3. Rank 0: [`Save::commit`] writes the manifest, renames the folder, and
+//!    finally updates `latest`.
 //!
-//! What is sent, and how ranks wait for each other, is the caller's. Dropping a save removes what it
-//! has written; a killed one is removed by the next. Earlier checkpoints are never touched.
+//! Dropping a save removes its files; the next save removes those of a killed
+//! one. Earlier checkpoints are never touched.
 //!
-//! **A tag that is taken** is an error, or leads to another one ([`Save::begin_step`]), with one
-//! exception: where what is there is damaged, which is
-//! why the run went on from an older checkpoint and now comes by again, that is renamed to
-//! `TAG.damaged-N` and kept.
+//! **A tag that is taken** is an error, or another tag is used
+//! ([`Save::begin_step`]). The exception is a damaged checkpoint: the run has
+//! resumed from an older one and now reaches the same step again. The damaged
+//! one is then renamed to `TAG.damaged-N` and kept.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,9 +30,9 @@ use crate::manifest::{MANIFEST, Manifest, RankEntry};
 use crate::store::{self, Lock};
 use crate::{Checkpoint, CheckpointError, Layout, RankRecord, Run, Tag, disk};
 
-/// Disks give space in blocks of at most this many bytes.
+/// The largest block size in which disks allocate space, in bytes.
 const BLOCK: u64 = 4 << 10;
-/// Room for the manifest.
+/// The space for the manifest, in bytes.
 const MANIFEST_ROOM: u64 = 1 << 20;
 
 /// A checkpoint that is being written, on rank 0.
@@ -39,14 +42,14 @@ pub struct Save {
     root: PathBuf,
     layout: Arc<Layout>,
     ticket: Ticket,
-    /// Id of the checkpoint that was the latest when this was begun.
+    /// The id of the latest checkpoint when this save was started.
     follows: Option<String>,
-    /// Whether the hidden folder is there and to be removed.
+    /// Whether the hidden folder exists and has to be removed.
     unfinished: bool,
     _lock: Lock,
 }
 
-/// What every rank needs to know of a save.
+/// The data of a save that every rank needs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ticket {
     /// The hidden folder.
@@ -55,19 +58,21 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// The hidden folder that is written into.
+    /// Returns the hidden folder into which ranks write.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 }
 
 impl Save {
-    /// Begins a checkpoint named `tag` in the folder `root`, which is made where it is missing.
-    /// First it finishes or removes what killed saves left there.
+    /// Starts a checkpoint named `tag` in the folder `root`, which is created
+    /// if it does not exist. First completes or removes saves that were killed.
     ///
     /// # Errors
-    /// [`CheckpointError::TagTaken`]; [`CheckpointError::DiskFull`] where not all ranks' files fit,
-    /// before anything is written; [`CheckpointError::Busy`]; an I/O error.
+    ///
+    /// Returns [`CheckpointError::TagTaken`]; [`CheckpointError::DiskFull`]
+    /// before anything is written if the files of all ranks do not fit;
+    /// [`CheckpointError::Busy`]; or an I/O error.
     pub fn begin(root: &Path, tag: Tag, layout: Arc<Layout>) -> Result<Self, CheckpointError> {
         fs::create_dir_all(root).map_err(CheckpointError::io("create", root))?;
         let lock = Lock::take(root)?;
@@ -84,11 +89,12 @@ impl Save {
         Ok(Self { root: root.to_owned(), layout, ticket, follows, unfinished: true, _lock: lock })
     }
 
-    /// Begins the checkpoint of `step` under the first name of that step that is not taken: a run
-    /// that went back to an older checkpoint comes by again.
+    /// Starts the checkpoint of `step` under the first free name of that step.
+    /// A name may be taken if the run was resumed from an older checkpoint.
     ///
     /// # Errors
-    /// Those of [`begin`](Self::begin).
+    ///
+    /// Returns the errors of [`begin`](Self::begin).
     pub fn begin_step(
         root: &Path,
         step: u64,
@@ -103,18 +109,21 @@ impl Save {
         }
     }
 
-    /// What every rank's [`RankWriter`](crate::RankWriter) is made from.
+    /// Returns the ticket from which every rank creates its
+    /// [`RankWriter`](crate::RankWriter).
     pub fn ticket(&self) -> &Ticket {
         &self.ticket
     }
 
-    /// Makes the checkpoint, once all ranks have written, and returns its folder. `records` may
-    /// come in any order.
+    /// Completes the checkpoint after all ranks have written, and returns its
+    /// folder. `records` may be in any order.
     ///
     /// # Errors
-    /// [`CheckpointError::Records`] where a record is missing, of another save, or made by another
-    /// layout, or a state would not come back as it is; [`CheckpointError::DiskFull`]; an I/O error.
-    /// Then `latest` still names what it named before.
+    ///
+    /// Returns [`CheckpointError::Records`] if a record is missing, belongs to
+    /// another save or another layout, or has a state that would not be
+    /// restored unchanged; [`CheckpointError::DiskFull`]; or an I/O error.
+    /// `latest` is then unchanged.
     pub fn commit(
         mut self,
         records: Vec<RankRecord>,
@@ -126,7 +135,7 @@ impl Save {
         Ok(folder)
     }
 
-    /// Writes and flushes the manifest; returns its checksum.
+    /// Writes and flushes the manifest and returns its checksum.
     fn write_manifest(
         &self,
         records: Vec<RankRecord>,
@@ -154,10 +163,10 @@ impl Save {
         Ok(checksum)
     }
 
-    /// Gives the folder its name.
+    /// Renames the hidden folder to its tag.
     fn publish(&mut self) -> Result<PathBuf, CheckpointError> {
         let path = self.root.join(self.ticket.identity.tag.as_str());
-        // An empty folder would be replaced without a word.
+        // A rename would silently replace an empty folder.
         if path.symlink_metadata().is_ok() {
             return Err(CheckpointError::TagTaken { path });
         }
@@ -167,7 +176,7 @@ impl Save {
         Ok(path)
     }
 
-    /// What goes into the manifest of each rank, rank by rank.
+    /// Checks the records and returns the manifest entries in rank order.
     fn in_order(&self, mut records: Vec<RankRecord>) -> Result<Vec<RankEntry>, CheckpointError> {
         let refuse = |reason| Err(CheckpointError::Records { reason });
         records.sort_by_key(|record| record.rank);
@@ -202,18 +211,19 @@ impl Save {
 impl Drop for Save {
     fn drop(&mut self) {
         if self.unfinished {
-            // There is nobody to tell; the next save removes what is left.
+            // Best effort: the next save removes what is left.
             _ = fs::remove_dir_all(&self.ticket.folder);
         }
     }
 }
 
-/// Name of the file of `rank`.
+/// Returns the name of the file of `rank`.
 pub(crate) fn rank_file_name(rank: usize) -> String {
     format!("rank-{rank:05}.safetensors")
 }
 
-/// Makes sure that nothing has this tag: a damaged checkpoint is renamed, anything else an error.
+/// Makes sure that the tag is free. A damaged checkpoint is renamed, anything
+/// else is an error.
 fn vacate(root: &Path, tag: &Tag) -> Result<(), CheckpointError> {
     let path = root.join(tag.as_str());
     if path.symlink_metadata().is_err() {

@@ -1,9 +1,10 @@
-//! The folder that checkpoints lie in, and which of them is the latest.
+//! The folder of checkpoints, and which of them is the latest.
 //!
-//! `latest` holds a tag and the checksum of that checkpoint's manifest, so that no damage to it leads
-//! to another checkpoint. It is written last. A save that is killed just before leaves a complete
-//! checkpoint that `latest` does not name yet; such a one says in its manifest which checkpoint was
-//! the latest when it was begun, and is found by that.
+//! `latest` contains a tag and the checksum of that checkpoint's manifest, so
+//! damage to it never leads to another checkpoint. It is written last. A save
+//! that is killed just before leaves a complete checkpoint that `latest` does
+//! not name yet. Its manifest names the checkpoint that was the latest when the
+//! save started, and it is found by that.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Read};
@@ -13,14 +14,15 @@ use crate::manifest::{MANIFEST, Manifest};
 use crate::{CheckpointError, Tag, disk, foreign};
 
 const LATEST: &str = "latest";
-/// What the hidden folders end in: checkpoints that are being written, and that are being deleted.
+/// The suffixes of hidden folders: checkpoints that are being written or
+/// deleted.
 const PARTIAL: &str = ".partial";
 const DELETED: &str = ".deleted";
 
-/// A checkpoint whose manifest is sound.
+/// A checkpoint with an intact manifest.
 #[derive(Debug)]
 pub(crate) struct Entry {
-    /// Name of its folder.
+    /// The name of its folder.
     pub(crate) tag: Tag,
     pub(crate) manifest: Manifest,
     pub(crate) checksum: String,
@@ -33,31 +35,31 @@ impl Entry {
     }
 }
 
-/// What the file `latest` says.
+/// The content of the file `latest`.
 #[derive(Debug, PartialEq, Eq)]
 struct Pointer {
     tag: Tag,
-    /// Of the manifest.
+    /// The checksum of the manifest.
     checksum: String,
 }
 
-/// Where a checkpoint lies until it is complete.
+/// Returns the folder of a checkpoint until it is complete.
 pub(crate) fn partial_folder(root: &Path, tag: &Tag) -> PathBuf {
     root.join(format!(".{tag}{PARTIAL}"))
 }
 
-/// Where a checkpoint lies while it is deleted.
+/// Returns the folder of a checkpoint while it is deleted.
 pub(crate) fn deleted_folder(root: &Path, tag: &Tag) -> PathBuf {
     root.join(format!(".{tag}{DELETED}"))
 }
 
-/// Removes what killed saves and deletions left.
+/// Removes the remains of killed saves and deletions.
 pub(crate) fn remove_leftovers(root: &Path) -> Result<(), CheckpointError> {
     for name in names(root)? {
         let Some(hidden) = name.strip_prefix('.') else { continue };
         let tag = hidden.strip_suffix(PARTIAL).or_else(|| hidden.strip_suffix(DELETED));
         let path = root.join(&name);
-        // Not through a link, and nobody else's files.
+        // Links are not followed, and files of other programs are not removed.
         let is_folder = fs::symlink_metadata(&path).is_ok_and(|metadata| metadata.is_dir());
         if is_folder && tag.is_some_and(|tag| tag.parse::<Tag>().is_ok()) {
             fs::remove_dir_all(&path).map_err(CheckpointError::io("remove", &path))?;
@@ -66,7 +68,8 @@ pub(crate) fn remove_leftovers(root: &Path) -> Result<(), CheckpointError> {
     Ok(())
 }
 
-/// The checkpoints with a sound manifest, by step and then by age. Others are passed over.
+/// Returns the checkpoints with an intact manifest, by step and then by age.
+/// Others are skipped.
 pub(crate) fn entries(root: &Path) -> Result<Vec<Entry>, CheckpointError> {
     let tags = names(root)?.into_iter().filter_map(|name| name.parse::<Tag>().ok());
     let mut entries: Vec<_> = tags.filter_map(|tag| Entry::read(root, tag).ok()).collect();
@@ -78,7 +81,8 @@ fn order(entry: &Entry) -> (u64, u64, &Tag) {
     (entry.manifest.run.step, entry.manifest.saved_at, &entry.tag)
 }
 
-/// Names of what lies in a folder, sorted; those that are no UTF-8 are not ours.
+/// Returns the sorted names in a folder. Names that are not UTF-8 cannot be
+/// ours and are skipped.
 pub(crate) fn names(folder: &Path) -> Result<Vec<String>, CheckpointError> {
     let io = CheckpointError::io("read", folder);
     let names: std::io::Result<Vec<_>> = fs::read_dir(folder)
@@ -89,17 +93,20 @@ pub(crate) fn names(folder: &Path) -> Result<Vec<String>, CheckpointError> {
     Ok(names)
 }
 
-/// The checkpoint to go on from: what `latest` names, or one that was completed after it. `None`
-/// where there is none.
+/// Returns the checkpoint to resume from: the one that `latest` names, or one
+/// that was completed after it. `None` if there is none.
 ///
 /// # Errors
-/// Where `latest` is damaged, or what it names is not there as it was.
+///
+/// Returns an error if `latest` is damaged, or if the checkpoint that it names
+/// is missing or different.
 pub(crate) fn latest(root: &Path) -> Result<Option<Entry>, CheckpointError> {
     let mut current = match read_pointer(root)? {
         Some(pointer) => Some(follow(root, pointer)?),
         None => None,
     };
-    // Each is taken out as it is passed, so this ends.
+    // Each checkpoint is removed from the list when it is passed, so the loop
+    // ends.
     let mut others = entries(root)?;
     while let Some(next) = others.iter().rposition(|entry| {
         entry.manifest.follows.as_ref() == current.as_ref().map(|entry| &entry.manifest.id)
@@ -109,7 +116,7 @@ pub(crate) fn latest(root: &Path) -> Result<Option<Entry>, CheckpointError> {
     Ok(current)
 }
 
-/// The tag that `latest` has, whatever that is worth.
+/// Returns the tag in `latest` without checking it.
 pub(crate) fn named_latest(root: &Path) -> Option<Tag> {
     Some(read_pointer(root).ok()??.tag)
 }
@@ -120,8 +127,8 @@ pub(crate) fn set_latest(root: &Path, tag: &Tag, checksum: &str) -> Result<(), C
     disk::sync_folder(root)
 }
 
-/// Finishes a save that was killed before it changed `latest`, and returns the latest checkpoint.
-/// Where `latest` is damaged it is left alone: there is nothing to go on from.
+/// Completes a save that was killed before it updated `latest`, and returns the
+/// latest checkpoint. A damaged `latest` is not changed.
 pub(crate) fn recover(root: &Path) -> Result<Option<Entry>, CheckpointError> {
     let Ok(Some(entry)) = latest(root) else { return Ok(None) };
     let pointer = Pointer { tag: entry.tag.clone(), checksum: entry.checksum.clone() };
@@ -178,8 +185,8 @@ fn parse_pointer(text: &str) -> Option<Pointer> {
     is_hash.then_some(Pointer { tag: tag.parse().ok()?, checksum: checksum.to_owned() })
 }
 
-/// Keeps others from saving and deleting in the same folder, until it is dropped or its process
-/// ends, however it ends.
+/// A lock against other saves and deletions in the same folder. It is released
+/// when it is dropped or when its process ends for any reason.
 #[derive(Debug)]
 pub(crate) struct Lock {
     folder: Option<File>,
@@ -187,7 +194,8 @@ pub(crate) struct Lock {
 
 impl Lock {
     pub(crate) fn take(root: &Path) -> Result<Self, CheckpointError> {
-        // Best effort: not every file system has locks, and not every system opens folders.
+        // Best effort: not every file system supports locks, and not every
+        // operating system can open folders.
         let Ok(folder) = File::open(root) else { return Ok(Self { folder: None }) };
         match folder.try_lock() {
             Err(TryLockError::WouldBlock) => Err(CheckpointError::Busy { root: root.to_owned() }),
@@ -199,8 +207,8 @@ impl Lock {
 impl Drop for Lock {
     fn drop(&mut self) {
         if let Some(folder) = &self.folder {
-            // Closing it is not enough: a process that was forked meanwhile has it open too, until it
-            // becomes another program.
+            // Closing the file is not enough: a process that was forked in the
+            // meantime also has it open until it executes another program.
             _ = folder.unlock();
         }
     }

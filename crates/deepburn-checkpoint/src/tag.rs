@@ -1,4 +1,4 @@
-//! The name of a checkpoint: the folder it lies in.
+//! The name of a checkpoint, which is the name of its folder.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,26 +7,29 @@ use serde::{Deserialize, Serialize};
 
 use crate::CheckpointError;
 
-/// Names that lie beside checkpoints.
+/// The names of files beside checkpoints.
 const RESERVED: &[&str] = &["latest", "manifest.json"];
 
-/// A checkpoint's name: one folder name, safe on every file system. The trainer names checkpoints by
-/// their step; other names are a user's own, and [`Retention`](crate::Retention) leaves them alone.
+/// The name of a checkpoint: a folder name that is safe on every file system.
+/// The trainer names checkpoints after their step. Other names are chosen by
+/// users, and [`Retention`](crate::Retention) does not touch them.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Tag(String);
 
 impl Tag {
-    /// The most characters a tag has.
+    /// The largest number of characters.
     pub const MAX_LEN: usize = 100;
 
-    /// The tag of the checkpoint after `step` optimizer steps, `step-00000010`.
+    /// Returns the tag of the checkpoint after `step` optimizer steps, such as
+    /// `step-00000010`.
     pub fn of_step(step: u64) -> Self {
         Self(format!("step-{step:08}"))
     }
 
-    /// The tag of the checkpoint that the `visit`th run to come by `step` saves, where the first one
-    /// left its own: `step-00000010`, then `step-00000010.2`.
+    /// Returns the tag of the checkpoint that the `visit`-th run to reach
+    /// `step` saves if earlier ones exist: `step-00000010`, then
+    /// `step-00000010.2`.
     pub fn of_visit(step: u64, visit: u32) -> Self {
         match visit {
             0 | 1 => Self::of_step(step),
@@ -34,7 +37,8 @@ impl Tag {
         }
     }
 
-    /// The step of a tag that [`Self::of_step`] or [`Self::of_visit`] made.
+    /// Returns the step of a tag that [`Self::of_step`] or [`Self::of_visit`]
+    /// created; `None` for other names.
     pub fn step(&self) -> Option<u64> {
         let name = self.0.strip_prefix("step-")?;
         let (step, visit) = name.split_once('.').unwrap_or((name, "1"));
@@ -42,7 +46,7 @@ impl Tag {
         (Self::of_visit(step, visit) == *self).then_some(step)
     }
 
-    /// The name.
+    /// Returns the name.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -109,7 +113,7 @@ mod tests {
             "", ".", "..", "a/b", "a\\b", ".hidden", "-rf", "latest", "a b", "a\n", "\u{e9}", &long,
         ] {
             let error = name.parse::<Tag>().unwrap_err().to_string();
-            assert!(error.contains("is no tag"), "{error}");
+            assert!(error.contains("bad tag"), "{error}");
         }
         assert!(serde_json::from_str::<Tag>("\"../../etc\"").is_err());
     }

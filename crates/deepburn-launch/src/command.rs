@@ -5,24 +5,26 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use crate::environment::{RESTART, STARTED, VISIBLE_DEVICES};
 use crate::{HostSlots, is_this_machine, usable_cores};
 
-/// What a command line of `mpirun` is made of.
+/// The parts of an `mpirun` command line.
 #[derive(Debug, Clone)]
 pub struct Mpirun {
-    /// Name or path of `mpirun`.
+    /// The name or path of `mpirun`.
     pub program: String,
-    /// Hosts with at least one slot each, in the order of ranks.
+    /// The hosts with at least one slot each, in rank order.
     pub hosts: Vec<HostSlots>,
-    /// Command that runs another on a host, as `ssh` does: `AGENT HOST COMMAND...`.
+    /// A command that runs another command on a host, such as `ssh`: `AGENT
+    /// HOST COMMAND...`.
     pub remote_shell: String,
-    /// Variables that all ranks get, as [`forwarded_variables`](crate::forwarded_variables) returns
-    /// them.
+    /// The variables that all ranks get, as
+    /// [`forwarded_variables`](crate::forwarded_variables) returns them.
     pub forwarded: Vec<String>,
     /// The command of every rank: a program and its arguments.
     pub command: Vec<String>,
 }
 
-/// When the connection to a host's daemon is idle for 10 s, 3 probes follow 5 s apart: a host that
-/// is lost ends the job after 25 s. With Open MPI's own numbers it takes 8 minutes.
+/// TCP keep-alive settings for the connections between hosts. After 10 s
+/// without traffic, 3 probes follow 5 s apart, so a lost host ends the job
+/// after 25 s. With Open MPI's defaults it takes 8 minutes.
 const KEEPALIVE: [(&str, &str); 3] = [
     ("oob_tcp_keepalive_time", "10"),
     ("oob_tcp_keepalive_intvl", "5"),
@@ -32,18 +34,18 @@ const KEEPALIVE: [(&str, &str); 3] = [
 /// One start of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attempt {
-    /// When the job was first started.
+    /// The time of the job's first start.
     pub started: SystemTime,
-    /// How many times it has been restarted.
+    /// The number of restarts so far.
     pub restarts: u32,
 }
 
 impl Mpirun {
-    /// The program and its arguments.
+    /// Returns the program and its arguments.
     ///
-    /// Every host is an app context of its own, `-np N -H HOST:N ... COMMAND`, with `:` between
-    /// them: ranks are numbered in the order of hosts, also where these have unequal slots, and each
-    /// host gets its own devices.
+    /// Every host has its own app context, `-np N -H HOST:N ... COMMAND`,
+    /// separated by `:`. Ranks are thus numbered in host order even if hosts
+    /// have different numbers of slots, and each host gets its own devices.
     pub fn words(&self, attempt: &Attempt) -> Vec<String> {
         let mut words = vec![self.program.clone()];
         words.extend(self.options().iter().map(|word| (*word).to_owned()));
@@ -62,7 +64,7 @@ impl Mpirun {
         words
     }
 
-    /// Options for all hosts.
+    /// Returns the options that apply to all hosts.
     fn options(&self) -> Vec<&'static str> {
         let mut options = Vec::new();
         if rustix::process::geteuid().is_root() {
@@ -73,15 +75,17 @@ impl Mpirun {
         if local.map(|host| host.slots.len()).sum::<usize>() > usable_cores() {
             options.push("--oversubscribe");
         }
-        // Ranks that wait for a message leave the core to those that compute.
+        // Waiting ranks yield their core to computing ones.
         options.extend(["--mca", "mpi_yield_when_idle", "1"]);
         options.extend(["--mca", "orte_abort_on_non_zero_status", "1"]);
-        // Always waited in full: once before SIGTERM and once before SIGKILL.
+        // mpirun always waits this long, once before SIGTERM and once before
+        // SIGKILL.
         options.extend(["--mca", "odls_base_sigkill_timeout", "1"]);
         options.push("--tag-output");
         options
     }
 
+    /// Returns the options and the command of one host.
     fn app_context(&self, host: &HostSlots, attempt: &Attempt) -> Vec<String> {
         let count = host.slots.len();
         let devices: Vec<String> = host.slots.iter().map(usize::to_string).collect();
@@ -99,19 +103,19 @@ impl Mpirun {
         words
     }
 
-    /// Hosts that are reached through the remote shell.
+    /// Returns the hosts that are reached through the remote shell.
     pub(crate) fn remote_hosts(&self) -> impl Iterator<Item = &HostSlots> {
         self.hosts.iter().filter(|host| !is_this_machine(&host.name))
     }
 
-    /// The host of a rank.
+    /// Returns the host of a rank.
     pub(crate) fn host_of(&self, rank: usize) -> Option<&str> {
         let owners = self.hosts.iter().flat_map(|host| host.slots.iter().map(|_| &host.name));
         owners.map(String::as_str).nth(rank)
     }
 }
 
-/// Words as one line that a POSIX shell reads back as the same words.
+/// Joins words to one line that a POSIX shell splits into the same words.
 pub fn quoted(words: &[String]) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"_-./:=,@%+".contains(&b);
     let quote = |word: &String| match !word.is_empty() && word.bytes().all(plain) {

@@ -1,4 +1,5 @@
-//! Whether remote hosts answer, before `mpirun` is started: it waits for a host forever.
+//! Checks that remote hosts respond before `mpirun` is started, which would
+//! wait for them forever.
 
 use std::fmt::Write;
 use std::io;
@@ -13,37 +14,41 @@ use thiserror::Error;
 
 use crate::events::{Events, LaunchEvent};
 
-/// Why hosts cannot be used.
+/// The reason why hosts cannot be used.
 #[derive(Debug, Error)]
 pub enum ConnectError {
-    /// Hosts do not answer, or the remote shell fails there.
+    /// Hosts do not respond, or the remote shell fails on them.
     #[error(
         "unreachable hosts:{hosts}\neach must run `{shell} HOST true` within {timeout} s without a password; start them or repair the remote shell, leave them out with --exclude, or raise --connect-timeout"
     )]
     Unreachable {
-        /// A line for each: the host and what is wrong.
+        /// One line per host with the problem.
         hosts: String,
         /// The remote shell.
         shell: String,
-        /// How long hosts have, in seconds.
+        /// The time-out in seconds.
         timeout: u64,
     },
-    /// The remote shell is an empty text.
+    /// The remote shell is an empty string.
     #[error(
         "--remote-shell: empty; it is a command that runs another on a host, such as `ssh -p 2222`; give one"
     )]
     NoShell,
 }
 
-/// How the check of the hosts ended.
+/// The result of the host check.
 pub(crate) enum Reached {
-    /// All answered.
+    /// All hosts have responded.
     All,
-    /// A signal came first.
+    /// A signal arrived first.
     Interrupted(i32),
 }
 
-/// Runs `true` on all `hosts` at once through the remote shell.
+/// Runs `true` on all `hosts` in parallel through the remote shell.
+///
+/// # Errors
+///
+/// Returns the hosts that failed or did not respond within `timeout`.
 pub(crate) fn connect(
     hosts: &[&str],
     shell: &str,
@@ -69,7 +74,7 @@ pub(crate) fn connect(
                 end(&pending);
                 return Ok(Reached::Interrupted(signal));
             }
-            // Of the run before.
+            // Events of an earlier run.
             Some(LaunchEvent::Stalled(_) | LaunchEvent::Aborts(_) | LaunchEvent::Ended(_)) => {}
             None => break,
         }
@@ -94,43 +99,46 @@ pub(crate) fn connect(
     }
 }
 
-/// The command that runs `true` on a host.
+/// Returns the command that runs `true` on a host.
 fn probe(shell: &str, host: &str, timeout: Duration) -> Result<Command, ConnectError> {
-    // Split as mpirun splits it: at spaces, without quotes.
+    // Split in the same way as by mpirun: at spaces, without quotes.
     let mut words = shell.split_whitespace();
     let program = words.next().ok_or(ConnectError::NoShell)?;
     let mut command = Command::new(program);
     if Path::new(program).file_name().is_some_and(|name| name == "ssh") {
-        // A question for a password would wait for a terminal that nobody looks at.
+        // A password prompt would wait for a terminal that nobody reads.
         let seconds = timeout.as_secs().max(1);
         command.args(["-o", "BatchMode=yes", "-o", &format!("ConnectTimeout={seconds}")]);
     }
-    // In a process group of its own, which is ended as a whole.
+    // The command has its own process group, so that it can be killed as a
+    // whole.
     command.args(words).args([host, "true"]).process_group(0);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     Ok(command)
 }
 
-/// Starts a check, whose answer becomes an event.
+/// Starts a check whose result is sent as an event.
 fn start(host: usize, mut command: Command, events: &Events) -> io::Result<Pid> {
     let child = command.spawn()?;
     let pid = Pid::from_child(&child);
     let sender = events.sender();
     thread::spawn(move || {
-        // Nobody listens any more once the launcher ends.
+        // The launcher may have stopped listening.
         let _ = sender.send(LaunchEvent::Answer { host, output: child.wait_with_output() });
     });
     Ok(pid)
 }
 
+/// Kills the checks that are still running.
 fn end(pending: &[(usize, Pid)]) {
     for (_, group) in pending {
-        // It may have ended meanwhile.
+        // The process may have ended in the meantime.
         let _ = kill_process_group(*group, Signal::KILL);
     }
 }
 
-/// What is wrong with a host, by the end of its remote shell.
+/// Returns the problem of a host from the result of its remote shell; `None` if
+/// it responded.
 fn failure(output: io::Result<Output>) -> Option<String> {
     match output {
         Ok(output) if output.status.success() => None,

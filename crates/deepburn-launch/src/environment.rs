@@ -1,12 +1,13 @@
-//! Which environment variables the ranks of all hosts get.
+//! Selects the environment variables of the ranks on all hosts.
 //!
-//! `mpirun` gives its own environment to ranks of this machine. Ranks of other hosts get what their
-//! remote shell sets, and what is forwarded with `-x`. Forwarded by name, so that a token in a value
-//! is on no command line.
+//! Ranks on this machine inherit the environment of `mpirun`. Ranks on other
+//! hosts get the variables that their remote shell sets and those that are
+//! forwarded with `-x`. Variables are forwarded by name, so that no secret in a
+//! value appears on a command line.
 
 use thiserror::Error;
 
-/// Beginnings of the names of variables that are forwarded.
+/// Prefixes of forwarded variables.
 const PREFIXES: [&str; 12] = [
     "CUDA_",
     "DEEPBURN_",
@@ -22,7 +23,7 @@ const PREFIXES: [&str; 12] = [
     "WGPU_",
 ];
 
-/// Names of variables that are forwarded.
+/// Names of forwarded variables.
 const NAMES: [&str; 10] = [
     "ALL_PROXY",
     "HTTPS_PROXY",
@@ -36,17 +37,18 @@ const NAMES: [&str; 10] = [
     "https_proxy",
 ];
 
-/// Variables that the launcher sets for the ranks, whatever its own say.
+/// The devices of a rank. The launcher sets this variable and ignores its own
+/// value.
 pub(crate) const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
-/// When the job was first started: seconds since 1970.
+/// The time of the job's first start in seconds since 1970.
 pub(crate) const STARTED: &str = "DEEPBURN_STARTED";
-/// How many times the job has been restarted. Unset before the first restart.
+/// The number of restarts so far; unset before the first restart.
 pub(crate) const RESTART: &str = "DEEPBURN_RESTART";
 
-/// Why a variable cannot be forwarded.
+/// The reason why a variable cannot be forwarded.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum ForwardError {
-    /// The variable has no value.
+    /// The variable is not set and has no given value.
     #[error(
         "-x: `{name}` is not set; a variable is given as NAME, which is set, or NAME=VALUE; set it or give a value"
     )]
@@ -54,27 +56,30 @@ pub enum ForwardError {
         /// Name of the variable.
         name: String,
     },
-    /// Not a name.
+    /// The argument is not a variable name.
     #[error("-x: bad variable: `{given}`; a variable is given as NAME or NAME=VALUE; correct it")]
     BadName {
-        /// What was given.
+        /// The argument.
         given: String,
     },
-    /// The launcher itself sets the variable.
+    /// The launcher sets this variable itself.
     #[error("-x: `{name}` is set by the launcher; {remedy}")]
     Reserved {
         /// Name of the variable.
         name: String,
-        /// What to do.
+        /// The remedy.
         remedy: &'static str,
     },
 }
 
-/// The variables to forward, as `mpirun -x` takes them: those of the names `set` that ranks read, and
-/// those `asked` for as `NAME` or `NAME=VALUE`.
+/// Returns the variables to forward, as arguments of `mpirun -x`: the names in
+/// `set` that ranks read, and the ones that the user requested in `asked` as
+/// `NAME` or `NAME=VALUE`.
 ///
 /// # Errors
-/// What is asked for is no variable, is not set, or is set by the launcher itself.
+///
+/// Returns an error if a requested variable has an invalid name, is not set, or
+/// is set by the launcher.
 pub fn forwarded_variables(
     set: impl IntoIterator<Item = String>,
     asked: &[String],
@@ -107,7 +112,7 @@ pub fn forwarded_variables(
     Ok(forwarded)
 }
 
-/// What to do instead, if the launcher sets this variable.
+/// Returns the remedy if the launcher sets this variable itself.
 fn reserved(name: &str) -> Option<&'static str> {
     match name {
         VISIBLE_DEVICES => Some("choose devices with --include HOST:0,1"),

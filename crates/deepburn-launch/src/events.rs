@@ -1,7 +1,8 @@
-//! What the launcher waits for, in one queue: signals, answers of hosts, the end of `mpirun`.
+//! One queue for all events of the launcher: signals, responses of hosts, the
+//! end of `mpirun`.
 //!
-//! Each source has a thread. All but the one that looks for a stalled `mpirun` sleep until something
-//! happens.
+//! Each source has its own thread. All of them sleep until something happens,
+//! except the one that checks for a stalled `mpirun`.
 
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
@@ -13,27 +14,27 @@ use std::time::{Duration, Instant};
 use rustix::process::Pid;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 
-/// One thing that happened.
+/// An event.
 #[derive(Debug)]
 pub(crate) enum LaunchEvent {
-    /// This process got a signal.
+    /// This process received a signal.
     Signal(i32),
-    /// The remote shell of a host ended.
+    /// The remote shell of a host has ended.
     Answer {
-        /// Index of the host.
+        /// The index of the host.
         host: usize,
-        /// Its exit status and what it printed.
+        /// The exit status and the output of the remote shell.
         output: io::Result<Output>,
     },
-    /// This `mpirun` ignores the end of a rank.
+    /// This `mpirun` has not reacted to the end of a rank.
     Stalled(Pid),
-    /// This `mpirun` says that it ends the job.
+    /// This `mpirun` reports that it is ending the job.
     Aborts(Pid),
-    /// `mpirun` ended.
+    /// `mpirun` has ended.
     Ended(io::Result<ExitStatus>),
 }
 
-/// The queue.
+/// The event queue.
 #[derive(Debug)]
 pub(crate) struct Events {
     sender: Sender<LaunchEvent>,
@@ -41,12 +42,12 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    /// Catches SIGTERM, SIGINT, SIGHUP and SIGUSR1 from now on.
+    /// Starts to catch SIGTERM, SIGINT, SIGHUP and SIGUSR1.
     pub(crate) fn listen() -> io::Result<Self> {
         let (sender, receiver) = channel();
         for signal in [SIGTERM, SIGINT, SIGHUP, SIGUSR1] {
             let (mut reader, writer) = UnixStream::pair()?;
-            // One byte is written for each signal.
+            // The handler writes one byte per signal.
             signal_hook::low_level::pipe::register(signal, writer)?;
             let sender = sender.clone();
             thread::spawn(move || {
@@ -61,14 +62,14 @@ impl Events {
         Ok(Self { sender, receiver })
     }
 
-    /// Where a thread puts events.
+    /// Returns the sender for threads that report events.
     pub(crate) fn sender(&self) -> Sender<LaunchEvent> {
         self.sender.clone()
     }
 
-    /// Waits for the next event; `None` once the deadline has passed.
+    /// Waits for the next event; `None` after the deadline.
     pub(crate) fn next(&self, deadline: Option<Instant>) -> Option<LaunchEvent> {
-        // The queue holds a sender itself, so it is never disconnected.
+        // The queue owns a sender itself, so it is never disconnected.
         match deadline {
             None => self.receiver.recv().ok(),
             Some(deadline) => {
@@ -78,7 +79,7 @@ impl Events {
         }
     }
 
-    /// Waits for `duration`, or for a signal, which is returned.
+    /// Waits for `duration`. Returns early with the first signal.
     pub(crate) fn pause(&self, duration: Duration) -> Option<i32> {
         let end = Instant::now() + duration;
         while let Some(event) = self.next(Some(end)) {
@@ -89,7 +90,7 @@ impl Events {
         None
     }
 
-    /// A signal that has come and that nobody has looked at.
+    /// Returns a signal that has arrived but was not handled yet.
     pub(crate) fn pending_signal(&self) -> Option<i32> {
         self.receiver.try_iter().find_map(|event| match event {
             LaunchEvent::Signal(signal) => Some(signal),
@@ -98,12 +99,12 @@ impl Events {
     }
 }
 
-/// The name of a signal that is caught.
+/// Returns the name of a caught signal.
 pub(crate) fn signal_name(signal: i32) -> &'static str {
     match signal {
         SIGINT => "SIGINT",
         SIGHUP => "SIGHUP",
-        // Batch systems announce the end of a job's time with it.
+        // Batch systems use this signal to announce the end of the job's time.
         SIGUSR1 => "SIGUSR1",
         _ => "SIGTERM",
     }

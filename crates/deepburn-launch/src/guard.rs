@@ -1,8 +1,9 @@
-//! Ends `mpirun` when the launcher is killed.
+//! Ends `mpirun` if the launcher is killed.
 //!
-//! A launcher that gets SIGKILL, or runs out of memory, cannot end what it has started. A guard can: a
-//! shell whose standard input is a pipe that the launcher holds open. When the launcher is gone, however
-//! that came about, the pipe is closed and the shell sends signals.
+//! A launcher that receives SIGKILL or runs out of memory cannot end the
+//! processes that it has started. The guard can. It is a shell whose standard
+//! input is a pipe that the launcher holds open. When the launcher is gone for
+//! any reason, the pipe is closed and the shell sends the signals.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -10,22 +11,23 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::Pid;
 
-/// SIGTERM, with which `mpirun` ends its ranks on all hosts, and SIGKILL after 10 s. Once `mpirun` has ended the
-/// script ends too, because another process may get its number.
+/// The script of the guard. It sends SIGTERM, upon which `mpirun` ends its
+/// ranks on all hosts, and SIGKILL after 10 s. It stops as soon as `mpirun` has
+/// ended, because another process may then get the same process id.
 const SCRIPT: &str = r#"read line
 kill -TERM "$1" || exit
 for second in 1 2 3 4 5 6 7 8 9 10; do sleep 1; kill -0 "$1" || exit; done
 kill -KILL "$1""#;
 
-/// The shell that waits.
+/// A shell that waits for the end of the launcher.
 pub(crate) struct Guard {
     shell: Child,
 }
 
 impl Guard {
-    /// Guards `mpirun`.
+    /// Starts a guard for `mpirun`.
     pub(crate) fn of(mpirun: Pid) -> io::Result<Self> {
-        // In a process group of its own, which the terminal's Ctrl-C does not reach.
+        // The guard has its own process group, which Ctrl-C does not reach.
         let shell = Command::new("sh")
             .args(["-c", SCRIPT, "guard", &mpirun.as_raw_nonzero().to_string()])
             .process_group(0)
@@ -36,9 +38,10 @@ impl Guard {
         Ok(Self { shell })
     }
 
-    /// Ends the guard once `mpirun` has ended.
+    /// Ends the guard after `mpirun` has ended.
     pub(crate) fn dismiss(mut self) {
-        // Killed before its pipe is closed, so that it sends nothing.
+        // The shell is killed before its pipe is closed, so that it sends no
+        // signals.
         let ended = self.shell.kill().and_then(|()| self.shell.wait());
         if let Err(error) = ended {
             tracing::debug!("the guard could not be ended: {error}");

@@ -1,30 +1,33 @@
-//! DeepSpeed's hostfile: one `host slots=N` a line, empty lines and `#` comments.
+//! DeepSpeed's hostfile: one `host slots=N` per line, with empty lines and `#`
+//! comments.
 //!
-//! Stricter than DeepSpeed in two points: text after the number of slots is refused unless it is a
-//! comment, and so are zero slots. DeepSpeed ignores the first and starts no rank for the second.
+//! The parser is stricter than DeepSpeed's in two points. Text after the number
+//! of slots is an error unless it is a comment, and so are zero slots.
+//! DeepSpeed ignores the former and starts no rank for the latter.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-/// A host and the numbers of its slots. A slot is a place for one rank, and the number of its device.
+/// A host and the numbers of its slots. A slot runs one rank, and its number
+/// selects the device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostSlots {
-    /// Name or address, as the remote shell takes it.
+    /// The name or address for the remote shell.
     pub name: String,
-    /// Numbers of the slots, ascending.
+    /// The slot numbers in ascending order.
     pub slots: Vec<usize>,
 }
 
 impl HostSlots {
-    /// A host with the slots 0 to `count` - 1.
+    /// Returns a host with the slots 0 to `count` - 1.
     pub fn new(name: impl Into<String>, count: usize) -> Self {
         Self { name: name.into(), slots: (0..count).collect() }
     }
 }
 
-/// Why a hostfile cannot be used.
+/// The reason why a hostfile cannot be used.
 #[derive(Debug, Error)]
 pub enum HostfileError {
     /// The file cannot be read.
@@ -32,32 +35,32 @@ pub enum HostfileError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// The reason.
+        /// The error of the operating system.
         error: std::io::Error,
     },
-    /// A line is not `host slots=N`.
+    /// A line does not have the form `host slots=N`.
     #[error("hostfile {}, line {line}: bad entry: `{entry}`; a line is `HOST slots=N` with N of at least 1; correct the line or start it with #", path.display())]
     BadEntry {
         /// The file.
         path: PathBuf,
-        /// Number of the line, from 1.
+        /// The line number, from 1.
         line: usize,
-        /// What the line says.
+        /// The content of the line.
         entry: String,
     },
-    /// A host has two lines.
+    /// Two lines name the same host.
     #[error("hostfile {}, line {line}: duplicate host: `{host}`, which line {first} has too; a host has one line; merge the two", path.display())]
     DuplicateHost {
         /// The file.
         path: PathBuf,
-        /// Number of the second line, from 1.
+        /// The number of the second line, from 1.
         line: usize,
         /// The host.
         host: String,
-        /// Number of the first line.
+        /// The number of the first line.
         first: usize,
     },
-    /// No line names a host.
+    /// The file names no host.
     #[error("hostfile {}: no hosts; a hostfile has at least one line `HOST slots=N`; add one", path.display())]
     Empty {
         /// The file.
@@ -65,10 +68,12 @@ pub enum HostfileError {
     },
 }
 
-/// Reads the hosts of a hostfile, in its order.
+/// Reads the hosts of a hostfile in file order.
 ///
 /// # Errors
-/// The file cannot be read, a line is malformed, a host is named twice or none is named.
+///
+/// Returns an error if the file cannot be read, a line is malformed, a host is
+/// named twice, or there is no host.
 pub fn read_hostfile(path: &Path) -> Result<Vec<HostSlots>, HostfileError> {
     let text = fs::read_to_string(path)
         .map_err(|error| HostfileError::Unreadable { path: path.to_owned(), error })?;
@@ -77,7 +82,7 @@ pub fn read_hostfile(path: &Path) -> Result<Vec<HostSlots>, HostfileError> {
 
 fn parse(path: &Path, text: &str) -> Result<Vec<HostSlots>, HostfileError> {
     let mut hosts: Vec<HostSlots> = Vec::new();
-    // The line of each host, for the error that names both of two.
+    // The line of each host, for the error about duplicates.
     let mut lines: Vec<usize> = Vec::new();
     for (index, entry) in text.lines().enumerate() {
         let entry = entry.trim();
@@ -113,13 +118,15 @@ fn parse_entry(content: &str) -> Option<HostSlots> {
     let mut words = content.split_whitespace();
     let name = words.next()?;
     let count: usize = words.next()?.strip_prefix("slots=")?.parse().ok()?;
-    // `,` and `:` separate hosts for mpirun, `@` and `:` for --include; `-` begins an option.
+    // mpirun separates hosts with `,` and `:`, `--include` uses `@` and `:`,
+    // and an option starts with `-`.
     let named = !name.contains([',', ':', '@']) && !name.starts_with('-');
     (words.next().is_none() && named && (1..=MAX_SLOTS).contains(&count))
         .then(|| HostSlots::new(name, count))
 }
 
-/// More ranks than any host has room for: a larger number is a typing error, not a list to allocate.
+/// The largest number of slots of a host. A larger number is a typing error
+/// that should not allocate a list.
 const MAX_SLOTS: usize = 65_536;
 
 #[cfg(test)]

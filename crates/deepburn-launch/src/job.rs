@@ -1,4 +1,4 @@
-//! One run of `mpirun`, from its start until nothing of it is left.
+//! One run of `mpirun`, from its start until all its processes have ended.
 
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -14,28 +14,30 @@ use crate::guard::Guard;
 use crate::output::copy_lines;
 use crate::{orphans, stall};
 
-/// How a job ended.
+/// The way in which a job ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobEnd {
-    /// All ranks ended with status 0.
+    /// All ranks exited with status 0.
     Success,
-    /// A rank failed, or `mpirun` itself.
+    /// A rank or `mpirun` itself failed.
     Failed {
-        /// Exit status of the rank that failed first; 128 and the number of the signal that ended it.
+        /// The exit status of the first failed rank, or 128 plus the number of
+        /// the signal that ended it.
         status: u8,
-        /// That rank, if `mpirun` named it.
+        /// The failed rank, if `mpirun` named it.
         rank: Option<usize>,
     },
-    /// The launcher got a signal, and the job ended with another status than 0.
+    /// The launcher received a signal, and the job did not exit with status 0.
     Interrupted {
-        /// Number of the signal.
+        /// The number of the signal.
         signal: u8,
     },
 }
 
 impl JobEnd {
-    /// Exit status of the launcher: the exit status of the rank that failed first, or 128 plus the number
-    /// of the signal that interrupted the job.
+    /// Returns the exit status of the launcher: the exit status of the first
+    /// failed rank, or 128 plus the number of the signal that interrupted the
+    /// job.
     pub fn status(self) -> u8 {
         match self {
             Self::Success => 0,
@@ -45,24 +47,28 @@ impl JobEnd {
     }
 }
 
-/// How long `mpirun` has before it is killed, after SIGTERM or after it has begun to end a job on its own:
-/// it waits a second twice, on this host and then on others. It waits much longer where the network to a
-/// host is gone, for TCP to give up.
+/// The time after which `mpirun` is killed, counted from SIGTERM or from the
+/// moment when it starts to end a job. It waits one second twice, on this host
+/// and on the others. If the network to a host is gone, it would wait much
+/// longer for TCP to give up.
 const TERMINATION: Duration = Duration::from_secs(10);
 
-/// Between two requests to save and stop: `mpirun` loses a signal that comes while it starts ranks.
+/// The interval between requests to save and stop. `mpirun` loses a signal that
+/// arrives while it starts ranks.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// How long output may still come after the end of `mpirun`. A remote shell that stays connected in
-/// the background keeps its pipe open for longer.
+/// The time that remaining output may take after the end of `mpirun`. A remote
+/// shell that stays connected in the background keeps its pipe open longer.
 const LAST_OUTPUT: Duration = Duration::from_secs(2);
 
-/// Runs `words` to their end. Ranks have `grace` to save and stop after a signal.
+/// Runs `words` until all processes have ended. After a signal, ranks have
+/// `grace` to save and stop.
 pub(crate) fn run(words: &[String], grace: Duration, events: &Events) -> io::Result<JobEnd> {
     orphans::adopt();
     let (program, arguments) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
-    // In a process group of its own: the terminal's Ctrl-C reaches the launcher alone. Without
-    // standard input, because a background group that reads from a terminal is stopped.
+    // mpirun gets its own process group, so that Ctrl-C reaches only the
+    // launcher. It has no standard input, because a background group that reads
+    // from a terminal is stopped.
     let mut child = Command::new(program)
         .args(arguments)
         .process_group(0)
@@ -71,7 +77,8 @@ pub(crate) fn run(words: &[String], grace: Duration, events: &Events) -> io::Res
         .stderr(Stdio::piped())
         .spawn()?;
     let mpirun = Pid::from_child(&child);
-    // Without one mpirun would outlive a launcher that is killed, which is no reason not to run.
+    // A missing guard is no reason not to run: it only matters if the launcher
+    // is killed.
     let guard = Guard::of(mpirun)
         .inspect_err(|error| {
             tracing::warn!(
@@ -86,7 +93,7 @@ pub(crate) fn run(words: &[String], grace: Duration, events: &Events) -> io::Res
         stall::has_stalled(mpirun).then(|| stalls.send(LaunchEvent::Stalled(mpirun)))
     });
     thread::spawn(move || {
-        // Nobody listens any more once the launcher ends.
+        // The launcher may have stopped listening.
         let _ = sender.send(LaunchEvent::Ended(child.wait()));
     });
     let (status, interrupted) = supervise(mpirun, grace, events)?;
@@ -110,7 +117,8 @@ pub(crate) fn run(words: &[String], grace: Duration, events: &Events) -> io::Res
     })
 }
 
-/// Copies the output of `mpirun` from two threads. Each sends the failed rank that it found.
+/// Copies the output of `mpirun` with two threads. Each sends the failed rank
+/// that it found.
 fn copy_output(
     child: &mut Child,
     mpirun: Pid,
@@ -124,7 +132,7 @@ fn copy_output(
     if let Some(output) = child.stderr.take() {
         let events = events.clone();
         let on_abort = move || {
-            // Nobody listens any more once the launcher ends.
+            // The launcher may have stopped listening.
             let _ = events.send(LaunchEvent::Aborts(mpirun));
         };
         thread::spawn(move || sender.send(copy_lines(output, io::stderr(), on_abort)));
@@ -132,19 +140,19 @@ fn copy_output(
     receiver
 }
 
-/// How far the end of a job has been pressed.
+/// The stage of ending a job. Each stage is more forceful than the one before.
 #[derive(Debug, Clone, Copy)]
 enum StopStage {
     Running,
     /// Ranks were asked to save and stop.
     Stopping,
-    /// `mpirun` was asked to end them.
+    /// `mpirun` was asked to end the ranks.
     Terminating,
     Killed,
 }
 
-/// Waits for the end of `mpirun`. A signal, or a time that has run out, moves on to the next stage.
-/// Returns the exit status and the first signal.
+/// Waits for the end of `mpirun`. A signal or an expired deadline starts the
+/// next stage. Returns the exit status and the first signal.
 fn supervise(
     mpirun: Pid,
     grace: Duration,
@@ -163,16 +171,16 @@ fn supervise(
                 send(mpirun, Signal::USR1);
                 continue;
             }
-            // Of a host that was checked before, too late.
+            // A late response of a host that was checked before.
             Some(LaunchEvent::Answer { .. }) => continue,
-            // Of the run before this one, too late.
+            // A late event of the run before this one.
             Some(LaunchEvent::Stalled(process) | LaunchEvent::Aborts(process))
                 if process != mpirun =>
             {
                 continue;
             }
             Some(LaunchEvent::Aborts(_)) => {
-                // Later stages have deadlines of their own.
+                // Later stages have their own deadlines.
                 if matches!(stage, StopStage::Running | StopStage::Stopping) {
                     (stage, deadline) =
                         (StopStage::Terminating, Some(Instant::now() + TERMINATION));
@@ -208,13 +216,14 @@ fn supervise(
     }
 }
 
-/// Sends a signal to `mpirun`, which may have ended meanwhile.
+/// Sends a signal to `mpirun`, which may already have ended.
 fn send(mpirun: Pid, signal: Signal) {
     if let Err(error) = kill_process(mpirun, signal) {
         tracing::debug!("mpirun could not be signalled: {error}");
     }
 }
 
+/// Describes the reaction to a signal at a stage.
 fn notice(signal: i32, stage: StopStage, grace: Duration) -> String {
     let name = signal_name(signal);
     match stage {
@@ -228,6 +237,7 @@ fn notice(signal: i32, stage: StopStage, grace: Duration) -> String {
     }
 }
 
+/// Describes an expired deadline at a stage.
 fn overdue(stage: StopStage) -> &'static str {
     match stage {
         StopStage::Running | StopStage::Stopping => {
@@ -239,7 +249,7 @@ fn overdue(stage: StopStage) -> &'static str {
     }
 }
 
-/// The status as a shell reports it.
+/// Returns the exit status in the form that a shell reports.
 fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)

@@ -1,4 +1,4 @@
-//! A job from its first start to its last end: checks, starts, restarts.
+//! A job with its restarts: checks, starts, and the final result.
 
 use std::io;
 use std::process::{Command, Stdio};
@@ -12,10 +12,11 @@ use crate::job;
 use crate::program::is_program;
 use crate::{Attempt, ConnectError, JobEnd, Mpirun, is_this_machine};
 
-/// Exit status of a program that was called wrongly. A restart would repeat the mistake.
+/// The exit status for wrong usage of a program. A restart would repeat the
+/// mistake.
 const MISTAKE: u8 = 2;
 
-/// A run that fails within this time has failed at once.
+/// A run that fails within this time counts as an immediate failure.
 const QUICK: Duration = Duration::from_secs(5);
 
 /// A job to run.
@@ -23,43 +24,46 @@ const QUICK: Duration = Duration::from_secs(5);
 pub struct Launch {
     /// The command line.
     pub mpirun: Mpirun,
-    /// When the job was started. Ranks see it as `DEEPBURN_STARTED`, seconds since 1970.
+    /// The time of the job's first start. Ranks get it as `DEEPBURN_STARTED` in
+    /// seconds since 1970.
     pub started: SystemTime,
-    /// How long remote hosts have to answer.
+    /// The time that remote hosts have to respond.
     pub connect_timeout: Duration,
-    /// How long ranks have to save and stop after the launcher got a signal.
+    /// The time that ranks have to save and stop after the launcher received a
+    /// signal.
     pub grace: Duration,
-    /// How many times a job that failed is started again. Ranks see the number as `DEEPBURN_RESTART`.
+    /// The largest number of restarts after failures. Ranks get their number as
+    /// `DEEPBURN_RESTART`.
     pub max_restarts: u32,
 }
 
-/// Why a job could not be run.
+/// The reason why a job could not run.
 #[derive(Debug, Error)]
 pub enum LaunchError {
-    /// Remote hosts do not answer.
+    /// Remote hosts do not respond.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// There is no `mpirun`.
+    /// `mpirun` cannot be run.
     #[error(
         "mpirun: `{program}` cannot be run: {error}; ranks are started by Open MPI 4; install it (Debian: openmpi-bin) or give its path with --mpirun"
     )]
     NoMpirun {
         /// The program.
         program: String,
-        /// The reason.
+        /// The error of the operating system.
         error: io::Error,
     },
-    /// The program is another one.
+    /// The `mpirun` program is not Open MPI's.
     #[error(
         "mpirun: `{program}` is not Open MPI's: {version}; ranks are started by Open MPI 4; install it (Debian: openmpi-bin) or give its path with --mpirun"
     )]
     OtherMpirun {
         /// The program.
         program: String,
-        /// What it says of itself.
+        /// The version that it prints.
         version: String,
     },
-    /// There is no program to run.
+    /// The command of the ranks is not an executable file.
     #[error(
         "bad program: `{program}`; it is no executable file on this machine, which runs ranks of the job; give its path, or build it"
     )]
@@ -67,13 +71,13 @@ pub enum LaunchError {
         /// The program.
         program: String,
     },
-    /// Signals or processes could not be watched.
+    /// Signals or processes cannot be watched.
     #[error("the launcher cannot watch the job: {0}; check the limits on processes and open files")]
     Watch(#[from] io::Error),
 }
 
 impl Launch {
-    /// The words of the first start.
+    /// Returns the command line of the first start.
     pub fn words(&self) -> Vec<String> {
         self.mpirun.words(&self.attempt(0))
     }
@@ -82,13 +86,16 @@ impl Launch {
         Attempt { started: self.started, restarts }
     }
 
-    /// Runs the job to its end, with restarts.
+    /// Runs the job with its restarts.
     ///
-    /// Call it once a process, and only in a process that has no other children: SIGTERM, SIGINT,
-    /// SIGHUP and SIGUSR1 are caught from then on, and all children are killed at the end.
+    /// Call it at most once per process, and only in a process without other
+    /// children: SIGTERM, SIGINT, SIGHUP and SIGUSR1 are caught from then on,
+    /// and all children are killed at the end.
     ///
     /// # Errors
-    /// A host does not answer, `mpirun` is missing or another one, or the system fails.
+    ///
+    /// Returns an error if a host does not respond, if `mpirun` is missing or
+    /// not Open MPI's, or if the operating system refuses.
     pub fn run(&self) -> Result<JobEnd, LaunchError> {
         self.check_mpirun()?;
         self.check_program()?;
@@ -100,7 +107,8 @@ impl Launch {
             quick = if began.elapsed() < QUICK { quick + 1 } else { 0 };
             let reason = match &end {
                 Ok(end) if worth_a_restart(*end) => self.reason(*end),
-                // A host may be starting again. One that was never there is a mistake.
+                // The host may be rebooting. A host that never responded is a
+                // mistake of the user.
                 Err(LaunchError::Connect(error)) if restarts > 0 => error.to_string(),
                 _ => return self.summarized(end, restarts),
             };
@@ -129,7 +137,8 @@ impl Launch {
         Ok(job::run(&words, self.grace, events)?)
     }
 
-    /// Refuses a program that the ranks of this machine would not find.
+    /// Returns an error if the ranks of this machine would not find the
+    /// program.
     fn check_program(&self) -> Result<(), LaunchError> {
         let runs_here = self.mpirun.hosts.iter().any(|host| is_this_machine(&host.name));
         let path = std::env::var_os("PATH");
@@ -141,7 +150,8 @@ impl Launch {
         }
     }
 
-    /// Refuses a `mpirun` that does not know the options of Open MPI's.
+    /// Returns an error if `mpirun` is not Open MPI's, because its options
+    /// would differ.
     fn check_mpirun(&self) -> Result<(), LaunchError> {
         let program = self.mpirun.program.clone();
         let asked = Command::new(&program).arg("--version").stdin(Stdio::null()).output();
@@ -159,7 +169,8 @@ impl Launch {
         }
     }
 
-    /// How the job ended, for a message: `rank 1 on worker-2 failed with status 7`.
+    /// Describes the end of the job, for example `rank 1 on worker-2 failed
+    /// with status 7`.
     pub fn reason(&self, end: JobEnd) -> String {
         let (status, rank) = match end {
             JobEnd::Success => return "all ranks succeeded".to_owned(),
@@ -169,7 +180,7 @@ impl Launch {
             JobEnd::Failed { status, rank } => (status, rank),
         };
         let cause = match status {
-            // mpirun has statuses of its own above those of signals.
+            // mpirun uses its own statuses above those for signals.
             129..=192 => format!("ended by signal {}", status - 128),
             _ => format!("failed with status {status}"),
         };
@@ -180,14 +191,15 @@ impl Launch {
         }
     }
 
-    /// The end, after the number of restarts is logged where there may be some.
+    /// Logs the number of restarts, if the job may restart, and returns the
+    /// result.
     fn summarized(
         &self,
         end: Result<JobEnd, LaunchError>,
         restarts: u32,
     ) -> Result<JobEnd, LaunchError> {
         if self.max_restarts > 0 {
-            // The clock may have been set back.
+            // The system clock may have been set back.
             let seconds = self.started.elapsed().unwrap_or_default().as_secs_f64();
             tracing::info!("{restarts} restarts; {seconds:.1} s since the launch");
         }
@@ -195,15 +207,16 @@ impl Launch {
     }
 }
 
-/// The end of a job that got a signal between two runs.
+/// Returns the end of a job that received a signal between two runs.
 fn interrupted(signal: i32) -> JobEnd {
     tracing::info!("{}: no rank was running", signal_name(signal));
-    // Signals that are caught have numbers below 16.
+    // All caught signals have numbers below 16.
     JobEnd::Interrupted { signal: signal as u8 }
 }
 
-/// The pause before a restart, after `quick` runs in a row that failed at once: none after the first two,
-/// then 1, 2, 4 ... up to 60 s. What they lack may need time, such as a host that starts again.
+/// Returns the pause before a restart after `quick` consecutive immediate
+/// failures: none after the first two, then 1, 2, 4 and so on up to 60 s. The
+/// cause may need time to disappear, for example a rebooting host.
 fn backoff(quick: u32) -> Duration {
     match quick {
         0..=2 => Duration::ZERO,
@@ -211,6 +224,7 @@ fn backoff(quick: u32) -> Duration {
     }
 }
 
+/// Returns true unless the command was used wrongly.
 fn worth_a_restart(end: JobEnd) -> bool {
     matches!(end, JobEnd::Failed { status, .. } if status != MISTAKE)
 }

@@ -1,4 +1,4 @@
-//! This machine: its slots where there is no hostfile, its names and its cores.
+//! This machine: its slots without a hostfile, its names and its cores.
 
 use std::fs;
 use std::net::{IpAddr, UdpSocket};
@@ -9,13 +9,13 @@ use thiserror::Error;
 
 use crate::{HostSlots, Selection};
 
-/// The name under which `mpirun` always knows this machine.
+/// The name that `mpirun` always uses for this machine.
 const LOCALHOST: &str = "localhost";
 
-/// Why the slots of this machine are unknown.
+/// The reason why the slots of this machine are unknown.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum LocalError {
-    /// The variable does not list numbers.
+    /// The variable is not a list of device numbers.
     #[error(
         "CUDA_VISIBLE_DEVICES: unsupported value: `{value}`; without a hostfile it is a list of device numbers, such as 0,2; write numbers, or unset it and use --include localhost:0,2"
     )]
@@ -25,14 +25,16 @@ pub enum LocalError {
     },
 }
 
-/// This machine as a job's only host, without a hostfile.
+/// Returns this machine as the only host of a job without a hostfile.
 ///
-/// As in DeepSpeed, a slot is a device: those of `visible`, the value of `CUDA_VISIBLE_DEVICES`, if
-/// `selection` is empty, and otherwise all NVIDIA GPUs. Without a GPU there is one slot, or as many as
-/// `--num_gpus` says. Ranks on a CPU share its cores.
+/// As in DeepSpeed, a slot is a device. If `selection` is empty, the devices
+/// are those in `visible`, the value of `CUDA_VISIBLE_DEVICES`; otherwise they
+/// are all NVIDIA GPUs. Without a GPU there is one slot, or as many as
+/// `--num_gpus` requests. Ranks on a CPU share its cores.
 ///
 /// # Errors
-/// `visible` is not a list of numbers.
+///
+/// Returns an error if `visible` is not a list of numbers.
 pub fn this_machine(selection: &Selection, visible: Option<&str>) -> Result<HostSlots, LocalError> {
     let name = LOCALHOST.to_owned();
     match visible.filter(|value| !value.trim().is_empty()) {
@@ -48,7 +50,8 @@ pub fn this_machine(selection: &Selection, visible: Option<&str>) -> Result<Host
         ),
         None => {}
     }
-    // Ranks on a CPU are as many as asked for: there is no device that two of them would share.
+    // On a CPU any number of ranks is possible, because there is no device that
+    // two of them would share.
     let slots = match nvidia_devices() {
         0 => selection.num_gpus.unwrap_or(1),
         count => count,
@@ -56,7 +59,8 @@ pub fn this_machine(selection: &Selection, visible: Option<&str>) -> Result<Host
     Ok(HostSlots::new(name, slots))
 }
 
-/// Counts the NVIDIA GPUs of this machine: their device files are `/dev/nvidia0`, `/dev/nvidia1`, ...
+/// Counts the NVIDIA GPUs of this machine. Their device files are
+/// `/dev/nvidia0`, `/dev/nvidia1` and so on.
 fn nvidia_devices() -> usize {
     let is_gpu = |name: &str| {
         name.strip_prefix("nvidia")
@@ -67,24 +71,24 @@ fn nvidia_devices() -> usize {
     })
 }
 
-/// Whether `host` is this machine: `localhost`, its own name with or without a domain, or one of its
-/// addresses.
+/// Returns true if `host` is this machine: `localhost`, its own name with or
+/// without a domain, or one of its addresses.
 pub fn is_this_machine(host: &str) -> bool {
     if host == LOCALHOST {
         return true;
     }
     if let Ok(address) = host.parse::<IpAddr>() {
-        // Only an address of this machine can be bound.
+        // A socket can only be bound to an address of this machine.
         return UdpSocket::bind((address, 0)).is_ok();
     }
     let own = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let short = |name: &str| name.split('.').next().unwrap_or_default().to_ascii_lowercase();
     host.eq_ignore_ascii_case(&own)
-        // A name with a domain is this machine only where the domain is not contradicted.
+        // Short names are compared if at most one of the names has a domain.
         || (short(host) == short(&own) && (!host.contains('.') || !own.contains('.')))
 }
 
-/// Cores that this process may use.
+/// Returns the number of cores that this process may use.
 pub fn usable_cores() -> usize {
     thread::available_parallelism().map_or(1, NonZero::get)
 }

@@ -1,17 +1,21 @@
-//! The output of ranks as whole lines, each with its rank in front: `[3] loss 2.1`.
+//! Prints the output of ranks as complete lines with the rank in front: `[3]
+//! loss 2.1`.
 //!
-//! `mpirun --tag-output` puts `[1,3]<stdout>:` before each piece that it reads from rank 3, also in
-//! the middle of a line that another rank has begun. Here the pieces of each rank are collected until
-//! their line is complete. Text without a tag is from `mpirun` itself and stays as it is.
+//! `mpirun --tag-output` puts `[1,3]<stdout>:` before each piece that it reads
+//! from rank 3, even in the middle of another rank's line. This module collects
+//! the pieces of each rank until a line is complete. Text without a tag comes
+//! from `mpirun` itself and is not changed.
 //!
-//! A rank's standard error is no terminal, so programs print lines instead of a progress bar. Of a
-//! line that was overwritten with carriage returns, the last state is shown.
+//! A rank's standard error is not a terminal, so programs print lines instead
+//! of a progress bar. If a line was overwritten with carriage returns, its last
+//! state is printed.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 
-/// Copies what `mpirun` prints, line by line, to `to`. Returns the rank that failed first, if
-/// `mpirun` named one. Calls `on_abort` when `mpirun` says that it ends the job.
+/// Copies the output of `mpirun` to `to`, line by line. Returns the first
+/// failed rank if `mpirun` named one. Calls `on_abort` when `mpirun` reports
+/// that it is ending the job.
 pub(crate) fn copy_lines(
     mut from: impl Read,
     to: impl Write,
@@ -33,29 +37,30 @@ pub(crate) fn copy_lines(
     lines.failed
 }
 
-/// What `mpirun` prints when it begins to end a job, because of a rank or of a lost host.
+/// Messages of `mpirun` when it ends a job because of a failed rank or a lost
+/// host.
 const ABORTS: [&str; 3] =
     ["the job has been aborted", "the job to be terminated", "lost communication with"];
 
 struct Lines<W, F> {
     to: W,
     on_abort: F,
-    /// What may be the beginning of a tag.
+    /// Bytes that may be the beginning of a tag.
     unread: Vec<u8>,
-    /// The rank whose text is being read; `None` is `mpirun` itself.
+    /// The rank whose text is being read; `None` for `mpirun` itself.
     rank: Option<usize>,
-    /// Lines that are not complete.
+    /// Incomplete lines by rank.
     open: BTreeMap<Option<usize>, Vec<u8>>,
     failed: Option<usize>,
 }
 
-/// What stands where a tag may begin.
+/// The text at a position where a tag may begin.
 enum Tag {
-    /// A tag of so many bytes.
+    /// A complete tag of `length` bytes.
     Rank { length: usize, rank: usize },
-    /// Text.
+    /// No tag.
     None,
-    /// A tag as far as it has been read.
+    /// The beginning of a tag whose rest has not been read yet.
     Partial,
 }
 
@@ -87,7 +92,7 @@ impl<W: Write, F: FnMut()> Lines<W, F> {
         if byte == b'\n' {
             let line = std::mem::take(line);
             self.print(self.rank, &line);
-            // mpirun begins a line with a tag or writes it itself.
+            // mpirun either starts a line with a tag or writes the line itself.
             self.rank = None;
             return;
         }
@@ -109,11 +114,11 @@ impl<W: Write, F: FnMut()> Lines<W, F> {
         let mut whole = rank.map(|rank| format!("[{rank}] ")).unwrap_or_default().into_bytes();
         whole.extend_from_slice(line);
         whole.push(b'\n');
-        // A reader that has gone away (`| head`) does not end the job.
+        // A closed reader (`| head`) does not end the job.
         let _ = self.to.write_all(&whole).and_then(|()| self.to.flush());
     }
 
-    /// Prints lines that have no end.
+    /// Prints incomplete lines.
     fn finish(&mut self) {
         for (rank, line) in std::mem::take(&mut self.open) {
             if !line.is_empty() {
@@ -123,7 +128,8 @@ impl<W: Write, F: FnMut()> Lines<W, F> {
     }
 }
 
-/// Parses `[1,RANK]<stdout>:` at the beginning of `text`; the job of the ranks is always 1.
+/// Parses `[1,RANK]<stdout>:` at the beginning of `text`. The job number of the
+/// ranks is always 1.
 fn tag(text: &[u8]) -> Tag {
     const OPENING: &[u8] = b"[1,";
     let shared = text.len().min(OPENING.len());
@@ -149,8 +155,8 @@ fn tag(text: &[u8]) -> Tag {
     Tag::None
 }
 
-/// The rank in what `mpirun` prints about the first failure: `process rank 1 with PID 7 on node a
-/// exited on signal 9` or `Process name: [[7310,1],1]`.
+/// Returns the rank in mpirun's message about the first failure: `process rank
+/// 1 with PID 7 on node a exited on signal 9` or `Process name: [[7310,1],1]`.
 fn failed_rank(line: &str) -> Option<usize> {
     let number = match line.split_once("process rank ") {
         Some((_, rest)) => rest.split(' ').next()?,

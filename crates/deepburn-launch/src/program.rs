@@ -6,32 +6,33 @@ use std::path::Path;
 
 use thiserror::Error;
 
-/// DeepBurn's own programs, which are found beside the launcher too.
+/// DeepBurn's own programs, which may also be in the folder of the launcher.
 const OWN: [&str; 2] = ["finetune", "deepburn"];
 
-/// Why a command cannot be run by `mpirun`.
+/// The reason why `mpirun` cannot run a command.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum CommandError {
-    /// There is none.
+    /// There is no command.
     #[error(
         "no command to launch; it stands after `--`, as in `deepburn launch --num_gpus 2 -- finetune job.yaml`; add one"
     )]
     Missing,
-    /// `mpirun` would take the program for an option.
+    /// `mpirun` would read the program as an option.
     #[error(
         "bad program: `{0}`; mpirun takes a leading `-` for an option of its own; give the path of a program"
     )]
     Option(String),
-    /// `mpirun` would take the argument for the end of the command.
+    /// `mpirun` would read the argument as the end of the command.
     #[error("bad argument: `:`; mpirun takes it for the end of the command; leave it out")]
     Colon,
 }
 
-/// The command as ranks run it: `finetune` and `deepburn` are taken from the folder `beside` where
-/// `path`, the value of `PATH`, has no such program.
+/// Returns the command for the ranks. `finetune` and `deepburn` are taken from
+/// the folder `beside` if `path`, the value of `PATH`, does not contain them.
 ///
 /// # Errors
-/// There is no command, or `mpirun` would misread it.
+///
+/// Returns an error if there is no command, or if `mpirun` would misread it.
 pub fn training_command(
     command: &[String],
     beside: Option<&Path>,
@@ -51,7 +52,8 @@ pub fn training_command(
     Ok([&[program], arguments].concat())
 }
 
-/// The path of one of DeepBurn's programs that is not on `path` but `beside` the launcher.
+/// Returns the path of one of DeepBurn's programs that is not on `path` but in
+/// the folder `beside`.
 fn own_program(program: &str, beside: Option<&Path>, path: Option<&OsStr>) -> Option<String> {
     if !OWN.contains(&program) || is_program(program, path) {
         return None;
@@ -60,7 +62,8 @@ fn own_program(program: &str, beside: Option<&Path>, path: Option<&OsStr>) -> Op
     is_executable(&file).then(|| file.to_str().map(str::to_owned)).flatten()
 }
 
-/// Whether `program` is a path of an executable file, or the name of one on `path`.
+/// Returns true if `program` is the path of an executable file or the name of
+/// one on `path`.
 pub(crate) fn is_program(program: &str, path: Option<&OsStr>) -> bool {
     if program.contains('/') {
         return is_executable(Path::new(program));

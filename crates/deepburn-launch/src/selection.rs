@@ -1,8 +1,9 @@
-//! Which hosts and slots a job uses: DeepSpeed's `--include`, `--exclude`, `--num_nodes` and
-//! `--num_gpus`.
+//! Selects the hosts and slots of a job with DeepSpeed's `--include`,
+//! `--exclude`, `--num_nodes` and `--num_gpus`.
 //!
-//! The rules are those of DeepSpeed's `parse_resource_filter` and of its `main`. In two points this
-//! is stricter: a selection of nothing is an error, and so are more nodes than there are hosts.
+//! The rules are the same as in DeepSpeed's `parse_resource_filter` and `main`,
+//! but stricter in two points: an empty selection and more nodes than hosts are
+//! errors.
 
 use std::collections::BTreeSet;
 
@@ -10,23 +11,23 @@ use thiserror::Error;
 
 use crate::HostSlots;
 
-/// Options that choose hosts and slots. Without any, all are used.
+/// The options that select hosts and slots. Without options, all are used.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Selection {
-    /// `HOST[:SLOT,SLOT...]@...`: only these.
+    /// `HOST[:SLOT,SLOT...]@...`: use only these.
     pub include: Option<String>,
-    /// `HOST[:SLOT,SLOT...]@...`: all but these.
+    /// `HOST[:SLOT,SLOT...]@...`: use all except these.
     pub exclude: Option<String>,
-    /// The first so many hosts.
+    /// Use the first N hosts.
     pub num_nodes: Option<usize>,
-    /// The slots 0 to N - 1 of each host, also where the hostfile has fewer.
+    /// Use the slots 0 to N - 1 of each host, even if the hostfile has fewer.
     pub num_gpus: Option<usize>,
 }
 
-/// Why a selection cannot be used.
+/// The reason why a selection cannot be used.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum SelectionError {
-    /// `--include` and `--exclude` together.
+    /// `--include` and `--exclude` were combined.
     #[error("--include and --exclude: both are given; they exclude each other; drop one")]
     IncludeAndExclude,
     /// A count together with a list.
@@ -37,17 +38,17 @@ pub enum SelectionError {
         /// The option with a list.
         list: &'static str,
     },
-    /// A host that is not there.
+    /// The host is not in the hostfile.
     #[error("{option}: unknown host: `{host}`; the hosts are {hosts}; name one of them")]
     UnknownHost {
         /// The option.
         option: &'static str,
-        /// The host that it names.
+        /// The host that the option names.
         host: String,
         /// All hosts.
         hosts: String,
     },
-    /// A slot that the host does not have.
+    /// The host does not have this slot.
     #[error(
         "{option}: unknown slot: `{host}:{slot}`; the slots of {host} are {slots}; name one of them"
     )]
@@ -61,33 +62,33 @@ pub enum SelectionError {
         /// The slots of the host.
         slots: String,
     },
-    /// A malformed part of a list.
+    /// An entry of a list is malformed.
     #[error(
         "{option}: bad entry: `{entry}`; an entry is HOST or HOST:SLOT,SLOT,..., with @ between entries; correct it"
     )]
     BadEntry {
         /// The option.
         option: &'static str,
-        /// The part of the list.
+        /// The entry.
         entry: String,
     },
-    /// Nothing is left.
+    /// No slot is left.
     #[error("--exclude: no slot is left: `{list}`; at least one is needed; exclude less")]
     NothingLeft {
-        /// What the option says.
+        /// The value of the option.
         list: String,
     },
-    /// More hosts than there are.
+    /// There are fewer hosts.
     #[error(
         "--num_nodes: too many: {asked}; hosts in all: {present}; ask for fewer, or list more in a --hostfile"
     )]
     TooManyNodes {
-        /// The number asked for.
+        /// The requested number.
         asked: usize,
         /// The number of hosts.
         present: usize,
     },
-    /// A count of zero.
+    /// The count is zero.
     #[error("{option}: 0 starts no rank; use at least 1")]
     Zero {
         /// The option.
@@ -96,18 +97,20 @@ pub enum SelectionError {
 }
 
 impl Selection {
-    /// Whether no option is given.
+    /// Returns true if no option is set.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Keeps the selected slots of `hosts`, which stay in their order.
+    /// Returns the selected slots of `hosts`, in the same order.
     ///
     /// # Errors
-    /// Options contradict each other, name what is not there, or leave nothing.
+    ///
+    /// Returns an error if options contradict each other, name unknown hosts or
+    /// slots, or select nothing.
     pub fn apply(&self, hosts: &[HostSlots]) -> Result<Vec<HostSlots>, SelectionError> {
         self.check_options()?;
-        // DeepSpeed takes an empty list for none.
+        // Like DeepSpeed, treat an empty list as no list.
         let given = |list: &Option<String>| list.clone().filter(|list| !list.is_empty());
         let mut selected = match (given(&self.include), given(&self.exclude)) {
             (Some(list), _) => included(hosts, &list)?,
@@ -183,8 +186,9 @@ fn excluded(hosts: &[HostSlots], list: &str) -> Result<Vec<HostSlots>, Selection
     }
 }
 
-/// Parses a list and checks it against the hosts. No slots mean all. Slots of a host that is named
-/// several times are collected, so that `a:1@a:0,1` is `a:0,1`, and `a@a:0` is `a:0` as in DeepSpeed.
+/// Parses a list and checks it against the hosts. An entry without slots means
+/// all slots. Slots of a host that occurs several times are combined: `a:1@a:0`
+/// is `a:0,1`, and `a@a:0` is `a:0` as in DeepSpeed.
 fn parse_list(
     option: &'static str,
     hosts: &[HostSlots],

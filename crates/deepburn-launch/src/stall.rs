@@ -1,8 +1,9 @@
-//! Notices an `mpirun` that ignores the end of a rank.
+//! Detects an `mpirun` that does not react to the end of a rank.
 //!
-//! Open MPI 4.1 ends the job when a rank dies. If the rank dies while it connects to `mpirun` (in
-//! `MPI_Init`), `mpirun` sometimes kills the other ranks and then waits forever, with ranks that have
-//! ended and that it never waits for. Three of 60 such jobs on Open MPI 4.1.4 hung like this.
+//! Open MPI 4.1 ends the job when a rank dies. If the rank dies while it
+//! connects to `mpirun` (in `MPI_Init`), `mpirun` sometimes kills the other
+//! ranks and then waits forever without reaping them. Three of 60 such jobs
+//! hung in this way with Open MPI 4.1.4.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,16 +12,16 @@ use rustix::process::{Pid, test_kill_process};
 
 use crate::children::children;
 
-/// Between two looks at the children of `mpirun`.
+/// The interval between checks of the children of `mpirun`.
 const INTERVAL: Duration = Duration::from_secs(2);
 
-/// How long a rank may have ended without a reaction. `mpirun` waits for a rank as soon as it ends, but
-/// sleeps for two seconds while it ends a job.
+/// The time after which an unreaped rank counts as a stall. `mpirun` reaps a
+/// rank as soon as it ends, but sleeps for two seconds while it ends a job.
 const REACTION_TIME: Duration = Duration::from_secs(10);
 
-/// Waits for the end of `mpirun`, and returns whether it stalled before.
+/// Waits for the end of `mpirun` and returns whether it stalled before.
 pub(crate) fn has_stalled(mpirun: Pid) -> bool {
-    // A child that has ended, and since when it has been seen so.
+    // A child that has ended, and the time when this was first observed.
     let mut ignored: Option<(Pid, Instant)> = None;
     while test_kill_process(mpirun).is_ok() {
         let ended: Vec<Pid> = children(mpirun)

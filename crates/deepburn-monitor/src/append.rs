@@ -1,67 +1,73 @@
-//! Files that grow by whole records, on disks that may fill up.
+//! Files to which complete records are appended, on disks that may be full.
 //!
-//! Main type: [`AppendFile`]. A record is in the file whole or not at all, so that nobody who follows the file
-//! reads half of one. Records that a full disk had no room for wait in memory and are written with the next.
+//! Main type: [`AppendFile`]. A record is in the file completely or not at all,
+//! so a program that follows the file never reads half of one. Records that did
+//! not fit on the disk wait in memory and are written with the next one.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// A file that records are appended to.
+/// A file to which records are appended.
 #[derive(Debug)]
 pub(crate) struct AppendFile {
     /// Open for appending.
     file: File,
     path: PathBuf,
-    /// Bytes of whole records in the file.
+    /// The number of bytes of complete records in the file.
     len: u64,
     /// Records that are not in the file yet.
     waiting: Vec<u8>,
 }
 
 impl AppendFile {
-    /// Opens a file that has `len` bytes.
+    /// Opens an existing file of `len` bytes.
     ///
     /// # Errors
-    /// The file cannot be opened.
+    ///
+    /// Returns an error if the file cannot be opened.
     pub(crate) fn open(path: &Path, len: u64) -> io::Result<Self> {
         let file = OpenOptions::new().append(true).open(path)?;
         Ok(Self { file, path: path.to_path_buf(), len, waiting: Vec::new() })
     }
 
-    /// An empty file, in place of one that is there.
+    /// Creates an empty file, which replaces an existing one.
     ///
     /// # Errors
-    /// The file cannot be created.
+    ///
+    /// Returns an error if the file cannot be created.
     pub(crate) fn create(path: &Path) -> io::Result<Self> {
         File::create(path)?;
         Self::open(path, 0)
     }
 
-    /// The file.
+    /// Returns the path of the file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Appends a record, after those that wait.
+    /// Appends a record after the waiting ones.
     ///
     /// # Errors
-    /// The file cannot be written. No part of a record is left in it then, and the record waits.
+    ///
+    /// Returns an error if the file cannot be written. The file then contains
+    /// no part of the record, which waits for the next call.
     pub(crate) fn append(&mut self, record: &[u8]) -> io::Result<()> {
         self.waiting.extend_from_slice(record);
         self.flush()
     }
 
-    /// Writes the records that wait.
+    /// Writes the waiting records.
     ///
     /// # Errors
-    /// As [`append`](Self::append).
+    ///
+    /// Returns the same errors as [`append`](Self::append).
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         if self.waiting.is_empty() {
             return Ok(());
         }
         self.file.write_all(&self.waiting).inspect_err(|_| {
-            // Where that fails too, there is nothing more to be done.
+            // If truncation fails too, nothing more can be done.
             _ = self.file.set_len(self.len);
         })?;
         self.len += self.waiting.len() as u64;
@@ -69,11 +75,12 @@ impl AppendFile {
         Ok(())
     }
 
-    /// Makes the file and its folder again if they were removed, or if another file has taken the place. Returns
-    /// whether that was so. What was in the file is lost.
+    /// Creates the file and its folder again if they were removed or replaced,
+    /// and returns whether this was the case. Earlier records are lost.
     ///
     /// # Errors
-    /// The file cannot be made.
+    ///
+    /// Returns an error if the file cannot be created.
     pub(crate) fn restore_if_removed(&mut self) -> io::Result<bool> {
         if self.is_in_place() {
             return Ok(false);
@@ -102,14 +109,15 @@ impl AppendFile {
         self.path.exists()
     }
 
-    /// Replaces the open file, to play a disk that fails.
+    /// Replaces the open file, to simulate a disk that fails.
     #[cfg(test)]
     pub(crate) fn swap(&mut self, file: File) -> File {
         std::mem::replace(&mut self.file, file)
     }
 }
 
-/// Whether there was no room: on the disk, in a quota, or under a limit on file sizes (`ulimit -f`).
+/// Returns true for errors of missing space: a full disk, a quota, or a limit
+/// on file sizes (`ulimit -f`).
 pub(crate) fn is_full(error: &io::Error) -> bool {
     use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     [StorageFull, QuotaExceeded, FileTooLarge].contains(&error.kind())

@@ -1,27 +1,34 @@
-//! One chart: a few lines or stacked bands over the step, as an inline SVG with a caption.
+//! A chart: lines or stacked bands over the step, as an inline SVG with a
+//! caption.
 //!
-//! What is not finite leaves a gap. Long lines are thinned to the extremes of each stretch of steps,
-//! so that no spike is lost and the page stays small; bands to the means, which still add up.
+//! Values that are not finite leave a gap. Long lines are reduced to the
+//! extremes of each range of steps, so that no spike is lost and the page stays
+//! small. Bands are reduced to means, which still add up.
 
 use crate::html::{Escaped, push};
 use crate::report::ReportError;
 use plotters::prelude::*;
 use std::ops::Range;
 
-/// Drawn size; the page scales it. Small, so that the labels stay readable on a telephone.
+/// The drawn size in pixels, which the page scales. It is small, so that labels
+/// stay readable on a phone.
 const SIZE: (u32, u32) = (420, 240);
 
-/// Stretches of steps that a line is thinned to; each keeps its lowest and its highest point.
+/// The number of step ranges to which a line is reduced; each keeps its lowest
+/// and highest point.
 const STRETCHES: usize = 300;
 
-/// Values beyond this are drawn as gaps: nothing else of the curve would be visible.
+/// Larger values are drawn as gaps, because nothing else of the curve would be
+/// visible.
 const LARGEST: f64 = 1e100;
 
-/// Grid and axes; the style sheet replaces this very colour by the theme's.
+/// The colour of grid and axes. The style sheet replaces exactly this colour
+/// with the theme's.
 const LINES: RGBColor = RGBColor(0xAA, 0xAA, 0xAA);
 
-/// Colours that can be told apart on a light and on a dark page, and the same once more with their
-/// last bit flipped, which the style sheet draws dashed.
+/// Colours that can be distinguished on light and dark pages. The second half
+/// has the same colours with the last bit flipped, which the style sheet draws
+/// dashed.
 const COLOURS: [RGBColor; MAX_SERIES] = [
     RGBColor(0x3B, 0x82, 0xF6),
     RGBColor(0xF9, 0x73, 0x16),
@@ -37,17 +44,17 @@ const COLOURS: [RGBColor; MAX_SERIES] = [
     RGBColor(0xDB, 0x27, 0x76),
 ];
 
-/// Most series of a chart.
+/// The largest number of series in a chart.
 pub(crate) const MAX_SERIES: usize = 12;
 
-/// Colours of unbroken lines; further lines are dashed.
+/// The number of solid lines; further lines are dashed.
 const UNBROKEN: usize = 6;
 
 /// A named line.
 #[derive(Debug, Clone)]
 pub(crate) struct Series {
     name: String,
-    /// Unbroken stretches of (step, value).
+    /// Segments of (step, value) without gaps.
     segments: Vec<Vec<(f64, f64)>>,
 }
 
@@ -71,8 +78,9 @@ impl Series {
     }
 }
 
-/// The lowest and the highest point of each stretch, in order; short lines stay whole. A point
-/// that is not finite stands for its stretch, so that gaps survive.
+/// Returns the lowest and highest point of each range, in order. Short lines
+/// are returned unchanged. A point that is not finite represents its range, so
+/// gaps are kept.
 fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     if points.len() <= 2 * STRETCHES {
         return points;
@@ -97,8 +105,8 @@ fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     kept
 }
 
-/// Bands that add up: for each step the amount of every name. Those who draw many steps see the
-/// mean of each stretch.
+/// Returns bands that add up: for each step the amount of every name. Many
+/// steps are reduced to the mean of each range.
 pub(crate) fn stacked(names: &[&str], rows: &[(f64, Vec<f64>)]) -> Vec<Series> {
     let stretch = rows.len().div_ceil(STRETCHES).max(1);
     let mut tops = vec![Vec::new(); names.len()];
@@ -113,16 +121,16 @@ pub(crate) fn stacked(names: &[&str], rows: &[(f64, Vec<f64>)]) -> Vec<Series> {
     names.iter().zip(tops).map(|(name, points)| Series::of((*name).to_owned(), &points)).collect()
 }
 
-/// How series are drawn.
+/// The drawing style of a chart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Marks {
-    /// As lines.
+    /// Lines.
     Lines,
-    /// Filled down to 0, the first series in front.
+    /// Areas down to 0, with the first series in front.
     Bands,
 }
 
-/// Series over the step, on one vertical axis.
+/// Series over the step with a common vertical axis.
 #[derive(Debug, Clone)]
 pub(crate) struct Chart {
     title: String,
@@ -136,17 +144,22 @@ impl Chart {
         Self { title: title.into(), series, marks: Marks::Lines, starts_at_zero: false }
     }
 
-    /// A chart of [`stacked`] bands.
+    /// Creates a chart of [`stacked`] bands.
     pub(crate) fn of_bands(title: impl Into<String>, series: Vec<Series>) -> Self {
         Self { title: title.into(), series, marks: Marks::Bands, starts_at_zero: true }
     }
 
-    /// Lets the vertical axis begin at 0, for amounts that are compared by their size.
+    /// Starts the vertical axis at 0, for amounts whose size is compared.
     pub(crate) fn starting_at_zero(self) -> Self {
         Self { starts_at_zero: true, ..self }
     }
 
-    /// The chart as an HTML figure; a sentence where there is nothing to draw.
+    /// Returns the chart as an HTML figure, or a sentence if there is nothing
+    /// to draw.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the drawing library fails.
     pub(crate) fn to_figure(&self) -> Result<String, ReportError> {
         let title = Escaped(&self.title);
         let mut html = String::new();
@@ -223,7 +236,7 @@ impl Chart {
         area.present().map_err(says)
     }
 
-    /// What both axes show.
+    /// Returns the ranges of both axes.
     fn ranges(&self) -> (Range<f64>, Range<f64>) {
         let bounds = |value: fn((f64, f64)) -> f64| {
             let values = self.series.iter().flat_map(Series::points).map(value);
@@ -253,8 +266,8 @@ pub(crate) fn push_key_entry(html: &mut String, index: usize, name: &str) {
     );
 }
 
-/// The range with a margin; one that is empty next to its numbers' size is widened, since an axis
-/// whose ticks floats cannot tell apart cannot be drawn.
+/// Returns the range with a margin. A range that is too narrow for its numbers
+/// is widened, because an axis needs ticks that floats can distinguish.
 fn padded(low: f64, high: f64) -> Range<f64> {
     let size = low.abs().max(high.abs());
     let margin = if size < 1e-30 {
@@ -267,7 +280,7 @@ fn padded(low: f64, high: f64) -> Range<f64> {
     low - margin..high + margin
 }
 
-/// A label of at most some six characters: `0.25`, `1.5k`, `64M`, `3e-5`.
+/// Formats a label of about six characters: `0.25`, `1.5k`, `64M`, `3e-5`.
 fn compact(value: f64) -> String {
     let size = value.abs();
     let (value, suffix) = match size {

@@ -1,8 +1,9 @@
-//! CSV files as DeepSpeed's CSV monitor writes them: one file a metric.
+//! CSV files in the format of DeepSpeed's CSV monitor: one file per metric.
 //!
-//! Main type: [`CsvFiles`]. The file of `Train/Samples/lr` is `Train_Samples_lr.csv`, its head is
-//! `step,lr`, and every line is a count of samples and a value. A file that is there already is replaced,
-//! or gone on with by a run that resumes: there every run has a head of its own in the middle.
+//! Main type: [`CsvFiles`]. The file of `Train/Samples/lr` is
+//! `Train_Samples_lr.csv` with the header `step,lr`. Every line has a number of
+//! samples and a value. An existing file is replaced, or continued by a resumed
+//! run. DeepSpeed instead writes another header in the middle of the file.
 
 use crate::append::AppendFile;
 use crate::monitors::MonitorError;
@@ -11,32 +12,35 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Writes metrics to the files of one folder.
+/// Writes metrics to the files of a folder.
 #[derive(Debug)]
 pub struct CsvFiles {
     folder: PathBuf,
-    /// Samples up to which lines of an earlier run are kept.
+    /// Lines of an earlier run are kept up to this number of samples.
     kept: u64,
     /// The open files by tag.
     files: BTreeMap<String, AppendFile>,
 }
 
 impl CsvFiles {
-    /// The files of a folder, which is made where it is not there. Of files that are there, lines up
-    /// to `kept` samples stay: all that a run of which this one goes on has written until then.
+    /// Opens the files of a folder, which is created if it does not exist.
+    /// Existing files keep their lines up to `kept` samples: everything that
+    /// the resumed run had written until then.
     ///
     /// # Errors
-    /// When the folder cannot be made.
+    ///
+    /// Returns an error if the folder cannot be created.
     pub fn create(folder: &Path, kept: u64) -> Result<Self, MonitorError> {
         fs::create_dir_all(folder).map_err(|source| MonitorError::new("create", folder, source))?;
         Ok(Self { folder: folder.to_path_buf(), kept, files: BTreeMap::new() })
     }
 
-    /// Adds one value of `tag`. It is in the file when the call returns; what is not finite is
-    /// written as `nan`, `inf` or `-inf`.
+    /// Appends a value of `tag`. It is in the file when the call returns.
+    /// Values that are not finite are written as `nan`, `inf` or `-inf`.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    ///
+    /// Returns an error if the file cannot be written.
     pub fn scalar(&mut self, tag: &str, step: u64, value: f64) -> Result<(), MonitorError> {
         let path = self.path_of(tag);
         let failed = |source| MonitorError::new("write", &path, source);
@@ -60,21 +64,21 @@ impl CsvFiles {
         record(&line).and_then(|line| file.append(&line)).map_err(failed)
     }
 
-    /// The file of a tag.
+    /// Returns the file of a tag.
     pub fn path_of(&self, tag: &str) -> PathBuf {
         self.folder.join(format!("{}.csv", tag.replace(['/', ' '], "_")))
     }
 }
 
-/// A line as it stands in a file.
+/// Formats a line.
 fn record(line: &csv::StringRecord) -> io::Result<Vec<u8>> {
     let mut writer = csv::Writer::from_writer(Vec::new());
     writer.write_record(line)?;
     writer.into_inner().map_err(|error| error.into_error())
 }
 
-/// The lines of a file up to this many samples, without its head; a line that was cut off and all
-/// after it are left out.
+/// Returns the lines of a file up to this number of samples, without its
+/// header. A truncated line and all lines after it are omitted.
 fn lines_until(path: &Path, samples: u64) -> io::Result<Vec<csv::StringRecord>> {
     let file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -88,7 +92,8 @@ fn lines_until(path: &Path, samples: u64) -> io::Result<Vec<csv::StringRecord>> 
     Ok(lines.take_while(whole).collect())
 }
 
-/// The shortest spelling that reads as the same number, in Python's words where it is none.
+/// Formats the shortest text that is read as the same number, with Python's
+/// names for NaN and infinity.
 fn number(value: f64) -> String {
     if value.is_nan() { "nan".to_owned() } else { format!("{value:?}") }
 }

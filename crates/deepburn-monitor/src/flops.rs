@@ -1,9 +1,11 @@
-//! Operations and parameters of a model by module, as DeepSpeed's flops profiler tells them.
+//! Floating-point operations and parameters of a model by module, in the form
+//! of DeepSpeed's flops profiler.
 //!
-//! Main type: [`FlopsProfile`], made of what was counted for each module of one rank in one step. It
-//! only adds up and prints. Model FLOPs utilization is what forward and backward need, without what
-//! is computed again, over what the device could have done in the time (Chowdhery et al. 2022,
-//! appendix B). Hardware FLOPs utilization counts what is computed again too.
+//! Main type: [`FlopsProfile`], built from the counts for each module on one
+//! rank in one step. Model FLOPs utilization (MFU) divides the operations of
+//! forward and backward, without recomputation, by the operations that the
+//! device could have executed in the same time (Chowdhery et al. 2022, appendix
+//! B). Hardware FLOPs utilization (HFU) includes recomputation.
 
 mod tree;
 
@@ -11,42 +13,44 @@ use std::fmt::{self, Write};
 
 use tree::Node;
 
-/// What was counted for one module, of one rank and one step. Operations are those of the module
-/// itself: what belongs to a module inside of it is an entry of that one.
+/// The counts of one module, on one rank in one step. Operations of submodules
+/// are separate entries.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ModuleFlops {
-    /// Parts with dots between them, `transformer.h.0.attn` for example.
+    /// The dotted path, such as `transformer.h.0.attn`.
     pub path: String,
-    /// Parameters of its own.
+    /// The number of the module's own parameters.
     pub parameters: u64,
-    /// Floating-point operations of its forward pass; a multiplication and an addition are two.
+    /// The floating-point operations of the forward pass. A multiplication and
+    /// an addition count as two.
     pub forward: u64,
-    /// Those of its backward pass.
+    /// The floating-point operations of the backward pass.
     pub backward: u64,
 }
 
-/// The step that was profiled, and how it is told.
+/// The profiled step and the format of its report.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FlopsOptions {
     /// The step, from 1.
     pub step: u64,
-    /// Data-parallel ranks.
+    /// The number of data-parallel ranks.
     pub ranks: usize,
-    /// Wall-clock seconds of the step, where they were measured.
+    /// The wall-clock time of the step in seconds, if it was measured.
     pub step_seconds: Option<f64>,
-    /// Operations a second that the device of one rank can do at best, in FLOP/s.
+    /// The peak rate of one rank's device in FLOP/s.
     pub peak_flops: Option<f64>,
-    /// Part of forward that is computed again in backward.
+    /// The fraction of the forward pass that backward recomputes.
     pub recompute_fwd_factor: f64,
-    /// Depth to which the top modules are printed; `None` for all.
+    /// The depth to which the largest modules are printed; `None` prints all
+    /// depths.
     pub module_depth: Option<usize>,
-    /// Modules printed per depth.
+    /// The number of modules printed per depth.
     pub top_modules: usize,
-    /// Whether the whole tree is printed.
+    /// Whether the complete tree is printed.
     pub detailed: bool,
 }
 
-/// What a module and all inside of it add up to.
+/// The sums over a module and its submodules.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct FlopsTotals {
     /// Parameters.
@@ -57,15 +61,15 @@ pub struct FlopsTotals {
     pub backward: u64,
 }
 
-/// The modules of a model with what each does.
+/// The modules of a model with their counts.
 #[derive(Debug, Clone)]
 pub struct FlopsProfile {
     root: Node,
 }
 
 impl FlopsProfile {
-    /// The profile of the model called `name`. Entries of the same path add up; an entry whose path
-    /// is empty belongs to the model itself.
+    /// Builds the profile of the model `name`. Entries with the same path are
+    /// added; an entry with an empty path belongs to the model itself.
     pub fn new(name: &str, entries: &[ModuleFlops]) -> Self {
         let mut root = Node::new(name);
         for entry in entries {
@@ -75,19 +79,19 @@ impl FlopsProfile {
         Self { root }
     }
 
-    /// What the whole model adds up to.
+    /// Returns the sums over the model.
     pub fn totals(&self) -> FlopsTotals {
         self.root.totals()
     }
 
-    /// Share of the device's best that the model itself reached, from 0 to 1; `None` without a
-    /// measured time or a stated peak.
+    /// Returns the MFU, from 0 to 1; `None` without a measured time or a peak
+    /// rate.
     pub fn model_flops_utilization(&self, options: &FlopsOptions) -> Option<f64> {
         let totals = self.totals();
         utilization(totals.forward as f64 + totals.backward as f64, options)
     }
 
-    /// The same with what is computed again.
+    /// Returns the HFU, which includes recomputation.
     pub fn hardware_flops_utilization(&self, options: &FlopsOptions) -> Option<f64> {
         utilization(hardware_flops(self.totals(), options), options)
     }
@@ -95,7 +99,8 @@ impl FlopsProfile {
     /// Prints the profile.
     ///
     /// # Errors
-    /// When `out` fails.
+    ///
+    /// Returns the error of `out`.
     pub fn write(&self, out: &mut impl Write, options: &FlopsOptions) -> fmt::Result {
         writeln!(out, "Floating-point operations of step {}, on rank 0", options.step)?;
         self.write_totals(out, options)?;
@@ -183,7 +188,8 @@ fn write_top(
     writeln!(out, "    {name:<18}{}", shown.join(", "))
 }
 
-/// Operations that the device does in a step.
+/// Returns the operations that the device executes in a step, including
+/// recomputation.
 fn hardware_flops(totals: FlopsTotals, options: &FlopsOptions) -> f64 {
     (1.0 + options.recompute_fwd_factor) * totals.forward as f64 + totals.backward as f64
 }
@@ -205,7 +211,7 @@ fn percent(share: f64) -> String {
     format!("{:.2} %", 100.0 * share)
 }
 
-/// A number with a decimal prefix: `124.44 M`, `1.5 TFLOP`.
+/// Formats a number with a decimal prefix: `124.44 M`, `1.5 TFLOP`.
 fn quantity(value: f64, unit: &str) -> String {
     const PREFIXES: [(f64, &str); 5] =
         [(1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];

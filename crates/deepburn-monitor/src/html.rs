@@ -1,4 +1,4 @@
-//! The page around the curves: escaping, tables, the frame and its style.
+//! The HTML page around the curves: escaping, tables, the frame and its style.
 
 use serde_json::Value;
 use std::fmt::{self, Write};
@@ -7,7 +7,7 @@ use std::{fs, io};
 
 const STYLE: &str = include_str!("style.css");
 
-/// Text that came from outside, safe in HTML text and in quoted attributes.
+/// Text from outside, escaped for HTML text and quoted attributes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Escaped<'a>(pub(super) &'a str);
 
@@ -37,7 +37,8 @@ pub(crate) fn push(html: &mut String, text: fmt::Arguments<'_>) {
     let _ = html.write_fmt(text);
 }
 
-/// Appends a heading and a table of names and values; nothing when there are none.
+/// Appends a heading and a table of names and values, or nothing if there are
+/// no values.
 pub(crate) fn table(html: &mut String, heading: &str, rows: &[(String, String)]) {
     if rows.is_empty() {
         return;
@@ -50,10 +51,11 @@ pub(crate) fn table(html: &mut String, heading: &str, rows: &[(String, String)])
     html.push_str("</table>\n</section>\n");
 }
 
-/// Columns that fit a telephone; with more of them each row becomes a list there.
+/// The number of columns that fit on a phone. Rows with more columns become
+/// lists there.
 const NARROW: usize = 4;
 
-/// Appends a heading and a table with a head.
+/// Appends a heading and a table with column titles.
 pub(crate) fn grid(html: &mut String, heading: &str, head: &[String], rows: &[Vec<String>]) {
     push(html, format_args!("<section>\n<h2>{}</h2>\n", Escaped(heading)));
     let class = if head.len() > NARROW { "grid lists" } else { "grid" };
@@ -76,7 +78,7 @@ pub(crate) fn grid(html: &mut String, heading: &str, head: &[String], rows: &[Ve
     html.push_str("</tbody>\n</table></div>\n</section>\n");
 }
 
-/// Appends a value as indented JSON behind a summary to click on.
+/// Appends a value as indented JSON that can be unfolded.
 pub(crate) fn folded_json(html: &mut String, summary: &str, value: &Value) {
     push(
         html,
@@ -88,7 +90,7 @@ pub(crate) fn folded_json(html: &mut String, summary: &str, value: &Value) {
     );
 }
 
-/// Digits in groups of three.
+/// Formats a number with its digits in groups of three.
 pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
@@ -101,7 +103,7 @@ pub(crate) fn grouped(number: u64) -> String {
     text
 }
 
-/// Writes a file that is there whole or not at all.
+/// Writes a file atomically: it has the old or the new content.
 pub(crate) fn write(path: &Path, text: &str) -> io::Result<()> {
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");
@@ -109,7 +111,8 @@ pub(crate) fn write(path: &Path, text: &str) -> io::Result<()> {
     fs::rename(&partial, path)
 }
 
-/// The whole page. Its policy forbids the browser to load or run anything at all.
+/// Returns the complete page. Its content security policy forbids the browser
+/// to load or run anything.
 pub(crate) fn page(title: &str, body: &str) -> String {
     let title = Escaped(title);
     format!(

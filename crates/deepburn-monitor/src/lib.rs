@@ -1,13 +1,17 @@
-//! What a run leaves to look at: its record, its page, and what other programs read of it.
+//! Monitoring: the metrics of a run, its report page, and files for other
+//! programs.
 //!
-//! - [`metrics`]: the record `metrics.jsonl`, a row for each step and each evaluation.
-//! - [`Report`]: `report.html`, one self-contained page about a run.
-//! - [`Comparison`]: one such page that lays the curves of several runs over each other.
-//! - [`Monitors`]: TensorBoard's event files and DeepSpeed's CSV files, while a run goes on.
-//! - [`Profiler`]: the spans of some steps as a Chrome trace, and the memory over time.
+//! - [`metrics`]: `metrics.jsonl`, one row per step and per evaluation.
+//! - [`Report`]: `report.html`, a self-contained page about a run.
+//! - [`Comparison`]: a page that compares the curves of several runs.
+//! - [`Monitors`]: TensorBoard event files and DeepSpeed's CSV files, written
+//!   during a run.
+//! - [`Profiler`]: the spans of some steps as a Chrome trace, and the memory
+//!   over time.
 //! - [`FlopsProfile`]: operations, parameters and time of a model by module.
 //!
-//! Nothing here knows a tensor or a backend: rows and numbers come in, files go out.
+//! The crate does not depend on tensors or backends: it turns rows and numbers
+//! into files.
 
 mod append;
 mod chart;

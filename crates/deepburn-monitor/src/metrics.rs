@@ -1,9 +1,11 @@
-//! The record of a run: `metrics.jsonl`, one JSON object a line.
+//! The metrics of a run: `metrics.jsonl`, one JSON object per line.
 //!
-//! Main types: [`StepRow`] for each optimizer step, [`EvalRow`] for each evaluation,
-//! [`MetricsWriter`] and [`read_metrics`]. A number that is not finite is written as `null`, which
-//! JSON has instead, and read back as NaN. Every line is on its way to the disk when the call that
-//! wrote it returns; what a killed run left of its last line is dropped, anything else that is not
+//! Main types: [`StepRow`] for each optimizer step, [`EvalRow`] for each
+//! evaluation, [`MetricsWriter`] and [`read_metrics`]. JSON has no NaN, so
+//! numbers that are not finite are written as `null` and read as NaN. Every
+//! line has been passed to the operating system when the call that wrote it
+//! returns. An incomplete last line of a killed run is dropped; any other line
+//! that is not a row is an error.
 //! a row is an error.
 
 use crate::append::{AppendFile, is_full};
@@ -12,42 +14,44 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// One optimizer step, applied or skipped.
+/// An optimizer step, applied or skipped.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StepRow {
-    /// Number of the step, from 1.
+    /// The number of the step, from 1.
     pub step: u64,
-    /// Mean loss over micro-batches and ranks.
+    /// The mean loss over micro-batches and ranks.
     #[serde(deserialize_with = "null_is_nan")]
     pub loss: f64,
-    /// Learning rate used by this step.
+    /// The learning rate of the step.
     #[serde(deserialize_with = "null_is_nan")]
     pub lr: f64,
-    /// Global gradient norm, unscaled, before clipping; `None` when the step was skipped.
+    /// The global norm of the unscaled gradients before clipping; `None` for a
+    /// skipped step.
     pub grad_norm: Option<f64>,
-    /// Loss scale used by this step's backward pass.
+    /// The loss scale of the backward passes.
     #[serde(deserialize_with = "null_is_nan")]
     pub loss_scale: f64,
-    /// Whether the update was left out because of a gradient that is not finite.
+    /// Whether the update was skipped because a gradient was not finite.
     pub skipped: bool,
-    /// Tokens (or samples, where there are no tokens) over all ranks.
+    /// The number of tokens (or of samples, if there are no tokens) over all
+    /// ranks.
     pub tokens: u64,
-    /// Wall-clock seconds of the step.
+    /// The wall-clock time of the step in seconds.
     #[serde(deserialize_with = "null_is_nan")]
     pub step_seconds: f64,
-    /// Tokens a second over all ranks.
+    /// Tokens per second over all ranks.
     #[serde(deserialize_with = "null_is_nan")]
     pub tokens_per_second: f64,
-    /// Memory of this rank.
+    /// The memory of this rank.
     pub memory: MemoryRow,
-    /// Where the step's time went, where that was measured.
+    /// The time by phase, if it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seconds: Option<PhaseSeconds>,
 }
 
-/// Wall-clock seconds of a step by phase, on this rank. What they leave of `step_seconds` went
-/// into everything else.
+/// The wall-clock time of a step by phase, in seconds, on this rank. The rest
+/// of `step_seconds` is other work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PhaseSeconds {
@@ -60,48 +64,48 @@ pub struct PhaseSeconds {
     /// Backward passes.
     #[serde(deserialize_with = "null_is_nan")]
     pub backward: f64,
-    /// The update.
+    /// The optimizer update.
     #[serde(deserialize_with = "null_is_nan")]
     pub optimizer: f64,
 }
 
-/// Memory of one rank, in bytes.
+/// The memory of one rank in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemoryRow {
-    /// Parameters or shards of them.
+    /// Parameters or their shards.
     pub parameters: u64,
     /// Accumulated gradients.
     pub gradients: u64,
     /// Optimizer states.
     pub optimizer: u64,
-    /// Most that gathered parameters took during the step.
+    /// The peak of gathered parameters during the step.
     pub gathered_peak: u64,
-    /// Most that activations took during the step.
+    /// The peak of activations during the step.
     pub activations_peak: u64,
-    /// Most that everything on the device took together during the step.
+    /// The peak of the total device memory during the step.
     #[serde(default)]
     pub device_peak: u64,
-    /// Most that was offloaded to host memory during the step.
+    /// The peak of memory offloaded to the host during the step.
     #[serde(default)]
     pub host_peak: u64,
     /// Most that was offloaded to NVMe during the step.
     #[serde(default)]
     pub disk_peak: u64,
-    /// Resident memory of the whole process.
+    /// The resident set size of the process.
     pub rss: u64,
 }
 
-/// One evaluation.
+/// An evaluation.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EvalRow {
-    /// Optimizer steps made before it.
+    /// The number of optimizer steps before it.
     pub step: u64,
-    /// Mean loss over the evaluation data.
+    /// The mean loss over the evaluation data.
     #[serde(deserialize_with = "null_is_nan")]
     pub eval_loss: f64,
-    /// Share of right answers, 0 to 1, where there is such a thing.
+    /// The accuracy from 0 to 1; `None` for a task without classes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_accuracy: Option<f64>,
 }
@@ -116,7 +120,7 @@ pub enum Row {
 }
 
 impl Row {
-    /// The step that the row is about.
+    /// Returns the step of the row.
     pub fn step(&self) -> u64 {
         match self {
             Self::Step(row) => row.step,
@@ -124,8 +128,8 @@ impl Row {
         }
     }
 
-    /// Reads one line. The kind is told by `eval_loss` first, so that a wrong field is reported
-    /// for the kind that was meant.
+    /// Parses a line. The field `eval_loss` decides the kind first, so that a
+    /// wrong field is reported for the right kind.
     fn parse(line: &str) -> Result<Self, serde_json::Error> {
         let value: serde_json::Value = serde_json::from_str(line)?;
         if value.get("eval_loss").is_some() {
@@ -159,20 +163,20 @@ fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Err
     Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
 
-/// Why a record could not be written or read.
+/// The reason why metrics cannot be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum MetricsError {
-    /// The file system refused.
+    /// The operating system returned an error.
     #[error(
         "cannot {action} metrics file `{}`: {source}; check that the folder exists, and its permissions",
         path.display()
     )]
     File {
-        /// What was tried.
+        /// The failed action.
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// A complete line is not a row.
@@ -183,46 +187,51 @@ pub enum MetricsError {
     Row {
         /// The file.
         path: PathBuf,
-        /// Its line, from 1.
+        /// The line number, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// The parse error.
         source: serde_json::Error,
     },
 }
 
 impl MetricsError {
-    /// Whether there was no room on the disk.
+    /// Returns true if the disk was full.
     pub fn is_disk_full(&self) -> bool {
         matches!(self, Self::File { source, .. } if is_full(source))
     }
 }
 
-/// Appends rows to a record, each line flushed. What a full disk had no room for is written with the
-/// next row.
+/// Appends rows to a file and flushes each line. Rows that did not fit on the
+/// disk are written with the next row.
 #[derive(Debug)]
 pub struct MetricsWriter {
     file: AppendFile,
 }
 
 impl MetricsWriter {
-    /// A new record; one that is there already is replaced.
+    /// Creates a file, which replaces an existing one.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    ///
+    /// Returns an error if the file cannot be written.
     pub fn create(path: &Path) -> Result<Self, MetricsError> {
         let file = AppendFile::create(path);
         Ok(Self { file: file.map_err(|source| file_error("create", path, source))? })
     }
 
-    /// Goes on with the record of a run that resumes after `step`: later rows, which the resumed
-    /// run makes again, are dropped. Without a record there, starts one.
+    /// Continues the file of a run that resumes after `step`. Later rows are
+    /// dropped, because the resumed run writes them again. Creates the file if
+    /// it does not exist.
     ///
     /// # Errors
-    /// When the file cannot be read or written, or a line is not a row.
+    ///
+    /// Returns an error if the file cannot be read or written, or if a line is
+    /// not a row.
     pub fn resume(path: &Path, step: u64) -> Result<Self, MetricsError> {
         let mut kept = String::new();
         if path.exists() {
-            // The lines as they are: numbers printed again might differ in their last digit.
+            // The lines are copied as text, because numbers that are formatted
+            // again might differ in the last digit.
             for (line, row) in read_lines(path)? {
                 if row.step() <= step {
                     kept.push_str(&line);
@@ -238,31 +247,35 @@ impl MetricsWriter {
         Ok(Self { file: file.map_err(|source| file_error("open", path, source))? })
     }
 
-    /// Appends one row, after those that there was no room for.
+    /// Appends a row after the waiting ones.
     ///
     /// # Errors
-    /// When the file cannot be written. No part of a row is left in it then, and the row is not lost
+    ///
+    /// Returns an error if the file cannot be written. The file then contains
+    /// no part of the row, and the row is kept
     /// ([`is_disk_full`](MetricsError::is_disk_full)).
     pub fn write(&mut self, row: impl Into<Row>) -> Result<(), MetricsError> {
         let line = row.into().to_json().map_err(io::Error::from);
-        // One write for line and line end.
+        // Row and line end are written in one call.
         let written = line.and_then(|line| self.file.append(format!("{line}\n").as_bytes()));
         written.map_err(|source| self.failed(source))
     }
 
-    /// Writes the rows that there was no room for.
+    /// Writes the rows that did not fit on the disk before.
     ///
     /// # Errors
-    /// As [`write`](Self::write).
+    ///
+    /// Returns the same errors as [`write`](Self::write).
     pub fn flush(&mut self) -> Result<(), MetricsError> {
         self.file.flush().map_err(|source| self.failed(source))
     }
 
-    /// Makes the file and its folder again if somebody has removed them, and returns whether that was so. Rows
-    /// that were written before are lost.
+    /// Creates the file and its folder again if they were removed, and returns
+    /// whether this was the case. Earlier rows are lost.
     ///
     /// # Errors
-    /// When the file cannot be made.
+    ///
+    /// Returns an error if the file cannot be created.
     pub fn restore_if_removed(&mut self) -> Result<bool, MetricsError> {
         self.file.restore_if_removed().map_err(|source| self.failed(source))
     }
@@ -272,15 +285,17 @@ impl MetricsWriter {
     }
 }
 
-/// All rows of a record, in the file's order.
+/// Reads all rows in file order.
 ///
 /// # Errors
-/// When the file cannot be read, or a complete line is not a row.
+///
+/// Returns an error if the file cannot be read, or if a complete line is not a
+/// row.
 pub fn read_metrics(path: &Path) -> Result<Vec<Row>, MetricsError> {
     Ok(read_lines(path)?.into_iter().map(|(_, row)| row).collect())
 }
 
-/// Steps and evaluations apart.
+/// Separates steps and evaluations.
 pub(crate) fn split(rows: &[Row]) -> (Vec<StepRow>, Vec<EvalRow>) {
     let (mut steps, mut evals) = (Vec::new(), Vec::new());
     for row in rows {
@@ -294,7 +309,7 @@ pub(crate) fn split(rows: &[Row]) -> (Vec<StepRow>, Vec<EvalRow>) {
 
 fn read_lines(path: &Path) -> Result<Vec<(String, Row)>, MetricsError> {
     let bytes = fs::read(path).map_err(|source| file_error("read", path, source))?;
-    // Only what ends in a line end was written completely.
+    // Only a line with a line end was written completely.
     let complete = bytes.iter().rposition(|byte| *byte == b'\n').unwrap_or(0);
     let text = std::str::from_utf8(&bytes[..complete]).map_err(|error| {
         file_error("read", path, io::Error::new(io::ErrorKind::InvalidData, error))

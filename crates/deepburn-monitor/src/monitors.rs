@@ -1,8 +1,9 @@
-//! The curves of a run for other programs, while it goes on.
+//! The curves of a run for other programs, written during the run.
 //!
-//! Main type: [`Monitors`]: TensorBoard's event files, DeepSpeed's CSV files, both or neither. Tags
-//! are DeepSpeed's, with the number of training samples as the horizontal axis, so that runs of both
-//! programs lie over each other. The loss scale is a curve where it can move, in fp16 only, as there.
+//! Main type: [`Monitors`]: TensorBoard event files, DeepSpeed's CSV files, or
+//! both. The tags are DeepSpeed's, and the horizontal axis is the number of
+//! training samples, so that runs of both programs can be compared. As in
+//! DeepSpeed, the loss scale has a curve only in fp16.
 
 use crate::append::is_full;
 use crate::csv::CsvFiles;
@@ -17,14 +18,14 @@ const LOSS: &str = "Train/Samples/train_loss";
 const LEARNING_RATE: &str = "Train/Samples/lr";
 /// Loss scale.
 const LOSS_SCALE: &str = "Train/Samples/loss_scale";
-/// Gradient norm before clipping; DeepSpeed has no such curve.
+/// Gradient norm before clipping, which DeepSpeed does not record.
 const GRADIENT_NORM: &str = "Train/Samples/grad_norm";
-/// Evaluation loss; DeepSpeed leaves evaluation to the script.
+/// Evaluation loss, which DeepSpeed leaves to the script.
 const EVAL_LOSS: &str = "Eval/Samples/eval_loss";
 /// Evaluation accuracy.
 const EVAL_ACCURACY: &str = "Eval/Samples/eval_accuracy";
 
-/// Why a monitor could not write.
+/// The reason why a monitor cannot write.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "cannot {action} monitor file `{}`: {source}; make room there, or choose another output_path",
@@ -41,26 +42,28 @@ impl MonitorError {
         Self { action, path: path.to_path_buf(), source }
     }
 
-    /// Whether there was no room. What could not be written is written with the next value.
+    /// Returns true if the disk was full. The value is then written with the
+    /// next one.
     pub fn is_disk_full(&self) -> bool {
         is_full(&self.source)
     }
 }
 
-/// Where monitors write, and what.
+/// The folders and curves of the monitors.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MonitorFolders {
-    /// Folder of the event files; `None` writes none.
+    /// The folder of event files; `None` writes none.
     pub tensorboard: Option<PathBuf>,
-    /// Folder of the CSV files; `None` writes none.
+    /// The folder of CSV files; `None` writes none.
     pub csv: Option<PathBuf>,
-    /// Whether the loss scale is a curve: in fp16.
+    /// Whether the loss scale has a curve (in fp16).
     pub loss_scale: bool,
-    /// Samples after which a run resumes; CSV files keep their lines until then.
+    /// The number of samples after which a run resumes. CSV files keep earlier
+    /// lines.
     pub resumed_after: u64,
 }
 
-/// Everything that follows a run.
+/// The monitors of a run.
 #[derive(Debug)]
 pub struct Monitors {
     tensorboard: Option<EventWriter>,
@@ -69,10 +72,11 @@ pub struct Monitors {
 }
 
 impl Monitors {
-    /// Makes the folders, and the event file.
+    /// Creates the folders and the event file.
     ///
     /// # Errors
-    /// When one of them cannot be made.
+    ///
+    /// Returns an error if one of them cannot be created.
     pub fn create(folders: &MonitorFolders) -> Result<Self, MonitorError> {
         let MonitorFolders { tensorboard, csv, loss_scale, resumed_after } = folders;
         Ok(Self {
@@ -85,10 +89,12 @@ impl Monitors {
         })
     }
 
-    /// Writes a step that ended after `samples` training samples of all ranks.
+    /// Writes a step that ended after `samples` training samples over all
+    /// ranks.
     ///
     /// # Errors
-    /// When a file cannot be written.
+    ///
+    /// Returns an error if a file cannot be written.
     pub fn step(&mut self, samples: u64, row: &StepRow) -> Result<(), MonitorError> {
         self.scalar(LOSS, samples, row.loss)?;
         self.scalar(LEARNING_RATE, samples, row.lr)?;
@@ -101,10 +107,11 @@ impl Monitors {
         }
     }
 
-    /// Writes an evaluation made after `samples` training samples of all ranks.
+    /// Writes an evaluation after `samples` training samples over all ranks.
     ///
     /// # Errors
-    /// When a file cannot be written.
+    ///
+    /// Returns an error if a file cannot be written.
     pub fn evaluation(&mut self, samples: u64, row: &EvalRow) -> Result<(), MonitorError> {
         self.scalar(EVAL_LOSS, samples, row.eval_loss)?;
         match row.eval_accuracy {

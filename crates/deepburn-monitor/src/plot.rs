@@ -1,8 +1,11 @@
-//! Several runs on one page: their curves over each other, their results side by side.
+//! A page that compares several runs: their curves in common charts and their
+//! results in a table.
 //!
-//! Main type: [`Comparison`], made of run folders or of files like `metrics.jsonl`. The page is as
-//! self-contained as a report. Each run has one colour in all charts; from the seventh on colours
-//! repeat with dashed lines. More than [`MAX_RUNS`] are refused: nobody could tell them apart.
+//! Main type: [`Comparison`], created from output folders or from files like
+//! `metrics.jsonl`. The page is self-contained, like a report. Each run has the
+//! same colour in all charts; from the seventh run on, colours repeat with
+//! dashed lines. More than [`MAX_RUNS`] runs could not be distinguished and are
+//! an error.
 
 use crate::chart::{self, Chart, Series};
 use crate::html;
@@ -10,29 +13,29 @@ use crate::metrics::{EvalRow, MetricsError, StepRow, read_metrics, split};
 use crate::report::ReportError;
 use std::path::{Component, Path, PathBuf};
 
-/// Most runs of a comparison.
+/// The largest number of runs in a comparison.
 pub const MAX_RUNS: usize = chart::MAX_SERIES;
 
-/// What stands above the curves.
+/// The note above the curves.
 const NOTE: &str = "Curves over optimizer steps; a gap is a skipped step or a value that is not \
                     finite.";
 
-/// Why runs cannot be compared.
+/// The reason why runs cannot be compared.
 #[derive(Debug, thiserror::Error)]
 pub enum PlotError {
-    /// There is nothing to compare.
+    /// No run was given.
     #[error("no run was named; give a run's output folder or its metrics.jsonl")]
     NoRun,
     /// There are more runs than colours.
     #[error("{0} runs are too many for one page; name at most {MAX_RUNS}")]
     TooManyRuns(usize),
-    /// The same record was named twice.
+    /// A file was given twice.
     #[error("`{}` was named twice; name each run once", .0.display())]
     Twice(PathBuf),
-    /// A record cannot be read.
+    /// A file cannot be read.
     #[error(transparent)]
     Metrics(#[from] MetricsError),
-    /// A record has no rows.
+    /// A file has no rows.
     #[error("metrics file `{}` has no rows yet; wait for the run's first step", .0.display())]
     Empty(PathBuf),
     /// The page cannot be drawn or written.
@@ -40,7 +43,7 @@ pub enum PlotError {
     Page(#[from] ReportError),
 }
 
-/// One run.
+/// A run.
 #[derive(Debug, Clone)]
 struct Run {
     name: String,
@@ -55,12 +58,14 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Reads the records of runs, each given by its output folder or by the file itself. Runs are
-    /// named by the parts of their paths that tell them apart.
+    /// Reads the metrics of runs, each given by its output folder or by the
+    /// file. Runs are named by the parts of their paths that differ.
     ///
     /// # Errors
-    /// Names the file that cannot be read, is no record, has no rows or was named twice; and when
-    /// there is no run, or more than [`MAX_RUNS`].
+    ///
+    /// Returns an error that names the file if it cannot be read, is not a
+    /// metrics file, has no rows or was given twice. Zero runs and more than
+    /// [`MAX_RUNS`] are errors too.
     pub fn read(paths: &[impl AsRef<Path>]) -> Result<Self, PlotError> {
         match paths.len() {
             0 => return Err(PlotError::NoRun),
@@ -82,25 +87,28 @@ impl Comparison {
         Ok(Self { runs })
     }
 
-    /// Names of the runs, in their order.
+    /// Returns the names of the runs in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.runs.iter().map(|run| &*run.name)
     }
 
-    /// Writes the page; one that is there already stays until the new one is complete.
+    /// Writes the page atomically.
     ///
     /// # Errors
-    /// When a curve cannot be drawn or the file cannot be written.
+    ///
+    /// Returns an error if a curve cannot be drawn or the file cannot be
+    /// written.
     pub fn write(&self, path: &Path) -> Result<(), PlotError> {
         let page = self.to_html()?;
         html::write(path, &page)
             .map_err(|source| ReportError::File { path: path.to_path_buf(), source }.into())
     }
 
-    /// The page as text.
+    /// Returns the page as text.
     ///
     /// # Errors
-    /// When a curve cannot be drawn.
+    ///
+    /// Returns an error if a curve cannot be drawn.
     pub fn to_html(&self) -> Result<String, PlotError> {
         let title = self.names().collect::<Vec<_>>().join(", ");
         let (mut body, count) = (String::new(), self.runs.len());
@@ -149,7 +157,7 @@ impl Comparison {
             steps("Learning rate", |row| row.lr),
             steps("Gradient norm before clipping", |row| row.grad_norm.unwrap_or(f64::NAN)),
         ]);
-        // In fp32 and bf16 nothing is scaled.
+        // Without fp16, the loss scale is always 1.
         if self.runs.iter().flat_map(|run| &run.steps).any(|row| row.loss_scale != 1.0) {
             charts.push(steps("Loss scale", |row| row.loss_scale));
         }
@@ -161,7 +169,8 @@ impl Comparison {
         charts
     }
 
-    /// A series for every run, so that each keeps its colour where another has no values.
+    /// Returns a series for every run. Runs without values get an empty one, so
+    /// that each run keeps its colour.
     fn series(&self, points: impl Fn(&Run) -> Vec<(f64, f64)>) -> Vec<Series> {
         self.runs.iter().map(|run| Series::new(&*run.name, points(run).into_iter())).collect()
     }
@@ -175,7 +184,7 @@ const HEAD: [&str; 7] =
     ["Run", "steps", "last loss", "best eval loss", "best accuracy", "tokens/s", "memory, peak"];
 
 impl Run {
-    /// A row under [`HEAD`]; what the run does not tell is a dash.
+    /// Returns the row under [`HEAD`]; unknown values are dashes.
     fn results(&self) -> Vec<String> {
         let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
         let finite = |value: &f64| value.is_finite();
@@ -197,13 +206,14 @@ impl Run {
     }
 }
 
-/// The record of a run that is given by its folder or by the file itself.
+/// Returns the metrics file of a run that is given by its folder or by the
+/// file.
 fn record_of(path: &Path) -> PathBuf {
     if path.is_dir() { path.join("metrics.jsonl") } else { path.to_path_buf() }
 }
 
-/// For each file the end of its path without what all have in common: the parts from the first to
-/// the last that differ, counted from the end.
+/// Returns a name for each file: the parts of its path from the first to the
+/// last difference, counted from the end.
 fn names(files: &[PathBuf]) -> Vec<String> {
     let parts: Vec<Vec<String>> = files.iter().map(|file| parts_of(file)).collect();
     let from_end = |parts: &'_ [String], index: usize| {
@@ -213,7 +223,7 @@ fn names(files: &[PathBuf]) -> Vec<String> {
         let first = from_end(&parts[0], index);
         first.is_some() && parts.iter().all(|other| from_end(other, index) == first)
     };
-    // A single run differs from nothing; the last part of its path is its name.
+    // A single run is named by the last part of its path.
     let skipped = if parts.len() == 1 { 0 } else { (0..).take_while(|index| same(*index)).count() };
     let distinct = |depth: usize| {
         let mut ends: Vec<_> = parts.iter().map(|parts| end(parts, skipped, depth)).collect();
@@ -225,13 +235,14 @@ fn names(files: &[PathBuf]) -> Vec<String> {
     parts.iter().map(|parts| end(parts, skipped, depth).join("/")).collect()
 }
 
-/// `depth` parts before the last `skipped` ones.
+/// Returns `depth` parts before the last `skipped` ones.
 fn end(parts: &[String], skipped: usize, depth: usize) -> &[String] {
     let last = parts.len().saturating_sub(skipped);
     &parts[last.saturating_sub(depth)..last]
 }
 
-/// The parts of a path that name something; `metrics.jsonl` says nothing of a run.
+/// Returns the parts of a path that identify a run, without the file name
+/// `metrics.jsonl`.
 fn parts_of(file: &Path) -> Vec<String> {
     let absolute = std::path::absolute(file).unwrap_or_else(|_| file.to_path_buf());
     let mut parts: Vec<String> = absolute

@@ -1,8 +1,10 @@
-//! A profile of some steps: what every thread did when, and what took how much memory.
+//! A profile of some steps: the spans of every thread, and the memory by
+//! category.
 //!
-//! Main type: [`Profiler`]. Its layer listens to the spans of this program; ranks tell it where steps
-//! begin and end, and outside the steps that are wanted it costs a look at a number. What was recorded
-//! becomes `trace.json` (for chrome://tracing and Perfetto), `memory.csv` and `memory.html`.
+//! Main type: [`Profiler`]. Its `tracing` layer receives the spans of this
+//! program, and ranks report the beginning and end of steps. Outside the
+//! profiled steps it costs one atomic read. The result is `trace.json` (for
+//! chrome://tracing and Perfetto), `memory.csv` and `memory.html`.
 
 mod memory;
 mod spans;
@@ -24,14 +26,14 @@ use trace::Complete;
 use tracing_subscriber::Layer;
 use tracing_subscriber::registry::LookupSpan;
 
-/// Most spans that are kept: about 200 MB of `trace.json`, more than viewers load. Later ones are
-/// counted and dropped.
+/// The largest number of spans. It gives about 200 MB of `trace.json`, more
+/// than viewers can load. Later spans are counted and dropped.
 const MAX_SPANS: usize = 1_000_000;
 
-/// Why a profile could not be written.
+/// The reason why a profile cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
-    /// The file system refused.
+    /// The operating system returned an error.
     #[error(
         "cannot write profile `{}`: {source}; make room there, or choose another output_folder",
         path.display()
@@ -39,15 +41,15 @@ pub enum ProfileError {
     File {
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// The memory timeline could not be drawn.
+    /// The memory timeline cannot be drawn.
     #[error(transparent)]
     Page(#[from] ReportError),
 }
 
-/// Records some steps of a run; clones record into the same profile.
+/// Records some steps of a run. Clones record into the same profile.
 #[derive(Debug, Clone)]
 pub struct Profiler {
     shared: Arc<Shared>,
@@ -55,15 +57,16 @@ pub struct Profiler {
 
 #[derive(Debug)]
 struct Shared {
-    /// What is wanted; nothing until it is asked for.
+    /// The requested profile; unset until it is requested.
     wanted: OnceLock<Wanted>,
     started: Instant,
-    /// Threads that are inside a step that is profiled; spans are recorded while there are any.
+    /// The number of threads inside a profiled step. Spans are recorded while
+    /// it is not 0.
     inside: AtomicUsize,
     recording: Mutex<Recording>,
 }
 
-/// Steps, and where their profile goes.
+/// The profiled steps and the output folder.
 #[derive(Debug)]
 struct Wanted {
     windows: Vec<RangeInclusive<u64>>,
@@ -72,9 +75,10 @@ struct Wanted {
 
 #[derive(Debug, Default)]
 struct Recording {
-    /// The threads in the order in which they were seen; their place is their track.
+    /// The threads in order of their first span; the index is the number of the
+    /// track.
     threads: Vec<(ThreadId, String)>,
-    /// Where the step began that a thread is inside of, in microseconds.
+    /// The current step of each thread, and its start in microseconds.
     steps: HashMap<ThreadId, (u64, f64)>,
     spans: Vec<Complete>,
     dropped: u64,
@@ -82,8 +86,8 @@ struct Recording {
 }
 
 impl Profiler {
-    /// A profiler of no step: its layer can be installed before it is known whether there will be a
-    /// profile.
+    /// Creates a profiler of no steps, whose layer can be installed before it
+    /// is known whether there will be a profile.
     pub fn idle() -> Self {
         let shared = Shared {
             wanted: OnceLock::new(),
@@ -94,16 +98,17 @@ impl Profiler {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Asks for the steps in `windows`, whose profile goes to `folder` at the end. The first call
-    /// counts.
+    /// Requests a profile of the steps in `windows`, which is written to
+    /// `folder` at the end. Only the first call has an effect.
     pub fn profile(&self, windows: Vec<RangeInclusive<u64>>, folder: &Path) {
-        // A second call finds the place taken.
+        // A second call finds the value already set and is ignored.
         let _ = self.shared.wanted.set(Wanted { windows, folder: folder.to_path_buf() });
     }
 
-    /// The layer of a subscriber that hands spans over: those whose target begins with `deepburn`.
-    /// A filter of notes must belong to the layer that prints them, since one for the whole
-    /// subscriber would keep spans from this one.
+    /// Returns the layer that receives spans whose target starts with
+    /// `deepburn`. A filter for log messages must belong to the layer that
+    /// prints them, because a filter of the whole subscriber would also drop
+    /// spans.
     pub fn layer<S>(&self) -> impl Layer<S> + use<S>
     where
         S: tracing::Subscriber + for<'span> LookupSpan<'span>,
@@ -111,7 +116,7 @@ impl Profiler {
         spans::layer(self.clone())
     }
 
-    /// Says that this thread begins a step.
+    /// Records that this thread starts a step.
     pub fn begin_step(&self, step: u64) {
         self.end_current();
         let windows = self.shared.wanted.get().map_or(&[][..], |wanted| &wanted.windows);
@@ -123,7 +128,8 @@ impl Profiler {
         self.shared.inside.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Says that this thread has ended a step; nothing where it began none that is profiled.
+    /// Records that this thread has ended a step. Has no effect if the step is
+    /// not profiled.
     pub fn end_step(&self, step: u64) {
         let current = self.recording().steps.get(&thread::current().id()).copied();
         if current.is_some_and(|(begun, _)| begun == step) {
@@ -131,8 +137,8 @@ impl Profiler {
         }
     }
 
-    /// Records what a rank holds now, in bytes by category. Outside the steps that are profiled this
-    /// does nothing.
+    /// Records the memory of a rank, in bytes by category. Has no effect
+    /// outside the profiled steps.
     pub fn memory(&self, rank: usize, categories: &[(&str, u64)]) {
         if !self.is_on() {
             return;
@@ -142,10 +148,12 @@ impl Profiler {
         self.recording().memory.push(Sample { at, rank, bytes });
     }
 
-    /// Writes the profile. `false` when no step was reached that was wanted: then nothing is written.
+    /// Writes the profile. Returns `false` and writes nothing if no requested
+    /// step was reached.
     ///
     /// # Errors
-    /// When the folder or a file cannot be written.
+    ///
+    /// Returns an error if the folder or a file cannot be written.
     pub fn finish(&self) -> Result<bool, ProfileError> {
         self.end_current();
         let recording = self.recording();
@@ -189,7 +197,8 @@ impl Profiler {
         }
     }
 
-    /// Records a span of this thread, if it is inside a step: another rank may be ahead or behind.
+    /// Records a span of this thread if the thread is inside a profiled step.
+    /// Other ranks may be ahead or behind.
     fn record(&self, name: &'static str, begun: Instant, args: Map<String, Value>) {
         let times = (self.microseconds(begun), self.microseconds(Instant::now()));
         let mut recording = self.recording();
@@ -203,7 +212,8 @@ impl Profiler {
     }
 
     fn recording(&self) -> MutexGuard<'_, Recording> {
-        // Every change is a single push or removal, so a panic elsewhere leaves it whole.
+        // Every change is a single push or removal, so a panic leaves the value
+        // consistent.
         self.shared.recording.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -218,7 +228,7 @@ impl Recording {
         self.spans.push(Complete { name, track, begun, lasted: ended - begun, args });
     }
 
-    /// The track of this thread.
+    /// Returns the track of this thread.
     fn track(&mut self) -> usize {
         let thread = thread::current();
         match self.threads.iter().position(|(id, _)| *id == thread.id()) {

@@ -1,9 +1,10 @@
-//! `report.html`: one self-contained page about a run.
+//! `report.html`: a self-contained page about a run.
 //!
-//! Main type: [`Report`], made of the rows of `metrics.jsonl`, the resolved job, the result of the
-//! test where there was one, and the environment. The page loads nothing from anywhere: curves are
-//! inline SVG, there is no script, and everything that came from a user is escaped. It follows the
-//! reader's light or dark setting and fits a telephone.
+//! Main type: [`Report`], created from the rows of `metrics.jsonl`, the
+//! resolved job, the test result if there is one, and the environment. The page
+//! loads nothing: curves are inline SVG, there is no script, and all text from
+//! outside is escaped. It follows the reader's light or dark theme and fits a
+//! phone.
 
 mod curves;
 mod environment;
@@ -17,37 +18,38 @@ use serde_json::Value;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What stands above the curves, and the start of their section.
+/// The note above the curves, and the start of their section.
 const CURVES: &str = "<p class=\"note\">Curves over optimizer steps; a gap is a skipped step or a \
                       value that is not finite.</p>\n<section class=\"charts\">\n";
 
 /// A page about one run.
 #[derive(Debug, Clone, Copy)]
 pub struct Report<'a> {
-    /// Headline, such as the name of the job file.
+    /// The title, such as the name of the job file.
     pub title: &'a str,
     /// The resolved job.
     pub job: &'a Value,
-    /// The rows of `metrics.jsonl`; none yet is fine.
+    /// The rows of `metrics.jsonl`; may be empty.
     pub rows: &'a [Row],
-    /// The content of `test.json`, where there was a test; fields that it lacks are left out.
+    /// The content of `test.json`, if there was a test. Missing fields are
+    /// omitted.
     pub test: Option<&'a Value>,
-    /// Where the run took place.
+    /// The machine and program of the run.
     pub environment: &'a Environment,
 }
 
-/// Why there is no report.
+/// The reason why a report cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
     /// A curve could not be drawn.
     #[error("cannot draw the curve of {chart}: {reason}")]
     Chart {
-        /// Title of the chart.
+        /// The title of the chart.
         chart: String,
-        /// What the drawing library said.
+        /// The error of the drawing library.
         reason: String,
     },
-    /// The file system refused.
+    /// The operating system returned an error.
     #[error(
         "cannot write report `{}`: {source}; check that the folder exists and is writable",
         path.display()
@@ -55,25 +57,28 @@ pub enum ReportError {
     File {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
 
 impl Report<'_> {
-    /// Writes the page; a page that is there already stays until the new one is complete.
+    /// Writes the page atomically.
     ///
     /// # Errors
-    /// When a curve cannot be drawn or the file cannot be written.
+    ///
+    /// Returns an error if a curve cannot be drawn or the file cannot be
+    /// written.
     pub fn write(&self, path: &Path) -> Result<(), ReportError> {
         html::write(path, &self.to_html()?)
             .map_err(|source| ReportError::File { path: path.to_path_buf(), source })
     }
 
-    /// The page as text.
+    /// Returns the page as text.
     ///
     /// # Errors
-    /// When a curve cannot be drawn.
+    ///
+    /// Returns an error if a curve cannot be drawn.
     pub fn to_html(self) -> Result<String, ReportError> {
         let (steps, evals) = split(self.rows);
         let mut body = String::new();
@@ -98,7 +103,8 @@ impl Report<'_> {
     }
 }
 
-/// The job's leaves as dotted paths and values; the DeepSpeed section is in the folded JSON only.
+/// Returns the values of the job by dotted path. The DeepSpeed section appears
+/// only in the folded JSON.
 fn job_rows(job: &Value) -> Vec<(String, String)> {
     let mut rows = Vec::new();
     if let Value::Object(sections) = job {

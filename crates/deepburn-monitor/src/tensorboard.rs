@@ -1,9 +1,11 @@
-//! TensorBoard's event files.
+//! TensorBoard event files.
 //!
-//! Main type: [`EventWriter`]. A file is a sequence of TFRecords, each with the masked CRC-32C of its
-//! length and of its content, and each content is an `Event` of TensorBoard's protocol buffers. The
-//! first one names the format; every other one here has one scalar. An event is with the system when
-//! the call that wrote it returns, so that TensorBoard follows a run that goes on.
+//! Main type: [`EventWriter`]. A file is a sequence of TFRecords, each with the
+//! masked CRC-32C of its length and of its content. Each content is an `Event`
+//! of TensorBoard's protocol buffers. The first event names the format, and
+//! each later one contains one scalar. An event has been passed to the
+//! operating system when the call that wrote it returns, so TensorBoard can
+//! follow a run.
 
 use crate::append::AppendFile;
 use crate::monitors::MonitorError;
@@ -13,13 +15,14 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The version of the format that TensorBoard reads.
+/// The version of the format.
 const FILE_VERSION: &str = "brain.Event:2";
 
-/// Added to a checksum that was rotated, so that the sum of data that holds sums is no simple one.
+/// The constant that is added to a rotated checksum, so that checksums of data
+/// that contains checksums stay reliable.
 const MASK_DELTA: u32 = 0xA282_EAD8;
 
-/// `tensorflow.Event`, as far as scalars need it.
+/// The part of `tensorflow.Event` that scalars need.
 #[derive(Clone, PartialEq, Message)]
 struct Event {
     /// Seconds since 1970.
@@ -51,7 +54,8 @@ struct Summary {
 struct Scalar {
     #[prost(string, tag = "1")]
     tag: String,
-    // Written even where it is 0: a value without a kind would be dropped.
+    // The field is optional, so that a 0 is written too: a value without a kind
+    // would be dropped.
     #[prost(float, optional, tag = "2")]
     simple_value: Option<f32>,
 }
@@ -63,11 +67,12 @@ pub struct EventWriter {
 }
 
 impl EventWriter {
-    /// A new file in `folder`, which is made where it is not there. Files of earlier runs stay:
-    /// TensorBoard reads all of a folder.
+    /// Creates a file in `folder`, which is created if it does not exist. Files
+    /// of earlier runs are kept, and TensorBoard reads all files of a folder.
     ///
     /// # Errors
-    /// When the folder or the file cannot be made.
+    ///
+    /// Returns an error if the folder or the file cannot be created.
     pub fn create(folder: &Path) -> Result<Self, MonitorError> {
         static FILES: AtomicU32 = AtomicU32::new(0);
         fs::create_dir_all(folder).map_err(|source| MonitorError::new("create", folder, source))?;
@@ -83,19 +88,20 @@ impl EventWriter {
         Ok(writer)
     }
 
-    /// The file.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         self.file.path()
     }
 
-    /// Writes one value of the curve `tag`. It is stored in 32 bits, as TensorBoard has it; what is
-    /// not finite is stored as such.
+    /// Appends a value of the curve `tag`. It is stored in 32 bits,
+    /// TensorBoard's type; NaN and infinity are kept.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    ///
+    /// Returns an error if the file cannot be written.
     pub fn scalar(&mut self, tag: &str, step: u64, value: f64) -> Result<(), MonitorError> {
         let scalar = Scalar { tag: tag.to_owned(), simple_value: Some(value as f32) };
-        // No run counts beyond what the field holds.
+        // No run reaches more steps than the field can hold.
         let step = i64::try_from(step).unwrap_or(i64::MAX);
         self.write(step, What::Summary(Summary { values: vec![scalar] }))
     }
@@ -108,7 +114,8 @@ impl EventWriter {
     }
 }
 
-/// A TFRecord: length, its checksum, content, its checksum; little-endian.
+/// Returns a TFRecord: length, its checksum, content, its checksum, all
+/// little-endian.
 fn record(content: &[u8]) -> Vec<u8> {
     let length = (content.len() as u64).to_le_bytes();
     let mut record = Vec::with_capacity(content.len() + 16);
@@ -123,12 +130,12 @@ fn masked_crc(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(MASK_DELTA)
 }
 
-/// Seconds since 1970.
+/// Returns the time in seconds since 1970.
 fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())
 }
 
-/// Name of this machine, as far as the system tells it, fit for a file's name.
+/// Returns the name of this machine in a form that is valid in a file name.
 fn host_name() -> String {
     let named = fs::read_to_string("/proc/sys/kernel/hostname")
         .ok()

@@ -1,9 +1,9 @@
-//! The tree of modules that paths describe.
+//! The tree of modules that the paths describe.
 
 use super::{FlopsTotals, ModuleFlops};
 use std::fmt;
 
-/// A module with what is its own, and the modules inside of it in the order of their entries.
+/// A module with its own counts and its submodules in order of their entries.
 #[derive(Debug, Clone)]
 pub(super) struct Node {
     name: String,
@@ -16,7 +16,7 @@ impl Node {
         Self { name: name.to_owned(), own: FlopsTotals::default(), children: Vec::new() }
     }
 
-    /// The module called `name` inside of this one, made where it is not there.
+    /// Returns the submodule `name`, which is created if it does not exist.
     pub(super) fn child(&mut self, name: &str) -> &mut Self {
         let place = self.children.iter().position(|child| child.name == name);
         let place = place.unwrap_or_else(|| {
@@ -26,7 +26,7 @@ impl Node {
         &mut self.children[place]
     }
 
-    /// Counts an entry as this module's own.
+    /// Adds an entry to the module's own counts.
     pub(super) fn add(&mut self, entry: &ModuleFlops) {
         self.own = FlopsTotals {
             parameters: self.own.parameters.saturating_add(entry.parameters),
@@ -35,7 +35,7 @@ impl Node {
         };
     }
 
-    /// What this module and all inside of it add up to.
+    /// Returns the sums over this module and its submodules.
     pub(super) fn totals(&self) -> FlopsTotals {
         self.children.iter().map(Self::totals).fold(self.own, |sum, child| FlopsTotals {
             parameters: sum.parameters.saturating_add(child.parameters),
@@ -44,7 +44,8 @@ impl Node {
         })
     }
 
-    /// For each depth the modules there, by their full paths; depth 0 is this one.
+    /// Returns the modules of each depth with their full paths; depth 0 is this
+    /// module.
     pub(super) fn levels(&self) -> Vec<Vec<(String, FlopsTotals)>> {
         let mut levels = Vec::new();
         self.collect_levels(0, "", &mut levels);
@@ -61,7 +62,7 @@ impl Node {
             levels.push(Vec::new());
         }
         let path = format!("{prefix}{}", self.name);
-        // The model's own name is not part of the paths.
+        // Paths do not contain the name of the model.
         let prefix = if depth == 0 { String::new() } else { format!("{path}.") };
         levels[depth].push((path, self.totals()));
         for child in &self.children {
@@ -69,7 +70,7 @@ impl Node {
         }
     }
 
-    /// Shows every module, parents first.
+    /// Calls `show` for every module, parents first.
     pub(super) fn visit(
         &self,
         depth: usize,

@@ -5,10 +5,11 @@ use crate::html;
 use crate::report::ReportError;
 use std::io;
 
-/// Moments that a chart shows; of more, the fullest of each stretch.
+/// The number of points in a chart. If there are more, the fullest of each
+/// range is drawn.
 const MOMENTS: usize = 300;
 
-/// What a rank held at one moment.
+/// The memory of a rank at one time.
 #[derive(Debug, Clone)]
 pub(super) struct Sample {
     /// Microseconds since the start of the profiler.
@@ -28,7 +29,7 @@ impl Sample {
     }
 }
 
-/// A line for each moment, rank and category.
+/// Returns a line for each time, rank and category.
 pub(super) fn to_csv(samples: &[Sample]) -> io::Result<String> {
     let mut table = csv::Writer::from_writer(Vec::new());
     table.write_record(["microseconds", "rank", "category", "bytes"])?;
@@ -42,7 +43,7 @@ pub(super) fn to_csv(samples: &[Sample]) -> io::Result<String> {
     String::from_utf8(bytes).map_err(io::Error::other)
 }
 
-/// A chart for each rank.
+/// Returns a page with a chart for each rank.
 pub(super) fn to_html(samples: &[Sample]) -> Result<String, ReportError> {
     const TITLE: &str = "Memory over time";
     let mut ranks: Vec<usize> = samples.iter().map(|sample| sample.rank).collect();
@@ -71,7 +72,7 @@ fn chart(rank: usize, samples: &[&Sample]) -> Chart {
     names.truncate(MAX_SERIES - 1);
     let mut rows = Vec::new();
     for stretch in samples.chunks(samples.len().div_ceil(MOMENTS).max(1)) {
-        // A peak is what such a chart is looked at for: a mean would hide it.
+        // The chart is there to show peaks, and a mean would hide them.
         let Some(fullest) = stretch.iter().max_by_key(|sample| sample.total()) else { continue };
         let mut amounts: Vec<u64> = names.iter().map(|name| fullest.of(name)).collect();
         let named: u64 = amounts.iter().sum();

@@ -1,4 +1,4 @@
-//! The layer that hears of spans.
+//! The `tracing` layer that receives spans.
 
 use super::Profiler;
 use serde_json::{Map, Value};
@@ -11,7 +11,8 @@ use tracing_subscriber::filter::dynamic_filter_fn;
 use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::LookupSpan;
 
-/// A layer that records while the profiler is on, and does not even hear of spans otherwise.
+/// Returns a layer that records while the profiler is on. At other times its
+/// filter rejects all spans.
 pub(super) fn layer<S>(profiler: Profiler) -> impl Layer<S> + use<S>
 where
     S: tracing::Subscriber + for<'span> LookupSpan<'span>,
@@ -24,7 +25,7 @@ where
 
 struct Spans(Profiler);
 
-/// Kept with a span: its fields, and when it was entered.
+/// The fields of a span and the time at which it was entered.
 #[derive(Default)]
 struct Timing {
     args: Map<String, Value>,
@@ -68,7 +69,7 @@ impl<S: tracing::Subscriber + for<'span> LookupSpan<'span>> Layer<S> for Spans {
     }
 }
 
-/// Collects fields as JSON.
+/// A visitor that collects fields as JSON.
 struct Fields<'a>(&'a mut Map<String, Value>);
 
 impl Fields<'_> {

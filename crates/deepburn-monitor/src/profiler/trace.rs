@@ -1,28 +1,28 @@
-//! Chrome's trace format, the JSON object form: complete events, counters and names of tracks.
-//! Times are microseconds.
+//! Chrome's trace format as a JSON object: complete events, counters and names
+//! of tracks. Times are in microseconds.
 
 use super::Recording;
 use serde_json::{Map, Value, json};
 
-/// A span that has ended, for an `X` event.
+/// A completed span, for an `X` event.
 #[derive(Debug, Clone)]
 pub(super) struct Complete {
     pub(super) name: &'static str,
     pub(super) track: usize,
     /// Microseconds since the start of the profiler.
     pub(super) begun: f64,
-    /// Microseconds.
+    /// The duration in microseconds.
     pub(super) lasted: f64,
     pub(super) args: Map<String, Value>,
 }
 
-/// Everything as one trace.
+/// Returns the complete trace.
 pub(super) fn to_json(recording: &Recording) -> String {
     let pid = std::process::id();
     let mut events = vec![json!({
         "name": "process_name", "ph": "M", "pid": pid, "tid": 0, "args": {"name": "DeepBurn"},
     })];
-    // Tracks stand in the order of their names, rank after rank.
+    // Tracks are sorted by name, rank after rank.
     let mut order: Vec<usize> = (0..recording.threads.len()).collect();
     order.sort_by_key(|track| natural(&recording.threads[*track].1));
     for (place, track) in order.into_iter().enumerate() {
@@ -49,7 +49,7 @@ pub(super) fn to_json(recording: &Recording) -> String {
     json!({"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}).to_string()
 }
 
-/// A key by which `rank 10` comes after `rank 2`.
+/// Returns a sort key that puts `rank 10` after `rank 2`.
 fn natural(name: &str) -> (&str, u64) {
     let stem = name.trim_end_matches(|c: char| c.is_ascii_digit());
     (stem, name[stem.len()..].parse().unwrap_or(0))

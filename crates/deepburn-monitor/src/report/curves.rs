@@ -3,10 +3,10 @@
 use crate::chart::{Chart, Series, stacked};
 use crate::metrics::{EvalRow, MemoryRow, StepRow};
 
-/// Names of the phases of a step, in the order in which they are stacked.
+/// The phases of a step, in the order in which they are stacked.
 pub(super) const PHASES: [&str; 5] = ["data", "forward", "backward", "optimizer", "other"];
 
-/// The charts, those first that are looked at first.
+/// Returns the charts, the most important first.
 pub(super) fn charts(steps: &[StepRow], evals: &[EvalRow]) -> Vec<Chart> {
     let by_step = |name, value: fn(&StepRow) -> f64| {
         Series::new(name, steps.iter().map(|row| (row.step as f64, value(row))))
@@ -24,7 +24,7 @@ pub(super) fn charts(steps: &[StepRow], evals: &[EvalRow]) -> Vec<Chart> {
             vec![by_step("norm", |row| row.grad_norm.unwrap_or(f64::NAN))],
         ),
     ]);
-    // In fp32 and bf16 nothing is scaled.
+    // Without fp16, the loss scale is always 1.
     if steps.iter().any(|row| row.loss_scale != 1.0) {
         charts.push(Chart::new("Loss scale", vec![by_step("scale", |row| row.loss_scale)]));
     }
@@ -40,7 +40,7 @@ pub(super) fn charts(steps: &[StepRow], evals: &[EvalRow]) -> Vec<Chart> {
     charts.push(
         Chart::new("Memory of this rank in MiB", series(steps, &CATEGORIES)).starting_at_zero(),
     );
-    // Records of earlier versions have no peaks by tier.
+    // Metrics of earlier versions have no peaks by tier.
     let held = |tier: &(&str, BytesOf)| steps.iter().any(|row| tier.1(&row.memory) > 0);
     let tiers: Vec<_> = TIERS.into_iter().filter(held).collect();
     if !tiers.is_empty() {
@@ -51,7 +51,8 @@ pub(super) fn charts(steps: &[StepRow], evals: &[EvalRow]) -> Vec<Chart> {
     charts
 }
 
-/// How good the model is, besides its loss: accuracy where there is one, else perplexity.
+/// Returns a chart of the model's quality besides its loss: the accuracy if
+/// there is one, or else the perplexity.
 fn quality(evals: &[EvalRow]) -> Option<Chart> {
     if evals.is_empty() {
         None
@@ -68,7 +69,8 @@ fn by_eval(evals: &[EvalRow], value: fn(&EvalRow) -> f64) -> Series {
     Series::new("evaluation", evals.iter().map(|row| (row.step as f64, value(row))))
 }
 
-/// Seconds of each of the [`PHASES`] of a step, where they were measured.
+/// Returns the seconds of each of the [`PHASES`] of a step, if they were
+/// measured.
 pub(super) fn phases(row: &StepRow) -> Option<[f64; PHASES.len()]> {
     let seconds = row.seconds?;
     let known = [seconds.data, seconds.forward, seconds.backward, seconds.optimizer];
@@ -78,7 +80,7 @@ pub(super) fn phases(row: &StepRow) -> Option<[f64; PHASES.len()]> {
     finite.then_some([data, forward, backward, optimizer, other])
 }
 
-/// Picks a category.
+/// Selects a memory category.
 type BytesOf = fn(&MemoryRow) -> u64;
 
 const CATEGORIES: [(&str, BytesOf); 6] = [

@@ -1,29 +1,29 @@
-//! Where a run took place, as far as it explains its speed.
+//! The program and machine of a run, as far as they explain its speed.
 
 use std::time::SystemTime;
 use std::{env, fs, thread};
 
 use chrono::{DateTime, Utc};
 
-/// Program and machine of a run.
+/// The program and machine of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Environment {
-    /// Version of this program.
+    /// The version of this program.
     pub version: String,
-    /// Date and time in UTC, `2026-01-31 12:00 UTC` for example.
+    /// The date and time in UTC, such as `2026-01-31 12:00 UTC`.
     pub date: String,
-    /// Name of the machine, where the system tells it.
+    /// The name of the machine, if it is known.
     pub host: Option<String>,
-    /// Operating system and architecture.
+    /// The operating system and architecture.
     pub system: String,
-    /// Name of the processor, where the system tells it.
+    /// The name of the processor, if it is known.
     pub processor: Option<String>,
-    /// Threads that the process may run at a time.
+    /// The number of threads that the process may run in parallel.
     pub cores: usize,
 }
 
 impl Environment {
-    /// This process on this machine; what the system does not tell is left out.
+    /// Describes this process and machine; unknown values are omitted.
     pub fn detect(version: &str) -> Self {
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let system = format!("{} {} ({})", env::consts::OS, release.trim(), env::consts::ARCH);
@@ -38,7 +38,7 @@ impl Environment {
         }
     }
 
-    /// When and where the run ended, for the result.
+    /// Returns date and machine for the summary.
     pub(super) fn result_rows(&self) -> Vec<(String, String)> {
         let cores = match self.cores {
             1 => "1 core".to_owned(),
@@ -49,7 +49,7 @@ impl Environment {
         vec![("Date".to_owned(), self.date.clone()), ("Machine".to_owned(), machine.join(", "))]
     }
 
-    /// Names and values for the page.
+    /// Returns names and values for the page.
     pub(super) fn rows(&self) -> Vec<(String, String)> {
         let mut rows = vec![
             ("DeepBurn".to_owned(), self.version.clone()),
@@ -65,7 +65,7 @@ fn date(time: DateTime<Utc>) -> String {
     time.format("%Y-%m-%d %H:%M UTC").to_string()
 }
 
-/// The first `model name` of Linux's `/proc/cpuinfo`.
+/// Returns the first `model name` of Linux's `/proc/cpuinfo`.
 fn processor(cpuinfo: &str) -> Option<String> {
     let line = cpuinfo.lines().find(|line| line.starts_with("model name"))?;
     line.split_once(':').map(|(_, name)| name.trim().to_owned())

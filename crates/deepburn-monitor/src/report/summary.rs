@@ -1,10 +1,10 @@
-//! The numbers at the top of the page.
+//! The summary at the top of the page.
 
 use super::curves::{self, PHASES};
 use crate::html::grouped;
 use crate::metrics::{EvalRow, StepRow};
 
-/// Names and values; only what the rows tell.
+/// Returns names and values of everything that the rows contain.
 pub(super) fn rows(steps: &[StepRow], evals: &[EvalRow]) -> Vec<(String, String)> {
     let mut rows = Vec::new();
     let mut add = |name: &str, value: String| rows.push((name.to_owned(), value));
@@ -38,7 +38,7 @@ pub(super) fn rows(steps: &[StepRow], evals: &[EvalRow]) -> Vec<(String, String)
     rows
 }
 
-/// What each phase took of the time of the steps that were measured.
+/// Returns the total time of each phase over the measured steps.
 pub(super) fn phases(steps: &[StepRow]) -> Vec<(String, String)> {
     let mut sums = [0.0; PHASES.len()];
     for times in steps.iter().filter_map(curves::phases) {

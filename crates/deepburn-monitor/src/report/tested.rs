@@ -1,9 +1,10 @@
-//! What the final test found: `test.json` as tables.
+//! The test result, `test.json`, as tables.
 
 use crate::html;
 use serde_json::Value;
 
-/// Appends the figures and the confusion matrix; what is missing or of another kind is left out.
+/// Appends the metrics and the confusion matrix. Missing fields and fields of
+/// another type are omitted.
 pub(super) fn push(html: &mut String, test: &Value) {
     html::table(html, "Test", &figures(test));
     if let Some(counts) = confusion(test) {
@@ -36,7 +37,7 @@ fn figures(test: &Value) -> Vec<(String, String)> {
     rows
 }
 
-/// For each class how often each class was the answer.
+/// Returns the counts of predicted classes for each true class.
 fn confusion(test: &Value) -> Option<Vec<Vec<u64>>> {
     let rows: Vec<Vec<u64>> = serde_json::from_value(test.get("confusion")?.clone()).ok()?;
     (!rows.is_empty() && rows.iter().all(|row| row.len() == rows.len())).then_some(rows)

@@ -1,6 +1,6 @@
 """GFLOP/s of torch.matmul for products of [m, k] and [k, n], one JSON object a line. `tn` transposes the left operand.
 
-The fields are those of `cargo bench -p deepburn-kernels --bench gemm -- --json`.
+The fields are the same as in `cargo bench -p deepburn-kernels --bench gemm -- --json`.
 """
 
 import argparse

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Results go to `benches/results/`, and `benches/README.md` and five lines of the README are generated from them.
-//! Those of `--quick` go to `target/benches/quick/`. See `benches/README.md` for the method.
+//! Results of `--quick` go to `target/benches/quick/`. See `benches/README.md` for the method.
 
 mod data;
 mod job;

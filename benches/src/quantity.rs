@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::statistics::median;
 
-/// One measured quantity. Their order is that of the columns of a table.
+/// One measured quantity. Their order is the column order of the tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Quantity {
@@ -30,7 +30,7 @@ pub(crate) enum Quantity {
     Overhead,
     /// Arithmetic rate in GFLOP/s.
     Arithmetic,
-    /// Arithmetic rate over that of a register-blocked loop of the same instruction.
+    /// Arithmetic rate relative to a register-blocked loop of the same instruction.
     OfLimit,
     /// Most memory of all processes of a run.
     Peak,

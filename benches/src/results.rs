@@ -78,7 +78,7 @@ pub(crate) struct Row {
     pub(crate) measures: BTreeMap<Quantity, Summary>,
 }
 
-/// A row's quantity over that of another row, or alone, and a bound on it.
+/// A row's quantity, alone or divided by another row's, and a bound on it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Comparison {

@@ -2,8 +2,8 @@
 //!
 //! Main type: [`Summary`]. A round gives one number, the median of its observations (steps of a run). Over rounds,
 //! a summary has the median, the smallest and the largest of these numbers. Rounds of two summaries are pairs:
-//! both ran one after the other, so load on the machine slows them alike. Their ratio is that of the medians over these
-//! pairs; its spread is that of the ratios within a round.
+//! both ran one after the other, so load on the machine slows them alike. Their ratio compares the medians over these pairs;
+//! its spread is the range of the ratios within a round.
 
 use serde::{Deserialize, Serialize};
 

@@ -38,10 +38,10 @@ and the plots from the results. [`gpu.sh`](gpu.sh) measures on a GPU.
 - Runs take turns, A B A B. Each is a process of its own. The first steps of a run are not counted.
 - A round is the median over a run's steps. A cell is the median over rounds, with the smallest and the largest \
 round in parentheses.
-- A ratio is that of the medians; in parentheses are the smallest and the largest ratio within a round. It is \
+- A ratio compares medians; in parentheses are the smallest and the largest ratio within a round. It is \
 compared with the bound.
-- Peak memory is that of all processes of a run: the largest sum of proportional set sizes (PSS), sampled every 50 \
-ms when resident sets grow. Parameters, gradients and other categories are those of rank 0, from the run's \
+- Peak memory covers all processes of a run: the largest sum of proportional set sizes (PSS), sampled every 50 \
+ms when resident sets grow. Parameters, gradients and other categories are taken from rank 0, from the run's \
 `metrics.jsonl`.
 - Models, tokens and texts are generated from fixed seeds. Peers train the same model on the same number of tokens, \
 and each of their ranks has an equal share of the cores.

@@ -56,14 +56,14 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// Trains and compares the last loss with that of the runs before.
+/// Trains and compares the last loss with the earlier runs.
 fn same_loss(suite: &Suite, job: &Job, expected: &Cell<Option<f64>>) -> Outcome<Observations> {
     let trained = suite.train(job, suite.output()?, &[])?;
     let loss = trained.rows.last().map(|row| row.loss).ok_or("the run made no step")?;
     let before = expected.replace(expected.get().or(Some(loss)));
     if before.is_some_and(|before| before.to_bits() != loss.to_bits()) {
         return Err(format!(
-            "the loss is {loss}, that of another policy {before:?}; they have to be equal"
+            "the loss is {loss}, but {before:?} with another policy; they must be equal"
         )
         .into());
     }

@@ -19,7 +19,7 @@ pub(super) const BENCH: Bench = Bench {
     name: "forecast",
     title: "Memory forecast",
     about: "The forecast that `finetune` logs and writes to `job.json`, divided by what two steps of the run measure. \
-        Activations, device and NVMe are those of rank 0's ledger, the resident set that of the process.",
+        Activations, device and NVMe are from rank 0's ledger; the resident set covers the process.",
     run,
 };
 

@@ -20,9 +20,9 @@ pub(super) const BENCH: Bench = Bench {
     title: "Matrix products",
     about: "Products [m, k] × [k, n] of GPT-2's shapes. The limit is the rate of a register-blocked loop of the same \
         instruction, measured beside each product by `cargo bench -p deepburn-kernels --bench gemm`. The rate of a \
-        training step is that of all its products over the time of forward and backward, everything else included; it \
-        is compared with the rate of the f32 products together, weighted as in a step: 31 % of its operations are \
-        those of the loss head.",
+        training step divides the operations of all its products by the time of forward and backward, including all other work; it \
+        is compared with the rate of the f32 products together, weighted as in a step: 31 % of its \
+        operations belong to the loss head.",
     run,
 };
 
@@ -91,7 +91,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let mut recorders: BTreeMap<usize, Recorder> = BTreeMap::new();
     let mut products = Vec::new();
     let lacks = suite.peers_with(&["torch"]).err();
-    // What fails is not run again; the other rows go on.
+    // A failed row is not run again; the other rows continue.
     let (mut has_peer, mut has_step) = (lacks.is_none(), !suite.quick);
     results.missing.extend(lacks.map(|lacks| format!("torch.matmul: {lacks}")));
     for round in 1..=rounds {

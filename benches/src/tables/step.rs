@@ -14,7 +14,7 @@ pub(super) const BENCH: Bench = Bench {
     name: "step",
     title: "Training step",
     about: "An optimizer step of GPT-2 with AdamW and gradient clipping, on random tokens. The two ranks of the second \
-        table are threads of one process, or processes under `mpirun`; those of the peers are processes over gloo. In \
+        table are threads of one process, or processes under `mpirun`; the peers' ranks are processes over gloo. In \
         bf16, DeepBurn, FSDP2 and DeepSpeed keep fp32 master weights; PyTorch eager and DDP train weights and \
         optimizer states in bf16.",
     run,
@@ -106,7 +106,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// Measures contestants in their precisions; those of one precision follow each other.
+/// Measures contestants in their precisions; runs of one precision follow each other.
 fn table(
     suite: &Suite,
     results: &mut Results,

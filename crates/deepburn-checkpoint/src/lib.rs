@@ -1,7 +1,7 @@
 //! Sharded checkpoints that load at any number of ranks and any ZeRO stage.
 //!
 //! ```text
-//! ROOT/latest                           the tag to go on from, and its manifest's checksum
+//! ROOT/latest                           the tag to resume from, and its manifest's checksum
 //! ROOT/step-00000010/manifest.json      atoms, ranks, states, checksums
 //! ROOT/step-00000010/rank-00000.safetensors ...
 //! ```

@@ -156,7 +156,7 @@ impl Manifest {
             return Err(without_checksum(path, text));
         };
         if blake3::hash(fields.as_bytes()).to_hex().as_str() != checksum {
-            return Err(CheckpointError::damaged(path, "its checksum is not that of its contents"));
+            return Err(CheckpointError::damaged(path, "its checksum does not match its contents"));
         }
         check_version(path, text)?;
         let sound = |fields: &str| -> serde_json::Result<Self> {

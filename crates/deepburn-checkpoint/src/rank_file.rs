@@ -72,7 +72,7 @@ impl RankFile {
         }
         if hash(&file).map_err(io)?.to_hex().as_str() != entry.checksum {
             return Err(mixed(&path, &file, &expected).unwrap_or_else(|| {
-                CheckpointError::damaged(&path, "its checksum is not that of its contents")
+                CheckpointError::damaged(&path, "its checksum does not match its contents")
             }));
         }
         // The checksum is correct, so the file was written in this form.
@@ -80,7 +80,7 @@ impl RankFile {
         let same = entry.length == layout.file_len(rank, &identity)
             && disk::read_exact_at(&file, &mut found, 0).map(|()| found == header).map_err(io)?;
         if !same {
-            let reason = "it was written wrong: its header is not that of its manifest";
+            let reason = "it was written wrong: its header does not match the manifest";
             return Err(CheckpointError::damaged(&path, reason));
         }
         let data = header.len() as u64;
@@ -169,7 +169,7 @@ mod tests {
         let error = open(&first, 1).unwrap_err();
         assert!(matches!(error, CheckpointError::Mixed { .. }), "{error}");
         assert!(error.to_string().contains("rank 1 of 2 of step-00000002"), "{error}");
-        // So are those of other ranks.
+        // Files of other ranks are intact.
         fs::copy(first.join(rank_file_name(0)), first.join(rank_file_name(1))).unwrap();
         let error = open(&first, 1).unwrap_err().to_string();
         assert!(error.contains("rank 0 of 2 of step-00000001"), "{error}");

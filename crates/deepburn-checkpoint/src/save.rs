@@ -10,8 +10,8 @@
 //! 3. Rank 0: [`Save::commit`] writes the manifest, renames the folder, and
 //!    finally updates `latest`.
 //!
-//! Dropping a save removes its files; the next save removes those of a killed
-//! one. Earlier checkpoints are never touched.
+//! Dropping a save removes its files; a killed save is cleaned up by
+//! the next. Earlier checkpoints are never touched.
 //!
 //! **A tag that is taken** is an error, or another tag is used
 //! ([`Save::begin_step`]). The exception is a damaged checkpoint: the run has
@@ -261,7 +261,7 @@ mod tests {
 
     #[test]
     fn killed_at_any_moment_the_earlier_or_the_new_checkpoint_is_there() {
-        // The last moment at which the save is killed, and the step to go on from then.
+        // The last moment at which the save is killed, and the step to resume from then.
         let moments =
             [("begun", 1), ("one rank", 1), ("all ranks", 1), ("manifest", 1), ("renamed", 2)];
         for before in [true, false] {
@@ -310,7 +310,7 @@ mod tests {
         let record = write_rank(second.ticket(), &layout, 0, 2);
         drop(second);
         assert_eq!(store::names(&root).unwrap(), before);
-        // Nor do ranks that go on writing, or a record that comes too late.
+        // Nor do ranks that continue to write, or a record that comes too late.
         let third = Save::begin(&root, Tag::of_step(2), layout.clone()).unwrap();
         write_rank(third.ticket(), &layout, 0, 2);
         let error = third.commit(vec![record], run(2)).unwrap_err().to_string();

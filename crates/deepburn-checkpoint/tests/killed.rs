@@ -105,7 +105,7 @@ fn killed_at_random_moments_nothing_is_lost() {
         }
         // No two kills after the same time, and all within the first few saves.
         std::thread::sleep(Duration::from_micros(3_000 + kill * 1_237 % 40_000));
-        assert!(process.try_wait().unwrap().is_none(), "it ended by itself");
+        assert!(process.try_wait().unwrap().is_none(), "it ended without being killed");
         process.kill().unwrap();
         process.wait().unwrap();
         let resumed = resume(root.path());

@@ -275,7 +275,7 @@ fn the_step_counts_where_it_differs_from_the_job() {
         ("SLURM_TASKS_PER_NODE", "8"),
     ];
     assert_eq!(found(&step), Some((Launcher::Slurm, [1, 2, 1, 2])));
-    // Without the variables of the step those of the job are used.
+    // Without the step's variables, the job's are used.
     assert_eq!(
         found(&step.map(|(name, value)| match name {
             "SLURM_STEP_NUM_TASKS" | "SLURM_STEP_TASKS_PER_NODE" => ("UNUSED", value),

@@ -112,7 +112,7 @@ impl DeepSpeedCheckpoint {
     }
 
     /// The names and shapes of the model's float buffers, such as the running statistics of a batch
-    /// norm. They are those of rank 0: each rank of DeepSpeed keeps its own.
+    /// norm. They are rank 0's: in DeepSpeed, each rank keeps its own.
     pub fn buffers(&self) -> impl Iterator<Item = (&str, &[usize])> {
         self.buffers.iter().map(|(name, tensor)| (name.as_str(), &tensor.shape[..]))
     }
@@ -243,7 +243,7 @@ fn ranks(folder: &Folder, model: &ModelStates) -> Result<Vec<OptimStates>, DeepS
     for rank in &ranks {
         if (rank.stage == Some(3)) != sharded {
             let reason = format!(
-                "its zero_stage is {}, which is not that of {}",
+                "its zero_stage is {}, which differs from {}",
                 rank.stage.map_or("missing".to_owned(), |stage| stage.to_string()),
                 model.path().display()
             );

@@ -91,7 +91,7 @@ impl ModelStates {
         self.contents.root().need("frozen_param_fragments")?.need(name)?.tensor()
     }
 
-    /// That this file was saved without what it takes to go on.
+    /// Returns an error if the file was saved without the frozen parameters, which resuming needs.
     pub(crate) fn refuse_excluded(&self) -> Result<(), DeepSpeedError> {
         if self.frozen.is_some() {
             return Ok(());

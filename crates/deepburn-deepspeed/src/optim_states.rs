@@ -89,7 +89,7 @@ impl OptimStates {
         steps.max().or(self.steps)
     }
 
-    /// Checks that this file and `first`, that of rank 0, are of one save of `world_size` ranks.
+    /// Checks that this file and rank 0's file `first` belong to one save of `world_size` ranks.
     pub(crate) fn check(&self, first: &Self, world_size: usize) -> Result<(), DeepSpeedError> {
         let root = self.root()?;
         let counts = root.need("partition_count")?;

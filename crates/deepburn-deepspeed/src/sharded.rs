@@ -41,7 +41,7 @@ fn check_alike(model: &ModelStates, other: &ModelStates) -> Result<(), DeepSpeed
         return Ok(());
     }
     let reason = format!(
-        "its counters or parameters are not those of {} ({:?}, not {:?})",
+        "its counters or parameters differ from {} ({:?}, not {:?})",
         model.path().display(),
         other.summary,
         model.summary

@@ -75,7 +75,7 @@ impl Joined {
         self.len
     }
 
-    /// Adds elements `range`, which there have to be, to those of a parameter.
+    /// Appends elements `range`, which must exist, to the elements of a parameter.
     pub(crate) fn cut(&self, range: Range<usize>, pieces: &mut Pieces) {
         let mut start = 0;
         for (tensor, len) in &self.parts {

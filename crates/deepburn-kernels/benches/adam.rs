@@ -135,7 +135,7 @@ impl Bench {
     }
 }
 
-/// A step over tensors that lie one after the other; a working copy is that of a single one.
+/// A step over tensors that lie one after the other; a working copy belongs to a single one.
 fn step_over(
     tensors: &[usize],
     grad: FloatSlice<'_>,

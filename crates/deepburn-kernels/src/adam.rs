@@ -135,7 +135,7 @@ impl Elementwise<2> for AdamStep {
     const NAME: &'static str = "adam";
     const ARRAYS: [&'static str; 2] = ["m", "v"];
 
-    /// The operations and their order are those of PyTorch's single-tensor `AdamW` in fp32.
+    /// The operations and their order are the same as in PyTorch's single-tensor `AdamW` in fp32.
     #[inline(always)]
     fn tile(self, grad_scale: f32, param: &mut [f32], grad: &[f32], [m, v]: [&mut [f32]; 2]) {
         adam_tile((self, grad_scale), param, grad, m, v);

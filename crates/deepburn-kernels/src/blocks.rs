@@ -19,7 +19,7 @@ pub(crate) const PARALLEL_FROM: usize = 4 * BLOCK;
 ///
 /// The loop is compiled once for each instruction set, and has to be inlined into `block` whole,
 /// `block` itself included: what is not marked `#[inline(always)]` keeps to the baseline set. No set
-/// changes a bit: the compiler never fuses a multiplication with an addition by itself.
+/// changes a bit: the compiler never fuses a multiplication with an addition.
 pub(crate) fn vectorized<R>(block: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(block)
 }

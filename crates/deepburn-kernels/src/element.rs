@@ -80,7 +80,7 @@ impl Element for bf16 {
     }
 }
 
-/// What the exponent of an `f32` exceeds that of an `f16` by, in place.
+/// The difference between the exponents of an `f32` and an `f16`, in place.
 const REBIAS: u32 = (127 - 15) << 23;
 /// 2^-14, the smallest normal `f16`.
 const F16_NORMAL: u32 = (127 - 14) << 23;
@@ -109,7 +109,7 @@ impl Element for f16 {
         let magnitude = bits & 0x7FFF_FFFF;
         let odd = (magnitude >> 13) & 1;
         let normal = magnitude.wrapping_sub(REBIAS).wrapping_add(0xFFF + odd) >> 13;
-        // The unit in the last place of 0.5 is that of the subnormal f16: the sum rounds to it.
+        // 0.5 has the same unit in the last place as the subnormal f16, so the sum rounds to it.
         let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5_f32.to_bits());
         let quiet = (magnitude >> 13) & 0x3FF | 0x7E00;
         let finite = if magnitude < F16_NORMAL { subnormal } else { normal };

@@ -433,7 +433,7 @@ mod tests {
         }
     }
 
-    /// The movement that is exchanged is that of a local step, to the bit, and leaves everything as it was.
+    /// The exchanged movement equals a local step's, to the bit, and changes nothing.
     #[test]
     fn the_movement_is_that_of_a_local_step() {
         for len in LENGTHS {

@@ -38,7 +38,7 @@ pub enum EngineError {
     /// Gradients overflow at the smallest loss scale.
     #[error(
         "{cause}: current loss scale already at minimum - cannot decrease scale anymore. The first \
-         gradient that is not finite is that of parameter {path}: lower the learning rate or \
+         gradient that is not finite belongs to parameter {path}: lower the learning rate or \
          fp16.min_loss_scale (torch_autocast has no such key), or train in bf16"
     )]
     LossScale {

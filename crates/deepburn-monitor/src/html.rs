@@ -20,7 +20,7 @@ impl fmt::Display for Escaped<'_> {
                 '>' => f.write_str("&gt;")?,
                 '"' => f.write_str("&quot;")?,
                 '\'' => f.write_str("&#39;")?,
-                // Control characters are no HTML; a reader should still see that they were there.
+                // Control characters are invalid in HTML, but the reader should see them.
                 control if control.is_control() && control != '\n' && control != '\t' => {
                     f.write_char(char::REPLACEMENT_CHARACTER)?;
                 }
@@ -33,7 +33,7 @@ impl fmt::Display for Escaped<'_> {
 
 /// Appends formatted text.
 pub(crate) fn push(html: &mut String, text: fmt::Arguments<'_>) {
-    // Writing to a string fails only when a `Display` does, and the ones used here do not.
+    // Writing to a string fails only if a `Display` fails, and none of these does.
     let _ = html.write_fmt(text);
 }
 

@@ -89,7 +89,7 @@ pub struct MemoryRow {
     /// The peak of memory offloaded to the host during the step.
     #[serde(default)]
     pub host_peak: u64,
-    /// Most that was offloaded to NVMe during the step.
+    /// The peak of memory offloaded to NVMe during the step.
     #[serde(default)]
     pub disk_peak: u64,
     /// The resident set size of the process.

@@ -5,7 +5,7 @@
 //! size sent and as much received, of a gather the result.
 //!
 //! Reductions exchange parts, so that each rank has all contributions to what it owns, and add them
-//! in rank order: the arithmetic and its order are those of rank threads.
+//! in rank order: the arithmetic and its order are the same as with rank threads.
 
 use bytes::Bytes;
 use deepburn_comm::{CommError, Encoded, Form, Partition, Payload, Received, ReduceOp, Side};
@@ -150,7 +150,7 @@ pub(crate) fn barrier(link: &mut Link, side: &Side) -> Result<(), CommError> {
     link.meet(side, |_| Vec::new()).map(drop)
 }
 
-/// Hands the shard of this rank to all ranks and joins those of all. Padding does not travel.
+/// Sends this rank's shard to all ranks and joins the shards of all. Padding is not sent.
 fn spread<T: Payload>(
     link: &mut Link,
     shards: &[T],

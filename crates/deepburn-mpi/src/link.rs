@@ -512,7 +512,7 @@ impl Link {
         Ok(())
     }
 
-    /// The ranks of other hosts of which `holds` is true. The end of those of this host is seen at once.
+    /// The ranks of other hosts for which `holds` is true. The end of a process on this host is detected at once.
     fn remote_ranks(&self, holds: impl Fn(&Peer) -> bool) -> Vec<usize> {
         let host = |rank: usize| self.peers[rank].hello.as_ref().map(|hello| &hello.host);
         let own = host(self.rank());

@@ -17,7 +17,7 @@ pub(crate) struct Neighbours {
 
 #[cfg(target_os = "linux")]
 impl Neighbours {
-    /// Watches those of `ranks` whose process numbers mean the same as here.
+    /// Watches the `ranks` whose process numbers mean the same as here.
     pub(crate) fn new(own: &Hello, ranks: &[(usize, &Hello)]) -> Self {
         use rustix::process::{Pid, PidfdFlags, pidfd_open};
 

@@ -124,7 +124,7 @@ impl Process {
 
     /// Begins a run with all ranks, each of which calls this as often. The group of an earlier run is
     /// not used any more. Once a run has failed, every later one fails with the same error: messages of the
-    /// failed one may still be on their way, and would be taken for those of the next.
+    /// failed one may still be on their way, and would be mistaken for messages of the next run.
     ///
     /// Work with arrays that the communication thread does is run by `on_device`.
     pub fn group(&self, settings: Settings, on_device: OnDevice) -> MpiGroup {

@@ -204,7 +204,7 @@ fn enable_direct(file: &OwnedFd, folder: &Path) -> Result<bool, SwapError> {
     }
 }
 
-/// Whether direct I/O needs no larger alignment than that of regions, as far as the system can tell.
+/// Returns true if direct I/O needs no larger alignment than regions have, as far as the system reports it.
 fn alignment_suffices(file: &OwnedFd) -> bool {
     let Ok(stat) = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) else {
         return true;

@@ -160,7 +160,7 @@ impl SwapFile {
     }
 
     /// Takes a region back, whose part of the file may then be reserved again. Requests for it that are in
-    /// progress complete before those of its next owner; nobody may use it otherwise.
+    /// progress complete before its next owner's; nobody may use it otherwise.
     pub fn release(&self, region: &Region) {
         if region.file == self.regions.file() {
             self.regions.release(region);

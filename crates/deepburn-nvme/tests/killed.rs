@@ -53,7 +53,7 @@ fn killed_processes_leave_nothing() {
         }
         // No two kills after the same time.
         thread::sleep(Duration::from_micros(kill * 1_237 % 10_000));
-        assert!(process.try_wait().unwrap().is_none(), "it ended by itself");
+        assert!(process.try_wait().unwrap().is_none(), "it ended without being killed");
         process.kill().unwrap();
         process.wait().unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use crate::host::{HostBytes, host_bytes};
 
 /// Reads the elements of a tensor in their flat order, in its own type. A contiguous tensor of flex shares its memory
-/// with the result; that of another device is copied, and the call waits for it. A copy that is left pending while
+/// with the result; a tensor of another device is copied, and the call waits for it. A copy that is left pending while
 /// the device runs other ops is not safe: CubeCL's wgpu runtime may use the mapped staging buffer again.
 ///
 /// # Panics

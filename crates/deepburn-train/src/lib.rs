@@ -117,7 +117,7 @@
 //!   gradients, are an error.
 //! - **`TrainStep::optimize`** is not called.
 //!
-//! Losses and weights are bit-identical to those of [`deepburn::Engine`] with
+//! Losses and weights are bit-identical to [`deepburn::Engine`] with
 //! the same batches; with accumulation, this requires a number of micro-batches
 //! that is a power of two. Burn's loaders with several workers return batches
 //! in an order that differs between runs.

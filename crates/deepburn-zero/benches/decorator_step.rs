@@ -8,7 +8,7 @@
 //! (`MatmulOps`). Nothing is sharded: every tensor is
 //! full, and each op goes through autocast and the ledger of a model with one rank. Gradients are written out, because
 //! Burn's autodiff takes no backend that cannot exchange gradients, such as plain flex. Autodiff would add the same
-//! time to both sides, so the ratio of a training pass is smaller. The ratio is that of the medians. `--json` prints one
+//! time to both sides, so the ratio of a training pass is smaller. The ratio compares medians. `--json` prints one
 //! object a line: `name`, `unit`, `value`, `spread` (first and third quartile of the ratios of single rounds).
 
 use std::env;

@@ -7,7 +7,7 @@
 //! Arrays are f32 tensors of flex, as in training. A reduce-scatter implies that each rank reads its part of every
 //! array once and writes the sum. An all-gather implies that the whole is written once: ranks of one process share it.
 //! Plain loops on as many threads (one for the all-gather) do just that, in turns with the collectives. The score is
-//! their time over that of the collective, the median of all rounds; 1 means that the collective costs nothing more.
+//! their time divided by the collective's, the median of all rounds; 1 means that the collective costs nothing more.
 //! `--json` prints one object a line: `name`, `unit`, `value` (the median), `spread` (the smallest and the largest).
 
 use std::env;

@@ -38,7 +38,7 @@ use crate::{Sharded, session};
 
 /// A backend decorator that brings the float operands of each op to one element type.
 ///
-/// Tensors are those of `B`: the decorator holds nothing.
+/// Tensors are `B`'s tensors; the decorator holds nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Autocast<B> {
     inner: PhantomData<B>,

@@ -95,7 +95,7 @@ impl ModelStates {
     }
 }
 
-/// Bytes that come and go on one rank besides the model states; zeros with one rank that keeps its states on
+/// Temporary bytes on one rank besides the model states; zeros with one rank that keeps its states on
 /// the device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Buffers {
@@ -129,7 +129,7 @@ pub struct Estimate {
     /// the largest, whole in fp32. Ranks that are threads share that one.
     pub starting: u64,
     /// Model states that are offloaded to host memory, and compression errors, which are always there. On top of the
-    /// other figures, which are those of the device.
+    /// other figures, which cover the device.
     pub host: u64,
     /// Model states that are offloaded to a disk, without what fills up blocks of it.
     pub disk: u64,

@@ -247,7 +247,7 @@ impl<B: Backend> Gatherer<B> {
         fetches.iter().try_for_each(|fetch| fetch.abandon())
     }
 
-    /// The failure of a disk. A tensor op returns none, and its panic carries those of collectives.
+    /// The failure of a disk as a `CommError`: a tensor op cannot return errors, and its panic carries errors of collectives.
     fn failed(&self, index: usize, error: &SwapError) -> CommError {
         let path = self.parameter(index).path();
         self.group.failed(format!("cannot read parameter {path}: {error}"))

@@ -1,6 +1,6 @@
 //! How many floating-point operations a pass takes, module by module.
 //!
-//! Products are counted where the decorated backend sees them: those of matrices, convolutions and
+//! Products are counted where the decorated backend sees them: products of matrices, convolutions and
 //! attention; a multiplication and an addition are two operations. What is done element by element is
 //! left out, as model FLOPs usually leave it (Chowdhery et al. 2022, appendix B): attention counts
 //! in full, masked places included, and what backward computes a second time does not count.

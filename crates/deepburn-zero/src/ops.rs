@@ -116,7 +116,7 @@ pub(crate) use wrap;
 
 /// Runs an op whose results are floats, and records it while a block is under way that backward may compute
 /// again. `recorded!(cost; operands => [results])` gives the results as an array of
-/// [`ZeroTensor`](crate::ZeroTensor)s. Inside of `results`, operands are those of the inner backend; the
+/// [`ZeroTensor`](crate::ZeroTensor)s. Inside of `results`, operands belong to the inner backend; the
 /// expression may run a second time.
 macro_rules! recorded {
     // What operands have to do with blocks: only floats may be parameters or values of another block.

@@ -212,7 +212,7 @@ impl<B: OptimizerOps> Optimizer<B> {
         }
     }
 
-    /// Names of the arrays that are kept of a parameter, those of PyTorch's optimizers; none of a frozen one.
+    /// Returns the PyTorch names of a parameter's optimizer arrays; empty for a frozen one.
     pub(crate) fn moments(&self, index: usize) -> &'static [&'static str] {
         self.settings(index).map_or(&[], |settings| moments(&settings.optimizer))
     }
@@ -421,7 +421,7 @@ impl<B: OptimizerOps> Optimizer<B> {
         B::float_add(array(COMMON), array(zero_one::MOVED))
     }
 
-    /// Starts a step. The gradient of each update is multiplied by `scale`. `operands` are those of all
+    /// Starts a step. The gradient of each update is multiplied by `scale`. `operands` are the offloaded operands of all
     /// trainable parameters, whose updates come in `order`.
     ///
     /// # Errors

@@ -5,8 +5,8 @@
 //! - *whole*: all elements, on every rank (stages 0 to 2).
 //! - *sharded*: its flat, zero-padded chunk (stage 3), on the device or *parked*: in host memory beside a
 //!   device, or on NVMe (`offload_param`). Beside the chunk there may be whole values: *fetching*, on their
-//!   way; *gathered*, kept for another op as long as the [`Gatherer`] decides; or *resident*, kept until the
-//!   optimizer changes the chunk (`stage3_param_persistence_threshold`).
+//!   way; *gathered*, kept for another op as long as the [`Gatherer`] decides; or *persistent*, kept until
+//!   the optimizer changes the chunk (`stage3_param_persistence_threshold`).
 //! - *checked out*: in the hands of the optimizer.
 //!
 //! The module's tensors are handles on these values, so a step changes the model without touching

@@ -188,7 +188,7 @@ impl ParkedArray {
         }
     }
 
-    /// A piece in memory, to be read or changed. That of a file comes through `pipeline`.
+    /// A piece in memory, to be read or changed. A piece of a file comes through `pipeline`.
     ///
     /// # Errors
     /// The disk fails.

@@ -42,7 +42,7 @@ use tape::{Keep, OpRecord, RecordedTensor, Tape};
 pub(crate) enum Cost {
     /// A few operations for each byte of its result.
     Low,
-    /// That of a product of matrices, a convolution, or attention.
+    /// The result of a matrix product, a convolution, or attention.
     High,
 }
 

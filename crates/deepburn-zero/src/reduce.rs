@@ -1,7 +1,7 @@
 //! Gradients on their way from autodiff to the optimizer.
 //!
 //! Autodiff reports each parameter's gradient the moment it is final. It goes into a bucket; a
-//! full bucket is reduced over all ranks while backward goes on; what comes back is added to the
+//! full bucket is reduced over all ranks while backward continues; what comes back is added to the
 //! accumulated gradient, and the full gradient is gone. From stage 2 on a rank keeps its shard of
 //! the sum only.
 //!
@@ -81,7 +81,7 @@ struct Flight<B: Backend> {
 /// early is there to avoid; between ranks of one process small messages cost nothing.
 pub(crate) const BUCKETS_PER_MODEL: usize = 16;
 
-/// Bytes of gradients whose writes to a file go on while backward does.
+/// The bytes of gradients that may be waiting to be written to a file during backward.
 const WRITES_BEHIND: usize = 32 << 20;
 
 /// How gradients are reduced and kept.

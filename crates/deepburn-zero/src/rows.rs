@@ -266,7 +266,7 @@ mod tests {
             let travelled = parts.each_ref().map(|part| {
                 let Encoded { form, bytes } = part.encode();
                 assert_eq!(form, Form::Rows);
-                // A rank without rows of its own receives those of others too.
+                // A rank without its own rows also receives the rows of others.
                 let home = DeviceArray::Dense(floats(&[0.0], &[1]));
                 home.decode(form, Received::One(bytes.to_vec()), range.len()).unwrap()
             });

@@ -358,7 +358,7 @@ fn enter(context: &Rc<ModelContext>, pass: Option<Pass>) -> ContextGuard {
 
 /// Recomputes freed activations that the program still holds, before the
 /// parameters of the model with this ledger change. This covers the model's own
-/// activations and those of every other model whose passes have read it.
+/// activations and the activations of every other model whose passes have read it.
 ///
 /// # Errors
 ///

@@ -58,7 +58,7 @@ impl<T: TensorMetadata> Leased<T> {
 }
 
 impl<T> Leased<T> {
-    /// The same tensor without an entry: that of a parameter, which the ledger has elsewhere.
+    /// The same tensor without an entry, for a parameter, which the ledger counts elsewhere.
     pub(crate) fn uncounted(self) -> Self {
         Self { lease: None, ..self }
     }

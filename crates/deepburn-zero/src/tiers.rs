@@ -114,7 +114,7 @@ pub(crate) struct StateTiers {
 }
 
 impl StateTiers {
-    /// Those of a model of these parameters.
+    /// Returns the tiers of a model with these parameters.
     ///
     /// With a `ratio` below 1 the states of the first parameters stay on the device, up to the first one with
     /// which they would be more than `1 - ratio` of all elements. DeepSpeed's `stage3.py` counts sub-groups of

@@ -39,7 +39,7 @@ pub fn update<R: Runtime>(
 /// What a step does with one element, in the arithmetic of its CPU version.
 #[cube]
 pub(crate) trait ElementKernel: Send + Sync + 'static {
-    /// Updates element `i` of the parameter and of the states. `scalars` are those of
+    /// Updates element `i` of the parameter and of the states. `scalars` belong to
     /// [`Elementwise::scalars`], and `grad` is the element of the gradient, already multiplied by its factor.
     fn element(
         i: usize,

@@ -26,7 +26,7 @@ pub fn flatten<R: Runtime>(client: &ComputeClient<R>, parts: &[Buffer], len: usi
     flat
 }
 
-/// Writes `count` elements from `start` on: those of `part`, then zeros.
+/// Writes `count` elements from `start` on: the elements of `part`, then zeros.
 fn copy<R: Runtime>(
     client: &ComputeClient<R>,
     part: &Buffer,

@@ -171,7 +171,7 @@ impl Drop for Writing {
 /// Returns the error of a save that was dropped before it was complete.
 fn undone(ticket: &Ticket) -> CheckpointError {
     let source = io::Error::from(io::ErrorKind::Interrupted);
-    CheckpointError::Io { action: "go on writing", path: ticket.folder().to_owned(), source }
+    CheckpointError::Io { action: "continue to write", path: ticket.folder().to_owned(), source }
 }
 
 /// Appends a chunk of an array to the file of the rank.

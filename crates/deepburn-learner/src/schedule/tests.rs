@@ -341,7 +341,7 @@ fn one_cycle_with_decay_keeps_momentum_below_one() {
         [0.01, 0.9],
         [0.008, 0.945],
         [0.0066666667, 0.99],
-        // DeepSpeed goes on with 1.035, 1.08, 1.125.
+        // DeepSpeed continues with 1.035, 1.08, 1.125.
         [0.0057142857, limit],
         [0.005, limit],
         [0.0044444444, limit],

@@ -114,7 +114,7 @@ fn numbers(values: &Value) -> Vec<f64> {
     values.as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).collect()
 }
 
-/// Losses of ten steps; all ranks have the same batch, so the mean over them is that of one.
+/// Losses of ten steps; all ranks have the same batch, so the mean over them equals one rank's.
 fn losses(world_size: usize, stage: u8, autocast: &str) -> Vec<f32> {
     let (plan, trace) = (plan(world_size, stage, autocast), trace());
     let results = run_ranks(world_size, Duration::from_secs(60), |member| {

@@ -362,7 +362,7 @@ fn any_number_of_ranks_loads_equal_states() {
                     engine.load_checkpoint(&checkpoint, LoadPlan::ALL)?;
                     let loss = engine.evaluate(|net| net.loss(1).into_scalar())?;
                     let states = owned(engine);
-                    // Training goes on.
+                    // Training continues.
                     run(engine, 3 * MICRO_BATCHES)?;
                     assert_eq!(engine.states().optimizer_steps(), 3);
                     Ok((states, loss))

@@ -1,4 +1,4 @@
-//! A Burn model of one's own that goes on from checkpoints of DeepSpeed: `Linear` layers, whose weights
+//! A Burn model of one's own that resumes from DeepSpeed checkpoints: `Linear` layers, whose weights
 //! PyTorch keeps transposed. `data/make.py` made the checkpoints and the losses that followed there.
 
 use std::fs;

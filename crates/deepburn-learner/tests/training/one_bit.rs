@@ -232,7 +232,7 @@ fn states_of_compressed_steps_are_refused_by_other_optimizers() {
     );
 }
 
-/// Sums of single ranks are in no checkpoint; those of all ranks are.
+/// Checkpoints contain sums over all ranks, but not of single ranks.
 #[test]
 fn a_checkpoint_in_mid_accumulation_is_refused_after_the_freeze() {
     let plan = plan(2, "fp32", 2);

@@ -1,5 +1,5 @@
 //! `save_16bit_model` when the file cannot be written: all ranks fail together, training continues,
-//! and the next save equals that of an undisturbed run.
+//! and the next save equals an undisturbed run's.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -100,7 +100,7 @@ fn train(stage: u8, ranks: usize, precision: HalfPrecision, paths: &[PathBuf]) -
     run.unwrap_or_else(|failure| panic!("stage {stage}, {ranks} ranks: {failure}"))
 }
 
-/// The same weights in every run; the engine's `initialize` takes those of rank 0.
+/// The same weights in every run; the engine's `initialize` takes rank 0's.
 fn fixed_weights() -> Positions<Trained> {
     use burn::module::ModuleMapper;
     struct Filled(usize);

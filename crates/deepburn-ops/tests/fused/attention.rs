@@ -171,7 +171,7 @@ fn the_cache_gives_what_whole_sequences_give() {
     assert!(difference < 1e-6, "{difference}");
 }
 
-/// Draws are independent of the neighbours in each direction, and of those of the next seed.
+/// Draws are independent of the neighbours in each direction, and of the next seed's.
 #[test]
 fn dropped_weights_are_a_random_share() {
     for probability in [0.1, 0.5, 0.9] {

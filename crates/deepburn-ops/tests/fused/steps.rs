@@ -1,4 +1,4 @@
-//! The autodiff steps: gradients of fused ops are those of the ops they replace.
+//! The autodiff steps: gradients of fused ops equal the gradients of the ops that they replace.
 
 use burn::tensor::{DType, Int, Tensor, TensorData, activation};
 use burn_flex::Flex;

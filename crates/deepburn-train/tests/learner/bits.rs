@@ -1,4 +1,4 @@
-//! The Learner's losses and weights are those of the engine, to the bit.
+//! The Learner's losses and weights equal the engine's, to the bit.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! The time of a rank and that of its link.
+//! The times of a rank and of its link.
 
 /// Two clocks in seconds. Collectives run one after the other on the link, while the rank computes or waits.
 #[derive(Debug, Default)]

@@ -1,6 +1,6 @@
 //! Parameters that a simulated rank gathers at stage 3.
 //!
-//! Main type: [`SimulatedGatherer`]. Its rules are those of [`Gatherer`](crate::gather::Gatherer), and a test compares
+//! Main type: [`SimulatedGatherer`]. Its rules are the same as in [`Gatherer`](crate::gather::Gatherer), and a test compares
 //! the collectives of both.
 
 use std::collections::HashMap;

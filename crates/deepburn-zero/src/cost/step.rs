@@ -346,7 +346,7 @@ fn check(
 }
 
 /// The parameters that each op of `graph` reads, by place in `parameters`. A parameter that is read for the first time
-/// is the first one of its size that is left; those of one size cost the same. `None` where the sizes differ.
+/// is the first one of its size that is left; collectives of one size cost the same. `None` where the sizes differ.
 fn reads(graph: &ActivationGraph, parameters: &[ParameterSize]) -> Option<Vec<Vec<usize>>> {
     let mut places: BTreeMap<u64, VecDeque<usize>> = BTreeMap::new();
     for (index, parameter) in parameters.iter().enumerate() {

@@ -53,7 +53,7 @@ pub enum BackwardOp {
     Copy,
     /// All inputs share the gradient of the output.
     Add,
-    /// The gradient of the first input, then those of the parameters. Both read the gradient of the output.
+    /// The gradient of the first input, then the gradients of the parameters. Both read the gradient of the output.
     Product,
     /// As `Product`, but forward has computed the gradients of the parameter and of the first input in f32.
     LossHead,
@@ -113,7 +113,7 @@ pub struct ActivationGraph {
 /// An op in the graph.
 #[derive(Debug, Clone)]
 pub(crate) struct GraphOp {
-    /// Place of its block among those of the pass; `None` outside of all blocks.
+    /// The index of its block in the pass; `None` outside of all blocks.
     pub(crate) block: Option<usize>,
     pub(crate) inputs: Vec<usize>,
     pub(crate) outputs: Vec<usize>,
@@ -140,7 +140,7 @@ impl ActivationGraph {
         Self::default()
     }
 
-    /// Adds bytes that live as long as the pass, such as those of the batch.
+    /// Adds bytes that live as long as the pass, such as the batch.
     pub fn hold(&mut self, bytes: u64) {
         self.constant = self.constant.saturating_add(bytes);
     }
@@ -193,7 +193,7 @@ impl ActivationGraph {
         std::array::from_fn(|place| ActivationId(first + place))
     }
 
-    /// Floating-point operations of forward and backward, without those of activation checkpointing: model FLOPs.
+    /// Floating-point operations of forward and backward without recomputation: model FLOPs.
     pub fn flops(&self) -> u64 {
         super::sum(self.ops.iter().map(|op| op.flops.saturating_mul(3)))
     }

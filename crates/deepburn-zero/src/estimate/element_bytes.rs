@@ -18,7 +18,7 @@ pub struct ElementBytes {
     pub parameter: u64,
     /// The gradient as it is accumulated.
     pub gradient: u64,
-    /// What the optimizer keeps, the master included. Muon's is that of a matrix.
+    /// The optimizer states, including the master. Muon's value is for a matrix.
     pub optimizer: u64,
     /// The fp32 copy of a parameter that ops use in 16 bits.
     pub master: u64,

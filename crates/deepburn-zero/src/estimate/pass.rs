@@ -118,7 +118,7 @@ impl GatheringMemory {
 }
 
 impl PassPlan {
-    /// A pass under `plan`, with `zero` in place of its ZeRO section, on each of `ranks` ranks. `estimate` is that of
+    /// A pass under `plan`, with `zero` in place of its ZeRO section, on each of `ranks` ranks. `estimate` belongs to
     /// the model under the same plan.
     pub fn new(plan: &Plan, zero: &ZeroPlan, ranks: u64, estimate: &Estimate) -> Self {
         let travelling = plan.precision.communication.bytes() as u64;

@@ -66,7 +66,7 @@ fn offloaded_states_leave_the_device() {
     assert!(left.to_string().contains("on the host"), "{left}");
 }
 
-/// Of 10, 7 and 5 elements on 2 ranks shards have 5, 4 and 3; those of the first parameters stay.
+/// With 10, 7 and 5 elements on 2 ranks, shards have 5, 4 and 3; the first parameters' shards stay.
 #[test]
 fn a_part_of_the_states_leaves_the_device() {
     let bytes = ElementBytes::new(&ADAM, &PrecisionPlan::FP32, 1);

@@ -1,6 +1,6 @@
 //! Which parameters the next prefetch brings.
 //!
-//! Main type: [`LookAhead`]. The rule is that of DeepSpeed's `fetch_sub_module`
+//! Main type: [`LookAhead`]. The rule follows DeepSpeed's `fetch_sub_module`
 //! (`partitioned_param_coordinator.py`): parameters are added for as long as there are fewer than
 //! `stage3_prefetch_bucket_size` elements, so the last one may exceed the bucket. A bucket that is smaller than
 //! each matrix of a model, as `"auto"` makes it for GPT-2, then brings one matrix at a time and not none. DeepSpeed

@@ -65,7 +65,7 @@ impl<B: OptimizerOps> Optimizer<B> {
         scalars.into_iter().chain(scaling).collect()
     }
 
-    /// Replaces the scalars of a parameter by what `read` gives for their names, or by those of a new run.
+    /// Replaces the scalars of a parameter with the values that `read` returns for their names, or with initial values.
     pub(crate) fn set_scalars(&mut self, index: usize, read: impl Fn(&str) -> Option<f64>) {
         let new = LambScalars::default();
         self.lamb_scalars[index] = LambScalars {

@@ -9,7 +9,7 @@ use burn_backend::{Shape, Slice, TensorMetadata};
 use deepburn_config::{Matrices, MatrixLayout, NewtonSchulzPlan};
 use deepburn_ops::OptimizerOps;
 
-/// Most elements that [`orthogonalize`] holds besides its operand, as a multiple of those of the parameter: the results
+/// Most elements that [`orthogonalize`] holds besides its operand, as a multiple of the parameter's elements: the results
 /// and the result of which they become parts, a matrix before and after an iteration, and three products of its shorter
 /// side squared, none of which is larger than the matrix.
 pub(crate) const WORKSPACE: u64 = 7;

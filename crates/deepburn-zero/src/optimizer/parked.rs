@@ -32,9 +32,9 @@ pub(super) struct HostUpdate<'a> {
 /// The values that an update changes.
 #[derive(Debug)]
 pub(super) enum HostValues<'a> {
-    /// Those of a parameter without a master.
+    /// The values of a parameter without a master.
     Own(&'a mut [f32]),
-    /// Those of a parameter without a master, outside of the device.
+    /// The values of a parameter without a master, outside of the device.
     Parked(&'a ParkedArray),
     /// Receives the updated master.
     OfMaster(&'a mut [f32]),
@@ -49,7 +49,7 @@ pub(super) enum DirectionValues<'a> {
     Unread,
     /// The master is the first array.
     Master,
-    /// Those of a parameter without a master.
+    /// The values of a parameter without a master.
     Memory(&'a mut [f32]),
     /// The same, outside of the device.
     Parked(&'a ParkedArray),

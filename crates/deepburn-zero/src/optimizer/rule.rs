@@ -42,7 +42,7 @@ pub(super) const SECOND_MOMENT: &str = "exp_avg_sq";
 /// Name of 1-bit LAMB's second moment that is still updated after the freeze, and 0 before it.
 pub(super) const FRESH_SECOND_MOMENT: &str = "exp_avg_sq_fresh";
 
-/// Names of all arrays that an optimizer keeps of each parameter: moments, and after them those of 0/1 Adam that follow
+/// Names of all arrays that an optimizer keeps of each parameter: moments, and after them the arrays of 0/1 Adam that follow
 /// from what checkpoints have.
 pub(crate) fn state_arrays(plan: &OptimizerPlan) -> &'static [&'static str] {
     match plan {
@@ -51,7 +51,7 @@ pub(crate) fn state_arrays(plan: &OptimizerPlan) -> &'static [&'static str] {
     }
 }
 
-/// Names of the moments that an optimizer keeps of each parameter, those of PyTorch's optimizers.
+/// Returns the PyTorch names of the moments that an optimizer keeps for each parameter.
 pub fn moments(plan: &OptimizerPlan) -> &'static [&'static str] {
     match plan {
         OptimizerPlan::AdamW(_)
@@ -195,7 +195,7 @@ pub(super) fn scope(
     }
 }
 
-/// The scalars of step number `time`, from 1. `local_rates` is that of [`scope`].
+/// The scalars of step number `time`, from 1. `local_rates` is the same as in [`scope`].
 pub(super) fn step(
     settings: &UpdateSettings,
     rates: Rates,

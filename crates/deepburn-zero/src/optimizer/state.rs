@@ -229,7 +229,7 @@ impl<B: OptimizerOps> DeviceState<B> {
     }
 
     /// Updates the moments and returns the direction, which `step` writes into the array after them. `values` stay as
-    /// they are, and are those of a parameter without a master.
+    /// they are, and belong to a parameter without a master.
     pub(super) fn direct(
         &mut self,
         step: &ElementwiseStep,

@@ -1,6 +1,6 @@
 //! One step of the optimizer, parameter by parameter.
 //!
-//! Main type: [`StepInProgress`]. Most updates are one pass over the elements ([`StepInProgress::update`]). That of an
+//! Main type: [`StepInProgress`]. Most updates are one pass over the elements ([`StepInProgress::update`]). An update of an
 //! optimizer which looks at norms or matrices has two: [`StepInProgress::direct`] updates the moments and makes a
 //! [`UpdateDirection`], the caller exchanges what it takes to turn that into the final one, and
 //! [`StepInProgress::descend`] changes the values along it. Where ranks agree on momenta, the direction is the momentum.

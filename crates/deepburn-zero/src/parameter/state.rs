@@ -37,7 +37,7 @@ pub(crate) enum Shard<B: Backend> {
 pub(super) enum WholeCopy<B: Backend> {
     /// There are none, or they are out of date.
     Absent,
-    /// On their way, with those of other parameters. Holds what the fetch holds.
+    /// Being gathered together with other parameters. Keeps the fetch alive.
     Fetching(Arc<Fetch<B>>),
     /// Gathered in this pass and kept for another op, for as long as the gatherer decides.
     Gathered { whole: FullTensor<B>, _live: LiveElements },

@@ -171,7 +171,7 @@ impl<B: Backend> ActivationStore<B> {
         &self.store
     }
 
-    /// Fetches the group before that of `parked` ahead, in the backward part of its pass.
+    /// Prefetches the group before the group of `parked`, in the backward part of its pass.
     fn fetch_before(&self, parked: &ParkedActivation<B>) {
         let mut pass = lock(&self.pass);
         let is_backward = pass.is_backward && pass.number == parked.pass;

@@ -15,7 +15,7 @@ use deepburn_nvme::{Buffer, PendingIo, Region, SwapError, SwapFile};
 pub(crate) struct PipelinePolicy {
     /// Whether pieces are read before they are needed.
     pub(crate) reads_ahead: bool,
-    /// Whether a step goes on while its pieces are written.
+    /// Whether a step continues while its pieces are written.
     pub(crate) writes_behind: bool,
 }
 
@@ -66,7 +66,7 @@ impl WriteBehind {
         self.limit = limit;
     }
 
-    /// Writes a piece. An error may be that of an earlier write.
+    /// Writes a piece. An error may come from an earlier write.
     ///
     /// # Errors
     /// The disk fails.
@@ -93,7 +93,7 @@ pub(crate) struct Pipeline {
     writes: WriteBehind,
     /// Bytes that are read ahead.
     ahead: usize,
-    /// What ended a step half-way. States and parameters are then partly those of that step.
+    /// The error that ended a step half-way. States and parameters are then partly updated.
     failure: Option<SwapError>,
 }
 
@@ -107,7 +107,7 @@ impl Pipeline {
     /// most.
     ///
     /// # Errors
-    /// That of an earlier step which failed: there is nothing to continue from.
+    /// The error of an earlier failed step: there is nothing to continue from.
     pub(crate) fn start(
         &mut self,
         pieces: VecDeque<PieceRead>,
@@ -131,7 +131,7 @@ impl Pipeline {
         self.note(read)
     }
 
-    /// Writes a piece. An error may be that of an earlier write.
+    /// Writes a piece. An error may come from an earlier write.
     ///
     /// # Errors
     /// The disk fails.

@@ -10,7 +10,7 @@
 //!
 //! Memory held: while a block runs, the data of values to which somebody outside of the tape has a handle;
 //! after [`Tape::free`], values that are [kept](Keep) and the tensors of other blocks that its ops read; after
-//! [`Tape::park`], those of them that are small or shared; after [`Tape::restore`], what autodiff has saved of the block.
+//! [`Tape::park`], the ones that are small or shared; after [`Tape::restore`], what autodiff has saved of the block.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -422,7 +422,7 @@ impl<B: Backend> RecordedTensor<B> {
         std::ptr::eq(Weak::as_ptr(tape), Arc::as_ptr(&self.handle.tape))
     }
 
-    /// The place of its tape among those of the pass.
+    /// The index of its tape in the pass.
     pub(crate) fn tape_number(&self) -> usize {
         self.handle.tape.number
     }

@@ -69,7 +69,7 @@ impl<B: Backend> GradientReducer<B> {
         Ok(())
     }
 
-    /// The failure of a disk. Backward returns none but those of collectives.
+    /// The failure of a disk as a `CommError`: backward can only return errors of collectives.
     fn failed(&self, what: &str, index: usize, error: SwapError) -> CommError {
         let path = self.parameters[index].path();
         self.group.failed(format!("cannot {what} the gradient of parameter {path}: {error}"))

@@ -167,7 +167,7 @@ pub(crate) enum SumHome {
     Parked(Arc<ParkedArray>),
 }
 
-/// A flat reduced gradient: this rank's shard of it, or all of it. That of a single micro-batch is
+/// A flat reduced gradient: this rank's shard of it, or all of it. The gradient of a single micro-batch is
 /// in the type in which it travelled, if the type of sums holds the same values: widening it would
 /// cost memory and a pass, and the optimizer reads either.
 #[derive(Debug)]
@@ -242,7 +242,7 @@ impl<B: OptimizerOps> GradientChecker<B> {
 }
 
 impl<B: Backend> GradientChecker<B> {
-    /// Checks the sum of a parameter. That of one that is parked was checked when it was written, by the
+    /// Checks the sum of a parameter. A parked sum was checked when it was written, by the
     /// same additions.
     pub(crate) fn check(&self, sum: &Accumulated<B>, partition: Partition) -> GradientCheck {
         match &sum.elements {

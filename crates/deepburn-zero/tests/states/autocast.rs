@@ -249,7 +249,7 @@ fn fixture() -> Fixture {
 
 const TYPES: [(&str, DType); 2] = [("bf16", DType::BF16), ("f32", DType::F32)];
 
-/// Compares each op whose operands are all of one type, and those of two types.
+/// Compares each op with operands of one type and of two types.
 #[test]
 fn types_under_autocast_are_those_of_pytorch() {
     let fixture = fixture();

@@ -52,7 +52,7 @@ impl ModuleMapper<Trained> for Numbers {
         &mut self,
         param: Param<Tensor<Trained, D>>,
     ) -> Param<Tensor<Trained, D>> {
-        // The first numbers are those of gradients, some of which are 0.
+        // The first numbers are gradients, some of which are 0.
         self.place += 1;
         let numbers =
             |it: &Tensor<Trained, D>| gradient(0, 7, self.place, it.dims().iter().product());

@@ -228,7 +228,7 @@ fn parked_states_change_nothing() {
     }
 }
 
-/// The states of the first parameters on the device, those of the others in host memory.
+/// The states of the first parameters on the device, the others' states in host memory.
 #[test]
 fn states_parked_in_part_change_nothing() {
     for (ranks, compute) in [(1, Precision::Fp32), (2, Precision::Bf16), (3, Precision::Fp32)] {
@@ -549,7 +549,7 @@ fn parked_states_leave_the_device() {
     }
 }
 
-/// By bytes of either tier, which are those of the estimate.
+/// By bytes of either tier, which equal the estimate.
 #[test]
 fn a_part_of_the_states_leaves_the_device() {
     for ranks in [1, 2, 3] {

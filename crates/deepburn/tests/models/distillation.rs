@@ -140,7 +140,7 @@ fn alone(job: Job) -> Vec<Student> {
     ranks.unwrap_or_else(|failure| panic!("{job:?}: {failure}"))
 }
 
-/// Losses, weights and the student's ledger are those of a student without a teacher on its thread.
+/// Losses, weights and the student's ledger equal a student's without a teacher on its thread.
 fn the_teacher_leaves_the_student_alone(precision: Precision) {
     for ranks in [1, 3] {
         let runs = [0, 1, 2, 3].map(|stage| {

@@ -241,7 +241,7 @@ fn stages_agree_in_fp16() {
     stages_agree(Fp16);
 }
 
-/// 16-bit losses stay within 2 % of those of fp32; the noise is the same in both.
+/// 16-bit losses stay within 2 % of the fp32 losses; the noise is the same in both.
 fn stays_near_fp32(precision: Precision) {
     for ranks in [1, 3] {
         let run = |precision| train(Job::new(precision, 2, ranks), |_| ());
@@ -284,7 +284,7 @@ fn what_one_model_draws_leaves_the_stream_of_another_alone() {
     nothing_changes_when(|gan| gan.noisy_discriminator = true);
 }
 
-/// Both engines go on where they were, in their random streams too.
+/// Both engines continue where they were, in their random streams too.
 fn resumes(precision: Precision) {
     for (stage, ranks) in [(0, 1), (3, 3)] {
         let job = Job::new(precision, stage, ranks);

@@ -1,4 +1,4 @@
-//! A model that casts by itself gets nothing cast: it computes what the bare backend computes.
+//! Nothing is cast in a model that does its own casts: it computes the same as on the bare backend.
 //!
 //! The references need no recorded bits, which would differ between machines. The weights that a
 //! rank uses in a step are put into the same model

@@ -126,7 +126,7 @@ impl Job {
     }
 }
 
-/// What a rank ends with. Equality is that of bits.
+/// What a rank ends with. Equality is bitwise.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Outcome {
     /// This rank's loss in each step.

@@ -111,11 +111,11 @@ fn assert_weights_near(ours: &Evaluation, plain: &Evaluation, tolerance: f32, wh
     }
 }
 
-/// Largest relative difference of a 16-bit loss from that of fp32: bf16 rounds each result by up to
+/// Largest relative difference of a 16-bit loss from the fp32 loss: bf16 rounds each result by up to
 /// 0.4 %, and a loss is the result of a dozen layers in whose sums most of the errors cancel.
 const HALF_TOLERANCE: f32 = 0.02;
 
-/// Asserts that the loss of each step in 16 bits is that of fp32, up to rounding.
+/// Asserts that the loss of each step in 16 bits equals the fp32 loss, up to rounding.
 pub(crate) fn stays_near_fp32<M: Trainable>(precision: Precision) {
     for ranks in 1..=4 {
         let losses = |precision| mean_losses(&train::<M>(Job::new(precision, 2, ranks)));
@@ -130,7 +130,7 @@ pub(crate) fn stays_near_fp32<M: Trainable>(precision: Precision) {
     }
 }
 
-/// Asserts that a new engine goes on from a checkpoint exactly, at the stage that saved and at
+/// Asserts that a new engine resumes exactly from a checkpoint, at the stage that saved and at
 /// another one.
 pub(crate) fn resumes<M: Trainable>(precision: Precision) {
     // Ranks, the stage that saves, and those that load.

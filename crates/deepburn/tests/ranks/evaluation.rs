@@ -20,7 +20,7 @@ const INNER: usize = 7;
 const RANKS: usize = 2;
 const STEPS: u64 = 4;
 
-/// Steps with the bits of their losses, evaluations with those of theirs, and the number of batches that were
+/// Steps with the bits of their losses, evaluations with the bits of theirs, and the number of batches that were
 /// evaluated.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct RunRecord {

@@ -1,4 +1,4 @@
-//! Ranks that fail, and ranks that go on for long, through the public interface.
+//! Ranks that fail, and ranks that run for long, through the public interface.
 
 mod data;
 mod evaluation;

@@ -90,7 +90,7 @@ fn a_step_moves_what_it_parks() {
     });
 }
 
-/// Views of other layouts between blocks: kernels add their elements in another order than those of a copy.
+/// Views of other layouts between blocks: kernels add their elements in another order than a copy's.
 #[test]
 fn transposed_activations_stay() {
     let mixing = |stack: &Stack<Trained>| {

@@ -13,10 +13,10 @@ pub(super) struct GradientMemory<'a> {
     capacity: u64,
     bucket: Vec<BucketedGradient>,
     in_flight: VecDeque<Vec<BucketedGradient>>,
-    /// Sums of this micro-batch, and those of earlier ones that are not added to yet.
+    /// Sums of this micro-batch, and sums of earlier ones to which nothing was added yet.
     sums: Vec<Lease>,
     earlier: VecDeque<Lease>,
-    /// A gradient that waits for that of its embedding.
+    /// A gradient that waits for its embedding's gradient.
     tied: Vec<(Lease, u64)>,
     /// Gradients that are cast at the end.
     uncast: Vec<(Lease, ReadParameter)>,

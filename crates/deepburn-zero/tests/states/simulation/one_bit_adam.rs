@@ -4,7 +4,7 @@
 //!   gradient updates both moments.
 //! - From step `freeze_step + 1` on, the second moment stays. Each rank adds its own gradient to the common
 //!   momentum, the results are averaged in one bit an element, tensor by tensor, and the average is the new
-//!   momentum of all ranks. Errors are those of the momentum and start at 0.
+//!   momentum of all ranks. Errors refer to the momentum and start at 0.
 //! - Weight decay is added to the direction: `p -= lr * (m / (sqrt(v) + eps) + weight_decay * p)`.
 //!
 //! DeepSpeed accepts `bias_correction`, `eps_inside_sqrt` and `max_grad_norm`, and does not use them. Its warm-up

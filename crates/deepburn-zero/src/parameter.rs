@@ -1,16 +1,18 @@
 //! One parameter of a sharded model.
 //!
-//! [Note: Parameter states] Each parameter has one state ([`ParameterState`]), which says all that this rank
-//! holds of it:
-//! - *whole*: all elements, on every rank (stages 0 to 2).
-//! - *sharded*: its flat, zero-padded chunk (stage 3), on the device or *parked*: in host memory beside a
-//!   device, or on NVMe (`offload_param`). Beside the chunk there may be whole values: *fetching*, on their
-//!   way; *gathered*, kept for another op as long as the [`Gatherer`] decides; or *persistent*, kept until
-//!   the optimizer changes the chunk (`stage3_param_persistence_threshold`).
-//! - *checked out*: in the hands of the optimizer.
+//! [Note: Parameter states] Each parameter has one state ([`ParameterState`]). It alone describes what
+//! this rank holds of the parameter:
+//! - *whole*: the rank holds all elements. This is the state at stages 0 to 2. Between two exchanges of
+//!   0/1 Adam the values differ from rank to rank.
+//! - *sharded*: the rank holds its flat, zero-padded chunk (stage 3). The chunk is on the device or
+//!   *parked*, in host memory beside a device or on NVMe (`offload_param`). On a single rank the chunk has
+//!   all elements. Beside the chunk there may be a gathered copy: *fetching* while the all-gather runs;
+//!   *gathered*, kept for another op as long as the [`Gatherer`] decides; or *persistent*, kept until the
+//!   optimizer changes the chunk (`stage3_param_persistence_threshold`).
+//! - *checked out*: the optimizer has taken the values for an update.
 //!
-//! The module's tensors are handles on these values, so a step changes the model without touching
-//! the module.
+//! The module's tensors are handles to these values, so a step changes the model without changing the
+//! module.
 
 mod state;
 

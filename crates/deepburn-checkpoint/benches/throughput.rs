@@ -9,7 +9,8 @@ use std::time::Instant;
 use std::{env, fs, thread};
 
 use deepburn_checkpoint::{
-    Atom, AtomKind, Checkpoint, ElementType, Layout, RankWriter, Run, Save, Slot, StoredSlot, Tag,
+    Checkpoint, ElementType, EntryKind, Layout, ParamEntry, RankWriter, Run, Save, StateKind,
+    StoredState, Tag,
 };
 use serde_json::json;
 
@@ -113,7 +114,7 @@ fn load(root: &Path) -> Outcome<()> {
 }
 
 /// The parameters of GPT-2 124M with masters and Adam's moments.
-fn gpt2() -> Vec<Atom> {
+fn gpt2() -> Vec<ParamEntry> {
     let mut shapes = vec![("wte.weight".to_owned(), vec![50257, 768])];
     shapes.push(("wpe.weight".into(), vec![1024, 768]));
     for layer in 0..12 {
@@ -135,13 +136,14 @@ fn gpt2() -> Vec<Atom> {
         }
     }
     shapes.extend(["weight", "bias"].map(|name| (format!("ln_f.{name}"), vec![768])));
-    let slots: Vec<_> = [Slot::Weights, Slot::moment("exp_avg"), Slot::moment("exp_avg_sq")]
-        .map(|slot| StoredSlot { slot, element: ElementType::F32 })
-        .into();
-    let atom = |(path, shape)| Atom {
+    let slots: Vec<_> =
+        [StateKind::Weights, StateKind::moment("exp_avg"), StateKind::moment("exp_avg_sq")]
+            .map(|slot| StoredState { slot, element: ElementType::F32 })
+            .into();
+    let atom = |(path, shape)| ParamEntry {
         path,
         shape,
-        kind: AtomKind::Parameter,
+        kind: EntryKind::Parameter,
         trainable: true,
         aliases: vec![],
         slots: slots.clone(),

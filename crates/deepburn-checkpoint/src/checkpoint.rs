@@ -17,7 +17,8 @@ use serde_json::Value;
 use crate::manifest::{MANIFEST, Manifest};
 use crate::rank_file::RankFile;
 use crate::{
-    Atom, CheckpointError, Element, ElementType, Layout, Run, Slot, Tag, Values, foreign, store,
+    CheckpointError, Element, ElementType, Layout, ParamEntry, Run, StateKind, Tag, Values,
+    foreign, store,
 };
 
 /// A checkpoint with a verified manifest. Threads can share it; every file is
@@ -195,7 +196,7 @@ impl Checkpoint {
     pub fn read(
         &self,
         path: &str,
-        slot: &Slot,
+        slot: &StateKind,
         range: Range<usize>,
     ) -> Result<Values, CheckpointError> {
         let place = self.find(path, slot, &range)?;
@@ -221,7 +222,7 @@ impl Checkpoint {
     pub fn read_into<T: Element>(
         &self,
         path: &str,
-        slot: &Slot,
+        slot: &StateKind,
         start: usize,
         values: &mut [T],
     ) -> Result<(), CheckpointError> {
@@ -241,14 +242,14 @@ impl Checkpoint {
     fn find(
         &self,
         path: &str,
-        slot: &Slot,
+        slot: &StateKind,
         range: &Range<usize>,
     ) -> Result<(usize, usize), CheckpointError> {
         let layout = self.layout();
         let Some(atom) = layout.find(path) else {
             return Err(self.not_inside(format!("it has no parameter {path}")));
         };
-        let Atom { slots, shape, .. } = &layout.atoms()[atom];
+        let ParamEntry { slots, shape, .. } = &layout.atoms()[atom];
         let Some(slot) = slots.iter().position(|stored| stored.slot == *slot) else {
             let found: Vec<_> = slots.iter().map(|stored| stored.slot.as_str()).collect();
             let found = found.join(", ");

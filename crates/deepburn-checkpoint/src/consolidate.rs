@@ -16,7 +16,9 @@ use std::path::{Path, PathBuf};
 use deepburn_safetensors::{FloatType, Header, TensorFileWriter};
 use serde_json::{Map, json};
 
-use crate::{Atom, AtomKind, Checkpoint, CheckpointError, ElementType, Slot, disk, store};
+use crate::{
+    Checkpoint, CheckpointError, ElementType, EntryKind, ParamEntry, StateKind, disk, store,
+};
 
 const INDEX: &str = "model.safetensors.index.json";
 /// The number of elements that are cast and written at a time.
@@ -33,13 +35,13 @@ pub trait Export {
 
     /// Returns the exported shape, which must have the same number of elements.
     /// Buffers keep their shape.
-    fn shape(&self, atom: &Atom) -> Vec<usize> {
+    fn shape(&self, atom: &ParamEntry) -> Vec<usize> {
         atom.shape.clone()
     }
 
     /// Converts the values to the exported layout, for example by a
     /// transposition. Not called for buffers, which are written unchanged.
-    fn transform(&self, atom: &Atom, values: Vec<f32>) -> Vec<f32> {
+    fn transform(&self, atom: &ParamEntry, values: Vec<f32>) -> Vec<f32> {
         _ = atom;
         values
     }
@@ -64,7 +66,7 @@ pub struct Consolidation {
 
 /// A tensor to be written.
 struct Planned<'a> {
-    atom: &'a Atom,
+    atom: &'a ParamEntry,
     name: String,
     shape: Vec<usize>,
     element: ElementType,
@@ -149,14 +151,14 @@ fn plan<'a>(
     let mut names = HashSet::new();
     let mut tensors = vec![];
     for (index, atom) in layout.atoms().iter().enumerate() {
-        let Some(stored) = atom.element_of(&Slot::Weights) else {
+        let Some(stored) = atom.element_of(&StateKind::Weights) else {
             let reason = format!("it has no weights of parameter {}", atom.path);
             return Err(CheckpointError::NotInside { path: checkpoint.path().into(), reason });
         };
         let name = export.name(&atom.path);
         let (shape, element) = match atom.kind {
-            AtomKind::Parameter => (export.shape(atom), element),
-            AtomKind::Buffer => (atom.shape.clone(), stored),
+            EntryKind::Parameter => (export.shape(atom), element),
+            EntryKind::Buffer => (atom.shape.clone(), stored),
         };
         let numel = shape.iter().try_fold(1_usize, |product, &size| product.checked_mul(size));
         if numel != Some(layout.numel(index)) {
@@ -328,7 +330,7 @@ mod tests {
     }
 
     fn weights(path: &str, numel: usize) -> Vec<f32> {
-        values(path, &Slot::Weights, 1, 0..numel)
+        values(path, &StateKind::Weights, 1, 0..numel)
     }
 
     #[test]
@@ -422,11 +424,11 @@ mod tests {
             format!("model.{path}")
         }
 
-        fn shape(&self, atom: &Atom) -> Vec<usize> {
+        fn shape(&self, atom: &ParamEntry) -> Vec<usize> {
             atom.shape.iter().rev().copied().collect()
         }
 
-        fn transform(&self, atom: &Atom, values: Vec<f32>) -> Vec<f32> {
+        fn transform(&self, atom: &ParamEntry, values: Vec<f32>) -> Vec<f32> {
             let [rows, columns] = atom.shape[..] else { return values };
             (0..columns)
                 .flat_map(|c| (0..rows).map(move |r| r * columns + c))
@@ -480,11 +482,11 @@ mod tests {
             self.0(path)
         }
 
-        fn shape(&self, atom: &Atom) -> Vec<usize> {
+        fn shape(&self, atom: &ParamEntry) -> Vec<usize> {
             if self.1.is_empty() { atom.shape.clone() } else { self.1.clone() }
         }
 
-        fn transform(&self, _: &Atom, mut values: Vec<f32>) -> Vec<f32> {
+        fn transform(&self, _: &ParamEntry, mut values: Vec<f32>) -> Vec<f32> {
             values.pop();
             values
         }
@@ -518,12 +520,12 @@ mod tests {
     /// Saves one parameter with these weights and consolidates it.
     fn rounded(weights: &[f32], element: ElementType) -> Result<Vec<u8>, CheckpointError> {
         let root = TempRoot::new();
-        let stored = StoredSlot { slot: Slot::Weights, element: ElementType::F32 };
-        let atom = Atom { slots: vec![stored], ..atom("w", &[weights.len()]) };
+        let stored = StoredState { slot: StateKind::Weights, element: ElementType::F32 };
+        let atom = ParamEntry { slots: vec![stored], ..atom("w", &[weights.len()]) };
         let layout = Arc::new(Layout::new(vec![atom], 1).unwrap());
         let save = Save::begin(&root, Tag::of_step(1), layout.clone()).unwrap();
         let mut writer = RankWriter::create(save.ticket(), layout, 0).unwrap();
-        writer.write("w", &Slot::Weights, weights).unwrap();
+        writer.write("w", &StateKind::Weights, weights).unwrap();
         let record = writer.finish(Value::Null).unwrap();
         save.commit(vec![record], run(1)).unwrap();
         let checkpoint = Checkpoint::open(&root, None).unwrap();

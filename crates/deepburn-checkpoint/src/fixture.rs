@@ -8,8 +8,8 @@ use half::{bf16, f16};
 use serde_json::json;
 
 use crate::{
-    Atom, AtomKind, ElementType, Layout, RankRecord, RankWriter, Run, Save, Slot, StoredSlot, Tag,
-    Ticket,
+    ElementType, EntryKind, Layout, ParamEntry, RankRecord, RankWriter, Run, Save, StateKind,
+    StoredState, Tag, Ticket,
 };
 
 /// A folder for checkpoints that goes away.
@@ -41,34 +41,34 @@ impl Deref for TempRoot {
 }
 
 /// A trainable parameter with weights and one moment.
-pub(crate) fn atom(path: &str, shape: &[usize]) -> Atom {
-    let stored = |slot| StoredSlot { slot, element: ElementType::F32 };
-    Atom {
+pub(crate) fn atom(path: &str, shape: &[usize]) -> ParamEntry {
+    let stored = |slot| StoredState { slot, element: ElementType::F32 };
+    ParamEntry {
         path: path.into(),
         shape: shape.into(),
-        kind: AtomKind::Parameter,
+        kind: EntryKind::Parameter,
         trainable: true,
         aliases: vec![],
-        slots: vec![stored(Slot::Weights), stored(Slot::moment("exp_avg"))],
+        slots: vec![stored(StateKind::Weights), stored(StateKind::moment("exp_avg"))],
     }
 }
 
 /// A buffer.
-pub(crate) fn buffer(path: &str, shape: &[usize], element: ElementType) -> Atom {
-    let slots = vec![StoredSlot { slot: Slot::Weights, element }];
-    Atom { kind: AtomKind::Buffer, trainable: false, slots, ..atom(path, shape) }
+pub(crate) fn buffer(path: &str, shape: &[usize], element: ElementType) -> ParamEntry {
+    let slots = vec![StoredState { slot: StateKind::Weights, element }];
+    ParamEntry { kind: EntryKind::Buffer, trainable: false, slots, ..atom(path, shape) }
 }
 
 /// A few parameters of different kinds.
 pub(crate) fn layout(world_size: usize) -> Arc<Layout> {
-    let gradient = |element| StoredSlot { slot: Slot::Gradient, element };
+    let gradient = |element| StoredState { slot: StateKind::Gradient, element };
     let (mut a, mut b) = (atom("a", &[3, 4]), atom("b", &[3]));
     a.aliases = vec!["head".into()];
     a.slots.push(gradient(ElementType::F32));
     b.slots.push(gradient(ElementType::F16));
     let mut frozen = atom("frozen", &[1]);
     frozen.trainable = false;
-    frozen.slots = vec![StoredSlot { slot: Slot::Weights, element: ElementType::Bf16 }];
+    frozen.slots = vec![StoredState { slot: StateKind::Weights, element: ElementType::Bf16 }];
     Arc::new(Layout::new(vec![a, b, frozen], world_size).unwrap())
 }
 
@@ -84,7 +84,7 @@ pub(crate) fn run(step: u64) -> Run {
 }
 
 /// Values of a slot, exact in every type.
-pub(crate) fn values(path: &str, slot: &Slot, step: u64, range: Range<usize>) -> Vec<f32> {
+pub(crate) fn values(path: &str, slot: &StateKind, step: u64, range: Range<usize>) -> Vec<f32> {
     let salt = path.bytes().chain(slot.as_str().bytes()).map(usize::from).sum::<usize>();
     range.map(|i| ((salt + i * 7 + step as usize) % 128) as f32 - 64.0).collect()
 }
@@ -100,7 +100,7 @@ pub(crate) fn write_rank(
     for piece in layout.pieces(rank) {
         assert_eq!(writer.next_piece(), Some(&piece));
         let atom = &layout.atoms()[piece.atom];
-        let StoredSlot { slot, element } = &atom.slots[piece.slot];
+        let StoredState { slot, element } = &atom.slots[piece.slot];
         let values = values(&atom.path, slot, step, piece.range);
         match element {
             ElementType::F32 => {

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::manifest::Manifest;
 use crate::save::rank_file_name;
-use crate::{Atom, AtomKind, Checkpoint, Slot};
+use crate::{Checkpoint, EntryKind, ParamEntry, StateKind};
 
 /// The longest path to which the list of parameters is aligned.
 const WIDEST: usize = 60;
@@ -66,14 +66,14 @@ impl Checkpoint {
     /// Writes the number of bytes of each kind of array.
     fn describe_sizes(&self, text: &mut String) -> fmt::Result {
         let layout = self.layout();
-        let mut sizes = BTreeMap::<&Slot, u64>::new();
+        let mut sizes = BTreeMap::<&StateKind, u64>::new();
         let (mut count, mut all, mut trainable) = (0, 0, 0);
         let (mut buffers, mut in_buffers) = (0, 0);
         for (index, atom) in layout.atoms().iter().enumerate() {
             let numel = layout.numel(index) as u64;
             match atom.kind {
-                AtomKind::Parameter => (count, all) = (count + 1, all + numel),
-                AtomKind::Buffer => (buffers, in_buffers) = (buffers + 1, in_buffers + numel),
+                EntryKind::Parameter => (count, all) = (count + 1, all + numel),
+                EntryKind::Buffer => (buffers, in_buffers) = (buffers + 1, in_buffers + numel),
             }
             trainable += if atom.trainable { numel } else { 0 };
             for stored in &atom.slots {
@@ -106,13 +106,13 @@ fn describe_state(title: &str, state: &Value, text: &mut String) -> fmt::Result 
     Ok(())
 }
 
-fn describe_atom(atom: &Atom, width: usize, text: &mut String) -> fmt::Result {
+fn describe_atom(atom: &ParamEntry, width: usize, text: &mut String) -> fmt::Result {
     let slots: Vec<_> =
         atom.slots.iter().map(|stored| format!("{} {}", stored.slot, stored.element)).collect();
     let frozen = match (atom.kind, atom.trainable) {
-        (AtomKind::Buffer, _) => ", buffer",
-        (AtomKind::Parameter, true) => "",
-        (AtomKind::Parameter, false) => ", frozen",
+        (EntryKind::Buffer, _) => ", buffer",
+        (EntryKind::Parameter, true) => "",
+        (EntryKind::Parameter, false) => ", frozen",
     };
     let tied = match &atom.aliases[..] {
         [] => String::new(),

@@ -20,7 +20,7 @@ use deepburn_safetensors::Header;
 use serde::{Deserialize, Serialize};
 
 use crate::identity::Identity;
-use crate::{Atom, AtomKind, CheckpointError, Slot};
+use crate::{CheckpointError, EntryKind, ParamEntry, StateKind};
 
 /// The largest number of ranks of a checkpoint. A larger number is a mistake.
 const MAX_WORLD_SIZE: usize = 1 << 20;
@@ -30,7 +30,7 @@ const MAX_WORLD_SIZE: usize = 1 << 20;
 #[serde(try_from = "Written")]
 pub struct Layout {
     world_size: usize,
-    atoms: Vec<Atom>,
+    atoms: Vec<ParamEntry>,
     /// The index of the entry at every path, including aliases.
     #[serde(skip_serializing)]
     by_path: HashMap<String, usize>,
@@ -41,7 +41,7 @@ pub struct Layout {
 #[serde(deny_unknown_fields)]
 struct Written {
     world_size: usize,
-    atoms: Vec<Atom>,
+    atoms: Vec<ParamEntry>,
 }
 
 impl TryFrom<Written> for Layout {
@@ -54,7 +54,7 @@ impl TryFrom<Written> for Layout {
 
 /// A tensor of a rank's file: a segment of one array of a parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Piece {
+pub struct Segment {
     /// The index of the entry.
     pub atom: usize,
     /// The index of the array in the entry.
@@ -74,7 +74,7 @@ impl Layout {
     /// occurs twice, a path that is empty or contains a colon or a control
     /// character, a parameter of integers, a buffer with more than values, and
     /// sizes that overflow.
-    pub fn new(atoms: Vec<Atom>, world_size: usize) -> Result<Self, CheckpointError> {
+    pub fn new(atoms: Vec<ParamEntry>, world_size: usize) -> Result<Self, CheckpointError> {
         let refuse = |reason| Err(CheckpointError::Layout { reason });
         if !(1..=MAX_WORLD_SIZE).contains(&world_size) {
             return refuse(format!("{world_size} ranks; must be 1 to {MAX_WORLD_SIZE}"));
@@ -121,7 +121,7 @@ impl Layout {
     }
 
     /// Returns the entries in module order.
-    pub fn atoms(&self) -> &[Atom] {
+    pub fn atoms(&self) -> &[ParamEntry] {
         &self.atoms
     }
 
@@ -155,12 +155,12 @@ impl Layout {
     /// Returns the tensors of the file of `rank` in the order in which they are
     /// written. Wide types come first, so that each tensor is aligned to its
     /// element size. Empty tensors are omitted.
-    pub fn pieces(&self, rank: usize) -> Vec<Piece> {
+    pub fn pieces(&self, rank: usize) -> Vec<Segment> {
         let mut pieces = Vec::new();
-        for (atom, Atom { slots, .. }) in self.atoms.iter().enumerate() {
+        for (atom, ParamEntry { slots, .. }) in self.atoms.iter().enumerate() {
             let range = self.owned(atom, rank);
             if !range.is_empty() {
-                let piece = |slot| Piece { atom, slot, range: range.clone(), offset: 0 };
+                let piece = |slot| Segment { atom, slot, range: range.clone(), offset: 0 };
                 pieces.extend((0..slots.len()).map(piece));
             }
         }
@@ -179,17 +179,17 @@ impl Layout {
     }
 
     /// Returns the name of a tensor in a file.
-    pub(crate) fn name(&self, piece: &Piece) -> String {
+    pub(crate) fn name(&self, piece: &Segment) -> String {
         let atom = &self.atoms[piece.atom];
         format!("{}:{}", atom.path, atom.slots[piece.slot].slot)
     }
 
     /// Returns the length of a tensor in bytes.
-    pub(crate) fn piece_len(&self, piece: &Piece) -> u64 {
+    pub(crate) fn piece_len(&self, piece: &Segment) -> u64 {
         piece.range.len() as u64 * self.element_size(piece) as u64
     }
 
-    fn element_size(&self, piece: &Piece) -> usize {
+    fn element_size(&self, piece: &Segment) -> usize {
         self.atoms[piece.atom].slots[piece.slot].element.size()
     }
 
@@ -214,15 +214,15 @@ impl Layout {
 
 /// Returns what is wrong with the element types of an entry; `None` if they are
 /// valid.
-fn mistyped(atom: &Atom) -> Option<String> {
-    let Atom { path, kind, trainable, slots, .. } = atom;
+fn mistyped(atom: &ParamEntry) -> Option<String> {
+    let ParamEntry { path, kind, trainable, slots, .. } = atom;
     match kind {
-        AtomKind::Parameter => {
+        EntryKind::Parameter => {
             let wrong = slots.iter().find(|stored| !stored.element.is_trainable())?;
             Some(format!("parameter {path} is stored as {}; only buffers are", wrong.element))
         }
-        AtomKind::Buffer => {
-            let values_alone = slots.len() == 1 && slots[0].slot == Slot::Weights;
+        EntryKind::Buffer => {
+            let values_alone = slots.len() == 1 && slots[0].slot == StateKind::Weights;
             (*trainable || !values_alone)
                 .then(|| format!("buffer {path} has more than values, which only parameters have"))
         }
@@ -232,7 +232,7 @@ fn mistyped(atom: &Atom) -> Option<String> {
 /// Returns the number of bytes of all arrays of an entry; `None` if it
 /// overflows. An entry without arrays counts one byte per element, so that
 /// elements can be summed without overflow too.
-fn stored_bytes(atom: &Atom) -> Option<u64> {
+fn stored_bytes(atom: &ParamEntry) -> Option<u64> {
     let size = atom.slots.iter().map(|stored| stored.element.size()).sum::<usize>().max(1);
     u64::try_from(atom.checked_numel()?.checked_mul(size)?).ok()
 }
@@ -241,10 +241,10 @@ fn stored_bytes(atom: &Atom) -> Option<u64> {
 mod tests {
     use super::*;
     use crate::fixture::{atom, buffer};
-    use crate::{ElementType, StoredSlot};
+    use crate::{ElementType, StoredState};
     use proptest::prelude::*;
 
-    fn refusal(atoms: Vec<Atom>, world_size: usize) -> String {
+    fn refusal(atoms: Vec<ParamEntry>, world_size: usize) -> String {
         Layout::new(atoms, world_size).unwrap_err().to_string()
     }
 
@@ -254,18 +254,18 @@ mod tests {
         assert!(refusal(vec![], usize::MAX).contains("ranks; must be"));
         let (a, b) = (atom("a", &[2]), atom("b", &[2]));
         assert!(refusal(vec![a.clone(), a.clone()], 1).contains("two parameters have the path a"));
-        let alias = Atom { aliases: vec!["a".into()], ..b.clone() };
+        let alias = ParamEntry { aliases: vec!["a".into()], ..b.clone() };
         assert!(refusal(vec![a.clone(), alias], 1).contains("two parameters have the path a"));
         for path in ["", "a:b", "a\nb"] {
             assert!(refusal(vec![atom(path, &[2])], 1).contains("no parameter's path"), "{path:?}");
         }
-        let twice = Atom { slots: [b.slots.clone(), b.slots].concat(), ..a };
+        let twice = ParamEntry { slots: [b.slots.clone(), b.slots].concat(), ..a };
         assert!(refusal(vec![twice], 1).contains("slot weights twice"));
         for shape in [&[usize::MAX, 2][..], &[usize::MAX], &[usize::MAX / 8]] {
             assert!(refusal(vec![atom("huge", shape)], 1).contains("larger than any memory"));
         }
         let huge = atom("huge", &[1 << 59]);
-        let other = Atom { path: "other".into(), ..huge.clone() };
+        let other = ParamEntry { path: "other".into(), ..huge.clone() };
         assert!(Layout::new(vec![huge.clone()], 1).is_ok());
         assert!(refusal(vec![huge, other], 1).contains("parameter other of shape"));
     }
@@ -278,8 +278,9 @@ mod tests {
         for element in ElementType::ALL {
             assert!(Layout::new(vec![buffer("b", &[2], element)], 1).is_ok());
         }
-        let with_moment = Atom { kind: AtomKind::Buffer, trainable: false, ..atom("b", &[2]) };
-        let trainable = Atom { trainable: true, ..buffer("b", &[2], ElementType::F32) };
+        let with_moment =
+            ParamEntry { kind: EntryKind::Buffer, trainable: false, ..atom("b", &[2]) };
+        let trainable = ParamEntry { trainable: true, ..buffer("b", &[2], ElementType::F32) };
         for atom in [with_moment, trainable] {
             assert!(refusal(vec![atom], 1).contains("buffer b has more than values"));
         }
@@ -304,10 +305,10 @@ mod tests {
 
     #[test]
     fn wide_types_come_first_and_empty_tensors_nowhere() {
-        let half = StoredSlot { slot: Slot::Gradient, element: ElementType::Bf16 };
+        let half = StoredState { slot: StateKind::Gradient, element: ElementType::Bf16 };
         let odd = |path| {
             let atom = atom(path, &[3]);
-            Atom { slots: [vec![half.clone()], atom.slots.clone()].concat(), ..atom }
+            ParamEntry { slots: [vec![half.clone()], atom.slots.clone()].concat(), ..atom }
         };
         let layout = Layout::new(vec![odd("a"), odd("b"), atom("none", &[0])], 2).unwrap();
         let names = |rank| -> Vec<_> {

@@ -6,7 +6,7 @@
 //! ROOT/step-00000010/rank-00000.safetensors ...
 //! ```
 //!
-//! A parameter with all arrays that belong to it is an [`Atom`], and so is a
+//! A parameter with all arrays that belong to it is an [`ParamEntry`], and so is a
 //! buffer (a running statistic, an integer or bool parameter). [`Layout`]
 //! divides them over the ranks. [`Save`] and [`RankWriter`] write a checkpoint
 //! that is complete or does not exist. [`Checkpoint`] reads any range of any
@@ -21,10 +21,10 @@
 //!
 //! # let root = tempfile::tempdir()?;
 //! # let root = root.path();
-//! let slots = vec![StoredSlot { slot: Slot::Weights, element: ElementType::F32 }];
+//! let slots = vec![StoredState { slot: StateKind::Weights, element: ElementType::F32 }];
 //! let (path, shape) = ("linear.weight".to_owned(), vec![2, 3]);
-//! let kind = AtomKind::Parameter;
-//! let atom = Atom { path, shape, kind, trainable: true, aliases: vec![], slots };
+//! let kind = EntryKind::Parameter;
+//! let atom = ParamEntry { path, shape, kind, trainable: true, aliases: vec![], slots };
 //! let layout = Arc::new(Layout::new(vec![atom], 2)?);
 //!
 //! // Two ranks write; here one after the other.
@@ -32,7 +32,7 @@
 //! let mut records = vec![];
 //! for (rank, owned) in [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]].iter().enumerate() {
 //!     let mut writer = RankWriter::create(save.ticket(), layout.clone(), rank)?;
-//!     writer.write::<f32>("linear.weight", &Slot::Weights, owned)?;
+//!     writer.write::<f32>("linear.weight", &StateKind::Weights, owned)?;
 //!     records.push(writer.finish(json!({ "seed": rank }))?);
 //! }
 //! let (job, state) = ("example".to_owned(), json!({ "tokens": 4096 }));
@@ -41,7 +41,7 @@
 //!
 //! // Any number of ranks reads.
 //! let checkpoint = Checkpoint::open_intact(root, None)?;
-//! let values = checkpoint.read("linear.weight", &Slot::Weights, 2..5)?;
+//! let values = checkpoint.read("linear.weight", &StateKind::Weights, 2..5)?;
 //! assert_eq!(values, Values::F32(vec![3.0, 4.0, 5.0]));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -55,7 +55,6 @@
 //! sends them. All ranks must see the same folder; with several machines, this
 //! is a shared file system.
 
-mod atom;
 mod checkpoint;
 mod consolidate;
 mod disk;
@@ -69,6 +68,7 @@ mod identity;
 mod inspect;
 mod layout;
 mod manifest;
+mod param_entry;
 mod rank_file;
 mod rank_writer;
 mod retention;
@@ -78,13 +78,13 @@ mod tag;
 #[cfg(test)]
 mod tests;
 
-pub use atom::{Atom, AtomKind, Slot, StoredSlot};
 pub use checkpoint::Checkpoint;
 pub use consolidate::{AsTrained, Consolidation, Export, consolidate};
 pub use element::{Element, ElementType, Values};
 pub use error::CheckpointError;
-pub use layout::{Layout, Piece};
+pub use layout::{Layout, Segment};
 pub use manifest::{RankRecord, Run};
+pub use param_entry::{EntryKind, ParamEntry, StateKind, StoredState};
 pub use rank_writer::RankWriter;
 pub use retention::{Retention, delete_checkpoint};
 pub use save::{Save, Ticket};

@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::flusher::Flusher;
 use crate::manifest::RankEntry;
 use crate::save::{Ticket, rank_file_name};
-use crate::{CheckpointError, Element, ElementType, Layout, Piece, RankRecord, Slot, disk};
+use crate::{CheckpointError, Element, ElementType, Layout, RankRecord, Segment, StateKind, disk};
 
 /// The number of bytes that are hashed and then written at a time. They stay in
 /// the cache of the core in between.
@@ -28,7 +28,7 @@ pub struct RankWriter {
     rank: usize,
     id: String,
     layout: Arc<Layout>,
-    pieces: Vec<Piece>,
+    pieces: Vec<Segment>,
     /// The number of complete tensors.
     written: usize,
     /// The number of elements of the next tensor that are already written.
@@ -86,7 +86,7 @@ impl RankWriter {
 
     /// Returns the tensor that has to be written next or continued; `None` when
     /// all are written.
-    pub fn next_piece(&self) -> Option<&Piece> {
+    pub fn next_piece(&self) -> Option<&Segment> {
         self.pieces.get(self.written)
     }
 
@@ -100,7 +100,7 @@ impl RankWriter {
     pub fn write<T: Element>(
         &mut self,
         path: &str,
-        slot: &Slot,
+        slot: &StateKind,
         values: &[T],
     ) -> Result<(), CheckpointError> {
         self.write_bytes(path, slot, T::TYPE, bytemuck::cast_slice(values))
@@ -117,7 +117,7 @@ impl RankWriter {
     pub fn write_bytes(
         &mut self,
         path: &str,
-        slot: &Slot,
+        slot: &StateKind,
         element: ElementType,
         bytes: &[u8],
     ) -> Result<(), CheckpointError> {
@@ -223,18 +223,18 @@ mod tests {
         let save = Save::begin(&root, Tag::of_step(1), layout.clone()).unwrap();
         assert!(RankWriter::create(save.ticket(), layout.clone(), 2).is_err());
         let mut writer = RankWriter::create(save.ticket(), layout.clone(), 0).unwrap();
-        let error = refusal(writer.write("a", &Slot::Gradient, &[0_f32; 6]));
+        let error = refusal(writer.write("a", &StateKind::Gradient, &[0_f32; 6]));
         assert!(error.contains("rank 0 must write a:weights, 6 elements of F32"), "{error}");
         assert!(error.contains("not a:gradient, 6 elements of F32"), "{error}");
         for result in [
-            writer.write("b", &Slot::Weights, &[0_f32; 6]),
-            writer.write("a", &Slot::Weights, &[0_f32; 7]),
-            writer.write("a", &Slot::Weights, &[f16::ZERO; 6]),
+            writer.write("b", &StateKind::Weights, &[0_f32; 6]),
+            writer.write("a", &StateKind::Weights, &[0_f32; 7]),
+            writer.write("a", &StateKind::Weights, &[f16::ZERO; 6]),
         ] {
             assert!(refusal(result).contains("must write a:weights"));
         }
-        writer.write("a", &Slot::Weights, &[0_f32; 4]).unwrap();
-        let error = refusal(writer.write("a", &Slot::Weights, &[0_f32; 3]));
+        writer.write("a", &StateKind::Weights, &[0_f32; 4]).unwrap();
+        let error = refusal(writer.write("a", &StateKind::Weights, &[0_f32; 3]));
         assert!(error.contains("must write a:weights, 2 elements of F32"), "{error}");
         let path = writer.path.clone();
         let error = writer.finish(Value::Null).unwrap_err().to_string();
@@ -260,8 +260,8 @@ mod tests {
         let save = Save::begin(&root, Tag::of_step(1), layout.clone()).unwrap();
         let mut writer = RankWriter::create(save.ticket(), layout.clone(), 0).unwrap();
         writer.file = File::options().write(true).open("/dev/full").unwrap();
-        let values = values("a", &Slot::Weights, 1, 0..12);
-        let error = writer.write("a", &Slot::Weights, &values).unwrap_err();
+        let values = values("a", &StateKind::Weights, 1, 0..12);
+        let error = writer.write("a", &StateKind::Weights, &values).unwrap_err();
         let needed = layout.file_len(0, &save.ticket().identity);
         assert!(
             matches!(error, CheckpointError::DiskFull { needed: found, .. } if found == needed),
@@ -291,7 +291,7 @@ mod tests {
                 let save = Save::begin(&root, Tag::of_step(2), layout.clone()).unwrap();
                 let mut writer = RankWriter::create(save.ticket(), layout, 0).unwrap();
                 fs::write(&filler, vec![1; 7 << 20]).unwrap();
-                let written = writer.write("w", &Slot::Weights, &vec![1_f32; 1 << 20]);
+                let written = writer.write("w", &StateKind::Weights, &vec![1_f32; 1 << 20]);
                 let error = written.unwrap_err();
                 assert!(matches!(error, CheckpointError::DiskFull { .. }), "{error}");
                 drop(writer);
@@ -308,11 +308,11 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     fn big(numel: usize) -> Arc<Layout> {
-        use crate::{Atom, ElementType, StoredSlot};
-        let slots = vec![StoredSlot { slot: Slot::Weights, element: ElementType::F32 }];
+        use crate::{ElementType, ParamEntry, StoredState};
+        let slots = vec![StoredState { slot: StateKind::Weights, element: ElementType::F32 }];
         let (path, shape) = ("w".into(), vec![numel]);
-        let kind = crate::AtomKind::Parameter;
-        let atom = Atom { path, shape, kind, trainable: true, aliases: vec![], slots };
+        let kind = crate::EntryKind::Parameter;
+        let atom = ParamEntry { path, shape, kind, trainable: true, aliases: vec![], slots };
         Arc::new(Layout::new(vec![atom], 1).unwrap())
     }
 

@@ -102,7 +102,7 @@ impl Save {
     ) -> Result<Self, CheckpointError> {
         let mut visit = 1;
         loop {
-            match Self::begin(root, Tag::of_visit(step, visit), layout.clone()) {
+            match Self::begin(root, Tag::numbered(step, visit), layout.clone()) {
                 Err(CheckpointError::TagTaken { .. }) if visit < u32::MAX => visit += 1,
                 begun => return begun,
             }

@@ -30,20 +30,20 @@ impl Tag {
     /// Returns the tag of the checkpoint that the `visit`-th run to reach
     /// `step` saves if earlier ones exist: `step-00000010`, then
     /// `step-00000010.2`.
-    pub fn of_visit(step: u64, visit: u32) -> Self {
+    pub fn numbered(step: u64, visit: u32) -> Self {
         match visit {
             0 | 1 => Self::of_step(step),
             _ => Self(format!("step-{step:08}.{visit}")),
         }
     }
 
-    /// Returns the step of a tag that [`Self::of_step`] or [`Self::of_visit`]
+    /// Returns the step of a tag that [`Self::of_step`] or [`Self::numbered`]
     /// created; `None` for other names.
     pub fn step(&self) -> Option<u64> {
         let name = self.0.strip_prefix("step-")?;
         let (step, visit) = name.split_once('.').unwrap_or((name, "1"));
         let (step, visit) = (step.parse().ok()?, visit.parse().ok()?);
-        (Self::of_visit(step, visit) == *self).then_some(step)
+        (Self::numbered(step, visit) == *self).then_some(step)
     }
 
     /// Returns the name.
@@ -97,9 +97,9 @@ mod tests {
         assert_eq!(Tag::of_step(10).as_str(), "step-00000010");
         assert_eq!(Tag::of_step(10).step(), Some(10));
         assert_eq!(Tag::of_step(u64::MAX).step(), Some(u64::MAX));
-        assert_eq!(Tag::of_visit(10, 1), Tag::of_step(10));
-        assert_eq!(Tag::of_visit(10, 2).as_str(), "step-00000010.2");
-        assert_eq!(Tag::of_visit(10, 12).step(), Some(10));
+        assert_eq!(Tag::numbered(10, 1), Tag::of_step(10));
+        assert_eq!(Tag::numbered(10, 2).as_str(), "step-00000010.2");
+        assert_eq!(Tag::numbered(10, 12).step(), Some(10));
         let others = ["step-10", "step-", "best", "step-00000010.damaged-1", "step-00000010.1"];
         for other in others.into_iter().chain(["step-00000010.02", "step-00000010."]) {
             assert_eq!(other.parse::<Tag>().unwrap().step(), None, "{other}");

@@ -9,8 +9,8 @@ use proptest::prelude::*;
 use crate::fixture::{TempRoot, atom, layout, run, save, save_layout, values};
 use crate::manifest::{MANIFEST, Manifest};
 use crate::{
-    AsTrained, Atom, AtomKind, Checkpoint, CheckpointError, Consolidation, ElementType, Layout,
-    Slot, StoredSlot, Tag, consolidate, store,
+    AsTrained, Checkpoint, CheckpointError, Consolidation, ElementType, EntryKind, Layout,
+    ParamEntry, StateKind, StoredState, Tag, consolidate, store,
 };
 
 /// Every value of a checkpoint, by tensor.
@@ -70,7 +70,7 @@ fn tied_weights_are_found_at_every_path() {
     let root = TempRoot::new();
     save(&root, 1, 2);
     let checkpoint = Checkpoint::open(&root, None).unwrap();
-    let read = |path| checkpoint.read(path, &Slot::Weights, 0..12).unwrap();
+    let read = |path| checkpoint.read(path, &StateKind::Weights, 0..12).unwrap();
     assert_eq!(read("head"), read("a"));
 }
 
@@ -80,21 +80,22 @@ fn what_is_not_inside_is_refused() {
     save(&root, 1, 2);
     let checkpoint = Checkpoint::open(&root, None).unwrap();
     let refusal =
-        |path, slot: Slot, range| checkpoint.read(path, &slot, range).unwrap_err().to_string();
-    assert!(refusal("c", Slot::Weights, 0..1).contains("no parameter c"));
-    let error = refusal("frozen", Slot::Gradient, 0..1);
+        |path, slot: StateKind, range| checkpoint.read(path, &slot, range).unwrap_err().to_string();
+    assert!(refusal("c", StateKind::Weights, 0..1).contains("no parameter c"));
+    let error = refusal("frozen", StateKind::Gradient, 0..1);
     assert!(error.contains("frozen has no gradient, only weights"), "{error}");
     #[expect(clippy::reversed_empty_ranges)]
     for range in [0..13, 12..13, 5..4, usize::MAX..usize::MAX, 0..usize::MAX] {
-        let error = refusal("a", Slot::Weights, range);
+        let error = refusal("a", StateKind::Weights, range);
         assert!(error.contains("of shape [3, 4] has no elements"), "{error}");
     }
-    assert!(checkpoint.read("a", &Slot::Weights, 12..12).unwrap().is_empty());
+    assert!(checkpoint.read("a", &StateKind::Weights, 12..12).unwrap().is_empty());
     let mut half = [half::f16::ZERO; 2];
-    let error = checkpoint.read_into("a", &Slot::Weights, 0, &mut half).unwrap_err().to_string();
+    let error =
+        checkpoint.read_into("a", &StateKind::Weights, 0, &mut half).unwrap_err().to_string();
     assert!(error.contains("stored as F32 and was to be read as F16"), "{error}");
-    checkpoint.read_into("b", &Slot::Gradient, 1, &mut half).unwrap();
-    assert!(checkpoint.read_into("b", &Slot::Gradient, usize::MAX, &mut half).is_err());
+    checkpoint.read_into("b", &StateKind::Gradient, 1, &mut half).unwrap();
+    assert!(checkpoint.read_into("b", &StateKind::Gradient, usize::MAX, &mut half).is_err());
 }
 
 fn message(path: &Path, tag: Option<&Tag>) -> String {
@@ -240,7 +241,7 @@ fn a_forged_manifest_asks_for_no_more_than_there_is() {
         let checkpoint = Checkpoint::open(&folder, None).unwrap();
         let error = checkpoint.verify().unwrap_err().to_string();
         assert!(error.contains("written wrong"), "{error}");
-        assert!(checkpoint.read("a", &Slot::Weights, 0..12).is_err());
+        assert!(checkpoint.read("a", &StateKind::Weights, 0..12).is_err());
         assert!(checkpoint.describe().contains("NOT INTACT"));
         let what = Consolidation { element: ElementType::F32, max_shard_bytes: 1 };
         assert!(consolidate(&checkpoint, &root.join("out"), &what, &AsTrained).is_err());
@@ -269,19 +270,23 @@ fn what_is_no_file_is_refused_at_once() {
     assert_whole(&Checkpoint::open_intact(&root, None).unwrap(), 1);
 }
 
-fn any_atom() -> impl Strategy<Value = Atom> {
+fn any_atom() -> impl Strategy<Value = ParamEntry> {
     let element =
         prop_oneof![Just(ElementType::F32), Just(ElementType::F16), Just(ElementType::Bf16)];
-    let slot = prop_oneof![Just(Slot::Weights), Just(Slot::Gradient), Just(Slot::moment("m"))];
+    let slot = prop_oneof![
+        Just(StateKind::Weights),
+        Just(StateKind::Gradient),
+        Just(StateKind::moment("m"))
+    ];
     let slots = prop::collection::btree_map(slot, element, 0..4);
     let shape = prop::collection::vec(0_usize..6, 0..4);
-    (shape, any::<bool>(), slots).prop_map(|(shape, trainable, slots)| Atom {
+    (shape, any::<bool>(), slots).prop_map(|(shape, trainable, slots)| ParamEntry {
         path: String::new(),
         shape,
-        kind: AtomKind::Parameter,
+        kind: EntryKind::Parameter,
         trainable,
         aliases: vec![],
-        slots: slots.into_iter().map(|(slot, element)| StoredSlot { slot, element }).collect(),
+        slots: slots.into_iter().map(|(slot, element)| StoredState { slot, element }).collect(),
     })
 }
 
@@ -295,7 +300,7 @@ proptest! {
         loaded_by in 1_usize..6,
         (from, to) in (0_usize..200, 0_usize..200),
     ) {
-        let name = |(i, atom)| Atom { path: format!("layers.{i}.w"), ..atom };
+        let name = |(i, atom)| ParamEntry { path: format!("layers.{i}.w"), ..atom };
         let atoms: Vec<_> = atoms.into_iter().enumerate().map(name).collect();
         let layout = Arc::new(Layout::new(atoms.clone(), saved_by).unwrap());
         let cut = Layout::new(atoms, loaded_by).unwrap();
@@ -308,7 +313,7 @@ proptest! {
             let random = from.min(to).min(numel)..from.max(to).min(numel);
             let ranges = (0..loaded_by).map(|rank| cut.owned(index, rank)).chain([random]);
             for range in ranges {
-                for StoredSlot { slot, .. } in &atom.slots {
+                for StoredState { slot, .. } in &atom.slots {
                     let found = checkpoint.read(&atom.path, slot, range.clone()).unwrap();
                     let expected = values(&atom.path, slot, 1, range.clone());
                     prop_assert_eq!(found.into_f32(), expected);

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use deepburn_checkpoint::{
-    AsTrained, Atom, AtomKind, Checkpoint, CheckpointError, Consolidation, ElementType, Layout,
-    RankWriter, Retention, Run, Save, Slot, StoredSlot, Tag, consolidate,
+    AsTrained, Checkpoint, CheckpointError, Consolidation, ElementType, EntryKind, Layout,
+    ParamEntry, RankWriter, Retention, Run, Save, StateKind, StoredState, Tag, consolidate,
 };
 use deepburn_fuzz::{JSON_TOKENS, Mutator, fuzz, scratch_folder};
 use safetensors::SafeTensors;
@@ -19,12 +19,12 @@ use serde_json::{Value, json};
 const RANKS: usize = 2;
 const MANIFEST: &str = "manifest.json";
 
-fn atom(path: &str, shape: &[usize], slots: &[(Slot, ElementType)]) -> Atom {
-    let slots = slots.iter().cloned().map(|(slot, element)| StoredSlot { slot, element });
-    Atom {
+fn atom(path: &str, shape: &[usize], slots: &[(StateKind, ElementType)]) -> ParamEntry {
+    let slots = slots.iter().cloned().map(|(slot, element)| StoredState { slot, element });
+    ParamEntry {
         path: path.into(),
         shape: shape.into(),
-        kind: AtomKind::Parameter,
+        kind: EntryKind::Parameter,
         trainable: true,
         aliases: vec![],
         slots: slots.collect(),
@@ -33,18 +33,18 @@ fn atom(path: &str, shape: &[usize], slots: &[(Slot, ElementType)]) -> Atom {
 
 /// A trained, a frozen and a tied parameter, and a buffer of bools.
 fn layout() -> Arc<Layout> {
-    let (weights, moment) = (Slot::Weights, Slot::moment("exp_avg"));
+    let (weights, moment) = (StateKind::Weights, StateKind::moment("exp_avg"));
     let trained = [
         (weights.clone(), ElementType::F32),
         (moment, ElementType::F32),
-        (Slot::Gradient, ElementType::F16),
+        (StateKind::Gradient, ElementType::F16),
     ];
     let mut tied = atom("a", &[3, 4], &trained);
     tied.aliases = vec!["head".into()];
     let mut frozen = atom("frozen", &[5], &[(weights.clone(), ElementType::Bf16)]);
     frozen.trainable = false;
     let mut mask = atom("mask", &[7], &[(weights, ElementType::Bool)]);
-    (mask.kind, mask.trainable) = (AtomKind::Buffer, false);
+    (mask.kind, mask.trainable) = (EntryKind::Buffer, false);
     Arc::new(Layout::new(vec![tied, atom("b", &[1], &trained), frozen, mask], RANKS).unwrap())
 }
 
@@ -55,7 +55,7 @@ fn save(root: &Path, step: u64) {
         let mut writer = RankWriter::create(save.ticket(), layout.clone(), rank).unwrap();
         for piece in layout.pieces(rank) {
             let atom = &layout.atoms()[piece.atom];
-            let StoredSlot { slot, element } = &atom.slots[piece.slot];
+            let StoredState { slot, element } = &atom.slots[piece.slot];
             let bytes = vec![1; piece.range.len() * element.size()];
             writer.write_bytes(&atom.path, slot, *element, &bytes).unwrap();
         }
@@ -167,7 +167,7 @@ fn resume(checkpoint: &Checkpoint, ranks: usize) -> Result<(), CheckpointError> 
     let layout = Layout::new(checkpoint.layout().atoms().to_vec(), ranks)?;
     for rank in 0..ranks {
         for piece in layout.pieces(rank) {
-            let Atom { path, slots, .. } = &layout.atoms()[piece.atom];
+            let ParamEntry { path, slots, .. } = &layout.atoms()[piece.atom];
             let values = checkpoint.read(path, &slots[piece.slot].slot, piece.range.clone())?;
             assert_eq!(values.len(), piece.range.len());
         }

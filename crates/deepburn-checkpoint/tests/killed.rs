@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use deepburn_checkpoint::{
-    Atom, AtomKind, Checkpoint, CheckpointError, ElementType, Layout, RankWriter, Retention, Run,
-    Save, Slot, StoredSlot, Tag,
+    Checkpoint, CheckpointError, ElementType, EntryKind, Layout, ParamEntry, RankWriter, Retention,
+    Run, Save, StateKind, StoredState, Tag,
 };
 use serde_json::json;
 
@@ -20,14 +20,14 @@ const RANKS: usize = 2;
 const KILLS: u64 = 40;
 
 fn layout() -> Arc<Layout> {
-    let stored = |slot| StoredSlot { slot, element: ElementType::F32 };
-    let atom = Atom {
+    let stored = |slot| StoredState { slot, element: ElementType::F32 };
+    let atom = ParamEntry {
         path: "w".into(),
         shape: vec![NUMEL],
-        kind: AtomKind::Parameter,
+        kind: EntryKind::Parameter,
         trainable: true,
         aliases: vec![],
-        slots: vec![stored(Slot::Weights), stored(Slot::moment("exp_avg"))],
+        slots: vec![stored(StateKind::Weights), stored(StateKind::moment("exp_avg"))],
     };
     Arc::new(Layout::new(vec![atom], RANKS).unwrap())
 }
@@ -37,7 +37,7 @@ fn resume(root: &Path) -> u64 {
     match Checkpoint::open_intact(root, None) {
         Ok(checkpoint) => {
             let step = checkpoint.run().step;
-            for slot in [Slot::Weights, Slot::moment("exp_avg")] {
+            for slot in [StateKind::Weights, StateKind::moment("exp_avg")] {
                 let values = checkpoint.read("w", &slot, 0..NUMEL).unwrap().into_f32();
                 assert!(values.iter().all(|&value| value == step as f32), "step {step}");
             }

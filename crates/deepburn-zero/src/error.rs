@@ -124,7 +124,7 @@ pub enum ZeroError {
         "parameter {path}: {found} values of {array} were given for {expected}: load states of a \
          model of the same shape"
     )]
-    PieceLength {
+    SegmentLength {
         /// Module path.
         path: String,
         /// The array.

@@ -82,7 +82,7 @@ pub use session::ContextGuard;
 pub use sharding::Training;
 pub use sharding::Zero;
 pub use states::{
-    GradientSum, ModelStates, OwnedArray, OwnedState, Piece, Policy, RandomState, StateArray,
+    GradientSum, ModelStates, OwnedArray, OwnedState, Policy, RandomState, Segment, StateArray,
     StepOutcome, StreamPosition,
 };
 pub use tensor::{FullTensor, Leased, ParameterView, ReducedGradient, ZeroTensor};

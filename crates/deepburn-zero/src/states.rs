@@ -50,7 +50,7 @@ use compression::ErrorFeedback;
 use crate::tiers::{Parking, ShardTiers, StateTiers, swap_bytes};
 
 pub(crate) use compression::error_bytes;
-pub use pieces::{GradientSum, OwnedArray, Piece, RandomState, StateArray, StreamPosition};
+pub use pieces::{GradientSum, OwnedArray, RandomState, Segment, StateArray, StreamPosition};
 pub use rank_arrays::OwnedState;
 pub use step::StepOutcome;
 

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use deepburn::checkpoint::{Checkpoint, Slot};
+use deepburn::checkpoint::{Checkpoint, StateKind};
 use serde_json::{Value, json};
 
 use crate::batches::budgeted;
@@ -485,6 +485,6 @@ fn inspect_shows_what_is_inside() {
     let checkpoint = Checkpoint::open(&checkpoints(&job), None).unwrap();
     let numel = checkpoint.layout().numel(0);
     let path = &checkpoint.layout().atoms()[0].path;
-    assert_eq!(checkpoint.read(path, &Slot::Weights, 0..numel).unwrap().len(), numel);
+    assert_eq!(checkpoint.read(path, &StateKind::Weights, 0..numel).unwrap().len(), numel);
     deepburn(job.folder(), &["inspect", "nowhere"]).failed(2, &["nowhere", "no such folder"]);
 }

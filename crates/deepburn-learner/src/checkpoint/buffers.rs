@@ -2,7 +2,7 @@
 
 use burn::tensor::TensorData;
 use deepburn_checkpoint::{
-    Atom, AtomKind, Checkpoint, CheckpointError, ElementType, Slot, StoredSlot,
+    Checkpoint, CheckpointError, ElementType, EntryKind, ParamEntry, StateKind, StoredState,
 };
 use deepburn_zero::{Buffer, BufferKind};
 
@@ -10,15 +10,15 @@ use super::TrainingCheckpointError;
 use super::element::{data_of, element_type};
 
 /// Returns the checkpoint entry of a buffer.
-pub(super) fn buffer_atom(buffer: &Buffer) -> Result<Atom, CheckpointError> {
+pub(super) fn buffer_atom(buffer: &Buffer) -> Result<ParamEntry, CheckpointError> {
     let element = element_type(buffer.dtype())?;
-    Ok(Atom {
+    Ok(ParamEntry {
         path: buffer.path().to_owned(),
         shape: buffer.shape().to_vec(),
-        kind: AtomKind::Buffer,
+        kind: EntryKind::Buffer,
         trainable: false,
         aliases: buffer.aliases().to_vec(),
-        slots: vec![StoredSlot { slot: Slot::Weights, element }],
+        slots: vec![StoredState { slot: StateKind::Weights, element }],
     })
 }
 
@@ -31,7 +31,7 @@ pub(super) fn buffer_atom(buffer: &Buffer) -> Result<Atom, CheckpointError> {
 pub(super) fn check_buffer(checkpoint: &Checkpoint, buffer: &Buffer) -> Result<(), String> {
     let (layout, path) = (checkpoint.layout(), buffer.path());
     let Some(atom) = layout.find(path).map(|atom| &layout.atoms()[atom]) else {
-        let old = layout.atoms().iter().all(|atom| atom.kind == AtomKind::Parameter);
+        let old = layout.atoms().iter().all(|atom| atom.kind == EntryKind::Parameter);
         let constant = buffer.kind() != BufferKind::RunningStatistic;
         if old && constant {
             return Ok(());
@@ -43,10 +43,10 @@ pub(super) fn check_buffer(checkpoint: &Checkpoint, buffer: &Buffer) -> Result<(
         return Err(format!("its buffer {path} has shape {shape:?}, but this model's has {own:?}"));
     }
     let own = element_type(buffer.dtype()).map_err(|error| error.to_string())?;
-    let stored = atom.element_of(&Slot::Weights);
+    let stored = atom.element_of(&StateKind::Weights);
     let fits = match atom.kind {
-        AtomKind::Buffer => stored == Some(own),
-        AtomKind::Parameter => {
+        EntryKind::Buffer => stored == Some(own),
+        EntryKind::Parameter => {
             stored.is_some() && !atom.trainable && buffer.kind() == BufferKind::RunningStatistic
         }
     };
@@ -68,7 +68,7 @@ pub(super) fn read_buffer(
     if checkpoint.layout().find(buffer.path()).is_none() {
         return Ok(None);
     }
-    let values = checkpoint.read(buffer.path(), &Slot::Weights, 0..buffer.numel())?;
+    let values = checkpoint.read(buffer.path(), &StateKind::Weights, 0..buffer.numel())?;
     Ok(Some(data_of(values)))
 }
 
@@ -77,8 +77,8 @@ pub(super) fn warn_of_missing(checkpoint: &Checkpoint, buffers: &[Buffer]) {
     let (layout, folder) = (checkpoint.layout(), checkpoint.path().display());
     for path in buffers.iter().map(Buffer::path) {
         match layout.find(path).map(|atom| layout.atoms()[atom].kind) {
-            Some(AtomKind::Buffer) => {}
-            Some(AtomKind::Parameter) => tracing::warn!(
+            Some(EntryKind::Buffer) => {}
+            Some(EntryKind::Parameter) => tracing::warn!(
                 "{folder}: running statistic {path} was saved before buffers were stored and has \
                  the values that training began with; train on before you evaluate"
             ),

@@ -7,7 +7,7 @@ use burn::tensor::TensorData;
 use deepburn_config::OptimizerPlan;
 use deepburn_deepspeed::{Array, Counters, DeepSpeedCheckpoint, LossScale, Parameter};
 use deepburn_ops::OptimizerOps;
-use deepburn_zero::{Buffer, BufferKind, Piece, StateArray, Training, moments};
+use deepburn_zero::{Buffer, BufferKind, Segment, StateArray, Training, moments};
 
 use super::counters::check_deepspeed_counters;
 use super::load::{LoadPlan, listed};
@@ -97,7 +97,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         stored: &Stored<'_>,
         plan: LoadPlan,
     ) -> Result<(), TrainingCheckpointError> {
-        let read = |piece: &Piece<'_>| stored.read(piece);
+        let read = |piece: &Segment<'_>| stored.read(piece);
         self.zero_grad();
         self.states.load_weights(read)?;
         let is_first = self.rank() == 0;
@@ -312,7 +312,7 @@ impl<'a> Stored<'a> {
     ///
     /// A transposed matrix is read whole, because a segment of it is not
     /// contiguous in the file.
-    fn read(&self, piece: &Piece<'_>) -> Result<TensorData, TrainingCheckpointError> {
+    fn read(&self, piece: &Segment<'_>) -> Result<TensorData, TrainingCheckpointError> {
         let (name, parameter) = self.find(piece.path).map_err(|reason| self.unfit(reason))?;
         let array = match piece.array {
             StateArray::Weights => Array::Weights,

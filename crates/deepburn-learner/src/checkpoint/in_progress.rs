@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 use burn::tensor::TensorData;
 use burn::tensor::backend::Backend;
 use deepburn_checkpoint::{
-    CheckpointError, Layout, Piece, RankRecord, RankWriter, Run, Save, Ticket,
+    CheckpointError, Layout, RankRecord, RankWriter, Run, Save, Segment, Ticket,
 };
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::{Group, OwnedArray, ZeroError};
@@ -178,7 +178,7 @@ fn undone(ticket: &Ticket) -> CheckpointError {
 fn write_part(
     writer: &mut RankWriter,
     layout: &Layout,
-    piece: &Piece,
+    piece: &Segment,
     data: &TensorData,
 ) -> Result<(), CheckpointError> {
     let atom = &layout.atoms()[piece.atom];

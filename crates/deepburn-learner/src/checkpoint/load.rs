@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use burn::module::AutodiffModule;
 use burn::tensor::TensorData;
-use deepburn_checkpoint::{Atom, AtomKind, Checkpoint, Slot};
+use deepburn_checkpoint::{Checkpoint, EntryKind, ParamEntry, StateKind};
 use deepburn_ops::OptimizerOps;
-use deepburn_zero::{GradientSum, Piece, RandomState, StreamPosition, Training, ZeroError};
+use deepburn_zero::{GradientSum, RandomState, Segment, StreamPosition, Training, ZeroError};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -168,8 +168,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             let Some(atom) = layout.find(path) else {
                 return Err(format!("it has no parameter {path}, but this model has one"));
             };
-            let Atom { shape, kind, .. } = &layout.atoms()[atom];
-            if *kind == AtomKind::Buffer {
+            let ParamEntry { shape, kind, .. } = &layout.atoms()[atom];
+            if *kind == EntryKind::Buffer {
                 return Err(format!(
                     "{path} is a buffer there and a float parameter of this model: load it into the \
                      model that it was saved from"
@@ -184,7 +184,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         }
         self.buffers().iter().try_for_each(|buffer| check_buffer(checkpoint, buffer))?;
         let mut atoms = layout.atoms().iter();
-        let known = |atom: &Atom| {
+        let known = |atom: &ParamEntry| {
             let paths = || [&atom.path].into_iter().chain(&atom.aliases);
             self.parameters().iter().any(|own| paths().any(|path| own.path() == path))
                 || self.buffers().iter().any(|own| paths().any(|path| own.path() == path))
@@ -208,7 +208,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             let slots = atom.map(|atom| &atom.slots[..]).unwrap_or_default();
             let stored: Vec<&str> = slots
                 .iter()
-                .filter(|stored| matches!(stored.slot, Slot::Moment(_)))
+                .filter(|stored| matches!(stored.slot, StateKind::Moment(_)))
                 .map(|stored| stored.slot.as_str())
                 .collect();
             let own = self.states().moments(parameter.index());
@@ -282,7 +282,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         plan: LoadPlan,
         saved: &Saved,
     ) -> Result<(), TrainingCheckpointError> {
-        let read = |piece: &Piece<'_>| read(checkpoint, piece);
+        let read = |piece: &Segment<'_>| read(checkpoint, piece);
         self.states.zero_grad();
         self.progress.accumulated = 0;
         self.states.load_weights(read)?;
@@ -372,7 +372,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             let record = records.get(atom.path.as_str())?;
             Some(GradientSum {
                 micro_batches: record.micro_batches,
-                dtype: dtype_of(atom.element_of(&Slot::Gradient)?),
+                dtype: dtype_of(atom.element_of(&StateKind::Gradient)?),
                 peak: record.peak_bits.map(f32::from_bits),
             })
         };
@@ -416,7 +416,7 @@ fn is_numbered(slot: &str, prefix: &str) -> bool {
 /// Returns how many ranks stored an array of the given kind.
 fn ranks_with(checkpoint: &Checkpoint, is_it: fn(&str) -> bool) -> usize {
     let slots =
-        |atom: &Atom| atom.slots.iter().filter(|stored| is_it(stored.slot.as_str())).count();
+        |atom: &ParamEntry| atom.slots.iter().filter(|stored| is_it(stored.slot.as_str())).count();
     checkpoint.layout().atoms().iter().map(slots).max().unwrap_or(0)
 }
 
@@ -429,7 +429,10 @@ pub(super) fn listed(names: &[&str]) -> String {
 }
 
 /// Reads a segment of an array, converted to tensor data.
-fn read(checkpoint: &Checkpoint, piece: &Piece<'_>) -> Result<TensorData, TrainingCheckpointError> {
+fn read(
+    checkpoint: &Checkpoint,
+    piece: &Segment<'_>,
+) -> Result<TensorData, TrainingCheckpointError> {
     Ok(data_of(checkpoint.read(piece.path, &slot_of(piece.array), piece.range.clone())?))
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use burn::module::AutodiffModule;
 use deepburn_checkpoint::{
-    Atom, AtomKind, CheckpointError, Layout, Piece, Run, Save, Slot, StoredSlot, Tag,
+    CheckpointError, EntryKind, Layout, ParamEntry, Run, Save, Segment, StateKind, StoredState, Tag,
 };
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::{
@@ -149,12 +149,12 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let atom = |index: usize| {
             let parameter = &self.parameters()[index];
             let slots = states.arrays(index).into_iter().map(|(array, dtype)| {
-                Ok(StoredSlot { slot: slot_of(array), element: element_type(dtype)? })
+                Ok(StoredState { slot: slot_of(array), element: element_type(dtype)? })
             });
-            Ok(Atom {
+            Ok(ParamEntry {
                 path: parameter.path().to_owned(),
                 shape: parameter.shape().to_vec(),
-                kind: AtomKind::Parameter,
+                kind: EntryKind::Parameter,
                 trainable: parameter.is_trainable(),
                 aliases: states.aliases(index).to_vec(),
                 slots: slots.collect::<Result<_, CheckpointError>>()?,
@@ -181,7 +181,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     ) -> Snapshot<B> {
         let (states, rank) = (self.states(), self.rank());
         let parameters = self.parameters().len();
-        let owned = |piece: &Piece| {
+        let owned = |piece: &Segment| {
             if let Some(buffer) = piece.atom.checked_sub(parameters) {
                 return buffers[buffer].clone();
             }
@@ -261,13 +261,13 @@ pub(super) const WORKER_ERROR: &str = "worker_error_";
 pub(super) const SERVER_ERROR: &str = "server_error";
 
 /// Returns the slot in which an array is stored.
-pub(super) fn slot_of(array: StateArray) -> Slot {
+pub(super) fn slot_of(array: StateArray) -> StateKind {
     match array {
-        StateArray::Weights => Slot::Weights,
-        StateArray::Gradient => Slot::Gradient,
-        StateArray::Moment(name) => Slot::moment(name),
-        StateArray::WorkerError(rank) => Slot::moment(&format!("{WORKER_ERROR}{rank}")),
-        StateArray::ServerError => Slot::moment(SERVER_ERROR),
-        StateArray::Local(name, rank) => Slot::moment(&format!("{name}_{rank}")),
+        StateArray::Weights => StateKind::Weights,
+        StateArray::Gradient => StateKind::Gradient,
+        StateArray::Moment(name) => StateKind::moment(name),
+        StateArray::WorkerError(rank) => StateKind::moment(&format!("{WORKER_ERROR}{rank}")),
+        StateArray::ServerError => StateKind::moment(SERVER_ERROR),
+        StateArray::Local(name, rank) => StateKind::moment(&format!("{name}_{rank}")),
     }
 }

@@ -8,7 +8,9 @@ use burn::module::Module;
 use burn::nn::{LinearConfig, LinearLayout};
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_flex::FlexDevice;
-use deepburn_checkpoint::{AsTrained, Checkpoint, Consolidation, ElementType, Slot, consolidate};
+use deepburn_checkpoint::{
+    AsTrained, Checkpoint, Consolidation, ElementType, StateKind, consolidate,
+};
 use deepburn_learner::{
     EngineError, HalfPrecision, LoadPlan, SaveRequest, TrainingCheckpointError, initialize,
 };
@@ -118,7 +120,7 @@ fn a_16_bit_run_resumes_with_f32_statistics() {
                 straight_and_resumed_in(precision, root.path(), [stage, stage], 3);
             assert_eq!(straight, resumed, "{precision}, stage {stage}");
             let checkpoint = Checkpoint::open_intact(root.path(), None).unwrap();
-            let stored = checkpoint.read("norm.running_var", &Slot::Weights, 0..3).unwrap();
+            let stored = checkpoint.read("norm.running_var", &StateKind::Weights, 0..3).unwrap();
             assert_eq!(stored.element_type(), ElementType::F32);
         }
     }
@@ -211,7 +213,7 @@ fn what_is_live_is_saved_consolidated_and_exported() {
             assert_eq!(tensors.tensor("head.weight").unwrap().dtype(), Dtype::BF16);
             for ((path, live), (_, dtype, _)) in live[0].iter().zip(TYPES) {
                 let numel = live.len() * 8 / dtype.bitsize();
-                let stored = checkpoint.read(path, &Slot::Weights, 0..numel).unwrap();
+                let stored = checkpoint.read(path, &StateKind::Weights, 0..numel).unwrap();
                 assert_eq!(stored.bytes(), live, "{path} at stage {stage}");
                 let tensor = tensors.tensor(path).unwrap();
                 assert_eq!((tensor.dtype(), tensor.data()), (dtype, &live[..]), "{path}");
@@ -422,7 +424,7 @@ fn statistics_stay_f32_in_16_bits() {
         );
         assert_eq!(seen[0], seen[1]);
         let checkpoint = Checkpoint::open_intact(root.path(), None).unwrap();
-        let stored = checkpoint.read("mean", &Slot::Weights, 0..4).unwrap();
+        let stored = checkpoint.read("mean", &StateKind::Weights, 0..4).unwrap();
         assert_eq!(stored.element_type(), ElementType::F32);
         assert_eq!(stored.bytes(), seen[0].as_bytes());
         // More digits than 16 bits hold: nothing was rounded on the way.
@@ -478,7 +480,7 @@ fn old_checkpoints_load() {
     let old = root.path().join("old");
     common::write_as_old(&checkpoint, &old);
     let old = Checkpoint::open_intact(&old, None).unwrap();
-    let expected = checkpoint.read("norm.running_var", &Slot::Weights, 0..3).unwrap();
+    let expected = checkpoint.read("norm.running_var", &StateKind::Weights, 0..3).unwrap();
     on_ranks(
         &plan(3, 3),
         |_| Net::new(5),

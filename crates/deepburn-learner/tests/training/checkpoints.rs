@@ -11,7 +11,7 @@ use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_flex::{Flex, FlexDevice};
-use deepburn_checkpoint::{Checkpoint, Slot};
+use deepburn_checkpoint::{Checkpoint, StateKind};
 use deepburn_comm::run_ranks;
 use deepburn_config::{Plan, RawConfig, RunContext, resolve};
 use deepburn_learner::{
@@ -466,8 +466,8 @@ fn frozen_parameters_are_stored_once_and_in_their_own_type() {
     let frozen = atom("frozen.weight");
     assert!(!frozen.trainable);
     assert_eq!(frozen.slots.len(), 1);
-    assert_eq!(frozen.element_of(&Slot::Weights).unwrap().name(), "BF16");
+    assert_eq!(frozen.element_of(&StateKind::Weights).unwrap().name(), "BF16");
     let trained = atom("up.weight");
-    assert_eq!(trained.element_of(&Slot::Weights).unwrap().name(), "F32");
-    assert!(trained.element_of(&Slot::moment("exp_avg_sq")).is_some());
+    assert_eq!(trained.element_of(&StateKind::Weights).unwrap().name(), "F32");
+    assert!(trained.element_of(&StateKind::moment("exp_avg_sq")).is_some());
 }

@@ -11,7 +11,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
 use burn_flex::{Flex, FlexDevice};
 use deepburn_checkpoint::{
-    Atom, AtomKind, Checkpoint, Layout, RankWriter, Save, Slot, StoredSlot, Tag,
+    Checkpoint, EntryKind, Layout, ParamEntry, RankWriter, Save, StateKind, StoredState, Tag,
 };
 use deepburn_comm::run_ranks;
 use deepburn_config::{Plan, RawConfig, RunContext, resolve};
@@ -334,9 +334,9 @@ pub(crate) fn estimate(engine: &Trainer, plan: &Plan) -> Estimate {
 /// Writes a checkpoint as it was before there were buffers.
 pub(crate) fn write_as_old(checkpoint: &Checkpoint, root: &Path) {
     let layout = checkpoint.layout();
-    let old = |atom: &Atom| {
+    let old = |atom: &ParamEntry| {
         let float = atom.slots.iter().all(|stored| stored.element.is_trainable());
-        float.then(|| Atom { kind: AtomKind::Parameter, ..atom.clone() })
+        float.then(|| ParamEntry { kind: EntryKind::Parameter, ..atom.clone() })
     };
     let atoms: Vec<_> = layout.atoms().iter().filter_map(old).collect();
     let old = Arc::new(Layout::new(atoms, layout.world_size()).unwrap());
@@ -346,7 +346,7 @@ pub(crate) fn write_as_old(checkpoint: &Checkpoint, root: &Path) {
         let mut writer = RankWriter::create(save.ticket(), old.clone(), rank).unwrap();
         for piece in old.pieces(rank) {
             let atom = &old.atoms()[piece.atom];
-            let StoredSlot { slot, element } = &atom.slots[piece.slot];
+            let StoredState { slot, element } = &atom.slots[piece.slot];
             let values = checkpoint.read(&atom.path, slot, piece.range).unwrap();
             writer.write_bytes(&atom.path, slot, *element, values.bytes()).unwrap();
         }
@@ -357,5 +357,5 @@ pub(crate) fn write_as_old(checkpoint: &Checkpoint, root: &Path) {
     let written = Checkpoint::open(root, None).unwrap();
     let has = |path| written.layout().find(path).is_some();
     assert!(has("norm.running_mean") && !has("order"));
-    assert!(written.read("norm.running_mean", &Slot::Weights, 0..3).is_ok());
+    assert!(written.read("norm.running_mean", &StateKind::Weights, 0..3).is_ok());
 }

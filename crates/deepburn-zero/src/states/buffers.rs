@@ -97,7 +97,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             let (found, expected) = (data.num_elements(), buffer.numel());
             if found != expected {
                 let (path, array) = (buffer.path().to_owned(), "values");
-                return Err(ZeroError::PieceLength { path, array, found, expected }.into());
+                return Err(ZeroError::SegmentLength { path, array, found, expected }.into());
             }
             let data = TensorData { shape: buffer.shape().clone(), ..data };
             Ok(Some(data.convert_dtype(buffer.dtype())))

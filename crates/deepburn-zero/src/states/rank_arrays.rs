@@ -12,7 +12,7 @@ use deepburn_comm::{Partition, Tag};
 use deepburn_ops::OptimizerOps;
 
 use super::ModelStates;
-use super::pieces::{Elements, OwnedArray, Piece, StateArray, read_floats};
+use super::pieces::{Elements, OwnedArray, Segment, StateArray, read_floats};
 use crate::error::ZeroError;
 use crate::parameter::Parameter;
 
@@ -55,7 +55,7 @@ pub(super) fn read_mean<B: Backend, E: From<ZeroError>>(
     parameter: &Parameter<B>,
     ranks: Range<usize>,
     array: impl Fn(usize) -> StateArray,
-    read: &mut impl FnMut(&Piece<'_>) -> Result<TensorData, E>,
+    read: &mut impl FnMut(&Segment<'_>) -> Result<TensorData, E>,
 ) -> Result<Vec<f32>, E> {
     let count = ranks.len() as f32;
     let mut mean = vec![0.0; parameter.numel()];

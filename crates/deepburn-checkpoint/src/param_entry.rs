@@ -18,7 +18,7 @@ use crate::{CheckpointError, ElementType};
 /// elements as the parameter.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub enum Slot {
+pub enum StateKind {
     /// The values: f32 masters if there are any.
     Weights,
     /// The gradient that was accumulated so far in the current step.
@@ -28,7 +28,7 @@ pub enum Slot {
     Moment(String),
 }
 
-impl Slot {
+impl StateKind {
     /// Returns the name that files use.
     pub fn as_str(&self) -> &str {
         match self {
@@ -44,7 +44,7 @@ impl Slot {
     }
 }
 
-impl FromStr for Slot {
+impl FromStr for StateKind {
     type Err = CheckpointError;
 
     fn from_str(name: &str) -> Result<Self, CheckpointError> {
@@ -64,7 +64,7 @@ impl FromStr for Slot {
     }
 }
 
-impl TryFrom<String> for Slot {
+impl TryFrom<String> for StateKind {
     type Error = CheckpointError;
 
     fn try_from(name: String) -> Result<Self, CheckpointError> {
@@ -72,13 +72,13 @@ impl TryFrom<String> for Slot {
     }
 }
 
-impl From<Slot> for String {
-    fn from(slot: Slot) -> Self {
+impl From<StateKind> for String {
+    fn from(slot: StateKind) -> Self {
         slot.as_str().to_owned()
     }
 }
 
-impl fmt::Display for Slot {
+impl fmt::Display for StateKind {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.pad(self.as_str())
     }
@@ -87,9 +87,9 @@ impl fmt::Display for Slot {
 /// The kind of an array with the element type in which it is stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct StoredSlot {
+pub struct StoredState {
     /// The kind of the array.
-    pub slot: Slot,
+    pub slot: StateKind,
     /// The type of its elements.
     pub element: ElementType,
 }
@@ -97,7 +97,7 @@ pub struct StoredSlot {
 /// The kind of an entry.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum AtomKind {
+pub enum EntryKind {
     /// A float parameter, trained or frozen. The default for old checkpoints,
     /// which do not store the kind.
     #[default]
@@ -107,7 +107,7 @@ pub enum AtomKind {
     Buffer,
 }
 
-impl AtomKind {
+impl EntryKind {
     fn is_parameter(&self) -> bool {
         *self == Self::Parameter
     }
@@ -116,30 +116,30 @@ impl AtomKind {
 /// A parameter or buffer and the arrays that a checkpoint stores of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Atom {
+pub struct ParamEntry {
     /// The module path, such as `transformer.h.0.attn.c_attn.weight`.
     pub path: String,
     /// The shape of the complete parameter.
     pub shape: Vec<usize>,
     /// The kind; omitted in files for parameters.
-    #[serde(default, skip_serializing_if = "AtomKind::is_parameter")]
-    pub kind: AtomKind,
+    #[serde(default, skip_serializing_if = "EntryKind::is_parameter")]
+    pub kind: EntryKind,
     /// Whether the optimizer updates it.
     pub trainable: bool,
     /// Additional paths of the same parameter in the module (tied weights).
     pub aliases: Vec<String>,
     /// The stored arrays, in the order in which they are written.
-    pub slots: Vec<StoredSlot>,
+    pub slots: Vec<StoredState>,
 }
 
-impl Atom {
+impl ParamEntry {
     /// Returns the number of elements; `None` if it overflows.
     pub fn checked_numel(&self) -> Option<usize> {
         self.shape.iter().try_fold(1_usize, |product, &size| product.checked_mul(size))
     }
 
     /// Returns the element type of an array; `None` if it is not stored.
-    pub fn element_of(&self, slot: &Slot) -> Option<ElementType> {
+    pub fn element_of(&self, slot: &StateKind) -> Option<ElementType> {
         self.slots.iter().find(|stored| stored.slot == *slot).map(|stored| stored.element)
     }
 }
@@ -151,30 +151,30 @@ mod tests {
     #[test]
     fn slots_have_one_name_each() {
         for name in ["weights", "gradient", "exp_avg", "momentum2"] {
-            let slot: Slot = name.parse().unwrap();
+            let slot: StateKind = name.parse().unwrap();
             assert_eq!(slot.as_str(), name);
             let json = serde_json::to_string(&slot).unwrap();
-            assert_eq!(serde_json::from_str::<Slot>(&json).unwrap(), slot);
+            assert_eq!(serde_json::from_str::<StateKind>(&json).unwrap(), slot);
         }
-        assert_eq!("exp_avg".parse::<Slot>().unwrap(), Slot::moment("exp_avg"));
+        assert_eq!("exp_avg".parse::<StateKind>().unwrap(), StateKind::moment("exp_avg"));
         for name in ["", "Exp", "a:b", "a b", &"a".repeat(101)] {
-            assert!(name.parse::<Slot>().is_err(), "{name}");
+            assert!(name.parse::<StateKind>().is_err(), "{name}");
         }
     }
 
     #[test]
     fn a_shape_beyond_all_memory_has_no_count() {
-        let mut atom = Atom {
+        let mut atom = ParamEntry {
             path: "w".into(),
             shape: vec![2, 3],
-            kind: AtomKind::Parameter,
+            kind: EntryKind::Parameter,
             trainable: true,
             aliases: vec![],
-            slots: vec![StoredSlot { slot: Slot::Weights, element: ElementType::F32 }],
+            slots: vec![StoredState { slot: StateKind::Weights, element: ElementType::F32 }],
         };
         assert_eq!(atom.checked_numel(), Some(6));
-        assert_eq!(atom.element_of(&Slot::Weights), Some(ElementType::F32));
-        assert_eq!(atom.element_of(&Slot::Gradient), None);
+        assert_eq!(atom.element_of(&StateKind::Weights), Some(ElementType::F32));
+        assert_eq!(atom.element_of(&StateKind::Gradient), None);
         atom.shape = vec![usize::MAX, 2];
         assert_eq!(atom.checked_numel(), None);
         atom.shape = vec![];

@@ -14,8 +14,8 @@ use deepburn_zero::Training;
 use crate::metrics::EvalRow;
 use crate::saving::Interrupt;
 use crate::source::EvaluationStream;
-use crate::task::{Batch, Confusion, Evaluation, Task};
-use crate::train::{Cause, OutsideError};
+use crate::task::{Batch, ConfusionMatrix, Evaluation, Task};
+use crate::train::{BoxError, Cause};
 use crate::{Engine, EngineError};
 
 /// The result of an evaluation.
@@ -26,7 +26,7 @@ pub struct Measured {
     /// The number of targets (labelled tokens or samples) that were evaluated.
     pub num_targets: u64,
     /// The predicted classes; `None` for a task that predicts none.
-    pub answers: Option<Confusion>,
+    pub answers: Option<ConfusionMatrix>,
 }
 
 /// The progress of an evaluation on this rank.
@@ -70,7 +70,7 @@ pub enum EvaluationEnd {
     /// A rank was interrupted.
     Interrupted,
     /// A rank could not read its data. The error is present on that rank only.
-    Unreadable(Option<OutsideError>),
+    Unreadable(Option<BoxError>),
 }
 
 /// Returns the failure of a run after [`EvaluationEnd::Unreadable`].
@@ -81,7 +81,7 @@ pub enum EvaluationEnd {
 /// was saved before, for the message.
 pub fn data_failure<B, M>(
     engine: &Engine<B, M>,
-    cause: Option<OutsideError>,
+    cause: Option<BoxError>,
     checkpoint: Option<PathBuf>,
 ) -> Cause
 where
@@ -165,7 +165,7 @@ impl Sums {
     {
         let measured = engine.evaluate(|model| task.evaluate(model, batch))?;
         let Evaluation { loss_sum, answers } = measured.map_err(Cause::Outside)?;
-        let counts = answers.iter().flat_map(Confusion::counts);
+        let counts = answers.iter().flat_map(ConfusionMatrix::counts);
         let found: Vec<f64> =
             [loss_sum, batch.num_targets() as f64].into_iter().chain(counts).collect();
         self.0.resize(found.len(), 0.0);
@@ -181,7 +181,7 @@ impl Sums {
     {
         let tag = Tag::new("evaluation", 0);
         let sums = engine.group().sum(tag, self.0).map_err(EngineError::from)?;
-        let answers = (sums.len() > 2).then(|| Confusion::from_counts(&sums[2..]));
+        let answers = (sums.len() > 2).then(|| ConfusionMatrix::from_counts(&sums[2..]));
         let accuracy = answers.as_ref().map(|answers| answers.num_correct() as f64 / sums[1]);
         Ok(Measured {
             row: EvalRow {

@@ -38,5 +38,5 @@ pub use loss_scale::{LossScaler, ScaleExhausted, ScalerState};
 pub use save::{HalfPrecision, SaveError};
 pub use saving::{CheckpointPlan, Interrupt, Outcome};
 pub use source::{BatchSource, EvaluationStream, NextStep, StepBatches, StepSize};
-pub use task::{Batch, Confusion, Evaluation, Task};
-pub use train::{Cause, Hook, OutsideError, TrainError, TrainPlan, train};
+pub use task::{Batch, ConfusionMatrix, Evaluation, Task};
+pub use train::{BoxError, Cause, Hook, TrainError, TrainPlan, train};

@@ -8,7 +8,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::train::OutsideError;
+use crate::train::BoxError;
 
 /// The optimizer step that is about to start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +48,7 @@ impl<T> From<Vec<T>> for StepBatches<T> {
 
 /// The batches of one evaluation, created one at a time. Every rank must have
 /// the same number.
-pub type EvaluationStream<'a, T> = Box<dyn ExactSizeIterator<Item = Result<T, OutsideError>> + 'a>;
+pub type EvaluationStream<'a, T> = Box<dyn ExactSizeIterator<Item = Result<T, BoxError>> + 'a>;
 
 /// One rank's part of the data: an endless stream of optimizer steps.
 pub trait BatchSource<T> {
@@ -57,14 +57,14 @@ pub trait BatchSource<T> {
     /// # Errors
     ///
     /// Returns an error if the data cannot be read or is malformed.
-    fn next_step(&mut self, next: NextStep) -> Result<StepBatches<T>, OutsideError>;
+    fn next_step(&mut self, next: NextStep) -> Result<StepBatches<T>, BoxError>;
 
     /// Returns the batches of one evaluation; `None` without evaluation data.
     ///
     /// # Errors
     ///
     /// Returns an error if the data cannot be read or is malformed.
-    fn evaluation(&mut self) -> Result<Option<EvaluationStream<'_, T>>, OutsideError>;
+    fn evaluation(&mut self) -> Result<Option<EvaluationStream<'_, T>>, BoxError>;
 
     /// Returns the position of the next step, to be saved in a checkpoint.
     fn position(&self) -> Value;
@@ -76,5 +76,5 @@ pub trait BatchSource<T> {
     /// # Errors
     ///
     /// Returns an error if the position does not exist in this data.
-    fn seek(&mut self, position: &Value) -> Result<(), OutsideError>;
+    fn seek(&mut self, position: &Value) -> Result<(), BoxError>;
 }

@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::Training;
 
-use crate::train::OutsideError;
+use crate::train::BoxError;
 
 /// The properties of a micro-batch that the training loop needs.
 pub trait Batch {
@@ -30,18 +30,15 @@ pub trait Task<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
     /// # Errors
     ///
     /// Returns an error if the batch does not fit the model.
-    fn loss(&self, model: &M, batch: &Self::Batch) -> Result<Tensor<Training<B>, 1>, OutsideError>;
+    fn loss(&self, model: &M, batch: &Self::Batch) -> Result<Tensor<Training<B>, 1>, BoxError>;
 
     /// Evaluates a batch without autodiff.
     ///
     /// # Errors
     ///
     /// Returns an error if the batch does not fit the model.
-    fn evaluate(
-        &self,
-        model: &M::InnerModule,
-        batch: &Self::Batch,
-    ) -> Result<Evaluation, OutsideError>;
+    fn evaluate(&self, model: &M::InnerModule, batch: &Self::Batch)
+    -> Result<Evaluation, BoxError>;
 }
 
 /// Sums over the targets of a batch.
@@ -50,19 +47,19 @@ pub struct Evaluation {
     /// The sum of the losses of all targets.
     pub loss_sum: f64,
     /// The predicted classes; `None` for a task that predicts none.
-    pub answers: Option<Confusion>,
+    pub answers: Option<ConfusionMatrix>,
 }
 
 /// A confusion matrix: counts of targets by true and predicted class.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Confusion {
+pub struct ConfusionMatrix {
     num_correct: u64,
     /// One row per true class with the counts of each predicted class. Empty
-    /// beyond [`Confusion::MOST_CLASSES`].
+    /// beyond [`ConfusionMatrix::MOST_CLASSES`].
     rows: Vec<Vec<u64>>,
 }
 
-impl Confusion {
+impl ConfusionMatrix {
     /// The largest number of classes with a full matrix. With more classes,
     /// only correct predictions are counted: a larger matrix is not readable,
     /// and ranks would have to exchange it.
@@ -120,14 +117,16 @@ mod tests {
 
     #[test]
     fn counts_come_back_with_and_without_a_matrix() {
-        for classes in [1, 2, 7, Confusion::MOST_CLASSES, Confusion::MOST_CLASSES + 1, 1 << 40] {
-            let mut confusion = Confusion::new(classes);
+        for classes in
+            [1, 2, 7, ConfusionMatrix::MOST_CLASSES, ConfusionMatrix::MOST_CLASSES + 1, 1 << 40]
+        {
+            let mut confusion = ConfusionMatrix::new(classes);
             confusion.count(0, 0);
             confusion.count(classes - 1, 0);
             let counts: Vec<f64> = confusion.counts().collect();
-            assert_eq!(Confusion::from_counts(&counts), confusion);
+            assert_eq!(ConfusionMatrix::from_counts(&counts), confusion);
             assert_eq!(confusion.num_correct(), 1 + u64::from(classes == 1));
-            assert_eq!(confusion.rows().is_some(), classes <= Confusion::MOST_CLASSES);
+            assert_eq!(confusion.rows().is_some(), classes <= ConfusionMatrix::MOST_CLASSES);
         }
     }
 }

@@ -42,12 +42,12 @@ pub enum Cause {
     Engine(#[from] EngineError),
     /// A task or a hook failed.
     #[error(transparent)]
-    Outside(OutsideError),
+    Outside(BoxError),
     /// The data of a rank cannot be read.
     #[error("{cause}{}", saved_before(checkpoint.as_deref()))]
     Data {
         /// The error of the data source.
-        cause: OutsideError,
+        cause: BoxError,
         /// The checkpoint of the last complete step; `None` if no step was
         /// taken or the save failed.
         checkpoint: Option<PathBuf>,
@@ -60,7 +60,7 @@ fn saved_before(checkpoint: Option<&Path>) -> String {
 }
 
 /// An error of a data source, a task or a hook.
-pub type OutsideError = Box<dyn std::error::Error + Send + Sync>;
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// An observer of a run. Every rank has its own hooks and calls them at the
 /// same steps.
@@ -71,7 +71,7 @@ pub trait Hook {
     /// # Errors
     ///
     /// An error ends the run on all ranks.
-    fn before_step(&mut self, _step: u64) -> Result<(), OutsideError> {
+    fn before_step(&mut self, _step: u64) -> Result<(), BoxError> {
         Ok(())
     }
 
@@ -84,7 +84,7 @@ pub trait Hook {
         &mut self,
         _operations: &[ModuleOperations],
         _row: &StepRow,
-    ) -> Result<(), OutsideError> {
+    ) -> Result<(), BoxError> {
         Ok(())
     }
 
@@ -98,7 +98,7 @@ pub trait Hook {
     /// # Errors
     ///
     /// An error ends the run on all ranks.
-    fn after_step(&mut self, _row: &StepRow, _samples: u64) -> Result<(), OutsideError> {
+    fn after_step(&mut self, _row: &StepRow, _samples: u64) -> Result<(), BoxError> {
         Ok(())
     }
 
@@ -109,7 +109,7 @@ pub trait Hook {
     ///
     /// # Errors
     /// An error ends the run on all ranks.
-    fn finish(&mut self) -> Result<(), OutsideError> {
+    fn finish(&mut self) -> Result<(), BoxError> {
         Ok(())
     }
 
@@ -117,7 +117,7 @@ pub trait Hook {
     ///
     /// # Errors
     /// An error ends the run on all ranks.
-    fn after_evaluation(&mut self, _row: &EvalRow, _samples: u64) -> Result<(), OutsideError> {
+    fn after_evaluation(&mut self, _row: &EvalRow, _samples: u64) -> Result<(), BoxError> {
         Ok(())
     }
 }
@@ -243,7 +243,8 @@ impl Run<'_, '_> {
             engine.states().start_counting();
         }
         let data = self.take_data(engine, source)?;
-        let mine = Notice { asked: plan.interrupt.is_asked(), written: self.saver.has_written() };
+        let mine =
+            RankFlags { interrupted: plan.interrupt.is_asked(), written: self.saver.has_written() };
         let (row, all) = train_step(engine, task, data, self.hooks, mine)?;
         if all.written {
             self.saver.finish(engine, &self.state)?;
@@ -259,7 +260,9 @@ impl Run<'_, '_> {
         }
         let due = plan.eval_steps.is_some_and(|every| step.is_multiple_of(every.max(1)));
         self.state.evaluation_pending = due || step == plan.max_steps;
-        if all.asked || (self.state.evaluation_pending && !self.evaluate(engine, task, source)?) {
+        if all.interrupted
+            || (self.state.evaluation_pending && !self.evaluate(engine, task, source)?)
+        {
             return Ok(true);
         }
         let is_last = self.is_over(engine);
@@ -312,7 +315,7 @@ impl Run<'_, '_> {
         &mut self,
         engine: &Engine<B, M>,
         position: Value,
-        cause: Option<OutsideError>,
+        cause: Option<BoxError>,
     ) -> Cause
     where
         B: OptimizerOps,
@@ -437,9 +440,9 @@ fn finish(hooks: &mut [Box<dyn Hook + '_>]) -> Result<(), Cause> {
 }
 
 /// Flags that ranks combine once per step.
-struct Notice {
+struct RankFlags {
     /// Whether this rank was interrupted; over all ranks, whether any was.
-    asked: bool,
+    interrupted: bool,
     /// Whether this rank has written its part of a checkpoint; over all ranks,
     /// whether every rank has.
     written: bool,
@@ -467,8 +470,8 @@ fn train_step<B, M, T>(
     task: &T,
     data: StepData<T::Batch>,
     hooks: &mut [Box<dyn Hook + '_>],
-    mine: Notice,
-) -> Result<(StepRow, Notice), Cause>
+    mine: RankFlags,
+) -> Result<(StepRow, RankFlags), Cause>
 where
     B: OptimizerOps,
     M: AutodiffModule<Training<B>>,
@@ -490,9 +493,9 @@ where
     }
     // The loss and the flags share one collective, because its latency does not
     // depend on the number of values.
-    let message = vec![loss_sum, f64::from(mine.asked), f64::from(mine.written)];
+    let message = vec![loss_sum, f64::from(mine.interrupted), f64::from(mine.written)];
     let sums = engine.group().sum(Tag::new("loss", 0), message).map_err(EngineError::from)?;
-    let all = Notice { asked: sums[1] > 0.0, written: sums[2] == world_size };
+    let all = RankFlags { interrupted: sums[1] > 0.0, written: sums[2] == world_size };
 
     let step = taken.ok_or(EngineError::Order {
         call: "train",

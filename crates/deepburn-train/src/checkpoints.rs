@@ -6,7 +6,7 @@ use burn::module::AutodiffModule;
 use deepburn::checkpoint::{Checkpoint, CheckpointError, Tag, delete_checkpoint};
 use deepburn::ops::OptimizerOps;
 use deepburn::zero::Training;
-use deepburn::{Engine, LoadPlan, OutsideError, SaveRequest, TrainingCheckpointError};
+use deepburn::{BoxError, Engine, LoadPlan, SaveRequest, TrainingCheckpointError};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -69,7 +69,7 @@ pub(crate) fn load<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     engine: &mut Engine<B, M>,
     folder: &Path,
     epoch: usize,
-) -> Result<LearnerState, OutsideError> {
+) -> Result<LearnerState, BoxError> {
     let checkpoint = Checkpoint::open(folder, Some(&tag(epoch)?))?;
     let states = engine.load_checkpoint(&checkpoint, LoadPlan::ALL)?;
     let state = serde_json::from_value(states.client_state).map_err(|error| {

@@ -12,7 +12,7 @@ use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
 use deepburn::ops::OptimizerOps;
 use deepburn::zero::{Training, Zero, ZeroTensor};
-use deepburn::{Engine, OutsideError};
+use deepburn::{BoxError, Engine};
 
 /// Compares the gradients that a step returned with those that the engine
 /// reduced during it.
@@ -24,7 +24,7 @@ use deepburn::{Engine, OutsideError};
 pub(crate) fn check_gradients<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     engine: &Engine<B, M>,
     returned: &GradientsParams,
-) -> Result<(), OutsideError> {
+) -> Result<(), BoxError> {
     let mut gradients = Returned { gradients: returned, taken: 0, others: 0 };
     engine.module().visit(&mut gradients);
     let Returned { taken, others, .. } = gradients;

@@ -21,8 +21,8 @@ use burn_train::{
     SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader, TrainingComponents,
     TrainingStrategy, ValidLoader,
 };
+use deepburn::BoxError;
 use deepburn::COLLECTIVE_TIMEOUT;
-use deepburn::OutsideError;
 use deepburn::comm::Placement;
 use deepburn::config::Plan;
 use deepburn::ops::{OptimizerOps, StreamOps};
@@ -209,7 +209,7 @@ where
         let trained = deepburn::Ranks::threads().run::<B, _>(ranks, COLLECTIVE_TIMEOUT, |group| {
             let rank = group.rank();
             let Some(parts) = places.take(rank) else {
-                return Err(OutsideError::from("a rank ran twice"));
+                return Err(BoxError::from("a rank ran twice"));
             };
             Worker::<B, LC>::new(&run, parts, devices[rank].clone(), group)?.fit()
         });

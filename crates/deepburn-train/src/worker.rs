@@ -15,7 +15,7 @@ use deepburn::comm::Tag;
 use deepburn::config::Plan;
 use deepburn::ops::OptimizerOps;
 use deepburn::zero::{Group, Training};
-use deepburn::{Engine, OutsideError};
+use deepburn::{BoxError, Engine};
 
 use crate::checkpoints::{self, LearnerState};
 use crate::gradients::check_gradients;
@@ -96,7 +96,7 @@ where
         parts: Parts<LC>,
         device: B::Device,
         group: Group<B>,
-    ) -> Result<Self, OutsideError> {
+    ) -> Result<Self, BoxError> {
         let Parts { model, learner, train, valid, filler } = parts;
         let mut engine = deepburn::initialize(model, run.plan, group)?;
         if let Some(seed) = run.seed {
@@ -111,7 +111,7 @@ where
     }
 
     /// Trains all epochs and returns the complete model on rank 0.
-    pub(crate) fn fit(mut self) -> Result<Option<LC::TrainingModel>, OutsideError> {
+    pub(crate) fn fit(mut self) -> Result<Option<LC::TrainingModel>, BoxError> {
         for epoch in self.run.starting_epoch..=self.run.num_epochs {
             let progress = Progress::new(epoch, self.run.num_epochs);
             if self.train_epoch(&progress)? {
@@ -130,7 +130,7 @@ where
     }
 
     /// Restores the state of engine, scheduler and data loaders after `epoch`.
-    fn resume(&mut self, folder: &Path, epoch: usize) -> Result<(), OutsideError> {
+    fn resume(&mut self, folder: &Path, epoch: usize) -> Result<(), BoxError> {
         let state = checkpoints::load(&mut self.engine, folder, epoch)?;
         for _ in 0..state.scheduler_steps {
             self.learner.lr_step();
@@ -147,7 +147,7 @@ where
     }
 
     /// Trains one epoch. Returns true if it was interrupted.
-    fn train_epoch(&mut self, epoch: &Progress) -> Result<bool, OutsideError> {
+    fn train_epoch(&mut self, epoch: &Progress) -> Result<bool, BoxError> {
         let run = self.run;
         let mut round = Round::new(&run.train_outputs, epoch.clone(), self.ranks());
         let loader = self.train.clone();
@@ -200,7 +200,7 @@ where
         &mut self,
         batch: <LC::TrainingModel as TrainStep>::Input,
         items: &mut usize,
-    ) -> Result<TrainItem<LC>, OutsideError> {
+    ) -> Result<TrainItem<LC>, BoxError> {
         // The scheduler advances once per batch and rank, so that a schedule
         // ends at the same item as on one device.
         for _ in 0..self.ranks() {
@@ -219,7 +219,7 @@ where
     }
 
     /// Evaluates the validation data. Returns true if it was interrupted.
-    fn validate(&mut self, epoch: &Progress) -> Result<bool, OutsideError> {
+    fn validate(&mut self, epoch: &Progress) -> Result<bool, BoxError> {
         let run = self.run;
         let mut round = Round::new(&run.valid_outputs, epoch.clone(), self.ranks());
         let loader = self.valid.clone();
@@ -255,7 +255,7 @@ where
     fn evaluate(
         &self,
         batch: Option<<LC::InferenceModel as InferenceStep>::Input>,
-    ) -> Result<Option<ValidItem<LC>>, OutsideError> {
+    ) -> Result<Option<ValidItem<LC>>, BoxError> {
         let reports = batch.is_some();
         let batch = batch.or_else(|| self.filler.iter().next());
         let Some(batch) = batch else {
@@ -267,7 +267,7 @@ where
     }
 
     /// Saves and deletes checkpoints. Returns true if training ends early.
-    fn end_epoch(&mut self, epoch: usize) -> Result<bool, OutsideError> {
+    fn end_epoch(&mut self, epoch: usize) -> Result<bool, BoxError> {
         let decision = (self.engine.rank() == 0).then(|| self.decide(epoch));
         let flag = |of: fn(&Decision) -> bool| f64::from(decision.as_ref().is_some_and(of));
         let flags = vec![flag(|decision| decision.save), flag(|decision| decision.stop)];
@@ -331,7 +331,7 @@ where
         micro_batch: u64,
         has_batch: bool,
         items: usize,
-    ) -> Result<Agreement, OutsideError> {
+    ) -> Result<Agreement, BoxError> {
         let flag = |set: bool| if set { 1.0 } else { 0.0 };
         let mine = vec![flag(self.run.interrupter.should_stop()), flag(has_batch), items as f64];
         let sums = self.engine.group().sum(Tag::new("micro-batch", micro_batch), mine)?;
@@ -341,7 +341,7 @@ where
 
     /// Waits until the device has completed its work, because another thread
     /// reads the results.
-    fn settle(&self) -> Result<(), OutsideError> {
+    fn settle(&self) -> Result<(), BoxError> {
         Ok(B::sync(&self.device).map_err(|error| format!("the device failed: {error:?}"))?)
     }
 

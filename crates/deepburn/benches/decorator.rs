@@ -20,7 +20,7 @@ use burn::tensor::backend::Backend;
 use burn_flex::{Flex, FlexDevice};
 use deepburn::comm::Tag;
 use deepburn::prelude::*;
-use deepburn::{OutsideError, run_ranks};
+use deepburn::{BoxError, run_ranks};
 
 /// Ops of a measurement, on each rank.
 const OPS: usize = 20_000;
@@ -46,8 +46,8 @@ fn operand<B: Backend>() -> Tensor<B, 1> {
 /// Nanoseconds an op and core, of all ranks together.
 fn measure(
     engine: &mut Net,
-    run: impl FnOnce(&mut Net) -> Result<(), OutsideError>,
-) -> Result<f64, OutsideError> {
+    run: impl FnOnce(&mut Net) -> Result<(), BoxError>,
+) -> Result<f64, BoxError> {
     let (ranks, cores) = (engine.group().world_size(), available_parallelism()?.get());
     engine.group().barrier(Tag::new("start", 0))?;
     let start = Instant::now();
@@ -58,7 +58,7 @@ fn measure(
 }
 
 /// One measurement of each way.
-fn round(engine: &mut Net) -> Result<[f64; 4], OutsideError> {
+fn round(engine: &mut Net) -> Result<[f64; 4], BoxError> {
     let flex = measure(engine, |_| {
         black_box(ops(operand::<Flex>()));
         Ok(())

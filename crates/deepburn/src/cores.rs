@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use deepburn_comm::Placement;
-use deepburn_learner::OutsideError;
+use deepburn_learner::BoxError;
 
 /// The environment variable that overrides the number of threads of the CPU
 /// backend.
@@ -129,7 +129,7 @@ pub fn divide_cores(placement: &Placement) -> usize {
 /// # Errors
 ///
 /// Returns the error of the operating system, for example a limit on processes.
-pub fn start_threads() -> Result<(), OutsideError> {
+pub fn start_threads() -> Result<(), BoxError> {
     match rayon::ThreadPoolBuilder::new().build_global() {
         // Only an error of the operating system has a source. The other
         // possible error says that the pool already exists.

@@ -64,11 +64,11 @@ pub use deepburn_config as config;
 pub use deepburn_deepspeed as deepspeed;
 pub use deepburn_kernels as kernels;
 pub use deepburn_learner::{
-    Batch, BatchSource, BestEvaluation, BestMetric, BestPlan, Cause, CheckpointPlan, ClientStates,
-    Confusion, EarlyStopping, Engine, EngineError, Evaluation, EvaluationEnd, EvaluationProgress,
-    EvaluationStream, HalfPrecision, Hook, Interrupt, LoadPlan, LoopState, LossScaler, Measured,
-    NextStep, Outcome, OutsideError, PhaseTimes, SaveError, SaveInProgress, SaveRequest, Step,
-    StepBatches, StepSize, Task, TorchModel, TrainError, TrainPlan, TrainingCheckpointError,
+    Batch, BatchSource, BestEvaluation, BestMetric, BestPlan, BoxError, Cause, CheckpointPlan,
+    ClientStates, ConfusionMatrix, EarlyStopping, Engine, EngineError, Evaluation, EvaluationEnd,
+    EvaluationProgress, EvaluationStream, HalfPrecision, Hook, Interrupt, LoadPlan, LoopState,
+    LossScaler, Measured, NextStep, Outcome, PhaseTimes, SaveError, SaveInProgress, SaveRequest,
+    Step, StepBatches, StepSize, Task, TorchModel, TrainError, TrainPlan, TrainingCheckpointError,
     check_deepspeed_checkpoint, data_failure, evaluate, evaluate_until, initialize, metrics,
     schedule, train,
 };

@@ -12,7 +12,7 @@ use std::time::Duration;
 use deepburn_comm::{CommError, FailureCause, Placement, PlacementError, RankFailure};
 #[cfg(feature = "mpi")]
 use deepburn_comm::{Tag, run_rank};
-use deepburn_learner::OutsideError;
+use deepburn_learner::BoxError;
 #[cfg(feature = "mpi")]
 use deepburn_mpi::{MpiGroup, Process, Settings};
 use deepburn_ops::StreamOps;
@@ -39,8 +39,8 @@ pub const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// returns an error before `run` is called.
 pub fn run_ranks<B: StreamOps, R: Send>(
     world_size: usize,
-    run: impl Fn(Group<B>) -> Result<R, OutsideError> + Sync,
-) -> Result<Vec<R>, RankFailure<OutsideError>> {
+    run: impl Fn(Group<B>) -> Result<R, BoxError> + Sync,
+) -> Result<Vec<R>, RankFailure<BoxError>> {
     let refused = |error: RanksError| RankFailure {
         rank: 0,
         host: None,
@@ -219,8 +219,8 @@ impl Ranks {
         &self,
         world_size: usize,
         timeout: Duration,
-        run: impl Fn(Group<B>) -> Result<R, OutsideError> + Sync,
-    ) -> Result<Vec<R>, RankFailure<OutsideError>> {
+        run: impl Fn(Group<B>) -> Result<R, BoxError> + Sync,
+    ) -> Result<Vec<R>, RankFailure<BoxError>> {
         match &self.execution {
             Execution::Threads => deepburn_comm::run_ranks(world_size, timeout, |member| {
                 compute_on_own_thread(world_size);

@@ -6,8 +6,8 @@ use burn::optim::lr_scheduler::LrScheduler;
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use burn_flex::FlexDevice;
+use deepburn::BoxError;
 use deepburn::Engine;
-use deepburn::OutsideError;
 use deepburn::prelude::Plan;
 use deepburn_train::ShardedStrategy;
 
@@ -80,7 +80,7 @@ fn micro_batch(
     engine: &mut Engine<burn_flex::Flex, Classifier<Trained>>,
     batch: Sentences<Trained>,
     lr: f64,
-) -> Result<f64, OutsideError> {
+) -> Result<f64, BoxError> {
     let loss = engine.forward(|net| net.classify(batch).loss)?;
     let value = scalar(loss.clone());
     engine.backward(loss)?;

@@ -7,7 +7,7 @@ use burn::tensor::activation::{log_softmax, relu, softmax};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, TensorData};
 use deepburn::zero::Category;
-use deepburn::{EngineError, OutsideError, run_ranks};
+use deepburn::{BoxError, EngineError, run_ranks};
 
 use crate::harness::Precision::{self, Bf16, Fp16, Fp32};
 use crate::harness::{Evaluation, Job, STEPS, Trained, Trainer};
@@ -128,7 +128,7 @@ fn alone(job: Job) -> Vec<Student> {
         let steps = 0..STEPS as u64;
         let samples = steps.map(|step| Samples::of_step(step, rank, world_size));
         let recorded = samples.map(|samples| Ok(answers(&teacher, &samples)?));
-        recorded.collect::<Result<Vec<TensorData>, OutsideError>>()
+        recorded.collect::<Result<Vec<TensorData>, BoxError>>()
     });
     let recorded = recorded.unwrap_or_else(|failure| panic!("{job:?}: {failure}"));
     let ranks = run_ranks(job.ranks, |group| {

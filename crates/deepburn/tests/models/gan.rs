@@ -13,7 +13,7 @@ use burn::tensor::activation::{relu, tanh};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Distribution, Int, Tensor};
 use deepburn::checkpoint::Checkpoint;
-use deepburn::{EngineError, LoadPlan, OutsideError, SaveRequest, run_ranks};
+use deepburn::{BoxError, EngineError, LoadPlan, SaveRequest, run_ranks};
 
 use crate::harness::Precision::{self, Bf16, Fp16, Fp32};
 use crate::harness::{Evaluation, Job, Network, SEED, STEPS, Trained, Trainer};
@@ -153,13 +153,13 @@ impl Gan {
         Ok(Evaluation { loss, values })
     }
 
-    fn save(&self, root: &Path) -> Result<(), OutsideError> {
+    fn save(&self, root: &Path) -> Result<(), BoxError> {
         self.generator.save_checkpoint(&root.join("generator"), SaveRequest::default())?;
         self.discriminator.save_checkpoint(&root.join("discriminator"), SaveRequest::default())?;
         Ok(())
     }
 
-    fn load(&mut self, root: &Path) -> Result<(), OutsideError> {
+    fn load(&mut self, root: &Path) -> Result<(), BoxError> {
         let checkpoint = |name: &str| Checkpoint::open_intact(&root.join(name), None);
         self.generator.load_checkpoint(&checkpoint("generator")?, LoadPlan::ALL)?;
         self.discriminator.load_checkpoint(&checkpoint("discriminator")?, LoadPlan::ALL)?;
@@ -170,7 +170,7 @@ impl Gan {
 fn on_ranks<R: Send>(
     job: Job,
     seed: u64,
-    body: impl Fn(&mut Gan) -> Result<R, OutsideError> + Sync,
+    body: impl Fn(&mut Gan) -> Result<R, BoxError> + Sync,
 ) -> Vec<R> {
     let plan = job.plan();
     let device = &Default::default();
@@ -289,7 +289,7 @@ fn resumes(precision: Precision) {
     for (stage, ranks) in [(0, 1), (3, 3)] {
         let job = Job::new(precision, stage, ranks);
         let root = tempfile::tempdir().expect("a temporary folder");
-        let rest = |gan: &mut Gan| -> Result<_, OutsideError> {
+        let rest = |gan: &mut Gan| -> Result<_, BoxError> {
             let at_checkpoint = gan.evaluate()?;
             let losses = gan.take_steps(STEPS / 2)?;
             Ok((at_checkpoint, Outcome { losses, evaluation: gan.evaluate()? }))

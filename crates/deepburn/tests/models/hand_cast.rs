@@ -18,7 +18,7 @@ use burn::tensor::activation::gelu;
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_flex::Flex;
-use deepburn::OutsideError;
+use deepburn::BoxError;
 
 use crate::harness::Precision::{Bf16, Fp16};
 use crate::harness::{
@@ -90,7 +90,7 @@ struct Taken {
     gradients: Vec<TensorData>,
 }
 
-fn take_step(engine: &mut Trainer<CastByHand<Trained>>) -> Result<Taken, OutsideError> {
+fn take_step(engine: &mut Trainer<CastByHand<Trained>>) -> Result<Taken, BoxError> {
     let (rank, world_size) = (engine.rank(), engine.group().world_size());
     let samples = Samples::of_step(engine.global_steps(), rank, world_size);
     let (weights, evaluated) =

@@ -6,7 +6,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Tensor};
 use burn_flex::Flex;
 use deepburn::prelude::*;
-use deepburn::{EngineError, OutsideError, run_ranks};
+use deepburn::{BoxError, EngineError, run_ranks};
 use serde_json::json;
 
 use crate::samples::{GLOBAL_BATCH, Samples};
@@ -148,7 +148,7 @@ pub(crate) struct Evaluation {
 pub(crate) fn on_ranks<M: Trainable, R: Send>(
     job: Job,
     seed: u64,
-    body: impl Fn(&mut Trainer<M>) -> Result<R, OutsideError> + Sync,
+    body: impl Fn(&mut Trainer<M>) -> Result<R, BoxError> + Sync,
 ) -> Vec<R> {
     let plan = job.plan();
     let ranks = run_ranks(job.ranks, |group| {

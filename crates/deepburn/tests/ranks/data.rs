@@ -4,7 +4,7 @@ use burn::tensor::{ElementConversion, Tensor};
 use burn_flex::Flex;
 use deepburn::prelude::*;
 use deepburn::{
-    Batch, BatchSource, Evaluation, EvaluationStream, NextStep, OutsideError, StepBatches, Task,
+    Batch, BatchSource, BoxError, Evaluation, EvaluationStream, NextStep, StepBatches, Task,
 };
 use serde_json::Value;
 
@@ -70,7 +70,7 @@ impl SeededRows {
 }
 
 impl BatchSource<TokenRows> for SeededRows {
-    fn next_step(&mut self, next: NextStep) -> Result<StepBatches<TokenRows>, OutsideError> {
+    fn next_step(&mut self, next: NextStep) -> Result<StepBatches<TokenRows>, BoxError> {
         self.steps += 1;
         let fault = self.fault();
         let take = |_| TokenRows { tokens: batch(&mut self.seed), fault };
@@ -82,7 +82,7 @@ impl BatchSource<TokenRows> for SeededRows {
         }
     }
 
-    fn evaluation(&mut self) -> Result<Option<EvaluationStream<'_, TokenRows>>, OutsideError> {
+    fn evaluation(&mut self) -> Result<Option<EvaluationStream<'_, TokenRows>>, BoxError> {
         let mut seed = 77;
         let fails = self.fault() == Some(Fault::EvaluationData);
         let batches = (0..EVALUATION_BATCHES).map(move |index| match index {
@@ -96,7 +96,7 @@ impl BatchSource<TokenRows> for SeededRows {
         self.seed.into()
     }
 
-    fn seek(&mut self, position: &Value) -> Result<(), OutsideError> {
+    fn seek(&mut self, position: &Value) -> Result<(), BoxError> {
         self.seed = position.as_u64().ok_or("no position")?;
         Ok(())
     }
@@ -112,7 +112,7 @@ impl Task<Flex, Net<Training<Flex>>> for NetTask {
         &self,
         net: &Net<Training<Flex>>,
         batch: &TokenRows,
-    ) -> Result<Tensor<Training<Flex>, 1>, OutsideError> {
+    ) -> Result<Tensor<Training<Flex>, 1>, BoxError> {
         let fault = batch.fault;
         let loss = net.loss(batch.tokens, || {
             if fault == Some(Fault::Forward) {
@@ -126,11 +126,7 @@ impl Task<Flex, Net<Training<Flex>>> for NetTask {
         }
     }
 
-    fn evaluate(
-        &self,
-        net: &Net<Zero<Flex>>,
-        batch: &TokenRows,
-    ) -> Result<Evaluation, OutsideError> {
+    fn evaluate(&self, net: &Net<Zero<Flex>>, batch: &TokenRows) -> Result<Evaluation, BoxError> {
         let mean: f64 = net.loss(batch.tokens, || {}).into_scalar().elem();
         Ok(Evaluation { loss_sum: mean * ROWS as f64, answers: None })
     }

@@ -8,8 +8,8 @@ use deepburn::comm::RankFailure;
 use deepburn::metrics::{EvalRow, StepRow};
 use deepburn::prelude::*;
 use deepburn::{
-    BatchSource, BestMetric, BestPlan, CheckpointPlan, EarlyStopping, EvaluationProgress, Hook,
-    Interrupt, LoadPlan, Outcome, OutsideError, TrainPlan,
+    BatchSource, BestMetric, BestPlan, BoxError, CheckpointPlan, EarlyStopping, EvaluationProgress,
+    Hook, Interrupt, LoadPlan, Outcome, TrainPlan,
 };
 use serde_json::Value;
 
@@ -36,7 +36,7 @@ struct RecordingHook<'a> {
 }
 
 impl Hook for RecordingHook<'_> {
-    fn after_step(&mut self, row: &StepRow, _samples: u64) -> Result<(), OutsideError> {
+    fn after_step(&mut self, row: &StepRow, _samples: u64) -> Result<(), BoxError> {
         self.record.steps.push((row.step, row.loss.to_bits()));
         Ok(())
     }
@@ -52,7 +52,7 @@ impl Hook for RecordingHook<'_> {
         }
     }
 
-    fn after_evaluation(&mut self, row: &EvalRow, _samples: u64) -> Result<(), OutsideError> {
+    fn after_evaluation(&mut self, row: &EvalRow, _samples: u64) -> Result<(), BoxError> {
         self.record.evaluations.push((row.step, row.eval_loss.to_bits()));
         Ok(())
     }
@@ -81,7 +81,7 @@ fn run(root: &Path, options: RunOptions) -> Vec<(RunRecord, Outcome, f64)> {
 fn try_run(
     root: &Path,
     options: RunOptions,
-) -> Result<Vec<(RunRecord, Outcome, f64)>, RankFailure<OutsideError>> {
+) -> Result<Vec<(RunRecord, Outcome, f64)>, RankFailure<BoxError>> {
     let RunOptions { stage, fault, save_steps, stop, resumes, best, lr } = options;
     let config = plan_at_rate(stage, RANKS, 1, lr);
     deepburn::run_ranks(RANKS, |group: Group<Flex>| {

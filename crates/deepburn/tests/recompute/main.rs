@@ -14,7 +14,7 @@ use burn::tensor::{Distribution, Tensor};
 use burn_flex::{Flex, FlexDevice};
 use deepburn::config::Plan;
 use deepburn::zero::{Category, Tier, Training};
-use deepburn::{Engine, OutsideError, activation_checkpoint, run_ranks};
+use deepburn::{BoxError, Engine, activation_checkpoint, run_ranks};
 
 use stack::{BATCH, Stack, WIDTH};
 
@@ -34,7 +34,7 @@ fn sections() -> impl Iterator<Item = String> {
 fn with_engine<R: Send>(
     section: &str,
     layers: usize,
-    body: impl Fn(&mut Net) -> Result<R, OutsideError> + Sync,
+    body: impl Fn(&mut Net) -> Result<R, BoxError> + Sync,
 ) -> R {
     let config = format!(
         r#"{{"train_micro_batch_size_per_gpu": {BATCH}, "zero_optimization": {{"stage": 3}},
@@ -47,7 +47,7 @@ fn with_engine<R: Send>(
 fn with_plan<R: Send>(
     plan: &Plan,
     layers: usize,
-    body: impl Fn(&mut Net) -> Result<R, OutsideError> + Sync,
+    body: impl Fn(&mut Net) -> Result<R, BoxError> + Sync,
 ) -> R {
     let results = run_ranks(1, |group| {
         let mut engine = deepburn::initialize(Stack::new(layers), plan, group)?;
@@ -76,7 +76,7 @@ fn train(
     engine: &mut Net,
     steps: usize,
     loss: impl Fn(&Stack<Trained>) -> Tensor<Trained, 1>,
-) -> Result<Vec<f32>, OutsideError> {
+) -> Result<Vec<f32>, BoxError> {
     let mut step = || {
         let loss = engine.forward(&loss)?;
         let value = loss.clone().into_scalar();

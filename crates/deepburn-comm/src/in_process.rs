@@ -33,17 +33,17 @@ use rendezvous::{Rendezvous, Ticket};
 /// for it get an error.
 #[derive(Debug, Clone)]
 pub struct Member {
-    seat: Arc<Seat>,
+    membership: Arc<Membership>,
 }
 
 /// The state that the clones of a member share. Dropping it leaves the group.
 #[derive(Debug)]
-struct Seat {
+struct Membership {
     rank: usize,
     rendezvous: Arc<Rendezvous>,
 }
 
-impl Drop for Seat {
+impl Drop for Membership {
     fn drop(&mut self) {
         self.rendezvous.leave(self.rank);
     }
@@ -63,18 +63,18 @@ impl Member {
             return Err(CommError::NoRanks);
         }
         let rendezvous = Arc::new(Rendezvous::new(world_size, timeout));
-        let seat = |rank| Seat { rank, rendezvous: rendezvous.clone() };
-        Ok((0..world_size).map(|rank| Self { seat: Arc::new(seat(rank)) }).collect())
+        let membership = |rank| Membership { rank, rendezvous: rendezvous.clone() };
+        Ok((0..world_size).map(|rank| Self { membership: Arc::new(membership(rank)) }).collect())
     }
 
     /// Returns the rank, from 0.
     pub fn rank(&self) -> usize {
-        self.seat.rank
+        self.membership.rank
     }
 
     /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
-        self.seat.rendezvous.world_size()
+        self.membership.rendezvous.world_size()
     }
 
     /// Waits until every rank has called it. Ranks may otherwise exchange
@@ -92,18 +92,18 @@ impl Member {
     /// Ends the group: every present and later call of any rank fails with the
     /// cause of the first `abort`.
     pub fn abort(&self, cause: CommError) {
-        self.seat.rendezvous.abort(self.rank(), cause);
+        self.membership.rendezvous.abort(self.rank(), cause);
     }
 
     /// Declares that this rank starts no more collectives; see
     /// [`RankHandle::leave`].
     pub fn leave(&self) {
-        self.seat.rendezvous.leave(self.rank());
+        self.membership.rendezvous.leave(self.rank());
     }
 
     /// Returns the counts of the collectives that this rank has started.
     pub fn statistics(&self) -> Statistics {
-        self.seat.rendezvous.statistics(self.rank())
+        self.membership.rendezvous.statistics(self.rank())
     }
 
     /// Takes the next position in the common order and deposits `arrays` there.
@@ -112,13 +112,13 @@ impl Member {
         side: Side,
         arrays: Vec<T>,
     ) -> Result<Ticket, CommError> {
-        Rendezvous::post(&self.seat.rendezvous, side, Arc::new(arrays))
+        Rendezvous::post(&self.membership.rendezvous, side, Arc::new(arrays))
     }
 }
 
 impl RankHandle for Member {
     fn rank(&self) -> usize {
-        self.seat.rank
+        self.membership.rank
     }
 
     fn abort(&self, cause: CommError) {
@@ -130,7 +130,7 @@ impl RankHandle for Member {
     }
 
     fn failure(&self) -> Option<Failure> {
-        self.seat.rendezvous.failure()
+        self.membership.rendezvous.failure()
     }
 }
 

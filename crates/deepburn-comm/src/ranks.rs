@@ -146,7 +146,7 @@ where
         let endings = threads.into_iter().map(|thread| thread.map_or_else(Err, join));
         endings.collect::<Vec<_>>()
     });
-    weigh(&members[0], endings)
+    results_or_failure(&members[0], endings)
 }
 
 /// The failure of a rank and its time.
@@ -227,7 +227,7 @@ fn join<R, E>(thread: ScopedJoinHandle<'_, Result<R, Ending<E>>>) -> Result<R, E
 /// can fail as a consequence. A rank that fails on its own does so before the
 /// group is ended because of it. In both cases the earliest failure is the
 /// cause of the others.
-fn weigh<R, E>(
+fn results_or_failure<R, E>(
     member: &Member,
     endings: Vec<Result<R, Ending<E>>>,
 ) -> Result<Vec<R>, RankFailure<E>> {

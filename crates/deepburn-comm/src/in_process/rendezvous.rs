@@ -47,14 +47,14 @@ pub(crate) struct Rendezvous {
 
 #[derive(Debug)]
 struct State {
-    ranks: Vec<Attendance>,
+    ranks: Vec<RankProgress>,
     rounds: BTreeMap<u64, Round>,
     failure: Option<Failure>,
 }
 
 /// The progress of one rank.
 #[derive(Debug, Default)]
-struct Attendance {
+struct RankProgress {
     next_sequence: u64,
     last: Option<Call>,
     has_left: bool,
@@ -63,7 +63,7 @@ struct Attendance {
 
 impl Rendezvous {
     pub(crate) fn new(world_size: usize, timeout: Duration) -> Self {
-        let ranks = (0..world_size).map(|_| Attendance::default()).collect();
+        let ranks = (0..world_size).map(|_| RankProgress::default()).collect();
         let state = State { ranks, rounds: BTreeMap::new(), failure: None };
         Self {
             world_size,
@@ -175,7 +175,7 @@ impl Rendezvous {
     }
 }
 
-impl Attendance {
+impl RankProgress {
     /// Assigns the next sequence number of the rank.
     fn start(&mut self, side: &Side) -> Result<Call, CommError> {
         let Side { rank, operation, ref tag, .. } = *side;
@@ -269,7 +269,7 @@ impl Ticket {
             };
             // Checked after `poll`, so a deposit that arrives exactly at the
             // deadline counts.
-            if let Some(cause) = self.in_vain(&state, absent, deadline) {
+            if let Some(cause) = self.wait_failure(&state, absent, deadline) {
                 return Err(rendezvous.fail(state, self.rank, cause));
             }
             state = rendezvous.sleep(state, deadline);
@@ -278,7 +278,7 @@ impl Ticket {
 
     /// Returns the reason why waiting for the ranks `absent` is useless; `None`
     /// if they may still arrive.
-    fn in_vain(
+    fn wait_failure(
         &self,
         state: &State,
         absent: Vec<usize>,

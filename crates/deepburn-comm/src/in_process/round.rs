@@ -21,7 +21,7 @@ pub(crate) struct Round {
     /// or else the first one.
     reference: Option<Side>,
     /// One shared result for each rank; each collective defines their meaning.
-    results: Vec<Slot>,
+    results: Vec<ResultState>,
     /// The number of ranks that have received their result or released their
     /// claim.
     num_released: usize,
@@ -29,7 +29,7 @@ pub(crate) struct Round {
 
 /// A result that is computed by the first rank that needs it.
 #[derive(Debug, Clone)]
-enum Slot {
+enum ResultState {
     /// No rank computes it yet.
     Unclaimed,
     /// A rank is computing it.
@@ -46,7 +46,7 @@ impl Round {
         Self {
             deposits: vec![None; world_size],
             reference: None,
-            results: vec![Slot::Unclaimed; world_size],
+            results: vec![ResultState::Unclaimed; world_size],
             num_released: 0,
         }
     }
@@ -84,17 +84,17 @@ impl Round {
         wanted: &[usize],
         by: usize,
     ) -> Result<Option<usize>, Vec<usize>> {
-        let unclaimed = |index: &&usize| matches!(self.results[**index], Slot::Unclaimed);
+        let unclaimed = |index: &&usize| matches!(self.results[**index], ResultState::Unclaimed);
         let claimed = wanted.iter().find(unclaimed).copied();
         if let Some(index) = claimed {
-            self.results[index] = Slot::Claimed { by };
+            self.results[index] = ResultState::Claimed { by };
         }
         Ok(claimed)
     }
 
     /// Stores a claimed result.
     pub(crate) fn finish(&mut self, index: usize, result: Deposit) {
-        self.results[index] = Slot::Ready(result);
+        self.results[index] = ResultState::Ready(result);
     }
 
     /// Returns the `wanted` results, or the ranks that are still computing some
@@ -104,9 +104,9 @@ impl Round {
         let mut computing = Vec::new();
         for &index in wanted {
             match &self.results[index] {
-                Slot::Ready(result) => ready.push(result.clone()),
-                Slot::Claimed { by } if !computing.contains(by) => computing.push(*by),
-                Slot::Claimed { .. } | Slot::Unclaimed => {}
+                ResultState::Ready(result) => ready.push(result.clone()),
+                ResultState::Claimed { by } if !computing.contains(by) => computing.push(*by),
+                ResultState::Claimed { .. } | ResultState::Unclaimed => {}
             }
         }
         if ready.len() == wanted.len() { Ok(ready) } else { Err(computing) }

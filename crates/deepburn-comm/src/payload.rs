@@ -60,7 +60,7 @@ pub enum Form {
     /// All elements in flat order and native byte order.
     Dense,
     /// The rows of a sparse gradient, in a layout that the payload defines.
-    Rows,
+    SparseRows,
 }
 
 /// An array as bytes that can be sent to another process.
@@ -76,7 +76,7 @@ pub struct Encoded {
 /// type, so that they can become an array without a copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Received {
-    /// Elements of one byte, and every array in [`Form::Rows`].
+    /// Elements of one byte, and every array in [`Form::SparseRows`].
     One(Vec<u8>),
     /// Elements of two bytes.
     Two(Vec<u16>),

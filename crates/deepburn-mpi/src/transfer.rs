@@ -29,7 +29,7 @@ impl Incoming {
     /// An array that comes from one rank, as its header describes it.
     pub(crate) fn whole(from: usize, part: &(Form, u64), element_size: usize) -> Self {
         let (form, len) = (part.0, part.1 as usize);
-        let element_size = if form == Form::Rows { 1 } else { element_size };
+        let element_size = if form == Form::SparseRows { 1 } else { element_size };
         Self { element_size, len, segments: vec![(from, 0..len)], own: None }
     }
 }

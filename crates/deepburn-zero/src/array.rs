@@ -21,14 +21,14 @@ pub enum DeviceArray<B: Backend> {
     /// An ordinary tensor of any shape, read in its flat order.
     Dense(B::FloatTensorPrimitive),
     /// The gradient of an embedding: whole only where it is reduced.
-    Rows(RowGradient<B>),
+    SparseRows(RowGradient<B>),
 }
 
 impl<B: Backend> DeviceArray<B> {
     pub(crate) fn device(&self) -> B::Device {
         match self {
             Self::Dense(tensor) => B::float_device(tensor),
-            Self::Rows(rows) => rows.device(),
+            Self::SparseRows(rows) => rows.device(),
         }
     }
 
@@ -36,7 +36,7 @@ impl<B: Backend> DeviceArray<B> {
     pub(crate) fn into_flat(self) -> B::FloatTensorPrimitive {
         let tensor = match self {
             Self::Dense(tensor) => tensor,
-            Self::Rows(rows) => rows.into_dense(),
+            Self::SparseRows(rows) => rows.into_dense(),
         };
         flattened::<B>(tensor)
     }
@@ -45,7 +45,7 @@ impl<B: Backend> DeviceArray<B> {
     pub(crate) fn flattened(self) -> Self {
         match self {
             Self::Dense(tensor) => Self::Dense(flattened::<B>(tensor)),
-            Self::Rows(rows) => Self::Rows(rows.flattened()),
+            Self::SparseRows(rows) => Self::SparseRows(rows.flattened()),
         }
     }
 
@@ -53,14 +53,14 @@ impl<B: Backend> DeviceArray<B> {
     pub(crate) fn in_type(self, dtype: FloatDType) -> Self {
         match self {
             Self::Dense(tensor) => Self::Dense(in_type::<B>(tensor, dtype)),
-            Self::Rows(rows) => Self::Rows(rows.in_type(dtype)),
+            Self::SparseRows(rows) => Self::SparseRows(rows.in_type(dtype)),
         }
     }
 
     fn element_type(&self) -> FloatDType {
         match self {
             Self::Dense(tensor) => tensor.dtype(),
-            Self::Rows(rows) => rows.dtype(),
+            Self::SparseRows(rows) => rows.dtype(),
         }
         .into()
     }
@@ -70,7 +70,7 @@ impl<B: Backend> Payload for DeviceArray<B> {
     fn numel(&self) -> usize {
         match self {
             Self::Dense(tensor) => tensor.shape().num_elements(),
-            Self::Rows(rows) => rows.range().len(),
+            Self::SparseRows(rows) => rows.range().len(),
         }
     }
 
@@ -85,7 +85,7 @@ impl<B: Backend> Payload for DeviceArray<B> {
     fn part(&self, range: Range<usize>) -> Self {
         match self {
             Self::Dense(tensor) => Self::Dense(flat_range::<B>(tensor, range)),
-            Self::Rows(rows) => Self::Rows(rows.part(range)),
+            Self::SparseRows(rows) => Self::SparseRows(rows.part(range)),
         }
     }
 
@@ -94,15 +94,17 @@ impl<B: Backend> Payload for DeviceArray<B> {
             Self::Dense(tensor) => {
                 Encoded { form: Form::Dense, bytes: float_bytes::<B>(tensor.clone()) }
             }
-            Self::Rows(rows) => Encoded { form: Form::Rows, bytes: rows.encode().into() },
+            Self::SparseRows(rows) => {
+                Encoded { form: Form::SparseRows, bytes: rows.encode().into() }
+            }
         }
     }
 
     fn decode(&self, form: Form, received: Received, numel: usize) -> Result<Self, String> {
         let dtype = DType::from(self.element_type());
-        if form == Form::Rows {
+        if form == Form::SparseRows {
             let rows = RowGradient::decode(received.bytes(), numel, dtype, &self.device());
-            return rows.map(Self::Rows);
+            return rows.map(Self::SparseRows);
         }
         let found = received.bytes().len();
         if found != numel * dtype.size() {
@@ -133,7 +135,7 @@ impl<B: Backend> Payload for DeviceArray<B> {
         for part in parts {
             match part {
                 Self::Dense(tensor) => dense.push(tensor),
-                Self::Rows(mut gradient) => {
+                Self::SparseRows(mut gradient) => {
                     dense.extend(gradient.take_dense());
                     rows.push(gradient);
                 }
@@ -193,7 +195,9 @@ impl<B: Backend> SharedPayload for DeviceArray<B> {
     fn to_home_of(&self, home: &Self) -> Self {
         match self {
             Self::Dense(tensor) => Self::Dense(moved::<B>(tensor.clone(), &home.device())),
-            Self::Rows(rows) => Self::Dense(moved::<B>(rows.clone().into_dense(), &home.device())),
+            Self::SparseRows(rows) => {
+                Self::Dense(moved::<B>(rows.clone().into_dense(), &home.device()))
+            }
         }
     }
 }

@@ -106,24 +106,24 @@ impl<B: Backend> Gatherer<B> {
         }
     }
 
-    /// Ends a pass and releases everything that is not resident; gathers still under way are awaited,
+    /// Ends a pass and releases everything that is not persistent; gathers still under way are awaited,
     /// so that all ranks agree on what has been exchanged.
     pub(crate) fn release_all(&self) -> Result<(), CommError> {
         self.lock().current = None;
         self.release()
     }
 
-    /// Gathers the whole copies of resident parameters that the optimizer made out of date, all
+    /// Gathers the whole copies of persistent parameters that the optimizer made out of date, all
     /// in one collective.
-    pub(crate) fn refresh_resident(&self, resident: &[usize]) -> Result<(), CommError> {
+    pub(crate) fn refresh_persistent(&self, persistent: &[usize]) -> Result<(), CommError> {
         let stale: Vec<usize> =
-            resident.iter().copied().filter(|i| !self.parameter(*i).is_resident()).collect();
+            persistent.iter().copied().filter(|i| !self.parameter(*i).is_persistent()).collect();
         if stale.is_empty() {
             return Ok(());
         }
-        let fetch = self.start("resident", stale)?;
+        let fetch = self.start("persistent", stale)?;
         for (index, whole) in self.finish(&fetch)? {
-            self.parameter(index).make_resident(whole);
+            self.parameter(index).make_persistent(whole);
         }
         Ok(())
     }
@@ -239,7 +239,7 @@ impl<B: Backend> Gatherer<B> {
         Ok(())
     }
 
-    /// Lets go what is not resident, and waits for what is on its way, in the order in which it was started.
+    /// Lets go what is not persistent, and waits for what is on its way, in the order in which it was started.
     fn release(&self) -> Result<(), CommError> {
         let mut fetches: Vec<_> =
             self.parameters().iter().filter_map(|parameter| parameter.release()).collect();

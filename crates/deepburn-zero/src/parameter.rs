@@ -126,7 +126,7 @@ impl<B: Backend> Parameter<B> {
     pub(crate) fn read(&self) -> B::FloatTensorPrimitive {
         match &*self.lock() {
             ParameterState::Whole(whole)
-            | ParameterState::Sharded { copy: WholeCopy::Resident(whole), .. } => {
+            | ParameterState::Sharded { copy: WholeCopy::Persistent(whole), .. } => {
                 return whole.tensor.clone();
             }
             // The gatherer looks at the copy: the use belongs into its record, whatever there is.
@@ -206,8 +206,8 @@ impl<B: Backend> Parameter<B> {
 /// What the gatherer does with the whole values of a sharded parameter.
 impl<B: Backend> Parameter<B> {
     /// Whether there are whole values that stay until the optimizer changes the shard.
-    pub(crate) fn is_resident(&self) -> bool {
-        matches!(&*self.lock(), ParameterState::Sharded { copy: WholeCopy::Resident(_), .. })
+    pub(crate) fn is_persistent(&self) -> bool {
+        matches!(&*self.lock(), ParameterState::Sharded { copy: WholeCopy::Persistent(_), .. })
     }
 
     /// Whether whole values are neither there nor on their way.
@@ -256,21 +256,21 @@ impl<B: Backend> Parameter<B> {
     }
 
     /// Keeps whole values until the optimizer changes the shard.
-    pub(crate) fn make_resident(&self, whole: B::FloatTensorPrimitive) {
+    pub(crate) fn make_persistent(&self, whole: B::FloatTensorPrimitive) {
         let whole = Leased::held(whole, &self.ledger, Category::Parameters);
-        self.set_copy(WholeCopy::Resident(whole));
+        self.set_copy(WholeCopy::Persistent(whole));
     }
 
-    /// Drops whole values that are not resident. Returns the fetch where they were on their way.
+    /// Drops whole values that are not persistent. Returns the fetch where they were on their way.
     pub(crate) fn release(&self) -> Option<Arc<Fetch<B>>> {
         let mut state = self.lock();
         let ParameterState::Sharded { copy, .. } = &mut *state else { return None };
-        if let WholeCopy::Resident(_) = copy {
+        if let WholeCopy::Persistent(_) = copy {
             return None;
         }
         match std::mem::replace(copy, WholeCopy::Absent) {
             WholeCopy::Fetching(fetch) => Some(fetch),
-            WholeCopy::Gathered { .. } | WholeCopy::Absent | WholeCopy::Resident(_) => None,
+            WholeCopy::Gathered { .. } | WholeCopy::Absent | WholeCopy::Persistent(_) => None,
         }
     }
 

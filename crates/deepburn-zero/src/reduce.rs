@@ -166,7 +166,7 @@ impl<B: Backend> GradientReducer<B> {
             path: self.parameters[index].shared_path(),
         });
         let array = match std::mem::replace(slot, marker) {
-            ZeroTensor::Rows(rows) => DeviceArray::Rows(rows),
+            ZeroTensor::SparseRows(rows) => DeviceArray::SparseRows(rows),
             other => DeviceArray::Dense(other.into_full()),
         };
         let array = match self.gradients[index].take_local() {
@@ -243,7 +243,7 @@ impl<B: Backend> GradientReducer<B> {
 
     fn collected(&self, array: DeviceArray<B>) -> Collected<B> {
         let bytes = match &array {
-            DeviceArray::Rows(rows) => rows.bytes(),
+            DeviceArray::SparseRows(rows) => rows.bytes(),
             DeviceArray::Dense(tensor) => tensor.shape().num_elements() * tensor.dtype().size(),
         };
         Collected { array, _lease: self.ledger.hold(Category::Buckets, bytes) }
@@ -336,10 +336,12 @@ fn add<B: Backend>(left: DeviceArray<B>, right: DeviceArray<B>) -> DeviceArray<B
         (DeviceArray::Dense(a), DeviceArray::Dense(b)) => {
             DeviceArray::Dense(B::float_add(B::float_reshape(a, b.shape()), b))
         }
-        (DeviceArray::Rows(a), DeviceArray::Rows(b)) => DeviceArray::Rows(a.add_rows(b)),
-        (DeviceArray::Rows(rows), DeviceArray::Dense(tensor))
-        | (DeviceArray::Dense(tensor), DeviceArray::Rows(rows)) => {
-            DeviceArray::Rows(rows.add_dense(tensor))
+        (DeviceArray::SparseRows(a), DeviceArray::SparseRows(b)) => {
+            DeviceArray::SparseRows(a.add_rows(b))
+        }
+        (DeviceArray::SparseRows(rows), DeviceArray::Dense(tensor))
+        | (DeviceArray::Dense(tensor), DeviceArray::SparseRows(rows)) => {
+            DeviceArray::SparseRows(rows.add_dense(tensor))
         }
     }
 }
@@ -351,7 +353,7 @@ fn scale<B: Backend>(array: DeviceArray<B>, factor: f64) -> DeviceArray<B> {
         DeviceArray::Dense(tensor) => {
             DeviceArray::Dense(B::float_mul_scalar(tensor, factor.into()))
         }
-        DeviceArray::Rows(rows) => DeviceArray::Rows(rows.scale(factor)),
+        DeviceArray::SparseRows(rows) => DeviceArray::SparseRows(rows.scale(factor)),
     }
 }
 

@@ -249,8 +249,8 @@ mod tests {
         let rows =
             RowGradient::<Flex>::new(Shape::from(vec![4, 3]), indices, floats(&values, &[3, 3]));
         match dense {
-            true => DeviceArray::Rows(rows.add_dense(floats(&[0.5; 12], &[4, 3]))),
-            false => DeviceArray::Rows(rows),
+            true => DeviceArray::SparseRows(rows.add_dense(floats(&[0.5; 12], &[4, 3]))),
+            false => DeviceArray::SparseRows(rows),
         }
     }
 
@@ -265,7 +265,7 @@ mod tests {
             let parts = near.each_ref().map(|array| array.part(range.clone()));
             let travelled = parts.each_ref().map(|part| {
                 let Encoded { form, bytes } = part.encode();
-                assert_eq!(form, Form::Rows);
+                assert_eq!(form, Form::SparseRows);
                 // A rank without its own rows also receives the rows of others.
                 let home = DeviceArray::Dense(floats(&[0.0], &[1]));
                 home.decode(form, Received::One(bytes.to_vec()), range.len()).unwrap()
@@ -296,10 +296,10 @@ mod tests {
         let bytes = part.encode().bytes;
         for len in [0, 31, 40, bytes.len() - 1] {
             assert!(
-                part.decode(Form::Rows, Received::One(bytes[..len].to_vec()), 5).is_err(),
+                part.decode(Form::SparseRows, Received::One(bytes[..len].to_vec()), 5).is_err(),
                 "{len} bytes"
             );
         }
-        assert!(part.decode(Form::Rows, Received::One(bytes.to_vec()), 6).is_err());
+        assert!(part.decode(Form::SparseRows, Received::One(bytes.to_vec()), 6).is_err());
     }
 }

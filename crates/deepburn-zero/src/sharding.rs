@@ -20,7 +20,7 @@ use crate::ledger::{Category, Ledger, Tier};
 use crate::optimizer::{Optimizer, Owned};
 use crate::parameter::{Description, Parameter, Shard};
 use crate::parked::{ParkedArray, WriteBehind};
-use crate::share::{Share, chunk};
+use crate::shard_spec::{ShardSpec, chunk};
 use crate::tensor::Leased;
 use crate::tiers::{Parking, ShardTiers, StateTiers};
 use crate::{Autocast, Sharded, ZeroTensor};
@@ -46,7 +46,7 @@ pub(crate) struct Sharder<'a, B: Backend> {
     /// The tensors that stay unchanged in the module.
     buffers: &'a BufferTable<B>,
     group: Group<B>,
-    share: Share,
+    share: ShardSpec,
     ledger: Ledger,
     gatherer: Option<Weak<Gatherer<B>>>,
     /// The host memory or NVMe file of offloaded shards.
@@ -133,7 +133,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
     /// rank updates, according to `updates`. `buffers` are not changed.
     pub(crate) fn new(
         group: Group<B>,
-        share: Share,
+        share: ShardSpec,
         homes: ShardHomes<'a, B>,
         optimizer: Optimizer<B>,
         updates: Updates<'a>,

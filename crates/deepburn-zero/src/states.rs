@@ -41,10 +41,10 @@ use crate::precision::element_type;
 use crate::recompute::BlockRecorder;
 use crate::reduce::{GradientChecker, GradientReducer, ReducerPolicy, SumHome, Types};
 use crate::session::{self, Binding, ContextGuard};
+use crate::shard_spec::ShardSpec;
 use crate::sharding::{
     Marker, ModuleParameter, ShardHomes, Sharder, Table, Training, Updates, in_shape, parameters_of,
 };
-use crate::share::Share;
 use compression::ErrorFeedback;
 
 use crate::tiers::{Parking, ShardTiers, StateTiers, swap_bytes};
@@ -76,7 +76,7 @@ pub struct Policy {
 /// created them.
 pub struct ModelStates<B: Backend> {
     group: Group<B>,
-    share: Share,
+    share: ShardSpec,
     parameters: Arc<[Arc<Parameter<B>>]>,
     buffers: BufferTable<B>,
     /// Additional paths of tied parameters, by parameter index.
@@ -84,7 +84,7 @@ pub struct ModelStates<B: Backend> {
     indices: HashMap<ParamId, usize>,
     gatherer: Arc<Gatherer<B>>,
     /// Parameters of which every rank keeps a complete copy at stage 3.
-    resident: Vec<usize>,
+    persistent: Vec<usize>,
     reducer: Rc<RefCell<GradientReducer<B>>>,
     recorder: Rc<BlockRecorder<B>>,
     optimizer: Optimizer<B>,
@@ -130,7 +130,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         let (compute, cuts_gradients) = (element_type(precision.compute), zero.shards_gradients());
         let (rank, stage, ledger) = (group.rank(), zero.stage, Ledger::new());
         let gatherer = Arc::new(Gatherer::new(group.clone(), zero.parameters, ledger.clone()));
-        let share = Share { stage, rank, cuts_gradients };
+        let share = ShardSpec { stage, rank, cuts_gradients };
         let working = (precision.compute != Precision::Fp32).then_some(compute);
         let types = Types {
             communication: element_type(precision.communication),
@@ -185,11 +185,11 @@ impl<B: OptimizerOps> ModelStates<B> {
             group.clone(),
             autocast,
         );
-        let resident = match stage {
-            Stage::Parameters => resident_parameters(&parameters, &group, &zero),
+        let persistent = match stage {
+            Stage::Parameters => persistent_copies(&parameters, &group, &zero),
             _ => Vec::new(),
         };
-        gatherer.refresh_resident(&resident)?;
+        gatherer.refresh_persistent(&persistent)?;
         reducer.borrow_mut().set_mean(optimizer.takes_mean_gradients());
         let errors = parameters.iter().map(|_| None).collect();
         let states = Self {
@@ -200,7 +200,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             aliases,
             indices,
             gatherer,
-            resident,
+            persistent,
             reducer,
             recorder,
             errors,
@@ -444,7 +444,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     pub fn parameter_data(&self, index: usize) -> Result<TensorData, ZeroError> {
         let parameter = &self.parameters[index];
         let whole = match parameter.shard() {
-            Some(_) if !parameter.is_resident() => self.gatherer.gather_once(index)?,
+            Some(_) if !parameter.is_persistent() => self.gatherer.gather_once(index)?,
             _ => parameter.read(),
         };
         Ok(read_float::<B>(whole))
@@ -540,22 +540,22 @@ fn updated_sizes(
 
 /// Returns the parameters of which every rank keeps a complete copy beside its
 /// shard. On one rank, a shard on the device is already the complete parameter.
-fn resident_parameters<B: Backend>(
+fn persistent_copies<B: Backend>(
     parameters: &[Arc<Parameter<B>>],
     group: &Group<B>,
     zero: &ZeroPlan,
 ) -> Vec<usize> {
     let numels = parameters.iter().map(|parameter| parameter.numel() as u64);
-    let mut resident = persistent_parameters(numels, &zero.parameters);
-    resident.retain(|index| group.world_size() > 1 || parameters[*index].parked().is_some());
-    resident
+    let mut persistent = persistent_parameters(numels, &zero.parameters);
+    persistent.retain(|index| group.world_size() > 1 || parameters[*index].parked().is_some());
+    persistent
 }
 
 /// Returns the tier of each parameter's gradient sum: the same as for its
 /// optimizer states.
 fn sum_homes<B: OptimizerOps>(
     parameters: &[Arc<Parameter<B>>],
-    share: Share,
+    share: ShardSpec,
     optimizer: &Optimizer<B>,
     parking: Option<&Parking>,
     ledger: &Ledger,

@@ -27,7 +27,7 @@ pub enum ZeroTensor<B: Backend> {
     /// again from the moment when backward reads the block.
     Recorded(RecordedTensor<B>),
     /// The gradient of an embedding, kept as rows. Holds the rows that were looked up.
-    Rows(RowGradient<B>),
+    SparseRows(RowGradient<B>),
     /// A gradient that was handed over to be reduced. Holds nothing.
     Reduced(ReducedGradient<B>),
 }
@@ -152,7 +152,7 @@ impl<B: Backend> ZeroTensor<B> {
                 note_read(&recorded);
                 recorded.into_leased().tensor
             }
-            Self::Rows(rows) => rows.into_dense(),
+            Self::SparseRows(rows) => rows.into_dense(),
             Self::Reduced(gradient) => panic!(
                 "the gradient of parameter {} was handed over for reduction during backward; \
                  read it through the engine, not through autodiff's container",
@@ -190,7 +190,7 @@ impl<B: Backend> ZeroTensor<B> {
             Self::Full(full) => B::float_device(&full.tensor),
             Self::Parameter(view) => view.parameter.device().clone(),
             Self::Recorded(recorded) => recorded.device(),
-            Self::Rows(rows) => rows.device(),
+            Self::SparseRows(rows) => rows.device(),
             Self::Reduced(gradient) => gradient.device.clone(),
         }
     }
@@ -202,7 +202,7 @@ impl<B: Backend> TensorMetadata for ZeroTensor<B> {
             Self::Full(full) => full.tensor.dtype(),
             Self::Parameter(view) => view.dtype,
             Self::Recorded(recorded) => recorded.dtype(),
-            Self::Rows(rows) => rows.dtype(),
+            Self::SparseRows(rows) => rows.dtype(),
             Self::Reduced(gradient) => gradient.dtype,
         }
     }
@@ -212,7 +212,7 @@ impl<B: Backend> TensorMetadata for ZeroTensor<B> {
             Self::Full(full) => full.tensor.shape(),
             Self::Parameter(view) => view.shape.clone(),
             Self::Recorded(recorded) => recorded.shape(),
-            Self::Rows(rows) => rows.shape().clone(),
+            Self::SparseRows(rows) => rows.shape().clone(),
             Self::Reduced(gradient) => gradient.shape.clone(),
         }
     }

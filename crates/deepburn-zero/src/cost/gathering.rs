@@ -23,7 +23,7 @@ enum Presence {
     /// Kept for another op.
     Gathered,
     /// Kept for the whole step, or never sharded.
-    Resident,
+    Persistent,
 }
 
 /// The parameters of one rank.
@@ -43,15 +43,15 @@ pub(super) struct SimulatedGatherer<'a> {
 }
 
 impl<'a> SimulatedGatherer<'a> {
-    /// The parameters of `numels` elements, of which `resident` stay whole.
+    /// The parameters of `numels` elements, of which `persistent` stay whole.
     pub(super) fn new(
         plan: GatherPlan,
         numels: &'a [u64],
         element_bytes: u64,
-        resident: &[usize],
+        persistent: &[usize],
     ) -> Self {
         let mut presence = vec![Presence::Absent; numels.len()];
-        resident.iter().for_each(|index| presence[*index] = Presence::Resident);
+        persistent.iter().for_each(|index| presence[*index] = Presence::Persistent);
         Self {
             plan,
             numels,
@@ -79,7 +79,7 @@ impl<'a> SimulatedGatherer<'a> {
 
     /// An op reads a parameter.
     pub(super) fn read(&mut self, index: usize, group: &mut SimulatedGroup<'_>) {
-        if self.presence[index] == Presence::Resident {
+        if self.presence[index] == Presence::Persistent {
             return;
         }
         self.trace.visit(index, self.phase);

@@ -126,12 +126,12 @@ impl<'a> StepModel<'a> {
     /// When `ranks` is 0.
     pub fn cost(&self, ranks: u64, machine: Machine, network: &Network) -> StepCost {
         assert!(ranks > 0, "0 ranks cannot run anything");
-        let resident = self.resident(ranks);
+        let persistent = self.persistent(ranks);
         let mut gatherer = SimulatedGatherer::new(
             self.zero.parameters,
             &self.numels,
             self.bytes.parameter,
-            &resident,
+            &persistent,
         );
         // The first pass records the order of reads; the second follows it, as all later ones do.
         let mut recording = SimulatedGroup::new(ranks, machine, network);
@@ -139,7 +139,7 @@ impl<'a> StepModel<'a> {
         let mut pass = SimulatedGroup::new(ranks, machine, network);
         self.micro_batch(&mut pass, &mut gatherer);
         let mut step = SimulatedGroup::new(ranks, machine, network);
-        self.update(&mut step, &resident);
+        self.update(&mut step, &persistent);
         self.sum_up(&pass, &step)
     }
 
@@ -237,7 +237,7 @@ impl<'a> StepModel<'a> {
     }
 
     /// The step after the last micro-batch, with what the training loop exchanges.
-    fn update(&self, group: &mut SimulatedGroup<'_>, resident: &[usize]) {
+    fn update(&self, group: &mut SimulatedGroup<'_>, persistent: &[usize]) {
         let numbers = |purpose, count| {
             let operation = Operation::AllReduce(ReduceOp::Sum);
             Collective::dense(purpose, operation, [1, count], NUMBER)
@@ -251,9 +251,9 @@ impl<'a> StepModel<'a> {
         for bucket in self.published() {
             group.run(&gather("updated parameters", bucket));
         }
-        if !resident.is_empty() {
-            let elements = sum(resident.iter().map(|index| self.numels[*index]));
-            group.run(&gather("resident", [resident.len() as u64, elements]));
+        if !persistent.is_empty() {
+            let elements = sum(persistent.iter().map(|index| self.numels[*index]));
+            group.run(&gather("persistent", [persistent.len() as u64, elements]));
         }
         group.run(&numbers("loss", 3));
     }
@@ -279,7 +279,7 @@ impl<'a> StepModel<'a> {
     }
 
     /// Parameters that stay whole.
-    fn resident(&self, ranks: u64) -> Vec<usize> {
+    fn persistent(&self, ranks: u64) -> Vec<usize> {
         match self.zero.stage {
             Stage::Parameters if ranks > 1 => {
                 persistent_parameters(self.numels.iter().copied(), &self.zero.parameters)

@@ -210,13 +210,13 @@ impl<B: MatmulOps> FloatTensorOps<Sharded<B>> for Sharded<B> {
     /// gradients of a weight that is tied to another layer.
     fn float_add(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         match (lhs, rhs) {
-            (ZeroTensor::Rows(left), ZeroTensor::Rows(right)) => {
-                ZeroTensor::Rows(left.add_rows(right))
+            (ZeroTensor::SparseRows(left), ZeroTensor::SparseRows(right)) => {
+                ZeroTensor::SparseRows(left.add_rows(right))
             }
-            (ZeroTensor::Rows(rows), other) | (other, ZeroTensor::Rows(rows))
+            (ZeroTensor::SparseRows(rows), other) | (other, ZeroTensor::SparseRows(rows))
                 if other.shape() == *rows.shape() =>
             {
-                ZeroTensor::Rows(rows.add_dense(other.into_full()))
+                ZeroTensor::SparseRows(rows.add_dense(other.into_full()))
             }
             (left, right) => {
                 let [sum] =

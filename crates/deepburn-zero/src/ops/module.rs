@@ -151,7 +151,7 @@ impl<B: MatmulOps> ModuleOps<Sharded<B>> for Sharded<B> {
         output_grad: FloatTensor<Self>,
         indices: IntTensor<Self>,
     ) -> FloatTensor<Self> {
-        ZeroTensor::Rows(RowGradient::new(
+        ZeroTensor::SparseRows(RowGradient::new(
             weights.shape(),
             indices.into_inner(),
             output_grad.into_full(),

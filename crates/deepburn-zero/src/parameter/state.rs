@@ -42,7 +42,7 @@ pub(super) enum WholeCopy<B: Backend> {
     /// Gathered in this pass and kept for another op, for as long as the gatherer decides.
     Gathered { whole: FullTensor<B>, _live: LiveElements },
     /// Kept until the optimizer changes the shard (`stage3_param_persistence_threshold`).
-    Resident(FullTensor<B>),
+    Persistent(FullTensor<B>),
 }
 
 impl<B: Backend> Shard<B> {

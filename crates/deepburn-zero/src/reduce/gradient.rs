@@ -15,7 +15,7 @@ use deepburn_ops::OptimizerOps;
 use crate::array::DeviceArray;
 use crate::ledger::Lease;
 use crate::parked::{ParkedArray, ParkedTensor};
-use crate::share::Share;
+use crate::shard_spec::ShardSpec;
 use crate::tensor::FullTensor;
 
 /// The gradient of one parameter in a step.
@@ -228,7 +228,7 @@ pub(crate) struct GradientCheck {
 /// Checks accumulated gradients.
 #[derive(Debug)]
 pub(crate) struct GradientChecker<B: Backend> {
-    share: Share,
+    share: ShardSpec,
     /// Type that ops use.
     compute: FloatDType,
     stats: fn(B::FloatTensorPrimitive) -> GradientStats,
@@ -236,7 +236,7 @@ pub(crate) struct GradientChecker<B: Backend> {
 }
 
 impl<B: OptimizerOps> GradientChecker<B> {
-    pub(crate) fn new(share: Share, compute: FloatDType) -> Self {
+    pub(crate) fn new(share: ShardSpec, compute: FloatDType) -> Self {
         Self { share, compute, stats: B::gradient_stats, cast: B::cast }
     }
 }

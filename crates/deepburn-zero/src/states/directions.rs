@@ -19,12 +19,12 @@ use crate::group::Group;
 use crate::ledger::{Category, Ledger};
 use crate::optimizer::{MatrixOwner, StepInProgress, UpdateDirection, UpdateRound, WORKSPACE};
 use crate::parameter::Parameter;
-use crate::share::Share;
+use crate::shard_spec::ShardSpec;
 
 /// The exchange of one round.
 pub(super) struct Exchange<'a, B: Backend> {
     pub(super) group: &'a Group<B>,
-    pub(super) share: Share,
+    pub(super) share: ShardSpec,
     pub(super) parameters: &'a [Arc<Parameter<B>>],
     pub(super) ledger: &'a Ledger,
     /// Compression errors by parameter index.

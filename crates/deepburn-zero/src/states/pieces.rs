@@ -5,7 +5,7 @@
 //! its own stage and number of ranks. States that were saved at one stage
 //! therefore load at any other. After loading, working copies, complete and
 //! persistent parameters and masters are the same as in an uninterrupted run.
-//! whole and resident parameters and masters are what they would be without the interruption.
+//! whole and persistent parameters and masters are what they would be without the interruption.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -340,7 +340,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         // The momenta of the ranks may still differ.
         let apart = self.local_rates().map(|_| 0.0);
         self.optimizer.set_local_rates(apart);
-        self.gatherer.refresh_resident(&self.resident).map_err(ZeroError::from)?;
+        self.gatherer.refresh_persistent(&self.persistent).map_err(ZeroError::from)?;
         Ok(())
     }
 

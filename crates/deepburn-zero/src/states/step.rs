@@ -16,7 +16,7 @@ use crate::parked::ParkedTensor;
 use crate::publish::Publisher;
 use crate::reduce::{Accumulated, SumElements};
 use crate::session;
-use crate::share::Share;
+use crate::shard_spec::ShardSpec;
 
 /// The result of an optimizer step.
 #[derive(Debug, Clone, PartialEq)]
@@ -67,7 +67,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             self.warn_of_dead_elements();
         }
         self.reducer.borrow_mut().set_mean(self.optimizer.takes_mean_gradients());
-        self.gatherer.refresh_resident(&self.resident)?;
+        self.gatherer.refresh_persistent(&self.persistent)?;
         Ok(StepOutcome::Applied { gradient_norm: scaled_norm / loss_scale })
     }
 
@@ -220,7 +220,7 @@ fn operands<'a, B: Backend>(
 
 /// Returns the part of a gradient that this rank's update needs.
 fn update_gradient<B: OptimizerOps>(
-    share: Share,
+    share: ShardSpec,
     gradient: Option<Accumulated<B>>,
     partition: Partition,
 ) -> UpdateGradient<B> {
@@ -236,7 +236,7 @@ fn update_gradient<B: OptimizerOps>(
 /// Returns the values of a parameter for its update. Complete copies are
 /// released, because the update makes them outdated.
 fn values<B: OptimizerOps>(
-    share: Share,
+    share: ShardSpec,
     parameter: &Parameter<B>,
     has_master: bool,
 ) -> UpdateValues<B> {

@@ -147,8 +147,8 @@ fn persistent_parameters_are_gathered_together_after_a_step() {
     let mut small = policy(Stage::Parameters);
     small.zero.parameters.persistence_threshold = 1_000_000;
     let seen = statistics(2, &small, 3);
-    let resident = last_step(&seen, |_, purpose| purpose == "resident");
-    assert_eq!(resident.calls, 1);
+    let persistent = last_step(&seen, |_, purpose| purpose == "persistent");
+    assert_eq!(persistent.calls, 1);
     let all = last_step(&seen, |op, _| op == Operation::AllGather);
     assert_eq!(all.calls, 1, "nothing else needs to be gathered");
 }

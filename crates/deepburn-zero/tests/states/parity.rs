@@ -431,8 +431,9 @@ fn parked_parameters_leave_the_device() {
                     assert!(gathered.peak <= (100 + 78) * 4, "{}", gathered.peak);
                     kept.push(Category::ALL.map(|category| ledger.usage(category).current));
                 }
-                let resident = states.parameters().iter().map(|p| p.numel());
-                let resident = resident.filter(|numel| *numel <= persistence).sum::<usize>() * 4;
+                let persistent = states.parameters().iter().map(|p| p.numel());
+                let persistent =
+                    persistent.filter(|numel| *numel <= persistence).sum::<usize>() * 4;
                 let sizes = states.parameters().iter().map(|p| {
                     let optimizer = p.is_trainable().then_some(&parked.optimizer);
                     ParameterSize::new(p.numel() as u64, optimizer)
@@ -443,11 +444,11 @@ fn parked_parameters_leave_the_device() {
                 let on_disk = |category| states.ledger().usage_on(Tier::Disk, category).current;
                 let disk = Category::ALL.map(on_disk).iter().sum::<usize>() as u64;
                 assert_eq!(disk, expected, "the file is as large as was announced");
-                Ok::<_, ZeroError>((kept, resident, disk))
+                Ok::<_, ZeroError>((kept, persistent, disk))
             });
-            for (kept, resident, disk) in usage.unwrap_or_else(|failure| panic!("{failure}")) {
+            for (kept, persistent, disk) in usage.unwrap_or_else(|failure| panic!("{failure}")) {
                 for kept in kept {
-                    assert_eq!(kept[..5], [resident, 0, 0, 0, 0], "{ranks} ranks");
+                    assert_eq!(kept[..5], [persistent, 0, 0, 0, 0], "{ranks} ranks");
                 }
                 assert!(disk > 0);
             }

@@ -13,7 +13,7 @@ use deepburn_comm::Partition;
 /// The slice that a rank owns: everything at stage 0, and from stage 1 on its
 /// shard of more and more states.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Share {
+pub(crate) struct ShardSpec {
     pub(crate) stage: Stage,
     pub(crate) rank: usize,
     /// Whether a rank keeps only its shard of a reduced gradient (stages 2 and
@@ -21,7 +21,7 @@ pub(crate) struct Share {
     pub(crate) cuts_gradients: bool,
 }
 
-impl Share {
+impl ShardSpec {
     /// Returns the number of elements that this rank updates, including
     /// padding.
     pub(crate) fn len(self, partition: Partition) -> usize {

@@ -1,9 +1,11 @@
-//! The zip archive that `torch.save` writes: one entry with a pickle, and one for each storage.
+//! The zip archive that `torch.save` writes: one entry with a pickle, and one
+//! entry per storage.
 //!
-//! Main type: [`Archive`]. A storage is proved by its checksum before the first byte of it is
-//! handed out, in one streaming pass; afterwards any range is read where it lies, so that nothing
-//! of a file of many gigabytes is held. Compressed entries, entries without a checksum, big-endian
-//! values and other containers than zip are refused.
+//! Main type: [`Archive`]. A storage is verified against its checksum in one
+//! streaming pass before its first byte is returned. After that, any range is
+//! read directly, so a file of many gigabytes is never held in memory.
+//! Compressed entries, entries without a checksum, big-endian values and
+//! containers other than zip are errors.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -15,13 +17,14 @@ use zip::{CompressionMethod, ZipArchive};
 
 use crate::DeepSpeedError;
 
-/// Longest pickle that is read. It has names, shapes and settings: some hundred bytes a tensor.
+/// The largest pickle that is read, in bytes. A pickle has names, shapes and
+/// settings: some hundred bytes per tensor.
 const MAX_PICKLE: u64 = 64 << 20;
 
-/// Bytes that are checked at a time.
+/// The number of bytes that are checked at a time.
 const BLOCK: usize = 1 << 20;
 
-/// Where an entry lies in the file.
+/// The position of an entry in the file.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     start: u64,
@@ -34,13 +37,19 @@ struct Entry {
 pub(crate) struct Archive {
     path: PathBuf,
     file: Mutex<File>,
-    /// By name below the archive's one folder, such as `data.pkl` and `data/0`.
+    /// The entries by name below the archive's only folder, such as `data.pkl`
+    /// and `data/0`.
     entries: HashMap<String, Entry>,
     proved: Mutex<HashSet<String>>,
 }
 
 impl Archive {
     /// Opens a file and reads its directory.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if it is not a zip archive of `torch.save` with
+    /// little-endian values.
     pub(crate) fn open(path: &Path) -> Result<Self, DeepSpeedError> {
         let file = File::open(path).map_err(DeepSpeedError::io("open it", path))?;
         let reader = file.try_clone().map_err(DeepSpeedError::io("open it", path))?;
@@ -55,21 +64,23 @@ impl Archive {
         Ok(archive)
     }
 
+    /// Returns the path of the file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The bytes of the pickle.
+    /// Returns the bytes of the pickle.
     pub(crate) fn pickle(&self) -> Result<Vec<u8>, DeepSpeedError> {
         self.bytes("data.pkl", MAX_PICKLE)
     }
 
-    /// Bytes of the storage `key`.
+    /// Returns the size of the storage `key` in bytes.
     pub(crate) fn storage_size(&self, key: &str) -> Result<u64, DeepSpeedError> {
         Ok(self.entry(&storage(key))?.size)
     }
 
-    /// Fills `bytes` with those from `start` on of the storage `key`, which is proved first.
+    /// Fills `bytes` with the storage `key` from byte `start` on. The storage
+    /// is verified first.
     pub(crate) fn read(
         &self,
         key: &str,
@@ -85,7 +96,7 @@ impl Archive {
         self.read_at(entry.start + start, bytes)
     }
 
-    /// A whole entry of at most `max` bytes.
+    /// Reads a complete entry of at most `max` bytes.
     fn bytes(&self, name: &str, max: u64) -> Result<Vec<u8>, DeepSpeedError> {
         let entry = self.entry(name)?;
         if entry.size > max {
@@ -98,11 +109,13 @@ impl Archive {
         Ok(bytes)
     }
 
+    /// Returns the position of an entry.
     fn entry(&self, name: &str) -> Result<Entry, DeepSpeedError> {
         self.entries.get(name).copied().ok_or_else(|| self.damaged(name, "is missing"))
     }
 
-    /// Compares an entry with its checksum, the first time. Others who want it wait meanwhile.
+    /// Compares an entry with its checksum on first use. Other threads that
+    /// need it wait.
     fn prove(&self, name: &str, entry: Entry) -> Result<(), DeepSpeedError> {
         let mut proved = lock(&self.proved);
         if proved.contains(name) {
@@ -131,6 +144,7 @@ impl Archive {
         Ok(())
     }
 
+    /// Reads at a position. The lock keeps the seek and the read together.
     fn read_at(&self, start: u64, bytes: &mut [u8]) -> Result<(), DeepSpeedError> {
         let mut file = lock(&self.file);
         file.seek(SeekFrom::Start(start))
@@ -138,22 +152,28 @@ impl Archive {
             .map_err(DeepSpeedError::io("read it", &self.path))
     }
 
+    /// Returns the error for a damaged entry.
     fn damaged(&self, name: &str, reason: &str) -> DeepSpeedError {
         DeepSpeedError::damaged(&self.path, format!("its entry {name} {reason}"))
     }
 }
 
+/// Returns the entry name of a storage.
 fn storage(key: &str) -> String {
     format!("data/{key}")
 }
 
-/// Nothing is left half done by a panic behind these locks.
+/// Locks a mutex. A panic cannot leave its value in an intermediate state, so a
+/// poisoned lock is usable.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// `torch.save` calls the archive's folder as the file that it writes, without its ending, or `archive`
-/// where it writes to a stream. So a file that has come to another rank's name shows.
+/// Checks the name of the archive's folder.
+///
+/// `torch.save` names it after the file without its extension, or `archive` if
+/// it writes to a stream. A file that was renamed to another rank's file is
+/// therefore detected.
 fn check_name(path: &Path, root: &str) -> Result<(), DeepSpeedError> {
     let name = path.file_stem().unwrap_or_default().to_string_lossy();
     if root == name || root == "archive" {
@@ -162,7 +182,7 @@ fn check_name(path: &Path, root: &str) -> Result<(), DeepSpeedError> {
     Err(DeepSpeedError::mixed(path, format!("it was saved as {root}.pt")))
 }
 
-/// What the archive's directory lists, below the one folder that everything lies in.
+/// Returns the entries in the archive's directory, below the only folder.
 fn entries(path: &Path, file: File) -> Result<HashMap<String, Entry>, DeepSpeedError> {
     let size = file.metadata().map_err(DeepSpeedError::io("read it", path))?.len();
     let broken = |source: zip::result::ZipError| {

@@ -1,7 +1,8 @@
-//! A checkpoint of DeepSpeed, whichever stage and number of ranks wrote it.
+//! A DeepSpeed checkpoint of any stage and number of ranks.
 //!
-//! Main type: [`DeepSpeedCheckpoint`]. Opening it reads the pickles of all files, checks them
-//! against each other and finds the place of every value; no weight is read before it is asked for.
+//! Main type: [`DeepSpeedCheckpoint`]. Opening it reads the pickles of all
+//! files, checks them against each other and finds the position of every value.
+//! Weights are read only on request.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -16,11 +17,11 @@ use crate::tensor::{Pieces, Tensor};
 use crate::{Array, Counters, DeepSpeedError, LossScale, Parameter};
 use crate::{partitioned, replicated, sharded};
 
-/// An open checkpoint of DeepSpeed. It can be read from several threads at once.
+/// An open DeepSpeed checkpoint, which several threads can read at once.
 ///
-/// It keeps the files open and holds where every parameter's values lie, but none of the values. A
-/// storage is compared with its checksum the first time that something of it is read, in one
-/// streaming pass; then exactly what is asked for is read.
+/// It keeps the files open and stores the position of every parameter's values,
+/// but no values. A storage is verified against its checksum in one streaming
+/// pass on first use; later reads read only the requested range.
 #[derive(Debug)]
 pub struct DeepSpeedCheckpoint {
     path: PathBuf,
@@ -28,20 +29,23 @@ pub struct DeepSpeedCheckpoint {
     state: State,
     parameters: Vec<Parameter>,
     buffers: Vec<(String, Arc<Tensor>)>,
-    /// Places in `parameters`, by name and tied name.
+    /// The indices in `parameters`, by name and tied name.
     places: HashMap<String, usize>,
 }
 
 impl DeepSpeedCheckpoint {
-    /// Opens the checkpoint `tag` in the folder `path`; without a tag, `path` itself where it has
-    /// the files of one, else the one that the file `latest` in there names.
+    /// Opens the checkpoint `tag` in the folder `path`. Without a tag, opens
+    /// `path` itself if it contains a checkpoint's files, or else the
+    /// checkpoint that the file `latest` names.
     ///
     /// # Errors
-    /// [`DeepSpeedError::Missing`] where there is none or a file of a rank is not there,
-    /// [`DeepSpeedError::Damaged`], [`DeepSpeedError::Layout`] and [`DeepSpeedError::Mixed`] where
-    /// files are not what DeepSpeed wrote in one save, [`DeepSpeedError::Unsupported`] of model
-    /// parallelism, experts, universal checkpoints and frozen parameters that were left out, or an
-    /// I/O error.
+    ///
+    /// Returns [`DeepSpeedError::Missing`] if there is no checkpoint or a
+    /// rank's file is missing; [`DeepSpeedError::Damaged`],
+    /// [`DeepSpeedError::Layout`] or [`DeepSpeedError::Mixed`] if the files are
+    /// not from one save of DeepSpeed; [`DeepSpeedError::Unsupported`] for
+    /// model parallelism, experts, universal checkpoints and omitted frozen
+    /// parameters; or an I/O error.
     pub fn open(path: &Path, tag: Option<&str>) -> Result<Self, DeepSpeedError> {
         let folder = Folder::find(path, tag)?;
         let (summary, state, buffers) = match &folder.model {
@@ -61,32 +65,33 @@ impl DeepSpeedCheckpoint {
         Ok(Self { path, summary, state, parameters, buffers, places })
     }
 
-    /// Whether a folder looks like a checkpoint of DeepSpeed, or names its latest one.
+    /// Returns true if a folder looks like a DeepSpeed checkpoint or names its
+    /// latest one.
     pub fn is_one(path: &Path) -> bool {
         Folder::is_one(path)
     }
 
-    /// The tag's folder.
+    /// Returns the folder of the tag.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// DeepSpeed's version that wrote it.
+    /// Returns the DeepSpeed version that wrote it.
     pub fn version(&self) -> &str {
         &self.summary.version
     }
 
-    /// The ZeRO stage that it was trained at, 0 to 3.
+    /// Returns the ZeRO stage of the run, 0 to 3.
     pub fn stage(&self) -> u8 {
         self.state.stage
     }
 
-    /// The number of data-parallel ranks.
+    /// Returns the number of data-parallel ranks.
     pub fn world_size(&self) -> usize {
         self.summary.world_size
     }
 
-    /// How far training was.
+    /// Returns the training progress.
     pub fn counters(&self) -> Counters {
         let Summary { global_steps, skipped_steps, global_samples, .. } = self.summary;
         let applied = global_steps.saturating_sub(skipped_steps);
@@ -94,19 +99,20 @@ impl DeepSpeedCheckpoint {
         Counters { global_steps, skipped_steps, global_samples, optimizer_steps }
     }
 
-    /// The number of the schedule's last step, counted from 0 (`last_batch_iteration`; of a
-    /// schedule of PyTorch `last_epoch` less one). `None` where there was no schedule.
+    /// Returns the index of the schedule's last step, from 0
+    /// (`last_batch_iteration`, or `last_epoch` minus one for a PyTorch
+    /// schedule). `None` without a schedule.
     pub fn schedule(&self) -> Option<i64> {
         self.summary.schedule
     }
 
-    /// The state of the loss scaler, where there is a dynamic one.
+    /// Returns the state of a dynamic loss scaler; `None` for a static scale.
     pub fn loss_scale(&self) -> Option<LossScale> {
         self.state.loss_scale
     }
 
-    /// The parameters: those that are trained in the order of the flat groups (of the model at stage
-    /// 0), then frozen ones. Buffers are not among them.
+    /// Returns the parameters, without buffers: first trained ones in the order
+    /// of the flat groups (of the model at stage 0), then frozen ones.
     pub fn parameters(&self) -> &[Parameter] {
         &self.parameters
     }
@@ -117,10 +123,11 @@ impl DeepSpeedCheckpoint {
         self.buffers.iter().map(|(name, tensor)| (name.as_str(), &tensor.shape[..]))
     }
 
-    /// All elements of the buffer `name`, widened to f32.
+    /// Reads all elements of the buffer `name`, converted to f32.
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    ///
+    /// Returns the same errors as [`read`](Self::read).
     pub fn read_buffer(&self, name: &str) -> Result<Vec<f32>, DeepSpeedError> {
         let Some((_, tensor)) = self.buffers.iter().find(|(found, _)| found == name) else {
             let reason = format!("it has no float buffer {name}");
@@ -131,17 +138,19 @@ impl DeepSpeedCheckpoint {
         Ok(values)
     }
 
-    /// The names of the optimizer's arrays, such as `exp_avg`, `exp_avg_sq`, `momentum_buffer` and
-    /// `sum`.
+    /// Returns the names of the optimizer's arrays, such as `exp_avg`,
+    /// `exp_avg_sq`, `momentum_buffer` and `sum`.
     pub fn moments(&self) -> &[String] {
         &self.state.moments
     }
 
-    /// Compares everything that can be read with its checksums, in one streaming pass that later
-    /// reads need not take again.
+    /// Verifies all checksums in one streaming pass, which later reads need not
+    /// repeat.
     ///
     /// # Errors
-    /// [`DeepSpeedError::Damaged`] where a checksum does not hold, or an I/O error.
+    ///
+    /// Returns [`DeepSpeedError::Damaged`] if a checksum is wrong, or an I/O
+    /// error.
     pub fn verify(&self) -> Result<(), DeepSpeedError> {
         self.state.stored.iter().try_for_each(|stored| {
             let arrays = [&stored.weights].into_iter().chain(&stored.moments);
@@ -150,13 +159,15 @@ impl DeepSpeedCheckpoint {
         self.buffers.iter().try_for_each(|(_, tensor)| tensor.read(0..0, &mut Vec::new()))
     }
 
-    /// Elements `range` of a flattened parameter or of one of its arrays, widened to f32. `name` may
-    /// be a tied name.
+    /// Reads elements `range` of a flattened parameter or of one of its arrays,
+    /// converted to f32. `name` may be a tied name.
     ///
     /// # Errors
-    /// [`DeepSpeedError::NotInside`] where there are no such elements, [`DeepSpeedError::Damaged`]
-    /// where a checksum does not hold, [`DeepSpeedError::Mixed`] where masters do not round to the
-    /// model's weights, or an I/O error.
+    ///
+    /// Returns [`DeepSpeedError::NotInside`] if the elements do not exist,
+    /// [`DeepSpeedError::Damaged`] if a checksum is wrong,
+    /// [`DeepSpeedError::Mixed`] if masters do not round to the model's
+    /// weights, or an I/O error.
     pub fn read(
         &self,
         name: &str,
@@ -190,9 +201,10 @@ impl DeepSpeedCheckpoint {
     }
 }
 
-/// What is read of a checkpoint, its float buffers last.
+/// The content of a checkpoint; the last element has the float buffers.
 type Read = (Summary, State, Vec<(String, Arc<Tensor>)>);
 
+/// Assembles stages 0 to 2, whose model is in one file.
 fn of_whole_model(folder: &Folder, path: &Path) -> Result<Read, DeepSpeedError> {
     let model = ModelStates::open(path)?;
     let buffers = model.buffers()?;
@@ -213,6 +225,7 @@ fn of_whole_model(folder: &Folder, path: &Path) -> Result<Read, DeepSpeedError> 
     Ok((model.summary, state, buffers))
 }
 
+/// Assembles stage 3, whose model is in one file per rank.
 fn of_sharded_model(folder: &Folder, paths: &[PathBuf]) -> Result<Read, DeepSpeedError> {
     let models: Vec<_> =
         paths.iter().map(|path| ModelStates::open(path)).collect::<Result<_, _>>()?;
@@ -225,13 +238,13 @@ fn of_sharded_model(folder: &Folder, paths: &[PathBuf]) -> Result<Read, DeepSpee
     tie(&models[0], &mut state.stored)?;
     let buffers = models[0].buffers()?;
     let summary = models.into_iter().next().map(|model| model.summary);
-    // There is a first one: its world size was asked for above.
+    // The list is not empty, because its first element was read above.
     summary
         .map(|summary| (summary, state, buffers))
         .ok_or_else(|| DeepSpeedError::missing(&folder.path, "there is no model in it"))
 }
 
-/// The optimizer's files of all ranks.
+/// Opens the optimizer files of all ranks and checks that they belong together.
 fn ranks(folder: &Folder, model: &ModelStates) -> Result<Vec<OptimStates>, DeepSpeedError> {
     let found = folder.optim.len();
     if found != model.summary.world_size || found == 0 {
@@ -259,6 +272,8 @@ fn ranks(folder: &Folder, model: &ModelStates) -> Result<Vec<OptimStates>, DeepS
     Ok(ranks)
 }
 
+/// Returns the error for a number of files that differs from the number of
+/// ranks.
 fn wrong_number(folder: &Folder, model: &ModelStates, found: usize, kind: &str) -> DeepSpeedError {
     let reason = format!(
         "there are {found} files *_{kind}_states.pt, and {} says that there were {} ranks; copy the \

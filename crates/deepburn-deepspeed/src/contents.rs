@@ -1,9 +1,10 @@
-//! What a file of `torch.save` holds, by name.
+//! The values in a file of `torch.save`, by name.
 //!
-//! Main types: [`Contents`], an open file whose pickle was read twice: by `pytorch-reader`, which
-//! knows its tensors, and by this crate's walker, which knows the order of dicts and the attributes
-//! of objects; and [`Value`], a place in it that knows its name, so that whatever is wrong is said
-//! of that name. Where the two readers do not agree on a tensor, the file is refused.
+//! Main types: [`Contents`], an open file, and [`Value`], a value in it with
+//! its dotted name for error messages. The pickle is read twice: by
+//! `pytorch-reader`, which lists the tensors, and by this crate's walker, which
+//! knows the order of dicts and the attributes of objects. If the two readers
+//! disagree about a tensor, the file is rejected.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -20,12 +21,13 @@ use crate::{DeepSpeedError, Tensor};
 pub(crate) struct Contents {
     archive: Arc<Archive>,
     pickle: Pickle,
-    /// By dotted name, what `pytorch-reader` says of each tensor; `None` where one is beyond its limit.
+    /// The type and shape of each tensor according to `pytorch-reader`, by
+    /// dotted name; `None` if a tensor exceeds its size limit.
     listed: Option<HashMap<String, (DType, Vec<usize>)>>,
 }
 
 impl Contents {
-    /// Opens a file and reads its pickle, and no tensor.
+    /// Opens a file and reads its pickle, but no tensors.
     pub(crate) fn open(path: &Path) -> Result<Self, DeepSpeedError> {
         let archive = Arc::new(Archive::open(path)?);
         let pickle = Pickle::parse(&archive.pickle()?)
@@ -46,17 +48,18 @@ impl Contents {
         Ok(Self { archive, pickle, listed })
     }
 
+    /// Returns the path of the file.
     pub(crate) fn path(&self) -> &Path {
         self.archive.path()
     }
 
-    /// The dict that everything is in.
+    /// Returns the root of the pickle, a dict.
     pub(crate) fn root(&self) -> Value<'_> {
         Value { contents: self, id: self.pickle.root(), name: String::new() }
     }
 }
 
-/// Types and shapes of a file's tensors, by dotted name.
+/// Returns the types and shapes of a file's tensors, by dotted name.
 fn list(path: &Path) -> Result<HashMap<String, (DType, Vec<usize>)>, DeepSpeedError> {
     let reader = PytorchReader::new(path)
         .map_err(|error| DeepSpeedError::damaged(path, error.to_string()))?;
@@ -73,16 +76,18 @@ pub(crate) struct Value<'a> {
 }
 
 impl<'a> Value<'a> {
+    /// Returns the node of the value.
     fn node(&self) -> &'a Node {
         self.contents.pickle.node(self.id)
     }
 
+    /// Returns a child with its dotted name.
     fn below(&self, id: NodeId, key: &str) -> Self {
         let dot = if self.name.is_empty() { "" } else { "." };
         Self { contents: self.contents, id, name: format!("{}{dot}{key}", self.name) }
     }
 
-    /// That this value is not what it has to be.
+    /// Returns the error that this value violates `rule`.
     pub(crate) fn refuse(&self, rule: impl Into<String>) -> DeepSpeedError {
         let found = match self.node() {
             Node::None => "None".to_owned(),
@@ -104,6 +109,7 @@ impl<'a> Value<'a> {
         }
     }
 
+    /// Returns the entries of a dict or the attributes of an object.
     fn pairs(&self) -> Option<&'a [(NodeId, NodeId)]> {
         match self.node() {
             Node::Dict(pairs) => Some(pairs),
@@ -115,10 +121,11 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The entry of a dict (a number as digits) or attribute of an object; `None` where there is none or it is `None`.
+    /// Returns an entry of a dict (integer keys as digits) or an attribute of
+    /// an object; `None` if it does not exist or is `None`.
     pub(crate) fn get(&self, key: &str) -> Option<Self> {
         let number = key.parse().ok();
-        // As in Python, of equal keys the last one is in force.
+        // As in Python, the last of several equal keys is valid.
         let mut pairs = self.pairs()?.iter().rev();
         let (_, id) = pairs.find(|(found, _)| match self.contents.pickle.node(*found) {
             Node::Text(text) => text == key,
@@ -129,20 +136,22 @@ impl<'a> Value<'a> {
         (!value.is_none()).then_some(value)
     }
 
-    /// The entry of a dict or attribute of an object that has to be there.
+    /// Returns an entry or attribute that must exist.
     pub(crate) fn need(&self, key: &str) -> Result<Self, DeepSpeedError> {
         self.get(key).ok_or_else(|| self.refuse(format!("a dict or object with `{key}`")))
     }
 
+    /// Returns true for Python's `None`.
     pub(crate) fn is_none(&self) -> bool {
         matches!(self.node(), Node::None)
     }
 
+    /// Returns true for a tensor.
     pub(crate) fn is_tensor(&self) -> bool {
         matches!(self.node(), Node::Tensor(_))
     }
 
-    /// The entries of a dict in their order; keys that are numbers as digits.
+    /// Returns the entries of a dict in order, with integer keys as digits.
     pub(crate) fn entries(&self) -> Result<Vec<(String, Self)>, DeepSpeedError> {
         let Node::Dict(pairs) = self.node() else { return Err(self.refuse("a dict")) };
         let entries = pairs.iter().map(|(key, id)| {
@@ -162,16 +171,18 @@ impl<'a> Value<'a> {
         Ok(entries)
     }
 
+    /// Returns the elements of a list.
     pub(crate) fn list(&self) -> Result<Vec<Self>, DeepSpeedError> {
         let Node::List(list) = self.node() else { return Err(self.refuse("a list")) };
         Ok(list.iter().enumerate().map(|(at, id)| self.below(*id, &at.to_string())).collect())
     }
 
+    /// Returns true for a list, tuple, set or size.
     pub(crate) fn is_list(&self) -> bool {
         matches!(self.node(), Node::List(_))
     }
 
-    /// A number, or the number that an enumeration's member stands for.
+    /// Returns an integer, or the integer value of an enum member.
     pub(crate) fn int(&self) -> Result<i64, DeepSpeedError> {
         let inner = match self.node() {
             Node::Object { arguments, .. } => match self.contents.pickle.node(*arguments) {
@@ -186,14 +197,17 @@ impl<'a> Value<'a> {
         }
     }
 
+    /// Returns an integer that is not negative.
     pub(crate) fn count(&self) -> Result<u64, DeepSpeedError> {
         u64::try_from(self.int()?).map_err(|_| self.refuse("zero or more"))
     }
 
+    /// Returns an integer that is not negative as a size.
     pub(crate) fn size(&self) -> Result<usize, DeepSpeedError> {
         usize::try_from(self.int()?).map_err(|_| self.refuse("zero or more"))
     }
 
+    /// Returns a number as a float.
     pub(crate) fn float(&self) -> Result<f64, DeepSpeedError> {
         match self.node() {
             Node::Float(value) => Ok(*value),
@@ -202,6 +216,7 @@ impl<'a> Value<'a> {
         }
     }
 
+    /// Returns a bool.
     pub(crate) fn bool(&self) -> Result<bool, DeepSpeedError> {
         match self.node() {
             Node::Bool(value) => Ok(*value),
@@ -209,20 +224,23 @@ impl<'a> Value<'a> {
         }
     }
 
+    /// Returns a string.
     pub(crate) fn text(&self) -> Result<&'a str, DeepSpeedError> {
         self.contents.pickle.text(self.id).ok_or_else(|| self.refuse("a text"))
     }
 
-    /// A size whose product is a number of elements.
+    /// Returns a shape whose number of elements is in range.
     pub(crate) fn shape(&self) -> Result<Vec<usize>, DeepSpeedError> {
         let shape: Vec<_> = self.list()?.iter().map(Self::size).collect::<Result<_, _>>()?;
         let numel = shape.iter().try_fold(1_usize, |all, dim| all.checked_mul(*dim));
-        // Sums over all parameters that a pickle has room for stay numbers then.
+        // With this limit, sums over all parameters of a pickle cannot
+        // overflow.
         let fits = numel.is_some_and(|numel| numel < 1 << 40);
         if fits { Ok(shape) } else { Err(self.refuse("a size below 2^40 elements")) }
     }
 
-    /// A dense tensor of one of the types of parameters, on which both readers agree.
+    /// Returns a dense tensor with an element type of parameters, on which both
+    /// readers agree.
     pub(crate) fn tensor(&self) -> Result<Arc<Tensor>, DeepSpeedError> {
         let Node::Tensor(node) = self.node() else { return Err(self.refuse("a tensor")) };
         let Node::Storage { key, element, .. } = self.contents.pickle.node(node.storage) else {

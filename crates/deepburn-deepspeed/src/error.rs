@@ -1,40 +1,41 @@
-//! Why a checkpoint of DeepSpeed was not opened or read.
+//! Errors of opening and reading DeepSpeed checkpoints.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Any failure of this crate. Every message names the file, the value, the rule and what to do.
+/// A failure of this crate. Every message names the file, the value, the rule
+/// and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum DeepSpeedError {
-    /// The system refused something.
+    /// The operating system returned an error.
     #[error("{}: cannot {action}: {source}", .path.display())]
     Io {
-        /// What was tried, as a verb.
+        /// The failed action, as a verb.
         action: &'static str,
-        /// File or folder.
+        /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// There is no checkpoint, or a file of it is not there.
+    /// There is no checkpoint, or one of its files is missing.
     #[error("{}: {reason}", .path.display())]
     Missing {
-        /// Where it was looked for.
+        /// The folder or file.
         path: PathBuf,
-        /// What is missing, and what to do.
+        /// What is missing, and the remedy.
         reason: String,
     },
-    /// A file is not what was written.
+    /// The content of a file differs from what was written.
     #[error(
         "{}: damaged: {reason}; copy the file anew, or use an older checkpoint", .path.display()
     )]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// How that shows.
+        /// The difference.
         reason: String,
     },
-    /// A file is sound, but a value in it is not what DeepSpeed writes there.
+    /// A file is intact, but has a value that DeepSpeed does not write there.
     #[error(
         "{}: {value} is {found}, and it has to be {rule}: this is no file of DeepSpeed, or of a \
          version whose layout differs; load it there and save it with version 0.19", .path.display()
@@ -42,14 +43,14 @@ pub enum DeepSpeedError {
     Layout {
         /// The file.
         path: PathBuf,
-        /// Which value.
+        /// The name of the value.
         value: String,
-        /// What it is.
+        /// The value that was found.
         found: String,
-        /// What it has to be.
+        /// The value that is required.
         rule: String,
     },
-    /// A file is sound, but of another save than its neighbours.
+    /// A file is intact, but belongs to a different save than the others.
     #[error(
         "{}: {reason}: files of different saves were mixed; copy checkpoints as whole folders",
         .path.display()
@@ -57,25 +58,25 @@ pub enum DeepSpeedError {
     Mixed {
         /// The file.
         path: PathBuf,
-        /// How that shows.
+        /// The difference.
         reason: String,
     },
-    /// A checkpoint of a kind that is not read here.
+    /// This kind of checkpoint is not supported.
     #[error("{}: {found}, which is not read here; {remedy}", .path.display())]
     Unsupported {
-        /// File or folder that shows it.
+        /// The file or folder.
         path: PathBuf,
-        /// What it is.
+        /// The kind of checkpoint.
         found: String,
-        /// What to do instead.
+        /// The remedy.
         remedy: &'static str,
     },
-    /// The checkpoint is sound, but has not what is asked for.
+    /// The checkpoint is intact, but does not contain the requested data.
     #[error("{}: {reason}", .path.display())]
     NotInside {
         /// The checkpoint.
         path: PathBuf,
-        /// What was asked for and what there is.
+        /// The requested data and what is available.
         reason: String,
     },
 }

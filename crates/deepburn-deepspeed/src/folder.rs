@@ -1,8 +1,9 @@
-//! Finding the files of a checkpoint.
+//! Finds the files of a checkpoint.
 //!
-//! Main type: [`Folder`], a tag's folder with its files by rank. Files of pipeline or tensor
-//! parallelism, of experts, of universal checkpoints and of optimizers on NVMe are refused by their
-//! names, and so are gaps in the ranks.
+//! Main type: [`Folder`], the folder of a tag with its files by rank. Files of
+//! pipeline or tensor parallelism, experts, universal checkpoints and
+//! optimizers on NVMe are recognised by their names and rejected. A missing
+//! rank is an error.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,24 +11,25 @@ use std::path::{Path, PathBuf};
 
 use crate::DeepSpeedError;
 
-/// Names the newest tag.
+/// The file that names the newest tag.
 const LATEST: &str = "latest";
 const MODEL: &str = "_model_states.pt";
 const OPTIM: &str = "_optim_states.pt";
-/// Rank 0 of the tensor-parallel dimension, the only one that there may be.
+/// Rank 0 of the tensor-parallel dimension, the only supported one.
 const MP_RANK: &str = "mp_rank_00";
 
-/// The files of one tag.
+/// The files of a tag.
 #[derive(Debug)]
 pub(crate) struct Folder {
     pub(crate) path: PathBuf,
-    /// One of the whole model (stages 0 to 2), or one of every rank (stage 3).
+    /// One file with the whole model (stages 0 to 2), or one file per rank
+    /// (stage 3).
     pub(crate) model: ModelFiles,
-    /// By rank; none at stage 0.
+    /// The optimizer files by rank; empty at stage 0.
     pub(crate) optim: Vec<PathBuf>,
 }
 
-/// Files `*_model_states.pt`.
+/// The files `*_model_states.pt`.
 #[derive(Debug)]
 pub(crate) enum ModelFiles {
     Whole(PathBuf),
@@ -35,7 +37,8 @@ pub(crate) enum ModelFiles {
 }
 
 impl Folder {
-    /// The tag `tag` in `path`; without one, what `latest` names, or `path` itself.
+    /// Finds the tag `tag` in `path`. Without a tag, finds the one that
+    /// `latest` names, or `path` itself.
     pub(crate) fn find(path: &Path, tag: Option<&str>) -> Result<Self, DeepSpeedError> {
         let path = match tag {
             Some(tag) => tagged(path, tag)?,
@@ -63,16 +66,18 @@ impl Folder {
         Ok(Self { path, model, optim })
     }
 
-    /// Whether there is a checkpoint in `path`, or `path` is one.
+    /// Returns true if `path` contains or is a checkpoint.
     pub(crate) fn is_one(path: &Path) -> bool {
         has_files(path) || latest(path).is_ok_and(|tag| has_files(&path.join(tag)))
     }
 }
 
+/// Returns true if the folder has model files.
 fn has_files(path: &Path) -> bool {
     names(path).is_ok_and(|names| names.iter().any(|name| name.ends_with(MODEL)))
 }
 
+/// Returns the folder of a tag, or an error that lists the available ones.
 fn tagged(path: &Path, tag: &str) -> Result<PathBuf, DeepSpeedError> {
     let folder = path.join(tag);
     let is_name = folder.file_name().is_some_and(|name| name == tag);
@@ -86,6 +91,7 @@ fn tagged(path: &Path, tag: &str) -> Result<PathBuf, DeepSpeedError> {
     Err(DeepSpeedError::missing(path, reason))
 }
 
+/// Returns the tag in the file `latest`.
 fn latest(path: &Path) -> Result<String, DeepSpeedError> {
     let file = path.join(LATEST);
     let reason = "it is missing, and so no tag is the newest; name the tag, or its folder";
@@ -99,6 +105,7 @@ fn latest(path: &Path) -> Result<String, DeepSpeedError> {
     text.ok_or_else(|| DeepSpeedError::damaged(&file, "it names no tag"))
 }
 
+/// Returns the file names in a folder.
 fn names(path: &Path) -> Result<Vec<String>, DeepSpeedError> {
     let io = || DeepSpeedError::io("list it", path);
     let mut names = vec![];
@@ -109,6 +116,7 @@ fn names(path: &Path) -> Result<Vec<String>, DeepSpeedError> {
     Ok(names)
 }
 
+/// Returns an error for files of unsupported kinds.
 fn refuse_foreign(path: &Path, names: &[String]) -> Result<(), DeepSpeedError> {
     let refuse = |name: &str, found: &str, remedy| {
         Err(DeepSpeedError::unsupported(&path.join(name), found, remedy))
@@ -138,7 +146,8 @@ fn refuse_foreign(path: &Path, names: &[String]) -> Result<(), DeepSpeedError> {
     Ok(())
 }
 
-/// The files of every rank that end in `suffix`, without a gap.
+/// Returns the files with the ending `suffix` in rank order. A missing rank is
+/// an error.
 fn ranks(path: &Path, names: &[String], suffix: &str) -> Result<Vec<PathBuf>, DeepSpeedError> {
     let (mut found, mut bf16) = (BTreeMap::new(), None);
     let suffix = format!("_{MP_RANK}{suffix}");

@@ -1,4 +1,5 @@
-//! Reader of DeepSpeed's checkpoints: ZeRO stages 0 to 3, any number of ranks, f32, bf16 and f16.
+//! Reads DeepSpeed checkpoints: ZeRO stages 0 to 3, any number of ranks, f32,
+//! bf16 and f16.
 //!
 //! ```text
 //! ROOT/latest                                        the newest tag
@@ -16,11 +17,12 @@
 //! stage 3     | wte 1/3 | wpe 1/3 | ln_1 1/3 | c_attn 1/3 |    rank 0: a third of each parameter
 //! ```
 //!
-//! [`DeepSpeedCheckpoint`] gives any range of any [`Parameter`] and of the optimizer's arrays,
-//! wherever the ranks that wrote it cut them. It is opened with two readers of pickles: the library
-//! `pytorch-reader` lists the tensors, and a walker of opcodes tells what that does not: the order
-//! of parameters in flat groups, and attributes of objects. Both have to agree; of a file with a
-//! tensor beyond the library's limit of 10 GiB the walker alone is asked.
+//! [`DeepSpeedCheckpoint`] reads any range of any [`Parameter`] and of the
+//! optimizer's arrays, regardless of how the ranks that wrote it were
+//! partitioned. Pickles are read twice: the library `pytorch-reader` lists the
+//! tensors, and a walker of opcodes adds the order of parameters in flat groups
+//! and the attributes of objects. Both must agree. If a tensor exceeds the
+//! library's limit of 10 GiB, only the walker is used.
 //!
 //! ```
 //! use std::path::Path;
@@ -38,11 +40,13 @@
 //! # Ok::<(), deepburn_deepspeed::DeepSpeedError>(())
 //! ```
 //!
-//! Nothing is read before its checksum holds, and masters have to round to the weights of the model
-//! where a checkpoint has both. Pickles are walked, never executed. What is not read, and refused by
-//! name: model parallelism, experts, universal checkpoints, optimizers on NVMe, partitions of ZeRO++
-//! and MiCS, and checkpoints without their frozen parameters. Not in any checkpoint of DeepSpeed:
-//! random streams, the place in the data, and gradients that were being accumulated.
+//! Data is verified against its checksum before it is used. If a checkpoint has
+//! both masters and weights, the masters must round to the weights. Pickles are
+//! parsed, never executed. Unsupported and rejected by name: model parallelism,
+//! experts, universal checkpoints, optimizers on NVMe, partitions of ZeRO++ and
+//! MiCS, and checkpoints without their frozen parameters. DeepSpeed checkpoints
+//! never contain random streams, the position of the data loader, or gradients
+//! of an accumulation in progress.
 
 mod archive;
 mod checkpoint;

@@ -1,7 +1,9 @@
-//! A file `*_model_states.pt`: the model, how far training was, and what the flat groups consist of.
+//! A file `*_model_states.pt`: the model, the training progress, and the
+//! contents of the flat groups.
 //!
-//! Main type: [`ModelStates`]. Files of model parallelism, of experts, of hierarchical partitioning
-//! and files that were saved without their frozen parameters are refused.
+//! Main type: [`ModelStates`]. Files of model parallelism, experts or
+//! hierarchical partitioning, and files that were saved without their frozen
+//! parameters, are rejected.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -10,23 +12,23 @@ use std::sync::Arc;
 use crate::contents::{Contents, Value};
 use crate::{DeepSpeedError, Tensor};
 
-/// A parameter's name and shape.
+/// The name and shape of a parameter.
 pub(crate) type Named = (String, Vec<usize>);
 
-/// What one file says.
+/// The content of a file.
 #[derive(Debug)]
 pub(crate) struct ModelStates {
     pub(crate) contents: Contents,
     pub(crate) summary: Summary,
-    /// Parameters of each flat group in its order; `None` at stage 0.
+    /// The parameters of each flat group in order; `None` at stage 0.
     pub(crate) groups: Option<Vec<Vec<Named>>>,
-    /// Frozen parameters; `None` where the file does not list them apart.
+    /// The frozen parameters; `None` if the file does not list them separately.
     pub(crate) frozen: Option<Vec<Named>>,
-    /// Tied names and the parameters that they are further names of; `None` at stage 0.
+    /// Tied names with the parameters that they refer to; `None` at stage 0.
     pub(crate) tied: Option<Vec<(String, String)>>,
 }
 
-/// What the files of all ranks have to say alike.
+/// The values on which the files of all ranks must agree.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Summary {
     pub(crate) version: String,
@@ -38,7 +40,7 @@ pub(crate) struct Summary {
 }
 
 impl ModelStates {
-    /// Opens a file and reads everything but tensors.
+    /// Opens a file and reads everything except tensors.
     pub(crate) fn open(path: &Path) -> Result<Self, DeepSpeedError> {
         let contents = Contents::open(path)?;
         let root = contents.root();
@@ -54,17 +56,18 @@ impl ModelStates {
         Ok(Self { contents, summary, groups, frozen, tied })
     }
 
+    /// Returns the path of the file.
     pub(crate) fn path(&self) -> &Path {
         self.contents.path()
     }
 
-    /// The tensor of a name in the model, where it has one.
+    /// Returns the tensor with this name in the model; `None` if there is none.
     pub(crate) fn in_module(&self, name: &str) -> Result<Option<Arc<Tensor>>, DeepSpeedError> {
         let module = self.contents.root().need("module")?;
         module.get(name).map(|value| value.tensor()).transpose()
     }
 
-    /// All tensors of the model but its buffers, in its order.
+    /// Returns all tensors of the model except buffers, in order.
     pub(crate) fn module(&self) -> Result<Vec<(String, Arc<Tensor>)>, DeepSpeedError> {
         let root = self.contents.root();
         let buffers = root.need("buffer_names")?.list()?;
@@ -74,8 +77,9 @@ impl ModelStates {
         parameters.map(|(name, value)| Ok((name, value.tensor()?))).collect()
     }
 
-    /// The buffers of the model that are contiguous floats, in its order. Others, such as the integer
-    /// `num_batches_tracked` of a batch norm, are left out.
+    /// Returns the buffers of the model that are contiguous floats, in order.
+    /// Others, such as the integer `num_batches_tracked` of a batch norm, are
+    /// omitted.
     pub(crate) fn buffers(&self) -> Result<Vec<(String, Arc<Tensor>)>, DeepSpeedError> {
         let root = self.contents.root();
         let Some(names) = root.get("buffer_names") else { return Ok(Vec::new()) };
@@ -86,7 +90,7 @@ impl ModelStates {
         Ok(buffers.filter_map(|(name, value)| Some((name, value.tensor().ok()?))).collect())
     }
 
-    /// A frozen parameter, or this rank's part of it.
+    /// Returns a frozen parameter, or this rank's part of it.
     pub(crate) fn fragment(&self, name: &str) -> Result<Arc<Tensor>, DeepSpeedError> {
         self.contents.root().need("frozen_param_fragments")?.need(name)?.tensor()
     }
@@ -116,7 +120,8 @@ impl Summary {
     }
 }
 
-/// DeepSpeed's schedules are at the last step's number, counted from 0; PyTorch's are at the next.
+/// Returns the position of a schedule. DeepSpeed's schedules store the index of
+/// the last step, from 0; PyTorch's store the next one.
 fn schedule(state: &Value<'_>) -> Result<i64, DeepSpeedError> {
     if let Some(last) = state.get("last_batch_iteration") {
         return last.int();
@@ -127,16 +132,19 @@ fn schedule(state: &Value<'_>) -> Result<i64, DeepSpeedError> {
     }
 }
 
+/// Returns the parameters of all flat groups.
 fn named_groups(groups: &Value<'_>) -> Result<Vec<Vec<Named>>, DeepSpeedError> {
     let groups: Vec<_> = groups.list()?.iter().map(named).collect::<Result<_, _>>()?;
     Ok(groups)
 }
 
+/// Returns names and shapes from a dict.
 fn named(shapes: &Value<'_>) -> Result<Vec<Named>, DeepSpeedError> {
     let shapes = shapes.entries()?.into_iter();
     shapes.map(|(name, shape)| Ok((name, shape.shape()?))).collect()
 }
 
+/// Returns an error for unsupported kinds of checkpoints.
 fn refuse_foreign(path: &Path, root: &Value<'_>) -> Result<(), DeepSpeedError> {
     let refuse = |found: String, remedy| Err(DeepSpeedError::unsupported(path, found, remedy));
     let parallel = "save it without tensor and pipeline parallelism";

@@ -1,8 +1,10 @@
-//! A file `*_optim_states.pt`: what one rank has of the flat groups of stages 1 to 3.
+//! A file `*_optim_states.pt`: one rank's part of the flat groups of stages 1
+//! to 3.
 //!
-//! Main types: [`OptimStates`], the file of one rank, and [`OptimizerState`], the arrays that belong
-//! to one tensor of an optimizer. A group is a flat tensor of masters, with an array of the same
-//! length for each of the optimizer's moments.
+//! Main types: [`OptimStates`], the file of one rank, and [`OptimizerState`],
+//! the arrays of one tensor of an optimizer. A group is a flat tensor of
+//! masters, with an array of the same length for each of the optimizer's
+//! moments.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,22 +16,24 @@ use crate::{DeepSpeedError, LossScale, Tensor};
 #[derive(Debug)]
 pub(crate) struct OptimStates {
     pub(crate) contents: Contents,
-    /// `None` where the file does not say: stage 1 of bf16 with f32 gradients.
+    /// The ZeRO stage; `None` if the file does not contain it (stage 1 of bf16
+    /// with f32 gradients).
     pub(crate) stage: Option<u8>,
     pub(crate) groups: Vec<RankGroup>,
     pub(crate) loss_scale: Option<LossScale>,
-    /// Updates counted beside the groups, where they do not count themselves.
+    /// The step count outside the groups, for optimizers whose groups have
+    /// none.
     steps: Option<u64>,
 }
 
-/// What a rank has of a flat group.
+/// One rank's part of a flat group.
 #[derive(Debug)]
 pub(crate) struct RankGroup {
     pub(crate) weights: Arc<Tensor>,
     pub(crate) state: OptimizerState,
 }
 
-/// Arrays by name, and the updates that were counted with them.
+/// The arrays of a tensor by name, and their step count.
 #[derive(Debug, Default)]
 pub(crate) struct OptimizerState {
     pub(crate) moments: Vec<(String, Arc<Tensor>)>,
@@ -37,7 +41,7 @@ pub(crate) struct OptimizerState {
 }
 
 impl OptimStates {
-    /// Opens a file and reads everything but tensors.
+    /// Opens a file and reads everything except tensors.
     pub(crate) fn open(path: &Path) -> Result<Self, DeepSpeedError> {
         let contents = Contents::open(path)?;
         let root = contents.root().need("optimizer_state_dict")?;
@@ -69,21 +73,22 @@ impl OptimStates {
         Ok(Self { contents, stage, groups, loss_scale, steps })
     }
 
+    /// Returns the path of the file.
     pub(crate) fn path(&self) -> &Path {
         self.contents.path()
     }
 
-    /// The dict that everything is in.
+    /// Returns the root dict of the optimizer.
     pub(crate) fn root(&self) -> Result<Value<'_>, DeepSpeedError> {
         self.contents.root().need("optimizer_state_dict")
     }
 
-    /// The names of the optimizer's arrays, by group.
+    /// Returns the names of the optimizer's arrays, by group.
     fn names(&self) -> Vec<Vec<&str>> {
         self.groups.iter().map(|group| group.state.names()).collect()
     }
 
-    /// Updates that the optimizer counted.
+    /// Returns the optimizer's step count.
     pub(crate) fn steps(&self) -> Option<u64> {
         let steps = self.groups.iter().filter_map(|group| group.state.steps);
         steps.max().or(self.steps)
@@ -116,8 +121,8 @@ impl OptimStates {
     }
 }
 
-/// Arrays of 1-bit optimizers that DeepSpeed saves of rank 0 alone, for some parameters, and resets at every load. They
-/// are not read.
+/// Arrays of 1-bit optimizers that are not read. DeepSpeed saves them only for
+/// rank 0 and for some parameters, and resets them at every load.
 const COMPRESSION_ERRORS: [&str; 2] = ["worker_error", "server_error"];
 
 impl OptimizerState {
@@ -134,12 +139,14 @@ impl OptimizerState {
         Ok(read)
     }
 
+    /// Returns the names of the arrays.
     pub(crate) fn names(&self) -> Vec<&str> {
         self.moments.iter().map(|(name, _)| name.as_str()).collect()
     }
 }
 
-/// The states of an optimizer that has one flat tensor a group; of a list, or of a dict by number.
+/// Returns the states of an optimizer with one flat tensor per group, from a
+/// list or from a dict by number.
 fn group_states(base: &Value<'_>, groups: usize) -> Result<Vec<OptimizerState>, DeepSpeedError> {
     let states = if base.is_list() {
         let list = base.list()?;
@@ -163,7 +170,7 @@ fn group_states(base: &Value<'_>, groups: usize) -> Result<Vec<OptimizerState>, 
     states.collect()
 }
 
-/// The numbers of an optimizer's tensors, by group.
+/// Returns the numbers of an optimizer's tensors, by group.
 pub(crate) fn group_numbers(base: &Value<'_>) -> Result<Vec<Vec<usize>>, DeepSpeedError> {
     let groups = base.need("param_groups")?.list()?;
     let numbers = groups.iter().map(|group| {
@@ -173,7 +180,7 @@ pub(crate) fn group_numbers(base: &Value<'_>) -> Result<Vec<Vec<usize>>, DeepSpe
     numbers.collect()
 }
 
-/// Updates as some optimizers count them: in their groups.
+/// Returns the step count of optimizers that store it in their groups.
 pub(crate) fn counted_in_groups(base: &Value<'_>) -> Result<Option<u64>, DeepSpeedError> {
     let Some(groups) = base.get("param_groups") else { return Ok(None) };
     let steps = groups.list()?.into_iter().filter_map(|group| group.get("step"));
@@ -181,7 +188,7 @@ pub(crate) fn counted_in_groups(base: &Value<'_>) -> Result<Option<u64>, DeepSpe
     Ok(steps.into_iter().max())
 }
 
-/// A number of updates: an integer, or a tensor of one element.
+/// Returns a step count: an integer, or a tensor with one element.
 fn count(value: &Value<'_>) -> Result<u64, DeepSpeedError> {
     if !value.is_tensor() {
         return value.count();
@@ -192,7 +199,8 @@ fn count(value: &Value<'_>) -> Result<u64, DeepSpeedError> {
         tensor.read(0..1, &mut read)?;
     }
     match read[..] {
-        // Beyond 2^24 f32 does not hold every integer, and PyTorch's counter stops there.
+        // Beyond 2^24 not every integer is an f32, and PyTorch's counter stops
+        // there.
         [steps] if steps.fract() == 0.0 && (0.0..=16_777_216.0).contains(&steps) => {
             Ok(steps as u64)
         }
@@ -200,7 +208,7 @@ fn count(value: &Value<'_>) -> Result<u64, DeepSpeedError> {
     }
 }
 
-/// The state of an object `DynamicLossScaler`; a static one has none.
+/// Returns the state of a `DynamicLossScaler`; `None` for a static scale.
 fn loss_scale(scaler: &Value<'_>) -> Result<Option<LossScale>, DeepSpeedError> {
     if !scaler.need("dynamic")?.bool()? {
         return Ok(None);
@@ -213,6 +221,7 @@ fn loss_scale(scaler: &Value<'_>) -> Result<Option<LossScale>, DeepSpeedError> {
     }))
 }
 
+/// Formats an optional value for an error message.
 fn told<T: ToString>(value: Option<T>) -> String {
     value.map_or("missing".to_owned(), |value| value.to_string())
 }

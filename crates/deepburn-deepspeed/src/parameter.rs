@@ -1,61 +1,65 @@
-//! What a checkpoint says of itself: parameters, counters, loss scale.
+//! The metadata of a checkpoint: parameters, counters, loss scale.
 //!
-//! Main types: [`Parameter`], [`Counters`], [`LossScale`] and [`Array`], all plain values.
+//! Main types: [`Parameter`], [`Counters`], [`LossScale`] and [`Array`], all
+//! plain values.
 
-/// A parameter of the model that was trained.
+/// A parameter of the saved model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parameter {
     /// Its name in PyTorch, such as `transformer.wte.weight`.
     pub name: String,
     /// Its shape in PyTorch, outermost dimension first.
     pub shape: Vec<usize>,
-    /// Further names of the very same parameter (tied weights).
+    /// Additional names of the same parameter (tied weights).
     pub aliases: Vec<String>,
-    /// Whether the optimizer updates it. Only of such a parameter there are arrays.
+    /// Whether the optimizer updates it. Only trainable parameters have arrays.
     pub trainable: bool,
 }
 
 impl Parameter {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn numel(&self) -> usize {
         self.shape.iter().product()
     }
 }
 
-/// How far training was.
+/// The training progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Counters {
-    /// Steps, those that an overflow skipped included.
+    /// The number of steps, including steps that an overflow skipped.
     pub global_steps: u64,
-    /// Steps that an overflow skipped.
+    /// The number of steps that an overflow skipped.
     pub skipped_steps: u64,
-    /// Samples that were trained on, over all ranks.
+    /// The number of training samples over all ranks.
     pub global_samples: u64,
-    /// Updates that the optimizer counts, which its bias correction depends on. Where it counts
-    /// none (SGD), the steps that were not skipped. In 16 bits at stage 0 it is one more than those:
-    /// DeepSpeed makes its state by a step with gradients of zero.
+    /// The optimizer's step count, which bias correction depends on. If the
+    /// optimizer counts no steps (SGD), the steps that were not skipped. In 16
+    /// bits at stage 0 it is larger by one, because DeepSpeed initialises the
+    /// state with a step on zero gradients.
     pub optimizer_steps: u64,
 }
 
-/// State of a dynamic loss scaler.
+/// The state of a dynamic loss scaler.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LossScale {
     /// The factor of the next loss.
     pub scale: f64,
-    /// Overflows that it takes until the scale falls. Stage 0 has no such delay: 1.
+    /// The number of overflows until the scale is reduced. At stage 0 it is
+    /// always 1.
     pub hysteresis: u64,
-    /// Iteration of the last overflow, counted from 0; -1 before any.
+    /// The iteration of the last overflow, from 0; -1 if there was none.
     pub last_overflow: i64,
-    /// Iterations so far.
+    /// The number of iterations so far.
     pub iteration: u64,
 }
 
-/// One of the arrays that belong to a parameter.
+/// An array that belongs to a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Array<'a> {
-    /// Its values: the fp32 masters where there are some, else what the model has.
+    /// The values: the fp32 masters if there are any, or else the model's
+    /// weights.
     Weights,
-    /// An array of the optimizer, by DeepSpeed's name: one of
+    /// An array of the optimizer by DeepSpeed's name: one of
     /// [`DeepSpeedCheckpoint::moments`](crate::DeepSpeedCheckpoint::moments).
     Moment(&'a str),
 }

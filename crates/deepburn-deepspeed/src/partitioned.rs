@@ -5,11 +5,13 @@
 //! rank:    |       0           |         1         |         2         |
 //! ```
 //!
-//! Every rank has as many elements of a group, of which padding is left out in the masters and kept
-//! in the optimizer's arrays; behind a parameter there may be padding, too. The model's file has all
-//! weights in the working type, which proves the order and that all files are of one save. What files
-//! say of slices of parameters (`param_slice_mappings`) is not used: it is wrong where DeepSpeed
-//! ordered a group by `round_robin_gradients`, which `param_shapes` tells.
+//! All ranks have the same number of elements of a group. The last part is
+//! padding, which is omitted in the masters and included in the optimizer's
+//! arrays. There may also be padding after each parameter. The model's file has
+//! all weights in the working type, which proves the order and that all files
+//! are from one save. The positions in `param_slice_mappings` are not used:
+//! they are wrong if DeepSpeed ordered a group by `round_robin_gradients`,
+//! which `param_shapes` reflects.
 
 use crate::DeepSpeedError;
 use crate::contents::Value;
@@ -18,13 +20,13 @@ use crate::optim_states::{OptimStates, RankGroup};
 use crate::stored::{State, Stored};
 use crate::tensor::{Joined, Pieces};
 
-/// Where the parameters of a group begin, and where the last one ends.
+/// The offsets of a group's parameters, and the end of the last one.
 struct Offsets {
     starts: Vec<usize>,
     end: usize,
 }
 
-/// Puts the parameters of a checkpoint together.
+/// Assembles the parameters of a checkpoint.
 pub(crate) fn assemble(
     model: &ModelStates,
     ranks: &[OptimStates],
@@ -53,7 +55,8 @@ pub(crate) fn assemble(
     Ok(State { stage, stored, moments, steps: first.steps(), loss_scale: first.loss_scale })
 }
 
-/// The names of the optimizer's arrays, which all groups have to have alike.
+/// Returns the names of the optimizer's arrays, which must be the same for all
+/// groups.
 pub(crate) fn moment_names(rank: &OptimStates) -> Result<Vec<String>, DeepSpeedError> {
     let names = rank.groups.first().map(|group| group.state.names()).unwrap_or_default();
     if rank.groups.iter().any(|group| group.state.names() != names) {
@@ -62,6 +65,7 @@ pub(crate) fn moment_names(rank: &OptimStates) -> Result<Vec<String>, DeepSpeedE
     Ok(names.into_iter().map(str::to_owned).collect())
 }
 
+/// Assembles the parameters of one group.
 fn of_group(
     model: &ModelStates,
     ranks: &[OptimStates],
@@ -94,8 +98,8 @@ fn of_group(
     stored.collect()
 }
 
-/// The partitions of a group of `end` elements, one behind the other: the masters, and every array of
-/// the optimizer.
+/// Concatenates the ranks' parts of a group of `end` elements: the masters and
+/// every array of the optimizer.
 fn join(
     ranks: &[OptimStates],
     group: usize,
@@ -107,7 +111,8 @@ fn join(
     let mut partition = None;
     for rank in ranks {
         let Part { used, whole } = Part::new(rank, group)?;
-        // Ranks have equal partitions, and all before the end of the group are full.
+        // All ranks have parts of equal size, and all parts before the end of
+        // the group are full.
         let partition = *partition.get_or_insert(whole);
         let expected = partition.min(end.saturating_sub(weights.len()));
         if (whole, used) != (partition, expected) {
@@ -151,7 +156,7 @@ impl Offsets {
     }
 }
 
-/// How much of a rank's partition of a group is no padding.
+/// The used and total number of elements in a rank's part of a group.
 struct Part {
     used: usize,
     whole: usize,
@@ -167,7 +172,8 @@ impl Part {
         };
         let RankGroup { weights, state } = &rank.groups[group];
         let (found, size) = (weights.numel(), padding.size()?);
-        // Of bf16 with f32 gradients, which says no stage, the masters are padded, too.
+        // In bf16 with f32 gradients, which store no stage, the masters are
+        // padded too.
         let used = if rank.stage.is_some() { Some(found) } else { found.checked_sub(size) };
         let Some(used) = used else {
             return Err(padding.refuse(format!("at most the {found} elements of the partition")));
@@ -188,7 +194,8 @@ impl Part {
     }
 }
 
-/// Frozen parameters: at stage 2 they are listed, at stage 1 they are what else the model has.
+/// Returns the frozen parameters. At stage 2 they are listed; at stage 1 they
+/// are the remaining parameters of the model.
 fn frozen(model: &ModelStates, trained: &[Stored]) -> Result<Vec<Stored>, DeepSpeedError> {
     if let Some(frozen) = &model.frozen {
         let frozen = frozen.iter().map(|named| {

@@ -1,15 +1,18 @@
-//! A pickle as a tree of plain nodes, which keeps the order of dicts and the attributes of objects.
+//! A pickle as a tree of plain nodes, with the order of dicts and the
+//! attributes of objects.
 //!
-//! Main type: [`Pickle`]. A class is its name, an object what it was made of; of PyTorch's functions
-//! those are understood that make tensors and sizes. Nodes lie in one table and refer to each other
-//! by index, so that shared values are shared and a value that contains itself does no harm.
+//! Main type: [`Pickle`]. A class is represented by its name, and an object by
+//! its class, arguments and attributes. Only PyTorch's functions for tensors
+//! and sizes are interpreted. Nodes are in one table and refer to each other by
+//! index, so shared values are shared, and a value that contains itself is
+//! harmless.
 
 use crate::walker::Walker;
 
-/// Index of a node.
+/// The index of a node.
 pub(crate) type NodeId = u32;
 
-/// Types that PyTorch's storages may have and parameters too.
+/// The element types that both PyTorch storages and parameters support.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ElementType {
     F32,
@@ -18,6 +21,7 @@ pub(crate) enum ElementType {
 }
 
 impl ElementType {
+    /// Returns the size of an element in bytes.
     pub(crate) fn size(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -25,6 +29,8 @@ impl ElementType {
         }
     }
 
+    /// Returns the element type of a storage class; `None` for unsupported
+    /// ones.
     pub(crate) fn of_storage(class: (&str, &str)) -> Option<Self> {
         match class {
             ("torch", "FloatStorage") => Some(Self::F32),
@@ -35,12 +41,12 @@ impl ElementType {
     }
 }
 
-/// Elements of a storage that a tensor is made of.
+/// A tensor: a view of a storage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TensorNode {
-    /// A [`Node::Storage`].
+    /// The [`Node::Storage`].
     pub(crate) storage: NodeId,
-    /// Elements of it before the first one.
+    /// The offset of the first element in the storage.
     pub(crate) offset: usize,
     pub(crate) shape: Vec<usize>,
     pub(crate) contiguous: bool,
@@ -54,23 +60,24 @@ pub(crate) enum Node {
     Int(i64),
     Float(f64),
     Text(String),
-    /// Bytes, and integers beyond 64 bits: nothing that is asked for.
+    /// Bytes, and integers of more than 64 bits, which are never used.
     Opaque,
     /// A list, tuple, set or size.
     List(Vec<NodeId>),
-    /// A dict, in its order.
+    /// A dict in insertion order.
     Dict(Vec<(NodeId, NodeId)>),
     Tensor(Box<TensorNode>),
-    /// A class or function: the texts of its module and its name.
+    /// A class or function: the nodes of its module name and its name.
     Class(NodeId, NodeId),
-    /// An instance: its class, the list it was called with, and the dict of its attributes.
+    /// An instance: its class, the list of its arguments, and the dict of its
+    /// attributes.
     Object {
         class: NodeId,
         arguments: NodeId,
         attributes: Option<NodeId>,
     },
-    /// What a persistent identifier says: the text of its archive entry's name, its element type
-    /// (`None` where no parameter has it) and number.
+    /// A storage: the node of its archive entry's name, its element type
+    /// (`None` if parameters do not support it) and its number of elements.
     Storage {
         key: NodeId,
         element: Option<ElementType>,
@@ -86,21 +93,23 @@ pub(crate) struct Pickle {
 }
 
 impl Pickle {
-    /// Parses `bytes`; an error says at which byte and why.
+    /// Parses `bytes`. An error names the byte position and the reason.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, String> {
         let (nodes, root) = Walker::run(bytes)?;
         Ok(Self { nodes, root })
     }
 
+    /// Returns the root node.
     pub(crate) fn root(&self) -> NodeId {
         self.root
     }
 
+    /// Returns the node with this index.
     pub(crate) fn node(&self, id: NodeId) -> &Node {
         &self.nodes[id as usize]
     }
 
-    /// Key, element type and number of elements of every storage.
+    /// Returns key, element type and number of elements of every storage.
     pub(crate) fn storages(&self) -> impl Iterator<Item = (&str, Option<ElementType>, usize)> {
         self.nodes.iter().filter_map(|node| match node {
             Node::Storage { key, element, len } => Some((self.text(*key)?, *element, *len)),
@@ -108,7 +117,7 @@ impl Pickle {
         })
     }
 
-    /// The text of a node that is one.
+    /// Returns the string of a text node; `None` for other nodes.
     pub(crate) fn text(&self, id: NodeId) -> Option<&str> {
         match self.node(id) {
             Node::Text(text) => Some(text),

@@ -1,10 +1,12 @@
-//! Stage 0: one file with the whole model and the whole optimizer.
+//! Stage 0: one file with the complete model and optimizer.
 //!
-//! In f32 the optimizer is PyTorch's own, with arrays by the number of a parameter. In 16 bits
-//! DeepSpeed wraps it, with f32 masters by parameter (`fp32_groups`), or as one flat tensor a group
-//! where the optimizer is fused (`fp32_groups_flat`). None of them says a name: numbers follow the
-//! order of the model, group by group. Where a group is not the whole model, shapes have to tell
-//! which parameters it has, or the checkpoint is refused.
+//! In f32 the optimizer is PyTorch's own, with arrays by parameter number. In
+//! 16 bits DeepSpeed wraps it, with f32 masters by parameter (`fp32_groups`),
+//! or with one flat tensor per group if the optimizer is fused
+//! (`fp32_groups_flat`). None of these formats stores names: numbers follow the
+//! order of the model, group by group. If a group is not the complete model,
+//! the shapes must identify its parameters; otherwise the checkpoint is
+//! rejected.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,14 +18,14 @@ use crate::stored::{State, Stored};
 use crate::tensor::{Joined, Pieces};
 use crate::{DeepSpeedError, LossScale, Tensor};
 
-/// What the optimizer has of one of its tensors.
+/// The optimizer's data for one of its tensors.
 struct Item {
     group: usize,
     master: Option<Arc<Tensor>>,
     state: OptimizerState,
 }
 
-/// Puts the parameters of a checkpoint together.
+/// Assembles the parameters of a checkpoint.
 pub(crate) fn assemble(model: &ModelStates) -> Result<State, DeepSpeedError> {
     let mut stored = parameters(model)?;
     let root = model.contents.root();
@@ -50,13 +52,13 @@ pub(crate) fn assemble(model: &ModelStates) -> Result<State, DeepSpeedError> {
     Ok(State { stage: 0, stored, moments, steps, loss_scale })
 }
 
-/// The model's parameters; several names of one tensor are tied.
+/// Returns the model's parameters. Several names of one tensor are tied.
 fn parameters(model: &ModelStates) -> Result<Vec<Stored>, DeepSpeedError> {
     let mut stored = vec![];
     let mut seen = HashMap::new();
     for (name, tensor) in model.module()? {
         let place = (tensor.key.clone(), tensor.offset, tensor.shape.clone());
-        // Empty tensors are at the same place without being the same.
+        // Empty tensors have the same position without being the same.
         let first = seen.get(&place).filter(|_| tensor.numel() > 0);
         if let Some(first) = first {
             let first: &mut Stored = &mut stored[*first];
@@ -69,6 +71,7 @@ fn parameters(model: &ModelStates) -> Result<Vec<Stored>, DeepSpeedError> {
     Ok(stored)
 }
 
+/// Returns the optimizer's tensors in order.
 fn items(optimizer: &Value<'_>, base: &Value<'_>) -> Result<Vec<Item>, DeepSpeedError> {
     let masters = optimizer.get("fp32_groups").map(|groups| {
         let groups = groups.list()?;
@@ -94,11 +97,13 @@ fn items(optimizer: &Value<'_>, base: &Value<'_>) -> Result<Vec<Item>, DeepSpeed
 }
 
 impl Item {
+    /// Returns the shape of the tensor, from its master or its first array.
     fn shape(&self) -> Option<&[usize]> {
         let moment = self.state.moments.first().map(|(_, tensor)| tensor);
         self.master.as_ref().or(moment).map(|tensor| tensor.shape.as_slice())
     }
 
+    /// Returns true if all arrays have the shape of the parameter.
     fn fits(&self, stored: &Stored) -> bool {
         let moments = self.state.moments.iter().map(|(_, tensor)| tensor);
         let mut tensors = moments.chain(&self.master);
@@ -106,7 +111,7 @@ impl Item {
     }
 }
 
-/// Hands the optimizer's arrays to the parameters.
+/// Assigns the optimizer's arrays to the parameters.
 fn by_parameter(
     base: &Value<'_>,
     items: Vec<Item>,
@@ -133,8 +138,9 @@ fn by_parameter(
     Ok(())
 }
 
-/// The parameter that each item belongs to: the order of the model where there is one group, and the
-/// order among parameters of equal shape where no two groups share a shape.
+/// Returns the parameter of each item: by model order if there is one group, or
+/// by the order among parameters of equal shape if no two groups share a shape.
+/// `None` if neither is unambiguous.
 fn order(items: &[Item], stored: &[Stored]) -> Option<Vec<usize>> {
     if items.len() != stored.len() {
         return None;
@@ -157,7 +163,8 @@ fn order(items: &[Item], stored: &[Stored]) -> Option<Vec<usize>> {
     order.collect()
 }
 
-/// Cuts the flat masters and arrays of a fused optimizer, which has one group with all parameters.
+/// Divides the flat masters and arrays of a fused optimizer, whose only group
+/// has all parameters.
 fn flat(
     optimizer: &Value<'_>,
     items: &[Item],
@@ -192,7 +199,8 @@ fn flat(
     Ok(())
 }
 
-/// The scaler of a wrapped optimizer, whose state lies beside the masters. It knows no hysteresis.
+/// Returns the scaler of a wrapped optimizer, whose state is beside the
+/// masters. It has no hysteresis.
 fn loss_scale(optimizer: &Value<'_>) -> Result<Option<LossScale>, DeepSpeedError> {
     let dynamic = optimizer.get("dynamic_loss_scale").map(|it| it.bool()).transpose()?;
     if dynamic != Some(true) {

@@ -1,10 +1,10 @@
-//! Stage 3: each parameter is cut over the ranks.
+//! Stage 3: each parameter is divided over the ranks.
 //!
-//! Of a parameter of n elements, each of W ranks has ceil(n / W), the last ones padded with whatever
-//! was in memory, which is never read.
-//!
-//! A rank's flat groups, one behind the other, are the concatenation of its parts of all parameters.
-//! Frozen parameters are in the model files, one part a rank.
+//! With W ranks, each rank has ceil(n / W) elements of a parameter of n
+//! elements. The last ones are padded with uninitialised memory, which is never
+//! read. A rank's flat groups, one after the other, are the concatenation of
+//! its parts of all parameters. Frozen parameters are in the model files, one
+//! part per rank.
 
 use crate::DeepSpeedError;
 use crate::model_states::{ModelStates, Named};
@@ -13,7 +13,7 @@ use crate::partitioned::moment_names;
 use crate::stored::{State, Stored};
 use crate::tensor::{Joined, Pieces};
 
-/// Puts the parameters of a checkpoint together.
+/// Assembles the parameters of a checkpoint.
 pub(crate) fn assemble(
     models: &[ModelStates],
     ranks: &[OptimStates],
@@ -34,6 +34,7 @@ pub(crate) fn assemble(
     Ok(State { stage: 3, stored, moments, steps: first.steps(), loss_scale: first.loss_scale })
 }
 
+/// Checks that two ranks' model files agree.
 fn check_alike(model: &ModelStates, other: &ModelStates) -> Result<(), DeepSpeedError> {
     let alike = model.summary == other.summary
         && (&model.groups, &model.frozen) == (&other.groups, &other.frozen);
@@ -49,6 +50,7 @@ fn check_alike(model: &ModelStates, other: &ModelStates) -> Result<(), DeepSpeed
     Err(DeepSpeedError::mixed(other.path(), reason))
 }
 
+/// Assembles the trained parameters.
 fn trained(model: &ModelStates, ranks: &[OptimStates]) -> Result<Vec<Stored>, DeepSpeedError> {
     let shapes: Vec<_> = model.groups.iter().flatten().flatten().collect();
     let chunk = |named: &Named| named.1.iter().product::<usize>().div_ceil(ranks.len());
@@ -73,7 +75,8 @@ fn trained(model: &ModelStates, ranks: &[OptimStates]) -> Result<Vec<Stored>, De
     Ok(stored.collect())
 }
 
-/// A rank's flat groups as one: the masters, and every array of the optimizer.
+/// Concatenates a rank's flat groups: the masters and every array of the
+/// optimizer.
 fn join(rank: &OptimStates, expected: usize) -> Result<Vec<Joined>, DeepSpeedError> {
     let moments = rank.groups.first().map_or(0, |group| group.state.moments.len());
     let mut joined: Vec<_> = (0..=moments).map(|_| Joined::default()).collect();
@@ -102,6 +105,7 @@ fn join(rank: &OptimStates, expected: usize) -> Result<Vec<Joined>, DeepSpeedErr
     Ok(joined)
 }
 
+/// Assembles a frozen parameter from the parts in all model files.
 fn frozen(models: &[ModelStates], named: &Named) -> Result<Stored, DeepSpeedError> {
     let numel: usize = named.1.iter().product();
     let chunk = numel.div_ceil(models.len());

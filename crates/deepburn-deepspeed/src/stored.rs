@@ -1,6 +1,7 @@
-//! Parameters with the places of all that is stored of them.
+//! Parameters with the positions of their stored values.
 //!
-//! Main types: [`Stored`], one parameter, and [`State`], what every stage's layout comes down to.
+//! Main types: [`Stored`], one parameter, and [`State`], the common form of all
+//! stages.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -12,18 +13,19 @@ use crate::pickle::ElementType;
 use crate::tensor::Pieces;
 use crate::{DeepSpeedError, LossScale, Parameter};
 
-/// A parameter, and where its values lie.
+/// A parameter with the positions of its values.
 #[derive(Debug)]
 pub(crate) struct Stored {
     pub(crate) parameter: Parameter,
     pub(crate) weights: Pieces,
-    /// In the order of [`State::moments`]; empty where the optimizer keeps none.
+    /// The arrays in the order of [`State::moments`]; empty for a frozen
+    /// parameter.
     pub(crate) moments: Vec<Pieces>,
-    /// The model's own copy, which the weights rounded to its type have to equal.
+    /// The model's own copy. The weights, rounded to its type, must equal it.
     pub(crate) working: Option<Pieces>,
 }
 
-/// What a checkpoint of any stage comes down to.
+/// The common form of a checkpoint of any stage.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) stage: u8,
@@ -39,7 +41,7 @@ impl Stored {
         Self { parameter, weights, moments: vec![], working: None }
     }
 
-    /// Checks that there is a value for each element, no more and no less.
+    /// Checks that each array has exactly one value per element.
     pub(crate) fn check(&self, path: &Path) -> Result<(), DeepSpeedError> {
         let numel = self.parameter.numel();
         for pieces in [&self.weights].into_iter().chain(&self.moments).chain(&self.working) {
@@ -55,7 +57,8 @@ impl Stored {
         Ok(())
     }
 
-    /// Elements `range` of the weights, which have to round to the model's own copy.
+    /// Reads elements `range` of the weights and checks that they round to the
+    /// model's own copy.
     pub(crate) fn read_weights(
         &self,
         range: std::ops::Range<usize>,
@@ -89,7 +92,8 @@ impl Stored {
     }
 }
 
-/// Adds the tied names of a model file to their parameters, and checks that no name is there twice.
+/// Adds the tied names of a model file to their parameters and checks that no
+/// name occurs twice.
 pub(crate) fn tie(model: &ModelStates, stored: &mut [Stored]) -> Result<(), DeepSpeedError> {
     let path = model.path();
     let Some(tied) = &model.tied else {

@@ -1,8 +1,9 @@
-//! Tensors as they lie in files, and parameters put together out of parts of them.
+//! Tensors in files, and parameters that are assembled from parts of them.
 //!
-//! Main types: [`Tensor`], a dense tensor in an open file; [`Joined`], several flat tensors as one
-//! behind the other; [`Pieces`], the elements of one parameter. Values are widened to f32, which
-//! holds f16 and bf16 exactly, and nothing but what is asked for is read.
+//! Main types: [`Tensor`], a dense tensor in an open file; [`Joined`], several
+//! flat tensors one after the other; [`Pieces`], the elements of one parameter.
+//! Values are converted to f32, which represents f16 and bf16 exactly. Only the
+//! requested range is read.
 
 use std::ops::Range;
 use std::path::Path;
@@ -14,27 +15,29 @@ use crate::DeepSpeedError;
 use crate::archive::Archive;
 use crate::pickle::ElementType;
 
-/// A dense tensor of an open file.
+/// A dense tensor in an open file.
 #[derive(Debug)]
 pub(crate) struct Tensor {
     pub(crate) archive: Arc<Archive>,
     pub(crate) key: String,
     pub(crate) element: ElementType,
-    /// Elements of the storage before its first one.
+    /// The offset of the first element in the storage.
     pub(crate) offset: usize,
     pub(crate) shape: Vec<usize>,
 }
 
 impl Tensor {
+    /// Returns the number of elements.
     pub(crate) fn numel(&self) -> usize {
         self.shape.iter().product()
     }
 
+    /// Returns the path of the file.
     pub(crate) fn path(&self) -> &Path {
         self.archive.path()
     }
 
-    /// Appends elements `range` of the flat tensor, which has to have them.
+    /// Appends elements `range` of the flat tensor, which must exist.
     pub(crate) fn read(
         &self,
         range: Range<usize>,
@@ -57,7 +60,7 @@ impl Tensor {
     }
 }
 
-/// The first elements of several flat tensors, one behind the other.
+/// The first elements of several flat tensors, one after the other.
 #[derive(Debug, Default)]
 pub(crate) struct Joined {
     parts: Vec<(Arc<Tensor>, usize)>,
@@ -65,12 +68,13 @@ pub(crate) struct Joined {
 }
 
 impl Joined {
-    /// Adds the first `len` elements of `tensor`, which has to have them.
+    /// Appends the first `len` elements of `tensor`, which must exist.
     pub(crate) fn add(&mut self, tensor: Arc<Tensor>, len: usize) {
         self.parts.push((tensor, len));
         self.len += len;
     }
 
+    /// Returns the number of elements.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -89,26 +93,28 @@ impl Joined {
     }
 }
 
-/// All elements of a parameter, or of one array that an optimizer keeps of it, in their order.
+/// All elements of a parameter, or of one of its optimizer arrays, in order.
 #[derive(Debug, Default)]
 pub(crate) struct Pieces(Vec<(Arc<Tensor>, Range<usize>)>);
 
 impl Pieces {
-    /// A whole tensor.
+    /// Returns the pieces of a complete tensor.
     pub(crate) fn whole(tensor: Arc<Tensor>) -> Self {
         let numel = tensor.numel();
         Self(vec![(tensor, 0..numel)])
     }
 
+    /// Returns the number of elements.
     pub(crate) fn len(&self) -> usize {
         self.0.iter().map(|(_, part)| part.len()).sum()
     }
 
-    /// The file of the first element.
+    /// Returns the file of the first element.
     pub(crate) fn path(&self) -> Option<&Path> {
         self.0.first().map(|(tensor, _)| tensor.path())
     }
 
+    /// Reads elements `range`, converted to f32.
     pub(crate) fn read(&self, range: Range<usize>) -> Result<Vec<f32>, DeepSpeedError> {
         let mut values = Vec::with_capacity(range.len());
         let mut start = 0;
@@ -124,12 +130,12 @@ impl Pieces {
         Ok(values)
     }
 
-    /// Compares everything that these lie in with its checksum.
+    /// Verifies the storages of all pieces.
     pub(crate) fn verify(&self) -> Result<(), DeepSpeedError> {
         self.0.iter().try_for_each(|(tensor, _)| tensor.read(0..0, &mut Vec::new()))
     }
 
-    /// The type that values are rounded to in here.
+    /// Returns the element type.
     pub(crate) fn element(&self) -> Option<ElementType> {
         self.0.first().map(|(tensor, _)| tensor.element)
     }

@@ -1,25 +1,26 @@
-//! A walker of Python's pickle opcodes, as `torch.save` writes them: protocol 2, and what newer
-//! protocols would add to it.
+//! A parser of Python's pickle opcodes, as `torch.save` writes them: protocol
+//! 2, and the additions of newer protocols.
 //!
-//! Main type: [`Walker`], a stack machine. Nothing is ever called or imported. Memory is bounded by
-//! the length of the pickle, since no value is copied, and time is, since there are no jumps. Opcodes
-//! of text protocols and of registered extensions are refused by name.
+//! Main type: [`Walker`], a stack machine. Nothing is ever called or imported.
+//! Memory is bounded by the length of the pickle, because no value is copied,
+//! and so is time, because there are no jumps. Opcodes of text protocols and of
+//! registered extensions are rejected by name.
 
 use std::collections::HashMap;
 
 use crate::pickle::{ElementType, Node, NodeId, TensorNode};
 
-/// PyTorch's own limit, too.
+/// The largest number of dimensions, which is also PyTorch's limit.
 const MAX_DIMS: usize = 64;
 
-/// What is on the stack: a value or the mark that a group begins.
+/// An item of the stack: a value, or the mark at the start of a group.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Item {
     Mark,
     Value(NodeId),
 }
 
-/// Makes nodes of opcodes.
+/// Converts opcodes to nodes.
 pub(crate) struct Walker<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -29,13 +30,15 @@ pub(crate) struct Walker<'a> {
 }
 
 impl<'a> Walker<'a> {
-    /// All nodes of a pickle, and its root; an error says at which byte and why.
+    /// Parses a pickle and returns all nodes and the root. An error names the
+    /// byte position and the reason.
     pub(crate) fn run(bytes: &'a [u8]) -> Result<(Vec<Node>, NodeId), String> {
         let mut walker = Self { bytes, at: 0, nodes: vec![], stack: vec![], memo: HashMap::new() };
         let root = walker.walk().map_err(|reason| format!("{reason} at byte {}", walker.at))?;
         Ok((walker.nodes, root))
     }
 
+    /// Executes opcodes until the end of the pickle and returns the root.
     fn walk(&mut self) -> Result<NodeId, String> {
         loop {
             let opcode = self.byte()?;
@@ -46,6 +49,7 @@ impl<'a> Walker<'a> {
         }
     }
 
+    /// Executes one opcode.
     fn step(&mut self, opcode: u8) -> Result<(), String> {
         match opcode {
             0x80 => drop(self.byte()?),                        // PROTO
@@ -71,8 +75,9 @@ impl<'a> Walker<'a> {
         Ok(())
     }
 
-    // Bytes.
+    // Reading bytes.
 
+    /// Consumes `len` bytes.
     fn take(&mut self, len: usize) -> Result<&'a [u8], String> {
         let rest = &self.bytes[self.at..];
         let taken = rest.get(..len).ok_or("the pickle ends too early")?;
@@ -80,20 +85,23 @@ impl<'a> Walker<'a> {
         Ok(taken)
     }
 
+    /// Consumes one byte.
     fn byte(&mut self) -> Result<u8, String> {
         Ok(self.take(1)?[0])
     }
 
-    /// A little-endian unsigned number of up to 8 bytes.
+    /// Consumes a little-endian unsigned integer of up to 8 bytes.
     fn number(&mut self, len: usize) -> Result<u64, String> {
         Ok(self.take(len)?.iter().rev().fold(0, |all, byte| all << 8 | u64::from(*byte)))
     }
 
+    /// Consumes bytes after their length, an integer of `len_bytes` bytes.
     fn counted(&mut self, len_bytes: usize) -> Result<&'a [u8], String> {
         let len = self.number(len_bytes)?;
         self.take(usize::try_from(len).map_err(|_| "a length is beyond memory")?)
     }
 
+    /// Consumes a line of text.
     fn line(&mut self) -> Result<String, String> {
         let rest = &self.bytes[self.at..];
         let len = rest.iter().position(|byte| *byte == b'\n').ok_or("a name has no end")?;
@@ -102,8 +110,9 @@ impl<'a> Walker<'a> {
         utf8(line)
     }
 
-    // The stack.
+    // Stack operations.
 
+    /// Adds a node and pushes it.
     fn push(&mut self, node: Node) -> Result<(), String> {
         let id = NodeId::try_from(self.nodes.len()).map_err(|_| "there are too many values")?;
         self.nodes.push(node);
@@ -111,12 +120,14 @@ impl<'a> Walker<'a> {
         Ok(())
     }
 
+    /// Pops a value.
     fn pop(&mut self) -> Result<NodeId, String> {
         let top = self.top()?;
         self.stack.pop();
         Ok(top)
     }
 
+    /// Returns the top value.
     fn top(&self) -> Result<NodeId, String> {
         match self.stack.last() {
             Some(Item::Value(id)) => Ok(*id),
@@ -124,6 +135,7 @@ impl<'a> Walker<'a> {
         }
     }
 
+    /// Pops all values down to the last mark.
     fn pop_to_mark(&mut self) -> Result<Vec<NodeId>, String> {
         let mark = self.stack.iter().rposition(|item| *item == Item::Mark);
         let group = self.stack.split_off(mark.ok_or("a mark is missing")?);
@@ -134,6 +146,7 @@ impl<'a> Walker<'a> {
         Ok(values.collect())
     }
 
+    /// Stores the top value in the memo.
     fn memoize(&mut self, opcode: u8) -> Result<(), String> {
         let slot = match opcode {
             b'q' => self.number(1)? as u32,
@@ -145,6 +158,7 @@ impl<'a> Walker<'a> {
         Ok(())
     }
 
+    /// Pushes a value from the memo.
     fn recall(&mut self, opcode: u8) -> Result<(), String> {
         let slot = self.number(if opcode == b'h' { 1 } else { 4 })? as u32;
         let id = *self.memo.get(&slot).ok_or_else(|| format!("memo {slot} is empty"))?;
@@ -152,8 +166,9 @@ impl<'a> Walker<'a> {
         Ok(())
     }
 
-    // Values.
+    // Opcodes of values.
 
+    /// Pushes a scalar.
     fn scalar(&mut self, opcode: u8) -> Result<(), String> {
         let node = match opcode {
             b'N' => Node::None,
@@ -169,7 +184,7 @@ impl<'a> Walker<'a> {
         self.push(node)
     }
 
-    /// A text, or bytes, which are nothing that is asked for.
+    /// Pushes a string, or an opaque node for bytes, which are never used.
     fn text(&mut self, opcode: u8) -> Result<(), String> {
         let bytes = self.counted(match opcode {
             b'U' | 0x8c | b'C' => 1,
@@ -180,6 +195,7 @@ impl<'a> Walker<'a> {
         self.push(if is_text { utf8(bytes).map_or(Node::Opaque, Node::Text) } else { Node::Opaque })
     }
 
+    /// Pushes a list, tuple, dict or set.
     fn container(&mut self, opcode: u8) -> Result<(), String> {
         let node = match opcode {
             b']' | b')' | 0x8f => Node::List(vec![]),
@@ -196,6 +212,7 @@ impl<'a> Walker<'a> {
         self.push(node)
     }
 
+    /// Adds items to a list, set or dict.
     fn fill(&mut self, opcode: u8) -> Result<(), String> {
         let items = match opcode {
             b'a' => vec![self.pop()?],
@@ -209,13 +226,15 @@ impl<'a> Walker<'a> {
         match (&mut self.nodes[top], opcode) {
             (Node::List(list), b'a' | b'e' | 0x90) => list.extend(items),
             (Node::Dict(dict), b's' | b'u') => dict.extend(pairs(&items)?),
-            // Items of a class derived from list or dict: nothing that is asked for.
+            // Items of a class that is derived from list or dict are never
+            // used.
             (Node::Object { .. }, _) => {}
             _ => return Err("items are added to what has none".to_owned()),
         }
         Ok(())
     }
 
+    /// Pushes a class.
     fn class(&mut self, opcode: u8) -> Result<(), String> {
         if opcode == b'c' {
             for _ in 0..2 {
@@ -232,14 +251,16 @@ impl<'a> Walker<'a> {
         self.push(Node::Class(module, name))
     }
 
-    /// A call of a class or function with arguments: REDUCE, NEWOBJ and NEWOBJ_EX.
+    /// Calls a class or function with arguments: REDUCE, NEWOBJ and NEWOBJ_EX.
+    /// Creates the node that the call would return.
     fn call(&mut self, opcode: u8) -> Result<(), String> {
         if opcode == 0x92 {
             self.pop()?;
         }
         let (mut arguments, mut callee) = (self.pop()?, self.pop()?);
         if self.class_name(callee) == Some(("torch._tensor", "_rebuild_from_type_v2")) {
-            // A tensor with attributes: the function that makes it, its type, its arguments.
+            // A tensor with attributes: its arguments are the constructor, the
+            // type, the constructor's arguments and the state.
             let Node::List(list) = &self.nodes[arguments as usize] else {
                 return Err("a tensor has no arguments".to_owned());
             };
@@ -258,7 +279,8 @@ impl<'a> Walker<'a> {
             ("collections", "OrderedDict") if list.is_empty() => Node::Dict(vec![]),
             ("collections", "defaultdict") => Node::Dict(vec![]),
             ("torch", "Size") | ("torch._utils", "_rebuild_parameter") => {
-                // A size is its tuple, a parameter its tensor.
+                // A size is represented by its tuple, a parameter by its
+                // tensor.
                 let inner = *list.first().ok_or("a size or parameter has no value")?;
                 self.stack.push(Item::Value(inner));
                 return Ok(());
@@ -271,6 +293,7 @@ impl<'a> Walker<'a> {
         self.push(node)
     }
 
+    /// Returns module and name of a class.
     fn class_name(&self, id: NodeId) -> Option<(&str, &str)> {
         let Node::Class(module, name) = self.nodes[id as usize] else { return None };
         match (&self.nodes[module as usize], &self.nodes[name as usize]) {
@@ -279,19 +302,22 @@ impl<'a> Walker<'a> {
         }
     }
 
+    /// Sets the attributes of an object.
     fn build(&mut self) -> Result<(), String> {
         let state = self.pop()?;
         let top = self.top()? as usize;
-        // Attributes of dicts (such as a state dict's versions) are nothing that is asked for.
+        // Attributes of dicts, such as the versions of a state dict, are never
+        // used.
         if let Node::Object { attributes, .. } = &mut self.nodes[top] {
             *attributes = Some(state);
         }
         Ok(())
     }
 
-    // PyTorch's.
+    // PyTorch's objects.
 
-    /// `('storage', class, key, device, number of elements)`.
+    /// Pushes the storage of a persistent id, `('storage', class, key, device,
+    /// number of elements)`.
     fn persistent(&mut self) -> Result<(), String> {
         let id = self.pop()?;
         let Node::List(parts) = &self.nodes[id as usize] else {
@@ -315,6 +341,8 @@ impl<'a> Walker<'a> {
         self.push(Node::Storage { key, element, len })
     }
 
+    /// Returns the tensor of a call of PyTorch's constructor, after checking
+    /// its bounds.
     fn tensor(&self, arguments: &[NodeId]) -> Result<TensorNode, String> {
         let [storage, offset, shape, strides, ..] = arguments else {
             return Err("a tensor has too few arguments".to_owned());
@@ -347,6 +375,7 @@ impl<'a> Walker<'a> {
         Ok(TensorNode { storage: *storage, offset, shape, contiguous })
     }
 
+    /// Returns a list of dimensions.
     fn dims(&self, id: NodeId) -> Result<Vec<usize>, String> {
         let Node::List(dims) = &self.nodes[id as usize] else {
             return Err("a shape is no tuple".to_owned());
@@ -362,6 +391,7 @@ impl<'a> Walker<'a> {
     }
 }
 
+/// Groups items into keys and values.
 fn pairs(items: &[NodeId]) -> Result<Vec<(NodeId, NodeId)>, String> {
     let (pairs, rest) = items.as_chunks::<2>();
     if !rest.is_empty() {
@@ -370,7 +400,7 @@ fn pairs(items: &[NodeId]) -> Result<Vec<(NodeId, NodeId)>, String> {
     Ok(pairs.iter().map(|[key, value]| (*key, *value)).collect())
 }
 
-/// Two's complement, little-endian, of any length.
+/// Converts a little-endian two's complement integer of any length.
 fn long(bytes: &[u8]) -> Node {
     if bytes.len() > 8 {
         return Node::Opaque;
@@ -384,6 +414,7 @@ fn utf8(bytes: &[u8]) -> Result<String, String> {
     String::from_utf8(bytes.to_owned()).map_err(|_| "a name is not UTF-8".to_owned())
 }
 
+/// Formats an opcode for an error message.
 fn name(opcode: u8) -> String {
     if opcode.is_ascii_graphic() {
         format!("`{}` ({opcode:#04x})", char::from(opcode))

@@ -32,7 +32,7 @@ fn layout() -> Arc<Layout> {
     Arc::new(Layout::new(vec![atom], RANKS).unwrap())
 }
 
-/// Goes on from the latest checkpoint, if there is one, and returns its step.
+/// Resumes from the latest checkpoint, if there is one, and returns its step.
 fn resume(root: &Path) -> u64 {
     match Checkpoint::open_intact(root, None) {
         Ok(checkpoint) => {

@@ -4,8 +4,8 @@
     python crates/deepburn-kernels/benches/peer_adamw.py PROGRAM [ROUNDS]
 
 Each round runs PROGRAM, which times its own steps, and then times one step of each of PyTorch's
-variants, with as many threads. Medians over the rounds are printed, each with the time of PyTorch
-over that of ours of the same layout, also a median over rounds. Needs torch (measured with 2.9.0).
+variants, with as many threads. Medians over the rounds are printed, each with PyTorch's time
+divided by ours for the same layout, also a median over rounds. Needs torch (measured with 2.9.0).
 """
 
 import os

@@ -17,7 +17,7 @@
 #   $m run one deepburn launch --hostfile hosts --remote-shell "$PWD/$m shell" -- finetune job.yaml
 #   $m down one two
 #
-# Names have at most 20 letters, digits and `-`. Names of namespaces are those of machines, so they
+# Names have at most 20 letters, digits and `-`. Namespaces are named like machines, so they
 # must not exist yet.
 set -euo pipefail
 
@@ -31,7 +31,7 @@ usage() {
     exit 2
 }
 
-# Settings of a machine; `ip netns exec` binds the files in it over those of /etc.
+# Settings of a machine; `ip netns exec` binds the files in it over the ones in /etc.
 settings() {
     echo "/etc/netns/$1"
 }

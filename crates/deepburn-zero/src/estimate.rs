@@ -1,10 +1,20 @@
-//! Memory of one rank, predicted before anything is allocated.
+//! Predicts the memory of one rank before anything is allocated.
 //!
-//! Main type: [`Estimate`], the bytes of model states (parameters, gradients, optimizer) and of the
-//! buffers that ZeRO adds to them, for a list of parameter sizes, a plan and a number of ranks.
-//! Activations depend on the batch: [`PassPlan`] computes them for an [`ActivationGraph`]. [`formula`]
-//! is the published rule of 16 bytes an element, without padding; [`deepspeed`] has the estimators that
-//! DeepSpeed users know, which count 2 bytes more.
+//! Main type: [`Estimate`], the bytes of model states (parameters, gradients,
+//! optimizer states) and of ZeRO's own buffers, for a list of parameter sizes,
+//! a plan and a number of ranks.
+//!
+//! The prediction sums over parameters instead of multiplying their total,
+//! because rounding happens per parameter: each shard is padded to `ceil(numel
+//! / ranks)`, small parameters may be persistent, frozen ones have no gradient,
+//! and each optimizer keeps a different number of arrays. It counts the same
+//! categories as the [`Ledger`](crate::Ledger), and tests compare both to the
+//! byte.
+//!
+//! Activations depend on the batch, and [`PassPlan`] computes them from an
+//! [`ActivationGraph`]. [`formula`] is the published rule of 16 bytes per
+//! element without padding. [`deepspeed`] has the estimators of DeepSpeed,
+//! which count 2 bytes more.
 
 mod activations;
 mod buffers;
@@ -36,34 +46,38 @@ pub use pass::{PassPeak, PassPlan};
 
 pub use crate::recompute::SHORT_SUM;
 
-/// One parameter; tied parameters are listed once.
+/// The size of a parameter. Tied parameters are listed once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ParameterSize {
-    /// Elements.
+    /// The number of elements.
     pub numel: u64,
-    /// How many arrays the optimizer keeps of it, its master aside. A frozen one has `None`, and no gradient either.
+    /// The number of optimizer arrays without the master; `None` for a frozen
+    /// parameter, which has no gradient either.
     pub moments: Option<usize>,
-    /// What an update holds of its direction.
+    /// The part of the update direction that an update holds.
     pub direction: DirectionMemory,
-    /// Whether ranks keep compression errors of it.
+    /// Whether ranks keep compression errors for it.
     pub keeps_errors: bool,
 }
 
-/// What the update of a parameter holds until its direction is final.
+/// The memory for the direction of an update, until the direction is final.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DirectionMemory {
-    /// Nothing: each element is updated at once.
+    /// None: each element is updated at once.
     None,
-    /// The elements that a rank owns, until the norms of the whole are known, or ranks have agreed on it.
+    /// The owned elements, until the norms of the tensor are known or the ranks
+    /// have averaged the direction.
     Owned,
-    /// The elements that a rank owns of all such parameters together, until ranks have agreed on them.
+    /// The owned elements of all such parameters together, until the ranks have
+    /// averaged them.
     AllOwned,
     /// All elements, which one rank orthogonalises.
     Whole,
 }
 
 impl ParameterSize {
-    /// A parameter of `numel` elements that `optimizer` updates; without one it is frozen.
+    /// Returns the size of a parameter that `optimizer` updates; without an
+    /// optimizer it is frozen.
     pub fn new(numel: u64, optimizer: Option<&OptimizerPlan>) -> Self {
         let direction = optimizer.map_or(DirectionMemory::None, direction_memory);
         let keeps_errors = optimizer.is_some_and(OptimizerPlan::exchanges_momentum);
@@ -71,85 +85,88 @@ impl ParameterSize {
         Self { numel, moments, direction, keeps_errors }
     }
 
-    /// Whether it has a gradient and optimizer states.
+    /// Returns true if it has a gradient and optimizer states.
     pub fn is_trainable(&self) -> bool {
         self.moments.is_some()
     }
 }
 
-/// Bytes of the model states that one rank keeps.
+/// The bytes of model states on one rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModelStates {
-    /// Whole parameters or shards of them, and the whole copies that stay at stage 3.
+    /// Parameters or their shards, and the persistent copies at stage 3.
     pub parameters: u64,
-    /// Accumulated gradients, unless they are offloaded.
+    /// Accumulated gradients on the device.
     pub gradients: u64,
-    /// Moments, momentum, accumulated squares and masters, unless they are offloaded.
+    /// Moments, momentum, accumulated squares and masters on the device.
     pub optimizer: u64,
 }
 
 impl ModelStates {
-    /// Sum of the three.
+    /// Returns the sum.
     pub fn total(&self) -> u64 {
         self.parameters.saturating_add(self.gradients).saturating_add(self.optimizer)
     }
 }
 
-/// Temporary bytes on one rank besides the model states; zeros with one rank that keeps its states on
-/// the device.
+/// Temporary bytes on one rank besides the model states. All are 0 on a single
+/// rank that keeps its states on the device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Buffers {
-    /// Gradients that are collected or on their way, at most.
+    /// The peak of gradients in buckets and in reduction.
     pub buckets: u64,
-    /// Directions of the optimizer step and what is computed of them, at most; 0 for optimizers that depend on single
-    /// elements alone. There are no buckets then.
+    /// The peak of update directions and their temporary values; 0 for
+    /// element-wise optimizers. Buckets are empty at that time.
     pub directions: u64,
-    /// The largest parameter that is gathered: stage 3 cannot do with less.
+    /// The largest gathered parameter, which stage 3 always needs.
     pub largest_gathered: u64,
-    /// All gathered parameters together, at most (`stage3_max_live_parameters`).
+    /// The limit for all gathered parameters together
+    /// (`stage3_max_live_parameters`).
     pub gathered_limit: u64,
 }
 
-/// What one rank needs; `Display` prints it as a table.
+/// The memory of one rank. `Display` prints it as a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Estimate {
-    /// What is sharded.
+    /// The ZeRO stage.
     pub stage: Stage,
-    /// Number of ranks that share.
+    /// The number of ranks.
     pub ranks: u64,
-    /// What stays.
+    /// Permanent model states.
     pub states: ModelStates,
-    /// Bytes of the module's buffers ([`Buffer`](crate::Buffer)), which every rank keeps whole; 0
-    /// unless [`with_module_buffers`](Self::with_module_buffers) said otherwise. The ledger counts
-    /// them among the parameters.
+    /// The bytes of the module's buffers ([`Buffer`](crate::Buffer)), of which
+    /// every rank keeps a complete copy. 0 unless
+    /// [`with_module_buffers`](Self::with_module_buffers) was called. The
+    /// ledger counts them as parameters.
     pub module_buffers: u64,
-    /// What comes and goes.
+    /// Temporary buffers.
     pub buffers: Buffers,
-    /// Bytes at most while the model is sharded: parameters and optimizer states, and one parameter,
-    /// the largest, whole in fp32. Ranks that are threads share that one.
+    /// The peak while the model is sharded: parameters, optimizer states, and
+    /// the largest parameter complete in fp32. Rank threads share that
+    /// parameter.
     pub starting: u64,
-    /// Model states that are offloaded to host memory, and compression errors, which are always there. On top of the
-    /// other figures, which cover the device.
+    /// Model states in host memory, including compression errors, which are
+    /// always there. Not part of the other numbers, which cover the device.
     pub host: u64,
-    /// Model states that are offloaded to a disk, without what fills up blocks of it.
+    /// Model states on NVMe, without padding to blocks.
     pub disk: u64,
-    /// The most that a training pass holds; `None` for a model whose activations are not known.
+    /// The peak of a training pass; `None` if the activations of the model are
+    /// not known.
     pub pass: Option<PassPeak>,
 }
 
 impl Estimate {
-    /// The estimate of a module whose running statistics, integer and bool parameters take `bytes`
-    /// in all.
+    /// Adds the size of running statistics, integer and bool parameters.
     pub fn with_module_buffers(self, bytes: u64) -> Self {
         Self { module_buffers: bytes, ..self }
     }
 
-    /// The estimate of a model whose training pass peaks at `pass`.
+    /// Adds the peak of a training pass.
     pub fn with_pass(self, pass: PassPeak) -> Self {
         Self { pass: Some(pass), ..self }
     }
 
-    /// Bytes with every buffer at its limit, activations aside.
+    /// Returns the bytes with every buffer at its limit, without activations.
     pub fn peak(&self) -> u64 {
         self.states
             .total()
@@ -159,12 +176,13 @@ impl Estimate {
     }
 }
 
-/// What a rank needs for these parameters, padding and persistent parameters included.
-///
-/// Every rank needs the same: shards are padded to one length, `ceil(numel / ranks)`.
+/// Predicts the memory of a rank for these parameters, including padding and
+/// persistent parameters. Every rank needs the same, because shards are padded
+/// to the same length.
 ///
 /// # Panics
-/// When `ranks` is 0.
+///
+/// Panics if `ranks` is 0.
 pub fn estimate(
     parameters: &[ParameterSize],
     zero: &ZeroPlan,

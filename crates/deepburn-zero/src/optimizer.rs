@@ -1,8 +1,10 @@
-//! The optimizer on the elements that a rank owns.
+//! The optimizer, applied to the elements that a rank owns.
 //!
-//! States are flat f32 tensors on the device of the parameter, or parked in host memory or on NVMe
-//! (`offload_optimizer`). An update on the device is one fused kernel of the backend; on parked states it runs on the
-//! CPU. What an optimizer keeps and looks at is said in one place (`rule.rs`), by parameter.
+//! States are flat f32 tensors on the parameter's device, or offloaded to host
+//! memory or NVMe (`offload_optimizer`). An update on the device is one fused
+//! kernel of the backend; an update of offloaded states runs on the CPU.
+//! `rule.rs` defines, for each optimizer, its states and the values that an
+//! update depends on.
 
 mod frozen_lamb;
 mod newton_schulz;
@@ -39,37 +41,38 @@ pub(crate) use rule::{direction_memory, state_arrays};
 pub(crate) use step::{StepInProgress, UpdateDirection};
 pub(crate) use zero_one::{COMMON, LOCAL_ARRAYS};
 
-/// Optimizer states of one rank, and the rule that updates with them.
+/// The optimizer states of one rank and the settings of their updates.
 #[derive(Debug)]
 pub(crate) struct Optimizer<B: Backend> {
-    /// What parameters are updated with, each of them once.
+    /// The different settings, each stored once.
     settings: Vec<UpdateSettings>,
-    /// Type of the parameters that ops use, where that is not the masters'.
+    /// The type in which ops compute, if it is not the masters' type.
     working: Option<FloatDType>,
-    /// By parameter index; `None` for a frozen parameter.
+    /// The states by parameter index; `None` for a frozen parameter.
     states: Vec<Option<State<B>>>,
-    /// The index in `settings` of each parameter that has a state.
+    /// The index in `settings` of each parameter; `None` for a frozen one.
     settings_of: Vec<Option<usize>>,
-    /// By parameter index: what 1-bit LAMB keeps of a tensor beside arrays.
+    /// The scalars of 1-bit LAMB, by parameter index.
     lamb_scalars: Vec<LambScalars>,
-    /// Through which parked states are read and written.
+    /// The pipeline that reads and writes offloaded states.
     pipeline: Pipeline,
-    /// Steps taken.
+    /// The number of steps.
     time: u64,
-    /// Sum of the schedule's learning rates since all ranks last had the same parameters; `None` where they have.
+    /// The sum of learning rates since all ranks last had the same parameters;
+    /// `None` if they have.
     local_rates: Option<f64>,
 }
 
-/// Elements that the optimizer keeps in full precision, for a checkpoint.
+/// Elements in full precision, for a checkpoint.
 #[derive(Debug)]
 pub(crate) enum KeptArray<B: Backend> {
-    /// All of an array, flat.
+    /// All elements of an array, flat.
     Device(B::FloatTensorPrimitive),
-    /// The elements that were asked for.
+    /// The requested elements.
     Parked(Arc<ParkedCopy>),
 }
 
-/// What a step finds of a parameter outside of the device, besides its states.
+/// The offloaded operands of a parameter's update, besides its states.
 #[derive(Debug)]
 pub(crate) struct ParkedOperands<'a> {
     pub(crate) index: usize,
@@ -80,43 +83,44 @@ pub(crate) struct ParkedOperands<'a> {
 /// The values that an update changes.
 #[derive(Debug)]
 pub(crate) enum UpdateValues<B: Backend> {
-    /// On the device: the present values, where the optimizer has no master of them.
+    /// On the device: the current values, if the optimizer has no master.
     Device(Option<B::FloatTensorPrimitive>),
-    /// Outside of it, in the type that ops use. They are changed where they are.
+    /// Offloaded, in the type in which ops compute. They are changed in place.
     Parked(Arc<ParkedArray>),
 }
 
-/// The gradient of an update: as long as the values, padded alike.
+/// The gradient of an update, with the same length and padding as the values.
 #[derive(Debug)]
 pub(crate) enum UpdateGradient<B: Backend> {
     /// A flat tensor.
     Device(B::FloatTensorPrimitive),
-    /// An array of this type outside of the device, which was among the operands of the step.
+    /// An offloaded array of this type, one of the step's operands.
     Parked(Arc<ParkedArray>, DType),
-    /// The parameter was not used.
+    /// The parameter was not used, so its gradient is zero.
     Zeros,
 }
 
-/// What the optimizer starts from.
+/// The initial values of the optimizer's states.
 #[derive(Debug)]
 pub(crate) enum Owned<B: Backend> {
-    /// This many elements of a parameter in full precision.
+    /// The number of elements of a parameter in full precision.
     Elements(usize, B::Device),
-    /// Elements in full precision of a parameter that ops use in 16 bits.
+    /// The full-precision elements of a parameter that ops use in 16 bits.
     Masters(B::FloatTensorPrimitive),
 }
 
-/// How fast to learn: what the schedule says about one step.
+/// The learning rate and betas of one step, as the schedule sets them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rates {
     /// Learning rate.
     pub lr: f64,
-    /// Instead of the optimizer's own betas, where a schedule cycles momentum.
+    /// Betas that replace the optimizer's own, if the schedule cycles momentum.
     pub betas: Option<[f64; 2]>,
 }
 
 impl<B: OptimizerOps> Optimizer<B> {
-    /// An optimizer without parameters. `working` is the type in which ops use them, where it is not f32.
+    /// Creates an optimizer without parameters. `working` is the type in which
+    /// ops compute, if it is not f32.
     pub(crate) fn new(working: Option<FloatDType>, parking: Option<&Parking>) -> Self {
         let idle = PipelinePolicy { reads_ahead: false, writes_behind: false };
         let pipeline = Pipeline::new(parking.map_or(idle, |parking| parking.policy));
@@ -132,12 +136,15 @@ impl<B: OptimizerOps> Optimizer<B> {
         }
     }
 
-    /// Takes what this rank owns of the next parameter, `None` for a frozen one, with zero states; on the
-    /// device without `parking`. Called while the model is sharded, so that parked masters are never all in
-    /// memory. It is updated with `settings`, which a frozen one has not.
+    /// Adds the states of the next parameter: zeros for the elements that this
+    /// rank owns, or `None` for a frozen parameter. Without `parking` they are
+    /// on the device. Called while the model is sharded, so that offloaded
+    /// masters are never all in memory at once.
     ///
     /// # Errors
-    /// The file of this rank has too little space, or the disk fails.
+    ///
+    /// Returns an error if the file of this rank has too little space or the
+    /// disk fails.
     pub(crate) fn adopt(
         &mut self,
         owned: Option<Owned<B>>,
@@ -160,7 +167,7 @@ impl<B: OptimizerOps> Optimizer<B> {
         Ok(())
     }
 
-    /// The index of `settings`, which are added where they are new.
+    /// Returns the index of `settings`, which are added if they are new.
     fn index_of(&mut self, settings: UpdateSettings) -> usize {
         self.settings.iter().position(|known| *known == settings).unwrap_or_else(|| {
             self.settings.push(settings);
@@ -168,25 +175,26 @@ impl<B: OptimizerOps> Optimizer<B> {
         })
     }
 
-    /// Type of the parameters that ops use, where it is not f32.
+    /// Returns the type in which ops compute, if it is not f32.
     pub(crate) fn working(&self) -> Option<FloatDType> {
         self.working
     }
 
-    /// Whether the states of a parameter are parked.
+    /// Returns true if the states of a parameter are offloaded.
     pub(crate) fn is_parked(&self, index: usize) -> bool {
         matches!(self.states[index], Some(State::Parked(_)))
     }
 
-    /// Whether the owned elements of a parameter in full precision are kept here.
+    /// Returns true if the optimizer has a master of the parameter.
     pub(crate) fn has_master(&self, index: usize) -> bool {
         self.working.is_some() && self.states[index].is_some()
     }
 
-    /// The owned elements of a parameter in full precision, where they are kept here.
+    /// Returns the master of a parameter, if there is one.
     ///
     /// # Errors
-    /// The disk fails.
+    ///
+    /// Returns an error if the disk fails.
     pub(crate) fn master(
         &self,
         index: usize,
@@ -201,7 +209,7 @@ impl<B: OptimizerOps> Optimizer<B> {
         })
     }
 
-    /// Elements `range` of the master of a parameter, where it is kept here.
+    /// Returns elements `range` of the master of a parameter, if there is one.
     pub(crate) fn kept_master(&self, index: usize, range: Range<usize>) -> Option<KeptArray<B>> {
         let has_master = self.working.is_some();
         match self.states[index].as_ref()? {
@@ -217,7 +225,7 @@ impl<B: OptimizerOps> Optimizer<B> {
         self.settings(index).map_or(&[], |settings| moments(&settings.optimizer))
     }
 
-    /// Names of all arrays that are kept of a parameter; none of a frozen one.
+    /// Returns the names of all arrays of a parameter; empty for a frozen one.
     fn state_arrays(&self, index: usize) -> &'static [&'static str] {
         self.settings(index).map_or(&[], |settings| state_arrays(&settings.optimizer))
     }
@@ -226,7 +234,8 @@ impl<B: OptimizerOps> Optimizer<B> {
         self.settings_of[index].map(|settings| &self.settings[settings])
     }
 
-    /// The order in which a step on `ranks` ranks updates `parameters` at the learning rate `lr`.
+    /// Returns the order in which a step on `ranks` ranks updates `parameters`
+    /// at the learning rate `lr`.
     pub(crate) fn order(
         &self,
         parameters: &[Arc<Parameter<B>>],
@@ -243,49 +252,55 @@ impl<B: OptimizerOps> Optimizer<B> {
         StepOrder::new(&updates, ranks)
     }
 
-    /// What the update of a parameter of this shape looks at; `None` for a frozen one.
+    /// Returns the scope of a parameter's update; `None` for a frozen one.
     fn scope(&self, index: usize, shape: &[usize], local_rates: f64) -> Option<UpdateScope> {
         Some(rule::scope(self.settings(index)?, shape, self.time + 1, local_rates))
     }
 
-    /// Sum of the learning rates since all ranks last had the same parameters, with `lr` of the next step.
+    /// Returns the sum of learning rates since all ranks last had the same
+    /// parameters, including `lr` of the next step.
     fn local_rates_with(&self, lr: f64) -> f64 {
         self.local_rates.unwrap_or(0.0) + lr
     }
 
-    /// Sum of the learning rates since all ranks last had the same parameters; `None` where they have.
+    /// Returns the sum of learning rates since all ranks last had the same
+    /// parameters; `None` if they have.
     pub(crate) fn local_rates(&self) -> Option<f64> {
         self.local_rates
     }
 
-    /// Says how far ranks have gone apart.
+    /// Sets the sum of learning rates since all ranks last had the same
+    /// parameters.
     pub(crate) fn set_local_rates(&mut self, rates: Option<f64>) {
         self.local_rates = rates;
     }
 
-    /// Whether ranks take steps of their own, at least in late steps.
+    /// Returns true if ranks take local steps, at least in late steps.
     pub(crate) fn takes_local_steps(&self) -> bool {
         let is_zero_one =
             |it: &UpdateSettings| matches!(it.optimizer, OptimizerPlan::ZeroOneAdam(_));
         self.settings.iter().any(is_zero_one)
     }
 
-    /// Returns whether each rank takes the next step alone.
+    /// Returns true if the next step is local.
     pub(crate) fn steps_locally(&self) -> bool {
         self.settings.iter().any(|it| rule::is_local(&it.optimizer, self.time + 1))
     }
 
-    /// Returns the name of the quantity that step number `time` compresses, or `None` without compression.
+    /// Returns the name of the quantity that step `time` compresses; `None`
+    /// without compression.
     pub(crate) fn compressed_quantity(&self, time: u64) -> Option<&'static str> {
         self.settings.iter().find_map(|it| rule::compressed_quantity(&it.optimizer, time))
     }
 
-    /// Whether compression errors of earlier steps count in the next one.
+    /// Returns true if the next step uses the compression errors of earlier
+    /// steps.
     pub(crate) fn keeps_errors(&self) -> bool {
         self.settings.iter().any(|it| rule::keeps_errors(&it.optimizer, self.time + 1))
     }
 
-    /// Whether the last step was the last one that changed second moments.
+    /// Returns true if the last step was the last one that changed second
+    /// moments.
     pub(crate) fn has_just_frozen(&self) -> bool {
         self.settings.iter().any(|it| rule::freezes_after(&it.optimizer, self.time))
     }
@@ -295,19 +310,21 @@ impl<B: OptimizerOps> Optimizer<B> {
         self.settings.iter().any(|it| rule::forgets_errors(&it.optimizer, self.time))
     }
 
-    /// Whether ranks exchange momenta, at least in late steps.
+    /// Returns true if ranks exchange momenta, at least in late steps.
     pub(crate) fn exchanges_momentum(&self) -> bool {
         self.settings.iter().any(|settings| settings.optimizer.exchanges_momentum())
     }
 
-    /// Whether the next step takes the mean of all ranks' gradients. Otherwise ranks agree on momenta in it, each with a
-    /// gradient of its own, or each steps alone.
+    /// Returns true if the next step uses the mean of all ranks' gradients.
+    /// Otherwise each rank uses its own gradient, and ranks average momenta in
+    /// the step or not at all.
     pub(crate) fn takes_mean_gradients(&self) -> bool {
         let mut settings = self.settings.iter();
         !settings.any(|it| rule::takes_own_gradients(&it.optimizer, self.time + 1))
     }
 
-    /// Returns one bit per element of a parameter: whether it has ever had a gradient, so that its second moment is not 0.
+    /// Returns one bit per element of a parameter: whether it has ever had a
+    /// gradient, so that its second moment is not 0.
     pub(crate) fn live_elements(&self, index: usize) -> Vec<u8> {
         let place = self.moments(index).iter().position(|name| *name == rule::SECOND_MOMENT);
         let (Some(place), Some(State::Device(state))) = (place, &self.states[index]) else {
@@ -319,8 +336,8 @@ impl<B: OptimizerOps> Optimizer<B> {
         deepburn_kernels::live_elements(bytemuck::cast_slice(&squares))
     }
 
-    /// Elements `range` of the array called `name` of a parameter; `None` for a frozen one and for a name
-    /// that the rule has not.
+    /// Returns elements `range` of the array `name` of a parameter; `None` for
+    /// a frozen parameter and for an unknown name.
     pub(crate) fn kept_moment(
         &self,
         index: usize,
@@ -337,20 +354,22 @@ impl<B: OptimizerOps> Optimizer<B> {
         }
     }
 
-    /// Steps taken.
+    /// Returns the number of steps.
     pub(crate) fn time(&self) -> u64 {
         self.time
     }
 
-    /// Says how many steps were taken.
+    /// Sets the number of steps.
     pub(crate) fn set_time(&mut self, time: u64) {
         self.time = time;
     }
 
-    /// Replaces the masters of a parameter that has some by an array of the same length.
+    /// Replaces the master of a parameter, if it has one, with an array of the
+    /// same length.
     ///
     /// # Errors
-    /// The disk fails.
+    ///
+    /// Returns an error if the disk fails.
     pub(crate) fn set_master(
         &mut self,
         index: usize,
@@ -365,10 +384,12 @@ impl<B: OptimizerOps> Optimizer<B> {
         Ok(())
     }
 
-    /// Replaces all moments of a trainable parameter by arrays of the same length.
+    /// Replaces all moments of a trainable parameter with arrays of the same
+    /// length.
     ///
     /// # Errors
-    /// The disk fails.
+    ///
+    /// Returns an error if the disk fails.
     pub(crate) fn set_moments(
         &mut self,
         index: usize,
@@ -391,7 +412,8 @@ impl<B: OptimizerOps> Optimizer<B> {
         Ok(())
     }
 
-    /// Replaces the array called `name` of a parameter, whose states are on the device, by one of the same length.
+    /// Replaces the array `name` of a parameter on the device with one of the
+    /// same length.
     pub(crate) fn set_moment(&mut self, index: usize, name: &str, values: B::FloatTensorPrimitive) {
         let place = self.state_arrays(index).iter().position(|array| *array == name);
         if let (Some(place), Some(State::Device(state))) = (place, &mut self.states[index]) {
@@ -399,8 +421,8 @@ impl<B: OptimizerOps> Optimizer<B> {
         }
     }
 
-    /// Takes `values` of a parameter for those that all ranks have, from which this rank has not moved yet. Does
-    /// nothing where ranks take no steps of their own.
+    /// Sets the values that all ranks have in common, from which this rank has
+    /// not moved yet. Has no effect without local steps.
     pub(crate) fn set_common(&mut self, index: usize, values: B::FloatTensorPrimitive) {
         if !self.state_arrays(index).contains(&COMMON) {
             return;
@@ -412,7 +434,7 @@ impl<B: OptimizerOps> Optimizer<B> {
         }
     }
 
-    /// The values of a parameter that ranks had in common, and what this rank has moved since: its own values.
+    /// Returns this rank's values: the common values plus this rank's movement.
     pub(crate) fn moved_values(&self, index: usize) -> B::FloatTensorPrimitive {
         let array = |name| match self.kept_moment(index, name, 0..0) {
             Some(KeptArray::Device(array)) => array,
@@ -421,11 +443,13 @@ impl<B: OptimizerOps> Optimizer<B> {
         B::float_add(array(COMMON), array(zero_one::MOVED))
     }
 
-    /// Starts a step. The gradient of each update is multiplied by `scale`. `operands` are the offloaded operands of all
-    /// trainable parameters, whose updates come in `order`.
+    /// Starts a step. The gradient of each update is multiplied by `scale`.
+    /// `operands` are the offloaded operands of all trainable parameters, which
+    /// are updated in `order`.
     ///
     /// # Errors
-    /// The disk has failed in an earlier step.
+    ///
+    /// Returns an error if the disk failed in an earlier step.
     pub(crate) fn start_step(
         &mut self,
         rates: Rates,
@@ -446,7 +470,8 @@ impl<B: OptimizerOps> Optimizer<B> {
         Ok(StepInProgress { optimizer: self, steps, scale })
     }
 
-    /// What a step reads of a file, in its order, and the most bytes that one piece of an update has.
+    /// Returns the reads of a step from the file in order, and the largest
+    /// number of bytes in one piece of an update.
     fn reads(
         &self,
         steps: &[UpdateStep],
@@ -462,7 +487,8 @@ impl<B: OptimizerOps> Optimizer<B> {
                 else {
                     return;
                 };
-                // The copy of a master is overwritten unread.
+                // The 16-bit copy of a master is overwritten without being
+                // read.
                 let values = operands.values.as_deref().filter(|_| has_values && masters == 0);
                 let gradient = operands.gradient.as_ref().filter(|_| has_gradient);
                 for piece in state.layout.pieces() {
@@ -481,13 +507,14 @@ impl<B: OptimizerOps> Optimizer<B> {
                 let arrays = first..masters + self.moments(index).len();
                 pass(index, arrays, needs_values, true);
             }
-            // Along the direction, which is in memory.
+            // The pass along the direction, which is in memory.
             round.indices().into_iter().for_each(|index| pass(index, 0..masters, true, false));
         }
         (reads, largest)
     }
 
-    /// How many moments the step of a parameter uses: a schedule may bring momentum down to 0.
+    /// Returns the number of moments that the step of a parameter uses. It is
+    /// smaller if a schedule sets the momentum to 0.
     fn states_used(&self, steps: &[UpdateStep], index: usize) -> usize {
         match self.settings_of[index].map(|settings| &steps[settings]) {
             Some(UpdateStep::Elements(step)) => step.states(),
@@ -497,7 +524,7 @@ impl<B: OptimizerOps> Optimizer<B> {
 }
 
 impl<B: OptimizerOps> Owned<B> {
-    /// How many elements, and where.
+    /// Returns the number of elements and their device.
     fn place(&self) -> (usize, B::Device) {
         match self {
             Self::Elements(len, device) => (*len, device.clone()),

@@ -30,17 +30,17 @@ use state::{ParameterState, WholeCopy};
 
 pub(crate) use state::{Shard, ShardRead};
 
-/// A parameter by its place in the model.
+/// A parameter by its position in the model.
 #[derive(Debug)]
 pub struct Parameter<B: Backend> {
     description: Description<B>,
     state: Mutex<ParameterState<B>>,
-    /// What makes it whole, where it is sharded.
+    /// Gathers the complete values if the parameter is sharded.
     gatherer: Option<Weak<Gatherer<B>>>,
     ledger: Ledger,
 }
 
-/// What never changes about a parameter.
+/// The constant properties of a parameter.
 #[derive(Debug, Clone)]
 pub(crate) struct Description<B: Backend> {
     pub(crate) index: usize,
@@ -53,7 +53,7 @@ pub(crate) struct Description<B: Backend> {
 }
 
 impl<B: Backend> Parameter<B> {
-    /// A parameter that every rank holds whole.
+    /// Creates a parameter of which this rank holds all elements.
     pub(crate) fn whole(
         description: Description<B>,
         tensor: B::FloatTensorPrimitive,
@@ -64,7 +64,7 @@ impl<B: Backend> Parameter<B> {
         Self { description, state, gatherer: None, ledger }
     }
 
-    /// A parameter of which this rank holds the flat chunk `shard`.
+    /// Creates a parameter of which this rank holds the flat chunk `shard`.
     pub(crate) fn sharded(
         description: Description<B>,
         shard: Shard<B>,
@@ -75,12 +75,12 @@ impl<B: Backend> Parameter<B> {
         Self { description, state, gatherer: Some(gatherer), ledger }
     }
 
-    /// Place in the model's order of parameters.
+    /// Returns the index in module order.
     pub fn index(&self) -> usize {
         self.description.index
     }
 
-    /// Module path, such as `blocks.0.mlp.c_fc.weight`.
+    /// Returns the module path, such as `blocks.0.mlp.c_fc.weight`.
     pub fn path(&self) -> &str {
         &self.description.path
     }
@@ -89,27 +89,28 @@ impl<B: Backend> Parameter<B> {
         self.description.path.clone()
     }
 
-    /// Shape of the whole parameter.
+    /// Returns the shape of the complete parameter.
     pub fn shape(&self) -> &Shape {
         &self.description.shape
     }
 
-    /// Elements of the whole parameter.
+    /// Returns the number of elements of the complete parameter.
     pub fn numel(&self) -> usize {
         self.description.partition.numel()
     }
 
-    /// How it is cut.
+    /// Returns the partition over ranks.
     pub fn partition(&self) -> Partition {
         self.description.partition
     }
 
-    /// Whether the optimizer updates it; a frozen parameter gets no gradient.
+    /// Returns true if the optimizer updates it. A frozen parameter has no
+    /// gradient.
     pub fn is_trainable(&self) -> bool {
         self.description.trainable
     }
 
-    /// The ledger of its model.
+    /// Returns the ledger of its model.
     pub(crate) fn ledger(&self) -> &Ledger {
         &self.ledger
     }
@@ -122,14 +123,16 @@ impl<B: Backend> Parameter<B> {
         &self.description.device
     }
 
-    /// All elements in the parameter's shape, gathered where they are sharded.
+    /// Returns all elements in the parameter's shape, gathered if they are
+    /// sharded.
     pub(crate) fn read(&self) -> B::FloatTensorPrimitive {
         match &*self.lock() {
             ParameterState::Whole(whole)
             | ParameterState::Sharded { copy: WholeCopy::Persistent(whole), .. } => {
                 return whole.tensor.clone();
             }
-            // The gatherer looks at the copy: the use belongs into its record, whatever there is.
+            // The gatherer checks for a copy itself, because every use has to
+            // be recorded.
             ParameterState::Sharded { .. } => {}
             ParameterState::CheckedOut => {
                 panic!("parameter {} was read while the optimizer updates it", self.path())
@@ -145,7 +148,7 @@ impl<B: Backend> Parameter<B> {
         }
     }
 
-    /// This rank's chunk where the parameter is sharded.
+    /// Returns this rank's chunk if the parameter is sharded.
     pub(crate) fn shard(&self) -> Option<Shard<B>> {
         match &*self.lock() {
             ParameterState::Sharded { shard, .. } => Some(shard.clone()),
@@ -153,7 +156,7 @@ impl<B: Backend> Parameter<B> {
         }
     }
 
-    /// This rank's chunk where it is outside of the device.
+    /// Returns this rank's chunk if it is offloaded.
     pub(crate) fn parked(&self) -> Option<Arc<ParkedArray>> {
         match self.shard()? {
             Shard::Parked(array) => Some(array),
@@ -161,8 +164,8 @@ impl<B: Backend> Parameter<B> {
         }
     }
 
-    /// This rank's chunk where it is outside of the device, to be changed where it is. Whole values, which
-    /// the change makes out of date, are dropped.
+    /// Returns this rank's chunk if it is offloaded, to be updated in place. A
+    /// gathered copy is dropped, because the update makes it outdated.
     pub(crate) fn update_parked(&self) -> Option<Arc<ParkedArray>> {
         match &mut *self.lock() {
             ParameterState::Sharded { shard: Shard::Parked(array), copy } => {
@@ -173,8 +176,8 @@ impl<B: Backend> Parameter<B> {
         }
     }
 
-    /// Hands the stored elements (all, or this rank's chunk) to the optimizer. Whole values beside a chunk
-    /// are dropped, being out of date from now on.
+    /// Takes the stored elements (all of them, or this rank's chunk) for the
+    /// optimizer. A gathered copy is dropped, because it becomes outdated.
     pub(crate) fn take(&self) -> B::FloatTensorPrimitive {
         match std::mem::replace(&mut *self.lock(), ParameterState::CheckedOut) {
             ParameterState::Whole(held)
@@ -186,7 +189,7 @@ impl<B: Backend> Parameter<B> {
         }
     }
 
-    /// Stores what [`take`](Self::take) handed out, updated.
+    /// Stores the updated elements that [`take`](Self::take) returned.
     pub(crate) fn put(&self, tensor: B::FloatTensorPrimitive) {
         let held = Leased::held(tensor, &self.ledger, Category::Parameters);
         *self.lock() = match self.gatherer {
@@ -197,25 +200,26 @@ impl<B: Backend> Parameter<B> {
         };
     }
 
-    /// A poisoned lock means that this rank is already unwinding; its data is not used again.
+    /// A poisoned lock means that this rank is unwinding; its data is not used
+    /// again.
     fn lock(&self) -> MutexGuard<'_, ParameterState<B>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What the gatherer does with the whole values of a sharded parameter.
+/// Operations of the gatherer on the copy of a sharded parameter.
 impl<B: Backend> Parameter<B> {
-    /// Whether there are whole values that stay until the optimizer changes the shard.
+    /// Returns true if there is a persistent copy.
     pub(crate) fn is_persistent(&self) -> bool {
         matches!(&*self.lock(), ParameterState::Sharded { copy: WholeCopy::Persistent(_), .. })
     }
 
-    /// Whether whole values are neither there nor on their way.
+    /// Returns true if there is no copy and none is being gathered.
     pub(crate) fn is_absent(&self) -> bool {
         matches!(&*self.lock(), ParameterState::Sharded { copy: WholeCopy::Absent, .. })
     }
 
-    /// The fetch that brings whole values, where they are on their way.
+    /// Returns the pending fetch of a copy.
     pub(crate) fn fetch(&self) -> Option<Arc<Fetch<B>>> {
         match &*self.lock() {
             ParameterState::Sharded { copy: WholeCopy::Fetching(fetch), .. } => Some(fetch.clone()),
@@ -223,7 +227,7 @@ impl<B: Backend> Parameter<B> {
         }
     }
 
-    /// Whole values that were gathered.
+    /// Returns the gathered copy.
     pub(crate) fn gathered(&self) -> Option<B::FloatTensorPrimitive> {
         match &*self.lock() {
             ParameterState::Sharded { copy: WholeCopy::Gathered { whole, .. }, .. } => {
@@ -233,12 +237,12 @@ impl<B: Backend> Parameter<B> {
         }
     }
 
-    /// Whole values are on their way.
+    /// Records that a copy is being gathered.
     pub(crate) fn start_fetch(&self, fetch: Arc<Fetch<B>>) {
         self.set_copy(WholeCopy::Fetching(fetch));
     }
 
-    /// Keeps whole values until [`release`](Self::release).
+    /// Keeps a copy until [`release`](Self::release).
     pub(crate) fn keep_gathered(&self, whole: B::FloatTensorPrimitive, live: LiveElements) {
         let whole = Leased::held(whole, &self.ledger, Category::Gathered);
         self.set_copy(WholeCopy::Gathered { whole, _live: live });
@@ -261,7 +265,7 @@ impl<B: Backend> Parameter<B> {
         self.set_copy(WholeCopy::Persistent(whole));
     }
 
-    /// Drops whole values that are not persistent. Returns the fetch where they were on their way.
+    /// Drops a copy that is not persistent. Returns the fetch if it is pending.
     pub(crate) fn release(&self) -> Option<Arc<Fetch<B>>> {
         let mut state = self.lock();
         let ParameterState::Sharded { copy, .. } = &mut *state else { return None };

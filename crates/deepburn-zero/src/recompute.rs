@@ -1,18 +1,24 @@
-//! Activation checkpointing: activations that forward frees and backward computes again.
+//! Activation checkpointing: forward frees activations and backward recomputes
+//! them.
 //!
-//! Main type: [`BlockRecorder`], one for each model. While a training forward runs, it finds the blocks of
-//! the model by the parameters that ops read, and records the ops of a block on a [`Tape`]. When the next
-//! block begins, the activations of the block before are freed, but those that the next block reads. Backward
-//! restores a block when it reads the first of them. What autodiff holds are handles all the while, so
-//! neither autodiff nor the model takes part.
+//! Main type: [`BlockRecorder`], one for each model. During a training forward
+//! it detects the blocks of the model by the parameters that ops read, and
+//! records the ops of a block on a [`Tape`]. When the next block starts, the
+//! activations of the previous block are freed, except those that the next
+//! block reads. Backward restores a block when it reads the first of them.
+//! Autodiff holds handles throughout, so neither autodiff nor the model is
+//! involved.
 //!
-//! [Note: Same bits] An op runs again with the same operands: what its block got from outside is kept, a
-//! parameter is gathered again and cannot have changed before backward, a random draw starts from its place
-//! in the stream. Code of the model does not run again, so running statistics are updated once.
+//! [Note: Same bits] An op runs again with the same operands: inputs from
+//! outside the block are kept, a parameter is gathered again and cannot change
+//! before backward, and a random op starts from its recorded position in the
+//! stream. The model's code does not run again, so running statistics are
+//! updated once.
 //!
-//! A program may hold activations beyond backward, running statistics for example. They are restored when
-//! somebody reads them, and at the latest before an optimizer step or a load changes what they are computed
-//! from (`session::close_recordings`).
+//! A program may hold activations after backward, for example running
+//! statistics. They are restored when they are read, and at the latest before
+//! an optimizer step or a load changes the values that they are computed from
+//! (`session::close_recordings`).
 
 pub(crate) mod blocks;
 pub(crate) mod tape;
@@ -37,10 +43,10 @@ use crate::view::View;
 use blocks::Blocks;
 use tape::{Keep, OpRecord, RecordedTensor, Tape};
 
-/// What it costs to run an op again.
+/// The cost of running an op again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cost {
-    /// A few operations for each byte of its result.
+    /// A few operations per byte of the result.
     Low,
     /// The result of a matrix product, a convolution, or attention.
     High,
@@ -53,7 +59,7 @@ pub(crate) enum Cost {
 pub const SHORT_SUM: usize = 128;
 
 impl Cost {
-    /// The cost of a product with `terms` terms a sum.
+    /// Returns the cost of a product with `terms` terms per sum.
     pub(crate) fn of_product(terms: usize) -> Self {
         if terms < SHORT_SUM { Self::Low } else { Self::High }
     }
@@ -62,9 +68,9 @@ impl Cost {
 /// Records the blocks of one model on one rank.
 pub(crate) struct BlockRecorder<B: Backend> {
     policy: RecomputePolicy,
-    /// Where activations wait that are kept; `None` for the device.
+    /// The store of kept activations; `None` keeps them on the device.
     store: Option<Arc<ActivationStore<B>>>,
-    /// By which parameters of the model are known.
+    /// The ledger of the model, which identifies its parameters.
     ledger: Ledger,
     blocks: Blocks,
     pass: RefCell<RecordedPass<B>>,
@@ -73,61 +79,67 @@ pub(crate) struct BlockRecorder<B: Backend> {
 /// The recording of one training pass.
 struct RecordedPass<B: Backend> {
     phase: Option<Phase>,
-    /// Blocks that the program has named and not ended.
+    /// The number of named blocks that have not ended.
     named: usize,
     block: Option<Block<B>>,
-    /// Tapes of blocks that are over. The next op frees them, which may read some of their values.
+    /// The tapes of completed blocks. The next op frees them, because it may
+    /// still read some of their values.
     over: Vec<Arc<Tape<B>>>,
-    /// The tape that was freed last. What is kept of it is parked when the next one is freed, whose block
-    /// may have read it.
+    /// The tape that was freed last. Its kept values are offloaded when the
+    /// next tape is freed, because the next block may read them.
     freed: Option<Weak<Tape<B>>>,
     tapes: Vec<Weak<Tape<B>>>,
-    /// Tapes of earlier passes with the same parameters.
+    /// The tapes of earlier passes with the same parameters.
     earlier: Vec<Weak<Tape<B>>>,
     /// Other models whose parameters these passes have read.
     foreign: Vec<Ledger>,
     /// For each tape of the pass, the values that later blocks have read.
     read_later: Vec<BTreeSet<usize>>,
-    /// The same of the pass before: values that are expected to be read, and not freed.
+    /// The same for the previous pass. These values are expected to be read
+    /// again and are not freed.
     expected: Vec<BTreeSet<usize>>,
 }
 
-/// The block under way.
+/// The current block.
 struct Block<B: Backend> {
-    /// Its number in the model; `None` for one that the program has named.
+    /// Its number in the model; `None` for a named block.
     number: Option<usize>,
-    /// The parameter that began it.
+    /// The parameter that started it.
     first_parameter: Option<usize>,
     /// `None` for a block whose activations are kept.
     tape: Option<Arc<Tape<B>>>,
-    /// Ops of [high cost](Cost::High) so far.
+    /// The number of ops with [high cost](Cost::High) so far.
     products: usize,
 }
 
-/// A recorder of any backend, as a context holds it.
+/// A recorder of any backend, for the context.
 pub(crate) trait AnyRecorder {
-    /// The recorder itself.
+    /// Returns the recorder as `Any`.
     fn into_any(self: Rc<Self>) -> Rc<dyn Any>;
-    /// Whether ops are to come here.
+    /// Returns true if ops have to be recorded.
     fn is_recording(&self) -> bool;
-    /// Begins a block that the program names.
+    /// Starts a named block.
     fn begin_named(&self);
-    /// Ends it.
+    /// Ends a named block.
     fn end_named(&self);
-    /// Whether an activation may be computed from parameters of the model with this ledger.
+    /// Returns true if an activation may depend on parameters of the model with
+    /// this ledger.
     fn reads(&self, ledger: &Ledger) -> bool;
-    /// Computes freed activations again that somebody still holds, before parameters change.
+    /// Recomputes freed activations that are still held, before parameters
+    /// change.
     fn close(&self) -> Result<(), CommError>;
 }
 
-/// Runs a part of a forward pass whose activations are freed, and computed again in backward: activation
-/// checkpointing of a part that the program chooses, whatever the configuration says. Use it inside
-/// `Engine::forward`. Parts do not nest: an inner one belongs to the outer one.
+/// Runs a part of a forward pass with activation checkpointing: its activations
+/// are freed and recomputed in backward, regardless of the configuration.
 ///
-/// What `run` returns may be any tensors. Outside of a training pass `run` is called and nothing else.
+/// Use it inside `Engine::forward`. Parts cannot be nested: an inner part
+/// belongs to the outer one. `run` may return any tensors. Outside of a
+/// training pass `run` is simply called.
 ///
-/// At stage 3 every rank has to hold and read the same activations of such a part, because computing them again
-/// gathers parameters. A rank that logs one alone reads it inside of `run`.
+/// At stage 3 every rank must hold and read the same activations of such a
+/// part, because recomputation gathers parameters. A rank that logs an
+/// activation on its own must read it inside `run`.
 pub fn activation_checkpoint<T>(run: impl FnOnce() -> T) -> T {
     /// Ends the block also when `run` panics.
     struct End(Rc<dyn AnyRecorder>);
@@ -145,8 +157,9 @@ pub fn activation_checkpoint<T>(run: impl FnOnce() -> T) -> T {
 }
 
 impl<B: Backend> BlockRecorder<B> {
-    /// Records as `policy` says for the model with this ledger, whose parameters have these module paths, by
-    /// index. What is kept is parked in `store`, if there is one.
+    /// Creates a recorder with `policy` for the model with this ledger, whose
+    /// parameters have these module paths, by index. Kept activations are
+    /// offloaded to `store`, if there is one.
     pub(crate) fn new<'a>(
         policy: RecomputePolicy,
         store: Option<Arc<ActivationStore<B>>>,
@@ -175,12 +188,13 @@ impl<B: Backend> BlockRecorder<B> {
         Self { policy, store, ledger, blocks, pass: RefCell::new(pass) }
     }
 
-    /// Where activations wait that are kept; `None` for the device.
+    /// Returns the store of kept activations; `None` if they stay on the
+    /// device.
     pub(crate) fn store(&self) -> Option<&ActivationStore<B>> {
         self.store.as_deref()
     }
 
-    /// Begins a training pass.
+    /// Starts a training pass.
     pub(crate) fn start_forward(&self) {
         self.end_forward();
         let mut pass = self.pass.borrow_mut();
@@ -195,7 +209,8 @@ impl<B: Backend> BlockRecorder<B> {
         }
     }
 
-    /// Begins backward. The last block was not freed: backward begins with it.
+    /// Starts backward. The last block was not freed, because backward starts
+    /// with it.
     pub(crate) fn start_backward(&self) {
         self.end_forward();
         if let Some(store) = &self.store {
@@ -203,7 +218,8 @@ impl<B: Backend> BlockRecorder<B> {
         }
     }
 
-    /// Ends forward, whether backward follows or the program has abandoned the pass.
+    /// Ends forward, either because backward starts or because the program
+    /// abandoned the pass.
     fn end_forward(&self) {
         let mut pass = self.pass.borrow_mut();
         pass.phase = Some(Phase::Backward);
@@ -214,7 +230,7 @@ impl<B: Backend> BlockRecorder<B> {
         last.into_iter().chain(open).for_each(|tape| tape.forget_ops());
     }
 
-    /// Notes an operand of an op: a parameter may begin a block.
+    /// Records an operand of an op. A parameter may start a block.
     pub(crate) fn note_parameter(&self, operand: &ZeroTensor<B>) {
         let ZeroTensor::Parameter(ParameterView { parameter, .. }) = operand else { return };
         if !parameter.ledger().is(&self.ledger) {
@@ -233,7 +249,8 @@ impl<B: Backend> BlockRecorder<B> {
             return;
         }
         let goes_on = match &pass.block {
-            // The first parameter read again: the same block for the next layer or time step.
+            // If the first parameter is read again, it is the same block for
+            // the next layer or time step.
             Some(block) => block.number == number && block.first_parameter != Some(index),
             None => number.is_none(),
         };
@@ -247,7 +264,8 @@ impl<B: Backend> BlockRecorder<B> {
         pass.block = Some(Block { number: Some(number), first_parameter, tape, products: 0 });
     }
 
-    /// Notes an operand of an op: a value of another block is kept for backward.
+    /// Records an operand of an op. A value of another block is kept for
+    /// backward.
     pub(crate) fn note_value(&self, operand: &ZeroTensor<B>) {
         if let ZeroTensor::Recorded(recorded) = operand {
             self.note_recorded(recorded);
@@ -259,7 +277,8 @@ impl<B: Backend> BlockRecorder<B> {
         if pass.tape().is_some_and(|tape| recorded.is_on(tape)) {
             return;
         }
-        // A value of an earlier pass, or of another model, is not expected in the next one.
+        // A value of an earlier pass or of another model is not expected in the
+        // next pass.
         let number = recorded.tape_number();
         if pass.tapes.get(number).is_some_and(|tape| recorded.is_of(tape)) {
             pass.read_later[number].insert(recorded.value());
@@ -268,14 +287,14 @@ impl<B: Backend> BlockRecorder<B> {
         recorded.keep();
     }
 
-    /// Begins an op whose operands have been noted; `None` where it is not recorded.
+    /// Starts an op whose operands were recorded; `None` if it is not recorded.
     pub(crate) fn begin_op(&self, cost: Cost) -> Option<OpRecord<B>> {
         let mut pass = self.pass.borrow_mut();
         let over = std::mem::take(&mut pass.over);
         let record = pass.block.as_mut().and_then(|block| {
             let tape = block.tape.clone()?;
             block.products += usize::from(cost == Cost::High);
-            // A part that the program has named is freed as a whole.
+            // A named part is freed as a whole.
             let saves = self.policy == RecomputePolicy::Selective
                 && block.number.is_some()
                 && cost == Cost::High
@@ -287,7 +306,7 @@ impl<B: Backend> BlockRecorder<B> {
         record
     }
 
-    /// Frees the tape of a block that is over.
+    /// Frees the tape of a completed block.
     fn free(&self, tape: &Arc<Tape<B>>) {
         tape.free();
         let before = self.pass.borrow_mut().freed.replace(Arc::downgrade(tape));
@@ -340,7 +359,8 @@ impl<B: Backend> AnyRecorder for BlockRecorder<B> {
         tapes.append(&mut pass.tapes);
         drop(pass);
         let restore = || tapes.iter().filter_map(Weak::upgrade).for_each(|tape| tape.restore());
-        // A parameter may have to be gathered again, which other ranks may fail.
+        // A parameter may have to be gathered again, which fails if another
+        // rank has failed.
         catch_unwind(AssertUnwindSafe(restore)).map_err(|panic| match panic.downcast() {
             Ok(error) => *error,
             Err(panic) => resume_unwind(panic),
@@ -349,7 +369,7 @@ impl<B: Backend> AnyRecorder for BlockRecorder<B> {
 }
 
 impl<B: Backend> RecordedPass<B> {
-    /// The tape of the block under way.
+    /// Returns the tape of the current block.
     fn tape(&self) -> Option<&Arc<Tape<B>>> {
         self.block.as_ref()?.tape.as_ref()
     }
@@ -367,7 +387,8 @@ impl<B: Backend> RecordedPass<B> {
     }
 }
 
-/// Applies a view to an activation: recorded while its block is under way, and otherwise on its data.
+/// Applies a view to an activation: recorded while its block is active,
+/// otherwise on its data.
 pub(crate) fn view<B: Backend>(recorded: RecordedTensor<B>, view: View) -> ZeroTensor<B> {
     let tensor = ZeroTensor::Recorded(recorded);
     if let Some(recorder) = session::recorder::<B>() {
@@ -381,17 +402,18 @@ pub(crate) fn view<B: Backend>(recorded: RecordedTensor<B>, view: View) -> ZeroT
     ZeroTensor::Full(view.share::<B>(tensor.into_leased()))
 }
 
-/// Notes the operands of an op that is not recorded, because its results are small, or gradients.
+/// Records the operands of an op that is not recorded, because its results are
+/// small or gradients.
 pub(crate) fn note_unrecorded<B: Backend>(operands: &[&ZeroTensor<B>]) {
     if let Some(recorder) = session::recorder::<B>() {
         operands.iter().for_each(|operand| recorder.note_parameter(operand));
         operands.iter().for_each(|operand| recorder.note_value(operand));
-        // What frees the block before.
+        // This frees the previous block.
         drop(recorder.begin_op(Cost::Low));
     }
 }
 
-/// Notes that an op reads an activation without being recorded.
+/// Records that an op reads an activation without being recorded itself.
 pub(crate) fn note_read<B: Backend>(recorded: &RecordedTensor<B>) {
     if let Some(recorder) = session::recorder::<B>() {
         recorder.note_recorded(recorded);

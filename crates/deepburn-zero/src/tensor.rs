@@ -1,4 +1,5 @@
-//! The tensors of [`Sharded`](crate::Sharded): data, or something that can become data.
+//! The tensors of [`Sharded`](crate::Sharded): data, or handles that can
+//! produce data.
 
 use std::sync::Arc;
 
@@ -14,26 +15,28 @@ use crate::view::View;
 
 /// A float tensor of the decorated backend.
 ///
-/// Autodiff keeps these values for the backward pass, so the memory of training is decided by
-/// what they hold: a parameter saved by forward is a handle, not data.
+/// Autodiff keeps these values for the backward pass, so they determine the
+/// memory of training: a parameter that forward saves is a handle, not data.
 #[derive(Debug, Clone)]
 pub enum ZeroTensor<B: Backend> {
-    /// Ordinary data, all of it on this rank.
+    /// Ordinary data, completely on this rank.
     Full(FullTensor<B>),
-    /// A parameter of a sharded model under recorded views. Holds no data of its own; an op that
-    /// needs some reads the parameter, gathering it first where it is sharded.
+    /// A parameter under recorded views. It holds no data; an op that needs the
+    /// data reads the parameter, which is gathered if it is sharded.
     Parameter(ParameterView<B>),
-    /// An activation of a block that backward may compute again. Holds data until the block is over, and
-    /// again from the moment when backward reads the block.
+    /// An activation of a block that backward may recompute. It holds data
+    /// until the block ends, and again once backward reads the block.
     Recorded(RecordedTensor<B>),
-    /// The gradient of an embedding, kept as rows. Holds the rows that were looked up.
+    /// The gradient of an embedding as rows. It holds only the rows that were
+    /// looked up.
     SparseRows(RowGradient<B>),
-    /// A gradient that was handed over to be reduced. Holds nothing.
+    /// A gradient that was passed on for reduction. It holds nothing.
     Reduced(ReducedGradient<B>),
 }
 
-/// A tensor of the inner backend, entered in the ledger for as long as it or a view of it lives: as an
-/// activation, unless it was made with another lease.
+/// A tensor of the inner backend with its ledger entry, which lives as long as
+/// the tensor or a view of it. It counts as an activation unless it has another
+/// lease.
 #[derive(Debug, Clone)]
 pub struct Leased<T> {
     pub(crate) tensor: T,
@@ -63,12 +66,13 @@ impl<T> Leased<T> {
         Self { lease: None, ..self }
     }
 
-    /// The inner backend's tensor. Its bytes leave the ledger with the last other handle.
+    /// Returns the inner backend's tensor. The ledger entry ends with the last
+    /// other handle.
     pub fn into_inner(self) -> T {
         self.tensor
     }
 
-    /// A view that shares memory, and so the entry in the ledger.
+    /// Returns a view that shares the memory and therefore the ledger entry.
     pub(crate) fn viewed(self, view: impl FnOnce(T) -> T) -> Self {
         Self { tensor: view(self.tensor), lease: self.lease }
     }
@@ -93,7 +97,8 @@ pub struct ParameterView<B: Backend> {
     dtype: DType,
 }
 
-/// What is left of a gradient in autodiff's container once it has been handed over.
+/// The marker in autodiff's container for a gradient that was passed on for
+/// reduction.
 #[derive(Debug, Clone)]
 pub struct ReducedGradient<B: Backend> {
     pub(crate) shape: Shape,
@@ -115,12 +120,13 @@ impl<B: Backend> ParameterView<B> {
         self
     }
 
+    /// Reads the parameter for an op, applies the views and counts the read.
     pub(crate) fn read(self) -> B::FloatTensorPrimitive {
         session::with_counter(|counter| counter.read(self.parameter.path()));
         self.read_again()
     }
 
-    /// Reads the parameter for an op that has run before and whose operations have been counted.
+    /// Reads the parameter for an op that runs again and was already counted.
     pub(crate) fn read_again(self) -> B::FloatTensorPrimitive {
         session::note_read(self.parameter.ledger());
         let whole = self.parameter.read();
@@ -134,16 +140,18 @@ impl<B: Backend> ZeroTensor<B> {
         Self::Full(Leased::new(tensor))
     }
 
-    /// The handle of a parameter.
+    /// Returns the handle of a parameter.
     pub(crate) fn parameter(parameter: Arc<Parameter<B>>) -> Self {
         Self::Parameter(ParameterView::new(parameter))
     }
 
-    /// The data, gathered from all ranks where it is sharded.
+    /// Returns the data, gathered from all ranks if it is sharded.
     ///
     /// # Panics
-    /// With a [`CommError`](deepburn_comm::CommError) as payload when a collective fails: tensor
-    /// ops cannot return errors. [`run_ranks`](deepburn_comm::run_ranks) turns it back into one.
+    ///
+    /// Panics with a [`CommError`](deepburn_comm::CommError) as payload if a
+    /// collective fails, because tensor ops cannot return errors.
+    /// [`run_ranks`](deepburn_comm::run_ranks) converts it back to an error.
     pub fn into_full(self) -> B::FloatTensorPrimitive {
         match self {
             Self::Full(full) => full.tensor,
@@ -161,7 +169,7 @@ impl<B: Backend> ZeroTensor<B> {
         }
     }
 
-    /// The data with its entry in the ledger, for an op that keeps it.
+    /// Returns the data with its ledger entry, for an op that keeps it.
     pub(crate) fn into_leased(self) -> FullTensor<B> {
         match self {
             Self::Full(full) => full,
@@ -170,8 +178,8 @@ impl<B: Backend> ZeroTensor<B> {
         }
     }
 
-    /// Applies a view: recorded on a parameter, and sharing memory on data. A cast to another type
-    /// makes data of its own.
+    /// Applies a view. On a parameter it is recorded; on data it shares memory.
+    /// A cast to another type creates new data.
     pub(crate) fn view(self, view: View) -> Self {
         match self {
             Self::Full(full) => Self::Full(view.share::<B>(full)),

@@ -1,4 +1,4 @@
-//! Where a rank keeps its model states outside of the device, and how many bytes of a file they need.
+//! The tiers of a rank's offloaded model states, and the size of their file.
 
 use burn_backend::DType;
 use deepburn_comm::Partition;
@@ -16,22 +16,24 @@ use crate::parked::{PIECE, ParkedArray, PieceLayout, PipelinePolicy, Store};
 use crate::precision::element_type;
 use crate::reduce::SumHome;
 
-/// Where a rank parks arrays, and how its steps come at them.
+/// The store of a rank's offloaded arrays and the pipeline policy of its steps.
 #[derive(Debug)]
 pub(crate) struct Parking {
     pub(crate) store: Store,
     pub(crate) policy: PipelinePolicy,
-    /// Most elements of a piece.
+    /// The largest number of elements in a piece.
     piece: usize,
-    /// Bytes of an element of an accumulated gradient, at most.
+    /// The largest size of an element of an accumulated gradient, in bytes.
     gradient_bytes: usize,
 }
 
 impl Parking {
-    /// Creates the file of this rank, where the plan asks for one; `None` where everything is on the device.
+    /// Creates the store and, if the plan needs one, the file of this rank.
+    /// `None` if everything is on the device.
     ///
     /// # Errors
-    /// The folder cannot be used, or has too little space.
+    ///
+    /// Returns an error if the folder cannot be used or has too little space.
     pub(crate) fn new(
         zero: &ZeroPlan,
         precision: &PrecisionPlan,
@@ -66,25 +68,30 @@ impl Parking {
         }))
     }
 
-    /// The layout of an array of `len` elements of at most `element_bytes` bytes.
+    /// Returns the layout of an array of `len` elements of at most
+    /// `element_bytes` bytes.
     pub(crate) fn layout(&self, len: usize, element_bytes: usize) -> PieceLayout {
         PieceLayout { len, piece: self.piece, element_bytes }
     }
 
-    /// A place for the gradient sum of a parameter of which this rank updates `len` elements.
+    /// Allocates the gradient sum of a parameter of which this rank updates
+    /// `len` elements.
     ///
     /// # Errors
-    /// The file is full.
+    ///
+    /// Returns an error if the file is full.
     pub(crate) fn sum_home(&self, len: usize, ledger: &Ledger) -> Result<SumHome, SwapError> {
         let layout = self.layout(len, self.gradient_bytes);
         let array = ParkedArray::zeros(&self.store, layout, ledger, Category::Gradients)?;
         Ok(SumHome::Parked(array))
     }
 
-    /// A place for the shard of a parameter, of `len` elements of type `dtype`, on `tier`.
+    /// Allocates the shard of a parameter on `tier`, with `len` elements of
+    /// type `dtype`.
     ///
     /// # Errors
-    /// The file is full.
+    ///
+    /// Returns an error if the file is full.
     pub(crate) fn shard(
         &self,
         tier: Tier,
@@ -96,30 +103,32 @@ impl Parking {
         ParkedArray::zeros(store, layout, ledger, Category::Parameters)
     }
 
-    /// Where arrays are parked.
+    /// Returns the store of offloaded arrays.
     pub(crate) fn store(&self) -> &Store {
         &self.store
     }
 }
 
-/// Says on which tier the optimizer states and the gradient sum of each trainable parameter are kept, in the
-/// order of the model.
+/// Assigns a tier to the optimizer states and gradient sum of each trainable
+/// parameter, in module order.
 #[derive(Debug, Clone)]
 pub(crate) struct StateTiers {
     offloaded: Tier,
-    /// Elements of parameters whose states may stay on the device.
+    /// The number of elements whose states may stay on the device.
     kept: usize,
-    /// Elements of the trainable parameters before.
+    /// The number of elements of the preceding trainable parameters.
     before: usize,
 }
 
 impl StateTiers {
     /// Returns the tiers of a model with these parameters.
     ///
-    /// With a `ratio` below 1 the states of the first parameters stay on the device, up to the first one with
-    /// which they would be more than `1 - ratio` of all elements. DeepSpeed's `stage3.py` counts sub-groups of
-    /// `sub_group_size` elements likewise, with `i >= int((1 - ratio) * count)`. Elements are counted without
-    /// padding, so that the cut is the same for every number of ranks.
+    /// With a `ratio` below 1 the states of the first parameters stay on the
+    /// device, up to the first one with which they would exceed `1 - ratio` of
+    /// all elements. DeepSpeed's `stage3.py` counts sub-groups of
+    /// `sub_group_size` elements in the same way, with `i >= int((1 - ratio) *
+    /// count)`. Elements are counted without padding, so the result does not
+    /// depend on the number of ranks.
     pub(crate) fn new(parameters: &[ParameterSize], zero: &ZeroPlan) -> Self {
         let trainable = parameters.iter().filter(|parameter| parameter.is_trainable());
         let total = trainable.fold(0, |sum: u64, parameter| sum.saturating_add(parameter.numel));
@@ -128,23 +137,24 @@ impl StateTiers {
             OptimizerOffload::Host { ratio, .. } => (Tier::Host, ratio),
             OptimizerOffload::Nvme(_) => (Tier::Disk, 1.0),
         };
-        // `(1 - ratio) * total` would be rounded to just below a whole number more often.
+        // `(1 - ratio) * total` would be rounded below an integer more often.
         let kept = total as f64 - (ratio * total as f64).ceil();
         Self { offloaded, kept: kept as usize, before: 0 }
     }
 
-    /// The tier of the states of the next trainable parameter, of `numel` elements.
+    /// Returns the tier for the next trainable parameter, which has `numel`
+    /// elements.
     pub(crate) fn next(&mut self, numel: usize) -> Tier {
         self.before = self.before.saturating_add(numel);
         if self.before > self.kept { self.offloaded } else { Tier::Device }
     }
 }
 
-/// Says on which tier the shard of each parameter is kept, in the order of the model.
+/// Assigns a tier to the shard of each parameter, in module order.
 #[derive(Debug, Clone)]
 pub(crate) struct ShardTiers {
     offload: ParameterOffload,
-    /// Elements of the shards before.
+    /// The number of elements of the preceding shards.
     before: usize,
 }
 
@@ -157,11 +167,13 @@ impl ShardTiers {
         Self { offload, before: 0 }
     }
 
-    /// The tier of the next shard, of `len` elements, padding included.
+    /// Returns the tier of the next shard of `len` elements, including padding.
     ///
-    /// With NVMe the first `max_in_cpu` elements stay in host memory. As in DeepSpeed
-    /// (`_create_fp16_partitions_with_defragmentation` of `stage3.py`) shards are counted from the first on,
-    /// whether or not they fit; here one by one, there in groups of `sub_group_size`.
+    /// With NVMe the first `max_in_cpu` elements stay in host memory. As in
+    /// DeepSpeed (`_create_fp16_partitions_with_defragmentation` of
+    /// `stage3.py`) all preceding shards count, even those that did not fit.
+    /// Here they are counted one by one, in DeepSpeed in groups of
+    /// `sub_group_size`.
     pub(crate) fn next(&mut self, len: usize) -> Tier {
         self.before = self.before.saturating_add(len);
         match self.offload {
@@ -174,28 +186,30 @@ impl ShardTiers {
     }
 }
 
-/// A file for the states of this rank.
+/// Creates the file for the states of this rank.
 fn create_file(nvme: &NvmePlan, bytes: u64) -> Result<SwapFile, SwapError> {
     SwapFile::create(&nvme.file.folder, bytes, &io_policy(&nvme.file))
 }
 
-/// How a file is read and written.
+/// Returns the I/O policy of a file.
 pub(crate) fn io_policy(file: &SwapFilePlan) -> IoPolicy {
     let SwapFilePlan { block_size, queue_depth, .. } = *file;
     IoPolicy { block_size, queue_depth, ..IoPolicy::default() }
 }
 
-/// Bytes of an element of an accumulated gradient: one micro-batch may be in the type in which it travelled.
+/// Returns the largest size of a gradient element in bytes. With one
+/// micro-batch it may be in the communication type.
 fn gradient_bytes(precision: &PrecisionPlan) -> usize {
     let types = [precision.communication, precision.accumulation].map(element_type);
     types.map(|dtype| DType::from(dtype).size()).into_iter().fold(0, usize::max)
 }
 
-/// Bytes of the file in which each rank keeps its share of the states of `parameters`; 0 where the plan asks
-/// for none.
+/// Returns the size of the file in which each rank keeps its part of the states
+/// of `parameters`, in bytes; 0 without NVMe offload.
 ///
 /// # Panics
-/// When `ranks` is 0.
+///
+/// Panics if `ranks` is 0.
 pub fn swap_bytes(
     parameters: &[ParameterSize],
     zero: &ZeroPlan,

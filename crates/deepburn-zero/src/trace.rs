@@ -1,12 +1,14 @@
-//! The order in which parameters are used, recorded in one pass and followed in the next.
+//! The order in which parameters are used, recorded in one pass and followed in
+//! the next.
 //!
-//! A pass is a forward with its backward, or an evaluation. The first pass of a kind records;
-//! later ones follow, so that parameters can be fetched before they are needed and kept when they
-//! are needed again soon. A pass that departs from the record starts a new one. Every rank runs
-//! the same model and so records the same order; where ranks differ, their collectives no longer
-//! match, which is an error that names both sides.
+//! A pass is a forward with its backward, or an evaluation. The first pass of
+//! each kind records the order. Later passes follow it, so that parameters can
+//! be prefetched and kept if they are soon needed again. A pass that deviates
+//! starts a new record. Every rank runs the same model and records the same
+//! order. If ranks deviate from each other, their collectives differ, which is
+//! an error that names both sides.
 
-/// Half of a training pass.
+/// One half of a training pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
     Forward,
@@ -23,8 +25,8 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    /// Goes back to the first use. A pass that ended early leaves a complete record behind: what
-    /// it did not use will not be fetched ahead again until it is used again.
+    /// Returns to the first use. A pass that ended early leaves a complete
+    /// record, so the uses that it did not reach are no longer prefetched.
     pub(crate) fn start_pass(&mut self) {
         if self.position > 0 && self.position < self.uses.len() {
             self.uses.truncate(self.position);
@@ -33,7 +35,8 @@ impl Trace {
         self.position = 0;
     }
 
-    /// Notes the use of a parameter. True while the record is followed.
+    /// Records the use of a parameter. Returns true while the pass follows the
+    /// record.
     pub(crate) fn visit(&mut self, parameter: usize, phase: Phase) -> bool {
         let expected = self.uses.get(self.position);
         let followed = self.complete && expected == Some(&(parameter, phase));
@@ -46,16 +49,17 @@ impl Trace {
         followed
     }
 
-    /// Parameters that come next in this phase, nearest first, repetitions included; none while
-    /// recording. Fetching stops at the end of a phase, so that nothing is held between forward
-    /// and backward merely because backward will start with it.
+    /// Returns the next parameters of this phase in order, with repetitions;
+    /// none while recording. The list stops at the end of the phase, so that
+    /// parameters at the end of forward are not held only because backward
+    /// starts with them.
     pub(crate) fn upcoming(&self, phase: Phase) -> impl Iterator<Item = usize> + '_ {
         let rest = if self.complete { &self.uses[self.position..] } else { &[] };
         rest.iter().take_while(move |(_, p)| *p == phase).map(|(parameter, _)| *parameter)
     }
 
-    /// Elements of the parameters used before `parameter` is used again, if that is fewer than
-    /// `limit`; `None` otherwise, and while recording.
+    /// Returns the number of elements used before `parameter` is used again, if
+    /// it is less than `limit`; `None` otherwise and while recording.
     pub(crate) fn reuse_distance(
         &self,
         parameter: usize,

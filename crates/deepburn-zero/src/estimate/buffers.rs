@@ -1,6 +1,7 @@
-//! Buffers that ZeRO adds to model states.
+//! The buffers that ZeRO needs besides model states.
 //!
-//! Main type: [`Gathering`], the whole parameters that stage 3 keeps or makes beside the shards.
+//! Main type: [`Gathering`], the complete parameters that stage 3 keeps or
+//! gathers beside the shards.
 
 use deepburn_comm::Partition;
 use deepburn_config::{OptimizerOffload, ZeroPlan};
@@ -11,26 +12,29 @@ use crate::optimizer::{ROUNDS_PER_MODEL, WORKSPACE};
 use crate::persistence::persistent_parameters;
 use crate::reduce::BUCKETS_PER_MODEL;
 
-/// Elements of the bucket being filled and, with overlap, of the one on its way.
+/// Returns the elements of the bucket that is being filled and, with overlap,
+/// of the one that is being reduced.
 pub(super) fn bucket_elements(parameters: &[ParameterSize], zero: &ZeroPlan, ranks: u64) -> u64 {
-    // On one rank a gradient in a bucket is the one that is kept on the device.
+    // On one rank, a gradient in a bucket is the same allocation as the
+    // accumulated one.
     if ranks == 1 && zero.optimizer_states == OptimizerOffload::Device {
         return 0;
     }
     let trainable = || parameters.iter().filter(|p| p.is_trainable()).map(|p| p.numel);
     let share = sum(trainable()).div_ceil(BUCKETS_PER_MODEL as u64);
     let capacity = share.min(zero.gradients.reduce_bucket_size as u64);
-    // A gradient that is larger than the capacity gets a bucket of its own.
+    // A gradient that exceeds the capacity has its own bucket.
     let bucket = capacity.max(trainable().max().unwrap_or(0));
     bucket.saturating_mul(if zero.gradients.overlap_comm { 2 } else { 1 })
 }
 
-/// Elements of the directions that a rank holds at once while it updates parameters.
+/// Returns the peak number of direction elements on a rank during the optimizer
+/// step.
 pub(super) fn direction_elements(parameters: &[ParameterSize], zero: &ZeroPlan, ranks: u64) -> u64 {
     let shards = if zero.stage.shards_optimizer() { ranks } else { 1 };
     let owned = |numel: u64| Partition::new(numel as usize, shards as usize).shard_len() as u64;
     let with = |memory| parameters.iter().filter(move |p| p.direction == memory).map(|p| p.numel);
-    // A round has a part of the model, or one parameter.
+    // A round contains a part of the model, or one parameter.
     let total = sum(parameters.iter().filter(|p| p.is_trainable()).map(|p| p.numel));
     let share = total.div_ceil(ROUNDS_PER_MODEL as u64);
     let largest = with(DirectionMemory::Owned).max().unwrap_or(0);
@@ -39,20 +43,23 @@ pub(super) fn direction_elements(parameters: &[ParameterSize], zero: &ZeroPlan, 
         0 => 0,
         largest => owned(share.max(largest)).saturating_add(padding),
     };
-    // Momenta travel in messages of an eighth of a byte for each element and a scale for each rank, both ways.
+    // Momenta are sent as one bit per element and one scale per rank, in both
+    // directions.
     let errors = parameters.iter().filter(|p| p.keeps_errors).count() as u64;
     let of_messages = match errors {
         0 => 0,
         tensors => share.max(largest).div_ceil(16).saturating_add(tensors * ranks * 3),
     };
-    // A round has a matrix for each rank. A rank holds its parts of all directions and one of them whole, computes, and
-    // then holds all results.
+    // A round has one matrix per rank. A rank first holds its parts of all
+    // directions and one complete direction, and after the computation the
+    // results of all owners.
     let mut matrices: Vec<u64> = with(DirectionMemory::Whole).collect();
     matrices.sort_unstable_by(|left, right| right.cmp(left));
     matrices.truncate(ranks as usize);
     let of_matrices = sum(matrices.iter().map(|numel| owned(*numel).saturating_add(*numel)));
     let workspace = matrices.first().map_or(0, |numel| numel.saturating_mul(WORKSPACE));
-    // 1-bit LAMB exchanges all momenta at once, and makes a direction beside the momentum that it is made of.
+    // 1-bit LAMB exchanges all momenta at once, and computes the direction
+    // beside the momentum.
     let fused = with(DirectionMemory::AllOwned);
     let of_fused = match fused.clone().max() {
         None => 0,
@@ -66,7 +73,8 @@ pub(super) fn direction_elements(parameters: &[ParameterSize], zero: &ZeroPlan, 
     of_rounds.max(of_matrices.saturating_add(workspace))
 }
 
-/// Elements of whole parameters that stage 3 keeps or makes beside the shards.
+/// The elements of complete parameters that stage 3 keeps or gathers beside the
+/// shards.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Gathering {
     pub(super) persistent: u64,
@@ -75,7 +83,8 @@ pub(super) struct Gathering {
 }
 
 impl Gathering {
-    /// On one rank only parameters are gathered whose shards, on `homes`, are not on the device.
+    /// Creates the counts. On one rank, only parameters whose shards are not on
+    /// the device are gathered.
     pub(super) fn new(
         parameters: &[ParameterSize],
         homes: &[Tier],
@@ -101,7 +110,8 @@ impl Gathering {
                 gathering.largest = gathering.largest.max(numel);
             }
         }
-        // The limit gives way to a single parameter that is larger: an op needs it whole.
+        // A single parameter may exceed the limit, because an op needs all of
+        // it.
         gathering.limit = gathered_sum.min(plan.max_live_parameters as u64).max(gathering.largest);
         gathering
     }

@@ -1,8 +1,13 @@
-//! The memory of a training pass, computed op by op.
+//! Predicts the memory of a training pass, op by op.
 //!
-//! Main type: [`PassPlan`]. It goes through the ops of an [`ActivationGraph`] forwards and backwards and enters every
-//! tensor in a [`Ledger`], as a run does: activations, with what activation checkpointing frees and computes again,
-//! and gradients on their way from autodiff over a bucket to their sum.
+//! Main type: [`PassPlan`]. It simulates the ops of an [`ActivationGraph`]
+//! forwards and backwards and enters every tensor in a [`Ledger`], as a run
+//! does: activations, with the effects of activation checkpointing, and
+//! gradients from autodiff through buckets to their sum.
+//!
+//! A closed formula cannot give the peak, because the categories peak at
+//! different times: in backward, activations shrink while gradients grow. Only
+//! their sum at each op shows which moment needs the most memory.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -27,10 +32,10 @@ use gradients::GradientMemory;
 
 pub(crate) use event::{BucketedNumel, PassEvent};
 
-/// More bytes than any machine has; a pass that may take more is not computed.
+/// More bytes than any machine has. A larger pass is not simulated.
 const ABSURD: u64 = 1 << 56;
 
-/// How a training pass is run.
+/// The settings of a training pass.
 #[derive(Debug, Clone)]
 pub struct PassPlan {
     policy: RecomputePolicy,
@@ -39,53 +44,58 @@ pub struct PassPlan {
     gathering: GatheringMemory,
 }
 
-/// Parameters that are gathered for ops.
+/// The memory of gathered parameters.
 #[derive(Debug, Clone, Copy)]
 struct GatheringMemory {
-    /// Most bytes of them.
+    /// The limit in bytes.
     limit: u64,
-    /// Bytes of an element.
+    /// The size of an element in bytes.
     bytes: u64,
-    /// Parameters of at most so many elements are not gathered.
+    /// Parameters up to this number of elements are persistent and not
+    /// gathered.
     persistence_threshold: u64,
-    /// Whether they share the memory of their shards, as on one rank.
+    /// Whether gathered parameters share the memory of their shards, as on one
+    /// rank.
     is_shared: bool,
 }
 
-/// How gradients are reduced and kept.
+/// How gradients are reduced and stored.
 #[derive(Debug, Clone, Copy)]
 struct ReductionMemory {
     ranks: u64,
-    /// Whether a rank keeps its part of a gradient alone.
+    /// Whether a rank keeps only its shard of a gradient.
     shards: bool,
-    /// Whether sums are kept on the device.
+    /// Whether sums are on the device.
     on_device: bool,
     bucket_size: u64,
     overlaps: bool,
-    /// Bytes of an element on its way.
+    /// The size of an element during communication, in bytes.
     travelling: u64,
-    /// Bytes of an element in the sum of one micro-batch, and of several.
+    /// The size of an element in the sum of one micro-batch and of several, in
+    /// bytes.
     summed: [u64; 2],
     micro_batches: usize,
 }
 
-/// The most that a rank holds in a training pass.
+/// The memory peaks of a training pass on one rank.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PassPeak {
-    /// Bytes of activations on the device.
+    /// The bytes of activations on the device.
     pub activations: u64,
-    /// Bytes of activations outside of it.
+    /// The bytes of offloaded activations.
     pub offloaded: u64,
-    /// Bytes on the device beside parameters and optimizer states: activations, gradients, buckets and gathered
-    /// parameters, when they take the most together.
+    /// The bytes on the device besides parameters and optimizer states: the
+    /// peak of the sum of activations, gradients, buckets and gathered
+    /// parameters.
     pub device: u64,
-    /// The same as the ledger counts it: on one rank at stage 3 with gathered parameters, although they share the
-    /// memory of their shards.
+    /// The same peak as the ledger counts it. On one rank at stage 3 the ledger
+    /// includes gathered parameters, although they share the memory of their
+    /// shards.
     pub ledger: u64,
 }
 
-/// Whether a reduced gradient is multiplied after its sum, which brings it to the type in which it accumulates
-/// (`reduce/scaling.rs`).
+/// Returns true if a reduced gradient is multiplied after the sum, which
+/// converts it to the accumulation type (`reduce/scaling.rs`).
 fn scales_sums(plan: &Plan, ranks: u64) -> bool {
     let ReductionPlan { op, prescale, predivide_factor } = plan.reduction;
     if op == GradientReduction::Sum || prescale {
@@ -103,7 +113,8 @@ impl GatheringMemory {
         let is_gathered = estimate.buffers.gathered_limit > 0;
         let is_shared = zero.stage.shards_parameters() && ranks == 1 && !is_gathered;
         let bytes = plan.precision.compute.bytes() as u64;
-        // A parameter beyond the limit is whole for one op, which is seldom when a pass takes the most.
+        // A parameter beyond the limit is gathered for a single op, rarely at
+        // the moment of the peak.
         let limit = (zero.parameters.max_live_parameters as u64).saturating_mul(bytes);
         Self {
             limit: if is_shared || is_gathered { limit } else { 0 },
@@ -118,8 +129,9 @@ impl GatheringMemory {
 }
 
 impl PassPlan {
-    /// A pass under `plan`, with `zero` in place of its ZeRO section, on each of `ranks` ranks. `estimate` belongs to
-    /// the model under the same plan.
+    /// Creates the plan of a pass under `plan`, with `zero` instead of its ZeRO
+    /// section, on each of `ranks` ranks. `estimate` must belong to the same
+    /// model and plan.
     pub fn new(plan: &Plan, zero: &ZeroPlan, ranks: u64, estimate: &Estimate) -> Self {
         let travelling = plan.precision.communication.bytes() as u64;
         let accumulated = plan.precision.accumulation.bytes() as u64;
@@ -132,7 +144,7 @@ impl PassPlan {
                 shards: zero.shards_gradients(),
                 on_device: match zero.optimizer_states {
                     OptimizerOffload::Device => true,
-                    // Some of them: as if all.
+                    // A partial offload is treated like a complete one.
                     OptimizerOffload::Host { ratio, .. } => ratio < 1.0,
                     OptimizerOffload::Nvme(_) => false,
                 },
@@ -146,12 +158,12 @@ impl PassPlan {
         }
     }
 
-    /// The same pass under another policy of activation checkpointing.
+    /// Returns the plan with another policy of activation checkpointing.
     pub fn with_policy(&self, policy: RecomputePolicy) -> Self {
         Self { policy, ..self.clone() }
     }
 
-    /// The most that a rank holds in the last micro-batch of a step.
+    /// Returns the peaks in the last micro-batch of a step.
     pub fn peak(&self, graph: &ActivationGraph) -> PassPeak {
         if graph.upper_bound() > ABSURD {
             return PassPeak { activations: ABSURD, offloaded: 0, device: ABSURD, ledger: ABSURD };
@@ -165,13 +177,15 @@ impl PassPlan {
         PassPeak { activations, offloaded, device, ledger }
     }
 
-    /// What the pass does, in order; `None` for a graph that no machine can hold.
+    /// Returns the events of the pass in order; `None` for a graph that no
+    /// machine can hold.
     pub(crate) fn events(&self, graph: &ActivationGraph) -> Option<Vec<PassEvent>> {
         (graph.upper_bound() <= ABSURD).then(|| self.run(graph, self.gathering.limit).1)
     }
 
-    /// Peaks of the activations on the device, of those that are offloaded, and of everything on the device,
-    /// with so many bytes of gathered parameters. Beside them what the pass does.
+    /// Runs the simulation with a limit for gathered parameters. Returns the
+    /// peaks of activations on the device, of offloaded activations, and of
+    /// everything on the device, and the events.
     fn run(&self, graph: &ActivationGraph, gathered_limit: u64) -> ([u64; 3], Vec<PassEvent>) {
         let ledger = Ledger::new();
         let offload = match self.offload {
@@ -216,21 +230,22 @@ impl PassPlan {
     }
 }
 
-/// A training pass that is being simulated.
+/// The state of a simulated training pass.
 struct SimulatedPass<'a> {
     graph: &'a ActivationGraph,
     plan: &'a PassPlan,
     ledger: &'a Ledger,
     activations: ActivationMemory<'a>,
     gradients: GradientMemory<'a>,
-    /// Parameters that are whole for ops.
+    /// The parameters that are gathered.
     gathered: Option<Lease>,
     gathered_limit: u64,
-    /// Bytes of parameters that the rest of the pass reads again.
+    /// The bytes of parameters that the rest of the pass reads again.
     unread: u64,
     /// The gradient of each activation.
     of_values: Vec<Option<Rc<Lease>>>,
-    /// Gradients that loss heads have computed in forward: of the input and of the parameters.
+    /// The gradients that loss heads have computed in forward, for the input
+    /// and for the parameters.
     of_heads: Vec<(Lease, Vec<Lease>)>,
     events: Vec<PassEvent>,
 }
@@ -288,7 +303,7 @@ impl SimulatedPass<'_> {
             }
             BackwardOp::LossHead => {
                 let (hidden, parameters) = self.of_heads.pop().unzip();
-                // The gradient in f32 is scaled and rounded before the next one.
+                // The f32 gradient is scaled and rounded before the next one.
                 drop(parameters);
                 self.reduce(op);
                 drop(hidden);
@@ -303,14 +318,14 @@ impl SimulatedPass<'_> {
         self.gather();
     }
 
-    /// Hands the gradients of an op's parameters to the reducer.
+    /// Passes the gradients of an op's parameters to the reducer.
     fn reduce(&mut self, op: &GraphOp) {
         for parameter in &op.parameters {
             self.gradients.reduce(parameter);
         }
     }
 
-    /// A new gradient of an activation, added to the one that it has.
+    /// Adds a new gradient to an activation's existing one.
     fn accumulate(&mut self, activation: Option<usize>) {
         let Some(activation) = activation else { return };
         let tensor = &self.graph.activations[activation];
@@ -321,7 +336,7 @@ impl SimulatedPass<'_> {
         self.share(activation, Some(Rc::new(new)));
     }
 
-    /// Registers a gradient, which others may hold too.
+    /// Registers a gradient that other activations may share.
     fn share(&mut self, activation: usize, grad: Option<Rc<Lease>>) {
         let tensor = &self.graph.activations[activation];
         if !tensor.has_gradient {
@@ -329,7 +344,7 @@ impl SimulatedPass<'_> {
         }
         let sum = match self.of_values[activation].take() {
             None => grad,
-            // The sum may reuse the memory of either.
+            // The sum may reuse the memory of either operand.
             Some(earlier) => {
                 drop((earlier, grad));
                 Some(Rc::new(self.hold(tensor.bytes)))
@@ -342,8 +357,9 @@ impl SimulatedPass<'_> {
         self.ledger.hold(Category::Activations, bytes as usize)
     }
 
-    /// Bytes of an op's parameters that backward reads too: all of a block that is computed again, otherwise the
-    /// weight of a product or of a normalisation.
+    /// Returns the bytes of an op's parameters that backward reads too: all of
+    /// a recomputed block, otherwise the weight of a product or a
+    /// normalisation.
     fn bytes_read_again(&self, op: &GraphOp) -> u64 {
         let GatheringMemory { bytes, persistence_threshold, .. } = self.plan.gathering;
         let count = match op.backward {
@@ -355,7 +371,7 @@ impl SimulatedPass<'_> {
         super::sum(numels.filter(|numel| *numel > persistence_threshold)).saturating_mul(bytes)
     }
 
-    /// A parameter that is read again stays whole, as far as the limit allows.
+    /// Keeps parameters that are read again, up to the limit.
     fn gather(&mut self) {
         let bytes = self.unread.min(self.gathered_limit);
         self.gathered = None;

@@ -1,28 +1,41 @@
-//! Which parameters the next prefetch brings.
+//! Selects the parameters of the next prefetch.
 //!
 //! Main type: [`LookAhead`]. The rule follows DeepSpeed's `fetch_sub_module`
-//! (`partitioned_param_coordinator.py`): parameters are added for as long as there are fewer than
-//! `stage3_prefetch_bucket_size` elements, so the last one may exceed the bucket. A bucket that is smaller than
-//! each matrix of a model, as `"auto"` makes it for GPT-2, then brings one matrix at a time and not none. DeepSpeed
-//! also exceeds `stage3_max_live_parameters` by the last parameter; here that limit holds.
+//! (`partitioned_param_coordinator.py`): parameters are added while there are
+//! fewer than `stage3_prefetch_bucket_size` elements, so the last one may
+//! exceed the bucket.
+//!
+//! The last one has to be allowed to exceed it. With `"auto"`, the bucket is
+//! smaller than every matrix of GPT-2. If a parameter had to fit, prefetching
+//! would never start and every gather would block its op. With this rule a
+//! prefetch gathers one matrix at a time while the op before it runs. The
+//! memory for this is bounded by `stage3_max_live_parameters`, which DeepSpeed
+//! exceeds by the last parameter and this rule never exceeds.
 
 /// The limits of one prefetch, in elements.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LookAhead {
-    /// A parameter is added while there are fewer elements; 0 turns prefetching off.
+    /// Parameters are added while there are fewer elements; 0 turns prefetching
+    /// off.
     pub(crate) bucket_size: usize,
-    /// Most elements of all parameters together: what is left of `stage3_max_live_parameters`.
+    /// The largest number of elements of all parameters together: the part of
+    /// `stage3_max_live_parameters` that is not in use.
     pub(crate) room: usize,
 }
 
 impl LookAhead {
-    /// Whether another prefetch may start while `ahead` elements that no op waits for are on their way. At most half
-    /// a bucket may be, or each read would prefetch just one small parameter.
+    /// Returns true if another prefetch may start while `ahead` elements are
+    /// being prefetched.
+    ///
+    /// At most half a bucket may be pending. Without this limit each read would
+    /// start a prefetch of one small parameter, and the fixed cost of a
+    /// collective would dominate.
     pub(crate) fn allows_another(&self, ahead: usize) -> bool {
         ahead <= self.bucket_size / 2
     }
 
-    /// The first of the parameters that are `absent`, nearest first; each only once. `numel` gives their elements.
+    /// Returns the parameters to prefetch: the first of `absent`, which is sorted by their next use,
+    /// each only once. `numel` returns the number of elements of a parameter.
     pub(crate) fn batch(
         &self,
         absent: impl Iterator<Item = usize>,
@@ -37,7 +50,7 @@ impl LookAhead {
             if batch.contains(&next) {
                 continue;
             }
-            // A smaller one that is read later would take the room of the one that is needed first.
+            // A smaller parameter that is read later must not take the space of one that is read earlier.
             elements = elements.saturating_add(numel(next));
             if elements > self.room {
                 break;

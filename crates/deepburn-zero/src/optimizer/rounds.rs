@@ -1,58 +1,61 @@
 //! The order in which a step updates parameters.
 //!
-//! Main type: [`StepOrder`]. Parameters whose update depends on single elements come first, one by one. The others need an
-//! exchange between ranks in the middle of their update, and one exchange serves several of them: a round.
+//! Main type: [`StepOrder`]. Parameters with element-wise updates come first,
+//! one by one. The others need an exchange between ranks in the middle of their
+//! update, and one exchange serves several of them: a round.
 
-/// What the update of a parameter depends on.
+/// The values that the update of a parameter depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum UpdateScope {
-    /// Each element alone.
+    /// Single elements.
     Elements,
-    /// The norms of a tensor.
+    /// The norms of the tensor.
     Norms,
-    /// A momentum on which ranks agree.
+    /// A momentum that is averaged over ranks.
     Momentum,
-    /// The momenta of all parameters together, on which ranks agree.
+    /// The momenta of all parameters, averaged over ranks together.
     FusedMomentum,
-    /// A whole matrix.
+    /// The complete matrix.
     Matrix {
-        /// Multiplications that one iteration of its orthogonalisation takes.
+        /// The number of multiplications in one iteration of its
+        /// orthogonalisation.
         cost: u64,
     },
 }
 
-/// The order of the updates of a step: parameter indices.
+/// The order of the updates of a step, as parameter indices.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct StepOrder {
-    /// Updated one by one.
+    /// The parameters that are updated one by one.
     pub(crate) elements: Vec<usize>,
-    /// Updated together, after the others.
+    /// The parameters that are updated in rounds, after the others.
     pub(crate) rounds: Vec<UpdateRound>,
 }
 
-/// Parameters of one exchange.
+/// The parameters of one exchange.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum UpdateRound {
-    /// Norms of these are summed.
+    /// Parameters whose norms are summed.
     Norms(Vec<usize>),
-    /// Ranks agree on the momenta of these.
+    /// Parameters whose momenta are averaged.
     Momenta(Vec<usize>),
-    /// Ranks agree on the momenta of these, all that there are, with common scales.
+    /// All parameters, whose momenta are averaged with common scales.
     FusedMomenta(Vec<usize>),
-    /// Each of these is orthogonalised by its owner, a rank. No rank owns two.
+    /// Matrices, each of which its owner orthogonalises. No rank owns two of a
+    /// round.
     Matrices(Vec<MatrixOwner>),
 }
 
-/// A matrix of a round, and whose it is.
+/// A matrix of a round and its owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MatrixOwner {
-    /// Parameter index.
+    /// The parameter index.
     pub(crate) index: usize,
     /// The rank that orthogonalises it.
     pub(crate) rank: usize,
 }
 
-/// A trained parameter, as far as the order depends on it.
+/// The properties of a trained parameter that determine the order.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PlannedUpdate {
     pub(crate) index: usize,
@@ -60,12 +63,13 @@ pub(crate) struct PlannedUpdate {
     pub(crate) scope: UpdateScope,
 }
 
-/// A round of norms or momenta has at most this fraction of the model, or one parameter: its directions are held until
-/// the exchange is over, and then let go.
+/// A round of norms or momenta has at most this fraction of the model, or one
+/// parameter. Its directions are held in memory until the exchange is complete.
 pub(crate) const ROUNDS_PER_MODEL: usize = 16;
 
 impl StepOrder {
-    /// The order for these parameters, in the model's order, on `ranks` ranks.
+    /// Returns the order for these parameters, given in module order, on
+    /// `ranks` ranks.
     pub(crate) fn new(updates: &[PlannedUpdate], ranks: usize) -> Self {
         let elements = updates.iter().filter(|it| it.scope == UpdateScope::Elements);
         let elements = elements.map(|it| it.index).collect();
@@ -81,7 +85,7 @@ impl StepOrder {
 }
 
 impl UpdateRound {
-    /// Parameter indices.
+    /// Returns the parameter indices.
     pub(crate) fn indices(&self) -> Vec<usize> {
         match self {
             Self::Norms(indices) | Self::Momenta(indices) | Self::FusedMomenta(indices) => {
@@ -92,7 +96,7 @@ impl UpdateRound {
     }
 }
 
-/// Cuts the parameters of one scope into rounds of about equal size.
+/// Divides the parameters of a scope into rounds of about equal size.
 fn rounds_of(updates: &[PlannedUpdate], scope: UpdateScope) -> impl Iterator<Item = Vec<usize>> {
     let total: usize = updates.iter().map(|it| it.numel).sum();
     let capacity = total.div_ceil(ROUNDS_PER_MODEL);
@@ -112,8 +116,9 @@ fn rounds_of(updates: &[PlannedUpdate], scope: UpdateScope) -> impl Iterator<Ite
     rounds.into_iter()
 }
 
-/// Gives every matrix an owner: the most expensive first, each to the rank that has least to do so far (Graham 1969).
-/// The n-th round has the n-th matrix of every owner, so that owners work side by side on matrices of like cost.
+/// Assigns an owner to every matrix: the most expensive first, each to the rank
+/// with the least work so far (Graham 1969). The n-th round has the n-th matrix
+/// of every owner, so owners work at the same time on matrices of similar cost.
 fn matrix_rounds(updates: &[PlannedUpdate], ranks: usize) -> impl Iterator<Item = UpdateRound> {
     let cost = |it: &PlannedUpdate| match it.scope {
         UpdateScope::Matrix { cost } => Some((cost, it.index)),

@@ -1,7 +1,7 @@
-//! What this rank holds of a parameter, and on which tier.
+//! The parts of a parameter that this rank holds, and their tiers.
 //!
-//! Main type: [`ParameterState`]. Whatever holds memory in it carries its own entry in the ledger, so a
-//! change of state is a change of the ledger.
+//! Main type: [`ParameterState`]. Every part carries its own ledger entry, so a
+//! change of state updates the ledger.
 
 use std::sync::Arc;
 
@@ -12,18 +12,18 @@ use crate::gather::{Fetch, LiveElements};
 use crate::parked::{ParkedArray, ParkedRead, ParkedTensor};
 use crate::tensor::FullTensor;
 
-/// What this rank holds of a parameter.
+/// The parts of a parameter that this rank holds.
 #[derive(Debug)]
 pub(super) enum ParameterState<B: Backend> {
     /// All elements, in the parameter's shape.
     Whole(FullTensor<B>),
-    /// This rank's flat chunk, and what there is of the whole values beside it.
+    /// This rank's flat chunk, and the state of the gathered copy beside it.
     Sharded { shard: Shard<B>, copy: WholeCopy<B> },
-    /// Nothing: the optimizer has it.
+    /// Nothing: the optimizer has taken the values.
     CheckedOut,
 }
 
-/// This rank's flat chunk of a parameter, on the tier where it stays.
+/// This rank's flat chunk of a parameter on its tier.
 #[derive(Debug, Clone)]
 pub(crate) enum Shard<B: Backend> {
     /// On the device.
@@ -32,24 +32,27 @@ pub(crate) enum Shard<B: Backend> {
     Parked(Arc<ParkedArray>),
 }
 
-/// The whole values of a sharded parameter.
+/// The gathered copy of a sharded parameter.
 #[derive(Debug)]
 pub(super) enum WholeCopy<B: Backend> {
-    /// There are none, or they are out of date.
+    /// There is none, or it is outdated.
     Absent,
     /// Being gathered together with other parameters. Keeps the fetch alive.
     Fetching(Arc<Fetch<B>>),
-    /// Gathered in this pass and kept for another op, for as long as the gatherer decides.
+    /// Gathered in this pass and kept for another op, as long as the gatherer
+    /// decides.
     Gathered { whole: FullTensor<B>, _live: LiveElements },
     /// Kept until the optimizer changes the shard (`stage3_param_persistence_threshold`).
     Persistent(FullTensor<B>),
 }
 
 impl<B: Backend> Shard<B> {
-    /// Starts to read the shard, whose elements are of type `dtype`, onto the device.
+    /// Starts to copy the shard, with elements of type `dtype`, to the device.
     ///
     /// # Errors
-    /// There is no memory for a buffer, or an earlier write failed.
+    ///
+    /// Returns an error if a buffer cannot be allocated or an earlier write
+    /// failed.
     pub(crate) fn start_read(self, dtype: DType) -> Result<ShardRead<B>, SwapError> {
         Ok(match self {
             Self::Device(shard) => ShardRead::Device(shard.into_inner()),
@@ -59,7 +62,8 @@ impl<B: Backend> Shard<B> {
         })
     }
 
-    /// Bytes of memory that a read takes, in elements of type `dtype`: none where the shard is on the device.
+    /// Returns the memory that a read needs in bytes; 0 if the shard is on the
+    /// device.
     pub(crate) fn read_bytes(&self, dtype: DType) -> usize {
         match self {
             Self::Device(_) => 0,
@@ -68,20 +72,21 @@ impl<B: Backend> Shard<B> {
     }
 }
 
-/// A shard on its way to the device.
+/// A shard that is being copied to the device.
 #[derive(Debug)]
 pub(crate) enum ShardRead<B: Backend> {
-    /// It is there.
+    /// The shard was already on the device.
     Device(B::FloatTensorPrimitive),
-    /// It is read from where it is parked.
+    /// The shard is being read from host memory or NVMe.
     Parked(ParkedRead),
 }
 
 impl<B: Backend> ShardRead<B> {
-    /// The shard on `device`.
+    /// Waits for the shard on `device`.
     ///
     /// # Errors
-    /// The disk fails.
+    ///
+    /// Returns an error if the disk fails.
     pub(crate) fn wait(self, device: &B::Device) -> Result<B::FloatTensorPrimitive, SwapError> {
         match self {
             Self::Device(shard) => Ok(shard),

@@ -1,26 +1,33 @@
 //! Element types of gradients, and the multiplications around their sum over the ranks.
+//!
+//! The mean over W ranks is a sum and a division by W. In exact arithmetic the order does not matter; in
+//! 16 bits it does. A sum before the division may overflow, although the mean would not. A division before
+//! the sum makes small gradients smaller, and in fp16 they may become 0. The plan therefore chooses how
+//! much of the division comes before the sum (DeepSpeed's `prescale_gradients` and
+//! `gradient_predivide_factor`), and [`Scaling`] holds the factors on both sides. The loss scale is not
+//! part of this: it stays in the gradients until the optimizer step, which divides by it in f32.
 
 use burn_backend::FloatDType;
 use deepburn_comm::ReduceOp;
 use deepburn_config::{GradientReduction, ReductionPlan};
 
-/// Element types of gradients after autodiff made them.
+/// Element types of gradients after backward.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Types {
-    /// Between ranks.
+    /// The type that ranks exchange.
     pub(crate) communication: FloatDType,
-    /// In the sum over micro-batches.
+    /// The type of the sum over micro-batches.
     pub(crate) accumulation: FloatDType,
 }
 
 impl Types {
-    /// Whether sums are in a type that holds every value that travels.
+    /// Returns true if the type of the sum represents every value of the communication type.
     pub(super) fn widens(self) -> bool {
         self.communication == self.accumulation || self.accumulation == FloatDType::F32
     }
 }
 
-/// Multiplications around the sum over the ranks.
+/// The factors before and after the sum over the ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Scaling {
     pub(super) before: f64,
@@ -29,7 +36,8 @@ pub(super) struct Scaling {
 }
 
 impl Scaling {
-    /// The factor of a gradient whose mean over ranks is taken later, or its sum, as the plan says.
+    /// Returns the factor of a gradient that is not reduced now: with 1-bit optimizers, each rank uses its
+    /// own gradient. If the plan sums over ranks, the factor makes up for the missing sum.
     pub(super) fn of_one_rank(plan: &ReductionPlan, world_size: usize) -> f64 {
         match plan.op {
             GradientReduction::Sum => world_size as f64,
@@ -37,13 +45,14 @@ impl Scaling {
         }
     }
 
-    /// DeepSpeed's three ways to average: divide after the sum, before it, or partly before it.
+    /// Returns the factors of one of DeepSpeed's three averages: division after the sum, before it, or
+    /// partly before it.
     ///
-    /// [Note: Overflow in fp16] By default fp16 gradients are divided before their sum, which then
-    /// overflows only where one of them does. DeepSpeed's stages 0 and 1, though, add up the
-    /// micro-batches of a step in fp16 and skip a step in which that overflows. To skip such steps
-    /// too, at every stage, a part of the division waits until after the sum: as much as there
-    /// are micro-batches, if there are so many ranks.
+    /// [Note: Overflow in fp16] If fp16 gradients are divided by the number of ranks before their sum, the
+    /// sum overflows only if one of them does. DeepSpeed's stages 0 and 1, however, sum the micro-batches
+    /// of a step in fp16 and skip the step if that sum overflows. To skip the same steps at every stage,
+    /// a part of the division is done after the sum: the number of micro-batches, but at most the number
+    /// of ranks.
     pub(super) fn new(
         plan: &ReductionPlan,
         world_size: usize,

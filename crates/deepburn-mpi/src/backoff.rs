@@ -1,26 +1,28 @@
-//! Pauses between two looks at something that will happen.
+//! Pauses while waiting for an event.
 
 use std::thread;
 use std::time::Duration;
 
-/// Waits a little longer each time: a rank that is almost there is met at once, one that computes
-/// for long does not find its core taken by those that wait.
+/// Waits longer with each pause. An event that comes soon is noticed at once,
+/// and a long wait does not take a core from ranks that compute.
 #[derive(Debug, Default)]
 pub(crate) struct Backoff {
     pauses: u32,
 }
 
 impl Backoff {
-    /// Pauses in which only the turn is given up.
+    /// The number of pauses that only yield.
     const YIELDS: u32 = 200;
-    /// Longest pause in microseconds.
+    /// The longest pause in microseconds.
     const LONGEST: u32 = 500;
 
-    /// Whether others may be late: true now and then in a wait of more than some milliseconds.
+    /// Returns true from time to time in a wait of more than some milliseconds,
+    /// to check for late ranks.
     pub(crate) fn is_long(&self) -> bool {
         self.pauses % Self::YIELDS == Self::YIELDS - 1
     }
 
+    /// Pauses once.
     pub(crate) fn pause(&mut self) {
         self.pauses = self.pauses.saturating_add(1);
         match self.pauses.saturating_sub(Self::YIELDS) {

@@ -1,11 +1,13 @@
 //! The collectives, as the communication thread runs them.
 //!
-//! Each meets the other ranks, exchanges bytes and makes this rank's result of them. Bytes of `W - 1`
-//! ranks are held beside the arrays until the result is made: of a reduction `(W - 1) / W` of its
-//! size sent and as much received, of a gather the result.
+//! Each collective exchanges headers with the other ranks, exchanges bytes and
+//! builds this rank's result. The bytes of `W - 1` ranks are held beside the
+//! arrays until the result is complete: for a reduction `(W - 1) / W` of its
+//! size sent and the same received, for a gather the result.
 //!
-//! Reductions exchange parts, so that each rank has all contributions to what it owns, and add them
-//! in rank order: the arithmetic and its order are the same as with rank threads.
+//! Reductions exchange parts, so that each rank has all contributions to the
+//! part that it owns, and adds them in rank order. The arithmetic and its order
+//! are the same as with rank threads.
 
 use bytes::Bytes;
 use deepburn_comm::{CommError, Encoded, Form, Partition, Payload, Received, ReduceOp, Side};
@@ -14,7 +16,7 @@ use crate::control::Header;
 use crate::link::Link;
 use crate::transfer::Incoming;
 
-/// This rank's shard of the reduction of each array.
+/// Returns this rank's shard of each reduced array.
 pub(crate) fn reduce_scatter<T: Payload>(
     link: &mut Link,
     side: &Side,
@@ -60,7 +62,8 @@ pub(crate) fn reduce_scatter<T: Payload>(
     Ok(reduced.map(|(parts, array)| T::reduce(parts, cut(array).shard_len(), op, rank)).collect())
 }
 
-/// The whole reduction of each array: every rank reduces what it owns and hands it to all.
+/// Returns the complete reduced arrays. Every rank reduces the part that it
+/// owns and sends it to all.
 pub(crate) fn all_reduce<T: Payload>(
     link: &mut Link,
     side: &Side,
@@ -72,7 +75,7 @@ pub(crate) fn all_reduce<T: Payload>(
     spread(link, &shards, &numels)
 }
 
-/// Each array made of the chunks of all ranks.
+/// Returns the arrays, concatenated from the chunks of all ranks.
 pub(crate) fn all_gather<T: Payload>(
     link: &mut Link,
     side: &Side,
@@ -83,7 +86,7 @@ pub(crate) fn all_gather<T: Payload>(
     spread(link, chunks, numels)
 }
 
-/// What this rank owns of each array of every rank.
+/// Returns the part of every rank's arrays that this rank owns.
 pub(crate) fn all_to_all<T: Payload>(
     link: &mut Link,
     side: &Side,
@@ -114,7 +117,7 @@ pub(crate) fn all_to_all<T: Payload>(
     decoded.collect::<Result<_, _>>().map_err(|reason| CommError::Transport { rank, reason })
 }
 
-/// The arrays of `root`.
+/// Returns the arrays of `root`.
 pub(crate) fn broadcast<T: Payload>(
     link: &mut Link,
     side: &Side,
@@ -145,7 +148,7 @@ pub(crate) fn broadcast<T: Payload>(
     decoded.collect::<Result<_, _>>().map_err(|reason| CommError::Transport { rank, reason })
 }
 
-/// Nothing but the meeting.
+/// Waits for all ranks.
 pub(crate) fn barrier(link: &mut Link, side: &Side) -> Result<(), CommError> {
     link.meet(side, |_| Vec::new()).map(drop)
 }
@@ -183,11 +186,13 @@ fn spread<T: Payload>(
     decoded.collect::<Result<_, _>>().map_err(|reason| CommError::Transport { rank, reason })
 }
 
+/// Returns form and length of each encoded array.
 fn described(encoded: &[Encoded]) -> Vec<(Form, u64)> {
     encoded.iter().map(|array| (array.form, array.bytes.len() as u64)).collect()
 }
 
-/// Array `index` of what a rank has sent, of `numel` elements, beside `home`.
+/// Decodes array `index` from a rank, with `numel` elements, in the memory of
+/// `home`.
 fn decode<T: Payload>(
     home: &T,
     numel: usize,

@@ -1,4 +1,4 @@
-//! The process group of one run, as its rank sees it.
+//! The process group of one run, from the view of its rank.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -15,30 +15,32 @@ use crate::collectives;
 use crate::link::Link;
 use crate::process::{Process, Work};
 
-/// How long the other ranks stay after a failure: the launcher ends all processes as soon as the first
-/// has ended, and the rank that reports the failure is to be heard.
+/// The time that the other ranks stay alive after a failure. The launcher ends
+/// all processes as soon as the first one has exited, and the rank that reports
+/// the failure must be able to print it.
 const REPORT_HEAD_START: Duration = Duration::from_millis(200);
 
-/// How often a rank that waits looks whether its launcher ends it.
+/// The interval at which a waiting rank checks whether its launcher ends it.
 const TERMINATION_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How work with arrays is run on the communication thread.
+/// Runs work with arrays on the communication thread.
 ///
-/// On a device that queues work thread by thread, the communication thread has to use the queue of
-/// the rank.
+/// On a device with one queue per thread, the communication thread must use the
+/// queue of the rank.
 pub type OnDevice = fn(&mut dyn FnMut());
 
 /// The process group of one run of this rank.
 ///
-/// It carries every [`Payload`], in one common order. A collective is handed to the communication
-/// thread, which runs it while the rank computes: a gather that was started early is there when it
-/// is waited for. Clones are the same rank; when the last is dropped the rank has left.
+/// It exchanges every [`Payload`], in one common order. A collective is queued
+/// for the communication thread, which runs it while the rank computes, so a
+/// gather that was started early is complete when the rank needs it. Clones are
+/// the same rank. When the last clone is dropped, the rank leaves.
 #[derive(Debug, Clone)]
 pub struct MpiGroup {
     membership: Arc<Membership>,
 }
 
-/// What the clones of a group share; leaves when the last is gone.
+/// The state that the clones of a group share. Dropping it leaves the group.
 #[derive(Debug)]
 struct Membership {
     process: Process,
@@ -48,8 +50,8 @@ struct Membership {
 }
 
 impl Membership {
-    /// Tells the others, once, that this rank starts no more collectives. A group that is dropped late may
-    /// meet the next run, which it must not leave.
+    /// Tells the others, once, that this rank starts no more collectives. A
+    /// group that is dropped late must not leave the next run.
     fn leave_once(&self) {
         if self.has_left.swap(true, Ordering::Relaxed) {
             return;
@@ -60,14 +62,15 @@ impl Membership {
         })));
     }
 
-    /// Waits for the communication thread, or for the launcher to end this process.
+    /// Waits for the communication thread, or until the launcher ends this
+    /// process.
     fn wait<R>(&self, answered: &Receiver<Result<R, CommError>>) -> Result<R, CommError> {
         let (status, rank) = (self.process.status(), self.process.rank());
         loop {
             match answered.recv_timeout(TERMINATION_INTERVAL) {
                 Ok(result) => return result,
                 Err(RecvTimeoutError::Timeout) => status.terminate(rank).map_or(Ok(()), Err)?,
-                // The work has panicked, or the communication thread has.
+                // The work or the communication thread has panicked.
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(status.cause().unwrap_or_else(|| {
                         let reason = "the communication thread has ended".to_owned();
@@ -91,23 +94,23 @@ impl MpiGroup {
         Self { membership: Arc::new(Membership { process, on_device, has_left, statistics }) }
     }
 
-    /// This rank, from 0.
+    /// Returns the rank, from 0.
     pub fn rank(&self) -> usize {
         self.membership.process.rank()
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
         self.membership.process.world_size()
     }
 
-    /// The collectives that this rank has started so far.
+    /// Returns the counts of the collectives that this rank has started.
     pub fn statistics(&self) -> Statistics {
         self.membership.statistics.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Hands `work` to the communication thread, at its place in the common order. `span` is open while
-    /// the rank waits for the result.
+    /// Queues `work` for the communication thread at the next position of the
+    /// common order. `span` is open while the rank waits for the result.
     fn start<T: Payload>(
         &self,
         side: Side,
@@ -132,7 +135,7 @@ impl MpiGroup {
             let mut work = Some(work);
             on_device(&mut || {
                 if let Some(work) = work.take() {
-                    // Nobody may be waiting any more.
+                    // The rank may have dropped its handle.
                     let _ = answer.send(work(link, &side));
                 }
             });
@@ -157,7 +160,7 @@ impl RankHandle for MpiGroup {
         }
     }
 
-    /// Handles that are still held can be waited for.
+    /// Pending collectives can still be completed.
     fn leave(&self) {
         self.membership.process.status().end();
         self.membership.leave_once();

@@ -1,15 +1,18 @@
 //! Ranks as processes: a process group over MPI.
 //!
-//! `MpiGroup` carries the same collectives as the rank threads of one process
-//! (`deepburn_comm::Member`) and gives the same bits, because it moves bytes alone: parts
-//! of arrays are exchanged, and the rank that owns a part reduces it in rank order with the payload's
-//! own `Payload::reduce`. Neither MPI's data types nor its reductions are
-//! used, whose order of additions no standard fixes.
+//! `MpiGroup` offers the same collectives as the rank threads of one process
+//! (`deepburn_comm::Member`) and returns the same bits, because MPI only
+//! transports bytes: parts of arrays are exchanged, and the owner of a part
+//! reduces it in rank order with the payload's own `Payload::reduce`. MPI's
+//! data types and reductions are not used, because no standard defines their
+//! order of additions.
 //!
-//! A process is one rank. One thread of it, the communication thread, makes all calls of MPI and runs
-//! the collectives in the order in which they were started; the rank computes meanwhile. Before data
-//! moves, every rank sends every other a header. Ranks that disagree get the error that names both
-//! sides. A rank that does not come, or whose process dies, ends all ranks with its name.
+//! A process is one rank. Its communication thread makes all calls of MPI and
+//! runs the collectives in the order in which they were started, while the rank
+//! computes. Before data is exchanged, every rank sends every other a header.
+//! If headers disagree, all ranks get an error that names both sides. A rank
+//! that does not arrive, or whose process dies, ends all ranks with an error
+//! that names it.
 //!
 //! Everything is behind the feature `mpi`, which needs an MPI library to build.
 

@@ -1,7 +1,8 @@
-//! The calls of MPI that the engine makes, each with its return code checked.
+//! The MPI functions that the engine calls, each with its return code checked.
 //!
-//! All `unsafe` code of message passing is here. [`Mpi`] is not `Send`: MPI is initialised for one
-//! thread (`MPI_THREAD_FUNNELED`), and the type keeps its calls on that thread.
+//! All `unsafe` code for messages is here. [`Mpi`] is not `Send`: MPI is
+//! initialised for one thread (`MPI_THREAD_FUNNELED`), and the type keeps its
+//! calls on that thread.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::marker::PhantomData;
@@ -11,19 +12,19 @@ use std::ptr;
 use bytes::Bytes;
 use mpi_sys as ffi;
 
-/// A call of MPI that failed.
+/// A failed call of MPI.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MpiError {
-    /// MPI refused a call.
+    /// MPI returned an error.
     #[error("{call} failed: {reason}")]
     Call {
         /// The function of MPI.
         call: &'static str,
-        /// Its own words for the error.
+        /// MPI's description of the error.
         reason: String,
     },
 
-    /// MPI was built without the support for threads that the engine needs.
+    /// MPI was built without the required support for threads.
     #[error(
         "this MPI library allows no threads beside its own (MPI_THREAD_FUNNELED was asked for, level \
          {granted} was granted); use a build of MPI with thread support"
@@ -34,7 +35,7 @@ pub enum MpiError {
     },
 }
 
-/// MPI, initialised, with a communicator of all ranks that nobody else uses.
+/// Initialised MPI with a private communicator of all ranks.
 pub(crate) struct Mpi {
     communicator: ffi::MPI_Comm,
     rank: usize,
@@ -43,19 +44,21 @@ pub(crate) struct Mpi {
     _thread: PhantomData<*const ()>,
 }
 
-/// What a message is for. Messages of one kind between two ranks arrive in the order of their sends.
+/// The kind of a message. Messages of one kind between two ranks arrive in the
+/// order in which they were sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Control = 1,
     Data = 2,
 }
 
-/// A message on its way. The memory that it reads or writes must stay until it
-/// [is complete](Mpi::is_complete); the owner of a `MpiRequest` owns that memory too.
+/// A pending message. The memory that it reads or writes must stay valid until
+/// it [is complete](Mpi::is_complete). The owner of an `MpiRequest` also owns
+/// that memory.
 #[derive(Debug)]
 pub(crate) struct MpiRequest(ffi::MPI_Request);
 
-/// A message that has arrived and was not received yet.
+/// A message that has arrived but was not received yet.
 #[derive(Debug)]
 pub(crate) struct Arrived {
     pub(crate) from: usize,
@@ -163,7 +166,8 @@ impl Mpi {
         Ok(MpiRequest(unsafe { request.assume_init() }))
     }
 
-    /// Whether a message has come to its end; lets MPI make progress. May be asked again.
+    /// Returns true if a message is complete, and lets MPI make progress. Can
+    /// be called repeatedly.
     pub(crate) fn is_complete(&self, request: &mut MpiRequest) -> Result<bool, MpiError> {
         let mut complete = 0;
         // SAFETY: the request is one of this library's; it becomes null when it is complete.
@@ -173,7 +177,7 @@ impl Mpi {
         Ok(complete != 0)
     }
 
-    /// A control message of any rank that has arrived, if there is one.
+    /// Returns a control message that has arrived, if there is one.
     pub(crate) fn arrived(&self) -> Result<Option<Arrived>, MpiError> {
         let (mut flag, mut len) = (0, 0);
         let mut status = MaybeUninit::<ffi::MPI_Status>::uninit();
@@ -218,14 +222,14 @@ impl Mpi {
         Ok(bytes)
     }
 
-    /// Ends MPI; returns when all ranks have called it.
+    /// Finalizes MPI. Returns when all ranks have called it.
     pub(crate) fn finalize(self) -> Result<(), MpiError> {
         // SAFETY: MPI is initialised and this is its thread; nothing is under way.
         check("MPI_Finalize", unsafe { ffi::MPI_Finalize() })
     }
 }
 
-/// The error of a return code, in the words of the library.
+/// Converts a return code to a result with the library's description.
 fn check(call: &'static str, code: c_int) -> Result<(), MpiError> {
     if code == ffi::MPI_SUCCESS as c_int {
         return Ok(());
@@ -240,7 +244,7 @@ fn check(call: &'static str, code: c_int) -> Result<(), MpiError> {
     Err(MpiError::Call { call, reason })
 }
 
-/// A control message that is being sent, with the memory that it is read from.
+/// A control message that is being sent, together with its memory.
 #[derive(Debug)]
 pub(crate) struct Posted {
     request: MpiRequest,
@@ -256,7 +260,7 @@ impl Posted {
         Ok(Self { request, _bytes: bytes })
     }
 
-    /// Whether the message is on its way and its memory free.
+    /// Returns true if the message was sent and its memory can be reused.
     pub(crate) fn is_complete(&mut self, mpi: &Mpi) -> Result<bool, MpiError> {
         mpi.is_complete(&mut self.request)
     }

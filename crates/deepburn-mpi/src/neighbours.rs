@@ -1,14 +1,15 @@
-//! Notices the death of processes of the same host.
+//! Detects the death of processes on the same host.
 //!
-//! A process that is killed cannot say so, and MPI does not tell those that wait for it. Linux does:
-//! a handle on a process ([`pidfd_open(2)`]) becomes readable when it ends, whoever started it.
-//! Elsewhere nothing is noticed here, and the launcher or the time-out ends the ranks.
+//! A killed process cannot report its end, and MPI does not tell the processes
+//! that wait for it. On Linux, a process handle ([`pidfd_open(2)`]) becomes
+//! readable when the process ends, regardless of its parent. On other systems
+//! nothing is detected here, and the launcher or the time-out ends the ranks.
 //!
 //! [`pidfd_open(2)`]: https://man7.org/linux/man-pages/man2/pidfd_open.2.html
 
 use crate::control::Hello;
 
-/// Handles on the processes of the ranks that share this host.
+/// Handles of the processes of the ranks on this host.
 #[derive(Debug, Default)]
 pub(crate) struct Neighbours {
     #[cfg(target_os = "linux")]
@@ -17,20 +18,21 @@ pub(crate) struct Neighbours {
 
 #[cfg(target_os = "linux")]
 impl Neighbours {
-    /// Watches the `ranks` whose process numbers mean the same as here.
+    /// Watches those `ranks` whose process ids are valid in this process.
     pub(crate) fn new(own: &Hello, ranks: &[(usize, &Hello)]) -> Self {
         use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
         let near = |hello: &Hello| hello.host == own.host && hello.namespace == own.namespace;
         let watch = |&(rank, hello): &(usize, &Hello)| {
             let pid = Pid::from_raw(hello.pid).filter(|_| near(hello))?;
-            // Where the kernel refuses (before Linux 5.3, a sandbox), nothing is watched.
+            // If the kernel refuses (before Linux 5.3, or in a sandbox),
+            // nothing is watched.
             pidfd_open(pid, PidfdFlags::empty()).ok().map(|handle| (rank, handle))
         };
         Self { alive: ranks.iter().filter_map(watch).collect() }
     }
 
-    /// A rank whose process has ended since the last call.
+    /// Returns a rank whose process has ended since the last call.
     pub(crate) fn ended(&mut self) -> Option<usize> {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -59,14 +61,14 @@ impl Neighbours {
     }
 }
 
-/// Names the space in which process numbers of this process are valid.
+/// Returns an identifier of the process-id namespace.
 pub(crate) fn namespace() -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let space = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
     format!("{} {}", boot.trim(), space.display())
 }
 
-/// The name of this host.
+/// Returns the name of this host.
 pub(crate) fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

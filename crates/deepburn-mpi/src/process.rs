@@ -1,7 +1,8 @@
 //! This process as one rank of an MPI job, and its communication thread.
 //!
-//! MPI belongs to the process: it is initialised once and ended when the process ends, however often
-//! ranks are run in between. So [`Process`] is kept for the process, behind [`Process::connect`].
+//! MPI belongs to the process: it is initialised once and finalised when the
+//! process exits, even if ranks are run several times in between.
+//! [`Process::connect`] therefore always returns the same [`Process`].
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -18,22 +19,25 @@ use crate::link::Link;
 use crate::neighbours::{host_name, namespace};
 use crate::{MpiError, MpiGroup, OnDevice};
 
-/// How often the communication thread listens while it has nothing to do.
+/// The interval at which the idle communication thread checks for messages.
 const IDLE_INTERVAL: Duration = Duration::from_millis(10);
-/// How long a rank may compute on after its run has failed, before its process is ended. It notices
-/// a failure at its next op; a rank that hangs would otherwise stay forever.
+/// The time that a rank may continue to compute after its run has failed,
+/// before its process is ended. A rank detects a failure at its next op;
+/// without this limit a rank that hangs would stay forever.
 const LAST_OP: Duration = Duration::from_millis(1200);
-/// How long a process that fails waits until the other ranks know.
+/// The time that a failing process waits until the other ranks know of the
+/// failure.
 const ANNOUNCE_TIMEOUT: Duration = Duration::from_millis(500);
-/// Exit status of a process whose run has failed.
+/// The exit status of a process whose run has failed.
 const FAILED: i32 = 1;
 
-/// How a group exchanges data.
+/// Options of the exchange of data.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
-    /// How long a rank waits for others before the run ends; `Duration::MAX` waits forever.
+    /// The time that a rank waits for others before the run ends;
+    /// `Duration::MAX` waits forever.
     pub timeout: Duration,
-    /// Most bytes of one message, at most 1 GiB.
+    /// The largest size of a message in bytes, at most 1 GiB.
     pub piece: usize,
 }
 
@@ -55,23 +59,26 @@ struct Connection {
     hosts: Vec<Arc<str>>,
     status: Arc<RunStatus>,
     work: Sender<Work>,
-    /// Runs begun so far.
+    /// The number of runs so far.
     runs: AtomicU32,
 }
 
-/// What the communication thread is asked to do.
+/// Work for the communication thread.
 pub(crate) enum Work {
-    /// A step of the common order.
+    /// The next operation in the common order.
     Run(Box<dyn FnOnce(&mut Link) + Send>),
-    /// End MPI, and answer when that is done.
+    /// Finalizes MPI and sends the result.
     Finalize(SyncSender<Result<(), CommError>>),
 }
 
 impl Process {
-    /// Connects to the other ranks, on the first call; every call returns the same.
+    /// Connects to the other ranks on the first call; every call returns the
+    /// same process.
     ///
     /// # Errors
-    /// When MPI cannot be initialised, or a rank does not come.
+    ///
+    /// Returns an error if MPI cannot be initialised or a rank does not
+    /// connect.
     pub fn connect() -> Result<Self, CommError> {
         static PROCESS: OnceLock<Result<Process, CommError>> = OnceLock::new();
         PROCESS.get_or_init(Self::start).clone()
@@ -85,7 +92,7 @@ impl Process {
         let thread = thread::Builder::new().name("communication".into());
         let spawned = thread.spawn(move || match greet(&own) {
             Ok(link) => {
-                // Nobody waits for the answer of a process that has gone.
+                // The receiver may be gone if the process exits.
                 let _ = greeted.send(Ok((link.rank(), link.hosts())));
                 communicate(link, &requests, &own);
             }
@@ -107,26 +114,28 @@ impl Process {
         })
     }
 
-    /// This rank, from 0.
+    /// Returns the rank, from 0.
     pub fn rank(&self) -> usize {
         self.connection.rank
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
         self.connection.hosts.len()
     }
 
-    /// The host of each rank.
+    /// Returns the host of each rank.
     pub fn hosts(&self) -> &[Arc<str>] {
         &self.connection.hosts
     }
 
-    /// Begins a run with all ranks, each of which calls this as often. The group of an earlier run is
-    /// not used any more. Once a run has failed, every later one fails with the same error: messages of the
-    /// failed one may still be on their way, and would be mistaken for messages of the next run.
+    /// Starts a run with all ranks; every rank must call this the same number
+    /// of times. The group of an earlier run must no longer be used.
     ///
-    /// Work with arrays that the communication thread does is run by `on_device`.
+    /// After a failed run, every later one fails with the same error, because
+    /// messages of the failed run could still arrive and be mistaken for
+    /// messages of the new one. `on_device` runs the work with arrays on the
+    /// communication thread.
     pub fn group(&self, settings: Settings, on_device: OnDevice) -> MpiGroup {
         let run = self.connection.runs.fetch_add(1, Ordering::Relaxed) + 1;
         self.connection.status.begin();
@@ -135,13 +144,15 @@ impl Process {
         MpiGroup::new(self.clone(), on_device)
     }
 
-    /// Names the counter of steps that this rank begins, for a failure that the rank does not notice.
+    /// Sets the counter of this rank's steps, which names the step in a failure
+    /// that the rank does not detect itself.
     pub fn count_steps(&self, steps: Arc<AtomicU64>) {
         self.connection.status.lock().steps = Some(steps);
     }
 
-    /// Names the flag that is set once the launcher ends this process (SIGTERM). A rank that waits for
-    /// others then fails with [`CommError::Terminated`], in the moment that is left before SIGKILL.
+    /// Sets the flag that signals termination by the launcher (SIGTERM). A rank
+    /// that waits for others then fails with [`CommError::Terminated`] in the
+    /// time before SIGKILL.
     pub fn watch_termination(&self, terminated: Arc<AtomicBool>) {
         self.connection.status.lock().terminated = Some(terminated);
     }
@@ -150,7 +161,8 @@ impl Process {
         &self.connection.status
     }
 
-    /// Hands work to the communication thread. Work that it does not come to is dropped.
+    /// Queues work for the communication thread. Work that it does not reach is
+    /// dropped.
     pub(crate) fn submit(&self, work: Work) {
         if self.connection.work.send(work).is_err() {
             let reason = "the communication thread has ended".to_owned();
@@ -160,6 +172,7 @@ impl Process {
     }
 }
 
+/// Initialises MPI and exchanges greetings with all ranks.
 fn greet(status: &Arc<RunStatus>) -> Result<Link, CommError> {
     let broken = |error: MpiError| CommError::Transport { rank: 0, reason: error.to_string() };
     let mpi = Mpi::init().map_err(broken)?;
@@ -173,7 +186,7 @@ fn greet(status: &Arc<RunStatus>) -> Result<Link, CommError> {
     Link::connect(mpi, hello, status.clone())
 }
 
-/// What the communication thread does until the process ends.
+/// The loop of the communication thread until the process exits.
 fn communicate(mut link: Link, requests: &Receiver<Work>, status: &RunStatus) {
     loop {
         match requests.recv_timeout(IDLE_INTERVAL) {
@@ -195,7 +208,7 @@ fn communicate(mut link: Link, requests: &Receiver<Work>, status: &RunStatus) {
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
-        // A failure is in the status, from where the rank takes it.
+        // A failure is stored in the status, from which the rank reads it.
         let _ = link.listen();
         if link.has_announced() {
             status.set_announced();
@@ -204,8 +217,9 @@ fn communicate(mut link: Link, requests: &Receiver<Work>, status: &RunStatus) {
     }
 }
 
-/// The end of the process, by `exit` or a return from `main`: ends MPI where the last run has ended
-/// well. Otherwise it announces the failure and does not finalize MPI, which would wait for all ranks.
+/// Runs at the exit of the process (`exit` or a return from `main`). Finalizes
+/// MPI if the last run succeeded. Otherwise announces the failure and does not
+/// finalize MPI, which would wait for all ranks.
 extern "C" fn end_of_process() {
     let ended = catch_unwind(|| {
         let Ok(process) = Process::connect() else { return };
@@ -225,7 +239,7 @@ extern "C" fn end_of_process() {
         let (answer, answered) = mpsc::sync_channel(1);
         process.submit(Work::Finalize(answer));
         if let Ok(Err(error)) = answered.recv() {
-            // The rank that has found a failure reports it.
+            // Only the rank that detected the failure reports it.
             if status.is_reporter(rank) {
                 eprintln!("error: rank {rank} on {} failed: {error}", process.hosts()[rank]);
             }
@@ -236,7 +250,7 @@ extern "C" fn end_of_process() {
     drop(ended);
 }
 
-/// What both threads of a process know of its run.
+/// The state of a run that both threads of a process share.
 #[derive(Debug, Default)]
 pub(crate) struct RunStatus {
     state: Mutex<State>,
@@ -246,28 +260,28 @@ pub(crate) struct RunStatus {
 #[derive(Debug, Default)]
 struct State {
     failure: Option<Failure>,
-    /// Whether the others know of the failure.
+    /// Whether the other ranks know of the failure.
     announced: bool,
     /// Whether the rank's own code is running.
     running: bool,
-    /// The step that the rank has begun last, from 1.
+    /// The last step that the rank has started, from 1.
     steps: Option<Arc<AtomicU64>>,
-    /// Set once the launcher ends this process.
+    /// Set when the launcher ends this process.
     terminated: Option<Arc<AtomicBool>>,
-    /// What the communication thread waits in.
+    /// The current wait of the communication thread.
     wait: Option<Wait>,
     last_call: Option<Call>,
 }
 
 impl State {
-    /// The step that the rank is in, for a message.
+    /// Returns the rank's current step as the beginning of a message.
     fn step(&self) -> String {
         let step = self.steps.as_ref().map(|steps| steps.load(Ordering::Relaxed));
         step.map(|step| format!("step {step}: ")).unwrap_or_default()
     }
 }
 
-/// What a rank waits in, and the ranks that it waits for.
+/// The collective in which a rank waits, and the ranks for which it waits.
 #[derive(Debug, Clone)]
 pub(crate) struct Wait {
     pub(crate) call: Option<Call>,
@@ -279,7 +293,7 @@ impl RunStatus {
         self.lock().running = true;
     }
 
-    /// The rank's own code has ended.
+    /// Records that the rank's own code has ended.
     pub(crate) fn end(&self) {
         self.lock().running = false;
     }
@@ -288,7 +302,8 @@ impl RunStatus {
         self.lock().running
     }
 
-    /// Ends the run, and with it all that this process would exchange, unless it has failed before.
+    /// Ends the run, unless it has already failed. This process then exchanges
+    /// nothing more.
     pub(crate) fn fail(&self, reporter: usize, cause: CommError) {
         let failure = Failure { reporter, at: Instant::now(), cause };
         let mut state = self.lock();
@@ -298,7 +313,7 @@ impl RunStatus {
         }
     }
 
-    /// Notes whom the communication thread waits for.
+    /// Records the ranks for which the communication thread waits.
     pub(crate) fn set_wait(&self, wait: Option<Wait>) {
         let mut state = self.lock();
         if let Some(call) = wait.as_ref().and_then(|wait| wait.call.clone()) {
@@ -307,21 +322,23 @@ impl RunStatus {
         state.wait = wait;
     }
 
-    /// The last collective that this rank has come to.
+    /// Returns the last collective that this rank has reached.
     fn last_call(&self) -> Option<Call> {
         self.lock().last_call.clone()
     }
 
-    /// The step that the rank is in, for a message.
+    /// Returns the rank's current step as the beginning of a message.
     fn step(&self) -> String {
         self.lock().step()
     }
 
-    /// Ends the run of `rank`, which waits, once the launcher ends this process. Returns what ended it.
+    /// Ends the run of the waiting `rank` if the launcher ends this process.
+    /// Returns the failure.
     ///
-    /// The communication thread is not asked: Open MPI may hold it for seconds in a call that has met
-    /// a broken connection. Ranks cannot ask each other who reports then: each that waits for all ranks
-    /// before it does.
+    /// This is done without the communication thread, because Open MPI may hold
+    /// it for seconds in a call on a broken connection. The ranks can no longer
+    /// agree on which of them reports, so each one that waits for all other
+    /// ranks does.
     pub(crate) fn terminate(&self, rank: usize) -> Option<CommError> {
         let wait = {
             let mut state = self.lock();
@@ -342,12 +359,12 @@ impl RunStatus {
         self.lock().failure.clone()
     }
 
-    /// What ended the run.
+    /// Returns the failure that ended the run.
     pub(crate) fn cause(&self) -> Option<CommError> {
         self.failure().map(|failure| failure.cause)
     }
 
-    /// Whether `rank` is the one to report the failure.
+    /// Returns true if `rank` has to report the failure.
     pub(crate) fn is_reporter(&self, rank: usize) -> bool {
         self.failure().is_some_and(|failure| failure.reporter == rank)
     }
@@ -357,13 +374,13 @@ impl RunStatus {
         self.changed.notify_all();
     }
 
-    /// Waits for a moment until the others know of the failure.
+    /// Waits for a short time until the other ranks know of the failure.
     pub(crate) fn wait_announced(&self) {
         let waiting = |state: &mut State| !state.announced;
         drop(self.changed.wait_timeout_while(self.lock(), ANNOUNCE_TIMEOUT, waiting));
     }
 
-    /// Ends the process where its rank does not notice that the run has failed.
+    /// Ends the process if its rank does not detect that the run has failed.
     fn end_overdue(&self, link: &Link) {
         let state = self.lock();
         let Some(failure) = state.failure.as_ref().filter(|_| state.running) else { return };

@@ -1,8 +1,10 @@
-//! The data of one collective on its way: what is sent, what is received, and the memory of both.
+//! The data of one collective during its exchange, and the memory of both
+//! directions.
 //!
-//! Messages are cut into pieces, because MPI counts bytes in 32 bits and because very large messages
-//! are badly supported. A [`Transfer`] owns all memory that MPI reads and writes. If it is given up
-//! before it is complete, that memory is leaked: MPI may still write to it.
+//! Messages are divided into pieces, because MPI counts bytes in 32 bits and
+//! very large messages are badly supported. A [`Transfer`] owns all memory that
+//! MPI reads and writes. If it is abandoned before it is complete, that memory
+//! is leaked, because MPI may still write to it.
 
 use std::mem::ManuallyDrop;
 use std::ops::Range;
@@ -12,21 +14,22 @@ use deepburn_comm::{Form, Received};
 
 use crate::library::{Kind, Mpi, MpiError, MpiRequest};
 
-/// An array that is received, in segments of several ranks.
+/// An array that is received in segments from several ranks.
 #[derive(Debug)]
 pub(crate) struct Incoming {
-    /// Bytes of an element, for which the memory is aligned.
+    /// The size of an element in bytes, to which the memory is aligned.
     pub(crate) element_size: usize,
-    /// Bytes of the whole array.
+    /// The length of the array in bytes.
     pub(crate) len: usize,
-    /// Which rank sends which bytes of it.
+    /// The sending rank of each range of bytes.
     pub(crate) segments: Vec<(usize, Range<usize>)>,
-    /// Bytes that are there already: where they begin, and they.
+    /// Bytes that this rank contributes itself, with their offset.
     pub(crate) own: Option<(usize, Bytes)>,
 }
 
 impl Incoming {
-    /// An array that comes from one rank, as its header describes it.
+    /// Describes an array that one rank sends completely, according to its
+    /// header.
     pub(crate) fn whole(from: usize, part: &(Form, u64), element_size: usize) -> Self {
         let (form, len) = (part.0, part.1 as usize);
         let element_size = if form == Form::SparseRows { 1 } else { element_size };
@@ -34,8 +37,9 @@ impl Incoming {
     }
 }
 
-/// Memory for `len` bytes of elements of `element_size`, of length 0 so far. Bytes that are no whole number
-/// of elements are received as bytes.
+/// Allocates memory for `len` bytes of elements of `element_size`, with length
+/// 0. If `len` is not a multiple of the element size, the array is received as
+/// bytes.
 fn with_capacity(len: usize, element_size: usize) -> Received {
     match element_size {
         2 if len.is_multiple_of(2) => Received::Two(Vec::with_capacity(len / 2)),
@@ -45,6 +49,7 @@ fn with_capacity(len: usize, element_size: usize) -> Received {
     }
 }
 
+/// Returns the address of the first byte.
 fn start_of(buffer: &mut Received) -> *mut u8 {
     match buffer {
         Received::One(elements) => elements.as_mut_ptr(),
@@ -54,8 +59,8 @@ fn start_of(buffer: &mut Received) -> *mut u8 {
     }
 }
 
-/// Asks for huge pages where an array is large: it is written once, from its first byte to its last, and
-/// taking its memory in pages of 4 KiB takes longer than filling it.
+/// Requests huge pages for a large array. It is written once from beginning to
+/// end, and page faults for 4 KiB pages take longer than filling it.
 fn prefer_huge_pages(start: *mut u8, len: usize) {
     const HUGE: usize = 2 << 20;
     let first = (start as usize).next_multiple_of(HUGE);
@@ -68,20 +73,21 @@ fn prefer_huge_pages(start: *mut u8, len: usize) {
     }
 }
 
-/// Sends and receives that are under way.
+/// Pending sends and receives.
 pub(crate) struct Transfer {
     sent: ManuallyDrop<Vec<Bytes>>,
-    /// Allocated and not initialised; every byte is written by a segment or by `own`.
+    /// Allocated but not initialised memory. Every byte is written by a segment
+    /// or by `own`.
     received: ManuallyDrop<Vec<Received>>,
-    /// Bytes of each received array.
+    /// The length of each received array in bytes.
     lens: Vec<usize>,
-    /// With the rank that each has to do with; complete ones are removed.
+    /// The pending requests with the other rank; complete ones are removed.
     requests: Vec<(usize, MpiRequest)>,
 }
 
 impl Transfer {
-    /// Starts to send `outgoing`, each to a rank, and to receive `incoming`. Both sides list the
-    /// messages between them in the same order.
+    /// Starts to send `outgoing`, each to a rank, and to receive `incoming`.
+    /// Both sides must list the messages between them in the same order.
     pub(crate) fn start(
         mpi: &Mpi,
         outgoing: Vec<(usize, Bytes)>,
@@ -108,6 +114,7 @@ impl Transfer {
         Ok(transfer)
     }
 
+    /// Allocates an array and starts to receive its segments.
     fn receive(&mut self, mpi: &Mpi, array: Incoming, piece: usize) -> Result<(), MpiError> {
         let mut buffer = with_capacity(array.len, array.element_size);
         let start = start_of(&mut buffer);
@@ -137,7 +144,8 @@ impl Transfer {
         Ok(())
     }
 
-    /// Lets MPI make progress; whether everything has been sent and received.
+    /// Lets MPI make progress. Returns true if everything was sent and
+    /// received.
     pub(crate) fn advance(&mut self, mpi: &Mpi) -> Result<bool, MpiError> {
         let mut failure = None;
         self.requests.retain_mut(|(_, request)| match mpi.is_complete(request) {
@@ -150,7 +158,7 @@ impl Transfer {
         failure.map_or(Ok(self.requests.is_empty()), Err)
     }
 
-    /// The ranks whose messages are not complete.
+    /// Returns the ranks with pending messages.
     pub(crate) fn unfinished(&self) -> Vec<usize> {
         let mut ranks: Vec<_> = self.requests.iter().map(|(rank, _)| *rank).collect();
         ranks.sort_unstable();
@@ -158,7 +166,7 @@ impl Transfer {
         ranks
     }
 
-    /// The arrays of a complete transfer.
+    /// Returns the arrays of a complete transfer.
     pub(crate) fn finish(mut self) -> Vec<Received> {
         assert!(self.requests.is_empty(), "the transfer is complete");
         // SAFETY: nothing is under way, neither is used again.

@@ -1,8 +1,10 @@
 //! Multi-head self-attention, causal or over padded sequences.
 //!
-//! Main trait: [`AttentionOps`]. Queries, keys and values come as one matrix, as a projection makes
-//! them, and so does their gradient. Scores exist for a block of query rows at a time; backward makes
-//! them again from the logarithm of each row's sum (Dao et al. 2022).
+//! Main trait: [`AttentionOps`]. Queries, keys and values come as one matrix,
+//! as a fused projection computes them, and so does their gradient. The
+//! complete matrix of scores never exists: scores are computed for a block of
+//! query rows at a time, and backward recomputes them from the logarithm of
+//! each row's sum (Dao et al. 2022).
 
 use std::sync::Arc;
 
@@ -17,10 +19,10 @@ use burn_backend::tensor::FloatTensor;
 
 use crate::portable;
 
-/// Bits of a random f32.
+/// The number of random bits in an f32.
 const DRAWN_BITS: u32 = 24;
 
-/// Query rows whose scores exist at the same time.
+/// The number of query rows whose scores exist at the same time.
 pub(crate) const QUERY_BLOCK: usize = 128;
 
 /// The keys that a query attends to.
@@ -50,39 +52,42 @@ impl AttentionMask {
     }
 }
 
-/// How to attend.
+/// The dimensions and options of an attention.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SelfAttention {
-    /// Sequences.
+    /// The number of sequences.
     pub batch: usize,
-    /// Heads; each is as wide as the model divided by their number.
+    /// The number of heads. The width of a head is the model's width divided by
+    /// it.
     pub heads: usize,
-    /// Factor of the scores.
+    /// The factor of the scores.
     pub scale: f64,
-    /// Multiply 16-bit queries and keys in f32 also where that is slower.
+    /// Whether 16-bit queries and keys are multiplied in f32 even if this is
+    /// slower.
     pub upcast: bool,
     /// The keys that a query attends to.
     pub mask: AttentionMask,
 }
 
-/// Attention weights that are dropped, as a function of their place, so that no mask is kept for
-/// backward; the others are divided by the share that stays.
+/// Dropout of attention weights. Whether a weight is dropped is a function of
+/// its position, so backward needs no mask. The other weights are divided by
+/// the fraction that is kept.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionDropout {
-    /// Fixes which.
+    /// The seed of the selection.
     pub seed: u64,
-    /// Share of the weights that is dropped, below 1.
+    /// The fraction of weights that is dropped, below 1.
     pub probability: f64,
 }
 
 impl AttentionDropout {
-    /// Whether the weight of key `key` is dropped for query `row`, counted over the queries of all
-    /// heads of all sequences.
+    /// Returns true if the weight of key `key` is dropped for query `row`,
+    /// which is counted over the queries of all heads of all sequences.
     pub fn drops(self, row: usize, key: usize) -> bool {
         self.row(row).drops(key as u32)
     }
 
-    /// What the dropped weights left to be multiplied with.
+    /// Returns the factor of the weights that are kept.
     pub(crate) fn factor(self) -> f64 {
         1.0 / (1.0 - self.probability)
     }
@@ -98,12 +103,12 @@ impl AttentionDropout {
     }
 }
 
-/// The draws of one query.
+/// The random numbers of one query.
 #[derive(Clone, Copy)]
 pub(crate) struct DropoutRow {
     low: u32,
     high: u32,
-    /// Draws below it drop.
+    /// A number below it drops the weight.
     threshold: u32,
 }
 
@@ -118,13 +123,13 @@ impl DropoutRow {
     }
 }
 
-/// Self-attention of sequences of equal length.
-///
-/// Softmax is in at least f32, whatever the type of the input.
+/// Self-attention of sequences of equal length. Softmax is computed in at least
+/// f32.
 pub trait AttentionOps: Backend {
-    /// `projected` is `[batch * positions, 3 * width]`: queries, keys and values side by side, each
-    /// head after head. The result is `[batch * positions, width]`. At least one position. This is
-    /// the method that autodiff records.
+    /// Computes the attention of `projected`, shape `[batch * positions, 3 *
+    /// width]`: queries, keys and values side by side, each head after head.
+    /// There must be at least one position. Returns `[batch * positions,
+    /// width]`. Autodiff records this method.
     fn self_attention(
         projected: FloatTensor<Self>,
         attention: &SelfAttention,
@@ -133,7 +138,7 @@ pub trait AttentionOps: Backend {
         Self::attention_forward(projected, attention, dropout).output
     }
 
-    /// The same, with what backward needs of each row.
+    /// Computes the same, and the values of each row that backward needs.
     fn attention_forward(
         projected: FloatTensor<Self>,
         attention: &SelfAttention,
@@ -142,7 +147,8 @@ pub trait AttentionOps: Backend {
         portable::attention::forward::<Self>(projected, attention, dropout)
     }
 
-    /// The gradient by `projected`, given that by the result.
+    /// Returns the gradient with respect to `projected` from the gradient
+    /// `grad` of the result.
     fn attention_backward(
         grad: FloatTensor<Self>,
         saved: AttentionSaved<Self>,
@@ -152,26 +158,26 @@ pub trait AttentionOps: Backend {
     }
 }
 
-/// Result of a forward pass.
+/// The result of a forward pass.
 #[derive(Debug)]
 pub struct AttentionOutput<B: Backend> {
     /// `[batch * positions, width]`.
     pub output: FloatTensor<B>,
-    /// Logarithm of the sum of exponentials of each row of scores, `[batch * heads, positions]`, at
-    /// least f32.
+    /// The logarithm of the sum of exponentials of each row of scores, `[batch
+    /// * heads, positions]`, in at least f32.
     pub log_sums: FloatTensor<B>,
 }
 
-/// What backward needs.
+/// The values that backward needs.
 #[derive(Debug, Clone)]
 pub struct AttentionSaved<B: Backend> {
     /// The input.
     pub projected: FloatTensor<B>,
-    /// As in [`AttentionOutput`].
+    /// See [`AttentionOutput`].
     pub output: FloatTensor<B>,
-    /// As in [`AttentionOutput`].
+    /// See [`AttentionOutput`].
     pub log_sums: FloatTensor<B>,
-    /// As in forward.
+    /// The same as in forward.
     pub dropout: Option<AttentionDropout>,
 }
 
@@ -215,11 +221,12 @@ impl<B: AttentionOps, C: CheckpointStrategy> AttentionOps for Autodiff<B, C> {
     }
 }
 
-/// Self-attention of `projected` `[batch * positions, 3 * width]`, queries, keys and values
-/// side by side; the result is `[batch * positions, width]`.
+/// Computes self-attention of `projected`, shape `[batch * positions, 3 *
+/// width]`, with queries, keys and values side by side. Returns `[batch *
+/// positions, width]`.
 ///
-/// Each attention weight is dropped with probability `dropout`, drawn from the backend's random
-/// numbers.
+/// Each attention weight is dropped with probability `dropout`, which uses the
+/// backend's random numbers.
 pub fn self_attention<B: AttentionOps>(
     projected: Tensor<B, 2>,
     attention: &SelfAttention,
@@ -234,9 +241,9 @@ pub fn self_attention<B: AttentionOps>(
     portable::tensor(B::self_attention(portable::primitive(projected), attention, drawn))
 }
 
-/// Attention of `queries` `[batch, heads, queries, head width]`, which are the last positions of
-/// `keys` and `values`; the result is `[batch * queries, width]`. For generation: plain ops, and no
-/// dropout.
+/// Computes the attention of `queries`, shape `[batch, heads, queries, head
+/// width]`, at the last positions of `keys` and `values`. Returns `[batch *
+/// queries, width]`. For generation: it uses plain ops and no dropout.
 pub fn attention_over_cache<B: Backend>(
     queries: Tensor<B, 4>,
     keys: Tensor<B, 4>,

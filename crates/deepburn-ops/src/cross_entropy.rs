@@ -1,8 +1,13 @@
-//! Softmax cross-entropy over large vocabularies, with the linear layer that makes the logits.
+//! Softmax cross-entropy over large vocabularies, fused with the linear layer
+//! that computes the logits.
 //!
-//! Main trait: [`CrossEntropyOps`]. The logits of a chunk of tokens become their own gradient, so
-//! not all of them exist at a time, and never beside their gradient. With unit weight for every
-//! token, the gradients by hidden states and weight are made in forward, where the logits are;
+//! Main trait: [`CrossEntropyOps`]. With a vocabulary of 50,257 tokens, the
+//! logits and their gradient would be the largest tensors of a GPT-2 step. Here
+//! the logits of a chunk of tokens are overwritten with their own gradient, so
+//! only one chunk exists at a time. If every token has the same weight, forward
+//! also computes the gradients of hidden states and weight while it has the
+//! logits; backward then only multiplies by a number. This takes three matrix
+//! products in total and reads the weight once.
 //! backward multiplies by a number. That takes three products in all and reads the weight once.
 
 use burn::tensor::{Int, Tensor};
@@ -18,8 +23,10 @@ use crate::portable;
 
 /// Summed softmax cross-entropy.
 ///
-/// A target below 0 masks its row: no loss, no gradient. Others must be below the vocabulary's
-/// size; who has targets on the host checks them there. Losses are in at least f32.
+/// A target below 0 masks its row: it contributes no loss and no gradient.
+/// Other targets must be below the size of the vocabulary; a caller with
+/// targets on the host should check them there. Losses are computed in at least
+/// f32.
 pub trait CrossEntropyOps: Backend {
     /// Sum of the losses, `[1]`, of rows of `hidden` `[tokens, width]` whose logits are their
     /// products with the rows of `weight` `[vocab, width]`. This is a method that autodiff records.
@@ -32,7 +39,7 @@ pub trait CrossEntropyOps: Backend {
             .loss
     }
 
-    /// The same, with those gradients of the sum that are wanted.
+    /// Computes the same, and the requested gradients of the sum.
     fn head_loss(
         hidden: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -42,8 +49,8 @@ pub trait CrossEntropyOps: Backend {
         portable::cross_entropy::head_loss::<Self>(hidden, weight, targets, wanted)
     }
 
-    /// Sum of the losses, `[1]`, of `logits` `[tokens, vocab]`. This is a method that autodiff
-    /// records.
+    /// Returns the sum of the losses, `[1]`, of `logits` `[tokens, vocab]`.
+    /// Autodiff records this method.
     fn fused_cross_entropy(
         logits: FloatTensor<Self>,
         targets: IntTensor<Self>,
@@ -51,7 +58,8 @@ pub trait CrossEntropyOps: Backend {
         Self::logits_loss(logits, targets, false).0
     }
 
-    /// The same, with the gradient of the sum, at least f32, if it is wanted.
+    /// Computes the same, and the gradient of the sum in at least f32 if
+    /// requested.
     fn logits_loss(
         logits: FloatTensor<Self>,
         targets: IntTensor<Self>,
@@ -60,7 +68,8 @@ pub trait CrossEntropyOps: Backend {
         portable::cross_entropy::logits_loss::<Self>(logits, targets, gradient)
     }
 
-    /// A matrix times the single element of `factor` `[1]`, rounded to `dtype` once.
+    /// Multiplies a matrix by the single element of `factor` `[1]` and rounds
+    /// to `dtype` once.
     fn scale_gradient(
         gradient: FloatTensor<Self>,
         factor: FloatTensor<Self>,
@@ -70,36 +79,37 @@ pub trait CrossEntropyOps: Backend {
     }
 }
 
-/// Something for each of the two inputs of the head that may learn.
+/// A value for each input of the head that may be trained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeadGradients<T> {
-    /// By the hidden states, `[tokens, width]`.
+    /// For the hidden states, `[tokens, width]`.
     pub hidden: T,
-    /// By the weight, `[vocab, width]`.
+    /// For the weight, `[vocab, width]`.
     pub weight: T,
 }
 
-/// Loss of a language-model head.
+/// The loss of a language-model head.
 #[derive(Debug)]
 pub struct HeadLoss<B: Backend> {
-    /// Sum over the tokens, `[1]`, at least f32.
+    /// The sum over the tokens, `[1]`, in at least f32.
     pub loss: FloatTensor<B>,
-    /// Gradients of that sum, at least f32 whatever the inputs are.
+    /// The gradients of the sum, in at least f32.
     pub gradients: HeadGradients<Option<FloatTensor<B>>>,
 }
 
-/// Bytes of f32 logits that a chunk takes at most.
+/// The largest size of a chunk's f32 logits in bytes.
 const CHUNK_BYTES: usize = 64 << 20;
 
-/// Returns the rows of logits, one for each token, that [`linear_cross_entropy`] computes at a time:
-/// all, if their f32 logits take at most 64 MiB, else the chunks are of about equal size. It depends
-/// on nothing else, so that sums are always the same.
+/// Returns the number of rows of logits, one per token, that
+/// [`linear_cross_entropy`] computes at a time. If the f32 logits exceed 64
+/// MiB, they are divided into chunks of about equal size. The result depends
+/// only on the arguments, so sums are always added in the same order.
 pub fn logits_chunk_rows(tokens: usize, vocab: usize) -> usize {
     let most = (CHUNK_BYTES / (4 * vocab.max(1))).max(1);
     tokens.div_ceil(tokens.div_ceil(most).max(1)).max(1)
 }
 
-/// A gradient of the sum and the type it is to have in the end.
+/// A gradient of the sum and its final element type.
 #[derive(Debug, Clone)]
 struct UnitGradient<B: Backend> {
     gradient: FloatTensor<B>,
@@ -126,7 +136,8 @@ impl<B: CrossEntropyOps> Backward<B, 2> for HeadStep {
     ) {
         let factor = grads.consume::<B>(&ops.node);
         let [hidden, weight] = ops.parents;
-        // The weight first: its gradient is large, and is reduced the moment it is there.
+        // The weight comes first: its gradient is large, and its reduction
+        // starts as soon as it is complete.
         if let (Some(node), Some(gradient)) = (weight, ops.state.weight) {
             grads.register::<B>(node.id, gradient.scaled(factor.clone()));
         }
@@ -191,10 +202,12 @@ impl<B: CrossEntropyOps, C: CheckpointStrategy> CrossEntropyOps for Autodiff<B, 
     }
 }
 
-/// Summed cross-entropy, `[1]`, of a language-model head: logits are the products of rows of
-/// `hidden` `[tokens, width]` with rows of `weight` `[vocab, width]`.
+/// Returns the summed cross-entropy, `[1]`, of a language-model head. Logits
+/// are the products of the rows of `hidden` `[tokens, width]` with the rows of
+/// `weight` `[vocab, width]`.
 ///
-/// `targets` `[tokens]` below 0 are masked; others must be below the size of the vocabulary.
+/// `targets` `[tokens]` below 0 are masked; others must be below the size of
+/// the vocabulary.
 pub fn linear_cross_entropy<B: CrossEntropyOps>(
     hidden: Tensor<B, 2>,
     weight: Tensor<B, 2>,
@@ -207,8 +220,8 @@ pub fn linear_cross_entropy<B: CrossEntropyOps>(
     ))
 }
 
-/// Summed cross-entropy, `[1]`, of `logits` `[tokens, vocab]`; targets as in
-/// [`linear_cross_entropy`].
+/// Returns the summed cross-entropy, `[1]`, of `logits` `[tokens, vocab]`, with
+/// targets as in [`linear_cross_entropy`].
 pub fn cross_entropy<B: CrossEntropyOps>(
     logits: Tensor<B, 2>,
     targets: Tensor<B, 1, Int>,

@@ -1,8 +1,8 @@
 //! GELU with the tanh approximation:
 //! `0.5 x (1 + tanh(u))`, `u = sqrt(2 / pi) (x + 0.044715 x^3)` (Hendrycks and Gimpel 2016).
 //!
-//! Computed as `x sigmoid(2 u)`, which is the same. Main trait: [`GeluOps`]. Kept for backward: the
-//! input alone.
+//! Computed as `x sigmoid(2 u)`, which is equal. Main trait: [`GeluOps`].
+//! Backward needs only the input.
 
 use burn::tensor::Tensor;
 use burn_autodiff::Autodiff;
@@ -16,22 +16,23 @@ use burn_backend::tensor::FloatTensor;
 use crate::norm::on_rows;
 use crate::portable;
 
-/// The coefficient of the cube.
+/// The coefficient of the cubic term.
 pub(crate) const CUBIC: f64 = 0.044_715;
 /// `2 sqrt(2 / pi)`.
 pub(crate) const TWICE_SQRT_2_OVER_PI: f64 =
     2.0 * std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2;
 
-/// GELU with the tanh approximation, element by element, on matrices.
-///
-/// Computed in at least f32, whatever the type of the input.
+/// GELU with the tanh approximation, for each element of a matrix, computed in
+/// at least f32.
 pub trait GeluOps: Backend {
-    /// Of the shape and type of `x`. This is the method that autodiff records.
+    /// Returns a matrix with the shape and type of `x`. Autodiff records this
+    /// method.
     fn gelu_tanh(x: FloatTensor<Self>) -> FloatTensor<Self> {
         portable::gelu::forward::<Self>(x)
     }
 
-    /// The gradient by `x`, given that by the result.
+    /// Returns the gradient with respect to `x` from the gradient `grad` of the
+    /// result.
     fn gelu_tanh_backward(grad: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
         portable::gelu::backward::<Self>(grad, x)
     }
@@ -65,7 +66,7 @@ impl<B: GeluOps, C: CheckpointStrategy> GeluOps for Autodiff<B, C> {
     }
 }
 
-/// GELU with the tanh approximation, of each element.
+/// Applies GELU with the tanh approximation to each element.
 pub fn gelu_tanh<B: GeluOps, const D: usize>(x: Tensor<B, D>) -> Tensor<B, D> {
     on_rows(x, B::gelu_tanh)
 }

@@ -1,12 +1,12 @@
-//! Tensors as host memory and back.
+//! Conversion between tensors and host memory.
 //!
-//! On a backend whose device is the host both ways are free of copies as long as nobody else
-//! holds the tensor.
+//! On a backend whose device is the host, neither direction copies, unless the
+//! tensor is shared.
 
 use burn_backend::{Backend, TensorData, read_sync};
 use bytes::Bytes;
 
-/// The f32 elements of `tensor`, in flat order.
+/// Returns the elements of `tensor` as f32, in flat order.
 pub fn float_into_host<B: Backend>(tensor: B::FloatTensorPrimitive) -> Vec<f32> {
     read_float::<B>(tensor)
         .convert::<f32>()
@@ -14,7 +14,7 @@ pub fn float_into_host<B: Backend>(tensor: B::FloatTensorPrimitive) -> Vec<f32> 
         .expect("the data was converted to f32 just before")
 }
 
-/// The data of `tensor`, in its own type.
+/// Returns the data of `tensor` in its own type.
 pub fn read_float<B: Backend>(tensor: B::FloatTensorPrimitive) -> TensorData {
     match read_sync(B::float_into_data(tensor)) {
         Ok(data) => data,
@@ -22,10 +22,11 @@ pub fn read_float<B: Backend>(tensor: B::FloatTensorPrimitive) -> TensorData {
     }
 }
 
-/// The bytes of a tensor, shape by shape in its flat order.
+/// Returns the bytes of a tensor in flat order.
 ///
-/// A contiguous tensor of flex is in host memory already: its bytes are shared, not copied, and stay as
-/// they are, because an op copies what is shared before it writes. Others are read from their device.
+/// A contiguous tensor of flex is already in host memory. Its bytes are shared
+/// instead of copied and do not change, because an op copies shared memory
+/// before it writes. Other tensors are read from their device.
 pub fn float_bytes<B: Backend>(tensor: B::FloatTensorPrimitive) -> Bytes {
     match host_bytes(&tensor) {
         Some(bytes) => bytes,
@@ -33,7 +34,8 @@ pub fn float_bytes<B: Backend>(tensor: B::FloatTensorPrimitive) -> Bytes {
     }
 }
 
-/// The bytes of a tensor that is contiguous and in host memory already: shared, not copied. `None` of others.
+/// Returns the bytes of a contiguous tensor in host memory without a copy;
+/// `None` for other tensors.
 pub fn shared_bytes<B: Backend>(tensor: &B::FloatTensorPrimitive) -> Option<Bytes> {
     host_bytes(tensor)
 }
@@ -47,13 +49,15 @@ impl AsRef<[u8]> for HostBytes {
     }
 }
 
-/// The bytes of a tensor that lies in host memory in its flat order; `None` of others.
+/// Returns the bytes of a contiguous tensor in host memory; `None` for other
+/// tensors.
 #[cfg(not(feature = "flex"))]
 pub(crate) fn host_bytes(_: &dyn std::any::Any) -> Option<Bytes> {
     None
 }
 
-/// The bytes of a tensor that lies in host memory in its flat order; `None` of others.
+/// Returns the bytes of a contiguous tensor in host memory; `None` for other
+/// tensors.
 #[cfg(feature = "flex")]
 pub(crate) fn host_bytes(tensor: &dyn std::any::Any) -> Option<Bytes> {
     struct Shared(std::sync::Arc<burn_backend::Bytes>);
@@ -70,7 +74,7 @@ pub(crate) fn host_bytes(tensor: &dyn std::any::Any) -> Option<Bytes> {
     Some(Bytes::from_owner(Shared(tensor.data_arc())).slice(start * size..end * size))
 }
 
-/// The elements of an index tensor.
+/// Returns the elements of an index tensor.
 pub fn int_into_host<B: Backend>(tensor: B::IntTensorPrimitive) -> Vec<i64> {
     match read_sync(B::int_into_data(tensor)) {
         Ok(data) => data.iter::<i64>().collect(),
@@ -78,14 +82,14 @@ pub fn int_into_host<B: Backend>(tensor: B::IntTensorPrimitive) -> Vec<i64> {
     }
 }
 
-/// An index tensor of `indices`, shape `[k]`, in the integer type of `device`.
+/// Returns an index tensor of shape `[k]` in the integer type of `device`.
 pub fn int_from_host<B: Backend>(indices: Vec<i64>, device: &B::Device) -> B::IntTensorPrimitive {
     let len = indices.len();
     let dtype = burn_backend::get_device_settings::<B>(device).int_dtype;
     B::int_from_data(TensorData::new(indices, vec![len]).convert_dtype(dtype.into()), device)
 }
 
-/// A tensor of `data` on `device`.
+/// Returns a tensor with `data` on `device`.
 pub fn float_from_host<B: Backend>(
     data: TensorData,
     device: &B::Device,

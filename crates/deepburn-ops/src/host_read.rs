@@ -1,4 +1,4 @@
-//! Tensors in host memory.
+//! Reading tensors into host memory.
 
 use burn_backend::{Backend, read_sync};
 use bytes::Bytes;
@@ -10,7 +10,8 @@ use crate::host::{HostBytes, host_bytes};
 /// the device runs other ops is not safe: CubeCL's wgpu runtime may use the mapped staging buffer again.
 ///
 /// # Panics
-/// When the device fails.
+///
+/// Panics if the device fails.
 pub fn read_to_host<B: Backend>(tensor: B::FloatTensorPrimitive) -> Bytes {
     if let Some(bytes) = host_bytes(&tensor) {
         return bytes;

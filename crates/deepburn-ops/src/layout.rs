@@ -1,12 +1,13 @@
-//! How tensors lie in memory.
+//! The memory layout of tensors.
 
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
 
-/// How the tensors of a backend lie in memory.
+/// Queries the memory layout of a backend's tensors.
 pub trait LayoutOps: Backend {
-    /// Whether the elements of `tensor` lie in its flat order, one after the other; `false` where the backend does
-    /// not tell. Kernels may add in another order where they do not, so a copy of such a tensor in its flat order
-    /// may lead to other bits.
+    /// Returns true if the elements of `tensor` are contiguous in flat order;
+    /// `false` if the backend does not know. Kernels may add elements of other
+    /// layouts in a different order, so a contiguous copy of such a tensor can
+    /// give different bits.
     fn is_contiguous(tensor: &FloatTensor<Self>) -> bool;
 }

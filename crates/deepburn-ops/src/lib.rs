@@ -1,14 +1,16 @@
 //! Fused tensor ops for Burn backends.
 //!
-//! One extension trait a family connects the kernels to a backend: [`OptimizerOps`] for what an
-//! optimizer step does with the elements that a rank owns, [`MatmulOps`] for products of any tensors, and, with forward and backward,
-//! [`LayerNormOps`], [`GeluOps`], [`LinearOps`], [`CrossEntropyOps`] and [`AttentionOps`], together
-//! [`FusedOps`]. A provided method is written in ops that every backend has, or on host memory; a
-//! backend overrides it where it has a kernel.
+//! One extension trait per family connects the kernels to a backend.
+//! [`OptimizerOps`] updates the elements that a rank owns, and [`MatmulOps`]
+//! multiplies any tensors. [`LayerNormOps`], [`GeluOps`], [`LinearOps`],
+//! [`CrossEntropyOps`] and [`AttentionOps`], together [`FusedOps`], have a
+//! forward and a backward pass. Provided methods use ops that every backend
+//! has, or host memory; a backend overrides a method if it has a kernel.
 //!
-//! `Autodiff<B>` records each fused op as one step that keeps what its backward formula needs and
-//! nothing else. Models call the functions on tensors: [`layer_norm`], [`gelu_tanh`], [`linear`],
-//! [`linear_cross_entropy`], [`cross_entropy`], [`self_attention`].
+//! `Autodiff<B>` records each fused op as one step that keeps only the values
+//! that its backward formula needs. Models call the functions on tensors:
+//! [`layer_norm`], [`gelu_tanh`], [`linear`], [`linear_cross_entropy`],
+//! [`cross_entropy`], [`self_attention`].
 
 mod attention;
 mod cross_entropy;
@@ -55,7 +57,8 @@ pub use optimizer::{OptimizerOps, UpdateArrays};
 pub use shared_storage::{join_shards, shard_of_whole};
 pub use stream::StreamOps;
 
-/// Every family with forward and backward: what a fused model asks of its backend.
+/// All families with forward and backward, which a fused model requires from
+/// its backend.
 pub trait FusedOps: LayerNormOps + GeluOps + LinearOps + CrossEntropyOps + AttentionOps {}
 
 impl<B: LayerNormOps + GeluOps + LinearOps + CrossEntropyOps + AttentionOps> FusedOps for B {}

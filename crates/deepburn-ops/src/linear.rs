@@ -1,7 +1,8 @@
 //! Affine maps: `y = x W + b`.
 //!
-//! Main trait: [`LinearOps`]. Kept for backward: the input if the weight learns, the weight if the
-//! gradient goes further; of a sharded weight that is a handle.
+//! Main trait: [`LinearOps`]. Backward keeps the input if the weight is
+//! trained, and the weight if the input needs a gradient; a sharded weight is
+//! kept as a handle.
 
 use burn::tensor::Tensor;
 use burn_autodiff::Autodiff;
@@ -18,8 +19,8 @@ use crate::portable;
 
 /// Affine maps of the rows of a matrix.
 pub trait LinearOps: Backend {
-    /// `x` `[rows, in]` times `weight` `[in, out]` plus `bias` `[out]`. This is the method that
-    /// autodiff records.
+    /// Multiplies `x` `[rows, in]` by `weight` `[in, out]` and adds `bias`
+    /// `[out]`. Autodiff records this method.
     fn fused_linear(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -28,18 +29,20 @@ pub trait LinearOps: Backend {
         portable::linear::forward::<Self>(x, weight, bias)
     }
 
-    /// The gradient by `x`, given that by the result.
+    /// Returns the gradient with respect to `x` from the gradient `grad` of the
+    /// result.
     fn linear_x_gradient(grad: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
         portable::linear::x_gradient::<Self>(grad, weight)
     }
 
-    /// The gradients by weight and bias, given that by the result.
+    /// Returns the gradients of weight and bias from the gradient `grad` of the
+    /// result.
     fn linear_gradients(grad: FloatTensor<Self>, x: FloatTensor<Self>) -> LinearGradients<Self> {
         portable::linear::gradients::<Self>(grad, x)
     }
 }
 
-/// Gradients by what is learnt.
+/// The gradients of the trained parameters.
 #[derive(Debug)]
 pub struct LinearGradients<B: Backend> {
     /// `[in, out]`.
@@ -48,7 +51,7 @@ pub struct LinearGradients<B: Backend> {
     pub bias: FloatTensor<B>,
 }
 
-/// What backward needs, where it is needed.
+/// The values that backward needs, if it needs them.
 #[derive(Debug, Clone)]
 struct LinearSaved<B: Backend> {
     x: Option<FloatTensor<B>>,
@@ -89,7 +92,7 @@ impl<B: LinearOps, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
         weight: FloatTensor<Self>,
         bias: Option<FloatTensor<Self>>,
     ) -> FloatTensor<Self> {
-        // A bias that is not there is one that does not learn.
+        // A missing bias is treated like one that is not trained.
         let (bias, added) = match bias {
             Some(bias) => (bias.clone(), Some(bias.primitive)),
             None => {
@@ -109,7 +112,8 @@ impl<B: LinearOps, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
     }
 }
 
-/// `x weight + bias` over the last axis of `x`; `weight` is `[in, out]`, `bias` `[out]`.
+/// Computes `x weight + bias` over the last axis of `x`; `weight` is `[in,
+/// out]`, `bias` is `[out]`.
 pub fn linear<B: LinearOps, const D: usize>(
     x: Tensor<B, D>,
     weight: Tensor<B, 2>,

@@ -3,11 +3,13 @@
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
 
-/// Matrix products of the last two axes.
+/// Matrix products over the last two axes.
 pub trait MatmulOps: Backend {
-    /// `lhs` `[..., rows, depth]` times `rhs` `[..., depth, columns]`. The other axes are broadcast. As
-    /// [`FloatTensorOps::float_matmul`](burn_backend::ops::FloatTensorOps::float_matmul); a backend overrides it where
-    /// it has a faster kernel than Burn's.
+    /// Multiplies `lhs` `[..., rows, depth]` by `rhs` `[..., depth, columns]`;
+    /// the other axes are broadcast. The result equals
+    /// [`FloatTensorOps::float_matmul`](burn_backend::ops::FloatTensorOps::float_matmul)
+    /// up to rounding; a backend overrides it if it has a faster kernel than
+    /// Burn's.
     fn matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         Self::float_matmul(lhs, rhs)
     }

@@ -1,6 +1,7 @@
 //! Layer normalisation: `(x - mean) / sqrt(var + epsilon) * gamma + beta`, biased variance.
 //!
-//! Main trait: [`LayerNormOps`]. Kept for backward: the input and two numbers a row.
+//! Main trait: [`LayerNormOps`]. Backward keeps the input and two numbers per
+//! row.
 
 use burn::tensor::{Tensor, TensorPrimitive};
 use burn_autodiff::Autodiff;
@@ -13,12 +14,12 @@ use burn_backend::{Backend, TensorMetadata};
 
 use crate::portable;
 
-/// Layer normalisation of the rows of a matrix.
-///
-/// Means and deviations are in at least f32, whatever the type of the input.
+/// Layer normalisation of the rows of a matrix. Means and deviations are
+/// computed in at least f32.
 pub trait LayerNormOps: Backend {
-    /// Rows of `x` `[rows, width]` normalised, times `gamma` plus `beta`, both `[width]`. Of the
-    /// shape and type of `x`. This is the method that autodiff records.
+    /// Normalises the rows of `x` `[rows, width]`, multiplies by `gamma` and
+    /// adds `beta`, both `[width]`. The result has the shape and type of `x`.
+    /// Autodiff records this method.
     fn fused_layer_norm(
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
@@ -28,7 +29,7 @@ pub trait LayerNormOps: Backend {
         Self::layer_norm_forward(x, gamma, beta, epsilon).output
     }
 
-    /// The same, with what backward needs of each row.
+    /// Computes the same, and the values of each row that backward needs.
     fn layer_norm_forward(
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
@@ -38,7 +39,8 @@ pub trait LayerNormOps: Backend {
         portable::norm::forward::<Self>(x, gamma, beta, epsilon)
     }
 
-    /// Gradients by the inputs, given that by the output. Each has the type of what it is for.
+    /// Returns the gradients of the inputs from the gradient of the output.
+    /// Each has the type of its input.
     fn layer_norm_backward(
         grad: FloatTensor<Self>,
         saved: LayerNormSaved<Self>,
@@ -47,31 +49,31 @@ pub trait LayerNormOps: Backend {
     }
 }
 
-/// Result of a forward pass.
+/// The result of a forward pass.
 #[derive(Debug)]
 pub struct LayerNormOutput<B: Backend> {
     /// `[rows, width]`.
     pub output: FloatTensor<B>,
-    /// Mean of each row, `[rows, 1]`, at least f32.
+    /// The mean of each row, `[rows, 1]`, in at least f32.
     pub mean: FloatTensor<B>,
-    /// `1 / sqrt(var + epsilon)` of each row, `[rows, 1]`, at least f32.
+    /// `1 / sqrt(var + epsilon)` of each row, `[rows, 1]`, in at least f32.
     pub reciprocal_deviation: FloatTensor<B>,
 }
 
-/// What backward needs.
+/// The values that backward needs.
 #[derive(Debug, Clone)]
 pub struct LayerNormSaved<B: Backend> {
     /// The input, `[rows, width]`.
     pub x: FloatTensor<B>,
     /// `[width]`.
     pub gamma: FloatTensor<B>,
-    /// As in [`LayerNormOutput`].
+    /// See [`LayerNormOutput`].
     pub mean: FloatTensor<B>,
-    /// As in [`LayerNormOutput`].
+    /// See [`LayerNormOutput`].
     pub reciprocal_deviation: FloatTensor<B>,
 }
 
-/// Gradients by the inputs.
+/// The gradients of the inputs.
 #[derive(Debug)]
 pub struct LayerNormGradients<B: Backend> {
     /// `[rows, width]`.
@@ -126,8 +128,8 @@ impl<B: LayerNormOps, C: CheckpointStrategy> LayerNormOps for Autodiff<B, C> {
     }
 }
 
-/// Normalises over the last axis of `x` and applies `gamma` and, if given, `beta`, both as long as
-/// that axis.
+/// Normalises over the last axis of `x`, multiplies by `gamma` and, if given,
+/// adds `beta`. Both have the length of that axis.
 pub fn layer_norm<B: LayerNormOps, const D: usize>(
     x: Tensor<B, D>,
     gamma: Tensor<B, 1>,
@@ -139,7 +141,7 @@ pub fn layer_norm<B: LayerNormOps, const D: usize>(
     on_rows(x, |x| B::fused_layer_norm(x, gamma, beta, epsilon))
 }
 
-/// Applies a function of `[rows, width]` to a tensor of any rank.
+/// Applies a function of `[rows, width]` matrices to a tensor of any rank.
 pub(crate) fn on_rows<B: Backend, const D: usize>(
     x: Tensor<B, D>,
     function: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,

@@ -1,4 +1,4 @@
-//! What an optimizer step does with the elements that a rank owns.
+//! Optimizer kernels for the elements that a rank owns.
 
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, FloatDType, Shape, TensorData, TensorMetadata};
@@ -7,26 +7,28 @@ use deepburn_kernels::{self as kernels, ElementwiseStep, FloatSlice, GradientSta
 use crate::host::{float_from_host, float_into_host, read_float};
 use crate::{LayoutOps, MatmulOps, StreamOps};
 
-/// The arrays that an optimizer step updates: flat, f32, of one length.
+/// The arrays that an optimizer step updates: flat, f32, of equal length.
 #[derive(Debug)]
 pub struct UpdateArrays<B: Backend> {
     /// The parameter in full precision.
     pub master: FloatTensor<B>,
-    /// The optimizer's arrays. A step uses the first [`ElementwiseStep::states`] of them and returns
-    /// others as they are.
+    /// The optimizer's arrays. A step uses the first
+    /// [`ElementwiseStep::states`] of them and returns the others unchanged.
     pub states: Vec<FloatTensor<B>>,
 }
 
-/// Optimizer and loss-scaling kernels of a backend.
-///
-/// Provided methods go through host memory; a backend overrides them where it has kernels.
+/// The optimizer and loss-scaling kernels of a backend. Provided methods copy
+/// to host memory; a backend overrides them if it has kernels.
 pub trait OptimizerOps: StreamOps + LayoutOps + MatmulOps {
-    /// One optimizer step in one pass. `gradient` is flat, of the arrays' length, f32 or 16 bits
-    /// wide, and is multiplied by `grad_scale` on the way in. With `working`, the updated master is
-    /// also returned rounded to that type.
+    /// Runs one optimizer step in one pass. `gradient` is flat, as long as the
+    /// arrays, in f32 or 16 bits, and is multiplied by `grad_scale` when it is
+    /// read. With `working`, the updated master is also returned, rounded to
+    /// that type.
     ///
     /// # Panics
-    /// When the arrays differ in length or there are fewer states than the step uses.
+    ///
+    /// Panics if the arrays differ in length, or if there are fewer states than
+    /// the step uses.
     fn update(
         step: &ElementwiseStep,
         grad_scale: f32,
@@ -37,27 +39,32 @@ pub trait OptimizerOps: StreamOps + LayoutOps + MatmulOps {
         update_on_host::<Self>(step, grad_scale, arrays, gradient, working)
     }
 
-    /// Sum of squares of a flat gradient of any float type, in f64 on the CPU (at least in f32
-    /// with a tree of partial sums elsewhere), and whether all of it is finite, in one pass.
+    /// Returns the sum of squares of a flat gradient of any float type, and
+    /// whether all elements are finite, in one pass. The sum is in f64 on the
+    /// CPU, and elsewhere in at least f32 with a tree of partial sums.
     fn gradient_stats(gradient: FloatTensor<Self>) -> GradientStats {
         kernels::gradient_stats(FloatSlice::F32(&float_into_host::<Self>(gradient)))
     }
 
-    /// Rounds to nearest even; what is too large for the type becomes infinite.
+    /// Converts to `dtype`, rounding to nearest even. Values beyond the range
+    /// become infinite.
     fn cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         if tensor.dtype() == dtype.into() { tensor } else { Self::float_cast(tensor, dtype) }
     }
 
-    /// Copies flat tensors of one type one after the other into memory of their own, followed by
-    /// zeros up to `len` elements.
+    /// Concatenates flat tensors of one type in new memory, followed by zeros
+    /// up to `len` elements.
     ///
     /// # Panics
-    /// When there is no tensor or they have more than `len` elements together.
+    ///
+    /// Panics if there is no tensor, or if they have more than `len` elements
+    /// together.
     fn flatten(parts: Vec<FloatTensor<Self>>, len: usize) -> FloatTensor<Self> {
         flatten_on_host::<Self>(parts, len)
     }
 }
 
+/// Runs a step on copies in host memory.
 pub(crate) fn update_on_host<B: OptimizerOps>(
     step: &ElementwiseStep,
     grad_scale: f32,
@@ -85,6 +92,7 @@ pub(crate) fn update_on_host<B: OptimizerOps>(
     (UpdateArrays { master, states }, working)
 }
 
+/// Concatenates tensors by way of host memory.
 pub(crate) fn flatten_on_host<B: Backend>(
     parts: Vec<FloatTensor<B>>,
     len: usize,

@@ -1,14 +1,16 @@
-//! In which queue of a device a rank's work goes.
+//! The device queue in which a rank's work runs.
 
 use burn_backend::Backend;
 
-/// How the ranks of a process share a device.
+/// Defines how the ranks of a process share a device.
 pub trait StreamOps: Backend {
-    /// Runs what one rank does, what prepares it, or what a thread of its own does for it.
+    /// Runs the work of a rank, its preparation, or the work of a thread that
+    /// belongs to it.
     ///
-    /// Ranks of a process read each other's tensors. On a device that queues work thread by thread, a
-    /// tensor could be read before it is written, or its memory used again before it is read;
-    /// such a device runs the work of all ranks in one queue, in the order in which it was started.
+    /// Ranks of a process read each other's tensors. On a device with one queue
+    /// per thread, a tensor could be read before it is written, or its memory
+    /// reused before it is read. Such a device runs the work of all ranks in
+    /// one queue, in the order in which it was submitted.
     fn in_shared_stream<T>(run: impl FnOnce() -> T) -> T {
         run()
     }

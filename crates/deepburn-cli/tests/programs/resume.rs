@@ -291,7 +291,7 @@ fn a_full_disk_does_not_stop_training() {
             .with("training.output_dir", output.to_str().unwrap());
         let ending = job.run().succeeded();
         assert_same(&Trained::read(&output), &straight, "on a full disk");
-        for part in ["the disk is too full", "training goes on", "make room"] {
+        for part in ["the disk is too full", "training continues", "make room"] {
             assert!(ending.stderr.contains(part), "{}", ending.stderr);
         }
         // The last that had room is whole.

@@ -16,19 +16,21 @@ use rayon::prelude::*;
 /// Elements that a thread takes at a time in loops over elements.
 const BLOCK: usize = 16 * 1024;
 
-/// Ranges of at most [`BLOCK`] elements.
+/// Returns ranges of at most [`BLOCK`] elements.
 pub(crate) fn blocks(len: usize) -> impl IndexedParallelIterator<Item = Range<usize>> {
     (0..len.div_ceil(BLOCK))
         .into_par_iter()
         .map(move |block| block * BLOCK..len.min((block + 1) * BLOCK))
 }
 
-/// Whether the kernels here take this type; f64 is left to the portable way.
+/// Returns true if the kernels here support the type; f64 uses the portable
+/// implementation.
 pub(crate) fn is_supported(tensor: &FlexTensor) -> bool {
     matches!(tensor.dtype(), DType::F32 | DType::F16 | DType::BF16)
 }
 
-/// In which numbers operands of these types are multiplied: as bf16 only if both are.
+/// Returns the arithmetic for a product of these types: bf16 only if both
+/// operands are.
 pub(crate) fn arithmetic(operands: [DType; 2]) -> Arithmetic {
     match operands {
         [DType::BF16, DType::BF16] => Arithmetic::Bf16,
@@ -36,12 +38,13 @@ pub(crate) fn arithmetic(operands: [DType; 2]) -> Arithmetic {
     }
 }
 
-/// The tensor in flat order: a copy only of what is not.
+/// Returns the tensor in flat order; copies only if it is not contiguous.
 pub(crate) fn contiguous(tensor: &FlexTensor) -> FlexTensor {
     if tensor.is_contiguous() { tensor.clone() } else { tensor.to_contiguous() }
 }
 
-/// The tensor in flat order, given away: a second holder would make `storage_mut` copy it.
+/// Returns the tensor in flat order without keeping a second handle, because
+/// `storage_mut` would then copy it.
 pub(crate) fn owned(tensor: FlexTensor) -> FlexTensor {
     tensor.to_contiguous()
 }
@@ -64,8 +67,8 @@ pub(crate) fn elements(tensor: &FlexTensor) -> FloatSlice<'_> {
     stored(tensor).slice(0..len)
 }
 
-/// A matrix inside of a tensor: its last two axes, from element `offset` on, counted from the tensor's first. `None`
-/// if a stride is negative.
+/// Returns a matrix of a tensor: its last two axes, starting `offset` elements
+/// after the first. `None` if a stride is negative.
 pub(crate) fn matrix_at(tensor: &FlexTensor, offset: usize) -> Option<Matrix<'_>> {
     let (shape, strides) = (tensor.shape(), tensor.layout().strides());
     let rank = shape.num_dims();
@@ -78,7 +81,7 @@ pub(crate) fn matrix_at(tensor: &FlexTensor, offset: usize) -> Option<Matrix<'_>
     Some(Matrix::strided(elements, [rows, columns], [row_stride, column_stride]))
 }
 
-/// Calls `work` with a matrix, which is copied only if its elements lie backwards.
+/// Calls `work` with a matrix, which is copied only if a stride is negative.
 pub(crate) fn with_matrix<R>(tensor: &FlexTensor, work: impl FnOnce(Matrix<'_>) -> R) -> R {
     match matrix_at(tensor, 0) {
         Some(matrix) => work(matrix),
@@ -89,7 +92,8 @@ pub(crate) fn with_matrix<R>(tensor: &FlexTensor, work: impl FnOnce(Matrix<'_>) 
     }
 }
 
-/// The elements in flat order as f32; a copy only of what is neither f32 nor contiguous. For small tensors.
+/// Returns the elements in flat order as f32; copies unless they are contiguous
+/// f32. For small tensors.
 pub(crate) fn widen(tensor: &FlexTensor) -> Cow<'_, [f32]> {
     if let Some(values) = tensor.as_slice::<f32>().filter(|_| tensor.dtype() == DType::F32) {
         return Cow::Borrowed(values);
@@ -100,7 +104,7 @@ pub(crate) fn widen(tensor: &FlexTensor) -> Cow<'_, [f32]> {
     Cow::Owned(read(elements(&tensor), 0..len, &mut room).to_vec())
 }
 
-/// Elements `range` as f32, in `room` where they are 16 bits wide.
+/// Reads elements `range` as f32, using `room` to convert 16-bit elements.
 pub(crate) fn read<'a>(
     elements: FloatSlice<'a>,
     range: Range<usize>,
@@ -116,20 +120,20 @@ pub(crate) fn read<'a>(
     }
 }
 
-/// An array whose parts are written by several threads, as f32.
+/// An array whose parts several threads write, as f32.
 #[derive(Clone, Copy)]
 pub(crate) struct Output {
     target: Target,
     len: usize,
 }
 
-// SAFETY: who takes a part promises that no other thread uses it.
+// SAFETY: a caller that takes a part promises that no other thread uses it.
 unsafe impl Send for Output {}
 // SAFETY: as above.
 unsafe impl Sync for Output {}
 
 impl Output {
-    /// The array of `len` elements from `target` on.
+    /// Wraps the array of `len` elements at `target`.
     ///
     /// # Safety
     /// It is valid, and only parts of this output are used, as long as the output is.
@@ -137,14 +141,15 @@ impl Output {
         Self { target: target.into(), len }
     }
 
-    /// A pointer to element `index`.
+    /// Returns a pointer to element `index`.
     pub(crate) fn at(self, index: usize) -> Target {
         assert!(index <= self.len);
         // SAFETY: in the array, or at its end.
         unsafe { self.target.add(index) }
     }
 
-    /// Lets `work` write elements `range`, in `room` where they are 16 bits wide. What it is given has any content.
+    /// Calls `work` to write elements `range`, using `room` to convert to 16
+    /// bits. The slice has arbitrary initial content.
     ///
     /// # Safety
     /// No other thread uses these elements meanwhile.
@@ -174,7 +179,7 @@ impl Output {
         }
     }
 
-    /// Lets `work` change elements `range`.
+    /// Calls `work` to update elements `range`.
     ///
     /// # Safety
     /// They were written before, and no other thread uses them meanwhile.
@@ -204,7 +209,7 @@ impl Output {
     }
 }
 
-/// A new tensor of `shape` and `dtype`, all of whose elements `fill` writes.
+/// Returns a new tensor of `shape` and `dtype`; `fill` must write all elements.
 pub(crate) fn written(
     shape: impl Into<Shape>,
     dtype: DType,
@@ -232,8 +237,8 @@ pub(crate) fn written(
     }
 }
 
-/// Lets `work` change the elements of a tensor in flat order; of one that somebody else holds too, or whose elements
-/// lie apart, it is given a copy.
+/// Calls `work` to update the elements of a tensor in flat order. A tensor that
+/// is shared or not contiguous is copied first.
 pub(crate) fn changed(tensor: FlexTensor, work: impl FnOnce(Output)) -> FlexTensor {
     fn target<E: burn_backend::Element + bytemuck::Pod>(
         tensor: &mut FlexTensor,
@@ -257,7 +262,7 @@ pub(crate) fn changed(tensor: FlexTensor, work: impl FnOnce(Output)) -> FlexTens
     tensor
 }
 
-/// A tensor of `shape` with these elements, rounded to `dtype`.
+/// Returns a tensor of `shape` with these elements, rounded to `dtype`.
 pub(crate) fn from_values(values: Vec<f32>, shape: impl Into<Shape>, dtype: DType) -> FlexTensor {
     if dtype == DType::F32 {
         return FlexTensor::from_data(TensorData::new(values, shape.into()));
@@ -270,9 +275,8 @@ pub(crate) fn from_values(values: Vec<f32>, shape: impl Into<Shape>, dtype: DTyp
     })
 }
 
-/// Room for `len` numbers, which have to be written before they are read.
-///
-/// Clearing it first would cost as much as writing it once more.
+/// Allocates `len` numbers that must be written before they are read. Clearing
+/// them first would cost as much as writing them once more.
 #[allow(clippy::uninit_vec)]
 pub(crate) fn unwritten<E: bytemuck::Pod>(len: usize) -> Vec<E> {
     let mut values = Vec::with_capacity(len);

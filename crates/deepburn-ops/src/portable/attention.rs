@@ -24,7 +24,8 @@ pub fn forward<B: Backend>(
     AttentionOutput { output: primitive(merge_heads(output)), log_sums: primitive(log_sums) }
 }
 
-/// Attention of `queries`, which are the last positions of `keys` and `values`; no dropout.
+/// Computes the attention of `queries`, which are at the last positions of
+/// `keys` and `values`, without dropout.
 pub fn over_cache<B: Backend>(
     queries: Heads<B>,
     keys: Heads<B>,
@@ -34,7 +35,8 @@ pub fn over_cache<B: Backend>(
     merge_heads(attend(queries, [keys, values], attention, None).0)
 }
 
-/// Output by head and logarithms of each row's sum of exponentials, `[batch * heads, queries]`.
+/// Returns the output by head and the logarithms of each row's sum of
+/// exponentials, `[batch * heads, queries]`.
 fn attend<B: Backend>(
     queries: Heads<B>,
     [keys, values]: [Heads<B>; 2],
@@ -118,7 +120,8 @@ pub fn backward<B: Backend>(
     primitive(cast(merge_heads(packed), dtype))
 }
 
-/// `[batch * positions, 3 * width]` to queries, keys and values by head.
+/// Splits `[batch * positions, 3 * width]` into queries, keys and values by
+/// head.
 fn split_heads<B: Backend>(
     projected: Tensor<B, 2>,
     &SelfAttention { batch, heads, .. }: &SelfAttention,
@@ -130,18 +133,21 @@ fn split_heads<B: Backend>(
     [0, 1, 2].map(|part| by_head.clone().narrow(1, part * heads, heads))
 }
 
-/// `[batch, heads, positions, head width]` to `[batch * positions, heads * head width]`.
+/// Merges `[batch, heads, positions, head width]` to `[batch * positions, heads
+/// * head width]`.
 fn merge_heads<B: Backend>(by_head: Heads<B>) -> Tensor<B, 2> {
     let [batch, heads, rows, head_width] = by_head.dims();
     by_head.swap_dims(1, 2).reshape([batch * rows, heads * head_width])
 }
 
+/// Returns the rows `rows` of every head.
 fn rows_of<B: Backend>(all: &Tensor<B, 4>, rows: Range<usize>) -> Tensor<B, 4> {
     all.clone().narrow(2, rows.start, rows.len())
 }
 
-/// Scaled scores `[batch, heads, rows, keys]` in at least f32; minus infinity where a query does not
-/// see a key. The first query is at position `first` of the keys.
+/// Returns scaled scores `[batch, heads, rows, keys]` in at least f32, with
+/// minus infinity for keys that are not visible. The first query is at position
+/// `first` of the keys.
 fn scores<B: Backend>(
     queries: Heads<B>,
     keys: Heads<B>,
@@ -176,8 +182,8 @@ fn scores<B: Backend>(
     (scores.reshape(shape) + bias).reshape([batch, heads, rows, visible])
 }
 
-/// Weights `[batch, heads, rows, keys]` of the queries `block` of `positions`, some of them dropped
-/// and the others made larger by as much.
+/// Applies dropout to the weights `[batch, heads, rows, keys]` of the queries
+/// `block` of `positions`.
 fn drop_weights<B: Backend>(
     weights: Tensor<B, 4>,
     dropout: Option<AttentionDropout>,

@@ -37,7 +37,7 @@ pub(super) struct Scaling {
 
 impl Scaling {
     /// Returns the factor of a gradient that is not reduced now: with 1-bit optimizers, each rank uses its
-    /// own gradient. If the plan sums over ranks, the factor makes up for the missing sum.
+    /// own gradient, and an average is taken later. If the plan sums over ranks, the factor makes it a sum.
     pub(super) fn of_one_rank(plan: &ReductionPlan, world_size: usize) -> f64 {
         match plan.op {
             GradientReduction::Sum => world_size as f64,

@@ -1,11 +1,13 @@
-//! What the fuzz tests of all crates share. A dev-dependency only.
+//! Shared parts of the fuzz tests of all crates. Used as a dev-dependency only.
 //!
-//! [`fuzz`] calls a test's check once per input. The check takes a sound file, changes it with the
-//! [`Mutator`] that it is given, and reads it as the product does; an error is as good as a result.
-//! An input fails if it panics, takes longer than [`TIME_LIMIT`] or holds more than [`MEMORY_LIMIT`].
+//! [`fuzz`] calls a test's check once per input. The check takes a valid file,
+//! changes it with the given [`Mutator`], and reads it like the product does.
+//! An error is an acceptable result. An input fails if it panics, takes longer
+//! than [`TIME_LIMIT`] or holds more than [`MEMORY_LIMIT`].
 //!
-//! `DEEPBURN_FUZZ_INPUTS` sets the number of inputs and `DEEPBURN_FUZZ_SEED` the seed of the first.
-//! Every input has its own seed, so a failure names the seed that repeats it alone.
+//! `DEEPBURN_FUZZ_INPUTS` sets the number of inputs, and `DEEPBURN_FUZZ_SEED`
+//! sets the first seed. Every input has its own seed, so the message of a
+//! failure contains the seed that reproduces it.
 
 mod memory;
 mod mutator;

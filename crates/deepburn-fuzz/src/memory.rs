@@ -1,7 +1,8 @@
 //! The memory of an input, counted by the allocator.
 //!
-//! The resident memory of the process does not show it: a zeroed allocation has no pages until it is
-//! written, and the peak of the process hides every input but the largest.
+//! The resident set of the process is not suitable: a zeroed allocation has no
+//! pages until it is written, and the peak of the process hides every input
+//! except the largest.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
@@ -9,25 +10,27 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use crate::run::current_seed;
 
-/// The most bytes that an input may hold. Sound inputs have some kilobytes.
+/// The largest number of bytes that an input may hold. Valid inputs need some
+/// kilobytes.
 pub const MEMORY_LIMIT: usize = 256 << 20;
 
-/// Whether inputs are being run. Other tests of the process allocate what they like.
+/// Whether inputs are running. Other tests of the process are not limited.
 static RUNNING: AtomicBool = AtomicBool::new(false);
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts the bytes that are allocated and refuses single requests beyond the limit.
+/// Counts allocated bytes and rejects single requests beyond the limit.
 struct CountingAllocator;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 impl CountingAllocator {
-    /// Counts a request of `bytes` unless it has to be refused.
+    /// Counts a request of `bytes` unless it has to be rejected.
     fn admit(bytes: usize) -> bool {
         if bytes > MEMORY_LIMIT && RUNNING.load(Relaxed) {
-            // A null pointer ends the process, unless the caller handles it, and tells no seed.
+            // A null pointer ends the process unless the caller handles it, so
+            // the seed is printed first.
             let seed = current_seed();
             _ = writeln!(std::io::stderr(), "DEEPBURN_FUZZ_SEED={seed} asks for {bytes} bytes");
             return false;
@@ -72,7 +75,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
     }
 }
 
-/// Refuses requests beyond the limit as long as it lives.
+/// Applies the limit while it is alive.
 pub(crate) struct LimitGuard;
 
 impl LimitGuard {
@@ -88,7 +91,7 @@ impl Drop for LimitGuard {
     }
 }
 
-/// Calls `action` and returns the most bytes that it held at a time.
+/// Calls `action` and returns the peak of the bytes that it held.
 pub(crate) fn peak_of(action: impl FnOnce()) -> usize {
     let before = LIVE.load(Relaxed);
     PEAK.store(before, Relaxed);

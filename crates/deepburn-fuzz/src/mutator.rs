@@ -1,16 +1,16 @@
-//! Reproducible changes of sound files.
+//! Reproducible changes of valid files.
 //!
 //! Main type: [`Mutator`].
 
 use std::ops::Range;
 
-/// Pieces of JSON that take the place of others.
+/// JSON fragments that replace others.
 pub const JSON_TOKENS: [&str; 20] = [
     "0", "-1", "0.5", "1e999", "null", "true", "{", "}", "[", "]", ",", ":", "\"", "[]", "{}",
     "\"\"", "\"a\"", "\\u0000", "\u{e9}", "[[[[",
 ];
 
-/// Numbers in text, of which many are beyond what a reader expects.
+/// Numbers as text. Many of them are beyond the range that a reader expects.
 const TEXT_NUMBERS: [&str; 18] = [
     "0",
     "-0",
@@ -32,7 +32,7 @@ const TEXT_NUMBERS: [&str; 18] = [
     "-1e-999",
 ];
 
-/// The same for fields of bytes.
+/// The same as binary integers.
 const INTEGERS: [u64; 16] = [
     0,
     1,
@@ -52,18 +52,18 @@ const INTEGERS: [u64; 16] = [
     u64::MAX,
 ];
 
-/// Draws numbers from a seed and changes files by them.
+/// A random generator that changes files.
 #[derive(Debug)]
 pub struct Mutator(u64);
 
 impl Mutator {
-    /// Starts from `seed`. Neighbouring seeds give unrelated numbers.
+    /// Creates a generator. Neighbouring seeds give unrelated numbers.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// Draws a number below `limit`; 0 for a limit of 0. The generator is SplitMix64 (Steele, Lea and
-    /// Flood 2014).
+    /// Returns a random number below `limit`; 0 if the limit is 0. The
+    /// generator is SplitMix64 (Steele, Lea and Flood 2014).
     pub fn below(&mut self, limit: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut bits = self.0;
@@ -72,13 +72,13 @@ impl Mutator {
         ((bits ^ (bits >> 31)) % limit.max(1) as u64) as usize
     }
 
-    /// Draws one of `choices`, which must not be empty.
+    /// Returns a random element of `choices`, which must not be empty.
     pub fn pick<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
         &choices[self.below(choices.len())]
     }
 
-    /// Changes one to three places: cuts the end off, removes, repeats, or puts one of `tokens` or
-    /// any byte there.
+    /// Changes one to three positions: truncates, removes, repeats, or inserts
+    /// one of `tokens` or a random byte.
     pub fn mutate(&mut self, bytes: &mut Vec<u8>, tokens: &[impl AsRef<[u8]>]) {
         for _ in 0..1 + self.below(3) {
             let span = self.span(bytes.len(), 12);
@@ -100,7 +100,8 @@ impl Mutator {
         }
     }
 
-    /// Changes a text of JSON: mostly its numbers, which leaves it well-formed.
+    /// Changes a JSON text. Most changes affect numbers, so that the text stays
+    /// well-formed.
     pub fn mutate_json(&mut self, text: &mut Vec<u8>) {
         if self.below(4) == 0 {
             return self.mutate(text, &JSON_TOKENS);
@@ -114,10 +115,11 @@ impl Mutator {
         }
     }
 
-    /// Changes a safetensors file: its header, with a length that fits, its length, or its values.
+    /// Changes a safetensors file: its header (with a matching length), its
+    /// length, or its values.
     pub fn mutate_safetensors(&mut self, file: &mut Vec<u8>) {
         let length = file.first_chunk::<8>().map(|bytes| u64::from_le_bytes(*bytes) as usize);
-        // One that was changed before may have no header.
+        // A file that was changed before may have no header.
         let Some(length) = length.filter(|length| *length <= file.len() - 8) else {
             return self.mutate(file, &JSON_TOKENS);
         };
@@ -147,7 +149,7 @@ impl Mutator {
         }
     }
 
-    /// Puts a little-endian number of 1 to 8 bytes in the place of others.
+    /// Overwrites bytes with a little-endian integer of 1 to 8 bytes.
     pub fn set_integer(&mut self, bytes: &mut [u8]) {
         let width = 1 << self.below(4);
         let at = self.below((bytes.len() + 1).saturating_sub(width));
@@ -157,13 +159,15 @@ impl Mutator {
         }
     }
 
+    /// Returns a random range of up to `most` bytes.
     fn span(&mut self, length: usize, most: usize) -> Range<usize> {
         let start = self.below(length + 1);
         start..(start + self.below(most)).min(length)
     }
 }
 
-/// Where a text has numbers, those within names and strings included.
+/// Returns the ranges of numbers in a text, including numbers in names and
+/// strings.
 fn numbers(text: &[u8]) -> Vec<Range<usize>> {
     let is_part = |byte: &u8| byte.is_ascii_digit() || b"+-.eE".contains(byte);
     let mut found = Vec::new();

@@ -1,4 +1,4 @@
-//! The loop over inputs, with the limits of time and memory.
+//! The loop over inputs, with limits of time and memory.
 
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,29 +13,31 @@ use tempfile::TempDir;
 use crate::Mutator;
 use crate::memory::{LimitGuard, MEMORY_LIMIT, peak_of};
 
-/// The longest that an input may take. Most take less than a millisecond; the rest is room for a
-/// machine that is busy with other things.
+/// The longest time for an input. Most inputs take less than a millisecond; the
+/// rest is a margin for a busy machine.
 pub const TIME_LIMIT: Duration = Duration::from_secs(10);
 
-/// The seed of the input that is being run.
+/// The seed of the current input.
 static SEED: AtomicU64 = AtomicU64::new(0);
 
 pub(crate) fn current_seed() -> u64 {
     SEED.load(Relaxed)
 }
 
-/// Calls `check` for `DEEPBURN_FUZZ_INPUTS` inputs, `default` where it is not set, and prints how
-/// many there were, the longest time and the most memory.
+/// Calls `check` for `DEEPBURN_FUZZ_INPUTS` inputs, by default `default`, and
+/// prints their number, the longest time and the largest memory.
 ///
 /// # Panics
-/// If an input panics or exceeds a limit, with its seed. An input that never ends, or asks for more
-/// memory than the limit at once, ends the process.
+///
+/// Panics with the seed if an input panics or exceeds a limit. An input that
+/// never ends, or that requests more memory than the limit at once, ends the
+/// process.
 pub fn fuzz(default: u64, mut check: impl FnMut(&mut Mutator)) {
     let inputs = setting("DEEPBURN_FUZZ_INPUTS", default);
     let first = setting("DEEPBURN_FUZZ_SEED", 1);
     let (mut slowest, mut largest) = ((Duration::ZERO, first), (0, first));
     thread::scope(|scope| {
-        // Dropped at the end or by a panic, which ends the watch.
+        // Dropped at the end or by a panic, which ends the watchdog.
         let (_running, ended) = channel();
         scope.spawn(move || watch(&ended));
         let _limit = LimitGuard::new();
@@ -74,18 +76,21 @@ pub fn scratch_folder() -> TempDir {
     .expect("tests may write temporary files")
 }
 
+/// Reads a number from an environment variable.
 fn setting(name: &str, default: u64) -> u64 {
     let Ok(text) = std::env::var(name) else { return default };
     text.parse().unwrap_or_else(|_| panic!("{name} is `{text}`; it must be a number from 0"))
 }
 
-/// Ends the process if one input runs between two looks, until `ended` is closed.
+/// Ends the process if one input runs during two consecutive checks, until
+/// `ended` is closed.
 fn watch(ended: &Receiver<()>) {
     let mut last = None;
     while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(2 * TIME_LIMIT) {
         let seed = current_seed();
         if last.replace(seed) == Some(seed) {
-            // The test harness captures what `eprintln` writes, and loses it here.
+            // `eprintln` would be captured by the test harness and lost when
+            // the process ends.
             _ = writeln!(std::io::stderr(), "an input does not end; DEEPBURN_FUZZ_SEED={seed}");
             std::process::abort();
         }

@@ -1,7 +1,8 @@
 //! Adam and AdamW.
 //!
-//! Main type: [`AdamStep`], the scalars of one step. Sources: Kingma & Ba 2015, algorithm 1; Loshchilov &
-//! Hutter 2019, algorithm 2, for the decoupled decay. AMSGrad is not here.
+//! Main type: [`AdamStep`], the scalars of one step. Sources: Kingma & Ba 2015,
+//! algorithm 1; Loshchilov & Hutter 2019, algorithm 2, for the decoupled decay.
+//! AMSGrad is not supported.
 
 use crate::blocks::{check_lengths, check_time};
 #[cfg(feature = "cube")]
@@ -11,34 +12,35 @@ use crate::real::Real;
 #[cfg(feature = "cube")]
 use cubecl::prelude::*;
 
-/// Where the weight decay acts.
+/// The form of the weight decay.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum WeightDecay {
-    /// On the parameter itself, `p *= 1 - lr * decay` (AdamW).
+    /// Applied to the parameter: `p *= 1 - lr * decay` (AdamW).
     Decoupled(f64),
-    /// On the gradient, `g += decay * p`, and through it on the moments (Adam).
+    /// Applied to the gradient: `g += decay * p`, and therefore to the moments
+    /// (Adam).
     L2(f64),
 }
 
-/// Hyper-parameters of Adam and AdamW.
+/// The hyper-parameters of Adam and AdamW.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Adam {
-    /// Learning rate of this step.
+    /// The learning rate of this step.
     pub lr: f64,
-    /// Decay of the first moment.
+    /// The decay of the first moment.
     pub beta1: f64,
-    /// Decay of the second moment.
+    /// The decay of the second moment.
     pub beta2: f64,
     /// Added to the square root of the second moment.
     pub eps: f64,
-    /// Amount and place of the weight decay.
+    /// The amount and form of the weight decay.
     pub weight_decay: WeightDecay,
     /// Whether the moments are divided by `1 - beta^t`.
     pub bias_correction: bool,
 }
 
 impl Adam {
-    /// `1 - beta1^t` and `1 - beta2^t`; ones without bias correction.
+    /// Returns `1 - beta1^t` and `1 - beta2^t`; ones without bias correction.
     fn biases(&self, t: u64) -> (f64, f64) {
         check_time("adam", t);
         if self.bias_correction {
@@ -49,10 +51,12 @@ impl Adam {
     }
 }
 
-/// One step at time `t` (from 1), as published; the gradient is already unscaled.
+/// Runs one step at time `t` (from 1) as published. The gradient must already
+/// be unscaled.
 ///
 /// # Panics
-/// When the slices differ in length or `t` is 0.
+///
+/// Panics if the slices differ in length or `t` is 0.
 pub fn adam_reference<R: Real>(
     rule: &Adam,
     t: u64,
@@ -86,10 +90,10 @@ pub fn adam_reference<R: Real>(
     }
 }
 
-/// The scalars of one step, computed in `f64` and narrowed once.
+/// The scalars of one step, computed in `f64` and rounded once.
 ///
-/// Both kinds of decay are in it, the absent one as the neutral number, so that one loop without
-/// a branch serves both.
+/// They include both forms of weight decay, with a neutral number for the
+/// unused one, so that one loop without a branch serves both.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamStep {
     /// `1 - beta1`.
@@ -108,10 +112,11 @@ pub struct AdamStep {
 }
 
 impl AdamStep {
-    /// The step at time `t`, the number of this update counted from 1.
+    /// Returns the step at time `t`, the number of the update from 1.
     ///
     /// # Panics
-    /// When `t` is 0.
+    ///
+    /// Panics if `t` is 0.
     pub fn new(rule: &Adam, t: u64) -> Self {
         let (bias1, bias2) = rule.biases(t);
         let (keep, l2) = match rule.weight_decay {
@@ -166,7 +171,8 @@ fn adam_tile(
     }
 }
 
-/// `from + weight * (to - from)`, from the nearer end, so that weight 1 gives `to` to the bit.
+/// Returns `from + weight * (to - from)`, computed from the nearer end, so that
+/// weight 1 returns exactly `to`.
 #[inline(always)]
 pub(crate) fn lerp(from: f32, to: f32, weight: f32) -> f32 {
     if weight < 0.5 { from + weight * (to - from) } else { to - (to - from) * (1.0 - weight) }

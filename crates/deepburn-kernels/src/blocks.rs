@@ -1,18 +1,19 @@
-//! How a long slice is cut for the cores: into blocks of one fixed size.
-//!
-//! The size never depends on the number of threads, so neither does any result.
+//! Divides long slices among cores, in blocks of a fixed size. The size never
+//! depends on the number of threads, so no result does.
 
 use rayon::prelude::*;
 
-/// Elements of one block: four `f32` arrays of this length (Adam's) fill half of a 512 KiB
-/// second-level cache.
+/// The number of elements in a block. Four `f32` arrays of this length, as in
+/// Adam, fill half of a second-level cache of 512 KiB.
 pub(crate) const BLOCK: usize = 16 * 1024;
 
-/// Elements that a block is gone over at a time where one loop leaves numbers to the next: they stay
-/// in the nearest cache, and loops over few slices of one type are those that compilers vectorise.
+/// The number of elements that several loops process one after the other. They
+/// stay in the first-level cache, and compilers vectorise loops over few slices
+/// of one type best.
 pub(crate) const TILE: usize = 512;
 
-/// Slices shorter than this stay on the calling thread: waking others costs more than it saves.
+/// Shorter slices stay on the calling thread, because waking other threads
+/// costs more than it saves.
 pub(crate) const PARALLEL_FROM: usize = 4 * BLOCK;
 
 /// Runs a loop over a block with the widest vectors that this processor has.
@@ -24,7 +25,8 @@ pub(crate) fn vectorized<R>(block: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(block)
 }
 
-/// Goes over two slices of one length, block by block; the results are in the order of the blocks.
+/// Processes two slices of equal length block by block; returns the results in
+/// block order.
 pub(crate) fn map_blocks<A: Send, B: Sync, R: Send>(
     out: &mut [A],
     from: &[B],
@@ -44,7 +46,7 @@ pub(crate) fn map_blocks<A: Send, B: Sync, R: Send>(
     blocks.map(|(out, from)| block(out, from)).collect()
 }
 
-/// Panics unless every other slice is as long as the first.
+/// Panics unless all slices have the length of the first.
 pub(crate) fn check_lengths(kernel: &str, first: (&str, usize), others: &[(&str, usize)]) {
     let (first, expected) = first;
     for (name, len) in others {
@@ -56,7 +58,7 @@ pub(crate) fn check_lengths(kernel: &str, first: (&str, usize), others: &[(&str,
     }
 }
 
-/// Panics unless `t` counts from 1: bias corrections divide by `1 - beta^t`.
+/// Panics unless `t` is at least 1: bias corrections divide by `1 - beta^t`.
 pub(crate) fn check_time(kernel: &str, t: u64) {
     assert!(t >= 1, "{kernel}: optimizer time is {t}; the first step has time 1");
 }

@@ -1,16 +1,19 @@
-//! Unscaling and clipping, folded into one multiplier of the gradient.
+//! Unscaling and clipping, combined in one factor of the gradient.
 
-/// Added to the norm before it is compared with the limit, as DeepSpeed and PyTorch do.
+/// Added to the norm before the comparison with the limit, as in DeepSpeed and
+/// PyTorch.
 const NORM_EPS: f64 = 1e-6;
 
-/// The multiplier that takes the loss scale out of a gradient and clips it to a global norm.
+/// Returns the factor that unscales a gradient and clips it to a global norm.
 ///
-/// `scaled_norm` is the global norm of the gradients as they are, `scale` the loss scale used in
-/// their own backward pass, `clip` the largest unscaled norm let through (`None` for any). Clipping
-/// scales by `clip / (norm + 1e-6)` when that is below 1.
+/// `scaled_norm` is the global norm of the scaled gradients, `scale` the loss
+/// scale of their backward pass, and `clip` the largest unscaled norm (`None`
+/// for no limit). Clipping multiplies by `clip / (norm + 1e-6)` if that is
+/// below 1.
 ///
-/// A norm that is not finite gives NaN: such a step is to be skipped, and one that was not must
-/// not pass for an unclipped one.
+/// Combining both in one factor avoids a pass over the gradients, and rounds
+/// each of them once. A norm that is not finite returns NaN: such a step must
+/// be skipped, and if it were applied by mistake, NaN would reveal it.
 pub fn unscale_and_clip(scaled_norm: f64, scale: f64, clip: Option<f64>) -> f64 {
     if !scaled_norm.is_finite() {
         return f64::NAN;

@@ -1,21 +1,23 @@
-//! The number formats that gradients and working copies are held in.
+//! The number formats of gradients and working copies.
 //!
-//! Main type: [`Element`]. Conversions are branch-free integer code, written so that the compiler
-//! vectorises them with any instruction set: there is one version of them, and so one set of bits.
-//! They agree with `half`'s scalar conversions, which the tests compare them with.
+//! Main type: [`Element`]. Conversions are branch-free integer code that the
+//! compiler vectorises for any instruction set, so there is a single version
+//! with the same bits everywhere. Tests compare them with the scalar
+//! conversions of `half`.
 
 use half::{bf16, f16};
 use std::fmt::Debug;
 
 /// A stored number that kernels read and write as `f32`.
 pub trait Element: Copy + Debug + Send + Sync + 'static {
-    /// The same number; NaN stays NaN.
+    /// Converts to `f32` exactly; NaN stays NaN.
     fn widen(self) -> f32;
-    /// The nearest number, of two equally near the even one; what is beyond the largest becomes
-    /// infinite, NaN stays NaN.
+    /// Rounds to the nearest number, ties to even. Numbers beyond the range
+    /// become infinite, NaN stays NaN.
     fn narrow(value: f32) -> Self;
 
-    /// Some elements as `f32`, in `room` where they are not already; it is as long as they.
+    /// Returns the elements as `f32`, converted into `room` unless they already
+    /// are. `room` must have the same length.
     #[inline(always)]
     fn widen_all<'a>(elements: &'a [Self], room: &'a mut [f32]) -> &'a [f32] {
         for (wide, x) in room.iter_mut().zip(elements) {
@@ -24,7 +26,7 @@ pub trait Element: Copy + Debug + Send + Sync + 'static {
         room
     }
 
-    /// Each of some `f32` narrowed.
+    /// Rounds each value of a slice.
     #[inline(always)]
     fn narrow_all(values: &[f32], elements: &mut [Self]) {
         for (x, value) in elements.iter_mut().zip(values) {
@@ -50,7 +52,7 @@ impl Element for f32 {
     }
 }
 
-/// Nothing is stored: the working copy of those who have none.
+/// The element type of a missing working copy: nothing is stored.
 impl Element for () {
     #[inline(always)]
     fn widen(self) -> f32 {
@@ -70,11 +72,13 @@ impl Element for bf16 {
     #[inline(always)]
     fn narrow(value: f32) -> Self {
         let bits = value.to_bits();
-        // Just under half a unit, or half of one where the number above is the even one: what
-        // carries into the kept bits is exactly what rounds up, into the exponent as well.
+        // Adds just under half a unit, or exactly half if the kept bits are
+        // odd. A carry into the kept bits is then the rounding, including a
+        // carry into the exponent.
         let odd = (bits >> 16) & 1;
         let rounded = bits.wrapping_add(0x7FFF + odd) >> 16;
-        // A quiet bit, lest a NaN whose payload lies in the dropped bits become infinite.
+        // Sets the quiet bit. Otherwise a NaN whose payload is only in the
+        // dropped bits would become infinite.
         let quiet = (bits >> 16) | 0x40;
         Self::from_bits(if value.is_nan() { quiet } else { rounded } as u16)
     }
@@ -84,9 +88,10 @@ impl Element for bf16 {
 const REBIAS: u32 = (127 - 15) << 23;
 /// 2^-14, the smallest normal `f16`.
 const F16_NORMAL: u32 = (127 - 14) << 23;
-/// 2^16, from where on every number is infinite. Those below that round to it carry by themselves.
+/// 2^16, from which every number is infinite. Smaller numbers that round to it
+/// carry automatically.
 const F16_OVERFLOW: u32 = (127 + 16) << 23;
-/// 2^-24, the unit of the subnormal `f16`.
+/// 2^-24, the unit of subnormal `f16` numbers.
 const F16_UNIT: f32 = 1.0 / (1 << 24) as f32;
 
 impl Element for f16 {
@@ -95,7 +100,7 @@ impl Element for f16 {
         let bits = u32::from(self.to_bits());
         let magnitude = bits & 0x7FFF;
         let normal = (magnitude << 13) + REBIAS;
-        // Infinity and NaN have the largest exponent here and there.
+        // Infinity and NaN have the largest exponent in both formats.
         let special = normal + REBIAS;
         let subnormal = (magnitude as i32 as f32 * F16_UNIT).to_bits();
         let finite = if magnitude < 0x0400 { subnormal } else { normal };

@@ -1,10 +1,11 @@
-//! Optimizer steps that look at one element at a time.
+//! Element-wise optimizer steps.
 //!
-//! Main types: [`ElementwiseStep`], the scalars of one step of any optimizer, and [`OwnedSlice`], what it
-//! updates. An optimizer is a file with its reference, its loop over a tile ([`Elementwise`]) and, under
-//! the feature `cube`, its function for one element of a device; a line of the table at the end of the
-//! registration below makes it known. Threads, 16-bit gradients and working copies are the same for all
-//! and live here.
+//! Main types: [`ElementwiseStep`], the scalars of one step of any optimizer,
+//! and [`OwnedSlice`], the slices that it updates. An optimizer is a file with
+//! its reference, its loop over a tile ([`Elementwise`]) and, with the feature
+//! `cube`, its function for one element on a device. A line of the table below
+//! registers it. Threads, 16-bit gradients and working copies are common to all
+//! optimizers and implemented here.
 
 use crate::blocks::{BLOCK, PARALLEL_FROM, TILE, check_lengths, vectorized};
 use crate::element::Element;
@@ -17,38 +18,41 @@ use crate::{
 };
 use rayon::prelude::*;
 
-/// The scalars of one step of an optimizer that keeps `STATES` arrays beside the parameter.
+/// The scalars of one step of an optimizer with `STATES` arrays beside the
+/// parameter.
 ///
-/// A type implements it for one number of arrays only, from which the table of steps infers the number.
+/// A type implements this for only one number of arrays, so that the table of
+/// steps can infer it.
 pub(crate) trait Elementwise<const STATES: usize>: Copy + Send + Sync + 'static {
-    /// The optimizer, as messages call it.
+    /// The name of the optimizer in messages.
     const NAME: &'static str;
-    /// The arrays, as messages call them, in the order that [`Elementwise::tile`] takes them.
+    /// The names of the arrays in messages, in the order of
+    /// [`Elementwise::tile`]'s arguments.
     const ARRAYS: [&'static str; STATES];
 
-    /// Updates some elements; all slices have one length, and the gradient is multiplied by
-    /// `grad_scale` on the way in.
+    /// Updates some elements. All slices have the same length, and the gradient
+    /// is multiplied by `grad_scale` when it is read.
     ///
-    /// Implementations are marked `#[inline(always)]`, so that their loop is compiled for each instruction
-    /// set. The loop takes each slice as an argument of its own: the compiler then knows that they do not
-    /// overlap.
+    /// Implementations are marked `#[inline(always)]`, so that their loop is
+    /// compiled for each instruction set. The loop takes each slice as a
+    /// separate argument, which tells the compiler that they do not overlap.
     fn tile(self, grad_scale: f32, param: &mut [f32], grad: &[f32], states: [&mut [f32]; STATES]);
 
-    /// The scalars as [`ElementKernel`](crate::cube::ElementKernel) reads them, without the factor of the
-    /// gradient.
+    /// Returns the scalars for [`ElementKernel`](crate::cube::ElementKernel),
+    /// without the factor of the gradient.
     #[cfg(feature = "cube")]
     fn scalars(&self) -> Vec<f32>;
 }
 
-/// What one step updates, all of one length.
+/// The slices that one step updates, all of equal length.
 #[derive(Debug)]
 pub struct OwnedSlice<'a, 's> {
-    /// Master parameter.
+    /// The master parameter.
     pub param: &'a mut [f32],
-    /// The optimizer's arrays, zero before the first step. A step uses the first
-    /// [`ElementwiseStep::states`] of them and leaves others alone.
+    /// The optimizer's arrays, zero before the first step. A step uses the
+    /// first [`ElementwiseStep::states`] of them and does not touch the others.
     pub states: &'a mut [&'s mut [f32]],
-    /// Where the new parameter is written rounded to 16 bits as well.
+    /// The 16-bit copy, to which the rounded new parameter is written.
     pub working: Option<WorkingCopy<'a>>,
 }
 
@@ -68,16 +72,15 @@ macro_rules! elementwise_steps {
         })+
 
         impl ElementwiseStep {
-            /// Number of state arrays that the step uses.
+            /// Returns the number of state arrays that the step uses.
             pub fn states(&self) -> usize {
                 match self {
                     $(Self::$variant(step) => array_names(step).len(),)+
                 }
             }
 
-            /// Updates a slice in one pass; `grad_scale` multiplies the gradient.
-            ///
-            /// The gradient is widened element by element, whatever it is held in.
+            /// Updates a slice in one pass. The gradient is converted to f32
+            /// element by element and multiplied by `grad_scale`.
             ///
             /// # Panics
             /// When the slices differ in length or there are fewer state arrays than the step uses.
@@ -87,7 +90,7 @@ macro_rules! elementwise_steps {
                 }
             }
 
-            /// The same on a device.
+            /// Runs the same step on a device.
             #[cfg(feature = "cube")]
             pub(crate) fn launch<R: cubecl::Runtime>(
                 &self,
@@ -142,6 +145,7 @@ elementwise_steps! {
     AgreedMovement(AgreedMovementStep),
 }
 
+/// Returns the names of a step's arrays.
 fn array_names<S: Elementwise<N>, const N: usize>(_: &S) -> [&'static str; N] {
     S::ARRAYS
 }
@@ -165,7 +169,7 @@ fn update<S: Elementwise<N>, const N: usize>(
         check_lengths(S::NAME, ("param", len), &[(name, state.len())]);
     }
     with_elements!(grad, grad => match working {
-        // Elements without a size: nothing is allocated and nothing written.
+        // Elements of size zero: nothing is allocated or written.
         None => {
             update_all(step, grad_scale, Slices { param, grad, states, working: &mut vec![(); len] });
         }
@@ -187,7 +191,8 @@ pub(crate) struct Slices<'a, G, W, const STATES: usize> {
 }
 
 impl<G, W, const N: usize> Slices<'_, G, W, N> {
-    /// Cuts at a block near the middle; a single block stays whole.
+    /// Splits the slices at a block near the middle; a single block is not
+    /// split.
     fn split(self) -> (Self, Option<Self>) {
         let len = self.param.len();
         if len <= BLOCK {
@@ -225,7 +230,7 @@ fn update_all<S: Elementwise<N>, G: Element, W: Element, const N: usize>(
     }
 }
 
-/// Goes over some elements tile by tile, on this thread.
+/// Processes elements tile by tile on this thread.
 #[inline(always)]
 pub(crate) fn update_tiles<S: Elementwise<N>, G: Element, W: Element, const N: usize>(
     step: S,

@@ -1,4 +1,5 @@
-//! Arithmetic on flat host buffers: what the sharded optimizer does to the elements that a rank owns.
+//! Arithmetic on flat host buffers: the updates of the elements that a rank
+//! owns.
 //!
 //! There is one slice per quantity, all of one length ([`OwnedSlice`]): master parameter and optimizer
 //! states in single precision, the gradient as it arrived ([`FloatSlice`]), optionally the 16-bit copy that
@@ -6,31 +7,42 @@
 //! as its source prints it (the optimizers' generic over [`Real`]), then the version used in
 //! training.
 //!
-//! - Optimizers: [`Adam`], [`Sgd`], [`Lion`], [`Adagrad`]. A step is taken in two calls:
-//!   `XStep::new(&rule, t)` computes the scalars in `f64` and narrows them once, and
-//!   [`ElementwiseStep::update`] goes over the elements once, with the gradient's multiplier
-//!   ([`unscale_and_clip`]) folded in.
-//! - Parts of optimizers that look at more than one element: [`Lamb`], [`MuonMomentum`],
-//!   [`DescentStep`]; [`TreeSum`] is for norms of what several ranks own.
-//! - 1-bit Adam: [`LocalMomentumStep`] and [`FrozenAdamStep`], and between them [`compress`] to one bit an
-//!   element, [`add_signs`] and [`decompress`]. 1-bit LAMB: [`FrozenLambStep`], [`frozen_lamb_sums`] and
-//!   [`FactorRule`]. 0/1 Adam: [`LocalAdamStep`], and around the exchange [`LocalMovementStep`] and
-//!   [`AgreedMovementStep`].
-//! - Gradients: [`gradient_stats`] finds norm and overflow, [`unscale`] multiplies as well.
-//! - Formats: [`Element`], [`cast`], [`widen`]. Buckets: [`flatten`], [`unflatten`].
+//! - Optimizers: [`Adam`], [`Sgd`], [`Lion`], [`Adagrad`]. A step takes two
+//!   calls: `XStep::new(&rule, t)` computes the scalars in `f64` and rounds
+//!   them once, and [`ElementwiseStep::update`] processes the elements in one
+//!   pass, including the gradient's factor ([`unscale_and_clip`]).
+//! - Parts of optimizers that depend on more than one element: [`Lamb`],
+//!   [`MuonMomentum`], [`DescentStep`]; [`TreeSum`] computes norms over several
+//!   ranks.
+//! - 1-bit Adam: [`LocalMomentumStep`] and [`FrozenAdamStep`], and between them
+//!   [`compress`] to one bit per element, [`add_signs`] and [`decompress`].
+//!   1-bit LAMB: [`FrozenLambStep`], [`frozen_lamb_sums`] and [`FactorRule`].
+//!   0/1 Adam: [`LocalAdamStep`], and around the exchange [`LocalMovementStep`]
+//!   and [`AgreedMovementStep`].
+//! - Gradients: [`gradient_stats`] returns norm and overflow, [`unscale`] also
+//!   multiplies.
+//! - Formats: [`Element`], [`cast`], [`widen`]. Buckets: [`flatten`],
+//!   [`unflatten`].
 //! - Matrix products: [`gemm`].
 //!
 //! The loops are plain iterations that the compiler vectorises. Where the baseline instruction set
 //! would be slower than memory, the loop is compiled for several and chosen when it runs.
 //!
-//! # Promises
-//! - The same bits on every machine and at every thread count (matrix products: on every machine with the same
-//!   instruction sets): updates are elementwise and use no
-//!   fused multiply-add, conversions are written out, sums have a fixed shape ([`sum_of_squares`]).
-//! - Zero padding stays zero: an element whose parameter, gradient and states are 0 remains 0.
-//! - A non-finite element stays alone: it never reaches its neighbours.
+//! # Guarantees
 //!
-//! Slices of different lengths and a time before 1 are mistakes of the caller and panic.
+//! - Results have the same bits on every machine and with every number of
+//!   threads (matrix products: on every machine with the same instruction
+//!   sets). Updates are element-wise and use no fused multiply-add, conversions
+//!   are implemented explicitly, and sums have a fixed order
+//!   ([`sum_of_squares`]).
+//! - Zero padding stays zero: an element whose parameter, gradient and states
+//!   are 0 remains 0.
+//! - An element that is not finite never affects its neighbours.
+//!
+//! # Panics
+//!
+//! Slices of different lengths and a time below 1 are programming errors and
+//! panic.
 
 mod adagrad;
 mod adam;

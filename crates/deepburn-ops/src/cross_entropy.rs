@@ -28,8 +28,8 @@ use crate::portable;
 /// targets on the host should check them there. Losses are computed in at least
 /// f32.
 pub trait CrossEntropyOps: Backend {
-    /// Sum of the losses, `[1]`, of rows of `hidden` `[tokens, width]` whose logits are their
-    /// products with the rows of `weight` `[vocab, width]`. This is a method that autodiff records.
+    /// Returns the sum of the losses, `[1]`. Logits are the products of the rows of `hidden`
+    /// `[tokens, width]` with the rows of `weight` `[vocab, width]`. Autodiff records this method.
     fn linear_cross_entropy(
         hidden: FloatTensor<Self>,
         weight: FloatTensor<Self>,

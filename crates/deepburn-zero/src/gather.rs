@@ -1,12 +1,17 @@
-//! Makes sharded parameters whole when ops need them, and decides how long they stay whole.
+//! Gathers sharded parameters for ops and decides how long to keep them.
 //!
-//! An op reads a parameter; the [`Gatherer`] serves it from the values that are kept, waits for a gather that
-//! is under way, or starts one. Which of these there is, is the parameter's own state: the gatherer decides and
-//! has no list of parameters beside them. Once the order of uses is known it also fetches ahead, many
-//! parameters in one all-gather. Limits are counted in elements, as the configuration gives them:
-//! never more than `max_live_parameters` are kept or fetched ahead, one look-ahead ends with the
-//! parameter that reaches `prefetch_bucket_size`, and a parameter stays whole only if it is used
-//! again within `max_reuse_distance`.
+//! An op reads a parameter. The [`Gatherer`] returns the kept copy, waits for a
+//! pending gather, or starts one. The parameter's own state records which of
+//! these applies; the gatherer has no list of its own.
+//!
+//! A gather that starts when its op needs it blocks the op for the complete
+//! exchange. Once the order of uses is known from an earlier pass, the gatherer
+//! therefore prefetches: it gathers the next parameters while the current op
+//! computes, many of them in one all-gather. Memory sets the limits, which are
+//! counted in elements like in the configuration. At most `max_live_parameters`
+//! are kept or prefetched, a prefetch ends with the parameter that reaches
+//! `prefetch_bucket_size`, and a copy is kept only if it is used again within
+//! `max_reuse_distance`.
 
 mod fetch;
 mod look_ahead;
@@ -29,7 +34,7 @@ use fetch::LiveCount;
 pub(crate) use fetch::{Fetch, LiveElements};
 pub(crate) use look_ahead::LookAhead;
 
-/// Which record of uses a pass follows.
+/// The kind of a pass; each has its own record of uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pass {
     /// Forward and backward.
@@ -40,7 +45,7 @@ pub enum Pass {
     Save,
 }
 
-/// Serves whole parameters to the ops of one rank.
+/// Gathers complete parameters for the ops of one rank.
 #[derive(Debug)]
 pub(crate) struct Gatherer<B: Backend> {
     group: Group<B>,
@@ -49,23 +54,24 @@ pub(crate) struct Gatherer<B: Backend> {
     /// Set once, right after the parameters that refer back to this value are built.
     parameters: OnceLock<Arc<[Arc<Parameter<B>>]>>,
     uses: Mutex<Uses>,
-    /// Fetches so far.
+    /// The number of fetches so far.
     started: AtomicUsize,
-    /// Elements on their way.
+    /// The number of elements that are being gathered.
     fetching: LiveCount,
-    /// Elements that are kept whole.
+    /// The number of elements in gathered copies.
     gathered: LiveCount,
     /// The thread of the rank.
     thread: ThreadId,
 }
 
-/// The order of uses, and where the present pass is in it.
+/// The order of uses, and the position of the current pass in it.
 #[derive(Debug, Default)]
 struct Uses {
     /// By [`Pass`].
     traces: [Trace; 3],
-    /// Between passes parameters are gathered for one op and not kept: another model may read them in
-    /// a pass of its own, and an optimizer step may change them before this model's next pass.
+    /// The current pass. Between passes, parameters are gathered for one op and
+    /// not kept: another model may read them in its own pass, and an optimizer
+    /// step may change them before this model's next pass.
     current: Option<(Pass, Phase)>,
 }
 
@@ -84,13 +90,14 @@ impl<B: Backend> Gatherer<B> {
         }
     }
 
-    /// Tells the gatherer which parameters it serves.
+    /// Sets the parameters that the gatherer serves.
     pub(crate) fn serve(&self, parameters: Arc<[Arc<Parameter<B>>]>) {
-        // A second call would be a second model; the first one stays.
+        // A second call would belong to a second model, so the first one stays.
         let _ = self.parameters.set(parameters);
     }
 
-    /// Starts a pass: releases what an earlier one left and goes to the start of its record.
+    /// Starts a pass: releases the copies of an earlier one and returns to the
+    /// start of its record.
     pub(crate) fn start_pass(&self, pass: Pass) -> Result<(), CommError> {
         self.release()?;
         let mut uses = self.lock();
@@ -99,22 +106,23 @@ impl<B: Backend> Gatherer<B> {
         Ok(())
     }
 
-    /// From here on uses belong to the backward pass.
+    /// Marks the start of the backward pass.
     pub(crate) fn start_backward(&self) {
         if let Some((_, phase)) = &mut self.lock().current {
             *phase = Phase::Backward;
         }
     }
 
-    /// Ends a pass and releases everything that is not persistent; gathers still under way are awaited,
-    /// so that all ranks agree on what has been exchanged.
+    /// Ends a pass and releases all copies that are not persistent. Pending
+    /// gathers are awaited, so that all ranks agree on which collectives were
+    /// exchanged.
     pub(crate) fn release_all(&self) -> Result<(), CommError> {
         self.lock().current = None;
         self.release()
     }
 
-    /// Gathers the whole copies of persistent parameters that the optimizer made out of date, all
-    /// in one collective.
+    /// Gathers the persistent copies that the optimizer made outdated, all in
+    /// one collective.
     pub(crate) fn refresh_persistent(&self, persistent: &[usize]) -> Result<(), CommError> {
         let stale: Vec<usize> =
             persistent.iter().copied().filter(|i| !self.parameter(*i).is_persistent()).collect();
@@ -128,18 +136,20 @@ impl<B: Backend> Gatherer<B> {
         Ok(())
     }
 
-    /// The whole parameter outside of any pass, for saving. All ranks call this together.
+    /// Gathers a complete parameter outside of any pass, for saving. All ranks
+    /// call this together.
     pub(crate) fn gather_once(&self, index: usize) -> Result<B::FloatTensorPrimitive, CommError> {
         let fetch = self.start("whole parameter", vec![index])?;
         let (_, whole) = self.finish(&fetch)?.swap_remove(0);
         Ok(whole)
     }
 
-    /// The whole parameter, for an op that needs it now.
+    /// Returns a complete parameter for an op that needs it now.
     ///
     /// # Panics
-    /// On another thread than the rank's: it would start a collective that no other rank takes part
-    /// in, and all of them would hang.
+    ///
+    /// Panics on a thread other than the rank's. It would start a collective in
+    /// which no other rank takes part, and all ranks would wait forever.
     pub(crate) fn gather(&self, index: usize) -> B::FloatTensorPrimitive {
         assert!(
             thread::current().id() == self.thread,
@@ -150,7 +160,8 @@ impl<B: Backend> Gatherer<B> {
         );
         match self.try_gather(index) {
             Ok(tensor) => tensor,
-            // A tensor op cannot return an error; the rank's runner takes it from here.
+            // A tensor op cannot return an error; the rank's runner converts
+            // the panic.
             Err(error) => std::panic::panic_any(error),
         }
     }
@@ -175,23 +186,25 @@ impl<B: Backend> Gatherer<B> {
         let Some(whole) = parameter.gathered() else {
             unreachable!("parameter {index} was kept or in a fetch that just landed")
         };
-        // Before it is let go: its own elements count.
+        // Decided before the release, because the parameter's own elements
+        // count.
         if !self.keeps(trace, index) {
             parameter.release();
         }
         Ok(whole)
     }
 
-    /// Starts one all-gather for the parameters that come next, as far as the limits allow. `awaited` is the fetch
-    /// that the present read waits for.
+    /// Starts an all-gather of the next parameters, as far as the limits allow.
+    /// `awaited` is the fetch for which the current read waits.
     fn look_ahead(
         &self,
         trace: &Trace,
         phase: Phase,
         awaited: Option<&Fetch<B>>,
     ) -> Result<(), CommError> {
-        // What is awaited is about to land. If it counted, a fetch of one large parameter would keep the next one
-        // from being fetched until it has been read, and every second parameter would be gathered too late.
+        // The awaited fetch is about to complete and must not count. Otherwise
+        // a large parameter would delay the prefetch of the next one until it
+        // has been read, and every second parameter would be gathered too late.
         let ahead = self.fetching.get() - awaited.map_or(0, Fetch::elements);
         let limits = LookAhead {
             bucket_size: self.plan.prefetch_bucket_size,
@@ -208,19 +221,19 @@ impl<B: Backend> Gatherer<B> {
         self.fetch("prefetch", batch)
     }
 
-    /// Whether a parameter that an op just read stays whole.
+    /// Returns true if a parameter is kept after it was read by an op.
     fn keeps(&self, trace: &Trace, index: usize) -> bool {
         let limit = self.plan.max_reuse_distance;
         self.live() <= self.plan.max_live_parameters
             && trace.reuse_distance(index, |i| self.numel(i), limit).is_some()
     }
 
-    /// Elements whole or on their way to be.
+    /// Returns the number of elements that are gathered or being gathered.
     fn live(&self) -> usize {
         self.gathered.get() + self.fetching.get()
     }
 
-    /// Brings parameters that are absent on their way, in one message.
+    /// Starts to gather parameters in one message.
     fn fetch(&self, purpose: &'static str, indices: Vec<usize>) -> Result<(), CommError> {
         let fetch = Arc::new(self.start(purpose, indices)?);
         for index in &fetch.indices {
@@ -229,7 +242,7 @@ impl<B: Backend> Gatherer<B> {
         Ok(())
     }
 
-    /// Waits for all parameters of a fetch, which are kept from then on.
+    /// Waits for all parameters of a fetch and keeps them.
     fn land(&self, fetch: &Fetch<B>) -> Result<(), CommError> {
         for (index, whole) in self.finish(fetch)? {
             let (live, parameter) = (self.gathered.add(self.numel(index)), self.parameter(index));
@@ -239,7 +252,8 @@ impl<B: Backend> Gatherer<B> {
         Ok(())
     }
 
-    /// Lets go what is not persistent, and waits for what is on its way, in the order in which it was started.
+    /// Releases all copies that are not persistent, and waits for pending
+    /// fetches in the order in which they were started.
     fn release(&self) -> Result<(), CommError> {
         let mut fetches: Vec<_> =
             self.parameters().iter().filter_map(|parameter| parameter.release()).collect();
@@ -268,15 +282,17 @@ impl<B: Backend> Gatherer<B> {
         self.parameter(index).numel()
     }
 
-    /// Only the rank's own thread comes here; the lock is there because tensors must be `Sync`.
+    /// Only the rank's own thread locks it. The lock exists because tensors
+    /// must be `Sync`.
     fn lock(&self) -> MutexGuard<'_, Uses> {
         self.uses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<B: Backend> Drop for Gatherer<B> {
-    /// A module may outlive its engine, and what was gathered for it is of no use any more. Nothing is awaited:
-    /// other ranks may have failed.
+    /// A module may outlive its engine, which no longer needs the gathered
+    /// copies. Pending gathers are not awaited, because other ranks may have
+    /// failed.
     fn drop(&mut self) {
         for parameter in self.parameters.get().into_iter().flat_map(|parameters| parameters.iter())
         {

@@ -1,4 +1,4 @@
-//! Sharded parameters on their way to be whole, many in one all-gather.
+//! Sharded parameters that are being gathered, many in one all-gather.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,33 +11,34 @@ use crate::array::DeviceArray;
 use crate::ledger::{Category, Lease};
 use crate::parameter::ShardRead;
 
-/// Parameters on their way to be whole. Each of them refers to it, until it lands.
+/// Parameters that are being gathered. Each of them refers to the fetch until
+/// it is complete.
 #[derive(Debug)]
 pub(crate) struct Fetch<B: Backend> {
-    /// Fetches in the order in which they were started.
+    /// The number of the fetch in the order of starts.
     pub(super) number: usize,
     pub(super) indices: Vec<usize>,
-    /// `None` once somebody waits for it.
+    /// `None` once a caller waits for it.
     progress: Mutex<Option<FetchProgress<B>>>,
     live: LiveElements,
 }
 
-/// How far a fetch has come.
+/// The progress of a fetch.
 #[derive(Debug)]
 enum FetchProgress<B: Backend> {
-    /// Shards are read from where they are parked. Their all-gather starts when the parameters are needed,
-    /// so that all ranks start it at the same place, however fast their disks are. Holds a buffer for each
-    /// shard that is read.
+    /// Offloaded shards are being read. Their all-gather starts when the
+    /// parameters are needed, so that all ranks start it at the same position,
+    /// regardless of the speed of their disks. Holds a buffer for each shard.
     Reading { tag: Tag, shards: Vec<ShardRead<B>>, _lease: Lease },
-    /// One all-gather is under way.
+    /// The all-gather is pending.
     Gathering(Pending<DeviceArray<B>>),
 }
 
-/// A number of elements that are whole, or on their way.
+/// A counter of elements that are gathered or being gathered.
 #[derive(Debug, Clone, Default)]
 pub(super) struct LiveCount(Arc<AtomicUsize>);
 
-/// Elements that count for as long as this value lives.
+/// Elements that count as long as this value lives.
 #[derive(Debug)]
 pub(crate) struct LiveElements {
     count: LiveCount,
@@ -62,13 +63,14 @@ impl Drop for LiveElements {
 }
 
 impl<B: Backend> Fetch<B> {
-    /// Elements of all its parameters.
+    /// Returns the number of elements of all parameters of the fetch.
     pub(super) fn elements(&self) -> usize {
         self.live.elements
     }
 
-    /// Waits for an all-gather under way and drops what it brings, so that all ranks agree on what has been
-    /// exchanged. While shards are read, no rank has started one.
+    /// Waits for a pending all-gather and drops its result, so that all ranks
+    /// agree on which collectives were exchanged. While shards are being read,
+    /// no rank has started one.
     pub(super) fn abandon(&self) -> Result<(), CommError> {
         match self.take_progress() {
             Some(FetchProgress::Gathering(pending)) => pending.wait().map(drop),
@@ -76,14 +78,15 @@ impl<B: Backend> Fetch<B> {
         }
     }
 
-    /// Only the rank's own thread comes here; the lock is there because parameters must be `Sync`.
+    /// Only the rank's own thread locks it. The lock exists because parameters
+    /// must be `Sync`.
     fn take_progress(&self) -> Option<FetchProgress<B>> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
 impl<B: Backend> Gatherer<B> {
-    /// Starts to gather `indices`, as one message. Their elements count as `live`.
+    /// Starts to gather `indices` in one message. Their elements count as live.
     pub(super) fn start(
         &self,
         purpose: &'static str,
@@ -116,7 +119,7 @@ impl<B: Backend> Gatherer<B> {
         })
     }
 
-    /// Waits for parameters: whole, in their shapes.
+    /// Waits for the parameters and returns them with their shapes.
     pub(super) fn finish(
         &self,
         fetch: &Fetch<B>,
@@ -126,7 +129,7 @@ impl<B: Backend> Gatherer<B> {
             Some(FetchProgress::Reading { tag, shards, _lease }) => {
                 self.all_gather(tag, &fetch.indices, shards)?.wait()?
             }
-            // Only a failure leaves parameters on their way that were waited for.
+            // Only a failed fetch is waited for twice.
             None => {
                 self.group.check()?;
                 let path = fetch.indices.first().map(|index| self.parameter(*index).path());
@@ -141,7 +144,7 @@ impl<B: Backend> Gatherer<B> {
         Ok(whole.collect())
     }
 
-    /// Starts the all-gather of shards, as soon as those that are read are there.
+    /// Starts the all-gather of shards after all reads are complete.
     fn all_gather(
         &self,
         tag: Tag,

@@ -251,9 +251,9 @@ fn write_shard(
     let mut bytes = Vec::new();
     for Planned { atom, shape, element, .. } in shard.tensors {
         let numel = shape.iter().product();
-        let values = checkpoint.read(&atom.path, &Slot::Weights, 0..numel)?;
+        let values = checkpoint.read(&atom.path, &StateKind::Weights, 0..numel)?;
         let float = match (atom.kind, FloatType::try_from(*element)) {
-            (AtomKind::Parameter, Ok(float)) => float,
+            (EntryKind::Parameter, Ok(float)) => float,
             // A buffer keeps its type. The plan has no parameters of other types.
             _ => {
                 writer.write(values.bytes()).map_err(failed)?;
@@ -308,7 +308,7 @@ fn index(shards: &[&[Planned<'_>]], names: &[String], total: u64) -> String {
 mod tests {
     use super::*;
     use crate::fixture::{TempRoot, atom, buffer, layout, run, save, save_layout, values};
-    use crate::{Layout, RankWriter, Save, StoredSlot, Tag};
+    use crate::{Layout, RankWriter, Save, StoredState, Tag};
     use half::bf16;
     use safetensors::SafeTensors;
     use serde_json::Value;

@@ -27,7 +27,7 @@ const MAX_WORLD_SIZE: usize = 1 << 20;
 
 /// The entries of a checkpoint and the number of ranks that write it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Written")]
+#[serde(try_from = "StoredLayout")]
 pub struct Layout {
     world_size: usize,
     atoms: Vec<ParamEntry>,
@@ -39,15 +39,15 @@ pub struct Layout {
 /// A layout as it is stored, before validation.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Written {
+struct StoredLayout {
     world_size: usize,
     atoms: Vec<ParamEntry>,
 }
 
-impl TryFrom<Written> for Layout {
+impl TryFrom<StoredLayout> for Layout {
     type Error = CheckpointError;
 
-    fn try_from(Written { world_size, atoms }: Written) -> Result<Self, CheckpointError> {
+    fn try_from(StoredLayout { world_size, atoms }: StoredLayout) -> Result<Self, CheckpointError> {
         Self::new(atoms, world_size)
     }
 }
@@ -194,7 +194,7 @@ impl Layout {
     }
 
     /// The header of the file of `rank`.
-    pub(crate) fn header(&self, rank: usize, pieces: &[Piece], identity: &Identity) -> Header {
+    pub(crate) fn header(&self, rank: usize, pieces: &[Segment], identity: &Identity) -> Header {
         let mut header = Header::new(identity.of_file(rank, self.world_size));
         for piece in pieces {
             let element = self.atoms[piece.atom].slots[piece.slot].element;

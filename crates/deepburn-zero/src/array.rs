@@ -183,7 +183,7 @@ impl<B: Backend> SharedPayload for DeviceArray<B> {
     fn gather(shards: &[Self], numel: usize, home: usize) -> Self {
         let dense = |shard: &Self| match shard {
             Self::Dense(tensor) => Some(tensor.clone()),
-            Self::Rows(_) => None,
+            Self::SparseRows(_) => None,
         };
         let joined = shards.iter().map(dense).collect::<Option<Vec<_>>>();
         match joined.and_then(|shards| join_shards::<B>(&shards, numel)) {

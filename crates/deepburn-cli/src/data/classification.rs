@@ -9,7 +9,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{ElementConversion, Tensor};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Training, Zero};
-use deepburn::{Batch, Confusion, Evaluation, EvaluationStream, Task};
+use deepburn::{Batch, ConfusionMatrix, Evaluation, EvaluationStream, Task};
 use deepburn_config::{BatchPlan, DynamicBatchingPlan, Job, Plan};
 use deepburn_datasets::{
     BudgetSampler, DataError, DistributedSampler, LabelledBatch, Order, Shard, StepShape, Tokenizer,
@@ -302,7 +302,7 @@ where
     fn evaluate(&self, model: &M::InnerModule, batch: &Labelled) -> Result<Evaluation, BoxError> {
         let (sum, logits) = model.loss(&self.batch(batch)?);
         let answers = logits.argmax(1).into_data().convert::<i64>();
-        let mut confusion = Confusion::new(self.limits.num_classes);
+        let mut confusion = ConfusionMatrix::new(self.limits.num_classes);
         let labels = batch.0.labels.iter().zip(answers.iter::<i64>());
         for (label, answer) in labels.filter(|(label, _)| **label >= 0) {
             confusion.count(*label as usize, answer as usize);

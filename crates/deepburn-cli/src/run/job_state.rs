@@ -17,7 +17,7 @@
 //! WARN deepspeed.optimizer.params.weight_decay changes from 0.1 in the checkpoint to 0.2
 //! ```
 
-use deepburn::checkpoint::{Atom, Checkpoint, Export};
+use deepburn::checkpoint::{Checkpoint, Export, ParamEntry};
 use deepburn::{ClientStates, TorchModel};
 use deepburn_models::hf::HfExport;
 use serde::{Deserialize, Serialize};
@@ -221,7 +221,7 @@ impl Export for HfNames<'_> {
         self.0.name(path)
     }
 
-    fn shape(&self, atom: &Atom) -> Vec<usize> {
+    fn shape(&self, atom: &ParamEntry) -> Vec<usize> {
         // Modules keep their weights in the layout of `transformers`' GPT-2.
         atom.shape.clone()
     }

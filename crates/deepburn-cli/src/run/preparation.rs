@@ -16,8 +16,8 @@
 use burn::tensor::DType;
 use deepburn::zero::estimate::ParameterSize;
 use deepburn_config::{
-    Backend, BatchPlan, BatchSchedule, Diagnosis, DynamicBatchingPlan, Facts, Job, JobRequest,
-    Plan, Precision, ResolvedJob, Severity, Written, resolve, resolve_batch,
+    Backend, BatchPlan, BatchSchedule, Diagnosis, DynamicBatchingPlan, Job, JobRequest, Plan,
+    Precision, RawConfig, ResolvedJob, RunContext, Severity, resolve, resolve_batch,
 };
 use deepburn_datasets::{DataError, Order, Shard, StepShape};
 use serde_json::Value;
@@ -89,7 +89,7 @@ pub(crate) fn prepare(
     let (mut job, written) = Job::load(request).map_err(Failure::mistake)?;
     check(&job)?;
     check_backend(job.training.backend)?;
-    let mut facts = job.facts();
+    let mut facts = job.run_context();
     let (batch, dynamic) = resolve_batch(&written, &facts).map_err(Failure::mistake)?;
     let batch_sizes = batch_sizes(&job, batch, dynamic.as_ref())?;
     let order = match job.data.shuffle {
@@ -295,7 +295,11 @@ fn num_steps(
 /// Resolves the `deepspeed` section, logs its notes and returns the plan with the content of `job.json`.
 ///
 /// `job.json` has the job as written, the resolved plan, and every value of `"auto"` with its reason.
-fn resolve_plan(job: &Job, written: &Written, facts: &Facts) -> Result<(Plan, Value), Failure> {
+fn resolve_plan(
+    job: &Job,
+    written: &RawConfig,
+    facts: &RunContext,
+) -> Result<(Plan, Value), Failure> {
     let resolved = resolve(written, facts).map_err(Failure::mistake)?;
     for note in job.notes.iter().chain(&resolved.notes) {
         log(note);

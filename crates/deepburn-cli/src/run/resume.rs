@@ -358,7 +358,7 @@ fn warn_of_newer(root: &Path, checkpoint: &Checkpoint) {
         tracing::warn!(
             "newer checkpoints are not overwritten: {} stay, and this run saves under names such as {}",
             newer.join(", "),
-            Tag::of_visit(step, 2)
+            Tag::numbered(step, 2)
         );
     }
 }

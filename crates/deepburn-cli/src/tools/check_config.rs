@@ -49,8 +49,8 @@ pub(crate) struct OpenValues {
 
 impl OpenValues {
     /// Adds the given values to `facts`.
-    pub(crate) fn fill(self, facts: Facts) -> Facts {
-        Facts {
+    pub(crate) fn fill(self, facts: RunContext) -> RunContext {
+        RunContext {
             micro_batch_size: self.micro_batch.map(|size| size as usize).or(facts.micro_batch_size),
             total_steps: self.max_steps.map(|steps| steps as usize).or(facts.total_steps),
             ..facts

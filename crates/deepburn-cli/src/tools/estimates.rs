@@ -25,7 +25,7 @@ use deepburn::zero::cost::StepModel;
 use deepburn::zero::estimate::{
     ActivationGraph, ElementBytes, Estimate, ParameterSize, PassPlan, estimate,
 };
-use deepburn_config::{Facts, Plan, Stage, Written, ZeroPlan, resolve};
+use deepburn_config::{Plan, RawConfig, RunContext, Stage, ZeroPlan, resolve};
 use deepburn_models::{Architecture, BatchShape};
 use serde_json::{Value, json};
 

@@ -1,11 +1,10 @@
 //! The forecast of a pass against the ledger of a training step.
 
 use burn_flex::{Flex, FlexDevice};
-use deepburn::config::{Facts, Plan, Written, resolve};
+use deepburn::config::{Plan, RawConfig, RunContext, resolve};
 use deepburn::run_ranks;
 use deepburn::zero::estimate::{ElementBytes, ParameterSize, PassPeak, PassPlan, estimate};
 use deepburn::zero::{Category, Tier, Training};
-use deepburn::{OutsideError, run_ranks};
 use deepburn_models::causal_lm::{CausalBatch, LanguageModel};
 use deepburn_models::encoder::{Encoder, EncoderConfig};
 use deepburn_models::gpt2::{ClassifierConfig, Gpt2, Gpt2Classifier, Gpt2Config};

@@ -15,6 +15,7 @@ use deepburn_models::gpt2::{Gpt2, Gpt2Config};
 use serde_json::{Value, json};
 
 use super::*;
+use crate::failure::BoxError;
 use crate::job::activations::activations;
 
 /// Counts by purpose.

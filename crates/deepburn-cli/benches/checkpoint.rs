@@ -17,7 +17,7 @@ use deepburn_models::causal_lm::{CausalBatch, LanguageModel};
 use deepburn_models::gpt2::{Gpt2, Gpt2Config};
 use serde_json::json;
 
-/// That of the programs.
+/// The programs' allocator.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

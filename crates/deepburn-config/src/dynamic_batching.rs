@@ -13,10 +13,10 @@ pub struct DynamicBatchingPlan {
     pub min_batch_size: usize,
     /// Most samples of a micro-batch; `None` leaves it to `max_tokens`.
     pub max_batch_size: Option<usize>,
-    /// Which samples come when.
+    /// The order in which samples are taken.
     pub order: PickingOrderPlan,
-    /// How the learning rate follows the number of samples of a step. The rate of the schedule is
-    /// that of a step of `train_batch_size` samples.
+    /// How the learning rate follows the number of samples of a step. The schedule's rate applies
+    /// to a step of `train_batch_size` samples.
     pub lr_scaling: LrScaling,
     /// Print how the samples of an epoch are batched.
     pub verbose: bool,

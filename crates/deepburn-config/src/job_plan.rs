@@ -36,7 +36,7 @@ pub struct ModelJob {
     pub architecture: Architecture,
     /// A checkpoint in Hugging Face's layout; `None` draws weights from the seed.
     pub pretrained: Option<Place>,
-    /// Hugging Face's config fields, which override those of the checkpoint.
+    /// Hugging Face's config fields, which override the checkpoint's.
     pub config: Map<String, Json>,
 }
 
@@ -142,7 +142,7 @@ pub struct TrainingJob {
     pub early_stopping_threshold: f64,
     /// Optimizer steps between two checkpoints.
     pub save_steps: Option<usize>,
-    /// Whether training goes on while a checkpoint is written.
+    /// Whether training continues while a checkpoint is written.
     pub async_save: bool,
     /// Newest checkpoints that are kept.
     pub save_total_limit: Option<usize>,

@@ -43,7 +43,7 @@ impl Places<'_> {
         place
     }
 
-    /// The current folder, then that of the job file.
+    /// Returns the current folder, then the job file's folder.
     fn folders(self) -> [PathBuf; 2] {
         [PathBuf::new(), self.folder.to_path_buf()]
     }
@@ -213,8 +213,8 @@ pub(crate) fn check_pair(model: &ModelJob, data: &DataJob, findings: &mut Findin
     }
 }
 
-/// For how long, on how many ranks. `deepspeed` has the default of the log; `ranks` are those of an
-/// Accelerate file and of a launcher.
+/// Reads how long training runs and on how many ranks. `deepspeed` has the default of the log. `ranks`
+/// come from an Accelerate file and from a launcher.
 pub(crate) fn read_training(
     training: &Training<'_>,
     deepspeed: &DeepSpeed<'_>,

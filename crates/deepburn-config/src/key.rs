@@ -218,7 +218,7 @@ pub struct KeyEntry {
     pub path: String,
     /// The key.
     pub key: Key,
-    /// What becomes of it: its own status, or that of the section it is in.
+    /// The key's own status, or the status of its section.
     pub status: Status,
 }
 

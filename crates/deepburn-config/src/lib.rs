@@ -98,12 +98,12 @@ use section::Section;
 pub use source::{MAX_BYTES, MAX_DEPTH};
 pub use splits::SplitPlan;
 
-/// Every key of a DeepSpeed configuration, depth first.
+/// Returns every key of a DeepSpeed configuration, depth first.
 pub fn deepspeed_keys() -> Vec<KeyEntry> {
     entries(DeepSpeed::KEYS)
 }
 
-/// Every key of a job file, that of its DeepSpeed section included.
+/// Returns every key of a job file, including the keys of its DeepSpeed section.
 pub fn job_keys() -> Vec<KeyEntry> {
     entries(JobFile::KEYS)
 }

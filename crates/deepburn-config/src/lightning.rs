@@ -1,8 +1,7 @@
-//! Lightning's strategy strings, `deepspeed_stage_2_offload` for example, as the configuration that
-//! each means.
+//! Lightning's strategy strings, for example `deepspeed_stage_2_offload`, and the configuration that
+//! each one stands for.
 //!
-//! The values are those of Lightning's `DeepSpeedStrategy`, which differ from DeepSpeed's own
-//! defaults.
+//! The values come from Lightning's `DeepSpeedStrategy`. They differ from DeepSpeed's own defaults.
 
 use serde_json::{Value, json};
 

@@ -119,7 +119,7 @@ impl Node {
         (real.fract() == 0.0 && real.abs() < LARGEST_INTEGRAL_FLOAT).then_some(real as i64)
     }
 
-    /// The same value for `serde_json`; numbers it has no room for (NaN, infinity) become `null`.
+    /// Returns the same value for `serde_json`. It cannot represent NaN and infinity, which become `null`.
     pub fn to_json(&self) -> serde_json::Value {
         use serde_json::Value as Json;
         match &self.value {

@@ -308,8 +308,8 @@ pub enum ParameterOffload {
     Host,
     /// In the file of the optimizer states.
     Nvme {
-        /// Elements of shards that stay in host memory: those of the first parameters of the model,
-        /// up to the first that does not fit.
+        /// Elements of shards that stay in host memory. They belong to the first parameters of the
+        /// model, up to the first one that does not fit.
         max_in_cpu: usize,
         /// Whether that memory is the device's own.
         device_is_host: bool,
@@ -334,11 +334,11 @@ pub enum OptimizerOffload {
     Host {
         /// Most elements that are updated at a time.
         sub_group_size: usize,
-        /// Share of the trainable elements whose states and gradients are kept there, from 0 to 1:
-        /// those of the last parameters. The others stay on the device.
+        /// Share of the trainable elements whose states and gradients are kept there, from 0 to 1.
+        /// It is taken from the last parameters; the others stay on the device.
         ratio: f64,
     },
-    /// In a file, piece by piece updated by the CPU.
+    /// In a file, which the CPU updates piece by piece.
     Nvme(NvmePlan),
 }
 

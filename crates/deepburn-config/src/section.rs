@@ -334,7 +334,7 @@ macro_rules! section {
     () => {};
 }
 
-/// One key of [`section!`]. A type, where there is one, must be that of the spec.
+/// Declares one key of [`section!`]. If a type is given, it must be the spec's type.
 macro_rules! key {
     ([$($doc:literal)*] $name:ident, $Type:tt, $spec:expr) => {
         $crate::section::key!([$($doc)*] $name as (stringify!($name)), $Type, $spec)

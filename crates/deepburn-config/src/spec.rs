@@ -113,7 +113,7 @@ constructors! {
     free(): () = Kind::Free, Literal::Null;
 }
 
-/// A section. Its doc is that of `S` unless the declaration has another.
+/// A section. Its doc is `S::DOC` unless the declaration has another.
 pub(crate) const fn section<S: Section>() -> Spec<S> {
     Spec::new(Kind::Section(S::KEYS), Literal::Null).doc(S::DOC)
 }
@@ -211,7 +211,7 @@ impl<T> Spec<T> {
         self
     }
 
-    /// The key of this name. An empty doc leaves that of [`Spec::doc`].
+    /// Returns the key with this name. If `doc` is empty, the text of [`Spec::doc`] stays.
     pub(crate) const fn named(self, name: &'static str, doc: &'static str) -> Key {
         let doc = if doc.is_empty() { self.key.doc } else { doc.trim_ascii_start() };
         Key { name, doc, ..self.key }

@@ -99,7 +99,7 @@ fn without_facts_auto_is_the_default_or_an_error_that_says_what_is_missing() {
     let resolved = resolved(&json, &RunContext::on_host(2)).unwrap();
     assert_eq!(resolved.plan.batch.micro_batch_size, 4);
     assert_eq!(resolved.plan.zero.gradients.reduce_bucket_size, 500_000_000);
-    // Those of transformers.
+    // The values of transformers.
     assert_eq!(resolved.plan.optimizer.lr(), 5e-5);
     assert_eq!(resolved.autos["scheduler.params.warmup_num_steps"].value, 2);
     assert_eq!(resolved.autos["optimizer.params.lr"].value, 5e-5);

@@ -140,7 +140,7 @@ fn open_named_texts(
     open_texts(job, places, pretrained, names).map_err(Failure::mistake)
 }
 
-/// Returns the class names of the model, or those of the labels.
+/// Returns the class names of the model, or the labels' class names if it has none.
 fn all_names(given: Option<ClassNames>, texts: &Texts) -> Result<Option<ClassNames>, Failure> {
     let found = || texts.classes.names().map(|names| ClassNames::new(names.to_vec())).transpose();
     match given {
@@ -151,7 +151,7 @@ fn all_names(given: Option<ClassNames>, texts: &Texts) -> Result<Option<ClassNam
 
 /// Returns the number of classes that the model needs.
 ///
-/// A model may have classes that the data lacks, for example those of a pretrained classifier.
+/// A model may have classes that the data lacks. A pretrained classifier is an example.
 fn num_classes(names: Option<&ClassNames>, texts: &Texts) -> usize {
     names.map_or(0, |names| names.as_slice().len()).max(texts.num_classes())
 }
@@ -195,11 +195,12 @@ impl<C: TextClassifierConfig> SubjectInfo for Classification<C> {
     }
 }
 
-/// The most classes of a model. A higher label is most likely from a column of ids.
+/// The most classes of a model. A higher label probably comes from a column of ids.
 const MAX_CLASSES: usize = 1 << 16;
 
-/// Returns a size of the model: that of the data, unless the job sets one, which must be large enough. The tuple has
-/// the name of the field, the value of the job or the default, and the value of the data.
+/// Returns a size of the model. The data determines it, unless the job sets one, which must be large enough.
+///
+/// The tuple has the name of the field, the job's value or the default, and the data's value.
 fn sized_by_data(job: &Job, (name, size, needed): (&str, usize, usize)) -> Result<usize, Failure> {
     let given = job.model.config.contains_key(name);
     if name != "vocab_size" && needed > MAX_CLASSES {

@@ -3,7 +3,7 @@
 //! Text is tokenized, joined and packed into sequences of `data.sequence_length`. Token files are cut the same way. A
 //! job without data can train on a synthetic corpus.
 //!
-//! The tokenizer is that of the job, else that of the pretrained model, else one that is trained on the text.
+//! The tokenizer is the job's, else the pretrained model's, else one that is trained on the text.
 
 use std::path::{Path, PathBuf};
 
@@ -73,7 +73,7 @@ pub(crate) fn token_cache(data: &DataJob) -> Option<TokenCache> {
     kept.then(TokenCache::of_user).flatten()
 }
 
-/// Returns the tokenizer of the job, or that of its pretrained model.
+/// Returns the tokenizer of the job or of its pretrained model.
 ///
 /// # Errors
 /// An error of the Hub.

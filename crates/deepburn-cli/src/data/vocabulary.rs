@@ -53,7 +53,7 @@ pub(crate) fn with_vocabulary<C: LanguageModelConfig>(
     Ok(model)
 }
 
-/// Sets the special tokens `names` of a model to those of its tokenizer, except for those that the job sets.
+/// Sets the special tokens `names` of a model to its tokenizer's special tokens, except for tokens that the job sets.
 ///
 /// If the tokenizer belongs to the pretrained model, the ids of that model stay as they are.
 ///

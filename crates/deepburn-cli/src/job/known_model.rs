@@ -158,8 +158,8 @@ impl KnownModel {
 /// Defines the reader of these language models.
 macro_rules! define_reader {
     ($($(#[$doc:meta])* $name:ident: $config:ty,)+) => {
-        /// Reads the fields of a language model's `config.json`. Those of a model that is not listed are refused by
-        /// the first one.
+        /// Reads the fields of a language model's `config.json`. The first model's reader refuses the fields of a
+        /// model that is not listed.
         ///
         /// # Errors
         /// [`ConfigError`] for a field that is unknown, of another type or out of range.

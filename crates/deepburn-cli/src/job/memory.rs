@@ -3,7 +3,7 @@
 //! A failed allocation ends the process without naming the key that caused it. So sizes are compared with these limits
 //! before anything is allocated.
 //!
-//! On Linux the limits are the available memory, those of control groups in version 1 and 2, and `ulimit -v`.
+//! On Linux the limits are the available memory, the limits of control groups (versions 1 and 2), and `ulimit -v`.
 //! Containers usually set the second, batch systems the third. Other systems provide none, and nothing is compared
 //! there.
 

@@ -185,7 +185,7 @@ impl Run<'_> {
         }
     }
 
-    /// Trains on backend `B`. Ranks use those of the `visible` devices that the job selects.
+    /// Trains on backend `B`. Ranks use the `visible` devices that the job selects.
     ///
     /// This is the only place that knows all recipes. Everything below is generic over the recipe, so that each kind of
     /// job is compiled for each backend.

@@ -173,7 +173,7 @@ struct MetricsHook {
 impl MetricsHook {
     /// Writes a row. The writer keeps rows that did not fit, so that a full disk loses none.
     fn write(&mut self, row: impl Into<Row>) -> Result<(), BoxError> {
-        // Clean-up jobs remove old folders, and sometimes those of a running job.
+        // Clean-up jobs remove old folders, and sometimes a running job's folders.
         if self.writer.restore_if_removed()? {
             tracing::warn!(
                 "metrics.jsonl or the output folder was removed during the run; it was created again, and rows and \

@@ -3,7 +3,7 @@
 //! Main function: [`prepare`]. It goes from a command line to a [`Preparation`], in which model, data and plan fit
 //! together. Every error up to there is a user's mistake, and nothing has been written.
 //!
-//! The order of the checks is that of their cost. The job file and the backend come first, then the batch, then the
+//! The checks run in the order of their cost. The job file and the backend come first, then the batch, then the
 //! data, whose download and tokenization may take minutes, and the plan last, because it needs the data.
 //!
 //! A mistake is reported with its key as the job file has it:
@@ -33,7 +33,7 @@ use crate::job::param_groups::grouped_sizes;
 pub(crate) struct Preparation {
     pub(crate) job: Job,
     pub(crate) plan: Plan,
-    /// Sizes of all parameters. Those of a frozen group are not trainable.
+    /// Sizes of all parameters. Parameters of a frozen group are not trainable.
     pub(crate) sizes: Vec<ParameterSize>,
     pub(crate) subject: Subject,
     /// Samples of each step.
@@ -222,7 +222,7 @@ fn batch_sizes(
 /// The most epochs whose dynamic batches are planned to count their steps. One takes some milliseconds.
 const MAX_PLANNED_EPOCHS: usize = 10_000;
 
-/// Returns the number of optimizer steps with dynamic batching: `max_steps` or that of the epochs, whichever is less.
+/// Returns the number of optimizer steps with dynamic batching: `max_steps` or the epochs' steps, whichever is less.
 ///
 /// An epoch's batches depend on the lengths of its texts and on their shuffled order. So every epoch is planned as
 /// training will plan it, and its steps are counted.
@@ -264,7 +264,7 @@ fn steps_within_budget(
     Ok(steps)
 }
 
-/// Returns the number of optimizer steps: `max_steps` or that of the epochs, whichever is less.
+/// Returns the number of optimizer steps: `max_steps` or the epochs' steps, whichever is less.
 fn num_steps(
     job: &Job,
     subject: &dyn SubjectInfo,

@@ -184,7 +184,7 @@ pub(crate) fn open(preparation: &Preparation, what: Option<&str>) -> Result<Orig
     Ok(origin)
 }
 
-/// Opens a checkpoint of DeepSpeed and checks that its model and optimizer are those of the job.
+/// Opens a DeepSpeed checkpoint and checks that its model and optimizer are the job's.
 fn open_deepspeed(preparation: &Preparation, path: &Path) -> Result<DeepSpeedCheckpoint, Failure> {
     if !path.is_dir() {
         return Err(mistake(format!(
@@ -286,7 +286,7 @@ fn restore_own<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
     source: &mut impl BatchSource<T>,
 ) -> Result<LoopState, BoxError> {
     let states = engine.load_checkpoint(checkpoint, LoadPlan::ALL)?;
-    // All ranks are at the same position, so an additional rank takes that of the first one.
+    // All ranks are at the same position, so an additional rank takes the first rank's position.
     let position = states.rank_states.get(engine.rank()).or(states.rank_states.first());
     if let Some(position) = position {
         source.seek(position).map_err(at_position)?;

@@ -174,7 +174,7 @@ impl PredictionWriter {
     }
 }
 
-/// The columns of every output, between those of the input and those of the classes.
+/// The columns of every output, between the input's columns and the class columns.
 const OWN: [&str; 3] = ["predicted_label", "predicted_class", "probability"];
 
 impl OutputColumns {

@@ -328,7 +328,7 @@ impl Workload {
         self.micro_batches * self.batch.sequences * self.batch.length
     }
 
-    /// Describes the step of a rank in one line. `flops` are those of a micro-batch.
+    /// Describes the step of a rank in one line. `flops` are the operations of a micro-batch.
     pub(crate) fn line(&self, flops: u64) -> String {
         let Self { batch, micro_batches, .. } = self;
         format!(

@@ -67,10 +67,10 @@ fn the_golden_model_resumes_along_its_trace() {
 
 #[test]
 fn every_stage_and_precision_resumes_along_its_trace() {
-    // The limits of the traces from the beginning. Not s0_fp16: DeepSpeed unscales gradients at stage
-    // 0 whose loss it has not scaled. In step 11 of s2_fp16 the gradient of the tied embedding
-    // overflows on one rank there; here its two parts are added in f32, and with them those of the
-    // other rank, which holds it.
+    // The limits are the same as for the traces from the beginning. s0_fp16 is not compared: at stage 0, DeepSpeed
+    // unscales gradients whose loss it has not scaled. In step 11 of s2_fp16, the gradient of the tied embedding
+    // overflows on one rank in DeepSpeed. DeepBurn adds the gradient's two parts, and the other rank's parts, in f32,
+    // which can hold the sum.
     let fp16 = Nearness { loss: 3e-3, norm: 1e-2, steps: 4 };
     let bf16 = Nearness { loss: 5e-3, norm: 2e-2, steps: usize::MAX };
     for (name, nearness) in [

@@ -186,7 +186,7 @@ pub(crate) fn tensors(file: &[u8]) -> Vec<(String, Vec<f32>)> {
 /// All that a run writes into its folder.
 pub(crate) const OUTPUTS: [&str; 4] = ["metrics.jsonl", "job.json", "report.html", "model"];
 
-/// Returns those of [`OUTPUTS`] that a run left in `output`.
+/// Returns the [`OUTPUTS`] that a run left in `output`.
 pub(crate) fn left(output: &Path) -> Vec<&'static str> {
     OUTPUTS.into_iter().filter(|name| output.join(name).exists()).collect()
 }

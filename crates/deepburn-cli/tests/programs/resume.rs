@@ -267,7 +267,7 @@ fn training_continues_after_a_failed_save() {
         fs::write(checkpoints(&job), "in the way").unwrap();
         let ending = job.run().succeeded();
         for step in [2, 4, 6] {
-            let warning = format!("step {step}: no checkpoint was saved, and training goes on");
+            let warning = format!("step {step}: no checkpoint was saved, training continues");
             assert!(ending.stderr.contains(&warning), "{}", ending.stderr);
         }
         assert_same(&Trained::read(&job.folder().join("output")), &straight, "without checkpoints");

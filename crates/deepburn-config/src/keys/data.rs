@@ -48,7 +48,7 @@ section! {
         enabled: bool = flag(false),
         /// Lengths of the samples, as DeepSpeed's analyzer writes them.
         metrics_path = opt_text().inert("lengths are taken from the samples"),
-        /// How the learning rate follows the samples of a step; that of the schedule is for
+        /// How the learning rate follows the samples of a step; the schedule's rate is for
         /// train_batch_size samples.
         lr_scaling_method: LrScaling = choice("linear"),
         /// Fewest samples of a micro-batch.

@@ -1,8 +1,8 @@
 //! The keys of a job file: `model`, `data`, `training`, `deepspeed`.
 //!
-//! Names are those of Hugging Face's `TrainingArguments` where both have the same meaning. Keys
-//! that this trainer has and DeepSpeed has in its own file are refused with the place where they
-//! belong.
+//! Names match Hugging Face's `TrainingArguments` where both have the same meaning. A key of
+//! `TrainingArguments` that DeepSpeed has in its own file is an error, which names the place where
+//! the key belongs.
 
 use crate::job_plan::{Architecture, Backend, Join, ModelMetric};
 use crate::keys::{DeepSpeed, SCHEMA};
@@ -50,11 +50,11 @@ section! {
         /// then beside the job file; or a repository on the Hub (owner/name, owner/name@revision).
         /// Without it weights are drawn from the seed.
         pretrained: Option<&'a str> = opt_text(),
-        /// Hugging Face's config fields; they override those of the checkpoint. Of gpt2:
+        /// Hugging Face's config fields; they override the checkpoint's. For gpt2:
         /// vocab_size, n_positions, n_embd, n_layer, n_head, n_inner, activation_function,
         /// resid_pdrop, embd_pdrop, attn_pdrop, layer_norm_epsilon, initializer_range,
-        /// tie_word_embeddings and others of its config.json. Of imdb_encoder: vocab_size,
-        /// embed_dim, num_heads, num_layers, hidden_dim, max_len, dropout, layer_norm_epsilon. Of
+        /// tie_word_embeddings and others of its config.json. For imdb_encoder: vocab_size,
+        /// embed_dim, num_heads, num_layers, hidden_dim, max_len, dropout, layer_norm_epsilon. For
         /// classifiers also id2label.
         config: () = free(),
     }
@@ -74,8 +74,7 @@ section! {
         path: Option<&'a str> = opt_text(),
         /// Configuration of a data set that has several.
         name: Option<&'a str> = opt_text(),
-        /// What stands between the documents of a text. Figures for WikiText are those of
-        /// blank_line.
+        /// Separator between the documents of a text. Figures for WikiText use blank_line.
         join: Join = choice("end_of_text"),
         /// Keep the tokens of text for the next run, in deepburn/tokens of the user's cache folder
         /// (XDG_CACHE_HOME).

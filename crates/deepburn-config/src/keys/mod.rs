@@ -63,7 +63,7 @@ section! {
         prescale_gradients: bool = flag(false),
         /// Part of that division made before the sum, against overflow in 16 bits.
         gradient_predivide_factor: f64 = real(Positive, 1.0),
-        /// Type in which gradients travel; by default that of the model.
+        /// Data type of communicated gradients; by default the model's.
         communication_data_type: Option<Precision> = opt_choice(),
         data_types: DataTypes<'a> = section(),
         fp16: Fp16<'a> = section(),

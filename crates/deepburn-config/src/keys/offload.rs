@@ -39,9 +39,9 @@ section! {
         pipeline_write: Option<bool> = opt_flag(),
         /// Initialise faster on NVMe.
         fast_init = flag(false).inert("nothing is written to initialise moments"),
-        /// Share of the states that is offloaded, those of the last parameters (`cpu`, stage 3).
+        /// Share of the states that is offloaded, taken from the last parameters (`cpu`, stage 3).
         ratio: f64 = real(Share, 1.0),
-        /// Update on the host while backward goes on.
+        /// Update on the host during the backward pass.
         super_offload = flag(false).inert("there is no staging between host and device"),
         /// Share of the cores for the update on the host.
         cpuadam_cores_perc = real(Share, 0.8).inert("the update uses the cores of its rank"),

@@ -125,11 +125,11 @@ section! {
         decay_lr_rate: f64 = real(NotNegative, 0.0),
         /// Length of the rise.
         cycle_first_step_size: usize = positive(2000).unit("steps"),
-        /// Length of the fall; by default that of the rise.
+        /// Length of the fall; by default the length of the rise.
         cycle_second_step_size: Option<usize> = opt_count().unit("steps"),
         /// Stairs of the rise; 0 for a continuous one.
         cycle_first_stair_count: usize = count(0).unit("stairs"),
-        /// Stairs of the fall; by default those of the rise.
+        /// Stairs of the fall; by default as many as in the rise.
         cycle_second_stair_count: Option<usize> = opt_count().unit("stairs"),
         /// Length of a decay interval; 0 for no decay.
         decay_step_size: usize = count(0).unit("steps"),

@@ -21,11 +21,11 @@ pub enum RecomputePolicy {
     /// None.
     #[default]
     Off,
-    /// Those of every block; its inputs stay.
+    /// All activations of every block; the block's inputs stay.
     Full,
-    /// Those of every block that cost little: every second product and its block's inputs stay.
+    /// The cheap activations of every block; every second product and the block's inputs stay.
     Selective,
-    /// Those of every n-th block; the other blocks keep theirs.
+    /// All activations of every n-th block; the other blocks keep theirs.
     EveryNth(usize),
 }
 

@@ -26,9 +26,9 @@ pub enum MatrixLayout {
     OutputsFirst,
 }
 
-/// Names of projections that hold query, key and value one after the other: those of GPT-2,
-/// PyTorch's attention and others. GPT-NeoX's `query_key_value` alternates between them head by
-/// head, so it is not among these.
+/// Names of projections that hold query, key and value one after the other, in GPT-2, PyTorch's
+/// attention and others. GPT-NeoX's `query_key_value` alternates between them head by head, so it is
+/// not listed.
 const FUSED: [&str; 6] = ["c_attn", "qkv", "qkv_proj", "wqkv", "in_proj", "in_proj_weight"];
 
 /// Names of output layers wherever they occur.

@@ -201,7 +201,7 @@ impl MuonPlan {
         }
     }
 
-    /// Adam's learning rate as a factor of the schedule's, which is that of matrices.
+    /// Returns Adam's learning rate as a factor of the schedule's rate, which applies to matrices.
     pub(crate) fn adam_lr_factor(&self) -> f64 {
         if self.adam.lr == self.lr { 1.0 } else { self.adam.lr / self.lr }
     }
@@ -231,7 +231,7 @@ impl OptimizerPlan {
             Self::Lion { lr, weight_decay, .. } => of("Lion", lr, weight_decay, true),
             Self::Adagrad { lr, weight_decay, .. } => of("Adagrad", lr, weight_decay, false),
             Self::Lamb(lamb) => of("Lamb", &lamb.lr, &lamb.weight_decay, true),
-            // The betas are those of the Adam beside it.
+            // The betas belong to the Adam beside it.
             Self::Muon(muon) => of("Muon", &muon.lr, &muon.weight_decay, true),
             Self::OneBitAdam(OneBitAdamPlan { adam, .. }) => {
                 of("OneBitAdam", &adam.lr, &adam.weight_decay, true)

@@ -72,7 +72,7 @@ pub enum GroupUpdate {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GroupRate {
-    /// That of the schedule, times this.
+    /// The schedule's learning rate times this factor.
     Factor(f64),
     /// This replaces the optimizer's learning rate; the schedule scales both alike.
     Own(f64),
@@ -185,7 +185,7 @@ pub enum ParamGroupError {
         /// Some of the model's parameters.
         known: String,
     },
-    /// Adam's learning rate is in proportion to that of Muon's matrices, which is 0.
+    /// Adam's learning rate is in proportion to the rate of Muon's matrices, which is 0.
     #[error(
         "optimizer.params.muon_lr is 0 and Adam's {adam_lr:?}, in proportion to it; give a muon_lr above 0, or freeze \
          the matrices"
@@ -320,8 +320,8 @@ impl ParamGroups {
         }
     }
 
-    /// The settings of a parameter of `group`: those of the optimizer, with the group's own in
-    /// their place.
+    /// Returns the settings of a parameter of `group`. The group's own settings replace the
+    /// optimizer's.
     fn settings(
         &self,
         group: Option<usize>,

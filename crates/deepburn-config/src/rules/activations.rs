@@ -57,8 +57,8 @@ fn asking_key<'a, 'b>(section: &'b Activations<'a>) -> Option<&'b Entry<'a>> {
     asking.into_iter().find_map(|(entry, asks)| asks.then_some(entry))
 }
 
-/// What is recomputed. The section's own key comes first, then those of DeepSpeed, then the job
-/// file.
+/// Resolves what is recomputed. The section's own key comes first, then DeepSpeed's keys, then the
+/// job file.
 fn resolve_policy(section: &Activations<'_>, context: &mut Context<'_>) -> RecomputePolicy {
     let (nth, asking) = (&section.every_nth_block, asking_key(section));
     let policy = match (section.policy.value, asking) {

@@ -1,7 +1,7 @@
 //! `data_efficiency`: batches under a token budget.
 //!
-//! Dynamic batching is on where its `enabled` and those of the two sections around it are true. It
-//! refuses an inner `enabled` in a section that is off, which would leave open what is meant.
+//! Dynamic batching is on if `enabled` is true in its section and in the two sections around it. An
+//! inner `enabled` in a section that is off is an error, because its meaning would be ambiguous.
 
 use crate::context::Context;
 use crate::dynamic_batching::{DynamicBatchingPlan, PickingOrderPlan};

@@ -56,8 +56,8 @@ fn rates(params: &Muon<'_>, context: &mut Context<'_>) -> (f64, f64) {
     }
     if adam_lr != lr && lr != 0.0 {
         let message = format!(
-            "in every step of a schedule, Adam's learning rate is {:?} of that of matrices; a schedule of DeepSpeed \
-             with a rate of its own gives both the same",
+            "in every step of a schedule, Adam's learning rate is {:?} times the matrices' learning rate; a DeepSpeed \
+             schedule with a rate of its own gives both the same rate",
             adam_lr / lr
         );
         context.note(&params.adam_lr, message);

@@ -66,7 +66,7 @@ pub(crate) fn resolve(top: &DeepSpeed<'_>, context: &mut Context<'_>) -> Optimiz
     }
 }
 
-/// The learning rate of the section, or that of the job where the section leaves it open.
+/// Returns the section's learning rate, or the job's where the section leaves it open.
 pub(super) fn learning_rate(key: &Setting<'_, f64>, context: &mut Context<'_>) -> f64 {
     let lr = key.value;
     let Some(wanted) = context.run.learning_rate else {

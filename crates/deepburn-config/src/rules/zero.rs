@@ -135,7 +135,7 @@ fn check_allgather_bucket(zero: &Zero<'_>, stage: Stage, context: &mut Context<'
     }
 }
 
-/// Gradients of a bucket; with `"auto"` those of one square layer.
+/// Gradients of a bucket; with `"auto"` as many as one square layer has.
 fn reduce_bucket(zero: &Zero<'_>, context: &mut Context<'_>) -> usize {
     let square = |hidden: usize| hidden.saturating_mul(hidden);
     size(&zero.reduce_bucket_size, square, "hidden size squared", context)

@@ -1,10 +1,10 @@
 //! Measurements of this machine, in under a second.
 //!
 //! Main type: [`Measured`]. It times a matrix product and an element-wise op of the backend `flex` on arrays as large
-//! as those of the model, because rates depend on the size.
+//! as the model's, because rates depend on the size.
 //!
 //! Each figure is a median after one warm-up, so that a single interruption does not change it. With rank threads the
-//! arrays are as large as those of all ranks together, because the threads share the caches.
+//! arrays are as large as the arrays of all ranks together, because the threads share the caches.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};

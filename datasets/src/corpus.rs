@@ -92,9 +92,9 @@ pub struct Corpus {
     pub test: Option<Sequences>,
     /// The tokenizer of the tokens, if it is known.
     pub tokenizer: Option<Tokenizer>,
-    /// Entries that a model must embed: those of the tokenizer; for tokens
-    /// without one the `vocab_size` of the source, or the largest id plus one
-    /// over all splits.
+    /// Entries that a model must embed: the tokenizer's entries; for tokens
+    /// without a tokenizer the `vocab_size` of the source, or the largest id
+    /// over all splits plus one.
     pub vocab_size: usize,
 }
 

@@ -81,7 +81,7 @@ impl Fractions {
     /// part keep their order. A fraction of zero gives `None`.
     ///
     /// # Errors
-    /// Those of [`Fractions::validate`].
+    /// The errors of [`Fractions::validate`].
     pub fn divide_shuffled<T>(self, items: Vec<T>, seed: u64) -> Result<[Option<Vec<T>>; 3]> {
         let parts = self.cut(items.len())?;
         let order = StableRng::new(seed, SPLIT_STREAM).permutation(items.len());

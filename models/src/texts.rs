@@ -49,7 +49,7 @@ pub trait TextClassifier<B: FusedOps>: Module<B> {
 /// Why texts are refused.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum TextBatchError {
-    /// The numbers of ids, lengths and labels do not go together.
+    /// The numbers of ids, lengths and labels are inconsistent.
     #[error(
         "{ids} token ids, {lengths} lengths and {labels} labels do not make a batch: there must be a \
          length and a label for each row of ids, and at least one id"
@@ -69,10 +69,10 @@ pub enum TextBatchError {
         text: usize,
         /// Its length.
         found: usize,
-        /// That of all rows.
+        /// The length of every row.
         length: usize,
     },
-    /// The model has no positions that late.
+    /// A row is longer than the model's maximum length.
     #[error("texts of {length} tokens are longer than the {max_len} that the model allows")]
     TooLong {
         /// Tokens of a row.

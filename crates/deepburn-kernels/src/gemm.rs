@@ -56,16 +56,17 @@ impl Arithmetic {
     }
 }
 
-/// On which threads a product is computed.
+/// The threads that compute a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Threads {
     /// The calling thread.
     One,
-    /// Those of the current rayon pool, if the product is large enough.
+    /// The threads of the current rayon pool, if the product is large enough.
     All,
 }
 
-/// Multiplications below which handing work over costs more than it saves, as burn-flex has it.
+/// Number of multiplications below which handing work to threads costs more than it saves; burn-flex uses the same
+/// limit.
 const WORTH_THREADS: usize = 192 * 192 * 192;
 
 /// `factor * left * right + bias`.

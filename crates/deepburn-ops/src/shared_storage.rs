@@ -1,19 +1,18 @@
 //! Shards of all ranks of a process, side by side in one allocation.
 //!
 //! Main functions: [`join_shards`] and [`shard_of_whole`]. The whole array is then a view of the allocation, so that
-//! gathering it copies nothing and takes no memory. Only tensors of flex can share memory; those of other backends give
-//! `None`.
+//! gathering it copies nothing and takes no memory. Only flex tensors can share memory; other backends give `None`.
 //!
 //! A [`SharedStorage`] is written when it is made of shards that lie elsewhere. From then on two kinds of tensors use
 //! it:
-//! - *Wholes* read all of it. A change of one copies it first.
+//! - *Wholes* read all of it. Changing a whole copies it first.
 //! - A *shard* belongs to one rank, which changes it in place while there is no whole. While there is one, a change
 //!   copies the shard, and the shard leaves the storage.
 //!
-//! [Note: No change under a whole] A change needs the only handle on the bytes of a shard, because flex copies what has
-//! two. A whole is made of handles on all shards. So no shard is being changed when a whole appears, and a change that
-//! begins later finds it counted: the last of those handles is dropped after the count has risen, and the only handle
-//! left sees what happened before that.
+//! [Note: No change under a whole] A change needs the only handle on the bytes of a shard, because flex copies bytes
+//! with two handles. A whole is made of handles on all shards. So no shard is being changed when a whole appears, and a
+//! change that begins later finds it counted: the last of those handles is dropped after the count has risen, and the
+//! only handle left sees what happened before that.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::collections::BTreeMap;

@@ -120,7 +120,7 @@ impl ClassReader {
     /// Describes a label of one kind among labels of the other.
     fn mixed(&self, found: &str, others: &str) -> String {
         let others = match &self.first {
-            Some(place) => format!("that of {place} is {others}"),
+            Some(place) => format!("the label of {place} is {others}"),
             None => format!("a label of the train split is {others}"),
         };
         format!("{found}, but {others}; use one kind for all labels")

@@ -1,10 +1,10 @@
 //! Labelled text: the rows of a classification data set.
 //!
 //! [`read_labelled`] takes a text and a label column from `.parquet`, `.csv`
-//! and `.jsonl` files, and [`read_labelled_as`] those of another split. A label
-//! is a class number or a name, see [`Classes`]. Rows without a label (the Hub
-//! marks them with -1) are refused. [`read_texts`] reads texts to classify,
-//! which need no label.
+//! and `.jsonl` files, and [`read_labelled_as`] does the same with the classes
+//! of another split. A label is a class number or a name, see [`Classes`]. Rows
+//! without a label (the Hub marks them with -1) are refused. [`read_texts`]
+//! reads texts to classify, which need no label.
 
 use std::path::{Path, PathBuf};
 
@@ -45,8 +45,8 @@ pub fn read_labelled(
 /// Reads the rows of `files` with the classes of another split.
 ///
 /// # Errors
-/// Those of [`read_labelled`]; [`DataError::InvalidFile`] for a class that is
-/// not in `classes`.
+/// The errors of [`read_labelled`]; [`DataError::InvalidFile`] for a class that
+/// is not in `classes`.
 pub fn read_labelled_as(
     files: &[PathBuf],
     text_field: &str,

@@ -54,7 +54,7 @@ pub fn read_documents(path: &Path, field: &str) -> Result<Vec<String>> {
 /// Streams the documents of [`read_documents`] to `sink`, piece by piece.
 ///
 /// # Errors
-/// Those of [`read_documents`], and those of `sink`.
+/// The errors of [`read_documents`] and of `sink`.
 pub(crate) fn visit_documents(path: &Path, field: &str, sink: PieceSink<'_>) -> Result<()> {
     let mut is_empty = true;
     let mut noted = |piece: Piece<'_>| {

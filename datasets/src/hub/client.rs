@@ -3,8 +3,8 @@
 //!
 //! [`Hub`] lists the files of a repository at a revision, selects the needed
 //! ones and downloads those that are not in the cache, each verified by its
-//! hash ([`super::download`]). The addresses and the layout of the cache are
-//! those of the Python library, so that both share one cache:
+//! hash ([`super::download`]). The addresses and the cache layout are the
+//! Python library's, so that both share one cache:
 //!
 //! ```text
 //! datasets--owner--name/refs/main                  the commit of a branch or tag
@@ -203,7 +203,7 @@ impl Hub {
     /// tokenizer if the model has one.
     ///
     /// # Errors
-    /// Those of [`Hub::split`].
+    /// The errors of [`Hub::split`].
     pub fn model(&self, repo: &HubRepo) -> Result<PathBuf> {
         Ok(self.snapshot(repo, Selection::Model)?.folder)
     }
@@ -211,7 +211,7 @@ impl Hub {
     /// Returns a folder with the tokenizer of a model.
     ///
     /// # Errors
-    /// Those of [`Hub::split`].
+    /// The errors of [`Hub::split`].
     pub fn tokenizer(&self, repo: &HubRepo) -> Result<PathBuf> {
         Ok(self.snapshot(repo, Selection::Tokenizer)?.folder)
     }

@@ -199,8 +199,8 @@ impl Downloader {
     /// the contents, which may be on a storage server.
     ///
     /// # Errors
-    /// Those of [`Downloader::document`]; also a server that announces no hash
-    /// or size.
+    /// The errors of [`Downloader::document`]; also a server that announces no
+    /// hash or size.
     pub(crate) fn announced(&self, url: &str) -> Result<RemoteFile> {
         // The answer of the Hub itself: a storage server does not know what the
         // Hub announces.
@@ -225,8 +225,8 @@ impl Downloader {
     /// at all. A partial file next to it is resumed.
     ///
     /// # Errors
-    /// Those of [`Downloader::document`], [`DataError::Corrupted`] for other
-    /// contents than the announced ones, [`DataError::Unwritable`].
+    /// The errors of [`Downloader::document`]; [`DataError::Corrupted`] for
+    /// contents that differ from the announced ones; [`DataError::Unwritable`].
     pub(crate) fn fetch(&self, file: &RemoteFile, blob: &Path) -> Result<()> {
         let part = blob.with_extension("part");
         self.fetch_verified(file, blob, &part).inspect_err(|error| {

@@ -51,13 +51,13 @@ impl Location {
         Ok(Self::Hub(HubRepo { kind, id: id.to_owned(), revision: revision.to_owned() }))
     }
 
-    /// Returns the files of a split of a data set: of a folder with the layout
-    /// of the Hub, or of a repository. `name` is the configuration, if there
+    /// Returns the files of one split of a data set, from a folder with the
+    /// Hub's layout or from a repository. `name` is the configuration, if there
     /// are several.
     ///
     /// # Errors
     /// [`DataError::InvalidFile`] for a single file, [`DataError::NotFound`],
-    /// and those of [`Hub::split`].
+    /// and the errors of [`Hub::split`].
     pub fn split(&self, hub: &Hub, name: Option<&str>, split: &str) -> Result<Vec<PathBuf>> {
         match self {
             Self::Folder(path) => {
@@ -80,7 +80,7 @@ impl Location {
     /// is not checked here.
     ///
     /// # Errors
-    /// Those of [`Hub::model`].
+    /// The errors of [`Hub::model`].
     pub fn model(&self, hub: &Hub) -> Result<PathBuf> {
         match self {
             Self::Folder(path) | Self::File(path) => Ok(path.clone()),
@@ -91,7 +91,7 @@ impl Location {
     /// Returns the folder of a tokenizer's files, or its single file.
     ///
     /// # Errors
-    /// Those of [`Hub::tokenizer`].
+    /// The errors of [`Hub::tokenizer`].
     pub fn tokenizer(&self, hub: &Hub) -> Result<PathBuf> {
         match self {
             Self::Folder(path) | Self::File(path) => Ok(path.clone()),

@@ -144,7 +144,7 @@ fn select_split<'f>(
     Ok(matching)
 }
 
-/// Returns whether the name of `file`, or of its folder, is that of the split:
+/// Returns whether `file` or its folder is named after the split:
 /// `train.csv`, `train-00000-of-00001.parquet`, `train/0000.parquet`.
 fn is_of_split(file: &str, split: &str) -> bool {
     let path = Path::new(file);

@@ -63,11 +63,11 @@ pub struct BudgetSampler {
 }
 
 impl BudgetSampler {
-    /// A sampler at the beginning, for samples of these lengths in tokens and
-    /// steps of `accumulation` micro-batches per rank.
+    /// Creates a sampler at the beginning of the data, for samples of these
+    /// lengths in tokens and steps of `accumulation` micro-batches per rank.
     ///
     /// # Errors
-    /// [`DataError::Setting`] for an invalid shard, and those of
+    /// [`DataError::Setting`] for an invalid shard, and the errors of
     /// [`TokenBudget::plan`].
     pub fn new(
         lengths: impl Into<Arc<[usize]>>,

@@ -31,7 +31,7 @@ impl LabelledTexts {
     ///
     /// # Errors
     /// [`DataError::Empty`] without texts; [`DataError::Setting`] for a length
-    /// of 0; those of [`Tokenizer::encode`].
+    /// of 0; the errors of [`Tokenizer::encode`].
     pub fn tokenize(
         texts: &[LabelledText],
         tokenizer: &Tokenizer,
@@ -66,7 +66,7 @@ impl LabelledTexts {
     /// Their classes are unknown and set to 0.
     ///
     /// # Errors
-    /// Those of [`tokenize`](Self::tokenize).
+    /// The errors of [`tokenize`](Self::tokenize).
     pub fn unlabelled(
         texts: &[&str],
         tokenizer: &Tokenizer,

@@ -2,8 +2,8 @@
 //!
 //! [`BatchLoader`] owns a thread that draws samples from a [`BatchSampler`],
 //! collates them and sends the batches through a channel of fixed depth. The
-//! position of the loader is that of the last batch it returned, not of one
-//! that waits in the channel. An error or a panic in the thread reaches the
+//! loader's position is the position of the last batch it returned, not of a
+//! batch that waits in the channel. An error or a panic in the thread reaches the
 //! consumer in place of the batch. Dropping the loader closes the channel,
 //! which ends the thread at its next send.
 
@@ -293,7 +293,7 @@ mod tests {
         assert!(loader.next_batch().unwrap_err().to_string().contains("third = 0"));
         assert!(matches!(loader.next_batch(), Err(DataError::LoaderStopped)));
         assert_eq!(Arc::strong_count(&data), 2);
-        // The position is still that of what was consumed, and seeking there starts anew.
+        // The position is still the last consumed batch's, and seeking there starts anew.
         loader.seek(loader.position()).unwrap();
         assert_eq!(loader.next_batch().unwrap(), 5);
     }

@@ -152,8 +152,8 @@ impl TokenBudget {
     /// lengths, in tokens.
     ///
     /// # Errors
-    /// Those of [`TokenBudget::validate`], and [`DataError::Setting`] for a
-    /// step without micro-batches.
+    /// The errors of [`TokenBudget::validate`], and [`DataError::Setting`] for
+    /// a step without micro-batches.
     pub fn plan(&self, lengths: &[usize], shape: StepShape, epoch: u64) -> Result<EpochPlan> {
         let per_step = shape.micro_batches()?;
         self.validate(lengths)?;

@@ -98,7 +98,7 @@ impl TokenCache {
     /// stream.
     ///
     /// # Errors
-    /// Those of [`encode_range`].
+    /// The errors of [`encode_range`].
     pub(crate) fn stream(
         &self,
         tokenizer: &Tokenizer,
@@ -121,7 +121,7 @@ impl TokenCache {
     /// does.
     ///
     /// # Errors
-    /// Those of [`Tokenizer::encode`] and [`TokenFile::tokens`].
+    /// The errors of [`Tokenizer::encode`] and [`TokenFile::tokens`].
     pub fn documents<D: AsRef<str> + Sync>(
         &self,
         tokenizer: &Tokenizer,
@@ -211,11 +211,11 @@ impl TokenCache {
         None
     }
 
-    /// Writes the tokens of `produce` while it runs. Returns the file, `None`
-    /// without any token, or why the file cannot be written.
+    /// Writes the tokens of `produce` while it runs. Returns the file, `None` if
+    /// there are no tokens, or the reason why the file cannot be written.
     ///
     /// # Errors
-    /// Those of `produce`.
+    /// The errors of `produce`.
     fn store(
         &self,
         key: &str,

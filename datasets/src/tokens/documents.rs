@@ -126,7 +126,7 @@ impl Documents<'_> {
     /// Reads the text once and keeps a sample of `sample_bytes`.
     ///
     /// # Errors
-    /// Those of [`Documents::visit`].
+    /// The errors of [`Documents::visit`].
     pub(crate) fn scan(&self, sample_bytes: usize) -> Result<TextScan> {
         let mut hasher = DocumentsHasher::default();
         let (mut num_chars, mut sample, mut kept) = (0, vec![String::new()], 0);
@@ -157,8 +157,8 @@ impl Documents<'_> {
     /// [`Documents::scan`].
     ///
     /// # Errors
-    /// Those of [`Documents::visit`]; [`DataError::Modified`] for a text that
-    /// is not the scanned one.
+    /// The errors of [`Documents::visit`]; [`DataError::Modified`] for a text
+    /// that is not the scanned one.
     pub(crate) fn visit_range(
         &self,
         scan: &TextScan,

@@ -24,7 +24,7 @@ pub(crate) type TokenSink<'a> = &'a mut dyn FnMut(&[u32]) -> Result<()>;
 /// Collects all tokens that `produce` passes to its sink.
 ///
 /// # Errors
-/// Those of `produce`.
+/// The errors of `produce`.
 pub(crate) fn collect_tokens(
     produce: impl FnOnce(TokenSink<'_>) -> Result<()>,
 ) -> Result<Vec<u32>> {
@@ -39,7 +39,7 @@ pub(crate) fn collect_tokens(
 /// Streams the tokens of the characters in `range` of `documents` to `sink`.
 ///
 /// # Errors
-/// Those of [`Documents::visit_range`], [`Tokenizer::encode`] and `sink`.
+/// The errors of [`Documents::visit_range`], [`Tokenizer::encode`] and `sink`.
 pub(crate) fn encode_range(
     tokenizer: &Tokenizer,
     documents: Documents<'_>,

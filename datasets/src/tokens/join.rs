@@ -3,7 +3,7 @@
 use crate::Tokenizer;
 
 /// The separator between the documents of a split. Published results depend on
-/// it: the perplexity on WikiText-2, for example, is usually that of
+/// it: the perplexity on WikiText-2, for example, is usually measured with
 /// [`Join::BlankLine`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Join {
@@ -14,8 +14,8 @@ pub enum Join {
     /// A blank line: all documents, including empty ones, are one text with
     /// `"\n\n"` in between.
     BlankLine,
-    /// Nothing: the tokens of each document directly follow those of the
-    /// previous one.
+    /// Nothing: the tokens of each document directly follow the previous
+    /// document's tokens.
     Nothing,
 }
 

@@ -44,7 +44,7 @@ impl TokenStream {
     /// Returns the tokens at `range`.
     ///
     /// # Errors
-    /// Those of [`TokenFile::tokens`].
+    /// The errors of [`TokenFile::tokens`].
     ///
     /// # Panics
     /// If `range` ends beyond [`TokenStream::len`], like a slice.
@@ -120,7 +120,7 @@ impl Sequences {
     /// Returns sequence `index`.
     ///
     /// # Errors
-    /// Those of [`TokenFile::tokens`].
+    /// The errors of [`TokenFile::tokens`].
     ///
     /// # Panics
     /// If `index` is not below [`Sequences::len`], like a slice.
@@ -150,7 +150,7 @@ impl Sequences {
     /// spaced sequences.
     ///
     /// # Errors
-    /// Those of [`TokenFile::tokens`].
+    /// The errors of [`TokenFile::tokens`].
     pub fn fingerprint(&self) -> Result<String> {
         let count = self.len();
         let is_small = count.saturating_mul(self.sequence_length) <= FINGERPRINT_TOKENS;

@@ -167,7 +167,7 @@ impl TokenFile {
     /// Returns the largest id in the file.
     ///
     /// # Errors
-    /// Those of [`TokenFile::tokens`].
+    /// The errors of [`TokenFile::tokens`].
     pub fn largest_id(&self) -> Result<u32> {
         let mut largest = 0;
         for start in (0..self.len).step_by(SCAN_TOKENS) {

@@ -180,11 +180,11 @@ impl Tokenizer {
         self.call("encoding", |inner| Ok(inner.encode_fast(text, false)?.get_ids().to_vec()))
     }
 
-    /// Returns the ids of each document. Works on all threads; the result is
-    /// that of [`Tokenizer::encode`] for each document.
+    /// Returns the ids of each document. Uses all threads; each result equals
+    /// the document's [`Tokenizer::encode`] result.
     ///
     /// # Errors
-    /// Those of [`Tokenizer::encode`].
+    /// The errors of [`Tokenizer::encode`].
     pub fn encode_each<D>(&self, documents: &[D]) -> Result<Vec<Vec<u32>>>
     where
         D: AsRef<str> + Sync,

@@ -8,7 +8,7 @@ use crate::hf::{
 };
 use crate::texts::TextLimits;
 
-/// An encoder's architecture. Absent fields of a `config.json` are those of
+/// An encoder's architecture. Absent fields of a `config.json` take the values of
 /// [`EncoderConfig::guide`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]

@@ -1,10 +1,10 @@
 //! A transformer encoder that classifies texts, such as film reviews by their sentiment.
 //!
-//! - [`EncoderConfig`] says how large it is; its names are those of its `config.json`.
+//! - [`EncoderConfig`] defines its size; the fields have the same names as in `config.json`.
 //! - [`Encoder`] is the model: embeddings and sinusoidal positions, encoder layers as
 //!   `torch.nn.TransformerEncoderLayer` computes them (normalisation after each sum, ReLU), the mean
 //!   over a text's own tokens, and a classifier of two layers.
-//! - [`TextBatch`](crate::TextBatch) is what it takes: texts padded to one length, and how long each of them is.
+//! - [`TextBatch`](crate::TextBatch) is its input: texts padded to one length, and the length of each text.
 //!   Padding is neither attended to nor averaged.
 //!
 //! ```

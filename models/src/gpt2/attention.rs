@@ -78,8 +78,8 @@ impl<B: Backend> Attention<B> {
 
     /// `x` and the result: `[batch * queries, width]`.
     ///
-    /// With `cache`, keys and values of earlier positions are taken from it and those of `x` are
-    /// added to it.
+    /// With `cache`, keys and values of earlier positions are taken from it, and the keys and values
+    /// of `x` are added to it.
     pub(crate) fn forward(
         &self,
         x: Tensor<B, 2>,

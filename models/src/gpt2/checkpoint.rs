@@ -60,11 +60,11 @@ impl Checkpoint {
         self.weights.fill(model)
     }
 
-    /// The model that [`load`](Self::load) makes, except that a weight is read when it is first used.
+    /// Loads the same model as [`load`](Self::load), but reads each weight when it is first used.
     /// Names, shapes and types are checked now; [`check_values`](Self::check_values) checks the rest.
     ///
-    /// A weight that cannot be read later on, or is not finite, is a panic that says so: Burn's lazy
-    /// parameters cannot return errors. Sharded training turns it into one.
+    /// A weight that later cannot be read, or is not finite, causes a panic with that message, because Burn's
+    /// lazy parameters cannot return errors. Sharded training turns the panic into an error.
     ///
     /// # Errors
     /// [`CheckpointError::Tensors`] naming every tensor that does not fit.
@@ -79,18 +79,18 @@ impl Checkpoint {
             .map_err(|source| CheckpointError::Config { path, source })
     }
 
-    /// Reads all weights of the model of `config` once and keeps none: afterwards only the disk can
+    /// Reads all weights of the model of `config` once and keeps none. Afterwards only a disk error can
     /// make [`load_lazily`](Self::load_lazily) fail. Memory: 8 MiB.
     ///
     /// # Errors
-    /// Those of [`load`](Self::load).
+    /// The errors of [`load`](Self::load).
     pub fn check_values(&mut self, config: &Gpt2Config) -> Result<(), CheckpointError> {
         self.check_shapes(config)?;
         self.check_repeated_head(config)?;
         self.weights.check_values(&config.parameters())
     }
 
-    /// Returns the error of a configuration that does not hold together.
+    /// Returns the error of an inconsistent configuration.
     fn misconfigured(&self, source: ConfigError) -> CheckpointError {
         CheckpointError::Config { path: self.weights.folder().join(CONFIG), source }
     }

@@ -69,11 +69,11 @@ impl ClassifierConfig {
         ClassNames::fields(names.as_ref(), self.num_classes)
     }
 
-    /// The names of its classes; `None` where they are numbers, or the names of the config are those of
-    /// more classes than there are.
+    /// The names of its classes; `None` if the classes are numbers, or if the config names more classes
+    /// than there are.
     ///
     /// # Errors
-    /// [`ClassNamesError`] for names that do not name each class from 0 once.
+    /// [`ClassNamesError`] if the names do not cover each class from 0 exactly once.
     pub fn class_names(&self) -> Result<Option<ClassNames>, ClassNamesError> {
         let names = self.body.class_names()?;
         Ok(names.filter(|names| names.as_slice().len() <= self.num_classes))

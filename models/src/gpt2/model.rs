@@ -56,8 +56,8 @@ impl<B: Backend> Gpt2<B> {
         Self::with(config, &WeightInit::new(seed, device))
     }
 
-    /// A model with all weights 0, for callers that replace them, for instance by those of a training checkpoint. Like
-    /// drawn weights, the zeros are made when first used.
+    /// A model with all weights 0, for callers that replace them, for instance by the weights of a training
+    /// checkpoint. Like drawn weights, the zeros are allocated when first used.
     ///
     /// # Errors
     /// [`ConfigError`] if `config` does not hold together.

@@ -1,12 +1,12 @@
 //! The parameters of a GPT-2 model: their module paths, `transformers` names and shapes.
 //!
-//! One list serves counting, checking and writing checkpoints; a test
-//! holds it equal to what the module itself contains.
+//! One list is used to count parameters and to check and write checkpoints. A test
+//! compares it with the module's own parameters.
 
 use super::config::Gpt2Config;
 use crate::hf::{Names, ParameterShape};
 
-/// What `transformers` puts before the name of every tensor but those of heads.
+/// The prefix that `transformers` puts before every tensor name, except for the heads' tensors.
 const PREFIX: &str = "transformer.";
 /// Module path of the output projection that an untied model has.
 pub(crate) const HEAD: &str = "lm_head.weight";

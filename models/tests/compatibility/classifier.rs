@@ -1,4 +1,4 @@
-//! The classifier on GPT-2 against that of `transformers`, whose scores and logits on the checkpoint
+//! The GPT-2 classifier compared with `transformers`, whose scores and logits on the checkpoint
 //! `data/tiny` are in `data/classifier.json`.
 
 use std::path::{Path, PathBuf};

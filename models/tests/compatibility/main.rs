@@ -1,5 +1,5 @@
-//! Models beside those of `transformers` and PyTorch: their weights, files and logits. One program, because each
-//! would compile the tensor stack again.
+//! Models compared with `transformers` and PyTorch: their weights, files and logits. All tests are one program,
+//! because each further program would compile the tensor stack again.
 
 mod checkpoints;
 mod classifier;

@@ -1,5 +1,5 @@
-//! Logits, losses and continuations equal those of the `transformers` library, whose numbers
-//! `data/make_logits.py` put into `data/reference.safetensors`.
+//! Logits, losses and continuations equal the results of the `transformers` library, which
+//! `data/make_logits.py` stored in `data/reference.safetensors`.
 
 use std::path::PathBuf;
 

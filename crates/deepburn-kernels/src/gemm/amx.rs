@@ -34,14 +34,14 @@ const DEPTH_STEP: usize = 2 * PAIRS;
 /// Pairs in a row of a register.
 const PAIRS: usize = 16;
 
-/// Pairs of bf16 numbers in tiles. Made only where processor and operating system support AMX, and the processor
-/// AVX512-BF16, which packs.
+/// Pairs of bf16 numbers in tiles. Created only if the processor and the operating system support AMX, and the
+/// processor also supports AVX512-BF16, which packs the numbers.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Amx(());
 
 impl Amx {
-    /// Asks for AMX, once a process, and multiplies a small product with it. If the result differs from that of
-    /// AVX512-BF16, because the processor or a hypervisor offers what it cannot do, AMX is not used.
+    /// Requests AMX once per process and computes a small product with it. AMX is not used if the result differs from
+    /// the AVX512-BF16 result, because the processor or a hypervisor reports a feature that does not work.
     pub(super) fn detect() -> Option<Self> {
         static USABLE: OnceLock<bool> = OnceLock::new();
         let usable = USABLE.get_or_init(|| {

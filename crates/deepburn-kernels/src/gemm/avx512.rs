@@ -121,7 +121,7 @@ impl Kernel for Avx512Bf16 {
     }
 }
 
-/// Multiplies a tile of `ROWS` rows. Its sums start from those of earlier depths, so that an element is one sum over
+/// Multiplies a tile of `ROWS` rows. Its sums start from the sums of earlier depths, so that an element is one sum over
 /// all pairs in their order, wherever depths are divided into blocks.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 #[allow(clippy::needless_range_loop)]
@@ -209,7 +209,7 @@ impl Kernel for Avx512 {
     }
 }
 
-/// Multiplies a tile, whose sums are added to those of earlier depths at the end.
+/// Multiplies a tile. Its sums are added to the sums of earlier depths at the end.
 #[target_feature(enable = "avx512f,avx512bw")]
 #[allow(clippy::needless_range_loop)]
 unsafe fn tile_f32(depth: usize, mut left: *const f32, mut right: *const f32, tile: Tile) {

@@ -163,7 +163,7 @@ unsafe fn pack_elements<E: Element, P: Packed>(
         return;
     }
     assert!((lanes - 1) * lane_stride + (depth - 1) * depth_stride < elements.len());
-    // SAFETY: inside of the elements as just checked, as lanes and depths stay below those of the strip.
+    // SAFETY: the index is inside `elements` as just checked, because `lane` and `depth` stay below the strip's counts.
     let read = |lane: usize, depth: usize| unsafe {
         *elements.get_unchecked(lane * lane_stride + depth * depth_stride)
     };

@@ -1,4 +1,4 @@
-//! Small tables for tests, those of the crate and the fuzz test.
+//! Small tables for the crate's tests and the fuzz test.
 
 use std::fs::File;
 use std::path::Path;

@@ -241,7 +241,7 @@ fn a_model_from_scratch_takes_the_vocabulary_of_its_tokenizer() {
     let ending =
         deepburn(job.folder(), &[&arguments[..], &["--temperature", "9"]].concat()).succeeded();
     assert!(ending.stdout.starts_with(&prompt), "{}", ending.stdout);
-    assert!(ending.stderr.contains("of which the last 24 are used"), "{}", ending.stderr);
+    assert!(ending.stderr.contains("is cut to its last 24 of 301 tokens"), "{}", ending.stderr);
     let all = [&arguments[..], &["--max-new-tokens", "64"]].concat();
     deepburn(job.folder(), &all).failed(2, &["--max-new-tokens", "64 positions"]);
     let given = job.with("model.config.vocab_size", 301);

@@ -186,7 +186,7 @@ fn a_damaged_checkpoint_is_refused_and_an_older_one_offered() {
 
     resume(&job, &["step-00000005"]).failed(2, &["step-00000005", "step-00000002"]);
     resume(&job, &["../x"]).failed(2, &["--resume", "../x", "no such folder"]);
-    resume(&job, &["x y"]).failed(2, &["--resume", "x y", "no tag"]);
+    resume(&job, &["x y"]).failed(2, &["--resume", "x y", "bad tag"]);
     resume(&job, &["output"]).failed(2, &["--resume", "of this program", "--output-dir"]);
     resume(&Job::tiny(), &[]).failed(2, &["--resume", "no checkpoint"]);
 
@@ -457,8 +457,10 @@ fn consolidated_weights_match_the_model() {
     deepburn(folder, &inside).failed(2, &["a folder of checkpoints"]);
     fs::create_dir(folder.join("taken")).unwrap();
     fs::write(folder.join("taken/config.json"), "{}").unwrap();
-    deepburn(folder, &["consolidate", "output", "taken"]).failed(2, &["config.json is there"]);
-    deepburn(folder, &["consolidate", "output", "whole"]).failed(2, &["config.json is there"]);
+    deepburn(folder, &["consolidate", "output", "taken"])
+        .failed(2, &["config.json exists and is not overwritten"]);
+    deepburn(folder, &["consolidate", "output", "whole"])
+        .failed(2, &["config.json exists and is not overwritten"]);
     fs::remove_file(folder.join("whole/config.json")).unwrap();
     fs::remove_file(folder.join("whole/generation_config.json")).unwrap();
     deepburn(folder, &["consolidate", "output", "whole"]).failed(2, &["model.safetensors"]);

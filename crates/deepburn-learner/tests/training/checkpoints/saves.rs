@@ -20,7 +20,7 @@ fn a_save_that_fails_leaves_training_alone() {
         let tag = Some(Tag::of_step(engine.global_steps()));
         let request = SaveRequest { tag, ..SaveRequest::default() };
         let again = engine.save_checkpoint(root.path(), request).unwrap_err();
-        assert!(again.is_recoverable() && again.to_string().contains("none is ever overwritten"));
+        assert!(again.is_recoverable() && again.to_string().contains("is never overwritten"));
         run(engine, 3 * MICRO_BATCHES)?;
         Ok(error.to_string())
     });

@@ -260,7 +260,7 @@ impl<B: Backend> GradientReducer<B> {
         }
         let mut gradient = self.collected(array.in_type(self.types.communication));
         let numel = gradient.array.numel();
-        let held: usize = self.bucket.iter().map(|index| self.parameters[*index].numel()).sum();
+        let held = self.bucket_numel();
         if held > 0 && held + numel > self.capacity {
             self.flush()?;
         }
@@ -270,10 +270,16 @@ impl<B: Backend> GradientReducer<B> {
         }
         self.gradients[index].enter_bucket(gradient);
         self.bucket.push(index);
-        if held + numel >= self.capacity {
+        // Counted again, because the bucket may have been emptied above.
+        if self.bucket_numel() >= self.capacity {
             self.flush()?;
         }
         Ok(())
+    }
+
+    /// Elements of the parameters whose gradients are in the bucket.
+    fn bucket_numel(&self) -> usize {
+        self.bucket.iter().map(|index| self.parameters[*index].numel()).sum()
     }
 
     /// Starts the reduction of the bucket. At most one other bucket is in flight meanwhile.

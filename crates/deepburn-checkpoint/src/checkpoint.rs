@@ -337,7 +337,7 @@ fn available(root: &Path) -> String {
     let entries = store::entries(root).unwrap_or_default();
     let tags: Vec<_> = entries.iter().map(|entry| entry.tag.as_str()).collect();
     match &tags[..] {
-        [] => format!("and no other one in {}", root.display()),
-        tags => format!("but there are {}; name one of them", tags.join(", ")),
+        [] => "give the output folder of a run that saved one (training.save_steps)".to_owned(),
+        tags => format!("choose one of {}", tags.join(", ")),
     }
 }

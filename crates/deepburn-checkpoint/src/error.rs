@@ -78,7 +78,7 @@ pub enum CheckpointError {
         reason: String,
     },
     /// There is no checkpoint at the given place.
-    #[error("{}: there is no checkpoint here: {reason}", .path.display())]
+    #[error("{}: no checkpoint found; {reason}", .path.display())]
     Missing {
         /// The file or folder.
         path: PathBuf,

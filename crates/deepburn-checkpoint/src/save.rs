@@ -188,7 +188,7 @@ impl Save {
         }
         for RankRecord { rank, id, layout, file } in &records {
             if *id != self.ticket.identity.id {
-                return refuse(format!("rank {rank} wrote for another save"));
+                return refuse(format!("the file of rank {rank} belongs to a different save"));
             }
             if *layout != digest {
                 return refuse(format!("rank {rank} has other parameters than rank 0"));
@@ -314,7 +314,7 @@ mod tests {
         let third = Save::begin(&root, Tag::of_step(2), layout.clone()).unwrap();
         write_rank(third.ticket(), &layout, 0, 2);
         let error = third.commit(vec![record], run(2)).unwrap_err().to_string();
-        assert!(error.contains("for another save"), "{error}");
+        assert!(error.contains("belongs to a different save"), "{error}");
         assert_eq!(store::names(&root).unwrap(), before);
         assert_eq!(newest(&root), Some(1));
     }

@@ -176,12 +176,12 @@ fn a_refusal_names_the_file_and_the_newest_older_intact_checkpoint() {
 fn what_is_no_checkpoint_is_called_what_it_is() {
     let root = TempRoot::new();
     assert!(message(&root.join("nowhere"), None).contains("no such folder"));
-    assert!(message(&root, None).contains("no other one"));
+    assert!(message(&root, None).contains("no checkpoint found; give the output folder"));
     fs::write(root.join("file"), "").unwrap();
     assert!(message(&root.join("file"), None).contains("it is a file"));
     save(&root, 7, 1);
     let error = message(&root, Some(&Tag::of_step(8)));
-    assert!(error.contains("there are step-00000007; name one"), "{error}");
+    assert!(error.contains("choose one of step-00000007"), "{error}");
 
     let foreign = TempRoot::new();
     fs::write(foreign.join("latest"), "global_step3").unwrap();

@@ -50,7 +50,7 @@ pub(crate) enum Command {
     CheckConfig {
         /// File, its base64, inline JSON, or the name of a Lightning strategy.
         config: String,
-        /// Number of ranks to resolve it for [default: from the file, else 1].
+        /// Number of ranks to resolve the configuration for [default: from the file, else 1].
         #[arg(long, allow_negative_numbers = true)]
         ranks: Option<usize>,
         /// Values that the file leaves open.
@@ -155,7 +155,7 @@ pub fn run(tools: Tools) -> Result<(), Failure> {
         Command::Launch(arguments) => return launch(*arguments),
         Command::Plot { runs, output } => plot(&runs, &output)?,
         Command::Cache { action } => cache(action)?,
-        Command::Env => format!("{:#?}", Environment::detect(env!("CARGO_PKG_VERSION"))),
+        Command::Env => Environment::detect(env!("CARGO_PKG_VERSION")).to_string(),
     };
     console::print(&text);
     Ok(())

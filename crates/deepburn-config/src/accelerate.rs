@@ -57,7 +57,7 @@ fn precision(top: &Accelerate<'_>, findings: &mut Findings) -> Option<&'static s
         (Some("fp16"), _) => Some("fp16"),
         (Some("bf16"), _) => Some("bf16"),
         _ => {
-            let message = format!("{node} is not available, must be no, fp16 or bf16");
+            let message = format!("{node} is not available; must be no, fp16 or bf16");
             findings.error("mixed_precision", message, "write no");
             None
         }

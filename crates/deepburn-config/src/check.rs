@@ -26,7 +26,7 @@ pub(crate) fn check(keys: &'static [Key], node: &Node, findings: &mut Findings) 
         Ok(()) => check.section(keys, node, ""),
         Err(_) => check.findings.error(
             "",
-            format!("the file holds {}, must be a section", node.noun()),
+            format!("the file holds {}; must be a section", node.noun()),
             "wrap the keys in { ... }",
         ),
     }
@@ -95,7 +95,8 @@ impl Check<'_> {
             return;
         }
         if let Err(rule) = key.kind.accepts(value) {
-            let message = format!("{value} is {}, must be {rule}", fault(key, value));
+            let quotes = if quoted(key, value) { ", without quotes" } else { "" };
+            let message = format!("{value} is {}; must be {rule}{quotes}", fault(key, value));
             self.push(Severity::Error, path, value, message, example(key));
             return;
         }
@@ -251,16 +252,25 @@ fn fault(key: &Key, value: &Node) -> &'static str {
             }
         }
         (Kind::Integer(_) | Kind::Real(_) | Kind::PerGroup(_), Some(_)) => "out of range",
-        (Kind::Choice(_), None) if value.as_text().is_some() => "none of the choices",
+        (Kind::Choice(_), None) if value.as_text().is_some() => "not a known value",
         (Kind::Pair(_), None) => "not such a pair",
         (Kind::Triple(_), None) => "not such a list of three",
         _ => value.noun(),
     }
 }
 
+/// Whether a value was written as a string where a number or a flag is expected.
+fn quoted(key: &Key, value: &Node) -> bool {
+    let unquoted = matches!(key.kind, Kind::Flag | Kind::Integer(_) | Kind::Real(_));
+    unquoted && value.as_text().is_some()
+}
+
 /// A remedy that fits every value: what to write, or to leave the key out.
 fn example(key: &Key) -> String {
     match key.default {
+        Literal::Text(default) if matches!(key.kind, Kind::Choice(_)) => {
+            format!("choose one of them, or leave the key out for \"{default}\"")
+        }
         Literal::Null if key.required => format!("give {}", key.kind),
         Literal::Null => "give such a value or leave the key out".to_owned(),
         default => format!("write {default} or leave the key out, which means {default}"),
@@ -381,7 +391,7 @@ mod tests {
     fn the_top_must_be_a_section() {
         assert_eq!(
             findings("[]"),
-            ["error: the file holds a list, must be a section; wrap the keys in { ... }"]
+            ["error: the file holds a list; must be a section; wrap the keys in { ... }"]
         );
     }
 }

@@ -36,7 +36,7 @@ fn indices(node: &Node) -> Result<Vec<usize>, Fault> {
             None => "write [0, 1] for example".to_owned(),
         };
         let rule = "must be \"auto\" or a list of device indices";
-        return Err((format!("{node} is {}, {rule}", node.noun()), remedy));
+        return Err((format!("{node} is {}; {rule}", node.noun()), remedy));
     };
     let mut indices = Vec::with_capacity(nodes.len());
     for node in nodes {

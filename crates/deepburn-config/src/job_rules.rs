@@ -74,7 +74,7 @@ pub(crate) fn read_model(
     let pretrained = places.find(&model.pretrained, remedy, findings);
     let local = pretrained.as_ref().and_then(Place::local);
     if let Some(path) = local.filter(|path| !path.is_dir()) {
-        let message = format!("\"{}\" is a file, must be a folder", path.display());
+        let message = format!("\"{}\" is a file; must be a folder", path.display());
         let remedy = "give the folder that holds model.safetensors";
         findings.error(&model.pretrained, message, remedy);
     }
@@ -82,7 +82,7 @@ pub(crate) fn read_model(
         None => Map::new(),
         Some((_, Json::Object(map))) => map,
         Some((node, _)) => {
-            let message = format!("{node} is {}, must be a section of config fields", node.noun());
+            let message = format!("{node} is {}; must be a section of config fields", node.noun());
             findings.error(&model.config, message, "write { \"n_layer\": 12 } for example");
             Map::new()
         }

@@ -138,10 +138,10 @@ pub enum Status {
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Honoured => f.write_str("honoured"),
-            Self::Inert(why) => write!(f, "accepted, changes nothing: {why}"),
+            Self::Honoured => f.write_str("supported"),
+            Self::Inert(why) => write!(f, "no effect: {why}"),
             Self::Ignored(why) => write!(f, "ignored with a warning: {why}"),
-            Self::Unavailable { feature, .. } => write!(f, "not available yet: {feature}"),
+            Self::Unavailable { feature, .. } => write!(f, "unsupported: {feature}"),
             Self::Refused { why, .. } => write!(f, "refused: {why}"),
         }
     }

@@ -206,10 +206,10 @@ impl Kind {
     /// What a value of this kind is, for a sentence that starts with "must be".
     fn rule(&self) -> String {
         match self {
-            Self::Flag => "true or false, without quotes".to_owned(),
-            Self::Integer(range) => format!("{range}, without quotes"),
+            Self::Flag => "true or false".to_owned(),
+            Self::Integer(range) => range.to_string(),
             Self::Integers(range) => format!("a list of integers, each {range}"),
-            Self::Real(range) => format!("{range}, without quotes"),
+            Self::Real(range) => range.to_string(),
             Self::PerGroup(range) => {
                 format!("{range}, or a list of one such number (there is one parameter group)")
             }

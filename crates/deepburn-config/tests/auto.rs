@@ -121,7 +121,7 @@ fn auto_where_nobody_allows_it_is_an_error() {
     let message = resolved(&json, &facts()).unwrap_err();
     assert!(
         message.contains(
-            "zero_optimization.stage: \"auto\" is a string, must be an integer from 0 to 3"
+            "zero_optimization.stage: \"auto\" is a string; must be an integer from 0 to 3"
         ),
         "{message}"
     );

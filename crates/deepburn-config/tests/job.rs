@@ -200,7 +200,7 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
         ),
         (
             r#"{"training": {"backend": "cpu"}}"#,
-            ["training.backend", "\"cpu\" is none of the choices", "one of flex, wgpu, cuda, tch"],
+            ["training.backend", "\"cpu\" is not a known value", "one of flex, wgpu, cuda, tch"],
         ),
         (
             r#"{"training": {"max_steps": 0}}"#,
@@ -254,7 +254,7 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
         (r#"{"training": []}"#, ["training", "[] is a list", "{ ... }"]),
         (
             r#"{"model": {"architecture": "llama"}}"#,
-            ["model.architecture", "\"llama\" is none of the choices", "one of gpt2"],
+            ["model.architecture", "\"llama\" is not a known value", "one of gpt2"],
         ),
         (
             r#"{"model": {"architecture": "imdb_encoder"}}"#,
@@ -266,13 +266,13 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
         ),
         (
             r#"{"model": {"pretrained": "a.txt"}}"#,
-            ["model.pretrained", "is a file, must be a folder", "model.safetensors"],
+            ["model.pretrained", "is a file; must be a folder", "model.safetensors"],
         ),
         (r#"{"model": {"pretrained": ""}}"#, ["model.pretrained", "\"\"", "folder"]),
         (r#"{"model": {"config": 3}}"#, ["model.config", "3 is a number", "n_layer"]),
         (
             r#"{"data": {"kind": "images"}}"#,
-            ["data.kind", "\"images\" is none of the choices", "one of text, tokens"],
+            ["data.kind", "\"images\" is not a known value", "one of text, tokens"],
         ),
         (r#"{"data": {"kind": "tokens"}}"#, ["data.path", "is missing", "give a .bin file"]),
         (
@@ -310,11 +310,11 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
         ),
         (
             r#"{"training": {"backend": "cuda", "devices": 2}}"#,
-            ["training.devices", "2 is a number, must be \"auto\" or a list", "write [2]"],
+            ["training.devices", "2 is a number; must be \"auto\" or a list", "write [2]"],
         ),
         (
             r#"{"training": {"backend": "cuda", "devices": "all"}}"#,
-            ["training.devices", "\"all\" is a string, must be \"auto\" or a list", "write [0, 1]"],
+            ["training.devices", "\"all\" is a string; must be \"auto\" or a list", "write [0, 1]"],
         ),
         (
             r#"{"training": {"backend": "cuda", "devices": [0, -1]}}"#,

@@ -70,7 +70,12 @@ impl<'a> Walker<'a> {
             b'R' | 0x81 | 0x92 => self.call(opcode)?,
             b'b' => self.build()?,
             b'Q' => self.persistent()?,
-            _ => return Err(format!("opcode {} is none that torch.save writes", name(opcode))),
+            _ => {
+                return Err(format!(
+                    "unexpected pickle opcode {}, which torch.save never writes,",
+                    name(opcode)
+                ));
+            }
         }
         Ok(())
     }
@@ -528,8 +533,14 @@ mod tests {
 
     #[test]
     fn unknown_opcodes_and_broken_stacks_are_named() {
-        assert_eq!(error(b"I5\n."), "opcode `I` (0x49) is none that torch.save writes at byte 1");
-        assert_eq!(error(b"\xff."), "opcode 0xff is none that torch.save writes at byte 1");
+        assert_eq!(
+            error(b"I5\n."),
+            "unexpected pickle opcode `I` (0x49), which torch.save never writes, at byte 1"
+        );
+        assert_eq!(
+            error(b"\xff."),
+            "unexpected pickle opcode 0xff, which torch.save never writes, at byte 1"
+        );
         assert_eq!(error(b"N"), "the pickle ends too early at byte 1");
         assert_eq!(error(b"X\xff\xff\xff\xff."), "the pickle ends too early at byte 5");
         assert_eq!(error(b"."), "a value is missing at byte 1");

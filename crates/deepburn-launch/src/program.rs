@@ -14,7 +14,7 @@ const OWN: [&str; 2] = ["finetune", "deepburn"];
 pub enum CommandError {
     /// There is no command.
     #[error(
-        "no command to launch; it stands after `--`, as in `deepburn launch --num_gpus 2 -- finetune job.yaml`; add one"
+        "no command to launch; give it after `--`, for example `deepburn launch --num_gpus 2 -- finetune --config gpt2.json`"
     )]
     Missing,
     /// `mpirun` would read the program as an option.

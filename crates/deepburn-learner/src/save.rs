@@ -37,7 +37,7 @@ pub enum SaveError {
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// The file cannot be written.
-    #[error("{}: cannot be written ({reason}); give a path in a folder that can", .path.display())]
+    #[error("cannot write {}: {reason}; choose a path in a writable folder", .path.display())]
     File {
         /// The file.
         path: PathBuf,

@@ -4,7 +4,7 @@
 //! training.epochs
 //!     Passes over the train split; 1 when max_steps is not given either.
 //!     type: an integer of at least 1; default: null; unit: epochs
-//!     status: honoured
+//!     status: supported
 //! ```
 //!
 //! The text comes from the same tables that parse and check a configuration, so it cannot be out of date.
@@ -51,7 +51,7 @@ fn entry(entry: &KeyEntry) -> String {
         facts.push(format!("unit: {}", key.unit));
     }
     if key.stages != (0, 3) {
-        facts.push(format!("ZeRO stages: {} to {}", key.stages.0, key.stages.1));
+        facts.push(stages(key.stages));
     }
     lines.push(format!("    {}", facts.join("; ")));
     lines.push(format!("    status: {status}"));
@@ -60,6 +60,14 @@ fn entry(entry: &KeyEntry) -> String {
         lines.push(format!("    also: {}", others.join(", ")));
     }
     lines.join("\n")
+}
+
+/// The ZeRO stages at which a key has an effect, as users read them.
+pub(super) fn stages((first, last): (u8, u8)) -> String {
+    match first == last {
+        true => format!("ZeRO stage {first} only"),
+        false => format!("ZeRO stages {first} to {last}"),
+    }
 }
 
 #[cfg(test)]
@@ -75,9 +83,9 @@ mod tests {
         assert_eq!(lines[0], "deepspeed.zero_optimization.stage3_max_live_parameters");
         assert!(lines[1].starts_with("    Most elements"), "{text}");
         let facts = "    type: an integer of at least 0, or \"auto\"; default: 1000000000; unit: elements; \
-                     ZeRO stages: 3 to 3";
+                     ZeRO stage 3 only";
         assert_eq!(lines[2], facts);
-        assert_eq!(lines[3], "    status: honoured");
+        assert_eq!(lines[3], "    status: supported");
         assert_eq!(lines[4], "    also: max_live_parameters");
     }
 

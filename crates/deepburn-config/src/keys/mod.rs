@@ -117,8 +117,9 @@ section! {
                 "Apex mixed precision", Enabled, "set amp.enabled to false, or use torch_autocast instead",
             ),
         torch_autocast: TorchAutocast<'a> = section(),
-        pipeline = section::<Pipeline>(),
-        tensor_parallel = section::<TensorParallel>(),
+        pipeline = section::<Pipeline>().inert("pipeline parallelism is not available in this version"),
+        tensor_parallel = section::<TensorParallel>()
+            .inert("tensor parallelism is not available in this version"),
         expert_parallel = section::<ExpertParallel>()
             .unavailable("expert parallelism", Enabled, "set expert_parallel.enabled to false"),
         /// Ranks that share a sequence.
@@ -129,7 +130,7 @@ section! {
         use_data_before_expert_parallelism = flag(false).inert("there is no expert parallelism"),
         hybrid_engine = section::<HybridEngine>()
             .unavailable("the hybrid engine", Enabled, "set hybrid_engine.enabled to false"),
-        compile = section::<Compile>(),
+        compile = section::<Compile>().inert("compilation is not available in this version"),
         elasticity = section::<Elasticity>()
             .unavailable("elasticity", Enabled, "set elasticity.enabled to false and give the batch sizes"),
         autotuning = section::<Autotuning>()

@@ -400,10 +400,10 @@ impl ParamGroup {
             GroupRate::Own(lr) => ("lr", *lr),
         };
         if !is_amount(number) {
-            return Some(format!("{name} is {number}, must be a finite number of at least 0"));
+            return Some(format!("{name} is {number}; must be a finite number of at least 0"));
         }
         if let Some(decay) = weight_decay.filter(|decay| !is_amount(*decay)) {
-            return Some(format!("weight_decay is {decay}, must be a finite number of at least 0"));
+            return Some(format!("weight_decay is {decay}; must be a finite number of at least 0"));
         }
         if matches!(rate, GroupRate::Own(_)) && optimizer.lr() == 0.0 {
             let reason = "lr is in proportion to the optimizer's lr, which is 0; write lr_factor";

@@ -207,7 +207,7 @@ mod tests {
             (on, ["schedule_type", "fixed_discrete, fixed_linear"]),
             (swapped, ["min_difficulty", "9 is above max_difficulty 8"]),
             (section("custom", json!({})), ["schedule_type", "Python"]),
-            (section("fixed_cubic", json!({})), ["schedule_type", "none of the choices"]),
+            (section("fixed_cubic", json!({})), ["schedule_type", "not a known value"]),
             (section("fixed_linear", json!({})), ["total_curriculum_step", "is missing"]),
             (section("fixed_root", json!({"difficulty_step": 8})), ["root_degree", "is missing"]),
             (

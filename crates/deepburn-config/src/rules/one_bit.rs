@@ -86,7 +86,7 @@ fn freeze_step(key: &Setting<'_, i64>, context: &mut Context<'_>) -> u64 {
     let step = key.value;
     if step < 1 {
         let message = format!(
-            "{step} is out of range, must be at least 1: before the first step the second moment is 0, and updates \
+            "{step} is out of range; must be at least 1: before the first step the second moment is 0, and updates \
              are divided by its square root"
         );
         context.error(key, message, "give 15 to 25 % of the steps");

@@ -129,7 +129,7 @@ fn check_allgather_bucket(zero: &Zero<'_>, stage: Stage, context: &mut Context<'
     let size = zero.allgather_bucket_size.value;
     if matches!(stage, Stage::OptimizerStates | Stage::Gradients) && size % 2 == 1 {
         let message =
-            format!("{size} is odd, must be even at stages 1 and 2, as DeepSpeed requires");
+            format!("{size} is odd; must be even at stages 1 and 2, as DeepSpeed requires");
         let remedy = format!("write {}", size.saturating_add(1));
         context.error(&zero.allgather_bucket_size, message, remedy);
     }

@@ -75,7 +75,7 @@ fn values_of_the_wrong_kind() {
         (
             r#""gradient_allreduce_op": "max""#,
             "gradient_allreduce_op",
-            "\"max\" is none of the choices",
+            "\"max\" is not a known value",
             "one of mean, sum",
         ),
         (r#""zero_optimization": true"#, "zero_optimization", "true is a boolean", "{ ... }"),
@@ -137,7 +137,7 @@ fn values_of_the_wrong_kind() {
         (
             r#""zero_optimization": {"offload_optimizer": {"device": "gpu"}}"#,
             "zero_optimization.offload_optimizer.device",
-            "\"gpu\" is none of the choices",
+            "\"gpu\" is not a known value",
             "one of none, cpu, nvme",
         ),
         (
@@ -257,7 +257,7 @@ fn values_of_the_wrong_kind() {
         (
             r#""scheduler": {"type": "WarmupLR", "params": {"warmup_type": "cosine"}}"#,
             "scheduler.params.warmup_type",
-            "\"cosine\" is none",
+            "\"cosine\" is not a known value",
             "one of log, linear",
         ),
         (
@@ -294,7 +294,7 @@ fn values_of_the_wrong_kind() {
         (
             r#""checkpoint": {"tag_validation": "loud"}"#,
             "checkpoint.tag_validation",
-            "\"loud\" is none",
+            "\"loud\" is not a known value",
             "one of Ignore, Warn, Fail",
         ),
     ] {

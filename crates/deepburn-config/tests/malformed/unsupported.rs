@@ -146,7 +146,7 @@ fn features_that_do_not_exist() {
         ),
         (
             r#""optimizer": {"type": "OneBitLamb", "params": {"freeze_step": 0}}"#,
-            ["optimizer.params.freeze_step", "0 is out of range, must be at least 1", "25 %"],
+            ["optimizer.params.freeze_step", "0 is out of range; must be at least 1", "25 %"],
         ),
         (
             r#""optimizer": {"type": "OneBitLamb", "params": {"eps": 0}}"#,
@@ -208,7 +208,7 @@ fn features_that_do_not_exist() {
             r#""optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 0}}"#,
             [
                 "optimizer.params.freeze_step",
-                "0 is out of range, must be at least 1: before",
+                "0 is out of range; must be at least 1: before",
                 "25 %",
             ],
         ),
@@ -238,7 +238,7 @@ fn features_that_do_not_exist() {
         ),
         (
             r#""optimizer": {"type": "OneBitAdam", "params": {"comm_backend_name": "gloo"}}"#,
-            ["optimizer.params.comm_backend_name", "none of the choices", "nccl, mpi"],
+            ["optimizer.params.comm_backend_name", "not a known value", "nccl, mpi"],
         ),
         (
             r#""optimizer": {"type": "OneBitAdam", "params": {"exp_avg_mask": [1]}}"#,

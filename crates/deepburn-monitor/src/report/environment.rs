@@ -1,7 +1,7 @@
 //! The program and machine of a run, as far as they explain its speed.
 
 use std::time::SystemTime;
-use std::{env, fs, thread};
+use std::{env, fmt, fs, thread};
 
 use chrono::{DateTime, Utc};
 
@@ -20,6 +20,19 @@ pub struct Environment {
     pub processor: Option<String>,
     /// The number of threads that the process may run in parallel.
     pub cores: usize,
+}
+
+/// One line for each value, in the form that a bug report quotes.
+impl fmt::Display for Environment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let known = |value: &Option<String>| value.clone().unwrap_or_else(|| "unknown".to_owned());
+        writeln!(f, "deepburn: {}", self.version)?;
+        writeln!(f, "date: {}", self.date)?;
+        writeln!(f, "host: {}", known(&self.host))?;
+        writeln!(f, "system: {}", self.system)?;
+        writeln!(f, "processor: {}", known(&self.processor))?;
+        write!(f, "cores: {}", self.cores)
+    }
 }
 
 impl Environment {

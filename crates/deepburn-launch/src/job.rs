@@ -199,20 +199,26 @@ fn supervise(
             }
             None => tracing::warn!("{}", overdue(stage)),
         }
-        (stage, deadline) = match stage {
-            StopStage::Running => {
-                send(mpirun, Signal::USR1);
-                (StopStage::Stopping, Instant::now().checked_add(grace))
-            }
-            StopStage::Stopping => {
-                send(mpirun, Signal::TERM);
-                (StopStage::Terminating, Some(Instant::now() + TERMINATION))
-            }
-            StopStage::Terminating | StopStage::Killed => {
-                let _ = kill_process_group(mpirun, Signal::KILL);
-                (StopStage::Killed, None)
-            }
-        };
+        (stage, deadline) = escalate(stage, mpirun, grace);
+    }
+}
+
+/// Ends `mpirun` more forcefully than at `stage`. Returns the new stage and its
+/// deadline.
+fn escalate(stage: StopStage, mpirun: Pid, grace: Duration) -> (StopStage, Option<Instant>) {
+    match stage {
+        StopStage::Running => {
+            send(mpirun, Signal::USR1);
+            (StopStage::Stopping, Instant::now().checked_add(grace))
+        }
+        StopStage::Stopping => {
+            send(mpirun, Signal::TERM);
+            (StopStage::Terminating, Some(Instant::now() + TERMINATION))
+        }
+        StopStage::Terminating | StopStage::Killed => {
+            let _ = kill_process_group(mpirun, Signal::KILL);
+            (StopStage::Killed, None)
+        }
     }
 }
 

@@ -123,74 +123,35 @@ impl<B: OptimizerOps> ModelStates<B> {
         policy: Policy,
         group: Group<B>,
     ) -> Result<(M, Self), ZeroError> {
-        let Policy { zero, reduction, precision, optimizer, param_groups, activations } = policy;
-        if optimizer.exchanges_momentum() {
-            check_whole_states(&zero)?;
+        if policy.optimizer.exchanges_momentum() {
+            check_whole_states(&policy.zero)?;
         }
-        let (compute, cuts_gradients) = (element_type(precision.compute), zero.shards_gradients());
-        let (rank, stage, ledger) = (group.rank(), zero.stage, Ledger::new());
-        let gatherer = Arc::new(Gatherer::new(group.clone(), zero.parameters, ledger.clone()));
-        let share = ShardSpec { stage, rank, cuts_gradients };
-        let working = (precision.compute != Precision::Fp32).then_some(compute);
+        let (zero, precision) = (&policy.zero, &policy.precision);
+        let (stage, ledger) = (zero.stage, Ledger::new());
+        let share =
+            ShardSpec { stage, rank: group.rank(), cuts_gradients: zero.shards_gradients() };
+        let (module, sharded) = shard_parameters(module, &policy, share, &group, &ledger)?;
         let types = Types {
             communication: element_type(precision.communication),
             accumulation: element_type(precision.accumulation),
         };
-        let (module, buffers) = BufferTable::prepare(module, &group, &ledger)?;
-        let known = parameters_of(&module, &buffers);
-        let layers = known.iter().map(|it| (it.path.clone(), it.layer.clone())).collect();
-        let updates = Updates { optimizer: &optimizer, groups: &param_groups, layers: &layers };
-        let sizes = updated_sizes(&known, updates)?;
-        let bytes = swap_bytes(&sizes, &zero, group.world_size(), &precision);
-        let parking = Parking::new(&zero, &precision, bytes)?;
-        let homes = ShardHomes {
-            gatherer: stage.shards_parameters().then(|| Arc::downgrade(&gatherer)),
-            parking: parking.as_ref(),
-            tiers: ShardTiers::new(&zero),
-            state_tiers: StateTiers::new(&sizes, &zero),
-        };
-        let states = Optimizer::new(working, parking.as_ref());
-        let sharder =
-            Sharder::new(group.clone(), share, homes, states, updates, ledger.clone(), &buffers);
-        let (module, Table { parameters, indices, optimizer, aliases }) = sharder.shard(module)?;
-        gatherer.serve(parameters.clone());
-
-        let reducer = Rc::new(RefCell::new(GradientReducer::new(
-            group.clone(),
-            parameters.clone(),
-            ReducerPolicy {
-                plan: zero.gradients,
-                reduction,
-                types,
-                shards: cuts_gradients,
-                checker: GradientChecker::new(share, compute),
-            },
-            sum_homes(&parameters, share, &optimizer, parking.as_ref(), &ledger)?,
-            ledger.clone(),
-        )));
-        let autocast = precision.autocast.map(element_type);
-        let paths = parameters.iter().map(|parameter| parameter.path());
-        let store = ActivationStore::new(
-            &activations.offload,
-            B::is_contiguous,
-            group.clone(),
-            ledger.clone(),
-        )?;
-        let recompute = activations.recompute;
-        let recorder = Rc::new(BlockRecorder::new(recompute, store, ledger.clone(), paths));
+        let reducer = gradient_reducer(&policy, types, share, &sharded, &group, &ledger)?;
+        let reducer = Rc::new(RefCell::new(reducer));
+        let ShardedParameters { gatherer, table, buffers, parking } = sharded;
+        let Table { parameters, indices, optimizer, aliases } = table;
+        let recorder = block_recorder(&policy.activations, &parameters, &group, &ledger)?;
         let binding = Binding::new(
             reducer.clone(),
             recorder.clone(),
             ledger.clone(),
             group.clone(),
-            autocast,
+            precision.autocast.map(element_type),
         );
         let persistent = match stage {
-            Stage::Parameters => persistent_copies(&parameters, &group, &zero),
+            Stage::Parameters => persistent_copies(&parameters, &group, zero),
             _ => Vec::new(),
         };
         gatherer.refresh_persistent(&persistent)?;
-        reducer.borrow_mut().set_mean(optimizer.takes_mean_gradients());
         let errors = parameters.iter().map(|_| None).collect();
         let states = Self {
             group,
@@ -206,7 +167,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             errors,
             optimizer,
             parking,
-            compute,
+            compute: element_type(precision.compute),
             types,
             allgather_bucket_size: zero.allgather_bucket_size,
             ignore_unused: zero.gradients.ignore_unused_parameters,
@@ -512,6 +473,86 @@ fn check_whole_states(zero: &ZeroPlan) -> Result<(), ZeroError> {
         stage => format!("ZeRO stage {} shards them", stage.number()),
     };
     Err(ZeroError::MomentumExchange { reason })
+}
+
+/// The sharded parameters of a module, and what serves them.
+struct ShardedParameters<B: Backend> {
+    gatherer: Arc<Gatherer<B>>,
+    table: Table<B>,
+    buffers: BufferTable<B>,
+    parking: Option<Parking>,
+}
+
+/// Replaces the values of `module` with handles and creates the optimizer of
+/// the slices that this rank updates.
+fn shard_parameters<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
+    module: M,
+    policy: &Policy,
+    share: ShardSpec,
+    group: &Group<B>,
+    ledger: &Ledger,
+) -> Result<(M, ShardedParameters<B>), ZeroError> {
+    let (zero, precision) = (&policy.zero, &policy.precision);
+    let gatherer = Arc::new(Gatherer::new(group.clone(), zero.parameters, ledger.clone()));
+    let (module, buffers) = BufferTable::prepare(module, group, ledger)?;
+    let known = parameters_of(&module, &buffers);
+    let layers = known.iter().map(|it| (it.path.clone(), it.layer.clone())).collect();
+    let updates =
+        Updates { optimizer: &policy.optimizer, groups: &policy.param_groups, layers: &layers };
+    let sizes = updated_sizes(&known, updates)?;
+    let bytes = swap_bytes(&sizes, zero, group.world_size(), precision);
+    let parking = Parking::new(zero, precision, bytes)?;
+    let homes = ShardHomes {
+        gatherer: share.stage.shards_parameters().then(|| Arc::downgrade(&gatherer)),
+        parking: parking.as_ref(),
+        tiers: ShardTiers::new(zero),
+        state_tiers: StateTiers::new(&sizes, zero),
+    };
+    let working = (precision.compute != Precision::Fp32).then(|| element_type(precision.compute));
+    let states = Optimizer::new(working, parking.as_ref());
+    let sharder =
+        Sharder::new(group.clone(), share, homes, states, updates, ledger.clone(), &buffers);
+    let (module, table) = sharder.shard(module)?;
+    gatherer.serve(table.parameters.clone());
+    Ok((module, ShardedParameters { gatherer, table, buffers, parking }))
+}
+
+/// Creates the reducer of the gradients of all parameters.
+fn gradient_reducer<B: OptimizerOps>(
+    policy: &Policy,
+    types: Types,
+    share: ShardSpec,
+    sharded: &ShardedParameters<B>,
+    group: &Group<B>,
+    ledger: &Ledger,
+) -> Result<GradientReducer<B>, ZeroError> {
+    let Table { parameters, optimizer, .. } = &sharded.table;
+    let reducer_policy = ReducerPolicy {
+        plan: policy.zero.gradients,
+        reduction: policy.reduction,
+        types,
+        shards: share.cuts_gradients,
+        checker: GradientChecker::new(share, element_type(policy.precision.compute)),
+    };
+    let homes = sum_homes(parameters, share, optimizer, sharded.parking.as_ref(), ledger)?;
+    let (group, ledger) = (group.clone(), ledger.clone());
+    let mut reducer =
+        GradientReducer::new(group, parameters.clone(), reducer_policy, homes, ledger);
+    reducer.set_mean(optimizer.takes_mean_gradients());
+    Ok(reducer)
+}
+
+/// Creates the recorder that keeps or recomputes the activations of blocks.
+fn block_recorder<B: OptimizerOps>(
+    plan: &ActivationPlan,
+    parameters: &[Arc<Parameter<B>>],
+    group: &Group<B>,
+    ledger: &Ledger,
+) -> Result<Rc<BlockRecorder<B>>, ZeroError> {
+    let paths = parameters.iter().map(|parameter| parameter.path());
+    let store =
+        ActivationStore::new(&plan.offload, B::is_contiguous, group.clone(), ledger.clone())?;
+    Ok(Rc::new(BlockRecorder::new(plan.recompute, store, ledger.clone(), paths)))
 }
 
 /// Returns the sizes of all parameters after checking that each has an

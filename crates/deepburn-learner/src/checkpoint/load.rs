@@ -293,48 +293,66 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let LoadPlan::Training { optimizer_states, lr_scheduler_states } = plan else {
             return Ok(());
         };
-        let EngineState { progress, optimizer_steps, loss_scale, schedule, next_size, .. } =
-            &saved.engine;
-        let local_rates = saved.engine.local_rates_bits.map(f64::from_bits);
-        self.progress = Progress { accumulated: 0, ..*progress };
+        self.progress = Progress { accumulated: 0, ..saved.engine.progress };
         if optimizer_states {
-            self.states.load_moments(*optimizer_steps, read)?;
-            self.states.load_scalars(|path, name| {
-                let layout = checkpoint.layout();
-                let path = &layout.atoms()[layout.find(path)?].path;
-                Some(f64::from_bits(*saved.engine.scalars.get(path)?.get(name)?))
-            });
-            let quantity = self.states.compressed_quantity(*optimizer_steps + 1);
-            let is_same = saved.engine.compressed_quantity.as_deref() == quantity;
-            let has_errors = ranks_with(checkpoint, is_worker_error) > 0;
-            if has_errors && !is_same && self.rank() == 0 {
-                tracing::warn!(
-                    "the compression errors in the checkpoint are dropped: they are of another quantity than the next \
-                     step compresses"
-                );
-            }
-            let workers = |path: &str| {
-                let atom = checkpoint.layout().find(path).filter(|_| is_same);
-                let atom = atom.map(|atom| &checkpoint.layout().atoms()[atom]);
-                let slots = atom.into_iter().flat_map(|atom| &atom.slots);
-                slots.filter(|stored| is_worker_error(stored.slot.as_str())).count()
-            };
-            self.states.load_errors(workers, read)?;
-            self.states.load_local(local_rates, ranks_with(checkpoint, is_local_momentum), read)?;
-            let sums = self.gradient_sums(checkpoint, &saved.ranks);
-            self.states.load_gradients(&sums, read)?;
-            self.progress.accumulated = progress.accumulated;
-            self.next_size = *next_size;
-            if let Some(state) = loss_scale {
-                self.scaler.restore(*state);
-            }
+            self.adopt_optimizer_states(checkpoint, saved)?;
         }
         if lr_scheduler_states {
-            self.schedule.seek(*schedule);
+            self.schedule.seek(saved.engine.schedule);
         }
-        let random = match saved.ranks.get(self.rank()) {
+        self.adopt_random_state(&saved.ranks);
+        Ok(())
+    }
+
+    /// Loads optimizer states, compression errors, accumulated gradients and the
+    /// loss scale.
+    fn adopt_optimizer_states(
+        &mut self,
+        checkpoint: &Checkpoint,
+        saved: &Saved,
+    ) -> Result<(), TrainingCheckpointError> {
+        let read = |piece: &Segment<'_>| read(checkpoint, piece);
+        let EngineState { progress, optimizer_steps, loss_scale, next_size, .. } = &saved.engine;
+        self.states.load_moments(*optimizer_steps, read)?;
+        self.states.load_scalars(|path, name| {
+            let layout = checkpoint.layout();
+            let path = &layout.atoms()[layout.find(path)?].path;
+            Some(f64::from_bits(*saved.engine.scalars.get(path)?.get(name)?))
+        });
+        let quantity = self.states.compressed_quantity(*optimizer_steps + 1);
+        let is_same = saved.engine.compressed_quantity.as_deref() == quantity;
+        let has_errors = ranks_with(checkpoint, is_worker_error) > 0;
+        if has_errors && !is_same && self.rank() == 0 {
+            tracing::warn!(
+                "the compression errors in the checkpoint are dropped: they are of another quantity than the next \
+                 step compresses"
+            );
+        }
+        let workers = |path: &str| {
+            let atom = checkpoint.layout().find(path).filter(|_| is_same);
+            let atom = atom.map(|atom| &checkpoint.layout().atoms()[atom]);
+            let slots = atom.into_iter().flat_map(|atom| &atom.slots);
+            slots.filter(|stored| is_worker_error(stored.slot.as_str())).count()
+        };
+        self.states.load_errors(workers, read)?;
+        let local_rates = saved.engine.local_rates_bits.map(f64::from_bits);
+        self.states.load_local(local_rates, ranks_with(checkpoint, is_local_momentum), read)?;
+        let sums = self.gradient_sums(checkpoint, &saved.ranks);
+        self.states.load_gradients(&sums, read)?;
+        self.progress.accumulated = progress.accumulated;
+        self.next_size = *next_size;
+        if let Some(state) = loss_scale {
+            self.scaler.restore(*state);
+        }
+        Ok(())
+    }
+
+    /// Continues the random streams of this rank. A rank that the saved run did
+    /// not have starts new ones from the seed of rank 0.
+    fn adopt_random_state(&mut self, ranks: &[RankState]) {
+        let random = match ranks.get(self.rank()) {
             Some(state) => Some(state.random),
-            None => saved.ranks.first().map(|state| Random {
+            None => ranks.first().map(|state| Random {
                 position: 0,
                 between_calls: state.random.between_calls.map(|it| Stream { position: 0, ..it }),
                 ..state.random
@@ -345,7 +363,6 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
                 between_calls.map(|Stream { seed, position }| StreamPosition { seed, position });
             self.states.set_random_state(RandomState { seed, model, position, between_calls });
         }
-        Ok(())
     }
 
     /// Returns the state of each accumulated gradient, by parameter index.

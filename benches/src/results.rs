@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use deepburn_files::PartialFile;
 use serde::{Deserialize, Serialize};
 
 use crate::Outcome;
@@ -186,9 +187,7 @@ impl Results {
     pub(crate) fn write(&self, path: &Path) -> Outcome<()> {
         let text = serde_json::to_string_pretty(self)? + "\n";
         let partial = path.with_extension("json.partial");
-        fs::write(&partial, text)?;
-        fs::rename(&partial, path)?;
-        Ok(())
+        Ok(PartialFile::replace(path, partial, text)?)
     }
 }
 

@@ -5,6 +5,8 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 
+use deepburn_files::PartialFile;
+
 use crate::CheckpointError;
 
 /// Flushes a folder, so that created, renamed and removed entries survive a
@@ -59,8 +61,13 @@ pub(crate) fn replace(path: &Path, text: &[u8]) -> Result<(), CheckpointError> {
     let partial = path.with_file_name(format!(".{name}.partial"));
     // A process that was killed may have left it.
     remove_file_if_there(&partial)?;
-    write_new(&partial, text).inspect_err(|_| _ = fs::remove_file(&partial))?;
-    fs::rename(&partial, path).map_err(CheckpointError::io("replace", path))
+    let written = PartialFile::create(path, &partial).and_then(|mut file| {
+        file.write_all(text)?;
+        file.file().sync_all()?;
+        Ok(file)
+    });
+    let file = written.map_err(write_error(&partial, text.len() as u64))?;
+    file.finish().map_err(CheckpointError::io("replace", path))
 }
 
 pub(crate) fn remove_file_if_there(path: &Path) -> Result<(), CheckpointError> {

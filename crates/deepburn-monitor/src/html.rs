@@ -1,9 +1,10 @@
 //! The HTML page around the curves: escaping, tables, the frame and its style.
 
+use deepburn_files::PartialFile;
 use serde_json::Value;
 use std::fmt::{self, Write};
+use std::io;
 use std::path::Path;
-use std::{fs, io};
 
 const STYLE: &str = include_str!("style.css");
 
@@ -107,8 +108,7 @@ pub(crate) fn grouped(number: u64) -> String {
 pub(crate) fn write(path: &Path, text: &str) -> io::Result<()> {
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");
-    fs::write(&partial, text)?;
-    fs::rename(&partial, path)
+    PartialFile::replace(path, partial, text)
 }
 
 /// Returns the complete page. Its content security policy forbids the browser

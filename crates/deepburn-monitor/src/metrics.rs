@@ -9,9 +9,10 @@
 //! a row is an error.
 
 use crate::append::{AppendFile, is_full};
+use deepburn_files::PartialFile;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 /// An optimizer step, applied or skipped.
@@ -241,8 +242,12 @@ impl MetricsWriter {
         }
         let rewritten = path.with_extension("jsonl.partial");
         let len = kept.len() as u64;
-        fs::write(&rewritten, kept).map_err(|source| file_error("write", &rewritten, source))?;
-        fs::rename(&rewritten, path).map_err(|source| file_error("replace", path, source))?;
+        let written = PartialFile::create(path, &rewritten).and_then(|mut file| {
+            file.write_all(kept.as_bytes())?;
+            Ok(file)
+        });
+        let file = written.map_err(|source| file_error("write", &rewritten, source))?;
+        file.finish().map_err(|source| file_error("replace", path, source))?;
         let file = AppendFile::open(path, len);
         Ok(Self { file: file.map_err(|source| file_error("open", path, source))? })
     }

@@ -1,8 +1,9 @@
 //! A safetensors file that is being written.
 
-use std::fs::{self, File};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+
+use deepburn_files::PartialFile;
 
 use crate::Header;
 
@@ -15,11 +16,7 @@ const BUFFER: usize = 1 << 20;
 #[derive(Debug)]
 #[must_use = "a file that is not finished is removed"]
 pub struct TensorFileWriter {
-    /// The name of the complete file.
-    path: PathBuf,
-    /// The name until then; `None` once the file is complete.
-    partial: Option<PathBuf>,
-    writer: BufWriter<File>,
+    writer: BufWriter<PartialFile>,
     /// Bytes before the values.
     data_start: u64,
 }
@@ -31,11 +28,9 @@ impl TensorFileWriter {
     /// # Errors
     /// The file cannot be created or written.
     pub fn create(path: &Path, partial: PathBuf, header: &Header) -> io::Result<Self> {
-        let writer = BufWriter::with_capacity(BUFFER, File::create(&partial)?);
+        let writer = BufWriter::with_capacity(BUFFER, PartialFile::create(path, partial)?);
         let bytes = header.to_bytes();
-        let data_start = bytes.len() as u64;
-        let partial = Some(partial);
-        let mut file = Self { path: path.to_owned(), partial, writer, data_start };
+        let mut file = Self { writer, data_start: bytes.len() as u64 };
         file.write(&bytes)?;
         Ok(file)
     }
@@ -60,23 +55,8 @@ impl TensorFileWriter {
     ///
     /// # Errors
     /// The rest cannot be written, or the file cannot be renamed.
-    pub fn finish(mut self) -> io::Result<()> {
-        self.writer.flush()?;
-        self.writer.get_ref().sync_all()?;
-        if let Some(partial) = &self.partial {
-            fs::rename(partial, &self.path)?;
-        }
-        self.partial = None;
-        Ok(())
-    }
-}
-
-impl Drop for TensorFileWriter {
-    fn drop(&mut self) {
-        if let Some(partial) = &self.partial {
-            // The error that ended the writing matters more than one of cleaning up.
-            _ = fs::remove_file(partial);
-        }
+    pub fn finish(self) -> io::Result<()> {
+        self.writer.into_inner()?.finish_synced()
     }
 }
 
@@ -107,7 +87,7 @@ mod tests {
             }
             assert_eq!((partial.exists(), path.exists()), (false, is_finished));
         }
-        let bytes = fs::read(&path).unwrap();
+        let bytes = std::fs::read(&path).unwrap();
         let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
         let expected: Vec<u8> = [2_f32, -2.0].into_iter().flat_map(f32::to_le_bytes).collect();
         assert_eq!(file.tensor("b").unwrap().data(), expected);

@@ -5,10 +5,11 @@
 //! missing files.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 
+use deepburn_files::PartialFile;
 use serde_json::{Value, json};
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
@@ -246,16 +247,9 @@ fn parse_merges(merges: &[u8]) -> Result<Vec<(String, String)>, String> {
 /// half a file.
 fn write_whole(folder: &Path, name: &str, contents: &[u8]) -> io::Result<()> {
     let partial = folder.join(format!(".{name}.partial"));
-    let write = || {
-        let mut file = File::create(&partial)?;
-        file.write_all(contents)?;
-        file.sync_all()?;
-        fs::rename(&partial, folder.join(name))
-    };
-    write().inspect_err(|_| {
-        // The error of the write is more useful than one of the cleanup.
-        let _ = fs::remove_file(&partial);
-    })
+    let mut file = PartialFile::create(folder.join(name), partial)?;
+    file.write_all(contents)?;
+    file.finish_synced()
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::TensorData;
+use deepburn_files::PartialFile;
 use deepburn_safetensors::{FloatType, Header, TensorFileWriter};
 use serde_json::{Map, Value};
 
@@ -165,9 +166,7 @@ fn lay_out(
 /// Writes a JSON file whole or not at all.
 fn write_json(path: &Path, fields: &Map<String, Value>) -> Result<(), CheckpointError> {
     let text = serde_json::to_string_pretty(fields).expect("a JSON object always is JSON") + "\n";
-    let unfinished = unfinished(path);
-    fs::write(&unfinished, text)
-        .and_then(|()| fs::rename(&unfinished, path))
+    PartialFile::replace(path, unfinished(path), text)
         .map_err(|source| CheckpointError::io("write", path, source))
 }
 

@@ -27,6 +27,7 @@ use deepburn::metrics::{Row, read_metrics};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::{Engine, Measured};
 use deepburn_config::JobRequest;
+use deepburn_files::PartialFile;
 use deepburn_monitor::{Environment, Report};
 use serde_json::json;
 
@@ -149,10 +150,5 @@ fn goodput(rows: &[Row]) -> Option<String> {
 pub(crate) fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
     // The temporary file is in the same folder, because renaming works within one file system only.
     let partial = path.with_extension("partial");
-    let written = fs::write(&partial, text).and_then(|()| fs::rename(&partial, path));
-    if written.is_err() {
-        // It may not even have been created.
-        let _ = fs::remove_file(&partial);
-    }
-    written
+    PartialFile::replace(path, partial, text)
 }

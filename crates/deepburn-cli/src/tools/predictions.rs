@@ -12,11 +12,12 @@
 //!  "probabilities": {"bad": 0.25, "good": 0.75}}
 //! ```
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, BufWriter, ErrorKind, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use deepburn_datasets::{TableText, TextColumns};
+use deepburn_files::PartialFile;
 use serde_json::{Map, Value, json};
 
 use crate::failure::Failure;
@@ -64,21 +65,6 @@ enum OutputSink {
     Screen(io::Stdout),
 }
 
-/// A temporary file beside its final path. It is removed unless it was renamed.
-struct PartialFile {
-    /// The final path.
-    path: PathBuf,
-    /// The temporary path.
-    partial: PathBuf,
-}
-
-impl Drop for PartialFile {
-    fn drop(&mut self) {
-        // After the renaming there is no such file, and a file that stays does no harm.
-        let _ = fs::remove_file(&self.partial);
-    }
-}
-
 impl PredictionWriter {
     /// Starts `output`, a `.csv` or `.jsonl` file, or rows of JSON on standard output.
     ///
@@ -111,8 +97,8 @@ impl PredictionWriter {
         // The number of the process keeps two commands with the same output apart.
         let name = path.file_name().map(|it| it.to_string_lossy()).unwrap_or_default();
         let partial = path.with_file_name(format!(".{name}.{}.partial", std::process::id()));
-        let file = BufWriter::new(File::create(&partial).map_err(refused)?);
-        let whole = PartialFile { path: path.to_owned(), partial };
+        let whole = PartialFile::create(path, partial).map_err(refused)?;
+        let file = BufWriter::new(whole.file().try_clone().map_err(refused)?);
         let sink = match is_csv {
             true => OutputSink::Csv(Box::new(csv::Writer::from_writer(file))),
             false => OutputSink::JsonLines(file),
@@ -151,27 +137,26 @@ impl PredictionWriter {
     /// # Errors
     /// The file cannot be written, for example on a full disk.
     pub(crate) fn finish(mut self) -> Result<(), Failure> {
-        let outcome = match &mut self.sink {
+        let written = match &mut self.sink {
             OutputSink::Csv(writer) => writer.flush(),
             OutputSink::JsonLines(file) => file.flush(),
             OutputSink::Screen(_) => return Ok(()),
         };
-        let outcome = outcome.and_then(|()| match &self.file {
-            Some(file) => {
-                // The content has to be on disk before the name, or a crash could leave an empty file.
-                File::open(&file.partial)?.sync_all()?;
-                fs::rename(&file.partial, &file.path)
-            }
-            None => Ok(()),
-        });
-        outcome.map_err(|error| self.failed(error))
+        written.map_err(|error| self.failed(error))?;
+        let Some(file) = self.file else { return Ok(()) };
+        let path = file.path().to_owned();
+        file.finish_synced().map_err(|error| cannot_write(&path, error))
     }
 
     /// Returns the failure of a write.
     fn failed(&self, error: io::Error) -> Failure {
-        let path = self.file.as_ref().map_or(Path::new("standard output"), |it| &it.path);
-        Failure::run(format!("{} cannot be written: {error}", path.display()))
+        cannot_write(self.file.as_ref().map_or(Path::new("standard output"), |it| it.path()), error)
     }
+}
+
+/// Returns the failure of a write to `path`.
+fn cannot_write(path: &Path, error: io::Error) -> Failure {
+    Failure::run(format!("{} cannot be written: {error}", path.display()))
 }
 
 /// The columns of every output, between the input's columns and the class columns.

@@ -3,40 +3,63 @@
 //! Accelerate fills in what the file leaves out: stage 2, no offload, accumulation and clipping
 //! `"auto"`, both batch sizes `"auto"`. Unknown keys are errors here too.
 
-use std::path::{Path, PathBuf};
-
 use crate::check::check;
 use crate::diagnosis::{ConfigError, Findings};
 use crate::keys::accelerate::{Accelerate, DeepSpeedConfig};
-use crate::lookup::find;
 use crate::node::{Node, Value};
-use crate::raw_config::RawConfig;
 use crate::section::{Entry, Read, Section, Setting};
 use crate::source::parse_yaml;
 
-/// The DeepSpeed configuration that an Accelerate file means. `folder` is where
-/// `deepspeed_config_file` is looked for.
-pub(crate) fn translate(text: &str, name: &str, folder: &Path) -> Result<RawConfig, ConfigError> {
-    let root = parse_yaml(text, name)?;
-    let mut findings = Findings::default();
-    check(Accelerate::KEYS, &root, &mut findings);
-    let top = Accelerate::read(&Entry::document(&root));
-    check_kind(&top, &mut findings);
-    let config = &top.deepspeed_config.value;
-    let precision = precision(&top, &mut findings);
-    let file = config.deepspeed_config_file.value;
-    if file.is_some() {
-        check_alone(config, &mut findings);
-    }
-    findings.verdict(name)?;
-    let mut written = match file {
-        Some(file) => {
-            RawConfig::from_file(&find(Path::new(file), &[PathBuf::new(), folder.into()], "file")?)?
+/// What an Accelerate file says, checked.
+pub(crate) struct AccelerateFile {
+    /// The DeepSpeed configuration in a file of its own, which the keys of this one would contradict.
+    pub(crate) deepspeed_config_file: Option<String>,
+    /// Ranks.
+    pub(crate) processes: Option<usize>,
+    /// The keys in DeepSpeed's own words, for a file that names no other.
+    pub(crate) translated: Node,
+    /// The section of `mixed_precision`, which DeepSpeed's configuration gets too.
+    precision: Option<&'static str>,
+}
+
+impl AccelerateFile {
+    /// Reads the YAML of the file `name`.
+    ///
+    /// # Errors
+    /// Syntax, and everything that is wrong with its keys in one [`crate::Report`].
+    pub(crate) fn parse(text: &str, name: &str) -> Result<Self, ConfigError> {
+        let root = parse_yaml(text, name)?;
+        let mut findings = Findings::default();
+        check(Accelerate::KEYS, &root, &mut findings);
+        let top = Accelerate::read(&Entry::document(&root));
+        check_kind(&top, &mut findings);
+        let config = &top.deepspeed_config.value;
+        let precision = precision(&top, &mut findings);
+        let file = config.deepspeed_config_file.value;
+        if file.is_some() {
+            check_alone(config, &mut findings);
         }
-        None => RawConfig::new(Node::map(deepspeed(config)), name),
-    };
-    enable(precision, &mut written, name)?;
-    Ok(written.with_processes(top.num_processes.value))
+        findings.verdict(name)?;
+        Ok(Self {
+            deepspeed_config_file: file.map(str::to_owned),
+            processes: top.num_processes.value,
+            translated: Node::map(deepspeed(config)),
+            precision,
+        })
+    }
+
+    /// Switches on the precision of the file `name`, as Accelerate does, where the DeepSpeed configuration leaves it
+    /// out or open (`"auto"`).
+    ///
+    /// # Errors
+    /// It switches the other one on.
+    pub(crate) fn enable_precision(
+        &self,
+        deepspeed: &mut Node,
+        name: &str,
+    ) -> Result<(), ConfigError> {
+        self.precision.map_or(Ok(()), |precision| enable(precision, deepspeed, name))
+    }
 }
 
 /// Refuses a file for something other than DeepSpeed.
@@ -113,40 +136,29 @@ fn offload(device: &Setting<'_, &str>, nvme_path: &Entry<'_>) -> Node {
     Node::map(entries)
 }
 
-/// Switches a precision on, as Accelerate does, if the configuration leaves it out or open
-/// (`"auto"`).
-///
-/// # Errors
-/// It switches the other one on.
-fn enable(
-    precision: Option<&'static str>,
-    written: &mut RawConfig,
-    source: &str,
-) -> Result<(), ConfigError> {
-    let Some(name) = precision else { return Ok(()) };
+/// Switches a section of a DeepSpeed configuration on where it is left out or `"auto"`.
+fn enable(name: &'static str, deepspeed: &mut Node, source: &str) -> Result<(), ConfigError> {
     let other = if name == "fp16" { "bf16" } else { "fp16" };
-    let enabled = |name| written.node().get(name).and_then(|section| section.get("enabled"));
-    if enabled(other).and_then(Node::as_flag) == Some(true) {
+    let enabled = deepspeed.get(other).and_then(|section| section.get("enabled"));
+    if enabled.and_then(Node::as_flag) == Some(true) {
         let mut findings = Findings::default();
         let message =
             format!("\"{name}\" contradicts {other}.enabled of the DeepSpeed configuration");
         findings.error("mixed_precision", message, "switch on one type");
         findings.verdict(source)?;
     }
-    if written.node().get(name).is_some() {
-        let entries = written.node_mut().entries_mut().into_iter().flatten();
-        let section = entries.filter(|(key, _)| key == name).find_map(|(_, it)| it.entries_mut());
-        let enabled = section.into_iter().flatten().find(|(key, _)| key == "enabled");
-        if let Some((_, value)) = enabled.filter(|(_, value)| value.as_text() == Some("auto")) {
-            *value = Node::new(Value::Flag(true));
+    let on = || Node::new(Value::Flag(true));
+    if let Some(section) = deepspeed.get_mut(name) {
+        if let Some(enabled) = section.get_mut("enabled").filter(|enabled| enabled.is_auto()) {
+            *enabled = on();
         }
         return Ok(());
     }
-    let mut entries = vec![("enabled".to_owned(), Node::new(Value::Flag(true)))];
+    let mut entries = vec![("enabled".to_owned(), on())];
     if name == "fp16" {
-        entries.push(("auto_cast".to_owned(), Node::new(Value::Flag(true))));
+        entries.push(("auto_cast".to_owned(), on()));
     }
-    if let Some(top) = written.node_mut().entries_mut() {
+    if let Some(top) = deepspeed.entries_mut() {
         top.push((name.to_owned(), Node::map(entries)));
     }
     Ok(())
@@ -154,9 +166,16 @@ fn enable(
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use serde_json::json;
 
     use super::*;
+    use crate::raw_config::RawConfig;
+
+    fn translate(text: &str, name: &str, folder: &Path) -> Result<RawConfig, ConfigError> {
+        RawConfig::from_accelerate(text, name, folder)
+    }
 
     fn read(text: &str) -> Result<RawConfig, ConfigError> {
         translate(text, "x.yaml", Path::new(""))

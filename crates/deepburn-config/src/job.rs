@@ -204,10 +204,7 @@ fn typed_rate(overrides: &[Override]) -> Option<(Node, Vec<&'static [&'static st
 fn use_rate(rate: &Node, paths: &[&[&str]], root: &mut Node) {
     for path in paths {
         // `root` is the section that the first name stands for.
-        let place = path[1..].iter().try_fold(&mut *root, |node, name| {
-            let entries = node.entries_mut()?;
-            entries.iter_mut().find(|(key, _)| key == name).map(|(_, node)| node)
-        });
+        let place = path[1..].iter().try_fold(&mut *root, |node, name| node.get_mut(name));
         if let Some(lr) = place.filter(|lr| lr.as_real().is_some()) {
             *lr = rate.clone();
         }

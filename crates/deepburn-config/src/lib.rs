@@ -60,6 +60,7 @@ mod schema;
 mod section;
 mod source;
 mod spec;
+mod split_rules;
 mod splits;
 
 pub use batch_schedule::{BatchSchedule, BatchSizeError};

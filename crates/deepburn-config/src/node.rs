@@ -66,6 +66,12 @@ impl Node {
         self.entries().iter().find(|(key, _)| key == name).map(|(_, node)| node)
     }
 
+    /// The entry called `name`, to change it.
+    pub(crate) fn get_mut(&mut self, name: &str) -> Option<&mut Self> {
+        let entries = self.entries_mut()?;
+        entries.iter_mut().find(|(key, _)| key == name).map(|(_, node)| node)
+    }
+
     /// The entries of a map; nothing for every other kind.
     pub fn entries(&self) -> &[(String, Self)] {
         match &self.value {

@@ -12,14 +12,14 @@ mod swap_file;
 use serde::Serialize;
 
 pub use activations::{ActivationOffload, ActivationPlan, RecomputePolicy};
-pub use matrices::{Matrices, MatrixLayout};
+pub use matrices::{Matrices, MatrixLayout, ModelParameter};
 pub use optimizer::{
     AdamPlan, LambPlan, MuonPlan, MuonScale, NewtonSchulzPlan, OneBitAdamPlan, OneBitLambPlan,
     OptimizerPlan, ZeroOneAdamPlan,
 };
 pub use param_groups::{
-    GroupRate, GroupUpdate, ModelParameter, NoDecay, ParamGroup, ParamGroupError, ParamGroups,
-    PathPattern, UpdateSettings,
+    GroupRate, GroupUpdate, NoDecay, ParamGroup, ParamGroupError, ParamGroups, PathPattern,
+    UpdateSettings,
 };
 pub use swap_file::SwapFilePlan;
 

@@ -4,12 +4,13 @@
 //! that says the same. It has been parsed and nothing more: what it means, and whether it is right,
 //! is for [`crate::resolve`] to say.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use crate::accelerate;
+use crate::accelerate::AccelerateFile;
 use crate::diagnosis::{ConfigError, TypedKey};
 use crate::lightning::{self, looks_like_a_strategy};
-use crate::node::{Node, Value};
+use crate::lookup::find;
+use crate::node::Node;
 use crate::source::{Origin, decode_base64, from_value, parse_json, read_text};
 
 /// A DeepSpeed configuration, parsed and not yet checked.
@@ -38,9 +39,28 @@ impl RawConfig {
         let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or("");
         if extension.eq_ignore_ascii_case("yaml") || extension.eq_ignore_ascii_case("yml") {
             let folder = path.parent().unwrap_or(Path::new(""));
-            return accelerate::translate(&text, &name, folder);
+            return Self::from_accelerate(&text, &name, folder);
         }
         Self::parse(&text, &name)
+    }
+
+    /// Reads Accelerate's YAML. `folder` is where `deepspeed_config_file` is looked for.
+    pub(crate) fn from_accelerate(
+        text: &str,
+        name: &str,
+        folder: &Path,
+    ) -> Result<Self, ConfigError> {
+        let file = AccelerateFile::parse(text, name)?;
+        let mut config = match &file.deepspeed_config_file {
+            Some(path) => {
+                let folders = [PathBuf::new(), folder.into()];
+                Self::from_file(&find(Path::new(path), &folders, "file")?)?
+            }
+            None => Self::new(file.translated.clone(), name),
+        };
+        file.enable_precision(&mut config.root, name)?;
+        config.processes = file.processes;
+        Ok(config)
     }
 
     /// Parses JSON with comments.
@@ -82,17 +102,12 @@ impl RawConfig {
 
     /// An empty configuration: every default.
     pub fn empty() -> Self {
-        Self::new(Node::new(Value::Map(Vec::new())), INLINE)
+        Self::new(Node::map(Vec::new()), INLINE)
     }
 
     /// A tree that came from `source`.
     pub(crate) fn new(root: Node, source: &str) -> Self {
         Self { root, source: source.to_owned(), processes: None, typed: Vec::new() }
-    }
-
-    /// The same with the number of processes that an Accelerate file gives.
-    pub(crate) fn with_processes(self, processes: Option<usize>) -> Self {
-        Self { processes, ..self }
     }
 
     /// The same, where the command line gave the values of these keys.

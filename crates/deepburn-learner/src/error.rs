@@ -1,4 +1,6 @@
-//! What can go wrong in an engine.
+//! What can go wrong in an engine and in the training loop.
+
+use std::path::{Path, PathBuf};
 
 use deepburn_comm::CommError;
 use deepburn_config::BatchSizeError;
@@ -96,3 +98,42 @@ impl From<CommError> for EngineError {
         Self::Zero(error.into())
     }
 }
+
+/// A failure of the training loop and the step in which it occurred.
+#[derive(Debug, thiserror::Error)]
+#[error("step {step}: {cause}")]
+pub struct TrainError {
+    /// The number of the optimizer step, from 1.
+    pub step: u64,
+    /// The cause of the failure.
+    #[source]
+    pub cause: Cause,
+}
+
+/// The cause of a [`TrainError`].
+#[derive(Debug, thiserror::Error)]
+pub enum Cause {
+    /// The engine failed.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// A task or a hook failed.
+    #[error(transparent)]
+    Outside(BoxError),
+    /// The data of a rank cannot be read.
+    #[error("{cause}{}", saved_before(checkpoint.as_deref()))]
+    Data {
+        /// The error of the data source.
+        cause: BoxError,
+        /// The checkpoint of the last complete step; `None` if no step was
+        /// taken or the save failed.
+        checkpoint: Option<PathBuf>,
+    },
+}
+
+fn saved_before(checkpoint: Option<&Path>) -> String {
+    let describe = |path: &Path| format!("; the last complete step is saved in {}", path.display());
+    checkpoint.map_or_else(String::new, describe)
+}
+
+/// An error of a data source, a task or a hook.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;

@@ -11,11 +11,11 @@ use deepburn_comm::Tag;
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::Training;
 
+use crate::error::{BoxError, Cause};
 use crate::metrics::EvalRow;
 use crate::saving::Interrupt;
 use crate::source::EvaluationStream;
 use crate::task::{Batch, ConfusionMatrix, Evaluation, Task};
-use crate::train::{BoxError, Cause};
 use crate::{Engine, EngineError};
 
 /// The result of an evaluation.

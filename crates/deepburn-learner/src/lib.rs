@@ -30,7 +30,7 @@ pub use checkpoint::{
 };
 pub use deepburn_monitor::metrics;
 pub use engine::{Engine, PhaseTimes, Step, initialize};
-pub use error::EngineError;
+pub use error::{BoxError, Cause, EngineError, TrainError};
 pub use evaluation::{
     EvaluationEnd, EvaluationProgress, Measured, data_failure, evaluate, evaluate_until,
 };
@@ -39,4 +39,4 @@ pub use save::{HalfPrecision, SaveError};
 pub use saving::{CheckpointPlan, Interrupt, Outcome};
 pub use source::{BatchSource, EvaluationStream, NextStep, StepBatches, StepSize};
 pub use task::{Batch, ConfusionMatrix, Evaluation, Task};
-pub use train::{BoxError, Cause, Hook, TrainError, TrainPlan, train};
+pub use train::{Hook, TrainPlan, train};

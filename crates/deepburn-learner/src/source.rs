@@ -8,7 +8,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::train::BoxError;
+use crate::error::BoxError;
 
 /// The optimizer step that is about to start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

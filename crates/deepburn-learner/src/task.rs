@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::Training;
 
-use crate::train::BoxError;
+use crate::error::BoxError;
 
 /// The properties of a micro-batch that the training loop needs.
 pub trait Batch {

@@ -1,7 +1,6 @@
 //! The training loop: optimizer steps, evaluations, checkpoints and their
 //! records.
 
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use burn::module::AutodiffModule;
@@ -21,46 +20,7 @@ use crate::metrics::{EvalRow, MemoryRow, PhaseSeconds, StepRow};
 use crate::saving::{CheckpointPlan, Interrupt, Outcome, Saver};
 use crate::source::{BatchSource, EvaluationStream, NextStep, StepBatches, StepSize};
 use crate::task::{Batch, Task};
-use crate::{Engine, EngineError};
-
-/// A failure of the training loop and the step in which it occurred.
-#[derive(Debug, thiserror::Error)]
-#[error("step {step}: {cause}")]
-pub struct TrainError {
-    /// The number of the optimizer step, from 1.
-    pub step: u64,
-    /// The cause of the failure.
-    #[source]
-    pub cause: Cause,
-}
-
-/// The cause of a [`TrainError`].
-#[derive(Debug, thiserror::Error)]
-pub enum Cause {
-    /// The engine failed.
-    #[error(transparent)]
-    Engine(#[from] EngineError),
-    /// A task or a hook failed.
-    #[error(transparent)]
-    Outside(BoxError),
-    /// The data of a rank cannot be read.
-    #[error("{cause}{}", saved_before(checkpoint.as_deref()))]
-    Data {
-        /// The error of the data source.
-        cause: BoxError,
-        /// The checkpoint of the last complete step; `None` if no step was
-        /// taken or the save failed.
-        checkpoint: Option<PathBuf>,
-    },
-}
-
-fn saved_before(checkpoint: Option<&Path>) -> String {
-    let describe = |path: &Path| format!("; the last complete step is saved in {}", path.display());
-    checkpoint.map_or_else(String::new, describe)
-}
-
-/// An error of a data source, a task or a hook.
-pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+use crate::{BoxError, Cause, Engine, EngineError, TrainError};
 
 /// An observer of a run. Every rank has its own hooks and calls them at the
 /// same steps.

@@ -6,7 +6,7 @@
 //! run. DeepSpeed instead writes another header in the middle of the file.
 
 use crate::append::AppendFile;
-use crate::monitors::MonitorError;
+use crate::error::MonitorError;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;

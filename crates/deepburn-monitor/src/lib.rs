@@ -16,6 +16,7 @@
 mod append;
 mod chart;
 mod csv;
+mod error;
 mod flops;
 mod html;
 pub mod metrics;
@@ -26,8 +27,9 @@ mod report;
 mod tensorboard;
 
 pub use self::csv::CsvFiles;
+pub use error::MonitorError;
 pub use flops::{FlopsOptions, FlopsProfile, FlopsTotals, ModuleFlops};
-pub use monitors::{MonitorError, MonitorFolders, Monitors};
+pub use monitors::{MonitorFolders, Monitors};
 pub use plot::{Comparison, MAX_RUNS, PlotError};
 pub use profiler::{ProfileError, Profiler};
 pub use report::{Environment, Report, ReportError};

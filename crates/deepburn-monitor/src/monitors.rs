@@ -5,12 +5,11 @@
 //! training samples, so that runs of both programs can be compared. As in
 //! DeepSpeed, the loss scale has a curve only in fp16.
 
-use crate::append::is_full;
 use crate::csv::CsvFiles;
+use crate::error::MonitorError;
 use crate::metrics::{EvalRow, StepRow};
 use crate::tensorboard::EventWriter;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Training loss.
 const LOSS: &str = "Train/Samples/train_loss";
@@ -24,30 +23,6 @@ const GRADIENT_NORM: &str = "Train/Samples/grad_norm";
 const EVAL_LOSS: &str = "Eval/Samples/eval_loss";
 /// Evaluation accuracy.
 const EVAL_ACCURACY: &str = "Eval/Samples/eval_accuracy";
-
-/// The reason why a monitor cannot write.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "cannot {action} monitor file `{}`: {source}; make room there, or choose another output_path",
-    path.display()
-)]
-pub struct MonitorError {
-    action: &'static str,
-    path: PathBuf,
-    source: io::Error,
-}
-
-impl MonitorError {
-    pub(crate) fn new(action: &'static str, path: &Path, source: io::Error) -> Self {
-        Self { action, path: path.to_path_buf(), source }
-    }
-
-    /// Returns true if the disk was full. The value is then written with the
-    /// next one.
-    pub fn is_disk_full(&self) -> bool {
-        is_full(&self.source)
-    }
-}
 
 /// The folders and curves of the monitors.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -133,6 +108,8 @@ impl Monitors {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
     use crate::metrics::MemoryRow;
     use std::fs;

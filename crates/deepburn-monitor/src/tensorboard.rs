@@ -8,7 +8,7 @@
 //! follow a run.
 
 use crate::append::AppendFile;
-use crate::monitors::MonitorError;
+use crate::error::MonitorError;
 use prost::Message;
 use std::fs::{self, File};
 use std::path::Path;

@@ -8,7 +8,7 @@ use std::fmt;
 use regex::Regex;
 use serde::{Serialize, Serializer};
 
-use super::matrices::Matrices;
+use super::matrices::{Matrices, ModelParameter};
 use super::{MuonPlan, OptimizerPlan};
 use crate::choice::choices;
 
@@ -132,20 +132,6 @@ pub struct UpdateSettings {
     pub lr_factor: f64,
     /// What Muon orthogonalises; `None` with another optimizer.
     pub matrices: Option<Matrices>,
-}
-
-/// A parameter of a model, as far as its update depends on it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ModelParameter<'a> {
-    /// Module path; the first one of a tied parameter.
-    pub path: &'a str,
-    /// Lengths of its dimensions.
-    pub shape: &'a [usize],
-    /// Name of the type of the layer that holds it, `Embedding` for example; empty where it is not
-    /// known.
-    pub layer: &'a str,
-    /// Whether its value is still to be made, and may have its dimensions in another order.
-    pub is_announced: bool,
 }
 
 /// Groups that do not fit the model or the optimizer.

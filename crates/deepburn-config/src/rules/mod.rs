@@ -8,6 +8,7 @@ mod autocast;
 pub(crate) mod batch;
 pub(crate) mod curriculum;
 pub(crate) mod data_efficiency;
+mod hyperparameters;
 pub(crate) mod monitor;
 mod muon;
 pub(crate) mod offload;

@@ -1,6 +1,6 @@
 //! Muon: keys of DeepSpeed and of `torch.optim.Muon`, with DeepSpeed's defaults.
 
-use super::optimizer::learning_rate;
+use super::hyperparameters::learning_rate;
 use crate::context::Context;
 use crate::keys::optimizer::Muon;
 use crate::plan::{AdamPlan, MuonPlan, NewtonSchulzPlan, OptimizerPlan};

@@ -1,6 +1,6 @@
 //! The optimizers that exchange compressed momenta: 1-bit Adam, 1-bit LAMB and 0/1 Adam.
 
-use super::optimizer::{bounds, learning_rate, positive_eps};
+use super::hyperparameters::{bounds, learning_rate, positive_eps};
 use crate::context::Context;
 use crate::keys::optimizer::{OneBitAdam, OneBitLamb, ZeroOneAdam};
 use crate::plan::{

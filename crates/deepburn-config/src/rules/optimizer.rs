@@ -4,6 +4,7 @@
 //! PyTorch's class, whose AdamW decays by 0.01 when nothing is said. Optimizers that do not exist
 //! here are refused by name.
 
+use super::hyperparameters::{bounds, learning_rate, positive_eps};
 use super::variant::choose;
 use super::{muon, one_bit};
 use crate::context::Context;
@@ -12,10 +13,7 @@ use crate::keys::optimizer::{
     Adagrad, Adam, DEFAULT_LR, Lamb, Lion, Muon, OneBitAdam, OneBitLamb, Sgd, VARIANTS, ZeroOneAdam,
 };
 use crate::plan::{AdamPlan, LambPlan, OptimizerPlan};
-use crate::section::{Read, Setting};
-
-/// Learning rate of transformers' trainer, which `"auto"` stands for.
-const TRANSFORMERS_LR: f64 = 5e-5;
+use crate::section::Read;
 
 /// Weight decay of PyTorch's AdamW when none is given.
 const TORCH_ADAMW_DECAY: f64 = 0.01;
@@ -66,30 +64,6 @@ pub(crate) fn resolve(top: &DeepSpeed<'_>, context: &mut Context<'_>) -> Optimiz
     }
 }
 
-/// Returns the section's learning rate, or the job's where the section leaves it open.
-pub(super) fn learning_rate(key: &Setting<'_, f64>, context: &mut Context<'_>) -> f64 {
-    let lr = key.value;
-    let Some(wanted) = context.run.learning_rate else {
-        if !key.is_auto() {
-            return lr;
-        }
-        context.answer(&key.path, TRANSFORMERS_LR, "transformers' default");
-        return TRANSFORMERS_LR;
-    };
-    if !key.is_given() {
-        if key.is_auto() {
-            context.answer(&key.path, wanted, "training.learning_rate");
-        }
-        return wanted;
-    }
-    if wanted != lr {
-        let message = format!("{lr:?} is used, not training.learning_rate {wanted:?}");
-        let remedy = "give one of them, or write \"auto\" here";
-        context.warning(key, message, remedy);
-    }
-    lr
-}
-
 /// The plan of Adam's parameters, with the learning rate and weight decay that the caller has
 /// resolved.
 fn adam(params: &Adam<'_>, lr: f64, weight_decay: f64) -> AdamPlan {
@@ -136,32 +110,6 @@ fn lamb(params: &Lamb<'_>, context: &mut Context<'_>) -> OptimizerPlan {
         bias_correction: params.bias_correction.value,
         trust_ratio,
     })
-}
-
-/// Returns a smallest and a largest value. Refuses a smallest that is above the largest.
-pub(super) fn bounds(
-    smallest: &Setting<'_, f64>,
-    largest: &Setting<'_, f64>,
-    context: &mut Context<'_>,
-) -> [f64; 2] {
-    let bounds = [smallest.value, largest.value];
-    if bounds[0] > bounds[1] {
-        let names = [smallest.key.name, largest.key.name];
-        let message = format!("{:?} is above {} {:?}", bounds[0], names[1], bounds[1]);
-        let remedy = format!("give a {} of at most {}", names[0], names[1]);
-        context.error(smallest, message, remedy);
-    }
-    bounds
-}
-
-/// Returns eps, which divides elements whose second moment is 0. Refuses one that is 0 in f32.
-pub(super) fn positive_eps(key: &Setting<'_, f64>, context: &mut Context<'_>) -> f64 {
-    let eps = key.value;
-    if eps > 0.0 && eps as f32 == 0.0 {
-        let message = format!("{eps:e} is 0 in f32, in which updates are computed");
-        context.error(key, message, "give at least 1e-38, 1e-8 for example");
-    }
-    eps
 }
 
 /// SGD. Nesterov's variant needs a momentum, as in PyTorch.

@@ -5,7 +5,7 @@
 
 use deepburn_kernels::{
     Adam, AdamStep, ElementwiseStep, FloatSlice, OwnedSlice, WeightDecay, WorkingCopy,
-    adam_reference, all_finite, cast, flatten, gradient_stats, unflatten, unscale, widen,
+    adam_reference, cast, flatten, gradient_stats, widen,
 };
 use half::{bf16, f16};
 use std::hint::black_box;
@@ -52,15 +52,7 @@ fn gradients(len: usize, format: &str, size: usize, grad: FloatSlice<'_>) {
     report(&format!("gradient_stats {format}"), len, size, || {
         black_box(gradient_stats(grad));
     });
-    report(&format!("unscale {format}"), len, size + 4, || {
-        black_box(unscale(grad, 0.5, &mut out));
-    });
     report(&format!("widen {format}"), len, size + 4, || widen(grad, &mut out));
-    if let FloatSlice::F32(grad) = grad {
-        report("all_finite", len, 4, || {
-            black_box(all_finite(grad));
-        });
-    }
 }
 
 fn copies(values: &[f32], mut half: Vec<f16>, mut brain: Vec<bf16>) {
@@ -70,9 +62,6 @@ fn copies(values: &[f32], mut half: Vec<f16>, mut brain: Vec<bf16>) {
     let parts = values.chunks(len.div_ceil(7)).collect::<Vec<_>>();
     let mut flat = vec![0.0; len];
     report("flatten 7 parts", len, 8, || flatten(&parts, &mut flat));
-    let mut back = vec![0.0; len];
-    let mut parts = back.chunks_mut(len.div_ceil(7)).collect::<Vec<_>>();
-    report("unflatten 7 parts", len, 8, || unflatten(&flat, &mut parts));
 }
 
 /// The best of many runs: on a shared machine the fastest one was disturbed least.

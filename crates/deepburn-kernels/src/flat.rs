@@ -1,4 +1,4 @@
-//! Many slices in one flat buffer and back: how a bucket is laid out for a collective.
+//! Many slices in one flat buffer: how a bucket is laid out for a collective.
 //!
 //! The parts lie one after the other; what remains of the buffer is padding, zero.
 
@@ -35,26 +35,6 @@ where
     }
     copy_all(copies, used);
     padding.fill(T::default());
-}
-
-/// Copies `flat` back into the parts that [`flatten`] made it of; its padding is left alone.
-///
-/// # Panics
-/// When the parts together are longer than `flat`.
-pub fn unflatten<T>(flat: &[T], parts: &mut [&mut [T]])
-where
-    T: Copy + Send + Sync,
-{
-    let used = parts.iter().map(|part| part.len()).sum();
-    check_room("unflatten", used, flat.len());
-    let mut rest = flat;
-    let mut copies = Vec::with_capacity(parts.len());
-    for part in parts {
-        let (here, after) = rest.split_at(part.len());
-        copies.push((&mut **part, here));
-        rest = after;
-    }
-    copy_all(copies, used);
 }
 
 /// Carries out copies of `elements` in all, `(to, from)` of one length each. Short ones stay whole,
@@ -99,7 +79,7 @@ mod tests {
             .collect()
     }
 
-    fn there_and_back<T>(values: &[T], lengths: &[usize], padding: usize, dirt: T)
+    fn follows_the_reference<T>(values: &[T], lengths: &[usize], padding: usize, dirt: T)
     where
         T: Copy + Default + Send + Sync + PartialEq,
     {
@@ -110,21 +90,17 @@ mod tests {
         flatten(&slices, &mut flat);
         assert!(flat == flatten_reference(&slices, used + padding));
         assert!(flat[used..].iter().all(|x| *x == T::default()));
-
-        let mut back = lengths.iter().map(|len| vec![dirt; *len]).collect::<Vec<_>>();
-        unflatten(&flat, &mut back.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>());
-        assert!(back == parts);
     }
 
     #[test]
-    fn long_parts_come_back() {
+    fn long_parts_follow_the_reference() {
         let lengths = [0, 1, PARALLEL_FROM + 3, 7, 4_000_000, 0, 768, 5_000_001];
         let values = noise(lengths.iter().sum(), 1);
-        there_and_back(&values, &lengths, 5, f32::NAN);
+        follows_the_reference(&values, &lengths, 5, f32::NAN);
         let halves = values.iter().map(|x| f16::from_f32(*x)).collect::<Vec<_>>();
-        there_and_back(&halves, &lengths, 0, f16::INFINITY);
+        follows_the_reference(&halves, &lengths, 0, f16::INFINITY);
         for threads in 1..=3 {
-            in_pool(threads, || there_and_back(&values, &lengths[..5], 3, 1.0));
+            in_pool(threads, || follows_the_reference(&values, &lengths[..5], 3, 1.0));
         }
     }
 
@@ -133,7 +109,6 @@ mod tests {
         let mut flat = [7_u8; 3];
         flatten(&[], &mut flat);
         assert_eq!(flat, [0; 3]);
-        unflatten(&flat, &mut []);
     }
 
     #[test]
@@ -142,19 +117,13 @@ mod tests {
         flatten(&[&[1, 2], &[3]], &mut [0; 2]);
     }
 
-    #[test]
-    #[should_panic(expected = "unflatten: the parts have 3 elements and the flat buffer has 2")]
-    fn parts_too_long_are_refused() {
-        unflatten(&[1, 2], &mut [&mut [0; 3]]);
-    }
-
     proptest! {
         #[test]
-        fn parts_come_back(
+        fn parts_follow_the_reference(
             lengths in prop::collection::vec(0_usize..40, 0..12), padding in 0_usize..20,
         ) {
             let values = (1..=lengths.iter().sum::<usize>() as u64).collect::<Vec<_>>();
-            there_and_back(&values, &lengths, padding, u64::MAX);
+            follows_the_reference(&values, &lengths, padding, u64::MAX);
         }
     }
 }

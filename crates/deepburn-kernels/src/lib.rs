@@ -19,10 +19,8 @@
 //!   1-bit LAMB: [`FrozenLambStep`], [`frozen_lamb_sums`] and [`FactorRule`].
 //!   0/1 Adam: [`LocalAdamStep`], and around the exchange [`LocalMovementStep`]
 //!   and [`AgreedMovementStep`].
-//! - Gradients: [`gradient_stats`] returns norm and overflow, [`unscale`] also
-//!   multiplies.
-//! - Formats: [`Element`], [`cast`], [`widen`]. Buckets: [`flatten`],
-//!   [`unflatten`].
+//! - Gradients: [`gradient_stats`] returns norm and overflow.
+//! - Formats: [`Element`], [`cast`], [`widen`]. Buckets: [`flatten`].
 //! - Matrix products: [`gemm`].
 //!
 //! The loops are plain iterations that the compiler vectorises. Where the baseline instruction set
@@ -68,7 +66,6 @@ mod sgd;
 #[cfg(test)]
 mod testing;
 mod tree_sum;
-mod unscale;
 mod working;
 mod zero_one_adam;
 
@@ -78,14 +75,12 @@ pub use clip::unscale_and_clip;
 pub use descent::{DescentStep, descent_reference};
 pub use element::Element;
 pub use elementwise::{ElementwiseStep, OwnedSlice};
-pub use flat::{flatten, flatten_reference, unflatten};
+pub use flat::{flatten, flatten_reference};
 pub use float_slice::{FloatSlice, widen};
 pub use lamb::{Lamb, LambStep, lamb_reference, lamb_step_size, trust_ratio};
 pub use lion::{Lion, LionStep, lion_reference};
 pub use muon::{MuonMomentum, MuonMomentumStep, muon_momentum_reference};
-pub use norm::{
-    GradientStats, all_finite, gradient_stats, gradient_stats_reference, sum_of_squares,
-};
+pub use norm::{GradientStats, gradient_stats, gradient_stats_reference, sum_of_squares};
 pub use one_bit::{
     LiveSquares, Signs, add_error, add_signs, compress, compress_reference, decompress,
     live_elements, take_signs,
@@ -99,7 +94,6 @@ pub use one_bit_lamb::{
 pub use real::Real;
 pub use sgd::{Sgd, SgdMomentumStep, SgdStep, sgd_reference};
 pub use tree_sum::TreeSum;
-pub use unscale::{unscale, unscale_reference};
 pub use working::{WorkingCopy, cast, cast_reference};
 pub use zero_one_adam::{
     AgreedMovementStep, LocalAdamStep, LocalMovementStep, agreed_movement_reference,

@@ -16,8 +16,8 @@ use deepburn_comm::CommError;
 use deepburn_config::{BatchPlan, OverflowPlan, Plan};
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::{
-    Buffer, Category, Group, Ledger, ModelStates, Parameter, Pass, Policy, Rates, StepOutcome,
-    Training, ZeroError,
+    Buffer, Group, Ledger, ModelStates, Parameter, Pass, Policy, Rates, StepOutcome, Training,
+    ZeroError,
 };
 use serde::{Deserialize, Serialize};
 use tracing::trace_span;
@@ -614,15 +614,6 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// Returns the model states behind the module.
     pub fn states(&self) -> &ModelStates<B> {
         &self.states
-    }
-
-    /// Returns the bytes of model states on this rank: parameters and buffers,
-    /// peak gradients, optimizer states.
-    pub fn model_state_bytes(&self) -> usize {
-        let ledger = self.ledger();
-        ledger.usage(Category::Parameters).current
-            + ledger.usage(Category::Gradients).peak
-            + ledger.usage(Category::Optimizer).current
     }
 }
 

@@ -13,12 +13,10 @@
 //!
 //! Activations depend on the batch, and [`PassPlan`] computes them from an
 //! [`ActivationGraph`]. [`formula`] is the published rule of 16 bytes per
-//! element without padding. [`deepspeed`] has the estimators of DeepSpeed,
-//! which count 2 bytes more.
+//! element without padding.
 
 mod activations;
 mod buffers;
-pub mod deepspeed;
 mod element_bytes;
 mod pass;
 mod states;
